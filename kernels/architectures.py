@@ -17,7 +17,7 @@ E2M1_CONVERSION_PTXAS: Final = (13, 2)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-  """What a kernel's config and its compiler need to know of a GPU.
+  """Properties of a GPU that kernel configs and the compiler need.
 
   Attributes:
     name: "sm_90", "gfx950", ...: NVIDIA's and LLVM's names.
@@ -38,13 +38,15 @@ class Architecture:
     mixes_fp4_and_fp8: whether Triton has that instruction take FP4 beside FP8.
     has_fp8_pointers: whether Triton accepts E4M3 pointers for it.
     converts_e4m3: whether an instruction converts E4M3 to wider floats.
-    casts_to_fp8: whether one converts f32 to E4M3 and E5M2, to nearest even and
-      saturating.
-    casts_to_fp4: likewise, to E2M1.
-    has_e2m1_conversion: whether one converts E2M1 to bf16, two at a time.
-    has_e2m1_conversion_to_f32: whether one converts E2M1 to f32, likewise.
-    ptxas_version: of the assembler of its kernels; None where it is not known,
-      as in the table below, which counts as old.
+    casts_to_fp8: whether an instruction converts f32 to E4M3 and E5M2, to
+      nearest even and saturating.
+    casts_to_fp4: whether an instruction converts f32 to E2M1 in this way.
+    has_e2m1_conversion: whether an instruction converts two E2M1 values to
+      bf16.
+    has_e2m1_conversion_to_f32: whether an instruction converts two E2M1 values
+      to f32.
+    ptxas_version: version of the kernels' assembler. None if it is unknown, as
+      in the table below; it then counts as old.
     multiplies_bf16: whether an instruction multiplies bf16 numbers, other than
       those of matrices.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.

@@ -126,7 +126,7 @@ class KernelConstantTest(parameterized.TestCase):
     self.assertLen(digests, len(kinds))
 
   def test_every_record_that_a_kernel_takes_is_one(self):
-    """Numbers, texts and tuples of them have no code of their own."""
+    """Numbers, strings and tuples of them have no source code to digest."""
 
     def records(value):
       if isinstance(value, (tuple, list)):

@@ -28,7 +28,7 @@ class Element:
     exponent_bits, mantissa_bits: sizes of these fields.
     bias: of the exponent.
     max: the largest finite value.
-    nan_code: a positive quiet NaN; None where there is no NaN.
+    nan_code: code of a positive quiet NaN; None if the element has no NaN.
     has_infinity: whether a code is infinite.
     values_per_byte: codes that are stored in one byte, the first in the lowest
       bits; bits of the byte that no code has are 0.

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from jaxplugin.kernels import descriptors
 
-# The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
-# Triton writes that of its own ptxas, which may be newer than the one that XLA
-# finds: "Unsupported .version 9.4; current version is '9.0'". From 0.4 on
-# jax-triton has an option for it; `triton_payload` writes it with any.
+# The oldest PTX version with all architectures (8.8, from CUDA 12.9). By
+# default Triton writes the version of its ptxas. It may be newer than the ptxas
+# that XLA finds: "Unsupported .version 9.4; current version is '9.0'".
+# jax-triton 0.4 has an option for it; `triton_payload` writes it with any
+# jax-triton.
 PTX_VERSION: Final = 88
 # The oldest that converts E2M1 to bf16 (PTX ISA 9.2, "cvt"); see
 # `architectures.Architecture.converts_e2m1`.

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ptxas assembles the kernels that this process launches.
 
-Nothing tells a module which one that will be: jaxlib assembles a kernel when it
-is first launched, by the first ptxas that works of `bin` of the working
-directory, the folders of PATH, /usr/local/cuda, /opt/cuda, the package
-nvidia-cuda-nvcc beside jaxlib's plugin, and the environment's root
+A module does not name it. jaxlib assembles a kernel when it is first launched,
+and uses the first working ptxas of these places: `bin` of the working
+  directory,
+the folders of PATH, /usr/local/cuda, /opt/cuda, the package nvidia-cuda-nvcc
+next to jaxlib's plugin, and the environment's root
 (openxla/xla, FindCudaExecutable in subprocess_compilation.cc and
 CandidateCudaRoots in cuda_root_path.cc; jaxlib's triton_kernels.cc prefers no
 directory). So a package of a new one does not help where an older toolkit is on
@@ -38,10 +39,10 @@ _TOOLKITS: Final = {
 
 
 def ptxas_of_launches() -> Version | None:
-  """The version of the ptxas that kernels of this process are assembled by.
+  """Returns the version of the ptxas that assembles this process's kernels.
 
-  None where there is none, or where it cannot be said: without jaxlib's plugin
-  for CUDA, or with two of them.
+  None if there is no ptxas, or if it is unknown: without jaxlib's plugin for
+  CUDA, or with two plugins.
   """
   plugins = _plugins()
   if len(plugins) != 1:
@@ -86,7 +87,7 @@ def first(paths: Iterable[str]) -> tuple[Version, str] | None:
 
 
 def ptxas_version(path: str) -> Version | None:
-  """What a ptxas says of itself; None where there is none that runs."""
+  """Returns the version that a ptxas prints; None if the path does not run."""
   if not pathlib.Path(path).is_file():
     return None
   try:

@@ -18,8 +18,8 @@ from jaxplugin.kernels import toolkits
 
 HERE = pathlib.Path(__file__).parents[1]
 PLUGIN = pathlib.Path("/site-packages/jax_plugins/xla_cuda13")
-# Has XLA say where it looks for ptxas. What is compiled is not what counts:
-# some of these assemblers only tell their version.
+# Makes XLA print where it looks for ptxas. The compiled code does not matter:
+# some of these assemblers only print their version.
 COMPILE = """
 import jax
 import jax.numpy as jnp

@@ -20,8 +20,8 @@ else is one compile-time constant, TILING, a `configs.Tiling`.
 `lhs` and `rhs` of `upcast` and `native` may be TMA descriptors: then the tensor
 memory accelerator copies the tiles. The host makes these. A kernel could do so
 itself (`tl.make_tensor_descriptor`), but every program would write its own to
-global memory, which jax-triton 0.3.1 does not allocate; from 0.4 on, with a
-jaxlib above 0.11.0, it serves both ways.
+global memory, which jax-triton 0.3.1 does not allocate. jax-triton 0.4 with a
+jaxlib newer than 0.11.0 supports both ways.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the matmul kernels compile to, with the configs that rules give.
+"""Compiled code of the matmul kernels, with the configs that rules choose.
 
-The table beside this file holds the instructions of each main loop. Write it
-anew, after a change that is meant, with
+The table next to this file has the instructions of each main loop. After an
+intended change, write it again with
 
   python kernels/gpu/block_scaled_matmul_compile_test.py --regenerate
 """
@@ -43,7 +43,7 @@ GROWING = (
   "shared_memory_bytes",
   "loop_instructions",
   "instructions_per_matrix_instruction",
-  # Of the model in `inspection/simulation.py`.
+  # From the model in `inspection/simulation.py`.
   "simulated_cycles_a_step",
 )
 # Instructions between a load into registers and its use: one that is nearer has
@@ -168,7 +168,7 @@ MXFP6 = {
 }
 DECODING_FP6 = ("sm_80", "sm_90", "sm_100", "gfx950")
 PRODUCTS |= MXFP6
-# What a server multiplies that decodes for many users at once.
+# Matmuls of a server that decodes for many users at once.
 SERVING = {
   f"{lhs}_{rhs}_{m}": product(lhs, rhs, m=m, n=8192, k=8192)
   for lhs, rhs in (("bf16", "nvfp4"), ("bf16", "mxfp8"), ("mxfp8", "mxfp4"))
@@ -189,7 +189,8 @@ CONVERTED = {
 }
 CONVERTING = ("sm_100", "sm_103", "sm_120", "sm_121")
 PRODUCTS |= CONVERTED
-# Of a thread for each value: a conversion and a product of two, and the rest.
+# Instructions of a thread for each value: a conversion and a multiplication of
+# two values, and all others.
 CONVERTED_INSTRUCTIONS = {
   "sm_100": 2.2,
   "sm_103": 2.2,
@@ -213,7 +214,7 @@ CASES = [
 # values at most this share of those with values in their usual order.
 INTERLEAVED_SHARE = {"sm_80": 0.75, "sm_89": 0.85, "sm_90": 0.85}
 
-# Of the machine code's or the assembly's matrix instructions.
+# Names of matrix instructions in the machine code or the assembly.
 UPCAST_INSTRUCTION = {
   "sm_80": "mma.sync",
   "sm_89": "mma.sync",
@@ -237,7 +238,7 @@ NATIVE_INSTRUCTION = {
   ("sm_121", "nvfp4"): "kind::mxf4nvf4.block_scale",
   ("gfx950", "mxfp8"): "v_mfma_scale_f32",
   ("gfx1250", "mxfp8"): "v_wmma_scale_f32",
-  # The PTX ISA's two kinds of FP4 alone, of which mma.sync's takes both scales.
+  # The PTX ISA has two kinds of FP4. mma.sync's kind takes both scale types.
   ("sm_100", "mxfp4"): "kind::mxf4.block_scale.block32",
   ("sm_103", "mxfp4"): "kind::mxf4.block_scale.block32",
   ("sm_120", "mxfp4"): "kind::mxf4nvf4.block_scale.scale_vec::2X",
@@ -283,7 +284,7 @@ def compile_launch(launch, shape, architecture):
 
 
 def instructions_per_rhs_value(name, key):
-  """Of a thread, in the main loop, for each value of rhs that it decodes."""
+  """Instructions of a thread's main loop for each value of rhs it decodes."""
   launch, config, kernel = compiled(name, key)
   threads = launch.num_warps * kernel.architecture.warp_size
   instructions = kernel.main_loop.instructions * threads
@@ -339,8 +340,8 @@ def value_loads(name, key):
     if tile_bits < bits:
       continue
     if name == "sm_90" and config.path == "upcast" and kind is left:
-      # Decoded in registers, where wgmma has it: eight values of k together,
-      # but of FP4 whose scales are there before.
+      # The operand is decoded in registers for wgmma, in groups of eight values
+      # of k, except for FP4 whose scales are loaded a step ahead.
       tiling = dict(launch.constexprs)["TILING"]
       tile = tiling.rhs if config.swap else tiling.lhs
       is_whole = kind.is_packed and tile.scale_is_ahead
@@ -412,7 +413,7 @@ class CompileTest(parameterized.TestCase):
     self.assertEqual(
       machine_claims.broken(name, kind, kernel.machine_instructions), ""
     )
-    # What is planned as native is what the table says is.
+    # The plan is native exactly if the table says so.
     is_native = kind != machine_claims.UPCAST
     self.assertEqual(launch.kernel.startswith("native"), is_native, kind)
 
@@ -459,7 +460,7 @@ class CompileTest(parameterized.TestCase):
     self.assertGreaterEqual(copies, 2)
     copy = "cp.async.bulk.tensor.3d.shared"
     self.assertEqual(kernel.assembly.count(copy), copies)
-    # What is left are scales and the epilogue's.
+    # The remaining loads are those of scales and of the epilogue.
     loads = sum(kernel.global_load_bits.values()) - copies
     _, _, by_threads = compiled(name, key.removesuffix("_tma"))
     self.assertLess(loads, sum(by_threads.global_load_bits.values()))

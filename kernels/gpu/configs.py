@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the matmul kernels compute and how, as plain values.
+"""Shapes and configs of the matmul kernels, as plain values.
 
-`tiles_by_rule` picks a `MatmulConfig` for a `MatmulShape`, `constraints` says
-what holds of it, and `matmul_plans` makes launches of both. Triton is not
-imported here.
+`tiles_by_rule` picks a `MatmulConfig` for a `MatmulShape`, `constraints` checks
+it, and `matmul_plans` creates launches from both. This module does not import
+Triton.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ class OperandKind:
 
   @property
   def missing_exponent(self) -> int:
-    """What `decode.dequantize` gives is divided by two to this power."""
+    """`decode.dequantize`'s result is divided by two to this power."""
     if not self.folds_repair:
       return 0
-    # Of bf16 the largest exponent is 127, of E4M3 8.
+    # The largest exponent of bf16 is 127, that of E4M3 is 8.
     return 127 - self.element.bias + self.scale.max_exponent - 127
 
   @property
@@ -202,11 +202,11 @@ class MatmulShape:
     out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
     has_global_scale, has_bias, activation, has_residual: the epilogue.
     has_global_power: whether the global scale is two factors, f32[2].
-    has_two_global_scales: whether it is the product of two, given one by one,
-      of which the kernel makes these factors.
-    layers: of how many matrices rhs is one, which a number on the device tells;
-      the first stride of rhs leads from one to the next. Then the batch is 1.
-      None where rhs is [batch, n, k].
+    has_two_global_scales: whether the kernel gets two global scales, and
+      computes these factors from their product.
+    layers: number of matrices in rhs. A number on the device selects one, and
+      the first stride of rhs is the distance between two. The batch is then 1.
+      None if rhs is [batch, n, k].
   """
 
   batch: int
@@ -282,20 +282,20 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tile:
-  """What a program reads of one operand in each step.
+  """The tile of one operand that a program reads in each step.
 
   Attributes:
-    operand: as it lies in memory.
-    rows, k: its sizes.
-    block_rows, block_k: of the tile.
-    even_rows, even_k: whether no tile reaches beyond them.
-    is_described: whether the kernel has a TMA descriptor in the place of the
-      values' pointer.
-    decoding: of its values.
-    pair: rows between neighbours, where the first half of the rows and the
-      second are taken in turns; None where rows follow each other.
+    operand: storage of the operand.
+    rows, k: sizes of the operand.
+    block_rows, block_k: sizes of the tile.
+    even_rows, even_k: whether the tiles divide the sizes.
+    is_described: whether the kernel gets a TMA descriptor instead of a pointer
+      to the values.
+    decoding: how values are decoded.
+    pair: distance of neighbouring rows, if the tile takes rows of the first and
+      of the second half in turns; None if rows are consecutive.
     takes_scale_tiles: whether swizzled scales may be read in whole tiles of 128
-      rows: rows follow each other, and what padding scales is not stored.
+      rows. Rows are then consecutive, and results of padding are not stored.
     scale_is_ahead: whether each step loads the scale of the next one.
     overlaps: whether a last step that would reach beyond k takes the last
       block_k of it instead.

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the matmul kernels can compute, and with which configs: all constraints.
+"""All constraints on shapes and configs of the matmul kernels.
 
-Pure functions of plain values; Triton is not imported here.
+They are pure functions of plain values and do not import Triton.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SMALL_M_GROUP: Final = 128  # k that small_m's kernel reorders together
 # Registers of a thread that a tile may fill, of 255; the rest addresses.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
 
-# Of shared memory where descriptors are used: a tile starts where TMA's pattern
-# of swizzled rows does; each stage has a barrier.
+# In shared memory with descriptors, a tile starts at a multiple of TMA's pattern
+# of swizzled rows, and each stage has a barrier.
 _TMA_TILE_ALIGNMENT: Final = 1024
 _TMA_BARRIER_BYTES: Final = 16
 
@@ -104,7 +104,7 @@ def config_error(
   # Indices within a matrix are 32-bit, with one tile to spare; offsets are not.
   if max(shape.m, shape.n, shape.k) + max(blocks) > MAX_INDEX:
     return f"m, n and k must be below 2^31, got {shape}"
-  # Two values a byte, and a byte has no mask of its own.
+  # A byte has two values, and a mask selects whole bytes.
   if shape.k % 2 and (shape.lhs.is_packed or shape.rhs.is_packed):
     return f"k must be even for FP4, got {shape.k}"
   if shape.lhs.is_interleaved or shape.rhs.is_interleaved:

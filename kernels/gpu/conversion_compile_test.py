@@ -20,7 +20,7 @@ from jaxplugin.lab.inspection import assembling
 from jaxplugin.lab.inspection import compile
 
 NEW = architectures.E2M1_CONVERSION_PTXAS
-# What ptxas makes of `cvt.rn.bf16x2.e2m1x2`, one of each.
+# ptxas assembles each `cvt.rn.bf16x2.e2m1x2` to one such instruction.
 INSTRUCTION = "F2FP.BF16.E2M1.UNPACK_B"
 
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-scaled values and scales to bf16, in registers, by integer operations.
 
-A code's sign, exponent and mantissa are shifted into the places that bf16 has
-for them. What is read there is the value times a power of two, the difference
-of the two exponent biases; subnormal codes become subnormal bf16 numbers and so
-come out right as well. One multiplication in bf16, which is exact and keeps
+A code's sign, exponent and mantissa are shifted to their places in bf16. The
+bf16 number is then the value times a power of two: the difference of the two
+exponent biases. This holds for subnormal codes too, which become subnormal bf16
+numbers. One multiplication in bf16, which is exact and keeps
 subnormals on every GPU, repairs the bias. NVFP4 has it in its scale, which is
 multiplied anyway: E4M3 leaves room for it, but for 2^7, which the accumulator
 gets at last (`OperandKind.missing_exponent`). E8M0 leaves none. Where an
@@ -76,7 +76,7 @@ def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
   """bf16 of E5M2 codes, exactly; infinities and NaN included.
 
   code: uint8[...] or float8e5[...]. They are the high bytes of f16 numbers.
-  IS_VALUE: as of `e4m3_to_bf16`.
+  IS_VALUE: see `e4m3_to_bf16`.
   """
   if DECODING.packs and IS_VALUE:
     return tl.inline_asm_elementwise(
@@ -93,9 +93,9 @@ def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
 
 @triton.jit
 def finite_to_bf16(code, ELEMENT: tl.constexpr):
-  """bf16 of codes (uint8[...]) of a type that has only finite ones, exactly.
+  """Returns exact bf16 of codes (uint8[...]) of a type without NaN and Inf.
 
-  One a byte, of which the upper bits are not read.
+  A byte has one code. Its upper bits are ignored.
   """
   sign: tl.constexpr = 1 << ELEMENT.sign_shift
   to_sign: tl.constexpr = 15 - ELEMENT.sign_shift
@@ -264,7 +264,7 @@ def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 def factor_of(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """bf16[rows, blocks] that `dequantize` multiplies values by.
 
-  scale: as of `scale_to_bf16`.
+  scale: see `scale_to_bf16`.
   """
   if OPERAND.is_converted:
     return _neighbours_to_bf16(scale, OPERAND, DECODING)
@@ -287,9 +287,9 @@ def _neighbours_to_bf16(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 def _e4m3_pairs_to_bf16(code):
   """bf16[rows, columns] of E4M3 (float8e4nv[rows, columns]), exactly.
 
-  Neighbours of a row are converted together. Triton 3.9 converts those that its
-  layout has next to each other, which may be rows; then bytes that were loaded
-  together are taken apart and put together anew.
+  Neighbours of a row are converted together. Triton 3.9 instead converts values
+  that are adjacent in its layout, which may be in different rows. It then
+  splits bytes that were loaded together, and joins others.
   """
   rows: tl.constexpr = code.shape[0]
   pairs: tl.constexpr = code.shape[1] // 2
@@ -335,9 +335,9 @@ def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """bf16[rows, k]: values times scale, divided by 2^missing_exponent.
 
   Args:
-    code: as of `values_to_bf16`.
-    scale: as of `scale_to_bf16`, [rows, k / block size].
-    OPERAND: of a block format; it has the missing_exponent.
+    code: see `values_to_bf16`.
+    scale: see `scale_to_bf16`; [rows, k / block size].
+    OPERAND: an operand in a block format; it has the missing_exponent.
   """
   block_size: tl.constexpr = OPERAND.values_per_scale
   if DECODING.in_f32:

@@ -131,7 +131,7 @@ def launch_values(codes, out, operand, decoding):
 
 
 def unrepaired(values, format):
-  """What `decode.values_to_bf16` gives in the place of f64 `values`."""
+  """Returns the result of `decode.values_to_bf16` for f64 `values`."""
   return values * 2.0**-126 if format == "nvfp4" else values
 
 

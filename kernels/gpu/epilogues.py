@@ -62,11 +62,11 @@ def apply_epilogue(
 
 @triton.jit
 def _multiply_by_both(x, first, second):
-  """`x * (first * second)`, where f32 need not hold that product.
+  """Returns `x * (first * second)`, even if f32 cannot hold `first * second`.
 
-  By two factors, one after the other, of which the second is a power of two;
-  rounded as x times the product is wherever that can be computed. NaN, Inf and
-  zeros of either scale are factors of the first one.
+  It multiplies by two factors in turn. The second is a power of two, and the
+  first has NaN, Inf and zeros of both scales. If f32 holds `first * second`,
+  the result is rounded as x times this product.
   """
   first_exponent = _exponent_in_place(first)
   second_exponent = _exponent_in_place(second)
@@ -113,10 +113,10 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
   Where k is split the plane is one of its parts, whose sum gets the epilogue.
 
   Args:
-    acc: as of `zero_accumulator`.
-    position: as of `program_position`.
-    epilogue: pointers, as of `apply_epilogue`.
-    out: of the result, or where k is split f32 of its parts.
+    acc: see `zero_accumulator`.
+    position: see `program_position`.
+    epilogue: pointers; see `apply_epilogue`.
+    out: pointer to the result, or to f32 parts if k is split.
     TILING: constexpr.
   """
   m: tl.constexpr = TILING.shape.m

@@ -16,9 +16,9 @@ HALVES: Final = "mov.b32 {$0, $1}, $2;"
 # $0, $1: bf16 of the four E4M3 codes of $2, the lowest first; two in each.
 #
 # `prmt` puts a code's byte below eight copies of its sign; shifted, the sign,
-# exponent and mantissa are where bf16 has them, the value times 2^-120. f16
-# tells the NaN, which would be 480, from the others; what is added is a NaN
-# too, and else 0.
+# exponent and mantissa are at their places in bf16, and the number is the value
+# times 2^-120. A conversion to f16 detects the NaN, which would be 480: the
+# repair adds NaN to it, and 0 to all other numbers.
 E4M3_TO_BF16: Final = """{
   .reg .b32 x, y, a, b, nan, repair;
   prmt.b32 x, $2, 0, 0x9180;

@@ -225,7 +225,7 @@ def conversion_notes(
 def operand_descriptors(
   shape: configs.MatmulShape, config: configs.MatmulConfig
 ) -> tuple[descriptors.Descriptor, descriptors.Descriptor]:
-  """Of the values of lhs and rhs, as tiles of `config` are loaded."""
+  """Returns descriptors of the values of lhs and rhs, for tiles of `config`."""
 
   def describe(
     kind: configs.OperandKind, batch: int, rows: int, block_rows: int

@@ -64,8 +64,8 @@ def upcast(lhs, rhs, k, TILING: tl.constexpr):
 def native(lhs, rhs, k, TILING: tl.constexpr):
   """Multiplies with the block-scaled matrix instruction, f32 accumulation.
 
-  Both operands have a block format, MX ones in any pair, or both NVFP4. Masks
-  as of `upcast`.
+  Both operands have a block format: any pair of MX formats, or both NVFP4. For
+  masks see `upcast`.
   """
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the matmul kernels share: program ids and masked loads.
+"""Program ids and masked loads of the matmul kernels.
 
 TILING is a `configs.Tiling`, TILE its `lhs` or `rhs`: one operand's. An operand
 itself is a pair (values, scale) of pointers; values may be a TMA descriptor.
@@ -149,9 +149,9 @@ def load_tile(
   """[BLOCK_ROWS, BLOCK_COLUMNS] elements from (row, column) on.
 
   Zero outside [ROWS, COLUMNS], where nothing is read. EVEN_ROWS and
-  EVEN_COLUMNS promise that no tile reaches beyond them. PAIR as of `place_of`;
-  then row is even. Where it SKIPS, the first `skipped` columns are zero, and
-  EVEN_COLUMNS.
+  EVEN_COLUMNS promise that no tile reaches beyond them. For PAIR see
+  `place_of`; row is then even. If SKIPS is true, the first `skipped` columns
+  are zero, and EVEN_COLUMNS is true.
   """
   dtype: tl.constexpr = base.dtype.element_ty
   if dtype.is_fp8() and (SKIPS or not (EVEN_ROWS and EVEN_COLUMNS)):
@@ -207,10 +207,10 @@ def _masked_load(
 
 @triton.jit
 def start_of_step(k, TILE: tl.constexpr):
-  """Where the tile of a step is, of which k is the first.
+  """Returns the first k of a step's tile.
 
-  A last step that would reach beyond the contraction is one of its last
-  block_k, some of which the step before had.
+  If the last step would reach beyond the contraction, it reads the last block_k
+  of the contraction. The step before has read some of these.
   """
   if TILE.overlaps:
     last: tl.constexpr = TILE.k - TILE.block_k
@@ -431,7 +431,10 @@ def load_scale_of(operand, row, k, TILE: tl.constexpr):
 
 @triton.jit
 def first_scale(operand, row, k, TILE: tl.constexpr):
-  """What `step_scales` takes in the first step: 0 where nothing is ahead."""
+  """Returns the scale for `step_scales` in the first step.
+
+  It is 0 if scales are not loaded a step ahead.
+  """
   if TILE.scale_is_ahead:
     return load_scale_of(operand, row, k, TILE)
   else:
@@ -490,7 +493,7 @@ def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
 
 @triton.jit
 def _zero_unless_finite(x):
-  """Infinity times the lower pieces of a number, which may be 0, is no NaN."""
+  """Replaces Inf and NaN by 0: Inf times a lower piece of 0 would be NaN."""
   return tl.where(tl.abs(x) < float("inf"), x, 0.0).to(x.dtype)
 
 

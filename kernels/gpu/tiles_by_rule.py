@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which config computes a product, by rule.
+"""Rules that choose the config of a matmul.
 
-Pure functions of plain values; Triton is not imported here.
+They are pure functions of plain values and do not import Triton.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CYCLES_OF_FEW: Final = {1: 2.0, 2: 1.3, 3: 1.1}
 # Multiplications that a core makes in 1.2 us, which a second launch takes that
 # adds up the parts: 2000 a cycle, by the same model. It is 0.8 us until a small
 # kernel runs after another (NVIDIA/TransformerEngine, pull request 1716), and
-# 700 cycles until its result is there.
+# 700 cycles until its result is ready.
 _PRODUCTS_OF_REDUCTION: Final = 1 << 22
-# Of other kernels, of which those for few rows make 300 to 600 a cycle.
+# The same for other kernels. Kernels for few rows multiply 300 to 600 a cycle.
 _FEWER_PRODUCTS: Final = 1 << 20
 _PART_BYTES: Final = 4
 _NEARLY: Final = 1.06
@@ -50,11 +50,11 @@ def default_config(
   use_descriptors: bool = False,
   path: configs.Path | None = None,
 ) -> MatmulConfig:
-  """The config for `shape` by rule.
+  """Returns the config that rules choose for `shape`.
 
   Args:
-    shape: what is computed.
-    architecture: for which GPU.
+    shape: the matmul.
+    architecture: the GPU.
     core_count: SMs or CUs of it; they say how far k is split.
     use_descriptors: as in `MatmulConfig`; the config has it so.
     path: the one that the config is to have; None chooses it.
@@ -86,8 +86,8 @@ def _path(
   if (
     shape.m <= SMALL_M
     and not use_descriptors
-    # Triton orders k for mma.sync so that a lane reads neighbours of its own
-    # accord; AMD's layouts are others.
+    # For mma.sync, Triton itself orders k so that a lane reads neighbours.
+    # AMD's layouts differ.
     and (architecture.has_wgmma or architecture.has_tensor_memory)
     and constraints.small_m_error(shape) is None
   ):
@@ -210,13 +210,12 @@ def _programs_per_core(config: MatmulConfig, shape: MatmulShape) -> int:
 def _with_split(
   config: MatmulConfig, shape: MatmulShape, core_count: int
 ) -> MatmulConfig:
-  """`config`, with k split while programs are too few to fill the GPU.
+  """Returns `config` with a split of k if programs are too few for the GPU.
 
-  Of the splits whose programs all run at once, the one that is done first: its
-  busiest core has the least to do, the launch that adds up the parts counted,
-  and its share of what is written and read for that. Of those that are nearly
-  as good the one that leaves the fewest cores idle at the end, then the one of
-  fewest parts.
+  It compares splits whose programs all run at once, by the work of the busiest
+  core. This work includes the launch that adds up the parts, and the core's
+  share of writing and reading the parts. Among nearly equal splits it takes the
+  one with the fewest idle cores at the end, then the one with the fewest parts.
   """
   tiling = configs.Tiling(shape=shape, config=config)
   programs, steps = tiling.programs, tiling.steps

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Configs by rule hold every constraint, and fill a GPU."""
+"""Configs that rules choose satisfy every constraint, and fill a GPU."""
 
 import dataclasses
 import itertools
@@ -102,8 +102,8 @@ class DefaultConfigTest(parameterized.TestCase):
     self.assertGreaterEqual(used, 0.84, config)
 
   def test_text_of_a_refusal_has_the_numbers(self):
-    # Of the smallest tile: two of 16 x 32 values and a scale for each row, then
-    # both as bf16.
+    # The smallest tiles are two of 16 x 32 values with a scale for each row,
+    # and the same values in bf16.
     needed = 2 * (16 * 32 + 16) + 2 * (16 * 32) * 2
     message = (
       f"m=256 .* {needed} bytes of shared memory, sm_90 has {needed - 1}$"

@@ -25,7 +25,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
 
 ARRAY_BYTES = 1 << 16
-# Places are told from the nearest array on: all of them lie this near.
+# A place is relative to the nearest array; all tested places are this close.
 SLACK_BYTES = 1 << 20
 # Twice this, of the third batch or split, is beyond 31 bits; it is not.
 STRIDE = 2**30 + 64
@@ -57,7 +57,7 @@ def setUpModule():
 
 
 def kind(format="mxfp8", strides=(0, 0, 1), scale_strides=(0, 0, 1)):
-  """An operand whose batches and rows, unless told, are the same bytes."""
+  """An operand whose batches and rows are the same bytes by default."""
   return configs.OperandKind(
     format=format, strides=strides, scale_strides=scale_strides
   )
@@ -221,8 +221,8 @@ class ReduceTest(parameterized.TestCase):
     self.assertLess(abs(byte - 4 * HALF), SLACK_BYTES)
 
   def test_planes(self):
-    # The kernel reads planes one after another, so that all must be there: in
-    # bytes, of which an untouched one takes address space only.
+    # The kernel reads all planes, so all must be allocated. Bytes that are
+    # never touched use only address space.
     base = np.zeros(2 * STRIDE + 1024, np.uint8)
     planes = np.lib.stride_tricks.as_strided(base, (3, 1024), (STRIDE, 1))
     planes[...] = np.random.default_rng(0).integers(0, 85, planes.shape)

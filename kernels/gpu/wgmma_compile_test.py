@@ -88,7 +88,7 @@ PRODUCTS = {**FEW, **MANY}
 
 @functools.cache
 def ptx(key, waits=True):
-  """Of the matmul launch of the default config."""
+  """Returns the PTX of the matmul launch with the default config."""
   shape = PRODUCTS[key]
   if isinstance(shape, plans.RaggedShape):
     config = plans.default_config(shape, HOPPER, core_count=CORES)
@@ -130,7 +130,7 @@ class DefaultConfigTest(Case):
   def test_old_ptxas_breaks_it_without_waits(self):
     old = {v: p for v, p in assembling.assemblers().items() if v < FIXED}
     if not old:
-      self.skipTest("no ptxas before CUDA 13.3 is here")
+      self.skipTest("needs a ptxas before CUDA 13.3")
     for path in old.values():
       kernel = assembling.assembled(
         ptx("bf16_nvfp4", waits=False), HOPPER, path
@@ -139,7 +139,7 @@ class DefaultConfigTest(Case):
       self.assertGreater(len(found), 10, found)
 
   def test_new_ptxas_says_which_products_it_has_wait(self):
-    # What is added to would be read while a wgmma writes it.
+    # The accumulator would be read while a wgmma writes it.
     unwaited = re.sub(r"wgmma\.wait_group[^;]*;", "", ptx("bf16_nvfp4"))
     new = [p for v, p in assembling.assemblers().items() if v >= FIXED]
     self.assertNotEmpty(new)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles launches of the cuTile matmul, each in a process with a deadline.
 
-The assembler is a program of its own (`tileiras`), and does not end for some
-tiles and numbers of CTAs. So this file, run as a program, is the worker that
-compiles one specification, and dies with all that it started when its time is
-over.
+The assembler is a separate program (`tileiras`), which does not end for some
+tiles and numbers of CTAs. So this file, run as a program, is a worker that
+compiles one specification. After the deadline the worker is killed, with all
+processes that it started.
 
   python assembler.py < specification.json > cubin
 """
@@ -97,7 +97,7 @@ def _assemble(text: str, name: str, deadline_s: float) -> Assembled:
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
-    start_new_session=True,  # a group of its own, which ends with it
+    start_new_session=True,  # so that the whole process group can be killed
   )
   try:
     cubin, errors = worker.communicate(text.encode(), timeout=deadline_s)

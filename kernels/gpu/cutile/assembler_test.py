@@ -31,7 +31,7 @@ def is_running(pid):
 
 class AssembleTest(absltest.TestCase):
   def assemble(self, worker, **options):
-    """What `assemble` gives with `worker` as the source of the worker."""
+    """Returns the result of `assemble` with `worker` as the worker's source."""
     folder = self.enter_context(tempfile.TemporaryDirectory())
     path = pathlib.Path(folder) / "worker.py"
     path.write_text(worker)

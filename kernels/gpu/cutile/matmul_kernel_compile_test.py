@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the cuTile kernel compiles to, for GPUs that are not there.
+"""Compiled code of the cuTile kernel, without a GPU.
 
-The table beside this file was written with the cuda-tile that it names, and is
-held to the claims and to the sources without it. With that release installed
-every kernel is compiled again. No GPU has run any of them. Write it anew with
+The table next to this file names the release of cuda-tile that wrote it. The
+tests compare it with the claims and the sources without cuda-tile. If this
+release is installed, they compile every kernel again. No GPU has run any of
+them. This command writes the table again:
 
   pip install 'cuda-tile[tileiras]'
   python kernels/gpu/cutile/matmul_kernel_compile_test.py --regenerate
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.lab
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
 KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
-# What the machine code depends on.
+# Packages that the machine code depends on.
 PACKAGES = (assembler.PACKAGE, "nvidia-cuda-tileiras")
 # Other SASS of interest: copies of whole tiles, scales to tensor memory, bytes
 # loaded by threads, registers that spilled.
@@ -96,7 +97,7 @@ def kind_of(name, key):
 
 
 def source_hash():
-  """Of what the kernel's source does: without comments and docstrings."""
+  """Returns a hash of the kernel's source without comments and docstrings."""
   tree = ast.parse(KERNEL.read_text())
   for node in ast.walk(tree):
     has_docstring = isinstance(node, ast.Module | ast.FunctionDef)
@@ -187,7 +188,7 @@ class TableTest(parameterized.TestCase):
 
   def test_table_is_of_the_kernels_source(self):
     self.assertEqual(
-      self.table["source"], source_hash(), "write it anew: --regenerate"
+      self.table["source"], source_hash(), "write it again: --regenerate"
     )
 
   @parameterized.named_parameters(CASES)
@@ -252,7 +253,7 @@ class CompileTest(parameterized.TestCase):
       assembler.assemble({**specification, "gpu_code": "sm_90"})
 
   def test_tile_that_is_assembled_without_end_is_given_up(self):
-    # What `config_error` refuses: 256 rows of one CTA.
+    # `config_error` refuses 256 rows with one CTA.
     specification = launch_of("sm_100", "mxfp8").specification()
     with self.assertRaisesRegex(assembler.AssemblerError, "within 10 seconds"):
       assembler.assemble({**specification, "num_ctas": 1}, deadline_s=10)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cuTile kernel's own source on NumPy arrays, against float64.
 
-What is held: which tiles it takes, tails, the layout of scales, the order of
-programs, the epilogue. What cuTile's compiler makes of it is not.
+The tests check its tiles, tails, the layout of scales, the order of programs
+and the epilogue. They do not check the code that cuTile's compiler generates.
 """
 
 import functools

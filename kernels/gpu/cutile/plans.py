@@ -19,8 +19,8 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
 
-# What was compiled and looked at. The assembler refuses Hopper, whose matrix
-# instructions have no block scales.
+# Architectures whose compiled code was inspected. The assembler refuses Hopper,
+# whose matrix instructions have no block scales.
 ARCHITECTURES: Final = ("sm_100", "sm_103", "sm_120")
 
 # Tensor memory accelerator: rows start at multiples of 16 bytes. Others would
@@ -78,7 +78,10 @@ class Argument:
     return tuple(reversed(strides))
 
   def assumptions(self) -> dict[str, Any]:
-    """What the compiler may assume: of arrays that differ otherwise, once."""
+    """Returns what the compiler may assume of an array.
+
+    Arrays with equal assumptions share one compiled kernel.
+    """
     bits = 8 * _ITEM_BYTES[self.dtype]
     unit = 8 * ROW_ALIGNMENT_BYTES // bits
     return {
@@ -169,7 +172,7 @@ def tile_of_program(
 def shape_error(
   shape: configs.MatmulShape, architecture: architectures.Architecture
 ) -> str | None:
-  """Why the kernel cannot compute a product at all; None where it can."""
+  """Returns why no config can compute a matmul, or None if one can."""
   if architecture.name not in ARCHITECTURES:
     return f"needs {', '.join(ARCHITECTURES)}, got {architecture.name}"
   kinds = (shape.lhs, shape.rhs)
@@ -249,10 +252,10 @@ def shared_memory_bound(config: TileConfig, shape: configs.MatmulShape) -> int:
 def default_config(
   shape: configs.MatmulShape, architecture: architectures.Architecture
 ) -> TileConfig:
-  """The config by rule: no GPU has measured it.
+  """Returns the config that rules choose. No GPU has measured it.
 
   Raises:
-    ValueError: the kernel cannot compute the product; says why.
+    ValueError: If the kernel cannot compute the matmul, with the reason.
   """
   error = shape_error(shape, architecture)
   if error is not None:

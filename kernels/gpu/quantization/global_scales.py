@@ -8,9 +8,10 @@
   load_or_compute        in kernels that quantize: a global scale of all of them
   global_scale_of_few    that of a small array, by one program
 
-So it has the same bits each time. A maximum over devices of what they found is
-that of all their parts. What is transformed before it is quantized is
-transformed here too. Arguments are as those of `quantize`'s kernels.
+So the global scale has the same bits each time. The maximum over devices of
+their results is the maximum of all parts. If values are transformed before they
+are quantized, these kernels transform them too. Arguments are those of
+`quantize`'s kernels.
 """
 
 import triton

@@ -290,9 +290,10 @@ def quantize_both(
     grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
       k_t and k).
     x_strides: (batch, row, column) in elements.
-    random_places, random_places_t: as for `quantize`; of (batch, row, column)
-      and of (batch, column, row).
-    QUANTIZED, QUANTIZED_T: of one format, with extras of their own.
+    random_places, random_places_t: see `quantize`; for (batch, row, column) and
+      for (batch, column, row).
+    QUANTIZED, QUANTIZED_T: they have the same format, and may have different
+      extras.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled

@@ -115,7 +115,7 @@ class BothTest(parameterized.TestCase):
     x[0, 3, 7] = np.nan
     x[0, 40, 60] = 1000
     ones = [None, None]
-    if format_name == "nvfp4":  # each of its own
+    if format_name == "nvfp4":  # one for each result
       ones = [np.array([g], np.float32) for g in (0.4, 0.07)]
     wanted = expected(x, format_name, global_scale=ones[0])
     x_t = np.swapaxes(x, 1, 2)

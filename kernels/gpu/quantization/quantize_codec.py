@@ -126,8 +126,8 @@ def encode_e2m1(magnitude):
 
   A sum with 2^22 times 1, 2 or 4, the power of two of the magnitude, rounds to
   the target's steps and leaves their number in its low bits, while its exponent
-  counts the powers. 6 steps more cancel that exponent's bias; being even, they
-  leave ties as they are. What lies in the upper bits is no part of the code.
+  counts the powers. 6 more steps cancel that exponent's bias. Their number is
+  even, so they do not change ties. The upper bits are not part of the code.
   """
   bits = magnitude.to(tl.int32, bitcast=True)
   power = tl.maximum(from_bits(bits & INFINITY_BITS), 1.0)
@@ -344,8 +344,9 @@ def _ideal_scale(
   At least LEAST, E4M3's least positive number: a scale that rounds to 0 would
   lose all values of its block.
 
-  By Newton's steps, which round correctly where the result is no E4M3 zero: one
-  for 6, by all 2^23 significands, and two for the divisor (see `_divided`).
+  It uses Newton's steps. They round correctly if the result is not an E4M3
+  zero: one step for 6, checked with all 2^23 significands, and two steps for
+  the divisor (see `_divided`).
 
   Args:
     divisor: scalar of 2^-85 to 2^64.
@@ -395,10 +396,10 @@ def _scaled_to(
 
 @triton.jit
 def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
-  """1 / x, correctly rounded, of what has a normal number for that.
+  """1 / x, correctly rounded, if x and 1 / x are normal numbers.
 
-  Newton's steps round correctly but for a significand of all ones, of which the
-  result's is 1 + 2^-23 (Markstein, see `_divided`).
+  Newton's steps round correctly except for a significand of all ones, whose
+  result has the significand 1 + 2^-23 (Markstein, see `_divided`).
   """
   if IS_APPROXIMATE:
     result = tl.inline_asm_elementwise(
@@ -489,17 +490,17 @@ def quantize_two_level(
     x: f32, bf16 or f16[BLOCK_M, BLOCK_K].
     global_scale: f32 scalar. Where it is not positive and finite, all is NaN.
       Where scales are chosen, that which is computed from x.
-    random_bits: as of `quantize_mx`.
+    random_bits: see `quantize_mx`.
 
   Returns:
-    As `quantize_mx`.
+    The values and scales of `quantize_mx`.
   """
   element: tl.constexpr = QUANTIZED.format.element
   scale_element: tl.constexpr = QUANTIZED.format.scale
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   largest: tl.constexpr = QUANTIZED.format.element.max
   extras: tl.constexpr = QUANTIZED.extras
-  # What the bounds of steps and the decoding of scales below hold for.
+  # The bounds of steps and the decoding of scales below assume these elements.
   tl.static_assert(element.name == "e2m1" and scale_element.name == "e4m3")
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many instructions the quantize kernels take for a value.
+"""Instructions of the quantize kernels for each value.
 
-Of the machine code (SASS) that ptxas makes of the default configs, all of it,
-the setting up of addresses included, over the values that a thread has. The
-table of all of them is printed by
+They are all instructions of the machine code (SASS) that ptxas assembles for
+the default configs, divided by the values of a thread. Instructions that
+compute addresses count too. This command prints the table:
 
   python kernels/gpu/quantization/quantize_compile_test.py --table
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the quantize kernels, and their tiles: no Triton."""
+"""Requests to the quantize kernels, and their tiles, without Triton."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FORMAT_NAMES: Final = tuple(formats.FORMATS)
 # minor. The first size of each is not used.
 Places = tuple[tuple[tuple[int, int], ...], ...]
 
-# Of a kernel that looks through a small array by one program: the most values
-# of a tile, and the most tiles.
+# Limits of the kernel in which one program reads a small array: values of a
+# tile, and number of tiles.
 _TILE_OF_FEW: Final = 1 << 15
 _FEW_TILES: Final = 2
 
@@ -98,12 +98,13 @@ NO_EXTRAS: Final = Extras()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Maxima:
-  """Largest magnitudes of parts of x, which ask for a global scale.
+  """Largest magnitudes of parts of x, from which a global scale is computed.
 
   Attributes:
-    count: of parts, for each array that is made of x.
-    row: which of these arrays it is, 0 or 1.
-    range: the largest value times the largest scale, which divides them.
+    count: number of parts, for each array that is quantized from x.
+    row: number of this array, 0 or 1.
+    range: the format's largest value times its largest scale. The global scale
+      is the largest magnitude divided by it.
   """
 
   count: int
@@ -118,19 +119,19 @@ class Maxima:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized(constants.KernelConstant):
-  """What a kernel makes: a compile-time constant of it.
+  """The result of a quantize kernel, as a compile-time constant.
 
   Attributes:
-    format: of values and scales.
+    format: format of values and scales.
     rounds_up: whether the power of two of an MX scale is rounded up, so that no
       value saturates; else down ("floor").
-    hardware_cast: as of `QuantizeConfig`.
+    hardware_cast: see `QuantizeConfig`.
     is_swizzled: whether scales are written as "swizzled_128x4".
-    pads_values: whether values have the rows of a swizzled scale, zeros past
-      those of x.
-    extras: what a recipe adds.
-    maxima: what a global scale is computed of; None where it is given, or the
-      format has none.
+    pads_values: whether values have the rows of a swizzled scale, with zeros
+      after the rows of x.
+    extras: options of a recipe.
+    maxima: the maxima from which a global scale is computed. None if the global
+      scale is an argument, or if the format has none.
   """
 
   format: formats.Format
@@ -157,9 +158,9 @@ class Rows:
     format: of `formats.FORMATS`.
     scale_rounding: one of `SCALE_ROUNDINGS`.
     swizzled: whether the scale is written as "swizzled_128x4".
-    pads_values: as of `Quantized`; with a swizzled scale alone.
+    pads_values: see `Quantized`; only with a swizzled scale.
     global_scale: see `GlobalScale`.
-    num_maxima: of "of_maxima", how many there are.
+    num_maxima: number of maxima if `global_scale` is "of_maxima".
     packed_in_place: whether several values a byte lie as x does; else k is
       minor in what is written.
     extras: with squares each of the batch has its own.
@@ -187,7 +188,7 @@ class Rows:
     return self.batch, k, self.rows
 
   def strides(self, k: int) -> tuple[int, int, int]:
-    """Of such an array: batch, row, k; in elements."""
+    """Returns the strides of batch, row and k, in elements."""
     row, column = (k, 1) if self.k_is_minor else (1, self.rows)
     return self.rows * k, row, column
 
@@ -203,13 +204,13 @@ class Matrices:
     batch, rows, columns: sizes.
     k, k_t: columns and rows, padded.
     is_transposed: whether what is blocked along rows has them last.
-    format, scale_rounding, global_scale, num_maxima: as of `Rows`; there are
-      two global scales.
-    row: of maxima, that of what is blocked along columns: 0 or 1.
-    packed_in_place: as of `Rows`, of what is not transposed.
-    extras, extras_t: of what is blocked along columns, and along rows.
-    places, places_t: of random bits, of (batch, row, column) and of (batch,
-      column, row); () where none are drawn.
+    format, scale_rounding, global_scale, num_maxima: see `Rows`; there are two
+      global scales.
+    row: row of the maxima for the result that is blocked along columns, 0 or 1.
+    packed_in_place: see `Rows`; for the result that is not transposed.
+    extras, extras_t: for the results blocked along columns and along rows.
+    places, places_t: places of random bits for (batch, row, column) and for
+      (batch, column, row); () if no bits are drawn.
   """
 
   batch: int
@@ -240,7 +241,7 @@ def default_config(
   k_is_contiguous: bool = True,
   extras: Extras = NO_EXTRAS,
 ) -> QuantizeConfig:
-  """The config by rule.
+  """Returns the config that rules choose.
 
   A thread has 32 values, so four loads of 16 bytes of a 16-bit input are on
   their way at once; fewer where the array is small, and 16 where it quantizes
@@ -278,7 +279,9 @@ def default_config(
 def config_of_few(
   x: Rows, architecture: architectures.Architecture
 ) -> QuantizeConfig | None:
-  """For `global_scale_of_few`; None where many programs are quicker.
+  """Returns a config of `global_scale_of_few`, or None if it is slower.
+
+  Many programs are faster for larger arrays.
 
   A program of 1024 threads has 32 values in each. Two such tiles of 16-bit
   values are 128 KiB: at 64 bytes a cycle, what one multiprocessor reads of L2,
@@ -378,7 +381,7 @@ def constexprs(
 
 
 def measured(format_name: str, extras: Extras) -> Quantized:
-  """What the kernels that look for the largest magnitude are to know."""
+  """Returns the constant of kernels that compute the largest magnitude."""
   return Quantized(
     format=formats.by_name(format_name),
     rounds_up=True,

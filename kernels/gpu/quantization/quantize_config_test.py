@@ -169,7 +169,8 @@ class CompiledTest(parameterized.TestCase):
     # All loads of x; 32 bits are the global scale.
     self.assertContainsSubset({128}, kernel.global_load_bits)
     self.assertContainsSubset(kernel.global_load_bits, {32, 128})
-    # Subnormals are honoured; what has a reciprocal, and that, is none.
+    # No instruction flushes subnormals. Arguments and results of reciprocals
+    # are never subnormal.
     if kernel.architecture.is_nvidia:
       assembly = kernel.assembly.replace("rcp.approx.ftz.f32", "")
       self.assertNotIn(".ftz", assembly)

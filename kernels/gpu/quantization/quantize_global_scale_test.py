@@ -28,7 +28,7 @@ setUpModule = quantize_cases.skip_unless_interpreted
 
 
 def maxima_of(x, programs=None):
-  """What `finite_amax` writes; by so many programs, or one a tile."""
+  """Returns the maxima of `finite_amax`; by default each tile has a program."""
   config = quantize_config.default_config(
     "nvfp4", SM_90, x.shape[1], x.shape[2]
   )
@@ -52,7 +52,7 @@ def maxima_of(x, programs=None):
 
 
 def maxima_of_both(x, row=0, programs=None):
-  """What `finite_amax_both` writes, of blocks along a row at `row`."""
+  """Returns the maxima of `finite_amax_both`; those along rows are at `row`."""
   config = quantize_config.default_config(
     "nvfp4", SM_90, *x.shape[1:], both=True
   )

@@ -1,14 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is launched to quantize: pure functions, no Triton.
+"""Plans the launches of the quantize kernels: pure functions, no Triton.
 
-`plan` quantizes along one axis, reading x where it lies. `plan_both` quantizes
-along two, from one read. A global scale that is computed takes one read before,
-which finds the largest magnitudes of parts of x, or of a small x all of its
-global scale; `plan_maxima` and its twin for two have the former alone. Arrays
-are "x", "global_scale", "key", "maxima", "values" and "scale"; names that end
-in "_t" are of columns. No launch lets the compiler contract a product and a
-sum, which would change bits.
+`plan` quantizes along one axis and reads x without a copy. `plan_both`
+quantizes along two axes, from one read. A computed global scale takes one read
+before, which finds the largest magnitudes of parts of x, or of a small x all of
+its global scale; `plan_maxima` and its twin for two have the former alone.
+Arrays are "x", "global_scale", "key", "maxima", "values" and "scale"; names
+that end in "_t" are of columns. No launch lets the compiler contract a product
+and a sum, which would change bits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
 from jaxplugin.kernels import launching
 
-# The most largest magnitudes, of which each program that quantizes reads all: a
-# load of 16 bytes by each of 128 threads. As many programs of 512 threads are
-# six of seven that fit on a B200 at once.
+# Upper limit on partial amax values. Every quantize program reads all of them:
+# each of 128 threads loads 16 bytes. This number of programs with 512 threads
+# is 6/7 of the programs that a B200 can run at once.
 MOST_MAXIMA: Final = 512
 _WARPS_OF_MANY: Final = 16
 # The largest scale that `four_over_six` scales to 6, so that one of 1.5 times
@@ -42,10 +42,10 @@ _READ: Final[dict[quantize_config.GlobalScale, str]] = {
 def plan(
   x: quantize_config.Rows, architecture: architectures.Architecture
 ) -> list[launching.Launch]:
-  """What is launched to quantize along k, in order.
+  """Returns the launches that quantize along k, in order.
 
   Raises:
-    ValueError: unknown format or scale rounding.
+    ValueError: If the format or the scale rounding is unknown.
   """
   config = _config(x, architecture)
   if x.global_scale != "computed":
@@ -75,10 +75,10 @@ def plan_maxima_of_both(
 def plan_both(
   x: quantize_config.Matrices, architecture: architectures.Architecture
 ) -> list[launching.Launch]:
-  """What is launched to quantize along columns and along rows, in order.
+  """Returns the launches that quantize along columns and rows, in order.
 
   Raises:
-    ValueError: unknown format or scale rounding.
+    ValueError: If the format or the scale rounding is unknown.
   """
   config = _config_of_both(x, architecture)
   if x.global_scale != "computed":
@@ -92,7 +92,14 @@ def _quantize_launch(
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
 ) -> launching.Launch:
-  """Args: num_maxima, of which the global scale is computed; 0 for none."""
+  """Returns the launch of `quantize`.
+
+  Args:
+    x: the array.
+    config: its tiles.
+    num_maxima: number of maxima from which the global scale is computed; 0 if
+      the kernel does not compute it.
+  """
   format = formats.by_name(x.format)
   blocks = x.k // format.block_size
   stored = x.k // format.values_per_byte
@@ -182,10 +189,10 @@ def _maxima_launch(
 def _launch_of_few(
   x: quantize_config.Rows, config: quantize_config.QuantizeConfig
 ) -> launching.Launch:
-  """The global scale, which cuDNN's product needs before x is quantized.
+  """Returns a launch that computes the global scale before x is quantized.
 
-  XLA drops a quantize kernel that only such a product used, of which another
-  one has made codes in whole tiles.
+  cuDNN's matmul needs it. A second kernel writes its codes in whole tiles, and
+  XLA drops the first quantize kernel if nothing else uses its codes.
   """
   (tiles,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
   constants = {
@@ -214,7 +221,7 @@ def _quantize_both_launch(
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
 ) -> launching.Launch:
-  """Args: as of `_quantize_launch`."""
+  """Returns the launch of `quantize_both`; for args see `_quantize_launch`."""
   format = formats.by_name(x.format)
   packing = format.values_per_byte
   batch, rows, columns = x.batch, x.rows, x.columns
@@ -369,7 +376,7 @@ def _config_of_both(
 
 
 def _of_either(x: quantize_config.Matrices) -> quantize_config.Extras:
-  """What the tiles and casts of both arrays are chosen for."""
+  """Returns the extras that determine the tiles and casts of both arrays."""
   return quantize_config.Extras(
     hadamard=max(x.extras.hadamard, x.extras_t.hadamard),
     four_over_six=x.extras.four_over_six or x.extras_t.four_over_six,

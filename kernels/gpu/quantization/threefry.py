@@ -60,10 +60,11 @@ def places_along(index, DIMS: tl.constexpr):
 
 @triton.jit
 def first_place(key, IS_PART: tl.constexpr):
-  """int64: the place of the first value, in the array that it is a part of.
+  """Returns int64, the place of the first value in the whole array.
 
   Args:
-    key: as of `bits`; of a part uint32[4], with its place, the high word first.
+    key: see `bits`. For a part of an array it is uint32[4]: its last two words
+      are the place, the high word first.
   """
   if IS_PART:
     high = tl.load(key + 2).to(tl.int64)

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of groups of rows, each with a weight of its own."""
+"""Matmuls of groups of rows, one weight for each group."""

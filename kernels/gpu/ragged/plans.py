@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the ragged kernels are launched, and which config computes a product.
+"""Shapes, constraints and launches of the ragged kernels.
 
-As `configs`, `constraints` and `tiles_by_rule`, of which these are made: pure
+They build on `configs`, `constraints` and `tiles_by_rule`, and are pure
 functions of plain values, without Triton.
 """
 
@@ -34,15 +34,15 @@ _MAX_GROUPS: Final = 4095
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedShape(configs.MatmulShape):
-  """A ragged product: `MatmulShape`, of which rows m belong to groups in turn.
+  """A ragged matmul: a `MatmulShape` whose rows m are divided into groups.
 
-  The batch is one, and there is no residual. rhs is [groups, n, k], or in a
-  product across the blocks [groups, k, n], blocked along n.
+  The batch is 1, and the epilogue has no residual. rhs is [groups, n, k]. In a
+  matmul across the blocks it is [groups, k, n], blocked along n.
 
   Attributes:
-    groups: their number.
+    groups: number of groups.
     is_across: whether k runs across the blocks of rhs.
-    has_scale_of_group: whether each group has a global scale of its own.
+    has_scale_of_group: whether each group has its own global scale.
     activation: one of `configs.ACTIVATIONS` or of `GATED`.
   """
 
@@ -64,10 +64,10 @@ class RaggedShape(configs.MatmulShape):
     return 2 if self.has_global_power else 1
 
   def of_groups(self) -> configs.MatmulShape:
-    """The dense product that configs are chosen by.
+    """Returns the dense matmul whose config the ragged matmul uses.
 
-    As many batches as groups may have rows, of as many rows as these then have
-    on average. What of n and k is no whole block does not matter across them.
+    It has a batch for each group that may have rows, with the average number of
+    rows. Across the blocks, n and k are rounded up to whole blocks.
     """
     used = min(self.m, self.groups)
     n, k = self.n, self.k
@@ -233,7 +233,7 @@ def config_error(
   error = _across_error(config, shape) if shape.is_across else None
   if error is not None:
     return error
-  # Those of the dense kernels, of which the loops are.
+  # The constraints of the dense kernels, whose loops the ragged kernels use.
   error = constraints.config_error(config, shape.of_groups(), architecture)
   if error is not None:
     return error
@@ -257,10 +257,10 @@ def _across_error(config: MatmulConfig, shape: RaggedShape) -> str | None:
 def default_config(
   shape: RaggedShape, architecture: Architecture, *, core_count: int
 ) -> MatmulConfig:
-  """The config for `shape` by rule: that of a dense product of its groups.
+  """Returns the config that rules choose for a dense matmul of the groups.
 
-  Sizes of groups are known on the device alone, so it is chosen by their
-  average. Any sizes are computed right.
+  Only the device knows the sizes of groups, so the rules use their average. The
+  result is correct for any sizes.
 
   Raises:
     ValueError: no config fits; says why.

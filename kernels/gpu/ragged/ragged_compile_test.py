@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the ragged kernels compile to, with the configs that rules give."""
+"""Compiled code of the ragged kernels, with the configs that rules choose."""
 
 import functools
 

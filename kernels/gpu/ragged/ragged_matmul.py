@@ -99,8 +99,8 @@ def ragged_reduce_kernel(
 ):
   """Adds the partial sums of a split k, in order, and applies the epilogue.
 
-  workspace: f32[split_k, m, n]; the others as of `ragged_kernel`. Grid: one
-  program for each BLOCK columns of a row of out.
+  workspace: f32[split_k, m, n]. For other arguments see `ragged_kernel`. Grid:
+  one program for each BLOCK columns of a row of out.
   """
   groups: tl.constexpr = TILING.shape.groups
   m: tl.constexpr = TILING.shape.m
@@ -122,7 +122,7 @@ def ragged_reduce_kernel(
   for split in tl.static_range(split_k):
     part = workspace + (tl.full((), split, tl.int64) * m + row) * n
     total += tl.load(part + places, mask=mask, other=0)
-  # Of the rest any group's bias will do.
+  # Rows after all groups may use any group's bias.
   of_group = tl.minimum(group, groups - 1)
   result = _epilogue(
     total[None, :], of_group, column, global_scale, bias, TILING
@@ -179,7 +179,7 @@ def _gated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _store(x, row, end, column, out, TILING: tl.constexpr):
-  """Writes rows up to `end`; column: as of `_epilogue`."""
+  """Writes rows up to `end`; for `column` see `_epilogue`."""
   width: tl.constexpr = TILING.shape.out_columns
   columns_of_one: tl.constexpr = TILING.shape.n // width
   block_rows: tl.constexpr = x.shape[0]

@@ -51,7 +51,7 @@ def setUpModule():
 
 
 def make_shape(lhs, rhs, **options):
-  """Of operands lhs (1, m, k) and rhs (groups, n, k)."""
+  """Returns the shape of operands lhs (1, m, k) and rhs (groups, n, k)."""
   _, m, k = lhs.exact.shape
   groups, n, _ = rhs.exact.shape
   if options.get("is_across"):
@@ -73,7 +73,7 @@ def run(
   architecture=SM_90,
   **arrays,
 ):
-  """What the kernels write; `arrays` are the epilogue's."""
+  """Runs the kernels and returns out; `arrays` are those of the epilogue."""
   shape = shape or make_shape(lhs, rhs)
   arrays |= {"lhs": lhs.values, "lhs_scale": lhs.scale}
   arrays |= {"rhs": rhs.values, "rhs_scale": rhs.scale}
@@ -101,7 +101,7 @@ def run(
 
 @triton.jit
 def _probe_kernel(group_sizes, of_tiles, of_rows, TILING: tl.constexpr):
-  """Writes what each tile and each row is told."""
+  """Writes the group and rows of each tile, and the group of each row."""
   pid = tl.program_id(0)
   group, row, end = schedule.rows_of_tile(group_sizes, pid, TILING)
   tl.store(of_tiles + 3 * pid, group)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows a program has, found on the device from the sizes of groups.
 
-No other launch and no host comes before: each program reads all sizes, i32 of
-each group, and adds them up itself. Rows that are no group's are those of one
-group more, the last. Sizes below zero count as zero, and rows end at m.
+No other launch and no host code runs first: each program reads the i32 sizes of
+all groups and adds them up. Rows that belong to no group count as one more
+group, the last. Sizes below zero count as zero, and rows end at m.
 
 TILING is a `plans.RaggedTiling`.
 """
@@ -52,6 +52,6 @@ def rows_of_tile(group_sizes, tile, TILING: tl.constexpr):
 
 @triton.jit
 def group_of_row(group_sizes, row, TILING: tl.constexpr):
-  """The group of a row; `groups` of one that is no group's."""
+  """Returns the group of a row; `groups` if the row belongs to no group."""
   _, _, ends = _group_rows(group_sizes, TILING)
   return tl.sum((ends <= row).to(tl.int32), 0)
