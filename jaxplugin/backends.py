@@ -10,11 +10,14 @@ docs/how_to/write_a_backend.md.
 import typing as _typing
 
 from jaxplugin.core import speaking as _speaking
+from jaxplugin.core.decisions import Plan as Plan
+from jaxplugin.core.decisions import Source as Source
 from jaxplugin.dot.plugins.records import API_VERSION as API_VERSION
 from jaxplugin.dot.plugins.records import Backend as Backend
 from jaxplugin.dot.plugins.records import BackendWarning as BackendWarning
 from jaxplugin.dot.plugins.records import Refusal as Refusal
 from jaxplugin.dot.plugins.records import Status as Status
+from jaxplugin.dot.plugins.records import Tuning as Tuning
 from jaxplugin.dot.plugins.registry import register_backend as register_backend
 from jaxplugin.dot.plugins.registry import statuses as statuses
 from jaxplugin.dot.plugins.registry import (
@@ -32,9 +35,12 @@ __all__ = [
   "Call",
   "Operand",
   "OperandProblem",
+  "Plan",
   "Problem",
   "Refusal",
+  "Source",
   "Status",
+  "Tuning",
   "register_backend",
   "statuses",
   "unregister_backend",

@@ -38,13 +38,13 @@ PACKAGES = (
     "exports",
     "cli",
   ),
-  *("__init__", "lab", "__main__", "testing"),
+  *("__init__", "cutile", "lab", "__main__", "testing"),
 )
 # Backends of one operation do not import each other.
 BACKENDS = tuple(
   f"{operation}.backends.{name}"
   for operation in ("quantization", "dot", "ragged")
-  for name in ("cpu", "cudnn", "cutile", "triton", "xla")
+  for name in ("cpu", "cudnn", "triton", "xla")
 )
 FORBIDDEN_IN_KERNELS = ("jax", "jaxlib", "jax_triton", "jaxplugin")
 
@@ -116,6 +116,8 @@ def imports_of(root):
 
 def is_allowed(module, other):
   package, imported = module.partition(".")[0], other.partition(".")[0]
+  if package == "cutile":  # like a backend of another package
+    return imported in ("__init__", "backends", "kernels")
   if {module, other} <= {*BACKENDS} and package == imported:
     return False
   if package == imported:
@@ -255,6 +257,7 @@ class PlantedViolationTest(absltest.TestCase):
         "from . import xla",
         "dot.backends.cpu imports dot.backends.xla",
       ),
+      ("cutile.py", "from jaxplugin.core import b", "cutile imports core.b"),
       ("core/b.py", "from . import b, c\n", "core.b imports itself"),
       ("helpers.py", "import math", "helpers is not in PACKAGES"),
     ):

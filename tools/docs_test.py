@@ -22,9 +22,9 @@ import site_pages
 
 import jaxplugin as jp
 from jaxplugin import __main__ as command_line
+from jaxplugin import cutile
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.runtime import cpu_library
-from jaxplugin.runtime import cutile_library
 from jaxplugin.runtime import triton_calls
 from jaxplugin.stablehlo import module_calls
 
@@ -209,7 +209,7 @@ class ReferenceTest(absltest.TestCase):
       *(module_calls.QUANTIZE, module_calls.DEQUANTIZE),
       *(module_calls.SCALED_DOT, cudnn.DOT_TARGET, cudnn.SWIZZLED_DOT_TARGET),
       *(
-        cutile_library.CALL_TARGET,
+        cutile.CALL_TARGET,
         *triton_calls.NAMES,
         *cpu_library.library.HANDLERS,
       ),

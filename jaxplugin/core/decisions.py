@@ -60,11 +60,15 @@ ARGUMENT: Final = "argument"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-  """What an implementation is made of: what measurements of it hold for.
+  """The kernels and compilers of a backend, for which measurements hold.
 
   Attributes:
-    kernels: SHA-256 of the sources of its kernels; None where it has none.
-    toolchain: (name, version) of each library that makes or runs its code.
+    kernels: SHA-256 of the sources of its kernels, or None if it has none.
+    toolchain: (name, version) of each library that compiles or runs its code.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.backends.Source(toolchain=(("acme-compiler", "1.2"),)).kernels
   """
 
   kernels: str | None = None
@@ -105,16 +109,21 @@ class Unsupported:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """What a backend does with a problem that it serves.
+  """How a backend computes a problem, for `explain`.
 
   Attributes:
-    global_scale: "fused" into the kernel, "separate" multiply after it, or
-      "none" where the call has none.
-    padding: what is padded, in words; empty when nothing is.
-    notes: what else one should know, one sentence each.
-    relative_error: how much of the result it may err by, beyond the contract's
-      bound and the cast to the result's dtype.
-    is_native: whether matrix instructions take quantized operands as they are.
+    global_scale: "fused" into the kernel, "separate" if a multiplication
+      follows it, or "none" if the call has none.
+    padding: the padding in words, or "".
+    notes: sentences about the computation.
+    relative_error: the relative error beyond the bound of "Numerics" and the
+      cast to the result's dtype.
+    is_native: whether matrix instructions read the quantized operands.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.backends.Plan(padding="k 48 to 64").global_scale
+    'none'
   """
 
   global_scale: Application = "none"
@@ -183,6 +192,8 @@ class Tunable(Generic[Problem]):
     config_error: (config, problem, target) -> why it is none that can compute
       the problem; None where it is. The empty one is never asked about.
     configured: the backend whose `plan` and `emit` follow a config.
+    candidates: (problem, target) -> the configs that a tuner measures next to
+      the empty one; None if the tuner lists them itself.
     configs_travel: whether a config computes a problem wherever a module that
       is exported for the target may be loaded.
   """
@@ -192,6 +203,9 @@ class Tunable(Generic[Problem]):
     _has_no_configs
   )
   configured: Callable[[Fields], Backend[Problem]] | None = None
+  candidates: Callable[[Problem, targets.Target], Iterable[Fields]] | None = (
+    None
+  )
   configs_travel: bool = True
 
 

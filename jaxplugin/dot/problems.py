@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from jaxplugin.core import formats
+from jaxplugin.core import striding
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
@@ -106,6 +107,19 @@ class DotProblem:
   @property
   def is_empty(self) -> bool:
     return 0 in (self.batch, self.m, self.n, self.k)
+
+  @property
+  def dense_k(self) -> int | None:
+    """k of `dense.dense_sides`, with padding; None if a size is symbolic."""
+    size = self.k if self.blocked_k is None else self.blocked_k
+    if not self.k or not size:
+      return self.k
+    # `dense_sides` dequantizes lhs if the blocks do not pair up.
+    lhs = self.lhs.format if self.blocks_pair_up else None
+    padded = striding.padded_size(
+      size, (lhs, self.rhs.format), num_contracting=self.num_contracting
+    )
+    return self.k // size * padded
 
   @property
   def has_epilogue(self) -> bool:

@@ -20,12 +20,12 @@ from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
+from jaxplugin.dot.plugins import adapting
 from jaxplugin.jaxext import exports_private
 from jaxplugin.kernels.cpu import library
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import traced as ragged_traced
-from jaxplugin.runtime import cutile_library
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import triton_calls
 
@@ -36,7 +36,6 @@ CALL_TARGETS: Final = (
   *triton_calls.NAMES,
   cudnn.DOT_TARGET,
   cudnn.SWIZZLED_DOT_TARGET,
-  cutile_library.CALL_TARGET,
 )
 _PRIMITIVES: Final = (
   primitive.block_scaled_dot_p,
@@ -111,7 +110,10 @@ def export(
   jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
   _validate_checks(disabled_checks)
   checks = [
-    *map(jax.export.DisabledSafetyCheck.custom_call, CALL_TARGETS),
+    *map(
+      jax.export.DisabledSafetyCheck.custom_call,
+      (*CALL_TARGETS, *adapting.call_targets()),
+    ),
     *disabled_checks,
   ]
   exporter = functools.partial(

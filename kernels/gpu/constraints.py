@@ -32,8 +32,8 @@ _SMALL_M_GROUP: Final = 128  # k that small_m's kernel reorders together
 # Registers of a thread that a tile may fill, of 255; the rest addresses.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
 
-# With descriptors, a tile in shared memory starts at a multiple of TMA's pattern
-# of swizzled rows, and each stage has a barrier.
+# With descriptors, a tile in shared memory starts at a multiple of TMA's
+# pattern of swizzled rows, and each stage has a barrier.
 _TMA_TILE_ALIGNMENT: Final = 1024
 _TMA_BARRIER_BYTES: Final = 16
 

@@ -25,12 +25,12 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.dot.backends import cutile
 from jaxplugin.dot.backends import modelled
 from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
 from jaxplugin.dot.plugins import adapting
+from jaxplugin.dot.plugins import discovery
 from jaxplugin.dot.plugins import registry
 from jaxplugin.tables import fitting
 from jaxplugin.tables import resolution
@@ -38,14 +38,14 @@ from jaxplugin.tables import resolution
 Backend = decisions.Backend[problems.DotProblem]
 
 BACKENDS: Final[dict[str, Backend]] = decisions.table(
-  cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND, cutile.BACKEND
+  cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND
 )
-NAMES: Final = tuple(BACKENDS)
+NAMES: Final = (*BACKENDS, *(point.name for point in discovery.BUNDLED))
 registry.reserve(NAMES)
 
 
 def table() -> dict[str, Backend]:
-  """`BACKENDS`, and those of other packages, loaded at the first call."""
+  """Returns `BACKENDS` and those of `plugins`, loaded at the first call."""
   return BACKENDS | adapting.table()
 
 

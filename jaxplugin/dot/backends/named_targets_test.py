@@ -17,13 +17,13 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin import cutile
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.kernels.gpu.cutile import assembler
-from jaxplugin.runtime import cutile_library
 from jaxplugin.runtime import triton_library
 
 # Beside each device by its name, each gate of cuDNN from both sides.
@@ -58,9 +58,9 @@ def kernel_call(kernels, launch, inputs, target):
 
 
 def cutile_call(launch, inputs):
-  """`cutile_library.call`, likewise."""
+  """`cutile._call` without a compilation."""
   output = jax.ShapeDtypeStruct(launch.output.shape, launch.output.dtype)
-  return jax.ffi.ffi_call(cutile_library.CALL_TARGET, output)(*inputs)
+  return jax.ffi.ffi_call(cutile.CALL_TARGET, output)(*inputs)
 
 
 def operand(format, shape):
@@ -88,7 +88,7 @@ def lowered_as(text):
     cudnn.DOT_TARGET: "cudnn",
     cudnn.SWIZZLED_DOT_TARGET: "cudnn",
     cpu._DOT: "cpu",
-    cutile_library.CALL_TARGET: "cutile",
+    cutile.CALL_TARGET: "cutile",
   }
   found = {calls[name] for name in re.findall(r"custom_call @(\S+?)\(", text)}
   return ", ".join(found) or "xla"
@@ -102,7 +102,7 @@ class NamedTargetsTest(parameterized.TestCase):
     super().setUp()
     for module, name, replacement in (
       (triton_library, "call", kernel_call),
-      (cutile_library, "call", cutile_call),
+      (cutile, "_call", cutile_call),
       (assembler, "missing", lambda: ""),
     ):
       self.enter_context(mock.patch.object(module, name, replacement))
@@ -125,7 +125,7 @@ class NamedTargetsTest(parameterized.TestCase):
     chosen = functools.partial(f, implementation=None)
     (dot,) = jp.explain(chosen, *arguments, target=target)
     implementation = requested or dot.decision.implementation
-    refusal = backends.BACKENDS[implementation].supports(dot.problem, target)
+    refusal = backends.table()[implementation].supports(dot.problem, target)
     with jp.use_target(target):
       if refusal is not None:
         self.assertIsNotNone(requested)

@@ -233,11 +233,8 @@ def _dense_shape(
   lhs, rhs = problem.lhs, problem.rhs
   if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes it
     lhs = problems.OperandProblem(format=None, dtype=np.dtype(np.float32))
-  size = problem.k if problem.blocked_k is None else problem.blocked_k
-  padded = striding.padded_size(
-    size, (lhs.format, rhs.format), num_contracting=problem.num_contracting
-  )
-  k = problem.k // size * padded
+  k = problem.dense_k
+  assert k is not None
   operands = [
     configs.operand(
       kind_name(side.format, side.dtype),

@@ -8,6 +8,7 @@ it says wrongly is told with its distribution's name, and is never a result.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -20,11 +21,13 @@ import jax.numpy as jnp
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
+from jaxplugin.dot.plugins import discovery
 from jaxplugin.dot.plugins import records
 from jaxplugin.dot.plugins import registry
 from jaxplugin.dot.plugins import views
@@ -35,11 +38,9 @@ _lock: Final = threading.Lock()
 
 
 def table() -> dict[str, decisions.Backend[problems.DotProblem]]:
-  """The backends of other packages that can be used, by name."""
-  found = registry.usable()
-  if not found:
-    return {}
-  with _lock:  # each is made once, and so warns once
+  """Returns the bundled and other packages' usable backends, by name."""
+  found = (*discovery.bundled(), *registry.usable())
+  with _lock:  # one adapter for each backend, because an adapter warns once
     return {
       item.backend.name: _adapted(
         item, _FIRST_RANK + i if item.is_first else None
@@ -48,13 +49,33 @@ def table() -> dict[str, decisions.Backend[problems.DotProblem]]:
     }
 
 
+def call_targets() -> tuple[str, ...]:
+  """Returns the custom calls of the bundled and other packages' backends."""
+  found = (*discovery.bundled(), *registry.usable())
+  return tuple(name for item in found for name in item.backend.call_targets)
+
+
 @functools.lru_cache(maxsize=128)
 def _adapted(
   found: records.Found, rank: int | None
 ) -> decisions.Backend[problems.DotProblem]:
   backend = found.backend
   guest = _Guest(found)
-  return decisions.Backend(
+  tunable: decisions.Tunable[problems.DotProblem] = decisions.Tunable(
+    source=functools.partial(_source, found)
+  )
+  if backend.tuning is not None:
+    tunable = dataclasses.replace(
+      tunable,
+      config_error=guest.config_error,
+      candidates=guest.candidates,
+      configured=lambda config: dataclasses.replace(
+        adapted,
+        plan=functools.partial(guest.plan, config=config),
+        emit=functools.partial(guest.emit, config=config),
+      ),
+    )
+  adapted = decisions.Backend(
     name=backend.name,
     summary=backend.summary or "of another package",
     origin=found.origin,
@@ -63,17 +84,25 @@ def _adapted(
     plan=guest.plan,
     emit=guest.emit,
     reads=guest.reads,
+    lowering_refusal=guest.lowering_refusal,
     is_portable=backend.is_portable,
-    tunable=decisions.Tunable(source=functools.partial(_source, found)),
+    tunable=tunable,
   )
+  return adapted
 
 
 def _source(
   found: records.Found, target: targets.Target
 ) -> decisions.Source | None:
-  """Its distribution; of what code registers nothing is known."""
-  if target.platform not in found.backend.platforms:
+  """Returns the backend's own source, or the version of its distribution.
+
+  None if code registered the backend, because its version is unknown.
+  """
+  backend = found.backend
+  if target.platform not in backend.platforms:
     return None
+  if backend.tuning is not None and backend.tuning.source is not None:
+    return backend.tuning.source(target)
   name, _, version = found.origin.rpartition(" ")
   if found.origin == registry.IN_CODE or not name:
     return None
@@ -108,10 +137,51 @@ class _Guest:
       )
     return decisions.Unsupported(answer)
 
-  def plan(
+  def lowering_refusal(
+    self, target: targets.Target
+  ) -> decisions.Unsupported | None:
+    error = None
+    if self._backend.lowering_error is not None and (
+      target.platform in self._backend.platforms
+    ):
+      error = self._backend.lowering_error(target)
+    return decisions.Unsupported(error) if error else None
+
+  def config_error(
+    self,
+    config: decisions.Fields,
+    problem: problems.DotProblem,
+    target: targets.Target,
+  ) -> str | None:
+    assert self._backend.tuning is not None
+    refusal = self.supports(problem, target)
+    if refusal is not None:
+      return refusal.reason
+    return self._backend.tuning.config_error(
+      dict(config), views.problem_of(problem), target
+    )
+
+  def candidates(
     self, problem: problems.DotProblem, target: targets.Target
+  ) -> tuple[decisions.Fields, ...]:
+    assert self._backend.tuning is not None
+    found = self._backend.tuning.candidates(views.problem_of(problem), target)
+    return tuple(tuple(sorted(config.items())) for config in found)
+
+  def plan(
+    self,
+    problem: problems.DotProblem,
+    target: targets.Target,
+    config: decisions.Fields = (),
   ) -> decisions.Plan:
-    del target
+    if self._backend.plan is not None and not problem.is_empty:
+      plan = self._backend.plan(views.problem_of(problem), target, dict(config))
+      if not isinstance(plan, decisions.Plan):
+        raise TypeError(
+          f"{sides.who()}: plan of {self._name} must return a jp.backends.Plan,"
+          f" got {speaking.shown(plan)}"
+        )
+      return plan
     is_fused = (
       self._backend.fuses_global_scale and problem.global_scale == "scalar"
     )
@@ -138,15 +208,27 @@ class _Guest:
     call: calls.Call,
     problem: problems.DotProblem,
     target: targets.Target,
+    config: decisions.Fields = (),
   ) -> jax.Array:
-    del target
     if problem.is_empty:
       return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
     view = views.call_of(
-      call, problem, reads_swizzled=layouts.SWIZZLED in self._backend.reads
+      call,
+      problem,
+      target,
+      dict(config),
+      reads_swizzled=layouts.SWIZZLED in self._backend.reads,
     )
+    refusal = self.lowering_refusal(target)
     try:
+      if refusal is not None:
+        raise NotImplementedError(refusal.reason)
       result = self._backend.emit(view)
+    except NotImplementedError as error:
+      raise NotImplementedError(
+        f"{sides.who()}: implementation {self._backend.name}: {error}; or leave"
+        " implementation out"
+      ) from error
     except Exception as error:
       error.add_note(f"In emit of {self._name}, for {view.problem}.")
       raise
@@ -159,10 +241,10 @@ class _Guest:
     """Why `supports` is not even asked."""
     backend = self._backend
     if target.platform not in backend.platforms:
-      return (
-        f"supports {', '.join(backend.platforms)}, the target's platform is"
-        f" {target.platform}"
-      )
+      rule = f"supports {', '.join(backend.platforms)}"
+      if backend.platforms == ("cuda",):
+        rule = "needs an NVIDIA GPU"
+      return f"{rule}, the target's platform is {target.platform}"
     for side in (problem.lhs, problem.rhs):
       if isinstance(side.format, formats.UnquantizedFormat):
         return f"supports block formats, got {side.format}"

@@ -295,6 +295,131 @@ class EmitTest(BackendTestCase):
       self.doCleanups()
 
 
+class KernelTest(BackendTestCase):
+  """Backends that compile kernels with configs."""
+
+  def tuning(self, **changes):
+    fields = dict(
+      candidates=lambda p, t: [{"rows": 4, "columns": p.n}],
+      config_error=lambda c, p, t: None if c["rows"] > 1 else "needs rows > 1",
+      source=lambda t: jp.backends.Source(toolchain=(("acme", "1.2"),)),
+    )
+    return jp.backends.Tuning(**{**fields, **changes})
+
+  def explained(self, **changes):
+    self.register(**changes)
+    x = mxfp8(3, 32)
+    (found,) = jp.explain(acme, x, x)
+    return found
+
+  def test_reason_not_to_lower_is_explained_and_raised(self):
+    self.assertEqual(
+      self.explained(lowering_error=lambda t: "needs acmec").lowering_error,
+      "needs acmec",
+    )
+    x = mxfp8(3, 32)
+    text = "dot: implementation acme: needs acmec; or leave implementation out"
+    with self.assertRaisesRegex(NotImplementedError, text):
+      acme(x, x)
+
+  def test_reason_that_emit_raises_names_the_backend(self):
+    self.register(mock.Mock(side_effect=NotImplementedError("no registers")))
+    x = mxfp8(3, 32)
+    text = "dot: implementation acme: no registers; or leave implementation out"
+    with self.assertRaisesRegex(NotImplementedError, text):
+      acme(x, x)
+
+  def test_plan_is_explained(self):
+    plan = jp.backends.Plan(padding="k 32 to 64", notes=("one kernel",))
+    decision = self.explained(plan=lambda p, t, c: plan).decision
+    self.assertEqual(decision.padding, "k 32 to 64")
+    self.assertEqual(decision.notes, ("one kernel",))
+
+  def test_plan_of_another_type_is_an_error(self):
+    with self.assertRaisesRegex(
+      TypeError, r"plan of backend 'acme' .* must return a jp.backends.Plan"
+    ):
+      self.explained(plan=lambda p, t, c: "a plan")
+
+  def test_tuner_and_tables_use_its_configs(self):
+    problem = self.explained(tuning=self.tuning()).problem
+    adapted = backends.table()["acme"]
+    (fields,) = adapted.tunable.candidates(problem, CPU)
+    self.assertEqual(fields, (("columns", 3), ("rows", 4)))
+    self.assertIsNone(adapted.config_error(fields, problem, CPU))
+    self.assertEqual(
+      adapted.config_error((("rows", 1),), problem, CPU), "needs rows > 1"
+    )
+    self.assertEqual(adapted.tunable.source(CPU).toolchain, (("acme", "1.2"),))
+
+  def test_chosen_config_reaches_plan_and_emit(self):
+    seen = []
+
+    def emit(call):
+      seen.append((call.config, call.target.platform))
+      return by_general_dot(call)
+
+    def plan(problem, target, config):
+      return jp.backends.Plan(notes=(f"rows of {config.get('rows')}",))
+
+    self.register(emit, tuning=self.tuning(), plan=plan)
+    adapted = backends.table()["acme"].configured((("rows", 4),))
+    table = {**backends.table(), "acme": adapted}
+    self.enter_context(mock.patch.object(backends, "table", lambda: table))
+    x = mxfp8(3, 32)
+    (found,) = jp.explain(acme, x, x)
+    self.assertEqual(found.decision.notes, ("rows of 4",))
+    acme(x, x)
+    self.assertEqual(seen, [({"rows": 4}, "cpu")])
+
+  def test_kernel_gets_no_epilogue_that_it_cannot_fuse(self):
+    seen = []
+
+    def kernel(call):
+      seen.append((call.problem.has_bias, call.problem.global_scale))
+      return by_general_dot(call)
+
+    self.register(lambda call: call.fuse(kernel))
+    x = mxfp8(3, 32)
+    for options, expected in (
+      ({"bias": jnp.arange(3.0), "global_scale": 2.0}, (True, "scalar")),
+      ({"global_scale": jnp.arange(3.0)[:, None]}, (False, "none")),
+    ):
+      np.testing.assert_array_equal(
+        acme(x, x, **options),
+        jp.block_scaled_dot(x, x, implementation="xla", **options),
+      )
+      self.assertEqual(seen.pop(), expected)
+
+  @parameterized.parameters((jp.NVFP4, 48, 64), (jp.MXFP8, 128, 128))
+  def test_rows_are_padded_and_swizzled(self, format, k, padded):
+    made = operand(format, 5, k, storage="swizzled")
+
+    def emit(call):
+      rows = call.as_rows(k=padded, scale_layout="swizzled_128x4")
+      self.assertEqual(rows.rhs.shape, (1, 5, padded))
+      self.assertEqual(rows.rhs.scale_layout, "swizzled_128x4")
+      self.assertEqual(rows.rhs.scale.shape[1], 128)
+      with self.assertRaisesRegex(ValueError, f"k must be at least {k}, got 2"):
+        call.as_rows(k=2)
+      lhs, rhs = rows.lhs.dequantized(), rows.rhs.dequantized()
+      return rows.finish(lhs @ jnp.swapaxes(rhs, 1, 2))
+
+    self.register(emit, reads=("swizzled_128x4",))
+    exact, _ = contract.dot(made.exact, made.exact)
+    x = made.operand
+    np.testing.assert_array_equal(acme(x, x), exact)
+
+  def test_its_custom_calls_are_exported(self):
+    def emit(call):
+      result = jax.ShapeDtypeStruct(call.shape, call.dtype)
+      return jax.ffi.ffi_call("acme_launch", result)(call.lhs.values)
+
+    self.register(emit, call_targets=("acme_launch",))
+    x = mxfp8(3, 32)
+    self.assertIn("@acme_launch", jp.export(acme)(x, x).mlir_module())
+
+
 class SupportsTest(BackendTestCase):
   def refusal(self, function, *args, target=CPU):
     """Why it is not chosen for a dot, and what was warned."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib.metadata
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -22,6 +23,13 @@ from jaxplugin.dot.plugins import records
 GROUP: Final = "jaxplugin.backends"
 ALLOWED: Final = "JAXPLUGIN_BACKENDS"
 FIRST: Final = "JAXPLUGIN_BACKENDS_FIRST"
+# Backends that jaxplugin itself has by the interface of other packages. The
+# environment does not apply to them, and `statuses` does not list them.
+BUNDLED: Final = (
+  importlib.metadata.EntryPoint(
+    name="cutile", value="jaxplugin.cutile:BACKEND", group=GROUP
+  ),
+)
 _OFF: Final = "off"
 _ALL: Final = "all"
 
@@ -44,6 +52,14 @@ class Discovery:
 def installed() -> tuple[importlib.metadata.EntryPoint, ...]:
   """The entry points of all installed distributions; imports none."""
   return tuple(importlib.metadata.entry_points(group=GROUP))
+
+
+@functools.cache
+def bundled() -> tuple[records.Found, ...]:
+  """Imports the backends of `BUNDLED`."""
+  return tuple(
+    records.Found(backend=point.load(), origin="") for point in BUNDLED
+  )
 
 
 def load(

@@ -8,11 +8,14 @@ import dataclasses
 import enum
 import re
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
 import jax
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
 from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot.plugins import views
@@ -30,6 +33,38 @@ _WHO: Final = "Backend"
 
 Supports = Callable[[views.Problem, targets.Target], str | None]
 Emit = Callable[[views.Call], jax.Array]
+Config = Mapping[str, decisions.Scalar]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Tuning:
+  """The configs of a backend, which tuning tables choose from.
+
+  A config is a dict of strings to bools, ints, strings or None. `Call.config`
+  has the one that a table chose, and is empty by default.
+
+  Attributes:
+    candidates: (problem, target) -> the configs that `python -m jaxplugin tune`
+      measures next to the default.
+    config_error: (config, problem, target) -> None if the backend can compute
+      the problem with the config, else the reason. A table may name any config.
+    source: (target) -> the `Source` of the backend's kernels, or None if this
+      process cannot build them. A table is used only with the source that was
+      measured. By default the source is the version of the distribution.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> tuning = jp.backends.Tuning(
+    ...   candidates=lambda problem, target: [{"block_m": 64}],
+    ...   config_error=lambda config, problem, target: None,
+    ... )
+    >>> tuning.candidates(None, None)
+    [{'block_m': 64}]
+  """
+
+  candidates: Callable[[views.Problem, targets.Target], Iterable[Config]]
+  config_error: Callable[[Config, views.Problem, targets.Target], str | None]
+  source: Callable[[targets.Target], decisions.Source | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,18 +75,16 @@ class Backend:
   ranks it first. Its installation does not change a program.
 
   Attributes:
-    name: its name for `implementation=` and its entry point: lower-case
-      letters, digits and "_".
+    name: letters a-z, digits and "_".
     api_version: `jaxplugin.backends.API_VERSION` of its source, as a literal.
-    platforms: JAX's lowering platforms that it supports: "cpu", "cuda", "rocm",
-      "tpu" and others.
+    platforms: JAX's lowering platforms, for example ("cpu", "cuda").
     supports: (problem, target) -> None if it supports the problem, else the
       reason, for example "needs k to be a multiple of 128, got k=96". It must
       be pure, because several threads and processes call it.
     emit: (call) -> the result, in JAX operations and calls of kernels. It is
       traced, and only for calls that `supports` accepts. The result has
       the shape and dtype of the call, or of its `as_rows`.
-    summary: a few words that `explain` prints.
+    summary: words that `explain` prints.
     is_portable: whether it emits only XLA's operations. `jax.export` accepts
       others only by name.
     takes_symbolic_sizes: whether sizes of problems may be None.
@@ -59,6 +92,12 @@ class Backend:
       ("swizzled_128x4",).
     fuses_global_scale: whether a scalar global scale is free, for `explain`.
     notes: sentences about its results, for `explain`.
+    plan: (problem, target, config) -> a `Plan` for `explain`, in place of
+      `fuses_global_scale` and `notes`.
+    lowering_error: (target) -> None if this process can lower a call, else the
+      reason.
+    tuning: its configs, or None.
+    call_targets: custom calls of `emit`, which `jp.export` accepts.
 
   Raises:
     TypeError: If a field has another type.
@@ -100,6 +139,12 @@ class Backend:
   reads: tuple[str, ...] = ()
   fuses_global_scale: bool = False
   notes: tuple[str, ...] = ()
+  plan: (
+    Callable[[views.Problem, targets.Target, Config], decisions.Plan] | None
+  ) = None
+  lowering_error: Callable[[targets.Target], str | None] | None = None
+  tuning: Tuning | None = None
+  call_targets: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     if not isinstance(self.name, str):
@@ -113,11 +158,17 @@ class Backend:
       )
     self._require("api_version", int, "an integer")
     self._require("summary", str, "a string")
-    for field in ("platforms", "reads", "notes"):
+    for field in ("platforms", "reads", "notes", "call_targets"):
       self._require_strings(field)
     for field in ("supports", "emit"):
       if not callable(getattr(self, field)):
         self._refuse(field, "callable")
+    for field in ("plan", "lowering_error"):
+      value = getattr(self, field)
+      if value is not None and not callable(value):
+        self._refuse(field, "callable or None")
+    if self.tuning is not None:
+      self._require("tuning", Tuning, "a jp.backends.Tuning or None")
     for field in ("is_portable", "takes_symbolic_sizes", "fuses_global_scale"):
       self._require(field, bool, "True or False")
     if not self.platforms:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,9 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
 from jaxplugin.core import formats
+from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
@@ -67,6 +71,9 @@ class Problem:
     has_bias, activation, has_residual: the epilogue. activation is None,
       "relu", "gelu" (tanh approximation) or "silu".
     num_contracting: number of contracting dimensions.
+    blocks_pair_up: whether both operands are blocked along the same contracting
+      dimension.
+    rows_k: k of `Call.as_rows`, which may pad it. By default it is k.
 
   Example:
     >>> import numpy as np
@@ -93,6 +100,12 @@ class Problem:
   activation: problems.Activation | None = None
   has_residual: bool = False
   num_contracting: int = 1
+  blocks_pair_up: bool = True
+  rows_k: int | None = None
+
+  def __post_init__(self) -> None:
+    if self.rows_k is None:
+      object.__setattr__(self, "rows_k", self.k)
 
   def __str__(self) -> str:
     sizes = zip(("batch", "m", "n", "k"), self._sizes(), strict=True)
@@ -118,6 +131,8 @@ def problem_of(problem: problems.DotProblem) -> Problem:
     activation=problem.activation,
     has_residual=problem.has_residual,
     num_contracting=problem.num_contracting,
+    blocks_pair_up=problem.blocks_pair_up,
+    rows_k=problem.dense_k,
   )
 
 
@@ -234,9 +249,17 @@ class Call:
   jaxplugin creates it.
   """
 
-  def __init__(self, call: calls.Call, target_problem: Problem) -> None:
+  def __init__(
+    self,
+    call: calls.Call,
+    target_problem: Problem,
+    target: targets.Target,
+    config: Mapping[str, decisions.Scalar],
+  ) -> None:
     self._call = call
     self._problem = target_problem
+    self._target = target
+    self._config = config
 
   def __repr__(self) -> str:
     return f"Call({self._problem})"
@@ -245,6 +268,16 @@ class Call:
   def problem(self) -> Problem:
     """The problem that `supports` was given."""
     return self._problem
+
+  @property
+  def target(self) -> targets.Target:
+    """The device that the call is lowered for."""
+    return self._target
+
+  @property
+  def config(self) -> dict[str, decisions.Scalar]:
+    """The config that a tuning table chose (`Tuning`); empty by default."""
+    return dict(self._config)
 
   @property
   def lhs(self) -> Operand:
@@ -296,15 +329,50 @@ class Call:
     """f32, bf16 or f16, like `bias`."""
     return self._call.residual
 
-  def as_rows(self) -> Call:
+  def as_rows(
+    self, *, k: int | None = None, scale_layout: str = layouts.LINEAR
+  ) -> Call:
     """Returns the call as (batch, m, k) x (batch, n, k).
 
-    Scales are linear, (batch, rows, ceil(k / block size)), and k may be padded
-    with zeros. If the operands are blocked along different dimensions, lhs
-    becomes plain floats. The result has shape (batch, m, n), and `emit` may
-    return it without a reshape.
+    Scales have shape (batch, rows, ceil(k / block size)), or that of
+    `jp.swizzle_scale`. k may be padded with zeros. If the operands are blocked
+    along different dimensions, lhs becomes plain floats. The result has shape
+    (batch, m, n), and `emit` may return it without a reshape.
+
+    Args:
+      k: the padded size of k, at least `Problem.rows_k`, which is the default.
+      scale_layout: the layout of the scales, "linear" or "swizzled_128x4". A
+        scale that is swizzled and needs no padding along k is not converted. It
+        may have any values in rows that pad m or n.
     """
-    return Call(_rows(self._call), self._problem)
+    least = self._problem.rows_k
+    if k is None:
+      k = least
+    elif least is None or k < least:
+      raise ValueError(f"as_rows: k must be at least {least}, got {k}")
+    return self._with(_rows(self._call, k, scale_layout), self._problem)
+
+  def fuse(self, kernel: Callable[[Call], jax.Array]) -> jax.Array:
+    """Returns `kernel(call)`, for a kernel that fuses most epilogues.
+
+    The kernel fuses scalar global scales, a bias over the dimensions of rhs,
+    the activation and the residual. If the global scale or the bias varies
+    otherwise, `kernel` is passed the call without an epilogue, in f32. The
+    epilogue follows as operations.
+
+    Args:
+      kernel: (call) -> an array with the shape and dtype of the call.
+    """
+    if epilogue.bias_is_over_n(self._call) and (
+      self._problem.global_scale != "array"
+    ):
+      return kernel(self)
+    bare = self._call.bare()
+    sums = kernel(self._with(bare, problem_of(bare.problem())))
+    return epilogue.apply(sums.reshape(self.shape), self._call)
+
+  def _with(self, call: calls.Call, problem: Problem) -> Call:
+    return Call(call, problem, self._target, self._config)
 
   def finish(self, sums: jax.Array) -> jax.Array:
     """Applies global scales, epilogue and cast to f32[shape] sums."""
@@ -318,19 +386,26 @@ class Call:
 
 
 def call_of(
-  call: calls.Call, problem: problems.DotProblem, *, reads_swizzled: bool
+  call: calls.Call,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: Mapping[str, decisions.Scalar],
+  *,
+  reads_swizzled: bool,
 ) -> Call:
-  """The view of a call.
+  """Returns the view of a call.
 
   Args:
-    call: the call, its values in their usual order.
-    problem: its problem.
-    reads_swizzled: whether scales stay swizzled.
+    call: the call, with values in their usual order.
+    problem: the call's problem.
+    target: the device.
+    config: the config that a table chose.
+    reads_swizzled: whether swizzled scales stay swizzled.
   """
   call = call.replace(
     lhs=_typed(call.lhs, reads_swizzled), rhs=_typed(call.rhs, reads_swizzled)
   )
-  return Call(call, problem_of(problem))
+  return Call(call, problem_of(problem), target, config)
 
 
 def _typed(side: sides.Side, reads_swizzled: bool) -> sides.Side:
@@ -349,9 +424,16 @@ def _typed(side: sides.Side, reads_swizzled: bool) -> sides.Side:
   return side.with_linear_scale()
 
 
-def _rows(call: calls.Call) -> calls.Call:
-  """A call with its dimensions merged, and those of its epilogue."""
-  lhs, rhs = dense.dense_sides(call)
+def _rows(call: calls.Call, k: int | None, scale_layout: str) -> calls.Call:
+  """Returns the call with merged dimensions, also those of the epilogue."""
+  if scale_layout == layouts.SWIZZLED and len(call.lhs.contracting) == 1:
+    lhs, rhs = (_swizzled_rows(side, k) for side in (call.lhs, call.rhs))
+  else:
+    lhs, rhs = dense.dense_sides(call)
+    if k is not None:
+      lhs, rhs = lhs.padded(2, k), rhs.padded(2, k)
+    if scale_layout == layouts.SWIZZLED:
+      lhs, rhs = _swizzled(lhs), _swizzled(rhs)
   groups = (len(call.lhs.batch), len(call.lhs.free), len(call.rhs.free))
   merged = {}
   for name in ("global_scale", "global_power", "bias", "residual"):
@@ -360,6 +442,26 @@ def _rows(call: calls.Call) -> calls.Call:
       operand = _merged(operand, call.shape, groups)
     merged[name] = operand
   return call.replace(lhs=lhs, rhs=rhs, padded_scales=False, **merged)
+
+
+def _swizzled_rows(side: sides.Side, k: int | None) -> sides.Side:
+  """Returns a side with one contracting dimension as [batch, rows, k]."""
+  if side.format is not None and side.stays_swizzled:
+    tile_k = layouts.SCALE_TILE_COLUMNS * side.format.block_size
+    if k == side.shape[side.contracting[0]] and k % tile_k == 0:
+      return side.merged(0)
+  side = side.with_linear_scale()
+  if k is not None:
+    side = side.padded(side.contracting[0], k)
+  return _swizzled(side.merged(0))
+
+
+def _swizzled(side: sides.Side) -> sides.Side:
+  if side.format is None:
+    return side
+  return side.replace(
+    scale=layouts.swizzle_scale(side.scale), scale_layout=layouts.SWIZZLED
+  )
 
 
 def _merged(

@@ -228,9 +228,12 @@ def of_problem(
       why = "its sources are unknown, so no table can contain it"
       refused.append(decisions.Unsupported(why, name))
       continue
-    space = spaces.Space(configs=((),))
     if name in tuned.spaces:
       space = tuned.spaces[name](problem, target, limits)
+    else:
+      listed = backend.tunable.candidates
+      others = () if listed is None else listed(problem, target)
+      space = spaces.Space(configs=((), *others))
     for config in space.configs:
       # `config_error` needs the libraries of a process that can lower it.
       error = None

@@ -20,7 +20,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu_configs
-from jaxplugin.dot.backends import cutile
 from jaxplugin.lab.tuning.candidates import spaces
 from jaxplugin.lab.tuning.candidates import triton_space
 from jaxplugin.lab.tuning.operations import operands
@@ -206,15 +205,6 @@ def _cpu_space(
   )
 
 
-def _cutile_space(
-  problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
-) -> spaces.Space:
-  """Returns all configs: they are few, and no model knows their times."""
-  del limits
-  others = cutile.candidates(problem, target)[1:]
-  return spaces.Space(configs=((), *map(cutile.fields_of, others)))
-
-
 DOT: Final = operation.TunedOperation(
   operation=backends.OPERATION,
   default=lambda problem, target: backends.choose(
@@ -229,7 +219,6 @@ DOT: Final = operation.TunedOperation(
   spaces={
     "triton": triton_space.space,
     "cpu": _cpu_space,
-    "cutile": _cutile_space,
   },
   compiles=True,
 )

@@ -53,7 +53,7 @@ class TunedOperation:
     check: (result, expected, problem); raises `exactness.WrongResultError`.
     poisoned: the problem with NaN in its padding; None if no operand can be
       padded.
-    spaces: by backend, its configs. Other backends only have their default.
+    spaces: by backend, its configs. Other backends list their own configs.
     compiles: whether `triton_dots` compiles its Triton kernels.
   """
 

@@ -1,16 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cutile implementation: its numbers, what it emits, its errors.
+"""Numbers, emitted calls and errors of the backend "cutile".
 
-The numbers are those of the kernel's source on NumPy arrays (`tile_language`).
-Nothing here needs cuda-tile but `InstalledTest`, and no GPU has run any of it.
-The whole suite of the contract takes minutes:
+`tile_language` runs the kernel's source on NumPy arrays. Only `InstalledTest`
+needs cuda-tile. No GPU has run the kernel. The contract's whole suite takes
+minutes:
 
-  python -m jaxplugin.dot.backends.cutile_test --whole
+  python -m jaxplugin.cutile_test --whole
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import re
@@ -25,10 +26,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin import cutile
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cutile
+from jaxplugin.dot.plugins import views
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
 from jaxplugin.kernels.interpreter import tile_language
@@ -55,9 +57,8 @@ def kernel():
   return tile_language.load_kernel(KERNEL).block_scaled_matmul
 
 
-def interpreted(launch, inputs, target):
+def interpreted(launch, inputs):
   """`cutile._call` on NumPy arrays."""
-  del target
   # FP8 has no NumPy layout that a callback may rely on: bytes.
   given = [
     jax.lax.bitcast_convert_type(x, jnp.uint8) if x.dtype.itemsize == 1 else x
@@ -90,6 +91,7 @@ def interpret(test):
   """Has a test's dots run on NumPy arrays."""
   for module, name, replacement in (
     (cutile, "_call", interpreted),
+    (assembler, "missing", lambda: ""),
     (
       lowering,
       "resolve_target",
@@ -118,7 +120,7 @@ class CutileDotTest(shapes.DotShapesTestCase):
         return jp.block_scaled_dot(*args, implementation="cutile", **kwargs)
       except NotImplementedError as error:
         if not re.search(
-          "cutile: (needs sizes of at least 1|needs both|multiplies)",
+          "cutile: (needs both|multiplies)",
           str(error),
         ):
           raise
@@ -324,8 +326,8 @@ class DecisionTest(parameterized.TestCase):
       lowered(x, x, target=targets.named_target("h200"))
 
   def test_candidates_are_of_the_problem(self):
-    problem = self.explained().problem
-    found = cutile.candidates(problem, B200)
+    problem = views.problem_of(self.explained().problem)
+    found = [cutile.config_of(c) for c in cutile.candidates(problem, B200)]
     self.assertNotEmpty(found)
     for config in found:
       launch = cutile.launch_of(problem, B200, config=config)
@@ -338,7 +340,9 @@ class DecisionTest(parameterized.TestCase):
 class ConfigTest(parameterized.TestCase):
   """Configs as tables of measured choices have them."""
 
-  CONFIG = plans.TileConfig(block_m=128, block_n=256, block_k=128)
+  CONFIG = dataclasses.asdict(
+    plans.TileConfig(block_m=128, block_n=256, block_k=128)
+  )
 
   def problem(self):
     x = quantized(jp.MXFP8, 512, 256)
@@ -346,34 +350,37 @@ class ConfigTest(parameterized.TestCase):
     return found.problem
 
   def test_every_candidate_is_its_fields_and_holds(self):
-    problem = self.problem()
-    for config in cutile.candidates(problem, B200):
-      fields = cutile.fields_of(config)
-      self.assertEqual(cutile.config_of(fields), config)
-      self.assertIsNone(cutile.config_error(fields, problem, B200))
+    problem, backend = self.problem(), backends.table()["cutile"]
+    found = backend.tunable.candidates(problem, B200)
+    self.assertNotEmpty(found)
+    for fields in found:
+      config = cutile.config_of(dict(fields))
+      self.assertEqual(dict(fields), dataclasses.asdict(config))
+      self.assertIsNone(backend.config_error(fields, problem, B200))
 
   def test_config_that_does_not_hold_is_told(self):
-    good, problem = dict(cutile.fields_of(self.CONFIG)), self.problem()
+    problem, backend = self.problem(), backends.table()["cutile"]
     for changes, reason in (
       ({"block_m": 256}, "128 for each of one or two CTAs"),
       ({"block_k": 96.0}, "block_k must be a whole number above 0, got 96.0"),
       ({"group_m": 0}, "group_m must be a whole number above 0, got 0"),
       ({"warps": 4}, "must have block_k, block_m, .*, got .*warps"),
     ):
-      fields = tuple({**good, **changes}.items())
-      self.assertRegex(cutile.config_error(fields, problem, B200), reason)
+      fields = tuple({**self.CONFIG, **changes}.items())
+      self.assertRegex(backend.config_error(fields, problem, B200), reason)
 
   def test_configured_backend_plans_and_emits_so(self):
     seen = []
     for patch in fake_call(seen):
       self.enter_context(patch)
     problem = self.problem()
-    backend = cutile.BACKEND.configured(cutile.fields_of(self.CONFIG))
+    backend = backends.table()["cutile"].configured((*self.CONFIG.items(),))
     notes = " ".join(backend.plan(problem, B200).notes)
     self.assertIn(
       "kernel: cutile_mxfp8_mxfp8_128x256x128 the kernel was compiled", notes
     )
-    with mock.patch.dict(backends.BACKENDS, cutile=backend):
+    table = {**backends.table(), "cutile": backend}
+    with mock.patch.object(backends, "table", lambda: table):
       x = quantized(jp.MXFP8, 512, 256)
       lowered(x, x)
     self.assertEqual(seen[0]["name"], "cutile_mxfp8_mxfp8_128x256x128")
