@@ -70,10 +70,8 @@ from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.quantization.dequantization import dequantize as dequantize
 from jaxplugin.ragged.api import ragged_dot as ragged_dot
-from jaxplugin.ragged.contraction.api import align_groups as align_groups
-from jaxplugin.ragged.contraction.api import (
-  ragged_dot_general as ragged_dot_general,
-)
+from jaxplugin.ragged.general import align_groups as align_groups
+from jaxplugin.ragged.general import ragged_dot_general as ragged_dot_general
 from jaxplugin.rewriting.acceleration import accelerate as accelerate
 from jaxplugin.rewriting.acceptance import accept_quantized as accept_quantized
 from jaxplugin.rewriting.quantized_dots import quantize_dots as quantize_dots

@@ -13,20 +13,25 @@ import math
 from collections.abc import Iterable
 from typing import Any
 from typing import ClassVar
+from typing import Final
 from typing import Self
 
 import numpy as np
+from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 
-from jaxplugin.core import forms
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
+from jaxplugin.operation import static_call
 from jaxplugin.tables import resolution
+
+# Its rules are registered in `primitive`.
+block_scaled_dot_p: Final = extend_core.Primitive("block_scaled_dot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call(forms.Call):
+class Call(static_call.Call):
   """A call: its arrays, and everything else about it.
 
   Attributes:
@@ -69,6 +74,7 @@ class Call(forms.Call):
   out_sharding: NamedSharding | None = None
   reduce_dtype: np.dtype | None = None
 
+  PRIMITIVE = block_scaled_dot_p
   # What values and scales come from, which nothing needs but to be quicker.
   ORIGINS: ClassVar[dict[str, tuple[str, ...]]] = {
     "first_global_scale": ("first_global_scale",),
@@ -83,7 +89,9 @@ class Call(forms.Call):
     for name in names
   }
   ARRAYS = (
-    forms.of_two_sides("global_scale", "bias", "residual", "global_power")
+    static_call.paths_of_two_sides(
+      "global_scale", "bias", "residual", "global_power"
+    )
     | ORIGINS
   )
 

@@ -2,28 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot_p`: the primitive, and its rules for JAX.
 
-Its operands are the arrays of a `Call`, in the order of its `ARRAYS`.
-Parameters:
-
-  call: the `Call.form`, everything about the call that is not an array.
-  target: the `Target` of an enclosing `use_target`, or None.
-
-The primitive keeps general dimension numbers, so batching only renumbers
-dimensions: a side that is not mapped is not broadcast. (Of a side of which only
-values or only scales are mapped, the other is.)
+`operation/primitive.py` says what its operands and parameters are. The
+primitive keeps general dimension numbers, so batching only renumbers dimensions
+and a side that is not mapped is not broadcast. If only the values or only the
+scales of a side are mapped, the other array is broadcast.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as extend_core
-from jax.interpreters import ad
 from jax.interpreters import batching
-from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 from jaxplugin.core import decisions
@@ -36,66 +27,22 @@ from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.plugins import registry
 from jaxplugin.dot.sharding import explicit
 from jaxplugin.dot.sharding import per_device
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
-from jaxplugin.operation import split
+from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.runtime import exporting
-from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import ranks
-from jaxplugin.tables import resolution
 
-block_scaled_dot_p = extend_core.Primitive("block_scaled_dot")
-
-
-def bind(call: calls.Call, target: targets.Target | None) -> jax.Array:
-  """The result of a call whose rules were checked (`rules`)."""
-  return block_scaled_dot_p.bind(
-    *call.flatten(), call=call.form(), target=target
-  )
+block_scaled_dot_p = calls.block_scaled_dot_p
+bind = operation_primitive.bind
+Bind = operation_primitive.Bind
 
 
-def _abstract_eval(*flat, call, target):
-  del target
-  call = call.filled(flat)
-  return call.lhs.values.update(
-    shape=call.shape,
-    dtype=call.preferred_element_type,
-    weak_type=False,
-    sharding=explicit.result_sharding(call),
-  )
-
-
-# Derivatives.
-
-
-def _jvp(primals, tangents, *, call, target):
-  return derivatives.jvp(
-    functools.partial(bind, target=target),
-    call.filled(primals),
-    call.named(tangents),
-  )
-
-
-def _transpose(g, *flat, call, target):
-  return derivatives.transpose(
-    functools.partial(bind, target=target), g, flat, call
-  )
-
-
-# Batching.
-
-
-def _batch(args, dims, *, call, target):
-  form, call = call, call.filled(args)
-  mapped = form.named(dims)
-  size = next(
-    x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
-  )
+def _batch(
+  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+) -> tuple[jax.Array, int]:
   lhs_is_mapped, lhs = _batch_side(call.lhs, mapped, size)
   rhs_is_mapped, rhs = _batch_side(call.rhs, mapped, size)
   if not (lhs_is_mapped or rhs_is_mapped):
-    return _batch_epilogue(call, mapped, target, size)
+    return _batch_epilogue(bind, call, mapped, size)
 
   position = 0
   if lhs_is_mapped and rhs_is_mapped:
@@ -118,17 +65,18 @@ def _batch(args, dims, *, call, target):
     call = call.replace(out_sharding=sharding)
   ndim = len(call.shape) - 1
   changes = _batched_epilogue(call, mapped, position, ndim)
-  return bind(call.replace(**changes), target), position
+  return bind(call.replace(**changes)), position
 
 
 def _batch_side(
-  side: sides.Side, mapped: Mapping[str, int | None], size: int
+  side: sides.Side, mapped: Mapping[str, int], size: int
 ) -> tuple[bool, sides.Side]:
   """Moves the mapped dimension of values and scale to the front.
 
-  What was a dimension before is one more then; the first one has no kind yet.
+  The side names its old dimensions by their new numbers. The new dimension is
+  neither batch, contracting nor free.
   """
-  values_dim = mapped[side.name]
+  values_dim = mapped.get(side.name)
   scale_dim = mapped.get(f"{side.name}_scale")
   if values_dim is None and scale_dim is None:
     return False, side
@@ -146,11 +94,11 @@ def _batch_side(
 
 
 def _batched_epilogue(
-  call: calls.Call, mapped: Mapping[str, int | None], position: int, ndim: int
+  call: calls.Call, mapped: Mapping[str, int], position: int, ndim: int
 ) -> dict[str, jax.Array]:
   """Gives the epilogue's operands the result's new dimension at `position`.
 
-  Global scales of which the product is mapped are forgotten.
+  The two global scales are dropped if their product is mapped.
   """
   changes = {}
   for name in ("global_scale", "global_power", "bias", "residual"):
@@ -177,90 +125,61 @@ def _batched_epilogue(
 
 
 def _batch_epilogue(
-  call: calls.Call,
-  mapped: Mapping[str, int | None],
-  target: targets.Target | None,
-  size: int,
+  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Neither side is mapped: one dot in f32, then the epilogue of each row."""
-  result = bind(call.bare(), target)
+  """Computes one dot in f32, then the epilogue of each entry.
+
+  Neither side is mapped.
+  """
+  result = bind(call.bare())
   changes = _batched_epilogue(call, mapped, 0, result.ndim)
   result = jnp.broadcast_to(result, (size, *result.shape))
   return epilogue.apply(result, call.replace(**changes)), 0
 
 
-# Lowering.
+def _local(
+  call: calls.Call, target: targets.Target, module: lowering.Module
+) -> jax.Array:
+  """Computes a call on one device, or on arrays that devices cannot share.
 
-
-def _lower(ctx, *flat, call, target, platform=None):
-  platform = platform or ctx.module_context.platforms[0]
-  target = lowering.resolve_target(target, platform)
-  ranks.check()
-  module = lowering.module_of(ctx)
-  lowering.require_shardy("block_scaled_dot", module)
+  XLA gathers the operands of a kernel that is not split, so a partitioned
+  module may have kernels. A module for several platforms has a rule for each.
+  """
+  if module.is_split:
+    # A device's part of a layer is not its part of the stack.
+    call = call.without_origins_of_sides()
   unportable = None
   if module.is_exported and call.implementation is None:
-    # Where the module is loaded, the libraries need not be; and jax.export
-    # does not take calls whose stability nobody guarantees.
+    # A process that loads the module may lack the libraries, and jax.export
+    # refuses calls without guaranteed stability.
     unportable = decisions.Unsupported(lowering.PORTABLE)
-
-  def local(call):
-    decision = backends.choose(
-      call.problem(),
-      target,
-      call.implementation,
-      unportable=unportable,
-      overlay=call.overlay,
-      for_export=exporting.current() is not None,
-      is_of_layer=call.is_of_layer,
-    )
-    return backends.emit(decision, call, target)
-
-  mesh = explicit_axes.mesh_of(ctx.avals_in)
-
-  def function(*flat):
-    whole = call.filled(flat)
-    if mesh is not None or module.is_split:
-      # A device's part of a layer is not its part of the stack, and NVFP4 of a
-      # part has another global scale.
-      whole = whole.without_origins_of_sides()
-    # Each device's part is lowered as a call by itself.
-    share = functools.partial(bind, target=target)
-    if mesh is not None:
-      return explicit.split_dot(share, whole, ctx.avals_out[0].sharding)
-    if not module.is_split or not per_device.can_partition(whole):
-      return local(whole)
-    # Two global scales stay apart: only backends that cannot read both get
-    # their product.
-    exact = whole.with_bytes().with_linear_scales().with_scales_alone()
-    parts = per_device.to_bytes(exact)
-    form = exact.form()
-    operation = per_device.operation(form, local, share)
-    key = _key_of_shares(form, target)
-    return split.partitioned(operation, key)(*parts.flatten())[0]
-
-  out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
-  return [
-    jax_private.lower_with_sharding_in_types(ctx, out[0], ctx.avals_out[0])
-  ]
-
-
-def _key_of_shares(form: calls.Call, target: targets.Target) -> str | None:
-  """Names what decides how devices compute their shares of a call."""
-  return fingerprints.of(
-    block_scaled_dot_p.name,
-    form.replace(overlay=None),
+  decision = backends.choose(
+    call.problem(),
     target,
-    registry.usable(),  # of which nothing is known: then there is no name
-    resolution.decides(form.overlay),
+    call.implementation,
+    unportable=unportable,
+    overlay=call.overlay,
+    for_export=exporting.current() is not None,
+    is_of_layer=call.is_of_layer,
   )
+  return backends.emit(decision, call, target)
 
 
-block_scaled_dot_p.def_impl(
-  functools.partial(lowering.impl, block_scaled_dot_p)
+operation_primitive.register_call(
+  block_scaled_dot_p,
+  operation_primitive.Rules(
+    who=sides.WHO,
+    remedy=derivatives.REMEDY,
+    local=_local,
+    jvp=derivatives.jvp,
+    require_linear=derivatives.require_linear,
+    cotangent=derivatives.cotangent,
+    batch=_batch,
+    can_partition=per_device.can_partition,
+    prepared=per_device.prepared,
+    operation=per_device.operation,
+    result_sharding=explicit.result_sharding,
+    on_explicit_axes=explicit.split_dot,
+    state=lambda: registry.usable(),
+  ),
 )
-block_scaled_dot_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[block_scaled_dot_p] = _jvp
-ad.primitive_transposes[block_scaled_dot_p] = _transpose
-batching.primitive_batchers[block_scaled_dot_p] = _batch
-lowering.register_kernels(block_scaled_dot_p, _lower)

@@ -21,7 +21,6 @@ from jaxplugin.dot.plugins import registry
 from jaxplugin.printing import console
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.ragged import backends as ragged_backends
-from jaxplugin.ragged.contraction import backends as contraction_backends
 from jaxplugin.tables import resolution
 
 _PACKAGES: Final = (
@@ -44,7 +43,7 @@ _OPERATIONS: Final = (
   quantization_backends.QUANTIZE_OPERATION,
   quantization_backends.DEQUANTIZE_OPERATION,
   ragged_backends.OPERATION,
-  contraction_backends.OPERATION,
+  ragged_backends.CONTRACTION,
 )
 _SIZES: Final = {"m": 128, "n": 4096, "k": 4096}
 

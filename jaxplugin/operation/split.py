@@ -18,12 +18,12 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from jaxplugin.core import forms
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext.partitioner import calls_private
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
+from jaxplugin.operation import static_call
 from jaxplugin.runtime import exporting
 
 Assignment = assignment_lib.Assignment
@@ -63,7 +63,7 @@ def of_call(
   per_device: Callable[..., jax.Array],
   whole: Callable[[Any], jax.Array] | None = None,
 ) -> Operation:
-  """Describes how a `forms.Call` is split.
+  """Describes how a `static_call.Call` is split.
 
   Args:
     form: the form of the call.
@@ -74,7 +74,7 @@ def of_call(
       axis) -> a device's part of the result.
     whole: call -> result.
   """
-  assert isinstance(form, forms.Call)
+  assert isinstance(form, static_call.Call)
   return Operation(
     assign=lambda operands, specs, wanted, axis_sizes: assign(
       form.filled(operands), form.named(specs), wanted[0], axis_sizes

@@ -13,7 +13,6 @@ dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +23,12 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import batching
-from jax.interpreters import mlir
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import choice
+from jaxplugin.operation import primitive
 from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operations
@@ -39,7 +38,6 @@ from jaxplugin.quantization.sharding import explicit
 from jaxplugin.quantization.sharding import operation
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 
 dequantize_p = extend_core.Primitive("block_dequantize")
@@ -171,8 +169,8 @@ def _batch(args, dims, *, axis, **params):
 
 
 def _emit(values, scale, global_scale=None, *, problem, decision, target):
-  emit = backends.DEQUANTIZE[decision.implementation].emit
-  return emit(values, scale, global_scale, problem, target)
+  backend = choice.backend_of(backends.DEQUANTIZE_OPERATION, decision)
+  return backend.emit(values, scale, global_scale, problem, target)
 
 
 def _bind(
@@ -190,41 +188,32 @@ def _bind(
   )
 
 
-def _lower(ctx, *args, target, overlay, platform=None, **params):
-  del platform  # the module's, which is one of several
-  module = lowering.module_of(ctx)
-  lowering.require_shardy("dequantize", module)
-  device = lowering.resolve_target(target, module.platforms[0])
-  ranks.check()
-  problem = problem_of(ctx.avals_in, params)
-  function: Callable[..., Any]
-  # Lowers this equation again for each device's share.
+def _lower(site, *, target, overlay, **params):
+  problem = problem_of(site.avals_in, params)
+  # Each device's share is lowered as an equation.
   bind = functools.partial(_bind, target=target, overlay=overlay)
-  mesh = explicit_axes.mesh_of(ctx.avals_in)
-  if mesh is not None:
-    spec = explicit_axes.spec_of(ctx.avals_out[0])
-    function = explicit.dequantize(problem, bind, mesh, spec)
-  elif module.is_split and operation.can_dequantize(problem):
+  if site.mesh is not None:
+    spec = explicit_axes.spec_of(site.avals_out[0])
+    return explicit.dequantize(problem, bind, site.mesh, spec)
+  if site.module.is_split and operation.can_dequantize(problem):
     key = fingerprints.of(
-      dequantize_p.name, problem, device, resolution.decides(overlay)
+      dequantize_p.name, problem, site.target, resolution.decides(overlay)
     )
     partitioned = functools.partial(split.partitioned, key=key)
-    function = operation.dequantize(problem, bind, partitioned)
-  else:
-    function = functools.partial(
-      _emit,
-      problem=problem,
-      decision=backends.decide_dequantize(problem, module, device, overlay),
-      target=device,
-    )
-  (result,) = mlir.lower_fun(function, multiple_results=False)(ctx, *args)
-  return [
-    jax_private.lower_with_sharding_in_types(ctx, result, ctx.avals_out[0])
-  ]
+    return operation.dequantize(problem, bind, partitioned)
+  decision = backends.decide_dequantize(
+    problem, site.module, site.target, overlay
+  )
+  return functools.partial(
+    _emit, problem=problem, decision=decision, target=site.target
+  )
 
 
-dequantize_p.def_impl(functools.partial(lowering.impl, dequantize_p))
-dequantize_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[dequantize_p] = _jvp
-batching.primitive_batchers[dequantize_p] = _batch
-lowering.register_kernels(dequantize_p, _lower)
+primitive.register(
+  dequantize_p,
+  who="dequantize",
+  abstract_eval=_abstract_eval,
+  jvp=_jvp,
+  batch=_batch,
+  lower=_lower,
+)

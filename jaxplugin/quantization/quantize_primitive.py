@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -34,8 +33,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import ad
-from jax.interpreters import batching
-from jax.interpreters import mlir
 from jax.interpreters import partial_eval
 
 from jaxplugin.arrays import layouts
@@ -43,7 +40,8 @@ from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import choice
+from jaxplugin.operation import primitive
 from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
@@ -55,7 +53,6 @@ from jaxplugin.quantization.sharding import partial_scales
 from jaxplugin.quantization.sharding import per_device
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 
 # A quantized array: values, scale, and global scale or None.
@@ -379,7 +376,7 @@ def _emit(*args, parts, target):
   x, global_scale, keys = _operands(args, extras_each)
   results, start = [], 0
   for part in parts:
-    backend = backends.QUANTIZE[part.decision.implementation]
+    backend = choice.backend_of(backends.QUANTIZE_OPERATION, part.decision)
     size = len(part.problem.blockings)
     given = keys[start : start + size]
     more: dict[str, Any] = {}
@@ -401,49 +398,39 @@ def _bind(
   return quantize_p.bind(*operands, **asked, **params)
 
 
-def _lower(ctx, *args, target, overlay, platform=None, **params):
-  del platform  # the module's, which is one of several
-  module = lowering.module_of(ctx)
-  lowering.require_shardy("quantize", module)
-  device = lowering.resolve_target(target, module.platforms[0])
-  ranks.check()
-  problem = problem_of(ctx.avals_in, params)
-  function: Callable[..., Any]
-  # Lowers this equation again for each device's share.
+def _lower(site, *, target, overlay, **params):
+  problem = problem_of(site.avals_in, params)
+  # Each device's share is lowered as an equation.
   under = {"target": target, "overlay": overlay}
   local = per_device.Local(
     quantize=functools.partial(_bind, **under),
     partial_scales=functools.partial(partial_scales.partial_scales, **under),
     num_maxima=functools.partial(
       backends.num_maxima,
-      module=module.of_device(),
-      target=device,
+      module=site.module.of_device(),
+      target=site.target,
       overlay=overlay,
     ),
   )
-  mesh = explicit_axes.mesh_of(ctx.avals_in)
-  if mesh is not None:
-    specs = list(map(explicit_axes.spec_of, ctx.avals_out))
-    function = explicit.quantize(problem, local, mesh, specs)
-  elif module.is_split and operation.can_quantize(problem):
+  if site.mesh is not None:
+    specs = list(map(explicit_axes.spec_of, site.avals_out))
+    return explicit.quantize(problem, local, site.mesh, specs)
+  if site.module.is_split and operation.can_quantize(problem):
     key = fingerprints.of(
-      quantize_p.name, problem, device, resolution.decides(overlay)
+      quantize_p.name, problem, site.target, resolution.decides(overlay)
     )
     partitioned = functools.partial(split.partitioned, key=key)
-    function = operation.quantize(problem, local, partitioned)
-  else:
-    parts = backends.decide(problem, module, device, overlay)
-    function = functools.partial(_emit, parts=parts, target=device)
-  results = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
-  return [
-    jax_private.lower_with_sharding_in_types(ctx, x, aval)
-    for x, aval in zip(results, ctx.avals_out, strict=True)
-  ]
+    return operation.quantize(problem, local, partitioned)
+  parts = backends.decide(problem, site.module, site.target, overlay)
+  return functools.partial(_emit, parts=parts, target=site.target)
 
 
-quantize_p.def_impl(functools.partial(lowering.impl, quantize_p))
-quantize_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[quantize_p] = _jvp
-batching.primitive_batchers[quantize_p] = _batch
-lowering.register_kernels(quantize_p, _lower)
+primitive.register(
+  quantize_p,
+  who="quantize",
+  abstract_eval=_abstract_eval,
+  jvp=_jvp,
+  batch=_batch,
+  lower=_lower,
+)
 partial_eval.dce_rules[quantize_p] = _without_unused

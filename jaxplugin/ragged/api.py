@@ -19,6 +19,7 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
+from jaxplugin.operation import choice
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import checks
@@ -233,7 +234,7 @@ def _call(
     rules.validate_rank(side)
   group_sizes = api.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, rhs_side.values.shape[0])
-  backends.validate_name(implementation)
+  choice.validate_name(backends.OPERATION, implementation)
   lhs_side = _contracting(lhs_side, 1)
   rhs_side = _contracting(rhs_side, 2)
   call = calls.Call(

@@ -244,9 +244,9 @@ class DebugChecksTest(parameterized.TestCase):
     x, w_q, _ = _operands()
     emit = backends.emit
 
-    def broken(implementation, *args):
-      result = emit(implementation, *args)
-      return result * np.nan if implementation == "cpu" else result
+    def broken(decision, *args):
+      result = emit(decision, *args)
+      return result * np.nan if decision.implementation == "cpu" else result
 
     with (
       mock.patch.object(backends, "emit", broken),

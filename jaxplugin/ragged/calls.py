@@ -1,16 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Call`: one call of a ragged dot.
+"""`Call` is one call of a ragged dot, `Contraction` one of a contraction.
 
-As of a `dot.calls.Call`, what needs only shapes and dtypes takes whatever has
-them.
+Properties of shapes and dtypes also work if the arrays are abstract.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
-from typing import ClassVar
 from typing import Final
 
 import numpy as np
@@ -19,17 +17,20 @@ from jax.extend import core as extend_core
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
-from jaxplugin.core import forms
 from jaxplugin.dot import sides
+from jaxplugin.operation import static_call
 from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
 
-# Its rules are registered in `primitive`.
+# Their rules are registered in `primitive`.
 ragged_dot_p: Final = extend_core.Primitive("block_scaled_ragged_dot")
+ragged_contraction_p: Final = extend_core.Primitive(
+  "block_scaled_ragged_contraction"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call(forms.Call):
+class Call(static_call.Call):
   """A call: its arrays, and everything else about it.
 
   Attributes:
@@ -64,10 +65,10 @@ class Call(forms.Call):
   overlay: resolution.Overlay | None = None
   reduce_dtype: np.dtype | None = None
 
-  ARRAYS = forms.of_two_sides(
+  ARRAYS = static_call.paths_of_two_sides(
     "group_sizes", "global_scale", "bias", "global_power"
   )
-  PRIMITIVE: ClassVar = ragged_dot_p
+  PRIMITIVE = ragged_dot_p
 
   # The same call otherwise.
 
@@ -103,7 +104,7 @@ class Call(forms.Call):
   def in_usual_order(self) -> Call:
     """With values in order, and linear scales without padding."""
     return self.replace(
-      lhs=_in_usual_order(self.lhs), rhs=_in_usual_order(self.rhs)
+      lhs=in_usual_order(self.lhs), rhs=in_usual_order(self.rhs)
     )
 
   # Of shapes and dtypes.
@@ -153,24 +154,122 @@ class Call(forms.Call):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contraction(static_call.Call):
+  """A call that contracts the rows of each group.
+
+    result[g] = sum over the rows i of group g of outer(lhs[i], rhs[i])
+
+  Attributes:
+    lhs: (m, n), contracting dimension 0, blocked along it or unquantized.
+    rhs: (m, k), the same.
+    group_sizes: i32[groups].
+    global_scale: f32[], or f32[1, n or 1, k or 1], or None.
+    global_power: f32 of its shape, multiplied after it: a power of two without
+      a derivative.
+    preferred_element_type: dtype of the result, (groups, n, k).
+    implementation: the one asked for, or None to choose.
+    overlay: the tables of measured choices that it was traced under.
+    reduce_dtype: dtype of a device's part of sums over devices; None is f32.
+  """
+
+  lhs: sides.Side
+  rhs: sides.Side
+  group_sizes: Any
+  global_scale: Any = None
+  global_power: Any = None
+  preferred_element_type: np.dtype
+  implementation: str | None = None
+  overlay: resolution.Overlay | None = None
+  reduce_dtype: np.dtype | None = None
+
+  ARRAYS = static_call.paths_of_two_sides(
+    "group_sizes", "global_scale", "global_power"
+  )
+  PRIMITIVE = ragged_contraction_p
+
+  def bare(self) -> Contraction:
+    """The same sums of products in f32."""
+    return self.replace(
+      preferred_element_type=np.dtype(np.float32),
+      global_scale=None,
+      global_power=None,
+    )
+
+  @property
+  def num_rows(self) -> Any:
+    return self.lhs.shape[0]
+
+  @property
+  def num_groups(self) -> Any:
+    return self.group_sizes.shape[0]
+
+  @property
+  def shape(self) -> tuple[Any, Any, Any]:
+    """Of the result."""
+    return self.num_groups, self.lhs.shape[1], self.rhs.shape[1]
+
+  def problem(self) -> problems.ContractionProblem:
+    """Reduces the call to the problem that implementations are chosen by."""
+    groups, n, k = map(problems.static, self.shape)
+    scale = self.global_scale
+    return problems.ContractionProblem(
+      groups=groups,
+      m=problems.static(self.num_rows),
+      n=n,
+      k=k,
+      lhs=self.lhs.problem(is_copied=True),
+      rhs=self.rhs.problem(is_copied=True),
+      out_dtype=self.preferred_element_type,
+      global_scale=(
+        "none" if scale is None else "array" if scale.ndim else "scalar"
+      ),
+    )
+
+
 def plain(
   lhs: Any, rhs: Any, group_sizes: Any, contracting: int, **options: Any
 ) -> Call:
-  """The ragged dot of plain arrays, in f32 unless options say another.
-
-  Of an enclosing `tuning`, unless options have the overlay of another call.
+  """Returns the ragged dot of unquantized arrays, in f32 by default.
 
   Args:
+    lhs, rhs, group_sizes: arrays.
     contracting: dimension of rhs, 1 or 2.
+    **options: fields of `Call`. The default `overlay` is that of an enclosing
+      `tuning`.
   """
-  options.setdefault("preferred_element_type", np.dtype(np.float32))
-  options.setdefault("overlay", resolution.overlay())
   return Call(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=sides.Side(name="rhs", values=rhs, contracting=(contracting,)),
     group_sizes=group_sizes,
-    **options,
+    **_with_defaults(options),
   )
+
+
+def plain_contraction(
+  lhs: Any, rhs: Any, group_sizes: Any, **options: Any
+) -> Contraction:
+  """Returns the contraction of unquantized arrays, as `plain` does."""
+  return Contraction(
+    lhs=sides.Side(name="lhs", values=lhs, contracting=(0,)),
+    rhs=sides.Side(name="rhs", values=rhs, contracting=(0,)),
+    group_sizes=group_sizes,
+    **_with_defaults(options),
+  )
+
+
+def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
+  return {
+    "preferred_element_type": np.dtype(np.float32),
+    "overlay": resolution.overlay(),
+  } | options
+
+
+def in_usual_order(side: sides.Side) -> sides.Side:
+  """Returns a side with values in order, and linear scales without padding."""
+  if side.scale_layout != layouts.LINEAR:
+    side = as_floats(side)  # bytes cannot be unswizzled
+  return side.in_usual_order().with_linear_scale()
 
 
 def as_floats(side: sides.Side) -> sides.Side:
@@ -184,9 +283,3 @@ def as_floats(side: sides.Side) -> sides.Side:
   if scale.dtype == formats.PACKED:
     scale = lax.bitcast_convert_type(scale, format.scale_dtype)
   return side.replace(values=values, scale=scale)
-
-
-def _in_usual_order(side: sides.Side) -> sides.Side:
-  if side.scale_layout != layouts.LINEAR:
-    side = as_floats(side)
-  return side.in_usual_order().with_linear_scale()

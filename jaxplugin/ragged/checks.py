@@ -20,22 +20,17 @@ from jaxplugin.dot import sides
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import primitive
-from jaxplugin.ragged.contraction import backends as contraction_backends
-from jaxplugin.ragged.contraction import calls as contraction_calls
 
 _F32: Final = np.dtype(np.float32)
 
 
-def check(
-  result: jax.Array, call: calls.Call | contraction_calls.Contraction
-) -> None:
+def check(result: jax.Array, call: calls.Call | calls.Contraction) -> None:
   """Adds both checks to what is being traced."""
   who = sides.who()
-  choose: Any = backends.choose
   unexplained: Any = _unexplained
-  if isinstance(call, contraction_calls.Contraction):
-    choose, unexplained = contraction_backends.choose, _unexplained_sums
-  description = guards.describe(result, call, choose)
+  if isinstance(call, calls.Contraction):
+    unexplained = _unexplained_sums
+  description = guards.describe(result, call, backends.choose)
   report = functools.partial(_report_sizes, who, description)
   sizes = call.group_sizes
   rows = call.num_rows
@@ -89,15 +84,17 @@ def _unexplained(
 
 
 def _unexplained_sums(
-  form: contraction_calls.Contraction,
+  form: calls.Contraction,
   result: jax.Array,
   flat: list[jax.Array],
 ) -> guards.Found:
   """As `_unexplained`, of a contraction."""
   call = form.filled(flat).replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
-  lhs, rhs = (jnp.abs(contraction_calls.rows(x)) for x in (call.lhs, call.rhs))
-  magnitudes = contraction_calls.plain(
+  lhs, rhs = (
+    jnp.abs(calls.in_usual_order(x).dequantized()) for x in (call.lhs, call.rhs)
+  )
+  magnitudes = calls.plain_contraction(
     lhs, rhs, call.group_sizes, global_scale=_magnitude_of_scale(call)
   )
   expected = bind(call.replace(preferred_element_type=_F32))
@@ -106,7 +103,7 @@ def _unexplained_sums(
 
 
 def _magnitude_of_scale(
-  call: calls.Call | contraction_calls.Contraction,
+  call: calls.Call | calls.Contraction,
 ) -> jax.Array | None:
   """That of the global scale, where it is not below 1."""
   scale, power = call.global_scale, call.global_power

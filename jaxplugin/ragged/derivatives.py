@@ -1,20 +1,23 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of a ragged dot, with respect to all that is not quantized.
+"""Derivatives of a ragged dot and a contraction by unquantized arrays.
 
-    result = cast(activation(ragged_dot(lhs, rhs) * global_scale + bias))
+    ragged dot:  cast(activation(ragged_dot(lhs, rhs) * global_scale + bias))
+    contraction: cast(contraction(lhs, rhs) * global_scale)
 
-Without its activation that is linear in a plain lhs and the bias together, and
-in the global scale. A tangent is a ragged dot too. The cotangent of lhs is one
-that contracts the weights across their blocks, and that of plain weights is a
-ragged contraction.
+A ragged dot without activation is linear in an unquantized lhs and the bias
+together, in unquantized weights, and in the global scale. A contraction is
+linear in each of lhs, rhs and the global scale. So a tangent is a call with a
+tangent as operand.
+
+The cotangent of lhs of a ragged dot is a ragged dot that contracts the weights
+across their blocks. The cotangent of unquantized weights is a contraction. The
+cotangent of an operand of a contraction is a ragged dot.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Container
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -23,16 +26,16 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad
 
+from jaxplugin.dot import epilogue as dot_epilogue
 from jaxplugin.dot import sides
+from jaxplugin.operation import primitive
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import problems
-from jaxplugin.ragged.contraction import calls as contraction_calls
 
-Bind = Callable[[calls.Call | contraction_calls.Contraction], jax.Array]
+Bind = primitive.Bind
 
 _F32: Final = np.dtype(np.float32)
 
@@ -41,29 +44,24 @@ _F32: Final = np.dtype(np.float32)
 
 
 def jvp(
-  bind: Bind, call: calls.Call, tangents: Mapping[str, Any]
+  bind: Bind, call: calls.Call | calls.Contraction, tangents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-  """The result, by the call that it is without derivatives, and its tangent.
+  """Returns the result, from the call itself, and its tangent.
 
   Args:
-    bind: of the primitive.
-    call: the call.
-    tangents: of its arrays by name, of their dtypes; `ad.Zero` for a constant.
-
-  Raises:
-    NotImplementedError: values or scales of a quantized operand have a tangent.
+    bind: computes a call.
+    call: a ragged dot or a contraction.
+    tangents: of its arrays by name, without symbolic zeros.
   """
-  active = {k: x for k, x in tangents.items() if type(x) is not ad.Zero}
-  refuse_quantized(call, active)
-  # Zeros that were written out: powers of two come from bits.
-  active.pop("global_power", None)
-  active.pop("group_sizes", None)
+  # These tangents are zeros: a power of two comes from bits.
+  constants = ("global_power", "group_sizes")
+  active = {k: x for k, x in tangents.items() if k not in constants}
   result = bind(call)
-  if call.activation is None:
+  if isinstance(call, calls.Contraction) or call.activation is None:
     return result, _linear_tangent(bind, call, active)
   before = call.before_activation()
   tangent = _linear_tangent(bind, before, active)
-  # Computed again: the kernels that fuse an activation keep nothing of it.
+  # Kernels that fuse an activation do not return its argument.
   activate = functools.partial(epilogue.activate, activation=call.activation)
   _, tangent = jax.jvp(activate, (bind(before),), (tangent,))
   # Activations of 0 are 0, but their tangents need not be.
@@ -72,16 +70,19 @@ def jvp(
 
 
 def _linear_tangent(
-  bind: Bind, call: calls.Call, active: Mapping[str, Any]
+  bind: Bind, call: calls.Call | calls.Contraction, active: Mapping[str, Any]
 ) -> jax.Array:
-  """The tangent of a call without activation, in the dtype of its result."""
-  in_f32 = call.replace(preferred_element_type=_F32, bias=None)
+  """Returns the tangent of a call without activation."""
+  in_f32 = call.replace(preferred_element_type=_F32)
+  if isinstance(in_f32, calls.Call):
+    in_f32 = in_f32.replace(bias=None)
   terms = [
     bind(in_f32.with_arrays(**{name: active[name]}))
     for name in ("lhs", "rhs", "global_scale")
     if name in active
   ]
   if "bias" in active:
+    assert isinstance(call, calls.Call)
     bias = active["bias"].astype(_F32)
     terms.append(groups.per_row(bias, epilogue.rows_of(call)))
   if not terms:
@@ -93,43 +94,17 @@ def _linear_tangent(
 # Backward.
 
 
-def transpose(
-  bind: Bind, g: Any, args: Sequence[Any], form: calls.Call
-) -> list[Any]:
-  """Cotangents of the operands in which the call is linear.
-
-  Args:
-    bind: of the primitive.
-    g: cotangent of the result, or `ad.Zero`.
-    args: the call's arrays, an `ad.UndefinedPrimal` where a cotangent is
-      wanted.
-    form: of the call.
-
-  Returns:
-    For each of args its cotangent, of its shape and dtype, or None.
-
-  Raises:
-    NotImplementedError: values or scales of a quantized operand are wanted, or
-      the call is not linear in all that are.
-  """
-  if type(g) is ad.Zero:
-    return [None] * len(args)
-  is_wanted = [ad.is_undefined_primal(x) for x in args]
-  names = [name for name, wanted in form.named(is_wanted).items() if wanted]
-  refuse_quantized(form, names)
-  _require_linear(form, names)
-  call = form.filled(x.aval if ad.is_undefined_primal(x) else x for x in args)
-  cotangents = form.named([None] * len(args))
-  for name in names:
-    aval = call.arrays()[name]
-    cotangents[name] = _cotangent(bind, name, g, call).astype(aval.dtype)
-  return list(cotangents.values())
-
-
-def _cotangent(
+def cotangent(
   bind: Bind, name: str, g: jax.Array, call: calls.Call
 ) -> jax.Array:
-  """The cotangent of one operand; those that are wanted are abstract."""
+  """Returns the cotangent of one array of a ragged dot that is linear in it.
+
+  Args:
+    bind: computes a call.
+    name: the array's name in `Call.ARRAYS`.
+    g: cotangent of the result.
+    call: arrays whose cotangents are wanted are abstract.
+  """
   g = g.astype(_F32)
   if name == "lhs":
     return bind(_gradient_of_lhs(epilogue.scaled(g, call), call))
@@ -149,65 +124,72 @@ def _cotangent(
 
 
 def _gradient_of_lhs(g: jax.Array, call: calls.Call) -> calls.Call:
-  """The ragged dot of g with the weights the other way.
-
-  Also of a call that is one itself: then it is the first way again.
-  """
+  """Returns the ragged dot that contracts g with the columns of the weights."""
   (contracting,) = call.rhs.contracting
   lhs = sides.Side(name="lhs", values=g, contracting=(1,))
   rhs = call.rhs.replace(contracting=(3 - contracting,))
-  # Chosen: what the user forced may read along the blocks alone.
+  # The requested backend may read weights only along their blocks.
   return call.bare().replace(lhs=lhs, rhs=rhs, implementation=None)
 
 
-def _gradient_of_rhs(
-  g: jax.Array, call: calls.Call
-) -> contraction_calls.Contraction:
-  """The contraction of g with a dequantized lhs, as plain weights lie."""
+def _gradient_of_rhs(g: jax.Array, call: calls.Call) -> calls.Contraction:
+  """Returns the contraction of g with a dequantized lhs, in order of rhs."""
   lhs = call.in_usual_order().lhs.dequantized()
   arrays = (g, lhs) if call.rhs.contracting == (2,) else (lhs, g)
-  return contraction_calls.plain(
+  return calls.plain_contraction(
     *arrays, call.group_sizes, overlay=call.overlay
+  )
+
+
+def contraction_cotangent(
+  bind: Bind, name: str, g: jax.Array, call: calls.Contraction
+) -> jax.Array:
+  """Returns the cotangent of one array of a contraction, as `cotangent`."""
+  g = g.astype(_F32)
+  scale, power = call.global_scale, call.global_power
+  if name == "global_scale":
+    product = bind(call.bare()) * g
+    axes = [d for d in range(3) if not scale.ndim or scale.shape[d] == 1]
+    total = jnp.sum(product, tuple(axes), keepdims=bool(scale.ndim))
+    return total if power is None else total * power
+  if scale is not None:
+    g = dot_epilogue.multiply(g, scale, power)
+  other = call.rhs if name == "lhs" else call.lhs
+  return bind(
+    calls.plain(
+      calls.in_usual_order(other).dequantized(),
+      g,
+      call.group_sizes,
+      contracting=2 if name == "lhs" else 1,
+      overlay=call.overlay,
+    )
   )
 
 
 # Refusals.
 
 
-def refuse_quantized(
-  call: calls.Call | contraction_calls.Contraction, active: Container[str]
+REMEDY: Final = (
+  "Differentiate with respect to an unquantized lhs, bias and global scales,"
+  " with jax.lax.stop_gradient around the quantized operands"
+)
+
+
+def require_linear(
+  call: calls.Call | calls.Contraction, names: Sequence[str]
 ) -> None:
-  """Refuses derivatives with respect to values and scales of blocks."""
-  names = [
-    f"{name} ({side.format})"
-    for side in (call.lhs, call.rhs)
-    for name in (side.name, f"{side.name}_scale")
-    if side.format is not None and name in active
-  ]
-  if names:
-    raise NotImplementedError(
-      f"{problems.who()}: quantized values and block scales have no"
-      f" derivative, got {' and '.join(names)}. Differentiate with respect to"
-      " an unquantized lhs, bias and global scales, with"
-      " jax.lax.stop_gradient around the quantized operands"
-    )
+  """Raises NotImplementedError unless a call is linear in arrays together.
 
-
-def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
-  """Refuses, of a `linear_transpose` of the user's, what is not linear."""
+  Only a user's `jax.linear_transpose` can ask for others.
+  """
   what = ""
-  if call.activation is not None:
+  if isinstance(call, calls.Contraction):
+    what = " at once" if len(names) > 1 else ""
+  elif call.activation is not None:
     what = f" through {call.activation}"
   elif len({"lhs", "rhs", "global_scale"} & {*names}) > 1 or (
     "global_scale" in names and "bias" in names
   ):
     what = " at once"
   if what:
-    raise not_linear(names, what)
-
-
-def not_linear(names: Sequence[str], what: str) -> NotImplementedError:
-  return NotImplementedError(
-    f"{problems.who()}: jax.linear_transpose needs a linear function, and the"
-    f" result is not linear in {' and '.join(names)}{what}; use jax.vjp"
-  )
+    raise primitive.not_linear(problems.WHO, names, what)

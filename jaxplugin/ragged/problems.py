@@ -11,21 +11,16 @@ from typing import Literal
 
 import numpy as np
 
-from jaxplugin.core import speaking
 from jaxplugin.dot import problems
 
 WHO: Final = "ragged_dot"
+CONTRACTION_WHO: Final = "ragged_dot_general"
 
 Activation = Literal["relu", "gelu", "silu", "swiglu", "swigluoai"]
 GATED: Final = ("swiglu", "swigluoai")
 ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
 # Of a global scale: none, one number, one a group, or one a row.
 GlobalScale = Literal["none", "scalar", "group", "row"]
-
-
-def who() -> str:
-  """The function that errors name, also when a program is lowered."""
-  return speaking.who(WHO)
 
 
 def static(size: Any) -> int | None:
@@ -107,3 +102,6 @@ class ContractionProblem(_Problem):
 
   def __str__(self) -> str:
     return f"{super().__str__()}, contracting m by groups"
+
+
+Problem = RaggedProblem | ContractionProblem

@@ -13,16 +13,10 @@ from jaxplugin.core import targets
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
-from jaxplugin.ragged.contraction import backends as contraction_backends
-from jaxplugin.ragged.contraction import calls as contraction_calls
 from jaxplugin.ragged.sharding import assignment
 from jaxplugin.runtime import lowering
 
-_CHOOSE: Final[dict[Any, Any]] = {
-  calls.ragged_dot_p: backends.choose,
-  contraction_calls.ragged_contraction_p: contraction_backends.choose,
-}
-PRIMITIVES: Final = tuple(_CHOOSE)
+PRIMITIVES: Final = (calls.ragged_dot_p, calls.ragged_contraction_p)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +31,7 @@ class Decided:
     error: why, when decision is None.
   """
 
-  problem: problems.RaggedProblem | problems.ContractionProblem
+  problem: problems.Problem
   target: targets.Target
   decision: decisions.Decision | None
   error: str = ""
@@ -71,7 +65,7 @@ def decide(
   )
   decision, error = None, ""
   try:
-    decision = _CHOOSE[eqn.primitive](
+    decision = backends.choose(
       problem,
       target,
       call.implementation,

@@ -283,36 +283,6 @@ class Asked:
   notes: tuple[str, ...] = ()
 
 
-def choose(
-  operation: fitting.Operation[decisions.Problem],
-  problem: decisions.Problem,
-  target: targets.Target,
-  requested: str | None = None,
-  *,
-  who: str,
-  unportable: decisions.Unsupported | None = None,
-  overlay: Overlay | None = None,
-) -> decisions.Decision:
-  """`decisions.choose` among an operation's backends, by what tables propose.
-
-  Args:
-    operation: whose backends and tables these are.
-    problem, target, requested, who, unportable: as of `decisions.choose`.
-    overlay: of the call; the user's and the packaged tables come after it.
-  """
-  asked = ask(operation, problem, target, overlay)
-  decision = decisions.choose(
-    operation.backends(),
-    problem,
-    target,
-    requested,
-    who=who,
-    unportable=unportable,
-    measured=asked.measured,
-  )
-  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
-
-
 def ask(
   operation: fitting.Operation[decisions.Problem],
   problem: decisions.Problem,

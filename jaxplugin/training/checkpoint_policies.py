@@ -31,7 +31,6 @@ from jax import lax
 from jaxplugin.dot import primitive
 from jaxplugin.dot import sides
 from jaxplugin.ragged import calls as ragged_calls
-from jaxplugin.ragged.contraction import calls as contraction_calls
 from jaxplugin.training import gradients
 
 __all__ = [
@@ -54,7 +53,7 @@ Policy = Callable[..., Any]
 _DOTS: Final = (
   primitive.block_scaled_dot_p,
   ragged_calls.ragged_dot_p,
-  contraction_calls.ragged_contraction_p,
+  ragged_calls.ragged_contraction_p,
 )
 
 

@@ -33,11 +33,10 @@ from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.quantization import arguments
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import calls
+from jaxplugin.ragged import general
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
-from jaxplugin.ragged.contraction import api as contraction_api
-from jaxplugin.ragged.contraction import calls as contraction_calls
 from jaxplugin.ragged.sharding import assignment
 from jaxplugin.ragged.sharding import explicit
 from jaxplugin.training import api as training_api
@@ -128,7 +127,7 @@ def ragged_dot_general(
     lhs = api.float_operand("lhs", _unless_quantized(lhs))
     given = rhs
     rhs = api.float_operand("rhs", quantized_operand.primal_of(rhs))
-    order = contraction_api.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
+    order = general.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
     if order.is_contraction:
       raise NotImplementedError(
         f"{sides.who()}: the ragged dimension must not be a contracting one"
@@ -257,7 +256,7 @@ class _Product(products.Product):
     with speaking.speaking_for(scheme.who):
       if self.is_contraction:
         sizes = extents.round_up(sizes, self.lhs.multiple)
-        return contraction_api.contract(lhs, rhs, sizes, **dtypes)
+        return general.contract(lhs, rhs, sizes, **dtypes)
       if self.rhs.dims == (1,):  # dgrad; kernels have blocks last
         rhs = rhs.transpose((0, 2, 1))
       return ragged_api.product(lhs, rhs, sizes, **dtypes)
@@ -294,11 +293,11 @@ class _Setting(settings.Setting):
       "preferred_element_type": np.dtype(dtype),
       "reduce_dtype": self.scheme.reduce_dtype or np.dtype(dtype),
     }
-    call: calls.Call | contraction_calls.Contraction
+    call: calls.Call | calls.Contraction
     if rhs_contracting == (0,):
       if product is not None:
         sizes = extents.round_up(sizes, product.lhs.multiple)
-      call = contraction_calls.plain(lhs, rhs, sizes, **options)
+      call = calls.plain_contraction(lhs, rhs, sizes, **options)
     else:
       (dim,) = rhs_contracting
       call = calls.plain(lhs, rhs, sizes, dim, **options)

@@ -11,17 +11,14 @@ mode keeps the operands as they are, quantized. Their transposes dequantize the
 other side, in the backward pass, as g contracts the dimension that is not
 blocked, and multiply the bare dot, computed once more, for the global scale.
 
-`primitive` registers `jvp` and `transpose`. They take its `bind`, which gives
-the result of a call.
+`dot/primitive.py` registers `jvp`, `require_linear` and `cotangent`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from collections.abc import Container
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.interpreters import ad
 from jax.sharding import AxisType
 
 from jaxplugin.core import formats
@@ -41,9 +37,10 @@ from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.sharding import explicit
 from jaxplugin.jaxext import explicit_axes
+from jaxplugin.operation import primitive
 from jaxplugin.quantization import dequantize_primitive
 
-Bind = Callable[[calls.Call], jax.Array]
+Bind = primitive.Bind
 
 _F32: Final = np.dtype(np.float32)
 
@@ -105,19 +102,15 @@ def jvp(
   Args:
     bind: of the primitive.
     call: the call.
-    tangents: of its arrays by name, of their dtypes; `ad.Zero` for a constant.
-
-  Raises:
-    NotImplementedError: values or scales of a quantized operand have a tangent.
+    tangents: of its arrays by name, without symbolic zeros.
   """
-  active = {k: x for k, x in tangents.items() if type(x) is not ad.Zero}
-  _refuse_quantized(call, active)
-  # Zeros that were written out: powers of two come from bits, and what codes
-  # come from is a constant.
-  for name in ("global_power", *call.ORIGINS):
-    active.pop(name, None)
+  # These tangents are zeros, because a power of two comes from bits and an
+  # origin is a constant.
+  constants = {"global_power", *call.ORIGINS}
+  active = {k: x for k, x in tangents.items() if k not in constants}
   result = bind(call)
-  # What is linear keeps its operands for the backward pass: no whole stacks.
+  # The backward pass keeps the operands of the linear calls, so they have no
+  # stacks.
   call = call.without_origins()
   if call.activation is None:
     return result, _linear_tangent(bind, call, active, result)
@@ -185,61 +178,32 @@ def _activation_tangent(
 # Backward.
 
 
-def transpose(
-  bind: Bind, g: Any, args: Sequence[Any], form: calls.Call
-) -> list[Any]:
-  """Cotangents of the operands in which the call is linear.
-
-  Args:
-    bind: of the primitive.
-    g: cotangent of the result, [batch..., m..., n...], or `ad.Zero`.
-    args: the call's arrays, an `ad.UndefinedPrimal` where a cotangent is
-      wanted.
-    form: of the call.
-
-  Returns:
-    For each of args its cotangent, of its shape and dtype, or None.
-
-  Raises:
-    NotImplementedError: values or scales of a quantized operand are wanted, or
-      the call is not linear in all that are.
-  """
-  if type(g) is ad.Zero:
-    return [None] * len(args)
-  is_wanted = [ad.is_undefined_primal(x) for x in args]
-  names = [name for name, wanted in form.named(is_wanted).items() if wanted]
-  _refuse_quantized(form, names)
-  _require_linear(form, names)
-  call = form.filled(x.aval if ad.is_undefined_primal(x) else x for x in args)
-  cotangents = form.named([None] * len(args))
-  mesh: Any = contextlib.nullcontext()
-  if _is_explicit(g):
-    mesh = jax.sharding.use_abstract_mesh(jax.typeof(g).sharding.mesh)
-  with mesh:
-    for name in names:
-      cotangents[name] = _cotangent(bind, name, g, call)
-  return list(cotangents.values())
-
-
-def _cotangent(
+def cotangent(
   bind: Bind, name: str, g: jax.Array, call: calls.Call
 ) -> jax.Array:
-  """The cotangent of one operand; those that are wanted are abstract."""
+  """Returns the cotangent of one array of a call that is linear in it.
+
+  Args:
+    bind: computes a call.
+    name: the array's name in `Call.ARRAYS`.
+    g: cotangent of the result, [batch..., m..., n...].
+    call: arrays whose cotangents are wanted are abstract.
+  """
   aval = call.arrays()[name]
   if name in ("lhs", "rhs"):
-    cotangent = _side_cotangent(name, g, call)
+    result = _side_cotangent(name, g, call)
   elif name == "global_scale":
-    cotangent = _sum_to(bind(call.bare()) * g.astype(_F32), aval)
+    result = _sum_to(bind(call.bare()) * g.astype(_F32), aval)
     power = call.global_power
     if power is not None:
-      cotangent = cotangent * _sharded_as(cotangent, power)
+      result = result * _sharded_as(result, power)
   else:
-    cotangent = _sum_to(g.astype(_F32), aval)
-  cotangent = cotangent.astype(aval.dtype)
+    result = _sum_to(g.astype(_F32), aval)
+  result = result.astype(aval.dtype)
   if not _is_explicit(g):
-    return cotangent
-  # Of an operand that is on no mesh, the whole cotangent everywhere.
-  return explicit_axes.reshard(cotangent, explicit_axes.spec_of(aval))
+    return result
+  # An operand on no mesh gets the whole cotangent on every device.
+  return explicit_axes.reshard(result, explicit_axes.spec_of(aval))
 
 
 def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
@@ -354,37 +318,25 @@ def _is_explicit(x: jax.Array) -> bool:
 # Refusals.
 
 
-def _refuse_quantized(call: calls.Call, active: Container[str]) -> None:
-  """Refuses derivatives with respect to values and scales of blocks."""
-  names = []
-  for side in (call.lhs, call.rhs):
-    if side.format is not None:
-      names += [
-        f"{name} ({side.format})"
-        for name in (side.name, f"{side.name}_scale")
-        if name in active
-      ]
-  if names:
-    raise NotImplementedError(
-      f"{sides.WHO}: quantized values and block scales have no derivative, got"
-      f" {' and '.join(names)}. Differentiate with respect to plain operands,"
-      " bias, residual and global_scale, with jax.lax.stop_gradient around"
-      " the quantized operands. To train a model in a block format pass plain"
-      " parameters to jaxplugin.quantize_dots(f, recipe), or multiply by"
-      " jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
-      " operands and defines the gradient."
-    )
+REMEDY: Final = (
+  "Differentiate with respect to plain operands, bias, residual and"
+  " global_scale, with jax.lax.stop_gradient around the quantized operands. To"
+  " train a model in a block format pass plain parameters to"
+  " jaxplugin.quantize_dots(f, recipe), or multiply by"
+  " jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
+  " operands and defines the gradient."
+)
 
 
-def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
-  """Refuses, of a `linear_transpose` of the user's, what is not linear."""
+def require_linear(call: calls.Call, names: Sequence[str]) -> None:
+  """Raises NotImplementedError unless a call is linear in arrays together.
+
+  Only a user's `jax.linear_transpose` can ask for others.
+  """
   what = ""
   if call.activation is not None and list(names) != ["residual"]:
     what = f" through {call.activation}"
   elif "global_scale" in names and ("lhs" in names or "rhs" in names):
     what = " at once"
   if what:
-    raise NotImplementedError(
-      f"{sides.WHO}: jax.linear_transpose needs a linear function, and the"
-      f" result is not linear in {' and '.join(names)}{what}; use jax.vjp"
-    )
+    raise primitive.not_linear(sides.WHO, names, what)

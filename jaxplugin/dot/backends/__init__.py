@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dot's backends, and the choice between them.
 
-Each module beside this one ends in its `BACKEND`, and this is the one list of
-them. `emit` of a backend takes (call, problem, target). Those of other packages
-(`dot/plugins`) come beside them.
+`table` has the `BACKEND` of each module in this folder, and the backends of
+other packages (`dot/plugins`). `emit` of a backend takes (call, problem,
+target).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from jaxplugin.dot.backends import xla
 from jaxplugin.dot.plugins import adapting
 from jaxplugin.dot.plugins import discovery
 from jaxplugin.dot.plugins import registry
+from jaxplugin.operation import choice
 from jaxplugin.tables import fitting
 from jaxplugin.tables import resolution
 
@@ -49,13 +50,12 @@ def table() -> dict[str, Backend]:
   return BACKENDS | adapting.table()
 
 
-# The dot, as tables of measured choices speak of it.
 OPERATION: Final[fitting.Operation[problems.DotProblem]] = fitting.Operation(
   name="block_scaled_dot",
   bucketed="m",
   fields_of=problem_fields.fields_of,
   problem_of=problem_fields.problem_of,
-  backends=table,
+  backends=lambda: table(),  # tests replace `table`
 )
 
 
@@ -69,57 +69,49 @@ def choose(
   for_export: bool = False,
   is_of_layer: bool = False,
 ) -> decisions.Decision:
-  """Chooses the implementation of `problem` on `target`.
+  """Chooses the backend of a dot, as `choice.choose` does.
 
   Args:
-    problem: what to compute.
-    target: where.
-    requested: the one implementation to use, or None for the one that a table
-      of measured choices puts first, else the one that `modelled` proposes,
-      else the first of those tried on the target that serves.
-    unportable: why only portable implementations serve, if so.
-    overlay: of the call; the user's and the packaged tables come after it.
+    problem, target, requested, unportable, overlay: as for `choice.choose`. If
+      no tuning table has the problem, a model of the time may propose a
+      backend.
     for_export: whether other machines load the module (`jp.export`).
-    is_of_layer: whether rhs is a layer of stacked weights. With few rows one
-      that reads it where it lies then comes before those for which it is
-      copied: that writes it, and reads it once more.
-
-  Returns:
-    The decision, with a reason for every implementation not chosen.
-
-  Raises:
-    ValueError: `requested` is no implementation's name.
-    NotImplementedError: `requested` cannot serve; lists every implementation.
+    is_of_layer: whether rhs is a layer of stacked weights. With few rows, a
+      backend that reads the layer from the stack comes first, because a copy
+      of the layer would be written and read once more.
   """
-  asked = resolution.ask(OPERATION, problem, target, overlay)
-  measured = asked.measured
-  if requested is None:
-    measured = (*measured, *_modelled(problem, target))
+
+  def propose(measured: choice.Proposals) -> choice.Proposals:
+    if requested is None:
+      measured = (*measured, *_modelled(problem, target))
+      if is_of_layer:
+        measured = _for_layer(measured, problem, target)
+    if for_export:
+      measured = tuple(map(_portable, measured))
+    return measured
+
+  def notes(decision: decisions.Decision) -> tuple[str, ...]:
+    found = _notes_on_order(decision.implementation, problem, target)
     if is_of_layer:
-      measured = _for_layer(measured, problem, target)
-  if for_export:
-    measured = tuple(map(_that_travels, measured))
-  decision = decisions.choose(
-    table(),
+      found = (*found, *_notes_on_layer(decision, problem, target))
+    return found
+
+  return choice.choose(
+    OPERATION,
     problem,
     target,
     requested,
-    who=sides.who(),
     unportable=unportable,
-    measured=measured,
-  )
-  notes = _notes_on_order(decision.implementation, problem, target)
-  if is_of_layer:
-    notes = (*notes, *_notes_on_layer(decision, problem, target))
-  return dataclasses.replace(
-    decision, notes=(*decision.notes, *notes, *asked.notes)
+    overlay=overlay,
+    propose=propose,
+    notes=notes,
   )
 
 
 def _modelled(
   problem: problems.DotProblem, target: targets.Target
 ) -> tuple[decisions.Measured, ...]:
-  """What the model proposes instead of triton, where that would be chosen."""
+  """Returns the model's proposal if triton would be chosen without it."""
   proposal = modelled.proposal(problem, target)
   if proposal is None:
     return ()
@@ -141,7 +133,10 @@ def _for_layer(
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> tuple[decisions.Measured, ...]:
-  """Proposals for a layer of a stack; measured were weights that are none."""
+  """Returns the proposals for a layer of a stack.
+
+  The measured weights were not layers.
+  """
   if problem.m is None or problem.m > modelled.FEW_ROWS:
     return measured
   backends = table()
@@ -172,7 +167,7 @@ def _notes_on_layer(
   if _reads_layer(decision.implementation, problem, target):
     return ("rhs: a layer of a stack, read from the stack",)
   if table()[decision.implementation].is_portable:
-    return ()  # of operations: the slice is part of what dequantizes
+    return ()  # XLA fuses the slice into the dequantization
   if decision.implementation == cpu.BACKEND.name:
     return (
       "rhs: a layer of a stack; linear(layer=) reads it from the stack, and"
@@ -181,8 +176,8 @@ def _notes_on_layer(
   return ("rhs: a layer of a stack, copied before every call",)
 
 
-def _that_travels(measured: decisions.Measured) -> decisions.Measured:
-  """Without a config that is of this machine alone."""
+def _portable(measured: decisions.Measured) -> decisions.Measured:
+  """Returns a proposal without a config that fits only this machine."""
   backend = table().get(measured.implementation)
   if not measured.config or backend is None or backend.tunable is None:
     return measured
@@ -226,7 +221,7 @@ def _notes_on_order(
 def emit(
   decision: decisions.Decision, call: calls.Call, target: targets.Target
 ) -> jax.Array:
-  """A call as it was decided to be computed."""
+  """Computes a call as it was decided."""
   call = call.with_bytes().joined()
   problem = call.problem()
   if problem.interleaved_sides and (
@@ -238,7 +233,7 @@ def emit(
     decision.implementation, problem, target
   ):
     call = call.without_stack()
-  backend = table()[decision.implementation].configured(decision.config)
+  backend = choice.backend_of(OPERATION, decision)
   if not backend.reads(layouts.TWO_GLOBAL_SCALES, problem, target):
     call = epilogue.with_product(call)
   return backend.emit(call, problem, target)
@@ -254,7 +249,7 @@ def validate_name(requested: str | None) -> None:
       f" {speaking.shown(requested)}"
     )
   if requested in BACKENDS:
-    return  # without loading those of other packages
+    return  # without loading backends of other packages
   found = table()
   if requested in found:
     return
@@ -264,4 +259,4 @@ def validate_name(requested: str | None) -> None:
       f"{sides.who()}: implementation={speaking.shown(requested)} cannot be"
       f" used: {missing}"
     )
-  decisions.validate_name(found, requested, who=sides.who())
+  choice.validate_name(OPERATION, requested)

@@ -141,7 +141,7 @@ def product_across_blocks(
 
 def _prepared(call: calls.Call) -> calls.Call:
   """Views the call as bytes, with linear scales without padding."""
-  call = call.with_scales_alone()
+  call = call.without_origins_of_sides().with_scales_alone()
   call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))
   return call.replace(
     lhs=_prepared_side(call.lhs),

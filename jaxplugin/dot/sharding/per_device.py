@@ -27,6 +27,7 @@ Dot = Callable[[calls.Call], jax.Array]
 
 def can_partition(call: calls.Call) -> bool:
   """Returns whether devices can share the call: whole blocks, nothing empty."""
+  call = call.without_origins_of_sides()
   if any(0 in x.shape for x in call.flatten()):
     return False
   if not all(map(side_bytes.has_whole_pairs, (call.lhs, call.rhs))):
@@ -56,8 +57,15 @@ def operation(
   )
 
 
-def to_bytes(call: calls.Call) -> calls.Call:
-  """Views the operands as bytes."""
+def prepared(call: calls.Call) -> calls.Call:
+  """Views a call as bytes, with linear scales without padding.
+
+  Two global scales stay apart. A backend that cannot read both gets their
+  product. A side loses its origin, because a device's part of a layer is not
+  its part of the stack, and NVFP4 of a part has another global scale.
+  """
+  call = call.without_origins_of_sides().with_bytes()
+  call = call.with_linear_scales().with_scales_alone()
   return call.replace(
     lhs=side_bytes.to_bytes(call.lhs), rhs=side_bytes.to_bytes(call.rhs)
   )

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import targets
+from jaxplugin.operation import choice
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import cpu
 from jaxplugin.quantization.backends import problem_fields
@@ -226,11 +227,10 @@ def decide_dequantize(
   overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """What `dequantize_p` is lowered to."""
-  return resolution.choose(
+  return choice.choose(
     DEQUANTIZE_OPERATION,
     problem,
     target,
-    who="dequantize",
     unportable=module.kernels_refusal(),
     overlay=overlay,
   )
@@ -267,11 +267,10 @@ def choose(
   unportable = module.kernels_refusal()
   for name in decisions.order(QUANTIZE, target):
     unportable = unportable or QUANTIZE[name].lowering_refusal(target)
-  return resolution.choose(
+  return choice.choose(
     QUANTIZE_OPERATION,
     problem,
     target,
-    who="quantize",
     unportable=unportable,
     overlay=overlay,
   )

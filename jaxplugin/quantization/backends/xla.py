@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from typing import Final
 
 import jax
@@ -14,27 +13,12 @@ from jaxplugin.core import blocking
 from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import targets
+from jaxplugin.operation import choice
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
-from jaxplugin.tables import fitting
 
 _SUMMARY: Final = "operations that XLA compiles"
-_LAST: Final = 100
-
-
-def _rank(target: targets.Target) -> int:
-  del target
-  return _LAST
-
-
-def _supports(problem: Any, target: targets.Target) -> None:
-  del problem, target
-
-
-def _plan(problem: Any, target: targets.Target) -> decisions.Plan:
-  del problem, target
-  return decisions.Plan()
 
 
 def quantize(
@@ -146,23 +130,9 @@ def dequantize(
   )
 
 
-QUANTIZE: Final = decisions.Backend(
-  name="xla",
-  summary=_SUMMARY,
-  rank=_rank,
-  supports=_supports,
-  plan=_plan,
-  emit=quantize,
-  is_portable=True,
-  tunable=decisions.Tunable(source=fitting.jaxlib_source),
+QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
+  choice.xla_backend(summary=_SUMMARY, emit=quantize)
 )
-DEQUANTIZE: Final = decisions.Backend(
-  name="xla",
-  summary=_SUMMARY,
-  rank=_rank,
-  supports=_supports,
-  plan=_plan,
-  emit=dequantize,
-  is_portable=True,
-  tunable=decisions.Tunable(source=fitting.jaxlib_source),
+DEQUANTIZE: Final[decisions.Backend[problems.DequantizeProblem]] = (
+  choice.xla_backend(summary=_SUMMARY, emit=dequantize)
 )

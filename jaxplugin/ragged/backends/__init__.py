@@ -1,19 +1,20 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ragged dot's backends, and the choice between them.
+"""Backends of the ragged dot and of the contraction, and the choice.
 
-As the dot's: each module beside this one ends in its `BACKEND`, and this is the
-one list of them. `emit` of a backend takes (call, problem, target).
+`emit` of a backend takes (call, problem, target).
 """
 
 from __future__ import annotations
 
+from typing import Any
 from typing import Final
 
 import jax
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.operation import choice
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 from jaxplugin.ragged.backends import cpu
@@ -21,15 +22,10 @@ from jaxplugin.ragged.backends import problem_fields
 from jaxplugin.ragged.backends import triton
 from jaxplugin.ragged.backends import xla
 from jaxplugin.tables import fitting
-from jaxplugin.tables import resolution
 
-Backend = decisions.Backend[problems.RaggedProblem]
+BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
+CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
-BACKENDS: Final[dict[str, Backend]] = decisions.table(
-  triton.BACKEND, cpu.BACKEND, xla.BACKEND
-)
-
-# The ragged dot, as tables of measured choices speak of it.
 OPERATION: Final[fitting.Operation[problems.RaggedProblem]] = fitting.Operation(
   name=problems.WHO,
   bucketed="m",
@@ -37,35 +33,40 @@ OPERATION: Final[fitting.Operation[problems.RaggedProblem]] = fitting.Operation(
   problem_of=problem_fields.problem_of,
   backends=lambda: BACKENDS,
 )
+CONTRACTION: Final[fitting.Operation[problems.ContractionProblem]] = (
+  fitting.Operation(
+    name=problems.CONTRACTION_WHO,
+    bucketed="m",
+    fields_of=problem_fields.contraction_fields_of,
+    problem_of=problem_fields.contraction_problem_of,
+    backends=lambda: CONTRACTION_BACKENDS,
+  )
+)
+
+
+def operation_of(problem: problems.Problem) -> fitting.Operation[Any]:
+  is_contraction = isinstance(problem, problems.ContractionProblem)
+  return CONTRACTION if is_contraction else OPERATION
 
 
 def choose(
-  problem: problems.RaggedProblem,
+  problem: problems.Problem,
   target: targets.Target,
   requested: str | None = None,
-  *,
-  unportable: decisions.Unsupported | None = None,
-  overlay: resolution.Overlay | None = None,
+  **options: Any,
 ) -> decisions.Decision:
-  """As `dot.backends.choose`, of a ragged dot."""
-  return resolution.choose(
-    OPERATION,
-    problem,
-    target,
-    requested,
-    who=problems.who(),
-    unportable=unportable,
-    overlay=overlay,
+  """Chooses a backend as `choice.choose` does, which has the options."""
+  return choice.choose(
+    operation_of(problem), problem, target, requested, **options
   )
 
 
 def emit(
-  implementation: str, call: calls.Call, target: targets.Target
+  decision: decisions.Decision,
+  call: calls.Call | calls.Contraction,
+  target: targets.Target,
 ) -> jax.Array:
-  """A call as the implementation that was chosen for it lowers it."""
-  return BACKENDS[implementation].emit(call, call.problem(), target)
-
-
-def validate_name(requested: str | None) -> None:
-  """Raises ValueError unless `requested` is an implementation or None."""
-  decisions.validate_name(BACKENDS, requested, who=problems.who())
+  """Computes a call as it was decided."""
+  problem = call.problem()
+  backend = choice.backend_of(operation_of(problem), decision)
+  return backend.emit(call, problem, target)

@@ -18,14 +18,13 @@ from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import traced
-from jaxplugin.ragged.contraction import backends as contraction_backends
 from jaxplugin.tables import fitting
 from jaxplugin.tables import records
 from jaxplugin.testing.measured import operation_tables
 
 F32 = np.dtype(np.float32)
 RAGGED = backends.OPERATION
-CONTRACTION = contraction_backends.OPERATION
+CONTRACTION = backends.CONTRACTION
 GROUPS, M, N, K = 3, 10, 24, 64
 SIZES = np.array([4, 0, 6], np.int32)
 

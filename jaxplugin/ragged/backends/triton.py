@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import triton
@@ -252,7 +253,9 @@ def _call(
 ) -> jax.Array:
   """Runs a launch."""
   module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
-  return triton.run(module, launch, inputs, target, who=problems.who())
+  return triton.run(
+    module, launch, inputs, target, who=speaking.who(problems.WHO)
+  )
 
 
 def _source(target: targets.Target) -> decisions.Source | None:

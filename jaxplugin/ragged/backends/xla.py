@@ -1,146 +1,137 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The xla implementation: one used group after the other, on every platform.
+"""The xla backends of the ragged dot and the contraction, on every platform.
 
-`lax.ragged_dot` multiplies every row with every group where it has no kernel,
-and would need all groups dequantized. This is a loop over the groups that have
-rows: each one's weight is dequantized once, and multiplied with its rows in
+`lax.ragged_dot` and `lax.ragged_dot_general` multiply every row with every
+group if they have no kernel, and they would need all groups dequantized. These
+backends loop over the groups that have rows, and multiply a group's rows in
 tiles of a static size.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 from typing import Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxplugin.core import decisions
-from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import epilogue as dot_epilogue
 from jaxplugin.dot import sides
+from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import choice
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import problems
-from jaxplugin.tables import fitting
 
-_LOOP: Final = (
-  "a loop over the groups that have rows; dequantizes each of them once"
-)
 _HOST: Final = (
   "the host decides each step of the loop, so it waits for the device"
 )
-
-# Rows that a step multiplies at once. What exceeds a group's rows is computed
-# in vain; what it lacks is one more step.
+# Rows that a step multiplies at once. A group's last tile may have surplus
+# rows. A step of a contraction reads and writes the group's sums. On two cores
+# of Zen 4 its tiles of 64 and 128 rows are the best, for groups of 128 to 512
+# rows and sums of 512 x 1024 and more (2026-11).
 _MIN_TILE: Final = 8
+_MIN_CONTRACTION_TILE: Final = 16
 _MAX_TILE: Final = 128
 
 
-def _rank(target: targets.Target) -> int:
-  """After everything that reads the quantized bytes."""
-  del target
-  return 100
-
-
-def supports(
-  problem: problems.RaggedProblem, target: targets.Target
-) -> decisions.Unsupported | None:
-  """Serves every problem on every target."""
-  del problem, target
-  return None
-
-
-def plan(
-  problem: problems.RaggedProblem, target: targets.Target
-) -> decisions.Plan:
-  """The global scale is a multiply of its own."""
-  has_scale = problem.global_scale != "none"
-  notes = (_LOOP,) if target.platform == "cpu" else (_LOOP, _HOST)
-  return decisions.Plan(
-    global_scale="separate" if has_scale else "none", notes=notes
-  )
-
-
-def emit(
-  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
-) -> jax.Array:
-  """Sums of products in f32, and the epilogue."""
-  call = call.in_usual_order()
-  if problem.is_empty:
-    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
-  else:
-    sums = _sums(call, _operand_dtype(call, target), _tile_rows(problem))
-  return epilogue.apply(sums, call)
-
-
-def _operand_dtype(call: calls.Call, target: targets.Target) -> Any:
-  """bf16 where that loses nothing; else f32 (see `dot.backends.xla`)."""
-  if target.platform == "cpu":
-    return np.dtype(np.float32)
-  is_exact = call.lhs.exact_in_bf16 and call.rhs.exact_in_bf16
-  return formats.BF16 if is_exact else np.dtype(np.float32)
-
-
-def _tile_rows(problem: problems.RaggedProblem) -> int:
-  """A power of two near the rows that a group has on average."""
+def _tile_rows(problem: problems.Problem, smallest: int) -> int:
+  """Returns a power of two near the rows that a group has on average."""
   if problem.m is None or not problem.groups:
     return _MAX_TILE
   average = -(-problem.m // problem.groups)
   tile = 1 << max(average - 1, 0).bit_length()
-  return min(max(tile, _MIN_TILE), _MAX_TILE)
+  return min(max(tile, smallest), _MAX_TILE)
 
 
-def _sums(call: calls.Call, dtype: Any, tile: int) -> jax.Array:
-  """f32[m, columns] of the rows of groups; anything in others.
+def _for_groups(
+  group_sizes: jax.Array,
+  num_rows: int,
+  body: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
+  init: jax.Array,
+) -> jax.Array:
+  """Computes x = body(group, its first row, its end, x) for groups with rows.
 
-  A group's last tile may reach beyond its rows. Those rows are the next groups'
-  and get their own products later, as groups come in order, or they are no
-  group's, and the epilogue makes zeros of them. So nothing is masked here.
+  The groups are in order.
   """
-  num_rows = call.num_rows
-  ends = groups.ends(call.group_sizes, num_rows)
+  ends = groups.ends(group_sizes, num_rows)
   starts = groups.starts(ends)
   used, count = groups.used(ends)
+
+  def step(i: jax.Array, x: jax.Array) -> jax.Array:
+    index = used[i]
+    return body(index, starts[index], ends[index], x)
+
+  return lax.fori_loop(0, count, step, init)
+
+
+# The ragged dot.
+
+
+def _notes(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> tuple[str, ...]:
+  del problem
+  loop = "a loop over the groups that have rows; dequantizes each of them once"
+  return (loop,) if target.platform == "cpu" else (loop, _HOST)
+
+
+def _emit(
+  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+) -> jax.Array:
+  """Computes the sums of products in f32, and the epilogue."""
+  call = call.in_usual_order()
+  if problem.is_empty:
+    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
+  else:
+    sums = _sums(call, problem, target)
+  return epilogue.apply(sums, call)
+
+
+def _sums(
+  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+) -> jax.Array:
+  """Returns f32[m, columns], with anything in rows of no group.
+
+  A group's last tile may reach beyond its rows. If those rows are of the next
+  groups, they get their products later, because groups come in order. If they
+  are of no group, the epilogue sets them to zero. So nothing is masked.
+  """
+  dtype = xla.operand_dtype(call, target)
+  tile = _tile_rows(problem, _MIN_TILE)
+  numbers = (((1,), (call.rhs.contracting[0] - 1,)), ((), ()))
   # A tile that begins at a group's last row ends beyond all rows.
   lhs = calls.as_floats(call.lhs).dequantized().astype(dtype)
   lhs = jnp.pad(lhs, ((0, tile), (0, 0)))
-  multiply = functools.partial(
-    lax.dot_general,
-    dimension_numbers=(((1,), (call.rhs.contracting[0] - 1,)), ((), ())),
-    precision=(
-      lax.Precision.DEFAULT if dtype == formats.BF16 else lax.Precision.HIGHEST
-    ),
-    preferred_element_type=jnp.float32,
-  )
 
-  def group(i: jax.Array, sums: jax.Array) -> jax.Array:
-    index = used[i]
-    start, end = starts[index], ends[index]
+  def group(
+    index: jax.Array, start: jax.Array, end: jax.Array, sums: jax.Array
+  ) -> jax.Array:
     own = calls.as_floats(_group_of(call.rhs, index))
     weight = own.dequantized()[0].astype(dtype)
 
     def step(j: jax.Array, sums: jax.Array) -> jax.Array:
       row = start + j * tile
       rows = lax.dynamic_slice_in_dim(lhs, row, tile)
-      product = multiply(rows, weight)
+      product = xla.multiply(rows, weight, numbers, dtype)
       return lax.dynamic_update_slice_in_dim(sums, product, row, 0)
 
     return lax.fori_loop(0, (end - start + tile - 1) // tile, step, sums)
 
-  sums = jnp.zeros((num_rows + tile, call.columns), jnp.float32)
+  sums = jnp.zeros((call.num_rows + tile, call.columns), jnp.float32)
   sums = jax_private.varying_as(sums, lhs)  # inside of a shard_map
-  return lax.fori_loop(0, count, group, sums)[:num_rows]
+  sums = _for_groups(call.group_sizes, call.num_rows, group, sums)
+  return sums[: call.num_rows]
 
 
 def _group_of(rhs: sides.Side, index: jax.Array) -> sides.Side:
-  """One group of all."""
   take = functools.partial(
     lax.dynamic_slice_in_dim, start_index=index, slice_size=1
   )
@@ -148,13 +139,90 @@ def _group_of(rhs: sides.Side, index: jax.Array) -> sides.Side:
   return rhs.replace(values=take(rhs.values), scale=scale)
 
 
-BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
-  name="xla",
+BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = choice.xla_backend(
   summary="dequantize each used group and dot_general in XLA operations",
-  rank=_rank,
-  supports=supports,
-  plan=plan,
-  emit=emit,
-  is_portable=True,
-  tunable=decisions.Tunable(source=fitting.jaxlib_source),
+  emit=_emit,
+  notes=_notes,
+)
+
+
+# The contraction.
+
+
+def _contraction_notes(
+  problem: problems.ContractionProblem, target: targets.Target
+) -> tuple[str, ...]:
+  tile = _tile_rows(problem, _MIN_CONTRACTION_TILE)
+  notes = [
+    f"a loop over the groups that have rows, in tiles of {tile} rows; surplus"
+    " rows of a group's last tile are multiplied and discarded"
+  ]
+  if problem.lhs.format is not None or problem.rhs.format is not None:
+    notes.append("writes whole f32 or bf16 copies of block-scaled operands")
+  if target.platform != "cpu":
+    notes.append(_HOST)
+  return tuple(notes)
+
+
+def _contract(
+  call: calls.Contraction,
+  problem: problems.ContractionProblem,
+  target: targets.Target,
+) -> jax.Array:
+  """Computes the sums in f32, times the global scale, cast."""
+  if problem.is_empty:
+    return jnp.zeros(call.shape, call.preferred_element_type)
+  dtype = xla.operand_dtype(call, target)
+  tile = _tile_rows(problem, _MIN_CONTRACTION_TILE)
+  # A tile that begins at a group's last row ends beyond all rows.
+  lhs, rhs = (
+    jnp.pad(
+      calls.in_usual_order(side).dequantized().astype(dtype),
+      ((0, tile), (0, 0)),
+    )
+    for side in (call.lhs, call.rhs)
+  )
+  numbers = (((0,), (0,)), ((), ()))
+
+  def group(
+    index: jax.Array, start: jax.Array, end: jax.Array, result: jax.Array
+  ) -> jax.Array:
+    def step(j: jax.Array, sums: jax.Array) -> jax.Array:
+      row = start + j * tile
+      # Both are masked, because a NaN of another group's row times 0 is NaN.
+      is_own = (row + jnp.arange(tile, dtype=jnp.int32) < end)[:, None]
+      lhs_tile, rhs_tile = (
+        jnp.where(is_own, lax.dynamic_slice_in_dim(x, row, tile), 0)
+        for x in (lhs, rhs)
+      )
+      return sums + xla.multiply(lhs_tile, rhs_tile, numbers, dtype)
+
+    sums = jnp.zeros(call.shape[1:], jnp.float32)
+    sums = jax_private.varying_as(sums, lhs)
+    sums = lax.fori_loop(0, (end - start + tile - 1) // tile, step, sums)
+    sums = _scaled(sums, call).astype(call.preferred_element_type)
+    return lax.dynamic_update_slice_in_dim(result, sums[None], index, 0)
+
+  result = jnp.zeros(call.shape, call.preferred_element_type)
+  result = jax_private.varying_as(result, lhs)
+  return _for_groups(call.group_sizes, call.num_rows, group, result)
+
+
+def _scaled(sums: jax.Array, call: calls.Contraction) -> jax.Array:
+  """Returns f32[n, k] times the call's global scale."""
+  scale, power = (
+    x if x is None or not x.ndim else x[0]
+    for x in (call.global_scale, call.global_power)
+  )
+  if scale is None:
+    return sums
+  return dot_epilogue.multiply(sums, scale, power)
+
+
+CONTRACTION: Final[decisions.Backend[problems.ContractionProblem]] = (
+  choice.xla_backend(
+    summary="dequantize and sum each used group's tiles in XLA operations",
+    emit=_contract,
+    notes=_contraction_notes,
+  )
 )

@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vmap` of a ragged dot: one ragged dot of the rows of all entries.
 
-Entries that share their weights share their groups: rows of one group come
-together, and its weight is read once for all entries. Entries with weights of
-their own are so many groups more.
+If entries share their weights, they share their groups. The rows of a group are
+then adjacent, and its weight is read once for all entries. Otherwise each entry
+has separate groups. A contraction of one mapped operand has more columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -20,12 +18,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import batching
 
-from jaxplugin.core import forms
+from jaxplugin.operation import primitive
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 
-Bind = Callable[[calls.Call], jax.Array]
+Bind = primitive.Bind
 
 _ROWS: Final = frozenset({"lhs", "lhs_scale"})
 _WEIGHTS: Final = frozenset({"rhs", "rhs_scale"})
@@ -36,7 +34,7 @@ _EPILOGUE: Final = _SCALES | {"bias"}
 def batch(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """The results of all entries, and the dimension of entries.
+  """Returns the results of all entries, and the dimension of entries.
 
   Args:
     bind: of the primitive.
@@ -52,28 +50,45 @@ def batch(
   return _of_groups(bind, call, mapped, size)
 
 
-def in_turn(
-  bind: Callable[[Any], jax.Array],
-  args: Sequence[jax.Array],
-  dims: Sequence[int | None],
-  form: forms.Call,
+def batch_contraction(
+  bind: Bind, call: calls.Contraction, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """One entry after the other: what cannot be one call."""
-  is_mapped = [d is not None for d in dims]
-  moved = [
-    x if d is None else jnp.moveaxis(x, d, 0)
-    for x, d in zip(args, dims, strict=True)
-  ]
+  """Batches a contraction, with arguments and results as for `batch`."""
+  names = {name.removesuffix("_scale") for name in mapped}
+  # A global scale that is one number is one for all columns.
+  is_number = call.global_scale is None or not call.global_scale.ndim
+  if not is_number or names not in ({"lhs"}, {"rhs"}):
+    return _one_by_one(bind, call, mapped)
+  (name,) = names
+  side = getattr(call, name)
+  changed = side.replace(
+    values=_merged_columns(side.values, mapped.get(name), size),
+    scale=_merged_columns(side.scale, mapped.get(f"{name}_scale"), size),
+  )
+  result = bind(call.replace(**{name: changed}))
+  # The columns of an entry, from its operand because `size` may be 0.
+  shape = list(side.values.shape)
+  if name in mapped:
+    del shape[mapped[name]]
+  dim = 1 if name == "lhs" else 2
+  split = (*result.shape[:dim], size, shape[1], *result.shape[dim + 1 :])
+  return result.reshape(split), dim
 
-  def entry(own: list[jax.Array]) -> jax.Array:
-    rest = iter(own)
-    flat = [
-      next(rest) if m else x for x, m in zip(moved, is_mapped, strict=True)
-    ]
-    return bind(form.filled(flat))
 
-  own = [x for x, m in zip(moved, is_mapped, strict=True) if m]
-  return lax.map(entry, own), 0
+def _merged_columns(x: Any, dim: int | None, size: int) -> Any:
+  """Returns [rows, entries * columns] of [rows, columns] of each entry."""
+  if x is None:
+    return None
+  x = jnp.moveaxis(batching.bdim_at_front(x, dim, size), 0, 1)
+  return x.reshape(x.shape[0], size * x.shape[2])
+
+
+def _one_by_one(
+  bind: Bind, call: calls.Contraction, mapped: Mapping[str, int]
+) -> tuple[jax.Array, int]:
+  arrays = call.arrays()
+  moved = {name: jnp.moveaxis(arrays[name], d, 0) for name, d in mapped.items()}
+  return lax.map(lambda entry: bind(call.with_arrays(**entry)), moved), 0
 
 
 def _of_rows(

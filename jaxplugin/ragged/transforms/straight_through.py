@@ -34,7 +34,6 @@ from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
-from jaxplugin.ragged.contraction import calls as contraction_calls
 from jaxplugin.tables import resolution
 
 _F32: Final = np.dtype(np.float32)
@@ -203,7 +202,7 @@ def _product_of_both(
       cotangent = _bind(calls.plain(g, plain, sizes, 1, overlay=overlay))
     else:
       cotangent = _bind(
-        contraction_calls.plain(g, plain, sizes, overlay=overlay)
+        calls.plain_contraction(g, plain, sizes, overlay=overlay)
       )
     return cotangent.astype(tangent.dtype)
 
@@ -216,5 +215,5 @@ def _product_of_both(
   )
 
 
-def _bind(call: calls.Call | contraction_calls.Contraction) -> jax.Array:
+def _bind(call: calls.Call | calls.Contraction) -> jax.Array:
   return primitive.bind(call, targets.overriding_target())

@@ -23,9 +23,8 @@ from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
+from jaxplugin.ragged import general
 from jaxplugin.ragged import problems
-from jaxplugin.ragged.contraction import api as contraction_api
-from jaxplugin.ragged.contraction import backends as contraction_backends
 
 _GLOBAL_SCALE: Final = 0.5
 _ROWS_WITHOUT_GROUP: Final = 3
@@ -222,7 +221,7 @@ def _build_contraction(
 def _contraction_function(
   problem: problems.ContractionProblem,
 ) -> Callable[[dict[str, Any]], jax.Array]:
-  return lambda arrays: contraction_api.contract(
+  return lambda arrays: general.contract(
     arrays["lhs"],
     arrays["rhs"],
     arrays["sizes"],
@@ -231,8 +230,8 @@ def _contraction_function(
 
 
 CONTRACTION: Final = operation.TunedOperation(
-  operation=contraction_backends.OPERATION,
-  default=lambda problem, target: contraction_backends.choose(
+  operation=backends.CONTRACTION,
+  default=lambda problem, target: backends.choose(
     problem, target, overlay=operation.NO_TABLES
   ),
   refusal=_contraction_refusal,

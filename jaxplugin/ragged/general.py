@@ -22,14 +22,15 @@ from jaxplugin.dot import guards
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
+from jaxplugin.ragged import backends
+from jaxplugin.ragged import calls
 from jaxplugin.ragged import checks
 from jaxplugin.ragged import groups
+from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
-from jaxplugin.ragged.contraction import backends
-from jaxplugin.ragged.contraction import calls
-from jaxplugin.ragged.contraction import primitive
-from jaxplugin.ragged.contraction import sharding
+from jaxplugin.ragged.sharding import contraction
 from jaxplugin.ragged.sharding import explicit
 from jaxplugin.tables import resolution
 
@@ -148,7 +149,7 @@ def contract(
   )
   call = call_of(lhs, rhs, group_sizes)
   explicit_sharding = explicit.result_sharding(
-    call, sharding.assign, out_sharding
+    call, contraction.assign, out_sharding
   )
   if explicit_sharding is None:
     return _contracted(call)
@@ -338,7 +339,7 @@ def _call(
       )
   group_sizes = api.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, group_sizes.size)
-  backends.validate_name(implementation)
+  choice.validate_name(backends.CONTRACTION, implementation)
   lhs_side, rhs_side = _side("lhs", lhs), _side("rhs", rhs)
   if lhs_side.shape[0] != rhs_side.shape[0]:
     raise TypeError(

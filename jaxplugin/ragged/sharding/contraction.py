@@ -23,8 +23,7 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
-from jaxplugin.ragged import calls as ragged_calls
-from jaxplugin.ragged.contraction import calls
+from jaxplugin.ragged import calls
 from jaxplugin.ragged.sharding import assignment as ragged_assignment
 from jaxplugin.ragged.sharding import per_device
 
@@ -37,8 +36,7 @@ def can_partition(call: calls.Contraction) -> bool:
   Sizes must be static and not 0, and blocks whole.
   """
   problem = call.problem()
-  sizes = (problem.groups, problem.m, problem.n, problem.k)
-  if None in sizes or 0 in sizes:
+  if not problem.sizes_are_static or problem.is_empty:
     return False
   rows, granule = notation(call).sizes["m"]
   is_whole = map(ragged_assignment.has_whole_blocks, (call.lhs, call.rhs))
@@ -128,8 +126,9 @@ def _compute(
   """Computes one device's part of the result."""
   taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
   dtype = call.preferred_element_type
-  as_floats = ragged_calls.as_floats
-  call = call.replace(lhs=as_floats(call.lhs), rhs=as_floats(call.rhs))
+  call = call.replace(
+    lhs=calls.as_floats(call.lhs), rhs=calls.as_floats(call.rhs)
+  )
   if axes["m"] or axes["g"]:
     sizes, first_row = per_device.own_sizes(
       call.group_sizes,
@@ -153,5 +152,5 @@ def _compute(
 
 def _rolled(side: sides.Side, by: jax.Array) -> sides.Side:
   """Dequantizes a side and rolls its rows, which may cut blocks of rows."""
-  plain = side.in_usual_order().with_linear_scale().plain()
+  plain = calls.in_usual_order(side).plain()
   return plain.replace(values=per_device.rolled(plain.values, by))

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Call`: what an operation is called with, as a primitive takes it.
+"""`Call`: the arrays and options that an operation is called with.
 
-A primitive takes arrays, and parameters that can be hashed. A call has both;
-its form is the call without its arrays, which is such a parameter.
+A primitive takes arrays, and parameters that can be hashed. A call has both.
+The form of a call is the call without its arrays, which is such a parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar
 from typing import Final
 from typing import Self
 
-_OF_SIDES: Final = {
+_SIDE_ARRAYS: Final = {
   "lhs": ("lhs", "values"),
   "rhs": ("rhs", "values"),
   "lhs_scale": ("lhs", "scale"),
@@ -27,7 +27,7 @@ _OF_SIDES: Final = {
 
 
 class _Form(enum.Enum):
-  """What stands for an array in `Call.form`."""
+  """Takes the place of an array in `Call.form`."""
 
   ARRAY = "array"
 
@@ -37,18 +37,20 @@ class Call:
   """The arrays of a call, and everything else about it.
 
   Attributes:
-    ARRAYS: of a subclass: where each array is, by its name, in the order in
-      which the primitive takes them: the names of a field, and, of one that is
-      a dataclass itself, of a field of that, which has a `replace` too.
+    PRIMITIVE: the JAX primitive of the call. Each subclass sets it.
+    ARRAYS: the path of each array by its name, in the order of the primitive's
+      operands. A path is a field, or a field and a field of that. A field with
+      fields is a dataclass with a method `replace`. Each subclass sets it.
   """
 
+  PRIMITIVE: ClassVar[Any]
   ARRAYS: ClassVar[Mapping[str, tuple[str, ...]]]
 
   def replace(self, **changes: Any) -> Self:
     return dataclasses.replace(self, **changes)
 
   def arrays(self) -> dict[str, Any]:
-    """Those that are there, by their names in `ARRAYS`, in that order."""
+    """Returns the arrays that are not None by name, in order of `ARRAYS`."""
     found = {
       name: functools.reduce(getattr, path, self)
       for name, path in self.ARRAYS.items()
@@ -59,7 +61,7 @@ class Call:
     return list(self.arrays().values())
 
   def with_arrays(self, **arrays: Any) -> Self:
-    """The same call with other arrays; None takes one out."""
+    """Returns the call with other arrays; None removes an array."""
     changes: dict[str, Any] = {}
     for name, x in arrays.items():
       field, *inner = self.ARRAYS[name]
@@ -70,18 +72,18 @@ class Call:
     return self.replace(**changes)
 
   def form(self) -> Self:
-    """The call without its arrays: hashable, equal where all else is."""
+    """Returns the call without its arrays: hashable, equal if all else is."""
     return self.with_arrays(**dict.fromkeys(self.arrays(), _Form.ARRAY))
 
   def named(self, flat: Iterable[Any]) -> dict[str, Any]:
-    """Items that belong to the call's arrays, by their names."""
+    """Returns one item for each array of the call, by the array's name."""
     return dict(zip(self.arrays(), flat, strict=True))
 
   def filled(self, flat: Iterable[Any]) -> Self:
-    """The call of which this is the `form`, with these arrays."""
+    """Returns the call whose `form` this is, with the given arrays."""
     return self.with_arrays(**self.named(flat))
 
 
-def of_two_sides(*others: str) -> dict[str, tuple[str, ...]]:
-  """`Call.ARRAYS` of a call of lhs and rhs, and of other arrays after them."""
-  return _OF_SIDES | {name: (name,) for name in others}
+def paths_of_two_sides(*others: str) -> dict[str, tuple[str, ...]]:
+  """Returns `Call.ARRAYS` of a call with lhs, rhs and other arrays."""
+  return _SIDE_ARRAYS | {name: (name,) for name in others}

@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls as primitives take them."""
+"""Calls as parameters of primitives."""
 
 import dataclasses
 from typing import Any
 
 from absl.testing import absltest
 
-from jaxplugin.core import forms
+from jaxplugin.operation import static_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class _Side:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Call(forms.Call):
-  ARRAYS = forms.of_two_sides("bias", "sizes")
+class _Call(static_call.Call):
+  ARRAYS = static_call.paths_of_two_sides("bias", "sizes")
 
   lhs: _Side
   rhs: _Side
@@ -37,7 +37,7 @@ _CALL = _Call(
 
 
 class CallTest(absltest.TestCase):
-  def test_arrays_are_those_that_are_there_in_order(self):
+  def test_arrays_are_those_that_are_not_none_in_order(self):
     self.assertEqual(
       list(_CALL.arrays().items()),
       [("lhs", [1]), ("rhs", [2]), ("rhs_scale", [3]), ("sizes", [4])],

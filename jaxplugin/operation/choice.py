@@ -1,0 +1,131 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The choice between the backends of an operation.
+
+`fitting.Operation` names the operation, and has its table of backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxplugin.core import decisions
+from jaxplugin.core import speaking
+from jaxplugin.core import targets
+from jaxplugin.tables import fitting
+from jaxplugin.tables import resolution
+
+Proposals = tuple[decisions.Measured, ...]
+
+
+def choose(
+  operation: fitting.Operation[decisions.Problem],
+  problem: decisions.Problem,
+  target: targets.Target,
+  requested: str | None = None,
+  *,
+  unportable: decisions.Unsupported | None = None,
+  overlay: resolution.Overlay | None = None,
+  propose: Callable[[Proposals], Proposals] | None = None,
+  notes: Callable[[decisions.Decision], tuple[str, ...]] | None = None,
+) -> decisions.Decision:
+  """Chooses the backend for a problem on a target.
+
+  A pure function of its arguments and of the tuning tables that were read.
+
+  Args:
+    operation: the operation, with its backends.
+    problem: what to compute.
+    target: the target to choose for.
+    requested: the backend to use. None is the first one that tuning tables
+      propose, or else the first one in order of rank.
+    unportable: the reason if only portable backends are allowed.
+    overlay: tuning tables of the call. The user's and the packaged tables come
+      after them.
+    propose: changes the proposals of the tuning tables.
+    notes: returns further notes on a decision.
+
+  Returns:
+    The decision, with a reason for every backend not chosen.
+
+  Raises:
+    ValueError: If `requested` is not a backend's name.
+    NotImplementedError: If `requested` does not support the problem. The
+      message lists every backend.
+  """
+  asked = resolution.ask(operation, problem, target, overlay)
+  decision = decisions.choose(
+    operation.backends(),
+    problem,
+    target,
+    requested,
+    who=speaking.who(operation.name),
+    unportable=unportable,
+    measured=asked.measured if propose is None else propose(asked.measured),
+  )
+  more = () if notes is None else notes(decision)
+  return dataclasses.replace(
+    decision, notes=(*decision.notes, *more, *asked.notes)
+  )
+
+
+def backend_of(
+  operation: fitting.Operation[decisions.Problem],
+  decision: decisions.Decision,
+) -> decisions.Backend[decisions.Problem]:
+  """Returns the chosen backend, which computes as the decision says."""
+  backend = operation.backends()[decision.implementation]
+  return backend.configured(decision.config)
+
+
+def validate_name(
+  operation: fitting.Operation[Any], requested: str | None
+) -> None:
+  """Raises TypeError or ValueError unless it is a backend's name or None."""
+  decisions.validate_name(
+    operation.backends(), requested, who=speaking.who(operation.name)
+  )
+
+
+def _supports(problem: Any, target: targets.Target) -> None:
+  del problem, target
+
+
+def _plan(problem: Any, target: targets.Target) -> decisions.Plan:
+  del target
+  scale = getattr(problem, "global_scale", "none")
+  return decisions.Plan(global_scale="none" if scale == "none" else "separate")
+
+
+def xla_backend(
+  *,
+  summary: str,
+  emit: Callable[..., Any],
+  notes: Callable[[Any, targets.Target], tuple[str, ...]] | None = None,
+) -> decisions.Backend[Any]:
+  """Returns the backend of XLA operations, which supports every problem.
+
+  Its rank is behind every backend that reads the quantized bytes.
+
+  Args:
+    summary: describes the backend in a decision's reason.
+    emit: computes a problem.
+    notes: (problem, target) -> notes of its plan.
+  """
+  plan = _plan
+  if notes is not None:
+    plan = lambda problem, target: dataclasses.replace(
+      _plan(problem, target), notes=notes(problem, target)
+    )
+  return decisions.Backend(
+    name="xla",
+    summary=summary,
+    rank=lambda target: 100,
+    supports=_supports,
+    plan=plan,
+    emit=emit,
+    is_portable=True,
+    tunable=decisions.Tunable(source=fitting.jaxlib_source),
+  )

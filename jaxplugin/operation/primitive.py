@@ -1,0 +1,283 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for JAX that the primitives of all operations share.
+
+`register` registers the rules of any primitive. `register_call` also defines
+them, for an operation whose primitive takes a `static_call.Call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+
+from jaxplugin.core import speaking
+from jaxplugin.core import targets
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import split
+from jaxplugin.operation import static_call
+from jaxplugin.runtime import fingerprints
+from jaxplugin.runtime import lowering
+from jaxplugin.tables import ranks
+from jaxplugin.tables import resolution
+
+Call = Any  # a `static_call.Call` of one operation
+Bind = Callable[[Call], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+  """An equation that is lowered.
+
+  Attributes:
+    module: the module it is lowered into.
+    target: the target to choose a backend for.
+    avals_in, avals_out: types of its operands and results.
+    mesh: a mesh with explicit axes, if an operand is on one.
+  """
+
+  module: lowering.Module
+  target: targets.Target
+  avals_in: Sequence[Any]
+  avals_out: Sequence[Any]
+  mesh: Any
+
+
+def register(
+  primitive: extend_core.Primitive,
+  *,
+  who: str,
+  abstract_eval: Callable[..., Any],
+  jvp: Callable[..., Any],
+  batch: Callable[..., Any],
+  lower: Callable[..., Callable[..., Any]],
+) -> None:
+  """Registers the rules of a primitive.
+
+  Args:
+    primitive: has a parameter `target`, the target of an enclosing
+      `use_target`, or None.
+    who: the function that errors name.
+    abstract_eval, jvp, batch: rules as JAX calls them.
+    lower: (site, **params) -> the function of the operands to lower.
+  """
+  rule = functools.partial(_lower, primitive, who, lower)
+  primitive.def_impl(functools.partial(lowering.impl, primitive))
+  primitive.def_abstract_eval(abstract_eval)
+  ad.primitive_jvps[primitive] = jvp
+  batching.primitive_batchers[primitive] = batch
+  lowering.register_kernels(primitive, rule)
+
+
+def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
+  module = lowering.module_of(ctx)
+  lowering.require_shardy(who, module)
+  ranks.check()
+  site = Site(
+    module=module,
+    target=lowering.resolve_target(target, platform or module.platforms[0]),
+    avals_in=ctx.avals_in,
+    avals_out=ctx.avals_out,
+    mesh=explicit_axes.mesh_of(ctx.avals_in),
+  )
+  results = mlir.lower_fun(
+    lower(site, target=target, **params),
+    multiple_results=primitive.multiple_results,
+  )(ctx, *args)
+  return [
+    jax_private.lower_with_sharding_in_types(ctx, x, aval)
+    for x, aval in zip(results, ctx.avals_out, strict=True)
+  ]
+
+
+# Operations whose primitive takes a call.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+  """The parts of an operation's rules that differ between operations.
+
+  Attributes:
+    who: the function that errors name if the user called no other.
+    remedy: "Differentiate with respect to ..." for the error about derivatives
+      of quantized operands.
+    local: (call, target, module) -> the result, computed on one device.
+    jvp: (bind, call, tangents by name) -> (result, tangent).
+    require_linear: (form, names of arrays) raises an error unless the call is
+      linear in these arrays together.
+    cotangent: (bind, name, cotangent of the result, call) -> the cotangent of
+      one array. Arrays whose cotangent is computed are abstract in the call.
+    batch: (bind, call of the arrays of all entries, the mapped dimension of
+      each array that has one, number of entries) -> (result, its mapped
+      dimension).
+    can_partition: call -> whether devices can share it.
+    prepared: call -> the same call with arrays as devices exchange them.
+    operation: (form, local, whole) -> how the call is split.
+    result_sharding: call -> the sharding in the type of the result. None if no
+      call has operands on a mesh with explicit axes.
+    on_explicit_axes: (bind, call, sharding of the result) -> the result; None
+      as for `result_sharding`.
+    state: () -> other data that decides how a device computes its part.
+  """
+
+  who: str
+  remedy: str
+  local: Callable[[Call, targets.Target, lowering.Module], jax.Array]
+  jvp: Callable[[Bind, Call, Mapping[str, Any]], tuple[jax.Array, jax.Array]]
+  require_linear: Callable[[Call, Sequence[str]], None]
+  cotangent: Callable[[Bind, str, jax.Array, Call], jax.Array]
+  batch: Callable[[Bind, Call, Mapping[str, int], int], tuple[jax.Array, int]]
+  can_partition: Callable[[Call], bool]
+  prepared: Callable[[Call], Call]
+  operation: Callable[[Call, Bind, Bind], split.Operation]
+  result_sharding: Callable[[Call], Any] | None = None
+  on_explicit_axes: Callable[[Bind, Call, Any], jax.Array] | None = None
+  state: Callable[[], Any] = tuple
+
+
+def bind(call: static_call.Call, target: targets.Target | None) -> jax.Array:
+  """Returns the result of a call whose arguments are checked."""
+  return call.PRIMITIVE.bind(*call.flatten(), call=call.form(), target=target)
+
+
+def register_call(primitive: extend_core.Primitive, rules: Rules) -> None:
+  """Registers the rules of a primitive that takes a call.
+
+  Its operands are the arrays of the call. Its parameters are `call`, the form,
+  and `target`.
+  """
+  register(
+    primitive,
+    who=rules.who,
+    abstract_eval=functools.partial(_abstract_eval, rules),
+    jvp=functools.partial(_jvp, rules),
+    batch=functools.partial(_batch, rules),
+    lower=functools.partial(_lower_call, rules),
+  )
+  ad.primitive_transposes[primitive] = functools.partial(_transpose, rules)
+
+
+def _abstract_eval(rules, *flat, call, target):
+  del target
+  call = call.filled(flat)
+  more = {}
+  if rules.result_sharding is not None:
+    more["sharding"] = rules.result_sharding(call)
+  return call.lhs.values.update(
+    shape=call.shape,
+    dtype=call.preferred_element_type,
+    weak_type=False,
+    **more,
+  )
+
+
+def _jvp(rules, primals, tangents, *, call, target):
+  active = {
+    name: x
+    for name, x in call.named(tangents).items()
+    if type(x) is not ad.Zero
+  }
+  _refuse_quantized(rules, call, active)
+  return rules.jvp(
+    functools.partial(bind, target=target), call.filled(primals), active
+  )
+
+
+def _transpose(rules, g, *flat, call, target):
+  if type(g) is ad.Zero:
+    return [None] * len(flat)
+  is_wanted = call.named(map(ad.is_undefined_primal, flat))
+  names = [name for name, wanted in is_wanted.items() if wanted]
+  _refuse_quantized(rules, call, names)
+  rules.require_linear(call, names)
+  cotangents = dict.fromkeys(is_wanted)
+  call = call.filled(x.aval if ad.is_undefined_primal(x) else x for x in flat)
+  mesh: Any = contextlib.nullcontext()
+  if (mesh_of_g := explicit_axes.mesh_of([g])) is not None:
+    mesh = jax.sharding.use_abstract_mesh(mesh_of_g)
+  with mesh:
+    for name in names:
+      cotangents[name] = rules.cotangent(
+        functools.partial(bind, target=target), name, g, call
+      ).astype(call.arrays()[name].dtype)
+  return list(cotangents.values())
+
+
+def _batch(rules, args, dims, *, call, target):
+  mapped = {name: d for name, d in call.named(dims).items() if d is not None}
+  call = call.filled(args)
+  name, dim = next(iter(mapped.items()))
+  size = call.arrays()[name].shape[dim]
+  return rules.batch(functools.partial(bind, target=target), call, mapped, size)
+
+
+def _refuse_quantized(rules: Rules, call: Call, names: Container[str]) -> None:
+  """Raises NotImplementedError if a named array is of a quantized operand."""
+  quantized = [
+    f"{name} ({side.format})"
+    for side in (call.lhs, call.rhs)
+    for name in (side.name, f"{side.name}_scale")
+    if side.format is not None and name in names
+  ]
+  if quantized:
+    raise NotImplementedError(
+      f"{speaking.who(rules.who)}: quantized values and block scales have no"
+      f" derivative, got {' and '.join(quantized)}. {rules.remedy}"
+    )
+
+
+def not_linear(
+  who: str, names: Sequence[str], what: str
+) -> NotImplementedError:
+  """Returns the error of a `jax.linear_transpose` of a call.
+
+  Args:
+    who: the function that the error names if the user called no other.
+    names: the arrays whose cotangents are wanted.
+    what: the rest of "the result is not linear in lhs and rhs".
+  """
+  return NotImplementedError(
+    f"{speaking.who(who)}: jax.linear_transpose needs a linear function, and"
+    f" the result is not linear in {' and '.join(names)}{what}; use jax.vjp"
+  )
+
+
+def _lower_call(rules, site, *, call, target):
+  # Each device's part is lowered as a call.
+  share = functools.partial(bind, target=target)
+
+  def function(*flat):
+    whole = call.filled(flat)
+    if site.mesh is not None and rules.on_explicit_axes is not None:
+      return rules.on_explicit_axes(share, whole, site.avals_out[0].sharding)
+    if not site.module.is_split or not rules.can_partition(whole):
+      return rules.local(whole, site.target, site.module)
+    exact = rules.prepared(whole)
+    form = exact.form()
+    local = functools.partial(
+      rules.local, target=site.target, module=site.module.of_device()
+    )
+    key = fingerprints.of(
+      call.PRIMITIVE.name,
+      form.replace(overlay=None),
+      site.target,
+      rules.state(),
+      resolution.decides(form.overlay),
+    )
+    operation = rules.operation(form, local, share)
+    return split.partitioned(operation, key)(*exact.flatten())[0]
+
+  return function
