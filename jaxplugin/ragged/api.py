@@ -177,10 +177,20 @@ def product(
 
 
 def _dot(call: calls.Call, bias: Any) -> jax.Array:
-  """The result of a checked call, with the epilogue that it lacks."""
-  call = _with_epilogue(call, bias)
+  """Computes a checked call, after adding its epilogue."""
+  return bind(_with_epilogue(call, bias))
+
+
+def bind(call: calls.Call | calls.Contraction) -> jax.Array:
+  """Returns the result of a checked call, and adds debug checks if enabled."""
   call = call.form().filled(api.vary_alike(call.flatten()))
-  _validate_implementation(call)
+  if call.implementation is not None:
+    # Refuses a backend that no device of this process can run.
+    api.require_somewhere(
+      lambda target: backends.choose(
+        call.problem(), target, call.implementation, overlay=call.overlay
+      )
+    )
   result = primitive.bind(call, targets.overriding_target())
   if guards.is_on():
     checks.check(result, call)
@@ -348,14 +358,3 @@ def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:
       f" group with shape ({rhs.shape[0]}, 1, 1), got {tuple(scale.shape)}"
     )
   return scale.reshape(-1)
-
-
-def _validate_implementation(call: calls.Call) -> None:
-  """Refuses, while tracing, an implementation that no device here can run."""
-  if call.implementation is None:
-    return
-  api.require_somewhere(
-    lambda target: backends.choose(
-      call.problem(), target, call.implementation, overlay=call.overlay
-    )
-  )

@@ -15,10 +15,8 @@ import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import speaking
-from jaxplugin.core import targets
 from jaxplugin.dot import api
 from jaxplugin.dot import epilogue
-from jaxplugin.dot import guards
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
@@ -26,9 +24,7 @@ from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
-from jaxplugin.ragged import checks
 from jaxplugin.ragged import groups
-from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
 from jaxplugin.ragged.sharding import contraction
 from jaxplugin.ragged.sharding import explicit
@@ -152,26 +148,12 @@ def contract(
     call, contraction.assign, out_sharding
   )
   if explicit_sharding is None:
-    return _contracted(call)
-  product = lambda *arrays: _contracted(call_of(*arrays))
+    return ragged_api.bind(_with_global_scale(call))
+  product = lambda *arrays: ragged_api.bind(
+    _with_global_scale(call_of(*arrays))
+  )
   arrays = jax.tree.map(jnp.asarray, (lhs, rhs, call.group_sizes))
   return explicit.automatic(product, explicit_sharding)(*arrays)
-
-
-def _contracted(call: calls.Contraction) -> jax.Array:
-  """The result of a checked call."""
-  call = _with_global_scale(call)
-  call = call.form().filled(api.vary_alike(call.flatten()))
-  if call.implementation is not None:
-    api.require_somewhere(
-      lambda target: backends.choose(
-        call.problem(), target, call.implementation, overlay=call.overlay
-      )
-    )
-  result = primitive.bind(call, targets.overriding_target())
-  if guards.is_on():
-    checks.check(result, call)
-  return result
 
 
 def align_groups(

@@ -1,15 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A problem of the dot as a row of a table has it, and back.
+"""Problems of the dot as fields of a table's row, and back.
 
-Every field of a `DotProblem` is there, unless it is what most problems have: a
-field that is left out stands for the default. No field is left out of what is
-compared.
+A row has every field of a `DotProblem`, except those with the default value.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -20,7 +20,7 @@ from jaxplugin.tables import taking
 
 _SIZES: Final = ("m", "n", "k")
 GLOBAL_SCALES: Final = ("none", "scalar", "array")
-# What most problems have, and rows leave out.
+# Values that rows leave out.
 _DEFAULTS: Final[dict[str, records.Scalar]] = {
   "batch": 1,
   "global_scale": "none",
@@ -49,43 +49,81 @@ _LAYOUTS: Final = (layouts.LINEAR, layouts.SWIZZLED)
 
 @functools.lru_cache(maxsize=4096)
 def fields_of(problem: problems.DotProblem) -> records.Fields | None:
-  """A problem's fields; None where no row can be about it.
+  """Returns the fields of a problem, or None as `matmul_fields` does."""
+  return matmul_fields(problem, _SIZES, _DEFAULTS)
 
-  That is where a size is symbolic or 0, or a format or dtype has no name.
+
+def matmul_fields(
+  problem: Any, sizes: Sequence[str], defaults: Mapping[str, records.Scalar]
+) -> records.Fields | None:
+  """Returns the fields of a matmul of two operands.
+
+  None means that a row cannot have the problem: a size is symbolic or 0, or a
+  format or dtype has no name.
+
+  Args:
+    problem: has `lhs`, `rhs`, `out_dtype`, and the names of `sizes` and
+      `defaults` as attributes.
+    sizes: names of its sizes.
+    defaults: other names, with the value that rows leave out.
   """
   if not problem.sizes_are_static or problem.is_empty:
     return None
   if problem.out_dtype.name not in taking.DTYPES:
     return None
-  lhs, rhs = side_fields("lhs", problem.lhs), side_fields("rhs", problem.rhs)
+  lhs, rhs = _side_fields("lhs", problem.lhs), _side_fields("rhs", problem.rhs)
   if lhs is None or rhs is None:
     return None
-  fields: dict[str, Any] = {name: getattr(problem, name) for name in _SIZES}
+  fields: dict[str, Any] = {name: getattr(problem, name) for name in sizes}
   fields["out"] = problem.out_dtype.name
-  fields |= taking.not_default(problem, _DEFAULTS)
+  fields |= taking.not_default(problem, defaults)
   return records.fields_of("problem", {**fields, **lhs, **rhs})
 
 
 def problem_of(fields: records.Fields) -> problems.DotProblem:
-  """The problem of which these are the fields.
+  """Returns the problem that has these fields.
 
   Raises:
-    ValueError: of none; says which field, and what it must be.
+    ValueError: If a field is wrong. The message says what it must be.
   """
-  taken = taking.Taken("the dot", fields, (*_SIZES, "out", "lhs", "rhs"))
-  changes: dict[str, Any] = {name: taken.size(name) for name in _SIZES}
-  changes["out_dtype"] = taking.DTYPES[taken.text("out", taking.DTYPES)]
+  return problems.DotProblem(
+    **matmul_of("the dot", fields, _SIZES, _DEFAULTS, _WORDS, _NUMBERS)
+  )
+
+
+def matmul_of(
+  what: str,
+  fields: records.Fields,
+  sizes: Sequence[str],
+  defaults: Mapping[str, records.Scalar],
+  words: Mapping[str, tuple[str, ...]],
+  numbers: Sequence[str] = (),
+) -> dict[str, Any]:
+  """Returns the arguments of a problem that has these fields.
+
+  Args:
+    what: names the operation in errors.
+    fields, sizes, defaults: as for `matmul_fields`.
+    words: the values of a field of words.
+    numbers: names of the fields that are numbers.
+
+  Raises:
+    ValueError: If a field is wrong. The message says what it must be.
+  """
+  taken = taking.Taken(what, fields, (*sizes, "out", "lhs", "rhs"))
+  found: dict[str, Any] = {name: taken.size(name) for name in sizes}
+  found["out_dtype"] = taking.DTYPES[taken.text("out", taking.DTYPES)]
   for name in ("lhs", "rhs"):
-    changes[name] = side_of(name, taken)
-  changes |= taken.optional(_DEFAULTS, _WORDS, _NUMBERS)
+    found[name] = _side_of(name, taken)
+  found |= taken.optional(defaults, words, numbers)
   taken.finish()
-  return problems.DotProblem(**changes)
+  return found
 
 
-def side_fields(
+def _side_fields(
   name: str, side: problems.OperandProblem
 ) -> dict[str, Any] | None:
-  """The fields of an operand; None where its format or dtype has no name."""
+  """Returns an operand's fields; None if its format or dtype has no name."""
   fields: dict[str, Any] = {name: str(side)}
   if side.format is None:
     if side.dtype.name not in taking.DTYPES:
@@ -98,10 +136,10 @@ def side_fields(
   return fields | {f"{name}_{field}": v for field, v in others.items()}
 
 
-def side_of(name: str, taken: taking.Taken) -> problems.OperandProblem:
-  """The operand of that name, whose fields are taken."""
-  told = taken.text(name, (*taking.FORMATS, *taking.DTYPES))
-  format = taking.FORMATS.get(told)
+def _side_of(name: str, taken: taking.Taken) -> problems.OperandProblem:
+  """Returns the operand of a name from its fields."""
+  text = taken.text(name, (*taking.FORMATS, *taking.DTYPES))
+  format = taking.FORMATS.get(text)
   layout = f"{name}_scale_layout"
   found = taken.optional(
     {f"{name}_{field}": value for field, value in _SIDE_DEFAULTS.items()},
@@ -110,7 +148,7 @@ def side_of(name: str, taken: taking.Taken) -> problems.OperandProblem:
   changes = {n.removeprefix(f"{name}_"): v for n, v in found.items()}
   if format is None:
     return problems.OperandProblem(
-      format=None, dtype=taking.DTYPES[told], **changes
+      format=None, dtype=taking.DTYPES[text], **changes
     )
   dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
   dtype = format.array_dtype
