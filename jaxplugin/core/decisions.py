@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of an operation, and the choice between them.
 
-An operation has a table of `Backend`s and a record of its own, the problem,
-which says what a call of it asks for. `Backend.supports`, `Backend.plan` and
-`choose` are pure functions of a problem and a target, used alike by lowerings,
-`explain` and the tests.
+An operation has a table of `Backend`s, and a record that describes a call: its
+problem. `Backend.supports`, `Backend.plan` and `choose` are pure functions of a
+problem and a target. Lowerings, `explain` and tests all call them.
 """
 
 from __future__ import annotations
@@ -77,13 +76,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """One way of computing a problem that a measurement proposes.
+  """A proposal to compute a problem in one way.
 
   Attributes:
     implementation: the backend's name.
-    config: how the backend computes it; empty where its rule decides.
-    origin: whose measurement: "overlay", or the name of a table; MODEL where it
-      is none.
+    config: how the backend computes it. If empty, the backend's rule decides.
+    origin: "overlay" or the name of a table, which measured it, or MODEL.
     why: the figures, in words.
   """
 
@@ -98,8 +96,8 @@ class Unsupported:
   """Why a backend is not used.
 
   Attributes:
-    reason: why it cannot serve; in a `Decision` also why another one comes
-      first.
+    reason: why the backend does not support the problem. In a `Decision` also
+      why another backend comes first.
     implementation: the backend's name, in a `Decision`.
   """
 
@@ -184,13 +182,13 @@ def _has_no_configs(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tunable(Generic[Problem]):
-  """How a backend takes part in tables of measured choices.
+  """The configs of a backend that tuning tables choose from.
 
   Attributes:
-    source: what it is made of for a target, here; a table that was measured
-      with anything else is refused. None where that is not known.
-    config_error: (config, problem, target) -> why it is none that can compute
-      the problem; None where it is. The empty one is never asked about.
+    source: target -> the kernels and compilers of this process, or None if they
+      are unknown. A table measured with others is refused.
+    config_error: (config, problem, target) -> why the config cannot compute the
+      problem, or None if it can. It is not called with an empty config.
     configured: the backend whose `plan` and `emit` follow a config.
     candidates: (problem, target) -> the configs that a tuner measures next to
       the empty one; None if the tuner lists them itself.
@@ -214,27 +212,26 @@ class Backend(Generic[Problem]):
   """One implementation of an operation.
 
   Attributes:
-    name: what users force it by, and what decisions call it.
-    summary: what it is, in words, for a decision's reason.
-    rank: its place among those that are tried on a target, smaller first; None
-      where it is used only when asked for.
-    supports: why it cannot serve a problem on a target; None where it can.
-    plan: how it serves a problem that it supports.
-    emit: the operation itself, in JAX operations. Its arguments are the
-      operation's own.
-    reads: (layout, problem, target) -> whether it reads operands that were
-      prepared in a layout ("interleaved", "swizzled_128x4") as they are, or
-      ("layer") an rhs that is one layer of a stack where it lies there.
-    lowering_refusal: why this process cannot lower it for a target, however
-      well the target is served; None where it can. Not pure.
-    launched_by: what of XLA's launches its kernels where this process lowers
-      for a target, in words; empty where there is one way. Not pure.
-    is_portable: whether what it emits is XLA's operations alone, so that other
-      processes, other platforms and any partitioner can take it.
-    experiments: (word, function from a target to another) of ways in which it
-      serves only targets that ask for them; the benchmark measures them too.
-    origin: the distribution that it is from, where it is not jaxplugin's own.
-    tunable: how tables of measured choices speak of it; None where they cannot.
+    name: the name in `implementation=` and in decisions.
+    summary: description of the backend for a decision's reason.
+    rank: target -> its place in the order in which backends are tried, smaller
+      first, or None if it is used only if requested.
+    supports: (problem, target) -> why it does not support the problem, or None.
+    plan: (problem, target) -> how it computes a problem that it supports.
+    emit: computes the operation. Each operation has other arguments.
+    reads: (layout, problem, target) -> whether it reads operands in a layout
+      ("interleaved", "swizzled_128x4") without a conversion. The layout "layer"
+      is an rhs that is one layer of a stack.
+    lowering_refusal: target -> why this process cannot lower it for a target
+      that it supports, or None if it can. Not pure.
+    launched_by: target -> the part of XLA that launches its kernels if this
+      process lowers for the target, or "" if there is one way. Not pure.
+    is_portable: whether it emits only XLA's operations, which other processes,
+      other platforms and any partitioner support.
+    experiments: (word, function) for each experimental variant. The function
+      returns the target that enables it. The benchmark measures them too.
+    origin: the distribution of the backend if it is not jaxplugin.
+    tunable: its part in tuning tables; None if they cannot name it.
   """
 
   name: str
@@ -265,7 +262,7 @@ class Backend(Generic[Problem]):
   def config_error(
     self, config: Fields, problem: Problem, target: targets.Target
   ) -> str | None:
-    """Why a config cannot compute a problem; None where it can."""
+    """Returns why a config cannot compute a problem, or None if it can."""
     if not config:
       return None
     if self.tunable is None:
@@ -314,20 +311,20 @@ def choose(
       every target.
     problem: what to compute.
     target: where.
-    requested: the one backend to use, or None for the first in `order` that
-      serves.
+    requested: the backend to use. None is the first backend in `order` that
+      supports the problem.
     who: the operation, for errors.
-    unportable: why backends that are not portable cannot serve where the
-      operation is; None where they can.
-    measured: what measurements propose, the first that serves before all
-      others; of one that is `requested`, how it is configured.
+    unportable: the reason if only portable backends are allowed, else None.
+    measured: proposals, the best first. A proposal comes before `order`. If its
+      backend is `requested`, its config is used.
 
   Returns:
     The decision, with a reason for every backend not chosen.
 
   Raises:
-    ValueError: `requested` is no backend's name.
-    RefusedError: `requested` cannot serve; lists every backend.
+    ValueError: If `requested` is not a backend's name.
+    RefusedError: If `requested` does not support the problem. The message lists
+      every backend.
   """
   validate_name(backends, requested, who=who)
   tried = order(backends, target)
@@ -412,7 +409,7 @@ def _first_serving(
   problem: Problem,
   target: targets.Target,
 ) -> Measured | None:
-  """The first proposal that can compute the problem itself, not a like one."""
+  """Returns the first proposal that can compute the problem."""
   for proposal in measured:
     backend = serving.get(proposal.implementation)
     if backend is not None and (

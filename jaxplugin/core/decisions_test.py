@@ -59,7 +59,7 @@ def proposal(name, *, config=(), origin="overlay"):
 
 
 def adder():
-  """A backend whose one config says up to which number it serves."""
+  """A backend with a config that has its largest number."""
 
   def config_error(config, problem, target):
     del target
@@ -124,7 +124,7 @@ class ChooseTest(parameterized.TestCase):
     why = decisions.Unsupported("is exported")
     decision = choose(7, GPU, unportable=why)
     self.assertEqual(decision.implementation, "plain")
-    # A reason of its own comes first.
+    # A backend's reason comes before the general one.
     self.assertEqual(
       reasons(decision),
       {"gpu": "is exported", "small": "needs less than 5, got 7"},

@@ -288,7 +288,7 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
 
 
 def _with_stack(side: sides.Side, operand: Operand) -> sides.Side:
-  """The side, and of what stack it is a layer, if its operand tells."""
+  """Returns the side with its stack, if the operand is a layer of one."""
   if not isinstance(operand, scaled_array.ScaledArray):
     return side
   found = operand.layer_of()
@@ -301,7 +301,7 @@ def _with_stack(side: sides.Side, operand: Operand) -> sides.Side:
 
 
 def _with_source(side: sides.Side, operand: Operand) -> sides.Side:
-  """The side, and what it was quantized from, if its operand tells."""
+  """Returns the side with the array it was quantized from, if known."""
   if not isinstance(operand, scaled_array.ScaledArray):
     return side
   x = operand.quantized_from()
@@ -457,7 +457,7 @@ def reject_negative_scale(side: sides.Side) -> None:
     return
   if not scale_signs.has_negative_code(scale):
     return
-  # Of a scale that comes as bytes, too.
+  # The scale may be bytes.
   exact = np.asarray(side.linear_scale()).view(formats.E4M3)
   negative = np.argwhere(scale_signs.negative_codes(exact))
   if len(negative):
@@ -531,9 +531,9 @@ def _validate_implementation(call: calls.Call) -> None:
 
 
 def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
-  """Raises what `choose` does, unless it serves one of the targets here.
+  """Raises the error of `choose` unless it succeeds for a local target.
 
-  The one of `use_target` is the only one inside of it.
+  Inside `use_target`, that target is the only one.
   """
   override = targets.overriding_target()
   refused = None

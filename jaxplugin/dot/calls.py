@@ -98,7 +98,7 @@ class Call(static_call.Call):
   # The same call otherwise.
 
   def replace(self, **changes: Any) -> Self:
-    """With other fields; another global scale is no product of the old ones."""
+    """Replaces fields. A new global scale drops the two old ones."""
     if not changes.keys().isdisjoint(("global_scale", "global_power")):
       changes = {
         "first_global_scale": None,
@@ -175,7 +175,7 @@ class Call(static_call.Call):
       return self
     return self.replace(lhs=lhs, rhs=rhs)
 
-  # Of shapes and dtypes.
+  # Shapes and dtypes.
 
   @property
   def dimension_numbers(self) -> sides.DimensionNumbers:
@@ -205,7 +205,7 @@ class Call(static_call.Call):
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Of the result: batch dimensions, then those of lhs, then those of rhs."""
+    """Shape of the result: [batch..., lhs's free..., rhs's free...]."""
     lhs, rhs = self.lhs.shape, self.rhs.shape
     return (
       *(lhs[d] for d in self.lhs.batch),

@@ -4,8 +4,8 @@
 
 Global scales of the operands are brought to the result and multiplied. The
 product of two f32 global scales need not be an f32: two tensors of 1e-17
-have scales of 2^-68. So a product is handed on as two factors, of which the
-second is a power of two, and everywhere the result of a dot is
+have scales of 2^-68. So a call has a product as two factors. The second is a
+power of two. The result of a dot is always
 
     dot * factor * power
 
@@ -78,7 +78,7 @@ def product(
 
   Returns:
     (factor, power): f32, of the shape of all broadcast, multiplied one after
-    the other. Of one scale itself and None; of none, None and None. `factor`
+    the other; (scale, None) for one scale, (None, None) for none. `factor`
     has the derivative of the product divided by `power`, and `power`, found
     from the bits of the scales, has none. They hold a product of three from
     2^-252 to below 2^254. If it is smaller, `factor` underflows: it is 0 if
@@ -142,7 +142,8 @@ def _of_any(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
   # brought below 1: what is multiplied by it first does not overflow.
   exponent = sum(exponents[1:], start=exponents[0])
   power = jnp.clip(exponent + len(scales), _MIN_EXPONENT, _MAX_EXPONENT)
-  # Beyond the range of the power, the rest. Of two scales it is in range.
+  # The rest is the part beyond the range of the power. It is within that range
+  # for two scales.
   exponent = exponent - power
   rest = jnp.clip(exponent, _MIN_EXPONENT, _MAX_EXPONENT)
   factor = math.prod(significands[1:], start=significands[0])

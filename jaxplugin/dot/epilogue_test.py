@@ -21,7 +21,7 @@ _SPECIAL = np.array(
 
 
 def normal_numbers(count, seed):
-  """Of all exponents and signs, and all significands."""
+  """Random normal numbers with any exponent, sign and significand."""
   bits = np.random.default_rng(seed).integers(0, 2**32, count, np.uint32)
   exponents = (bits >> 23) % 254 + 1
   return ((bits & 0x807FFFFF) | exponents << 23).view(np.float32)
@@ -40,7 +40,7 @@ class ProductTest(parameterized.TestCase):
     np.testing.assert_allclose(
       (factor * power)[held], exact[held], rtol=_BITS_OF_FACTOR, atol=0
     )
-    # What is multiplied by it first does not overflow.
+    # A number that is multiplied by the factor first does not overflow.
     inside = (np.abs(exact) >= 2.0**-125) & (np.abs(exact) < 2.0**126)
     self.assertLess(np.abs(factor[inside]).max(), 1)
     self.assertGreaterEqual(np.abs(factor[inside]).min(), 0.25)

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`debug_checks`: block-scaled dots that look for NaN and Inf in their results.
 
-Each dot traced inside it is followed by operations of its own, whatever
-implementation computes it and wherever it runs: a test whether all of the
-result is finite; and behind a `lax.cond`, where it is not, the dot once more in
-f32 by portable operations, to tell which of the NaN and Inf the operands
-explain. What is left goes to the host, which raises `NonFiniteError`.
+A test follows each dot that is traced inside, for every backend and device. If
+the result is not finite, a `lax.cond` computes the dot once more, in f32 by
+portable operations, to find the NaN and Inf that the operands explain. If there
+are others, the host raises `NonFiniteError`.
 """
 
 from __future__ import annotations
@@ -181,11 +180,11 @@ def check_finite(
 
   Args:
     result: not empty.
-    flat: what it is made of.
-    unexplained: (result, flat) -> what nothing explains. It is computed where
-      the result is not finite.
+    flat: the arrays of the call.
+    unexplained: (result, flat) -> the elements that the arrays do not explain.
+      It is computed if the result is not finite.
     who: the operation, for the error.
-    description: of the call, for the error.
+    description: text about the call, for the error.
   """
   report = functools.partial(_report, who, description)
 
@@ -208,7 +207,7 @@ def check_finite(
 
 
 class Found(NamedTuple):
-  """What is reported of a result.
+  """The elements of a result that its operands do not explain.
 
   count: uint32[], elements that are not explained. index: int32[rank] of the
   first; actual, expected: f32[], the result and the reference there.
@@ -234,8 +233,8 @@ def _unexplained(
     dtype=jnp.float32,
   )
   expected = epilogue.apply(multiply(lhs, rhs), in_f32)
-  # Of one that overflows the error is infinite: sums in another order may have
-  # overflowed on the way.
+  # If a magnitude overflows, any error is allowed, because sums in another
+  # order may overflow.
   magnitude = multiply(jnp.abs(lhs), jnp.abs(rhs))
   if call.global_scale is not None:
     factor = jnp.abs(call.global_scale)
@@ -356,9 +355,10 @@ def describe(
 def _implementation(
   call: Any, choose: Callable[..., decisions.Decision]
 ) -> str:
-  """What is chosen where this is traced for; only lowering knows for certain.
+  """Returns the backend that would be chosen for a local target.
 
-  One that is forced may serve on another of the local targets only.
+  Only the lowering has the actual target. A requested backend may support only
+  one of the local targets.
   """
   override = targets.overriding_target()
   for target in [override] if override else targets.local_targets():

@@ -56,7 +56,7 @@ def _batch(
     position = len(lhs.batch) + len(lhs.free)
   call = call.replace(lhs=lhs, rhs=rhs)
   if call.out_sharding is not None:
-    # What is mapped keeps its sharding, which all that are mapped share.
+    # The mapped dimension keeps its sharding, which all mapped arrays share.
     side = lhs if lhs_is_mapped else rhs
     axes = jax.typeof(side.values).sharding.spec[0]
     spec = list(call.out_sharding.spec)

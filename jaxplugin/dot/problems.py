@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a block-scaled dot asks for: all that choosing a backend needs of it."""
+"""`DotProblem` describes a block-scaled dot for the choice of a backend."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class OperandProblem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DotProblem:
-  """A block-scaled dot, reduced to what choosing an implementation needs.
+  """A block-scaled dot, reduced to the facts that choose a backend.
 
   Attributes:
-    batch, m, n, k: sizes; products where the call has several dimensions of a
-      kind; None where a size is symbolic.
+    batch, m, n, k: sizes, as products if the call has several dimensions of a
+      kind. None is a symbolic size.
     lhs, rhs: the operands.
     out_dtype: dtype of the result.
     global_scale: "none", "scalar", or "array" (it varies over the result).
@@ -59,9 +59,8 @@ class DotProblem:
     highest_precision: whether precision="highest" was asked for.
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.
-    blocked_k: size of the contracting dimension that is blocked, of rhs if the
-      sides differ, where there are several; None where k is the only one (or
-      the size is symbolic).
+    blocked_k: size of the blocked one of several contracting dimensions, of rhs
+      if the sides differ. None if there is one, or if the size is symbolic.
     blocks_pair_up: whether both sides are blocked along the same one.
   """
 

@@ -63,22 +63,21 @@ class Side:
     name: "lhs" or "rhs".
     values: quantized values, or plain floats.
     scale: block scales; None for a plain operand.
-    global_scale: of a `ScaledArray`, as it comes with it, or None. A `Call`
-      multiplies those of both sides into one of its own.
+    global_scale: that of a `ScaledArray`, or None. A checked `Call` has the
+      product of both sides' global scales instead.
     format: the block format; None for a plain operand.
     axis: the contracting dimension that is blocked (and packed); None if plain.
     scale_layout: "linear" or "swizzled_128x4".
-    is_interleaved: whether bytes of FP4 are those of interleaved words. (Values
-      that come as words, uint32, are interleaved without it.)
+    is_interleaved: whether bytes of FP4 are those of interleaved words. Values
+      that are words, uint32, are interleaved in any case.
     contracting, batch: its dimensions of these kinds.
-    stack, stack_scale, layer: of rhs, where values and scale are slices, of
-      what: they are stack[layer] and stack_scale[layer], layer an i32[] in
-      range. Who reads a layer where it lies uses these in their place; all else
-      need not know. None where they are no slices.
-    source, source_global_scale: of values and scale that `quantize` made along
-      the last dimension, of what: floats of the logical shape, and f32 of one
-      element, or None where the format has none. Who reads codes in another
-      layout quantizes these again. None where it is not known.
+    stack, stack_scale, layer: if values and scale of rhs are slices, they are
+      stack[layer] and stack_scale[layer], with layer an i32[] in range; else
+      None. A backend that reads the layer from the stack uses these arrays.
+    source, source_global_scale: the floats that `quantize` computed values and
+      scale from, along the last dimension, and their global scale, f32 of one
+      element or None; None if they are unknown. A backend that reads codes in
+      another layout quantizes these again.
   """
 
   name: str
@@ -103,7 +102,7 @@ class Side:
       changes = dict.fromkeys(_OF_ORIGIN) | changes
     return dataclasses.replace(self, **changes)
 
-  # Of shapes and dtypes.
+  # Shapes and dtypes.
 
   @property
   def ndim(self) -> int:
@@ -179,7 +178,7 @@ class Side:
     return len(free) == 1 or rows % layouts.SCALE_TILE_ROWS == 0
 
   def strides(self) -> striding.Strides | None:
-    """Of (batch, row, k) of its values; None where they must be copied."""
+    """Strides of (batch, row, k) of the values; None if they need a copy."""
     return striding.values_strides(
       self.values,
       self.format,
@@ -268,9 +267,10 @@ class Side:
     return self.replace(scale=self.linear_scale(), scale_layout=layouts.LINEAR)
 
   def dequantized(self) -> jax.Array:
-    """f32 values times scales, by operations; plain floats as they are.
+    """Returns f32 values times scales, or the floats of a plain operand.
 
-    Values must be in their usual order. The global scale is not multiplied.
+    It uses XLA operations. Values must be in their usual order. The result is
+    without the global scale.
     """
     if self.format is None:
       return self.values
@@ -308,9 +308,10 @@ class Side:
     return side.replace(scale=extents.pad_axis(self.scale, axis, columns))
 
   def joined(self) -> Side | None:
-    """With its contracting dimensions as one, its last; of shapes, too.
+    """Returns the side with its contracting dimensions merged, as the last one.
 
-    None where blocks are not whole, or not of the last one of them.
+    Its arrays may be abstract. Returns None if a quantized side is not blocked
+    along the last one in whole blocks.
     """
     last = self.contracting[-1]
     if self.format is not None and (

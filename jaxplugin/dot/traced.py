@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,24 +13,9 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.jaxext import program
+from jaxplugin.operation import choice
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decided:
-  """One dot and what was decided about it.
-
-  Attributes:
-    problem: what it computes.
-    target: where it was decided for.
-    decision: what was chosen; None when the implementation that the dot asks
-      for cannot serve there.
-    error: why, when decision is None.
-  """
-
-  problem: problems.DotProblem
-  target: targets.Target
-  decision: decisions.Decision | None
-  error: str = ""
+Decided = choice.Decided[problems.DotProblem]
 
 
 def dots(jaxpr: Any) -> Iterator[Any]:
@@ -44,21 +28,12 @@ def dots(jaxpr: Any) -> Iterator[Any]:
 def decide(
   eqn: Any, target: targets.Target | None, *, for_export: bool = False
 ) -> Decided:
-  """What is decided about one of `dots`.
+  """Decides about one of `dots`, as `choice.decide` does."""
 
-  Args:
-    eqn: the equation.
-    target: where to decide for; None is the target that the equation was
-      traced for, or the local one.
-    for_export: whether it is decided as `jp.export` does.
-  """
-  call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  problem = call.problem()
-  detect = targets.detect_for_export if for_export else targets.detect_target
-  target = target or eqn.params["target"] or detect()
-  decision, error = None, ""
-  try:
-    decision = backends.choose(
+  def choose(
+    call: Any, problem: problems.DotProblem, target: targets.Target
+  ) -> decisions.Decision:
+    return backends.choose(
       problem,
       target,
       call.implementation,
@@ -66,6 +41,5 @@ def decide(
       for_export=for_export,
       is_of_layer=call.is_of_layer,
     )
-  except NotImplementedError as e:
-    error = str(e)
-  return Decided(problem=problem, target=target, decision=decision, error=error)
+
+  return choice.decide(eqn, target, choose, for_export=for_export)

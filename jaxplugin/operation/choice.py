@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import Any
+from typing import Generic
 
 from jaxplugin.core import decisions
 from jaxplugin.core import speaking
@@ -71,6 +72,52 @@ def choose(
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decided(Generic[decisions.Problem]):
+  """One equation of a jaxpr, and the decision about it.
+
+  Attributes:
+    problem: what it computes.
+    target: the target that it was decided for.
+    decision: the decision; None if the requested backend does not support the
+      problem on the target.
+    error: the reason if decision is None.
+  """
+
+  problem: decisions.Problem
+  target: targets.Target
+  decision: decisions.Decision | None
+  error: str = ""
+
+
+def decide(
+  eqn: Any,
+  target: targets.Target | None,
+  choose: Callable[..., decisions.Decision],
+  *,
+  for_export: bool = False,
+) -> Decided[Any]:
+  """Decides about an equation whose primitive takes a call.
+
+  Args:
+    eqn: the equation.
+    target: the target to decide for; None is the target that the equation was
+      traced for, or the local one.
+    choose: (call, its problem, target) -> the decision.
+    for_export: whether it is decided as `jp.export` does.
+  """
+  call = eqn.params["call"].filled(v.aval for v in eqn.invars)
+  problem = call.problem()
+  detect = targets.detect_for_export if for_export else targets.detect_target
+  target = target or eqn.params["target"] or detect()
+  decision, error = None, ""
+  try:
+    decision = choose(call, problem, target)
+  except NotImplementedError as e:
+    error = str(e)
+  return Decided(problem=problem, target=target, decision=decision, error=error)
+
+
 def backend_of(
   operation: fitting.Operation[decisions.Problem],
   decision: decisions.Decision,
@@ -87,6 +134,13 @@ def validate_name(
   decisions.validate_name(
     operation.backends(), requested, who=speaking.who(operation.name)
   )
+
+
+def rank_on(
+  rank: int, *platforms: str
+) -> Callable[[targets.Target], int | None]:
+  """Returns the `rank` of a backend that is tried on some platforms."""
+  return lambda target: rank if target.platform in platforms else None
 
 
 def _supports(problem: Any, target: targets.Target) -> None:

@@ -61,8 +61,8 @@ def register(
   *,
   who: str,
   abstract_eval: Callable[..., Any],
-  jvp: Callable[..., Any],
   batch: Callable[..., Any],
+  jvp: Callable[..., Any] | None = None,
   lower: Callable[..., Callable[..., Any]],
 ) -> None:
   """Registers the rules of a primitive.
@@ -71,13 +71,15 @@ def register(
     primitive: has a parameter `target`, the target of an enclosing
       `use_target`, or None.
     who: the function that errors name.
-    abstract_eval, jvp, batch: rules as JAX calls them.
+    abstract_eval, batch, jvp: rules as JAX calls them. A primitive without
+      `jvp` has no derivative.
     lower: (site, **params) -> the function of the operands to lower.
   """
   rule = functools.partial(_lower, primitive, who, lower)
   primitive.def_impl(functools.partial(lowering.impl, primitive))
   primitive.def_abstract_eval(abstract_eval)
-  ad.primitive_jvps[primitive] = jvp
+  if jvp is not None:
+    ad.primitive_jvps[primitive] = jvp
   batching.primitive_batchers[primitive] = batch
   lowering.register_kernels(primitive, rule)
 

@@ -28,8 +28,8 @@ from jaxplugin.core import speaking
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import quantize_primitive
-from jaxplugin.quantization.sharding import named_axes
-from jaxplugin.quantization.sharding import resharding
+from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import partial_scales
 
 ScaleRounding = arguments.ScaleRounding
 SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
@@ -51,7 +51,7 @@ def quantize(
   packed: bool | None = None,
   scale_layout: layouts.ScaleLayout = layouts.LINEAR,
   out_sharding: Any = None,
-  axis_name: named_axes.AxisName | None = None,
+  axis_name: partial_scales.AxisName | None = None,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -138,7 +138,7 @@ def quantize(
   surrogate, x, global_scale = _split_derivative(
     who, derivative, x, global_scale
   )
-  global_scale = named_axes.global_scale(
+  global_scale = partial_scales.global_scale(
     who,
     x,
     format,
@@ -160,7 +160,7 @@ def quantize(
     in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
   if out_sharding is not None:
-    values, scale = resharding.moved(
+    values, scale = explicit.moved(
       who, values, scale, format, axis, out_sharding
     )
   scale_signs.remember_positive(scale)
@@ -195,7 +195,7 @@ def quantize_both(
   global_scale: jax.Array | float | None = None,
   derivative: Derivative | None = None,
   packed: bool | None = None,
-  axis_name: named_axes.AxisName | None = None,
+  axis_name: partial_scales.AxisName | None = None,
 ) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
   """Quantizes `x` along two axes.
 
@@ -253,7 +253,7 @@ def quantize_both(
     x,
     arguments.given_global_scale("quantize_both", global_scale, format),
   )
-  global_scale = named_axes.global_scale(
+  global_scale = partial_scales.global_scale(
     "quantize_both", x, format, axes, axis_name=axis_name, given=global_scale
   )
   first, second = quantize_blocked(
@@ -281,7 +281,8 @@ def quantize_blocked(
   """`quantize` of each blocking of `x`, from one read where kernels can.
 
   Args:
-    for_products: as of `QuantizeProblem`; the rest as of `quantize`.
+    for_products: as for `QuantizeProblem`. The other arguments are as for
+      `quantize`.
   """
   results = _quantize_blocked(
     x,
@@ -364,8 +365,8 @@ def _quantize(
   """Values, scale and global scale of `quantize`.
 
   Args:
-    in_turn: whether tensors that get a global scale each are quantized one
-      after the other, by kernels, and not all at once, by operations.
+    in_turn: whether kernels quantize tensors with separate global scales one
+      after the other. Otherwise XLA operations quantize all at once.
   """
   x, global_scale = _without_derivative("quantize", x, global_scale)
   if not format.has_global_scale:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `quantize` and its like take: checked, and in one form."""
+"""Checks of the arguments of `quantize` and similar functions."""
 
 from __future__ import annotations
 

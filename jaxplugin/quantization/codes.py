@@ -178,8 +178,8 @@ def decode_e8m0(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
   `scale == first * second` for every code; code 0 is 2^-126 * 2^-1, since its
   value 2^-127 is an f32 subnormal, which some backends flush. Code 255 is NaN.
   """
-  # Without the barrier XLA multiplies the factors of a constant scale. Behind
-  # it are the bytes, which are there: what is behind it is not fused.
+  # Without the barrier XLA multiplies the factors of a constant scale. XLA does
+  # not fuse across a barrier, so the barrier is on the bytes, which exist.
   code = lax.optimization_barrier(lax.bitcast_convert_type(scale, jnp.uint8))
   code = code.astype(jnp.int32)
   bits = jnp.maximum(code, 1) << F32_MANTISSA_BITS

@@ -51,10 +51,10 @@ def dequantize(
   axis: int,
   dtype: np.dtype,
 ) -> jax.Array:
-  """`operations.dequantize`, by what serves."""
+  """Computes `operations.dequantize` with the backend that is chosen."""
   params = {"format": format, "axis": axis, "dtype": dtype}
   if not format.is_known or 0 in values.shape:
-    # There is nothing to decide: operations alone serve.
+    # Only XLA operations support these.
     return _by_operations(values, scale, global_scale, **params)
   given: tuple[jax.Array, ...] = ()
   if global_scale is not None:
@@ -74,7 +74,7 @@ def dequantize(
 def problem_of(
   avals: Sequence[Any], params: Mapping[str, Any]
 ) -> problems.DequantizeProblem:
-  """What an equation of `dequantize_p` asks for."""
+  """Returns the problem of an equation of `dequantize_p`."""
   values, _, *given = avals
   return problems.DequantizeProblem(
     shape=tuple(values.shape),
@@ -92,8 +92,8 @@ def explained(
   module: lowering.Module,
   target: targets.Target,
   axis_sizes: Mapping[str, int] | None = None,
-) -> tuple[str, backends.Told]:
-  """What an equation asks for, and what serves it on meshes of these axes."""
+) -> tuple[str, backends.Decided]:
+  """Returns an equation's problem, and the decisions for a mesh's axes."""
   problem = problem_of(avals, params)
   notes: tuple[str, ...] = ()
   if module.is_split and operation.can_dequantize(problem):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The random Hadamard transform, of groups of values along a dimension.
 
-Of a group x of n values, n a power of two,
+For a group x of n values, with n a power of two,
 
   y = H (s * x) / sqrt(n)
 
@@ -73,7 +73,8 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   whole = groups.shape
   distance = 1
   while distance < size:
-    # Of the size alone: that of groups may be sharded in the type.
+    # Only the group size is split, because the number of groups may be sharded
+    # in the type.
     pairs = groups.reshape(
       *whole[: axis + 1], size // (2 * distance), 2, distance, *trail
     )

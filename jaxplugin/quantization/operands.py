@@ -38,7 +38,7 @@ class Manner:
   Attributes:
     format: to quantize to.
     along: how it gets the one dimension that the product contracts.
-    scale_rounding: as of `quantize`.
+    scale_rounding: as for `quantize`.
     hadamard: the size of the groups that are transformed before, or None.
     square: dimensions that are merged, in this order, into the other side of
       blocks that are squares; None for blocks of one row.
@@ -129,10 +129,10 @@ def turned(
   along: blocking.Blocking,
   shape: tuple[int, ...],
 ) -> scaled_array.ScaledArray:
-  """What is quantized in squares, blocked along their other side.
+  """Returns an array of square blocks as blocked along the squares' other side.
 
-  The same codes of values, and a scale for the same squares: dequantized, both
-  are one array. So `Q(w.T) = Q(w).T`, bitwise.
+  Its codes and its scale for each square are the same, so both dequantize to
+  the same array, and `Q(w.T) = Q(w).T` bitwise.
 
   Args:
     x: `quantize` of an array in a manner that is square, packed or not.

@@ -23,7 +23,7 @@ STANDARD_ERRORS = 4
 
 
 def matrix(seed, rows, k, spread=2):
-  """Normal numbers whose blocks have sizes of their own, and a zero block."""
+  """Normal numbers with a random size for each block, and a zero block."""
   rng = np.random.default_rng(seed)
   x = rng.normal(size=(rows, k)) * np.exp(spread * rng.normal(size=(rows, k)))
   x[:32, :32] = 0
@@ -144,7 +144,7 @@ class FourOverSixTest(parameterized.TestCase):
       x, jp.NVFP4, is_square=square, four_over_six=True
     )
     assert_same(operands.quantize(x, found), expected)
-    # Both are there: a block's largest value is 4 or 6.
+    # Some blocks have the largest value 4, others 6.
     largest = np.abs(expected.values).reshape(64, 6, 16).max(-1)
     if not square:
       self.assertContainsSubset({4, 6}, set(largest.ravel()))
@@ -184,7 +184,7 @@ class FourOverSixTest(parameterized.TestCase):
 
 
 class _Operations:
-  """The same by operations, where kernels serve otherwise."""
+  """Uses XLA operations instead of kernels."""
 
   def setUp(self):
     super().setUp()
@@ -216,7 +216,7 @@ class TransposedTest(parameterized.TestCase):
     np.testing.assert_array_equal(
       jp.dequantize(of_rows).T, jp.dequantize(of_columns)
     )
-    # The copy that the other product takes is made of the first one's bits.
+    # The copy for the other matmul has the bits of the first one.
     along = blocking.Blocking.along(0, 2, format.block_size)
     turned = operands.turned(of_rows, found, along, w.shape)
     self.assertEqual(turned.axis, 0)
@@ -288,7 +288,7 @@ class StochasticTest(parameterized.TestCase):
     return np.asarray(quantize(keys), np.float64)
 
   def assert_moments(self, x, found, step):
-    """Of quotients by the step of each block, inside the format's range."""
+    """Checks mean and variance of values divided by the step of their block."""
     actual = self.rounded(x, found) / step
     quotient = np.asarray(x, np.float64) / step
     largest = found.format.values_encoding.max

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` and `dequantize` in JAX operations, for every platform.
 
-What they compute is said in `api`, which checks the arguments.
+`api` checks the arguments and describes the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.quantization import codes
-from jaxplugin.quantization.sharding import places
+from jaxplugin.quantization.sharding import offsets
 
 ScaleRounding = Literal["up", "floor"]
 
@@ -33,8 +33,8 @@ _TINY_GLOBAL_EXPONENT: Final = -64
 _MIN_GLOBAL_SCALE: Final = 2.0**-126
 _MIN_NORMAL: Final = 2.0**-126
 
-# What `four_over_six` scales to instead of E2M1's largest value, 6, and the
-# largest scale that then has one of 1.5 times as much.
+# The value that `four_over_six` scales a block to instead of 6, E2M1's largest
+# value, and the largest scale for which 1.5 times the scale exists.
 _FOUR: Final = 4.0
 _FOUR_OVER_SIX_MAX: Final = 256.0
 
@@ -44,7 +44,7 @@ def has_four_over_six(format: formats.BlockFormat) -> bool:
   return format.is_fp4 and not format.scale_is_power_of_two
 
 
-# Traced once for each signature, and yet no function of its own in a module.
+# Traced once for each signature, and inlined into the module.
 @functools.partial(
   jax.jit,
   static_argnames=(
@@ -77,9 +77,9 @@ def quantize(
   """Values, scale and global scale of `quantize`.
 
   Args:
-    key: for stochastic rounding: `jax.random.bits(key, x.shape, uint32)` has
-      the bits of each value, of which `codes.encode` takes the lowest. So they
-      are of the blocked and padded array, in row-major order.
+    key: for stochastic rounding. `jax.random.bits(key, x.shape, uint32)` has
+      the bits of each value of the blocked and padded array, in row-major
+      order. `codes.encode` uses the lowest bits.
     packed: whether values, of an FP4 format with an even block size, are uint8
       with two of them a byte along `axis`.
     scale_layout: of the scale; for one that is swizzled axis is the last.
@@ -92,7 +92,7 @@ def quantize(
       scale too (arXiv 2512.02010).
     scale_up: whether a floating-point scale is the least one that is not less
       than what is rounded to it, instead of the nearest.
-    strides: of the array that this is a part of; then key is `places.words` of
+    strides: of the array that this is a part of; then key is `offsets.words` of
       the part, which has the random bits that the array has there. None: it is
       a whole one.
   """
@@ -102,7 +102,7 @@ def quantize(
     if strides is None:
       random_bits = jax.random.bits(key, x.shape, jnp.uint32)
     else:
-      random_bits = places.bits(key, x.shape, strides)
+      random_bits = offsets.bits(key, x.shape, strides)
     random_bits = random_bits.reshape(blocks.shape)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
   if format.scale_is_power_of_two:
@@ -152,7 +152,7 @@ def dequantize(
   """`values * scale * global_scale`, of linear scales.
 
   Args:
-    global_scale: None, or as of `ScaledArray`.
+    global_scale: None, or as for `ScaledArray`.
   """
   result = dequantize_raw(values, scale, format, axis=axis)
   if global_scale is not None:
@@ -229,8 +229,8 @@ class _Groups:
 
   Attributes:
     axis: the dimension of `_split`'s result that counts the values of a block.
-    merged: how an array with one number a block gets groups of block_size along
-      one dimension; None where each block has a scale of its own.
+    merged: cuts an array with one number for each block into groups that share
+      a scale, along one dimension; None if each block has a separate scale.
   """
 
   axis: int
@@ -355,8 +355,8 @@ def partial_scale_of_maxima(
   """f32[...]: the global scales that a part of an array asks for; 0 for none.
 
   Args:
-    maxima: uint32[..., n], the largest magnitudes in blocks without NaN or Inf
-      of its own parts, as f32 bits.
+    maxima: uint32[..., n], largest magnitudes of n pieces of the part, over the
+      blocks without NaN or Inf, as f32 bits.
   """
   amax = jnp.max(maxima, axis=-1).astype(jnp.int32)
   return _partial_scale_of_amax(amax, format, four_over_six)

@@ -107,9 +107,9 @@ class QuantizeProblem:
     has_global_scale: whether a global scale is given, for all of them or for
       each. Where it is not and the format has one, each computes its own: a NaN
       or an Inf spoils other blocks along another axis.
-    num_maxima: where x is part of an array, of which each blocking's global
-      scale is computed: how many largest magnitudes are given for each, in the
-      place of a global scale (`sharding.partial_scales`). Else None.
+    num_maxima: number of largest magnitudes that each blocking is given instead
+      of a global scale, if x is part of an array (`sharding.partial_scales`);
+      else None.
     packed: whether values of a format that can be packed are to be.
     for_products: whether packed values lie in memory as products read FP4, the
       blocked dimension last; else in the order of their dimensions, as the
@@ -198,7 +198,7 @@ class QuantizeProblem:
 
   @property
   def extras_each(self) -> tuple[Extras, ...]:
-    """What is asked for of each blocking."""
+    """Extras of each blocking."""
     more = self.more_extras or (NO_EXTRAS,) * (len(self.blockings) - 1)
     return (self.extras, *more)
 
@@ -210,7 +210,7 @@ class QuantizeProblem:
     ]
 
   def each(self) -> list[QuantizeProblem]:
-    """The blockings as problems of their own, of what they `apply` to."""
+    """Returns a problem for each blocking, of the array it is applied to."""
     return [
       dataclasses.replace(
         single,
@@ -236,7 +236,7 @@ class DequantizeProblem:
     format: of the array.
     axis: which is blocked, not negative.
     out_dtype: of the result.
-    global_shape: of the global scale; None where there is none.
+    global_shape: shape of the global scale, or None without one.
   """
 
   shape: tuple[Any, ...]

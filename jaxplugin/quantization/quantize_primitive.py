@@ -2,21 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize_p`: one array, quantized along one dimension or along several.
 
-A product and its gradients contract an operand along different dimensions. Each
-result has the bits of `operations.quantize` along its own; together they can be
-made from one read. Each part is lowered to what `backends.decide` says.
+A matmul and its gradients contract an operand along different dimensions. One
+read of the operand can give all results. Each result has the bits of
+`operations.quantize` along its dimension. `backends.decide` chooses how.
 
 quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
-  scale[, global_scale]), the latter where it is computed. One that is given is
-  f32[] for all, or f32[n], one for each. In its place may be u32[n, maxima], of
-  which each is computed where x is part of an array (`partial_scales_p`). There
-  is a key for each blocking that is rounded stochastically. Parameters: format,
-  blockings, scale_rounding, packed, for_products, scale_layout,
-  pads_values, extras, more_extras, as of `QuantizeProblem`; target, that of an
-  enclosing `use_target`, or None; overlay, the tables of an enclosing `tuning`,
-  or None.
+  scale[, global_scale]). A global scale is a result if it is computed. One that
+  is given is f32[] for all blockings or f32[n], one for each. If x is part of
+  an array, u32[n, maxima] may be given instead (`partial_scales_p`). Each
+  blocking with stochastic rounding has a key. Parameters: format, blockings,
+  scale_rounding, packed, for_products, scale_layout, pads_values, extras and
+  more_extras, as for `QuantizeProblem`; target, that of an enclosing
+  `use_target`, or None; overlay, the tables of an enclosing `tuning`, or None.
 
-Results that nobody uses are not computed: their blocking is dropped.
+If no result of a blocking is used, the blocking is dropped.
 """
 
 from __future__ import annotations
@@ -89,15 +88,15 @@ def quantize(
   for_products: bool = False,
   **params: Any,
 ) -> list[Quantized]:
-  """`operations.quantize` of each blocking, by what serves.
+  """Computes `operations.quantize` of each blocking, with a chosen backend.
 
   Args:
     x: f32, bf16, f16 or f64.
     global_scale: f32[] for all, f32[n] for each, or None.
     blockings: at least one.
-    extras: of each blocking; whether one is stochastic is said by its key.
-    keys: of each blocking, for stochastic rounding; None rounds to nearest.
-    for_products: as of `QuantizeProblem`.
+    extras: those of each blocking. Their `is_stochastic` follows from the key.
+    keys: a key or None for each blocking. None rounds to nearest.
+    for_products: as for `QuantizeProblem`.
     **params: the other parameters of `quantize_p`.
   """
   format = params["format"]
@@ -121,7 +120,7 @@ def quantize(
       target=targets.overriding_target(),
       overlay=resolution.overlay(),
     )
-  else:  # there is nothing to decide: operations alone serve
+  else:  # only XLA operations support these
     results = _by_operations(x, *given, **params)
   size = len(results) // len(blockings)
   each = [results[i : i + size] for i in range(0, len(results), size)]
@@ -171,7 +170,7 @@ def quantize_in_whole_tiles(
 def _with_key(
   extras: problems.Extras, key: jax.Array | None
 ) -> tuple[problems.Extras, jax.Array | None]:
-  """What is asked for where there is a key, and the data of that."""
+  """Returns extras with the facts about a key, and the key's data."""
   if key is None:
     return extras, None
   partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
@@ -212,7 +211,7 @@ def _keys_of(params: Mapping[str, Any]) -> int:
 def problem_of(
   avals: Sequence[Any], params: Mapping[str, Any]
 ) -> problems.QuantizeProblem:
-  """What an equation of `quantize_p` asks for."""
+  """Returns the problem of an equation of `quantize_p`."""
   fields = {n: params[n] for n in params if n not in ("target", "overlay")}
   is_given = len(avals) > 1 + _keys_of(params)
   num_maxima = None
@@ -233,8 +232,8 @@ def explained(
   module: lowering.Module,
   target: targets.Target,
   axis_sizes: Mapping[str, int] | None = None,
-) -> tuple[str, backends.Told]:
-  """What an equation asks for, and what serves it on meshes of these axes."""
+) -> tuple[str, backends.Decided]:
+  """Returns an equation's problem, and the decisions for a mesh's axes."""
   problem = problem_of(avals, params)
   notes: tuple[str, ...] = ()
   if module.is_split and operation.can_quantize(problem):
@@ -297,7 +296,7 @@ def _abstract_eval(*args, target, overlay, **params):
 
 
 def _jvp(primals, tangents, **params):
-  """Codes are made of bits by integer operations: nothing has a derivative."""
+  """Returns zero tangents, because integer operations compute the codes."""
   del tangents
   results = quantize_p.bind(*primals, **params)
   return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]

@@ -75,7 +75,7 @@ class BitwiseTest(parameterized.TestCase):
     self, format, kind, scale_rounding
   ):
     seed = formats.KNOWN.index(format)
-    # Of one format shapes are the same: XLA compiles most operations once.
+    # A format always has the same shapes, so XLA compiles most operations once.
     shapes = np.random.default_rng([7, seed])
     rng = np.random.default_rng([8, seed, len(kind)])
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):

@@ -210,7 +210,7 @@ def across_blocks(
 
   Args:
     lhs: f32, bf16 or f16 (m, n).
-    rhs, group_sizes, preferred_element_type: as of `ragged_dot`.
+    rhs, group_sizes, preferred_element_type: as for `ragged_dot`.
 
   Returns:
     preferred_element_type[m, k].

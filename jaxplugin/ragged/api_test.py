@@ -217,7 +217,7 @@ class TransformationsTest(parameterized.TestCase):
     self.assertNotRegex(text, r"bitcast_convert .*\(tensor<3x16x")
 
   def test_is_never_expanded_by_groups(self):
-    # What the optimized module multiplies: at most a tile more a used group.
+    # The optimized module multiplies at most one surplus tile for each group.
     x, w_q, _ = _operands()
     f = functools.partial(jp.ragged_dot, implementation="xla")
     text = jax.jit(f).lower(x, w_q, _SIZES).as_text()

@@ -46,11 +46,11 @@ class Call(static_call.Call):
       a derivative.
     bias: a float[groups, columns], or None.
     preferred_element_type: dtype of the result.
-    activation: as of `ragged_dot`.
-    implementation: the one asked for, or None to choose.
-    overlay: the tables of measured choices that it was traced under.
-    reduce_dtype: as of `dot.calls.Call`, of parts of k; what devices have of
-      other groups is zero, and the result's dtype holds their sum.
+    activation: as for `ragged_dot`.
+    implementation: the requested backend, or None to choose.
+    overlay: the tuning tables that the call was traced under.
+    reduce_dtype: as for `dot.calls.Call`, if k is sharded. A sum over devices
+      with other groups only adds zeros, so the result's dtype holds it.
   """
 
   lhs: sides.Side
@@ -89,10 +89,10 @@ class Call(static_call.Call):
     )
 
   def steps(self) -> tuple[Call, Call]:
-    """What is computed of a device's part of k, and what of the sum of all.
+    """Splits the call if each device has a part of k.
 
     Returns:
-      (the call of a part, one whose epilogue is that of the sum).
+      (the call for a device's part, a call with the epilogue of the sum).
     """
     if self.reduce_dtype is None:
       return self.bare(), self
@@ -107,7 +107,7 @@ class Call(static_call.Call):
       lhs=in_usual_order(self.lhs), rhs=in_usual_order(self.rhs)
     )
 
-  # Of shapes and dtypes.
+  # Shapes and dtypes.
 
   @property
   def num_rows(self) -> Any:
@@ -119,7 +119,7 @@ class Call(static_call.Call):
 
   @property
   def columns(self) -> Any:
-    """Of the product, before a gated activation halves them."""
+    """Number of columns before a gated activation halves them."""
     (column_dim,) = {1, 2} - set(self.rhs.contracting)
     return self.rhs.shape[column_dim]
 
@@ -129,7 +129,7 @@ class Call(static_call.Call):
 
   @property
   def shape(self) -> tuple[Any, Any]:
-    """Of the result."""
+    """Shape of the result."""
     columns = self.columns
     return self.num_rows, columns // 2 if self.is_gated else columns
 
@@ -206,7 +206,7 @@ class Contraction(static_call.Call):
 
   @property
   def shape(self) -> tuple[Any, Any, Any]:
-    """Of the result."""
+    """Shape of the result."""
     return self.num_groups, self.lhs.shape[1], self.rhs.shape[1]
 
   def problem(self) -> problems.ContractionProblem:

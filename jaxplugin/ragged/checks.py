@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `debug_checks` adds to a ragged dot: of its sizes and of its result."""
+"""Debug checks of a ragged dot's group sizes and of its result."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def _unexplained(
   expected = bind(call.replace(preferred_element_type=_F32))
   magnitude = bind(_of_magnitudes(call))
   if call.is_gated:
-    # Of a gate's and a value's sums; any overflow on the way explains.
+    # A result comes from the sums of a gate and of a value. An overflow of any
+    # sum explains it.
     peak = jnp.max(magnitude, axis=1, keepdims=True)
     magnitude = jnp.where(jnp.isfinite(peak), jnp.abs(expected), jnp.inf)
   return guards.found(result, expected, magnitude, call.preferred_element_type)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows are whose: what group sizes mean, for everyone who reads them."""
+"""Rows of each group, from the group sizes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxplugin.core import extents
 
 
 def ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
-  """i32[groups]: the row after each group's last.
+  """Returns i32[groups]: the row after each group's last one.
 
-  Sizes below zero count as zero, and rows end at `num_rows`, so that no size
-  makes anyone read beyond its arrays.
+  A size below zero counts as zero, and rows end at `num_rows`, so no size leads
+  to a read beyond an array.
   """
   sizes = jnp.clip(group_sizes, 0, num_rows)
   # Saturating: sums of i32 would wrap around.
@@ -25,54 +25,55 @@ def ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
 
 
 def starts(group_ends: jax.Array) -> jax.Array:
-  """i32[groups]: each group's first row."""
+  """Returns i32[groups]: each group's first row."""
   return jnp.concatenate([jnp.zeros((1,), jnp.int32), group_ends[:-1]])
 
 
 def used(group_ends: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The groups that have rows, i32[groups] of which the first i32[] count."""
+  """Returns (groups that have rows, i32[groups]; their number, i32[])."""
   has_rows = group_ends > starts(group_ends)
   (index,) = jnp.nonzero(has_rows, size=group_ends.shape[0])
   return index.astype(jnp.int32), jnp.sum(has_rows, dtype=jnp.int32)
 
 
 def sizes_within(group_sizes: jax.Array, num_rows: int) -> jax.Array:
-  """i32[groups]: how many rows each group has, whatever sizes are given."""
+  """Returns i32[groups]: the number of rows of each group, for any sizes."""
   group_ends = ends(group_sizes, num_rows)
   return group_ends - starts(group_ends)
 
 
 def of_rows(group_ends: jax.Array, num_rows: int) -> jax.Array:
-  """i32[num_rows]: each row's group; the number of groups where it has none."""
+  """Returns i32[num_rows]: each row's group, or num_groups if it has none."""
   rows = jnp.arange(num_rows, dtype=jnp.int32)
-  # All comparisons: a search is a loop, which a partitioner and GPUs do worse,
-  # and which JAX's own has no rule for inside of a shard_map over some axes.
+  # It compares all pairs, because a search is a loop, which is slower on GPUs
+  # and when partitioned. JAX's search has no rule inside a shard_map over some
+  # axes.
   return jnp.sum(group_ends[None] <= rows[:, None], axis=1, dtype=jnp.int32)
 
 
 def per_row(x: jax.Array, group_of_row: jax.Array) -> jax.Array:
-  """`x`, of which each group has an entry, by rows; zeros where it has none."""
+  """Returns each row's entry of `x[groups]`, or zeros for a row of no group."""
   if x.shape[0] == 0:  # JAX takes nothing from an empty axis
     return jnp.zeros((*group_of_row.shape, *x.shape[1:]), x.dtype)
   return jnp.take(x, group_of_row, axis=0, mode="fill", fill_value=0)
 
 
 def sums(x: jax.Array, group_of_row: jax.Array, num_groups: int) -> jax.Array:
-  """The sum of each group's rows; the transpose of `per_row`."""
+  """Returns the sum of each group's rows, as the transpose of `per_row`."""
   return jax.ops.segment_sum(x, group_of_row, num_groups)
 
 
 def align(
   x: jax.Array, group_sizes: jax.Array, multiple: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Rows moved so that each group begins at a multiple; see `align_groups`."""
+  """Moves rows so that each group begins at a multiple (`align_groups`)."""
   num_rows, num_groups = x.shape[0], group_sizes.shape[0]
   old_ends = ends(group_sizes, num_rows)
   old_starts = starts(old_ends)
   sizes = extents.round_up(old_ends - old_starts, multiple)
   if multiple == 1:
     return x, sizes
-  # So many groups at most have rows, and each gets less than a multiple more.
+  # At most `most` groups have rows, and each is padded by less than a multiple.
   most = num_groups
   if isinstance(num_rows, int):
     most = min(num_groups, num_rows)

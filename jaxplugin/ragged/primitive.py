@@ -8,6 +8,7 @@ operands and parameters are.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -46,33 +47,31 @@ def _local(
   return backends.emit(decision, call, target)
 
 
+_rules = functools.partial(
+  primitive.Rules,
+  remedy=derivatives.REMEDY,
+  local=_local,
+  jvp=derivatives.jvp,
+  require_linear=derivatives.require_linear,
+  prepared=per_device.prepared,
+)
 primitive.register_call(
   ragged_dot_p,
-  primitive.Rules(
+  _rules(
     who=problems.WHO,
-    remedy=derivatives.REMEDY,
-    local=_local,
-    jvp=derivatives.jvp,
-    require_linear=derivatives.require_linear,
     cotangent=derivatives.cotangent,
     batch=batching.batch,
     can_partition=assignment.can_partition,
-    prepared=per_device.prepared,
     operation=per_device.operation,
   ),
 )
 primitive.register_call(
   ragged_contraction_p,
-  primitive.Rules(
+  _rules(
     who=problems.CONTRACTION_WHO,
-    remedy=derivatives.REMEDY,
-    local=_local,
-    jvp=derivatives.jvp,
-    require_linear=derivatives.require_linear,
     cotangent=derivatives.contraction_cotangent,
     batch=batching.batch_contraction,
     can_partition=contraction.can_partition,
-    prepared=per_device.prepared,
     operation=contraction.operation,
   ),
 )

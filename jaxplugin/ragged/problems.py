@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a ragged dot asks for: all that choosing a backend needs of it."""
+"""Records that describe a ragged dot or a contraction to choose a backend."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CONTRACTION_WHO: Final = "ragged_dot_general"
 Activation = Literal["relu", "gelu", "silu", "swiglu", "swigluoai"]
 GATED: Final = ("swiglu", "swigluoai")
 ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
-# Of a global scale: none, one number, one a group, or one a row.
+# A global scale is one number, one for each group, or one for each row.
 GlobalScale = Literal["none", "scalar", "group", "row"]
 
 
 def static(size: Any) -> int | None:
-  """A size, or None of a symbolic one."""
+  """Returns a size as an int, or None if it is symbolic."""
   return int(size) if isinstance(size, (int, np.integer)) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-  """What both have.
+  """Fields of both records.
 
   Attributes:
-    groups, m, n, k: sizes; None where one is symbolic.
+    groups, m, n, k: sizes. None is a symbolic size.
     lhs, rhs: the operands.
     out_dtype: dtype of the result.
   """
@@ -69,7 +69,7 @@ class _Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedProblem(_Problem):
-  """A ragged dot, reduced to what choosing an implementation needs.
+  """A ragged dot, reduced to the facts that choose a backend.
 
   lhs is (m, k) and a group's weight (n, k).
 
@@ -90,7 +90,7 @@ class RaggedProblem(_Problem):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContractionProblem(_Problem):
-  """A ragged contraction, reduced to what choosing an implementation needs.
+  """A ragged contraction, reduced to the facts that choose a backend.
 
   lhs is (m, n) and rhs (m, k), and a group of the result (n, k).
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain` tells of ragged dots."""
+"""Results of `explain` for ragged dots."""
 
 import functools
 
@@ -35,7 +35,7 @@ class ExplainTest(parameterized.TestCase):
     told = jp.explain(by_xla, jnp.ones((8, 128)), target=h200)
     self.assertIn("dequantizes each of them once", told.details())
     self.assertIn("the host decides each step", told.details())
-    # Of eight rows at most eight of 32 groups are read.
+    # Eight rows read at most eight of 32 groups.
     values, scales = 32 * 256 * 64, 32 * 256 * 4
     others = 8 * 128 * 4 + 8 * 128 * 4 + 32 * 4
     self.assertEqual(told[0].estimate.num_bytes, (values + scales) / 4 + others)

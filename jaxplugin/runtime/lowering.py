@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that lower a primitive, and what they may assume about the module."""
+"""Lowering rules of primitives, and facts about the module they lower into."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.runtime import exporting
 
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
-# Why kernels do not serve what `jax.export` exports.
+# Why a module of `jax.export` has no kernels.
 PORTABLE: Final = (
   "jax.export needs a portable module; to keep kernels call jp.export"
 )
@@ -29,7 +29,7 @@ PORTABLE: Final = (
 def resolve_target(
   override: targets.Target | None, platform: str
 ) -> targets.Target:
-  """The target a lowering for `platform` decides for."""
+  """Returns the target that a lowering for `platform` decides for."""
   if override is not None and override.platform == platform:
     return override
   export = exporting.current()
@@ -41,9 +41,9 @@ def resolve_target(
 
 
 def is_portable(ctx: Any) -> bool:
-  """Whether processes without this package are to load the module.
+  """Returns whether processes without this package may load the module.
 
-  Any that `jax.export` makes, unless `jp.export` does.
+  They may load the modules of `jax.export`, but not those of `jp.export`.
   """
   is_exported = ctx.module_context.lowering_parameters.for_export
   return is_exported and exporting.current() is None
@@ -55,17 +55,17 @@ def is_partitioned(ctx: Any) -> bool:
   manual = getattr(axis_context, "manual_axes", None)
   if manual is not None:  # inside shard_map
     return set(manual) != set(axis_context.mesh.axis_names)
-  # Known also where the devices are not, as under an abstract mesh.
+  # An abstract mesh has this number too, but no devices.
   return getattr(axis_context, "num_devices", 1) > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
-  """What of a module decides whether a rule may call kernels in it.
+  """The facts that decide whether a rule may call kernels in a module.
 
   Attributes:
-    platforms: that it is for.
-    is_exported: whether processes without this package are to load it.
+    platforms: the platforms of the module.
+    is_exported: whether processes without this package may load it.
     is_partitioned: whether the rule's arrays lie on several devices.
     is_split: whether the partitioner then calls back for each device's share.
       A module of `jax.export` has no callback.
@@ -77,17 +77,16 @@ class Module:
   is_split: bool = False
 
   def of_device(self) -> Module:
-    """That of a device's share of what is split."""
+    """Returns the module of one device's share of a split operation."""
     return dataclasses.replace(self, is_partitioned=False, is_split=False)
 
   def kernels_refusal(self) -> decisions.Unsupported | None:
-    """Why a rule can lower to operations only; None where kernels may serve.
+    """Returns why a rule may not call kernels, or None if it may.
 
-    Kernels see the arrays of one device, and belong to one platform and to
-    processes of this package. So they serve a module for one platform alone
-    (where one for several would have to choose when it runs) that is not
-    exported, which also is where symbolic sizes are, and not partitioned; the
-    inside of a `shard_map` over all axes is not.
+    A kernel belongs to one platform and to processes of this package, and it
+    reads the arrays of one device. So a module with kernels is for one platform
+    and neither exported nor partitioned. The inside of a `shard_map` over all
+    axes is not partitioned. Only exported modules have symbolic sizes.
     """
     if len(self.platforms) != 1:
       names = ", ".join(self.platforms)
@@ -105,7 +104,7 @@ class Module:
 
 
 def module_of(ctx: Any) -> Module:
-  """The module that a rule's `LoweringRuleContext` lowers into."""
+  """Returns the module of a rule's `LoweringRuleContext`."""
   module = ctx.module_context
   is_exported, is_split = is_portable(ctx), is_partitioned(ctx)
   return Module(
@@ -135,10 +134,12 @@ def require_shardy(who: str, module: Module) -> None:
 def register_kernels(
   primitive: extend_core.Primitive, rule: Callable[..., Any]
 ) -> None:
-  """Registers the lowering of a primitive that kernels of devices may serve.
+  """Registers the lowering of a primitive that may call kernels.
 
   Args:
-    rule: takes also `platform`, one of `PLATFORMS`; None of any other.
+    primitive: the primitive.
+    rule: a lowering rule with another parameter, `platform`. It is one of
+      `PLATFORMS`, or None for any other platform.
   """
   jax_private.require_devices_during_lowering(primitive)
   mlir.register_lowering(primitive, rule)
@@ -154,7 +155,7 @@ def _bind_jitted(*args: Any, primitive: Any, params: Any) -> Any:
 
 
 def impl(primitive: extend_core.Primitive, *args: Any, **params: Any) -> Any:
-  """A primitive that is evaluated by itself, also under `jax.disable_jit`."""
+  """Evaluates a primitive outside of `jit`, also under `jax.disable_jit`."""
   with jax.disable_jit(False):  # or this would come back here
     return _bind_jitted(
       *args, primitive=primitive, params=tuple(params.items())

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule is told about the module, asked from inside of a rule."""
+"""Facts about the module, as a lowering rule finds them."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ PROBLEM = problems.DequantizeProblem(
   out_dtype=np.dtype(np.float32),
 )
 
-# An identity that notes what its lowering rule is told.
+# An identity whose lowering rule appends its arguments to `noted`.
 noted = []
 probe_p = extend_core.Primitive("lowering_test_probe")
 probe_p.def_abstract_eval(lambda x, *, target: x)

@@ -4,12 +4,12 @@
 
     result = cast(activation(dot(lhs, rhs) * global_scale + bias) + residual)
 
-Without its activation that is linear in a plain side, bias and residual
-together, and in the global scale. So tangents are block-scaled dots too, with a
-tangent where the operand was: forward mode runs the same kernels, and reverse
-mode keeps the operands as they are, quantized. Their transposes dequantize the
-other side, in the backward pass, as g contracts the dimension that is not
-blocked, and multiply the bare dot, computed once more, for the global scale.
+A dot without activation is linear in an unquantized side, the bias and the
+residual together, and in the global scale. So a tangent is a block-scaled dot
+with a tangent as operand. Forward mode runs the same kernels, and reverse mode
+saves quantized operands. The transpose by a side dequantizes the other side in
+the backward pass, because g contracts the dimension that is not blocked. The
+transpose by the global scale computes the dot once more.
 
 `dot/primitive.py` registers `jvp`, `require_linear` and `cotangent`.
 """
@@ -246,8 +246,8 @@ def side_cotangent(
     g: the result's cotangent.
     product_with: (g, numbers) -> its product with the other side, in f32.
     factor: f32[], or f32 that broadcasts to g and has its rank, or None.
-    power: likewise, a power of two.
-    dims: of the dot.
+    power: a power of two of factor's shape, or None.
+    dims: dimension numbers of the dot's gradients.
   """
   numbers, order = dims.dgrad, dims.lhs_order
   if side == "rhs":

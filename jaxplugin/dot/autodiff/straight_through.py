@@ -1,16 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`block_scaled_dot` of what was quantized straight-through.
+"""`block_scaled_dot` of arrays that were quantized straight-through.
 
-Such a `ScaledArray` has the array that it was made of as its surrogate. The
-result is that of the call without surrogates. The derivative by one is that of
+The surrogate of such a `ScaledArray` is the array before it was quantized. The
+result is that of the call without surrogates. The derivative with respect to a
+surrogate is the derivative of
 
     cast(activation(dot(surrogate, other) * other's global_scale + bias)
          + residual)
 
-at the result's numbers, the side's own global scale being part of what was
-quantized. The other side is as it is in the call, quantized, and where it has a
-surrogate too that is what derivatives of higher order go to.
+at the result's numbers. The global scale of the surrogate's side is part of its
+quantized array. The other side stays quantized. If it has a surrogate too,
+derivatives of higher order are with respect to that surrogate.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import NamedTuple
@@ -62,7 +64,7 @@ class Call:
       activation.
     dimension_numbers: in tuples.
     dtype: of the result.
-    activation: as of `block_scaled_dot`.
+    activation: as for `block_scaled_dot`.
   """
 
   function: Callable[..., jax.Array]
@@ -91,7 +93,7 @@ def has_surrogate(operand: Any) -> bool:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def dot(of: Call, arrays: Arrays) -> jax.Array:
   """`of(arrays)`, with derivatives by the surrogates."""
-  return of(_without_surrogates(arrays))
+  return of(without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
@@ -113,7 +115,7 @@ def _jvp(
   ]
   with guards.debug_checks(enabled=False):
     rest = tangents.tangent_of(
-      of, _without_surrogates(arrays), _without_surrogates(arrays_tangent)
+      of, without_surrogates(arrays), without_surrogates(arrays_tangent)
     )
     single = rest is None and len(active) == 1
     term = of.replace(dtype=of.dtype if single else _F32)
@@ -130,17 +132,18 @@ def _jvp(
   return result, sum(terms[1:], start=terms[0]).astype(of.dtype)
 
 
-def _without_surrogates(arrays: Arrays) -> Arrays:
+def without_surrogates(arrays: Any) -> Any:
+  """Returns a named tuple of arrays or tangents without surrogates."""
   bare = {
-    side: getattr(arrays, side).without_surrogate()
-    for side in ("lhs", "rhs")
-    if isinstance(getattr(arrays, side), scaled_array.ScaledArray)
+    side: x.without_surrogate()
+    for side, x in arrays._asdict().items()
+    if isinstance(x, scaled_array.ScaledArray)
   }
   return arrays._replace(**bare)
 
 
 def _activated(of: Call, arrays: Arrays) -> jax.Array:
-  """The call in steps, of which derivatives are taken."""
+  """Computes the call in steps that have derivatives."""
   before = of.replace(activation=None, dtype=_F32)
   result = dot(before, arrays._replace(residual=None))
   result = epilogue.activate(result, of.activation)
@@ -191,52 +194,90 @@ def _plain_product(of: Call, arrays: Arrays) -> jax.Array:
 def _product_of_both(
   side: str, arrays: Arrays, of: Call, result: jax.Array
 ) -> jax.Array:
-  """A tangent of `side` times the other side, which has a surrogate.
+  """Returns a tangent of `side` times the other side, which has a surrogate."""
+  tangent = getattr(arrays, side)
+  ndims = arrays.lhs.ndim, arrays.rhs.ndim
 
-  Forward it is one dot, backward the other side is dequantized then; both have
-  a derivative by its surrogate.
-  """
-  tangent, other = getattr(arrays, side), _other(side)
-  constants, tree = jax.tree.flatten(
-    (getattr(arrays, other), arrays.global_scale)
-  )
-
-  def merge(x: jax.Array, *flat: jax.Array) -> Arrays:
-    array, factor = jax.tree.unflatten(tree, flat)
-    return arrays._replace(**{side: x, other: array}, global_scale=factor)
-
-  def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    return of(_without_surrogates(merge(x, *flat)))
-
-  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    product = merge(x, *flat)
-    array = quantization.dequantize(getattr(product, other))
-    return _plain_product(of, product._replace(**{other: array}))
-
-  def transpose(g: jax.Array, *flat: jax.Array) -> jax.Array:
-    array, factor = jax.tree.unflatten(tree, flat)
+  def transpose(g: jax.Array, arrays: Arrays, other: Any) -> jax.Array:
     is_bf16 = (
       g.dtype == formats.BF16
-      and array.format.exact_in_bf16
-      and array.global_scale is None
+      and other.format.exact_in_bf16
+      and other.global_scale is None
     )
-    plain = quantization.dequantize(array, formats.BF16 if is_bf16 else _F32)
+    plain = quantization.dequantize(other, formats.BF16 if is_bf16 else _F32)
     return derivatives.side_cotangent(
       side,
       g,
       lambda g, numbers: reference.plain_dot(g, plain, numbers, _F32),
-      factor,
+      arrays.global_scale,
       None,
-      derivatives.GradientDims.of(
-        of.dimension_numbers, arrays.lhs.ndim, arrays.rhs.ndim
-      ),
-    ).astype(tangent.dtype)
+      derivatives.GradientDims.of(of.dimension_numbers, *ndims),
+    )
 
+  return product_of_both(
+    side,
+    arrays,
+    "global_scale",
+    quantized=of,
+    plain=functools.partial(_plain_product, of),
+    transpose=transpose,
+    like=(tangent, result),
+  )
+
+
+def product_of_both(
+  side: str,
+  arrays: Any,
+  constant: str,
+  *,
+  quantized: Callable[[Any], jax.Array],
+  plain: Callable[[Any], jax.Array],
+  transpose: Callable[[jax.Array, Any, Any], jax.Array],
+  like: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+  """Returns a tangent of `side` times the other side, which has a surrogate.
+
+  Forward it is one dot of the quantized side. The backward pass dequantizes
+  that side. Both have a derivative with respect to its surrogate.
+
+  Args:
+    side: "lhs" or "rhs".
+    arrays: a named tuple, with the tangent as `side`.
+    constant: name of another array that the product depends on.
+    quantized: arrays -> the product with the quantized side.
+    plain: arrays -> the product with a dequantized side.
+    transpose: (cotangent of the product, arrays, the quantized side) -> the
+      cotangent of the tangent.
+    like: the tangent and the product, if their shardings may be in types.
+  """
+  tangent, other = getattr(arrays, side), "rhs" if side == "lhs" else "lhs"
+  constants, tree = jax.tree.flatten(
+    (getattr(arrays, other), getattr(arrays, constant))
+  )
+
+  def merged(x: Any, flat: Sequence[jax.Array]) -> Any:
+    array, value = jax.tree.unflatten(tree, flat)
+    return arrays._replace(**{side: x, other: array, constant: value})
+
+  def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    return quantized(without_surrogates(merged(x, flat)))
+
+  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    given = merged(x, flat)
+    array = quantization.dequantize(getattr(given, other))
+    return plain(given._replace(**{other: array}))
+
+  def transposed(g: jax.Array, *flat: jax.Array) -> jax.Array:
+    given = merged(None, flat)
+    cotangent = transpose(g, given, getattr(given, other))
+    return cotangent.astype(tangent.dtype)
+
+  if like is not None:
+    transposed = derivatives.partitioned(transposed, like[0])
+    by_constants = derivatives.partitioned(by_constants, like[1])
   return linear_calls.linear_call(
     linear_calls.LinearInOne(
-      call=forward,
-      transpose_call=derivatives.partitioned(transpose, tangent),
-      call_by_constants=derivatives.partitioned(by_constants, result),
+      call=forward, transpose_call=transposed, call_by_constants=by_constants
     ),
     [tangent],
     constants,

@@ -28,6 +28,7 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.dot.backends import dense
+from jaxplugin.operation import choice
 from jaxplugin.runtime import cpu_library
 
 _LHS_IS_DEQUANTIZED: Final = (
@@ -40,10 +41,6 @@ _DOT: Final = "jaxplugin_block_scaled_dot"
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
-
-
-def _rank(target: targets.Target) -> int | None:
-  return 10 if target.platform == "cpu" else None
 
 
 def supports(
@@ -59,7 +56,7 @@ def supports(
 
 
 def missing(target: targets.Target) -> decisions.Unsupported | None:
-  """Why there are no kernels for a target; None where there are."""
+  """Returns why a target has no kernels, or None if it has them."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
@@ -76,7 +73,7 @@ def missing(target: targets.Target) -> decisions.Unsupported | None:
 def unknown_formats(
   *operands: problems.OperandProblem,
 ) -> decisions.Unsupported | None:
-  """Why kernels cannot read operands; None where they can."""
+  """Returns why kernels cannot read operands, or None if they can."""
   for operand in operands:
     if operand.format is not None and (
       operand.format not in cpu_library.FORMATS
@@ -118,11 +115,11 @@ def emit(
 
   Args:
     call, problem, target: as of any backend.
-    config: `cpu_configs.fields_of` how the kernels compute it; empty leaves it
-      to their rules.
+    config: `cpu_configs.fields_of` a config. If it is empty, the rules of the
+      kernels choose.
 
   Raises:
-    ValueError: the config cannot serve the problem on the target.
+    ValueError: If the config cannot compute the problem on the target.
   """
   if config:
     cpu_configs.check(config, problem, target, who=sides.who())
@@ -143,7 +140,7 @@ def _dot(
   shape = call.shape
   dtype = call.preferred_element_type
   lhs, rhs = dense.dense_sides(call)
-  # Symbolic ones too, of which the problem says nothing.
+  # From the arrays, because the problem has None for a symbolic size.
   batch, m, _ = lhs.values.shape
   n = rhs.values.shape[1]
   bias, residual = None, call.residual
@@ -182,7 +179,12 @@ def arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
 
 
 def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
-  """What the handler is told of its operand `prefix`, "lhs" or "rhs"."""
+  """Returns the handler's attributes of one operand.
+
+  Args:
+    prefix: "lhs" or "rhs".
+    side: the operand.
+  """
   format = side.format
   if format is None:
     return {f"{prefix}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
@@ -212,7 +214,7 @@ def _configured(
 BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
   name="cpu",
   summary="C++ kernels that read the quantized bytes once",
-  rank=_rank,
+  rank=choice.rank_on(10, "cpu"),
   supports=supports,
   plan=plan,
   emit=emit,

@@ -24,11 +24,12 @@ from jaxplugin.runtime import cpu_library
 BY_RULE: Final = "by_rule"
 
 _FEW_ROWS: Final = ("few_rows_avx2", "few_rows_avx512")
-# What `candidates` tries. Two Zen 4 cores, 2026-11, with the commands of
-# kernels/cpu/tests/compare/compare.sh: tasks of 256 rows take 0.88 to 0.97 of
-# the rule's time at 1024^3 and for one row of two MXFP4 sides, 1.0 to 1.04 at
-# 128 x 4096 x 4096; those of 16, and panels of 64, were never faster. A pass of
-# 2 rows takes 0.95 of AVX2's of 4, which leave the first cache.
+# The sizes that `candidates` measures. On two Zen 4 cores (2026-11, measured by
+# kernels/cpu/tests/compare/compare.sh) tasks of 256 rows are 1.03x to 1.14x
+# faster than the rule at 1024^3 and for one row of two MXFP4 sides, and 1.0x to
+# 1.04x slower at 128 x 4096 x 4096. Tasks of 16 rows and panels of 64 were
+# never faster. With AVX2 a pass of 2 rows is 1.05x faster than one of 4 rows,
+# which does not fit the first cache.
 _PASSES: Final = (2, 3)
 _PASS_ROWS: Final = 4  # the most, and the rule makes passes equal
 _PANELS: Final = (256,)
@@ -54,8 +55,8 @@ class CpuConfig:
     panel_rows: rows of the side of fewer rows, the panel, that are unpacked at
       a time; of the engines of few rows, those of one pass over the weights.
     task_rows: rows of the other side that a thread takes at a time.
-    threads: the most threads that share the work; by rule all of the pool, or
-      one where there is little.
+    threads: upper limit on the threads that share the work. The rule is all
+      threads of the pool, or one if there is little work.
   """
 
   engine: str = BY_RULE
@@ -78,7 +79,7 @@ class CpuConfig:
         )
 
   def attributes(self) -> dict[str, np.int64]:
-    """Of the custom call; none where all is by rule."""
+    """Returns the attributes of the custom call, without rules' choices."""
     numbers = {"engine": ENGINES.index(self.engine)}
     numbers |= {name: getattr(self, name) for name in _SIZES}
     return {name: np.int64(value) for name, value in numbers.items() if value}
@@ -101,7 +102,7 @@ ENGINES: Final = (
 
 
 def fields_of(config: CpuConfig) -> decisions.Fields:
-  """A config as tables have it: sorted, without what is by rule."""
+  """Returns a config's fields for tables: sorted, without rules' choices."""
   return tuple(
     (name, value)
     for name in sorted(_FIELDS)
@@ -136,7 +137,7 @@ def fields_error(
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> str | None:
-  """Why fields are no config that can serve a problem; None where they are."""
+  """Returns why fields are not a config for a problem, or None if they are."""
   try:
     config = config_of(fields)
   except ValueError as error:
@@ -147,10 +148,10 @@ def fields_error(
 def config_error(
   problem: problems.DotProblem, target: targets.Target, config: CpuConfig
 ) -> str | None:
-  """Why a config cannot serve a problem on a target; None where it can.
+  """Returns why a config cannot compute a problem, or None if it can.
 
-  The library answers, also for an instruction set that this machine lacks. What
-  the cpu backend does not serve at all is its `supports` to say.
+  The library answers, also for an instruction set that this machine lacks. It
+  assumes a problem that the backend's `supports` accepts.
   """
   question = _question(problem, target)
   if isinstance(question, str):
@@ -177,7 +178,7 @@ def candidates(
 ) -> tuple[CpuConfig, ...]:
   """The configs to measure for a problem on a target, the rule's own first.
 
-  Each of them serves, and no two are one way of computing it.
+  Each can compute the problem, and no two compute it in the same way.
   """
   by_rule = CpuConfig()
   if config_error(problem, target, by_rule) is not None:
@@ -222,7 +223,7 @@ def check(
   *,
   who: str,
 ) -> None:
-  """Raises ValueError unless fields are a config that serves a problem."""
+  """Raises ValueError unless fields are a config for a problem."""
   error = fields_error(config, problem, target)
   if error is not None:
     words = " ".join(f"{name}={value}" for name, value in config)
@@ -245,7 +246,7 @@ def is_turned(m: int | None, n: int | None) -> bool:
 def _question(
   problem: problems.DotProblem, target: targets.Target
 ) -> cpu_library.DotQuestion | str:
-  """What the library is asked by; or why it cannot be asked."""
+  """Returns the question for the library, or why it cannot be asked."""
   if target.cpu_kernels is None:
     return "the target has no CPU kernels"
   if not problem.sizes_are_static:

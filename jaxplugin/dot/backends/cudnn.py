@@ -8,11 +8,11 @@ It emits one of two custom calls, which XLA knows without registration:
     linear scales; XLA pads rows to 128 and scale columns to 4 and transposes
     the scales to the 128x4 layout before each call of the kernel.
   __cudnn$blockScaledDot(same)
-    what XLA makes of it: everything is padded and the scales are in the 128x4
-    layout already. Emitted where a scale comes swizzled, so that the scale of
-    a static weight is never transposed again. The other side is quantized
-    again, if what it was quantized from is known (`Side.source`): kernels write
-    it padded and swizzled, and XLA drops those of the first time.
+    the form that XLA converts the first one to: everything is padded, and the
+    scales are in the 128x4 layout. The backend emits it if a scale is swizzled,
+    so the scale of a static weight is never transposed again. If the source of
+    the other side is known (`Side.source`), the source is quantized again,
+    padded and swizzled, and XLA drops the first quantize kernels.
 
 Both take [m, k] x [n, k] or [batch, m, k] x [batch, n, k], row-major, and a
 global scale that is a scalar of the result's dtype.
@@ -216,9 +216,9 @@ def _fuses_global_scale(
 def _is_cut_cheaply(problem: problems.DotProblem) -> bool:
   """Whether rows or columns are cut off a small result.
 
-  The kernel that cuts them multiplies by both global scales as well, where the
-  call's fifth operand takes a kernel of its own for their product. In return
-  the call writes f32.
+  The kernel that cuts them also multiplies by both global scales. The call's
+  fifth operand would need another kernel for their product. In return the call
+  writes f32.
   """
   sizes = (problem.batch, problem.m, problem.n)
   assert all(size is not None for size in sizes)
@@ -239,7 +239,7 @@ def _call_dtype(
 
 
 def _padding(problem: problems.DotProblem) -> str:
-  """What is padded for the kernel, in words."""
+  """Returns the kernel's padding in words."""
   assert problem.lhs.format is not None and problem.k is not None
   parts = []
   for side, size in (("lhs", problem.m), ("rhs", problem.n)):
@@ -403,7 +403,7 @@ def _linear_dot(
   """`__op$block_scaled_dot`: XLA pads and swizzles."""
   backend_config = None
   if lhs.scale_is_padded or rhs.scale_is_padded:
-    # It cannot be told from shapes where a scale is padded.
+    # A padded scale's shape does not give the block size.
     assert lhs.format is not None
     backend_config = json.dumps(
       {"block_scaled_dot_backend_config": {"block_size": lhs.format.block_size}}

@@ -55,7 +55,7 @@ def on_a_gpu(test: type) -> type:
 
 
 class DeviceDotSuite(suite.DotSuite):
-  """What the implementation refuses by its formats or sizes goes to xla."""
+  """If the backend refuses a call's formats or sizes, xla computes it."""
 
   cases_per_test = 5
 

@@ -6,8 +6,8 @@ x in bf16 times a weight that was prepared at load; where the weight's format
 asks for it x is quantized by `jp.quantize` in the same program. All launches of
 the program count: what quantizes, pads, swizzles, multiplies, adds and cuts.
 
-The table beside this file has them by GPU. Write it anew, after a change that
-is meant, with
+The table next to this file has them by GPU. After an intended change,
+regenerate it with
 
   python -m jaxplugin.dot.backends.launches_test --regenerate
 """
@@ -39,7 +39,7 @@ from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.compilation import optimized
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
-# Of each generation one: what serves differs, and what it asks for.
+# One of each generation, because the backends and their needs differ.
 TARGETS = {
   "a100": jp.named_target("a100"),
   "h200": jp.named_target("h200"),
@@ -66,7 +66,7 @@ N, K = 4096, 2048
 
 
 def program(target, lhs_format, rhs_format, m):
-  """What XLA makes of a product for one of `TARGETS`."""
+  """Compiles a matmul for one of `TARGETS`."""
   rhs_format = formats.by_name(rhs_format)
   weight = jax.ShapeDtypeStruct((N, K), jnp.bfloat16)
   weight = jax.eval_shape(
@@ -152,7 +152,7 @@ class LaunchesTest(parameterized.TestCase):
     self.assertEqual(found.kernels, 1 + is_of_three, found.hlo(elide=True))
 
   def test_rows_that_are_cut_are_scaled_by_the_same_kernel(self):
-    # Else the product of both global scales takes one of its own.
+    # Otherwise the product of both global scales would need another kernel.
     cut = program("b200", "nvfp4", "nvfp4", 16)
     self.assertEqual(cut.custom_calls["__cudnn$blockScaledDot"], 1)
     text = cut.hlo(elide=True)

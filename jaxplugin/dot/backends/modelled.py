@@ -13,11 +13,11 @@ measured choices come before it.
   fused   = rounds * steps * cycles / clock
   unfused = bytes / copies + kernels * launch + 2 * batch * m * n * k / rate
 
-A round is a tile of 128 x 128 on each slot of the GPU; where there are fewer
-tiles than slots, k is split and part of a round is enough. Of m parts of a tile
-are counted, as tiles may be lower. A step is 64 of k.
+A round is a tile of 128 x 128 on each slot of the GPU. If there are fewer tiles
+than slots, k is split and part of a round is enough. A fraction of a tile
+counts along m, because tiles may have fewer rows. A step is 64 values of k.
 Bytes are those of quantized sides, read and written in bf16, and of a result
-that is not final as the product leaves it.
+that a later kernel completes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _F32_BYTES: Final = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-  """What the model knows of an architecture.
+  """Facts about an architecture.
 
   Attributes:
-    matmul_flops: of cuBLAS's bf16 product a second and core, measured.
-    copy_share: of the data sheet's bandwidth that a copy reaches, measured.
-    clock_hz: of the cores.
+    matmul_flops: measured flops of a cuBLAS bf16 matmul per second and core.
+    copy_share: measured bandwidth of a copy, as a share of the data sheet's.
+    clock_hz: clock of the cores.
     resident: blocks of the fused kernel a core.
     cycles: of a step of a tile, by the number of quantized sides and the bits
       of the widest quantized value. Simulated, the least of those alike:
@@ -89,11 +89,11 @@ MACHINES: Final[Mapping[tuple[int, int], Machine]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Times:
-  """Of a product, in seconds, by the model.
+  """Modelled times of a matmul, in seconds.
 
   Attributes:
-    fused: of a kernel that decodes as it multiplies.
-    unfused: of dequantizing, and of a product of bf16.
+    fused: time of a kernel that decodes operands while it multiplies.
+    unfused: time of dequantizing and of a bf16 matmul.
   """
 
   fused: float
@@ -173,7 +173,7 @@ def _is_modelled(problem: problems.DotProblem) -> bool:
 
 
 def _unfused_bytes(problem: problems.DotProblem) -> tuple[float, int]:
-  """What is moved beside the product itself, by how many kernels."""
+  """Returns the bytes moved besides the matmul, and the number of kernels."""
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   num_bytes, kernels = 0.0, 0

@@ -40,6 +40,7 @@ from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.operation import choice
 from jaxplugin.runtime import triton_library
 
 # Values and scale of a side, of any rank, FP4 packed, and how to read them.
@@ -50,10 +51,6 @@ PLAIN_NAMES: Final = {
   formats.BF16: "bf16",
   np.dtype(np.float16): "f16",
 }
-
-
-def _rank(target: targets.Target) -> int | None:
-  return 20 if target.platform in ("cuda", "rocm") else None
 
 
 def supports(
@@ -140,7 +137,7 @@ def _with_readable_format(side: sides.Side) -> sides.Side:
 def _lowering_refusal(
   target: targets.Target,
 ) -> decisions.Unsupported | None:
-  """Of what the process lacks: jax-triton, the GPU, or TMA descriptors."""
+  """Returns which of jax-triton, GPU and TMA descriptors the process lacks."""
   refusal = triton_library.lowering_refusal(target)
   if refusal is None and triton_library.uses_descriptors(target):
     return triton_library.descriptors_refusal()
@@ -209,12 +206,12 @@ def launches(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> tuple[configs.MatmulShape, tuple[launching.Launch, ...]]:
-  """What is launched for a problem that is served, of dense operands.
+  """Returns the launches for a supported problem of dense operands.
 
   Args:
     problem: what to compute.
-    target: where.
-    config: of `triton_configs`; where it is empty, the one by rule.
+    target: the target to compute on.
+    config: fields of `triton_configs`. If empty, the rule chooses.
   """
   shape = _dense_shape(problem, target)
   return shape, _launches(shape, target, config)
@@ -331,7 +328,7 @@ def config_error(
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> str | None:
-  """Why a config cannot compute a problem; None where it can."""
+  """Returns why a config cannot compute a problem, or None if it can."""
   refusal = supports(problem, target)
   if refusal is not None:
     return refusal.reason
@@ -429,12 +426,12 @@ def run(
   """Runs a launch of one of a module's kernels.
 
   Args:
-    module: whose `KERNELS` has the kernel.
-    launch, inputs, target: as of `triton_library.call`.
+    module: has the kernel in its `KERNELS`.
+    launch, inputs, target: as for `triton_library.call`.
     who: the operation, for errors.
 
   Raises:
-    NotImplementedError: this process cannot lower it; says why.
+    NotImplementedError: If this process cannot lower it.
   """
   refusal = triton_library.lowering_refusal(target)
   if refusal is None and any(launch.descriptors):
@@ -542,7 +539,7 @@ def _configured(
 BACKEND: Final = decisions.Backend(
   name="triton",
   summary="Triton kernels that read the quantized bytes once",
-  rank=_rank,
+  rank=choice.rank_on(20, "cuda", "rocm"),
   supports=supports,
   plan=plan,
   emit=emit,

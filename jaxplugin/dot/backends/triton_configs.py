@@ -54,7 +54,7 @@ def config_error(
   shape: configs.MatmulShape,
   target: targets.Target,
 ) -> str | None:
-  """Why fields are no config that can compute a shape; None where they are."""
+  """Returns why fields are not a config for a shape, or None if they are."""
   try:
     config = config_of(fields)
   except ValueError as error:

@@ -632,7 +632,7 @@ class ErrorTest(parameterized.TestCase):
 
   @parameterized.parameters(("gfx950", "gfx950"), (None, "none"))
   def test_amd_gpu_of_another_architecture_is_told_by_lowering(
-    self, architecture, told
+    self, architecture, gpu
   ):
     # jax-triton compiles for the device that it finds, whatever is asked for.
     local = targets.Target(
@@ -641,7 +641,7 @@ class ErrorTest(parameterized.TestCase):
     target = targets.named_target("mi300x").with_library(targets.JAX_TRITON)
     with mock.patch.object(targets, "detect_target", lambda *_: local):
       self.assert_lowering_refused(
-        *(target, "rocm", rf"only for the attached AMD GPU \({told}\).* mi300x")
+        *(target, "rocm", rf"only for the attached AMD GPU \({gpu}\).* mi300x")
       )
 
   def test_missing_jax_triton_is_told(self):

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Implementations of quantizing and dequantizing, and the choice between them.
+"""Backends of quantizing and dequantizing, and the choice between them.
 
-Lowerings and `explain` call the same functions here, so they cannot disagree.
-Bits of `quantize` are the same in all; a module for which kernels cannot serve
-(`lowering.Module`) gets operations, and the decision says why.
+Lowerings and `explain` call the same functions, so they cannot disagree. All
+backends of `quantize` compute the same bits. A module that may not have kernels
+(`lowering.Module`) gets XLA operations, and the decision has the reason.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from jaxplugin.tables import resolution
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
-# What has kernels for the global scale of a device's part; others take xla's.
+# Kernels for the global scale of a device's part, by backend. The other
+# backends use the operations of xla.
 _PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
   triton.QUANTIZE.name: triton.partial_scales
 }
 
-# Both, as tables of measured choices speak of them.
 QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
   fitting.Operation(
     name="quantize",
@@ -61,15 +61,15 @@ DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Told:
-  """What was decided about an equation, for `explain`.
+class Decided:
+  """An equation and the decisions about it, for `explain`.
 
   Attributes:
-    implementation: by name; those of each blocking, where they differ.
-    reason: why no kernel; empty where one serves.
-    decisions: what lowering follows, with the refusals of every other
-      implementation; one for each blocking, unless a kernel serves all.
-    problems: what each decision is about.
+    implementation: name of the backend, or names if blockings have others.
+    reason: why no kernel is used; empty if one is.
+    decisions: the decisions of the lowering: one if a kernel quantizes along
+      all blockings, else one for each.
+    problems: the problem of each decision.
   """
 
   implementation: str
@@ -79,8 +79,8 @@ class Told:
     problems.QuantizeProblem | problems.DequantizeProblem, ...
   ] = ()
 
-  def with_notes(self, notes: tuple[str, ...]) -> Told:
-    """The same, with more notes on what was decided."""
+  def with_notes(self, notes: tuple[str, ...]) -> Decided:
+    """Returns it with more notes on each decision."""
     each = tuple(
       dataclasses.replace(d, notes=(*d.notes, *notes)) for d in self.decisions
     )
@@ -89,7 +89,7 @@ class Told:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-  """Some of the blockings of a problem, and what makes all of them at once."""
+  """Some blockings of a problem, and the decision that computes them."""
 
   problem: problems.QuantizeProblem
   decision: decisions.Decision
@@ -101,10 +101,10 @@ def decide(
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
 ) -> list[Part]:
-  """What makes each of the blockings of a problem, in order.
+  """Decides how the blockings of a problem are computed, in order.
 
-  One part where a kernel makes all of them from one read; else one for each.
-  Tables of measured choices are asked about the whole, then about each.
+  If a kernel computes all of them from one read, they are one part. Otherwise
+  each is a part, with a separate choice.
   """
   problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)
@@ -119,11 +119,11 @@ def decide(
 def as_products_read(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> problems.QuantizeProblem:
-  """The same, whose packed values lie in memory as a target's products read
-  them, so that nothing is transposed.
+  """Returns the problem with packed values in the order that matmuls read.
 
-  For cuDNN the blocked dimension is last. Triton's kernels take one dimension
-  where it is; of several that a product merges they get a copy, with it last.
+  cuDNN reads values with the blocked dimension last. Triton's kernels read one
+  blocked dimension anywhere. If a matmul merges several dimensions, they read a
+  copy with the blocked one last.
   """
   is_by_triton = target.platform in ("cuda", "rocm") and (
     not target.has_block_scaled_cudnn
@@ -138,13 +138,15 @@ def as_products_read(
 def partial_scales(
   x: jax.Array, parts: Sequence[Part], target: targets.Target
 ) -> jax.Array:
-  """f32[blockings]: the global scales that a part of an array asks for.
+  """Returns f32[blockings]: the global scales that a part of an array needs.
 
-  0 where no block has one; `operations.global_scale_of_partial` of the largest
-  of all parts is the array's.
+  It is 0 if no block needs one. The largest value of all parts gives the global
+  scale of the array (`operations.global_scale_of_partial`).
 
   Args:
-    parts: of a problem that computes them, as `decide` gives them.
+    x: the part of the array.
+    parts: the result of `decide` for a problem that computes global scales.
+    target: the target of the decisions.
   """
   each = [
     _PARTIAL_SCALES.get(part.decision.implementation, xla.partial_scales)(
@@ -161,13 +163,14 @@ def num_maxima(
   target: targets.Target,
   overlay: resolution.Overlay | None,
 ) -> int:
-  """How many largest magnitudes of parts of x serve each blocking.
+  """Returns how many largest magnitudes of x one kernel finds per blocking.
 
-  Where a kernel finds them and another one computes a global scale of them; 0
-  where none does, which takes `partial_scales`.
+  Another kernel computes a global scale from them. It is 0 if there are no such
+  kernels. The caller then uses `partial_scales`.
 
   Args:
-    problem: that computes its global scales.
+    problem: a problem that computes its global scales.
+    module, target, overlay: as for `decide`.
   """
   parts = decide(problem, module, target, overlay)
   if [p.decision.implementation for p in parts] != [triton.QUANTIZE.name]:
@@ -178,11 +181,13 @@ def num_maxima(
 def maxima(
   x: jax.Array, parts: Sequence[Part], target: targets.Target, count: int
 ) -> jax.Array:
-  """uint32[blockings, count]: largest magnitudes of parts of x, as f32 bits.
+  """Returns uint32[blockings, count]: largest magnitudes of x, as f32 bits.
 
   Args:
-    parts: of a problem that computes global scales, as `decide` gives them.
-    count: as many as `num_maxima` says, or others.
+    x: the part of the array.
+    parts: the result of `decide` for a problem that computes global scales.
+    target: the target of the decisions.
+    count: number of magnitudes for each blocking.
   """
   each = [
     triton.maxima(x, part.problem, target)
@@ -201,8 +206,8 @@ def explained(
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
-) -> Told:
-  """What `decide` says, and why not kernels, in words."""
+) -> Decided:
+  """Returns the decisions of `decide`, with the reasons against kernels."""
   parts = decide(problem, module, target, overlay)
   reasons = []
   if len(parts) > 1:
@@ -212,7 +217,7 @@ def explained(
   for part in parts:
     reasons += _refusals(part.decision, QUANTIZE, target)
   names = dict.fromkeys(part.decision.implementation for part in parts)
-  return Told(
+  return Decided(
     implementation=" and ".join(names),
     reason="; ".join(dict.fromkeys(reasons)),
     decisions=tuple(part.decision for part in parts),
@@ -226,7 +231,7 @@ def decide_dequantize(
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
-  """What `dequantize_p` is lowered to."""
+  """Chooses the backend of `dequantize_p`."""
   return choice.choose(
     DEQUANTIZE_OPERATION,
     problem,
@@ -241,11 +246,11 @@ def explained_dequantize(
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
-) -> Told:
-  """What `decide_dequantize` says, and why no kernel, in words."""
+) -> Decided:
+  """Returns the decision, with reasons as `explained` does."""
   decision = decide_dequantize(problem, module, target, overlay)
   reasons = _refusals(decision, DEQUANTIZE, target)
-  return Told(
+  return Decided(
     implementation=decision.implementation,
     reason="; ".join(reasons),
     decisions=(decision,),
@@ -259,10 +264,10 @@ def choose(
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
-  """As `decisions.choose`, but where this process cannot lower a kernel.
+  """Chooses the backend of one part.
 
-  Nobody could ask for operations instead of an error, as `quantize` takes no
-  implementation, and the bits are the same.
+  If this process cannot lower a kernel, XLA operations are chosen instead of an
+  error, because `quantize` has no `implementation` and the bits are the same.
   """
   unportable = module.kernels_refusal()
   for name in decisions.order(QUANTIZE, target):
@@ -281,7 +286,10 @@ def _refusals(
   backends: Mapping[str, decisions.Backend[Any]],
   target: targets.Target,
 ) -> list[str]:
-  """Why no kernel serves: of those tried on the target, or of all."""
+  """Returns why no kernel is used: the reasons of the backends that are tried.
+
+  If none is tried on the target, it returns the reasons of all.
+  """
   chosen = backends[decision.implementation]
   if not chosen.is_portable:
     return []

@@ -6,7 +6,7 @@ Along the last axis always, and along any for what recipes of training ask
 (`Extras`); along another one else only to quantize to FP4, where operations
 take longest. What dequantizes is exact also below 2^-126.
 
-Milliseconds by operations / by kernels, f32, medians of interleaved calls (AVX2
+Milliseconds of operations / of kernels, f32, medians of interleaved calls (AVX2
 kernels built with -fno-trapping-math, 2 cores of an EPYC, load 1.4 to 2.8, jax
 0.10.2, 2026-11; `python -m jaxplugin bench --shapes quantize:1536x384,
 dequantize:1536x384` measures those along the last axis):
@@ -47,6 +47,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.operation import choice
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import cpu_library
@@ -61,10 +62,6 @@ _BEST_ISA: Final = 0
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
-
-
-def _rank(target: targets.Target) -> int | None:
-  return 10 if target.platform == "cpu" else None
 
 
 def _always_tried(target: targets.Target) -> int:
@@ -136,10 +133,10 @@ def _extras_refusal(
 
 
 def _square_rows(problem: problems.QuantizeProblem) -> int | None:
-  """How many rows in a row are cut into groups that share scales; 0: none do.
+  """Returns how many adjacent rows are cut into groups that share scales.
 
-  Rows are all dimensions but the blocked one, in order. None where those that
-  are merged into squares are not the last ones of them.
+  Rows are all dimensions except the blocked one, in order. It is 0 without
+  squares, and None if the dimensions of the squares are not the last ones.
   """
   square = problem.extras.square
   if not square:
@@ -259,7 +256,7 @@ def _quantize_operand(
 def _types(
   problem: problems.QuantizeProblem, rows: int, k: int
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-  """Of what the handlers write: values, scale and global scale."""
+  """Returns the types of the handlers' results: values and both scales."""
   format = problem.format
   stored, dtype = k, format.array_dtype
   if problem.packed:
@@ -286,7 +283,7 @@ def _shaped(
   problem: problems.QuantizeProblem,
   shape: tuple[int, ...],
 ) -> list[jax.Array]:
-  """What a handler wrote, of rows of an array of a shape."""
+  """Returns a handler's results in the shape of the array."""
   values, scale, computed = results
   *lead, k = shape
   values = values.reshape(*lead, values.shape[-1])
@@ -340,7 +337,7 @@ QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
   decisions.Backend(
     name="cpu",
     summary="C++ kernels",
-    rank=_rank,
+    rank=choice.rank_on(10, "cpu"),
     supports=supports_quantize,
     plan=_plan,
     emit=quantize,

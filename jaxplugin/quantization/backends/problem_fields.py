@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What quantizing and dequantizing ask for as rows of a table, and back.
+"""Problems of quantizing and dequantizing as fields of a row, and back.
 
-Of an array only m and k count, its rows and the size that is blocked, and which
-of the two lies last: any shape of these is measured by one row. Arrays that are
-blocked between other dimensions, or along several merged ones, have none.
+A row has the number of rows, m, the size of the blocked dimension, k, and which
+of the two is last. It holds for arrays of any shape with these. An array that
+is blocked between other dimensions, or along several merged ones, has no row.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _DEQUANTIZE_WORDS: Final = {"global_scale": ("none", "scalar")}
 
 @functools.lru_cache(maxsize=4096)
 def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
-  """A problem's fields; None where no row can be about it."""
+  """Returns a problem's fields, or None if it has no row."""
   if not problem.sizes_are_static or 0 in problem.shape:
     return None
   if not problem.format.is_known or problem.dtype.name not in taking.DTYPES:
@@ -94,7 +94,7 @@ def _extra(name: str, number: int) -> str:
 
 
 def _sizes_of(problem: problems.QuantizeProblem) -> dict[str, Any] | None:
-  """m, k and where blocks lie; None where these do not say it."""
+  """Returns m, k and the blocked dimension, or None if there is no row."""
   shape = problem.shape
   along = []
   for b in problem.blockings:
@@ -159,7 +159,7 @@ def _extras_of(taken: taking.Taken, number: int, place: str) -> problems.Extras:
 def dequantize_fields_of(
   problem: problems.DequantizeProblem,
 ) -> records.Fields | None:
-  """A problem's fields; None where no row can be about it."""
+  """Returns a problem's fields, or None if it has no row."""
   format, shape = problem.format, problem.logical_shape
   if not all(isinstance(size, int) and size for size in shape):
     return None

@@ -27,6 +27,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
+from jaxplugin.operation import choice
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
@@ -40,10 +41,6 @@ _MAX_HADAMARD: Final = 64
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
-
-
-def _rank(target: targets.Target) -> int | None:
-  return 10 if target.platform in ("cuda", "rocm") else None
 
 
 def supports(
@@ -309,7 +306,7 @@ QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
   decisions.Backend(
     name="triton",
     summary="Triton kernels",
-    rank=_rank,
+    rank=choice.rank_on(10, "cuda", "rocm"),
     supports=supports,
     plan=_plan,
     emit=quantize,

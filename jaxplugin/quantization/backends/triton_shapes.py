@@ -27,7 +27,7 @@ from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.sharding import places
+from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import triton_library
 
 _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
@@ -36,7 +36,7 @@ _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
 def launches(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> list[launching.Launch] | decisions.Unsupported:
-  """What is launched for a problem, in order, or why nothing is."""
+  """Returns the launches for a problem in order, or why there are none."""
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   if len(problem.blockings) == 1:
@@ -109,7 +109,7 @@ def _rows(
       batch, rows = math.prod(shape[:first]), math.prod(shape[first:axis])
       k_is_minor = True
       groups[:2] = range(first), range(first, axis)
-  elif swizzled:  # each matrix has tiles of its own
+  elif swizzled:  # each matrix has separate tiles
     batch, rows, k_is_minor = math.prod(shape[:-2]), shape[-2], True
     groups[:2] = range(axis - 1), range(axis - 1, axis)
   elif rows == 1:
@@ -129,12 +129,13 @@ def _rows(
 
 
 def _strides(shape: Sequence[int], extras: problems.Extras) -> tuple[int, ...]:
-  """Of the array that random bits are drawn for, of what is blocked.
+  """Returns the strides of the array that random bits are drawn for.
 
   Args:
-    shape: of what is blocked.
+    shape: shape of the blocked array.
+    extras: has the strides if the array is a part of another one.
   """
-  return places.strides(shape) if extras.strides is None else extras.strides
+  return offsets.strides(shape) if extras.strides is None else extras.strides
 
 
 def _places(
@@ -195,9 +196,9 @@ def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
 
 
 def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
-  """Position, among two blockings, of that of columns and that of rows.
+  """Returns the indices of the blocking of columns and of the one of rows.
 
-  None where x is no array of matrices, or there are not two blockings.
+  Returns None unless x is an array of matrices with two blockings.
   """
   found = _found(problem)
   return None if found is None else found[0]
@@ -278,7 +279,7 @@ def _strides_of_x(
   """
   shape = problem.shape
   strides = _strides(b.shape(shape), problem.extras_each[i])
-  # Of what is merged only the first may be a part.
+  # Only the first of merged dimensions may be a part of a larger one.
   return [
     strides[b.axis()]
     * math.prod(shape[d] for d in b.dims[b.dims.index(dim) + 1 :])

@@ -28,11 +28,15 @@ def quantize(
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
-  """The results of `quantize_p`, of one blocking.
+  """Computes the results of `quantize_p` with one blocking.
 
   Args:
-    global_scale: or maxima, uint32[n], where the problem has them.
-    key: data of it.
+    x: the array.
+    global_scale: the global scale, or maxima, uint32[n], if the problem has
+      them.
+    problem: the problem of one blocking.
+    target: unused.
+    key: data of a key for stochastic rounding.
   """
   del target
   extras = problem.extras
@@ -106,7 +110,7 @@ def maxima(x: jax.Array, problem: problems.QuantizeProblem) -> jax.Array:
 def _blocked(
   x: jax.Array, b: blocking.Blocking, extras: problems.Extras
 ) -> tuple[jax.Array, tuple[int, ...] | None]:
-  """What is quantized, and dimensions of it that squares merge."""
+  """Returns the array to quantize, and its dimensions that squares merge."""
   blocked = b.apply(x)
   if extras.hadamard is not None:
     blocked = hadamard.transform(blocked, b.axis(), extras.hadamard)

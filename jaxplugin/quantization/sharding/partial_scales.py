@@ -1,7 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`partial_scales_p`: the global scales of a part of an array.
+"""Global scales of arrays whose parts lie on several devices.
 
+`partial_scales_p` computes the global scales that a part of an array needs.
 Their maximum over the devices that have the parts is the scale of the array. On
 a GPU one kernel reads x once for all blockings. It finds largest magnitudes of
 pieces of x. The kernel that quantizes takes these as they are, after a maximum
@@ -18,21 +19,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.extend import core as extend_core
-from jax.interpreters import batching
-from jax.interpreters import mlir
 
+from jaxplugin.core import blocking
 from jaxplugin.core import extents
+from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
+from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import primitive
 from jaxplugin.quantization import backends
+from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
-from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
+
+AxisName = str | Sequence[str]
 
 partial_scales_p: Final = extend_core.Primitive("block_partial_scales")
 
@@ -115,30 +125,124 @@ def _batch(
 
 
 def _lower(
-  ctx: Any,
-  x: Any,
+  site: primitive.Site,
   *,
   problem: problems.QuantizeProblem,
   num_maxima: int | None,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
-  platform: str | None = None,
-) -> Any:
-  del platform  # the module's, which is one of several
-  module = lowering.module_of(ctx)
-  device = lowering.resolve_target(target, module.platforms[0])
-  parts = backends.decide(problem, module, device, overlay)
-  function: Callable[..., jax.Array] = functools.partial(
-    backends.partial_scales, parts=parts, target=device
-  )
-  if num_maxima is not None:
-    function = functools.partial(
-      backends.maxima, parts=parts, target=device, count=num_maxima
+) -> Callable[..., jax.Array]:
+  del target  # `site.target` follows from it
+  parts = backends.decide(problem, site.module, site.target, overlay)
+  if num_maxima is None:
+    return functools.partial(
+      backends.partial_scales, parts=parts, target=site.target
     )
-  return mlir.lower_fun(function, multiple_results=False)(ctx, x)
+  return functools.partial(
+    backends.maxima, parts=parts, target=site.target, count=num_maxima
+  )
 
 
-partial_scales_p.def_impl(functools.partial(lowering.impl, partial_scales_p))
-partial_scales_p.def_abstract_eval(_abstract_eval)
-batching.primitive_batchers[partial_scales_p] = _batch
-lowering.register_kernels(partial_scales_p, _lower)
+primitive.register(
+  partial_scales_p,
+  who="quantize",
+  abstract_eval=_abstract_eval,
+  batch=_batch,
+  lower=_lower,
+)
+
+
+# Inside a shard_map.
+
+
+def global_scale(
+  who: str,
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axes: Sequence[int],
+  *,
+  axis_name: AxisName | None,
+  given: jax.Array | None,
+  batch_dims: int = 0,
+) -> jax.Array | None:
+  """Computes the global scale of an array whose parts a `shard_map` has.
+
+  Args:
+    who: the function that errors name.
+    x: a part.
+    format: the format to quantize to.
+    axes: the blocked axes, each of a separate result.
+    axis_name: the mesh axes, or those of `vmap`, that have the parts.
+    given: a global scale to use instead, or None.
+    batch_dims: as for `quantize`.
+
+  Returns:
+    f32[] or f32[batch], or f32[n] for several axes, the same on all devices; or
+    `given` if axis_name is None or the format has no global scale.
+
+  Raises:
+    ValueError: If a name is not bound, or a global scale is also given.
+  """
+  names = _names(who, axis_name)
+  if given is not None and names:
+    raise ValueError(
+      f"{who}: axis_name must be None if global_scale is given, got"
+      f" axis_name={speaking.shown(axis_name)}; leave one of them out"
+    )
+  if not names or not format.has_global_scale:
+    return given
+  x = lax.stop_gradient(x)
+  ndim = x.ndim - batch_dims
+  problem = problems.QuantizeProblem(
+    shape=tuple(x.shape[batch_dims:]),
+    dtype=np.dtype(x.dtype),
+    format=format,
+    blockings=tuple(
+      blocking.Blocking.along(axis - batch_dims, ndim, format.block_size)
+      for axis in axes
+    ),
+  )
+  function = functools.partial(
+    partial_scales,
+    problem=problem,
+    target=targets.overriding_target(),
+    overlay=resolution.overlay(),
+  )
+  for _ in range(batch_dims):
+    function = jax.vmap(function)  # type: ignore[assignment]
+  # f32[batch, n], with n first in the result.
+  each = jnp.moveaxis(function(x), -1, 0)
+  each = each if len(axes) > 1 else each[0]
+  # If types say which axes x varies over, `pmax` needs axes of one kind.
+  varying = jax_private.varying_axes(each)
+  groups = (
+    tuple(name for name in names if name in varying),
+    tuple(name for name in names if name not in varying),
+  )
+  for group in groups:
+    if group:
+      each = lax.pmax(each, group)
+  return operations.global_scale_of_partial(each)
+
+
+def _names(who: str, axis_name: Any) -> tuple[str, ...]:
+  if axis_name is None:
+    return ()
+  names = (axis_name,) if isinstance(axis_name, str) else axis_name
+  if not isinstance(names, (tuple, list)) or not all(
+    isinstance(name, str) for name in names
+  ):
+    raise TypeError(
+      f"{who}: axis_name must be the name of a mesh axis or a tuple of names,"
+      f" got {speaking.shown(axis_name)}"
+    )
+  for name in names:
+    try:
+      lax.axis_size(name)
+    except NameError:
+      raise ValueError(
+        f"{who}: no enclosing jax.shard_map or jax.vmap has axis"
+        f" {speaking.shown(name)}, got axis_name={speaking.shown(name)}. Leave"
+        " axis_name out: the scale then covers the whole array"
+      ) from None
+  return tuple(names)

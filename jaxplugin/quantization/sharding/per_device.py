@@ -25,7 +25,7 @@ from jaxplugin.operation import byte_arrays
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import assignment as own_assignment
-from jaxplugin.quantization.sharding import places
+from jaxplugin.quantization.sharding import offsets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def _own_problem(
       multiple = math.lcm(problem.format.block_size, extras.hadamard or 1)
       b = dataclasses.replace(b, multiple=multiple)
     if extras.is_stochastic and any(assignment.operands[0]):
-      strides = places.strides(b.shape(problem.shape))
+      strides = offsets.strides(b.shape(problem.shape))
       extras = dataclasses.replace(extras, strides=strides)
     blockings.append(b)
     extras_each.append(extras)
@@ -182,7 +182,7 @@ def _own_keys(
         strict=True,
       )
     ]
-    result.append(places.words(left.pop(0), firsts, places.strides(shape)))
+    result.append(offsets.words(left.pop(0), firsts, offsets.strides(shape)))
   return result
 
 

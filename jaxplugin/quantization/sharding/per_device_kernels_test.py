@@ -27,7 +27,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.quantization.backends import xla
-from jaxplugin.quantization.sharding import places
+from jaxplugin.quantization.sharding import offsets
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.meshes import explicit
 
@@ -138,7 +138,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       lambda x, words: triton.quantize(x, None, problem, H200, key=words)
     )(x, words)
     self.assertEqual(self.names, ["quantize_mxfp4_stochastic_of_part_16x128"])
-    bits = np.asarray(places.bits(words, x.shape, strides))
+    bits = np.asarray(offsets.bits(words, x.shape, strides))
     # JAX's hash of the words of an offset.
     index = [0, 4, 95]
     place = first + sum(i * s for i, s in zip(index, strides, strict=True))

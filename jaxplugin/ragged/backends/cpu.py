@@ -18,6 +18,7 @@ import numpy as np
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot.backends import cpu
+from jaxplugin.operation import choice
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -33,10 +34,6 @@ _ACTIVATIONS: Final[dict[str | None, int]] = {
   "swiglu": 4,
   "swigluoai": 5,
 }
-
-
-def _rank(target: targets.Target) -> int | None:
-  return 10 if target.platform == "cpu" else None
 
 
 def supports(
@@ -116,7 +113,7 @@ def _ragged_dot(call: calls.Call) -> jax.Array:
 BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
   name="cpu",
   summary="C++ kernels that read the bytes of the used groups once",
-  rank=_rank,
+  rank=choice.rank_on(10, "cpu"),
   supports=supports,
   plan=plan,
   emit=emit,

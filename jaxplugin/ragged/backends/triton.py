@@ -30,6 +30,7 @@ from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
+from jaxplugin.operation import choice
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -37,10 +38,6 @@ from jaxplugin.runtime import triton_library
 from jaxplugin.tables import fitting
 
 _SCHEDULE: Final = "each kernel program finds its rows on the device"
-
-
-def _rank(target: targets.Target) -> int | None:
-  return 20 if target.platform in ("cuda", "rocm") else None
 
 
 def supports(
@@ -79,7 +76,10 @@ def _problem_gate(
 def _reads(
   layout: str, problem: problems.RaggedProblem, target: targets.Target
 ) -> bool:
-  """Of rhs: swizzled scales, and FP4 that is interleaved where it gains."""
+  """Kernels read rhs with swizzled scales.
+
+  On some architectures they read interleaved FP4 too.
+  """
   del problem
   if layout == interleaving.INTERLEAVED:
     return _reads_interleaved(target)
@@ -124,7 +124,7 @@ def plan(
 def launches(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> tuple[plans.RaggedShape, tuple[launching.Launch, ...]]:
-  """What is launched for a problem that is served."""
+  """Returns the launches for a supported problem."""
   shape = _shape(problem, target)
   return shape, _launches(shape, target)
 
@@ -265,7 +265,7 @@ def _source(target: targets.Target) -> decisions.Source | None:
 BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
   name="triton",
   summary="Triton kernels that read the bytes of the used groups",
-  rank=_rank,
+  rank=choice.rank_on(20, "cuda", "rocm"),
   supports=supports,
   plan=plan,
   emit=emit,

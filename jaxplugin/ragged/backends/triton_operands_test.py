@@ -218,7 +218,7 @@ class GradientTest(_TestCase):
 
 
 class ChoiceTest(parameterized.TestCase):
-  """What `explain` says, and errors."""
+  """Results of `explain`, and errors."""
 
   def explained(self, target, *, m=4, groups=32, format=jp.MXFP4, **options):
     shape = (groups, 5760, 2880)

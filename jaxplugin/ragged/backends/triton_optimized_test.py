@@ -99,7 +99,7 @@ class LoweredTest(parameterized.TestCase):
   "jax-cuda13-plugin is not installed",
 )
 class OptimizedTest(parameterized.TestCase):
-  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+  """The lowering, compiled by XLA's GPU compiler without a GPU."""
 
   def compiled(self, name, lhs, rhs, **options):
     function = functools.partial(jp.ragged_dot, **options)

@@ -33,7 +33,7 @@ class TritonRaggedSuite(interpreted.RecordedTestCase, ragged_suite.RaggedSuite):
   # Tiles are of other sizes where a group has all rows.
   if interpreted.products_depend_on_rows():
     loop_bound = contract.DOT_BOUND
-  # Of three GPUs together more than 500 fuzzed products.
+  # Three GPUs together have more than 500 fuzzed matmuls.
   sizes_of_each = 6
   target = targets.named_target("h200")
   paths = ("upcast", "small_m", "native")
@@ -56,7 +56,7 @@ class TritonRaggedSuite(interpreted.RecordedTestCase, ragged_suite.RaggedSuite):
 @needs_interpreter
 @pytest.mark.full
 class HopperTest(TritonRaggedSuite):
-  """Dequantizes few rows' weights in registers, in an order of k of its own."""
+  """Dequantizes few rows' weights in registers, in another order of k."""
 
   paths = ("small_m", "upcast")
 

@@ -36,7 +36,7 @@ class ContractionTest(contraction_suite.ContractionSuite):
   implementation = "xla"
 
   def test_is_never_expanded_by_groups(self):
-    # What the module multiplies: a tile of rows, and no array of all groups.
+    # The module multiplies a tile of rows, and not an array of all groups.
     lhs = np.zeros((96, 16), np.float32)
     rhs = np.zeros((96, 24), np.float32)
     sizes = np.zeros(6, np.int32)

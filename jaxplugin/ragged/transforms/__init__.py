@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX's transformations make of a ragged dot."""
+"""A ragged dot under JAX's transformations."""

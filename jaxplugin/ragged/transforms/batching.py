@@ -94,7 +94,7 @@ def _one_by_one(
 def _of_rows(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Only lhs is mapped: each row becomes as many, all of the same group."""
+  """Batches entries of lhs only: the entries of a row are in its group."""
 
   def merged(name: str, x: jax.Array) -> jax.Array:
     x = batching.bdim_at_front(x, mapped.get(name), size)
@@ -117,7 +117,7 @@ def _of_rows(
 def _of_epilogues(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Sums of shared weights, and what follows of each entry for itself."""
+  """Batches entries that share weights but not the epilogue's arrays."""
   rest = {name: d for name, d in mapped.items() if name not in _EPILOGUE}
   dim: int | None = None
   if rest:
@@ -138,9 +138,9 @@ def _of_epilogues(
 def _of_groups(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Entries have sizes of their own, perhaps weights as well.
+  """Batches entries with separate group sizes, and perhaps separate weights.
 
-  Rows are brought into the order of groups, and results back.
+  Rows are sorted by group, and the results are sorted back.
   """
   has_weights = bool(_WEIGHTS & {*mapped})
   arrays = call.arrays()

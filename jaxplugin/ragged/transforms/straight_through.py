@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ragged_dot` of what was quantized straight-through.
+"""`ragged_dot` of arrays that were quantized straight-through.
 
-As `dot.autodiff.straight_through`: the result is that of the call without
-surrogates, and the derivative by one is that of the product of the surrogate,
-as a plain array, with the other side as it is in the call, quantized. Where the
-other side has a surrogate too, derivatives of higher order go to that.
+As in `dot/autodiff/straight_through.py`, the result is that of the call without
+surrogates. The derivative with respect to a surrogate is that of the surrogate,
+unquantized, times the other side, quantized. If the other side has a surrogate
+too, derivatives of higher order are with respect to that surrogate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import guards
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
-from jaxplugin.jaxext import linear_calls
 from jaxplugin.jaxext import tangents
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
@@ -86,7 +85,7 @@ class Options:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def dot(of: Options, arrays: Arrays) -> jax.Array:
   """`of(arrays)`, with derivatives by the surrogates."""
-  return of(_without_surrogates(arrays))
+  return of(straight_through.without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
@@ -107,17 +106,8 @@ def _jvp(
   return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
 
 
-def _without_surrogates(arrays: Arrays) -> Arrays:
-  bare = {
-    side: x.without_surrogate()
-    for side, x in arrays._asdict().items()
-    if isinstance(x, scaled_array.ScaledArray)
-  }
-  return arrays._replace(**bare)
-
-
 def _activated(of: Options, arrays: Arrays) -> jax.Array:
-  """The call in steps, of which derivatives are taken."""
+  """Computes the call in steps that have derivatives."""
   result = epilogue.activate(dot(of.in_f32(), arrays), of.activation)
   rows = result.shape[0]
   ends = groups.ends(arrays.group_sizes, rows)
@@ -136,7 +126,10 @@ def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
     if tangent is not None and not tangents.is_constant(tangent):
       terms.append(_tangent_by(side, tangent, of, arrays))
   # The rest: bias, and global scales that are given and not computed.
-  bare, bare_moved = _without_surrogates(arrays), _without_surrogates(moved)
+  bare, bare_moved = (
+    straight_through.without_surrogates(arrays),
+    straight_through.without_surrogates(moved),
+  )
   names = [
     name
     for name, x in bare._asdict().items()
@@ -163,55 +156,28 @@ def _tangent_by(
   arrays = arrays._replace(**{side: tangent}, bias=None)
   if not has_surrogate(getattr(arrays, other)):
     return of(arrays)
-  return _product_of_both(side, other, of, arrays)
+  return _product_of_both(side, of, arrays)
 
 
-def _product_of_both(
-  side: str, other: str, of: Options, arrays: Arrays
-) -> jax.Array:
-  """A tangent of `side` times the other side, which has a surrogate.
+def _product_of_both(side: str, of: Options, arrays: Arrays) -> jax.Array:
+  """Returns a tangent of `side` times the other side, which has a surrogate."""
+  overlay = resolution.overlay()  # not that of the backward pass
 
-  Forward it is one ragged dot, backward the other side is dequantized first;
-  both have a derivative by its surrogate.
-  """
-  tangent = getattr(arrays, side)
-  overlay = resolution.overlay()  # of now, not of who transposes
-  constants, tree = jax.tree.flatten(
-    (getattr(arrays, other), arrays.group_sizes)
-  )
-
-  def merged(x: jax.Array, flat: Any) -> Arrays:
-    array, sizes = jax.tree.unflatten(tree, flat)
-    return arrays._replace(**{side: x, other: array}, group_sizes=sizes)
-
-  def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    return of(_without_surrogates(merged(x, flat)))
-
-  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    given = merged(x, flat)
-    array = quantization.dequantize(getattr(given, other))
-    given = given._replace(**{other: array})
+  def plain(arrays: Arrays) -> jax.Array:
     return _bind(
-      calls.plain(given.lhs, given.rhs, given.group_sizes, 2, overlay=overlay)
+      calls.plain(
+        arrays.lhs, arrays.rhs, arrays.group_sizes, 2, overlay=overlay
+      )
     )
 
-  def transpose(g: jax.Array, *flat: jax.Array) -> jax.Array:
-    array, sizes = jax.tree.unflatten(tree, flat)
-    plain = quantization.dequantize(array)
+  def transpose(g: jax.Array, arrays: Arrays, other: Any) -> jax.Array:
+    sizes, other = arrays.group_sizes, quantization.dequantize(other)
     if side == "lhs":
-      cotangent = _bind(calls.plain(g, plain, sizes, 1, overlay=overlay))
-    else:
-      cotangent = _bind(
-        calls.plain_contraction(g, plain, sizes, overlay=overlay)
-      )
-    return cotangent.astype(tangent.dtype)
+      return _bind(calls.plain(g, other, sizes, 1, overlay=overlay))
+    return _bind(calls.plain_contraction(g, other, sizes, overlay=overlay))
 
-  return linear_calls.linear_call(
-    linear_calls.LinearInOne(
-      call=forward, transpose_call=transpose, call_by_constants=by_constants
-    ),
-    [tangent],
-    constants,
+  return straight_through.product_of_both(
+    side, arrays, "group_sizes", quantized=of, plain=plain, transpose=transpose
   )
 
 

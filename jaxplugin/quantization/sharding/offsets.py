@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Random bits of a part of an array: those that the whole array has there.
+"""Random bits of a part of an array: the bits of that part of the whole array.
 
 With jax_threefry_partitionable, 32 bits of a threefry2x32 key are a hash of the
-key and of the place of the value, its number in row-major order, as two words.
-So a device draws those of its part alone, and they are those of one device.
+key and of the value's offset, its number in row-major order, as two words. A
+device therefore draws only the bits of its part.
 
-`words` of a part are u32[4]: the data of the key, and the place of the part's
-first value, the high word first. Strides are those of the whole array.
+The `words` of a part are u32[4]: the data of the key, and the offset of the
+part's first value, the high word first. Strides are those of the whole array.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 """
@@ -37,31 +37,31 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
 def words(
   key_data: jax.Array, firsts: Sequence[jax.Array], strides: Sequence[int]
 ) -> jax.Array:
-  """The words of a part.
+  """Returns the words of a part.
 
   Args:
     key_data: u32[2].
     firsts: i32[], the part's first index in each dimension.
-    strides: of the whole array.
+    strides: strides of the whole array.
   """
-  place = _place(firsts, strides, ())
-  return jnp.concatenate([key_data, jnp.stack(place)])
+  offset = _offset(firsts, strides, ())
+  return jnp.concatenate([key_data, jnp.stack(offset)])
 
 
 def bits(
   words: jax.Array, shape: Sequence[int], strides: Sequence[int]
 ) -> jax.Array:
-  """u32[shape]: the bits of a part's values.
+  """Returns u32[shape]: the bits of a part's values.
 
   Args:
-    words: of the part.
-    shape: of the part.
-    strides: of the whole array.
+    words: words of the part.
+    shape: shape of the part.
+    strides: strides of the whole array.
   """
   indices = [
     lax.broadcasted_iota(jnp.uint32, shape, dim) for dim in range(len(shape))
   ]
-  high, low = _place(indices, strides, tuple(shape))
+  high, low = _offset(indices, strides, tuple(shape))
   first_high, first_low = words[2], words[3]
   low = low + first_low
   high = high + first_high + (low < first_low).astype(jnp.uint32)
@@ -71,10 +71,10 @@ def bits(
   return first ^ second
 
 
-def _place(
+def _offset(
   indices: Sequence[jax.Array], strides: Sequence[int], shape: tuple[int, ...]
 ) -> Pair:
-  """The sum of indices times strides, modulo 2^64."""
+  """Returns the sum of indices times strides, modulo 2^64."""
   high = low = jnp.zeros(shape, jnp.uint32)
   for index, stride in zip(indices, strides, strict=True):
     more_high, more_low = _times(index.astype(jnp.uint32), stride)
@@ -85,10 +85,10 @@ def _place(
 
 
 def _times(x: jax.Array, factor: int) -> Pair:
-  """x: u32, times a constant, modulo 2^64."""
+  """Returns u32 x times a constant, modulo 2^64."""
   factor_high, factor_low = divmod(factor % _WORD**2, _WORD)
   low = x * jnp.uint32(factor_low)
-  # By halves of words, as there is no product of two words in one operation.
+  # It multiplies halves of words, because XLA has no product of two words.
   top, bottom = divmod(factor_low, _HALF)
   x_top, x_bottom = x >> 16, x & _LOW_HALF
   middle = x_top * jnp.uint32(bottom) + ((x_bottom * jnp.uint32(bottom)) >> 16)
