@@ -4,61 +4,60 @@
 
   python tools/architecture_picture.py
 
-A package's text is the first sentence of its `__init__`, its modules and its
-imports are read from its folder, and the order is that of
-`jaxplugin/layering_test.py`.
+A box has one package or a few. The text of a package is the summary of its
+`__init__`. An arrow is an import that no chain of other arrows implies.
 """
 
 from __future__ import annotations
 
 import ast
-import html
+import functools
 import pathlib
 import textwrap
 from typing import Final
 
+import drawing
+
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 PICTURE: Final = pathlib.Path(__file__).with_suffix(".svg")
 
+# A box is a tuple of packages. Boxes of a row do not import each other.
+Box = tuple[str, ...]
+# Rows from the top, each of three columns: (first column, columns, box).
+ROWS: Final[tuple[tuple[tuple[int, int, Box], ...], ...]] = (
+  ((0, 3, ("lab",)),),
+  ((0, 3, ("cli", "explanation")),),
+  (
+    (0, 1, ("checkpoints",)),
+    (1, 1, ("rewriting", "params")),
+    (2, 1, ("stablehlo", "exports")),
+  ),
+  ((1, 2, ("dropin",)),),
+  ((1, 2, ("training",)),),
+  ((1, 2, ("ragged",)),),
+  ((1, 2, ("dot",)),),
+  ((0, 3, ("quantization",)),),
+  ((0, 3, ("operation", "tables")),),
+  ((0, 3, ("arrays",)),),
+  ((0, 3, ("runtime", "core", "printing", "jaxext")),),
+  ((0, 3, ("kernels/gpu", "kernels/cpu", "kernels/interpreter")),),
+)
+BOXES: Final = tuple(box for row in ROWS for _, _, box in row)
+
 WIDTH: Final = 920
 MARGIN: Final = 16
-NAME_WIDTH: Final = 150
-LINE_HEIGHT: Final = 15
-PADDING: Final = 9
-GAP: Final = 6
-# Characters that fit on a line next to the name.
-CHARACTERS: Final = 118
-FONT: Final = "font-family='Helvetica,Arial,sans-serif'"
-INK, FAINT, LINE, PAPER = "#1f2933", "#616e7c", "#cbd2d9", "#ffffff"
-# Packages for users, operations, shared ones, kernels: Okabe and Ito.
-SURFACE, OPERATION, GROUND, KERNELS = "#e69f00", "#0072b2", "#009e73", "#d55e00"
-
-# From the top, what users see, down to the kernels; the colour of each.
-PACKAGES: Final = {
-  "lab": SURFACE,
-  "cli": SURFACE,
-  "exports": SURFACE,
-  "explanation": SURFACE,
-  "stablehlo": SURFACE,
-  "params": SURFACE,
-  "rewriting": SURFACE,
-  "dropin": SURFACE,
-  "training": SURFACE,
-  "ragged": OPERATION,
-  "dot": OPERATION,
-  "checkpoints": OPERATION,
-  "quantization": OPERATION,
-  "operation": OPERATION,
-  "tables": GROUND,
-  "runtime": GROUND,
-  "arrays": GROUND,
-  "core": GROUND,
-  "printing": GROUND,
-  "jaxext": GROUND,
-  "kernels/gpu": KERNELS,
-  "kernels/cpu": KERNELS,
-  "kernels/interpreter": KERNELS,
-}
+GAP: Final = 22
+COLUMN: Final = (WIDTH - 2 * MARGIN + GAP) / 3
+LINE_HEIGHT: Final = 17
+PADDING: Final = 10
+SIZE: Final = 12
+# Users' packages, operations, shared packages, kernels; by the row.
+_COLORS: Final = (
+  *(drawing.ORANGE,) * 5,
+  *(drawing.BLUE,) * 3,
+  *(drawing.GREEN,) * 3,
+  drawing.VERMILION,
+)
 
 
 def folder(package: str) -> pathlib.Path:
@@ -90,70 +89,83 @@ def imports(package: str) -> list[str]:
         first, *rest = name.removeprefix("jaxplugin.").split(".")
         is_kernels = first == "kernels" and rest
         found.add(f"{first}/{rest[0]}" if is_kernels else first)
-  return [name for name in PACKAGES if name in found - {package}]
+  return [p for box in BOXES for p in box if p in found - {package}]
 
 
-def modules(package: str) -> list[str]:
-  """Returns the modules and folders of a package, with folders' modules."""
-  root = folder(package)
-  names = sorted(
-    path.stem
-    for path in root.glob("*.py")
-    if not path.name.startswith("__")
-    and not path.stem.endswith(("_test", "testing"))
-  )
-  for path in sorted(root.glob("*/__init__.py")):
-    inner = sorted(
-      other.stem
-      for other in path.parent.glob("*.py")
-      if not other.name.startswith("__") and not other.stem.endswith("_test")
-    )
-    if inner:
-      names.append(f"{path.parent.name} ({', '.join(inner)})")
-  return names
+@functools.cache
+def below(box: Box) -> frozenset[Box]:
+  """Returns the boxes that a box imports, directly or through others."""
+  imported = {name for package in box for name in imports(package)}
+  direct = {other for other in BOXES if other != box and imported & {*other}}
+  return frozenset(direct.union(*map(below, direct)))
+
+
+def arrows(box: Box) -> list[Box]:
+  """Returns the boxes below that no box in between imports."""
+  implied = frozenset[Box]().union(*map(below, below(box)))
+  return [other for other in BOXES if other in below(box) - implied]
 
 
 def picture() -> str:
   """Returns the whole file."""
-  parts = []
-  top = MARGIN
-  for package, color in PACKAGES.items():
-    rows = textwrap.wrap(sentence(package), CHARACTERS)
-    first = len(rows)
-    rows += textwrap.wrap(", ".join(modules(package)), CHARACTERS)
-    if imported := imports(package):
-      rows += textwrap.wrap(f"\u2192 {', '.join(imported)}", CHARACTERS)
-    height = len(rows) * LINE_HEIGHT + 2 * PADDING
-    parts.append(
-      f"<rect x='{MARGIN}' y='{top}' width='{WIDTH - 2 * MARGIN}'"
-      f" height='{height}' fill='{PAPER}' stroke='{LINE}'/>"
-      f"<rect x='{MARGIN}' y='{top}' width='5' height='{height}'"
-      f" fill='{color}'/>"
-    )
-    baseline = top + PADDING + 11
-    parts.append(_text(MARGIN + 16, baseline, package, INK, "bold"))
-    for i, row in enumerate(rows):
-      ink = INK if i < first else FAINT
-      y = baseline + i * LINE_HEIGHT
-      parts.append(_text(MARGIN + NAME_WIDTH, y, row, ink, "normal"))
+  parts: list[str] = []
+  places: dict[Box, tuple[float, float, float, float]] = {}
+  top = float(MARGIN)
+  for row, color in zip(ROWS, _COLORS, strict=True):
+    texts = {box: _text(box, columns) for _, columns, box in row}
+    height = max(map(len, texts.values())) * LINE_HEIGHT + PADDING
+    for first, columns, box in row:
+      x, width = MARGIN + first * COLUMN, columns * COLUMN - GAP
+      places[box] = (x, x + width, top, top + height)
+      outline = drawing.box(
+        x, top, width, height, fill=drawing.PALE, stroke=drawing.LINE
+      )
+      parts += [outline, drawing.box(x, top, 5, height, fill=color)]
+      y = top + PADDING + 5
+      for name, line in texts[box]:
+        parts += [
+          drawing.text(x + 14, y, name, size=SIZE, weight="bold"),
+          drawing.text(x + 14 + _indent(columns), y, line, size=SIZE),
+        ]
+        y += LINE_HEIGHT
     top += height + GAP
-  height = top - GAP + MARGIN
-  return (
-    f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}'"
-    f" height='{height}' viewBox='0 0 {WIDTH} {height}'>\n"
-    "<title>The packages of jaxplugin, and after an arrow those that each"
-    " imports</title>\n"
-    f"<rect width='100%' height='100%' fill='{PAPER}'/>\n"
-    + "\n".join(parts)
-    + "\n</svg>\n"
+  for box, (left, right, _, bottom) in places.items():
+    for other in arrows(box):
+      other_left, other_right, other_top, _ = places[other]
+      # Straight down, in the middle of the narrower box.
+      center = (max(left, other_left) + min(right, other_right)) / 2
+      parts.append(drawing.arrow(center, bottom, center, other_top - 2))
+  description = "; ".join(
+    f"{_name(box)} imports {', '.join(map(_name, arrows(box)))}"
+    for box in BOXES
+    if arrows(box)
   )
+  height = int(top - GAP + MARGIN)
+  title = "The packages of jaxplugin"
+  return drawing.document(title, description, WIDTH, height, parts)
 
 
-def _text(x: int, y: int, text: str, ink: str, weight: str) -> str:
-  return (
-    f"<text x='{x}' y='{y}' {FONT} font-size='12' font-weight='{weight}'"
-    f" fill='{ink}'>{html.escape(text)}</text>"
-  )
+def _text(box: Box, columns: int) -> list[tuple[str, str]]:
+  """Returns (name of a package or "", text) of each line of a box."""
+  width = columns * COLUMN - GAP - 20 - _indent(columns)
+  characters = int(width / SIZE / drawing.CHARACTER_WIDTH)
+  lines = []
+  for package in box:
+    text = textwrap.wrap(sentence(package), characters)
+    names = [package] + [""] * len(text)
+    if not _indent(columns):
+      text.insert(0, "")  # the name has a line of its own
+    lines += zip(names, text, strict=False)
+  return lines
+
+
+def _indent(columns: int) -> int:
+  """Returns where the text of a package begins, in pixels after its name."""
+  return 150 if columns > 1 else 0
+
+
+def _name(box: Box) -> str:
+  return " and ".join(box)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operation 2: the block-scaled dot.
+"""`block_scaled_dot`: its rules, backends, derivatives and sharding.
 
 `api` checks arguments and binds `primitive.block_scaled_dot_p`; its lowering
 asks `backends` which implementation takes the call on this target, and why the

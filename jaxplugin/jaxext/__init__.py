@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What this package adds to JAX, and the one door to JAX's private API.
+"""Additions to JAX, and the only modules that use its private API.
 
 Nothing here knows of block scales. `jax_private`, `binding_private`,
 `jaxlib_private` and, in `partitioner`, `calls_private` and `contexts_private`

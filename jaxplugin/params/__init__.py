@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of parameters: `quantize_params` quantizes the weights of a model."""
+"""`quantize_params` quantizes the weights of a model."""

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, wrapped lines and progress for people, by rich."""
+"""Tables, wrapped lines and progress bars, by rich."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operation 1: floats to block-scaled arrays, and back.
+"""`quantize` and `dequantize`: floats to block-scaled arrays, and back.
 
 `api` checks arguments and binds a primitive; `backends` decides between XLA
 operations, the C++ kernels and the Triton kernels, for lowerings and `explain`

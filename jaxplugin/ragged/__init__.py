@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ragged_dot`: rows in groups, each with a separate block-scaled weight.
+"""`ragged_dot`: a matmul of groups of rows, one weight for each group.
 
 A mixture of experts sorts its tokens by expert and multiplies each group of
 rows with its expert. `api` takes the arguments and makes a `calls.Call`,

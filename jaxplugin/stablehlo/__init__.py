@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""StableHLO modules: reading, finding block-scaled calls, and rewriting.
+"""Reads StableHLO modules and rewrites their block-scaled calls.
 
 A child process parses untrusted modules first.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training: recipes, and experts and parameters under a recipe.
+"""Recipes, which quantize the matmuls of a training step.
 
 `jp.dot_general`, `jp.quantize_dots`, `jp.quantize_operand` and
 `ragged_dot_general` take a recipe. `jp.checkpoint_policies` chooses which

@@ -155,6 +155,32 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                        Text(scale) + " for " + Text(values));
 }
 
+bool ReadOperands(Checker& check, Attributes& attributes,
+                  const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
+                  size_t lhs_rank, const ffi::AnyBuffer& rhs,
+                  const ffi::AnyBuffer& rhs_scale, DotArgs* out,
+                  const Kernels** kernels) {
+  const int64_t isa = attributes.Required("isa");
+  struct Read {
+    int64_t block_size, element, scale_element;
+  };
+  const auto read = [&](const std::string& side) {
+    return Read{attributes.Required(side + "_block_size"),
+                attributes.Optional(side + "_element", 0),
+                attributes.Optional(side + "_scale_element", 0)};
+  };
+  const Read l = read("lhs");
+  const Read r = read("rhs");
+  return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
+         ReadOperand(check, "lhs", lhs, lhs_scale, l.block_size, l.element,
+                     lhs_rank, &out->lhs, l.scale_element) &&
+         ReadOperand(check, "rhs", rhs, rhs_scale, r.block_size, r.element, 3,
+                     &out->rhs, r.scale_element) &&
+         check.Require(out->lhs.k == out->rhs.k,
+                       "lhs and rhs must have the same k",
+                       Text(lhs) + " and " + Text(rhs));
+}
+
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
                      const float** out) {
   *out = nullptr;
@@ -174,8 +200,11 @@ bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out) {
                        std::to_string(format));
 }
 
-void CheckRounding(Checker& check, const QuantizedFacts& facts, int64_t
-                   rounding, int64_t compute_global, bool is_given) {
+void CheckQuantized(Checker& check, const QuantizedFacts& facts,
+                    int64_t rounding, int64_t compute_global, bool is_given,
+                    int64_t rows, int64_t k, const ffi::AnyBuffer& x,
+                    const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
+                    const ffi::AnyBuffer& global_scale) {
   check.Require(rounding == 0 || rounding == 1,
                 "rounding must be 0 (up) or 1 (floor)",
                 std::to_string(rounding));
@@ -184,12 +213,6 @@ void CheckRounding(Checker& check, const QuantizedFacts& facts, int64_t
           (compute_global == 1 && facts.has_global_scale && !is_given),
       "compute_global must be 0, or 1 for nvfp4 with global_scale f32[0]",
       std::to_string(compute_global));
-}
-
-void CheckQuantized(Checker& check, const QuantizedFacts& facts, int64_t rows,
-                    int64_t k, const ffi::AnyBuffer& x, const ffi::AnyBuffer&
-                    values, const ffi::AnyBuffer& scale, const ffi::AnyBuffer&
-                    global_scale) {
   const bool is_bytes = values.element_type() == ffi::U8;
   const int64_t stored = is_bytes ? BytesOf(facts.values, k) : k;
   check.Require(

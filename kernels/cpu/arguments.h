@@ -1,9 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the FFI handlers check and read their arguments by: every shape, dtype
-// and attribute, so that a bad call is an error and never an access out of
-// bounds.
+// The FFI handlers check and read their arguments with these functions: every
+// shape, dtype and attribute. So a bad call is an error and never an access out
+// of bounds.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
 #define JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
@@ -87,6 +87,15 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                  const ffi::AnyBuffer& scale, int64_t block, int64_t element,
                  size_t rank, Operand* out, int64_t scale_element = 0);
 
+// Fills the operands of a dot from the arrays of lhs, of rank `lhs_rank`, and of
+// rhs, of rank 3, and from the attributes of both. `attributes` then has no other
+// ones: a handler reads its own before.
+bool ReadOperands(Checker& check, Attributes& attributes,
+                  const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
+                  size_t lhs_rank, const ffi::AnyBuffer& rhs,
+                  const ffi::AnyBuffer& rhs_scale, DotArgs* out,
+                  const Kernels** kernels);
+
 // An optional f32 scalar: f32[], f32[1], or empty for none.
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
                      const float** out);
@@ -94,15 +103,29 @@ bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
 // The `format` attribute.
 bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out);
 
-// How scales are chosen.
-void CheckRounding(Checker& check, const QuantizedFacts& facts, int64_t
-                   rounding, int64_t compute_global, bool is_given);
+// Checks the attributes of scales, and the results: values [rows, k], scale
+// [rows, k / block] and the global scale f32[].
+void CheckQuantized(Checker& check, const QuantizedFacts& facts,
+                    int64_t rounding, int64_t compute_global, bool is_given,
+                    int64_t rows, int64_t k, const ffi::AnyBuffer& x,
+                    const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
+                    const ffi::AnyBuffer& global_scale);
 
-// What quantizing x writes: values [rows, k], scale [rows, k / block], f32[].
-void CheckQuantized(Checker& check, const QuantizedFacts& facts, int64_t rows,
-                    int64_t k, const ffi::AnyBuffer& x, const ffi::AnyBuffer&
-                    values, const ffi::AnyBuffer& scale, const ffi::AnyBuffer&
-                    global_scale);
+// Fills the fields that QuantizeArgs and OperandArgs have both, after the checks.
+template <typename Args>
+void FillQuantized(int64_t rounding, int64_t compute_global, int64_t rows,
+                   int64_t k, const ffi::AnyBuffer& x, ffi::AnyBuffer& values,
+                   ffi::AnyBuffer& scale, ffi::AnyBuffer& global_scale,
+                   Args* out) {
+  out->x = x.untyped_data();
+  out->round_up = rounding == 0;
+  out->compute_global = compute_global == 1;
+  out->values = static_cast<uint8_t*>(values.untyped_data());
+  out->scale = static_cast<uint8_t*>(scale.untyped_data());
+  out->global_scale = static_cast<float*>(global_scale.untyped_data());
+  // size_bytes() counts a byte for each FP4 value.
+  AdviseHugePages(out->values, rows * BytesOf(FactsOf(out->format).values, k));
+}
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels);
 

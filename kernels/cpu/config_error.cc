@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which configs serve which dots: asked by the handler of each call, and by
+// Which configs support which dots: asked by the handler of each call, and by
 // those that trace one, who may do so for a machine that is not this one.
 
 #include "config_error.h"
@@ -61,7 +61,7 @@ bool IsFewRows(Engine engine) {
   return engine == Engine::kFewRowsAvx2 || engine == Engine::kFewRowsAvx512;
 }
 
-// Of the operands' formats and sizes.
+// Checks the operands' formats and sizes.
 ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
   const std::string who =
       std::string("the engine ") + kEngineNames[static_cast<int>(engine)];
@@ -92,7 +92,7 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
                 pair};
       }
       if (sides.rows > kFewRowsServed) {
-        return {who + " serves up to " + std::to_string(kFewRowsServed) +
+        return {who + " supports up to " + std::to_string(kFewRowsServed) +
                     " rows of the other side",
                 std::to_string(sides.rows)};
       }
@@ -130,7 +130,7 @@ ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config) {
   };
   for (const auto& size : sizes) {
     if (size.value >= 0 && size.value <= size.most) continue;
-    return {std::string(size.name) + " must be 0 (by rule) to " +
+    return {std::string(size.name) + " must be 0 (chosen by rules) to " +
                 std::to_string(size.most),
             std::to_string(size.value)};
   }
@@ -166,9 +166,9 @@ extern "C" {
 // Dots are asked about as numbers: isa (1 to 5, whether this machine has it or
 // not), the formats of lhs and rhs (simd/formats.h), their block sizes, m, n, k.
 
-// Why a config (engine, panel_rows, task_rows, threads) cannot serve one.
-// Writes the reason to `text`, of `size` bytes, cut off where it is longer, and
-// returns its length; 0: it can serve.
+// Writes why a dot does not support a config (engine, panel_rows, task_rows,
+// threads) to `text`, cut off after `size` bytes. Returns the reason's length;
+// 0 if the dot supports the config.
 int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[8],
                                        const int64_t config[4], char* text,
                                        int64_t size) {

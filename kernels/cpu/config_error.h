@@ -11,7 +11,8 @@
 
 namespace jaxplugin {
 
-// Why a config cannot serve, as a rule and what was given; empty: it can.
+// Why a dot does not support a config: the rule, and the value that breaks it.
+// Both are empty if it does.
 struct ConfigError {
   std::string rule, given;
 };

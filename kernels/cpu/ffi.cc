@@ -12,7 +12,7 @@
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
-// Of the files that the library is made of; empty: not known (CMakeLists.txt).
+// The digest of the library's sources; empty if unknown (CMakeLists.txt).
 #ifndef JAXPLUGIN_SOURCES_DIGEST
 #define JAXPLUGIN_SOURCES_DIGEST ""
 #endif
@@ -42,23 +42,15 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   constexpr const char* kWho = "jaxplugin_block_scaled_dot";
   Checker check(kWho);
   Attributes attributes(check, given);
-  const int64_t lhs_block_size = attributes.Required("lhs_block_size");
-  const int64_t rhs_block_size = attributes.Required("rhs_block_size");
-  const int64_t lhs_element = attributes.Optional("lhs_element", 0);
-  const int64_t rhs_element = attributes.Optional("rhs_element", 0);
   const int64_t activation = attributes.Required("activation");
-  const int64_t isa = attributes.Required("isa");
   DotArgs args{};
   args.config = {static_cast<Engine>(attributes.Optional("engine", 0)),
                  attributes.Optional("panel_rows", 0),
                  attributes.Optional("task_rows", 0),
                  attributes.Optional("threads", 0)};
   const Kernels* kernels = nullptr;
-  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
-      !ReadOperand(check, "lhs", lhs, lhs_scale, lhs_block_size, lhs_element, 3,
-                   &args.lhs) ||
-      !ReadOperand(check, "rhs", rhs, rhs_scale, rhs_block_size, rhs_element, 3,
-                   &args.rhs) ||
+  if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, &args,
+                    &kernels) ||
       !ReadGlobalScales(check, global_scale, &args)) {
     return check.error();
   }
@@ -67,8 +59,6 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   args.n = rhs.dimensions()[1];
   args.k = args.lhs.k;
   args.rhs_batched = rhs.dimensions()[0] != 1 || args.batch == 1;
-  check.Require(args.rhs.k == args.k, "lhs and rhs must have the same k",
-                Text(lhs) + " and " + Text(rhs));
   check.Require(rhs.dimensions()[0] == args.batch || rhs.dimensions()[0] == 1,
                 "rhs must have the batch of lhs, or 1",
                 Text(lhs) + " and " + Text(rhs));
@@ -142,19 +132,12 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                 "k must be a multiple of the block size " +
                     std::to_string(block),
                 Text(x));
-  CheckRounding(check, facts, rounding, compute_global,
-                args.given_global != nullptr);
-  CheckQuantized(check, facts, args.rows, args.k, x, *values, *scale,
-                 *global_scale);
+  CheckQuantized(check, facts, rounding, compute_global,
+                 args.given_global != nullptr, args.rows, args.k, x, *values,
+                 *scale, *global_scale);
   if (!check.ok()) return check.error();
-  args.x = x.untyped_data();
-  args.round_up = rounding == 0;
-  args.compute_global = compute_global == 1;
-  args.values = static_cast<uint8_t*>(values->untyped_data());
-  // size_bytes() counts a byte for each FP4 value.
-  AdviseHugePages(args.values, args.rows * BytesOf(facts.values, args.k));
-  args.scale = static_cast<uint8_t*>(scale->untyped_data());
-  args.global_scale = static_cast<float*>(global_scale->untyped_data());
+  FillQuantized(rounding, compute_global, args.rows, args.k, x, *values, *scale,
+                *global_scale, &args);
   if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);
   return ffi::Error::Success();
 }

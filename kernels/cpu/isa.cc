@@ -129,8 +129,9 @@ bool HasAmx() {
 
 #if defined(__x86_64__)
 
-// What may be the best, by JAXPLUGIN_CPU_ISA in the environment when it is first
-// asked for: "baseline", "avx2" or "avx512_bf16"; all else is no limit.
+// The best instruction set that the environment variable JAXPLUGIN_CPU_ISA
+// allows at the first call: "baseline", "avx2" or "avx512_bf16". Other values
+// allow all.
 Isa Limit() {
   static const Isa limit = [] {
     const char* name = getenv("JAXPLUGIN_CPU_ISA");

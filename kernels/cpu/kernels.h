@@ -51,13 +51,13 @@ struct DotArgs {
   void* out;  // [batch, m, n]
   Format out_format;
   Activation activation;
-  // What was taken off the exponents of each row's scales; null: nothing.
+  // Numbers subtracted from the exponents of each row's scales; null if none.
   const int16_t* lhs_shift;  // [lhs.rows]
   const int16_t* rhs_shift;  // [rhs.rows]
   // Null, or what is set to 1 where a row was met that the fast paths may not
   // touch (kSafeExponent): the kernel gives up then, and out is garbage.
   uint32_t* gave_up;
-  DotConfig config;  // all zeros: by rule
+  DotConfig config;  // if all fields are 0, rules choose
 };
 
 // A gated activation: of n columns of f32, half are gates.

@@ -44,7 +44,7 @@ HANDLERS: Final = (
   "jaxplugin_copy",
   "jaxplugin_ragged_dot",
 )
-# What is asked about configs of a dot (config_error.cc).
+# Functions that answer questions about configs of a dot (config_error.cc).
 QUESTIONS: Final = (
   "jaxplugin_cpu_dot_config_error",
   "jaxplugin_cpu_dot_engine",
@@ -53,8 +53,8 @@ QUESTIONS: Final = (
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent
 _INSTALLED_DIRECTORY: Final = "jaxplugin/kernels/cpu"  # of site-packages
-# Of an ELF file (System V ABI, "ELF Header"): magic, 64 bits, little-endian;
-# and where in its header of 64 bytes the section table is described.
+# The beginning of an ELF file (System V ABI, "ELF Header"): magic, 64 bits,
+# little-endian; and where its header of 64 bytes describes the section table.
 _ELF64: Final = b"\x7fELF\x02\x01"
 _ELF64_HEADER_BYTES: Final = 64
 _E_SHOFF: Final = 0x28
@@ -199,9 +199,10 @@ def stale_reason(
 
 
 def sources_digest(directory: pathlib.Path = _HERE) -> str | None:
-  """SHA-256 of the library's sources, or None where there are none.
+  """Returns the SHA-256 of the library's sources, or None without sources.
 
-  Of the lines "NAME SHA-256" of its files, sorted, as CMakeLists.txt makes it.
+  It is the digest of the sorted lines "NAME SHA-256" of the files, as
+  CMakeLists.txt computes it.
   """
   if not (directory / "CMakeLists.txt").is_file():
     return None

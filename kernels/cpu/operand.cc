@@ -87,18 +87,12 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const int64_t rows = args.outer * args.inner;
   ReadExtras(check, facts, hadamard, square, four_over_six, scale_up, key,
              &args);
-  CheckRounding(check, facts, rounding, compute_global,
-                args.given_global != nullptr);
-  CheckQuantized(check, facts, rows, args.padded, x, *values, *scale,
-                 *global_scale);
+  CheckQuantized(check, facts, rounding, compute_global,
+                 args.given_global != nullptr, rows, args.padded, x, *values,
+                 *scale, *global_scale);
   if (!check.ok()) return check.error();
-  args.x = x.untyped_data();
-  args.round_up = rounding == 0;
-  args.compute_global = compute_global == 1;
-  args.values = static_cast<uint8_t*>(values->untyped_data());
-  AdviseHugePages(args.values, rows * BytesOf(facts.values, args.padded));
-  args.scale = static_cast<uint8_t*>(scale->untyped_data());
-  args.global_scale = static_cast<float*>(global_scale->untyped_data());
+  FillQuantized(rounding, compute_global, rows, args.padded, x, *values, *scale,
+                *global_scale, &args);
   if (!kernels->quantize_operand(args, MakeParallel(pool))) {
     return NoMemory(kWho);
   }

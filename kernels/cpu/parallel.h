@@ -45,7 +45,8 @@ bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
 class Parts {
  public:
   Parts(int64_t parts, int64_t count);
-  // Of the slot's own part, or of the next one that has some left.
+  // Returns an iteration of the slot's own part, or of the next part with some
+  // left.
   int64_t Next(int slot);
 
  private:

@@ -43,24 +43,12 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   constexpr const char* kWho = "jaxplugin_ragged_dot";
   Checker check(kWho);
   Attributes attributes(check, given);
-  const int64_t lhs_block_size = attributes.Required("lhs_block_size");
-  const int64_t rhs_block_size = attributes.Required("rhs_block_size");
-  const int64_t lhs_element = attributes.Optional("lhs_element", 0);
-  const int64_t rhs_element = attributes.Optional("rhs_element", 0);
-  const int64_t lhs_scale_element =
-      attributes.Optional("lhs_scale_element", 0);
-  const int64_t rhs_scale_element =
-      attributes.Optional("rhs_scale_element", 0);
   const int64_t activation = attributes.Required("activation");
-  const int64_t isa = attributes.Required("isa");
   RaggedArgs args{};
   DotArgs& dot = args.dot;
   const Kernels* kernels = nullptr;
-  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
-      !ReadOperand(check, "lhs", lhs, lhs_scale, lhs_block_size, lhs_element, 2,
-                   &dot.lhs, lhs_scale_element) ||
-      !ReadOperand(check, "rhs", rhs, rhs_scale, rhs_block_size, rhs_element, 3,
-                   &dot.rhs, rhs_scale_element)) {
+  if (!ReadOperands(check, attributes, lhs, lhs_scale, 2, rhs, rhs_scale, &dot,
+                    &kernels)) {
     return check.error();
   }
   args.groups = rhs.dimensions()[0];
@@ -69,8 +57,6 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   dot.m = lhs.dimensions()[0];
   dot.n = rhs.dimensions()[1];
   dot.k = dot.lhs.k;
-  check.Require(dot.rhs.k == dot.k, "lhs and rhs must have the same k",
-                Text(lhs) + " and " + Text(rhs));
   check.Require(group_sizes.element_type() == ffi::S32 &&
                     IsDims(group_sizes.dimensions(), {args.groups}),
                 "group_sizes must be i32[groups]", Text(group_sizes));

@@ -144,7 +144,7 @@ class ServedTest(parameterized.TestCase):
       "avx512_bf16",
       {"m": 33},
       {"engine": "few_rows_avx512"},
-      "serves up to 32 rows of the other side, got 33",
+      "supports up to 32 rows of the other side, got 33",
     ),
     ("avx2", {}, {"engine": "few_rows_avx2", "panel_rows": 5}, "to 4, got 5"),
     ("avx2", {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),

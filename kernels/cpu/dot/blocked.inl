@@ -173,7 +173,7 @@ struct Blocked {
     const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
     panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);
     const int64_t padded = panel_block + Engine::kTileRowsMax;
-    // Of equal tiles, the last one perhaps not full.
+    // Tiles are equal; the last one may not be full.
     const int64_t tiles = CeilDiv(panel_block, Engine::kTileRowsMax);
     panel_bytes = RoundUp((panel_block + tiles - 1) * row_bytes, 64);
     unsafe_bytes = RoundUp(panel_block, 64);

@@ -1,10 +1,11 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a dot is computed, where a caller has measured and says so: the engine,
-// and how its work is cut. What is left open is by rule (avx512bf16.cc, avx2.cc,
-// blocked.inl, few_rows_*.inl). No config changes what is computed: an engine
-// that cannot take the numbers it meets gives them to another one, as ever.
+// How a dot is computed if the caller chooses: the engine, and how its work is
+// cut. Rules choose the rest (avx512bf16.cc, avx2.cc, blocked.inl,
+// few_rows_*.inl). A config does not change which numbers are computed: an
+// engine passes numbers that it does not support to another engine, as without
+// a config.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_DOT_CONFIG_H_
 #define JAXPLUGIN_KERNELS_CPU_DOT_CONFIG_H_
@@ -34,8 +35,8 @@ inline constexpr const char* kEngineNames[] = {
 };
 inline constexpr int kEngines = 9;
 
-// 0 is by rule. The side of fewer rows, mostly lhs, is the panel, the other one
-// is cut into tasks (ChooseSides).
+// Rules choose a field that is 0. The side with fewer rows, mostly lhs, is the
+// panel. The other side is cut into tasks (ChooseSides).
 struct DotConfig {
   Engine engine;
   // Rows of a panel; of an engine of few rows, of a pass over the weights.

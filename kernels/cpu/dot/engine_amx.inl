@@ -5,13 +5,14 @@
 // tiles of 16 x 16 sums, 32 products of each an instruction. Four tiles of sums
 // share two of either side.
 //
-// A strip is what an instruction takes as rows, so that its values, of which
-// there are more, stay as they were decoded: [tile][vector of k][16 rows][32
-// bf16]. The panel is turned, once: [tile][vector of k][16 pairs][tile_rows
+// An instruction takes the strip as its rows. The strip has more values, which
+// so keep the order in which they are decoded: [tile][vector of k][16 rows][32
+// bf16]. The panel is transposed once: [tile][vector of k][16 pairs][tile_rows
 // pairs]. tdpbf16ps flushes subnormals, as vdpbf16ps does.
 
-// What the tile registers hold: set before a strip, and released after it, as
-// the system keeps 8 KiB for each thread that is stopped with them in use.
+// The configuration of the tile registers. It is set before a strip and
+// released after it, because the system saves 8 KiB for each thread that it
+// stops while they are in use.
 class ScopedTiles {
  public:
   static constexpr int kSums = 0;  // 0 to 3; strips 4 and 5, panels 6 and 7
@@ -39,8 +40,8 @@ struct EngineAmx {
   // A chunk of k of the panel, and its sums, stay in the second cache: 2048^3
   // takes 0.83 of the time that panels of 1024 rows take, 1024^3 0.82.
   static constexpr int64_t kPanelRowsMax = 256;
-  // 32 take 1.1 times as long at 1024^3; 128 are no divisor of what a part of a
-  // ragged dot has (dot/ragged.cc).
+  // 32 rows take 1.1 times as long at 1024^3. 128 does not divide the columns
+  // of a part of a ragged dot (dot/ragged.cc).
   static constexpr int kStripRows = 64;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   // Roundings: 15 of a chain of 16 pairs, whose first product is exact, 1 of

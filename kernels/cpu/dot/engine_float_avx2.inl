@@ -36,7 +36,7 @@ struct EngineFloat {
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  // That of both sides, of which two of codes of a byte may choose.
+  // The order of both sides. If both have codes of a byte, either order works.
   Order order;
 
   explicit EngineFloat(const Sides& sides)

@@ -28,7 +28,7 @@ JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
   }
 }
 
-// 32 bytes of E2M1 from `bytes`, of which `count` are there.
+// Loads 32 bytes of E2M1 from `bytes`, which has `count` bytes.
 JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
   if (count >= kGroupBytes) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));

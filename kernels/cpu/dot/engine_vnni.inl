@@ -25,7 +25,7 @@ enum class ScaleProduct { kExponents, kTable, kMultiplied };
 template <int kBlock, ScaleProduct kProduct>
 struct EngineVnni {
   static constexpr int kTileRowsMax = 6;  // x 2 columns: 12 dots and 12 sums
-  // Of which a chunk stays in the second cache.
+  // A chunk of these rows stays in the second cache.
   static constexpr int64_t kPanelRowsMax = 512;
   static constexpr int kPartRows = 32;  // of a strip: two vectors
   // Two parts: 256 bytes of a row of the result are stored at once.
@@ -39,7 +39,7 @@ struct EngineVnni {
   static constexpr int kBlockDwords = kBlock / 4;
   // 16 blocks: 15 roundings, and 1 of the total. See sums.inl.
   static constexpr int64_t kSumSteps = 16 / kBlocks;
-  // Of a panel row: [values][what its sums begin with][scales].
+  // Bytes of a panel row: [values][initial sums][scales].
   static constexpr int64_t kStepBytes = kStep + 8 * kBlocks;
   static constexpr int64_t kChunk = 512;  // values of a strip row
   static constexpr int64_t kChunkGroups = kChunk / kGroup;
@@ -145,9 +145,9 @@ struct EngineVnni {
     return nan != 0;
   }
 
-  // Of a panel row's scale: where the products with its significand lie, and
-  // what its exponent and sign add to them. The place, too, is added to bits;
-  // it is taken off those in the table.
+  // For a panel row's scale: the place of the products with its significand,
+  // and the bits that its exponent and sign add to them. The place is added to
+  // the bits too; the table's entries have it subtracted.
   static constexpr uint32_t kPlaces = 7 * kScalesBytes;
   static uint32_t TablePlace(uint32_t bits) {
     return (bits & 0xff800000) - AsBits(1.0f) +

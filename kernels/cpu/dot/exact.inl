@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One element of the dot in float64, where every product of two values and two
-// scales is in range and exact. It serves rows whose scales lie so far apart
-// that no power of two brings all of them near 1 (rebase.cc). About 50 times
-// slower than the fast paths.
+// scales is in range and exact. It computes rows whose scales are so different
+// that no power of two brings all of them near 1 (rebase.cc). It is about 50
+// times slower than the fast paths.
 
 // For |exponent| < 1023.
 JAXPLUGIN_ALWAYS_INLINE double PowerOfTwo(int exponent) {

@@ -230,7 +230,7 @@ __attribute__((noinline)) void ReadScales(
   const int64_t present = Max(Min(count, rows.weights.scale_cols - c0), 0);
   DecodeScales(rows.weights, row, c0, present, rows.ScaleShift(), own);
   for (int64_t i = present; i < count; ++i) own[i] = 0;
-  // The first row's product last: it takes the place of what it is made of.
+  // The first row's product comes last, because it overwrites its operand.
   for (int r = kScaleRows - 1; kIntegers && r >= 0; --r) {
     const float* theirs =
         reinterpret_cast<const float*>(x + r * rows.RowBytes() +

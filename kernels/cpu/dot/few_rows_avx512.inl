@@ -82,8 +82,8 @@ struct FewRowsCodes {
 struct FewRowsWeights {
   const Unpacker& unpacker;
   TableBytes e4m3{Format::kE4M3};
-  // Of vectors of E2M1 under blocks of 16, where in [low bytes, high bytes] of
-  // 32 scales as bf16 the bytes of a dword's lie.
+  // For vectors of E2M1 with blocks of 16: the places of the bytes of a dword's
+  // scale in [low bytes, high bytes] of 32 bf16 scales.
   alignas(64) uint8_t lanes[4][64];
 
   explicit FewRowsWeights(const Unpacker& other) : unpacker(other) {
@@ -154,11 +154,11 @@ struct FewRowsScales<Scales::kE4M3> {
 };
 
 // sum[w][r] = the part of the dots under some scales: kVectors vectors of codes
-// of kWeights weight rows, or, of what is not whole, the `left` bytes that are
-// there. Asks for as many from kFewRowsAhead on. Roundings: 3 of a block's
-// products (7 in E2M1; the first product is exact), and one a vector, of which
-// there are 8 (4 in E2M1) at most. In float32 the first product rounds too, and
-// two sums of four products are added: 5.
+// of kWeights weight rows, or the last `left` bytes if they fill no vectors.
+// Prefetches as many bytes from kFewRowsAhead on. Roundings: 3 for a block's
+// products (7 for E2M1; the first product is exact), and one for each of at
+// most 8 vectors (4 for E2M1). In float32 the first product rounds too, and two
+// sums of four products are added: 5.
 template <int kBits, Factors kFactors, int kVectors, int kRows, int kWeights,
           bool kIsWhole, typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
@@ -213,7 +213,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
 }
 
 // Floats are multiplied by 2^kFloatShift, and their sums divided by it: so all
-// from 2^-87 to 2^38 are served. Their products with E2M1's smallest value
+// from 2^-87 to 2^38 are supported. Their products with E2M1's smallest value
 // under the smallest safe scale are multiples of 2^-149, float32's smallest,
 // and the largest are below 2^110.
 constexpr int kFloatShift = 23;

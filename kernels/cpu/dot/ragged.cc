@@ -29,8 +29,8 @@ constexpr int64_t kPartProducts = int64_t{1} << 22;
 constexpr int64_t kPartsOfThread = 8;
 // Up to so many rows the time is that of reading and decoding the weight.
 constexpr int64_t kFewRows = 4;
-// Columns of a part, of which the strips of all engines are divisors; and the
-// least, which keep the rows the panel, as in the dot of all (ChooseSides).
+// Columns of a part: a multiple of all engines' strips. With the minimum, the
+// rows are the panel, as in the dot of all columns (ChooseSides).
 constexpr int64_t kPartColumns = 192;
 constexpr int64_t kPartColumnsMin = 2 * kPartColumns;
 // Floats in front of a gate: they are to stay in the caches.

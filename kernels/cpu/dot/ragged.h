@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ragged dot: each group of rows with a weight of its own.
+// The ragged dot: each group of rows has its own weight.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_DOT_RAGGED_H_
 #define JAXPLUGIN_KERNELS_CPU_DOT_RAGGED_H_
@@ -17,7 +17,7 @@ namespace jaxplugin {
 // and rows of no group are zeros. Whatever the sizes are, nothing outside of
 // the arrays is touched: those below 0 count as 0, and rows end at m.
 struct RaggedArgs {
-  // Of all rows; rhs of all groups, with n rows each. Its global_scale,
+  // The dot of all rows. rhs has all groups, with n rows each. global_scale,
   // global_power, bias and residual are not used.
   DotArgs dot;
   int64_t groups;

@@ -18,8 +18,8 @@
 
 namespace jaxplugin {
 
-// What a rule and a config's check ask of a dot: lhs[m, k] and rhs[n, k]. Of a
-// batch of many lhs with one rhs m is all rows.
+// The properties of a dot that rules and checks of configs read: lhs[m, k] and
+// rhs[n, k]. If a batch of many lhs has one rhs, m counts all rows.
 struct DotShape {
   Format lhs, rhs;
   int64_t lhs_block, rhs_block;  // values that a scale covers

@@ -24,8 +24,9 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   return bits >= kMinNormal ? normal : subnormal;
 }
 
-// What all blocks of an NVFP4 tensor share. A tensor with a global scale below
-// 2^-64 is quantized as if multiplied by 2^64: its quotients keep their bits.
+// Constants of all blocks of an NVFP4 tensor. A tensor with a global scale
+// below 2^-64 is quantized as if multiplied by 2^64: its quotients keep their
+// bits.
 struct Nvfp4Global {
   bool invalid;    // not positive and finite: every block is NaN
   bool tiny;
@@ -45,8 +46,9 @@ constexpr float kMinE4M3 = 0x1p-9f;
 
 constexpr int kNvfp4Blocks = 16;  // quantized together
 
-// What the values of up to 16 blocks are encoded with: their scales come of one
-// vectorized loop (a block at a time is bound by the latency of its divisions).
+// Divisors and masks for the values of up to 16 blocks. One vectorized loop
+// computes them, because the latency of divisions would bound a loop over
+// blocks.
 struct Nvfp4Steps {
   float step[kNvfp4Blocks];     // what a value is divided by
   uint32_t keep[kNvfp4Blocks];  // masks of codes, 0 where the block is NaN

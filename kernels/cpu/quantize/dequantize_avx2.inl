@@ -135,7 +135,7 @@ inline void WriteGroups(const uint8_t* codes, int64_t groups,
   }
 }
 
-// What the scales of a chunk are like.
+// The range of a chunk's scales.
 struct ScaleBytes {
   uint8_t least = 255, most = 0;  // of E8M0
   bool has_nan = false;

@@ -22,7 +22,7 @@ JAXPLUGIN_ALWAYS_INLINE float InverseRoot(int size) {
   return size == 2 ? root * 0.70710678118654752f : root;
 }
 
-// Of a group of kSize values, `stride` vectors apart.
+// Transforms a group of kSize values, `stride` vectors apart.
 template <int kSize>
 JAXPLUGIN_ALWAYS_INLINE void TransformSmall(Floats* x, int stride) {
   Floats y[kSize];
@@ -63,7 +63,8 @@ JAXPLUGIN_ALWAYS_INLINE void TransformAny(Floats* x, int stride, int size) {
   for (int i = 0; i < size; ++i) x[i * stride] *= factor;
 }
 
-// Of each group of `size` of `count` values of `vectors` vectors each.
+// Transforms each group of `size` values of `count`; a value is `vectors`
+// vectors.
 JAXPLUGIN_ALWAYS_INLINE void Transform(Floats* x, int count, int vectors,
                                        int size) {
   for (int i = 0; i < count; i += size) {

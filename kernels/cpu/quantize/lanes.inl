@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors in which each lane is a row of its own, in extensions of GCC and
-// Clang: one source for every instruction set.
+// Vectors whose lanes are different rows, in extensions of GCC and Clang: one
+// source for every instruction set.
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;

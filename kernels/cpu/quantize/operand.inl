@@ -176,8 +176,8 @@ JAXPLUGIN_ALWAYS_INLINE Ints EncodeStochastic(Ints bits, Words random) {
   return is_normal ? normal : subnormal;
 }
 
-// Of a chunk, what is stored row by row: codes in words of 32 bits, the first
-// one low, and scales.
+// The results of a chunk that are stored row by row: scales, and codes in words
+// of 32 bits, the first code in the lowest bits.
 struct Chunk {
   Words codes[kChunk / 4][kMaxVectors];
   uint8_t scale[kChunk / kMinBlock][kMaxTileRows];
@@ -373,7 +373,7 @@ bool OperandGlobalScale(const OperandArgs& args, const Tiling& tiling,
   });
   int32_t amax = 0;
   for (int64_t t = 0; t < tasks; ++t) amax = Max(amax, maxima[t]);
-  // With a choice scales go up to 256, of which 1.5 times is a scale too.
+  // With four_over_six, scales go up to 256, because 1.5 * 256 is a scale too.
   const float range = args.four_over_six ? 256.0f * 6 : 448.0f * 6;
   const float quotient = AsFloat(static_cast<uint32_t>(amax)) / range;
   *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;

@@ -222,7 +222,7 @@ __attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
   return true;
 }
 
-// Whether the fast paths may serve this row (see kSafeExponent). All-zero
+// Whether the fast paths support this row (see kSafeExponent). All-zero
 // blocks, whose MX scale byte is 0, are safe under any scale.
 inline bool RowIsSafe(const Operand& x, int64_t row) {
   if (x.scale_kind != ScaleKind::kE8M0) return true;

@@ -65,7 +65,7 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int MagnitudeBits(Format f) {
   return IsPacked(f) ? code << 4 | code : code;
 }
 
-// What `quantize` makes; the values of its `format` attribute.
+// The formats of `quantize`: the values of its `format` attribute.
 enum class QuantizedFormat {
   kMxfp8 = 0,
   kMxfp8E5m2,

@@ -30,7 +30,8 @@ JAXPLUGIN_ALWAYS_INLINE void AddExactly(V x, bool is_first, float* total,
   __builtin_memcpy(rest, &left, sizeof(V));
 }
 
-// What a total came to. One that became Inf left NaN.
+// Returns the sum of a total and its rest. If the total became Inf, the rest is
+// NaN.
 template <typename V>
 JAXPLUGIN_ALWAYS_INLINE V TotalOf(V total, V rest) {
   return total + (rest == rest ? rest : V{});

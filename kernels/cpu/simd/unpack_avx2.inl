@@ -31,8 +31,9 @@ constexpr int64_t GroupValues(Format f) {
 // Pairs (two bf16 a dword) that a group becomes, 16 values in each.
 constexpr int GroupPairs(Format f) { return IsPacked(f) ? 4 : 2; }
 
-// The value of a group in lane `lane` of the float32s that SplitPairs makes of
-// pair `p` of Expand: the low (half 0) or the high halves.
+// The index in a group of the value in lane `lane` of the float32s that
+// SplitPairs extracts from pair `p` of Expand: from the low (half 0) or the
+// high halves.
 constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
   if (!IsPacked(f)) return 4 * lane + 2 * half + 1 - p;
   const int byte = lane / 4 * 16 + lane % 4 * 2 + half;

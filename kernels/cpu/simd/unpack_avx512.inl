@@ -233,7 +233,7 @@ JAXPLUGIN_ALWAYS_INLINE __m512i Shift(__m512i values, __m512i exponents) {
   return _mm512_mask_add_epi16(values, counts, values, exponents);
 }
 
-// The least code, without sign, that is no finite number; 128: all are.
+// The smallest code without sign that is not a finite number; 128 if all are.
 JAXPLUGIN_ALWAYS_INLINE constexpr int FirstNonFinite(Format format) {
   return format == Format::kE4M3   ? 0x7f
          : format == Format::kE5M2 ? 0x7c

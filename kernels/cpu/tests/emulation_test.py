@@ -27,7 +27,7 @@ IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
 # Those of CMakeLists.txt that change results; -O1, where it is compiled soon.
 DOT: Final = ("-ffp-contract=fast", "-fno-trapping-math")
 QUANTIZE: Final = ("-ffp-contract=off", "-fno-trapping-math")
-# -Wno-psabi, -O0: CMakeLists.txt tells why.
+# CMakeLists.txt has the reasons for -Wno-psabi and -O0.
 AVX2: Final = ("-mavx2", "-mfma", "-mf16c", "-Wno-psabi")
 DOTS: Final = 400  # random ones, half of them of any codes under any scales
 

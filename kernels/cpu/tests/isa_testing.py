@@ -7,12 +7,12 @@
   python kernels/cpu/tests/isa_testing.py --json FILE     # writes results too
 
 Every row is a call of a handler. All instruction sets of the machine take
-turns in one process, each timed call after an untimed one of its own with other
-inputs, which rotate past the last-level cache. It runs on one core, and what is
-compared is the processor's time for the fastest of a set's calls, which others
-that use the machine disturb least. Exit status 1 where a set takes more than
-`MARGIN` times as long as the fastest of those below it, also after `ATTEMPTS`
-rounds of measurement.
+turns in one process. Before each timed call comes an untimed call of the same
+set with other inputs, which rotate past the last-level cache. The calls run on
+one core. The program compares the CPU time of each set's fastest call, which
+other programs on the machine disturb least. Exit status 1 where a set takes
+more than `MARGIN` times as long as the fastest of those below it, also after
+`ATTEMPTS` rounds of measurement.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import testing
 MARGIN: Final = 1.1
 ATTEMPTS: Final = 8
 TURNS: Final = 12
-# Of one attempt at a row, in which at least three turns are taken.
+# Time of one attempt at a row, which has at least three turns.
 SECONDS: Final = 2.0
 ROTATED_BYTES: Final = 64 << 20
 INPUTS_MAX: Final = 6
@@ -74,10 +74,10 @@ Call = Callable[[int, int], Any]  # (isa, which input) -> a result
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """What is timed.
+  """A timed call.
 
   Attributes:
-    name: of the row.
+    name: name of the row.
     make: prepares inputs, and returns the call and how many inputs there are.
   """
 
@@ -224,8 +224,8 @@ def measure(call: Call, inputs: int, isas: dict[str, int]) -> dict[str, float]:
       jax.block_until_ready(call(isa, (at + 1) % inputs))
       best[name] = min(best[name], 1e3 * (time.process_time() - start))
       at += 1
-    # As many sets as inputs would each have had inputs of their own, and where
-    # an input lies makes a tenth of the time.
+    # If sets and inputs were equally many, each set would always get the same
+    # input. The address of an input changes the time by a tenth.
     at += 1
   return best
 

@@ -10,7 +10,7 @@
 //   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
 //
 // LIBRARY@ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]] is a dot under a config
-// (dot/config.h), 0 being by rule: new.so@few_rows_avx512:2.
+// (dot/config.h), such as new.so@few_rows_avx512:2. Rules choose what is 0.
 //
 // FORMAT: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2; PLAIN:
 // f32, bf16 or f16. Weights lie in huge pages, unless SMALL_PAGES is in the
@@ -202,7 +202,7 @@ struct Build {
   DotConfig config;
 };
 
-// What is timed. Several inputs, of which each run takes one.
+// The timed operation. It has several inputs, and each run takes one.
 class Work {
  public:
   virtual ~Work() = default;
@@ -255,7 +255,7 @@ class Dot : public Work {
   std::vector<float> out_, kept_;
 };
 
-// Of sums of four uniform numbers; NVFP4 with the global scale that it finds.
+// Quantizes sums of four uniform numbers. NVFP4 computes its global scale.
 class Quantize : public Work {
  public:
   Quantize(const Kind& kind, int64_t m, int64_t k) : kind_(kind), m_(m), k_(k) {

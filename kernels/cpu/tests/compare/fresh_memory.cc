@@ -7,10 +7,11 @@
 //   g++ -std=c++17 -O3 -mavx2 -pthread kernels/cpu/tests/compare/fresh_memory.cc
 //   ./a.out [threads]
 //
-// Prints medians in ms for results that are there, in huge pages; fresh ones in
-// pages of 4 KiB, and in huge pages; huge ones that the system is asked to fill
-// before the loop (MADV_POPULATE_WRITE, Linux 5.14); and with stores past the
-// caches, to results that are there and to fresh huge ones. Linux on x86-64.
+// Prints medians in ms for these results: in memory that was used before, in
+// huge pages; fresh, in pages of 4 KiB; fresh, in huge pages; fresh in huge
+// pages that the system fills before the loop (MADV_POPULATE_WRITE, Linux
+// 5.14). Stores past the caches are timed for used and for fresh huge pages.
+// Linux on x86-64.
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <emmintrin.h>

@@ -3,17 +3,17 @@
 //
 // The AVX-512 intrinsics that our kernels use, and no others, in vector
 // extensions of GCC and Clang: dot/avx512bf16.cc includes this header in place
-// of <immintrin.h> where CMake is told -DJAXPLUGIN_EMULATE_AVX512=ON, so that
-// its tests run on a machine of any kind. Slow: for tests alone.
+// of <immintrin.h> if CMake gets -DJAXPLUGIN_EMULATE_AVX512=ON, so that its
+// tests run on any machine. It is slow, and only for tests.
 //
 // After the pages of Intel's Software Developer's Manual, volume 2, on each
 // instruction. Differences:
 //   - the payload of a NaN, and which of two NaNs goes on, are not modelled;
 //   - an unaligned address, where the instruction would fault, ends the
 //     program with a message.
-// SIMDe (0.8.2) is no substitute: it lacks six of these, the loads that must
-// not read past a mask among them, its vdpbf16ps rounds otherwise, and its
-// aligned accesses take any address.
+// SIMDe (0.8.2) cannot replace it. It lacks six of the intrinsics, for example
+// the loads that must not read past a mask. Its vdpbf16ps rounds differently,
+// and its aligned accesses take any address.
 //
 // avx512_test.cc holds all of them against AVX2's instructions, models, and the
 // instructions themselves where the machine has them.
@@ -296,7 +296,7 @@ JAXPLUGIN_EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
   for (int i = 0; i < 16; ++i) out[i] = x[at[i] & 15];
   return (__m512)out;
 }
-// Of the lanes of a, then those of b.
+// Permutes the lanes of a, followed by those of b.
 JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi8(__m512i a, __m512i index,
                                                     __m512i b) {
   const Bytes at = (Bytes)index, x = (Bytes)a, y = (Bytes)b;
