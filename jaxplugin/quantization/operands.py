@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of products in training: quantized as a recipe wants it.
+"""Quantized operands of matmuls in training, as a recipe specifies them.
 
-Beside what `quantize` does that is: transformed before, in square blocks, and
-with scales that are chosen by errors.
+A recipe may ask for more than `quantize` does: a transform before it, square
+blocks, and scales that are chosen by the errors of their blocks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from jaxplugin.quantization.sharding import assignment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Manner:
-  """How an array is quantized for a product.
+class QuantizeSpec:
+  """Specifies how an array is quantized for a matmul.
 
   Attributes:
-    format: to quantize to.
-    along: how it gets the one dimension that the product contracts.
+    format: the format to quantize to.
+    along: merges dimensions into the one that the matmul contracts.
     scale_rounding: as for `quantize`.
-    hadamard: the size of the groups that are transformed before, or None.
+    hadamard: size of the groups that are transformed first, or None.
     square: dimensions that are merged, in this order, into the other side of
-      blocks that are squares; None for blocks of one row.
-    four_over_six: whether blocks are scaled to 6 or to 4, see `operations`.
-    scale_up: whether floating-point scales are rounded up, see `operations`.
+      square blocks; None for blocks of one row.
+    four_over_six: whether each block is scaled to 6 or to 4 (`operations`).
+    scale_up: whether floating-point scales are rounded up (`operations`).
   """
 
   format: formats.BlockFormat
@@ -56,7 +56,7 @@ class Manner:
 
   @property
   def extras(self) -> problems.Extras:
-    """What it asks for beside what `quantize` does."""
+    """The requests that `quantize` does not have."""
     return problems.Extras(
       hadamard=self.hadamard,
       square=self.square,
@@ -65,45 +65,45 @@ class Manner:
     )
 
 
-@functools.partial(jax.jit, static_argnames="manner")
+@functools.partial(jax.jit, static_argnames="spec")
 def quantize(
-  x: jax.Array, manner: Manner, key: jax.Array | None = None
+  x: jax.Array, spec: QuantizeSpec, key: jax.Array | None = None
 ) -> scaled_array.ScaledArray:
-  """`x` quantized in a manner: blocked, padded, transformed, rounded.
+  """Quantizes an array: merges dimensions, pads, transforms and rounds.
 
   Args:
     x: floats.
-    manner: how.
+    spec: specifies the result.
     key: for stochastic rounding; None rounds to nearest.
 
   Returns:
-    `ScaledArray` with the shape that `manner.along` gives, FP4 packed. The
-    scales of square blocks are repeated along the merged dimensions, so that
-    every kernel takes them.
+    `ScaledArray` with the shape that `spec.along` gives, FP4 packed. The scale
+    of a square block is repeated along the merged dimensions, as every kernel
+    reads it.
   """
-  (result,) = quantize_all(x, (manner,), (key,))
+  (result,) = quantize_all(x, (spec,), (key,))
   return result
 
 
-@functools.partial(jax.jit, static_argnames="manners")
+@functools.partial(jax.jit, static_argnames="specs")
 def quantize_all(
   x: jax.Array,
-  manners: tuple[Manner, ...],
+  specs: tuple[QuantizeSpec, ...],
   keys: tuple[jax.Array | None, ...],
 ) -> list[scaled_array.ScaledArray]:
-  """`quantize` in each manner, from one read where kernels can.
+  """Quantizes by each spec, from one read if kernels support that.
 
   Args:
     x: floats.
-    manners: of one format and one scale rounding.
-    keys: of each.
+    specs: specs with one format and one scale rounding.
+    keys: a key or None for each spec.
   """
-  first = manners[0]
+  first = specs[0]
   quantized = quantize_primitive.quantize(
     x,
     None,
-    blockings=tuple(manner.along for manner in manners),
-    extras=[manner.extras for manner in manners],
+    blockings=tuple(spec.along for spec in specs),
+    extras=[spec.extras for spec in specs],
     keys=keys,
     format=first.format,
     scale_rounding=first.scale_rounding,
@@ -122,10 +122,10 @@ def quantize_all(
   return results
 
 
-@functools.partial(jax.jit, static_argnames=("manner", "along", "shape"))
-def turned(
+@functools.partial(jax.jit, static_argnames=("spec", "along", "shape"))
+def transposed(
   x: scaled_array.ScaledArray,
-  manner: Manner,
+  spec: QuantizeSpec,
   along: blocking.Blocking,
   shape: tuple[int, ...],
 ) -> scaled_array.ScaledArray:
@@ -135,52 +135,52 @@ def turned(
   the same array, and `Q(w.T) = Q(w).T` bitwise.
 
   Args:
-    x: `quantize` of an array in a manner that is square, packed or not.
-    manner: that.
-    along: blocking of that array along `manner.square`.
-    shape: of that array.
+    x: the array, quantized by `spec`, packed or not.
+    spec: has square blocks.
+    along: blocking of the array along `spec.square`.
+    shape: shape of the array before it was quantized.
 
   Returns:
     `ScaledArray` with the shape that `along` gives.
   """
   mesh = explicit_axes.mesh_of((x.values,))
   if mesh is not None:
-    return _turned_in_parts(x, manner, along, shape, mesh)
-  return _turned(x, manner, along, shape)
+    return _transposed_on_devices(x, spec, along, shape, mesh)
+  return _transposed(x, spec, along, shape)
 
 
-def _turned_in_parts(
+def _transposed_on_devices(
   x: scaled_array.ScaledArray,
-  manner: Manner,
+  spec: QuantizeSpec,
   along: blocking.Blocking,
   shape: tuple[int, ...],
   mesh: Any,
 ) -> scaled_array.ScaledArray:
-  """`turned` of an array whose sharding is in its type: each device its own."""
+  """Computes `transposed` of an array with explicit axes, on each device."""
   problem = problems.QuantizeProblem(
     shape=shape,
     dtype=np.dtype(np.float32),
-    format=manner.format,
-    blockings=(manner.along, along),
-    extras=manner.extras,
+    format=spec.format,
+    blockings=(spec.along, along),
+    extras=spec.extras,
   )
-  spec = assignment.with_whole_blocks(
+  x_spec = assignment.with_whole_blocks(
     problem,
     assignment.spec_of_x(
-      manner.along, explicit_axes.spec_of(x.values), len(shape)
+      spec.along, explicit_axes.spec_of(x.values), len(shape)
     ),
     mesh.shape,
   )
   count = mesh_axes.Taker(mesh.shape).count
-  own = tuple(n // count(axes) for n, axes in zip(shape, spec, strict=True))
-  given = assignment.result_spec(manner.along, spec)
-  wanted = assignment.result_spec(along, spec)
+  own = tuple(n // count(axes) for n, axes in zip(shape, x_spec, strict=True))
+  given = assignment.result_spec(spec.along, x_spec)
+  wanted = assignment.result_spec(along, x_spec)
   leaves, tree = jax.tree.flatten(x)
-  num_scales = len(leaves) - 2  # none, or a global one
+  num_scales = len(leaves) - 2  # 1 with a global scale, else 0
 
   def function(*leaves: jax.Array) -> list[jax.Array]:
     return jax.tree.leaves(
-      _turned(jax.tree.unflatten(tree, leaves), manner, along, own)
+      _transposed(jax.tree.unflatten(tree, leaves), spec, along, own)
     )
 
   with jax.sharding.use_abstract_mesh(mesh):
@@ -193,19 +193,19 @@ def _turned_in_parts(
   return jax.tree.unflatten(tree, results)
 
 
-def _turned(
+def _transposed(
   x: scaled_array.ScaledArray,
-  manner: Manner,
+  spec: QuantizeSpec,
   along: blocking.Blocking,
   shape: tuple[int, ...],
 ) -> scaled_array.ScaledArray:
   x = x.unpack()
-  axis, size = manner.along.axis(), manner.format.block_size
+  axis, size = spec.along.axis(), spec.format.block_size
 
   def moved(leaf: jax.Array) -> jax.Array:
-    return along.apply(manner.along.undo(leaf, shape))
+    return along.apply(spec.along.undo(leaf, shape))
 
-  # The code of the scale of each value; XLA computes those that are taken.
+  # The code of each value's scale. XLA computes only the ones that are used.
   codes = lax.bitcast_convert_type(x.scale, jnp.uint8)
   each = moved(jnp.repeat(codes, size, axis))
   codes = lax.slice_in_dim(each, 0, None, size, along.axis())

@@ -30,9 +30,9 @@ def matrix(seed, rows, k, spread=2):
   return x.astype(np.float32)
 
 
-def manner(format, axis=1, ndim=2, **fields):
+def spec_of(format, axis=1, ndim=2, **fields):
   along = blocking.Blocking.along(axis, ndim, format.block_size)
-  return operands.Manner(format=format, along=along, **fields)
+  return operands.QuantizeSpec(format=format, along=along, **fields)
 
 
 def assert_same(actual, expected):
@@ -52,7 +52,7 @@ class BitsTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_squares_have_one_scale(self, format, rows):
     x = matrix(0, rows, 96)
-    actual = operands.quantize(x, manner(format, square=(0,)))
+    actual = operands.quantize(x, spec_of(format, square=(0,)))
     assert_same(actual, recipes_oracle.quantize(x, format, is_square=True))
     size = format.block_size
     scale = np.asarray(actual.scale).astype(np.float32)
@@ -69,7 +69,7 @@ class BitsTest(parameterized.TestCase):
     x = matrix(1, 40, 96)
     key = jax.random.key(3)
     fields = {"square": (0,)} if square else {}
-    actual = operands.quantize(x, manner(format, **fields), key)
+    actual = operands.quantize(x, spec_of(format, **fields), key)
     expected = recipes_oracle.quantize(x, format, is_square=square, key=key)
     assert_same(actual, expected)
     nearest = recipes_oracle.quantize(x, format, is_square=square)
@@ -78,7 +78,7 @@ class BitsTest(parameterized.TestCase):
   @parameterized.product(format=FORMATS, size=(16, 32))
   def test_transformed_before_it_is_rounded(self, format, size):
     x = np.random.default_rng(2).integers(-99, 99, (40, 96)).astype(np.float32)
-    actual = operands.quantize(x, manner(format, hadamard=size))
+    actual = operands.quantize(x, spec_of(format, hadamard=size))
     transformed = recipes_oracle.transformed(x, size)
     assert_same(actual, recipes_oracle.quantize(transformed, format))
 
@@ -86,16 +86,16 @@ class BitsTest(parameterized.TestCase):
     x = np.random.default_rng(2).integers(-99, 99, (8, 40)).astype(np.float32)
     along = blocking.Blocking.along(1, 2, 32)
     actual = operands.quantize(
-      x, operands.Manner(format=jp.NVFP4, along=along, hadamard=32)
+      x, operands.QuantizeSpec(format=jp.NVFP4, along=along, hadamard=32)
     )
     transformed = recipes_oracle.transformed(recipes_oracle.padded(x, 32), 32)
     assert_same(actual, recipes_oracle.quantize(transformed, jp.NVFP4))
 
-  def test_plain_manner_is_quantize(self):
+  def test_plain_spec_is_quantize(self):
     x = matrix(3, 40, 96)
     cases = [(format, {}) for format in FORMATS]
     for format, fields in (*cases, (jp.MXFP8, {"scale_rounding": "floor"})):
-      actual = operands.quantize(x, manner(format, **fields))
+      actual = operands.quantize(x, spec_of(format, **fields))
       expected = jp.quantize(x, format, **fields)
       jax.tree.map(
         lambda a, e: np.testing.assert_array_equal(
@@ -108,7 +108,7 @@ class BitsTest(parameterized.TestCase):
   def test_vmap_is_the_loop(self):
     x = np.stack([matrix(seed, 33, 64) for seed in range(3)])
     for fields in ({"square": (0,)}, {"hadamard": 16}):
-      found = manner(jp.MXFP8, **fields)
+      found = spec_of(jp.MXFP8, **fields)
       quantize = lambda x, found=found: operands.quantize(x, found)
       mapped = jax.vmap(quantize)(x)
       for i, one in enumerate(map(quantize, x)):
@@ -125,7 +125,7 @@ class BitsTest(parameterized.TestCase):
     x = np.ones((64, 64), np.float32)
     x[20, 3] = np.nan
     for axis in (0, 1):
-      found = manner(jp.NVFP4, axis, square=(1 - axis,))
+      found = spec_of(jp.NVFP4, axis, square=(1 - axis,))
       result = np.asarray(jp.dequantize(operands.quantize(x, found)))
       expected = np.isnan(np.zeros((64, 64)))
       expected[16:32, :16] = True
@@ -139,7 +139,7 @@ class FourOverSixTest(parameterized.TestCase):
   def test_bits(self, square):
     x = matrix(4, 64, 96, spread=1)
     fields = {"square": (0,)} if square else {}
-    found = manner(jp.NVFP4, four_over_six=True, **fields)
+    found = spec_of(jp.NVFP4, four_over_six=True, **fields)
     expected = recipes_oracle.quantize(
       x, jp.NVFP4, is_square=square, four_over_six=True
     )
@@ -151,7 +151,7 @@ class FourOverSixTest(parameterized.TestCase):
 
   def test_no_block_has_a_larger_error_than_scaled_to_six(self):
     x = matrix(5, 64, 96, spread=0)
-    found = manner(jp.NVFP4, four_over_six=True)
+    found = spec_of(jp.NVFP4, four_over_six=True)
     chosen = operands.quantize(x, found)
     six = jp.quantize(x, jp.NVFP4, global_scale=chosen.global_scale)
     errors = [
@@ -166,7 +166,7 @@ class FourOverSixTest(parameterized.TestCase):
     # 4 and 2 apart by 4/3: to 6 they were 6 and 3, and 3/4 of 6 is lost.
     x = np.tile(np.float32([4, 3, 2, 1.5]), (1, 4))
     x = np.concatenate([x, 64 * np.float32([[6, 4, 3, 2] * 4])], 1)
-    found = operands.quantize(x, manner(jp.NVFP4, four_over_six=True))
+    found = operands.quantize(x, spec_of(jp.NVFP4, four_over_six=True))
     np.testing.assert_array_equal(jp.dequantize(found), x)
     six = jp.quantize(x, jp.NVFP4, global_scale=found.global_scale)
     self.assertGreater(
@@ -176,7 +176,7 @@ class FourOverSixTest(parameterized.TestCase):
   def test_block_that_both_hold_exactly_is_scaled_to_six(self):
     # The first block's scale is the largest for six, 256, at global scale 1.
     x = np.float32([[6 * 256] + 15 * [0] + [12] + 15 * [0]])
-    found = operands.quantize(x, manner(jp.NVFP4, four_over_six=True))
+    found = operands.quantize(x, spec_of(jp.NVFP4, four_over_six=True))
     self.assertEqual(found.global_scale, 1)
     np.testing.assert_array_equal(
       np.asarray(found.scale).astype(np.float64), [[256, 2]]
@@ -206,7 +206,7 @@ class TransposedTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_squares_commute_with_transposition(self, format, four_over_six):
     w = matrix(6, 64, 96)
-    found = manner(format, square=(0,), four_over_six=four_over_six)
+    found = spec_of(format, square=(0,), four_over_six=four_over_six)
     of_rows = operands.quantize(w, found).unpack()
     of_columns = operands.quantize(w.T, found).unpack()
     bits = lambda a: np.asarray(a).view(np.uint8)
@@ -218,11 +218,11 @@ class TransposedTest(parameterized.TestCase):
     )
     # The copy for the other matmul has the bits of the first one.
     along = blocking.Blocking.along(0, 2, format.block_size)
-    turned = operands.turned(of_rows, found, along, w.shape)
-    self.assertEqual(turned.axis, 0)
+    transposed = operands.transposed(of_rows, found, along, w.shape)
+    self.assertEqual(transposed.axis, 0)
     for name in ("values", "scale"):
       np.testing.assert_array_equal(
-        bits(getattr(turned, name)).T, bits(getattr(of_columns, name))
+        bits(getattr(transposed, name)).T, bits(getattr(of_columns, name))
       )
     if format == jp.NVFP4:
       np.testing.assert_array_equal(
@@ -252,13 +252,15 @@ class TransposedTest(parameterized.TestCase):
     block = lambda dims, lead: blocking.Blocking(
       dims=dims, lead=(*batch, *lead), multiple=16
     )
-    found = operands.Manner(format=jp.NVFP4, along=block(k, free), square=free)
+    found = operands.QuantizeSpec(
+      format=jp.NVFP4, along=block(k, free), square=free
+    )
     quantized = operands.quantize(w, found)
     backward = block(free, k)
-    turned = operands.turned(quantized, found, backward, shape)
+    transposed = operands.transposed(quantized, found, backward, shape)
     values = [
       np.asarray(b.undo(jp.dequantize(q), shape))
-      for b, q in ((found.along, quantized), (backward, turned))
+      for b, q in ((found.along, quantized), (backward, transposed))
     ]
     np.testing.assert_array_equal(*values)
     rows = int(np.prod([shape[d] for d in free]))
@@ -318,7 +320,7 @@ class StochasticTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_unbiased_with_the_variance_of_two_neighbours(self, format):
     x = np.random.default_rng(8).normal(size=(2, 64)).astype(np.float32)
-    found = manner(format)
+    found = spec_of(format)
     nearest = recipes_oracle.quantize(x, format)
     step = np.repeat(nearest.scale, format.block_size, -1)
     self.assert_moments(x, found, step * nearest.global_scale)
@@ -334,7 +336,7 @@ class StochasticTest(parameterized.TestCase):
     row += [2**info.min_exponent * gap / 2, -1 - gap / 2, -1.5 * gap]
     row = np.float32(row + [0.0] * (format.block_size - len(row)))
     x = np.tile(row, (2, 2))
-    found = manner(format)
+    found = spec_of(format)
     scale = recipes_oracle.quantize(x, format)
     step = scale.scale[0, 0] * scale.global_scale
     np.testing.assert_allclose(step, 1, rtol=1e-6)
@@ -350,7 +352,7 @@ class StochasticTest(parameterized.TestCase):
     # values beyond 6, which are 6 whatever the key.
     rng = np.random.default_rng(9)
     x = rng.uniform(0.9, 1.1, (8, 64)).astype(np.float32)
-    found = manner(jp.NVFP4)
+    found = spec_of(jp.NVFP4)
     nearest = recipes_oracle.quantize(x, jp.NVFP4)
     step = np.repeat(nearest.scale, 16, -1) * nearest.global_scale
     beyond = x / step > 6
@@ -369,7 +371,7 @@ class StochasticTest(parameterized.TestCase):
     step = np.repeat(nearest.scale, 16, -1) * nearest.global_scale
     self.assertGreater((x > 6 * step)[[0, 1, 2, 4, 5, 6, 7]].sum(), 9)
     self.assertEqual(nearest.scale[3, 0], 2.0**-9)
-    found = manner(jp.NVFP4, scale_up=True)
+    found = spec_of(jp.NVFP4, scale_up=True)
     up = recipes_oracle.quantize(x, jp.NVFP4, scale_up=True)
     step = np.repeat(up.scale, 16, -1) * up.global_scale
     # But for the quotient's own rounding.
@@ -384,7 +386,7 @@ class StochasticTest(parameterized.TestCase):
     # Errors of scaling to 4 and to 6 are compared in f32: none are as near.
     x = matrix(12, 64, 96, spread=1 if four_over_six else 4)
     fields = {"square": (0,)} if square else {}
-    found = manner(
+    found = spec_of(
       jp.NVFP4, scale_up=True, four_over_six=four_over_six, **fields
     )
     for key in (None, jax.random.key(2)):
@@ -406,7 +408,7 @@ class StochasticTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_scales_rounded_up_never_saturate(self, format, size):
     x = matrix(10, 64, 128, spread=4)
-    found = manner(format, hadamard=size)
+    found = spec_of(format, hadamard=size)
     before = x.astype(np.float64)
     if size is not None:
       transformed = jax.jit(hadamard.transform, static_argnums=(1, 2))

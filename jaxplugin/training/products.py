@@ -102,11 +102,11 @@ class Scheme:
     transform: int | None = None,
     square: tuple[int, ...] | None = None,
     is_gradient: bool = False,
-  ) -> operands.Manner:
+  ) -> operands.QuantizeSpec:
     """How an array is quantized for a product."""
     recipe = self.recipe
     has_choice = quantization.has_four_over_six(format)
-    return operands.Manner(
+    return operands.QuantizeSpec(
       format=format,
       along=along,
       scale_rounding=recipe.scale_rounding,
@@ -278,7 +278,7 @@ def _has_whole(size: Any, multiple: int) -> bool:
 
 def quantized(
   x: jax.Array,
-  manners: Sequence[operands.Manner],
+  manners: Sequence[operands.QuantizeSpec],
   keys: Sequence[jax.Array | None] | None = None,
   *,
   who: str,
@@ -415,8 +415,8 @@ class Operand:
   side: Side
   shape: tuple[Any, ...]
   dtype: np.dtype
-  forward: operands.Manner | None
-  backward: operands.Manner | None
+  forward: operands.QuantizeSpec | None
+  backward: operands.QuantizeSpec | None
   first: Product
   product: Product | None
   keeps_forward: bool
@@ -553,7 +553,7 @@ class Operand:
     if self.backward is None:
       return self.as_kept(kept)
     if self.forward.square is not None:
-      return operands.turned(
+      return operands.transposed(
         kept, self.forward, self.backward.along, self.shape
       )
     assert self.product is not None

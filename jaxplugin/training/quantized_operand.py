@@ -50,8 +50,8 @@ class Use:
   role: Role
   contracting: sides.Dims
   batch: sides.Dims
-  forward: operands.Manner | None
-  backward: operands.Manner | None
+  forward: operands.QuantizeSpec | None
+  backward: operands.QuantizeSpec | None
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -333,7 +333,7 @@ def _wanted(
 
 def _copies(
   wanted: products.Operand, recipe: recipes.Recipe
-) -> tuple[operands.Manner | None, operands.Manner | None]:
+) -> tuple[operands.QuantizeSpec | None, operands.QuantizeSpec | None]:
   """How those copies are quantized that products take, forward and backward."""
   is_forward = recipe.quantize_forward or wanted.keeps_forward
   return (
@@ -416,13 +416,15 @@ def _validate(
 
 
 def _is_same(
-  own: operands.Manner | None, wanted: operands.Manner, shape: sides.Dims
+  own: operands.QuantizeSpec | None,
+  wanted: operands.QuantizeSpec,
+  shape: sides.Dims,
 ) -> bool:
   """Whether both make one copy of an array of a shape."""
   if own is None:
     return False
 
-  def effective(manner: operands.Manner) -> Any:
+  def effective(manner: operands.QuantizeSpec) -> Any:
     along = manner.along
     # Of one dimension others do not move; padding is what its size becomes.
     lead = along.lead if len(along.dims) != 1 else ()
@@ -432,7 +434,7 @@ def _is_same(
   return bool(effective(own) == effective(wanted))
 
 
-def _described(manner: operands.Manner | None) -> str:
+def _described(manner: operands.QuantizeSpec | None) -> str:
   if manner is None:
     return "nothing"
   along, extras = manner.along, str(manner.extras)

@@ -23,10 +23,10 @@ MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
 
 
-def manner(format, dims, ndim, multiple=32, **fields):
+def spec_of(format, dims, ndim, multiple=32, **fields):
   lead = tuple(d for d in range(ndim) if d not in dims)
   along = blocking.Blocking(dims=dims, lead=lead, multiple=multiple)
-  return operands.Manner(format=format, along=along, **fields)
+  return operands.QuantizeSpec(format=format, along=along, **fields)
 
 
 def problem(extras, axis=1, **fields):
@@ -107,7 +107,7 @@ class BitsTest(parameterized.TestCase):
 
   def test_raw_key_is_the_typed_one(self):
     x = lowerings.numbers((40, 64), np.float32)
-    found = manner(jp.NVFP4, (1,), 2)
+    found = spec_of(jp.NVFP4, (1,), 2)
     quantize = lambda x, key: operands.quantize(x, found, key)
     self.assert_same(quantize, x, jax.random.PRNGKey(7))
     self.assertEqual(
@@ -117,7 +117,7 @@ class BitsTest(parameterized.TestCase):
 
   def test_other_keys_are_operations(self):
     x = lowerings.numbers((40, 64), np.float32)
-    found = manner(jp.NVFP4, (1,), 2)
+    found = spec_of(jp.NVFP4, (1,), 2)
     quantize = lambda x, key: operands.quantize(x, found, key)
     self.assert_same(quantize, x, jax.random.key(7, impl="rbg"), kernels=0)
     with jax.threefry_partitionable(False):
@@ -137,7 +137,7 @@ class BitsTest(parameterized.TestCase):
   def test_vmap_of_keys_draws_for_each(self):
     x = np.stack([lowerings.numbers((40, 64), np.float32, i) for i in range(3)])
     keys = jax.random.split(jax.random.key(0), 3)
-    found = manner(jp.MXFP4, (0,), 2, hadamard=32)
+    found = spec_of(jp.MXFP4, (0,), 2, hadamard=32)
     quantize = lambda x, key: operands.quantize(x, found, key)
     mapped = jax.vmap(quantize)(x, keys)
     for i in range(3):
@@ -150,7 +150,7 @@ class BitsTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_vmap_of_squares_is_one_kernel(self, format):
     x = lowerings.numbers((3, 40, 64), np.float32)
-    found = manner(format, (0,), 2, square=(1,))
+    found = spec_of(format, (0,), 2, square=(1,))
     quantize = lambda x: jp.dequantize(operands.quantize(x, found))
     # NVFP4 has a global scale for each: more than a kernel takes.
     kernels = int(format == jp.MXFP8)

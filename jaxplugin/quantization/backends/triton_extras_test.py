@@ -33,13 +33,13 @@ H200 = targets.named_target("h200")
 CHOSEN = {"four_over_six": True}
 
 
-def manner(format, axis, ndim=2, **fields):
+def spec_of(format, axis, ndim=2, **fields):
   along = blocking.Blocking.along(axis, ndim, format.block_size)
-  return operands.Manner(format=format, along=along, **fields)
+  return operands.QuantizeSpec(format=format, along=along, **fields)
 
 
 def pair(format, *sizes):
-  """Returns two manners, with the sizes of their Hadamard transforms."""
+  """Returns two specs, with the sizes of their Hadamard transforms."""
   return tuple(
     quantization_cases.manner(format, dims, 3, 32, hadamard=size)
     for dims, size in zip(((2,), (0, 1)), sizes, strict=True)
@@ -52,16 +52,16 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
   @pytest.mark.full
   def test_key_of_what_is_not_used_goes_with_it(self, used):
     keys = tuple(jax.random.key(i) for i in range(2))
-    manners = pair(MXFP4, 32, 32)
+    specs = pair(MXFP4, 32, 32)
 
     def quantize(x, *keys):
-      return operands.quantize_all(x, manners, keys)[used]
+      return operands.quantize_all(x, specs, keys)[used]
 
     x = quantization_lowerings.numbers((2, 21, 96), np.float32)
     self.assert_same_bits(lambda x: jax.jit(quantize)(x, *keys), x)
     self.assertLen(self.names, 1)
     self.assertNotIn("both", self.names[0])
-    alone = operands.quantize(x, manners[used], keys[used])
+    alone = operands.quantize(x, specs[used], keys[used])
     self.assertEqual(
       quantization_lowerings.leaves_as_bytes(alone),
       quantization_lowerings.leaves_as_bytes(quantize(x, *keys)),
@@ -69,8 +69,8 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
 
   @pytest.mark.full
   def test_each_entry_of_a_vmap_is_as_alone(self):
-    manners = pair(NVFP4, None, 16)
-    quantize = lambda x: operands.quantize_all(x, manners, (None, None))
+    specs = pair(NVFP4, None, 16)
+    quantize = lambda x: operands.quantize_all(x, specs, (None, None))
     x = quantization_lowerings.numbers((3, 2, 32, 64), np.float32)
     mapped = jax.vmap(quantize)(x)
     for i in range(3):
@@ -82,13 +82,13 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
       )
 
 
-def problem_of(manner, shape, **fields):
+def problem_of(spec, shape, **fields):
   return problems.QuantizeProblem(
     shape=shape,
     dtype=np.dtype(np.float32),
-    format=manner.format,
-    blockings=(manner.along,),
-    **{"extras": manner.extras} | fields,
+    format=spec.format,
+    blockings=(spec.along,),
+    **{"extras": spec.extras} | fields,
   )
 
 
@@ -107,7 +107,7 @@ class FormulaTest(quantization_lowerings.InterpretedTestCase):
     x = rng.normal(size=(41, 96)) * np.exp(rng.normal(size=(41, 96)))
     x = x.astype(np.float32)
     key = jax.random.key(11)
-    found = manner(
+    found = spec_of(
       format,
       1,
       square=(0,) if square else None,
@@ -136,7 +136,7 @@ class FormulaTest(quantization_lowerings.InterpretedTestCase):
     with targets.use_target(
       dataclasses.replace(H200, name=f"interpreted {self.id()}")
     ):
-      actual = operands.quantize(x, manner(MXFP8, 1, hadamard=size))
+      actual = operands.quantize(x, spec_of(MXFP8, 1, hadamard=size))
     self.assertEqual(self.names, [f"quantize_mxfp8_hadamard{size}_16x128"])
     transformed = recipes_oracle.transformed(x, size)
     expected = recipes_oracle.quantize(transformed, MXFP8)
@@ -222,19 +222,19 @@ class RecipeTest(parameterized.TestCase):
   )
   def test_refusals_say_why(self, fields, reason):
     problem = problem_of(
-      manner(MXFP4, 1), (64, 128), extras=problems.Extras(**fields)
+      spec_of(MXFP4, 1), (64, 128), extras=problems.Extras(**fields)
     )
     self.assertRegex(triton.supports(problem, H200).reason, reason)
 
   @parameterized.parameters(((0, 2), 1), ((1, 0), 2))
   def test_squares_that_do_not_lie_last_are_refused(self, square, axis):
-    found = manner(NVFP4, axis, 3, square=square)
+    found = spec_of(NVFP4, axis, 3, square=square)
     shape = (3, 40, 64)[:: 2 * axis - 3]
     refusal = triton.supports(problem_of(found, shape), H200)
     self.assertRegex(refusal.reason, "square blocks over the last")
 
   def test_choice_under_a_given_global_scale_is_refused(self):
-    found = manner(NVFP4, 1, **CHOSEN)
+    found = spec_of(NVFP4, 1, **CHOSEN)
     problem = problem_of(found, (64, 128), has_global_scale=True)
     self.assertRegex(
       triton.supports(problem, H200).reason, "computes the global scale"
@@ -269,7 +269,7 @@ class OptimizedTest(parameterized.TestCase):
   def test_kernels_alone_read_x(self, name, case, axis):
     format, kernels = case
     fields = {} if format is MXFP4 else CHOSEN
-    found = manner(format, axis, square=(1 - axis,), **fields)
+    found = spec_of(format, axis, square=(1 - axis,), **fields)
 
     def quantize(x, key):
       return operands.quantize(x, dataclasses.replace(found, hadamard=16), key)

@@ -49,16 +49,16 @@ def collectives(text):
   )
 
 
-def quantized(format, *manners, **kwargs):
-  """Quantizes in manners, each stochastically if it is given a key."""
+def quantized(format, *specs, **kwargs):
+  """Quantizes by each spec, stochastically if the spec has a key."""
   along = lambda b: (
     blocking.Blocking.along(b, 2, format.block_size)
     if isinstance(b, int)
     else b
   )
   each = tuple(
-    operands.Manner(format=format, along=along(b), **more)
-    for b, more in manners
+    operands.QuantizeSpec(format=format, along=along(b), **more)
+    for b, more in specs
   )
   return lambda x, *keys: operands.quantize_all(x, each, keys or (None,) * 2)
 
@@ -155,12 +155,12 @@ class BitsTest(MeshTestCase):
   )
   @pytest.mark.sample(2)
   def test_what_recipes_ask_for(self, first, second, spec):
-    manners = [first] if second is None else [first, second]
-    keys = (KEY, None)[: len(manners)]
+    specs = [first] if second is None else [first, second]
+    keys = (KEY, None)[: len(specs)]
     if "square" in first[1] or "four_over_six" in first[1]:
       keys = (None,)
     self.assert_same_bits(
-      quantized(jp.NVFP4, *manners), numbers(64, 256), spec, *keys
+      quantized(jp.NVFP4, *specs), numbers(64, 256), spec, *keys
     )
 
   @parameterized.parameters(("rbg", True), ("threefry2x32", False))

@@ -41,10 +41,11 @@ def along(*dims, lead):
   return blocking.Blocking(dims=dims, lead=lead, multiple=32)
 
 
-def quantizer(format, *manners, keys=KEYS):
-  """A function that quantizes in manners, each with its key."""
+def quantizer(format, *specs, keys=KEYS):
+  """A function that quantizes by each spec with its key."""
   each = tuple(
-    operands.Manner(format=format, along=b, **fields) for b, fields in manners
+    operands.QuantizeSpec(format=format, along=b, **fields)
+    for b, fields in specs
   )
   keys = tuple(keys)[: len(each)]
   return lambda x: operands.quantize_all(x, each, keys)

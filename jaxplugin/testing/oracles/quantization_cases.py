@@ -90,7 +90,7 @@ def manner(format, dims, ndim=2, multiple=None, **fields):
     lead=tuple(d for d in range(ndim) if d not in dims),
     multiple=multiple or format.block_size,
   )
-  return operands.Manner(format=format, along=along, **fields)
+  return operands.QuantizeSpec(format=format, along=along, **fields)
 
 
 def recipe(*args, seed=None, **fields):
