@@ -253,7 +253,7 @@ class Backend(Generic[Problem]):
   tunable: Tunable[Problem] | None = None
 
   def configured(self, config: Fields) -> Backend[Problem]:
-    """The backend that computes as a config says; itself by its rule."""
+    """Returns the backend with a config; itself if the config is empty."""
     if not config:
       return self
     assert self.tunable is not None and self.tunable.configured is not None
@@ -271,7 +271,7 @@ class Backend(Generic[Problem]):
 
 
 def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
-  """The backends of an operation by name.
+  """Returns the backends of an operation by name.
 
   Raises:
     ValueError: a name comes twice.

@@ -179,7 +179,7 @@ def _straight_through(
   activation: problems.Activation | None,
   **options: Any,
 ) -> jax.Array:
-  """`block_scaled_dot` where lhs or rhs has a surrogate."""
+  """Computes `block_scaled_dot` if lhs or rhs has a surrogate."""
   arrays: list[Any] = [
     x if isinstance(x, scaled_array.ScaledArray) else array(name, x)
     for name, x in (("lhs", lhs), ("rhs", rhs))
@@ -243,7 +243,7 @@ def _bind_with_epilogue(
 
 
 def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
-  """The fields of a call with the product of two numbers: which these are."""
+  """Returns the fields of a call with the product of two global scales."""
   if len(scales) != 2 or any(scale.ndim for scale in scales):
     return {}
   first, second = map(jax.lax.stop_gradient, scales)
@@ -251,7 +251,7 @@ def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
 
 
 def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
-  """Those of both sides and the explicit one, at the result's dimensions."""
+  """Returns all global scales of a call, at the result's dimensions."""
   scales = []
   offset = len(call.lhs.batch)
   for side in (call.lhs, call.rhs):
@@ -264,7 +264,7 @@ def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
 
 
 def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
-  """The side of an argument, without its dimensions."""
+  """Returns the side of an argument, without its dimensions."""
   if isinstance(operand, scaled_array.ScaledArray):
     if scale is not None:
       raise TypeError(
@@ -318,7 +318,7 @@ def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:
 
 
 def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
-  """The side of an array that is not of bytes, without its dimensions."""
+  """Returns the side of a `ScaledArray`, without its dimensions."""
   # Shapes do not tell the blocked axis of an operand that is empty in k.
   is_known = operand.scale_layout != layouts.LINEAR or (
     tuple(operand.values.shape) != tuple(operand.scale.shape)
@@ -335,7 +335,7 @@ def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
 
 
 def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
-  """What helps where the scale comes as raw bytes, as checkpoints have it."""
+  """Returns the remedy if a scale is raw bytes, as in checkpoints."""
   if scale_dtype not in (np.uint8, np.int8):
     return ""
   return (
@@ -358,7 +358,7 @@ def array(name: str, x: Any) -> jax.Array:
 
 
 def integers(name: str, x: Any) -> jax.Array:
-  """An argument of integers as i32; any other array as it is.
+  """Returns an argument of integers as i32, any other array unchanged.
 
   An integer beyond i32 becomes the nearest i32, where JAX wraps it around.
   """
@@ -375,7 +375,7 @@ def integers(name: str, x: Any) -> jax.Array:
 
 
 def as_operand(name: str, x: Any) -> Any:
-  """A `ScaledArray` as it is, anything else as an array; raises TypeError.
+  """Returns a `ScaledArray` unchanged, anything else as an array.
 
   A float64 array becomes float32, as products are in f32.
   """
@@ -505,7 +505,7 @@ def _expand_bias(
 
 
 def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
-  """Inside `shard_map`, makes all operands vary over the same mesh axes."""
+  """Makes all operands vary over the same mesh axes inside `shard_map`."""
   varying = [jax_private.varying_axes(x) for x in flat]
   union = frozenset().union(*varying)
   return [
@@ -515,7 +515,7 @@ def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
 
 
 def _validate_implementation(call: calls.Call) -> None:
-  """Refuses, while tracing, an implementation that no device here can run."""
+  """Refuses, while tracing, a backend that no local device can run."""
   if call.implementation is None:
     return
   problem = call.problem()

@@ -107,7 +107,7 @@ class Call(static_call.Call):
     return super().replace(**changes)
 
   def bare(self) -> Call:
-    """The same dot in f32, without global scale and epilogue."""
+    """Returns the same dot in f32, without global scale and epilogue."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
       global_scale=None,
@@ -118,24 +118,24 @@ class Call(static_call.Call):
     )
 
   def without_stack(self) -> Call:
-    """With the slice of a stack alone, where rhs is one."""
+    """Returns the call with only the slice if rhs is a slice of a stack."""
     return self.replace(rhs=self.rhs.without_stack())
 
   def without_origins(self) -> Call:
-    """With values and scales alone, wherever they come from."""
+    """Returns the call without the origins of sides and global scales."""
     call = self.without_origins_of_sides()
     if self.global_scale is None:  # then they are what there is
       return call
     return call.replace(first_global_scale=None, second_global_scale=None)
 
   def without_origins_of_sides(self) -> Call:
-    """With values and blocks' scales alone, wherever they come from."""
+    """Returns the call without the origins of its sides."""
     return self.replace(
       lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
     )
 
   def with_scales_alone(self) -> Call:
-    """With two global scales without their product, where both are known."""
+    """Replaces the product of two global scales by both, if they are known."""
     if self.first_global_scale is None:
       return self
     return self.replace(
@@ -146,17 +146,17 @@ class Call(static_call.Call):
     )
 
   def with_bytes(self) -> Call:
-    """With FP4 values that come as words given as their bytes."""
+    """Returns the call with FP4 words viewed as bytes."""
     return self.replace(lhs=self.lhs.with_bytes(), rhs=self.rhs.with_bytes())
 
   def in_usual_order(self) -> Call:
-    """With FP4 values that were interleaved put back in order."""
+    """Returns the call with interleaved FP4 values put back in order."""
     return self.replace(
       lhs=self.lhs.in_usual_order(), rhs=self.rhs.in_usual_order()
     )
 
   def with_linear_scales(self) -> Call:
-    """With linear scales without padding."""
+    """Returns the call with linear scales without padding."""
     return self.replace(
       lhs=self.lhs.with_linear_scale(),
       rhs=self.rhs.with_linear_scale(),
@@ -164,9 +164,9 @@ class Call(static_call.Call):
     )
 
   def joined(self) -> Call:
-    """With several contracting dimensions as one, where blocks stay whole.
+    """Returns the call with its contracting dimensions merged, if possible.
 
-    Of operands that kernels of `quantize` write so nothing is moved.
+    Nothing is moved for operands that kernels of `quantize` write.
     """
     if len(self.lhs.contracting) < 2:
       return self
@@ -256,9 +256,10 @@ class Call(static_call.Call):
     )
 
   def _blocked_k(self) -> int | None:
-    """Size of the blocked one of several contracting dimensions.
+    """Returns the size of the blocked one of several contracting dimensions.
 
-    That of rhs where the sides differ: kernels then see a dequantized lhs.
+    It is that of rhs if the sides differ, because kernels then read a
+    dequantized lhs.
     """
     side = self.lhs if self.rhs.format is None else self.rhs
     assert side.axis is not None

@@ -41,7 +41,7 @@ _MAX_EXPONENT: Final = 127
 def global_scale_of(
   side: sides.Side, positions: Mapping[int, int], ndim: int
 ) -> jax.Array | None:
-  """A side's own global scale, brought to the result's dimensions.
+  """Returns a side's global scale, at the result's dimensions.
 
   Args:
     side: whose.
@@ -71,7 +71,7 @@ def global_scale_of(
 def product(
   scales: Sequence[jax.Array],
 ) -> tuple[jax.Array | None, jax.Array | None]:
-  """The product of global scales, as two factors.
+  """Returns the product of global scales, as two factors.
 
   Args:
     scales: f32 arrays that broadcast against each other.
@@ -99,11 +99,11 @@ def _factors(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
 
 @jax.custom_jvp
 def _of_two(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """`_of_any` of two, in half as many operations: each dot has these.
+  """Computes `_of_any` for two scales, in half as many operations.
 
   XLA's passes take as long for an operation on two numbers as for one on
-  matrices. Exponents stay where they are in the bits of a number, so that a
-  subtraction leaves the significand; the derivative is that of `_of_any`.
+  matrices. Exponents stay at their place in a number's bits, so a subtraction
+  leaves the significand. The derivative is that of `_of_any`.
   """
   exponents = [_exponent_bits(scale) for scale in (first, second)]
   significands = [
@@ -157,9 +157,9 @@ def _of_any(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
 
 
 def _exponent_bits(x: jax.Array) -> jax.Array:
-  """i32 e of 2^e <= |x| < 2^(e+1), times 2^23.
+  """Returns i32 e * 2^23, with 2^e <= |x| < 2^(e+1).
 
-  0 of zeros, subnormals, Inf and NaN.
+  It is 0 for zeros, subnormals, Inf and NaN.
   """
   bits = _bits(x)
   # The exponent field plus one, which of Inf and NaN leaves 31 bits.
@@ -174,18 +174,18 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _in_place(exponent: int) -> int:
-  """An exponent as part of the bits of an f32."""
+  """Returns an exponent as part of the bits of an f32."""
   return exponent << _MANTISSA_BITS
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
-  """f32 2^exponent of a normal number's exponent."""
+  """Returns f32 2^exponent, for the exponent of a normal number."""
   bits = (exponent + _BIAS) << _MANTISSA_BITS
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def with_product(call: calls.Call) -> calls.Call:
-  """A call with the product of its global scales, if it has them alone."""
+  """Returns a call with the product of two separate global scales."""
   if call.first_global_scale is None or call.global_scale is not None:
     return call
   factor, power = product([call.first_global_scale, call.second_global_scale])
@@ -195,9 +195,9 @@ def with_product(call: calls.Call) -> calls.Call:
 def multiply(
   x: jax.Array, global_scale: jax.Array, power: jax.Array | None
 ) -> jax.Array:
-  """f32 `x * global_scale * power`, in this order whatever XLA knows of them.
+  """Returns f32 `x * global_scale * power`, in this order under XLA too.
 
-  Of two constants it would multiply the product, which f32 need not hold.
+  XLA would multiply two constants first, and f32 need not hold their product.
   """
   x = x * global_scale
   if power is None:
@@ -208,7 +208,7 @@ def multiply(
 
 
 def apply(result: jax.Array, call: calls.Call) -> jax.Array:
-  """activation(result * global_scale + bias) + residual in f32, then cast."""
+  """Computes activation(result * global_scale + bias) + residual in f32."""
   if call.global_scale is not None:
     result = multiply(result, call.global_scale, call.global_power)
   if call.bias is not None:
@@ -220,7 +220,7 @@ def apply(result: jax.Array, call: calls.Call) -> jax.Array:
 
 
 def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
-  """An activation by its name; None is the identity."""
+  """Applies an activation by its name; None is the identity."""
   if activation is None:
     return x
   functions = {
@@ -235,7 +235,7 @@ def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
 
 
 def pair(call: calls.Call) -> jax.Array | None:
-  """f32[2], or f32[] of one factor: the global scale as kernels take it."""
+  """Returns the global scale for kernels: f32[2], or f32[] of one factor."""
   if call.global_power is None:
     return call.global_scale
   return jnp.stack([call.global_scale, call.global_power])
@@ -246,7 +246,7 @@ def fused(
   call: calls.Call,
   problem: problems.DotProblem,
 ) -> jax.Array:
-  """A dot of kernels that fuse one global scale, and a bias over n.
+  """Completes a dot of kernels that fuse one global scale, and a bias over n.
 
   Args:
     dot: (call, problem) -> the result. Where the global scale or the bias
@@ -261,7 +261,7 @@ def fused(
 
 
 def bias_is_over_n(call: calls.Call) -> bool:
-  """Whether the bias, if there is one, varies over rhs's dimensions alone."""
+  """Returns whether the bias varies only over rhs's dimensions."""
   if call.bias is None:
     return True
   num_n = len(call.rhs.free)
@@ -269,7 +269,7 @@ def bias_is_over_n(call: calls.Call) -> bool:
 
 
 def bias_row(call: calls.Call) -> jax.Array:
-  """f32[n] of a bias that `bias_is_over_n`."""
+  """Returns f32[n] of a bias that `bias_is_over_n`."""
   shape, num_n = call.shape, len(call.rhs.free)
   columns = shape[len(shape) - num_n :]
   ones = (1,) * (len(shape) - num_n)

@@ -150,7 +150,7 @@ def _wait() -> Exception | None:
 
 
 def is_on() -> bool:
-  """Whether dots that are traced now check their results."""
+  """Returns whether dots that are traced now check their results."""
   return _is_on.value
 
 
@@ -222,7 +222,7 @@ class Found(NamedTuple):
 def _unexplained(
   form: calls.Call, result: jax.Array, flat: list[jax.Array]
 ) -> Found:
-  """The elements of a result that are not finite for no reason."""
+  """Returns the elements that are not finite without a cause."""
   call = form.filled(flat).in_usual_order()
   in_f32 = call.replace(preferred_element_type=np.dtype(np.float32))
   lhs = call.lhs.dequantized().astype(jnp.float32)
@@ -250,7 +250,7 @@ def found(
   magnitude: jax.Array,
   dtype: np.typing.DTypeLike,
 ) -> Found:
-  """The elements of a result that are not finite, and should be.
+  """Returns the elements of a result that are not finite, and should be.
 
   Args:
     result: of `dtype`.
@@ -273,10 +273,10 @@ def found(
 
 
 def _relative_error(dtype: np.typing.DTypeLike) -> float:
-  """How far a result may be off, besides `reference.ERROR_BOUND`.
+  """Returns the allowed error besides `reference.ERROR_BOUND`.
 
-  A global scale may have been rounded to the result's dtype, before the one
-  cast that decides what overflows. An activation errs by itself.
+  A backend may round a global scale to the result's dtype before the final
+  cast. An activation has an error too.
   """
   return reference.rounding_error(dtype) + _ACTIVATION_ERROR
 
@@ -286,7 +286,7 @@ def _overflow(dtype: np.typing.DTypeLike) -> float:
 
 
 def _first(is_true: jax.Array) -> list[jax.Array]:
-  """Index of the first True; by dimensions, so that it fits in 32 bits."""
+  """Returns the index of the first True, by dimensions to fit 32 bits."""
   index = []
   for _ in range(is_true.ndim):
     rest = tuple(range(1, is_true.ndim))
@@ -319,7 +319,7 @@ def _report(
 
 
 def fail(error: Exception) -> None:
-  """On the host: raises, here and at the end of every `debug_checks`."""
+  """Raises on the host, here and at the end of every `debug_checks`."""
   with _records_lock:
     for record in _records:
       record.append(error)
@@ -329,7 +329,7 @@ def fail(error: Exception) -> None:
 def describe(
   result: jax.Array, call: Any, choose: Callable[..., decisions.Decision]
 ) -> str:
-  """A call: where it is in the program, its arrays, and what computes it.
+  """Describes a call: its place in the program, its arrays, its backend.
 
   Args:
     result: of the call.

@@ -26,10 +26,10 @@ ERROR_BOUND: Final = 16 * 2.0**-24
 
 
 def rounding_error(dtype: np.typing.DTypeLike) -> float:
-  """Largest relative error of one rounding to normal numbers of `dtype`.
+  """Returns the largest relative error of rounding to normal numbers.
 
-  With p significant bits neighbours are at most 2^(1 - p) of their value apart
-  (`eps`), and a number is at most half of that from the nearest: 2^-p.
+  With p significant bits, neighbours differ by at most 2^(1 - p) of their value
+  (`eps`). A number is at most half of that from the nearest one: 2^-p.
   """
   return float(jnp.finfo(dtype).eps) / 2
 
@@ -41,7 +41,7 @@ def oracle_dequantize(
   *,
   axis: int = -1,
 ) -> np.ndarray:
-  """f64 `values * repeat(scale, block_size, axis)`, exactly.
+  """Returns f64 `values * repeat(scale, block_size, axis)`, exactly.
 
   Args:
     values: format.values_dtype[..., k, ...], or uint8 packed along `axis`.
@@ -71,7 +71,7 @@ def oracle_dot(
   rhs: np.ndarray,
   dimension_numbers: sides.DimensionNumbers,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """f64 dot of dequantized operands, and the same of their magnitudes.
+  """Returns the f64 dot of dequantized operands, and of their magnitudes.
 
   Returns:
     (dot, magnitude): f64 with batch dimensions first, then those of lhs, then
@@ -105,7 +105,7 @@ def plain_dot(
   precision: Any = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """`dot_general` of unscaled operands, accumulated in f32 and cast once.
+  """Computes `dot_general`, accumulated in f32 and cast once.
 
   Args:
     lhs, rhs: any dtypes that f32 holds.

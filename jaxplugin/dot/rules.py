@@ -69,7 +69,7 @@ def canonical_dimension_numbers(
 
 
 def canonical_precision(precision: Any) -> bool:
-  """Whether `precision`, as lax functions take it, asks for the highest.
+  """Returns whether `precision` asks for the highest one.
 
   Raises:
     ValueError: it is not a precision.
@@ -95,7 +95,7 @@ def product_dtype(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
 
 
 def parts_dtype(dtype: Any) -> np.dtype | None:
-  """The dtype that reduce_dtype says; raises TypeError."""
+  """Returns the dtype of `reduce_dtype`; raises TypeError."""
   if dtype is None:
     return None
   result = formats.as_dtype(dtype)

@@ -32,7 +32,7 @@ WHO: Final = "block_scaled_dot"
 
 
 def who() -> str:
-  """The function that errors about a call name."""
+  """Returns the function that errors name."""
   return speaking.who(WHO)
 
 
@@ -49,7 +49,7 @@ DimensionNumbers = tuple[tuple[Dims, Dims], tuple[Dims, Dims]]
 
 
 def free_dims(ndim: int, contracting: Dims, batch: Dims) -> Dims:
-  """The dimensions that are neither contracting nor batch, in order."""
+  """Returns the dimensions that are neither contracting nor batch."""
   return tuple(
     d for d in range(ndim) if d not in contracting and d not in batch
   )
@@ -97,7 +97,7 @@ class Side:
   source_global_scale: Any = None
 
   def replace(self, **changes: Any) -> Side:
-    """The side with other fields; one of other arrays has no origin."""
+    """Replaces fields. New arrays drop the side's origin."""
     if not changes.keys().isdisjoint(("values", "scale")):
       changes = dict.fromkeys(_OF_ORIGIN) | changes
     return dataclasses.replace(self, **changes)
@@ -213,15 +213,15 @@ class Side:
   # The same operand otherwise.
 
   def without_stack(self) -> Side:
-    """With values and scale alone, no slices of a stack."""
+    """Returns the side without the stack that it is a slice of."""
     return self.replace(**dict.fromkeys(_OF_STACK))
 
   def without_origin(self) -> Side:
-    """With values and scale alone, wherever they come from."""
+    """Returns the side without its stack and its source."""
     return self.replace(**dict.fromkeys(_OF_ORIGIN))
 
   def whole_stack(self) -> Side:
-    """All layers of the stack; which one is meant is the batch."""
+    """Returns the side of all layers of the stack; batch selects a layer."""
     assert self.is_layer
     return self.replace(
       values=self.stack,
@@ -232,7 +232,7 @@ class Side:
     )
 
   def with_bytes(self) -> Side:
-    """With FP4 values that come as words given as their bytes."""
+    """Returns the side with FP4 words viewed as bytes."""
     if not self.comes_as_words:
       return self
     values = interleaving.to_bytes(self.values)
@@ -243,7 +243,7 @@ class Side:
     return self.replace(values=values, is_interleaved=True, **kept)
 
   def in_usual_order(self) -> Side:
-    """With FP4 values that were interleaved put back in order."""
+    """Returns the side with interleaved FP4 values put back in order."""
     side = self.with_bytes()
     if not side.is_interleaved:
       return side
@@ -252,7 +252,7 @@ class Side:
     return side.replace(values=values, is_interleaved=False)
 
   def linear_scale(self) -> jax.Array:
-    """Its scale, linear and without padding, whatever layout it came in."""
+    """Returns its scale in the linear layout, without padding."""
     shape = self.scale_shape
     if self.scale_layout == layouts.SWIZZLED:
       return layouts.unswizzle_scale(self.scale, shape[-2:])
@@ -261,7 +261,7 @@ class Side:
     return lax.slice(self.scale, (0,) * self.scale.ndim, shape)
 
   def with_linear_scale(self) -> Side:
-    """With `linear_scale`; a plain operand is as it was."""
+    """Returns the side with `linear_scale`; a plain one unchanged."""
     if self.format is None:
       return self
     return self.replace(scale=self.linear_scale(), scale_layout=layouts.LINEAR)
@@ -280,7 +280,7 @@ class Side:
     )
 
   def plain(self) -> Side:
-    """The plain operand of `dequantized` values."""
+    """Returns the unquantized side of `dequantized` values."""
     return Side(
       name=self.name,
       values=self.dequantized(),
@@ -289,9 +289,10 @@ class Side:
     )
 
   def padded(self, axis: int, size: int) -> Side:
-    """With zeros appended along a dimension, up to a logical size.
+    """Returns the side with zeros appended along a dimension.
 
-    The scale must be linear; of E8M0, which has no zero, 2^-127 is appended.
+    The scale must be linear. It is padded with zeros, or 2^-127 for E8M0, which
+    has no zero.
     """
     if self.shape[axis] == size:
       return self
@@ -344,7 +345,7 @@ class Side:
     )
 
   def with_last(self, position: int) -> Side:
-    """With one of the contracting dimensions named after the others."""
+    """Returns the side with one contracting dimension named last."""
     others = self.contracting[:position] + self.contracting[position + 1 :]
     return self.replace(contracting=(*others, self.contracting[position]))
 
@@ -368,7 +369,7 @@ class Side:
     )
 
   def merge(self, x: jax.Array) -> jax.Array:
-    """`x`, of this side's dimensions, as [batch, rows, contracting]."""
+    """Returns an array of the side's dimensions as [batch, rows, k]."""
     kinds = (self.batch, self.free)
     sizes = [math.prod(x.shape[d] for d in dims) for dims in kinds]
     x = jnp.transpose(x, (*self.batch, *self.free, *self.contracting))

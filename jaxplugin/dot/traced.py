@@ -19,7 +19,7 @@ Decided = choice.Decided[problems.DotProblem]
 
 
 def dots(jaxpr: Any) -> Iterator[Any]:
-  """Every equation of the primitive, in sub-jaxprs too."""
+  """Yields every equation of the primitive, also in sub-jaxprs."""
   for operation in program.operations(jaxpr):
     if operation.eqn.primitive is primitive.block_scaled_dot_p:
       yield operation.eqn

@@ -278,7 +278,7 @@ def quantize_blocked(
   packed: bool = False,
   for_products: bool = False,
 ) -> list[scaled_array.ScaledArray]:
-  """`quantize` of each blocking of `x`, from one read where kernels can.
+  """Quantizes `x` along each blocking, from one read if possible.
 
   Args:
     for_products: as for `QuantizeProblem`. The other arguments are as for
@@ -362,7 +362,7 @@ def _quantize(
   scale_layout: layouts.ScaleLayout,
   in_turn: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Values, scale and global scale of `quantize`.
+  """Returns values, scale and global scale of `quantize`.
 
   Args:
     in_turn: whether kernels quantize tensors with separate global scales one
@@ -409,7 +409,7 @@ def _quantize_in_turn(
   x: jax.Array,
   global_scale: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """`function` of each tensor."""
+  """Computes `function` of one tensor after the other."""
   if global_scale is not None:
     global_scale = jnp.broadcast_to(global_scale, x.shape[:1])
   return lax.map(lambda args: function(*args), (x, global_scale))
@@ -430,7 +430,7 @@ def _quantize_tensor(
   packed: bool,
   scale_layout: layouts.ScaleLayout,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """`_quantize` with a global scale f32[]."""
+  """Computes `_quantize` with a global scale f32[]."""
   params: dict[str, Any] = {
     "format": format,
     "scale_rounding": scale_rounding,
@@ -445,7 +445,7 @@ def _quantize_tensor(
 
 
 def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:
-  """A global scale of leading dimensions with all of an array's."""
+  """Returns a global scale of leading dimensions with rank `ndim`."""
   if global_scale is None:
     return None
   return jnp.expand_dims(global_scale, tuple(range(global_scale.ndim, ndim)))
@@ -457,7 +457,7 @@ def _split_derivative(
   x: jax.Array,
   global_scale: jax.Array | None,
 ) -> tuple[jax.Array | None, jax.Array, jax.Array | None]:
-  """The surrogate, and what is quantized."""
+  """Returns the surrogate, and the arrays to quantize."""
   if derivative is None:
     return None, x, global_scale
   if derivative != STRAIGHT_THROUGH:

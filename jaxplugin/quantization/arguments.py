@@ -104,7 +104,7 @@ def validate(
 def whether_packed(
   who: str, packed: bool | None, format: formats.BlockFormat
 ) -> bool:
-  """Whether FP4 values are to be two a byte."""
+  """Returns whether FP4 values are packed two a byte."""
   if packed not in (None, True, False):
     raise ValueError(
       f"{who}: packed must be True, False or None, got {speaking.shown(packed)}"
@@ -147,7 +147,7 @@ def given_global_scale(
   format: formats.BlockFormat,
   batch: Sequence[int] = (),
 ) -> jax.Array | None:
-  """A global scale as f32[], or where it is not one number f32[batch]."""
+  """Returns a global scale as f32[] or f32[batch]."""
   if global_scale is None:
     return None
   if not format.has_global_scale:
@@ -193,7 +193,7 @@ def float_dtype(dtype: Any) -> np.dtype:
 
 
 def is_small(x: jax.Array) -> bool:
-  """Whether a kernel reads x again in less time than a launch takes."""
+  """Returns whether reading x again is faster than a launch."""
   is_static = all(isinstance(size, int) for size in x.shape)
   return is_static and x.dtype.itemsize <= 4 and x.nbytes <= _SMALL_BYTES
 
@@ -201,7 +201,7 @@ def is_small(x: jax.Array) -> bool:
 def validate_scale_layout(
   who: str, scale_layout: layouts.ScaleLayout, shape: Sequence[int], axis: int
 ) -> None:
-  """Only matrices, and stacks of them, have scales that are swizzled."""
+  """Requires a matrix, or a stack of them, for a swizzled scale."""
   if scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"

@@ -57,9 +57,9 @@ def static_bits(value: float) -> int:
 
 
 def extend(bits: jax.Array) -> jax.Array:
-  """Extended bits of the finite magnitudes `bits`.
+  """Returns extended bits of the finite magnitudes `bits`.
 
-  Zero has none; it comes out as the smallest subnormal, so that no later
+  Zero has no extended bits. It becomes the smallest subnormal, so that no later
   exponent arithmetic overflows int32. The caller masks it.
   """
   subnormal = lax.bitcast_convert_type(
@@ -71,23 +71,23 @@ def extend(bits: jax.Array) -> jax.Array:
 def times_power_of_two(
   extended: jax.Array, exponent: jax.Array | int
 ) -> jax.Array:
-  """Extended bits of x * 2^exponent."""
+  """Returns extended bits of x * 2^exponent."""
   return extended + (exponent << F32_MANTISSA_BITS)
 
 
 def flush(extended: jax.Array) -> jax.Array:
-  """f32 bits of `extended`, magnitudes below 2^-126 becoming zero."""
+  """Returns f32 bits of `extended`, with zero below 2^-126."""
   return jnp.where(extended < MIN_NORMAL_BITS, 0, extended)
 
 
 def divide(numerator: jax.Array, denominator: jax.Array | float) -> jax.Array:
-  """f32 quotient, correctly rounded; 0 / anything is 0.
+  """Returns the f32 quotient, correctly rounded; 0 / anything is 0.
 
   XLA rewrites `a / constant` and `a / broadcast(b)` to a multiply by a rounded
   reciprocal, off by an ulp in a third of all cases, and `(a / b) / c` to
-  `a / (b * c)`, which rounds otherwise and may overflow. A select around the
-  denominator prevents the former, one around the quotient the latter; both
-  answer 0 / 0 as well.
+  `a / (b * c)`, which rounds differently and may overflow. A select around the
+  denominator prevents the former, and one around the quotient the latter. Both
+  also give 0 for 0 / 0.
   """
   is_zero = numerator == 0
   quotient = numerator / jnp.where(is_zero, jnp.float32(1), denominator)
@@ -156,7 +156,7 @@ def from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def decode(codes: jax.Array, encoding: formats.Element) -> jax.Array:
-  """f32 of uint8 codes with sign, of a type without NaN and Inf.
+  """Returns f32 of uint8 codes of a type with sign, without NaN and Inf.
 
   Bits above the sign are not read. Every result is zero or normal in f32.
   """

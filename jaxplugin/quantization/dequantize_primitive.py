@@ -122,7 +122,7 @@ def _by_operations(
 def _abstract_eval(
   values, scale, global_scale=None, *, target, overlay, **params
 ):
-  """The type that the operations' result has."""
+  """Returns the type of the operations' result."""
   del target, overlay
   given = [x for x in (values, scale, global_scale) if x is not None]
   mesh = explicit_axes.mesh_of(given)
@@ -137,7 +137,7 @@ def _abstract_eval(
 
 
 def _jvp(primals, tangents, **params):
-  """The derivative of the operations."""
+  """Returns the result, and the tangent of the operations."""
   active = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
   def function(*args):
@@ -178,7 +178,7 @@ def _bind(
   problem: problems.DequantizeProblem,
   **params: Any,
 ) -> jax.Array:
-  """The result of an equation that asks for what a problem does."""
+  """Binds an equation with the parameters of a problem."""
   return dequantize_p.bind(
     *operands,
     format=problem.format,

@@ -37,7 +37,7 @@ _PI_FRACTION: Final = (
 
 
 def signs(size: int) -> np.ndarray:
-  """f32[size], each 1 or -1."""
+  """Returns f32[size] of 1 and -1."""
   bits = np.unpackbits(np.frombuffer(bytes.fromhex(_PI_FRACTION), np.uint8))
   return np.where(bits[:size] == 1, np.float32(-1), np.float32(1))
 
@@ -48,12 +48,12 @@ def factor(size: int) -> np.float32:
 
 
 def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
-  """The transform of each group of `size` values of `x` along `axis`.
+  """Transforms each group of `size` values of `x` along `axis`.
 
-  By butterflies, in f32: log2(size) rounds of sums and differences, of values
-  1, 2, 4, ... apart in a group, and one multiplication by 1 / sqrt(size), which
-  is rounded to f32. The order is part of the result: every platform has the
-  same bits, as long as no intermediate is an f32 subnormal.
+  It computes butterflies in f32: log2(size) rounds of sums and differences of
+  values that are 1, 2, 4, ... apart in a group. A multiplication by
+  1 / sqrt(size), rounded to f32, follows. The order is part of the contract:
+  every platform has the same bits, unless an intermediate is an f32 subnormal.
 
   Args:
     x: floats[..., k, ...], with k a multiple of size.

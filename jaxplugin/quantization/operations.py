@@ -40,7 +40,7 @@ _FOUR_OVER_SIX_MAX: Final = 256.0
 
 
 def has_four_over_six(format: formats.BlockFormat) -> bool:
-  """Whether blocks can be scaled to 4 instead of 6."""
+  """Returns whether blocks can be scaled to 4 instead of 6."""
   return format.is_fp4 and not format.scale_is_power_of_two
 
 
@@ -74,7 +74,7 @@ def quantize(
   scale_up: bool = False,
   strides: tuple[int, ...] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Values, scale and global scale of `quantize`.
+  """Returns values, scale and global scale of `quantize`.
 
   Args:
     key: for stochastic rounding. `jax.random.bits(key, x.shape, uint32)` has
@@ -149,7 +149,7 @@ def dequantize(
   axis: int,
   dtype: np.dtype,
 ) -> jax.Array:
-  """`values * scale * global_scale`, of linear scales.
+  """Returns `values * scale * global_scale`, of linear scales.
 
   Args:
     global_scale: None, or as for `ScaledArray`.
@@ -161,7 +161,7 @@ def dequantize(
 
 
 def expand_global_scale(global_scale: jax.Array, ndim: int) -> jax.Array:
-  """A `ScaledArray`'s global scale as f32[] or with rank `ndim`."""
+  """Returns a global scale as f32[] or with rank `ndim`."""
   if all(size == 1 for size in global_scale.shape):
     return global_scale.reshape(())
   trailing = (1,) * (ndim - global_scale.ndim)
@@ -247,14 +247,14 @@ class _Groups:
     return cls(axis=axis + 1, merged=merged)
 
   def max(self, per_block: jax.Array) -> jax.Array:
-    """int32: the largest of each group, in all of its blocks."""
+    """Returns int32: the largest of each group, in all of its blocks."""
     return self._reduce(per_block, lambda x, axis: jnp.max(x, axis=axis))
 
   def sum(self, per_value: jax.Array) -> jax.Array:
-    """f32: the sum over all values of each group, in all of its blocks.
+    """Returns f32: the sum of each group, in all of its blocks.
 
-    It is a tree of halves, over a block first, so that its rounding is the same
-    everywhere; a group that is smaller ends in zeros.
+    It is a tree of halves, first over a block, so its rounding is the same on
+    every platform. A smaller group ends in zeros.
     """
     per_block = jnp.expand_dims(_tree_sum(per_value, self.axis), self.axis)
     return self._reduce(per_block, _tree_sum)
@@ -336,9 +336,10 @@ def partial_global_scale(
   square: tuple[int, ...] | None = None,
   four_over_six: bool = False,
 ) -> jax.Array:
-  """f32[]: the global scale that a part of an array asks for; 0 for none.
+  """Returns f32[]: the global scale that a part needs, or 0.
 
-  `global_scale_of_partial` of the largest of all parts is the array's.
+  The largest value of all parts gives the global scale of the array
+  (`global_scale_of_partial`).
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
@@ -352,7 +353,7 @@ def global_scale_of_partial(partial: jax.Array) -> jax.Array:
 def partial_scale_of_maxima(
   maxima: jax.Array, format: formats.BlockFormat, four_over_six: bool
 ) -> jax.Array:
-  """f32[...]: the global scales that a part of an array asks for; 0 for none.
+  """Returns f32[...]: the global scales that a part needs, or 0.
 
   Args:
     maxima: uint32[..., n], largest magnitudes of n pieces of the part, over the
@@ -384,7 +385,7 @@ def finite_amax(
   axis: int,
   square: tuple[int, ...] | None = None,
 ) -> jax.Array:
-  """int32[]: the largest magnitude of blocks without NaN or Inf, f32 bits."""
+  """Returns int32[]: amax of blocks without NaN or Inf, as f32 bits."""
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
   return _finite_amax(blocks, groups)
@@ -396,7 +397,7 @@ def _computed_global_scale(
   format: formats.BlockFormat,
   four_over_six: bool,
 ) -> jax.Array:
-  """f32[]: amax of the finite blocks / (scale max * values max)."""
+  """Returns f32[]: amax of the finite blocks / (scale max * values max)."""
   return global_scale_of_partial(
     _partial_global_scale(blocks, groups, format, four_over_six)
   )
@@ -480,7 +481,7 @@ def _quantize_two_level(
 def _squared_errors(
   bits: jax.Array, scale: jax.Array, encoding: formats.Element
 ) -> jax.Array:
-  """f32: squared errors of rounding to nearest, in units of the global scale.
+  """Returns f32 squared errors, in units of the global scale.
 
   Each is ((x - rounded) * scale)^2, with three roundings.
   """

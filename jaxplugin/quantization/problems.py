@@ -67,7 +67,7 @@ class Extras:
     return ", ".join(parts)
 
   def bits_refusal(self) -> str:
-    """Why a kernel cannot draw the random bits; empty where it can."""
+    """Returns why a kernel cannot draw the random bits, or ""."""
     if not self.is_stochastic:
       return ""
     if self.key_impl != THREEFRY:
@@ -79,13 +79,13 @@ class Extras:
     return ""
 
   def part_refusal(self) -> str:
-    """Why a kernel for whole arrays cannot; empty where it can."""
+    """Returns why a kernel for whole arrays cannot compute it, or ""."""
     if self.strides is None:
       return ""
     return "draws the random bits of a whole array, and x is one device's shard"
 
   def under_leading_dimension(self) -> Extras:
-    """Those of arrays stacked along a new first dimension."""
+    """Returns the extras of arrays stacked along a new first dimension."""
     if self.square is None:
       return self
     square = tuple(d + 1 for d in self.square)
@@ -146,7 +146,7 @@ class QuantizeProblem:
     format: formats.BlockFormat,
     **fields: Any,
   ) -> QuantizeProblem:
-    """An array that is quantized along one of its dimensions."""
+    """Returns the problem of quantizing an array along one dimension."""
     blockings = (blocking.Blocking.along(axis, len(shape), format.block_size),)
     return cls(shape=shape, format=format, blockings=blockings, **fields)
 
@@ -203,7 +203,7 @@ class QuantizeProblem:
     return (self.extras, *more)
 
   def singles(self) -> list[QuantizeProblem]:
-    """The same, of one blocking each."""
+    """Returns the problem of each blocking."""
     return [
       dataclasses.replace(self, blockings=(b,), extras=e, more_extras=())
       for b, e in zip(self.blockings, self.extras_each, strict=True)

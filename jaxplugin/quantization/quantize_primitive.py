@@ -188,7 +188,7 @@ def _with_key(
 def _params_of(
   blockings: Sequence[blocking.Blocking], extras: Sequence[problems.Extras]
 ) -> dict[str, Any]:
-  """The parameters of `quantize_p` that are of each blocking."""
+  """Returns the parameters of `quantize_p` for blockings."""
   first, *more = extras
   return {
     "blockings": tuple(blockings),
@@ -204,7 +204,7 @@ def _extras_each(params: Mapping[str, Any]) -> tuple[problems.Extras, ...]:
 
 
 def _keys_of(params: Mapping[str, Any]) -> int:
-  """How many keys there are."""
+  """Returns the number of keys."""
   return sum(extras.is_stochastic for extras in _extras_each(params))
 
 
@@ -251,7 +251,7 @@ def explained(
   inline=True,
 )
 def _by_operations(*args, **params):
-  """The results of `quantize_p`."""
+  """Computes the results of `quantize_p` by XLA operations."""
   x, global_scale, keys = _operands(args, _extras_each(params))
   singles = problem_of(args, params).singles()
   each = [
@@ -264,7 +264,7 @@ def _by_operations(*args, **params):
 def _operands(
   args: Sequence[jax.Array], extras_each: Sequence[problems.Extras]
 ) -> tuple[jax.Array, jax.Array | None, list[jax.Array | None]]:
-  """x, global scale and the data of the key of each blocking."""
+  """Returns x, the global scale, and each blocking's key data."""
   x, *given = args
   keys: list[jax.Array | None] = []
   for extras in reversed(extras_each):
@@ -275,7 +275,7 @@ def _operands(
 def _own_scales(
   global_scale: jax.Array | None, start: int, size: int
 ) -> jax.Array | None:
-  """The global scales of some blockings: one for all, or one for each."""
+  """Returns the global scales of some blockings."""
   if global_scale is None or global_scale.ndim == 0:
     return global_scale
   return global_scale[start] if size == 1 else global_scale[start:][:size]
@@ -285,7 +285,7 @@ def _own_scales(
 
 
 def _abstract_eval(*args, target, overlay, **params):
-  """The types that the operations' results have."""
+  """Returns the types of the operations' results."""
   del target, overlay
   mesh = explicit_axes.mesh_of(args)
   if mesh is None:
@@ -331,7 +331,7 @@ def _batch(args, dims, *, blockings, target, overlay, **params):
 
 
 def _has_scale_each(eqn: Any) -> bool:
-  """Whether a global scale is given for each blocking."""
+  """Returns whether each blocking is given a global scale."""
   scales = eqn.invars[1 : len(eqn.invars) - _keys_of(eqn.params)]
   return any(scale.aval.ndim for scale in scales)
 
@@ -392,7 +392,7 @@ def _bind(
   problem: problems.QuantizeProblem,
   **params: Any,
 ) -> list[jax.Array]:
-  """The results of an equation that asks for what a problem does."""
+  """Binds an equation with the parameters of a problem."""
   asked = {name: getattr(problem, name) for name in _ASKED}
   return quantize_p.bind(*operands, **asked, **params)
 

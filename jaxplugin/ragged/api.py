@@ -118,7 +118,7 @@ def _straight_through(
   given: straight_through.Arrays,
   out_sharding: Any,
 ) -> jax.Array:
-  """`ragged_dot` where lhs or rhs has a surrogate."""
+  """Computes `ragged_dot` if lhs or rhs has a surrogate."""
   call = _call(
     *(given.lhs, given.rhs, given.group_sizes),
     activation=options.activation,
@@ -140,7 +140,7 @@ def _straight_through(
 def _straight_through_automatic(
   options: straight_through.Options, *arrays: Any
 ) -> jax.Array:
-  """The same of arrays whose mesh axes are the partitioner's."""
+  """Computes it on arrays whose mesh axes are the partitioner's."""
   leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
   # Here and not inside, so that a tangent varies as its result does.
   leaves = api.vary_alike(leaves)
@@ -159,7 +159,7 @@ def product(
   implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """`ragged_dot`, of plain weights too."""
+  """Computes `ragged_dot`, also of unquantized weights."""
   call_of = functools.partial(
     _call,
     activation=activation,
@@ -204,7 +204,7 @@ def across_blocks(
   *,
   preferred_element_type: Any = jnp.float32,
 ) -> jax.Array:
-  """The gradient's product: rows of n with weights that are blocked along k.
+  """Multiplies rows of n with weights that are blocked along k.
 
     result[i] = sum_n(lhs[i, n] * rhs[g, n, :]) * global scale
 
@@ -238,7 +238,7 @@ def _call(
   reduce_dtype: Any,
   implementation: str | None,
 ) -> calls.Call:
-  """The call without its epilogue's arrays, checked."""
+  """Returns the checked call, without its epilogue's arrays."""
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
     rules.validate_rank(side)
@@ -268,7 +268,7 @@ def _call(
 
 
 def _side_of(name: str, operand: Any) -> sides.Side:
-  """The side of an argument; of one of bytes, what it would be as floats."""
+  """Returns the side of an argument; bytes have the types of floats."""
   if not isinstance(operand, scaled_array.ScaledArray) or not operand.is_bytes:
     return api.side_of(name, operand)
   api.require_arrays(name, operand)
@@ -277,7 +277,7 @@ def _side_of(name: str, operand: Any) -> sides.Side:
 
 
 def _with_bytes(side: sides.Side, operand: Any) -> sides.Side:
-  """With the arrays of an argument of bytes."""
+  """Returns the side with the arrays of an argument of bytes."""
   if isinstance(operand, scaled_array.ScaledArray) and operand.is_bytes:
     return side.replace(
       values=operand.values,
@@ -288,7 +288,7 @@ def _with_bytes(side: sides.Side, operand: Any) -> sides.Side:
 
 
 def _contracting(side: sides.Side, axis: int) -> sides.Side:
-  """With its dimensions; raises TypeError if it is blocked along another."""
+  """Returns the side with its dimensions; raises TypeError."""
   if side.format is None:
     return side.replace(contracting=(axis,))
   if side.axis not in (None, axis):
@@ -306,7 +306,7 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
 
 
 def _with_epilogue(call: calls.Call, bias: Any) -> calls.Call:
-  """With its global scales, as one or two factors, and its bias."""
+  """Adds the global scales, as one or two factors, and the bias."""
   if bias is not None:
     bias = api.float_operand("bias", api.in_f32(api.array("bias", bias)))
     rules.validate_bias(bias, call.num_groups, call.columns)
@@ -334,7 +334,7 @@ def _with_epilogue(call: calls.Call, bias: Any) -> calls.Call:
 
 
 def _global_of_lhs(lhs: sides.Side) -> jax.Array | None:
-  """f32[] or f32[m, 1]."""
+  """Returns f32[] or f32[m, 1], or None."""
   scale = lhs.global_scale
   if scale is None:
     return None
@@ -342,7 +342,7 @@ def _global_of_lhs(lhs: sides.Side) -> jax.Array | None:
 
 
 def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:
-  """f32[] or f32[groups].
+  """Returns f32[] or f32[groups], or None.
 
   Raises:
     TypeError: it varies inside of a group.

@@ -73,7 +73,7 @@ class Call(static_call.Call):
   # The same call otherwise.
 
   def bare(self) -> Call:
-    """The same sums of products in f32, without what follows them."""
+    """Returns the call in f32, with only the sums of products."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
       global_scale=None,
@@ -83,7 +83,7 @@ class Call(static_call.Call):
     )
 
   def before_activation(self) -> Call:
-    """The same in f32, without its activation."""
+    """Returns the call in f32, without its activation."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32), activation=None
     )
@@ -189,7 +189,7 @@ class Contraction(static_call.Call):
   PRIMITIVE = ragged_contraction_p
 
   def bare(self) -> Contraction:
-    """The same sums of products in f32."""
+    """Returns the call in f32, with only the sums of products."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
       global_scale=None,
@@ -266,14 +266,14 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_usual_order(side: sides.Side) -> sides.Side:
-  """Returns a side with values in order, and linear scales without padding."""
+  """Returns the call with values in order and linear scales."""
   if side.scale_layout != layouts.LINEAR:
     side = as_floats(side)  # bytes cannot be unswizzled
   return side.in_usual_order().with_linear_scale()
 
 
 def as_floats(side: sides.Side) -> sides.Side:
-  """With values and scale of their dtypes, where they are bytes."""
+  """Returns a side with bytes viewed as the dtypes of its format."""
   format = side.format
   if format is None:
     return side

@@ -71,7 +71,7 @@ def _report_sizes(
 def _unexplained(
   form: calls.Call, result: jax.Array, flat: list[jax.Array]
 ) -> guards.Found:
-  """The elements of a result that are not finite for no reason."""
+  """Returns the elements that are not finite without a cause."""
   call = form.filled(flat).in_usual_order().replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
   expected = bind(call.replace(preferred_element_type=_F32))
@@ -89,7 +89,7 @@ def _unexplained_sums(
   result: jax.Array,
   flat: list[jax.Array],
 ) -> guards.Found:
-  """As `_unexplained`, of a contraction."""
+  """Returns the same for a contraction."""
   call = form.filled(flat).replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
   lhs, rhs = (
@@ -106,7 +106,7 @@ def _unexplained_sums(
 def _magnitude_of_scale(
   call: calls.Call | calls.Contraction,
 ) -> jax.Array | None:
-  """That of the global scale, where it is not below 1."""
+  """Returns the magnitude of the global scale, at least 1."""
   scale, power = call.global_scale, call.global_power
   if scale is None:
     return None
@@ -125,7 +125,7 @@ def _of_magnitudes(call: calls.Call) -> calls.Call:
 
 
 def _magnitudes(side: sides.Side) -> sides.Side:
-  """A quantized operand of its values' magnitudes; scales have no sign."""
+  """Returns a quantized operand with the magnitudes of its values."""
   assert side.format is not None
   is_fp4 = side.format.is_fp4
   side = calls.as_floats(side)

@@ -22,7 +22,7 @@ OAI_ALPHA: Final = 1.702
 
 
 def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
-  """An activation by its name; a gated one halves the last dimension."""
+  """Applies an activation; a gated one halves the last dimension."""
   if activation == "swiglu":
     gate, up = jnp.split(x, 2, axis=-1)
     return jax.nn.silu(gate) * up
@@ -35,7 +35,7 @@ def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
 
 
 def scaled(result: jax.Array, call: calls.Call) -> jax.Array:
-  """f32 [m, columns] times the call's global scale."""
+  """Returns f32[m, columns] times the call's global scale."""
   scale, power = call.global_scale, call.global_power
   if scale is None:
     return result
@@ -46,7 +46,7 @@ def scaled(result: jax.Array, call: calls.Call) -> jax.Array:
 
 
 def apply(result: jax.Array, call: calls.Call) -> jax.Array:
-  """activation(result * global_scale + bias), cast; zero in no group's rows."""
+  """Computes activation(result * global_scale + bias), zero in no group."""
   result = scaled(result, call)
   if call.bias is not None:
     group_of_row = rows_of(call)
@@ -58,16 +58,16 @@ def apply(result: jax.Array, call: calls.Call) -> jax.Array:
 
 
 def rows_of(call: calls.Call) -> jax.Array:
-  """i32[m]: the group of each row of a call."""
+  """Returns i32[m]: the group of each row of a call."""
   group_ends = groups.ends(call.group_sizes, call.num_rows)
   return groups.of_rows(group_ends, call.num_rows)
 
 
 def is_in_group(call: calls.Call) -> jax.Array:
-  """bool[m, 1]: whether a row is any group's."""
+  """Returns bool[m, 1]: whether a row is in a group."""
   return rows_of(call)[:, None] < call.num_groups
 
 
 def _column(call: calls.Call, x: jax.Array) -> jax.Array:
-  """[m, 1] of what each group has one number of."""
+  """Returns [m, 1] from one number for each group."""
   return groups.per_row(x, rows_of(call))[:, None]

@@ -136,7 +136,7 @@ def contract(
   implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """The contraction of (m, n) and (m, k), by groups of rows."""
+  """Contracts (m, n) and (m, k) over the rows of each group."""
   call_of = functools.partial(
     _call,
     dtype=preferred_element_type,
@@ -311,7 +311,7 @@ def _call(
   reduce_dtype: Any,
   implementation: str | None,
 ) -> calls.Contraction:
-  """The call without its global scale, checked."""
+  """Returns the checked call, without its global scale."""
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
     if straight_through.has_surrogate(operand):
       raise NotImplementedError(
@@ -342,7 +342,7 @@ def _call(
 
 
 def _side(name: str, operand: Any) -> sides.Side:
-  """An operand as (m, columns), checked; raises TypeError."""
+  """Returns a checked operand as (m, columns); raises TypeError."""
   side = api.side_of(name, operand).replace(contracting=(0,))
   dot_rules.validate_values(side)
   if side.format is None:
@@ -359,7 +359,7 @@ def _side(name: str, operand: Any) -> sides.Side:
 
 
 def _with_global_scale(call: calls.Contraction) -> calls.Contraction:
-  """With those of both sides, as one or two factors."""
+  """Moves the sides' global scales to the call."""
   scales = [
     epilogue.global_scale_of(side, _PLACES[side.name], 3)
     for side in (call.lhs, call.rhs)

@@ -50,7 +50,7 @@ def is_portable(ctx: Any) -> bool:
 
 
 def is_partitioned(ctx: Any) -> bool:
-  """Whether XLA's partitioner will split this module over several devices."""
+  """Returns whether XLA partitions this module over several devices."""
   axis_context = ctx.module_context.axis_context
   manual = getattr(axis_context, "manual_axes", None)
   if manual is not None:  # inside shard_map

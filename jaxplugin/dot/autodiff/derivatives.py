@@ -97,7 +97,7 @@ class GradientDims:
 def jvp(
   bind: Bind, call: calls.Call, tangents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-  """The result, by the call that it is without derivatives, and its tangent.
+  """Returns the result, from the call itself, and its tangent.
 
   Args:
     bind: of the primitive.
@@ -132,7 +132,7 @@ def jvp(
 def _linear_tangent(
   bind: Bind, call: calls.Call, active: Mapping[str, Any], result: jax.Array
 ) -> jax.Array:
-  """The tangent of a call without activation, in the dtype of its result.
+  """Returns the tangent of a call without activation.
 
   Args:
     active: tangents by name, at least one.
@@ -153,9 +153,9 @@ def _linear_tangent(
 
 
 def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
-  """`x` in f32, broadcast to the shape and the explicit sharding of `result`.
+  """Returns f32 `x`, broadcast to the shape and sharding of `result`.
 
-  Its rank is that of the result.
+  `x` has the rank of the result.
   """
   sharding = jax.typeof(result).sharding if _is_explicit(result) else None
   return lax.broadcast_in_dim(
@@ -166,7 +166,7 @@ def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
 def _activation_tangent(
   x: jax.Array, tangent: jax.Array, call: calls.Call
 ) -> jax.Array:
-  """The tangent of the call's activation at `x`, in f32."""
+  """Returns the tangent of the call's activation at `x`, in f32."""
   activate = functools.partial(epilogue.activate, activation=call.activation)
   if call.activation == "relu":  # it selects: 0, not NaN, of 0 * inf
     return jax.jvp(activate, (x,), (tangent,))[1]
@@ -207,7 +207,7 @@ def cotangent(
 
 
 def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
-  """g * global_scale times the other side, dequantized; f32."""
+  """Returns g * global_scale times the dequantized other side, in f32."""
   dims = GradientDims.of(call.dimension_numbers, call.lhs.ndim, call.rhs.ndim)
   factor = call.global_scale
   dtype = _F32 if factor is not None and factor.ndim else g.dtype
@@ -239,7 +239,7 @@ def side_cotangent(
   power: jax.Array | None,
   dims: GradientDims,
 ) -> jax.Array:
-  """The cotangent of a side of `dot(lhs, rhs) * factor * power`, in f32.
+  """Returns the cotangent of a side of `dot(lhs, rhs) * factor * power`.
 
   Args:
     side: "lhs" or "rhs".
@@ -263,7 +263,7 @@ def side_cotangent(
 
 
 def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
-  """`x`, which broadcasts to `like`; under explicit axes with its axes."""
+  """Returns `x`, which broadcasts to `like`, with its explicit axes."""
   if not _is_explicit(like):
     return x
   sizes = zip(x.shape, explicit_axes.spec_of(like), strict=True)
@@ -273,9 +273,9 @@ def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
-  """A side in bf16, if that holds it and g is in bf16, or else in f32.
+  """Returns a side in bf16 if that holds it and g is bf16, else in f32.
 
-  By kernels, where they are faster than the operations of `Side.dequantized`.
+  It uses kernels if they are faster than the operations of `Side.dequantized`.
   """
   assert side.format is not None and side.axis is not None
   is_bf16 = g_dtype == formats.BF16 and side.exact_in_bf16
@@ -290,7 +290,7 @@ def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
 
 
 def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
-  """The transpose of broadcasting to `x`, of one number or of its rank."""
+  """Transposes a broadcast to `x` from one number or an array of its rank."""
   if not aval.ndim:
     return x.sum()
   axes = tuple(d for d in range(x.ndim) if aval.shape[d] != x.shape[d])
@@ -300,7 +300,7 @@ def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
 def partitioned(
   function: Callable[..., jax.Array], like: jax.Array
 ) -> Callable[..., jax.Array]:
-  """`function`; under explicit axes, what devices send is the partitioner's.
+  """Returns `function`, with explicit axes left to the partitioner.
 
   Args:
     like: of the result's shape and sharding.

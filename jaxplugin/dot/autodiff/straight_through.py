@@ -92,7 +92,7 @@ def has_surrogate(operand: Any) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def dot(of: Call, arrays: Arrays) -> jax.Array:
-  """`of(arrays)`, with derivatives by the surrogates."""
+  """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(without_surrogates(arrays))
 
 
@@ -155,7 +155,7 @@ def _activated(of: Call, arrays: Arrays) -> jax.Array:
 def _tangent_by(
   side: str, tangent: jax.Array, of: Call, arrays: Arrays, result: jax.Array
 ) -> jax.Array:
-  """The tangent of a call without activation by the surrogate of `side`.
+  """Returns the tangent by `side`'s surrogate, without activation.
 
   Args:
     result: of the shape and the sharding that it gets.
@@ -183,7 +183,7 @@ def _other(side: str) -> str:
 
 
 def _plain_product(of: Call, arrays: Arrays) -> jax.Array:
-  """The product of two plain sides."""
+  """Returns the product of two unquantized sides."""
   lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
   result = reference.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
   if arrays.global_scale is not None:

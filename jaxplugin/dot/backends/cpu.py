@@ -88,10 +88,10 @@ def unknown_formats(
 def plan(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
-  """A global scale that is one number is fused.
+  """Returns the plan: a global scale that is one number is fused.
 
-  Where the sides are blocked along different dimensions, the operations that
-  dequantize lhs (`dense.dense_sides`) flush subnormals and overflow.
+  If the sides are blocked along different dimensions, operations dequantize lhs
+  (`dense.dense_sides`). They flush subnormals and overflow.
   """
   del target
   applications: dict[problems.GlobalScale, decisions.Application] = {
@@ -111,7 +111,7 @@ def emit(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> jax.Array:
-  """One custom call, and whatever of the epilogue it cannot take.
+  """Emits one custom call, and operations for the rest of the epilogue.
 
   Args:
     call, problem, target: as of any backend.
@@ -135,7 +135,7 @@ def _dot(
   *,
   config: cpu_configs.CpuConfig,
 ) -> jax.Array:
-  """The custom call on operands brought to its shapes."""
+  """Emits the custom call on operands in its shapes."""
   cpu_library.register()
   shape = call.shape
   dtype = call.preferred_element_type

@@ -111,7 +111,7 @@ def fields_of(config: CpuConfig) -> decisions.Fields:
 
 
 def config_of(fields: decisions.Fields) -> CpuConfig:
-  """The config that `fields_of` makes these of.
+  """Returns the config with these `fields_of`.
 
   Raises:
     ValueError: it makes them of none; says which field, and what it must be.
@@ -166,7 +166,7 @@ def config_error(
 def engine_by_rule(
   problem: problems.DotProblem, target: targets.Target
 ) -> str | None:
-  """The engine that computes a problem without a config; None if not known."""
+  """Returns the engine that the rule chooses; None if it is unknown."""
   question = _question(problem, target)
   if isinstance(question, str):
     return None
@@ -176,7 +176,7 @@ def engine_by_rule(
 def candidates(
   problem: problems.DotProblem, target: targets.Target
 ) -> tuple[CpuConfig, ...]:
-  """The configs to measure for a problem on a target, the rule's own first.
+  """Returns the configs to measure for a problem, the rule's own first.
 
   Each can compute the problem, and no two compute it in the same way.
   """
@@ -197,7 +197,7 @@ def candidates(
 def _other_sizes(
   problem: problems.DotProblem, target: targets.Target, *, is_few: bool
 ) -> list[CpuConfig]:
-  """Other sizes under the rule's own engine, one of them at a time."""
+  """Returns configs with one other size each, under the rule's engine."""
   (m, n), _ = _handed_over(problem)
   panel, strip = (m, n) if m <= n or n > _PANEL_COLUMNS else (n, m)
   if is_few:
@@ -261,7 +261,7 @@ def _question(
 def _handed_over(
   problem: problems.DotProblem,
 ) -> tuple[tuple[int, int], tuple[cpu_library.Values, cpu_library.Values]]:
-  """(m, n) of the custom call, and its operands."""
+  """Returns (m, n) of the custom call, and its operands."""
   m, n = problem.m, problem.n
   assert m is not None and n is not None
   lhs, rhs = _values(problem.lhs), _values(problem.rhs)

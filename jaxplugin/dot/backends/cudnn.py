@@ -88,7 +88,7 @@ def _rank(target: targets.Target) -> int | None:
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """The gates of XLA's own rewriter, most basic first."""
+  """Applies the gates of XLA's rewriter, most basic first."""
   return _device_gate(target) or _version_gate(target) or _problem_gate(problem)
 
 
@@ -166,7 +166,7 @@ def _problem_gate(
 def plan(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
-  """How the global scale is applied, and what XLA pads."""
+  """Returns how the global scale is applied, and what XLA pads."""
   notes = []
   relative_error = 0.0
   application: decisions.Application = "none"
@@ -195,7 +195,7 @@ def plan(
 def _fuses_global_scale(
   problem: problems.DotProblem, target: targets.Target
 ) -> bool:
-  """Whether the global scale is the call's fifth operand."""
+  """Returns whether the global scale is the call's fifth operand."""
   # Older versions take a fifth operand and silently ignore it.
   if (target.cudnn_version or MIN_VERSION) < MIN_VERSION_GLOBAL_SCALE:
     return False
@@ -214,7 +214,7 @@ def _fuses_global_scale(
 
 
 def _is_cut_cheaply(problem: problems.DotProblem) -> bool:
-  """Whether rows or columns are cut off a small result.
+  """Returns whether rows or columns are cut off a small result.
 
   The kernel that cuts them also multiplies by both global scales. The call's
   fifth operand would need another kernel for their product. In return the call
@@ -231,7 +231,7 @@ def _is_cut_cheaply(problem: problems.DotProblem) -> bool:
 def _call_dtype(
   problem: problems.DotProblem, target: targets.Target
 ) -> np.dtype:
-  """Dtype of the call's result: f32 where anything is to follow in f32."""
+  """Returns the dtype of the call's result: f32 if f32 steps follow it."""
   is_last = not problem.has_epilogue and (
     problem.global_scale == "none" or _fuses_global_scale(problem, target)
   )
@@ -257,7 +257,7 @@ def _padding(problem: problems.DotProblem) -> str:
 def emit(
   call: calls.Call, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
-  """The custom call, and in f32 whatever it cannot take of what follows."""
+  """Emits the custom call, and f32 operations for the rest."""
   shape = call.shape
   is_fused = _fuses_global_scale(problem, target)
   dtype = _call_dtype(problem, target)
@@ -282,7 +282,7 @@ def emit(
 def _canonical_sides(
   call: calls.Call, target: targets.Target
 ) -> tuple[sides.Side, sides.Side]:
-  """Both, `_canonical`, or in whole tiles where nothing else is swizzled."""
+  """Returns both sides `_canonical`, or in whole tiles if possible."""
   both = (call.lhs, call.rhs)
   if all(side.stays_swizzled or _can_requantize(side) for side in both):
     lhs, rhs = (
@@ -297,7 +297,7 @@ def _canonical_sides(
 
 
 def _can_requantize(side: sides.Side) -> bool:
-  """Whether it is known of what floats, which merge as they lie."""
+  """Returns whether a side's source is known and merges without a copy."""
   in_order = (*side.batch, *side.free, *side.contracting)
   return (
     side.source is not None
@@ -332,9 +332,9 @@ def _in_whole_tiles(side: sides.Side, target: targets.Target) -> sides.Side:
 
 
 def _canonical(side: sides.Side) -> sides.Side:
-  """A side in the call's form: [batch, rows, k], or [rows, k] without batch.
+  """Returns a side in the call's form: [batch, rows, k] or [rows, k].
 
-  A swizzled scale stays as it is if it can, and a linear one may be padded, to
+  A swizzled scale stays swizzled if possible. A linear scale may be padded, to
   at most 128 rows and 4 columns.
   """
   # Dimensions that merge cannot have padding between them.
@@ -373,10 +373,10 @@ def _canonical(side: sides.Side) -> sides.Side:
 def _mask_columns(
   scale: jax.Array, columns: int, is_swizzled: bool
 ) -> jax.Array:
-  """Scale [batch, rows, >= columns] with zero codes in the columns beyond.
+  """Sets the codes of the scale's padding columns to zero.
 
-  The kernel multiplies the padding by zeros, and a NaN there would show. Rows
-  beyond do no harm: what they give is cut off.
+  The kernel multiplies the padding by zeros, so a NaN in it would reach the
+  result. Padding rows may have any codes, because their results are cut off.
   """
   have = scale.shape[-1]
   if have == columns:
@@ -400,7 +400,7 @@ def _linear_dot(
   extra: tuple[jax.Array, ...],
   dtype: np.dtype,
 ) -> jax.Array:
-  """`__op$block_scaled_dot`: XLA pads and swizzles."""
+  """Emits `__op$block_scaled_dot`, which XLA pads and swizzles."""
   backend_config = None
   if lhs.scale_is_padded or rhs.scale_is_padded:
     # A padded scale's shape does not give the block size.
@@ -424,7 +424,7 @@ def _swizzled_dot(
   extra: tuple[jax.Array, ...],
   dtype: np.dtype,
 ) -> jax.Array:
-  """`__cudnn$blockScaledDot`, with the padding and swizzling done here.
+  """Emits `__cudnn$blockScaledDot`, on padded and swizzled operands.
 
   Args:
     sizes: rows of either side, which may have more, zeros after them.
@@ -460,7 +460,7 @@ def _reads(
 
 
 def _source(target: targets.Target) -> decisions.Source | None:
-  """XLA, which calls it, and the library itself."""
+  """Returns the versions of XLA and of the cuDNN library."""
   if target.cudnn_version is None:
     return None
   version = targets.format_version(target.cudnn_version)

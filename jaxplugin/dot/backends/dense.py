@@ -10,13 +10,13 @@ from jaxplugin.dot import sides
 
 
 def dense_sides(call: calls.Call) -> tuple[sides.Side, sides.Side]:
-  """Both sides row-major, [batch, rows, k], with the blocks contiguous.
+  """Returns both sides row-major, [batch, rows, k], with contiguous blocks.
 
-  The blocked contracting dimension goes last, in both alike; k is padded with
-  zeros to a whole block where another dimension would follow it otherwise, and
-  to an even size for FP4. Where the two sides are blocked along different
-  dimensions, lhs is dequantized: it then is a plain f32 operand, whose
-  subnormals XLA:CPU flushes. Scales are linear and exact.
+  The blocked contracting dimension is the last one of both sides. k is padded
+  with zeros to a whole block if other contracting dimensions are merged with
+  it, and to an even size for FP4. If the sides are blocked along different
+  dimensions, lhs is dequantized to f32, whose subnormals XLA:CPU flushes.
+  Scales are linear and exact.
   """
   lhs, rhs = call.lhs.with_linear_scale(), call.rhs.with_linear_scale()
   positions = (lhs.blocked_position, rhs.blocked_position)

@@ -103,7 +103,7 @@ class Times:
 def proposal(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Measured | None:
-  """The xla implementation where the model finds it faster; else None."""
+  """Proposes the xla backend if the model finds it faster."""
   times = model(problem, target)
   if times is None or times.fused < MARGIN * times.unfused:
     return None
@@ -119,7 +119,7 @@ def proposal(
 
 
 def model(problem: problems.DotProblem, target: targets.Target) -> Times | None:
-  """Both times; None of problems and targets that the model is not about."""
+  """Returns both times, or None if the model does not cover the problem."""
   if target.platform != "cuda" or target.compute_capability is None:
     return None
   machine = MACHINES.get(target.compute_capability)
@@ -153,7 +153,7 @@ def model(problem: problems.DotProblem, target: targets.Target) -> Times | None:
 
 
 def _is_modelled(problem: problems.DotProblem) -> bool:
-  """One contracting dimension, sides that bf16 holds, and linear scales."""
+  """Requires one contracting dimension, bf16 sides and linear scales."""
   if not problem.sizes_are_static or problem.is_empty:
     return False
   sides = (problem.lhs, problem.rhs)

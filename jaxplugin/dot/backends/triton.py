@@ -81,7 +81,7 @@ def _problem_gate(
 def format_refusal(
   format: formats.BlockFormat | None,
 ) -> decisions.Unsupported | None:
-  """Why kernels cannot read blocks of a format; None if they can."""
+  """Returns why kernels cannot read a format, or None if they can."""
   if format is None or _readable_format(format) is not None:
     return None
   return decisions.Unsupported(
@@ -93,7 +93,7 @@ def format_refusal(
 def _readable_format(
   format: formats.BlockFormat,
 ) -> tuple[formats.BlockFormat, int] | None:
-  """The format that kernels read blocks as, and the repeats of a scale."""
+  """Returns the format that kernels read, and the repeats of a scale."""
   dtypes = (format.values_dtype, format.scale_dtype)
   if (
     dtypes[0] not in formats.VALUES_DTYPES
@@ -112,13 +112,13 @@ def _readable_format(
 
 
 def has_repeated_scale(format: formats.BlockFormat | None) -> bool:
-  """Whether a scale is of more values than kernels read one of."""
+  """Returns whether a scale covers more values than the kernels' blocks."""
   found = None if format is None else _readable_format(format)
   return found is not None and found[1] > 1
 
 
 def _with_readable_format(side: sides.Side) -> sides.Side:
-  """The side with its scale repeated for blocks that kernels read."""
+  """Returns the side with its scale repeated for the kernels' blocks."""
   if side.format is None or side.format.is_known:
     return side
   found = _readable_format(side.format)
@@ -147,9 +147,9 @@ def _lowering_refusal(
 def _reads(
   layout: str, problem: problems.DotProblem, target: targets.Target
 ) -> bool:
-  """Swizzled scales always, and FP4 that is interleaved where it gains.
+  """Kernels read swizzled scales, and some interleaved FP4.
 
-  A layer of a stack, where it is not rearranged before.
+  They read a layer from its stack unless it must be rearranged first.
   """
   if layout == layouts.LAYER:
     return (
@@ -180,7 +180,7 @@ def plan(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> decisions.Plan:
-  """A global scale that is one number is fused; the kernels are named."""
+  """Returns the plan: one global scale is fused, and notes name kernels."""
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
@@ -220,10 +220,10 @@ def launches(
 def _dense_shape(
   problem: problems.DotProblem, target: targets.Target
 ) -> configs.MatmulShape:
-  """The kernels' description of a problem, of operands without gaps.
+  """Describes a problem of operands without gaps, for the kernels.
 
-  The config depends on nothing of an operand that differs from the one that is
-  launched (`_strided_operands`).
+  The config depends only on facts that the launched operands share
+  (`_strided_operands`).
   """
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
@@ -263,7 +263,7 @@ def _dense_shape(
 
 
 def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
-  """The name by which kernels read an operand of a format that is served."""
+  """Returns the kernels' name of an operand of a supported format."""
   if format is None:
     return PLAIN_NAMES[dtype]
   if format.is_known:
@@ -274,7 +274,7 @@ def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
 
 
 def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
-  """How scales are read that the kernels have for fewer values."""
+  """Returns notes on scales that are repeated for the kernels."""
   notes = []
   for format in of:
     if format is not None and has_repeated_scale(format):
@@ -343,7 +343,7 @@ def emit(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> jax.Array:
-  """The kernels' launches, and whatever of the epilogue they cannot take."""
+  """Launches the kernels, and emits the rest of the epilogue."""
   dot = functools.partial(_dot, target=target, config=config)
   return epilogue.fused(dot, call, problem)
 
@@ -390,7 +390,7 @@ def _dot(
 
 
 def view(x: jax.Array, name: str | None) -> jax.Array:
-  """The array as a kernel takes it; scales as bytes, which Triton knows.
+  """Returns the array as kernels read it, with scales as bytes.
 
   Args:
     x: the array.
@@ -452,7 +452,7 @@ def run(
 def _readable(
   call: calls.Call, problem: problems.DotProblem
 ) -> tuple[Readable, Readable]:
-  """Both sides as kernels read them."""
+  """Returns both sides as kernels read them."""
   if striding.are_copied(
     problem.k,
     (call.lhs.format, call.rhs.format),
@@ -477,14 +477,14 @@ def _of_dense(side: sides.Side) -> Readable:
 
 
 def _packed(values: jax.Array) -> jax.Array:
-  """FP4 as bytes along the last axis, on a GPU the same memory."""
+  """Packs FP4 into bytes along the last axis; a GPU has them so in memory."""
   if values.dtype != formats.E2M1:
     return values
   return layouts.pack_fp4(values, axis=-1)
 
 
 def strided(side: sides.Side) -> Readable:
-  """A side with one contracting dimension."""
+  """Returns a side with one contracting dimension, and its strides."""
   side = _with_readable_format(side)
   name = kind_name(side.format, np.dtype(side.values.dtype))
   scale = scale_strides = None
@@ -506,7 +506,7 @@ def strided(side: sides.Side) -> Readable:
 
 
 def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
-  """A scale and its strides: of three indices, or of tiles where swizzled."""
+  """Returns a scale and its strides, of tiles if it is swizzled."""
   scale, free = side.scale, side.free
   if side.stays_swizzled:
     tile_rows = layouts.SCALE_TILE_ROWS * scale.shape[-1]

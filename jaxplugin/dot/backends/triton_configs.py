@@ -21,12 +21,12 @@ _FIELDS: Final = {
 
 
 def fields_of(config: configs.MatmulConfig) -> decisions.Fields:
-  """A config's fields, all of them, sorted."""
+  """Returns all fields of a config, sorted."""
   return tuple(sorted(dataclasses.asdict(config).items()))
 
 
 def config_of(fields: decisions.Fields) -> configs.MatmulConfig:
-  """The config that `fields_of` makes these of.
+  """Returns the config with these `fields_of`.
 
   Raises:
     ValueError: it makes them of none; says which field, and what it must be.
@@ -72,5 +72,5 @@ def config_error(
 
 
 def source(target: targets.Target) -> decisions.Source | None:
-  """The kernels' sources, and what compiles them."""
+  """Returns the digest of the kernels' sources, and their compilers."""
   return fitting.triton_source(target)

@@ -185,7 +185,7 @@ def quantize(
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
-  """The results of `quantize_p`.
+  """Computes the results of `quantize_p`.
 
   Args:
     key: data of it.
@@ -204,7 +204,7 @@ def _quantize_rows(
   global_scale: jax.Array | None,
   problem: problems.QuantizeProblem,
 ) -> list[jax.Array]:
-  """Along the last dimension, and nothing else."""
+  """Quantizes along the last dimension, without extras."""
   (b,) = problem.blockings
   x = b.apply(x)
   *lead, k = x.shape
@@ -221,7 +221,7 @@ def _quantize_operand(
   problem: problems.QuantizeProblem,
   key: jax.Array | None,
 ) -> list[jax.Array]:
-  """Along any dimension, as recipes of training ask for it."""
+  """Quantizes along any dimension, with the extras of recipes."""
   (b,), (single,), extras = problem.blockings, problem.each(), problem.extras
   axis, shape = b.axis(), single.shape
   # The kernel pads by itself.
@@ -300,7 +300,7 @@ def dequantize(
   problem: problems.DequantizeProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
-  """The result of `dequantize_p`."""
+  """Computes the result of `dequantize_p`."""
   del target
   cpu_library.register()
   *lead, k = problem.logical_shape

@@ -81,7 +81,7 @@ def _input_refusal(
 def _extras_refusal(
   problem: problems.QuantizeProblem,
 ) -> decisions.Unsupported | None:
-  """Why kernels do not do what a recipe adds, wherever squares lie."""
+  """Returns why kernels do not support a recipe's extras."""
   for extras in problem.extras_each:
     refusal = _refusal_of(extras, problem)
     if refusal is not None:
@@ -134,7 +134,7 @@ def quantize(
   key: jax.Array | None = None,
   keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
-  """The results of `quantize_p`, of a problem that `supports` takes.
+  """Computes the results of `quantize_p` for a supported problem.
 
   Args:
     global_scale: f32[], for all blockings, or f32[n], for each; or maxima,
@@ -187,7 +187,7 @@ def quantize(
 def partial_scales(
   x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
 ) -> jax.Array:
-  """f32[blockings]: the global scales that a part of an array asks for.
+  """Returns f32[blockings]: the global scales that a part needs.
 
   Args:
     problem: of the part, that `supports` takes.
@@ -200,9 +200,9 @@ def partial_scales(
 def maxima(
   x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
 ) -> jax.Array:
-  """uint32[blockings, n]: largest magnitudes of parts of x, as f32 bits.
+  """Returns uint32[blockings, n]: largest magnitudes of x, as f32 bits.
 
-  Of blocks without NaN or Inf; 0 where there are none.
+  They are of blocks without NaN or Inf, or 0 if there are none.
 
   Args:
     problem: that `supports` takes.
@@ -217,7 +217,7 @@ def maxima(
 def num_maxima(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> int:
-  """How many `maxima` finds for each blocking."""
+  """Returns how many `maxima` finds for each blocking."""
   return triton_shapes.maxima_launch(problem, target).grid
 
 

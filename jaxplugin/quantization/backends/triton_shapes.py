@@ -63,7 +63,7 @@ def launches(
 def maxima_launch(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> launching.Launch:
-  """What finds the largest magnitudes of parts of x.
+  """Returns the launch that finds the largest magnitudes of x.
 
   Args:
     problem: that `launches` takes.
@@ -141,7 +141,7 @@ def _strides(shape: Sequence[int], extras: problems.Extras) -> tuple[int, ...]:
 def _places(
   shape: Sequence[int], strides: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> quantize_config.Places:
-  """How axes that merge groups of dimensions move through an array.
+  """Returns how merged dimensions move through an array.
 
   Args:
     shape: of a part of it, or of all.
@@ -207,7 +207,7 @@ def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
 def _found(
   problem: problems.QuantizeProblem,
 ) -> tuple[tuple[int, int], int, int] | None:
-  """`order`, the first dimension of rows and the first one of columns."""
+  """Returns `order`, and the first dimensions of rows and columns."""
   if len(problem.blockings) != 2:
     return None
   ndim, blockings = len(problem.shape), as_written(problem).blockings

@@ -80,7 +80,7 @@ def partial_scales(
   problem: problems.QuantizeProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
-  """f32[blockings]: the global scales that a part of an array asks for."""
+  """Returns f32[blockings]: the global scales that a part needs."""
   del target
   found = []
   for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
@@ -94,10 +94,7 @@ def partial_scales(
 
 
 def maxima(x: jax.Array, problem: problems.QuantizeProblem) -> jax.Array:
-  """uint32[blockings, 1]: the largest magnitude of blocks without NaN or Inf.
-
-  As f32 bits.
-  """
+  """Returns uint32[blockings, 1]: f32 bits of the amax of finite blocks."""
   found = []
   for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
     blocked, square = _blocked(x, b, extras)
@@ -127,7 +124,7 @@ def dequantize(
   problem: problems.DequantizeProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
-  """The result of `dequantize_p`."""
+  """Computes the result of `dequantize_p`."""
   del target
   return operations.dequantize(
     values, scale, global_scale, problem.format, problem.axis, problem.out_dtype

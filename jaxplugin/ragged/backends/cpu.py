@@ -61,7 +61,7 @@ def supports(
 def plan(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Plan:
-  """A global scale is fused, unless each row has one."""
+  """Returns the plan: a global scale is fused, except one for each row."""
   del target
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
@@ -75,7 +75,7 @@ def plan(
 def emit(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """One custom call, and whatever of the epilogue it cannot take."""
+  """Emits one custom call, and operations for the rest of the epilogue."""
   del target
   call = call.in_usual_order()
   if problem.is_empty:
@@ -87,7 +87,7 @@ def emit(
 
 
 def _ragged_dot(call: calls.Call) -> jax.Array:
-  """The custom call."""
+  """Emits the custom call."""
   cpu_library.register()
   factors = [
     jnp.broadcast_to(x, (call.num_groups,))

@@ -94,7 +94,7 @@ def _reads_interleaved(target: targets.Target) -> bool:
 def plan(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Plan:
-  """A global scale is fused, unless each row has one; kernels are named."""
+  """Returns the plan: a global scale is fused, except one for each row."""
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
@@ -132,7 +132,7 @@ def launches(
 def _shape(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> plans.RaggedShape:
-  """The kernels' description of what they compute of a problem."""
+  """Describes a problem for the kernels."""
   assert problem.groups is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
@@ -202,7 +202,7 @@ def _launches(
 def emit(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """The kernels' launches, and whatever of the epilogue they cannot take."""
+  """Launches the kernels, and emits the rest of the epilogue."""
   if problem.is_empty:
     sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
     return epilogue.apply(sums, call)
@@ -238,7 +238,7 @@ def _ragged_dot(
 def _readable(
   call: calls.Call, target: targets.Target
 ) -> tuple[triton.Readable, triton.Readable]:
-  """Both sides as kernels read them: lhs (1, m, k), rhs (groups, n, k)."""
+  """Returns lhs as (1, m, k) and rhs as (groups, n, k), for the kernels."""
   lhs = call.lhs.in_usual_order().with_linear_scale()
   rhs = call.rhs.with_bytes()
   if rhs.is_interleaved and not _reads_interleaved(target):

@@ -183,5 +183,5 @@ def _of_groups(
 
 
 def _merged(x: jax.Array) -> jax.Array:
-  """The first two dimensions as one."""
+  """Merges the first two dimensions."""
   return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

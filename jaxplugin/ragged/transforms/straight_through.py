@@ -76,7 +76,7 @@ class Options:
     )
 
   def in_f32(self) -> Options:
-    """Without its activation."""
+    """Returns the options in f32, without activation."""
     return dataclasses.replace(
       self, preferred_element_type=_F32, activation=None
     )
@@ -84,7 +84,7 @@ class Options:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def dot(of: Options, arrays: Arrays) -> jax.Array:
-  """`of(arrays)`, with derivatives by the surrogates."""
+  """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(straight_through.without_surrogates(arrays))
 
 
@@ -117,7 +117,7 @@ def _activated(of: Options, arrays: Arrays) -> jax.Array:
 
 
 def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
-  """Tangents, in f32, of a call without activation, whose sum is its own."""
+  """Returns f32 tangents that add up to that of the call."""
   terms = []
   for side in ("lhs", "rhs"):
     x, tangent = getattr(arrays, side), getattr(moved, side)
@@ -146,7 +146,7 @@ def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
 def _tangent_by(
   side: str, tangent: jax.Array, of: Options, arrays: Arrays
 ) -> jax.Array:
-  """The tangent by one side: its own times the other side."""
+  """Returns the tangent by one side: its own times the other side."""
   if tangent.dtype not in sides.PLAIN_DTYPES:
     tangent = tangent.astype(_F32)
   other = "rhs" if side == "lhs" else "lhs"
