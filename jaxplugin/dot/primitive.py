@@ -25,6 +25,7 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.plugins import registry
+from jaxplugin.dot.sharding import assignment
 from jaxplugin.dot.sharding import explicit
 from jaxplugin.dot.sharding import per_device
 from jaxplugin.operation import primitive as operation_primitive
@@ -177,7 +178,10 @@ operation_primitive.register_call(
     batch=_batch,
     can_partition=per_device.can_partition,
     prepared=per_device.prepared,
-    operation=per_device.operation,
+    restored=per_device.restored,
+    assign=assignment.assign,
+    notation=assignment.notation,
+    per_device=per_device.compute,
     result_sharding=explicit.result_sharding,
     on_explicit_axes=explicit.split_dot,
     state=lambda: registry.usable(),

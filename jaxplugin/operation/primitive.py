@@ -27,6 +27,7 @@ from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
 from jaxplugin.operation import static_call
 from jaxplugin.runtime import fingerprints
@@ -127,7 +128,10 @@ class Rules:
       dimension).
     can_partition: call -> whether devices can share it.
     prepared: call -> the same call with arrays as devices exchange them.
-    operation: (form, local, whole) -> how the call is split.
+    restored: undoes the part of `prepared` that changes types.
+    assign, notation: as for `split.of_call`.
+    per_device: (local, and the arguments that `split.of_call` says) -> a
+      device's part of the result. `local` computes a call on one device.
     result_sharding: call -> the sharding in the type of the result. None if no
       call has operands on a mesh with explicit axes.
     on_explicit_axes: (bind, call, sharding of the result) -> the result; None
@@ -144,9 +148,12 @@ class Rules:
   batch: Callable[[Bind, Call, Mapping[str, int], int], tuple[jax.Array, int]]
   can_partition: Callable[[Call], bool]
   prepared: Callable[[Call], Call]
-  operation: Callable[[Call, Bind, Bind], split.Operation]
+  assign: Callable[..., split.Assignment]
+  notation: Callable[[Call], notation_lib.Notation]
+  per_device: Callable[..., jax.Array]
   result_sharding: Callable[[Call], Any] | None = None
   on_explicit_axes: Callable[[Bind, Call, Any], jax.Array] | None = None
+  restored: Callable[[Call], Call] = lambda call: call
   state: Callable[[], Any] = tuple
 
 
@@ -279,7 +286,13 @@ def _lower_call(rules, site, *, call, target):
       rules.state(),
       resolution.decides(form.overlay),
     )
-    operation = rules.operation(form, local, share)
+    operation = split.of_call(
+      form,
+      assign=rules.assign,
+      notation=rules.notation,
+      per_device=functools.partial(rules.per_device, local),
+      whole=lambda call: share(rules.restored(call)),
+    )
     return split.partitioned(operation, key)(*exact.flatten())[0]
 
   return function

@@ -62,7 +62,9 @@ primitive.register_call(
     cotangent=derivatives.cotangent,
     batch=batching.batch,
     can_partition=assignment.can_partition,
-    operation=per_device.operation,
+    assign=assignment.assign,
+    notation=assignment.notation,
+    per_device=per_device.compute,
   ),
 )
 primitive.register_call(
@@ -72,6 +74,8 @@ primitive.register_call(
     cotangent=derivatives.contraction_cotangent,
     batch=batching.batch_contraction,
     can_partition=contraction.can_partition,
-    operation=contraction.operation,
+    assign=contraction.assign,
+    notation=contraction.notation,
+    per_device=contraction.compute,
   ),
 )

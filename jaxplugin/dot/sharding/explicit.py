@@ -23,6 +23,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.dot import calls
 from jaxplugin.dot import sides
+from jaxplugin.dot.sharding import assignment
 from jaxplugin.dot.sharding import per_device
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
@@ -99,7 +100,12 @@ def split_dot(
   with jax.sharding.use_abstract_mesh(mesh):
     call = _prepared(call)
   spec = mesh_axes.normalize_spec(sharding.spec, len(call.shape))
-  operation = per_device.operation(call.form(), local)
+  operation = split.of_call(
+    call.form(),
+    assign=assignment.assign,
+    notation=assignment.notation,
+    per_device=functools.partial(per_device.compute, local),
+  )
   function = split.on_explicit_axes(operation, mesh, [spec])
   return function(*call.flatten())[0]
 

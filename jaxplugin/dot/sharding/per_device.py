@@ -8,7 +8,6 @@ gathered.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 
@@ -20,7 +19,6 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot.sharding import assignment as dot_assignment
 from jaxplugin.dot.sharding import side_bytes
 from jaxplugin.operation import assignment as assignment_lib
-from jaxplugin.operation import split
 
 Dot = Callable[[calls.Call], jax.Array]
 
@@ -37,26 +35,6 @@ def can_partition(call: calls.Call) -> bool:
   return all(size % granule == 0 for size, granule in sizes)
 
 
-def operation(
-  form: calls.Call, local: Dot, whole: Dot | None = None
-) -> split.Operation:
-  """Describes how a call is split.
-
-  Args:
-    form: the form of a call whose sides are bytes. Scales must be linear and
-      without padding.
-    local: computes a call on one device.
-    whole: traced for the type of the result.
-  """
-  return split.of_call(
-    form,
-    assign=dot_assignment.assign,
-    notation=dot_assignment.notation,
-    per_device=functools.partial(_per_device, local),
-    whole=None if whole is None else lambda call: whole(_from_bytes(call)),
-  )
-
-
 def prepared(call: calls.Call) -> calls.Call:
   """Views a call as bytes, with linear scales without padding.
 
@@ -71,21 +49,29 @@ def prepared(call: calls.Call) -> calls.Call:
   )
 
 
-def _from_bytes(call: calls.Call) -> calls.Call:
+def restored(call: calls.Call) -> calls.Call:
+  """Views bytes as the values and scales that they are."""
   return call.replace(
     lhs=side_bytes.from_bytes(call.lhs), rhs=side_bytes.from_bytes(call.rhs)
   )
 
 
-def _per_device(
+def compute(
   local: Dot,
   call: calls.Call,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:
-  """Computes the dot, the sum over devices, then the epilogue."""
+  """Computes one device's part: the dot, the sum over devices, the epilogue.
+
+  Args:
+    local: computes a call on one device.
+    call: the device's part of a `prepared` call.
+    assignment: the assignment of the whole call.
+    axis_sizes: size of each mesh axis.
+  """
   del axis_sizes
-  call = _from_bytes(call)
+  call = restored(call)
   if not assignment.reduce:
     return local(call)
   part, after = dot_assignment.steps(call)

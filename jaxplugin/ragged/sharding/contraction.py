@@ -9,7 +9,6 @@ give parts of sums.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ from jaxplugin.dot import sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
-from jaxplugin.operation import split
 from jaxplugin.ragged import calls
 from jaxplugin.ragged.sharding import assignment as ragged_assignment
 from jaxplugin.ragged.sharding import per_device
@@ -104,20 +102,7 @@ def assign(
   )
 
 
-def operation(
-  form: calls.Contraction, local: Local, whole: Local
-) -> split.Operation:
-  """Describes how a call is split, as `per_device.operation` does."""
-  return split.of_call(
-    form,
-    assign=assign,
-    notation=notation,
-    per_device=functools.partial(_compute, local),
-    whole=whole,
-  )
-
-
-def _compute(
+def compute(
   local: Local,
   call: calls.Contraction,
   assignment: assignment_lib.Assignment,

@@ -9,7 +9,6 @@ the dtype of the result, also after an epilogue.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -24,32 +23,11 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.sharding import side_bytes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
-from jaxplugin.operation import split
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
-from jaxplugin.ragged.sharding import assignment as ragged_assignment
 
 LocalDot = Callable[[calls.Call], jax.Array]
-
-
-def operation(
-  form: calls.Call, local: LocalDot, whole: LocalDot
-) -> split.Operation:
-  """Describes how a `prepared` call is split.
-
-  Args:
-    form: the form of the call.
-    local: computes a call on one device.
-    whole: traced for the type of the result.
-  """
-  return split.of_call(
-    form,
-    assign=ragged_assignment.assign,
-    notation=ragged_assignment.notation,
-    per_device=functools.partial(_compute, local),
-    whole=whole,
-  )
 
 
 def prepared(call: Any) -> Any:
@@ -63,7 +41,7 @@ def _prepared(side: sides.Side) -> sides.Side:
   return side_bytes.to_bytes(side.with_bytes().with_linear_scale())
 
 
-def _compute(
+def compute(
   local: LocalDot,
   call: calls.Call,
   assignment: assignment_lib.Assignment,

@@ -1,0 +1,106 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that the primitives of all operations share. Nothing is compiled."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.extend import core as extend_core
+
+import jaxplugin as jp
+from jaxplugin.core import targets
+from jaxplugin.operation import primitive
+
+# An identity whose lowering appends (platform, platforms of the module).
+LOWERED = []
+probe_p = extend_core.Primitive("operation_test_probe")
+
+
+def _lower(site, *, target):
+  del target
+  LOWERED.append((site.target.platform, site.module.platforms))
+  return lambda x: x
+
+
+primitive.register(
+  probe_p,
+  who="probe",
+  abstract_eval=lambda x, *, target: x,
+  batch=lambda args, dims, *, target: (probe_p.bind(*args, target=None), dims),
+  lower=_lower,
+)
+
+X = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+CPU = targets.Target(name="cpu", platform="cpu", cpu_kernels="avx2")
+
+
+CUSTOM_CALL = re.compile(r"custom_call @(jaxplugin\w*)")
+
+
+def weight(*batch):
+  values = jnp.ones((*batch, 16, 64), jnp.float8_e4m3fn)
+  scale = jnp.ones((*batch, 16, 2), jnp.float8_e8m0fnu)
+  return jp.ScaledArray(values, scale, None, jp.MXFP8)
+
+
+CALLS = {
+  "quantize": lambda x: jp.quantize(x, jp.MXFP8).values,
+  "block_scaled_dot": lambda x: jp.block_scaled_dot(x, weight()),
+  "ragged_dot": lambda x: jp.ragged_dot(x, weight(2), jnp.array([16, 16])),
+}
+
+
+class PlatformsTest(parameterized.TestCase):
+  def lower(self, function, *platforms):
+    traced = jax.jit(function).trace(X)
+    return traced.lower(lowering_platforms=platforms).as_text()
+
+  def test_rule_of_each_platform_decides_for_its_target(self):
+    LOWERED.clear()
+    self.lower(lambda x: probe_p.bind(x, target=None), "cpu", "cuda")
+    self.assertCountEqual(LOWERED, [("cpu", ("cpu",)), ("cuda", ("cuda",))])
+
+  @parameterized.parameters(*CALLS)
+  def test_module_for_two_platforms_has_kernels_of_each(self, name):
+    with jp.use_target(CPU):
+      text = self.lower(CALLS[name], "cpu", "cuda")
+    self.assertIn("custom_call @jaxplugin", text)
+
+
+class PartitionedTest(parameterized.TestCase):
+  def lower(self, function, k):
+    if jax.device_count() < 2:
+      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    auto = (jax.sharding.AxisType.Auto,)
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("x",), axis_types=auto, devices=devices)
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    x = jax.ShapeDtypeStruct((32, k), jnp.float32, sharding=sharding)
+    with jp.use_target(CPU):
+      return jax.jit(function).lower(x).as_text()
+
+  @parameterized.parameters("block_scaled_dot", "ragged_dot")
+  def test_operation_that_devices_share_is_lowered_by_a_callback(self, name):
+    text = self.lower(CALLS[name], 64)
+    self.assertEqual(CUSTOM_CALL.findall(text), ["jaxplugin_partitioned"])
+
+
+class ErrorTest(parameterized.TestCase):
+  @parameterized.parameters("block_scaled_dot", "linear")
+  def test_error_names_the_function_that_the_user_called(self, name):
+    call, x = getattr(jp, name), jnp.ones((4, 64))
+    w = weight()
+    product = lambda values: call(
+      x, jp.ScaledArray(values, w.scale, None, jp.MXFP8)
+    )
+    with self.assertRaisesRegex(
+      NotImplementedError, f"^{name}: quantized values and block scales have no"
+    ):
+      jax.eval_shape(lambda values: jax.vjp(product, values), w.values)
+
+
+if __name__ == "__main__":
+  absltest.main()
