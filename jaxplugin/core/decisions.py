@@ -159,6 +159,11 @@ class Decision:
     return dataclasses.asdict(self)
 
 
+def _plain_plan(problem: Any, target: targets.Target) -> Plan:
+  del problem, target
+  return Plan()
+
+
 def _reads_no_other(layout: str, problem: Any, target: targets.Target) -> bool:
   del layout, problem, target
   return False
@@ -238,8 +243,8 @@ class Backend(Generic[Problem]):
   summary: str
   rank: Callable[[targets.Target], int | None]
   supports: Callable[[Problem, targets.Target], Unsupported | None]
-  plan: Callable[[Problem, targets.Target], Plan]
   emit: Callable[..., Any]
+  plan: Callable[[Problem, targets.Target], Plan] = _plain_plan
   reads: Callable[[str, Problem, targets.Target], bool] = _reads_no_other
   lowering_refusal: Callable[[targets.Target], Unsupported | None] = (
     _lowers_anywhere

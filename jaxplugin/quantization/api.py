@@ -373,13 +373,25 @@ def _quantize(
     batch_dims = 0
   if key is not None and batch_dims:
     key = jax.random.split(key, x.shape[:batch_dims])
-  function: Callable[..., Any] = functools.partial(
-    _quantize_tensor,
-    format=format,
-    axis=axis - batch_dims,
-    scale_rounding=scale_rounding,
-    scale_layout=scale_layout,
+  along = blocking.Blocking.along(
+    axis - batch_dims, x.ndim - batch_dims, format.block_size
   )
+
+  def function(
+    x: jax.Array, global_scale: jax.Array | None, key: Any, *, packed: bool
+  ) -> Any:
+    (result,) = quantize_primitive.quantize(
+      x,
+      global_scale,
+      blockings=(along,),
+      keys=(key,),
+      format=format,
+      scale_rounding=scale_rounding,
+      packed=packed,
+      scale_layout=scale_layout,
+    )
+    return result
+
   is_one = global_scale is None or not global_scale.ndim
   if batch_dims and in_turn and x.size:
     batch = x.shape[:batch_dims]
@@ -396,11 +408,11 @@ def _quantize(
     if are_bytes and not packed:
       values = layouts.unpack_fp4(values, axis=axis)
   else:
-    function = functools.partial(function, packed=packed)
+    mapped: Callable[..., Any] = functools.partial(function, packed=packed)
     in_axes = (0, None if is_one else 0, None if key is None else 0)
     for _ in range(batch_dims):
-      function = jax.vmap(function, in_axes)
-    values, scale, global_scale = function(x, global_scale, key)
+      mapped = jax.vmap(mapped, in_axes)
+    values, scale, global_scale = mapped(x, global_scale, key)
   return values, scale, _of_rank(global_scale, x.ndim)
 
 
@@ -417,31 +429,6 @@ def _quantize_in_turn(
 
 def _is_on_one_device(x: jax.Array) -> bool:
   return not isinstance(x, jax.core.Tracer) and len(x.devices()) == 1
-
-
-def _quantize_tensor(
-  x: jax.Array,
-  global_scale: jax.Array | None,
-  key: jax.Array | None,
-  *,
-  format: formats.BlockFormat,
-  axis: int,
-  scale_rounding: ScaleRounding,
-  packed: bool,
-  scale_layout: layouts.ScaleLayout,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Computes `_quantize` with a global scale f32[]."""
-  params: dict[str, Any] = {
-    "format": format,
-    "scale_rounding": scale_rounding,
-    "packed": packed,
-    "scale_layout": scale_layout,
-  }
-  along = blocking.Blocking.along(axis, x.ndim, format.block_size)
-  (result,) = quantize_primitive.quantize(
-    x, global_scale, blockings=(along,), keys=(key,), **params
-  )
-  return result
 
 
 def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:

@@ -35,7 +35,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 from typing import Final
 
 import jax
@@ -62,11 +61,6 @@ _BEST_ISA: Final = 0
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
-
-
-def _always_tried(target: targets.Target) -> int:
-  del target
-  return 10
 
 
 def _no_kernels(
@@ -171,11 +165,6 @@ def supports_dequantize(
       f" {problem.out_dtype}"
     )
   return None
-
-
-def _plan(problem: Any, target: targets.Target) -> decisions.Plan:
-  del problem, target
-  return decisions.Plan()
 
 
 def quantize(
@@ -339,7 +328,6 @@ QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
     summary="C++ kernels",
     rank=choice.rank_on(10, "cpu"),
     supports=supports_quantize,
-    plan=_plan,
     emit=quantize,
     tunable=decisions.Tunable(source=cpu_library.source),
   )
@@ -349,9 +337,8 @@ DEQUANTIZE: Final[decisions.Backend[problems.DequantizeProblem]] = (
   decisions.Backend(
     name="cpu",
     summary="C++ kernels",
-    rank=_always_tried,
+    rank=lambda target: 10,
     supports=supports_dequantize,
-    plan=_plan,
     emit=dequantize,
     tunable=decisions.Tunable(source=cpu_library.source),
   )

@@ -113,19 +113,6 @@ def _refusal_of(
   return None
 
 
-def _lowering_refusal(
-  target: targets.Target,
-) -> decisions.Unsupported | None:
-  return triton_library.lowering_refusal(target)
-
-
-def _plan(
-  problem: problems.QuantizeProblem, target: targets.Target
-) -> decisions.Plan:
-  del problem, target
-  return decisions.Plan()
-
-
 def quantize(
   x: jax.Array,
   global_scale: jax.Array | None,
@@ -298,19 +285,16 @@ def _scale_of_bytes(
   )
 
 
-def _source(target: targets.Target) -> decisions.Source | None:
-  return fitting.triton_source(target, "gpu/quantization")
-
-
 QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
   decisions.Backend(
     name="triton",
     summary="Triton kernels",
     rank=choice.rank_on(10, "cuda", "rocm"),
     supports=supports,
-    plan=_plan,
     emit=quantize,
-    lowering_refusal=_lowering_refusal,
-    tunable=decisions.Tunable(source=_source),
+    lowering_refusal=lambda target: triton_library.lowering_refusal(target),
+    tunable=decisions.Tunable(
+      source=lambda target: fitting.triton_source(target, "gpu/quantization")
+    ),
   )
 )
