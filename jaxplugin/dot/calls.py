@@ -36,25 +36,27 @@ class Call(static_call.Call):
 
   Attributes:
     lhs, rhs: the operands.
-    global_scale: f32. It and bias and residual have the rank of the result,
-      each dimension either the result's or 1, except that a global_scale that
-      is one number has rank 0.
-    bias, residual: floats.
-    global_power: f32 of global_scale's shape, what multiplies after it
-      (`epilogue`): a power of two without a derivative.
-    first_global_scale, second_global_scale: f32[], the two numbers that
-      global_scale and global_power are the product of, where they are known.
-      Without derivatives: an implementation may take them in its place. Where a
-      call is lowered it may have them alone (`with_scales_alone`).
+    global_scale: f32[], or f32 of the result's rank, with each size the
+      result's or 1.
+    bias, residual: floats of the result's rank, with each size the result's or
+      1.
+    global_power: f32 of global_scale's shape, which multiplies after it
+      (`epilogue`). It is a power of two without a derivative.
+    first_global_scale, second_global_scale: f32[], the two numbers whose
+      product global_scale and global_power are, if known. A backend may use
+      them instead. They have no derivative. A call that is lowered may have
+      only them (`with_scales_alone`).
     preferred_element_type: dtype of the result.
-    highest_precision: apply the global scale in f32 whatever it costs.
+    highest_precision: whether the global scale is applied in f32 at any cost.
     activation: None, "relu", "gelu" or "silu".
-    implementation: the one asked for, or None to choose.
+    implementation: the requested backend, or None to choose.
     padded_scales: whether scales may be larger than needed.
-    overlay: the tables of measured choices that it was traced under.
-    out_sharding: asked for the result, on a mesh with explicit axes, or None.
-    reduce_dtype: dtype of a device's part of sums over devices, with the global
-      scale; None for parts in f32 and without it, which multiplies the sum.
+    overlay: the tuning tables that the call was traced under.
+    out_sharding: requested sharding of the result, on a mesh with explicit
+      axes, or None.
+    reduce_dtype: dtype of a device's part of a sum over devices, which includes
+      the global scale. With None, parts are f32 and the global scale multiplies
+      the sum.
   """
 
   lhs: sides.Side

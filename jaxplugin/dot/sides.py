@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Side`: one operand of a block-scaled dot.
 
-What needs only shapes and dtypes (`shape`, `strides`, `problem`, ...) takes
-arrays, tracers, abstract values and `ShapeDtypeStruct`s alike.
+Members that need only shapes and dtypes (`shape`, `strides`, `problem`, ...)
+support arrays, tracers, abstract values and `ShapeDtypeStruct`s.
 """
 
 from __future__ import annotations

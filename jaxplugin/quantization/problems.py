@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What quantizing and dequantizing ask for: all that deciding needs."""
+"""Records that describe quantizing and dequantizing to choose a backend."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ THREEFRY: Final = "threefry2x32"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
-  """What training asks for beside blocks of one row, rounded to nearest.
+  """Requests of training, besides blocks of one row rounded to nearest.
 
   Attributes:
-    hadamard: size of the groups that are transformed before (`hadamard`).
-    square: dimensions of x, before it is blocked, that are merged in this order
-      into the other side of blocks that are squares; None for one row.
-    four_over_six: whether blocks are scaled to 6 or to 4.
-    scale_up: whether floating-point scales are rounded up, instead of to the
+    hadamard: size of the groups that are transformed first (`hadamard`).
+    square: dimensions of x that are merged, in this order, into the other side
+      of square blocks; None for blocks of one row.
+    four_over_six: whether each block is scaled to 6 or to 4.
+    scale_up: whether floating-point scales are rounded up instead of to
       nearest.
-    is_stochastic: whether values are rounded stochastically. Then the data of a
-      key is the last operand.
-    key_impl: of that key, as `jax.random.key_impl` names it.
-    is_partitionable: whether bits are drawn as jax_threefry_partitionable says,
-      each from its own place in the array.
-    strides: of the array that x, blocked, is a device's part of, where values
-      are rounded stochastically; the data of the key is `places.words` then.
-      None: x is a whole array.
-    is_part: whether x is a device's part of an array that computes the global
-      scale that is given.
+    is_stochastic: whether values are rounded stochastically. The last operand
+      is then the data of a key.
+    key_impl: implementation of the key, as `jax.random.key_impl` names it.
+    is_partitionable: whether jax_threefry_partitionable is on. Each value's
+      bits then depend only on its offset in the array.
+    strides: strides of the whole array, if x is a device's part of it and is
+      rounded stochastically. The data of the key is then `offsets.words`. None
+      if x is the whole array.
+    is_part: whether x is a device's part of an array whose computed global
+      scale is given.
   """
 
   hadamard: int | None = None
@@ -100,27 +100,26 @@ class QuantizeProblem:
   """One array, quantized along one dimension or along several.
 
   Attributes:
-    shape, dtype: of x; sizes may be symbolic.
-    format: to quantize to.
+    shape, dtype: those of x. Sizes may be symbolic.
+    format: the format to quantize to.
     blockings: one for each result.
     scale_rounding: "up" or "floor".
-    has_global_scale: whether a global scale is given, for all of them or for
-      each. Where it is not and the format has one, each computes its own: a NaN
-      or an Inf spoils other blocks along another axis.
+    has_global_scale: whether a global scale is given, for all blockings or for
+      each. Otherwise each blocking computes one, if the format has one, because
+      a NaN or an Inf affects other blocks along another axis.
     num_maxima: number of largest magnitudes that each blocking is given instead
       of a global scale, if x is part of an array (`sharding.partial_scales`);
       else None.
-    packed: whether values of a format that can be packed are to be.
-    for_products: whether packed values lie in memory as products read FP4, the
-      blocked dimension last; else in the order of their dimensions, as the
-      result of a program does. They are the same array.
-    scale_layout: of the scales; those that are swizzled are blocked along the
+    packed: whether values are packed, if the format can be packed.
+    for_products: whether packed values are in memory with the blocked dimension
+      last, as matmuls read FP4. Otherwise their dimensions are in order, as in
+      the result of a program. Both are the same array.
+    scale_layout: layout of the scales. A swizzled scale is blocked along the
       last dimension.
-    pads_values: whether values have the rows of a swizzled scale, up to whole
-      tiles, with zeros past those of x: what cuDNN multiplies.
-    extras: what training asks for beside that, of the first blocking.
-    more_extras: the same of each of the other blockings; empty where nothing is
-      asked for.
+    pads_values: whether values are padded with rows of zeros to whole tiles of
+      a swizzled scale, as cuDNN reads them.
+    extras: extras of the first blocking.
+    more_extras: extras of each other blocking; empty if none has any.
   """
 
   shape: tuple[Any, ...]
@@ -181,7 +180,7 @@ class QuantizeProblem:
 
   @property
   def results_each(self) -> int:
-    """How many arrays a blocking makes: values, scale, a global scale."""
+    """Number of arrays of a blocking: values, scale, a global scale."""
     return 3 if self.computes_global_scale else 2
 
   @property
@@ -190,7 +189,7 @@ class QuantizeProblem:
 
   @property
   def written_shape(self) -> tuple[Any, ...]:
-    """Logical shape of the values: that of x, with rows that are padded."""
+    """Logical shape of the values, with padded rows."""
     if not self.pads_values:
       return self.shape
     *batch, rows, k = self.shape
@@ -229,13 +228,13 @@ class QuantizeProblem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DequantizeProblem:
-  """A quantized array, back to floats.
+  """Dequantizing an array.
 
   Attributes:
-    shape, dtype: of the stored values; sizes may be symbolic.
-    format: of the array.
-    axis: which is blocked, not negative.
-    out_dtype: of the result.
+    shape, dtype: those of the stored values. Sizes may be symbolic.
+    format: format of the array.
+    axis: the blocked axis, at least 0.
+    out_dtype: dtype of the result.
     global_shape: shape of the global scale, or None without one.
   """
 

@@ -35,15 +35,16 @@ class Call(static_call.Call):
 
   Attributes:
     lhs: (m, k), contracting dimension 1.
-    rhs: (groups, n, k), contracting dimension 2; or 1 in the gradient of lhs,
-      which then is (m, n). Blocked along dimension 2 in either case. Values and
-      scales of 8 bits may be bytes, as `prepare_weights` keeps stacks: to view
-      all groups as floats would be a copy of them (`as_floats`). Plain ones are
-      what gradients and training multiply with; the API refuses them.
+    rhs: (groups, n, k), contracting dimension 2, and blocked along it. In the
+      gradient of lhs, which is then (m, n), the contracting dimension is 1.
+      Values and scales of 8 bits may be bytes, as in a stack that
+      `prepare_weights` returns, because a view of all groups as floats would
+      copy them (`as_floats`). Only gradients and training have an unquantized
+      rhs.
     group_sizes: i32[groups].
     global_scale: f32[], f32[groups] or f32[m, 1], or None.
-    global_power: f32 of its shape, multiplied after it: a power of two without
-      a derivative.
+    global_power: f32 of global_scale's shape, which multiplies after it. It is
+      a power of two without a derivative.
     bias: a float[groups, columns], or None.
     preferred_element_type: dtype of the result.
     activation: as for `ragged_dot`.
@@ -165,11 +166,11 @@ class Contraction(static_call.Call):
     rhs: (m, k), the same.
     group_sizes: i32[groups].
     global_scale: f32[], or f32[1, n or 1, k or 1], or None.
-    global_power: f32 of its shape, multiplied after it: a power of two without
-      a derivative.
+    global_power: f32 of global_scale's shape, which multiplies after it. It is
+      a power of two without a derivative.
     preferred_element_type: dtype of the result, (groups, n, k).
-    implementation: the one asked for, or None to choose.
-    overlay: the tables of measured choices that it was traced under.
+    implementation: the requested backend, or None to choose.
+    overlay: the tuning tables that the call was traced under.
     reduce_dtype: dtype of a device's part of sums over devices; None is f32.
   """
 

@@ -127,7 +127,7 @@ def quantize(
     global_scale: f32[], for all blockings, or f32[n], for each; or maxima,
       uint32[n, num_maxima], where the problem has them.
     key, keys: data of that of one blocking, or of those of all; of a device's
-      part `places.words`.
+      part `offsets.words`.
   """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)
