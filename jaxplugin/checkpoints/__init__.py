@@ -11,11 +11,8 @@ results are views of the bytes.
 
 import typing as _typing
 
-from jaxplugin.checkpoints.conversions import (
+from jaxplugin.checkpoints.assembly import (
   GLOBAL_SCALE_RANGE as GLOBAL_SCALE_RANGE,
-)
-from jaxplugin.checkpoints.conversions import (
-  activation_scale as activation_scale,
 )
 from jaxplugin.checkpoints.conversions import from_comfyui as from_comfyui
 from jaxplugin.checkpoints.conversions import (
@@ -33,15 +30,12 @@ from jaxplugin.checkpoints.errors import NumbersWarning as NumbersWarning
 from jaxplugin.checkpoints.errors import (
   PreQuantScaleWarning as PreQuantScaleWarning,
 )
+from jaxplugin.checkpoints.layouts import OPEN_LAYOUTS as OPEN_LAYOUTS
+from jaxplugin.checkpoints.layouts import WRITTEN_FORMATS as WRITTEN_FORMATS
+from jaxplugin.checkpoints.layouts import WRITTEN_LAYOUTS as WRITTEN_LAYOUTS
+from jaxplugin.checkpoints.layouts import activation_scale as activation_scale
 from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
-from jaxplugin.checkpoints.recognition import OPEN_LAYOUTS as OPEN_LAYOUTS
-from jaxplugin.checkpoints.writing.layouts import (
-  WRITTEN_FORMATS as WRITTEN_FORMATS,
-)
-from jaxplugin.checkpoints.writing.layouts import (
-  WRITTEN_LAYOUTS as WRITTEN_LAYOUTS,
-)
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.results import Quantized as Quantized
 from jaxplugin.core import speaking as _speaking

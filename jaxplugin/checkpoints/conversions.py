@@ -20,36 +20,23 @@ import math
 from typing import Any
 from typing import Final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import fitting
 from jaxplugin.core import formats
 
-# What a global scale that multiplies is taken to be: with NVFP4's amax / 2688
-# that is an amax from 2.4e-9 to 672. One that was meant to divide (2688 / amax,
-# 1e3 to 1e4 for weights) lies far above it, and its reciprocal the other way.
-GLOBAL_SCALE_RANGE: Final = (2.0**-40, 0.25)
-
-# Activations' scales by layout: the tensor's name, and whether it divides.
-ACTIVATION_SCALES: Final = {
-  "modelopt": ("input_scale", False),
-  "modelopt-swizzled": ("input_scale", False),
-  "comfyui": ("input_scale", False),
-  "torchao": ("act_per_tensor_scale", False),
-  "compressed-tensors": ("input_global_scale", True),
-}
-
-_UE4M3_UNUSED: Final = 0x7F  # NaN in E4M3; gguf reads it as 0
-_SIGN: Final = 0x80
-_FP4_MAGNITUDES: Final = 0x77  # of two values in a byte
-
-Range = tuple[float, float]
+# GGUF: values of a block, and bytes of scales in front of the values.
+_GGUF_BLOCKS: Final = {formats.MXFP4: (32, 1), formats.NVFP4: (64, 4)}
+_GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
+# MLX: 32-bit words of values for each scale.
+_MLX_FORMATS: Final = {2: formats.NVFP4, 4: formats.MXFP4, 8: formats.MXFP8}
+_INT8: Final = np.dtype(np.int8)
+_WORDS: Final = np.dtype(np.uint32)
 
 
 def from_modelopt(
@@ -57,7 +44,7 @@ def from_modelopt(
   weight_scale: Any,
   weight_scale_2: Any = None,
   *,
-  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight that NVIDIA Model Optimizer exported.
 
@@ -102,11 +89,9 @@ def from_modelopt(
     >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
     nvfp4 (32, 64) 1.0
   """
-  who = "checkpoints.from_modelopt"
-  return _linear(
-    *(who, weight, weight_scale, "weight_scale_2", weight_scale_2),
-    global_scale_range,
-  )
+  who, name = "checkpoints.from_modelopt", "weight_scale_2"
+  second = assembly.GlobalScale(who, name, weight_scale_2, global_scale_range)
+  return assembly.from_linear(weight, weight_scale, second)
 
 
 def from_compressed_tensors(
@@ -114,7 +99,7 @@ def from_compressed_tensors(
   weight_scale: Any,
   weight_global_scale: Any = None,
   *,
-  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight of compressed-tensors (llm-compressor, vLLM).
 
@@ -152,13 +137,12 @@ def from_compressed_tensors(
     >>> print(w_q.format, w_q.shape)
     nvfp4 (32, 64)
   """
-  who = "checkpoints.from_compressed_tensors"
-  name = "weight_global_scale"
-  return _linear(
-    *(who, weight_packed, weight_scale, name, weight_global_scale),
-    global_scale_range,
-    divides=True,
+  who, name = "checkpoints.from_compressed_tensors", "weight_global_scale"
+  given = weight_global_scale
+  second = assembly.GlobalScale(
+    who, name, given, global_scale_range, divides=True
   )
+  return assembly.from_linear(weight_packed, weight_scale, second)
 
 
 def from_comfyui(
@@ -167,7 +151,7 @@ def from_comfyui(
   weight_scale_2: Any = None,
   *,
   rows: int | None = None,
-  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight of ComfyUI (comfy-kitchen): NVFP4 or MXFP8.
 
@@ -206,15 +190,7 @@ def from_comfyui(
     mxfp8 swizzled_128x4
   """
   who = "checkpoints.from_comfyui"
-  format = fitting.comfyui_format(
-    who, weight, weight_scale, weight_scale_2 is not None
-  )
-  weight_scale, weight_scale_2 = _of_zeros(
-    weight, weight_scale, weight_scale_2, global_scale_range
-  )
-  multiplier = _multiplier(
-    *(who, "weight_scale_2", weight_scale_2, weight, global_scale_range)
-  )
+  format = comfyui_format(who, weight, weight_scale, weight_scale_2 is not None)
   n = weight.shape[0]
   rows = n if rows is None else rows
   tiles = [-(-x // layouts.SCALE_TILE_ROWS) for x in (rows, n)]
@@ -226,8 +202,37 @@ def from_comfyui(
   weight = weight[:rows]
   if format.is_fp4:
     weight = weight << 4 | weight >> 4
-  scale = weight_scale.reshape(fitting.swizzled_shape(format, weight))
-  return _scaled_array(format, weight, scale, multiplier, layouts.SWIZZLED)
+  scale = weight_scale.reshape(assembly.swizzled_shape(format, weight))
+  name = "weight_scale_2"
+  second = assembly.GlobalScale(who, name, weight_scale_2, global_scale_range)
+  return assembly.assemble(format, weight, scale, second, is_swizzled=True)
+
+
+def comfyui_format(
+  who: str, weight: Any, weight_scale: Any, has_second: bool
+) -> formats.BlockFormat:
+  """Returns the format that a ComfyUI weight fits, or raises TypeError."""
+  format = formats.NVFP4 if has_second else formats.MXFP8
+  # Bytes may be MXFP8 too, or NVFP4 whose weight_scale_2 is missing.
+  stored = formats.PACKED if format.is_fp4 else format.values_dtype
+  if (
+    len(weight.shape) == 2
+    and math.prod(weight.shape)
+    and weight.dtype == stored
+    and weight.shape[-1] * 8 % (format.block_size * format.value_bits) == 0
+    and assembly.has_dtypes(format, weight, weight_scale)
+    and math.prod(weight_scale.shape)
+    == math.prod(assembly.swizzled_shape(format, weight))
+  ):
+    return format
+  raise TypeError(
+    f"{who}: weight and weight_scale must be ComfyUI's NVFP4 (uint8[n, k / 2],"
+    " float8_e4m3fn[n, k / 16], with weight_scale_2) or MXFP8"
+    " (float8_e4m3fn[n, k], uint8[n, k / 32]), the scales in tiles of 128 rows"
+    f" and 4 columns, got {assembly.brief(weight)} and"
+    f" {assembly.brief(weight_scale)}"
+    f" {'with' if has_second else 'without'} weight_scale_2"
+  )
 
 
 def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
@@ -266,17 +271,42 @@ def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
     mxfp8 (128, 8) 0.5
   """
   who = "checkpoints.from_deepseek"
-  format = fitting.deepseek_format(who, weight, scale)
+  format = deepseek_format(who, weight, scale)
   if not format.is_fp4:
-    block = fitting.scale_block(weight, scale)
+    block = assembly.scale_block(weight, scale)
     assert block is not None  # they fit a format
     n, k = weight.shape[-2:]
     for axis, times, size in (
       (-2, block[0], n),
       (-1, block[1] // format.block_size, k // format.block_size),
     ):
-      scale = _repeated(scale, times, axis, size)
-  return _scaled_array(format, weight, scale, None)
+      scale = assembly.repeated(scale, times, axis, size)
+  return assembly.assemble(format, weight, scale)
+
+
+def deepseek_format(who: str, weight: Any, scale: Any) -> formats.BlockFormat:
+  """Returns the format that a DeepSeek weight fits, or raises TypeError."""
+  if scale.dtype in (formats.E8M0, formats.PACKED):
+    fp4 = formats.MXFP4
+    if (
+      weight.dtype in (_INT8, formats.PACKED)
+      and assembly.blocked_axis(weight, scale) == -1
+      and weight.shape[-1] * 8
+      == scale.shape[-1] * fp4.block_size * fp4.value_bits
+    ):
+      return fp4
+    for format in (formats.MXFP8, formats.MXFP8_E5M2):
+      if weight.dtype == format.values_dtype and assembly.scale_block(
+        weight, scale
+      ):
+        return format
+  raise TypeError(
+    f"{who}: weight and scale must be FP4 (int8 or uint8[..., n, k / 2]) with"
+    " E8M0 scales [..., n, k / 32], or FP8 [..., n, k] with E8M0 scales, each"
+    " of 1, 32 or 128 rows and 32 or 128 columns, got"
+    f" {assembly.brief(weight)} and"
+    f" {assembly.brief(scale)}"
+  )
 
 
 def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
@@ -311,7 +341,7 @@ def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
     mxfp4 (32, 64) 1.0
   """
   who = "checkpoints.from_mlx"
-  format = fitting.mlx_format(who, weight, scales)
+  format = mlx_format(who, weight, scales)
   if isinstance(weight, np.ndarray):
     words = np.ascontiguousarray(weight).astype("<u4", copy=False)
     values: Any = words.view(np.uint8)
@@ -319,49 +349,27 @@ def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
     values = lax.bitcast_convert_type(weight, jnp.uint8)
     values = values.reshape(*weight.shape[:-1], -1)
   one = np.float32(1) if format.has_global_scale else None
-  multiplier = _multiplier(who, "global_scale", one, values, None)
-  return _scaled_array(format, values, scales, multiplier)
+  second = assembly.GlobalScale(who, "global_scale", one, None)
+  return assembly.assemble(format, values, scales, second)
 
 
-def activation_scale(layout: str, scale: Any) -> jax.Array:
-  """Returns the calibrated `global_scale` of an activation.
-
-  ModelOpt's and ComfyUI's `input_scale` and torchao's `act_per_tensor_scale`
-  multiply, as `jp.quantize(x, "nvfp4", global_scale=)` takes them.
-  compressed-tensors' `input_global_scale` divides.
-
-  Args:
-    layout: "modelopt", "modelopt-swizzled", "comfyui", "torchao" or
-      "compressed-tensors".
-    scale: the tensor, one float.
-
-  Returns:
-    f32[], which multiplies.
-
-  Raises:
-    ValueError: If the layout has no such scale.
-    TypeError: If scale is not one float.
-
-  Example:
-    >>> import numpy as np
-    >>> import jaxplugin as jp
-    >>> scale = np.float32([64])
-    >>> jp.checkpoints.activation_scale("compressed-tensors", scale)
-    Array(0.015625, dtype=float32)
-  """
-  who = "checkpoints.activation_scale"
-  if layout not in ACTIVATION_SCALES:
-    raise ValueError(
-      f"{who}: layout must be one of {', '.join(ACTIVATION_SCALES)}, got"
-      f" {layout!r}"
-    )
-  given = jnp.asarray(scale)
-  if given.size != 1 or not jnp.issubdtype(given.dtype, jnp.floating):
-    raise TypeError(
-      f"{who}: scale must be one float, got {fitting.brief(given)}"
-    )
-  given = given.astype(jnp.float32).reshape(())
-  return 1 / given if ACTIVATION_SCALES[layout][1] else given
+def mlx_format(who: str, weight: Any, scales: Any) -> formats.BlockFormat:
+  """Returns the format that an MLX weight fits, or raises TypeError."""
+  if (
+    weight.dtype == _WORDS
+    and scales.dtype == formats.PACKED
+    and assembly.blocked_axis(weight, scales) == -1
+    and weight.shape[-1] % scales.shape[-1] == 0
+  ):
+    format = _MLX_FORMATS.get(weight.shape[-1] // scales.shape[-1])
+    if format is not None:
+      return format
+  raise TypeError(
+    f"{who}: weight and scales must be MLX's mxfp4 (uint32[..., n, k / 8],"
+    " uint8[..., n, k / 32]), mxfp8 (uint32[..., n, k / 4], uint8[..., n,"
+    " k / 32]) or nvfp4 (uint32[..., n, k / 8], uint8[..., n, k / 16]), got"
+    f" {assembly.brief(weight)} and {assembly.brief(scales)}"
+  )
 
 
 def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
@@ -396,9 +404,27 @@ def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
     mxfp4 (4, 32, 64) 1.0
   """
   who = "checkpoints.from_gpt_oss"
-  fitting.require_gpt_oss(who, blocks, scales)
+  require_gpt_oss(who, blocks, scales)
   values = blocks.reshape(*blocks.shape[:-2], math.prod(blocks.shape[-2:]))
-  return _scaled_array(formats.MXFP4, values, scales, None)
+  return assembly.assemble(formats.MXFP4, values, scales)
+
+
+def require_gpt_oss(who: str, blocks: Any, scales: Any) -> None:
+  """Raises TypeError unless blocks and scales are those that gpt-oss has."""
+  is_right = (
+    len(blocks.shape) >= 3
+    and blocks.shape[-1] == _GPT_OSS_BYTES
+    and tuple(blocks.shape[:-1]) == tuple(scales.shape)
+    and scales.shape[-1] > 0
+    and blocks.dtype == formats.PACKED
+    and scales.dtype in (formats.PACKED, formats.E8M0)
+  )
+  if not is_right:
+    raise TypeError(
+      f"{who}: blocks must be uint8[..., n, k / 32, {_GPT_OSS_BYTES}] and"
+      f" scales uint8[..., n, k / 32], got {assembly.brief(blocks)} and"
+      f" {assembly.brief(scales)}"
+    )
 
 
 def from_torchao(
@@ -407,7 +433,7 @@ def from_torchao(
   per_tensor_scale: Any = None,
   *,
   is_swizzled: bool = False,
-  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight of torchao: parts of an `NVFP4Tensor` or `MXTensor`.
 
@@ -447,18 +473,53 @@ def from_torchao(
     mxfp8 (32, 64)
   """
   who = "checkpoints.from_torchao"
-  format = fitting.torchao_format(who, qdata, scale, is_swizzled)
-  name, given = "per_tensor_scale", per_tensor_scale
-  if given is not None:
-    _require_global(who, format, name, given)
+  format = torchao_format(who, qdata, scale, is_swizzled)
+  name = "per_tensor_scale"
+  second = assembly.GlobalScale(who, name, per_tensor_scale, global_scale_range)
+  assembly.require_no_global(second, format)
   if is_swizzled:
-    scale = scale.reshape(fitting.swizzled_shape(format, qdata))
-  scale, given = _of_zeros(qdata, scale, given, global_scale_range)
-  multiplier = _multiplier(who, name, given, qdata, global_scale_range)
-  layout: layouts.ScaleLayout = (
-    layouts.SWIZZLED if is_swizzled else layouts.LINEAR
+    scale = scale.reshape(assembly.swizzled_shape(format, qdata))
+  return assembly.assemble(
+    format, qdata, scale, second, is_swizzled=is_swizzled
   )
-  return _scaled_array(format, qdata, scale, multiplier, layout)
+
+
+def torchao_format(
+  who: str, qdata: Any, scale: Any, is_swizzled: bool
+) -> formats.BlockFormat:
+  """Returns the format that an `NVFP4Tensor` or an `MXTensor` fits.
+
+  Raises:
+    TypeError: If the parts fit no format.
+    NotImplementedError: If matrices of a stack share tiles of scales.
+  """
+  if not is_swizzled:
+    return assembly.find_format(who, qdata, scale)
+  rows = qdata.shape[-2] if len(qdata.shape) >= 2 else 0
+  if len(qdata.shape) > 2 and rows % layouts.SCALE_TILE_ROWS:
+    raise NotImplementedError(
+      f"{who}: rows of a stack with swizzled scales must be a multiple of"
+      f" {layouts.SCALE_TILE_ROWS}, because layers would share tiles, got"
+      f" {assembly.brief(qdata)}; save the scales unswizzled"
+    )
+  for format in assembly.FORMATS:
+    # With padding, two formats may have as many scales. Bytes mean E8M0 then.
+    if format.has_global_scale and scale.dtype == formats.PACKED:
+      continue
+    block_bytes = format.block_size * format.value_bits // 8
+    if (
+      rows
+      and qdata.shape[-1] % block_bytes == 0
+      and assembly.has_dtypes(format, qdata, scale)
+      and math.prod(scale.shape)
+      == math.prod(assembly.swizzled_shape(format, qdata))
+    ):
+      return format
+  raise TypeError(
+    f"{who}: qdata and a swizzled scale, padded to 128 rows and 4 columns,"
+    f" must fit one format, got {assembly.brief(qdata)} and"
+    f" {assembly.brief(scale)}"
+  )
 
 
 def from_gguf(
@@ -466,7 +527,7 @@ def from_gguf(
   format: formats.BlockFormat | str,
   scale: Any = None,
   *,
-  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight of a GGUF file, of type MXFP4 or NVFP4, in one copy.
 
@@ -506,9 +567,9 @@ def from_gguf(
   """
   who = "checkpoints.from_gguf"
   format = formats.resolve(who, format)
-  shape = fitting.gguf_shape(who, blocks, format)
+  shape = gguf_shape(who, blocks, format)
   xp: Any = np if isinstance(blocks, np.ndarray) else jnp
-  block, scale_bytes = fitting.GGUF_BLOCKS[format]
+  block, scale_bytes = _GGUF_BLOCKS[format]
   size = scale_bytes + block // 2
   rows = blocks.reshape(*shape[:-1], shape[-1] // block, size)
   codes = rows[..., :scale_bytes].reshape(
@@ -521,275 +582,45 @@ def from_gguf(
   values = xp.concatenate([low, high], axis=-1).reshape(
     *shape[:-1], shape[-1] // 2
   )
+  second = assembly.GlobalScale(who, "scale", scale, global_scale_range)
+  assembly.require_no_global(second, format)
   if format == formats.MXFP4:
-    if scale is not None:
-      _require_global(who, format, "scale", scale)
-    return _scaled_array(format, values, codes.copy(), None)
-  if _is_known(codes) and bool((codes & _SIGN).any()):
+    return assembly.assemble(format, values, codes.copy())
+  if assembly.is_known(codes) and bool((codes & assembly.SIGN).any()):
     raise errors.CheckpointError(
-      f"{who}: NVFP4 scales of GGUF must be bytes below {_SIGN:#x}, got a"
-      " larger one; the blocks are damaged, or have another type"
+      f"{who}: NVFP4 scales of GGUF must be bytes below {assembly.SIGN:#x},"
+      " got a larger one; the blocks are damaged, or have another type"
     )
-  codes = xp.where(codes == _UE4M3_UNUSED, xp.uint8(0), codes)
-  codes, scale = _of_zeros(values, codes, scale, global_scale_range)
-  multiplier = _multiplier(who, "scale", scale, values, global_scale_range)
-  return _scaled_array(format, values, codes, multiplier)
+  # gguf reads this code as 0; in E4M3 it is NaN.
+  codes = xp.where(codes == assembly.E4M3_NAN, xp.uint8(0), codes)
+  return assembly.assemble(format, values, codes, second)
 
 
-def _require_global(
-  who: str, format: formats.BlockFormat, name: str, given: Any
-) -> None:
-  fitting.require_known_global(who, format, name, given is not None)
+def gguf_shape(
+  who: str, blocks: Any, format: formats.BlockFormat
+) -> tuple[int, ...]:
+  """Returns the logical shape of GGUF's blocks.
 
-
-def _scaled_array(
-  format: formats.BlockFormat,
-  values: Any,
-  scale: Any,
-  global_scale: Any,
-  scale_layout: layouts.ScaleLayout = layouts.LINEAR,
-) -> scaled_array.ScaledArray:
-  dtype = formats.PACKED if format.is_fp4 else format.array_dtype
-  return scaled_array.ScaledArray(
-    _viewed(values, dtype),
-    _viewed(scale, format.scale_dtype),
-    global_scale,
-    format,
-    scale_layout=scale_layout,
-  )
-
-
-def _viewed(x: Any, dtype: np.dtype) -> Any:
-  """The same bytes with another dtype of one byte."""
-  if x.dtype == dtype:
-    return x
-  if isinstance(x, np.ndarray):
-    return x.view(dtype)
-  return lax.bitcast_convert_type(x, dtype)
-
-
-def _linear(
-  who: str,
-  weight: Any,
-  weight_scale: Any,
-  name: str,
-  given: Any,
-  allowed: Range | None,
-  *,
-  divides: bool = False,
-) -> scaled_array.ScaledArray:
-  """Returns the array of values, linear scales and a global scale."""
-  format = fitting.find_format(who, weight, weight_scale)
-  _require_global(who, format, name, given)
-  axis = fitting.blocked_axis(weight, weight_scale)
-  assert axis is not None  # they fit a format
-  if fitting.is_float(weight_scale):
-    weight_scale = _as_e4m3(who, weight_scale)
-  weight_scale, given = _of_zeros(
-    weight, weight_scale, given, allowed, divides=divides, axis=axis
-  )
-  multiplier = _multiplier(
-    who, name, given, weight, allowed, divides=divides, axis=axis
-  )
-  blocks = weight.shape[axis] * 8 // (format.block_size * format.value_bits)
-  times = blocks // weight_scale.shape[axis]
-  scale = _repeated(weight_scale, times, axis, blocks)
-  if multiplier is not None and len(weight.shape) > 2:
-    scale, multiplier = _folded(scale, multiplier)
-  return _scaled_array(format, weight, scale, multiplier)
-
-
-def _as_e4m3(who: str, scale: Any) -> Any:
-  """Returns block scales in E4M3, which must hold them exactly."""
-  if not _is_known(scale):
+  Raises:
+    TypeError: If the array does not have whole blocks of bytes.
+    ValueError: If GGUF does not have this format.
+  """
+  if format not in _GGUF_BLOCKS:
+    raise ValueError(
+      f"{who}: format must be mxfp4 or nvfp4, got {format}; dequantize other"
+      " types of GGUF and call jp.quantize"
+    )
+  block, scale_bytes = _GGUF_BLOCKS[format]
+  size = scale_bytes + block // 2
+  shape = tuple(blocks.shape)
+  if (
+    blocks.dtype != formats.PACKED
+    or len(shape) < 2
+    or shape[-1] == 0
+    or shape[-1] % size
+  ):
     raise TypeError(
-      f"{who}: block scales in {scale.dtype} must be concrete arrays, so that"
-      " they can be compared with E4M3, got traced ones; cast them to"
-      " float8_e4m3fn"
+      f"{who}: blocks of {format} must be uint8[..., n, {size} * k / {block}],"
+      f" got {assembly.brief(blocks)}"
     )
-  with np.errstate(invalid="ignore", over="ignore"):
-    codes = scale.astype(formats.E4M3)
-  same = (codes.astype(np.float32) == scale) | (scale != scale)
-  if not bool(same.all()):
-    bad = float(np.asarray(scale)[~np.asarray(same)].reshape(-1)[0])
-    raise errors.CheckpointError(
-      f"{who}: block scales in {scale.dtype} must be representable in E4M3, as"
-      f" NVFP4 requires, got {bad:g}; quantize the"
-      " unquantized weight"
-    )
-  return codes
-
-
-def _repeated(x: Any, times: int, axis: int, size: int) -> Any:
-  """Returns an array with each index repeated, cut to a size."""
-  if times > 1:
-    x = (np if isinstance(x, np.ndarray) else jnp).repeat(x, times, axis=axis)
-  if x.shape[axis] == size:
-    return x
-  cut = [slice(None)] * len(x.shape)
-  cut[axis] = slice(size)
-  return x[tuple(cut)]
-
-
-def _folded(scale: Any, multiplier: Any) -> tuple[Any, Any]:
-  """Returns block scales and one multiplier an expert, if both are exact.
-
-  Products of experts take one global scale for each. The largest one stays, and
-  block scales take the ratios of the others to it.
-  """
-  if multiplier.size in (1, math.prod(multiplier.shape[:-2])):
-    return scale, multiplier
-  if not (_is_known(scale) and _is_known(multiplier)):
-    return scale, multiplier
-  parts = np.asarray(multiplier, np.float64)
-  largest = parts.max(axis=(-1, -2), keepdims=True)
-  with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-    ratio = np.where(largest > 0, parts / largest, 1)
-    numbers = np.asarray(_viewed(scale, formats.E4M3)).astype(np.float64)
-    wanted = numbers * ratio
-    codes = wanted.astype(formats.E4M3)
-    is_exact = codes.astype(np.float64) == wanted
-  if not bool((is_exact | np.isnan(numbers)).all()):
-    return scale, multiplier
-  return codes, largest.astype(np.float32)
-
-
-def _multiplier(
-  who: str,
-  name: str,
-  given: Any,
-  values: Any,
-  allowed: Range | None,
-  *,
-  divides: bool = False,
-  axis: int = -1,
-) -> Any:
-  """Returns the f32 that multiplies, with the rank of values; None for None.
-
-  It is [..., n, 1] if parts of the rows have one each that differ.
-  """
-  if given is None:
-    return None
-  if not isinstance(given, jax.Array):
-    given = np.asarray(given)
-  parts = fitting.require_global_scale(who, name, given, values, axis)
-  given = given.astype(np.float32)
-  if _is_known(given):
-    _require_range(who, name, np.asarray(given), allowed, divides)
-  with np.errstate(divide="ignore", over="ignore"):
-    given = np.float32(1) / given if divides else given
-  lead = tuple(values.shape[:-2])
-  if parts == 0:
-    return given.reshape((1,) * len(values.shape))
-  if parts > 1 and _is_known(given) and bool((given == given[..., :1]).all()):
-    given, parts = given[..., 0], 1
-  if parts == 1:
-    return given.reshape((*lead, 1, 1))
-  rows = values.shape[-3 - axis]
-  given = _repeated(given, rows // parts, -1, rows)
-  return given.reshape((*lead, rows, 1) if axis == -1 else (*lead, 1, rows))
-
-
-def _require_range(
-  who: str,
-  name: str,
-  given: np.ndarray,
-  allowed: Range | None,
-  divides: bool,
-) -> None:
-  """Raises CheckpointError for a number that cannot be meant so."""
-  if allowed is None:
-    return
-  is_good = _is_allowed(given, allowed, divides)
-  if is_good.all():
-    return
-  smallest, largest = allowed
-  bad = float(given[~is_good].reshape(-1)[0])
-  word = "divides" if divides else "multiplies"
-  bounds = [1 / largest, 1 / smallest] if divides else [smallest, largest]
-  raise errors.CheckpointError(
-    f"{who}: {name} {word}, and must be in [{bounds[0]:.4g}, {bounds[1]:.4g}]"
-    f" or 1, got {bad:g}; ModelOpt's weight_scale_2 (about 1e-4) multiplies,"
-    " compressed-tensors' weight_global_scale (1e3 to 1e4) divides; if the"
-    " value is intended, pass global_scale_range=None"
-  )
-
-
-def _is_allowed(given: np.ndarray, allowed: Range, divides: bool) -> np.ndarray:
-  smallest, largest = allowed
-  with np.errstate(divide="ignore", over="ignore"):
-    numbers = 1 / given.astype(np.float64) if divides else given
-  return (numbers >= smallest) & (numbers <= largest) | (given == 1)
-
-
-def _of_zeros(
-  values: Any,
-  scale: Any,
-  given: Any,
-  allowed: Range | None,
-  *,
-  divides: bool = False,
-  axis: int = -1,
-) -> tuple[Any, Any]:
-  """Returns block scales and global scales with those of zeros replaced.
-
-  A tensor of zeros, or one that saw no data, has a global scale of 0, infinity
-  or NaN in files of some tools, and with it NaN block scales. Where all values
-  of such a tensor are 0, its global scale becomes 1, and NaN scales 0, so that
-  it is exactly 0. Traced arrays are not looked at.
-
-  Args:
-    values: FP4, packed: only NVFP4 has a global scale.
-    scale: its block scales, with the leading dimensions of `values`.
-    given: its global scale, as the file has it, or None.
-    allowed: the range of global scales that multiply.
-    divides: whether `given` divides.
-    axis: the one along which blocks lie, -1 or -2.
-  """
-  if given is None or not all(map(_is_known, (values, scale))):
-    return scale, given
-  if not isinstance(given, jax.Array):
-    given = np.asarray(given)
-  if not _is_known(given) or not jnp.issubdtype(given.dtype, jnp.floating):
-    return scale, given
-  numbers = np.asarray(given, np.float32)
-  lead = tuple(values.shape[:-2])
-  is_one = numbers.size == 1
-  is_each = numbers.shape in (lead, (*lead, 1, 1))
-  rows = values.shape[-3 - axis] if len(values.shape) > 1 else 0
-  count = numbers.shape[-1] if numbers.shape else 1
-  is_parts = numbers.shape == (*lead, count) and count and rows % count == 0
-  if not (is_one or is_each or is_parts):
-    return scale, given  # which is refused
-  limits = np.finfo(np.float32)
-  usable = allowed or (float(limits.tiny), float(limits.max))
-  is_odd = ~_is_allowed(numbers, usable, divides)
-  if not is_odd.any():
-    return scale, given
-  magnitudes = np.asarray(values).view(np.uint8) & _FP4_MAGNITUDES
-  codes = np.asarray(scale).view(np.uint8)
-  is_zero: Any
-  spread: tuple[int, ...]
-  if is_one:
-    is_zero, spread = ~magnitudes.any(), (1,) * codes.ndim
-  elif is_each:
-    is_zero, spread = ~magnitudes.any((-2, -1)), (*lead, 1, 1)
-  else:  # a number for each of equal parts of the rows
-    is_zero_row = ~magnitudes.any(axis)
-    is_zero = is_zero_row.reshape(*lead, count, -1).all(-1)
-    spread = (*lead, rows, 1) if axis == -1 else (*lead, 1, rows)
-  is_replaced = is_odd & is_zero.reshape(numbers.shape)
-  where = is_replaced
-  if not (is_one or is_each):
-    where = np.repeat(is_replaced, rows // count, axis=-1)
-  is_nan = (codes & ~np.uint8(_SIGN)) == _UE4M3_UNUSED
-  scale = np.where(is_nan & where.reshape(spread), np.uint8(0), codes)
-  scale = scale.view(formats.E4M3)
-  return scale, np.where(is_replaced, np.float32(1), numbers)
-
-
-def _is_known(x: Any) -> bool:
-  """Whether its numbers can be looked at."""
-  if isinstance(x, np.ndarray):
-    return True
-  return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
+  return (*shape[:-1], shape[-1] // size * block)

@@ -85,7 +85,7 @@ def as_stored(values, scale, format):
 
 
 def numbers_of(array):
-  """What a `ScaledArray` means, in f64, by the tables above."""
+  """Returns the numbers of a `ScaledArray` in f64, by the tables above."""
   values = np.asarray(array.values)
   codes = values.view(np.uint8)
   numbers = nibbles(codes) if array.format.is_fp4 else e4m3(codes)
@@ -206,7 +206,7 @@ class ModeloptTest(parameterized.TestCase):
 
   def test_global_scale_of_another_shape_is_an_error(self):
     values, scale, _ = tensors("nvfp4", E)
-    for shape in ((2,), (3, 2), (3, 4), (2, 5), (3, 5, 1)):
+    for shape in ((2,), (3, 0), (3, 2), (3, 4), (2, 5), (3, 5, 1)):
       with self.assertRaisesRegex(
         TypeError, r"dimensions \(3,\).* of the 5 rows, \[3, 'p'\], got float32"
       ):
@@ -421,6 +421,13 @@ class ComfyuiTest(parameterized.TestCase):
       read(values, tiles, second, rows=128)
     with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "got 5000"):
       read(values, tiles, np.float32(5000))
+
+  def test_unusable_global_scale_of_a_part_is_an_error(self):
+    values, tiles, _ = self.parts("nvfp4", 32)
+    with self.assertRaisesRegex(
+      jp.checkpoints.CheckpointError, "weight_scale_2 multiplies.*got 0"
+    ):
+      jp.checkpoints.from_comfyui(values, tiles, np.float32([1e-4, 0]))
 
 
 class DeepseekTest(absltest.TestCase):

@@ -7,10 +7,12 @@ from __future__ import annotations
 import os
 import pathlib
 import stat
+from collections.abc import Mapping
 from typing import Any
 from typing import BinaryIO
 from typing import Final
 
+from jaxplugin.checkpoints import names
 from jaxplugin.core import speaking
 
 
@@ -21,7 +23,7 @@ class CheckpointError(ValueError):
   """
 
 
-# What making a weight of its parts raises if they do not fit each other.
+# Errors of a weight whose parts do not fit each other.
 REFUSALS: Final = (CheckpointError, TypeError, NotImplementedError)
 
 
@@ -38,14 +40,51 @@ def open_regular(path: pathlib.Path) -> BinaryIO:
   """Opens a file for reading.
 
   Raises:
-    OSError: it cannot be read.
-    CheckpointError: it is a folder, or a pipe or a device, which may not end.
+    OSError: If it cannot be read.
+    CheckpointError: If it is a folder, or a pipe or a device, which may not
+      end.
   """
   mode = path.stat().st_mode
   if not stat.S_ISREG(mode):
     kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
     raise CheckpointError(f"{path}: it must be a regular file, got {kind}")
   return open(path, "rb")
+
+
+def misfit_error(
+  misfits: Mapping[str, str], remedy: str = ""
+) -> CheckpointError:
+  """Returns one error that lists all misfits.
+
+  Args:
+    misfits: the reason of each tensor that cannot be read, by its name. A
+      reason names the file.
+    remedy: advice to the caller.
+  """
+  lines = misfit_lines(misfits)
+  if len(misfits) > 1:
+    lines.insert(0, f"{len(misfits)} tensors cannot be read:")
+  if len(lines) == 1 and remedy:
+    return CheckpointError(f"{lines[0]}; {remedy}")
+  return CheckpointError("\n  ".join(lines + [remedy] * bool(remedy)))
+
+
+def misfit_lines(misfits: Mapping[str, str]) -> list[str]:
+  """Returns a line for each group of misfits: a reason, and other names.
+
+  Misfits are a group if their reasons differ at most in numbers.
+  """
+  alike: dict[str, list[str]] = {}
+  for name, reason in misfits.items():
+    alike.setdefault(names.starred(reason), []).append(name)
+  lines = []
+  for first, *others in alike.values():
+    line = misfits[first]
+    if others:
+      kinds = dict.fromkeys(map(names.starred, others))
+      line += f" (and {len(others)} more: {', '.join(kinds)})"
+    lines.append(line)
+  return lines
 
 
 class NumbersWarning(UserWarning):

@@ -1,13 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files, mapped into memory.
+"""Reads GGUF files, mapped into memory.
 
-A file is "GGUF", a version, the number of tensors and of metadata; the metadata
-as (name, type, value); the tensors as (name, sizes, type, offset); and, from
-the next multiple of `general.alignment`, the tensors' bytes. Numbers are
-little-endian. Sizes stand with the fastest dimension first.
+A file has "GGUF", a version, and the numbers of tensors and of metadata. Then
+follow the metadata as (name, type, value), the tensors as (name, sizes, type,
+offset) and, from the next multiple of `general.alignment`, the tensors' bytes.
+Numbers are little-endian. The fastest dimension comes first.
 
-Metadata is stepped over, and not parsed: a vocabulary has 262,144 strings.
+Strings and arrays of the metadata are skipped, because a vocabulary has 262,144
+strings.
 
 Source: docs/gguf.md of ggml; `GGML_QUANT_SIZES` of the gguf package 0.19.
 """
@@ -30,7 +31,7 @@ from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import stored
 
 BLOCKS: Final = ("MXFP4", "NVFP4")
-# Metadata of a file that is one of several; `StoredTensors.metadata` has it.
+# Number of files of one checkpoint; `StoredTensors.metadata` has it.
 SPLIT_COUNT: Final = "split.count"
 
 _MAGIC: Final = b"GGUF"
@@ -40,12 +41,12 @@ _DEFAULT_ALIGNMENT: Final = 32
 _MAX_RANK: Final = 32
 _MAX_SIZE: Final = 2**63 - 1
 
-# Types of metadata: the codes of `struct` by GGUF's numbers.
+# Types of metadata: codes of `struct` by the numbers in a file.
 _SCALARS: Final = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING: Final = 8
 _ARRAY: Final = 9
 
-# Types of tensors: GGUF's number, its word, values and bytes of a block.
+# Types of tensors by number: the name, values and bytes of a block.
 TYPES: Final = {
   0: ("F32", 1, 4),
   1: ("F16", 1, 2),
@@ -95,14 +96,13 @@ _PLAIN: Final = {
 
 
 def open_file(path: pathlib.Path) -> stored.StoredTensors:
-  """Returns the tensors of one file; reads what stands before them.
+  """Returns the tensors of one file; reads only its header.
 
-  Tensors whose type has no format here are among them, and raise
-  CheckpointError when they are read.
+  Reading a tensor whose type is not supported raises CheckpointError.
 
   Raises:
-    OSError: the file cannot be read.
-    CheckpointError: it breaks a rule of the format.
+    OSError: If the file cannot be read.
+    CheckpointError: If it breaks a rule of the format.
   """
   with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
@@ -119,7 +119,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
 
 
 class _Header:
-  """The numbers and strings of a header, one after another."""
+  """Reads the numbers and strings of a header in order."""
 
   def __init__(self, path: pathlib.Path, data: mmap.mmap, size: int) -> None:
     self._path = path
@@ -140,7 +140,7 @@ class _Header:
     return self.bytes(self.number("Q")).decode()
 
   def value(self, name: str) -> Any:
-    """Returns a number of metadata; steps over a string or an array."""
+    """Returns a number of the metadata; skips a string or an array."""
     kind = self.number("I")
     if kind in _SCALARS:
       return self.number(_SCALARS[kind])

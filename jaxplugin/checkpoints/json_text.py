@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of files that nobody vouches for."""
+"""Parses JSON of untrusted files, with limits on size and memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from typing import Final
 from jaxplugin.checkpoints import errors
 from jaxplugin.core import strict_json
 
-# What the safetensors package takes for a header, too.
+# The safetensors package has the same limit for a header.
 MAX_BYTES: Final = 100_000_000
-# Objects, lists and what they hold, by the signs before these: Python takes up
-# to 200 bytes for one of 3 bytes of text, so 400 MB. A tensor has about ten.
+# Limit on objects, lists and their items, counted by braces, brackets and
+# commas. Python uses up to 200 bytes for an item of 3 bytes of text, so 400 MB.
+# The header of a tensor has about ten.
 MAX_ITEMS: Final = 2_000_000
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def parse_object(where: str, data: bytes | str) -> dict[str, Any]:
-  """A JSON object, of plain names that are there once.
+  """Returns a JSON object, whose names must be unique.
+
+  Args:
+    where: names the file and the part in errors.
+    data: the text.
 
   Raises:
-    CheckpointError: it is none, or has more than `MAX_ITEMS`; `where` names the
-      file and the part.
+    CheckpointError: If it is not an object, or has more than `MAX_ITEMS` items.
   """
   items = _count_items(data)
   if items > MAX_ITEMS:
@@ -48,13 +52,16 @@ def parse_object(where: str, data: bytes | str) -> dict[str, Any]:
 
 
 def _count_items(data: bytes | str) -> int:
-  """The signs before objects, lists and what they hold; of strings, if few."""
+  """Returns the number of braces, brackets and commas outside of strings.
+
+  Those in strings count too if all together are few.
+  """
   if isinstance(data, str):
     data = data.encode(errors="surrogatepass")
   items = sum(data.count(sign) for sign in (b"{", b"[", b","))
   if items <= MAX_ITEMS:
     return items
-  # One string after another, so that they do not take memory together.
+  # One string at a time, to save memory.
   for string in _STRING.finditer(data):
     text = string.group()
     items -= len(text) - len(text.translate(None, b"{[,"))
@@ -62,12 +69,12 @@ def _count_items(data: bytes | str) -> int:
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-  """The JSON object of a file of at most `MAX_BYTES`.
+  """Returns the JSON object of a file of at most `MAX_BYTES`.
 
   Raises:
-    OSError: the file cannot be read.
-    CheckpointError: it is longer, holds no JSON object, or is not a regular
-      file.
+    OSError: If the file cannot be read.
+    CheckpointError: If it is longer, does not have a JSON object, or is not a
+      regular file.
   """
   with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size

@@ -21,20 +21,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import conversions
+from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import gguf_files
 from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import layouts
 from jaxplugin.checkpoints import names as naming
+from jaxplugin.checkpoints import numbers as counting
 from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.reports import misfits as misfit_lists
-from jaxplugin.checkpoints.reports import numbers as counting
-from jaxplugin.checkpoints.reports import progress as reporting
-from jaxplugin.checkpoints.reports import tables
+from jaxplugin.checkpoints import tables
 from jaxplugin.core import speaking
 from jaxplugin.printing import console
+from jaxplugin.printing import progress as printing
 
 _WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
@@ -45,7 +46,7 @@ _CHECKS: Final = ("numbers",)
 _REMEDY: Final = (
   "strict=False reads the other tensors, and skip= leaves out those it matches"
 )
-# Where a folder says who quantized it: the file, the object in it, its words.
+# Descriptions of a folder's quantization: the file, its object, and the keys.
 _CONFIGS: Final = (
   ("hf_quant_config.json", "quantization", ("quant_algo",)),
   (
@@ -89,8 +90,8 @@ class Checkpoint(Mapping[str, Any]):
     self,
     path: pathlib.Path,
     config: str,
-    entries: Mapping[str, recognition.Entry],
-    global_scale_range: conversions.Range | None,
+    entries: Mapping[str, records.Entry],
+    global_scale_range: assembly.Range | None,
     *,
     is_strict: bool = True,
     misfits: Mapping[str, str] | None = None,
@@ -125,7 +126,7 @@ class Checkpoint(Mapping[str, Any]):
     try:
       array = entry.make(self._global_scale_range)
     except errors.REFUSALS as error:
-      raise recognition.fault(entry.parts[0], str(error)) from None
+      raise stored.fault(entry.parts[0], str(error)) from None
     if isinstance(array, scaled_array.ScaledArray):
       count, block = counting.nan_block(array)
       if block is not None:
@@ -161,7 +162,7 @@ class Checkpoint(Mapping[str, Any]):
     scale = self.entries.get(entry.activation_scale)
     if scale is None:  # left out by skip= or strict=False
       return None
-    return conversions.activation_scale(entry.layout, scale.parts[0].read())
+    return layouts.activation_scale(entry.layout, scale.parts[0].read())
 
   def __contains__(self, name: object) -> bool:
     return name in self.entries
@@ -173,7 +174,7 @@ class Checkpoint(Mapping[str, Any]):
     return len(self.entries)
 
   def read(
-    self, progress: reporting.Progress | bool | None = None
+    self, progress: printing.Report | bool | None = None
   ) -> dict[str, Any]:
     """Returns all tensors as JAX arrays, each copied to its device once.
 
@@ -195,20 +196,20 @@ class Checkpoint(Mapping[str, Any]):
     done = 0
     tree: dict[str, Any] = {}
     misfits: dict[str, str] = {}
-    with reporting.reporter(progress) as report:
+    with printing.reporter(progress) as report:
       for name, entry in self.entries.items():
         try:
           array = self._make(name, stacklevel=3)
         except errors.CheckpointError as error:
           misfits[name] = str(error)
         else:
-          # The rest is made only to list what else cannot be read.
+          # After a misfit, other tensors are read only to list misfits.
           if not misfits or not self._is_strict:
             tree[name] = jax.tree.map(jnp.asarray, array)
         done += entry.nbytes
         report(done, total)
     if misfits and self._is_strict:
-      raise misfit_lists.error(misfits, _REMEDY)
+      raise errors.misfit_error(misfits, _REMEDY)
     self.misfits |= misfits
     return tree
 
@@ -226,7 +227,7 @@ class Checkpoint(Mapping[str, Any]):
       yield _open_line(open_ones)
     if self.misfits:
       yield f"left out, because they cannot be read: {len(self.misfits)}"
-      yield from (f"  {x}" for x in misfit_lists.listed(self.misfits))
+      yield from (f"  {x}" for x in errors.misfit_lines(self.misfits))
     if self.numbers is not None:
       yield _numbers_line(self.numbers)
       for name, counts in self.numbers.items():
@@ -262,7 +263,7 @@ class Checkpoint(Mapping[str, Any]):
 
 
 class UnknownName(KeyError):
-  """A checkpoint has no such name; the message has the nearest ones."""
+  """A checkpoint does not have a name; the message has the nearest ones."""
 
   def __init__(self, name: object, checkpoint: Checkpoint) -> None:
     super().__init__(name)
@@ -282,7 +283,7 @@ class UnknownName(KeyError):
 def load(
   path: str | os.PathLike[str],
   *,
-  global_scale_range: conversions.Range | None = conversions.GLOBAL_SCALE_RANGE,
+  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
   strict: bool = True,
   skip: str | Sequence[str] = (),
   check: str | None = None,
@@ -341,11 +342,11 @@ def load(
     raise ValueError(
       f'{_WHO}: check must be None or "numbers", got {speaking.shown(check)}'
     )
-  known = recognition.OPEN_LAYOUTS
+  known = layouts.OPEN_LAYOUTS
   if not (layout is None or (isinstance(layout, str) and layout in known)):
     raise ValueError(
       f"{_WHO}: layout must be None or one of"
-      f" {', '.join(recognition.OPEN_LAYOUTS)}, got {speaking.shown(layout)}"
+      f" {', '.join(layouts.OPEN_LAYOUTS)}, got {speaking.shown(layout)}"
     )
   path = pathlib.Path(path)
   files = files_of(path)
@@ -360,10 +361,10 @@ def load(
     for name, entry in entries.items():
       refusals = [x.refusal for x in entry.parts if x.refusal]
       if refusals:
-        misfits[name] = str(recognition.fault(entry.parts[0], refusals[0]))
+        misfits[name] = str(stored.fault(entry.parts[0], refusals[0]))
     entries = {n: x for n, x in entries.items() if n not in misfits}
   if misfits and (strict or not entries):
-    raise misfit_lists.error(misfits, _REMEDY if entries else "")
+    raise errors.misfit_error(misfits, _REMEDY if entries else "")
   if not entries:
     rest = " but those that skip= matches" if globs else ""
     raise errors.CheckpointError(
@@ -408,12 +409,12 @@ def load(
 
 
 def _open_layouts(
-  entries: Mapping[str, recognition.Entry],
-) -> list[recognition.Entry]:
+  entries: Mapping[str, records.Entry],
+) -> list[records.Entry]:
   return [x for x in entries.values() if x.others]
 
 
-def _open_line(entries: Sequence[recognition.Entry]) -> str:
+def _open_line(entries: Sequence[records.Entry]) -> str:
   first = entries[0]
   others = " or ".join(dict.fromkeys(y for x in entries for y in x.others))
   return (
@@ -432,7 +433,7 @@ def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
   )
 
 
-def _is_skipped(globs: Sequence[str], entry: recognition.Entry) -> bool:
+def _is_skipped(globs: Sequence[str], entry: records.Entry) -> bool:
   return _any_match(globs, [entry.name, entry.parts[0].name])
 
 
@@ -441,8 +442,8 @@ def _any_match(globs: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _with_pre_quant_scale(
-  entries: Mapping[str, recognition.Entry],
-) -> list[recognition.Entry]:
+  entries: Mapping[str, records.Entry],
+) -> list[records.Entry]:
   return [x for x in entries.values() if x.pre_quant_scale is not None]
 
 
@@ -450,8 +451,8 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files to open: one, or several of safetensors or of GGUF.
 
   Raises:
-    FileNotFoundError: there is no such path.
-    CheckpointError: a folder has none, or several of which none is chosen.
+    FileNotFoundError: If the path does not exist.
+    CheckpointError: If a folder has no such file, or several checkpoints.
   """
   if not path.exists():
     raise FileNotFoundError(
@@ -531,17 +532,17 @@ def _unread(
 
 
 def _config(folder: pathlib.Path) -> str:
-  """What the configurations in a folder say of its quantization."""
-  said = []
+  """Returns the quantization in a folder's configurations, "" without one."""
+  found = []
   for file, key, words in _CONFIGS:
     path = folder / file
     if path.is_file():
       section = json_text.read_object(path).get(key)
       if isinstance(section, dict):
         values = [f"{w} {section[w]}" for w in words if section.get(w)]
-        said.append(
+        found.append(
           f"{file} says {', '.join(values)}"
           if values
           else f"{file} has a {key}"
         )
-  return "; ".join(said)
+  return "; ".join(found)

@@ -17,7 +17,7 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin import __main__ as main
-from jaxplugin.checkpoints.reports import numbers
+from jaxplugin.checkpoints import numbers
 
 ERROR = jp.checkpoints.CheckpointError
 WARNING = jp.checkpoints.NumbersWarning
@@ -225,6 +225,16 @@ class CheckTest(Case):
     for name in ("a.weight", "b.weight"):
       self.assertIn("weight_scale_2 multiplies", found.numbers[name].refusal)
     self.assertRegex(said[0], "2 tensors .* the first 'a.weight'")
+
+  def test_global_scale_of_comfyui_is_counted(self):
+    rows = 16  # a multiple of ComfyUI's padding
+    scale = np.full((rows, 4), 0x38, np.uint8).view(ml_dtypes.float8_e4m3fn)
+    found, _ = self.load(
+      modelopt(np.zeros((rows, 32), np.uint8), swizzled(scale), 0),
+      check="numbers",
+      layout="comfyui",
+    )
+    self.assertEqual(found.numbers["a.weight"].zero_global_scales, 1)
 
   def test_nothing_is_counted_unasked(self):
     self.assertIsNone(self.load(modelopt())[0].numbers)

@@ -21,7 +21,7 @@ def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
   """Returns the globs of an argument: one string, or several.
 
   Raises:
-    TypeError: it is neither.
+    TypeError: If it is neither.
   """
   if isinstance(given, str):
     return (given,)
@@ -45,7 +45,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-  """Returns the names that are most like one: that contain it, or nearly do."""
+  """Returns names that contain a name, or else resemble it."""
   names = list(names)
   containing = [x for x in names if name and name in x]
   found = sorted(containing, key=len) or difflib.get_close_matches(
@@ -54,8 +54,15 @@ def near(name: str, names: Iterable[str]) -> list[str]:
   return found[:_NEAR]
 
 
+def module_of(weight: str) -> str:
+  """Returns the name of a weight's module."""
+  if weight.endswith(WEIGHT):
+    return weight.removesuffix(WEIGHT)
+  return weight.rpartition(".")[0] or weight
+
+
 def printable(name: object) -> str:
-  """Returns a name without characters that a terminal obeys."""
+  """Returns a name with control characters escaped."""
   return repr(str(name))[1:-1]
 
 

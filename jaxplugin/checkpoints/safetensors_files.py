@@ -1,15 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors files, of every dtype that they have, mapped into memory.
+"""Reads safetensors files, mapped into memory.
 
-A file is the header's size as 8 bytes, little-endian; the header, JSON in
+A file has the header's size as 8 bytes, little-endian; the header, JSON in
 UTF-8; and the tensors' bytes. The header has {"dtype", "shape",
-"data_offsets"} for each name, the offsets from the first byte after it, and
-strings by name under "__metadata__". Tensors follow each other without holes.
+"data_offsets"} for each name, and strings by name under "__metadata__". Offsets
+start after the header. Tensors follow each other without holes.
 
-Nothing is believed: every size is checked against the file's before anything
-is allocated for it. A file that shrinks while it is mapped ends the process at
-the next read, as of any mapped file.
+Every size is checked against the file's size before memory is allocated. If a
+mapped file shrinks, the next read ends the process.
 
 Source: safetensors' README, "Format".
 """
@@ -43,7 +42,7 @@ _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 _MAX_RANK: Final = 32
 _MAX_SIZE: Final = 2**63 - 1
 
-# The dtypes of a file, by its words for them.
+# NumPy dtypes by the names in a file.
 DTYPES: Final = {
   "BOOL": np.dtype(np.bool_),
   "U8": np.dtype(np.uint8),
@@ -65,19 +64,19 @@ DTYPES: Final = {
   "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
   "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
-# Of less than a byte. FP4 is read packed, FP6 as the bytes that it lies in.
+# Bits of narrower dtypes. FP4 is read packed, FP6 as bytes.
 BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def open_file(path: pathlib.Path) -> stored.StoredTensors:
-  """The tensors of one file; reads its header.
+  """Returns the tensors of one file; reads only its header.
 
-  Values of "F4" are uint8 with the last dimension halved; of FP6 uint8 with
-  the last dimension times 6 / 8.
+  The last dimension of "F4" is halved, and FP6's is multiplied by 6 / 8. Both
+  are uint8.
 
   Raises:
-    OSError: the file cannot be read.
-    CheckpointError: it breaks a rule of the format.
+    OSError: If the file cannot be read.
+    CheckpointError: If it breaks a rule of the format.
   """
   with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
@@ -115,19 +114,19 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
 def read_bytes(
   tensor: stored.StoredTensor, start: int, size: int
 ) -> np.ndarray:
-  """Some bytes of a tensor, in memory of their own; nothing stays mapped.
+  """Returns a copy of some bytes of a tensor; the file is not mapped.
 
   Args:
-    tensor: of `open_file`.
-    start: the first byte, of the tensor's.
-    size: how many, all of the tensor's.
+    tensor: a tensor of `open_file`.
+    start: offset of the first byte in the tensor.
+    size: number of bytes.
 
   Returns:
     uint8[size].
 
   Raises:
-    OSError: the file cannot be read.
-    CheckpointError: it has become shorter.
+    OSError: If the file cannot be read.
+    CheckpointError: If the file became shorter.
   """
   assert tensor.begin is not None
   data = np.empty(size, np.uint8)
@@ -146,11 +145,11 @@ def read_bytes(
 
 
 def read_weight_map(path: pathlib.Path) -> dict[str, str]:
-  """Returns, from an index file, the file beside it that has each tensor.
+  """Returns an index file's map from tensors to files in the same folder.
 
   Raises:
-    OSError: it cannot be read.
-    CheckpointError: it breaks a rule, or names no tensor.
+    OSError: If it cannot be read.
+    CheckpointError: If it breaks a rule, or does not name a tensor.
   """
   weight_map: Any = json_text.read_object(path).get("weight_map")
   if not _is_strings(weight_map):
@@ -161,16 +160,16 @@ def read_weight_map(path: pathlib.Path) -> dict[str, str]:
 
 
 def open_index(path: pathlib.Path) -> stored.StoredTensors:
-  """Returns the tensors of the files that an index file names, beside it.
+  """Returns the tensors of the files that an index file names.
 
-  The index says which file has a name. Tensors that it does not name are read
-  too, from the files that it names. Tensors of a file that cannot be read, and
-  names that the file does not have, are misfits.
+  These files also give tensors that the index does not name. If a file cannot
+  be read, or lacks a tensor that the index assigns to it, the tensor is a
+  misfit.
 
   Raises:
-    OSError: the index cannot be read.
-    CheckpointError: the index breaks a rule, or two files have a name that the
-      index does not name.
+    OSError: If the index cannot be read.
+    CheckpointError: If the index breaks a rule, or two files have a tensor that
+      the index does not name.
   """
   weight_map = read_weight_map(path)
   files: dict[str, stored.StoredTensors] = {}
@@ -214,7 +213,7 @@ def open_index(path: pathlib.Path) -> stored.StoredTensors:
 
 
 def _beside(path: pathlib.Path, file: str) -> str:
-  """A file's name, of the index's own folder."""
+  """Returns a file's name, which must be in the index's folder."""
   if (
     pathlib.PurePath(file).name != file
     or "\\" in file
@@ -250,10 +249,9 @@ def _span(
   entry: Any,
   misfits: MutableMapping[str, str],
 ) -> tuple[int, int]:
-  """Returns a tensor's bytes, as many as its dtype and shape take.
+  """Returns first and last offset of a tensor, checked against its shape.
 
-  A dtype that is not one of `DTYPES` and `BITS` is a misfit; bytes of such a
-  tensor are stepped over.
+  A tensor whose dtype is not in `DTYPES` or `BITS` is a misfit.
   """
   if not isinstance(entry, dict) or set(entry) != _FIELDS:
     raise _fault(path, f"{name!r}: it must have exactly {sorted(_FIELDS)}")
@@ -280,7 +278,7 @@ def _span(
   if not is_known:
     return span[0], span[1]
   bits = BITS.get(dtype) or 8 * DTYPES[dtype].itemsize
-  # NumPy refuses sizes beyond 2^63 of empty arrays too.
+  # NumPy refuses shapes beyond 2^63 even if another size is 0.
   if math.prod(size for size in shape if size) * bits > _MAX_SIZE:
     raise _fault(
       path, f"{name!r}: shape must have less than 2^63 bits, got {shape}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor as a file describes it, read when it is asked for."""
+"""Tensors of files: their descriptions, and functions that read them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class StoredTensor:
 
   Attributes:
     file: the path, for messages.
-    name: as the file has it.
+    name: the name in the file.
     type_name: the file's word for its dtype, "BF16".
-    dtype: that of `read`.
-    shape: that of `read`.
-    read: makes the array, a view of the mapped file.
-    begin: where its bytes begin in the file; None where they are no one run.
+    dtype, shape: dtype and shape of the array that `read` returns.
+    read: returns the array, a view of the mapped file.
+    begin: offset of its first byte in the file; None if its bytes are not
+      contiguous.
     values_shape: the shape of its values; None if it is `shape`.
     refusal: why `read` raises CheckpointError, "" if it does not.
   """
@@ -48,14 +48,22 @@ class StoredTensor:
     return self.shape if self.values_shape is None else self.values_shape
 
 
+def fault(tensor: StoredTensor, rule: str) -> errors.CheckpointError:
+  """Returns an error that names the file and the tensor, each once."""
+  if rule.startswith(f"{tensor.file}: "):
+    return errors.CheckpointError(rule)
+  return errors.CheckpointError(f"{tensor.file}: {tensor.name!r}: {rule}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredTensors:
-  """The tensors of a checkpoint, by name, and its files' own remarks.
+  """The tensors of a checkpoint by name, and metadata of its files.
 
   Attributes:
-    tensors: by name, in the order of the files.
-    metadata: `__metadata__` of safetensors files, all together.
-    misfits: why a tensor cannot be read, by its name; `tensors` has no such.
+    tensors: tensors by name, in the order of the files.
+    metadata: `__metadata__` of all safetensors files.
+    misfits: reasons why tensors cannot be read, by names that are not in
+      `tensors`.
   """
 
   tensors: Mapping[str, StoredTensor]
@@ -67,7 +75,7 @@ def joined(files: Mapping[str, StoredTensors]) -> StoredTensors:
   """Returns the tensors of several files, given by their paths.
 
   Raises:
-    CheckpointError: two files have tensors of one name; it lists all such.
+    CheckpointError: If two files have a tensor of the same name.
   """
   tensors: dict[str, StoredTensor] = {}
   metadata: dict[str, str] = {}
@@ -96,7 +104,7 @@ def joined(files: Mapping[str, StoredTensors]) -> StoredTensors:
 
 
 class MappedFile:
-  """A file's bytes, mapped when the first of them are asked for."""
+  """The bytes of a file, mapped into memory at the first read."""
 
   def __init__(self, path: pathlib.Path, size: int) -> None:
     self._path = path

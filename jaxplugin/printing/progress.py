@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+
+# Takes the bytes done and all bytes.
+Report = Callable[[int, int], None]
 
 
 class Progress:
@@ -31,6 +35,21 @@ class Progress:
     """Shows how many units of all are done."""
     if self._bar is not None:
       self._bar.update(self._task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def reporter(progress: Report | bool | None) -> Iterator[Report]:
+  """Returns a function to call with the bytes done and all bytes.
+
+  Args:
+    progress: this function; True for a bar on standard error, False for
+      nothing, None for a bar if standard error is a terminal.
+  """
+  if callable(progress):
+    yield progress
+    return
+  with shown(of_bytes=True, is_shown=progress) as bar:
+    yield bar.report
 
 
 @contextlib.contextmanager

@@ -22,10 +22,9 @@ SHARDS, WEIGHTS = 5, 3
 SIZE = 768  # of a square weight of the test of memory
 FEW, MANY = 6, 30
 
-# Processes are forked before JAX starts any thread, so that JAX is imported
-# once. Each tells of every tensor; after some of them, and a while, it is
-# killed. Without a while it stops there until it is killed. What is there
-# then is printed.
+# Processes are forked before JAX starts a thread, so JAX is imported once. Each
+# prints a line for every tensor. After some tensors and a delay it is killed;
+# without a delay it waits to be killed. The files it leaves are then printed.
 KILLED = """
 import json, os, signal, sys, time, warnings
 warnings.simplefilter("ignore")

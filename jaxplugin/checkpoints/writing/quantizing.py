@@ -8,33 +8,25 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
-import numpy as np
-
-from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import layouts
 from jaxplugin.checkpoints import loading
 from jaxplugin.checkpoints import names as naming
-from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.reports import numbers
-from jaxplugin.checkpoints.reports import progress as reporting
-from jaxplugin.checkpoints.writing import configs
-from jaxplugin.checkpoints.writing import layouts
 from jaxplugin.checkpoints.writing import results
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import shards
-from jaxplugin.checkpoints.writing import sharing
 from jaxplugin.checkpoints.writing import sources
 from jaxplugin.checkpoints.writing import staging
 from jaxplugin.checkpoints.writing import verification
+from jaxplugin.checkpoints.writing import weights
 from jaxplugin.core import formats
+from jaxplugin.printing import progress as printing
 
 _WHO: Final = "checkpoints.quantize"
 _CHUNK_BYTES: Final = 1 << 24
@@ -47,14 +39,14 @@ def quantize(
   target: str | os.PathLike[str],
   format: formats.BlockFormat | str,
   *,
-  layout: str = recognition.MODELOPT,
+  layout: str = layouts.MODELOPT,
   include: str | Sequence[str] | None = None,
   exclude: str | Sequence[str] = (),
   transposed: str | Sequence[str] = (),
   allow_nonfinite: bool = False,
   verify: bool = False,
   dry_run: bool = False,
-  progress: reporting.Progress | bool | None = None,
+  progress: printing.Report | bool | None = None,
 ) -> results.Quantized:
   """Writes a quantized checkpoint, one tensor at a time, by `jp.quantize`.
 
@@ -104,7 +96,7 @@ def quantize(
   """
   errors.require_path(_WHO, "source", source)
   errors.require_path(_WHO, "target", target)
-  found, format = layouts.find(_WHO, layout, format)
+  found, format = layouts.find_written(_WHO, layout, format)
   opened = sources.open_source(_WHO, pathlib.Path(source))
   rules = selection.Rules(
     include=(
@@ -115,56 +107,54 @@ def quantize(
     model_type=opened.model_type,
   )
   decisions = selection.choose(_WHO, opened.tensors, found, format, rules)
-  shared = sharing.SharedScales(found, decisions)
+  quantizer = weights.Quantizer(found, decisions, allow_nonfinite)
   result = results.Quantized(
     path=pathlib.Path(target),
     layout=layout,
     format=format,
     decisions=tuple(decisions),
-    shared=tuple(dict.fromkeys(shared.groups.values())),
+    shared=tuple(dict.fromkeys(quantizer.groups.values())),
     copied=opened.copied,
     left=opened.left,
     is_written=not dry_run,
   )
-  job = _Job(
-    found, format, opened, decisions, shared, result.path, allow_nonfinite
-  )
+  job = _Job(found, format, opened, decisions, quantizer, result.path)
   job.require_target()
   if dry_run:
     return result
-  with reporting.reporter(progress) as report:
+  with printing.reporter(progress) as report:
     return job.run(result, verify, report)
 
 
 class _Job:
-  """One call, of which all is known but the numbers."""
+  """One call of `quantize`, whose decisions are made."""
 
   def __init__(
     self,
-    layout: layouts.Layout,
+    layout: records.Layout,
     format: formats.BlockFormat,
     source: sources.Source,
     decisions: Sequence[selection.Decision],
-    shared: sharing.SharedScales,
+    quantizer: weights.Quantizer,
     target: pathlib.Path,
-    allow_nonfinite: bool,
   ) -> None:
     self._layout = layout
-    self._allow_nonfinite = allow_nonfinite
     self._format = format
     self._source = source
     self._decisions = decisions
-    self._shared = shared
+    self._quantizer = quantizer
     self._target = target
     by_name = {x.tensor.name: x for x in decisions}
     self._shards = []
     for name, shard in source.shards.items():
       its = [by_name[tensor] for tensor in shard.tensors]
-      told = configs.metadata(layout.name, its)
-      self._shards.append(shards.lay_out(name, its, {**shard.metadata, **told}))
+      metadata = layout.metadata([(x.tensor.name, x.weight) for x in its])
+      self._shards.append(
+        shards.lay_out(name, its, {**shard.metadata, **metadata})
+      )
 
   def require_target(self) -> None:
-    """Raises CheckpointError for a target that is no place for the result."""
+    """Raises CheckpointError if the target exists or has the wrong kind."""
     ends = self._target.suffix == loading.SAFETENSORS
     if ends == self._source.is_folder:
       kind = "a folder" if self._source.is_folder else "a .safetensors file"
@@ -177,7 +167,7 @@ class _Job:
       staging.require_new(_WHO, self._target)
 
   def run(
-    self, result: results.Quantized, verify: bool, report: reporting.Progress
+    self, result: results.Quantized, verify: bool, report: printing.Report
   ) -> results.Quantized:
     times = 2 if verify else 1
     meter = _Meter(
@@ -203,9 +193,9 @@ class _Job:
             meter.add(sum(x.tensor.nbytes for x in shard.decisions))
         self._write_rest(place.folder)
         if verify:
-          written, finished = finished, 0  # none is to be taken if one is wrong
+          written, finished = finished, 0  # if one is wrong, none is reused
           result = verification.verified(
-            _WHO, place.folder, self._source, result, self._quantized, meter.add
+            _WHO, place.folder, self._source, result, self._quantizer, meter.add
           )
           finished = written
         place.finish(None if self._source.is_folder else self._shards[0].name)
@@ -215,7 +205,7 @@ class _Job:
     return result
 
   def _task(self) -> dict[str, Any]:
-    """What makes the files what they are."""
+    """Returns a description that identifies the files to write."""
     folder = self._source.path
     folder = folder if folder.is_dir() else folder.parent
     read = {name: os.stat(folder / name) for name in self._source.shards}
@@ -233,41 +223,6 @@ class _Job:
       },
     }
 
-  def _quantized(
-    self, decision: selection.Decision
-  ) -> scaled_array.ScaledArray:
-    """A weight as it is written."""
-    weight = decision.weight
-    assert weight is not None
-    x = decision.tensor.read()
-    if not self._allow_nonfinite:
-      self._require_finite(decision.tensor, x)
-    shared = self._shared.of(weight.name)
-    array = self._layout.quantize(weight, x, shared)
-    if array.global_scale is not None:
-      scales = np.asarray(array.global_scale, np.float32)
-      smallest, largest = conversions.GLOBAL_SCALE_RANGE
-      good = (scales >= smallest) & (scales <= largest) | (scales == 1)
-      if not good.all():
-        raise recognition.fault(
-          decision.tensor,
-          f"its global scale, {float(scales[~good][0]):g}, is outside"
-          f" [{smallest:.4g}, {largest:.4g}], so readers would consider it"
-          " inverted; exclude the weight",
-        )
-    return array
-
-  def _require_finite(self, tensor: stored.StoredTensor, x: np.ndarray) -> None:
-    index = numbers.first_nonfinite(x)
-    if index is not None:
-      raise recognition.fault(
-        tensor,
-        f"a weight must be finite, got {float(x[index])} at {list(index)}, the"
-        " first such number; exclude the weight, or pass allow_nonfinite=True"
-        ' (--allow-nonfinite). load(check="numbers") (checkpoint --check'
-        " numbers) counts such numbers in all tensors",
-      )
-
   def _pieces(
     self, shard: shards.Shard, meter: _Meter
   ) -> Iterator[shards.Piece]:
@@ -275,14 +230,14 @@ class _Job:
       if decision.weight is None:
         yield from shards.chunks(decision.tensor, _CHUNK_BYTES)
       else:
-        array = self._quantized(decision)
+        array = self._quantizer.quantize(decision)
         for part in decision.parts:
           yield part.name, 0, part.data(array)
         del array
       meter.add(decision.tensor.nbytes)
 
   def _write_rest(self, folder: pathlib.Path) -> None:
-    """The index, what is copied, and what says how weights are quantized."""
+    """Writes the index, copied files and configurations."""
     if not self._source.is_folder:
       return
     if self._source.index is not None or len(self._shards) > 1:
@@ -298,17 +253,20 @@ class _Job:
       )
     for path in self._source.copied:
       staging.copy_file(self._source.path / path, folder / path)
-    made: Mapping[str, Mapping[str, Any]] = configs.files(
-      self._layout.name, self._format, self._decisions, self._source.config
-    )
-    for name, value in made.items():
-      staging.write_json(folder / name, value)
+    left = selection.unquantized_modules(self._decisions)
+    config = dict(self._source.config or {})
+    if self._layout.config is not None:
+      config[sources.QUANTIZATION] = self._layout.config(self._format, left)
+    staging.write_json(folder / sources.CONFIG, config)
+    if self._layout.quant_config is not None:
+      quant_config = self._layout.quant_config(self._format, left)
+      staging.write_json(folder / sources.QUANT_CONFIG, quant_config)
 
 
 class _Meter:
   """Adds up bytes, and reports them."""
 
-  def __init__(self, report: reporting.Progress, total: int) -> None:
+  def __init__(self, report: printing.Report, total: int) -> None:
     self._report = report
     self._total = total
     self._done = 0

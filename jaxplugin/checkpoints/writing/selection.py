@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors are weights of products; why each other one is not taken.
+"""Selects the tensors to quantize, and gives a reason for each other tensor.
 
-Names say which weights tools leave as they are: embeddings, norms, heads,
-routers, parts for images and convolutions.
+By default, names decide: embeddings, norms, heads, routers, vision towers and
+convolutions stay unquantized.
 
-Source: `default_disabled_quantizers` of NVIDIA Model Optimizer 0.47; the others
-leave out fewer.
+Source: `default_disabled_quantizers` of NVIDIA Model Optimizer 0.47. Other
+tools quantize more.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from typing import Final
 
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import names as naming
+from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import layouts
 from jaxplugin.core import formats
 
-WEIGHT: Final = naming.WEIGHT
 _FLOATS: Final = ("F32", "BF16", "F16")
 
-# By what a name has in it, between dots.
-_KEPT: Final = (
+# Patterns of names that stay unquantized, and the reason.
+_UNQUANTIZED: Final = (
   (
     r"embed|(^|\.)(wte|wpe|relative_attention_bias)(\.|$)|^shared\.weight$",
     "an embedding",
@@ -44,8 +43,9 @@ _KEPT: Final = (
   (r"conv1d|in_proj_[ab](\.|$)", "of a state-space layer"),
   (r"^mtp\.", "of multi-token prediction"),
 )
+_HEAD: Final = "lm_head"
 _STACK: Final = re.compile(r"expert|mlp[12]_weight$")
-# Models whose experts have k before n, and those whose 2-D weights have.
+# Models whose experts, and models whose matrices, have k before n.
 _K_BEFORE_N: Final = ("gpt_oss", "llama4", "llama4_text")
 _K_BEFORE_N_NAMES: Final = re.compile(r"experts\.(gate_up_proj|down_proj)$")
 _CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -53,23 +53,23 @@ _CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-  """What becomes of a tensor.
+  """The decision to quantize or to copy a tensor.
 
   Attributes:
-    tensor: the one of the source.
-    weight: what it is, if it is quantized; else None.
-    parts: what is written in its place.
-    reason: why it is not quantized; "" if it is.
+    tensor: the tensor of the source.
+    weight: the weight to quantize; None if the tensor is copied.
+    parts: tensors that replace it; () if it is copied.
+    reason: why it is copied; "" if it is quantized.
   """
 
   tensor: stored.StoredTensor
-  weight: layouts.Weight | None = None
-  parts: tuple[layouts.Part, ...] = ()
+  weight: records.Weight | None = None
+  parts: tuple[records.Part, ...] = ()
   reason: str = ""
 
   @property
   def nbytes(self) -> int:
-    """Bytes that are written."""
+    """Bytes to write."""
     if self.weight is None:
       return self.tensor.nbytes
     return sum(part.nbytes for part in self.parts)
@@ -77,13 +77,13 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """What a caller and a model say.
+  """The caller's choice of weights, and the model type.
 
   Attributes:
-    include: globs of names; None for what tools take.
-    exclude: globs of names that are left as they are.
+    include: globs of names to quantize; None for the default.
+    exclude: globs of names that stay unquantized.
     transposed: globs of stacks [E, k, n].
-    model_type: config.json's word, "" if it has none.
+    model_type: `model_type` of config.json, "" if it has none.
   """
 
   include: Sequence[str] | None = None
@@ -95,16 +95,16 @@ class Rules:
 def choose(
   who: str,
   tensors: Iterable[stored.StoredTensor],
-  layout: layouts.Layout,
+  layout: records.Layout,
   format: formats.BlockFormat,
   rules: Rules,
 ) -> list[Decision]:
-  """What becomes of each tensor.
+  """Returns a decision for each tensor.
 
   Raises:
-    CheckpointError: a glob matches nothing, or nothing that can be quantized;
-      nothing is a weight; a bias says that k is another dimension; or two
-      tensors would have one name.
+    CheckpointError: If a glob matches nothing that can be quantized, no tensor
+      can be quantized, a bias shows that k is another dimension, or two tensors
+      would have the same name.
   """
   by_name = {tensor.name: tensor for tensor in tensors}
   _require_matches(who, "exclude", rules.exclude, by_name)
@@ -133,11 +133,21 @@ def choose(
   return found
 
 
-def module_of(name: str) -> str:
-  """The module's name, of a weight's."""
-  if name.endswith(WEIGHT):
-    return name.removesuffix(WEIGHT)
-  return name.rpartition(".")[0] or name
+def unquantized_modules(decisions: Iterable[Decision]) -> list[str]:
+  """Returns modules whose weights are copied, and the head."""
+  decisions = list(decisions)
+  quantized = {
+    naming.module_of(x.tensor.name) for x in decisions if x.weight is not None
+  }
+  copied = {
+    naming.module_of(x.tensor.name)
+    for x in decisions
+    if x.weight is None
+    and len(x.tensor.shape) > 1
+    and not x.tensor.name.endswith("bias")
+  }
+  # The head stays unquantized even if it is another name of an embedding.
+  return sorted({*copied, _HEAD} - quantized)
 
 
 def _any_matches(patterns: Sequence[str], name: str) -> bool:
@@ -158,7 +168,7 @@ def _require_matches(
 def _decide(
   who: str,
   tensor: stored.StoredTensor,
-  layout: layouts.Layout,
+  layout: records.Layout,
   format: formats.BlockFormat,
   rules: Rules,
   others: Mapping[str, stored.StoredTensor],
@@ -166,7 +176,7 @@ def _decide(
   reason = _reason(tensor, rules)
   if reason:
     return Decision(tensor=tensor, reason=reason)
-  weight = layouts.Weight(
+  weight = records.Weight(
     name=tensor.name,
     shape=tensor.shape,
     type_name=tensor.type_name,
@@ -187,7 +197,7 @@ def _decide(
 
 
 def _reason(tensor: stored.StoredTensor, rules: Rules) -> str:
-  """Why a tensor is no weight that is taken, whatever the format."""
+  """Returns why a tensor is not quantized to any format, or ""."""
   name = tensor.name
   if _any_matches(rules.exclude, name):
     return "excluded"
@@ -203,10 +213,10 @@ def _reason(tensor: stored.StoredTensor, rules: Rules) -> str:
     return f"k comes before n in {rules.model_type}"
   if rules.include is not None:
     return ""
-  for pattern, what in _KEPT:
+  for pattern, what in _UNQUANTIZED:
     if re.search(pattern, name):
       return what
-  if len(tensor.shape) == 2 and not name.endswith(WEIGHT):
+  if len(tensor.shape) == 2 and not name.endswith(naming.WEIGHT):
     return "not named *.weight"
   if len(tensor.shape) == 3 and not _is_stack(name):
     return "rank 3, and not named experts"
@@ -218,7 +228,7 @@ def _is_stack(name: str) -> bool:
 
 
 def _axis(tensor: stored.StoredTensor, rules: Rules) -> int:
-  """Where k lies: the last dimension, but for experts of some models."""
+  """Returns the axis of k: the last one, except in experts of some models."""
   if len(tensor.shape) != 3:
     return -1
   if _any_matches(rules.transposed, tensor.name):
@@ -230,9 +240,9 @@ def _axis(tensor: stored.StoredTensor, rules: Rules) -> int:
 
 
 def _require_bias_agrees(
-  who: str, weight: layouts.Weight, others: Mapping[str, stored.StoredTensor]
+  who: str, weight: records.Weight, others: Mapping[str, stored.StoredTensor]
 ) -> None:
-  """Raises CheckpointError where a bias has k numbers and not n."""
+  """Raises CheckpointError if a bias has k numbers instead of n."""
   if len(weight.shape) != 3:
     return
   base = weight.name.removesuffix("weight")

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A safetensors file, laid out before a number of it is known.
+"""Writes safetensors files whose layout is computed before any values.
 
-Tensors lie by the size of their elements, the largest first, as the safetensors
-package lays them, so that each begins at a multiple of it.
+Tensors with the largest elements come first, as in the safetensors package, so
+each offset is a multiple of the element's size.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import selection
 
 _ALIGNMENT: Final = 8
-# Where a file system has no such call.
+# Errors of a file system that cannot preallocate.
 _NO_PREALLOCATION: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
-# A tensor's name, the first of its bytes that they are, and bytes, uint8[...].
+# A tensor's name, an offset in the tensor, and bytes from there, uint8[...].
 Piece = tuple[str, int, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-  """A file that is to be written.
+  """A file to write.
 
   Attributes:
-    name: the file's.
-    decisions: what becomes of each tensor of the source's file of this name.
-    head: its first bytes: the header's size and the header.
-    begins: where each tensor's bytes begin.
-    size: the file's.
+    name: the file's name.
+    decisions: a decision for each tensor of the source's file of this name.
+    head: the header's size and the header.
+    begins: the offset of each tensor in the file.
+    size: bytes of the file.
   """
 
   name: str
@@ -58,10 +58,10 @@ def lay_out(
   decisions: Iterable[selection.Decision],
   metadata: Mapping[str, str],
 ) -> Shard:
-  """A file of what becomes of some tensors.
+  """Returns the layout of a file.
 
   Raises:
-    CheckpointError: its header would be longer than readers take.
+    CheckpointError: If its header is longer than readers accept.
   """
   decisions = tuple(decisions)
   tensors: list[tuple[str, str, tuple[int, ...], int]] = []
@@ -103,10 +103,10 @@ def lay_out(
 def _as_stored(
   tensor: stored.StoredTensor,
 ) -> tuple[str, str, tuple[int, ...], int]:
-  """Name, dtype, shape and bytes as a header has them."""
+  """Returns a copied tensor's name, dtype, shape and bytes for the header."""
   shape = tensor.shape
   bits = safetensors_files.BITS.get(tensor.type_name)
-  if bits is not None:  # of less than a byte, read as bytes
+  if bits is not None:  # narrower than a byte, read as bytes
     shape = (*shape[:-1], shape[-1] * 8 // bits)
   return tensor.name, tensor.type_name, shape, tensor.nbytes
 
@@ -117,7 +117,7 @@ def _itemsize(type_name: str) -> int:
 
 
 def is_finished(path: pathlib.Path, shard: Shard) -> bool:
-  """Whether a file is there with this head and of this size."""
+  """Returns whether a file exists and has this head and size."""
   try:
     if path.stat().st_size != shard.size:
       return False
@@ -128,9 +128,9 @@ def is_finished(path: pathlib.Path, shard: Shard) -> bool:
 
 
 def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
-  """Writes a file of this name, all of it or nothing.
+  """Writes a file, all of it or nothing.
 
-  Bytes go to a file beside it, which gets the name when all are on the disk.
+  Bytes go to another file, which is renamed when all are on the disk.
 
   Args:
     path: the file.
@@ -138,7 +138,7 @@ def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
     pieces: all its bytes, each once, in any order.
 
   Raises:
-    OSError: it cannot be written; nothing is left.
+    OSError: If it cannot be written.
   """
   unfinished = path.with_name(f".{path.name}.unfinished")
   try:
@@ -162,7 +162,7 @@ def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
 
 
 def _preallocate(descriptor: int, size: int) -> None:
-  """So that a full disk is known before the work is done."""
+  """Reserves the file's bytes, so a full disk is an error before any work."""
   if not hasattr(os, "posix_fallocate") or not size:
     return
   try:
@@ -173,7 +173,7 @@ def _preallocate(descriptor: int, size: int) -> None:
 
 
 def sync_folder(path: pathlib.Path) -> None:
-  """Brings a folder's names to the disk, where the system can."""
+  """Syncs a folder's names to the disk, if the system supports it."""
   if os.name != "posix":
     return
   descriptor = os.open(path, os.O_RDONLY)
@@ -184,7 +184,7 @@ def sync_folder(path: pathlib.Path) -> None:
 
 
 def chunks(tensor: stored.StoredTensor, size: int) -> Iterable[Piece]:
-  """A tensor's bytes as they are, a piece at a time."""
+  """Yields a tensor's bytes in pieces."""
   for start in range(0, tensor.nbytes, size):
     count = min(size, tensor.nbytes - start)
     yield (

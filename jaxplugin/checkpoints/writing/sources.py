@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint that is to be quantized: its shards, configuration and rest.
+"""The checkpoint to quantize: its shards, configuration and other files.
 
-Tensors are read into memory of their own, one when it is asked for.
+Each read copies a tensor into memory, so no file stays mapped.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from jaxplugin.checkpoints import loading
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.reports import misfits
 
 CONFIG: Final = "config.json"
 QUANTIZATION: Final = "quantization_config"
 QUANT_CONFIG: Final = "hf_quant_config.json"
-# Weights once more, in other formats, which nobody would keep in step.
+# Weights in other formats, which would not match the quantized ones.
 _WEIGHT_FILES: Final = (
   *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx"),
   ".msgpack",
 )
-_WRITTEN_ANEW: Final = (CONFIG, QUANT_CONFIG)
+_REPLACED: Final = (CONFIG, QUANT_CONFIG)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-  """What is to be quantized.
+  """The checkpoint to quantize.
 
   Attributes:
     path: a file or a folder.
-    shards: tensors of each safetensors file, by its name.
-    index: the index file, None if there is none.
-    config: what config.json beside them holds, None if there is none.
-    copied: other files, relative to the folder.
-    left: those that are not copied.
+    shards: tensors of each safetensors file, by the file's name.
+    index: the index file, None without one.
+    config: the object in config.json, None without this file.
+    copied: other files to copy, relative to the folder.
+    left: other files that are not copied.
   """
 
   path: pathlib.Path
@@ -65,13 +64,13 @@ class Source:
 
   @property
   def model_type(self) -> str:
-    """config.json's word; "" if it has none."""
+    """`model_type` of config.json; "" if it has none."""
     word = (self.config or {}).get("model_type")
     return word if isinstance(word, str) else ""
 
 
 def unmapped(tensors: stored.StoredTensors) -> stored.StoredTensors:
-  """The same, read into memory of their own."""
+  """Returns tensors whose `read` copies them into memory."""
 
   def own(tensor: stored.StoredTensor) -> stored.StoredTensor:
     def read() -> Any:
@@ -86,11 +85,11 @@ def unmapped(tensors: stored.StoredTensors) -> stored.StoredTensors:
 
 
 def open_source(who: str, path: pathlib.Path) -> Source:
-  """Opens a file or a folder of plain weights; reads what describes them.
+  """Opens a file or a folder of plain weights; reads no values.
 
   Raises:
-    OSError: a file cannot be read.
-    CheckpointError: a file breaks a rule, or weights are quantized already.
+    OSError: If a file cannot be read.
+    CheckpointError: If a file breaks a rule, or a weight is quantized already.
   """
   files = loading.files_of(path)
   index = None
@@ -98,7 +97,7 @@ def open_source(who: str, path: pathlib.Path) -> Source:
     index = files[0]
     path = index.parent
     if wrong := safetensors_files.open_index(index).misfits:
-      raise misfits.error(wrong)
+      raise errors.misfit_error(wrong)
     names = dict.fromkeys(safetensors_files.read_weight_map(index).values())
     files = [index.parent / name for name in names]
   if not all(file.suffix == loading.SAFETENSORS for file in files):
@@ -134,7 +133,7 @@ def _require_plain(
   shards: Mapping[str, stored.StoredTensors],
   config: Mapping[str, Any] | None,
 ) -> None:
-  """Raises CheckpointError where something is quantized already."""
+  """Raises CheckpointError if a weight is quantized already."""
   if config is not None and config.get(QUANTIZATION):
     raise errors.CheckpointError(
       f"{who}: {config_file} has a {QUANTIZATION}, so its weights are already"
@@ -145,7 +144,7 @@ def _require_plain(
   )
   for entry in recognition.recognize(together).values():
     if entry.layout is not None:
-      raise recognition.fault(
+      raise stored.fault(
         entry.parts[0],
         f"it is already quantized ({entry.layout}, {entry.format}); pass the"
         " unquantized checkpoint",
@@ -155,7 +154,7 @@ def _require_plain(
 def _other_files(
   path: pathlib.Path, taken: set[str]
 ) -> tuple[tuple[pathlib.PurePath, ...], tuple[pathlib.PurePath, ...]]:
-  """Files to copy, and those that are not."""
+  """Returns other files to copy, and other files that are not copied."""
   copied: list[pathlib.PurePath] = []
   left: list[pathlib.PurePath] = []
   if not path.is_dir():
@@ -169,7 +168,7 @@ def _other_files(
     folders[:] = sorted({*folders} - outside)
     for name in sorted(files):
       is_top = base == pathlib.PurePath(".")
-      if is_top and (name in taken or name in _WRITTEN_ANEW):
+      if is_top and (name in taken or name in _REPLACED):
         continue
       is_weight = pathlib.PurePath(name).suffix in _WEIGHT_FILES
       is_index = name.endswith(".index.json")

@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What appears under its name when all of it is on the disk.
+"""Writes a folder NAME.partial, which gets its name NAME when it is complete.
 
-Until then it is NAME.partial. What ended there, however it did, goes on where
-the same command is given again: files that are finished stay.
+If a call ends early, the same call continues: finished files stay.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TASK: Final = ".jaxplugin-quantize.json"
 
 @contextlib.contextmanager
 def writing(who: str, target: pathlib.Path) -> Iterator[None]:
-  """Errors of the system become CheckpointErrors that name the target."""
+  """Turns OSError into CheckpointError that names the target."""
   try:
     yield
   except OSError as error:
@@ -48,7 +47,7 @@ def _partial(target: pathlib.Path) -> pathlib.Path:
 
 
 def require_new(who: str, target: pathlib.Path) -> None:
-  """Raises CheckpointError unless the name is free and its folder is there."""
+  """Raises CheckpointError if the target exists, or its parent does not."""
   is_empty = target.is_dir() and not any(target.iterdir())
   if os.path.lexists(target) and not is_empty:
     raise errors.CheckpointError(
@@ -61,7 +60,7 @@ def require_new(who: str, target: pathlib.Path) -> None:
 
 
 def require_space(who: str, target: pathlib.Path, size: int) -> None:
-  """Raises CheckpointError where a disk has fewer free bytes."""
+  """Raises CheckpointError if the disk has fewer free bytes."""
   free = shutil.disk_usage(target.parent).free
   if free < size:
     raise errors.CheckpointError(
@@ -71,25 +70,26 @@ def require_space(who: str, target: pathlib.Path, size: int) -> None:
 
 
 class Staging:
-  """The folder while it is written.
+  """The folder NAME.partial.
 
   Attributes:
-    folder: where files are to be written.
+    folder: its path.
   """
 
   def __init__(
     self, who: str, target: pathlib.Path, task: Mapping[str, Any]
   ) -> None:
-    """Takes up what there is of the same task, or starts.
+    """Continues an unfinished task, or starts it.
 
     Args:
-      who: the function that speaks.
-      target: the name of the whole folder.
-      task: what makes the files what they are, for JSON.
+      who: the function that an error names.
+      target: the final name.
+      task: a description that identifies the files to write, as JSON.
 
     Raises:
-      OSError: the folder cannot be made.
-      CheckpointError: another folder has its name, or another process writes.
+      OSError: If the folder cannot be created.
+      CheckpointError: If another folder has its name, or another process writes
+        to it.
     """
     self._target = target
     self.folder = _partial(target)
@@ -98,7 +98,7 @@ class Staging:
     try:
       self._take_up(who, task)
     except BaseException:
-      # A folder without a task would be taken for another's.
+      # Without its task, the next call would refuse the folder.
       with contextlib.suppress(OSError):
         _unfinished(self.folder / _TASK).unlink(missing_ok=True)
         self.folder.rmdir()
@@ -124,7 +124,7 @@ class Staging:
     write_json(task_file, wanted)
 
   def finish(self, file: str | None = None) -> None:
-    """Gives the folder its name, or that to a file of it."""
+    """Gives the target's name to the folder, or to one file in it."""
     for folder, _, _ in os.walk(self.folder):
       shards.sync_folder(pathlib.Path(folder))
     os.replace(
@@ -138,7 +138,7 @@ class Staging:
     os.close(self._descriptor)
 
   def give_up(self, finished: int) -> None:
-    """Leaves what is finished for the next time; nothing if nothing is."""
+    """Keeps finished files for the next call, or removes the folder."""
     if not finished:
       shutil.rmtree(self.folder, ignore_errors=True)
     os.close(self._descriptor)
@@ -149,7 +149,7 @@ def _unfinished(path: pathlib.Path) -> pathlib.Path:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  """A JSON file, all of it or nothing."""
+  """Writes a JSON file, all of it or nothing."""
   unfinished = _unfinished(path)
   with open(unfinished, "w", encoding="utf-8") as file:
     json.dump(value, file, indent=2)
@@ -160,7 +160,7 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
-  """A file's bytes, brought to the disk."""
+  """Copies a file and syncs it to the disk."""
   target.parent.mkdir(parents=True, exist_ok=True)
   shutil.copyfile(source, target)
   with open(target, "rb") as file:
@@ -168,7 +168,7 @@ def copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _lock(who: str, folder: pathlib.Path) -> int:
-  """A descriptor of the folder, which one process has at a time."""
+  """Returns a locked descriptor of the folder."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     import fcntl

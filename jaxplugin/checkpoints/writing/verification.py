@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A written checkpoint, read back and compared with what it was made of."""
+"""Reads a written checkpoint and compares it with its source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import conversions
+from jaxplugin.checkpoints import assembly
+from jaxplugin.checkpoints import numbers
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.reports import numbers
 from jaxplugin.checkpoints.writing import results
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import sources
+from jaxplugin.checkpoints.writing import weights
 from jaxplugin.quantization import dequantization
 
 _CHUNK: Final = 1 << 16
@@ -33,21 +34,21 @@ def verified(
   folder: pathlib.Path,
   source: sources.Source,
   result: results.Quantized,
-  quantized: Callable[[selection.Decision], scaled_array.ScaledArray],
-  tell: Callable[[int], None],
+  quantizer: weights.Quantizer,
+  report: Callable[[int], None],
 ) -> results.Quantized:
-  """The result with errors of its weights, where all bits are right.
+  """Returns the result with errors of its weights, if all bits are right.
 
   Args:
-    who: the function that speaks.
-    folder: of the files.
-    source: what they were made of.
-    result: what was to become of each tensor.
-    quantized: makes a weight anew, of the source.
-    tell: is told the bytes of each tensor of the source.
+    who: the function that an error names.
+    folder: the folder of the written files.
+    source: the unquantized checkpoint.
+    result: the decisions.
+    quantizer: quantizes a weight of the source again.
+    report: called with the bytes of each tensor of the source.
 
   Raises:
-    CheckpointError: a bit differs, or a file breaks a rule.
+    CheckpointError: If a bit differs, or a file breaks a rule.
   """
   tensors: dict[str, stored.StoredTensor] = {}
   metadata: dict[str, str] = {}
@@ -68,14 +69,14 @@ def verified(
     if decision.weight is None:
       _require_same_bytes(decision.tensor, entry.parts[0])
     else:
-      found = entry.make(conversions.GLOBAL_SCALE_RANGE)
-      _require_same(decision.tensor, found, quantized(decision))
+      found = entry.make(assembly.GLOBAL_SCALE_RANGE)
+      _require_same(decision.tensor, found, quantizer.quantize(decision))
       x = decision.tensor.read()
       if numbers.first_nonfinite(x) is None:
         norms[name] = _error(decision, found, x)
       else:
         nonfinite.append(name)
-    tell(decision.tensor.nbytes)
+    report(decision.tensor.nbytes)
   return dataclasses.replace(result, errors=norms, nonfinite=tuple(nonfinite))
 
 
@@ -90,7 +91,7 @@ def _require_same_bytes(
       safetensors_files.read_bytes(other, start, size),
     )
   if not same:
-    raise recognition.fault(other, f"it differs from that of {tensor.file}")
+    raise stored.fault(other, f"it differs from that of {tensor.file}")
 
 
 def _require_same(
@@ -107,7 +108,7 @@ def _require_same(
     x, y = np.asarray(x), np.asarray(y)
     is_same = x.dtype == y.dtype and x.size == y.size
     if not is_same or x.tobytes() != y.tobytes():
-      raise recognition.fault(
+      raise stored.fault(
         tensor, f"its {part} on the disk differs from the result of jp.quantize"
       )
 
@@ -117,7 +118,7 @@ def _error(
   found: scaled_array.ScaledArray,
   x: np.ndarray,
 ) -> float:
-  """Norm of the difference over that of the weight, by f64 sums."""
+  """Returns the norm of the error over the norm of the weight, in f64."""
   y = np.asarray(dequantization.dequantize(found, jnp.float32))
   weight = decision.weight
   assert weight is not None

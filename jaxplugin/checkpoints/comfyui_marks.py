@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""ComfyUI's marks of quantized weights, and how they are written.
+"""Reads and writes ComfyUI's marks of quantized weights.
 
-A tensor "NAME.comfy_quant" beside "NAME.weight" has the bytes of a JSON object,
-{"format": "nvfp4"}. Or `_quantization_metadata` in the header of a safetensors
-file has such an object for each NAME under "layers"; NAME may lack what loaders
-put before it ("model.diffusion_model."). NVIDIA Model Optimizer writes
-`_quantization_metadata` too, with a `quantization_config` beside it and other
-bytes, so that there it does not say whose the weight is.
+A tensor "NAME.comfy_quant" next to "NAME.weight" has the bytes of a JSON
+object, {"format": "nvfp4"}. Or `_quantization_metadata` in the header of a
+safetensors file has this object for each NAME under "layers". NAME may lack the
+prefix that loaders add ("model.diffusion_model."). NVIDIA Model Optimizer also
+writes `_quantization_metadata`, with a `quantization_config`, for weights in
+another layout. Then the header's marks are ignored.
 
 Sources: ComfyUI's QUANTIZATION.md, `_load_quantized_module` of comfy/ops.py and
 `convert_old_quants` of comfy/utils.py; `build_layerwise_quant_metadata` and
@@ -37,21 +37,21 @@ FORMATS: Final = {"nvfp4": formats.NVFP4, "mxfp8": formats.MXFP8}
 ROWS: Final = {formats.NVFP4: 16, formats.MXFP8: 32}
 _CONFIG: Final = "quantization_config"
 _FORMAT: Final = "format"
-# Not of ComfyUI, which leaves it alone: the shape without padding.
+# The shape without padding, an addition that ComfyUI ignores.
 _SHAPE: Final = "orig_shape"
 _VERSION: Final = {"format_version": "1.0"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-  """A file's mark of one weight.
+  """A mark of one weight.
 
   Attributes:
-    sign: where it says so, for messages.
+    sign: the place of the mark, for messages.
     format: ComfyUI's word, "nvfp4".
     is_rotated: whether the weight is multiplied by a Hadamard matrix along k.
-    rows: n without padding; None if it is not said.
-    tensor: the one that says so; None if the header does.
+    rows: n without padding; None if the mark does not have it.
+    tensor: the tensor with the mark; None if it is in the header.
   """
 
   sign: str
@@ -65,7 +65,7 @@ class Marks:
   """The marks of a checkpoint.
 
   Attributes:
-    are_modelopt: whether the header is one that Model Optimizer wrote.
+    are_modelopt: whether Model Optimizer wrote the header.
   """
 
   def __init__(self, source: stored.StoredTensors) -> None:
@@ -83,11 +83,11 @@ class Marks:
       self._layers = layers
     self.are_modelopt = "modelopt" in source.metadata.get(_CONFIG, "")
 
-  def of(self, base: str) -> Mark | None:
-    """Returns the mark of the weight "base.weight"; None if it has none.
+  def find(self, base: str) -> Mark | None:
+    """Returns the mark of the weight "base.weight", or None.
 
     Raises:
-      CheckpointError: the mark is not what ComfyUI writes.
+      CheckpointError: If the mark breaks ComfyUI's rules.
     """
     tensor = self._tensors.get(f"{base}{SUFFIX}")
     if tensor is not None:
@@ -118,10 +118,10 @@ class Marks:
     )
 
   def _in_header(self, base: str) -> Any:
-    """Returns what the header says of a weight; None if it says nothing."""
+    """Returns the header's mark of a weight, or None."""
     name = base
     while True:
-      # A shorter name means this weight only if no weight has it.
+      # A shorter name is this weight only if no other weight has the name.
       is_other = name != base and f"{name}.weight" in self._tensors
       if name in self._layers and not is_other:
         return self._layers[name]

@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Signs that a tensor is quantized in a way that no format here holds.
+"""Finds tensors that are quantized in formats that are not supported.
 
-A tensor of integers or of FP8 beside which lies a scale, a zero point, a
-codebook or the like is not the weight: its numbers mean nothing without the
-other tensor. The names are those of public checkpoints.
+Integers or FP8 with a scale, zero point or codebook in another tensor are not
+the weight. The names come from public checkpoints.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.checkpoints import fitting
+from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import stored
 from jaxplugin.core import formats
 
-# What tools call the values, beside which their other parts have names of the
-# same module.
+# Names of values, whose other parts have names in the same module.
 _VALUES: Final = frozenset(
   {
     *("weight", "weight_packed", "qweight", "q_weight", "W_q", "codes"),
@@ -38,8 +36,8 @@ _SIGN: Final = re.compile(
   r"scale|absmax|quant_map|quant_state|\bSCB\b|zero_?point|zeros|g_idx|codebook"
   r"|comfy_quant|\bs[uv]h\b|\bmeta\b|\bbiases\b",
 )
-# Families: what the values are called, or which dtype they have; what lies
-# beside them; and what that is. The first that fits.
+# Quantizations: a pattern of the values' name, a pattern of the other parts'
+# names, and a description. The first that matches is used.
 _FAMILIES: Final = tuple(
   (re.compile(values), re.compile(beside), name)
   for values, beside, name in (
@@ -65,16 +63,17 @@ class Signs:
 
     Args:
       source: the tensors.
-      config: what the configuration says, "" if nothing.
+      config: the quantization in the configuration files, "" if nothing.
     """
     self._tensors = source.tensors
     self._config = config
     self._names: Sequence[str] = sorted(source.tensors)
 
   def find(self, tensor: stored.StoredTensor) -> str | None:
-    """Returns which sign calls a tensor quantized, and as what; None if none.
+    """Returns why a tensor looks quantized, and how; None if it does not.
 
-    The tensor is one that is not a part of a weight that is read.
+    Args:
+      tensor: a tensor that is not a part of a recognized weight.
     """
     if tensor.refusal or not _may_be_quantized(tensor):
       return None
@@ -93,7 +92,7 @@ class Signs:
     )
 
   def _beside(self, name: str) -> list[str]:
-    """Returns names of what belongs to a tensor and is a sign."""
+    """Returns names of other parts of a tensor that show a quantization."""
     found = []
     for prefix in (f"{name}.", f"{name}_"):
       found += [x for x in self._starting(prefix) if _is_sign(x[len(name) :])]
@@ -160,13 +159,13 @@ def _family(
 
 
 def _shared(tensor: stored.StoredTensor, scale: stored.StoredTensor) -> str:
-  """Returns what shares a scale of FP8."""
+  """Returns which values share a scale of FP8."""
   size = int(np.prod(scale.shape, dtype=np.int64))
   if size == 1:
     return "one scale per tensor"
   if tensor.shape and size == tensor.shape[0]:
     return "one scale per row"
-  block = fitting.scale_block(tensor, scale)
+  block = assembly.scale_block(tensor, scale)
   if block is not None:
     return f"scales of {block[0]} x {block[1]} values"
   return "scales of another shape"

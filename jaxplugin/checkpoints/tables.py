@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a checkpoint as a table and as JSON."""
+"""Tables of the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from jaxplugin.checkpoints import names
-from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import records
 from jaxplugin.printing import console
 
 _FIGURES: Final = ("shape", "bytes", "count")
@@ -22,12 +22,12 @@ class Row:
   """Tensors of one layout, format and shape whose names differ in numbers.
 
   Attributes:
-    layout: the layout; "" of plain tensors.
+    layout: the layout; "" for plain tensors.
     format: the format or dtype.
-    shape: of one tensor.
+    shape: the shape of each tensor.
     name: their names, with * for numbers.
-    bytes: of all of them.
-    count: how many there are.
+    bytes: bytes of all tensors.
+    count: number of tensors.
   """
 
   layout: str
@@ -38,8 +38,8 @@ class Row:
   count: int = 0
 
 
-def rows(entries: Iterable[recognition.Entry]) -> list[Row]:
-  """Returns a row for tensors that are alike."""
+def rows(entries: Iterable[records.Entry]) -> list[Row]:
+  """Returns a row for each group of similar tensors."""
   found: dict[tuple[object, ...], Row] = {}
   for entry in entries:
     row = Row(
@@ -56,7 +56,7 @@ def rows(entries: Iterable[recognition.Entry]) -> list[Row]:
 
 
 def parts(found: Sequence[Row]) -> Iterator[console.Part]:
-  """Returns a table of rows, and the totals."""
+  """Yields a table of rows, and the totals."""
   yield console.table(
     ("layout", "format", "shape", "bytes", "count", "name"),
     [

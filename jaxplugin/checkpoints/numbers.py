@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of NaNs, infinities and unusable global scales, by tensor.
+"""Counts NaNs, infinities and unusable global scales of tensors.
 
-Arrays are views of a mapped file. They are read a chunk at a time.
+Arrays are views of a mapped file, and are read one chunk at a time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import conversions
+from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import records
 
 _CHUNK: Final = 1 << 16  # elements, which a core's cache holds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Numbers:
-  """Counts of the numbers of a tensor that a product cannot use.
+  """Counts of the numbers of a tensor that a matmul cannot use.
 
   Attributes:
     nan_scales: block scales that are NaN.
     nan_values, inf_values: values, quantized or plain, that are NaN, infinite.
-    nan_global_scales, zero_global_scales, inf_global_scales: as the file has
-      them.
+    nan_global_scales, zero_global_scales, inf_global_scales: global scales in
+      the file that are NaN, 0, infinite.
     block: the index of the first block whose scale is NaN, in an array of
       [..., n, k / block_size]; None if there is none.
     refusal: why the tensor cannot be read, "" if it can.
@@ -68,9 +68,7 @@ _WORDS: Final = {
 }
 
 
-def count(
-  entry: recognition.Entry, allowed: conversions.Range | None
-) -> Numbers:
+def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
   """Returns the counts of a tensor; reads all of it.
 
   Args:
@@ -113,7 +111,7 @@ def nan_block(
   """Returns the number of NaN scales, and the first one's block if any is."""
   if not _nonfinite(np.asarray(array.scale))[0]:
     return 0, None
-  scale = np.asarray(array.linear_scale())  # without what pads it
+  scale = np.asarray(array.linear_scale())  # without padding
   nans, _ = _nonfinite(scale)
   if not nans:
     return 0, None

@@ -1,0 +1,468 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that layouts share from the parts of a weight to a `ScaledArray`.
+
+Dtypes and sizes decide which format the parts fit. NumPy arrays give views; JAX
+arrays are bitcast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import errors
+from jaxplugin.core import formats
+
+# Smallest and largest global scale that multiplies. With NVFP4's amax / 2688
+# this is an amax from 2.4e-9 to 672. A scale that divides (2688 / amax, 1e3 to
+# 1e4 for weights) is far above the range, and its reciprocal far below.
+GLOBAL_SCALE_RANGE: Final = (2.0**-40, 0.25)
+
+SIGN: Final = 0x80
+E4M3_NAN: Final = 0x7F
+_FP4_MAGNITUDES: Final = 0x77  # both values in a byte
+
+FORMATS: Final = (
+  *(formats.NVFP4, formats.MXFP4, formats.MXFP8, formats.MXFP8_E5M2),
+)
+_FP6_BITS: Final = 6 * formats.MXFP4.block_size
+# NVFP4 in groups of 32 (ModelOpt's W4A8_NVFP4_FP8).
+_WIDE_GROUP: Final = 2 * formats.NVFP4.block_size
+# Values that a scale of FP8 covers in rows and in columns.
+_SCALE_ROWS: Final = (1, 32, 128)
+_SCALE_COLUMNS: Final = (32, 128)
+
+Range = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalScale:
+  """The global scale of a weight, as its file has it.
+
+  Attributes:
+    who: the function that an error names.
+    name: the argument or tensor that has it.
+    given: an array or numbers; None if the weight has none.
+    allowed: smallest and largest one that multiplies; None allows any.
+    divides: whether `given` divides.
+  """
+
+  who: str
+  name: str
+  given: Any
+  allowed: Range | None
+  divides: bool = False
+
+
+def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
+  """Returns the format that values and linear scales fit.
+
+  Blocks lie along the last dimension, or along k of a stack [..., k, n]. NVFP4
+  may have groups of 32, and block scales in F32, BF16 or F16.
+
+  Args:
+    who: the function that an error names.
+    values, scale: arrays or tensors with a `shape` and a `dtype`.
+
+  Raises:
+    TypeError: If they fit no format.
+  """
+  axis = blocked_axis(values, scale)
+  if axis is not None:
+    bits_of_scale = values.shape[axis] * 8 / scale.shape[axis]
+    for format in FORMATS:
+      size = format.block_size * format.value_bits
+      if bits_of_scale == size and has_dtypes(format, values, scale):
+        return format
+    if values.dtype == formats.PACKED:
+      nvfp4 = formats.NVFP4
+      is_wide = bits_of_scale == _WIDE_GROUP * nvfp4.value_bits
+      is_block = bits_of_scale == nvfp4.block_size * nvfp4.value_bits
+      if is_wide and scale.dtype == nvfp4.scale_dtype:
+        return nvfp4
+      if is_block and is_float(scale):
+        return nvfp4
+    if bits_of_scale == _FP6_BITS and values.dtype == formats.PACKED:
+      raise TypeError(
+        f"{who}: packed FP6 (four values in three bytes) is not supported, got"
+        f" {brief(values)} and {brief(scale)}; quantize the unquantized weight"
+        " with jp.quantize, which stores MXFP6 as a byte per value"
+      )
+  raise TypeError(
+    f"{who}: values and scales must be those of NVFP4 (uint8[..., n, k / 2],"
+    " float8_e4m3fn[..., n, k / 16]), MXFP4 (uint8[..., n, k / 2],"
+    " uint8[..., n, k / 32]) or MXFP8 (float8_e4m3fn[..., n, k],"
+    f" uint8[..., n, k / 32]), got {brief(values)} and {brief(scale)}"
+  )
+
+
+def is_float(x: Any) -> bool:
+  """Returns whether a dtype is a float of more than a byte."""
+  return x.dtype.itemsize > 1 and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def require_global_scale(
+  who: str, name: str, given: Any, values: Any, axis: int
+) -> int:
+  """Returns how many equal parts of the rows have a global scale each.
+
+  Args:
+    who: the function that an error names.
+    name: the argument or tensor.
+    given: the global scale: an array, or a tensor with a `shape` and a `dtype`.
+    values: values of the weight.
+    axis: the axis along which blocks lie, -1 or -2.
+
+  Returns:
+    0 for one number, 1 for one number for each index of the leading dimensions,
+    otherwise the number of parts.
+
+  Raises:
+    TypeError: If the shape or the dtype does not fit.
+  """
+  parts = _count_parts(given, values, axis)
+  if parts is None:
+    lead = tuple(values.shape[:-2])
+    raise TypeError(
+      f"{who}: {name} must be one float, one for each index of the leading"
+      f" dimensions {lead}, or one for each of p equal parts of the"
+      f" {_rows(values, axis)} rows, {[*lead, 'p']}, got {brief(given)}"
+    )
+  return parts
+
+
+def _count_parts(given: Any, values: Any, axis: int) -> int | None:
+  """Returns the result of `require_global_scale`, or None if nothing fits."""
+  lead, shape = tuple(values.shape[:-2]), tuple(given.shape)
+  if not jnp.issubdtype(given.dtype, jnp.floating):
+    return None
+  if math.prod(shape) == 1:
+    return 0
+  if shape in (lead, (*lead, 1, 1)):
+    return 1
+  count = shape[-1] if shape[:-1] == lead and shape else 0
+  return count if count and _rows(values, axis) % count == 0 else None
+
+
+def _rows(values: Any, axis: int) -> int:
+  return values.shape[-3 - axis] if len(values.shape) > 1 else 0
+
+
+def blocked_axis(values: Any, scale: Any) -> int | None:
+  """Returns the axis along which blocks lie, or None if sizes do not fit.
+
+  It is -1, or -2 for a stack [..., k, n]. Values and linear scales have the
+  same size along all other axes.
+  """
+  of_values, of_scale = tuple(values.shape), tuple(scale.shape)
+  if len(of_values) < 2 or len(of_scale) != len(of_values):
+    return None
+  if not all(of_scale):
+    return None
+  if of_values[:-1] == of_scale[:-1]:
+    return -1
+  is_stack = len(of_values) > 2 and of_values[:-2] == of_scale[:-2]
+  return -2 if is_stack and of_values[-1] == of_scale[-1] else None
+
+
+def scale_block(weight: Any, scale: Any) -> tuple[int, int] | None:
+  """Returns how many rows and columns of FP8 share a scale; None if unclear."""
+  if len(weight.shape) < 2 or len(scale.shape) != len(weight.shape):
+    return None
+  *lead, n, k = weight.shape
+  *scale_lead, rows, columns = scale.shape
+  if lead != scale_lead or not n or not k or k % formats.MXFP8.block_size:
+    return None
+  for size in _SCALE_ROWS:
+    for width in _SCALE_COLUMNS:
+      if -(-n // size) == rows and -(-k // width) == columns:
+        return size, width
+  return None
+
+
+def require_known_global(
+  second: GlobalScale, format: formats.BlockFormat
+) -> None:
+  """Raises TypeError if NVFP4 lacks a global scale, or MX has one."""
+  who, name = second.who, second.name
+  if format.has_global_scale and second.given is None:
+    raise TypeError(
+      f"{who}: {name} must be given for {format}, because without it weights"
+      " are wrong by orders of magnitude, got None; pass 1.0 if the"
+      " checkpoint has none"
+    )
+  require_no_global(second, format)
+
+
+def require_no_global(second: GlobalScale, format: formats.BlockFormat) -> None:
+  """Raises TypeError if a format without a global scale has one."""
+  if second.given is not None and not format.has_global_scale:
+    raise TypeError(
+      f"{second.who}: {second.name} must be None for {format}, which has none;"
+      f" leave {second.name} out"
+    )
+
+
+def has_dtypes(format: formats.BlockFormat, values: Any, scale: Any) -> bool:
+  # Bytes are read as E4M3. Only tensors with E5M2's dtype are E5M2.
+  of_values = {formats.PACKED} if format.is_fp4 else {format.values_dtype}
+  if format == formats.MXFP8:
+    of_values.add(formats.PACKED)
+  return values.dtype in of_values and scale.dtype in (
+    format.scale_dtype,
+    formats.PACKED,
+  )
+
+
+def swizzled_shape(format: formats.BlockFormat, qdata: Any) -> tuple[int, ...]:
+  *lead, rows, size = qdata.shape
+  columns = size * 8 // (format.block_size * format.value_bits)
+  return layouts.swizzled_shape((*lead, rows, columns))
+
+
+def brief(x: Any) -> str:
+  """Returns dtype and shape for a message."""
+  return f"{x.dtype}{list(x.shape)}"
+
+
+def assemble(
+  format: formats.BlockFormat,
+  values: Any,
+  scale: Any,
+  second: GlobalScale | None = None,
+  *,
+  axis: int = -1,
+  is_swizzled: bool = False,
+) -> scaled_array.ScaledArray:
+  """Returns a `ScaledArray` of parts whose format is known.
+
+  Args:
+    format: the format.
+    values: values of the weight, or their bytes.
+    scale: block scales in the shape of the result, or their bytes.
+    second: the global scale; None if the layout has none.
+    axis: the axis along which blocks lie, -1 or -2.
+    is_swizzled: whether block scales lie in tiles.
+
+  Raises:
+    TypeError: If the shape or dtype of the global scale does not fit.
+    CheckpointError: If the global scale is out of range.
+  """
+  multiplier = None
+  if second is not None and second.given is not None:
+    scale, second = _replace_zeros(values, scale, second, axis, is_swizzled)
+    multiplier = _multiplier(second, values, axis)
+  dtype = formats.PACKED if format.is_fp4 else format.array_dtype
+  return scaled_array.ScaledArray(
+    _viewed(values, dtype),
+    _viewed(scale, format.scale_dtype),
+    multiplier,
+    format,
+    scale_layout=layouts.SWIZZLED if is_swizzled else layouts.LINEAR,
+  )
+
+
+def _viewed(x: Any, dtype: np.dtype) -> Any:
+  """Returns the same bytes with another dtype of one byte."""
+  if x.dtype == dtype:
+    return x
+  if isinstance(x, np.ndarray):
+    return x.view(dtype)
+  return lax.bitcast_convert_type(x, dtype)
+
+
+def from_linear(
+  values: Any, scale: Any, second: GlobalScale
+) -> scaled_array.ScaledArray:
+  """Returns a `ScaledArray` of values, linear scales and a global scale."""
+  format = find_format(second.who, values, scale)
+  require_known_global(second, format)
+  axis = blocked_axis(values, scale)
+  assert axis is not None  # they fit a format
+  if is_float(scale):
+    scale = _as_e4m3(second.who, scale)
+  blocks = values.shape[axis] * 8 // (format.block_size * format.value_bits)
+  scale = repeated(scale, blocks // scale.shape[axis], axis, blocks)
+  array = assemble(format, values, scale, second, axis=axis)
+  if array.global_scale is None or len(values.shape) < 3:
+    return array
+  scale, multiplier = _folded(array.scale, array.global_scale)
+  return scaled_array.ScaledArray(array.values, scale, multiplier, format)
+
+
+def _as_e4m3(who: str, scale: Any) -> Any:
+  """Returns block scales in E4M3, which must hold them exactly."""
+  if not is_known(scale):
+    raise TypeError(
+      f"{who}: block scales in {scale.dtype} must be concrete arrays, so that"
+      " they can be compared with E4M3, got traced ones; cast them to"
+      " float8_e4m3fn"
+    )
+  with np.errstate(invalid="ignore", over="ignore"):
+    codes = scale.astype(formats.E4M3)
+  same = (codes.astype(np.float32) == scale) | (scale != scale)
+  if not bool(same.all()):
+    bad = float(np.asarray(scale)[~np.asarray(same)].reshape(-1)[0])
+    raise errors.CheckpointError(
+      f"{who}: block scales in {scale.dtype} must be representable in E4M3, as"
+      f" NVFP4 requires, got {bad:g}; quantize the"
+      " unquantized weight"
+    )
+  return codes
+
+
+def repeated(x: Any, times: int, axis: int, size: int) -> Any:
+  """Returns an array with each index repeated, cut to a size."""
+  if times > 1:
+    x = (np if isinstance(x, np.ndarray) else jnp).repeat(x, times, axis=axis)
+  if x.shape[axis] == size:
+    return x
+  cut = [slice(None)] * len(x.shape)
+  cut[axis] = slice(size)
+  return x[tuple(cut)]
+
+
+def _folded(scale: Any, multiplier: Any) -> tuple[Any, Any]:
+  """Returns block scales and one multiplier an expert, if both are exact.
+
+  `ragged_dot` takes one global scale for each expert. The largest one of an
+  expert stays, and block scales are multiplied by the ratios of the others.
+  """
+  if multiplier.size in (1, math.prod(multiplier.shape[:-2])):
+    return scale, multiplier
+  if not (is_known(scale) and is_known(multiplier)):
+    return scale, multiplier
+  parts = np.asarray(multiplier, np.float64)
+  largest = parts.max(axis=(-1, -2), keepdims=True)
+  with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    ratio = np.where(largest > 0, parts / largest, 1)
+    numbers = np.asarray(_viewed(scale, formats.E4M3)).astype(np.float64)
+    wanted = numbers * ratio
+    codes = wanted.astype(formats.E4M3)
+    is_exact = codes.astype(np.float64) == wanted
+  if not bool((is_exact | np.isnan(numbers)).all()):
+    return scale, multiplier
+  return codes, largest.astype(np.float32)
+
+
+def _multiplier(second: GlobalScale, values: Any, axis: int) -> Any:
+  """Returns the f32 that multiplies, with the rank of values.
+
+  Its shape is [..., n, 1] if parts of the rows have different global scales.
+  """
+  given = second.given
+  if not isinstance(given, jax.Array):
+    given = np.asarray(given)
+  parts = require_global_scale(second.who, second.name, given, values, axis)
+  given = given.astype(np.float32)
+  if is_known(given):
+    _require_range(second, np.asarray(given))
+  with np.errstate(divide="ignore", over="ignore"):
+    given = np.float32(1) / given if second.divides else given
+  lead = tuple(values.shape[:-2])
+  if parts == 0:
+    return given.reshape((1,) * len(values.shape))
+  if parts > 1 and is_known(given) and bool((given == given[..., :1]).all()):
+    given, parts = given[..., 0], 1
+  if parts == 1:
+    return given.reshape((*lead, 1, 1))
+  rows = _rows(values, axis)
+  given = repeated(given, rows // parts, -1, rows)
+  return given.reshape((*lead, rows, 1) if axis == -1 else (*lead, 1, rows))
+
+
+def _require_range(second: GlobalScale, given: np.ndarray) -> None:
+  """Raises CheckpointError for a global scale that is probably inverted."""
+  allowed, divides = second.allowed, second.divides
+  if allowed is None:
+    return
+  is_good = _is_allowed(given, allowed, divides)
+  if is_good.all():
+    return
+  smallest, largest = allowed
+  bad = float(given[~is_good].reshape(-1)[0])
+  word = "divides" if divides else "multiplies"
+  bounds = [1 / largest, 1 / smallest] if divides else [smallest, largest]
+  raise errors.CheckpointError(
+    f"{second.who}: {second.name} {word}, and must be in [{bounds[0]:.4g},"
+    f" {bounds[1]:.4g}] or 1, got {bad:g}; ModelOpt's weight_scale_2 (about"
+    " 1e-4) multiplies,"
+    " compressed-tensors' weight_global_scale (1e3 to 1e4) divides; if the"
+    " value is intended, pass global_scale_range=None"
+  )
+
+
+def _is_allowed(given: np.ndarray, allowed: Range, divides: bool) -> np.ndarray:
+  smallest, largest = allowed
+  with np.errstate(divide="ignore", over="ignore"):
+    numbers = 1 / given.astype(np.float64) if divides else given
+  return (numbers >= smallest) & (numbers <= largest) | (given == 1)
+
+
+def _replace_zeros(
+  values: Any, scale: Any, second: GlobalScale, axis: int, is_swizzled: bool
+) -> tuple[Any, GlobalScale]:
+  """Returns block scales and global scale, changed if all values are 0.
+
+  Some tools write a global scale of 0, infinity or NaN for a tensor of zeros,
+  and NaN block scales. The global scale becomes 1 and NaN block scales become
+  0, so the weight is exactly 0. Traced arrays stay as they are.
+
+  Args:
+    values: packed FP4, because only NVFP4 has a global scale.
+    scale: block scales, with the leading dimensions of `values`.
+    second: the global scale.
+    axis: the axis along which blocks lie, -1 or -2.
+    is_swizzled: whether block scales lie in tiles.
+  """
+  given = second.given
+  if not isinstance(given, jax.Array):
+    given = np.asarray(given)
+  if not all(map(is_known, (values, scale, given))):
+    return scale, second
+  parts = _count_parts(given, values, axis)
+  if parts is None or (parts > 1 and is_swizzled):  # `_multiplier` raises
+    return scale, second
+  numbers = np.asarray(given, np.float32)
+  limits = np.finfo(np.float32)
+  usable = second.allowed or (float(limits.tiny), float(limits.max))
+  is_odd = ~_is_allowed(numbers, usable, second.divides)
+  if not is_odd.any():
+    return scale, second
+  magnitudes = np.asarray(values).view(np.uint8) & _FP4_MAGNITUDES
+  codes = np.asarray(scale).view(np.uint8)
+  lead, rows = tuple(values.shape[:-2]), _rows(values, axis)
+  is_zero: Any
+  if parts == 0:
+    is_zero, spread = ~magnitudes.any(), (1,) * codes.ndim
+  elif parts == 1:
+    is_zero, spread = ~magnitudes.any((-2, -1)), (*lead, 1, 1)
+  else:
+    is_zero = (~magnitudes.any(axis)).reshape(*lead, parts, -1).all(-1)
+    spread = (*lead, rows, 1) if axis == -1 else (*lead, 1, rows)
+  is_replaced = is_odd & is_zero.reshape(numbers.shape)
+  where = is_replaced
+  if parts > 1:
+    where = np.repeat(is_replaced, rows // parts, axis=-1)
+  is_nan = (codes & ~np.uint8(SIGN)) == E4M3_NAN
+  scale = np.where(is_nan & where.reshape(spread), np.uint8(0), codes)
+  scale = scale.view(formats.E4M3)
+  numbers = np.where(is_replaced, np.float32(1), numbers)
+  return scale, dataclasses.replace(second, given=numbers)
+
+
+def is_known(x: Any) -> bool:
+  """Returns whether all numbers of an array are at hand."""
+  if isinstance(x, np.ndarray):
+    return True
+  return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable

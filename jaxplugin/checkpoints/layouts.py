@@ -1,0 +1,1070 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint layouts: names, parts and configurations of each tool's weights.
+
+`LAYOUTS` at the end has a record for each layout. To add one, write its record
+and the functions that only this layout needs. `conversions.py` computes with
+the arrays of a weight.
+
+Sources of what is written: `hf_quant_config.json` and its conversion of NVIDIA
+Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16 and MXFP4A16 of
+compressed-tensors 0.20; `Mxfp4Config` and `TorchAoConfig` of transformers 5,
+with configurations of torchao 0.18; comfy-kitchen at 7d86acf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import layouts as array_layouts
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import assembly
+from jaxplugin.checkpoints import comfyui_marks
+from jaxplugin.checkpoints import conversions
+from jaxplugin.checkpoints import gguf_files
+from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import names
+from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+
+MODELOPT: Final = "modelopt"
+COMPRESSED_TENSORS: Final = "compressed-tensors"
+TORCHAO: Final = "torchao"
+COMFYUI: Final = "comfyui"
+# ModelOpt with enable_swizzle_layout: scales in tiles.
+MODELOPT_SWIZZLED: Final = "modelopt-swizzled"
+
+_WHO: Final = "checkpoints.load"
+_PACKED: Final = ".weight_packed"
+_VALUE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E5M2)
+_SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
+_INT8: Final = np.dtype(np.int8)
+_WORDS: Final = np.dtype(np.uint32)
+_SVDQUANT: Final = ("svdquant_lora_a", "svdquant_lora_b")
+# Global scales. A weight with one is quantized, even without block scales.
+_SECOND: Final = "weight_scale_2"
+_DIVISOR: Final = "weight_global_scale"
+# Names of Hugging Face, and the original ones.
+_GPT_OSS_SUFFIXES: Final = (("_blocks", "_scales"), (".blocks", ".scales"))
+_TORCHAO_BLOCKS: Final = {
+  "NVFP4Tensor": formats.NVFP4.block_size,
+  "MXTensor": formats.MXFP4.block_size,
+}
+_TORCHAO_VALUES: Final = {
+  formats.NVFP4: "float4_e2m1fn_x2",
+  formats.MXFP4: "float4_e2m1fn_x2",
+  formats.MXFP8: "float8_e4m3fn",
+}
+_TORCH_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# Engines read the name. `written_by` is an addition of jaxplugin.
+_PRODUCER: Final = {
+  "name": "modelopt",
+  "version": "0.47.0",
+  "written_by": "jaxplugin",
+}
+_COMPRESSED_VERSION: Final = "0.20.0"
+_ALL: Final = (formats.NVFP4, formats.MXFP8, formats.MXFP4)
+_TYPE_NAMES: Final = {dtype: x for x, dtype in safetensors_files.DTYPES.items()}
+_BYTES: Final = _TYPE_NAMES[formats.PACKED]
+
+
+# Shared by the readers.
+
+
+def _entry(
+  layout: str,
+  format: formats.BlockFormat,
+  parts: Sequence[stored.StoredTensor | None],
+  convert: Callable[..., scaled_array.ScaledArray],
+  **fields: Any,
+) -> records.Entry:
+  """Returns an entry.
+
+  Args:
+    layout: the layout's name.
+    format: the format.
+    parts: values, block scales and the global scale, None for a missing one;
+      then other tensors that belong to the weight.
+    convert: takes the arrays of all parts, and global_scale_range.
+    **fields: other fields of the entry. By default the name is the name of the
+      values, and values lie along the last axis.
+  """
+  values, _, *rest = parts
+  assert values is not None
+
+  def make(allowed: assembly.Range | None) -> scaled_array.ScaledArray:
+    return convert(*(x and x.read() for x in parts), global_scale_range=allowed)
+
+  return records.Entry(
+    **{"name": values.name, "shape": _shape(format, values), **fields},
+    layout=layout,
+    format=format,
+    parts=tuple(x for x in parts if x is not None),
+    make=make,
+    global_scale=rest[0] if rest else None,
+  )
+
+
+def _shape(
+  format: formats.BlockFormat, values: stored.StoredTensor, axis: int = -1
+) -> tuple[int, ...]:
+  shape = list(values.shape)
+  bits = shape[axis] * 8 * values.dtype.itemsize
+  shape[axis] = bits // format.value_bits
+  return tuple(shape)
+
+
+def _activation(
+  contents: records.Contents, layout: str, prefix: str
+) -> str | None:
+  """Returns the name of the global scale of the activation, if it exists."""
+  leaf, _ = BY_NAME[layout].activation_scale or ("", False)
+  return f"{prefix}{leaf}" if f"{prefix}{leaf}" in contents.tensors else None
+
+
+def _base(name: str) -> str:
+  return name.removesuffix(names.WEIGHT)
+
+
+def _prefix(name: str) -> str:
+  """Returns the prefix of a weight's other parts.
+
+  It is "up." for "up.weight", and "experts.up_proj_" for "experts.up_proj".
+  """
+  return f"{_base(name)}." if name.endswith(names.WEIGHT) else f"{name}_"
+
+
+def _linear_entry(
+  contents: records.Contents,
+  layout: str,
+  values: stored.StoredTensor,
+  prefix: str,
+  second_name: str,
+  convert: Callable[..., scaled_array.ScaledArray],
+) -> tuple[records.Entry, int]:
+  """Returns a weight with linear "weight_scale", and the axis of its blocks."""
+  scale = contents.part(values, f"{prefix}weight_scale")
+  second = contents.tensors.get(f"{prefix}{second_name}")
+  format = assembly.find_format(_WHO, values, scale)
+  assembly.require_known_global(
+    assembly.GlobalScale(_WHO, second_name, second, None), format
+  )
+  axis = assembly.blocked_axis(values, scale)
+  assert axis is not None  # they fit a format
+  if second is not None:
+    assembly.require_global_scale(_WHO, second.name, second, values, axis)
+  entry = _entry(
+    *(layout, format, (values, scale, second), convert),
+    shape=_shape(format, values, axis),
+    activation_scale=_activation(contents, layout, prefix),
+  )
+  return entry, axis
+
+
+def _torchao_entry(
+  layout: str,
+  parts: tuple[
+    stored.StoredTensor, stored.StoredTensor, stored.StoredTensor | None
+  ],
+  is_swizzled: bool,
+  **fields: Any,
+) -> records.Entry:
+  """Returns a weight that `from_torchao` converts."""
+  format = conversions.torchao_format(_WHO, *parts[:2], is_swizzled)
+  convert = functools.partial(conversions.from_torchao, is_swizzled=is_swizzled)
+  return _entry(layout, format, parts, convert, **fields)
+
+
+def _recognize_named_scales(
+  contents: records.Contents, values: stored.StoredTensor
+) -> records.Entry | None:
+  """Returns the weight of values with a "weight_scale"; None for others.
+
+  Several layouts have these names, dtypes and often shapes. ComfyUI's marks and
+  the caller decide first, then a configuration, then shapes.
+
+  Raises:
+    CheckpointError: If a part is missing or does not fit.
+  """
+  name, tensors = values.name, contents.tensors
+  prefix = _prefix(name)
+  others: tuple[str, ...] = ()
+  if name.endswith(_PACKED):
+    return None
+  if _mark(contents, name) is not None:
+    layout = COMFYUI
+  elif values.dtype not in _VALUE_TYPES:
+    return None
+  else:
+    scale = tensors.get(f"{prefix}weight_scale")
+    seconds = [x for x in (_SECOND, _DIVISOR) if f"{prefix}{x}" in tensors]
+    if scale is None:
+      if seconds:
+        raise stored.fault(
+          values,
+          f"its block scales, {f'{prefix}weight_scale'!r}, must be there too:"
+          f" {f'{prefix}{seconds[0]}'!r} says that it is NVFP4",
+        )
+      return None
+    is_nvfp4 = values.dtype == formats.PACKED and (
+      bool(seconds) or formats.NVFP4.name in contents.config.lower()
+    )
+    if scale.dtype not in _SCALE_TYPES and not is_nvfp4:
+      return None
+    is_linear = assembly.blocked_axis(values, scale) is not None
+    if not (is_linear or seconds) and assembly.scale_block(values, scale):
+      return None  # a scale for several rows is DeepSeek's
+    if contents.layout is not None:
+      is_compressed = contents.layout == COMPRESSED_TENSORS
+    else:
+      is_compressed = COMPRESSED_TENSORS in contents.config
+    if _DIVISOR in seconds or (
+      not seconds and is_compressed and name.endswith(names.WEIGHT)
+    ):
+      layout = COMPRESSED_TENSORS
+    else:
+      layout, others = _open_layout(contents, values, scale, bool(seconds))
+  read = BY_NAME[layout].read
+  assert read is not None, layout
+  return dataclasses.replace(read(contents, values, prefix), others=others)
+
+
+def _open_layout(
+  contents: records.Contents,
+  values: stored.StoredTensor,
+  scale: stored.StoredTensor,
+  has_second: bool,
+) -> tuple[str, tuple[str, ...]]:
+  """Returns the layout to read a weight in, and others that it may have.
+
+  Scales in tiles are padded to 128 rows and 4 columns. Often they need no
+  padding, and shapes do not decide.
+  """
+  tiled: tuple[str, ...] = (COMFYUI,)
+  if has_second:
+    tiled = (MODELOPT_SWIZZLED, COMFYUI)
+  try:
+    conversions.comfyui_format(_WHO, values, scale, has_second)
+  except TypeError:
+    tiled = ()
+  is_linear = assembly.blocked_axis(values, scale) is not None
+  if contents.layout in (COMFYUI, MODELOPT_SWIZZLED):
+    return contents.layout, ()
+  if contents.layout is not None or not tiled:
+    return MODELOPT, ()
+  if contents.marks.are_modelopt:
+    # ModelOpt's header does not say whether scales lie in tiles.
+    if not is_linear:
+      return tiled[0], ()
+    return MODELOPT, tiled[:1]
+  if is_linear:
+    return MODELOPT, () if contents.config else tiled
+  if contents.config:
+    return tiled[0], tiled[1:]
+  return COMFYUI, tiled[:-1]
+
+
+# Shared by the writers.
+
+
+def divided(scale: Any) -> np.ndarray:
+  """Returns 1 / scale in f32."""
+  return np.float32(1) / np.asarray(scale, np.float32)
+
+
+def _one(array: scaled_array.ScaledArray) -> np.ndarray:
+  return np.asarray(array.global_scale, np.float32).reshape(())
+
+
+def _parts(
+  weight: records.Weight,
+  values: str,
+  scale: str,
+  second: str,
+  *,
+  take: Callable[[scaled_array.ScaledArray], Any] = _one,
+  shape: tuple[int, ...] = (),
+  is_typed: bool = False,
+) -> list[records.Part]:
+  """Returns values, block scales and, of NVFP4, a global scale.
+
+  Args:
+    weight: the weight.
+    values, scale, second: names of the tensors.
+    take: returns the numbers of the global scale.
+    shape: the shape of the global scale.
+    is_typed: whether E8M0 scales have their dtype; otherwise they are bytes.
+  """
+  format = weight.format
+  has_second = format.has_global_scale
+  values_shape = weight.divided(2) if format.is_fp4 else weight.shape
+  found = [
+    records.Part(
+      name=values,
+      type_name=_BYTES if format.is_fp4 else _TYPE_NAMES[format.values_dtype],
+      shape=values_shape,
+      take=lambda array: array.values,
+    ),
+    records.Part(
+      name=scale,
+      type_name=(
+        _TYPE_NAMES[format.scale_dtype] if has_second or is_typed else _BYTES
+      ),
+      shape=weight.divided(format.block_size),
+      take=lambda array: array.scale,
+    ),
+  ]
+  if has_second:
+    found.append(
+      records.Part(name=second, type_name="F32", shape=shape, take=take)
+    )
+  return found
+
+
+def _matrix_refusal(layout: str, weight: records.Weight) -> str | None:
+  if len(weight.shape) != 2:
+    return f"layout {layout} does not store experts in one tensor"
+  if not weight.name.endswith(names.WEIGHT):
+    return f"layout {layout} stores only weights named *.weight"
+  return None
+
+
+# ModelOpt.
+
+
+def _read_modelopt(
+  contents: records.Contents, values: stored.StoredTensor, prefix: str
+) -> records.Entry:
+  """Returns a matrix, or experts [E, n, k] or [E, k, n]."""
+  entry, axis = _linear_entry(
+    *(contents, MODELOPT, values, prefix, _SECOND, conversions.from_modelopt)
+  )
+  return _with_rest_of_product(contents, entry, prefix, axis)
+
+
+def _read_modelopt_swizzled(
+  contents: records.Contents, values: stored.StoredTensor, prefix: str
+) -> records.Entry:
+  scale = contents.part(values, f"{prefix}weight_scale")
+  parts = (values, scale, contents.tensors.get(f"{prefix}{_SECOND}"))
+  activation = _activation(contents, MODELOPT_SWIZZLED, prefix)
+  entry = _torchao_entry(
+    MODELOPT_SWIZZLED, parts, True, activation_scale=activation
+  )
+  return _with_rest_of_product(contents, entry, prefix, axis=-1)
+
+
+def _with_rest_of_product(
+  contents: records.Contents, entry: records.Entry, prefix: str, axis: int
+) -> records.Entry:
+  """Returns the entry with ModelOpt's pre_quant_scale if it has one."""
+  for suffix in _SVDQUANT:
+    if f"{prefix}{suffix}" in contents.tensors:
+      raise stored.fault(
+        entry.parts[0],
+        f"{prefix}{suffix} says that the weight is one term of a sum"
+        " (SVDQuant), which is not supported; use a checkpoint without"
+        " SVDQuant",
+      )
+  awq = contents.tensors.get(f"{prefix}pre_quant_scale")
+  if awq is None:
+    return entry
+  if math.prod(awq.shape) != entry.shape[axis]:
+    raise stored.fault(
+      awq,
+      f"it must have k={entry.shape[axis]} numbers, got shape"
+      f" {list(awq.shape)}",
+    )
+  return dataclasses.replace(entry, pre_quant_scale=awq.name)
+
+
+def _modelopt_parts(weight: records.Weight) -> list[records.Part]:
+  prefix = _prefix(weight.name)
+  return _parts(
+    weight, weight.name, f"{prefix}weight_scale", f"{prefix}{_SECOND}"
+  )
+
+
+def _modelopt_refusal(weight: records.Weight) -> str | None:
+  if len(weight.shape) == 2:
+    return None
+  if weight.axis == -1:
+    return "layout modelopt does not store experts [E, n, k] in one tensor"
+  if weight.format != formats.NVFP4:
+    return f"layout modelopt does not store {weight.format} experts [E, k, n]"
+  return None
+
+
+def _modelopt_quantization(format: formats.BlockFormat) -> dict[str, Any]:
+  # Engines run ModelOpt's MX formats with both operands quantized, so only
+  # NVFP4 has a word for unquantized activations.
+  if format == formats.NVFP4:
+    return {"quant_algo": "W4A16_NVFP4", "group_size": format.block_size}
+  if format == formats.MXFP8:
+    return {"quant_algo": "MXFP8", "group_size": format.block_size}
+  return {"quant_algo": str(format)}
+
+
+def _modelopt_file(
+  format: formats.BlockFormat, left: list[str]
+) -> dict[str, Any]:
+  return {
+    "producer": dict(_PRODUCER),
+    "quantization": {
+      **_modelopt_quantization(format),
+      "kv_cache_quant_algo": None,
+      "exclude_modules": left,
+    },
+  }
+
+
+def _modelopt_config(
+  format: formats.BlockFormat, left: list[str]
+) -> dict[str, Any]:
+  config: dict[str, Any] = {}
+  if format == formats.NVFP4:
+    weights = {
+      "dynamic": False,
+      "num_bits": format.value_bits,
+      "type": "float",
+      "group_size": format.block_size,
+    }
+    config["config_groups"] = {
+      "group_0": {"weights": weights, "targets": ["Linear"]}
+    }
+  return {
+    **config,
+    "ignore": left,
+    "quant_algo": _modelopt_quantization(format)["quant_algo"],
+    "producer": dict(_PRODUCER),
+    "quant_method": MODELOPT,
+  }
+
+
+# compressed-tensors.
+
+
+def _recognize_compressed_tensors(
+  contents: records.Contents, values: stored.StoredTensor
+) -> records.Entry | None:
+  if not values.name.endswith(_PACKED) or values.dtype not in _VALUE_TYPES:
+    return None  # other dtypes are integers of pack-quantized
+  prefix = f"{values.name.removesuffix(_PACKED)}."
+  return _read_compressed_tensors(contents, values, prefix)
+
+
+def _read_compressed_tensors(
+  contents: records.Contents, values: stored.StoredTensor, prefix: str
+) -> records.Entry:
+  base = prefix.removesuffix(".")
+  if f"{base}.weight_zero_point" in contents.tensors:
+    raise stored.fault(
+      values, "it has a weight_zero_point, and no block format has one"
+    )
+  convert = conversions.from_compressed_tensors
+  entry, _ = _linear_entry(
+    contents, COMPRESSED_TENSORS, values, f"{base}.", _DIVISOR, convert
+  )
+  return dataclasses.replace(entry, name=f"{base}{names.WEIGHT}")
+
+
+def _compressed_parts(weight: records.Weight) -> list[records.Part]:
+  base = _base(weight.name)
+  return _parts(
+    weight,
+    f"{base}{_PACKED}" if weight.format.is_fp4 else weight.name,
+    f"{base}.weight_scale",
+    f"{base}.{_DIVISOR}",
+    take=lambda array: divided(_one(array)),
+    shape=(1,),
+  )
+
+
+def _compressed_config(
+  format: formats.BlockFormat, left: list[str]
+) -> dict[str, Any]:
+  is_mx = not format.has_global_scale
+  word = f"{format}-{'pack-' if format.is_fp4 else ''}quantized"
+  return {
+    "version": _COMPRESSED_VERSION,
+    "quant_method": COMPRESSED_TENSORS,
+    "sparsity_config": {},
+    "transform_config": {},
+    "config_groups": {
+      "group_0": {
+        "targets": ["Linear"],
+        "weights": {
+          "num_bits": format.value_bits,
+          "type": "float",
+          "symmetric": True,
+          "group_size": format.block_size,
+          "strategy": "group" if is_mx else "tensor_group",
+          "dynamic": False,
+          "scale_dtype": "torch.uint8" if is_mx else "torch.float8_e4m3fn",
+        },
+        "input_activations": None,
+        "output_activations": None,
+        "format": word,
+      }
+    },
+    "kv_cache_scheme": None,
+    "format": word,
+    "quantization_status": "compressed",
+    "global_compression_ratio": None,
+    "ignore": left,
+    "moe_sparsity_config": None,
+  }
+
+
+# gpt-oss.
+
+
+def _recognize_gpt_oss(
+  contents: records.Contents, blocks: stored.StoredTensor
+) -> records.Entry | None:
+  if blocks.dtype != formats.PACKED:
+    return None
+  for values, scales_suffix in _GPT_OSS_SUFFIXES:
+    base = blocks.name.removesuffix(values)
+    name = f"{base}{scales_suffix}"
+    if base == blocks.name:
+      continue
+    scales = contents.tensors.get(name)
+    if scales is None and len(blocks.shape) > 2:
+      contents.part(blocks, name)  # raises an error that names it
+    if scales is not None and scales.dtype == formats.PACKED:
+      conversions.require_gpt_oss(_WHO, blocks, scales)
+      format = formats.MXFP4
+      return _entry(
+        *("gpt-oss", format, (blocks, scales)),
+        lambda x, y, **_: conversions.from_gpt_oss(x, y),
+        name=base,
+        shape=(*scales.shape[:-1], scales.shape[-1] * format.block_size),
+      )
+  return None
+
+
+def _gpt_oss_parts(weight: records.Weight) -> list[records.Part]:
+  # The original name "mlp1_weight" has a dot, names of Hugging Face do not.
+  dot = "." if weight.name.endswith("_weight") else "_"
+  *lead, n, k = weight.shape
+  if weight.axis == -2:
+    n, k = k, n
+  block_size = weight.format.block_size
+  blocks = (*lead, n, k // block_size)
+  return [
+    records.Part(
+      name=f"{weight.name}{dot}blocks",
+      type_name=_BYTES,
+      shape=(*blocks, block_size // 2),
+      take=lambda array: array.values,
+    ),
+    records.Part(
+      name=f"{weight.name}{dot}scales",
+      type_name=_BYTES,
+      shape=blocks,
+      take=lambda array: array.scale,
+    ),
+  ]
+
+
+def _gpt_oss_refusal(weight: records.Weight) -> str | None:
+  if len(weight.shape) == 2:
+    return "layout gpt-oss stores only quantized experts"
+  return None
+
+
+def _gpt_oss_config(
+  format: formats.BlockFormat, left: list[str]
+) -> dict[str, Any]:
+  return {"quant_method": str(format), "modules_to_not_convert": left}
+
+
+# torchao.
+
+
+def _recognize_torchao(
+  contents: records.Contents, values: stored.StoredTensor
+) -> records.Entry | None:
+  """Returns the weight of values "0._weight_qdata"; metadata has "0.weight"."""
+  module, _, leaf = values.name.rpartition(".")
+  leaf = leaf.removeprefix("_").removesuffix("_qdata")
+  name = f"{module}.{leaf}"
+  prefix = f"{module}._{leaf}_"
+  text = contents.source.metadata.get(name)
+  if text is None or values.name != f"{prefix}qdata":
+    return None
+  where = f"{values.file}: metadata of {name!r}"
+  metadata = json_text.parse_object(where, text)
+  kind, data = metadata.get("_type"), metadata.get("_data")
+  block_size = _TORCHAO_BLOCKS.get(kind) if isinstance(kind, str) else None
+  if block_size is None:
+    raise stored.fault(
+      values,
+      f"the header's metadata says that it is a {kind} of torchao, which is"
+      f" not supported; {' and '.join(_TORCHAO_BLOCKS)} are supported."
+      " Dequantize it with torchao and quantize the result",
+    )
+  if not isinstance(data, dict) or data.get("block_size") != block_size:
+    raise stored.fault(values, f"{kind} must have blocks of {block_size}")
+  is_swizzled = data.get("is_swizzled_scales", False)
+  if not isinstance(is_swizzled, bool):
+    raise stored.fault(values, "is_swizzled_scales must be true or false")
+  scale = contents.part(values, f"{prefix}scale")
+  parts = (values, scale, contents.tensors.get(f"{prefix}per_tensor_scale"))
+  activation = _activation(contents, TORCHAO, prefix)
+  return _torchao_entry(
+    *(TORCHAO, parts, is_swizzled),
+    name=name,
+    activation_scale=activation,
+  )
+
+
+def _torchao_parts(weight: records.Weight) -> list[records.Part]:
+  module, _, leaf = weight.name.rpartition(".")
+  prefix = f"{module}._{leaf}_"
+  return _parts(
+    weight,
+    f"{prefix}qdata",
+    f"{prefix}scale",
+    f"{prefix}per_tensor_scale",
+    take=lambda array: array.global_scale,
+    shape=(weight.shape[0], 1, 1) if len(weight.shape) > 2 else (),
+    is_typed=True,
+  )
+
+
+def _torchao_refusal(weight: records.Weight) -> str | None:
+  if weight.axis != -1:
+    return "layout torchao stores k as the last dimension"
+  if "." not in weight.name:
+    return "layout torchao stores only names with a dot"
+  return None
+
+
+def _typed(kind: str, data: Any) -> dict[str, Any]:
+  return {"_type": kind, "_data": data}
+
+
+def _torchao_config(
+  format: formats.BlockFormat, left: list[str]
+) -> dict[str, Any]:
+  if format.has_global_scale:
+    kind = "NVFP4WeightOnlyConfig"
+    data: dict[str, Any] = {"use_dynamic_per_tensor_scale": True}
+  else:
+    kind = "MXDynamicActivationMXWeightConfig"
+    dtype = _typed("torch.dtype", _TORCHAO_VALUES[format])
+    data = {
+      "block_size": format.block_size,
+      "activation_dtype": dtype,
+      "weight_dtype": dtype,
+      "kernel_preference": _typed("KernelPreference", "AUTO"),
+      "scaling_mode": _typed("ScaleCalculationMode", "RCEIL"),
+    }
+  return {
+    "quant_method": TORCHAO,
+    "quant_type": {"default": {"_type": kind, "_version": 1, "_data": data}},
+    "modules_to_not_convert": left,
+  }
+
+
+def _torchao_tensor(weight: records.Weight) -> dict[str, Any]:
+  """Returns metadata of an `NVFP4Tensor` or an `MXTensor`.
+
+  `act_quant_kwargs` is None, so activations stay unquantized.
+  """
+  format = weight.format
+  dtype = _typed("torch.dtype", _TORCH_DTYPES[weight.type_name])
+  if format.has_global_scale:
+    return {
+      **_typed(
+        "NVFP4Tensor",
+        {
+          "is_swizzled_scales": False,
+          "use_triton_kernel": False,
+          "act_quant_kwargs": None,
+          "block_size": format.block_size,
+          "orig_dtype": dtype,
+        },
+      ),
+      "_tensor_data_names": ["per_tensor_scale", "qdata", "scale"],
+    }
+  return {
+    **_typed(
+      "MXTensor",
+      {
+        "elem_dtype": _typed("torch.dtype", _TORCHAO_VALUES[format]),
+        "block_size": format.block_size,
+        "orig_dtype": dtype,
+        "kernel_preference": _typed("KernelPreference", "EMULATED"),
+        "act_quant_kwargs": None,
+        "is_swizzled_scales": False,
+      },
+    ),
+    "_tensor_data_names": ["qdata", "scale"],
+  }
+
+
+def _torchao_metadata(
+  tensors: Sequence[tuple[str, records.Weight | None]],
+) -> dict[str, str]:
+  metadata = {
+    name: json.dumps(
+      {"_type": "Tensor"} if weight is None else _torchao_tensor(weight)
+    )
+    for name, weight in tensors
+    if "." in name  # torchao's reader refuses other names
+  }
+  return {**metadata, "tensor_names": json.dumps([*metadata])}
+
+
+# ComfyUI.
+
+
+def _mark(contents: records.Contents, name: str) -> comfyui_marks.Mark | None:
+  """Returns ComfyUI's mark of a weight, unless the caller names a layout."""
+  if not name.endswith(names.WEIGHT):
+    return None
+  mark = contents.marks.find(_base(name))
+  return mark if contents.layout in (None, COMFYUI) else None
+
+
+def _read_comfyui(
+  contents: records.Contents, values: stored.StoredTensor, prefix: str
+) -> records.Entry:
+  mark = _mark(contents, values.name)
+  if mark is not None and mark.format not in comfyui_marks.FORMATS:
+    raise stored.fault(
+      values,
+      f"{mark.sign} says that it is {mark.format!r}, which jaxplugin does not"
+      f" support; it reads {' and '.join(comfyui_marks.FORMATS)}. Dequantize"
+      " the weight with ComfyUI and quantize the result",
+    )
+  if mark is not None and mark.is_rotated:
+    raise stored.fault(
+      values,
+      f"{mark.sign} says that it is rotated (ConvRot), which needs rotated"
+      " inputs and is not supported; use a checkpoint without rotation",
+    )
+  prefix = f"{prefix.removesuffix('.')}."
+  scale = contents.part(values, f"{prefix}weight_scale")
+  second = contents.tensors.get(f"{prefix}{_SECOND}")
+  format = conversions.comfyui_format(_WHO, values, scale, second is not None)
+  rows = _comfyui_rows(contents, values, prefix, format, mark)
+  mark_tensor = None if mark is None else mark.tensor
+  entry = _entry(
+    *(COMFYUI, format, (values, scale, second, mark_tensor)),
+    lambda x, y, z, *_, **options: conversions.from_comfyui(
+      x, y, z, rows=rows, **options
+    ),
+    shape=(rows, *_shape(format, values)[1:]),
+    activation_scale=_activation(contents, COMFYUI, prefix),
+  )
+  entry = _with_rest_of_product(contents, entry, prefix, axis=-1)
+  if mark is not None and format != comfyui_marks.FORMATS[mark.format]:
+    raise stored.fault(
+      values,
+      f"{mark.sign} says that it is {mark.format}, but its parts are those of"
+      f" {format}",
+    )
+  return entry
+
+
+def _comfyui_rows(
+  contents: records.Contents,
+  values: stored.StoredTensor,
+  prefix: str,
+  format: formats.BlockFormat,
+  mark: comfyui_marks.Mark | None,
+) -> int:
+  """Returns n without padding, from the mark or the size of the bias."""
+  n, unit = values.shape[0], comfyui_marks.ROWS[format]
+  bias = contents.tensors.get(f"{prefix}bias")
+  rows = n
+  if mark is not None and mark.rows is not None:
+    rows = mark.rows
+  elif bias is not None:
+    # Values are padded, the bias is not.
+    count = math.prod(bias.shape)
+    rows = count if extents.round_up(count, unit) == n else n
+  padded = extents.round_up(rows, unit)
+  # `conversions.from_comfyui` cannot cut tiles of scales.
+  tile = array_layouts.SCALE_TILE_ROWS
+  tiles = {extents.divide_up(x, tile) for x in (rows, n)}
+  if not 0 < rows <= n or padded not in (n, rows) or len(tiles) != 1:
+    raise stored.fault(
+      values, f"its {n} rows must be {rows} rows padded, as its mark says"
+    )
+  return rows
+
+
+def _comfyui_parts(weight: records.Weight) -> list[records.Part]:
+  prefix = _prefix(weight.name)
+  format, (n, k) = weight.format, weight.shape
+  rows = extents.round_up(n, comfyui_marks.ROWS[format])
+
+  def take_values(array: scaled_array.ScaledArray) -> np.ndarray:
+    codes = np.asarray(array.values).view(np.uint8)
+    if format.is_fp4:  # the first value in the high nibble
+      codes = np.bitwise_or(codes << 4, codes >> 4, dtype=np.uint8)
+    return np.pad(codes, ((0, rows - n), (0, 0)))
+
+  values, scale, *second = _parts(
+    weight, weight.name, f"{prefix}weight_scale", f"{prefix}{_SECOND}"
+  )
+  mark = comfyui_marks.mark(format, weight.shape)
+  return [
+    dataclasses.replace(
+      values, shape=(rows, values.shape[1]), take=take_values
+    ),
+    dataclasses.replace(
+      scale,
+      shape=array_layouts.swizzled_shape((n, k // format.block_size)),
+      take=lambda x: array_layouts.swizzle_scale(jnp.asarray(x.scale)),
+    ),
+    *second,
+    records.Part(
+      name=f"{_base(weight.name)}{comfyui_marks.SUFFIX}",
+      type_name=_BYTES,
+      shape=mark.shape,
+      take=lambda _: mark,
+    ),
+  ]
+
+
+def _comfyui_metadata(
+  tensors: Sequence[tuple[str, records.Weight | None]],
+) -> Mapping[str, str]:
+  return comfyui_marks.metadata(
+    (names.module_of(weight.name), weight.format, weight.shape)
+    for _, weight in tensors
+    if weight is not None
+  )
+
+
+# Layouts that are only read.
+
+
+def _recognize_deepseek(
+  contents: records.Contents, values: stored.StoredTensor
+) -> records.Entry | None:
+  """Returns FP4 or FP8 with E8M0 scales; None for other scales."""
+  if not values.name.endswith(names.WEIGHT):
+    return None
+  if values.dtype not in (*_VALUE_TYPES, _INT8):
+    return None
+  for leaf in ("weight_scale_inv", "scale", "weight_scale"):
+    scale = contents.tensors.get(f"{_prefix(values.name)}{leaf}")
+    if scale is not None and scale.dtype in (formats.PACKED, formats.E8M0):
+      format = conversions.deepseek_format(_WHO, values, scale)
+      return _entry(
+        *("deepseek", format, (values, scale)),
+        lambda x, y, **_: conversions.from_deepseek(x, y),
+      )
+  return None
+
+
+def _recognize_mlx(
+  contents: records.Contents, values: stored.StoredTensor
+) -> records.Entry | None:
+  """Returns a weight of MLX's float modes; None for affine ones."""
+  base = _base(values.name)
+  scales = contents.tensors.get(f"{base}.scales")
+  if base == values.name or values.dtype != _WORDS or scales is None:
+    return None
+  if scales.dtype != formats.PACKED or f"{base}.biases" in contents.tensors:
+    return None
+  if (name := f"{base}.global_scale") in contents.tensors:
+    raise stored.fault(
+      values, f"it has the global scale {name!r} of MLX, which is not supported"
+    )
+  format = conversions.mlx_format(_WHO, values, scales)
+  return _entry(
+    *("mlx", format, (values, scales)),
+    lambda x, y, **_: conversions.from_mlx(x, y),
+  )
+
+
+def _recognize_gguf(
+  contents: records.Contents, blocks: stored.StoredTensor
+) -> records.Entry | None:
+  if blocks.type_name not in gguf_files.BLOCKS:
+    return None
+  format = formats.resolve(_WHO, blocks.type_name.lower())
+  scale = None
+  if format == formats.NVFP4:
+    base = _base(blocks.name)
+    # llama.cpp's converter writes the first name, other tools the second.
+    scale_names = (f"{base}.scale", f"{base}{names.WEIGHT}.scale")
+    scales = [x for name in scale_names if (x := contents.tensors.get(name))]
+    if len(scales) > 1:
+      raise stored.fault(
+        blocks,
+        f"its global scale must be one tensor, got {scale_names[0]!r} and"
+        f" {scale_names[1]!r}",
+      )
+    scale = scales[0] if scales else None
+  return _entry(
+    *("gguf", format, (blocks, None, scale)),
+    lambda x, _, z, **options: conversions.from_gguf(x, format, z, **options),
+    shape=conversions.gguf_shape(_WHO, blocks, format),
+  )
+
+
+# The first layout that recognizes a weight reads it.
+LAYOUTS: Final = (
+  records.Layout(name="gguf", recognize=_recognize_gguf),
+  records.Layout(
+    name=MODELOPT,
+    recognize=_recognize_named_scales,  # and weights of other open layouts
+    read=_read_modelopt,
+    activation_scale=("input_scale", False),
+    formats=_ALL,
+    parts=_modelopt_parts,
+    refusal=_modelopt_refusal,
+    config=_modelopt_config,
+    quant_config=_modelopt_file,
+    shares=True,
+  ),
+  records.Layout(
+    name=COMPRESSED_TENSORS,
+    recognize=_recognize_compressed_tensors,
+    read=_read_compressed_tensors,
+    activation_scale=("input_global_scale", True),
+    formats=_ALL,
+    parts=_compressed_parts,
+    refusal=functools.partial(_matrix_refusal, COMPRESSED_TENSORS),
+    config=_compressed_config,
+    divides=True,
+    shares=True,
+  ),
+  records.Layout(
+    name="gpt-oss",
+    recognize=_recognize_gpt_oss,
+    formats=(formats.MXFP4,),
+    parts=_gpt_oss_parts,
+    refusal=_gpt_oss_refusal,
+    config=_gpt_oss_config,
+    transposes_stacks=True,
+  ),
+  records.Layout(
+    name=TORCHAO,
+    recognize=_recognize_torchao,
+    activation_scale=("act_per_tensor_scale", False),
+    formats=_ALL,
+    parts=_torchao_parts,
+    refusal=_torchao_refusal,
+    config=_torchao_config,
+    metadata=_torchao_metadata,
+    has_scale_of_each=True,
+  ),
+  records.Layout(
+    name=COMFYUI,
+    read=_read_comfyui,
+    activation_scale=("input_scale", False),
+    formats=tuple(comfyui_marks.FORMATS.values()),
+    parts=_comfyui_parts,
+    refusal=functools.partial(_matrix_refusal, COMFYUI),
+    metadata=_comfyui_metadata,
+  ),
+  records.Layout(
+    name=MODELOPT_SWIZZLED,
+    read=_read_modelopt_swizzled,
+    activation_scale=("input_scale", False),
+  ),
+  records.Layout(name="deepseek", recognize=_recognize_deepseek),
+  records.Layout(name="mlx", recognize=_recognize_mlx),
+)
+BY_NAME: Final = {layout.name: layout for layout in LAYOUTS}
+
+# Layouts that may have the same names, dtypes and shapes.
+OPEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.read is not None)
+# `quantize` uses the first one by default.
+WRITTEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.formats)
+WRITTEN_FORMATS: Final = tuple(map(str, _ALL))
+
+
+def find_written(
+  who: str, layout: str, format: formats.BlockFormat | str
+) -> tuple[records.Layout, formats.BlockFormat]:
+  """Returns a layout and a format that it stores.
+
+  Raises:
+    ValueError: If there is no such layout or format, or they do not fit.
+  """
+  format = formats.resolve(who, format)
+  if layout not in WRITTEN_LAYOUTS:
+    raise ValueError(
+      f"{who}: layout must be one of {', '.join(WRITTEN_LAYOUTS)}, got"
+      f" {layout!r}"
+    )
+  found = BY_NAME[layout]
+  if format in found.formats:
+    return found, format
+  others = [x.name for x in LAYOUTS if format in x.formats]
+  if not others:
+    raise ValueError(
+      f"{who}: format must be one that a layout stores, got {format};"
+      f" choose {', '.join(WRITTEN_FORMATS)}"
+    )
+  raise ValueError(
+    f"{who}: layout {layout} stores {', '.join(map(str, found.formats))},"
+    f" got {format}; for {format} choose layout {', '.join(others)}"
+  )
+
+
+def activation_scale(layout: str, scale: Any) -> jax.Array:
+  """Returns the calibrated `global_scale` of an activation.
+
+  ModelOpt's and ComfyUI's `input_scale` and torchao's `act_per_tensor_scale`
+  multiply, as `jp.quantize(x, "nvfp4", global_scale=)` takes them.
+  compressed-tensors' `input_global_scale` divides.
+
+  Args:
+    layout: "modelopt", "modelopt-swizzled", "comfyui", "torchao" or
+      "compressed-tensors".
+    scale: the tensor, one float.
+
+  Returns:
+    f32[], which multiplies.
+
+  Raises:
+    ValueError: If the layout has no such scale.
+    TypeError: If scale is not one float.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> scale = np.float32([64])
+    >>> jp.checkpoints.activation_scale("compressed-tensors", scale)
+    Array(0.015625, dtype=float32)
+  """
+  who = "checkpoints.activation_scale"
+  found = {x.name: x.activation_scale for x in LAYOUTS if x.activation_scale}
+  if layout not in found:
+    raise ValueError(
+      f"{who}: layout must be one of {', '.join(found)}, got {layout!r}"
+    )
+  given = jnp.asarray(scale)
+  if given.size != 1 or not jnp.issubdtype(given.dtype, jnp.floating):
+    raise TypeError(
+      f"{who}: scale must be one float, got {assembly.brief(given)}"
+    )
+  given = given.astype(jnp.float32).reshape(())
+  return 1 / given if found[layout][1] else given

@@ -1,0 +1,182 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizes weights as a layout stores them.
+
+vLLM and TensorRT-LLM fuse some weights into one matmul with one global scale.
+If the global scales differ, they use the largest, and the other weights get
+wrong numbers. ModelOpt and llm-compressor therefore give such weights the
+largest scale too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import assembly
+from jaxplugin.checkpoints import layouts
+from jaxplugin.checkpoints import names as naming
+from jaxplugin.checkpoints import numbers
+from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.writing import selection
+from jaxplugin.quantization import api
+
+_FUSED: Final = (
+  ("q_proj", "k_proj", "v_proj"),
+  ("q_a_proj", "kv_a_proj_with_mqa"),
+  ("gate_proj", "up_proj"),
+  ("w1", "w3"),
+)
+_KINDS: Final = {leaf: kind for kind in _FUSED for leaf in kind}
+# Scale codes of blocks whose only finite number is 0.
+_NO_SCALE: Final = (0, 0x7F)
+
+
+class Quantizer:
+  """Quantizes the weights of a checkpoint.
+
+  Attributes:
+    groups: for each weight that shares a global scale, the names of all weights
+      that share it.
+  """
+
+  def __init__(
+    self,
+    layout: records.Layout,
+    decisions: Iterable[selection.Decision],
+    allow_nonfinite: bool,
+  ) -> None:
+    self._layout = layout
+    self._allow_nonfinite = allow_nonfinite
+    self._scaled = {
+      x.tensor.name: x
+      for x in decisions
+      if x.weight is not None and x.weight.format.has_global_scale
+    }
+    self._scales: dict[tuple[str, ...], np.ndarray] = {}
+    self.groups: Mapping[str, tuple[str, ...]] = (
+      _groups(self._scaled) if layout.shares else {}
+    )
+
+  def quantize(self, decision: selection.Decision) -> scaled_array.ScaledArray:
+    """Returns a weight as it is written.
+
+    Raises:
+      CheckpointError: If a number is not finite, or if readers would refuse the
+        global scale.
+    """
+    weight = decision.weight
+    assert weight is not None
+    x = decision.tensor.read()
+    if not self._allow_nonfinite:
+      _require_finite(decision.tensor, x)
+    array = quantize(self._layout, weight, x, self._shared(weight.name))
+    if array.global_scale is not None:
+      scales = np.asarray(array.global_scale, np.float32)
+      smallest, largest = assembly.GLOBAL_SCALE_RANGE
+      good = (scales >= smallest) & (scales <= largest) | (scales == 1)
+      if not good.all():
+        raise stored.fault(
+          decision.tensor,
+          f"its global scale, {float(scales[~good][0]):g}, is outside"
+          f" [{smallest:.4g}, {largest:.4g}], so readers would consider it"
+          " inverted; exclude the weight",
+        )
+    return array
+
+  def _shared(self, name: str) -> np.ndarray | None:
+    """Returns the global scale f32[] that a weight shares, or None.
+
+    The first call for a group reads and quantizes all of its weights.
+    """
+    group = self.groups.get(name)
+    if group is None:
+      return None
+    if group not in self._scales:
+      scales = [x for n in group if (x := self._single(n)) is not None]
+      self._scales[group] = np.asarray(max(scales, default=1), np.float32)
+    return self._scales[group]
+
+  def _single(self, name: str) -> float | None:
+    """Returns the global scale of one weight; None if it is all zeros."""
+    decision = self._scaled[name]
+    assert decision.weight is not None
+    array = quantize(self._layout, decision.weight, decision.tensor.read())
+    codes = np.asarray(array.scale).view(np.uint8)
+    if np.isin(codes, _NO_SCALE).all():
+      return None
+    return np.asarray(array.global_scale, np.float32).item()
+
+
+def quantize(
+  layout: records.Layout,
+  weight: records.Weight,
+  x: np.ndarray,
+  shared: np.ndarray | None = None,
+) -> scaled_array.ScaledArray:
+  """Returns a weight quantized by `jp.quantize`, as a layout represents it.
+
+  If the layout writes a global scale that divides, the result's global scale is
+  the reciprocal of an f32: the one nearest to the scale of `jp.quantize`.
+
+  Args:
+    layout: the layout.
+    weight: the description of the weight.
+    x: its numbers.
+    shared: a global scale to use, f32.
+  """
+  axis = weight.axis
+  if layout.transposes_stacks and axis != -1:
+    x, axis = x.swapaxes(-1, -2), -1
+  given = jnp.asarray(x)
+  batch_dims = x.ndim - 2 if layout.has_scale_of_each else 0
+
+  def quantized(scale: np.ndarray | None) -> scaled_array.ScaledArray:
+    return api.quantize(
+      given,
+      weight.format,
+      axis=axis,
+      batch_dims=batch_dims,
+      global_scale=None if scale is None else jnp.asarray(scale),
+    )
+
+  if not layout.divides or not weight.format.has_global_scale:
+    return quantized(shared)
+  if shared is None:
+    array = quantized(None)
+    shared = np.asarray(array.global_scale).reshape(())
+    if layouts.divided(layouts.divided(shared)) == shared:
+      return array
+  return quantized(layouts.divided(layouts.divided(shared)))
+
+
+def _require_finite(tensor: stored.StoredTensor, x: np.ndarray) -> None:
+  index = numbers.first_nonfinite(x)
+  if index is not None:
+    raise stored.fault(
+      tensor,
+      f"a weight must be finite, got {float(x[index])} at {list(index)}, the"
+      " first such number; exclude the weight, or pass allow_nonfinite=True"
+      ' (--allow-nonfinite). load(check="numbers") (checkpoint --check'
+      " numbers) counts such numbers in all tensors",
+    )
+
+
+def _groups(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+  found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+  for name in names:
+    parent, _, leaf = name.removesuffix(naming.WEIGHT).rpartition(".")
+    if name.endswith(naming.WEIGHT) and leaf in _KINDS:
+      found.setdefault((parent, _KINDS[leaf]), []).append(name)
+  return {
+    name: tuple(group)
+    for group in found.values()
+    if len(group) > 1
+    for name in group
+  }
