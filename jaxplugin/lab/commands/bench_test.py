@@ -43,7 +43,7 @@ READS = ("read", "read by numpy", "read huge pages")
 class InstructionSetTest(absltest.TestCase):
   @pytest.mark.full
   def test_isa_limits_xla_and_kernels(self):
-    """In a process of its own: neither can be limited later."""
+    """Runs a process, because the limit must precede the first device."""
     better = ("amx_bf16", "avx512_bf16", "avx512")
     if jp.detect_target("cpu").cpu_kernels not in better:
       self.skipTest("needs AVX-512 and the kernels")
@@ -126,7 +126,7 @@ class RunTest(BenchTestCase):
   def test_small_run_is_verified_timed_printed_kept_and_drawn(self):
     path = self.directory / "r.json"
     plot = self.directory / "r.png"
-    # Its first import on a machine tells of the fonts that it finds.
+    # The first import of matplotlib on a machine prints the fonts it finds.
     importlib.import_module("matplotlib.font_manager")
     # JAX has it on CPUs since 0.12.
     refuse = absltest.mock.Mock(side_effect=NotImplementedError("not on a CPU"))

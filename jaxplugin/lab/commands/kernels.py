@@ -49,7 +49,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-  # Whether jax-triton could lower for it does not matter here.
+  # This command needs only Triton, not jax-triton.
   target = targets.named_target(args.target, ptxas=args.ptxas)
   target = target.with_library(targets.JAX_TRITON)
   if args.descriptors:

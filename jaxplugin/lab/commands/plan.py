@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from jaxplugin.cli import functions
 from jaxplugin.core import targets
 from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import layouts
-from jaxplugin.lab.planning import models
 from jaxplugin.lab.planning import picture
 from jaxplugin.lab.planning import plans
 from jaxplugin.lab.planning import report
@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> int:
   chosen = [layouts.parse(text) for text in args.layout]
   formats = [item.strip().lower() for item in args.formats.split(",")]
   for format in formats:
-    plans.dot_general(format)  # all are known before the first is compiled
+    plans.recipe_of(format)  # refuses one before the first is compiled
   if args.svg is not None:
     files.check_output("", args.svg, args.force)
   make = _of_function if functions.is_function(args.source) else _of_model
@@ -154,22 +154,23 @@ def _of_model(
   formats: list[str],
   target: targets.Target,
 ) -> Iterator[plans.Plan]:
-  if args.source not in models.MODELS:
+  if args.source not in blocks.MODELS:
     raise ValueError(
       f"plan: unknown model {args.source!r}; known:"
-      f" {', '.join(models.MODELS)}, or package.module:function"
+      f" {', '.join(blocks.MODELS)}, or package.module:function"
     )
   if args.arg or args.gradients:
     raise ValueError("plan: --arg and --gradients need a function, got a model")
-  model = models.MODELS[args.source]
+  model = blocks.MODELS[args.source]
   cases = []
   for layout in chosen:
-    block = model.block(
+    block = dataclasses.replace(
+      model,
       batch=args.batch or layout.size("dp", "fsdp", "ep"),
       sequence=args.sequence or _DEFAULT_SEQUENCE,
       remat=args.remat,
     )
-    blocks.check(block, layout)  # all of them before the first is compiled
+    blocks.check(block, layout)  # refuses one before the first is compiled
     cases.append((block, layout))
   for block, layout in cases:
     remat = " with remat" if block.remat else ""
@@ -207,14 +208,14 @@ def _of_function(
 def _with_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
   def both(*args: Any) -> Any:
     result, vjp = jax.vjp(fn, *args)
-    # Any gradient of the result does; this one is not constant.
+    # Any cotangent will do; the result is not constant.
     return result, vjp(result)
 
   return both
 
 
 def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
-  """An abstract array, split as "@fsdp+tp,-" says; without it it is whole."""
+  """Returns an abstract array with the sharding of "@fsdp+tp,-", if any."""
   array, _, axes = text.partition("@")
   try:
     spec = functions.argument(array)
@@ -261,7 +262,7 @@ that of both operands, as in jp.dot_general(format, format), or a recipe; a
 function is transformed by jp.quantize_dots, its first argument is the
 parameters.
 
-models: {", ".join(models.MODELS)}
+models: {", ".join(blocks.MODELS)}
 
 formats: {", ".join(plans.FORMATS)}""",
   examples=(

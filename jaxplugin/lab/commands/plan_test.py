@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`plan`, of functions and what it refuses; models are `plans_test`'s."""
+"""`plan` of functions, and its errors. `plans_test` has models."""
 
 from __future__ import annotations
 

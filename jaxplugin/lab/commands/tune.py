@@ -39,7 +39,7 @@ from jaxplugin.tables import regret
 from jaxplugin.tables import resolution
 
 _FAILED: Final = 1
-_INTERRUPTED: Final = 130  # as shells have it: 128 and SIGINT
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _GB: Final = 1_000_000_000
 
@@ -218,7 +218,7 @@ def _run(args: argparse.Namespace) -> int:
   # Processes that compile and time share the GPU's memory with this one.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   target = _target(args)
-  # What tables say today does not matter, nor that one of them is outdated.
+  # Without tables, so that an outdated one does not warn.
   with resolution.tuning(None):
     work = _workload(args, target)
     if args.operations is not None:
@@ -266,7 +266,7 @@ def _target(args: argparse.Namespace) -> targets.Target:
   named = arguments.target(args)
   if named is not None:
     arguments.print_missing_cudnn(named)
-    # Whether jax-triton could lower for it here does not matter.
+    # A dry run needs only Triton, not jax-triton.
     return named.with_library(targets.JAX_TRITON)
   device = devices.find(args.platform)
   if args.isa is not None and device.target.cpu_kernels != args.isa:

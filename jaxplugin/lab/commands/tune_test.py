@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`tune` on the command line: what it lists, refuses, measures and keeps."""
+"""`tune` on the command line: its listings, errors, measurements, tables."""
 
 import json
 import os
@@ -226,7 +226,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
 @needs_kernels
 @pytest.mark.full
 class TunedTest(command_lines.CommandLineTestCase):
-  """For real: on this machine's CPU."""
+  """Measures on this machine's CPU."""
 
   def tune(self, *arguments):
     return self.run_command(
@@ -307,7 +307,7 @@ class TunedTest(command_lines.CommandLineTestCase):
       text=True,
       env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    # A row is told once it is in the file.
+    # The command prints a row after it has written the row.
     self.assertTrue(any("m=16" in line for line in command.stdout))
     self.assertTrue(self.path.exists())
     command.send_signal(signal.SIGINT)

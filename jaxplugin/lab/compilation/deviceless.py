@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""XLA's whole GPU compiler, for a GPU that is not there.
+"""Runs XLA's GPU compiler for a GPU that need not be attached.
 
   target = jp.named_target("b200", cudnn="9.13")
   hlo = deviceless.compile(f, x_spec, w_spec, target=target).as_text()
 
-The compiler is that of the installed jax-cuda13-plugin (with jax-cuda13-pjrt
-and nvidia-cuda-nvcc); neither a GPU nor cuDNN is needed. What it makes can be
-read, not run. Autotuning, which needs the device, takes XLA's defaults.
+The compiler is part of jax-cuda13-plugin, and needs jax-cuda13-pjrt and
+nvidia-cuda-nvcc, but neither a GPU nor cuDNN. The result can be read, but not
+run. Autotuning needs the device, so XLA uses its defaults instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 
 _ACCELERATED_FEATURES_SINCE: Final = (9, 0)  # sm_90a, sm_100a, ...
-# What XLA's cost models read beyond the fields of `Target`; of an H200.
+# Figures of an H200 that XLA's cost models read and `Target` does not have.
 _CLOCK_RATE_GHZ: Final = 1.98
 _DEVICE_MEMORY_BYTES: Final = 141 * 10**9
 _SHARED_MEMORY_BYTES: Final = 48 << 10  # per block without opting in
@@ -42,7 +42,7 @@ _NO_NUMBERS: Final = ("O", "S", "U")  # NumPy's kinds of objects and of text
 
 
 class DevicelessError(RuntimeError):
-  """XLA's GPU compiler cannot be had here; the message says what to do."""
+  """XLA's GPU compiler is missing or does not start; the text has a remedy."""
 
 
 def mesh(
@@ -52,22 +52,22 @@ def mesh(
   *,
   hosts: int = 1,
 ) -> Mesh:
-  """A mesh of GPUs that are not there.
+  """Returns a mesh of absent GPUs.
 
   Args:
-    target: an NVIDIA GPU whose figures are all known, as of `named_target`. A
-      cuDNN version of None means that there is no cuDNN.
+    target: an NVIDIA GPU with all figures, such as `named_target` returns. If
+      its cuDNN version is None, XLA compiles without cuDNN.
     shape: sizes of the axes.
-    axis_names: their names.
-    hosts: how many machines the GPUs are in, in the mesh's order.
+    axis_names: names of the axes.
+    hosts: number of hosts. They have equally many GPUs, in the mesh's order.
 
   Raises:
-    TypeError: `target` is not a `Target`, shape or hosts are no integers, or
-      axis_names are no strings.
-    ValueError: `target` is not an NVIDIA GPU or lacks a figure, or shape and
-      axis_names differ in length, or a size is below 1, or a name is there
-      twice, or the GPUs cannot be alike in all hosts.
-    DevicelessError: the compiler is not installed or cannot start.
+    TypeError: If `target` is not a `Target`, a size or `hosts` is not an
+      integer, or a name is not a string.
+    ValueError: If `target` is not an NVIDIA GPU or lacks a figure, `shape` and
+      `axis_names` differ in length, a size is below 1, a name occurs twice, or
+      `hosts` does not divide the number of GPUs.
+    DevicelessError: If the compiler is not installed or does not start.
   """
   _validate_axes(shape, axis_names, hosts)
   if len(shape) != len(axis_names):
@@ -115,7 +115,7 @@ def _validate_axes(shape: Any, axis_names: Any, hosts: Any) -> None:
 def _topology(target: targets.Target, hosts: int, count: int) -> Any:
   config = gpu_target_config(target)
   if not jax.config.jax_platforms:  # type: ignore[attr-defined]
-    # Read when the CUDA plugin starts, which without a GPU fails otherwise.
+    # Without this the CUDA plugin does not start on a machine without a GPU.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   try:
     return topologies.get_topology_desc(
@@ -134,11 +134,11 @@ def _topology(target: targets.Target, hosts: int, count: int) -> Any:
 
 
 def gpu_target_config(target: targets.Target) -> str:
-  """XLA's `GpuTargetConfigProto` of a target, as text.
+  """Returns XLA's `GpuTargetConfigProto` of a target, as text.
 
   Raises:
-    TypeError: `target` is not a `Target`.
-    ValueError: `target` is not an NVIDIA GPU or lacks a figure.
+    TypeError: If `target` is not a `Target`.
+    ValueError: If `target` is not an NVIDIA GPU or lacks a figure.
   """
   targets.require("deviceless", target)
   if target.platform != "cuda":
@@ -212,26 +212,26 @@ def compile(
   target: targets.Target,
   mesh: Mesh | None = None,
 ) -> jax.stages.Compiled:
-  """Compiles `fn` for GPUs that are not there.
+  """Compiles `fn` for absent GPUs.
 
   Block-scaled dots in `fn` are decided for `target`, as under `use_target`.
 
   Args:
     fn: a function, jitted or not.
-    *args: arrays or `ShapeDtypeStruct`s, in any pytrees. One with a
-      `NamedSharding` of `mesh` keeps it, every other is replicated.
+    *args: arrays or `ShapeDtypeStruct`s, in any pytrees. An array keeps its
+      `NamedSharding` of `mesh`; other arrays are replicated.
     target: the GPU.
-    mesh: of `deviceless.mesh`; default: one GPU.
+    mesh: a mesh from `deviceless.mesh`; default: one GPU.
 
   Returns:
-    What `jax.jit(fn).lower(*args).compile()` does: `as_text()` is the optimized
-    HLO. It cannot be called.
+    The result of `jax.jit(fn).lower(*args).compile()`, which cannot be called.
+    Its `as_text()` is the optimized HLO.
 
   Raises:
-    TypeError: fn is no function, mesh is no `jax.sharding.Mesh`, or an argument
-      is no array; and as `mesh`.
-    ValueError: mesh is of other devices than GPUs; and as `mesh`.
-    DevicelessError: as `mesh`.
+    TypeError: If `fn` is not a function, `mesh` is not a `jax.sharding.Mesh`,
+      or an argument is not an array; and as `mesh`.
+    ValueError: If `mesh` has devices that are not GPUs; and as `mesh`.
+    DevicelessError: As `mesh`.
   """
   speaking.require_function("deviceless", fn)
   targets.require("deviceless", target)
@@ -278,20 +278,20 @@ def _default_mesh(target: targets.Target) -> Mesh:
 def compile_module(
   module: Any, *, target: targets.Target, num_partitions: int = 1
 ) -> Any:
-  """Compiles a StableHLO module for GPUs that are not there.
+  """Compiles a StableHLO module for absent GPUs.
 
   Args:
-    module: an `ir.Module`. Its calls are XLA's to lower: see `jp.rewrite`.
+    module: an `ir.Module`. XLA lowers its calls; `jp.rewrite` rewrites them.
     target: the GPU.
-    num_partitions: as in the module's attribute mhlo.num_partitions.
+    num_partitions: the module's attribute mhlo.num_partitions.
 
   Returns:
     jaxlib's executable; `hlo_modules()` has the optimized HLO.
 
   Raises:
-    TypeError: module is no `ir.Module`; and as `mesh`.
-    ValueError, DevicelessError: as `mesh`.
-    jax.errors.JaxRuntimeError: XLA refuses the module.
+    TypeError: If `module` is not an `ir.Module`; and as `mesh`.
+    ValueError, DevicelessError: As `mesh`.
+    jax.errors.JaxRuntimeError: If XLA refuses the module.
   """
   targets.require("deviceless", target)
   if not isinstance(module, ir.Module):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""XLA's GPU compiler without a GPU: that it can be had, and its target."""
+"""XLA's GPU compiler runs without a GPU, for the given target."""
 
 from __future__ import annotations
 

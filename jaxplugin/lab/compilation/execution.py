@@ -22,17 +22,8 @@ from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import launching
 
-_DTYPES: Final = {
-  "f32": np.dtype(np.float32),
-  "bf16": np.dtype(ml_dtypes.bfloat16),
-  "f16": np.dtype(np.float16),
-}
-# The bound of docs/concepts/numerics.md, in units of sum(|a * b|), before one
-# rounding to the result's dtype.
-_DOT_BOUND: Final = 16 * 2.0**-24
-_ROUNDING: Final = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 _SCALE_CODES: Final = (117, 138)  # E8M0: 2^-10 to 2^10
-# A factor, and a power of two that may come with it.
+# A global scale, and a second one that is a power of two.
 _GLOBAL_SCALE: Final = (0.0123, 0.25)
 _WAVEFRONTS: Final = " wavefronts"
 _LEAST: Final = f" least{_WAVEFRONTS}"
@@ -40,13 +31,12 @@ _LEAST: Final = f" least{_WAVEFRONTS}"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutedDot:
-  """What executing the kernels of a dot gave; `str` is a report.
+  """The results of executing a dot's kernels; `str` is a report.
 
   Attributes:
     compiled: the kernels.
-    error: the largest, as a share of what the contract allows: at most 1 where
-      it holds.
-    counts: of each launch, as `launching.Launched.counts`.
+    error: the largest error, in units of the documented bound.
+    counts: `launching.Launched.counts` of each launch.
   """
 
   compiled: triton_dots.CompiledDot
@@ -65,7 +55,7 @@ class ExecutedDot:
     return "\n".join(lines)
 
   def to_json(self) -> str:
-    """The same figures as JSON, one object a launch."""
+    """Returns the figures as JSON, with an object for each launch."""
     launches = self.compiled.launches
     return json.dumps(
       {
@@ -102,18 +92,18 @@ def _lines(counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
-  """Executes a dot's kernels on random operands (all finite codes).
+  """Executes a dot's kernels on random operands with any finite codes.
 
-  Each step of each block is taken in NumPy: minutes for large products.
+  NumPy executes each instruction of each block: minutes for a large dot.
 
   Args:
-    compiled: for an NVIDIA GPU, without descriptors.
-    seed: of the operands.
+    compiled: kernels for an NVIDIA GPU, without descriptors.
+    seed: the seed of the operands.
 
   Raises:
-    NotImplementedError: the GPU is not NVIDIA's, or the PTX has what is not
-      modelled (`docs/developer/ptx_emulator.md`).
-    RuntimeError: a kernel does what PTX leaves undefined, as a race.
+    NotImplementedError: If the GPU is not NVIDIA's, or the PTX has an
+      instruction that is not modelled (`docs/developer/ptx_emulator.md`).
+    RuntimeError: If a kernel has undefined behavior, such as a race.
   """
   kernels = compiled.kernels
   if not kernels[0].architecture.is_nvidia:
@@ -161,8 +151,10 @@ def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
   if shape.has_global_scale:
     scale = float(np.prod(scales.astype(np.float64)))
     exact, size = exact * scale, size * scale
-  allowed = _DOT_BOUND * size
-  allowed = allowed + (np.abs(exact) + allowed) * _ROUNDING[shape.out_dtype]
+  # The bound of docs/concepts/numerics.md, and the rounding of the result.
+  allowed = reference.ERROR_BOUND * size
+  rounding = reference.rounding_error(result.dtype)
+  allowed = allowed + (np.abs(exact) + allowed) * rounding
   error = np.abs(result.astype(np.float64) - exact) / np.maximum(
     allowed, np.finfo(np.float32).tiny
   )
@@ -178,11 +170,12 @@ def _operand(
   rows: int,
   k: int,
 ) -> tuple[np.ndarray, np.ndarray | None, Any]:
-  """Values and scale as they lie, dense, k minor; and what they mean, f64."""
+  """Returns dense values and scale with k minor, and their exact value, f64."""
   if kind.is_swizzled or kind.is_interleaved or not kind.k_is_minor:
     raise NotImplementedError("run: operands must be dense, with linear scales")
   if kind.block_format is None:
-    plain = rng.normal(size=(batch, rows, k)).astype(_DTYPES[kind.format])
+    dtype = np.dtype(configs.NUMPY_DTYPES[kind.format])
+    plain = rng.normal(size=(batch, rows, k)).astype(dtype)
     return plain, None, plain.astype(np.float64)
   format = formats.by_name(kind.format)
   count = 2 ** ml_dtypes.finfo(format.values_dtype).bits

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of a module in HLO's text, and what runs what."""
+"""Parses HLO text into instructions, and the computations that each runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import dataclasses
 import re
 from typing import Final
 
-# "  ROOT name = shape opcode(...", where a shape may be a tuple of tuples.
+# "  ROOT name = shape opcode(..."; a shape may be a tuple of tuples.
 _INSTRUCTION: Final = re.compile(
   r"^ +(?:ROOT )?\S+ = (\(.*?\)|\S+) ([a-z][a-z0-9-]*)\("
 )
 _COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
-# Where an instruction names the computations that it runs.
+# The attributes of an instruction that name the computations it runs.
 _RUNS: Final = re.compile(
   r"\b(?:body|condition|to_apply|true_computation|false_computation"
   r"|branch_computations|called_computations|calls)="
@@ -28,9 +28,9 @@ class Instruction:
   """One instruction.
 
   Attributes:
-    opcode: such as "all-gather-start".
-    shape: of its result, as HLO writes it.
-    line: all of it.
+    opcode: the opcode, such as "all-gather-start".
+    shape: the text of its result's shape.
+    line: the whole line.
   """
 
   opcode: str
@@ -39,7 +39,7 @@ class Instruction:
 
   @property
   def runs(self) -> tuple[str, ...]:
-    """Names of the computations that it refers to, in order."""
+    """The names of the computations that it runs, in order."""
     return tuple(
       name.strip().lstrip("%")
       for found in _RUNS.findall(self.line)
@@ -49,7 +49,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-  """A module's computations by name; `entries` are where it begins."""
+  """A module's computations by name, and the names of its entries."""
 
   entries: tuple[str, ...]
   computations: dict[str, list[Instruction]]

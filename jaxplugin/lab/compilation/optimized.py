@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What XLA's GPU compiler makes of a module or a function, in figures."""
+"""Figures of a program that XLA's GPU compiler has optimized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from jaxplugin.stablehlo import modules
 
 _CALL_TARGET: Final = re.compile(r'custom_call_target="(.*?)"')
 _KIND: Final = re.compile(r"\bkind=(\w+)")
-# What is no work on the GPU, or is that of the computation it runs.
+# Instructions without work on the GPU, and those whose work is counted in the
+# computation that they run.
 _FREE: Final = frozenset(
   {
     "after-all",
@@ -43,17 +44,17 @@ _COLLECTIVE: Final = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimized:
-  """A program as XLA's GPU compiler leaves it; `str` is a report.
+  """A program after XLA's GPU compiler; `str` is a report.
 
-  Counts are of instructions, each once, however often a loop runs it.
+  An instruction inside a loop counts once.
 
   Attributes:
-    name: of the program.
-    target: for which GPU.
-    custom_calls: how many of each target, such as `__cudnn$blockScaledDot`.
-    fusions: how many of each kind, such as "kLoop".
-    collectives: how many of each.
-    others: how many of each other operation that is work on the GPU.
+    name: the name of the program.
+    target: the GPU.
+    custom_calls: number of calls of each target: `__cudnn$blockScaledDot`, ...
+    fusions: number of fusions of each kind: "kLoop", ...
+    collectives: number of collectives of each opcode.
+    others: number of other operations on the GPU, by opcode.
     argument_bytes, output_bytes, temp_bytes: memory of one device.
   """
 
@@ -70,15 +71,16 @@ class Optimized:
 
   @property
   def kernels(self) -> int:
-    """Custom calls, fusions and other operations: what is launched, at least.
+    """The number of custom calls, fusions and other operations.
 
-    One custom call may launch several kernels.
+    The program launches at least as many kernels. A custom call may launch
+    several.
     """
     kinds = (self.custom_calls, self.fusions, self.others)
     return sum(sum(counts.values()) for counts in kinds)
 
   def hlo(self, *, elide: bool = False) -> str:
-    """The optimized HLO; `elide` leaves every backend_config out."""
+    """Returns the optimized HLO; `elide` omits every backend_config."""
     return jax_private.executable_hlo(
       self._executable, print_backend_config=not elide
     )
@@ -104,7 +106,7 @@ class Optimized:
     return "\n".join(lines)
 
   def to_json(self) -> str:
-    """The same figures as JSON."""
+    """Returns the figures as JSON."""
     fields = {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
@@ -117,7 +119,7 @@ class Optimized:
 def of_executable(
   name: str, target: targets.Target, executable: Any
 ) -> Optimized:
-  """The figures of jaxlib's executable, or of a `Compiled`'s."""
+  """Returns the figures of jaxlib's executable."""
   text = jax_private.executable_hlo(
     executable, print_backend_config=False, include_layout_in_shapes=False
   )
@@ -150,11 +152,11 @@ def of_executable(
 
 
 def of_module(source: modules.Source, target: targets.Target) -> Optimized:
-  """Compiles a module, which keeps its own calls, for one target.
+  """Compiles a module for a target, without rewriting its calls.
 
   Raises:
-    ValueError, deviceless.DevicelessError: as `deviceless.mesh`.
-    jax.errors.JaxRuntimeError: XLA refuses the module.
+    ValueError, deviceless.DevicelessError: As `deviceless.mesh`.
+    jax.errors.JaxRuntimeError: If XLA refuses the module.
   """
   attributes = source.module.operation.attributes
   partitions = 1
@@ -167,7 +169,7 @@ def of_module(source: modules.Source, target: targets.Target) -> Optimized:
 
 
 def _executed(text: str) -> Iterator[tuple[str, str]]:
-  """(opcode, line) of the instructions that run, but those inside fusions."""
+  """Yields (opcode, line) of instructions that run, except inside fusions."""
   program = hlo_text.parse(text)
   entries = [*program.entries]
   seen: set[str] = set()

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of programs that XLA's GPU compiler compiles with no GPU."""
+"""Figures of programs that XLA's GPU compiler compiles without a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the Triton kernels of a dot become on a GPU that one need not have."""
+"""Compiles the Triton kernels of a dot for a GPU that need not be attached."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class CompiledDot:
   """The kernels of one dot, compiled; `str` is a report.
 
   Attributes:
-    problem: what it computes.
-    target: for which GPU.
-    launches: in order.
+    problem: the problem of the dot.
+    target: the GPU.
+    launches: the launches, in order.
     kernels: `lab.inspection.compile.CompiledKernel` of each launch.
   """
 
@@ -45,7 +45,7 @@ class CompiledDot:
     return "\n".join(lines)
 
   def to_json(self) -> str:
-    """The same figures as JSON, one object a launch."""
+    """Returns the figures as JSON, with an object for each launch."""
     return json.dumps(
       {
         "problem": str(self.problem),
@@ -134,7 +134,7 @@ def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
 
 
 def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
-  """Of a core, for one step of one block; None where there is no model."""
+  """Returns a core's cycles for a step of a block; None without a model."""
   if kernel.simulated is None:
     return None
   tiling = dict(launch.constexprs)["TILING"]
@@ -142,7 +142,7 @@ def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
 
 
 def _loads(kernel: Any) -> dict[int, int]:
-  """How many global loads of each width threads have."""
+  """Returns the number of global loads of each width, in bits."""
   return {
     bits: count
     for bits, count in kernel.global_load_bits.items()
@@ -151,7 +151,7 @@ def _loads(kernel: Any) -> dict[int, int]:
 
 
 def _tensor_copies(kernel: Any) -> int:
-  """Instructions that have the tensor memory accelerator copy a tile."""
+  """Returns the number of copies of tiles by TMA."""
   return kernel.global_load_bits.get(machine_code.TENSOR_COPY, 0)
 
 
@@ -160,22 +160,22 @@ def compile_dot(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> CompiledDot:
-  """Compiles the kernels that the triton implementation launches for a dot.
+  """Compiles the kernels that the triton backend launches for a dot.
 
   Neither a GPU nor a toolkit is needed; Triton brings its own.
 
   Args:
-    problem: what to compute.
-    target: an NVIDIA or AMD GPU; `triton_library.with_descriptors` of it for
-      kernels that use TMA descriptors.
-    config: of a `Decision`; where it is empty, the one by rule.
+    problem: the problem of the dot.
+    target: an NVIDIA or AMD GPU. Pass `triton_library.with_descriptors(target)`
+      for kernels that use TMA descriptors.
+    config: the config of a `Decision`; () is the default.
 
   Raises:
-    NotImplementedError: the triton implementation does not serve the problem
-      there, or Triton is not installed.
-    RuntimeError: a kernel does not compile, or goes beyond a limit of the GPU.
+    NotImplementedError: If the triton backend does not support the problem on
+      the target, or Triton is not installed.
+    RuntimeError: If a kernel does not compile, or exceeds a limit of the GPU.
   """
-  # Whether jax-triton can lower does not matter: Triton itself compiles.
+  # This needs only Triton, so the target need not have jax-triton.
   target = target.with_library(targets.JAX_TRITON)
   refusal = triton.supports(problem, target)
   if refusal is not None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of kernels that are compiled for a GPU that is not there."""
+"""Figures of kernels that are compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CompileDotTest(parameterized.TestCase):
 
 
 class NamesTest(parameterized.TestCase):
-  """`explain` and `compile_dot` speak of the kernels that are launched."""
+  """`explain` and `compile_dot` describe the kernels that are launched."""
 
   def setUp(self):
     super().setUp()
@@ -172,7 +172,7 @@ class NamesTest(parameterized.TestCase):
   @parameterized.parameters("h100", "b200")
   def test_of_k_that_is_padded(self, name):
     rng = np.random.default_rng(0)
-    # Of several contracting dimensions, to whole blocks: 3 * 32, not 3 * 17.
+    # k of several dimensions is padded to whole blocks: 3 * 32, not 3 * 17.
     for sizes, axis in (((17, 3), 1), ((47,), 1)):
       case = contract.OperandCase(
         format=jp.MXFP4,

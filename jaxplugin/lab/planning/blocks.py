@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformer's block forward and backward, with its shardings.
 
-Root mean square norm, causal attention, norm, and an MLP with SiLU's gate, or
-one for each expert. What moves nothing is left out: rotary embeddings, and the
-weights of norms. So is a router: a device sends each expert equally many rows,
-which what they hold does not change.
+The block is a root mean square norm, causal attention, a norm, and an MLP with
+SiLU's gate, or such an MLP for each expert. It omits rotary embeddings and the
+weights of norms, because they move no bytes between devices. It has no router:
+each device sends equally many rows to each expert.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ _NUMBERS: Final = (((2,), (0,)), ((), ()))
 _EXPERTS_NUMBERS: Final = (((2,), (1,)), ((0,), (0,)))
 
 DotGeneral = Callable[..., jax.Array]
-# Of what several products take, what they are given.
+# Quantizes an array once for several matmuls.
 Share = Callable[[jax.Array], Any]
 Weights = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-  """Sizes of one block, and of what is given to it.
+  """Sizes of one block, and of its input.
 
   Attributes:
-    channels: of the residual stream.
+    channels: channels of the residual stream.
     hidden: channels inside the MLP.
-    heads, kv_heads, head_size: of attention.
-    batch: sequences, on all devices.
-    sequence: tokens of each.
-    remat: whether the backward pass computes all of the forward pass again.
-    experts: how many MLPs; 0 is one that all tokens have.
-    top: experts that a token is sent to.
+    heads, kv_heads, head_size: sizes of attention.
+    layers: number of blocks of the model.
+    experts: number of MLPs of a mixture of experts; 0 is a dense model.
+    top: number of experts of a token.
+    batch: number of sequences, on all devices.
+    sequence: number of tokens of a sequence.
+    remat: whether the backward pass recomputes the forward pass.
   """
 
   channels: int
@@ -56,15 +57,16 @@ class Block:
   heads: int
   kv_heads: int
   head_size: int
-  batch: int
-  sequence: int
-  remat: bool = False
+  layers: int = 1
   experts: int = 0
   top: int = 0
+  batch: int = 1
+  sequence: int = 1
+  remat: bool = False
 
   @property
   def weights(self) -> dict[str, tuple[int, ...]]:
-    """[k, n] of each weight; those of experts are [experts, k, n]."""
+    """Shape [k, n] of each weight; [experts, k, n] for experts."""
     experts = (self.experts,) if self.experts else ()
     inner = self.heads * self.head_size
     keys = self.kv_heads * self.head_size
@@ -80,25 +82,43 @@ class Block:
 
   @property
   def rows(self) -> tuple[int, int, int]:
-    """[batch, sequence, channels]."""
+    """Shape [batch, sequence, channels] of the input."""
     return self.batch, self.sequence, self.channels
 
 
-# What the tests measure: small, and every size a multiple of what shardings
-# over 8 devices and blocks of 32 need.
-SMALL: Final = Block(
-  channels=1024,
-  hidden=4096,
-  heads=8,
-  kv_heads=8,
-  head_size=128,
-  batch=8,
-  sequence=256,
-)
+def _model(
+  layers: int,
+  channels: int,
+  hidden: int,
+  heads: tuple[int, int, int],
+  **more: int,
+) -> Block:
+  count, kv_count, size = heads
+  return Block(
+    layers=layers,
+    channels=channels,
+    hidden=hidden,
+    heads=count,
+    kv_heads=kv_count,
+    head_size=size,
+    **more,
+  )
+
+
+# "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3; "gpt-oss-120b &
+# gpt-oss-20b Model Card" (arXiv:2508.10925), table 1. "small" is for tests: 8
+# devices divide its sizes.
+MODELS: Final = {
+  "small": _model(1, 1024, 4096, (8, 8, 128)),
+  "llama3-8b": _model(32, 4096, 14336, (32, 8, 128)),
+  "llama3-70b": _model(80, 8192, 28672, (64, 8, 128)),
+  "llama3-405b": _model(126, 16384, 53248, (128, 8, 128)),
+  "gpt-oss-120b": _model(36, 2880, 2880, (64, 8, 64), experts=128, top=4),
+}
 
 
 def check(block: Block, layout: layouts.Layout) -> None:
-  """Raises ValueError where a size is no multiple of what splits it."""
+  """Raises ValueError if the layout does not divide a size of the block."""
   tp, fsdp = layout.size("tp"), layout.size("fsdp")
   if "ep" in layout.names and not block.experts:
     raise ValueError(
@@ -138,18 +158,15 @@ def forward(
   weights: Weights,
   x: jax.Array,
 ) -> jax.Array:
-  """The block.
+  """Returns the block's output, bf16[batch, sequence, channels].
 
   Args:
-    block, layout: what and how.
-    mesh: of the layout's axes.
-    dot_general: of the products with weights, as `lax.dot_general`.
-    share: makes of x that several products take what they take.
-    weights: bf16[k, n] each, as `Block.weights` has them.
+    block, layout: sizes and shardings.
+    mesh: devices, with the layout's axes.
+    dot_general: multiplies with weights, as `lax.dot_general` does.
+    share: quantizes an array once for several matmuls.
+    weights: bf16 arrays of the shapes of `Block.weights`.
     x: bf16[batch, sequence, channels].
-
-  Returns:
-    bf16[batch, sequence, channels].
   """
 
   def split(x: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -193,11 +210,11 @@ def _experts(
   weights: Weights,
   x: jax.Array,
 ) -> jax.Array:
-  """The MLPs of experts, and the sum of what they make of each token.
+  """Returns the sum over the experts of each token.
 
-  Rows of a device are sent to the devices of their experts and back. A token's
-  experts are not chosen: row i of top times the tokens is expert i's, modulo
-  their number.
+  Each device sends its rows to the devices of their experts and back. There is
+  no router: of top x tokens rows, row i belongs to expert i modulo the number
+  of experts.
   """
   devices = layout.size("dp", "fsdp", "ep")
   channels = x.shape[-1]
@@ -230,21 +247,21 @@ def step(
   dot_general: DotGeneral = lax.dot_general,
   share: Share = lambda x: x,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  """A function of a block's result and gradients, and its arguments.
+  """Returns a function of a block's output and gradients, and its arguments.
 
   Args:
-    block, layout: what and how.
-    mesh: of the layout's axes, of devices that need not be there.
-    dot_general: of the products with weights, as `lax.dot_general`.
-    share: of what several products take: query, key and value, gate and up.
+    block, layout: sizes and shardings.
+    mesh: devices, with the layout's axes. They need not be attached.
+    dot_general: multiplies with weights, as `lax.dot_general` does.
+    share: quantizes an input once for query, key and value, or gate and up.
 
   Returns:
-    step(weights, x, g), which returns the block's result and the gradients with
-    respect to weights and x, each split as what it is a gradient of; and
-    abstract arguments with shardings, all of them bf16.
+    step(weights, x, g), which returns the output and the gradients with respect
+    to weights and x. A gradient has the sharding of its array. The arguments
+    are abstract bf16 arrays with shardings.
 
   Raises:
-    ValueError: a size is no multiple of the devices that it is split over.
+    ValueError: If the layout does not divide a size of the block.
   """
   check(block, layout)
   tokens = NamedSharding(mesh, layout.tokens())
@@ -266,7 +283,7 @@ def step(
   def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
     y, vjp = jax.vjp(function, weights, x)
     weights, x = vjp(g)
-    # Else the compiler may leave a gradient on every device whole.
+    # Otherwise the compiler may leave a whole gradient on every device.
     weights = lax.with_sharding_constraint(weights, weight_shardings)
     return y, weights, lax.with_sharding_constraint(x, tokens)
 

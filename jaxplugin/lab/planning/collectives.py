@@ -1,14 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiled program moves between devices.
+"""Counts the bytes that a compiled program moves between devices.
 
   compiled = deviceless.compile(f, *args, target=target, mesh=mesh)
   found = collectives.of_compiled(compiled, mesh)
   collectives.received(found)                       # bytes of one device
   collectives.received(found, axis="tp", dtype="u8")
 
-Bytes are what one device receives where collectives go by rings in a group of g
-devices, S bytes being the larger of what one device gives and what it gets:
+The count is the bytes that one device receives with ring collectives in a group
+of g devices. S is the size of its input or output, whichever is larger:
 
   all-gather, reduce-scatter, all-to-all    S (g - 1) / g
   all-reduce                                2 S (g - 1) / g
@@ -38,21 +38,21 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.lab.compilation import hlo_text
 from jaxplugin.lab.planning import replica_groups
 
-# What a device of a group of g receives, in units of the result that it has.
+# Bytes that a device of a group of g receives, in units of its result's size.
 _RECEIVED: Final[dict[str, Callable[[int], float]]] = {
   "all-gather": lambda g: (g - 1) / g,
   "all-reduce": lambda g: 2 * (g - 1) / g,
   "all-to-all": lambda g: (g - 1) / g,
   "collective-broadcast": lambda g: 1,
   "collective-permute": lambda g: 1,
-  # Each device may be sent all that its result has room for.
+  # A bound: the result may not be full.
   "ragged-all-to-all": lambda g: 1,
   "recv": lambda g: 1,
   "reduce-scatter": lambda g: g - 1,
 }
 KINDS: Final = tuple(_RECEIVED)
 _OF_PAIRS: Final = ("collective-permute", "recv")
-# What begins one holds its operands too, then its result.
+# The result of such an instruction has the operands, then the result.
 _START: Final = "-start"
 _ARRAY: Final = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _BITS: Final = re.compile(r"[a-z]+(\d+)")
@@ -67,14 +67,14 @@ class Collective:
 
   Attributes:
     kind: one of `KINDS`.
-    dtype: of elements, as HLO has it: "bf16", "u8".
-    axes: names of the mesh axes that it goes over.
-    group: devices that take part together.
-    num_bytes: what one device receives, each time that it runs.
-    times: how often a run of the program does it.
-    is_bound: whether num_bytes or times is not known, and this is the most
-      bytes (ragged-all-to-all) or the fewest times (loops without a count).
-    source: where in the traced program it is from; "" where not known.
+    dtype: element type in HLO, such as "bf16" or "u8".
+    axes: names of the mesh axes of the collective.
+    group: number of devices of a group.
+    num_bytes: bytes that one device receives, each time the instruction runs.
+    times: how often the instruction runs in a run of the program.
+    is_bound: whether `num_bytes` is an upper bound (ragged-all-to-all), or
+      `times` a lower bound (loops without a known count).
+    source: the place in the traced program; "" if it is not known.
   """
 
   kind: str
@@ -93,14 +93,14 @@ class Collective:
 
 
 def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
-  """Those of a program that was compiled for a mesh.
+  """Returns the collectives of a program that was compiled for a mesh.
 
   Args:
     compiled: `jax.stages.Compiled`, or jaxlib's executable.
-    mesh: of its arguments' shardings.
+    mesh: the mesh of the arguments' shardings.
 
   Raises:
-    ValueError: as `of_text`.
+    ValueError: As `of_text`.
   """
   if hasattr(compiled, "runtime_executable"):
     compiled = compiled.runtime_executable()
@@ -111,18 +111,18 @@ def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
 
 
 def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-  """Those of optimized HLO, in the order of the program.
+  """Returns the collectives of optimized HLO, in the order of the program.
 
-  Loops count as often as they run, of a conditional's branches the one that
-  moves most; groups of one device move nothing.
+  A loop counts as often as it runs. A conditional counts the branch that moves
+  most. Groups of one device move nothing.
 
   Args:
-    text: with backend_config, which has the trip counts of loops.
-    mesh: names and sizes of the axes that its partitions are places of.
+    text: HLO with backend_config, which has the trip counts of loops.
+    mesh: names and sizes of the mesh axes.
 
   Raises:
-    ValueError: the program has other partitions than the mesh has places, or a
-      collective's groups are written in a way that is not known.
+    ValueError: If the program and the mesh have different numbers of devices,
+      or the groups of a collective have an unknown syntax.
   """
   partitions = _PARTITIONS.search(text)
   count = int(partitions[1]) if partitions is not None else 1
@@ -145,13 +145,13 @@ def received(
   axis: str | None = None,
   dtype: str | None = None,
 ) -> float:
-  """Bytes that one device receives in a run, of those that are asked for.
+  """Returns the bytes that one device receives in a run of the program.
 
   Args:
-    found: of `of_compiled`.
-    kind: one of `KINDS`; None is any, as for the others.
-    axis: one of the mesh, alone or with others.
-    dtype: as HLO has it.
+    found: the result of `of_compiled`.
+    kind: only collectives of this kind; None is any, as for the other filters.
+    axis: only collectives over this mesh axis, alone or with other axes.
+    dtype: only arrays of this element type of HLO.
   """
   return sum(
     one.total
@@ -163,7 +163,7 @@ def received(
 
 
 class _Walk:
-  """What each computation of a program moves when it runs once."""
+  """The collectives of each computation of a program, for one run of it."""
 
   def __init__(self, *, program: hlo_text.Program, mesh: dict[str, int]):
     self.program = program
@@ -237,10 +237,10 @@ def _repeated(
 def _result_bytes(
   kind: str, instruction: hlo_text.Instruction
 ) -> dict[str, float]:
-  """Bytes of the result on one device, by element type."""
+  """Returns the bytes of the result on one device, by element type."""
   shape = instruction.shape
   if kind == "recv" or (
-    # Of all operations of several operands only this one has no other parts.
+    # all-reduce-start is the only one whose result has no operands.
     instruction.opcode.endswith(_START) and kind != "all-reduce"
   ):
     parts = _parts(shape)
@@ -254,7 +254,7 @@ def _result_bytes(
 
 
 def _parts(shape: str) -> list[str]:
-  """The parts of a tuple's shape."""
+  """Returns the parts of a tuple's shape."""
   parts, depth = [""], 0
   for letter in shape[1:-1]:
     if letter == "," and depth == 0:
@@ -268,7 +268,7 @@ def _parts(shape: str) -> list[str]:
 
 @functools.cache
 def _bits(dtype: str) -> int:
-  """Of an element: the number in its name, but for "pred"."""
+  """Returns the bits of an element: the number in its name, or 8 for pred."""
   if dtype == "pred":
     return 8
   match = _BITS.match(dtype)

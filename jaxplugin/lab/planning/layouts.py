@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a transformer's arrays are split between devices, in words.
+"""Parses how a transformer's arrays are split between devices.
 
-"fsdp=128,tp=8,sp": axes of the mesh in their order, each with its size. Weights
-are split over fsdp and gathered where they are used; tp splits heads and hidden
-channels (Megatron's); sp also splits the sequence over tp where every channel
-is on each device. dp splits tokens alone, ep experts. "free" leaves to the
-compiler how heads and hidden channels are split.
+"fsdp=128,tp=8,sp" lists axes of the mesh in their order, each with its size.
+Weights are split over fsdp and gathered before each use. tp splits heads and
+hidden channels (as Megatron does). sp also splits the sequence over tp, between
+the matmuls. dp splits only tokens, and ep splits experts. "free" lets the
+compiler choose the sharding of heads and hidden channels.
 
 Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al.,
 arXiv:2205.05198, section 4.2; S. Rajbhandari et al., arXiv:1910.02054.
@@ -29,13 +29,13 @@ _AXIS: Final = re.compile(r"([a-z]+)=([1-9]\d*)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """A mesh, and what is split over its axes.
+  """A mesh, and the shardings of a model's arrays over its axes.
 
   Attributes:
     axes: (name, size) of each axis, in the mesh's order.
-    splits_sequence: whether tp also splits the sequence between products.
-    is_free: whether only attention's result and the residual stream say how
-      they are split, and not heads and hidden channels.
+    splits_sequence: whether tp also splits the sequence between matmuls.
+    is_free: whether heads and hidden channels have no sharding constraint. Only
+      attention's result and the residual stream have one then.
   """
 
   axes: tuple[tuple[str, int], ...]
@@ -55,49 +55,55 @@ class Layout:
     return math.prod(self.shape)
 
   def size(self, *names: str) -> int:
-    """Devices along these axes; an axis that is not there has one."""
+    """Returns the number of devices along some axes; absent axes have one."""
     sizes = dict(self.axes)
     return math.prod(sizes.get(name, 1) for name in names)
 
-  def _there(self, *names: str) -> Any:
+  def _present(self, *names: str) -> Any:
     found = tuple(name for name in names if name in self.names)
     return found[0] if len(found) == 1 else found or None
 
   @property
   def batch(self) -> Any:
-    """What splits the batch."""
-    return self._there("dp", "fsdp", "ep")
+    """The axes that split the batch."""
+    return self._present("dp", "fsdp", "ep")
 
   def tokens(self) -> PartitionSpec:
-    """Of [batch, sequence, channels] between products."""
-    sequence = self._there("tp") if self.splits_sequence else None
+    """Returns the spec of [batch, sequence, channels] between matmuls."""
+    sequence = self._present("tp") if self.splits_sequence else None
     return PartitionSpec(self.batch, sequence, None)
 
   def hidden(self) -> PartitionSpec:
-    """Of [batch, sequence, heads or hidden channels] inside of products."""
-    return PartitionSpec(self.batch, None, self._there("tp"))
+    """Returns the spec of [batch, sequence, heads or hidden channels]."""
+    return PartitionSpec(self.batch, None, self._present("tp"))
 
   def heads(self) -> PartitionSpec:
-    """Of [batch, sequence, heads, channels of one]."""
-    return PartitionSpec(self.batch, None, self._there("tp"), None)
+    """Returns the spec of [batch, sequence, heads, channels of a head]."""
+    return PartitionSpec(self.batch, None, self._present("tp"), None)
 
   def sent(self, to: str | None) -> PartitionSpec:
-    """Of rows for experts, [devices, rows, experts, channels], where they are.
+    """Returns the spec of rows for experts.
 
-    Those that went to="experts" are [experts, devices, rows, channels].
+    They are [devices, rows, experts, channels] before they are sent, and
+    [experts, devices, rows, channels] after they are sent to="experts".
     """
     if to is None:
       return PartitionSpec(self.batch, None, None, None)
-    rest = self._there("dp", "fsdp")
-    return PartitionSpec(self._there("ep"), rest, None, None)
+    rest = self._present("dp", "fsdp")
+    return PartitionSpec(self._present("ep"), rest, None, None)
 
   def weight(
     self, *, into_channels: bool, of_experts: bool = False
   ) -> PartitionSpec:
-    """Of [k, n]; `into_channels` where n is what the block's result has."""
-    fsdp, tp = self._there("fsdp"), self._there("tp")
+    """Returns the spec of a weight [k, n].
+
+    Args:
+      into_channels: whether n is the channels of the residual stream.
+      of_experts: whether the weight is [experts, k, n].
+    """
+    fsdp, tp = self._present("fsdp"), self._present("tp")
     sizes = (tp, fsdp) if into_channels else (fsdp, tp)
-    return PartitionSpec(*([self._there("ep")] if of_experts else []), *sizes)
+    return PartitionSpec(*([self._present("ep")] if of_experts else []), *sizes)
 
   def __str__(self) -> str:
     given = (self.splits_sequence, self.is_free)
@@ -109,7 +115,7 @@ def parse(text: str) -> Layout:
   """Reads "fsdp=128,tp=8,sp".
 
   Raises:
-    ValueError: it is none; says what is known.
+    ValueError: If the text is not a layout.
   """
   axes: dict[str, int] = {}
   flags: set[str] = set()

@@ -1,6 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts in words, and what they split."""
+"""Parsing of layouts, and the sizes that they split."""
+
+import dataclasses
+import math
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -8,7 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import layouts
-from jaxplugin.lab.planning import models
+
+
+def make_block(model, **sizes):
+  return dataclasses.replace(blocks.MODELS[model], **sizes)
 
 
 class ParseTest(parameterized.TestCase):
@@ -67,7 +73,7 @@ class CheckTest(parameterized.TestCase):
     ("llama3-8b", "fsdp=8,tp=8,sp", None),
   )
   def test_sizes_must_be_multiples(self, model, layout, message):
-    block = models.MODELS[model].block(batch=8, sequence=256, remat=False)
+    block = make_block(model, batch=8, sequence=256)
     if message is None:
       blocks.check(block, layouts.parse(layout))
     else:
@@ -75,28 +81,22 @@ class CheckTest(parameterized.TestCase):
         blocks.check(block, layouts.parse(layout))
 
   def test_experts_get_whole_rows(self):
-    block = models.MODELS["gpt-oss-120b"].block(
-      batch=4, sequence=24, remat=False
-    )
+    block = make_block("gpt-oss-120b", batch=4, sequence=24)
     with self.assertRaisesRegex(ValueError, "experts, 512, got 384"):
       blocks.check(block, layouts.parse("ep=4"))
 
   def test_parameters_are_the_models_own(self):
-    """Of all layers, in 10^9; without embeddings, of which Llama 3 has two."""
+    """Billions of parameters of a model, with its two embeddings."""
     for name, vocabulary, billions in (
       ("llama3-8b", 2 * 128256 * 4096, 8.03),
       ("llama3-70b", 2 * 128256 * 8192, 70.6),
       ("llama3-405b", 2 * 128256 * 16384, 405.9),
       ("gpt-oss-120b", 2 * 201088 * 2880, 116.8),
     ):
-      model = models.MODELS[name]
-      block = model.block(batch=1, sequence=1, remat=False)
+      block = blocks.MODELS[name]
       count = vocabulary
       for shape in block.weights.values():
-        size = model.layers
-        for n in shape:
-          size *= n
-        count += size
+        count += block.layers * math.prod(shape)
       self.assertAlmostEqual(count / 1e9 / billions, 1, delta=2e-3, msg=name)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans as a picture: a bar each, of the bytes that a device receives."""
+"""Draws a bar for each plan: the bytes that a device receives."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from jaxplugin.lab.planning import report
 
 _WIDTH: Final = 920
 _MARGIN: Final = 16
-_LABEL: Final = 190  # beside a bar, on the left
-_FIGURES: Final = 190  # on the right
+_LABEL: Final = 190  # left of a bar
+_FIGURES: Final = 190  # right of a bar
 _BAR: Final = 20
 _STEP: Final = 26
 _TITLE: Final = 30
 _LEGEND: Final = 20
 _FONT: Final = "font-family='Helvetica,Arial,sans-serif' font-size='12'"
 _INK, _FAINT, _PAPER = "#1f2933", "#616e7c", "#ffffff"
-# Okabe and Ito's, which the colour-blind tell apart; more begin again, lighter.
+# Okabe and Ito's colours for colour-blind readers. Further parts use the same
+# colours in a lighter tone.
 _COLORS: Final = (
   "#0072b2",
   "#e69f00",
@@ -32,15 +33,15 @@ _COLORS: Final = (
   "#7f8c8d",
 )
 _OPACITY: Final = (1.0, 0.5)
-_LEAST: Final = 1e-3  # of the longest bar, for a part to be drawn
+_LEAST: Final = 1e-3  # of the longest bar; shorter parts are not drawn
 
 Part = tuple[str, str]
 
 
 def draw(found: Sequence[plans.Plan]) -> str:
-  """An SVG: a group of bars a name and layout, a bar a format.
+  """Returns an SVG with a group of bars for each name and layout.
 
-  Parts of a bar are mesh axes and element types.
+  A bar is a format. Its parts are mesh axes and element types.
   """
   bars = [_parts(plan) for plan in found]
   longest = max((sum(bar.values()) for bar in bars), default=0) or 1.0

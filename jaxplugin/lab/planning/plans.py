@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles a block or a function for GPUs that are not there, and measures."""
+"""Compiles a block or a function for absent GPUs, and collects its costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxplugin.training import api
 from jaxplugin.training import quantized_operand
 from jaxplugin.training import recipes
 
-# Products as they are written, in what a model's arrays are.
+# Unquantized matmuls of bf16 arrays.
 PLAIN: Final = "bf16"
 _RECIPE: Final = "-recipe"
 _RECIPES: Final = {
@@ -40,23 +40,23 @@ FORMATS: Final = (
   *(format.name for format in formats.KNOWN),
   *(f"{name}{_RECIPE}" for name in _RECIPES),
 )
-# GPUs of a host, where there are more than one.
+# GPUs of a host, if there are several hosts.
 _HOST_GPUS: Final = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """What one program costs on one of its devices.
+  """The costs of a program on one of its devices.
 
   Attributes:
-    name: of the model or function, and what of it.
-    layout: of its arrays.
-    format: of its products, one of `FORMATS`.
+    name: the name of the model or function.
+    layout: the layout of its arrays.
+    format: the format of its matmuls, one of `FORMATS`.
     target: the GPU.
-    devices: how many of them.
-    collectives: what it moves.
-    argument_bytes, output_bytes, temp_bytes: memory.
-    seconds: that tracing and compiling took, here.
+    devices: number of GPUs.
+    collectives: the collectives of the program.
+    argument_bytes, output_bytes, temp_bytes: memory of one device.
+    seconds: time to trace and compile on this machine.
   """
 
   name: str
@@ -76,54 +76,43 @@ class Plan:
     return collectives.received(self.collectives)
 
   def to_dict(self) -> dict[str, Any]:
-    """The same as numbers, texts and lists alone."""
+    """Returns the plan as numbers, strings, lists and dictionaries."""
     return {**dataclasses.asdict(self), "received_bytes": self.received}
 
 
-def dot_general(format: str) -> Callable[..., jax.Array]:
-  """What multiplies with weights in one of `FORMATS`, as `lax.dot_general`.
+def recipe_of(format: str) -> recipes.Recipe | str | None:
+  """Returns the recipe or the format of an entry of `FORMATS`; None for bf16.
 
   Raises:
-    ValueError: it is none; lists them.
+    ValueError: If `format` is not in `FORMATS`.
   """
-  if format == PLAIN:
-    return lax.dot_general
-  recipe = _RECIPES.get(format.removesuffix(_RECIPE))
-  if format.endswith(_RECIPE) and recipe is not None:
-    made = api.dot_general(recipe=recipe, weight="rhs")
-    return functools.partial(made, key=jax.random.key(0))
   if format not in FORMATS:
     raise ValueError(
       f"plan: unknown format {format!r}; known: {', '.join(FORMATS)}"
     )
-  return api.dot_general(format, format)
-
-
-def share(format: str) -> Callable[[jax.Array], Any]:
-  """What quantizes once what several products take, in one of `FORMATS`."""
   if format == PLAIN:
-    return lambda x: x
-  recipe: Any = format
-  if format.endswith(_RECIPE):
-    recipe = _RECIPES[format.removesuffix(_RECIPE)]
-  return functools.partial(
-    quantized_operand.quantize_operand, recipe=recipe, role="activation"
-  )
+    return None
+  return _RECIPES[format.removesuffix(_RECIPE)] if _RECIPE in format else format
 
 
-def hosts_of(devices: int) -> int:
-  """Machines of so many GPUs, eight in each where that is possible."""
-  return devices // _HOST_GPUS if devices % _HOST_GPUS == 0 else 1
+def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:
+  if recipe is None:
+    return lax.dot_general
+  if isinstance(recipe, str):
+    return api.dot_general(recipe, recipe)
+  dot_general = api.dot_general(recipe=recipe, weight="rhs")
+  return functools.partial(dot_general, key=jax.random.key(0))
 
 
 def make_mesh(layout: layouts.Layout, target: targets.Target) -> Mesh:
-  """GPUs that are not there, for a layout.
+  """Returns a mesh of absent GPUs, eight in each host if possible.
 
   Raises:
-    ValueError, DevicelessError: as `deviceless.mesh`.
+    ValueError, DevicelessError: As `deviceless.mesh`.
   """
+  hosts, rest = divmod(layout.devices, _HOST_GPUS)
   return deviceless.mesh(
-    target, layout.shape, layout.names, hosts=hosts_of(layout.devices)
+    target, layout.shape, layout.names, hosts=1 if rest else hosts
   )
 
 
@@ -136,38 +125,30 @@ def of_block(
   *,
   shares: bool = True,
 ) -> Plan:
-  """Of a block forward and backward.
+  """Returns the plan of a block, forward and backward.
 
   Args:
-    name: of the model, and what of it.
-    block, layout: what and how.
-    format: of products, one of `FORMATS`.
+    name: the name of the model.
+    block, layout: sizes and shardings.
+    format: the format of matmuls, one of `FORMATS`.
     target: the GPU.
-    shares: whether what query, key and value take, and gate and up, is
-      quantized once, by `jp.quantize_operand`.
+    shares: whether `jp.quantize_operand` quantizes an input once for query, key
+      and value, and for gate and up.
 
   Raises:
-    ValueError: a size is no multiple of what splits it; format is unknown; and
-      as `deviceless.mesh`.
-    jax.errors.JaxRuntimeError: XLA refuses the program.
+    ValueError: If the layout does not divide a size, or `format` is unknown;
+      and as `deviceless.mesh`.
+    jax.errors.JaxRuntimeError: If XLA refuses the program.
   """
+  recipe = recipe_of(format)
+  share: Callable[[jax.Array], Any] = lambda x: x
+  if shares and recipe is not None:
+    share = functools.partial(
+      quantized_operand.quantize_operand, recipe=recipe, role="activation"
+    )
   mesh = make_mesh(layout, target)
-  step, args = blocks.step(
-    block,
-    layout,
-    mesh,
-    dot_general(format),
-    share(format) if shares else lambda x: x,
-  )
-  return measure(
-    step,
-    args,
-    name=name,
-    layout=layout,
-    format=format,
-    target=target,
-    mesh=mesh,
-  )
+  step, args = blocks.step(block, layout, mesh, _dot_general(recipe), share)
+  return _measured(step, args, name, layout, format, target, mesh)
 
 
 def of_function(
@@ -179,48 +160,35 @@ def of_function(
   target: targets.Target,
   mesh: Mesh,
 ) -> Plan:
-  """Of any function, its products in a format as of `jp.quantize_dots`.
+  """Returns the plan of a function, after `jp.quantize_dots` for the format.
 
   Args:
-    name: of the function.
-    fn: its first argument has the parameters.
+    name: the name of the function.
+    fn: a function whose first argument has the parameters.
     args: abstract arrays, with shardings on mesh.
-    layout, format, target, mesh: as of `of_block`.
+    layout, format, target: as for `of_block`.
+    mesh: `make_mesh(layout, target)`.
 
   Raises:
-    ValueError: format is unknown, or none that `quantize_dots` takes.
-    jax.errors.JaxRuntimeError: XLA refuses the program.
+    ValueError: If `format` is unknown, or `quantize_dots` does not support it.
+    jax.errors.JaxRuntimeError: If XLA refuses the program.
   """
-  dot_general(format)  # knows what is known
-  if format != PLAIN:
-    recipe = _RECIPES.get(format.removesuffix(_RECIPE))
-    is_recipe = format.endswith(_RECIPE)
-    fn = quantized_dots.quantize_dots(
-      fn,
-      recipe if is_recipe else format,
-      key=jax.random.key(0) if is_recipe else None,
-    )
-  return measure(
-    fn, args, name=name, layout=layout, format=format, target=target, mesh=mesh
-  )
+  recipe = recipe_of(format)
+  if recipe is not None:
+    key = None if isinstance(recipe, str) else jax.random.key(0)
+    fn = quantized_dots.quantize_dots(fn, recipe, key=key)
+  return _measured(fn, args, name, layout, format, target, mesh)
 
 
-def measure(
+def _measured(
   fn: Callable[..., Any],
   args: Sequence[Any],
-  *,
   name: str,
   layout: layouts.Layout,
   format: str,
   target: targets.Target,
   mesh: Mesh,
 ) -> Plan:
-  """Compiles a function of abstract arrays on a mesh, and counts.
-
-  Raises:
-    ValueError: a collective is written in a way that is not known.
-    jax.errors.JaxRuntimeError: XLA refuses the program.
-  """
   begin = time.perf_counter()
   compiled = deviceless.compile(fn, *args, target=target, mesh=mesh)
   seconds = time.perf_counter() - begin

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a collective, as HLO's text writes it, by mesh axes."""
+"""Parses the replica groups of a collective, and finds their mesh axes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-# {{0,1},{2,3}}; {} is everyone.
+# {{0,1},{2,3}}; {} is a group of all devices.
 _LISTED: Final = re.compile(r"replica_groups=(\{(?:\{[\d,]*\},?)*\})")
-# [2,4]<=[4,2]T(1,0): that many groups of so many.
+# [2,4]<=[4,2]T(1,0): 2 groups of 4 devices.
 _IOTA: Final = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-# mesh['a'=2,'b'=4] {'a','b':(2)2}, as XLA has it since 2026; where devices are
-# not in order, device_ids=([4,2]T(1,0)) or (0,2,1,3) inside or after the mesh.
+# mesh['a'=2,'b'=4] {'a','b':(2)2}, in XLA since 2026. If devices are not in
+# order, device_ids=([4,2]T(1,0)) or (0,2,1,3) is inside or after the mesh.
 _MESH: Final = re.compile(
   r"replica_groups=mesh\[(?P<sizes>[^\]]*?)\]?"
   r"(?:, device_ids=\((?P<ids>.*?)\))?\]? \{(?P<axes>[^}]*)\}"
@@ -29,14 +29,15 @@ _NUMBERS: Final = re.compile(r"\d+")
 
 
 def of_line(line: str, count: int) -> np.ndarray:
-  """The groups of a collective's line: s64[groups, devices of a group].
+  """Returns the groups of a collective: s64[groups, devices of a group].
 
   Args:
     line: an instruction of HLO's text.
-    count: devices of the program.
+    count: number of devices of the program.
 
   Raises:
-    ValueError: the line has none that this reads, or groups of several sizes.
+    ValueError: If the line has no groups in a known syntax, or groups of
+      several sizes.
   """
   mesh = _MESH.search(line)
   if mesh is not None:
@@ -59,10 +60,10 @@ def of_line(line: str, count: int) -> np.ndarray:
 
 
 def pairs_of_line(line: str) -> np.ndarray:
-  """Senders and receivers of a permutation: s64[pairs, 2].
+  """Returns senders and receivers of a permutation: s64[pairs, 2].
 
   Raises:
-    ValueError: the line has none.
+    ValueError: If the line has no pairs.
   """
   found = _PAIRS.search(line)
   if found is None:
@@ -83,7 +84,7 @@ def _of_iota(shape: str, reshaped: str, order: str | None) -> np.ndarray:
 
 
 def _of_ids(text: str) -> np.ndarray:
-  """Devices in the order of a mesh's places."""
+  """Returns the devices of a mesh in the order of their positions."""
   iota, transposed = _IOTA.search(text), _IDS.search(text)
   if iota is not None:
     found = _of_iota(*iota.groups())
@@ -95,14 +96,14 @@ def _of_ids(text: str) -> np.ndarray:
 
 
 def _of_mesh(sizes: str, ids: str | None, axes: str) -> np.ndarray:
-  """Each axis is split in the parts before, inside and after a group."""
+  """Returns the groups, after splitting each axis at the groups' borders."""
   by_name = {name: int(size) for name, size in _MESH_SIZE.findall(sizes)}
   count = math.prod(by_name.values())
   devices: np.ndarray = np.arange(count)
   if ids is not None:
     devices = _of_ids(ids)
   parts: dict[str, set[tuple[int, int]]] = {name: set() for name in by_name}
-  taken: list[tuple[str, int]] = []  # where a part begins
+  taken: list[tuple[str, int]] = []  # axis and start of each part
   for name, before, size in _MESH_AXIS.findall(axes):
     before, size = int(before or 1), int(size or by_name[name])
     parts[name].add((before, size))
@@ -124,14 +125,14 @@ def _of_mesh(sizes: str, ids: str | None, axes: str) -> np.ndarray:
 
 
 def axes_of(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
-  """Names of the mesh axes along which devices of a group differ.
+  """Returns the mesh axes along which the devices of a group differ.
 
   Args:
-    groups: s64[groups, devices of a group], places in the mesh in its order.
-    mesh: names and sizes of its axes.
+    groups: s64[groups, devices of a group], positions in the mesh.
+    mesh: names and sizes of the mesh axes.
 
   Raises:
-    ValueError: a place is outside of the mesh.
+    ValueError: If a position is outside of the mesh.
   """
   if groups.size and groups.max() >= math.prod(mesh.values()):
     raise ValueError(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans beside each other: a table in Markdown, and JSON."""
+"""Plans next to each other: a table in Markdown, and JSON."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from jaxplugin.printing import console
 
 _MEGA: Final = 1e6
 _GIGA: Final = 1e9
-# What is less is told as nothing: amaxes of a tensor, a counter.
+# Smaller sizes, such as the amax of a tensor, are not printed.
 _LEAST_MB: Final = 0.05
 
 
 def key_of(one: collectives.Collective) -> tuple[str, str, str]:
-  """By what bytes are told apart: (axes, kind, element type)."""
+  """Returns the key of a row of the table: (axes, kind, element type)."""
   return " and ".join(one.axes), one.kind, one.dtype
 
 
 def by_key(plan: plans.Plan) -> dict[tuple[str, str, str], float]:
-  """Megabytes that a device receives, by `key_of`."""
+  """Returns the megabytes that a device receives, by `key_of`."""
   found: dict[tuple[str, str, str], float] = {}
   for one in plan.collectives:
     key = key_of(one)
@@ -85,11 +85,11 @@ def _rows(found: Sequence[plans.Plan]) -> Iterator[list[str]]:
 
 
 def text(found: Sequence[plans.Plan], *, times: bool = True) -> str:
-  """A table a name and layout, in the order in which they first come.
+  """Returns a table for each name and layout, in the order of the plans.
 
   Args:
     found: plans.
-    times: whether to tell how long compiling took, which no two runs agree on.
+    times: whether to print how long compiling took, which varies between runs.
   """
   groups: dict[tuple[str, str], list[plans.Plan]] = {}
   for plan in found:
@@ -108,12 +108,12 @@ def text(found: Sequence[plans.Plan], *, times: bool = True) -> str:
 
 
 def to_json(found: Sequence[plans.Plan]) -> str:
-  """The same as JSON: an object a plan, `plans.Plan`'s fields."""
+  """Returns a JSON object for each plan, with the fields of `plans.Plan`."""
   return json.dumps([plan.to_dict() for plan in found], indent=1)
 
 
 def from_json(data: str) -> list[plans.Plan]:
-  """What `to_json` wrote."""
+  """Reads the output of `to_json`."""
   found = []
   for fields in json.loads(data):
     del fields["received_bytes"]
