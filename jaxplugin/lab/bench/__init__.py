@@ -4,6 +4,6 @@
 
 `runs` does one run: it verifies results, then times them next to their peers.
 `workloads` lists the problems. `peers` has operands, functions and checks.
-`timing` measures, `roofline` finds the limits of the device, and `report`
-stores, compares and prints.
+`timing` measures, `roofline` measures the limits of the device, and `report`
+stores, compares and prints results.
 """

@@ -37,7 +37,7 @@ _PACKAGES: Final = (
   "torchao",
 )
 _MIB: Final = 1 << 20
-# Where the size is not known: as large as any that is sold in numbers.
+# The assumed size if it is unknown: at least that of common devices.
 _DEFAULT_CACHE_BYTES: Final = {"cpu": 64 * _MIB, "gpu": 256 * _MIB}
 _CPU_CACHES: Final = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 _NVIDIA_DRIVER: Final = pathlib.Path("/proc/driver/nvidia/version")
@@ -48,13 +48,13 @@ _KERNELS_LIMIT: Final = "JAXPLUGIN_CPU_ISA"  # kernels/cpu/isa.cc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-  """Where things are measured.
+  """The device of a measurement.
 
   Attributes:
-    device: JAX's.
-    target: what the package knows of it.
-    cache_bytes: of the last-level cache.
-    cache_source: where that is known from.
+    device: the device of JAX.
+    target: its target.
+    cache_bytes: size of the last-level cache.
+    cache_source: the source of this size.
   """
 
   device: jax.Device
@@ -68,9 +68,9 @@ class Device:
 
 
 def limit_instruction_set(name: str) -> None:
-  """Has XLA and the kernels of a CPU do without what came after `name`.
+  """Limits XLA and the CPU kernels to an instruction set.
 
-  For a process in which JAX has no devices yet. NumPy chooses for itself.
+  Call it before JAX has devices. It does not limit NumPy.
 
   Args:
     name: "avx2".
@@ -82,15 +82,15 @@ def limit_instruction_set(name: str) -> None:
 
 
 def instruction_set_limit() -> str | None:
-  """What the kernels of a CPU are limited to."""
+  """Returns the limit of the CPU kernels, or None."""
   return os.environ.get(_KERNELS_LIMIT)
 
 
 def find(name: str | None) -> Device:
-  """The first local device of a platform, by default of JAX's own choice.
+  """Returns the first local device of a platform, by default JAX's default.
 
   Raises:
-    ValueError: JAX has none; or it is neither a CPU nor a GPU.
+    ValueError: If JAX has no such device, or it is neither a CPU nor a GPU.
   """
   try:
     device = jax.local_devices(backend=name)[0]
@@ -118,7 +118,7 @@ def find(name: str | None) -> Device:
 
 
 def cpu_cache_bytes(caches: pathlib.Path = _CPU_CACHES) -> tuple[int, str]:
-  """Size of the last-level cache, and where it is known from."""
+  """Returns the size of the last-level cache, and the source of the size."""
   sizes = []
   for path in caches.glob("index*/size"):
     text = path.read_text().strip()
@@ -131,7 +131,7 @@ def cpu_cache_bytes(caches: pathlib.Path = _CPU_CACHES) -> tuple[int, str]:
 
 
 def gpu_cache_bytes(target: targets.Target) -> tuple[int, str]:
-  """Size of the L2 cache, and where it is known from."""
+  """Returns the size of the L2 cache, and the source of the size."""
   if target.l2_bytes is not None:
     return target.l2_bytes, "the target"
   words = target.name.lower().replace("-", " ").split()
@@ -143,7 +143,7 @@ def gpu_cache_bytes(target: targets.Target) -> tuple[int, str]:
 
 
 def environment(device: Device) -> dict[str, Any]:
-  """What a result file says of where and with what it was measured."""
+  """Returns the device and versions, for a file of results."""
   target = device.target
   return {
     "device": device.device.device_kind if device.is_gpu else cpu_name(),
@@ -170,7 +170,7 @@ def environment(device: Device) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-  """The CPU's model, as the system calls it."""
+  """Returns the system's name of the CPU model."""
   info = pathlib.Path("/proc/cpuinfo")
   if info.exists():
     for line in info.read_text(errors="replace").splitlines():
@@ -194,7 +194,7 @@ def _driver() -> str | None:
 
 
 def _commit() -> str | None:
-  """The commit that a checkout is at; "+" after it where files differ."""
+  """Returns the commit of a checkout, with "+" if files have changed."""
   here = pathlib.Path(__file__).resolve().parents[3]
   if not (here / ".git").exists():
     return None
@@ -212,4 +212,4 @@ def _commit() -> str | None:
     changed = git("status", "--porcelain", "--untracked-files=no")
     return git("rev-parse", "HEAD") + ("+" if changed else "")
   except (OSError, subprocess.SubprocessError):
-    return None  # no git here, or not the owner: nothing depends on it
+    return None  # git is missing, or refuses another user's checkout

@@ -1,18 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are timed: compiled, checked, rotating over cold operands.
+"""Compiles variants and times their calls, with rotating cold operands.
 
-`call` times one call at a time, from Python until the result is there: what
-user code pays for a product that is a program of its own.
+`call` times one call at a time, from Python until the result is ready. This is
+the cost of a program with one dot.
 
-`step` times a product inside a larger program: one jitted function of several
-sets of operands does one after the other, its results all returned, and several
-calls of it are under way before the last is waited for. On a GPU the time is
-the device's as long as launching keeps up (`Timing.launch_fraction`). An
-optimization barrier between steps keeps XLA from merging, reordering or
-sharing them; XLA's CPU client, which runs independent operations at once, gets
-a true dependency: the next lhs is picked from a stack by an index that is
-computed from the last result.
+`step` times a dot inside a larger program. One jitted function computes several
+sets of operands one after the other and returns all results. Several calls run
+before the last one is waited for. On a GPU this is device time if launching
+keeps up (`VariantResult.launch_fraction`). An optimization barrier between
+steps keeps XLA from merging, reordering or sharing them. XLA's CPU client runs
+independent operations at once, so there each step depends on the one before: an
+index computed from the last result picks the next lhs from a stack.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from jaxplugin.lab.bench.peers import variants
 Mode = Literal["call", "step"]
 
 WARM_UP_SECONDS: Final = 0.1
-_MIN_WARM_UP_CALLS: Final = 1  # each with an untimed one before it
-# What one call of a program of steps, and one sample of several calls, are to
-# take, so that launching is hidden; and the most that this may need.
+_MIN_WARM_UP_CALLS: Final = 1  # each after another untimed call
+# The duration of a call of several steps, and of a sample of several calls,
+# that hides launching; and the limits of both numbers.
 _CALL_SECONDS: Final = 1e-3
 _SAMPLE_SECONDS: Final = 4e-3
 _MAX_STEPS: Final = 32
 _MAX_REPEATS: Final = 16
-# On a CPU, whose programs must not run at once either.
+# On a CPU, where several calls must not run at once.
 _MAX_CHAINED_STEPS: Final = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """How calls of a variant are made.
+  """How a variant is called.
 
   Attributes:
     mode: "call" or "step".
-    steps: sets of operands that one call takes.
-    repeats: calls under way at once.
-    groups: how many different groups of `steps` sets are rotated.
-    is_chained: whether steps depend on each other's results (CPU).
+    steps: number of sets of operands of one call.
+    repeats: number of calls in flight at once.
+    groups: number of groups of `steps` sets to rotate.
+    is_chained: whether each step depends on the result before it (CPU).
   """
 
   mode: Mode = "call"
@@ -68,9 +67,9 @@ class Timed:
   """A variant, ready to be timed.
 
   Attributes:
-    plan: how.
-    launch_seconds: of the last sample, until all calls were under way.
-    seconds: of the last sample, until they were done.
+    plan: how it is called.
+    launch_seconds: time to launch all calls of the last sample.
+    seconds: time until all calls of the last sample were done.
   """
 
   def __init__(self, variant: variants.Variant, plan: Plan):
@@ -90,7 +89,7 @@ class Timed:
     )
 
   def _arguments(self, sets: Sequence[int]) -> list[Any]:
-    """What one call takes, flat: Python sees no ScaledArray while timing."""
+    """Returns the flat arguments of one call, without any ScaledArray."""
     leaves = [jax.tree.leaves(self.variant.operands(i)) for i in sets]
     flat = [leaf for one in leaves for leaf in one]
     if self.plan.is_chained:
@@ -113,7 +112,7 @@ class Timed:
       jax.block_until_ready(results)
 
   def traced(self, *flat: Any) -> list[Any]:
-    """All steps of one call, before `jit`; returns the result of each."""
+    """Computes all steps of one call; returns the result of each."""
     count = self._tree.num_leaves
     stack = flat[-1] if self.plan.is_chained else None
     results: list[Any] = []
@@ -126,22 +125,22 @@ class Timed:
     return results
 
   def arguments(self, group: int) -> list[Any]:
-    """What one call takes, flat."""
+    """Returns the flat arguments of one call."""
     return self._groups[group]
 
   def run(self, group: int) -> list[Any]:
-    """The results of one call, ready."""
+    """Returns the results of one call, after waiting for them."""
     results = self._function(*self._groups[group])
     self._wait(results)
     return results
 
   def results(self) -> list[tuple[int, Any]]:
-    """(set, result) of the first group's first and last set."""
+    """Returns (set, result) of the first group's first and last set."""
     results = self.run(0)
     return [(i, results[i]) for i in sorted({0, self.plan.steps - 1})]
 
   def lower(self) -> Any:
-    """The lowered function of one call."""
+    """Returns the lowered function of one call."""
     return self._function.lower(*self._groups[0])
 
   def compile(self) -> int:
@@ -160,7 +159,7 @@ class Timed:
       calls += 1
 
   def single(self) -> float:
-    """Milliseconds of the first group's call, with none before it."""
+    """Returns the milliseconds of one call, without another one before it."""
     start = time.perf_counter()
     self.run(0)
     self.launch_seconds = 0.0
@@ -168,13 +167,13 @@ class Timed:
     return self.seconds * 1e3 / self.plan.steps
 
   def sample(self, round: int = 0) -> float:
-    """Milliseconds of one step.
+    """Returns the milliseconds of one step.
 
-    Timed after an untimed call with other operands: what ran before, above all
-    a program that frees a large temporary, makes the next call slower, whatever
-    it is (0.93 ms became 2.0 on a CPU).
+    An untimed call with other operands precedes the timed ones. Another program
+    before it, such as one that frees a large temporary, makes the next call
+    slower (2.0 ms instead of 0.93 on a CPU).
     """
-    del round  # the rotation goes on from sample to sample
+    del round  # the rotation continues from sample to sample
     groups, count = self._groups, self.plan.repeats
     self.run(self._position % len(groups))
     first = self._position + 1
@@ -193,11 +192,11 @@ class Timed:
 def _after(
   result: Any, leaf: jax.Array, stack: jax.Array | None, i: int
 ) -> jax.Array:
-  """`leaf`, available only once `result` is."""
+  """Returns `leaf`, which depends on `result`."""
   first = jax.tree.leaves(result)[0]
   if stack is None:
     return lax.optimization_barrier((leaf, first))[0]
-  # 0, but only the running program knows: results are finite.
+  # Results are finite, so this is 0. XLA cannot know that.
   element = first.reshape(-1)[0].astype(jnp.float32)
   zero = jnp.isnan(element).astype(jnp.int32)
   return lax.dynamic_index_in_dim(stack, i + zero, keepdims=False)
@@ -212,15 +211,15 @@ def plan(
   step_seconds: float,
   max_bytes: int,
 ) -> Plan:
-  """Decides how calls of a variant are made.
+  """Returns how to call a variant.
 
   Args:
-    num_bytes: of one set of operands.
-    cache_bytes: of the last-level cache.
+    num_bytes: size of one set of operands.
+    cache_bytes: size of the last-level cache.
     mode: "call" or "step".
     is_chained: as in `Plan`.
-    step_seconds: what a step takes about, at least.
-    max_bytes: what all sets together may take.
+    step_seconds: a lower estimate of the time of a step.
+    max_bytes: limit of the size of all sets.
   """
   sets = operand_sets.copies(num_bytes, cache_bytes)
   if mode == "call":

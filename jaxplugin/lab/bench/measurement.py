@@ -26,41 +26,39 @@ from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import results
 
-# Sets of one variant may take this much memory together.
+# Memory limit of all sets of operands of one variant.
 _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
-# Products with as few rows read weights and do little else: reading is timed
-# beside them, and how a call is made counts.
+# Dots with at most this many rows are bound by reading weights. Reading memory
+# is timed next to them, in both modes.
 _MAX_MEMORY_BOUND_ROWS: Final = 16
 _OTHER_MODE_PART: Final = 0.25  # of a row's seconds
-# Of the trial that finds a peer's fastest form.
+# Limits of the trial that finds a peer's fastest form.
 _FORM_ROUNDS: Final = 7
 _FORM_SECONDS: Final = 1.0
-# A form whose first time is so many times the least is not tried again.
+# A form is dropped if its first time is this many times the least one.
 _HOPELESS: Final = 2.0
-# Of a mixture of experts: what takes so long, and so many times as long as the
-# first variant, which is ours, is timed by one call and takes no part in the
-# turns; what needs so much memory besides its operands is not run.
+# For a mixture of experts. A variant is slow if it takes this long, and this
+# many times as long as the first variant, which is ours. It is timed by one
+# call. A peer that needs too much temporary memory is not run.
 _SLOW_SECONDS: Final = 0.05
 _SLOW_TIMES: Final = 8.0
-# A slow one that takes less is called once more, and that call counts.
+# A slow variant that takes less is timed by a second call.
 _CALLED_TWICE_SECONDS: Final = 1.0
 _MAX_TEMPORARY_BYTES: Final = 1 << 31
 _EXPERTS_ROUNDS: Final = 3  # at least
 
-_AnyVariant = variants.Variant | variants.Forms | variants.Unavailable
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """How rows are measured.
+  """Options of a measurement.
 
   Attributes:
-    mode: of the times that ratios are made of.
-    rounds, seconds: at most, a row.
-    implementations: names, or None for all that serve.
-    peers: names.
-    out_dtype: of products.
-    read_side: size of what is read beside memory-bound products.
+    mode: the mode of the times that ratios compare.
+    rounds, seconds: limits of a row.
+    implementations: names of backends; None is all that support the row.
+    peers: names of peers.
+    out_dtype: dtype of the results of dots.
+    read_side: side of the matrix that is read next to memory-bound dots.
   """
 
   mode: execution.Mode
@@ -74,7 +72,7 @@ class Options:
 
 @dataclasses.dataclass(kw_only=True)
 class _Entry:
-  """A variant on its way to a result."""
+  """A variant while it is measured."""
 
   result: results.VariantResult
   variant: variants.Variant | None = None
@@ -84,7 +82,7 @@ class _Entry:
 
 
 class RowMeasurement:
-  """Measures rows on one device; raises its ceilings where rows exceed them."""
+  """Measures rows on one device. Raises a ceiling if a row exceeds it."""
 
   def __init__(
     self,
@@ -98,14 +96,14 @@ class RowMeasurement:
     self.options = options
     self._progress = progress
     self._fastest_forms: dict[tuple[str, str], str] = {}
-    # Of slow variants, by row and `same_as`: in which formats, and the time.
+    # Formats and milliseconds of slow variants, by row and `same_as`.
     self._slow: dict[tuple[str, str], tuple[str, float]] = {}
     self._first_milliseconds = 0.0
 
   def measure(
     self, row: workloads.Row, pair: workloads.Pair
   ) -> results.RowResult:
-    """All variants of one row in one pair of formats."""
+    """Measures all variants of one row in one pair of formats."""
     start = time.perf_counter()
     self._first_milliseconds = 0.0
     entries = [
@@ -142,7 +140,7 @@ class RowMeasurement:
 
   def _variants(
     self, row: workloads.Row, pair: workloads.Pair
-  ) -> Sequence[_AnyVariant]:
+  ) -> Sequence[variants.AnyVariant]:
     self._progress(f"{row} {pair}: data")
     options = self.options
     if not row.is_product:
@@ -175,8 +173,10 @@ class RowMeasurement:
       found += roofline.read_variants(options.read_side, self.device.is_gpu)
     return found
 
-  def _prepare(self, row: workloads.Row, variant: _AnyVariant) -> _Entry:
-    """Makes a variant ready to be timed, or says why it is not."""
+  def _prepare(
+    self, row: workloads.Row, variant: variants.AnyVariant
+  ) -> _Entry:
+    """Prepares a variant to be timed, or records why it cannot be."""
     if isinstance(variant, variants.Forms):
       return self._prepare_fastest(row, variant)
     if isinstance(variant, variants.Unavailable):
@@ -221,9 +221,9 @@ class RowMeasurement:
     return fastest
 
   def _fastest(self, forms: Sequence[_Entry]) -> _Entry:
-    """Of the forms of a peer, one that is wrong, else the fastest.
+    """Returns a wrong form of a peer, or else the fastest one.
 
-    Where none runs, the first, with its reason.
+    If no form runs, it returns the first one, with its reason.
     """
     for entry in forms:
       if entry.result.status == "wrong":
@@ -257,8 +257,8 @@ class RowMeasurement:
     """Compiles, checks and warms up a variant in one mode.
 
     Returns:
-      What to time, None where `entry.result` now says why not; and the largest
-      error.
+      The variant to time and its largest error. (None, None) if it cannot be
+      timed; `entry.result` then has the reason.
     """
     variant = entry.variant
     assert variant is not None
@@ -279,7 +279,8 @@ class RowMeasurement:
     except verification.WrongResultError as error:
       status: results.Status = "wrong"
       reason = str(error)
-    # A peer may fail in whatever way; it is told, and ours make the run fail.
+    # A peer may raise any error, which is reported. An error of ours makes the
+    # run fail.
     except Exception as error:
       status = "failed" if variant.role == "ours" else "unavailable"
       reason = f"{type(error).__name__}: {error}"
@@ -291,11 +292,11 @@ class RowMeasurement:
     return None, None
 
   def _slow_time(self, timed: execution.Timed, seconds: float) -> float | None:
-    """Milliseconds of a call, where it is too slow for turns; else None.
+    """Returns the milliseconds of a call of a slow variant; else None.
 
     Args:
       timed: the variant.
-      seconds: of its first call.
+      seconds: seconds of its first call.
     """
     first = self._first_milliseconds
     if not first:
@@ -315,7 +316,7 @@ class RowMeasurement:
   ) -> execution.Plan:
     is_chained = not (self.device.is_gpu or variant.on_host)
     if is_chained and row.kind != "dot":
-      mode = "call"  # a stack of floats would be copied
+      mode = "call"  # chained steps would copy a stack of floats
     least = self.ceilings.seconds(variant.num_bytes, variant.flops)
     return execution.plan(
       variant.num_bytes,
@@ -326,8 +327,10 @@ class RowMeasurement:
       max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
     )
 
-  def _of_slow(self, row: workloads.Row, variant: _AnyVariant) -> _Entry | None:
-    """What was found for a slow variant in other formats; None if nothing."""
+  def _of_slow(
+    self, row: workloads.Row, variant: variants.AnyVariant
+  ) -> _Entry | None:
+    """Returns the result of a slow variant in other formats; None if none."""
     if not isinstance(variant, variants.Variant) or not variant.same_as:
       return None
     known = self._slow.get((str(row), variant.same_as))
@@ -386,7 +389,7 @@ class RowMeasurement:
   def _time_other_mode(
     self, row: workloads.Row, running: dict[str, _Entry]
   ) -> None:
-    """Times the same in the other mode, where calling may matter."""
+    """Times dots with few rows in the other mode as well."""
     if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
       return
     other: execution.Mode = "step" if self.options.mode == "call" else "call"
@@ -445,7 +448,7 @@ class RowMeasurement:
 
 
 def _compile(timed: execution.Timed) -> None:
-  """Raises MemoryError where XLA needs too much besides the operands."""
+  """Compiles a variant. Raises MemoryError if it needs too much memory."""
   needed = timed.compile()
   if timed.variant.role == "peer" and needed > _MAX_TEMPORARY_BYTES:
     raise MemoryError(
@@ -466,7 +469,7 @@ def _ratios(
         continue
       assert ours.time is not None and other.time is not None
       if 1 in (ours.time.count, other.time.count):
-        # One is timed by itself.
+        # One of them was timed by one call.
         alone = other.time.median / ours.time.median
         ratio: timing.Stats | None = timing.stats([alone])
       else:

@@ -72,7 +72,7 @@ class FormsTest(absltest.TestCase):
     return measurement.RowMeasurement(found, bench_results.CEILINGS, options)
 
   def results_of(self, measuring, variant):
-    """Of a row in two formats."""
+    """Measures a row in two formats."""
     (row,) = workloads.parse_rows("32x32x32")
     with absltest.mock.patch.object(
       measuring, "_variants", lambda *_: [variant]

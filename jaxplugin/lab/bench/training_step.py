@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other for a step of training.
+"""The variants of a training step.
 
-It is the gradient of a transformer's block with respect to its weights and its
-input: root mean square norm, causal attention, norm, and an MLP with GELU. The
-four products with weights are those of a recipe, by `quantize_dots`; attention
-has two more, which no recipe takes. Weights, activations and gradients are f32;
-for the bf16 peer all of them are bf16, and weights are stored so.
+The step is the gradient of a transformer's block with respect to its weights
+and its input: root mean square norm, causal attention, norm, and an MLP with
+GELU. `quantize_dots` quantizes the four matmuls with weights by a recipe. It
+does not quantize the two matmuls of attention. Weights, activations and
+gradients are f32, or bf16 for the bf16 peer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import traced
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.rewriting import quantized_dots
@@ -41,11 +40,11 @@ RECIPES: Final = {
 PEERS: Final = ("f32", "bf16")
 _EPSILON: Final = 1e-5
 
-# Relative errors, in the Frobenius norm, of a gradient. Rounding to p bits errs
-# by 2^-p / sqrt(3) or less, at random by sqrt(2) times that. A gradient is what
-# up to 10 roundings of operands have left, whose squares add up. One that is
-# missing or another layer's errs by 1 or more. A sum in f32 may be less precise
-# by 256 roundings (`verification.PEER_BOUND`), which are 8 bits.
+# Relative errors of a gradient, in the Frobenius norm. Rounding to p bits has
+# an error of at most 2^-p / sqrt(3), and stochastic rounding of sqrt(2) times
+# that. The squares of up to 10 roundings of operands add up in a gradient. A
+# missing gradient, or that of another layer, has an error of 1 or more. A sum
+# in f32 may lose 8 bits, by 256 roundings (`verification.PEER_BOUND`).
 _CHAIN: Final = 10
 _SIGNIFICAND_BITS: Final = {"f32": 24 - 8, "bf16": 8}
 
@@ -58,16 +57,19 @@ def _norm(x: jax.Array) -> jax.Array:
   return x * lax.rsqrt(mean + _EPSILON).astype(x.dtype)
 
 
-def block(weights: Weights, x: jax.Array, *, is_turned: bool) -> jax.Array:
-  """[tokens, channels] to the same.
+def block(weights: Weights, x: jax.Array, *, is_transposed: bool) -> jax.Array:
+  """Returns the block's output [tokens, channels].
 
   Args:
-    weights: "qkv", "out", "up" and "down", [k, n]; [n, k] where `is_turned`.
+    weights: "qkv", "out", "up" and "down", each [k, n], or [n, k] if
+      `is_transposed`.
+    x: [tokens, channels].
+    is_transposed: the layout of the weights.
   """
 
   def linear(x: jax.Array, name: str) -> jax.Array:
     w = weights[name]
-    return x @ (w.T if is_turned else w)
+    return x @ (w.T if is_transposed else w)
 
   tokens, channels = x.shape
   heads = tokens, channels // workloads.HEAD_SIZE, workloads.HEAD_SIZE
@@ -85,7 +87,7 @@ def gradients(
   x: jax.Array,
   g: jax.Array,
 ) -> tuple[Weights, jax.Array]:
-  """Of sum(function(weights, x) * g), with respect to weights and x."""
+  """Returns the gradients of sum(function(weights, x) * g)."""
   _, vjp = jax.vjp(function, weights, x)
   result: tuple[Weights, jax.Array] = vjp(g)
   return result
@@ -105,7 +107,7 @@ class TrainingVariants:
 
   @property
   def sizes(self) -> dict[str, tuple[int, int]]:
-    """(k, n) of each product with weights."""
+    """The shape (k, n) of each weight."""
     channels, hidden = self.row.k, self.row.n
     return {
       "qkv": (channels, 3 * channels),
@@ -116,69 +118,53 @@ class TrainingVariants:
 
   @property
   def flops(self) -> int:
-    """Of all products: each has one forward and two backward."""
+    """The FLOPs of all matmuls: each has one forward and two backward."""
     weights = sum(k * n for k, n in self.sizes.values())
     attention = 2 * self.row.m * self.row.k
     return 3 * 2 * self.row.m * (weights + attention)
 
-  def ours(
-    self, names: Sequence[str] | None
-  ) -> list[variants.Variant | variants.Unavailable]:
-    """Each implementation of `names`; None is the chosen one alone."""
+  def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
+    """Returns the variants of the backends `names`; None is the chosen ones."""
     decided = self._decided()
-    chosen = sorted({one.decision.implementation for one in decided})
-    named = [*chosen] if names is None else [*names]
-    if dot_variants.CHOSEN in named:
-      named.remove(dot_variants.CHOSEN)
-      named += chosen
+    chosen = {one.decision.implementation for one in decided}
+    table = backends.table()
     formats = self.recipe.formats
-    found: list[variants.Variant | variants.Unavailable] = []
-    for name in dict.fromkeys(named):
-      refusals = (
-        backends.table()[name].supports(one.problem, self.target)
-        for one in decided
-      )
-      refusal = next((r for r in refusals if r is not None), None)
-      if refusal is not None:
-        found.append(
-          variants.Unavailable(name=name, role="ours", reason=refusal.reason)
-        )
-        continue
-      found.append(
-        self._variant(
-          name,
-          "ours",
-          functools.partial(self._quantized, name),
-          bits=min(f.facts.element.significand_bits for f in formats),
-          is_chosen=name in chosen,
-        )
-      )
-    return found
 
-  def peers(
-    self, names: Sequence[str]
-  ) -> list[variants.Variant | variants.Forms | variants.Unavailable]:
-    """Each of `names` of `dot_variants.PEERS`, in its fastest form."""
-    found: list[variants.Variant | variants.Forms | variants.Unavailable] = []
+    def refusal(name: str) -> str:
+      found = (table[name].supports(x.problem, self.target) for x in decided)
+      return next((one.reason for one in found if one is not None), "")
+
+    def make(name: str, is_chosen: bool) -> list[variants.Variant]:
+      variant = self._variant(
+        name,
+        "ours",
+        functools.partial(self._quantized, name),
+        bits=min(f.facts.element.significand_bits for f in formats),
+        is_chosen=is_chosen,
+      )
+      return [variant]
+
+    return variants.ours(names, chosen, chosen, refusal, make)
+
+  def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
+    """Returns `names` of `dot_variants.PEERS`, each with its forms."""
+    found: list[variants.AnyVariant] = []
     for name in names:
       if name not in PEERS:
-        reason = "is not run for training"
-        found.append(
-          variants.Unavailable(name=name, role="peer", reason=reason)
-        )
+        found.append(variants.missing_peer(name, "is not run for training"))
         continue
       forms = tuple(
         self._variant(
           name,
           "peer",
           functools.partial(
-            gradients, functools.partial(block, is_turned=is_turned)
+            gradients, functools.partial(block, is_transposed=is_transposed)
           ),
           bits=_SIGNIFICAND_BITS[name],
           dtype=workloads.PLAIN_DTYPES[name],
-          is_turned=is_turned,
+          is_transposed=is_transposed,
         )
-        for is_turned in (False, True)
+        for is_transposed in (False, True)
       )
       found.append(
         variants.Forms(name=name, role="peer", forms=forms, of_floats=True)
@@ -194,7 +180,7 @@ class TrainingVariants:
     key: jax.Array,
   ) -> tuple[Weights, jax.Array]:
     function = quantized_dots.quantize_dots(
-      functools.partial(block, is_turned=False),
+      functools.partial(block, is_transposed=False),
       self.recipe,
       key=key if self.recipe.stochastic_rounding else None,
       implementation=implementation,
@@ -202,7 +188,7 @@ class TrainingVariants:
     return gradients(function, weights, x, g)
 
   def _decided(self) -> list[Any]:
-    """What is decided about each product of a recipe."""
+    """Returns the decision for each matmul of the recipe."""
     operands = (*self._operands(0), jax.random.key(0))
     jaxpr = jax.make_jaxpr(functools.partial(self._quantized, None))(*operands)
     return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
@@ -211,9 +197,9 @@ class TrainingVariants:
     self,
     i: int,
     dtype: np.dtype = workloads.PLAIN_DTYPES["f32"],
-    is_turned: bool = False,
+    is_transposed: bool = False,
   ) -> tuple[Any, ...]:
-    key = i, dtype, is_turned
+    key = i, dtype, is_transposed
     if key not in self._made:
       random = np.random.default_rng(i)
       weights = {
@@ -222,7 +208,7 @@ class TrainingVariants:
       }
       rows = (self.row.m, self.row.k)
       x, g = random.normal(size=rows), random.normal(size=rows)
-      if is_turned:
+      if is_transposed:
         weights = {name: w.T for name, w in weights.items()}
       self._made[key] = jax.tree.map(
         lambda a: jnp.asarray(a.astype(np.float32)).astype(dtype),
@@ -231,20 +217,22 @@ class TrainingVariants:
     return self._made[key]
 
   def _expected(self, i: int) -> Any:
-    """Gradients in f64, of the f32 operands of set i."""
+    """Returns the gradients of set i's f32 operands, computed in f64."""
     if i not in self._exact:
       operands = jax.tree.map(np.asarray, self._operands(i))
       with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), operands)
-        function = functools.partial(block, is_turned=False)
+        function = functools.partial(block, is_transposed=False)
         found = jax.jit(functools.partial(gradients, function))(*wide)
         self._exact[i] = jax.tree.map(np.asarray, found)
     return self._exact[i]
 
-  def check(self, i: int, result: Any, *, bits: int, is_turned: bool) -> None:
-    """Raises WrongResultError unless each gradient is near that in f64."""
+  def check(
+    self, i: int, result: Any, *, bits: int, is_transposed: bool
+  ) -> None:
+    """Raises WrongResultError unless each gradient is near the f64 one."""
     weights, x = result
-    if is_turned:
+    if is_transposed:
       weights = {name: w.T for name, w in weights.items()}
     bound = math.sqrt(_CHAIN * 2 / 3) * 2.0**-bits
     exact_weights, exact_x = self._expected(i)
@@ -266,23 +254,25 @@ class TrainingVariants:
     *,
     bits: int,
     dtype: np.dtype = workloads.PLAIN_DTYPES["f32"],
-    is_turned: bool = False,
+    is_transposed: bool = False,
     is_chosen: bool = False,
   ) -> variants.Variant:
     def operands(i: int) -> tuple[Any, ...]:
-      made = self._operands(i, dtype, is_turned)
+      made = self._operands(i, dtype, is_transposed)
       return (*made, jax.random.key(i)) if role == "ours" else made
 
-    given = jax.tree.leaves(self._operands(0, dtype, is_turned))
+    given = jax.tree.leaves(self._operands(0, dtype, is_transposed))
     return variants.Variant(
       name=name,
       role=role,
       function=function,
       operands=operands,
-      check=functools.partial(self.check, bits=bits, is_turned=is_turned),
+      check=functools.partial(
+        self.check, bits=bits, is_transposed=is_transposed
+      ),
       num_bytes=2 * sum(a.nbytes for a in given),
       flops=self.flops,
       arithmetic="f32" if name == "f32" else "floats",
       is_chosen=is_chosen,
-      form="" if role == "ours" else ("w (k, n)", "w (n, k)")[is_turned],
+      form="" if role == "ours" else ("w (k, n)", "w (n, k)")[is_transposed],
     )

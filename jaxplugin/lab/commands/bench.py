@@ -25,6 +25,7 @@ from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import runs
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.report import results
 from jaxplugin.lab.bench.report import table
 from jaxplugin.printing import console
@@ -75,7 +76,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--implementations",
     metavar="LIST",
-    help=f"of {', '.join(backends.NAMES)}, {dot_variants.CHOSEN};"
+    help=f"of {', '.join(backends.NAMES)}, {variants.CHOSEN};"
     " default: all that support the row, and the chosen one for decoders",
   )
   what.add_argument(
@@ -245,7 +246,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
   implementations = _names(
     "--implementations",
     args.implementations,
-    (*backends.table(), dot_variants.CHOSEN),
+    (*backends.table(), variants.CHOSEN),
   )
   peers = _names("--peers", args.peers, dot_variants.PEERS) or ()
   if args.shapes is not None:

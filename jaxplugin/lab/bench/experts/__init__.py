@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other for one product of a mixture of experts."""
+"""Variants of one matmul of a mixture of experts, with their operands."""

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other for a product of experts.
+"""The variants of a matmul of a mixture of experts.
 
-Peers have weights that are ready, f32 or bf16 as a checkpoint has them; only
-"dequantize" has quantized ones. "dense dots" are this package's own products of
-the same work: as many rows with as many weights, of each number of rows one.
+Peers have f32 or bf16 weights, as in a checkpoint. Only "dequantize" has
+quantized ones. "dense dots" does the same work by this package's dense dots:
+one dot for all experts with the same number of rows.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from jaxplugin.ragged import traced
 
 DENSE: Final = "dense dots"
 DEQUANTIZE: Final = "dequantize"
-# Of `lax.ragged_dot`; of others, which follow the peers "f32" and "bf16".
+# Ways to multiply floats; a peer is one of these and "f32" or "bf16".
 _READY: Final = ("lax", "loop", "scan", "take")
 _PEERS: Final = ("f32", "bf16")
-# Weights that are ready take at most so much; a shared machine has to hold
-# those of two dtypes, and what XLA makes of them.
+# Limit of the weights of one dtype. A machine must hold the weights of two
+# dtypes, and XLA's copies of them.
 _MAX_READY_BYTES: Final = 5 << 29
 
 
 class ExpertVariants:
-  """The variants of one product of experts on one device."""
+  """The variants of one ragged dot on one device."""
 
   def __init__(
     self, row: workloads.Row, pair: workloads.Pair, target: targets.Target
@@ -60,10 +60,8 @@ class ExpertVariants:
     self.data = expert_operands.ExpertOperands(row, pair)
     self._expected = functools.lru_cache(maxsize=8)(self.data.expected)
 
-  def ours(
-    self, names: Sequence[str] | None
-  ) -> list[variants.Variant | variants.Unavailable]:
-    """Each implementation of `names`; None is every one that serves."""
+  def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
+    """Returns the variants of the backends `names`; None is all."""
     jaxpr = jax.make_jaxpr(functools.partial(self._ragged, None))(
       *self._quantized(0)
     )
@@ -71,38 +69,31 @@ class ExpertVariants:
     decided = traced.decide(eqn, self.target)
     assert isinstance(decided.problem, problems.RaggedProblem)
     assert decided.decision is not None
-    chosen = decided.decision.implementation
-    wanted = list(backends.BACKENDS) if names is None else names
-    wanted = [chosen if n == dot_variants.CHOSEN else n for n in wanted]
-    found: list[variants.Variant | variants.Unavailable] = []
-    for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
-      reason = "ragged_dot has no such implementation"
-      if name in backends.BACKENDS:
-        refusal = backends.BACKENDS[name].supports(decided.problem, self.target)
-        reason = "" if refusal is None else refusal.reason
-      if not reason:
-        function = functools.partial(self._ragged, name)
-        found.append(
-          self._variant(
-            name,
-            "ours",
-            function,
-            self._quantized,
-            bound=verification.OURS_BOUND,
-            is_chosen=name == chosen,
-          )
-        )
-      elif names is not None:
-        found.append(
-          variants.Unavailable(name=name, role="ours", reason=reason)
-        )
-    return found
+    problem = decided.problem
 
-  def peers(
-    self, names: Sequence[str]
-  ) -> list[variants.Variant | variants.Unavailable]:
-    """Those of "f32" and "bf16" in `names`, in every way to write them."""
-    found: list[variants.Variant | variants.Unavailable] = [self._dense()]
+    def refusal(name: str) -> str:
+      if name not in backends.BACKENDS:
+        return "ragged_dot has no such implementation"
+      found = backends.BACKENDS[name].supports(problem, self.target)
+      return "" if found is None else found.reason
+
+    def make(name: str, is_chosen: bool) -> list[variants.Variant]:
+      variant = self._variant(
+        name,
+        "ours",
+        functools.partial(self._ragged, name),
+        self._quantized,
+        bound=verification.OURS_BOUND,
+        is_chosen=is_chosen,
+      )
+      return [variant]
+
+    chosen = [decided.decision.implementation]
+    return variants.ours(names, chosen, backends.BACKENDS, refusal, make)
+
+  def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
+    """Returns "f32" and "bf16" of `names`, in every way to write them."""
+    found: list[variants.AnyVariant] = [self._dense()]
     wanted = [name for name in _PEERS if name in names]
     if wanted:
       found.append(self._dequantizing())
@@ -113,17 +104,13 @@ class ExpertVariants:
       if num_bytes > _MAX_READY_BYTES:
         reason = f"its weights take {num_bytes / 1e9:.1f} GB"
         found += [
-          variants.Unavailable(name=f"{way} {name}", role="peer", reason=reason)
-          for way in _READY
+          variants.missing_peer(f"{way} {name}", reason) for way in _READY
         ]
       else:
         found += self._ready(name, dtype)
     for name in names:
       if name not in _PEERS:
-        reason = "is not run for experts"
-        found.append(
-          variants.Unavailable(name=name, role="peer", reason=reason)
-        )
+        found.append(variants.missing_peer(name, "is not run for experts"))
     return found
 
   def _ragged(
@@ -136,7 +123,7 @@ class ExpertVariants:
     return self.data.rows(i), weights, self.data.sizes(i)
 
   def _dense(self) -> variants.Variant:
-    """For each number of rows that experts have, one dot of all of these."""
+    """Returns the variant of one dot for all experts with equally many rows."""
     sizes, counts = np.unique(self.data.routing(0).sizes, return_counts=True)
 
     def function(rows: Any, weights: Sequence[Any]) -> list[jax.Array]:
@@ -170,7 +157,7 @@ class ExpertVariants:
     return self._variant(DENSE, "peer", function, operands, check=check)
 
   def _dequantizing(self) -> variants.Variant:
-    """What one writes with quantized weights and JAX's own ragged dot."""
+    """Returns the variant that dequantizes weights for JAX's ragged dot."""
     dtype = self.pair.plain if self.pair.lhs is None else np.dtype(np.float32)
 
     def function(rows: Any, weights: Any, sizes: Any) -> jax.Array:
@@ -179,7 +166,7 @@ class ExpertVariants:
       floats = quantization.dequantize(weights, dtype)
       return expert_products.by_ragged_dot(rows, floats, sizes)
 
-    # NVFP4's global scale leaves numbers that bf16 rounds.
+    # bf16 must round values times NVFP4's global scale.
     is_bf16 = dtype == formats.BF16
     rounding = reference.rounding_error(formats.BF16) if is_bf16 else 0
     return self._variant(
@@ -192,7 +179,7 @@ class ExpertVariants:
     )
 
   def _ready(self, name: str, dtype: np.dtype) -> list[variants.Variant]:
-    """Each way to multiply floats of one dtype."""
+    """Returns each way to multiply floats of one dtype."""
     data = self.data
     stack = functools.cache(lambda: jax.device_put(data.weights.floats(dtype)))
 
@@ -243,7 +230,7 @@ class ExpertVariants:
     check: Callable[[int, Any], float] | None = None,
     **fields: Any,
   ) -> variants.Variant:
-    """A variant; with `dtype`, of floats on both sides."""
+    """Returns a variant; with `dtype`, both operands are floats."""
 
     def expected(i: int, result: Any) -> float:
       return verification.check_dot(
@@ -261,7 +248,6 @@ class ExpertVariants:
       lhs = num_rows * row.k * dtype.itemsize
       weight = row.n * row.k * dtype.itemsize
     is_f32 = dtype is not None and dtype == np.float32
-    is_int8 = role == "ours" and self.pair.is_fp4
     return variants.Variant(
       name=name,
       role=role,
@@ -270,13 +256,13 @@ class ExpertVariants:
       check=check or expected,
       num_bytes=lhs + used * weight + num_rows * row.n * 4,
       flops=2 * num_rows * row.n * row.k,
-      arithmetic="f32" if is_f32 else "int8" if is_int8 else "floats",
+      arithmetic=variants.arithmetic_of(role, is_f32, self.pair.is_fp4),
       **fields,
     )
 
 
 def _first_rows(rows: Any, count: int) -> Any:
-  """The first `count` of rows, floats or quantized along k."""
+  """Returns the first `count` rows, of floats or of a ScaledArray."""
   if not isinstance(rows, scaled_array.ScaledArray):
     return rows[:count]
   return dot_variants.with_parts(rows, rows.values[:count], rows.scale[:count])

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other, on what operands, and how it is checked."""
+"""Variants to time next to each other, their operands and their checks."""

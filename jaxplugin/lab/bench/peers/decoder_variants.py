@@ -1,18 +1,19 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other for a step of a decoder.
+"""The variants of a decoder's step.
 
-The step is written in two ways: with each layer's weights as arguments of their
-own, and ("in scan") by `lax.scan` over stacked layers. XLA:CPU copies what a
-scan hands over; so ours scans the layers' numbers, and reads the stacks
-(`linear`). Ours and f32 are timed in both ways; other peers in the first one,
-which is the faster for all.
+The step is written in two ways: with separate arguments for each layer's
+weights, and ("in scan") by `lax.scan` over stacked layers. XLA:CPU copies the
+slices of a scan. So ours scans the layers' numbers and reads the stacks
+(`linear`). Ours and f32 are timed in both ways. Other peers are timed in the
+first way, which is faster for all of them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -45,14 +46,14 @@ PEERS: Final = ("f32", "bf16", "lax.scaled_dot")
 
 
 class _Form(NamedTuple):
-  """A way to write the products, and what they take.
+  """A way to write the matmuls with weights.
 
   Attributes:
-    name: what is special about it; "" for ours.
-    linear: one product.
-    ready: dtype of ready weights; "" for quantized ones.
-    store: turns a stack of weights into what is stored, before anything is
-      timed; and its name.
+    name: the name of the form; "" for ours.
+    linear: computes one matmul.
+    ready: dtype of dequantized weights; "" for quantized ones.
+    store: converts the weights to the layout of this form. This is not timed.
+    stored: the name of that layout.
   """
 
   name: str
@@ -65,9 +66,8 @@ class _Form(NamedTuple):
 class DecoderVariants:
   """The variants of one decoder's step on one device.
 
-  The pair's lhs says what activations are turned into before each product, and
-  its rhs how weights are stored. Results of products are f32, and so is all
-  that stands between them.
+  The pair's lhs is the format of activations in each matmul, and its rhs the
+  format of the weights. Results of matmuls and all other arrays are f32.
   """
 
   def __init__(
@@ -88,48 +88,36 @@ class DecoderVariants:
       else decoder_check.quantized(pair.lhs)
     )
 
-  def ours(
-    self, names: Sequence[str] | None
-  ) -> list[variants.Variant | variants.Unavailable]:
-    """Each implementation of `names`; None is the chosen one alone."""
+  def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
+    """Returns the variants of the backends `names`; None is the chosen ones."""
     decided = self._decided()
-    chosen = sorted({one.decision.implementation for one in decided})
-    named = [*chosen] if names is None else [*names]
-    if dot_variants.CHOSEN in named:
-      named.remove(dot_variants.CHOSEN)
-      named += chosen
-    result: list[variants.Variant | variants.Unavailable] = []
-    for name in dict.fromkeys(named):
-      backend = backends.table()[name]
-      problems = [one.problem for one in decided]
-      refusals = [backend.supports(p, self.target) for p in problems]
-      refusal = next((r for r in refusals if r is not None), None)
-      if refusal is not None:
-        result.append(
-          variants.Unavailable(name=name, role="ours", reason=refusal.reason)
-        )
-        continue
-      plans = [backend.plan(problem, self.target) for problem in problems]
-      form = _Form(
-        "", functools.partial(self._ours, name), store=self._prepared
-      )
-      result += [
-        self._variant(
+    chosen = {one.decision.implementation for one in decided}
+    problems = [one.problem for one in decided]
+    table, target = backends.table(), self.target
+
+    def refusal(name: str) -> str:
+      found = (table[name].supports(problem, target) for problem in problems)
+      return next((one.reason for one in found if one is not None), "")
+
+    def make(name: str, is_chosen: bool) -> Iterator[variants.Variant]:
+      plans = [table[name].plan(problem, target) for problem in problems]
+      product = functools.partial(self._ours, name)
+      for in_scan in (False, True):
+        yield self._variant(
           name,
           "ours",
-          form,
+          _Form("", product, store=self._prepared),
           in_scan,
           rounded=self._given,
           bound=verification.OURS_BOUND,
           relative=max(plan.relative_error for plan in plans),
-          is_chosen=name in chosen,
+          is_chosen=is_chosen,
         )
-        for in_scan in (False, True)
-      ]
-    return result
+
+    return variants.ours(names, chosen, chosen, refusal, make)
 
   def _decided(self) -> list[Any]:
-    """What is decided about each product of a layer."""
+    """Returns the decision for each matmul of a layer."""
     product = functools.partial(self._ours, None)
     form = _Form("", product, store=self._prepared)
     step = functools.partial(decoder_model.numbered, product)
@@ -145,7 +133,7 @@ class DecoderVariants:
     return quantization.quantize(x, self.pair.lhs)
 
   def _ours(self, implementation: str | None, x: jax.Array, w: Any) -> Any:
-    """With a weight, or with a stack and a layer's number."""
+    """Multiplies with a weight, or with a layer (stack, number)."""
     w, layer = w if isinstance(w, tuple) else (w, None)
     return linear.linear(
       self._given_to_products(x),
@@ -155,17 +143,12 @@ class DecoderVariants:
       implementation=implementation,
     )
 
-  def peers(
-    self, names: Sequence[str]
-  ) -> list[variants.Variant | variants.Forms | variants.Unavailable]:
-    """Each of `names` of `dot_variants.PEERS`, in its fastest form."""
-    result: list[variants.Variant | variants.Forms | variants.Unavailable] = []
+  def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
+    """Returns `names` of `dot_variants.PEERS`, each with its forms."""
+    result: list[variants.AnyVariant] = []
     for name in names:
       if name not in PEERS:
-        reason = "is not run for decoders"
-        result.append(
-          variants.Unavailable(name=name, role="peer", reason=reason)
-        )
+        result.append(variants.missing_peer(name, "is not run for decoders"))
       elif name == "lax.scaled_dot":
         result.append(self._scaled_dot(name))
       else:
@@ -203,7 +186,7 @@ class DecoderVariants:
           dtype.name,
         )
       )
-    # XLA may leave a rounding to bf16 out, or do it after other roundings.
+    # XLA may omit a rounding to bf16, or reorder roundings.
     cast = 0 if name == "f32" else reference.rounding_error(dtype)
     return self._forms(
       name,
@@ -279,7 +262,7 @@ class DecoderVariants:
     )
 
   def _operands(self, i: int, form: _Form, in_scan: bool) -> tuple[Any, Any]:
-    """Activations, and layers as the step takes them."""
+    """Returns the activations, and the layers in the form's layout."""
     data = self.data
 
     def make() -> Any:
@@ -348,27 +331,22 @@ class DecoderVariants:
       )
       + 2 * x.nbytes,
       flops=data.sizes.flops,
-      arithmetic=self._arithmetic(role, form),
+      arithmetic=variants.arithmetic_of(
+        role, form.ready == "float32", self.pair.is_fp4
+      ),
       is_chosen=is_chosen,
       form=form.name,
     )
 
-  def _arithmetic(
-    self, role: variants.Role, form: _Form
-  ) -> variants.Arithmetic:
-    if form.ready == "float32":
-      return "f32"
-    return "int8" if role == "ours" and self.pair.is_fp4 else "floats"
-
 
 def _sum_of_products(dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-  """One fused loop, where a product of one row is not made for speed."""
+  """Multiplies one row. XLA fuses this into a loop, often faster than a dot."""
   x = x.astype(dtype).astype(np.float32)
   return (x * w.astype(np.float32)).sum(axis=1)[None]
 
 
 def _with_rows_along_k(w: Any) -> Any:
-  """Weights (..., n, k) as (..., k, n), in memory of their own."""
+  """Returns a transposed copy (..., k, n) of weights (..., n, k)."""
   if not isinstance(w, scaled_array.ScaledArray):
     return jnp.copy(jnp.swapaxes(w, -1, -2))
   w = w.unpack()

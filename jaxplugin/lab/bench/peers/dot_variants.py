@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other for a product: our implementations, peers."""
+"""The variants of a dot: our backends and their peers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ from jaxplugin.lab.bench.peers import torch_peers
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 
-CHOSEN: Final = "chosen"
-
 LAST: Final = (((1,), (1,)), ((), ()))
 MATMUL: Final = (((1,), (0,)), ((), ()))
 
@@ -47,25 +45,25 @@ PEERS: Final = (
   "numpy",
   *torch_peers.NAMES,
 )
-# What `prepare_weights` makes that a backend may read as it is, by the names
-# that `Backend.reads` has for it.
+# Layouts of prepared weights that a backend may read, by their names in
+# `Backend.reads`.
 _LAYOUTS: Final = {
   "interleaved": interleaving.INTERLEAVED,
   "swizzled": layouts.SWIZZLED,
 }
 # Values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
-# XLA:CPU multiplies as many rows by a faster routine than one row. A user can
-# pad, so it is a form of the peer.
+# XLA:CPU has a faster routine for this many rows than for one. A user can pad,
+# so this is a form of the peer.
 _PADDED_ROWS: Final = 8
 
 
 class _Form(NamedTuple):
-  """A way to write a product.
+  """A way to write a dot.
 
   Attributes:
-    name: what is special about it.
-    function: of lhs (m, k), and of rhs (n, k).
+    name: the name of the form.
+    function: the function of lhs (m, k) and rhs (n, k).
     is_transposed: whether the weights are stored as (k, n) instead.
   """
 
@@ -75,7 +73,7 @@ class _Form(NamedTuple):
 
 
 class DotVariants:
-  """The variants of one product on one device."""
+  """The variants of one dot on one device."""
 
   def __init__(
     self,
@@ -96,40 +94,32 @@ class DotVariants:
       return verification.expected_dot(*self.data.ready(i, ready))
     return verification.expected_dot(*self.data.quantized(i))
 
-  def ours(
-    self, names: Sequence[str] | None
-  ) -> list[variants.Variant | variants.Unavailable]:
-    """Each implementation of `names`; None is every one that serves."""
+  def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
+    """Returns the variants of the backends `names`; None is all."""
     function = functools.partial(self._ours, None)
     jaxpr = jax.make_jaxpr(function)(*self.data.quantized(0))
     (eqn,) = traced.dots(jaxpr.jaxpr)
     decided = traced.decide(eqn, self.target)
     assert decided.decision is not None
-    chosen = decided.decision.implementation
+    problem, target = decided.problem, self.target
     table = backends.table()
-    wanted = tuple(table) if names is None else names
-    wanted = [chosen if name == CHOSEN else name for name in wanted]
-    result: list[variants.Variant | variants.Unavailable] = []
-    for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
-      backend = table[name]
-      refusal = backend.supports(decided.problem, self.target)
-      if backend.rank(self.target) is None:  # or nobody asked to install it
-        refusal = refusal or backend.lowering_refusal(self.target)
-      if refusal is None:
-        plan = backend.plan(decided.problem, self.target)
-        make = functools.partial(
-          self._implementation, name, relative=plan.relative_error
-        )
-        result.append(make(is_chosen=name == chosen))
-        layout = self._prepared_layout()
-        if layout and backend.reads(layout, decided.problem, self.target):
-          result.append(make(is_prepared=True))
-        result += self._experiments(backend, decided.problem)
-      elif names is not None:
-        result.append(
-          variants.Unavailable(name=name, role="ours", reason=refusal.reason)
-        )
-    return result
+    layout = self._prepared_layout()
+
+    def refusal(name: str) -> str:
+      found = table[name].supports(problem, target)
+      if table[name].rank(target) is None:  # only runs if it is named
+        found = found or table[name].lowering_refusal(target)
+      return "" if found is None else found.reason
+
+    def make(name: str, is_chosen: bool) -> Iterator[variants.Variant]:
+      relative = table[name].plan(problem, target).relative_error
+      yield self._implementation(name, relative=relative, is_chosen=is_chosen)
+      if layout and table[name].reads(layout, problem, target):
+        yield self._implementation(name, relative=relative, is_prepared=True)
+      yield from self._experiments(table[name], problem)
+
+    chosen = [decided.decision.implementation]
+    return variants.ours(names, chosen, table, refusal, make)
 
   def _ours(self, implementation: str | None, lhs: Any, rhs: Any) -> jax.Array:
     return dot.block_scaled_dot(
@@ -142,7 +132,7 @@ class DotVariants:
   def _experiments(
     self, backend: backends.Backend, problem: problems.DotProblem
   ) -> Iterator[variants.Variant]:
-    """The ways in which a backend serves only targets that ask for them."""
+    """Yields the experiments of a backend, which a target must enable."""
     for word, asking in backend.experiments:
       target = asking(self.target)
       refusal = backend.lowering_refusal(target)
@@ -161,7 +151,7 @@ class DotVariants:
       return self._ours(implementation, lhs, rhs)
 
   def _prepared_layout(self) -> str:
-    """What `prepare_weights` makes of rhs on this target, "" if nothing."""
+    """Returns the layout of the prepared rhs on this target; "" if none."""
     _, rhs = self.data.quantized(0)
     if not isinstance(rhs, scaled_array.ScaledArray):
       return ""
@@ -200,10 +190,10 @@ class DotVariants:
     arrange: Callable[..., tuple[Any, ...]] | None = None,
     **fields: Any,
   ) -> variants.Variant:
-    """A variant on the quantized operands, or on `ready` ones of that dtype.
+    """Returns a variant on quantized operands, or floats of dtype `ready`.
 
     Args:
-      arrange: turns lhs and rhs into what `function` takes.
+      arrange: converts lhs and rhs to the arguments of `function`.
     """
 
     def operands(i: int) -> Any:
@@ -229,19 +219,14 @@ class DotVariants:
       check=check,
       num_bytes=operand_sets.num_bytes(*operands(0)) + result_bytes,
       flops=2 * row.m * row.n * row.k,
-      arithmetic=self._arithmetic(role, ready),
+      arithmetic=variants.arithmetic_of(
+        role, ready == "float32", self.pair.is_fp4
+      ),
       **fields,
     )
 
-  def _arithmetic(self, role: variants.Role, ready: str) -> variants.Arithmetic:
-    if ready == "float32":
-      return "f32"
-    return "int8" if role == "ours" and self.pair.is_fp4 else "floats"
-
-  def peers(
-    self, names: Sequence[str]
-  ) -> list[variants.Variant | variants.Forms | variants.Unavailable]:
-    """Each of `names` of `PEERS`, in every form that could be the fastest."""
+  def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
+    """Returns `names` of `PEERS`, in every form that could be the fastest."""
     makers: dict[str, Callable[[str], Any]] = {
       "f32": self._f32,
       "bf16": self._bf16,
@@ -279,14 +264,14 @@ class DotVariants:
   def _plain_forms(
     self, product: Callable[[Any, Any, Any], jax.Array]
   ) -> list[_Form]:
-    """Ways to multiply floats, given `product(lhs, rhs, numbers)`."""
+    """Returns the ways to multiply floats by `product(lhs, rhs, numbers)`."""
     forms = [
       _Form("w (n, k)", lambda x, w: product(x, w, LAST)),
       _Form("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
     ]
     if self.row.m == 1:
       forms += [_padded(form) for form in forms]
-      # One fused loop, where a product of one row is not made for speed.
+      # XLA fuses this into one loop, which may be faster than its dot.
       forms.append(
         _Form(
           "sum of products",
@@ -350,9 +335,7 @@ class DotVariants:
     self, name: str
   ) -> variants.Variant | variants.Unavailable:
     if None in (self.pair.lhs, self.pair.rhs):
-      return variants.Unavailable(
-        name=name, role="peer", reason="takes two quantized operands"
-      )
+      return variants.missing_peer(name, "takes two quantized operands")
     lacks = jax_lacks(name, self.pair)
     if lacks is not None:
       return lacks
@@ -372,7 +355,10 @@ class DotVariants:
     return self._variant(name, "peer", function, arrange=_unpacked)
 
   def _peer_result(self, *global_scales: Any) -> Any:
-    """What a peer without global scales is asked for: rounding comes last."""
+    """Returns the result dtype of a peer without global scales.
+
+    It is f32 if global scales follow, so that rounding comes last.
+    """
     is_scaled = any(scale is not None for scale in global_scales)
     return np.dtype(np.float32) if is_scaled else self.out_dtype
 
@@ -384,10 +370,8 @@ class DotVariants:
   def _numpy(self, name: str) -> variants.Variant | variants.Unavailable:
     row = self.row
     if (row.m + row.n) * row.k > _MAX_NUMPY_VALUES:
-      return variants.Unavailable(
-        name=name,
-        role="peer",
-        reason=f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only",
+      return variants.missing_peer(
+        name, f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only"
       )
 
     def function(lhs: Any, rhs: Any) -> Any:
@@ -405,23 +389,23 @@ class DotVariants:
 
 
 def scaled_dot_bound(pair: workloads.Pair) -> float:
-  """Error of `lax.scaled_dot`, which rounds a plain side to bf16 in XLA."""
+  """Returns the bound of `lax.scaled_dot`; XLA rounds a plain side to bf16."""
   is_plain = None in (pair.lhs, pair.rhs) and pair.plain != formats.BF16
   cast = reference.rounding_error(formats.BF16) if is_plain else 0
   return verification.PEER_BOUND + cast
 
 
 def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
-  """Why JAX's own functions do not take these formats; None if they may."""
+  """Returns why JAX's functions do not take these formats; None if they do."""
   for format in (pair.lhs, pair.rhs):
     if format is not None and format.is_fp6:
       reason = f"XLA has no {format.values_dtype.name}"
-      return variants.Unavailable(name=name, role="peer", reason=reason)
+      return variants.missing_peer(name, reason)
   return None
 
 
 def _padded(form: _Form) -> _Form:
-  """Returns a form that multiplies more rows than there are."""
+  """Returns a form that pads the rows before it multiplies."""
 
   def pad(x: jax.Array) -> jax.Array:
     rows = jnp.ones((_PADDED_ROWS - x.shape[0], *x.shape[1:]), x.dtype)
@@ -441,7 +425,7 @@ def _padded(form: _Form) -> _Form:
 
 
 def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-  """lhs, and weights that were stored as (k, n) before anything is timed."""
+  """Returns lhs, and the weights stored as (k, n); this is not timed."""
   if not isinstance(rhs, scaled_array.ScaledArray):
     return lhs, jnp.copy(rhs.T)
   lhs, rhs = _unpacked(lhs, rhs)
@@ -452,14 +436,14 @@ def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
 def with_parts(
   x: scaled_array.ScaledArray, values: jax.Array, scale: jax.Array
 ) -> scaled_array.ScaledArray:
-  """`x` with other values and scales, whatever the order of their axes."""
+  """Returns `x` with other values and scales, in any order of axes."""
   return x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
 
 
 def _unpacked(*operands: Any) -> tuple[Any, ...]:
-  """FP4 values as elements, which peers take, before anything is timed."""
+  """Returns operands with unpacked FP4 values, for peers; this is not timed."""
   return tuple(
     x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
     for x in operands
@@ -467,7 +451,7 @@ def _unpacked(*operands: Any) -> tuple[Any, ...]:
 
 
 def parts(operand: Any) -> tuple[Any, Any, Any]:
-  """Values, scale and global scale; of plain floats, the values."""
+  """Returns values, scale and global scale, or (floats, None, None)."""
   if isinstance(operand, scaled_array.ScaledArray):
     return operand.values, operand.scale, operand.global_scale
   return operand, None, None

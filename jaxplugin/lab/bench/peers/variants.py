@@ -1,16 +1,22 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One way to compute a row, and one that cannot be had here."""
+"""Variants: the ways to compute a row, and why some cannot run here."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
+from typing import Final
 from typing import Literal
 
+CHOSEN: Final = "chosen"  # in the place of a backend's name
+
 Role = Literal["ours", "peer", "ceiling"]
-# Whose ceiling products have: any floats', f32's alone, or integers'.
+# Which ceiling a matmul has: that of any floats, of f32, or of integers.
 Arithmetic = Literal["floats", "f32", "int8"]
 
 
@@ -19,25 +25,24 @@ class Variant:
   """One way to compute a row.
 
   Attributes:
-    name: for people and files.
-    role: ours; a peer to compare with; or a ceiling, what the device can do.
-    function: of one set of operands, traced under `jit`; or, when `on_host`,
-      called as it is, and done when it returns.
-    operands: set number i.
-    check: raises WrongResultError unless a result of set i is right; returns
-      the error in units of 2^-24 * sum(|a * b|), or None where results are
-      compared bit by bit.
-    num_bytes: read and written at least, by one call.
-    flops: floating-point operations of one call; 0 where they do not count.
-    arithmetic: what it may do them in.
-    is_chosen: whether the package would choose it here.
-    on_host: whether `function` takes no part in JAX.
-    wait: waits for what functions on the host have started; None where they are
-      done when they return.
-    form: how the product is written, where it could be written in several ways.
-    same_as: variants of a row that have the same word here take the same time
-      in all formats: a slow one of a mixture of experts is timed in one of them
-      only. "" where it depends on the formats.
+    name: the name in tables and files.
+    role: "ours"; "peer", to compare with; or "ceiling", a limit of the device.
+    function: the function of one set of operands. `jit` traces it, unless it
+      runs `on_host`.
+    operands: returns set number i.
+    check: raises WrongResultError if a result of set i is wrong. Returns the
+      error in units of 2^-24 * sum(|a * b|), or None for a comparison of bits.
+    num_bytes: the least number of bytes that one call reads and writes.
+    flops: floating-point operations of one call; 0 if they do not count.
+    arithmetic: the arithmetic whose ceiling applies.
+    is_chosen: whether the package chooses it here.
+    on_host: whether `function` is called without JAX.
+    wait: waits for work that functions on the host have started; None if they
+      return when it is done.
+    form: the form of the expression, if the peer has several.
+    same_as: a word for variants of a row that take the same time in all
+      formats. A slow one of a mixture of experts is timed in one format only.
+      "" if the time depends on the formats.
   """
 
   name: str
@@ -60,9 +65,9 @@ class Forms:
   """A peer that its user could write in several ways: the fastest counts.
 
   Attributes:
-    name, role: of each of `forms`.
-    forms: what is tried, each with another `form`.
-    of_floats: whether they are the same for all formats of a row, of which the
+    name, role: the name and role of each form.
+    forms: the variants to try, each with another `form`.
+    of_floats: whether the forms are the same for all formats of a row. The
       fastest is then found once.
   """
 
@@ -79,3 +84,48 @@ class Unavailable:
   name: str
   role: Role
   reason: str
+
+
+AnyVariant = Variant | Forms | Unavailable
+
+
+def missing_peer(name: str, reason: str) -> Unavailable:
+  return Unavailable(name=name, role="peer", reason=reason)
+
+
+def arithmetic_of(role: Role, is_f32: bool, is_fp4: bool) -> Arithmetic:
+  """Returns the arithmetic of f32 operands, of pairs of FP4, or of others."""
+  if is_f32:
+    return "f32"
+  return "int8" if role == "ours" and is_fp4 else "floats"
+
+
+def ours(
+  names: Sequence[str] | None,
+  chosen: Collection[str],
+  default: Iterable[str],
+  refusal: Callable[[str], str],
+  make: Callable[[str, bool], Iterable[Variant]],
+) -> list[AnyVariant]:
+  """Returns the variants of backends, those of the decision first.
+
+  Args:
+    names: names of backends, or `CHOSEN`. None is those of `default` that
+      support the row.
+    chosen: the backends of the decision.
+    default: names of backends.
+    refusal: returns why a backend does not support the row; "" if it does.
+    make: returns the variants of a backend. The second argument is whether the
+      decision is this backend.
+  """
+  wanted = {*(default if names is None else names)}
+  if CHOSEN in wanted:
+    wanted = wanted - {CHOSEN} | {*chosen}
+  found: list[AnyVariant] = []
+  for name in sorted(wanted, key=lambda name: (name not in chosen, name)):
+    reason = refusal(name)
+    if not reason:
+      found += make(name, name in chosen)
+    elif names is not None:
+      found.append(Unavailable(name=name, role="ours", reason=reason))
+  return found

@@ -119,7 +119,7 @@ class Listing:
     problem, target: the problem and the target.
     default: the choice without tuning tables; it is never pruned.
     candidates: the candidates to measure, the default first.
-    pruned: the other configs, by rule and reason.
+    pruned: the other configs, counted for each rule and reason.
     refused: backends that do not support the problem, each with its reason.
     notes: sentences about the model.
   """

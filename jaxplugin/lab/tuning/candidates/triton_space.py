@@ -47,7 +47,7 @@ _LEAST_DEPTH: Final = {"upcast": 32}  # of block_k, by path; others 128
 
 
 class _Pruning:
-  """Counts pruned configs by rule and reason, with an example of each."""
+  """Counts pruned configs for each rule and reason, with an example."""
 
   def __init__(self) -> None:
     self._found: dict[tuple[str, str], list[int]] = collections.defaultdict(

@@ -184,8 +184,8 @@ def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
   """Times candidates in turns, each with operands that no cache holds.
 
   Args:
-    argument: "problem", "candidates", "rounds", "seconds", and "tells": whether
-      to call `tell` before each timed call.
+    argument: "problem", "candidates", "rounds", "seconds", and "announces":
+      whether to call `tell` before each timed call.
     tell: is called with the key of the next candidate.
 
   Returns:
@@ -210,7 +210,7 @@ def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
   def sample(key: str) -> Callable[[int], float]:
     def call(i: int) -> float:
-      if argument["tells"]:
+      if argument["announces"]:
         tell(key)
       return timed[key].sample(i)
 

@@ -259,20 +259,20 @@ class LocalMachine:
     """As `Machine.time`; a candidate that ends a process is dropped."""
     faults: dict[str, Fault] = {}
     taken: list[Mapping[str, list[float]]] = []
-    tells = False
+    announces = False
     while len(taken) < self._options.processes:
       left = [c for c in candidates if c.key not in faults]
       if not left:
         break
       progress(f"timing {len(taken) + 1}/{self._options.processes}")
-      outcome = self._time_once(problem, left, tells)
+      outcome = self._time_once(problem, left, announces)
       if outcome.kind == "done":
         taken.append(outcome.value["samples"])
         for key, reason in outcome.value["failed"].items():
           reason = f"it passed its check and failed in timing: {reason}"
           faults[key] = Fault(kind="unstable", reason=reason)
-      elif not tells:
-        tells = True  # run again, to find the candidate that failed
+      elif not announces:
+        announces = True  # run again, to find the candidate that failed
       else:
         # The last one that it named, so each attempt drops one.
         known = {c.key for c in left}
@@ -297,7 +297,7 @@ class LocalMachine:
     self,
     problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
-    tells: bool,
+    announces: bool,
   ) -> pool.Outcome:
     options = self._options
     job = pool.Job(
@@ -307,7 +307,7 @@ class LocalMachine:
         "candidates": [candidate.to_json() for candidate in candidates],
         "rounds": options.rounds,
         "seconds": options.timing_seconds,
-        "tells": tells,
+        "announces": announces,
       },
       seconds=options.timing_seconds + options.seconds,
     )
