@@ -1,31 +1,32 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the device can do at most, measured in the same run.
+"""Measures the ceilings of the device in the same run.
 
-Each ceiling is the best sample of the best of its ways, with the same clock and
-the same rotation as the rows:
+A ceiling is the best sample of several ways to do the work, with the clock and
+the rotation of the rows:
 
-  read   bytes/s of reading memory. CPU: an f32 product of m = 1 by XLA, and
-         NumPy's maximum in one thread a core, of XLA's memory and of NumPy's,
-         which asks for huge pages. GPU: XLA's sum.
-  copy   bytes/s read and written by x + 1 into a fresh result, as XLA's are. On
-         a CPU most of its time is the system's, which fills fresh pages with
-         zeros: it is shown, and is no limit of anything.
-  warm   bytes/s read and written by NumPy's x + 1, or a plain copy, into memory
-         that is there, in one thread a core (CPU).
-  fresh  the same of a plain copy into memory that is mapped for it, in huge
-         pages where there are such (CPU). So are XLA's results, whose pages the
-         system fills with zeros first. It is shown beside `warm`, the limit.
-  bf16   flop/s of a large bf16 product by XLA.
-  f32    flop/s of a large f32 product by XLA.
-  int8   operations/s of integers: what f32's rate says by the instruction set
-         (CPU), as neither XLA nor NumPy has such a product. bf16's is raised in
-         the same way.
+  read   bytes/s of reading memory. CPU: an f32 dot of m = 1 by XLA, and NumPy's
+         maximum in one thread per core, of XLA's memory and of NumPy's, which
+         requests huge pages. GPU: XLA's sum.
+  copy   bytes/s read and written by x + 1 into a new result of XLA. On a CPU
+         the system spends most of this time on filling new pages with zeros. It
+         is printed, but limits nothing.
+  warm   bytes/s read and written by NumPy's x + 1, or a plain copy, into
+         mapped memory, in one thread per core (CPU).
+  fresh  bytes/s of a plain copy into newly mapped memory, with huge pages if
+         the system has them (CPU). XLA's results are in such memory, whose
+         pages the system fills with zeros. It is printed next to `warm`, which
+         is the limit.
+  bf16   flop/s of a large bf16 dot by XLA.
+  f32    flop/s of a large f32 dot by XLA.
+  int8   operations/s of integers. Neither XLA nor NumPy has such a dot. So it
+         is f32's rate times a factor of the instruction set (CPU). bf16's rate
+         is raised in the same way.
 
-A run has one ceiling of each kind: the highest that was measured until its end.
-Reading is timed beside rows that do little else, in the same ways, over all
-cores and in turns with them, because the bandwidth of a machine that is shared
-comes and goes. A sample above the ceiling raises it, for rows before it too.
+A run has one ceiling of each kind, the highest sample until its end.
+Memory-bound rows are timed in turns with reading memory on all cores, because
+the bandwidth of a shared machine varies. A sample above the ceiling raises it,
+for earlier rows too.
 """
 
 from __future__ import annotations
@@ -53,26 +54,25 @@ from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.peers import variants
 
 NAMES: Final = ("read", "copy", "warm", "fresh", "bf16", "f32")
-# Those that are peers as well.
+# Ceilings that are also peers.
 PRODUCTS: Final = ("bf16", "f32")
 _LAST: Final = (((1,), (1,)), ((), ()))
-# Operations of a core in the time of an f32 one, by flags in /proc/cpuinfo. One
-# instruction of equal width and rate: vdpbf16ps does 2 times as many as an FMA,
-# vpdpbusd 4 times; vpmaddubsw and vpmaddwd are two for 4 times as many.
+# Operations of a core in the time of an f32 one, by flags in /proc/cpuinfo.
+# With equal width and rate, vdpbf16ps does 2 times and vpdpbusd 4 times as many
+# operations as an FMA. vpmaddubsw and vpmaddwd are two instructions for 4
+# times.
 _BF16_FACTORS: Final = (("avx512_bf16", 2.0),)
-# Flags that count where instruction sets are limited.
+# Flags that count if the instruction set is limited.
 _LIMITED_FLAGS: Final = ("avx2",)
 _INT8_FACTORS: Final = (("avx512_vnni", 4.0), ("avx_vnni", 4.0), ("avx2", 2.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ceilings:
-  """Bytes or floating-point operations a second; see the module.
+  """Bytes or operations per second; 0 if not measured. See the module.
 
-  0 where it was not measured.
-
-  `memory` is what products are measured against, and `codec` quantizing: `read`
-  and `warm` on a CPU; `copy` on a GPU, where it is the usual measure.
+  `memory` is the ceiling of dots, and `codec` of quantizing: `read` and `warm`
+  on a CPU, `copy` on a GPU.
   """
 
   read: float
@@ -93,11 +93,11 @@ class Ceilings:
     return max(self.copy, self.warm)
 
   def raised(self, name: str, value: float) -> Ceilings:
-    """With a ceiling that turned out higher."""
+    """Returns the ceilings with one raised to `value`, if that is higher."""
     return dataclasses.replace(self, **{name: max(value, getattr(self, name))})
 
   def rate(self, arithmetic: variants.Arithmetic) -> float:
-    """Operations a second."""
+    """Returns operations per second."""
     if arithmetic == "f32":
       return self.f32
     floats = max(self.bf16, self.f32)
@@ -109,7 +109,7 @@ class Ceilings:
     flops: float,
     arithmetic: variants.Arithmetic = "floats",
   ) -> float:
-    """The least that moving the bytes and doing the operations can take."""
+    """Returns the least time to move the bytes and do the operations."""
     if not flops:
       return num_bytes / self.codec
     return max(num_bytes / self.memory, flops / self.rate(arithmetic))
@@ -117,12 +117,12 @@ class Ceilings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """What ceilings are measured with.
+  """Sizes for measuring ceilings.
 
   Attributes:
-    side: of the matrix that is read and copied, f32[side, side].
-    product: m = n = k of the products.
-    rounds: samples of each.
+    side: side of the f32 matrix that is read and copied.
+    product: m = n = k of the dots.
+    rounds: number of samples of each.
   """
 
   side: int
@@ -157,7 +157,7 @@ def _variant(
 
 
 def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
-  """Ways to read f32[side, side]; a result depends on every byte."""
+  """Returns ways to read f32[side, side], whose result needs every byte."""
   x = jnp.ones((side, side), jnp.float32)
   num_bytes = x.size * x.itemsize
   if is_gpu:
@@ -191,16 +191,16 @@ def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
 
 
 def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
-  """Ways to copy f32[rows, columns], by NumPy in one thread a core.
+  """Returns ways to copy f32[rows, columns], by NumPy in one thread per core.
 
-  Two into memory that is there, and one into memory that is not.
+  Two ways copy into mapped memory, and one into new memory.
   """
   x = np.ones((rows, columns), np.float32)
   there = np.zeros_like(x)
   pool = concurrent.futures.ThreadPoolExecutor(_cores())
 
   def in_parts(copy: Callable[..., Any], out: np.ndarray) -> np.ndarray:
-    # Of an array that is kept here: that of a caller may be a copy of it.
+    # Reads the `x` from above, because the caller's may be a copy.
     parts = np.array_split(x, _cores()), np.array_split(out, _cores())
     list(pool.map(copy, *parts))
     return out
@@ -228,12 +228,12 @@ def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
 
 
 def _fresh_like(x: np.ndarray) -> np.ndarray:
-  """Memory of its own, which the system frees with the array."""
+  """Returns an array in newly mapped memory, which is freed with the array."""
   if not hasattr(mmap, "MAP_PRIVATE"):
     return np.empty_like(x)
   memory = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   if hasattr(mmap, "MADV_HUGEPAGE"):
-    # Fails where the system has no huge pages.
+    # Fails on a system without huge pages.
     with contextlib.suppress(OSError):
       memory.madvise(mmap.MADV_HUGEPAGE)
   return np.frombuffer(memory, x.dtype).reshape(x.shape)
@@ -244,8 +244,8 @@ def _cores() -> int:
 
 
 def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
-  # Of random numbers: a GPU that multiplies ones needs less power, and clocks
-  # higher.
+  # Random numbers, because a GPU needs less power to multiply ones and then has
+  # a higher clock.
   x = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
   result = []
   for name, dtype, result_dtype, precision in (
@@ -271,7 +271,7 @@ def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
 
 
 def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
-  """Measures all of them, in turns."""
+  """Measures all ceilings, in turns."""
   x = jnp.ones((sizes.side, sizes.side), jnp.float32)
   copy = _variant(
     "copy",
@@ -285,7 +285,7 @@ def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
     copy,
     *_products(sizes.product, device.is_gpu),
   ]
-  # On a GPU several calls are under way, as in the rows.
+  # On a GPU several calls are in flight, as in the rows.
   plan = execution.Plan(groups=1, repeats=8 if device.is_gpu else 1)
   best = dict.fromkeys(NAMES, 0.0)
   timed = {v.name: execution.Timed(v, plan) for v in all_variants}
@@ -306,12 +306,12 @@ def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
 
 
 def ceiling_of(variant: str) -> str:
-  """The ceiling, of `NAMES`, that a variant of this name measures."""
+  """Returns the ceiling, of `NAMES`, that a variant measures."""
   return variant.partition(" ")[0]
 
 
 def with_factors(found: Ceilings, flags: Collection[str]) -> Ceilings:
-  """With what a CPU's f32 rate says of others by its instructions."""
+  """Returns the ceilings with other rates derived from a CPU's f32 rate."""
   factors = {
     name: next((factor for flag, factor in known if flag in flags), 0.0)
     for name, known in (("bf16", _BF16_FACTORS), ("int8", _INT8_FACTORS))

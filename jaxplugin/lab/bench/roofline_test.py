@@ -67,7 +67,7 @@ class MeasureTest(absltest.TestCase):
       outs.append(variant.function(*variant.operands(0)))
       np.testing.assert_array_equal(outs[-1], np.full((64, 64), value, "f4"))
       self.assertEqual(variant.num_bytes, 2 * 64 * 64 * 4)
-      # Into one array that is there, or each time into another.
+      # The warm copies reuse one array, and the fresh copy maps a new one.
       again = variant.function(*variant.operands(1))
       is_warm = roofline.ceiling_of(variant.name) == "warm"
       self.assertEqual(np.shares_memory(outs[-1], again), is_warm)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run of the benchmark: rows in, a file of results out."""
+"""A run of the benchmark, from rows to a file of results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jaxplugin.printing import progress
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """What a run is to measure.
+  """The settings of a run.
 
   Attributes:
-    device: where.
-    rows: what.
-    pairs: in which formats; None is what each row says.
-    options: how.
-    sizes: of what the ceilings are measured with.
-    deadline: of `time.monotonic`; rows for which there is no time are left out.
-    command: the arguments, for the file of results.
-    output: the file of results, or None.
+    device: the device.
+    rows: the rows to measure.
+    pairs: pairs of formats; None is the formats of each row.
+    options: options of the measurement.
+    sizes: sizes for measuring the ceilings.
+    deadline: limit of `time.monotonic`; rows that do not fit are left out.
+    command: the arguments of the command, for the file of results.
+    output: path of the file of results, or None.
   """
 
   device: devices.Device
@@ -41,14 +41,14 @@ class Request:
   output: str | None
 
   def work(self) -> list[tuple[workloads.Row, workloads.Pair]]:
-    """Rows in the formats that each is to be measured in."""
+    """Returns each row with each of its pairs of formats."""
     found = []
     for row in self.rows:
       pairs = self.pairs
       if pairs is None:
         pairs = workloads.parse_pairs(row.formats)
       for pair in pairs:
-        # Only products have a plain side, or two formats.
+        # Only matmuls have an unquantized side, or two formats.
         is_codec = pair.lhs == pair.rhs
         if row.is_product or (row.kind != "startup" and is_codec):
           workloads.check(row, pair)
@@ -57,7 +57,7 @@ class Request:
 
 
 class Interrupted(KeyboardInterrupt):
-  """Ctrl-C during a run; `run` has the rows that were measured."""
+  """Ctrl-C during a run; `run` has the measured rows."""
 
   def __init__(self, run: results.Run):
     super().__init__()
@@ -100,7 +100,7 @@ def _measure_rows(
     )
     longest = 0.0
     for row, pair in work:
-      # A row takes about as long as the longest so far.
+      # Assumes that a row takes as long as the longest one so far.
       if time.monotonic() + longest > request.deadline:
         name = f"{row} {pair}"
         found = dataclasses.replace(found, left_out=(*found.left_out, name))

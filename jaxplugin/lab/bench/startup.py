@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs before it runs: tracing, lowering, compiling, importing."""
+"""Times importing, and tracing, lowering and compiling a call."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ print(time.perf_counter() - start)
 
 
 def measure() -> dict[str, Any]:
-  """Milliseconds, as `timing.Stats` in plain dictionaries.
+  """Returns milliseconds, as `timing.Stats` in dictionaries.
+
+  Each round traces new functions, and alternates with `jnp.dot`. "jaxplugin"
+  includes "jax", which it imports.
 
   Returns:
     {"jnp.dot": {"trace": ..., "lower": ..., "compile": ...},
-    "block_scaled_dot": the same, "import": {"jax": ..., "jaxplugin": ...}}.
-    Functions are new each time, formats alternate in turns with `jnp.dot`;
-    "jaxplugin" includes "jax", which it imports.
+    "block_scaled_dot": {...}, "import": {"jax": ..., "jaxplugin": ...}}.
   """
   x = jnp.ones(_SHAPE, jnp.float32)
   x_q = quantization.quantize(x, formats.MXFP8)
@@ -57,7 +58,7 @@ def measure() -> dict[str, Any]:
   for i in range(_ROUNDS + 1):
     for name, (function, operand) in calls.items():
       taken = _phases(function, operand, i)
-      if i:  # the first finds caches of JAX's own empty
+      if i:  # caches of JAX are empty in the first round
         for phase in PHASES:
           samples[name][phase].append(taken[phase])
   found: dict[str, Any] = {
@@ -81,10 +82,10 @@ def measure() -> dict[str, Any]:
 def _phases(
   function: Callable[..., Any], operand: Any, i: int
 ) -> dict[str, float]:
-  """Milliseconds of each phase of a function that nothing has seen before."""
+  """Returns the milliseconds of each phase of a new function."""
 
   def fresh(x: Any, w: Any) -> Any:
-    return function(x, w) + i  # a program that no cache of XLA has
+    return function(x, w) + i  # a program that XLA has not cached
 
   start = time.perf_counter()
   traced = jax.jit(fresh).trace(operand, operand)
@@ -117,7 +118,7 @@ def _import_ms(module: str) -> float:
 
 
 def text(found: dict[str, Any]) -> str:
-  """The medians, as a table."""
+  """Returns the medians as a table."""
   lines = [f"  {'ms':18}" + "".join(f"{phase:>10}" for phase in PHASES)]
   for name in ("jnp.dot", "block_scaled_dot"):
     medians = [found[name][phase]["median"] for phase in PHASES]

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Timing in turns, and what is said of the times."""
+"""Times functions in turns, and computes statistics of the times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-# A variant that used up its share of the time goes on to this many rounds.
+# A variant that has used its share of the time still runs this many rounds.
 MIN_ROUNDS: Final = 5
 
 
@@ -31,14 +31,14 @@ class Stats:
 
 
 def stats(samples: Sequence[float]) -> Stats:
-  """Quartiles by linear interpolation; at least one sample."""
+  """Returns the statistics of at least one sample, by linear interpolation."""
   quartiles = np.percentile(samples, [0, 25, 50, 75, 100])
   q0, q1, q2, q3, q4 = (significant(float(x)) for x in quartiles)
   return Stats(median=q2, q1=q1, q3=q3, min=q0, max=q4, count=len(samples))
 
 
 def significant(x: float) -> float:
-  """`x` to six digits, of which a clock and a system leave three."""
+  """Rounds `x` to six digits; noise leaves about three of them."""
   return float(f"{x:.6g}")
 
 
@@ -50,19 +50,18 @@ def in_turns(
   min_rounds: int = MIN_ROUNDS,
   clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float | None]]:
-  """Runs every call once a round, and returns its results by round.
+  """Runs every call once per round, and returns its results by round.
 
-  In an order that is another each round, and the same in every run: what one
-  leaves behind (caches, clocks, sleeping threads) meets all others. A call
-  whose runs took more than its share of `seconds` sits out (None) once it has
-  `min_rounds`; the rest go on in turns.
+  The order differs between rounds, but not between runs. So the effects of a
+  call (caches, clocks, sleeping threads) reach all other calls. A call that has
+  used its share of `seconds` pauses (None) after `min_rounds`.
 
   Args:
     calls: functions of the round's number.
-    rounds: how many at most.
-    seconds: for all calls together; `min_rounds` are run in any case.
-    min_rounds: of each call.
-    clock: in seconds.
+    rounds: limit of the rounds.
+    seconds: limit for all calls together, after `min_rounds`.
+    min_rounds: least number of rounds of each call.
+    clock: returns seconds.
   """
   names = list(calls)
   share = seconds / max(1, len(names))
@@ -85,7 +84,7 @@ def in_turns(
 def ratio(
   slow: Sequence[float | None], fast: Sequence[float | None]
 ) -> Stats | None:
-  """Statistics of slow / fast, round by round; None without a common round."""
+  """Returns statistics of slow / fast per round; None if no round has both."""
   pairs = zip(slow, fast, strict=True)
   ratios = [s / f for s, f in pairs if s is not None and f is not None]
   return stats(ratios) if ratios else None

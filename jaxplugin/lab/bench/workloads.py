@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: rows by name, sizes of real layers, pairs of formats."""
+"""The rows of the benchmark: named sets, sizes of real layers, formats."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Kind = Literal[
 ]
 
 FORMATS: Final = "mxfp8,mxfp4,nvfp4"
-# Weights alone quantized, as in serving.
+# Only the weights are quantized, as in serving.
 ONE_SIDED: Final = "f32xmxfp8,f32xnvfp4,bf16xmxfp8,bf16xmxfp4,bf16xnvfp4"
-# What experts are measured in: weights alone are quantized, as gpt-oss's are.
+# Formats of experts: only the weights are quantized, as in gpt-oss.
 _EXPERTS_FORMATS: Final = (
   "bf16xmxfp8,bf16xmxfp4,bf16xnvfp4,f32xmxfp8,f32xmxfp4,f32xnvfp4"
 )
-# Of these, what a decoder's step, which takes half a minute to measure, has.
+# Fewer formats for a decoder's step, which takes half a minute to measure.
 _ONE_SIDED_STEPS: Final = "f32xmxfp8,f32xnvfp4"
 
 
@@ -34,17 +34,17 @@ class Row:
   """One comparison.
 
   Attributes:
-    kind: "dot" multiplies (m, k) by (n, k); "decoder" is a step of `layers`
-      layers of k channels, n in their MLPs, for a token in each of m sequences;
-      "training" is the gradient of a block of k channels, n in its MLP, for m
-      tokens; "experts" sends each of m tokens to `top` of `experts` experts of
-      (n, k), and multiplies it with these;
-      "quantize" and "dequantize" take (m, k), n is 0; "startup" has no sizes.
+    kind: "dot" multiplies (m, k) by (n, k). "decoder" is a step of `layers`
+      layers with k channels, and n in their MLPs, for a token of m sequences.
+      "training" is the gradient of a block with k channels, and n in its MLP,
+      for m tokens. "experts" multiplies each of m tokens with `top` of
+      `experts` weights (n, k). "quantize" and "dequantize" have (m, k) and
+      n = 0. "startup" has no sizes.
     m, n, k: sizes.
-    layers: of a decoder.
-    experts, top: how many there are, and how many a token is sent to.
-    layer: of what model it is, for people.
-    formats: what it is measured in where nothing else is asked for.
+    layers: number of layers of a decoder.
+    experts, top: number of experts, and of those of a token.
+    layer: the model and layer with these sizes.
+    formats: the formats by default.
   """
 
   kind: Kind
@@ -59,7 +59,7 @@ class Row:
 
   @property
   def is_product(self) -> bool:
-    """Whether it has rows of activations, and weights."""
+    """Whether it multiplies activations with weights."""
     return self.kind in ("dot", "decoder", "training", "experts")
 
   def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-  """The formats of lhs and rhs; None is a plain float, of dtype `plain`."""
+  """The formats of lhs and rhs; None is unquantized, of dtype `plain`."""
 
   name: str
   lhs: formats.BlockFormat | None
@@ -93,7 +93,7 @@ class Pair:
 
   @property
   def is_fp4(self) -> bool:
-    """Whether both sides are: their products are exact as integers."""
+    """Whether both sides are FP4, so that integers hold their products."""
     return all(f is not None and f.is_fp4 for f in (self.lhs, self.rhs))
 
   def __str__(self) -> str:
@@ -106,9 +106,8 @@ PLAIN_DTYPES: Final = {
   "f32": np.dtype(np.float32),
 }
 
-# (name, n, k) of the products with weights in one layer of each model, from
-# the models' published configurations; projections that read one input are
-# one product.
+# (name, n, k) of the weights in one layer of each model, from the models'
+# published configurations. Weights with the same input are concatenated.
 LAYERS: Final[dict[str, tuple[tuple[str, int, int], ...]]] = {
   "llama3-8b": (
     ("qkv", 6144, 4096),
@@ -136,8 +135,8 @@ LAYERS: Final[dict[str, tuple[tuple[str, int, int], ...]]] = {
 }
 _LAYER_ROWS: Final = (1, 16, 128)
 
-# (experts, of which for a token, ((name, n, k) of an expert's products)), from
-# the models' published configurations.
+# (experts, experts of a token, (name, n, k) of an expert's weights), from the
+# models' published configurations.
 EXPERTS: Final[dict[str, tuple[int, int, tuple[tuple[str, int, int], ...]]]] = {
   "gpt-oss-20b": (
     32,
@@ -163,7 +162,7 @@ def _dots(*sizes: tuple[int, int, int], layer: str = "") -> tuple[Row, ...]:
 
 
 def _also(formats: str, *rows: Row) -> tuple[Row, ...]:
-  """Rows that have further formats of their own."""
+  """Returns the rows with further formats."""
   return tuple(
     dataclasses.replace(row, formats=f"{row.formats},{formats}") for row in rows
   )
@@ -214,7 +213,7 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
   "training": (_TRAINING,),
   "quantize": _codec(4096),
   "startup": _STARTUP,
-  # What the package's speed targets are stated for.
+  # The rows of the package's speed targets.
   "cpu-table": (
     *_also(ONE_SIDED, *_dots((1, 4096, 4096))),
     *_dots((1, 8192, 8192)),
@@ -228,7 +227,7 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
     *_dots(*((m, 8192, 8192) for m in (64, 128, 256, 512, 8192))),
     *_codec(8192),
   ),
-  # Seconds, to see that everything runs.
+  # Takes seconds, to check that everything runs.
   "quick": (*_dots((1, 1024, 1024), (64, 512, 512)), *_codec(1024)),
 }
 
@@ -236,13 +235,13 @@ _DOT: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
 _DECODER_SIZES: Final = re.compile(r"decoder:(\d+)x(\d+)x(\d+)(?:x(\d+))?")
 _TRAINING_SIZES: Final = re.compile(r"training:(\d+)x(\d+)x(\d+)")
 _EXPERTS_SIZES: Final = re.compile(r"experts:(\d+)x(\d+)of(\d+)x(\d+)x(\d+)")
-# Of heads of attention, which its channels must be a multiple of.
+# Channels of a head of attention.
 HEAD_SIZE: Final = 64
 _CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
 
 
 def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
-  """The rows that a comma-separated list of sets and sizes names, each once.
+  """Returns the rows of a comma-separated list of sets and sizes, each once.
 
   Args:
     text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
@@ -251,7 +250,7 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
     m: replaces m of every product and decoder.
 
   Raises:
-    ValueError: an item is none of these; lists what is known.
+    ValueError: If an item is neither a set nor sizes.
   """
   rows: list[Row] = []
   for item in _items("--shapes", text):
@@ -262,7 +261,7 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
       for row in rows
       for size in (m if row.is_product else (row.m,))
     ]
-  # Of rows that differ in their layer's name only, the first.
+  # Keeps the first of several rows that differ only in `layer`.
   unique: dict[str, Row] = {}
   for row in rows:
     unique.setdefault(str(row), row)
@@ -322,7 +321,7 @@ def _parse_row(item: str) -> Row:
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
-  """Positive integers, separated by commas."""
+  """Returns positive integers that are separated by commas."""
   items = _items(option, text)
   if not all(item.isdecimal() and int(item) > 0 for item in items):
     raise ValueError(
@@ -332,12 +331,12 @@ def parse_sizes(option: str, text: str) -> tuple[int, ...]:
 
 
 def parse_pairs(text: str) -> tuple[Pair, ...]:
-  """The pairs of formats that a comma-separated list names.
+  """Returns the pairs of formats of a comma-separated list.
 
-  "nvfp4" is a pair of equal ones, "bf16xnvfp4" has a plain lhs.
+  "nvfp4" is the format of both sides. "bf16xnvfp4" has an unquantized lhs.
 
   Raises:
-    ValueError: an item is no pair; lists what is known.
+    ValueError: If an item is not a pair of formats.
   """
   return tuple(dict.fromkeys(map(_parse_pair, _items("--formats", text))))
 
@@ -378,7 +377,7 @@ def _items(option: str, text: str) -> list[str]:
 
 
 def check(row: Row, pair: Pair) -> None:
-  """Raises ValueError where a row cannot have these formats."""
+  """Raises ValueError if a row does not support the formats."""
   if row.kind == "startup":
     return
   if row.kind in ("decoder", "experts") and pair.rhs is None:
@@ -387,7 +386,7 @@ def check(row: Row, pair: Pair) -> None:
     raise ValueError(
       f"bench: formats of {row} must be among {FORMATS}, got {pair}"
     )
-  # Of a layer both the channels and the MLPs' sizes are contracted.
+  # Layers contract their channels, and those of their MLPs.
   for k in (row.k, row.n) if row.kind in ("decoder", "training") else (row.k,):
     if k % pair.block_size:
       raise ValueError(

@@ -1,12 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Data of experts: weights, and tokens that were sent to some of them.
+"""Operands of experts: weights, and tokens with the experts of each.
 
-A token goes to `top` different experts, each as likely as any other: the same
-choice in every run. Rows are sorted by expert, as `ragged_dot` takes them.
-Weights are gigabytes, so all sets of operands have the same ones. What is cold
-is ensured by the routing: the used experts are others in the next set, as long
-as there are others.
+A token has `top` different experts, which are chosen at random, but equally in
+every run. Rows are sorted by expert, as for `ragged_dot`. Weights are
+gigabytes, so all sets of operands share them. The next set uses other experts,
+if there are any, so that their weights are not in the cache.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from jaxplugin.core import formats
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import verification
 
-_ALIGNMENT: Final = 64  # bytes, of what XLA takes without a copy
-# Of a result, what is checked.
+_ALIGNMENT: Final = 64  # bytes; XLA copies arrays with a smaller one
+# Limits of the rows and weights of a result that are checked.
 _MAX_ROWS: Final = 8
 _MAX_WEIGHTS: Final = 1 << 20
 
 
 class Routing(NamedTuple):
-  """Whose rows are whose.
+  """The experts of the rows.
 
-  The used experts are neighbours, those of fewest rows first, so that experts
-  of equally many are one matrix (`ExpertVariants`, "dense dots").
+  The used experts are adjacent and sorted by their number of rows. So those
+  with equally many rows are one matrix (`ExpertVariants`, "dense dots").
 
   Attributes:
     first: the first used expert.
-    sizes: rows of each used one, ascending.
-    experts: how many there are.
+    sizes: number of rows of each used expert, ascending.
+    experts: number of experts.
   """
 
   first: int
@@ -55,19 +54,19 @@ class Routing(NamedTuple):
 
   @property
   def group_sizes(self) -> np.ndarray:
-    """i32[experts]."""
+    """i32[experts], the number of rows of each expert."""
     sizes = np.zeros(self.experts, np.int32)
     sizes[self.used] = self.sizes
     return sizes
 
   @property
   def of_row(self) -> np.ndarray:
-    """i32[rows]: each row's expert."""
+    """i32[rows], the expert of each row."""
     return np.repeat(np.arange(self.experts, dtype=np.int32), self.group_sizes)
 
 
 def routing(row: workloads.Row, i: int, seed: int = 0) -> Routing:
-  """That of set i."""
+  """Returns the routing of set i."""
   random = np.random.default_rng(seed)
   chosen = [
     random.choice(row.experts, row.top, replace=False) for _ in range(row.m)
@@ -83,9 +82,9 @@ def routing(row: workloads.Row, i: int, seed: int = 0) -> Routing:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """An array that XLA on a CPU reads where it lies, and so do views of it.
+  """Returns an array that XLA:CPU reads without a copy, as well as its views.
 
-  NumPy asks for huge pages for it, as `prepare_weights` does.
+  NumPy requests huge pages for it, as `prepare_weights` does.
   """
   count = int(np.prod(shape))
   memory = np.empty(count + _ALIGNMENT, dtype)
@@ -93,8 +92,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
   return memory[skipped : skipped + count].reshape(shape)
 
 
-def _moved_on(first: np.ndarray, experts: int) -> np.ndarray:
-  """[experts, n, ...]: rows of the first, moved on by one for each expert."""
+def _rolled(first: np.ndarray, experts: int) -> np.ndarray:
+  """Returns [experts, n, ...]; expert i has rows of `first`, rolled by i."""
   stack = _aligned((experts, *first.shape), first.dtype)
   for i, weight in enumerate(stack):
     weight[:] = np.roll(first, i, axis=0)
@@ -102,10 +101,9 @@ def _moved_on(first: np.ndarray, experts: int) -> np.ndarray:
 
 
 class ExpertWeights:
-  """The weights of one product, in whatever way variants store them.
+  """The weights of one matmul, in the layouts of all variants.
 
-  They are normal; as floats they are what bf16 holds of that, as in a
-  checkpoint that no format has touched.
+  They are normal numbers, rounded to bf16, as in an unquantized checkpoint.
   """
 
   def __init__(self, experts: int, n: int, k: int, seed: int = 0):
@@ -116,22 +114,22 @@ class ExpertWeights:
     self._quantized: dict[str, Any] = {}
 
   def floats(self, dtype: Any) -> np.ndarray:
-    """[experts, n, k] of "float32" or "bfloat16"."""
+    """Returns [experts, n, k] of dtype "float32" or "bfloat16"."""
     dtype = np.dtype(dtype)
     if dtype.name not in self._floats:
       first = np.asarray(self._first.astype(dtype))
-      self._floats[dtype.name] = _moved_on(first, self.experts)
+      self._floats[dtype.name] = _rolled(first, self.experts)
     return self._floats[dtype.name]
 
   def quantized(self, format: formats.BlockFormat) -> scaled_array.ScaledArray:
-    """All experts, prepared for this device."""
+    """Returns all experts, prepared for this device."""
     if format.name not in self._quantized:
       first = quantization.quantize(self._first.astype(jnp.float32), format)
       global_scale = first.global_scale
       if global_scale is not None:
         global_scale = global_scale.reshape(1, 1, 1)
       values, scale = (
-        jax.device_put(_moved_on(np.asarray(x), self.experts))
+        jax.device_put(_rolled(np.asarray(x), self.experts))
         for x in (first.values, first.scale)
       )
       stack = scaled_array.ScaledArray(values, scale, global_scale, format)
@@ -141,12 +139,12 @@ class ExpertWeights:
   def of(
     self, format: formats.BlockFormat, experts: slice, rows: Any = slice(None)
   ) -> scaled_array.ScaledArray:
-    """Quantized rows of neighbouring experts, as one matrix.
+    """Returns quantized rows of adjacent experts, as one matrix.
 
     Args:
-      format: of the weights.
-      experts: which.
-      rows: of each of them; where all are taken nothing is copied.
+      format: format of the weights.
+      experts: the experts.
+      rows: the rows of each expert. All rows need no copy.
     """
     stack = self.quantized(format)
     stored = format.storage_dtypes[-1]
@@ -168,16 +166,16 @@ class ExpertWeights:
 
 @functools.lru_cache(maxsize=1)
 def weights_of(experts: int, n: int, k: int) -> ExpertWeights:
-  """Those of one product: the last one's are kept from row to row."""
+  """Returns the weights of one matmul; the next row may use the same ones."""
   return ExpertWeights(experts, n, k)
 
 
 class ExpertOperands:
-  """Sets of operands of one product.
+  """Sets of operands of one matmul.
 
   Attributes:
-    row, pair: of what.
-    weights: of all sets.
+    row, pair: the sizes and the formats.
+    weights: the weights, which all sets share.
   """
 
   def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 1):
@@ -193,11 +191,11 @@ class ExpertOperands:
     return routing(self.row, i)
 
   def sizes(self, i: int) -> jax.Array:
-    """i32[experts]."""
+    """Returns i32[experts]."""
     return jnp.asarray(self.routing(i).group_sizes)
 
   def rows(self, i: int, dtype: Any = None) -> Any:
-    """[rows, k] in the pair's format, or as floats of `dtype`."""
+    """Returns [rows, k] in the pair's format, or as floats of `dtype`."""
     rows = jnp.roll(self._rows, i, axis=0)
     if dtype is not None:
       return rows.astype(dtype)
@@ -206,11 +204,11 @@ class ExpertOperands:
     return quantization.quantize(rows, self.pair.lhs)
 
   def expected(self, i: int, dtype: Any = None) -> verification.Expected:
-    """The product of set i at a sample of rows and columns, in f64.
+    """Returns the result of set i at a sample of rows and columns, in f64.
 
     Args:
       i: the set.
-      dtype: of floats on both sides; None is the pair's formats.
+      dtype: dtype of both operands; None is the pair's formats.
     """
     given = self.rows(i, dtype)
     rows = verification.some(given.shape[0], _MAX_ROWS)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A product of experts as one writes it without this package.
+"""Matmuls of experts that are written without this package.
 
-Rows x (rows, k) are sorted by expert; weights w are (experts, n, k), and sizes
-i32[experts] the rows of each. Results are f32[rows, n].
+Rows x (rows, k) are sorted by expert. Weights w are (experts, n, k), and sizes
+i32[experts] has the number of rows of each. Results are f32[rows, n].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RAGGED: Final = lax.RaggedDotDimensionNumbers(
   lhs_ragged_dimensions=[0],
   rhs_group_dimensions=[0],
 )
-# Rows that a step of `scan` multiplies at once.
+# Number of rows of a step of `scan`.
 _MIN_TILE: Final = 8
 _MAX_TILE: Final = 128
 
@@ -32,7 +32,7 @@ def _precision(x: jax.Array) -> Any:
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
-  """x . w over the last dimensions."""
+  """Contracts the last dimensions of x and w."""
   return lax.dot_general(
     x,
     w,
@@ -43,7 +43,7 @@ def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def by_ragged_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-  """One operation of JAX's, which multiplies all rows with all experts."""
+  """Calls one operation of JAX, which multiplies all rows with all experts."""
   return lax.ragged_dot_general(
     x,
     w,
@@ -57,12 +57,12 @@ def by_ragged_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 def by_loop(
   x: jax.Array, weights: Sequence[jax.Array], *, sizes: Sequence[int]
 ) -> jax.Array:
-  """A dot for each used expert, all of which the compiler knows.
+  """Computes a dot for each used expert, with static sizes.
 
   Args:
     x: rows.
-    weights: (n, k) of each used expert, arrays of their own.
-    sizes: rows of each; of other sizes it is another program.
+    weights: a separate array (n, k) for each used expert.
+    sizes: number of rows of each used expert.
   """
   results, row = [], 0
   for w, size in zip(weights, sizes, strict=True):
@@ -72,7 +72,7 @@ def by_loop(
 
 
 def by_scan(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-  """A loop over the used experts, by dynamic slices of rows and weights."""
+  """Loops over the used experts, with dynamic slices of rows and weights."""
   num_rows, experts = len(x), len(w)
   average = -(-num_rows // experts)
   tile = 1 << max(average - 1, 0).bit_length()
@@ -101,7 +101,7 @@ def by_scan(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def by_take(x: jax.Array, w: jax.Array, of_row: jax.Array) -> jax.Array:
-  """Each row with a copy of its expert: `of_row` is i32[rows]."""
+  """Multiplies each row with a copy of its expert `of_row`, i32[rows]."""
   return jnp.einsum(
     "rk,rnk->rn",
     x,

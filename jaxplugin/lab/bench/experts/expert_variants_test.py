@@ -50,7 +50,7 @@ class RoutingTest(parameterized.TestCase):
     self.assertLessEqual(max(one.sizes), tokens)
     counts = np.bincount(one.of_row, minlength=32)
     np.testing.assert_array_equal(counts, one.group_sizes)
-    # Each expert has 4 tokens of 32 on average; 6 deviations are none.
+    # An expert has 1/8 of the tokens on average; none has 6 deviations more.
     deviation = (tokens * 1 / 8 * 7 / 8) ** 0.5
     self.assertLess(max(one.sizes), tokens / 8 + 6 * deviation + 1)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other where arrays are quantized or dequantized."""
+"""The variants of quantizing and dequantizing an array."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxplugin.quantization import operations
 
 
 class CodecVariants:
-  """The variants of quantizing, or dequantizing, to f32."""
+  """The variants of quantizing f32, or of dequantizing to f32."""
 
   def __init__(self, row: workloads.Row, format: formats.BlockFormat):
     self.row = row
@@ -29,7 +29,7 @@ class CodecVariants:
     self.data = operand_sets.CodecOperands(row, format)
 
   def all(self) -> list[variants.Variant | variants.Unavailable]:
-    """The package's function, its portable operations, and a copy."""
+    """Returns the package's function, its operations in XLA, and a copy."""
     copy = variants.Variant(
       name="copy",
       role="ceiling",
@@ -68,7 +68,7 @@ class CodecVariants:
         data.floats(i) if is_quantize else data.quantized(i),
       ),
       check=self._check,
-      # What comes first depends on all of x, which is read again for the rest.
+      # A global scale needs all of x, so x is read twice.
       num_bytes=operand_sets.num_bytes(array) + floats * reads,
       flops=0,
       is_chosen=is_chosen,

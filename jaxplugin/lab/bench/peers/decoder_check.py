@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Follows a step of a decoder in f64, from each product to the next.
+"""Checks a decoder's step in f64, one matmul after another.
 
-What goes into a product is compared with f64 on what came out of the one
-before; what comes out of it with the f64 product of what went in, as the
-variant is to round or quantize it, at a sample of the weights. So no error adds
-up with others, each is held to the bound of a single product, and none is so
-small as to drown in that of quantization.
+The input of a matmul is compared with an f64 computation from the outputs of
+earlier matmuls. Its output is compared with the f64 matmul of its input, after
+the variant's rounding or quantization, at a sample of the weights. So errors do
+not add up, and each has the bound of a single matmul, which is smaller than the
+error of quantization.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import decoder_model
 from jaxplugin.lab.bench.peers import verification
 
-# What stands between two products: XLA's sums, exponentials and divisions in
-# f32, which promise no more than peers do.
+# Bound of XLA's f32 operations between two matmuls, such as sums and
+# exponentials.
 BETWEEN_BOUND: Final = verification.PEER_BOUND
-# Of x + y, in units of |x| + |y|: y may be rounded before, the sum is in XLA,
-# and it is here.
+# Bound of x + y, in units of |x| + |y|: one rounding of y, one of XLA's sum,
+# and one of the sum here.
 _ADDITION_BOUND: Final = 3 * verification.UNIT
 
-# For layer i and a product's name, some columns, and the weights that produce
-# them: f64[columns, k].
+# Returns some columns of a matmul of layer i, and their weights f64[columns,
+# k].
 Weights = Callable[[int, str], tuple[np.ndarray, np.ndarray]]
-# f64[m, k], as a variant multiplies it, of f32[m, k].
+# Returns f32[m, k] after the variant's rounding, as f64.
 Rounded = Callable[[np.ndarray], np.ndarray]
 
 
@@ -46,21 +46,21 @@ def check(
   bound: float,
   relative: float,
 ) -> float:
-  """Checks all that a step returned.
+  """Checks all results of a step.
 
   Args:
-    result: of a function of `decoder_model`.
-    x: f32[m, channels], what the step was given.
-    caches: of `decoder_model.CACHES`, f32[layers, m, groups, length, d].
+    result: the result of a function of `decoder_model`.
+    x: f32[m, channels], the input of the step.
+    caches: `decoder_model.CACHES`, f32[layers, m, groups, length, d].
     weights, rounded: see their types.
-    bound: of a product's error, in units of sum(|a * b|).
-    relative: further error allowed, of a product's result.
+    bound: bound of a matmul's error, in units of sum(|a * b|).
+    relative: further relative error of a matmul's result.
 
   Returns:
-    The largest error of a product, in units of 2^-24 * sum(|a * b|).
+    The largest error of a matmul, in units of 2^-24 * sum(|a * b|).
 
   Raises:
-    WrongResultError: names the layer and what in it is wrong.
+    WrongResultError: If a result is wrong. The text names the layer.
   """
   y, seen = result
   x = np.asarray(x)
@@ -94,7 +94,7 @@ def check(
     got = np.asarray(decoder_model.of_layer(seen, i)[name]["input"])
     _compare(f"layer {i}, what goes into {name}", got, exact, magnitude)
 
-  drift = np.zeros(x.shape)  # of x here from x in XLA
+  drift = np.zeros(x.shape)  # difference of x from XLA's x
 
   def add(y: np.ndarray) -> None:
     nonlocal x, drift
@@ -131,7 +131,7 @@ def _compare(
 
 
 def _norm(x: np.ndarray, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The norm, and what errors are measured by, where x errs by `drift`."""
+  """Returns the norm, and the unit of its error if x errs by `drift`."""
   x = x.astype(np.float64)
   mean = np.square(x).mean(axis=-1, keepdims=True)
   size = np.sqrt(mean + decoder_model.NORM_EPSILON)
@@ -146,7 +146,7 @@ def _gated(gate_up: np.ndarray) -> np.ndarray:
 def _attention(
   qkv: np.ndarray, keys: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Attention, and the same of the values' magnitudes, f64[m, channels]."""
+  """Returns attention of the values, and of their magnitudes."""
   query, key, value = (
     part.astype(np.float64)
     for part in decoder_model.split_qkv(qkv, keys.shape[1])
@@ -161,7 +161,7 @@ def _attention(
 
 
 def quantized(format: Any) -> Rounded:
-  """The `Rounded` of what quantizes its input to `format`."""
+  """Returns the `Rounded` of a variant that quantizes to `format`."""
 
   def rounded(x: np.ndarray) -> np.ndarray:
     global_scale = verification.global_scale_of(x, format)
@@ -175,5 +175,5 @@ def quantized(format: Any) -> Rounded:
 
 
 def cast(dtype: Any) -> Rounded:
-  """The `Rounded` of what casts its input to `dtype`."""
+  """Returns the `Rounded` of a variant that casts to `dtype`."""
   return lambda x: x.astype(dtype).astype(np.float64)

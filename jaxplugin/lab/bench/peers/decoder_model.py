@@ -1,18 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a decoder, whatever its products are computed by.
+"""A decoder's step, with any function for the matmuls with weights.
 
-Each layer is that of Llama (arXiv:2302.13971) without rotated positions: root
-mean square norm, attention in which 8 heads share keys and values where their
-number allows it (arXiv:2305.13245), norm, and a gated MLP (arXiv:2002.05202).
-Every sequence has one new token and a cache of `CACHE_LENGTH` older ones;
-putting the new keys and values there is left to the caller, as a copy of the
-whole cache would be.
+A layer is that of Llama (arXiv:2302.13971) without rotary embeddings: root mean
+square norm, attention, norm, and a gated MLP (arXiv:2002.05202). 8 heads share
+keys and values if 8 divides the number of heads (arXiv:2305.13245). Each
+sequence has one new token and a cache of `CACHE_LENGTH` older ones. The step
+does not write to the cache, so it does not copy it.
 
-A step returns what went into each product and what came out of it: a check can
-then follow it product by product. Compared by its end alone a right one differs
-from a reference in f64 by as much as quantization errs: where activations are
-quantized, an input beside the middle of two codes becomes the other one.
+A step returns the input and output of each matmul, so that a check can compare
+them one by one. The final result alone differs from an f64 reference by the
+error of quantization: an input near the middle of two codes may get either.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ CACHE_LENGTH: Final = 512
 NORM_EPSILON: Final = 1e-5
 _HEADS_A_GROUP: Final = 8
 
-# f32[m, n] of f32[m, k] and a weight.
+# Returns f32[m, n] for f32[m, k] and a weight.
 Linear = Callable[[jax.Array, Any], jax.Array]
 # Weights and caches by name.
 Layer = dict[str, Any]
@@ -44,7 +42,7 @@ Layer = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """Sizes of a decoder, all of which a row tells."""
+  """Sizes of a decoder, from a row."""
 
   rows: int
   channels: int
@@ -61,13 +59,13 @@ class Sizes:
 
   @property
   def groups(self) -> int:
-    """Heads of keys and values."""
+    """The number of heads of keys and values."""
     groups, others = divmod(self.heads, _HEADS_A_GROUP)
     return 1 if others else groups
 
   @property
   def weights(self) -> dict[str, tuple[int, int]]:
-    """(n, k) of each product of a layer."""
+    """The shape (n, k) of each weight of a layer."""
     qkv = (self.heads + 2 * self.groups) * workloads.HEAD_SIZE
     return {
       "qkv": (qkv, self.channels),
@@ -78,12 +76,12 @@ class Sizes:
 
   @property
   def cache(self) -> tuple[int, ...]:
-    """Shape of a layer's keys, and of its values."""
+    """The shape of a layer's keys, and of its values."""
     return self.rows, self.groups, CACHE_LENGTH, workloads.HEAD_SIZE
 
   @property
   def flops(self) -> int:
-    """Of all products, those of attention among them."""
+    """The FLOPs of all matmuls, including attention."""
     weights = sum(n * k for n, k in self.weights.values())
     attention = 2 * self.channels * (CACHE_LENGTH + 1)
     return 2 * self.rows * self.layers * (weights + attention)
@@ -92,15 +90,15 @@ class Sizes:
 def scanned(
   linear: Linear, x: jax.Array, layers: Layer
 ) -> tuple[jax.Array, Any]:
-  """A step by `lax.scan` over stacked layers.
+  """Computes a step by `lax.scan` over stacked layers.
 
   Args:
-    linear: computes the products.
+    linear: computes the matmuls with weights.
     x: f32[m, channels].
     layers: weights and caches, each with a leading dimension of layers.
 
   Returns:
-    f32[m, channels]; and for each product {"input": f32[layers, m, k],
+    f32[m, channels]; and for each matmul {"input": f32[layers, m, k],
     "output": f32[layers, m, n]}.
   """
   return lax.scan(lambda x, layer: _layer(linear, x, layer), x, layers)
@@ -109,9 +107,9 @@ def scanned(
 def numbered(
   linear: Linear, x: jax.Array, layers: Layer
 ) -> tuple[jax.Array, Any]:
-  """The same by `lax.scan` over the layers' numbers.
+  """Computes a step by `lax.scan` over the layers' numbers.
 
-  `linear` gets the whole stack of a weight, and the number: (stack, i32[]).
+  The weight that `linear` gets is the pair (stack, i32[] number).
   """
   weights = {name: layers[name] for name in PRODUCTS}
   caches = {name: layers[name] for name in CACHES}
@@ -128,10 +126,10 @@ def numbered(
 def unrolled(
   linear: Linear, x: jax.Array, layers: Sequence[Layer]
 ) -> tuple[jax.Array, Any]:
-  """The same of layers that are arguments of their own.
+  """Computes a step with separate arguments for each layer.
 
   Returns:
-    As `scanned`, but a tuple of what each layer has instead of stacks.
+    As `scanned`, with a tuple over the layers instead of stacks.
   """
   seen = []
   for layer in layers:
@@ -141,7 +139,7 @@ def unrolled(
 
 
 def of_layer(seen: Any, i: int) -> dict[str, dict[str, Any]]:
-  """What was seen in layer i, of either function's second result."""
+  """Returns the inputs and outputs of layer i, from a step's second result."""
   return seen[i] if isinstance(seen, tuple) else jax.tree.map(_at(i), seen)
 
 
@@ -172,7 +170,7 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def _attention(qkv: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-  """f32[m, channels] of a token's queries, keys and values, and the cache."""
+  """Returns f32[m, channels] for a token's qkv and the cache."""
   m, groups, _, size = keys.shape
   query, key, value = split_qkv(qkv, groups)
   query = query * np.float32(size**-0.5)
@@ -190,7 +188,7 @@ def _attention(qkv: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def split_qkv(qkv: Any, groups: int) -> tuple[Any, Any, Any]:
-  """Queries [m, groups, heads, d], keys and values [m, groups, 1, d]."""
+  """Returns queries [m, groups, heads, d]; keys, values [m, groups, 1, d]."""
   size = workloads.HEAD_SIZE
   m, width = qkv.shape
   shared = groups * size

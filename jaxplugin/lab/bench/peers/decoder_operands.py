@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Data of decoders: weights in every way that variants store them."""
+"""Operands of decoders, with weights in the layouts of all variants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxplugin.lab.bench.peers import decoder_model
 from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import verification
 
-# Weights of each product and layer that are checked.
+# Number of weights of a matmul that are checked.
 _MAX_WEIGHTS: Final = 1 << 18
 
 
@@ -31,9 +31,9 @@ def _weights(
   layers: int,
   format: formats.BlockFormat,
 ) -> scaled_array.ScaledArray:
-  """Quantized normal numbers, of a deviation that keeps sizes as they are.
+  """Returns quantized normal weights, which keep the magnitude of activations.
 
-  Each layer has the rows of the first, moved on by one for each layer.
+  Layer i has the rows of the first layer, rolled by i.
   """
   x = jax.random.normal(key, shape, jnp.float32) * shape[1] ** -0.5
   stack = jnp.stack([jnp.roll(x, i, axis=0) for i in range(layers)])
@@ -48,13 +48,13 @@ def _ready(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
 class DecoderOperands:
   """Sets of operands of a decoder's step.
 
-  Set i has activations of its own. Weights and caches, which in truth are the
-  same at each token, are the same ones in all sets where they are several times
-  as large as the last-level cache, and rotate where they are not.
+  Each set has other activations. All sets share weights and caches if these are
+  several times as large as the last-level cache, as in a real decoder. If they
+  are smaller, each set has a copy.
 
   Attributes:
-    sizes: of the decoder.
-    format: of the weights.
+    sizes: sizes of the decoder.
+    format: format of the weights.
   """
 
   def __init__(
@@ -73,14 +73,14 @@ class DecoderOperands:
     self._rows: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
 
   def x(self, i: int) -> jax.Array:
-    """f32[m, channels]."""
+    """Returns f32[m, channels]."""
     key = jax.random.fold_in(self._x_key, i)
     shape = self.sizes.rows, self.sizes.channels
     return self._once(("x", i), lambda: jax.random.normal(key, shape))
 
   def caches(self, i: int) -> dict[str, jax.Array]:
-    """f32[layers, m, groups, length, d] of `decoder_model.CACHES`."""
-    del i  # small beside the weights
+    """Returns `decoder_model.CACHES`, f32[layers, m, groups, length, d]."""
+    del i  # much smaller than the weights
     shape = self.sizes.layers, *self.sizes.cache
     keys = jax.random.split(self._caches_key, len(decoder_model.CACHES))
     return self._once(
@@ -92,7 +92,7 @@ class DecoderOperands:
     )
 
   def quantized(self, i: int) -> dict[str, scaled_array.ScaledArray]:
-    """Stacks of weights (layers, n, k) of `decoder_model.PRODUCTS`."""
+    """Returns stacks (layers, n, k) of `decoder_model.PRODUCTS`."""
     copy = self._copy_of(i)
     key = jax.random.fold_in(self._weights_key, copy)
     keys = jax.random.split(key, len(decoder_model.PRODUCTS))
@@ -106,7 +106,7 @@ class DecoderOperands:
     )
 
   def ready(self, i: int, dtype: Any) -> dict[str, jax.Array]:
-    """The same dequantized beforehand and rounded to `dtype`."""
+    """Returns the dequantized stacks, rounded to `dtype`."""
     dtype = np.dtype(dtype)
     return self._once(
       (dtype.name, self._copy_of(i)),
@@ -114,19 +114,19 @@ class DecoderOperands:
     )
 
   def arranged(self, i: int, name: Any, make: Any) -> Any:
-    """`make()` of set i, made once under this name."""
+    """Returns `make()` for set i, which is called once for each name."""
     return self._once((name, self._copy_of(i)), make)
 
   def sampled(
     self, i: int, layer: int, product: str, ready: str
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Some columns of a product, and the weights of each, f64[columns, k].
+    """Returns some columns of a matmul, and their weights f64[columns, k].
 
     Args:
       i: the set.
-      layer: which.
-      product: of `decoder_model.PRODUCTS`.
-      ready: dtype of ready weights; "" for quantized ones.
+      layer: the layer.
+      product: one of `decoder_model.PRODUCTS`.
+      ready: dtype of dequantized weights; "" for quantized ones.
     """
     key = self._copy_of(i), layer, product, ready
     if key not in self._rows:

@@ -122,7 +122,7 @@ class VariantsTest(parameterized.TestCase):
     decoder = made("mxfp8")
     found = peers_of(decoder)
     sizes = decoder_model.Sizes.of(workloads.parse_rows(SHAPE)[0])
-    # One head with keys and values of its own.
+    # One head, which does not share its keys and values.
     weights = 2 * (64 * (64 + 2 * 64) + 64 * 64 + 3 * 64 * 96)
     caches = 2 * 2 * 512 * 64 * 4
     rest = caches + 2 * 64 * 4
@@ -142,7 +142,7 @@ class VariantsTest(parameterized.TestCase):
 
 
 class CheckTest(parameterized.TestCase):
-  """Each part of a result, wrong by little, is told with its place."""
+  """An error in each part of a result is reported with its place."""
 
   @classmethod
   def setUpClass(cls):

@@ -101,14 +101,14 @@ class OursTest(parameterized.TestCase):
   def test_prepared_weights_are_timed_where_they_differ(
     self, device, cudnn, pair, expected
   ):
-    self.can_lower(descriptors="not here")
+    self.can_lower(descriptors="no TMA")
     target = targets.named_target(device, cudnn=cudnn)
     self.assertEqual(sorted(ours(pair, target)), expected)
 
   @parameterized.parameters(
     (128, jnp.bfloat16, "9.13", True),
-    (5, jnp.bfloat16, "9.13", False),  # by the kernel that cuts its tile
-    (128, jnp.bfloat16, "9.12", False),  # by a multiply of its own, in f32
+    (5, jnp.bfloat16, "9.13", False),  # by the kernel with a masked tile
+    (128, jnp.bfloat16, "9.12", False),  # by a separate multiply in f32
     (128, jnp.float16, "9.13", False),
     (128, jnp.float32, "9.13", False),
   )
@@ -135,7 +135,7 @@ class OursTest(parameterized.TestCase):
     cudnn_variant = made.ours(["cudnn"])[0]
     a, b = (verification.f64(x, np.arange(x.shape[0])) for x in (lhs, rhs))
     exact = a @ b.T / np.float64(scale)
-    # What a kernel gives that multiplies by bf16(scale) before its one cast.
+    # The result of a kernel that multiplies by bf16(scale), then casts once.
     rounded = (exact * float(scale.astype(jnp.bfloat16))).astype(dtype)
     error = np.abs(rounded.astype(np.float64) / (exact * scale) - 1).max()
     self.assertGreater(error, (1.8 if dtype == jnp.bfloat16 else 0.9) * 2.0**-8)

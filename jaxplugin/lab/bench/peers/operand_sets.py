@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Data: operands of the rows, in as many copies as go past the caches.
+"""Operands of dots and codecs, with copies that together exceed the caches.
 
-Both are normal, quantized
-by the package; what the product should be is found from their codes.
+Operands are normal numbers that the package quantizes. Checks compute the
+expected result from their codes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jaxplugin.lab.bench import workloads
 
 Operand = jax.Array | scaled_array.ScaledArray
 
-# Copies together exceed the last-level cache this many times.
+# The size of all copies, in units of the last-level cache.
 PAST_CACHE: Final = 1.5
 
 
 def copies(num_bytes: int, cache_bytes: int) -> int:
-  """How many sets of `num_bytes` to rotate, at least 2.
+  """Returns the number of sets of `num_bytes` to rotate, at least 2.
 
-  Between two uses of a set all the others are used, which exceed the cache.
+  The other sets, used between two uses of a set, exceed the cache.
   """
   return 2 + int(PAST_CACHE * cache_bytes / num_bytes)
 
@@ -47,16 +47,16 @@ def _another(
   format: formats.BlockFormat | None,
   dtype: np.dtype,
 ) -> Operand:
-  """`x` with its rows moved on, quantized or cast: in memory of its own."""
+  """Returns a copy of `x` with rolled rows, quantized or cast."""
   x = jnp.roll(x, shift, axis=0)
   return x.astype(dtype) if format is None else quantization.quantize(x, format)
 
 
 class DotOperands:
-  """Sets of operands of one product; set i is made when it is first asked for.
+  """Sets of operands of one dot, each created at its first use.
 
   Attributes:
-    row, pair: of what.
+    row, pair: the sizes and the formats.
   """
 
   def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 0):
@@ -68,7 +68,7 @@ class DotOperands:
     self._sets: dict[tuple[int, str], tuple[Any, Any]] = {}
 
   def quantized(self, i: int) -> tuple[Operand, Operand]:
-    """lhs (m, k) and rhs (n, k) in the pair's formats."""
+    """Returns lhs (m, k) and rhs (n, k) in the pair's formats."""
     pair = self.pair
     if (i, "") not in self._sets:
       self._sets[i, ""] = (
@@ -78,7 +78,7 @@ class DotOperands:
     return self._sets[i, ""]
 
   def ready(self, i: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """The same dequantized beforehand and rounded to `dtype`."""
+    """Returns the dequantized operands, rounded to `dtype`."""
     dtype = np.dtype(dtype)
     if (i, dtype.name) not in self._sets:
       lhs, rhs = self.quantized(i)
@@ -93,7 +93,7 @@ def _ready(x: Operand, dtype: np.dtype) -> jax.Array:
 
 
 class CodecOperands:
-  """Sets of floats to quantize, and of what becomes of them."""
+  """Sets of floats, and the quantized arrays of each."""
 
   def __init__(
     self, row: workloads.Row, format: formats.BlockFormat, seed: int = 0
@@ -105,20 +105,20 @@ class CodecOperands:
     self._arrays: dict[int, scaled_array.ScaledArray] = {}
 
   def floats(self, i: int) -> jax.Array:
-    """f32[m, k]."""
+    """Returns f32[m, k]."""
     if i not in self._floats:
       self._floats[i] = _another(self._first, i, None, np.dtype(np.float32))
     return self._floats[i]
 
   def quantized(self, i: int) -> scaled_array.ScaledArray:
-    """`floats(i)` quantized along k."""
+    """Returns `floats(i)` quantized along k."""
     if i not in self._arrays:
       self._arrays[i] = quantization.quantize(self.floats(i), self.format)
     return self._arrays[i]
 
 
 def num_bytes(*operands: Any) -> int:
-  """Bytes that hold operands, FP4 values counted as half a byte."""
+  """Returns the bytes of operands; an FP4 value is half a byte."""
   return sum(
     x.nbytes if isinstance(x, scaled_array.ScaledArray) else x.size * x.itemsize
     for x in operands

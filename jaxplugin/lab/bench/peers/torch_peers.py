@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Peers in PyTorch, where it is installed: bf16 `linear`, and torchao's MX.
+"""Peers in PyTorch: bf16 `linear`, and torchao's MX and NVFP4.
 
-torch    `torch.nn.functional.linear` of ready bf16 operands.
-torchao  `torch.mm` of two `MXTensor`s or `NVFP4Tensor`s (without a scale for
-         all of a tensor), which torchao itself quantizes; on a CPU, and on a
-         GPU before Blackwell, it dequantizes them at every call.
+torch    `torch.nn.functional.linear` of bf16 operands.
+torchao  `torch.mm` of two `MXTensor`s or `NVFP4Tensor`s (without a global
+         scale), which torchao quantizes. On a CPU, and on a GPU before
+         Blackwell, it dequantizes them at every call.
 
-Both return bf16. torch and torchao are not imported before they are asked for.
+Both return bf16. torch and torchao are imported at their first use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxplugin.lab.bench.peers import verification
 
 NAMES: Final = ("torch", "torchao")
 
-# torch's names of the values of what `MXTensor` has of the formats here.
+# torch's dtype names of the formats that `MXTensor` supports.
 _MX_DTYPES: Final = {
   formats.MXFP8: "float8_e4m3fn",
   formats.MXFP8_E5M2: "float8_e5m2",
@@ -45,7 +45,7 @@ def variant(
   data: operand_sets.DotOperands,
   is_gpu: bool,
 ) -> variants.Variant | variants.Unavailable:
-  """One of `NAMES`, for one product."""
+  """Returns one of `NAMES`, for one dot."""
 
   def unavailable(reason: str) -> variants.Unavailable:
     return variants.Unavailable(name=name, role="peer", reason=reason)
@@ -105,7 +105,7 @@ def _to_torch(x: jax.Array, device: Any) -> Any:
 
 
 def _torchao_quantizer(format: formats.BlockFormat | None, is_gpu: bool) -> Any:
-  """A function of a bf16 tensor."""
+  """Returns a function that quantizes a bf16 tensor."""
   import torch
   from torchao.prototype.mx_formats import mx_tensor
   from torchao.prototype.mx_formats import nvfp4_tensor
@@ -127,7 +127,7 @@ def _torchao_quantizer(format: formats.BlockFormat | None, is_gpu: bool) -> Any:
 
 
 def _f32(x: Any) -> np.ndarray:
-  """A tensor's numbers; a quantized one's are dequantized."""
+  """Returns a tensor's numbers, dequantized if it is quantized."""
   dense = x.dequantize() if hasattr(x, "qdata") else x
   return dense.float().cpu().numpy()
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of results before they are timed, in NumPy and f64.
+"""Checks results before they are timed, in NumPy and f64.
 
-Nothing here computes with what is measured: operands mean what their codes by
-`ml_dtypes` say, and quantization is written a second time.
+The checks do not use the measured code. `ml_dtypes` decodes the operands, and
+quantization is implemented a second time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 
-# In units of sum(|a * b|). Ours: the contract. Peers promise nothing, so theirs
-# only tells a wrong product from a right one: 256 roundings of f32 (XLA's bf16
-# dot on CPU reaches 51).
+# Bounds in units of sum(|a * b|). Ours is the documented one. Peers have none,
+# so theirs only finds wrong results: 256 roundings of f32 (XLA's bf16 dot on a
+# CPU reaches 51).
 OURS_BOUND: Final = reference.ERROR_BOUND
 PEER_BOUND: Final = 256 * 2.0**-24
 UNIT: Final = 2.0**-24
@@ -30,17 +30,17 @@ _MAX_WEIGHTS: Final = 1 << 24  # values of rhs that are checked
 
 
 class WrongResultError(Exception):
-  """A result is not what it should be; the text says where and by how much."""
+  """A result is wrong; the text says where and by how much."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expected:
-  """A product at some rows and columns.
+  """Some rows and columns of an exact result.
 
   Attributes:
-    rows, columns: which.
+    rows, columns: indices of the rows and columns.
     exact: f64[rows, columns].
-    magnitude: of the same shape, sum(|a * b|).
+    magnitude: f64[rows, columns], sum(|a * b|).
   """
 
   rows: np.ndarray
@@ -50,7 +50,7 @@ class Expected:
 
 
 def some(size: int, count: int) -> np.ndarray:
-  """Up to `count` indices below `size`, the first and the last among them."""
+  """Returns up to `count` indices below `size`, with the first and last."""
   if size <= count:
     return np.arange(size)
   inner = np.random.default_rng(size).choice(
@@ -60,9 +60,9 @@ def some(size: int, count: int) -> np.ndarray:
 
 
 def expected_dot(lhs: Any, rhs: Any) -> Expected:
-  """The product of lhs (m, k) and rhs (n, k): exact, at a sample of both.
+  """Returns the exact product of lhs (m, k) and rhs (n, k), at a sample.
 
-  Columns are all of rhs where it has up to 2^24 values.
+  The sample has all columns if rhs has at most 2^24 values.
   """
   (m, k), n = lhs.shape, rhs.shape[0]
   rows = some(m, _MAX_ROWS)
@@ -77,7 +77,7 @@ def expected_dot(lhs: Any, rhs: Any) -> Expected:
 
 
 def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
-  """f64[rows, k], exact: rows of floats or of what was quantized."""
+  """Returns f64[rows, k], exact rows of floats or of a ScaledArray."""
   if not isinstance(operand, scaled_array.ScaledArray):
     return np.asarray(operand)[rows].astype(np.float64)
   values = reference.oracle_dequantize(
@@ -97,13 +97,13 @@ def check_dot(
 
   Args:
     result: f32, bf16 or f16[m, n].
-    expected: what it should be.
-    bound: the error allowed before the cast to the result's dtype, in units of
+    expected: the exact result.
+    bound: bound of the error before the cast to the result's dtype, in units of
       sum(|a * b|).
-    relative: further error allowed, of the result.
+    relative: further relative error of the result.
 
   Raises:
-    WrongResultError: an element is not finite, or errs by more.
+    WrongResultError: If an element is not finite, or has a larger error.
   """
   result = np.asarray(result)
   dtype = result.dtype
@@ -124,7 +124,7 @@ def check_dot(
       f"at {at}: got {result[at]:.8g}, exact {exact[r, c]:.8g}, error"
       f" {error[r, c]:.3g} above the bound {limit[r, c]:.3g}"
     )
-  # What the cast to the result's dtype adds at worst does not count.
+  # Subtracts the largest error of the cast to the result's dtype.
   own = np.maximum(error - np.abs(exact) * cast_error, 0)
   magnitude = np.maximum(expected.magnitude, np.finfo(np.float64).tiny)
   return float(np.max(own / magnitude) / UNIT)
@@ -152,7 +152,7 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
     ("values", result.values, values),
   ):
     codes = np.asarray(got)[rows].view(np.uint8)
-    # What is above a nibble in the byte that holds one does not count.
+    # An E2M1 code is in the low half of its byte; ignore the high half.
     mask = 15 if got.dtype == formats.E2M1 else 255
     differ = (codes ^ expected.view(np.uint8)) & mask != 0
     if differ.any():
@@ -167,7 +167,7 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
 def global_scale_of(
   x: np.ndarray, format: formats.BlockFormat
 ) -> np.float32 | None:
-  """What `quantization.quantize` gives all of `x`, not all zeros; or None."""
+  """Returns the global scale of nonzero `x`; None if the format has none."""
   if not format.has_global_scale:
     return None
   largest = format.scale_encoding.max * format.values_encoding.max
@@ -177,7 +177,7 @@ def global_scale_of(
 def quantize_rows(
   x: np.ndarray, format: formats.BlockFormat, global_scale: np.float32 | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """f32[rows, k] of finite numbers, quantized as `quantization.quantize` says.
+  """Quantizes f32[rows, k] of finite numbers as `quantization.quantize` does.
 
   Returns:
     Values and scale in the format's dtypes.
@@ -207,7 +207,7 @@ def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
 
   Args:
     result: f32[m, k].
-    x: whose values are normal f32 numbers, or zero.
+    x: a quantized array whose values are normal f32 numbers, or zero.
   """
   result = np.asarray(result)
   rows = some(len(result), _MAX_ROWS)

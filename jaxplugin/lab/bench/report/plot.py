@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A roofline of a run's products, drawn by matplotlib."""
+"""Draws a roofline of a run's matmuls with matplotlib."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jaxplugin.lab.bench.report import results
 
 SUFFIXES: Final = (".png", ".svg", ".pdf")
 
-# One marker a variant of ours, one colour an implementation; peers are grey.
-# Colours that the colour-blind tell apart (Okabe and Ito, 2008).
+# A variant of ours has a marker, and a backend has a colour. Peers are grey.
+# The colours are for colour-blind readers (Okabe and Ito, 2008).
 _OURS: Final = {
   "cpu": ("o", "#0072B2"),
   "cpu in scan": ("P", "#0072B2"),
@@ -34,10 +34,11 @@ _PEERS: Final = ("x", "+", "1", "2", "3", "4", "*", "|")
 _GREY: Final = "#767676"
 _SIZE_INCHES: Final = (10.5, 6.5)
 _DPI: Final = 150
-# Columns whose intensities differ by less share a label, of so many names.
+# Columns with a smaller ratio of intensities share a label of at most
+# `_MAX_NAMES`.
 _NEAR: Final = 1.3
 _MAX_NAMES: Final = 3
-_LABEL_PART: Final = 0.6  # of the decades that points take, for labels
+_LABEL_PART: Final = 0.6  # space for labels, in units of the points' decades
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -57,20 +58,20 @@ def check(path: str | os.PathLike[str]) -> None:
 
 
 def draw(run: results.Run, path: str | os.PathLike[str]) -> None:
-  """Draws the products of a run: one column of points for each.
+  """Draws a column of points for each matmul of a run.
 
-  A column stands at the operations that its product does for each byte of the
-  quantized operands and the result; its points are the rates that variants
-  reach. The lines are the most that memory and arithmetic allow there.
+  The position of a column is the operations per byte of quantized operands and
+  result. Its points are the rates of the variants. The lines are the limits of
+  memory and arithmetic.
 
   Raises:
-    ValueError: the run has no product that was timed.
+    ValueError: If the run has no timed matmul.
   """
   figure(run).savefig(path, dpi=_DPI)
 
 
 def figure(run: results.Run) -> Any:
-  """The matplotlib figure of `draw`."""
+  """Returns the matplotlib figure of `draw`."""
   import matplotlib.figure  # optional, and slow
 
   columns = [c for row in run.rows if (c := _column(row)) is not None]
@@ -106,7 +107,7 @@ def figure(run: results.Run) -> Any:
 
 
 class _Column:
-  """The timed variants of one product; see `draw`."""
+  """The timed variants of one matmul; see `draw`."""
 
   def __init__(
     self,
@@ -125,12 +126,12 @@ def _column(row: results.RowResult) -> _Column | None:
   ours = [v for v in timed if v.role == "ours"]
   if not ours:
     return None
-  # The chosen one comes first, where it was measured.
+  # The chosen variant comes first, if it was measured.
   return _Column(row, timed, ours[0])
 
 
 def title(columns: Sequence[Any]) -> str:
-  """What one should see, in figures."""
+  """Returns the figure's title, with its most important numbers."""
   fractions = [100 * c.chosen.roof_fraction for c in columns]
   names = sorted({c.chosen.name for c in columns})
   text = (
@@ -218,7 +219,7 @@ def _draw_points(axes: Any, columns: Sequence[_Column]) -> None:
 
 
 def _label_columns(axes: Any, columns: Sequence[_Column]) -> None:
-  """Sizes and formats below the points; columns side by side share a label."""
+  """Draws sizes and formats below the points; near columns share a label."""
   clusters: list[list[_Column]] = []
   for column in sorted(columns, key=lambda c: c.intensity):
     near = clusters and column.intensity < clusters[-1][0].intensity * _NEAR
@@ -242,7 +243,7 @@ def _label_columns(axes: Any, columns: Sequence[_Column]) -> None:
       fontsize=7,
       color="#404040",
     )
-  # Room for them, below the lowest point.
+  # Leaves space for the labels below the lowest point.
   rates = [v.gflop_per_s for c in columns for v in c.timed]
   low = min(rates) / (max(rates) / min(rates)) ** _LABEL_PART
   axes.set_ylim(bottom=low / 1.5)

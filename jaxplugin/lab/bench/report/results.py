@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results: records, files of them, and the comparison of two files."""
+"""Results of a run, their files, and the comparison of two files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.peers import variants
 
-# Of the files; readers refuse others.
+# The schema of the files; `read` refuses other schemas.
 SCHEMA: Final = 2
-# Where launching took more of the time than this, it may have bound it.
+# If launching takes a larger fraction of the time, it may be the limit.
 LAUNCH_BOUND: Final = 0.9
 
 Status = Literal["ok", "wrong", "failed", "unavailable"]
@@ -31,21 +31,20 @@ class VariantResult:
   """One variant of a row.
 
   Attributes:
-    name, role, is_chosen: of `variants.Variant`.
-    status: "ok"; "wrong", then it was not timed; "failed", of ours, or
-      "unavailable", of peers: it cannot run.
-    reason: why not ok.
-    form: which of the ways to write it was the fastest; "" where it has one.
-    error: largest error found, in units of 2^-24 * sum(|a * b|).
-    mode: how `time` was measured, "call" or "step" (see `execution`).
-    time: milliseconds of one product.
-    other_time: the same in the other mode, where it was asked for.
-    num_bytes, flops: read and written at least, and computed.
-    arithmetic: of `variants.Variant`.
-    gb_per_s, gflop_per_s: by the median.
-    roof_fraction: the roofline's least time / the median. In a run that is
-      under way, by the ceilings so far.
-    launch_fraction: of the time, until the last call was under way.
+    name, role, is_chosen: as in `variants.Variant`.
+    status: "ok"; "wrong", which is not timed; or if it cannot run, "failed" for
+      ours and "unavailable" for peers.
+    reason: why it is not ok.
+    form: the fastest form; "" if there is only one.
+    error: largest error, in units of 2^-24 * sum(|a * b|).
+    mode: the mode of `time`, "call" or "step" (see `execution`).
+    time: milliseconds of one dot or step.
+    other_time: milliseconds in the other mode, if measured.
+    num_bytes, flops, arithmetic: as in `variants.Variant`.
+    gb_per_s, gflop_per_s: rates of the median time.
+    roof_fraction: the roofline's least time / the median. During a run it is
+      for the ceilings so far.
+    launch_fraction: fraction of the time until the last call was launched.
   """
 
   name: str
@@ -73,7 +72,7 @@ class VariantResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ratio:
-  """How many times as long as `ours` another variant takes, round by round."""
+  """The time of another variant / the time of `ours`, per round."""
 
   ours: str
   other: str
@@ -85,13 +84,13 @@ class RowResult:
   """One row in one pair of formats.
 
   Attributes:
-    row: as `--shapes` takes it.
-    kind, m, n, k, layer: of `rows.Row`.
-    formats: as `--formats` takes them.
+    row: the row, in the syntax of `--shapes`.
+    kind, m, n, k, layer: as in `workloads.Row`.
+    formats: the formats, in the syntax of `--formats`.
     out: dtype of the result.
-    variants: in the order of the table.
-    ratios: of every pair of ours and another.
-    seconds: that measuring took.
+    variants: the variants, in the order of the table.
+    ratios: the ratio of every pair of ours and another variant.
+    seconds: duration of the measurement.
   """
 
   row: str
@@ -109,15 +108,15 @@ class RowResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """All of a run.
+  """All results of a run.
 
   Attributes:
-    command: the arguments.
-    environment: of `device.environment`.
+    command: the arguments of the command.
+    environment: the result of `devices.environment`.
     ceilings: the highest rates of the run; None if no row needs them.
-    rows: done so far.
-    startup: of `startup.measure`; None where it was not asked for.
-    left_out: rows for which there was no time.
+    rows: the results of rows so far.
+    startup: the result of `startup.measure`; None if it was not measured.
+    left_out: rows that did not fit in the budget.
     schema: `SCHEMA`.
   """
 
@@ -131,7 +130,7 @@ class Run:
 
   @property
   def bad(self) -> Iterator[tuple[RowResult, VariantResult]]:
-    """Variants that are wrong or, being ours, failed."""
+    """The variants that are wrong, or failed and are ours."""
     for row in self.rows:
       for variant in row.variants:
         if variant.status in ("wrong", "failed"):
@@ -141,7 +140,7 @@ class Run:
 def with_fraction(
   result: VariantResult, ceilings: roofline.Ceilings
 ) -> VariantResult:
-  """Returns a timed result with its `roof_fraction` by these ceilings."""
+  """Returns a result with its `roof_fraction` for some ceilings."""
   if result.time is None:
     return result
   if roofline.ceiling_of(result.name) == "read":
@@ -153,10 +152,9 @@ def with_fraction(
 
 
 def with_fractions(run: Run) -> Run:
-  """Returns the run with each `roof_fraction` by the run's own ceilings.
+  """Returns the run with each `roof_fraction` for the run's last ceilings.
 
-  They are the highest that were measured until its end, so that all rows are
-  compared with the same limit.
+  So all rows are compared with the same limits.
   """
   ceilings = run.ceilings
   if ceilings is None:
@@ -175,7 +173,7 @@ class ResultError(ValueError):
 
 
 def write(run: Run, path: str | os.PathLike[str]) -> None:
-  """Writes `to_json`; a file appears whole or stays as it was."""
+  """Writes `to_json` in one step."""
   path = pathlib.Path(path)
   text = to_json(run)
   descriptor, temporary = tempfile.mkstemp(
@@ -201,11 +199,11 @@ def to_json(run: Run) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> Run:
-  """Reads what `write` wrote.
+  """Reads a file that `write` wrote.
 
   Raises:
-    OSError: the file cannot be read.
-    ResultError: it is none of these, or of another schema.
+    OSError: If the file cannot be read.
+    ResultError: If it is not a file of results, or has another schema.
   """
   try:
     data = json.loads(pathlib.Path(path).read_text())
@@ -284,12 +282,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """Two runs beside each other.
+  """The comparison of two runs.
 
   Attributes:
-    changes: of every ratio to a peer or ceiling that both have.
-    missing: ratios that only the first has, as text.
-    threshold: a loss of more than this part of the ratio is a regression.
+    changes: the ratios to a peer or ceiling that both runs have.
+    missing: the ratios that only the first run has, as text.
+    threshold: the relative loss of a ratio that is a regression.
   """
 
   changes: tuple[Change, ...]
@@ -302,10 +300,10 @@ class Comparison:
 
 
 def compare(before: Run, after: Run, threshold: float) -> Comparison:
-  """Compares the ratios to peers, which carry over from machine to machine.
+  """Compares ratios to peers, which are similar on different machines.
 
   Raises:
-    ResultError: the runs have no ratio in common.
+    ResultError: If the runs have no ratio in common.
   """
   old, new = _ratios(before), _ratios(after)
   common = [key for key in old if key in new]
@@ -335,7 +333,7 @@ def compare(before: Run, after: Run, threshold: float) -> Comparison:
 
 
 def _ratios(run: Run) -> dict[tuple[str, str, str, str], float]:
-  """Medians by row, formats (with the result's dtype), ours and other."""
+  """Returns median ratios by row, formats and dtype, ours and other."""
   found = {}
   for row in run.rows:
     ours = {v.name for v in row.variants if v.role == "ours"}

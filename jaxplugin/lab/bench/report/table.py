@@ -17,7 +17,7 @@ from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import console
 
 WIDTH: Final = 120
-# Titles of the summary's columns, and the variants that they are about.
+# Titles of the summary's columns, and their variants.
 _PEERS: Final = {
   "x f32": "f32",
   "x bf16": "bf16",
@@ -38,7 +38,7 @@ mapped. The package chooses what has a *."""
 def header(
   environment: dict[str, Any], ceilings: roofline.Ceilings | None
 ) -> str:
-  """Where, with what, and what the device can do."""
+  """Returns lines about the device, versions and ceilings."""
   versions = environment["versions"]
   named = [
     f"{name} {versions[name]}"
@@ -80,7 +80,7 @@ def _ceilings(ceilings: roofline.Ceilings) -> str:
 
 
 def block(row: results.RowResult) -> str:
-  """One row: a line a variant."""
+  """Returns a table of one row, with a line for each variant."""
   ours = [
     v.name for v in row.variants if v.role == "ours" and v.time is not None
   ]
@@ -150,7 +150,7 @@ def _line(
 
 
 def _forms(row: results.RowResult) -> Iterator[str]:
-  """How peers that could be written in several ways were written."""
+  """Yields lines with the fastest form of peers that have several."""
   forms = [f"{v.name}: {v.form}" for v in row.variants if v.form and v.time]
   if forms:
     yield from _wrapped(f"fastest forms: {', '.join(forms)}")
@@ -172,7 +172,7 @@ def _ratio(ratio: timing.Stats) -> str:
 
 
 def number(x: float, digits: int = 4) -> str:
-  """Significant digits, no exponent; all digits before the point stay."""
+  """Formats significant digits, without an exponent."""
   if x == 0:
     return "0"
   text = f"{x:.{digits}g}"
@@ -199,7 +199,7 @@ def details(run: results.Run) -> str:
 
 
 def unavailable(rows: Sequence[results.RowResult]) -> str:
-  """What did not run, why, and in which rows; empty where all ran."""
+  """Returns variants that did not run, with reasons and rows; "" if none."""
   where: dict[tuple[str, str], list[str]] = {}
   for row in rows:
     for variant in row.variants:
