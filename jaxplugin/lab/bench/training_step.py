@@ -126,7 +126,7 @@ class TrainingVariants:
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns the variants of the backends `names`; None is the chosen ones."""
     decided = self._decided()
-    chosen = {one.decision.implementation for one in decided}
+    chosen = sorted({one.decision.implementation for one in decided})
     table = backends.table()
     formats = self.recipe.formats
 

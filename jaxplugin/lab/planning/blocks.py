@@ -91,7 +91,8 @@ def _model(
   channels: int,
   hidden: int,
   heads: tuple[int, int, int],
-  **more: int,
+  experts: int = 0,
+  top: int = 0,
 ) -> Block:
   count, kv_count, size = heads
   return Block(
@@ -101,7 +102,8 @@ def _model(
     heads=count,
     kv_heads=kv_count,
     head_size=size,
-    **more,
+    experts=experts,
+    top=top,
   )
 
 

@@ -89,7 +89,10 @@ class ExpertVariants:
       return [variant]
 
     chosen = [decided.decision.implementation]
-    return variants.ours(names, chosen, backends.BACKENDS, refusal, make)
+    names = None if names is None else sorted(names)
+    return variants.ours(
+      names, chosen, sorted(backends.BACKENDS), refusal, make
+    )
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns "f32" and "bf16" of `names`, in every way to write them."""

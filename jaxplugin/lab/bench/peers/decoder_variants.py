@@ -91,7 +91,7 @@ class DecoderVariants:
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns the variants of the backends `names`; None is the chosen ones."""
     decided = self._decided()
-    chosen = {one.decision.implementation for one in decided}
+    chosen = sorted({one.decision.implementation for one in decided})
     problems = [one.problem for one in decided]
     table, target = backends.table(), self.target
 

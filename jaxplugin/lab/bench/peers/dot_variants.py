@@ -119,7 +119,8 @@ class DotVariants:
       yield from self._experiments(table[name], problem)
 
     chosen = [decided.decision.implementation]
-    return variants.ours(names, chosen, table, refusal, make)
+    names = None if names is None else sorted(names)
+    return variants.ours(names, chosen, sorted(table), refusal, make)
 
   def _ours(self, implementation: str | None, lhs: Any, rhs: Any) -> jax.Array:
     return dot.block_scaled_dot(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -102,7 +101,7 @@ def arithmetic_of(role: Role, is_f32: bool, is_fp4: bool) -> Arithmetic:
 
 def ours(
   names: Sequence[str] | None,
-  chosen: Collection[str],
+  chosen: Sequence[str],
   default: Iterable[str],
   refusal: Callable[[str], str],
   make: Callable[[str, bool], Iterable[Variant]],
@@ -118,11 +117,13 @@ def ours(
     make: returns the variants of a backend. The second argument is whether the
       decision is this backend.
   """
-  wanted = {*(default if names is None else names)}
-  if CHOSEN in wanted:
-    wanted = wanted - {CHOSEN} | {*chosen}
+  wanted = [
+    name
+    for named in (default if names is None else names)
+    for name in (chosen if named == CHOSEN else (named,))
+  ]
   found: list[AnyVariant] = []
-  for name in sorted(wanted, key=lambda name: (name not in chosen, name)):
+  for name in sorted(dict.fromkeys(wanted), key=lambda n: n not in chosen):
     reason = refusal(name)
     if not reason:
       found += make(name, name in chosen)
