@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The state of one block: its registers, who is active, what is in flight.
+"""The state of one block: registers, active threads and work in flight.
 
-A register is an array with one element a thread: uint8 to uint64, or bool of a
-predicate. Arrays are never changed in place. Of bits that nothing has written
-the block keeps account: `read` notes which threads an instruction took such
-bits for, and `write` marks its results so.
+A register is an array with one element per thread: uint8 to uint64, or bool for
+a predicate. Arrays are never changed in place. The block tracks undefined bits,
+which nothing has written. `read` records the threads for which an instruction
+reads such bits, and `write` marks its results as undefined.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POISON: Final = 0xDEADBEEFDEADBEEF
 
 
 def all_bits(bits: int) -> int:
-  """A number of so many ones."""
+  """Returns a number of `bits` ones."""
   return (1 << bits) - 1
 
 
@@ -43,17 +43,17 @@ class Block:
   """One block of a launch.
 
   Attributes:
-    kernel: what it runs.
+    kernel: the kernel.
     number: %ctaid.x.
     blocks: %nctaid.x.
-    threads: how many it has.
-    active: bool[threads]: who takes the instruction.
-    all_active: whether all do.
-    counts: of instructions and of what they did.
-    copies: cp.async groups; the last one is still open.
-    products: wgmma groups; the last one is still open.
-    tensor: its tensor memory.
-    mbarriers: `mbarriers.Mbarrier` by their addresses.
+    threads: number of threads.
+    active: bool[threads], the threads that execute the instruction.
+    all_active: whether all threads are active.
+    counts: counts of instructions and of their effects.
+    copies: cp.async groups; the last one is open.
+    products: wgmma groups; the last one is open.
+    tensor: the tensor memory.
+    mbarriers: `mbarriers.Mbarrier` by address.
   """
 
   def __init__(
@@ -83,9 +83,9 @@ class Block:
     self.live = np.ones(kernel.threads, bool)
     self.copies: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[]]
     self.products: list[list[tuple[tuple[str, ...], list[np.ndarray]]]] = [[]]
-    # Registers that a wgmma in flight reads, and those that it writes.
+    # Registers that a wgmma in flight uses: "read" or "written".
     self.busy: dict[str, str] = {}
-    # When each register was written, counted in wgmma.fence; only for them.
+    # Registers written since the last wgmma.fence, in kernels with wgmma.
     self.since_fence: set[str] = set()
     self.tracks_fences = any(
       instruction.parts[0] == "wgmma" for instruction in kernel.instructions
@@ -96,17 +96,17 @@ class Block:
     self._doubtful: np.ndarray | None = None
 
   def begin(self, active: np.ndarray, all_active: bool) -> None:
-    """An instruction begins, taken by `active`."""
+    """Begins an instruction of the threads `active`."""
     self.active, self.all_active = active, all_active
     self._doubtful = None
 
   def lanes(self) -> np.ndarray:
-    """The numbers of the active threads."""
+    """Returns the numbers of the active threads."""
     found: np.ndarray = self.thread[self.active]
     return found
 
   def warps(self, instruction: parsing.Instruction) -> np.ndarray:
-    """The active warps, of which each must be whole."""
+    """Returns the active warps; all lanes of each must be active."""
     active = self.active.reshape(-1, WARP)
     whole = active.all(axis=1)
     if (active.any(axis=1) != whole).any():
@@ -116,7 +116,7 @@ class Block:
     return np.flatnonzero(whole)
 
   def read(self, operand: parsing.Operand, bits: int) -> np.ndarray:
-    """An operand's value in each thread, as unsigned numbers of `bits`."""
+    """Returns an operand's value in each thread, an unsigned number."""
     if isinstance(operand, parsing.Register):
       value = self._values.get(operand.name)
       if value is None:
@@ -131,7 +131,7 @@ class Block:
         raise faults.InFlight(
           f"{operand.name} is the result of a wgmma not waited for"
         )
-      # A wider or narrower register may be named where its low bits count.
+      # The register may be wider or narrower than the operand's type.
       return value if operand.bits == bits else value.astype(DTYPES[bits])
     if isinstance(operand, parsing.Immediate):
       return self._constant(operand.value, bits)
@@ -144,7 +144,7 @@ class Block:
     raise faults.Unsupported(f"operand {operand}")
 
   def read_defined(self, operand: parsing.Operand, bits: int) -> np.ndarray:
-    """The same of what must be written: an address, a condition, what is kept.
+    """Reads an operand that must be defined, such as an address.
 
     Only active threads count.
     """
@@ -158,7 +158,7 @@ class Block:
     return value
 
   def undefined_bits(self, operand: parsing.Operand, bits: int) -> np.ndarray:
-    """The bits of an operand that nothing has written, in each thread."""
+    """Returns the undefined bits of an operand in each thread."""
     found = None
     if isinstance(operand, parsing.Register):
       if operand.name not in self._values:
@@ -169,13 +169,17 @@ class Block:
       return np.zeros(self.threads, DTYPES[bits])
     return found.astype(DTYPES[bits])
 
+  def unknown(self, operand: parsing.Operand, bits: int) -> np.ndarray | None:
+    """Returns `undefined_bits` if the instruction has read any; else None."""
+    return self.undefined_bits(operand, bits) if self.is_doubtful else None
+
   @property
   def is_doubtful(self) -> bool:
-    """Whether the instruction has read any bit that nothing has written."""
+    """Whether the instruction has read undefined bits."""
     return self._doubtful is not None
 
   def forget_doubt(self) -> None:
-    """What was read of unwritten bits turned out not to matter."""
+    """Forgets undefined bits that do not affect the result."""
     self._doubtful = None
 
   def write(
@@ -188,9 +192,9 @@ class Block:
 
     Args:
       operand: a register, or `_`.
-      value: unsigned, or bool; of any width, of which the low bits are kept.
-      undefined: bits of it that come from what nothing has written. None: all,
-        of the threads that have read any such bit.
+      value: unsigned numbers or bool, whose low bits are stored.
+      undefined: the undefined bits of the value. None: all bits, in threads
+        that have read undefined bits.
     """
     if isinstance(operand, parsing.Discard):
       return
@@ -230,7 +234,7 @@ class Block:
       self._undefined.pop(name, None)
 
   def addresses(self, operand: parsing.Operand) -> np.ndarray:
-    """int64[threads]; of active threads they are defined."""
+    """Returns int64[threads], which must be defined in active threads."""
     if not isinstance(operand, parsing.Address):
       raise faults.Unsupported(f"address {operand}")
     bits = (
@@ -248,7 +252,7 @@ class Block:
     return self._constants[key]
 
   def _special(self, name: str) -> np.ndarray:
-    """PTX ISA, "Special Registers"; blocks and grids have one dimension."""
+    """Returns a special register; blocks and grids have one dimension."""
     if name == "%tid.x":
       return self.thread
     if name == "%laneid":

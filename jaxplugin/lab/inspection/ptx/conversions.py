@@ -15,11 +15,11 @@ from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
-# Eight bits and less, as packed pairs: the dtype, its bits, the code of NaN.
+# Packed pairs of at most eight bits: the dtype, its bits, the code of NaN.
 _NARROW: Final = {
   "e4m3x2": (np.dtype(ml_dtypes.float8_e4m3fn), 8, 0x7F),
   "e5m2x2": (np.dtype(ml_dtypes.float8_e5m2), 8, 0x7F),
-  # FP4 has no NaN: the largest number stands for it.
+  # FP4 has no NaN; it becomes the largest number.
   "e2m1x2": (np.dtype(ml_dtypes.float4_e2m1fn), 4, 0x7),
 }
 _PAIRS: Final = {"bf16x2": "bf16", "f16x2": "f16"}
@@ -83,9 +83,9 @@ def _integer_to_integer(
   to: str,
   source: str,
 ) -> None:
-  """Low bits, or the sign or zeros beyond them."""
+  """Truncates, or extends by the sign or zeros."""
   bits, to_bits = int(source[1:]), int(to[1:])
-  # cvt.s32.s8 takes the low byte of a wider register.
+  # cvt.s32.s8 reads the low byte of a wider register.
   register = operand.bits if isinstance(operand, parsing.Register) else bits
 
   def converted(x: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ def _integer_to_integer(
       wide = integers.signed(cut).astype(np.int64)
     kept = wide.astype(f"uint{min(to_bits, 64)}")
     if to[0] == "s" and to_bits < 64:
-      # A result narrower than its register is extended by its sign.
+      # The register may be wider than the result; extend the sign.
       return integers.signed(kept).astype(np.int64).astype(np.uint64)
     return kept.astype(np.uint64)
 
@@ -123,7 +123,7 @@ def _integer_to_float(
 
 
 def _saturated(value: np.ndarray, to: str) -> np.ndarray:
-  """Of floats that are integers; NaN becomes zero."""
+  """Converts integral floats to integers; NaN becomes zero."""
   limits = np.iinfo(f"{'int' if to[0] == 's' else 'uint'}{to[1:]}")
   if limits.bits == 64:
     raise faults.Unsupported(f"cvt to {to}")
@@ -134,11 +134,11 @@ def _saturated(value: np.ndarray, to: str) -> np.ndarray:
 def _narrowed(
   block: blocks.Block, operand: parsing.Operand, to: str
 ) -> np.ndarray:
-  """Codes, uint16, of f32: to nearest even, the largest beyond it."""
+  """Returns uint16 codes of f32, rounded to nearest even and saturated."""
   dtype, bits, nan = _NARROW[to]
   value = rounding.to_float(block.read(operand, 32), "f32")
   largest = float(ml_dtypes.finfo(dtype).max)
-  # f32 to less than half its bits: what NumPy has is one rounding.
+  # NumPy rounds f32 to these dtypes once.
   single = np.clip(value, -largest, largest).astype(np.float32)
   with np.errstate(invalid="ignore"):
     codes = single.astype(dtype).view(np.uint8).astype(np.uint16)
@@ -164,12 +164,12 @@ def _widen(
 
 
 def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """A copy; or a register's parts taken apart or put together."""
+  """Copies a register, or splits or joins the parts of one."""
   out, source = instruction.operands
   bits = integers.bits_of(instruction.type)
   if isinstance(out, parsing.Group):
     value = block.read(source, bits)
-    unknown = block.undefined_bits(source, bits) if block.is_doubtful else None
+    unknown = block.unknown(source, bits)
     width = bits // len(out.items)
     for place, register in enumerate(out.items):
       by = value.dtype.type(width * place)
@@ -179,8 +179,7 @@ def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
     return
   if not isinstance(source, parsing.Group):
     value = block.read(source, bits)
-    unknown = block.undefined_bits(source, bits) if block.is_doubtful else None
-    block.write(out, value, unknown)
+    block.write(out, value, block.unknown(source, bits))
     return
   width = bits // len(source.items)
   parts = [block.read(item, width) for item in source.items]

@@ -16,16 +16,16 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import faults
 
-_UNIT: Final = 16  # bytes: of offsets, and of what swizzling moves
+_UNIT: Final = 16  # bytes: unit of offsets, and of swizzling
 _ROWS: Final = 8  # of a core matrix
-_LINE: Final = 128  # bytes of the addresses' pattern of swizzling
+_LINE: Final = 128  # bytes: row of the swizzling pattern of addresses
 # A swizzling mode: bytes of a row, and rows of the pattern.
 _SWIZZLE_128: Final = (128, 8)
 _SWIZZLE_64: Final = (64, 4)
 _SWIZZLE_32: Final = (32, 2)
 _OF_WGMMA: Final = {1: _SWIZZLE_128, 2: _SWIZZLE_64, 3: _SWIZZLE_32}
 _OF_TCGEN05: Final = {2: _SWIZZLE_128, 4: _SWIZZLE_64, 6: _SWIZZLE_32}
-# Types by their code, where one of 16 bits, of 8 or fewer, and of 4 is meant.
+# Types by code, for kinds of 16 bits, of 8 or fewer, and of 4.
 _TYPES_16: Final = {0: "f16", 1: "bf16"}
 _TYPES_8: Final = {0: "e4m3", 1: "e5m2", 5: "e2m1"}
 _TYPES_4: Final = {1: "e2m1"}
@@ -34,17 +34,17 @@ _MOST_N: Final = 256
 
 
 def _field(descriptor: int, first: int, last: int) -> int:
-  """Bits `first` to `last`, both included."""
+  """Returns bits `first` to `last`, inclusive."""
   return descriptor >> first & (1 << last - first + 1) - 1
 
 
 def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
-  """int64[rows, width]: the bytes of rows, k minor, that wgmma reads.
+  """Returns int64[rows, width], the bytes of rows with k minor for wgmma.
 
   Args:
-    descriptor: of 64 bits.
-    rows: of the matrix.
-    width: bytes of a row that one instruction reads.
+    descriptor: a descriptor of 64 bits.
+    rows: number of rows of the matrix.
+    width: number of bytes of a row that one instruction reads.
   """
   if _field(descriptor, 49, 51):
     raise faults.Unsupported("a descriptor with a base offset")
@@ -56,11 +56,11 @@ def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
 def tcgen05_places(
   descriptor: int, rows: int, width: int, element_bytes: int | None = None
 ) -> np.ndarray:
-  """The same of what tcgen05 reads.
+  """Returns int64[rows, width], the bytes that tcgen05 reads.
 
   Args:
-    descriptor, rows, width: as `wgmma_places` takes them.
-    element_bytes: where rows are minor in the place of k; else None.
+    descriptor, rows, width: as for `wgmma_places`.
+    element_bytes: size of an element if rows are minor; None if k is minor.
   """
   if _field(descriptor, 46, 48) != 1:
     raise faults.Unsupported("a descriptor whose bits 46-48 are not 0b001")
@@ -85,8 +85,11 @@ def tcgen05_places(
 def _places(
   descriptor: int, swizzle: tuple[int, int] | None, rows: int, width: int
 ) -> np.ndarray:
-  """Offsets are between core matrices along k (leading), which swizzled ones
-  do not need, and along rows (stride)."""
+  """Returns the bytes of rows with k minor.
+
+  The stride is the offset between core matrices along rows. The leading offset
+  is the one along k, if the matrix is not swizzled.
+  """
   start = _field(descriptor, 0, 13) * _UNIT
   leading = _field(descriptor, 16, 29) * _UNIT
   stride = _field(descriptor, 32, 45) * _UNIT
@@ -107,10 +110,10 @@ def _places_along_rows(
   width: int,
   element_bytes: int,
 ) -> np.ndarray:
-  """Lines along rows, 8 of successive k one after another.
+  """Returns the bytes of rows that are minor, in lines for 8 successive k.
 
-  The stride leads to the next 8 of k, and the leading offset to the next
-  line of rows; without swizzling each means what the other does with it.
+  The stride is the offset to the next 8 k, and the leading offset is that to
+  the next line of rows. Without swizzling they are exchanged.
   """
   start = _field(descriptor, 0, 13) * _UNIT
   leading = _field(descriptor, 16, 29) * _UNIT
@@ -125,22 +128,22 @@ def _places_along_rows(
 
 
 def _swizzled(place: np.ndarray, period: int) -> np.ndarray:
-  """The pattern is of addresses: 16-byte units change places with the line."""
+  """Permutes the 16-byte units of each line of addresses."""
   found: np.ndarray = place ^ (place // _LINE % period) * _UNIT
   return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-  """What an instruction descriptor says, both operands dense.
+  """The product of an instruction descriptor, with dense operands.
 
   Attributes:
-    m, n, k: of one instruction.
-    lhs, rhs: the operands' types.
-    lhs_k_is_minor, rhs_k_is_minor: in shared memory.
-    scales: of a row, along k; 0 without block scales.
-    scale_type: "ue8m0" or "ue4m3"; None without.
-    lhs_scale_byte, rhs_scale_byte: the first one of a word that is meant.
+    m, n, k: sizes of one instruction.
+    lhs, rhs: types of the operands.
+    lhs_k_is_minor, rhs_k_is_minor: layouts in shared memory.
+    scales: number of scales of a row along k; 0 without block scales.
+    scale_type: "ue8m0" or "ue4m3"; None without block scales.
+    lhs_scale_byte, rhs_scale_byte: first byte of the scales in a word.
   """
 
   m: int
@@ -160,13 +163,13 @@ def product(descriptor: int, kind: str, blocks: str | None) -> Product:
   """Reads an instruction descriptor.
 
   Args:
-    descriptor: of 32 bits.
+    descriptor: a descriptor of 32 bits.
     kind: "f16", "mxf8f6f4", "mxf4" or "mxf4nvf4".
     blocks: "block16" or "block32"; None without block scales.
 
   Raises:
-    faults.Unsupported: the kind is not modelled, or the descriptor has bits
-      that are reserved, or that mean what is not modelled.
+    faults.Unsupported: If the kind is not modelled, or the descriptor sets
+      bits that are reserved or not modelled.
   """
   if (kind, blocks) == ("f16", None):
     found = _plain(descriptor)
@@ -200,7 +203,7 @@ def _type(types: dict[int, str], code: int) -> str:
 
 
 def _plain(descriptor: int) -> Product:
-  """Table 42, the column of .kind::f16."""
+  """Reads a descriptor of .kind::f16 (table 42)."""
   _refuse(
     descriptor,
     (0, 1, "a sparsity selector"),
@@ -225,8 +228,8 @@ def _plain(descriptor: int) -> Product:
   )
 
 
-# Of a kind and blocks: k, scales along k, the types of elements, and the type
-# of scale by bit 23 (tables 54 and 55).
+# By kind and blocks: k, scales along k, the types of elements, and the type of
+# scale by bit 23 (tables 54 and 55).
 _SCALED: Final[
   dict[tuple[str, str | None], tuple[int, int, dict[int, str], dict[int, str]]]
 ] = {
@@ -245,8 +248,10 @@ def _scaled(
   types: dict[int, str],
   scale_types: dict[int, str],
 ) -> Product:
-  """Tables 43 (mxf8f6f4) and 44; the latter's type of B has one bit less, and
-  its bit 31 means k = 96."""
+  """Reads a descriptor with block scales: tables 43 (mxf8f6f4) and 44.
+
+  In table 44 the type of B has one bit less, and bit 31 means k = 96.
+  """
   _refuse(
     descriptor,
     (0, 1, "bits 0-1"),

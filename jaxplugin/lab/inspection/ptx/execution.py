@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a block: takes instructions in turn, for the threads that are there.
+"""Runs the instructions of a block.
 
-Where threads part at a branch, those at the earliest instruction go first, so
-that all meet again where their ways do. Some that come to a barrier, or to
-another instruction that all must take together, wait there for the others.
+If threads diverge at a branch, those at the earliest instruction continue
+first, so that threads meet again where their paths join. At a barrier, or
+another instruction that all threads must execute together, they wait for the
+others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jaxplugin.lab.inspection.ptx import tcgen05
 from jaxplugin.lab.inspection.ptx import warps
 from jaxplugin.lab.inspection.ptx import wgmma
 
-MOST_INSTRUCTIONS: Final = 1_000_000  # that a block takes
+MOST_INSTRUCTIONS: Final = 1_000_000  # limit of a block
 
 _OF_ANY_TYPE: Final[dict[str, integers.Handler]] = {
   **conversions.HANDLERS,
@@ -47,10 +48,10 @@ _ALL_TAKE: Final = re.compile(
 
 
 def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
-  """What executes it; None of a branch.
+  """Returns the function that executes an instruction; None for a branch.
 
   Raises:
-    faults.Unsupported: nothing does.
+    faults.Unsupported: If the instruction is not modelled.
   """
   name = instruction.parts[0]
   if name in _BRANCHES:
@@ -72,7 +73,7 @@ def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
 
 
 class Program:
-  """A kernel, with what executes each of its instructions."""
+  """A kernel, with the handler of each instruction."""
 
   def __init__(self, kernel: parsing.Kernel):
     self.kernel = kernel
@@ -90,9 +91,9 @@ class Program:
     """Runs a block to its end.
 
     Raises:
-      faults.Fault: the kernel did what PTX leaves undefined; the message ends
-        with the line and its text.
-      faults.Unsupported: an instruction's form is not modelled.
+      faults.Fault: If the kernel has undefined behavior. The message ends with
+        the line and its text.
+      faults.Unsupported: If the form of an instruction is not modelled.
     """
     waiting = {0: np.ones(block.threads, bool)}
     end = len(self.handlers)
@@ -124,7 +125,7 @@ class Program:
     block.tensor.finish()
 
   def _next(self, block: blocks.Block, waiting: dict[int, np.ndarray]) -> int:
-    """Where threads go on next, of those that have parted."""
+    """Returns the next instruction to execute after threads have diverged."""
     places = sorted(waiting)
     for place in places:
       if place >= len(self.handlers) or not self._all_take[place]:
@@ -136,7 +137,7 @@ class Program:
   def _step(
     self, block: blocks.Block, place: int, threads: np.ndarray
   ) -> list[tuple[int, np.ndarray]]:
-    """Takes an instruction; returns where threads go on."""
+    """Executes an instruction; returns the next instruction of threads."""
     instruction = self.kernel.instructions[place]
     active = threads
     block.begin(threads, bool(threads.all()))

@@ -1,53 +1,53 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What executed PTX may do wrong. Messages end with the line and its text."""
+"""Faults of executed PTX. Messages end with the line and its text."""
 
 from __future__ import annotations
 
 
 class Fault(Exception):
-  """A kernel did what PTX leaves undefined."""
+  """A kernel has undefined behavior."""
 
 
 class OutOfBounds(Fault):
-  """An access of bytes that belong to no array, or not to shared memory."""
+  """An access of bytes outside of all arrays, or outside of shared memory."""
 
 
 class Misaligned(Fault):
-  """An address that is no multiple of the access's size."""
+  """An address that is not a multiple of the access's size."""
 
 
 class Race(Fault):
-  """Two accesses of one byte, one a write, that no barrier separates."""
+  """Two accesses of one byte, one of them a write, without a barrier."""
 
 
 class InFlight(Fault):
-  """Bytes or registers of an asynchronous instruction not waited for."""
+  """Use of bytes or registers of an asynchronous instruction in flight."""
 
 
 class MissingFence(Fault):
-  """No fence between one proxy's or unit's write and another's read."""
+  """A read of a write by another proxy or unit, without a fence."""
 
 
 class Barrier(Fault):
-  """An mbarrier where none is, or one where another access is."""
+  """Use of an mbarrier that does not exist, or an access of its bytes."""
 
 
 class TensorMemory(Fault):
-  """Tensor memory that is not allocated, or that is never given back."""
+  """Tensor memory that is not allocated, or not deallocated."""
 
 
 class Undefined(Fault):
-  """A result depends on bits that nothing has written."""
+  """A result that depends on undefined bits."""
 
 
 class Divergence(Fault):
-  """Threads that must take an instruction together do not."""
+  """Threads that do not execute a collective instruction together."""
 
 
 class Endless(Fault):
-  """A block takes more instructions than it may."""
+  """A block that executes too many instructions."""
 
 
 class Unsupported(NotImplementedError):
-  """PTX that is not modelled: a limit of the interpreter, no kernel's fault."""
+  """PTX that the executor does not model."""

@@ -3,11 +3,11 @@
 """Instructions on f32, f16 and bf16, and on packed pairs of each.
 
 PTX ISA: "Floating Point Instructions", "Half Precision Floating Point
-Instructions". All round once to nearest even, and keep subnormals but where
-the name has ".ftz". f64 has so many bits that rounding its result again changes
-nothing (Figueroa: "When is double rounding innocuous?", 1995); fma has
-`rounding.fused`. Approximations (ex2, div.full, ...) are rounded correctly:
-hardware's last bits differ.
+Instructions". All round once to nearest even. They keep subnormals, except with
+".ftz". An f64 result may be rounded again, because f64 has enough bits
+(Figueroa: "When is double rounding innocuous?", 1995); fma uses
+`rounding.fused`. Approximations (ex2, div.full, ...) are rounded correctly, so
+the last bits of hardware may differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
-# Elements of each type and how many a register holds.
+# The element of each type, and the number of elements in a register.
 ELEMENTS: Final = {
   "f16": ("f16", 1),
   "bf16": ("bf16", 1),
@@ -45,7 +45,7 @@ _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).tiny)
 def _larger(
   x: np.ndarray, y: np.ndarray, z: np.ndarray | None = None
 ) -> np.ndarray:
-  """The number where another is NaN; +0 above -0. sm_100 takes three."""
+  """Returns the maximum. A number is above NaN, and +0 is above -0."""
   if z is not None:
     y = _larger(y, z)
   larger = np.fmax(x, y)
@@ -82,7 +82,7 @@ _ORDERED: Final[dict[str, _Function]] = {
 }
 _COMPARISONS: Final[dict[str, _Function]] = {
   **_ORDERED,
-  # Those that are true of NaN as well.
+  # These are true for NaN.
   "equ": lambda x, y: ~((x < y) | (x > y)),
   "neu": np.not_equal,
   "ltu": lambda x, y: ~(x >= y),
@@ -97,7 +97,7 @@ _COMPARISONS: Final[dict[str, _Function]] = {
 def _elements(
   block: blocks.Block, operand: parsing.Operand, type: str
 ) -> list[np.ndarray]:
-  """Bits of the one element that a register holds, or of both."""
+  """Returns the bits of each element in a register."""
   element, count = ELEMENTS[type]
   value = block.read(operand, count * rounding.BITS[element])
   return [value] if count == 1 else list(rounding.halves(value))
@@ -112,7 +112,7 @@ def _write(
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
-  """Subnormals of f32 as zeros of their sign."""
+  """Replaces subnormals of f32 by zeros of the same sign."""
   return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(0.0, x), x)
 
 
@@ -145,7 +145,7 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _sign(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """neg and abs change the sign bit alone."""
+  """Executes neg and abs, which change only the sign bit."""
   out, operand = instruction.operands
   results = []
   for bits in _elements(block, operand, instruction.type):
@@ -173,7 +173,7 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """All bits of an element, or none of them, by a comparison."""
+  """Executes set, which sets all bits of an element or none."""
   _, comparison, to, type = instruction.parts
   if ELEMENTS[type][1] != 2 or to != "u32":
     raise faults.Unsupported(f"{instruction.name}: set of no pair")

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as a kernel's blocks see them, byte by byte."""
+"""Arrays in global memory, which record the block that wrote each byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import faults
 
-_FIRST: Final = 1 << 33  # above 32 bits, to find addresses cut short
+_FIRST: Final = 1 << 33  # above 32 bits, to find truncated addresses
 _GAP: Final = 1 << 16
 _ALIGNMENT: Final = 4096
 _NOBODY: Final = -1
@@ -18,7 +18,7 @@ _FILLER: Final = 0xA5
 
 
 class _Buffer:
-  """The bytes from an array's first to its last; only its own are there."""
+  """The bytes from an array's first to its last; gaps do not exist."""
 
   def __init__(self, name: str, array: np.ndarray, address: int):
     self.name = name
@@ -40,7 +40,7 @@ class _Buffer:
     self.bytes[places] = contiguous.view(np.uint8).reshape(places.shape)
 
   def array(self) -> np.ndarray:
-    """A copy, as the kernel left it."""
+    """Returns a copy of the array's present value."""
     found: np.ndarray = self.bytes[self._places].reshape(-1).view(self.dtype)
     return found.reshape(self.shape)
 
@@ -48,16 +48,16 @@ class _Buffer:
 class GlobalMemory:
   """Arrays with gaps between them.
 
-  An access must lie in one array, be aligned to its size, and touch no byte
-  between rows. No two blocks may write one byte, nor one read what another
-  wrote: there is no order between blocks.
+  An access must lie in one array, be aligned to its size, and access no byte
+  between rows. Blocks have no order, so a block may not access a byte that
+  another block wrote.
   """
 
   def __init__(self) -> None:
     self._buffers: list[_Buffer] = []
 
   def add(self, name: str, array: np.ndarray) -> int:
-    """Copies an array in; returns its address."""
+    """Adds a copy of an array; returns its address."""
     address = _FIRST
     if self._buffers:
       last = self._buffers[-1]
@@ -67,35 +67,23 @@ class GlobalMemory:
     return address
 
   def array(self, address: int) -> np.ndarray:
-    """The array that `add` gave `address`."""
+    """Returns the array at an address that `add` returned."""
     (found,) = (x for x in self._buffers if x.address == address)
     return found.array()
 
   def load(self, addresses: np.ndarray, size: int, block: int) -> np.ndarray:
-    """uint8[threads, size] that lie at `addresses`, int64[threads]."""
+    """Returns uint8[threads, size] from `addresses`, int64[threads]."""
     loaded = np.empty((len(addresses), size), np.uint8)
-    for buffer, lanes, places in self._found(addresses, size, "load"):
-      if not buffer.exists[places].all():
-        raise faults.OutOfBounds(
-          f"load of {size} bytes between rows of {buffer.name}"
-        )
-      writer = buffer.writer[places]
-      if ((writer != _NOBODY) & (writer != block)).any():
-        raise faults.Race(f"load of {buffer.name} that another block wrote")
+    for buffer, lanes, places in self._found(addresses, size, block, "load of"):
       loaded[lanes] = buffer.bytes[places]
     return loaded
 
   def store(self, addresses: np.ndarray, data: np.ndarray, block: int) -> None:
     """Stores uint8[threads, size]."""
     size = data.shape[1]
-    for buffer, lanes, places in self._found(addresses, size, "store"):
-      if not buffer.exists[places].all():
-        raise faults.OutOfBounds(
-          f"store of {size} bytes between rows of {buffer.name}"
-        )
-      writer = buffer.writer[places]
-      if ((writer != _NOBODY) & (writer != block)).any():
-        raise faults.Race(f"store to {buffer.name} that another block wrote")
+    for buffer, lanes, places in self._found(
+      addresses, size, block, "store to"
+    ):
       buffer.writer[places] = block
       buffer.bytes[places] = data[lanes]
       if (buffer.bytes[places] != data[lanes]).any():
@@ -104,11 +92,12 @@ class GlobalMemory:
         )
 
   def _found(
-    self, addresses: np.ndarray, size: int, what: str
+    self, addresses: np.ndarray, size: int, block: int, what: str
   ) -> list[tuple[_Buffer, np.ndarray, np.ndarray]]:
-    """Buffers with the lanes that access each, and their bytes' places."""
+    """Returns buffers, the lanes that access each, and indices of bytes."""
+    name = f"{what.partition(' ')[0]} of {size} bytes"
     if (addresses % size).any():
-      raise faults.Misaligned(f"global {what} of {size} bytes")
+      raise faults.Misaligned(f"global {name}")
     found, left = [], np.ones(len(addresses), bool)
     for buffer in self._buffers:
       start, end = buffer.address, buffer.address + len(buffer.bytes)
@@ -116,14 +105,17 @@ class GlobalMemory:
       if inside.any():
         left &= ~inside
         places = (addresses[inside] - start)[:, None] + np.arange(size)
+        if not buffer.exists[places].all():
+          raise faults.OutOfBounds(f"{name} between rows of {buffer.name}")
+        writer = buffer.writer[places]
+        if ((writer != _NOBODY) & (writer != block)).any():
+          raise faults.Race(f"{what} {buffer.name} that another block wrote")
         found.append((buffer, inside, places))
         if not left.any():
           return found
     if left.any():
       address = int(addresses[left][0])
-      raise faults.OutOfBounds(
-        f"global {what} of {size} bytes at {self._described(address)}"
-      )
+      raise faults.OutOfBounds(f"global {name} at {self._described(address)}")
     return found
 
   def _described(self, address: int) -> str:

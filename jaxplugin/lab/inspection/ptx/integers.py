@@ -31,7 +31,7 @@ _COMPARISONS: Final[dict[str, Callable[..., np.ndarray]]] = {
   "hi": np.greater,
   "hs": np.greater_equal,
 }
-# Those that have a form of packed pairs.
+# Operations on packed pairs.
 _PACKED: Final[dict[str, Callable[..., np.ndarray]]] = {
   "add": np.add,
   "min": np.minimum,
@@ -41,14 +41,14 @@ PACKED_TYPES: Final = ("u16x2", "s16x2")
 
 
 def bits_of(type: str) -> int:
-  """Bits of a register of an instruction's type."""
+  """Returns the bits of a register of an instruction's type."""
   if type not in parsing.REGISTER_BITS:
     raise faults.Unsupported(f"an instruction of type {type}")
   return parsing.REGISTER_BITS[type]
 
 
 def signed(x: np.ndarray) -> np.ndarray:
-  """The same bits as two's complement."""
+  """Returns the bits as two's complement."""
   return x.view(np.dtype(f"int{8 * x.itemsize}"))
 
 
@@ -79,7 +79,7 @@ def _sub(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _product(x: np.ndarray, y: np.ndarray, part: str, type: str) -> np.ndarray:
-  """`mul` of PTX: "lo", "hi" or "wide"."""
+  """Computes `mul` of PTX: "lo", "hi" or "wide"."""
   bits = 8 * x.itemsize
   if part == "lo":
     return x * y
@@ -118,7 +118,7 @@ def _min_max(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _packed_pair(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """add, min and max of two 16-bit integers each."""
+  """Computes add, min and max of pairs of 16-bit integers."""
   out, first, second = instruction.operands
   x, y = (
     _as_numbers(block.read(operand, 32).view(np.uint16), instruction.type)
@@ -141,7 +141,7 @@ def _and(block: blocks.Block, instruction: parsing.Instruction) -> None:
   x, y = _two(block, instruction)
   undefined = None
   if block.is_doubtful:
-    # Where one side is a written zero, the other does not matter.
+    # If one side is a defined zero, the other one does not matter.
     _, first, second = instruction.operands
     bits = bits_of(instruction.type)
     x_unknown = block.undefined_bits(first, bits)
@@ -171,7 +171,7 @@ def _not(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _shifted(x: np.ndarray, by: np.ndarray, name: str, type: str) -> np.ndarray:
-  """`shl` and `shr`, which clamp what they shift by to the register's bits."""
+  """Computes `shl` and `shr`, which clamp the shift to the register's bits."""
   bits = 8 * x.itemsize
   inside = np.minimum(by, bits - 1).astype(x.dtype)
   if type[0] == "s" and name == "shr":
@@ -192,7 +192,7 @@ def _shift(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _funnel(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """shf: the high (left) or low (right) word of two, shifted."""
+  """Executes shf: the high (left) or low (right) word of two, shifted."""
   out, low, high, amount = instruction.operands
   _, direction, mode, _ = instruction.parts
   whole = block.read(low, 32).astype(np.uint64)
@@ -207,7 +207,7 @@ def _funnel(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """bfe: bits from a place on, their sign extended where they have one."""
+  """Executes bfe: extracts a bit field, with its sign if it is signed."""
   out, operand, place, length = instruction.operands
   type = instruction.type
   bits = bits_of(type)
@@ -216,7 +216,7 @@ def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
   count = np.minimum(block.read(length, 32) & 0xFF, bits).astype(np.uint32)
 
   def extracted(x: np.ndarray) -> np.ndarray:
-    # To the top, so that the field's last bit is the sign; then down again.
+    # Shifts the field to the top, so that its last bit is the sign, and back.
     field = _shifted(x, start, "shr", f"u{bits}")
     top = _shifted(field, bits - count, "shl", type)
     down = _shifted(top, bits - count, "shr", type)
@@ -224,14 +224,14 @@ def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
   if type[0] == "s" and ((start + count > bits) & block.active).any():
     raise faults.Unsupported("bfe of signed bits beyond the register")
-  undefined = None
-  if block.is_doubtful:
-    undefined = extracted(block.undefined_bits(operand, bits))
-  block.write(out, extracted(x), undefined)
+  unknown = block.unknown(operand, bits)
+  block.write(
+    out, extracted(x), None if unknown is None else extracted(unknown)
+  )
 
 
 def _insert(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """bfi: the low bits of one word put into another."""
+  """Executes bfi: inserts the low bits of one word into another."""
   out, source, into, place, length = instruction.operands
   bits = bits_of(instruction.type)
   start = np.minimum(block.read(place, 32) & 0xFF, bits).astype(np.uint32)
@@ -244,7 +244,7 @@ def _insert(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _permuted(low: np.ndarray, high: np.ndarray, by: np.ndarray) -> np.ndarray:
-  """prmt: each nibble of `by` takes a byte, or a byte's sign eight times."""
+  """Executes prmt: a nibble of `by` selects a byte, or the sign of a byte."""
   pool = np.stack([low, high], axis=1).view(np.uint8)
   taken = np.empty((len(low), 4), np.uint8)
   for place in range(4):
@@ -271,7 +271,7 @@ def _permute(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Any function of three bits: bit `4 a + 2 b + c` of the table."""
+  """Executes any function of three bits: bit `4 a + 2 b + c` of a table."""
   out, *operands, table = instruction.operands
   assert isinstance(table, parsing.Immediate)
   a, b, c = (block.read(operand, 32) for operand in operands)
@@ -285,7 +285,7 @@ def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _count(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """popc, and clz: zeros above the highest one."""
+  """Executes popc (ones) and clz (leading zeros)."""
   out, operand = instruction.operands
   x = block.read(operand, bits_of(instruction.type))
   planes = np.unpackbits(x[:, None].view(np.uint8), axis=1, bitorder="little")
@@ -308,7 +308,7 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def select(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """selp, of any type."""
+  """Executes selp, of any type."""
   out, first, second, condition = instruction.operands
   bits = bits_of(instruction.type)
   chosen = block.read_defined(condition, 1)

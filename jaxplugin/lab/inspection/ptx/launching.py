@@ -20,20 +20,20 @@ from jaxplugin.lab.inspection.ptx import execution
 from jaxplugin.lab.inspection.ptx import global_memory
 from jaxplugin.lab.inspection.ptx import parsing
 
-# What outputs hold before a launch; no test expects it everywhere.
+# The bytes of outputs before a launch.
 UNWRITTEN: Final = 0xA5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launched:
-  """What a launch left.
+  """The results of a launch.
 
   Attributes:
-    arrays: the arguments, in their order, after it.
-    counts: "warp instructions" and "of <name>" those of each name, summed over
-      warps; "matrix products"; "<kind> wavefronts" of shared memory and "<kind>
-      least wavefronts", what they would take without bank conflicts; "global
-      bytes loaded" and "stored".
+    arrays: the arguments after the launch, in their order.
+    counts: "warp instructions", and "of <name>" for those of each name, summed
+      over warps; "matrix products"; "<kind> wavefronts" of shared memory, and
+      "<kind> least wavefronts" for those without bank conflicts; "global bytes
+      loaded" and "stored".
   """
 
   arrays: tuple[np.ndarray, ...]
@@ -52,19 +52,19 @@ def launch(
   """Executes a kernel on copies of arrays.
 
   Args:
-    ptx: of one kernel, whose parameters are pointers.
-    arguments: arrays in the parameters' order; any strides. One that is given
-      twice is one array. Parameters beyond them, as Triton adds for scratch
-      memory, are null.
+    ptx: the PTX of one kernel, whose parameters are pointers.
+    arguments: arrays with any strides, in the order of the parameters. Further
+      parameters, which Triton adds for scratch memory, are null. An array that
+      is passed twice is one array.
     grid: number of blocks.
-    shared_memory_bytes: of each.
+    shared_memory_bytes: shared memory of a block.
     some_blocks: the blocks to run; None for all.
-    most_instructions: a block's.
+    most_instructions: limit of a block.
 
   Raises:
-    ValueError: more arguments than parameters.
-    faults.Fault: the kernel did what PTX leaves undefined.
-    faults.Unsupported: the PTX has what is not modelled.
+    ValueError: If there are more arguments than parameters.
+    faults.Fault: If the kernel has undefined behavior.
+    faults.Unsupported: If the PTX has instructions that are not modelled.
   """
   kernel = parsing.parse(ptx)
   if len(arguments) > len(kernel.parameters):
@@ -112,10 +112,10 @@ def run(
 
   Args:
     kernel: its `inspection.compile.CompiledKernel`.
-    planned: the launch; without descriptors, which are not modelled.
+    planned: the launch, without descriptors, which are not modelled.
     arrays: its inputs by name.
-    ptx: in the place of the kernel's, as of a mutation.
-    some_blocks, most_instructions: as `launch` takes them.
+    ptx: PTX to run instead of the kernel's.
+    some_blocks, most_instructions: as for `launch`.
   """
   if any(planned.descriptors):
     raise NotImplementedError(f"{planned.name}: descriptors are not modelled")

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""mbarrier objects, by which threads wait for asynchronous products.
+"""mbarrier objects, which make threads wait for asynchronous products.
 
-PTX ISA 9.0, 9.7.13.15 ("mbarrier"): an object counts arrivals; when as many as
-expected have come its phase is complete, and the next begins. Those modelled
-come from `tcgen05.commit` alone, which may arrive at any time: here they do
-when they are waited for, no sooner.
+An object counts arrivals. A phase completes when the expected number of
+arrivals has come, and the next phase begins (PTX ISA 9.0, 9.7.13.15). Only
+arrivals of `tcgen05.commit` are modelled. They may come at any time; here they
+come when a thread waits for them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Mbarrier:
   """One object.
 
   Attributes:
-    expected: arrivals of each phase.
-    pending: those that the current phase lacks.
-    phase: how many phases are complete.
-    under_way: what ends when each arrival comes that has been asked for.
+    expected: number of arrivals of a phase.
+    pending: number of arrivals that the current phase lacks.
+    phase: number of complete phases.
+    under_way: a function for each future arrival, called when it comes.
   """
 
   expected: int
@@ -39,8 +39,7 @@ class Mbarrier:
   under_way: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
   def wait(self, parity: int) -> bool:
-    """Whether the phase of that parity completes, once all that is under way
-    and needed for it has arrived."""
+    """Lets arrivals come; returns whether the phase of a parity completes."""
     while self.phase % 2 == parity and self.under_way:
       self.under_way.pop(0)()
       self.pending -= 1
@@ -53,7 +52,7 @@ class Mbarrier:
 def arrive_later(
   block: blocks.Block, address: int, thread: int, end: Callable[[], None]
 ) -> None:
-  """An asynchronous arrival, which `thread` asks for; with it comes `end`."""
+  """Adds a future arrival of `thread`, which calls `end`."""
   _find(block, address, np.array([thread])).under_way.append(end)
 
 
@@ -97,7 +96,7 @@ def _invalidate(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """All threads wait at once; they see the end of the same products."""
+  """Waits in all threads at once, for the same products."""
   if (block.active != block.live).any():
     raise faults.Unsupported(f"{instruction.name} by some threads alone")
   out, place, parity = instruction.operands

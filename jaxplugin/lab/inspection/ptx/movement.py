@@ -20,7 +20,7 @@ from jaxplugin.lab.inspection.ptx import parsing
 _MATRIX_ROWS: Final = 8
 _MATRIX_ROW_BYTES: Final = 16
 _VECTORS: Final = {"v2": 2, "v4": 4, "v8": 8}
-# How a load or a store may be cached, which changes no value.
+# Qualifiers of loads and stores that do not change values.
 _CACHING: Final = frozenset(
   ("global", "shared", "shared::cta", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
   + ("nc", "L1::evict_last", "L1::evict_first", "L1::no_allocate")
@@ -81,7 +81,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
   addresses = block.addresses(address)[block.active]
   columns = []
   for register in _registers(source):
-    # What is stored may be compared by nobody: undefined bits must not leave.
+    # A test may not compare stored bits, so they must be defined.
     value = block.read_defined(register, bits)[block.active]
     columns.append(value[:, None].view(np.uint8))
   data = np.concatenate(columns, axis=1)
@@ -95,10 +95,10 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """cp.async: global bytes, and zeros after `src-size`, to shared memory.
+  """Executes cp.async: copies global bytes, or zeros, to shared memory.
 
-  They arrive when the thread waits for their group, not before. (Hardware may
-  let them arrive sooner, which is why nobody may touch the place meanwhile.)
+  The bytes arrive when the thread waits for their group. Hardware may write
+  them earlier, so no thread may access them before.
   """
   if instruction.name == "cp.async.commit_group":
     block.copies.append([])
@@ -131,7 +131,7 @@ def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _wait_for_copies(
   block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
-  """Until at most so many of the latest groups are left."""
+  """Waits until at most the given number of groups is in flight."""
   if not block.all_active:
     raise faults.Divergence(f"{instruction.name}: taken by some threads alone")
   if instruction.parts[2] == "wait_all":
@@ -147,7 +147,7 @@ def _wait_for_copies(
 
 
 def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
-  """How many, and whether they are transposed."""
+  """Returns the number of matrices, and whether they are transposed."""
   if "m8n8" not in instruction.parts or instruction.type != "b16":
     raise faults.Unsupported(instruction.name)
   (count,) = (int(x[1]) for x in instruction.parts if x in ("x1", "x2", "x4"))
@@ -155,14 +155,17 @@ def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
 
 
 def _fragment_places() -> tuple[np.ndarray, np.ndarray]:
-  """Row and first column of the two 16-bit elements that a lane holds."""
+  """Returns the row and first column of the two elements of each lane."""
   lane = np.arange(blocks.WARP)
   return lane // 4, 2 * (lane % 4)
 
 
 def load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """ldmatrix: matrices of 8 x 8 elements; lanes 8 j to 8 j + 7 point to the
-  rows of matrix j, and each lane gets two elements of it."""
+  """Executes ldmatrix, which loads matrices of 8 x 8 elements.
+
+  Lanes 8 j to 8 j + 7 have the addresses of the rows of matrix j. Each lane
+  gets two elements of it.
+  """
   out, address = instruction.operands
   count, transposed = _matrices(instruction)
   warps = block.warps(instruction)
@@ -188,7 +191,7 @@ def load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def store_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """stmatrix: the reverse of ldmatrix."""
+  """Executes stmatrix, the inverse of ldmatrix."""
   address, source = instruction.operands
   count, transposed = _matrices(instruction)
   warps = block.warps(instruction)

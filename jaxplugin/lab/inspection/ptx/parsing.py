@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the PTX of one kernel (PTX ISA, chapters 4 and 5, "Syntax").
 
-What the kernels' compilers write is read: one entry, its registers, labels, and
-scopes in braces, whose registers get names of their own.
+It supports the PTX of the kernels' compilers: one entry, its registers, labels,
+and scopes in braces. Registers of a scope get unique names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from jaxplugin.lab.inspection.ptx import faults
 
-# Bits of a register, by its type. Predicates are one bit.
+# Bits of a register of each type. A predicate has one bit.
 REGISTER_BITS: Final = {
   "pred": 1,
   **{f"{kind}8": 8 for kind in "bus"},
@@ -73,7 +73,7 @@ class Symbol:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Discard:
-  """`_`: a result that is not wanted."""
+  """`_`: a result that is dropped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class Instruction:
   """One instruction.
 
   Attributes:
-    parts: its name, cut at points: ("add", "s32").
-    operands: in order.
-    guard: the predicate under which it is taken; None where always.
-    negated: whether it is taken where the guard is false.
-    line: of the text, from 1.
-    text: as it was written, in one line.
+    parts: the parts of its name: ("add", "s32").
+    operands: the operands, in order.
+    guard: the predicate that enables it; None if it is always executed.
+    negated: whether it is executed if the guard is false.
+    line: the line of the text, from 1.
+    text: the text of the instruction, in one line.
   """
 
   parts: tuple[str, ...]
@@ -120,7 +120,7 @@ class Instruction:
 
   @property
   def type(self) -> str:
-    """The last part, which most often is a type: "s32", "bf16x2"."""
+    """The last part, which usually is a type: "s32", "bf16x2"."""
     return self.parts[-1]
 
 
@@ -129,11 +129,11 @@ class Kernel:
   """A parsed kernel.
 
   Attributes:
-    name: its entry.
-    parameters: names and types ("u64", "u32") in order.
-    threads: of a block.
-    instructions: in order.
-    labels: the index of the instruction after each.
+    name: the name of the entry.
+    parameters: names and types ("u64", "u32"), in order.
+    threads: number of threads of a block.
+    instructions: the instructions, in order.
+    labels: the index of the instruction after each label.
     shared: the name of the block's shared memory, or None.
   """
 
@@ -146,11 +146,11 @@ class Kernel:
 
 
 def parse(ptx: str) -> Kernel:
-  """The kernel of a PTX text.
+  """Parses the kernel of a PTX text.
 
   Raises:
-    faults.Unsupported: there is not exactly one entry, or no `.reqntid` of one
-      dimension, or a statement that is not known.
+    faults.Unsupported: If the text does not have exactly one entry, with a
+      `.reqntid` of one dimension, or has an unknown statement.
   """
   # Comments become spaces, so that lines keep their numbers.
   text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), ptx)
@@ -190,7 +190,7 @@ class _Reader:
     self._shared = shared
     self._families: dict[str, int] = {}
     self._scopes: list[dict[str, Register]] = [{}]
-    self._scope_names = [""]  # of the scopes around, as labels end in them
+    self._scope_names = [""]  # suffixes of labels, of the enclosing scopes
     self._scope_count = 0
     self._branches: list[tuple[int, tuple[str, ...]]] = []
 
@@ -222,7 +222,7 @@ class _Reader:
         self._statement()
 
   def _resolve(self) -> None:
-    """Labels are of the scope around; inner ones come first."""
+    """Resolves labels of branches, from the innermost scope outwards."""
     for place, scopes in self._branches:
       branch = self.instructions[place]
       (target,) = branch.operands
@@ -330,7 +330,7 @@ class _Reader:
 
 
 def _split(text: str) -> list[str]:
-  """Operands, cut at commas outside of braces and brackets."""
+  """Splits operands at commas outside of braces and brackets."""
   items, depth, start = [], 0, 0
   for place, character in enumerate(text):
     if character in "{[":

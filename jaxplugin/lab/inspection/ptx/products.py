@@ -23,7 +23,7 @@ from jaxplugin.lab.inspection.ptx import rounding
 
 _LANE: Final = np.arange(blocks.WARP)
 GROUP: Final = _LANE // 4  # a lane's row in a fragment
-PLACE: Final = _LANE % 4  # and its place in that row
+PLACE: Final = _LANE % 4  # its position in that row
 _M: Final = 16
 _N: Final = 8
 
@@ -44,12 +44,12 @@ _K: Final = {16: 16, 8: 32, 4: 64}
 
 
 def element_bits(type: str) -> int:
-  """Of an element's type, by its name in PTX."""
+  """Returns the bits of an element type of PTX."""
   return _ELEMENTS[type][1]
 
 
 def unpacked(words: np.ndarray, type: str) -> np.ndarray:
-  """f64[..., elements] of uint32[...]: the elements of each, low first."""
+  """Returns f64[..., elements] for uint32[...], low elements first."""
   dtype, bits = _ELEMENTS[type]
   shifts = np.arange(0, 32, bits, dtype=np.uint32)
   codes = words[..., None] >> shifts & np.uint32(blocks.all_bits(bits))
@@ -60,11 +60,11 @@ def unpacked(words: np.ndarray, type: str) -> np.ndarray:
 
 
 def fragment(words: np.ndarray, type: str) -> np.ndarray:
-  """f64[warps, rows, k] of a left or a (transposed) right operand.
+  """Returns f64[warps, rows, k] of a left or a (transposed) right operand.
 
   Args:
-    words: uint32[warps, 32, registers]; four of 16 rows, two of 8.
-    type: of the elements.
+    words: uint32[warps, 32, registers]: 4 registers for 16 rows, 2 for 8.
+    type: the element type.
   """
   _, bits = _ELEMENTS[type]
   k, held = _K[bits], 32 // bits
@@ -81,7 +81,7 @@ def fragment(words: np.ndarray, type: str) -> np.ndarray:
 
 
 def registers(operand: parsing.Operand) -> tuple[parsing.Register, ...]:
-  """The registers of a fragment."""
+  """Returns the registers of a fragment."""
   assert isinstance(operand, parsing.Group)
   items = operand.items
   if not all(isinstance(item, parsing.Register) for item in items):
@@ -90,7 +90,7 @@ def registers(operand: parsing.Operand) -> tuple[parsing.Register, ...]:
 
 
 def words(block: blocks.Block, operand: parsing.Operand) -> np.ndarray:
-  """uint32[warps, 32, registers] of a fragment, which must be written."""
+  """Returns uint32[warps, 32, registers] of a fragment, which is defined."""
   columns = [block.read_defined(x, 32) for x in registers(operand)]
   return np.stack(columns, axis=1).reshape(-1, blocks.WARP, len(columns))
 
@@ -101,7 +101,7 @@ def _add_and_write(
   products: np.ndarray,
   sums: np.ndarray,
 ) -> None:
-  """Adds f64[warps, 16, 8] to the accumulators; one rounding."""
+  """Adds f64[warps, 16, 8] to the accumulators, and rounds once."""
   for place, register in enumerate(registers(out)):
     row = GROUP + _N * (place // 2)
     column = 2 * PLACE + place % 2
@@ -165,9 +165,9 @@ def _multiply_scaled(
 
 
 def decoded_scales(codes: np.ndarray, type: str) -> np.ndarray:
-  """f64 of uint8: scale factors, by the name of their type in PTX."""
+  """Decodes uint8 scale factors of a type of PTX to f64."""
   if type == "ue4m3":
-    codes = codes & np.uint8(0x7F)  # it has no sign
+    codes = codes & np.uint8(0x7F)  # ue4m3 has no sign
   found: np.ndarray = codes.view(_SCALES[type]).astype(np.float64)
   return found
 
@@ -179,10 +179,11 @@ def _scale(
   rows: int,
   count: int,
 ) -> np.ndarray:
-  """uint8[warps, rows, count]: bytes from byte-id on, of chosen lanes.
+  """Returns uint8[warps, rows, count], the scales of one operand.
 
-  Of the left operand lanes 2 t and 2 t + 1 of each quad have rows g and g + 8,
-  where t is thread-id; of the right one lane t has column g.
+  A scale starts at byte-id of a lane's word. t is thread-id. For the left
+  operand, lanes 2 t and 2 t + 1 of quad g have rows g and g + 8. For the right
+  operand, lane t of quad g has column g.
   """
   assert isinstance(selector, parsing.Group)
   first, thread = (

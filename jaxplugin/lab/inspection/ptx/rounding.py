@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Floats as registers hold them, and rounding once.
+"""Converts between f64 and the bits of registers, with one rounding.
 
-NumPy has no fused multiply-add, and ml_dtypes rounds f64 to bf16 by way of f32.
-Both would round twice. Rounding to odd first makes the second rounding the
-only one that counts (Boldo, Melquiond: "Emulation of a FMA and correctly
-rounded sums", 2008).
+NumPy has no fused multiply-add, and ml_dtypes rounds f64 to f32 and then to
+bf16. Both would round twice. If the first rounding is to odd, the second one
+gives the correctly rounded result (Boldo, Melquiond: "Emulation of a FMA and
+correctly rounded sums", 2008).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ F32: Final = np.dtype(np.float32)
 F64: Final = np.dtype(np.float64)
 DTYPES: Final = {"bf16": BF16, "f16": F16, "f32": F32, "f64": F64}
 BITS: Final = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
-# What an instruction gives for NaN (PTX ISA, "Floating Point Instructions").
+# The NaN that instructions return (PTX ISA, "Floating Point Instructions").
 _NAN: Final = {"bf16": 0x7FFF, "f16": 0x7FFF, "f32": 0x7FFFFFFF}
 
 
 def to_float(bits: np.ndarray, type: str) -> np.ndarray:
-  """f64, exactly, of a register's bits."""
-  with np.errstate(invalid="ignore"):  # NaN that signals
+  """Returns the exact f64 value of a register's bits."""
+  with np.errstate(invalid="ignore"):  # signaling NaN
     found: np.ndarray = bits.view(DTYPES[type]).astype(np.float64)
   return found
 
 
 def to_bits(x: np.ndarray, type: str) -> np.ndarray:
-  """A register's bits of f64 numbers, rounded once to nearest even."""
+  """Returns a register's bits for f64, rounded once to nearest even."""
   dtype = DTYPES[type]
   unsigned = np.dtype(f"uint{8 * dtype.itemsize}")
   with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -46,12 +46,12 @@ def to_bits(x: np.ndarray, type: str) -> np.ndarray:
 
 
 def _odd_single(x: np.ndarray) -> np.ndarray:
-  """f64 to f32, rounded to the neighbour whose last bit is one."""
+  """Rounds f64 to f32 to odd: inexact results have a last bit of one."""
   single = x.astype(np.float32)
   back = single.astype(np.float64)
   bits = single.view(np.uint32)
   finite = np.isfinite(x)
-  # Beyond f32's largest stays f32's largest, which any narrower type overflows.
+  # Saturates at f32's largest, which overflows in any narrower type.
   single = np.where(
     finite & np.isinf(single),
     np.copysign(np.finfo(np.float32).max, x).astype(np.float32),
@@ -63,10 +63,10 @@ def _odd_single(x: np.ndarray) -> np.ndarray:
 
 
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-  """a * b + c of f64 numbers that were f32 or less, rounded to odd.
+  """Returns a * b + c in f64, rounded to odd.
 
-  Products of such numbers are exact in f64; what the sum drops decides the
-  last bit. `to_bits` rounds the result to nearest.
+  The inputs have at most the bits of f32, so that their product is exact. The
+  bits that the sum drops decide the last bit. `to_bits` rounds to nearest.
   """
   with np.errstate(over="ignore", invalid="ignore", under="ignore"):
     product = a * b
@@ -80,14 +80,14 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def halves(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The low and the high half of each register: packed pairs."""
+  """Returns the low and the high half of each register."""
   width = 4 * bits.itemsize
   half = np.dtype(f"uint{width}")
   return bits.astype(half), (bits >> bits.dtype.type(width)).astype(half)
 
 
 def joined(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-  """The reverse of `halves`."""
+  """Inverts `halves`."""
   width = 8 * low.itemsize
   whole = np.dtype(f"uint{2 * width}")
   return low.astype(whole) | high.astype(whole) << whole.type(width)

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A block's shared memory, which remembers who touched each byte, and when.
+"""A block's shared memory, which records the accesses of each byte.
 
-Two accesses of a byte by different threads, at least one of them a write, are
-ordered only by a barrier between them: of the block, or of the warp where both
-are of one warp (PTX ISA, "Memory Consistency Model"). Time is the number of
-barriers passed. A collective instruction, as ldmatrix, acts for all lanes of
-its warp at once; its actor is the warp.
+If different threads access a byte, and one of them writes it, a barrier of the
+block must separate the accesses. A barrier of the warp is enough for threads of
+one warp (PTX ISA, "Memory Consistency Model"). Time is the number of barriers
+so far. A collective instruction such as ldmatrix accesses memory for all lanes
+of its warp, so its actor is the warp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import banks
 from jaxplugin.lab.inspection.ptx import faults
 
 WARP: Final = 32
@@ -26,17 +25,19 @@ _NOBODY: Final = -1
 _SEVERAL: Final = -2
 _VECTOR_BYTES: Final = 16
 MBARRIER_BYTES: Final = 8
+_BANKS: Final = 32
+_WORD: Final = 4  # bytes
 
 
 class SharedMemory:
-  """`size` bytes, of which none is written yet."""
+  """A memory of `size` bytes, which are not written yet."""
 
   def __init__(self, size: int, threads: int, counts: collections.Counter[str]):
     self._bytes = np.full(size, _FILLER, np.uint8)
     self._counts = counts
     self._threads = threads
     warps = threads // WARP
-    # Actors are threads and, after them, warps.
+    # The actors are the threads, followed by the warps.
     self._warp_of = np.concatenate(
       [np.arange(threads) // WARP, np.arange(warps)]
     )
@@ -56,31 +57,31 @@ class SharedMemory:
     self._is_barrier = np.zeros(size, bool)
 
   def whole_warps(self, warps: np.ndarray) -> np.ndarray:
-    """The actors that warps are, by their numbers."""
+    """Returns the actors of whole warps."""
     return self._threads + warps
 
   def block_barrier(self) -> None:
-    """All threads have arrived at a barrier."""
+    """Records that all threads have arrived at a barrier."""
     self._clock += 1
     self._block_barrier = self._clock
 
   def warp_barrier(self, warps: np.ndarray) -> None:
-    """The lanes of each of `warps` have."""
+    """Records that all lanes of each of `warps` have arrived at a barrier."""
     self._clock += 1
     self._warp_barriers[warps] = self._clock
 
   @property
   def now(self) -> int:
-    """Barriers passed, of warps or of the block."""
+    """The number of barriers so far, of warps and of the block."""
     return self._clock
 
   @property
   def last_barrier(self) -> int:
-    """The time of the block's last one: what is older is before it."""
+    """The time of the block's last barrier. Earlier accesses precede it."""
     return self._block_barrier
 
   def fence_proxy(self, actors: np.ndarray) -> None:
-    """fence.proxy.async by threads: for their writes, and those before."""
+    """Executes fence.proxy.async for writes of `actors`, and for earlier ones."""
     self._unfenced &= ~(
       np.isin(self._writer, actors) | (self._write_time < self._block_barrier)
     )
@@ -88,7 +89,7 @@ class SharedMemory:
   def load(
     self, addresses: np.ndarray, size: int, actors: np.ndarray, kind: str
   ) -> np.ndarray:
-    """uint8[accesses, size]; `kind` names what is counted."""
+    """Loads uint8[accesses, size]; `kind` names the counter of passes."""
     places = self._places(addresses, size, actors, kind)
     self._read(places, np.repeat(actors, size).reshape(places.shape))
     return self._bytes[places]
@@ -108,7 +109,7 @@ class SharedMemory:
   def begin_copy(
     self, addresses: np.ndarray, size: int, actors: np.ndarray
   ) -> np.ndarray:
-    """cp.async begins to write; returns the bytes, int64[threads, size]."""
+    """Begins a cp.async; returns indices of its bytes, int64[threads, size]."""
     places = self._places(addresses, size, actors, "cp.async")
     self._check_write(places, np.repeat(actors, size).reshape(places.shape))
     np.add.at(self._arriving, places, 1)
@@ -117,13 +118,13 @@ class SharedMemory:
   def end_copy(
     self, places: np.ndarray, data: np.ndarray, actors: np.ndarray
   ) -> None:
-    """The threads that copied have waited: for them alone it is written."""
+    """Ends a cp.async; only the threads that copied may read it."""
     np.subtract.at(self._arriving, places, 1)
     actor = np.repeat(actors, places.shape[1]).reshape(places.shape)
     self._write(places, data, actor)
 
   def begin_async_read(self, places: np.ndarray, who: str) -> np.ndarray:
-    """A matrix unit reads bytes by the asynchronous proxy; what they hold."""
+    """Returns bytes that a matrix unit reads by the asynchronous proxy."""
     if places.min() < 0 or places.max() >= len(self._bytes):
       raise faults.OutOfBounds(
         f"{who} reads byte {int(places.max())} of shared memory, which has"
@@ -144,7 +145,7 @@ class SharedMemory:
     return self._bytes[places]
 
   def end_async_read(self, places: np.ndarray, by_all: bool = False) -> None:
-    """The warps that multiplied have waited; others, too, where `by_all`."""
+    """Records that the warps that multiplied have waited; or all warps."""
     unique = np.unique(places)
     self._async_reads[unique] -= 1
     if by_all:
@@ -154,7 +155,7 @@ class SharedMemory:
     self._read_time[unique] = self._clock
 
   def place_barrier(self, address: int, actors: np.ndarray) -> None:
-    """A thread makes bytes an mbarrier, which none may load or store."""
+    """Places an mbarrier, whose bytes no thread may load or store."""
     places = self._barrier_places(address)
     self.store(
       np.array([address]), np.zeros((1, MBARRIER_BYTES), np.uint8), actors, ""
@@ -162,7 +163,7 @@ class SharedMemory:
     self._is_barrier[places] = True
 
   def use_barrier(self, address: int, actors: np.ndarray) -> None:
-    """Threads use an mbarrier: after whoever made it."""
+    """Records a use of an mbarrier, which must follow its initialization."""
     places = self._barrier_places(address)
     self._read(
       np.broadcast_to(places, (len(actors), MBARRIER_BYTES)),
@@ -170,7 +171,7 @@ class SharedMemory:
     )
 
   def remove_barrier(self, address: int, actors: np.ndarray) -> None:
-    """A thread ends an mbarrier, after all uses; its bytes mean nothing."""
+    """Removes an mbarrier after all uses; its bytes are then unwritten."""
     places = self._barrier_places(address)
     self._is_barrier[places] = False
     self.store(
@@ -204,7 +205,7 @@ class SharedMemory:
         " mbarrier is"
       )
     if kind:
-      taken, least = banks.wavefronts(addresses, size, self._warp_of[actors])
+      taken, least = _wavefronts(addresses, size, self._warp_of[actors])
       self._counts[f"{kind} wavefronts"] += taken
       self._counts[f"{kind} least wavefronts"] += least
     return places
@@ -212,7 +213,7 @@ class SharedMemory:
   def _before(
     self, time: np.ndarray, warp: np.ndarray, now_warp: np.ndarray
   ) -> np.ndarray:
-    """Whether a barrier separates accesses of `time` by `warp` from now."""
+    """Whether a barrier separates an access by `warp` at `time` from now."""
     in_warp = (warp == now_warp) & (time < self._warp_barriers[now_warp])
     return (time < self._block_barrier) | in_warp
 
@@ -275,7 +276,7 @@ class SharedMemory:
   def _note(
     self, who: np.ndarray, places: np.ndarray, actors: np.ndarray
   ) -> None:
-    """Sets who touched each byte, which may be several at once."""
+    """Sets the actor of each byte, or `_SEVERAL`."""
     who[places] = actors
     others = who[places] != actors
     if others.any():
@@ -288,3 +289,33 @@ class SharedMemory:
       f"{now} of byte {int(places[~ordered][0])} of shared memory, which"
       f" another thread has {before} since the last barrier"
     )
+
+
+def _wavefronts(
+  addresses: np.ndarray, size: int, warps: np.ndarray
+) -> tuple[int, int]:
+  """Returns the passes of an access, and the least number for as many words.
+
+  Shared memory has 32 banks of 4 bytes (CUDA programming guide, "Shared
+  memory"). Lanes of a warp that access different words of one bank take turns.
+  One pass serves all lanes that access the same word. Wide accesses go by half
+  or quarter warps.
+
+  Args:
+    addresses: int64[threads], in the order of lanes.
+    size: number of bytes of each thread.
+    warps: int[threads], ascending.
+  """
+  words = max(size // _WORD, 1)
+  in_turn = WARP // words  # lanes of one pass
+  first = np.searchsorted(warps, warps, side="left")
+  turn = warps * WARP + (np.arange(len(warps)) - first) // in_turn
+  word = (addresses // _WORD)[:, None] + np.arange(words)
+  span = int(word.max()) + 1
+  wanted = np.unique(turn[:, None] * span + word)
+  turn, word = wanted // span, wanted % span
+  turns, turn = np.unique(turn, return_inverse=True)
+  counts = np.zeros((len(turns), _BANKS), np.int64)
+  np.add.at(counts, (turn, word % _BANKS), 1)
+  least = -(-counts.sum(axis=1) // _BANKS)
+  return int(counts.max(axis=1).sum()), int(least.sum())

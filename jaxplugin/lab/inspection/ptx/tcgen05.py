@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""tcgen05: allocation, loads and stores of tensor memory, and waiting.
+"""Executes tcgen05: allocation, loads and stores of tensor memory, waits.
 
 PTX ISA 9.0: 9.7.16.7 (alloc, dealloc, relinquish_alloc_permit), 9.7.16.8 (ld,
-st, wait) with the shapes of 9.7.16.2.3.1, 9.7.16.12 (commit). An address has
-its lane in the upper half and its column in the lower one (9.7.16.1.1).
+st, wait) with the shapes of 9.7.16.2.3.1, 9.7.16.12 (commit). The upper half of
+an address is the lane, and the lower half is the column (9.7.16.1.1).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _of_warps(
   instruction: parsing.Instruction,
   operand: parsing.Operand,
 ) -> list[tuple[int, int]]:
-  """Active warps, and the value of an operand, one for all of its lanes."""
+  """Returns active warps, and an operand's value, equal in all lanes."""
   if isinstance(operand, parsing.Address):
     values = block.addresses(operand)
   else:
@@ -91,10 +91,11 @@ def _relinquish(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _regions(
   instruction: parsing.Instruction, warp: int, address: int, half: int | None
 ) -> list[tuple[int, tensor_memory.Region]]:
-  """The first lane of the warp, and the cells, of each access.
+  """Returns the first lane of the warp and the cells of each access.
 
-  32x32b: each lane of the warp has a lane's columns. 16x32bx2: lanes 0 to 15
-  have those of 16 lanes; the others have the same lanes' at another column.
+  32x32b: a lane of the warp accesses columns of one lane. 16x32bx2: lanes 0 to
+  15 access columns of 16 lanes, and the other lanes access other columns of
+  these.
   """
   shape = _MOVED.fullmatch(instruction.name)
   assert shape is not None
@@ -128,7 +129,7 @@ def _moved(
   address: parsing.Operand,
   rest: tuple[parsing.Operand, ...],
 ) -> int | None:
-  """The second half's offset; None of shapes without one."""
+  """Returns the column offset of the second half; None if there is none."""
   shape = _MOVED.fullmatch(instruction.name)
   if shape is None or not isinstance(address, parsing.Address):
     raise faults.Unsupported(instruction.name)
@@ -162,7 +163,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
       words[warp, first : first + len(region.lanes)]
       for first, region in regions
     ]
-    if half == 0:  # both halves are the same cells
+    if half == 0:  # both halves access the same cells
       if (given[0] != given[1]).any():
         raise faults.Race("lanes store different values to one column")
       regions = regions[:1]
@@ -196,7 +197,7 @@ def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _commit(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """An arrival comes once all products of the thread so far are complete."""
+  """Adds an arrival after all products of the thread so far."""
   (place,) = instruction.operands
   for thread in block.lanes():
     products = block.tensor.products_of(int(thread))

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A block's tensor memory, which remembers what is under way in it.
+"""A block's tensor memory, which tracks instructions in flight.
 
-PTX ISA 9.0, 9.7.16.1 ("Tensor Memory"): 128 lanes of 512 columns of 32 bits,
-allocated by columns; 9.7.16.8.1: a warp loads and stores a quarter of the
-lanes; 9.7.16.6: what completes when. `tcgen05.st` and `ld` are complete for the
-warp that waits for them, and for others after a barrier; products when the
-mbarrier that they are committed to is waited for.
+It has 128 lanes of 512 columns of 32 bits, and is allocated by columns (PTX ISA
+9.0, 9.7.16.1). A warp loads and stores a quarter of the lanes (9.7.16.8.1).
+`tcgen05.st` and `ld` complete for the warp that waits for them, and for others
+after a barrier. Products complete when a thread has waited for the mbarrier of
+their commit (9.7.16.6).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxplugin.lab.inspection.ptx import shared_memory
 LANES: Final = 128
 COLUMNS: Final = 512
 QUARTER: Final = 32  # lanes that a warp may load and store
-_UNIT: Final = 32  # columns, the least that are allocated
+_UNIT: Final = 32  # columns, the least allocation
 _FILLER: Final = 0xCDCDCDCD
 _NEVER: Final = -1
 _NOBODY: Final = -1
@@ -30,11 +30,11 @@ _NOBODY: Final = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region:
-  """Cells: some lanes of columns side by side.
+  """Cells: some lanes of adjacent columns.
 
   Attributes:
-    lanes: in the order of a matrix's rows.
-    column, columns: the first one, and how many.
+    lanes: the lanes, in the order of a matrix's rows.
+    column, columns: the first column, and the number of columns.
   """
 
   lanes: tuple[int, ...]
@@ -43,7 +43,7 @@ class Region:
 
   @property
   def cells(self) -> tuple[np.ndarray, np.ndarray]:
-    """What indexes them, as [lanes, columns]."""
+    """The index of the cells, [lanes, columns]."""
     return np.ix_(
       np.array(self.lanes), np.arange(self.column, self.column + self.columns)
     )  # type: ignore[return-value]
@@ -65,10 +65,10 @@ class Product:
   """A product in flight.
 
   Attributes:
-    thread: that issued it.
-    kind: products of one kind, one after another, keep their order.
-    sums: that it adds to, or sets.
-    reads: the rest that it reads of tensor memory.
+    thread: the thread that issued it.
+    kind: products of the same kind complete in order.
+    sums: the accumulator, which it adds to or sets.
+    reads: other cells of tensor memory that it reads.
     shared: the bytes of shared memory that it reads.
   """
 
@@ -80,7 +80,7 @@ class Product:
 
 
 class TensorMemory:
-  """Of which none is allocated yet, and nothing written."""
+  """A tensor memory, without any allocation at first."""
 
   def __init__(self, shared: shared_memory.SharedMemory):
     self._shared = shared  # whose barriers are the time
@@ -89,7 +89,7 @@ class TensorMemory:
     self._owned = np.zeros(COLUMNS, bool)
     self._allocations: dict[int, int] = {}
     self._may_allocate = True
-    # Bits of the warps whose stores and loads are not waited for.
+    # Bits of warps with stores and loads in flight.
     self._storing = np.zeros((LANES, COLUMNS), np.uint32)
     self._loading = np.zeros((LANES, COLUMNS), np.uint32)
     self._writer = np.full((LANES, COLUMNS), _NOBODY, np.int32)
@@ -99,7 +99,7 @@ class TensorMemory:
     self._products: list[Product] = []
 
   def allocate(self, columns: int) -> int:
-    """The first of so many columns that are free."""
+    """Allocates columns; returns the first one."""
     if not self._may_allocate:
       raise faults.TensorMemory("tcgen05.alloc after relinquish_alloc_permit")
     if columns & columns - 1 or not _UNIT <= columns <= COLUMNS:
@@ -118,11 +118,11 @@ class TensorMemory:
     )
 
   def relinquish(self) -> None:
-    """No allocation may follow."""
+    """Forbids further allocations."""
     self._may_allocate = False
 
   def deallocate(self, warp: int, first: int, columns: int) -> None:
-    """Gives an allocation back, which nobody may still use."""
+    """Deallocates columns, which no instruction may use any more."""
     if self._allocations.get(first) != columns:
       raise faults.TensorMemory(
         f"tcgen05.dealloc of {columns} columns from {first}, which are not an"
@@ -136,7 +136,7 @@ class TensorMemory:
     self._written[:, first : first + columns] = False
 
   def finish(self) -> None:
-    """The block ends."""
+    """Checks the end of the block."""
     if self._allocations:
       raise faults.TensorMemory(
         "the kernel ends without tcgen05.dealloc of columns"
@@ -144,7 +144,7 @@ class TensorMemory:
       )
 
   def store(self, warp: int, region: Region, words: np.ndarray) -> None:
-    """tcgen05.st begins to store uint32[lanes, columns]."""
+    """Begins a tcgen05.st of uint32[lanes, columns]."""
     self._check_owned(region)
     self._check_products(region, writes=True)
     self._check_others(warp, region, "tcgen05.st")
@@ -154,13 +154,13 @@ class TensorMemory:
     self._written[cells] = True
 
   def load(self, warp: int, region: Region) -> np.ndarray:
-    """uint32[lanes, columns], which tcgen05.ld begins to load."""
+    """Begins a tcgen05.ld; returns uint32[lanes, columns]."""
     found = self._read(warp, region, "tcgen05.ld")
     self._loading[region.cells] |= np.uint32(1 << warp)
     return found
 
   def wait_for_stores(self, warp: int) -> None:
-    """Stores of a warp are complete, for that warp."""
+    """Completes the stores of a warp, for that warp."""
     bit = np.uint32(1 << warp)
     ended = self._storing & bit != 0
     self._storing[ended] ^= bit
@@ -168,7 +168,7 @@ class TensorMemory:
     self._write_time[ended] = self._shared.now
 
   def wait_for_loads(self, warp: int) -> None:
-    """Loads of a warp are complete."""
+    """Completes the loads of a warp."""
     bit = np.uint32(1 << warp)
     ended = self._loading & bit != 0
     self._loading[ended] ^= bit
@@ -178,13 +178,13 @@ class TensorMemory:
     self._read_time[ended] = self._shared.now
 
   def read_by_product(self, warp: int, region: Region) -> np.ndarray:
-    """uint32[lanes, columns] of an operand, or of scale factors."""
+    """Returns uint32[lanes, columns] of an operand, or of scale factors."""
     return self._read(warp, region, "tcgen05.mma")
 
   def sums(self, warp: int, product: Product, keeps: bool) -> np.ndarray:
-    """uint32[lanes, columns] of what a product adds to, where it keeps it.
+    """Returns the accumulator of a product, uint32[lanes, columns].
 
-    The checks are those of a write.
+    Checks that the product may write it, and read it if it `keeps` the sums.
     """
     region = product.sums
     self._check_owned(region)
@@ -208,21 +208,21 @@ class TensorMemory:
     return found
 
   def begin_product(self, product: Product, words: np.ndarray) -> None:
-    """The sums of a product, which it will have written when it ends."""
+    """Begins a product, with the sums that it writes."""
     cells = product.sums.cells
     self._words[cells] = words
     self._written[cells] = True
-    # Once it is complete, all threads have waited for it.
+    # All threads wait for its end.
     self._writer[cells] = _NOBODY
     self._write_time[cells] = _NEVER
     self._products.append(product)
 
   def products_of(self, thread: int) -> list[Product]:
-    """Those in flight that a thread has issued."""
+    """Returns the products in flight of a thread."""
     return [x for x in self._products if x.thread == thread]
 
   def end_products(self, products: list[Product]) -> None:
-    """All threads have seen that these are complete."""
+    """Completes products for all threads."""
     for product in products:
       if product in self._products:
         self._products.remove(product)
@@ -253,7 +253,7 @@ class TensorMemory:
         )
 
   def _check_written(self, warp: int, region: Region, who: str) -> None:
-    """What is read is there, for this warp."""
+    """Checks that a warp may read the region."""
     cells = region.cells
     if not self._written[cells].all():
       raise faults.Undefined(f"{who} reads {region} that nothing has written")
@@ -269,7 +269,7 @@ class TensorMemory:
       )
 
   def _check_others(self, warp: int, region: Region, who: str) -> None:
-    """Nobody loads or stores what is written."""
+    """Checks that no other load or store conflicts with a write."""
     cells = region.cells
     if self._storing[cells].any() or self._loading[cells].any():
       raise faults.InFlight(

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`tcgen05.mma`: products that one thread issues, with sums in tensor memory.
+"""Executes `tcgen05.mma`, which one thread issues. Its sums are in tensor memory.
 
 PTX ISA 9.0: 9.7.16.10.9.1 (tcgen05.mma), 9.7.16.10.4 (packing of elements),
 9.7.16.10.5 (layouts D, of m = 128, and F, of m = 64), 9.7.16.10.7 (block
-scales). Products of an instruction are summed in f64, and rounded to f32 once:
-hardware keeps fewer bits of a sum. What they read must not change until they
-are waited for, so they are computed at once, and touching it is a fault.
+scales). Products of an instruction are summed in f64 and rounded to f32 once.
+Hardware keeps fewer bits of a sum. Products are computed at once. A write to
+their operands before a wait for them is a fault.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from jaxplugin.lab.inspection.ptx import products
 from jaxplugin.lab.inspection.ptx import tensor_memory
 
 _WORD_BITS: Final = 32
-_PARTS: Final = 4  # of the lanes; each has all scale factors
+_PARTS: Final = 4  # parts of the lanes; each has all scale factors
 _PART: Final = 32  # lanes
-# Elements of 4 bits among those of 8, in shared memory: 16 in 8 bytes, and 8
-# bytes that mean nothing (9.7.16.10.4.4).
+# 4-bit elements in an 8-bit kind, in shared memory: 16 in 8 bytes, and 8 unused
+# bytes (9.7.16.10.4.4).
 _PADDED: Final = 16
 _PADDED_HALF: Final = 8
 
 
 def split(address: int) -> tuple[int, int]:
-  """Lane and column of an address in tensor memory (9.7.16.1.1)."""
+  """Returns lane and column of an address in tensor memory (9.7.16.1.1)."""
   return address >> 16, address & 0xFFFF
 
 
 def multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Each active thread issues a product of its own."""
+  """Issues a product for each active thread."""
   _, _, group, kind, *scaling = instruction.parts
   if (
     group != "cta_group::1"
@@ -54,7 +54,7 @@ def multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 class _Issue:
-  """An instruction that a thread issues."""
+  """A product that a thread issues."""
 
   def __init__(
     self, block: blocks.Block, instruction: parsing.Instruction, thread: int
@@ -123,7 +123,7 @@ class _Issue:
     sums_lane: int,
     packs: bool,
   ) -> np.ndarray:
-    """f64[m, k] of the left operand, a row a lane."""
+    """Returns f64[m, k], the left operand, with a row in each lane."""
     if not what.lhs_k_is_minor:
       raise faults.Unsupported("A in tensor memory, transposed")
     lane, column = split(self._address(place))
@@ -149,7 +149,7 @@ class _Issue:
     k_is_minor: bool,
     packs: bool,
   ) -> np.ndarray:
-    """f64[rows, k] that a descriptor says."""
+    """Returns f64[rows, k], the operand of a descriptor."""
     bits = products.element_bits(type)
     rows, k = shape
     is_padded = bits == 4 and not packs
@@ -176,10 +176,10 @@ class _Issue:
     first: int,
     what: descriptors.Product,
   ) -> np.ndarray:
-    """f64[rows, scales] of one operand.
+    """Returns f64[rows, scales] of one operand.
 
-    Rows 32 j to 32 j + 31 have theirs in column j, lane by lane, and all four
-    parts of the lanes have the same (9.7.16.10.7.2, 9.7.16.10.7.3).
+    Column j has the scales of rows 32 j to 32 j + 31, one row in each lane. All
+    four parts of the lanes have equal ones (9.7.16.10.7.2, 9.7.16.10.7.3).
     """
     assert what.scale_type is not None
     lane, column = split(self._address(place))
@@ -206,7 +206,7 @@ class _Issue:
 
 
 def _lanes(m: int, first: int) -> tuple[int, ...]:
-  """The lanes of a matrix's rows: all of them, or 16 of each 32."""
+  """Returns the lanes of a matrix's rows: all lanes, or 16 of each 32."""
   if m == tensor_memory.LANES:
     if first:
       raise faults.Unsupported(f"tcgen05.mma of m = 128 from lane {first}")

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers, fences, and what lanes of a warp tell each other.
+"""Barriers, fences, and exchanges between the lanes of a warp.
 
 PTX ISA: "Parallel Synchronization and Communication Instructions" and "Data
 Movement: shfl.sync".
@@ -57,7 +57,7 @@ def _check_members(
   instruction: parsing.Instruction,
   members: parsing.Operand,
 ) -> None:
-  """All lanes take it, and it names all."""
+  """Checks that all lanes execute it, and that its mask has all lanes."""
   block.warps(instruction)
   named = block.read_defined(members, 32)[block.active]
   if (named != blocks.all_bits(blocks.WARP)).any():
@@ -65,7 +65,7 @@ def _check_members(
 
 
 def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Each lane reads another's register; the segment is the whole warp."""
+  """Executes shfl: lanes read registers of other lanes of the warp."""
   out, source, other, clamp, members = instruction.operands
   mode = instruction.parts[2]
   bound = 0 if mode == "up" else 0x1F
@@ -83,9 +83,8 @@ def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
   valid = (wanted >= 0) & (wanted < blocks.WARP)
   place = block.thread - lane + np.where(valid, wanted, lane)
   value = block.read(source, 32)
-  undefined = None
-  if block.is_doubtful:
-    undefined = block.undefined_bits(source, 32)[place]
+  unknown = block.unknown(source, 32)
+  undefined = None if unknown is None else unknown[place]
   results = out.items if isinstance(out, parsing.Group) else (out,)
   block.write(results[0], value[place], undefined)
   for predicate in results[1:]:
@@ -93,7 +92,7 @@ def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """redux.sync: over all lanes of each warp."""
+  """Executes redux.sync over all lanes of each warp."""
   out, source, members = instruction.operands
   if instruction.type not in ("s32", "u32", "b32"):
     raise faults.Unsupported(instruction.text)
@@ -108,7 +107,7 @@ def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _elect(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """elect.sync: one lane of each warp, here the first; and who it is."""
+  """Executes elect.sync: elects the first lane of each warp."""
   out, members = instruction.operands
   if not isinstance(out, parsing.Group) or instruction.name != "elect.sync":
     raise faults.Unsupported(instruction.text)

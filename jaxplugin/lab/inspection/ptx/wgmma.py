@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of four warps, which are asynchronous.
+"""Executes wgmma, the asynchronous matrix products of four warps.
 
 PTX ISA: "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions":
 fragments of m64nNk16, matrix descriptors, swizzling modes, wgmma.fence and
 wait_group. Operands in shared memory are read by the asynchronous proxy.
 
-What an instruction reads must not change until its group is waited for, so
-that its results are computed at once, and touching them before is a fault.
+Results are computed at once. Before a wait for the group, a write to the
+operands or a use of the results is a fault.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _wgmma(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Until at most so many of the latest groups are left."""
+  """Waits until at most the given number of groups is in flight."""
   count = instruction.operands[0]
   assert isinstance(count, parsing.Immediate)
   while len(block.products) - 1 > count.value:
@@ -81,7 +81,7 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, left, right, keeps, *rest = instruction.operands
   flags = [x.value for x in rest if isinstance(x, parsing.Immediate)]
   in_registers = isinstance(left, parsing.Group)
-  # Signs of both sides; then of those in shared memory, if k is not minor.
+  # The signs of both sides, then whether k is not minor in shared memory.
   if flags[:2] != [1, 1] or any(flags[2:]):
     raise faults.Unsupported(f"{instruction.name} with {flags}")
   block.counts["matrix products"] += block.threads // blocks.WARP
@@ -128,7 +128,7 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _check_fence(
   block: blocks.Block, operands: tuple[parsing.Register, ...]
 ) -> None:
-  """Registers written by others need a wgmma.fence before they are used."""
+  """Checks for a wgmma.fence after other instructions wrote the registers."""
   for register in operands:
     if register.name in block.since_fence:
       raise faults.MissingFence(
@@ -139,7 +139,7 @@ def _check_fence(
 def _in_shared(
   block: blocks.Block, operand: parsing.Operand, rows: int, type: str
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """f64[groups of warps, rows, 16] that descriptors say; and their bytes."""
+  """Returns f64[groups of warps, rows, 16] of descriptors, and their bytes."""
   values, taken = [], []
   groups = block.read_defined(operand, 64).reshape(-1, _THREADS)
   for group in groups:
