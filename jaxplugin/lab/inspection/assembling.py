@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every ptxas at hand, and PTX assembled as a launch through jax-triton has it.
+"""Finds every ptxas on this machine, and assembles PTX as jax-triton does.
 
-Which of them assembles what this process launches is `kernels.toolkits`'.
+`kernels.toolkits` says which one assembles the kernels that a process launches.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from jaxplugin.kernels import toolkits
 
 
 class AssemblyError(Exception):
-  """ptxas refuses a kernel; the text has its words."""
+  """ptxas refuses a kernel; the text has its message."""
 
 
 @functools.cache
 def assemblers() -> dict[toolkits.Version, str]:
-  """A path for each version of ptxas that is here: Triton's two, and others."""
+  """Returns a path for each version of ptxas: Triton's two, and others."""
   found: dict[toolkits.Version, str] = {}
   for path in _places():
     version = toolkits.ptxas_version(path)
@@ -58,8 +58,8 @@ class Assembled:
   """A kernel that ptxas assembled.
 
   Attributes:
-    sass: what `nvdisasm -c` prints of it.
-    notes: what ptxas printed.
+    sass: the output of `nvdisasm -c`.
+    notes: the output of ptxas.
   """
 
   sass: str
@@ -67,10 +67,10 @@ class Assembled:
 
   @property
   def wgmma_notes(self) -> list[str]:
-    """Lines that say what ptxas changed of a kernel's wgmma, to be right.
+    """The lines about changes of a kernel's wgmma that make it slower.
 
-    It serializes them (C7510), so that each waits for the one before, or puts
-    waits in between (C7517): the kernel is slower than its PTX says.
+    ptxas may serialize wgmma (C7510), so that each waits for the one before, or
+    insert waits (C7517).
     """
     return [line for line in self.notes.splitlines() if "wgmma" in line]
 
@@ -82,22 +82,22 @@ def assembled(
   *,
   ptx_version: int = launching.PTX_VERSION,
 ) -> Assembled:
-  """A kernel as `ptxas` assembles it.
+  """Assembles a kernel.
 
   Args:
-    ptx: of any version; it is assembled as `ptx_version`.
-    architecture: an NVIDIA one.
+    ptx: PTX of any version; it is assembled as `ptx_version`.
+    architecture: an NVIDIA architecture.
     ptxas: path of the assembler.
-    ptx_version: of `launching.Launch`.
+    ptx_version: the version of `launching.Launch`.
 
   Raises:
-    AssemblyError: ptxas or nvdisasm refuses it.
+    AssemblyError: If ptxas or nvdisasm refuses the kernel.
   """
   major, minor = divmod(ptx_version, 10)
   ptx = re.sub(
     r"^\.version .*$", f".version {major}.{minor}", ptx, flags=re.MULTILINE
   )
-  # As jaxlib has it: with what only this generation has.
+  # jaxlib enables the features of this generation only, too.
   suffix = "a" if int(architecture.triton_arch) >= 90 else ""
   with tempfile.TemporaryDirectory() as directory:
     source = pathlib.Path(directory) / "kernel.ptx"

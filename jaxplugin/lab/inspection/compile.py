@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles Triton kernels for GPUs that are not there, and reads the result.
+"""Compiles Triton kernels for absent GPUs, and inspects the machine code.
 
-Triton brings LLVM for AMD and ptxas for NVIDIA, so that no toolkit and no
-device is needed. What comes out is what a launch on that architecture would
-run: registers, spills, memory, and the instructions of the main loop.
+Triton has LLVM for AMD and ptxas for NVIDIA, so this needs neither a toolkit
+nor a device. The result is the code of a launch on that architecture:
+registers, spills, memory, and the instructions of the main loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxplugin.lab.inspection import scheduling
 from jaxplugin.lab.inspection import simulation
 
 POINTER_ALIGNMENT_BYTES: Final = 16
-REGISTER_GRANULE: Final = 8  # registers are given to a thread by eights
+REGISTER_GRANULE: Final = 8  # registers of a thread are a multiple of this
 _RESERVED_SHARED_MEMORY_BYTES: Final = 1024
 
 
@@ -45,28 +45,26 @@ class CompiledKernel:
   """A kernel compiled for one architecture.
 
   Attributes:
-    name: of the kernel.
-    architecture: what it was compiled for.
-    num_warps: warps (wavefronts) of a block, those that the compiler added to
-      specialize some among them.
+    name: the name of the kernel.
+    architecture: the architecture.
+    num_warps: number of warps (wavefronts) of a block, including those that the
+      compiler adds for warp specialization.
     assembly: PTX, or AMDGCN on AMD.
-    disassembly: SASS as nvdisasm prints it, or AMDGCN once more.
+    disassembly: the output of nvdisasm, or AMDGCN on AMD.
     binary: cubin or hsaco.
-    registers: 32-bit vector registers a thread.
-    spill_bytes: local memory a thread, where instructions access it: registers
-      that spilled. (The frame of a call, as of a division's slow path, is not
-      counted.)
-    shared_memory_bytes: a block.
-    tensor_memory_columns: that it allocates.
-    matrix_instructions: how many of each the whole kernel has, as the assembly
-      names them.
-    machine_instructions: how many of each it has, as the machine code names
-      them, for `machine_claims.broken`.
-    main_loop: the innermost loop with the most matrix instructions, as the
-      machine code names them; None where no loop has any.
-    global_load_bits: how many loads there are of each width, bits a thread;
-      `machine_code.TENSOR_COPY` stands for copies of whole tiles.
-    schedule: the main loop as ptxas scheduled it; None on AMD as well.
+    registers: 32-bit vector registers of a thread.
+    spill_bytes: local memory of a thread, if instructions access it, which are
+      then spilled registers. The frame of a call is not counted.
+    shared_memory_bytes: shared memory of a block.
+    tensor_memory_columns: columns that a block allocates.
+    matrix_instructions: number of matrix instructions by name in the assembly.
+    machine_instructions: number of matrix instructions by name in the machine
+      code, for `machine_claims.broken`.
+    main_loop: the innermost loop with the most matrix instructions; None if no
+      loop has any.
+    global_load_bits: number of loads by width in bits of a thread. The width
+      `machine_code.TENSOR_COPY` means copies of whole tiles.
+    schedule: ptxas's schedule of the main loop; None without one, and on AMD.
   """
 
   name: str
@@ -89,7 +87,7 @@ class CompiledKernel:
 
   @property
   def limit_error(self) -> str | None:
-    """Why the kernel cannot be launched on its architecture, if so."""
+    """Why the kernel cannot be launched on its architecture, or None."""
     target = self.architecture
     if self.shared_memory_bytes > target.shared_memory_bytes:
       return (
@@ -113,16 +111,16 @@ class CompiledKernel:
 
   @property
   def resident_blocks(self) -> int:
-    """Blocks that an SM or CU holds at once, as far as their memory goes.
+    """The number of blocks that fit in the memory of an SM or CU.
 
-    That is registers, shared memory and tensor memory; 0 where not one fits.
+    The limits are registers, shared memory and tensor memory.
     """
     target = self.architecture
     threads = self.num_warps * target.warp_size
     allocated = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
     limits = [target.registers_per_core // (allocated * threads)]
-    # NVIDIA's driver has 1 KiB of each block's, and a block cannot have all of
-    # the SM's (CUDA programming guide, "Compute capabilities").
+    # NVIDIA's driver reserves 1 KiB of each block (CUDA programming guide,
+    # "Compute capabilities").
     reserved = _RESERVED_SHARED_MEMORY_BYTES if target.is_nvidia else 0
     if self.shared_memory_bytes + reserved:
       limits.append(
@@ -130,17 +128,17 @@ class CompiledKernel:
         // (self.shared_memory_bytes + reserved)
       )
     if self.tensor_memory_columns:
-      # Given by powers of two (PTX ISA, "tcgen05.alloc").
+      # An allocation is a power of two (PTX ISA, "tcgen05.alloc").
       columns = 1 << (self.tensor_memory_columns - 1).bit_length()
       limits.append(target.tensor_memory_columns // columns)
     return min(limits)
 
   @functools.cached_property
   def simulated(self) -> simulation.Simulation | None:
-    """What the model says of the main loop, with all resident blocks.
+    """The model's result for the main loop, with all resident blocks.
 
-    None without one, and where there is no model: on AMD, with tensor memory,
-    with copies by TMA and where fewer than four warps are a block.
+    None without a main loop or a model: on AMD, with tensor memory, with copies
+    by TMA, or if the number of warps is not a multiple of four.
     """
     core = simulation.CORES.get(self.architecture.name)
     if (
@@ -197,28 +195,26 @@ def compile_kernel(
 
   Args:
     kernel: a `@triton.jit` function.
-    signature: type of each argument that is no constexpr, by name: "*bf16",
-      "*u8", "*fp8e4nv", "i32", "i64", "fp32", ...; of a TMA descriptor that the
-      host makes "tensordesc<u8[1,128,64]>", with the shape of its loads.
-    constexprs: value of each constexpr, by name; None stands for an absent
-      pointer as well.
-    target: an architecture or its name, e.g. "sm_90", "gfx950".
-    num_warps: of a block.
-    num_stages: of software pipelining.
-    num_ctas: blocks of a cluster.
-    max_registers: limit a thread, on NVIDIA.
+    signature: by name, the type of each argument that is not a constexpr:
+      "*bf16", "*u8", "*fp8e4nv", "i32", "i64", "fp32", ... A TMA descriptor
+      from the host is "tensordesc<u8[1,128,64]>", with the shape of its loads.
+    constexprs: by name, the value of each constexpr; None is an absent pointer.
+    target: an architecture or its name, such as "sm_90" or "gfx950".
+    num_warps: number of warps of a block.
+    num_stages: number of stages of software pipelining.
+    num_ctas: number of blocks of a cluster.
+    max_registers: limit of a thread's registers, on NVIDIA.
     waves_per_eu: occupancy to aim at, on AMD.
-    fp_fusion: whether `a * b + c` may be rounded once, as JAX-Triton's default.
-    divisible_by_16: arguments that are multiples of 16, in bytes where they are
-      pointers. None: all pointers, which is what arrays of XLA are.
-    cache_directory: where Triton keeps what it compiled, by default
-      ~/.triton/cache.
+    fp_fusion: whether `a * b + c` may be rounded once, jax-triton's default.
+    divisible_by_16: arguments that are multiples of 16; of 16 bytes, for
+      pointers. None: all pointers, because XLA aligns arrays.
+    cache_directory: Triton's cache, by default ~/.triton/cache.
 
   Raises:
-    TypeError: signature and constexprs together are not the kernel's arguments.
-    ValueError: unknown architecture.
-    CompileError: Triton or ptxas refuses the kernel, or Triton's nvdisasm does
-      not know the architecture (that of 3.6: neither sm_103 nor sm_121).
+    TypeError: If signature and constexprs do not match the kernel's arguments.
+    ValueError: If the architecture is unknown.
+    CompileError: If Triton or ptxas refuses the kernel, or Triton's nvdisasm
+      does not support the architecture (3.6: neither sm_103 nor sm_121).
   """
   if isinstance(target, str):
     target = architectures.by_name(target)
@@ -281,7 +277,7 @@ def _check_arguments(
 @contextlib.contextmanager
 def _cache(directory: str | pathlib.Path | None) -> Iterator[None]:
   cache = triton.knobs.cache
-  # jax-triton 0.3.1 empties TRITON_CACHE_DIR, with which Triton does not start.
+  # jax-triton 0.3.1 sets TRITON_CACHE_DIR to "", and Triton fails with that.
   default = cache.dir or cache.get_triton_dir("cache")
   with cache.scope():
     cache.dir = default if directory is None else str(directory)
@@ -362,7 +358,7 @@ def _search(pattern: str, text: str) -> re.Match[str]:
 
 
 def _run(*command: str) -> str:
-  """Output of a tool; its words are in the error where it fails."""
+  """Returns the output of a tool. An error has the tool's message."""
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode != 0:
     raise CompileError(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler's report says of kernels, for GPUs that are not there."""
+"""Figures of kernels that are compiled for absent GPUs."""
 
 import functools
 import os

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix instruction that a product is claimed to be made of.
+"""The matrix instructions that kernels must use on each architecture.
 
-A compiler that cannot multiply what a kernel asks it to may upcast both sides
-and multiply those instead, silently: the result is right, and several times
-slower. So each architecture has a table of its machine code's instructions,
-written by hand and never generated, which tests hold kernels to.
+If a compiler has no instruction for the types of a product, it may silently
+upcast both sides. The result is right, but several times slower. So a table,
+which is written by hand, has the machine instructions of each architecture.
+Tests check that kernels use them.
 
 Sources: `nvdisasm` of CUDA 13 and LLVM's AMDGPU assembler, as they print what
 the PTX ISA calls `mma.sync`, `wgmma.mma_async` and `tcgen05.mma`, and the CDNA
@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-# Any product without an entry of its own: both sides brought to bf16.
+# Products of other formats, with both sides decoded to bf16.
 UPCAST: Final = "upcast"
 
 _FP8: Final = ("mxfp8", "mxfp8_e5m2")
@@ -27,7 +27,7 @@ _HMMA: Final = r"HMMA\.16816\.F32\.BF16"
 _SCALED_MFMA: Final = r"v_mfma_scale_f32_(32x32x64|16x16x128)_f8f6f4"
 _SCALED_WMMA: Final = r"v_wmma_scale_f32_16x16x128_f8f6f4"
 # Scales are in tensor memory, the operand after the instruction's descriptor.
-# That of kind::f8f6f4, which has none, goes by the same name.
+# kind::f8f6f4 has the same mnemonic, but no scales.
 _SCALED_OPERANDS: Final = r" .*\bidesc tmem"
 
 _DATACENTER_BLACKWELL: Final = {
@@ -76,11 +76,11 @@ CLAIMS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def kind(architecture: str, lhs_format: str, rhs_format: str) -> str:
-  """The entry of `CLAIMS` for a product: of formats, or `UPCAST`.
+  """Returns the key in `CLAIMS` of a product: its formats, or `UPCAST`.
 
   Args:
-    architecture: its name, "sm_100".
-    lhs_format, rhs_format: of `kernels.formats`, or a float dtype's name.
+    architecture: the name of the architecture, "sm_100".
+    lhs_format, rhs_format: a name in `kernels.formats`, or of a float dtype.
   """
   names = ["mxfp8" if x in _FP8 else x for x in (lhs_format, rhs_format)]
   name = names[0] if names[0] == names[1] else "_".join(sorted(names)[::-1])
@@ -90,15 +90,14 @@ def kind(architecture: str, lhs_format: str, rhs_format: str) -> str:
 def broken(
   architecture: str, kind: str, instructions: Mapping[str, int]
 ) -> str:
-  """A sentence that says how machine code breaks its claim; empty where none.
+  """Returns a sentence if machine code breaks its claim; "" if it does not.
 
   Args:
-    architecture: its name.
-    kind: of `CLAIMS[architecture]`.
-    instructions: how many of each matrix instruction a kernel has, each with
-      its operands, as `machine_code.matrix_instructions_of_sass` gives them or
-      its counterpart for AMD. Each is held to the claim: a kernel with one
-      native instruction and some others emulates as well.
+    architecture: the name of the architecture.
+    kind: a key of `CLAIMS[architecture]`.
+    instructions: number of matrix instructions, with operands, from
+      `machine_code.matrix_instructions_of_sass` or its counterpart for AMD. All
+      of them must match the claim.
   """
   claim = CLAIMS[architecture][kind]
   pattern = re.compile(rf"{claim}( .*)?")

@@ -3,9 +3,9 @@
 """Reads SASS, AMDGCN and PTX texts: main loops, matrix instructions, loads.
 
 A loop is a natural loop of the control-flow graph: a branch to a block that
-dominates it, and all that reaches the branch without passing that block. (To
-take every backward branch for a loop would be wrong: ptxas moves the waits for
-barriers behind the end of the kernel, from where they jump back.)
+dominates it, and all blocks that reach the branch without passing that block.
+Not every backward branch is a loop: ptxas moves waits for barriers behind the
+end of the kernel, and they jump back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PTX_MATRIX: Final = re.compile(
 _SASS_LINE: Final = re.compile(
   r"\s*/\*[0-9a-f]{4,}\*/\s+(?:(@\S+)\s+)?([A-Z][\w.]*)\s*(.*)"
 )
-# Those that are no register: descriptors, and places in tensor memory.
+# Operands that are not registers: descriptors and tensor memory.
 _SASS_OPERAND: Final = re.compile(r"\b([a-z]+desc|tmem)\[")
 _LABEL: Final = re.compile(r"\s*(\.?[A-Za-z_][\w.$]*):")
 _SASS_TARGET: Final = re.compile(r"`\(([^)]+)\)")
@@ -49,16 +49,17 @@ _AMDGCN_LOAD: Final = re.compile(
   r"\b(?:global|buffer)_load_(?:async_to_lds_|lds_)?"
   r"(dwordx(\d)|dword|ushort|ubyte|sbyte|short|b(\d+)|u8|u16|i8|i16|d16\w*)"
 )
-TENSOR_COPY: Final = 0  # the width that stands for a copy of a whole tile
+TENSOR_COPY: Final = 0  # the width of a copy of a whole tile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-  """A loop that holds matrix instructions.
+  """A loop with matrix instructions.
 
   Attributes:
-    instructions: all of its machine instructions, matrix ones among them.
-    matrix_instructions: how many of each, e.g. {"HGMMA.64x128x16.F32.BF16": 8}.
+    instructions: number of machine instructions.
+    matrix_instructions: number of matrix instructions by name, such as
+      {"HGMMA.64x128x16.F32.BF16": 8}.
   """
 
   instructions: int
@@ -78,11 +79,11 @@ class Instruction:
   """A machine instruction.
 
   Attributes:
-    opcode: with its qualifiers.
-    target: label that it may jump to.
-    falls_through: whether the next one may follow it.
+    opcode: the opcode with its qualifiers.
+    target: the label that it may jump to.
+    falls_through: whether the next instruction may follow it.
     is_matrix: whether it multiplies matrices.
-    operands: as printed, without the opcode.
+    operands: the text of the operands.
   """
 
   opcode: str
@@ -93,12 +94,12 @@ class Instruction:
 
 
 def main_loop_of_sass(text: str) -> Loop | None:
-  """The main loop of what `nvdisasm -c` prints."""
+  """Returns the main loop in the output of `nvdisasm -c`."""
   return _main_loop(list(read_sass(text)))
 
 
 def spills_in_sass(text: str) -> int:
-  """How many instructions read or write local memory."""
+  """Returns the number of instructions that access local memory."""
   return sum(
     item.opcode.partition(".")[0] in ("LDL", "STL")
     for item in read_sass(text)
@@ -107,10 +108,10 @@ def spills_in_sass(text: str) -> int:
 
 
 def matrix_instructions_of_sass(text: str) -> dict[str, int]:
-  """How many of each matrix instruction a kernel has, with its operands.
+  """Returns the number of matrix instructions by name and kinds of operands.
 
-  Operands are kept by their kinds alone, "UTCHMMA gdesc gdesc tmem tmem idesc":
-  they say whether it takes scales.
+  The kinds show whether an instruction has scales, as in "UTCHMMA gdesc gdesc
+  tmem tmem idesc".
   """
   return dict(
     collections.Counter(
@@ -126,7 +127,7 @@ def main_loop_of_amdgcn(text: str) -> Loop | None:
 
 
 def matrix_instructions_of_ptx(text: str) -> dict[str, int]:
-  """How many of each matrix instruction a kernel has, its qualifiers kept."""
+  """Returns the number of matrix instructions by name with qualifiers."""
   return dict(collections.Counter(_PTX_MATRIX.findall(text)))
 
 
@@ -141,10 +142,10 @@ def matrix_instructions_of_amdgcn(text: str) -> dict[str, int]:
 
 
 def global_load_bits_of_ptx(text: str) -> dict[int, int]:
-  """How many loads of global memory there are of each width, bits a thread.
+  """Returns the number of loads of global memory by width in bits of a thread.
 
-  Copies to shared memory are loads as well; those of a whole tile by the tensor
-  memory accelerator count as `TENSOR_COPY`.
+  Copies to shared memory count as loads. Copies of whole tiles by TMA have the
+  width `TENSOR_COPY`.
   """
   bits: collections.Counter[int] = collections.Counter()
   for match in _PTX_LOAD.finditer(text):
@@ -179,7 +180,7 @@ def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
 
 
 def read_sass(text: str) -> Iterator[Instruction | str]:
-  """Instructions of what `nvdisasm -c` prints, and labels as plain strings."""
+  """Yields instructions in the output of `nvdisasm -c`; labels are strings."""
   for line in text.splitlines():
     if label := _LABEL.match(line):
       yield label[1]
@@ -190,7 +191,7 @@ def read_sass(text: str) -> Iterator[Instruction | str]:
       if base in ("BRA", "JMP", "BREAK"):
         found = _SASS_TARGET.search(operands)
         target = found[1] if found else None
-      # "BRA.U UP0, `(.L_x_2)" has its condition among the operands.
+      # The condition of "BRA.U UP0, `(.L_x_2)" is an operand.
       conditional = predicate is not None or operands.count(",") > 0
       leaves = base in ("BRA", "JMP", "EXIT", "RET", "BRX", "KILL")
       yield Instruction(
@@ -229,9 +230,9 @@ def _main_loop(items: Sequence[Instruction | str]) -> Loop | None:
 def main_loop_body(
   items: Sequence[Instruction | str],
 ) -> list[Instruction] | None:
-  """The innermost of the loops with the most matrix instructions, or None.
+  """Returns the innermost loop with the most matrix instructions, or None.
 
-  Its instructions, in program order: a branch inside of it is not followed.
+  It has all instructions of the loop in program order.
   """
   blocks, successors = basic_blocks(items)
   best: list[Instruction] | None = None
@@ -248,7 +249,7 @@ def main_loop_body(
 def basic_blocks(
   items: Sequence[Instruction | str],
 ) -> tuple[list[list[Instruction]], list[set[int]]]:
-  """Basic blocks, and the blocks that can follow each."""
+  """Returns the basic blocks, and the blocks that can follow each."""
   blocks: list[list[Instruction]] = [[]]
   places: dict[str, int] = {}
   for item in items:
@@ -273,7 +274,7 @@ def basic_blocks(
 
 
 def _natural_loops(successors: Sequence[set[int]]) -> list[set[int]]:
-  """The blocks of each loop; loops of one header are one."""
+  """Returns the blocks of each loop; loops with the same header are merged."""
   predecessors: list[set[int]] = [set() for _ in successors]
   for block, following in enumerate(successors):
     for other in following:
@@ -297,7 +298,7 @@ def _natural_loops(successors: Sequence[set[int]]) -> list[set[int]]:
 def _dominators(
   successors: Sequence[set[int]], predecessors: Sequence[set[int]]
 ) -> dict[int, set[int]]:
-  """For each block that can be reached, those on every path to it."""
+  """Returns for each reachable block the blocks on every path to it."""
   reached, pending = {0}, [0]
   while pending:
     for other in successors[pending.pop()] - reached:

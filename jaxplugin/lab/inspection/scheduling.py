@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How ptxas scheduled SASS: the control words of its instructions.
+"""Reads ptxas's schedule of SASS from the control words of instructions.
 
-From Volta on an instruction has 128 bits, of which 21 tell the hardware when
-the next one may follow: bits 105 to 108 are cycles until then, 110 to 112 the
-scoreboard that its result releases, 113 to 115 the one that reading its
-operands releases, and 116 to 121 the scoreboards that it waits for (Jia et al.,
-"Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", 2018,
-section 2.1). Hardware does not look at registers: this is all that it knows.
+Since Volta an instruction has 128 bits. Some of them control when the next one
+may follow: bits 105 to 108 are the cycles until then, 110 to 112 the scoreboard
+that its result releases, 113 to 115 the one that reading its operands releases,
+and 116 to 121 the scoreboards that it waits for (Jia et al., "Dissecting the
+NVIDIA Volta GPU architecture via microbenchmarking", 2018, section 2.1).
+Hardware uses only these bits, and does not compare registers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxplugin.lab.inspection import machine_code
 SCOREBOARDS: Final = 6
 _NO_SCOREBOARD: Final = 7
 _WORD: Final = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
-# Of the 64-bit word that has them.
+# Shift within the second 64-bit word.
 _CONTROL_SHIFT: Final = 105 - 64
 
 
@@ -33,9 +33,10 @@ class Scheduled(machine_code.Instruction):
 
   Attributes:
     stall: cycles until the next instruction of its warp may issue.
-    result_scoreboard: released when its result is there; None where its latency
-      is fixed.
-    operand_scoreboard: released when its operands are read.
+    result_scoreboard: the scoreboard that is released when its result is ready;
+      None if its latency is fixed.
+    operand_scoreboard: the scoreboard that is released after its operands are
+      read.
     waits: scoreboards that must be released before it may issue.
   """
 
@@ -51,7 +52,7 @@ class Scheduled(machine_code.Instruction):
 
 
 def without_words(text: str) -> str:
-  """What `nvdisasm -c -hex` prints, as it is without -hex."""
+  """Converts the output of `nvdisasm -c -hex` to that without -hex."""
   lines = text.splitlines()
   kept = [_WORD.sub("", line).rstrip() for line in lines]
   return "".join(
@@ -62,10 +63,10 @@ def without_words(text: str) -> str:
 
 
 def read(text: str) -> Iterator[Scheduled | str]:
-  """Instructions of what `nvdisasm -c -hex` prints; labels as plain strings.
+  """Yields instructions in the output of `nvdisasm -c -hex`, and labels.
 
   Raises:
-    ValueError: an instruction is not followed by its second word.
+    ValueError: If the second word of an instruction is missing.
   """
   lines = text.splitlines()
   for number, line in enumerate(lines):
@@ -97,21 +98,21 @@ def _scheduled(item: machine_code.Instruction, control: int) -> Scheduled:
 
 
 def main_loop(text: str) -> list[Scheduled] | None:
-  """The main loop of what `nvdisasm -c -hex` prints, in program order.
+  """Returns the main loop in the output of `nvdisasm -c -hex`.
 
-  As `machine_code.main_loop_of_sass` finds it; None where no loop has matrix
-  instructions.
+  It is the loop of `machine_code.main_loop_of_sass`, in program order. None if
+  no loop has matrix instructions.
   """
   body = machine_code.main_loop_body([*read(text)])
   return None if body is None else [x for x in body if isinstance(x, Scheduled)]
 
 
 def load_distances(loop: Sequence[Scheduled]) -> list[int]:
-  """For each load of global memory into registers, instructions to its use.
+  """Returns the number of instructions from each global load to its use.
 
-  The use is the first instruction that waits for the load's scoreboard, of this
-  turn of the loop or the next; where none does, the loop's length. Copies to
-  shared memory are none: what waits for these is asked for separately.
+  The use is the first instruction that waits for the load's scoreboard, in this
+  iteration or the next. It is the loop's length if no instruction waits. Copies
+  to shared memory are not counted.
   """
   distances = []
   for place, load in enumerate(loop):

@@ -1,18 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model of how long the main loop of a kernel takes: cycles, not measured.
+"""Models the cycles of a kernel's main loop. Nothing is measured.
 
-`simulate` replays a loop's SASS as ptxas scheduled it (`scheduling`) on a
-quarter of an SM, whose scheduler issues one instruction a cycle of the warps
-there. It knows stall counts, scoreboards, barriers, groups of copies and of
-wgmma, how long pipes are occupied, and latencies that are the same each time.
-It does not know misses and pages of memory, bandwidth outside of the SM, bank
-conflicts, the instruction cache and clocks. So it compares versions of a
-kernel; absolute times it gives to perhaps a third.
+`simulate` replays a loop's SASS with ptxas's schedule (`scheduling`) on a
+quarter of an SM, whose scheduler issues one instruction per cycle. The model
+has stall counts, scoreboards, barriers, groups of copies and of wgmma, occupied
+pipes, and fixed latencies. It ignores cache misses, bandwidth outside of the
+SM, bank conflicts, the instruction cache and clocks. So it can compare versions
+of a kernel, but absolute times may be off by a third.
 
-Numbers of a `Core` are of the CUDA programming guide ("Throughput of native
-arithmetic instructions"), of data sheets (products) and of Luo et al.,
-"Benchmarking and dissecting the NVIDIA Hopper GPU architecture", 2024
+The numbers of a `Core` come from the CUDA programming guide ("Throughput of
+native arithmetic instructions"), from data sheets (products), and from Luo et
+al., "Benchmarking and dissecting the NVIDIA Hopper GPU architecture", 2024
 (latencies).
 """
 
@@ -27,7 +26,7 @@ from typing import Final
 
 from jaxplugin.lab.inspection import scheduling
 
-QUARTERS: Final = 4  # of an SM: a scheduler, pipes and a tensor core each
+QUARTERS: Final = 4  # of an SM; each has a scheduler, pipes and a tensor core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,17 +34,17 @@ class Core:
   """A quarter of an SM.
 
   Attributes:
-    products: multiplications of bf16 a cycle by matrix instructions, by opcode.
-    fma_pipes: how many pipes take floats; the first also multiplies integers.
-    integer_cycles, fma_cycles, special_cycles: that a warp's instruction
-      occupies a pipe; of conversions and `MUFU` the last one.
-    least_wgmma_cycles: of one with few columns (an assumption; rankings do not
-      change between 16 and 32).
-    wgmma_queue_cycles: of products that may be issued ahead.
-    load_cycles: until what is loaded or copied from global memory is there; L2
-      answers in 260 to 300 cycles, memory in 500 to 800.
-    shared_cycles: until what is loaded from shared memory is there.
-    barrier_cycles: from the last warp's arrival until they go on.
+    products: by opcode, multiplications per cycle of a matrix instruction.
+    fma_pipes: number of pipes for floats; the first also multiplies integers.
+    integer_cycles, fma_cycles, special_cycles: cycles that a warp's instruction
+      occupies a pipe. The last one is for conversions and `MUFU`.
+    least_wgmma_cycles: cycles of a wgmma with few columns (an assumption;
+      rankings do not change between 16 and 32).
+    wgmma_queue_cycles: cycles of products that may be issued ahead.
+    load_cycles: latency of a load or copy from global memory. L2 takes 260 to
+      300 cycles, and memory 500 to 800.
+    shared_cycles: latency of a load from shared memory.
+    barrier_cycles: cycles from the last warp's arrival until warps continue.
   """
 
   products: Mapping[str, int]
@@ -63,8 +62,8 @@ class Core:
 _CONSUMER_BLACKWELL: Final = Core(
   products={"HMMA": 64, "QMMA": 128, "OMMA": 512}
 )
-# By architecture. Those with tensor memory are missing: how large a product is
-# that tcgen05.mma makes is in a register, not in its opcode.
+# By architecture. Those with tensor memory are missing, because the size of a
+# tcgen05.mma is in a register and not in its opcode.
 CORES: Final[Mapping[str, Core]] = {
   "sm_80": Core(products={"HMMA": 256}, fma_pipes=1),
   "sm_89": Core(products={"HMMA": 128}),
@@ -97,28 +96,29 @@ _PIPES: Final = {
   for opcode in opcodes.split()
 }
 _UNIFORM_CYCLES: Final = 2
-_VARIABLE_CYCLES: Final = 20  # latency of what is not memory
+_VARIABLE_CYCLES: Final = 20  # latency of other instructions than memory
 _SHUFFLE_CYCLES: Final = 24
 _OPERANDS_READ_CYCLES: Final = 12
 _STORE_CYCLES: Final = 10
 _FENCE_CYCLES: Final = 20
-_WGMMA_TAIL_CYCLES: Final = 32  # until its last results are in registers
+_WGMMA_TAIL_CYCLES: Final = 32  # until the last results are in registers
 _MEMORY_QUEUE_CYCLES: Final = 24
-# 128 bytes a cycle for an SM: a word of a warp takes a quarter's share four.
+# An SM has 128 bytes per cycle: a quarter takes 4 cycles for a word of a warp.
 _CYCLES_A_WORD: Final = 4
-_STAGGER_CYCLES: Final = 250  # by which a block starts after the one before
+_STAGGER_CYCLES: Final = 250  # between the starts of two blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-  """What the model says of one turn of a loop.
+  """The model's result for one iteration of a loop.
 
   Attributes:
-    cycles: a turn of one block, all resident ones running.
-    products: multiplications that a block's turn makes.
-    instructions_per_cycle: that a scheduler issued.
-    matrix_share: of the time that matrix units were busy.
-    waits: cycles a turn that a warp spent, by what it waited for.
+    blocks: number of resident blocks.
+    cycles: cycles of an iteration of one block, while all resident blocks run.
+    products: multiplications of a block in an iteration.
+    instructions_per_cycle: instructions that a scheduler issues per cycle.
+    matrix_share: share of the time in which matrix units are busy.
+    waits: cycles of a warp in an iteration, by the reason to wait.
   """
 
   blocks: int
@@ -129,13 +129,13 @@ class Simulation:
   waits: Mapping[str, float]
 
   def cycles_of(self, products: int) -> float:
-    """An SM's cycles for so many products, with all resident blocks at work."""
+    """Returns an SM's cycles for `products`, while all resident blocks run."""
     return self.cycles / self.blocks * products / self.products
 
 
 @dataclasses.dataclass
 class _Groups:
-  """Asynchronous work of a warp: when each closed group is done."""
+  """Asynchronous work of a warp: the time when each closed group is done."""
 
   done: list[float] = dataclasses.field(default_factory=list)
   open: float = 0
@@ -145,7 +145,7 @@ class _Groups:
     self.open = 0
 
   def all_but(self, count: int) -> float:
-    """When all closed groups but the last `count` are done."""
+    """Returns when all closed groups except the last `count` are done."""
     return max(self.done[: len(self.done) - count], default=0)
 
 
@@ -173,15 +173,15 @@ def simulate(
   turns: int = 16,
   warmup: int = 4,
 ) -> Simulation:
-  """Runs a loop, of which a branch inside is not followed.
+  """Runs a loop, without following branches inside of it.
 
   Args:
-    loop: of `scheduling.main_loop`.
-    core: of `CORES`.
-    num_warps: of a block, a multiple of four.
-    blocks: that run on an SM at once.
-    turns: of the loop that the first warp makes.
-    warmup: the first ones of these, which do not count.
+    loop: the result of `scheduling.main_loop`.
+    core: an entry of `CORES`.
+    num_warps: number of warps of a block, a multiple of four.
+    blocks: number of blocks that run on an SM at once.
+    turns: iterations of the first warp.
+    warmup: first iterations, which do not count.
 
   Raises:
     ValueError: If the model does not support an instruction of the loop, or if
@@ -220,7 +220,7 @@ def simulate(
 
 
 def products_of(item: scheduling.Scheduled) -> int:
-  """Multiplications that a warp makes with an instruction."""
+  """Returns the multiplications of a warp for an instruction."""
   if wgmma := _WGMMA.match(item.opcode):
     return 64 * int(wgmma[1]) * int(wgmma[2]) // QUARTERS
   if mma := _MMA.match(item.opcode):
@@ -231,7 +231,7 @@ def products_of(item: scheduling.Scheduled) -> int:
 
 
 class _Quarter:
-  """A quarter of an SM, and the time there."""
+  """A quarter of an SM, with its time."""
 
   def __init__(
     self,
@@ -249,7 +249,7 @@ class _Quarter:
     self.waits: dict[str, float] = collections.defaultdict(float)
 
   def issue(self) -> None:
-    """Issues the next instruction: of those that may, of who waited longest."""
+    """Issues the earliest instruction, of the warp that waited longest."""
     best: tuple[float, float, int] | None = None
     reason = ""
     for number, warp in enumerate(self.warps):
@@ -266,7 +266,7 @@ class _Quarter:
     self._issue(warp, self.loop[warp.place])
 
   def _earliest(self, warp: _Warp) -> tuple[float, str]:
-    """When a warp's next instruction may issue, and what for it waits."""
+    """Returns when a warp's next instruction may issue, and why it waits."""
     item = self.loop[warp.place]
     limits = [(warp.ready, "the one before")]
     for number in item.waits:
@@ -293,7 +293,7 @@ class _Quarter:
     return pipe
 
   def _occupied(self, item: scheduling.Scheduled) -> float:
-    """Cycles that an instruction occupies its pipe."""
+    """Returns the cycles that an instruction occupies its pipe."""
     pipe = _PIPES[item.base]
     if pipe == "matrix":
       cycles = products_of(item) / self.core.products[item.base]
@@ -347,7 +347,7 @@ class _Quarter:
       warp.turns.append(self.now)
 
   def _done(self, item: scheduling.Scheduled, pipe: str) -> float:
-    """When an instruction's result is there."""
+    """Returns when an instruction's result is ready."""
     if item.base in ("LDG", "LDGSTS"):
       return self.now + self.core.load_cycles
     if item.base in ("LDS", "LDSM"):
@@ -385,7 +385,7 @@ def _count(item: scheduling.Scheduled) -> int:
 
 
 def _words(item: scheduling.Scheduled) -> int:
-  """32-bit words of a thread that an access has."""
+  """Returns the number of 32-bit words of a thread in an access."""
   if ".128" in item.opcode or item.opcode.endswith(".4"):
     return 4
   if ".64" in item.opcode or item.opcode.endswith(".2"):

@@ -21,7 +21,7 @@ STALL_OF_BRANCH = 5
 
 
 def line(text, stall=1, *, result=7, operand=7, waits=()):
-  """(text, control word) of an instruction; 7 is no scoreboard."""
+  """Returns (text, control word) of an instruction; 7 means no scoreboard."""
   mask = sum(1 << number for number in waits)
   return text, stall | result << 5 | operand << 8 | mask << 11
 

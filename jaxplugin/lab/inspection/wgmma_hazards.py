@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds registers that a wgmma still reads when something else writes them.
+"""Finds writes to registers that a wgmma in flight reads.
 
-A wgmma is asynchronous: it reads an operand in registers until a wait for its
-group is over (PTX ISA, "wgmma.wait_group"). ptxas before CUDA 13.3 may give
-these registers to other values before that (triton-lang/triton#11781). The
-results are wrong then, in silence and not in each run.
+A wgmma is asynchronous: it reads operands in registers until a wait for its
+group (PTX ISA, "wgmma.wait_group"). ptxas before CUDA 13.3 may assign these
+registers to other values earlier (triton-lang/triton#11781). Then results are
+silently wrong in some runs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,33 @@ from typing import Final
 from jaxplugin.lab.inspection import machine_code
 
 Registers = frozenset[int]
-# Registers of each group that is not waited for, oldest first; the last one is
-# of the group that no instruction has closed yet.
+# Registers of each group in flight, the oldest first. The last group is open.
 _InFlight = tuple[Registers, ...]
 
-# "R24, R88, gdesc[UR16], R24, gsb0": the accumulator, and the left operand,
-# where it is in registers. A row of k = 32 bytes is one register of a lane, and
-# a lane has two rows and two halves of it.
+# "R24, R88, gdesc[UR16], R24, gsb0" has the accumulator, and the left operand
+# if it is in registers. A lane has 4 registers of it: two rows, and two halves
+# of k = 32 bytes.
 _LEFT: Final = re.compile(r"R\d+, R(\d+), gdesc")
 _LEFT_REGISTERS: Final = 4
 _REGISTER: Final = re.compile(r"R(\d+)\b")
 _PREDICATE: Final = re.compile(r"!?U?P(\d|T)\b")
 _WAIT: Final = re.compile(r"gsb0, 0x([0-9a-f]+)")
-# Those whose first operand, where it is a register, is none that they write.
+# Instructions whose first operand is not a register that they write.
 _WRITING_NONE: Final = frozenset(
   ("BAR", "BRA", "BSSY", "BSYNC", "CALL", "DEPBAR", "EXIT", "LDGSTS")
   + ("NANOSLEEP", "RED", "RET", "ST", "STG", "STL", "STS", "STSM")
   + ("WARPGROUP", "WARPSYNC")
 )
-_MOST_GROUPS: Final = 16  # in flight; older ones are taken together
+_MOST_GROUPS: Final = 16  # in flight; older ones are merged
 
 
 def overwritten_operands(sass: str) -> list[str]:
-  """Instructions that write what a wgmma in flight reads.
+  """Returns instructions that write a register that a wgmma in flight reads.
 
-  All ways through the kernel are followed, with the groups that are in flight
-  on each.
+  It follows all paths through the kernel, with the groups in flight on each.
 
   Args:
-    sass: what `nvdisasm -c` prints.
+    sass: the output of `nvdisasm -c`.
 
   Returns:
     The instructions with the registers, each once, in their order.
@@ -96,7 +94,7 @@ def _after(
 
 
 def _written(instruction: machine_code.Instruction) -> Iterator[int]:
-  """The registers that an instruction writes; not a wgmma's accumulator."""
+  """Yields the registers that an instruction writes, except accumulators."""
   name = instruction.opcode.partition(".")[0]
   if name in _WRITING_NONE or name == "HGMMA":
     return
@@ -110,7 +108,7 @@ def _written(instruction: machine_code.Instruction) -> Iterator[int]:
 
 
 def _width(opcode: str) -> int:
-  """How many registers it writes."""
+  """Returns the number of registers that an instruction writes."""
   name, *qualifiers = opcode.split(".")
   if name == "LDSM":
     return int(qualifiers[-1]) if qualifiers[-1].isdigit() else 1

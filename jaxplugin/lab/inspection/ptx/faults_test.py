@@ -35,7 +35,7 @@ def run(*body, threads=THREADS, **options):
 
 
 def stored(*body, **options):
-  """What is left where each thread stores %r5."""
+  """Returns the array after each thread has stored %r5."""
   return run(*body, "st.global.b32 [%rd0], %r5;", **options).arrays[0]
 
 

@@ -39,7 +39,7 @@ def floats(rng, dtype):
 
 
 def near(rng, dtype):
-  """Of similar size, so that sums of three cancel."""
+  """Returns numbers of similar size, so that sums of three cancel."""
   return (
     rng.normal(size=THREADS) * 2.0 ** rng.integers(-5, 5, THREADS)
   ).astype(dtype)

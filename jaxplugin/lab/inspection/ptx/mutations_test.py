@@ -25,7 +25,7 @@ PRODUCTS = {
   "sm_90_swapped": ("sm_90", "bf16", "nvfp4", (130, 130, 320)),
   "sm_120_nvfp4": ("sm_120", "nvfp4", "nvfp4", (70, 72, 1056)),
 }
-# Of whole tiles: all that is loaded there has an effect.
+# Sizes of whole tiles, so that all loaded values have an effect.
 WHOLE = {
   "sm_80_mxfp8_whole": ("sm_80", "mxfp8", "mxfp8", (16, 128, 512)),
   "sm_90_mxfp8_whole": ("sm_90", "mxfp8", "mxfp8", (128, 128, 320)),
@@ -47,9 +47,9 @@ def other_swizzle(found):
   return f"{found[1]}{int(found[2]) ^ SWIZZLE_MODES};"
 
 
-# What is looked for, and put in its place; what it must be caught as; how many
-# places may be without effect. Such are a barrier between steps that another
-# follows, and a wait for copies that have all been waited for.
+# A pattern, its replacement, the expected faults, and the number of places that
+# may have no effect, such as a barrier before another one, or a wait for copies
+# without any in flight.
 SYNCHRONIZATION = {
   "barrier": (r"\bbar\.sync\s+0;", "", {"Race"}, 1),
   "barrier_of_a_warp": (r"\bbar\.warp\.sync\s+-1;", "", {"Race"}, 0),
@@ -62,7 +62,7 @@ SYNCHRONIZATION = {
     r"(cp\.async\.wait_group\s+)(\d+);", one_more, {"InFlight"}, 1,
   ),
 }  # fmt: skip
-# A tile's first rows are there, whatever the mask; not the last.
+# A tile's first rows exist with any mask, but its last rows do not.
 MASKS = {
   "mask_of_a_load": (
     r"@%p\d+(\s+ld\.global)", r"\1", {"OutOfBounds"}, MOST_PLACES - 1,

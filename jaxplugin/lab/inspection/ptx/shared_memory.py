@@ -81,7 +81,7 @@ class SharedMemory:
     return self._block_barrier
 
   def fence_proxy(self, actors: np.ndarray) -> None:
-    """Executes fence.proxy.async for writes of `actors`, and for earlier ones."""
+    """Executes fence.proxy.async, for writes of `actors` and earlier ones."""
     self._unfenced &= ~(
       np.isin(self._writer, actors) | (self._write_time < self._block_barrier)
     )
@@ -298,7 +298,7 @@ def _wavefronts(
 
   Shared memory has 32 banks of 4 bytes (CUDA programming guide, "Shared
   memory"). Lanes of a warp that access different words of one bank take turns.
-  One pass serves all lanes that access the same word. Wide accesses go by half
+  All lanes that access the same word share a pass. Wide accesses go by half
   or quarter warps.
 
   Args:

@@ -35,13 +35,13 @@ def other_parity(found):
   )
 
 
-# What is looked for, and put in its place; what it must be caught as; how many
-# places may be without effect. Such are
+# A pattern, its replacement, the expected faults, and the number of places that
+# may have no effect. Examples of such places:
 #   a barrier before a wait for an mbarrier, where all threads meet anyway;
-#   the wait for the store of zeros to the sums, which another one follows;
-#   an mbarrier that is left in memory that nothing else takes;
-#   the last wait for copies, when none is under way;
-#   sums that are kept where they are zero.
+#   the wait for the store of zeros to the sums, because another one follows;
+#   an mbarrier that stays in memory that nothing else uses;
+#   the last wait for copies, when none is in flight;
+#   sums that are kept when they are zero.
 SYNCHRONIZATION = {
   "barrier": (r"\bbar\.sync\s+0;", "", {"Race"}, 3),
   "proxy_fence": (r"\bfence\.proxy\.async\S*;", "", {"MissingFence"}, 0),

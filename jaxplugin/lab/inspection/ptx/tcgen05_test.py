@@ -133,7 +133,7 @@ class TensorMemoryTest(parameterized.TestCase):
 
 
 class ProductTest(parameterized.TestCase):
-  """bf16 products, of which shared memory holds the right operand."""
+  """bf16 products whose right operand is in shared memory."""
 
   def product(self, m=128, descriptor=K_MINOR_DESCRIPTOR, more=0, places=None):
     """The sums, and the operands: bf16[m, 16] and, as bytes lie, bf16[...]."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Executes `tcgen05.mma`, which one thread issues. Its sums are in tensor memory.
+"""Executes `tcgen05.mma`: one thread issues it, sums are in tensor memory.
 
 PTX ISA 9.0: 9.7.16.10.9.1 (tcgen05.mma), 9.7.16.10.4 (packing of elements),
 9.7.16.10.5 (layouts D, of m = 128, and F, of m = 64), 9.7.16.10.7 (block
