@@ -6,8 +6,8 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.lab.inspection.ptx import banks
 from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import shared_memory
 from jaxplugin.testing.kernels import ptx_programs
 
 THREADS = 64
@@ -239,7 +239,7 @@ class BanksTest(parameterized.TestCase):
     lane = np.arange(64)
     addresses = (lane % 32 * stride).astype(np.int64)
     self.assertEqual(
-      banks.wavefronts(addresses, size, lane // 32), (taken, least)
+      shared_memory.wavefronts(addresses, size, lane // 32), (taken, least)
     )
 
 

@@ -205,7 +205,7 @@ class SharedMemory:
         " mbarrier is"
       )
     if kind:
-      taken, least = _wavefronts(addresses, size, self._warp_of[actors])
+      taken, least = wavefronts(addresses, size, self._warp_of[actors])
       self._counts[f"{kind} wavefronts"] += taken
       self._counts[f"{kind} least wavefronts"] += least
     return places
@@ -291,7 +291,7 @@ class SharedMemory:
     )
 
 
-def _wavefronts(
+def wavefronts(
   addresses: np.ndarray, size: int, warps: np.ndarray
 ) -> tuple[int, int]:
   """Returns the passes of an access, and the least number for as many words.
