@@ -46,7 +46,7 @@ def commands(text: str) -> list[str]:
   return [match[2] for match in _TABLE.finditer(text)]
 
 
-def kept() -> dict[str, list[plans.Plan]]:
+def kept() -> dict[str, list[plans.ModelPlan]]:
   """Plans of each command, as they were when it was last run."""
   found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
   return {
@@ -55,7 +55,7 @@ def kept() -> dict[str, list[plans.Plan]]:
   }
 
 
-def keep(found: dict[str, list[plans.Plan]], order: Sequence[str]) -> None:
+def keep(found: dict[str, list[plans.ModelPlan]], order: Sequence[str]) -> None:
   """Writes the plans of commands, in the order of the guide."""
   data = {
     command: [plan.to_dict() for plan in found[command]]
@@ -65,7 +65,7 @@ def keep(found: dict[str, list[plans.Plan]], order: Sequence[str]) -> None:
   KEPT.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def summed(plan: plans.Plan) -> plans.Plan:
+def summed(plan: plans.ModelPlan) -> plans.ModelPlan:
   """A plan with one collective of each kind, as tables have them."""
   found: dict[Any, collectives.Collective] = {}
   for one in plan.collectives:
@@ -77,7 +77,7 @@ def summed(plan: plans.Plan) -> plans.Plan:
   return dataclasses.replace(plan, collectives=tuple(found.values()))
 
 
-def run(command: str) -> list[plans.Plan]:
+def run(command: str) -> list[plans.ModelPlan]:
   """Runs a command, without its picture."""
   output = io.StringIO()
   with contextlib.redirect_stdout(output):
@@ -87,19 +87,21 @@ def run(command: str) -> list[plans.Plan]:
   return [summed(plan) for plan in report.from_json(output.getvalue())]
 
 
-def tables(found: Sequence[plans.Plan]) -> str:
+def tables(found: Sequence[plans.ModelPlan]) -> str:
   """What stands between a command and its end."""
   return f"\n{report.text(found, times=False)}\n\n"
 
 
-def written(text: str, found: dict[str, list[plans.Plan]]) -> str:
+def written(text: str, found: dict[str, list[plans.ModelPlan]]) -> str:
   """The guide with the tables of these plans."""
   return _TABLE.sub(
     lambda match: f"{match[1]}{tables(found[match[2]])}{match[4]}", text
   )
 
 
-def pictures(found: dict[str, list[plans.Plan]]) -> dict[pathlib.Path, str]:
+def pictures(
+  found: dict[str, list[plans.ModelPlan]],
+) -> dict[pathlib.Path, str]:
   """The picture of each command that has one."""
   return {
     GUIDE.parent / match[1]: picture.draw(plans_)

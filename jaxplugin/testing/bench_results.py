@@ -76,8 +76,8 @@ def row(*variants: results.VariantResult, **fields) -> results.RowResult:
   )
 
 
-def run(*rows: results.RowResult, **fields) -> results.Run:
-  return results.Run(
+def run(*rows: results.RowResult, **fields) -> results.BenchRun:
+  return results.BenchRun(
     **{
       "command": ("bench",),
       "environment": ENVIRONMENT,

@@ -546,7 +546,7 @@ class CompileTest(parameterized.TestCase):
     opcodes = [
       item.opcode.partition(".")[0]
       for item in machine_code.read_sass(kernel.disassembly)
-      if isinstance(item, machine_code.Instruction)
+      if isinstance(item, machine_code.MachineInstruction)
     ]
     before = opcodes[: opcodes.index("FADD")]
     self.assertGreaterEqual(before.count("LDG"), config.split_k)

@@ -47,7 +47,7 @@ _KERNELS_LIMIT: Final = "JAXPLUGIN_CPU_ISA"  # kernels/cpu/isa.cc
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Device:
+class BenchDevice:
   """The device of a measurement.
 
   Attributes:
@@ -86,7 +86,7 @@ def instruction_set_limit() -> str | None:
   return os.environ.get(_KERNELS_LIMIT)
 
 
-def find(name: str | None) -> Device:
+def find(name: str | None) -> BenchDevice:
   """Returns the first local device of a platform, by default JAX's default.
 
   Raises:
@@ -112,7 +112,7 @@ def find(name: str | None) -> Device:
     name = "rocm" if "rocm" in version else "cuda"
     target = targets.detect_target(name)
     size, source = gpu_cache_bytes(target)
-  return Device(
+  return BenchDevice(
     device=device, target=target, cache_bytes=size, cache_source=source
   )
 
@@ -142,7 +142,7 @@ def gpu_cache_bytes(target: targets.Target) -> tuple[int, str]:
   return _DEFAULT_CACHE_BYTES["gpu"], "assumed"
 
 
-def environment(device: Device) -> dict[str, Any]:
+def environment(device: BenchDevice) -> dict[str, Any]:
   """Returns the device and versions, for a file of results."""
   target = device.target
   return {

@@ -45,7 +45,7 @@ _MAX_CHAINED_STEPS: Final = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class CallPlan:
   """How a variant is called.
 
   Attributes:
@@ -72,7 +72,7 @@ class Timed:
     seconds: time until all calls of the last sample were done.
   """
 
-  def __init__(self, variant: variants.Variant, plan: Plan):
+  def __init__(self, variant: variants.Variant, plan: CallPlan):
     self.variant = variant
     self.plan = plan
     self.launch_seconds = 0.0
@@ -210,26 +210,26 @@ def plan(
   is_chained: bool,
   step_seconds: float,
   max_bytes: int,
-) -> Plan:
+) -> CallPlan:
   """Returns how to call a variant.
 
   Args:
     num_bytes: size of one set of operands.
     cache_bytes: size of the last-level cache.
     mode: "call" or "step".
-    is_chained: as in `Plan`.
+    is_chained: as in `CallPlan`.
     step_seconds: a lower estimate of the time of a step.
     max_bytes: limit of the size of all sets.
   """
   sets = operand_sets.copies(num_bytes, cache_bytes)
   if mode == "call":
-    return Plan(groups=sets)
+    return CallPlan(groups=sets)
   wanted = max(2, min(_MAX_STEPS, int(_CALL_SECONDS / step_seconds)))
   repeats = int(_SAMPLE_SECONDS / (step_seconds * wanted))
   if is_chained:
     wanted, repeats = min(wanted, _MAX_CHAINED_STEPS), 1
   steps = max(1, min(wanted, max_bytes // num_bytes))
-  return Plan(
+  return CallPlan(
     mode="step",
     steps=steps,
     groups=-(-sets // steps),

@@ -50,7 +50,7 @@ class TimedTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_steps_compute_every_set(self, is_chained):
     variant = made()
-    plan = execution.Plan(
+    plan = execution.CallPlan(
       mode="step", steps=STEPS, groups=2, is_chained=is_chained
     )
     timed = execution.Timed(variant, plan)
@@ -62,13 +62,13 @@ class TimedTest(parameterized.TestCase):
       np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
   def test_barriers_stand_between_steps(self):
-    plan = execution.Plan(mode="step", steps=STEPS, groups=1)
+    plan = execution.CallPlan(mode="step", steps=STEPS, groups=1)
     text = execution.Timed(made(), plan).lower().as_text()
     self.assertEqual(text.count("optimization_barrier"), STEPS - 1)
 
   def test_results_to_check_are_of_the_first_and_the_last_step(self):
     variant = made()
-    timed = execution.Timed(variant, execution.Plan(steps=STEPS, groups=1))
+    timed = execution.Timed(variant, execution.CallPlan(steps=STEPS, groups=1))
     (first, last) = timed.results()
     self.assertEqual((first[0], last[0]), (0, STEPS - 1))
     np.testing.assert_allclose(
@@ -83,7 +83,9 @@ class TimedTest(parameterized.TestCase):
       lhs, rhs = variant.operands(i)
       return (lhs * np.nan if i == 0 else lhs), rhs
 
-    plan = execution.Plan(mode="step", steps=STEPS, groups=1, is_chained=True)
+    plan = execution.CallPlan(
+      mode="step", steps=STEPS, groups=1, is_chained=True
+    )
     results = execution.Timed(made(operands=operands), plan).run(0)
     expected = product(variant.operands(2)[0], variant.operands(1)[1])
     np.testing.assert_allclose(results[1], expected, rtol=1e-5, atol=1e-5)
@@ -99,7 +101,7 @@ class TimedTest(parameterized.TestCase):
       function=function, operands=lambda i: (np.array([i]),), on_host=True
     )
     timed = execution.Timed(
-      variant, execution.Plan(steps=2, groups=3, repeats=2)
+      variant, execution.CallPlan(steps=2, groups=3, repeats=2)
     )
     timed.sample()
     timed.sample()
@@ -114,7 +116,7 @@ class TimedTest(parameterized.TestCase):
       operands=lambda i: (np.array([i]),),
       on_host=True,
     )
-    timed = execution.Timed(variant, execution.Plan(groups=2))
+    timed = execution.Timed(variant, execution.CallPlan(groups=2))
 
     def clock():
       events.append("clock")
@@ -126,7 +128,7 @@ class TimedTest(parameterized.TestCase):
 
   def test_time_is_of_one_step(self):
     clock = itertools.count()  # start, launched, end
-    plan = execution.Plan(steps=2, groups=1, repeats=4)
+    plan = execution.CallPlan(steps=2, groups=1, repeats=4)
     timed = execution.Timed(made(on_host=True), plan)
     with absltest.mock.patch.object(
       execution.time, "perf_counter", lambda: float(next(clock))
@@ -137,7 +139,7 @@ class TimedTest(parameterized.TestCase):
   def test_host_is_waited_for(self):
     waits = []
     variant = made(on_host=True, wait=lambda: waits.append(1))
-    execution.Timed(variant, execution.Plan(groups=1, repeats=3)).sample()
+    execution.Timed(variant, execution.CallPlan(groups=1, repeats=3)).sample()
     self.assertLen(waits, 2)  # after the untimed call, and after all others
 
 
@@ -156,7 +158,7 @@ class CompiledStepsTest(parameterized.TestCase):
     is_cpu = target.platform == "cpu"
     return execution.Timed(
       variant,
-      execution.Plan(mode="step", steps=STEPS, groups=1, is_chained=is_cpu),
+      execution.CallPlan(mode="step", steps=STEPS, groups=1, is_chained=is_cpu),
     )
 
   @pytest.mark.lab

@@ -49,7 +49,7 @@ _EXPERTS_ROUNDS: Final = 3  # at least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class BenchOptions:
   """Options of a measurement.
 
   Attributes:
@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Entry:
+class _Measured:
   """A variant while it is measured."""
 
   result: results.VariantResult
@@ -86,9 +86,9 @@ class RowMeasurement:
 
   def __init__(
     self,
-    device: devices.Device,
+    device: devices.BenchDevice,
     ceilings: roofline.Ceilings,
-    options: Options,
+    options: BenchOptions,
     progress: Callable[[str], None] = lambda text: None,
   ):
     self.device = device
@@ -101,7 +101,7 @@ class RowMeasurement:
     self._first_milliseconds = 0.0
 
   def measure(
-    self, row: workloads.Row, pair: workloads.Pair
+    self, row: workloads.BenchRow, pair: workloads.Pair
   ) -> results.RowResult:
     """Measures all variants of one row in one pair of formats."""
     start = time.perf_counter()
@@ -139,7 +139,7 @@ class RowMeasurement:
     )
 
   def _variants(
-    self, row: workloads.Row, pair: workloads.Pair
+    self, row: workloads.BenchRow, pair: workloads.Pair
   ) -> Sequence[variants.AnyVariant]:
     self._progress(f"{row} {pair}: data")
     options = self.options
@@ -174,13 +174,13 @@ class RowMeasurement:
     return found
 
   def _prepare(
-    self, row: workloads.Row, variant: variants.AnyVariant
-  ) -> _Entry:
+    self, row: workloads.BenchRow, variant: variants.AnyVariant
+  ) -> _Measured:
     """Prepares a variant to be timed, or records why it cannot be."""
     if isinstance(variant, variants.Forms):
       return self._prepare_fastest(row, variant)
     if isinstance(variant, variants.Unavailable):
-      return _Entry(
+      return _Measured(
         result=results.VariantResult(
           name=variant.name,
           role=variant.role,
@@ -188,7 +188,7 @@ class RowMeasurement:
           reason=variant.reason,
         )
       )
-    entry = _Entry(
+    entry = _Measured(
       result=results.VariantResult(
         name=variant.name,
         role=variant.role,
@@ -208,8 +208,8 @@ class RowMeasurement:
     return entry
 
   def _prepare_fastest(
-    self, row: workloads.Row, peer: variants.Forms
-  ) -> _Entry:
+    self, row: workloads.BenchRow, peer: variants.Forms
+  ) -> _Measured:
     key = str(row), peer.name
     forms = peer.forms
     if peer.of_floats and key in self._fastest_forms:
@@ -220,7 +220,7 @@ class RowMeasurement:
       self._fastest_forms[key] = fastest.result.form
     return fastest
 
-  def _fastest(self, forms: Sequence[_Entry]) -> _Entry:
+  def _fastest(self, forms: Sequence[_Measured]) -> _Measured:
     """Returns a wrong form of a peer, or else the fastest one.
 
     If no form runs, it returns the first one, with its reason.
@@ -245,14 +245,14 @@ class RowMeasurement:
       timed, rounds=_FORM_ROUNDS, seconds=_FORM_SECONDS, min_rounds=2
     )
 
-    def milliseconds(entry: _Entry) -> float:
+    def milliseconds(entry: _Measured) -> float:
       taken = [s for s in samples.get(entry.result.form, ()) if s is not None]
       return float(np.median(taken)) if taken else np.inf
 
     return min(forms, key=milliseconds)
 
   def _ready(
-    self, row: workloads.Row, entry: _Entry, mode: execution.Mode
+    self, row: workloads.BenchRow, entry: _Measured, mode: execution.Mode
   ) -> tuple[execution.Timed | None, float | None]:
     """Compiles, checks and warms up a variant in one mode.
 
@@ -310,10 +310,10 @@ class RowMeasurement:
 
   def _plan(
     self,
-    row: workloads.Row,
+    row: workloads.BenchRow,
     variant: variants.Variant,
     mode: execution.Mode,
-  ) -> execution.Plan:
+  ) -> execution.CallPlan:
     is_chained = not (self.device.is_gpu or variant.on_host)
     if is_chained and row.kind != "dot":
       mode = "call"  # chained steps would copy a stack of floats
@@ -328,8 +328,8 @@ class RowMeasurement:
     )
 
   def _of_slow(
-    self, row: workloads.Row, variant: variants.AnyVariant
-  ) -> _Entry | None:
+    self, row: workloads.BenchRow, variant: variants.AnyVariant
+  ) -> _Measured | None:
     """Returns the result of a slow variant in other formats; None if none."""
     if not isinstance(variant, variants.Variant) or not variant.same_as:
       return None
@@ -346,13 +346,13 @@ class RowMeasurement:
       form=f"timed with {pair}",
       mode="call",
     )
-    return _Entry(result=result, variant=variant, once=milliseconds)
+    return _Measured(result=result, variant=variant, once=milliseconds)
 
   def _keep_slow(
     self,
-    row: workloads.Row,
+    row: workloads.BenchRow,
     pair: workloads.Pair,
-    entries: Sequence[_Entry],
+    entries: Sequence[_Measured],
   ) -> None:
     for entry in entries:
       if entry.once is not None and entry.variant and entry.variant.same_as:
@@ -360,7 +360,7 @@ class RowMeasurement:
         self._slow.setdefault(key, (str(pair), entry.once))
 
   def _time(
-    self, row: workloads.Row, running: dict[str, _Entry]
+    self, row: workloads.BenchRow, running: dict[str, _Measured]
   ) -> dict[str, list[float | None]]:
     once: dict[str, list[float | None]] = {
       n: [e.once] for n, e in running.items() if e.once is not None
@@ -368,7 +368,7 @@ class RowMeasurement:
     running = {n: e for n, e in running.items() if e.once is None}
     self._progress(f"timing {', '.join(running)}")
 
-    def sample(entry: _Entry) -> Callable[[int], float]:
+    def sample(entry: _Measured) -> Callable[[int], float]:
       def call(i: int) -> float:
         assert entry.timed is not None
         milliseconds = entry.timed.sample(i)
@@ -387,7 +387,7 @@ class RowMeasurement:
     return found | once
 
   def _time_other_mode(
-    self, row: workloads.Row, running: dict[str, _Entry]
+    self, row: workloads.BenchRow, running: dict[str, _Measured]
   ) -> None:
     """Times dots with few rows in the other mode as well."""
     if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
@@ -414,7 +414,7 @@ class RowMeasurement:
 
   def _raise_ceilings(
     self,
-    running: dict[str, _Entry],
+    running: dict[str, _Measured],
     samples: dict[str, list[float | None]],
   ) -> None:
     for name, entry in running.items():
@@ -431,7 +431,7 @@ class RowMeasurement:
         self.ceilings = self.ceilings.raised(name, result.flops / seconds)
 
   def _finished(
-    self, entry: _Entry, stats: timing.Stats
+    self, entry: _Measured, stats: timing.Stats
   ) -> results.VariantResult:
     result = entry.result
     seconds = stats.median / 1e3

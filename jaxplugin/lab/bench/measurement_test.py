@@ -58,7 +58,7 @@ class FormsTest(absltest.TestCase):
     return self.results_of(self.measuring(), peer)
 
   def measuring(self):
-    options = measurement.Options(
+    options = measurement.BenchOptions(
       mode="call",
       rounds=3,
       seconds=0.1,

@@ -116,7 +116,7 @@ class Ceilings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class CeilingSizes:
   """Sizes for measuring ceilings.
 
   Attributes:
@@ -130,9 +130,9 @@ class Sizes:
   rounds: int
 
 
-CPU_SIZES: Final = Sizes(side=8192, product=2048, rounds=15)
-GPU_SIZES: Final = Sizes(side=16384, product=8192, rounds=10)
-QUICK_SIZES: Final = Sizes(side=2048, product=512, rounds=5)
+CPU_SIZES: Final = CeilingSizes(side=8192, product=2048, rounds=15)
+GPU_SIZES: Final = CeilingSizes(side=16384, product=8192, rounds=10)
+QUICK_SIZES: Final = CeilingSizes(side=2048, product=512, rounds=5)
 
 
 def _variant(
@@ -270,7 +270,7 @@ def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
   return result
 
 
-def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
+def measure(device: devices.BenchDevice, sizes: CeilingSizes) -> Ceilings:
   """Measures all ceilings, in turns."""
   x = jnp.ones((sizes.side, sizes.side), jnp.float32)
   copy = _variant(
@@ -286,7 +286,7 @@ def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
     *_products(sizes.product, device.is_gpu),
   ]
   # On a GPU several calls are in flight, as in the rows.
-  plan = execution.Plan(groups=1, repeats=8 if device.is_gpu else 1)
+  plan = execution.CallPlan(groups=1, repeats=8 if device.is_gpu else 1)
   best = dict.fromkeys(NAMES, 0.0)
   timed = {v.name: execution.Timed(v, plan) for v in all_variants}
   for one in timed.values():

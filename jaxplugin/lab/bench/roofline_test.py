@@ -55,7 +55,7 @@ class CeilingsTest(parameterized.TestCase):
 class MeasureTest(absltest.TestCase):
   @pytest.mark.lab
   def test_every_ceiling_of_a_cpu_is_measured_by_what_its_names_say(self):
-    sizes = roofline.Sizes(side=64, product=64, rounds=2)
+    sizes = roofline.CeilingSizes(side=64, product=64, rounds=2)
     found = roofline.measure(devices.find("cpu"), sizes)
     for name in roofline.NAMES:
       self.assertGreater(getattr(found, name), 1e6, name)

@@ -31,16 +31,16 @@ class Request:
     output: path of the file of results, or None.
   """
 
-  device: devices.Device
-  rows: tuple[workloads.Row, ...]
+  device: devices.BenchDevice
+  rows: tuple[workloads.BenchRow, ...]
   pairs: tuple[workloads.Pair, ...] | None
-  options: measurement.Options
-  sizes: roofline.Sizes
+  options: measurement.BenchOptions
+  sizes: roofline.CeilingSizes
   deadline: float
   command: tuple[str, ...]
   output: str | None
 
-  def work(self) -> list[tuple[workloads.Row, workloads.Pair]]:
+  def work(self) -> list[tuple[workloads.BenchRow, workloads.Pair]]:
     """Returns each row with each of its pairs of formats."""
     found = []
     for row in self.rows:
@@ -59,12 +59,12 @@ class Request:
 class Interrupted(KeyboardInterrupt):
   """Ctrl-C during a run; `run` has the measured rows."""
 
-  def __init__(self, run: results.Run):
+  def __init__(self, run: results.BenchRun):
     super().__init__()
     self.run = run
 
 
-def measure(request: Request) -> results.Run:
+def measure(request: Request) -> results.BenchRun:
   """Measures row by row, and writes the file of results after each.
 
   Raises:
@@ -74,7 +74,7 @@ def measure(request: Request) -> results.Run:
   ceilings = None
   if work:
     ceilings = roofline.measure(request.device, request.sizes)
-  found = results.Run(
+  found = results.BenchRun(
     command=request.command,
     environment=devices.environment(request.device),
     ceilings=ceilings,
@@ -90,9 +90,9 @@ def measure(request: Request) -> results.Run:
 
 def _measure_rows(
   request: Request,
-  found: results.Run,
+  found: results.BenchRun,
   ceilings: roofline.Ceilings,
-) -> results.Run:
+) -> results.BenchRun:
   work = request.work()
   with progress.shown(total=len(work)) as line:
     measure = measurement.RowMeasurement(

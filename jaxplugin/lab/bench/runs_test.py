@@ -45,7 +45,7 @@ class RunTest(absltest.TestCase):
       device=devices.find("cpu"),
       rows=tuple(workloads.parse_rows("1x32x32,1x64x64")),
       pairs=tuple(workloads.parse_pairs("mxfp8")),
-      options=mock.create_autospec(measurement.Options, instance=True),
+      options=mock.create_autospec(measurement.BenchOptions, instance=True),
       sizes=roofline.QUICK_SIZES,
       deadline=time.monotonic() + 60,
       command=("bench",),

@@ -97,7 +97,7 @@ class TrainingVariants:
   """The variants of one block's step on one device."""
 
   def __init__(
-    self, row: workloads.Row, pair: workloads.Pair, target: targets.Target
+    self, row: workloads.BenchRow, pair: workloads.Pair, target: targets.Target
   ):
     self.row = row
     self.recipe = RECIPES[pair.name]

@@ -30,7 +30,7 @@ _ONE_SIDED_STEPS: Final = "f32xmxfp8,f32xnvfp4"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchRow:
   """One comparison.
 
   Attributes:
@@ -157,34 +157,38 @@ EXPERTS: Final[dict[str, tuple[int, int, tuple[tuple[str, int, int], ...]]]] = {
 _TOKENS: Final = (1, 8, 64, 512)
 
 
-def _dots(*sizes: tuple[int, int, int], layer: str = "") -> tuple[Row, ...]:
-  return tuple(Row(kind="dot", m=m, n=n, k=k, layer=layer) for m, n, k in sizes)
+def _dots(
+  *sizes: tuple[int, int, int], layer: str = ""
+) -> tuple[BenchRow, ...]:
+  return tuple(
+    BenchRow(kind="dot", m=m, n=n, k=k, layer=layer) for m, n, k in sizes
+  )
 
 
-def _also(formats: str, *rows: Row) -> tuple[Row, ...]:
+def _also(formats: str, *rows: BenchRow) -> tuple[BenchRow, ...]:
   """Returns the rows with further formats."""
   return tuple(
     dataclasses.replace(row, formats=f"{row.formats},{formats}") for row in rows
   )
 
 
-def _codec(size: int) -> tuple[Row, ...]:
+def _codec(size: int) -> tuple[BenchRow, ...]:
   return tuple(
-    Row(kind=kind, m=size, k=size) for kind in ("quantize", "dequantize")
+    BenchRow(kind=kind, m=size, k=size) for kind in ("quantize", "dequantize")
   )
 
 
 # Four layers with the widths of TinyLlama 1.1B (arXiv:2401.02385).
-_DECODER: Final = Row(
+_DECODER: Final = BenchRow(
   kind="decoder", m=1, n=5632, k=2048, layers=4, layer="as TinyLlama's"
 )
-_TRAINING: Final = Row(kind="training", m=512, n=2048, k=512)
+_TRAINING: Final = BenchRow(kind="training", m=512, n=2048, k=512)
 _DECODE: Final = _dots(*((m, 8192, 8192) for m in (1, 4, 8, 16)))
-_STARTUP: Final = (Row(kind="startup"),)
-SETS: Final[dict[str, tuple[Row, ...]]] = {
+_STARTUP: Final = (BenchRow(kind="startup"),)
+SETS: Final[dict[str, tuple[BenchRow, ...]]] = {
   **{
     model: tuple(
-      Row(kind="dot", m=m, n=n, k=k, layer=f"{model} {name}")
+      BenchRow(kind="dot", m=m, n=n, k=k, layer=f"{model} {name}")
       for name, n, k in layers
       for m in _LAYER_ROWS
     )
@@ -192,7 +196,7 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
   },
   **{
     f"{model}-moe": tuple(
-      Row(
+      BenchRow(
         kind="experts",
         m=m,
         n=n,
@@ -240,7 +244,9 @@ HEAD_SIZE: Final = 64
 _CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
 
 
-def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
+def parse_rows(
+  text: str, m: Sequence[int] | None = None
+) -> tuple[BenchRow, ...]:
   """Returns the rows of a comma-separated list of sets and sizes, each once.
 
   Args:
@@ -252,7 +258,7 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
   Raises:
     ValueError: If an item is neither a set nor sizes.
   """
-  rows: list[Row] = []
+  rows: list[BenchRow] = []
   for item in _items("--shapes", text):
     rows += SETS[item] if item in SETS else [_parse_row(item)]
   if m is not None:
@@ -262,13 +268,13 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
       for size in (m if row.is_product else (row.m,))
     ]
   # Keeps the first of several rows that differ only in `layer`.
-  unique: dict[str, Row] = {}
+  unique: dict[str, BenchRow] = {}
   for row in rows:
     unique.setdefault(str(row), row)
   return tuple(unique.values())
 
 
-def _parse_row(item: str) -> Row:
+def _parse_row(item: str) -> BenchRow:
   dot = _DOT.fullmatch(item)
   decoder = _DECODER_SIZES.fullmatch(item)
   training = _TRAINING_SIZES.fullmatch(item)
@@ -276,16 +282,16 @@ def _parse_row(item: str) -> Row:
   codec = _CODEC.fullmatch(item)
   if dot:
     m, n, k = map(int, dot.groups())
-    row = Row(kind="dot", m=m, n=n, k=k)
+    row = BenchRow(kind="dot", m=m, n=n, k=k)
   elif decoder:
     layers, k, n, m = (int(size or 1) for size in decoder.groups())
-    row = Row(kind="decoder", m=m, n=n, k=k, layers=layers)
+    row = BenchRow(kind="decoder", m=m, n=n, k=k, layers=layers)
   elif training:
     m, k, n = map(int, training.groups())
-    row = Row(kind="training", m=m, n=n, k=k)
+    row = BenchRow(kind="training", m=m, n=n, k=k)
   elif experts:
     m, top, count, n, k = map(int, experts.groups())
-    row = Row(
+    row = BenchRow(
       kind="experts",
       m=m,
       n=n,
@@ -296,7 +302,7 @@ def _parse_row(item: str) -> Row:
     )
   elif codec:
     m, k = int(codec[2]), int(codec[3])
-    row = Row(kind=codec[1], m=m, k=k)  # type: ignore[arg-type]
+    row = BenchRow(kind=codec[1], m=m, k=k)  # type: ignore[arg-type]
   else:
     raise ValueError(
       f"unknown shape {item!r}; known: {', '.join(SETS)}, sizes MxNxK"
@@ -376,7 +382,7 @@ def _items(option: str, text: str) -> list[str]:
   return items
 
 
-def check(row: Row, pair: Pair) -> None:
+def check(row: BenchRow, pair: Pair) -> None:
   """Raises ValueError if a row does not support the formats."""
   if row.kind == "startup":
     return

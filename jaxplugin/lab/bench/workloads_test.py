@@ -16,8 +16,8 @@ def texts(found):
 class RowsTest(parameterized.TestCase):
   def test_sizes_and_kinds_are_read(self):
     dot, codec = workloads.parse_rows("512x4096x1024, dequantize:64x96")
-    self.assertEqual(dot, workloads.Row(kind="dot", m=512, n=4096, k=1024))
-    self.assertEqual(codec, workloads.Row(kind="dequantize", m=64, k=96))
+    self.assertEqual(dot, workloads.BenchRow(kind="dot", m=512, n=4096, k=1024))
+    self.assertEqual(codec, workloads.BenchRow(kind="dequantize", m=64, k=96))
 
   def test_sets_hold_the_shapes_that_targets_are_stated_for(self):
     self.assertEqual(

@@ -197,7 +197,7 @@ def _prints_json(args: argparse.Namespace) -> bool:
   return args.json == files.STANDARD
 
 
-def _print(found: results.Run, args: argparse.Namespace) -> None:
+def _print(found: results.BenchRun, args: argparse.Namespace) -> None:
   if _prints_json(args):
     print(results.to_json(found), end="")
   elif args.verbose:
@@ -206,7 +206,9 @@ def _print(found: results.Run, args: argparse.Namespace) -> None:
     console.show(table.summary(found))
 
 
-def _check_instruction_set(isa: str | None, device: devices.Device) -> None:
+def _check_instruction_set(
+  isa: str | None, device: devices.BenchDevice
+) -> None:
   if isa is not None and device.target.cpu_kernels != isa:
     raise ValueError(
       f"bench: --isa {isa} needs a CPU with kernels and a process in which JAX"
@@ -262,7 +264,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
   rounds = _QUICK_ROUNDS if args.quick else _DEFAULT_ROUNDS
   seconds = _QUICK_SECONDS if args.quick else _DEFAULT_SECONDS
   out = args.out or _DEFAULT_OUT[platform]
-  options = measurement.Options(
+  options = measurement.BenchOptions(
     mode=args.mode or _DEFAULT_MODE[platform],
     rounds=args.rounds or rounds,
     seconds=args.seconds or seconds,

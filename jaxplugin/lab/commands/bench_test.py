@@ -87,7 +87,7 @@ class BenchTestCase(parameterized.TestCase):
     self.enter_context(
       absltest.mock.patch.object(execution, "WARM_UP_SECONDS", 0.0)
     )
-    tiny = roofline.Sizes(side=256, product=64, rounds=2)
+    tiny = roofline.CeilingSizes(side=256, product=64, rounds=2)
     self.enter_context(
       absltest.mock.patch.object(roofline, "QUICK_SIZES", tiny)
     )
@@ -253,8 +253,12 @@ class RunTest(BenchTestCase):
 
   def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
     rows = (
-      workloads.Row(kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"),
-      workloads.Row(kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"),
+      workloads.BenchRow(
+        kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"
+      ),
+      workloads.BenchRow(
+        kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"
+      ),
     )
 
     def work(pairs):

@@ -150,10 +150,10 @@ def _run(args: argparse.Namespace) -> int:
 
 def _of_model(
   args: argparse.Namespace,
-  chosen: list[layouts.Layout],
+  chosen: list[layouts.MeshLayout],
   formats: list[str],
   target: targets.Target,
-) -> Iterator[plans.Plan]:
+) -> Iterator[plans.ModelPlan]:
   if args.source not in blocks.MODELS:
     raise ValueError(
       f"plan: unknown model {args.source!r}; known:"
@@ -184,10 +184,10 @@ def _of_model(
 
 def _of_function(
   args: argparse.Namespace,
-  chosen: list[layouts.Layout],
+  chosen: list[layouts.MeshLayout],
   formats: list[str],
   target: targets.Target,
-) -> Iterator[plans.Plan]:
+) -> Iterator[plans.ModelPlan]:
   if args.batch or args.sequence or args.remat or args.separate:
     raise ValueError(
       "plan: --batch, --sequence, --remat and --separate need a model, got a"

@@ -43,7 +43,7 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _GB: Final = 1_000_000_000
 
-_DEFAULTS: Final = machine.Options()
+_DEFAULTS: Final = machine.TrialOptions()
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -363,7 +363,7 @@ def _implementations(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
-  limits = spaces.Limits(margin=args.margin)
+  limits = spaces.SearchLimits(margin=args.margin)
   implementations = _implementations(args)
 
   def list_candidates(problem: operation_lib.Problem) -> listing.Listing:
@@ -374,8 +374,8 @@ def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
   return list_candidates
 
 
-def _options(args: argparse.Namespace) -> machine.Options:
-  return machine.Options(
+def _options(args: argparse.Namespace) -> machine.TrialOptions:
+  return machine.TrialOptions(
     workers=args.workers,
     seconds=args.deadline,
     memory_bytes=int(args.memory * _GB),

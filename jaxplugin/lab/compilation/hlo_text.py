@@ -24,7 +24,7 @@ RUNNING: Final = ("async-start", "call", "conditional", "while")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Instruction:
+class HloInstruction:
   """One instruction.
 
   Attributes:
@@ -48,18 +48,18 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
+class HloProgram:
   """A module's computations by name, and the names of its entries."""
 
   entries: tuple[str, ...]
-  computations: dict[str, list[Instruction]]
+  computations: dict[str, list[HloInstruction]]
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloProgram:
   """Reads the text of one or several modules."""
-  computations: dict[str, list[Instruction]] = {}
+  computations: dict[str, list[HloInstruction]] = {}
   entries = []
-  instructions: list[Instruction] = []
+  instructions: list[HloInstruction] = []
   for line in text.splitlines():
     start = _COMPUTATION.match(line)
     if start is not None:
@@ -70,6 +70,6 @@ def parse(text: str) -> Program:
     found = _INSTRUCTION.match(line)
     if found is not None:
       instructions.append(
-        Instruction(opcode=found[2], shape=found[1], line=line)
+        HloInstruction(opcode=found[2], shape=found[1], line=line)
       )
-  return Program(entries=tuple(entries), computations=computations)
+  return HloProgram(entries=tuple(entries), computations=computations)

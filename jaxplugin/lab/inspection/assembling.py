@@ -54,7 +54,7 @@ def _places() -> Iterator[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assembled:
+class AssembledKernel:
   """A kernel that ptxas assembled.
 
   Attributes:
@@ -81,7 +81,7 @@ def assembled(
   ptxas: str,
   *,
   ptx_version: int = launching.PTX_VERSION,
-) -> Assembled:
+) -> AssembledKernel:
   """Assembles a kernel.
 
   Args:
@@ -107,7 +107,7 @@ def assembled(
       *(ptxas, f"-arch={architecture.name}{suffix}", str(source), "-o", cubin)
     )
     sass = _run(triton.knobs.nvidia.nvdisasm.path, "-c", cubin).stdout
-    return Assembled(sass=sass, notes=done.stdout + done.stderr)
+    return AssembledKernel(sass=sass, notes=done.stdout + done.stderr)
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -75,7 +75,7 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Instruction:
+class MachineInstruction:
   """A machine instruction.
 
   Attributes:
@@ -103,7 +103,7 @@ def spills_in_sass(text: str) -> int:
   return sum(
     item.opcode.partition(".")[0] in ("LDL", "STL")
     for item in read_sass(text)
-    if isinstance(item, Instruction)
+    if isinstance(item, MachineInstruction)
   )
 
 
@@ -117,7 +117,7 @@ def matrix_instructions_of_sass(text: str) -> dict[str, int]:
     collections.Counter(
       " ".join((item.opcode, *_SASS_OPERAND.findall(item.operands)))
       for item in read_sass(text)
-      if isinstance(item, Instruction) and item.is_matrix
+      if isinstance(item, MachineInstruction) and item.is_matrix
     )
   )
 
@@ -136,7 +136,7 @@ def matrix_instructions_of_amdgcn(text: str) -> dict[str, int]:
     collections.Counter(
       item.opcode
       for item in _read_amdgcn(text)
-      if isinstance(item, Instruction) and item.is_matrix
+      if isinstance(item, MachineInstruction) and item.is_matrix
     )
   )
 
@@ -179,7 +179,7 @@ def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
   return dict(sorted(bits.items()))
 
 
-def read_sass(text: str) -> Iterator[Instruction | str]:
+def read_sass(text: str) -> Iterator[MachineInstruction | str]:
   """Yields instructions in the output of `nvdisasm -c`; labels are strings."""
   for line in text.splitlines():
     if label := _LABEL.match(line):
@@ -194,7 +194,7 @@ def read_sass(text: str) -> Iterator[Instruction | str]:
       # The condition of "BRA.U UP0, `(.L_x_2)" is an operand.
       conditional = predicate is not None or operands.count(",") > 0
       leaves = base in ("BRA", "JMP", "EXIT", "RET", "BRX", "KILL")
-      yield Instruction(
+      yield MachineInstruction(
         opcode=opcode,
         target=target,
         falls_through=not leaves or conditional,
@@ -203,7 +203,7 @@ def read_sass(text: str) -> Iterator[Instruction | str]:
       )
 
 
-def _read_amdgcn(text: str) -> Iterator[Instruction | str]:
+def _read_amdgcn(text: str) -> Iterator[MachineInstruction | str]:
   for line in text.splitlines():
     if label := _LABEL.match(line):
       yield label[1]
@@ -211,7 +211,7 @@ def _read_amdgcn(text: str) -> Iterator[Instruction | str]:
       opcode, operands = match.groups()
       is_branch = opcode.startswith(("s_branch", "s_cbranch"))
       leaves = opcode in ("s_branch", "s_endpgm", "s_setpc_b64")
-      yield Instruction(
+      yield MachineInstruction(
         opcode=opcode,
         target=operands.strip() if is_branch else None,
         falls_through=not leaves,
@@ -219,7 +219,7 @@ def _read_amdgcn(text: str) -> Iterator[Instruction | str]:
       )
 
 
-def _main_loop(items: Sequence[Instruction | str]) -> Loop | None:
+def _main_loop(items: Sequence[MachineInstruction | str]) -> Loop | None:
   body = main_loop_body(items)
   if body is None:
     return None
@@ -228,14 +228,14 @@ def _main_loop(items: Sequence[Instruction | str]) -> Loop | None:
 
 
 def main_loop_body(
-  items: Sequence[Instruction | str],
-) -> list[Instruction] | None:
+  items: Sequence[MachineInstruction | str],
+) -> list[MachineInstruction] | None:
   """Returns the innermost loop with the most matrix instructions, or None.
 
   It has all instructions of the loop in program order.
   """
   blocks, successors = basic_blocks(items)
-  best: list[Instruction] | None = None
+  best: list[MachineInstruction] | None = None
   best_rank = (0, 0)
   for members in _natural_loops(successors):
     body = [item for block in sorted(members) for item in blocks[block]]
@@ -247,10 +247,10 @@ def main_loop_body(
 
 
 def basic_blocks(
-  items: Sequence[Instruction | str],
-) -> tuple[list[list[Instruction]], list[set[int]]]:
+  items: Sequence[MachineInstruction | str],
+) -> tuple[list[list[MachineInstruction]], list[set[int]]]:
   """Returns the basic blocks, and the blocks that can follow each."""
-  blocks: list[list[Instruction]] = [[]]
+  blocks: list[list[MachineInstruction]] = [[]]
   places: dict[str, int] = {}
   for item in items:
     ended = blocks[-1] and (

@@ -28,7 +28,7 @@ _CONTROL_SHIFT: Final = 105 - 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scheduled(machine_code.Instruction):
+class Scheduled(machine_code.MachineInstruction):
   """A machine instruction, and when the next one may follow.
 
   Attributes:
@@ -80,7 +80,9 @@ def read(text: str) -> Iterator[Scheduled | str]:
       yield _scheduled(item, int(second[1], 16) >> _CONTROL_SHIFT)
 
 
-def _scheduled(item: machine_code.Instruction, control: int) -> Scheduled:
+def _scheduled(
+  item: machine_code.MachineInstruction, control: int
+) -> Scheduled:
   def scoreboard(shift: int) -> int | None:
     number = control >> shift & 7
     return None if number == _NO_SCOREBOARD else number

@@ -134,7 +134,7 @@ class Simulation:
 
 
 @dataclasses.dataclass
-class _Groups:
+class _AsyncGroups:
   """Asynchronous work of a warp: the time when each closed group is done."""
 
   done: list[float] = dataclasses.field(default_factory=list)
@@ -159,8 +159,8 @@ class _Warp:
   scoreboards: list[float] = dataclasses.field(
     default_factory=lambda: [0.0] * scheduling.SCOREBOARDS
   )
-  copies: _Groups = dataclasses.field(default_factory=_Groups)
-  products: _Groups = dataclasses.field(default_factory=_Groups)
+  copies: _AsyncGroups = dataclasses.field(default_factory=_AsyncGroups)
+  products: _AsyncGroups = dataclasses.field(default_factory=_AsyncGroups)
   turns: list[float] = dataclasses.field(default_factory=list)
 
 

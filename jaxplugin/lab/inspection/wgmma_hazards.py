@@ -74,7 +74,7 @@ def overwritten_operands(sass: str) -> list[str]:
 
 
 def _after(
-  instruction: machine_code.Instruction, in_flight: _InFlight
+  instruction: machine_code.MachineInstruction, in_flight: _InFlight
 ) -> _InFlight:
   if instruction.opcode.startswith("HGMMA"):
     left = _LEFT.match(instruction.operands)
@@ -93,7 +93,7 @@ def _after(
   return in_flight
 
 
-def _written(instruction: machine_code.Instruction) -> Iterator[int]:
+def _written(instruction: machine_code.MachineInstruction) -> Iterator[int]:
   """Yields the registers that an instruction writes, except accumulators."""
   name = instruction.opcode.partition(".")[0]
   if name in _WRITING_NONE or name == "HGMMA":

@@ -37,7 +37,7 @@ Weights = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
+class TransformerBlock:
   """Sizes of one block, and of its input.
 
   Attributes:
@@ -93,9 +93,9 @@ def _model(
   heads: tuple[int, int, int],
   experts: int = 0,
   top: int = 0,
-) -> Block:
+) -> TransformerBlock:
   count, kv_count, size = heads
-  return Block(
+  return TransformerBlock(
     layers=layers,
     channels=channels,
     hidden=hidden,
@@ -119,7 +119,7 @@ MODELS: Final = {
 }
 
 
-def check(block: Block, layout: layouts.Layout) -> None:
+def check(block: TransformerBlock, layout: layouts.MeshLayout) -> None:
   """Raises ValueError if the layout does not divide a size of the block."""
   tp, fsdp = layout.size("tp"), layout.size("fsdp")
   if "ep" in layout.names and not block.experts:
@@ -152,8 +152,8 @@ def check(block: Block, layout: layouts.Layout) -> None:
 
 
 def forward(
-  block: Block,
-  layout: layouts.Layout,
+  block: TransformerBlock,
+  layout: layouts.MeshLayout,
   mesh: Mesh,
   dot_general: DotGeneral,
   share: Share,
@@ -167,7 +167,7 @@ def forward(
     mesh: devices, with the layout's axes.
     dot_general: multiplies with weights, as `lax.dot_general` does.
     share: quantizes an array once for several matmuls.
-    weights: bf16 arrays of the shapes of `Block.weights`.
+    weights: bf16 arrays of the shapes of `TransformerBlock.weights`.
     x: bf16[batch, sequence, channels].
   """
 
@@ -205,8 +205,8 @@ def forward(
 
 
 def _experts(
-  block: Block,
-  layout: layouts.Layout,
+  block: TransformerBlock,
+  layout: layouts.MeshLayout,
   split: Callable[[jax.Array, PartitionSpec], jax.Array],
   dot_general: DotGeneral,
   weights: Weights,
@@ -243,8 +243,8 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def step(
-  block: Block,
-  layout: layouts.Layout,
+  block: TransformerBlock,
+  layout: layouts.MeshLayout,
   mesh: Mesh,
   dot_general: DotGeneral = lax.dot_general,
   share: Share = lambda x: x,

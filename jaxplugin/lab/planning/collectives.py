@@ -165,7 +165,7 @@ def received(
 class _Walk:
   """The collectives of each computation of a program, for one run of it."""
 
-  def __init__(self, *, program: hlo_text.Program, mesh: dict[str, int]):
+  def __init__(self, *, program: hlo_text.HloProgram, mesh: dict[str, int]):
     self.program = program
     self.mesh = mesh
     self._seen: dict[str, tuple[Collective, ...]] = {}
@@ -181,7 +181,7 @@ class _Walk:
     return self._seen[name]
 
   def _instruction(
-    self, instruction: hlo_text.Instruction
+    self, instruction: hlo_text.HloInstruction
   ) -> Iterable[Collective]:
     opcode = instruction.opcode
     kind = opcode.removesuffix(_START)
@@ -197,7 +197,7 @@ class _Walk:
     return ()
 
   def _collective(
-    self, kind: str, instruction: hlo_text.Instruction
+    self, kind: str, instruction: hlo_text.HloInstruction
   ) -> Iterator[Collective]:
     line = instruction.line
     if kind in _OF_PAIRS:
@@ -223,7 +223,7 @@ class _Walk:
 
 
 def _repeated(
-  loop: hlo_text.Instruction, run: Iterable[Iterable[Collective]]
+  loop: hlo_text.HloInstruction, run: Iterable[Iterable[Collective]]
 ) -> Iterator[Collective]:
   trips = _TRIPS.search(loop.line)
   for one in (one for ones in run for one in ones):
@@ -235,7 +235,7 @@ def _repeated(
 
 
 def _result_bytes(
-  kind: str, instruction: hlo_text.Instruction
+  kind: str, instruction: hlo_text.HloInstruction
 ) -> dict[str, float]:
   """Returns the bytes of the result on one device, by element type."""
   shape = instruction.shape

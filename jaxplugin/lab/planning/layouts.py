@@ -28,7 +28,7 @@ _AXIS: Final = re.compile(r"([a-z]+)=([1-9]\d*)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class MeshLayout:
   """A mesh, and the shardings of a model's arrays over its axes.
 
   Attributes:
@@ -111,7 +111,7 @@ class Layout:
     return ",".join([f"{name}={size}" for name, size in self.axes] + flags)
 
 
-def parse(text: str) -> Layout:
+def parse(text: str) -> MeshLayout:
   """Reads "fsdp=128,tp=8,sp".
 
   Raises:
@@ -138,7 +138,7 @@ def parse(text: str) -> Layout:
     )
   if not axes:
     raise ValueError(f"plan: layout must name an axis, got {text!r}")
-  return Layout(
+  return MeshLayout(
     axes=tuple(axes.items()),
     splits_sequence="sp" in flags,
     is_free="free" in flags,

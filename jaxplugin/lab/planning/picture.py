@@ -38,7 +38,7 @@ _LEAST: Final = 1e-3  # of the longest bar; shorter parts are not drawn
 Part = tuple[str, str]
 
 
-def draw(found: Sequence[plans.Plan]) -> str:
+def draw(found: Sequence[plans.ModelPlan]) -> str:
   """Returns an SVG with a group of bars for each name and layout.
 
   A bar is a format. Its parts are mesh axes and element types.
@@ -51,7 +51,7 @@ def draw(found: Sequence[plans.Plan]) -> str:
   scale = (_WIDTH - 2 * _MARGIN - _LABEL - _FIGURES) / longest
   lines, top = [], _MARGIN
   last: tuple[str, str] | None = None
-  first: plans.Plan | None = None
+  first: plans.ModelPlan | None = None
   for plan, bar in zip(found, bars, strict=True):
     if (plan.name, plan.layout) != last:
       last, first = (plan.name, plan.layout), plan
@@ -83,14 +83,14 @@ def draw(found: Sequence[plans.Plan]) -> str:
   )
 
 
-def _parts(plan: plans.Plan) -> dict[Part, float]:
+def _parts(plan: plans.ModelPlan) -> dict[Part, float]:
   found: dict[Part, float] = {}
   for (axes, _, dtype), size in report.by_key(plan).items():
     found[axes, dtype] = found.get((axes, dtype), 0) + size
   return found
 
 
-def _figures(plan: plans.Plan, first: plans.Plan) -> str:
+def _figures(plan: plans.ModelPlan, first: plans.ModelPlan) -> str:
   size = f"{plan.received / 1e6:.1f} MB"
   if plan is not first and first.received:
     size += f" ({plan.received / first.received:.2f}x)"

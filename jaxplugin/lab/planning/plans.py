@@ -45,7 +45,7 @@ _HOST_GPUS: Final = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class ModelPlan:
   """The costs of a program on one of its devices.
 
   Attributes:
@@ -104,7 +104,7 @@ def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:
   return functools.partial(dot_general, key=jax.random.key(0))
 
 
-def make_mesh(layout: layouts.Layout, target: targets.Target) -> Mesh:
+def make_mesh(layout: layouts.MeshLayout, target: targets.Target) -> Mesh:
   """Returns a mesh of absent GPUs, eight in each host if possible.
 
   Raises:
@@ -118,13 +118,13 @@ def make_mesh(layout: layouts.Layout, target: targets.Target) -> Mesh:
 
 def of_block(
   name: str,
-  block: blocks.Block,
-  layout: layouts.Layout,
+  block: blocks.TransformerBlock,
+  layout: layouts.MeshLayout,
   format: str,
   target: targets.Target,
   *,
   shares: bool = True,
-) -> Plan:
+) -> ModelPlan:
   """Returns the plan of a block, forward and backward.
 
   Args:
@@ -155,11 +155,11 @@ def of_function(
   name: str,
   fn: Callable[..., Any],
   args: Sequence[Any],
-  layout: layouts.Layout,
+  layout: layouts.MeshLayout,
   format: str,
   target: targets.Target,
   mesh: Mesh,
-) -> Plan:
+) -> ModelPlan:
   """Returns the plan of a function, after `jp.quantize_dots` for the format.
 
   Args:
@@ -184,16 +184,16 @@ def _measured(
   fn: Callable[..., Any],
   args: Sequence[Any],
   name: str,
-  layout: layouts.Layout,
+  layout: layouts.MeshLayout,
   format: str,
   target: targets.Target,
   mesh: Mesh,
-) -> Plan:
+) -> ModelPlan:
   begin = time.perf_counter()
   compiled = deviceless.compile(fn, *args, target=target, mesh=mesh)
   seconds = time.perf_counter() - begin
   memory: Any = compiled.memory_analysis()
-  return Plan(
+  return ModelPlan(
     name=name,
     layout=str(layout),
     format=format,

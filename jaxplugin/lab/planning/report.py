@@ -24,7 +24,7 @@ def key_of(one: collectives.Collective) -> tuple[str, str, str]:
   return " and ".join(one.axes), one.kind, one.dtype
 
 
-def by_key(plan: plans.Plan) -> dict[tuple[str, str, str], float]:
+def by_key(plan: plans.ModelPlan) -> dict[tuple[str, str, str], float]:
   """Returns the megabytes that a device receives, by `key_of`."""
   found: dict[tuple[str, str, str], float] = {}
   for one in plan.collectives:
@@ -33,7 +33,7 @@ def by_key(plan: plans.Plan) -> dict[tuple[str, str, str], float]:
   return found
 
 
-def table(found: Sequence[plans.Plan]) -> str:
+def table(found: Sequence[plans.ModelPlan]) -> str:
   """Returns a table with a column for each plan of one layout.
 
   A row is an axis, kind and element type, in MB that a device receives. Columns
@@ -64,7 +64,7 @@ def _lines(
   return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _rows(found: Sequence[plans.Plan]) -> Iterator[list[str]]:
+def _rows(found: Sequence[plans.ModelPlan]) -> Iterator[list[str]]:
   columns = [by_key(plan) for plan in found]
   keys = sorted({key for column in columns for key in column})
   for key in keys:
@@ -84,14 +84,14 @@ def _rows(found: Sequence[plans.Plan]) -> Iterator[list[str]]:
     yield [name, *(f"{size / _GIGA:.3g}" for size in memory)]
 
 
-def text(found: Sequence[plans.Plan], *, times: bool = True) -> str:
+def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
   """Returns a table for each name and layout, in the order of the plans.
 
   Args:
     found: plans.
     times: whether to print how long compiling took, which varies between runs.
   """
-  groups: dict[tuple[str, str], list[plans.Plan]] = {}
+  groups: dict[tuple[str, str], list[plans.ModelPlan]] = {}
   for plan in found:
     groups.setdefault((plan.name, plan.layout), []).append(plan)
   parts = []
@@ -107,12 +107,12 @@ def text(found: Sequence[plans.Plan], *, times: bool = True) -> str:
   return "\n\n".join(parts)
 
 
-def to_json(found: Sequence[plans.Plan]) -> str:
-  """Returns a JSON object for each plan, with the fields of `plans.Plan`."""
+def to_json(found: Sequence[plans.ModelPlan]) -> str:
+  """Returns a JSON object for each plan, with the fields of `ModelPlan`."""
   return json.dumps([plan.to_dict() for plan in found], indent=1)
 
 
-def from_json(data: str) -> list[plans.Plan]:
+def from_json(data: str) -> list[plans.ModelPlan]:
   """Reads the output of `to_json`."""
   found = []
   for fields in json.loads(data):
@@ -121,5 +121,5 @@ def from_json(data: str) -> list[plans.Plan]:
       collectives.Collective(**{**one, "axes": tuple(one["axes"])})
       for one in fields.pop("collectives")
     )
-    found.append(plans.Plan(collectives=moved, **fields))
+    found.append(plans.ModelPlan(collectives=moved, **fields))
   return found

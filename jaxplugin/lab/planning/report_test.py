@@ -26,7 +26,7 @@ def moved(num_bytes, dtype="bf16", axes=("tp",), times=1, **more):
   )
 
 
-PLAIN = plans.Plan(
+PLAIN = plans.ModelPlan(
   name="a <layer>",
   layout="tp=8",
   format="bf16",

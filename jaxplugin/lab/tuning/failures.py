@@ -32,7 +32,7 @@ class Failure:
   Attributes:
     kernels: a digest of the kernels' sources and of the device.
     problem: the problem, as text.
-    candidate: `Candidate.key`.
+    candidate: `TrialCandidate.key`.
     kind, reason: the failure.
   """
 

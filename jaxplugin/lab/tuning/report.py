@@ -53,7 +53,7 @@ def _row_parts(row: records.Row) -> Iterator[console.Part]:
     )
   yield from listing.table(
     [
-      listing.Candidate(implementation=x.implementation, config=x.config)
+      listing.TrialCandidate(implementation=x.implementation, config=x.config)
       for x in row.candidates
     ],
     cells,

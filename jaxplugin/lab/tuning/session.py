@@ -48,7 +48,9 @@ class Result:
   item: workload.Item
   status: Status
   row: records.Row | None = None
-  faults: Mapping[str, machine.Fault] = dataclasses.field(default_factory=dict)
+  faults: Mapping[str, machine.TrialFault] = dataclasses.field(
+    default_factory=dict
+  )
   notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
   reason: str = ""
 
@@ -61,7 +63,7 @@ class Session:
 
   def __init__(
     self,
-    device: machine.Machine,
+    device: machine.TrialDevice,
     rows: store.Store,
     list_candidates: Lister,
     *,
@@ -134,7 +136,7 @@ class Session:
     self,
     problem: operation.Problem,
     listed: listing.Listing,
-    faults: Mapping[str, machine.Fault],
+    faults: Mapping[str, machine.TrialFault],
   ) -> None:
     failures.add(
       self._rows.failures,
@@ -184,7 +186,7 @@ def row_of(
 
 
 def _measured(
-  candidate: listing.Candidate, samples: Sequence[float]
+  candidate: listing.TrialCandidate, samples: Sequence[float]
 ) -> records.Candidate:
   stats = timing.stats([_US_PER_MS * sample for sample in samples])
   return records.Candidate(

@@ -30,7 +30,7 @@ FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
 FUNCTIONS: Final = machine.Functions(
   check="faults:check", time="faults:time_all", modules=("faults",)
 )
-OPTIONS: Final = machine.Options(
+OPTIONS: Final = machine.TrialOptions(
   seconds=1.0, memory_bytes=200_000_000, rounds=10, timing_seconds=0.0
 )
 TARGET: Final = jp.Target(name="some cpu", platform="cpu", core_count=2)
@@ -44,7 +44,7 @@ FIELDS: Final = records.fields_of("problem", {"m": 4})
 
 
 def candidate(**config):
-  return listing.Candidate(
+  return listing.TrialCandidate(
     implementation="cpu", config=records.fields_of("config", config)
   )
 

@@ -33,7 +33,7 @@ from jaxplugin.testing.trials import simulated
 pytestmark = pytest.mark.full
 
 TARGET: Final = targets.named_target("h100")
-LIMITS: Final = spaces.Limits(tiles=3, ways=1)
+LIMITS: Final = spaces.SearchLimits(tiles=3, ways=1)
 M, N, K = 16, 512, 1024
 
 
@@ -78,7 +78,9 @@ class SimulatedGpuTest(absltest.TestCase):
     medians = [candidate.median_us for candidate in result.row.candidates]
     self.assertEqual(chosen.median_us, min(medians))
     self.assertLess(chosen.median_us, max(medians) / 2)
-    key = listing.Candidate(implementation="triton", config=chosen.config).key
+    key = listing.TrialCandidate(
+      implementation="triton", config=chosen.config
+    ).key
     self.check_explained_and_lowered(path, chosen, gpu.kernels[key])
 
     # The same samples again: the same bytes.

@@ -54,7 +54,7 @@ class Workload:
 
 
 def of_shapes(
-  rows: Sequence[workloads.Row],
+  rows: Sequence[workloads.BenchRow],
   pairs: Sequence[workloads.Pair] | None,
   out_dtype: np.dtype,
   target: targets.Target,
@@ -102,7 +102,7 @@ def _shape(*sizes: int) -> jax.ShapeDtypeStruct:
 
 
 def _dot(
-  row: workloads.Row,
+  row: workloads.BenchRow,
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
@@ -120,7 +120,7 @@ def _dot(
 
 
 def _experts(
-  row: workloads.Row,
+  row: workloads.BenchRow,
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
@@ -140,7 +140,7 @@ def _experts(
 
 
 def _quantize(
-  row: workloads.Row,
+  row: workloads.BenchRow,
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
@@ -154,7 +154,7 @@ def _quantize(
 
 
 def _dequantize(
-  row: workloads.Row,
+  row: workloads.BenchRow,
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,

@@ -86,7 +86,7 @@ def outcome(original: Original, text: str) -> str:
     result, _ = product.run(
       ptx={kernel: text}, most_instructions=_MOST_INSTRUCTIONS
     )
-  except (faults.Fault, faults.Unsupported) as fault:
+  except (faults.Fault, faults.NotModelled) as fault:
     return type(fault).__name__
   try:
     contract.assert_within(result, exact, bound, result.dtype)

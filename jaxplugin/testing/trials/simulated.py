@@ -26,7 +26,7 @@ _MS_PER_INSTRUCTION = 1e-6
 
 
 class SimulatedGpu:
-  """A `machine.Machine` of a named target.
+  """A `machine.TrialDevice` of a named target.
 
   Attributes:
     times: milliseconds by key; given ones are not found by compiling.
@@ -53,7 +53,9 @@ class SimulatedGpu:
           problem, self._target, candidate.config
         )
       except RuntimeError as error:
-        faults[candidate.key] = machine.Fault(kind="error", reason=str(error))
+        faults[candidate.key] = machine.TrialFault(
+          kind="error", reason=str(error)
+        )
         continue
       self.kernels[candidate.key] = [k.name for k in compiled.launches]
       self.times[candidate.key] = self._milliseconds(

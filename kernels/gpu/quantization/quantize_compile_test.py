@@ -68,7 +68,7 @@ def kernel(format, architecture, dtype, computed=False):
 def instructions_a_value(*args, **options):
   compiled, values = kernel(*args, **options)
   count = sum(
-    isinstance(item, machine_code.Instruction) and item.opcode != "NOP"
+    isinstance(item, machine_code.MachineInstruction) and item.opcode != "NOP"
     for item in machine_code.read_sass(compiled.disassembly)
   )
   return count / values

@@ -65,7 +65,7 @@ class Routing(NamedTuple):
     return np.repeat(np.arange(self.experts, dtype=np.int32), self.group_sizes)
 
 
-def routing(row: workloads.Row, i: int, seed: int = 0) -> Routing:
+def routing(row: workloads.BenchRow, i: int, seed: int = 0) -> Routing:
   """Returns the routing of set i."""
   random = np.random.default_rng(seed)
   chosen = [
@@ -178,7 +178,9 @@ class ExpertOperands:
     weights: the weights, which all sets share.
   """
 
-  def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 1):
+  def __init__(
+    self, row: workloads.BenchRow, pair: workloads.Pair, seed: int = 1
+  ):
     assert pair.rhs is not None  # workloads.check
     self.row = row
     self.pair = pair

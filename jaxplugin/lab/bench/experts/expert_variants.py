@@ -52,7 +52,7 @@ class ExpertVariants:
   """The variants of one ragged dot on one device."""
 
   def __init__(
-    self, row: workloads.Row, pair: workloads.Pair, target: targets.Target
+    self, row: workloads.BenchRow, pair: workloads.Pair, target: targets.Target
   ):
     self.row = row
     self.pair = pair

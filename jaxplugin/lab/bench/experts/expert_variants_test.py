@@ -120,7 +120,7 @@ class MeasurementTest(absltest.TestCase):
     )
 
   def measure(self, row, *formats):
-    options = measurement.Options(
+    options = measurement.BenchOptions(
       mode="call",
       rounds=3,
       seconds=0.01,

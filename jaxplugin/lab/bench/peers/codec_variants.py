@@ -23,7 +23,7 @@ from jaxplugin.quantization import operations
 class CodecVariants:
   """The variants of quantizing f32, or of dequantizing to f32."""
 
-  def __init__(self, row: workloads.Row, format: formats.BlockFormat):
+  def __init__(self, row: workloads.BenchRow, format: formats.BlockFormat):
     self.row = row
     self.format = format
     self.data = operand_sets.CodecOperands(row, format)

@@ -41,7 +41,7 @@ Layer = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class DecoderSizes:
   """Sizes of a decoder, from a row."""
 
   rows: int
@@ -50,7 +50,7 @@ class Sizes:
   layers: int
 
   @classmethod
-  def of(cls, row: workloads.Row) -> Sizes:
+  def of(cls, row: workloads.BenchRow) -> DecoderSizes:
     return cls(rows=row.m, channels=row.k, hidden=row.n, layers=row.layers)
 
   @property

@@ -59,12 +59,12 @@ class DecoderOperands:
 
   def __init__(
     self,
-    row: workloads.Row,
+    row: workloads.BenchRow,
     format: formats.BlockFormat,
     cache_bytes: int,
     seed: int = 0,
   ):
-    self.sizes = decoder_model.Sizes.of(row)
+    self.sizes = decoder_model.DecoderSizes.of(row)
     self.format = format
     self._cache_bytes = cache_bytes
     keys = jax.random.split(jax.random.key(seed), 3)

@@ -45,7 +45,7 @@ IN_SCAN: Final = " in scan"
 PEERS: Final = ("f32", "bf16", "lax.scaled_dot")
 
 
-class _Form(NamedTuple):
+class _DecoderForm(NamedTuple):
   """A way to write the matmuls with weights.
 
   Attributes:
@@ -72,7 +72,7 @@ class DecoderVariants:
 
   def __init__(
     self,
-    row: workloads.Row,
+    row: workloads.BenchRow,
     pair: workloads.Pair,
     target: targets.Target,
     cache_bytes: int,
@@ -106,7 +106,7 @@ class DecoderVariants:
         yield self._variant(
           name,
           "ours",
-          _Form("", product, store=self._prepared),
+          _DecoderForm("", product, store=self._prepared),
           in_scan,
           rounded=self._given,
           bound=verification.OURS_BOUND,
@@ -119,7 +119,7 @@ class DecoderVariants:
   def _decided(self) -> list[Any]:
     """Returns the decision for each matmul of a layer."""
     product = functools.partial(self._ours, None)
-    form = _Form("", product, store=self._prepared)
+    form = _DecoderForm("", product, store=self._prepared)
     step = functools.partial(decoder_model.numbered, product)
     jaxpr = jax.make_jaxpr(step)(*self._operands(0, form, True))
     return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
@@ -165,12 +165,12 @@ class DecoderVariants:
       precision=lax.Precision.HIGHEST if name == "f32" else None,
     )
     forms = [
-      _Form(
+      _DecoderForm(
         "w (n, k)",
         lambda x, w: dot(x.astype(dtype), w, dot_variants.LAST),
         dtype.name,
       ),
-      _Form(
+      _DecoderForm(
         "w (k, n)",
         lambda x, w: dot(x.astype(dtype), w, dot_variants.MATMUL),
         dtype.name,
@@ -180,7 +180,7 @@ class DecoderVariants:
     ]
     if self.row.m == 1:
       forms.append(
-        _Form(
+        _DecoderForm(
           "sum of products",
           functools.partial(_sum_of_products, dtype),
           dtype.name,
@@ -221,13 +221,13 @@ class DecoderVariants:
       return result
 
     forms = [
-      _Form(
+      _DecoderForm(
         "w (n, k)",
         lambda x, w: multiply(x, w, dot_variants.LAST),
         store=lambda w: w.unpack(),
         stored="unpacked",
       ),
-      _Form(
+      _DecoderForm(
         "w (k, n)",
         lambda x, w: multiply(x, w, dot_variants.MATMUL),
         store=_with_rows_along_k,
@@ -245,7 +245,7 @@ class DecoderVariants:
   def _forms(
     self,
     name: str,
-    forms: Sequence[_Form],
+    forms: Sequence[_DecoderForm],
     in_scan: bool,
     rounded: decoder_check.Rounded,
     bound: float = verification.PEER_BOUND,
@@ -261,7 +261,9 @@ class DecoderVariants:
       of_floats=all(form.ready for form in forms),
     )
 
-  def _operands(self, i: int, form: _Form, in_scan: bool) -> tuple[Any, Any]:
+  def _operands(
+    self, i: int, form: _DecoderForm, in_scan: bool
+  ) -> tuple[Any, Any]:
     """Returns the activations, and the layers in the form's layout."""
     data = self.data
 
@@ -289,7 +291,7 @@ class DecoderVariants:
     self,
     name: str,
     role: variants.Role,
-    form: _Form,
+    form: _DecoderForm,
     in_scan: bool,
     *,
     rounded: decoder_check.Rounded,

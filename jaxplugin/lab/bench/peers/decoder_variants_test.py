@@ -121,7 +121,7 @@ class VariantsTest(parameterized.TestCase):
   def test_bytes_are_those_of_weights_caches_and_activations(self):
     decoder = made("mxfp8")
     found = peers_of(decoder)
-    sizes = decoder_model.Sizes.of(workloads.parse_rows(SHAPE)[0])
+    sizes = decoder_model.DecoderSizes.of(workloads.parse_rows(SHAPE)[0])
     # One head, which does not share its keys and values.
     weights = 2 * (64 * (64 + 2 * 64) + 64 * 64 + 3 * 64 * 96)
     caches = 2 * 2 * 512 * 64 * 4
@@ -190,7 +190,7 @@ class CheckTest(parameterized.TestCase):
 class ModelTest(absltest.TestCase):
   def test_heads_share_keys_and_values_in_groups_of_eight(self):
     def groups(channels):
-      return decoder_model.Sizes(
+      return decoder_model.DecoderSizes(
         rows=1, channels=channels, hidden=32, layers=1
       ).groups
 

@@ -58,7 +58,7 @@ _MAX_NUMPY_VALUES: Final = 1 << 22
 _PADDED_ROWS: Final = 8
 
 
-class _Form(NamedTuple):
+class _DotForm(NamedTuple):
   """A way to write a dot.
 
   Attributes:
@@ -77,7 +77,7 @@ class DotVariants:
 
   def __init__(
     self,
-    row: workloads.Row,
+    row: workloads.BenchRow,
     pair: workloads.Pair,
     out_dtype: np.dtype,
     target: targets.Target,
@@ -241,7 +241,7 @@ class DotVariants:
   def _forms(
     self,
     name: str,
-    forms: Sequence[_Form],
+    forms: Sequence[_DotForm],
     *,
     ready: str = "",
     bound: float = verification.PEER_BOUND,
@@ -264,17 +264,17 @@ class DotVariants:
 
   def _plain_forms(
     self, product: Callable[[Any, Any, Any], jax.Array]
-  ) -> list[_Form]:
+  ) -> list[_DotForm]:
     """Returns the ways to multiply floats by `product(lhs, rhs, numbers)`."""
     forms = [
-      _Form("w (n, k)", lambda x, w: product(x, w, LAST)),
-      _Form("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
+      _DotForm("w (n, k)", lambda x, w: product(x, w, LAST)),
+      _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
     ]
     if self.row.m == 1:
       forms += [_padded(form) for form in forms]
       # XLA fuses this into one loop, which may be faster than its dot.
       forms.append(
-        _Form(
+        _DotForm(
           "sum of products",
           lambda x, w: (
             (x.astype(np.float32) * w.astype(np.float32))
@@ -324,9 +324,9 @@ class DotVariants:
       return self._with_globals(result, lhs_global, rhs_global)
 
     forms = [
-      _Form("w (n, k)", lambda x, w: product(x, w, LAST, False)),
-      _Form("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
-      _Form("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
+      _DotForm("w (n, k)", lambda x, w: product(x, w, LAST, False)),
+      _DotForm("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
+      _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
     ]
     if self.row.m == 1:
       forms += [_padded(form) for form in forms]
@@ -405,7 +405,7 @@ def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
   return None
 
 
-def _padded(form: _Form) -> _Form:
+def _padded(form: _DotForm) -> _DotForm:
   """Returns a form that pads the rows before it multiplies."""
 
   def pad(x: jax.Array) -> jax.Array:
@@ -420,7 +420,7 @@ def _padded(form: _Form) -> _Form:
       lhs = pad(lhs)
     return form.function(lhs, rhs)[:rows]
 
-  return _Form(
+  return _DotForm(
     f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed
   )
 

@@ -59,7 +59,9 @@ class DotOperands:
     row, pair: the sizes and the formats.
   """
 
-  def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 0):
+  def __init__(
+    self, row: workloads.BenchRow, pair: workloads.Pair, seed: int = 0
+  ):
     self.row = row
     self.pair = pair
     keys = jax.random.split(jax.random.key(seed), 2)
@@ -96,7 +98,7 @@ class CodecOperands:
   """Sets of floats, and the quantized arrays of each."""
 
   def __init__(
-    self, row: workloads.Row, format: formats.BlockFormat, seed: int = 0
+    self, row: workloads.BenchRow, format: formats.BlockFormat, seed: int = 0
   ):
     self.row = row
     self.format = format

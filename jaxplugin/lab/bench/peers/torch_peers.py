@@ -40,7 +40,7 @@ _BLACKWELL: Final = (10, 0)
 
 def variant(
   name: str,
-  row: workloads.Row,
+  row: workloads.BenchRow,
   pair: workloads.Pair,
   data: operand_sets.DotOperands,
   is_gpu: bool,

@@ -57,7 +57,7 @@ def check(path: str | os.PathLike[str]) -> None:
     ) from error
 
 
-def draw(run: results.Run, path: str | os.PathLike[str]) -> None:
+def draw(run: results.BenchRun, path: str | os.PathLike[str]) -> None:
   """Draws a column of points for each matmul of a run.
 
   The position of a column is the operations per byte of quantized operands and
@@ -70,7 +70,7 @@ def draw(run: results.Run, path: str | os.PathLike[str]) -> None:
   figure(run).savefig(path, dpi=_DPI)
 
 
-def figure(run: results.Run) -> Any:
+def figure(run: results.BenchRun) -> Any:
   """Returns the matplotlib figure of `draw`."""
   import matplotlib.figure  # optional, and slow
 
@@ -153,7 +153,7 @@ def title(columns: Sequence[Any]) -> str:
 
 
 def _draw_ceilings(
-  axes: Any, run: results.Run, columns: Sequence[_Column]
+  axes: Any, run: results.BenchRun, columns: Sequence[_Column]
 ) -> None:
   ceilings = run.ceilings
   assert ceilings is not None

@@ -85,7 +85,7 @@ class RowResult:
 
   Attributes:
     row: the row, in the syntax of `--shapes`.
-    kind, m, n, k, layer: as in `workloads.Row`.
+    kind, m, n, k, layer: as in `workloads.BenchRow`.
     formats: the formats, in the syntax of `--formats`.
     out: dtype of the result.
     variants: the variants, in the order of the table.
@@ -107,7 +107,7 @@ class RowResult:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class BenchRun:
   """All results of a run.
 
   Attributes:
@@ -151,7 +151,7 @@ def with_fraction(
   return dataclasses.replace(result, roof_fraction=fraction)
 
 
-def with_fractions(run: Run) -> Run:
+def with_fractions(run: BenchRun) -> BenchRun:
   """Returns the run with each `roof_fraction` for the run's last ceilings.
 
   So all rows are compared with the same limits.
@@ -172,7 +172,7 @@ class ResultError(ValueError):
   """A file holds no results that this version reads."""
 
 
-def write(run: Run, path: str | os.PathLike[str]) -> None:
+def write(run: BenchRun, path: str | os.PathLike[str]) -> None:
   """Writes `to_json` in one step."""
   path = pathlib.Path(path)
   text = to_json(run)
@@ -189,7 +189,7 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
     raise
 
 
-def to_json(run: Run) -> str:
+def to_json(run: BenchRun) -> str:
   """Returns a run as JSON: a line for each field, and one for each row."""
   fields = dataclasses.asdict(run)
   rows = [f"  {json.dumps(row)}" for row in fields.pop("rows")]
@@ -198,7 +198,7 @@ def to_json(run: Run) -> str:
   return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def read(path: str | os.PathLike[str]) -> Run:
+def read(path: str | os.PathLike[str]) -> BenchRun:
   """Reads a file that `write` wrote.
 
   Raises:
@@ -223,9 +223,9 @@ def read(path: str | os.PathLike[str]) -> Run:
     ) from error
 
 
-def _run(data: dict[str, Any]) -> Run:
+def _run(data: dict[str, Any]) -> BenchRun:
   ceilings = data["ceilings"]
-  return Run(
+  return BenchRun(
     **{
       **data,
       "command": tuple(data["command"]),
@@ -299,7 +299,7 @@ class Comparison:
     return [c for c in self.changes if c.factor < 1 - self.threshold]
 
 
-def compare(before: Run, after: Run, threshold: float) -> Comparison:
+def compare(before: BenchRun, after: BenchRun, threshold: float) -> Comparison:
   """Compares ratios to peers, which are similar on different machines.
 
   Raises:
@@ -332,7 +332,7 @@ def compare(before: Run, after: Run, threshold: float) -> Comparison:
   )
 
 
-def _ratios(run: Run) -> dict[tuple[str, str, str, str], float]:
+def _ratios(run: BenchRun) -> dict[tuple[str, str, str, str], float]:
   """Returns median ratios by row, formats and dtype, ours and other."""
   found = {}
   for row in run.rows:

@@ -181,7 +181,7 @@ def number(x: float, digits: int = 4) -> str:
   return text
 
 
-def details(run: results.Run) -> str:
+def details(run: results.BenchRun) -> str:
   """Returns a block for each row, and what did not run."""
   top = header(run.environment, run.ceilings).splitlines()
   parts = ["\n".join(line for row in top for line in _wrapped(row, ""))]
@@ -243,7 +243,7 @@ def comparison(compared: results.Comparison) -> Iterator[console.Part]:
   )
 
 
-def summary(run: results.Run) -> Iterator[console.Part]:
+def summary(run: results.BenchRun) -> Iterator[console.Part]:
   """Returns a line for each row: the chosen backend next to its peers."""
   yield header(run.environment, run.ceilings)
   rows = [_summary_row(row) for row in run.rows]

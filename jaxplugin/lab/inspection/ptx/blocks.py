@@ -75,7 +75,7 @@ class Block:
     self.shared = shared_memory.SharedMemory(
       shared_bytes, kernel.threads, counts
     )
-    self.tensor = tensor_memory.TensorMemory(self.shared)
+    self.tensor = tensor_memory.TensorMemoryState(self.shared)
     self.mbarriers: dict[int, Any] = {}
     self.thread = np.arange(kernel.threads)
     self.active = np.ones(kernel.threads, bool)
@@ -141,7 +141,7 @@ class Block:
       isinstance(operand, parsing.Symbol) and operand.name == self.kernel.shared
     ):
       return self._constant(0, bits)
-    raise faults.Unsupported(f"operand {operand}")
+    raise faults.NotModelled(f"operand {operand}")
 
   def read_defined(self, operand: parsing.Operand, bits: int) -> np.ndarray:
     """Reads an operand that must be defined, such as an address.
@@ -199,7 +199,7 @@ class Block:
     if isinstance(operand, parsing.Discard):
       return
     if not isinstance(operand, parsing.Register):
-      raise faults.Unsupported(f"a result in {operand}")
+      raise faults.NotModelled(f"a result in {operand}")
     name, dtype = operand.name, DTYPES[operand.bits]
     if name in self.busy:
       raise faults.InFlight(
@@ -236,7 +236,7 @@ class Block:
   def addresses(self, operand: parsing.Operand) -> np.ndarray:
     """Returns int64[threads], which must be defined in active threads."""
     if not isinstance(operand, parsing.Address):
-      raise faults.Unsupported(f"address {operand}")
+      raise faults.NotModelled(f"address {operand}")
     bits = (
       operand.base.bits if isinstance(operand.base, parsing.Register) else 64
     )
@@ -265,7 +265,7 @@ class Block:
       return self._constant(self.threads, 32)
     if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
       return self._constant(0, 32)
-    raise faults.Unsupported(f"special register {name}")
+    raise faults.NotModelled(f"special register {name}")
 
 
 def _name(operand: parsing.Operand) -> str:

@@ -38,13 +38,13 @@ _INTEGERS: Final = frozenset(
 def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
   *modifiers, to, source = instruction.parts[1:]
   if unknown := set(modifiers) - _MODIFIERS:
-    raise faults.Unsupported(f"{instruction.name}: {unknown}")
+    raise faults.NotModelled(f"{instruction.name}: {unknown}")
   out, *operands = instruction.operands
   if to in _INTEGERS and source in _INTEGERS:
     _integer_to_integer(block, out, operands[0], to, source)
   elif to in _NARROW and source == "f32":
     if "satfinite" not in modifiers:
-      raise faults.Unsupported(f"{instruction.name}: not saturating")
+      raise faults.NotModelled(f"{instruction.name}: not saturating")
     high, low = (_narrowed(block, operand, to) for operand in operands)
     bits = _NARROW[to][1]
     block.write(out, low | high << np.uint16(bits))
@@ -67,13 +67,13 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
   elif to in _INTEGERS and source in rounding.DTYPES:
     found = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if len(found) != 1:
-      raise faults.Unsupported(f"{instruction.name}: no rounding to integers")
+      raise faults.NotModelled(f"{instruction.name}: no rounding to integers")
     value = rounding.to_float(
       block.read(operands[0], rounding.BITS[source]), source
     )
     block.write(out, _saturated(found[0](value), to))
   else:
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
 
 
 def _integer_to_integer(
@@ -118,7 +118,7 @@ def _integer_to_float(
   if source[0] == "s":
     value = integers.signed(value)
   if bits == 64:
-    raise faults.Unsupported(f"cvt.{to}.{source}")
+    raise faults.NotModelled(f"cvt.{to}.{source}")
   block.write(out, rounding.to_bits(value.astype(np.float64), to))
 
 
@@ -126,7 +126,7 @@ def _saturated(value: np.ndarray, to: str) -> np.ndarray:
   """Converts integral floats to integers; NaN becomes zero."""
   limits = np.iinfo(f"{'int' if to[0] == 's' else 'uint'}{to[1:]}")
   if limits.bits == 64:
-    raise faults.Unsupported(f"cvt to {to}")
+    raise faults.NotModelled(f"cvt to {to}")
   inside = np.clip(np.nan_to_num(value), limits.min, limits.max)
   return inside.astype(np.int64).astype(np.uint64)
 
@@ -167,7 +167,7 @@ def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Copies a register, or splits or joins the parts of one."""
   out, source = instruction.operands
   bits = integers.bits_of(instruction.type)
-  if isinstance(out, parsing.Group):
+  if isinstance(out, parsing.OperandGroup):
     value = block.read(source, bits)
     unknown = block.unknown(source, bits)
     width = bits // len(out.items)
@@ -177,7 +177,7 @@ def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
         register, value >> by, None if unknown is None else unknown >> by
       )
     return
-  if not isinstance(source, parsing.Group):
+  if not isinstance(source, parsing.OperandGroup):
     value = block.read(source, bits)
     block.write(out, value, block.unknown(source, bits))
     return

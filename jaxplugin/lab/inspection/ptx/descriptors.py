@@ -47,7 +47,7 @@ def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
     width: number of bytes of a row that one instruction reads.
   """
   if _field(descriptor, 49, 51):
-    raise faults.Unsupported("a descriptor with a base offset")
+    raise faults.NotModelled("a descriptor with a base offset")
   return _places(
     descriptor, _OF_WGMMA.get(_field(descriptor, 62, 63)), rows, width
   )
@@ -63,7 +63,7 @@ def tcgen05_places(
     element_bytes: size of an element if rows are minor; None if k is minor.
   """
   if _field(descriptor, 46, 48) != 1:
-    raise faults.Unsupported("a descriptor whose bits 46-48 are not 0b001")
+    raise faults.NotModelled("a descriptor whose bits 46-48 are not 0b001")
   for first, last, what in (
     (14, 15, "bits 14-15"),
     (30, 31, "bits 30-31"),
@@ -72,10 +72,10 @@ def tcgen05_places(
     (53, 60, "bits 53-60"),
   ):
     if _field(descriptor, first, last):
-      raise faults.Unsupported(f"a descriptor with {what}")
+      raise faults.NotModelled(f"a descriptor with {what}")
   mode = _field(descriptor, 61, 63)
   if mode and mode not in _OF_TCGEN05:
-    raise faults.Unsupported(f"a descriptor of swizzling mode {mode}")
+    raise faults.NotModelled(f"a descriptor of swizzling mode {mode}")
   swizzle = _OF_TCGEN05.get(mode)
   if element_bytes is not None:
     return _places_along_rows(descriptor, swizzle, rows, width, element_bytes)
@@ -134,7 +134,7 @@ def _swizzled(place: np.ndarray, period: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Product:
+class ProductShape:
   """The product of an instruction descriptor, with dense operands.
 
   Attributes:
@@ -159,7 +159,7 @@ class Product:
   rhs_scale_byte: int = 0
 
 
-def product(descriptor: int, kind: str, blocks: str | None) -> Product:
+def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
   """Reads an instruction descriptor.
 
   Args:
@@ -168,7 +168,7 @@ def product(descriptor: int, kind: str, blocks: str | None) -> Product:
     blocks: "block16" or "block32"; None without block scales.
 
   Raises:
-    faults.Unsupported: If the kind is not modelled, or the descriptor sets
+    faults.NotModelled: If the kind is not modelled, or the descriptor sets
       bits that are reserved or not modelled.
   """
   if (kind, blocks) == ("f16", None):
@@ -176,16 +176,16 @@ def product(descriptor: int, kind: str, blocks: str | None) -> Product:
   elif (kind, blocks) in _SCALED:
     found = _scaled(descriptor, kind, *_SCALED[kind, blocks])
   else:
-    raise faults.Unsupported(f"tcgen05.mma of kind {kind} with {blocks}")
+    raise faults.NotModelled(f"tcgen05.mma of kind {kind} with {blocks}")
   if not _LEAST_N <= found.n <= _MOST_N:
-    raise faults.Unsupported(f"tcgen05.mma of n = {found.n}")
+    raise faults.NotModelled(f"tcgen05.mma of n = {found.n}")
   return found
 
 
 def _refuse(descriptor: int, *fields: tuple[int, int, str]) -> None:
   for first, last, what in fields:
     if _field(descriptor, first, last):
-      raise faults.Unsupported(f"an instruction descriptor with {what}")
+      raise faults.NotModelled(f"an instruction descriptor with {what}")
 
 
 _COMMON: Final = (
@@ -198,11 +198,11 @@ _COMMON: Final = (
 
 def _type(types: dict[int, str], code: int) -> str:
   if code not in types:
-    raise faults.Unsupported(f"an instruction descriptor with type {code}")
+    raise faults.NotModelled(f"an instruction descriptor with type {code}")
   return types[code]
 
 
-def _plain(descriptor: int) -> Product:
+def _plain(descriptor: int) -> ProductShape:
   """Reads a descriptor of .kind::f16 (table 42)."""
   _refuse(
     descriptor,
@@ -213,11 +213,11 @@ def _plain(descriptor: int) -> Product:
     (30, 31, "a shift of B"),
   )
   if _field(descriptor, 4, 5) != 1:
-    raise faults.Unsupported("sums of tcgen05.mma that are not f32")
+    raise faults.NotModelled("sums of tcgen05.mma that are not f32")
   m = _field(descriptor, 24, 28) << 4
   if m not in (64, 128):
-    raise faults.Unsupported(f"tcgen05.mma of m = {m}")
-  return Product(
+    raise faults.NotModelled(f"tcgen05.mma of m = {m}")
+  return ProductShape(
     m=m,
     n=_field(descriptor, 17, 22) << 3,
     k=16,
@@ -247,7 +247,7 @@ def _scaled(
   scales: int,
   types: dict[int, str],
   scale_types: dict[int, str],
-) -> Product:
+) -> ProductShape:
   """Reads a descriptor with block scales: tables 43 (mxf8f6f4) and 44.
 
   In table 44 the type of B has one bit less, and bit 31 means k = 96.
@@ -261,14 +261,14 @@ def _scaled(
   )
   m = _field(descriptor, 27, 28) << 7
   if m != 128:
-    raise faults.Unsupported(f"tcgen05.mma of m = {m} with block scales")
+    raise faults.NotModelled(f"tcgen05.mma of m = {m} with block scales")
   scale_bit = _field(descriptor, 23, 23)
   if scale_bit not in scale_types:
-    raise faults.Unsupported(f"kind {kind} with scales of type {scale_bit}")
+    raise faults.NotModelled(f"kind {kind} with scales of type {scale_bit}")
   ids = (_field(descriptor, 29, 30), _field(descriptor, 4, 5))
   if any(number % scales for number in ids):
-    raise faults.Unsupported(f"{scales} scales of a word from byte {ids}")
-  return Product(
+    raise faults.NotModelled(f"{scales} scales of a word from byte {ids}")
+  return ProductShape(
     m=m,
     n=_field(descriptor, 17, 22) << 3,
     k=k,

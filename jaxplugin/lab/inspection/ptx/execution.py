@@ -51,7 +51,7 @@ def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
   """Returns the function that executes an instruction; None for a branch.
 
   Raises:
-    faults.Unsupported: If the instruction is not modelled.
+    faults.NotModelled: If the instruction is not modelled.
   """
   name = instruction.parts[0]
   if name in _BRANCHES:
@@ -65,7 +65,7 @@ def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
       handlers = integers.PACKED_HANDLERS
     found = handlers.get(name)
   if found is None:
-    raise faults.Unsupported(
+    raise faults.NotModelled(
       f"line {instruction.line}: {instruction.text}: this instruction is not"
       " modelled"
     )
@@ -93,7 +93,7 @@ class Program:
     Raises:
       faults.Fault: If the kernel has undefined behavior. The message ends with
         the line and its text.
-      faults.Unsupported: If the form of an instruction is not modelled.
+      faults.NotModelled: If the form of an instruction is not modelled.
     """
     waiting = {0: np.ones(block.threads, bool)}
     end = len(self.handlers)
@@ -111,7 +111,7 @@ class Program:
         if taken > most_instructions:
           raise faults.Endless(f"more than {most_instructions} instructions")
         after = self._step(block, place, threads)
-      except (faults.Fault, faults.Unsupported) as fault:
+      except (faults.Fault, faults.NotModelled) as fault:
         fault.args = (
           f"{fault.args[0]}; block {block.number}, line {instruction.line}:"
           f" {instruction.text[:120]}",

@@ -49,5 +49,5 @@ class Endless(Fault):
   """A block that executes too many instructions."""
 
 
-class Unsupported(NotImplementedError):
+class NotModelled(NotImplementedError):
   """PTX that the executor does not model."""

@@ -119,7 +119,7 @@ def _flushed(x: np.ndarray) -> np.ndarray:
 def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
   name, type = instruction.parts[0], instruction.type
   if unknown := set(instruction.parts[1:]) - _MODIFIERS:
-    raise faults.Unsupported(f"{instruction.name}: {unknown}")
+    raise faults.NotModelled(f"{instruction.name}: {unknown}")
   flushes = "ftz" in instruction.parts
   element = ELEMENTS[type][0]
   out, *operands = instruction.operands
@@ -157,7 +157,7 @@ def _sign(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if len(instruction.parts) != 3:
-    raise faults.Unsupported(f"{instruction.name}: a combining setp")
+    raise faults.NotModelled(f"{instruction.name}: a combining setp")
   out, *operands = instruction.operands
   element = ELEMENTS[instruction.type][0]
   columns = [_elements(block, x, instruction.type) for x in operands]
@@ -167,7 +167,7 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
     )
     for bits in zip(*columns, strict=True)
   ]
-  outs = out.items if isinstance(out, parsing.Group) else (out,)
+  outs = out.items if isinstance(out, parsing.OperandGroup) else (out,)
   for register, value in zip(outs, found, strict=True):
     block.write(register, value)
 
@@ -176,7 +176,7 @@ def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes set, which sets all bits of an element or none."""
   _, comparison, to, type = instruction.parts
   if ELEMENTS[type][1] != 2 or to != "u32":
-    raise faults.Unsupported(f"{instruction.name}: set of no pair")
+    raise faults.NotModelled(f"{instruction.name}: set of no pair")
   out, *operands = instruction.operands
   element = ELEMENTS[type][0]
   columns = [_elements(block, x, type) for x in operands]

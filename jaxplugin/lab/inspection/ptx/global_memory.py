@@ -17,7 +17,7 @@ _NOBODY: Final = -1
 _FILLER: Final = 0xA5
 
 
-class _Buffer:
+class _ArrayBytes:
   """The bytes from an array's first to its last; gaps do not exist."""
 
   def __init__(self, name: str, array: np.ndarray, address: int):
@@ -54,7 +54,7 @@ class GlobalMemory:
   """
 
   def __init__(self) -> None:
-    self._buffers: list[_Buffer] = []
+    self._buffers: list[_ArrayBytes] = []
 
   def add(self, name: str, array: np.ndarray) -> int:
     """Adds a copy of an array; returns its address."""
@@ -63,7 +63,7 @@ class GlobalMemory:
       last = self._buffers[-1]
       end = last.address + len(last.bytes) + _GAP
       address = -(-end // _ALIGNMENT) * _ALIGNMENT
-    self._buffers.append(_Buffer(name, array, address))
+    self._buffers.append(_ArrayBytes(name, array, address))
     return address
 
   def array(self, address: int) -> np.ndarray:
@@ -93,7 +93,7 @@ class GlobalMemory:
 
   def _found(
     self, addresses: np.ndarray, size: int, block: int, what: str
-  ) -> list[tuple[_Buffer, np.ndarray, np.ndarray]]:
+  ) -> list[tuple[_ArrayBytes, np.ndarray, np.ndarray]]:
     """Returns buffers, the lanes that access each, and indices of bytes."""
     name = f"{what.partition(' ')[0]} of {size} bytes"
     if (addresses % size).any():

@@ -411,7 +411,7 @@ class InstructionTest(parameterized.TestCase):
   )
   def test_what_is_not_modelled_is_refused(self, text):
     x = integers(self.rng, U32)[:64]
-    with self.assertRaises(faults.Unsupported):
+    with self.assertRaises(faults.NotModelled):
       ptx_programs.apply(text, x, out=U32)
 
 

@@ -43,7 +43,7 @@ PACKED_TYPES: Final = ("u16x2", "s16x2")
 def bits_of(type: str) -> int:
   """Returns the bits of a register of an instruction's type."""
   if type not in parsing.REGISTER_BITS:
-    raise faults.Unsupported(f"an instruction of type {type}")
+    raise faults.NotModelled(f"an instruction of type {type}")
   return parsing.REGISTER_BITS[type]
 
 
@@ -223,7 +223,7 @@ def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
     return np.where(count == 0, x.dtype.type(0), down)
 
   if type[0] == "s" and ((start + count > bits) & block.active).any():
-    raise faults.Unsupported("bfe of signed bits beyond the register")
+    raise faults.NotModelled("bfe of signed bits beyond the register")
   unknown = block.unknown(operand, bits)
   block.write(
     out, extracted(x), None if unknown is None else extracted(unknown)
@@ -257,7 +257,7 @@ def _permuted(low: np.ndarray, high: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 def _permute(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if instruction.type != "b32":
-    raise faults.Unsupported(f"{instruction.name}: a mode of prmt")
+    raise faults.NotModelled(f"{instruction.name}: a mode of prmt")
   out, *operands = instruction.operands
   low, high, by = (block.read(operand, 32) for operand in operands)
   undefined = None
@@ -301,7 +301,7 @@ def _count(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if len(instruction.parts) != 3:
-    raise faults.Unsupported(f"{instruction.name}: a combining setp")
+    raise faults.NotModelled(f"{instruction.name}: a combining setp")
   x, y = (_as_numbers(a, instruction.type) for a in _two(block, instruction))
   found = _COMPARISONS[instruction.parts[1]](x, y)
   block.write(instruction.operands[0], found)

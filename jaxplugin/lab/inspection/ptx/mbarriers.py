@@ -98,7 +98,7 @@ def _invalidate(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Waits in all threads at once, for the same products."""
   if (block.active != block.live).any():
-    raise faults.Unsupported(f"{instruction.name} by some threads alone")
+    raise faults.NotModelled(f"{instruction.name} by some threads alone")
   out, place, parity = instruction.operands
   lanes = block.lanes()
   where = {
@@ -110,7 +110,7 @@ def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
     )
   }
   if len(where) > 1:
-    raise faults.Unsupported(f"{instruction.name} of several phases at once")
+    raise faults.NotModelled(f"{instruction.name} of several phases at once")
   ((address, wanted),) = where
   if wanted > 1:
     raise faults.Barrier(f"{instruction.name} of parity {wanted}")
@@ -132,7 +132,7 @@ _FORMS: Final[dict[str, integers.Handler]] = {
 def _mbarrier(block: blocks.Block, instruction: parsing.Instruction) -> None:
   handler = _FORMS.get(instruction.name)
   if handler is None:
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   handler(block, instruction)
 
 

@@ -31,15 +31,17 @@ _CACHING: Final = frozenset(
 
 def _space(instruction: parsing.Instruction) -> str:
   if unknown := set(instruction.parts[1:-1]) - _CACHING:
-    raise faults.Unsupported(f"{instruction.name}: {sorted(unknown)}")
+    raise faults.NotModelled(f"{instruction.name}: {sorted(unknown)}")
   space = instruction.parts[1].partition("::")[0]
   if space not in ("global", "shared", "param"):
-    raise faults.Unsupported(f"{instruction.name}: a state space")
+    raise faults.NotModelled(f"{instruction.name}: a state space")
   return space
 
 
 def _registers(operand: parsing.Operand) -> tuple[parsing.Operand, ...]:
-  return operand.items if isinstance(operand, parsing.Group) else (operand,)
+  return (
+    operand.items if isinstance(operand, parsing.OperandGroup) else (operand,)
+  )
 
 
 def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -91,7 +93,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
   elif space == "shared":
     block.shared.store(addresses, data, lanes, "st.shared")
   else:
-    raise faults.Unsupported(f"{instruction.name}: a state space")
+    raise faults.NotModelled(f"{instruction.name}: a state space")
 
 
 def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -107,7 +109,7 @@ def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
     _wait_for_copies(block, instruction)
     return
   if instruction.parts[2] not in ("ca", "cg"):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   to, source, size_operand, *rest = instruction.operands
   assert isinstance(size_operand, parsing.Immediate)
   size = size_operand.value
@@ -115,7 +117,7 @@ def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if rest:
     given = block.read_defined(rest[0], 32).astype(np.int64)
   if len(rest) > 1 or ((given != 0) & (given != size))[block.active].any():
-    raise faults.Unsupported(f"{instruction.text}: a part of a copy")
+    raise faults.NotModelled(f"{instruction.text}: a part of a copy")
   addresses = block.addresses(to)[block.active]
   sources = block.addresses(source)
   data = np.zeros((block.threads, size), np.uint8)
@@ -149,7 +151,7 @@ def _wait_for_copies(
 def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
   """Returns the number of matrices, and whether they are transposed."""
   if "m8n8" not in instruction.parts or instruction.type != "b16":
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   (count,) = (int(x[1]) for x in instruction.parts if x in ("x1", "x2", "x4"))
   return count, "trans" in instruction.parts
 

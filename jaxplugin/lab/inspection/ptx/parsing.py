@@ -85,13 +85,15 @@ class Address:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class OperandGroup:
   """`{a, b}`: a vector; or `p|q`, two results."""
 
   items: tuple[Operand, ...]
 
 
-Operand = Register | Special | Immediate | Symbol | Discard | Address | Group
+Operand = (
+  Register | Special | Immediate | Symbol | Discard | Address | OperandGroup
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,18 +151,18 @@ def parse(ptx: str) -> Kernel:
   """Parses the kernel of a PTX text.
 
   Raises:
-    faults.Unsupported: If the text does not have exactly one entry, with a
+    faults.NotModelled: If the text does not have exactly one entry, with a
       `.reqntid` of one dimension, or has an unknown statement.
   """
   # Comments become spaces, so that lines keep their numbers.
   text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), ptx)
   entries = list(_ENTRY.finditer(text))
   if len(entries) != 1:
-    raise faults.Unsupported(f"PTX with {len(entries)} entries; one is read")
+    raise faults.NotModelled(f"PTX with {len(entries)} entries; one is read")
   (entry,) = entries
   threads = re.search(r"\.reqntid\s+(\d+)\s*(,[^.]*)?", entry[3])
   if threads is None or (threads[2] and set(threads[2]) - set(", 1\n")):
-    raise faults.Unsupported(
+    raise faults.NotModelled(
       f"{entry[1]}: needs .reqntid of one dimension, has {entry[3].strip()!r}"
     )
   shared = _SHARED.search(text)
@@ -211,7 +213,7 @@ class _Reader:
           self._resolve()
           return
       elif character == "":
-        raise faults.Unsupported("PTX ends within the kernel's body")
+        raise faults.NotModelled("PTX ends within the kernel's body")
       elif _LINE_DIRECTIVE.match(self._text, self._place):
         self._skip(_LINE_DIRECTIVE)
       elif label := _LABEL.match(self._text, self._place):
@@ -230,7 +232,7 @@ class _Reader:
       names = [f"{target.name}{scope}" for scope in reversed(scopes)]
       found = next((name for name in names if name in self.labels), None)
       if found is None:
-        raise faults.Unsupported(f"line {branch.line}: {branch.text}: no label")
+        raise faults.NotModelled(f"line {branch.line}: {branch.text}: no label")
       self.instructions[place] = dataclasses.replace(
         branch, operands=(Symbol(found),)
       )
@@ -244,7 +246,7 @@ class _Reader:
   def _statement(self) -> None:
     end = self._text.find(";", self._place)
     if end < 0:
-      raise faults.Unsupported("PTX ends within a statement")
+      raise faults.NotModelled("PTX ends within a statement")
     line, whole = self._line, self._text[self._place : end]
     self._line += whole.count("\n")
     self._place = end + 1
@@ -254,14 +256,14 @@ class _Reader:
     elif text.startswith(".pragma"):
       return
     elif text.startswith("."):
-      raise faults.Unsupported(f"line {line}: {text}")
+      raise faults.NotModelled(f"line {line}: {text}")
     elif text:
       self._instruction(text, line)
 
   def _declare(self, text: str) -> None:
     found = _REG.match(text)
     if found is None or found[1] not in REGISTER_BITS:
-      raise faults.Unsupported(f"registers: {text}")
+      raise faults.NotModelled(f"registers: {text}")
     bits = REGISTER_BITS[found[1]]
     for name in (name.strip() for name in found[2].split(",")):
       family = _FAMILY.fullmatch(name)
@@ -297,9 +299,11 @@ class _Reader:
   def _operand(self, text: str) -> Operand:
     if text[0] == "{":
       items = _split(text[1:-1])
-      return Group(tuple(self._operand(item) for item in items))
+      return OperandGroup(tuple(self._operand(item) for item in items))
     if "|" in text:
-      return Group(tuple(self._operand(item) for item in text.split("|")))
+      return OperandGroup(
+        tuple(self._operand(item) for item in text.split("|"))
+      )
     if text[0] == "[":
       return self._address(text)
     if text == "_":
@@ -318,12 +322,12 @@ class _Reader:
       return Special(text)
     if re.fullmatch(r"[\w$]+", text):
       return Symbol(text)
-    raise faults.Unsupported(f"operand {text!r}")
+    raise faults.NotModelled(f"operand {text!r}")
 
   def _address(self, text: str) -> Address:
     found = _ADDRESS.fullmatch(text[1:-1].strip())
     if found is None:
-      raise faults.Unsupported(f"address {text}")
+      raise faults.NotModelled(f"address {text}")
     base = self._operand(found[1])
     assert isinstance(base, (Register, Symbol, Immediate)), text
     return Address(base, int(found[2] or "0", 0))

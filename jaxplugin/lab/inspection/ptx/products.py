@@ -82,10 +82,10 @@ def fragment(words: np.ndarray, type: str) -> np.ndarray:
 
 def registers(operand: parsing.Operand) -> tuple[parsing.Register, ...]:
   """Returns the registers of a fragment."""
-  assert isinstance(operand, parsing.Group)
+  assert isinstance(operand, parsing.OperandGroup)
   items = operand.items
   if not all(isinstance(item, parsing.Register) for item in items):
-    raise faults.Unsupported(f"a fragment of {operand}")
+    raise faults.NotModelled(f"a fragment of {operand}")
   return items  # type: ignore[return-value]
 
 
@@ -114,14 +114,14 @@ def _add_and_write(
 def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   parts = instruction.parts
   if parts[1:3] != ("sync", "aligned") or "row" not in parts:
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   block.warps(instruction)
   block.counts["matrix products"] += block.threads // blocks.WARP
   if "block_scale" in parts:
     _multiply_scaled(block, instruction)
     return
   if parts[3] != "m16n8k16" or parts[6] != "f32" or parts[9:] != ("f32",):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   out, left, right, sums = instruction.operands
   a = fragment(words(block, left), parts[7])
   b = fragment(words(block, right), parts[8])
@@ -146,7 +146,7 @@ def _multiply_scaled(
   if kind not in expected or any(
     (shape, _ELEMENTS[x][1]) != expected[kind] for x in (left_type, right_type)
   ):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   out, left, right, sums, *scales = instruction.operands
   left_scale, right_scale = (
     _scale(block, scales[2 * side], scales[2 * side + 1], rows, blocks_of_k)
@@ -185,11 +185,11 @@ def _scale(
   operand, lanes 2 t and 2 t + 1 of quad g have rows g and g + 8. For the right
   operand, lane t of quad g has column g.
   """
-  assert isinstance(selector, parsing.Group)
+  assert isinstance(selector, parsing.OperandGroup)
   first, thread = (
     x.value for x in selector.items if isinstance(x, parsing.Immediate)
   )
-  if isinstance(operand, parsing.Group):
+  if isinstance(operand, parsing.OperandGroup):
     (operand,) = operand.items
   row = np.arange(rows)
   if rows == _M:

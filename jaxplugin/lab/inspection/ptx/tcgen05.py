@@ -132,13 +132,13 @@ def _moved(
   """Returns the column offset of the second half; None if there is none."""
   shape = _MOVED.fullmatch(instruction.name)
   if shape is None or not isinstance(address, parsing.Address):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   if shape[1] == "32x32b":
     if rest:
-      raise faults.Unsupported(instruction.text)
+      raise faults.NotModelled(instruction.text)
     return None
   if len(rest) != 1 or not isinstance(rest[0], parsing.Immediate):
-    raise faults.Unsupported(instruction.text)
+    raise faults.NotModelled(instruction.text)
   return rest[0].value
 
 
@@ -146,9 +146,9 @@ def _items(
   instruction: parsing.Instruction, operand: parsing.Operand
 ) -> tuple[parsing.Operand, ...]:
   shape = _MOVED.fullmatch(instruction.name)
-  assert shape is not None and isinstance(operand, parsing.Group)
+  assert shape is not None and isinstance(operand, parsing.OperandGroup)
   if len(operand.items) != int(shape[2]):
-    raise faults.Unsupported(f"{instruction.name}: {len(operand.items)} items")
+    raise faults.NotModelled(f"{instruction.name}: {len(operand.items)} items")
   return operand.items
 
 
@@ -168,7 +168,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
         raise faults.Race("lanes store different values to one column")
       regions = regions[:1]
     elif len(regions) > 1 and regions[0][1].overlaps(regions[1][1]):
-      raise faults.Unsupported(f"{instruction.text}: halves that overlap")
+      raise faults.NotModelled(f"{instruction.text}: halves that overlap")
     for (_, region), part in zip(regions, given, strict=False):
       block.tensor.store(warp, region, part)
 
@@ -229,7 +229,7 @@ _FAMILIES: Final[dict[str, integers.Handler]] = {
 def _tcgen05(block: blocks.Block, instruction: parsing.Instruction) -> None:
   handler = _FORMS.get(instruction.name) or _FAMILIES.get(instruction.parts[1])
   if handler is None:
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   handler(block, instruction)
 
 

@@ -236,7 +236,7 @@ class DescriptorTest(parameterized.TestCase):
      "block32"),
   )  # fmt: skip
   def test_refuses_instruction(self, message, descriptor, kind, blocks):
-    with self.assertRaisesRegex(faults.Unsupported, message):
+    with self.assertRaisesRegex(faults.NotModelled, message):
       descriptors.product(descriptor, kind, blocks)
 
   @parameterized.parameters(
@@ -248,7 +248,7 @@ class DescriptorTest(parameterized.TestCase):
     ("14-15", 1 << 46 | 1 << 14),
   )
   def test_refuses_matrix(self, message, descriptor):
-    with self.assertRaisesRegex(faults.Unsupported, message):
+    with self.assertRaisesRegex(faults.NotModelled, message):
       descriptors.tcgen05_places(descriptor, 8, 32)
 
   def test_scales(self):
@@ -401,7 +401,7 @@ class FaultsTest(parameterized.TestCase):
     f"@%p1 mbarrier.try_wait.parity.shared::cta.b64 %p3, [{BARRIER}], %r0;",
   )
   def test_refuses(self, instruction):
-    with self.assertRaises(faults.Unsupported):
+    with self.assertRaises(faults.NotModelled):
       run(instruction)
 
 

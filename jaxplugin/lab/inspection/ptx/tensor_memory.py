@@ -61,7 +61,7 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Product:
+class ProductInFlight:
   """A product in flight.
 
   Attributes:
@@ -79,7 +79,7 @@ class Product:
   shared: tuple[np.ndarray, ...]
 
 
-class TensorMemory:
+class TensorMemoryState:
   """A tensor memory, without any allocation at first."""
 
   def __init__(self, shared: shared_memory.SharedMemory):
@@ -96,7 +96,7 @@ class TensorMemory:
     self._write_time = np.full((LANES, COLUMNS), _NEVER, np.int64)
     self._readers = np.zeros((LANES, COLUMNS), np.uint32)
     self._read_time = np.full((LANES, COLUMNS), _NEVER, np.int64)
-    self._products: list[Product] = []
+    self._products: list[ProductInFlight] = []
 
   def allocate(self, columns: int) -> int:
     """Allocates columns; returns the first one."""
@@ -181,7 +181,9 @@ class TensorMemory:
     """Returns uint32[lanes, columns] of an operand, or of scale factors."""
     return self._read(warp, region, "tcgen05.mma")
 
-  def sums(self, warp: int, product: Product, keeps: bool) -> np.ndarray:
+  def sums(
+    self, warp: int, product: ProductInFlight, keeps: bool
+  ) -> np.ndarray:
     """Returns the accumulator of a product, uint32[lanes, columns].
 
     Checks that the product may write it, and read it if it `keeps` the sums.
@@ -207,7 +209,7 @@ class TensorMemory:
     found: np.ndarray = self._words[region.cells]
     return found
 
-  def begin_product(self, product: Product, words: np.ndarray) -> None:
+  def begin_product(self, product: ProductInFlight, words: np.ndarray) -> None:
     """Begins a product, with the sums that it writes."""
     cells = product.sums.cells
     self._words[cells] = words
@@ -217,11 +219,11 @@ class TensorMemory:
     self._write_time[cells] = _NEVER
     self._products.append(product)
 
-  def products_of(self, thread: int) -> list[Product]:
+  def products_of(self, thread: int) -> list[ProductInFlight]:
     """Returns the products in flight of a thread."""
     return [x for x in self._products if x.thread == thread]
 
-  def end_products(self, products: list[Product]) -> None:
+  def end_products(self, products: list[ProductInFlight]) -> None:
     """Completes products for all threads."""
     for product in products:
       if product in self._products:

@@ -44,9 +44,9 @@ def multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
     or not kind.startswith("kind::")
     or (scaling and (len(scaling) != 2 or scaling[0] != "block_scale"))
   ):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   if len(instruction.operands) != (7 if scaling else 5):
-    raise faults.Unsupported(instruction.text)
+    raise faults.NotModelled(instruction.text)
   for thread in block.lanes():
     _Issue(block, instruction, int(thread)).run(
       kind.removeprefix("kind::"), scaling[1] if scaling else None
@@ -90,7 +90,7 @@ class _Issue:
           factors = self._scales(place, len(side), first, what)
           side *= np.repeat(factors, per_scale, axis=1)
       found = a @ b.T
-    product = tensor_memory.Product(
+    product = tensor_memory.ProductInFlight(
       thread=self._thread,
       kind=f"{kind} {what.m}x{what.n}",
       sums=tensor_memory.Region(lanes=lanes, column=column, columns=what.n),
@@ -119,19 +119,19 @@ class _Issue:
   def _in_tensor_memory(
     self,
     place: parsing.Operand,
-    what: descriptors.Product,
+    what: descriptors.ProductShape,
     sums_lane: int,
     packs: bool,
   ) -> np.ndarray:
     """Returns f64[m, k], the left operand, with a row in each lane."""
     if not what.lhs_k_is_minor:
-      raise faults.Unsupported("A in tensor memory, transposed")
+      raise faults.NotModelled("A in tensor memory, transposed")
     lane, column = split(self._address(place))
     if lane != sums_lane:
-      raise faults.Unsupported(f"A from lane {lane}, and D from {sums_lane}")
+      raise faults.NotModelled(f"A from lane {lane}, and D from {sums_lane}")
     bits = products.element_bits(what.lhs)
     if bits == 4 and not packs:
-      raise faults.Unsupported("4 bits among 8 in tensor memory")
+      raise faults.NotModelled("4 bits among 8 in tensor memory")
     words = self._read(
       tensor_memory.Region(
         lanes=_lanes(what.m, lane),
@@ -155,7 +155,7 @@ class _Issue:
     is_padded = bits == 4 and not packs
     width = k if is_padded else k * bits // 8
     if bits == 4 and not k_is_minor:
-      raise faults.Unsupported(f"{type} whose k is not minor")
+      raise faults.NotModelled(f"{type} whose k is not minor")
     places = descriptors.tcgen05_places(
       self._value(operand, 64),
       rows,
@@ -174,7 +174,7 @@ class _Issue:
     place: parsing.Operand,
     rows: int,
     first: int,
-    what: descriptors.Product,
+    what: descriptors.ProductShape,
   ) -> np.ndarray:
     """Returns f64[rows, scales] of one operand.
 
@@ -184,7 +184,7 @@ class _Issue:
     assert what.scale_type is not None
     lane, column = split(self._address(place))
     if lane:
-      raise faults.Unsupported(f"scale factors from lane {lane}")
+      raise faults.NotModelled(f"scale factors from lane {lane}")
     found = np.empty((rows, what.scales), np.uint8)
     shifts = (8 * (first + np.arange(what.scales))).astype(np.uint32)
     for group in range(-(-rows // _PART)):
@@ -209,10 +209,10 @@ def _lanes(m: int, first: int) -> tuple[int, ...]:
   """Returns the lanes of a matrix's rows: all lanes, or 16 of each 32."""
   if m == tensor_memory.LANES:
     if first:
-      raise faults.Unsupported(f"tcgen05.mma of m = 128 from lane {first}")
+      raise faults.NotModelled(f"tcgen05.mma of m = 128 from lane {first}")
     return tuple(range(m))
   if first not in (0, 16):
-    raise faults.Unsupported(f"tcgen05.mma of m = {m} from lane {first}")
+    raise faults.NotModelled(f"tcgen05.mma of m = {m} from lane {first}")
   return tuple(
     first + _PART * part + row for part in range(_PARTS) for row in range(16)
   )

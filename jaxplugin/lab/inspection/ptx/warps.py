@@ -36,7 +36,7 @@ def _barrier(block: blocks.Block, instruction: parsing.Instruction) -> None:
     instruction.name in ("bar.sync", "barrier.sync", "barrier.sync.aligned")
     and instruction.operands == (parsing.Immediate(0),)
   ):
-    raise faults.Unsupported(instruction.text)
+    raise faults.NotModelled(instruction.text)
   if (block.active != block.live).any():
     raise faults.Divergence("bar.sync that not all threads of the block reach")
   block.shared.block_barrier()
@@ -44,7 +44,7 @@ def _barrier(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 def _fence(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if instruction.parts[:3] != ("fence", "proxy", "async"):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   lanes = block.lanes()
   warps = np.flatnonzero(block.active.reshape(-1, blocks.WARP).all(axis=1))
   block.shared.fence_proxy(
@@ -61,7 +61,7 @@ def _check_members(
   block.warps(instruction)
   named = block.read_defined(members, 32)[block.active]
   if (named != blocks.all_bits(blocks.WARP)).any():
-    raise faults.Unsupported(f"{instruction.text}: a part of a warp")
+    raise faults.NotModelled(f"{instruction.text}: a part of a warp")
 
 
 def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -70,7 +70,7 @@ def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
   mode = instruction.parts[2]
   bound = 0 if mode == "up" else 0x1F
   if clamp != parsing.Immediate(bound):
-    raise faults.Unsupported(f"{instruction.text}: a part of a warp")
+    raise faults.NotModelled(f"{instruction.text}: a part of a warp")
   _check_members(block, instruction, members)
   lane = block.thread % blocks.WARP
   by = block.read_defined(other, 32).astype(np.int64)
@@ -85,7 +85,7 @@ def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
   value = block.read(source, 32)
   unknown = block.unknown(source, 32)
   undefined = None if unknown is None else unknown[place]
-  results = out.items if isinstance(out, parsing.Group) else (out,)
+  results = out.items if isinstance(out, parsing.OperandGroup) else (out,)
   block.write(results[0], value[place], undefined)
   for predicate in results[1:]:
     block.write(predicate, valid)
@@ -95,7 +95,7 @@ def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes redux.sync over all lanes of each warp."""
   out, source, members = instruction.operands
   if instruction.type not in ("s32", "u32", "b32"):
-    raise faults.Unsupported(instruction.text)
+    raise faults.NotModelled(instruction.text)
   _check_members(block, instruction, members)
   value = block.read_defined(source, 32)
   if instruction.type == "s32":
@@ -109,8 +109,11 @@ def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _elect(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes elect.sync: elects the first lane of each warp."""
   out, members = instruction.operands
-  if not isinstance(out, parsing.Group) or instruction.name != "elect.sync":
-    raise faults.Unsupported(instruction.text)
+  if (
+    not isinstance(out, parsing.OperandGroup)
+    or instruction.name != "elect.sync"
+  ):
+    raise faults.NotModelled(instruction.text)
   _check_members(block, instruction, members)
   leader, is_leader = out.items
   block.write(leader, np.zeros(block.threads, np.uint32))

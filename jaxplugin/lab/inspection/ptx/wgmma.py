@@ -48,7 +48,7 @@ def _wgmma(block: blocks.Block, instruction: parsing.Instruction) -> None:
   elif what == "mma_async":
     _multiply(block, instruction)
   else:
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
 
 
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -74,16 +74,16 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   parts = instruction.parts
   shape = _SHAPE.fullmatch(parts[4])
   if shape is None or parts[5] != "f32" or parts[6] != parts[7]:
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   if parts[6] not in ("bf16", "f16"):
-    raise faults.Unsupported(instruction.name)
+    raise faults.NotModelled(instruction.name)
   n, type = int(shape[1]), parts[6]
   out, left, right, keeps, *rest = instruction.operands
   flags = [x.value for x in rest if isinstance(x, parsing.Immediate)]
-  in_registers = isinstance(left, parsing.Group)
+  in_registers = isinstance(left, parsing.OperandGroup)
   # The signs of both sides, then whether k is not minor in shared memory.
   if flags[:2] != [1, 1] or any(flags[2:]):
-    raise faults.Unsupported(f"{instruction.name} with {flags}")
+    raise faults.NotModelled(f"{instruction.name} with {flags}")
   block.counts["matrix products"] += block.threads // blocks.WARP
   accumulators = products.registers(out)
   _check_fence(block, accumulators)

@@ -36,7 +36,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
+class TrialCandidate:
   """A backend and a config that compute a problem.
 
   Attributes:
@@ -58,7 +58,7 @@ class Candidate:
 
 
 def table(
-  candidates: Sequence[Candidate],
+  candidates: Sequence[TrialCandidate],
   cells: Sequence[Mapping[str, str]],
   figures: Collection[str] = (),
 ) -> Iterator[console.Part]:
@@ -99,9 +99,9 @@ def table(
   )
 
 
-def candidate_of(value: Mapping[str, Any]) -> Candidate:
-  """Inverts `Candidate.to_json`."""
-  return Candidate(
+def candidate_of(value: Mapping[str, Any]) -> TrialCandidate:
+  """Inverts `TrialCandidate.to_json`."""
+  return TrialCandidate(
     implementation=value["implementation"],
     config=records.fields_of("config", value["config"]),
   )
@@ -126,8 +126,8 @@ class Listing:
 
   problem: operation.Problem
   target: targets.Target
-  default: Candidate
-  candidates: tuple[Candidate, ...]
+  default: TrialCandidate
+  candidates: tuple[TrialCandidate, ...]
   pruned: tuple[spaces.Pruned, ...]
   refused: tuple[decisions.Unsupported, ...]
   notes: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class Listing:
     """Returns the listing without candidates that failed before.
 
     Args:
-      denied: reasons by `Candidate.key`.
+      denied: reasons by `TrialCandidate.key`.
     """
     kept, pruned = [], list(self.pruned)
     for candidate in self.candidates:
@@ -178,7 +178,7 @@ class Listing:
     for pruned in self.pruned:
       yield f"  pruned, {pruned}"
 
-  def _title(self, candidate: Candidate) -> str:
+  def _title(self, candidate: TrialCandidate) -> str:
     is_default = candidate == self.default
     return candidate.implementation + (" (default)" if is_default else "")
 
@@ -198,7 +198,7 @@ def of_problem(
   problem: operation.Problem,
   target: targets.Target,
   *,
-  limits: spaces.Limits = spaces.LIMITS,
+  limits: spaces.SearchLimits = spaces.LIMITS,
   implementations: Iterable[str] | None = None,
 ) -> Listing:
   """Returns the candidates of a problem. Reads no table and times nothing.
@@ -212,11 +212,11 @@ def of_problem(
   tuned = registry.of(problem)
   decision = tuned.default(problem, target)
   wanted = None if implementations is None else {*implementations}
-  kept: list[Candidate] = []
+  kept: list[TrialCandidate] = []
   pruned: list[spaces.Pruned] = []
   refused: list[decisions.Unsupported] = []
   notes: list[str] = []
-  default = Candidate(implementation=decision.implementation)
+  default = TrialCandidate(implementation=decision.implementation)
   for name, backend in tuned.operation.backends().items():
     refusal = backend.supports(problem, target)
     if refusal is not None:
@@ -240,7 +240,7 @@ def of_problem(
       if backend.lowering_refusal(target) is None:
         error = backend.config_error(config, problem, target)
       if error is None:
-        kept.append(Candidate(implementation=name, config=config))
+        kept.append(TrialCandidate(implementation=name, config=config))
         continue
       pruned.append(
         spaces.Pruned(

@@ -103,7 +103,7 @@ class ListingTest(parameterized.TestCase):
   def test_the_margin_prunes(self):
     counts = []
     for margin in (4.0, 2.0, 1.1):
-      limits = spaces.Limits(margin=margin)
+      limits = spaces.SearchLimits(margin=margin)
       found = triton_space.space(SQUARE, gpu("h100"), limits)
       reason = f"at least {margin:g} times the best estimate"
       (count,) = (p.count for p in found.pruned if p.reason == reason)

@@ -12,7 +12,7 @@ from jaxplugin.tables import records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class SearchLimits:
   """Limits of the candidates that a model keeps.
 
   Attributes:
@@ -26,7 +26,7 @@ class Limits:
   ways: int = 4
 
 
-LIMITS: Final = Limits()
+LIMITS: Final = SearchLimits()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,9 @@ class _Pruning:
 
 
 def space(
-  problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
+  problem: problems.DotProblem,
+  target: targets.Target,
+  limits: spaces.SearchLimits,
 ) -> spaces.Space:
   """Returns the configs for a problem that the kernels support.
 
@@ -128,7 +130,7 @@ def _notes(
   default: configs.MatmulConfig,
   model: triton_model.Model | None,
   target: targets.Target,
-  limits: spaces.Limits,
+  limits: spaces.SearchLimits,
 ) -> tuple[str, ...]:
   if model is None:
     return (
@@ -196,7 +198,7 @@ def _configs_of_tile(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
   default: configs.MatmulConfig,
-  limits: spaces.Limits,
+  limits: spaces.SearchLimits,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
   """Returns configs of a tile that fit and that no other one equals."""

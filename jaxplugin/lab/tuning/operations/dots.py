@@ -181,7 +181,9 @@ def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
 
 
 def _cpu_space(
-  problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
+  problem: problems.DotProblem,
+  target: targets.Target,
+  limits: spaces.SearchLimits,
 ) -> spaces.Space:
   """Returns all configs of the C++ kernels; they are few."""
   del limits

@@ -17,14 +17,14 @@ from jaxplugin.dot import reference
 _ACTIVATION_ERROR: Final = 2.0**-16
 
 
-class WrongResultError(Exception):
+class InexactResultError(Exception):
   """A candidate's result is wrong; the text says where."""
 
   kind = "wrong"
 
 
 def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
-  """Raises WrongResultError unless a result has the expected numbers.
+  """Raises InexactResultError unless a result has the expected numbers.
 
   0 and -0 are equal. Results of gelu and silu may have the error of their
   approximation.
@@ -45,14 +45,14 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   differs = ~((got == exact) | (np.abs(got - exact) <= limit))
   if differs.any():
     at = tuple(int(i) for i in np.argwhere(differs)[0])
-    raise WrongResultError(
+    raise InexactResultError(
       f"{problem}: at {at} got {got[at]:.8g}, exact {exact[at]:.8g};"
       f" {np.count_nonzero(differs)} of {differs.size} elements differ"
     )
 
 
 def check_bits(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
-  """Raises WrongResultError unless each code equals the expected one.
+  """Raises InexactResultError unless each code equals the expected one.
 
   Args:
     result: an array of any dtype.
@@ -68,7 +68,7 @@ def check_bits(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   differs = got != exact
   if differs.any():
     at = tuple(int(i) for i in np.argwhere(differs)[0])
-    raise WrongResultError(
+    raise InexactResultError(
       f"{problem}: at {at} got {expected.dtype.name} {got[at]:#x}, exact"
       f" {exact[at]:#x}; {np.count_nonzero(differs)} of {differs.size} differ"
     )
@@ -76,7 +76,7 @@ def check_bits(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
 
 def _check_type(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   if result.dtype != expected.dtype or result.shape != expected.shape:
-    raise WrongResultError(
+    raise InexactResultError(
       f"{problem}: got {result.dtype.name}{list(result.shape)}, exact"
       f" {expected.dtype.name}{list(expected.shape)}"
     )

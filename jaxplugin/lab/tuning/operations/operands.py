@@ -40,7 +40,7 @@ class OperandsError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Operands:
+class ExactOperands:
   """Operands of one call.
 
   Attributes:

@@ -47,10 +47,10 @@ class TunedOperation:
     refusal: why `build` cannot create operands; "" if it can.
     build: (problem, rng, is_exact) -> operands by name, and the expected result
       if `is_exact`.
-    function: the function to trace; it takes `operands.Operands.arrays`.
+    function: the function to trace; it takes `operands.ExactOperands.arrays`.
     flops: number of floating-point operations.
     tail: a small problem of the same kind, whose sizes no tile divides.
-    check: (result, expected, problem); raises `exactness.WrongResultError`.
+    check: (result, expected, problem); raises `exactness.InexactResultError`.
     poisoned: the problem with NaN in its padding; None if no operand can be
       padded.
     spaces: by backend, its configs. Other backends list their own configs.
@@ -67,13 +67,13 @@ class TunedOperation:
   check: Callable[[Any, Any, Any], None] = exactness.check
   poisoned: Callable[[Any], Any] = lambda problem: None
   spaces: Mapping[
-    str, Callable[[Any, targets.Target, spaces.Limits], spaces.Space]
+    str, Callable[[Any, targets.Target, spaces.SearchLimits], spaces.Space]
   ] = dataclasses.field(default_factory=dict)
   compiles: bool = False
 
   def make(
     self, problem: Any, seed: int, is_exact: bool = True
-  ) -> operands.Operands:
+  ) -> operands.ExactOperands:
     """Returns a problem's operands, with the expected result if `is_exact`.
 
     Raises:
@@ -85,6 +85,6 @@ class TunedOperation:
       )
     rng = np.random.default_rng(seed)
     arrays, expected = self.build(problem, rng, is_exact)
-    return operands.Operands(
+    return operands.ExactOperands(
       arrays=jax.tree.map(jnp.asarray, arrays), expected=expected
     )

@@ -91,7 +91,7 @@ class CheckedTest(parameterized.TestCase):
       # The lowest bit of one element: another code, or the next number.
       codes.reshape(-1)[-1:].view(f"u{codes.itemsize}")[:] ^= 1
       wrong = jax.tree.unflatten(tree, [*leaves[:i], codes, *leaves[i + 1 :]])
-      with self.assertRaises(exactness.WrongResultError):
+      with self.assertRaises(exactness.InexactResultError):
         operation.check(wrong, made.expected, problem)
 
   @pytest.mark.lab

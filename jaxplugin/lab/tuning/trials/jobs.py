@@ -94,7 +94,7 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
     The checks that were skipped, each with its reason.
 
   Raises:
-    WrongResultError: If a number is wrong.
+    InexactResultError: If a number is wrong.
   """
   problem: operation.Problem = _unpacked(argument["problem"])
   candidate = listing.candidate_of(argument["candidate"])
@@ -118,7 +118,9 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
   return skipped
 
 
-def _refusal(problem: operation.Problem, candidate: listing.Candidate) -> str:
+def _refusal(
+  problem: operation.Problem, candidate: listing.TrialCandidate
+) -> str:
   """Returns why a candidate cannot compute a problem here; "" if it can."""
   target = targets.current_target()
   backends = registry.of(problem).operation.backends()
@@ -130,7 +132,7 @@ def _refusal(problem: operation.Problem, candidate: listing.Candidate) -> str:
 
 
 def _check_one(
-  problem: operation.Problem, candidate: listing.Candidate
+  problem: operation.Problem, candidate: listing.TrialCandidate
 ) -> None:
   found = registry.of(problem)
   operands = found.make(problem, _SEED)
@@ -142,7 +144,7 @@ def _check_one(
 
 
 def _pinned(
-  problem: operation.Problem, candidate: listing.Candidate
+  problem: operation.Problem, candidate: listing.TrialCandidate
 ) -> Callable[[Any], Any]:
   """Returns the problem's function, pinned to a candidate."""
   function = registry.of(problem).function(problem)
@@ -156,7 +158,7 @@ def _pinned(
 
 def _check_decision(
   problem: operation.Problem,
-  candidate: listing.Candidate,
+  candidate: listing.TrialCandidate,
   function: Callable[[Any], Any],
   arrays: Any,
 ) -> None:
@@ -171,7 +173,7 @@ def _check_decision(
       f"operands must give the problem {problem!r}, got {got_problem!r}"
     )
   assert decision is not None
-  found = listing.Candidate(
+  found = listing.TrialCandidate(
     implementation=decision.implementation, config=decision.config
   )
   if found != candidate:
@@ -232,7 +234,7 @@ def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
 class _Sets:
   """Copies of a problem's operands, together larger than the caches."""
 
-  def __init__(self, problem: operation.Problem, device: devices.Device):
+  def __init__(self, problem: operation.Problem, device: devices.BenchDevice):
     self._problem = problem
     tuned = registry.of(problem)
     first = tuned.make(problem, _SEED, False).arrays
@@ -262,7 +264,7 @@ class _Sets:
       self._sets.append(jax.block_until_ready(copied))
     return (self._sets[i],)
 
-  def variant(self, candidate: listing.Candidate) -> variants.Variant:
+  def variant(self, candidate: listing.TrialCandidate) -> variants.Variant:
     return variants.Variant(
       name=candidate.key,
       role="ours",

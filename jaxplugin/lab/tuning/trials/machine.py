@@ -31,7 +31,7 @@ class TrialError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fault:
+class TrialFault:
   """Why a candidate cannot be chosen.
 
   Attributes:
@@ -57,20 +57,20 @@ class Trials:
     samples: by key, milliseconds of each round of each process.
   """
 
-  faults: Mapping[str, Fault] = dataclasses.field(default_factory=dict)
+  faults: Mapping[str, TrialFault] = dataclasses.field(default_factory=dict)
   notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
   samples: Mapping[str, tuple[float, ...]] = dataclasses.field(
     default_factory=dict
   )
 
 
-class Machine(Protocol):
+class TrialDevice(Protocol):
   """A device that tries candidates."""
 
   def check(
     self,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
     """Tries each candidate on exact operands."""
@@ -78,7 +78,7 @@ class Machine(Protocol):
   def time(
     self,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
     """Times candidates that passed, in turns."""
@@ -95,7 +95,7 @@ class Functions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class TrialOptions:
   """Limits of trials.
 
   Attributes:
@@ -127,7 +127,7 @@ class LocalMachine:
   def __init__(
     self,
     target: targets.Target,
-    options: Options,
+    options: TrialOptions,
     functions: Functions = Functions(),
     environment: Mapping[str, str] | None = None,
   ):
@@ -148,7 +148,7 @@ class LocalMachine:
   def compile(
     self,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
     """Compiles Triton's candidates. The target need not be attached."""
@@ -168,11 +168,11 @@ class LocalMachine:
   def check(
     self,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """As `Machine.check`. For a GPU, it compiles without the GPU first."""
-    faults: dict[str, Fault] = {}
+    """As `TrialDevice.check`. For a GPU, it compiles without the GPU first."""
+    faults: dict[str, TrialFault] = {}
     if self._is_gpu:
       faults |= self.compile(problem, candidates, progress).faults
     left = [c for c in candidates if c.key not in faults]
@@ -192,7 +192,7 @@ class LocalMachine:
     function: str,
     doing: str,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
     *,
     count: int,
@@ -200,9 +200,9 @@ class LocalMachine:
   ) -> Trials:
     """Runs a job for each candidate, and once more for one that raises."""
     found: dict[str, pool.Outcome] = {}
-    faults: dict[str, Fault] = {}
+    faults: dict[str, TrialFault] = {}
 
-    def run(trying: Sequence[listing.Candidate]) -> list[pool.Outcome]:
+    def run(trying: Sequence[listing.TrialCandidate]) -> list[pool.Outcome]:
       done = 0
 
       def on_done(i: int, outcome: pool.Outcome) -> None:
@@ -235,14 +235,14 @@ class LocalMachine:
       first = found[candidate.key].reason
       if outcome.kind == "done":
         reason = f"it failed in one of two trials: {first}"
-        faults[candidate.key] = Fault(kind="unstable", reason=reason)
+        faults[candidate.key] = TrialFault(kind="unstable", reason=reason)
     for key, outcome in found.items():
       if outcome.kind != "done":
-        fault = Fault(kind=outcome.kind, reason=outcome.reason)
+        fault = TrialFault(kind=outcome.kind, reason=outcome.reason)
         faults.setdefault(key, fault)
       elif isinstance(outcome.value, dict) and outcome.value["spill_bytes"]:
         spilled = f"{outcome.value['spill_bytes']} bytes of registers"
-        faults.setdefault(key, Fault(kind="spills", reason=spilled))
+        faults.setdefault(key, TrialFault(kind="spills", reason=spilled))
     notes = {
       key: tuple(outcome.value)
       for key, outcome in found.items()
@@ -253,11 +253,11 @@ class LocalMachine:
   def time(
     self,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """As `Machine.time`; a candidate that ends a process is dropped."""
-    faults: dict[str, Fault] = {}
+    """As `TrialDevice.time`; a candidate that ends a process is dropped."""
+    faults: dict[str, TrialFault] = {}
     taken: list[Mapping[str, list[float]]] = []
     announces = False
     while len(taken) < self._options.processes:
@@ -270,7 +270,7 @@ class LocalMachine:
         taken.append(outcome.value["samples"])
         for key, reason in outcome.value["failed"].items():
           reason = f"it passed its check and failed in timing: {reason}"
-          faults[key] = Fault(kind="unstable", reason=reason)
+          faults[key] = TrialFault(kind="unstable", reason=reason)
       elif not announces:
         announces = True  # run again, to find the candidate that failed
       else:
@@ -279,7 +279,7 @@ class LocalMachine:
         named = [note for note in outcome.notes if note in known]
         if not named:
           raise TrialError(f"{outcome.kind}: {outcome.reason}")
-        faults[named[-1]] = Fault(
+        faults[named[-1]] = TrialFault(
           kind=outcome.kind, reason=f"while it was timed: {outcome.reason}"
         )
     return Trials(
@@ -296,7 +296,7 @@ class LocalMachine:
   def _time_once(
     self,
     problem: operation.Problem,
-    candidates: Sequence[listing.Candidate],
+    candidates: Sequence[listing.TrialCandidate],
     announces: bool,
   ) -> pool.Outcome:
     options = self._options
