@@ -188,18 +188,7 @@ class RowMeasurement:
           reason=variant.reason,
         )
       )
-    entry = _Measured(
-      result=results.VariantResult(
-        name=variant.name,
-        role=variant.role,
-        is_chosen=variant.is_chosen,
-        num_bytes=variant.num_bytes,
-        flops=variant.flops,
-        arithmetic=variant.arithmetic,
-        form=variant.form,
-      ),
-      variant=variant,
-    )
+    entry = _Measured(result=_result_of(variant), variant=variant)
     entry.timed, error = self._ready(row, entry, self.options.mode)
     if entry.timed is not None:
       entry.result = dataclasses.replace(
@@ -337,14 +326,8 @@ class RowMeasurement:
     if known is None:
       return None
     pair, milliseconds = known
-    result = results.VariantResult(
-      name=variant.name,
-      role=variant.role,
-      num_bytes=variant.num_bytes,
-      flops=variant.flops,
-      arithmetic=variant.arithmetic,
-      form=f"timed with {pair}",
-      mode="call",
+    result = dataclasses.replace(
+      _result_of(variant), form=f"timed with {pair}", mode="call"
     )
     return _Measured(result=result, variant=variant, once=milliseconds)
 
@@ -445,6 +428,18 @@ class RowMeasurement:
       ),
     )
     return results.with_fraction(result, self.ceilings)
+
+
+def _result_of(variant: variants.Variant) -> results.VariantResult:
+  return results.VariantResult(
+    name=variant.name,
+    role=variant.role,
+    is_chosen=variant.is_chosen,
+    num_bytes=variant.num_bytes,
+    flops=variant.flops,
+    arithmetic=variant.arithmetic,
+    form=variant.form,
+  )
 
 
 def _compile(timed: execution.Timed) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxplugin import dot
 from jaxplugin import quantization
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.explanation import diagnostics
 from jaxplugin.explanation import report
@@ -90,89 +91,61 @@ def of_shapes(
   return _unique(items, left_out)
 
 
-def _side(x: jax.Array, pair: workloads.Pair, is_lhs: bool) -> Any:
-  format = pair.lhs if is_lhs else pair.rhs
-  if format is None:
-    return x.astype(pair.plain)
-  return quantization.quantize(x, format)
-
-
 def _shape(*sizes: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def _dot(
+def _matmul(
   row: workloads.BenchRow,
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
 ) -> operation.Problem:
-  def call(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    return dot.block_scaled_dot(
-      _side(lhs, pair, True),
-      _side(rhs, pair, False),
-      preferred_element_type=out_dtype,
-    )
+  def side(x: jax.Array, format: formats.BlockFormat | None) -> Any:
+    if format is None:
+      return x.astype(pair.plain)
+    return quantization.quantize(x, format)
 
-  shapes = _shape(row.m, row.k), _shape(row.n, row.k)
+  multiply: Any = dot.block_scaled_dot
+  shapes = [_shape(row.m, row.k), _shape(row.n, row.k)]
+  if row.kind == "experts":
+    multiply = ragged_api.ragged_dot
+    shapes = [
+      _shape(row.m * row.top, row.k),
+      _shape(row.experts, row.n, row.k),
+      jax.ShapeDtypeStruct((row.experts,), jnp.int32),
+    ]
+
+  def call(lhs: jax.Array, rhs: jax.Array, *sizes: jax.Array) -> jax.Array:
+    lhs, rhs = side(lhs, pair.lhs), side(rhs, pair.rhs)
+    return multiply(lhs, rhs, *sizes, preferred_element_type=out_dtype)
+
   (found,) = diagnostics.explain(call, *shapes, target=target)
   return found.problem
 
 
-def _experts(
-  row: workloads.BenchRow,
-  pair: workloads.Pair,
-  out_dtype: np.dtype,
-  target: targets.Target,
-) -> operation.Problem:
-  def call(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
-    return ragged_api.ragged_dot(
-      _side(lhs, pair, True),
-      _side(rhs, pair, False),
-      sizes,
-      preferred_element_type=out_dtype,
-    )
-
-  sizes = jax.ShapeDtypeStruct((row.experts,), jnp.int32)
-  shapes = _shape(row.m * row.top, row.k), _shape(row.experts, row.n, row.k)
-  (found,) = diagnostics.explain(call, *shapes, sizes, target=target)
-  return found.problem
-
-
-def _quantize(
+def _codec(
   row: workloads.BenchRow,
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
 ) -> operation.Problem:
   assert pair.rhs is not None
-  quantize = functools.partial(quantization.quantize, format=pair.rhs)
-  x = jax.ShapeDtypeStruct((row.m, row.k), out_dtype)
-  (found,) = diagnostics.explain(quantize, x, target=target).quantizations
-  (problem,) = found.problems
-  return problem
-
-
-def _dequantize(
-  row: workloads.BenchRow,
-  pair: workloads.Pair,
-  out_dtype: np.dtype,
-  target: targets.Target,
-) -> operation.Problem:
-  assert pair.rhs is not None
-  quantize = functools.partial(quantization.quantize, format=pair.rhs)
-  x = jax.eval_shape(quantize, _shape(row.m, row.k))
-  dequantize = functools.partial(quantization.dequantize, dtype=out_dtype)
-  (found,) = diagnostics.explain(dequantize, x, target=target).quantizations
+  function = functools.partial(quantization.quantize, format=pair.rhs)
+  x: Any = jax.ShapeDtypeStruct((row.m, row.k), out_dtype)
+  if row.kind == "dequantize":
+    x = jax.eval_shape(function, _shape(row.m, row.k))
+    function = functools.partial(quantization.dequantize, dtype=out_dtype)
+  (found,) = diagnostics.explain(function, x, target=target).quantizations
   (problem,) = found.problems
   return problem
 
 
 _PROBLEMS: Final = {
-  "dot": _dot,
-  "experts": _experts,
-  "quantize": _quantize,
-  "dequantize": _dequantize,
+  "dot": _matmul,
+  "experts": _matmul,
+  "quantize": _codec,
+  "dequantize": _codec,
 }
 
 

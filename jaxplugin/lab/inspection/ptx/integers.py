@@ -37,6 +37,11 @@ _PACKED: Final[dict[str, Callable[..., np.ndarray]]] = {
   "min": np.minimum,
   "max": np.maximum,
 }
+_LOGIC: Final[dict[str, Callable[..., np.ndarray]]] = {
+  "and": np.bitwise_and,
+  "or": np.bitwise_or,
+  "xor": np.bitwise_xor,
+}
 PACKED_TYPES: Final = ("u16x2", "s16x2")
 
 
@@ -68,14 +73,10 @@ def _two(
   return block.read(x, bits), block.read(y, bits)
 
 
-def _add(block: blocks.Block, instruction: parsing.Instruction) -> None:
+def _add_sub(block: blocks.Block, instruction: parsing.Instruction) -> None:
   x, y = _two(block, instruction)
-  block.write(instruction.operands[0], x + y)
-
-
-def _sub(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  x, y = _two(block, instruction)
-  block.write(instruction.operands[0], x - y)
+  found = x + y if instruction.parts[0] == "add" else x - y
+  block.write(instruction.operands[0], found)
 
 
 def _product(x: np.ndarray, y: np.ndarray, part: str, type: str) -> np.ndarray:
@@ -137,30 +138,20 @@ def _neg_abs(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, negative)
 
 
-def _and(block: blocks.Block, instruction: parsing.Instruction) -> None:
+def _logic(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """Executes and, or and xor."""
+  out, first, second = instruction.operands
   x, y = _two(block, instruction)
-  undefined = None
+  name, undefined = instruction.parts[0], None
   if block.is_doubtful:
-    # If one side is a defined zero, the other one does not matter.
-    _, first, second = instruction.operands
     bits = bits_of(instruction.type)
     x_unknown = block.undefined_bits(first, bits)
     y_unknown = block.undefined_bits(second, bits)
-    undefined = (x_unknown | y_unknown) & (x_unknown | x) & (y_unknown | y)
-  block.write(instruction.operands[0], x & y, undefined)
-
-
-def _or_xor(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  x, y = _two(block, instruction)
-  undefined = None
-  if block.is_doubtful:
-    _, first, second = instruction.operands
-    bits = bits_of(instruction.type)
-    undefined = block.undefined_bits(first, bits) | block.undefined_bits(
-      second, bits
-    )
-  value = x | y if instruction.parts[0] == "or" else x ^ y
-  block.write(instruction.operands[0], value, undefined)
+    undefined = x_unknown | y_unknown
+    if name == "and":
+      # If one side is a defined zero, the other one does not matter.
+      undefined &= (x_unknown | x) & (y_unknown | y)
+  block.write(out, _LOGIC[name](x, y), undefined)
 
 
 def _not(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -327,17 +318,15 @@ PACKED_HANDLERS: Final[dict[str, Handler]] = dict.fromkeys(
   _PACKED, _packed_pair
 )
 HANDLERS: Final[dict[str, Handler]] = {
-  "add": _add,
-  "sub": _sub,
+  "add": _add_sub,
+  "sub": _add_sub,
   "mul": _mul,
   "mad": _mad,
   "min": _min_max,
   "max": _min_max,
   "neg": _neg_abs,
   "abs": _neg_abs,
-  "and": _and,
-  "or": _or_xor,
-  "xor": _or_xor,
+  **dict.fromkeys(_LOGIC, _logic),
   "not": _not,
   "shl": _shift,
   "shr": _shift,
