@@ -217,7 +217,7 @@ def _check_instruction_set(
 
 
 def _check_writable(path: str | None) -> None:
-  """Before minutes of measuring."""
+  """Raises ValueError before minutes of measuring."""
   if path is None:
     return
   directory = pathlib.Path(path).resolve().parent

@@ -41,7 +41,7 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     raise faults.NotModelled(f"{instruction.name}: {unknown}")
   out, *operands = instruction.operands
   if to in _INTEGERS and source in _INTEGERS:
-    _integer_to_integer(block, out, operands[0], to, source)
+    _integer_to_integer(block, instruction)
   elif to in _NARROW and source == "f32":
     if "satfinite" not in modifiers:
       raise faults.NotModelled(f"{instruction.name}: not saturating")
@@ -49,7 +49,7 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     bits = _NARROW[to][1]
     block.write(out, low | high << np.uint16(bits))
   elif source in _NARROW and to in _PAIRS:
-    _widen(block, out, operands[0], to, source)
+    _widen(block, instruction)
   elif to in _PAIRS and source == "f32":
     high, low = (
       rounding.to_bits(
@@ -63,7 +63,7 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     wide = rounding.to_float(value, source)
     block.write(out, rounding.to_bits(wide, to))
   elif to in rounding.DTYPES and source in _INTEGERS:
-    _integer_to_float(block, out, operands[0], to, source)
+    _integer_to_float(block, instruction)
   elif to in _INTEGERS and source in rounding.DTYPES:
     found = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if len(found) != 1:
@@ -77,13 +77,11 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _integer_to_integer(
-  block: blocks.Block,
-  out: parsing.Operand,
-  operand: parsing.Operand,
-  to: str,
-  source: str,
+  block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
   """Truncates, or extends by the sign or zeros."""
+  out, operand = instruction.operands
+  *_, to, source = instruction.parts
   bits, to_bits = int(source[1:]), int(to[1:])
   # cvt.s32.s8 reads the low byte of a wider register.
   register = operand.bits if isinstance(operand, parsing.Register) else bits
@@ -100,19 +98,17 @@ def _integer_to_integer(
     return kept.astype(np.uint64)
 
   value = block.read(operand, register)
-  undefined = None
-  if block.is_doubtful:
-    undefined = converted(block.undefined_bits(operand, register))
-  block.write(out, converted(value), undefined)
+  unknown = block.unknown(operand, register)
+  block.write(
+    out, converted(value), None if unknown is None else converted(unknown)
+  )
 
 
 def _integer_to_float(
-  block: blocks.Block,
-  out: parsing.Operand,
-  operand: parsing.Operand,
-  to: str,
-  source: str,
+  block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
+  out, operand = instruction.operands
+  *_, to, source = instruction.parts
   bits = int(source[1:])
   value = block.read(operand, max(bits, 16)).astype(f"uint{bits}")
   if source[0] == "s":
@@ -146,13 +142,9 @@ def _narrowed(
   return np.where(np.isnan(value), np.uint16(nan), codes)
 
 
-def _widen(
-  block: blocks.Block,
-  out: parsing.Operand,
-  operand: parsing.Operand,
-  to: str,
-  source: str,
-) -> None:
+def _widen(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  out, operand = instruction.operands
+  *_, to, source = instruction.parts
   dtype, bits, _ = _NARROW[source]
   codes = block.read(operand, 16)
   halves = []
