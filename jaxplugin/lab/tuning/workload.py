@@ -131,7 +131,7 @@ def _codec(
   target: targets.Target,
 ) -> operation.Problem:
   assert pair.rhs is not None
-  function = functools.partial(quantization.quantize, format=pair.rhs)
+  function: Any = functools.partial(quantization.quantize, format=pair.rhs)
   x: Any = jax.ShapeDtypeStruct((row.m, row.k), out_dtype)
   if row.kind == "dequantize":
     x = jax.eval_shape(function, _shape(row.m, row.k))
