@@ -255,6 +255,14 @@ class ConcatenateTest(parameterized.TestCase):
     )
     self.assertIsNone(jp.concatenate([y, y]).global_scale)
 
+  def test_array_joined_with_itself_has_its_global_scales_twice(self):
+    x = quantized(jp.NVFP4, 3, 64, batch_dims=1)
+    joined = jp.concatenate([x, x])
+    self.assertEqual(joined.global_scale.shape, (6, 1))
+    np.testing.assert_array_equal(
+      floats(joined), np.concatenate([floats(x)] * 2)
+    )
+
   def test_global_scales_of_other_dimensions_stay(self):
     x, y = (quantized(jp.NVFP4, 2, n, 64, batch_dims=1) for n in (3, 4))
     joined = jp.concatenate([x, y], axis=1)

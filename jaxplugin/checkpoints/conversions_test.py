@@ -342,6 +342,8 @@ class TorchaoTest(parameterized.TestCase):
 
   def test_parts_of_a_stack_that_share_tiles_are_refused(self):
     values, _, _ = tensors("mxfp4", E)
+    values = np.concatenate([values] * 64, axis=1)
+    self.assertEqual(values.shape[1] % 128, 64)
     with self.assertRaisesRegex(NotImplementedError, "a multiple of 128"):
       T(values, np.zeros((128, 8), np.uint8), is_swizzled=True)
 

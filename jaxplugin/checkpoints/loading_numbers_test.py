@@ -158,6 +158,8 @@ class CheckTest(Case):
     plain[0, 1], plain[2, 2], plain[2, 3] = NAN, np.inf, -np.inf
     brain = plain.astype(ml_dtypes.bfloat16)
     e5m2 = plain.astype(ml_dtypes.float8_e5m2)
+    long = np.zeros(2**16 + 1, np.float32)  # one more than a chunk
+    long[-1] = NAN
     for case, tensors, counts, block in (
       ("good", modelopt(), {}, None),
       ("f32", {"a": plain}, {"nan_values": 1, "inf_values": 2}, None),
@@ -175,6 +177,7 @@ class CheckTest(Case):
         None,
       ),
       ("e5m2", {"a": e5m2}, {"nan_values": 1, "inf_values": 2}, None),
+      ("last", {"a": long}, {"nan_values": 1}, None),
       (
         "complex",
         {"a": plain.astype("c8")},

@@ -150,6 +150,11 @@ class ComfyuiTest(Case):
           found = self.quietly({**tensors, **more}, metadata)
           self.assertEqual([*found], ["a.q.weight"])
           self.assert_read(found, "a.q.weight", "comfyui", "nvfp4", expected)
+    tensors, _ = comfyui_nvfp4(128)
+    shorter = {name.removeprefix("a."): x for name, x in tensors.items()}
+    found = self.load({**tensors, **shorter}, header({"q": told}))
+    self.assertEqual(found.entries["q.weight"].layout, "comfyui")
+    self.assertNotEqual(found.entries["a.q.weight"].layout, "comfyui")
     tensors, expected = comfyui_mxfp8()
     tensors["a.q.comfy_quant"] = mark(format="mxfp8")
     for dtype in (np.uint8, E8):

@@ -329,8 +329,12 @@ class IndexTest(Case):
 
   def test_tensors_that_cannot_be_read_are_listed(self):
     good = file_of(
-      {"a": entry("U8", [1], 0, 1), "new": entry("F5", [9], 1, 7)},
-      b"\x01" + bytes(6),
+      {
+        "a": entry("U8", [1], 0, 1),
+        "new": entry("F5", [9], 1, 7),
+        "unnamed": entry("F5", [9], 7, 13),
+      },
+      b"\x01" + bytes(12),
     )
     files = {"a": "good", "new": "good", "z": "good", "m": "missing"}
     files |= {"cut": "cut", "pipe": "pipe", "folder": "folder"}
@@ -346,6 +350,7 @@ class IndexTest(Case):
     self.assertEqual(source.tensors["a"].read().tolist(), [1])
     rules = {
       "new": "good.*'new': dtype must be one of .*, got 'F5'",
+      "unnamed": "good.*'unnamed': dtype must be one of .*, got 'F5'",
       "z": "'z' must be in good.safetensors, which has no such tensor",
       "m": "names missing.safetensors, which does not exist",
       "cut": "cut.*must end with the file",

@@ -277,7 +277,10 @@ class CallTest(parameterized.TestCase):
       )
       return y @ p["both_ways"] @ p["both_ways"].T, x
 
-    _, report = jp.quantize_params(params, "mxfp8", call=call, min_size=0)
+    params_q, report = jp.quantize_params(
+      params, "mxfp8", call=call, min_size=0
+    )
+    self.assertEqual(params_q["f"].kernel_shape, (64, 64))  # of each expert
     found = entries(report)
     for path, contracting in (
       ("a", (0,)),

@@ -17,6 +17,7 @@ import jaxplugin as jp
 FORMATS = ("mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4")
 # Of a sum of products in f32, as the contract has it.
 EPSILON = 16 * 2.0**-24
+F32 = lax.DotAlgorithmPreset.F32_F32_F32
 
 
 def normal(*shape, dtype=np.float32):
@@ -372,11 +373,16 @@ class TrapsTest(AcceptedTest):
   @parameterized.named_parameters(
     ("gather", lambda w, x: w[jnp.array([1, 2])], "gather|dynamic_slice"),
     ("mask", lambda w, x: x @ (w * (w > 0)), "greater"),
+    ("integers", lambda w, x: x.astype(jnp.int8) @ w.astype(jnp.int8), "conv"),
     ("norm", lambda w, x: (x @ w) / jnp.abs(w).sum(), "abs.*"),
     ("tied", lambda w, x: (x @ w) @ w.T, "dot_general.*than the blocked one"),
-    ("integers", lambda w, x: x.astype(jnp.int8) @ w.astype(jnp.int8), "conv"),
+    (
+      "algorithm",
+      lambda w, x: jnp.dot(x, w, precision=F32),
+      "dot_general.*F32",
+    ),
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(3)
   def test_a_weight_that_is_dequantized_is_named(self, function, message):
     x, w = normal(5, 64), quantized(normal(64, 64), "mxfp8", 0)
     call = jax.jit(jp.accept_quantized(function))

@@ -628,6 +628,22 @@ class RefusedTest(Case):
       target, self.quantize(source, exclude=["*.q_proj"]).path
     )
 
+  def test_finished_files_of_another_source_are_not_taken(self):
+    source, target = self.folder(), self.empty() / "out"
+    other = self.folder(
+      files=[{name: -x for name, x in file.items()} for file in model()]
+    )
+    calls = iter(range(100))
+
+    def stop(*_):
+      if next(calls) == 11:
+        raise KeyboardInterrupt
+
+    with self.assertRaises(KeyboardInterrupt):
+      self.quantize(source, target=target, progress=stop)
+    self.quantize(other, target=target)
+    self.assert_same_files(target, self.quantize(other).path)
+
   def test_finished_file_has_its_head_and_size(self):
     path = self.empty() / "x.safetensors"
     shard = shards.Shard(
@@ -644,7 +660,9 @@ class RefusedTest(Case):
       self.assertEqual(shards.is_finished(path, shard), expected, data)
 
   def test_verify_sees_a_bit_that_differs(self):
-    write, source = shards.write, self.folder()
+    first, second = model()
+    second["position_ids"] = np.arange(10_000)  # more than one chunk
+    write, source = shards.write, self.folder(files=(first, second))
     target = self.empty() / "out"
     names = [f"{BASE}.self_attn.k_proj.weight", "position_ids"]
 

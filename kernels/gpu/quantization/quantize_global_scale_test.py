@@ -247,9 +247,9 @@ class GlobalScaleTest(parameterized.TestCase):
   def test_each_axis_leaves_out_its_own_blocks(self, bad, row, programs):
     x = np.random.default_rng(14).standard_normal((2, 75, 96))
     x = x.astype(np.float32)
-    x[1, 40, 50] = bad
-    x[1, 40, 52] = 200  # in the row's block, in no bad one of a column
-    x[1, 44, 50] = -100  # the other way round
+    x[0, 40, 50] = bad
+    x[0, 40, 52] = 200  # in the row's block, in no bad one of a column
+    x[0, 44, 50] = -100  # the other way round
     wanted = [
       jp.quantize(jnp.asarray(a), jp.NVFP4).global_scale
       for a in (x, np.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 5))))
