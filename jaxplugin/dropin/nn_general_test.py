@@ -105,7 +105,6 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     ):
       contract.assert_within(actual, exact, bound, dtype)
 
-  @pytest.mark.full
   def test_the_mask_passes_the_limit_and_stops_the_next_number(self):
     scale = np.float32(0.3)
     limit = scale * np.float32(E2M1_MAX) * np.float32(E4M3_MAX)

@@ -40,6 +40,11 @@ class BatchingTest(parameterized.TestCase):
     actual = jax.vmap(quantize, in_axes=in_axis)(x)
     self.assert_same(actual, [quantize(a) for a in np.moveaxis(x, in_axis, 0)])
 
+  def test_entries_that_share_a_key_have_the_bits_of_each_alone(self):
+    x, key = quantization_lowerings.X[:2], jax.random.key(0)
+    quantize = lambda x: quantization.quantize(x, MXFP8, key=key)
+    self.assert_same(jax.vmap(quantize)(x), [quantize(a) for a in x])
+
   @parameterized.parameters((0, None), (None, 0), (0, 0), (1, 0))
   @pytest.mark.sample(3)
   def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):

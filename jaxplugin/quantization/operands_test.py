@@ -132,6 +132,12 @@ class BitsTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.isnan(result), expected)
       np.testing.assert_array_equal(result[~expected], 1)
 
+  def test_scale_rounded_up_is_at_most_the_largest(self):
+    # In f32, 0.7 / 6 over its global scale, 0.7 / 2688, is 448 * (1 + 2**-23).
+    x = np.full((1, 16), 0.7, np.float32)
+    result = operands.quantize(x, spec_of(jp.NVFP4, scale_up=True), None)
+    self.assertEqual(result.scale.item(), 448)
+
 
 class FourOverSixTest(parameterized.TestCase):
   @parameterized.parameters(False, True)

@@ -188,8 +188,8 @@ class PytreeTest(parameterized.TestCase):
 
 
 class SitesTest(parameterized.TestCase):
-  def reason(self, f, *args, **options):
-    quantized = jp.quantize_dots(f, MXFP8, **options)
+  def reason(self, f, *args, recipe=MXFP8, **options):
+    quantized = jp.quantize_dots(f, recipe, **options)
     (site,) = jp.explain(quantized, *args).sites
     self.assertEqual(site.is_taken, not site.reason)
     return site.reason
@@ -204,6 +204,12 @@ class SitesTest(parameterized.TestCase):
   def test_sizes(self, shape, expected):
     w, x = np.ones(shape, np.float32), np.ones((7, shape[0]), np.float32)
     self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)
+
+  def test_largest_block_of_a_recipe_decides(self):
+    recipe = dataclasses.replace(jp.training.NVFP4_RECIPE, grad_format="mxfp8")
+    w, x = np.ones((48, 64), np.float32), np.ones((7, 48), np.float32)
+    reason = self.reason(lambda w, x: plain(x, w), w, x, recipe=recipe)
+    self.assertRegex(reason, "size, 48, is not a multiple of .* 32")
 
   @parameterized.parameters(
     (jnp.int8, jnp.int8, "lhs is int8, not float32"),

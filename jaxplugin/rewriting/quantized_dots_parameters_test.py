@@ -163,11 +163,12 @@ class LayoutsTest(absltest.TestCase):
 
   def test_a_row_of_an_embedding_is_no_parameter(self):
     def look_up(w, x):
-      return dot(jnp.take(w, jnp.array([1, 2]), axis=0), w)
+      two = jnp.take(w, jnp.array([1, 2]), axis=0)
+      return dot(two, w), jnp.take(w, 1, axis=0) @ w
 
     with sites.recording() as seen:
       jax.make_jaxpr(jp.quantize_dots(look_up, RECIPE))(W, X)
-    self.assertEqual([s.weight for s in seen], ["rhs"])
+    self.assertEqual([s.weight for s in seen], ["rhs", "rhs"])
 
 
 def ragged(w, x):

@@ -131,6 +131,19 @@ class PolicyTest(parameterized.TestCase):
         getattr(answer, "dst", None), getattr(expected, "dst", None)
       )
 
+  @parameterized.parameters((ours.dots_saveable, 1), (jaxs.dots_saveable, 2))
+  def test_ragged_contractions_are_saved(self, policy, expected):
+    sizes = np.array([32, 0], np.int32)
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+      (((0,), (0,)), ((), ())), (0,), ()
+    )
+    loss = lambda x: jnp.sin(
+      jp.ragged_dot_general(x, X[0], sizes, numbers)
+    ).sum()
+    step = jax.value_and_grad(jax.checkpoint(loss, policy=policy))
+    jaxpr = jax.make_jaxpr(step)(X[1]).jaxpr
+    self.assertEqual(count("block_scaled_ragged_contraction", jaxpr), expected)
+
   def test_equal_policies_are_equal(self):
     # Keys of JAX's caches: a new one at each call would compile anew.
     make = lambda: ours.for_block_scaled_dots(jaxs.dots_saveable)

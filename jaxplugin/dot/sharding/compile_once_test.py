@@ -197,6 +197,16 @@ class NamesTest(parameterized.TestCase):
     self.assertTrue(before.isdisjoint(inside))
     self.assertEqual(self.names(), before)
 
+  def test_tables_of_the_trace_decide(self):
+    split = NamedSharding(mesh_of_cpus(), P("x"))
+    spec = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, sharding=split)
+    names = []
+    for tables in ((), (measured_tables.table(),)):
+      with jp.tuning(*tables or (None,)):
+        traced = jax.jit(lambda x, w: dot(x, w)).trace(spec, spec)
+      names.append(set(names_in(traced.lower())))
+    self.assertTrue(names[0].isdisjoint(names[1]))
+
   def test_backends_of_others_have_no_names_that_last(self):
     with mock.patch.object(registry, "usable", lambda: (object(),)):
       first, second = self.names(), self.names()

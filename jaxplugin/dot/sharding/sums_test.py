@@ -92,13 +92,14 @@ class ReduceDtypeTest(parameterized.TestCase):
     scales = float(lhs.global_scale.item() * rhs.global_scale.item())
     self.assertGreater(np.abs(exact).max() / scales, 1e6)
     dot = functools.partial(jp.block_scaled_dot, preferred_element_type=F16)
-    result = self.run_sharded(
-      functools.partial(dot, reduce_dtype=F16), lhs, rhs
-    )
     # Two parts, and their sum, are rounded.
     bound = 2 * reference.rounding_error(F16) + reference.ERROR_BOUND
-    error = np.abs(np.asarray(result, np.float64) - exact)
-    np.testing.assert_array_less(error, bound * magnitude)
+    for dtype in (F16, None):
+      result = self.run_sharded(
+        functools.partial(dot, reduce_dtype=dtype), lhs, rhs
+      )
+      error = np.abs(np.asarray(result, np.float64) - exact)
+      np.testing.assert_array_less(error, bound * magnitude)
 
   @parameterized.parameters(None, BF16, np.float32)
   @pytest.mark.sample(1)
