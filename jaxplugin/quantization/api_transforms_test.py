@@ -171,6 +171,20 @@ class GradientTest(parameterized.TestCase):
     _, tangent = jax.jvp(function, (g,), (jnp.float32(2),))
     np.testing.assert_allclose(tangent, 2 * expected, rtol=1e-4)
 
+  def test_straight_through_has_a_gradient_by_the_global_scale(self):
+    x = quantization_lowerings.X
+    q = quantization.quantize(x, NVFP4)
+
+    def function(g):
+      return quantization.dequantize(
+        scaled_array.ScaledArray(q.values, q.scale, g, NVFP4, surrogate=x)
+      ).sum()
+
+    g = jnp.float32(0.7)
+    np.testing.assert_allclose(
+      jax.grad(function)(g), function(g) / g, rtol=1e-4
+    )
+
   def test_gradient_under_remat_and_scan(self):
     q = quantization.quantize(quantization_lowerings.X, NVFP4)
 

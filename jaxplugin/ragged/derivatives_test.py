@@ -9,6 +9,7 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import jaxplugin as jp
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import primitive
 
@@ -38,6 +39,31 @@ class GradientsTest(parameterized.TestCase):
       expected_w[group] += factor * np.outer(g[row], x[row])
     np.testing.assert_array_equal(of_x, expected_x)
     np.testing.assert_array_equal(of_w, expected_w)
+
+  def test_cotangents_of_rows_of_no_group_are_not_read(self):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(_M, _K)), rng.normal(size=(3, _N, _K))
+
+    @jax.jit
+    def gradient(g):
+      def dot(scale):
+        call = calls.plain(jnp.float32(x), jnp.float32(w), _SIZES, 2)
+        call = call.replace(global_scale=scale, activation="gelu")
+        return primitive.bind(call, None)
+
+      return jax.vjp(dot, jnp.float32(2))[1](g)[0]
+
+    g = np.ones((_M, _N), np.float32)
+    g[_SIZES.sum() :] = np.nan
+    self.assertEqual(gradient(g), gradient(np.nan_to_num(g)))
+
+  def test_gradient_of_a_forced_implementation_is_chosen(self):
+    w = jp.quantize(np.ones((3, _N, 32), np.float32), "mxfp8")
+    # The kernels for CPUs read w along its blocks; the gradient needs rows.
+    dot = lambda x: jp.ragged_dot(x, w, _SIZES, implementation="cpu").sum()
+    gradient = jax.jit(jax.grad(dot))(jnp.ones((_M, 32)))
+    expected = np.repeat(_SIZES.sum() > np.arange(_M), 32).reshape(_M, 32) * _N
+    np.testing.assert_array_equal(gradient, expected)
 
 
 if __name__ == "__main__":

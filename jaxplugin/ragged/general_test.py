@@ -252,7 +252,6 @@ class AlignGroupsTest(parameterized.TestCase):
     (12, [5, 7], 1),
     (0, [0, 0], 4),
   )
-  @pytest.mark.sample(8)
   def test_each_group_begins_at_a_multiple(self, m, sizes, multiple):
     rng = np.random.default_rng(m)
     x = rng.normal(size=(m, 3)).astype(np.float32)
