@@ -226,6 +226,15 @@ class DequantizeTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(np.asarray(result), np.stack(alone))
 
+  def test_global_scales_of_a_stack_bring_numbers_into_range(self):
+    x = quantize(random_f32(22, (4, 3, 32), 20), MXFP8)
+    g = np.float32(2.0 ** -np.arange(20, 24)).reshape(4, 1, 1)
+    stacked = scaled_array.ScaledArray(x.values, x.scale, g, MXFP8)
+    expected = np.asarray(dequantize(x), np.float64) * g
+    np.testing.assert_array_equal(
+      dequantize(stacked, jnp.float16), expected.astype(np.float16)
+    )
+
   def test_round_trip_error_is_within_half_a_step(self):
     # "up": a value is at most max * scale, so the error is at most half of the
     # step of its binade: 2^-4 relative for E4M3 (3 mantissa bits), or half of

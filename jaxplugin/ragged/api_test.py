@@ -271,6 +271,27 @@ class DebugChecksTest(parameterized.TestCase):
       )
     self.assertTrue(np.isinf(np.asarray(y)).any())
 
+  @parameterized.parameters(jp.MXFP6_E2M3, jp.MXFP4)
+  def test_overflow_of_a_sum_is_explained(self, format):
+    # Positive products sum to 2.5e38, and so do negative ones.
+    w_q = jp.quantize(np.tile(np.float32([4, -4]), (3, _N, _K // 2)), format)
+    x = np.full((_M, _K), 5e38 / _K / 4, np.float32)
+    emit = backends.emit
+
+    def overflowing(decision, *args):
+      result = emit(decision, *args)
+      is_planted = decision.implementation == "cpu"
+      return result.at[0, 0].set(np.inf) if is_planted else result
+
+    with (
+      mock.patch.object(backends, "emit", overflowing),
+      jp.debug_checks(),
+    ):
+      y = jax.jit(
+        lambda x: jp.ragged_dot(x, w_q, _SIZES, implementation="cpu")
+      )(x)
+    self.assertTrue(np.isinf(np.asarray(y)).any())
+
 
 class ErrorsTest(parameterized.TestCase):
   def _check(self, error, pattern, *args, **options):
