@@ -15,7 +15,7 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import transforms
 from jaxplugin.training import quantized_operand
 
-_NONE_CAME: Final = "no matmul used it"
+_NONE_CAME: Final = "it reached no matmul"
 _REMEDY = "or pass its array, .primal, which the matmul then quantizes"
 
 # Their results are their operands, the same numbers in the same order.

@@ -202,15 +202,15 @@ class ErrorsTest(parameterized.TestCase):
     self.check(
       lambda p, x: jnp.sum(x @ p["first"]),
       made,
-      r"argument 0\['second'\] is a QuantizedOperand that no product took, as"
-      " no matmul used it",
+      r"argument 0\['second'\] is a QuantizedOperand that no matmul used,"
+      " because it reached no matmul",
     )
     transposed = jp.quantize_operand(PARAMS["first"].T, MXFP8, contracting=1)
-    self.check(lambda w, x: x @ w.T, transposed, "no matmul used it")
+    self.check(lambda w, x: x @ w.T, transposed, "it reached no matmul")
     named = lambda w, x: jax.named_scope("lm_head")(lambda: x @ w)()
     self.check(named, made["first"], "it is a last layer: its name")
     jitted = jax.jit(jax.grad(lambda w, x: jnp.sum(x @ w)))
-    self.check(jitted, made["first"], "no matmul used it")
+    self.check(jitted, made["first"], "it reached no matmul")
 
 
 if __name__ == "__main__":
