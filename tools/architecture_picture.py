@@ -154,7 +154,7 @@ def _text(box: Box, columns: int) -> list[tuple[str, str]]:
     text = textwrap.wrap(sentence(package), characters)
     names = [package] + [""] * len(text)
     if not _indent(columns):
-      text.insert(0, "")  # the name has a line of its own
+      text.insert(0, "")  # the name has a separate line
     lines += zip(names, text, strict=False)
   return lines
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `accelerate` makes of `jax.lax.ragged_dot` with dequantized weights.
+"""Replaces `jax.lax.ragged_dot` of dequantized weights, for `accelerate`.
 
-It is told what is known of both operands (`facts`), finds the block-scaled
-array that each is, and multiplies that.
+It gets the facts about both operands (`facts`), finds the block-scaled array
+that each operand was dequantized from, and multiplies these arrays.
 """
 
 from __future__ import annotations
