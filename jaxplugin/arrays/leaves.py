@@ -18,18 +18,18 @@ QUANTIZED = (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
 
 
 def is_quantized(x: Any) -> bool:
-  """Whether it is one of the arrays that are quantized, as a whole."""
+  """Whether `x` is a quantized array."""
   return isinstance(x, QUANTIZED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Leaf:
-  """One of a tree's leaves; a quantized array is one.
+  """A leaf of a tree. A quantized array is one leaf.
 
   Attributes:
     path: its name, "params/block_0/mlp/kernel".
     array: what it is.
-    owner: the object whose attribute or item it is; None where not known.
+    owner: the object whose attribute or item it is; None if not known.
   """
 
   path: str
@@ -72,7 +72,7 @@ def _leaf(tree: Any, keys: Sequence[Any], array: Any) -> Leaf:
 
 
 def _is_box(owner: Any) -> bool:
-  """Whether it is what flax puts around one array: a variable, metadata."""
+  """Whether `owner` is a box of flax around an array, such as a variable."""
   return type(owner).__module__.startswith("flax.")
 
 
@@ -84,7 +84,7 @@ def _text(key: Any) -> str:
 
 
 def _at(tree: Any, keys: Sequence[Any]) -> Any:
-  """What is in a tree at a path; None where its keys do not lead there."""
+  """Returns the item of a tree at a path; None if the tree lacks a key."""
   for key in keys:
     try:
       if isinstance(key, jax.tree_util.GetAttrKey):

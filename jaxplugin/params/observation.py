@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -94,6 +95,11 @@ def uses(
   return found
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("array", "layers"),
+  meta_fields=("path",),
+)
 class _Parameter(views.Weight):
   """One that is a plain array."""
 

@@ -31,8 +31,8 @@ from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import inner_calls
 from jaxplugin.rewriting import ragged_dots
 
 WHO: Final = "accelerate"
@@ -50,15 +50,13 @@ _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
 # `jax.nn.scaled_matmul` is a jitted function of this name around one equation.
 _MATMUL_JIT_NAME: Final = "_scaled_matmul"
 
-# Their rules are functions, in which there may be anything.
-_CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
-
-# The results of these are products of a weight, not the weight reshaped.
+# Their results are matmuls by a weight, and not the weight in another layout.
 _PRODUCTS: Final = frozenset(
   {"dot_general", ragged_dots.NAME, "conv_general_dilated"}
 )
 
-# Results of these are one everywhere if their first operand is.
+_RAGGED: Final = frozenset({ragged_dots.NAME})
+# If all elements of their first operand are one, so are those of the result.
 _KEEP_ONES: Final = frozenset(
   {"broadcast_in_dim", "convert_element_type", "reshape", "copy"}
 )
@@ -136,11 +134,11 @@ def accelerate(
 
 @dataclasses.dataclass
 class _Outcome:
-  """What became of one call.
+  """The outcome of one call of an accelerated function.
 
   Attributes:
-    is_noted: whether a dot was replaced, or a warning says why it was not, or
-      a rule may have one that runs later.
+    is_noted: whether a dot was replaced, a warning said why it was not, or a
+      rule of a custom derivative may run one later.
   """
 
   is_noted: bool = False
@@ -149,18 +147,20 @@ class _Outcome:
 class _Accelerator:
   """Replaces JAX's scaled dots; the `Interceptor` of one call.
 
-  It is also an `inner_calls.Walker` of dequantized values.
+  It is also an `calls.Walker` of dequantized values.
   """
 
   is_rebuilding: Final = False
+  key: Final = None
+  number: Final = 0
 
   def __init__(self, implementation: str | None, outcome: _Outcome):
     self._implementation = implementation
     self._outcome = outcome
-    # Values computed from dequantized ones that no dot can take, by identity,
-    # and the operation that computed them.
+    # Values computed from dequantized ones that no dot can replace, by
+    # identity, and the operation that computed them.
     self._lost: dict[int, tuple[weakref.ref, str]] = {}
-    # Traced values that are known to be one everywhere, by identity.
+    # Traced values whose elements are all known to be 1, by identity.
     self._ones: dict[int, weakref.ref] = {}
     self._products = facts.Table()
 
@@ -171,8 +171,8 @@ class _Accelerator:
       return self._ragged_dot(primitive, args, params)
     matmuls, dots = jax_private.scaled_primitives()
     if primitive.name == "jit" and params["name"] == _MATMUL_JIT_NAME:
-      # Its one equation names the line of the first call with such shapes; the
-      # call itself knows better.
+      # JAX traced its equation for the first call with such shapes. Another
+      # call has another line.
       inner = _only_equation(params["jaxpr"])
       if inner is None or inner.primitive not in matmuls:
         return None
@@ -184,7 +184,7 @@ class _Accelerator:
       for i, contracting in zip((2, 3), numbers[0], strict=True):
         if self._is_placeholder(args[i], contracting):
           args[i] = None
-    elif any(self.known(x) is not None for x in args):
+    elif any(self._known(x) is not None for x in args):
       return self._inside(primitive, list(args), params)
     else:
       return None
@@ -223,56 +223,65 @@ class _Accelerator:
   def _child(self) -> _Accelerator:
     return _Accelerator(self._implementation, self._outcome)
 
-  # As a Walker.
-
-  def known(self, x: Any) -> facts.Product | None:
+  def _known(self, x: Any) -> facts.Product | None:
+    """Returns what is known of a value that is dequantized."""
     # An inner function dequantizes a value of a narrow dtype itself.
     if getattr(x, "dtype", None) not in facts.WIDE:
       return None
     found = self._products.of(x)
     return found if found and ragged_dots.is_quantized(found) else None
 
+  # As a `calls.Walker`.
+
   def layers(
-    self, known: facts.Product
-  ) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Any]] | None:
-    return facts.layers(known)
+    self, fact: facts.Product, length: int
+  ) -> tuple[facts.Product, tuple[bool, ...]] | None:
+    return facts.layers(fact)
 
-  def leave(self, operation: str, args: Sequence[Any], reason: str) -> None:
-    for x in args:
-      if self.known(x) is not None:
-        self._lose(x, f"{operation}: {reason}")
+  def leave(
+    self, operation: str, x: Any, fact: facts.Product, reason: str
+  ) -> None:
+    self._lose(x, f"{operation}: {reason}")
 
-  def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    return interception_private.evaluate(jaxpr, args, self)
+  def take_keys(self, count: int) -> list[Any]:
+    return []
 
-  def run_inside(
+  def trace_inside(
     self,
     jaxpr: Any,
-    args: Sequence[Any],
-    known: Sequence[facts.Product | None],
-    dtypes: Sequence[Any],
-  ) -> list[Any]:
-    child = self._child()
-    for x, product in zip(args, known, strict=True):
-      if product is not None:
-        child._products.put(x, product)
-    return child.run(jaxpr, args)
+    passed: Sequence[calls.Passed],
+    *,
+    in_loop: int = 0,
+    **_: Any,
+  ) -> calls.Inside:
+    def start(
+      known: list[tuple[int, Any]], own: list[Any], *_: Any
+    ) -> _Accelerator:
+      child = self._child()
+      for i, product in known:
+        child._products.put(own[i], product)
+      return child
+
+    types = tuple(p.types() for p in passed)
+    extra = calls.Extra(passed=types, in_loop=in_loop)
+    new, consts = extra.trace(jaxpr, start)
+    return calls.Inside(jaxpr=new, consts=consts)
 
   def _inside(
     self, primitive: Any, args: list[Any], params: dict[str, Any]
   ) -> Any:
-    """The results of an operation that is given dequantized weights.
+    """Returns the results of an operation on dequantized weights.
 
     None if no ragged dot is inside, or the operation cannot be followed.
     """
-    jaxprs = program.jaxprs_of(tuple(params.values()))
-    if primitive.name in program.KERNELS or not any(
-      map(_may_contain_ragged_dots, jaxprs)
-    ):
+    is_kernel = primitive.name in program.KERNELS
+    if is_kernel or not calls.any_contains(params, _RAGGED):
       return None
-    call = inner_calls.CALLS.get(primitive.name)
-    out = None if call is None else call(self, args, params)
-    if out is None:
+    known = list(map(self._known, args))
+    out = calls.results(self, primitive, args, params, known)
+    if out is not None:
+      self._products.note(primitive, args, params, out)
+    else:
       self._outcome.is_noted = True
       _warn(
         primitive,
@@ -302,7 +311,7 @@ class _Accelerator:
         dtype,
         implementation=self._implementation,
       )
-    # As `scaled_dot_general` has it for configs with different block sizes.
+    # `scaled_dot_general` calls it with configs of different block sizes.
     return self._dot(lhs, rhs, lhs_scale, rhs_scale, _MATMUL_NUMBERS, dtype)
 
   def _dot(
@@ -327,8 +336,9 @@ class _Accelerator:
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
     if primitive.name in program.KERNELS:
       return params
-    jaxprs = program.jaxprs_of(tuple(params.values()))
-    self._outcome.is_noted |= any(map(_contains_scaled_dots, jaxprs))
+    self._outcome.is_noted |= calls.any_contains(
+      params, _scaled_dots(), in_kernels=True
+    )
     return {
       name: _map_jaxprs(
         lambda jaxpr: _accelerated_jaxpr(jaxpr, self._implementation), value
@@ -341,14 +351,14 @@ class _Accelerator:
   ) -> interception_private.MakeInterceptor:
     if primitive.name == "custom_vjp_call":
       self._outcome.is_noted = True  # its bwd runs later
-    known = [self.known(x) for x in args]
+    known = [self._known(x) for x in args]
     if not any(known):
       return lambda inner: self._child()
     shapes = [np.shape(x) for x in args]
 
     def make(inner: Sequence[Any]) -> _Accelerator:
       child = self._child()
-      own = inner_calls.own_args(primitive.name, index, inner, len(args))
+      own = calls.own_args(primitive.name, index, inner, len(args))
       for x, product, shape in zip(own, known, shapes, strict=False):
         if product is None:
           continue
@@ -383,23 +393,23 @@ class _Accelerator:
   def _note_lost(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
-    """Notes which operation makes no product of dequantized weights."""
+    """Notes an operation whose result a ragged dot cannot use as weights."""
     if primitive.name in _PRODUCTS:
       return
     reasons = [self._lost_by(x) for x in args]
-    if any(self.known(x) is not None for x in args):
-      # The name of a jitted function, jnp.add, say, is more telling.
+    if any(self._known(x) is not None for x in args):
+      # A jitted function has a more specific name, such as jnp.add.
       name = params.get("name") if primitive.name == "jit" else primitive.name
       reasons.append(f"{name} changes the dequantized weights")
     reason = next(filter(None, reasons), "")
     if not reason:
       return
     for x in out if primitive.multiple_results else [out]:
-      if self.known(x) is None:
+      if self._known(x) is None:
         self._lose(x, reason)
 
   def _is_one(self, x: Any) -> bool:
-    """Whether a traced value, or a number, is known to be one everywhere."""
+    """Whether all elements of a traced value or a number are known to be 1."""
     if isinstance(x, jax.core.Tracer):
       known = self._ones.get(id(x))
       return known is not None and known() is x
@@ -409,9 +419,10 @@ class _Accelerator:
     return np.ndim(x) == 0 and _is_concrete_one(x)
 
   def _is_placeholder(self, scale: Any, contracting: Sequence[int]) -> bool:
-    """Whether `jax.lax.scaled_dot` made the scale, as none was given.
+    """Whether `jax.lax.scaled_dot` created the scale, because none was passed.
 
-    It is one, and has one block along k. (Such a scale changes nothing.)
+    Its elements are 1, and it has one block along k. Such a scale changes
+    nothing.
     """
     if scale.dtype != formats.E8M0 or any(
       scale.shape[d] != 1 for d in contracting
@@ -428,9 +439,10 @@ def _is_concrete_one(x: Any) -> bool:
   return bool((np.asarray(x) == 1).all())
 
 
-# The type that JAX's scaled dots give a result is sharded over no explicit mesh
-# axis and varies over no manual one. Code around them was traced with it (the
-# type of a carry, say, must be the same before and after), so it is kept.
+# The type of JAX's scaled dots is not sharded over an explicit mesh axis, and
+# does not vary over a manual one. A replaced dot has the same type, because the
+# code around it was traced with that type. The carry of a loop, for example,
+# has one type before and after a trip.
 _jax_type_p = extend_core.Primitive("with_jax_type")
 _jax_type_p.def_impl(lambda x: x)
 _jax_type_p.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
@@ -438,7 +450,7 @@ batching.defvectorized(_jax_type_p)
 
 
 def _lower_jax_type(ctx: Any, x: Any) -> Any:
-  """Makes it true that the result is sharded over no explicit axis."""
+  """Replicates the result on explicit axes."""
   (aval,) = ctx.avals_in
   spec = jax.sharding.PartitionSpec(*[None] * aval.ndim)
   aval = aval.update(sharding=aval.sharding.update(spec=spec))
@@ -456,7 +468,7 @@ def _with_jax_type(x: jax.Array) -> jax.Array:
 
 
 def _only_equation(jaxpr: Any) -> Any:
-  """The equation of a jaxpr that is nothing else; or None."""
+  """Returns the equation of a jaxpr that consists of one, or None."""
   jaxpr = jaxpr.jaxpr
   if len(jaxpr.eqns) != 1:
     return None
@@ -466,7 +478,7 @@ def _only_equation(jaxpr: Any) -> Any:
 
 
 def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
-  """Why the drop-ins cannot serve what JAX accepts; None if they can."""
+  """Returns why jaxplugin does not support a dot that JAX does, or None."""
   if dtype not in rules.RESULT_DTYPES:
     return (
       f"the result is {np.dtype(dtype).name}, not float32, bfloat16 or float16"
@@ -502,55 +514,23 @@ def _warn(primitive: Any, reason: str) -> None:
   )
 
 
+@functools.cache
+def _scaled_dots() -> frozenset[str]:
+  """Names of JAX's scaled dots."""
+  matmuls, dots = jax_private.scaled_primitives()
+  return frozenset(primitive.name for primitive in (*matmuls, *dots))
+
+
 @jax_private.cache_by_jaxpr
 def _accelerated_jaxpr(jaxpr: Any, implementation: str | None) -> Any:
-  """The jaxpr with its dots replaced; None if there is nothing to replace."""
-  if not _may_contain_dots(jaxpr):
+  """Returns the jaxpr with its dots replaced; None if it has none."""
+  if not calls.contains(jaxpr, _scaled_dots() | _RAGGED | calls.CUSTOM_RULES):
     return None
   new, consts = interception_private.intercept_jaxpr(
-    jaxpr, lambda args: _Accelerator(implementation, _Outcome())
+    jaxpr, lambda extra, own: _Accelerator(implementation, _Outcome())
   )
   assert not consts  # neither the equations nor the interceptor make any
   return new
-
-
-@jax_private.cache_by_jaxpr
-def _may_contain_dots(jaxpr: Any) -> bool:
-  matmuls, dots = jax_private.scaled_primitives()
-  return any(
-    eqn.primitive in matmuls
-    or eqn.primitive in dots
-    or eqn.primitive.name == ragged_dots.NAME
-    or eqn.primitive.name in _CUSTOM_RULES
-    or (
-      eqn.primitive.name not in program.KERNELS
-      and any(map(_may_contain_dots, program.sub_jaxprs(eqn)))
-    )
-    for eqn in jaxpr.eqns
-  )
-
-
-@jax_private.cache_by_jaxpr
-def _contains_scaled_dots(jaxpr: Any) -> bool:
-  matmuls, dots = jax_private.scaled_primitives()
-  return any(
-    eqn.primitive in matmuls
-    or eqn.primitive in dots
-    or any(map(_contains_scaled_dots, program.sub_jaxprs(eqn)))
-    for eqn in jaxpr.eqns
-  )
-
-
-@jax_private.cache_by_jaxpr
-def _may_contain_ragged_dots(jaxpr: Any) -> bool:
-  return any(
-    eqn.primitive.name == ragged_dots.NAME
-    or (
-      eqn.primitive.name not in program.KERNELS
-      and any(map(_may_contain_ragged_dots, program.sub_jaxprs(eqn)))
-    )
-    for eqn in jaxpr.eqns
-  )
 
 
 def _is_jaxpr(value: Any) -> bool:
@@ -558,7 +538,7 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:
-  """Replaces jaxprs in nested tuples and lists where `function` gives one."""
+  """Replaces jaxprs in nested tuples unless `function` returns None."""
   if _is_jaxpr(value):
     new = function(value)
     return value if new is None else new

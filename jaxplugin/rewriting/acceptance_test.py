@@ -56,6 +56,10 @@ def accepted(fn, **options):
   return call
 
 
+def doubled_in_a_carry(w, x):
+  return lax.scan(lambda w, _: (2 * w, x @ w), w, length=2)[1]
+
+
 def compiled(function, *args):
   return function.lower(*args).compile().as_text()
 
@@ -285,6 +289,32 @@ class TransformationsTest(AcceptedTest):
         self.assertNotIn("jaxplugin_dequantize", hlo)
         self.assertNotIn("f32[64,64]", hlo)
 
+  def test_weight_in_a_carry_that_no_trip_changes_is_followed(self):
+    w, x = quantized(normal(64, 64), "mxfp8", 0), normal(5, 64)
+
+    def function(x, w):
+      trip = lambda carry, _: ((carry[0], jnp.tanh(carry[1] @ carry[0])), None)
+      return lax.scan(trip, (w, x), length=2)[0][1]
+
+    call = accepted(function)
+    expected = np.tanh(np.tanh(exact(x) @ exact(w)) @ exact(w))
+    np.testing.assert_allclose(call(x, w), expected, rtol=1e-3, atol=1e-4)
+    self.assertNotIn(" dot(", compiled(call, x, w))
+
+  def test_checkpoint_that_the_function_differentiates_is_followed(self):
+    w, x = quantized(normal(64, 64), "mxfp8", 0), normal(5, 64)
+    step = lambda x, w: jnp.sin(x @ w).sum()
+    call = jp.accept_quantized(jax.grad(jax.checkpoint(step)))
+    with self.assertWarnsRegex(UserWarning, "differentiate outside"):
+      jaxpr = str(jax.make_jaxpr(call)(x, w))
+    # Forward and recomputed; the backward matmul contracts the other dimension.
+    self.assertEqual(jaxpr.count("block_scaled_dot["), 2)
+    self.assertEqual(jaxpr.count(" dot_general["), 1)
+    expected = jax.grad(step)(x, jnp.asarray(exact(w), jnp.float32))
+    np.testing.assert_allclose(
+      jax.jit(call)(x, w), expected, rtol=1e-3, atol=1e-3
+    )
+
   def test_mapped_weights_are_products_of_each(self):
     stack = quantized(normal(3, 64, 96), "nvfp4", 1)
     x = normal(3, 5, 64)
@@ -381,8 +411,9 @@ class TrapsTest(AcceptedTest):
       lambda w, x: jnp.dot(x, w, precision=F32),
       "dot_general.*F32",
     ),
+    ("carry", doubled_in_a_carry, "scan.*changes in each iteration"),
   )
-  @pytest.mark.sample(3)
+  @pytest.mark.sample(4)
   def test_a_weight_that_is_dequantized_is_named(self, function, message):
     x, w = normal(5, 64), quantized(normal(64, 64), "mxfp8", 0)
     call = jax.jit(jp.accept_quantized(function))

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products with quantized weights, in place of those that code makes.
+"""Replaces matmuls of dequantized weights by those of the quantized weights.
 
-An `Acceptor` is told about every operation of a function (it is an
-`interception_private.Interceptor`), knows which values are views of weights,
-and multiplies by the weights themselves.
+An `Acceptor` sees each operation of a function: it is an
+`interception_private.Interceptor`. It records which values are views of
+weights, and multiplies by the quantized weights.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from jaxplugin.core import speaking
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import inner_calls
 from jaxplugin.rewriting import ragged_dots
 from jaxplugin.rewriting import views
 
@@ -54,11 +52,11 @@ _CUT: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """What `accept_quantized` was asked for.
+  """Arguments of `accept_quantized`.
 
   Attributes:
-    activations: the format of the other side of products; None leaves it.
-    implementation: as in `block_scaled_dot`.
+    activations: format of the other operand of matmuls; None if unquantized.
+    implementation: see `block_scaled_dot`.
   """
 
   activations: formats.BlockFormat | None
@@ -67,11 +65,11 @@ class Options:
 
 @dataclasses.dataclass
 class Outcome:
-  """What became of the weights of one call.
+  """What happened to the weights of one call.
 
   Attributes:
-    warned: which weights were said to be dequantized, and by what.
-    is_taken: whether a product took one.
+    warned: a weight and an operation for each warning.
+    is_taken: whether a matmul uses a quantized weight.
   """
 
   warned: set[tuple[str, str]] = dataclasses.field(default_factory=set)
@@ -79,14 +77,16 @@ class Outcome:
 
 
 class Acceptor:
-  """Replaces products with weights, in one function that is being traced."""
+  """Replaces matmuls by weights in one function that is being traced."""
 
   is_rebuilding: Final = True
+  key: Final = None
+  number: Final = 0
 
   def __init__(self, options: Options, outcome: Outcome | None = None):
     """Args:
-    options: what was asked for.
-    outcome: of the call that this function is a part of.
+    options: of `accept_quantized`.
+    outcome: of the call, if this is a function inside the accepted one.
     """
     self._options = options
     self.outcome = Outcome() if outcome is None else outcome
@@ -94,24 +94,24 @@ class Acceptor:
     # By identity, dequantized weights of this function.
     self._weights: dict[int, tuple[Any, views.Weight]] = {}
 
-  # What is known.
-
   def enter(self, weight: views.Weight, dtype: Any) -> jax.Array:
-    """A weight's value, to be known from now on."""
+    """Dequantizes a weight, and records the result as a view of it."""
     value = weight.dequantized(dtype)
     self._weights[id(value)] = value, weight
     return value
 
-  def rebuilt(self, view: views.View, dtype: Any) -> jax.Array:
-    """The value of a view in another function, to be known there."""
+  def _rebuild(
+    self, view: views.View, dtype: Any
+  ) -> tuple[jax.Array, facts.Product]:
+    """Dequantizes a view in this function, and records the result."""
     value, product = view.value(dtype)
     (factor,) = product.factors
     self._weights[id(factor.array)] = factor.array, view.weight
     self._products.put(value, product)
-    return value
+    return value, product
 
   def view(self, x: Any) -> views.View | None:
-    """Of which weight a value is a view; None if it is none of one alone."""
+    """Returns the view of one weight that a value is, or None."""
     found = self._factors(x)
     if found is None or len(found.factors) != 1:
       return None
@@ -120,7 +120,7 @@ class Acceptor:
     return views.View(weight=weight, dims=found.dims, stored=factor.dims)
 
   def _factors(self, x: Any) -> facts.Product | None:
-    """The product that a value is, if a weight is among its factors."""
+    """Returns the product that a value is, if a weight is among its factors."""
     found = self._products.of(x)
     if found is None:
       return None
@@ -132,7 +132,7 @@ class Acceptor:
     return known is not None and known[0] is x
 
   def _names(self, x: Any) -> list[str]:
-    """Paths of the weights that a value has to do with."""
+    """Returns the paths of the weights among a value's factors."""
     found = self._factors(x)
     if found is None:
       return []
@@ -144,7 +144,7 @@ class Acceptor:
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> Any:
-    if primitive.name not in (*_DOTS, *inner_calls.CALLS):
+    if primitive.name not in (*_DOTS, *calls.FOLLOWED):
       return None
     if not any(self._names(x) for x in args):
       return None
@@ -158,11 +158,15 @@ class Acceptor:
     except views.NotServed as reason:
       self.warn(primitive.name, args, str(reason))
       return None
-    if not any(map(may_multiply, program.jaxprs_of(tuple(params.values())))):
+    if not calls.any_contains(params, frozenset(_DOTS)):
       return None
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
     self.warn(primitive.name, mixed, _MIXED)
-    return inner_calls.CALLS[primitive.name](self, list(args), params)
+    known = list(map(self.view, args))
+    out = calls.results(self, primitive, args, params, known)
+    if out is not None:
+      self._products.note(primitive, args, params, out)
+    return out
 
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
     return params
@@ -175,7 +179,7 @@ class Acceptor:
     self._products.note(primitive, args, params, out)
     results = out if primitive.multiple_results else [out]
     if primitive.name not in _DOTS and not any(map(self._names, results)):
-      # Of a function of JAX's, jnp.abs, say, the name is more telling.
+      # A jitted function has a more specific name, such as jnp.abs.
       name = params.get("name", "") if primitive.name == "jit" else ""
       name = name or primitive.name
       self.warn(name, args, "that is not a matmul")
@@ -183,72 +187,76 @@ class Acceptor:
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
-    known = [self.view(x) for x in args]
-    dtypes = [getattr(x, "dtype", None) for x in args]
+    known = [self._factors(x) for x in args]
 
     def make(inner: Sequence[Any]) -> Acceptor:
       acceptor = self._child()
-      # What the function has of ours it knows by identity.
+      # The function may close over known values.
       acceptor._products, acceptor._weights = self._products, self._weights
-      inner = inner_calls.own_args(primitive.name, index, inner, len(args))
-      for own, x, view, dtype in zip(args, inner, known, dtypes, strict=False):
-        if view is None:
+      inner = calls.own_args(primitive.name, index, inner, len(args))
+      for own, x, product in zip(args, inner, known, strict=False):
+        if product is None or len(product.factors) != 1:
           continue
         if x.shape == own.shape:
-          acceptor._alias(x, view, dtype)
+          self._products.put(x, product)
         else:
           self.warn(primitive.name, [own], _CUT)
       return acceptor
 
     return make
 
-  def _alias(self, x: Any, view: views.View, dtype: Any) -> None:
-    """Knows an argument of an inner function as a view of our weight."""
-    for array, weight in list(self._weights.values()):
-      if weight is view.weight:
-        factor = facts.Factor(array=array, dims=view.stored, dtype=dtype)
-        self._products.put(x, facts.Product(view.dims, (factor,)))
-        return
-
-  # As a Walker.
-
-  def known(self, x: Any) -> views.View | None:
-    return self.view(x)
+  # As a `calls.Walker`.
 
   def layers(
-    self, known: views.View
-  ) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Any]] | None:
-    if known.at(0) is None:
+    self, fact: views.View, length: int
+  ) -> tuple[views.View, tuple[bool, ...]] | None:
+    layer = fact.at(jnp.arange(length, dtype=np.int32))
+    if layer is None:
       return None
-    return [], lambda number, slices: known.at(number)
+    # Each trip gets the whole stack and the number of its layer.
+    fixed = (False,) * (len(jax.tree.leaves(layer)) - 1)
+    return layer, (*fixed, True)
 
-  def leave(self, operation: str, args: Sequence[Any], reason: str) -> None:
-    self.warn(operation, args, reason)
+  def leave(
+    self, operation: str, x: Any, fact: views.View, reason: str
+  ) -> None:
+    self.warn(operation, [x], reason)
+
+  def take_keys(self, count: int) -> list[Any]:
+    return []
+
+  def trace_inside(
+    self,
+    jaxpr: Any,
+    passed: Sequence[calls.Passed],
+    *,
+    in_loop: int = 0,
+    **_: Any,
+  ) -> calls.Inside:
+    invars = getattr(jaxpr, "jaxpr", jaxpr).invars
+
+    def start(
+      known: list[tuple[int, Any]], own: list[Any], *_: Any
+    ) -> Acceptor:
+      child = self._child()
+      for i, view in known:
+        value, product = child._rebuild(view, invars[i].aval.dtype)
+        if own[i] is None:
+          own[i] = value
+        else:
+          child._products.put(own[i], product)
+      return child
+
+    types = tuple(p.types() for p in passed)
+    extra = calls.Extra(passed=types, in_loop=in_loop)
+    new, consts = extra.trace(jaxpr, start)
+    return calls.Inside(jaxpr=new, consts=consts)
 
   def _child(self) -> Acceptor:
     return Acceptor(self._options, self.outcome)
 
-  def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr here, with this acceptor."""
-    return interception_private.evaluate(jaxpr, args, self)
-
-  def run_inside(
-    self,
-    jaxpr: Any,
-    args: Sequence[Any],
-    known: Sequence[views.View | None],
-    dtypes: Sequence[Any],
-  ) -> list[Any]:
-    """Evaluates a jaxpr in another function; arguments that are known anew."""
-    child = self._child()
-    own = [
-      x if view is None else child.rebuilt(view, dtype)
-      for x, view, dtype in zip(args, known, dtypes, strict=True)
-    ]
-    return child.run(jaxpr, own)
-
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
-    """Says that weights among the arguments of an operation are dequantized."""
+    """Warns that an operation dequantizes the weights among its arguments."""
     for path in (path for x in args for path in self._names(x)):
       if (path, name) in self.outcome.warned:
         continue
@@ -304,7 +312,10 @@ class Acceptor:
     num_own: int,
     dtype: np.dtype,
   ) -> jax.Array:
-    """Of x (batch..., rows..., k), with the weight's free dimensions last."""
+    """Multiplies x (batch..., rows..., k) by a weight.
+
+    The weight's noncontracting dimensions are the last ones of the result.
+    """
     with speaking.speaking_for(WHO):
       function = functools.partial(
         _multiplied,
@@ -345,7 +356,9 @@ class Acceptor:
 def _as_stored(
   view: views.View, order: Sequence[int]
 ) -> scaled_array.ScaledArray:
-  """The weight itself, if its dimensions are the view's in this order."""
+  """Returns the quantized weight, if this order of the view is that of the
+  weight.
+  """
   if view.stored != tuple(view.dims[d] for d in order):
     raise ragged_dots.NotServed(
       "the matmul contracts other dimensions than the blocked one"
@@ -354,7 +367,7 @@ def _as_stored(
 
 
 def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
-  """Raises NotServed of a product that a block-scaled one cannot replace."""
+  """Raises NotServed if a block-scaled dot cannot replace a matmul."""
   if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
     raise views.NotServed(f"the other operand is {x.dtype}")
   if result.dtype not in rules.RESULT_DTYPES:
@@ -379,7 +392,7 @@ def _multiplied(
   dtype: np.dtype,
   implementation: str | None,
 ) -> jax.Array:
-  """The product, where x is plain or blocked along its last dimension."""
+  """Multiplies x, plain or blocked along its last dimension, by a weight."""
   is_matrix = array.ndim - len(layers) == 2 and not dims.batch
   if is_matrix and len(layers) == 1:
     return linear_lib.linear(
@@ -387,7 +400,7 @@ def _multiplied(
       array,
       layer=layers[0],
       preferred_element_type=dtype,
-      reduce_dtype=dtype,  # as the product that it stands for
+      reduce_dtype=dtype,  # that of the matmul it replaces
       implementation=implementation,
     )
   for layer in layers:
@@ -411,14 +424,16 @@ _NO_DERIVATIVE: Final = (
 
 
 def without_derivative(tree: Any) -> Any:
-  """The same weights; a derivative by one of them is an error."""
+  """Returns the weights such that differentiating by one is an error."""
   return tangents_lib.without_derivative(tree, _NO_DERIVATIVE)
 
 
 def _straight_through(
   function: Callable[..., jax.Array], format: formats.BlockFormat
 ) -> Callable[..., jax.Array]:
-  """`function` of quantized activations, with the derivative of plain ones."""
+  """Returns `function` of quantized activations, differentiated as if they were
+  not quantized.
+  """
 
   @jax.custom_jvp
   def of_quantized(x: jax.Array, array: Any, layers: Any) -> jax.Array:
@@ -435,16 +450,3 @@ def _straight_through(
     return result, function(tangents[0], *primals[1:])
 
   return of_quantized
-
-
-@jax_private.cache_by_jaxpr
-def may_multiply(jaxpr: Any) -> bool:
-  """Whether there may be a product in a jaxpr."""
-  return any(
-    eqn.primitive.name in _DOTS
-    or (
-      eqn.primitive.name not in program.KERNELS
-      and any(map(may_multiply, program.sub_jaxprs(eqn)))
-    )
-    for eqn in jaxpr.eqns
-  )

@@ -1,216 +1,490 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that have functions inside, with their products decided about.
+"""Operations with functions inside, which use what a walker knows of values.
 
-Each function here takes a `rewriting.Dots`, the operation's arguments and
-parameters, which arguments are parameters of the model, and which are arrays of
-operands that are quantized already. It returns arguments, parameters, and what
-makes the operation's results of the new one's; or None, where nothing inside is
-taken.
+A `Walker` knows facts about some values, such as which quantized weight a value
+is. A fact is a tree, whose leaves are arrays. `RULES` change an operation such
+that its functions take these arrays as further arguments. The functions are
+traced again, by a walker that has the same facts about their arguments.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import keys
+from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.rewriting import operands as operands_lib
+from jaxplugin.jaxext.tracing import interception_private
 
-Call = tuple[list[Any], dict[str, Any], Callable[[Any], Any]]
-
-
-def _jit(
-  dots: Any,
-  args: list[Any],
-  params: dict[str, Any],
-  is_parameter: list[bool],
-  known: operands_lib.Operands,
-) -> Call | None:
-  passed = known.passed(args)
-  new = dots.inside(params["jaxpr"], is_parameter, passed)
-  if new.jaxpr is None:
-    return None
-  before = [*dots.key_operand(new.count), *passed.arrays()]
-  dots.use(new.count)
-  more = len(before)
-  params = dict(
-    params,
-    jaxpr=new.jaxpr,
-    in_shardings=(binding_private.UNSPECIFIED,) * more + params["in_shardings"],
-    in_layouts=(None,) * more + params["in_layouts"],
-    donated_invars=(False,) * more + params["donated_invars"],
-  )
-  return [*before, *args], params, lambda out: out
-
-
-def _checkpoint(
-  dots: Any,
-  args: list[Any],
-  params: dict[str, Any],
-  is_parameter: list[bool],
-  known: operands_lib.Operands,
-) -> Call | None:
-  passed = known.passed(args)
-  new = dots.inside(params["jaxpr"], is_parameter, passed)
-  if new.jaxpr is None:
-    return None
-  more = [*new.consts, *dots.key_operand(new.count), *passed.arrays()]
-  dots.use(new.count)
-  params = dict(params, jaxpr=new.jaxpr)
-  if isinstance(params["prevent_cse"], tuple):
-    params["prevent_cse"] = (False,) * len(more) + params["prevent_cse"]
-  return [*more, *args], params, lambda out: out
-
-
-def _cond(
-  dots: Any,
-  args: list[Any],
-  params: dict[str, Any],
-  is_parameter: list[bool],
-  known: operands_lib.Operands,
-) -> Call | None:
-  index, *operands = args
-  passed = known.passed(operands)
-  # One of them runs, so they have the same numbers of keys.
-  branches = [
-    dots.inside(b, is_parameter[1:], passed) for b in params["branches"]
-  ]
-  if all(new.jaxpr is None for new in branches):
-    return None
-  count = max(new.count for new in branches)
-  before = [*dots.key_operand(count), *passed.arrays()]
-  dots.use(count)
-  jaxprs = tuple(
-    dots.with_unused(old, passed) if new.jaxpr is None else new.jaxpr
-    for new, old in zip(branches, params["branches"], strict=True)
-  )
-  params = dict(params, branches=jaxprs)
-  return [index, *before, *operands], params, lambda out: out
-
-
-def _kept(
-  body: Any, num_consts: int, is_parameter: Sequence[bool]
-) -> list[bool]:
-  """Which values of a loop's carry are the same parameter in every trip.
-
-  Args:
-    body: the loop's jaxpr, whose first results are the next carry.
-    num_consts: how many arguments it has before the carry.
-    is_parameter: of each value of the carry, before the loop.
-  """
-  jaxpr = body.jaxpr
-  own = jaxpr.invars[num_consts:]
-  return [
-    flag and before is after
-    for flag, before, after in zip(
-      is_parameter, own, jaxpr.outvars, strict=False
-    )
-  ]
-
-
+_TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))
 _CARRIED: Final = (
   "it is part of the carry of a loop, which changes in each iteration"
 )
+_CUSTOM_VMAP: Final = "custom_vmap_call"
+_NOT_LAYERS: Final = "a scan iterates over it, and it is not a stack of layers"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passed:
+  """A fact about an argument of a function inside an operation.
+
+  Attributes:
+    argument: index of the argument.
+    fact: what is known of it; None in an `Extra`.
+    structure: of the fact as a tree.
+    leaves: its arrays; in an `Extra` their types.
+    each_trip: for each array, whether a trip of a `scan` gets a slice of it.
+    is_dropped: whether the function does not take the argument, because the
+      walker makes it from the fact.
+  """
+
+  argument: int
+  fact: Any
+  structure: Any
+  leaves: tuple[Any, ...]
+  each_trip: tuple[bool, ...]
+  is_dropped: bool
+
+  def types(self) -> Passed:
+    """Returns this without arrays: a key of caches."""
+    types = [
+      binding_private.slice_type(jax.typeof(x)) if flag else jax.typeof(x)
+      for x, flag in zip(self.leaves, self.each_trip, strict=True)
+    ]
+    return dataclasses.replace(self, fact=None, leaves=tuple(types))
+
+
+def _leaves(passed: Sequence[Passed], *, each_trip: bool = False) -> list[Any]:
+  return [
+    x
+    for p in passed
+    for x, flag in zip(p.leaves, p.each_trip, strict=True)
+    if flag == each_trip
+  ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extra:
+  """Arguments that a function inside an operation takes besides its own ones.
+
+  The base key and arrays come first. The number of the trip, and arrays that
+  differ from trip to trip, come before the argument `in_loop`.
+
+  Attributes:
+    key: type of the base key; None if there is no key.
+    passed: the facts about its arguments.
+    in_loop: see above.
+    has_trip: whether it takes the number of the trip.
+  """
+
+  key: Any = None
+  passed: tuple[Passed, ...]
+  in_loop: int = 0
+  has_trip: bool = False
+
+  def trace(
+    self,
+    jaxpr: Any,
+    start: Callable[..., interception_private.Interceptor],
+    finish: Callable[[Sequence[Any]], Sequence[Any]] = lambda extra: (),
+  ) -> tuple[Any, list[Any]]:
+    """Traces a jaxpr again, see `interception_private.intercept_jaxpr`.
+
+    Args:
+      jaxpr: the function.
+      start: returns the interceptor. It is called with facts, each with the
+        index of the argument; with the arguments of `jaxpr`, of which it must
+        replace those that are None; with the base key and the trip's number.
+      finish: called with the further arguments. Returns results to return
+        before those of `jaxpr`.
+    """
+    fixed, slices = (_leaves(self.passed, each_trip=f) for f in (False, True))
+    first = [] if self.key is None else [self.key]
+    trip = [_TRIP] if self.has_trip else []
+
+    def split(
+      extra: Sequence[Any], own: list[Any]
+    ) -> interception_private.Interceptor:
+      rest = iter(extra)
+      base, arrays, number, sliced = (
+        [next(rest) for _ in part] for part in (first, fixed, trip, slices)
+      )
+      left = {False: iter(arrays), True: iter(sliced)}
+      facts = []
+      for p in self.passed:
+        leaves = [next(left[flag]) for flag in p.each_trip]
+        facts.append((p.argument, jax.tree.unflatten(p.structure, leaves)))
+      return start(
+        facts, own, base[0] if base else None, number[0] if number else None
+      )
+
+    return interception_private.intercept_jaxpr(
+      jaxpr,
+      split,
+      [
+        *((0, type) for type in (*first, *fixed)),
+        *((self.in_loop, type) for type in (*trip, *slices)),
+      ],
+      frozenset(p.argument for p in self.passed if p.is_dropped),
+      finish,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inside:
+  """A function inside an operation, traced again.
+
+  Attributes:
+    jaxpr: the new one.
+    consts: arrays that it takes before all other arguments.
+    is_changed: whether the operation must use it.
+    count: how many numbers of keys it uses.
+  """
+
+  jaxpr: Any
+  consts: list[Any]
+  is_changed: bool = True
+  count: int = 0
+
+
+class Walker(Protocol):
+  """Knows facts about values, and replaces operations on them.
+
+  Attributes:
+    is_rebuilding: whether functions inside an operation do not take arguments
+      that are known, see `Passed.is_dropped`.
+    key: makes the base key, see `dots.Dots`; None if there is none.
+    number: the first number of a key that is not in use.
+  """
+
+  @property
+  def is_rebuilding(self) -> bool: ...
+
+  @property
+  def key(self) -> Any: ...
+
+  @property
+  def number(self) -> int: ...
+
+  def layers(
+    self, fact: Any, length: int
+  ) -> tuple[Any, tuple[bool, ...]] | None:
+    """Returns the fact about the slices of an array that a `scan` takes.
+
+    Also whether a trip gets a slice of each leaf of that fact. None if nothing
+    is known of slices.
+    """
+
+  def leave(self, operation: str, x: Any, fact: Any, reason: str) -> None:
+    """Notes that functions of an operation do not know a fact."""
+
+  def trace_inside(
+    self,
+    jaxpr: Any,
+    passed: Sequence[Passed],
+    *,
+    in_loop: int = 0,
+    has_trip: bool = False,
+    returns_trip: bool = False,
+    number: int | None = None,
+  ) -> Inside:
+    """Traces a function of an operation again.
+
+    Args:
+      jaxpr: the function.
+      passed: facts about its arguments.
+      in_loop, has_trip: see `Extra`.
+      returns_trip: whether it returns the next trip's number before all else.
+      number: the first number of its keys, by default the next one.
+    """
+
+  def take_keys(self, count: int) -> list[Any]:
+    """Returns the base key, or nothing, as an operand of a call.
+
+    So many numbers of keys are in use from then on.
+    """
+
+
+# Arguments and parameters of a new operation, and how many results it returns
+# before those of the old one.
+Call = tuple[list[Any], dict[str, Any], int]
+
+
+def results(
+  walker: Any,
+  primitive: Any,
+  args: Sequence[Any],
+  params: dict[str, Any],
+  facts: Sequence[Any],
+) -> Any:
+  """Returns the results of an operation that is traced below transformations.
+
+  The walker is also an interceptor. `facts` has the fact about each argument,
+  or None. Returns None if the operation cannot be followed.
+  """
+  if primitive.name == _CUSTOM_VMAP:
+    # A `vmap` then maps what the function computes, without the custom rule.
+    return interception_private.evaluate(params["call"], args, walker)
+  if primitive.name not in RULES:
+    return None
+  call = RULES[primitive.name](walker, list(args), params, list(facts))
+  if call is None:
+    return None
+  new_args, new_params, first = call
+  return primitive.bind(*new_args, **new_params)[first:]
+
+
+def _passed(
+  walker: Walker, facts: Sequence[Any], *, first: int = 0
+) -> list[Passed]:
+  """Returns facts about the arguments of a function, from `first` on."""
+  return [
+    _pass(walker, first + i, fact, (False,) * len(jax.tree.leaves(fact)))
+    for i, fact in enumerate(facts)
+    if fact is not None
+  ]
+
+
+def _pass(
+  walker: Walker, argument: int, fact: Any, each_trip: tuple[bool, ...]
+) -> Passed:
+  leaves, structure = jax.tree.flatten(fact)
+  return Passed(
+    argument=argument,
+    fact=fact,
+    structure=structure,
+    leaves=tuple(leaves),
+    each_trip=each_trip,
+    is_dropped=walker.is_rebuilding,
+  )
+
+
+def _sliced(
+  walker: Walker,
+  args: Sequence[Any],
+  facts: Sequence[Any],
+  first: int,
+  length: int,
+) -> list[Passed]:
+  """Returns facts about the slices that a trip of a `scan` takes."""
+  result = []
+  for i, (x, fact) in enumerate(zip(args, facts, strict=True)):
+    found = None if fact is None else walker.layers(fact, length)
+    if found is not None:
+      result.append(_pass(walker, first + i, *found))
+    elif fact is not None:
+      walker.leave("scan", x, fact, _NOT_LAYERS)
+  return result
+
+
+def _unchanged(
+  walker: Walker,
+  operation: str,
+  body: Any,
+  num_consts: int,
+  args: Sequence[Any],
+  facts: Sequence[Any],
+) -> list[Passed]:
+  """Returns facts about values of a loop's carry that no trip changes.
+
+  Args:
+    walker, operation: the walker and the loop.
+    body: the loop's jaxpr, whose first results are the next carry.
+    num_consts: how many arguments it has before the carry.
+    args, facts: the carry before the loop.
+  """
+  before = body.jaxpr.invars[num_consts:]
+  kept = list(facts)
+  for i, fact in enumerate(facts):
+    if fact is not None and before[i] is not body.jaxpr.outvars[i]:
+      walker.leave(operation, args[i], fact, _CARRIED)
+      kept[i] = None
+  # The loop returns them, so the body takes them.
+  return [
+    dataclasses.replace(p, is_dropped=False)
+    for p in _passed(walker, kept, first=num_consts)
+  ]
+
+
+def _taken(passed: Sequence[Passed], count: int) -> list[bool]:
+  """Returns for each of a function's arguments whether it is not dropped."""
+  dropped = {p.argument for p in passed if p.is_dropped}
+  return [i not in dropped for i in range(count)]
+
+
+def _only(flags: Sequence[bool], values: Sequence[Any]) -> list[Any]:
+  return [x for x, flag in zip(values, flags, strict=True) if flag]
+
+
+def _jit(
+  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+) -> Call | None:
+  passed = _passed(walker, facts)
+  new = walker.trace_inside(params["jaxpr"], passed)
+  if not new.is_changed:
+    return None
+  more = [*walker.take_keys(new.count), *_leaves(passed)]
+  taken = _taken(passed, len(args))
+  unknown = {
+    "in_shardings": binding_private.UNSPECIFIED,
+    "in_layouts": None,
+    "donated_invars": False,
+  }
+  of_args = {
+    name: (*[value] * len(more), *_only(taken, params[name]))
+    for name, value in unknown.items()
+  }
+  params = dict(params, jaxpr=new.jaxpr, **of_args)
+  return [*more, *_only(taken, args)], params, 0
+
+
+def _checkpoint(
+  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+) -> Call | None:
+  passed = _passed(walker, facts)
+  new = walker.trace_inside(params["jaxpr"], passed)
+  if not new.is_changed:
+    return None
+  more = [
+    *new.consts,
+    *walker.take_keys(new.count),
+    *_leaves(passed),
+  ]
+  taken = _taken(passed, len(args))
+  params = dict(params, jaxpr=new.jaxpr)
+  if isinstance(params["prevent_cse"], tuple):
+    flags = _only(taken, params["prevent_cse"])
+    params["prevent_cse"] = (*[False] * len(more), *flags)
+  return [*more, *_only(taken, args)], params, 0
+
+
+def _cond(
+  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+) -> Call | None:
+  index, *operands = args
+  passed = _passed(walker, facts[1:])
+  # One branch runs, so all use the same numbers of keys.
+  branches = [walker.trace_inside(b, passed) for b in params["branches"]]
+  if not any(new.is_changed for new in branches):
+    return None
+  count = max(new.count for new in branches)
+  more = [*walker.take_keys(count), *_leaves(passed)]
+  params = dict(params, branches=tuple(new.jaxpr for new in branches))
+  operands = _only(_taken(passed, len(operands)), operands)
+  return [index, *more, *operands], params, 0
 
 
 def _scan(
-  dots: Any,
-  args: list[Any],
-  params: dict[str, Any],
-  is_parameter: list[bool],
-  known: operands_lib.Operands,
+  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
 ) -> Call | None:
   num_consts, num_carry = binding_private.scan_sizes(params)
-  num_fixed = num_consts + num_carry
-  known.leave(args[num_consts:num_fixed], _CARRIED)
-  passed = known.passed(args[:num_consts])
-  passed += known.sliced(args[num_fixed:], num_fixed, params["length"])
-  flags = list(is_parameter)
-  carried = flags[num_consts:num_fixed]
-  flags[num_consts:num_fixed] = _kept(params["jaxpr"], num_consts, carried)
-  has_key = dots.key is not None
-  new = dots.inside(
+  first_x, length = num_consts + num_carry, params["length"]
+  has_key = walker.key is not None
+  carry = slice(num_consts, first_x)
+  passed = [
+    *_passed(walker, facts[:num_consts]),
+    *_unchanged(
+      walker, "scan", params["jaxpr"], num_consts, args[carry], facts[carry]
+    ),
+    *_sliced(walker, args[first_x:], facts[first_x:], first_x, length),
+  ]
+  new = walker.trace_inside(
     params["jaxpr"],
-    flags,
     passed,
-    in_loop=num_fixed,
+    in_loop=first_x,
     has_trip=has_key,
     number=0,
   )
-  if new.jaxpr is None:
+  if not new.is_changed:
     return None
-  consts, xs = passed.arrays(), passed.arrays(each_trip=True)
+  consts, xs = _leaves(passed), _leaves(passed, each_trip=True)
   if has_key:
-    consts = [_loop_key(dots), *consts]
-    xs = [jnp.arange(params["length"], dtype=np.uint32), *xs]
-  params = binding_private.extended_scan(
-    dict(params, jaxpr=new.jaxpr), consts=len(consts), xs=len(xs)
+    consts = [_loop_key(walker), *consts]
+    xs = [jnp.arange(length, dtype=np.uint32), *xs]
+  taken = _taken(passed, len(args))
+  params = binding_private.resized_scan(
+    dict(params, jaxpr=new.jaxpr), taken, consts=len(consts), xs=len(xs)
   )
-  args = [*consts, *args[:num_fixed], *xs, *args[num_fixed:]]
-  return args, params, lambda out: out
+  fixed = _only(taken[:first_x], args[:first_x])
+  return (
+    [*consts, *fixed, *xs, *_only(taken[first_x:], args[first_x:])],
+    params,
+    0,
+  )
 
 
 def _while(
-  dots: Any,
-  args: list[Any],
-  params: dict[str, Any],
-  is_parameter: list[bool],
-  known: operands_lib.Operands,
+  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
 ) -> Call | None:
   num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
   num_consts = num_cond + num_body
-  has_key = dots.key is not None
-  inside = functools.partial(dots.inside, has_trip=has_key)
-  carried = is_parameter[num_consts:]
-  carried = _kept(params["body_jaxpr"], num_body, carried)
-  known.leave(args[num_consts:], _CARRIED)
-  in_condition = known.passed(args[:num_cond])
-  in_body = known.passed(args[num_cond:num_consts])
+  has_key = walker.key is not None
+  carry = _unchanged(
+    walker,
+    "while",
+    params["body_jaxpr"],
+    num_body,
+    args[num_consts:],
+    facts[num_consts:],
+  )
+  shifted = [
+    dataclasses.replace(p, argument=p.argument - num_body + num_cond)
+    for p in carry
+  ]
+  in_condition = [*_passed(walker, facts[:num_cond]), *shifted]
+  in_body = [*_passed(walker, facts[num_cond:num_consts]), *carry]
+  inside = functools.partial(walker.trace_inside, has_trip=has_key)
   condition = inside(
-    params["cond_jaxpr"],
-    [*is_parameter[:num_cond], *carried],
-    in_condition,
-    in_loop=num_cond,
-    number=0,
+    params["cond_jaxpr"], in_condition, in_loop=num_cond, number=0
   )
   body = inside(
     params["body_jaxpr"],
-    [*is_parameter[num_cond:num_consts], *carried],
     in_body,
     in_loop=num_body,
     number=condition.count,
-    results=has_key,
+    returns_trip=has_key,
   )
-  if condition.jaxpr is None and body.jaxpr is None:
+  if not condition.is_changed and not body.is_changed:
     return None
-  base = [_loop_key(dots)] if has_key else []
+  base = [_loop_key(walker)] if has_key else []
   trip = [np.uint32(0)] if has_key else []
-  unused = functools.partial(dots.with_unused, has_trip=has_key)
+  # A carry is never dropped.
+  of_condition = _only(_taken(in_condition, num_cond), args[:num_cond])
+  of_body = _only(_taken(in_body, num_body), args[num_cond:num_consts])
+  of_condition = [*base, *_leaves(in_condition), *of_condition]
+  of_body = [*base, *_leaves(in_body), *of_body]
   params = dict(
     params,
-    cond_jaxpr=condition.jaxpr
-    or unused(params["cond_jaxpr"], in_condition, in_loop=num_cond),
-    body_jaxpr=body.jaxpr
-    or unused(params["body_jaxpr"], in_body, in_loop=num_body, results=has_key),
+    cond_jaxpr=condition.jaxpr,
+    body_jaxpr=body.jaxpr,
+    cond_nconsts=len(of_condition),
+    body_nconsts=len(of_body),
   )
-  fixed = [*base, *in_condition.arrays(), *args[:num_cond]]
-  fixed_in_body = [*base, *in_body.arrays(), *args[num_cond:num_consts]]
-  params["cond_nconsts"] = len(fixed)
-  params["body_nconsts"] = len(fixed_in_body)
-  args = [*fixed, *fixed_in_body, *trip, *args[num_consts:]]
-  return args, params, lambda out: out[len(trip) :]
+  args = [*of_condition, *of_body, *trip, *args[num_consts:]]
+  return args, params, len(trip)
 
 
-CALLS: Final = {
+def _loop_key(walker: Walker) -> Any:
+  number = walker.number
+  (base,) = walker.take_keys(1)
+  return keys.fold_in(base, number)
+
+
+RULES: Final = {
   "jit": _jit,
+  "pjit": _jit,
   "checkpoint": _checkpoint,
   "remat2": _checkpoint,
   "cond": _cond,
@@ -219,8 +493,72 @@ CALLS: Final = {
 }
 
 
-def _loop_key(dots: Any) -> Any:
-  (base,) = dots.key_operand(1)
-  key = keys.fold_in(base, dots.number)
-  dots.use(1)
-  return key
+# Operations that `results` follows.
+FOLLOWED: Final = frozenset({*RULES, _CUSTOM_VMAP})
+
+
+def next_trip(extra: Sequence[Any]) -> list[Any]:
+  """Returns the number of the next trip of a `while`, from all `Extra`s."""
+  return [extra[-1] + np.uint32(1)]  # a `while` has no slices
+
+
+# A `jvp` also takes tangents, and the residuals of a `bwd` may be anything.
+_JVP: Final = ("custom_jvp_call", 1)
+_BACKWARD: Final = ("custom_vjp_call", 2)
+
+
+def is_rule_of_tangents(operation: str, index: int) -> bool:
+  """Whether a function of an operation takes tangents or cotangents."""
+  return (operation, index) in (_JVP, _BACKWARD)
+
+
+def own_args(
+  operation: str, index: int, args: Sequence[Any], count: int
+) -> Sequence[Any]:
+  """Returns those arguments of a function that its operation also has.
+
+  Args:
+    operation, index: the operation, and which of its functions.
+    args: arguments of the function. After each, a `fwd` has whether it is
+      differentiated. A `jvp` has tangents after all of them.
+    count: how many arguments the operation has.
+  """
+  if (operation, index) == _BACKWARD:
+    return ()
+  is_forward = len(args) == 2 * count and all(
+    isinstance(x, bool) for x in args[1::2]
+  )
+  return args[::2] if is_forward else args[:count]
+
+
+# Their rules are functions, which may contain anything.
+CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+@jax_private.cache_by_jaxpr
+def contains(
+  jaxpr: Any, names: frozenset[str], in_kernels: bool = False
+) -> bool:
+  """Whether a jaxpr has an operation of one of these names, at any depth.
+
+  Args:
+    jaxpr: a jaxpr.
+    names: names of primitives.
+    in_kernels: whether operations inside kernels count.
+  """
+  return any(
+    eqn.primitive.name in names
+    or (
+      (in_kernels or eqn.primitive.name not in program.KERNELS)
+      and any_contains(eqn.params, names, in_kernels)
+    )
+    for eqn in jaxpr.eqns
+  )
+
+
+def any_contains(
+  params: dict[str, Any], names: frozenset[str], in_kernels: bool = False
+) -> bool:
+  """Whether a jaxpr among the parameters of an operation `contains` one."""
+  jaxprs = program.jaxprs_of(tuple(params.values()))
+  return any(contains(jaxpr, names, in_kernels) for jaxpr in jaxprs)

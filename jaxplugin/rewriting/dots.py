@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
-import jax
-import numpy as np
 from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
@@ -23,17 +22,13 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.rewriting import calls
-from jaxplugin.rewriting import inner_calls
 from jaxplugin.rewriting import operands
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.rewriting import sources
-from jaxplugin.rewriting import transforms
 
 # What JAX does to a function leaves these names on its operations.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
-# Their rules are functions, in which there may be anything.
-_CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
-_WHO: Final = transforms.WHO
+_WHO: Final = sites_lib.WHO
 # How names of this package's operations begin that have functions inside.
 _OWN: Final = "jaxplugin_"
 # This package's products, and what makes their operands.
@@ -45,21 +40,15 @@ _NO_KEY: Final = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rewritten:
-  """A jaxpr with its products decided about.
+class _Rewritten(calls.Inside):
+  """A function inside an operation, with its matmuls decided about.
 
   Attributes:
-    jaxpr: the new one; None where none was taken.
-    consts: what it takes before all other arguments.
-    sites: all of it, in order.
-    count: how many numbers of keys they have used.
-    outcomes: what became of each operand that it was told of.
+    sites: all matmuls, in order.
+    outcomes: what became of each `operands.Fact` that it got.
   """
 
-  jaxpr: Any
-  consts: list[Any]
   sites: tuple[sites_lib.Site, ...]
-  count: int
   outcomes: tuple[tuple[bool, str], ...]
 
 
@@ -73,6 +62,8 @@ _MOST_INSIDE: Final = 1 << 16
 # is how many numbers of keys are in use by then.
 base_key_p: Final = extend_core.Primitive("quantize_dots_key")
 base_key_p.def_abstract_eval(lambda *, count, aval: aval)
+# Operations to decide about, or that may have some.
+_DECIDED: Final = sites_lib.PRODUCTS | calls.CUSTOM_RULES | {base_key_p.name}
 
 
 def _reference(dots: Dots | None) -> Callable[[], Dots | None]:
@@ -85,7 +76,7 @@ class Dots:
 
   def __init__(
     self,
-    transform: transforms.Transform,
+    transform: sites_lib.Transform,
     *,
     prefix: tuple[str, ...] = (),
     source: str = "",
@@ -109,6 +100,7 @@ class Dots:
     self._parent = _reference(parent)
     self.sites: list[sites_lib.Site] = []
     self.is_changed = False  # whether anything was taken
+    self.is_rebuilding = False
 
   def product(
     self,
@@ -189,79 +181,84 @@ class Dots:
     params: dict[str, Any],
     is_parameter: Sequence[bool],
     known: operands.Operands,
-  ) -> tuple[list[Any], dict[str, Any], Callable[[Any], Any]] | None:
-    """What to call instead of an operation that has jaxprs inside.
+  ) -> calls.Call | None:
+    """Returns what to call instead of an operation with jaxprs inside.
 
     Args:
       known: operands, whose arrays may be among `args`.
 
     Returns:
-      Arguments, parameters, and what makes its results of the new ones; None
-      where it may stay as it is.
+      See `calls.Call`; None if it can stay as it is.
     """
     if primitive.name == "jit" and provenance_private.is_own(params["jaxpr"]):
       return None
-    if not any(
-      map(may_contain_dots, program.jaxprs_of(tuple(params.values())))
-    ):
+    if not calls.any_contains(params, _DECIDED):
       return None
-    rewrite = calls.CALLS.get(primitive.name)
-    if rewrite is None:
+    if primitive.name not in calls.RULES:
       known.refuse_inside(primitive, args)
       if not primitive.name.startswith(_OWN):
         self._leave_inside(primitive, params)
       return None
-    return rewrite(self, list(args), params, list(is_parameter), known)
+    facts = known.facts(args, is_parameter)
+    return calls.RULES[primitive.name](self, list(args), params, facts)
 
-  def inside(
+  # As a `calls.Walker`.
+
+  def layers(
+    self, fact: operands.Fact, length: int
+  ) -> tuple[operands.Fact, tuple[bool, ...]]:
+    return fact.layers(length)
+
+  def leave(
+    self, operation: str, x: Any, fact: operands.Fact, reason: str
+  ) -> None:
+    fact.leave(reason)
+
+  def trace_inside(
     self,
     jaxpr: Any,
-    is_parameter: Sequence[bool],
-    passed: operands.Passed,
+    passed: Sequence[calls.Passed],
     *,
     in_loop: int = 0,
     has_trip: bool = False,
-    results: bool = False,
+    returns_trip: bool = False,
     number: int | None = None,
-  ) -> Rewritten:
-    """A jaxpr of an operation, rewritten; its sites become this function's.
-
-    Before all arguments it takes the base key, if there is one, and copies of
-    operands; before `in_loop` the number of the trip, and copies that each trip
-    has others of.
-
-    Args:
-      jaxpr: which one.
-      is_parameter: of each argument.
-      passed: operands that it is given.
-      in_loop: the argument before which comes what each trip has another of.
-      has_trip: whether the number of the trip comes there.
-      results: whether the next trip's number is returned before all else.
-      number: the first number of its keys, by default the next one.
-    """
+  ) -> calls.Inside:
+    extra = calls.Extra(
+      passed=tuple(p.types() for p in passed),
+      key=None if self.key is None else self.transform.key_type,
+      in_loop=in_loop,
+      has_trip=has_trip,
+    )
     rewritten = _rewritten(
       jaxpr,
       self.transform,
-      tuple(is_parameter),
       (*self.prefix, *sites_lib.scope_names()),
       self._source_of(jaxpr),
       self.number if number is None else number,
-      self._extra(passed, in_loop, has_trip),
-      results,
+      extra,
+      returns_trip,
     )
-    passed.note(rewritten.outcomes)
+    given = [p.fact for p in passed if p.fact.structure is not None]
+    for fact, outcome in zip(given, rewritten.outcomes, strict=True):
+      fact.note(*outcome)
     self.sites += rewritten.sites
-    if rewritten.jaxpr is not None:
+    if rewritten.is_changed:
       self.note_change()
     return rewritten
 
-  def _extra(
-    self, passed: operands.Passed, in_loop: int, has_trip: bool
-  ) -> _Extra:
-    key = None if self.key is None else self.transform.key_type
-    return _Extra(
-      key=key, kinds=passed.kinds, in_loop=in_loop, has_trip=has_trip
-    )
+  def take_keys(self, count: int) -> list[Any]:
+    base = [] if self.key is None else [self.key(self.number + count)]
+    self.use(count)
+    return base
+
+  def use(self, count: int) -> None:
+    """Counts numbers of keys, also in the functions around this one."""
+    dots: Dots | None = self
+    number = self.number + count
+    while dots is not None:
+      dots.number = max(dots.number, number)
+      dots = dots._parent()
 
   def _source_of(self, jaxpr: Any) -> str:
     if self.source:
@@ -269,27 +266,6 @@ class Dots:
     is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
     is_of_jax = is_closed and provenance_private.is_of_jax(jaxpr)
     return provenance_private.user_frame() if is_of_jax else ""
-
-  def with_unused(
-    self,
-    jaxpr: Any,
-    passed: operands.Passed,
-    *,
-    in_loop: int = 0,
-    has_trip: bool = False,
-    results: bool = False,
-  ) -> Any:
-    """A jaxpr that takes what others of its operation do, and ignores it."""
-    extra = self._extra(passed, in_loop, has_trip).types()
-    if not extra:
-      return jaxpr
-    new, _ = interception_private.intercept_jaxpr(
-      jaxpr,
-      lambda args: Rewriter(Dots(self.transform), [], args, is_idle=True),
-      extra,
-      _next_trip if results else _nothing,
-    )
-    return new
 
   def for_functions(self, operation: str) -> Dots:
     """The same, for the functions that an operation calls.
@@ -302,7 +278,7 @@ class Dots:
     new = copy.copy(self)
     new._parent = weakref.ref(self)
     new.key = None
-    if operation not in _CUSTOM_RULES:
+    if operation not in calls.CUSTOM_RULES:
       base = self.key(self.number + _MOST_INSIDE)
       new.key = lambda count: base
     return new
@@ -313,7 +289,7 @@ class Dots:
     return Dots(
       self.transform,
       prefix=self.prefix + (names if is_reset else ()),
-      key=None if operation in _CUSTOM_RULES else self.key,
+      key=None if operation in calls.CUSTOM_RULES else self.key,
       number=self.number,
       parent=self,
     )
@@ -333,103 +309,32 @@ class Dots:
     if parent is not None:
       parent.note_change()
 
-  def use(self, count: int) -> None:
-    """Counts numbers of keys, of the functions around it as well."""
-    dots: Dots | None = self
-    number = self.number + count
-    while dots is not None:
-      dots.number = max(dots.number, number)
-      dots = dots._parent()
-
-  def key_operand(self, count: int = 0) -> list[Any]:
-    """The base key as an operand of a call; none where there is none."""
-    return [] if self.key is None else [self.key(self.number + count)]
-
-
-_TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Extra:
-  """What a jaxpr is to take beside its own arguments, see `Dots.inside`.
-
-  Attributes:
-    key: type of the base key; None where there is none.
-    kinds: operands that it is told of.
-    in_loop, has_trip: as of `Dots.inside`.
-  """
-
-  key: Any
-  kinds: tuple[operands.Kind, ...]
-  in_loop: int
-  has_trip: bool
-
-  def _copies(self, *, each_trip: bool) -> list[Any]:
-    kinds = (k for k in self.kinds if k.is_each_trip == each_trip)
-    return [type for kind in kinds for type in kind.types]
-
-  def types(self) -> list[tuple[int, Any]]:
-    """As `intercept_jaxpr` takes them."""
-    first = [] if self.key is None else [self.key]
-    trip = [_TRIP] if self.has_trip else []
-    return [
-      *((0, x) for x in [*first, *self._copies(each_trip=False)]),
-      *((self.in_loop, x) for x in [*trip, *self._copies(each_trip=True)]),
-    ]
-
-  def split(
-    self, args: Sequence[Any]
-  ) -> tuple[Any, Any, list[list[Any]], list[Any]]:
-    """All arguments as the key, the trip, copies by operand, and the rest."""
-    rest = iter(args)
-    key = None if self.key is None else next(rest)
-    take = lambda each_trip: {
-      i: [next(rest) for _ in kind.types]
-      for i, kind in enumerate(self.kinds)
-      if kind.is_each_trip == each_trip
-    }
-    fixed = take(False)
-    trip = next(rest) if self.has_trip else None
-    copies = fixed | take(True)
-    return key, trip, [copies[i] for i in range(len(copies))], list(rest)
-
-
-def _nothing(extra: Sequence[Any]) -> list[Any]:
-  return []
-
-
-def _next_trip(extra: Sequence[Any]) -> list[Any]:
-  return [extra[-1] + np.uint32(1)]  # a `while_loop` has nothing after it
-
 
 @jax_private.cache_by_jaxpr
 def _rewritten(
   jaxpr: Any,
-  transform: transforms.Transform,
-  is_parameter: tuple[bool, ...],
+  transform: sites_lib.Transform,
   prefix: tuple[str, ...],
   source: str,
   number: int,
-  extra: _Extra,
-  results: bool,
-) -> Rewritten:
-  if not may_contain_dots(jaxpr):
-    outcomes = operands.Operands.NONE_CAME * len(extra.kinds)
-    return Rewritten(
-      jaxpr=None, consts=[], sites=(), count=0, outcomes=outcomes
-    )
+  extra: calls.Extra,
+  returns_trip: bool,
+) -> _Rewritten:
   found: list[tuple[Dots, operands.Operands]] = []
   rewritten: dict[str, Any] = {}
 
-  def make(args: Sequence[Any]) -> Rewriter:
-    base, trip, copies, own = extra.split(args)
+  def start(
+    facts: list[tuple[int, Any]], own: list[Any], base: Any, trip: Any
+  ) -> Rewriter:
     if trip is not None:
       base = keys.fold_in(base, trip)
     key = None if base is None else (lambda count: base)
     dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
-    known = operands.Operands.inside(extra.kinds, copies, own)
+    known = operands.Operands()
+    known.enter(facts, own)
     found.append((dots, known))
-    return Rewriter(dots, is_parameter, own, known)
+    parameters = [own[i] for i, fact in facts if fact.is_parameter]
+    return Rewriter(dots, parameters, known)
 
   def finish(values: Sequence[Any]) -> list[Any]:
     # JAX caches the jaxpr, which must not keep values of a trace alive.
@@ -441,15 +346,10 @@ def _rewritten(
       count=dots.number - number,
       outcomes=known.outcomes(),
     )
-    return _next_trip(values) if results else []
+    return calls.next_trip(values) if returns_trip else []
 
-  new, consts = interception_private.intercept_jaxpr(
-    jaxpr, make, extra.types(), finish
-  )
-  is_changed = rewritten.pop("is_changed")
-  return Rewritten(
-    jaxpr=new if is_changed else None, consts=consts, **rewritten
-  )
+  new, consts = extra.trace(jaxpr, start, finish)
+  return _Rewritten(jaxpr=new, consts=consts, **rewritten)
 
 
 class Rewriter:
@@ -458,21 +358,16 @@ class Rewriter:
   def __init__(
     self,
     dots: Dots,
-    is_parameter: Sequence[bool],
-    args: Sequence[Any],
+    parameters: Sequence[Any],
     known: operands.Operands | None = None,
-    *,
-    is_idle: bool = False,
   ):
     self._dots = dots
     self._operands = operands.Operands() if known is None else known
-    self._is_idle = is_idle
     self._depth = len(provenance_private.scopes())
     self._first: int | None = None  # number of an inner function's first key
     self._parameters = sources.Parameters()
-    for x, flag in zip(args, is_parameter, strict=False):
-      if flag:
-        self._parameters.add(x)
+    for x in parameters:
+      self._parameters.add(x)
 
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -487,8 +382,8 @@ class Rewriter:
     called = self._dots.call(primitive, args, params, flags, self._operands)
     if called is None:
       return None
-    new_args, new_params, results = called
-    out = results(primitive.bind(*new_args, **new_params))
+    new_args, new_params, first = called
+    out = primitive.bind(*new_args, **new_params)[first:]
     self._parameters.note(primitive, args, params, out)
     return out
 
@@ -508,7 +403,7 @@ class Rewriter:
 
   def _is_left(self, primitive: Any) -> bool:
     """Whether it was decided about before, or is a kernel's."""
-    if self._is_idle or primitive.name in program.KERNELS:
+    if primitive.name in program.KERNELS:
       return True
     names = provenance_private.scopes()[self._depth :]
     return any(
@@ -530,36 +425,18 @@ class Rewriter:
     self._operands.refuse_inside(primitive, args)
     flags = [x in self._parameters for x in args]
     name = primitive.name
-    is_rule = inner_calls.is_rule_of_tangents(name, index)
-    flags = [] if is_rule else flags
+    flags = [] if calls.is_rule_of_tangents(name, index) else flags
     outer, names = self._dots, tuple(sites_lib.scope_names())
-    is_idle = self._is_idle
-    if primitive.name in _CUSTOM_RULES:
+    if primitive.name in calls.CUSTOM_RULES:
       outer.note_change()  # nobody knows what its rules will make
 
     def make(args: Sequence[Any]) -> Rewriter:
       dots = outer.nested(names, primitive.name)
       dots.sites = outer.sites
-      own = inner_calls.own_args(name, index, args, len(flags))
-      return Rewriter(dots, flags, own, is_idle=is_idle)
+      own = calls.own_args(name, index, args, len(flags))
+      return Rewriter(dots, list(itertools.compress(own, flags)))
 
     return make
-
-
-@jax_private.cache_by_jaxpr
-def may_contain_dots(jaxpr: Any) -> bool:
-  """Whether there may be anything to decide about in a jaxpr."""
-  return any(
-    eqn.primitive.name in (*sites_lib.PRODUCTS, *_CUSTOM_RULES)
-    or eqn.primitive is base_key_p
-    or (
-      eqn.primitive.name not in program.KERNELS
-      and any(
-        map(may_contain_dots, program.jaxprs_of(tuple(eqn.params.values())))
-      )
-    )
-    for eqn in jaxpr.eqns
-  )
 
 
 @jax_private.cache_by_jaxpr

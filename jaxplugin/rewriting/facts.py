@@ -10,6 +10,7 @@ element of each belongs to which of its own.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -49,6 +50,11 @@ Atoms = tuple[Atom, ...]
 _Parts = Mapping[Atom, Atoms]
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("array",),
+  meta_fields=("dims", "dtype", "pair"),
+)
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Factor:
   """An array of a product.
@@ -119,6 +125,11 @@ def _laid_out(
   return array.reshape([math.prod(a.size for a in dim) for dim in dims])
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("factors",),
+  meta_fields=("dims",),
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
   """A value: the product of its factors, up to roundings on the way.
@@ -391,37 +402,24 @@ _RULES: Final[Mapping[str, Callable[..., Product | None]]] = {
 }
 
 
-def layers(
-  x: Product,
-) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Product]] | None:
+def layers(x: Product) -> tuple[Product, tuple[bool, ...]] | None:
   """Splits a product by its first dimension.
 
   Returns:
-    The arrays that have this dimension, each as its own first one, and a
-    function of an index and their slices there, which returns the product's
-    slice. None if an array has a part of it only, or has it elsewhere.
+    The product of one index of it, whose arrays are those of `x`, and whether
+    each array needs to be sliced. None if an array has only a part of the
+    dimension, or has it elsewhere.
   """
   first = x.dims[0] if x.dims else ()
-  arrays = []
+  factors, is_sliced = [], []
   for factor in x.factors:
-    if factor.atoms.isdisjoint(first):
-      continue
-    if factor.dims[:1] != (first,):
+    has_first = not factor.atoms.isdisjoint(first)
+    if has_first and factor.dims[:1] != (first,):
       return None
-    arrays.append(factor.array)
-
-  def slice_of(number: Any, slices: Sequence[Any]) -> Product:
-    del number
-    left = iter(slices)
-    factors = [
-      factor
-      if factor.atoms.isdisjoint(first)
-      else dataclasses.replace(factor, array=next(left), dims=factor.dims[1:])
-      for factor in x.factors
-    ]
-    return Product(x.dims[1:], tuple(factors))
-
-  return arrays, slice_of
+    dims = factor.dims[1:] if has_first else factor.dims
+    factors.append(dataclasses.replace(factor, dims=dims))
+    is_sliced.append(has_first)
+  return Product(x.dims[1:], tuple(factors)), tuple(is_sliced)
 
 
 class Table:

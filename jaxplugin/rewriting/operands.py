@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 import jax
 
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.rewriting import transforms
+from jaxplugin.rewriting import sites
 from jaxplugin.training import quantized_operand
 
 _NONE_CAME: Final = "it reached no matmul"
@@ -47,56 +48,55 @@ class _Entry:
   reason: str = _NONE_CAME
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("copies",),
+  meta_fields=("is_parameter", "name", "structure"),
+  drop_fields=("entry",),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
-  """What the jaxpr of an operation is told of an operand.
+class Fact:
+  """What is known of a value: whether it is a parameter, or an operand's array.
 
   Attributes:
-    name: where it is in the arguments of the function.
-    argument: the one of the jaxpr that is the operand's array.
-    structure: of the operand as a tree. Its first leaf is the array.
-    types: of its other leaves, the copies, in the jaxpr.
-    is_each_trip: whether each trip of a `scan` has others.
+    is_parameter: whether it is a parameter of the model.
+    name: see `_Entry`.
+    structure: of the operand as a tree, whose first leaf is the array. None if
+      the value is not an operand's array.
+    copies: the other leaves.
+    entry: the operand where the fact is passed on.
   """
 
-  name: str
-  argument: int
-  structure: Any
-  types: tuple[Any, ...]
-  is_each_trip: bool
+  is_parameter: bool
+  name: str = ""
+  structure: Any = None
+  copies: tuple[Any, ...] = ()
+  entry: _Entry | None = None
 
+  def layers(self, length: int) -> tuple[Fact, tuple[bool, ...]]:
+    """See `calls.Walker.layers`."""
+    if all(x.shape[:1] == (length,) for x in self.copies):
+      return self, (True,) * len(self.copies)
+    self.leave(
+      "a scan iterates over it, and it was quantized as a whole, not with"
+      " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe), stack)"
+    )
+    return Fact(is_parameter=self.is_parameter), ()
 
-@dataclasses.dataclass(frozen=True)
-class Passed:
-  """Operands whose copies an operation is given, as arguments of their own."""
+  def leave(self, reason: str) -> None:
+    """Notes why no matmul inside an operation uses the operand."""
+    if self.entry is not None:
+      self.entry.reason = reason
 
-  entries: tuple[_Entry, ...] = ()
-  kinds: tuple[Kind, ...] = ()
-
-  def arrays(self, *, each_trip: bool = False) -> list[Any]:
-    """The copies that are the same in each trip, or those that are not."""
-    return [
-      x
-      for entry, kind in zip(self.entries, self.kinds, strict=True)
-      if kind.is_each_trip == each_trip
-      for x in _copies(entry.operand)
-    ]
-
-  def note(self, outcomes: Sequence[tuple[bool, str]]) -> None:
-    """Told what became of each inside, `Operands.outcomes` there."""
-    for entry, (is_taken, reason) in zip(self.entries, outcomes, strict=True):
-      entry.is_taken |= is_taken
-      entry.reason = reason
-
-  def __add__(self, other: Passed) -> Passed:
-    return Passed(self.entries + other.entries, self.kinds + other.kinds)
+  def note(self, is_taken: bool, reason: str) -> None:
+    """Notes what became of the operand inside an operation."""
+    if self.entry is not None:
+      self.entry.is_taken |= is_taken
+      self.entry.reason = reason
 
 
 class Operands:
   """The `QuantizedOperand`s of a function that has their arrays."""
-
-  # The `outcomes` of one operand, where there is no product.
-  NONE_CAME: Final = ((False, _NONE_CAME),)
 
   def __init__(self) -> None:
     self._entries: list[_Entry] = []
@@ -127,28 +127,17 @@ class Operands:
 
     return jax.tree_util.tree_map_with_path(array, tree, is_leaf=is_operand)
 
-  @classmethod
-  def inside(
-    cls,
-    kinds: Sequence[Kind],
-    copies: Sequence[Sequence[Any]],
-    args: Sequence[Any],
-  ) -> Operands:
-    """Those of a jaxpr.
-
-    Args:
-      kinds: what it is told of each.
-      copies: of each.
-      args: its arguments that are not copies.
-    """
-    known = cls()
-    for kind, own in zip(kinds, copies, strict=True):
-      leaves = [args[kind.argument], *own]
-      known._add(kind.name, jax.tree.unflatten(kind.structure, leaves))
-    return known
+  def enter(
+    self, facts: Sequence[tuple[int, Fact]], args: Sequence[Any]
+  ) -> None:
+    """Takes facts about the arguments of a function, each with its index."""
+    for i, fact in facts:
+      if fact.structure is not None:
+        leaves = [args[i], *fact.copies]
+        self._add(fact.name, jax.tree.unflatten(fact.structure, leaves))
 
   def outcomes(self) -> tuple[tuple[bool, str], ...]:
-    """Of each whether a product took it, and why one did not."""
+    """For each operand whether a matmul took it, and why one did not."""
     return tuple((entry.is_taken, entry.reason) for entry in self._entries)
 
   def _of(self, x: Any) -> _Entry | None:
@@ -189,40 +178,31 @@ class Operands:
       entry.is_taken |= not reason
       entry.reason = reason
 
-  def passed(self, args: Sequence[Any]) -> Passed:
-    """The operands among all arguments of a jaxpr, or the first ones."""
-    return _passed(self._among(args))
-
-  def sliced(self, args: Sequence[Any], first: int, length: int) -> Passed:
-    """Those among the arrays that a `scan` goes over.
-
-    Args:
-      args: these arrays.
-      first: which argument of the body the first of them is.
-      length: of the scan.
-    """
-    found = []
-    for i, entry in self._among(args):
-      if all(x.shape[:1] == (length,) for x in _copies(entry.operand)):
-        found.append((first + i, entry))
-      else:
-        entry.reason = (
-          "a scan iterates over it, and it was quantized as a whole, not with"
-          " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe),"
-          " stack)"
+  def facts(
+    self, args: Sequence[Any], is_parameter: Sequence[bool]
+  ) -> list[Fact | None]:
+    """Returns what is known of the arguments of an operation."""
+    entries = dict(self._among(args))
+    facts: list[Fact | None] = []
+    for i, flag in enumerate(is_parameter):
+      fact = Fact(is_parameter=flag) if flag else None
+      if i in entries:
+        entry = entries[i]
+        fact = Fact(
+          is_parameter=flag,
+          name=entry.name,
+          structure=jax.tree.structure(entry.operand),
+          copies=tuple(jax.tree.leaves(entry.operand)[1:]),
+          entry=entry,
         )
-    return _passed(found, each_trip=True)
-
-  def leave(self, args: Sequence[Any], reason: str) -> None:
-    """Told of operands that an operation has, and why none is taken there."""
-    for _, entry in self._among(args):
-      entry.reason = reason
+      facts.append(fact)
+    return facts
 
   def refuse_inside(self, primitive: Any, args: Sequence[Any]) -> None:
     """Raises TypeError where an operand goes into an operation's products."""
     for _, entry in self._among(args):
       raise TypeError(
-        f"{transforms.WHO}: {entry.name} is a QuantizedOperand, which matmuls"
+        f"{sites.WHO}: {entry.name} is a QuantizedOperand, which matmuls"
         f" inside {primitive.name} do not accept, got {entry.operand!r}; apply"
         f" quantize_dots to the function inside, {_REMEDY}"
       )
@@ -232,31 +212,7 @@ class Operands:
     for entry in self._entries:
       if not entry.is_taken:
         raise TypeError(
-          f"{transforms.WHO}: {entry.name} is a QuantizedOperand that no"
+          f"{sites.WHO}: {entry.name} is a QuantizedOperand that no"
           f" matmul used, because {entry.reason}, got {entry.operand!r};"
           f" quantize it for the matmul that uses it, {_REMEDY}"
         )
-
-
-def _copies(operand: quantized_operand.QuantizedOperand) -> list[Any]:
-  return jax.tree.leaves(operand)[1:]
-
-
-def _passed(
-  found: Sequence[tuple[int, _Entry]], *, each_trip: bool = False
-) -> Passed:
-  kinds = []
-  for argument, entry in found:
-    types = [jax.typeof(x) for x in _copies(entry.operand)]
-    if each_trip:
-      types = list(map(binding_private.slice_type, types))
-    kinds.append(
-      Kind(
-        name=entry.name,
-        argument=argument,
-        structure=jax.tree.structure(entry.operand),
-        types=tuple(types),
-        is_each_trip=each_trip,
-      )
-    )
-  return Passed(tuple(entry for _, entry in found), tuple(kinds))

@@ -23,15 +23,14 @@ from jaxplugin.dot import rules
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import dots as dots_lib
-from jaxplugin.rewriting import inner_calls
 from jaxplugin.rewriting import operands
 from jaxplugin.rewriting import sites
 from jaxplugin.rewriting import sources
-from jaxplugin.rewriting import transforms
 from jaxplugin.training import recipes
 
-WHO: Final = transforms.WHO
+WHO: Final = sites.WHO
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -106,7 +105,7 @@ def quantize_dots(
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
     parts_dtype = rules.parts_dtype(reduce_dtype)
-  transform = transforms.Transform(
+  transform = sites.Transform(
     recipe=recipes.resolve(WHO, "recipe", recipe),
     where=_validated_where(where),
     implementation=implementation,
@@ -223,6 +222,14 @@ def _leaves(tree: Any) -> list[Any]:
 class _Watcher:
   """A `binding_private.Watcher` that replaces products."""
 
+  primitives: Final = (
+    sites.PRODUCTS
+    | sources.LAYOUTS
+    | frozenset(calls.FOLLOWED)
+    | calls.CUSTOM_RULES
+    | {"shard_map"}
+  )
+
   def __init__(
     self,
     dots: dots_lib.Dots,
@@ -255,7 +262,7 @@ class _Watcher:
     params: dict[str, Any],
     position: binding_private.Position,
   ) -> Any:
-    if sources.is_layout(primitive):
+    if primitive.name in sources.LAYOUTS:
       out = bind(*args, **params)
       if position.is_outer:
         self._parameters.note(primitive, args, params, out)
@@ -303,8 +310,8 @@ class _Watcher:
     called = dots.call(primitive, args, params, is_parameter, self.operands)
     if called is None:
       return bind(*args, **params)
-    new_args, new_params, results = called
-    return results(bind(*new_args, **new_params))
+    new_args, new_params, first = called
+    return bind(*new_args, **new_params)[first:]
 
   def _dots_at(self, position: binding_private.Position) -> dots_lib.Dots:
     if position.is_outer:
@@ -321,12 +328,12 @@ class _Watcher:
     is_parameter: list[bool],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
     """For one of the functions that an operation calls with its operands."""
-    is_rule = inner_calls.is_rule_of_tangents(primitive.name, index)
+    is_rule = calls.is_rule_of_tangents(primitive.name, index)
     is_parameter = [] if is_rule else is_parameter
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      own = inner_calls.own_args(primitive.name, index, args, len(is_parameter))
+      own = calls.own_args(primitive.name, index, args, len(is_parameter))
       # Parameters stay parameters inside, and so do the function's results.
       for x, flag in zip(own, is_parameter, strict=False):
         if flag:

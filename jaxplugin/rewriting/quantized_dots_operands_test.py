@@ -108,6 +108,14 @@ class OperandsTest(parameterized.TestCase):
     expected = jax.jit(step)(PARAMS, X)
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
+  def test_carry_that_no_trip_changes(self):
+    trip = lambda w, _: (w, X @ w)
+    function = lambda w, x: lax.scan(trip, w, None, length=2)[1]
+    quantized = jp.quantize_dots(function, MXFP8)
+    w = PARAMS["first"]
+    actual = quantized(jp.quantize_operand(w, MXFP8), X)
+    np.testing.assert_array_equal(actual, quantized(w, X))
+
   def test_weights_are_not_quantized_again(self):
     quantized = jp.quantize_dots(by_matmul, MXFP8)
     anew, once = (

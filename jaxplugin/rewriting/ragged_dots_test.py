@@ -535,6 +535,11 @@ def in_scan(x, w, sizes):
   return lax.scan(step, jnp.zeros((M, N)), None, length=1)[0]
 
 
+def in_carry(x, w, sizes):
+  step = lambda carry, _: (carry, lax.ragged_dot(x, carry, sizes))
+  return lax.scan(step, w, None, length=1)[1][0]
+
+
 # Functions that are given dequantized weights, as a library's are. Each takes
 # rows, weights (groups, k, n) and sizes.
 LIBRARY = {
@@ -548,6 +553,7 @@ LIBRARY = {
   "cond": in_cond,
   "while": in_while,
   "scan": in_scan,
+  "carry": in_carry,
   "shard_map": in_shard_map,
 }
 

@@ -44,10 +44,8 @@ _CALLS: Final = frozenset(
 )
 
 
-def is_layout(primitive: Any) -> bool:
-  """Whether an operation lays its operands' numbers out, or may do so."""
-  name = primitive.name
-  return name in _LAYOUTS or name in _SIDE_BY_SIDE or name in (_TIE, _GATHER)
+# Operations that lay their operands' numbers out, or may do so.
+LAYOUTS: Final = _LAYOUTS | _SIDE_BY_SIDE | {_TIE, _GATHER}
 
 
 class Parameters:

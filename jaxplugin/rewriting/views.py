@@ -10,6 +10,7 @@ is where. Products of views are products with the weight as it is stored.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,11 @@ class NotServed(Exception):
   """What is made of a weight is no product with it; says why."""
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("array", "layers"),
+  meta_fields=("path",),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
   """A weight that a function was given.
@@ -60,6 +66,11 @@ class Weight:
     return dataclasses.replace(self, layers=(*self.layers, layer))
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("weight",),
+  meta_fields=("dims", "stored"),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class View:
   """A value that has the numbers of a weight, up to roundings.

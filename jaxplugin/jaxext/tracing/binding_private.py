@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations as code makes them, before JAX differentiates or maps them.
+"""Sees operations before JAX differentiates or maps them.
 
-`interception_private.intercept` stands below JAX's transformations: of a
-`jax.grad` inside of a function it sees what is differentiated already. Here an
-operation is seen above them. For that `bind` of the few primitives that matter
-has a function in front of it while there is a thread in a `watched` function,
-and only then; on all other threads that function does nothing.
+`interception_private.intercept` works below JAX's transformations: if a
+function calls `jax.grad`, it sees the operations of the derivative. A watcher
+sees the operations that were differentiated. `call_watched` puts a function in
+front of `bind` of some primitives while a thread runs a watched function. On
+other threads that function does nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position:
-  """Where among JAX's traces an operation is made.
+  """The trace of JAX that an operation is bound in.
 
   Attributes:
-    is_outer: under transformations alone (`grad`, `vmap`, ...) inside of the
-      watched function. Else a function inside of it is being traced (`jit`, the
-      body of a `scan`), and its derivative is taken in there.
-    trace: of that function, an object to tell them apart.
+    is_outer: True if only transformations (`grad`, `vmap`, ...) are between the
+      operation and the watched function. False if a function inside it is being
+      traced (`jit`, the body of a `scan`), and that function differentiates.
+    trace: identifies the function that is traced.
   """
 
   is_outer: bool
@@ -48,7 +48,14 @@ class Position:
 
 
 class Watcher(Protocol):
-  """What `watched` tells about the operations of a function."""
+  """Sees the operations of a function, see `call_watched`.
+
+  Attributes:
+    primitives: names of the operations it sees. All watchers have the same.
+  """
+
+  @property
+  def primitives(self) -> frozenset[str]: ...
 
   def bind(
     self,
@@ -58,9 +65,10 @@ class Watcher(Protocol):
     params: dict[str, Any],
     position: Position,
   ) -> Any:
-    """The results of an operation; `bind(*args, **params)` is JAX's own.
+    """Returns the results of an operation.
 
-    What it does is not watched itself.
+    `bind(*args, **params)` is JAX's own. The watcher does not see operations
+    that this method runs.
     """
 
 
@@ -79,83 +87,34 @@ _lock: Final = threading.Lock()
 _threads_inside = 0
 
 
+# They define the primitives that a watcher may name.
+_MODULES: Final = (
+  *("core", "pjit", "dispatch", "ad_util", "ad_checkpoint", "shard_map"),
+  *("custom_batching", "custom_derivatives"),
+  *("lax.lax", "lax.slicing", "lax.parallel", "lax.convolution"),
+  *("lax.control_flow.conditionals", "lax.control_flow.loops"),
+)
+
+
 @functools.cache
-def _primitives() -> tuple[Any, ...]:
-  """Products, what has functions inside, and what only lays numbers out."""
-  from jax._src import ad_checkpoint
-  from jax._src import ad_util
-  from jax._src import custom_batching
-  from jax._src import custom_derivatives
-  from jax._src import dispatch
-  from jax._src import pjit
-  from jax._src import shard_map
-  from jax._src.lax import convolution
-  from jax._src.lax import lax
-  from jax._src.lax import parallel
-  from jax._src.lax import slicing
-  from jax._src.lax.control_flow import conditionals
-  from jax._src.lax.control_flow import loops
-
-  return (
-    lax.dot_general_p,
-    lax.ragged_dot_general_p,
-    convolution.conv_general_dilated_p,
-    pjit.jit_p,
-    ad_checkpoint.remat_p,
-    loops.scan_p,
-    loops.while_p,
-    conditionals.cond_p,
-    shard_map.shard_map_p,
-    custom_derivatives.custom_jvp_call_p,
-    custom_derivatives.custom_vjp_call_p,
-    custom_batching.custom_vmap_p,
-    lax.reshape_p,
-    lax.transpose_p,
-    lax.squeeze_p,
-    lax.broadcast_in_dim_p,
-    lax.split_p,
-    lax.concatenate_p,
-    lax.rev_p,
-    lax.copy_p,
-    lax.convert_element_type_p,
-    lax.reduce_precision_p,
-    lax.optimization_barrier_p,
-    lax.stack_p,
-    lax.unstack_p,
-    lax.tile_p,
-    lax.pad_p,
-    lax.tie_p,
-    ad_util.stop_gradient_p,
-    dispatch.device_put_p,
-    slicing.slice_p,
-    slicing.dynamic_slice_p,
-    slicing.gather_p,
-    pjit.sharding_constraint_p,
-    pjit.layout_constraint_p,
-    pjit.reshard_p,
-    ad_checkpoint.name_p,
-    parallel.all_gather_p,
-    parallel.all_gather_invariant_p,
-    parallel.all_gather_reduced_p,
-    parallel.ppermute_p,
-    parallel.all_to_all_p,
-    parallel.pbroadcast_p,
-    parallel.preduced_p,
-    parallel.vary_unreduced_cast_p,
-    core.pvary_p,
-    core.reduced_vary_cast_p,
-  )
+def _primitives(names: frozenset[str]) -> tuple[Any, ...]:
+  found: dict[Any, None] = {}
+  for module in _MODULES:
+    for x in vars(importlib.import_module(f"jax._src.{module}")).values():
+      if isinstance(x, core.Primitive) and x.name in names:
+        found[x] = None
+  return tuple(found)
 
 
-def _change_threads_inside(by: int) -> None:
+def _change_threads_inside(by: int, names: frozenset[str]) -> None:
   global _threads_inside
   with _lock:
     if _threads_inside == 0:
-      for primitive in _primitives():
+      for primitive in _primitives(names):
         primitive.bind = functools.partial(_bind, primitive, primitive.bind)
     _threads_inside += by
     if _threads_inside == 0:
-      for primitive in _primitives():
+      for primitive in _primitives(names):
         del primitive.bind  # the class has its own
 
 
@@ -173,17 +132,17 @@ def _bind(
 
 
 def _is_written() -> bool:
-  """Whether code makes this operation, and no interpreter of a jaxpr.
+  """Whether code binds this operation, rather than an interpreter of a jaxpr.
 
-  Interpreters (those of derivatives, batching and lowering) say that it is the
-  line of the equation's first maker that makes it.
+  Interpreters (of derivatives, batching and lowering) set the source line of
+  the equation as the current one.
   """
   return source_info_util._source_info_context.context.traceback is None
 
 
 @contextlib.contextmanager
 def _written() -> Iterator[None]:
-  """What follows is code's own, though an interpreter calls it (a `bwd`)."""
+  """Operations inside are the user's, though an interpreter runs a `bwd`."""
   local = source_info_util._source_info_context
   before = local.context
   local.context = source_info_util.SourceInfo(None, before.name_stack)
@@ -194,7 +153,7 @@ def _written() -> Iterator[None]:
 
 
 def _position(base: core.Trace) -> Position | None:
-  """None where a function is traced whose derivative is not taken in there."""
+  """Returns the position; None inside a traced function without derivatives."""
   trace: Any = core.trace_ctx.trace
   is_differentiated = False
   while trace is not base:
@@ -210,7 +169,7 @@ def _position(base: core.Trace) -> Position | None:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-  """What is done inside is no business of a watcher."""
+  """The watcher does not see operations inside."""
   watch, _local.watch = _local.watch, None
   try:
     yield
@@ -219,10 +178,10 @@ def unwatched() -> Iterator[None]:
 
 
 class _TransparentTrace(core.Trace):
-  """Hands all to its parent.
+  """Passes everything to its parent.
 
-  Outside of all transformations JAX dispatches jitted functions without a
-  `bind`. In here it does not.
+  Outside of all traces JAX dispatches jitted functions without `bind`. With
+  this trace it calls `bind`.
   """
 
   def __init__(self, parent: Any):
@@ -273,14 +232,14 @@ def call_watched(
   if core.trace_state_clean():
     base = _TransparentTrace(base)
   before = _local.watch
-  _change_threads_inside(1)
+  _change_threads_inside(1, watcher.primitives)
   _local.watch = _Watch(watcher, base)
   try:
     with core.set_current_trace(base), _written():
       return fn(*args, **kwargs)
   finally:
     _local.watch = before
-    _change_threads_inside(-1)
+    _change_threads_inside(-1, watcher.primitives)
 
 
 _watch_transformation = linear_util.transformation2(call_watched)
@@ -289,17 +248,16 @@ _watch_transformation = linear_util.transformation2(call_watched)
 def watch_wrapped(
   fun: Any, make: Callable[[Sequence[Any], dict[str, Any]], Watcher]
 ) -> Any:
-  """`call_watched` of what JAX passes on as a function, whenever it runs."""
+  """Returns a function of an operation such that each call is watched."""
   if isinstance(fun, linear_util.WrappedFun):
     return _watch_transformation(fun, make)
   return functools.partial(call_watched, fun, make)
 
 
 def identity(x: Any) -> Any:
-  """What stands for a value below all transformations.
+  """Returns an object that identifies a value below all transformations.
 
-  Of a traced value the variable of the jaxpr; else the array itself. Equal
-  values have one that is the same object, whatever is done above.
+  This is the variable of the jaxpr for a traced value, and otherwise the array.
   """
   while isinstance(x, core.Tracer):
     inner = getattr(x, "primal", None)
@@ -324,12 +282,12 @@ def is_differentiated(x: Any) -> bool:
 
 
 def maker(x: Any) -> tuple[Any, Any] | None:
-  """The operation that made a traced value.
+  """Returns the operation that computed a traced value.
 
   Returns:
-    The equation, with `primitive`, `params`, and the traced values `in_tracers`
-    it takes, and the index of its result that `x` is. None of an argument of
-    the function that is traced, and of a constant.
+    The equation (with `primitive`, `params` and its operands `in_tracers`), and
+    the index of its result that `x` is. None for an argument of the traced
+    function, and for a constant.
   """
   while isinstance(x, core.Tracer):
     if isinstance(x, partial_eval.DynamicJaxprTracer):
@@ -353,7 +311,7 @@ def is_traced_by(x: Any, trace: Any) -> bool:
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
-  """How many constants and how many values of its carry a `scan` has."""
+  """Returns the numbers of constants and of values in the carry of a `scan`."""
   if "num_consts" in params:
     return params["num_consts"], params["num_carry"]
   consts, carry, _ = params["ft_in"].unpack()  # since JAX 0.12
@@ -361,31 +319,38 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def slice_type(aval: Any) -> Any:
-  """The type of what a trip of a `scan` gets of an array with that type."""
+  """Returns the type of the slice that a trip of a `scan` gets of an array."""
   return core.mapped_aval(aval.shape[0], 0, aval)
 
 
-def extended_scan(
-  params: dict[str, Any], *, consts: int, xs: int
+def resized_scan(
+  params: dict[str, Any], kept: Sequence[bool], *, consts: int, xs: int
 ) -> dict[str, Any]:
-  """Parameters of a `scan` with so many constants and `xs` more.
+  """Parameters of a `scan` with other arguments.
 
-  They come before the others of their kind.
+  Args:
+    params: before.
+    kept: for each argument, whether it stays.
+    consts, xs: numbers of constants and of `xs` that come before those that
+      stay.
   """
   if "num_consts" not in params:
     flattree = importlib.import_module("jax._src.flattree")
-    own_consts, carry, own_xs = params["ft_in"].unpack()
+    kept_in = params["ft_in"].filter_with_mask(list(kept))
+    own_consts, carry, own_xs = kept_in.unpack()
     more_consts, more_xs = flattree.nones(consts), flattree.nones(xs)
     every = ((more_consts, own_consts), carry, (more_xs, own_xs))
     return dict(params, ft_in=flattree.pack(every))
   num_consts = params["num_consts"]
-  params = dict(params, num_consts=num_consts + consts)
+  first_x = num_consts + params["num_carry"]
+  params = dict(params, num_consts=sum(kept[:num_consts]) + consts)
   if "linear" in params:
-    first_x = num_consts + params["num_carry"]
-    linear = params["linear"]
+    linear = list(zip(params["linear"], kept, strict=True))
     params["linear"] = (
-      *((False,) * consts + linear[:first_x]),
-      *((False,) * xs + linear[first_x:]),
+      *[False] * consts,
+      *(flag for flag, is_kept in linear[:first_x] if is_kept),
+      *[False] * xs,
+      *(flag for flag, is_kept in linear[first_x:] if is_kept),
     )
   return params
 
@@ -393,6 +358,6 @@ def extended_scan(
 def abstract_result(
   primitive: Any, args: Sequence[Any], params: dict[str, Any]
 ) -> Any:
-  """The type of the one result of an operation."""
+  """Returns the type of the result of an operation with one result."""
   aval, _ = primitive.abstract_eval(*map(core.typeof, args), **params)
   return aval

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations seen below JAX's transformations, one by one as they are traced.
+"""Sees each operation as it is traced, below JAX's transformations.
 
-It stands on JAX's private modules, as `jax_private` does.
+The module uses JAX's private modules, like `jax_private`.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from jaxplugin.jaxext.tracing import provenance_private
 
 
 class Interceptor(Protocol):
-  """What `intercept` asks about every operation of a function.
+  """Replaces operations of a function, see `intercept`.
 
-  Both methods run where the operation would have: operations that they make go
-  to whatever encloses the intercepted function.
+  `replace` and `rewrite` run in place of the operation: the trace around the
+  intercepted function gets the operations that they run.
   """
 
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> Any:
-    """The results to use in place of the operation's, or None."""
+    """Returns results to use instead of the operation's, or None."""
 
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters to use, of an operation that is not replaced."""
+    """Returns the parameters of an operation that is not replaced."""
 
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
-    """Told the results of an operation that was not replaced."""
+    """Gets the results of an operation that was not replaced."""
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> MakeInterceptor:
-    """Makes the interceptor of a function inside of an operation.
+    """Returns a function that makes the interceptor of a function inside.
 
-    That of `index` 0 takes `args`; others are its rules (`jvp`; `fwd`, `bwd`).
+    The function of `index` 0 takes `args`. Others are the operation's rules
+    (`jvp`; `fwd` and `bwd`).
     """
 
 
@@ -55,12 +56,11 @@ MakeInterceptor = Callable[[Sequence[Any]], Interceptor]
 
 
 class _InterceptingTrace(core.Trace):
-  """Shows every operation to an interceptor, then hands it to its parent.
+  """Shows each operation to an interceptor, then passes it to its parent.
 
-  It wraps no values, so a function sees through it what it would have seen
-  without it, concrete arrays among them. Functions inside of an operation
-  (those of `shard_map`, `custom_jvp` and `custom_vjp`, with their rules) are
-  intercepted as well, whenever they run.
+  The trace wraps no values: a function gets the same values as without it,
+  such as concrete arrays. Functions inside an operation (`shard_map`,
+  `custom_jvp` and `custom_vjp`, and their rules) are also intercepted.
   """
 
   def __init__(self, parent: Any, interceptor: Interceptor):
@@ -128,7 +128,7 @@ _intercept_transformation = linear_util.transformation2(_call_intercepted)
 
 
 def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
-  """`intercept` of what JAX passes on as a function."""
+  """Returns a function of an operation such that each call is intercepted."""
   if isinstance(fun, linear_util.WrappedFun):
     return _intercept_transformation(fun, make)
   return functools.partial(_call_intercepted, fun, make)
@@ -137,7 +137,7 @@ def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
 def intercept(
   fn: Callable[..., Any], make: MakeInterceptor
 ) -> Callable[..., Any]:
-  """`fn`, with an interceptor asked about each of its operations.
+  """Returns `fn` with an interceptor of its operations.
 
   Args:
     fn: any callable.
@@ -154,7 +154,7 @@ def intercept(
 def evaluate(
   jaxpr: Any, args: Sequence[Any], interceptor: Interceptor
 ) -> list[Any]:
-  """Evaluates a (closed) jaxpr; the interceptor is asked about operations."""
+  """Evaluates a (closed) jaxpr with an interceptor."""
   if not isinstance(jaxpr, extend_core.ClosedJaxpr):
     jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
   function = core.jaxpr_as_fun(jaxpr)
@@ -163,48 +163,59 @@ def evaluate(
 
 def intercept_jaxpr(
   jaxpr: Any,
-  make: MakeInterceptor,
+  start: Callable[[list[Any], list[Any]], Interceptor],
   extra: Sequence[tuple[int, Any]] = (),
-  results: Callable[[Sequence[Any]], Sequence[Any]] = lambda extra: (),
+  dropped: frozenset[int] = frozenset(),
+  finish: Callable[[Sequence[Any]], Sequence[Any]] = lambda extra: (),
 ) -> tuple[Any, list[Any]]:
   """Traces a (closed) jaxpr once more, with an interceptor.
 
-  Lines of source, name scopes, effects and the names of arguments are kept.
+  Source lines, name scopes, effects and the names of arguments stay the same.
 
   Args:
-    jaxpr: which it is.
-    make: makes the interceptor, given first the extra arguments, then those of
-      `jaxpr`.
-    extra: of each argument more: before which one of `jaxpr` it comes, and its
-      type. In order.
-    results: of the extra arguments, what is returned before all else.
+    jaxpr: the function to trace.
+    start: returns the interceptor. It is called with the further arguments and
+      with those of `jaxpr`, in a list. It must replace those that are None.
+    extra: for each further argument, before which one of `jaxpr` it comes, and
+      its type. In order.
+    dropped: arguments of `jaxpr` that the new one does not take.
+    finish: called with the further arguments after the function has run.
+      Returns results to return before all others.
 
   Returns:
-    A jaxpr, closed if the other one was. Else values that it takes before all
-    other arguments: what an interceptor made of no argument.
+    A jaxpr, closed if the other one was. Also values that it takes before all
+    other arguments, for arrays that the interceptor did not get as arguments.
   """
   is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
   closed = jaxpr if is_closed else extend_core.ClosedJaxpr(jaxpr, ())
   evaluate = core.jaxpr_as_fun(closed)
-  avals = list(getattr(closed, "in_aval_qdds", closed.in_avals))
+  types = list(getattr(closed, "in_aval_qdds", closed.in_avals))
   debug_info = closed.jaxpr.debug_info
-  names = list(debug_info.arg_names or [""] * len(avals))
-  places = [before + i for i, (before, _) in enumerate(extra)]
-  for place, (_, aval) in zip(places, extra, strict=True):
-    avals.insert(place, aval)
-    names.insert(place, "")
+  names = list(debug_info.arg_names or [""] * len(types))
+  # The type and name of each argument, and its number if `jaxpr` has it.
+  arguments: list[tuple[Any, str, int | None]] = []
+  for i in range(len(types) + 1):
+    arguments += [(type, "", None) for before, type in extra if before == i]
+    if i < len(types) and i not in dropped:
+      arguments.append((types[i], names[i], i))
 
   def call(*args):
-    more = [args[i] for i in places]
-    own = [x for i, x in enumerate(args) if i not in places]
+    more, own = [], [None] * len(types)
+    for x, (_, _, index) in zip(args, arguments, strict=True):
+      if index is None:
+        more.append(x)
+      else:
+        own[index] = x
     parent = core.trace_ctx.trace
-    interceptor = make((*more, *own))
+    interceptor = start(more, own)
     with core.set_current_trace(_InterceptingTrace(parent, interceptor)):
       out = evaluate(*own)
-    return [*results(more), *out]
+    return [*finish(more), *out]
 
-  if extra:
-    debug_info = debug_info._replace(arg_names=tuple(names), result_paths=None)
+  avals = [type for type, _, _ in arguments]
+  if extra or dropped:
+    arg_names = tuple(name for _, name, _ in arguments)
+    debug_info = debug_info._replace(arg_names=arg_names, result_paths=None)
   function = linear_util.wrap_init(call, debug_info=debug_info)
   traced, _, consts = partial_eval.trace_to_jaxpr_dynamic(function, avals)
   if is_closed:

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which line, scope and package an operation comes from, as JAX keeps it.
+"""Finds the source line, scope and package of an operation.
 
-It stands on JAX's private modules, as `jax_private` does.
+The module uses JAX's private modules, like `jax_private`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 from jax._src import source_info_util
 
-# Their layers multiply on behalf of a model; whose line it is the model knows.
+# Their layers call matmuls for a model, whose line is the one to report.
 _LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
 
@@ -26,8 +26,8 @@ class Name(NamedTuple):
   """One entry of JAX's name stack.
 
   Attributes:
-    text: the name of a `jax.named_scope`, or of a transformation, "transpose".
-    is_transform: which of both.
+    text: the name of a `jax.named_scope`; or of a transformation, "transpose".
+    is_transform: whether it is a transformation.
   """
 
   text: str
@@ -35,10 +35,10 @@ class Name(NamedTuple):
 
 
 def scopes(source_info: Any = None) -> tuple[Name, ...]:
-  """The name stack of an equation, outermost first, inside of its jaxpr.
+  """Returns the name stack of an equation in its jaxpr, outermost first.
 
   Args:
-    source_info: that of an equation; None for an operation being made now.
+    source_info: of an equation; None for an operation that is being traced.
   """
   if source_info is None:
     stack = source_info_util.current_name_stack().stack
@@ -51,13 +51,13 @@ def scopes(source_info: Any = None) -> tuple[Name, ...]:
 
 
 def user_frame(source_info: Any = None) -> str:
-  """File, line and function that made an operation; empty if not known.
+  """Returns file, line and function that called an operation; "" if not known.
 
-  It is the innermost frame outside of JAX, of this package and of packages
-  that models are written with; where there is none, outside of the former.
+  This is the innermost frame outside of JAX, this package and libraries of
+  layers. If all frames are in these libraries, it is the innermost of them.
 
   Args:
-    source_info: that of an equation; None for an operation being made now.
+    source_info: of an equation; None for an operation that is being traced.
   """
   traceback = (source_info or source_info_util.current()).traceback
   frames = [
@@ -113,7 +113,7 @@ def is_of_jax(jaxpr: Any) -> bool:
 
 
 def is_own_function(fun: Any) -> bool:
-  """Whether what JAX passes on as a function is one of this package."""
+  """Whether a function that JAX passes to an operation is of this package."""
   debug_info = getattr(fun, "debug_info", None)
   filename = getattr(debug_info, "func_filename", None)
   return filename is not None and filename in _own_files()
