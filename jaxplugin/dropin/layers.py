@@ -1,14 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The product with one layer of stacked weights.
+"""The matmul by one layer of stacked weights.
 
-XLA:CPU hands a custom call whole arrays: a slice of a stack, which a `lax.scan`
-over weights makes at each step, is copied before. The kernels of the ragged dot
-take the stack, and read the groups that have rows. So a layer is the only group
-that has some. Where these kernels do not serve it is sliced.
+XLA:CPU passes whole arrays to a custom call, so it copies the slice that a
+`lax.scan` over weights takes at each step. The kernels of the ragged dot take
+the stack, and read only groups with rows. A layer is then the only group with
+rows. If these kernels do not support a call, the layer is sliced.
 
-Which of the two it is, the lowering decides: `layer_dot_p` holds both as
-jaxprs. Derivatives are those of the sliced one.
+The lowering decides: `layer_dot_p` has both computations as jaxprs. Derivatives
+are those of the sliced layer.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ layer_dot_p.multiple_results = True
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _InPlace:
-  """The jaxpr that reads the stack where it lies; None where none does.
+  """The jaxpr that reads the stack without a slice; None if not supported.
 
-  Not as it is among the parameters: what walks jaxprs sees the product once.
+  It is wrapped, so that code which walks jaxprs counts the matmul once.
   """
 
   jaxpr: Any
@@ -56,24 +56,24 @@ def layer_dot(
   out_sharding: Any = None,
   **options: Any,
 ) -> jax.Array:
-  """The dot of x (..., k) with stack[layer] (n, k), and with bias[layer].
+  """Multiplies x (..., k) by stack[layer] (n, k), and adds bias[layer].
 
   Args:
     x: plain, or blocked along k.
     stack: (layers, n, k), blocked along k.
     layer: integer[], in range.
     bias: floats[layers, n], or None.
-    out_sharding: as of `block_scaled_dot`. With one the layer is sliced: what
-      devices have of a stack is no stack of groups.
+    out_sharding: see `block_scaled_dot`. If given, the layer is sliced, because
+      a device's part of a stack may not be whole groups.
     **options: activation, preferred_element_type, reduce_dtype and
-      implementation, as of `block_scaled_dot`.
+      implementation, see `block_scaled_dot`.
   """
   args = x, stack, layer, bias
   leaves, tree = jax.tree.flatten(args)
   if out_sharding is not None:
     return _sliced(*args, out_sharding=out_sharding, **options)
   if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-    # What is bound for each call anew would be compiled for each.
+    # Outside of a trace, each call would compile its own jaxprs.
     return _sliced(*args, **options)
 
   def traced(function: Any) -> Any:
@@ -93,7 +93,7 @@ def layer_dot(
 
 
 def _sliced(x: Any, stack: Any, layer: Any, bias: Any, **options: Any) -> Any:
-  """By `block_scaled_dot` of a layer of its own."""
+  """Slices the layer, and calls `block_scaled_dot`."""
   return dot.block_scaled_dot(
     x,
     stack[layer],

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands and arguments of the `nn` drop-ins: checks, conversions, formats.
 
-What `scaled_matmul`, `scaled_dot` and `scaled_dot_general` have in common: raw
-arrays of any real dtype, block sizes that are no format's, and error messages
-that name the function that was called.
+Arrays may have any real dtype, and block sizes may be those of no format. Error
+messages name the function that was called: `scaled_matmul`, `scaled_dot` or
+`scaled_dot_general`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def array(who: str, name: str, x: Any) -> jax.Array:
 
 
 def as_float(who: str, name: str, x: jax.Array) -> jax.Array:
-  """Integers of up to 8 bits become bf16, exactly; wider types become f32."""
+  """Converts integers of up to 8 bits to bf16, exactly, and others to f32."""
   dtype = x.dtype
   if jnp.issubdtype(dtype, jnp.floating):
     return x.astype(jnp.float32) if dtype == np.float64 else x
@@ -59,7 +59,7 @@ def block_format(
   block_size: int,
   has_global_scale: bool,
 ) -> formats.BlockFormat:
-  """The known format, or one made up for what only xla serves."""
+  """Returns the known format, or a new one that only xla supports."""
   values_dtype, scale_dtype = np.dtype(values_dtype), np.dtype(scale_dtype)
   known = formats.infer(values_dtype, scale_dtype)
   if known is not None and known.block_size == block_size:
@@ -84,7 +84,7 @@ def canonical_numbers(
   lhs_shape: Sequence[Any],
   rhs_shape: Sequence[Any],
 ) -> sides.DimensionNumbers:
-  """Dimension numbers in tuples, checked against the shapes."""
+  """Returns dimension numbers in tuples, after a check against the shapes."""
   numbers = rules.canonical_dimension_numbers(
     dimension_numbers, len(lhs_shape), len(rhs_shape)
   )
@@ -93,7 +93,7 @@ def canonical_numbers(
 
 
 def result_dtype(who: str, dtype: Any) -> np.dtype:
-  """f32, bf16 or f16; f64 means f32 unless x64 is enabled, as in JAX."""
+  """Returns f32, bf16 or f16. In JAX, f64 means f32 unless x64 is enabled."""
   try:
     result = jax.dtypes.canonicalize_dtype(dtype)
   except (TypeError, ValueError):
@@ -107,7 +107,7 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
 
 
 def require_portable(who: str, implementation: str | None, what: str) -> None:
-  """Refuses a forced kernel for a dot that has nothing quantized."""
+  """Raises NotImplementedError if `implementation` is a kernel."""
   table = backends.table()
   if implementation is None or table[implementation].is_portable:
     return

@@ -14,8 +14,8 @@ written for JAX works by changing the import. What differs, for all of them:
 
 A pair that is one of the package's formats is served by whichever
 implementation fits. Any other pair that JAX takes (other block sizes, bf16, f32
-or integer scales and values, one scale a row) is described by a `BlockFormat`
-of its own, which only the xla implementation serves.
+or integer scales and values, one scale a row) is described by a new
+`BlockFormat`, which only the xla implementation supports.
 
 Source: the documentation of `jax.nn` and `jax.lax`, JAX 0.10 to 0.12.
 """
@@ -321,10 +321,11 @@ def _block_scaled(
   scale: jax.Array | None,
   contracting: sides.Dims,
 ) -> jax.Array | scaled_array.ScaledArray:
-  """What `block_scaled_dot` takes for values and a scale of any real dtype.
+  """Returns the operand of `block_scaled_dot` for values and a scale.
 
-  A scale with blocks along several contracting dimensions is repeated along all
-  but the last of them: one dimension is blocked in a `ScaledArray`.
+  Both may have any real dtype. A `ScaledArray` has blocks along one dimension,
+  so a scale with several contracting dimensions is repeated along all of them
+  except the last.
   """
   values = nn_operands.as_float(who, side, values)
   if scale is None:

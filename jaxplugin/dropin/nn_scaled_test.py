@@ -4,7 +4,7 @@
 
 JAX's runs on a CPU since 0.12. Here are also the signatures of all drop-ins and
 the implementations that cannot be forced; `scaled_dot`, `scaled_dot_general`
-and malformed calls have tests of their own.
+and malformed calls have other tests.
 """
 
 import inspect
@@ -73,7 +73,7 @@ class ScaledMatmulTest(parameterized.TestCase):
     )
 
   def test_the_mxfp8_example_of_jax(self):
-    # 4 scales for 64 values are blocks of 16, so this is no MXFP8.
+    # 4 scales for 64 values are blocks of 16, so this is not MXFP8.
     dtype = jnp.float8_e4m3fn
     a = jax.random.normal(jax.random.PRNGKey(1), (3, 128, 64), dtype=dtype)
     b = jax.random.normal(jax.random.PRNGKey(2), (3, 128, 64), dtype=dtype)

@@ -81,7 +81,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Choice:
-  """What is to be done with an array; left where there is a reason."""
+  """How to quantize an array; it stays unquantized if there is a reason."""
 
   format: formats.BlockFormat
   lead: int = 0
@@ -216,7 +216,7 @@ def _choice(
   min_size: int,
   tied: dict[int, str],
 ) -> _Choice:
-  """What is done by default."""
+  """Returns the default choice."""
 
   def left(reason: str, **known: Any) -> _Choice:
     return _Choice(format=format, reason=reason, **known)
@@ -259,7 +259,7 @@ def _indivisible(k: int, format: formats.BlockFormat) -> str:
 def _decided(
   where: Callable[[Parameter], Any], leaf: leaves_lib.Leaf, choice: _Choice
 ) -> _Choice:
-  """What `where` says."""
+  """Returns the choice of `where`."""
   contracting = choice.contracting or None
   answer = where(
     Parameter(
@@ -316,8 +316,8 @@ def _axes(answer: Any, leaf: leaves_lib.Leaf) -> dict[str, Any]:
 
 
 def _quantized(x: Any, choice: _Choice) -> tuple[Any, str]:
-  """The array, quantized; or as it was, and why."""
-  # A stack of vectors is no stack of matrices: something is kept in each.
+  """Returns the quantized array, or the array itself and a reason."""
+  # A matrix of a stack has a noncontracting dimension.
   lead = choice.lead
   kernel_shape = tuple(x.shape[lead:])
   contracting = tuple(d - lead for d in choice.contracting)
@@ -375,5 +375,5 @@ def _entry(
 def _nbytes(x: Any) -> int:
   if leaves_lib.is_quantized(x):
     return x.nbytes
-  # Keys of random numbers have dtypes of their own.
+  # The dtype of a random key has no itemsize.
   return math.prod(x.shape) * getattr(x.dtype, "itemsize", 0)

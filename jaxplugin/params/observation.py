@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a function does with each of its parameters, seen while it is traced."""
+"""Traces a function to see which dimensions of parameters it contracts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ _Role = Literal["layers", "contracted", "kept"]
 
 @dataclasses.dataclass(kw_only=True)
 class Uses:
-  """What was seen of one parameter.
+  """Uses of one parameter.
 
   Attributes:
-    roles: of its dimensions, in each product.
-    others: what else was done with it.
+    roles: roles of its dimensions in each matmul.
+    others: its other uses, each an operation and a reason.
   """
 
   roles: set[tuple[_Role, ...]] = dataclasses.field(default_factory=set)
   others: list[str] = dataclasses.field(default_factory=list)
 
   def contraction(self) -> recognition.Contraction:
-    """What products contract.
+    """Returns the dimensions that all matmuls contract.
 
     Raises:
-      recognition.NotKnown: there is none, or it is used otherwise too.
+      recognition.NotKnown: If no matmul uses the parameter, matmuls contract
+        different dimensions, or other operations use it.
     """
     if self.others:
       raise recognition.NotKnown(f"call also uses it in {self.others[0]}")
@@ -66,11 +67,11 @@ def uses(
   is_parameter: Callable[[Any], bool],
   call: Callable[[Any], Any],
 ) -> Mapping[str, Uses]:
-  """By path, what `call` does with the parameters of a tree.
+  """Returns the uses of the parameters of a tree, by path.
 
   Args:
     leaves, structure: of the tree.
-    is_parameter: of a leaf's array.
+    is_parameter: whether an array is a parameter.
     call: a function of the tree. It is traced, not run.
   """
   found = {leaf.path: Uses() for leaf in leaves if is_parameter(leaf.array)}
@@ -101,14 +102,14 @@ def uses(
   meta_fields=("path",),
 )
 class _Parameter(views.Weight):
-  """One that is a plain array."""
+  """A weight that is not quantized."""
 
   def dequantized(self, dtype: Any) -> Any:
     return self.selected()
 
 
 class _Observer(acceptor_lib.Acceptor):
-  """An acceptor that replaces nothing, and writes down what it sees."""
+  """An acceptor that replaces nothing, and records uses of parameters."""
 
   def __init__(self, found: Mapping[str, Uses]):
     super().__init__(
@@ -118,7 +119,7 @@ class _Observer(acceptor_lib.Acceptor):
 
   def observe(self, path: str, value: jax.Array) -> None:
     weight = _Parameter(path=path, array=value)  # type: ignore[arg-type]
-    self._weights[id(value)] = value, weight
+    self._weights.put(value, weight)
 
   def _child(self) -> _Observer:
     return _Observer(self._found)
@@ -150,7 +151,7 @@ class _Observer(acceptor_lib.Acceptor):
     contracting: Sequence[int],
     batch: Sequence[int],
   ) -> None:
-    """Writes down the roles of a parameter's dimensions, if x is one."""
+    """Records the roles of a parameter's dimensions, if x is a view of one."""
     if not self._names(x):
       return
     view = self.view(x)
@@ -176,7 +177,7 @@ def _role(
   contracted: set[facts.Atom],
   layers: set[facts.Atom],
 ) -> _Role | None:
-  """What a product does with a dimension; None of parts in different ways."""
+  """Returns the role of a dimension; None if its parts have different roles."""
   roles: set[_Role] = {
     "contracted" if a in contracted else "layers" if a in layers else "kept"
     for a in atoms

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which dimensions of a weight a product contracts, by what is known of it.
+"""Finds the dimensions of a weight that its matmul contracts.
 
-Known are the type of its owner (equinox), its name and those beside it (flax,
-haiku, checkpoints), and the shape of its bias. What they do not say, nobody
-guesses.
+They follow from the type of its owner (equinox), its name and the names next to
+it (flax, haiku, checkpoints), or the shape of its bias. There is no guess: if
+these do not determine the dimensions, the module raises `NotKnown`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.core import parameter_names
 
-# Of attention, as flax names them.
+# Names of flax's attention.
 _QUERIES: Final = ("query", "key", "value")
 _OUT: Final = "out"
 _BIASES: Final = ("bias", "b")
@@ -40,7 +40,7 @@ class Contraction:
 
 
 class NotKnown(Exception):
-  """What a product contracts is not known; says why."""
+  """The contracting dimensions are not known; has the reason."""
 
 
 _UNKNOWN: Final = (
@@ -50,7 +50,7 @@ _UNKNOWN: Final = (
 
 
 class Tree:
-  """All leaves of a tree, to be asked about one."""
+  """All leaves of a tree, which determine the contraction of one."""
 
   def __init__(self, leaves: Sequence[leaves_lib.Leaf]):
     self._beside: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -61,10 +61,10 @@ class Tree:
         self._offsets.append((f"{leaf.module}/", leaf.shape))
 
   def contraction(self, leaf: leaves_lib.Leaf) -> Contraction:
-    """Of a leaf of rank 2 or more.
+    """Returns the contraction of a leaf of rank 2 or more.
 
     Raises:
-      NotKnown: nothing says it, or what says it disagrees.
+      NotKnown: If nothing indicates it, or two indications disagree.
     """
     owner = _equinox_type(leaf.owner)
     if owner is not None:
@@ -177,7 +177,10 @@ def _of_haiku(
 def _by_size(
   shape: tuple[int, ...], bias: tuple[int, ...], *, or_else: int | None
 ) -> Contraction:
-  """Of a matrix: what its bias is not added to; `or_else` of a square one."""
+  """Returns the dimension of a matrix that its bias does not have.
+
+  For a square matrix this is `or_else`.
+  """
   fits = [d for d in (0, 1) if bias == (shape[1 - d],)]
   contracting = fits[0] if len(fits) == 1 else or_else if fits else None
   if contracting is None:
@@ -189,7 +192,10 @@ def _by_size(
 
 
 def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
-  """Of a kernel: its leading and last dimensions are those of the bias."""
+  """Returns the dimensions of a kernel between those that its bias has.
+
+  The bias has the kernel's leading and last dimensions.
+  """
   fits = []
   for lead in range(len(bias)):
     kept = len(bias) - lead
@@ -216,7 +222,7 @@ def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
 
 
 def _is_stack(leaf: leaves_lib.Leaf) -> bool:
-  """Whether a module around it is named as a stack of layers or experts."""
+  """Whether the name of a module around it is that of a stack."""
   parts = [*leaf.parts[:-1], ""]
   for part, following in itertools.pairwise(parts):
     if part in _STACKS and not following.isdecimal():

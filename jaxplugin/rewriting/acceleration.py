@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -159,9 +158,9 @@ class _Accelerator:
     self._outcome = outcome
     # Values computed from dequantized ones that no dot can replace, by
     # identity, and the operation that computed them.
-    self._lost: dict[int, tuple[weakref.ref, str]] = {}
+    self._lost = facts.Values[str]()
     # Traced values whose elements are all known to be 1, by identity.
-    self._ones: dict[int, weakref.ref] = {}
+    self._ones = facts.Values[bool]()
     self._products = facts.Table()
 
   def replace(
@@ -208,7 +207,7 @@ class _Accelerator:
       result = ragged_dots.replaced(
         primitive, args, params, known, self._implementation
       )
-    except ragged_dots.NotServed as reason:
+    except ragged_dots.NotSupported as reason:
       self._outcome.is_noted = True
       _warn(primitive, str(reason))
       return None
@@ -254,18 +253,15 @@ class _Accelerator:
     in_loop: int = 0,
     **_: Any,
   ) -> calls.Inside:
-    def start(
-      known: list[tuple[int, Any]], own: list[Any], *_: Any
-    ) -> _Accelerator:
-      child = self._child()
-      for i, product in known:
-        child._products.put(own[i], product)
-      return child
+    return calls.trace(jaxpr, passed, self._entered, in_loop)
 
-    types = tuple(p.types() for p in passed)
-    extra = calls.Extra(passed=types, in_loop=in_loop)
-    new, consts = extra.trace(jaxpr, start)
-    return calls.Inside(jaxpr=new, consts=consts)
+  def _entered(
+    self, known: list[tuple[int, facts.Product]], args: list[Any], *_: Any
+  ) -> _Accelerator:
+    child = self._child()
+    for i, product in known:
+      child._products.put(args[i], product)
+    return child
 
   def _inside(
     self, primitive: Any, args: list[Any], params: dict[str, Any]
@@ -292,12 +288,11 @@ class _Accelerator:
 
   def _lose(self, x: Any, reason: str) -> None:
     if isinstance(x, jax.core.Tracer):
-      self._lost[id(x)] = weakref.ref(x), reason
+      self._lost.put(x, reason)
 
   def _lost_by(self, x: Any) -> str:
     """Returns why a value is lost (see `_lost`); "" if it is not."""
-    found = self._lost.get(id(x))
-    return found[1] if found is not None and found[0]() is x else ""
+    return self._lost.get(x) or ""
 
   def _matmul(
     self, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, dtype: Any
@@ -386,7 +381,7 @@ class _Accelerator:
       and isinstance(out, jax.core.Tracer)
       and self._is_one(args[0])
     ):
-      self._ones[id(out)] = weakref.ref(out)
+      self._ones.put(out, True)
     self._products.note(primitive, args, params, out)
     self._note_lost(primitive, args, params, out)
 
@@ -411,8 +406,7 @@ class _Accelerator:
   def _is_one(self, x: Any) -> bool:
     """Whether all elements of a traced value or a number are known to be 1."""
     if isinstance(x, jax.core.Tracer):
-      known = self._ones.get(id(x))
-      return known is not None and known() is x
+      return bool(self._ones.get(x))
     is_array = isinstance(x, jax.Array)
     if is_array and not jax.numpy.issubdtype(x.dtype, np.floating):
       return False  # a key of random numbers, perhaps

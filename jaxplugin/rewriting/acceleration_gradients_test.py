@@ -140,7 +140,7 @@ class GradientsTest(parameterized.TestCase):
     def f(x):
       return x * matmul(*args)
 
-    # The rule is none of a derivative: 2 forward, 3 backward.
+    # The rule differs from the derivative: factors 2 forward, 3 backward.
     f.defvjp(
       lambda x: (2 * x * matmul(*args), x),
       lambda x, g: (3 * g * jax.jit(dot)(*args),),

@@ -25,6 +25,7 @@ from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib
+from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import views
 
 WHO: Final = acceptor_lib.WHO
@@ -159,7 +160,11 @@ def _call(
 
 
 def _as_tree(fn: Any) -> tuple[Any, Callable[[Any], Callable[..., Any]]]:
-  """A tree with what a callable has bound, and what makes it of such a one."""
+  """Splits a callable into a tree of its bound arguments and their inverse.
+
+  Returns:
+    The tree, and a function that makes the callable from such a tree.
+  """
   if isinstance(fn, functools.partial):
     inner, join = _as_tree(fn.func)
     return (inner, fn.args, fn.keywords), lambda tree: functools.partial(
@@ -178,14 +183,17 @@ class _Weights:
   ) -> None:
     self._acceptor = acceptor
     self._dtype = dtype
-    # By identity, what code gets, and what it stands for.
-    self._used: dict[int, tuple[Any, Any]] = {}
+    # The quantized weight for each array that code gets.
+    self._used = facts.Values[Any]()
     self._variables: list[tuple[Any, Any, list[Any]]] = []
     self.count = 0
-    self.are_returned = False  # whether one is, as it came
+    self.are_returned = False  # whether `fn` returns one unchanged
 
   def enter(self, name: str, tree: Any) -> Callable[[], Any]:
-    """What makes an argument as code gets it, once operations are seen."""
+    """Returns a function that makes the argument as code gets it.
+
+    Call it where the acceptor sees operations.
+    """
     leaves, structure = leaves_lib.of(tree)
     if not any(leaves_lib.is_quantized(leaf.array) for leaf in leaves):
       return lambda: tree
@@ -227,20 +235,20 @@ class _Weights:
 
     def use() -> jax.Array:
       used = weight.restored(value) if is_stored else value
-      self._used[id(used)] = used, weight
+      self._used.put(used, weight)
       return used
 
     return use
 
   def quantized_again(self, tree: Any) -> Any:
-    """Results with weights, where they are as they came, quantized."""
+    """Returns results with quantized weights that `fn` did not change."""
 
     def of_leaf(x: Any) -> Any:
-      known = self._used.get(id(x))
-      if known is None or known[0] is not x:
+      weight = self._used.get(x)
+      if weight is None:
         return x
       self.are_returned = True
-      return known[1]
+      return weight
 
     return jax.tree.map(of_leaf, tree)
 
@@ -250,7 +258,7 @@ class _Weights:
       self._variables.append((ours, theirs, leaves))
 
   def write_back(self) -> None:
-    """Gives variables of nnx what code has set them to."""
+    """Sets variables of nnx to the values that code has set in the copy."""
     for ours, theirs, before in self._variables:
       after = jax.tree.leaves(theirs)
       if [id(x) for x in after] != [id(x) for x in before]:
@@ -262,7 +270,7 @@ def _itself(x: Any) -> Any:
 
 
 def _variables(tree: Any) -> list[Any]:
-  """The variables of nnx in a tree; none where flax is not imported."""
+  """Returns the variables of nnx in a tree. Without flax there are none."""
   nnx = sys.modules.get("flax.nnx")
   if nnx is None:
     return []
@@ -271,7 +279,7 @@ def _variables(tree: Any) -> list[Any]:
 
 
 def _common_dtype(arrays: Sequence[Any]) -> np.dtype:
-  """That of all plain float arrays, where they have one; else f32."""
+  """Returns the one dtype of all plain float arrays, or f32."""
   dtypes = {
     np.dtype(x.dtype)
     for x in arrays

@@ -193,7 +193,7 @@ class PlacedTest(parameterized.TestCase):
     return jax.tree_util.tree_map_with_path(of, params)
 
   @parameterized.parameters(
-    # What is cut along columns, along rows; what each device has as a whole.
+    # Specs of a weight split by columns, one split by rows, and a whole one.
     (P(None, "b"), P(), P(None, "b"), "shard_map"),
     (P("b"), P(None, "b"), P(), "shard_map"),
     (P(), P("b"), P("b"), "pvary"),
@@ -302,7 +302,7 @@ class PlacedTest(parameterized.TestCase):
     call = jax.jit(jp.accept_quantized(lambda p, x: x @ p["kernel"]))
     exported = jax.export.export(call)(tree, x)
     again = jax.export.deserialize(bytearray(exported.serialize()))
-    # What is exported has operations for kernels, which sum in another order.
+    # The exported module has XLA's operations, which sum in another order.
     expected = call(tree, x)
     np.testing.assert_allclose(
       again.call(tree, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max()

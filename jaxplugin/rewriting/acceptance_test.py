@@ -15,7 +15,7 @@ from jax import lax
 import jaxplugin as jp
 
 FORMATS = ("mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4")
-# Of a sum of products in f32, as the contract has it.
+# Relative error of a sum of products in f32, from the contract.
 EPSILON = 16 * 2.0**-24
 F32 = lax.DotAlgorithmPreset.F32_F32_F32
 
@@ -335,7 +335,7 @@ class TransformationsTest(AcceptedTest):
 
 
 class DerivativesTest(AcceptedTest):
-  """Of adapters beside frozen weights."""
+  """Derivatives by adapters next to frozen weights."""
 
   def adapted(self, format):
     stack = quantized(normal(2, 64, 64), format, 1)
@@ -398,7 +398,7 @@ class DerivativesTest(AcceptedTest):
 
 
 class TrapsTest(AcceptedTest):
-  """What is slow, or cannot be, is said."""
+  """Warnings for slow uses, and errors for unsupported ones."""
 
   @parameterized.named_parameters(
     ("gather", lambda w, x: w[jnp.array([1, 2])], "gather|dynamic_slice"),

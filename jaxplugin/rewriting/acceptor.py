@@ -91,13 +91,13 @@ class Acceptor:
     self._options = options
     self.outcome = Outcome() if outcome is None else outcome
     self._products = facts.Table()
-    # By identity, dequantized weights of this function.
-    self._weights: dict[int, tuple[Any, views.Weight]] = {}
+    # Dequantized weights of this function.
+    self._weights = facts.Values[views.Weight]()
 
   def enter(self, weight: views.Weight, dtype: Any) -> jax.Array:
     """Dequantizes a weight, and records the result as a view of it."""
     value = weight.dequantized(dtype)
-    self._weights[id(value)] = value, weight
+    self._weights.put(value, weight)
     return value
 
   def _rebuild(
@@ -106,7 +106,7 @@ class Acceptor:
     """Dequantizes a view in this function, and records the result."""
     value, product = view.value(dtype)
     (factor,) = product.factors
-    self._weights[id(factor.array)] = factor.array, view.weight
+    self._weights.put(factor.array, view.weight)
     self._products.put(value, product)
     return value, product
 
@@ -116,28 +116,23 @@ class Acceptor:
     if found is None or len(found.factors) != 1:
       return None
     (factor,) = found.factors
-    _, weight = self._weights[id(factor.array)]
+    weight = self._weights.get(factor.array)
+    assert weight is not None
     return views.View(weight=weight, dims=found.dims, stored=factor.dims)
 
   def _factors(self, x: Any) -> facts.Product | None:
     """Returns the product that a value is, if a weight is among its factors."""
     found = self._products.of(x)
-    if found is None:
-      return None
-    is_of_weight = any(self._is_weight(f.array) for f in found.factors)
-    return found if is_of_weight else None
+    return found if found is not None and self._weights_of(found) else None
 
-  def _is_weight(self, x: Any) -> bool:
-    known = self._weights.get(id(x))
-    return known is not None and known[0] is x
+  def _weights_of(self, product: facts.Product) -> list[views.Weight]:
+    found = (self._weights.get(factor.array) for factor in product.factors)
+    return [weight for weight in found if weight is not None]
 
   def _names(self, x: Any) -> list[str]:
     """Returns the paths of the weights among a value's factors."""
-    found = self._factors(x)
-    if found is None:
-      return []
-    arrays = [f.array for f in found.factors if self._is_weight(f.array)]
-    return [self._weights[id(a)][1].path for a in arrays]
+    found = self._products.of(x)
+    return [] if found is None else [w.path for w in self._weights_of(found)]
 
   # As an Interceptor.
 
@@ -155,7 +150,7 @@ class Acceptor:
         result = multiply(primitive, args, params)
         self.outcome.is_taken = True
         return result
-    except views.NotServed as reason:
+    except views.NotSupported as reason:
       self.warn(primitive.name, args, str(reason))
       return None
     if not calls.any_contains(params, frozenset(_DOTS)):
@@ -236,21 +231,18 @@ class Acceptor:
     invars = getattr(jaxpr, "jaxpr", jaxpr).invars
 
     def start(
-      known: list[tuple[int, Any]], own: list[Any], *_: Any
+      known: list[tuple[int, Any]], args: list[Any], *_: Any
     ) -> Acceptor:
       child = self._child()
       for i, view in known:
         value, product = child._rebuild(view, invars[i].aval.dtype)
-        if own[i] is None:
-          own[i] = value
+        if args[i] is None:
+          args[i] = value
         else:
-          child._products.put(own[i], product)
+          child._products.put(args[i], product)
       return child
 
-    types = tuple(p.types() for p in passed)
-    extra = calls.Extra(passed=types, in_loop=in_loop)
-    new, consts = extra.trace(jaxpr, start)
-    return calls.Inside(jaxpr=new, consts=consts)
+    return calls.trace(jaxpr, passed, start, in_loop)
 
   def _child(self) -> Acceptor:
     return Acceptor(self._options, self.outcome)
@@ -279,11 +271,11 @@ class Acceptor:
   ) -> jax.Array | None:
     found = [self.view(x) for x in args]
     if None not in found:
-      raise views.NotServed("both operands are quantized weights")
+      raise views.NotSupported("both operands are quantized weights")
     index = 0 if found[0] is not None else 1
     view = found[index]
     if view is None:
-      raise views.NotServed(_MIXED)
+      raise views.NotSupported(_MIXED)
     x = args[1 - index]
     result = binding_private.abstract_result(primitive, args, params)
     _require_servable(x, result, params)
@@ -327,7 +319,7 @@ class Acceptor:
       if format is None:
         return function(x, weight.array, weight.layers)
       if x.shape[-1] % format.block_size:
-        raise views.NotServed(
+        raise views.NotSupported(
           f"the contracting size {x.shape[-1]} of the activations is not a"
           f" multiple of the block size of {format}"
         )
@@ -340,7 +332,7 @@ class Acceptor:
     lhs, rhs, group_sizes, *offset = args
     view = self.view(rhs)
     if view is None or self._names(lhs):
-      raise views.NotServed("only rhs may be a quantized weight")
+      raise views.NotSupported("only rhs may be a quantized weight")
     try:
       return ragged_dots.multiplied(
         primitive,
@@ -349,8 +341,8 @@ class Acceptor:
         functools.partial(_as_stored, view),
         self._options.implementation,
       )
-    except ragged_dots.NotServed as reason:
-      raise views.NotServed(str(reason)) from reason
+    except ragged_dots.NotSupported as reason:
+      raise views.NotSupported(str(reason)) from reason
 
 
 def _as_stored(
@@ -360,27 +352,27 @@ def _as_stored(
   weight.
   """
   if view.stored != tuple(view.dims[d] for d in order):
-    raise ragged_dots.NotServed(
+    raise ragged_dots.NotSupported(
       "the matmul contracts other dimensions than the blocked one"
     )
   return view.weight.selected()
 
 
 def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
-  """Raises NotServed if a block-scaled dot cannot replace a matmul."""
+  """Raises NotSupported if a block-scaled dot cannot replace a matmul."""
   if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
-    raise views.NotServed(f"the other operand is {x.dtype}")
+    raise views.NotSupported(f"the other operand is {x.dtype}")
   if result.dtype not in rules.RESULT_DTYPES:
-    raise views.NotServed(
+    raise views.NotSupported(
       f"the result is {result.dtype}, not float32, bfloat16 or float16"
     )
   precision = params["precision"]
   if precision is not None and not isinstance(
     precision, (str, tuple, lax.Precision)
   ):
-    raise views.NotServed(f"precision requests the algorithm {precision}")
+    raise views.NotSupported(f"precision requests the algorithm {precision}")
   if params["out_sharding"] is not None:
-    raise views.NotServed("it has an out_sharding")
+    raise views.NotSupported("it has an out_sharding")
 
 
 def _multiplied(

@@ -104,9 +104,9 @@ class Extra:
 
     Args:
       jaxpr: the function.
-      start: returns the interceptor. It is called with facts, each with the
-        index of the argument; with the arguments of `jaxpr`, of which it must
-        replace those that are None; with the base key and the trip's number.
+      start: returns the interceptor. Its arguments are a list of facts with
+        the index of the argument, the arguments of `jaxpr`, the base key and
+        the number of the trip. It must replace arguments that are None.
       finish: called with the further arguments. Returns results to return
         before those of `jaxpr`.
     """
@@ -157,6 +157,18 @@ class Inside:
   consts: list[Any]
   is_changed: bool = True
   count: int = 0
+
+
+def trace(
+  jaxpr: Any,
+  passed: Sequence[Passed],
+  start: Callable[..., interception_private.Interceptor],
+  in_loop: int,
+) -> Inside:
+  """Traces a function without keys again, see `Extra.trace`."""
+  types = tuple(p.types() for p in passed)
+  new, consts = Extra(passed=types, in_loop=in_loop).trace(jaxpr, start)
+  return Inside(jaxpr=new, consts=consts)
 
 
 class Walker(Protocol):

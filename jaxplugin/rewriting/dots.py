@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The products of a function, replaced while it is traced, at any depth."""
+"""Replaces matmuls of a function while it is traced, at any depth."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from jaxplugin.rewriting import operands
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.rewriting import sources
 
-# What JAX does to a function leaves these names on its operations.
+# JAX gives the operations of a derivative these names.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
 _WHO: Final = sites_lib.WHO
-# How names of this package's operations begin that have functions inside.
+# Prefix of this package's operations with functions inside.
 _OWN: Final = "jaxplugin_"
-# This package's products, and what makes their operands.
+# This package's matmul, and the operation that quantizes its operands.
 _OWN_PRODUCTS: Final = frozenset({"block_scaled_dot", "block_quantize"})
 _NO_KEY: Final = (
   "it is inside a custom_jvp or custom_vjp function, which the key does not"
@@ -52,22 +52,21 @@ class _Rewritten(calls.Inside):
   outcomes: tuple[tuple[bool, str], ...]
 
 
-# Beyond all numbers of sites.
+# Larger than all numbers of sites.
 _INNER: Final = 1 << 31
-# Numbers of keys that are set aside for a function which is traced later.
+# How many numbers of keys are reserved for a function that JAX traces later.
 _MOST_INSIDE: Final = 1 << 16
 
-# The base key, where it is not known yet: a function is traced in which JAX
-# takes a derivative already. It is put in when the function is called. `count`
-# is how many numbers of keys are in use by then.
+# Stands for the base key inside a traced function that differentiates. The call
+# of the function replaces it. `count` numbers of keys are in use by then.
 base_key_p: Final = extend_core.Primitive("quantize_dots_key")
 base_key_p.def_abstract_eval(lambda *, count, aval: aval)
-# Operations to decide about, or that may have some.
+# Operations to decide about, and operations whose rules may contain some.
 _DECIDED: Final = sites_lib.PRODUCTS | calls.CUSTOM_RULES | {base_key_p.name}
 
 
 def _reference(dots: Dots | None) -> Callable[[], Dots | None]:
-  """A weak reference, so that no rule of a function keeps a trace alive."""
+  """Returns a weak reference, because JAX keeps rules longer than a trace."""
   return (lambda: None) if dots is None else weakref.ref(dots)
 
 
@@ -85,12 +84,12 @@ class Dots:
     parent: Dots | None = None,
   ):
     """Args:
-    transform: what was asked for.
+    transform: arguments of `quantize_dots`.
     prefix: names of scopes around the function.
-    source: line of its call, where its own lines are JAX's; else empty.
-    key: gives the base key, told how many numbers are in use; or None.
-    number: the first number that is not.
-    parent: of the function around it, whose numbers these are too.
+    source: line of its call if the function is JAX's, otherwise "".
+    key: returns the base key, given how many numbers are in use; or None.
+    number: the first number that is not in use.
+    parent: the `Dots` of the function around it, which counts the same numbers.
     """
     self.transform = transform
     self.prefix = prefix
@@ -99,7 +98,7 @@ class Dots:
     self.number = number
     self._parent = _reference(parent)
     self.sites: list[sites_lib.Site] = []
-    self.is_changed = False  # whether anything was taken
+    self.is_changed = False  # whether a matmul was replaced
     self.is_rebuilding = False
 
   def product(
@@ -110,7 +109,7 @@ class Dots:
     is_parameter: Sequence[bool],
     known: operands.Operands,
   ) -> Any:
-    """Returns the product in place of one of JAX's; None to leave that.
+    """Returns the result to use instead of JAX's matmul; None to keep that.
 
     Args:
       known: operands, whose arrays may be among `args`.
@@ -156,7 +155,7 @@ class Dots:
     return dataclasses.replace(site, source=self.source or site.source)
 
   def _leave_inside(self, primitive: Any, params: dict[str, Any]) -> None:
-    """Notes the products in an operation that is not entered."""
+    """Records the matmuls inside an operation that `quantize_dots` skips."""
     reason = f"it is inside {primitive.name}, which {_WHO} does not enter"
     for jaxpr in program.jaxprs_of(tuple(params.values())):
       for operation in program.operations(jaxpr):
@@ -268,10 +267,10 @@ class Dots:
     return provenance_private.user_frame() if is_of_jax else ""
 
   def for_functions(self, operation: str) -> Dots:
-    """The same, for the functions that an operation calls.
+    """Returns a copy for the functions that an operation calls.
 
-    Its base key is a value where this is called. Rules of custom derivatives
-    have no key: JAX keeps these functions longer than the values of a trace.
+    The copy's base key is a value of the current trace. Rules of custom
+    derivatives get no key: JAX keeps them longer than the values of a trace.
     """
     if self.key is None:
       return self
@@ -284,7 +283,7 @@ class Dots:
     return new
 
   def nested(self, names: tuple[str, ...], operation: str) -> Dots:
-    """For a function that an operation calls, under names at its call."""
+    """Returns a `Dots` for a function that an operation in scopes calls."""
     is_reset = tuple(sites_lib.scope_names()) != names
     return Dots(
       self.transform,
@@ -295,7 +294,7 @@ class Dots:
     )
 
   def inner(self) -> Dots:
-    """For a function that takes a derivative; its keys are numbered from 0."""
+    """Returns a `Dots` for a function that differentiates, with keys from 0."""
     key = None
     if self.key is not None:
       key = lambda count: base_key_p.bind(
@@ -364,7 +363,8 @@ class Rewriter:
     self._dots = dots
     self._operands = operands.Operands() if known is None else known
     self._depth = len(provenance_private.scopes())
-    self._first: int | None = None  # number of an inner function's first key
+    # The number of the first key of functions that differentiate.
+    self._first: int | None = None
     self._parameters = sources.Parameters()
     for x in parameters:
       self._parameters.add(x)
@@ -388,7 +388,7 @@ class Rewriter:
     return out
 
   def _base_key(self, params: dict[str, Any]) -> Any:
-    """A base key for what has numbered its own sites, from 0."""
+    """Returns the base key of a function that numbered its keys from 0."""
     dots = self._dots
     if dots.key is None:
       return None
@@ -402,7 +402,7 @@ class Rewriter:
     return keys.fold_in(base, _INNER + self._first)
 
   def _is_left(self, primitive: Any) -> bool:
-    """Whether it was decided about before, or is a kernel's."""
+    """Whether an operation was decided about before, or is inside a kernel."""
     if primitive.name in program.KERNELS:
       return True
     names = provenance_private.scopes()[self._depth :]
@@ -428,7 +428,7 @@ class Rewriter:
     flags = [] if calls.is_rule_of_tangents(name, index) else flags
     outer, names = self._dots, tuple(sites_lib.scope_names())
     if primitive.name in calls.CUSTOM_RULES:
-      outer.note_change()  # nobody knows what its rules will make
+      outer.note_change()  # its rules may contain matmuls
 
     def make(args: Sequence[Any]) -> Rewriter:
       dots = outer.nested(names, primitive.name)
@@ -441,9 +441,9 @@ class Rewriter:
 
 @jax_private.cache_by_jaxpr
 def was_decided(jaxpr: Any, is_derivative: bool = False) -> bool:
-  """Whether products in a jaxpr were taken when it was traced.
+  """Whether matmuls in a jaxpr were decided about when it was traced.
 
-  Those of a derivative that a function takes are: nobody can do it later.
+  Matmuls are decided about then if the function differentiates them.
   """
   for eqn in jaxpr.eqns:
     inside = is_derivative or any(

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traced values that are products of arrays, each repeated along dimensions.
 
-Code that dequantizes reshapes, repeats and multiplies in many ways. All of them
-come to one statement, a `Product`: of which arrays it is the product, and which
-element of each belongs to which of its own.
+Code dequantizes with many orders of reshapes, repeats and multiplications. A
+`Product` describes the result of any of them: the arrays that are multiplied,
+and for each dimension of the value the dimensions of these arrays.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import Generic
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,23 +32,24 @@ from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import dequantize_primitive
 
-# What dequantized values are in.
+# Dtypes of dequantized values.
 WIDE: Final = frozenset(
   np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, np.float16)
 )
 
-# Floats of 8 bits, of which bytes may be the bits.
+# 8-bit floats whose bits a uint8 array may hold.
 _BYTES: Final = frozenset((formats.E4M3, formats.E5M2, formats.E8M0))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Atom:
-  """A part of a dimension that is never split so far; equal by identity."""
+  """A part of a dimension that no reshape splits. Equal by identity."""
 
   size: int
 
 
 Atoms = tuple[Atom, ...]
+_Fact = TypeVar("_Fact")
 _Parts = Mapping[Atom, Atoms]
 
 
@@ -60,12 +63,12 @@ class Factor:
   """An array of a product.
 
   Attributes:
-    array: which it is.
-    dims: of each of its dimensions the atoms, outermost first; those of size 1
-      have none.
-    dtype: of its elements; those of a uint8 array may be others' bits.
-    pair: the atom of the two FP4 elements of a byte, the first one in the low
-      nibble; or None.
+    array: the array.
+    dims: atoms of each dimension, outermost first. A dimension of size 1 has
+      no atoms.
+    dtype: of the elements. A uint8 array may hold the bits of another dtype.
+    pair: atom of the two FP4 elements in a byte, the first one in the low
+      nibble. None if a byte holds one element.
   """
 
   array: Any
@@ -86,15 +89,16 @@ class Factor:
   def laid_out(
     self, dims: Sequence[Sequence[Atom]], *, as_bytes: bool = False
   ) -> jax.Array:
-    """The array with dimensions of these atoms; repeated along others' atoms.
+    """Lays the array out in dimensions of these atoms.
 
     Args:
-      dims: among whose atoms are all of the factor's.
-      as_bytes: leaves 8-bit floats that are bytes what they are.
+      dims: atoms of each dimension. The array is repeated along atoms that the
+        factor does not have.
+      as_bytes: whether 8-bit floats stay uint8.
 
     Returns:
-      An array of as many dimensions, in its dtype. FP4 values of two a byte
-      stay so where both are neighbours along a dimension.
+      An array of the factor's dtype. FP4 values stay packed if the two values
+      of a byte are neighbours along a dimension.
     """
     if self.pair is not None:
       return self._packed(self.pair, dims)
@@ -132,11 +136,11 @@ def _laid_out(
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-  """A value: the product of its factors, up to roundings on the way.
+  """A value that is the product of its factors, except for roundings.
 
   Attributes:
-    dims: of each of the value's dimensions the atoms, outermost first.
-    factors: at least one. An atom that one has not is repeated along.
+    dims: atoms of each dimension of the value, outermost first.
+    factors: at least one. A factor is repeated along atoms it does not have.
   """
 
   dims: tuple[Atoms, ...]
@@ -147,7 +151,7 @@ class Product:
     return tuple(math.prod(a.size for a in dim) for dim in self.dims)
 
   def refined(self, parts: _Parts) -> Product:
-    """With atoms replaced by others, which may be replaced in turn."""
+    """Replaces atoms by their parts, which may have parts too."""
     expand = lambda dims: tuple(_expanded(dim, parts) for dim in dims)
     factors = []
     for factor in self.factors:
@@ -170,9 +174,9 @@ def _expanded(atoms: Sequence[Atom], parts: _Parts) -> Atoms:
 
 
 def of_array(x: Any) -> Product | None:
-  """The product that an array is of itself.
+  """Returns an array as a product of one factor.
 
-  None where a size is symbolic, or zero.
+  None if a size is symbolic or zero.
   """
   if not _are_known(np.shape(x)):
     return None
@@ -194,11 +198,11 @@ def applied(
   operands: Sequence[Product | None],
   params: Mapping[str, Any],
 ) -> Sequence[Product | None]:
-  """What is known of an operation's results, given what is of its operands.
+  """Returns the products that the results of an operation are.
 
   Args:
     primitive: the operation.
-    operands: None for what nothing is known of.
+    operands: products, or None for an operand that is not one.
     params: of the operation.
   """
   if primitive.name in ("jit", "pjit"):
@@ -210,14 +214,14 @@ def applied(
 
 
 def has_rule(primitive: Any) -> bool:
-  """Whether something may be known of an operation's results."""
+  """Whether the results of an operation may be products."""
   return primitive.name in _RULES or primitive.name in ("jit", "pjit")
 
 
 def _of_jaxpr(
   closed: Any, operands: Sequence[Product | None]
 ) -> list[Product | None]:
-  """Of products that enter a jaxpr, those that leave it."""
+  """Returns the products that the results of a jaxpr are."""
   jaxpr = closed.jaxpr
   known: dict[Any, Product | None] = dict(
     zip(jaxpr.invars, operands, strict=True)
@@ -292,22 +296,22 @@ def _reshape(
         left.append(inner)
         atom = outer
       elif size % atom.size:
-        return None  # no boundary of one is a boundary of the other
+        return None  # the dimensions have no common boundary
       taken.append(atom)
       size //= atom.size
     dims.append(tuple(taken))
-  # What was taken is outermost, and never split again.
+  # The atoms of `dims` are not split again.
   return Product(tuple(dims), x.refined(parts).factors)
 
 
 def _multiply(x: Product, y: Product, **_: Any) -> Product | None:
   if not x.dims or not y.dims:
     return Product(x.dims or y.dims, (*x.factors, *y.factors))
-  # Of one array on both sides, one may be transposed.
+  # If both operands have the same array, one of them may be transposed.
   y = y.refined({a: (Atom(a.size),) for dim in y.dims for a in dim})
   parts: dict[Atom, Atoms] = {}
   for ours, theirs in zip(x.dims, y.dims, strict=True):
-    # A dimension of size 1 is repeated to the other's.
+    # A dimension of size 1 is repeated.
     if ours and theirs and not _unify(ours, theirs, parts):
       return None
   x, y = x.refined(parts), y.refined(parts)
@@ -316,7 +320,7 @@ def _multiply(x: Product, y: Product, **_: Any) -> Product | None:
 
 
 def _unify(ours: Atoms, theirs: Atoms, parts: dict[Atom, Atoms]) -> bool:
-  """Splits the atoms of one dimension until both sides have the same."""
+  """Splits the atoms of a dimension until both operands have the same sizes."""
   mine, others = list(reversed(ours)), list(reversed(theirs))
   while mine and others:
     a, b = mine.pop(), others.pop()
@@ -336,7 +340,7 @@ def _unify(ours: Atoms, theirs: Atoms, parts: dict[Atom, Atoms]) -> bool:
 
 
 def _bitcast(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
-  """Of bytes that are 8-bit floats, or two FP4 values each."""
+  """Reads bytes as 8-bit floats, or each as two FP4 values."""
   dtype = np.dtype(new_dtype)
   (factor, *more) = x.factors
   if dtype == factor.dtype:
@@ -351,7 +355,7 @@ def _bitcast(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
 
 
 def _with_pairs(x: Product, axis: int, new_dim: bool = False) -> Product:
-  """Bytes as their two FP4 values, which lie along a dimension."""
+  """Reads each byte as two FP4 values along a dimension."""
   (factor,) = x.factors
   pair = Atom(2)
   dims = [*x.dims, ()] if new_dim else list(x.dims)
@@ -369,7 +373,7 @@ def _dequantize(
   axis: int,
   **_: Any,
 ) -> Product | None:
-  """This package's own operation."""
+  """The operation of `jp.dequantize`."""
   if format.array_dtype != format.values_dtype:
     return None  # six bits in a byte
   if format.is_fp4 and len(values.factors) == 1:
@@ -422,19 +426,43 @@ def layers(x: Product) -> tuple[Product, tuple[bool, ...]] | None:
   return Product(x.dims[1:], tuple(factors)), tuple(is_sliced)
 
 
-class Table:
-  """What is known of values while a function runs."""
+class Values(Generic[_Fact]):
+  """Facts about values, by identity. A fact is freed with its value."""
 
   def __init__(self) -> None:
-    # By identity; an entry goes when its value does.
-    self._known: dict[int, tuple[weakref.ref, Product]] = {}
+    self._known: dict[int, tuple[weakref.ref, _Fact]] = {}
+
+  def get(self, x: Any) -> _Fact | None:
+    found = self._known.get(id(x))
+    return found[1] if found is not None and found[0]() is x else None
+
+  def put(self, x: Any, fact: _Fact) -> None:
+    key = id(x)
+    forget = lambda reference: self._forget(key, reference)
+    self._known[key] = weakref.ref(x, forget), fact
+
+  def _forget(self, key: int, reference: weakref.ref) -> None:
+    found = self._known.get(key)
+    if found is not None and found[0] is reference:
+      del self._known[key]
+
+
+class Table:
+  """The products that values of a function are."""
+
+  def __init__(self) -> None:
+    self._products = Values[Product]()
 
   def of(self, x: Any) -> Product | None:
-    """What is known of a value: of any array that it is itself."""
-    found = self._known.get(id(x))
-    if found is not None and found[0]() is x:
-      return found[1]
+    """Returns the product that a value is; any array is one of itself."""
+    found = self._products.get(x)
+    if found is not None:
+      return found
     return of_array(x) if _may_be_factor(x) else None
+
+  def put(self, x: Any, product: Product) -> None:
+    """Records the product that a value is."""
+    self._products.put(x, product)
 
   def note(
     self,
@@ -443,7 +471,7 @@ class Table:
     params: Mapping[str, Any],
     out: Any,
   ) -> None:
-    """Takes what an operation's results are, given its arguments."""
+    """Records the products that the results of an operation are."""
     if not has_rule(primitive):
       return
     results = out if primitive.multiple_results else [out]
@@ -451,17 +479,6 @@ class Table:
     for result, product in zip(results, known, strict=False):
       if product is not None:
         self.put(result, product)
-
-  def put(self, x: Any, product: Product) -> None:
-    """Takes what is known of a value."""
-    key = id(x)
-    forget = lambda reference: self._forget(key, reference)
-    self._known[key] = weakref.ref(x, forget), product
-
-  def _forget(self, key: int, reference: weakref.ref) -> None:
-    found = self._known.get(key)
-    if found is not None and found[0] is reference:
-      del self._known[key]
 
 
 def _may_be_factor(x: Any) -> bool:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that a function of `quantize_dots` is given quantized already."""
+"""Arguments of `quantize_dots` that are `QuantizedOperand`s."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxplugin.training import quantized_operand
 _NONE_CAME: Final = "it reached no matmul"
 _REMEDY = "or pass its array, .primal, which the matmul then quantizes"
 
-# Their results are their operands, the same numbers in the same order.
+# Their results have the elements of their operands in the same order.
 _SAME: Final = frozenset(
   {
     *("sharding_constraint", "layout_constraint", "name", "copy", "copy_p"),
@@ -34,12 +34,13 @@ def is_operand(x: Any) -> bool:
 
 @dataclasses.dataclass(kw_only=True)
 class _Entry:
-  """An operand, and what became of it.
+  """An operand, and whether a matmul uses it.
 
   Attributes:
-    name: where it is in the arguments.
-    is_taken: whether a product took its copies.
-    reason: why one did not.
+    name: its place in the arguments.
+    operand: the operand.
+    is_taken: whether a matmul uses its copies.
+    reason: why the last matmul did not.
   """
 
   name: str
@@ -56,7 +57,7 @@ class _Entry:
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fact:
-  """What is known of a value: whether it is a parameter, or an operand's array.
+  """States whether a value is a parameter, and whether an operand's array.
 
   Attributes:
     is_parameter: whether it is a parameter of the model.
@@ -84,23 +85,23 @@ class Fact:
     return Fact(is_parameter=self.is_parameter), ()
 
   def leave(self, reason: str) -> None:
-    """Notes why no matmul inside an operation uses the operand."""
+    """Records why no matmul inside an operation uses the operand."""
     if self.entry is not None:
       self.entry.reason = reason
 
   def note(self, is_taken: bool, reason: str) -> None:
-    """Notes what became of the operand inside an operation."""
+    """Records whether a matmul inside an operation uses the operand."""
     if self.entry is not None:
       self.entry.is_taken |= is_taken
       self.entry.reason = reason
 
 
 class Operands:
-  """The `QuantizedOperand`s of a function that has their arrays."""
+  """The `QuantizedOperand`s of a function, whose code gets their arrays."""
 
   def __init__(self) -> None:
     self._entries: list[_Entry] = []
-    # Values that are an operand's array, by identity, which are kept alive.
+    # By identity, values that are an operand's array. This keeps them alive.
     self._values: dict[int, tuple[Any, _Entry]] = {}
 
   def _add(self, name: str, operand: quantized_operand.QuantizedOperand) -> Any:
@@ -113,7 +114,7 @@ class Operands:
     self._values[id(identity)] = identity, entry
 
   def arrays(self, tree: Any, name: str) -> Any:
-    """`tree` with the array of each operand, which this then knows.
+    """Returns `tree` with the array of each operand, and records the operands.
 
     Args:
       name: of the argument, for errors.
@@ -130,7 +131,7 @@ class Operands:
   def enter(
     self, facts: Sequence[tuple[int, Fact]], args: Sequence[Any]
   ) -> None:
-    """Takes facts about the arguments of a function, each with its index."""
+    """Records facts about arguments of a function, each with its index."""
     for i, fact in facts:
       if fact.structure is not None:
         leaves = [args[i], *fact.copies]
@@ -143,7 +144,7 @@ class Operands:
   def _of(self, x: Any) -> _Entry | None:
     identity = binding_private.identity(x)
     _, entry = self._values.get(id(identity), (None, None))
-    # A function that is mapped over it has parts of its array.
+    # A function that is mapped over an operand gets parts of its array.
     is_whole = entry is not None and entry.operand.shape == jax.numpy.shape(x)
     return entry if is_whole else None
 
@@ -154,9 +155,9 @@ class Operands:
     return [(i, entry) for i, entry in found if entry is not None]
 
   def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
-    """Told of an operation: its result may be an operand's array still."""
+    """Records results of an operation that are still an operand's array."""
     results = out if isinstance(out, (list, tuple)) else [out]
-    # A derivative without jit has a conversion that changes no dtype.
+    # A derivative without jit converts to the same dtype.
     is_same = primitive.name in _SAME or (
       primitive.name == "convert_element_type"
       and results[0].dtype == args[0].dtype
@@ -166,14 +167,14 @@ class Operands:
         self._know(results[i], entry)
 
   def given(self, args: Sequence[Any]) -> list[Any]:
-    """Operands in place of their arrays, with the arrays that are there."""
+    """Returns the arguments with operands in place of their arrays."""
     result = list(args)
     for i, entry in self._among(args):
       result[i] = entry.operand.with_primal(args[i])
     return result
 
   def note(self, args: Sequence[Any], reason: str) -> None:
-    """Told of a product: that it took its operands, or why it did not."""
+    """Records that a matmul uses its operands, or the reason why not."""
     for _, entry in self._among(args):
       entry.is_taken |= not reason
       entry.reason = reason
@@ -199,7 +200,7 @@ class Operands:
     return facts
 
   def refuse_inside(self, primitive: Any, args: Sequence[Any]) -> None:
-    """Raises TypeError where an operand goes into an operation's products."""
+    """Raises TypeError if an operand is an argument of the operation."""
     for _, entry in self._among(args):
       raise TypeError(
         f"{sites.WHO}: {entry.name} is a QuantizedOperand, which matmuls"
@@ -208,7 +209,7 @@ class Operands:
       )
 
   def require_taken(self) -> None:
-    """Raises TypeError unless a product took each."""
+    """Raises TypeError unless a matmul used each operand."""
     for entry in self._entries:
       if not entry.is_taken:
         raise TypeError(

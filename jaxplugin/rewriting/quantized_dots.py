@@ -160,7 +160,7 @@ _NNX: Final = (
   "Apply nnx.jit last: nnx.jit(quantize_dots(step, recipe)), not inside step."
 )
 
-# What a function is traced to depends on what is asked for.
+# JAX's caches of traces have the transform in their keys.
 _traced_for: Final = jax.make_user_context(default_value=None)
 
 
@@ -220,7 +220,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 class _Watcher:
-  """A `binding_private.Watcher` that replaces products."""
+  """A `binding_private.Watcher` that replaces matmuls."""
 
   primitives: Final = (
     sites.PRODUCTS
@@ -239,9 +239,9 @@ class _Watcher:
     is_rule: bool = False,
   ):
     """Args:
-    dots: decides.
-    parameters: those that are known, in the functions around this one too.
-    seen: what is noted of all products.
+    dots: decides about matmuls.
+    parameters: also those of the functions around this one.
+    seen: records all matmuls.
     is_rule: whether no operand counts as a parameter, as in a `bwd`.
     """
     self._dots = dots
@@ -249,7 +249,7 @@ class _Watcher:
     self.operands = operands.Operands()
     self._parameters = parameters
     self.seen = seen
-    # Of functions inside that take a derivative.
+    # For functions inside that differentiate, by their traces.
     self._inner: weakref.WeakKeyDictionary[Any, dots_lib.Dots] = (
       weakref.WeakKeyDictionary()
     )
@@ -327,14 +327,14 @@ class _Watcher:
     index: int,
     is_parameter: list[bool],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
-    """For one of the functions that an operation calls with its operands."""
+    """Makes the watcher of a function that an operation calls."""
     is_rule = calls.is_rule_of_tangents(primitive.name, index)
     is_parameter = [] if is_rule else is_parameter
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
       own = calls.own_args(primitive.name, index, args, len(is_parameter))
-      # Parameters stay parameters inside, and so do the function's results.
+      # A parameter that the function returns is a parameter outside of it.
       for x, flag in zip(own, is_parameter, strict=False):
         if flag:
           self._parameters.add(x)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces `jax.lax.ragged_dot` of dequantized weights, for `accelerate`.
+"""Replaces `jax.lax.ragged_dot` with dequantized weights by `jp.ragged_dot`.
 
-It gets the facts about both operands (`facts`), finds the block-scaled array
-that each operand was dequantized from, and multiplies these arrays.
+A `facts.Product` describes each operand. The module finds the block-scaled
+array that was dequantized, and multiplies by it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _FLOATS: Final = frozenset(
 )
 
 
-class NotServed(Exception):
-  """A ragged dot of block-scaled weights that stays as it is; says why."""
+class NotSupported(Exception):
+  """A ragged dot of block-scaled weights is not replaced; has the reason."""
 
 
 def is_quantized(x: facts.Product) -> bool:
-  """Whether values of few bits are among the factors."""
+  """Whether a factor has a dtype of quantized values or of scales."""
   return any(factor.dtype in _QUANTIZED for factor in x.factors)
 
 
@@ -53,13 +53,18 @@ def is_quantized(x: facts.Product) -> bool:
 def _block_scaled(
   x: facts.Product, order: Sequence[int], name: str
 ) -> scaled_array.ScaledArray | None:
-  """The block-scaled array that a product is, its dimensions in this order.
+  """Returns the block-scaled array that was dequantized to a product.
+
+  Args:
+    x: the product.
+    order: its dimensions in the order of the result.
+    name: of the operand, for errors.
 
   Returns:
-    None if it is none: no block scales are among its factors.
+    None if no factor is a block scale.
 
   Raises:
-    NotServed: it is one that no call here takes.
+    NotSupported: If `jp.ragged_dot` does not support the array.
   """
   dims = [x.dims[d] for d in order]
   everything = frozenset(atom for dim in dims for atom in dim)
@@ -74,17 +79,17 @@ def _block_scaled(
   format = formats.infer(*pair)
   if format is None or block_size % format.block_size:
     known = "" if format is None else f", {format} has {format.block_size}"
-    raise NotServed(
+    raise NotSupported(
       f"{name} is {pair[0].name} with {pair[1].name} scales for blocks of"
       f" {block_size}, which is not a known format{known}"
     )
   outer = list(dims)
   outer[axis] = tuple(atom for atom in dims[axis] if atom in scale.atoms)
-  # Both as bytes, or none.
+  # Both are bytes, or neither is.
   as_bytes = values.is_bytes and scale.is_bytes
   scales = scale.laid_out(outer, as_bytes=as_bytes)
   if block_size != format.block_size:
-    # The scale of larger blocks is that of each part.
+    # Each part of a larger block has the block's scale.
     scales = jnp.repeat(scales, block_size // format.block_size, axis=axis)
   rest = [f for f in x.factors if f is not values and f is not scale]
   leaves = (
@@ -93,7 +98,7 @@ def _block_scaled(
     _global_scale(rest, dims, name),
   )
   if as_bytes:
-    # Which leaves of bytes are, the constructor cannot see.
+    # The constructor cannot infer the format of bytes.
     aux = (format, layouts.LINEAR)
     return scaled_array.ScaledArray.tree_unflatten(aux, leaves)
   return scaled_array.ScaledArray(*leaves, format)
@@ -102,16 +107,17 @@ def _block_scaled(
 def _blocks(
   dims: Sequence[facts.Atoms], scale: facts.Factor, name: str
 ) -> tuple[int, int]:
-  """The blocked dimension and the size of a block.
+  """Returns the blocked dimension and the block size.
 
-  Of several with blocks it is the last: along the others the scale repeats.
+  If several dimensions have blocks, the last one is blocked. The scale is
+  repeated along the others.
   """
   axis = max(
     d for d, dim in enumerate(dims) if any(a not in scale.atoms for a in dim)
   )
   has = [atom in scale.atoms for atom in dims[axis]]
   if not axis or has != sorted(has, reverse=True):
-    raise NotServed(
+    raise NotSupported(
       f"the blocks of {name} are not consecutive elements of one dimension"
     )
   inner = [atom for atom in dims[axis] if atom not in scale.atoms]
@@ -123,15 +129,18 @@ def _global_scale(
   dims: Sequence[facts.Atoms],
   name: str,
 ) -> jax.Array | None:
-  """What all other factors come to; of size 1 but for the first dimension."""
+  """Returns the product of the other factors, or None if there are none.
+
+  All its dimensions except the first have size 1.
+  """
   product = None
   for factor in factors:
     if factor.atoms and factor.dtype not in _FLOATS:
-      raise NotServed(
+      raise NotSupported(
         f"{name} is also multiplied by {factor.dtype.name} values"
       )
     if not factor.atoms <= frozenset(dims[0]):
-      raise NotServed(
+      raise NotSupported(
         f"{name} is multiplied by a scale that is not per block, per group or"
         " global"
       )
@@ -147,7 +156,7 @@ def _global_scale(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Dimensions:
-  """Which dimension is which.
+  """Dimensions of a ragged dot.
 
   Attributes:
     rows, contracting: of lhs.
@@ -162,7 +171,7 @@ class _Dimensions:
 
 
 def _dimensions(lhs: Any, rhs: Any, numbers: Any) -> _Dimensions | None:
-  """None of what is no product of groups of rows with weights of their own."""
+  """Returns None unless each group of rows has its own matrix."""
   (lhs_contracting, rhs_contracting), batch = numbers.dot_dimension_numbers
   ragged, group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
   if not group or any(batch) or (lhs.ndim, rhs.ndim) != (2, 3):
@@ -186,21 +195,21 @@ def replaced(
   known: Sequence[facts.Product | None],
   implementation: str | None,
 ) -> jax.Array | None:
-  """The result of one of JAX's ragged dots, by this package's.
+  """Computes one of JAX's ragged dots with dequantized weights.
 
   Args:
-    primitive: `ragged_dot_general`'s.
+    primitive: the primitive of `ragged_dot_general`.
     args: lhs, rhs, group sizes; a group offset may follow.
     params: of the operation.
-    known: of lhs and of rhs.
-    implementation: of `ragged_dot`, None to choose. The product across blocks,
-      which is the gradient of lhs, is chosen.
+    known: the products that lhs and rhs are, or None.
+    implementation: see `ragged_dot`. A matmul across blocks, such as the
+      gradient of lhs, ignores it.
 
   Returns:
-    None of a product of plain weights.
+    The result; None if the weights were not dequantized.
 
   Raises:
-    NotServed: the weights are block-scaled, and yet it cannot be.
+    NotSupported: If `jp.ragged_dot` does not support the operation.
   """
   of_lhs, of_rhs = known
   if of_rhs is None or not is_quantized(of_rhs):
@@ -210,7 +219,7 @@ def replaced(
   if dims is None:
     if rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None:
       return None
-    raise NotServed("it has batch dimensions, or contracts several")
+    raise NotSupported("it has batch dimensions, or contracts several")
   order = (dims.group, dims.column, dims.weight_contracting)
   weights = _block_scaled(of_rhs, order, "rhs")
   if weights is None:
@@ -228,20 +237,20 @@ def multiplied(
   weights_of: Callable[[tuple[int, int, int]], scaled_array.ScaledArray],
   implementation: str | None,
 ) -> jax.Array:
-  """The result of one of JAX's ragged dots, whose weights are known.
+  """Computes one of JAX's ragged dots with quantized weights.
 
   Args:
-    primitive, args, params, implementation: as of `replaced`.
-    weights_of: the weights, given the dimensions of rhs that are groups,
-      columns and contracted, in this order; or raises NotServed.
+    primitive, args, params, implementation: see `replaced`.
+    weights_of: returns the weights, or raises NotSupported. Its argument has
+      the dimensions of rhs that are groups, columns and contracted.
 
   Raises:
-    NotServed: it cannot be.
+    NotSupported: If `jp.ragged_dot` does not support the operation.
   """
   lhs, rhs = args[:2]
   dims = _dimensions(lhs, rhs, params["ragged_dot_dimension_numbers"])
   if dims is None:
-    raise NotServed("it has batch dimensions, or contracts several")
+    raise NotSupported("it has batch dimensions, or contracts several")
   weights = weights_of((dims.group, dims.column, dims.weight_contracting))
   return _product(primitive, args, params, dims, None, weights, implementation)
 
@@ -255,24 +264,24 @@ def _product(
   weights: scaled_array.ScaledArray,
   implementation: str | None,
 ) -> jax.Array:
-  """Of lhs, or of rows, which is the same quantized, and weights."""
+  """Multiplies lhs by the weights. `rows` is the quantized lhs, or None."""
   lhs, rhs, group_sizes, *offset = args
   if implementation not in (None, *backends.BACKENDS):
-    raise NotServed(f"a ragged dot has no implementation {implementation!r}")
+    raise NotSupported(f"a ragged dot has no implementation {implementation!r}")
   if any(x is not None for x in offset):
-    raise NotServed("it has a group_offset")
+    raise NotSupported("it has a group_offset")
   if params["out_sharding"] is not None and weights.axis != 2:
-    raise NotServed(
+    raise NotSupported(
       "it has an out_sharding, and the weights are not blocked along the"
       " contracting dimension"
     )
   result = jax.eval_shape(functools.partial(primitive.bind, **params), *args)
   if result.dtype not in rules.RESULT_DTYPES:
-    raise NotServed(
+    raise NotSupported(
       f"the result is {result.dtype.name}, not float32, bfloat16 or float16"
     )
   if rows is None and np.dtype(lhs.dtype) not in _FLOATS:
-    raise NotServed(f"lhs is {lhs.dtype}, not float32, bfloat16 or float16")
+    raise NotSupported(f"lhs is {lhs.dtype}, not float32, bfloat16 or float16")
   bind = functools.partial(primitive.bind, **params)
   multiply = functools.partial(
     _multiply, dims, result.dtype, implementation, params["out_sharding"]
@@ -283,10 +292,10 @@ def _product(
 def _rows(
   x: facts.Product, order: Sequence[int]
 ) -> scaled_array.ScaledArray | None:
-  """lhs as a block-scaled array along k; None if it is better left alone."""
+  """Returns lhs as an array that is blocked along k; None if it is not."""
   try:
     array = _block_scaled(x, order, "lhs")
-  except NotServed:
+  except NotSupported:
     return None
   return array if array is not None and array.axis == 1 else None
 
@@ -300,7 +309,7 @@ def _multiply(
   weights: scaled_array.ScaledArray,
   group_sizes: jax.Array,
 ) -> jax.Array:
-  """The product; of a plain lhs as JAX has it, of a block-scaled one (m, k)."""
+  """Multiplies. A plain lhs has JAX's dimensions, a block-scaled one (m, k)."""
   if isinstance(lhs, jax.Array) and dims.rows:
     lhs = lhs.T
   if weights.axis == 2:
@@ -322,10 +331,11 @@ def _multiply(
 def _differentiable(
   bind: Callable[..., jax.Array], multiply: Callable[..., jax.Array]
 ) -> Callable[..., jax.Array]:
-  """`multiply` with the derivative that JAX's own operation has.
+  """Returns `multiply` with the derivative of JAX's operation.
 
-  What is differentiated is `bind` of both operands as they were. So derivatives
-  reach whatever made them; the weights' is JAX's, that of lhs is ours.
+  It is differentiated as `bind` of the dequantized operands, so derivatives
+  reach the code that computed them. `bind` computes the derivative by rhs, and
+  `multiply` the derivative by lhs.
   """
 
   @jax.custom_jvp

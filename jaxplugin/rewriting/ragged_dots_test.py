@@ -459,7 +459,7 @@ class LeftTest(parameterized.TestCase):
     params = {"ragged_dot_dimension_numbers": numbers, "out_sharding": None}
     w = weights("mxfp8")
     args = rows(), w.dequantize(), SIZES, np.array([1], np.int32)
-    with self.assertRaisesRegex(ragged_dots.NotServed, "has a group_offset"):
+    with self.assertRaisesRegex(ragged_dots.NotSupported, "has a group_offset"):
       ragged_dots.multiplied(None, args, params, lambda dims: w, None)
 
   def test_result_dtype(self):

@@ -32,7 +32,7 @@ WHO: Final = "quantize_dots"
 DOT: Final = "dot_general"
 _RAGGED: Final = "ragged_dot_general"
 _CONVOLUTION: Final = "conv_general_dilated"
-# What multiplies, and why what no recipe takes is left.
+# Matmuls that no recipe supports, and the reason.
 _NEVER_TAKEN: Final = {
   _RAGGED: (
     "it is a ragged dot; call jaxplugin.training.ragged_dot_general(recipe=...)"
@@ -138,7 +138,7 @@ def make(
   is_parameter: Sequence[bool],
   prefix: Sequence[str],
 ) -> Site:
-  """The site of an operation that is being made.
+  """Returns the site of an operation that is being traced.
 
   Args:
     operation: its name, one of `PRODUCTS`.
@@ -181,11 +181,11 @@ def _dimension_numbers(
 
 
 def scope_names() -> list[str]:
-  """Names of the scopes around what is being made, outermost first."""
+  """Returns names of the scopes around the operation, outermost first."""
   found: list[str] = []
   after_transform = False
   for name in provenance_private.scopes(None):
-    # Under a transformation an enclosing scope is named once more.
+    # A transformation repeats the name of the scope around it.
     if not name.is_transform and not (
       after_transform and found[-1:] == [name.text]
     ):
@@ -195,7 +195,7 @@ def scope_names() -> list[str]:
 
 
 def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
-  """Why no recipe can serve a site; empty if one can."""
+  """Returns why no recipe supports a site; "" if recipes do."""
   if site.operation != DOT:
     return _NEVER_TAKEN[site.operation]
   for name, dtype in (("lhs", site.lhs_dtype), ("rhs", site.rhs_dtype)):
@@ -221,11 +221,11 @@ def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
 
 
 def left_by_default(site: Site, block_size: int) -> str:
-  """Why a site is left unless `where` takes it; empty if it is taken.
+  """Returns why the default leaves a site unquantized; "" if it does not.
 
   Args:
-    site: which one.
-    block_size: the largest one of the recipe's formats.
+    site: the site.
+    block_size: the largest block size of the recipe's formats.
   """
   if site.weight is None:
     if site.lhs_is_parameter:
@@ -250,13 +250,13 @@ def left_by_default(site: Site, block_size: int) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transform:
-  """What `quantize_dots` was asked for; equal ones are one key of caches.
+  """Arguments of `quantize_dots`, as a key of caches.
 
   Attributes:
-    recipe: of sites that are taken.
-    where: what decides about a site, see `quantize_dots`; None is the default.
-    implementation, reduce_dtype: as of `dot_general`.
-    key_type: of the base key; None where there is none.
+    recipe: the default recipe.
+    where: see `quantize_dots`; None is the default.
+    implementation, reduce_dtype: see `dot_general`.
+    key_type: type of the base key; None if there is no key.
   """
 
   recipe: recipes.Recipe
@@ -266,7 +266,7 @@ class Transform:
   reduce_dtype: np.dtype | None = None
 
   def decide(self, site: Site) -> tuple[Any, str]:
-    """The recipe of a site that can be served, or None and why it is left."""
+    """Returns the recipe of a supported site, or None and a reason."""
     block_size = max(format.block_size for format in self.recipe.formats)
     reason = left_by_default(site, block_size)
     if self.where is None:
@@ -286,7 +286,7 @@ class Transform:
     return recipes.resolve(WHO, "the result of where", answer), ""
 
   def product(self, recipe: recipes.Recipe, weight: Any) -> Any:
-    """A `dot_general` of a recipe, whose operand `weight` is weights."""
+    """Returns a `dot_general` with a recipe."""
     return _dot_general(recipe, weight, self.implementation, self.reduce_dtype)
 
 
@@ -307,19 +307,19 @@ def _dot_general(
 
 @dataclasses.dataclass(kw_only=True)
 class Seen:
-  """The products of one call of a function.
+  """The matmuls of one call of a function.
 
   Attributes:
-    sites: those that were decided about.
-    is_decided: whether there are products of an earlier call in it too: JAX
-      does not trace a jitted function again.
+    sites: matmuls that this call decided about.
+    is_decided: whether an earlier call decided about others. JAX does not
+      trace a jitted function again.
   """
 
   sites: list[Site] = dataclasses.field(default_factory=list)
   is_decided: bool = False
 
   def warning(self) -> str:
-    """What to warn of: no product was taken, or a ragged one was left."""
+    """Returns a warning if no matmul is quantized or a ragged dot is not."""
     left = [site for site in self.sites if site.recipe is None]
     if self.is_decided or len(left) < len(self.sites):
       left = [s for s in left if s.operation == _RAGGED and s.weight]
@@ -338,12 +338,12 @@ def _count(found: Sequence[Any], noun: str) -> str:
   return f"{len(found)} {noun}{'s' if len(found) != 1 else ''}"
 
 
-# Different reasons that a warning has.
+# How many different reasons a warning shows.
 _MOST_REASONS: Final = 4
 
 
 def _left_text(what: str, left: Sequence[Site]) -> str:
-  """A sentence, and each reason with the first product it is the reason of."""
+  """Returns a sentence, and each reason with the first matmul that has it."""
   if not left:
     return ""
   by_reason: dict[str, list[Site]] = {}
@@ -372,9 +372,9 @@ _local: Final = _Local()
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Site]]:
-  """Collects the sites that are decided about inside, taken or left.
+  """Collects all sites that are decided about inside.
 
-  Functions that were traced before are traced again.
+  JAX traces functions again that it has traced before.
   """
   before, _local.records = _local.records, []
   try:

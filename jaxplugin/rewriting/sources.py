@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of a function are parameters, or only laid out otherwise."""
+"""Finds values of a function that are parameters, perhaps in another layout."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 
-# Their results have the numbers of their first operand, rounded at most, all or
-# some of them; `pad` and `concatenate` have others beside them.
+# Their results have all or some elements of the first operand, perhaps rounded.
+# `pad` and `concatenate` add others.
 _LAYOUTS: Final = frozenset(
   {
     *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"),
@@ -30,12 +30,12 @@ _LAYOUTS: Final = frozenset(
     *("reduced_vary_cast_p", "vary_unreduced_cast_p"),
   }
 )
-# Of these each result has those of the operand beside it.
+# Each result has the elements of the operand with the same index.
 _SIDE_BY_SIDE: Final = frozenset({"optimization_barrier", "device_put"})
-# Its result is its second operand.
+# Its result is the second operand.
 _TIE: Final = "tie"
 _GATHER: Final = "gather"
-# Operations with one function inside, whose results are theirs.
+# Operations whose results are those of the one function inside.
 _CALLS: Final = frozenset(
   {
     *("jit", "checkpoint", "remat2", "closed_call", "core_call", "remat_opt"),
@@ -44,15 +44,15 @@ _CALLS: Final = frozenset(
 )
 
 
-# Operations that lay their operands' numbers out, or may do so.
+# Operations whose results may have the elements of an operand.
 LAYOUTS: Final = _LAYOUTS | _SIDE_BY_SIDE | {_TIE, _GATHER}
 
 
 class Parameters:
-  """A set of values, by what they are and not by what they are equal to."""
+  """A set of values, by identity."""
 
   def __init__(self) -> None:
-    self._known: dict[int, Any] = {}  # which keeps them alive
+    self._known: dict[int, Any] = {}  # keeps them alive
 
   def add(self, x: Any) -> None:
     if isinstance(x, (jax.Array, np.ndarray)) and np.ndim(x):
@@ -60,7 +60,7 @@ class Parameters:
       self._known[id(identity)] = identity
 
   def __contains__(self, x: Any) -> bool:
-    """Whether a value is one, or one in another layout."""
+    """Whether a value is a parameter, possibly in another layout."""
     while id(binding_private.identity(x)) not in self._known:
       source = _source_of_traced(x)
       if source is None:
@@ -77,8 +77,8 @@ class Parameters:
   ) -> None:
     """Adds results that are parameters in another layout.
 
-    Of traced values JAX keeps the operations that made them; others have only
-    this.
+    JAX stores which operation computed a traced value. For concrete arrays this
+    set is the only record.
     """
     if not any(x in self for x in args):
       return
@@ -92,12 +92,12 @@ class Parameters:
 def source_of(
   primitive: Any, params: dict[str, Any], operands: Sequence[Any], result: int
 ) -> int | None:
-  """Which operand a result has the numbers of; None if it has others.
+  """Returns the index of the operand whose elements a result has, or None.
 
   Args:
     primitive, params: the operation.
     operands: values, or variables of a jaxpr.
-    result: which result.
+    result: index of the result.
   """
   name = primitive.name
   if name in _LAYOUTS:
@@ -115,10 +115,9 @@ def source_of(
 
 
 def _is_one_slice(params: dict[str, Any], indices: Any) -> bool:
-  """Whether a gather takes one matrix, or more, out of a stack of them.
+  """Whether a gather selects one matrix of a stack.
 
-  One that looks up vectors does not count: a row of an embedding is an
-  activation.
+  A gather of vectors does not count: a row of an embedding is an activation.
   """
   aval = getattr(indices, "aval", indices)
   is_one = len(aval.shape) == 1
@@ -146,7 +145,7 @@ def _source_in(jaxpr: Any, result: int) -> int | None:
 
 
 def _source_of_traced(x: Any) -> Any:
-  """The traced value that `x` has the numbers of; None if of no other one."""
+  """Returns the traced value whose elements `x` has; None if it has others."""
   made = binding_private.maker(x)
   if made is None:
     return None
@@ -157,7 +156,7 @@ def _source_of_traced(x: Any) -> Any:
 
 
 def is_given(x: Any, trace: Any) -> bool:
-  """Whether a value is an argument of a traced function, laid out or not."""
+  """Whether a value is an argument of a traced function, in any layout."""
   if not binding_private.is_traced_by(x, trace):
     return False
   while binding_private.maker(x) is not None:
@@ -168,15 +167,15 @@ def is_given(x: Any, trace: Any) -> bool:
 
 
 def parameters_among(args: Sequence[Any], trace: Any) -> list[bool]:
-  """Which values are parameters of a function that takes a derivative inside.
+  """Returns which values are parameters of a function that differentiates.
 
   Args:
-    args: values in it.
-    trace: of that function.
+    args: values of the function.
+    trace: of the function.
 
   Returns:
-    For each whether it is an argument that the derivative is taken with respect
-    to; where none is, whether it is any argument.
+    For each value whether it is an argument that the function differentiates
+    by. If no value is, whether it is an argument.
   """
   given = [is_given(x, trace) for x in args]
   active = [

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized weights as a function's code sees them: laid out in many ways.
+"""Views of quantized weights, and matmuls by a view.
 
-Code gets a weight as a plain array. What is made of it by reshapes, transposes,
-conversions and slices is a `View`: of which weight, and which of its elements
-is where. Products of views are products with the weight as it is stored.
+Code gets a weight as a plain array. Its result after reshapes, transposes,
+conversions and slices is a `View`, which maps its dimensions to those of the
+weight. A matmul by a view is a matmul by the stored weight.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.rewriting import facts
 
 
-class NotServed(Exception):
-  """What is made of a weight is no product with it; says why."""
+class NotSupported(Exception):
+  """An operation on a weight cannot use the quantized one; has the reason."""
 
 
 @functools.partial(
@@ -35,12 +35,12 @@ class NotServed(Exception):
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-  """A weight that a function was given.
+  """A quantized weight among the arguments of a function.
 
   Attributes:
     path: its name among the arguments.
     array: stored (..., n, k), blocked along k.
-    layers: integers[], of each of the first dimensions which one is meant.
+    layers: integers[], indices into the first dimensions, which select a layer.
   """
 
   path: str
@@ -49,11 +49,11 @@ class Weight:
 
   @property
   def ndim(self) -> int:
-    """That of one layer."""
+    """The number of dimensions of the selected layer."""
     return self.array.ndim - len(self.layers)
 
   def selected(self) -> scaled_array.ScaledArray:
-    """The layer that is meant."""
+    """Returns the selected layer."""
     array = self.array
     for layer in self.layers:
       array = array[layer]
@@ -73,12 +73,12 @@ class Weight:
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class View:
-  """A value that has the numbers of a weight, up to roundings.
+  """A value that has the elements of a weight, except for roundings.
 
   Attributes:
-    weight: which.
-    dims: of each of its dimensions the atoms.
-    stored: of each of the stored weight's the atoms.
+    weight: the weight.
+    dims: atoms of each dimension of the value.
+    stored: atoms of each dimension of the stored weight.
   """
 
   weight: Weight
@@ -86,13 +86,13 @@ class View:
   stored: tuple[facts.Atoms, ...]
 
   def has_all_once(self) -> bool:
-    """Whether it is neither repeated nor cut."""
+    """Whether it has each element of the weight exactly once."""
     own = [atom for dim in self.dims for atom in dim]
     stored = [atom for dim in self.stored for atom in dim]
     return len(own) == len(stored) and set(own) == set(stored)
 
   def at(self, layer: Any) -> View | None:
-    """Of one index of its first dimension; None if that is no layer."""
+    """Returns one index of the first dimension; None if it is not of layers."""
     if self.weight.ndim <= 2 or not self.dims:
       return None
     if self.dims[0] != self.stored[0]:
@@ -102,7 +102,7 @@ class View:
     )
 
   def value(self, dtype: Any) -> tuple[jax.Array, facts.Product]:
-    """Made anew of the weight: what it is, and what is known of it."""
+    """Dequantizes the weight to this view, and returns it as a product too."""
     stored = self.weight.dequantized(dtype)
     factor = facts.Factor(array=stored, dims=self.stored, dtype=np.dtype(dtype))
     value = factor.laid_out(self.dims)
@@ -111,11 +111,11 @@ class View:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dims:
-  """What a product does with the stored dimensions of a weight, but the last.
+  """Dimensions of a stored weight in a matmul. The last one is contracted.
 
   Attributes:
-    batch: those that are batch dimensions.
-    free: those that it keeps.
+    batch: batch dimensions.
+    free: noncontracting dimensions.
   """
 
   batch: tuple[int, ...]
@@ -125,21 +125,21 @@ class Dims:
 def stored_dims(
   view: View, contracting: Sequence[int], batch: Sequence[int]
 ) -> Dims:
-  """What a product with a view does with the weight.
+  """Returns the dimensions of the stored weight in a matmul by a view.
 
   Args:
-    view: a side of the product.
-    contracting, batch: its dimensions of these kinds.
+    view: an operand of the matmul.
+    contracting, batch: dimensions of the view.
 
   Raises:
-    NotServed: it is no product of the weight as it is stored.
+    NotSupported: If the matmul is not one by the stored weight.
   """
   if not view.has_all_once():
-    raise NotServed("its elements are repeated")
+    raise NotSupported("its elements are repeated")
   contracted = {atom for d in contracting for atom in view.dims[d]}
   batched = {atom for d in batch for atom in view.dims[d]}
   if contracted != set(view.stored[-1]):
-    raise NotServed(
+    raise NotSupported(
       "the matmul contracts other dimensions than the blocked one (a"
       " derivative does: differentiate outside of the function)"
     )
@@ -147,7 +147,9 @@ def stored_dims(
   for d, atoms in enumerate(view.stored[:-1]):
     is_batch = [atom in batched for atom in atoms]
     if len(set(is_batch)) > 1:
-      raise NotServed("only a part of a stored dimension is a batch dimension")
+      raise NotSupported(
+        "only a part of a stored dimension is a batch dimension"
+      )
     kinds[any(is_batch)].append(d)
   return Dims(batch=tuple(kinds[True]), free=tuple(kinds[False]))
 
@@ -158,17 +160,18 @@ def other_side(
   dims: Dims,
   pairs: Sequence[tuple[int, int]],
 ) -> tuple[jax.Array, int]:
-  """The other operand with its dimensions in the order of the weight's.
+  """Returns the other operand with dimensions in the weight's order.
 
   Args:
     x: the other operand.
     view: the weight.
     dims: of the weight.
-    pairs: of each contracting and batch dimension that of x and of the view.
+    pairs: each contracting or batch dimension of x, with that of the view.
 
   Returns:
-    x of dimensions: batch, as stored; its own; contracting. And how many its
-    own are.
+    x with its batch dimensions in the stored order, then its noncontracting
+    ones, then one contracting dimension. Also the number of the noncontracting
+    dimensions.
   """
   of_view = dict(pairs)
   sizes: list[int] = []
@@ -204,15 +207,15 @@ def in_order(
   free: Sequence[int],
   is_lhs: bool,
 ) -> jax.Array:
-  """The result as `lax.dot_general` has its dimensions.
+  """Returns the result with the dimensions of `lax.dot_general`.
 
   Args:
-    result: of dimensions: batch, as stored; the other side's own; the weight's
-      that are kept, as stored.
+    result: has batch dimensions in the stored order, then noncontracting ones
+      of the other operand, then those of the weight in the stored order.
     view, dims: of the weight.
-    num_own: how many the other side's own dimensions are.
-    batch, free: the view's, in order.
-    is_lhs: whether the weight is the left side.
+    num_own: number of noncontracting dimensions of the other operand.
+    batch, free: batch and noncontracting dimensions of the view, in order.
+    is_lhs: whether the weight is the lhs.
   """
   sizes: list[int] = []
   places: dict[facts.Atom, int] = {}

@@ -33,7 +33,7 @@ from jaxplugin.training import settings
 
 
 class _NotGiven(enum.Enum):
-  """What an argument is that may be None and was left out."""
+  """The default of an argument that may be None."""
 
   NOT_GIVEN = enum.auto()
 
@@ -322,7 +322,7 @@ def _explicit_sharding(
 
   def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return lax.dot_general(
-      # Of one dtype: which pairs of them go together is our own rule.
+      # `dot_general` has its own rule for pairs of dtypes.
       lhs.astype(np.float32),
       rhs.astype(np.float32),
       numbers,

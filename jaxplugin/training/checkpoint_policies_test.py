@@ -145,7 +145,7 @@ class PolicyTest(parameterized.TestCase):
     self.assertEqual(count("block_scaled_ragged_contraction", jaxpr), expected)
 
   def test_equal_policies_are_equal(self):
-    # Keys of JAX's caches: a new one at each call would compile anew.
+    # They are keys of JAX's caches: unequal ones would compile at each call.
     make = lambda: ours.for_block_scaled_dots(jaxs.dots_saveable)
     self.assertEqual(make(), make())
     self.assertEqual(hash(make()), hash(make()))
@@ -173,11 +173,11 @@ class PolicyTest(parameterized.TestCase):
         count("block_quantize", jaxpr),
         count("block_scaled_dot", jaxpr),
       )
-    # Forward both operands of two dots; backward the weight, of which no copy
-    # is kept, what is made again, and g of two dots.
+    # Forward: both operands of two dots. Backward: the weight, which has no
+    # saved copy, recomputed operands, and g of two dots.
     self.assertEqual(found["both"][0], 4 + 1 + 2)
     self.assertEqual(found["nothing"][0], 4 + 1 + 4 + 2)
-    # The first dot's result is there, and its weight is not needed for it.
+    # The first dot's result is saved, so its weight is not quantized again.
     self.assertEqual(found["dots"][0], 4 + 1 + 3 + 2)
     # The argument of each sine has to be there: dots are made again.
     self.assertEqual(found["quantized"][1], 2 + 2 + 4)
@@ -185,7 +185,7 @@ class PolicyTest(parameterized.TestCase):
 
 
 class BytesTest(parameterized.TestCase):
-  """What a layer leaves to the backward pass, of which its input is no part."""
+  """Bytes of a layer's residuals, without its input."""
 
   # Tokens, features, and features of the result.
   SIZES = (96, 64, 128)
@@ -229,7 +229,7 @@ class BytesTest(parameterized.TestCase):
   def test_bytes_of_a_layer(self, recipe, each, more):
     m, k, n = self.SIZES
     lhs, rhs = m * k * each + more, k * n * each + more
-    # Of a weight no copy is kept.
+    # A weight has no saved copy.
     self.assertEqual(self.kept(recipe, "rhs"), {"lhs": lhs, "rhs": 0})
     self.assertEqual(self.kept(recipe, "lhs"), {"lhs": 0, "rhs": rhs})
     self.assertEqual(self.kept(recipe, None), {"lhs": lhs, "rhs": rhs})

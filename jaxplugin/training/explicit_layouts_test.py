@@ -18,7 +18,7 @@ from jaxplugin.testing.meshes import explicit
 B, S, D, F = 8, 64, 128, 256
 NUMBERS = (((2,), (0,)), ((), ()))
 
-# Of x, both weights, and the results of both products.
+# Specs of x, both weights, and the results of both matmuls.
 LAYOUTS = {
   "dp": (P(("f", "t")), P(), P(), None, None),
   "fsdp": (P("f"), P("f"), P("f"), P("f"), P("f")),
@@ -131,7 +131,7 @@ class MoreLayoutsTest(_Layouts):
   def test_nvfp4_recipe(self, layout):
     dot_general = jp.dot_general(recipe=jp.training.NVFP4_RECIPE, weight="rhs")
     key = jax.random.key(0)
-    # Sums cross devices, and are no whole numbers.
+    # Devices exchange sums that are not integers.
     self.check(
       layout,
       lambda *args, **kw: dot_general(*args, key=key, **kw),

@@ -143,7 +143,7 @@ quantized_dot.defjvp(_dot_jvp, symbolic_zeros=True)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Term:
-  """What the tangent of an operand is multiplied with, and its gradient of.
+  """The matmul for the tangent of an operand, and for its gradient.
 
   Attributes:
     side: the operand.
@@ -167,7 +167,7 @@ class _Term:
 
   @property
   def product(self) -> products.Product | None:
-    """Of g and the other operand, quantized; None in high precision."""
+    """The quantized matmul for the gradient; None in high precision."""
     return self.other.product
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What devices send for an MLP and its gradients, and that these are right.
 
-What is sent is read in optimized HLO of XLA's GPU compiler, without GPUs.
+The collectives are those in optimized HLO of XLA's GPU compiler, without GPUs.
 """
 
 import functools
@@ -125,7 +125,7 @@ PRODUCTS = {
 }
 
 
-# Of x, w and y, in whole blocks on each device.
+# Shapes of x, w and y, with whole blocks on each device.
 SHAPES = ((2, 64, 64), (64, 128), (2, 64, 128))
 
 

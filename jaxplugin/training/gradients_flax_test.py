@@ -25,10 +25,10 @@ TOKENS, FEATURES, HEADS = 6, 40, 4
 X = np.random.default_rng(0).normal(size=(2, TOKENS, FEATURES))
 X = X.astype(np.float32)
 
-# What a layer adds to the error of its dot, relative to the largest number of
-# an array: results are sums of up to 12 * 40 products, whose bound is that of
-# 16 roundings of the sum of magnitudes, below 32 times the largest number here.
-# Softmax and a second dot pass the first one's error on, at most doubled twice.
+# The error of a layer besides that of its dot, relative to the largest number
+# of an array. Results are sums of up to 12 * 40 products. Their bound is that
+# of 16 roundings of the sum of magnitudes, which is below 32 times the largest
+# number. Softmax and a second dot at most double the first one's error, twice.
 TOLERANCE = 4 * 32 * testing.BOUND
 
 
@@ -59,8 +59,8 @@ def nnx_layers():
     "linear_general_of_two_axes": lambda dot: nnx.LinearGeneral(
       (TOKENS, FEATURES), 5, axis=(-2, -1), dot_general=dot, rngs=rngs()
     ),
-    # What the second dot quantizes comes out of the first one's softmax, whose
-    # roundings differ: so each has a layer of its own.
+    # The second dot quantizes the result of the first one's softmax, whose
+    # roundings differ. So only one dot of a layer is quantized.
     "attention_in": lambda dot: attention(qkv_dot_general=dot, rngs=rngs()),
     "attention_out": lambda dot: attention(out_dot_general=dot, rngs=rngs()),
   }
@@ -86,7 +86,7 @@ def linen_layers():
 
 
 def assert_close_and_not_zero(actual, expected):
-  """Arrays of trees; each is there, and within the tolerance."""
+  """Asserts that arrays of two trees are close and not zero."""
   actual, tree = jax.tree.flatten(actual)
   expected, expected_tree = jax.tree.flatten(expected)
   assert tree == expected_tree, (tree, expected_tree)
@@ -109,7 +109,7 @@ class NnxTest(parameterized.TestCase):
     for dot_general in dots(format):
       layer = nnx_layers()[name](dot_general)
       graph, params = nnx.split(layer, nnx.Param)
-      # Of no symmetry: a sum over tokens would leave gradients that cancel.
+      # Not symmetric: the gradients of a plain sum over tokens would cancel.
       loss = lambda p, x, graph=graph: (
         jnp.sin(3 * nnx.merge(graph, p)(x)).sum()
       )

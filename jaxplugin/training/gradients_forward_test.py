@@ -71,7 +71,7 @@ class ForwardTest(parameterized.TestCase):
     )((lhs, rhs), (lhs_tangent, rhs_tangent))
     self.assert_within(both, of_lhs, of_rhs)
     np.testing.assert_array_equal(result, jax.jit(dot)(lhs, rhs))
-    # Of a constant operand there is none.
+    # A constant operand has no tangent.
     _, one = jax.jvp(lambda lhs: dot(lhs, rhs), (lhs,), (lhs_tangent,))
     self.assert_within(one, of_lhs)
     _, linear = jax.linearize(lambda rhs: dot(lhs, rhs), rhs)

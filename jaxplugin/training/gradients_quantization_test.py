@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `dot_general` quantizes, along what, and keeps; bit by bit.
+"""Arrays that `dot_general` quantizes and saves, compared bit by bit.
 
 The expected gradients are written out in `quantize` and `block_scaled_dot`.
 """
@@ -311,7 +311,7 @@ class KeptTest(parameterized.TestCase):
     )
 
   def kept_of_two_activations(self, *formats):
-    # What has batch dimensions may be no weights.
+    # An operand with batch dimensions may be activations.
     function = jp.dot_general(*formats)
     numbers = (((2,), (1,)), ((0,), (0,)))
     _, vjp = jax.vjp(lambda x, w: function(x, w, numbers), X[None], W[None])

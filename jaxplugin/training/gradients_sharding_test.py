@@ -27,7 +27,7 @@ C = np.random.default_rng(2).integers(-4, 5, (64, 32)).astype(np.float32)
 
 class SignatureTest(absltest.TestCase):
   def test_arguments_are_those_of_lax_dot_general_and_a_key(self):
-    # Of the JAX that is here: what a newer one adds is seen here first.
+    # The installed JAX: the test fails if a newer one adds an argument.
     simplify = lambda function: [
       (p.name, p.kind, p.default)
       for p in inspect.signature(function).parameters.values()

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized products of `dot_general`: one forward, two backward.
+"""Quantized matmuls of `dot_general`: one forward, two backward.
 
-Each contracts other dimensions, so each quantizes its operands along others.
+Each contracts different dimensions, and quantizes its operands along these.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from jaxplugin.quantization import problems
 from jaxplugin.training import recipes
 
 Side = Literal["lhs", "rhs"]
+_Formats = tuple[formats.BlockFormat | None, formats.BlockFormat | None]
 
 _NO_SECOND: Final = (
   ": a gradient computed from quantized arrays has no derivative; for a"
@@ -53,17 +54,17 @@ def other_side(side: Side) -> Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
-  """A recipe, and which operand is what in it.
+  """A recipe, and which operand is the weight.
 
   Attributes:
-    recipe: what is quantized to what.
-    weight: the operand that is weights; the other is activations. None: both
-      are activations, and the gradients of both are as dgrad.
-    is_weight_given: whether `weight` was said. Of formats alone it is not, and
-      rhs with batch dimensions may be activations, as in attention.
-    implementation: as in `block_scaled_dot`.
+    recipe: the recipe.
+    weight: the operand that is the weight; the other is the activations. If
+      None, both are activations and both gradients are dgrad.
+    is_weight_given: whether the caller passed `weight`. If only formats were
+      passed, rhs with batch dimensions may be activations, as in attention.
+    implementation: see `block_scaled_dot`.
     who: the function that errors name.
-    reduce_dtype: of sums over devices; None is each product's own dtype.
+    reduce_dtype: dtype of sums over devices; None is that of each matmul.
   """
 
   recipe: recipes.Recipe
@@ -79,14 +80,14 @@ class Scheme:
     return self.recipe.activation_format
 
   def gradient(self, side: Side) -> str:
-    """The product that makes an operand's gradient: "dgrad" or "wgrad"."""
+    """Returns the matmul for an operand's gradient: "dgrad" or "wgrad"."""
     return "wgrad" if side == self.weight else "dgrad"
 
   def keeps_array(self, side: Side, has_batch: bool) -> bool:
-    """Whether the backward pass gets an operand itself, and no copy of it.
+    """Whether the residual of an operand is the array, and not a copy.
 
-    A weight is alive anyway: it is a parameter, and a copy would be a second
-    one beside it, of every layer at once.
+    A weight is a parameter, which stays in memory. Copies would add the weights
+    of all layers.
     """
     return side == self.weight and (self.is_weight_given or not has_batch)
 
@@ -103,7 +104,7 @@ class Scheme:
     square: tuple[int, ...] | None = None,
     is_gradient: bool = False,
   ) -> operands.QuantizeSpec:
-    """How an array is quantized for a product."""
+    """Returns how an array is quantized for a matmul."""
     recipe = self.recipe
     has_choice = quantization.has_four_over_six(format)
     return operands.QuantizeSpec(
@@ -119,24 +120,25 @@ class Scheme:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-  """A quantized product: how its operands are blocked, and multiplied.
+  """A quantized matmul: how its operands are blocked and multiplied.
 
-  Of several dimensions that are contracted together the last one is blocked,
-  where it has whole blocks: the codes are those of all merged into one, and no
-  dimension changes, so that a sharding of each stays what it is. Else they are
-  merged.
+  If several dimensions are contracted and the last one has whole blocks, that
+  one is blocked. The codes are those of the merged dimensions, and the sharding
+  of each dimension stays. Otherwise the dimensions are merged.
 
   Attributes:
-    lhs, rhs: blockings, along what is contracted. Sizes are padded to whole
-      blocks of both formats, and to whole groups of the transform.
-    numbers: `block_scaled_dot`'s, of the blocked operands.
-    hadamard: the size of the transform of both operands, or None.
-    out_sharding: of the result, on a mesh with explicit axes, or None.
+    lhs, rhs: blockings along the contracting dimensions. Sizes are padded to
+      whole blocks of both formats, and to whole groups of the transform.
+    numbers: dimension numbers of the blocked operands.
+    operand_formats: formats of the operands; None for an unquantized one.
+    hadamard: size of the transform of both operands, or None.
+    out_sharding: of the result on a mesh with explicit axes, or None.
   """
 
   lhs: blocking.Blocking
   rhs: blocking.Blocking
   numbers: sides.DimensionNumbers
+  operand_formats: _Formats
   hadamard: int | None = None
   out_sharding: NamedSharding | None = None
 
@@ -145,12 +147,10 @@ class Product:
     cls,
     numbers: sides.DimensionNumbers,
     shapes: tuple[Sequence[Any], Sequence[Any]],
-    operand_formats: tuple[
-      formats.BlockFormat | None, formats.BlockFormat | None
-    ],
+    operand_formats: _Formats,
     hadamard: int | None = None,
   ) -> Self:
-    """The product of arrays of two shapes."""
+    """Returns the matmul of arrays of two shapes."""
     multiple = math.lcm(*(f.block_size for f in operand_formats if f))
     multiple = math.lcm(multiple, hadamard or 1)
     contracting, batch = numbers
@@ -164,7 +164,13 @@ class Product:
         )
         for k, b, free in zip(contracting, batch, frees, strict=True)
       )
-      return cls(lhs=lhs, rhs=rhs, numbers=numbers, hadamard=hadamard)
+      return cls(
+        lhs=lhs,
+        rhs=rhs,
+        numbers=numbers,
+        operand_formats=operand_formats,
+        hadamard=hadamard,
+      )
     lhs, rhs = (
       blocking.Blocking(dims=k, lead=(*b, *free), multiple=multiple)
       for k, b, free in zip(contracting, batch, frees, strict=True)
@@ -178,6 +184,7 @@ class Product:
       lhs=lhs,
       rhs=rhs,
       numbers=(((lhs.axis(),), (rhs.axis(),)), (lhs_batch, rhs_batch)),
+      operand_formats=operand_formats,
       hadamard=hadamard,
     )
 
@@ -196,17 +203,17 @@ class Product:
     )
 
   def prepared(self, side: Side, x: jax.Array, sizes: Any) -> jax.Array:
-    """An operand before it is blocked; `x` itself where nothing is done."""
+    """Prepares an operand before it is blocked. By default returns `x`."""
     del side, sizes
     return x
 
   def multiply(
     self, lhs: Any, rhs: Any, dtype: Any, scheme: Scheme, sizes: Any
   ) -> jax.Array:
-    """The product of blocked operands, quantized or not.
+    """Multiplies blocked operands, quantized or not.
 
     Args:
-      sizes: of groups of rows, for a product that has some; else None.
+      sizes: sizes of the groups of rows; None if there are no groups.
     """
     del sizes
     return dot.block_scaled_dot(
@@ -228,13 +235,13 @@ class Product:
     sizes: Any,
     order: tuple[int, ...],
   ) -> jax.Array:
-    """`multiply(g, other)`, with its dimensions in an order.
+    """Returns `multiply(g, other)` with its dimensions in an order.
 
-    Where that is the order of the product the other way round, as a weight's
-    is, it is made so: XLA cannot have a kernel's result transposed for nothing.
+    If that is the order of `multiply(other, g)`, as for a weight, it computes
+    that: XLA would copy a kernel's result to transpose it.
 
     Args:
-      order: a permutation of the product's dimensions.
+      order: a permutation of the dimensions of `multiply(g, other)`.
     """
     dims = tuple(range(len(order)))
     (g_k, _), (g_batch, _) = self.numbers
@@ -248,7 +255,7 @@ class Product:
     return self._from_the_right(order).multiply(other, g, dtype, scheme, sizes)
 
   def _from_the_right(self, order: tuple[int, ...]) -> Self:
-    """The product the other way round, whose dimensions come in `order`."""
+    """Returns the matmul with swapped operands, with dimensions in `order`."""
     sharding = self.out_sharding
     if sharding is not None:
       spec = mesh_axes.normalize_spec(sharding.spec, len(order))
@@ -260,11 +267,12 @@ class Product:
       lhs=self.rhs,
       rhs=self.lhs,
       numbers=(contracting[::-1], batch[::-1]),
+      operand_formats=self.operand_formats[::-1],
       out_sharding=sharding,
     )
 
   def blocked(self, x: jax.Array, along: blocking.Blocking) -> jax.Array:
-    """An operand that is not quantized, as `multiply` takes it."""
+    """Returns an unquantized operand for `multiply`."""
     x = along.apply(x)
     if self.hadamard is None:
       return x
@@ -272,7 +280,7 @@ class Product:
 
 
 def _has_whole(size: Any, multiple: int) -> bool:
-  """Whether a size, not symbolic, is a multiple."""
+  """Whether a size is not symbolic and is a multiple."""
   return isinstance(size, int) and size % multiple == 0
 
 
@@ -283,10 +291,12 @@ def quantized(
   *,
   who: str,
 ) -> list[Any]:
-  """`x` quantized in each manner, all of one format; from one read if can be.
+  """Quantizes `x` in several manners of one format, from one read if possible.
 
   Args:
-    keys: of each, for stochastic rounding.
+    x: the array.
+    manners: how to quantize it.
+    keys: for each manner the key of stochastic rounding, or None.
     who: the function that errors name.
   """
   keys = keys or [None] * len(manners)
@@ -325,12 +335,11 @@ def quantized(
 
 
 def bits_of(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
-  """`x` as integers, FP4 two a byte where its blocks are even.
+  """Returns `x` as integers, with FP4 packed if its blocks are even.
 
-  What a policy of `jax.checkpoint` saves goes through `lax.reduce_precision`
-  where it is a float. That knows no type without Inf, and makes NaN of E4M3's
-  scales above 240. And XLA:CPU slices bytes as they are, but FP4, in a scan
-  over layers, value by value.
+  A policy of `jax.checkpoint` passes floats through `lax.reduce_precision`,
+  which does not support dtypes without Inf: it turns E4M3 scales above 240 into
+  NaN. In a scan over layers, XLA:CPU slices FP4 value by value, but not bytes.
   """
   if x.format.is_fp4 and x.format.block_size % 2 == 0:
     x = x.pack()
@@ -360,7 +369,7 @@ def backward_product(
   other_shape: Sequence[Any],
   out_sharding: NamedSharding | None = None,
 ) -> Product | None:
-  """g x the other operand, the gradient of `side`; None if not quantized."""
+  """Returns the matmul for the gradient of `side`; None if not quantized."""
   name = scheme.gradient(side)
   recipe = scheme.recipe
   operand_formats = (recipe.grad_format, scheme.format(other_side(side)))
@@ -376,9 +385,9 @@ def backward_product(
 
 
 class Held(NamedTuple):
-  """Copies of an operand that were made before, as `bits_of` has them.
+  """Copies from `bits_of` of an operand that was quantized before.
 
-  None where a product takes the operand as it is, or another copy.
+  A copy is None if the matmul uses the array, or the other copy.
   """
 
   forward: scaled_array.ScaledArray | None
@@ -386,7 +395,7 @@ class Held(NamedTuple):
 
 
 class _KeptCopy(NamedTuple):
-  """A copy that was made before, and `tangents.witness` of the operand."""
+  """A copy of a `Held`, and `tangents.witness` of the operand."""
 
   copy: scaled_array.ScaledArray
   witness: jax.Array
@@ -394,21 +403,19 @@ class _KeptCopy(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operand:
-  """An operand in the forward product, and in one backward product.
+  """An operand in the forward matmul, and in one backward matmul.
 
   Attributes:
     side: "lhs" or "rhs".
     shape: of the array.
     dtype: of the array.
-    forward: how the forward product has it; None as it is, where its format is
-      None.
-    backward: how the backward product has it; None as it is.
-    first: the forward product.
-    product: the backward product; None where that is in high precision.
-    keeps_forward: whether the backward product is made of what the forward
-      product had, and not of another copy.
-    keeps_array: whether the forward pass leaves the array to the backward pass,
-      which quantizes it; else its quantized copy.
+    forward: how the forward matmul quantizes it; None if it does not.
+    backward: how the backward matmul quantizes it; None if it does not.
+    first: the forward matmul.
+    product: the backward matmul; None if that is in high precision.
+    keeps_forward: whether the backward matmul uses the forward copy.
+    keeps_array: whether the residual is the array, which the backward pass
+      quantizes. Otherwise it is a quantized copy.
     who: the function that errors name.
   """
 
@@ -433,7 +440,7 @@ class Operand:
     first: Product,
     product: Product | None,
   ) -> Operand:
-    """That of an array with dimensions `free` beside contracted and batch."""
+    """Returns the operand of an array with noncontracting dimensions `free`."""
     format = scheme.format(side)
     now = later = None
     if format is not None:
@@ -467,16 +474,17 @@ class Operand:
     name: str | None = None,
     held: Held | None = None,
   ) -> tuple[Any, Any]:
-    """What the forward product takes, and what is kept.
+    """Returns the operand of the forward matmul, and the residual.
 
     Args:
-      sizes: as of `Product.multiply`.
-      is_needed: whether anything is kept.
-      name: what policies of `jax.checkpoint` know it by, where it is quantized.
-      held: copies that are there; None where it is quantized here.
+      x: the array.
+      sizes: see `Product.multiply`.
+      is_needed: whether the backward pass needs a residual.
+      name: name of a quantized residual for policies of `jax.checkpoint`.
+      held: copies that exist already; None to quantize the array.
 
     Returns:
-      None for an operand that the forward product takes as it is.
+      The first is None if the forward matmul does not quantize the operand.
     """
     if self.forward is None:
       return None, x
@@ -503,7 +511,7 @@ class Operand:
     return now, ad_checkpoint.checkpoint_name(bits_of(later), name)
 
   def _held(self, x: jax.Array, held: Held, is_needed: bool) -> tuple[Any, Any]:
-    """As `quantize`, of copies that are there."""
+    """Does what `quantize` does, with copies that exist already."""
     witness = tangents.witness(x, f"{self.who}{_NO_SECOND}")
     now = None
     if held.forward is not None:
@@ -515,13 +523,13 @@ class Operand:
     return now, _KeptCopy(copy, witness)
 
   def as_kept(self, kept: Any) -> jax.Array:
-    """The array, of which `kept` is the forward copy, dequantized: f32."""
+    """Dequantizes a forward copy to an f32 array."""
     assert self.forward is not None
     x = quantization.dequantize(kept, np.float32)
     return self.forward.along.undo(x, self.shape)
 
   def taken(self, kept: Any, sizes: Any) -> Any:
-    """What the backward product takes."""
+    """Returns the operand of the backward matmul from the residual."""
     if self.forward is None or not (self.keeps_forward or self.backward):
       if self.product is None:
         return kept
@@ -536,7 +544,7 @@ class Operand:
     return self._turned(kept, sizes) if self.keeps_forward else kept
 
   def _quantized_again(self, x: jax.Array, sizes: Any) -> Any:
-    """The array as it would have been kept quantized."""
+    """Quantizes a residual that is the array."""
     manner = self.forward if self.keeps_forward else self.backward
     assert manner is not None
     if self.keeps_forward:
@@ -548,7 +556,7 @@ class Operand:
     return result
 
   def _turned(self, kept: scaled_array.ScaledArray, sizes: Any) -> Any:
-    """What the forward product had, as the backward product takes it."""
+    """Converts a forward copy to the operand of the backward matmul."""
     assert self.forward is not None
     if self.backward is None:
       return self.as_kept(kept)

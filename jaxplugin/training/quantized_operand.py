@@ -38,13 +38,13 @@ _SIDES: Final[dict[str, products.Side]] = {"weight": "rhs", "activation": "lhs"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Use:
-  """What an operand's copies are for.
+  """The matmul that an operand's copies are quantized for.
 
   Attributes:
     role: "weight" or "activation".
     contracting, batch: dimensions that the forward product contracts, and has
       as batch dimensions.
-    forward, backward: how the copies were quantized; None where there is none.
+    forward, backward: how the copies were quantized; None without a copy.
   """
 
   role: Role
@@ -79,7 +79,7 @@ class QuantizedOperand:
   use: Use
 
   def __init__(self, primal: Any, forward: Any, backward: Any, use: Use):
-    """Of copies as `_integers` has them, or None."""
+    """Copies are results of `_integers`, or None."""
     self.primal = primal
     self._forward = forward
     self._backward = backward
@@ -426,7 +426,7 @@ def _is_same(
 
   def effective(manner: operands.QuantizeSpec) -> Any:
     along = manner.along
-    # Of one dimension others do not move; padding is what its size becomes.
+    # Blocks along one dimension do not move others. The shape has its padding.
     lead = along.lead if len(along.dims) != 1 else ()
     bare = dataclasses.replace(along, lead=lead, multiple=1)
     return dataclasses.replace(manner, along=bare), along.shape(shape)

@@ -135,7 +135,7 @@ class ModelsTest(absltest.TestCase):
     gradient = step(given, BATCHES[1])
     expected = step(Layer(w, make_dot(), make_dot()), BATCHES[1])
     np.testing.assert_array_equal(gradient.w.primal, expected.w)
-    # Copies are no parameters.
+    # Copies are not parameters.
     self.assertLen(jax.tree.leaves(gradient), 1)
 
   @pytest.mark.full
@@ -167,7 +167,7 @@ class ModelsTest(absltest.TestCase):
 
 
 class FunctionsTest(absltest.TestCase):
-  """What `dot_general` returns is a value."""
+  """The functions that `dot_general` returns compare by value."""
 
   def test_equal_arguments_make_equal_functions(self):
     makers = (
@@ -263,7 +263,7 @@ class MeshTest(parameterized.TestCase):
       rows = jnp.concatenate([BATCHES] * NUM_DEVICES, axis=1)
       found.append(np.asarray(jax.jit(local)(self.w, rows, key)))
     np.testing.assert_array_equal(*found)
-    # Rows are there eight times, and sums of them have fewer roundings.
+    # Rows are repeated eight times, and their sums have fewer roundings.
     one = self.gradients(lambda x, role="": x)(self.w, BATCHES, key)
     np.testing.assert_allclose(
       found[0], NUM_DEVICES * one, rtol=1e-5, atol=1e-4

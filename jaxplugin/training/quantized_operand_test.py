@@ -76,7 +76,7 @@ class OneProductTest(parameterized.TestCase):
   """A product with one operand or both quantized before."""
 
   def assert_same(self, dot, numbers, arrays, quantize, wanted=(0, 1)):
-    """Values and gradients, by what each in `quantize` makes of arrays."""
+    """Compares values and gradients for each function in `quantize`."""
 
     def loss(quantize, *arrays):
       operands = [q(x) for q, x in zip(quantize, arrays, strict=True)]
@@ -115,7 +115,7 @@ class OneProductTest(parameterized.TestCase):
     )
 
   def test_formats_have_no_roles(self):
-    # Of bf16, and of another dtype than the result.
+    # Operands are bf16, and the result has another dtype.
     self.assert_same(
       jp.dot_general(jp.MXFP8, "mxfp8"),
       MATMUL,
@@ -169,7 +169,7 @@ class OneProductTest(parameterized.TestCase):
     for function in (gradient, jax.jit(gradient), jax.checkpoint(gradient)):
       with self.assertRaisesRegex(NotImplementedError, "has no derivative"):
         jax.jvp(function, (W,), (W,))
-    # Where none is quantized backward it is there.
+    # It has one if no gradient is quantized.
     options = {"quantize_dgrad": False, "quantize_wgrad": False}
     dot = jp.dot_general(jp.MXFP8, jp.MXFP8, **options)
     _, tangent = jax.jvp(gradient, (W,), (W,))
@@ -291,7 +291,7 @@ class ResidualsTest(parameterized.TestCase):
 
     def block(x, weights):
       *heads, out = training.with_primals(given, weights)
-      x = share(x * 2)  # so that it is no argument
+      x = share(x * 2)  # so that x is not an argument
       return dot(sum(dot(x, w, MATMUL) for w in heads), out, MATMUL)
 
     def linear(x, weights):
@@ -328,7 +328,7 @@ class ResidualsTest(parameterized.TestCase):
       # One copy for three products, whose blocks are along the rows.
       self.assertLen([x for x in kept if x not in few], 4)
       self.assertTrue(all(shape[1] == 64 for shape in shapes), shapes)
-      # A weight, or the copy of it that is there.
+      # A weight, or a copy of it that exists already.
       self.assertGreaterEqual(len(arguments), len(bf16_weights))
 
   def test_policies_know_it_by_name(self):
@@ -386,7 +386,7 @@ class ErrorsTest(parameterized.TestCase):
       jp.quantize_operand(**kwargs)
 
   @parameterized.parameters(
-    # Of the other side, the other dimension, another recipe, another way.
+    # Quantized for the other side, dimension, recipe or rounding.
     (
       {"role": "activation"},
       {},

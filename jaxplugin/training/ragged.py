@@ -1,20 +1,18 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts trained by a recipe: both sides quantized on the fly.
+"""The ragged dot of training: a recipe quantizes both operands on the fly.
 
-Forward and for dgrad rows are quantized along what their own product contracts,
-row by row, whatever groups they are in. wgrad contracts the rows, so that there
-each group is given blocks of its own (`groups.align`).
+Forward and for dgrad, each row is quantized along the contracting dimension,
+and its group does not matter. wgrad contracts the rows, so each group gets
+separate blocks (`groups.align`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 from typing import ClassVar
 from typing import Final
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +55,7 @@ _DIMS: Final = derivatives.GradientDims(
   rhs_order=(0, 1, 2),
   g_ndim=2,
 )
-# What `jp.ragged_dot` takes.
+# Those of `jp.ragged_dot`.
 _NUMBERS: Final = jax.lax.RaggedDotDimensionNumbers(
   (((1,), (2,)), ((), ())), (0,), (0,)
 )
@@ -187,7 +185,7 @@ def ragged_dot_general(
 
 
 def _unless_quantized(lhs: Any) -> Any:
-  """Rows; those that were quantized before are refused."""
+  """Returns `lhs`. Raises NotImplementedError if it is a QuantizedOperand."""
   if isinstance(lhs, quantized_operand.QuantizedOperand):
     raise NotImplementedError(
       f"{sides.who()}: lhs must be an unquantized array, because wgrad"
@@ -198,31 +196,19 @@ def _unless_quantized(lhs: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Product(products.Product):
-  """A product of groups of rows: with weights, or of rows with rows.
+  """A matmul of groups of rows by weights, or of rows by rows.
 
   lhs has the rows.
-
-  Attributes:
-    masks: whether rows of no group could be seen in others' codes: where all
-      rows have a global scale together.
   """
 
-  masks: bool = False
+  @property
+  def masks(self) -> bool:
+    """Whether rows without a group are set to zero.
 
-  @classmethod
-  def of(
-    cls,
-    numbers: sides.DimensionNumbers,
-    shapes: tuple[Sequence[Any], Sequence[Any]],
-    operand_formats: tuple[
-      formats.BlockFormat | None, formats.BlockFormat | None
-    ],
-    hadamard: int | None = None,
-  ) -> Self:
-    made = super().of(numbers, shapes, operand_formats, hadamard)
-    rows, _ = operand_formats
-    masks = rows is not None and rows.has_global_scale
-    return dataclasses.replace(made, masks=masks)
+    With a global scale of all rows they would change the codes of others.
+    """
+    rows, _ = self.operand_formats
+    return rows is not None and rows.has_global_scale
 
   @property
   def is_contraction(self) -> bool:
@@ -264,7 +250,7 @@ class _Product(products.Product):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Setting(settings.Setting):
-  """A call of `ragged_dot_general`, beside its arrays."""
+  """A call of `ragged_dot_general` without its arrays."""
 
   kind: ClassVar[type[products.Product]] = _Product
 

@@ -181,7 +181,7 @@ class ProductsTest(parameterized.TestCase):
     (dx, dw) = _pulled(pull, g)
     (expected_dx, expected_dw) = _pulled(expected_pull, g)
     np.testing.assert_array_equal(dx, expected_dx)
-    # Of the same codes: their products are exact but for the sums' roundings.
+    # Both have the same codes, so only the roundings of sums differ.
     np.testing.assert_allclose(dw[0], expected_dw, rtol=0, atol=2e-5)
     codes = [
       [np.asarray(a).ravel() for a in jax.tree.leaves(p) if a.dtype == np.uint8]
@@ -197,7 +197,7 @@ class ProductsTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_codes_of_g_for_wgrad_are_those_of_dot_general(self):
-    # Of an identity: the gradient of weights is what g was rounded to.
+    # x is the identity, so the gradient of the weights is the rounded g.
     recipe = dataclasses.replace(
       training.NVFP4_RECIPE, activation_format=None, wgrad_hadamard=None
     )
@@ -302,7 +302,7 @@ class TransformationsTest(parameterized.TestCase):
     x, w, _ = _arrays()
     _, pull = _vjp(_dot(training.MXFP8_RECIPE), x, w)
     kept = [a for a in jax.tree.leaves(pull) if a.size > 100]
-    # Of weights, which live anyway, no copy.
+    # Weights have no copy, because they stay in memory.
     (weights,) = [a for a in kept if a.dtype == np.float32]
     np.testing.assert_array_equal(weights, w)
     kept = [a for a in kept if a is not weights]

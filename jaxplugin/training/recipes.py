@@ -212,7 +212,7 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
     name: the argument.
 
   Raises:
-    TypeError, ValueError: it is none of these.
+    TypeError, ValueError: If `recipe` is not a recipe, a format or a name.
   """
   if isinstance(recipe, Recipe):
     return recipe

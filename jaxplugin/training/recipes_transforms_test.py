@@ -160,8 +160,7 @@ class TransformationsTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_integers_have_exact_gradients(self):
-    # Of one magnitude: every format holds them, and nothing is left to be
-    # rounded, up or down.
+    # All values have one magnitude, which every format represents exactly.
     rng = np.random.default_rng(0)
     signs = lambda *shape: rng.choice([-1, 1], shape).astype(np.float32)
     x, w, g = signs(32, 64), signs(64, 32), signs(32, 32)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of `dot_general` is beside its arrays, and the products in it."""
+"""A call of `dot_general` without its arrays, and its matmuls."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SIDES: Final[tuple[products.Side, products.Side]] = ("lhs", "rhs")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-  """What a call of `dot_general` is, beside its arrays.
+  """A call of `dot_general` without its arrays.
 
   Attributes:
-    scheme: what is quantized to what.
+    scheme: the recipe, and which operand is the weight.
     numbers: dimension numbers.
-    precision: of products in high precision.
+    precision: of matmuls in high precision.
     dtype: of the result.
-    key_impl: of the key whose data is given; None for a raw key.
-    out_sharding: of the result, on a mesh with explicit axes, or None.
+    key_impl: implementation of the key; None for a raw key.
+    out_sharding: of the result on a mesh with explicit axes, or None.
   """
 
   scheme: products.Scheme
@@ -43,15 +43,15 @@ class Setting:
   key_impl: Any = None
   out_sharding: NamedSharding | None = None
 
-  # Of the products of such calls.
+  # The class of the call's matmuls.
   kind: ClassVar[type[products.Product]] = products.Product
 
   def gradient_dims(self, lhs: Any, rhs: Any) -> derivatives.GradientDims:
-    """How gradients are products."""
+    """Returns the dimension numbers of the matmuls for the gradients."""
     return derivatives.GradientDims.of(self.numbers, lhs.ndim, rhs.ndim)
 
   def shape(self, lhs: Any, rhs: Any) -> tuple[Any, ...]:
-    """Of the result."""
+    """Returns the shape of the result."""
     (lhs_k, rhs_k), (lhs_batch, rhs_batch) = self.numbers
     m = sides.free_dims(lhs.ndim, lhs_k, lhs_batch)
     n = sides.free_dims(rhs.ndim, rhs_k, rhs_batch)
@@ -69,11 +69,14 @@ class Setting:
     product: products.Product | None = None,
     out_sharding: NamedSharding | None = None,
   ) -> jax.Array:
-    """A product in high precision.
+    """Multiplies in high precision.
 
     Args:
-      sizes: as of `Product.multiply`.
-      product: what both were prepared and blocked for, or None.
+      lhs, rhs: the operands.
+      dtype: of the result.
+      sizes: see `Product.multiply`.
+      numbers: dimension numbers.
+      product: the matmul that both were prepared and blocked for, or None.
       out_sharding: of the result.
     """
     del sizes, product
@@ -88,7 +91,10 @@ class Setting:
   def gradient_shardings(
     self, lhs: Any, rhs: Any
   ) -> dict[products.Side, NamedSharding | None]:
-    """Of the products that are gradients, before dimensions are ordered."""
+    """Returns the shardings of the backward matmuls' results.
+
+    Their dimensions are not yet in the order of the operand.
+    """
     if self.out_sharding is None:
       return dict.fromkeys(SIDES)
     dims = self.gradient_dims(lhs, rhs)
@@ -110,7 +116,7 @@ class Setting:
     rhs_q: Any,
     sizes: Any,
   ) -> jax.Array:
-    """The forward product; of what is not quantized as it is."""
+    """Multiplies forward, by the array if an operand is not quantized."""
     if not self.scheme.recipe.quantize_forward:
       return self.plain_dot(
         lhs,
@@ -133,7 +139,7 @@ class Setting:
     rhs: Any,
     wanted: dict[products.Side, bool],
   ) -> dict[products.Side, products.Product | None]:
-    """The products that make the gradients wanted; None in high precision."""
+    """Returns the matmuls for the wanted gradients; None in high precision."""
     dims = self.gradient_dims(lhs, rhs)
     operands: dict[products.Side, Any] = {"lhs": lhs, "rhs": rhs}
     g_shape = self.shape(lhs, rhs)
@@ -159,7 +165,12 @@ class Setting:
     rhs: Any,
     backward: dict[products.Side, products.Product | None],
   ) -> list[products.Operand]:
-    """Both, given the products that make gradients, by whose they are."""
+    """Returns both operands.
+
+    Args:
+      lhs, rhs: arrays, or their shapes and dtypes.
+      backward: the matmul for the gradient of each operand.
+    """
     product = self.forward(lhs, rhs)
     contracting, batch = self.numbers
     return [
@@ -179,13 +190,13 @@ class Setting:
   def differentiated(
     self, lhs: Any, rhs: Any
   ) -> dict[products.Side, products.Operand]:
-    """Both, where both gradients are taken."""
+    """Returns both operands for a call whose two gradients are needed."""
     backward = self.backward(lhs, rhs, {"lhs": True, "rhs": True})
     found = self.operands(lhs, rhs, backward)
     return {operand.side: operand for operand in found}
 
   def key(self, data: Any, side: products.Side) -> Any:
-    """The key of the gradient of an operand: 0 or 1 folded into the call's."""
+    """Returns the key of an operand's gradient: 0 or 1 folded into `data`."""
     if self.key_impl is not None:
       data = jax.random.wrap_key_data(data, impl=self.key_impl)
     return keys.fold_in(data, SIDES.index(side))
