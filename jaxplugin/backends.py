@@ -12,31 +12,41 @@ import typing as _typing
 from jaxplugin.core import speaking as _speaking
 from jaxplugin.core.decisions import Plan as Plan
 from jaxplugin.core.decisions import Source as Source
-from jaxplugin.dot.plugins.records import API_VERSION as API_VERSION
-from jaxplugin.dot.plugins.records import Backend as Backend
-from jaxplugin.dot.plugins.records import BackendWarning as BackendWarning
-from jaxplugin.dot.plugins.records import Refusal as Refusal
-from jaxplugin.dot.plugins.records import Status as Status
-from jaxplugin.dot.plugins.records import Tuning as Tuning
-from jaxplugin.dot.plugins.registry import register_backend as register_backend
-from jaxplugin.dot.plugins.registry import statuses as statuses
-from jaxplugin.dot.plugins.registry import (
-  unregister_backend as unregister_backend,
-)
-from jaxplugin.dot.plugins.views import Call as Call
-from jaxplugin.dot.plugins.views import Operand as Operand
-from jaxplugin.dot.plugins.views import OperandProblem as OperandProblem
-from jaxplugin.dot.plugins.views import Problem as Problem
+from jaxplugin.dot.views import Call as Call
+from jaxplugin.dot.views import Operand as Operand
+from jaxplugin.dot.views import OperandProblem as OperandProblem
+from jaxplugin.dot.views import Problem as Problem
+from jaxplugin.plugins.records import API_VERSION as API_VERSION
+from jaxplugin.plugins.records import Backend as Backend
+from jaxplugin.plugins.records import BackendWarning as BackendWarning
+from jaxplugin.plugins.records import Refusal as Refusal
+from jaxplugin.plugins.records import Status as Status
+from jaxplugin.plugins.records import Tuning as Tuning
+from jaxplugin.plugins.registry import register_backend as register_backend
+from jaxplugin.plugins.registry import statuses as statuses
+from jaxplugin.plugins.registry import unregister_backend as unregister_backend
+from jaxplugin.quantization.views import DequantizeCall as DequantizeCall
+from jaxplugin.quantization.views import DequantizeProblem as DequantizeProblem
+from jaxplugin.quantization.views import QuantizeCall as QuantizeCall
+from jaxplugin.quantization.views import QuantizeProblem as QuantizeProblem
+from jaxplugin.ragged.views import RaggedCall as RaggedCall
+from jaxplugin.ragged.views import RaggedProblem as RaggedProblem
 
 __all__ = [
   "API_VERSION",
   "Backend",
   "BackendWarning",
   "Call",
+  "DequantizeCall",
+  "DequantizeProblem",
   "Operand",
   "OperandProblem",
   "Plan",
   "Problem",
+  "QuantizeCall",
+  "QuantizeProblem",
+  "RaggedCall",
+  "RaggedProblem",
   "Refusal",
   "Source",
   "Status",

@@ -30,7 +30,7 @@ from jaxplugin import cutile
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.plugins import views
+from jaxplugin.dot import views
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
 from jaxplugin.kernels.interpreter import tile_language

@@ -18,7 +18,16 @@ pytestmark = pytest.mark.smoke
 # A package may import those before it. The library is all up to `__init__`, the
 # public names.
 PACKAGES = (
-  *("kernels", "jaxext", "printing", "core", "arrays", "runtime", "tables"),
+  *(
+    "kernels",
+    "jaxext",
+    "printing",
+    "core",
+    "arrays",
+    "runtime",
+    "tables",
+    "plugins",
+  ),
   *(
     "operation",
     "quantization",

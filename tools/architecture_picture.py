@@ -37,7 +37,7 @@ ROWS: Final[tuple[tuple[tuple[int, int, Box], ...], ...]] = (
   ((1, 2, ("ragged",)),),
   ((1, 2, ("dot",)),),
   ((0, 3, ("quantization",)),),
-  ((0, 3, ("operation", "tables")),),
+  ((0, 3, ("operation", "plugins", "tables")),),
   ((0, 3, ("arrays",)),),
   ((0, 3, ("runtime", "core", "printing", "jaxext")),),
   ((0, 3, ("kernels/gpu", "kernels/cpu", "kernels/interpreter")),),

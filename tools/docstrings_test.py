@@ -27,7 +27,10 @@ EXAMPLE = re.compile(r"^Examples?:\n(?:(?:  .*)?(?:\n|$))*", re.M)
 # Public functions and classes without an example, with the reason.
 NO_EXAMPLE = {
   "backends.Call": "jaxplugin creates it; the example of Backend reads one",
+  "backends.DequantizeCall": "jaxplugin creates it",
   "backends.Operand": "an attribute of backends.Call",
+  "backends.QuantizeCall": "jaxplugin creates it",
+  "backends.RaggedCall": "jaxplugin creates it",
   "checkpoint_policies.quantized_saveable": "an object of JAX",
 }
 

@@ -26,14 +26,17 @@ SUPPORT: Final = re.compile(
   r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/interpreter/"
   r"|^kernels/cpu/tests/"
 )
-# But for these, the suite that backends of other packages are tested by.
+# Except the suites for backends of other packages.
 SUITE: Final = (
-  *("jaxplugin/testing/__init__.py", "jaxplugin/testing/contract.py"),
+  *(
+    f"jaxplugin/testing/{name}.py"
+    for name in ("__init__", "contract", "operation_suites")
+  ),
   *(
     f"jaxplugin/testing/dot_suite/{name}.py"
     for name in (
       *("__init__", "backend_suite", "bits", "dot_cases", "epilogue"),
-      *("shapes", "suite", "values"),
+      *("ragged_suite", "shapes", "suite", "values"),
     )
   ),
 )

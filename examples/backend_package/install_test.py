@@ -20,7 +20,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.dot.plugins import registry
+from jaxplugin.plugins import registry
 from jaxplugin.tables import reading
 
 PACKAGE = pathlib.Path(__file__).parent

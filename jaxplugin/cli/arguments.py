@@ -14,8 +14,8 @@ from typing import Literal
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.plugins import registry
 from jaxplugin.explanation import report
+from jaxplugin.plugins import registry
 from jaxplugin.printing import console
 
 PROGRAM: Final = "jaxplugin"

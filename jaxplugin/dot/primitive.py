@@ -24,7 +24,6 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
-from jaxplugin.dot.plugins import registry
 from jaxplugin.dot.sharding import assignment
 from jaxplugin.dot.sharding import explicit
 from jaxplugin.dot.sharding import per_device
@@ -184,6 +183,5 @@ operation_primitive.register_call(
     per_device=per_device.compute,
     result_sharding=explicit.result_sharding,
     on_explicit_axes=explicit.split_dot,
-    state=lambda: registry.usable(),
   ),
 )

@@ -298,7 +298,9 @@ def _explain_ragged(
   launched_by = ""
   if decided.decision is not None:
     # A contraction's backends have these names too.
-    backend = ragged_backends.BACKENDS[decided.decision.implementation]
+    backend = ragged_backends.OPERATION.backends()[
+      decided.decision.implementation
+    ]
     if backend.lowering_refusal(decided.target) is None:
       launched_by = backend.launched_by(decided.target)
   return report.Explained(

@@ -17,7 +17,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
-from jaxplugin.dot.plugins import registry
+from jaxplugin.plugins import registry
 from jaxplugin.printing import console
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.ragged import backends as ragged_backends

@@ -118,7 +118,9 @@ def estimate_ragged(
   flops = 2 * problem.m * problem.n * problem.k
   is_native = False
   if isinstance(problem, ragged_problems.RaggedProblem):
-    backend = ragged_backends.BACKENDS[decided.decision.implementation]
+    backend = ragged_backends.OPERATION.backends()[
+      decided.decision.implementation
+    ]
     is_native = backend.plan(problem, decided.target).is_native
   precision = estimates.precision_of(
     problem.lhs, problem.rhs, is_native=is_native

@@ -20,9 +20,9 @@ from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.dot.plugins import adapting
 from jaxplugin.jaxext import exports_private
 from jaxplugin.kernels.cpu import library
+from jaxplugin.plugins import guests
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import traced as ragged_traced
@@ -112,7 +112,7 @@ def export(
   checks = [
     *map(
       jax.export.DisabledSafetyCheck.custom_call,
-      (*CALL_TARGETS, *adapting.call_targets()),
+      (*CALL_TARGETS, *guests.call_targets()),
     ),
     *disabled_checks,
   ]

@@ -30,6 +30,7 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
 from jaxplugin.operation import static_call
+from jaxplugin.plugins import registry
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import ranks
@@ -136,7 +137,6 @@ class Rules:
       call has operands on a mesh with explicit axes.
     on_explicit_axes: (bind, call, sharding of the result) -> the result; None
       as for `result_sharding`.
-    state: () -> other data that decides how a device computes its part.
   """
 
   who: str
@@ -154,7 +154,6 @@ class Rules:
   result_sharding: Callable[[Call], Any] | None = None
   on_explicit_axes: Callable[[Bind, Call, Any], jax.Array] | None = None
   restored: Callable[[Call], Call] = lambda call: call
-  state: Callable[[], Any] = tuple
 
 
 def bind(call: static_call.Call, target: targets.Target | None) -> jax.Array:
@@ -283,7 +282,7 @@ def _lower_call(rules, site, *, call, target):
       call.PRIMITIVE.name,
       form.replace(overlay=None),
       site.target,
-      rules.state(),
+      registry.usable(),  # backends of other packages have no fingerprint
       resolution.decides(form.overlay),
     )
     operation = split.of_call(

@@ -30,6 +30,7 @@ from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive
 from jaxplugin.operation import split
+from jaxplugin.plugins import registry
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
@@ -197,7 +198,11 @@ def _lower(site, *, target, overlay, **params):
     return explicit.dequantize(problem, bind, site.mesh, spec)
   if site.module.is_split and operation.can_dequantize(problem):
     key = fingerprints.of(
-      dequantize_p.name, problem, site.target, resolution.decides(overlay)
+      dequantize_p.name,
+      problem,
+      site.target,
+      registry.usable("dequantize"),
+      resolution.decides(overlay),
     )
     partitioned = functools.partial(split.partitioned, key=key)
     return operation.dequantize(problem, bind, partitioned)

@@ -42,6 +42,7 @@ from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive
 from jaxplugin.operation import split
+from jaxplugin.plugins import registry
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
@@ -416,7 +417,11 @@ def _lower(site, *, target, overlay, **params):
     return explicit.quantize(problem, local, site.mesh, specs)
   if site.module.is_split and operation.can_quantize(problem):
     key = fingerprints.of(
-      quantize_p.name, problem, site.target, resolution.decides(overlay)
+      quantize_p.name,
+      problem,
+      site.target,
+      registry.usable("quantize"),
+      resolution.decides(overlay),
     )
     partitioned = functools.partial(split.partitioned, key=key)
     return operation.quantize(problem, local, partitioned)

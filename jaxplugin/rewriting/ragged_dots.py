@@ -266,7 +266,7 @@ def _product(
 ) -> jax.Array:
   """Multiplies lhs by the weights. `rows` is the quantized lhs, or None."""
   lhs, rhs, group_sizes, *offset = args
-  if implementation not in (None, *backends.BACKENDS):
+  if implementation not in (None, *backends.OPERATION.backends()):
     raise NotSupported(f"a ragged dot has no implementation {implementation!r}")
   if any(x is not None for x in offset):
     raise NotSupported("it has a group_offset")

@@ -8,9 +8,10 @@
     implementation = "acme"
     ...
 
-`BackendSuite` and `contract` are public. `contract` makes operands with known
-values, and compares results. Everything else in this folder is for jaxplugin's
-own tests, and is in no wheel. Only tests import it.
+`BackendSuite` (the dot), `RaggedBackendSuite`, `QuantizeBackendSuite`,
+`DequantizeBackendSuite` and `contract` are public. `contract` makes operands
+with known values, and compares results. Everything else in this folder is for
+jaxplugin's own tests, and is in no wheel. Only tests import it.
 """
 
 try:
@@ -23,4 +24,13 @@ except ImportError as error:
 from jaxplugin.testing import contract as contract
 from jaxplugin.testing.dot_suite.backend_suite import (
   BackendSuite as BackendSuite,
+)
+from jaxplugin.testing.operation_suites import (
+  DequantizeBackendSuite as DequantizeBackendSuite,
+)
+from jaxplugin.testing.operation_suites import (
+  QuantizeBackendSuite as QuantizeBackendSuite,
+)
+from jaxplugin.testing.operation_suites import (
+  RaggedBackendSuite as RaggedBackendSuite,
 )

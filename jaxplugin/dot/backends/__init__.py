@@ -3,7 +3,7 @@
 """The dot's backends, and the choice between them.
 
 `table` has the `BACKEND` of each module in this folder, and the backends of
-other packages (`dot/plugins`). `emit` of a backend takes (call, problem,
+other packages (`plugins`). `emit` of a backend takes (call, problem,
 target).
 """
 
@@ -23,16 +23,17 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
+from jaxplugin.dot import views
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import modelled
 from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
-from jaxplugin.dot.plugins import adapting
-from jaxplugin.dot.plugins import discovery
-from jaxplugin.dot.plugins import registry
 from jaxplugin.operation import choice
+from jaxplugin.plugins import discovery
+from jaxplugin.plugins import guests
+from jaxplugin.plugins import registry
 from jaxplugin.tables import fitting
 from jaxplugin.tables import resolution
 
@@ -47,7 +48,7 @@ registry.reserve(NAMES)
 
 def table() -> dict[str, Backend]:
   """Returns `BACKENDS` and those of `plugins`, loaded at the first call."""
-  return BACKENDS | adapting.table()
+  return BACKENDS | guests.table(views.INTERFACE)
 
 
 OPERATION: Final[fitting.Operation[problems.DotProblem]] = fitting.Operation(

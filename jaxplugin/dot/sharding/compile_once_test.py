@@ -20,8 +20,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.dot.plugins import registry
 from jaxplugin.jaxext.partitioner import calls_private
+from jaxplugin.plugins import records
+from jaxplugin.plugins import registry
 from jaxplugin.runtime import fingerprints
 from jaxplugin.testing import contract
 from jaxplugin.testing.measured import measured_tables
@@ -208,7 +209,18 @@ class NamesTest(parameterized.TestCase):
     self.assertTrue(names[0].isdisjoint(names[1]))
 
   def test_backends_of_others_have_no_names_that_last(self):
-    with mock.patch.object(registry, "usable", lambda: (object(),)):
+    found = records.Found(
+      backend=jp.Backend(
+        name="acme",
+        api_version=1,
+        platforms=("cpu",),
+        supports=lambda problem, target: "supports no call",
+        emit=lambda call: None,
+      ),
+      origin="acme 1.0",
+    )
+    usable = lambda operation=None: () if operation else (found,)
+    with mock.patch.object(registry, "usable", usable):
       first, second = self.names(), self.names()
     self.assertLen(first & second, 1)  # what quantizes
 

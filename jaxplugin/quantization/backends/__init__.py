@@ -23,7 +23,9 @@ from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
+from jaxplugin.plugins import guests
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import views
 from jaxplugin.quantization.backends import cpu
 from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.quantization.backends import triton
@@ -46,7 +48,7 @@ QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
     bucketed="m",
     fields_of=problem_fields.fields_of,
     problem_of=problem_fields.problem_of,
-    backends=lambda: QUANTIZE,
+    backends=lambda: QUANTIZE | guests.table(views.QUANTIZE),
   )
 )
 DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
@@ -55,7 +57,7 @@ DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
     bucketed="m",
     fields_of=problem_fields.dequantize_fields_of,
     problem_of=problem_fields.dequantize_problem_of,
-    backends=lambda: DEQUANTIZE,
+    backends=lambda: DEQUANTIZE | guests.table(views.DEQUANTIZE),
   )
 )
 
@@ -212,10 +214,10 @@ def explained(
   reasons = []
   if len(parts) > 1:
     whole = choose(problem, module, target, overlay)
-    refusals = _refusals(whole, QUANTIZE, target)
+    refusals = _refusals(whole, QUANTIZE_OPERATION.backends(), target)
     reasons.append(f"a kernel per blocking: {'; '.join(refusals)}")
   for part in parts:
-    reasons += _refusals(part.decision, QUANTIZE, target)
+    reasons += _refusals(part.decision, QUANTIZE_OPERATION.backends(), target)
   names = dict.fromkeys(part.decision.implementation for part in parts)
   return Decided(
     implementation=" and ".join(names),
@@ -249,7 +251,7 @@ def explained_dequantize(
 ) -> Decided:
   """Returns the decision, with reasons as `explained` does."""
   decision = decide_dequantize(problem, module, target, overlay)
-  reasons = _refusals(decision, DEQUANTIZE, target)
+  reasons = _refusals(decision, DEQUANTIZE_OPERATION.backends(), target)
   return Decided(
     implementation=decision.implementation,
     reason="; ".join(reasons),

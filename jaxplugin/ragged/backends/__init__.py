@@ -15,8 +15,10 @@ import jax
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
+from jaxplugin.plugins import guests
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
+from jaxplugin.ragged import views
 from jaxplugin.ragged.backends import cpu
 from jaxplugin.ragged.backends import problem_fields
 from jaxplugin.ragged.backends import triton
@@ -31,7 +33,7 @@ OPERATION: Final[fitting.Operation[problems.RaggedProblem]] = fitting.Operation(
   bucketed="m",
   fields_of=problem_fields.fields_of,
   problem_of=problem_fields.problem_of,
-  backends=lambda: BACKENDS,
+  backends=lambda: BACKENDS | guests.table(views.INTERFACE),
 )
 CONTRACTION: Final[fitting.Operation[problems.ContractionProblem]] = (
   fitting.Operation(

@@ -22,7 +22,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
-from jaxplugin.dot.plugins import registry
+from jaxplugin.plugins import registry
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import bits
 from jaxplugin.testing.dot_suite import dot_cases

@@ -24,7 +24,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.dot.plugins import registry
+from jaxplugin.plugins import registry
 from jaxplugin.testing import contract
 from jaxplugin.testing.measured import dot_tables
 

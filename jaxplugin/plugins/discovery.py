@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Final
 
-from jaxplugin.dot.plugins import records
+from jaxplugin.plugins import records
 
 GROUP: Final = "jaxplugin.backends"
 ALLOWED: Final = "JAXPLUGIN_BACKENDS"
@@ -78,7 +78,7 @@ def load(
   counts = collections.Counter(point.name for point in points)
   allowed = _allowed(environment)
   found, refused, warnings = [], [], []
-  result: records.Found | records.Status
+  result: list[records.Found] | records.Status
   for point in points:
     if allowed is not None and point.name not in allowed:
       refused.append(_refused(point, records.Refusal.NOT_ALLOWED))
@@ -98,8 +98,8 @@ def load(
       )
     else:
       result = _load(point)
-    if isinstance(result, records.Found):
-      found.append(result)
+    if isinstance(result, list):
+      found += result
     else:
       refused.append(result)
       warnings.append(f"backend {result}")
@@ -124,32 +124,45 @@ def origin_of(point: importlib.metadata.EntryPoint) -> str:
 
 def _load(
   point: importlib.metadata.EntryPoint,
-) -> records.Found | records.Status:
+) -> list[records.Found] | records.Status:
+  """Returns the backends of an entry point, at most one for each operation."""
   try:
-    backend = point.load()
+    value = point.load()
   except (Exception, SystemExit) as error:  # whatever its import raises
     return _refused(
       point,
       records.Refusal.IMPORT_FAILED,
       f"{point.value}: {type(error).__name__}: {error}",
     )
-  if not isinstance(backend, records.Backend):
+  backends = value if isinstance(value, tuple) and value else (value,)
+  for backend in backends:
+    if not isinstance(backend, records.Backend):
+      return _refused(
+        point,
+        records.Refusal.WRONG_TYPE,
+        f"{point.value} is a {type(backend).__name__}",
+      )
+    if error_text := records.api_version_error(backend):
+      return _refused(
+        point, records.Refusal.WRONG_API_VERSION, error_text, is_whole=True
+      )
+    if backend.name != point.name:
+      return _refused(
+        point,
+        records.Refusal.WRONG_NAME,
+        f"the backend is named {backend.name!r}; give both the same name",
+      )
+  operations = [backend.operation for backend in backends]
+  if len(set(operations)) < len(operations):
     return _refused(
       point,
-      records.Refusal.WRONG_TYPE,
-      f"{point.value} is a {type(backend).__name__}",
+      records.Refusal.NAME_TAKEN,
+      f"{point.value} has two backends of one operation",
     )
-  if error_text := records.api_version_error(backend):
-    return _refused(
-      point, records.Refusal.WRONG_API_VERSION, error_text, is_whole=True
-    )
-  if backend.name != point.name:
-    return _refused(
-      point,
-      records.Refusal.WRONG_NAME,
-      f"the backend is named {backend.name!r}; give both the same name",
-    )
-  return records.Found(backend=backend, origin=origin_of(point))
+  return [
+    records.Found(backend=backend, origin=origin_of(point))
+    for backend in backends
+  ]
 
 
 def _refused(
@@ -201,11 +214,13 @@ def _unknown(
 def _in_order(
   found: Iterable[records.Found], order: tuple[str, ...]
 ) -> tuple[records.Found, ...]:
-  """Those that come first, in their order, then the others as they are."""
-  by_name = {item.backend.name: item for item in found}
+  """Returns the backends that come first, in that order, then the others."""
+  found = tuple(found)
   first = [
-    dataclasses.replace(by_name.pop(name), is_first=True)
+    dataclasses.replace(item, is_first=True)
     for name in order
-    if name in by_name
+    for item in found
+    if item.backend.name == name
   ]
-  return (*first, *by_name.values())
+  others = (item for item in found if item.backend.name not in order)
+  return (*first, *others)

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import dense
+from jaxplugin.plugins import guests
+from jaxplugin.plugins import records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,8 +126,8 @@ def problem_of(problem: problems.DotProblem) -> Problem:
     m=problem.m,
     n=problem.n,
     k=problem.k,
-    lhs=_operand_problem(problem.lhs),
-    rhs=_operand_problem(problem.rhs),
+    lhs=operand_problem(problem.lhs),
+    rhs=operand_problem(problem.rhs),
     dtype=problem.out_dtype,
     global_scale=problem.global_scale,
     has_bias=problem.has_bias,
@@ -136,7 +139,8 @@ def problem_of(problem: problems.DotProblem) -> Problem:
   )
 
 
-def _operand_problem(operand: problems.OperandProblem) -> OperandProblem:
+def operand_problem(operand: problems.OperandProblem) -> OperandProblem:
+  """Returns the view of an operand's problem."""
   dtype, format = operand.dtype, operand.format
   if format is not None and not format.is_fp4:
     dtype = format.array_dtype  # FP8 may come as bytes, and arrives as FP8
@@ -385,31 +389,8 @@ class Call:
     return epilogue.apply(sums, self._call)
 
 
-def call_of(
-  call: calls.Call,
-  problem: problems.DotProblem,
-  target: targets.Target,
-  config: Mapping[str, decisions.Scalar],
-  *,
-  reads_swizzled: bool,
-) -> Call:
-  """Returns the view of a call.
-
-  Args:
-    call: the call, with values in their usual order.
-    problem: the call's problem.
-    target: the device.
-    config: the config that a table chose.
-    reads_swizzled: whether swizzled scales stay swizzled.
-  """
-  call = call.replace(
-    lhs=_typed(call.lhs, reads_swizzled), rhs=_typed(call.rhs, reads_swizzled)
-  )
-  return Call(call, problem_of(problem), target, config)
-
-
-def _typed(side: sides.Side, reads_swizzled: bool) -> sides.Side:
-  """With the dtypes that `Operand` promises, and its scale without padding."""
+def typed(side: sides.Side, *, reads_swizzled: bool) -> sides.Side:
+  """Returns a side with the dtypes and the scale that `Operand` promises."""
   format = side.format
   if format is None:
     return side
@@ -482,3 +463,67 @@ def _merged(
     sizes.append(math.prod(kept))
     start += count
   return jnp.broadcast_to(x, wanted).reshape(sizes)
+
+
+def _refusal(problem: problems.DotProblem, backend: records.Backend) -> str:
+  for side in (problem.lhs, problem.rhs):
+    if isinstance(side.format, formats.UnquantizedFormat):
+      return f"supports block formats, got {side.format}"
+  if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
+    return records.NEEDS_STATIC_SIZES
+  return ""
+
+
+def _plan(
+  problem: problems.DotProblem, backend: records.Backend
+) -> decisions.Plan:
+  is_fused = backend.fuses_global_scale and problem.global_scale == "scalar"
+  application: decisions.Application = "fused" if is_fused else "separate"
+  if problem.global_scale == "none":
+    application = "none"
+  unread = [
+    f"{name}: every call converts its scale to the linear layout"
+    for name, side in (("lhs", problem.lhs), ("rhs", problem.rhs))
+    if side.scale_layout not in (layouts.LINEAR, *backend.reads)
+  ]
+  return decisions.Plan(
+    global_scale=application, notes=(*backend.notes, *unread)
+  )
+
+
+def _emit(
+  guest: guests.Guest[problems.DotProblem],
+  config: dict[str, decisions.Scalar],
+  call: calls.Call,
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> jax.Array:
+  if problem.is_empty:
+    return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
+  reads_swizzled = layouts.SWIZZLED in guest.backend.reads
+  seen = call.replace(
+    lhs=typed(call.lhs, reads_swizzled=reads_swizzled),
+    rhs=typed(call.rhs, reads_swizzled=reads_swizzled),
+  )
+  result = guest.emit(Call(seen, problem_of(problem), target, config), target)
+  wanted = call.preferred_element_type
+  shapes = {tuple(call.shape), (problem.batch, problem.m, problem.n)}
+  if not isinstance(result, jax.Array) or (
+    result.dtype != wanted or tuple(result.shape) not in shapes
+  ):
+    raise guest.wrong_result(
+      f"{wanted.name}{list(call.shape)}, or the array that as_rows() stands"
+      " for",
+      result,
+    )
+  return result.reshape(call.shape)
+
+
+INTERFACE: Final = guests.Interface(
+  operation=sides.WHO,
+  problem_of=problem_of,
+  refusal=_refusal,
+  is_empty=lambda problem: problem.is_empty,
+  plan=_plan,
+  emit=_emit,
+)

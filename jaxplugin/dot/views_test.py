@@ -17,12 +17,13 @@ import jaxplugin as jp
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
-from jaxplugin.dot.plugins import adapting
-from jaxplugin.dot.plugins import records
-from jaxplugin.dot.plugins import registry
+from jaxplugin.dot import views
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
+from jaxplugin.plugins import guests
+from jaxplugin.plugins import records
+from jaxplugin.plugins import registry
 from jaxplugin.tables import fitting
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import contract
@@ -611,7 +612,7 @@ class MeasuredTest(BackendTestCase):
 
   def source(self, origin):
     found = records.Found(backend=backend(), origin=origin)
-    made = adapting._adapted(found, None)
+    made = guests._adapted(views.INTERFACE, found, None)
     return made.tunable.source(CPU)
 
   def test_a_measurement_is_of_a_version_of_its_distribution(self):

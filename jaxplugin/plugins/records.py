@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Backend`: what another package says of an implementation of the dot."""
+"""`Backend`: the interface of backends in other packages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import re
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import Any
 from typing import Final
-
-import jax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import speaking
 from jaxplugin.core import targets
-from jaxplugin.dot.plugins import views
 
 # Of `Backend` and of what it is given. A release that breaks a backend which is
 # written for the former number has the next one; what is only added, fields
 # with a default and attributes of views, leaves it.
 API_VERSION: Final = 1
+
+OPERATIONS: Final = ("block_scaled_dot", "ragged_dot", "quantize", "dequantize")
+NEEDS_STATIC_SIZES: Final = "needs static sizes, some are symbolic"
 
 # Words of the environment variables and of the benchmark.
 RESERVED_NAMES: Final = ("off", "all", "none", "chosen")
@@ -31,8 +32,9 @@ RESERVED_NAMES: Final = ("off", "all", "none", "chosen")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WHO: Final = "Backend"
 
-Supports = Callable[[views.Problem, targets.Target], str | None]
-Emit = Callable[[views.Call], jax.Array]
+# The arguments are views of a problem and of a call, which each operation has.
+Supports = Callable[[Any, targets.Target], str | None]
+Emit = Callable[[Any], Any]
 Config = Mapping[str, decisions.Scalar]
 
 
@@ -62,14 +64,14 @@ class Tuning:
     [{'block_m': 64}]
   """
 
-  candidates: Callable[[views.Problem, targets.Target], Iterable[Config]]
-  config_error: Callable[[Config, views.Problem, targets.Target], str | None]
+  candidates: Callable[[Any, targets.Target], Iterable[Config]]
+  config_error: Callable[[Config, Any, targets.Target], str | None]
   source: Callable[[targets.Target], decisions.Source | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Backend:
-  """An implementation of the block-scaled dot in another package.
+  """An implementation of an operation in another package.
 
   It is used if `implementation=` or a tuning table names it, or if the user
   ranks it first. Its installation does not change a program.
@@ -80,7 +82,7 @@ class Backend:
     platforms: JAX's lowering platforms, for example ("cpu", "cuda").
     supports: (problem, target) -> None if it supports the problem, else the
       reason, for example "needs k to be a multiple of 128, got k=96". It must
-      be pure, because several threads and processes call it.
+      be pure.
     emit: (call) -> the result, in JAX operations and calls of kernels. It is
       traced, and only for calls that `supports` accepts. The result has
       the shape and dtype of the call, or of its `as_rows`.
@@ -98,6 +100,7 @@ class Backend:
       reason.
     tuning: its configs, or None.
     call_targets: custom calls of `emit`, which `jp.export` accepts.
+    operation: "block_scaled_dot", "ragged_dot", "quantize" or "dequantize".
 
   Raises:
     TypeError: If a field has another type.
@@ -139,12 +142,11 @@ class Backend:
   reads: tuple[str, ...] = ()
   fuses_global_scale: bool = False
   notes: tuple[str, ...] = ()
-  plan: (
-    Callable[[views.Problem, targets.Target, Config], decisions.Plan] | None
-  ) = None
+  plan: Callable[[Any, targets.Target, Config], decisions.Plan] | None = None
   lowering_error: Callable[[targets.Target], str | None] | None = None
   tuning: Tuning | None = None
   call_targets: tuple[str, ...] = ()
+  operation: str = "block_scaled_dot"
 
   def __post_init__(self) -> None:
     if not isinstance(self.name, str):
@@ -155,6 +157,11 @@ class Backend:
       raise ValueError(
         f"{_WHO}: name must be lower-case letters, digits and '_', and not one"
         f" of {RESERVED_NAMES}, got {speaking.shown(self.name)}"
+      )
+    if self.operation not in OPERATIONS:
+      raise ValueError(
+        f"{_WHO} {self.name}: operation must be one of {OPERATIONS}, got"
+        f" {speaking.shown(self.operation)}"
       )
     self._require("api_version", int, "an integer")
     self._require("summary", str, "a string")
@@ -232,6 +239,7 @@ class Status:
     refusal: why it is not used, or None.
     reason: the refusal in words, or "".
     platforms: its platforms, if it is used.
+    operation: the operation, if it is used.
 
   Example:
     >>> import jaxplugin as jp
@@ -251,9 +259,12 @@ class Status:
   refusal: Refusal | None = None
   reason: str = ""
   platforms: tuple[str, ...] = ()
+  operation: str = ""
 
   def __str__(self) -> str:
     place = ", tried first" if self.is_first else ""
+    if self.operation not in ("", OPERATIONS[0]):
+      place = f", for {self.operation}{place}"
     if self.refusal is None:
       return f"{self.name}, of {self.origin}{place}"
     return f"{self.name}, of {self.origin}: not used: {self.reason}"
@@ -273,6 +284,7 @@ class Found:
       origin=self.origin,
       is_first=self.is_first,
       platforms=self.backend.platforms,
+      operation=self.backend.operation,
     )
 
 

@@ -21,9 +21,9 @@ from typing import Final
 import jax
 
 from jaxplugin.core import speaking
-from jaxplugin.dot.plugins import discovery
-from jaxplugin.dot.plugins import records
 from jaxplugin.jaxext import jax_private
+from jaxplugin.plugins import discovery
+from jaxplugin.plugins import records
 
 IN_CODE: Final = "registered in code"
 _WHO: Final = "register_backend"
@@ -66,9 +66,16 @@ def reserve(names: tuple[str, ...]) -> None:
     _state = dataclasses.replace(_state, own=names)
 
 
-def usable() -> tuple[records.Found, ...]:
-  """The backends that can be used, loaded at the first call."""
-  return _loaded().found()
+def usable(operation: str | None = None) -> tuple[records.Found, ...]:
+  """Returns the usable backends of an operation, or of all operations.
+
+  The first call loads those of entry points.
+  """
+  return tuple(
+    found
+    for found in _loaded().found()
+    if operation in (None, found.backend.operation)
+  )
 
 
 def statuses() -> tuple[records.Status, ...]:
@@ -100,7 +107,7 @@ def reason_missing(name: str) -> str:
 def register_backend(
   backend: records.Backend, *, first: bool = False
 ) -> records.Backend:
-  """Adds a backend of `block_scaled_dot`.
+  """Adds a backend of an operation.
 
   It is used if `implementation=` or a tuning table names it. With `first`, it
   is also used if it supports a call that names no backend. `jit` traces earlier
@@ -141,8 +148,10 @@ def register_backend(
     raise ValueError(f"{_WHO}: backend {backend.name!r}: {error}")
   found = records.Found(backend=backend, origin=IN_CODE, is_first=bool(first))
   with _lock:
-    taken = {item.backend.name: item.origin for item in _state.found()}
-    taken |= _names_in_code(_state) | _own_names(_state)
+    taken = _names_in_code(_state, backend.operation)
+    if _state.discovery is not None:
+      taken |= {f.backend.name: f.origin for f in _state.discovery.found}
+    taken |= _own_names(_state)
     if backend.name in taken:
       raise ValueError(
         f"{_WHO}: the name {backend.name!r} is taken, by"
@@ -157,12 +166,12 @@ def register_backend(
 
 
 def unregister_backend(name: str) -> None:
-  """Removes a backend that code registered.
+  """Removes the backends of a name that code registered.
 
-  `jit` traces functions that used it again.
+  `jit` traces functions that used them again.
 
   Args:
-    name: name of the backend.
+    name: name of the backend, which may be registered for several operations.
 
   Raises:
     ValueError: If code has not registered a backend of this name.
@@ -244,8 +253,15 @@ def _own_names(state: _State) -> dict[str, str]:
   return dict.fromkeys(state.own, "jaxplugin itself")
 
 
-def _names_in_code(state: _State) -> dict[str, str]:
-  names = (item.backend.name for _, item in state.in_code)
+def _names_in_code(
+  state: _State, operation: str | None = None
+) -> dict[str, str]:
+  """Returns the names of an operation's backends in code, or of all."""
+  names = (
+    item.backend.name
+    for _, item in state.in_code
+    if operation in (None, item.backend.operation)
+  )
   return dict.fromkeys(names, "a backend registered in code")
 
 

@@ -1,0 +1,266 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Backends of other packages in an operation's table.
+
+Their answers are checked. A wrong answer is reported with the name of its
+distribution, and is never a result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+from typing import Generic
+
+import jax
+
+from jaxplugin.core import decisions
+from jaxplugin.core import speaking
+from jaxplugin.core import targets
+from jaxplugin.plugins import discovery
+from jaxplugin.plugins import records
+from jaxplugin.plugins import registry
+
+# Before all of jaxplugin's own, whose ranks are positive.
+_FIRST_RANK: Final = -1000
+_lock: Final = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interface(Generic[decisions.Problem]):
+  """How an operation calls the backends of other packages.
+
+  Attributes:
+    operation: name of the operation, as in `records.Backend.operation`.
+    problem_of: problem -> its view, which `supports` gets.
+    refusal: (problem, backend) -> why `supports` is not asked, or "".
+    is_empty: problem -> whether `emit` computes it without the backend.
+    plan: (problem, backend) -> the plan if the backend has no `plan`.
+    emit: (guest, config, *arguments) -> the result. The arguments are those of
+      the operation's `decisions.Backend.emit`.
+  """
+
+  operation: str
+  problem_of: Callable[[decisions.Problem], Any]
+  refusal: Callable[[decisions.Problem, records.Backend], str]
+  is_empty: Callable[[decisions.Problem], bool]
+  plan: Callable[[decisions.Problem, records.Backend], decisions.Plan]
+  emit: Callable[..., Any]
+
+
+def table(
+  interface: Interface[decisions.Problem],
+) -> dict[str, decisions.Backend[decisions.Problem]]:
+  """Returns an operation's bundled and other packages' usable backends."""
+  found = _found(interface.operation)
+  with _lock:  # one adapter for each backend, because an adapter warns once
+    return {
+      item.backend.name: _adapted(
+        interface, item, _FIRST_RANK + i if item.is_first else None
+      )
+      for i, item in enumerate(found)
+    }
+
+
+def call_targets() -> tuple[str, ...]:
+  """Returns the custom calls of the bundled and other packages' backends."""
+  return tuple(
+    name
+    for operation in records.OPERATIONS
+    for item in _found(operation)
+    for name in item.backend.call_targets
+  )
+
+
+def _found(operation: str) -> tuple[records.Found, ...]:
+  found = (*discovery.bundled(), *registry.usable())
+  return tuple(item for item in found if item.backend.operation == operation)
+
+
+@functools.lru_cache(maxsize=128)
+def _adapted(
+  interface: Interface[decisions.Problem],
+  found: records.Found,
+  rank: int | None,
+) -> decisions.Backend[decisions.Problem]:
+  backend = found.backend
+  guest = Guest(found, interface)
+  tunable: decisions.Tunable[decisions.Problem] = decisions.Tunable(
+    source=functools.partial(_source, found)
+  )
+  if backend.tuning is not None:
+    tunable = dataclasses.replace(
+      tunable,
+      config_error=guest.config_error,
+      candidates=guest.candidates,
+      configured=lambda config: dataclasses.replace(
+        adapted,
+        plan=functools.partial(guest.plan, config=config),
+        emit=functools.partial(interface.emit, guest, dict(config)),
+      ),
+    )
+  adapted = decisions.Backend(
+    name=backend.name,
+    summary=backend.summary or "of another package",
+    origin=found.origin,
+    rank=lambda target: rank if target.platform in backend.platforms else None,
+    supports=guest.supports,
+    plan=guest.plan,
+    emit=functools.partial(interface.emit, guest, {}),
+    reads=lambda layout, problem, target: layout in backend.reads,
+    lowering_refusal=guest.lowering_refusal,
+    is_portable=backend.is_portable,
+    tunable=tunable,
+  )
+  return adapted
+
+
+def _source(
+  found: records.Found, target: targets.Target
+) -> decisions.Source | None:
+  """Returns the backend's own source, or the version of its distribution.
+
+  None if code registered the backend, because its version is unknown.
+  """
+  backend = found.backend
+  if target.platform not in backend.platforms:
+    return None
+  if backend.tuning is not None and backend.tuning.source is not None:
+    return backend.tuning.source(target)
+  name, _, version = found.origin.rpartition(" ")
+  if found.origin == registry.IN_CODE or not name:
+    return None
+  return decisions.Source(toolchain=((name, version),))
+
+
+class Guest(Generic[decisions.Problem]):
+  """A backend of another package, asked about an operation's problems."""
+
+  def __init__(
+    self, found: records.Found, interface: Interface[decisions.Problem]
+  ) -> None:
+    self.backend = found.backend
+    self.name = f"backend {found.backend.name!r} (of {found.origin})"
+    self._interface = interface
+    self._is_warned = False
+
+  def supports(
+    self, problem: decisions.Problem, target: targets.Target
+  ) -> decisions.Unsupported | None:
+    backend = self.backend
+    if target.platform not in backend.platforms:
+      rule = f"supports {', '.join(backend.platforms)}"
+      if backend.platforms == ("cuda",):
+        rule = "needs an NVIDIA GPU"
+      return decisions.Unsupported(
+        f"{rule}, the target's platform is {target.platform}"
+      )
+    refusal = self._interface.refusal(problem, backend)
+    if refusal:
+      return decisions.Unsupported(refusal)
+    if self._interface.is_empty(problem):
+      return None
+    try:
+      answer = backend.supports(self._interface.problem_of(problem), target)
+    except Exception as error:  # whatever another package's function raises
+      return self._wrong(f"its supports raised {type(error).__name__}: {error}")
+    if answer is None:
+      return None
+    if not isinstance(answer, str) or not answer:
+      return self._wrong(
+        f"its supports returned {answer!r}, which is neither None nor a reason"
+      )
+    return decisions.Unsupported(answer)
+
+  def lowering_refusal(
+    self, target: targets.Target
+  ) -> decisions.Unsupported | None:
+    error = None
+    if self.backend.lowering_error is not None and (
+      target.platform in self.backend.platforms
+    ):
+      error = self.backend.lowering_error(target)
+    return decisions.Unsupported(error) if error else None
+
+  def config_error(
+    self,
+    config: decisions.Fields,
+    problem: decisions.Problem,
+    target: targets.Target,
+  ) -> str | None:
+    assert self.backend.tuning is not None
+    refusal = self.supports(problem, target)
+    if refusal is not None:
+      return refusal.reason
+    return self.backend.tuning.config_error(
+      dict(config), self._interface.problem_of(problem), target
+    )
+
+  def candidates(
+    self, problem: decisions.Problem, target: targets.Target
+  ) -> tuple[decisions.Fields, ...]:
+    assert self.backend.tuning is not None
+    view = self._interface.problem_of(problem)
+    found = self.backend.tuning.candidates(view, target)
+    return tuple(tuple(sorted(config.items())) for config in found)
+
+  def plan(
+    self,
+    problem: decisions.Problem,
+    target: targets.Target,
+    config: decisions.Fields = (),
+  ) -> decisions.Plan:
+    if self.backend.plan is None or self._interface.is_empty(problem):
+      return self._interface.plan(problem, self.backend)
+    view = self._interface.problem_of(problem)
+    plan = self.backend.plan(view, target, dict(config))
+    if not isinstance(plan, decisions.Plan):
+      raise TypeError(
+        f"{self._who()}: plan of {self.name} must return a jp.backends.Plan,"
+        f" got {speaking.shown(plan)}"
+      )
+    return plan
+
+  def emit(self, view: Any, target: targets.Target) -> Any:
+    """Returns what the backend's `emit` returns for the view of a call."""
+    refusal = self.lowering_refusal(target)
+    try:
+      if refusal is not None:
+        raise NotImplementedError(refusal.reason)
+      return self.backend.emit(view)
+    except NotImplementedError as error:
+      raise NotImplementedError(
+        f"{self._who()}: implementation {self.backend.name}: {error}; or leave"
+        " implementation out"
+      ) from error
+    except Exception as error:
+      error.add_note(f"In emit of {self.name}, for {view.problem}.")
+      raise
+
+  def wrong_result(self, wanted: str, got: Any) -> TypeError:
+    """Returns the error of a result that `emit` may not return."""
+    is_array = isinstance(got, jax.Array)
+    text = f"{got.dtype}{list(got.shape)}" if is_array else repr(got)
+    return TypeError(
+      f"{self._who()}: emit of {self.name} must return {wanted}, got {text}"
+    )
+
+  def _who(self) -> str:
+    return speaking.who(self._interface.operation)
+
+  def _wrong(self, what: str) -> decisions.Unsupported:
+    """Refuses a problem, and warns at the first time."""
+    if not self._is_warned:
+      self._is_warned = True
+      kind = self._interface.operation.removeprefix("block_scaled_")
+      warnings.warn(
+        f"{self.name} is not used for a {kind}: {what}",
+        records.BackendWarning,
+        stacklevel=2,
+      )
+    return decisions.Unsupported(what)

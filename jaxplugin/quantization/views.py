@@ -1,0 +1,286 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Views of quantizing and dequantizing for backends of other packages."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.plugins import guests
+from jaxplugin.plugins import records
+from jaxplugin.quantization import problems
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizeProblem:
+  """The properties of a `quantize` by which `Backend.supports` decides.
+
+  Attributes:
+    shape: shape of the floats. A symbolic size is not an int.
+    dtype: dtype of the floats: float32, bfloat16 or float16.
+    format: the block format.
+    axis: the blocked dimension, not negative.
+    scale_rounding: "up" or "floor", for scales that are powers of two.
+    computes_global_scale: whether the backend computes the global scale, which
+      otherwise is given if the format has one.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> problem = jp.backends.QuantizeProblem(
+    ...   shape=(4, 64), dtype=np.dtype("float32"), format=jp.NVFP4, axis=1
+    ... )
+    >>> print(problem)
+    float32[4, 64] to nvfp4, axis 1
+  """
+
+  shape: tuple[Any, ...]
+  dtype: np.dtype
+  format: formats.BlockFormat
+  axis: int
+  scale_rounding: str = "up"
+  computes_global_scale: bool = False
+
+  def __str__(self) -> str:
+    sizes = ", ".join(map(str, self.shape))
+    return f"{self.dtype.name}[{sizes}] to {self.format}, axis {self.axis}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizeCall:
+  """One array that `Backend.emit` quantizes.
+
+  `emit` returns (values, scale), or (values, scale, global_scale) if
+  `problem.computes_global_scale`. Values are `problem.format.array_dtype` of
+  `problem.shape`, and the scale is linear. Their bits must be those of
+  `jp.quantize`.
+
+  Attributes:
+    problem: the problem that `supports` was given.
+    target: the device that the call is lowered for.
+    config: the config that a tuning table chose; empty by default.
+    x: the floats.
+    global_scale: f32[], or None.
+  """
+
+  problem: QuantizeProblem
+  target: targets.Target
+  config: dict[str, decisions.Scalar]
+  x: jax.Array
+  global_scale: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DequantizeProblem:
+  """The properties of a `dequantize` by which `Backend.supports` decides.
+
+  Attributes:
+    shape: logical shape. A symbolic size is not an int.
+    format: the block format.
+    axis: the blocked dimension, not negative.
+    dtype: dtype of the result.
+    global_scale: "none", "scalar", or "array" if it varies.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> problem = jp.backends.DequantizeProblem(
+    ...   shape=(4, 64), format=jp.MXFP8, axis=1, dtype=np.dtype("float32")
+    ... )
+    >>> print(problem)
+    mxfp8 to float32[4, 64], axis 1
+  """
+
+  shape: tuple[Any, ...]
+  format: formats.BlockFormat
+  axis: int
+  dtype: np.dtype
+  global_scale: str = "none"
+
+  def __str__(self) -> str:
+    sizes = ", ".join(map(str, self.shape))
+    return f"{self.format} to {self.dtype.name}[{sizes}], axis {self.axis}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DequantizeCall:
+  """One array that `Backend.emit` dequantizes.
+
+  `emit` returns `problem.dtype` of `problem.shape`: values times scale times
+  global scale, in f32 and cast once.
+
+  Attributes:
+    problem: the problem that `supports` was given.
+    target: the device that the call is lowered for.
+    config: the config that a tuning table chose; empty by default.
+    values: `problem.format.array_dtype` of `problem.shape`.
+    scale: the linear block scales.
+    global_scale: f32[], or f32 that broadcasts to the result, or None.
+  """
+
+  problem: DequantizeProblem
+  target: targets.Target
+  config: dict[str, decisions.Scalar]
+  values: jax.Array
+  scale: jax.Array
+  global_scale: jax.Array | None
+
+
+def _is_static(shape: tuple[Any, ...]) -> bool:
+  return all(isinstance(size, (int, np.integer)) for size in shape)
+
+
+def _quantize_problem_of(problem: problems.QuantizeProblem) -> QuantizeProblem:
+  (b,) = problem.blockings
+  return QuantizeProblem(
+    shape=b.shape(problem.shape),
+    dtype=problem.dtype,
+    format=problem.format,
+    axis=b.axis(),
+    scale_rounding=problem.scale_rounding,
+    computes_global_scale=problem.computes_global_scale,
+  )
+
+
+def _quantize_refusal(
+  problem: problems.QuantizeProblem, backend: records.Backend
+) -> str:
+  if len(problem.blockings) > 1:
+    return "backends of other packages quantize along one axis at a time"
+  if problem.extras != problems.NO_EXTRAS or problem.num_maxima is not None:
+    return "backends of other packages quantize whole arrays, without options"
+  if problem.pads_values:
+    return "backends of other packages write as many rows as x has"
+  if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
+    return records.NEEDS_STATIC_SIZES
+  return ""
+
+
+def _no_plan(problem: Any, backend: records.Backend) -> decisions.Plan:
+  del problem
+  return decisions.Plan(notes=backend.notes)
+
+
+def _quantize(
+  guest: guests.Guest[problems.QuantizeProblem],
+  config: dict[str, decisions.Scalar],
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.QuantizeProblem,
+  target: targets.Target,
+) -> list[jax.Array]:
+  (b,) = problem.blockings
+  view = QuantizeCall(
+    problem=_quantize_problem_of(problem),
+    target=target,
+    config=config,
+    x=b.apply(x),
+    global_scale=global_scale,
+  )
+  found = guest.emit(view, target)
+  shape, axis, format = view.problem.shape, b.axis(), problem.format
+  columns = extents.divide_up(shape[axis], format.block_size)
+  wanted: list[tuple[np.dtype, tuple[Any, ...]]] = [
+    (format.array_dtype, shape),
+    (format.scale_dtype, (*shape[:axis], columns, *shape[axis + 1 :])),
+  ]
+  if problem.computes_global_scale:
+    wanted.append((np.dtype(np.float32), ()))
+  if (
+    not isinstance(found, tuple)
+    or [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in found]
+    != wanted
+  ):
+    words = ", ".join(f"{d.name}{list(s)}" for d, s in wanted)
+    raise guest.wrong_result(f"({words})", found)
+  values, scale, *rest = found
+  if problem.packed:
+    values = layouts.pack_fp4(values, axis=axis)
+  if problem.scale_layout == layouts.SWIZZLED:
+    scale = layouts.swizzle_scale(scale)
+  return [values, scale, *rest]
+
+
+def _dequantize_problem_of(
+  problem: problems.DequantizeProblem,
+) -> DequantizeProblem:
+  kind = "none"
+  if problem.global_shape is not None:
+    kind = "array" if problem.global_shape else "scalar"
+  return DequantizeProblem(
+    shape=problem.logical_shape,
+    format=problem.format,
+    axis=problem.axis,
+    dtype=problem.out_dtype,
+    global_scale=kind,
+  )
+
+
+def _dequantize_refusal(
+  problem: problems.DequantizeProblem, backend: records.Backend
+) -> str:
+  if not (_is_static(problem.shape) or backend.takes_symbolic_sizes):
+    return records.NEEDS_STATIC_SIZES
+  return ""
+
+
+def _dequantize(
+  guest: guests.Guest[problems.DequantizeProblem],
+  config: dict[str, decisions.Scalar],
+  values: jax.Array,
+  scale: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.DequantizeProblem,
+  target: targets.Target,
+) -> jax.Array:
+  format = problem.format
+  if format.is_fp4 and values.dtype == formats.PACKED:
+    values = layouts.unpack_fp4(values, axis=problem.axis)
+  elif values.dtype != format.array_dtype:
+    values = lax.bitcast_convert_type(values, format.array_dtype)
+  if scale.dtype != format.scale_dtype:
+    scale = lax.bitcast_convert_type(scale, format.scale_dtype)
+  view = DequantizeCall(
+    problem=_dequantize_problem_of(problem),
+    target=target,
+    config=config,
+    values=values,
+    scale=scale,
+    global_scale=global_scale,
+  )
+  result = guest.emit(view, target)
+  shape, dtype = tuple(view.problem.shape), problem.out_dtype
+  if not isinstance(result, jax.Array) or (
+    (result.dtype, tuple(result.shape)) != (dtype, shape)
+  ):
+    raise guest.wrong_result(f"{dtype.name}{list(shape)}", result)
+  return result
+
+
+QUANTIZE: Final = guests.Interface(
+  operation="quantize",
+  problem_of=_quantize_problem_of,
+  refusal=_quantize_refusal,
+  is_empty=lambda problem: False,
+  plan=_no_plan,
+  emit=_quantize,
+)
+DEQUANTIZE: Final = guests.Interface(
+  operation="dequantize",
+  problem_of=_dequantize_problem_of,
+  refusal=_dequantize_refusal,
+  is_empty=lambda problem: False,
+  plan=_no_plan,
+  emit=_dequantize,
+)

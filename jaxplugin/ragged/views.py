@@ -1,0 +1,240 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Views of a ragged dot for backends of other packages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import views
+from jaxplugin.plugins import guests
+from jaxplugin.plugins import records
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
+from jaxplugin.ragged import problems
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedProblem:
+  """The properties of a ragged dot by which `Backend.supports` decides.
+
+  lhs has shape (m, k), rhs (groups, n, k), and the result (m, n).
+
+  Attributes:
+    groups, m, n, k: positive sizes. A symbolic size is None.
+    lhs, rhs: the operands. At least one has a format.
+    dtype: dtype of the result: float32, bfloat16 or float16.
+    contracts_blocks: whether rhs is contracted along k, its blocked dimension.
+      False in the gradient of lhs: lhs then has shape (m, n), and the result
+      (m, k).
+    global_scale: "none", "scalar", "group" or "row".
+    has_bias: whether a bias of each group is added.
+    activation: None, "relu", "gelu", "silu", "swiglu" or "swigluoai".
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> side = jp.backends.OperandProblem(
+    ...   format=jp.MXFP8, dtype=jp.MXFP8.values_dtype
+    ... )
+    >>> problem = jp.backends.RaggedProblem(
+    ...   groups=4, m=8, n=16, k=32, lhs=side, rhs=side, dtype=np.dtype("f4")
+    ... )
+    >>> print(problem)
+    mxfp8 x mxfp8 -> float32, groups=4 m=8 n=16 k=32
+  """
+
+  groups: int | None
+  m: int | None
+  n: int | None
+  k: int | None
+  lhs: views.OperandProblem
+  rhs: views.OperandProblem
+  dtype: np.dtype
+  contracts_blocks: bool = True
+  global_scale: problems.GlobalScale = "none"
+  has_bias: bool = False
+  activation: problems.Activation | None = None
+
+  def __str__(self) -> str:
+    sizes = " ".join(
+      f"{name}={'?' if size is None else size}"
+      for name in ("groups", "m", "n", "k")
+      for size in (getattr(self, name),)
+    )
+    return f"{self.lhs} x {self.rhs} -> {self.dtype.name}, {sizes}"
+
+
+class RaggedCall:
+  """One ragged dot that `Backend.emit` computes.
+
+  Rows of lhs come in groups, in order. The result is computed in f32 and cast
+  once::
+
+    sums[rows of group g] = dot(lhs[rows of group g], rhs[g])
+    result = cast(activation(sums * global_scales + bias[g]))
+
+  Rows of no group are zero. jaxplugin creates the call.
+  """
+
+  def __init__(
+    self,
+    call: calls.Call,
+    problem: RaggedProblem,
+    target: targets.Target,
+    config: Mapping[str, decisions.Scalar],
+  ) -> None:
+    self._call = call
+    self._problem = problem
+    self._target = target
+    self._config = config
+
+  def __repr__(self) -> str:
+    return f"RaggedCall({self._problem})"
+
+  @property
+  def problem(self) -> RaggedProblem:
+    """The problem that `supports` was given."""
+    return self._problem
+
+  @property
+  def target(self) -> targets.Target:
+    """The device that the call is lowered for."""
+    return self._target
+
+  @property
+  def config(self) -> dict[str, decisions.Scalar]:
+    """The config that a tuning table chose; empty by default."""
+    return dict(self._config)
+
+  @property
+  def lhs(self) -> views.Operand:
+    """The rows, with linear scales."""
+    return views.Operand(self._call.lhs)
+
+  @property
+  def rhs(self) -> views.Operand:
+    """The weights of all groups, with linear scales."""
+    return views.Operand(self._call.rhs)
+
+  @property
+  def group_sizes(self) -> jax.Array:
+    """i32[groups]: the number of rows of each group."""
+    return self._call.group_sizes
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """Shape of the result. A gated activation halves the columns."""
+    return self._call.shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Dtype of the result."""
+    return self._call.preferred_element_type
+
+  @property
+  def global_scales(self) -> tuple[jax.Array, ...]:
+    """The f32 factors of the sums: none, one or two, in order.
+
+    Each has shape (), (groups,) or (m, 1).
+    """
+    found = (self._call.global_scale, self._call.global_power)
+    return tuple(factor for factor in found if factor is not None)
+
+  @property
+  def bias(self) -> jax.Array | None:
+    """f32, bf16 or f16[groups, columns of the sums]."""
+    return self._call.bias
+
+  @property
+  def activation(self) -> problems.Activation | None:
+    """None, "relu", "gelu", "silu", "swiglu" or "swigluoai"."""
+    return self._call.activation
+
+  def finish(self, sums: jax.Array) -> jax.Array:
+    """Applies scales, bias, activation and cast to f32[m, columns] sums."""
+    shape = (self._call.num_rows, self._call.columns)
+    if tuple(sums.shape) != shape or sums.dtype != np.float32:
+      raise TypeError(
+        f"finish: sums must be float32{list(shape)}, got"
+        f" {sums.dtype}{list(sums.shape)}"
+      )
+    return epilogue.apply(sums, self._call)
+
+
+def _problem_of(problem: problems.RaggedProblem) -> RaggedProblem:
+  return RaggedProblem(
+    groups=problem.groups,
+    m=problem.m,
+    n=problem.n,
+    k=problem.k,
+    lhs=views.operand_problem(problem.lhs),
+    rhs=views.operand_problem(problem.rhs),
+    dtype=problem.out_dtype,
+    contracts_blocks=problem.is_along_blocks,
+    global_scale=problem.global_scale,
+    has_bias=problem.has_bias,
+    activation=problem.activation,
+  )
+
+
+def _refusal(problem: problems.RaggedProblem, backend: records.Backend) -> str:
+  for side in (problem.lhs, problem.rhs):
+    if isinstance(side.format, formats.UnquantizedFormat):
+      return f"supports block formats, got {side.format}"
+  if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
+    return records.NEEDS_STATIC_SIZES
+  return ""
+
+
+def _plan(
+  problem: problems.RaggedProblem, backend: records.Backend
+) -> decisions.Plan:
+  is_fused = backend.fuses_global_scale and problem.global_scale == "scalar"
+  application: decisions.Application = "fused" if is_fused else "separate"
+  if problem.global_scale == "none":
+    application = "none"
+  return decisions.Plan(global_scale=application, notes=backend.notes)
+
+
+def _emit(
+  guest: guests.Guest[problems.RaggedProblem],
+  config: dict[str, decisions.Scalar],
+  call: calls.Call,
+  problem: problems.RaggedProblem,
+  target: targets.Target,
+) -> jax.Array:
+  call = call.in_usual_order()
+  if problem.is_empty:
+    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
+    return epilogue.apply(sums, call)
+  call = call.replace(
+    lhs=views.typed(call.lhs, reads_swizzled=False),
+    rhs=views.typed(call.rhs, reads_swizzled=False),
+  )
+  view = RaggedCall(call, _problem_of(problem), target, config)
+  result = guest.emit(view, target)
+  if not isinstance(result, jax.Array) or (
+    (result.dtype, tuple(result.shape)) != (view.dtype, view.shape)
+  ):
+    raise guest.wrong_result(f"{view.dtype.name}{list(view.shape)}", result)
+  return result
+
+
+INTERFACE: Final = guests.Interface(
+  operation=problems.WHO,
+  problem_of=_problem_of,
+  refusal=_refusal,
+  is_empty=lambda problem: problem.is_empty,
+  plan=_plan,
+  emit=_emit,
+)
