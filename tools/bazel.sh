@@ -2,15 +2,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Bazel with the Python packages of an environment, and without a network:
+# Runs Bazel with the Python packages of a virtual environment, and without
+# network access:
 #
 #   tools/bazel.sh test //...
 #   tools/bazel.sh test //jaxplugin:dot/api_test --test_filter=DotTest
 #
-# VENV (.venv) is the environment, which `make test` sets up. Without Bazel on
-# PATH, Debian's is installed, where that is possible; else the exit status is
-# 69, "unavailable". BAZEL_ROOT is where Bazel keeps its output, if not in its
-# usual place.
+# VENV is the environment (.venv by default), which `make test` creates.
+# BAZEL_ROOT is Bazel's output directory, if not the default one. If bazel is
+# not on PATH, the script installs Debian's packages. If it cannot, its exit
+# status is 69, "unavailable".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,8 +37,9 @@ install_bazel() {
     fail $unavailable "no bazel on PATH, nor by apt-get: see $state/apt.log"
 }
 
-# The environment's packages without the package itself: an editable install's
-# import hook would put the checkout before what Bazel built.
+# Creates $state/python, an environment that imports the packages of $venv but
+# not jaxplugin itself. (The import hook of an editable install would put the
+# checkout before the files that Bazel built.)
 link_python() {
   [ -x "$venv/bin/python" ] ||
     fail 1 "no environment $venv; \`make test\` sets one up (VENV=$venv)"
@@ -46,12 +48,14 @@ link_python() {
   local packages
   packages=$("$venv/bin/python" -c "$get")
   echo "$packages" >"$("$state/python/bin/python" -c "$get")/packages.pth"
-  # What is installed is part of what a test's result depends on.
+  # A checksum of the installed packages. It is part of the test environment, so
+  # Bazel reruns tests when a package changes.
   installed=$(cd "$packages" && printf '%s\n' *.dist-info | cksum)
   installed=${installed%% *}
 }
 
-# Bazel would fetch these. Debian has some; of the others only names are used.
+# Bazel would download these repositories. Some come from Debian's packages; the
+# others are stubs, because only their names are used.
 override_repositories() {
   local cc="$state/rules_cc" coverage="$state/remote_coverage_tools" rule
   mkdir -p "$cc/cc" "$coverage"
@@ -82,7 +86,7 @@ link_python
   echo "build --test_env=PATH"
   echo "build --test_env=JAXPLUGIN_INSTALLED=$installed"
 } >"$state/bazelrc"
-# Any other Bazel fetches for itself.
+# A Bazel that is not Debian's downloads its repositories.
 if [ -d $debian/rules/java ]; then
   override_repositories
 fi

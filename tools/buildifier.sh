@@ -2,14 +2,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Bazel's files in one form, by npm's buildifier: `buildifier.sh check | fix`.
-# Exit status 69, "unavailable", where npm has none.
+# Checks or fixes the format of Bazel files with npm's buildifier:
+#
+#   tools/buildifier.sh check | fix
+#
+# The exit status is 69, "unavailable", if npm cannot run buildifier.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 buildifier=(npm exec --yes --package=@bazel/buildifier@8.2.1 -- buildifier)
 "${buildifier[@]}" --version >/dev/null || {
-  echo "tools/buildifier.sh: npm is not here, or has no buildifier" >&2
+  echo "tools/buildifier.sh: npm is missing or cannot run buildifier" >&2
   exit 69
 }
 case ${1:-check} in
@@ -20,7 +23,8 @@ case ${1:-check} in
     exit 2
     ;;
 esac
-# The rules are Bazel's own here, which newer versions load from elsewhere.
+# These files use Bazel's native rules. Newer Bazel versions load the rules from
+# other repositories, and buildifier warns about it.
 options+=(--warnings=-native-cc-binary,-native-cc-library,-native-cc-test)
 options[-1]+=,-native-py,-native-sh-binary
 find . \( -name '.?*' -o -path ./build -o -name 'bazel-*' \) -prune -o -type f \

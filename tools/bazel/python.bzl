@@ -1,22 +1,22 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Python targets of this project: a line a test."""
+"""Macros for Python targets, so that a test needs one line."""
 
 _TEST_MAIN = "//tools/bazel:test_main.py"
 
 def python_library(name, **kwargs):
-    """py_library that adds no __init__.py: kernels/ is no package."""
+    """py_library for Python 3."""
     native.py_library(name = name, srcs_version = "PY3", **kwargs)
 
 def python_test(name, deps = [], srcs = [], timeout = "long", **kwargs):
-    """The test NAME.py, run as a program with the settings of conftest.py.
+    """py_test that runs pytest on NAME.py with the settings of conftest.py.
 
     Args:
-      name: the file's, without ".py".
-      deps: what it imports.
-      srcs: more files beside it that it imports by their bare names.
-      timeout: long, as the machine may be slow, and its Triton's cache is empty.
-      **kwargs: of py_test: `size`, `shard_count`, `data`, `tags`.
+      name: the path of the test file, without ".py".
+      deps: libraries that the test imports.
+      srcs: more files in the test's folder, which it imports by bare names.
+      timeout: "long", because Triton's cache is empty and machines may be slow.
+      **kwargs: other arguments of py_test: `size`, `shard_count`, `data`, `tags`.
     """
     native.py_test(
         name = name,
@@ -52,7 +52,7 @@ def _staged_impl(ctx):
     )]
 
 staged = rule(
-    doc = "Copies of files under this package, as a wheel lays them out.",
+    doc = "Copies files into this package, at the paths they have in a wheel.",
     implementation = _staged_impl,
     attrs = {
         "srcs": attr.label_list(allow_files = True, mandatory = True),

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one test file under Bazel: `test_main.py FILE ARGUMENTS...`.
 
-pytest runs the tests of `make test` that the file has (conftest.py).
-`bazel test --test_filter=NAME` is pytest's `-k NAME`.
+pytest runs those tests of the file that `make test` runs (conftest.py).
+`bazel test --test_filter=NAME` becomes pytest's `-k NAME`.
 """
 
 import os
 import sys
 
-# Triton writes its cache there. The user's own folder is read-only.
+# Triton writes its cache to $HOME. The user's home is read-only under Bazel.
 os.environ["HOME"] = os.environ["TEST_TMPDIR"]
-# XLA's own level of optimization; conftest.py has a quicker one.
+# XLA's default optimization level, instead of the faster one of conftest.py.
 os.environ.setdefault("XLA_FLAGS", "")
 
 import pytest
@@ -20,7 +20,7 @@ NO_TESTS = 5  # pytest's exit status if a file has no test of the leg
 
 
 def main() -> int:
-  root = os.getcwd()  # of the runfiles, where conftest.py is
+  root = os.getcwd()  # the runfiles directory, which contains conftest.py
   arguments = [*sys.argv[1:], "--leg=test", "-p", "no:cacheprovider"]
   arguments += [f"--rootdir={root}", f"--confcutdir={root}"]
   if name := os.environ.get("TESTBRIDGE_TEST_ONLY"):

@@ -2,16 +2,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the kernels of machines that this one is not:
+# Runs kernels of other machines in emulation:
 #   kernels/cpu/tests/emulate.sh avx512 [python] [Class[.test]]...
 #       the handlers' tests (handler_tests.sh) on a library whose AVX-512
 #       intrinsics are emulated; three minutes.
 #   kernels/cpu/tests/emulate.sh aarch64 [python]
 #       kernels_test and race_test, compiled for aarch64, in QEMU; two minutes.
 #       Needs Debian's g++-aarch64-linux-gnu and qemu-user.
-# With sanitizers: EMULATE_AVX512=ON kernels/cpu/tests/sanitize.sh address,undefined
+# With sanitizers:
+#   EMULATE_AVX512=ON kernels/cpu/tests/sanitize.sh address,undefined
 #
-# Exit status 69 where the compiler or the simulator is not here.
+# The exit status is 69 if the compiler or the emulator is missing.
 set -eu
 cd "$(dirname "$0")"
 machine=${1:-avx512}
@@ -20,7 +21,7 @@ shift $(($# < 2 ? $# : 2))
 
 need() {
   command -v "$1" > /dev/null && return
-  echo "emulate.sh: $1 is not here; install $2" >&2
+  echo "emulate.sh: $1 is missing; install $2" >&2
   exit 69
 }
 

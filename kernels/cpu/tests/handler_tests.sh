@@ -2,11 +2,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the handlers' tests as programs, on the library JAXPLUGIN_CPU_LIBRARY;
-# for sanitize.sh and emulate.sh.
+# Runs the handlers' tests as programs, with the library JAXPLUGIN_CPU_LIBRARY.
+# sanitize.sh and emulate.sh call this script.
 #   kernels/cpu/tests/handler_tests.sh python [Class | Class.test | --flag]...
-# Given names of tests it runs the files that hold their classes, else all.
-# HANDLER_TESTS_PRELOAD: libraries to load before python's own.
+# If tests are named, only the files that define their classes run.
+# HANDLER_TESTS_PRELOAD: libraries for LD_PRELOAD.
 set -eu
 cd "$(dirname "$0")"
 python=$1

@@ -4,12 +4,13 @@
 #
 # Runs the tests under sanitizers:
 #   kernels/cpu/tests/sanitize.sh address,undefined [python] [Class[.test]]...
-#       the handlers' tests (handler_tests.sh) with an instrumented library; the
-#       runtimes are preloaded, since python itself has none.
+#       the handlers' tests (handler_tests.sh) with an instrumented library. The
+#       sanitizer runtimes are preloaded, because python is not instrumented.
 #   kernels/cpu/tests/sanitize.sh thread [python]
-#       race_test, a program of its own: XLA's thread pool is not instrumented,
-#       so its locks would be unseen and every hand-over look like a race.
-# EMULATE_AVX512=ON before either: with the AVX-512 kernels, emulated (see
+#       race_test, a program without Python. XLA's thread pool is not
+#       instrumented, so ThreadSanitizer would not see its locks and would
+#       report every handover between threads as a race.
+# With EMULATE_AVX512=ON the emulated AVX-512 kernels are tested too (see
 # emulate.sh).
 set -eu
 cd "$(dirname "$0")"
@@ -35,7 +36,7 @@ for runtime in asan ubsan; do
       preload="$preload $("$compiler" -print-file-name=lib$runtime.so)" ;;
   esac
 done
-# libstdc++ too: the sanitizers look for its __cxa_throw when they start.
+# libstdc++ too: the sanitizers look up __cxa_throw when they start.
 preload="$preload $("$compiler" -print-file-name=libstdc++.so.6)"
 JAXPLUGIN_CPU_LIBRARY=$(echo "$build"/libjaxplugin_cpu*.so)
 export JAXPLUGIN_CPU_LIBRARY

@@ -2,23 +2,25 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Is a kernel faster than it was? Those of another git revision and those of the
-# working tree, in one process, in turns (compare.cc): a dot, or, where N is 0,
-# quantize of f32[M, K].
+# Times the kernels of the working tree against those of another git revision.
+# One process runs both, interleaved (compare.cc). They compute a dot of [M, K]
+# and [N, K], or, if N is 0, quantize f32[M, K].
 #   kernels/cpu/tests/compare/compare.sh REVISION FORMAT M N K [CONFIG]...
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 mxfp8 1 4096 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 'f32*mxfp8' 1 4096 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 nvfp4 4096 0 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD mxfp4 8 4096 4096 vnni by_rule:4
-# Configs, of which compare.cc says how they are written, are of the working tree.
+# Each CONFIG adds a run of the working tree; compare.cc describes its syntax.
 # Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3, mxfp6_e3m2; for lhs also
-# f32, bf16, f16. Prints medians, quartiles and ratios to the old ones. A few
-# minutes, most of them for the compiler. PYTHON is one that has jax. With
-# ONE_THREAD=1 it times one thread, by its CPU time. NEW_FLAGS are compiler's
-# flags for the working tree alone: -O2, say.
+# f32, bf16, f16. The program prints medians, quartiles and ratios to the other
+# revision. It takes a few minutes, mostly to compile.
+# Environment variables:
+#   PYTHON        a Python that imports jax (python3)
+#   ONE_THREAD=1  use one thread and measure its CPU time
+#   NEW_FLAGS     compiler flags for the working tree only, e.g. -O2
 set -eu
 if [ $# -lt 5 ]; then
-  sed -n 's/^# \{0,1\}//; 4,18p' "$0" >&2
+  sed -n 's/^# \{0,1\}//; 4,20p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/../.."
@@ -28,11 +30,12 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 mkdir "$build/old" "$build/new"
 git -C ../.. archive "$revision" kernels/cpu | tar -x -C "$build/old"
-# Both builds are called with the same structs, of which GateArgs is none.
-# Older ones know no config, which comes last.
+# Prints the structs that compare.cc passes to both builds, without comments.
+# It does not pass GateArgs. DotConfig is the last field of DotArgs, so older
+# revisions may lack it.
 structs() {
   sed -n '/^struct Operand/,/^enum class Isa/p' "$1" |
-    sed '/^\/\/.*gated/,/^};/d; s#//.*##; /^  DotConfig config; *$/d'
+    sed '/^\/\/.*gated/,/^};/d; s# *//.*##; /^ *$/d; /^  DotConfig config;$/d'
 }
 old=$build/old/kernels/cpu/kernels.h
 [ "$(structs kernels.h)" = "$(structs "$old")" ] || {
