@@ -4,13 +4,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxplugin.core import formats
+
+
+def are_static(sizes: Iterable[Any]) -> bool:
+  """Returns whether all sizes are integers."""
+  return all(isinstance(size, (int, np.integer)) for size in sizes)
 
 
 def divide_up(size: Any, divisor: int) -> Any:

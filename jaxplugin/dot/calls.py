@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 
+from jaxplugin.core import extents
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
@@ -270,6 +271,6 @@ class Call(static_call.Call):
 
 def _product(sizes: Iterable[Any]) -> int | None:
   sizes = tuple(sizes)
-  if not all(isinstance(size, (int, np.integer)) for size in sizes):
+  if not extents.are_static(sizes):
     return None  # symbolic
   return math.prod(sizes)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What backends of other packages see of a call, `jaxplugin.backends`.
+"""Views of a dot for backends of other packages (`jaxplugin.backends`).
 
-Views of `calls.Call` and of what is in it, which may change from one release to
-the next; these may not, within one `records.API_VERSION`.
+`calls.Call` and its fields may change from one release to the next. A view
+changes only with `records.API_VERSION`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from typing import Any
 from typing import Final
+from typing import Generic
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
@@ -28,7 +30,8 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import dense
-from jaxplugin.plugins import guests
+from jaxplugin.dot.sharding import side_bytes
+from jaxplugin.plugins import adapters
 from jaxplugin.plugins import records
 
 
@@ -241,35 +244,29 @@ class Operand:
     )
 
 
-class Call:
-  """One call that `Backend.emit` computes.
+ProblemView = TypeVar("ProblemView")
 
-  The result is computed in f32 and cast once::
 
-    sums   = dot_general(lhs dequantized, rhs dequantized)
-    scaled = sums * global_scales[0] * global_scales[1] ...
-    result = cast(activation(scaled + bias) + residual)
-
-  jaxplugin creates it.
-  """
+class MatmulCall(Generic[ProblemView]):
+  """The properties that `Call` and `RaggedCall` share."""
 
   def __init__(
     self,
-    call: calls.Call,
-    target_problem: Problem,
+    call: Any,
+    problem: ProblemView,
     target: targets.Target,
     config: Mapping[str, decisions.Scalar],
   ) -> None:
     self._call = call
-    self._problem = target_problem
+    self._problem = problem
     self._target = target
     self._config = config
 
   def __repr__(self) -> str:
-    return f"Call({self._problem})"
+    return f"{type(self).__name__}({self._problem})"
 
   @property
-  def problem(self) -> Problem:
+  def problem(self) -> ProblemView:
     """The problem that `supports` was given."""
     return self._problem
 
@@ -294,13 +291,8 @@ class Call:
     return Operand(self._call.rhs)
 
   @property
-  def dimension_numbers(self) -> sides.DimensionNumbers:
-    """As for `lax.dot_general`."""
-    return self._call.dimension_numbers
-
-  @property
   def shape(self) -> tuple[int, ...]:
-    """Shape of the result: batch, lhs and rhs dimensions."""
+    """Shape of the result."""
     return self._call.shape
 
   @property
@@ -312,21 +304,51 @@ class Call:
   def global_scales(self) -> tuple[jax.Array, ...]:
     """The f32 factors of the sums: none, one or two, in order.
 
-    Each has rank 0 or the rank of the result, with dimensions of the result's
-    size or 1. There are two if f32 need not hold their product.
+    They have one shape. There are two if f32 need not hold their product.
     """
     found = (self._call.global_scale, self._call.global_power)
     return tuple(factor for factor in found if factor is not None)
 
   @property
   def bias(self) -> jax.Array | None:
-    """f32, bf16 or f16 of the result's rank; dimensions may be 1."""
+    """The bias in f32, bf16 or f16, or None."""
     return self._call.bias
 
   @property
-  def activation(self) -> problems.Activation | None:
-    """None, "relu", "gelu" (tanh approximation) or "silu"."""
+  def activation(self) -> str | None:
+    """The activation, as in the problem."""
     return self._call.activation
+
+  def _require_sums(
+    self, sums: Any, shape: tuple[int, ...], remedy: str = ""
+  ) -> None:
+    """Raises TypeError unless `finish` is given the sums of this call."""
+    if tuple(sums.shape) != shape or sums.dtype != np.float32:
+      raise TypeError(
+        f"finish: sums must be float32{list(shape)}, got"
+        f" {sums.dtype}{list(sums.shape)}{remedy}"
+      )
+
+
+class Call(MatmulCall[Problem]):
+  """One dot that `Backend.emit` computes.
+
+  The result is computed in f32 and cast once::
+
+    sums   = dot_general(lhs dequantized, rhs dequantized)
+    scaled = sums * global_scales[0] * global_scales[1] ...
+    result = cast(activation(scaled + bias) + residual)
+
+  The shape of the result is that of the batch, lhs and rhs dimensions. Each
+  global scale has rank 0 or the rank of the result. Global scales of that rank,
+  the bias and the residual have dimensions of the result's size or 1.
+  jaxplugin creates the call.
+  """
+
+  @property
+  def dimension_numbers(self) -> sides.DimensionNumbers:
+    """As for `lax.dot_general`."""
+    return self._call.dimension_numbers
 
   @property
   def residual(self) -> jax.Array | None:
@@ -380,26 +402,16 @@ class Call:
 
   def finish(self, sums: jax.Array) -> jax.Array:
     """Applies global scales, epilogue and cast to f32[shape] sums."""
-    if tuple(sums.shape) != self.shape or sums.dtype != np.float32:
-      raise TypeError(
-        f"finish: sums must be float32{list(self.shape)}, got"
-        f" {sums.dtype}{list(sums.shape)}; for the result of as_rows() call"
-        " the finish of that object"
-      )
+    remedy = "; for the result of as_rows() call the finish of that object"
+    self._require_sums(sums, self.shape, remedy)
     return epilogue.apply(sums, self._call)
 
 
 def typed(side: sides.Side, *, reads_swizzled: bool) -> sides.Side:
   """Returns a side with the dtypes and the scale that `Operand` promises."""
-  format = side.format
-  if format is None:
+  if side.format is None:
     return side
-  values, scale = side.values, side.scale
-  if not format.is_fp4 and values.dtype != format.array_dtype:
-    values = lax.bitcast_convert_type(values, format.array_dtype)
-  if scale.dtype != format.scale_dtype:
-    scale = lax.bitcast_convert_type(scale, format.scale_dtype)
-  side = side.replace(values=values, scale=scale)
+  side = side_bytes.from_bytes(side)
   if reads_swizzled and side.scale_layout == layouts.SWIZZLED:
     return side
   return side.with_linear_scale()
@@ -465,34 +477,26 @@ def _merged(
   return jnp.broadcast_to(x, wanted).reshape(sizes)
 
 
-def _refusal(problem: problems.DotProblem, backend: records.Backend) -> str:
+def refusal(problem: Any) -> str:
+  """Returns why backends cannot support the formats of a matmul, or ""."""
   for side in (problem.lhs, problem.rhs):
     if isinstance(side.format, formats.UnquantizedFormat):
       return f"supports block formats, got {side.format}"
-  if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
-    return records.NEEDS_STATIC_SIZES
   return ""
 
 
-def _plan(
+def _notes(
   problem: problems.DotProblem, backend: records.Backend
-) -> decisions.Plan:
-  is_fused = backend.fuses_global_scale and problem.global_scale == "scalar"
-  application: decisions.Application = "fused" if is_fused else "separate"
-  if problem.global_scale == "none":
-    application = "none"
-  unread = [
+) -> tuple[str, ...]:
+  return tuple(
     f"{name}: every call converts its scale to the linear layout"
     for name, side in (("lhs", problem.lhs), ("rhs", problem.rhs))
     if side.scale_layout not in (layouts.LINEAR, *backend.reads)
-  ]
-  return decisions.Plan(
-    global_scale=application, notes=(*backend.notes, *unread)
   )
 
 
 def _emit(
-  guest: guests.Guest[problems.DotProblem],
+  adapter: adapters.Adapter[problems.DotProblem],
   config: dict[str, decisions.Scalar],
   call: calls.Call,
   problem: problems.DotProblem,
@@ -500,18 +504,18 @@ def _emit(
 ) -> jax.Array:
   if problem.is_empty:
     return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
-  reads_swizzled = layouts.SWIZZLED in guest.backend.reads
+  reads_swizzled = layouts.SWIZZLED in adapter.backend.reads
   seen = call.replace(
     lhs=typed(call.lhs, reads_swizzled=reads_swizzled),
     rhs=typed(call.rhs, reads_swizzled=reads_swizzled),
   )
-  result = guest.emit(Call(seen, problem_of(problem), target, config), target)
+  result = adapter.emit(Call(seen, problem_of(problem), target, config))
   wanted = call.preferred_element_type
   shapes = {tuple(call.shape), (problem.batch, problem.m, problem.n)}
   if not isinstance(result, jax.Array) or (
     result.dtype != wanted or tuple(result.shape) not in shapes
   ):
-    raise guest.wrong_result(
+    raise adapter.wrong_result(
       f"{wanted.name}{list(call.shape)}, or the array that as_rows() stands"
       " for",
       result,
@@ -519,11 +523,11 @@ def _emit(
   return result.reshape(call.shape)
 
 
-INTERFACE: Final = guests.Interface(
+INTERFACE: Final = adapters.Interface(
   operation=sides.WHO,
   problem_of=problem_of,
-  refusal=_refusal,
-  is_empty=lambda problem: problem.is_empty,
-  plan=_plan,
   emit=_emit,
+  refusal=refusal,
+  is_empty=lambda problem: problem.is_empty,
+  notes=_notes,
 )

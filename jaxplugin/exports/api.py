@@ -22,7 +22,7 @@ from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.jaxext import exports_private
 from jaxplugin.kernels.cpu import library
-from jaxplugin.plugins import guests
+from jaxplugin.plugins import adapters
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import traced as ragged_traced
@@ -112,7 +112,7 @@ def export(
   checks = [
     *map(
       jax.export.DisabledSafetyCheck.custom_call,
-      (*CALL_TARGETS, *guests.call_targets()),
+      (*CALL_TARGETS, *adapters.call_targets()),
     ),
     *disabled_checks,
   ]

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Backends by entry point: which installed distributions have, loaded.
+"""Loads the backends of installed distributions from their entry points.
 
-The environment says which may be: `JAXPLUGIN_BACKENDS` is a list of names,
-with commas between, "off", or "all", as where it is not set or empty;
-`JAXPLUGIN_BACKENDS_FIRST` lists those that come before jaxplugin's own.
+The variable `JAXPLUGIN_BACKENDS` is "all", "off", or a list of the allowed
+names, separated by commas. Unset or empty, it is "all".
+`JAXPLUGIN_BACKENDS_FIRST` lists backends that are tried before jaxplugin's own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ALL: Final = "all"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Discovery:
-  """What was found, in order of names.
+  """The backends of all entry points, in order of names.
 
   Attributes:
-    found: backends that can be used; those that come first before the others.
-    refused: the others.
-    warnings: what to tell the user, a paragraph each.
+    found: the usable backends, those that are tried first in front.
+    refused: the status of the other backends.
+    warnings: the warnings to print.
   """
 
   found: tuple[records.Found, ...] = ()
@@ -50,7 +50,7 @@ class Discovery:
 
 
 def installed() -> tuple[importlib.metadata.EntryPoint, ...]:
-  """The entry points of all installed distributions; imports none."""
+  """Returns the entry points of all distributions without importing any."""
   return tuple(importlib.metadata.entry_points(group=GROUP))
 
 
@@ -67,12 +67,12 @@ def load(
   taken: Mapping[str, str],
   environment: Mapping[str, str],
 ) -> Discovery:
-  """Imports what entry points name, as far as the environment allows.
+  """Imports the backends of entry points that the environment allows.
 
   Args:
     points: the entry points.
-    taken: names that backends may not have, each with whose it is.
-    environment: the variables.
+    taken: names that backends may not have, each with its owner.
+    environment: the environment variables.
   """
   points = sorted(points, key=lambda p: (p.name, origin_of(p), p.value))
   counts = collections.Counter(point.name for point in points)
@@ -92,7 +92,7 @@ def load(
         for other in points
         if other.name == point.name and other is not point
       )
-      # None of them: installing one must not take another one's place.
+      # Refuse all of them: an installation must not replace a backend.
       result = _refused(
         point, records.Refusal.NAME_TAKEN, f"by {others} too; uninstall one"
       )
@@ -115,7 +115,7 @@ def load(
 
 
 def origin_of(point: importlib.metadata.EntryPoint) -> str:
-  """The distribution of an entry point, with its version."""
+  """Returns the distribution of an entry point and its version."""
   distribution = point.dist
   if distribution is None:
     return "an unknown distribution"

@@ -18,9 +18,9 @@ from jaxplugin.core import decisions
 from jaxplugin.core import speaking
 from jaxplugin.core import targets
 
-# Of `Backend` and of what it is given. A release that breaks a backend which is
-# written for the former number has the next one; what is only added, fields
-# with a default and attributes of views, leaves it.
+# Version of `Backend` and of the classes that its functions are passed. A
+# release that breaks existing backends increases it. Fields with a default and
+# attributes of views can be added without a new version.
 API_VERSION: Final = 1
 
 OPERATIONS: Final = ("block_scaled_dot", "ragged_dot", "quantize", "dequantize")
@@ -272,7 +272,7 @@ class Status:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-  """A backend that can be used, and what is known of it."""
+  """A backend that can be used, and its origin."""
 
   backend: Backend
   origin: str
@@ -293,7 +293,7 @@ class BackendWarning(UserWarning):
 
 
 def api_version_error(backend: Backend) -> str:
-  """Why a backend's version does not do; empty where it does."""
+  """Returns why the version of a backend is not supported, or ""."""
   if backend.api_version == API_VERSION:
     return ""
   older = backend.api_version < API_VERSION

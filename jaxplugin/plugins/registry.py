@@ -1,11 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The backends of other packages: those of entry points, those of code.
+"""The backends of other packages, from entry points and from code.
 
-Entry points are looked for when the first dot is decided, or a name is asked
-for, and never again: no decision was made before, so none is stale. What code
-registers may come later: it is part of `jit`'s key, so that what was traced
-before is traced again.
+The first decision, or the first look-up of a name, reads the entry points.
+They are read once, so no earlier decision is stale. Code may register backends
+later: they are part of `jit`'s key, so `jit` traces earlier functions again.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ _WHO: Final = "register_backend"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _State:
-  """All that is known; replaced as a whole, so that it is read without a lock.
+  """The known backends.
+
+  It is replaced as a whole, so a reader needs no lock.
 
   Attributes:
     own: names of jaxplugin's own backends.
-    in_code: those that code registered, with the number of the registration.
-    discovery: what entry points gave; None before they are looked for.
+    in_code: the backends that code registered, each with the number of its
+      registration.
+    discovery: the backends of entry points; None before the first look-up.
   """
 
   own: tuple[str, ...] = ()
@@ -44,7 +46,7 @@ class _State:
   discovery: discovery.Discovery | None = None
 
   def found(self) -> tuple[records.Found, ...]:
-    """Those that can be used: what comes first of either kind, the others."""
+    """Returns the usable backends, those that are tried first in front."""
     everything = [item for _, item in self.in_code]
     if self.discovery is not None:
       everything += self.discovery.found
@@ -55,12 +57,12 @@ _lock: Final = threading.Lock()
 _state = _State()
 _numbers: Final = itertools.count(1)
 _loading: Final = threading.local()
-# The numbers of what code has registered.
+# The registration numbers of the backends in code.
 _key: Final = jax.make_user_context(default_value=())
 
 
 def reserve(names: tuple[str, ...]) -> None:
-  """Says which names are jaxplugin's own; once, by `dot.backends`."""
+  """Sets jaxplugin's own names. `dot.backends` calls it once."""
   global _state
   with _lock:
     _state = dataclasses.replace(_state, own=names)
@@ -96,7 +98,7 @@ def statuses() -> tuple[records.Status, ...]:
 
 
 def reason_missing(name: str) -> str:
-  """Why a name is no backend, where one of that name was found; or empty."""
+  """Returns why a backend that was found is not used, or ""."""
   return "; ".join(
     str(status)
     for status in statuses()
@@ -168,7 +170,8 @@ def register_backend(
 def unregister_backend(name: str) -> None:
   """Removes the backends of a name that code registered.
 
-  `jit` traces functions that used them again.
+  `jit` traces functions that used them again. `register_backend` has an
+  example.
 
   Args:
     name: name of the backend, which may be registered for several operations.
@@ -178,15 +181,11 @@ def unregister_backend(name: str) -> None:
 
   Example:
     >>> import jaxplugin as jp
-    >>> backend = jp.Backend(
-    ...   name="example",
-    ...   api_version=1,
-    ...   platforms=("cpu",),
-    ...   supports=lambda problem, target: "supports no call",
-    ...   emit=lambda call: None,
-    ... )
-    >>> _ = jp.register_backend(backend)
-    >>> jp.backends.unregister_backend("example")
+    >>> try:
+    ...   jp.backends.unregister_backend("example")
+    ... except ValueError:
+    ...   print("code has not registered it")
+    code has not registered it
   """
   global _state
   with _lock:
@@ -197,8 +196,7 @@ def unregister_backend(name: str) -> None:
       names = tuple(item.backend.name for _, item in _state.in_code)
       raise ValueError(
         f"unregister_backend: no backend {speaking.shown(name)} was registered"
-        " in code; those"
-        f" are {names}"
+        f" in code; those are {names}"
       )
     _state = dataclasses.replace(_state, in_code=kept)
     _enter_key()
@@ -210,18 +208,18 @@ def _enter_key() -> None:
 
 
 def _loaded() -> _State:
-  """The state, entry points looked for.
+  """Returns the state after the entry points are loaded.
 
-  No lock is held while modules are imported: another thread that imports one
-  of them may wait for it. Threads that come together load alike, and the first
-  one that is done counts.
+  No lock is held while modules are imported, because another thread that
+  imports one of them may wait for that lock. Several threads may load at once.
+  The result of the first one to finish is used.
   """
   global _state
   state = _state
   if state.discovery is not None:
     return state
   if getattr(_loading, "is_on", False):
-    # The import of a backend decides a dot. It has the others.
+    # The import of a backend decides a dot, without entry points.
     return dataclasses.replace(state, discovery=discovery.Discovery())
   _loading.is_on = True
   try:
@@ -268,7 +266,7 @@ def _names_in_code(
 def _without(
   found: discovery.Discovery, taken: Mapping[str, str]
 ) -> discovery.Discovery:
-  """Without those whose name code took while they were imported."""
+  """Refuses backends whose names code took while they were imported."""
   kept, refused = [], []
   for item in found.found:
     if item.backend.name in taken:

@@ -185,7 +185,7 @@ class QuantizeProblem:
 
   @property
   def sizes_are_static(self) -> bool:
-    return all(isinstance(size, (int, np.integer)) for size in self.shape)
+    return extents.are_static(self.shape)
 
   @property
   def written_shape(self) -> tuple[Any, ...]:
@@ -249,6 +249,10 @@ class DequantizeProblem:
     sizes = ", ".join(map(str, self.logical_shape))
     result = f"{self.out_dtype.name}[{sizes}]"
     return f"{self.format} to {result}, axis {self.axis}"
+
+  @property
+  def sizes_are_static(self) -> bool:
+    return extents.are_static(self.shape)
 
   @property
   def logical_shape(self) -> tuple[Any, ...]:

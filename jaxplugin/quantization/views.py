@@ -10,15 +10,14 @@ from typing import Final
 
 import jax
 import numpy as np
-from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.plugins import guests
-from jaxplugin.plugins import records
+from jaxplugin.operation import byte_arrays
+from jaxplugin.plugins import adapters
 from jaxplugin.quantization import problems
 
 
@@ -137,10 +136,6 @@ class DequantizeCall:
   global_scale: jax.Array | None
 
 
-def _is_static(shape: tuple[Any, ...]) -> bool:
-  return all(isinstance(size, (int, np.integer)) for size in shape)
-
-
 def _quantize_problem_of(problem: problems.QuantizeProblem) -> QuantizeProblem:
   (b,) = problem.blockings
   return QuantizeProblem(
@@ -153,27 +148,18 @@ def _quantize_problem_of(problem: problems.QuantizeProblem) -> QuantizeProblem:
   )
 
 
-def _quantize_refusal(
-  problem: problems.QuantizeProblem, backend: records.Backend
-) -> str:
+def _quantize_refusal(problem: problems.QuantizeProblem) -> str:
   if len(problem.blockings) > 1:
     return "backends of other packages quantize along one axis at a time"
   if problem.extras != problems.NO_EXTRAS or problem.num_maxima is not None:
     return "backends of other packages quantize whole arrays, without options"
   if problem.pads_values:
     return "backends of other packages write as many rows as x has"
-  if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
-    return records.NEEDS_STATIC_SIZES
   return ""
 
 
-def _no_plan(problem: Any, backend: records.Backend) -> decisions.Plan:
-  del problem
-  return decisions.Plan(notes=backend.notes)
-
-
 def _quantize(
-  guest: guests.Guest[problems.QuantizeProblem],
+  adapter: adapters.Adapter[problems.QuantizeProblem],
   config: dict[str, decisions.Scalar],
   x: jax.Array,
   global_scale: jax.Array | None,
@@ -188,7 +174,7 @@ def _quantize(
     x=b.apply(x),
     global_scale=global_scale,
   )
-  found = guest.emit(view, target)
+  found = adapter.emit(view)
   shape, axis, format = view.problem.shape, b.axis(), problem.format
   columns = extents.divide_up(shape[axis], format.block_size)
   wanted: list[tuple[np.dtype, tuple[Any, ...]]] = [
@@ -203,7 +189,7 @@ def _quantize(
     != wanted
   ):
     words = ", ".join(f"{d.name}{list(s)}" for d, s in wanted)
-    raise guest.wrong_result(f"({words})", found)
+    raise adapter.wrong_result(f"({words})", found)
   values, scale, *rest = found
   if problem.packed:
     values = layouts.pack_fp4(values, axis=axis)
@@ -227,16 +213,8 @@ def _dequantize_problem_of(
   )
 
 
-def _dequantize_refusal(
-  problem: problems.DequantizeProblem, backend: records.Backend
-) -> str:
-  if not (_is_static(problem.shape) or backend.takes_symbolic_sizes):
-    return records.NEEDS_STATIC_SIZES
-  return ""
-
-
 def _dequantize(
-  guest: guests.Guest[problems.DequantizeProblem],
+  adapter: adapters.Adapter[problems.DequantizeProblem],
   config: dict[str, decisions.Scalar],
   values: jax.Array,
   scale: jax.Array,
@@ -247,40 +225,25 @@ def _dequantize(
   format = problem.format
   if format.is_fp4 and values.dtype == formats.PACKED:
     values = layouts.unpack_fp4(values, axis=problem.axis)
-  elif values.dtype != format.array_dtype:
-    values = lax.bitcast_convert_type(values, format.array_dtype)
-  if scale.dtype != format.scale_dtype:
-    scale = lax.bitcast_convert_type(scale, format.scale_dtype)
   view = DequantizeCall(
     problem=_dequantize_problem_of(problem),
     target=target,
     config=config,
-    values=values,
-    scale=scale,
+    values=byte_arrays.from_bytes(values, format.array_dtype),
+    scale=byte_arrays.from_bytes(scale, format.scale_dtype),
     global_scale=global_scale,
   )
-  result = guest.emit(view, target)
-  shape, dtype = tuple(view.problem.shape), problem.out_dtype
-  if not isinstance(result, jax.Array) or (
-    (result.dtype, tuple(result.shape)) != (dtype, shape)
-  ):
-    raise guest.wrong_result(f"{dtype.name}{list(shape)}", result)
-  return result
+  return adapter.emit_array(view, problem.out_dtype, view.problem.shape)
 
 
-QUANTIZE: Final = guests.Interface(
+QUANTIZE: Final = adapters.Interface(
   operation="quantize",
   problem_of=_quantize_problem_of,
-  refusal=_quantize_refusal,
-  is_empty=lambda problem: False,
-  plan=_no_plan,
   emit=_quantize,
+  refusal=_quantize_refusal,
 )
-DEQUANTIZE: Final = guests.Interface(
+DEQUANTIZE: Final = adapters.Interface(
   operation="dequantize",
   problem_of=_dequantize_problem_of,
-  refusal=_dequantize_refusal,
-  is_empty=lambda problem: False,
-  plan=_no_plan,
   emit=_dequantize,
 )

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Final
 
 import jax
@@ -13,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import decisions
-from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import views
-from jaxplugin.plugins import guests
-from jaxplugin.plugins import records
+from jaxplugin.plugins import adapters
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -74,7 +71,7 @@ class RaggedProblem:
     return f"{self.lhs} x {self.rhs} -> {self.dtype.name}, {sizes}"
 
 
-class RaggedCall:
+class RaggedCall(views.MatmulCall[RaggedProblem]):
   """One ragged dot that `Backend.emit` computes.
 
   Rows of lhs come in groups, in order. The result is computed in f32 and cast
@@ -83,91 +80,19 @@ class RaggedCall:
     sums[rows of group g] = dot(lhs[rows of group g], rhs[g])
     result = cast(activation(sums * global_scales + bias[g]))
 
-  Rows of no group are zero. jaxplugin creates the call.
+  Rows of no group are zero. Both operands have linear scales. Each global scale
+  has shape (), (groups,) or (m, 1), and the bias (groups, columns of the sums).
+  A gated activation halves the columns. jaxplugin creates the call.
   """
-
-  def __init__(
-    self,
-    call: calls.Call,
-    problem: RaggedProblem,
-    target: targets.Target,
-    config: Mapping[str, decisions.Scalar],
-  ) -> None:
-    self._call = call
-    self._problem = problem
-    self._target = target
-    self._config = config
-
-  def __repr__(self) -> str:
-    return f"RaggedCall({self._problem})"
-
-  @property
-  def problem(self) -> RaggedProblem:
-    """The problem that `supports` was given."""
-    return self._problem
-
-  @property
-  def target(self) -> targets.Target:
-    """The device that the call is lowered for."""
-    return self._target
-
-  @property
-  def config(self) -> dict[str, decisions.Scalar]:
-    """The config that a tuning table chose; empty by default."""
-    return dict(self._config)
-
-  @property
-  def lhs(self) -> views.Operand:
-    """The rows, with linear scales."""
-    return views.Operand(self._call.lhs)
-
-  @property
-  def rhs(self) -> views.Operand:
-    """The weights of all groups, with linear scales."""
-    return views.Operand(self._call.rhs)
 
   @property
   def group_sizes(self) -> jax.Array:
     """i32[groups]: the number of rows of each group."""
     return self._call.group_sizes
 
-  @property
-  def shape(self) -> tuple[int, int]:
-    """Shape of the result. A gated activation halves the columns."""
-    return self._call.shape
-
-  @property
-  def dtype(self) -> np.dtype:
-    """Dtype of the result."""
-    return self._call.preferred_element_type
-
-  @property
-  def global_scales(self) -> tuple[jax.Array, ...]:
-    """The f32 factors of the sums: none, one or two, in order.
-
-    Each has shape (), (groups,) or (m, 1).
-    """
-    found = (self._call.global_scale, self._call.global_power)
-    return tuple(factor for factor in found if factor is not None)
-
-  @property
-  def bias(self) -> jax.Array | None:
-    """f32, bf16 or f16[groups, columns of the sums]."""
-    return self._call.bias
-
-  @property
-  def activation(self) -> problems.Activation | None:
-    """None, "relu", "gelu", "silu", "swiglu" or "swigluoai"."""
-    return self._call.activation
-
   def finish(self, sums: jax.Array) -> jax.Array:
     """Applies scales, bias, activation and cast to f32[m, columns] sums."""
-    shape = (self._call.num_rows, self._call.columns)
-    if tuple(sums.shape) != shape or sums.dtype != np.float32:
-      raise TypeError(
-        f"finish: sums must be float32{list(shape)}, got"
-        f" {sums.dtype}{list(sums.shape)}"
-      )
+    self._require_sums(sums, (self._call.num_rows, self._call.columns))
     return epilogue.apply(sums, self._call)
 
 
@@ -187,27 +112,8 @@ def _problem_of(problem: problems.RaggedProblem) -> RaggedProblem:
   )
 
 
-def _refusal(problem: problems.RaggedProblem, backend: records.Backend) -> str:
-  for side in (problem.lhs, problem.rhs):
-    if isinstance(side.format, formats.UnquantizedFormat):
-      return f"supports block formats, got {side.format}"
-  if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
-    return records.NEEDS_STATIC_SIZES
-  return ""
-
-
-def _plan(
-  problem: problems.RaggedProblem, backend: records.Backend
-) -> decisions.Plan:
-  is_fused = backend.fuses_global_scale and problem.global_scale == "scalar"
-  application: decisions.Application = "fused" if is_fused else "separate"
-  if problem.global_scale == "none":
-    application = "none"
-  return decisions.Plan(global_scale=application, notes=backend.notes)
-
-
 def _emit(
-  guest: guests.Guest[problems.RaggedProblem],
+  adapter: adapters.Adapter[problems.RaggedProblem],
   config: dict[str, decisions.Scalar],
   call: calls.Call,
   problem: problems.RaggedProblem,
@@ -222,19 +128,13 @@ def _emit(
     rhs=views.typed(call.rhs, reads_swizzled=False),
   )
   view = RaggedCall(call, _problem_of(problem), target, config)
-  result = guest.emit(view, target)
-  if not isinstance(result, jax.Array) or (
-    (result.dtype, tuple(result.shape)) != (view.dtype, view.shape)
-  ):
-    raise guest.wrong_result(f"{view.dtype.name}{list(view.shape)}", result)
-  return result
+  return adapter.emit_array(view, view.dtype, view.shape)
 
 
-INTERFACE: Final = guests.Interface(
+INTERFACE: Final = adapters.Interface(
   operation=problems.WHO,
   problem_of=_problem_of,
-  refusal=_refusal,
-  is_empty=lambda problem: problem.is_empty,
-  plan=_plan,
   emit=_emit,
+  refusal=views.refusal,
+  is_empty=lambda problem: problem.is_empty,
 )

@@ -31,8 +31,13 @@ _SPECIAL: Final = (
 
 
 class _Suite(parameterized.TestCase):
-  """A backend that is registered for each test, before jaxplugin's own."""
+  """A backend that is registered for each test, before jaxplugin's own.
 
+  Attributes:
+    REQUIRED: the attributes that a subclass must set besides `backend`.
+  """
+
+  REQUIRED: ClassVar[tuple[str, ...]] = ()
   backend: ClassVar[jp.Backend | None] = None
   operation = ""
 
@@ -44,6 +49,8 @@ class _Suite(parameterized.TestCase):
       self.fail(
         f"{type(self).__name__} must set backend, for {self.operation!r}"
       )
+    if not all(getattr(self, name) for name in self.REQUIRED):
+      self.fail(f"{type(self).__name__} must set {' and '.join(self.REQUIRED)}")
 
   def with_backend(
     self, function: Callable[..., Any], *args: Any
@@ -77,8 +84,8 @@ class _Suite(parameterized.TestCase):
       self.assertTrue(same.all(), f"{x[~same][:4]} instead of {y[~same][:4]}")
 
 
-class QuantizeBackendSuite(_Suite):
-  """The contract of a backend of `quantize`: the bits of `jp.quantize`.
+class _ArraySuite(_Suite):
+  """A suite of arrays that are quantized or dequantized.
 
   Attributes:
     backend: the backend.
@@ -88,15 +95,20 @@ class QuantizeBackendSuite(_Suite):
     axes: the blocked dimensions that it supports, as negative numbers.
   """
 
-  operation = "quantize"
+  REQUIRED = ("formats", "shapes")
   formats: Sequence[jp.BlockFormat] = ()
   shapes: Sequence[tuple[int, ...]] = ()
   axes: Sequence[int] = (-1,)
 
-  def setUp(self) -> None:
-    super().setUp()
-    if not (self.formats and self.shapes):
-      self.fail(f"{type(self).__name__} must set formats and shapes")
+
+class QuantizeBackendSuite(_ArraySuite):
+  """The contract of a backend of `quantize`: the bits of `jp.quantize`.
+
+  A subclass sets `backend`, the `formats` and `shapes` that it supports, and
+  optionally `axes`.
+  """
+
+  operation = "quantize"
 
   def inputs(self, dtype: Any = np.float32) -> list[jax.Array]:
     """Returns an array of each shape, with blocks of all magnitudes."""
@@ -151,26 +163,14 @@ class QuantizeBackendSuite(_Suite):
           )
 
 
-class DequantizeBackendSuite(_Suite):
+class DequantizeBackendSuite(_ArraySuite):
   """The contract of a backend of `dequantize`: the bits of `jp.dequantize`.
 
-  Attributes:
-    backend: the backend.
-    formats: the formats that it supports.
-    shapes: shapes that it supports with each format, blocked along the last
-      dimension. Its size is a multiple of 32.
-    axes: the blocked dimensions that it supports, as negative numbers.
+  A subclass sets `backend`, the `formats` and `shapes` that it supports, and
+  optionally `axes`.
   """
 
   operation = "dequantize"
-  formats: Sequence[jp.BlockFormat] = ()
-  shapes: Sequence[tuple[int, ...]] = ()
-  axes: Sequence[int] = (-1,)
-
-  def setUp(self) -> None:
-    super().setUp()
-    if not (self.formats and self.shapes):
-      self.fail(f"{type(self).__name__} must set formats and shapes")
 
   @parameterized.parameters("float32", "bfloat16", "float16")
   def test_all_codes_have_the_bits_of_dequantize(self, dtype):
@@ -202,13 +202,12 @@ class RaggedBackendSuite(_Suite):
   """
 
   operation = "ragged_dot"
+  REQUIRED = ("kinds", "sizes")
   kinds: Sequence[tuple[Any, jp.BlockFormat]] = ()
   sizes: Sequence[tuple[int, int, int, int]] = ()
 
   def setUp(self) -> None:
     super().setUp()
-    if not (self.kinds and self.sizes):
-      self.fail(f"{type(self).__name__} must set kinds and sizes")
     assert self.backend is not None
     jp.register_backend(self.backend)
     self.addCleanup(jp.backends.unregister_backend, self.backend.name)

@@ -31,8 +31,8 @@ from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
 from jaxplugin.operation import choice
+from jaxplugin.plugins import adapters
 from jaxplugin.plugins import discovery
-from jaxplugin.plugins import guests
 from jaxplugin.plugins import registry
 from jaxplugin.tables import fitting
 from jaxplugin.tables import resolution
@@ -48,7 +48,7 @@ registry.reserve(NAMES)
 
 def table() -> dict[str, Backend]:
   """Returns `BACKENDS` and those of `plugins`, loaded at the first call."""
-  return BACKENDS | guests.table(views.INTERFACE)
+  return BACKENDS | adapters.table(views.INTERFACE)
 
 
 OPERATION: Final[fitting.Operation[problems.DotProblem]] = fitting.Operation(

@@ -14,7 +14,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import modelled
-from jaxplugin.plugins import guests
+from jaxplugin.plugins import adapters
 from jaxplugin.tables import resolution
 
 H200 = targets.named_target("h200")
@@ -152,7 +152,9 @@ class ModelledTest(parameterized.TestCase):
     first = dataclasses.replace(
       backends.BACKENDS["triton"], name="first", rank=lambda target: 0
     )
-    with mock.patch.object(guests, "table", lambda interface: {"first": first}):
+    with mock.patch.object(
+      adapters, "table", lambda interface: {"first": first}
+    ):
       decision = chosen(asked, H200)
     self.assertEqual(decision.implementation, "first")
     self.assertEqual(decision.implementation_from, "rule")

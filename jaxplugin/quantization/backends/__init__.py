@@ -23,7 +23,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
-from jaxplugin.plugins import guests
+from jaxplugin.plugins import adapters
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import views
 from jaxplugin.quantization.backends import cpu
@@ -48,7 +48,7 @@ QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
     bucketed="m",
     fields_of=problem_fields.fields_of,
     problem_of=problem_fields.problem_of,
-    backends=lambda: QUANTIZE | guests.table(views.QUANTIZE),
+    backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
   )
 )
 DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
@@ -57,7 +57,7 @@ DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
     bucketed="m",
     fields_of=problem_fields.dequantize_fields_of,
     problem_of=problem_fields.dequantize_problem_of,
-    backends=lambda: DEQUANTIZE | guests.table(views.DEQUANTIZE),
+    backends=lambda: DEQUANTIZE | adapters.table(views.DEQUANTIZE),
   )
 )
 

@@ -15,7 +15,7 @@ import jax
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
-from jaxplugin.plugins import guests
+from jaxplugin.plugins import adapters
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import views
@@ -33,7 +33,7 @@ OPERATION: Final[fitting.Operation[problems.RaggedProblem]] = fitting.Operation(
   bucketed="m",
   fields_of=problem_fields.fields_of,
   problem_of=problem_fields.problem_of,
-  backends=lambda: BACKENDS | guests.table(views.INTERFACE),
+  backends=lambda: BACKENDS | adapters.table(views.INTERFACE),
 )
 CONTRACTION: Final[fitting.Operation[problems.ContractionProblem]] = (
   fitting.Operation(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of other packages in an operation's table.
+"""Backends of other packages, adapted to the table of an operation.
 
 Their answers are checked. A wrong answer is reported with the name of its
 distribution, and is never a result.
@@ -18,6 +18,7 @@ from typing import Final
 from typing import Generic
 
 import jax
+import numpy as np
 
 from jaxplugin.core import decisions
 from jaxplugin.core import speaking
@@ -38,19 +39,22 @@ class Interface(Generic[decisions.Problem]):
   Attributes:
     operation: name of the operation, as in `records.Backend.operation`.
     problem_of: problem -> its view, which `supports` gets.
-    refusal: (problem, backend) -> why `supports` is not asked, or "".
+    emit: (adapter, config, *arguments) -> the result. The arguments are those
+      of the operation's `decisions.Backend.emit`.
+    refusal: problem -> why no backend is asked whether it supports it, or "".
     is_empty: problem -> whether `emit` computes it without the backend.
-    plan: (problem, backend) -> the plan if the backend has no `plan`.
-    emit: (guest, config, *arguments) -> the result. The arguments are those of
-      the operation's `decisions.Backend.emit`.
+    notes: (problem, backend) -> more notes of the plan if the backend has no
+      `plan`.
   """
 
   operation: str
   problem_of: Callable[[decisions.Problem], Any]
-  refusal: Callable[[decisions.Problem, records.Backend], str]
-  is_empty: Callable[[decisions.Problem], bool]
-  plan: Callable[[decisions.Problem, records.Backend], decisions.Plan]
   emit: Callable[..., Any]
+  refusal: Callable[[decisions.Problem], str] = lambda problem: ""
+  is_empty: Callable[[decisions.Problem], bool] = lambda problem: False
+  notes: Callable[[decisions.Problem, records.Backend], tuple[str, ...]] = (
+    lambda problem, backend: ()
+  )
 
 
 def table(
@@ -89,19 +93,19 @@ def _adapted(
   rank: int | None,
 ) -> decisions.Backend[decisions.Problem]:
   backend = found.backend
-  guest = Guest(found, interface)
+  adapter = Adapter(found, interface)
   tunable: decisions.Tunable[decisions.Problem] = decisions.Tunable(
     source=functools.partial(_source, found)
   )
   if backend.tuning is not None:
     tunable = dataclasses.replace(
       tunable,
-      config_error=guest.config_error,
-      candidates=guest.candidates,
+      config_error=adapter.config_error,
+      candidates=adapter.candidates,
       configured=lambda config: dataclasses.replace(
         adapted,
-        plan=functools.partial(guest.plan, config=config),
-        emit=functools.partial(interface.emit, guest, dict(config)),
+        plan=functools.partial(adapter.plan, config=config),
+        emit=functools.partial(interface.emit, adapter, dict(config)),
       ),
     )
   adapted = decisions.Backend(
@@ -109,11 +113,11 @@ def _adapted(
     summary=backend.summary or "of another package",
     origin=found.origin,
     rank=lambda target: rank if target.platform in backend.platforms else None,
-    supports=guest.supports,
-    plan=guest.plan,
-    emit=functools.partial(interface.emit, guest, {}),
+    supports=adapter.supports,
+    plan=adapter.plan,
+    emit=functools.partial(interface.emit, adapter, {}),
     reads=lambda layout, problem, target: layout in backend.reads,
-    lowering_refusal=guest.lowering_refusal,
+    lowering_refusal=adapter.lowering_refusal,
     is_portable=backend.is_portable,
     tunable=tunable,
   )
@@ -138,8 +142,8 @@ def _source(
   return decisions.Source(toolchain=((name, version),))
 
 
-class Guest(Generic[decisions.Problem]):
-  """A backend of another package, asked about an operation's problems."""
+class Adapter(Generic[decisions.Problem]):
+  """Asks a backend of another package about an operation's problems."""
 
   def __init__(
     self, found: records.Found, interface: Interface[decisions.Problem]
@@ -150,7 +154,7 @@ class Guest(Generic[decisions.Problem]):
     self._is_warned = False
 
   def supports(
-    self, problem: decisions.Problem, target: targets.Target
+    self, problem: Any, target: targets.Target
   ) -> decisions.Unsupported | None:
     backend = self.backend
     if target.platform not in backend.platforms:
@@ -160,7 +164,9 @@ class Guest(Generic[decisions.Problem]):
       return decisions.Unsupported(
         f"{rule}, the target's platform is {target.platform}"
       )
-    refusal = self._interface.refusal(problem, backend)
+    refusal = self._interface.refusal(problem)
+    if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
+      refusal = refusal or records.NEEDS_STATIC_SIZES
     if refusal:
       return decisions.Unsupported(refusal)
     if self._interface.is_empty(problem):
@@ -216,7 +222,7 @@ class Guest(Generic[decisions.Problem]):
     config: decisions.Fields = (),
   ) -> decisions.Plan:
     if self.backend.plan is None or self._interface.is_empty(problem):
-      return self._interface.plan(problem, self.backend)
+      return self._plan(problem)
     view = self._interface.problem_of(problem)
     plan = self.backend.plan(view, target, dict(config))
     if not isinstance(plan, decisions.Plan):
@@ -226,9 +232,22 @@ class Guest(Generic[decisions.Problem]):
       )
     return plan
 
-  def emit(self, view: Any, target: targets.Target) -> Any:
-    """Returns what the backend's `emit` returns for the view of a call."""
-    refusal = self.lowering_refusal(target)
+  def _plan(self, problem: Any) -> decisions.Plan:
+    """Returns the plan of a backend that has no `plan`."""
+    scale = getattr(problem, "global_scale", "none")
+    application: decisions.Application = "separate"
+    if scale == "none":
+      application = "none"
+    elif scale == "scalar" and self.backend.fuses_global_scale:
+      application = "fused"
+    notes = self._interface.notes(problem, self.backend)
+    return decisions.Plan(
+      global_scale=application, notes=(*self.backend.notes, *notes)
+    )
+
+  def emit(self, view: Any) -> Any:
+    """Returns the result of the backend's `emit` for the view of a call."""
+    refusal = self.lowering_refusal(view.target)
     try:
       if refusal is not None:
         raise NotImplementedError(refusal.reason)
@@ -241,6 +260,17 @@ class Guest(Generic[decisions.Problem]):
     except Exception as error:
       error.add_note(f"In emit of {self.name}, for {view.problem}.")
       raise
+
+  def emit_array(
+    self, view: Any, dtype: np.dtype, shape: tuple[Any, ...]
+  ) -> jax.Array:
+    """Returns the result of `emit`, which must have a dtype and a shape."""
+    result = self.emit(view)
+    if not isinstance(result, jax.Array) or (
+      (result.dtype, tuple(result.shape)) != (dtype, tuple(shape))
+    ):
+      raise self.wrong_result(f"{dtype.name}{list(shape)}", result)
+    return result
 
   def wrong_result(self, wanted: str, got: Any) -> TypeError:
     """Returns the error of a result that `emit` may not return."""
