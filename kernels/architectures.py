@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GPU architectures as the kernels see them: plain data, no Triton."""
+"""GPU architectures, as kernels need them: plain data, no Triton."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 
 _KIB: Final = 1 << 10
 
-# The first ptxas that knows PTX 9.2, which has `cvt.rn.bf16x2.e2m1x2`: that of
-# CUDA 13.2 (CUDA's release notes; PTX ISA, "Release Notes").
+# The first ptxas that supports PTX 9.2, which has `cvt.rn.bf16x2.e2m1x2`: ptxas
+# of CUDA 13.2 (CUDA's release notes; PTX ISA, "Release Notes").
 E2M1_CONVERSION_PTXAS: Final = (13, 2)
 
 
@@ -22,21 +22,22 @@ class Architecture:
   Attributes:
     name: "sm_90", "gfx950", ...: NVIDIA's and LLVM's names.
     backend: Triton's backend, "cuda" or "hip".
-    triton_arch: how that backend calls it: 90, "gfx950".
-    compute_capabilities: the first and the last that its kernels serve; None of
-      an AMD GPU.
+    triton_arch: the backend's name of the architecture: 90, "gfx950".
+    compute_capabilities: first and last compute capability that its kernels
+      support; None for an AMD GPU.
     warp_size: threads of a warp (a wavefront).
     shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
     registers_per_thread: 32-bit registers that one thread can address.
     registers_per_core: 32-bit registers of an SM or CU.
-    tensor_memory_columns: of 128 lanes x 32 bits, per SM; 0 where there is no
+    tensor_memory_columns: columns of 128 lanes x 32 bits per SM; 0 without
       tensor memory, which tcgen05's matrix instructions write to.
-    has_wgmma: whether four warps multiply together, one operand in registers.
-    has_scaled_dot: whether its matrix instructions take block scales, so that
-      `tl.dot_scaled` is native and not a register upcast.
-    scales_by_e4m3: whether these scales may be E4M3, those of NVFP4.
-    mixes_fp4_and_fp8: whether Triton has that instruction take FP4 beside FP8.
-    has_fp8_pointers: whether Triton accepts E4M3 pointers for it.
+    has_wgmma: whether four warps multiply together, with one operand in
+      registers.
+    has_scaled_dot: whether its matrix instructions read block scales. Then
+      `tl.dot_scaled` is native; otherwise Triton upcasts in registers.
+    scales_by_e4m3: whether these scales may be E4M3, as in NVFP4.
+    mixes_fp4_and_fp8: whether Triton uses that instruction for FP4 times FP8.
+    has_fp8_pointers: whether Triton accepts E4M3 pointers on it.
     converts_e4m3: whether an instruction converts E4M3 to wider floats.
     casts_to_fp8: whether an instruction converts f32 to E4M3 and E5M2, to
       nearest even and saturating.
@@ -45,10 +46,10 @@ class Architecture:
       bf16.
     has_e2m1_conversion_to_f32: whether an instruction converts two E2M1 values
       to f32.
-    ptxas_version: version of the kernels' assembler. None if it is unknown, as
-      in the table below; it then counts as old.
-    multiplies_bf16: whether an instruction multiplies bf16 numbers, other than
-      those of matrices.
+    ptxas_version: version of the ptxas that assembles the kernels. None if
+      unknown, as in the table below; an unknown version counts as old.
+    multiplies_bf16: whether it has an instruction, besides matrix instructions,
+      that multiplies bf16.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
   """
 
@@ -85,12 +86,12 @@ class Architecture:
 
   @property
   def multiplies_by_warp(self) -> bool:
-    """Whether one warp at a time multiplies (`mma.sync`)."""
+    """Whether matrix instructions are executed by one warp (`mma.sync`)."""
     return self.is_nvidia and not (self.has_wgmma or self.has_tensor_memory)
 
   @property
   def converts_e2m1(self) -> bool:
-    """Whether kernels may say that E2M1 is to be converted to bf16."""
+    """Whether kernels may use the instruction from E2M1 to bf16."""
     return self.has_e2m1_conversion and (
       self.ptxas_version is not None
       and self.ptxas_version >= E2M1_CONVERSION_PTXAS
@@ -98,10 +99,10 @@ class Architecture:
 
   @property
   def reads_interleaved(self) -> bool:
-    """Whether FP4 that is interleaved helps.
+    """Whether kernels benefit from interleaved FP4.
 
-    Its kernels decode FP4 themselves, with the help of PTX; newer ones leave it
-    to the matrix instruction, which wants the usual order.
+    These kernels decode FP4 themselves, with PTX instructions. On newer
+    architectures the matrix instruction decodes FP4 in the usual order.
     """
     return self.is_nvidia and not self.has_scaled_dot
 
@@ -140,13 +141,13 @@ def _amd(
     warp_size=warp_size,
     shared_memory_bytes=lds_kib * _KIB,
     registers_per_thread=registers_per_thread,
-    # 512 vector registers a lane of four SIMDs; AGPRs are among them.
+    # 512 vector registers a lane of four SIMDs, including AGPRs.
     registers_per_core=4 * 512 * 64,
     **capabilities,
   )
 
 
-# By generation; the later ones have what the earlier have, wgmma excepted.
+# By generation. A later one has the features of the earlier ones, except wgmma.
 _ADA: Final = {"casts_to_fp8": True}
 _HOPPER: Final = {**_ADA, "has_tma": True, "has_wgmma": True}
 _BLACKWELL: Final = {
@@ -166,8 +167,8 @@ _CDNA_4: Final = {"has_scaled_dot": True, "mixes_fp4_and_fp8": True}
 
 # NVIDIA: CUDA programming guide, "Compute capabilities"; PTX ISA, "Tensor
 # memory" (512 columns), `cvt`, `mma`. AMD: CDNA 3 and CDNA 4 ISA guides and
-# white papers; gfx1250 as LLVM's AMDGPU usage guide has it (320 KiB of LDS,
-# wave32). CDNA 3 has another E4M3, with another bias.
+# white papers. gfx1250: LLVM's AMDGPU usage guide (320 KiB of LDS, wave32). The
+# E4M3 of CDNA 3 has another bias.
 ARCHITECTURES: Final = {
   architecture.name: architecture
   for architecture in (
@@ -196,7 +197,7 @@ ARCHITECTURES: Final = {
 
 
 def by_name(name: str) -> Architecture:
-  """Returns the architecture called `name`; `ValueError` lists the known."""
+  """Returns the architecture called `name`; ValueError lists known names."""
   architecture = ARCHITECTURES.get(name)
   if architecture is None:
     raise ValueError(
@@ -206,7 +207,7 @@ def by_name(name: str) -> Architecture:
 
 
 def of_compute_capability(capability: tuple[int, int]) -> Architecture | None:
-  """Returns the architecture whose kernels serve an NVIDIA GPU, if any does."""
+  """Returns the architecture whose kernels support an NVIDIA GPU, or None."""
   for architecture in ARCHITECTURES.values():
     served = architecture.compute_capabilities
     if served is not None and served[0] <= capability <= served[1]:

@@ -13,32 +13,32 @@ from typing import ClassVar
 
 
 class KernelConstant:
-  """Base of a frozen dataclass that a kernel takes as a constant.
+  """Base class of a frozen dataclass that a kernel takes as a constant.
 
-  A kernel reads the record's fields, and properties, which are Python code.
-  Triton's cache on disk knows a constant by its `cache_key`, or by its text
-  where it has none. The text has the fields alone: after a property was edited,
-  the kernel compiled before would be found.
+  A kernel reads the record's fields and properties. Triton's cache on disk
+  identifies a constant by its `cache_key`, or else by its `repr`. The `repr`
+  only has the fields. Without `cache_key` an edited property would not change
+  the key, and the cache would return the old kernel.
   """
 
   source_digest: ClassVar[str]
 
   def __init_subclass__(cls, **options: Any) -> None:
     super().__init_subclass__(**options)
-    # Now, as a file may be edited between its import and the first kernel.
+    # On import, because a file may be edited before the first kernel.
     cls.source_digest = _source_digest(cls)
 
   @property
   def cache_key(self) -> str:
-    """Fields, and the source of what properties are computed by."""
+    """The fields, and a digest of the code that computes the properties."""
     return f"{self!r} {self.source_digest}"
 
 
 def _source_digest(kind: type) -> str:
-  """SHA-256 of the modules that a class's code is in, or can call.
+  """Returns the SHA-256 of the modules that a class's code may call.
 
   These are the modules of the class and of its bases, the modules of the same
-  package that those have imported, and so on.
+  package that those import, and so on.
   """
   todo = [sys.modules[base.__module__] for base in kind.__mro__[:-1]]
   found: dict[str, str] = {}
@@ -54,7 +54,7 @@ def _source_digest(kind: type) -> str:
 
 
 def _modules_of_package(module: types.ModuleType) -> list[types.ModuleType]:
-  """Modules that `module` names, of the same top-level package."""
+  """Returns the modules that `module` imports from its top-level package."""
   package = module.__name__.partition(".")[0]
   return [
     value

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's cache takes no kernel for one whose constant's code was edited."""
+"""Editing a constant's code changes the kernel's key in Triton's cache."""
 
 import dataclasses
 import importlib
@@ -45,7 +45,7 @@ def _kernel(out, CONSTANT: tl.constexpr):
 
 
 def compile_key(constant):
-  """What Triton's cache on disk knows a kernel of this constant by."""
+  """Returns the key of a kernel with this constant in Triton's disk cache."""
   source = compiler.ASTSource(
     fn=_kernel,
     signature={"out": "*i32", "CONSTANT": "constexpr"},
@@ -55,7 +55,7 @@ def compile_key(constant):
 
 
 def launches():
-  """Launches of every planner of Triton kernels."""
+  """Yields launches of every planner of Triton kernels."""
   config = dataclasses.replace(matmul_shapes.CONFIG, split_k=2)
   yield from matmul_plans.plan(
     matmul_shapes.product(), config, matmul_shapes.SM_90

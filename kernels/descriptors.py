@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TMA descriptors: arrays that the tensor memory accelerator copies tiles of.
+"""TMA descriptors, which the tensor memory accelerator needs to copy tiles.
 
-From compute capability 9.0 on one thread may have a whole tile of an array
-copied to shared memory (PTX ISA, `cp.async.bulk.tensor`). A descriptor says how
-the array lies; the host encodes it at each launch (CUDA driver API,
-`cuTensorMapEncodeTiled`, whose limits are those of `descriptor_error`).
+From compute capability 9.0 on, one thread can start the copy of a whole tile to
+shared memory (PTX ISA, `cp.async.bulk.tensor`). A descriptor has the layout of
+the array. The host encodes it at each launch (CUDA driver API,
+`cuTensorMapEncodeTiled`; `descriptor_error` checks its limits).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MAX_BOX: Final = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descriptor:
-  """How the values of an operand lie, and what one load of them brings.
+  """The layout of an operand's values, and the tile that one load copies.
 
   Attributes:
-    shape: (batch, rows, columns), in stored elements. Loads are zero outside.
-    strides: of these, in stored elements.
-    block_shape: of a load: (1, rows of a tile, columns of a tile).
+    shape: (batch, rows, columns) in stored elements. Loads outside are zero.
+    strides: strides of these dimensions in stored elements.
+    block_shape: shape of a load: (1, rows of a tile, columns of a tile).
   """
 
   shape: tuple[int, int, int]
@@ -36,7 +36,7 @@ class Descriptor:
 
 
 class Described(NamedTuple):
-  """An array, of JAX or NumPy, that a kernel is given the descriptor of."""
+  """A JAX or NumPy array whose descriptor is passed to a kernel."""
 
   array: Any
   descriptor: Descriptor
@@ -48,13 +48,13 @@ def describe(
   tile: tuple[int, int],
   element_bytes: int,
 ) -> Descriptor:
-  """The descriptor of an operand.
+  """Returns the descriptor of an operand.
 
   Args:
-    shape, strides: as `Descriptor` has them; the stride of a dimension of size
-      1 means nothing, and becomes one that the hardware takes.
+    shape, strides: values of the `Descriptor`'s attributes. The stride of a
+      dimension of size 1 has no effect, so it is replaced by a valid stride.
     tile: rows and columns of a tile.
-    element_bytes: of a stored element.
+    element_bytes: bytes of a stored element.
   """
   batch, rows, columns = shape
   unit = ALIGNMENT_BYTES // element_bytes
@@ -68,13 +68,13 @@ def describe(
 
 
 def descriptor_error(descriptor: Descriptor, element_bytes: int) -> str | None:
-  """Why the hardware does not take a descriptor, or None."""
+  """Returns why the hardware does not support a descriptor, or None."""
   of_batch, of_row, of_column = descriptor.strides
   _, rows, columns = descriptor.block_shape
-  # Sizes are encoded less one.
+  # The hardware encodes size - 1.
   if min(descriptor.shape) < 1:
     return f"sizes must be positive, got {descriptor.shape}"
-  # Not encoded: the stride of the minor dimension is one element.
+  # The stride of the minor dimension is not encoded. It is one element.
   if of_column != 1:
     return f"k must be the minor dimension, got strides {descriptor.strides}"
   for stride in (of_batch * element_bytes, of_row * element_bytes):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles that TMA descriptors bring are those that threads would load."""
+"""TMA descriptors load the same tiles as the threads of a kernel."""
 
 import dataclasses
 import itertools
@@ -32,12 +32,12 @@ UPCAST = configs.MatmulConfig(
   use_descriptors=True,
 )
 NATIVE = dataclasses.replace(UPCAST, path="native", block_k=128)
-# The GPU whose views of the values each path is given.
+# For each path a GPU whose views of the values that path uses.
 ARCHITECTURES = {"upcast": "sm_90", "native": "sm_100"}
 
-# Neither m nor n nor k is a multiple of a tile; with the padding that `testing`
-# has, rows of k values are of a multiple of 16 bytes. That of FP4 has whole
-# scale blocks, the others have not.
+# m, n and k are not multiples of a tile. With the padding of `testing`, a row
+# of k values is a multiple of 16 bytes. FP4_K has whole scale blocks, OTHER_K
+# does not.
 FP4_K, OTHER_K = 96, 112
 UPCAST_PAIRS = (
   ("mxfp8", "mxfp8", OTHER_K),
@@ -71,7 +71,7 @@ def needs_interpreter(test):
 
 @needs_interpreter
 class MatmulTest(parameterized.TestCase):
-  """The kernels, interpreted, on arrays whose every gap is poison."""
+  """Runs the kernels in the interpreter, with poison around the arrays."""
 
   def make(self, lhs, rhs, *, batch, m, n, k, **storage):
     rng = np.random.default_rng(len(self.id()))
@@ -81,7 +81,7 @@ class MatmulTest(parameterized.TestCase):
     )
 
   def check(self, lhs, rhs, config):
-    """Within the contract's bound; and as with loads by threads, bit by bit."""
+    """Checks the error bound, and equal bits with and without descriptors."""
     architecture = ARCHITECTURES[config.path]
     result = gpu_operands.run(lhs, rhs, config, architecture=architecture)
     numbers = (((2,), (2,)), ((0,), (0,)))
@@ -342,7 +342,7 @@ class PlanTest(parameterized.TestCase):
     )
     described = dict(zip(matmul.inputs, matmul.descriptors, strict=True))
     self.assertEqual(described["rhs"].block_shape, (1, 32, 64))
-    # In `inputs` lhs stands in for absent arrays, too: these are pointers.
+    # In `inputs`, lhs replaces each absent array. These are pointers.
     is_described = [spec is not None for spec in matmul.descriptors]
     self.assertEqual(is_described, [True, False, True, *[False] * 6])
     tiling = dict(matmul.constexprs)["TILING"]

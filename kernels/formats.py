@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Number formats as kernels see them: every fact, once, as plain data.
+"""Number formats as plain data for kernels, with one home for each fact.
 
 A block-scaled array stores small floats, its elements, and one scale for every
-`block_size` of them. Records are frozen and hashable, so that a kernel takes
-them as compile-time constants. `jaxplugin.core.formats` gives them dtypes.
+`block_size` of them. Records are frozen and hashable, so kernels take them as
+compile-time constants. `jaxplugin.core.formats` adds dtypes.
 
 Sources: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating
 Point Specification (OFP8); NVIDIA cuDNN documentation, "Block scaling".
@@ -24,14 +24,14 @@ class Element:
   """A small float: a sign if it has one, exponent and mantissa.
 
   Attributes:
-    name: "e4m3": bits of exponent and mantissa.
+    name: name from the bits of exponent and mantissa, such as "e4m3".
     exponent_bits, mantissa_bits: sizes of these fields.
-    bias: of the exponent.
-    max: the largest finite value.
+    bias: bias of the exponent.
+    max: largest finite value.
     nan_code: code of a positive quiet NaN; None if the element has no NaN.
-    has_infinity: whether a code is infinite.
-    values_per_byte: codes that are stored in one byte, the first in the lowest
-      bits; bits of the byte that no code has are 0.
+    has_infinity: whether the element has an infinity.
+    values_per_byte: number of codes in one byte, the first in the lowest bits.
+      Unused bits of the byte are 0.
     is_signed: whether it has a sign bit, above the exponent.
   """
 
@@ -52,7 +52,7 @@ class Element:
 
   @property
   def stored_bits(self) -> int:
-    """Bits of memory that one code takes."""
+    """Bits of memory for each code."""
     return 8 // self.values_per_byte
 
   @property
@@ -80,7 +80,7 @@ class Element:
 
   @property
   def max_f32_bits(self) -> int:
-    """`max` as f32, read as an integer."""
+    """The bits of `max` in f32, as an integer."""
     return struct.unpack("<i", struct.pack("<f", self.max))[0]
 
 
@@ -89,11 +89,11 @@ class Format:
   """A block-scaled format.
 
   Attributes:
-    name: how messages, configs and the command line call it.
-    element: its values.
-    scale: its scales: `E8M0`, or a float whose sign is not used.
-    block_size: consecutive values that share one scale.
-    is_two_level: whether one f32 scale a tensor multiplies the blocks' scales.
+    name: name in messages, configs and on the command line.
+    element: element type of the values.
+    scale: element type of the scales: `E8M0`, or a float whose sign is unused.
+    block_size: number of consecutive values that share one scale.
+    is_two_level: whether an f32 scale for each tensor multiplies block scales.
   """
 
   name: str
@@ -108,7 +108,7 @@ class Format:
 
   @property
   def is_packed(self) -> bool:
-    """Whether values are stored several a byte."""
+    """Whether a byte stores several values."""
     return self.element.values_per_byte > 1
 
 
@@ -129,8 +129,8 @@ E5M2: Final = Element(
   nan_code=0x7E,
   has_infinity=True,
 )
-# MX stores elements of 6 bits as they are (section 5.3.2); here one takes the
-# low bits of a byte, as dtypes and matrix instructions of GPUs have it.
+# MX v1.0 packs elements of 6 bits densely (section 5.3.2). Here each is in the
+# low bits of a byte, as in ml_dtypes and in the matrix instructions of GPUs.
 E2M3: Final = Element(
   name="e2m3", exponent_bits=2, mantissa_bits=3, bias=1, max=7.5
 )
@@ -194,21 +194,22 @@ def _decoded() -> dict[str, Format]:
   return {format.name: format for format in found}
 
 
-# What matmul kernels can read: the formats, and other scales of their elements.
-# No matrix instruction has these, so that kernels decode them. bf16 holds every
-# product of a value and its scale, of at most 8 significant bits.
+# Formats that matmul kernels can read: `FORMATS`, and other scales for the same
+# elements. No matrix instruction supports the latter, so kernels decode them.
+# bf16 is exact for a value times its scale, which has at most 8 significant
+# bits.
 READABLE: Final = {**FORMATS, **_decoded()}
 
 
 def readable(
   element: Element, scale: Element, block_size: int
 ) -> tuple[Format, int] | None:
-  """Returns the format of `READABLE` that reads such blocks, if there is one.
+  """Returns the format of `READABLE` for blocks of a size, or None.
 
-  Larger blocks are blocks of 32, or of 16, whose scale is repeated.
+  Larger blocks are read as blocks of 32 or 16 whose scales repeat.
 
   Returns:
-    The format, and how many of its scales one scale of the blocks becomes.
+    The format, and how often each scale of the blocks repeats.
   """
   for size in (32, 16):
     if block_size % size:
@@ -224,13 +225,13 @@ def readable(
 
 
 # The tile of a scale that is swizzled for tensor memory: PTX ISA, tcgen05 scale
-# factor layout "1X"; cuDNN's F8_128x4.
+# factor layout "1X"; F8_128x4 in cuDNN.
 SCALE_TILE_ROWS: Final = 128
 SCALE_TILE_COLUMNS: Final = 4
 
 
 def by_name(name: str) -> Format:
-  """Returns the format called `name`; `ValueError` lists the known names."""
+  """Returns the format called `name`; ValueError lists known names."""
   format = FORMATS.get(name)
   if format is None:
     raise ValueError(

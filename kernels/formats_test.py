@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The records of formats, against ml_dtypes and the published tables."""
+"""Checks the records of formats against ml_dtypes and published tables."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 def decoded(element, code):
-  """A code's value by the record's fields; NaN and infinity are not read."""
+  """Returns the value of a finite code from the record's fields."""
   mantissa = code & (1 << element.mantissa_bits) - 1
   exponent = code >> element.mantissa_bits & (1 << element.exponent_bits) - 1
   fraction = mantissa / 2**element.mantissa_bits

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One launch of a Triton kernel, as plain data: what all planners make."""
+"""A launch of a Triton kernel, as plain data that planners return."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from jaxplugin.kernels import descriptors
 
-# The oldest PTX version with all architectures (8.8, from CUDA 12.9). By
-# default Triton writes the version of its ptxas. It may be newer than the ptxas
-# that XLA finds: "Unsupported .version 9.4; current version is '9.0'".
-# jax-triton 0.4 has an option for it; `triton_payload` writes it with any
-# jax-triton.
+# The oldest PTX version that supports all architectures (8.8, from CUDA 12.9).
+# By default Triton writes the version of its own ptxas. That version may be too
+# new for the ptxas that XLA finds: "Unsupported .version 9.4; current version
+# is '9.0'". jax-triton 0.4 has an option for the version. `triton_payload` sets
+# it for every jax-triton.
 PTX_VERSION: Final = 88
-# The oldest that converts E2M1 to bf16 (PTX ISA 9.2, "cvt"); see
+# The oldest version that converts E2M1 to bf16 (PTX ISA 9.2, "cvt"); see
 # `architectures.Architecture.converts_e2m1`.
 E2M1_CONVERSION_PTX_VERSION: Final = 92
 
 
 class Output(NamedTuple):
-  """An array that a kernel writes; its dtype by NumPy's name."""
+  """An array that a kernel writes; `dtype` is NumPy's name of the dtype."""
 
   name: str
   shape: tuple[int, ...]
@@ -38,22 +38,22 @@ class Launch:
   A kernel's arguments are the inputs, the outputs, and its constants.
 
   Attributes:
-    kernel: a key of `KERNELS` in the kernel's module.
-    name: under which profiles list it; a C identifier.
-    inputs: names of the arrays that it reads. One that the call has not is
-      another's name: its pointer is not read.
-    outputs: the arrays that it writes.
-    constexprs: the rest of the kernel's arguments, by name.
+    kernel: key of the kernel in `KERNELS` of its module.
+    name: name in profiles; a C identifier.
+    inputs: names of the arrays that the kernel reads. For an absent array it is
+      the name of another array, whose pointer the kernel does not read.
+    outputs: arrays that the kernel writes.
+    constexprs: the other arguments of the kernel, by name.
     grid: number of programs.
-    num_warps, num_stages: Triton's.
-    ptx_version: that its PTX says, 10 * major + minor: the oldest that has its
-      instructions. AMD's GPUs have none.
+    num_warps, num_stages: Triton's options.
+    ptx_version: PTX version of the code as 10 * major + minor: the oldest one
+      that has its instructions. Unused for AMD GPUs.
     fp_fusion: whether the compiler may contract a * b + c, which rounds once.
-    views: what inputs are to be given as, by name: "u32", eight FP4 values a
-      word, "u8" or "e4m3". Other scales are given as bytes, and all else as it
-      is.
-    descriptors: for each of the inputs, what the kernel is given the descriptor
-      of in the pointer's place, or None; empty where there are none.
+    views: (name, view) of inputs that are passed with another dtype: "u32"
+      (eight FP4 values in a word), "u8" or "e4m3". Other scales are passed as
+      bytes, and other arrays unchanged.
+    descriptors: descriptor that replaces the pointer of each input, or None;
+      empty if the launch has no descriptors.
   """
 
   kernel: str
@@ -70,7 +70,7 @@ class Launch:
   descriptors: tuple[descriptors.Descriptor | None, ...] = ()
 
   def described(self, arrays: Sequence[Any]) -> list[Any]:
-    """`arrays`, in the order of the inputs, with their descriptors if any."""
+    """Returns the inputs, each with its descriptor if it has one."""
     if not self.descriptors:
       return list(arrays)
     return [

@@ -1,16 +1,20 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ptxas assembles the kernels that this process launches.
+"""Finds the ptxas that assembles the kernels which this process launches.
 
-A module does not name it. jaxlib assembles a kernel when it is first launched,
-and uses the first working ptxas of these places: `bin` of the working
-  directory,
-the folders of PATH, /usr/local/cuda, /opt/cuda, the package nvidia-cuda-nvcc
-next to jaxlib's plugin, and the environment's root
-(openxla/xla, FindCudaExecutable in subprocess_compilation.cc and
-CandidateCudaRoots in cuda_root_path.cc; jaxlib's triton_kernels.cc prefers no
-directory). So a package of a new one does not help where an older toolkit is on
-PATH. Bazel's runfiles, which XLA knows as well, are left out.
+A module does not name a ptxas. jaxlib assembles a kernel at its first launch.
+It uses the first working ptxas of these places:
+
+* `bin` of the working directory
+* the folders of PATH
+* /usr/local/cuda and /opt/cuda
+* the package nvidia-cuda-nvcc next to jaxlib's plugin
+* the root of the environment
+
+Sources: openxla/xla, FindCudaExecutable in subprocess_compilation.cc and
+CandidateCudaRoots in cuda_root_path.cc. jaxlib's triton_kernels.cc has no
+preferred directory. An older toolkit on PATH therefore precedes a newer
+package. This module omits Bazel's runfiles, where XLA looks too.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ from typing import Final
 Version = tuple[int, int, int]
 
 _RELEASE: Final = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)\b")
-# XLA takes none that is older, and not this one.
+# XLA rejects older versions, and the broken one.
 _OLDEST: Final = (11, 8, 0)
 _BROKEN: Final = (12, 3, 103)
-# Where packages of jaxlib's plugins have the toolkit, from `site-packages` on.
+# Folder of the toolkit in `site-packages`, by the package of jaxlib's plugin.
 _TOOLKITS: Final = {
   "xla_cuda13": "nvidia/cu13",
   "xla_cuda12": "nvidia/cuda_nvcc",
@@ -41,8 +45,8 @@ _TOOLKITS: Final = {
 def ptxas_of_launches() -> Version | None:
   """Returns the version of the ptxas that assembles this process's kernels.
 
-  None if there is no ptxas, or if it is unknown: without jaxlib's plugin for
-  CUDA, or with two plugins.
+  None if no ptxas is found, if jaxlib's CUDA plugin is not installed, or if two
+  plugins are installed.
   """
   plugins = _plugins()
   if len(plugins) != 1:
@@ -54,11 +58,11 @@ def ptxas_of_launches() -> Version | None:
 def candidates(
   plugin: pathlib.Path, environment: Mapping[str, str]
 ) -> Iterator[str]:
-  """Paths at which XLA looks for ptxas, in order.
+  """Yields the paths at which XLA looks for ptxas, in order.
 
   Args:
-    plugin: the folder of jaxlib's plugin.
-    environment: of the process.
+    plugin: folder of jaxlib's plugin.
+    environment: environment variables of the process.
   """
   yield "bin/ptxas"
   if "PATH" in environment:
@@ -78,7 +82,7 @@ def candidates(
 
 
 def first(paths: Iterable[str]) -> tuple[Version, str] | None:
-  """The first ptxas that XLA would take: its version and its path."""
+  """Returns version and path of the first ptxas that XLA accepts, or None."""
   for path in paths:
     version = ptxas_version(path)
     if version is not None and version >= _OLDEST and version != _BROKEN:
@@ -104,7 +108,7 @@ def ptxas_version(path: str) -> Version | None:
 
 
 def _plugins() -> list[pathlib.Path]:
-  """Folders of jaxlib's plugins for CUDA."""
+  """Returns the folders of jaxlib's plugins for CUDA."""
   found = []
   for name in _TOOLKITS:
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ptxas that is found is the one that XLA takes."""
+"""The module finds the same ptxas as XLA."""
 
 import importlib.util
 import os
@@ -39,7 +39,7 @@ class Case(parameterized.TestCase):
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def folder(self, name, words, status=0):
-    """A folder whose ptxas says `words`."""
+    """Returns a folder with a ptxas that prints `words`."""
     folder = self.temporary() / name
     folder.mkdir()
     path = folder / "ptxas"
@@ -108,13 +108,13 @@ class ToolkitsTest(Case):
 
 
 def places_of_xla(path):
-  """(where XLA looked for ptxas, the path and the version that it took)."""
+  """Returns the paths where XLA looked, then the path and version it used."""
   environment = {
     **os.environ,
     "PATH": path,
     "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
     "JAX_PLATFORMS": "cpu",
-    # What JAX has XLA prefer; launches of kernels do without.
+    # JAX makes XLA prefer this folder; kernel launches ignore it.
     "CUDA_ROOT": "/no/such/folder",
     "TF_CPP_MIN_LOG_LEVEL": "0",
     "TF_CPP_MAX_VLOG_LEVEL": "2",
@@ -130,7 +130,7 @@ def places_of_xla(path):
     r"\] Using (\S+/ptxas) with version (\d+)\.(\d+)\.(\d+)", done.stderr
   )
   assert took is not None, done.stderr[-2000:]
-  # It looks more than once.
+  # XLA looks more than once.
   looked = looked[: looked.index(took[1]) + 1]
   return looked, took[1], tuple(map(int, took.groups()[1:]))
 
@@ -149,7 +149,7 @@ class XlaTest(Case):
     version, place = found
     same = lambda x: os.path.normpath(x)
     self.assertEqual([same(place), version], [same(taken[0]), taken[1]])
-    # All before it as well; the first one is of the preferred folder.
+    # XLA also looked at all earlier paths. The first is the preferred folder.
     places = [same(x) for x in expected[1 : expected.index(place) + 1]]
     looked = [same(x) for x in looked if ".runfiles/" not in x]
     self.assertEqual(looked[1:], places)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Blocking`: which dimensions of an array a dot contracts, as one."""
+"""`Blocking`: merges the contracting dimensions of an array into one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from jaxplugin.jaxext import explicit_axes
 class Blocking:
   """How an array gets the one dimension along which it is quantized.
 
-  One dimension stays where it is. Several dimensions are merged, in the given
-  order, into a new last one. If `dims` is empty, a last dimension of size 1 is
-  added. The dimension is padded with zeros.
+  A single dimension stays in place. Several dimensions are merged, in the given
+  order, into a new last dimension. If `dims` is empty, a last dimension of size
+  1 is added. The dimension is padded with zeros.
 
   Attributes:
-    dims: dimensions of the array, not negative.
+    dims: contracting dimensions of the array, not negative.
     lead: all other dimensions, in the order in which they precede the merged
-      one. With a single dimension in `dims`, the matmul has them in this order
-      in memory.
-    multiple: the size is padded to a multiple of it.
+      dimension. If `dims` has one dimension, this is the matmul's order in
+      memory.
+    multiple: the size is padded to a multiple of this number.
   """
 
   dims: tuple[int, ...]
@@ -39,16 +39,16 @@ class Blocking:
 
   @classmethod
   def along(cls, axis: int, ndim: int, multiple: int) -> Blocking:
-    """Along one dimension of an array of a rank."""
+    """Returns the blocking along one dimension of an array of rank `ndim`."""
     lead = tuple(d for d in range(ndim) if d != axis)
     return cls(dims=(axis,), lead=lead, multiple=multiple)
 
   def axis(self) -> int:
-    """The dimension of the result of `apply` to quantize along."""
+    """Returns the dimension to quantize in the result of `apply`."""
     return self.dims[0] if len(self.dims) == 1 else len(self.lead)
 
   def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """The shape of the result of `apply`."""
+    """Returns the shape of the result of `apply`."""
     k = extents.round_up(math.prod(shape[d] for d in self.dims), self.multiple)
     if len(self.dims) == 1:
       (axis,) = self.dims
@@ -57,7 +57,7 @@ class Blocking:
     return (*(shape[d] for d in lead), k)
 
   def apply(self, x: jax.Array) -> jax.Array:
-    """`x` with the one dimension, padded."""
+    """Returns `x` with its contracting dimensions merged and padded."""
     x = self._mergeable(x)
     if not self.dims:
       x = jnp.expand_dims(x, -1)
@@ -69,14 +69,15 @@ class Blocking:
     return extents.pad_axis(x, self.axis(), extents.round_up(k, self.multiple))
 
   def as_in_product(self, shape: Sequence[int]) -> Blocking:
-    """The blocking of the same blocks that also merges, as a product will.
+    """Returns a blocking with the same blocks that merges dimensions like dot.
 
-    Of one dimension that `lead` has others before which precede it in the array
-    as well, behind some that do not. It is merged with those, where it has
-    whole blocks; else this is the blocking itself.
+    If `dims` has one dimension and `lead` does not follow the array's order,
+    the dimensions directly before it, both in the array and in `lead`, are
+    merged with it. This requires whole blocks along `dims`. Otherwise returns
+    `self`.
 
     Args:
-      shape: of an array.
+      shape: shape of the array.
     """
     order = (*self.lead, *self.dims)
     if len(self.dims) != 1 or list(order) == sorted(order):
@@ -92,10 +93,10 @@ class Blocking:
     )
 
   def _mergeable(self, x: jax.Array) -> jax.Array:
-    """`x`, without shardings in its type of what is padded, or merged inside.
+    """Gathers dimensions of `x` whose explicit sharding `apply` cannot keep.
 
-    The first of the dimensions that are merged may have one, which leaves its
-    parts in one piece.
+    Without padding, the first of `dims` keeps its sharding, because its shards
+    stay contiguous after the merge.
     """
     if not self.dims or explicit_axes.mesh_of([x]) is None:
       return x
@@ -120,11 +121,11 @@ class Blocking:
     return x.transpose([order.index(d) for d in range(len(order))])
 
   def position(self, dim: int) -> int:
-    """Where `apply` leaves a dimension that is not one of `dims`."""
+    """Returns where `apply` puts a dimension that is not in `dims`."""
     return self.lead.index(dim) if len(self.dims) > 1 else dim
 
   def under_leading_dimension(self) -> Blocking:
-    """That of arrays stacked along a new first dimension."""
+    """Returns the blocking of arrays stacked along a new first dimension."""
     return Blocking(
       dims=tuple(d + 1 for d in self.dims),
       lead=(0, *(d + 1 for d in self.lead)),

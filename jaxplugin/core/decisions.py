@@ -52,7 +52,7 @@ Scalar = bool | int | str | None
 # An object of JSON whose values are scalars: sorted by names, and hashable.
 Fields = tuple[tuple[str, Scalar], ...]
 
-RULE: Final = "rule"  # where a choice is from, if no table made it
+RULE: Final = "rule"  # origin of a choice that no table made
 MODEL: Final = "model"
 ARGUMENT: Final = "argument"
 
@@ -76,12 +76,13 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """A proposal to compute a problem in one way.
+  """A proposal of a backend and a config for a problem.
 
   Attributes:
-    implementation: the backend's name.
-    config: how the backend computes it. If empty, the backend's rule decides.
-    origin: "overlay" or the name of a table, which measured it, or MODEL.
+    implementation: name of the backend.
+    config: config of the backend. If empty, the backend's rule decides.
+    origin: "overlay" or the name of a table if the backend was measured, or
+      MODEL.
     why: the figures, in words.
   """
 
@@ -136,12 +137,12 @@ class Decision:
   """The backend chosen for a problem on a target.
 
   Attributes:
-    implementation: its name.
-    reason: why this one.
-    config: how it computes the problem; empty where its rule decides.
-    implementation_from, config_from: where each choice is from: "argument",
+    implementation: name of the backend.
+    reason: why this backend was chosen.
+    config: config of the backend; empty if its rule decides.
+    implementation_from, config_from: origin of each choice: "argument",
       "overlay", the name of a table, "model" or "rule".
-    global_scale, padding, notes: as in `Plan`.
+    global_scale, padding, notes: values from the backend's `Plan`.
     refusals: every other backend with its reason, in order.
   """
 
@@ -279,7 +280,7 @@ def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
   """Returns the backends of an operation by name.
 
   Raises:
-    ValueError: a name comes twice.
+    ValueError: If two backends have the same name.
   """
   result: dict[str, Backend[Problem]] = {}
   for backend in backends:
@@ -292,10 +293,10 @@ def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
 def order(
   backends: Mapping[str, Backend[Problem]], target: targets.Target
 ) -> tuple[str, ...]:
-  """Names of the backends that are tried on a target, the first one first."""
+  """Returns the names of the backends tried on a target, in order."""
   ranks = {name: backend.rank(target) for name, backend in backends.items()}
   tried = [(rank, name) for name, rank in ranks.items() if rank is not None]
-  # Stable: those of one rank as the table has them.
+  # The sort is stable, so backends of equal rank keep the order of the table.
   return tuple(name for _, name in sorted(tried, key=lambda item: item[0]))
 
 
@@ -312,12 +313,12 @@ def choose(
   """Chooses the backend for `problem` on `target`.
 
   Args:
-    backends: the operation's `table`. One of them must serve every problem on
-      every target.
-    problem: what to compute.
-    target: where.
-    requested: the backend to use. None is the first backend in `order` that
-      supports the problem.
+    backends: the operation's `table`. For every problem and target it must have
+      a backend that supports them.
+    problem: the problem to compute.
+    target: the target to compute on.
+    requested: name of the backend to use. None uses the first backend in
+      `order` that supports the problem.
     who: the operation, for errors.
     unportable: the reason if only portable backends are allowed, else None.
     measured: proposals, the best first. A proposal comes before `order`. If its

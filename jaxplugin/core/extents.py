@@ -21,24 +21,24 @@ def are_static(sizes: Iterable[Any]) -> bool:
 
 
 def divide_up(size: Any, divisor: int) -> Any:
-  """How many of `divisor` cover `size`."""
+  """Returns size / divisor, rounded up."""
   return -(-size // divisor)
 
 
 def round_up(size: Any, multiple: int) -> Any:
-  """The first multiple of `multiple` that is not below `size`."""
-  # Written so that a symbolic size comes to a provable multiple.
+  """Returns the smallest multiple of `multiple` that is at least `size`."""
+  # In this form JAX can prove that a symbolic result is a multiple.
   return (size + multiple - 1) // multiple * multiple
 
 
 def pad_axis(x: jax.Array, axis: int, size: Any) -> jax.Array:
-  """Appends zeros, or for E8M0, which has none, 2^-127, up to `size`."""
+  """Pads an axis to `size` with zeros; E8M0 has no zero and gets 2^-127."""
   axis %= x.ndim
   missing = size - x.shape[axis]
   if isinstance(missing, int) and missing == 0:
     return x
   zero_code = jnp.zeros((), x.dtype)
-  if x.dtype == formats.E8M0:  # it has no zero; byte 0 is its smallest
+  if x.dtype == formats.E8M0:  # byte 0 is its smallest number
     zero_code = lax.bitcast_convert_type(jnp.zeros((), jnp.uint8), x.dtype)
   widths: list[Any] = [(0, 0, 0)] * x.ndim
   widths[axis] = (0, missing, 0)

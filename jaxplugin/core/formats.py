@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled number formats: the single source of truth about each of them.
+"""Block-scaled number formats: the only home of facts about each format.
 
 A block-scaled array stores low-precision `values` and one `scale` for every
-`block_size` consecutive values along one axis; the number meant is
+`block_size` consecutive values along one axis. A value represents
 `value * scale` (times one f32 `global_scale` for NVFP4). Everything that other
-modules need to know about a format is a field or a property of `BlockFormat`.
+modules need from a format is a field or a property of `BlockFormat`.
 
 Sources: OCP Microscaling Formats (MX) v1.0, sections 5 and 6; NVIDIA cuDNN
 documentation, "Block scaling"; NVIDIA, "Pretraining LLMs with NVFP4" (2025).
@@ -60,9 +60,9 @@ def encoding(dtype: np.dtype) -> Element:
 
 
 def as_dtype(x: Any) -> np.dtype | None:
-  """Returns the dtype that `x` names; None if it names none, or is None.
+  """Returns the dtype that `x` names, or None.
 
-  An array has a dtype, and names none.
+  An array has a dtype but does not name one, so the result is None.
   """
   is_array = hasattr(x, "dtype") and not isinstance(x, type)
   try:
@@ -216,9 +216,9 @@ class BlockFormat:
 
 
 class UnquantizedFormat(BlockFormat):
-  """Values and scales of any float dtypes, which only multiply.
+  """Values and scales of any float dtypes, which `quantize` cannot make.
 
-  `quantize` makes none; the xla implementation multiplies them (`nn`).
+  The drop-ins for `jax.nn` use it. Only the xla backend supports it.
   """
 
   def __post_init__(self) -> None:
@@ -247,17 +247,17 @@ MXFP6_E2M3: Final = _of(formats.MXFP6_E2M3)
 MXFP6_E3M2: Final = _of(formats.MXFP6_E3M2)
 MXFP4: Final = _of(formats.MXFP4)
 NVFP4: Final = _of(formats.NVFP4)
-# Those that kernels of every kind serve.
+# Formats that all kernels support.
 FORMATS: Final = (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)
-# Those that have a name.
+# Formats that have a name.
 KNOWN: Final = (*FORMATS, MXFP6_E2M3, MXFP6_E3M2)
 
 
 def infer(values_dtype: np.dtype, scale_dtype: np.dtype) -> BlockFormat | None:
-  """Returns the format that a raw (values, scale) pair's dtypes name, if any.
+  """Returns the format of raw values and scales by their dtypes, or None.
 
-  `uint8` values are FP4, packed two a byte: what else is stored as bytes comes
-  as a `ScaledArray`, which says its format.
+  `uint8` values are FP4, two values in a byte. Other formats that are stored as
+  bytes need a `ScaledArray`, which has its format.
   """
   if values_dtype == PACKED:
     values_dtype = E2M1
@@ -281,23 +281,23 @@ def by_name(name: str) -> BlockFormat:
 
 
 def known_names() -> str:
-  """The names of all formats, for error messages."""
+  """Returns the names of all formats, for error messages."""
   return ", ".join(candidate.name for candidate in KNOWN)
 
 
 def resolve(
   who: str, format: BlockFormat | str, argument: str = "format"
 ) -> BlockFormat:
-  """Returns a format that a caller gave, itself or by its name.
+  """Returns a format that a caller passed as a format or as a name.
 
   Args:
     who: the function that was called, for the message.
-    format: a `BlockFormat`, or a name that `by_name` knows.
-    argument: what the function calls it.
+    format: a `BlockFormat`, or a name that `by_name` accepts.
+    argument: name of the function's parameter.
 
   Raises:
-    TypeError: it is neither; lists the known names.
-    ValueError: the name is unknown; lists the known ones.
+    TypeError: If it is neither. The message lists the known names.
+    ValueError: If the name is unknown. The message lists the known names.
   """
   if isinstance(format, BlockFormat):
     return format
@@ -313,7 +313,7 @@ def resolve(
 
 
 def pairs_table() -> str:
-  """Lists the (values, scale, block size) triples, for error messages."""
+  """Returns the dtypes and block sizes of `FORMATS`, for error messages."""
   return "; ".join(
     f"{f.name} = {f.values_dtype.name} + {f.scale_dtype.name}"
     f" per {f.block_size}"

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters are embeddings, norms or last layers, by their names.
+"""Recognizes embeddings, norms and last layers by the names of parameters.
 
 Names are paths, such as "params/block_0/attention/query/kernel" or
-"model.layers.0.mlp.up_proj.weight". They are split into words, in snake_case
-and in CamelCase.
+"model.layers.0.mlp.up_proj.weight". Words are split in snake_case and in
+CamelCase.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# A layer in a scope with one of these words makes the output of a model, or
-# scores over a vocabulary: "lm_head", "head", "unembed". NVIDIA trains them in
-# high precision (arXiv 2509.25149, arXiv 2506.08027), and tools that quantize
-# checkpoints leave them by default.
+# A layer in a scope with one of these words computes the output of a model, or
+# scores over a vocabulary: "lm_head", "head", "unembed". NVIDIA trains such
+# layers in high precision (arXiv 2509.25149, arXiv 2506.08027). Tools that
+# quantize checkpoints exclude them by default.
 LAST_LAYER_WORDS: Final = ("head", "classifier", "predictions")
-# Words that begin so do as well: "logits_dense" (T5X, MaxText), "logitdense"
+# Prefixes with the same meaning: "logits_dense" (T5X, MaxText), "logitdense"
 # (flax's examples), "unembedding".
 _LAST_LAYER_BEGINNINGS: Final = ("logit", "unembed")
-# A class, as flax numbers it: "LMHead_0".
+# A class name with flax's number: "LMHead_0".
 _LAST_LAYER_CLASS: Final = re.compile(r"(?<!Multi)Head(_\d+)?")
 # "MultiHead" is attention, not the last layer of a model.
 _OF_ATTENTION: Final = "multi"
-# Layers of these names are last ones ("output.weight" of Llama, "score.weight")
-# unless they are in a layer: BERT's "layer/0/output" is in each.
+# A layer with one of these names is a last layer ("output.weight" of Llama,
+# "score.weight"), unless a scope around it has one of `_INSIDE_WORDS` or a
+# number: each layer of BERT has a "layer/0/output".
 _OUTPUTS: Final = frozenset(
   {
     *("output", "outputs", "output_layer", "output_proj", "output_projection"),
@@ -47,7 +48,7 @@ _EMBEDDING_WORDS: Final = frozenset(
   }
 )
 _NORM_WORDS: Final = frozenset({"norm", "norms", "ln"})
-# What flax calls the parameter of a norm, whatever the norm is called.
+# flax's name for the parameter of a norm, whatever the name of the norm.
 _NORM_PARAMETER: Final = "scale"
 _ROUTER_WORDS: Final = frozenset({"router"})
 _LORA_WORDS: Final = frozenset({"lora", "dora"})
@@ -58,17 +59,15 @@ _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def words(name: str) -> list[str]:
-  """Lower-case words: "Block_0/LayerNorm_1" has "block", "layer", "norm"."""
+  """Returns lower-case words: "Block_0/Norm_1" has "block" and "norm"."""
   return [word.lower() for word in _WORD.findall(name)]
 
 
 def last_layer_word(name: str) -> str | None:
-  """The word by which a layer makes the output of a model; None without one.
-
-  Words are those between "/", "_" and ".".
+  """Returns the word that marks a last layer; None if the name has none.
 
   Args:
-    name: the path of a parameter, or names of scopes, "Decoder/logits_dense".
+    name: path of a parameter, or names of scopes, "Decoder/logits_dense".
   """
   parts = re.split(r"[/_.]", name.lower())
   for i, part in enumerate(parts):
@@ -86,17 +85,17 @@ def last_layer_word(name: str) -> str | None:
 
 
 def _is_class_of_head(part: str) -> bool:
-  """Whether it is a CamelCase name that ends in "Head", and its number."""
+  """Returns whether a CamelCase name ends in "Head", with or without number."""
   match = _LAST_LAYER_CLASS.search(part)
   return match is not None and match.end() == len(part)
 
 
 def reason_to_leave(name: str) -> str:
-  """Why a parameter of this name is better not quantized; empty if it may be.
+  """Returns why a parameter should not be quantized; empty if it may be.
 
-  Embeddings (what is looked up, and shared with the last layer where they are
-  tied), norms, biases, convolutions, routers of experts, last layers, and
-  adapters that are trained beside frozen weights.
+  The reasons cover embeddings, norms, biases, convolutions, routers of experts,
+  last layers, and adapters that are trained next to frozen weights. An
+  embedding is looked up, and may be tied to the last layer.
 
   Args:
     name: the path of the parameter.

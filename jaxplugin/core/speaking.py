@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Words that errors share: the function to name, and values in short.
+"""Text that errors share: the function to name, and short forms of values.
 
-A function that calls another public one, as `linear` calls `block_scaled_dot`,
-does so inside of `speaking_for`: errors then name the function of the caller.
-`shown` prints a value that was given, arrays as dtype and shape.
+A function that calls another public function, as `linear` calls
+`block_scaled_dot`, does so inside `speaking_for`. Errors then name the function
+that the user called. `shown` prints a value, with dtype and shape for arrays.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy as np
 
 _SPEAKER: Final = contextvars.ContextVar[str | None]("speaker", default=None)
 
-# Longer texts of a value are cut, or give way to its type's name.
+# The limit for the text of a value. Longer texts are cut or replaced.
 _MAX_SHOWN: Final = 300
-# Arrays print themselves so, with their contents.
+# The `repr` of an array, which has its contents.
 _OF_ARRAY: Final = re.compile(r"\b[aA]rray\(")
 # A part of flax's message.
 _TRACE_LEVEL: Final = "different trace level"
@@ -42,7 +42,7 @@ _PUBLIC_MODULES: Final = (
 
 
 def who(name: str) -> str:
-  """The function to name in an error: `name`, or what calls it."""
+  """Returns the function that errors name: `name`, or its caller."""
   return _SPEAKER.get() or name
 
 
@@ -58,7 +58,7 @@ class NotQuantizedWarning(UserWarning):
 
 @contextlib.contextmanager
 def speaking_for(name: str) -> Iterator[None]:
-  """Errors of calls inside are errors of `name`'s; the innermost one counts."""
+  """Makes errors inside name the function `name`. The innermost name wins."""
   token = _SPEAKER.set(name)
   try:
     yield
@@ -67,7 +67,7 @@ def speaking_for(name: str) -> Iterator[None]:
 
 
 def require_function(name: str, fn: Any) -> None:
-  """Raises TypeError, of the function `name`, unless `fn` can be called."""
+  """Raises TypeError that names the function `name` if `fn` is not callable."""
   if not callable(fn):
     raise TypeError(
       f"{who(name)}: fn must be a function, got {shown(fn)}; pass the function"
@@ -94,7 +94,7 @@ class _Shown(reprlib.Repr):
   def repr_instance(self, x: Any, level: int) -> str:
     try:
       text = repr(x)
-    # Whatever another package's `__repr__` raises, the error is about x.
+    # `__repr__` of another package may raise anything. Our error is about `x`.
     except Exception:
       text = "\n"
     if "\n" in text or len(text) > _MAX_SHOWN or _OF_ARRAY.search(text):
@@ -103,15 +103,15 @@ class _Shown(reprlib.Repr):
 
 
 def shown(value: Any) -> str:
-  """Returns a short text of a value that an error is about.
+  """Returns a short text for a value that an error is about.
 
-  Arrays, in containers too, are dtype and shape: `{'a': float32[4, 64]}`.
+  Arrays, also in containers, become dtype and shape: `{'a': float32[4, 64]}`.
   """
   return _Shown().repr(value)
 
 
 def require_integer(who: str, name: str, value: Any) -> int:
-  """Returns an integer of Python's or NumPy's; raises TypeError for others."""
+  """Returns a Python or NumPy integer as an int; else raises TypeError."""
   try:
     return operator.index(value)
   except TypeError:
@@ -121,15 +121,15 @@ def require_integer(who: str, name: str, value: Any) -> int:
 
 
 def require_bool(who: str, name: str, value: Any) -> None:
-  """Raises TypeError unless a value is True or False, of Python or NumPy."""
+  """Raises TypeError unless a value is a Python or NumPy bool."""
   if not isinstance(value, (bool, np.bool_)):
     raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
 
 
 def missing_attribute(module: str, name: str) -> AttributeError:
-  """Returns the error of a name that a public module does not have.
+  """Returns the error for a name that a public module does not have.
 
-  It says which public module has the name, or which names are like it.
+  The message has the public module with that name, or similar names.
   """
   text = f"module {module!r} has no attribute {name!r}"
   if name.startswith("_"):
@@ -148,7 +148,7 @@ def missing_attribute(module: str, name: str) -> AttributeError:
 
 
 def _public_names(module: str) -> list[str]:
-  """Returns the names of this package that an imported module offers."""
+  """Returns the public names of an imported module of this package."""
   owner = sys.modules.get(module)
   return [
     name
@@ -167,14 +167,14 @@ def _is_offered(value: Any) -> bool:
 
 @contextlib.contextmanager
 def explaining_nnx(name: str, remedy: str) -> Iterator[None]:
-  """Explains flax's errors that a variable of nnx is of another trace.
+  """Explains flax's error that an nnx variable belongs to another trace.
 
-  Transforms of nnx write to variables of modules. flax refuses it if a
-  transform of this package stands between them and the variables.
+  Transforms of nnx write to variables of modules. flax refuses this if a
+  transform of this package is between the nnx transform and the variables.
 
   Args:
     name: the function of this package.
-    remedy: the order that works.
+    remedy: text that gives the order that works.
   """
   try:
     yield

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of files that nobody vouches for, read without a guess."""
+"""Strict parser for JSON of untrusted files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from typing import Final
 from typing import NoReturn
 
-_MAX_DIGITS: Final = 20  # of 2^64
+_MAX_DIGITS: Final = 20  # digits of 2^64
 
 
 def loads(data: bytes | str) -> Any:
-  """The value of a JSON text in UTF-8.
+  """Returns the value of a JSON text in UTF-8.
 
   Raises:
     ValueError: If the text is not JSON (RFC 8259), which has neither NaN nor

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How operands lie, for kernels that take strides: in place, or copied.
+"""Strides of operands for kernels, and which operands must be copied.
 
-Functions of shapes and dtypes. The problem that implementations are chosen by
-and the lowering ask the same ones, so that both speak of the same kernels.
+These are functions of shapes and dtypes. Both the problem that backends are
+chosen by and the lowering call them, so that both describe the same kernels.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ def padded_size(
   *,
   num_contracting: int,
 ) -> int:
-  """The size that the blocked contracting dimension is padded to.
+  """Returns the padded size of the blocked contracting dimension.
 
   Args:
-    size: its own.
-    formats: of both operands.
-    num_contracting: one: FP4 needs an even size, for whole bytes. More: other
-      dimensions follow it once they merge, so it needs whole blocks.
+    size: size of the dimension.
+    formats: formats of both operands.
+    num_contracting: number of contracting dimensions. With one, FP4 needs an
+      even size, for whole bytes. With several, dimensions are merged, so each
+      must have whole blocks.
   """
   granule = 1
   for format in formats:
@@ -51,11 +52,11 @@ def are_copied(
   *,
   num_contracting: int,
 ) -> bool:
-  """Whether both operands are copied to row-major [batch, rows, k].
+  """Returns whether both operands are copied to row-major [batch, rows, k].
 
   Args:
-    size: of the contracting dimension, if there is one; None is symbolic.
-    formats, num_contracting: see `padded_size`.
+    size: size of the contracting dimension; None if it is symbolic.
+    formats, num_contracting: arguments of `padded_size`.
   """
   if num_contracting > 1:
     return True
@@ -72,18 +73,18 @@ def values_strides(
   free: Dims,
   contracting: Dims,
 ) -> Strides | None:
-  """Strides of (batch, row, k) of values that are not `are_copied`.
+  """Returns strides of (batch, row, k) of values that are not `are_copied`.
 
   Args:
-    values: anything with a shape and a dtype. Strides of FP4 that is not packed
-      are those of its bytes.
-    format: of the operand.
-    batch, free, contracting: all dimensions, by their kind.
+    values: an object with a shape and a dtype. For FP4 that is not packed, the
+      strides count bytes of its packed form.
+    format: format of the operand.
+    batch, free, contracting: all dimensions, by kind.
 
   Returns:
-    None if the values must be copied to row-major [batch, rows, k]. The reason
-    is that dimensions that must merge are not adjacent, or that FP4 must be
-    packed along k and k is not the last dimension.
+    The strides. None if the values must be copied to row-major [batch, rows,
+    k], because dimensions that must merge are not adjacent, or because FP4 must
+    be packed along k and k is not the last dimension.
   """
   shape = tuple(values.shape)
   is_fp4 = format is not None and format.is_fp4
@@ -97,7 +98,7 @@ def values_strides(
 def strides(
   shape: Sequence[int], *, batch: Dims, free: Dims, contracting: Dims
 ) -> Strides | None:
-  """Strides of (batch, row, k) of a row-major array, if each has one."""
+  """Returns strides of (batch, row, k) of a row-major array, or None."""
   of_dim = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
   def merged(dims: Dims, unit: int) -> int | None:

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: what a device and its libraries are, as far as decisions need it.
+"""Targets: the facts about a device and its libraries that decisions need.
 
-`detect_target` is the only place that asks hardware or libraries. Everything
-else takes a `Target`, so that decisions, lowerings and tests can be made for a
-device that is not there.
+`detect_target` is the only function that queries hardware or libraries. All
+other code takes a `Target`. Decisions, lowerings and tests can therefore be
+made for a device that is not attached.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Version = tuple[int, int, int]
 _MIB: Final = 1 << 20
 
 # Libraries that `Target.missing_libraries` may name.
-CPU_KERNELS: Final = "cpu-kernels"  # of kernels/cpu
+CPU_KERNELS: Final = "cpu-kernels"  # library of kernels/cpu
 JAX_TRITON: Final = "jax-triton"
 
-# Since when cuDNN multiplies block-scaled arrays, and on which GPUs.
+# The first cuDNN, and the first compute capability, with block-scaled matmuls.
 MIN_BLOCK_SCALED_CUDNN: Final[Version] = (9, 10, 0)
 MIN_BLOCK_SCALED_CAPABILITY: Final = (10, 0)
 
@@ -173,8 +173,8 @@ def _nvidia(
   )
 
 
-# jax-triton (0.3 and 0.4) asks the device for its architecture, and puts into
-# the module the path of a file with the code, not the code.
+# jax-triton 0.3 and 0.4 query the attached device for its architecture. They
+# put the path of a file with the code into the module, not the code.
 _NAMED_AMD_TRITON_ERROR: Final = (
   "jax-triton lowers for AMD GPUs only if one is attached"
 )
@@ -199,9 +199,9 @@ def _amd(
   )
 
 
-# From the vendors' data sheets and architecture papers. A100 and H100 are the
-# 80 GB SXM models. B300 has 148 of its silicon's 160 SMs, as the driver says of
-# HGX boards. The last-level cache of the AMD parts is the Infinity Cache.
+# Sources: the vendors' data sheets and architecture papers. A100 and H100 are
+# the 80 GB SXM models. B300 has 148 of its silicon's 160 SMs, as the driver
+# reports for HGX boards. AMD's last-level cache is the Infinity Cache.
 _NAMED: Final = {
   target.name: target
   for target in (
@@ -296,7 +296,7 @@ def parse_version(version: str | tuple[int, ...]) -> Version:
   """Parses "9.13", "9.13.0" or a tuple; missing parts are 0.
 
   Raises:
-    ValueError: anything else.
+    ValueError: If the version has another form.
   """
   text = version
   if isinstance(version, tuple) and all(type(p) is int for p in version):
@@ -316,12 +316,12 @@ def format_version(version: tuple[int, ...]) -> str:
 
 
 def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
-  """Raises TypeError, of `who`, unless `target` is a `Target`.
+  """Raises TypeError unless `target` is a `Target`.
 
   Args:
     who: the function that the user called.
-    target: what it was given.
-    kinds: what it takes.
+    target: the argument.
+    kinds: description of valid arguments.
   """
   if isinstance(target, Target):
     return
@@ -370,17 +370,17 @@ def use_target(target: Target) -> Iterator[Target]:
 
 
 def overriding_target() -> Target | None:
-  """The target of the innermost `use_target`, if any."""
+  """Returns the target of the innermost `use_target`, or None."""
   return _override.value
 
 
 def current_target() -> Target:
-  """The overriding target, or the detected one."""
+  """Returns the overriding target, or the detected target."""
   return overriding_target() or detect_target()
 
 
 def local_targets() -> list[Target]:
-  """The targets that code traced here can run on: the default, and the CPU."""
+  """Returns the targets of this process: the default platform and the CPU."""
   default = detect_target()
   if default.platform == "cpu":
     return [default]
@@ -416,9 +416,9 @@ def detect_target(platform: str | None = None) -> Target:
 
 
 def detect_for_export(platform: str | None = None) -> Target:
-  """`detect_target`, as far as a module may assume it that is exported.
+  """Returns the detected target without facts that an export cannot assume.
 
-  It is loaded by a process that may have another ptxas, or another machine's.
+  The process that loads the module may have another ptxas.
   """
   return dataclasses.replace(detect_target(platform), ptxas_version=None)
 
@@ -438,7 +438,7 @@ def _detected(platform: str | None) -> Target:
     )
   try:
     device = jax.local_devices(backend=platform)[0]
-  except RuntimeError:  # JAX's answer to a platform without devices
+  except RuntimeError:  # JAX raises it for a platform without devices
     return Target(name=f"unknown {platform} device", platform=platform)
   target = target_of_device(device, platform)
   if platform != "cuda":
@@ -448,9 +448,9 @@ def _detected(platform: str | None) -> Target:
 
 
 def target_of_device(device: jax.Device, platform: str) -> Target:
-  """Describes a device, real or of a deviceless topology.
+  """Returns the target of a device, which may be of a deviceless topology.
 
-  What assembles kernels for it is not asked.
+  The ptxas version stays unknown.
   """
   capability = str(getattr(device, "compute_capability", ""))
   is_cuda = platform == "cuda" and re.fullmatch(r"\d+\.\d+", capability)
@@ -489,7 +489,7 @@ def _available_cores() -> int:
 
 @functools.cache
 def _local_cpu_kernels() -> tuple[str | None, str]:
-  """Instruction set of the CPU kernels, or None and why there are none."""
+  """Returns the instruction set of the CPU kernels, or why they cannot run."""
   try:
     loaded = library.load(jax.ffi.include_dir())
   except library.LibraryError as error:
@@ -499,7 +499,7 @@ def _local_cpu_kernels() -> tuple[str | None, str]:
 
 @functools.cache
 def _local_triton_error() -> str:
-  """Which package the Triton kernels lack here; nothing is imported."""
+  """Returns which package the Triton kernels lack, without importing it."""
   for package in ("triton", "jax_triton"):
     if importlib.util.find_spec(package) is None:
       name = package.replace("_", "-")

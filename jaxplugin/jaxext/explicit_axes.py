@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays whose shardings are in their types: what they are, and how to split.
+"""Functions for arrays with explicit sharding, which is part of their types.
 
-A mesh axis of type Explicit shards what a type says. Functions here take
-arrays, tracers and abstract values alike, where they only read types.
+An axis of type Explicit appears in the shardings of types. Functions that only
+read types accept arrays, tracers and abstract values.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jaxplugin.jaxext import mesh_axes
 
 
 def sharding_of(x: Any) -> NamedSharding:
-  """The sharding in a type."""
+  """Returns the sharding in the type of `x`."""
   is_type = isinstance(x, jax.core.ShapedArray)
   return x.sharding if is_type else jax.typeof(x).sharding
 
 
 def mesh_of(arrays: Iterable[Any]) -> Any:
-  """The mesh of the first type that has explicit axes; None without one."""
+  """Returns the first mesh with explicit axes among the types, or None."""
   for x in arrays:
     mesh = sharding_of(x).mesh
     if mesh_axes.explicit_axes(mesh):
@@ -38,15 +38,18 @@ def mesh_of(arrays: Iterable[Any]) -> Any:
 
 
 def spec_of(x: Any) -> mesh_axes.Spec:
-  """The mesh axes of each dimension that are in a type."""
+  """Returns the mesh axes of each dimension from the type of `x`."""
   return mesh_axes.normalize_spec(sharding_of(x).spec, len(x.shape))
 
 
 def type_of(shape: Sequence[int], x: Any, mesh: Any) -> jax.ShapeDtypeStruct:
-  """The type of floats of a shape that are sharded as `x` is.
+  """Returns an f32 type of a shape that is sharded like `x`.
 
   Args:
-    mesh: where what is on no mesh is whole on every device; or None.
+    shape: shape of the type.
+    x: array whose spec the type gets. If `x` is on no mesh, the type is
+      replicated.
+    mesh: mesh of the type; None for a type without a sharding.
   """
   sharding = None
   if mesh is not None:
@@ -56,11 +59,11 @@ def type_of(shape: Sequence[int], x: Any, mesh: Any) -> jax.ShapeDtypeStruct:
 
 
 def refuse_unreduced(who: str, out_sharding: Any) -> None:
-  """Raises NotImplementedError if a result with this would be unreduced.
+  """Raises NotImplementedError if an `out_sharding` has unreduced axes.
 
   Args:
     who: the function that the error names.
-    out_sharding: as `lax.dot_general`'s.
+    out_sharding: the argument of `lax.dot_general`.
   """
   spec = getattr(out_sharding, "spec", out_sharding)
   if getattr(spec, "unreduced", None):
@@ -90,7 +93,7 @@ def result_sharding(
 
 
 def reshard(x: jax.Array, spec: mesh_axes.Spec) -> jax.Array:
-  """`x`, its dimensions sharded by `spec`, on its mesh or the context's."""
+  """Shards `x` by `spec` over its own mesh, or over the mesh of the context."""
   mesh = sharding_of(x).mesh
   target: Any = mesh_axes.partition_spec(spec)
   if not mesh.empty:
@@ -101,7 +104,7 @@ def reshard(x: jax.Array, spec: mesh_axes.Spec) -> jax.Array:
 
 
 def divided(x: jax.Array, dim: int, granule: int) -> jax.Array:
-  """`x`, a dimension's groups of `granule` values each on one device."""
+  """Reshards `x` so that no shard cuts a group of `granule` values of `dim`."""
   mesh = mesh_of([x])
   if mesh is None:
     return x
@@ -112,12 +115,12 @@ def divided(x: jax.Array, dim: int, granule: int) -> jax.Array:
 
 
 def gathered(x: jax.Array) -> jax.Array:
-  """`x`, whole on every device."""
+  """Returns `x` replicated on every device."""
   return reshard(x, ((),) * x.ndim)
 
 
 def on_mesh(x: jax.Array) -> jax.Array:
-  """`x` as it is, or whole on every device if it is on no mesh."""
+  """Replicates `x` if it is on no mesh; otherwise returns it unchanged."""
   return gathered(x) if jax.typeof(x).sharding.mesh.empty else x
 
 
@@ -127,14 +130,15 @@ def shard_map(
   in_specs: Sequence[mesh_axes.Spec],
   out_specs: mesh_axes.Spec | list[mesh_axes.Spec],
 ) -> Callable[..., Any]:
-  """`function` of each device's parts, over the explicit axes of a mesh.
+  """Maps `function` over the shards along the explicit axes of a mesh.
 
   Args:
-    function: of parts; it may speak with the devices along explicit axes. It
-      returns an array, or a sequence of several.
-    mesh: that of the context.
-    in_specs: of each argument, which is resharded to it.
-    out_specs: a list of those of several results, or that of the only one.
+    function: a function of one device's shards. It may use collectives over the
+      explicit axes. It returns one array, or a sequence if `out_specs` is a
+      list.
+    mesh: mesh of the context.
+    in_specs: spec of each argument. The arguments are resharded to it.
+    out_specs: spec of the result, or a list with the spec of each result.
   """
   axes = set(mesh_axes.explicit_axes(mesh))
   given: Any
@@ -149,9 +153,9 @@ def shard_map(
     mesh=mesh,
     in_specs=tuple(map(mesh_axes.partition_spec, in_specs)),
     out_specs=given,
-    # Over those that a `vmap` maps it is that of the `vmap` itself.
+    # An enclosing `vmap` over a mesh axis maps that axis itself.
     axis_names=axes - jax_private.mapped_mesh_axes(),
-    # Which results vary over which axes kernels do not say.
+    # Kernels do not declare the axes over which their results vary.
     check_vma=False,
   )
 

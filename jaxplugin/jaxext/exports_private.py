@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What exporting needs of JAX's private modules."""
+"""Functions for `jp.export` that use JAX's private modules."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jax._src.pjit import jit_p
 
 
 def with_vjp_exported_in(exported: Any, context: Callable[[], Any]) -> Any:
-  """An `Exported` whose derivative, when wanted, is exported in a context.
+  """Returns an `Exported` whose derivative is exported inside a context.
 
   Args:
-    exported: a `jax.export.Exported` that was made here.
-    context: makes a context manager.
+    exported: a `jax.export.Exported` that this process made.
+    context: function that returns a context manager.
   """
   export_vjp = exported._get_vjp
 
@@ -34,13 +34,14 @@ def with_vjp_exported_in(exported: Any, context: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def lowered_anew(primitives: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-  """Makes JAX lower each equation of some primitives, and reuse no lowering.
+  """Makes JAX lower each equation of some primitives without its cache.
 
-  Of all threads, for a while: the others' modules get larger, no more.
+  The setting holds for all threads while the context is active. Modules that
+  other threads lower meanwhile are larger but correct.
 
   Yields:
-    Rules for `jax.export.export` and `lowered_with`: with them each call of an
-    inner `jit` is lowered again as well.
+    Lowering rules for `jax.export.export` and `lowered_with`. With these rules
+    JAX also lowers each call of an inner `jit` again.
   """
   added = [p for p in primitives if p not in mlir._uncacheable_primitives]
   mlir._uncacheable_primitives.update(added)
@@ -61,7 +62,8 @@ def _lower_jit_anew(ctx: Any, *args: Any, **params: Any) -> Any:
 
 
 def _lower_for_each_platform(ctx: Any, *args: Any, **params: Any) -> Any:
-  """As JAX, which fails where there are several: it expects a list."""
+  """Does what JAX does. JAX's own rule fails for several platforms, because
+  `lower_per_platform` expects `avals_out` to be a list."""
   primitive = ctx.primitive
   rules = {
     platform: entries[primitive].rule
@@ -76,7 +78,7 @@ def _lower_for_each_platform(ctx: Any, *args: Any, **params: Any) -> Any:
 
 
 def lowered_with(traced: Any, rules: Any) -> jax.stages.Lowered:
-  """A `jax.stages.Traced`, lowered with rules of `lowered_anew`."""
+  """Lowers a `jax.stages.Traced` with the rules of `lowered_anew`."""
   return traced.lower(
     _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules)
   )

@@ -4,8 +4,8 @@
 
 Other modules named `_private` do so too. In `tracing`, `binding_private` sees
 operations before JAX transforms them, `interception_private` sees them after,
-and `provenance_private` finds where they come from. `exports_private` writes
-modules. `jaxlib_private` is for a process without JAX.
+and `provenance_private` finds the source lines and scopes of equations.
+`exports_private` helps `jp.export`. `jaxlib_private` does not import JAX.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def uncached() -> contextlib.AbstractContextManager[None]:
 
 
 def require_devices_during_lowering(primitive: Any) -> None:
-  """Makes JAX hand the device assignment to the primitive's lowering."""
+  """Makes JAX pass the device assignment to the primitive's lowering."""
   dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def set_everywhere(context: Any, value: Any) -> None:
-  """Sets what `jax.make_user_context` made, in all threads from now on.
+  """Sets the value of a `jax.make_user_context` in all threads.
 
-  It is part of `jit`'s key, as inside of the context.
+  The value is part of `jit`'s cache key, as it is inside the context.
   """
   context.set_global(value)
 
@@ -62,18 +62,18 @@ def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
 
 
 def mapped_mesh_axes() -> frozenset[str]:
-  """The explicit mesh axes of dimensions that enclosing `vmap`s map."""
+  """Returns the explicit mesh axes that enclosing `vmap`s map over."""
   return frozenset(core.get_axis_env().explicit_mesh_axis_names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling:
-  """How the partitioner deals an array to devices.
+  """How the partitioner assigns the tiles of an array to devices.
 
   Attributes:
     counts: tiles along each dimension.
-    device_numbers: i64[n], positions in `devices`: those of the first tile (one
-      or more copies of it), then those of the next, in major to minor order.
+    device_numbers: i64[n], positions in `devices`, tile by tile in major to
+      minor order. A tile may be on several devices, which are adjacent.
     devices: all devices of the program. Inside a `shard_map` over some axes,
       `device_numbers` are positions in a group: the devices with the same
       position along these axes.
@@ -110,12 +110,15 @@ def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-  """The mesh axes of an enclosing `shard_map` over which `x` varies."""
+  """Returns the axes of an enclosing `shard_map` over which `x` varies."""
   return frozenset(jax.typeof(x).mat.varying)
 
 
 def varying_as(x: Any, like: Any) -> Any:
-  """`x`, over which mesh axes `like` varies: a loop's first value, say."""
+  """Casts `x` to vary over the same mesh axes as `like`.
+
+  The initial value of a loop needs this cast, for example.
+  """
   axes = tuple(varying_axes(like) - varying_axes(x))
   return jax.lax.pcast(x, axes, to="varying") if axes else x
 
@@ -127,11 +130,11 @@ def register_pytree_serialization(
   serialize_auxdata: Callable[[Any], bytes],
   deserialize_auxdata: Callable[[bytes], Any],
 ) -> None:
-  """`jax.export.register_pytree_node_serialization`, also a second time.
+  """Calls `jax.export.register_pytree_node_serialization`, also repeatedly.
 
-  JAX refuses a name that it knows. A module that is imported again after it was
-  deleted from `sys.modules` has a new class, which then is what the name means;
-  objects of the old one are still written.
+  JAX refuses a name that is registered already. A module that is imported again
+  after its removal from `sys.modules` has a new class. The name then means the
+  new class. Objects of the old class can still be serialized.
   """
   _export.deserialization_registry.pop(serialized_name, None)
   jax.export.register_pytree_node_serialization(
@@ -143,7 +146,7 @@ def register_pytree_serialization(
 
 
 def cudnn_version_number() -> int | None:
-  """The installed cuDNN's version, e.g. 91300; None without a CUDA plugin."""
+  """Returns cuDNN's version, such as 91300; None without a CUDA plugin."""
   from jax._src.lib import cuda_versions  # loads a CUDA plugin's module
 
   return None if cuda_versions is None else cuda_versions.cudnn_get_version()
@@ -171,12 +174,12 @@ def first_published(key: str, value: str) -> str | None:
 
 
 def make_ir_context() -> Any:
-  """An `ir.Context` with the dialects that JAX lowers to."""
+  """Returns an `ir.Context` with the dialects that JAX lowers to."""
   return mlir.make_ir_context()
 
 
 def optimized_hlo(compiled: jax.stages.Compiled) -> str:
-  """Optimized HLO with operand shapes, without what varies between runs."""
+  """Returns optimized HLO with operand shapes, but no backend config."""
   executable: Any = compiled.runtime_executable()
   return executable_hlo(
     executable,
@@ -187,11 +190,11 @@ def optimized_hlo(compiled: jax.stages.Compiled) -> str:
 
 
 def executable_hlo(executable: Any, **options: bool) -> str:
-  """Optimized HLO of an executable, without metadata.
+  """Returns the optimized HLO of an executable, without metadata.
 
   Args:
-    executable: of a `Compiled`, or of `compile_for`.
-    **options: of jaxlib's `HloPrintOptions`.
+    executable: executable of a `Compiled`, or the result of `compile_for`.
+    **options: fields of jaxlib's `HloPrintOptions`.
   """
   from jaxlib import _hlo
 
@@ -205,11 +208,11 @@ def executable_hlo(executable: Any, **options: bool) -> str:
 
 
 def compile_for(module: Any, devices: Sequence[Any]) -> Any:
-  """Compiles a StableHLO module for devices that need not be there.
+  """Compiles a StableHLO module for devices that need not be attached.
 
   Args:
     module: an `ir.Module`.
-    devices: of a mesh over a topology, one for each partition.
+    devices: devices of a mesh over a topology, one for each partition.
 
   Returns:
     jaxlib's executable, which cannot be run.
@@ -231,7 +234,7 @@ def compile_module(module: str | bytes, platform: str) -> Any:
   """Compiles a StableHLO module for the first local device of a platform.
 
   Returns:
-    A function of the arrays that @main takes; it returns a list of arrays.
+    A function of the arguments of @main that returns a list of arrays.
   """
   from jax.extend import backend
   from jaxlib import _jax
@@ -254,12 +257,14 @@ def compile_module(module: str | bytes, platform: str) -> Any:
 
 @functools.cache
 def scaled_primitives() -> tuple[frozenset[Any], frozenset[Any]]:
-  """JAX's own primitives: of `jax.nn.scaled_matmul`, of `jax.lax.scaled_dot`.
+  """Returns JAX's primitives for block-scaled products.
 
-  `jax.nn.scaled_dot_general` multiplies by those of `scaled_matmul`.
+  The first set has the primitives of `jax.nn.scaled_matmul`, which
+  `jax.nn.scaled_dot_general` also uses. The second set has the primitive of
+  `jax.lax.scaled_dot`.
   """
   from jax._src.cudnn import scaled_matmul_stablehlo
-  from jax._src.lax.scaled_dot import scaled_dot_p  # a function has its name
+  from jax._src.lax.scaled_dot import scaled_dot_p  # not the function
 
   matmul = (
     scaled_matmul_stablehlo._scaled_matmul_p_wrapper,
@@ -269,7 +274,7 @@ def scaled_primitives() -> tuple[frozenset[Any], frozenset[Any]]:
 
 
 def without_unused(jaxpr: Any) -> Any:
-  """A jaxpr without operations whose results nothing uses, as XLA has it."""
+  """Returns a jaxpr without unused operations, which XLA also removes."""
   used, _ = partial_eval.dce_jaxpr(
     jaxpr, [True] * len(jaxpr.outvars), instantiate=True
   )
@@ -277,7 +282,7 @@ def without_unused(jaxpr: Any) -> Any:
 
 
 def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Caches by the identity of the first argument, which is not kept alive.
+  """Caches by the identity of the first argument, and does not keep it alive.
 
   The context of tracing (meshes, `use_target`, ...) is part of the key.
   """
@@ -285,11 +290,11 @@ def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wait_for_effects() -> None:
-  """`jax.effects_barrier`; what failed is raised once, and not again later.
+  """Calls `jax.effects_barrier`, which raises each failure only once.
 
   Raises:
-    jax.errors.JaxRuntimeError: a computation failed.
-    ExceptionGroup: several did, on several devices (newer JAX).
+    jax.errors.JaxRuntimeError: If a computation failed.
+    ExceptionGroup: If computations failed on several devices (newer JAX).
   """
   try:
     jax.effects_barrier()

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a JAX that is older than the oldest one served, when imported.
+"""Raises ImportError on import if JAX is older than the oldest supported one.
 
-An older one fails in the middle of some other import, with an AttributeError
-about a name that it does not have yet.
+Without this check an older JAX fails in another import, with an AttributeError
+about a name that it does not have.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ OLDEST: Final = (0, 10, 2)
 
 
 def check(version: tuple[int, ...], name: str, path: str | None) -> None:
-  """Raises ImportError unless `version` is served.
+  """Raises ImportError unless `version` is supported.
 
   Args:
-    version: JAX's, as numbers.
-    name: the same as JAX writes it.
+    version: version of JAX as numbers.
+    name: version of JAX as text.
     path: the file that JAX was imported from.
   """
   if version < OLDEST:

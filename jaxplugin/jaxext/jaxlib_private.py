@@ -3,7 +3,7 @@
 """Functions that use jaxlib's private modules, and do not import JAX.
 
 A process that only reads modules (`module_child`) imports jaxlib without JAX,
-which takes a fifth of the time. `jax_private` has the functions that use JAX.
+which takes a fifth of the time. `jax_private` has the functions that need JAX.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HloError: Final = _jax.JaxRuntimeError  # `jax.errors.JaxRuntimeError`
 
 class _Context(ir.Context):
   def __init__(self) -> None:
-    # The class's own loads every dialect that jaxlib links.
+    # `ir.Context.__init__` loads every dialect that jaxlib links.
     super(ir.Context, self).__init__()
 
 
 def make_ir_context() -> Any:
-  """An `ir.Context` with JAX's dialects, which starts no threads."""
+  """Returns an `ir.Context` with JAX's dialects. It starts no threads."""
   registry = ir.DialectRegistry()
   _jax_mlir_ext.register_dialects(registry)
   context: Any = _Context()
@@ -48,10 +48,10 @@ def make_ir_context() -> Any:
 
 
 def stablehlo_of_hlo(text: str) -> bytes:
-  """HLO text as StableHLO, in MLIR bytecode.
+  """Converts HLO text to StableHLO in MLIR bytecode.
 
   Raises:
-    HloError: the text does not parse, or some instruction has no StableHLO
+    HloError: If the text does not parse, or if an instruction has no StableHLO
       form.
   """
   module = _hlo.hlo_module_from_text(text)
@@ -59,17 +59,17 @@ def stablehlo_of_hlo(text: str) -> bytes:
 
 
 def triton_handlers(platform: str) -> frozenset[str] | None:
-  """Handlers of XLA's FFI that jaxlib's plugin has for Triton's kernels.
+  """Returns the FFI handlers for Triton kernels of jaxlib's plugin.
 
   Args:
     platform: "cuda" or "rocm".
 
   Returns:
-    Their names; None if no plugin of the platform is installed.
+    Their names, or None if no plugin of the platform is installed.
   """
   plugin = plugin_support.import_from_plugin(platform, "_triton")
   if plugin is None:
     return None
-  # A plugin without any has no such function.
+  # A plugin without FFI handlers does not have this function.
   registrations = getattr(plugin, "registrations", dict)
   return frozenset(registrations())

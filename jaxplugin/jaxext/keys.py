@@ -9,10 +9,10 @@ from typing import Final
 
 import jax
 
-# Their `fold_in` mixes the key and the number so that the order of folds
-# changes the result. `fold_in` of "unsafe_rbg" is an exclusive or of the key
-# and bits made from the number: folding 0 and then 1 is folding 1 and then 0,
-# and folding a number twice gives the first key again.
+# `fold_in` of these implementations mixes the key and the number, so the order
+# of folds changes the result. `fold_in` of "unsafe_rbg" is the exclusive or of
+# the key and bits made from the number. Folding 0 and then 1 therefore equals
+# folding 1 and then 0, and folding a number twice restores the first key.
 _SENSITIVE_TO_ORDER: Final = frozenset({"threefry2x32", "rbg"})
 
 

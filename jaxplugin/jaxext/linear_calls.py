@@ -6,12 +6,12 @@ JAX computes reverse mode by transposing the tangents of forward mode. Forward
 mode runs the function of a `linear_call`, and reverse mode runs its transpose.
 The constants of the call are the residuals saved for the backward pass.
 
-`jax.custom_derivatives.linear_call` has neither `vmap` nor derivatives by its
-constants.
+`jax.custom_derivatives.linear_call` supports neither `vmap` nor derivatives
+with respect to its constants.
 
 linear_call_p: (*linear, *constants) -> result. Parameters: function;
-  num_linear; jaxpr, the operations of `function.apply`, so that what looks for
-  operations in a program sees its own.
+  num_linear; jaxpr, the operations of `function.apply`, which lets functions
+  that search a program for operations find them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Arrays = Sequence[jax.Array]
 
 
 class Linear:
-  """A linear function of some arrays, and of constants. It must be hashable.
+  """A linear function of some arrays, with constants. It must be hashable.
 
   Attributes:
-    is_value: whether equal ones do the same and hold no arrays. Then they are
-      traced once for all calls, and kept for later ones.
+    is_value: whether equal functions compute the same and hold no arrays. Such
+      functions are traced once, and the trace is cached for later calls.
   """
 
   is_value: ClassVar[bool] = False
 
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
-    """Its result, linear in all of `linear` at once."""
+    """Returns a result that is jointly linear in the arrays of `linear`."""
     raise NotImplementedError
 
   def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
@@ -58,21 +58,27 @@ class Linear:
   def transpose(
     self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
   ) -> list[jax.Array | None]:
-    """The cotangent of each that is wanted, g being the result's.
+    """Returns the cotangents of the wanted linear arrays.
 
-    It may itself be differentiated by g and the constants.
+    It must be differentiable with respect to `g` and the constants.
+
+    Args:
+      wanted: whether each of the linear arrays needs its cotangent.
+      g: the cotangent of the result.
+      constants: the constants of the call.
     """
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearInOne(Linear):
-  """A `Linear` of one array, from functions of that and of its constants.
+  """A `Linear` of one array, made from three functions.
 
   Attributes:
     call: (x, *constants) -> y.
     transpose_call: (y's cotangent, *constants) -> x's cotangent.
-    call_by_constants: the same as `call`, for derivatives by constants.
+    call_by_constants: computes `call` from operations that are differentiable
+      with respect to the constants.
   """
 
   call: Callable[..., jax.Array]
@@ -94,12 +100,12 @@ class LinearInOne(Linear):
 def linear_call(
   function: Linear, linear: Arrays, constants: Arrays
 ) -> jax.Array:
-  """function.apply(linear, constants), with its derivatives.
+  """Returns `function.apply(linear, constants)`, with its derivatives.
 
   Args:
-    function: what is called.
+    function: the function to call.
     linear: at least one array.
-    constants: arrays.
+    constants: arrays in which the function need not be linear.
   """
   with jax.disable_jit(False):
     traced = _jitted(function, len(linear)).trace(*linear, *constants)
@@ -113,10 +119,11 @@ def linear_call(
 
 
 def _jitted(function, num_linear):
-  """`function.apply` of all arrays in turn, by `jit`.
+  """Returns a jitted `function.apply` that takes all arrays in a row.
 
-  A model calls equal functions for each layer: of values there is one. Another
-  function is of closures, which may hold arrays, so nothing else may keep it.
+  A model calls equal functions in each layer. Functions with `is_value` share
+  one cached `jit`. Other functions are closures that may hold arrays, so they
+  must not be cached.
   """
   make = _jitted_once if function.is_value else _jitted_once.__wrapped__
   return make(function, num_linear)
@@ -147,7 +154,7 @@ def _jvp(primals, tangents, *, function, num_linear, jaxpr):
   terms = []
   active = [type(t) is not ad.Zero for t in tangents[:num_linear]]
   if any(active):
-    # `function` takes all tangents. A constant argument's tangent is zeros.
+    # `function` needs every tangent. An inactive argument gets zeros.
     given = [
       t if is_active else jnp.zeros_like(x)
       for x, t, is_active in zip(linear, tangents, active, strict=False)
@@ -188,12 +195,12 @@ def _transpose(g, *args, function, num_linear, jaxpr):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Mapped(Linear):
-  """`vmap` of a linear function, and of its transpose.
+  """The `vmap` of a linear function, and of its transpose.
 
   Attributes:
-    function: of one.
+    function: the function for one element of the batch.
     linear_dims, constant_dims: the mapped dimension of each array, or None.
-    size: how many there are.
+    size: size of the mapped dimensions.
   """
 
   function: Linear

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings as the mesh axes of each dimension, whatever the partitioner chose.
+"""Shardings of arrays as mesh axes, for any tiling that the partitioner chose.
 
-The partitioner is free to shard a dimension by a part of a mesh axis: a split
-or merged dimension, k in whole blocks, 24 rows over 4 devices seen as (6, 4)
-rows. A `PartitionSpec` over the caller's mesh cannot say that, and JAX's own
-decoding of such a sharding raises. `decode` instead splits the mesh axes, so
-that each part of an axis is an axis.
+The partitioner may shard a dimension by a part of a mesh axis. This happens for
+a split or merged dimension, for k in whole blocks, and for 24 rows over 4
+devices that are viewed as (6, 4) rows. A `PartitionSpec` over the caller's mesh
+cannot express that, and JAX raises when it decodes such a sharding. `decode`
+splits the mesh axes instead, so that each part of an axis is an axis.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Spec = tuple[Axes, ...]  # the mesh axes of each dimension, major to minor
 
 
 def normalize_spec(spec: PartitionSpec | Sequence[Any], ndim: int) -> Spec:
-  """The axes of each dimension of a `PartitionSpec`, as tuples."""
+  """Returns the axes of each dimension of a `PartitionSpec`, as tuples."""
   entries = list(spec) + [None] * (ndim - len(spec))
 
   def axes(entry: Any) -> Axes:
@@ -52,14 +52,14 @@ def partition_spec(spec: Spec) -> PartitionSpec:
 
 
 class Taker:
-  """Hands out mesh axes, each once, to dimensions that they divide."""
+  """Assigns mesh axes to dimensions. Each axis is used at most once."""
 
   def __init__(self, axis_sizes: Mapping[str, int]) -> None:
     self._sizes = axis_sizes
     self._used: set[str] = set()
 
   def count(self, axes: Axes) -> int:
-    """Into how many parts the axes split a dimension."""
+    """Returns the number of parts into which the axes split a dimension."""
     return math.prod(self._sizes[axis] for axis in axes)
 
   def fits(self, axes: Axes, size: Any, granule: int = 1) -> bool:
@@ -71,7 +71,7 @@ class Taker:
     )
 
   def take(self, axes: Axes, size: Any, granule: int = 1) -> Axes:
-    """Takes the longest prefix of `axes` that fits, perhaps none."""
+    """Takes the longest prefix of `axes` that fits, possibly none."""
     while axes and not self.fits(axes, size, granule):
       axes = axes[:-1]
     self._used |= set(axes)
@@ -82,14 +82,14 @@ class Taker:
 class _Digit:
   """A digit of a device's number: number // stride % size.
 
-  The devices of a mesh are numbered in its order, so each of its axes is one.
+  Devices are numbered in the order of the mesh, so each mesh axis is a digit.
   """
 
   size: int
   stride: int
 
 
-Digits = tuple[_Digit, ...]  # of one dimension, major to minor
+Digits = tuple[_Digit, ...]  # digits of one dimension, major to minor
 
 
 def decode(
@@ -97,7 +97,7 @@ def decode(
   tilings: Sequence[jax_private.Tiling | None],
   ndims: Sequence[int],
 ) -> tuple[jax.sharding.Mesh, list[Spec]]:
-  """The axes of arrays that the partitioner hands to a callback.
+  """Returns the mesh axes of arrays that the partitioner passes to a callback.
 
   Args:
     mesh: the mesh of the program, or the mesh of a `Group`; empty if JAX does
@@ -107,15 +107,15 @@ def decode(
 
   Returns:
     A mesh of the same devices in the same order, with axes as fine as the
-    tilings need, and each array's axes in it. Axes of `mesh` that are not cut
-    keep their names. A dimension whose tiles follow no mesh that suits the
-    others as well counts as not sharded.
+    tilings need, and the axes of each array in this mesh. Axes of `mesh` that
+    are not split keep their names. A dimension counts as unsharded if its tiles
+    fit no mesh that also fits the other dimensions.
   """
   known = [t for t in tilings if t is not None]
   if not known:
     return mesh, [((),) * ndim for ndim in ndims]
   all_devices = known[0].devices
-  # An array that is whole everywhere is so on all devices, also in a group.
+  # A replicated array lists all devices of the program, even inside a group.
   counts = [len(t.device_numbers) for t in known]
   devices = all_devices[: min(counts if mesh.empty else [*counts, mesh.size])]
   is_mesh_order = tuple(mesh.devices.flat) == devices
@@ -144,11 +144,11 @@ def decode(
 def decode_shardings(
   mesh: jax.sharding.Mesh, arrays: Sequence[Any]
 ) -> tuple[jax.sharding.Mesh, list[Spec]]:
-  """Decodes the shardings of arrays that the partitioner passes a callback.
+  """Decodes the shardings of arrays that the partitioner passes to a callback.
 
   Args:
-    mesh: as for `decode`.
-    arrays: have a shape and a sharding, which may be None.
+    mesh: the argument of `decode`.
+    arrays: objects with a shape and a sharding. The sharding may be None.
   """
   ndims = [len(x.shape) for x in arrays]
   tilings = [
@@ -159,22 +159,22 @@ def decode_shardings(
 
 
 def automatic_sizes(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
-  """Sizes of the axes that the partitioner splits arrays over."""
+  """Returns the sizes of the axes that the partitioner splits arrays over."""
   types = zip(mesh.devices.shape, mesh.axis_types, strict=True)
   return tuple(size for size, kind in types if kind != AxisType.Manual)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-  """The devices that callbacks inside of a `shard_map` over some axes see.
+  """The devices that a callback sees inside a `shard_map` over some axes.
 
-  They have the same place along the manual axes. The partitioner numbers them
+  All have the same position along the manual axes. The partitioner numbers them
   in an order that it chooses for each operation.
 
   Attributes:
-    mesh: of as many devices as a group has, in that order: its axes are parts
+    mesh: the devices of a group in the partitioner's order. Its axes are parts
       of the automatic axes of `program`.
-    parts: of each automatic axis, major to minor: axes of `mesh`.
+    parts: the axes of `mesh` that make up each automatic axis, major to minor.
     program: the mesh of the program.
   """
 
@@ -191,7 +191,7 @@ class Group:
       fine: the mesh that `decode` returned.
 
     Returns:
-      A mesh of all devices with the axes of `fine`, and manual ones.
+      A mesh of all devices with the axes of `fine` and the manual axes.
     """
     cut = _cut_axes(self.mesh, fine)
     sizes: list[int] = []
@@ -208,8 +208,8 @@ class Group:
 
 
 def automatic_axes(mesh: jax.sharding.Mesh) -> Axes:
-  """Names of the axes that the partitioner splits arrays over, but those of
-  one device."""
+  """Returns the axes that the partitioner splits arrays over, except axes of
+  size 1."""
   types = zip(mesh.shape.items(), mesh.axis_types, strict=True)
   return tuple(
     name for (name, size), kind in types if kind != AxisType.Manual and size > 1
@@ -219,15 +219,15 @@ def automatic_axes(mesh: jax.sharding.Mesh) -> Axes:
 def group_of(
   mesh: jax.sharding.Mesh, order: jax_private.Tiling | None
 ) -> Group:
-  """The group in which an operation's devices are numbered.
+  """Returns the group in which the partitioner numbers an operation's devices.
 
   Args:
-    mesh: of the program.
-    order: how an array of a dimension for each of `automatic_axes`, split over
-      just that axis, is dealt to a group's devices.
+    mesh: the mesh of the program.
+    order: the tiling of an array that has one dimension for each of
+      `automatic_axes`, and is split over just that axis along it.
 
   Raises:
-    RuntimeError: `order` is not of such an array.
+    RuntimeError: If `order` is not the tiling of such an array.
   """
   names = automatic_axes(mesh)
   sizes = tuple(mesh.shape[name] for name in names)
@@ -282,15 +282,15 @@ def _cut_axes(
 def digits_of_tiles(
   counts: Sequence[int], device_numbers: np.ndarray
 ) -> tuple[Digits, ...]:
-  """The digits of a device's number that choose its tile in each dimension.
+  """Returns the digits of a device's number that select its tile.
 
   Args:
     counts: tiles along each dimension.
-    device_numbers: i64[n], the devices of the first tile (one or more copies of
-      it), then those of the next, in major to minor order.
+    device_numbers: i64[n], the devices of each tile in major to minor order. A
+      tile may be on several devices, which are adjacent.
 
   Returns:
-    One entry for each of `counts`; none at all where no digits do this.
+    The digits of each dimension, or () if no digits select the tiles.
   """
   digits = _digits_of_order(device_numbers)
   copies = len(device_numbers) // math.prod(counts)
@@ -316,9 +316,10 @@ def digits_of_tiles(
 
 
 def _digits_of_order(numbers: np.ndarray) -> list[_Digit]:
-  """Digits, minor first, in whose order `numbers` counts; none if it does not.
+  """Returns digits, minor first, that count in the order of `numbers`.
 
-  Each is as large as can be: digits of neighbouring axes may be one.
+  Each digit is as large as possible, so one digit may span several mesh axes.
+  Returns [] if no digits count in this order.
   """
   digits = []
   counted = np.zeros(1, np.int64)
@@ -335,11 +336,12 @@ def _digits_of_order(numbers: np.ndarray) -> list[_Digit]:
 
 
 def refine(sizes: Sequence[int], parts: Sequence[Digits]) -> tuple[int, ...]:
-  """The boundaries of axes that make up the digits, major to minor.
+  """Returns the boundaries of axes that make up the digits, major to minor.
 
-  Between one and the next lies an axis: the larger one is the next axis' stride
-  times the axis' size. They are those of a mesh of `sizes`, and those of as
-  many of `parts` as go together, the first ones first.
+  An axis lies between two adjacent boundaries. The smaller one is its stride,
+  the larger one its stride times its size. The result includes the boundaries
+  of a mesh of `sizes`. It includes those of each of `parts` that is compatible
+  with the sizes and with the earlier parts.
   """
   bounds = {math.prod(sizes[i:]) for i in range(len(sizes) + 1)}
   for digits in parts:
@@ -351,7 +353,7 @@ def refine(sizes: Sequence[int], parts: Sequence[Digits]) -> tuple[int, ...]:
 
 
 def _names(mesh: jax.sharding.Mesh) -> dict[tuple[int, int], str]:
-  """The names of a mesh's axes, by the bounds between which they lie."""
+  """Returns the names of a mesh's axes by their boundaries."""
   names, minor = {}, 1
   for name, size in reversed(mesh.shape.items()):
     if size > 1:
@@ -363,7 +365,7 @@ def _names(mesh: jax.sharding.Mesh) -> dict[tuple[int, int], str]:
 def _axes(
   digits: Digits, bounds: Sequence[int], names: Mapping[int, str]
 ) -> Axes:
-  """The axes between `bounds` that make up the digits; () where none do."""
+  """Returns the axes between `bounds` that make up the digits, or ()."""
   axes: list[str] = []
   for digit in digits:
     end = digit.stride * digit.size

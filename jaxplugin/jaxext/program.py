@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of a traced function: where each is, and how often it runs."""
+"""Lists the operations of a traced function, with their surroundings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jaxplugin.jaxext.tracing import provenance_private
 
 Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
 
-# Operations whose jaxprs are programs in a kernel language, not for XLA.
+# Operations whose jaxprs are programs in a kernel language.
 KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
 
-# Scopes that say what is computed, and not which layer it belongs to. Those of
-# the backward pass are of `gradients`, the other one is of `jax.checkpoint`.
+# Scopes that describe the computation and not the layer. The backward pass
+# opens "dgrad" and "wgrad". `jax.checkpoint` opens "rematted_computation".
 _PHASE_SCOPES: Final[dict[str, Phase]] = {
   "dgrad": "dgrad",
   "wgrad": "wgrad",
@@ -34,20 +34,21 @@ _NO_LAYERS: Final = frozenset({*_PHASE_SCOPES, "checkpoint", "while", "body"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-  """An equation, and its surroundings.
+  """An equation and its surroundings.
 
   Attributes:
     eqn: the equation.
-    layer: names of the `jax.named_scope`s around it, "Block_0/Dense_1"; flax
-      linen has one for each module. Empty where there is none.
-    phase: what it is part of, as far as scopes and transformations tell.
-    source: file, line and function; empty when not known.
-    trips: how often it runs in a run of the function; None inside of a
-      `while_loop`, whose trips are not known.
+    layer: names of the `jax.named_scope`s around it, such as "Block_0/Dense_1";
+      flax linen opens a scope for each module. Empty if it has no scope.
+    phase: the pass that it belongs to, by its scopes and transformations.
+    source: file, line and function; empty if unknown.
+    trips: number of times that it runs in one run of the function; None inside
+      a `while_loop`, whose trip count is unknown.
     is_conditional: whether it is in a branch of a `cond`, which may not run.
-    is_local: whether it is inside of a `shard_map` over all axes of its mesh:
-      sizes are those of one device's arrays.
-    num_devices: over how many devices arrays around it are known to be spread.
+    is_local: whether it is inside a `shard_map` over all axes of its mesh.
+      Sizes are then sizes of one device's arrays.
+    num_devices: number of devices that arrays around it are sharded over, as
+      far as known.
   """
 
   eqn: Any
@@ -62,7 +63,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Around:
-  """What holds for all equations of a jaxpr."""
+  """Facts that hold for all equations of a jaxpr."""
 
   names: tuple[provenance_private.Name, ...] = ()
   trips: int | None = 1
@@ -70,18 +71,18 @@ class _Around:
   manual_axes: frozenset[str] = frozenset()
   is_local: bool = False
   num_devices: int = 1
-  source: str = ""  # of a call of this package, for all that it makes
+  source: str = ""  # of a call to this package, for all its equations
   # The innermost call that has a source line. A function that JAX traces
   # separately, such as a rule of `jax.custom_jvp`, has no lines of its callers.
   caller: str = ""
 
 
 def operations(jaxpr: Any, num_devices: int = 1) -> list[Operation]:
-  """Every equation of a jaxpr that has no jaxpr inside, in sub-jaxprs too.
+  """Returns every equation without sub-jaxprs, also those in sub-jaxprs.
 
   Args:
     jaxpr: a `Jaxpr`.
-    num_devices: over how many devices its arguments are spread.
+    num_devices: number of devices that its arguments are sharded over.
   """
   num_devices = max(num_devices, _devices_of(jaxpr))
   return list(_walk(jaxpr, _Around(num_devices=num_devices)))
@@ -113,7 +114,7 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
 
 
 def _is_leaf(eqn: Any) -> bool:
-  """Whether what is inside an equation is not part of the program."""
+  """Returns whether jaxprs inside an equation are not part of the program."""
   scaled = jax_private.scaled_primitives()
   return eqn.primitive.name in KERNELS or any(
     eqn.primitive in s for s in scaled
@@ -127,7 +128,7 @@ def _inside(eqn: Any, around: _Around) -> _Around:
     and not around.source
     and provenance_private.is_own(params["jaxpr"])
   ):
-    # It may have been traced for an earlier call, at another line.
+    # JAX may have traced it for an earlier call at another line.
     return dataclasses.replace(around, source=around.caller)
   if name == "scan":
     trips = None if around.trips is None else around.trips * params["length"]
@@ -162,7 +163,7 @@ def _layer_and_phase(
         phase = "backward"
       continue
     phase = _PHASE_SCOPES.get(name.text, phase)
-    # Under a transformation an enclosing scope is named once more.
+    # A transformation repeats the name of the enclosing scope.
     is_again = after_transform and layers[-1:] == [name.text]
     if name.text not in _NO_LAYERS and not is_again:
       layers.append(name.text)
@@ -171,12 +172,12 @@ def _layer_and_phase(
 
 
 def sub_jaxprs(eqn: Any) -> list[Any]:
-  """The jaxprs inside of an equation."""
+  """Returns the jaxprs inside an equation."""
   return [j for value in eqn.params.values() for j in jaxprs_of(value)]
 
 
 def jaxprs_of(value: Any) -> Iterator[Any]:
-  """Those in nested tuples and lists, not closed."""
+  """Yields the open jaxprs in nested tuples and lists."""
   if isinstance(value, extend_core.ClosedJaxpr):
     yield value.jaxpr
   elif isinstance(value, extend_core.Jaxpr):
@@ -187,10 +188,10 @@ def jaxprs_of(value: Any) -> Iterator[Any]:
 
 
 def _devices_of(jaxpr: Any) -> int:
-  """Over how many devices shardings in a jaxpr spread arrays.
+  """Returns the largest number of devices of a sharding in a jaxpr.
 
-  Those of jitted functions and constraints count, wherever they are: a module
-  is partitioned as a whole.
+  Shardings of jitted functions and constraints count at any depth, because XLA
+  partitions a module as a whole.
   """
   most = 1
   for eqn in jaxpr.eqns:

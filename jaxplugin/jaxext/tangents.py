@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Errors instead of silent zero derivatives, and `jvp` of some leaves.
+"""Errors instead of silent zero derivatives, and `jvp` with respect to leaves.
 
 JAX's derivative of an integer operation is silently zero. A function of floats
 that is built from integer operations passes its arguments through
-`without_derivative`. A result that was built earlier passes through `beside`.
+`without_derivative`. A result that already exists passes through `beside`.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ mlir.register_lowering(without_derivative_p, lambda ctx, x, *, message: [x])
 
 
 def witness(x: jax.Array, message: str) -> jax.Array:
-  """f32[0], a derivative of which by `x` is an error.
+  """Returns an empty f32[0] array that depends on `x` for derivatives.
 
-  For `beside`, where what stands for `x` lives longer than `x`: it has no
-  bytes, and of `x` nothing is read.
+  Differentiating the result with respect to `x` is an error. `beside` attaches
+  the result to an array that replaces `x` and lives longer than `x`. The result
+  has no bytes and reads nothing from `x`.
 
   Raises:
     NotImplementedError: `message`, while a derivative is traced.
@@ -77,7 +78,7 @@ def witness(x: jax.Array, message: str) -> jax.Array:
 
 
 def beside(x: T, witness: jax.Array) -> T:
-  """The arrays of the pytree `x`, which stand for what `witness` is of."""
+  """Returns the pytree `x` with a dependency on the array of `witness`."""
   return jax.tree.map(lambda leaf: beside_p.bind(leaf, witness), x)
 
 
@@ -129,7 +130,7 @@ mlir.register_lowering(beside_p, lambda ctx, x, _: [x])
 
 
 def is_constant(tangent: Any) -> bool:
-  """Whether a tangent that a `custom_jvp` rule is given is zero for certain.
+  """Returns whether a tangent passed to a `custom_jvp` rule is surely zero.
 
   The rule is defined with `symbolic_zeros=True`.
   """
@@ -142,11 +143,13 @@ def is_constant(tangent: Any) -> bool:
 def tangent_of(
   function: Callable[[T], jax.Array], primals: T, tangents: T
 ) -> jax.Array | None:
-  """The tangent of `function` at the pytree `primals`.
+  """Returns the tangent of `function` at the pytree `primals`.
 
   Args:
-    tangents: of the structure of `primals`; some may be constant. Those leaves
-      are constants of `function` too.
+    function: a function of the pytree.
+    primals: the point.
+    tangents: a pytree like `primals`. Leaves with a constant tangent are
+      constants of `function`.
 
   Returns:
     The result's tangent, or None if all tangents are constant.

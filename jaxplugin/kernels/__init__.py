@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels: Triton for GPUs, C++ for CPUs. No module here imports JAX.
 
-A wheel installs them in this package. In a checkout they lie in `kernels/` at
-the top level. An editable install knows that; without one this package adds the
-folder to its path. The folder is never a top-level package of its own (PyPI's
-`kernels` owns the name).
+A wheel installs the kernels in this package. A checkout has them in `kernels/`
+at the top level. An editable install maps that folder; otherwise this package
+adds it to its path. The folder is not a top-level package, because PyPI's
+`kernels` has that name.
 """
 
 import pathlib

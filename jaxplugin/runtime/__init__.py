@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries of kernels, and lowering for each platform.
 
-`triton_library` launches Triton kernels through jax-triton, `cpu_library` makes
-the C++ handlers known to XLA, `lowering` says what a lowering rule may assume.
+`triton_library` launches Triton kernels through jax-triton. `cpu_library`
+registers the C++ handlers with XLA. `lowering` returns facts about the module
+that a rule lowers into.
 """

@@ -1,11 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the handlers of kernels/cpu known to XLA, when it is imported.
+"""Registers the handlers of kernels/cpu with XLA on import.
 
-An executable that was compiled elsewhere and is only loaded here, by
-`jax.experimental.serialize_executable` for example, needs them although nothing
-is lowered. In a process that has not imported this package it cannot be loaded:
-"NOT_FOUND: No FFI handler registered for jaxplugin_block_scaled_dot".
+A process may load an executable that another process compiled, for example with
+`jax.experimental.serialize_executable`. Nothing is lowered then, but the
+executable needs the handlers. A process that has not imported this package
+fails with "NOT_FOUND: No FFI handler registered for
+jaxplugin_block_scaled_dot".
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _VALUES: Final = {
   formats.E2M3: 6,
   formats.E3M2: 7,
 }
-# The values of the `isa` attribute, by what `Target.cpu_kernels` may be.
+# The `isa` attribute of the handlers, by the value of `Target.cpu_kernels`.
 _INSTRUCTION_SETS: Final = {
   "baseline": 1,
   "baseline_neon": 1,
@@ -64,17 +65,17 @@ _INSTRUCTION_SETS: Final = {
   "avx512_bf16": 4,
   "amx_bf16": 5,
 }
-_PLAIN_BLOCK_SIZE: Final = 32  # of an operand without scale: not looked at
+_PLAIN_BLOCK_SIZE: Final = 32  # passed for an operand without scale; not read
 _MAX_ERROR_BYTES: Final = 512
 
 _registration_lock = threading.Lock()
 
 
 def register() -> None:
-  """Registers the handlers with XLA, once, whatever thread comes first.
+  """Registers the handlers with XLA once, from whichever thread is first.
 
   Raises:
-    library.LibraryError: there is no library that this jaxlib can take.
+    library.LibraryError: If no library is compatible with this jaxlib.
   """
   with _registration_lock:
     _register_once()
@@ -119,10 +120,10 @@ class Values:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DotQuestion:
-  """A dot as the library is asked about one, not computed.
+  """A dot that the library is asked about without computing it.
 
   Attributes:
-    instruction_set: as in `Target.cpu_kernels`; this machine may lack it.
+    instruction_set: a value of `Target.cpu_kernels`; this machine may lack it.
     lhs, rhs: the operands, [m, k] and [n, k].
     m, n, k: sizes.
   """
@@ -135,7 +136,7 @@ class DotQuestion:
   k: int
 
   def numbers(self) -> tuple[int, ...]:
-    """In the order of kernels/cpu/config_error.cc; -1 for what it lacks."""
+    """Returns the arguments in config_error.cc's order; -1 if unsupported."""
     sides = (self.lhs, self.rhs)
     return (
       _INSTRUCTION_SETS.get(self.instruction_set, -1),
@@ -165,10 +166,10 @@ def dot_config_error(dot: DotQuestion, config: tuple[int, ...]) -> str:
 
 
 def dot_engine(dot: DotQuestion) -> int:
-  """The number of the engine that the rule takes for a dot.
+  """Returns the number of the engine that the kernels' rule selects for a dot.
 
   Raises:
-    library.LibraryError: there is no library to ask.
+    library.LibraryError: If the library cannot be loaded.
     ValueError: If the kernels do not support the dot.
   """
   function = _library().jaxplugin_cpu_dot_engine
@@ -196,6 +197,6 @@ def _int64s(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
   return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-# No kernels here: `Target.missing_libraries` says why, and nothing calls them.
+# `Target.missing_libraries` has the reason, and no call uses the kernels then.
 with contextlib.suppress(library.LibraryError):
   register()

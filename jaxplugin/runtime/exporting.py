@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The state of an export that keeps kernels, for lowering rules.
+"""State of a `jp.export` that keeps kernels, for lowering rules.
 
-XLA's partitioner asks for each device's part of a call while it compiles. An
-exported module has no callback to ask. The function is therefore compiled here
-first, the shardings of each call are recorded, and the call is exported as a
-`shard_map` with these shardings.
+XLA's partitioner calls back for each device's part of a call during the
+compilation. An exported module has no such callback. The exporting process
+therefore compiles the function first and records the shardings of each call. It
+then exports the call as a `shard_map` with these shardings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Phase = Literal["listening", "exporting"]
 
 
 class UnheardError(Exception):
-  """A call is to be split, and the partitioner was not listened to yet."""
+  """A call must be split, but its shardings are not recorded yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,16 @@ class _Heard:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Export:
-  """One export. It is equal to itself alone, as it is part of `jit`'s key.
+  """One export. It only equals itself, because it is part of `jit`'s key.
 
   Attributes:
-    targets: what each platform is decided for; others are detected.
-    num_platforms: how many a module is for: each lowers every call.
-    phase: "listening" to the partitioner, or "exporting" what it said.
-    splits: by number, in the order in which calls are lowered.
-    mesh: that of the partitioner; None before it is listened to.
+    targets: target for each platform; targets of other platforms are detected.
+    num_platforms: number of platforms of a module. Each lowers every call.
+    phase: "listening" records the partitioner's shardings; "exporting" uses
+      them.
+    splits: recorded arguments of each call. Keys are the positions of calls in
+      the order of lowering.
+    mesh: mesh of the partitioner; None before the phase "listening".
   """
 
   targets: Mapping[str, targets.Target]
@@ -69,7 +71,10 @@ class Export:
     self._num_calls = 0
 
   def next_number(self) -> int:
-    """That of a call being lowered: platforms lower one after the other."""
+    """Returns the position of the call being lowered.
+
+    For export, each platform lowers a call before the next call is lowered.
+    """
     number = self._num_calls
     self._num_calls += 1
     return number if self.phase == "listening" else number // self.num_platforms
@@ -79,13 +84,13 @@ _current: Final = jax.make_user_context(default_value=None)
 
 
 def current() -> Export | None:
-  """The export that goes on in this thread, if any."""
+  """Returns the current export of this thread, or None."""
   return _current.value
 
 
 @contextlib.contextmanager
 def going_on(export: Export) -> Iterator[Export]:
-  """Makes it the current one."""
+  """Makes `export` the current export."""
   with _current(export):
     yield export
 
@@ -93,13 +98,14 @@ def going_on(export: Export) -> Iterator[Export]:
 def split(
   whole: Callable[..., Any], how: calls_private.Split
 ) -> Callable[..., Any]:
-  """`calls_private.split`, also in a module that is exported.
+  """Does what `calls_private.split` does, also during an export.
 
   Args:
-    whole, how: as of that; `how.partition` gives `NamedSharding`s.
+    whole: the function to split.
+    how: description of the split; `how.partition` returns `NamedSharding`s.
 
   Raises:
-    UnheardError: the partitioner was not listened to yet.
+    UnheardError: If the shardings of the call are not recorded yet.
   """
   export = current()
   if export is None:
@@ -115,7 +121,10 @@ def split(
 def _listening(
   export: Export, number: int, how: calls_private.Split
 ) -> calls_private.Split:
-  """Writes down what it is asked, and computes nothing."""
+  """Returns a split that records the partitioner's arguments.
+
+  The parts of each device compute zeros.
+  """
   heard = export.splits.setdefault(number, [])
 
   def rule(mesh: Any, *types: Any) -> Any:
@@ -138,7 +147,7 @@ def _listening(
 
     return mesh, nothing, results, operands
 
-  # Without a key, no two calls share a name, in this process or another.
+  # Without a key, the names of calls are unique over all processes.
   return dataclasses.replace(how, rule=rule, partition=partition, key=None)
 
 
@@ -149,14 +158,14 @@ def _split(
   partition: Callable[..., Any],
   *arrays: jax.Array,
 ) -> Any:
-  """A `shard_map` of what the partitioner said.
+  """Calls `whole` in a `shard_map` with the recorded shardings.
 
-  Where it was asked more than once, as the call is in a function that others
-  call, all of them are split as the first one.
+  The partitioner may ask for a call more than once if the call is in a function
+  with several callers. All of these are split like the first one.
   """
   if export.splits[number]:
     first = export.splits[number][0]
-  else:  # It was never asked, as nothing uses the result.
+  else:  # The result is unused, so the partitioner never asked.
     assert export.mesh is not None
     first = _Heard(
       mesh=export.mesh,
@@ -181,7 +190,7 @@ def _split(
     per_shard,
     in_specs=tuple(map(spec, operands)),
     out_specs=jax.tree.map(spec, results, is_leaf=is_sharding),
-    # Which results vary over which axes kernels do not say.
+    # Kernels do not declare the axes over which their results vary.
     check_vma=False,
     **options,
   )(*_as_they_were(arrays, first, mesh))
@@ -192,10 +201,10 @@ def _as_they_were(
 ) -> list[jax.Array]:
   """Returns the arrays with the shardings that the partitioner chose.
 
-  Without them the partitioner may move the values before they become bytes, and
-  XLA moves FP8 as f16.
+  Without these constraints the partitioner may reshard the values before they
+  become bytes, and XLA moves FP8 as f16.
   """
-  # All arrays together, as `partition` does, so that the axes are the same.
+  # Decodes all arrays together, as `partition` does, so that the axes agree.
   shapes = [*heard.arg_shapes, *jax.tree.leaves(heard.result_shape)]
   _, specs = mesh_axes.decode_shardings(heard.mesh, shapes)
   return [

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of what is computed later, for processes that find it by its name.
+"""Digests that name a deferred computation, stable across processes.
 
-XLA's partitioner asks what a device computes while it compiles, so a module
-that it splits says by a name alone what that is. A name has to say everything
-that decides the answer: an executable is found by it in JAX's persistent
-compilation cache.
+XLA's partitioner calls back during compilation for the computation of one
+device. The module contains only a name for that computation. JAX's persistent
+compilation cache finds an executable by the module. The name must therefore
+depend on everything that changes the computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxplugin.jaxext.partitioner import encoding
 from jaxplugin.kernels import launching
 from jaxplugin.runtime import cpu_library
 
-# What makes the code that a device's share is lowered to.
+# Packages that change the code of a device's part.
 _DISTRIBUTIONS: Final = (
   *("jax", "jaxlib", "numpy", "ml_dtypes"),
   *("jax-triton", "triton", "nvidia-cuda-nvcc"),
@@ -47,13 +47,13 @@ _CLOCK_NS: Final = 2 * 10**9
 
 
 def of(*decides: Any) -> str | None:
-  """SHA-256 of what decides, with all that decides in this installation.
+  """Returns a SHA-256 of `decides` and of this installation.
 
-  The versions of the package and of what it lowers with, the sources of the
-  package and its kernels, and variables of the environment.
+  The installation is the versions of the package and of its compilers, the
+  sources of the package and its kernels, and some environment variables.
 
   Args:
-    *decides: plain data, and dataclasses of it.
+    *decides: plain data, and dataclasses of plain data.
 
   Returns:
     The digest. None if a part is not plain data (for example a function), or if
@@ -72,7 +72,10 @@ def of(*decides: Any) -> str | None:
 
 
 def variables(environment: Mapping[str, str]) -> tuple[Any, ...]:
-  """Variables that may decide, and of the files that they name what may."""
+  """Returns environment variables that may change generated code.
+
+  If a variable names a file, the result also has the file's size and time.
+  """
   found: list[Any] = []
   for name, value in sorted(environment.items()):
     if name.startswith(_VARIABLES):
@@ -86,7 +89,7 @@ def variables(environment: Mapping[str, str]) -> tuple[Any, ...]:
 
 @functools.cache
 def _versions() -> tuple[Any, ...]:
-  """Versions of packages, and the digest of the C++ library's sources."""
+  """Returns versions of packages, and the digest of the C++ sources."""
   return (
     cpu_library.sources_digest(),
     *((name, _version(name)) for name in _DISTRIBUTIONS),
@@ -108,11 +111,11 @@ def _sources() -> str | None:
 def sources_digest(
   folders: tuple[pathlib.Path, ...], *, before_ns: int
 ) -> str | None:
-  """SHA-256 of the package's Python files and tables.
+  """Returns the SHA-256 of the package's Python files and tables.
 
   Args:
-    folders: with all that is below them.
-    before_ns: when they were imported, in ns since 1970.
+    folders: folders whose files are read, also in subfolders.
+    before_ns: time of the import, in ns since 1970.
 
   Returns:
     The digest. None if a file is younger than the import, because the process

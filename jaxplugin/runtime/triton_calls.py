@@ -1,14 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which custom call launches a Triton kernel, and how a module says it.
+"""The custom call that launches a Triton kernel.
 
-jaxlib's plugin has two for the same payload. `triton_kernel_call_ffi` is a
-handler of XLA's FFI, of two stages: the first one, once a program, loads the
-kernel; the second one only launches it, and says of itself that a CUDA graph
-may record it (XLA's command buffers). `triton_kernel_call` is older: XLA ends a
-graph before it, and each launch looks its kernel up by a hash of all of the
-payload, some 20 kB. jax-triton writes the older one until 0.3 and the newer one
-since 0.4; here the choice is the same with both.
+jaxlib's plugin has two custom calls with the same payload:
+
+* `triton_kernel_call_ffi` is a handler of XLA's FFI with two stages. The first
+  stage loads the kernel once for each program. The second stage launches it,
+  and declares that a CUDA graph may record it (XLA's command buffers).
+* `triton_kernel_call` is older. XLA ends a CUDA graph before it. Each launch
+  looks its kernel up by a hash of the whole payload, about 20 kB.
+
+jax-triton 0.3 writes the older call, jax-triton 0.4 the newer one. This module
+chooses the call for both versions.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from jaxlib.mlir import ir
 
 from jaxplugin.jaxext import jaxlib_private
 
-# In the environment: LEGACY, or empty. Read when a call is lowered.
+# Environment variable: LEGACY or empty. It is read when a call is lowered.
 VARIABLE: Final = "JAXPLUGIN_TRITON_CALL"
 LEGACY: Final = "legacy"
 
@@ -40,11 +43,11 @@ class CallTarget:
   """A custom call that launches Triton kernels.
 
   Attributes:
-    name: what XLA knows it by.
-    api_version: the attribute of that name in StableHLO. 2 returns a status,
-      and the payload is its `backend_config`. 1 is what JAX writes for XLA's
-      FFI, beside a dictionary `mhlo.backend_config`, in which the payload is
-      `opaque`; in HLO it becomes `API_VERSION_TYPED_FFI`.
+    name: name of the call target in XLA.
+    api_version: attribute of the StableHLO operation. Version 2 returns a
+      status, and its `backend_config` is the payload. Version 1 is XLA's typed
+      FFI in JAX's form: the payload is the entry `opaque` of a dictionary
+      `mhlo.backend_config`.
     is_captured: whether CUDA graphs record it.
   """
 
@@ -69,17 +72,17 @@ NAMES: Final = (LEGACY_CALL.name, FFI_CALL.name)
 def chosen(
   platform: str, environment: Mapping[str, str] | None = None
 ) -> CallTarget:
-  """What launches the kernels of a program that is lowered now.
+  """Returns the call that launches kernels of a program that is lowered now.
 
-  `FFI_CALL`, but where the environment asks for the older one or where jaxlib's
-  plugin has no other. Where there is no plugin, nothing speaks against it.
+  It is `FFI_CALL`, unless the environment asks for the older call, or jaxlib's
+  plugin has only the older one. Without a plugin it is `FFI_CALL` too.
 
   Args:
     platform: "cuda" or "rocm".
-    environment: by default the process's own.
+    environment: environment variables; None for those of the process.
 
   Raises:
-    ValueError: the environment's variable has another value.
+    ValueError: If the environment variable has another value.
   """
   environment = os.environ if environment is None else environment
   asked = environment.get(VARIABLE, "")
@@ -99,12 +102,12 @@ def chosen(
 def rewrite(
   operation: Any, target: CallTarget, change: Callable[[bytes], bytes]
 ) -> None:
-  """Makes a call that jax-triton lowered one of `target`.
+  """Changes a call that jax-triton lowered into a call of `target`.
 
   Args:
-    operation: an `ir.Operation`; one that launches no kernel is left.
-    target: what it is to call.
-    change: its payload -> the one that it is to have.
+    operation: an `ir.Operation`. It is unchanged unless it launches a kernel.
+    target: the custom call to use.
+    change: function from the old payload to the new one.
   """
   attributes = operation.attributes
   if _NAME not in attributes or attributes[_NAME].value not in NAMES:

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels through jax-triton: where they can run, and one call of one.
+"""Calls Triton kernels through jax-triton, and returns why it cannot.
 
-Nothing here imports Triton or jax-triton before the first call that needs it.
+This module imports Triton and jax-triton only when a call needs them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_calls
 from jaxplugin.runtime import triton_payload
 
-# Triton's: false writes lines of source.
+# Triton's variable. Triton writes source lines if it is false.
 _LINES: Final = "TRITON_DISABLE_LINE_INFO"
 
-# The first jax-triton with TMA descriptors, and the last jaxlib that encodes
-# none for it.
+# The first jax-triton with TMA descriptors, and the last jaxlib that does not
+# encode them for it.
 _DESCRIPTORS_JAX_TRITON: Final = (0, 4, 0)
 _NO_DESCRIPTORS_JAXLIB: Final = (0, 11, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DescriptorTarget(targets.Target):
-  """A GPU whose matmul kernels are to use TMA descriptors.
+  """A GPU whose matmul kernels must use TMA descriptors.
 
-  A problem without support for descriptors is refused. Named and detected
-  targets never have this type, because no GPU has measured the gain yet.
+  Problems that do not support descriptors are refused. Named and detected
+  targets never have this type, because the gain is not measured on any GPU yet.
   """
 
   def __str__(self) -> str:
@@ -58,9 +58,10 @@ class DescriptorTarget(targets.Target):
 
 
 def with_descriptors(target: targets.Target) -> DescriptorTarget:
-  """`target`, with TMA descriptors for values in the matmul kernels.
+  """Returns `target` with TMA descriptors for values in the matmul kernels.
 
-  For `use_target`, `explain`, `compile_dot`: `MatmulConfig.use_descriptors`.
+  Pass the result to `use_target`, `explain` or `compile_dot`. The kernels'
+  configs then have `MatmulConfig.use_descriptors`.
   """
   return DescriptorTarget(
     **{
@@ -137,10 +138,10 @@ def lowering_refusal(
 
 
 def launched_by(target: targets.Target) -> str:
-  """What launches kernels in programs that this process lowers, in words.
+  """Returns a text that names the custom call of kernels lowered now.
 
   Raises:
-    ValueError: as `triton_calls.chosen`.
+    ValueError: If the environment variable of `triton_calls` is invalid.
   """
   return f"{triton_calls.chosen(target.platform)}"
 
@@ -148,9 +149,9 @@ def launched_by(target: targets.Target) -> str:
 def descriptors_refusal() -> decisions.Unsupported | None:
   """Returns why this process cannot lower TMA descriptors, or None.
 
-  jax-triton 0.3 accepts only arrays. Kernels cannot make descriptors instead:
-  they would write them to the launch's global memory, which neither jax-triton
-  nor jaxlib up to 0.11.0 allocates.
+  jax-triton 0.3 accepts only arrays. Kernels cannot make descriptors instead.
+  They would write them to the launch's global memory, and neither jax-triton
+  nor jaxlib up to 0.11.0 allocates that memory.
   """
   jax_triton = importlib.import_module("jax_triton").__version__
   if _release(jax_triton) >= _DESCRIPTORS_JAX_TRITON and (
@@ -166,7 +167,7 @@ def descriptors_refusal() -> decisions.Unsupported | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-  """(0, 4, 1) of "0.4.1.dev3"; three numbers."""
+  """Returns the three numbers of a version: (0, 4, 1) for "0.4.1.dev3"."""
   numbers = re.match(r"\d+(?:\.\d+)*", version)
   assert numbers is not None
   release = tuple(map(int, numbers[0].split(".")))[:3]
@@ -175,7 +176,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 @functools.cache
 def _import_error() -> str:
-  """What importing jax-triton says here; empty where it succeeds."""
+  """Returns the error of importing jax-triton, or an empty string."""
   try:
     importlib.import_module("jax_triton")
   except ImportError as error:
@@ -193,14 +194,14 @@ def call(
   inputs: Sequence[jax.Array],
   target: targets.Target,
 ) -> list[jax.Array]:
-  """One `jax_triton.triton_call`, of either of its signatures.
+  """Makes one `jax_triton.triton_call`, with the signature of 0.3 or 0.4.
 
   Args:
     kernels: `@triton.jit` functions, by the names that launches use.
-    launch: of one of them; with descriptors not where `descriptors_refusal` has
-      a reason.
-    inputs: of dtypes that Triton knows: FP4 and E8M0 as bytes.
-    target: what to compile for.
+    launch: a launch of one of them. It may have descriptors only if
+      `descriptors_refusal` returns None.
+    inputs: arrays of dtypes that Triton supports: FP4 and E8M0 as bytes.
+    target: the target to compile for.
 
   Returns:
     The launch's outputs.
@@ -241,9 +242,10 @@ mlir.register_lowering(launch_p, _lower)
 
 @contextlib.contextmanager
 def _without_lines() -> Iterator[None]:
-  """Has Triton write no lines of source, unless the environment says to.
+  """Makes Triton omit source lines, unless the environment sets the option.
 
-  They are most of a kernel's PTX, and paths of this installation.
+  Source lines are most of a kernel's PTX, and contain paths of this
+  installation.
   """
   if not importlib.util.find_spec("triton"):
     yield
@@ -297,7 +299,7 @@ def _triton_call(
 def _tensor_descriptor(
   jax_triton: Any, described: descriptors.Described
 ) -> Any:
-  """jax-triton's own descriptor."""
+  """Returns the descriptor in jax-triton's type."""
   array, descriptor = described
   return jax_triton.TensorDescriptor(
     array,

@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Removes the parts of a Triton launch in a module that no launch reads.
+"""Removes the parts of a Triton launch's payload that jaxlib does not read.
 
 jax-triton writes a compressed `TritonAnyKernelCall` (jaxlib's
-`gpu/triton.proto`) into each call. It has the machine code and the kernel's
-TTIR. jaxlib launches only the code. The TTIR is more than half of the bytes,
-and its locations depend on the folder in which the kernel is installed.
+`gpu/triton.proto`) into each call. The message has the machine code and the
+kernel's TTIR, and jaxlib launches only the code. The TTIR is more than half of
+the bytes, and its locations depend on the folder of the kernel's source.
 
-On NVIDIA the code is PTX. With jax-triton 0.3 its version is the newest that
+On NVIDIA the code is PTX. jax-triton 0.3 writes the newest PTX version that
 Triton's ptxas supports. jaxlib may find an older ptxas.
 """
 
@@ -19,23 +19,26 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Final
 
-# Fields of messages, by their numbers: TritonAnyKernelCall.kernel_call,
-# TritonKernelCall.kernel; of TritonKernel its code and TTIR.
+# Field numbers. _KERNEL is the path TritonAnyKernelCall.kernel_call,
+# TritonKernelCall.kernel; _CODE and _TTIR are fields of TritonKernel.
 _KERNEL: Final = (1, 1)
 _CODE: Final = 4
 _TTIR: Final = 5
 _VARINT: Final = 0
-_SIZES: Final = {1: 8, 5: 4}  # of fixed-size fields, by their wire types
+_SIZES: Final = {1: 8, 5: 4}  # bytes of fixed-size fields, by wire type
 _DELIMITED: Final = 2
 _VERSION: Final = re.compile(rb"^\.version \d+\.\d+$", re.MULTILINE)
 
 
 def for_launch(payload: bytes, *, ptx_version: int) -> bytes:
-  """The compressed payload of a launch, as a module is to have it.
+  """Returns a compressed payload without TTIR, and with another PTX version.
 
-  Without TTIR, and its PTX as `ptx_version`, that of its `launching.Launch`:
-  what ptxas does not know in that version it refuses by name. An AMD GPU's code
-  is left as it is.
+  ptxas rejects an instruction that the PTX version does not have, by its name.
+  The code of an AMD GPU stays as it is.
+
+  Args:
+    payload: the payload that jax-triton wrote.
+    ptx_version: the version of the payload's `launching.Launch`.
   """
   major, minor = divmod(ptx_version, 10)
 
@@ -54,9 +57,12 @@ def _edited(
   path: tuple[int, ...],
   edit: Callable[[int, bytes], bytes | None],
 ) -> bytes:
-  """A serialized protobuf message, edited in the message at the end of a path.
+  """Edits the fields of a submessage of a serialized protobuf message.
 
-  edit: (number, content) of a field there -> its new content, or None.
+  Args:
+    message: the message.
+    path: field numbers from the message to the submessage.
+    edit: (number, content) of a field -> its new content; None removes it.
   """
   result = b""
   for field, key, content in _fields(message):
@@ -74,7 +80,10 @@ def _edited(
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes | None]]:
-  """Number, key and content of each; without content, key has all of it."""
+  """Yields the number, key and content of each field of a message.
+
+  For a field without a length, the content is None and the key is all of it.
+  """
   position = 0
   while position < len(message):
     start = position
