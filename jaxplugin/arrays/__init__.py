@@ -3,5 +3,5 @@
 """`ScaledArray`: its layouts, indexing, stacks and sharding.
 
 Layouts (packed, interleaved, swizzled), indices, stacks, shardings, and the
-order that one device reads fastest.
+layout that one device reads fastest.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Indices of a block-scaled array, and those of its leaves."""
+"""Indices of a block-scaled array and of its leaves."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ def leaf_indices(
   wholes: Mapping[int, str],
   global_shape: Sequence[int],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-  """What indexes values and scale, and what indexes the global scale.
+  """Returns the index of values and scale, and the index of the global scale.
 
   Args:
-    index: as of a NumPy array: ints, slices, one ellipsis, integer arrays, and
-      boolean arrays of rank 1.
+    index: an index as for a NumPy array: ints, slices, one ellipsis, integer
+      arrays, and boolean arrays of rank 1.
     shape: the logical shape.
-    wholes: the dimensions that are taken whole, and why they are.
-    global_shape: of the global scale, of the same rank.
+    wholes: dimensions that must be taken whole, each with its reason.
+    global_shape: shape of the global scale, with the rank of `shape`.
 
   Raises:
-    TypeError: one of `wholes` is not, or an index is of another kind.
-    IndexError: there are too many indices, or an int of Python's or NumPy's is
+    TypeError: If one of `wholes` is not taken whole, or an index is of another
+      kind.
+    IndexError: If there are too many indices, or if a Python or NumPy int is
       out of bounds.
   """
   items = list(index) if isinstance(index, tuple) else [index]
@@ -60,7 +61,7 @@ def leaf_indices(
 
 
 def is_layer(items: Sequence[Any]) -> bool:
-  """Whether indices of values take one index of the first dimension alone."""
+  """Returns whether an index is a single integer for the first dimension."""
   first, *others = items
   if isinstance(first, slice) or np.ndim(first):
     return False
@@ -86,8 +87,8 @@ def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
     return
   number = _known_integer(item)
   if number is not None:
-    # Without it a loop over the array would never end. Nothing compares an
-    # integer with every symbolic size.
+    # Without this check a loop over the array would not end. A symbolic size
+    # cannot be compared with every integer.
     size = shape[dim]
     if isinstance(size, int) and not -size <= number < size:
       raise IndexError(
@@ -107,9 +108,9 @@ def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
 
 
 def _known_integer(item: Any) -> int | None:
-  """Returns an integer of Python's or NumPy's; None for all else.
+  """Returns a Python or NumPy integer as an int, else None.
 
-  An array of JAX is all else, because reading it would wait for its device.
+  A JAX array returns None, because reading it would wait for its device.
   """
   is_array = hasattr(item, "dtype") and hasattr(item, "ndim")
   if isinstance(item, bool) or (
@@ -123,7 +124,7 @@ def _known_integer(item: Any) -> int | None:
 
 
 def _of_size_1(item: Any) -> Any:
-  """What takes from a dimension of size 1 what `item` takes of a longer one."""
+  """Returns an index for a dimension of size 1 with the same result shape."""
   if isinstance(item, slice):
     return slice(None)
   if np.ndim(item) == 0:

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP4 values in the order that GPUs decode fastest.
 
-16 values along k share two words of 32 bits. bf16 keeps an E2M1 value's sign in
-bit 15 and its other three bits in bits 8, 7 and 6; two of these make 32 bits, a
-pair (2 i, 2 i + 1), the first in the lower half. A word holds three pairs that
-one rotation and one mask bring out; the last two pairs lie in what that leaves
-of both words. `decode.interleaved_to_bf16` of the kernels reads it so.
+16 values along k share two 32-bit words. In bf16 the sign of an E2M1 value is
+in bit 15, and its other three bits are in bits 8, 7 and 6. The 32 bits of two
+bf16 values hold the pair (2 i, 2 i + 1), with the first value in the lower
+half. One rotation and one mask extract such a pair from a word. Each word holds
+three whole pairs. The last two pairs are split over the remaining bits of both
+words.
+`decode.interleaved_to_bf16` of the kernels reads this order.
 
-The dtype, uint32, says that values are interleaved: what expects FP4 or bytes
+Interleaved values have dtype uint32. Code that expects FP4 or bytes therefore
 refuses them.
 """
 
@@ -26,13 +28,13 @@ from jaxplugin.core import formats
 INTERLEAVED: Final = "interleaved"  # name of the layout
 WORDS: Final = np.dtype(np.uint32)
 VALUES_PER_WORD: Final = 8
-UNIT: Final = 16  # values that are interleaved with each other
+UNIT: Final = 16  # number of values that share two words
 
 _BITS: Final = 32
 _WHOLE: Final = np.uint32(0x81C081C0)
 _UPPER: Final = np.uint32(0x81008100)  # sign and upper bit of the exponent
 _LOWER: Final = np.uint32(0x00C000C0)  # lower bit of the exponent, mantissa
-# The parts of each of 8 pairs: (word, bits to rotate it right, mask).
+# The parts of each of the 8 pairs: (word, bits to rotate it right, mask).
 _PARTS: Final = (
   ((0, 0, _WHOLE),),
   ((0, 28, _WHOLE),),
@@ -46,7 +48,7 @@ _PARTS: Final = (
 
 
 def interleave(packed: jax.Array) -> jax.Array:
-  """Brings packed FP4 values into the order of this module.
+  """Returns packed FP4 values in the order of this module.
 
   Args:
     packed: uint8[..., k / 2], two values a byte along k, the first in the low
@@ -56,7 +58,7 @@ def interleave(packed: jax.Array) -> jax.Array:
     uint32[..., k / 8].
 
   Raises:
-    TypeError: another dtype, or k is not divisible by 16.
+    TypeError: If the dtype is another one, or k is not divisible by 16.
   """
   if packed.dtype != formats.PACKED or packed.ndim == 0:
     raise TypeError(
@@ -83,7 +85,7 @@ def deinterleave(words: jax.Array) -> jax.Array:
   """Inverse of `interleave`: uint32[..., k / 8] to uint8[..., k / 2].
 
   Raises:
-    TypeError: another dtype, or an odd number of words.
+    TypeError: If the dtype is another one, or the number of words is odd.
   """
   if words.dtype != WORDS or words.ndim == 0:
     raise TypeError(
@@ -108,7 +110,7 @@ def deinterleave(words: jax.Array) -> jax.Array:
 
 
 def to_bytes(words: jax.Array) -> jax.Array:
-  """uint8[..., k / 2]: the same bytes as of uint32[..., k / 8], in order."""
+  """Returns the bytes of uint32[..., k / 8], in order, as uint8[..., k / 2]."""
   return lax.bitcast_convert_type(words, jnp.uint8).reshape(
     *words.shape[:-1], WORDS.itemsize * words.shape[-1]
   )

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How values and scales lie: packed, in words, linear or swizzled."""
+"""Layouts of values and scales: packed, interleaved, linear or swizzled."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
 SWIZZLED: Final = "swizzled_128x4"
 SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
-LAYER: Final = "layer"  # of a stack of weights, where it lies
-# Two global scales, where an implementation multiplies by their product.
+LAYER: Final = "layer"  # an rhs that is one layer of a stack of weights
+# Two global scales for a backend that multiplies by their product.
 TWO_GLOBAL_SCALES: Final = "two_global_scales"
 
 # One 512-byte tile of the swizzled layout covers 128 rows and 4 scale columns:
@@ -41,10 +41,10 @@ _ROW_GROUP: Final = 32
 def blocked_axis(
   values_shape: Sequence[int], scale_shape: Sequence[int]
 ) -> int:
-  """The axis in which the shapes differ.
+  """Returns the axis in which the shapes differ.
 
-  None does when the blocked axis is empty: then the last empty axis, or the
-  last axis of all.
+  If the blocked axis is empty, the shapes do not differ. The result is then the
+  last empty axis, or the last axis if no axis is empty.
   """
   axes = range(len(values_shape))
   pairs = list(zip(values_shape, scale_shape, strict=True))
@@ -54,7 +54,7 @@ def blocked_axis(
 
 
 def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
-  """Shape of `values` with `axis` as long as FP4 values there are many."""
+  """Returns the shape of `values`, with `axis` counted in FP4 values."""
   shape = tuple(values.shape)
   per_element = 1
   if values.dtype == formats.PACKED:
@@ -67,12 +67,12 @@ def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
 def array_shape(
   format: formats.BlockFormat, values: Any, axis: int
 ) -> tuple[int, ...]:
-  # Of FP8 a byte is one value.
+  # A byte of FP8 is one value.
   return logical_shape(values, axis) if format.is_fp4 else tuple(values.shape)
 
 
 def may_be_interleaved(format: formats.BlockFormat) -> bool:
-  """Whether values of a format may be FP4 in words."""
+  """Returns whether FP4 values of a format may be interleaved words."""
   return format.is_fp4 and format.block_size % interleaving.UNIT == 0
 
 
@@ -166,7 +166,7 @@ def canonical_axis(who: str, axis: int, ndim: int) -> int:
 
 
 def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
-  """Shape of a swizzled scale: rows padded to 128, columns to 4."""
+  """Returns the shape of a swizzled scale: rows padded to 128, columns to 4."""
   *batch, rows, columns = scale_shape
   return (
     *batch,
@@ -245,7 +245,7 @@ def linear_scale(
   shape: Sequence[int],
   block_size: int,
 ) -> jax.Array:
-  """A scale of values of logical `shape`, linear and without padding."""
+  """Returns a scale for values of `shape`, linear and without padding."""
   if scale_layout == LINEAR:
     return scale
   rows, k = shape[-2:]

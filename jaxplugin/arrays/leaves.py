@@ -18,7 +18,7 @@ QUANTIZED = (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
 
 
 def is_quantized(x: Any) -> bool:
-  """Whether `x` is a quantized array."""
+  """Returns whether `x` is a quantized array."""
   return isinstance(x, QUANTIZED)
 
 
@@ -27,9 +27,10 @@ class Leaf:
   """A leaf of a tree. A quantized array is one leaf.
 
   Attributes:
-    path: its name, "params/block_0/mlp/kernel".
-    array: what it is.
-    owner: the object whose attribute or item it is; None if not known.
+    path: the path in the tree, such as "params/block_0/mlp/kernel".
+    array: the plain or quantized array.
+    owner: the object that has the leaf as an attribute or item; None if
+      unknown.
   """
 
   path: str
@@ -42,7 +43,7 @@ class Leaf:
 
   @property
   def name(self) -> str:
-    """The last part of its path, "kernel"."""
+    """The last part of the path, such as "kernel"."""
     return self.parts[-1]
 
   @property
@@ -56,7 +57,7 @@ class Leaf:
 
 
 def of(tree: Any) -> tuple[list[Leaf], Any]:
-  """The leaves of a tree, and its structure without them."""
+  """Returns the leaves of a tree, and its structure without them."""
   flat, structure = jax.tree_util.tree_flatten_with_path(
     tree, is_leaf=is_quantized
   )
@@ -72,7 +73,7 @@ def _leaf(tree: Any, keys: Sequence[Any], array: Any) -> Leaf:
 
 
 def _is_box(owner: Any) -> bool:
-  """Whether `owner` is a box of flax around an array, such as a variable."""
+  """Returns whether `owner` is a flax box around an array, like a variable."""
   return type(owner).__module__.startswith("flax.")
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings of block-scaled arrays: of the logical array, for its leaves."""
+"""Shardings for the leaves of block-scaled arrays, from the logical array."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _place(leaf: Any, target: Any) -> Any:
   if axis is None:
     return jax.lax.with_sharding_constraint(leaf, target)
   packed = layouts.pack_fp4(leaf, axis=axis)
-  # Or the constraint would hold for what is packed, and that would move.
+  # Without the barrier XLA would shard the unpacked values, and move those.
   packed = jax.lax.optimization_barrier(packed)
   packed = jax.lax.with_sharding_constraint(packed, target)
   return layouts.unpack_fp4(packed, axis=axis)
@@ -148,8 +148,8 @@ def _reshard_packed(leaf: jax.Array, target: NamedSharding) -> jax.Array:
 def _packing_axis(leaf: Any, target: Any) -> int | None:
   """Returns the axis along which FP4 values are packed to be moved, or None.
 
-  XLA has no collective of FP4. It would move the values as f16, which has four
-  times as many bytes.
+  XLA has no collectives for FP4. It would move the values as f16, which has
+  four times as many bytes.
   """
   if getattr(leaf, "dtype", None) != formats.E2M1 or leaf.size <= 1:
     return None
@@ -233,7 +233,7 @@ def _require_axes(who: str, spec: PartitionSpec) -> None:
 
 
 def _require_rank(who: str, x: Any, sharding: Any) -> None:
-  """Raises TypeError for more dimensions in a sharding than x has."""
+  """Raises TypeError if a sharding has more dimensions than `x`."""
   spec = getattr(sharding, "spec", sharding)
   if not isinstance(spec, PartitionSpec) or not hasattr(x, "ndim"):
     return
@@ -245,7 +245,7 @@ def _require_rank(who: str, x: Any, sharding: Any) -> None:
 
 
 def _of_array(who: str, array: Any, sharding: Any) -> Any:
-  """A `ScaledArray`, or a `QuantizedWeight`, of the shardings of its leaves."""
+  """Returns the array with shardings in place of its leaves."""
   if isinstance(array, quantized_weight.QuantizedWeight):
     _, aux = array.tree_flatten()
     stored = _of_array(who, array.array, _stored(who, array, sharding))
@@ -285,7 +285,7 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
 def _stored(
   who: str, weight: quantized_weight.QuantizedWeight, sharding: Any
 ) -> Any:
-  """The sharding of a weight's dimensions as that of the stored ones."""
+  """Converts a sharding of a weight's dimensions to the stored dimensions."""
   if not isinstance(sharding, (NamedSharding, PartitionSpec)):
     return sharding
   spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
@@ -313,7 +313,7 @@ def _stored(
 
 
 def _mesh_of(sharding: Any) -> Any:
-  """The mesh of a sharding, or of the context for a spec; None without one."""
+  """Returns the mesh of a sharding, or the context's for a spec; or None."""
   if isinstance(sharding, NamedSharding):
     return sharding.mesh
   if not isinstance(sharding, PartitionSpec):
@@ -328,7 +328,7 @@ def _require_even(
   entries: Sequence[Any],
   axis_sizes: Mapping[str, int],
 ) -> None:
-  """Raises TypeError unless every device gets as many whole blocks."""
+  """Raises TypeError unless all devices get the same number of whole blocks."""
   shape, axis = array.shape, array.axis
   is_swizzled = array.scale_layout == layouts.SWIZZLED
   for dim, entry in enumerate(entries):

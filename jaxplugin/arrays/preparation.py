@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights brought into the order that one device reads fastest, once at load.
+"""Weights in the layout that one device reads fastest, prepared at load.
 
-docs/concepts/layouts.md has the measurements. No GPU has measured the gain.
+docs/concepts/layouts.md has the measurements. The gain is not measured on GPUs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Preparation = Literal["none", "packed", "bytes", "interleaved", "swizzled"]
 _WHO: Final = "prepare_weights"
 _FIRST_UPCAST: Final = (8, 0)
 _FIRST_NATIVE: Final = (10, 0)
-# An array of this rank or more is a stack: a program takes slices of it.
+# An array of this rank or more is a stack, which programs slice.
 _STACK_RANK: Final = 3
-# From here on kernels/cpu asks for huge pages (parallel.cc).
+# kernels/cpu asks for huge pages from this size on (parallel.cc).
 _HUGE_PAGES_BYTES: Final = 8 << 20
 
 
@@ -85,7 +85,7 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
     target = targets.current_target()
   targets.require(_WHO, target, "a jp.Target or None")
   known = target
-  # A target may be of another machine, or made by hand.
+  # The target may describe another machine.
   has_kernels = (
     known.platform == "cpu"
     and known.cpu_kernels is not None
@@ -131,7 +131,7 @@ def unprepare_weights(tree: Any) -> Any:
 def preparation(
   array: scaled_array.ScaledArray, target: targets.Target
 ) -> Preparation:
-  """Returns what `prepare_weights` does, from shapes, dtypes and the target."""
+  """Returns the step that `prepare_weights` takes for an array. Pure."""
   if target.platform == "cpu" and 0 not in array.shape:
     if array.ndim >= _STACK_RANK:
       return "none" if array.is_bytes else "bytes"
@@ -151,7 +151,7 @@ def preparation(
 
 
 def _in_huge_pages(x: Any) -> Any:
-  """A copy of `x` there, or `x` where there is no use or no way."""
+  """Copies `x` to huge pages if it is large and on one CPU device."""
   if isinstance(x, jax.core.Tracer) or not isinstance(
     x, jax.Array | np.ndarray
   ):
@@ -201,7 +201,7 @@ def _prepared(
       array.format,
       surrogate=array.surrogate,
     )
-  # One that was prepared for another device is put in order first.
+  # An array that was prepared for another device gets the usual order first.
   if array.is_interleaved:
     array = array.pack()
   if array.scale_layout == layouts.SWIZZLED:

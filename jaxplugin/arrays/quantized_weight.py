@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`QuantizedWeight`: a weight that is stored in the order that products read.
+"""`QuantizedWeight`: a weight stored in the order that matmuls read.
 
-CPU kernels, and GPU kernels that decode FP4, read weights (n, k) in blocks
-along k. A flax kernel (k, n) would be copied at each call, which takes many
+CPU kernels, and GPU kernels that decode FP4, read weights [n, k] in blocks
+along k. They would copy a flax kernel [k, n] in each call. That copy takes many
 times as long as a matmul with one row.
 """
 
@@ -119,7 +119,7 @@ class QuantizedWeight:
     return tuple(d for d in dims if d not in self.contracting)
 
   def _sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes that make n, and k."""
+    """Returns the sizes of the kernel that are merged into n, and into k."""
     free = tuple(self.kernel_shape[d] for d in self._free())
     return free, tuple(self.kernel_shape[d] for d in self.contracting)
 
@@ -149,14 +149,14 @@ class QuantizedWeight:
     return self.array.format
 
   def stored_dims(self) -> tuple[tuple[int, ...], ...]:
-    """Returns the dimensions of the weight that each stored one holds."""
+    """Returns, for each stored dimension, the weight's dimensions in it."""
     lead = self.array.ndim - 2
     free = tuple(lead + d for d in self._free())
     contracting = tuple(lead + d for d in self.contracting)
     return (*((d,) for d in range(lead)), free, contracting)
 
   def restored(self, x: jax.Array) -> jax.Array:
-    """Returns a plain array of the stored shape in the weight's order."""
+    """Converts a plain array of the stored shape to the weight's shape."""
     self.require_sizes()
     order = [d for dims in self.stored_dims() for d in dims]
     x = x.reshape([self.shape[d] for d in order])
@@ -178,10 +178,10 @@ class QuantizedWeight:
       " dequantize(), or pass its array to jaxplugin.linear"
     )
 
-  # What code that was written for plain arrays would do with it.
+  # Operations of code that was written for plain arrays.
   __array__ = __matmul__ = __rmatmul__ = __getitem__ = __mul__ = _refuse
   __rmul__ = __add__ = __radd__ = _refuse
-  # NumPy's operators leave the work to the methods above.
+  # Makes NumPy's operators call the methods above.
   __array_ufunc__ = None
 
   def __repr__(self) -> str:

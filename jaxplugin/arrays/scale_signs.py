@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an E4M3 scale has a negative code, looked for once an array.
+"""Whether an E4M3 scale has a negative code, checked once for each array.
 
-Looking copies the scale to the host and waits for what computes it: 2.1 of the
-2.9 ms of an eager NVFP4 dot of 1x4096x4096. An array of JAX never changes, so
-the answer stays right as long as the array lives. One of NumPy may, and is
-looked at each time.
+The check copies the scale to the host and waits for its computation. It takes
+2.1 of the 2.9 ms of an eager NVFP4 dot of 1x4096x4096. A JAX array is
+immutable, so its result stays valid while the array lives. A NumPy array may
+change, so it is checked each time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Final
 import jax
 import numpy as np
 
-_LARGEST_ZERO: Final = 0x80  # codes above are negative, but for 0xFF, a NaN
+_LARGEST_ZERO: Final = 0x80  # larger codes are negative, except 0xFF, a NaN
 _NEGATIVE_NAN: Final = 0xFF
 
-# By id: an array of JAX has no hash. An entry goes when its array does.
+# Keyed by id, because JAX arrays have no hash. An entry is removed with its
+# array.
 _known: Final[dict[int, weakref.ref[Any]]] = {}
 
 
 def has_negative_code(scale: Any) -> bool:
-  """Whether any code of E4M3 `scale`, of known values, is below zero.
+  """Returns whether any code of a concrete E4M3 `scale` is below zero.
 
-  Zeros and NaNs of either sign are not.
+  Zeros and NaNs of either sign do not count.
   """
   if is_known_positive(scale):
     return False
@@ -38,7 +39,7 @@ def has_negative_code(scale: Any) -> bool:
 
 
 def negative_codes(scale: Any) -> np.ndarray:
-  """bool[scale.shape]: where codes are below zero."""
+  """Returns bool[scale.shape] that marks codes below zero."""
   codes = np.asarray(scale).view(np.uint8)
   return (codes > _LARGEST_ZERO) & (codes < _NEGATIVE_NAN)
 
@@ -49,13 +50,13 @@ def is_known_positive(scale: Any) -> bool:
 
 
 def remember_positive(scale: Any) -> None:
-  """Notes that an array has no negative code, e.g. as `quantize` makes it."""
+  """Records that an array has no negative code, as after `quantize`."""
   if not isinstance(scale, jax.Array) or isinstance(scale, jax.core.Tracer):
     return
   key = id(scale)
 
   def forget(gone: weakref.ref[Any]) -> None:
-    if _known.get(key) is gone:  # and not a later array's, at the same address
+    if _known.get(key) is gone:  # not a later array's at the same address
       del _known[key]
 
   _known[key] = weakref.ref(scale, forget)

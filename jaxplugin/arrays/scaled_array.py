@@ -88,9 +88,9 @@ class ScaledArray:
   format: formats.BlockFormat
   scale_layout: layouts.ScaleLayout
   surrogate: Any
-  # (stack, number) of the arrays of which `stack[number]` made this one.
+  # (stack, number) if this array is `stack[number]`.
   _layer_of: tuple[ScaledArray, Any] | None = None
-  # The array of which `quantize` made this one, and the leaves then.
+  # The array that `quantize` made this one from, and this array's leaves then.
   _quantized_from: tuple[Any, tuple[Any, ...]] | None = None
 
   def __init__(
@@ -282,7 +282,7 @@ class ScaledArray:
       return NotImplemented
     return _provided["matmul"](other, self)
 
-  # NumPy's operators leave the work to the methods above.
+  # Makes NumPy's operators call the methods above.
   __array_ufunc__ = None
 
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -333,7 +333,7 @@ class ScaledArray:
   def _replace_types(
     self, values_dtype: np.dtype, scale_dtype: np.dtype
   ) -> ScaledArray:
-    """The same bits with other dtypes."""
+    """Returns the same bits with other dtypes."""
     (values, scale, *rest), aux = self.tree_flatten()
     values = lax.bitcast_convert_type(values, values_dtype)
     scale = lax.bitcast_convert_type(scale, scale_dtype)
@@ -352,15 +352,16 @@ class ScaledArray:
     return self.tree_unflatten(aux, (values, scale, global_scale))
 
   def __getitem__(self, index: Any) -> ScaledArray:
-    """Takes what `index` says, of all dimensions but the blocked one.
+    """Indexes all dimensions except the blocked one.
 
-    As of a JAX array: ints, slices, an ellipsis, integer and boolean arrays.
-    The blocked dimension is taken whole, and of a swizzled scale the rows too.
+    The index may have what a JAX array accepts: ints, slices, an ellipsis,
+    integer arrays and boolean arrays. The blocked dimension must be taken
+    whole. If the scale is swizzled, the rows must be taken whole too.
 
     Raises:
-      TypeError: one of these is not taken whole.
-      IndexError: an int of Python's or NumPy's is out of bounds, or there are
-        too many indices. Arrays of JAX are clamped, as of a JAX array.
+      TypeError: If one of these dimensions is not taken whole.
+      IndexError: If a Python or NumPy int is out of bounds, or if there are too
+        many indices. JAX arrays are clamped, as in a JAX array's index.
     """
     require_global_scale("ScaledArray", self)
     wholes = {self.axis: _BLOCKED}
@@ -377,7 +378,7 @@ class ScaledArray:
     is_dynamic = any(isinstance(item, jax.Array) for item in own)
 
     def take(leaf: Any, index: Any) -> Any:
-      # NumPy cannot take what is traced.
+      # NumPy arrays cannot be indexed by traced arrays.
       return (jnp.asarray(leaf) if is_dynamic else leaf)[index]
 
     if global_scale is not None:
@@ -423,7 +424,7 @@ class ScaledArray:
       self._quantized_from = lax.stop_gradient(x), self.tree_flatten()[0]
 
   def __iter__(self) -> Iterator[ScaledArray]:
-    """One array for each index of the first dimension."""
+    """Returns an iterator over `self[i]` for the first dimension."""
     return (self[i] for i in range(self.shape[0]))
 
   def _replace_values(self, values: jax.Array) -> ScaledArray:
@@ -431,12 +432,12 @@ class ScaledArray:
     return self.tree_unflatten(aux, (values, *children))
 
 
-# What methods do that need more than this module: "dequantize" and "matmul".
+# Functions of higher packages that methods call: "dequantize" and "matmul".
 _provided: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def provide(**functions: Callable[..., Any]) -> None:
-  """Called by the modules that have what methods of `ScaledArray` do."""
+  """Registers functions that methods of `ScaledArray` call."""
   _provided.update(functions)
 
 
@@ -445,11 +446,11 @@ def _is_int(x: Any) -> bool:
 
 
 def as_array(who: str, name: str, x: Any) -> jax.Array:
-  """An argument as a plain array.
+  """Returns an argument as a plain array.
 
   Raises:
     TypeError: If `x` is not an array, for example a format (arguments in
-      another order), a shape without numbers, or a `ScaledArray`.
+      another order), a `ShapeDtypeStruct`, or a `ScaledArray`.
   """
   remedy = ""
   if isinstance(x, ScaledArray):
@@ -480,7 +481,7 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
 
 
 def require_numbers(who: str, name: str, x: ScaledArray) -> None:
-  """Raises TypeError for a `ScaledArray` of shapes or of other placeholders."""
+  """Raises TypeError unless values and scale of a `ScaledArray` are arrays."""
   for leaf in x.tree_flatten()[0][:2]:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
       raise TypeError(
@@ -517,10 +518,10 @@ jax_private.register_pytree_serialization(
 
 
 def require_global_scale(who: str, array: ScaledArray) -> None:
-  """Raises TypeError unless the global scale's shape follows the array's.
+  """Raises TypeError unless the global scale's shape fits the array's.
 
-  It need not where leaves were joined or indexed one by one. Nor need dtypes be
-  the format's where leaves were cast one by one: that is checked first.
+  It may not fit if a caller joined or indexed the leaves one by one. A caller
+  may also have cast single leaves, so the dtypes are checked first.
   """
   validation.require_unconverted(who, array)
   validation.validate_global_scale(
@@ -529,7 +530,7 @@ def require_global_scale(who: str, array: ScaledArray) -> None:
 
 
 def full_global_scale(array: ScaledArray) -> Any:
-  """The global scale with the array's rank, whatever it came as; or None."""
+  """Returns the global scale with the array's rank, or None."""
   scale = array.global_scale
   if scale is None or scale.ndim == array.ndim:
     return scale

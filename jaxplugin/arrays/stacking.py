@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`concatenate` and `stack` of block-scaled arrays, with no other bits.
+"""`concatenate` and `stack` for block-scaled arrays, which keep all bits.
 
-And the shapes that global scales had before they followed the arrays.
+`legacy_global_scales` converts to the global scales of version 0.1.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def legacy_global_scales(tree: Any) -> Any:
     while shape and shape[-1] == 1:
       shape.pop()
     if shape != list(x.shape[: len(shape)]):
-      return x  # nothing made it then
+      return x  # version 0.1 did not have this shape
     if isinstance(global_scale, jax.ShapeDtypeStruct):
       global_scale = jax.ShapeDtypeStruct(tuple(shape), global_scale.dtype)
     else:
@@ -183,7 +183,7 @@ def legacy_global_scales(tree: Any) -> Any:
 
 
 def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
-  """The arrays, stored alike; raises where they have not one format."""
+  """Returns the arrays in one layout; raises if their formats differ."""
   if isinstance(arrays, scaled_array.ScaledArray):
     raise TypeError(
       f"{who}: arrays must be a sequence of ScaledArrays, got one"
@@ -248,7 +248,7 @@ def _require_shapes(
 def _require_whole_tiles(
   arrays: Sequence[scaled_array.ScaledArray], axis: int
 ) -> None:
-  """Refuses to join swizzled scales anywhere but between whole tiles."""
+  """Raises unless swizzled scales are joined between whole tiles."""
   first = arrays[0]
   if first.scale_layout != layouts.SWIZZLED or axis < first.ndim - 2:
     return
@@ -265,7 +265,7 @@ def _require_whole_tiles(
 def _full_global_scales(
   arrays: Sequence[scaled_array.ScaledArray],
 ) -> list[Any]:
-  """Global scales of the arrays' rank; all None, or none of them."""
+  """Returns global scales of the arrays' rank: all None, or none is None."""
   scales = [scaled_array.full_global_scale(x) for x in arrays]
   if all(scale is None for scale in scales):
     return scales
@@ -274,7 +274,7 @@ def _full_global_scales(
 
 
 def _are_equal(scales: Sequence[Any]) -> bool:
-  """Whether global scales are known to be one and the same number, or None."""
+  """Returns whether global scales are all None or one known number."""
   first = scales[0]
   if all(scale is first for scale in scales):
     return first is None or first.size == 1
@@ -292,7 +292,11 @@ def _alike(
   arrays: Sequence[scaled_array.ScaledArray],
   axis: int | None,
 ) -> list[jax.Array]:
-  """Global scales of sizes that join: all of those of `axis`, else the most."""
+  """Broadcasts global scales to shapes that can be joined.
+
+  A scale gets the array's full size along `axis`, and elsewhere the largest
+  size of all scales.
+  """
   ndim = arrays[0].ndim
   most = [max(scale.shape[d] for scale in scales) for d in range(ndim)]
   shapes = [list(most) for _ in arrays]
@@ -313,7 +317,7 @@ def _made_of(
   parts = []
   for array, (children, _) in zip(arrays, flat, strict=True):
     values, scale, _, *own = children
-    # What others have, and this has not, is a constant: it has no derivative.
+    # A surrogate that only others have is constant zeros, without a derivative.
     own = own or [jnp.zeros(array.shape, x.dtype) for x in rest]
     parts.append((values, scale, *own))
   values, scale, *rest = map(join, zip(*parts, strict=True))

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the parts of a `ScaledArray`, with a remedy in each error."""
+"""Checks of a `ScaledArray`'s leaves, with a remedy in each error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GlobalScaleWarning(UserWarning):
 
 
 def validate(array: Any) -> None:
-  """Raises what `ScaledArray` does for parts that do not fit each other."""
+  """Raises the errors of `ScaledArray` if its leaves do not fit together."""
   if array.scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
@@ -76,15 +76,18 @@ def _require_dtypes(
 
 
 def _values_remedy(given: Any, format: formats.BlockFormat) -> str:
-  if given == format.values_dtype:  # of six bits: arrays of NumPy alone have it
+  if given == format.values_dtype:  # 6-bit; only NumPy arrays have this dtype
     return f"; view it as {format.array_dtype.name}: array.view(np.uint8)"
   return view_remedy(given, format.array_dtype)
 
 
 def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
-  """The logical shape and the blocked axis; raises where the scale fits none.
+  """Returns the logical shape and the blocked axis.
 
-  Of what is rearranged the blocked axis is the last.
+  The blocked axis of swizzled or interleaved arrays is the last one.
+
+  Raises:
+    TypeError: If the scale fits no axis.
   """
   format, values, scale = array.format, array.values, array.scale
   is_swizzled = array.scale_layout == layouts.SWIZZLED
@@ -118,7 +121,7 @@ def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
 def _warn_of_forgotten_global_scale(
   format: formats.BlockFormat, scale: Any
 ) -> None:
-  """Warns where scales are known, on this host, and fill their range."""
+  """Warns if scales are known on this host and reach the top of E4M3."""
   if scale.dtype != formats.E4M3 or not _is_on_host(scale):
     return
   codes = np.asarray(scale).view(np.uint8)
@@ -139,7 +142,7 @@ def _warn_of_forgotten_global_scale(
 
 
 def _is_on_host(x: Any) -> bool:
-  """Whether reading `x` copies nothing from a device."""
+  """Returns whether reading `x` needs no copy from a device."""
   if isinstance(x, np.ndarray):
     return True
   return (
@@ -153,8 +156,9 @@ def _is_on_host(x: Any) -> bool:
 def require_unconverted(who: str, array: Any) -> None:
   """Raises TypeError if a cast gave values or scale another float dtype.
 
-  A tree's `astype` for all float leaves does that. Transformations of JAX put
-  other things than arrays into a `ScaledArray`; those pass.
+  Casting all float leaves of a tree with `astype` causes this. Leaves that are
+  not arrays pass, because JAX's transformations put other objects into a
+  `ScaledArray`.
   """
   format = array.format
   leaves = {
@@ -200,7 +204,7 @@ def validate_global_scale(
 
 
 def view_remedy(given: Any, dtype: np.dtype) -> str:
-  """What helps where raw bytes are given for values or scales of `dtype`."""
+  """Returns the remedy if bytes were passed as values or scales of `dtype`."""
   if np.dtype(given) not in (np.dtype(np.uint8), np.dtype(np.int8)):
     return ""
   return f"; view it as {dtype.name}: array.view(jnp.{dtype.name})"

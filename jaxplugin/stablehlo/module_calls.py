@@ -1,31 +1,30 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The block-scaled calls of a StableHLO module: found, read and checked.
+"""Finds, reads and checks the block-scaled calls of a StableHLO module.
 
-These are calls that XLA and JAX define, here in the terms of StableHLO. Sizes
-are static, and arrays mean their logical values whatever layouts are named.
+XLA and JAX define these calls. Sizes are static. Arrays stand for their logical
+values, whatever their layouts.
 
   custom_call @__op$quantize(x) -> (values, scale)
-    Blocks along the last dimension; formats and block size are those of the
-    result types.
+    Blocks are along the last dimension. The result types determine the formats
+    and the block size.
   custom_call @__op$dequantize(values, scale) -> floats
   custom_call @__op$block_scaled_dot(lhs, rhs, lhs_scale[, rhs_scale[,
       global_scale]]) -> result
     [m, k] x [n, k], or [batch, m, k] x [batch, n, k]. With 3 operands rhs is
-    plain; global_scale is a scalar of the result's dtype. A scale may have more
-    rows than its operand, and more columns where backend_config holds
-    {"block_scaled_dot_backend_config": {"block_size": 32}}.
+    unquantized. The global_scale is a scalar of the result's dtype. A scale may
+    have more rows than its operand. It may have more columns if backend_config
+    has {"block_scaled_dot_backend_config": {"block_size": 32}}.
   custom_call @__cudnn$blockScaledDot(lhs, rhs, lhs_scale, rhs_scale[,
       global_scale]) -> (result, u8[...] workspace)
     The same with scales in the 128x4 layout of tcgen05.
   composite "xla.scaled_dot"(lhs, rhs, lhs_scale, rhs_scale) -> result
-    What `jax.lax.scaled_dot` lowers to. JAX passes E8M0 ones, one a row, for an
-    operand that has no scale. A scale may also cover several rows, as XLA's
-    scaled dot allows. Versions 0 and 1 mean the same: JAX writes 0, XLA 1.
+    The lowering of `jax.lax.scaled_dot`. For an operand without scale JAX
+    passes E8M0 ones, one for each row. A scale may also cover several rows, as
+    XLA's scaled dot allows. JAX writes version 0 and XLA version 1; both mean
+    the same.
 
-Several results may also come as one tuple, as from HLO.
-
-Sources: XLA, block_scaling_rewriter.{h,cc}; JAX, `jax.lax.scaled_dot`.
+Several results may also be one tuple, as in HLO.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ SCALED_DOT: Final = "xla.scaled_dot"
 # Versions of the composite. XLA's own rewriter does not read them.
 _VERSIONS: Final = (0, 1)
 
-# A string of JSON, or words that protobuf's parser of JSON takes as well: a
-# string in single quotes, and the name of a field without quotes.
+# A JSON string, or a word that only protobuf's JSON parser accepts: a string in
+# single quotes, or a field name without quotes.
 _JSON_WORD: Final = re.compile(
   r"""\"(?:[^"\\]|\\.)*"|'([^'\\]*)'|([A-Za-z_]\w*)(?=\s*:)"""
 )
 
-# How many operands and results each may have.
+# Numbers of operands, and the number of results, of each call.
 _ARITY: Final = {
   QUANTIZE: ((1,), 2),
   DEQUANTIZE: ((2,), 1),
@@ -71,7 +70,7 @@ _ARITY: Final = {
   SCALED_DOT: ((4,), 1),
 }
 
-# MLIR's names of the element types that a call can have.
+# MLIR's names of supported element types.
 _DTYPES: Final = {
   "f16": np.dtype(np.float16),
   "bf16": formats.BF16,
@@ -101,15 +100,16 @@ DimensionNumbers = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleCall:
-  """Everything about a call that says what it computes. Hashable.
+  """All facts of a call that determine its computation. Hashable.
 
   Attributes:
     name: `QUANTIZE`, `DEQUANTIZE`, `DOT`, `SWIZZLED_DOT` or `SCALED_DOT`.
     operands, results: shapes and dtypes.
-    block_sizes: of the quantized operands in order, where the call has a scale
-      for each: given in backend_config, or k divided by the columns.
-    dimension_numbers: as `lax.dot_general`'s, of a `SCALED_DOT`.
-    has_scale: whether lhs and rhs have a scale that means anything.
+    block_sizes: block sizes of the quantized operands, in order. A block size
+      comes from backend_config, or is k divided by the columns of the scale.
+    dimension_numbers: dimension numbers of a `SCALED_DOT`, as for
+      `lax.dot_general`.
+    has_scale: whether lhs and rhs have a scale that is not only ones.
   """
 
   name: str
@@ -121,7 +121,7 @@ class ModuleCall:
 
 
 def find(source: modules.Source) -> list[Any]:
-  """The operations of `source` that are such calls, in the module's order."""
+  """Returns the block-scaled calls of `source`, in the module's order."""
   return [
     operation
     for operation in modules.walk(source.module.operation)
@@ -130,7 +130,7 @@ def find(source: modules.Source) -> list[Any]:
 
 
 def call_name(operation: Any) -> str | None:
-  """Returns the name of the call that an operation is, or None."""
+  """Returns the name of a block-scaled call; None for other operations."""
   attribute = {
     "stablehlo.custom_call": "call_target_name",
     "stablehlo.composite": "name",
@@ -145,7 +145,7 @@ def call_name(operation: Any) -> str | None:
 
 
 def title(operation: Any, source: modules.Source) -> str:
-  """The call, its operands' types and its place, for messages."""
+  """Returns a call's name, operand types and location, for messages."""
   types = ", ".join(str(operand.type) for operand in operation.operands)
   place = source.location(operation)
   return f"{call_name(operation)}({types})" + (f" at {place}" if place else "")
@@ -155,9 +155,9 @@ def read(operation: Any) -> ModuleCall:
   """Reads and checks a call.
 
   Raises:
-    TypeError: its operands or results are not what the call takes.
-    ValueError: an attribute of it is not acceptable.
-    NotImplementedError: sizes are dynamic, or it aliases buffers.
+    TypeError: If its operands or results do not fit the call.
+    ValueError: If one of its attributes is invalid.
+    NotImplementedError: If sizes are dynamic, or it aliases buffers.
   """
   name = call_name(operation)
   assert name is not None
@@ -183,7 +183,7 @@ def read(operation: Any) -> ModuleCall:
 
 
 def result_types(operation: Any) -> list[Any]:
-  """Types of the results, those of a tuple one by one."""
+  """Returns the types of the results, also if they are one tuple."""
   types = [result.type for result in operation.results]
   if has_tuple(operation):
     (tuple_type,) = types
@@ -192,7 +192,7 @@ def result_types(operation: Any) -> list[Any]:
 
 
 def has_tuple(operation: Any) -> bool:
-  """Whether several results come as one tuple."""
+  """Returns whether the results are one tuple."""
   results = operation.results
   return len(results) == 1 and isinstance(results[0].type, ir.TupleType)
 
@@ -201,7 +201,7 @@ def array_type(ir_type: Any) -> jax.ShapeDtypeStruct:
   """Returns the shape and dtype of an MLIR tensor type.
 
   Raises:
-    TypeError: If no call can have an array of this type.
+    TypeError: If the type is not supported in a call.
     NotImplementedError: If the sizes are not static.
   """
   if not isinstance(ir_type, ir.RankedTensorType):
@@ -220,7 +220,7 @@ def array_type(ir_type: Any) -> jax.ShapeDtypeStruct:
 
 
 def has_default_layouts(operation: Any) -> bool:
-  """Whether a call names no layouts but row-major ones."""
+  """Returns whether all layouts of a call are row-major."""
   for name in ("operand_layouts", "result_layouts"):
     if name in operation.attributes:
       for layout in operation.attributes[name]:
@@ -231,7 +231,7 @@ def has_default_layouts(operation: Any) -> bool:
 
 
 def _refuse_attributes(operation: Any) -> None:
-  """Refuses what gives a call a meaning beyond its values."""
+  """Raises NotImplementedError for attributes with an effect besides values."""
   attributes = operation.attributes
   for name in ("called_computations", "output_operand_aliases"):
     if name in attributes and len(attributes[name]):
@@ -245,7 +245,7 @@ def _refuse_attributes(operation: Any) -> None:
 
 
 def _given_block_size(operation: Any) -> int | None:
-  """The block size in a call's backend_config, if any."""
+  """Returns the block size in a call's backend_config, or None."""
   config = None
   for name in ("backend_config", "mhlo.backend_config"):
     if name in operation.attributes:
@@ -261,7 +261,7 @@ def _given_block_size(operation: Any) -> int | None:
   config = config or {}
   if not isinstance(config, dict):
     raise ValueError(f"its backend_config must be an object, got {config!r}")
-  # Protobuf's JSON takes names in either case, and 64-bit integers as strings.
+  # Protobuf's JSON accepts both cases of names, and 64-bit integers as strings.
   inner = config.get(
     "block_scaled_dot_backend_config", config.get("blockScaledDotBackendConfig")
   )
@@ -282,13 +282,13 @@ def _given_block_size(operation: Any) -> int | None:
 
 
 def _quoted(word: re.Match[str]) -> str:
-  """Returns a word of `_JSON_WORD` as JSON has it, in double quotes."""
+  """Returns a word of `_JSON_WORD` in JSON's form, with double quotes."""
   found = word[1] if word[2] is None else word[2]
   return word[0] if found is None else json.dumps(found)
 
 
 def _as_python(attribute: Any) -> Any:
-  """An attribute of integers, strings and dictionaries of them."""
+  """Converts an attribute of integers, strings and dictionaries."""
   if isinstance(attribute, ir.DictAttr):
     return {item.name: _as_python(item.attr) for item in attribute}
   if isinstance(attribute, ir.StringAttr):
@@ -299,7 +299,7 @@ def _as_python(attribute: Any) -> Any:
 
 
 def _block_sizes(call: ModuleCall, given: int | None) -> tuple[int, ...]:
-  """The block size of each (values, scale) pair of a call."""
+  """Returns the block size of each (values, scale) pair of a call."""
   if call.name == QUANTIZE:
     values, scale = call.results
     _require_same_shape("values", values, "the operand", call.operands[0])
@@ -341,7 +341,7 @@ def _block_size(
   given: int | None,
   may_pad_rows: bool,
 ) -> int:
-  """The block size along the last dimension; checks the scale's shape."""
+  """Returns the block size along the last dimension, and checks the scale."""
   what = f"{side} {values.shape} with {scale_name} {scale.shape}"
   if len(values.shape) != len(scale.shape) or not values.shape:
     raise TypeError(
@@ -372,7 +372,7 @@ def _block_size(
 
 
 def _check_dot(call: ModuleCall) -> None:
-  """Checks what `__op$block_scaled_dot` demands of its shapes."""
+  """Raises TypeError unless shapes are valid for `__op$block_scaled_dot`."""
   lhs, rhs, result = *call.operands[:2], call.results[0]
   shapes = f"lhs {lhs.shape} and rhs {rhs.shape}"
   if len(lhs.shape) not in (2, 3) or len(lhs.shape) != len(rhs.shape):
@@ -429,7 +429,7 @@ def _is_plain(values: jax.ShapeDtypeStruct) -> bool:
 
 
 def _is_one(producer: Any) -> bool:
-  """Whether an operation makes an array of ones, as JAX makes them."""
+  """Returns whether an operation makes ones in the way that JAX makes them."""
   broadcasting = ("stablehlo.convert", "stablehlo.broadcast_in_dim")
   while (
     not isinstance(producer, ir.Block)
@@ -448,7 +448,7 @@ def _is_one(producer: Any) -> bool:
 
 
 def shape_list(arrays: Sequence[jax.ShapeDtypeStruct]) -> str:
-  """E.g. "float8_e4m3fn[8,64], float32[]"."""
+  """Returns text such as "float8_e4m3fn[8,64], float32[]"."""
   return ", ".join(
     f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in arrays
   )

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process that parses modules which may crash it, for `module_process`.
+"""The child process of `module_process`, which parses untrusted modules.
 
-jaxlib's parsers abort on some malformed modules, and corrupt memory before they
-do. So each request is handled in a new fork with limits, and a crash of the
-fork is a reply too.
+jaxlib's parsers abort on some malformed modules, after they corrupted memory.
+Each request is therefore handled in a new fork with limits. A crash of the fork
+is also a reply.
 
 A message in either direction is the length of a JSON object (4 bytes,
 little-endian), the object, and the number of bytes in the object's "size". The
@@ -19,10 +19,11 @@ the request was StableHLO text. The object has one of
 
   error                 text of a `ModuleError`
   died                  how the fork ended without a reply
-  version, is_text      the module is valid; see `module_parsing.Parsed`
+  version, is_text      attributes of `module_parsing.Parsed`; the module is
+                        valid
 
-The fork has parsed the text of a reply with a smaller stack than the other
-process has, which parses it next.
+The parent parses the text of a reply next. The fork has already parsed that
+text with a smaller stack than the parent has.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from typing import Final
 from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.stablehlo import module_parsing
 
-if sys.platform != "win32":  # where there is no `os.fork` either
+if sys.platform != "win32":  # Windows has no `os.fork` either
   import resource
 
   _C_LIBRARY: Final = ctypes.CDLL(None)
-IDLE_S: Final = 60.0  # without a request the process ends, until the next one
+IDLE_S: Final = 60.0  # the process ends after this time without a request
 LENGTH: Final = struct.Struct("<I")
 
 
@@ -76,10 +77,10 @@ def serve() -> None:
   requests = os.fdopen(os.dup(0), "rb")
   replies = os.fdopen(os.dup(1), "wb")
   null = os.open(os.devnull, os.O_RDWR)
-  for descriptor in (0, 1, 2):  # what parsers say of themselves
+  for descriptor in (0, 1, 2):  # hides the output of parsers
     os.dup2(null, descriptor)
   context = jaxlib_private.make_ir_context()
-  gc.disable()  # forks share more of what nobody writes to
+  gc.disable()  # so that forks share memory that nothing writes to
   while select.select([requests], [], [], IDLE_S)[0]:
     request = read_message(requests)
     if request is None:
@@ -90,9 +91,9 @@ def serve() -> None:
 def _serve(
   context: Any, requests: IO[bytes], request: dict[str, Any], data: bytes
 ) -> tuple[dict[str, Any], bytes]:
-  """The reply to one request."""
+  """Handles one request in a fork and returns the reply."""
   with tempfile.TemporaryFile() as file:
-    end, start = os.pipe()  # closed when the fork ends, however it does
+    end, start = os.pipe()  # the system closes it when the fork ends
     pid = os.fork()
     if pid == 0:
       os.close(end)
@@ -108,7 +109,7 @@ def _serve(
     finally:
       os.close(end)
       _, status = os.waitpid(pid, 0)
-    if requests.fileno() in ready:  # nobody waits for the reply
+    if requests.fileno() in ready:  # the parent has gone
       sys.exit()
     file.seek(0)
     with contextlib.suppress(ValueError, TypeError, KeyError, struct.error):
@@ -140,13 +141,13 @@ def _answer(
       reply, text = _parse(context, request, data)
     except module_parsing.ModuleError as error:
       reply, text = {"error": str(error)}, b""
-    except Exception as error:  # the bindings raise any type
+    except Exception as error:  # the bindings raise any type of exception
       why = f"{request['name']}: malformed: {error!r}"
       reply, text = {"error": why}, b""
     write_message(file, reply, text)
     status = 0
   finally:
-    os._exit(status)  # without destructors, of what may be broken
+    os._exit(status)  # no destructors, because objects may be corrupt
 
 
 def _parse(
@@ -161,13 +162,13 @@ def _parse(
     binary=True, enable_debug_info=True, print_generic_op_form=True
   )
   if parsed.is_text:
-    return reply, b""  # whoever asks parses what he has
+    return reply, b""  # the parent parses its own text
   module_parsing.parse(text.decode(), name, context)
   return reply, text
 
 
 def _limit(request: dict[str, Any]) -> None:
-  """Sets the limits of this process, where the system knows them."""
+  """Sets the limits of this process that the system supports."""
   used = 0
   with contextlib.suppress(OSError), open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The JAX function that a call of a module computes, and its StableHLO."""
+"""The JAX function that computes a call of a module, and its StableHLO."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Lowering:
   platform: str
 
   def stablehlo(self) -> Any:
-    """The function as @main of an `ir.Module`."""
+    """Returns an `ir.Module` whose @main is the function."""
     lowered = self.traced.lower(lowering_platforms=(self.platform,))
     return lowered.compiler_ir("stablehlo")
 
   def refusal(self) -> str:
-    """Returns why this process cannot lower its dot; "" if it can."""
+    """Returns why this process cannot lower the dot; "" if it can."""
     if self.decided is None or self.decided.decision is None:
       return ""
     backend = backends.table()[self.decided.decision.implementation]
@@ -71,16 +71,17 @@ def lower(
   implementation: str | None,
   scale_rounding: quantization.ScaleRounding,
 ) -> Lowering:
-  """Traces what `call` computes, for a target.
+  """Traces the function that computes a call on a target.
 
   Args:
     call: the call.
-    target: where.
-    implementation: of the dots; None chooses.
-    scale_rounding: of the quantization.
+    target: target to compute on.
+    implementation: backend of the dots; None chooses one.
+    scale_rounding: scale rounding of the quantization.
 
   Raises:
-    TypeError, ValueError, NotImplementedError: it cannot be computed there.
+    TypeError, ValueError, NotImplementedError: If the call cannot be computed
+      on the target.
   """
   make = {
     module_calls.QUANTIZE: _quantize,
@@ -95,7 +96,7 @@ def lower(
   kind, function = make(call, implementation, scale_rounding)
   function.__name__ = kind  # names the operations in profiles
   with targets.use_target(target):
-    # Arguments that go unused (a scale of ones) are the call's all the same.
+    # An unused argument (a scale of ones) must stay an argument of the call.
     traced = jax.jit(function, keep_unused=True).trace(*call.operands)
   outputs = jax.tree.leaves(traced.out_info)
   if [(x.shape, x.dtype) for x in outputs] != [
@@ -119,7 +120,7 @@ def lower(
   )
 
 
-# A function's kind, and the function.
+# The kind of a function, and the function.
 _Made = tuple[str, Callable[..., Any]]
 
 
@@ -132,7 +133,7 @@ def _quantize(
   format = _format_of(call)
 
   def function(x):
-    # The call returns no global scale; 1 leaves it to the block scales.
+    # The call returns no global scale. With 1.0 block scales do not need one.
     global_scale = 1.0 if format.has_global_scale else None
     result = quantization.quantize(
       x,
@@ -162,7 +163,7 @@ def _dequantize(
 
 
 def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
-  """The format that a quantize or dequantize call goes to or from."""
+  """Returns the block format of a quantize or dequantize call."""
   is_quantize = call.name == module_calls.QUANTIZE
   values, scale = call.results if is_quantize else call.operands
   floats = call.operands[0] if is_quantize else call.results[0]
@@ -186,7 +187,7 @@ def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
 
 
 def _can_quantize_to(format: formats.BlockFormat) -> bool:
-  """Whether values have a known encoding, and scales too."""
+  """Returns whether values and scales have encodings that quantize supports."""
   known = (formats.E4M3, formats.E5M2, formats.E2M1)
   scales = (formats.E8M0, formats.E4M3, formats.E5M2)
   return format.values_dtype in known and format.scale_dtype in scales
@@ -323,11 +324,11 @@ def _scaled_dot(
 def _repeated(
   scale: jax.Array, shape: Sequence[int], contracting: Sequence[int]
 ) -> jax.Array:
-  """Repeats a scale of two-dimensional blocks: a scale for each row.
+  """Repeats a scale of two-dimensional blocks, so that each row has a scale.
 
-  XLA's scaled dot takes a scale that covers several rows; `jp.scaled_dot`, as
-  JAX's, takes one for each row. A scale that does not divide its operand is
-  left for `jp.scaled_dot` to refuse.
+  XLA's scaled dot accepts a scale that covers several rows. `jp.scaled_dot` and
+  JAX need a scale for each row. This function does not change a scale that does
+  not divide its operand; `jp.scaled_dot` then raises.
   """
   if len(scale.shape) != len(shape):
     return scale
@@ -363,7 +364,7 @@ def _description(
 def _function_name(
   kind: str, call: module_calls.ModuleCall, decided: decisions.Decided | None
 ) -> str:
-  """E.g. block_scaled_dot.mxfp8_xla, quantize.nvfp4."""
+  """Returns a name such as block_scaled_dot.mxfp8_xla or quantize.nvfp4."""
   if call.name in (module_calls.QUANTIZE, module_calls.DEQUANTIZE):
     parts = [str(_format_of(call))]
   elif decided is None or decided.decision is None:

@@ -1,16 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HLO text that jaxlib does not convert to StableHLO, made convertible.
+"""Converts HLO text that jaxlib cannot convert to StableHLO.
 
-StableHLO has no scaled-dot. So the text gets a custom call in its place
-(`convertible`), which becomes the composite "xla.scaled_dot" in the converted
-module (`as_composites`). The decomposition computes what XLA's own expansion
-does::
+StableHLO has no scaled-dot. `convertible` replaces it in the text by a custom
+call. `as_composites` replaces that call in the converted module by the
+composite "xla.scaled_dot". The decomposition computes what XLA's expansion
+computes::
 
   lhs, rhs and scales to bf16; each scale repeated along every dimension to the
   size of its operand; dot_general(lhs * lhs_scale, rhs * rhs_scale) in f32
 
-A call that is a composite needs attributes, which XLA's own passes leave out.
+jaxlib needs attributes on a call that is a composite, and XLA's passes omit
+them. `convertible` adds empty attributes.
 
 Source: XLA, scaled_dot_rewriter.{h,cc}, block_scaling_rewriter.cc.
 """
@@ -48,10 +49,9 @@ _Numbers = dict[tuple[str, str], list[int]]
 
 
 def convertible(text: str) -> str:
-  """Returns HLO text that jaxlib converts.
+  """Returns HLO text that jaxlib can convert.
 
-  It has a custom call in place of each scaled-dot, and every composite has
-  attributes.
+  A custom call replaces each scaled-dot, and every composite has attributes.
   """
 
   def custom_call(match: re.Match[str]) -> str:
@@ -87,7 +87,7 @@ def as_composites(module: ir.Module, operations: Sequence[Any]) -> None:
     for child in module.body
     if "sym_name" in child.attributes
   }
-  names: dict[str, str] = {}  # of decompositions, by their text without one
+  names: dict[str, str] = {}  # decompositions' names, by text without a name
   for call in calls:
     numbers = _numbers(call.attributes["backend_config"].value)
     make = _decomposition(call, numbers)
@@ -97,7 +97,7 @@ def as_composites(module: ir.Module, operations: Sequence[Any]) -> None:
         count += 1
       taken.add(name)
       names[make("")] = name
-      # Not `module.body.append(parse(...))`: a function parses in a module.
+      # A function can only be parsed inside a module.
       parsed = ir.Module.parse(make(name), module.context)
       (function,) = parsed.body
       function.operation.detach_from_parent()
@@ -141,7 +141,7 @@ def _replace(call: Any, numbers: _Numbers, name: str) -> None:
 
 
 def _decomposition(call: Any, numbers: _Numbers) -> Callable[[str], str]:
-  """A module's text with the function that computes a call, by its name."""
+  """Returns a function from a name to the text of a call's decomposition."""
   types = [operand.type for operand in call.operands]
   result = call.results[0].type
   arguments = ", ".join(
@@ -169,9 +169,9 @@ def _decomposition(call: Any, numbers: _Numbers) -> Callable[[str], str]:
 
 
 def _dequantized(side: str, values: Any, scale: Any) -> list[str]:
-  """Lines that compute %lhs_dq, or %rhs_dq, in bf16."""
+  """Returns lines that compute %lhs_dq or %rhs_dq in bf16."""
   shape, scale_shape = list(values.shape), list(scale.shape)
-  if not scale_shape:  # one scale for everything
+  if not scale_shape:  # a scalar scale for the whole operand
     scale_shape = [1] * len(shape)
   if len(shape) != len(scale_shape) or any(
     count == 0 or size % count

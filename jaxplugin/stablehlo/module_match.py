@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a call already is what would be emitted for it.
+"""Checks whether a call already equals the call that would replace it.
 
-Without this, rewriting what was rewritten would wrap cuDNN's calls once more
-each time.
+Without this check, each rewrite of a module would wrap cuDNN's calls again.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from jaxlib.mlir import ir
 
 from jaxplugin.stablehlo import module_calls
 
-# What may stand between an operand and the call, as doing it twice is doing it
-# once: choosing between the operand's codes and constant ones (which masks the
-# padding of a scale), and casts to the codes and back.
+# Operations between an operand and the call that are idempotent: a selection
+# between the operand's codes and constant codes (which masks the padding of a
+# scale), and casts to codes and back.
 _REPEATABLE: Final = (
   "stablehlo.bitcast_convert",
   "stablehlo.reshape",
   "stablehlo.select",
 )
 _RESHAPING: Final = ("stablehlo.reshape", "stablehlo.slice")
-# What may lead from an array back to the same array.
+# Operations that may leave the values of an array unchanged.
 _KEEPING: Final = ("stablehlo.convert", *_RESHAPING)
 _LONGEST_CHAIN: Final = 100
 
@@ -32,16 +31,17 @@ _LONGEST_CHAIN: Final = 100
 def is_emitted(
   operation: Any, call: module_calls.ModuleCall, emitted: ir.Module
 ) -> bool:
-  """Whether `operation` is the only thing that `emitted` does with a call.
+  """Returns whether `operation` already does everything that `emitted` does.
 
   Args:
     operation: the call.
-    call: what was read from it.
+    call: the result of reading the call.
     emitted: a module whose @main computes the call from its operands.
 
   Returns:
-    Whether @main has one dot, the same call; gives its result as it is; and
-    prepares its operands in no way, or in one that has been applied already.
+    Whether @main has one dot that equals the call and returns its result
+    unchanged. Its operands must be unprepared, or already prepared in the
+    module.
   """
   functions = list(emitted.body)
   (block,) = functions[0].regions[0].blocks
@@ -66,7 +66,7 @@ def is_emitted(
 
 
 def _is_prepared(needs: Any, has: Any, argument: Any) -> bool:
-  """Whether the existing operand is prepared as the emitted call needs it.
+  """Returns whether an operand is already prepared as the emitted call needs.
 
   Args:
     needs: operand of the emitted call, or a value that it is computed from.
@@ -75,7 +75,7 @@ def _is_prepared(needs: Any, has: Any, argument: Any) -> bool:
   """
   needs, has = _origin(needs), _origin(has)
   if _is_reshaped(needs, argument):
-    # Every array is a reshape of another one: of itself, reshaped back.
+    # Any array is a reshape: of itself, reshaped back.
     return True
   one, other = _producer(needs), _producer(has)
   if one is None or other is None or _kind(one) != _kind(other):
@@ -90,7 +90,7 @@ def _is_prepared(needs: Any, has: Any, argument: Any) -> bool:
 
 
 def _is_reshaped(value: Any, argument: Any) -> bool:
-  """Whether a value is `argument` in some shape."""
+  """Returns whether a value is `argument`, or a reshape of it."""
   producer = _producer(value)
   while producer is not None and producer.name == "stablehlo.reshape":
     value = producer.operands[0]
@@ -107,7 +107,7 @@ def _kind(operation: Any) -> tuple[Any, ...]:
 
 
 def _producer(value: Any) -> Any:
-  """The operation that makes a value; None for an argument of a block."""
+  """Returns the operation that makes a value; None for a block argument."""
   owner = value.owner
   return None if isinstance(owner, ir.Block) else owner.operation
 
@@ -122,9 +122,9 @@ def _depends_on(value: Any, argument: Any) -> bool:
 
 
 def _origin(value: Any) -> Any:
-  """The earliest value that is the same array, of the same type.
+  """Returns the earliest value that is the same array with the same type.
 
-  Of a longer chain of operations than anyone emits, only its end is looked at.
+  A chain longer than any emitted one is only followed from its end.
   """
   chain = [value]
   while len(chain) < _LONGEST_CHAIN:
@@ -132,7 +132,7 @@ def _origin(value: Any) -> Any:
     if producer is None or producer.name not in _KEEPING:
       break
     chain.append(producer.operands[0])
-  origins: dict[Any, Any] = {}  # of each value in the chain
+  origins: dict[Any, Any] = {}  # origin of each value in the chain
   for link in reversed(chain):
     earlier = _same_array(link, origins)
     origins[link] = link if earlier is None else origins.get(earlier, earlier)

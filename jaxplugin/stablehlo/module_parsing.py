@@ -21,29 +21,30 @@ from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.stablehlo import module_hlo
 
 BYTECODE_MAGIC: Final = b"ML\xefR"
-# The producer's name follows the magic and one byte of format version. MLIR
-# itself says "MLIR", StableHLO's serializer its name and version.
+# The name of the producer follows the magic and one byte of format version.
+# MLIR writes "MLIR"; StableHLO's serializer writes its name and version.
 _PORTABLE_PRODUCER: Final = re.compile(
   rb"ML\xefR[\x00-\xff]StableHLO_v(\d+\.\d+\.\d+)\x00"
 )
-PARSE_BUFFER: Final = "-"  # how MLIR calls a string that it parses
-# Places can be shared: without a limit there is no end of looking at them.
+PARSE_BUFFER: Final = "-"  # MLIR's file name for a string that it parses
+# Locations can be shared, so their tree may have exponentially many nodes.
 _MOST_PLACES: Final = 10_000
 _HLO_ERROR: Final = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 
 
 class ModuleError(ValueError):
-  """A module that cannot be read or written; the text has place and reason."""
+  """A module cannot be read or written; the text has location and reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsed:
-  """A module, verified.
+  """A verified module.
 
   Attributes:
-    module: it.
-    version: of StableHLO, where it was a portable artifact.
-    is_text: whether its places, where it names none, are those in that text.
+    module: the module.
+    version: StableHLO version of a portable artifact, else None.
+    is_text: whether the module was StableHLO text. Operations without a source
+      location then have their position in that text.
   """
 
   module: ir.Module
@@ -52,7 +53,7 @@ class Parsed:
 
 
 def is_bytecode(data: bytes) -> bool:
-  """Whether these are the first bytes, or all, of MLIR bytecode."""
+  """Returns whether `data` is MLIR bytecode, or a prefix of its magic."""
   return bool(data) and BYTECODE_MAGIC.startswith(data[: len(BYTECODE_MAGIC)])
 
 
@@ -68,13 +69,13 @@ def decode(data: bytes, name: str) -> str:
 
 
 def portable_version(data: bytes) -> str | None:
-  """StableHLO's version, of a portable artifact."""
+  """Returns the StableHLO version of a portable artifact, or None."""
   match = _PORTABLE_PRODUCER.match(data)
   return None if match is None else match[1].decode()
 
 
 def is_hlo(text: str) -> bool:
-  """Whether the first line that is not a comment begins an HLO module."""
+  """Returns whether the first line that is not a comment starts HLO."""
   for line in text.splitlines():
     line = line.strip()
     if line and not line.startswith("//"):
@@ -87,11 +88,11 @@ def parse(data: str | bytes, name: str, context: ir.Context) -> Parsed:
 
   Args:
     data: the module.
-    name: how messages call it.
-    context: where it is to live.
+    name: name of the module in messages.
+    context: context for the parsed module.
 
   Raises:
-    ModuleError: it does not parse, is truncated, or is not valid.
+    ModuleError: If the module does not parse, is truncated, or is not valid.
   """
   try:
     if isinstance(data, bytes):
@@ -99,14 +100,14 @@ def parse(data: str | bytes, name: str, context: ir.Context) -> Parsed:
     else:
       parsed = _parse_text(data, name, context)
     verify(parsed.module, name)
-  except RuntimeError as error:  # what the bindings raise of strings not UTF-8
+  except RuntimeError as error:  # from the bindings, for strings not in UTF-8
     message = " ".join(str(error).split())
     raise ModuleError(f"{name}: malformed: {message}") from None
   return parsed
 
 
 def verify(module: ir.Module, name: str) -> None:
-  """Raises ModuleError where MLIR's verifier finds fault with the module."""
+  """Raises ModuleError if MLIR's verifier rejects the module."""
   try:
     module.operation.verify()
   except ir.MLIRError as error:
@@ -114,7 +115,7 @@ def verify(module: ir.Module, name: str) -> None:
 
 
 def walk(operation: Any) -> Iterator[Any]:
-  """Every operation below this one, whatever region it is in, in order."""
+  """Yields every operation below `operation`, at any depth, in order."""
   levels = [_children(operation)]
   while levels:
     child = next(levels[-1], None)
@@ -133,7 +134,7 @@ def _children(operation: Any) -> Iterator[Any]:
 
 
 def file_location(location: Any) -> Any:
-  """The innermost `FileLineColLoc` of a location; None if it has none."""
+  """Returns the innermost `FileLineColLoc` of a location, or None."""
   waiting = [location]
   for _ in range(_MOST_PLACES):
     if not waiting:
@@ -151,14 +152,15 @@ def file_location(location: Any) -> Any:
 
 
 def string(attribute: Any) -> str:
-  """An `ir.StringAttr`, whose bytes need not be UTF-8."""
+  """Returns the text of an `ir.StringAttr`, which need not be UTF-8."""
   return attribute.value_bytes.decode(errors="backslashreplace")
 
 
 def read_places(module: ir.Module) -> None:
-  """Reads every place that a module names.
+  """Reads the file name of every location in a module.
 
-  The bindings end the process where a file's name is not UTF-8.
+  The bindings crash on a file name that is not UTF-8. This function makes that
+  crash happen in the child process.
   """
   for operation in walk(module.operation):
     place = file_location(operation.location)
@@ -200,12 +202,12 @@ def _parse(data: str | bytes, name: str, context: ir.Context) -> ir.Module:
 
 
 def _first_diagnostic(error: ir.MLIRError, name: str) -> str:
-  """What MLIR says first, with the file, line and column that it means."""
+  """Returns MLIR's first diagnostic, with its file, line and column."""
   diagnostics = error.error_diagnostics
   if not diagnostics:
     return f"{name}: {error.message}"
   where = diagnostics[0].location
-  # A diagnostic's location has lost its class.
+  # The Python class of a diagnostic's location is lost.
   place = file_location(ir.Location.from_attr(where.attr, where.context))
   message = diagnostics[0].message
   if place is None:
@@ -231,7 +233,7 @@ def _of_portable_artifact(
 
 
 class collected_diagnostics:
-  """Collects what MLIR would print to the process's stderr."""
+  """Collects diagnostics that MLIR would print to stderr."""
 
   def __init__(self, context: ir.Context) -> None:
     self._context = context

@@ -25,7 +25,7 @@ from typing import Final
 from jaxplugin.stablehlo import module_child
 from jaxplugin.stablehlo import module_parsing
 
-# The package's modules without its __init__, which imports JAX.
+# Imports modules of the package without its __init__, which imports JAX.
 _PROGRAM: Final = """
 import sys, types
 package = types.ModuleType("jaxplugin")
@@ -35,19 +35,19 @@ from jaxplugin.stablehlo import module_child
 module_child.serve()
 """
 _MIB: Final = 1 << 20
-_START_S: Final = 120.0  # on a machine that has much else to do
+_START_S: Final = 120.0  # long enough for a busy machine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What parsing one module may take.
+  """Resource limits for parsing one module.
 
   Attributes:
-    cpu_s, wall_s: time.
-    memory_bytes: address space, beyond what the process has.
-    stack_bytes: half of what a main thread has by default, as whoever parses
-      the reply may have used some of his.
-    out_bytes: of the module as text.
+    cpu_s, wall_s: CPU time and elapsed time.
+    memory_bytes: address space beyond that of the parent.
+    stack_bytes: stack size. It is half the usual size of a main thread, because
+      the thread that parses the reply may have used a part of its stack.
+    out_bytes: size of the module as text.
   """
 
   cpu_s: int
@@ -58,7 +58,7 @@ class Limits:
 
 
 def limits(size: int) -> Limits:
-  """The limits for a module of `size` bytes."""
+  """Returns the limits for a module of `size` bytes."""
   mebibytes = size // _MIB
   return Limits(
     cpu_s=10 + 4 * mebibytes,
@@ -76,7 +76,7 @@ class Checked:
   Attributes:
     text: StableHLO that this process can parse; None if the module was
       StableHLO text.
-    version: see `module_parsing.Parsed`.
+    version: attribute of `module_parsing.Parsed`.
   """
 
   text: str | None
@@ -84,23 +84,24 @@ class Checked:
 
 
 def is_available() -> bool:
-  """Whether this system can fork: Windows cannot."""
+  """Returns whether this system can fork; Windows cannot."""
   return hasattr(os, "fork")
 
 
 def checked(data: str | bytes, name: str) -> Checked:
-  """Has a module parsed and verified by the child.
+  """Parses and verifies a module in the child process.
 
   Args:
     data: text, HLO text, bytecode or a portable artifact.
-    name: how messages call it.
+    name: name of the module in messages.
 
   Raises:
-    ModuleError: it is not well, or it ended the parser, or went beyond limits.
-    OSError: no process can be started.
+    ModuleError: If the module is not valid, crashes the parser, or exceeds the
+      limits.
+    OSError: If no process can be started.
   """
   is_text = isinstance(data, str)
-  # Surrogates, which are in no UTF-8, are for the child to refuse.
+  # The child refuses surrogates, which are not valid in UTF-8.
   given = data.encode(errors="surrogatepass") if isinstance(data, str) else data
   allowed = limits(len(given))
   request = {"name": name, "is_text": is_text, **dataclasses.asdict(allowed)}
@@ -120,7 +121,7 @@ def checked(data: str | bytes, name: str) -> Checked:
 
 @dataclasses.dataclass(kw_only=True)
 class _Child:
-  """The child, and the process that it belongs to."""
+  """The child process, and the id of the process that started it."""
 
   process: subprocess.Popen[bytes]
   owner: int
@@ -146,7 +147,7 @@ class _Child:
 
   def stop(self) -> None:
     if self.owner != os.getpid():
-      return  # of a process that this one was forked from
+      return  # the child of the process that this one was forked from
     for pipe in (self.process.stdin, self.process.stdout):
       assert pipe is not None
       with contextlib.suppress(OSError):
@@ -164,7 +165,7 @@ def _ask(
 ) -> tuple[dict[str, Any], bytes]:
   global _child
   with _lock:
-    for _ in range(2):  # once more if it ended meanwhile, for want of work
+    for _ in range(2):  # a second try if the idle child has just ended
       if _child is None or _child.owner != os.getpid():
         _child = _start()
       try:
@@ -173,7 +174,7 @@ def _ask(
         reply = {"died": "does not reply"}, b""
         stop()
       except BaseException:
-        stop()  # half a message may be under way
+        stop()  # the pipes may hold a part of a message
         raise
       if reply is not None:
         return reply
@@ -194,7 +195,7 @@ def _start() -> _Child:
   process = subprocess.Popen(
     [
       sys.executable,
-      "-P",  # the current directory holds whatever it holds
+      "-P",  # keeps the current directory out of the path
       "-c",
       _PROGRAM,
       str(pathlib.Path(__file__).parents[1]),

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How often the operations of a module run, as far as its text says.
+"""Counts how often the operations of a module run.
 
-Calls of functions, and decompositions of composites, are followed from the
-public functions on. A loop's trips are not known: its body counts once.
+The counts start at the public functions, and follow calls and decompositions of
+composites. A loop's trip count is unknown, so its body counts once.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _CALLEES: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One way in which an operation runs.
+  """The kind of control flow around an operation.
 
   Attributes:
-    is_in_loop: whether it is in a loop, whose trips are not known.
+    is_in_loop: whether it is in a loop, whose trip count is unknown.
     is_conditional: whether it is in a branch, which may not run.
   """
 
@@ -39,28 +39,28 @@ class Run:
   is_conditional: bool = False
 
   def inside(self, operation: Any) -> Run:
-    """The way in which the regions of an operation run."""
+    """Returns the control flow around operations in an operation's regions."""
     return Run(
       self.is_in_loop or operation.name == _LOOP,
       self.is_conditional or operation.name in _BRANCHES,
     )
 
   def within(self, caller: Run) -> Run:
-    """The way in which it runs if its function is called in another way."""
+    """Adds the control flow around a call of the operation's function."""
     return Run(
       self.is_in_loop or caller.is_in_loop,
       self.is_conditional or caller.is_conditional,
     )
 
 
-# How often an operation, or a function, runs in each way.
+# Number of runs of an operation or a function, by control flow.
 Runs = collections.Counter[Run]
 
 
 def find(source: modules.Source) -> Iterator[tuple[Any, Runs]]:
-  """Every operation in the order of the module, and how often it runs.
+  """Yields every operation in the module's order with its number of runs.
 
-  An operation in a private function that no one calls runs in no way.
+  An operation in a private function without callers does not run.
   """
   functions = _runs_of_functions(source.module)
   for child in source.module.body:
@@ -74,7 +74,7 @@ def find(source: modules.Source) -> Iterator[tuple[Any, Runs]]:
 
 
 def _runs_of_functions(module: Any) -> dict[str, Runs]:
-  """How often each function of a module runs, by its name."""
+  """Returns the number of runs of each function of a module, by name."""
   functions = {_symbol(op.operation): op.operation for op in module.body}
   functions.pop("", None)
   calls: dict[str, list[tuple[str, Run]]] = {
@@ -106,7 +106,7 @@ def _runs_of_functions(module: Any) -> dict[str, Runs]:
 
 
 def _walk(operation: Any, run: Run = Run()) -> Iterator[tuple[Any, Run]]:
-  """As `modules.walk`, and how each runs if `operation` runs once."""
+  """Yields what `modules.walk` yields, each with its control flow."""
   inside = {operation: run.inside(operation)}
   for child in modules.walk(operation):
     around = inside[child.parent.operation]
@@ -115,9 +115,9 @@ def _walk(operation: Any, run: Run = Run()) -> Iterator[tuple[Any, Run]]:
 
 
 def _callee(operation: Any) -> str:
-  """The function that runs for an operation; "" if none does.
+  """Returns the function that an operation runs, or "".
 
-  The block-scaled composites are not followed: `module_calls` reads them.
+  The result is "" for block-scaled composites, which `module_calls` reads.
   """
   attribute = _CALLEES.get(operation.name)
   if attribute is None or module_calls.call_name(operation) is not None:

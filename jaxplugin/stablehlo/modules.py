@@ -35,7 +35,7 @@ from jaxplugin.stablehlo import module_process
 TEXT: Final = "text"
 BYTECODE: Final = "bytecode"
 PORTABLE: Final = "portable"
-_LONGEST_SHOWN: Final = 200  # bytes of a string, by `Source.elide`
+_LONGEST_SHOWN: Final = 200  # bytes of a string that `Source.elide` keeps
 FORMS: Final = (TEXT, BYTECODE, PORTABLE)
 
 ModuleError = module_parsing.ModuleError
@@ -45,15 +45,15 @@ walk = module_parsing.walk
 
 @dataclasses.dataclass(kw_only=True)
 class Source:
-  """A module that was read.
+  """A module and the form in which it was passed.
 
   Attributes:
-    module: a copy, free to be changed.
-    given: what was read.
-    name: its file, or another name, for messages.
+    module: a copy that may be changed.
+    given: the caller's object.
+    name: name in messages, such as the file's name.
     form: `TEXT`, `BYTECODE`, `PORTABLE`, or None for an object.
-    version: of StableHLO, where the form is `PORTABLE`.
-    has_locations: whether the module came with source locations.
+    version: StableHLO version if the form is `PORTABLE`, else None.
+    has_locations: whether the module has source locations.
   """
 
   module: ir.Module
@@ -64,10 +64,11 @@ class Source:
   has_locations: bool = True
 
   def write(self) -> Any:
-    """`module` as the kind of thing that was given.
+    """Returns `module` in the form that was passed.
 
     Raises:
-      ModuleError: a portable artifact's version lacks what the module uses.
+      ModuleError: If the version of a portable artifact does not support an
+        operation of the module.
     """
     given = self.given
     if isinstance(given, jax.export.Exported):
@@ -88,7 +89,7 @@ class Source:
     return self.module if is_lowered else self.given
 
   def require_platform(self, platform: str) -> None:
-    """Raises ValueError where an `Exported` is not for this platform alone."""
+    """Raises ValueError unless an `Exported` is for this platform only."""
     if isinstance(self.given, jax.export.Exported):
       platforms = tuple(self.given.platforms)
       if platforms != (platform,):
@@ -99,7 +100,7 @@ class Source:
         )
 
   def serialize(self, form: str) -> str | bytes:
-    """`module` in one of `FORMS`; raises ModuleError as `write` does."""
+    """Returns `module` in one of `FORMS`; raises the errors of `write`."""
     if form == TEXT:
       operation = self.module.operation
       return operation.get_asm(enable_debug_info=self.has_locations)
@@ -111,7 +112,7 @@ class Source:
   def elide(self) -> None:
     """Replaces each long string in a backend_config by its length.
 
-    What is left can be read by people, and compiled by nobody.
+    The result is for readers and cannot be compiled.
     """
     for operation in walk(self.module.operation):
       attributes = operation.attributes
@@ -137,7 +138,7 @@ class Source:
 
 
 def is_module(x: Any) -> bool:
-  """Whether `x` is something that `read` reads, by its type."""
+  """Returns whether `read` accepts an object of the type of `x`."""
   kinds = (
     str,
     bytes,
@@ -196,12 +197,12 @@ def read(
 
 
 def copy(module: ir.Module) -> ir.Module:
-  """A copy in the same context."""
+  """Returns a copy in the same context."""
   return ir.Module.parse(_bytecode(module), module.context)
 
 
 def imported(module: ir.Module, context: ir.Context) -> ir.Module:
-  """A copy in another context."""
+  """Returns a copy in another context."""
   return ir.Module.parse(_bytecode(module), context)
 
 
@@ -257,7 +258,7 @@ def _elided(attribute: Any) -> Any:
 
 
 def _parsed(given: str | bytes, name: str, trusted: bool) -> Source:
-  """Parses and verifies, where it can do no harm."""
+  """Parses and verifies a module, in a child process first if untrusted."""
   data, version, form = given, None, TEXT
   if isinstance(given, bytes):
     version = module_parsing.portable_version(given)

@@ -29,9 +29,9 @@ from jaxplugin.stablehlo import module_match
 from jaxplugin.stablehlo import module_parsing
 from jaxplugin.stablehlo import modules
 
-# What reading and lowering a call raise if the call is not acceptable.
+# Errors of reading and lowering a call that cannot be lowered.
 _REFUSALS: Final = (TypeError, ValueError, NotImplementedError)
-# What nanobind raises where it makes a Python string.
+# nanobind's error for a string that is not UTF-8.
 _BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
 
 
@@ -44,15 +44,16 @@ class Rewritten:
   """The outcome of one call. `str` is one line.
 
   Attributes:
-    call: its name.
-    source: file, line and column; empty when not known.
-    description: what it computes; the operands' types if it is refused.
-    decided: what was decided about its dot; None if it has no dot.
-    dot: the equation of its dot; None if it has no dot.
-    function: the function that computes it now; empty if the call stays.
-    error: why it is refused, and therefore stays. It may have several lines.
-    lowering_error: why this process, though it could decide, cannot lower it;
-      from `examine` only.
+    call: name of the call.
+    source: file, line and column; empty if unknown.
+    description: the computation; the operands' types if the call is refused.
+    decided: the decision for the call's dot; None if it has no dot.
+    dot: the equation of the call's dot; None if it has no dot.
+    function: name of the function that replaces the call; empty if the call
+      stays.
+    error: why the call is refused and stays. It may have several lines.
+    lowering_error: why this process cannot lower the decided call; only from
+      `examine`.
   """
 
   call: str
@@ -178,10 +179,10 @@ def examine(
   *,
   strict: bool = False,
 ) -> list[Rewritten]:
-  """Returns the outcome that each call would have.
+  """Returns the outcome of each call without rewriting the module.
 
-  A decision needs no package that lowers: `lowering_error` says if one is
-  missing. `source` is of no use afterwards.
+  Deciding does not need the packages that lower a call. `lowering_error` has
+  the reason if one of them is missing. `source` cannot be used afterwards.
   """
   rewriter = _Rewriter(source, target, implementation, "up", is_examining=True)
   with readable(source):
@@ -190,7 +191,7 @@ def examine(
 
 @contextlib.contextmanager
 def readable(source: modules.Source) -> Iterator[None]:
-  """Raises `ModuleError` for what Python cannot read of a module."""
+  """Raises `ModuleError` if Python cannot read a part of a module."""
   try:
     yield
   except RecursionError as error:
@@ -220,12 +221,12 @@ def _validate(
 
 @dataclasses.dataclass(kw_only=True)
 class _Emitted:
-  """How all calls that are alike are computed.
+  """The code for all equal calls.
 
   Attributes:
-    lowering: how.
-    module: the emitted module in the context of the one that is rewritten.
-    functions: names of the functions added, by the symbol table they are in.
+    lowering: the lowering of these calls.
+    module: the emitted module in the context of the module being rewritten.
+    functions: name of the added function in each symbol table.
   """
 
   lowering: module_functions.Lowering
@@ -316,7 +317,7 @@ class _Rewriter:
     return dataclasses.replace(result, function=name)
 
   def _lower(self, call: module_calls.ModuleCall) -> module_functions.Lowering:
-    """How a call is computed; calls that are alike are traced once."""
+    """Returns the lowering of a call; equal calls are traced once."""
     if call not in self._lowerings:
       try:
         self._lowerings[call] = module_functions.lower(call, *self._options)
@@ -338,7 +339,7 @@ class _Rewriter:
     return self._emitted[call]
 
   def _function(self, emitted: _Emitted, operation: Any) -> str:
-    """The name of the function that computes a call, added if need be."""
+    """Returns the name of the function for a call, and adds it if needed."""
     table = _symbol_table(operation)
     if table not in emitted.functions:
       name = emitted.lowering.name
@@ -356,7 +357,7 @@ class _Rewriter:
 
 
 def _imported(module: ir.Module, context: Any, name: str) -> ir.Module:
-  """An emitted module in another context: one function, its helpers inlined.
+  """Imports an emitted module and inlines all its functions into @main.
 
   The locations of its operations keep JAX's names. Lines of this package are
   removed, because the module's author did not write them.
@@ -374,7 +375,7 @@ def _imported(module: ir.Module, context: Any, name: str) -> ir.Module:
 
 
 def _symbol_table(operation: Any) -> Any:
-  """The module around an operation, which its symbols are looked up in."""
+  """Returns the module around an operation, which has its symbols."""
   while operation.name != "builtin.module":
     operation = operation.parent.operation
   return operation
@@ -468,7 +469,7 @@ def _replace(operation: Any, name: str, shardings: list[Any]) -> None:
   operation.erase()
 
 
-# Shardings: those of a call's results.
+# Shardings of a call's results.
 
 
 def _shardings(operation: Any) -> list[Any]:
@@ -499,7 +500,7 @@ def _shardings(operation: Any) -> list[Any]:
 
 
 def _split_sharding(text: str) -> list[str]:
-  """The parts of an HLO tuple sharding, "{{replicated}, {devices=[2]0,1}}"."""
+  """Splits an HLO tuple sharding, "{{replicated}, {devices=[2]0,1}}"."""
   parts, depth, start = [], 0, 0
   for i, character in enumerate(text):
     if character == "{":
@@ -513,7 +514,7 @@ def _split_sharding(text: str) -> list[str]:
 
 
 def _constrained(value: Any, sharding: Any) -> Any:
-  """A value with a sharding, as JAX's `with_sharding_constraint` lowers it."""
+  """Returns a value with a sharding constraint in the form that JAX lowers."""
   if not isinstance(sharding, str):
     return sdy.ShardingConstraintOp(value, sharding).result
   call = stablehlo.CustomCallOp(
