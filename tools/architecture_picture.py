@@ -23,7 +23,7 @@ PICTURE: Final = pathlib.Path(__file__).with_suffix(".svg")
 
 # A box is a tuple of packages. Boxes of a row do not import each other.
 Box = tuple[str, ...]
-# Rows from the top, each of three columns: (first column, columns, box).
+# Rows from the top, in a grid of three columns: (first column, columns, box).
 ROWS: Final[tuple[tuple[tuple[int, int, Box], ...], ...]] = (
   ((0, 3, ("lab",)),),
   ((0, 3, ("cli", "explanation")),),
@@ -51,7 +51,7 @@ COLUMN: Final = (WIDTH - 2 * MARGIN + GAP) / 3
 LINE_HEIGHT: Final = 17
 PADDING: Final = 10
 SIZE: Final = 12
-# Users' packages, operations, shared packages, kernels; by the row.
+# Colors of rows: packages for users, operations, shared packages, kernels.
 _COLORS: Final = (
   *(drawing.ORANGE,) * 5,
   *(drawing.BLUE,) * 3,
@@ -132,7 +132,7 @@ def picture() -> str:
   for box, (left, right, _, bottom) in places.items():
     for other in arrows(box):
       other_left, other_right, other_top, _ = places[other]
-      # Straight down, in the middle of the narrower box.
+      # Straight down from the middle of the shared columns.
       center = (max(left, other_left) + min(right, other_right)) / 2
       parts.append(drawing.arrow(center, bottom, center, other_top - 2))
   description = "; ".join(

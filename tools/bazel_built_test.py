@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Under Bazel, what is tested is what Bazel built, not a checkout's files."""
+"""Under Bazel, tests use the library that Bazel built, not a checkout's."""
 
 import os
 import pathlib
@@ -34,7 +34,7 @@ class BuiltTest(absltest.TestCase):
 
   def test_cpu_library_is_the_one_that_bazel_built(self):
     module = pathlib.Path(library.__file__)
-    # Beside the link: a declared input, and no leftover of another build.
+    # The library lies next to the link, so it is a declared input of the test.
     self.assertTrue((module.parent / library.LIBRARY_NAME).exists())
     path = library.find()
     self.assertEqual(path.parent, module.resolve().parent)

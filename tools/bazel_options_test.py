@@ -17,18 +17,18 @@ from typing import Final
 import jax
 from absl.testing import absltest
 
-# Resolved: under Bazel this file is a link.
+# Resolved, because under Bazel this file is a link.
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 CMAKE: Final = ROOT / "kernels" / "cpu"
 BAZEL: Final = ROOT / "tools" / "bazel" / "cc.bzl"
-# Options that decide about code; but for -fPIC, which Bazel adds, and for
-# the standard, which CMake leaves out where it is the compiler's own.
+# Options that change the code, except -fPIC, which Bazel adds, and the
+# standard, which CMake omits if it is the compiler's default.
 DECISIVE: Final = ("-O", "-W", "-f", "-m")
 ADDED: Final = ("-fPIC",)
 
 
 def constants(path: pathlib.Path) -> dict[str, Any]:
-  """The lists and dictionaries that a .bzl file defines."""
+  """Returns the lists and dictionaries that a .bzl file defines."""
   names: dict[str, Any] = {}
 
   def value(node: ast.expr) -> Any:
@@ -64,7 +64,7 @@ def bazel_options(name: str, given: dict[str, Any]) -> set[str]:
 
 
 def cmake_options() -> dict[str, set[str]]:
-  """By the file's name, from a configured build that is not made."""
+  """Returns options by file name, from a configured build that is not built."""
   with tempfile.TemporaryDirectory() as folder:
     subprocess.run(
       [

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source file of the project is in a target of some BUILD.bazel.
 
-BUILD files are read here without Bazel, as the Python expressions that they
-are: a rule or macro takes whatever files its arguments name.
+The test reads BUILD files without Bazel. They are Python expressions. A rule or
+macro uses the files that its arguments name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from absl.testing import absltest
 
 pytestmark = pytest.mark.smoke
 
-# Resolved: under Bazel this file is a link, and the whole project is meant.
+# Resolved to the checkout's path, because under Bazel this file is a link.
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS: Final = ("examples", "hlo_tests", "jaxplugin", "kernels", "tools")
 SUFFIXES: Final = (
@@ -28,7 +28,7 @@ SUFFIXES: Final = (
   *(".sh", ".typed"),
 )
 BUILD: Final = "BUILD.bazel"
-# Macros whose file is their name's, with this suffix.
+# Macros whose source is the rule's name with this suffix.
 NAMED_SOURCES: Final = {"isa_library": ".cc", "python_test": ".py"}
 TEST_RULES: Final = ("cc_test", "python_test")
 
@@ -58,7 +58,7 @@ class Package:
       case ast.Dict():
         return [self._value(value) for value in node.values]
       case ast.Name():
-        return self._names.get(node.id, [])  # else loaded: no file of ours
+        return self._names.get(node.id, [])  # else loaded, without our files
       case ast.BinOp(op=ast.Add()):
         return self._value(node.left) + self._value(node.right)
       case ast.ListComp(generators=[generator]):
@@ -87,7 +87,7 @@ class Package:
     if name in TEST_RULES:
       suffix = NAMED_SOURCES.get(name, ".cc")
       self.tests.add(self._folder / (named["name"] + suffix))
-    return list(_strings(given))  # select() stands for its values
+    return list(_strings(given))  # for select(), all its values
 
   def _glob(self, patterns: list[str]) -> set[str]:
     paths = {path for text in patterns for path in self._folder.glob(text)}
@@ -98,7 +98,7 @@ class Package:
     }
 
   def _owns(self, path: pathlib.Path) -> bool:
-    """Whether no package lies between the file and this one."""
+    """Returns whether no other package lies between the file and this one."""
     while (path := path.parent) != self._folder:
       if (path / BUILD).exists():
         return False
@@ -142,7 +142,7 @@ def sources(root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def untargeted(root: pathlib.Path) -> list[str]:
-  """Source files that are in no target, and tests that none runs."""
+  """Returns source files in no target, and tests that no target runs."""
   found = packages(root)
   files = {path for package in found for path in package.files}
   tests = {path for package in found for path in package.tests}
@@ -168,14 +168,14 @@ class BazelTargetsTest(absltest.TestCase):
 
 
 class PlantedFileTest(absltest.TestCase):
-  """The walk itself can fail."""
+  """The test finds a planted file."""
 
   def setUp(self):
     super().setUp()
     self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def write(self, **texts: str):
-    """`kernels__cpu__a_py="..."` is the file kernels/cpu/a.py."""
+    """Writes files; `kernels__cpu__a_py="..."` is kernels/cpu/a.py."""
     for name, text in texts.items():
       stem, _, suffix = name.replace("__", "/").rpartition("_")
       path = self.root / f"{stem}.{suffix}"

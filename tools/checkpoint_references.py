@@ -55,7 +55,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def weight() -> torch.Tensor:
-  """bf16[N, K] of many magnitudes."""
+  """Returns a bf16[N, K] weight with many magnitudes."""
   i = torch.arange(N * K)
   numbers = (i * 37 % 101 - 50) / 1024 * torch.exp2(-(i // 16 % 5).float())
   return numbers.reshape(N, K).bfloat16()
@@ -75,7 +75,7 @@ def raw(tensor: torch.Tensor) -> dict[str, Any]:
 def written(
   folder: pathlib.Path, layout: str, format: str, tensors: Tensors
 ) -> tuple[Tensors, dict[str, str], dict[str, Any]]:
-  """What jaxplugin writes: tensors, metadata and quantization_config."""
+  """Returns jaxplugin's tensors, metadata and quantization_config."""
   source = folder / f"{layout}.{format}.{EXPERTS in tensors}"
   source.mkdir()
   safetensors_torch.save_file(tensors, source / "model.safetensors")
@@ -158,7 +158,7 @@ def of_compressed_tensors(folder: pathlib.Path, format: str) -> dict[str, Any]:
   theirs = {f"0.{n}": t for n, t in compressor.compress(state, scheme).items()}
 
   def read(parts: Tensors) -> torch.Tensor:
-    # Its own decompress() rounds to bf16 on the way.
+    # The tool's decompress() rounds to bf16 first.
     if "0.weight_packed" in parts:
       values = ct_helpers.unpack_fp4_from_uint8(
         parts["0.weight_packed"], N, K, dtype=torch.float32
@@ -222,13 +222,13 @@ def of_modelopt(folder: pathlib.Path, format: str) -> dict[str, Any]:
 
 
 def experts() -> torch.Tensor:
-  """bf16[2, K, N]."""
+  """Returns bf16[2, K, N] weights of two experts."""
   x = weight().T
   return torch.stack([x, 3 * x.flip(0)])
 
 
 def of_modelopt_experts(folder: pathlib.Path) -> dict[str, Any]:
-  """As its export does it: turned, quantized and turned back."""
+  """Quantizes experts like ModelOpt's export: transposed, then back."""
   x = experts()
   ours, _, _ = written(folder, "modelopt", "nvfp4", {EXPERTS: x})
   tensor = qtensor.NVFP4QTensor
@@ -260,7 +260,7 @@ def of_gpt_oss(folder: pathlib.Path) -> dict[str, Any]:
   return fact(
     f"transformers {transformers.__version__}",
     ours,
-    # [E, k, n], as its model has them; files have [E, n, k].
+    # The model has [E, k, n]; files have [E, n, k].
     lambda parts: convert_moe_packed_tensors(
       parts[f"{EXPERTS}_blocks"],
       parts[f"{EXPERTS}_scales"],

@@ -5,7 +5,7 @@
   python tools/compatibility_table.py
 
 A cell is the backend that is chosen for a matmul of 128 x 128 x 4096 on a named
-target, so the tables change with the rules; a test compares the page.
+target. The tables depend on the rules, so a test compares the page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pathlib
 import re
 from typing import Final
 
-# No device is needed, so none is looked for.
+# No device is needed, so JAX does not look for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import decision_picture
@@ -30,7 +30,7 @@ PAGE: Final = (
 _TABLE: Final = re.compile(
   r"(<!-- backends -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
-# cuDNN at and just below the versions that matter.
+# cuDNN versions at, and just below, those where the answer changes.
 CUDNN: Final = ("9.13", "9.12", "9.9")
 CALLS: Final = (
   decision_picture.Call(title="MXFP8", lhs=jp.MXFP8, rhs=jp.MXFP8),
@@ -48,7 +48,7 @@ def rows() -> list[tuple[str, targets.Target]]:
   for name in targets.TARGET_NAMES:
     target = targets.named_target(name)
     if target.platform == "cpu":
-      continue  # with and without its kernels: below
+      continue  # added below, with and without its kernels
     if target.platform == "cuda" and target.compute_capability[0] >= 10:
       found += [
         (f"{name}, cuDNN {version}", targets.named_target(name, cudnn=version))

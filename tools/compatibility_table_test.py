@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The compatibility page has the backends that are chosen today."""
+"""The compatibility page has the backends that the package chooses today."""
 
 import compatibility_table
 from absl.testing import absltest

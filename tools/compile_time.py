@@ -65,10 +65,10 @@ def measure(
 
   Args:
     format: one of `FORMATS`.
-    dots: how many products.
-    devices: how many GPUs.
-    size: of a weight's sides, and of the rows of what is multiplied.
-    axes: of the mesh, one of `AXES`.
+    dots: number of matmuls.
+    devices: number of GPUs.
+    size: size of each side of a weight, and number of rows of the activation.
+    axes: type of the mesh axes, one of `AXES`.
   """
   import jax
   import jax.numpy as jnp
@@ -129,7 +129,7 @@ def _cpu_seconds() -> float:
 
 
 def table(found: Sequence[Compiled]) -> str:
-  """Rows, with ratios to the first one."""
+  """Returns a table with a row for each format, and ratios to the first one."""
   lines = ["format    CPU s  ratio  peak GB  kernels  both axes"]
   for one in found:
     moved = "" if one.moved is None else f"{one.moved:8.2f}x"

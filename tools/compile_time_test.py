@@ -48,8 +48,8 @@ class CompileTimeTest(absltest.TestCase):
     for row in (plain, quantized):
       self.assertGreater(float(row[1]), 0)
       self.assertGreater(float(row[3]), 0.05)
-    # Five products' worth of kernels at least; and x read once, with a byte
-    # and a scale written for each value, twice.
+    # At least the kernels of five matmuls. `x` is read once; a byte for each
+    # value, and a scale for each block, are written twice.
     self.assertGreater(int(quantized[4]), 5)
     self.assertEqual(quantized[5], f"{1 + (1 + 1 / 32):.2f}x")
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws how a call is decided: docs/figures/dispatch.svg.
+"""Draws the choice of a backend: docs/figures/dispatch.svg.
 
   python tools/decision_picture.py
 
-Each cell is the answer of `jp.explain` for that call on that device, so the
-picture changes with the rules; a test compares the two.
+Each cell is the answer of `jp.explain` for that call on that device. The
+picture depends on the rules, so a test compares the two.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import os
 import pathlib
 import textwrap
 
-# No device is needed, so none is looked for.
+# No device is needed, so JAX does not look for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import drawing
@@ -34,7 +34,7 @@ LABEL_WIDTH = 200
 ROW_HEIGHT = 66
 HEADER_TOP = 168
 ROWS_TOP = 196
-# Each backend also has its name in its box.
+# The name of the backend is in the box too.
 COLORS = {
   "cudnn": drawing.BLUE,
   "triton": drawing.VERMILION,
@@ -123,7 +123,7 @@ def steps():
 
 
 def remark_lines(decision, order):
-  """Returns the note of a cell: its global scale, or the first refusal."""
+  """Returns the note of a cell: the global scale, or the first refusal."""
   remark = ""
   if decision.global_scale != "none":
     remark = f"global scale {decision.global_scale}"
@@ -154,7 +154,7 @@ def cell(x, y, decision, order):
 
 
 def table():
-  """Returns a row a device, a column a call."""
+  """Returns the table with a row for each device and a column for each call."""
   column = (WIDTH - 2 * MARGIN - LABEL_WIDTH) / len(CALLS)
   parts = []
   for i, call in enumerate(CALLS):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatch figure is what the package decides today."""
+"""The dispatch figure has the choices that the package makes today."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ class DecisionPictureTest(absltest.TestCase):
       if target.name not in targets.TARGET_NAMES or target != (
         targets.named_target(target.name, cudnn=cudnn)
       ):
-        # The label says whatever the target's name does not.
+        # The label adds facts that the target's name does not have.
         self.assertRegex(label, "CPU")
         continue
       named += 1
@@ -80,7 +80,7 @@ class DecisionPictureTest(absltest.TestCase):
           self.assertLess(len(line) * drawing.CHARACTER_WIDTH * 10, column)
 
   def test_picture_has_the_answer_for_an_amd_gpu_without_jax_triton(self):
-    # jax-triton lowers for AMD GPUs only where one is attached.
+    # jax-triton lowers for AMD GPUs only if one is attached.
     (target,) = (t for _, t in decision_picture.devices() if t.name == "mi355x")
     for call in decision_picture.CALLS:
       self.assertEqual(

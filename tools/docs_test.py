@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation names what exists: links, paths, public names, variables.
+"""Links, paths, public names and variables in the documentation exist.
 
-It needs no Sphinx; `make docs` builds the site itself.
+The test needs no Sphinx. `make docs` builds the site.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 VARIABLE = re.compile(r"\"(JAXPLUGIN_[A-Z_]+[A-Z])\"")
-# Variables of tests, which no user sets.
+# Variables of tests, which users do not set.
 OF_TESTS = {"JAXPLUGIN_IMPORT_TEST", "JAXPLUGIN_OTHER"}
 MESSAGES_OF_OTHERS = (
   *("NOT_FOUND", "Unable to load cuDNN", "Unsupported .version"),
@@ -46,7 +46,7 @@ MODULES = ("backends", "checkpoint_policies", "checkpoints", "nn", "training")
 
 
 def slug(heading):
-  """Returns the anchor of a heading, as GitHub and MyST make it."""
+  """Returns the anchor that GitHub and MyST give a heading."""
   return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -72,7 +72,7 @@ def broken_links(path, text, files=None):
 
 
 def broken_paths(text):
-  """Returns the paths in backticks that the checkout does not have."""
+  """Returns the paths in backticks that do not exist in the checkout."""
   folders = "|".join(
     sorted(
       path.name
@@ -95,7 +95,7 @@ def broken_paths(text):
 
 
 def messages():
-  """Returns the strings of the package, a line each; values are left out."""
+  """Returns the package's string literals, one per line, without values."""
   found = []
   for folder in ("jaxplugin", "kernels"):
     for path in (ROOT / folder).rglob("*.py"):
@@ -115,14 +115,14 @@ def messages():
 
 
 def documented(page):
-  """Returns the names in the autosummary and data of an API page."""
+  """Returns the names in an API page's autosummary and data directives."""
   text = (API / f"{page}.rst").read_text()
   listed = re.findall(r"^   (\w+)$", text, re.M)
   return listed + re.findall(r"^\.\. data:: (\w+)$", text, re.M)
 
 
 def groups():
-  """Returns the pages of `jaxplugin` itself, as index.rst lists them."""
+  """Returns the pages of `jaxplugin` itself in the order of index.rst."""
   pages_of_api = re.findall(
     r"^   (\w+)$", (API / "index.rst").read_text(), re.M
   )
@@ -196,7 +196,7 @@ class ReferenceTest(absltest.TestCase):
     for heading in HEADING.findall(text)[1:]:
       if heading.startswith(MESSAGES_OF_OTHERS):
         continue
-      # Names and numbers of an example are values of the message.
+      # Names and numbers in an example heading are values of the message.
       parts = re.split(r"'[^']*'|\w+\.so|\b\d[\d.]*|\.{3}|^\w+: ", heading)
       longest = max(parts, key=len).strip()
       self.assertTrue(

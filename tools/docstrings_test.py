@@ -70,7 +70,7 @@ def examples(name, value):
 
 
 def report(test):
-  """Runs a doctest; returns "" if it printed its output, else both."""
+  """Runs a doctest; returns its report if it fails, else ""."""
   lines = []
   with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
     doctest.DocTestRunner(verbose=False).run(test, out=lines.append)

@@ -22,7 +22,7 @@ ORANGE: Final = "#e69f00"
 SKY: Final = "#56b4e9"
 PURPLE: Final = "#cc79a7"
 GREY: Final = "#7f8c8d"
-# No usual font needs more than this on average, in units of its size.
+# The average character of usual fonts is at most this wide, in font sizes.
 CHARACTER_WIDTH: Final = 0.62
 
 
@@ -82,10 +82,10 @@ def document(
   """Returns the text of an SVG file.
 
   Args:
-    title: the name of the picture, which a screen reader reads first.
-    description: what the picture shows, for readers who cannot see it.
-    width: in pixels.
-    height: in pixels.
+    title: name of the picture, which a screen reader reads first.
+    description: content of the picture, for readers who cannot see it.
+    width: width in pixels.
+    height: height in pixels.
     parts: elements, in drawing order.
   """
   marker = (

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A build without the CPU kernels says why, whatever words the tools use.
+"""A build without the CPU kernels reports the reason.
 
-CMakeLists.txt at the top level leaves the reason in the first line of a file in
-the library's place; `python -m jaxplugin info` quotes it.
+The top-level CMakeLists.txt writes the reason to the first line of a file in
+place of the library. `python -m jaxplugin info` quotes this line.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
-# Resolved: under Bazel this file is a link, and the whole project is meant.
+# Resolved to the checkout's path, because under Bazel this file is a link.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GENERATORS = {"Ninja": "ninja", "Unix Makefiles": "make"}
 COMPILER = shutil.which("c++")
@@ -74,7 +74,7 @@ class FailedBuildTest(parameterized.TestCase):
   @parameterized.parameters(*GENERATORS)
   @pytest.mark.sample(1)
   def test_compiler_that_names_no_error_gives_a_reason(self, generator):
-    """It compiles CMake's own test programs, and none of the kernels."""
+    """The compiler accepts CMake's test programs, but none of the kernels."""
     compiler = self.script(
       "compiler",
       'for word; do case "$word" in */kernels/cpu/*.cc)\n'

@@ -5,8 +5,8 @@
   python tools/figures.py
 
 Values, scales, byte orders and times come from the package and from committed
-results, so a figure cannot disagree with them; a test compares the files.
-tools/decision_picture.py draws docs/figures/dispatch.svg.
+results. A test compares the files with them. tools/decision_picture.py draws
+docs/figures/dispatch.svg.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 from typing import Final
 
-# A figure needs no device.
+# No device is needed, so JAX does not look for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 sys.path.insert(
@@ -39,7 +39,7 @@ RESULTS: Final = (
   ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores.json"
 )
 BASELINE: Final = ROOT / "examples/numerics/numerics_baseline.json"
-# Key in the baseline -> words of the figure.
+# Key in the baseline -> label in the figure.
 SQNR_DATA: Final = (
   ("Gaussian {}", "Gaussian data"),
   ("weights {} mean", "weights of a real model"),
@@ -50,7 +50,7 @@ SQNR_FORMATS: Final = (
 )
 _WIDTH: Final = 920
 _MARGIN: Final = 24
-# Linear numbers with one that is larger than the others: 32 values.
+# 32 values on a straight line, except one larger value.
 _ROW: Final = np.array(
   [
     *(0.30, -0.10, 0.65, 0.05, -0.50, 0.20, 0.90, -0.35),
@@ -79,7 +79,7 @@ def _row(top: float, name: str, array: Any, color: str) -> list[str]:
       drawing.text(
         x + (width - 1) / 2,
         top + 27,
-        f"{value + 0.0:g}",  # -0 reads as a mistake
+        f"{value + 0.0:g}",  # turns -0 into 0
         size=10,
         anchor="middle",
       )

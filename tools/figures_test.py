@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the documentation are what their programs draw."""
+"""Committed figures equal the output of the programs that draw them."""
 
 import pathlib
 import re
@@ -67,7 +67,7 @@ class FiguresTest(parameterized.TestCase):
       self.assertIn(f"| {name} | {cells} |", page)
 
   def test_swizzled_byte_is_the_one_of_the_formula(self):
-    # The text of byte 16 (row mod 32) + 4 (row div 32) + column, in order.
+    # Byte number 16 (row mod 32) + 4 (row div 32) + column, in order.
     labels = re.findall(r">(\d+),(\d+)<", figures.swizzle())
     self.assertLen(labels, 512)
     for position, (row, column) in enumerate(labels):

@@ -1,25 +1,25 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of the public API, each held to the numerical contract.
+"""Random calls of the public API, checked against the numerical contract.
 
   python tools/fuzz.py                        a minute, from a fresh seed
   python tools/fuzz.py --seconds 3600         before a release
-  python tools/fuzz.py --seed 7 --only dot --case 12    one case once more
+  python tools/fuzz.py --seed 7 --only dot --case 12    repeats one case
 
-Results are compared with NumPy in f64: equal where all products and sums are
-exact, else within the contract's bound. The areas:
+Results are compared with NumPy in f64. They must be equal if all products and
+sums are exact, and otherwise within the contract's bound. The areas are:
 
   dot        formats, shapes, dimension numbers, storage; eager, jit, vmap and
-             scan; the xla and cpu implementations, each instruction set
-  gradient   of the plain side of a dot, by grad
-  quantize   bit for bit, under jit and vmap, along any axis
+             scan; the xla and cpu backends, each instruction set
+  gradient   gradient with respect to the unquantized side of a dot
+  quantize   all bits, under jit and vmap, along any axis
   sharding   a dot over a mesh of 8 devices, under random shardings
   target     a dot lowered for a named device that is not attached: the module
              calls the chosen backend
   module     a module with a block-scaled call: rewritten for the CPU and run;
-             rewriting again changes nothing; changed bytes are typed errors
+             a second rewrite changes nothing; changed bytes raise typed errors
 
-Each failure prints the command that repeats it, and makes the status 1.
+Each failure prints the command that repeats it. The status is then 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from jaxplugin.testing.oracles import (
   quantization_oracle as quantization_reference,
 )
 
-# Numbers of instruction sets, as kernels/cpu/kernels.h has them; 0 chooses.
+# Numbers of instruction sets in kernels/cpu/kernels.h; 0 chooses one.
 _ISAS: Final = range(5)
 _CASES_A_CACHE: Final = 50
 _MOST_SHOWN: Final = 2000  # characters of one failure
@@ -83,14 +83,14 @@ def _check_case(
   run: Callable[..., Any],
   **options: Any,
 ) -> None:
-  """The same of a given call."""
+  """Checks the results of `run` for a given call."""
   integers = bool(rng.random() < 0.5)
   lhs = contract.make_operand(rng, case.lhs, integers=integers)
   rhs = contract.make_operand(rng, case.rhs, integers=integers)
   exact, magnitude = contract.dot(lhs.exact, rhs.exact, case.dimension_numbers)
   dtype = case.dtype
   if not integers and dtype == contract.F16:
-    dtype = contract.BF16  # f16 does not have the range
+    dtype = contract.BF16  # values may exceed the range of f16
 
   def call(lhs_arrays: Any, rhs_arrays: Any) -> Any:
     return jp.block_scaled_dot(
@@ -159,7 +159,7 @@ _TRANSFORMATIONS: Final = (
 
 @functools.cache
 def _available_isas() -> tuple[int, ...]:
-  """Instruction sets of this machine; none without the C++ library."""
+  """Returns the instruction sets of this machine; () without C++ library."""
 
   def serves(isa: int) -> bool:
     x = jp.quantize(jnp.ones((1, 32)), jp.MXFP8)
@@ -175,7 +175,7 @@ def _available_isas() -> tuple[int, ...]:
 
 
 def dot(rng: np.random.Generator) -> None:
-  """A dot of the xla, the cpu or the chosen implementation."""
+  """Checks a dot of the xla, cpu or chosen backend."""
   isas = _available_isas()
   implementation = rng.choice([None, "xla", *(["cpu"] * 3 if isas else [])])
   run = _TRANSFORMATIONS[rng.integers(len(_TRANSFORMATIONS))]
@@ -191,7 +191,7 @@ def dot(rng: np.random.Generator) -> None:
 
 
 def gradient(rng: np.random.Generator) -> None:
-  """The gradient of sum(c * dot) with respect to the plain side, in f32."""
+  """Checks the gradient of sum(c * dot) for the unquantized side, in f32."""
   m, n, blocks = (int(x) for x in rng.integers(1, 10, 3))
   format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
   k = blocks * format.block_size
@@ -218,11 +218,11 @@ def gradient(rng: np.random.Generator) -> None:
 
 
 def quantize(rng: np.random.Generator) -> None:
-  """Codes and scales of `quantize`, bit for bit."""
+  """Compares all bits of the codes and scales of `quantize`."""
   format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
   rows, blocks = (int(x) for x in rng.integers(1, 8, 2))
   shape = (rows, blocks * format.block_size)
-  # Inside the range of f16.
+  # Values stay in the range of f16.
   x = rng.normal(size=shape) * np.exp2(rng.integers(-12, 12, (rows, 1)))
   x = x * (rng.random(shape) > 0.1)
   dtype = (jnp.float32, jnp.bfloat16, jnp.float16)[rng.integers(3)]
@@ -246,7 +246,7 @@ def quantize(rng: np.random.Generator) -> None:
   exact = values * np.repeat(scale, format.block_size, 1)
   if has_global:
     exact = exact * np.float64(expected[2])
-  # Dequantizing rounds once, with a global scale twice.
+  # Dequantizing rounds once, or twice with a global scale.
   rounding_error = 2.0**-23 * np.abs(exact)
   contract.assert_within(
     actual if axis else actual.T, exact, rounding_error, contract.F32
@@ -254,7 +254,7 @@ def quantize(rng: np.random.Generator) -> None:
 
 
 def sharding(rng: np.random.Generator) -> None:
-  """A dot of operands that are laid over a mesh in random ways."""
+  """Checks a dot of operands with random shardings over a mesh."""
   axes = ("x", "y")
   shape = (4, 2) if rng.random() < 0.5 else (2, 4)
   mesh = jax.make_mesh(
@@ -278,7 +278,7 @@ def sharding(rng: np.random.Generator) -> None:
   implementation = rng.choice([None, "xla"])
   if rng.random() < 0.5:
     return _check_dot(rng, run, implementation=implementation)
-  # Every mesh axis divides the sizes of values and scales, so k is split often.
+  # Every mesh axis divides the sizes of values and scales, so k is often split.
   format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
   m, n, blocks = (int(x) for x in 4 * rng.integers(1, 4, 3))
   operands = [
@@ -301,7 +301,7 @@ def sharding(rng: np.random.Generator) -> None:
 
 
 def target(rng: np.random.Generator) -> None:
-  """The backend chosen for a device lowers the call or refuses it."""
+  """Checks that the chosen backend lowers the call, or refuses it."""
   name = str(rng.choice(targets.TARGET_NAMES))
   is_cuda = jp.named_target(name).platform == "cuda"
   cudnn = str(rng.choice(["9.9", "9.10", "9.12", "9.13"])) if is_cuda else None
@@ -340,7 +340,7 @@ def target(rng: np.random.Generator) -> None:
 
 
 def module(rng: np.random.Generator) -> None:
-  """A module with one call: rewritten, run, rewritten again, and changed."""
+  """Rewrites a module with one call twice, runs it, and damages its bytes."""
   format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
   m, n, blocks = (int(x) for x in rng.integers(1, 10, 3))
   k = blocks * format.block_size
@@ -369,7 +369,7 @@ def module(rng: np.random.Generator) -> None:
     raise AssertionError(f"rewriting for {device} again changes:\n{once}")
   data = bytearray(modules.read(text, trusted=True).serialize("bytecode"))
   data[rng.integers(len(data))] = rng.integers(256)
-  # Typed errors, and the process is alive.
+  # The errors must be typed, and the process must not crash.
   with contextlib.suppress(TypeError, ValueError, NotImplementedError):
     jp.rewrite(bytes(data), here, strict=True)
 
@@ -385,7 +385,7 @@ AREAS: Final[dict[str, Callable[[np.random.Generator], None]]] = {
 
 
 def run_case(area: str, seed: int, case: int) -> str:
-  """Runs one case; returns what went wrong, or ""."""
+  """Runs one case; returns its failure, or ""."""
   rng = np.random.default_rng([seed, zlib.crc32(area.encode()), case])
   try:
     AREAS[area](rng)
@@ -417,7 +417,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns 1 where a case failed."""
+  """Runs the command; returns 1 if a case failed."""
   parser = _parser()
   args = parser.parse_args(argv)
   seed = secrets.randbelow(10**9) if args.seed is None else args.seed
@@ -446,7 +446,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     else:
       if case % _CASES_A_CACHE == 0:
-        jax.clear_caches()  # programs of single cases are of no more use
+        jax.clear_caches()  # programs of earlier cases are not used again
       continue
     break
   cases = ", ".join(f"{count} of {area}" for area, count in counts.items())

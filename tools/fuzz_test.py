@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The fuzzing command finds what is planted, and says how to repeat it."""
+"""The fuzzing command finds planted faults and prints how to repeat them."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ from jaxplugin import dot
 
 
 def run(*arguments):
-  """The exit status, and the lines printed."""
+  """Returns the exit status, and the lines printed."""
   with contextlib.redirect_stdout(io.StringIO()) as out:
     status = fuzz.main(arguments)
   return status, out.getvalue().splitlines()

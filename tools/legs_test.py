@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Each leg of conftest.py runs the tests that it claims to run."""
+"""Each leg of conftest.py runs the tests that its description names."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def names(items, leg="test", extra=0, seed=0):
 
 
 def rows(count, *marks, parent=Class("a_test.py::Test")):
-  """Returns the rows of one test: functions that wrap one function."""
+  """Returns the rows of one parameterized test: wrappers of one function."""
   test = lambda number: number
   wrap = lambda number: functools.wraps(test)(lambda: test(number))
   return [Item(f"row{i}", marks, parent, wrap(i)) for i in range(count)]

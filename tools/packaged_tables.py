@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Packaged tables of measured choices: which are stale, and how they are made.
+"""Checks and measures the packaged tuning tables.
 
-  tools/packaged_tables.py            which are of these kernels
+  tools/packaged_tables.py            prints which tables are stale
   tools/packaged_tables.py --list     names the pieces, and their commands
   tools/packaged_tables.py --make     measures all pieces; on an idle machine
   tools/packaged_tables.py --make dots-avx2      measures one
 
-A table of other kernels than those of this checkout is stale: programs that
-find it do not use it, and say so. Measuring replaces those that are stale. The
-status is 1 where one is.
+A table is stale if it was measured with other kernels than those of this
+checkout. Programs do not use a stale table, and say so. `--make` replaces stale
+tables. The status is 1 if a table is stale.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import packaged
 
 _TIMES: Final = ("--rounds", "15", "--seconds", "1")
-# Only this package's kernels, so that the tables apply to any version of XLA.
+# Only kernels of this package, so that the tables apply to any version of XLA.
 _KERNELS: Final = ("--implementations", "cpu", *_TIMES)
 _DOTS: Final = (
   *("--shapes", "1x4096x4096,16x4096x4096"),
   *("--formats", "mxfp8,bf16xmxfp4", *_KERNELS),
 )
 
-# Arguments of `tune` by name: each takes about a minute.
+# Arguments of `tune` by piece. Each piece takes about a minute.
 PIECES: Final[dict[str, tuple[str, ...]]] = {
   "dots": _DOTS,
   "dots-avx2": ("--isa", "avx2", *_DOTS),
@@ -53,7 +53,7 @@ PIECES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def _told(path: pathlib.Path) -> tuple[bool, str]:
-  """Whether a table is stale, and a line about it."""
+  """Returns whether a table is stale, and a line about it."""
   table = reading.read(path)
   changed = packaged.staleness(table)
   header, rows = table.header, table.rows
@@ -66,7 +66,7 @@ def _told(path: pathlib.Path) -> tuple[bool, str]:
 
 
 def check() -> int:
-  """Prints a line for each table; 1 where one is stale."""
+  """Prints a line for each table; returns 1 if one is stale."""
   told = [_told(path) for path in sorted(resolution.DATA.glob("*.json"))]
   for _, line in told:
     print(line)
@@ -77,7 +77,7 @@ def check() -> int:
 
 
 def make(names: Sequence[str]) -> int:
-  """Measures pieces into the package's folder; the first failure's status."""
+  """Measures pieces into the package's folder; returns the first bad status."""
   resolution.DATA.mkdir(exist_ok=True)
   for path in resolution.DATA.glob("*.json"):
     if packaged.staleness(reading.read(path)):

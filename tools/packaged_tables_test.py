@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tool names packaged tables of other kernels and how to renew them."""
+"""The tool names stale packaged tables and the command that renews them."""
 
 import contextlib
 import io

@@ -3,13 +3,13 @@
 """Writes the tables of docs/how_to/plan_collectives.md from runs of `plan`.
 
   python tools/plan_tables.py                  # compiles everything: minutes
-  python tools/plan_tables.py --only 405b      # of commands that have this text
+  python tools/plan_tables.py --only 405b      # only commands with this text
   python tools/plan_tables.py --written        # compiles nothing
 
 Plans are stored in docs/how_to/scale_plans.json.
 
-A table of the guide stands between `<!-- plan ... -->`, which is its command,
-and `<!-- end -->`. Where a command has --svg, its picture is written too.
+In the guide a table stands between `<!-- plan ... -->`, which has its command,
+and `<!-- end -->`. If a command has --svg, its picture is written too.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SVG: Final = re.compile(r" --svg (\S+)")
 
 
 def commands(text: str) -> list[str]:
-  """Commands of a guide's tables, in order."""
+  """Returns the commands of a guide's tables, in order."""
   return [match[2] for match in _TABLE.finditer(text)]
 
 
 def kept() -> dict[str, list[plans.ModelPlan]]:
-  """Plans of each command, as they were when it was last run."""
+  """Returns the stored plans of each command."""
   found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
   return {
     command: report.from_json(json.dumps(fields))
@@ -66,7 +66,7 @@ def keep(found: dict[str, list[plans.ModelPlan]], order: Sequence[str]) -> None:
 
 
 def summed(plan: plans.ModelPlan) -> plans.ModelPlan:
-  """A plan with one collective of each kind, as tables have them."""
+  """Returns a plan with one collective of each kind, as in the tables."""
   found: dict[Any, collectives.Collective] = {}
   for one in plan.collectives:
     key = (report.key_of(one), one.is_bound)
@@ -88,12 +88,12 @@ def run(command: str) -> list[plans.ModelPlan]:
 
 
 def tables(found: Sequence[plans.ModelPlan]) -> str:
-  """What stands between a command and its end."""
+  """Returns the text between a command and its end."""
   return f"\n{report.text(found, times=False)}\n\n"
 
 
 def written(text: str, found: dict[str, list[plans.ModelPlan]]) -> str:
-  """The guide with the tables of these plans."""
+  """Returns the guide's text with the tables of these plans."""
   return _TABLE.sub(
     lambda match: f"{match[1]}{tables(found[match[2]])}{match[4]}", text
   )
@@ -102,7 +102,7 @@ def written(text: str, found: dict[str, list[plans.ModelPlan]]) -> str:
 def pictures(
   found: dict[str, list[plans.ModelPlan]],
 ) -> dict[pathlib.Path, str]:
-  """The picture of each command that has one."""
+  """Returns the picture of each command that has one."""
   return {
     GUIDE.parent / match[1]: picture.draw(plans_)
     for command, plans_ in found.items()

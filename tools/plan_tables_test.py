@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and pictures of the guide on scale are what `plan` says."""
+"""Tables and pictures of the scaling guide agree with `plan`."""
 
 import importlib.util
 
@@ -40,7 +40,7 @@ class PlanTablesTest(absltest.TestCase):
       self.assertIn(f"({path.name})", self.text)
 
   def test_a_kept_plan_is_what_it_is_by_hand(self):
-    """Each weight's gradient is scattered over fsdp, once."""
+    """The gradient of each weight is scattered over fsdp once."""
     ((plain, *_),) = (v for c, v in self.kept.items() if "405b" in c)
     scattered = collectives.received(
       plain.collectives, axis="fsdp", kind="reduce-scatter"
@@ -51,7 +51,7 @@ class PlanTablesTest(absltest.TestCase):
 
   @needs_compiler
   def test_a_plan_is_what_it_is_by_hand(self):
-    """A gather of the weights, and a scatter of their gradients."""
+    """The weights are gathered and their gradients scattered."""
     command = "plan small --batch 8 --sequence 256 --layout fsdp=8"
     (found,) = plan_tables.run(f"{command} --formats bf16")
     weights = (4 * 1024**2 + 3 * 1024 * 4096) * 2

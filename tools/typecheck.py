@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs mypy over the package as a wheel lays it out: `typecheck.py [OPTIONS]`.
+"""Runs mypy over the package in a wheel's layout: `typecheck.py [OPTIONS]`.
 
-In a checkout jaxplugin.kernels lies in kernels/ (jaxplugin/kernels/__init__.py
-finds it), where no type checker looks: so it gets a folder of links. OPTIONS
-are mypy's; its configuration is pyproject.toml's.
+A checkout has jaxplugin.kernels in kernels/, where a type checker does not look
+(jaxplugin/kernels/__init__.py finds it). This program therefore links the files
+into one folder. OPTIONS are mypy's. pyproject.toml has mypy's configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUPPORT: Final = ("_test.py", "testing.py")
 
 
 def link(folder: pathlib.Path, destination: pathlib.Path) -> None:
-  """Links what a wheel has of `folder`, recursively, in `destination`."""
+  """Links the files of `folder` that a wheel has to `destination`."""
   destination.mkdir(parents=True, exist_ok=True)
   for path in sorted(folder.iterdir()):
     place = destination / path.name
@@ -34,7 +34,7 @@ def link(folder: pathlib.Path, destination: pathlib.Path) -> None:
 
 
 def in_checkout(line: str, root: pathlib.Path = ROOT) -> str:
-  """A line of mypy's, with the name that its file has in the checkout."""
+  """Returns a line of mypy's output with the file's name in the checkout."""
   is_there = (root / line.partition(":")[0]).exists()
   return line if is_there else line.replace(KERNELS, "kernels/", 1)
 

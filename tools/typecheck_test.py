@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The type checker gets what a wheel has, and its findings the right names.
+"""mypy checks the files of a wheel, and errors name files of the checkout.
 
-What it finds in the package itself is `make lint`'s.
+`make lint` runs mypy over the package itself.
 """
 
 import pathlib

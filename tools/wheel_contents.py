@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks what a built wheel and sdist hold: `wheel_contents.py DIRECTORY`.
 
-Exit status 1, with a sentence for each thing wrong, unless the directory has
-one wheel and one sdist of the same version, which CHANGELOG.md knows.
+Prints a sentence for each fault and exits with status 1 if there is one. The
+directory must have one wheel and one sdist of the same version. CHANGELOG.md
+must list this version.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ LIBRARY: Final = re.compile(
   r"jaxplugin/kernels/cpu/libjaxplugin_cpu\.(so|dylib)"
 )
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
-# Files of the checkout that no wheel has: tests and what supports them.
+# Files of the checkout that a wheel must not have: tests and their helpers.
 SUPPORT: Final = re.compile(
   r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/interpreter/"
   r"|^kernels/cpu/tests/"
 )
-# Except the suites for backends of other packages.
+# Except the test suites for backends of other packages.
 SUITE: Final = (
   *(
     f"jaxplugin/testing/{name}.py"
@@ -56,9 +57,9 @@ SDIST_ONLY: Final = (
 
 
 def modules(root: pathlib.Path) -> dict[str, str]:
-  """Files that a wheel is to have: its name of each, the checkout's.
+  """Returns files that a wheel must have: {name in it: name in the checkout}.
 
-  Python's, and tables of measured choices.
+  These are Python files and tuning tables.
   """
   names = {}
   for folder, prefix in (("jaxplugin", ""), ("kernels", "jaxplugin/")):
@@ -73,7 +74,7 @@ def modules(root: pathlib.Path) -> dict[str, str]:
 
 
 def wheel_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
-  """Sentences about a wheel of the files `names`, `expected` among them."""
+  """Returns faults of a wheel with files `names`; it needs `expected`."""
   found = {name for name in names if not name.endswith("/")}
   info = {
     name for name in found if ".dist-info/" in name.partition("/")[0] + "/"
@@ -93,7 +94,7 @@ def wheel_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
 
 
 def sdist_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
-  """Sentences about an sdist; names have its top folder's before them."""
+  """Returns faults of an sdist; names begin with its top folder."""
   found = {name.partition("/")[2] for name in names}
   wanted = {*SDIST_ONLY, *expected, "jaxplugin/py.typed"}
   faults = [f"the sdist lacks {name}" for name in sorted(wanted - found)]
@@ -105,7 +106,7 @@ def sdist_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
 def version_faults(
   wheel: str, sdist: str, changelog: str, package: str
 ) -> list[str]:
-  """Sentences about versions: in file names, CHANGELOG.md and __init__.py."""
+  """Returns faults of versions in file names, CHANGELOG.md and __init__.py."""
   versions = {
     "the wheel": wheel.split("-")[1],
     "the sdist": sdist.removesuffix(".tar.gz").rpartition("-")[2],
@@ -121,7 +122,7 @@ def version_faults(
 
 
 def faults(directory: pathlib.Path, root: pathlib.Path = ROOT) -> list[str]:
-  """Sentences about the wheel and the sdist in `directory`."""
+  """Returns faults of the wheel and the sdist in `directory`."""
   wheels = sorted(directory.glob("*.whl"))
   sdists = sorted(directory.glob("*.tar.gz"))
   if len(wheels) != 1 or len(sdists) != 1:

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every fault of a wheel or an sdist is found.
+"""Each kind of fault of a wheel or an sdist is found.
 
-`make release` builds real ones and checks them.
+`make release` builds a wheel and an sdist, and checks them.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ import wheel_contents
 from absl.testing import absltest
 from absl.testing import parameterized
 
-# Name in a wheel -> in a checkout.
+# Name in a wheel -> name in the checkout.
 MODULES = {
   "jaxplugin/__init__.py": "jaxplugin/__init__.py",
   "jaxplugin/dot/backends/cpu.py": "jaxplugin/dot/backends/cpu.py",
@@ -183,7 +183,7 @@ class DirectoryTest(absltest.TestCase):
     )
 
   def test_suite_for_other_packages_is_whole(self):
-    # Each imports no module of the folder that no wheel has.
+    # The suite imports only modules that a wheel has.
     for name in wheel_contents.SUITE:
       source = (wheel_contents.ROOT / name).read_text()
       for folder, module in re.findall(

@@ -462,7 +462,7 @@ def _replace_zeros(
 
 
 def is_known(x: Any) -> bool:
-  """Returns whether all numbers of an array are at hand."""
+  """Returns whether this process can read the elements of an array."""
   if isinstance(x, np.ndarray):
     return True
   return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable

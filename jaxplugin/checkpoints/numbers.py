@@ -18,7 +18,7 @@ from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import records
 
-_CHUNK: Final = 1 << 16  # elements, which a core's cache holds
+_CHUNK: Final = 1 << 16  # elements; a chunk fits in a core's cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

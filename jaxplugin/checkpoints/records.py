@@ -127,7 +127,7 @@ class Part:
   """A tensor to write for a quantized weight.
 
   Attributes:
-    name, type_name, shape: of the tensor in the file.
+    name, type_name, shape: name, dtype and shape of the tensor in the file.
     take: returns its numbers from a `ScaledArray`.
   """
 

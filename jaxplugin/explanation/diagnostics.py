@@ -109,7 +109,7 @@ def explain(
       f" strict={strict!r}. Bind an argument of that name with"
       " functools.partial."
     )
-  # A forced implementation is judged for this target while tracing.
+  # A forced implementation is checked for this target while tracing.
   chosen = (
     contextlib.nullcontext() if target is None else (targets.use_target(target))
   )
@@ -135,7 +135,7 @@ def explain(
       quantizations.append(explain_quantization(operation))
     elif (other := products.explain(operation, target)) is not None:
       others.append(other)
-  # `accept_quantized` dequantizes what nothing uses in the end.
+  # `accept_quantized` also adds dequantizations whose results are unused.
   used = jax_private.without_unused(jaxpr.jaxpr)
   for operation in program.operations(used, num_devices):
     if operation.eqn.primitive is dequantize_primitive.dequantize_p:
@@ -150,7 +150,7 @@ def explain(
 
 
 def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-  """The jaxpr of a function, of those of its arguments that may be traced."""
+  """Returns the jaxpr of a function. Only arrays among its arguments vary."""
   leaves, tree = jax.tree.flatten((args, kwargs))
   if all(_is_array(x) or isinstance(x, _NUMBERS) for x in leaves):
     return jax.make_jaxpr(fn)(*args, **kwargs)
@@ -188,13 +188,13 @@ def explain_module(
   *,
   strict: bool = False,
 ) -> report.Explanation:
-  """`explain` for a module that was read; consumes it.
+  """Explains the calls of a module. The module cannot be used afterwards.
 
   Args:
     source: the module.
     target: the device to decide for; None is the current one.
-    implementation: the one that all dots are to use, or None to choose.
-    strict: whether a call that cannot be taken is an error.
+    implementation: backend of all dots; None chooses one for each.
+    strict: whether a call that cannot be lowered is an error.
   """
   target = target or targets.current_target()
   calls, others = [], []
@@ -211,7 +211,7 @@ def explain_module(
   explained: list[report.Explained] = []
   for item, runs in zip(done, calls, strict=True):
     one = _explain_call(item, target)
-    # One that nothing reaches is rewritten as well.
+    # A call that never runs is rewritten as well.
     explained += [
       dataclasses.replace(one, **_place(run, count))
       for run, count in (runs or {module_runs.Run(): 1}).items()
@@ -222,7 +222,7 @@ def explain_module(
 
 
 def _place(run: module_runs.Run, count: int) -> dict[str, Any]:
-  """Fields of a `report.Place`: how often something in a module runs."""
+  """Returns fields of a `report.Place` from an operation's control flow."""
   return {
     "count": count,
     "trips": None if run.is_in_loop else 1,
@@ -233,7 +233,7 @@ def _place(run: module_runs.Run, count: int) -> dict[str, Any]:
 def _explain_call(
   item: rewriter.Rewritten, target: targets.Target
 ) -> report.Explained:
-  """One call of a module."""
+  """Explains one call of a module."""
   decided = item.decided
   return report.Explained(
     source=item.source,
@@ -275,7 +275,7 @@ def _explain_dot(
 
 
 def _explain_decided(eqn: Any, decided: traced.Decided) -> dict[str, Any]:
-  """Fields of a `report.Explained`: what follows from a dot's decision."""
+  """Returns fields of a `report.Explained` that follow from a decision."""
   if decided.decision is None:
     return {}
   backend = backends.table()[decided.decision.implementation]
@@ -297,7 +297,7 @@ def _explain_ragged(
   )
   launched_by = ""
   if decided.decision is not None:
-    # A contraction's backends have these names too.
+    # Backends of a contraction have the same names.
     backend = ragged_backends.OPERATION.backends()[
       decided.decision.implementation
     ]

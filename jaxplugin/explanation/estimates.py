@@ -33,10 +33,10 @@ class Estimate:
 
   Attributes:
     num_bytes: bytes of the operands and the result, each counted once.
-    flops: two for each multiplication.
+    flops: FLOPs; a multiplication and its addition count as two.
     seconds: least time by the target's published figures; None if the target
       has none.
-    bound: what takes this time: "memory", "compute", or "" if not known.
+    bound: the limit: "memory", "compute", or "" if unknown.
   """
 
   num_bytes: float
@@ -69,10 +69,11 @@ _COLUMNS: Final[tuple[Precision, ...]] = ("bf16", "fp8", "fp4")
 
 
 def sheet_of(target: targets.Target) -> str | None:
-  """Returns the named target with a GPU's published figures; None if none.
+  """Returns the name under which a GPU's published figures are stored.
 
-  The device's whole name decides. Other boards ("NVIDIA H100 PCIe", "NVIDIA
-  GH200 480GB") and MIG instances contain a name, and have other figures.
+  None if the GPU has no published figures. The whole name of the device must
+  match. Other boards ("NVIDIA H100 PCIe", "NVIDIA GH200 480GB") and MIG
+  instances contain the name of a listed GPU, but have other figures.
   """
   if not is_gpu(target):
     return None
@@ -87,7 +88,7 @@ def is_gpu(target: targets.Target) -> bool:
 def precision_of(
   lhs: problems.OperandProblem, rhs: problems.OperandProblem, *, is_native: bool
 ) -> Precision:
-  """What matrix instructions multiply, which may take operands as they are."""
+  """Returns the precision in which matrix instructions multiply operands."""
   both = [side.format for side in (lhs, rhs)]
   if not is_native or None in both:
     return "bf16"
@@ -100,13 +101,13 @@ def estimate(
   precision: Precision | None,
   target: targets.Target,
 ) -> Estimate:
-  """The roofline of one product.
+  """Returns the roofline estimate of one matmul.
 
   Args:
-    num_bytes: read and written.
-    flops: two a multiplication.
-    precision: of the operands of matrix instructions; None is another.
-    target: where.
+    num_bytes: bytes read and written.
+    flops: FLOPs; a multiplication and its addition count as two.
+    precision: precision of the matrix instructions; None if it is another one.
+    target: the device.
   """
   sheet = sheet_of(target)
   if sheet is None:
@@ -145,7 +146,7 @@ def bytes_of(avals: Iterable[Any]) -> float | None:
 
 
 def in_words(num_bytes: float, flops: float, seconds: float | None) -> str:
-  """ "1.2 GB, 3.4 TFLOP, at least 5.6 us"."""
+  """Returns text such as "1.2 GB, 3.4 TFLOP, at least 5.6 us"."""
   parts = [_with_prefix(num_bytes, "B"), _with_prefix(flops, "FLOP")]
   if seconds is not None:
     parts.append(f"at least {time_in_words(seconds)}")

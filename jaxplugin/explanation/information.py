@@ -70,7 +70,7 @@ class Information:
   plugins: tuple[str, ...]
 
   def parts(self) -> Iterator[console.Part]:
-    """Returns the report."""
+    """Yields the parts of the report that `info` prints."""
     for name, number in self.versions.items():
       yield f"{name}: {number}"
     yield f"devices: {', '.join(self.devices)}"
@@ -97,12 +97,12 @@ class Information:
     yield from (f"  {line}" for line in self.plugins or ("none",))
 
   def to_json(self) -> str:
-    """Returns the same as JSON."""
+    """Returns the attributes as JSON."""
     return json.dumps(dataclasses.asdict(self), indent=2)
 
 
 def information() -> Information:
-  """Returns what `info` prints."""
+  """Returns the facts that `info` prints."""
   target = targets.current_target()
   refusals: dict[str, dict[str, str]] = {}
   for name, backend in backends.table().items():

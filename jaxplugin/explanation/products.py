@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The products of a program: what each moves, and those not block-scaled."""
+"""Estimates of a program's matmuls, and reasons why some are plain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxplugin.ragged import traced as ragged
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import modules
 
-# Products by their names in JAX, and why they are not block-scaled.
+# Reasons why a matmul is not block-scaled, by its primitive in JAX.
 _REASONS: Final = {
   "dot_general": "a plain product; jp.dot_general would quantize its sides",
   "ragged_dot_general": (
@@ -34,7 +34,7 @@ _REASONS: Final = {
   ),
   "conv_general_dilated": "a convolution, which has no block-scaled kernel",
 }
-# Plain products of modules, by the names of `_REASONS`.
+# Plain matmuls of modules, with their names in `_REASONS`.
 _MODULE_NAMES: Final = {
   "stablehlo.dot": "dot_general",
   "stablehlo.dot_general": "dot_general",
@@ -51,7 +51,7 @@ _HALF: Final = (formats.BF16, np.dtype(np.float16))
 
 
 def place(operation: program.Operation) -> dict[str, Any]:
-  """The fields of a `report.Place`."""
+  """Returns the fields of a `report.Place` for an operation."""
   return {
     "source": operation.source,
     "layer": operation.layer,
@@ -93,8 +93,9 @@ def estimate_ragged(
 ) -> estimates.Estimate | None:
   """Estimates a ragged dot; None if a size is symbolic.
 
-  The number of groups with rows is not known: it counts as the number of rows,
-  at most as all groups. A contraction reads all rows and writes all groups.
+  The number of groups with rows is unknown. The estimate takes the smaller of
+  the number of rows and the number of groups. A contraction reads all rows and
+  writes all groups.
   """
   problem = decided.problem
   if not problem.sizes_are_static or decided.decision is None:
@@ -133,7 +134,7 @@ def estimate_ragged(
 def explain(
   operation: program.Operation, target: targets.Target | None
 ) -> report.NotBlockScaled | None:
-  """A product that is not block-scaled; None of any other operation."""
+  """Explains a matmul that is not block-scaled; None for other operations."""
   eqn = operation.eqn
   matmuls, dots = jax_private.scaled_primitives()
   if eqn.primitive in matmuls or eqn.primitive in dots:
@@ -185,7 +186,7 @@ def _sizes_of(
 def of_module(
   operation: Any, source: modules.Source, target: targets.Target
 ) -> report.NotBlockScaled | None:
-  """A plain product of a module; None for any other operation."""
+  """Explains a plain matmul of a module; None for other operations."""
   name = _MODULE_NAMES.get(operation.name)
   if name is None:
     return None

@@ -23,8 +23,8 @@ from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
 
 _FORWARD: Final = "forward"
-# Columns of the table of matmuls; an empty one is left out unless it is in
-# `_ALWAYS`.
+# Columns of the table of matmuls. A column without any cell is omitted unless
+# it is in `_ALWAYS`.
 _HEADER: Final = (
   *("#", "layer", "operands", "batch", "m", "n", "k", "runs", "backend"),
   *("global scale", "est."),
@@ -518,7 +518,7 @@ def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:
   sizes: Sequence[int | None] = ()
   if isinstance(item, NotBlockScaled):
     row["operands"] = item.operands or item.description
-    row["backend"] = "-"  # the backend `xla` is one of block-scaled dots
+    row["backend"] = "-"  # not "xla", which is a backend of block-scaled dots
     sizes = item.sizes or ()
   else:
     row |= _backend_cells(item)
@@ -569,7 +569,7 @@ def missing_cudnn(target: targets.Target) -> str:
 
 
 def merged(items: Sequence[Any]) -> tuple[Any, ...]:
-  """Merges items that differ in nothing but their counts, which add up."""
+  """Merges items that only differ in their counts, and adds the counts."""
   counts: dict[Any, int] = {}
   for item in items:
     one = dataclasses.replace(item, count=1)

@@ -29,8 +29,8 @@ from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import triton_calls
 
-# The custom calls of each backend. docs/how_to/export.md says who registers
-# them, and what is promised about it.
+# The custom calls of all backends. docs/how_to/export.md says which package
+# registers each, and which releases load it.
 CALL_TARGETS: Final = (
   *library.HANDLERS,
   *triton_calls.NAMES,
@@ -44,11 +44,11 @@ _PRIMITIVES: Final = (
   *ragged_traced.PRIMITIVES,
 )
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
-# Platforms on which there is nothing to know of a device.
+# Platforms for which a decision needs no facts about the device.
 _NEED_NO_TARGET: Final = ("cpu", "tpu")
-# What JAX calls GPUs of either maker, elsewhere.
+# Names of GPUs that JAX accepts elsewhere, for the error's remedy.
 _GPU_WORDS: Final = ("gpu", "nvidia", "amd")
-# Code is not wanted, only what the partitioner says.
+# Fast compilation. The export uses only the partitioner's callbacks.
 _COMPILER_OPTIONS: Final[dict[str, str | bool]] = {
   "xla_backend_optimization_level": "0"
 }
@@ -132,7 +132,7 @@ def export(
         raise
       else:
         return exports_private.with_vjp_exported_in(exported, context)
-      # Calls of one shape may be split in different ways.
+      # Equal calls may be split in different ways, so each is lowered again.
       with exports_private.lowered_anew(_PRIMITIVES) as rules:
         _listen(current, jitted, rules, args, kwargs)
         current.begin("exporting")
@@ -146,7 +146,7 @@ def _going_on(
   given: Mapping[str, targets.Target], num_platforms: int
 ) -> Iterator[exporting.Export]:
   current = exporting.Export(targets=given, num_platforms=num_platforms)
-  # A forced implementation is judged while tracing, for one target.
+  # Tracing checks a forced implementation for one target.
   override: Any = contextlib.nullcontext()
   if len(given) == 1 and targets.overriding_target() is None:
     override = targets.use_target(*given.values())
@@ -155,7 +155,7 @@ def _going_on(
 
 
 def _targets_of(given: Any) -> dict[str, targets.Target]:
-  """The targets by platform."""
+  """Returns the targets by platform; raises if a platform has two."""
   several = given if isinstance(given, (tuple, list)) else (given,)
   found: dict[str, targets.Target] = {}
   for target in () if given is None else several:
@@ -189,7 +189,7 @@ def _platforms(
 
 
 def _validate_platforms(platforms: Any) -> None:
-  """Raises unless these are some of `PLATFORMS`, each once."""
+  """Raises unless `platforms` are names in `PLATFORMS`, each once."""
   if not isinstance(platforms, Sequence) or not all(
     isinstance(platform, str) for platform in platforms
   ):
@@ -234,7 +234,7 @@ def _validate_checks(checks: Any) -> None:
 
 
 def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:
-  """Raises ValueError where nothing is known of a GPU."""
+  """Raises ValueError if a GPU platform has neither a target nor a device."""
   if platform in given or platform in _NEED_NO_TARGET:
     return
   override = targets.overriding_target()
@@ -250,7 +250,7 @@ def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:
 
 
 def _check_devices(args: Any, error: ValueError) -> None:
-  """Raises NotImplementedError where a mesh has no devices."""
+  """Raises NotImplementedError if an argument's mesh has no devices."""
   for x in jax.tree.leaves(args):
     mesh = getattr(getattr(x, "sharding", None), "mesh", None)
     if isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty:
@@ -268,10 +268,10 @@ def _listen(
   args: tuple[Any, ...],
   kwargs: dict[str, Any],
 ) -> None:
-  """Writes down what the partitioner says of each call that it splits.
+  """Records the shardings that the partitioner chooses for each call.
 
   Raises:
-    NotImplementedError: it cannot be asked.
+    NotImplementedError: If sizes are symbolic.
   """
   leaves = jax.tree.leaves((args, kwargs))
   shapes = [x.shape for x in leaves if hasattr(x, "shape")]

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reports: lines of text and tables, as a string or on a terminal.
+"""Prints reports, which are lines of text and tables, or returns their text.
 
-`import jaxplugin` does not load rich: functions import it.
+Functions import rich, so that `import jaxplugin` does not load it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import TypeAlias
 if TYPE_CHECKING:
   from rich import table as rich_table
 
-# Columns of text that is not printed on a terminal.
+# The width of reports that are not printed on a terminal.
 WIDTH: Final = 80
 
-# A text, or a text and its style: "green", "dim", "bold red".
+# A text, or a text with its style: "green", "dim", "bold red".
 Cell = str | tuple[str, str]
-# Lines of text, or what `table` returns.
+# Lines of text, or a table that `table` returned.
 Part: TypeAlias = "str | rich_table.Table"
 
 
@@ -79,10 +79,10 @@ def text(parts: Iterable[Part]) -> str:
 
 
 def show(parts: Iterable[Part], stream: IO[str] | None = None) -> None:
-  """Prints a report: as wide as the terminal, else `WIDTH` columns.
+  """Prints a report with the width of the terminal, or `WIDTH` columns.
 
-  Long lines of text continue four columns further right. A word that is longer
-  than a line, such as a path, stays whole. Tables have colors on a terminal
+  Continuation lines are indented by four more columns. A word that is longer
+  than a line, such as a path, is not broken. Tables have colors on a terminal
   unless NO_COLOR is set.
 
   Args:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One line on a terminal that shows how far a long command is."""
+"""A line on the terminal with the progress of a long command."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-# Takes the bytes done and all bytes.
+# A function of the bytes done and the total bytes.
 Report = Callable[[int, int], None]
 
 
 class Progress:
-  """A line of progress; methods do nothing if it is not shown."""
+  """A line of progress. Its methods do nothing if it is not shown."""
 
   def __init__(self, bar: Any = None, task: Any = None):
     self._bar = bar
     self._task = task
 
   def describe(self, text: str) -> None:
-    """Shows which step is under way."""
+    """Shows the current step."""
     if self._bar is not None:
       self._bar.update(self._task, description=text)
 
   def advance(self) -> None:
-    """Counts a step that is done."""
+    """Counts a finished step."""
     if self._bar is not None:
       self._bar.advance(self._task)
 
   def report(self, done: int, total: int) -> None:
-    """Shows how many units of all are done."""
+    """Shows how many of `total` units are done."""
     if self._bar is not None:
       self._bar.update(self._task, completed=done, total=total)
 
 
 @contextlib.contextmanager
 def reporter(progress: Report | bool | None) -> Iterator[Report]:
-  """Returns a function to call with the bytes done and all bytes.
+  """Yields a function to call with the bytes done and the total bytes.
 
   Args:
-    progress: this function; True for a bar on standard error, False for
-      nothing, None for a bar if standard error is a terminal.
+    progress: this function. True shows a bar on standard error, False shows
+      nothing. None shows a bar if standard error is a terminal.
   """
   if callable(progress):
     yield progress
@@ -63,10 +63,11 @@ def shown(
   """Shows a line on standard error until the context ends.
 
   Args:
-    text: which step is under way.
-    total: how many steps there are; None if it is not known.
-    of_bytes: whether steps are bytes, with a rate.
-    is_shown: whether to show it; by default if standard error is a terminal.
+    text: description of the first step.
+    total: number of steps; None if unknown.
+    of_bytes: whether steps are bytes; the line then has a rate.
+    is_shown: whether to show the line; by default if standard error is a
+      terminal.
   """
   if is_shown is None:
     is_shown = sys.stderr is not None and sys.stderr.isatty()
@@ -91,7 +92,7 @@ def shown(
     *columns,
     console=console.Console(stderr=True, force_jupyter=False),
     transient=not of_bytes,
-    # Standard output that is not the terminal gets what is printed to it.
+    # If standard output is redirected, rich must not capture its text.
     redirect_stdout=sys.stdout.isatty(),
   ) as bar:
     yield Progress(bar, bar.add_task(text, total=total))
