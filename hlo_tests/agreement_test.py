@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`choose` predicts whether XLA's GPU compiler accepts a cuDNN call.
 
-Each point of a grid is a dot, a GPU and a cuDNN version, written as on the
-command line of `tool.py` (dots.py). `choose` decides about it, and XLA's GPU
-compiler, without a GPU, compiles
+A point of the grid is a dot, a GPU and a cuDNN version, written as on the
+command line of `tool.py` (dots.py). `choose` decides each point. XLA's GPU
+compiler then compiles it without a GPU, in one of two forms:
 
-  call: `__op$block_scaled_dot` written here by hand, without this package, so
-    that XLA's own rewriter decides;
-  emit: what this package emits, where it changes the problem first: it brings
-    other dimension orders to the call's, slices scales, and keeps a global
-    scale out of the call for the sake of precision.
+  call: a handwritten `__op$block_scaled_dot` without this package, so that
+    XLA's own rewriter decides;
+  emit: the lowering of this package, for problems that the package changes
+    first. It transposes operands to the call's dimension order, slices scales,
+    and keeps a global scale out of the call for precision.
 
-Then the number of operands of `__cudnn$blockScaledDot` in the optimized HLO, 0
-without it, must be what `choose` implies. What XLA refuses with an error, it
-does not serve.
+The test counts the operands of `__cudnn$blockScaledDot` in the optimized HLO; 0
+means that the HLO has no such call. This number must agree with `choose`. A
+compile error of XLA counts as 0.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ CUDNN_CALL = "__cudnn$blockScaledDot"
 class Point(NamedTuple):
   """A point of the grid.
 
-  form: "call" or "emit", what is compiled.
-  words: the dot, as arguments of `tool.py optimize`.
+  Attributes:
+    form: the form to compile, "call" or "emit".
+    words: the dot, as arguments of `tool.py optimize`.
   """
 
   form: str
@@ -82,7 +83,7 @@ def _point(
 
 
 def _gates() -> list[Point]:
-  """Every GPU below and above each gate, and the patches around it."""
+  """Returns GPUs and versions just below and above each gate, and patches."""
   cases = [(t, v) for t in BEFORE for v in ("9.9", "9.10", "9.28")]
   cases += [(t, v) for t in BLACKWELL for v in VERSIONS]
   patches = ("9.9.9", "9.10.1", "9.12.9", "9.13.1", "10")
@@ -99,7 +100,7 @@ def _gates() -> list[Point]:
 
 
 def _pairs() -> list[Point]:
-  """Every pair of formats, and a plain side."""
+  """Returns every pair of formats, and pairs with an unquantized side."""
   pairs = [*itertools.product(FORMATS, FORMATS)]
   pairs += [(format, "bfloat16") for format in FORMATS]
   cases = [("b200", "9.28", lhs, rhs) for lhs, rhs in pairs]
@@ -116,7 +117,7 @@ def _pairs() -> list[Point]:
 
 
 def _results() -> list[Point]:
-  """Result dtypes, with and without a global scale."""
+  """Returns result dtypes, with and without a global scale."""
   points = []
   for dtype, formats, version, scale in itertools.product(
     DTYPES,
@@ -135,7 +136,7 @@ def _results() -> list[Point]:
 
 
 def _shapes() -> list[Point]:
-  """Sizes: odd, single, large, empty, batched, and k of half a block."""
+  """Returns sizes: odd, 1, large, empty, batched, and k of half a block."""
   shapes = [
     ((1, 256), (128, 256)),
     ((128, 256), (1, 256)),
@@ -164,7 +165,7 @@ def _operand(shape: tuple[int, ...], format: str, option: str = "") -> str:
 
 
 def _scales() -> list[Point]:
-  """Scales padded to the tile, by hand; and beyond it or swizzled, emitted."""
+  """Returns padded scales, and scales that are larger or swizzled."""
   points = []
   for format, version in itertools.product(
     ("mxfp8", "nvfp4"), ("9.10", "9.12", "9.13")
@@ -186,7 +187,7 @@ def _scales() -> list[Point]:
 
 
 def _layouts() -> list[Point]:
-  """Other dimension orders than the call's, which the package brings to it."""
+  """Returns dimension orders that the package transposes for the call."""
   points = []
   for format, version in (("mxfp8", "9.10"), ("nvfp4", "9.28")):
     for dims, lhs, rhs in (
@@ -204,7 +205,7 @@ def _layouts() -> list[Point]:
 
 
 def _epilogues() -> list[Point]:
-  """Epilogues in f32, and global scales that differ within the result."""
+  """Returns epilogues in f32, and global scales that differ in the result."""
   cases = ("--bias", "--activation silu", "--residual", "--precision highest")
   return [
     _point(
@@ -245,7 +246,7 @@ def _problem(point: Point) -> problems.DotProblem | None:
 
 
 def said(point: Point) -> int:
-  """The number of operands of cuDNN's call that `choose` implies, or 0."""
+  """Returns the number of operands that `choose` implies for cuDNN's call."""
   problem = _problem(point)
   target = dots.target(dots.parse(shlex.split(point.words)))
   if problem is None or cudnn.supports(problem, target) is not None:
@@ -256,7 +257,7 @@ def said(point: Point) -> int:
 
 @functools.cache
 def done(point: Point) -> int:
-  """The number of operands of cuDNN's call that XLA makes, or 0."""
+  """Returns the number of operands of cuDNN's call that XLA makes, or 0."""
   args = dots.parse(shlex.split(point.words))
   if point.form == "emit":
     compiled = dots.compile(args)
@@ -276,7 +277,7 @@ def done(point: Point) -> int:
 
 
 def _compile_by_hand(args: Any) -> jax.stages.Compiled:
-  """`__op$block_scaled_dot` of the operands as they are."""
+  """Compiles a `__op$block_scaled_dot` of the unchanged operands."""
   arrays = dots.Dot(args).arguments
   shape = (*arrays.lhs.shape[:-1], arrays.rhs.shape[-2])
   result = jax.ShapeDtypeStruct(shape, args.out)
@@ -299,7 +300,7 @@ def _compile_by_hand(args: Any) -> jax.stages.Compiled:
 
 
 def disagreements(points) -> list[str]:
-  """One line for each point where the two differ."""
+  """Returns a line for each point where XLA does not do what `choose` says."""
   found = []
   for point in points:
     ours, theirs = said(point), done(point)

@@ -1,22 +1,22 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A block-scaled dot described on a command line, as a function and its specs.
+"""A block-scaled dot described on a command line.
 
-The description is the same wherever a golden file needs one:
+Golden files describe a dot with these options:
 
-  --target b200 --cudnn 9.12        where; without --cudnn there is none
+  --target b200 --cudnn 9.12        the device; without --cudnn it has no cuDNN
   --lhs 128x512xnvfp4               shape and format, or a float dtype
   --rhs 256x512xnvfp4:swizzled      options of an operand after a colon, with
                                     commas between them: packed, swizzled,
                                     global, scale=AxB (the scale's padded shape)
   --dims mk,kn                      letters of the dimensions, default mk,nk or
-                                    bmk,bnk: shared ones contract, but b is
-                                    batch
+                                    bmk,bnk: letters in both operands contract,
+                                    except b, which is batch
   --out bfloat16 --global-scale scalar --bias --activation gelu --residual
   --precision highest --implementation xla
   --mesh 4 --lhs-shard m --rhs-shard n --out-shard n [--shard-map]
-                                    a mesh of x (or of x and y, 2x4), and which
-                                    letters are sharded: m, or m:x,k:y
+                                    a mesh with axis x (or x and y, 2x4), and
+                                    the sharded letters: m, or m:x,k:y
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Operand:
   """One operand.
 
   Attributes:
-    shape: its logical shape.
-    format: its block format; None for plain floats.
-    dtype: of its plain floats.
+    shape: logical shape.
+    format: block format; None for an unquantized operand.
+    dtype: dtype of an unquantized operand.
     packed: whether FP4 values are stored two a byte along the last dimension.
     swizzled: whether the scale is in the 128x4 layout.
     has_global: whether the operand has a global scale.
@@ -79,7 +79,7 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """Specs of the arrays of a dot, by name; absent ones are None."""
+  """Specs of the arrays of a dot, by name; absent arrays are None."""
 
   lhs: Any
   rhs: Any
@@ -93,7 +93,7 @@ class Arguments:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-  """ "2x4" to (2, 4)."""
+  """Parses "2x4" to (2, 4)."""
   if not re.fullmatch(r"\d+(x\d+)*", text):
     raise argparse.ArgumentTypeError(
       f"a shape must have the form 2x4, got {text!r}"
@@ -102,7 +102,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def operand(text: str) -> Operand:
-  """Parses "128x512xnvfp4:swizzled"."""
+  """Parses an operand such as "128x512xnvfp4:swizzled"."""
   match = re.fullmatch(r"(\d+(?:x\d+)*)x([a-z]\w*)(?::([\w=,]+))?", text)
   if match is None or match[2] not in FORMATS + FLOATS:
     raise argparse.ArgumentTypeError(
@@ -166,7 +166,7 @@ def add_dot(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
-  """Adds the options that say how a dot is split over GPUs."""
+  """Adds the options for the mesh and the shardings of a dot."""
   parser.add_argument("--mesh", type=sizes)
   for name in ("lhs", "rhs", "out"):
     parser.add_argument(
@@ -184,7 +184,7 @@ class Dot:
 
   Attributes:
     lhs_dims, rhs_dims, out_dims: a letter for each dimension.
-    arguments: specs of its arrays, without shardings.
+    arguments: specs of the dot's arrays, without shardings.
   """
 
   def __init__(self, args: argparse.Namespace) -> None:
@@ -232,7 +232,7 @@ class Dot:
     )
 
   def _axis(self, dims: str) -> int:
-    """The blocked dimension: the last contracting one."""
+    """Returns the blocked dimension, which is the last contracting one."""
     return max(i for i, d in enumerate(dims) if d in self.contracting)
 
   def apply(self, arguments: Arguments) -> jax.Array:
@@ -286,7 +286,7 @@ class Dot:
   def sharded(
     self, mesh: jax.sharding.Mesh
   ) -> tuple[Callable[..., jax.Array], dict[str, Any]]:
-    """The same over a mesh, by the partitioner or inside `shard_map`."""
+    """Returns the function and specs over a mesh, or inside `shard_map`."""
     args = self._args
     function, specs = self.function()
     shard = {"lhs": args.lhs_shard, "rhs": args.rhs_shard}
@@ -323,7 +323,7 @@ class Dot:
 def _with_parameters(
   function: Callable[..., jax.Array], names: Iterable[str]
 ) -> Callable[..., jax.Array]:
-  """Gives the parameters of `function` names, which show in HLO."""
+  """Gives the parameters of `function` names, which HLO text contains."""
 
   def block_scaled_dot(*arrays):
     return function(*arrays)
@@ -339,7 +339,7 @@ def _partition(dims: str, shard: dict[str, str] | None) -> PartitionSpec:
 
 
 def _specs(operand: Operand, axis: int) -> tuple[Any, Any, Any]:
-  """Specs of values, scale and global scale."""
+  """Returns specs of values, scale and global scale."""
   spec = jax.ShapeDtypeStruct
   if operand.format is None:
     return spec(operand.shape, operand.dtype), None, None
@@ -363,7 +363,7 @@ def _specs(operand: Operand, axis: int) -> tuple[Any, Any, Any]:
 def _passed(
   operand: Operand, values: Any, scale: Any, global_scale: Any
 ) -> tuple[Any, Any]:
-  """Returns the operand and its scale as `block_scaled_dot` takes them."""
+  """Returns the operand and the scale as arguments of `block_scaled_dot`."""
   if not (operand.swizzled or operand.has_global):
     return values, scale
   layout = layouts.SWIZZLED if operand.swizzled else layouts.LINEAR
@@ -374,7 +374,7 @@ def _passed(
 
 
 def emit(args: argparse.Namespace) -> str:
-  """The StableHLO that the primitive lowers to, as text."""
+  """Returns the StableHLO text that the primitive lowers to."""
   where = target(args)
   function, specs = Dot(args).function()
   with targets.use_target(where):
@@ -396,7 +396,7 @@ def compile(args: argparse.Namespace) -> Any:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """The arguments of a dot, mesh included."""
+  """Parses the arguments of a dot, with its mesh."""
   parser = argparse.ArgumentParser()
   add_target(parser)
   add_dot(parser)

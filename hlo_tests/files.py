@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""StableHLO files: their text, and the compiler that is run on them."""
+"""Reads StableHLO files and compiles them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import modules
 
 _MAIN: Final = "main"
-_PLACED: Final = "file_main"  # what it is called inside another module
+_PLACED: Final = "file_main"  # the name of main inside another module
 
 module_p = extend_core.Primitive("module_of_file")
 module_p.multiple_results = True
 
 
 def text_of(file: pathlib.Path) -> str:
-  """A file's text, its comments blank: no CHECK line may match itself."""
+  """Returns a file's text without comments, so no CHECK line matches itself."""
   lines = file.read_text().splitlines()
   return "\n".join("" if line.startswith("//") else line for line in lines)
 
@@ -67,7 +67,7 @@ def _abstract_eval(*arrays, text, results):
 
 
 def _lower(ctx, *arrays, text, results):
-  """Puts the file's functions into the module, and calls its main."""
+  """Copies the file's functions into the module, and calls main."""
   del results
   context = ctx.module_context
   file = ir.Module.parse(text, context.context)

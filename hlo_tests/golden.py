@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Golden files: their RUN lines, run in this process.
+"""Golden files, whose RUN lines run in this process.
 
 A golden file is a text file of comments: a sentence with its claim, then
 
@@ -10,13 +10,12 @@ A golden file is a text file of comments: a sentence with its claim, then
 
 and, if a command reads the file itself, its input. RUN lines are shell
 commands, so lit's own runner can run them (`lit --param shell=1 hlo_tests`).
-This module calls them in one process, because each command would start JAX
-again.
+Each command would then start JAX again. This module runs them in one process.
 
-PyPI's filecheck differs from LLVM's in one point: a CHECK-NOT reaches to the
-end of what the next check matches, not to its beginning.
+PyPI's filecheck differs from LLVM's in one point: a CHECK-NOT extends to the
+end of the text that the next check matches, not to the beginning.
 
-In a file whose line 1 says GENERATED the CHECK lines are the whole output;
+If line 1 of a file says GENERATED, the CHECK lines are the whole output.
 `tool.py regenerate` writes them.
 """
 
@@ -44,14 +43,14 @@ FOLDERS: Final = ("emitted", "rewritten", "optimized")
 SUFFIXES: Final = (".mlir", ".hlo")
 GENERATED: Final = "// GENERATED"
 
-Main = Callable[[Sequence[str]], int]  # of tool.py
+Main = Callable[[Sequence[str]], int]  # the type of main in tool.py
 
 _DIRECTIVE: Final = re.compile(r"//\s*(RUN|DEFINE):\s*(.*)")
 _DEFINITION: Final = re.compile(r"(%\{[\w:]+\})\s*=\s*(.*)")
 
 
 class GoldenError(Exception):
-  """A golden file that does not hold, or that cannot be read as one."""
+  """A golden file fails, or its RUN lines are malformed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Run:
 
 
 def paths() -> list[pathlib.Path]:
-  """Every golden file."""
+  """Returns every golden file."""
   return sorted(
     path
     for folder in FOLDERS
@@ -80,10 +79,11 @@ def paths() -> list[pathlib.Path]:
 
 
 def runs(path: pathlib.Path) -> list[Run]:
-  """The RUN lines of a golden file.
+  """Returns the RUN lines of a golden file.
 
   Raises:
-    GoldenError: there is none, or one is not `%tool ... | filecheck %s ...`.
+    GoldenError: If the file has no RUN line, or a RUN line does not have the
+      form `%tool ... | filecheck %s ...`.
   """
   found = [_parse(path, command) for command in _commands(path)]
   if not found:
@@ -92,7 +92,7 @@ def runs(path: pathlib.Path) -> list[Run]:
 
 
 def _commands(path: pathlib.Path) -> Iterator[str]:
-  """RUN lines, continuations joined and definitions replaced."""
+  """Yields RUN lines, with continuations joined and definitions replaced."""
   definitions: dict[str, str] = {}
   start = ""
   for line in path.read_text().splitlines():
@@ -137,7 +137,7 @@ def output(main: Main, run: Run) -> str:
   ):
     try:
       status = main(list(run.tool))
-    except SystemExit as stopped:  # of argparse
+    except SystemExit as stopped:  # raised by argparse
       status = stopped.code
   if status:
     raise GoldenError(f"{run}: exit status {status}\n{errors.getvalue()}")
@@ -145,7 +145,7 @@ def output(main: Main, run: Run) -> str:
 
 
 def check(main: Main, path: pathlib.Path) -> None:
-  """Runs a golden file; raises GoldenError where it does not hold."""
+  """Runs a golden file; raises GoldenError if a check fails."""
   for run in runs(path):
     text = output(main, run)
     message = match(path, run.filecheck, text)
@@ -154,7 +154,7 @@ def check(main: Main, path: pathlib.Path) -> None:
 
 
 def match(path: pathlib.Path, arguments: Sequence[str], text: str) -> str:
-  """What filecheck has against `text`; empty when it passes."""
+  """Returns filecheck's errors for `text`, or ""."""
   chosen = options.parse_argv_options(["filecheck", *arguments])
   patterns = parser.pattern_for_opts(chosen)
   errors = io.StringIO()
@@ -175,14 +175,14 @@ def regenerate(
   """Writes the CHECK lines of generated files.
 
   Args:
-    main: that of tool.py.
-    files: which; default: every golden file whose line 1 says GENERATED.
+    main: the function main of tool.py.
+    files: the files; by default every golden file whose line 1 says GENERATED.
 
   Returns:
     The files that have changed.
 
   Raises:
-    GoldenError: a file given is not a generated one, or a command fails.
+    GoldenError: If a given file is not a generated one, or a command fails.
   """
   chosen = list(files) or [path for path in paths() if is_generated(path)]
   changed = []
@@ -204,7 +204,7 @@ def is_generated(path: pathlib.Path) -> bool:
 
 
 def regenerated(main: Main, path: pathlib.Path) -> str:
-  """A generated file's text with fresh CHECK lines, one block a prefix."""
+  """Returns a generated file's text with new CHECK lines for each prefix."""
   prefixes: dict[str, Run] = {}
   for run in runs(path):
     chosen = options.parse_argv_options(["filecheck", *run.filecheck])
@@ -222,12 +222,12 @@ def regenerated(main: Main, path: pathlib.Path) -> str:
 
 
 def _check_lines(prefix: str, text: str) -> Iterator[str]:
-  """CHECK lines that `text`, and nothing else in its place, passes."""
+  """Yields CHECK lines that match exactly `text`."""
   suffix = ""
   for line in text.splitlines():
     if not line.strip():
       continue
-    # What FileCheck would read as a regular expression or a capture.
+    # Escapes text that FileCheck would read as a regular expression or capture.
     line = re.sub(r"\{\{|\[\[", lambda m: f"{{{{{re.escape(m[0])}}}}}", line)
     yield f"// {prefix}{suffix}: {line}".rstrip()
     suffix = "-NEXT"

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""lit's view of golden files: a test format that runs them in its worker."""
+"""A test format for lit that runs golden files in lit's worker process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import lit.Test
 
 
 class InProcess(lit.formats.FileBasedTest):
-  """Runs the RUN lines of a file by `golden.check`."""
+  """Runs the RUN lines of a file with `golden.check`."""
 
   def execute(self, test, lit_config):
     del lit_config
-    import tool  # in the worker, which it makes load JAX
+    import tool  # imports JAX, so only in the worker
 
     path = pathlib.Path(test.getSourcePath())
     try:

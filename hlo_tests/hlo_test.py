@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every golden file holds, and no check of one is idle."""
+"""Every golden file holds, and each of its checks can fail."""
 
 import argparse
 import contextlib
@@ -64,8 +64,8 @@ class GoldenTest(parameterized.TestCase):
   @parameterized.named_parameters(*map(_named, PATHS))
   @pytest.mark.sample(8)
   def test_every_check_can_fail(self, path):
-    # A check that is made impossible, or a CHECK-NOT that is made to fit any
-    # text, must fail in a copy of the file.
+    # In a copy of the file, each check is made impossible, and each CHECK-NOT
+    # is made to match any text. The copy must fail.
     runs = golden.runs(path)
     self.skip_without_compiler(runs)
     checked = {prefix: run for run in runs for prefix in _prefixes(run)}

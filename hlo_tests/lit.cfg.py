@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""For lit: `lit hlo_tests` runs every golden file.
+"""lit's configuration: `lit hlo_tests` runs every golden file.
 
 All files of a worker share one process. `lit --param shell=1 hlo_tests` runs
-each RUN line as the shell command that it is, which takes seconds for each.
+each RUN line as a shell command, which takes seconds for each line.
 """
 
 import os
@@ -15,7 +15,7 @@ import lit.formats
 
 folder = pathlib.Path(__file__).parent
 sys.path.insert(0, str(folder))
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no GPU is asked for
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no GPU is needed
 
 import golden  # noqa: E402
 import golden_lit  # noqa: E402
@@ -30,7 +30,7 @@ config.test_exec_root = str(results)
 if lit_config.params.get("shell"):  # noqa: F821
   config.test_format = lit.formats.ShTest(execute_external=False)
   config.substitutions.append(("%tool", f"{sys.executable} {folder}/tool.py"))
-  binaries = os.path.dirname(sys.executable)  # where filecheck is
+  binaries = os.path.dirname(sys.executable)  # the folder of filecheck
   path = os.pathsep.join((binaries, config.environment["PATH"]))
   config.environment["PATH"] = path
   config.environment["JAX_PLATFORMS"] = os.environ["JAX_PLATFORMS"]

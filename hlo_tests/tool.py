@@ -1,14 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one tool that the RUN lines of golden files call.
+"""The command that the RUN lines of golden files call.
 
   python hlo_tests/tool.py emit DOT       StableHLO that the primitive lowers to
   python hlo_tests/tool.py refuse DOT     the error of a dot that is refused
-  python hlo_tests/tool.py optimize DOT   optimized HLO, by XLA's GPU compiler
+  python hlo_tests/tool.py optimize DOT   optimized HLO from XLA's GPU compiler,
                                           without a GPU
   python hlo_tests/tool.py optimize FILE --target b200 ... [--rewrite]
-                                          the same of a StableHLO file, as it is
-                                          or rewritten for the target first
+                                          the same for a StableHLO file; with
+                                          --rewrite it is rewritten for the
+                                          target first
   python hlo_tests/tool.py rewrite FILE --target b200 ... [--refused]
                                           the result of jaxplugin.rewrite, or
                                           its error
@@ -17,14 +18,14 @@
                                           whose line 1 says GENERATED (default:
                                           all of them)
 
-DOT is described in dots.py. Versions and architectures are always arguments.
+dots.py describes DOT. Versions and architectures are always arguments.
 """
 
 from __future__ import annotations
 
 import os
 
-if __name__ == "__main__":  # before JAX is imported: no GPU is asked for
+if __name__ == "__main__":  # before JAX is imported; no GPU is needed
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
@@ -88,7 +89,7 @@ def _optimize(args: argparse.Namespace) -> str:
 
 @functools.cache
 def missing_compiler() -> str:
-  """Why `optimize` cannot work here; empty where it can."""
+  """Returns why `optimize` cannot compile on this machine, or ""."""
   try:
     deviceless.mesh(targets.named_target("b200"))
   except deviceless.DevicelessError as error:
@@ -105,7 +106,7 @@ def _refuse(args: argparse.Namespace) -> str:
 
 
 def _rewrite(args: argparse.Namespace) -> str:
-  """The rewriter's text; with --refused, the error that it must give."""
+  """Returns the rewritten text; with --refused, the error it must raise."""
   try:
     text = rewriter.rewrite(
       files.text_of(args.file),

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that XLA's partitioner splits, called by stable names."""
+"""Functions that XLA's partitioner splits, with stable names in modules."""

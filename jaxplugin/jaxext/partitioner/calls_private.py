@@ -1,15 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that XLA's partitioner splits as callbacks say, by stable names.
+"""Functions that callbacks split for XLA's partitioner, with stable names.
 
-As `jax.experimental.custom_partitioning`, on whose protocol with XLA this is
-modelled, but
+The protocol with XLA is that of `jax.experimental.custom_partitioning`. There
+are two differences:
 
-* a call in the module is named by what decides how it is split and computed,
-  where that is known, not by an address: two processes lower the same module,
-  so the second one finds the executable of the first in JAX's persistent
-  compilation cache;
-* equal calls that are split alike are traced and lowered once.
+* The name of a call in the module is a digest of everything that decides its
+  splitting and computation, if that is known. It is not an address. Two
+  processes therefore lower the same module, and the second process finds the
+  executable of the first in JAX's persistent compilation cache.
+* Equal calls that are split alike are traced and lowered once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from jaxplugin.jaxext.partitioner import encoding
 _CALL_TARGET: Final = "jaxplugin_partitioned"
 _MAX_SHARES: Final = 256  # cache entries; each holds a module
 
-# The name of a call without a key: this process, and a number.
+# Parts of the name of a call without a key.
 _process: Final = uuid.uuid4().hex
 _numbers: Final = itertools.count()
 
@@ -62,16 +62,16 @@ class Split:
   Attributes:
     partition: (mesh, operands, results) -> the mesh of `mesh_axes.decode`, a
       function of one device's parts of the operands, the shardings of the
-      results, and those of the operands. Inside a `shard_map` over some axes,
-      the mesh is the mesh of a `mesh_axes.Group`.
+      results, and the shardings of the operands. Inside a `shard_map` over some
+      axes, the mesh is the mesh of a `mesh_axes.Group`.
     rule: (mesh, operands, results) -> Shardy's rule, and the sizes and kinds of
       its factors. These operands and results are abstract values.
     key: equal for two splits only if both functions do the same, in any process
       and for any shapes; None if that is unknown.
 
   Operands and results are `ShapeDtypeStruct`s. `jax_private.partitioner_tiling`
-  reads their shardings. Results are one array or a list, as the function that
-  is split returns them.
+  reads their shardings. Results are one array or a list, like the results of
+  the function that is split.
   """
 
   partition: Callable[..., tuple[Any, Any, Any, Any]]
@@ -80,12 +80,12 @@ class Split:
 
 
 def split(whole: Callable[..., Any], how: Split) -> Callable[..., Any]:
-  """A function that is lowered to one operation for the partitioner.
+  """Returns a function that is lowered to one operation for the partitioner.
 
   Args:
-    whole: a function of arrays, which gives an array or a list of them. It is
-      traced for its results' types.
-    how: how calls of it are split.
+    whole: a function of arrays that returns an array or a list of arrays. It is
+      traced for the types of its results.
+    how: how calls of the function are split.
   """
 
   def called(*args: jax.Array) -> Any:
@@ -102,16 +102,16 @@ def split(whole: Callable[..., Any], how: Split) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Named:
-  """What XLA asks about the calls of one name.
+  """The answers to XLA's callbacks for the calls of one name.
 
   Attributes:
-    name: in the module.
-    how: how they are split.
-    tree: of the results.
-    mesh: of the module; empty where it is not known.
-    devices: of the module.
-    platforms, backend: of the module.
-    context: that they were lowered under.
+    name: name of the calls in the module.
+    how: how the calls are split.
+    tree: tree structure of the results.
+    mesh: mesh of the module; empty if unknown.
+    devices: devices of the module.
+    platforms, backend: platforms and backend of the module.
+    context: contexts in which the calls were lowered.
   """
 
   name: str
@@ -124,7 +124,7 @@ class _Named:
   context: contexts_private.Snapshot
 
   def typed(self, shape: Any, sharding: Any = None) -> Any:
-    """An array that XLA speaks of."""
+    """Returns the type of an array in a callback's arguments."""
     if sharding is not None:
       sharding = sharding_impls.GSPMDSharding(self.devices, sharding)
     return jax.ShapeDtypeStruct(
@@ -140,7 +140,7 @@ class _Named:
 _named: Final[weakref.WeakValueDictionary[str, _Named]] = (
   weakref.WeakValueDictionary()
 )
-# By what was asked: what a device computes, and the shardings for it.
+# Answers by question: one device's module, and the shardings for it.
 _shares: Final[collections.OrderedDict[Any, tuple[bytes, Any, Any]]] = (
   collections.OrderedDict()
 )
@@ -207,7 +207,7 @@ mlir.register_lowering(partitioned_p, _lower)
 
 
 def _is_in_group(mesh: Any) -> bool:
-  """Whether callbacks see groups of devices, split over some axes at all."""
+  """Returns whether callbacks see groups of devices with automatic axes."""
   return jax.sharding.AxisType.Manual in mesh.axis_types and bool(
     mesh_axes.automatic_axes(mesh)
   )
@@ -240,7 +240,7 @@ def _marker(ctx: Any, mesh: Any) -> list[Any]:
 
 
 def _with_marker(rule: str, mesh: Any) -> str:
-  """Shardy's rule, of operands with the marker."""
+  """Returns Shardy's rule with the marker as a last operand."""
   if not _is_in_group(mesh):
     return rule
   operands, results = rule.split("->")
@@ -250,7 +250,7 @@ def _with_marker(rule: str, mesh: Any) -> str:
 
 
 def _mesh_and_devices(axis_context: Any) -> tuple[Any, tuple[Any, ...]]:
-  """The mesh of a module that is partitioned, as far as known, and devices."""
+  """Returns the mesh of a partitioned module if known, and its devices."""
   if isinstance(axis_context, sharding_impls.SPMDAxisContext):
     devices = tuple(axis_context.mesh._flat_devices_tuple)
     manual = axis_context.manual_axes
@@ -274,7 +274,7 @@ def _mesh_and_devices(axis_context: Any) -> tuple[Any, tuple[Any, ...]]:
 def _registered(
   named: _Named, avals_in: Sequence[Any], avals_out: Sequence[Any]
 ) -> _Named:
-  """The calls of this name that there are already, or these."""
+  """Returns the record of calls with this name, and adds it if needed."""
   name = _name(named, avals_in, avals_out)
   with _lock:
     known = _named.get(name)
@@ -286,7 +286,10 @@ def _registered(
 def _name(
   named: _Named, avals_in: Sequence[Any], avals_out: Sequence[Any]
 ) -> str:
-  """Says all that decides what callbacks answer, or is unique."""
+  """Returns a digest of all that decides the callbacks' answers.
+
+  Returns a unique name if a part of it has no encoding.
+  """
   mesh = named.mesh
   is_in_order = tuple(mesh.devices.flat) == named.devices
   try:
@@ -309,7 +312,7 @@ def _name(
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-# What XLA calls.
+# The callbacks of XLA.
 
 
 def _propagate(sharding: Any, shape: Any, name: bytes) -> Any:
@@ -323,7 +326,7 @@ def _infer(
   result_shape: Any,
   name: bytes,
 ) -> Any:
-  """Replicates results. Only GSPMD asks, which lowering rules refuse."""
+  """Replicates results. Only GSPMD calls it; lowering rules refuse GSPMD."""
   del shapes, shardings, name
   results, _ = _elements(result_shape)
   return _together(
@@ -389,10 +392,10 @@ def _share(
   operands: Sequence[Any],
   results: Sequence[Any],
 ) -> bytes:
-  """The module of what a device computes."""
+  """Returns the module with one device's computation."""
   axes = list(mesh.shape.items())
-  # Explicit axes of whoever has it compiled say nothing of a device's part:
-  # XLA has no code for what would say their shardings, where it is too late.
+  # Explicit axes of the process that compiles do not apply to a device's part.
+  # XLA could not lower their sharding constraints at this point.
   nowhere = jax.sharding.AbstractMesh((), ())
   with jax.sharding.use_abstract_mesh(nowhere):
     closed = jax.make_jaxpr(function, axis_env=axes)(*operands)
@@ -415,7 +418,7 @@ def _share(
 
 
 def _elements(shape: Any, sharding: Any = None) -> tuple[list[Any], list[Any]]:
-  """The shapes of an array or a tuple, and shardings where there are some."""
+  """Returns the shapes of an array or a tuple, and the shardings or None."""
   if not shape.is_tuple():
     return [shape], [sharding]
   shapes = list(shape.tuple_shapes())
@@ -447,10 +450,10 @@ def _tiles(shapes: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def _newest(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function of this module as it was imported last.
+  """Returns a function that calls the latest import of this module.
 
-  XLA keeps what was registered first, also after the module was deleted from
-  `sys.modules` and imported again.
+  XLA keeps the callbacks that were registered first. The module may since have
+  been deleted from `sys.modules` and imported again.
   """
 
   def call(*args: Any) -> Any:

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What functions are traced under, kept for functions that are traced later.
+"""Records the contexts of tracing, for functions that are traced later.
 
-A device's share of a call is traced while XLA compiles, which may be outside of
-the contexts that the call was lowered in. It is traced under those all the
-same, so they can be part of the call's name.
+One device's part of a call is traced while XLA compiles. The contexts in which
+the call was lowered may have ended by then. They are restored for the trace, so
+they can be part of the call's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_DEVICES: Final = (
   "abstract_mesh_context_manager",
   "axis_env_state",
   "jax_default_device",
-  # An enclosing `shard_map` sets it. The types of parts have no varying axes.
+  # An enclosing `shard_map` sets it. Types of one device's parts do not vary.
   "check_vma",
 )
 # Contexts of JAX that are not options.
@@ -35,7 +35,7 @@ _own: Final[list[Any]] = []
 
 
 def make(default: Any) -> Any:
-  """`jax.make_user_context`, of a context that `Snapshot` keeps."""
+  """Calls `jax.make_user_context`; a `Snapshot` includes the new context."""
   context = jax.make_user_context(default_value=default)
   _own.append(context)
   return context
@@ -46,9 +46,9 @@ class Snapshot:
   """Contexts under which a function is traced.
 
   Attributes:
-    everything: (name, value) of all that is part of `jit`'s key, but of what
-      says devices and meshes. A name may come several times.
-    own: the values of contexts that `make` made, in its order.
+    everything: (name, value) of each context in `jit`'s cache key, except
+      contexts of devices and meshes. A name may occur several times.
+    own: values of the contexts that `make` made, in order.
   """
 
   everything: tuple[tuple[str, Any], ...]
@@ -56,7 +56,7 @@ class Snapshot:
 
   @contextlib.contextmanager
   def restored(self) -> Iterator[None]:
-    """Has in this thread what was there when it was taken."""
+    """Restores in this thread the contexts at the time of the snapshot."""
     with contextlib.ExitStack() as stack:
       for context, value in zip(_own, self.own, strict=False):
         stack.enter_context(context(value))
@@ -70,7 +70,7 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-  """What this thread would trace a function under now."""
+  """Returns the contexts in which this thread would trace a function now."""
   named = zip(config.trace_context_names(), config.trace_context(), strict=True)
   return Snapshot(
     everything=tuple((n, v) for n, v in named if n not in _OF_DEVICES),
@@ -80,7 +80,7 @@ def snapshot() -> Snapshot:
 
 @contextlib.contextmanager
 def _set(state: Any, value: Any) -> Iterator[None]:
-  """Sets what `value` of an option says, which is parsed already."""
+  """Sets an option of JAX to a value that is parsed already."""
   hook = getattr(state, "_update_thread_local_hook", None)
   before = state.swap_local(value)
   if hook:

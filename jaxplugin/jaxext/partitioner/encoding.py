@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Values as text that is the same in every process, and different for others.
+"""Text for values: equal values have the same text in every process.
 
 The parameters of a call are encoded, so that equal calls have equal names. A
-value that is not plain data has no encoding: its address means nothing in
-another process, and functions cannot be compared.
+value that is not plain data has no encoding, because its address has no meaning
+in another process and functions cannot be compared.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class NoEncodingError(TypeError):
 
 
 def encode(value: Any) -> str:
-  """The text of a value; equal for two only where all they hold is equal.
+  """Returns the text of a value. Different values have different texts.
 
   Args:
     value: None, a bool, number, string, bytes, dtype or enum; or a tuple, list,
-      set, dict or dataclass of such.
+      set, dict or dataclass of such values.
 
   Raises:
-    NoEncodingError: it is something else, or holds something else.
+    NoEncodingError: If the value, or a value in it, is of another type.
   """
   kind = type(value)
   name = f"{kind.__module__}.{kind.__qualname__}"

@@ -40,7 +40,7 @@ class Position:
     is_outer: True if only transformations (`grad`, `vmap`, ...) are between the
       operation and the watched function. False if a function inside it is being
       traced (`jit`, the body of a `scan`), and that function differentiates.
-    trace: identifies the function that is traced.
+    trace: the trace of the function that contains the operation.
   """
 
   is_outer: bool
@@ -67,8 +67,8 @@ class Watcher(Protocol):
   ) -> Any:
     """Returns the results of an operation.
 
-    `bind(*args, **params)` is JAX's own. The watcher does not see operations
-    that this method runs.
+    `bind(*args, **params)` is JAX's own method. The watcher does not see
+    operations that this method runs.
     """
 
 
@@ -87,7 +87,7 @@ _lock: Final = threading.Lock()
 _threads_inside = 0
 
 
-# They define the primitives that a watcher may name.
+# Modules that define the primitives which a watcher may name.
 _MODULES: Final = (
   *("core", "pjit", "dispatch", "ad_util", "ad_checkpoint", "shard_map"),
   *("custom_batching", "custom_derivatives"),
@@ -132,17 +132,17 @@ def _bind(
 
 
 def _is_written() -> bool:
-  """Whether code binds this operation, rather than an interpreter of a jaxpr.
+  """Returns whether code binds this operation, and not a jaxpr interpreter.
 
-  Interpreters (of derivatives, batching and lowering) set the source line of
-  the equation as the current one.
+  Interpreters (for derivatives, batching and lowering) set the traceback of the
+  current source info to that of the equation.
   """
   return source_info_util._source_info_context.context.traceback is None
 
 
 @contextlib.contextmanager
 def _written() -> Iterator[None]:
-  """Operations inside are the user's, though an interpreter runs a `bwd`."""
+  """Makes operations inside count as written, also when JAX calls a `bwd`."""
   local = source_info_util._source_info_context
   before = local.context
   local.context = source_info_util.SourceInfo(None, before.name_stack)
@@ -169,7 +169,7 @@ def _position(base: core.Trace) -> Position | None:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-  """The watcher does not see operations inside."""
+  """Hides the operations inside from the watcher."""
   watch, _local.watch = _local.watch, None
   try:
     yield
@@ -248,7 +248,7 @@ _watch_transformation = linear_util.transformation2(call_watched)
 def watch_wrapped(
   fun: Any, make: Callable[[Sequence[Any], dict[str, Any]], Watcher]
 ) -> Any:
-  """Returns a function of an operation such that each call is watched."""
+  """Returns an operation's function so that each of its calls is watched."""
   if isinstance(fun, linear_util.WrappedFun):
     return _watch_transformation(fun, make)
   return functools.partial(call_watched, fun, make)
@@ -270,7 +270,7 @@ def identity(x: Any) -> Any:
 
 
 def is_differentiated(x: Any) -> bool:
-  """Whether a derivative with respect to a value, or its maker, is taken."""
+  """Returns whether a value, or its maker, is being differentiated."""
   while isinstance(x, core.Tracer):
     if isinstance(x, (ad.JVPTracer, ad.LinearizeTracer)):
       return True
@@ -301,7 +301,7 @@ def maker(x: Any) -> tuple[Any, Any] | None:
 
 
 def is_traced_by(x: Any, trace: Any) -> bool:
-  """Whether a value is traced by that trace, below all transformations."""
+  """Returns whether `trace` traces a value, below all transformations."""
   while isinstance(x, core.Tracer):
     if isinstance(x, partial_eval.DynamicJaxprTracer):
       return x._trace is trace
@@ -319,20 +319,20 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def slice_type(aval: Any) -> Any:
-  """Returns the type of the slice that a trip of a `scan` gets of an array."""
+  """Returns the type of the slice of an array in one trip of a `scan`."""
   return core.mapped_aval(aval.shape[0], 0, aval)
 
 
 def resized_scan(
   params: dict[str, Any], kept: Sequence[bool], *, consts: int, xs: int
 ) -> dict[str, Any]:
-  """Parameters of a `scan` with other arguments.
+  """Returns parameters of a `scan` with other arguments.
 
   Args:
-    params: before.
+    params: the parameters before.
     kept: for each argument, whether it stays.
-    consts, xs: numbers of constants and of `xs` that come before those that
-      stay.
+    consts, xs: numbers of new constants and new `xs`. They come before the
+      constants and `xs` that stay.
   """
   if "num_consts" not in params:
     flattree = importlib.import_module("jax._src.flattree")

@@ -24,8 +24,8 @@ from jaxplugin.jaxext.tracing import provenance_private
 class Interceptor(Protocol):
   """Replaces operations of a function, see `intercept`.
 
-  `replace` and `rewrite` run in place of the operation: the trace around the
-  intercepted function gets the operations that they run.
+  `replace` and `rewrite` run in place of the operation. The trace around the
+  intercepted function receives the operations that they run.
   """
 
   def replace(
@@ -39,7 +39,7 @@ class Interceptor(Protocol):
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
-    """Gets the results of an operation that was not replaced."""
+    """Receives the results of an operation that was not replaced."""
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
@@ -58,7 +58,7 @@ MakeInterceptor = Callable[[Sequence[Any]], Interceptor]
 class _InterceptingTrace(core.Trace):
   """Shows each operation to an interceptor, then passes it to its parent.
 
-  The trace wraps no values: a function gets the same values as without it,
+  The trace does not wrap values. A function gets the same values as without it,
   such as concrete arrays. Functions inside an operation (`shard_map`,
   `custom_jvp` and `custom_vjp`, and their rules) are also intercepted.
   """
@@ -128,7 +128,7 @@ _intercept_transformation = linear_util.transformation2(_call_intercepted)
 
 
 def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
-  """Returns a function of an operation such that each call is intercepted."""
+  """Returns an operation's function so that its calls are intercepted."""
   if isinstance(fun, linear_util.WrappedFun):
     return _intercept_transformation(fun, make)
   return functools.partial(_call_intercepted, fun, make)
@@ -174,17 +174,18 @@ def intercept_jaxpr(
 
   Args:
     jaxpr: the function to trace.
-    start: returns the interceptor. It is called with the further arguments and
-      with those of `jaxpr`, in a list. It must replace those that are None.
-    extra: for each further argument, before which one of `jaxpr` it comes, and
-      its type. In order.
-    dropped: arguments of `jaxpr` that the new one does not take.
-    finish: called with the further arguments after the function has run.
-      Returns results to return before all others.
+    start: returns the interceptor. Its arguments are the further arguments and
+      the list of `jaxpr`'s arguments. It must replace each dropped argument,
+      which is None in that list.
+    extra: (index, type) of each further argument, in order. It comes before the
+      argument of `jaxpr` with this index.
+    dropped: indices of arguments of `jaxpr` that the new jaxpr does not have.
+    finish: function of the further arguments, called after the function. Its
+      results come before all other results.
 
   Returns:
-    A jaxpr, closed if the other one was. Also values that it takes before all
-    other arguments, for arrays that the interceptor did not get as arguments.
+    A jaxpr, closed if `jaxpr` is closed. Also the values that it takes before
+    all other arguments, for arrays that were not arguments of the interceptor.
   """
   is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
   closed = jaxpr if is_closed else extend_core.ClosedJaxpr(jaxpr, ())

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 from jax._src import source_info_util
 
-# Their layers call matmuls for a model, whose line is the one to report.
+# Layers of these libraries call matmuls. The model's line is reported instead.
 _LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
 
@@ -26,7 +26,7 @@ class Name(NamedTuple):
   """One entry of JAX's name stack.
 
   Attributes:
-    text: the name of a `jax.named_scope`; or of a transformation, "transpose".
+    text: name of a `jax.named_scope` or of a transformation, "transpose".
     is_transform: whether it is a transformation.
   """
 
@@ -38,7 +38,8 @@ def scopes(source_info: Any = None) -> tuple[Name, ...]:
   """Returns the name stack of an equation in its jaxpr, outermost first.
 
   Args:
-    source_info: of an equation; None for an operation that is being traced.
+    source_info: source info of an equation; None for the operation that is
+      being traced.
   """
   if source_info is None:
     stack = source_info_util.current_name_stack().stack
@@ -51,13 +52,15 @@ def scopes(source_info: Any = None) -> tuple[Name, ...]:
 
 
 def user_frame(source_info: Any = None) -> str:
-  """Returns file, line and function that called an operation; "" if not known.
+  """Returns file, line and function that called an operation; "" if unknown.
 
   This is the innermost frame outside of JAX, this package and libraries of
-  layers. If all frames are in these libraries, it is the innermost of them.
+  layers. If no frame is outside of these libraries, it is the innermost frame
+  in them.
 
   Args:
-    source_info: of an equation; None for an operation that is being traced.
+    source_info: source info of an equation; None for the operation that is
+      being traced.
   """
   traceback = (source_info or source_info_util.current()).traceback
   frames = [
@@ -83,7 +86,7 @@ def _jax_directory() -> str:
 
 
 def _library_directories() -> tuple[str, ...]:
-  """Directories of those libraries that are imported."""
+  """Returns the directories of imported libraries."""
   found = (
     getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES
   )
@@ -101,24 +104,24 @@ def _own_files() -> frozenset[str]:
 
 
 def is_own(jaxpr: Any) -> bool:
-  """Whether a closed jaxpr is of a function of this package."""
+  """Returns whether a closed jaxpr is of a function of this package."""
   filename = jaxpr.jaxpr.debug_info.func_filename
   return filename is not None and filename in _own_files()
 
 
 def is_of_jax(jaxpr: Any) -> bool:
-  """Whether a closed jaxpr is of one of JAX's functions, `jnp.matmul` say."""
+  """Returns whether a closed jaxpr is of a JAX function like `jnp.matmul`."""
   filename = jaxpr.jaxpr.debug_info.func_filename
   return filename is not None and filename.startswith(_jax_directory())
 
 
 def is_own_function(fun: Any) -> bool:
-  """Whether a function that JAX passes to an operation is of this package."""
+  """Returns whether JAX runs a function of this package in an operation."""
   debug_info = getattr(fun, "debug_info", None)
   filename = getattr(debug_info, "func_filename", None)
   return filename is not None and filename in _own_files()
 
 
 def name_scope() -> str:
-  """Names of the enclosing `jax.named_scope`s, "outer/inner", while tracing."""
+  """Returns the enclosing scopes of the current trace, as "outer/inner"."""
   return str(source_info_util.current().name_stack)
