@@ -82,7 +82,7 @@ def interleave(packed: jax.Array) -> jax.Array:
 
 
 def deinterleave(words: jax.Array) -> jax.Array:
-  """Inverse of `interleave`: uint32[..., k / 8] to uint8[..., k / 2].
+  """Inverts `interleave`: uint32[..., k / 8] to uint8[..., k / 2].
 
   Raises:
     TypeError: If the dtype is another one, or the number of words is odd.
@@ -117,7 +117,7 @@ def to_bytes(words: jax.Array) -> jax.Array:
 
 
 def from_bytes(data: jax.Array) -> jax.Array:
-  """Inverse of `to_bytes`."""
+  """Inverts `to_bytes`."""
   *lead, size = data.shape
   quadruples = data.reshape(*lead, size // WORDS.itemsize, WORDS.itemsize)
   return lax.bitcast_convert_type(quadruples, WORDS)

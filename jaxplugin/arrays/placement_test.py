@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings of block-scaled arrays: who has what, and products of it."""
+"""Shardings of block-scaled arrays, parts on each device, and their matmuls."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ M, N, K = 8, 16, 256
 
 
 def quantized(format, *shape, seed=0, **kwargs):
-  # Integers under one global scale: products are exact in any order.
+  # Integers with one global scale, so products are exact in any order.
   x = np.random.default_rng(seed).integers(-2, 3, shape).astype(np.float32)
   if formats.resolve("", format).has_global_scale:
     kwargs = {"global_scale": 0.5, **kwargs}
@@ -42,7 +42,7 @@ class PlacementTest(parameterized.TestCase):
     return NamedSharding(self.mesh, P(*spec))
 
   def assert_each_device_dequantizes_its_part(self, x, placed, spec):
-    """The leaves' parts on a device are the array's part there."""
+    """Checks that each device's leaves dequantize to its part of the array."""
     expected = np.asarray(jp.dequantize(x))
     parts = NamedSharding(self.mesh, P(*spec)).devices_indices_map(x.shape)
     leaves, structure = jax.tree.flatten(placed)
@@ -198,7 +198,7 @@ class PlacementTest(parameterized.TestCase):
       r"dimension 0 of an array of shape \(6, 256\).*4 parts, got size 6",
     ),
     (
-      "blocks",  # 6 blocks: bytes can be split by 4, and blocks cannot
+      "blocks",  # the bytes of 6 blocks divide by 4, but the blocks do not
       lambda: quantized("nvfp4", N, 96),
       (None, "b"),
       "dimension 1.*4 parts of whole blocks of 16, got size 96.*pad it",

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared weights mean what they meant, wherever a `ScaledArray` goes."""
+"""Prepared weights keep their values in all uses of a `ScaledArray`."""
 
 import functools
 import importlib.util
@@ -28,8 +28,8 @@ CPU = target_lib.named_target("cpu")
 H100 = target_lib.named_target("h100")
 B200 = target_lib.named_target("b200", cudnn="9.13")
 
-# Bit numbers, in a unit's 64 bits, of the four bits of FP4 value v of 16, sign
-# first: as the picture in `interleaving` says, written out.
+# For each of 16 FP4 values the numbers of its four bits, sign first, in a
+# unit's 64 bits. They follow from the description in `interleaving`.
 BITS = (
   (15, 8, 7, 6),
   (31, 24, 23, 22),
@@ -61,7 +61,7 @@ def stack_of(format):
 
 
 def codes(array):
-  """uint8[..., k], one FP4 code an element, by ml_dtypes."""
+  """Returns uint8[..., k] with an FP4 code per element, from ml_dtypes."""
   return np.asarray(array.unpack().values).view(np.uint8)
 
 
@@ -177,7 +177,7 @@ class ArrayTest(parameterized.TestCase):
   def test_tree_map_flatten_and_jit_keep_it(self):
     prepared = jp.prepare_weights(weight(jp.NVFP4), H100)
     leaves, tree = jax.tree.flatten(prepared)
-    stored = [np.array(leaf) for leaf in leaves]  # as a checkpoint would
+    stored = [np.array(leaf) for leaf in leaves]  # like a checkpoint
     restored = jax.tree.unflatten(tree, stored)
     mapped = jax.tree.map(lambda x: x, restored)
     jitted = jax.jit(lambda x: x, donate_argnums=0)(mapped)
@@ -269,7 +269,7 @@ class CpuTest(parameterized.TestCase):
   def test_bytes_are_taken_from_a_tree_and_not_from_the_constructor(
     self, format
   ):
-    """Raw bytes of a checkpoint are not taken for what `to_bytes` makes."""
+    """The constructor refuses raw bytes, which a checkpoint may have."""
     stack = stack_of(format)
     prepared = jp.prepare_weights(stack, CPU)
     for given in (prepared, jax.tree.map(np.asarray, prepared)):
@@ -327,12 +327,12 @@ class CpuTest(parameterized.TestCase):
     stack = stack_of(format)
     wide = r"(f16|f4e2m1fn)\[3,96,\d+\]"
     self.assertNotRegex(program(jp.prepare_weights(stack, CPU)), wide)
-    # What it is for, in this XLA.
+    # Without it this XLA converts to a wider type.
     self.assertRegex(program(stack.unpack()), wide)
 
 
 class HugePagesTest(parameterized.TestCase):
-  """Where the local CPU has kernels; their test looks at the pages."""
+  """Large arrays are copied; a test of the kernels checks the pages."""
 
   def setUp(self):
     super().setUp()
@@ -341,7 +341,7 @@ class HugePagesTest(parameterized.TestCase):
       self.skipTest("the kernels for CPUs are not built")
 
   def put(self, format):
-    """A weight of 8 MiB that did not come out of `quantize`."""
+    """Returns a weight of 8 MiB that `quantize` did not make."""
     columns = 8192 if format.is_fp4 else 4096
     made = weight(format, (2048, columns))
     return jax.tree.map(lambda x: jax.device_put(np.array(x)), made)
@@ -375,7 +375,7 @@ class HugePagesTest(parameterized.TestCase):
 
 
 class DotTest(parameterized.TestCase):
-  """On the CPU, where every call restores the order of the values."""
+  """On CPUs every call restores the order of interleaved values."""
 
   def check_bits(self, function, *args, targets=(H100, B200)):
     expected = function(*args)

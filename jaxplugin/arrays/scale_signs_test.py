@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Scales are looked at for negative codes once an array, and often enough."""
+"""Scales are checked for negative codes once for each array."""
 
 import gc
 from unittest import mock
@@ -15,7 +15,7 @@ import jaxplugin as jp
 from jaxplugin.arrays import scale_signs
 from jaxplugin.core import formats
 
-# Of E4M3: 1.0, -0.0, both NaNs; and -1.0.
+# Codes of E4M3: 1.0, -0.0 and both NaNs; then -1.0.
 POSITIVE = (0x38, 0x80, 0x7F, 0xFF)
 NEGATIVE = 0xB8
 

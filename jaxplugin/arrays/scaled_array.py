@@ -262,16 +262,16 @@ class ScaledArray:
     return _provided["dequantize"](self, dtype)
 
   def __matmul__(self, other: Any) -> jax.Array:
-    """NumPy's matmul of the dequantized arrays, by `block_scaled_dot`.
+    """Multiplies the dequantized arrays like NumPy, with `block_scaled_dot`.
 
-    The last dimension of the left side with the last but one of the right:
-    `x @ w_q.T` for w_q (n, k). Both are blocked along it, where quantized. The
-    result is f32, as that of the dequantized arrays. Leading dimensions are
-    batch where both sides have the same; either side may have none.
+    The last dimension of the left side is contracted with the last but one of
+    the right side: `x @ w_q.T` for w_q [n, k]. A quantized side must be blocked
+    along that dimension. The result is f32. Leading dimensions are batch
+    dimensions if both sides have the same; one side may have none.
 
     Raises:
-      TypeError: sizes disagree, or a side is blocked along another dimension.
-      NotImplementedError: leading dimensions would have to be broadcast.
+      TypeError: If sizes differ, or a side is blocked along another dimension.
+      NotImplementedError: If leading dimensions would have to be broadcast.
     """
     if not isinstance(other, (ScaledArray, jax.Array, np.ndarray)):
       return NotImplemented

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ScaledArray` as a pytree, its layouts, and what it refuses."""
+"""`ScaledArray` as a pytree, its layouts, and its errors."""
 
 import copy
 import pathlib
@@ -38,7 +38,7 @@ def random_bytes(shape, high=256, seed=0):
 
 
 def example(format, shape=(3, 64), seed=0):
-  """`ScaledArray` of random bits: NaN codes, -0 and byte 0 included."""
+  """Returns a `ScaledArray` of random bits, with NaN codes, -0 and byte 0."""
   *lead, k = shape
   codes = random_bytes(shape, 2**format.value_bits, seed)
   scale = random_bytes((*lead, k // format.block_size), seed=seed + 1)
@@ -51,7 +51,7 @@ def example(format, shape=(3, 64), seed=0):
 
 
 def assert_same_bits(actual, expected):
-  """Same structure (format and layout are part of it), dtypes and bits."""
+  """Checks structure (with format and layout), dtypes and bits."""
   structures = [jax.tree.structure(tree) for tree in (actual, expected)]
   np.testing.assert_equal(structures[0], structures[1])
   leaves = [jax.tree.leaves(tree) for tree in (actual, expected)]
@@ -97,7 +97,7 @@ class PytreeTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(f(stacked)), x)
 
   def test_global_scales_of_leading_dimensions_are_taken(self):
-    # As `vmap` of `quantize` made them once: checkpoints hold them.
+    # `vmap` of `quantize` made these in version 0.1, and checkpoints have them.
     x = np.ones((5, 2, 32), np.float32) * 2688
     x *= 2.0 ** np.arange(5)[:, None, None]
     stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
@@ -218,7 +218,7 @@ class PytreeTest(parameterized.TestCase):
     loaded = jax.export.deserialize(exported.serialize())
     echoed, restored = loaded.call(x)
     assert_same_bits(echoed, x)
-    # Exported modules are portable: they flush subnormals, as XLA:CPU does.
+    # Exported modules are portable, so they flush subnormals like XLA:CPU.
     with jp.use_target(jp.named_target("cpu")):
       _, expected = jax.jit(f)(x)
     np.testing.assert_array_equal(np.asarray(restored), np.asarray(expected))
@@ -304,7 +304,7 @@ class PackTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(again), packed)
 
   def test_constants_of_a_program_are_unpacked_alike(self):
-    """XLA folds what it can of a constant."""
+    """XLA folds the unpacking of a constant."""
     codes = random_bytes((64, 128), 16)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4
     zeros = jnp.zeros((64, 128))
@@ -349,10 +349,10 @@ class PackTest(parameterized.TestCase):
 
 
 def swizzled_by_formula(scale):
-  """PTX ISA, tcgen05 scale factors "1X": tiles of 128 x 4, 512 bytes each.
+  """Swizzles by the formula of PTX ISA, tcgen05 scale factors "1X".
 
-  Byte (r, c) of a tile lies at (r % 32) * 16 + (r // 32) * 4 + c; the tiles of
-  128 rows follow each other along the columns, then down the rows.
+  A tile has 128 x 4 scale factors in 512 bytes. Byte (r, c) of a tile is at
+  (r % 32) * 16 + (r // 32) * 4 + c. Tiles follow each other row by row.
   """
   *batch, rows, columns = scale.shape
   tile_rows, tile_columns = -(-rows // 128), -(-columns // 4)
@@ -469,7 +469,7 @@ ERRORS = (
   (array((FP4, 4, 3, 64), (E4M3, 4, 3, 4), jp.NVFP4,
          global_scale=struct((2, 1, 1), jnp.float32)), TypeError,
    r"float32\[2, 1, 1\].*\(4, 3, 64\)"),
-  # A number has no dtype; it must not make the tree pass for placeholders.
+  # A number has no dtype. The tree must not count as one of placeholders.
   *(
     (array((FP4, 4, 64), (E8M0, 4, 4), jp.NVFP4, global_scale=number),
      TypeError, "")
@@ -535,8 +535,9 @@ class ValidationTest(parameterized.TestCase):
     self.assertEqual(x.axis, axis)
 
   @parameterized.parameters(
-    # As calibrated alone, to 448; under a scale that another layer, up to 1.7
-    # times as large, decided; and a tensor of ones, without a global scale.
+    # The largest scales of: a tensor with its own global scale; one whose
+    # global scale comes from another layer, up to 1.7 times as large; a tensor
+    # of ones without a global scale.
     (448.0, True), (256.0, True), (240.0, False), (1 / 6, False), (0.0, False),
   )  # fmt: skip
   def test_forgotten_global_scale_is_warned_of(self, largest, is_forgotten):

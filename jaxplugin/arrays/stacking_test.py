@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled arrays joined and taken apart, against the same of their floats.
+"""Joining and splitting block-scaled arrays equals the same for their floats.
 
-Nothing is quantized twice, so that all is equal to the last bit.
+Nothing is quantized again, so all results are equal in all bits.
 """
 
 import functools
@@ -317,7 +317,7 @@ class ConcatenateTest(parameterized.TestCase):
         jp.concatenate(arrays, axis)
 
   def test_leaves_joined_by_themselves_are_refused_where_they_do_not_fit(self):
-    # jnp.concatenate of each leaf makes two global scales of two weights.
+    # jnp.concatenate of each leaf joins the global scales of two weights.
     x, y = (quantized(jp.NVFP4, 3, 64, seed=i) for i in range(2))
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), x, y)
     for use in (
@@ -416,7 +416,7 @@ class StackTest(parameterized.TestCase):
 
 
 class LegacyTest(parameterized.TestCase):
-  """Files that were written when a global scale was f32[]."""
+  """Files from the time when a global scale was f32[]."""
 
   def tree(self):
     """Returns a tree of today's arrays, and the same tree in the old form."""
@@ -457,7 +457,7 @@ class LegacyTest(parameterized.TestCase):
         jp.block_scaled_dot(actual, actual),
         jp.block_scaled_dot(expected, expected),
       )
-    # And as numbers, without a target, one array at a time.
+    # The leaves can also be passed one array at a time, without a target.
     w = jp.ScaledArray(**then["w"], format="nvfp4")
     np.testing.assert_array_equal(floats(w), floats(today["w"]))
 

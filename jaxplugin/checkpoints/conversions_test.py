@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other tools' tensors mean what their layouts say, decoded here by tables."""
+"""Other tools' tensors convert to the numbers that tables here decode."""
 
 import importlib.util
 import warnings
@@ -20,7 +20,7 @@ E2M1 = np.array([*E2M1, *(-x for x in E2M1)])
 E = 3
 N, K = 5, 192
 
-# f32 sums of `block_scaled_dot`, and the f32 reciprocal of a divisor.
+# Error of f32 sums in `block_scaled_dot`, and of a divisor's f32 reciprocal.
 SUM_TOLERANCE = 16 * 2.0**-24
 RECIPROCAL = 2.0**-23
 
@@ -32,7 +32,7 @@ M, C, T = (
 
 
 def e4m3(codes):
-  """OCP E4M3: 4 exponent bits of bias 7, 3 of mantissa, no infinities."""
+  """Decodes OCP E4M3: 4 bits of exponent with bias 7, 3 of mantissa."""
   codes = codes.astype(np.int64)
   exponent, mantissa = codes >> 3 & 15, codes & 7
   subnormal = np.ldexp(mantissa.astype(float), -9)
@@ -56,7 +56,7 @@ def finite_e4m3(rng, shape, last=0x7E):
 
 
 def tensors(format, *lead, seed=0):
-  """values u8, scale u8, and value * scale in f64."""
+  """Returns values and scale as uint8, and value * scale in f64."""
   rng = np.random.default_rng(seed)
   shape, block = (*lead, N, K), 16 if format == "nvfp4" else 32
   if format == "mxfp8":
@@ -76,7 +76,7 @@ def tensors(format, *lead, seed=0):
 
 
 def as_stored(values, scale, format):
-  """With the dtypes of files."""
+  """Returns the arrays with the dtypes of files."""
   if format == "mxfp8":
     values = values.view(ml_dtypes.float8_e4m3fn)
   if format == "nvfp4":
@@ -252,7 +252,7 @@ class ModeloptTest(parameterized.TestCase):
     self.assertEqual(array.global_scale.shape, (1, 1))
     with self.assertRaisesRegex(TypeError, "of the 6 rows"):
       M(values, scale, np.float32([2.0**-12] * 4))
-    # A part that saw no data: its values are 0, and its scale is.
+    # A part without data: its values and its scale are 0.
     values[2:4] = 0
     array = M(values, scale, np.float32([2.0**-12, 0, 2.0**-12]))
     want = expected * 2.0**-12
@@ -273,7 +273,7 @@ class ModeloptTest(parameterized.TestCase):
     np.testing.assert_array_equal(numbers_of(array), want)
     y = jp.ragged_dot(np.eye(K, dtype=np.float32), array, jnp.int32([K, 0, 0]))
     np.testing.assert_array_equal(np.asarray(y), want[0].T)
-    array = M(values, scale, parts)  # E4M3 does not have 1 / 1.125
+    array = M(values, scale, parts)  # E4M3 cannot represent 1 / 1.125
     self.assertEqual(array.global_scale.shape, (E, 6, 1))
     np.testing.assert_array_equal(numbers_of(array), expected * rows)
 
@@ -297,7 +297,7 @@ class GptOssTest(absltest.TestCase):
     gate = np.minimum(dots[:, 0::2], 7)
     value = np.clip(dots[:, 1::2], -7, 7)
     want = gate / (1 + np.exp(-1.702 * gate)) * (value + 1)
-    # Sums of f32, of numbers of this size, through an activation of slope 8.
+    # Error of f32 sums of such numbers, times the activation's slope of 8.
     sums = np.einsum("mk,mnk->mn", np.abs(x), np.abs(expected[group])).max()
     bound = 16 * SUM_TOLERANCE * sums + 1e-5 * np.abs(want).max()
     np.testing.assert_allclose(np.asarray(y), want, rtol=0, atol=bound)
@@ -315,14 +315,14 @@ class TorchaoTest(parameterized.TestCase):
   )
   def test_numbers_are_those_of_the_layout(self, format, swizzled, lead):
     values, scale, expected = tensors(format, *lead)
-    if lead and swizzled:  # rows of a stack in whole tiles
+    if lead and swizzled:  # each matrix has whole tiles
       values, scale, expected = (
         np.concatenate([x] * 128, axis=1) for x in (values, scale, expected)
       )
     values, scale = as_stored(values, scale, format)
     rows, columns = scale.shape[-2:]
     if swizzled:
-      # PTX's 128 x 4 tiles, written out: one byte after another.
+      # PTX's 128 x 4 tiles, byte by byte.
       tiles = (-(-rows // 128), -(-columns // 4))
       flat = np.zeros((*lead, tiles[0] * tiles[1] * 512), scale.dtype)
       for r in range(rows):
@@ -355,13 +355,13 @@ class TorchaoTest(parameterized.TestCase):
 
 class ComfyuiTest(parameterized.TestCase):
   def parts(self, format, n):
-    """The tensors of [n, 64], rows padded, and the numbers."""
+    """Returns the tensors of [n, 64] with padded rows, and the numbers."""
     rng = np.random.default_rng(5)
     k, is_fp4 = 64, format == "nvfp4"
     block, unit = (16, 16) if is_fp4 else (32, 32)
     if is_fp4:
       values = rng.integers(0, 256, (n, k // 2), np.uint8)
-      pairs = np.stack([values >> 4, values & 15], -1)  # the high one first
+      pairs = np.stack([values >> 4, values & 15], -1)  # high nibble first
       numbers = E2M1[pairs.reshape(n, k)]
       scale = rng.integers(1, 0x7F, (n, k // block), np.uint8)
       scales = e4m3(scale)
@@ -373,7 +373,7 @@ class ComfyuiTest(parameterized.TestCase):
     values = np.pad(values, ((0, -n % unit), (0, 0)))
     columns = -(-scale.shape[1] // 4)
     tiles = np.zeros(-(-n // 128) * columns * 512, np.uint8)
-    for r in range(n):  # cuBLAS: byte (r, c) of a tile, written out
+    for r in range(n):  # byte (r, c) of cuBLAS's tiles
       for c in range(scale.shape[1]):
         tile = r // 128 * columns + c // 4
         at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
@@ -531,7 +531,7 @@ class ActivationScaleTest(absltest.TestCase):
 
 class GgufTest(parameterized.TestCase):
   def blocks(self, format, scale_last=254):
-    """Blocks by their definition, and the numbers, in f64."""
+    """Returns blocks made by their definition, and the numbers in f64."""
     rng = np.random.default_rng(3)
     rows = []
     numbers = np.zeros((N, K))
@@ -544,12 +544,12 @@ class GgufTest(parameterized.TestCase):
           exponent = int(rng.integers(0, scale_last + 1))
           data += [exponent]
           data += [codes[j] | codes[j + 16] << 4 for j in range(16)]
-          # A table of doubled numbers, times 2^(e - 128).
+          # ggml has a table of doubled numbers, times 2^(e - 128).
           block = np.ldexp(2 * E2M1[codes], exponent - 128)
         else:
           codes = rng.integers(0, 16, 64)
           scales = rng.integers(0, 0x80, 4)
-          scales[b] = 0x7F  # no NaN there, but 0
+          scales[b] = 0x7F  # ggml reads 0, not NaN
           data += [*scales]
           for s in range(4):
             sub = codes[16 * s : 16 * s + 16]

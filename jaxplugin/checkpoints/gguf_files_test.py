@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF headers are read as the gguf package reads them, or are refused."""
+"""GGUF headers are read like the gguf package reads them, or are refused."""
 
 import importlib.util
 import pathlib
@@ -18,7 +18,7 @@ from jaxplugin.checkpoints import gguf_files
 
 CHANGES = 400
 TOKENS = 262_144
-# Calls of a Python or C function for a token: one.
+# One call of a Python or C function for each token.
 CALLS_PER_TOKEN = 1.01
 
 
@@ -38,7 +38,7 @@ def tensor(name, sizes, number, offset):
 
 
 def file_of(values=(), tensors=(), data=b"", version=3, counts=None):
-  """A file's bytes, as docs/gguf.md of ggml has them."""
+  """Returns a file's bytes by docs/gguf.md of ggml."""
   counts = counts or (len(tensors), len(values))
   head = b"GGUF" + struct.pack("<IQQ", version, *counts)
   head += b"".join([*values, *tensors])
@@ -89,7 +89,7 @@ BAD = {
     file_of([value(ALIGNMENT, UINT32, bytes(4))]),
     "a positive power of two, got 0",
   ),
-  # As powers of two they have one bit: tensors would begin in the header.
+  # bit_count ignores the sign. The tensors would begin in the header.
   "alignment_int32": (
     file_of([value(ALIGNMENT, INT32, struct.pack("<i", -32))], [TWO], DATA),
     "a positive power of two, got -32",
@@ -117,7 +117,7 @@ BAD = {
   "tensor_twice": (file_of([], [TWO, TWO], DATA), "two tensors .* 'a'"),
   "rank": (file_of([], [tensor("a", [1] * 33, F32, 0)]), "at most 32, got 33"),
 }
-# A tensor that is wrong among others: what is said of it alone.
+# A malformed tensor, and its message in a file with valid tensors.
 MISFITS = {
   "type": (tensor("b", [2], 99, 0), "'b': its type must be known, got 99"),
   "cut": (
@@ -125,7 +125,7 @@ MISFITS = {
     r"'b': F32\[3\] must end with the file, at 104, got an end at 108",
   ),
   "offset": (tensor("b", [2], F32, 2**63), "must end with the file"),
-  # Read as the unsigned numbers that they are.
+  # Negative offsets and sizes are read as unsigned numbers.
   "offset_below_0": (tensor("b", [0], F32, 2**64 - 32), "end with the file"),
   "size_below_0": (tensor("b", [2**64 - 1], F32, 0), "less than 2.63 bytes"),
   "wraps": (tensor("b", [2**32] * 2, F32, 0), "less than 2.63 bytes"),
@@ -172,7 +172,7 @@ class HeaderTest(Case):
     self.assertEqual(tensors["a"].read().tolist(), [1, 2])
 
   def test_merged_files_may_count_0_parts(self):
-    """llama.cpp's gguf-split --merge writes it."""
+    """llama.cpp's gguf-split --merge writes this count."""
     count = value(SPLIT_COUNT, INT16, struct.pack("<h", 0))
     source = gguf_files.open_file(self.write(file_of([count], [TWO], DATA)))
     self.assertEqual(source.tensors["a"].read().tolist(), [1, 2])

@@ -6,8 +6,8 @@
 and the functions that only this layout needs. `conversions.py` computes with
 the arrays of a weight.
 
-Sources of what is written: `hf_quant_config.json` and its conversion of NVIDIA
-Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16 and MXFP4A16 of
+Sources of the written layouts: `hf_quant_config.json` and its conversion in
+NVIDIA Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16 and MXFP4A16 of
 compressed-tensors 0.20; `Mxfp4Config` and `TorchAoConfig` of transformers 5,
 with configurations of torchao 0.18; comfy-kitchen at 7d86acf.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""ComfyUI's files are written as comfy-kitchen lays them out."""
+"""ComfyUI's files have the byte layout of comfy-kitchen."""
 
 import json
 import pathlib
@@ -55,7 +55,7 @@ class ComfyuiTest(absltest.TestCase):
           n = len(weight)
           rows = -(-n // unit) * unit
           values = np.asarray(array.values).view(np.uint8)
-          if format == "nvfp4":  # the first value in the high nibble
+          if format == "nvfp4":  # high nibble first
             values = (values & 15) << 4 | values >> 4
             second = parts[f"{base}.weight_scale_2"]
             self.assertEqual(second.shape, ())
@@ -67,7 +67,7 @@ class ComfyuiTest(absltest.TestCase):
           scale = np.asarray(array.scale).view(np.uint8)
           self.assertEqual(scale.shape, (n, K // block))
           tiles = np.zeros((128, 4), np.uint8)
-          for r, c in np.ndindex(*scale.shape):  # cuBLAS, one tile
+          for r, c in np.ndindex(*scale.shape):  # one tile of cuBLAS
             at = r % 32 * 16 + r // 32 * 4 + c
             tiles.reshape(-1)[at] = scale[r, c]
           got = parts[f"{base}.weight_scale"]

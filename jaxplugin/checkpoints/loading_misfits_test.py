@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that cannot be read are listed with reasons, and the rest is read."""
+"""Unreadable tensors are listed with reasons, and the others are read."""
 
 import contextlib
 import importlib.util
@@ -21,7 +21,7 @@ import jaxplugin as jp
 from jaxplugin import __main__ as main
 
 ERROR = jp.checkpoints.CheckpointError
-# NVFP4: nibbles of 1.0 (code 2) and block scales of 1.0.
+# NVFP4: nibbles of 1.0 (code 2), and block scales of 1.0.
 ONES = np.full((2, 16), 0x22, np.uint8)
 SCALES = np.ones((2, 2), ml_dtypes.float8_e4m3fn)
 G = np.float32(2.0**-12)
@@ -35,7 +35,7 @@ def modelopt(base):
   }
 
 
-# Tensors of which no weight can be made: what is said of them.
+# Tensors that do not form a weight, with the message.
 MISFITS = {
   "scale_2": (
     {"bad.weight": ONES, "bad.weight_scale": SCALES},
@@ -70,7 +70,7 @@ MISFITS = {
 
 class Case(absltest.TestCase):
   def empty(self):
-    """A folder that goes with the test."""
+    """Returns a folder that is deleted after the test."""
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def write(self, folder, name, tensors, metadata=None):
@@ -440,7 +440,7 @@ class GgufTest(Case):
       found["q"]
     self.assertEqual(str(caught.exception).count(str(path)), 1)
     data = path.read_bytes()
-    path.unlink()  # its bytes may be mapped
+    path.unlink()  # because its bytes may be mapped
     path.write_bytes(data[: -self.nvfp4().nbytes])
     with self.assertRaisesRegex(
       ERROR, r"'last': NVFP4\[2, 128\] .*cut short"

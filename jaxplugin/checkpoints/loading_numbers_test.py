@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""NaNs, infinities and unusable global scales are named."""
+"""`check="numbers"` reports NaNs, infinities and unusable global scales."""
 
 import contextlib
 import io
@@ -24,12 +24,12 @@ WARNING = jp.checkpoints.NumbersWarning
 NVFP4, ZEROS = np.full((4, 32), 0x22, np.uint8), np.zeros((4, 32), np.uint8)
 G = np.float32(2.0**-12)
 NAN = np.nan
-# A header says that its arrays need 16 MB; the check holds much less.
+# The array needs 16 MB by its header; the check uses much less memory.
 BIG, FEW_BYTES = (1024, 8192), 1 << 21
 
 
 def e4m3(*nans):
-  """Block scales of 1, NaN (0x7F or 0xFF) at some places."""
+  """Returns block scales of 1, with NaN (0x7F or 0xFF) at some positions."""
   scale = np.full((4, 4), 0x38, np.uint8)
   for i, place in enumerate(nans):
     scale[place] = 0xFF if i else 0x7F
@@ -83,7 +83,7 @@ F8_NAN[1, 2] = NAN
 
 class Case(absltest.TestCase):
   def empty(self):
-    """A folder that goes with the test."""
+    """Returns a folder that is deleted after the test."""
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def write(self, tensors, metadata=None):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Folders and files of each layout, as a model's names and numbers."""
+"""Folders and files of each layout load with a model's names and numbers."""
 
 import contextlib
 import importlib.util
@@ -36,7 +36,7 @@ def codes(*shape, seed=0):
 
 
 def numbers(packed, scales):
-  """FP4 times scales, from E2M1's table: sign, then eight magnitudes."""
+  """Returns FP4 values times scales, from a table of E2M1's magnitudes."""
   pairs = np.stack([packed & 15, packed >> 4], -1)
   pairs = pairs.reshape(*packed.shape[:-1], -1)
   values = np.where(pairs & 8, -1, 1) * E2M1[pairs & 7]
@@ -78,11 +78,11 @@ GPT_OSS = {
 
 class Case(parameterized.TestCase):
   def empty(self):
-    """A folder that goes with the test."""
+    """Returns a folder that is deleted after the test."""
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def folder(self, *files, **configs):
-    """A folder of files that the safetensors package wrote."""
+    """Returns a folder of files that the safetensors package wrote."""
     folder = self.empty()
     for i, (tensors, metadata) in enumerate(files):
       given = {name: np.asarray(x) for name, x in tensors.items()}
@@ -321,14 +321,14 @@ class GgufTest(Case):
     good = path.read_bytes()
     choose = random.Random(6)
     for length in (0, 3, 24, len(good) // 2, len(good) - 100):
-      path.unlink()  # its bytes may be mapped
+      path.unlink()  # because its bytes may be mapped
       path.write_bytes(good[:length])
       with self.assertRaises(jp.checkpoints.CheckpointError):
         jp.checkpoints.load(path)
     for _ in range(100):
       data = bytearray(good)
       data[choose.randrange(300)] = choose.randrange(256)
-      path.unlink()  # its bytes may be mapped
+      path.unlink()  # because its bytes may be mapped
       path.write_bytes(bytes(data))
       with contextlib.suppress(jp.checkpoints.CheckpointError):
         str(jp.checkpoints.load(path))

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files whose tensors some sign calls quantized are read right, or refused.
+"""Files with quantized tensors are read correctly or refused.
 
-Expected numbers are decoded here, by tables, in f64.
+Tables here decode the expected numbers in f64.
 """
 
 import json
@@ -46,7 +46,7 @@ def e8m0(codes):
 
 
 def tiled(scale):
-  """cuBLAS: byte (r, c) of tiles of 128 rows and 4 columns, zeros elsewhere."""
+  """Returns cuBLAS's tiles of 128 rows and 4 columns, padded with zeros."""
   rows, columns = (
     -(-x // y) for x, y in zip(scale.shape, (128, 4), strict=True)
   )
@@ -93,7 +93,7 @@ class Case(absltest.TestCase):
   def load(self, tensors, metadata=None, config=None, **options):
     folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
     given = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-    for name, x in tensors.items():  # which makes scalars of rank 1
+    for name, x in tensors.items():  # ascontiguousarray gives scalars rank 1
       given[name] = given[name].reshape(np.shape(x))
     data = safetensors.numpy.save(given, metadata)
     (folder / "x.safetensors").write_bytes(data)
@@ -116,7 +116,7 @@ class Case(absltest.TestCase):
 
 
 def comfyui_nvfp4(n):
-  """Tensors of "a.q", rows padded to 16, and the numbers [n, K]."""
+  """Returns tensors of "a.q" with rows padded to 16, and numbers [n, K]."""
   packed, scale = draw(0, 256, n, K // 2), draw(1, 0x7F, n, K // 16).view(F8)
   expected = fp4(packed, high_first=True)
   expected = expected * repeated(scale.astype(float), 16) * G
@@ -194,7 +194,7 @@ class ComfyuiTest(Case):
       self.load(tensors)
 
   def test_rows_of_a_mark_that_no_padding_gives_are_refused(self):
-    # 144 rows of scales have a tile more than 128 rows.
+    # A mark of 128 rows does not fit: 144 rows of scales need one more tile.
     for n, rows in ((96, 0), (96, -16), (144, 128), (96, 112)):
       tensors, _ = comfyui_nvfp4(n)
       tensors["a.q.comfy_quant"] = mark(format="nvfp4", orig_shape=[rows, K])
@@ -261,7 +261,7 @@ class ComfyuiTest(Case):
     self.assertEqual(entry.pre_quant_scale, "a.q.pre_quant_scale")
 
   def test_without_a_mark_the_report_says_so_and_layout_decides(self):
-    """Names, dtypes and shapes are those of ModelOpt's as well."""
+    """ModelOpt's tensors have the same names, dtypes and shapes."""
     tensors, tiles = comfyui_nvfp4(128)
     scale = tensors["a.q.weight_scale"]
     packed = tensors["a.q.weight"]
@@ -436,7 +436,7 @@ class NamesTest(Case):
       array = found[base]
       got = np.asarray(array.dequantize(np.float32), np.float64)
       want = NVFP4 * np.repeat(parts.astype(float), 48, -1)[..., None]
-      # The product of two of three f32 factors is rounded.
+      # One of the two products of the three f32 factors is rounded.
       np.testing.assert_allclose(got, turned(want), rtol=2.0**-23)
 
   def test_parts_that_are_missing_or_do_not_fit(self):
@@ -517,7 +517,7 @@ INT8 = np.zeros((8, K), np.int8)
 ROW = np.ones((8, 1), BF16)
 F8_VALUES = np.ones((8, K), F8)
 
-# Public checkpoints' names of what no format here holds: values first.
+# Names in public checkpoints of unsupported formats, the values first.
 UNSUPPORTED = (
   ("one scale per tensor", ("w.weight", F8_VALUES), ("w.weight_scale", ONE)),
   ("one scale per row", ("w.weight", F8_VALUES), ("w.weight_scale", ROW)),
@@ -667,7 +667,7 @@ class ActivationScaleTest(Case):
       "w.weight_scale": BLOCKS,
       "w.weight_scale_2": SECOND,
     }
-    # A sign calls the second one quantized, so that it cannot be read.
+    # Its name marks it as quantized in an unsupported format.
     refused = {
       "w.input_scale": np.ones(2, F8),
       "w.input_scale_absmax": np.ones(2, np.float32),

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Headers are read right or refused, whatever they say."""
+"""Any header is read correctly or refused."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def entry(dtype, shape, begin, end):
 
 
 def file_of(header, data=b"", length=None):
-  """A file's bytes; the header a dict, text or bytes."""
+  """Returns a file's bytes; the header is a dict, text or bytes."""
   if isinstance(header, dict):
     header = json.dumps(header)
   if isinstance(header, str):
@@ -50,7 +50,7 @@ DATA = np.arange(6, dtype=np.float32).tobytes() + b"\x38\x40\x7e\x80\x3f"
 
 class Case(parameterized.TestCase):
   def empty(self):
-    """A folder that goes with the test."""
+    """Returns a folder that is deleted after the test."""
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def write(self, data, name="x.safetensors"):
@@ -68,7 +68,7 @@ class ReadTest(Case):
     np.testing.assert_array_equal(
       read["a"], np.arange(6, dtype=np.float32).reshape(2, 3)
     )
-    # E4M3: 1, 2 and the largest, 448; BF16 0x3f80 is 1.
+    # E4M3: 1, 2 and the largest number, 448. In BF16, 0x3f80 is 1.
     self.assertEqual(read["b"].dtype, ml_dtypes.float8_e4m3fn)
     self.assertEqual(read["b"].astype(float).tolist(), [1, 2, 448])
     self.assertEqual(read["none"].shape, (0, 5))
@@ -200,7 +200,7 @@ class RefusedTest(Case):
   def test_header_beyond_the_bound_is_refused_unread(self):
     path = self.write(file_of("{}", length=json_text.MAX_BYTES + 1))
     with open(path, "r+b") as file:
-      file.truncate(json_text.MAX_BYTES + 100)  # a hole, no bytes of a disk
+      file.truncate(json_text.MAX_BYTES + 100)  # a sparse file
     with self.assertRaisesRegex(errors.CheckpointError, "at most 100000000"):
       safetensors_files.open_file(path)
 
@@ -217,7 +217,7 @@ class RefusedTest(Case):
       self.addCleanup(tracemalloc.stop)
       with self.assertRaisesRegex(errors.CheckpointError, "at most 50000 obj"):
         safetensors_files.open_file(path)
-    # The text itself, and little beside it.
+    # At most twice the text, and 50 kB.
     self.assertLess(tracemalloc.get_traced_memory()[1], 2 * len(data) + 50_000)
 
   def test_signs_in_strings_are_no_parts(self):
@@ -246,7 +246,7 @@ class RefusedTest(Case):
       else:
         at = choose.randrange(len(good) - len(DATA))
         data[at] = choose.choice([choose.randrange(256), *b'0,"9[]{}'])
-      path.unlink()  # its bytes may be mapped
+      path.unlink()  # because its bytes may be mapped
       path.write_bytes(bytes(data))
       try:
         source = safetensors_files.open_file(path)
@@ -285,7 +285,7 @@ class IndexTest(Case):
     )
     tensors = safetensors_files.open_index(path).tensors
     read = {name: int(x.read()[0]) for name, x in tensors.items()}
-    # The index says which file has "a"; it does not name "c".
+    # The index says which file has "a", and does not name "c".
     self.assertEqual(read, {"b": 2, "a": 1, "c": 3})
 
   @parameterized.parameters(

@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats, targets, decisions and blockings, for all operations.
 
-Nothing here knows an operation or a backend. All of it is plain data and pure
-functions of it.
+The package does not depend on operations or backends. It has plain data, and
+pure functions of such data.
 """

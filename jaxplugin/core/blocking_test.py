@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Blocking` gives the arrays that NumPy gives."""
+"""`Blocking` agrees with NumPy."""
 
 import jax
 import jax.export

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The choice between backends of any operation, here one on numbers."""
+"""The choice between backends, for a made-up operation on numbers."""
 
 import functools
 
@@ -20,7 +20,7 @@ GPU = targets.Target(name="y", platform="cuda")
 def backend(
   name, *, rank=10, platform=None, below=None, planned=None, **fields
 ):
-  """Serves numbers below `below`, on one platform; tried there alone."""
+  """Returns a backend for numbers below `below`, tried on one platform only."""
 
   def is_there(target):
     return platform in (None, target.platform)
@@ -59,7 +59,7 @@ def proposal(name, *, config=(), origin="overlay"):
 
 
 def adder():
-  """A backend with a config that has its largest number."""
+  """Returns a backend whose config has its largest number."""
 
   def config_error(config, problem, target):
     del target
@@ -124,7 +124,7 @@ class ChooseTest(parameterized.TestCase):
     why = decisions.Unsupported("is exported")
     decision = choose(7, GPU, unportable=why)
     self.assertEqual(decision.implementation, "plain")
-    # A backend's reason comes before the general one.
+    # The reason of the backend comes before the general reason.
     self.assertEqual(
       reasons(decision),
       {"gpu": "is exported", "small": "needs less than 5, got 7"},
@@ -167,7 +167,7 @@ class ChooseTest(parameterized.TestCase):
       self.assertEqual(decision.config, config)
       self.assertEqual(decision.implementation_from, origin)
       self.assertEqual(decision.config_from, origin)
-      if implementation == "adder":  # it plans as its config says
+      if implementation == "adder":  # its plan follows its config
         self.assertEqual(decision.notes, (f"adder: {dict(config)}",))
 
   def test_argument_decides_and_a_measurement_only_how(self):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The format descriptors, against gfloat and the tables of OCP MX v1.0."""
+"""Checks the formats against gfloat and the tables of OCP MX v1.0."""
 
 import dataclasses
 import pickle
@@ -92,7 +92,7 @@ class FormatsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     *ALL,
-    formats.BlockFormat(  # 4 + 4 bits of significand: just fits
+    formats.BlockFormat(  # 4 + 4 bits of significand fit exactly
       name="fits",
       values_dtype=formats.E4M3,
       scale_dtype=formats.E4M3,
@@ -107,7 +107,7 @@ class FormatsTest(parameterized.TestCase):
   )
   def test_exact_in_bf16_says_whether_every_product_fits_bf16(self, format):
     def positive(dtype):
-      """Every finite positive value of `dtype` in [2^-40, 2^40]."""
+      """Returns every finite positive value of `dtype` in [2^-40, 2^40]."""
       word = np.uint16 if dtype == formats.BF16 else np.uint8
       bits = ml_dtypes.finfo(dtype).bits if dtype != formats.E8M0 else 8
       x = np.arange(2**bits, dtype=word).view(dtype)

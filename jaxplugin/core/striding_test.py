@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Strides of operands, against where NumPy finds their elements."""
+"""Strides of operands agree with the addresses of NumPy's elements."""
 
 import itertools
 
@@ -45,7 +45,7 @@ class StridesTest(parameterized.TestCase):
       np.testing.assert_array_equal(merged, expected)
 
   @parameterized.parameters(
-    # dtype, shape -> stride of k; None is copied.
+    # dtype, shape -> stride of k; None if the values are copied.
     (jp.MXFP4, formats.PACKED, (32, 1), 1),
     (jp.MXFP4, formats.PACKED, (32, 6), 6),
     (jp.MXFP4, formats.E2M1, (64, 1), None),

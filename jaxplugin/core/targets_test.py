@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: the named ones, detection, and the override that jit sees."""
+"""Named targets, detection, and the override, which is part of jit's key."""
 
 import dataclasses
 import os
@@ -276,7 +276,7 @@ class DetectTargetTest(absltest.TestCase):
       self.assertEqual(found.ptxas_version, (13, 4, 59))
       exported = targets.detect_for_export("cuda")
       self.assertIsNone(targets.detect_target("rocm").ptxas_version)
-      # Kernels for one of a topology are assembled elsewhere.
+      # Another process assembles kernels for a device of a topology.
       described = targets.target_of_device(device, "cuda")
     self.assertEqual(exported, dataclasses.replace(found, ptxas_version=None))
     self.assertEqual(described, exported)

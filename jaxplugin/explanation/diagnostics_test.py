@@ -58,7 +58,7 @@ class ExplainTest(parameterized.TestCase):
       return {"y": layer["activation"](y), "name": name}
 
     layer = {"w": _operand(jp.MXFP8, 32, 64), "activation": jax.nn.relu}
-    layer["is_biased"] = False  # no tracer of it
+    layer["is_biased"] = False  # stays a Python bool, because it is no array
     x = jax.ShapeDtypeStruct((3, 64), np.float32)
     (dot,) = jp.explain(model, layer, x, name="relu")
     self.assertEqual(
@@ -328,7 +328,7 @@ class ExplainModuleTest(parameterized.TestCase):
       text + function.split("\n", 1)[1], target=self.B200
     ).dots
     self.assertEqual(dot.count, 2)
-    # A function that nothing calls is rewritten, too.
+    # A function without callers is rewritten too.
     (dot,) = jp.explain(function, target=self.B200).dots
     self.assertEqual(dot.count, 1)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`explain` of whole models."""
+"""`explain` for whole models."""
 
 import dataclasses
 import functools
@@ -84,7 +84,7 @@ class ModelTest(parameterized.TestCase):
       self.assertRegex(dot.source, r"report_test\.py:\d+ \(.*__call__\)")
     dgrad = next(dot for dot in explanation if dot.phase == "dgrad")
     wgrad = next(dot for dot in explanation if dot.phase == "wgrad")
-    # g (32, 128) x w (64, 128); g (128, 32) x lhs (64, 32), or the other way.
+    # g (32, 128) x w (64, 128); g (128, 32) x lhs (64, 32), in either order.
     sizes = lambda p: (p.k, {p.m, p.n})
     self.assertEqual(sizes(dgrad.problem), (128, {32, 64}))
     self.assertEqual(sizes(wgrad.problem), (32, {64, 128}))
@@ -249,7 +249,7 @@ class QuantizationTest(parameterized.TestCase):
   """The report names the backend that lowering chooses."""
 
   def lowered(self, function, *args, target):
-    """Which kernels the lowered module calls."""
+    """Returns the kernels that the lowered module calls."""
     with (
       jp.use_target(target),
       mock.patch.object(triton_library, "call", call),
@@ -341,7 +341,7 @@ class QuantizationTest(parameterized.TestCase):
     x2 = jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh2, P("x"))
     )
-    # Its bits are of the array as one, which no device has.
+    # This key's bits depend on the whole array, which no device has.
     key = jax.random.key(0, impl="rbg")
     random = functools.partial(jp.quantize, format=jp.MXFP8, key=key)
     for function, given, expected, shape in (
@@ -354,7 +354,7 @@ class QuantizationTest(parameterized.TestCase):
       (told,) = explanation.quantizations
       self.assertEqual(told.implementation, expected)
       self.assertIn(shape, told.description)
-      # That of each device is lowered when the partitioner asks.
+      # A device's part is lowered later, when the partitioner calls back.
       is_lowered = expected == "cpu" and function is local
       self.assertEqual(
         self.lowered(function, given, target=CPU),
@@ -410,7 +410,7 @@ class EstimateTest(parameterized.TestCase):
     layer = jax.jit(lambda x, w, i: jp.linear(x, w, layer=i))
     in_stack = jp.explain(layer, x, stack, 1)
     alone = jp.explain(jp.linear, x, stack[1])
-    # Rows and the result in f32, values, a scale for 32 of them.
+    # Rows and result in f32, FP8 values, and one scale for 32 values.
     num_bytes = 4 * 64 * 4 + 32 * 64 + 32 * 2 + 4 * 32 * 4
     self.assertEqual(in_stack[0].estimate.num_bytes, num_bytes)
     self.assertEqual(alone[-1].estimate.num_bytes, num_bytes)
@@ -425,7 +425,7 @@ class EstimateTest(parameterized.TestCase):
       jp.block_scaled_dot, preferred_element_type=jnp.bfloat16
     )
     explanation = jp.explain(dot, x, w, target=H200)
-    # FP4 at half a byte, a scale of a byte for 16, a global scale of 4 bytes.
+    # FP4 takes half a byte, a scale for 16 values one byte, a global scale 4.
     num_bytes = n * k // 2 + n * k // 16 + 4 + 2 * k + 2 * n
     found = explanation[0].estimate
     self.assertEqual((found.num_bytes, found.flops), (num_bytes, 2 * n * k))
@@ -436,7 +436,7 @@ class EstimateTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    # Dense TFLOP/s of the data sheets: B200's FP4 and FP8; bf16 elsewhere.
+    # Dense TFLOP/s from the data sheets: FP4 and FP8 of B200; else bf16.
     (B200, jp.NVFP4, 9000),
     (B200, jp.MXFP8, 4500),
     (H200, jp.NVFP4, 989),
@@ -489,7 +489,7 @@ class EstimateTest(parameterized.TestCase):
     ("NVIDIA B300 SXM6 AC", "b300"),
     ("NVIDIA GeForce RTX 5090", "rtx5090"),
     ("NVIDIA GB10", "gb10"),
-    # Other boards with these names in theirs have other rates and memory.
+    # Boards whose names contain these have other rates and memory.
     ("NVIDIA A100-SXM4-40GB", None),
     ("NVIDIA A100 80GB PCIe", None),
     ("NVIDIA H100 PCIe", None),
@@ -506,7 +506,7 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(estimates.sheet_of(target), sheet)
 
   @parameterized.parameters(
-    # PTX ISA, tcgen05.mma: FP4 beside FP8 is multiplied by kind::mxf8f6f4.
+    # PTX ISA, tcgen05.mma: kind::mxf8f6f4 multiplies FP4 by FP8.
     (jp.MXFP4, jp.MXFP4, True, "fp4"),
     (jp.MXFP8, jp.MXFP4, True, "fp8"),
     (jp.MXFP4, jp.MXFP8, True, "fp8"),
@@ -544,17 +544,17 @@ KERNEL = "some_triton_kernel"
 
 
 def call(kernels, launch, inputs, target):
-  """`triton_library.call` without the seconds that a compilation takes."""
+  """Replaces `triton_library.call`, which takes seconds to compile."""
   del kernels, target
   outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in launch.outputs]
   return list(jax.ffi.ffi_call(KERNEL, tuple(outputs))(*inputs))
 
 
 class FlopsTest(absltest.TestCase):
-  """Figures for meters of utilization, against 2 m n k and XLA's own."""
+  """FLOPs for utilization meters, against 2 m n k and XLA's own figure."""
 
   M, N, K = 32, 64, 128
-  # A target whose dots are custom calls, and one whose dots XLA sees.
+  # The dots of the first target are custom calls. XLA sees those of the second.
   H100, CPU = jp.named_target("h100"), jp.named_target("cpu")
 
   def operands(self, *lead):
@@ -567,7 +567,7 @@ class FlopsTest(absltest.TestCase):
     ]
 
   def xla(self, function, *shapes):
-    """XLA's figure of a program of plain f32 arrays."""
+    """Returns XLA's figures for a program of f32 arrays."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jax.jit(function).lower(*arrays).compile().cost_analysis()
 
@@ -610,7 +610,7 @@ class FlopsTest(absltest.TestCase):
     )
     one = 2 * batch * self.M * self.N * self.K
     self.assertEqual(explanation.flops, trips * (one + 2 * 16**3))
-    # The program without the dots, and -1 for the call in the loop.
+    # XLA's figure has no FLOPs of the dots, and -1 for the call in the loop.
     cost = dict(self.xla(plain, square))
     self.assertAlmostEqual(cost["flops"], 2 * 16**3, delta=trips)
     cost["flops"] -= 1

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of earlier releases load, bit for bit: docs/how_to/export.md."""
+"""Modules of earlier releases give the same bits: docs/how_to/export.md."""
 
 from __future__ import annotations
 

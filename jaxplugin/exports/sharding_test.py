@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded calls that are exported: what is moved is what jit moves."""
+"""Exported sharded calls have the same collectives as under jit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ExportCase(parameterized.TestCase):
     return self.put(jp.quantize(self.floats(*shape), format), *spec)
 
   def assert_as_under_jit(self, function, *args):
-    """Returns what is moved."""
+    """Checks the collectives against jit's, and returns them."""
     exported = jp.export(function)(*args)
     loaded = jax.export.deserialize(exported.serialize())
     ours = jax.jit(loaded.call).lower(*args).compile()
@@ -103,7 +103,7 @@ class ShardedExportTest(ExportCase):
     self.assertEqual([kind for kind, _ in moved], ["all-reduce"])
 
   def test_part_of_a_mesh_axis(self):
-    # 16 rows over 8 devices are (2, 8) rows over 2 x 4.
+    # 16 rows over 8 devices become (2, 8) rows over a 2 x 4 mesh.
     def function(values, scale, w):
       values, scale = (x.reshape(2, M // 2, -1) for x in (values, scale))
       x = jp.ScaledArray(values, scale, None, jp.MXFP8)

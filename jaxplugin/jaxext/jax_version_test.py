@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A JAX that is too old is named at import, with the one that is needed."""
+"""Importing with an old JAX raises an error that names both versions."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ class JaxVersionTest(parameterized.TestCase):
       (package / "__init__.py").write_text(
         '__version__ = "0.4.38"\n__version_info__ = (0, 4, 38)\n'
       )
-      # Without `site`: nothing of an installed JAX may be found.
+      # -S skips `site`, so that an installed JAX is not found.
       result = subprocess.run(
         [sys.executable, "-S", "-c", "import jaxplugin"],
         env={

@@ -36,7 +36,7 @@ def double(x, a):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(linear_calls.Linear):
-  """A value: factor * x, counted as it is traced."""
+  """A value, factor * x, that counts its traces."""
 
   factor: float
   is_value = True
@@ -65,7 +65,7 @@ class TracedTest(absltest.TestCase):
     kept = weakref.ref(held)
 
     def called(x, held):
-      # Each call makes new closures, as straight-through dots do.
+      # Each call makes new closures, like straight-through dots.
       function = linear_calls.LinearInOne(
         call=lambda x: held @ x,
         transpose_call=lambda g: g @ held,

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles of a partitioner as axes of a mesh, against counting in NumPy."""
+"""Compares decoded tilings with the positions of devices, counted in NumPy."""
 
 import math
 
@@ -18,9 +18,9 @@ MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (6,), (3, 2), (12,), (2, 6), (24,))
 
 
 def random_tiling(rng, sizes):
-  """(counts, numbers of devices): parts of a mesh's axes dealt to dimensions.
+  """Returns (counts, device numbers) for parts of mesh axes.
 
-  Each dimension takes some of the prime factors of the axes, in any order.
+  Each dimension gets some of the prime factors of the axes, in any order.
   """
   primes = []
   for size in sizes:
@@ -34,7 +34,7 @@ def random_tiling(rng, sizes):
   numbers = np.arange(math.prod(primes)).reshape(primes)
   numbers = numbers.transpose([part for dim in dims for part in dim])
   counts = [math.prod(primes[part] for part in dim) for dim in dims]
-  return tuple(counts[:2]), numbers.reshape(-1)  # the last are the copies
+  return tuple(counts[:2]), numbers.reshape(-1)  # the last part is replicated
 
 
 def tile_of(device, digits):
@@ -92,7 +92,7 @@ class DecodeTest(parameterized.TestCase):
     )
 
   def rows_of_devices(self, mesh, spec):
-    """The slices of an array of 64 x 64 that each device holds."""
+    """Returns the slices of a 64 x 64 array on each device."""
     sharding = NamedSharding(mesh, mesh_axes.partition_spec(spec))
     return sharding.devices_indices_map((64, 64))
 
@@ -184,7 +184,7 @@ class GroupTest(parameterized.TestCase):
   def test_order_of_an_array_that_is_split_by_each_axis(self, numbers, names):
     group = self.order(numbers)
     self.assertEqual(group.mesh.axis_names, names)
-    # Along "b" the devices of the program are neighbours, in either order.
+    # The devices along "b" are neighbours in the program, in either order.
     speaking = group.speaking(group.mesh)
     self.assertEqual(speaking.axis_names[-1], "b")
     self.assertEqual(speaking.devices.shape, (2, 1, 2, 2))
@@ -197,7 +197,7 @@ class GroupTest(parameterized.TestCase):
       ("a", "m"),
       axis_types=(kinds.Auto, kinds.Manual),
     )
-    # Places 0, 1, 2, 3 along "a" have the numbers 0, 2, 1, 3.
+    # Positions 0, 1, 2, 3 along "a" have the device numbers 0, 2, 1, 3.
     group = self.order((0, 2, 1, 3), (4,), mesh)
     self.assertEqual(group.mesh.devices.shape, (2, 2))
     minor, major = group.mesh.axis_names

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the operations of a program are, and how often they run."""
+"""Operations of a program have their layer, source and number of runs."""
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ class PlaceTest(parameterized.TestCase):
 
     args = jnp.ones((4, 32)), jnp.ones((32, 32))
     first = function.__code__.co_firstlineno
-    # Traced by itself the derivative's function has none of these lines.
+    # JAX traces the derivative's function separately, without these lines.
     for transformed in (function, jax.jit(function), jax.checkpoint(function)):
       jaxpr = jax.make_jaxpr(transformed)(*args)
       found = [

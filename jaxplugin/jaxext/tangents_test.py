@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What refuses a derivative, and the tangent of some leaves."""
+"""Refused derivatives, and the tangent with respect to some leaves."""
 
 import jax
 import jax.numpy as jnp

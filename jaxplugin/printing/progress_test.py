@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Progress is drawn on a terminal and nowhere else."""
+"""Progress is drawn on a terminal only."""
 
 import contextlib
 import io

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers reach XLA once, or not at all; the library's age is known."""
+"""Handlers are registered at most once, and an outdated library is reported."""
 
 import concurrent.futures
 import json
@@ -99,7 +99,7 @@ CACHE = """
 
 @needs_library
 class OtherProcessTest(absltest.TestCase):
-  """Executables that call the handlers, in processes that did not lower."""
+  """Executables that call the handlers, in processes that lower nothing."""
 
   def setUp(self):
     super().setUp()
@@ -109,7 +109,7 @@ class OtherProcessTest(absltest.TestCase):
     self.values = jnp.arange(192.0).reshape(3, 64).astype(jnp.float8_e4m3fn)
     self.scale = jnp.ones((3, 2), jnp.float8_e8m0fnu)
     exact = np.asarray(self.values).astype(np.float64)
-    # Integers of at most 4 bits times powers of two: exact in f32 as well.
+    # Integers of at most 4 bits times powers of two are exact in f32 too.
     self.expected = (exact @ exact.T).astype(np.float32).tobytes().hex()
 
   def serialized(self):
@@ -158,7 +158,7 @@ CUT = """
 
 
 class TruncatedTest(parameterized.TestCase):
-  """A copy that was not finished is an error: loading it could be a SIGBUS."""
+  """An incomplete copy raises an error, because loading it may crash."""
 
   @needs_library
   @pytest.mark.full
@@ -172,7 +172,7 @@ class TruncatedTest(parameterized.TestCase):
     for path in paths:
       path.write_bytes(whole[: int(path.stem)])
     result = contract.run_program(CUT, *paths)
-    # Not in this process, which a signal would end.
+    # A signal would end this process, so another process loads the copies.
     self.assertEqual(result.returncode, 0, result.stderr)
     *lines, last = result.stdout.splitlines()
     self.assertEqual(last, "loaded")
@@ -200,7 +200,7 @@ class TruncatedTest(parameterized.TestCase):
 
 
 class SearchPathTest(parameterized.TestCase):
-  """A checkout hides an installed package, and takes its library."""
+  """A checkout hides an installed package, and uses its library."""
 
   def setUp(self):
     super().setUp()
@@ -293,7 +293,7 @@ class SearchPathTest(parameterized.TestCase):
 
 
 class SourcesTest(parameterized.TestCase):
-  """A library that is older than its sources does not go unnoticed."""
+  """A library that is older than its sources is reported."""
 
   def setUp(self):
     super().setUp()

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of calls in an export."""
+"""Calls have the same number in both phases of an export."""
 
 from absl.testing import absltest
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names say all that decides: where something changes, they do, or end."""
+"""A digest changes with everything that decides, or becomes None."""
 
 import dataclasses
 import os
@@ -15,8 +15,8 @@ from jaxplugin.core import targets
 from jaxplugin.runtime import fingerprints
 
 B200 = targets.named_target("b200", cudnn="9.13")
-LATER_NS = 2**63  # than any file of now, however long the tests have run
-# This package's own may be younger than the test's process.
+LATER_NS = 2**63  # later than any file of today
+# The package's own sources may be younger than the test's process.
 SOURCES = mock.patch.object(fingerprints, "_sources", lambda: "digest")
 
 

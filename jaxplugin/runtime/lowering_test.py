@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the module, as a lowering rule finds them."""
+"""Facts about a module that a lowering rule reads."""
 
 import dataclasses
 import functools

@@ -26,7 +26,7 @@ from jaxplugin.runtime import triton_library
 FFI, LEGACY = triton_calls.FFI_CALL, triton_calls.LEGACY_CALL
 H200 = jp.named_target("h200")
 X = jax.ShapeDtypeStruct((16, 512), jnp.bfloat16)
-# XLA's numbers in `custom_call.proto`.
+# XLA's names of the versions in `custom_call.proto`.
 HLO_VERSIONS = {
   FFI: "API_VERSION_TYPED_FFI",
   LEGACY: "API_VERSION_STATUS_RETURNING",
@@ -46,7 +46,7 @@ def function(x):
 
 
 def environment(target):
-  """The process's, which asks for a call."""
+  """Patches the process's environment to ask for a custom call."""
   value = triton_calls.LEGACY if target == LEGACY else ""
   return mock.patch.dict(os.environ, {triton_calls.VARIABLE: value})
 
@@ -154,10 +154,10 @@ class ModuleTest(parameterized.TestCase):
 @needs_jax_triton
 @needs_compiler
 class OptimizedTest(parameterized.TestCase):
-  """XLA's compiler, without a GPU, compiles each custom call."""
+  """XLA's compiler compiles each custom call without a GPU."""
 
   def compiled(self, target):
-    """Optimized HLO, and the order of launches, which XLA writes to files."""
+    """Returns optimized HLO, and the order of launches from XLA's dump."""
     folder = self.enter_context(tempfile.TemporaryDirectory())
     mesh = deviceless.mesh(H200)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -184,7 +184,7 @@ class OptimizedTest(parameterized.TestCase):
     (call,) = re.findall(r".* custom-call\(.*", hlo)
     self.assertIn(f'custom_call_target="{target.name}"', call)
     self.assertIn(f"api_version={HLO_VERSIONS[target]}", call)
-    # The commands of a command buffer are indented below it.
+    # The commands of a command buffer are listed below it, indented.
     (indent,) = re.findall(r"^( *)\d+: kCustomCall\b", launches, re.MULTILINE)
     self.assertRegex(launches, r"(?m)^\d+: kCommandBuffer\b")
     self.assertEqual(bool(indent), target.is_captured)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels serve a device."""
+"""Targets that the Triton kernels support."""
 
 import dataclasses
 import importlib.util
@@ -46,7 +46,7 @@ class TritonLibraryTest(parameterized.TestCase):
     described = triton_library.with_descriptors(target)
     self.assertTrue(triton_library.uses_descriptors(described))
     self.assertFalse(triton_library.uses_descriptors(target))
-    # Or the caches of `jit` would mix them up.
+    # Otherwise `jit` would use the program of one for the other.
     self.assertNotEqual(described, target)
     self.assertEqual(described, triton_library.with_descriptors(described))
     self.assertEqual(dataclasses.asdict(described), dataclasses.asdict(target))

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What modules say of launches: all but TTIR, no paths, and which PTX it is."""
+"""Payloads have everything except TTIR and paths, and the right PTX version."""
 
 import zlib
 
@@ -19,7 +19,7 @@ X = jax.ShapeDtypeStruct((256, 512), jnp.float32)
 
 
 def delimited(tag, content):
-  """A field of protobuf, of less than 2^14 bytes."""
+  """Returns a protobuf field of less than 2^14 bytes."""
   size = len(content)
   sizes = [size] if size < 128 else [size & 127 | 128, size >> 7]
   return bytes([tag, *sizes]) + content
@@ -34,8 +34,8 @@ def for_launch(message, *, ptx_version=88):
 class PayloadTest(parameterized.TestCase):
   @parameterized.parameters(0, 1, 127, 128, 300, 10_000)
   def test_all_but_ttir_is_kept(self, size):
-    # Tags are number << 3 | type; types are 0 varint, 1 and 5 of 8 and 4
-    # bytes, 2 delimited.
+    # A tag is number << 3 | type. Types are 0 (varint), 1 (8 bytes), 5 (4
+    # bytes) and 2 (delimited).
     name, ptx = delimited(0x0A, b"kernel"), delimited(0x22, b"p" * size)
     ttir, last = delimited(0x2A, b"t" * 300), b"\x30\x80\x01"
     fixed = b"\x39" + bytes(8) + b"\x45" + bytes(4)

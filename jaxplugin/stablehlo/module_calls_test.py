@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (modules in the text)
-"""The calls of a module, found, read and refused."""
+"""Finding, reading and refusing the calls of a module."""
 
 import re
 
@@ -72,7 +72,7 @@ class BlockSizeTest(parameterized.TestCase):
     '"{\\22block_scaled_dot_backend_config\\22:{\\22block_size\\22:\\2232\\22}}"',
     '"{\\22blockScaledDotBackendConfig\\22: {\\22blockSize\\22: \\2232\\22},'
     ' \\22operation_queue_id\\22: \\220\\22}"',
-    # What protobuf's parser of JSON takes too.
+    # Text that only protobuf's JSON parser accepts.
     '"{\\22block_scaled_dot_backend_config\\22:{block_size:32}}"',
     '"{block_scaled_dot_backend_config : {block_size :\\2232\\22}}"',
     "\"{'blockScaledDotBackendConfig':{'blockSize':'32'}}\"",

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lowering of a module's calls, and calls that are refused."""
+"""The lowering of a module's calls, and the errors of refused calls."""
 
 from absl.testing import absltest
 from absl.testing import parameterized

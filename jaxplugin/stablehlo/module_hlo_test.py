@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HLO text that jaxlib alone does not convert."""
+"""HLO text that jaxlib cannot convert without help."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def shape(x):
 
 
 def module(arrays, result, numbers):
-  """An HLO module of one scaled-dot."""
+  """Returns an HLO module with one scaled-dot."""
   names = ("lhs", "rhs", "lhs_scale", "rhs_scale")
   lines = [
     f"  {name} = {shape(x)} parameter({i})"
@@ -43,14 +43,14 @@ ENTRY main {{
 
 
 def exact(values, scale):
-  """values * scale in f64, each scale over whole blocks."""
+  """Returns values * scale in f64, with each scale repeated over its block."""
   scale = scale.astype(np.float64).reshape(scale.shape or (1,) * values.ndim)
   blocks = np.array(values.shape) // scale.shape
   return values.astype(np.float64) * np.kron(scale, np.ones(blocks))
 
 
 def random(rng, shape, dtype):
-  """Small integers, which products of bf16 hold."""
+  """Returns small integers, whose products are exact in bf16."""
   return rng.integers(-2, 3, shape).astype(dtype)
 
 
@@ -66,7 +66,7 @@ class ScaledDotTest(absltest.TestCase):
   )
 
   def cases(self):
-    """(values' dtype, scales' dtype, four shapes, result, numbers)."""
+    """Returns (values' dtype, scales' dtype, shapes, result, numbers)."""
     fp8, e8m0 = "float8_e4m3fn", "float8_e8m0fnu"
     dot = ((6, 64), (4, 64))
     return (
@@ -106,7 +106,7 @@ class ScaledDotTest(absltest.TestCase):
         (left_or_done,) = rewriter.rewrite_source(source, CPU)
         self.assertEqual(bool(left_or_done.error), not shapes[2])
         (rewritten,) = written_modules.run(str(source.module), *arrays)
-        # Sums of 64 small multiples of 2^-4; bf16 and f16 round them.
+        # Sums of 64 small multiples of 2^-4, rounded to bf16 or f16.
         for found in (composite, rewritten):
           np.testing.assert_allclose(
             found.astype(np.float32), expected, rtol=2.0**-8

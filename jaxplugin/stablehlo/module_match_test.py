@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (modules in the text)
-"""Which calls already are what would be emitted."""
+"""Calls that already equal the call that would replace them."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -36,7 +36,7 @@ def module(before="", operands="%a, %b, %c, %d, %g", after="", result="%0#0"):
 
 
 def is_emitted(there, emitted):
-  """`module_match.is_emitted` of the one call of a module."""
+  """Returns `module_match.is_emitted` for the only call of a module."""
   (operation,) = (
     operation
     for operation in modules.walk(there.operation)

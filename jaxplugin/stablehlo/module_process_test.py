@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Malformed modules end no process but a child, and are errors of ours."""
+"""Malformed modules raise typed errors, and only crash the child process."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ from jaxplugin.testing import written_modules
 
 CPU = jp.named_target("cpu")
 CASES = 400  # of each form
-# A case takes a millisecond, but some loop without end or use all memory.
+# A case takes a millisecond, but some cases loop forever or use all memory.
 SMALL = module_process.Limits(
   cpu_s=1,
   wall_s=60.0,
@@ -52,7 +52,7 @@ def dot_module(attributes=""):
 
 
 def forms():
-  """The same module in each form."""
+  """Returns the same module in each form."""
   source = modules.read(dot_module(), trusted=True)
   older = dataclasses.replace(source, version="1.10.0")
   hlo = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.ones((3, 3)))
@@ -66,7 +66,7 @@ def forms():
 
 
 def changed(data, rng):
-  """One of: a byte changed, a bit flipped, a piece cut out, the end cut."""
+  """Changes a byte, flips a bit, removes a piece, or removes the end."""
   i = rng.randrange(len(data))
   kind = rng.randrange(8)
   if kind == 0:
@@ -102,7 +102,7 @@ class FuzzTest(parameterized.TestCase):
           outcomes["ended" if ended else "refused"] += 1
     self.assertGreater(outcomes["refused"], CASES // 4, outcomes)
     self.assertGreater(outcomes["read"], 0, outcomes)
-    if form == "bytecode":  # else the test could as well do without a child
+    if form == "bytecode":  # the case that the child process is for
       self.assertGreater(outcomes["ended"], 0, outcomes)
 
 
@@ -211,7 +211,7 @@ class ChildTest(parameterized.TestCase):
   )
   @pytest.mark.sample(1)
   def test_time_is_limited(self, limit, value, pattern):
-    # Types that are shared, and printed 2^59 times.
+    # Types are shared, so the text has 2^59 of them.
     lines = [f"!t{i} = tuple<!t{i - 1}, !t{i - 1}>" for i in range(1, 60)]
     text = "\n".join(["!t0 = tuple<f32>", *lines, ""])
     text += "module { func.func private @f(!t59) }"
@@ -264,7 +264,7 @@ class ChildTest(parameterized.TestCase):
 
 
 class DeepTest(parameterized.TestCase):
-  """Modules that are nested too deeply or take too long."""
+  """Modules that are nested too deeply or take too long to read."""
 
   def nested(self, depth):
     start = '"stablehlo.if"(%p) ({\n'
@@ -290,7 +290,7 @@ class DeepTest(parameterized.TestCase):
   @parameterized.parameters(41, 20_001)
   @pytest.mark.sample(1)
   def test_chain_of_casts_before_a_call(self, count):
-    # The time of 41 was exponential.
+    # Reading 41 casts once took exponential time.
     value, lines = "%arg4", []
     types = ("tensor<bf16>", "tensor<f32>")
     for i in range(count - 1):
@@ -334,7 +334,7 @@ class DeepTest(parameterized.TestCase):
     self.assertEqual(jp.rewrite(other, CPU), other)
     function = text.replace("@main", '@"\\FF"')
     self.assertIn('@"\\FF"', jp.rewrite(function, CPU))
-    # jaxlib's bindings abort where the name of a file is read.
+    # jaxlib's bindings abort when Python reads such a file name.
     place = text.replace("return %0 : tensor<8x16xf32>", "RETURN")
     place = f'#l = loc("\\FF":1:1)\n{place}'.replace(
       "RETURN", "return %0 : tensor<8x16xf32> loc(#l)"

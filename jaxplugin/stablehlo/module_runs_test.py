@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (modules in the text)
-"""How often the operations of a module run."""
+"""Numbers of runs of a module's operations."""
 
 from absl.testing import absltest
 
@@ -9,8 +9,8 @@ from jaxplugin.stablehlo import module_runs
 from jaxplugin.stablehlo import modules
 
 Run = module_runs.Run
-# @f runs twice at once and once in a branch, @g twice in each, @h in a loop;
-# nothing calls @unused, and @left and @right only call each other.
+# @f runs twice unconditionally and once in a branch, @g twice in each @f, @h in
+# a loop. Nothing calls @unused. @left and @right only call each other.
 TEXT = """module {
   func.func public @main(%x: tensor<f32>, %p: tensor<i1>) -> tensor<f32> {
     %0 = stablehlo.sine %x : tensor<f32>

@@ -72,7 +72,7 @@ class Source:
     """
     given = self.given
     if isinstance(given, jax.export.Exported):
-      # Verbatim is how JAX writes it as well, which allows for Shardy's ops.
+      # JAX also allows other dialects in the artifact, for Shardy's operations.
       assert self.version is not None  # it holds a portable artifact
       data = _portable_artifact(self.module, self.version, self.name)
       return dataclasses.replace(given, mlir_module_serialized=data)
@@ -156,9 +156,8 @@ def read(
 ) -> Source:
   """Reads a module in any of the forms above, and verifies it.
 
-  jaxlib's parsers end the process on some malformed modules. So what came as
-  text or bytes is parsed by a child process first, and from there comes as text
-  that can be parsed here.
+  jaxlib's parsers crash on some malformed modules. A child process therefore
+  parses text and bytes first, and returns text that this process can parse.
 
   Args:
     given: the module.
@@ -288,7 +287,7 @@ def _bytecode(module: ir.Module) -> bytes:
 def _portable_artifact(module: ir.Module, version: str, name: str) -> bytes:
   with module_parsing.collected_diagnostics(module.context) as messages:
     try:
-      # Other dialects: Shardy's are written as they are, as by jax.export.
+      # True allows other dialects, such as Shardy's, as jax.export does.
       return stablehlo.serialize_portable_artifact(module, version, True)
     except ValueError as error:
       why = "; ".join(dict.fromkeys(messages)) or str(error)

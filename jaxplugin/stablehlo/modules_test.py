@@ -25,7 +25,7 @@ TEXT = """module @m {
   }
 }
 """
-# The same, with places.
+# The same module with locations.
 LOCATED = """#loc1 = loc("x")
 module @m {
   func.func public @main(%arg0: tensor<3xf32> loc("x")) -> tensor<3xf32> {
@@ -41,7 +41,7 @@ module @m {
 
 
 def sine(source):
-  """The operation in the middle of the module."""
+  """Returns the operation in the middle of the module."""
   (found,) = (
     operation
     for operation in modules.walk(source.module.operation)
@@ -51,7 +51,7 @@ def sine(source):
 
 
 def bytecode():
-  """Made by MLIR."""
+  """Returns bytecode that MLIR writes."""
   module = ir.Module.parse(TEXT, jax_private.make_ir_context())
   buffer = io.BytesIO()
   module.operation.write_bytecode(buffer)
@@ -59,7 +59,7 @@ def bytecode():
 
 
 def artifact(version=None):
-  """Made by StableHLO."""
+  """Returns a portable artifact that StableHLO writes."""
   module = ir.Module.parse(TEXT, jax_private.make_ir_context())
   version = version or stablehlo.get_current_version()
   return stablehlo.serialize_portable_artifact(module, version)

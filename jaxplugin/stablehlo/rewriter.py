@@ -423,7 +423,7 @@ def _free_name(wanted: str, taken: set[str]) -> str:
 
 
 def _is_used(table: Any, name: str) -> bool:
-  """Whether an operation in `table` names the symbol @name."""
+  """Returns whether an operation in `table` refers to the symbol @name."""
   needle = ir.FlatSymbolRefAttr.get(name, table.context)
   return any(
     _mentions(attribute, needle)

@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (modules in the text)
-"""What rewriting changes in a module, and what it leaves alone."""
+"""The parts of a module that a rewrite changes, and the parts that stay."""
 
 import re
 
@@ -38,7 +38,7 @@ PADDED = (
 
 
 def mx_operands(m=8, n=16, k=64, *, rows=None, columns=None):
-  """lhs, rhs and their scales, MXFP8, perhaps with padded scales."""
+  """Returns lhs, rhs and their scales in MXFP8; scales may be padded."""
   array = written_modules.array
   scale = [(rows or size, columns or k // 32) for size in (m, n)]
   return [
@@ -76,7 +76,7 @@ def swizzled_module(operands, dtype="float32", **options):
 
 
 def calls(text):
-  """Names of the custom calls of a module, in order."""
+  """Returns the names of a module's custom calls, in order."""
   return re.findall(r"custom_call @([\w$]+)\(", text)
 
 
@@ -131,7 +131,7 @@ class IdempotenceTest(parameterized.TestCase):
 
   @parameterized.parameters(B200_9_12, B200_9_13)
   def test_what_the_plugin_lowers_is_wrapped_once_at_most(self, target):
-    # A separate function masks the columns beyond k / 32.
+    # A separate function masks the columns after k / 32.
     lhs, rhs, lhs_scale, rhs_scale = mx_operands(
       128, 128, 96, rows=128, columns=4
     )
@@ -167,7 +167,7 @@ class CudnnTest(parameterized.TestCase):
     rewritten = jp.rewrite(module, B200_9_12)
     self.assertEqual(calls(rewritten), [DOT])
     (line,) = (x for x in rewritten.splitlines() if DOT in x)
-    self.assertEqual(line.split(" : ")[0].count("%"), 5)  # result, 4 operands
+    self.assertEqual(line.split(" : ")[0].count("%"), 5)  # a result, 4 operands
     self.assertIn("-> tensor<8x16xf32>", line)
     self.assertIn("stablehlo.multiply", rewritten)
 
@@ -591,10 +591,10 @@ class ErrorTest(parameterized.TestCase):
 
 
 class OtherWritersTest(absltest.TestCase):
-  """Calls that JAX does not write: each is rewritten, or stays."""
+  """Calls that JAX does not write are rewritten, or stay with a reason."""
 
   def module(self, call, operands):
-    """A module with `call` of %a0, %a1, ..., and an acceptable call of %b0."""
+    """Returns a module with `call` on %a0, ..., and a valid call on %b0, ..."""
     operands = list(operands)
     named = {f"%a{i}": x for i, x in enumerate(operands)}
     named |= {f"%b{i}": x for i, x in enumerate(mx_operands())}
@@ -638,7 +638,7 @@ class OtherWritersTest(absltest.TestCase):
     )
 
   def cases(self):
-    """(operands, text of a call, why it is refused)."""
+    """Returns (operands, text of a call, reason of its refusal)."""
     mx = mx_operands()
     with_scale = lambda *shape: [
       *mx[:2],

@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (modules in the text)
-"""Rewritten modules compute, on this CPU, what the calls in them mean."""
+"""Rewritten modules compute the results of their calls on this CPU."""
 
 import io
 
@@ -34,7 +34,7 @@ PAIRS = (
 
 
 def cpu_targets():
-  """A CPU without C++ kernels, and this one, which may have them."""
+  """Returns a CPU without C++ kernels, and this CPU, which may have them."""
   return {"named": CPU, "local": jp.detect_target("cpu")}
 
 
@@ -51,14 +51,14 @@ def operand(rng, format, shape, *, storage="raw", integers=False, dtype=None):
 
 
 def leaves(side):
-  """Values and scale of an operand, in whatever storage."""
+  """Returns values and scale of an operand, in any storage."""
   if isinstance(side.operand, jp.ScaledArray):
     return side.operand.values, side.operand.scale
   return side.operand, side.scale
 
 
 def dot_module(lhs, rhs, dtype, *, global_scale=None, attributes="", name=DOT):
-  """The module of one dot, its arrays, and the shape of its result."""
+  """Returns the module of one dot, its arrays, and the result's shape."""
   (lhs_values, lhs_scale), (rhs_values, rhs_scale) = leaves(lhs), leaves(rhs)
   arrays = [lhs_values, rhs_values, lhs_scale]
   arrays += [x for x in (rhs_scale, global_scale) if x is not None]
@@ -79,7 +79,7 @@ def block_size_attribute(size):
 
 class DotNumericsTest(parameterized.TestCase):
   def check(self, module, arrays, exact, magnitude, dtype, *, is_exact=False):
-    """Runs a module rewritten for each CPU target."""
+    """Runs a module that is rewritten for each CPU target."""
     for name, target in cpu_targets().items():
       rewritten = jp.rewrite(module, target)
       for call in (DOT, SWIZZLED_DOT, "xla.scaled_dot"):
@@ -163,7 +163,7 @@ class DotNumericsTest(parameterized.TestCase):
     self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
 
   def test_blocks_of_no_format_are_served(self):
-    # E4M3 values under E4M3 scales, one for 24 values, as XLA also takes.
+    # E4M3 values with an E4M3 scale for 24 values, which XLA supports too.
     rng = np.random.default_rng(7)
     values = [
       contract.finite_codes(rng, (n, 48), np.dtype(jnp.float8_e4m3fn))
@@ -314,14 +314,14 @@ ENTRY main {
     x, w = (rng.integers(-6, 7, (n, 96)).astype(np.float32) for n in (5, 7))
     rewritten = jp.rewrite(hlo, CPU)
     self.assertNotIn("custom_call", rewritten)
-    # Integers up to 6 lose nothing in MXFP8.
+    # Integers up to 6 are exact in MXFP8.
     product, values = written_modules.run(rewritten, x, w)
     np.testing.assert_array_equal(product, x @ w.T)
     np.testing.assert_array_equal(values, x)
 
 
 class FormsTest(parameterized.TestCase):
-  """Every form that a module comes in."""
+  """Every form of a module can be rewritten."""
 
   def setUp(self):
     super().setUp()

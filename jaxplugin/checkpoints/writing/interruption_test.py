@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A process that is killed leaves nothing half-written; memory is bounded."""
+"""A killed process leaves no incomplete files, and memory is bounded."""
 
 import json
 import pathlib
@@ -19,12 +19,13 @@ import jaxplugin as jp
 
 FEW_KILLS, MANY_KILLS = 2, 10
 SHARDS, WEIGHTS = 5, 3
-SIZE = 768  # of a square weight of the test of memory
+SIZE = 768  # size of a square weight in the test of memory
 FEW, MANY = 6, 30
 
-# Processes are forked before JAX starts a thread, so JAX is imported once. Each
-# prints a line for every tensor. After some tensors and a delay it is killed;
-# without a delay it waits to be killed. The files it leaves are then printed.
+# JAX is imported once. Processes are forked before JAX starts a thread, and
+# each prints a line for every tensor. A process is killed after some tensors
+# and a delay. Without a delay it waits until it is killed. Then the files that
+# it left are printed.
 KILLED = """
 import json, os, signal, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -58,7 +59,7 @@ for tensors, seconds in waits:
   print(json.dumps([os.path.exists(target), inodes]), flush=True)
 """
 
-# Tells the most bytes that NumPy, Python and JAX held in each of two calls.
+# Prints the most bytes that NumPy, Python and JAX held in each of two calls.
 MEASURED = """
 import sys, tracemalloc
 import jax
@@ -89,11 +90,11 @@ def run(source, *args):
 
 class Case(absltest.TestCase):
   def empty(self):
-    """A folder that goes with the test."""
+    """Returns a folder that is deleted after the test."""
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def checkpoint(self, shards, weights, size):
-    """A folder of bf16 weights [size, size]."""
+    """Returns a folder of bf16 weights [size, size]."""
     folder = self.empty()
     block = np.random.default_rng(0).standard_normal((size, size))
     block = (block / 50).astype(ml_dtypes.bfloat16)
@@ -108,7 +109,7 @@ class KilledTest(Case):
   def assert_survives(self, kills, seed):
     source = self.checkpoint(SHARDS, WEIGHTS, 64)
     choose = random.Random(seed)
-    waits = [(2 * WEIGHTS + 1, None)]  # two files are finished by then
+    waits = [(2 * WEIGHTS + 1, None)]  # after two finished files
     waits += [
       (choose.randrange(1, SHARDS * WEIGHTS), choose.random() / 50)
       for _ in range(kills)
@@ -119,9 +120,9 @@ class KilledTest(Case):
     for (there, inodes), (tensors, _) in zip(
       map(json.loads, told[:-1]), waits, strict=True
     ):
-      if there:  # it was quicker
+      if there:  # the process ended before it was killed
         continue
-      # Files that were finished by then, are, and stay what they were.
+      # Files that were finished then are complete and do not change.
       self.assertGreaterEqual(len(inodes), tensors // WEIGHTS - 1)
       self.assertEqual({**inodes, **kept}, inodes)
       kept = inodes

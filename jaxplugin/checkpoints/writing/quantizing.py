@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize`: writes a quantized checkpoint from one of plain weights."""
+"""`quantize`: writes a quantized checkpoint from a plain one."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def quantize(
 
 
 class _Job:
-  """One call of `quantize`, whose decisions are made."""
+  """One call of `quantize`, after all decisions."""
 
   def __init__(
     self,
@@ -193,7 +193,7 @@ class _Job:
             meter.add(sum(x.tensor.nbytes for x in shard.decisions))
         self._write_rest(place.folder)
         if verify:
-          written, finished = finished, 0  # if one is wrong, none is reused
+          written, finished = finished, 0  # a wrong result must not be reused
           result = verification.verified(
             _WHO, place.folder, self._source, result, self._quantizer, meter.add
           )
@@ -264,7 +264,7 @@ class _Job:
 
 
 class _Meter:
-  """Adds up bytes, and reports them."""
+  """Counts bytes and reports them."""
 
   def __init__(self, report: printing.Report, total: int) -> None:
     self._report = report

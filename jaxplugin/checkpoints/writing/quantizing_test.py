@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints are written as layouts have them, or not at all."""
+"""Checkpoints are written in their layout, or not at all."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def normal(*shape, seed=0, dtype=ml_dtypes.bfloat16):
 
 
 def model():
-  """Tensors of a model in two files."""
+  """Returns the tensors of a model in two files."""
   attention = {
     f"{BASE}.self_attn.{x}_proj.weight": normal(D, D, seed=ord(x)) * (i + 1)
     for i, x in enumerate("qkvo")
@@ -70,7 +70,7 @@ WEIGHTS = [
 
 class Case(parameterized.TestCase):
   def empty(self):
-    """A folder that goes with the test."""
+    """Returns a folder that is deleted after the test."""
     return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
   def file(self, tensors, name="x.safetensors", metadata=None):
@@ -81,7 +81,7 @@ class Case(parameterized.TestCase):
     return path
 
   def folder(self, config=None, files=None):
-    """A checkpoint of Hugging Face's form."""
+    """Returns a checkpoint in Hugging Face's form."""
     folder = self.empty() / "in"
     folder.mkdir()
     names = {}
@@ -117,7 +117,7 @@ class Case(parameterized.TestCase):
 
 
 def nearest_reciprocal(scale):
-  """The reciprocal of an f32 that is nearest to an f32, by f64."""
+  """Returns the reciprocal of an f32 that is nearest to `scale`, by f64."""
   divisor = np.float32(1 / np.float64(scale))
   return np.float32(1 / np.float64(divisor))
 
@@ -226,7 +226,7 @@ class RoundTripTest(Case):
         self.file(tensors), layout=layout, verify=True, allow_nonfinite=True
       )
       found = jp.checkpoints.load(done.path)
-      # Zeros have no say in what they share.
+      # Zeros do not change a shared global scale.
       g = np.asarray(jp.quantize(x, "nvfp4").global_scale).item()
       if layout != "modelopt":
         g = nearest_reciprocal(np.float32(g))
@@ -301,7 +301,7 @@ class FilesTest(Case):
       size += sum(x.nbytes for x in its.values())
     self.assertEqual(index["weight_map"], names)
     self.assertEqual(index["metadata"]["total_size"], size)
-    # A weight's parts stay in its file.
+    # The parts of a weight stay in its file.
     up = f"{BASE}.mlp.up_proj.weight"
     self.assertEqual(names[f"{up}_packed"], "model-1.safetensors")
     self.assertIn("not copied: pytorch_model.bin", str(done))
@@ -478,7 +478,7 @@ class RefusedTest(Case):
     target = target or self.empty() / (
       "out.safetensors" if source.is_file() else "out"
     )
-    # Other programs may write to the folder, so only the target's files count.
+    # Other programs may write to the folder, so only this target's files count.
     files = lambda: sorted(target.parent.glob(f"*{target.stem}*"))
     before = files()
     with self.assertRaisesRegex(error, rule):
@@ -546,7 +546,7 @@ class RefusedTest(Case):
     biggest = max(
       x.stat().st_size for x in [source, *source.parent.glob("in/*")]
     )
-    self.quantize(source)  # files of the compiler
+    self.quantize(source)  # compiles, which may write files
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -575,7 +575,7 @@ class RefusedTest(Case):
     target = self.empty() / "out"
     partial = target.with_name("out.partial")
     partial.mkdir()
-    # A task's file begins with a dot, and so does an unfinished one.
+    # The task's file has a dot in front, and its temporary file another one.
     (partial / "..jaxplugin-quantize.json.unfinished").write_text("{")
     self.quantize(self.folder(), target=target)
     self.assertEqual([*target.parent.iterdir()], [target])
@@ -688,7 +688,7 @@ class RefusedTest(Case):
         self.assertRaisesRegex(ERROR, "on the disk differs|it differs"),
       ):
         self.quantize(source, target=target, verify=True)
-      # Nothing is left that would be taken the next time.
+      # Nothing is left for the next call to reuse.
       self.assertEqual([*target.parent.iterdir()], [])
 
   def test_two_processes_do_not_write_one_target(self):

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other tools read what is written here, and what they write is read.
+"""Other tools read our checkpoints, and we read theirs.
 
-references_test.json has what they said, and tools/checkpoint_references.py has
-asked them.
+references_test.json has the tools' results. tools/checkpoint_references.py
+wrote it.
 """
 
 import json
@@ -26,7 +26,7 @@ FACTS = json.loads(
 )
 CASES = [x for x in FACTS if x not in ("weight", "experts")]
 
-# Tools multiply three factors of f32 in different orders, or divide by one.
+# Tools multiply three f32 factors in different orders, or divide by one.
 ROUNDINGS = 4 * 2.0**-24
 
 
@@ -73,7 +73,7 @@ class ReferencesTest(parameterized.TestCase):
       self.assertEqual(parts[part].read().dtype, array(raw).dtype)
       self.assertEqual(parts[part].read().tobytes().hex(), raw["hex"])
     self.assert_numbers(target, name, fact["reading"])
-    # It is the weight: NVFP4 and MXFP4 keep 20 dB of it.
+    # The numbers are those of the weight: NVFP4 and MXFP4 have 20 dB of SNR.
     x = array(FACTS["experts" if is_stack else "weight"]).astype(np.float64)
     if layout == "gpt-oss":
       x = x.swapaxes(-1, -2)
@@ -85,7 +85,7 @@ class ReferencesTest(parameterized.TestCase):
     fact = FACTS[case]
     if "theirs" not in fact:
       self.assertTrue(fact["same"] or case.startswith("gpt-oss"))
-      return  # the same bytes, which the other test reads
+      return  # the test above reads the same bytes
     path = self.file(
       {name: array(raw) for name, raw in fact["theirs"].items()},
       fact.get("metadata"),
@@ -93,9 +93,9 @@ class ReferencesTest(parameterized.TestCase):
     self.assert_numbers(path, "0.weight", fact["reading_of_theirs"])
 
   def test_tools_make_the_same_bytes_where_they_round_alike(self):
-    # torchao's NVFP4 is swizzled. compressed-tensors computes what divides from
-    # the largest number, and takes smaller scales of MXFP4. ModelOpt's MXFP4
-    # gives ties to the larger, and zeros a sign.
+    # torchao's NVFP4 is swizzled. compressed-tensors computes its divisor from
+    # the largest number, and chooses smaller scales for MXFP4. ModelOpt's MXFP4
+    # rounds ties to the larger value, and gives zeros a sign.
     self.assertCountEqual(
       [case for case in CASES if not FACTS[case]["same"]],
       [

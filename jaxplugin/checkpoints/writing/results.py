@@ -139,7 +139,7 @@ class Quantized:
     return str(self.format) if decision.weight else decision.tensor.type_name
 
   def _rows(self) -> list[dict[str, str]]:
-    """Returns a row for tensors that are alike."""
+    """Returns a row for each group of similar tensors."""
     alike: dict[tuple[str, ...], list[selection.Decision]] = {}
     for decision in self.decisions:
       key = (

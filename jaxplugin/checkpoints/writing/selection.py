@@ -248,7 +248,7 @@ def _require_bias_agrees(
   base = weight.name.removesuffix("weight")
   for name in (f"{weight.name}_bias", f"{base}bias"):
     bias = others.get(name)
-    other = -3 - weight.axis  # -1 and -2
+    other = -3 - weight.axis  # the other of -1 and -2
     if bias is None or len(bias.shape) != 2:
       continue
     n, k = weight.shape[other], weight.shape[weight.axis]

@@ -30,7 +30,7 @@ _ALIGNMENT: Final = 8
 # Errors of a file system that cannot preallocate.
 _NO_PREALLOCATION: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
-# A tensor's name, an offset in the tensor, and bytes from there, uint8[...].
+# A tensor's name, an offset in the tensor, and uint8[...] bytes from there.
 Piece = tuple[str, int, np.ndarray]
 
 
@@ -128,9 +128,9 @@ def is_finished(path: pathlib.Path, shard: Shard) -> bool:
 
 
 def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
-  """Writes a file, all of it or nothing.
+  """Writes a complete file or nothing.
 
-  Bytes go to another file, which is renamed when all are on the disk.
+  It writes to a temporary file and renames that when it is on the disk.
 
   Args:
     path: the file.
@@ -173,7 +173,7 @@ def _preallocate(descriptor: int, size: int) -> None:
 
 
 def sync_folder(path: pathlib.Path) -> None:
-  """Syncs a folder's names to the disk, if the system supports it."""
+  """Syncs a folder's entries to the disk, if the system supports it."""
   if os.name != "posix":
     return
   descriptor = os.open(path, os.O_RDONLY)

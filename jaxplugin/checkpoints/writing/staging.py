@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a folder NAME.partial, which gets its name NAME when it is complete.
+"""Writes a folder NAME.partial, and renames it to NAME when it is complete.
 
-If a call ends early, the same call continues: finished files stay.
+If a call ends early, finished files stay, and the same call continues.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _unfinished(path: pathlib.Path) -> pathlib.Path:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  """Writes a JSON file, all of it or nothing."""
+  """Writes a complete JSON file or nothing."""
   unfinished = _unfinished(path)
   with open(unfinished, "w", encoding="utf-8") as file:
     json.dump(value, file, indent=2)

@@ -123,7 +123,7 @@ def _error(
   weight = decision.weight
   assert weight is not None
   ends = (np.asarray(part).shape[-1] for part in (found.values, found.scale))
-  if weight.axis == -2 and len({*ends}) == 2:  # written with k last
+  if weight.axis == -2 and len({*ends}) == 2:  # the layout has k last
     x = x.swapaxes(-1, -2)
   x, y = x.reshape(-1), y.reshape(-1)
   squares = difference = 0.0

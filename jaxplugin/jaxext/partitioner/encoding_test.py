@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Encodings: equal for equal data, different for all else, or refused."""
+"""Equal data have equal encodings, other data different ones, or an error."""
 
 import dataclasses
 import enum
