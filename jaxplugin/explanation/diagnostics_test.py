@@ -58,7 +58,7 @@ class ExplainTest(parameterized.TestCase):
       return {"y": layer["activation"](y), "name": name}
 
     layer = {"w": _operand(jp.MXFP8, 32, 64), "activation": jax.nn.relu}
-    layer["is_biased"] = False  # stays a Python bool, because it is no array
+    layer["is_biased"] = False  # stays a Python bool, not a tracer
     x = jax.ShapeDtypeStruct((3, 64), np.float32)
     (dot,) = jp.explain(model, layer, x, name="relu")
     self.assertEqual(

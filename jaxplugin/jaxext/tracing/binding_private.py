@@ -248,7 +248,7 @@ _watch_transformation = linear_util.transformation2(call_watched)
 def watch_wrapped(
   fun: Any, make: Callable[[Sequence[Any], dict[str, Any]], Watcher]
 ) -> Any:
-  """Returns an operation's function so that each of its calls is watched."""
+  """Wraps an operation's function so that each of its calls is watched."""
   if isinstance(fun, linear_util.WrappedFun):
     return _watch_transformation(fun, make)
   return functools.partial(call_watched, fun, make)

@@ -128,7 +128,7 @@ _intercept_transformation = linear_util.transformation2(_call_intercepted)
 
 
 def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
-  """Returns an operation's function so that its calls are intercepted."""
+  """Wraps an operation's function so that its calls are intercepted."""
   if isinstance(fun, linear_util.WrappedFun):
     return _intercept_transformation(fun, make)
   return functools.partial(_call_intercepted, fun, make)
