@@ -150,7 +150,7 @@ def explain(
 
 
 def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-  """Returns the jaxpr of a function. Only arrays among its arguments vary."""
+  """Returns the jaxpr of a function. Untraceable arguments are constants."""
   leaves, tree = jax.tree.flatten((args, kwargs))
   if all(_is_array(x) or isinstance(x, _NUMBERS) for x in leaves):
     return jax.make_jaxpr(fn)(*args, **kwargs)

@@ -93,9 +93,9 @@ def estimate_ragged(
 ) -> estimates.Estimate | None:
   """Estimates a ragged dot; None if a size is symbolic.
 
-  The number of groups with rows is unknown. The estimate takes the smaller of
-  the number of rows and the number of groups. A contraction reads all rows and
-  writes all groups.
+  The number of groups with rows is unknown. The estimate assumes the smaller
+  of the number of rows and the number of groups. A contraction reads all rows
+  and writes all groups.
   """
   problem = decided.problem
   if not problem.sizes_are_static or decided.decision is None:

@@ -109,7 +109,8 @@ class ModuleCall:
       comes from backend_config, or is k divided by the columns of the scale.
     dimension_numbers: dimension numbers of a `SCALED_DOT`, as for
       `lax.dot_general`.
-    has_scale: whether lhs and rhs have a scale that is not only ones.
+    has_scale: whether lhs and rhs have a scale. An unquantized operand with a
+      scale of ones has none.
   """
 
   name: str
