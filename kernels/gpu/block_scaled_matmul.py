@@ -5,23 +5,22 @@
   out[b, m, n] = activation(g * sum_k lhs[b, m, k] rhs[b, n, k] + bias[n])
                  + residual[b, m, n]
 
-where an operand is values times the scale of their block, or plain floats. Two
-kernels compute it: `upcast` dequantizes in registers, exactly, to bf16, for
-GPUs without block-scaled matrix instructions and for what those do not take;
-`native` leaves it to the instruction. Either may split k over programs, which
-then write partial sums for `reduce_kernel` to add in a fixed order: results do
-not depend on scheduling. `matmul_plans.plan` says how each is launched.
+An operand is values times the scale of their block, or plain floats. The
+config's path says how a kernel multiplies (`configs.MatmulConfig`). Programs
+may split k. They then write partial sums, which `reduce_kernel` adds in a fixed
+order, so results do not depend on scheduling. `matmul_plans.plan` returns the
+launches.
 
-Pointers come first and `out` is the last of them: jax-triton passes outputs
-behind inputs. Those that a call has not are any pointer. Kernels take pointers
-one by one, as jax-triton (0.3) passes arrays, and pair them themselves; all
-else is one compile-time constant, TILING, a `configs.Tiling`.
+Pointers come first, and `out` is the last pointer, because jax-triton passes
+outputs after inputs. A pointer to an array that the call does not have is any
+pointer. jax-triton (0.3) passes arrays one by one, so the kernel pairs values
+with scales. TILING, a `configs.Tiling`, is the one compile-time constant.
 
-`lhs` and `rhs` of `upcast` and `native` may be TMA descriptors: then the tensor
-memory accelerator copies the tiles. The host makes these. A kernel could do so
-itself (`tl.make_tensor_descriptor`), but every program would write its own to
-global memory, which jax-triton 0.3.1 does not allocate. jax-triton 0.4 with a
-jaxlib newer than 0.11.0 supports both ways.
+Except with "small_m", `lhs` and `rhs` may be TMA descriptors, which the host
+writes: the tensor memory accelerator then copies the tiles. A kernel could
+write descriptors (`tl.make_tensor_descriptor`), but to global memory that
+jax-triton 0.3.1 does not allocate. jax-triton 0.4 with a jaxlib newer than
+0.11.0 supports both ways.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ from typing import Final
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu import accumulation
 from jaxplugin.kernels.gpu import epilogues
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import small_m
-from jaxplugin.kernels.gpu import sums
 from jaxplugin.kernels.gpu import tiles
 
 
-@triton.jit(repr=matmul_plans.kernel_name_of("upcast"))
-def upcast_kernel(
+@triton.jit(repr=matmul_plans.kernel_name_of("matmul"))
+def matmul_kernel(
   lhs,
   lhs_scale,
   rhs,
@@ -51,47 +49,18 @@ def upcast_kernel(
   out,
   TILING: tl.constexpr,
 ):
-  """Dequantizes to bf16 in registers and multiplies with f32 accumulation.
+  """Multiplies with f32 accumulation, along the path of the config.
 
-  Grid: `TILING.programs`, each of one tile of one split. Where operands are
-  swapped the accumulator is transposed: then rhs is the left operand of the
-  matrix instruction, the one that may stay in registers, and a small m is its
-  narrow side. Rows and k beyond the logical sizes are masked, scales too.
+  Grid: `TILING.programs`. A program computes one tile of one split. If operands
+  are swapped, the accumulator is transposed: rhs is the left operand of the
+  matrix instruction, which may stay in registers, and a small m is the narrow
+  side. Rows and k beyond the logical sizes are masked, and so are scales.
 
-  Where k is split out is f32[split_k, batch, m, n], without the epilogue.
+  If k is split, out is f32[split_k, batch, m, n], without the epilogue.
   """
   plane, batch, row, column, k = tiles.program_position(TILING)
   matrix = tiles.matrix_of_rhs(batch, layer, TILING)
-  acc = sums.upcast(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
-  )
-  position = (plane, batch, row, column, k)
-  epilogue = (global_scale, second_global_scale, bias, residual)
-  epilogues.store_tile(acc, position, epilogue, out, TILING)
-
-
-@triton.jit(repr=matmul_plans.kernel_name_of("native"))
-def native_kernel(
-  lhs,
-  lhs_scale,
-  rhs,
-  rhs_scale,
-  layer,
-  global_scale,
-  second_global_scale,
-  bias,
-  residual,
-  out,
-  TILING: tl.constexpr,
-):
-  """Multiplies with the block-scaled matrix instruction, f32 accumulation.
-
-  Both operands have a block format, MX ones in any pair, or both NVFP4. Grid,
-  accumulator, masks and the split of k as `upcast_kernel`.
-  """
-  plane, batch, row, column, k = tiles.program_position(TILING)
-  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
-  acc = sums.native(
+  acc = accumulation.accumulate(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
@@ -134,8 +103,6 @@ def reduce_kernel(
 
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
-  "upcast": upcast_kernel,
-  "native": native_kernel,
-  "small_m": small_m.small_m_kernel,
+  "matmul": matmul_kernel,
   "reduce": reduce_kernel,
 }

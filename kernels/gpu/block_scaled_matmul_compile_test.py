@@ -346,7 +346,7 @@ def value_loads(name, key):
       tile = tiling.rhs if config.swap else tiling.lhs
       is_whole = kind.is_packed and tile.scale_is_ahead
       bits = 128 if kind.is_interleaved or is_whole else 8 * kind.bits
-    elif launch.kernel == "native" and kind.bits < max(
+    elif config.path == "native" and kind.bits < max(
       shape.lhs.bits, shape.rhs.bits
     ):
       # Tensor memory's form of FP4 beside FP8 has 8 bytes of every 16.
@@ -407,7 +407,7 @@ class CompileTest(parameterized.TestCase):
   @parameterized.named_parameters(CASES)
   def test_machine_code_is_made_of_what_is_claimed(self, name, key):
     # After ptxas, and for the whole kernel: a product that is emulated fails.
-    launch, _, kernel = compiled(name, key)
+    _, config, kernel = compiled(name, key)
     shape = PRODUCTS[key]
     kind = machine_claims.kind(name, shape.lhs.format, shape.rhs.format)
     self.assertEqual(
@@ -415,7 +415,7 @@ class CompileTest(parameterized.TestCase):
     )
     # The plan is native exactly if the table says so.
     is_native = kind != machine_claims.UPCAST
-    self.assertEqual(launch.kernel.startswith("native"), is_native, kind)
+    self.assertEqual(config.path == "native", is_native, kind)
 
   @parameterized.named_parameters(
     case for case in CASES if case["key"] not in DESCRIBED

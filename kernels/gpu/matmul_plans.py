@@ -33,7 +33,7 @@ _EPILOGUE: Final = (
   "out",
 )
 _POINTERS: Final = {
-  **dict.fromkeys(configs.PATHS, (*_OPERANDS, "layer", *_EPILOGUE)),
+  "matmul": (*_OPERANDS, "layer", *_EPILOGUE),
   "reduce": ("workspace", *_EPILOGUE),
   "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
   "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
@@ -79,8 +79,8 @@ def plan(
     "workspace", (config.split_k, *result), "float32"
   )
   matmul = launching.Launch(
-    kernel=config.path,
-    name=kernel_name(config.path, tiling),
+    kernel="matmul",
+    name=kernel_name("matmul", tiling),
     inputs=inputs,
     outputs=(workspace if is_split else out,),
     descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
@@ -329,7 +329,9 @@ def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
   split = f"_split{config.split_k}" if tiling.is_split else ""
   if kernel.endswith("reduce"):
     return f"block_scaled_{kernel}{split}"
-  if kernel == "ragged":
+  if kernel == "matmul":
+    kernel = config.path
+  elif kernel == "ragged":
     across = "_across" if tiling.is_across else ""
     kernel = f"ragged_{config.path}{across}"
   return (

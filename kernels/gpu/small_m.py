@@ -1,15 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The matmul kernel for few rows of lhs: bound by reading the weight once.
+"""The order of k for few rows of lhs, when reading the weight takes the time.
 
-Decoding must keep pace with memory, so this kernel differs from `upcast` in the
-order of k. The weight (rhs) is the left operand of the matrix instruction and
-stays in registers. There lane t of 4 holds, of every 16 k, numbers 2t, 2t + 1,
-2t + 8 and 2t + 9; in memory order these would be loads of one or two bytes. The
-sum over k may be taken in any order as long as both operands agree, so here
-lane t gets 32 consecutive k of 128: with FP4 one load of 128 bits. And two
-values that share a 32-bit register come from nibbles 16 bits apart, so that
-shifts and masks decode two at once.
+Decoding must keep pace with memory, so the path "small_m" differs from "upcast"
+in the order of k. The weight (rhs) is the left operand of the matrix
+instruction and stays in registers. Of every 16 k, lane t of 4 holds numbers 2t,
+2t + 1, 2t + 8 and 2t + 9. In memory order these would be loads of one or two
+bytes. A sum over k may have any order if both operands have the same order.
+Here lane t gets 32 consecutive k of 128: with FP4 one load of 128 bits. Two
+values that share a 32-bit register come from nibbles 16 bits apart, so shifts
+and masks decode two at once.
 """
 
 from __future__ import annotations
@@ -17,90 +17,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import decode
-from jaxplugin.kernels.gpu import epilogues
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles
 
 _GROUP = tl.constexpr(128)  # k that the four lanes of a row share
 
 
-@triton.jit(repr=matmul_plans.kernel_name_of("small_m"))
-def small_m_kernel(
-  lhs,
-  lhs_scale,
-  rhs,
-  rhs_scale,
-  layer,
-  global_scale,
-  second_global_scale,
-  bias,
-  residual,
-  out,
-  TILING: tl.constexpr,
-):
-  """Dequantizes to bf16 in registers, multiplies with swapped operands.
+@triton.jit
+def order_k(x, TILING: tl.constexpr):
+  """Reorders the k of x[rows, k] as `dequantize` orders the weight's k.
 
-  rhs has a block format, and k is the minor dimension of both; FP4 of rhs is
-  given in words of 8 values, k % 8 == 0, interleaved or not; interleaved ones
-  and those that an instruction converts, which makes neighbours a pair, take
-  the order of k that FP8 has. Grid, masks and the split of k as those of
-  `block_scaled_matmul.upcast_kernel`; the accumulator is f32[block_n, block_m].
+  FP4 that is interleaved, or that an instruction converts in pairs of
+  neighbours, uses the order of FP8.
   """
-  plane, batch, row, column, k = tiles.program_position(TILING)
-  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
-  acc = sums(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
-  )
-  position = (plane, batch, row, column, k)
-  epilogue = (global_scale, second_global_scale, bias, residual)
-  epilogues.store_tile(acc, position, epilogue, out, TILING)
-
-
-@triton.jit
-def sums(lhs, rhs, k, TILING: tl.constexpr):
-  """The main loop; arguments and result as of those in `sums`."""
-  lhs_tile: tl.constexpr = TILING.lhs
-  rhs_tile: tl.constexpr = TILING.rhs
-  steps = tiles.steps_from(k, TILING)
-  block_k: tl.constexpr = TILING.config.block_k
-  tl.static_assert(block_k % _GROUP == 0, "a tile has whole groups of k")
+  tl.static_assert(x.shape[1] % _GROUP == 0, "a tile has whole groups of k")
   tl.static_assert(TILING.config.swap)
-  lhs, lhs_scale, lhs_batch, row = lhs
-  rhs, rhs_scale, rhs_batch, column = rhs
-  lhs = tiles.batch_of(lhs, lhs_scale, lhs_batch, lhs_tile)
-  rhs = tiles.batch_of(rhs, rhs_scale, rhs_batch, rhs_tile)
-
-  acc = tiles.zero_accumulator(TILING)
-  x_ahead = tiles.first_scale(lhs, row, k, lhs_tile)
-  ahead = tiles.first_scale(rhs, column, k, rhs_tile)
-  for step in range(steps):
-    k_step = k + step * block_k
-    k_next = k + tl.minimum(step + 1, steps - 1) * block_k
-    scale, ahead = tiles.step_scales(
-      ahead, rhs, column, k_step, k_next, rhs_tile
-    )
-    weight = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
-    if lhs_tile.scale_is_ahead or rhs_tile.scale_is_ahead:
-      x = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
-      x_scale, x_ahead = tiles.step_scales(
-        x_ahead, lhs, row, k_step, k_next, lhs_tile
-      )
-      weight = _dequantize(weight, scale, rhs_tile)
-      x = tiles.to_bf16(x, x_scale, lhs_tile)
-    else:
-      weight = _dequantize(weight, scale, rhs_tile)
-      x = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
-    if TILING.shape.rhs.in_words and not TILING.shape.rhs.is_converted:
-      x = _order_as_fp4(x)
-    else:
-      x = _order_as_fp8(x)
-    acc = tiles.dot_exact(x, weight, acc, TILING)
-  return tiles.repaired(acc, TILING)
+  if TILING.shape.rhs.in_words and not TILING.shape.rhs.is_converted:
+    return _order_as_fp4(x)
+  else:
+    return _order_as_fp8(x)
 
 
 @triton.jit
-def _dequantize(values, scale, TILE: tl.constexpr):
-  """bf16[block_rows, block_k] of the weight, its k in this kernel's order."""
+def dequantize(values, scale, TILE: tl.constexpr):
+  """Returns bf16[block_rows, block_k] of the weight, in this path's order.
+
+  The weight has a block format, and k is its minor dimension. FP4 comes in
+  words of 8 values, k % 8 == 0.
+  """
   kind: tl.constexpr = TILE.operand
   decoding: tl.constexpr = TILE.decoding
   if kind.in_words and kind.is_converted:

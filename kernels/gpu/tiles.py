@@ -222,180 +222,140 @@ def start_of_step(k, TILE: tl.constexpr):
 
 @triton.jit
 def load_values(base, batch, row, k, TILE: tl.constexpr):
-  """Stored values of a tile: [block_rows, block_k], of FP4 [.., block_k / 2].
+  """Loads the values of a tile: [block_rows, block_k / values per element].
 
-  uint8, or the float dtype that the pointer has: plain ones, E4M3, E5M2. Of FP4
-  that is interleaved uint32[block_rows, block_k / 8].
-
-  `base` points to the batch's matrix, or is a descriptor of all batches, whose
-  loads are zero outside of [batch, rows, k].
+  Elements are uint8, the pointer's float dtype (plain ones, E4M3, E5M2), or
+  uint32 if FP4 is interleaved. `base` points to the matrix of the batch, or is
+  a descriptor of all batches, which loads zeros outside [batch, rows, k].
   """
   per_element: tl.constexpr = TILE.operand.values_per_element
-  strides: tl.constexpr = TILE.operand.strides
-  block_rows: tl.constexpr = TILE.block_rows
-  block_columns: tl.constexpr = TILE.block_k // per_element
-  rows: tl.constexpr = TILE.rows
-  columns: tl.constexpr = TILE.k // per_element
-  even_rows: tl.constexpr = TILE.even_rows
-  even_columns: tl.constexpr = TILE.even_k
-  pair: tl.constexpr = TILE.pair
-  skips: tl.constexpr = TILE.skips_overlap
-  start = start_of_step(k, TILE)
   if TILE.is_described:
     box = base.load([batch, row, k // per_element])
-    return box.reshape(block_rows, block_columns)
+    return box.reshape(TILE.block_rows, TILE.block_k // per_element)
   else:
-    return load_tile(
+    return _load_linear(
       base,
       row,
-      start // per_element,
-      strides[1],
-      strides[2],
-      rows,
-      columns,
-      block_rows,
-      block_columns,
-      even_rows,
-      even_columns,
-      pair,
-      (k - start) // per_element,
-      skips,
+      k,
+      per_element,
+      TILE.operand.strides,
+      TILE.skips_overlap,
+      TILE,
     )
 
 
 @triton.jit
 def load_scale(base, row, k, TILE: tl.constexpr):
-  """Scale codes of a tile: [block_rows, block_k / block size], uint8 or FP8.
+  """Loads scale codes of a tile: uint8 or FP8[block_rows, block_k / VEC_SIZE].
 
-  Code 0 outside the logical scale: 2^-127 or 0, never NaN. Where the tile
-  `shrinks_overlap` also in blocks that the step before had: 0 of the other
-  operand meets these, and under 2^-127 no value is infinite.
+  Codes outside the logical scale are 0: 2^-127 or 0, never NaN. If the tile
+  `shrinks_overlap`, codes are also 0 in blocks that the previous step had. The
+  values of the other operand are 0 there, and no value times 2^-127 is Inf.
   """
-  block_size: tl.constexpr = TILE.operand.values_per_scale
-  strides: tl.constexpr = TILE.operand.scale_strides
-  rows: tl.constexpr = TILE.rows
-  columns: tl.constexpr = (TILE.k + block_size - 1) // block_size
-  block_rows: tl.constexpr = TILE.block_rows
-  block_columns: tl.constexpr = TILE.block_k // block_size
-  even_rows: tl.constexpr = TILE.even_rows
-  even_columns: tl.constexpr = TILE.even_k
-  pair: tl.constexpr = TILE.pair
-  skips: tl.constexpr = TILE.shrinks_overlap
+  vec_size: tl.constexpr = TILE.operand.values_per_scale
+  columns: tl.constexpr = TILE.block_k // vec_size
   if not TILE.operand.is_swizzled:
-    return load_tile(
+    return _load_linear(
       base,
       row,
-      start_of_step(k, TILE) // block_size,
-      strides[1],
-      strides[2],
-      rows,
-      columns,
-      block_rows,
-      block_columns,
-      even_rows,
-      even_columns,
-      pair,
-      (k - start_of_step(k, TILE)) // block_size,
-      skips,
+      k,
+      vec_size,
+      TILE.operand.scale_strides,
+      TILE.shrinks_overlap,
+      TILE,
     )
   elif (
     TILE.takes_scale_tiles
-    and block_rows % _TILE_ROWS == 0
-    and block_columns % _TILE_COLUMNS == 0
+    and TILE.block_rows % _TILE_ROWS == 0
     and columns % _TILE_COLUMNS == 0
+    and (TILE.k + vec_size - 1) // vec_size % _TILE_COLUMNS == 0
   ):
-    return _load_swizzled_tiles(
-      base,
-      row,
-      k // block_size,
-      strides[1],
-      rows,
-      columns,
-      block_rows,
-      block_columns,
-      even_columns,
-    )
+    return _load_swizzled_tiles(base, row, k // vec_size, TILE)
   else:
     dtype: tl.constexpr = base.dtype.element_ty
-    codes = _load_swizzled(
-      base.to(tl.pointer_type(tl.uint8), bitcast=True),
-      row,
-      k // block_size,
-      strides[1],
-      rows,
-      columns,
-      block_rows,
-      block_columns,
-      even_rows,
-      even_columns,
-      pair,
-    )
+    bytes = base.to(tl.pointer_type(tl.uint8), bitcast=True)
+    codes = _load_swizzled(bytes, row, k // vec_size, TILE)
     return codes.to(dtype, bitcast=True)
 
 
 @triton.jit
-def _load_swizzled_tiles(
+def _load_linear(
   base,
   row,
-  column,
-  TILE_STRIDE: tl.constexpr,
-  ROWS: tl.constexpr,
-  COLUMNS: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
-  BLOCK_COLUMNS: tl.constexpr,
-  EVEN_COLUMNS: tl.constexpr,
+  k,
+  PER_ELEMENT: tl.constexpr,
+  STRIDES: tl.constexpr,
+  SKIPS: tl.constexpr,
+  TILE: tl.constexpr,
 ):
-  """As `_load_swizzled`, in whole tiles of 512 consecutive bytes.
+  """Loads a tile of elements, which each belong to PER_ELEMENT values of k."""
+  start = start_of_step(k, TILE)
+  columns: tl.constexpr = (TILE.k + PER_ELEMENT - 1) // PER_ELEMENT
+  block_columns: tl.constexpr = TILE.block_k // PER_ELEMENT
+  return load_tile(
+    base,
+    row,
+    start // PER_ELEMENT,
+    STRIDES[1],
+    STRIDES[2],
+    TILE.rows,
+    columns,
+    TILE.block_rows,
+    block_columns,
+    TILE.even_rows,
+    TILE.even_k,
+    TILE.pair,
+    (k - start) // PER_ELEMENT,
+    SKIPS,
+  )
 
-  From shared memory tensor memory copies them as they are (`tcgen05.cp`), where
-  BLOCK_ROWS is 128 and nothing is masked. Several tiles of rows Triton 3.9
-  brings there through registers (`tcgen05.st`), however they are loaded. Rows
-  beyond ROWS may be any padding: they scale nothing that is stored.
+
+@triton.jit
+def _load_swizzled_tiles(base, row, column, TILE: tl.constexpr):
+  """Loads a swizzled scale in whole tiles of 512 consecutive bytes.
+
+  Tensor memory can copy them from shared memory (`tcgen05.cp`) if block_rows is
+  128 and nothing is masked. Triton 3.9 copies more tiles of rows through
+  registers (`tcgen05.st`). Rows beyond the logical rows may be any padding,
+  because they scale nothing that is stored.
   """
+  vec_size: tl.constexpr = TILE.operand.values_per_scale
   tile_bytes: tl.constexpr = _TILE_ROWS * _TILE_COLUMNS
-  tiles_m: tl.constexpr = BLOCK_ROWS // _TILE_ROWS
-  tiles_k: tl.constexpr = BLOCK_COLUMNS // _TILE_COLUMNS
-  row_tiles: tl.constexpr = (ROWS + _TILE_ROWS - 1) // _TILE_ROWS
+  tiles_m: tl.constexpr = TILE.block_rows // _TILE_ROWS
+  tiles_k: tl.constexpr = TILE.block_k // vec_size // _TILE_COLUMNS
+  row_tiles: tl.constexpr = (TILE.rows + _TILE_ROWS - 1) // _TILE_ROWS
   codes = load_tile(
     base,
     row // _TILE_ROWS,
     (column // _TILE_COLUMNS).to(tl.int64) * tile_bytes,
-    TILE_STRIDE,
+    TILE.operand.scale_strides[1],
     1,
     row_tiles,
-    COLUMNS // _TILE_COLUMNS * tile_bytes,
+    (TILE.k + vec_size - 1) // vec_size // _TILE_COLUMNS * tile_bytes,
     tiles_m,
     tiles_k * tile_bytes,
     row_tiles % tiles_m == 0,
-    EVEN_COLUMNS,
+    TILE.even_k,
   )
   codes = codes.reshape(tiles_m, tiles_k, _GROUP_ROWS, 4, _TILE_COLUMNS)
-  return codes.permute(0, 3, 2, 1, 4).reshape(BLOCK_ROWS, BLOCK_COLUMNS)
+  return codes.permute(0, 3, 2, 1, 4).reshape(
+    TILE.block_rows, tiles_k * _TILE_COLUMNS
+  )
 
 
 @triton.jit
-def _load_swizzled(
-  base,
-  row,
-  column,
-  TILE_STRIDE: tl.constexpr,
-  ROWS: tl.constexpr,
-  COLUMNS: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
-  BLOCK_COLUMNS: tl.constexpr,
-  EVEN_ROWS: tl.constexpr,
-  EVEN_COLUMNS: tl.constexpr,
-  PAIR: tl.constexpr,
-):
-  """A tile of a swizzled scale: byte (r, c) of 128 x 4 is at
-  (r % 32) * 16 + (r // 32) * 4 + c.
+def _load_swizzled(base, row, column, TILE: tl.constexpr):
+  """Loads single bytes of a swizzled scale.
+
+  Byte (r, c) of a tile of 128 x 4 is at (r % 32) * 16 + (r // 32) * 4 + c.
   """
-  rows = row + tl.arange(0, BLOCK_ROWS)
-  columns = column + tl.arange(0, BLOCK_COLUMNS)
-  places = place_of(rows, PAIR)
+  vec_size: tl.constexpr = TILE.operand.values_per_scale
+  rows = row + tl.arange(0, TILE.block_rows)
+  columns = column + tl.arange(0, TILE.block_k // vec_size)
+  places = place_of(rows, TILE.pair)
   in_tile = places % _TILE_ROWS
   row_offsets = (
-    (places // _TILE_ROWS).to(tl.int64) * TILE_STRIDE
+    (places // _TILE_ROWS).to(tl.int64) * TILE.operand.scale_strides[1]
     + in_tile % _GROUP_ROWS * (_TILE_ROWS // _GROUP_ROWS * _TILE_COLUMNS)
     + in_tile // _GROUP_ROWS * _TILE_COLUMNS
   )
@@ -406,10 +366,10 @@ def _load_swizzled(
     base + row_offsets[:, None] + column_offsets[None, :],
     rows,
     columns,
-    ROWS,
-    COLUMNS,
-    EVEN_ROWS,
-    EVEN_COLUMNS,
+    TILE.rows,
+    (TILE.k + vec_size - 1) // vec_size,
+    TILE.even_rows,
+    TILE.even_k,
   )
 
 

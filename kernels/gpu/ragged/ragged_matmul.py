@@ -7,8 +7,8 @@ With group(i) the group of row i, and 0 in the rows of none:
   out[i, n] = activation(g * sum_k lhs[i, k] rhs[group(i), n, k]
                          + bias[group(i), n])
 
-The loops over k are those of the dense kernels (`sums`, `small_m`), and so are
-a row's bits with the same config. A program has one tile of rows of one group,
+The loop over k is that of the dense kernel (`accumulation`), and so are a row's
+bits with the same config. A program has one tile of rows of one group,
 which it finds itself (`schedule`): the grid is what any sizes need at most, and
 programs that are left over end at once. Weights of groups without rows are
 never read.
@@ -23,10 +23,9 @@ from typing import Final
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu import accumulation
 from jaxplugin.kernels.gpu import epilogues
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import small_m
-from jaxplugin.kernels.gpu import sums
 from jaxplugin.kernels.gpu import tiles
 from jaxplugin.kernels.gpu.ragged import schedule
 
@@ -59,7 +58,6 @@ def ragged_kernel(
   """
   groups: tl.constexpr = TILING.shape.groups
   block_m: tl.constexpr = TILING.config.block_m
-  path: tl.constexpr = TILING.config.path
   plane, batch, row, column, k = tiles.program_position(TILING)
   group, row, end = schedule.rows_of_tile(group_sizes, row // block_m, TILING)
   if row >= end:
@@ -71,13 +69,7 @@ def ragged_kernel(
 
   left = (lhs, lhs_scale, batch, row)
   right = (rhs, rhs_scale, group, column)
-  if path == "native":
-    acc = sums.native(left, right, k, TILING)
-  elif path == "small_m":
-    acc = small_m.sums(left, right, k, TILING)
-  else:
-    acc = sums.upcast(left, right, k, TILING)
-
+  acc = accumulation.accumulate(left, right, k, TILING)
   if TILING.config.swap:
     acc = tl.trans(acc)
   if TILING.is_split:

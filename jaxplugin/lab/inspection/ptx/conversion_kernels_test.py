@@ -38,7 +38,7 @@ class ConversionKernelsTest(executed_cases.Case):
     operands = self.make(lhs, rhs, **sizes)
     product = self.check(architecture, *operands, ptxas_version=NEW)
     launch = product.launches[0]
-    self.assertEqual(launch.kernel, path)
+    self.assertEqual(product.config.path, path)
     self.assertIn(CONVERSION, product.compiled(launch).assembly)
     self.assertEqual(launch.ptx_version, launching.E2M1_CONVERSION_PTX_VERSION)
 

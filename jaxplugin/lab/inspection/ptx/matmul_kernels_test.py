@@ -65,7 +65,7 @@ class DefaultConfigTest(executed_cases.Case):
     self.assertEqual("wgmma.mma_async" in ptx, architecture == "sm_90")
     native = architecture == "sm_120" and lhs == rhs
     self.assertEqual(NATIVE in ptx, native)
-    self.assertEqual(launch.kernel == "native", native)
+    self.assertEqual(product.config.path == "native", native)
 
   @parameterized.parameters("sm_80", "sm_90")
   def test_sums_are_split_and_added(self, architecture):

@@ -48,7 +48,7 @@ class Case(executed_cases.Case):
     ptx = product.compiled(launch).assembly
     kind = NATIVE.get((lhs, rhs), "f16")
     self.assertIn(f"tcgen05.mma.cta_group::1.kind::{kind} ", ptx)
-    self.assertEqual(launch.kernel == "native", kind != "f16")
+    self.assertEqual(product.config.path == "native", kind != "f16")
 
 
 class DefaultConfigTest(Case):
