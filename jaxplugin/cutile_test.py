@@ -33,11 +33,11 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import views
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
-from jaxplugin.kernels.interpreter import tile_language
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import interpreted as triton_testing
 from jaxplugin.testing.dot_suite import shapes
 from jaxplugin.testing.dot_suite import suite
+from jaxplugin.testing.interpreter import tile_language
 
 KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
 B200 = targets.named_target("b200", cudnn="9.13")

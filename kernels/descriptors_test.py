@@ -15,12 +15,12 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.dot import reference
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
 from jaxplugin.testing import contract
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
 
 UPCAST = configs.MatmulConfig(

@@ -40,7 +40,7 @@ ROWS: Final[tuple[tuple[tuple[int, int, Box], ...], ...]] = (
   ((0, 3, ("operation", "plugins", "tables")),),
   ((0, 3, ("arrays",)),),
   ((0, 3, ("runtime", "core", "printing", "jaxext")),),
-  ((0, 3, ("kernels/gpu", "kernels/cpu", "kernels/interpreter")),),
+  ((0, 3, ("kernels/gpu", "kernels/cpu")),),
 )
 BOXES: Final = tuple(box for row in ROWS for _, _, box in row)
 

@@ -24,8 +24,7 @@ LIBRARY: Final = re.compile(
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that a wheel must not have: tests and their helpers.
 SUPPORT: Final = re.compile(
-  r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/interpreter/"
-  r"|^kernels/cpu/tests/"
+  r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/cpu/tests/"
 )
 # Except the test suites for backends of other packages.
 SUITE: Final = (

@@ -30,7 +30,7 @@ def cannot_interpret():
   """Why Triton's interpreter cannot run kernels here; "" where it can."""
   if importlib.util.find_spec("triton") is None:
     return "triton is not installed"
-  from jaxplugin.kernels.interpreter import interpret
+  from jaxplugin.testing.interpreter import interpret
 
   return interpret.unsupported() or ""
 
@@ -70,7 +70,7 @@ def interpreted(launch, inputs, target):
   del target
   from jaxplugin.kernels.gpu import block_scaled_matmul
   from jaxplugin.kernels.gpu.ragged import ragged_matmul
-  from jaxplugin.kernels.interpreter import interpret
+  from jaxplugin.testing.interpreter import interpret
 
   kernels = {**block_scaled_matmul.KERNELS, **ragged_matmul.KERNELS}
 

@@ -86,7 +86,7 @@ def interpreted(names, launch, inputs, target):
   """`triton._call` in Triton's interpreter; notes the launch."""
   del target
   from jaxplugin.kernels.gpu.quantization import quantize
-  from jaxplugin.kernels.interpreter import interpret
+  from jaxplugin.testing.interpreter import interpret
 
   names.append(launch.name)
 
@@ -137,7 +137,7 @@ class InterpretedTestCase(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    from jaxplugin.kernels.interpreter import interpret
+    from jaxplugin.testing.interpreter import interpret
 
     if (reason := interpret.unsupported()) is not None:
       self.skipTest(reason)

@@ -29,9 +29,9 @@ from jaxplugin.kernels.gpu import tiles_by_rule
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
-from jaxplugin.lab.inspection import machine_claims
 from jaxplugin.lab.inspection import machine_code
 from jaxplugin.lab.inspection import scheduling
+from jaxplugin.testing.kernels import machine_claims
 
 pytestmark = pytest.mark.lab
 

@@ -11,9 +11,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.kernels import architectures
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
 
 LAYERS = 3

@@ -12,11 +12,11 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.testing import contract
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
 
 BLOCK_FORMATS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")

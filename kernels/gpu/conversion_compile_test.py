@@ -16,8 +16,8 @@ from jaxplugin.kernels.gpu import tiles_by_rule
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
-from jaxplugin.lab.inspection import assembling
 from jaxplugin.lab.inspection import compile
+from jaxplugin.testing.kernels import assembling
 
 NEW = architectures.E2M1_CONVERSION_PTXAS
 # ptxas assembles each `cvt.rn.bf16x2.e2m1x2` to one such instruction.

@@ -14,9 +14,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import decode
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.core import formats
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
 
 pytestmark = pytest.mark.smoke

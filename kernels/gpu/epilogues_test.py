@@ -12,7 +12,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import epilogues
-from jaxplugin.kernels.interpreter import interpret
+
+from jaxplugin.testing.interpreter import interpret
 
 SIZE = 1024
 SHAPE = configs.MatmulShape(

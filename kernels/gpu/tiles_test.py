@@ -19,10 +19,10 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
+from jaxplugin.testing.interpreter import interpret
 
 ARRAY_BYTES = 1 << 16
 # A place is relative to the nearest array; all tested places are this close.

@@ -20,9 +20,9 @@ from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
 
 from jaxplugin.kernels import architectures
-from jaxplugin.lab.inspection import assembling
 from jaxplugin.lab.inspection import compile
-from jaxplugin.lab.inspection import wgmma_hazards
+from jaxplugin.testing.kernels import assembling
+from jaxplugin.testing.kernels import wgmma_hazards
 
 pytestmark = pytest.mark.lab
 

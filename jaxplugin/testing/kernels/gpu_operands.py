@@ -23,7 +23,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.interpreter import interpret
+from jaxplugin.testing.interpreter import interpret
 
 DTYPES: Final = {
   "f32": np.dtype(np.float32),

@@ -21,7 +21,7 @@ from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.interpreter import interpret
+from jaxplugin.testing.interpreter import interpret
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 UNWRITTEN = 0xA5

@@ -31,8 +31,8 @@ from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
 
 from jaxplugin.kernels import architectures
-from jaxplugin.lab.inspection import machine_claims
 from jaxplugin.lab.inspection import machine_code
+from jaxplugin.testing.kernels import machine_claims
 
 pytestmark = pytest.mark.lab
 

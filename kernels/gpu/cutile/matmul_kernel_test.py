@@ -16,9 +16,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.cutile import plans
-from jaxplugin.kernels.interpreter import tile_language
 
 from jaxplugin.kernels import architectures
+from jaxplugin.testing.interpreter import tile_language
 
 KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
 VALUES = {

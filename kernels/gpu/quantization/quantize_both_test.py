@@ -9,11 +9,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import quantize_cases
 
 BF16 = quantize_cases.BF16

@@ -14,9 +14,9 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
-from jaxplugin.kernels.interpreter import interpret
 
 import jaxplugin as jp
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import quantize_cases
 
 BF16 = quantize_cases.BF16

@@ -12,10 +12,10 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.interpreter import interpret_ops
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
+from jaxplugin.testing.interpreter import interpret_ops
 from jaxplugin.testing.kernels import quantize_cases
 
 BF16 = quantize_cases.BF16

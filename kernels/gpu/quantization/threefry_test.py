@@ -9,8 +9,8 @@ import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import threefry
-from jaxplugin.kernels.interpreter import interpret
 
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import quantize_cases
 
 setUpModule = quantize_cases.skip_unless_interpreted

@@ -15,7 +15,7 @@ from jaxplugin.kernels.gpu.ragged import ragged_matmul
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
-from jaxplugin.lab.inspection import machine_claims
+from jaxplugin.testing.kernels import machine_claims
 
 pytestmark = pytest.mark.lab
 

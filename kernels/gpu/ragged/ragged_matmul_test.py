@@ -16,12 +16,12 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.kernels.gpu.ragged import schedule
-from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
 
 UPCAST = configs.MatmulConfig(

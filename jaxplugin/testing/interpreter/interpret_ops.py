@@ -17,9 +17,10 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 import triton.language as tl
-from jaxplugin.kernels.gpu import inline_ptx
-from jaxplugin.kernels.interpreter import interpret_memory
 from triton.runtime import interpreter
+
+from jaxplugin.kernels.gpu import inline_ptx
+from jaxplugin.testing.interpreter import interpret_memory
 
 # Types whose bits the interpreter keeps in unsigned integers.
 _ENCODED: Final = {

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.interpreter import interpret
 from triton import knobs
 
 from jaxplugin.lab.inspection import compile as kernel_compile
+from jaxplugin.testing.interpreter import interpret
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -459,7 +459,7 @@ class ProcessTest(parameterized.TestCase):
       "import numpy as np\n"
       "from jaxplugin.kernels.gpu.quantization import global_scales\n"
       "from jaxplugin.kernels.gpu.quantization import quantize_config\n"
-      "from jaxplugin.kernels.interpreter import interpret\n"
+      "from jaxplugin.testing.interpreter import interpret\n"
       "x = np.full((1, 1, 16), -1.5, np.float32)\n"
       "out = np.zeros(1, np.uint32)\n"
       "made = quantize_config.measured('nvfp4', quantize_config.NO_EXTRAS)\n"

@@ -11,8 +11,8 @@ from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile as kernel_compile
-from jaxplugin.lab.inspection import machine_claims
 from jaxplugin.lab.inspection import machine_code
+from jaxplugin.testing.kernels import machine_claims
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.lab.inspection import wgmma_hazards
+from jaxplugin.testing.kernels import wgmma_hazards
 
 pytestmark = pytest.mark.lab
 

@@ -42,12 +42,12 @@ import ml_dtypes
 import numpy as np
 import triton
 import triton.language as tl
-from jaxplugin.kernels.interpreter import interpret_memory
-from jaxplugin.kernels.interpreter import interpret_ops
 from triton.runtime import interpreter
 from triton.runtime import jit
 
 from jaxplugin.kernels import descriptors
+from jaxplugin.testing.interpreter import interpret_memory
+from jaxplugin.testing.interpreter import interpret_ops
 
 # Options of a launch that mean nothing here.
 LAUNCH_OPTIONS: Final = frozenset(
