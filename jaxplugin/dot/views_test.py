@@ -24,7 +24,7 @@ from jaxplugin.lab.bench.peers import variants
 from jaxplugin.plugins import adapters
 from jaxplugin.plugins import records
 from jaxplugin.plugins import registry
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
@@ -626,7 +626,7 @@ class MeasuredTest(BackendTestCase):
     with self.assertRaisesRegex(
       ValueError, "must have known sources.*got acme"
     ):
-      fitting.sources_of(backends.OPERATION, CPU, ["acme"])
+      matching.sources_of(backends.OPERATION, CPU, ["acme"])
 
 
 ARGUMENTS = "--lhs mxfp8 --rhs mxfp4 -m 4 -n 64 -k 64"

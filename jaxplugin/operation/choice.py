@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice between the backends of an operation.
 
-`fitting.Operation` names the operation, and has its table of backends.
+`matching.Operation` names the operation, and has its table of backends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Generic
 from jaxplugin.core import decisions
 from jaxplugin.core import speaking
 from jaxplugin.core import targets
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
 Proposals = tuple[decisions.Measured, ...]
 
 
 def choose(
-  operation: fitting.Operation[decisions.Problem],
+  operation: matching.Operation[decisions.Problem],
   problem: decisions.Problem,
   target: targets.Target,
   requested: str | None = None,
@@ -119,7 +119,7 @@ def decide(
 
 
 def backend_of(
-  operation: fitting.Operation[decisions.Problem],
+  operation: matching.Operation[decisions.Problem],
   decision: decisions.Decision,
 ) -> decisions.Backend[decisions.Problem]:
   """Returns the chosen backend, which computes as the decision says."""
@@ -128,7 +128,7 @@ def backend_of(
 
 
 def validate_name(
-  operation: fitting.Operation[Any], requested: str | None
+  operation: matching.Operation[Any], requested: str | None
 ) -> None:
   """Raises TypeError or ValueError unless it is a backend's name or None."""
   decisions.validate_name(
@@ -181,5 +181,5 @@ def xla_backend(
     plan=plan,
     emit=emit,
     is_portable=True,
-    tunable=decisions.Tunable(source=fitting.jaxlib_source),
+    tunable=decisions.Tunable(source=matching.jaxlib_source),
   )

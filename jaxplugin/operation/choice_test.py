@@ -9,7 +9,7 @@ from absl.testing import absltest
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 
 CPU = targets.Target(name="cpu", platform="cpu")
 CONFIG = (("rows", 4),)
@@ -28,7 +28,7 @@ def backend(name, emit):
   return dataclasses.replace(plain, tunable=tunable)
 
 
-OPERATION = fitting.Operation(
+OPERATION = matching.Operation(
   name="test",
   bucketed="m",
   fields_of=lambda problem: None,

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a table says of a problem: of its own row, or of the nearest one.
+"""Finds the rows of a table that are nearest to a problem.
 
-All of a problem but one size must be as measured; that size may lie in a
-neighbouring bucket. Who follows a proposal checks whether its config can
-compute the problem at hand.
+A row's fields must equal the problem's fields, except one size, which may lie
+in a neighbouring bucket. The caller must check that the backend of a proposal
+supports the problem with the proposed config.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Final
 from jaxplugin.core import decisions
 from jaxplugin.tables import records
 
-# Buckets between a problem and a row about it. A size four times another is
-# bound by something else.
+# Largest distance in buckets. At four times the size something else, for
+# example bandwidth, limits the speed.
 MAX_DISTANCE: Final = 2
 
 
 def nearest(
   table: records.Table, problem: records.Fields
 ) -> Iterator[tuple[int, records.Row]]:
-  """Rows that say something of a problem, with their distance in buckets.
+  """Yields rows near a problem with their distance in buckets, nearest first.
 
-  The nearest first; of two as near that of more rows, whose config covers them.
+  Of two rows at the same distance, the row with the larger size comes first,
+  because its config covers the problem.
   """
   bucketed = table.header.bucketed
   others, covered = _apart(problem, bucketed)
@@ -43,12 +44,12 @@ def nearest(
 def proposals(
   table: records.Table, problem: records.Fields, origin: str
 ) -> list[decisions.Measured]:
-  """What a table proposes for a problem, the best first.
+  """Returns a table's proposals for a problem, the best first.
 
   Args:
-    table: one that fits.
+    table: a table that matches the operation and the target.
     problem: the problem's fields.
-    origin: what decisions call the table.
+    origin: name of the table in decisions.
   """
   return [
     decisions.Measured(
@@ -83,7 +84,7 @@ def _named(candidate: records.Candidate) -> str:
 def _apart(
   problem: records.Fields, bucketed: str
 ) -> tuple[records.Fields, int]:
-  """All of a problem but one size, and the bucket of that."""
+  """Returns the other fields of a problem, and the bucket of one size."""
   size = dict(problem)[bucketed]
   assert isinstance(size, int)
   others = tuple(field for field in problem if field[0] != bucketed)
@@ -94,7 +95,7 @@ def _apart(
 def _index(
   table: records.Table,
 ) -> Mapping[records.Fields, Mapping[int, records.Row]]:
-  """Rows by all of their problem but one size, then by that one's bucket."""
+  """Returns rows by their other fields, then by the bucket of one size."""
   found: dict[records.Fields, dict[int, records.Row]] = {}
   for row in table.rows:
     others, covered = _apart(row.problem, table.header.bucketed)

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the processes of one run choose by the same tables.
+"""Checks that all processes of a run choose by the same tables.
 
-Processes of a run compile one program each, and where their kernels differ so
-may what they wait for from each other: a run that never ends. So the first
-process that decides says by which tables, and every other one compares before
-it decides for the first time. Nobody waits: whoever comes first is the first.
+Each process of a run compiles its own program. With different kernels, two
+processes may wait for each other forever. The first process that decides
+therefore publishes the digest of its tables. Every other process compares its
+digest before its first decision. No process waits for another.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def tuning_digest() -> str:
 
 @functools.cache
 def check() -> None:
-  """Compares the user's and the packaged tables with the other processes'.
+  """Compares this process's tables with those of the first process, once.
 
-  Once a process. Does nothing in a run of one process, or where processes do
-  not know of each other (`jax.distributed.initialize`).
+  The comparison includes the user's and the packaged tables. It is skipped if
+  the run has one process, or if `jax.distributed.initialize` was not called.
 
   Raises:
-    TablesDifferError: the first process to decide has other tables.
+    TablesDifferError: If the first process to decide has other tables.
   """
   if jax.process_count() == 1:
     return

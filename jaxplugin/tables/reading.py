@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables out of text that nobody vouches for: all of one, or an error.
+"""Reads tables from untrusted text: a whole table, or an error.
 
-A file is read only as the one text that its content has: whoever edits one by
-hand, or cuts one short, is told in which line.
+A table has exactly one valid text. If a file was edited or truncated, the error
+has the number of the line.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jaxplugin.tables import errors
 from jaxplugin.tables import records
 
 MAX_BYTES: Final = 4 << 20
-MAX_LINE: Final = 32 << 10  # of a row, in characters
-_MAX_BRACKETS: Final = 200  # of a line; MAX_CANDIDATES rows have 50
+MAX_LINE: Final = 32 << 10  # characters of a line
+_MAX_BRACKETS: Final = 200  # a row with MAX_CANDIDATES candidates has 50
 
 _END: Final = "]}"
 _ROWS: Final = '"rows":['
 
 
 def read(path: pathlib.Path) -> records.Table:
-  """The table that a file holds.
+  """Reads the table of a file.
 
   Raises:
-    TableError: there is no such file, it cannot be read, or it is no table;
-      names the file, the line and the rule.
+    TableError: If the file does not exist, cannot be read or is not a table.
+      The message has the file, the line and the rule.
   """
   text = read_text(path)
   try:
@@ -43,13 +43,13 @@ def read(path: pathlib.Path) -> records.Table:
 
 
 def read_text(path: pathlib.Path) -> str:
-  """What a regular file of at most `MAX_BYTES` says, in UTF-8.
+  """Reads a regular UTF-8 file of at most `MAX_BYTES`.
 
   Raises:
-    TableError: it is none, or cannot be read.
+    TableError: If the file is not regular, is too large or cannot be read.
   """
   try:
-    # A pipe without a writer would wait for one.
+    # Opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
       found = os.fstat(file.fileno())
@@ -74,10 +74,11 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def parse(text: str) -> records.Table:
-  """The table of a text.
+  """Reads a table from text.
 
   Raises:
-    TableError: it is none, names the line and the rule.
+    TableError: If the text is not a table. The message has the line and the
+      rule.
   """
   lines = text.split("\n")
   if lines[-2:] != [_END, ""] or len(lines) < 5 or lines[1] != _ROWS:
@@ -111,7 +112,7 @@ def parse(text: str) -> records.Table:
 
 
 def _in_line(number: int, function: Any, line: str) -> Any:
-  """What a function makes of the JSON of a line."""
+  """Returns `function` of a line's JSON. An error names the line."""
   try:
     if len(line) > MAX_LINE:
       raise errors.TableError(f"it has more than {MAX_LINE} characters")
@@ -127,7 +128,7 @@ def _in_line(number: int, function: Any, line: str) -> Any:
 
 
 def _object(what: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
-  """A value that must be an object of these names."""
+  """Returns a value that must be an object with exactly these names."""
   if not isinstance(value, dict) or set(value) != {*names}:
     given = sorted(value) if isinstance(value, dict) else type(value).__name__
     text = str(given)[: records.MAX_TEXT]
@@ -159,7 +160,7 @@ _HEADER: Final = (
 
 
 def _header(value: Any) -> records.Header:
-  # Before all else: what other schemas have is unknown.
+  # The schema comes first, because the content of other schemas is unknown.
   schema = value.get("schema") if isinstance(value, dict) else None
   if type(schema) is not int or schema != records.SCHEMA:
     age = "another"

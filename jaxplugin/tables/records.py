@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a table says: `Table`, its `Header` and its `Row`s.
+"""The records of a tuning table: `Table`, `Header` and `Row`.
 
-Records are frozen, and made only if they keep the rules below, by whoever
-measures as by whoever reads. What the problem's fields and a config's mean is
-the operation's and the implementation's to say (`fitting`).
+Records are frozen and check the rules below when they are created, both by the
+tuner and by the reader of a file. The operation defines the fields of a
+problem, and the implementation defines the fields of a config (`matching`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Final
 from jaxplugin.core import decisions
 from jaxplugin.tables import errors
 
-# Of the files; one of another schema is refused.
+# Schema of the files. A file with another schema is refused.
 SCHEMA: Final = 1
 
-# How the chosen candidate follows from the figures, in the one way there is.
+# How the times decide which candidate is chosen. Every table has this policy.
 POLICY: Final = (
   "the fastest candidate whose interval lies below the default's, else the"
   " default"
@@ -36,7 +36,7 @@ POLICY: Final = (
 MAX_CANDIDATES: Final = 16  # of a row
 MAX_FIELDS: Final = 64  # of a problem, a config, and each part of a header
 MAX_TEXT: Final = 200  # characters of a name or a text
-MAX_INTEGER: Final = 2**53  # what every reader of JSON holds exactly
+MAX_INTEGER: Final = 2**53  # every JSON reader represents it exactly
 MAX_TIME_US: Final = 1e9  # a thousand seconds
 
 Scalar = decisions.Scalar
@@ -78,10 +78,10 @@ def _check_name(what: str, value: object) -> None:
 
 
 def fields_of(what: str, values: Mapping[str, Any]) -> Fields:
-  """An object of plain scalars as `Fields`.
+  """Returns a mapping of plain scalars as `Fields`.
 
   Raises:
-    TableError: a name or a value is none that tables have.
+    TableError: If a name or a value is not allowed in tables.
   """
   if not isinstance(values, Mapping):
     raise _refuse(f"{what} must be an object", values)
@@ -103,7 +103,7 @@ def fields_of(what: str, values: Mapping[str, Any]) -> Fields:
 
 
 def _check_fields(what: str, fields: object) -> None:
-  """The same of `Fields` that somebody made by hand."""
+  """Raises TableError unless `fields` is a valid result of `fields_of`."""
   is_pairs = isinstance(fields, tuple) and all(
     isinstance(pair, tuple) and len(pair) == 2 for pair in fields
   )
@@ -112,12 +112,12 @@ def _check_fields(what: str, fields: object) -> None:
 
 
 def bucket(size: int) -> int:
-  """The power of two that covers a size: 1, 2, 4, 4, 8, 8, 8, 8, 16, ..."""
+  """Rounds a size up to a power of two: 1, 2, 4, 4, 8, 8, 8, 8, 16, ..."""
   return 1 << (size - 1).bit_length()
 
 
 def significant(time_us: float) -> float:
-  """A time to six digits, of which a clock and a system leave three."""
+  """Rounds a time to six digits. Clocks are reliable to about three."""
   return float(f"{time_us:.6g}")
 
 
@@ -127,10 +127,9 @@ class Candidate:
 
   Attributes:
     implementation: its backend's name.
-    config: how the backend computes it, in words of the backend's; empty where
-      its rule decides.
-    median_us: of its measured times, in microseconds.
-    interval_us: that the header's `interval` tells, around the median.
+    config: the backend's config; empty if its rule decides.
+    median_us: median of the measured times, in microseconds.
+    interval_us: interval around the median. The header's `interval` says which.
   """
 
   implementation: str
@@ -162,7 +161,7 @@ class Candidate:
 
   @property
   def way(self) -> tuple[str, Fields]:
-    """All but the figures."""
+    """The candidate without its times."""
     return self.implementation, self.config
 
   def to_json(self) -> dict[str, Any]:
@@ -176,13 +175,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """One problem, and the ways of computing it that were measured in turns.
+  """One problem, and the measured ways of computing it.
 
   Attributes:
-    problem: in the operation's words, with the size that it was measured at.
-    candidates: the fastest first, by their medians, then by name and config;
-      those that computed wrong numbers are not among them.
-    default: which of them the rule, without any table, would have chosen.
+    problem: the problem's fields, with the size that was measured.
+    candidates: sorted by median, then by name and config. A candidate that
+      computed wrong numbers is left out.
+    default: index of the candidate that the rule chooses without a table.
   """
 
   problem: Fields
@@ -222,15 +221,15 @@ class Row:
 
   @property
   def preferred(self) -> tuple[Candidate, ...]:
-    """All candidates, the chosen one first, then as they are."""
+    """All candidates: the chosen one first, then the others in order."""
     chosen = self.chosen
     return (chosen, *(c for c in self.candidates if c is not chosen))
 
   def size(self, name: str) -> int:
-    """The problem's size of that name.
+    """Returns the problem's size of that name.
 
     Raises:
-      TableError: it has none, or it is no positive number.
+      TableError: If the size is missing or not a positive number.
     """
     value = dict(self.problem).get(name)
     if type(value) is not int or value < 1:
@@ -238,7 +237,7 @@ class Row:
     return value
 
   def key(self, bucketed: str) -> Fields:
-    """The problem with the bucket in the place of one size: one row has it."""
+    """Returns the problem with one size rounded up to its bucket."""
     covered = bucket(self.size(bucketed))
     return tuple(
       (name, covered if name == bucketed else value)
@@ -260,15 +259,15 @@ def _pace(candidate: Candidate) -> tuple[Any, ...]:
 def row_of(
   problem: Fields, candidates: Iterable[Candidate], default: Candidate
 ) -> Row:
-  """A row of candidates in any order.
+  """Returns a row of candidates in any order.
 
   Args:
-    problem: as `Row`'s.
-    candidates: what was measured.
-    default: the one of them that the rule chooses.
+    problem: the problem's fields.
+    candidates: the measured candidates.
+    default: the candidate that the rule chooses.
 
   Raises:
-    TableError: they make no row.
+    TableError: If the arguments break a rule of `Row`.
   """
   ordered = tuple(sorted(candidates, key=_pace))
   if default not in ordered:
@@ -282,7 +281,7 @@ _RANKS: Final = {type(None): 0, bool: 1, int: 2, str: 3}
 
 
 def order(fields: Fields) -> tuple[Any, ...]:
-  """A key that sorts `Fields`: by names, then numbers by their size."""
+  """Returns a sort key for `Fields`: names first, then values."""
   return tuple(
     (name, _RANKS[type(value)], 0 if value is None else value)
     for name, value in fields
@@ -291,13 +290,13 @@ def order(fields: Fields) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-  """Where times were measured: what must be the same for them to be of use.
+  """The device of a measurement. Times are valid only for an equal device.
 
   Attributes:
     platform: "cpu", "cuda" or "rocm".
-    kind: the device's name, as JAX has it; of CPUs "cpu".
-    architecture: "sm_90", "gfx942"; of CPUs the kernels' instruction set.
-    core_count: SMs, CUs, or the cores that the process may use.
+    kind: the device's name in JAX; "cpu" for CPUs.
+    architecture: "sm_90", "gfx942", ...; the kernels' instruction set for CPUs.
+    core_count: number of SMs, CUs, or cores that the process may use.
   """
 
   platform: str
@@ -333,14 +332,14 @@ def _check_source(source: Source) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-  """How times were taken.
+  """How times were measured.
 
   Attributes:
     clock: "device" or "wall".
-    cache: "cold", inputs being rotated through more memory than caches hold,
-      or "warm".
-    interval: what `Candidate.interval_us` is: "quartiles" of the rounds.
-    rounds: in which all candidates ran in turns, at least.
+    cache: "cold" if inputs rotate through more memory than the caches have,
+      else "warm".
+    interval: meaning of `Candidate.interval_us`: "quartiles" of the rounds.
+    rounds: least number of rounds. All candidates ran once in each round.
   """
 
   clock: str
@@ -364,17 +363,17 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
-  """What a table is about.
+  """The operation, device and sources of a table's rows.
 
   Attributes:
-    operation: the function whose problems these are, "block_scaled_dot".
-    bucketed: the problem's size that stands for all of its `bucket`.
-    device: where it was measured.
-    sources: (implementation, what it was made of), sorted, of every one that
-      rows name.
-    measured: how.
-    date: of the last measurement, "2026-11-23".
-    about: what else is known, for people; nothing is decided by it.
+    operation: name of the public function, for example "block_scaled_dot".
+    bucketed: name of the size that is rounded up to its `bucket`.
+    device: the measured device.
+    sources: (implementation, source) of every implementation in the rows,
+      sorted.
+    measured: how times were measured.
+    date: date of the last measurement, for example "2026-11-23".
+    about: notes for people. No decision uses them.
   """
 
   operation: str
@@ -408,7 +407,7 @@ class Header:
 
   @property
   def identity(self) -> tuple[Any, ...]:
-    """All that tables whose rows may be put together have in common."""
+    """The parts that must be equal before rows of two tables are merged."""
     return (
       self.operation,
       self.bucketed,
@@ -446,11 +445,11 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Table:
-  """A header and its rows, sorted; `table_of` takes them in any order.
+  """A header and sorted rows; `table_of` accepts rows in any order.
 
   Attributes:
-    header: what it is about.
-    rows: at most one a `Row.key`.
+    header: the header.
+    rows: at most one row for each `Row.key`.
   """
 
   header: Header
@@ -480,7 +479,7 @@ class Table:
         )
 
   def __repr__(self) -> str:
-    # As jaxprs have it.
+    # Jaxprs print it.
     header = self.header
     return (
       f"Table({header.operation} on {header.device}, {len(self.rows)} rows,"
@@ -488,18 +487,18 @@ class Table:
     )
 
   def to_text(self) -> str:
-    """Its one form as JSON: sorted names, the header and each row on a line."""
+    """Returns JSON with sorted names, one line for the header and each row."""
     rows = ",\n".join(_dumps(row.to_json()) for row in self.rows)
     header = _dumps(self.header.to_json())
     return f'{{"header":{header},\n"rows":[\n{rows}\n]}}\n'
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of its text."""
+    """SHA-256 of the text."""
     return hashlib.sha256(self.to_text().encode()).hexdigest()
 
   def __hash__(self) -> int:
-    return hash(self.digest)  # jit asks for it at every call
+    return hash(self.digest)  # jit needs it at every call
 
 
 def _dumps(value: dict[str, Any]) -> str:
@@ -507,10 +506,10 @@ def _dumps(value: dict[str, Any]) -> str:
 
 
 def table_of(header: Header, rows: Iterable[Row]) -> Table:
-  """A table of rows in any order, of which later ones replace earlier ones.
+  """Returns a table of rows in any order; later rows replace earlier ones.
 
   Raises:
-    TableError: they make no table.
+    TableError: If the rows break a rule of `Table`.
   """
   by_key = {row.key(header.bucketed): row for row in rows}
   keys = sorted(by_key, key=order)

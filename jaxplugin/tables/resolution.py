@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which tables are asked, in which order: overlay, the user's, the packaged.
+"""Chooses between tables: the overlay, the user's tables, the packaged ones.
 
-The first that proposes a way that can compute a problem decides; where none
-does, the rule. Files are read once a process, before the first decision, so all
-of its decisions are of the same tables.
+The first table with a proposal that can compute the problem decides. Otherwise
+the rule decides. A process reads the files once, before its first decision, so
+all its decisions use the same tables.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.tables import errors
-from jaxplugin.tables import fitting
 from jaxplugin.tables import lookup
+from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
 
-# A file or a folder of tables; or OFF, where rules decide alone.
+# A file or a folder of tables, or OFF to use only rules.
 VARIABLE: Final = "JAXPLUGIN_TUNING"
 OFF: Final = "off"
 
 OVERLAY: Final = "overlay"
 _PACKAGED: Final = "packaged table"
-_MAX_FILES: Final = 100  # of a folder
-# The packaged tables, one a file, called as `writing.file_name` says.
+_MAX_FILES: Final = 100  # in a folder
+# The packaged tables. `writing.file_name` returns the name of a table's file.
 DATA: Final = pathlib.Path(__file__).resolve().parent / "data"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Named:
-  """A table, and what decisions call it.
+  """A table, and its name in decisions.
 
   Attributes:
     name: "overlay", "user's table PATH" or "packaged table NAME".
@@ -57,11 +57,11 @@ class Named:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-  """Tables in the order in which they are asked.
+  """Tables in order of priority.
 
   Attributes:
-    tables: all that could be read, whether they fit a target or not.
-    troubles: why others could not be.
+    tables: the tables that were read, including those for other targets.
+    troubles: why other tables could not be read.
   """
 
   tables: tuple[Named, ...] = ()
@@ -69,7 +69,7 @@ class Stack:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of what the tables say, in order; not of where they lie."""
+    """SHA-256 of the tables' content, without their paths."""
     lines = "".join(f"{named.table.digest}\n" for named in self.tables)
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -79,12 +79,12 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overlay:
-  """What a `tuning` context says, and those around it.
+  """The tables of all enclosing `tuning` contexts.
 
   Attributes:
-    tables: the innermost context's first.
-    is_alone: whether neither the user's nor the packaged tables are asked.
-    pin: (implementation, config) that comes before all tables.
+    tables: tables of the innermost context first.
+    is_alone: whether the user's and the packaged tables are ignored.
+    pin: (implementation, config) with priority over all tables.
   """
 
   tables: tuple[records.Table, ...] = ()
@@ -96,7 +96,7 @@ _context = contexts_private.make(None)
 
 
 def overlay() -> Overlay | None:
-  """That of the innermost `tuning`, if any."""
+  """Returns the overlay of the enclosing `tuning` contexts, if any."""
   return _context.value
 
 
@@ -162,20 +162,17 @@ def _table(given: Any) -> records.Table:
 
 @contextlib.contextmanager
 def pinned(implementation: str, config: records.Fields) -> Iterator[None]:
-  """Makes dots traced inside be computed in one way, wherever it can compute.
+  """Makes dots traced inside use one config if it can compute them.
 
-  For who measures it. Who uses it looks at the decision to see that it was.
+  The tuner measures with it. The caller must check the decision, because a
+  config that cannot compute a dot is ignored.
   """
   with _context(Overlay(is_alone=True, pin=(implementation, config))):
     yield
 
 
 def stack(over: Overlay | None = None) -> Stack:
-  """The tables that are asked.
-
-  Args:
-    over: the overlay of the call.
-  """
+  """Returns the tables for a call with the overlay `over`."""
   standing_ = Stack() if over is not None and over.is_alone else standing()
   if over is None or not over.tables:
     return standing_
@@ -184,16 +181,16 @@ def stack(over: Overlay | None = None) -> Stack:
 
 
 def decides(over: Overlay | None) -> tuple[Any, ...]:
-  """Plain data that says all that tables may decide, whatever is asked."""
+  """Returns plain data that determines all decisions of tables."""
   pin = None if over is None else over.pin
   return standing().digest, stack(over).digest, pin
 
 
 @functools.cache
 def standing() -> Stack:
-  """The user's tables and the packaged ones, read once.
+  """Reads the user's tables and the packaged ones, once.
 
-  Warns, TableWarning, of files of the user's that cannot be read.
+  Warns with TableWarning about files of the user that cannot be read.
   """
   setting = os.environ.get(VARIABLE)
   if setting == OFF:
@@ -212,25 +209,26 @@ def standing() -> Stack:
 
 
 def packaged() -> Stack:
-  """The tables that come with this package."""
+  """Reads the tables of this package."""
   return _read_all(DATA, _PACKAGED, is_wanted=False)
 
 
 def user_folder() -> pathlib.Path:
-  """Where the user's tables lie by default (XDG Base Directory, 0.8)."""
+  """Returns the default folder of the user's tables."""
+  # XDG Base Directory 0.8.
   config = os.environ.get("XDG_CONFIG_HOME", "")
-  if not os.path.isabs(config):  # others are to be ignored
+  if not os.path.isabs(config):  # the specification ignores relative paths
     config = os.path.join(os.path.expanduser("~"), ".config")
   return pathlib.Path(config) / "jaxplugin" / "tuning"
 
 
 def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
-  """The tables of a file, or of a folder's files in the order of their names.
+  """Reads the tables of a file, or of a folder's files sorted by name.
 
   Args:
-    path: of either.
-    kind: what its tables are called.
-    is_wanted: whether it is a trouble that there is nothing.
+    path: a file or a folder.
+    kind: start of the tables' names.
+    is_wanted: whether a missing path is a trouble.
   """
   try:
     paths = _files(path)
@@ -260,7 +258,7 @@ def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
   if not path.is_dir():
-    path.lstat()  # raises where there is nothing
+    path.lstat()  # raises if the path does not exist
     return [path]
   names = sorted(os.listdir(path))
   return [
@@ -272,11 +270,11 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-  """What tables say of a problem.
+  """The tables' answer for a problem.
 
   Attributes:
-    measured: what they propose, the best first.
-    notes: of tables that were refused, and why.
+    measured: proposals, the best first.
+    notes: why tables were refused.
   """
 
   measured: tuple[decisions.Measured, ...] = ()
@@ -284,14 +282,14 @@ class Asked:
 
 
 def ask(
-  operation: fitting.Operation[decisions.Problem],
+  operation: matching.Operation[decisions.Problem],
   problem: decisions.Problem,
   target: targets.Target,
   over: Overlay | None = None,
 ) -> Asked:
-  """What the tables propose for a problem on a target.
+  """Returns the tables' proposals for a problem on a target.
 
-  A pure function of these and of the files that were read first.
+  The result depends only on the arguments and the files that were read first.
   """
   asked = stack(over)
   notes = [*asked.troubles]
@@ -309,7 +307,7 @@ def ask(
   fields = operation.fields_of(problem)
   refused, fits_packaged = [], False
   for named in asked.tables:
-    reason = fitting.misfit(named.table, operation, target)
+    reason = matching.misfit(named.table, operation, target)
     if reason:
       refused.append((named, reason))
       continue
@@ -317,7 +315,7 @@ def ask(
     if fields is not None:
       measured += lookup.proposals(named.table, fields, named.name)
   for named, reason in refused:
-    # Of packaged tables, one for each version of a library, one is enough.
+    # There is a packaged table for each version of a library. One is enough.
     is_spare = fits_packaged and named.name.startswith(_PACKAGED)
     if _concerns(named, operation, target) and not is_spare:
       notes.append(f"{named.name} is not used: {reason}")
@@ -326,19 +324,19 @@ def ask(
 
 
 def _concerns(
-  named: Named, operation: fitting.Operation[Any], target: targets.Target
+  named: Named, operation: matching.Operation[Any], target: targets.Target
 ) -> bool:
-  """Whether it is news that a table is not used.
+  """Returns whether to report that a table is not used.
 
-  Tables of other operations and devices lie in a folder beside each other; one
-  that a program names is meant for what it runs on.
+  A folder has tables of several operations and devices. A table that a program
+  names should be for its device.
   """
   header = named.table.header
   if header.operation != operation.name:
     return False
   if named.name == OVERLAY:
     return header.device.platform == target.platform
-  return header.device == fitting.device_of(target)
+  return header.device == matching.device_of(target)
 
 
 @functools.cache
@@ -348,9 +346,9 @@ def _warn_once(text: str, name: str) -> None:
 
 
 def told(
-  operations: Iterable[fitting.Operation[Any]], target: targets.Target
+  operations: Iterable[matching.Operation[Any]], target: targets.Target
 ) -> list[str]:
-  """Lines for a person: the tables, whether each is used here, the digest."""
+  """Returns lines with each table, whether it is used, and the digest."""
   asked = stack(overlay())
   setting = os.environ.get(VARIABLE)
   where = f"{user_folder()} by default"
@@ -366,7 +364,7 @@ def told(
     operation = by_name.get(header.operation)
     reason = f"{header.operation} uses no tables"
     if operation is not None:
-      reason = fitting.misfit(named.table, operation, target)
+      reason = matching.misfit(named.table, operation, target)
     answer = f"not used: {reason}" if reason else "used"
     lines.append(
       f"  {named.name}: {len(named.table.rows)} rows of {header.operation},"

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables into files, from several processes that may end at any moment.
+"""Writes tables to files, safely with several processes.
 
 A file is replaced in one step (POSIX rename), so a reader sees the old table or
-the new one. Who merges holds a lock of the system's on a file beside it, which
-the system gives back however its holder ends.
+the new one. A process that merges holds a system lock on a file next to it. The
+system releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from jaxplugin.tables import records
 
 LOCK_SECONDS: Final = 60.0  # a merge takes milliseconds
 _POLL_SECONDS: Final = 0.01
-_MODE: Final = 0o644  # mkstemp's is the owner's alone
+_MODE: Final = 0o644  # mkstemp's mode excludes other users
 
 
 def file_name(header: records.Header) -> str:
-  """The file's name of a table: what it is about, and of which sources."""
+  """Returns the file name of a table, by its operation, device and sources."""
   device = header.device
   known = "-".join(
     re.sub(r"[^a-z0-9_]+", "_", part.lower()).strip("_")
@@ -44,24 +44,24 @@ def merge(
   *,
   lock_seconds: float = LOCK_SECONDS,
 ) -> records.Table:
-  """Puts a table's rows into a file beside those that it holds.
+  """Adds a table's rows to a file.
 
-  Rows of the same problem are replaced. When it returns, the rows are on the
-  disk; if it does not, the file holds what it held, or all of it.
+  Rows for the same problem are replaced. If the process ends before `merge`
+  returns, the file has its old content or its new content.
 
   Args:
-    path: the file; it and its folder need not be there.
-    table: what to put in.
-    lock_seconds: how long to wait for others who write.
+    path: the file. It and its folder are created if they do not exist.
+    table: the rows to add.
+    lock_seconds: how long to wait for other processes that write.
 
   Returns:
-    What the file holds now.
+    The file's new content.
 
   Raises:
-    TableError: the file is no table, or one about something else, or it cannot
-      be written, or others hold its lock for longer.
+    TableError: If the file is not a table or has another header, if it cannot
+      be written, or if another process holds its lock for longer.
   """
-  # One lock for the file, by whichever link it is reached.
+  # All links to the file use one lock.
   path = pathlib.Path(os.path.realpath(path))
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _merged(
 
 
 def difference(old: records.Table, new: records.Table) -> str:
-  """In which parts of their headers two tables differ, in words."""
+  """Returns the parts of two tables' headers that differ, for a message."""
   parts = (
     "operation",
     "bucketed",
@@ -109,9 +109,9 @@ def difference(old: records.Table, new: records.Table) -> str:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-  """Holds the file's lock, which ends with the process at the latest.
+  """Holds the file's lock, at most until the process ends.
 
-  The file of the lock stays: who removed it would let two others hold it.
+  The lock's file is not removed. Otherwise two processes could hold two locks.
   """
   name = path.with_name(f".{path.name}.lock")
   descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
@@ -138,14 +138,14 @@ def _prefix(path: pathlib.Path) -> str:
 
 
 def _remove_left_over(path: pathlib.Path) -> None:
-  """Removes what writers left that ended; whoever has the lock is alone."""
+  """Removes files of writers that have ended. Requires the lock."""
   for name in os.listdir(path.parent):
     if name.startswith(_prefix(path)):
       (path.parent / name).unlink(missing_ok=True)
 
 
 def replace(path: pathlib.Path, text: str) -> None:
-  """Replaces the file in one step, its new content being on the disk."""
+  """Replaces the file in one step, after its new content is on the disk."""
   descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
   try:
     with open(descriptor, "wb") as file:
@@ -159,6 +159,6 @@ def replace(path: pathlib.Path, text: str) -> None:
     raise
   folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
   try:
-    os.fsync(folder)  # of the name
+    os.fsync(folder)  # saves the file's name
   finally:
     os.close(folder)

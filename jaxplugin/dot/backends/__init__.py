@@ -34,7 +34,7 @@ from jaxplugin.operation import choice
 from jaxplugin.plugins import adapters
 from jaxplugin.plugins import discovery
 from jaxplugin.plugins import registry
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
 Backend = decisions.Backend[problems.DotProblem]
@@ -51,7 +51,7 @@ def table() -> dict[str, Backend]:
   return BACKENDS | adapters.table(views.INTERFACE)
 
 
-OPERATION: Final[fitting.Operation[problems.DotProblem]] = fitting.Operation(
+OPERATION: Final[matching.Operation[problems.DotProblem]] = matching.Operation(
   name="block_scaled_dot",
   bucketed="m",
   fields_of=problem_fields.fields_of,

@@ -16,7 +16,7 @@ from typing import Final
 from jaxplugin.arrays import layouts
 from jaxplugin.dot import problems
 from jaxplugin.tables import records
-from jaxplugin.tables import taking
+from jaxplugin.tables import row_fields
 
 _SIZES: Final = ("m", "n", "k")
 GLOBAL_SCALES: Final = ("none", "scalar", "array")
@@ -69,14 +69,14 @@ def matmul_fields(
   """
   if not problem.sizes_are_static or problem.is_empty:
     return None
-  if problem.out_dtype.name not in taking.DTYPES:
+  if problem.out_dtype.name not in row_fields.DTYPES:
     return None
   lhs, rhs = _side_fields("lhs", problem.lhs), _side_fields("rhs", problem.rhs)
   if lhs is None or rhs is None:
     return None
   fields: dict[str, Any] = {name: getattr(problem, name) for name in sizes}
   fields["out"] = problem.out_dtype.name
-  fields |= taking.not_default(problem, defaults)
+  fields |= row_fields.not_default(problem, defaults)
   return records.fields_of("problem", {**fields, **lhs, **rhs})
 
 
@@ -110,13 +110,13 @@ def matmul_of(
   Raises:
     ValueError: If a field is wrong. The message says what it must be.
   """
-  taken = taking.Taken(what, fields, (*sizes, "out", "lhs", "rhs"))
-  found: dict[str, Any] = {name: taken.size(name) for name in sizes}
-  found["out_dtype"] = taking.DTYPES[taken.text("out", taking.DTYPES)]
+  row = row_fields.RowFields(what, fields, (*sizes, "out", "lhs", "rhs"))
+  found: dict[str, Any] = {name: row.size(name) for name in sizes}
+  found["out_dtype"] = row_fields.DTYPES[row.text("out", row_fields.DTYPES)]
   for name in ("lhs", "rhs"):
-    found[name] = _side_of(name, taken)
-  found |= taken.optional(defaults, words, numbers)
-  taken.finish()
+    found[name] = _side_of(name, row)
+  found |= row.optional(defaults, words, numbers)
+  row.finish()
   return found
 
 
@@ -126,32 +126,32 @@ def _side_fields(
   """Returns an operand's fields; None if its format or dtype has no name."""
   fields: dict[str, Any] = {name: str(side)}
   if side.format is None:
-    if side.dtype.name not in taking.DTYPES:
+    if side.dtype.name not in row_fields.DTYPES:
       return None
   elif not side.format.is_known:
     return None
   elif side.dtype != side.format.array_dtype:
     fields[f"{name}_dtype"] = side.dtype.name
-  others = taking.not_default(side, _SIDE_DEFAULTS)
+  others = row_fields.not_default(side, _SIDE_DEFAULTS)
   return fields | {f"{name}_{field}": v for field, v in others.items()}
 
 
-def _side_of(name: str, taken: taking.Taken) -> problems.OperandProblem:
+def _side_of(name: str, row: row_fields.RowFields) -> problems.OperandProblem:
   """Returns the operand of a name from its fields."""
-  text = taken.text(name, (*taking.FORMATS, *taking.DTYPES))
-  format = taking.FORMATS.get(text)
+  text = row.text(name, (*row_fields.FORMATS, *row_fields.DTYPES))
+  format = row_fields.FORMATS.get(text)
   layout = f"{name}_scale_layout"
-  found = taken.optional(
+  found = row.optional(
     {f"{name}_{field}": value for field, value in _SIDE_DEFAULTS.items()},
     {layout: _LAYOUTS},
   )
   changes = {n.removeprefix(f"{name}_"): v for n, v in found.items()}
   if format is None:
     return problems.OperandProblem(
-      format=None, dtype=taking.DTYPES[text], **changes
+      format=None, dtype=row_fields.DTYPES[text], **changes
     )
   dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
   dtype = format.array_dtype
-  if f"{name}_dtype" in taken:
-    dtype = dtypes[taken.text(f"{name}_dtype", dtypes)]
+  if f"{name}_dtype" in row:
+    dtype = dtypes[row.text(f"{name}_dtype", dtypes)]
   return problems.OperandProblem(format=format, dtype=dtype, **changes)

@@ -25,7 +25,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot.backends import triton_configs
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import errors
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
@@ -200,7 +200,7 @@ def with_toolchain(*toolchain):
 
 
 def with_device(**changes):
-  device = fitting.device_of(H200)
+  device = matching.device_of(H200)
   return both(device=dataclasses.replace(device, **changes))
 
 
@@ -305,7 +305,7 @@ class MisfitTest(absltest.TestCase):
   def check(self, claim, make, message, target=H200, is_told=True):
     with self.subTest(claim):
       made = make()
-      fit = fitting.misfit(made, backends.OPERATION, target)
+      fit = matching.misfit(made, backends.OPERATION, target)
       self.assertRegex(fit, message)
       decision = choose(made, target=target)
       self.assertEqual(decision.implementation_from, "rule")
@@ -318,7 +318,7 @@ class MisfitTest(absltest.TestCase):
 
   def test_the_same_table_fits(self):
     for made, target in ((both(), H200), (of_cudnn(), b200("9.13"))):
-      self.assertEqual(fitting.misfit(made, backends.OPERATION, target), "")
+      self.assertEqual(matching.misfit(made, backends.OPERATION, target), "")
 
   def test_a_table_of_something_else_is_refused_with_the_reason(self):
     for misfit in MISFITS:
@@ -337,7 +337,7 @@ class MisfitTest(absltest.TestCase):
   def test_ptxas_counts_where_kernels_depend_on_it(self):
     def told(name, ptxas):
       target = targets.named_target(name, ptxas=ptxas)
-      return dict(fitting.triton_source(target).toolchain).get("ptxas")
+      return dict(matching.triton_source(target).toolchain).get("ptxas")
 
     for name in ("b200", "b300", "rtx5090", "gb10"):
       for old in (None, "12.9", "13.1.80"):
@@ -352,10 +352,10 @@ class MisfitTest(absltest.TestCase):
       named = targets.named_target(name)
       if named.platform == "cpu":
         continue
-      device = fitting.device_of(named)
+      device = matching.device_of(named)
       self.assertRegex(device.kind, r"^(NVIDIA|AMD Instinct) \S+", name)
       real = dataclasses.replace(named, name=device.kind)
-      self.assertEqual(fitting.device_of(real), device)
+      self.assertEqual(matching.device_of(real), device)
 
   def test_no_row_of_a_refused_table_is_used(self):
     """The broken row is about another problem than the one that is asked."""

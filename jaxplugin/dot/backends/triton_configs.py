@@ -13,7 +13,7 @@ from jaxplugin.core import targets
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 
 _FIELDS: Final = {
   field.name: field for field in dataclasses.fields(configs.MatmulConfig)
@@ -73,4 +73,4 @@ def config_error(
 
 def source(target: targets.Target) -> decisions.Source | None:
   """Returns the digest of the kernels' sources, and their compilers."""
-  return fitting.triton_source(target)
+  return matching.triton_source(target)

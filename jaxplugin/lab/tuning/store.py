@@ -21,7 +21,7 @@ from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.operations import operation as operation_lib
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.tables import errors
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
@@ -41,7 +41,7 @@ class Store:
     target: targets.Target,
     path: pathlib.Path | None = None,
     *,
-    operation: fitting.Operation[Any],
+    operation: matching.Operation[Any],
     rounds: int,
     is_again: bool = False,
     date: datetime.date | None = None,
@@ -62,7 +62,7 @@ class Store:
       TableError: If the file is not a table, or has another header.
       ValueError: If the target lacks an architecture or a number of cores.
     """
-    device = fitting.device_of(target)
+    device = matching.device_of(target)
     if device is None:
       raise ValueError(
         "tune: target must have an architecture and a number of cores, got"
@@ -87,7 +87,7 @@ class Store:
       operation=operation.name,
       bucketed=operation.bucketed,
       device=device,
-      sources=fitting.sources_of(operation, target, names),
+      sources=matching.sources_of(operation, target, names),
       measured=records.Measurement(
         # Steps of one program on a GPU take device time (`bench.execution`).
         clock="wall" if is_cpu else "device",
@@ -163,7 +163,7 @@ class Store:
 
 
 def key_of(
-  operation: fitting.Operation[Any], fields: records.Fields
+  operation: matching.Operation[Any], fields: records.Fields
 ) -> records.Fields:
   """Returns the fields of a problem, with the bucket of its bucketed size."""
   bucketed = operation.bucketed

@@ -31,7 +31,7 @@ from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.quantization.backends import triton
 from jaxplugin.quantization.backends import xla
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
@@ -42,8 +42,8 @@ _PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
   triton.QUANTIZE.name: triton.partial_scales
 }
 
-QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
-  fitting.Operation(
+QUANTIZE_OPERATION: Final[matching.Operation[problems.QuantizeProblem]] = (
+  matching.Operation(
     name="quantize",
     bucketed="m",
     fields_of=problem_fields.fields_of,
@@ -51,8 +51,8 @@ QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
     backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
   )
 )
-DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
-  fitting.Operation(
+DEQUANTIZE_OPERATION: Final[matching.Operation[problems.DequantizeProblem]] = (
+  matching.Operation(
     name="dequantize",
     bucketed="m",
     fields_of=problem_fields.dequantize_fields_of,

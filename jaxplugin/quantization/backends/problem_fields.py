@@ -20,7 +20,7 @@ from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.quantization import problems
 from jaxplugin.tables import records
-from jaxplugin.tables import taking
+from jaxplugin.tables import row_fields
 
 _QUANTIZE: Final[dict[str, records.Scalar]] = {
   "scale_rounding": "up",
@@ -56,7 +56,7 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
   """Returns a problem's fields, or None if it has no row."""
   if not problem.sizes_are_static or 0 in problem.shape:
     return None
-  if not problem.format.is_known or problem.dtype.name not in taking.DTYPES:
+  if not problem.format.is_known or problem.dtype.name not in row_fields.DTYPES:
     return None
   if problem.pads_values:  # part of a product
     return None
@@ -71,7 +71,7 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
     **sizes,
     "dtype": problem.dtype.name,
     "format": problem.format.name,
-    **taking.not_default(problem, _QUANTIZE),
+    **row_fields.not_default(problem, _QUANTIZE),
   }
   for number, extras in enumerate(problem.extras_each):
     if extras.key_impl not in (None, problems.THREEFRY):
@@ -120,15 +120,15 @@ def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
   Raises:
     ValueError: of none; says which field, and what it must be.
   """
-  taken = taking.Taken("quantize", fields, ("m", "k", "dtype", "format"))
-  m, k = taken.size("m"), taken.size("k")
-  along = taken.text("along", _ALONG) if "along" in taken else "last"
-  format = taking.FORMATS[taken.text("format", taking.FORMATS)]
-  dtype = taking.DTYPES[taken.text("dtype", taking.DTYPES)]
+  row = row_fields.RowFields("quantize", fields, ("m", "k", "dtype", "format"))
+  m, k = row.size("m"), row.size("k")
+  along = row.text("along", _ALONG) if "along" in row else "last"
+  format = row_fields.FORMATS[row.text("format", row_fields.FORMATS)]
+  dtype = row_fields.DTYPES[row.text("dtype", row_fields.DTYPES)]
   places = along.split(",")
-  found = taken.optional(_QUANTIZE, _QUANTIZE_WORDS)
-  first, *more = (_extras_of(taken, i, p) for i, p in enumerate(places))
-  taken.finish()
+  found = row.optional(_QUANTIZE, _QUANTIZE_WORDS)
+  first, *more = (_extras_of(row, i, p) for i, p in enumerate(places))
+  row.finish()
   return problems.QuantizeProblem(
     shape=(k, m) if along == "first" else (m, k),
     dtype=dtype,
@@ -143,8 +143,10 @@ def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
   )
 
 
-def _extras_of(taken: taking.Taken, number: int, place: str) -> problems.Extras:
-  found = taken.optional(
+def _extras_of(
+  row: row_fields.RowFields, number: int, place: str
+) -> problems.Extras:
+  found = row.optional(
     {_extra(name, number): value for name, value in _EXTRAS.items()},
     {_extra(name, number): words for name, words in _EXTRAS_WORDS.items()},
     [_extra(name, number) for name in _EXTRAS_NUMBERS],
@@ -163,7 +165,7 @@ def dequantize_fields_of(
   format, shape = problem.format, problem.logical_shape
   if not all(isinstance(size, int) and size for size in shape):
     return None
-  if not format.is_known or problem.out_dtype.name not in taking.DTYPES:
+  if not format.is_known or problem.out_dtype.name not in row_fields.DTYPES:
     return None
   if problem.axis not in (0, len(shape) - 1):
     return None
@@ -191,17 +193,17 @@ def dequantize_problem_of(fields: records.Fields) -> problems.DequantizeProblem:
   Raises:
     ValueError: of none; says which field, and what it must be.
   """
-  taken = taking.Taken("dequantize", fields, ("m", "k", "format", "out"))
-  m, k = taken.size("m"), taken.size("k")
-  along = taken.text("along", _ALONG[:2]) if "along" in taken else "last"
-  format = taking.FORMATS[taken.text("format", taking.FORMATS)]
-  out_dtype = taking.DTYPES[taken.text("out", taking.DTYPES)]
+  row = row_fields.RowFields("dequantize", fields, ("m", "k", "format", "out"))
+  m, k = row.size("m"), row.size("k")
+  along = row.text("along", _ALONG[:2]) if "along" in row else "last"
+  format = row_fields.FORMATS[row.text("format", row_fields.FORMATS)]
+  out_dtype = row_fields.DTYPES[row.text("out", row_fields.DTYPES)]
   dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
   dtype = format.array_dtype
-  if "dtype" in taken:
-    dtype = dtypes[taken.text("dtype", dtypes)]
-  found = taken.optional(_DEQUANTIZE, _DEQUANTIZE_WORDS)
-  taken.finish()
+  if "dtype" in row:
+    dtype = dtypes[row.text("dtype", dtypes)]
+  found = row.optional(_DEQUANTIZE, _DEQUANTIZE_WORDS)
+  row.finish()
   is_packed = format.is_fp4 and dtype == formats.PACKED
   stored = k // 2 if is_packed else k
   return problems.DequantizeProblem(

@@ -32,7 +32,7 @@ from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 
 # The largest groups that are transformed: with larger ones registers spill.
 _MAX_HADAMARD: Final = 64
@@ -294,7 +294,7 @@ QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
     emit=quantize,
     lowering_refusal=lambda target: triton_library.lowering_refusal(target),
     tunable=decisions.Tunable(
-      source=lambda target: fitting.triton_source(target, "gpu/quantization")
+      source=lambda target: matching.triton_source(target, "gpu/quantization")
     ),
   )
 )

@@ -23,20 +23,22 @@ from jaxplugin.ragged.backends import cpu
 from jaxplugin.ragged.backends import problem_fields
 from jaxplugin.ragged.backends import triton
 from jaxplugin.ragged.backends import xla
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 
 BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
 CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
-OPERATION: Final[fitting.Operation[problems.RaggedProblem]] = fitting.Operation(
-  name=problems.WHO,
-  bucketed="m",
-  fields_of=problem_fields.fields_of,
-  problem_of=problem_fields.problem_of,
-  backends=lambda: BACKENDS | adapters.table(views.INTERFACE),
+OPERATION: Final[matching.Operation[problems.RaggedProblem]] = (
+  matching.Operation(
+    name=problems.WHO,
+    bucketed="m",
+    fields_of=problem_fields.fields_of,
+    problem_of=problem_fields.problem_of,
+    backends=lambda: BACKENDS | adapters.table(views.INTERFACE),
+  )
 )
-CONTRACTION: Final[fitting.Operation[problems.ContractionProblem]] = (
-  fitting.Operation(
+CONTRACTION: Final[matching.Operation[problems.ContractionProblem]] = (
+  matching.Operation(
     name=problems.CONTRACTION_WHO,
     bucketed="m",
     fields_of=problem_fields.contraction_fields_of,
@@ -46,7 +48,7 @@ CONTRACTION: Final[fitting.Operation[problems.ContractionProblem]] = (
 )
 
 
-def operation_of(problem: problems.Problem) -> fitting.Operation[Any]:
+def operation_of(problem: problems.Problem) -> matching.Operation[Any]:
   is_contraction = isinstance(problem, problems.ContractionProblem)
   return CONTRACTION if is_contraction else OPERATION
 

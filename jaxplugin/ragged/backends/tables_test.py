@@ -18,7 +18,7 @@ from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import traced
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import records
 from jaxplugin.testing.measured import operation_tables
 
@@ -162,7 +162,7 @@ class DecidedTest(absltest.TestCase):
     made = operation_tables.with_xla_first(
       CONTRACTION, self.target, told.problem
     )
-    self.assertEqual(fitting.misfit(made, CONTRACTION, self.target), "")
+    self.assertEqual(matching.misfit(made, CONTRACTION, self.target), "")
     with jp.tuning(made):
       (told,) = jp.explain(f, lhs, rhs)
     self.assertEqual(told.decision.implementation_from, "overlay")

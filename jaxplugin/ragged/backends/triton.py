@@ -35,7 +35,7 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 
 _SCHEDULE: Final = "each kernel program finds its rows on the device"
 
@@ -259,7 +259,7 @@ def _call(
 
 
 def _source(target: targets.Target) -> decisions.Source | None:
-  return fitting.triton_source(target, "gpu/ragged")
+  return matching.triton_source(target, "gpu/ragged")
 
 
 BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(

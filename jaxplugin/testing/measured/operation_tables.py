@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from jaxplugin.core import targets
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import records
 
 
@@ -24,7 +24,7 @@ def candidate(
 
 
 def row(
-  operation: fitting.Operation[Any], problem: Any, *ways: Any
+  operation: matching.Operation[Any], problem: Any, *ways: Any
 ) -> records.Row:
   """The first of (implementation, time, config) is the default."""
   candidates = [candidate(*way) for way in ways]
@@ -34,7 +34,7 @@ def row(
 
 
 def table(
-  operation: fitting.Operation[Any],
+  operation: matching.Operation[Any],
   target: targets.Target,
   /,
   *rows: records.Row,
@@ -42,13 +42,13 @@ def table(
 ) -> records.Table:
   """As if it had been measured here."""
   names = {c.implementation for row in rows for c in row.candidates}
-  device = fitting.device_of(target)
+  device = matching.device_of(target)
   assert device is not None
   header = records.Header(
     operation=operation.name,
     bucketed=operation.bucketed,
     device=device,
-    sources=fitting.sources_of(operation, target, names),
+    sources=matching.sources_of(operation, target, names),
     measured=records.Measurement(
       clock="wall" if target.platform == "cpu" else "device",
       cache="cold",
@@ -61,7 +61,7 @@ def table(
 
 
 def with_xla_first(
-  operation: fitting.Operation[Any], target: targets.Target, *problems: Any
+  operation: matching.Operation[Any], target: targets.Target, *problems: Any
 ) -> records.Table:
   """A table in which XLA's operations are faster than the rule's choice."""
   rows = []

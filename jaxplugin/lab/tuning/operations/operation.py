@@ -22,7 +22,7 @@ from jaxplugin.lab.tuning.operations import exactness
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
 Problem = (
@@ -57,7 +57,7 @@ class TunedOperation:
     compiles: whether `triton_dots` compiles its Triton kernels.
   """
 
-  operation: fitting.Operation[Any]
+  operation: matching.Operation[Any]
   default: Callable[[Any, targets.Target], decisions.Decision]
   refusal: Callable[[Any], str]
   build: Callable[[Any, np.random.Generator, bool], tuple[dict[str, Any], Any]]

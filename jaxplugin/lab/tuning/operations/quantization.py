@@ -28,7 +28,7 @@ from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import fitting
+from jaxplugin.tables import matching
 
 # Values of every element type, next to its largest one.
 _VALUES: Final = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
@@ -47,7 +47,7 @@ def _module(target: targets.Target) -> lowering.Module:
   return lowering.Module(platforms=(target.platform,), is_partitioned=False)
 
 
-def _shape_refusal(described: fitting.Operation[Any], problem: _Either) -> str:
+def _shape_refusal(described: matching.Operation[Any], problem: _Either) -> str:
   """Returns why a problem does not have two dimensions and whole blocks."""
   fields = described.fields_of(problem)
   if fields is None:

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is lost where a table has no row of a problem: measured by leaving out.
+"""Measures the cost of choosing by a neighbouring row of a table.
 
-Each row is taken out of its table, and what the rest would have chosen for its
-problem is compared with what was chosen by measuring it.
+Each row is left out of its table once. The choice of the remaining rows for its
+problem is then compared with the row's own choice.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jaxplugin.tables import records
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOut:
-  """One row, and what the others say of its problem.
+  """A row that is left out, and the choice of the other rows for its problem.
 
   Attributes:
     row: the row that is left out.
-    neighbour: the row whose choice is followed; None where none is near, and
-      the rule chooses.
-    choice: the candidate of `row` that is chosen so; None where it was not
-      measured for this problem.
+    neighbour: the row whose choice is used; None if no row is near and the rule
+      chooses.
+    choice: the candidate of `row` that is chosen; None if it was not measured
+      for this problem.
   """
 
   row: records.Row
@@ -35,25 +35,25 @@ class HeldOut:
 
   @property
   def slowdown(self) -> float | None:
-    """Time of the choice over that of the row's own; None if not measured."""
+    """Time of the choice divided by the time of the row's own choice."""
     if self.choice is None:
       return None
     return self.choice.median_us / self.row.chosen.median_us
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regret:
-  """Over all rows of a table; `str` is a report.
+class Slowdown:
+  """The slowdowns of all rows of a table; `str` is a report.
 
   Attributes:
-    rows: each of them, in order.
+    rows: the rows in order.
   """
 
   rows: tuple[HeldOut, ...]
 
   @property
   def slowdowns(self) -> tuple[float, ...]:
-    """Of rows that have a neighbour, and whose choice was measured."""
+    """Slowdowns of rows with a neighbour whose choice was measured."""
     return tuple(
       row.slowdown
       for row in self.rows
@@ -62,11 +62,11 @@ class Regret:
 
   @property
   def unmeasured(self) -> int:
-    """Rows whose neighbour chooses what was not measured for them."""
+    """Number of rows whose neighbour's choice was not measured for them."""
     return sum(row.choice is None for row in self.rows)
 
   def lines(self) -> Iterator[str]:
-    """What a person reads."""
+    """Yields the lines of the report."""
     alone = sum(row.neighbour is None for row in self.rows)
     slowdowns = self.slowdowns
     if slowdowns:
@@ -99,16 +99,18 @@ class Regret:
 def held_out(
   table: records.Table,
   allows: Callable[[records.Row, records.Candidate], bool] = lambda *_: True,
-) -> Regret:
-  """What each row's problem would cost without it.
+) -> Slowdown:
+  """Returns the slowdown of each row's problem without the row.
 
   Args:
     table: measured rows.
-    allows: (row, candidate of another) -> whether that can compute the row's
-      problem, as `Backend.config_error` says. Where it cannot, the next one is
-      asked, as in a decision.
+    allows: called with a row and a candidate of another row; returns whether
+      the candidate can compute the row's problem (`Backend.config_error`). If
+      it cannot, the next candidate is tried, as in a decision.
   """
-  return Regret(rows=tuple(_held_out(table, row, allows) for row in table.rows))
+  return Slowdown(
+    rows=tuple(_held_out(table, row, allows) for row in table.rows)
+  )
 
 
 def _held_out(

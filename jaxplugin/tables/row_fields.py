@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A problem out of a row's fields: each is taken once, and none is left over.
+"""Reads the fields of a row, each exactly once.
 
-Each function of a `Taken` raises ValueError, which says which field, and what
-it must be.
+Methods of `RowFields` raise ValueError with the name of the field and the rule.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from jaxplugin.core import formats
 from jaxplugin.tables import records
 
-# Of results and plain operands, by the names that rows have.
+# Dtypes of results and of unquantized operands, by their names in rows.
 DTYPES: Final = {
   dtype.name: dtype
   for dtype in (np.dtype(np.float32), formats.BF16, np.dtype(np.float16))
@@ -27,18 +26,18 @@ DTYPES: Final = {
 FORMATS: Final = {format.name: format for format in formats.KNOWN}
 
 
-class Taken:
-  """The fields that are left."""
+class RowFields:
+  """The fields of a row that are not read yet."""
 
   def __init__(
     self, what: str, fields: records.Fields, required: Iterable[str]
   ):
-    """Initializes it.
+    """Checks that the required fields exist.
 
     Args:
-      what: whose problem it is, "the dot".
-      fields: all of them.
-      required: names that must be there.
+      what: the operation in messages, for example "the dot".
+      fields: all fields of the row.
+      required: names of required fields.
     """
     self._what = what
     self._left = dict(fields)
@@ -50,21 +49,21 @@ class Taken:
     return name in self._left
 
   def size(self, name: str) -> int:
-    """A positive number."""
+    """Reads a positive number."""
     value = self._left.pop(name)
     if type(value) is not int or value < 1:
       raise ValueError(f"{name} must be a positive number, got {value!r}")
     return value
 
   def flag(self, name: str) -> bool:
-    """True or false."""
+    """Reads a bool."""
     value = self._left.pop(name)
     if type(value) is not bool:
       raise ValueError(f"{name} must be true or false, got {value!r}")
     return value
 
   def text(self, name: str, allowed: Collection[str]) -> str:
-    """One of some words."""
+    """Reads one of the allowed words."""
     value = self._left.pop(name)
     if not isinstance(value, str) or value not in allowed:
       raise ValueError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
@@ -76,12 +75,12 @@ class Taken:
     words: Mapping[str, Collection[str]],
     sizes: Collection[str] = (),
   ) -> dict[str, Any]:
-    """Fields that are left out where they have their default.
+    """Reads fields that a row leaves out if they have their default.
 
     Args:
-      defaults: by name, of each of them.
-      words: what those may be that are texts.
-      sizes: which are numbers; all others are true or false.
+      defaults: the default of each field.
+      words: allowed values of the fields that are texts.
+      sizes: names of the fields that are numbers. All others are bools.
     """
     found: dict[str, Any] = {}
     for name, default in defaults.items():
@@ -94,7 +93,7 @@ class Taken:
     return found
 
   def finish(self) -> None:
-    """Nothing may be left."""
+    """Checks that every field was read."""
     if self._left:
       raise ValueError(
         f"a problem of {self._what} has no {', '.join(self._left)}"
@@ -104,7 +103,7 @@ class Taken:
 def not_default(
   problem: Any, defaults: Mapping[str, records.Scalar]
 ) -> dict[str, records.Scalar]:
-  """Attributes of a problem that are not as most problems have them."""
+  """Returns the attributes of a problem that differ from their default."""
   values = {name: getattr(problem, name) for name in defaults}
   return {
     name: value for name, value in values.items() if value != defaults[name]

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a table is about an operation, and a target, as they are here.
+"""Checks that a table matches an operation and a target of this process.
 
-A table that is not is refused whole: kernels, libraries and devices must be the
-ones that were measured, and every row must be one that the operation and its
-backends know.
+A table that does not match is refused as a whole. Its kernels, libraries and
+device must be those of this process, and the operation and its backends must
+support every row.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ AGAIN: Final = "rules choose until you run python -m jaxplugin tune"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation(Generic[decisions.Problem]):
-  """An operation, as tables speak of it.
+  """An operation whose backends are measured.
 
   Attributes:
-    name: the function's.
-    bucketed: the size that stands for all of its bucket.
-    fields_of: a problem as a row has it; None where no row can be about it.
-    problem_of: the problem of such fields; raises ValueError where there is
-      none.
-    backends: those that are there, by name.
+    name: name of the public function.
+    bucketed: name of the size that is rounded up to its bucket.
+    fields_of: converts a problem to a row's fields; returns None if no row can
+      describe the problem.
+    problem_of: converts a row's fields to a problem; raises ValueError if no
+      problem has these fields.
+    backends: returns the backends by name.
   """
 
   name: str
@@ -53,13 +54,13 @@ class Operation(Generic[decisions.Problem]):
 
 
 def device_of(target: targets.Target) -> records.Device | None:
-  """The device of a target as tables have it; None where it is not known."""
+  """Returns the device of a target, or None if the target is incomplete."""
   architecture = target.architecture
   if target.compute_capability is not None:
     architecture = "sm_{}{}".format(*target.compute_capability)
   kind = targets.DEVICE_KINDS.get(target.name, target.name)
   if target.platform == "cpu":
-    # Not by its name, which says nothing of speed either.
+    # A CPU's name says little about its speed, so tables leave it out.
     architecture, kind = target.cpu_kernels, "cpu"
   if architecture is None or target.core_count is None:
     return None
@@ -74,10 +75,10 @@ def device_of(target: targets.Target) -> records.Device | None:
 def sources_of(
   operation: Operation[Any], target: targets.Target, names: Iterable[str]
 ) -> tuple[tuple[str, records.Source], ...]:
-  """What implementations are made of here, for a header.
+  """Returns the sources of implementations in this process, for a header.
 
   Raises:
-    ValueError: that is not known of one of them.
+    ValueError: If the sources of an implementation are unknown.
   """
   found = []
   backends = operation.backends()
@@ -103,11 +104,11 @@ def _source(
 def misfit(
   table: records.Table, operation: Operation[Any], target: targets.Target
 ) -> str:
-  """Why a table cannot be asked about an operation on a target; "" if it can.
+  """Returns why a table does not match; "" if it matches.
 
-  The reason says which rule is broken, and by what.
+  The reason has the rule that is broken, and the value that breaks it.
   """
-  # Backends may come while a process runs.
+  # A process may register backends at any time.
   return _misfit(table, operation, target, tuple(operation.backends().items()))
 
 
@@ -148,7 +149,7 @@ def _difference(
   backend: decisions.Backend[Any] | None,
   target: targets.Target,
 ) -> str:
-  """How what was measured differs from what is here; "" if it does not."""
+  """Returns how this process differs from the measured sources, or ""."""
   if backend is None:
     return "this process has no such backend"
   source = _source(backend, target)
@@ -197,7 +198,7 @@ def _wrong(
 
 
 def jaxlib_source(target: targets.Target) -> records.Source:
-  """Of implementations that are XLA's operations: what compiles them."""
+  """Returns the source of implementations that are XLA's operations."""
   del target
   return records.Source(toolchain=(("jaxlib", jaxlib.__version__),))
 
@@ -205,11 +206,12 @@ def jaxlib_source(target: targets.Target) -> records.Source:
 def triton_source(
   target: targets.Target, *folders: str
 ) -> records.Source | None:
-  """Of the Triton kernels: their sources, and what compiles them.
+  """Returns the digest of Triton kernels and the versions of their compilers.
 
   Args:
-    target: for which; there are none but for GPUs.
-    *folders: of the kernels' room, "gpu/ragged", beside those that all take.
+    target: the target. Only GPUs have Triton kernels.
+    *folders: folders of `kernels/` besides the two that all operations use, for
+      example "gpu/ragged".
   """
   if target.platform not in ("cuda", "rocm"):
     return None
@@ -220,7 +222,7 @@ def triton_source(
 
 
 def _assembled_by(target: targets.Target) -> list[tuple[str, str]]:
-  """Of ptxas what decides which kernels there are."""
+  """Returns the range of ptxas versions that decides which kernels are used."""
   if target.compute_capability is None:
     return []
   known = architectures.of_compute_capability(target.compute_capability)
@@ -234,23 +236,23 @@ def _assembled_by(target: targets.Target) -> list[tuple[str, str]]:
 
 @functools.cache
 def _kernels_digest(folders: tuple[str, ...]) -> str:
-  """SHA-256 of the kernels' sources, and of the rules that plan launches.
+  """Returns the SHA-256 of kernels and of the rules that plan their launches.
 
-  Of the lines "NAME SHA-256" of their files, sorted.
+  The hashed text has a line "NAME SHA-256" for each file, in sorted order.
   """
-  room = pathlib.Path(launching.__file__).resolve().parent
+  root = pathlib.Path(launching.__file__).resolve().parent
   lines = []
   for place in (".", "gpu", *folders):
-    for path in (room / place).glob("*.py"):
+    for path in (root / place).glob("*.py"):
       if not path.name.endswith("_test.py"):
-        name = path.relative_to(room).as_posix()
+        name = path.relative_to(root).as_posix()
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         lines.append(f"{name} {digest}\n")
   return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
 def installed(distribution: str) -> str:
-  """The version of a distribution here, or "none"."""
+  """Returns the installed version of a distribution, or "none"."""
   try:
     return importlib.metadata.version(distribution)
   except importlib.metadata.PackageNotFoundError:
