@@ -21,7 +21,7 @@ const char* Name(ffi::DataType type) {
   }
 }
 
-// What u8 values may be: the `element` attributes.
+// The formats of u8 values, indexed by the `element` attribute.
 constexpr Format kElements[] = {Format::kE2M1, Format::kE2M3, Format::kE3M2,
                                 Format::kE4M3, Format::kE5M2};
 constexpr int64_t kElementCount = sizeof(kElements) / sizeof(kElements[0]);

@@ -1,9 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The FFI handlers check and read their arguments with these functions: every
-// shape, dtype and attribute. So a bad call is an error and never an access out
-// of bounds.
+// The FFI handlers check and read their arguments with these functions. They
+// check every shape, dtype and attribute, so a bad call is an error and never
+// an access out of bounds.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
 #define JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
@@ -23,7 +23,7 @@ using Dims = ffi::Span<const int64_t>;
 
 std::string Text(const ffi::AnyBuffer& x);
 
-// Collects the first broken rule; later ones are not looked at.
+// Records the first broken rule and ignores later ones.
 class Checker {
  public:
   explicit Checker(const char* who) : who_(who) {}
@@ -57,7 +57,8 @@ class Attributes {
   int64_t Optional(const std::string& name, int64_t otherwise) {
     return given_.contains(name) ? Required(name) : otherwise;
   }
-  // To be called after those that there may be.
+  // Checks that the call has no attributes besides those read so far. Call it
+  // after the last Required or Optional.
   bool AreAll() {
     return check_.Require(read_ == given_.size(),
                           "no other attributes are known",
@@ -76,42 +77,43 @@ bool IsDims(Dims dims, std::initializer_list<int64_t> expected);
 bool IsAbsent(const ffi::AnyBuffer& x);
 bool PlainFormat(ffi::DataType type, Format* format);
 
-// XLA's type of arrays of a format; u8 where it has none.
+// Returns XLA's dtype of a small float format, or u8 if XLA has none.
 ffi::DataType TypeOf(Format format);
 
-// Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the
-// same rank. Packed E2M1 comes as u8[..., k / 2] or as f4e2m1fn[..., k], which
-// XLA:CPU stores packed as well (though size_bytes() counts a byte a value).
-// What u8 values and scales are, `element` and `scale_element` say.
+// Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the same
+// rank. E2M1 is u8[..., k / 2] or f4e2m1fn[..., k]. XLA:CPU stores both packed,
+// although size_bytes() of f4e2m1fn counts a byte per value. `element` and
+// `scale_element` give the formats of u8 values and u8 scales.
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                  const ffi::AnyBuffer& scale, int64_t block, int64_t element,
                  size_t rank, Operand* out, int64_t scale_element = 0);
 
-// Fills the operands of a dot from the arrays of lhs, of rank `lhs_rank`, and of
-// rhs, of rank 3, and from the attributes of both. `attributes` then has no other
-// ones: a handler reads its own before.
+// Fills the operands of a dot from the arrays of lhs (of rank `lhs_rank`) and
+// rhs (of rank 3), and from their attributes. Calls attributes.AreAll(), so a
+// handler reads its other attributes first.
 bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
                   size_t lhs_rank, const ffi::AnyBuffer& rhs,
                   const ffi::AnyBuffer& rhs_scale, DotArgs* out,
                   const Kernels** kernels);
 
-// An optional f32 scalar: f32[], f32[1], or empty for none.
+// Reads an optional f32 scalar: f32[], f32[1], or an empty array for none.
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
                      const float** out);
 
-// The `format` attribute.
+// Reads the `format` attribute.
 bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out);
 
-// Checks the attributes of scales, and the results: values [rows, k], scale
-// [rows, k / block] and the global scale f32[].
+// Checks the attributes `rounding` and `compute_global`, and the results:
+// values [rows, k], scale [rows, k / block] and the global scale f32[].
 void CheckQuantized(Checker& check, const QuantizedFacts& facts,
                     int64_t rounding, int64_t compute_global, bool is_given,
                     int64_t rows, int64_t k, const ffi::AnyBuffer& x,
                     const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& global_scale);
 
-// Fills the fields that QuantizeArgs and OperandArgs have both, after the checks.
+// Fills the fields that QuantizeArgs and OperandArgs share. Call it after the
+// checks.
 template <typename Args>
 void FillQuantized(int64_t rounding, int64_t compute_global, int64_t rows,
                    int64_t k, const ffi::AnyBuffer& x, ffi::AnyBuffer& values,
@@ -123,7 +125,7 @@ void FillQuantized(int64_t rounding, int64_t compute_global, int64_t rows,
   out->values = static_cast<uint8_t*>(values.untyped_data());
   out->scale = static_cast<uint8_t*>(scale.untyped_data());
   out->global_scale = static_cast<float*>(global_scale.untyped_data());
-  // size_bytes() counts a byte for each FP4 value.
+  // size_bytes() would count a byte per FP4 value.
   AdviseHugePages(out->values, rows * BytesOf(FactsOf(out->format).values, k));
 }
 

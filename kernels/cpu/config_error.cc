@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which configs support which dots: asked by the handler of each call, and by
-// those that trace one, who may do so for a machine that is not this one.
+// Checks whether a dot supports a config. The handler checks each call. Python
+// checks at trace time, possibly for another machine's instruction set.
 
 #include "config_error.h"
 
@@ -35,7 +35,7 @@ const char* Name(Format format) {
   return "?";
 }
 
-// The instruction set that an engine is of; those above AVX2 have AVX2's too.
+// Returns the lowest instruction set that has the engine.
 Isa IsaOf(Engine engine) {
   switch (engine) {
     case Engine::kAmx: return Isa::kAmx;
@@ -49,10 +49,13 @@ Isa IsaOf(Engine engine) {
   }
 }
 
+// Instruction sets above AVX2 also have AVX2's engines, but not the engine of
+// the baseline.
 bool Has(Isa isa, Engine engine) {
   const Isa least = IsaOf(engine);
 #if !defined(__x86_64__)
-  if (least == Isa::kAvx2) return false;  // also where AVX-512 is emulated
+  // An emulated AVX-512 has no AVX2 engines unless the machine is x86-64.
+  if (least == Isa::kAvx2) return false;
 #endif
   return least == Isa::kBaseline ? isa == least : isa >= least;
 }
@@ -163,12 +166,13 @@ DotShape ShapeOf(const int64_t dot[8]) {
 
 extern "C" {
 
-// Dots are asked about as numbers: isa (1 to 5, whether this machine has it or
-// not), the formats of lhs and rhs (simd/formats.h), their block sizes, m, n, k.
+// In the following functions, `dot` is: isa (1 to 5; the machine need not
+// support it), the formats of lhs and rhs (simd/formats.h), their block sizes,
+// m, n, k.
 
-// Writes why a dot does not support a config (engine, panel_rows, task_rows,
-// threads) to `text`, cut off after `size` bytes. Returns the reason's length;
-// 0 if the dot supports the config.
+// Writes the reason why a dot does not support a config (engine, panel_rows,
+// task_rows, threads) to `text`, cut off after `size` bytes. Returns the length
+// of the whole reason, or 0 if the dot supports the config.
 int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[8],
                                        const int64_t config[4], char* text,
                                        int64_t size) {
@@ -190,7 +194,8 @@ int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[8],
   return length;
 }
 
-// The engine that the rule takes for one; -1 where there is no such dot.
+// Returns the engine that the rule selects for a dot, or -1 if the dot's isa or
+// formats are out of range.
 int64_t jaxplugin_cpu_dot_engine(const int64_t dot[8]) {
   using namespace jaxplugin;
   if (!WhyNotNumbers(dot).rule.empty()) return -1;
@@ -198,7 +203,7 @@ int64_t jaxplugin_cpu_dot_engine(const int64_t dot[8]) {
       EngineByRule(static_cast<Isa>(dot[0]), ShapeOf(dot)));
 }
 
-// The name of an engine; null where there is none of that number.
+// Returns the name of an engine, or null if no engine has that number.
 const char* jaxplugin_cpu_engine_name(int64_t engine) {
   return engine >= 0 && engine < jaxplugin::kEngines
              ? jaxplugin::kEngineNames[engine]

@@ -11,12 +11,12 @@
 
 namespace jaxplugin {
 
-// Why a dot does not support a config: the rule, and the value that breaks it.
-// Both are empty if it does.
+// The rule that a config breaks, and the value that breaks it. Both are empty
+// if the dot supports the config.
 struct ConfigError {
   std::string rule, given;
 };
-// `isa` is not kAuto.
+// `isa` must not be kAuto.
 ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config);
 
 }  // namespace jaxplugin

@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The XLA FFI handlers of the dot, quantize and dequantize. README.md has the
+// The XLA FFI handlers of dot, quantize and dequantize. README.md has their
 // signatures.
 
 #include <cstdint>
@@ -20,8 +20,8 @@
 namespace jaxplugin {
 namespace {
 
-// The global scale of a dot: also a product that f32 may not hold, as f32[2],
-// two factors that multiply one after the other.
+// Reads the global scale of a dot. f32[2] are two factors that are multiplied
+// one after the other, because their product may overflow or underflow f32.
 bool ReadGlobalScales(Checker& check, const ffi::AnyBuffer& x, DotArgs* out) {
   if (!check.Require(x.element_type() == ffi::F32 && x.element_count() <= 2,
                      "global_scale must be f32[], f32[2] or f32[0]", Text(x))) {
@@ -95,7 +95,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   if (!IsAbsent(residual)) args.residual = residual.untyped_data();
   args.activation = static_cast<Activation>(activation);
   args.out = out->untyped_data();
-  if (!args.rhs_batched) {  // one rhs for all: the batch is more rows of lhs
+  if (!args.rhs_batched) {  // one rhs for all entries: fold the batch into m
     args.m *= args.batch;
     args.batch = 1;
     args.rhs_batched = true;
@@ -215,17 +215,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_dequantize,
 
 extern "C" {
 
-// The FFI version of the headers this was built with. A jaxlib with an older
-// one refuses the library, and breaks its CPU backend in doing so: compare
-// before registering.
+// Returns the FFI version of the headers that the library was built with. A
+// jaxlib with an older version refuses the handlers, and its CPU backend is
+// then broken. So compare the versions before you register the handlers.
 int jaxplugin_cpu_ffi_api_version() {
   return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR;
 }
 
-// The digest of the sources, to compare with those of a checkout.
+// Returns the digest of the sources; library.py compares it with the checkout.
 const char* jaxplugin_cpu_sources() { return JAXPLUGIN_SOURCES_DIGEST; }
 
-// The instruction set that isa=0 uses here, e.g. "avx512_bf16".
+// Returns the instruction set of isa=0 on this machine, e.g. "avx512_bf16".
 const char* jaxplugin_cpu_isa() {
   return jaxplugin::GetKernels(jaxplugin::Isa::kAuto)->name;
 }

@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses kernels by what the machine that runs them has.
+// Selects kernels by the instruction sets of the machine at run time.
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ constexpr Kernels kBaselineKernels = {
 constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, QuantizeAvx2,
                                   DequantizeAvx2, QuantizeOperandAvx2};
 
-// __builtin_cpu_supports asks the operating system's support too.
+// __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
@@ -40,9 +40,10 @@ bool HasAvx2() {
 
 #endif
 
-// The dot without BF16 is AVX2's: the same sources compiled for AVX-512 take
-// 0.97 to 1.06 of the time, vectors of 16 floats 1.4 to 7 times as long. Which
-// engine DotAvx512Bf16 takes for a problem is in dot/avx512bf16.cc.
+// AVX-512 without BF16 uses AVX2's dot, because no AVX-512 dot is faster. The
+// same sources compiled for AVX-512 take 0.97 to 1.06 times as long, and
+// vectors of 16 floats take 1.4 to 7 times as long. For AVX-512 with BF16,
+// dot/avx512bf16.cc selects the engine of each dot.
 #if defined(JAXPLUGIN_EMULATE_AVX512)
 
 #if defined(__x86_64__)
@@ -52,7 +53,8 @@ constexpr auto kGateBelowBf16 = GateAvx2;
 constexpr auto kDotBelowBf16 = DotBaseline;
 constexpr auto kGateBelowBf16 = GateBaseline;
 #endif
-// Compiled for AVX2 on x86-64, else for any machine: see CMakeLists.txt.
+// CMakeLists.txt compiles the emulated kernels for AVX2 on x86-64, and without
+// instruction set flags on other machines.
 constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
                                     kGateBelowBf16, QuantizeAvx512,
                                     DequantizeAvx512, QuantizeOperandAvx512};
@@ -96,8 +98,9 @@ bool HasAvx512Bf16() {
 constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, QuantizeAvx512,
                                  DequantizeAvx512, QuantizeOperandAvx512};
 
-// Linux gives a process the registers of AMX, 8 KiB a thread, when it asks for
-// them, once. It says no where a thread's stack for signals is too small.
+// Asks Linux for permission to use the AMX tile registers (8 KiB per thread); a
+// process must ask once. Linux refuses if a thread's alternate signal stack is
+// too small.
 bool MayUseTiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -117,7 +120,7 @@ bool HasAmx() {
     }
     constexpr unsigned kBF16 = 1u << 22, kTile = 1u << 24;
     if ((d & kBF16) == 0 || (d & kTile) == 0) return false;
-    unsigned low, high;  // what the system saves of each thread
+    unsigned low, high;  // XCR0: register states that the system saves
     asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     constexpr unsigned kTiles = 3u << 17;
     return (low & kTiles) == kTiles && MayUseTiles();
@@ -129,9 +132,9 @@ bool HasAmx() {
 
 #if defined(__x86_64__)
 
-// The best instruction set that the environment variable JAXPLUGIN_CPU_ISA
-// allows at the first call: "baseline", "avx2" or "avx512_bf16". Other values
-// allow all.
+// Returns the upper limit of the instruction set, from the environment variable
+// JAXPLUGIN_CPU_ISA at the first call: "baseline", "avx2" or "avx512_bf16".
+// Other values set no limit.
 Isa Limit() {
   static const Isa limit = [] {
     const char* name = getenv("JAXPLUGIN_CPU_ISA");
@@ -146,7 +149,8 @@ Isa Limit() {
 
 #endif
 
-// The best that the machine has; never an emulated one.
+// Returns the best kernels that the machine and the limit allow. Emulated
+// kernels are never returned.
 const Kernels* BestKernels() {
 #if defined(__x86_64__)
 #if !defined(JAXPLUGIN_EMULATE_AVX512)
@@ -202,7 +206,7 @@ Isa LevelOf(const Kernels& kernels) {
 }  // namespace jaxplugin
 
 #if defined(JAXPLUGIN_EMULATE_AVX512)
-// There in such a library alone, for its tests to tell.
+// Only an emulating library has this function; tests check for it.
 extern "C" __attribute__((visibility("default"))) int
 jaxplugin_cpu_emulates_avx512() {
   return jaxplugin::GetKernels(jaxplugin::Isa::kAvx512Bf16) != nullptr;

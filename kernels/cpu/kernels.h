@@ -1,12 +1,13 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What crosses the line between the FFI layer (compiled for the oldest machine
-// we serve) and the kernels (each compiled once per instruction set).
+// The interface between the FFI layer, which is compiled for the oldest
+// supported machine, and the kernels, which are compiled once per instruction
+// set.
 //
-// The kernel files include this header, what it includes, and C headers,
-// nothing else: an inline function of the C++ library that was compiled with
-// AVX-512 could be the copy the linker keeps for everyone, and crash an older
+// Kernel files include only this header and C headers. Inline functions of the
+// C++ library are forbidden there: the linker keeps one copy of such a function
+// for the whole library, and a copy compiled for AVX-512 would crash an older
 // machine.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_KERNELS_H_
@@ -22,17 +23,17 @@ namespace jaxplugin {
 
 enum class Activation { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
 
-// A matrix of `rows` rows along the contracting dimension, all batch entries
-// one after the other.
+// A matrix [rows, k], with the contracting dimension last. The rows of all
+// batch entries follow each other.
 struct Operand {
   Format format;
   ScaleKind scale_kind;
   const uint8_t* values;
-  const uint8_t* scale;  // [rows, scale_cols], linear; null when plain
+  const uint8_t* scale;  // [rows, scale_cols], linear; null if plain floats
   int64_t rows;
   int64_t k;
   int64_t row_bytes;   // bytes of one row of values
-  int64_t block;       // values a scale covers: 16 or 32
+  int64_t block;       // block size, 16 or 32: values that share a scale
   int64_t scale_cols;  // ceil(k / block)
 };
 
@@ -40,39 +41,40 @@ struct Operand {
 //                                * power + bias[j]) + residual[b, i, j])
 struct DotArgs {
   Operand lhs;  // batch * m rows
-  Operand rhs;  // batch * n rows, or n rows when !rhs_batched
+  Operand rhs;  // batch * n rows, or n rows if !rhs_batched
   int64_t batch, m, n, k;
   bool rhs_batched;
   const float* global_scale;  // null: 1
-  const float* global_power;  // a power of two, multiplied after it; null: 1
+  const float* global_power;  // a second factor, multiplied next; null: 1
   const float* bias;          // [n]; null: none
   const void* residual;       // [batch, m, n]; null: none
   Format residual_format;
   void* out;  // [batch, m, n]
   Format out_format;
   Activation activation;
-  // Numbers subtracted from the exponents of each row's scales; null if none.
+  // The number that was subtracted from the exponents of a row's scales
+  // (dot/rebase.cc); null if the rows are not rebased.
   const int16_t* lhs_shift;  // [lhs.rows]
   const int16_t* rhs_shift;  // [rhs.rows]
-  // Null, or what is set to 1 where a row was met that the fast paths may not
-  // touch (kSafeExponent): the kernel gives up then, and out is garbage.
+  // If not null, the kernel sets it to 1 and stops when it finds an unsafe row
+  // (kSafeExponent). The result is then invalid.
   uint32_t* gave_up;
-  DotConfig config;  // if all fields are 0, rules choose
+  DotConfig config;  // the rules choose every field that is 0
 };
 
-// A gated activation: of n columns of f32, half are gates.
+// A gated activation: half of the n columns (f32) are gates, half are values.
 enum class Gate { kSwiglu = 0, kSwigluOai };
 
-// out[i, j] = cast(gated(gate, value)), of gates and values [i, j] (kSwiglu), or
-// [i, 2 * j] (kSwigluOai).
+// out[i, j] = cast(f(gates[i, j'], values[i, j'])), where f is the activation
+// and j' is j (kSwiglu) or 2 * j (kSwigluOai).
 struct GateArgs {
   Gate gate;
   const float* gates;
   const float* values;
-  int64_t row_floats;     // from a row of gates, or of values, to the next
+  int64_t row_floats;     // row stride of gates and values, in floats
   int64_t rows, columns;  // of the result
   void* out;
-  int64_t out_columns;  // from a row of the result to the next
+  int64_t out_columns;  // row stride of the result, in elements
   Format out_format;
 };
 
@@ -81,33 +83,36 @@ struct QuantizeArgs {
   Format x_format;
   int64_t rows, k;
   QuantizedFormat format;
-  bool round_up;              // MX scales: "up"; else "floor"
-  bool compute_global;        // NVFP4: global = amax(x) / 2688
-  const float* given_global;  // NVFP4 when !compute_global; null: 1
+  bool round_up;              // rounding of MX scales: "up"; else "floor"
+  bool compute_global;        // NVFP4: global scale = amax(x) / 2688
+  const float* given_global;  // NVFP4 if !compute_global; null: 1
   uint8_t* values;            // [rows, k], or [rows, k / 2] for FP4
   uint8_t* scale;             // [rows, k / block]
   float* global_scale;        // the global scale used (1 for MX)
 };
 
-// Along any dimension, and with what recipes of training ask for. Rows are
-// outer * inner, in this order; k of a row is followed by zeros up to `padded`.
+// Quantization along any dimension, with the options of training recipes. A row
+// is one (outer, inner) pair. Its k values are followed by zeros up to
+// `padded`.
 struct OperandArgs {
   const void* x;  // [outer, k, inner]
   Format x_format;
   int64_t outer, k, inner;
   int64_t padded;  // whole blocks, and whole groups of the transform
   QuantizedFormat format;
-  bool round_up;              // MX scales: "up"; else "floor"
-  bool compute_global;        // NVFP4: global = amax / (448 * 6)
-  const float* given_global;  // NVFP4 when !compute_global; null: 1
-  int64_t hadamard;           // values transformed together; 1: none
-  // Rows that are cut into groups of a block's size, the last of which may be
-  // smaller; those of a group share their scales. 0: none do.
+  bool round_up;              // rounding of MX scales: "up"; else "floor"
+  bool compute_global;        // NVFP4: global scale = amax / (448 * 6)
+  const float* given_global;  // NVFP4 if !compute_global; null: 1
+  int64_t hadamard;           // group size of the transform; 1: no transform
+  // Each run of `square` rows is cut into groups of `block` rows; the last
+  // group may be smaller. The rows of a group share their scales. 0: no
+  // sharing.
   int64_t square;
-  bool four_over_six;   // NVFP4: scaled to 6 or to 4; global = amax / (256 * 6)
-  bool scale_up;        // NVFP4: scales are rounded up, not to the nearest
+  // NVFP4: scale each block to 6 or 4; global scale = amax / (256 * 6).
+  bool four_over_six;
+  bool scale_up;        // NVFP4: round scales up instead of to nearest
   const uint32_t* key;  // [2], for stochastic rounding; null: to nearest
-  uint8_t* values;      // [outer, inner, padded], FP4 two a byte
+  uint8_t* values;      // [outer, inner, padded]; FP4: two values a byte
   uint8_t* scale;       // [outer, inner, padded / block]
   float* global_scale;  // the global scale used (1 for MX)
 };
@@ -119,11 +124,11 @@ struct DequantizeArgs {
   Format out_format;
 };
 
-// All kernels return false when scratch memory could not be had.
+// All kernels return false if they cannot allocate scratch memory.
 bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
-bool DotAmx(const DotArgs&, const Parallel&);  // where AmxIsCompiled
+bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
@@ -137,7 +142,7 @@ bool DequantizeAvx2(const DequantizeArgs&, const Parallel&);
 bool QuantizeOperandAvx512(const OperandArgs&, const Parallel&);
 bool DequantizeAvx512(const DequantizeArgs&, const Parallel&);
 
-// Whether the compiler knew AMX.
+// Whether the compiler that built the library supports AMX.
 bool AmxIsCompiled();
 
 // The kernels of one instruction set.
@@ -150,25 +155,27 @@ struct Kernels {
   bool (*quantize_operand)(const OperandArgs&, const Parallel&);
 };
 
-// The values of the `isa` attribute. kAuto takes the best the machine has; a
-// level the machine lacks is an error, never an illegal instruction.
+// The values of the `isa` attribute. kAuto selects the best instruction set of
+// the machine.
 enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-// The kernels of a level, or null when this build or machine lacks it.
+// Returns the kernels of an instruction set, or null if the build or the
+// machine does not support it.
 const Kernels* GetKernels(Isa isa);
 
-// The level of what GetKernels gave.
+// Returns the instruction set of kernels that GetKernels returned.
 Isa LevelOf(const Kernels& kernels);
 
-// kernels.dot; where rows have scales far from 1 they are rebased, so that it
-// stays fast (dot/rebase.cc).
+// Runs kernels.dot. If rows have scales far from 1, it rebases them and runs
+// kernels.dot again (dot/rebase.cc).
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
 
-// Rows that the fast dot paths may not touch are those with a block scale
-// outside 2^+-kSafeExponent and a nonzero value under it. Inside that range
-// every product is a multiple of 2^-124 (E5M2: 2^(-16-46) each) and below
-// 2^124, so that neither float32 nor vdpbf16ps (which flushes subnormals)
-// loses anything; outside it the dot runs in float64 (dot/exact.inl).
+// A row is safe if each of its E8M0 scales is within 2^+-kSafeExponent. NaN
+// scales and scales of all-zero blocks do not count. The product of two values
+// of safe rows is a multiple of 2^-124 (E5M2: each value is a multiple of
+// 2^(-16-46)) and below 2^124. So neither float32 nor vdpbf16ps, which flushes
+// subnormals, loses anything. Dot rebases unsafe rows; rows that stay unsafe
+// are computed in float64 (dot/exact.inl).
 inline constexpr int kSafeExponent = 46;
 
 }  // namespace jaxplugin

@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The XLA FFI handler that quantizes operands of products in training.
+// The XLA FFI handler that quantizes the operands of training matmuls.
 // README.md has its signature.
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace ffi = xla::ffi;
 namespace jaxplugin {
 namespace {
 
-constexpr int64_t kMostTransformed = 256;  // values at once
+constexpr int64_t kMostTransformed = 256;  // largest Hadamard group
 
-// The attributes beyond those of jaxplugin_quantize, and the key.
+// Reads the key and the attributes that jaxplugin_quantize does not have.
 void ReadExtras(Checker& check, const QuantizedFacts& facts, int64_t hadamard,
                 int64_t square, int64_t four_over_six, int64_t scale_up,
                 const ffi::AnyBuffer& key, OperandArgs* args) {

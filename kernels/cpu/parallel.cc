@@ -20,8 +20,9 @@
 namespace jaxplugin {
 namespace {
 
-// XLA:CPU sets flush-to-zero and denormals-are-zero on its threads; E8M0 byte
-// 0 (2^-127) is a subnormal and must count, so the default mode is set here.
+// Sets the default float mode until the end of the scope. XLA:CPU sets
+// flush-to-zero and denormals-are-zero on its threads. The kernels need
+// subnormals: E8M0 byte 0 is 2^-127, for example.
 class ScopedFloatMode {
  public:
 #if defined(__x86_64__)
@@ -51,8 +52,9 @@ inline void SpinPause() {
 #endif
 }
 
-// Shared by the caller and the tasks it scheduled. A task may start after the
-// caller has returned: it then finds no iteration left and touches only this.
+// The state that the caller shares with the tasks that it schedules. A task may
+// start after the caller has returned. Such a task finds no iteration left and
+// accesses only this state.
 struct LoopState {
   int64_t count;
   LoopBody body;
@@ -71,7 +73,7 @@ struct LoopState {
       body(context, i, slot);
     }
     if (ran == 0) return;
-    // acq_rel: what the bodies wrote is visible to whoever sees done == count.
+    // acq_rel: a thread that reads done == count sees all writes of the bodies.
     if (done.fetch_add(ran, std::memory_order_acq_rel) + ran == count) {
       std::lock_guard<std::mutex> lock(mutex);
       finished.notify_all();
@@ -83,7 +85,7 @@ struct LoopState {
   }
 
   void Wait() {
-    // An iteration is tens of microseconds: sleeping costs more than that.
+    // Spin first: an iteration takes tens of microseconds, sleeping longer.
     for (int spin = 0; spin < 4000; ++spin) {
       if (Finished()) return;
       SpinPause();
@@ -112,7 +114,7 @@ struct ScratchCache {
 };
 
 ScratchCache& Cache() {
-  // Never destroyed: a pool thread may outlive static destructors.
+  // Never destroyed, because a pool thread may outlive static destructors.
   static ScratchCache* cache = new ScratchCache;
   return *cache;
 }
@@ -174,7 +176,7 @@ int64_t Parts::Next(int slot) {
 
 void* AcquireScratch(size_t bytes) {
   if (bytes > SIZE_MAX - 4096) return nullptr;
-  // Multiples of 4 KiB, so that near sizes find each other's blocks.
+  // Multiples of 4 KiB, so that requests of similar sizes reuse a block.
   bytes = (bytes + kHeaderBytes + 4095) / 4096 * 4096;
   ScratchCache& cache = Cache();
   {
@@ -218,12 +220,13 @@ void ReleaseScratch(void* block) {
 void AdviseHugePages(void* memory, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr size_t kLeastBytes = size_t{8} << 20;
-  constexpr uintptr_t kPage = uintptr_t{2} << 20;  // x86-64, aarch64 of 4 KiB
+  // The size of a huge page on x86-64, and on aarch64 with 4 KiB pages.
+  constexpr uintptr_t kPage = uintptr_t{2} << 20;
   if (bytes < kLeastBytes) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
   const uintptr_t last = (begin + bytes) / kPage * kPage;
-  // A hint: whether it was taken does not matter.
+  // The result is ignored because madvise is only a hint.
   (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
   (void)memory;

@@ -3,9 +3,9 @@
 //
 // Parallel loops over XLA's thread pool, and scratch memory.
 //
-// A loop's iterations write disjoint outputs and its result never depends on
-// which thread runs which iteration, so results are the same bits for any
-// number of threads.
+// The iterations of a loop write disjoint outputs, and no result depends on the
+// thread that runs an iteration. So results have the same bits for any number
+// of threads.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_PARALLEL_H_
 #define JAXPLUGIN_KERNELS_CPU_PARALLEL_H_
@@ -19,34 +19,35 @@
 
 namespace jaxplugin {
 
-// How to run a loop: on `threads` threads, the caller among them.
+// The threads that run a loop.
 struct Parallel {
-  int threads;  // 1: serial
-  // Asks another thread to run task(data) some time, or never when there is
-  // no pool; `task` is called at most once. Null when threads == 1.
+  int threads;  // includes the caller; 1: serial
+  // Schedules task(data) on another thread. The pool calls `task` at most once,
+  // at any later time. Null if threads == 1.
   void (*schedule)(void* pool, void (*task)(void*), void* data);
   void* pool;
 };
 
-// An iteration: `index` in [0, count), `slot` in [0, parallel.threads), two
-// iterations that run at the same time having different slots.
+// Runs one iteration. `index` is in [0, count) and `slot` in
+// [0, parallel.threads). Iterations that run at the same time have different
+// slots.
 using LoopBody = void (*)(const void* context, int64_t index, int slot);
 
-// Runs body for every index, and returns when all of them have returned. The
-// caller takes part and waits only for iterations already begun by others, so
-// it cannot deadlock, even when it is itself a thread of a busy pool. Bodies
-// run with round-to-nearest and subnormals honoured (XLA's threads flush).
-// Returns false, having run nothing, when memory for its state ran out.
+// Runs body for every index, and returns after all calls have returned. The
+// caller runs iterations too, and waits only for iterations that other threads
+// have begun. So it cannot deadlock, even if the caller is a thread of a busy
+// pool. Bodies run with round-to-nearest and without flushing subnormals (XLA's
+// threads flush them). Returns false, without running anything, if it cannot
+// allocate its state.
 bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
              const void* context);
 
-// The iterations of a loop, cut into parts of consecutive ones. Next is called
-// once an iteration, and so always finds one.
+// Cuts the iterations of a loop into parts of consecutive iterations.
 class Parts {
  public:
   Parts(int64_t parts, int64_t count);
-  // Returns an iteration of the slot's own part, or of the next part with some
-  // left.
+  // Returns an iteration of the slot's part, or of the next part that has some
+  // left. Call it at most `count` times, so that one is always left.
   int64_t Next(int slot);
 
  private:
@@ -71,10 +72,10 @@ JAXPLUGIN_ALWAYS_INLINE bool ParallelFor(const Parallel& parallel,
       &f);
 }
 
-// ParallelFor for iterations that write fresh memory one after the other: each
-// thread has a part of them to itself, in order, and helps in others' when it is
-// through. Threads that are next to each other touch the same huge page at the
-// same time: each of them fills it with zeros then, and one was for nothing.
+// ParallelFor for iterations that write consecutive new memory. Each thread
+// runs a separate part of the iterations in order, then helps with other parts.
+// If two threads first write one huge page at the same time, both fill it with
+// zeros, once in vain.
 template <typename F>
 JAXPLUGIN_ALWAYS_INLINE bool ParallelForInParts(const Parallel& parallel,
                                                 int64_t count, const F& f) {
@@ -84,16 +85,16 @@ JAXPLUGIN_ALWAYS_INLINE bool ParallelForInParts(const Parallel& parallel,
   });
 }
 
-// Uninitialized memory aligned to 64 bytes, null when there is none. Freed
-// blocks are kept (up to a cap) and reused: fresh pages would cost more in page
-// faults than a small dot takes.
+// Returns uninitialized memory aligned to 64 bytes, or null if allocation
+// fails. A cache keeps released blocks, up to a limit, and reuses them, because
+// page faults of new memory take longer than a small dot.
 void* AcquireScratch(size_t bytes);
 void ReleaseScratch(void* block);
 
-// Asks the system for huge pages under `bytes` that are about to be written for
-// the first time, when they are many; nothing else changes, and a system that
-// has none ignores it. Where memory is fresh, most of the time goes into page
-// faults: 64 MiB of dequantized values took 30 ms and take 10 to 18.
+// Asks the system to use huge pages for memory of at least 8 MiB. Call it
+// before the memory is first written. A system without huge pages ignores the
+// request. Page faults take most of the time of a first write: dequantizing 64
+// MiB takes 10 to 18 ms with huge pages and 30 ms without.
 void AdviseHugePages(void* memory, size_t bytes);
 
 class Scratch {

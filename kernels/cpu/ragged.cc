@@ -14,9 +14,9 @@
 namespace jaxplugin {
 namespace {
 
-constexpr int64_t kFirstGate = 4;  // of the activations' numbers
+constexpr int64_t kFirstGate = 4;  // the first gated `activation`
 
-// f32[factors, groups], of one factor or two; or empty for none.
+// Reads the global scales: f32[1, groups], f32[2, groups], or empty for none.
 void ReadFactors(Checker& check, const ffi::AnyBuffer& x, RaggedArgs* out) {
   const int64_t groups = out->groups;
   if (!check.Require(x.element_type() == ffi::F32 &&

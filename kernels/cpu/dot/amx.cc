@@ -1,8 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Needs AMX-TILE and AMX-BF16 beside what avx512bf16.cc does: Sapphire Rapids
-// and newer. A compiler that does not know AMX leaves the file without kernels.
+// The dot for AMX-TILE and AMX-BF16, in addition to the instruction sets of
+// avx512bf16.cc: Sapphire Rapids and newer. If the compiler does not support
+// AMX, this file has no kernels.
 
 #include "dot/rule.h"
 #include "kernels.h"

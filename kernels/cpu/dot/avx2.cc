@@ -21,7 +21,7 @@ namespace {
 #include "dot/few_rows_avx2.inl"
 #include "dot/engine_integer_avx2.inl"
 
-// The config's engine, where it is of these, or that of the rule.
+// Returns the config's engine if it is an AVX2 engine, else the rule's engine.
 Engine EngineOf(const DotArgs& args) {
   switch (args.config.engine) {
     case Engine::kFloatAvx2:
@@ -38,7 +38,7 @@ bool Dot(const DotArgs& args, const Parallel& parallel) {
     const bool ok =
         FewRowsDot(args, ChooseSides(args), parallel, &is_done);
     if (is_done || !ok) return ok;
-    engine = Engine::kFloatAvx2;  // of floats that are too large or too small
+    engine = Engine::kFloatAvx2;  // a float is too large or too small
   }
   if (engine == Engine::kFloatAvx2) {
     return BlockedDot<EngineFloat>(args, parallel);

@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Needs AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16: Zen 4, Sapphire Rapids and
-// newer.
+// The dot for AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16: Zen 4, Sapphire
+// Rapids and newer.
 
 #include "dot/rule.h"
 #include "kernels.h"
@@ -32,7 +32,8 @@ using namespace emulated;
 #include "dot/few_rows_avx512.inl"
 #include "dot/bf16_factors.inl"
 
-// The engines of the instruction set below: AVX2 wherever there is AVX-512.
+// Runs the engines of the next lower instruction set: AVX2, or the baseline if
+// AVX-512 is emulated on another architecture.
 bool DotBelow(const DotArgs& args, const Parallel& parallel) {
 #if defined(__x86_64__)
   return DotAvx2(args, parallel);
@@ -41,7 +42,7 @@ bool DotBelow(const DotArgs& args, const Parallel& parallel) {
 #endif
 }
 
-// The config's engine, where it is of these, or that of the rule.
+// Returns the config's engine, or the rule's engine if the config has none.
 Engine EngineOf(const DotArgs& args) {
   return args.config.engine == Engine::kByRule ? RuleAvx512Bf16(ShapeOf(args))
                                                : args.config.engine;
@@ -59,7 +60,10 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   const bool is_bf16 =
       BF16CanHold(args.lhs, parallel) && BF16CanHold(args.rhs, parallel);
   bool is_few = engine == Engine::kFewRowsAvx512;
-  if (is_few && !is_bf16) {  // which the rule may not have known
+  if (is_few && !is_bf16) {
+    // The rule does not see the numbers, and may have assumed that bf16
+    // represents all of them. In float32, this engine supports only E2M1
+    // weights.
     is_few = IsPacked(sides.strip->format) &&
              (args.config.engine == engine ||
               sides.panel_rows <=

@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any machine: SSE2 on x86-64, NEON on aarch64.
+// The dot for any machine. Compilers use SSE2 on x86-64 and NEON on aarch64.
 
 #include "dot/rule.h"
 #include "kernels.h"

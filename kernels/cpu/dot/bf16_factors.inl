@@ -1,10 +1,11 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which operands the engines of bf16 products can take.
+// Checks whether the engines that multiply in bf16 support an operand.
 
-// Whether every value can be a bf16 factor: 0, NaN, Inf, or in the range of
-// kSafeExponent.
+// Whether every bf16 value is 0, NaN, Inf or of a magnitude from 2^-55 to below
+// 2^62. Products of such values are exact, as those of safe rows
+// (kSafeExponent).
 bool AllSafeBF16(const Operand& x, const Parallel& parallel) {
   const int64_t rows_per_task = Max(1, (int64_t{1} << 18) / Max(x.k, 1));
   uint32_t unsafe = 0;

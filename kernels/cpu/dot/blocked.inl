@@ -1,31 +1,34 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loop nest of a large dot. One operand, the "panel", is unpacked a block
-// of rows at a time (kPanelBytesMax at most: it stays in the outer cache) by
-// all threads together. Then each thread takes strips, a few rows of the other
-// operand, unpacks a strip a chunk of k at a time into its inner cache, and
-// multiplies it with every row of the panel. So each byte of the strip operand
-// is read and unpacked once per panel, and no operand is ever copied whole
-// unless it fits in the panel.
+// The loop nest of a large dot. Its terms:
+//   panel  Rows of one operand, unpacked by all threads together. A panel has
+//          at most kPanelBytesMax bytes, so that it stays in an outer cache.
+//   tile   A few consecutive rows of a panel, which are multiplied together.
+//   strip  A few rows of the other operand. One thread unpacks a strip, one
+//          chunk of k at a time, into an inner cache, and multiplies it with
+//          every row of the panel.
+// So each byte of the strip operand is read and unpacked once per panel. No
+// operand is copied as a whole unless it fits in one panel.
 //
 // An Engine does the arithmetic:
 //   kStripRows              rows of a strip
 //   kSumFloats              floats of scratch memory for sums of a panel row
-//   kTileRowsMax            rows of a tile, the unit of a panel
-//   kPanelRowsMax           rows of a panel
+//   kTileRowsMax            largest number of rows of a tile
+//   kPanelRowsMax           largest number of rows of a panel
 //   PanelRowBytes(k), StripBytes(k)
 //   Engine(sides)                           once per call
-//   PackRow(row, tile, tile_rows, i)        row i of a tile
+//   PackRow(row, tile, tile_rows, i)        unpacks row i of a tile
 //   FinishTile(engine, tile, tile_rows, count, k)
-//       after the `count` rows of a tile; a function, which most do not need
+//       a free function that runs after the `count` rows of a tile are packed
 //   Strip(row, count, panel, rows, tile_rows, strip, c)
 //       c[r * kSumFloats + j] = dot of panel row r and strip row j
-// where rows and strips are folded with their scales: exact, by RowIsSafe.
+// The dots include the block scales. They are right only for safe rows
+// (RowIsSafe).
 
 constexpr int64_t kPanelBytesMax = int64_t{4} << 20;
 
-// Which operand is the panel, seen from one batch entry.
+// The panel side and the strip side of a dot.
 struct Sides {
   const DotArgs* args;
   const Operand* panel;
@@ -44,11 +47,11 @@ struct Sides {
   }
 };
 
-// Rows of the result that are asked for before they are stored to, as many as
-// meet in the same lines of the first cache where n is a power of two.
+// StoreTile prefetches this many rows of the result ahead. If n is a power of
+// two, all rows map to the same L1 set, and a set has 8 lines.
 constexpr int64_t kRowsAhead = 8;
 
-// See DotArgs::gave_up.
+// Whether another thread has found an unsafe row (DotArgs::gave_up).
 JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
   return args.gave_up != nullptr &&
          __atomic_load_n(args.gave_up, __ATOMIC_RELAXED) != 0;
@@ -66,9 +69,10 @@ inline DotShape ShapeOf(const DotArgs& args) {
           args.m,          args.n,          args.k};
 }
 
-// Weight rows of a task of few rows, the strip side. Up to 256 KiB of them, as
-// each task begins with nothing asked for ahead; but eight tasks a thread, so
-// that all end together.
+// Returns the number of weight rows (the strip side) in a task of the few_rows
+// engines. A thread has about eight tasks, so that all threads end at about the
+// same time. A task has 16 to 256 KiB of weights. It should not be small,
+// because no weights are prefetched when it starts.
 inline int64_t StreamedRows(const Sides& sides, const Parallel& parallel) {
   const DotArgs& args = *sides.args;
   if (args.config.task_rows > 0) {
@@ -81,17 +85,18 @@ inline int64_t StreamedRows(const Sides& sides, const Parallel& parallel) {
   return Min(RoundUp(Max(1, bytes / row_bytes), 4), 1024);
 }
 
-// Rows of the panel side that pass them at a time: equal passes rather than a
-// small last one.
+// Returns the number of panel rows in one pass over the weights. Passes are
+// about equal, so that the last one is not small.
 inline int64_t PassRows(const Sides& sides, int64_t most) {
   const int64_t given = sides.args->config.panel_rows;
   if (given > 0) return Min(given, most);
   return CeilDiv(sides.panel_rows, CeilDiv(sides.panel_rows, most));
 }
 
-// Finishes a tile of sums c[panel row r][strip row j], `ldc` apart. Rows that
-// were rebased get their power of two back. Rows that are flagged unsafe are
-// computed again, exactly. `line` holds `panel_count`.
+// Stores the sums c[r * ldc + j] of panel rows and strip rows to the result.
+// First multiplies the sums of rebased rows by their power of two, and computes
+// the sums of unsafe rows again in float64. `line` is scratch memory of
+// `panel_count` floats.
 inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
                       int64_t panel_count, int64_t strip0, int64_t strip_count,
                       float* c, int64_t ldc, const uint8_t* panel_unsafe,
@@ -138,7 +143,8 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
   }
 }
 
-// The sums of a strip whose engine keeps [totals][rests] for a panel row.
+// Adds the rests to the totals of a strip, for engines that keep
+// [totals][rests] for each panel row.
 template <int kStripRows>
 inline void FinishTotals(int64_t rows, float* c) {
   for (int64_t r = 0; r < rows; ++r, c += 2 * kStripRows) {
@@ -169,11 +175,11 @@ struct Blocked {
       rows = Min(args.config.panel_rows, kPanelRowsMost);
     }
     rows = Min(rows, Max(sides.panel_rows, 1));
-    // Equal panels rather than a small last one.
+    // Panels are about equal, so that the last one is not small.
     const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
     panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);
     const int64_t padded = panel_block + Engine::kTileRowsMax;
-    // Tiles are equal; the last one may not be full.
+    // Tiles have the same size in memory; the last one may have fewer rows.
     const int64_t tiles = CeilDiv(panel_block, Engine::kTileRowsMax);
     panel_bytes = RoundUp((panel_block + tiles - 1) * row_bytes, 64);
     unsafe_bytes = RoundUp(panel_block, 64);
@@ -184,7 +190,8 @@ struct Blocked {
   int64_t SharedBytes() const { return panel_bytes + unsafe_bytes; }
   int64_t SlotBytes() const { return strip_bytes + c_bytes + line_bytes; }
 
-  // One batch entry; `shared` is SharedBytes(), `slots` SlotBytes() a thread.
+  // Computes one batch entry. `shared` has SharedBytes(), `slots` has
+  // SlotBytes() per thread.
   bool Entry(int64_t batch, const Parallel& parallel, uint8_t* shared,
              uint8_t* slots) const {
     for (int64_t p0 = 0; p0 < sides.panel_rows; p0 += panel_block) {
@@ -203,7 +210,7 @@ struct Blocked {
     const int64_t tile_count = CeilDiv(rows, Engine::kTileRowsMax);
     const int64_t tile_rows = CeilDiv(rows, tile_count);
     const int64_t tile_bytes = tile_rows * Engine::PanelRowBytes(k);
-    const bool small = rows * k < 16384;  // not worth waking a thread for
+    const bool small = rows * k < 16384;  // too small to wake a thread
     const Parallel serial{1, nullptr, nullptr};
     bool ok = ParallelFor(
         small ? serial : parallel, CeilDiv(rows, tile_rows),
@@ -250,7 +257,7 @@ bool BlockedDot(const DotArgs& args, const Parallel& parallel) {
   const int64_t shared_bytes = blocked.SharedBytes();
   const int64_t slot_bytes = blocked.SlotBytes();
   const int threads = parallel.threads;
-  // Many small batch entries: one entry a task, each serial inside.
+  // Many small batch entries: one task per entry, which is serial inside.
   const bool over_batch =
       args.batch >= 2 * threads &&
       args.m * args.n <= (int64_t{1} << 24) / Max(args.k, 1);

@@ -1,11 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a dot is computed if the caller chooses: the engine, and how its work is
-// cut. Rules choose the rest (avx512bf16.cc, avx2.cc, blocked.inl,
-// few_rows_*.inl). A config does not change which numbers are computed: an
-// engine passes numbers that it does not support to another engine, as without
-// a config.
+// The config of a dot: the engine, and how its work is cut. Rules choose what
+// the config leaves open (rule.h, blocked.inl). With any config, an engine
+// passes numbers that it cannot represent to another engine.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_DOT_CONFIG_H_
 #define JAXPLUGIN_KERNELS_CPU_DOT_CONFIG_H_
@@ -16,7 +14,7 @@
 
 namespace jaxplugin {
 
-// The values of the `engine` attribute: only append.
+// The values of the `engine` attribute. Only append.
 enum class Engine : int64_t {
   kByRule = 0,
   kF32,
@@ -35,30 +33,33 @@ inline constexpr const char* kEngineNames[] = {
 };
 inline constexpr int kEngines = 9;
 
-// Rules choose a field that is 0. The side with fewer rows, mostly lhs, is the
-// panel. The other side is cut into tasks (ChooseSides).
+// The panel side of a dot is mostly the operand with fewer rows (PanelIsLhs).
+// The other operand, mostly the weights, is the strip side and is cut into
+// tasks. The terms panel and strip are defined in blocked.inl. The rules choose
+// every field that is 0.
 struct DotConfig {
   Engine engine;
-  // Rows of a panel; of an engine of few rows, of a pass over the weights.
+  // Rows of a panel. For the few_rows engines: rows of a pass over the weights.
   int64_t panel_rows;
-  // Rows of the other side that a thread takes at a time; whole strips of a
-  // large dot.
+  // Rows of the strip side in a task of one thread. The large dot rounds them
+  // up to whole strips.
   int64_t task_rows;
-  int64_t threads;  // at most so many
+  int64_t threads;  // upper limit
 };
 
-// Which side is the panel. The other one is unpacked once per panel, and its
-// tail wastes less when it is long: it is the larger one, by preference the
+// Whether lhs is the panel side. The strip side is unpacked once per panel, and
+// its incomplete last strip matters less if it has many rows. So the strip side
+// is the operand with more rows. If n > 256 it is always rhs, mostly the
 // weights.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool PanelIsLhs(int64_t m, int64_t n) {
   return m <= n || n > 256;
 }
 
-// Rows up to which the engines of few rows may be asked for.
+// Largest number of panel rows that the few_rows engines support.
 inline constexpr int64_t kFewRowsServed = 32;
-// Rows of a pass of theirs: what the registers hold.
+// Largest number of rows in one of their passes; the registers hold no more.
 inline constexpr int64_t kPassRowsMax = 4;
-// Which bound the scratch memory of a config.
+// Upper limits of a config, which bound the scratch memory and the threads.
 inline constexpr int64_t kPanelRowsMost = 4096;
 inline constexpr int64_t kTaskRowsMost = 16384;
 inline constexpr int64_t kThreadsMost = 1024;

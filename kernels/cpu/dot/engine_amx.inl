@@ -1,21 +1,23 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The large dot on tdpbf16ps: the values of engine_bf16.inl, exact in bf16, in
-// tiles of 16 x 16 sums, 32 products of each an instruction. Four tiles of sums
-// share two of either side.
+// The engine of the large dot on tdpbf16ps. Values are multiplied by their
+// scales and stored as bf16, as in engine_bf16.inl. An instruction adds 32
+// products to each of 16 x 16 sums. Two tile registers of strip values times
+// two of panel values give four tile registers of sums.
 //
-// An instruction takes the strip as its rows. The strip has more values, which
-// so keep the order in which they are decoded: [tile][vector of k][16 rows][32
-// bf16]. The panel is transposed once: [tile][vector of k][16 pairs][tile_rows
-// pairs]. tdpbf16ps flushes subnormals, as vdpbf16ps does.
+// The strip is the first factor of the instruction, in rows, because it is
+// unpacked more often and rows keep the order of decoding: [tile][vector of
+// k][16 rows][32 bf16]. The panel is the second factor and is transposed once:
+// [tile][vector of k][16 pairs][tile_rows pairs]. tdpbf16ps flushes subnormals,
+// as vdpbf16ps does.
 
-// The configuration of the tile registers. It is set before a strip and
-// released after it, because the system saves 8 KiB for each thread that it
-// stops while they are in use.
+// Configures the tile registers for a strip and releases them after it. While
+// they are in use, the system saves 8 KiB more at each context switch.
 class ScopedTiles {
  public:
-  static constexpr int kSums = 0;  // 0 to 3; strips 4 and 5, panels 6 and 7
+  // Tile registers 0 to 3 are sums, 4 and 5 strip values, 6 and 7 panel values.
+  static constexpr int kSums = 0;
 
   JAXPLUGIN_ALWAYS_INLINE explicit ScopedTiles(int64_t columns) {
     alignas(64) uint8_t config[64] = {1};  // the palette
@@ -32,23 +34,25 @@ class ScopedTiles {
   ScopedTiles& operator=(const ScopedTiles&) = delete;
 };
 
-// The compiler does not know what tile loads read.
+// Makes the compiler store all values to memory, because it does not see the
+// reads of tile loads.
 JAXPLUGIN_ALWAYS_INLINE void StoreAll() { asm volatile("" ::: "memory"); }
 
 struct EngineAmx {
   static constexpr int kTileRowsMax = 16;
-  // A chunk of k of the panel, and its sums, stay in the second cache: 2048^3
-  // takes 0.83 of the time that panels of 1024 rows take, 1024^3 0.82.
+  // A chunk of k of the panel, and its sums, stay in L2. 256 rows are 1.20x
+  // faster than 1024 rows at 2048^3 and 1.22x at 1024^3.
   static constexpr int64_t kPanelRowsMax = 256;
-  // 32 rows take 1.1 times as long at 1024^3. 128 does not divide the columns
-  // of a part of a ragged dot (dot/ragged.cc).
+  // 32 rows are 1.1x slower at 1024^3. 128 rows do not divide kPartColumns of
+  // the ragged dot (dot/ragged.cc).
   static constexpr int kStripRows = 64;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
-  // Roundings: 15 of a chain of 16 pairs, whose first product is exact, 1 of
-  // the two chains of an instruction, 15 of 16 instructions, the first of which
-  // adds to 0, 1 of the total: 32. See sums.inl.
+  // Roundings (see sums.inl): an instruction sums its 16 pairs in two chains.
+  // 15 roundings are in a chain, whose first product is exact, 1 in the sum of
+  // both chains, 15 in the sum of 16 instructions, the first of which adds to
+  // 0, and 1 in the total: 32.
   static constexpr int64_t kChunkUnits = 4;
-  static constexpr int64_t kVectors = 4;  // of a unit
+  static constexpr int64_t kVectors = 4;  // vectors of 32 bf16 in a unit
   static constexpr int64_t kTileFloats = 16 * 16;
   static constexpr int64_t kTileBytes = 16 * 64;
   static constexpr int64_t kStripTileBytes =
@@ -68,7 +72,7 @@ struct EngineAmx {
     return kStripRows * kChunkUnits * kUnitBytes;
   }
 
-  // As rows; FinishTile turns them.
+  // Stores rows; FinishTile transposes them.
   void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
                int64_t i) const {
     panel_unpacker.Row(
@@ -80,8 +84,9 @@ struct EngineAmx {
         });
   }
 
-  // Asks for what a row needs after units [u0, u1): the system's own look ahead
-  // does not see so short runs.
+  // Prefetches into L2 the codes that follow unit u1 of a strip row: the next
+  // chunk, or the first chunk of the same row in the next strip. The hardware
+  // does not prefetch such short runs.
   JAXPLUGIN_ALWAYS_INLINE void AskForNext(int64_t row, int64_t u1) const {
     const Operand& x = strip_unpacker.x;
     const int64_t unit_bytes = IsPacked(x.format)  ? kUnit / 2
@@ -100,7 +105,8 @@ struct EngineAmx {
     }
   }
 
-  // Units [u0, u1) of `count` rows into a strip, whole tiles of it.
+  // Unpacks units [u0, u1) of `count` rows into a strip, padded with zero rows
+  // to whole tiles.
   void PackStrip(int64_t row, int64_t count, int64_t u0, int64_t u1,
                  uint8_t* strip) const {
     for (int64_t r = 0; r < RoundUp(count, 16); ++r) {
@@ -121,8 +127,9 @@ struct EngineAmx {
     }
   }
 
-  // sums[strip tile][panel tile] = kStrips tiles of a strip times kPanels of a
-  // panel, `panel_bytes` apart, over `vectors` of k.
+  // sums[strip tile][panel tile] = kStrips tiles of a strip times kPanels tiles
+  // of a panel, over `vectors` vectors of k. Panel tiles are `panel_bytes`
+  // apart.
   template <int kStrips, int kPanels>
   JAXPLUGIN_ALWAYS_INLINE static void Multiply(const uint8_t* strip,
                                                const uint8_t* panel,
@@ -157,7 +164,7 @@ struct EngineAmx {
     if (kStrips == 2 && kPanels == 2) _tile_stored(3, sums[1][1], 64);
   }
 
-  // Totals, then rests, of a strip tile and a panel tile.
+  // Returns the totals of a strip tile times a panel tile. The rests follow.
   static float* TotalsOf(float* c, int64_t panel_tile, int64_t strip_tile) {
     return c + panel_tile * 16 * kSumFloats + strip_tile * 2 * kTileFloats;
   }
@@ -219,8 +226,8 @@ struct EngineAmx {
     }
   }
 
-  // Sums of a panel tile to `out`[panel row][strip row], which may lie over
-  // those of this tile and of tiles before it.
+  // Writes the sums of a panel tile to out[panel row][strip row]. `out` may
+  // overlap the totals of this panel tile and of earlier ones.
   static void FinishSums(int64_t panel_tile, int64_t strip_tiles,
                          int64_t panel_rows, float* out, float* c) {
     alignas(64) __m512i turned[kStripRows / 16][16];
@@ -242,7 +249,8 @@ struct EngineAmx {
   }
 };
 
-// Turns rows of 16 pairs, `tile_rows` a vector of k, in their place.
+// Transposes each vector of k of a panel tile in place, from [tile_rows
+// rows][16 pairs] to [16 pairs][tile_rows rows].
 inline void FinishTile(const EngineAmx&, uint8_t* tile, int64_t tile_rows,
                        int64_t count, int64_t k) {
   const auto mask = static_cast<__mmask16>((1u << tile_rows) - 1);

@@ -1,26 +1,30 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The large dot on vdpbf16ps: both operands folded with their scales into
-// bf16, which is exact (see RowIsSafe), 32 products an instruction.
+// The engine of the large dot on vdpbf16ps, with 32 products per instruction.
+// The values of both operands are multiplied by their scales and stored as
+// bf16, which is exact for safe rows (RowIsSafe).
 //
-// vdpbf16ps flushes subnormals, inputs and results, whatever MXCSR says.
+// vdpbf16ps flushes subnormal inputs and results, whatever MXCSR contains.
 
 JAXPLUGIN_ALWAYS_INLINE __m512 Dot32(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
 struct EngineBF16 {
-  static constexpr int kTileRowsMax = 7;  // x 2 columns: 14 parts and 14 sums
+  // A register tile of 7 x 2 vectors has 14 parts and 14 sums.
+  static constexpr int kTileRowsMax = 7;
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
-  static constexpr int kPartRows = 32;     // of a strip: two vectors
-  // Two parts: each tile that comes in from an outer cache is used twice.
+  static constexpr int kPartRows = 32;  // strip rows of a register tile
+  // Twice kPartRows, so that each panel tile is used twice when it has been
+  // read from an outer cache.
   static constexpr int kStripRows = 64;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int64_t kChunkUnits = 4;  // 512 values: 64 KiB of strip
-  // Roundings: 15 of a part (vdpbf16ps rounds twice, and the first product is
-  // exact), 15 of the parts of two units, 1 of the total: 31. See sums.inl; to
-  // keep to 16 would take one more level of sums, which has no registers.
+  // Roundings (see sums.inl): 15 in a part (vdpbf16ps rounds twice, and the
+  // first product is exact), 15 in the sum of the parts of two units, 1 in the
+  // total: 31. A limit of 16 needs one more level of sums, for which there are
+  // no registers.
   static constexpr int kPartDwords = 8;
   static constexpr int64_t kUnitParts = 64 / kPartDwords;
   static constexpr int64_t kSumUnits = 2;
@@ -34,8 +38,8 @@ struct EngineBF16 {
       : panel_unpacker(*sides.panel, NativeOrder(sides.strip->format)),
         strip_unpacker(*sides.strip, NativeOrder(sides.strip->format)) {}
 
-  // A panel tile is [vector of k][row][16 dwords], a strip
-  // [part][dword][32 rows].
+  // The layout of a panel tile is [vector of k][row][16 dwords], and of a strip
+  // [part of 32 rows][dword][32 rows].
   static int64_t PanelRowBytes(int64_t k) {
     return Max(CeilDiv(k, kUnit), 1) * kUnitBytes;
   }
@@ -54,7 +58,7 @@ struct EngineBF16 {
         });
   }
 
-  // Units [u0, u1) of `count` rows into a strip of `kStripRows`.
+  // Unpacks units [u0, u1) of `count` rows into a strip, padded with zero rows.
   void PackStrip(int64_t row, int64_t count, int64_t u0, int64_t u1,
                  uint8_t* strip) const {
     constexpr int64_t kVectors = 4 * kChunkUnits;
@@ -85,7 +89,8 @@ struct EngineBF16 {
     }
   }
 
-  // c (+)= a tile of the panel times a part of a strip, `parts` of k.
+  // Adds the products of kRows panel rows and 32 strip rows to c. k has `parts`
+  // parts of kPartDwords dwords.
   template <int kRows>
   static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
                    int64_t parts, bool is_first, float* c) {
@@ -114,7 +119,7 @@ struct EngineBF16 {
         sum[r][0] = _mm512_add_ps(sum[r][0], part[r][0]);
         sum[r][1] = _mm512_add_ps(sum[r][1], part[r][1]);
       }
-      // A vector of the panel holds two parts.
+      // A vector of a panel row holds two parts.
       a += p % 2 == 0 ? kPartDwords * 4 : tile_rows * 64 - kPartDwords * 4;
       b += kPartDwords * 128;
     }

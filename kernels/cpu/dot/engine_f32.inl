@@ -1,8 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot in float32 multiply-adds, written with the vector extensions of GCC
-// and Clang: for any machine. Vectors run along k, so nothing is transposed.
+// The engine of the large dot for any machine. It multiplies and adds in
+// float32, with the vector extensions of GCC and Clang. Vectors run along k, so
+// nothing is transposed.
 
 constexpr int kLanes = 4;  // SSE2, NEON
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
@@ -23,15 +24,15 @@ JAXPLUGIN_ALWAYS_INLINE float SumLanes(Vector v) {
 }
 
 struct EngineF32 {
-  static constexpr int kTileRowsMax = 3;  // x 4 columns, in 16 registers
+  static constexpr int kTileRowsMax = 3;  // 3 x 4 accumulators, 16 registers
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 8;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int kColumns = 4;  // strip rows multiplied at a time
   static constexpr int64_t kChunk = 512;
-  // Roundings: 7 of parts of 8, 3 of sums of 4 parts, 2 of lanes, 1 of products
-  // (where there is no fused multiply-add, or a float is a factor), 1 of the
-  // total. See sums.inl.
+  // Roundings (see sums.inl): 7 in a part of 8 products, 3 in a sum of 4 parts,
+  // 2 in the sum of the lanes, 1 in the product (without fused multiply-add, or
+  // if an operand has floats), 1 in the total.
   static constexpr int64_t kPartValues = 8 * kLanes;
   static constexpr int64_t kSumValues = 4 * kPartValues;
 
@@ -42,11 +43,11 @@ struct EngineF32 {
       : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
 
   static int64_t PaddedK(int64_t k) { return RoundUp(k, kLanes); }
-  // The 16 extra values keep the rows of a tile out of each other's cache sets.
+  // The 16 extra floats put the rows of a tile into different cache sets.
   static int64_t PanelRowFloats(int64_t k) { return RoundUp(k, 16) + 16; }
-  // So that scratch memory stays bounded whatever k is, a panel of rows longer
-  // than this holds their numbers alone, and each strip unpacks them again, a
-  // chunk at a time.
+  // Whether the panel holds only row numbers instead of unpacked rows. It does
+  // if a row exceeds kPanelBytesMax, so that scratch memory stays bounded for
+  // any k. Each strip then unpacks the panel rows again, one chunk at a time.
   static bool HoldsNumbers(int64_t k) {
     return PanelRowFloats(k) * 4 > kPanelBytesMax;
   }
@@ -58,7 +59,8 @@ struct EngineF32 {
     return (kStripRows + panel_rows) * kChunk * 4;
   }
 
-  // Values [k0, k0 + count) of a row times scale, zero-padded.
+  // Unpacks values [k0, k0 + count) of a row times their scales, padded with
+  // zeros to a whole vector.
   static void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
                      float* out) {
     DecodeValues(x, RowValues(x, row), k0, count, out);
@@ -78,7 +80,8 @@ struct EngineF32 {
     }
   }
 
-  // Chunks of the rows whose numbers a panel holds, kChunk apart.
+  // Unpacks a chunk of `rows` panel rows, given by their numbers. The rows of
+  // the result are kChunk floats apart.
   void UnpackTile(const uint8_t* numbers, int64_t rows, int64_t k0,
                   int64_t count, float* out) const {
     for (int64_t r = 0; r < rows; ++r) {
@@ -88,7 +91,8 @@ struct EngineF32 {
     }
   }
 
-  // Up to kSumValues of k.
+  // Adds the products of kRows panel rows and a strip over `count` values of k,
+  // at most kSumValues.
   template <int kRows>
   static void Tile(const float* a, int64_t lda, const float* b, int64_t count,
                    bool is_first, float* c) {
@@ -99,7 +103,8 @@ struct EngineF32 {
         Vector part[kRows][kColumns] = {};
         const int64_t end = Min(i0 + kPartValues, count);
         for (int64_t i = i0; i < end; i += kLanes) {
-          // kRows vectors stay, one at a time passes: 16 registers are enough.
+          // kRows vectors stay in registers. The strip's vectors are loaded one
+          // at a time, so 16 registers are enough.
           Vector x[kRows];
           for (int r = 0; r < kRows; ++r) x[r] = LoadVector(a + r * lda + i);
           for (int j = 0; j < kColumns; ++j) {

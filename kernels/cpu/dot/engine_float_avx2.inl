@@ -1,13 +1,13 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The large dot in float32 with AVX2. Vectors run along k, so nothing is
-// transposed: a tile of 4 panel rows by 3 strip rows has 12 sums of 8 lanes,
-// which fill the registers with what they multiply, and 7 loads for 12
-// multiply-adds. A chunk of k of the panel stays in the second cache while
-// strips pass, one at a time in the first.
+// The engine of the large dot in float32 with AVX2. Vectors run along k, so
+// nothing is transposed. A register tile of 4 panel rows by 3 strip rows has 12
+// accumulators of 8 lanes. With the factors they fill the 16 registers, and 12
+// multiply-adds need 7 loads. A chunk of k of the panel stays in L2, and one
+// strip at a time is in L1.
 
-// The sums of four vectors.
+// Returns the sum of the lanes of each of four vectors.
 JAXPLUGIN_ALWAYS_INLINE __m128 SumFour(const __m256* v) {
   const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]),
                                       _mm256_hadd_ps(v[2], v[3]));
@@ -22,21 +22,23 @@ struct EngineFloat {
   // Floats of a tile's sums: [totals, rests][strip row][kTileRowsMax].
   static constexpr int64_t kTileFloats = kTileRowsMax * kSumFloats;
   static constexpr int64_t kChunk = 512;
-  // Roundings: 22 of a sum, 3 of lanes, 1 of the total: more than the 16 that
-  // sums.inl asks for, less than twice as many. Parts of 64 values, and four of
-  // them, would keep to 16, and take 1.1 to 1.35 times as long: their sums do
-  // not fit in the registers. A third of a chunk: halves, of 36 roundings, took
-  // 0.97 of the time.
+  // Roundings: 22 in a sum, 3 in the sum of the lanes, 1 in the total. These 26
+  // are more than the 16 of sums.inl, but fewer than twice as many. Sums of
+  // four parts of 64 values would have 16 roundings, but take 1.1 to 1.35 times
+  // as long, because their accumulators do not fit in the registers. A sum is a
+  // third of a chunk. Halves of a chunk have 36 roundings and take 0.97 times
+  // as long.
   static constexpr int64_t kSumValues = 176;
-  // The 16 extra values keep rows out of each other's cache sets.
+  // The extra floats put rows into different cache sets.
   static constexpr int64_t kExtra = 16;
   static constexpr int64_t kStripStride = kChunk + kExtra;
-  // 512 KiB of a chunk of k.
+  // A chunk of k of the panel has 512 KiB.
   static constexpr int64_t kPanelRowsMax = 256;
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  // The order of both sides. If both have codes of a byte, either order works.
+  // The order of k of both sides. kGroups requires formats with one code per
+  // byte on both sides.
   Order order;
 
   explicit EngineFloat(const Sides& sides)
@@ -52,7 +54,8 @@ struct EngineFloat {
   static int64_t PanelRowBytes(int64_t k) { return PanelRowFloats(k) * 4; }
   static int64_t StripBytes(int64_t) { return kStripRows * kStripStride * 4; }
 
-  // Values [k0, k0 + count) of a row times scale, zero-padded.
+  // Unpacks values [k0, k0 + count) of a row times their scales, padded with
+  // zeros to a whole vector.
   void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
               int64_t ahead, float* out) const {
     UnpackRun(x, row, k0, count, order, ahead, out);
@@ -68,8 +71,9 @@ struct EngineFloat {
     }
   }
 
-  // From the codes at k0 to those that are unpacked after the rest of a strip:
-  // the next chunk, or the first of the next strip.
+  // Returns the distance in bytes from the codes at k0 of a strip row to the
+  // codes to prefetch: the next chunk, or the first chunk of the same row in
+  // the next strip.
   static int64_t Ahead(const Operand& x, int64_t k0) {
     if (k0 + kChunk >= x.k) {
       return kStripRows * x.row_bytes - CodeBytes(x, k0);
@@ -80,11 +84,12 @@ struct EngineFloat {
     return IsPacked(x.format) ? k / 2 : k;
   }
 
-  // Up to kSumValues of k, for kRows panel rows and `strip_rows`.
+  // Adds the products of kRows panel rows and a strip over `count` values of k,
+  // at most kSumValues.
   template <int kRows>
   static void Tile(const float* a, int64_t lda, const float* b,
                    int64_t strip_rows, int64_t count, bool is_first, float* c) {
-    // As many sums as the latency of multiply-adds asks for.
+    // Enough accumulators to hide the latency of multiply-adds.
     constexpr int kColumns = kRows <= 2 ? 6 : 12 / kRows;
     static_assert(kStripRows % kColumns == 0);
     for (int64_t j0 = 0; j0 < strip_rows; j0 += kColumns) {
@@ -96,8 +101,8 @@ struct EngineFloat {
       }
       const float* strip = b + j0 * kStripStride;
       for (int64_t i = 0; i < count; i += 8) {
-        // Vectors of the side with fewer rows stay, one at a time passes: 16
-        // registers are enough.
+        // The vectors of the side with fewer rows stay in registers. The other
+        // side's vectors are loaded one at a time, so 16 registers are enough.
         __m256 stay[kRows < kColumns ? kRows : kColumns];
         if constexpr (kRows < kColumns) {
 #pragma GCC unroll 3
@@ -153,7 +158,8 @@ struct EngineFloat {
     }
   }
 
-  // A chunk of k of a strip, unpacked to `strip`, times the panel.
+  // Unpacks a chunk of k of a strip to `strip` and multiplies it with the
+  // panel.
   void Chunk(int64_t row, int64_t count, int64_t k0, const float* a,
              int64_t rows, int64_t tile_rows, float* strip, float* c) const {
     const int64_t k = strip_operand.k;
@@ -174,7 +180,8 @@ struct EngineFloat {
     }
   }
 
-  // Tiles' sums to those of rows, in place: no row's lie beyond its tile's.
+  // Converts the sums of tiles to sums of rows, in place. The sums of a row
+  // never lie behind the sums of its tile.
   static void FinishTiles(int64_t rows, int64_t tile_rows, int64_t strip_rows,
                           float* c) {
     const float* tile = c;

@@ -1,13 +1,14 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The large dot of two E2M1 sides in integers. Twice an E2M1 value is one of
-// -12..12, so products of bytes, added up over a block by vpmaddubsw in 16
-// bits, are exact; float32 enters once a block, with both scales. A block of 32
-// costs 8 multiplications for 256 products, where float32 takes 32.
+// The engine of the large dot for two E2M1 operands with AVX2, in integers.
+// Twice an E2M1 value is an integer from -12 to 12. vpmaddubsw multiplies bytes
+// and adds in 16 bits, so the sum of a block is exact. Once per block, the sum
+// is converted to float32 and multiplied by both scales. A block of 32 values
+// needs 8 multiplications for 256 products; float32 needs 32.
 //
-// vpmaddubsw multiplies unsigned by signed bytes: the strip's are 12 too large,
-// and the panel holds what to take off for that.
+// vpmaddubsw multiplies unsigned bytes by signed bytes. So the strip's bytes
+// are increased by 12, and the panel holds the correction of each block's sum.
 
 // Transposes 8 rows of 8 dwords.
 JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
@@ -38,7 +39,7 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(padded));
 }
 
-// kBlock: the smaller of the two sides' blocks.
+// kBlock is the smaller of both block sizes.
 template <int kBlock>
 struct EngineInteger {
   static constexpr int kTileRowsMax = 4;
@@ -49,9 +50,10 @@ struct EngineInteger {
   static constexpr int64_t kChunkGroups = 16;  // 16 KiB of a strip
   static constexpr int kBlocks = kGroup / kBlock;
   static constexpr int64_t kMaxBlocks = kChunkGroups * kBlocks;
-  // 16 blocks: 15 roundings, and 1 of the total. See sums.inl.
+  // Roundings (see sums.inl): 15 in the sum of 16 blocks, 1 in the total.
   static constexpr int64_t kSumGroups = 16 / kBlocks;
-  // [even values][odd values][corrections, a dword a block][scales].
+  // A group of a panel row: [even values][odd values][a dword per block with
+  // its correction][scales].
   static constexpr int64_t kPanelGroupBytes = 64 + 8 * kBlocks;
   static constexpr int64_t kGroupCodes = kGroup * kStripRows;
   static constexpr int64_t kGroupScales = kBlocks * kStripRows;
@@ -72,8 +74,8 @@ struct EngineInteger {
     return kCodes + kChunkGroups * kGroupScales * 4;
   }
 
-  // out[i] = the scale of block b0 + i, 0 past the end; `count` of kMaxBlocks
-  // at most.
+  // out[i] = the scale of block b0 + i, or 0 past the end, for i < count.
+  // `count` is at most kMaxBlocks.
   static void Scales(const Operand& x, int64_t row, int64_t b0, int64_t count,
                      float* out) {
     if (x.block == kBlock) {
@@ -82,7 +84,7 @@ struct EngineInteger {
       for (int64_t i = present; i < count; ++i) out[i] = 0;
       return;
     }
-    // A scale of 32 is that of two blocks.
+    // A scale of 32 values covers two blocks.
     float scale[kMaxBlocks / 2];
     const int64_t c0 = b0 / 2;
     const int64_t present = Max(Min(count / 2, x.scale_cols - c0), 0);
@@ -117,25 +119,28 @@ struct EngineInteger {
         for (int j = 0; j < 16 / kBlocks; ++j) {
           sum += sums[b * (16 / kBlocks) + j];
         }
-        // In the low half of a dword: the halves are added in the end.
+        // The correction is in the low half of a dword. Tile adds both halves
+        // in the end.
         const uint32_t correction = static_cast<uint16_t>(-sum);
-        scale[b] *= 0.25f;  // both sides are twice their values
+        scale[b] *= 0.25f;  // the bytes of both sides are twice their values
         __builtin_memcpy(out + 64 + 4 * b, &correction, 4);
         __builtin_memcpy(out + 64 + 4 * (kBlocks + b), &scale[b], 4);
       }
     }
   }
 
-  // From the codes of group g0 of a row to those that are packed after the
-  // strip's chunk: its next one, or the first of the next strip.
+  // Returns the distance in bytes from the codes of group g0 of a strip row to
+  // the codes to prefetch: the next chunk, or the first chunk of the same row
+  // in the next strip.
   int64_t Ahead(int64_t g0) const {
     return g0 + kChunkGroups < Groups(strip_operand.k)
                ? kChunkGroups * kGroupBytes
                : kStripRows * strip_operand.row_bytes - g0 * kGroupBytes;
   }
 
-  // Groups [g0, g0 + groups) of `count` rows: codes as [group][even or odd
-  // dword][16 rows], scales as [group][block][16 rows].
+  // Unpacks groups [g0, g0 + groups) of `count` rows. The layout of the codes
+  // is [group][8 even dwords, 8 odd dwords][16 rows], and of the scales
+  // [group][block][16 rows].
   void PackStrip(int64_t row, int64_t count, int64_t g0, int64_t groups,
                  uint8_t* strip) const {
     PackScales(row, count, g0, groups,
@@ -149,7 +154,7 @@ struct EngineInteger {
         for (int r = 0; r < 8; ++r) {
           const int64_t past = 8 * v + r;
           const uint8_t* at = RowValues(x, row + past) + (g0 + g) * kGroupBytes;
-          if (g % 2 == 0) {  // a cache line
+          if (g % 2 == 0) {  // once per cache line
             _mm_prefetch(reinterpret_cast<const char*>(at + ahead),
                          _MM_HINT_T1);
           }
@@ -197,18 +202,19 @@ struct EngineInteger {
     }
   }
 
-  // Left to itself, GCC 12 adds up in another order, and the sums that it then
-  // keeps in memory take three times as long.
+  // Prevents GCC 12 from adding in another order, in which it spills sums to
+  // memory and takes three times as long.
   JAXPLUGIN_ALWAYS_INLINE static void KeepInRegisters(__m256i* two) {
     asm("" : "+x"(two[0]), "+x"(two[1]));
   }
 
-  // kRows rows of a tile times a strip, `groups` of k, added to c.
+  // Adds the products of kRows panel rows and a strip over `groups` groups of k
+  // to c.
   template <int kRows>
   static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
                    const float* strip_scale, int64_t groups, bool is_first,
                    float* c) {
-    constexpr int kDwords = 8 / kBlocks;  // of a block's even values
+    constexpr int kDwords = 8 / kBlocks;  // dwords of a block's even values
     const __m256i ones = _mm256_set1_epi16(1);
     __m256 sum[kRows][2];
     for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
@@ -265,7 +271,7 @@ struct EngineInteger {
     }
   }
 
-  // The same for any number of groups.
+  // The same as Tile for any number of groups.
   template <int kRows>
   static void TileOf(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
                      int64_t groups, bool is_first, float* c) {

@@ -1,45 +1,51 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The large dot of two E2M1 sides on vpdpbusd: twice an E2M1 value is one of
-// -12..12, so the products of a block add up exactly in 32 bits, 64 of them an
-// instruction. float32 enters once a block.
+// The engine of the large dot for two E2M1 operands on vpdpbusd, in integers.
+// Twice an E2M1 value is an integer from -12 to 12. vpdpbusd multiplies 64
+// bytes and adds in 32 bits, so the sum of a block is exact. Once per block,
+// the sum is converted to float32 and multiplied by both scales.
 //
-// vpdpbusd multiplies unsigned by signed bytes: the strip's are 12 too large,
-// and the sums of a panel row begin with what that is too much.
+// vpdpbusd multiplies unsigned bytes by signed bytes. So the strip's bytes are
+// increased by 12, and the sums of a panel row begin with the correction.
 //
-// On Zen 4 vpdpbusd, multiplications and multiply-adds have the same two ports,
-// which do one of them a cycle, and are what a block costs: with blocks of 32
-// 8 + 1 of them for 512 products, with blocks of 16 4 + 1 for 256. The product
-// of two scales would be one more. So it is made otherwise, on other ports:
-//   kExponents  The strip's scales are powers of two: an addition to the
-//               exponent of the panel's, which has four ports.
-//   kTable      The strip's are E4M3, with blocks of 16. A scale of the panel
-//               is a power of two times one of 8 significands, and the strip
-//               has its scales multiplied by each: a load, and an addition to
-//               the exponent.
-//   kMultiplied The same, multiplied: for fewer panel rows than pay a table.
+// On Zen 4, vpdpbusd, multiplications and multiply-adds share two ports, which
+// together start one of them per cycle. These ports limit the speed. A block of
+// 32 values needs 8 + 1 such instructions for 512 products, and a block of 16
+// values 4 + 1 for 256 products. The product of two scales would need one more.
+// So other ports compute it:
+//   kExponents  The strip's scales are powers of two. An integer addition,
+//               which has four ports, adds their exponents to the panel's
+//               scales.
+//   kTable      The strip's scales are E4M3, with blocks of 16. A scale of the
+//               panel is a power of two times one of 8 significands. A table
+//               has the strip's scales times each significand, so the product
+//               is a load and an addition to the exponent.
+//   kMultiplied The same formats, with a multiplication. It is faster if there
+//               are too few panel rows for a table.
 enum class ScaleProduct { kExponents, kTable, kMultiplied };
 
-// kBlock: the smaller of the two sides' blocks.
+// kBlock is the smaller of both block sizes.
 template <int kBlock, ScaleProduct kProduct>
 struct EngineVnni {
-  static constexpr int kTileRowsMax = 6;  // x 2 columns: 12 dots and 12 sums
-  // A chunk of these rows stays in the second cache.
+  // A register tile of 6 x 2 vectors has 12 integer and 12 float accumulators.
+  static constexpr int kTileRowsMax = 6;
+  // A chunk of k of this many rows stays in L2.
   static constexpr int64_t kPanelRowsMax = 512;
-  static constexpr int kPartRows = 32;  // of a strip: two vectors
-  // Two parts: 256 bytes of a row of the result are stored at once.
+  static constexpr int kPartRows = 32;  // strip rows of a register tile
+  // Twice kPartRows, so that 256 bytes of a row of the result are stored at
+  // once.
   static constexpr int kStripRows = 64;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
-  // A load of codes, and what the panel and the sums step by.
+  // The values of one load of codes, and the values of one step of Tile.
   static constexpr int64_t kGroup = 128;
   static constexpr int64_t kStep = 32;
   static constexpr int64_t kGroupSteps = kGroup / kStep;
-  static constexpr int kBlocks = kStep / kBlock;  // of a step
+  static constexpr int kBlocks = kStep / kBlock;  // blocks of a step
   static constexpr int kBlockDwords = kBlock / 4;
-  // 16 blocks: 15 roundings, and 1 of the total. See sums.inl.
+  // Roundings (see sums.inl): 15 in the sum of 16 blocks, 1 in the total.
   static constexpr int64_t kSumSteps = 16 / kBlocks;
-  // Bytes of a panel row: [values][initial sums][scales].
+  // A step of a panel row: [values][initial sums][scales].
   static constexpr int64_t kStepBytes = kStep + 8 * kBlocks;
   static constexpr int64_t kChunk = 512;  // values of a strip row
   static constexpr int64_t kChunkGroups = kChunk / kGroup;
@@ -48,16 +54,17 @@ struct EngineVnni {
   static constexpr bool kIsE4M3 = kProduct != ScaleProduct::kExponents;
   static constexpr bool kIsTable = kProduct == ScaleProduct::kTable;
   static constexpr int kSignificands = kIsTable ? 8 : 1;  // 1, 9 / 8 .. 15 / 8
-  static constexpr int64_t kScalesBytes = 4 * kPartRows;  // times each of them
+  static constexpr int64_t kScalesBytes = 4 * kPartRows;  // for a significand
   static constexpr int64_t kBlockScales = kSignificands * kScalesBytes;
   static constexpr int64_t kPartBytes =
       kCodes + kChunk / kBlock * kBlockScales;
-  // Exponents of E8M0 are kept to this, so that those of a product are in
-  // range: whatever is further out is the scale of zeros, or of a row that is
-  // not safe, or NaN (see Poison).
+  // Exponents of E8M0 scales are clamped to +-kExponentMax, so that a product
+  // of two scales is in range. Larger ones belong to zero blocks, to unsafe
+  // rows or to NaN scales (see Poison).
   static constexpr int kExponentMax = 62;
 
-  // Bytes of a code; a look-up takes its low 6 bits.
+  // The byte of each code. The table has 64 entries because a look-up reads 6
+  // bits of an index.
   struct CodeBytes {
     alignas(64) int8_t twice[64];
     alignas(64) uint8_t twice_plus_12[64];
@@ -80,8 +87,9 @@ struct EngineVnni {
         strip_operand(*sides.strip),
         scale_tables(ScaleTables()) {}
 
-  // Those of the strip. No exponent can be added to that of zero: a table has 1
-  // for it, and its values are zero (ZeroValues).
+  // Returns the tables that decode the strip's scales. An exponent cannot be
+  // added to a zero scale. So kTable decodes a zero scale as 1, and the values
+  // of its block become zero (ZeroValues).
   static TableBytes ScaleTables() {
     TableBytes tables(Format::kE4M3);
     if constexpr (kIsTable) {
@@ -92,15 +100,15 @@ struct EngineVnni {
   }
 
   static int64_t Groups(int64_t k) { return Max(CeilDiv(k, kGroup), 1); }
-  // With a float that is added to all sums of the row: 0 or NaN.
+  // Includes a float that Poison adds to all sums of the row: 0 or NaN.
   static int64_t PanelRowBytes(int64_t k) {
     return Groups(k) * kGroupSteps * kStepBytes + 4;
   }
   static int64_t StripBytes(int64_t) { return kPartBytes; }
 
-  // Two vectors of values, in bytes, of 128 codes. Lane i of 16 bytes holds
-  // values 32 i .. 32 i + 15 in the first one, the next 16 in the second: the
-  // even ones, then the odd ones.
+  // Converts 128 codes to two vectors of bytes. The 128-bit lane i of `low` has
+  // values 32 i .. 32 i + 15, and that of `high` the next 16 values. Each lane
+  // has the even values, then the odd values.
   JAXPLUGIN_ALWAYS_INLINE static void Expand(__m512i codes, __m512i table,
                                              __m512i* low, __m512i* high) {
     const __m512i even = _mm512_permutexvar_epi8(codes, table);
@@ -110,14 +118,14 @@ struct EngineVnni {
     *high = _mm512_unpackhi_epi64(even, odd);
   }
 
-  static constexpr int64_t kScales = 64;  // that are decoded together
+  static constexpr int64_t kScales = 64;  // scales that are decoded together
 
-  // Bits of the scales of blocks [b0, b0 + kScales) of a panel row, divided by
-  // 4, since both sides are twice their values; 0 is 0. Returns whether one is
-  // NaN.
+  // Decodes the scales of blocks [b0, b0 + kScales) of a panel row to the bits
+  // of float32, divided by 4 because the bytes of both sides are twice their
+  // values. Returns whether a scale is NaN.
   bool PanelScales(int64_t row, int64_t b0, uint32_t* out) const {
     const Operand& x = panel_operand;
-    const int64_t each = x.block / kBlock;  // blocks that share a scale
+    const int64_t each = x.block / kBlock;  // blocks of kBlock per scale
     const int64_t c0 = b0 / each;
     const int64_t count = Min(kScales / each, x.scale_cols - c0);
     const uint8_t* scale = x.scale + row * x.scale_cols + c0;
@@ -145,16 +153,18 @@ struct EngineVnni {
     return nan != 0;
   }
 
-  // For a panel row's scale: the place of the products with its significand,
-  // and the bits that its exponent and sign add to them. The place is added to
-  // the bits too; the table's entries have it subtracted.
+  // Encodes a panel row's scale for kTable. The bits kPlaces are the byte
+  // offset of the table entries for its significand. The higher bits add its
+  // exponent and sign to these entries. The addition also adds the offset,
+  // which StoreScales has subtracted from the entries.
   static constexpr uint32_t kPlaces = 7 * kScalesBytes;
   static uint32_t TablePlace(uint32_t bits) {
     return (bits & 0xff800000) - AsBits(1.0f) +
            (bits >> 20 & 7) * static_cast<uint32_t>(kScalesBytes);
   }
 
-  // A panel tile is [step][row][kStepBytes], and a float a row.
+  // The layout of a panel tile is [step][row][kStepBytes], then a float per
+  // row.
   void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
                int64_t i) const {
     const Operand& x = panel_operand;
@@ -173,7 +183,8 @@ struct EngineVnni {
              &high);
       _mm512_store_si512(bytes[0], low);
       _mm512_store_si512(bytes[1], high);
-      // 12 times the sum of each 16 values: lane i has those of 32 i.. twice.
+      // sums[4 i] and sums[4 i + 1] become 12 times the sums of values 32 i ..
+      // 32 i + 15 and of the next 16 values.
       const __m512i twelve = _mm512_set1_epi8(12);
       low = _mm512_dpbusd_epi32(_mm512_setzero_si512(), twelve, low);
       high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), twelve, high);
@@ -191,7 +202,8 @@ struct EngineVnni {
           uint32_t sum = sums[4 * s + b];
           if (kBlocks == 1) sum += sums[4 * s + 1];
           uint32_t bits = scale[(b0 + s * kBlocks + b) % kScales];
-          // No exponent can be added to that of zero. So the values are.
+          // An exponent cannot be added to a zero scale. So the scale becomes 1
+          // and the values become zero.
           if ((bits & kMagnitude) == 0) {
             __builtin_memset(out + kBlock * b, 0, kBlock);
             sum = 0;
@@ -210,15 +222,16 @@ struct EngineVnni {
         4);
   }
 
-  // From the codes of group g0 of a row to those that are packed after the
-  // strip's chunk: its next one, or the first of the next strip.
+  // Returns the distance in bytes from the codes of group g0 of a strip row to
+  // the codes to prefetch: the next chunk, or the first chunk of the same row
+  // in the next strip.
   int64_t Ahead(int64_t g0) const {
     return g0 + kChunkGroups < Groups(strip_operand.k)
                ? kChunkGroups * 64
                : kStripRows * strip_operand.row_bytes - g0 * 64;
   }
 
-  // Groups [g0, g0 + groups) of `count` rows: values as [dword][32 rows].
+  // Unpacks groups [g0, g0 + groups) of up to 32 rows to [dword][32 rows].
   void PackPart(int64_t row, int64_t count, int64_t g0, int64_t groups,
                  uint8_t* strip) const {
     const Operand& x = strip_operand;
@@ -237,7 +250,7 @@ struct EngineVnni {
         Transpose16(in, out);
         uint8_t* to = strip + g * kGroupSteps * kStepCodes + 4 * r0;
         for (int d = 0; d < 16; ++d) {
-          // As Expand has them: even values, then odd ones.
+          // The same order as in Expand: even values, then odd values.
           const int even = d / 2 * 4 + d % 2;
           _mm512_store_si512(to + even * 4 * kPartRows,
                              _mm512_permutexvar_epi8(out[d], table));
@@ -249,8 +262,8 @@ struct EngineVnni {
     }
   }
 
-  // Makes values zero that are under those of the first `present` scales of row
-  // r of a strip whose bit is set.
+  // Sets the values of blocks of strip row r to zero (which is stored as 12):
+  // the blocks whose bit in `scales` is set, among the first `present`.
   void ZeroValues(uint64_t scales, int64_t present, int64_t r,
                   uint8_t* strip) const {
     const int64_t dwords = strip_operand.block / 4;
@@ -262,9 +275,10 @@ struct EngineVnni {
     }
   }
 
-  // The scales of a chunk that begins at value k0, as [block][32 rows]: floats,
-  // those of a table, or what they add to the exponent of another. `poison` of
-  // a row becomes NaN where one is.
+  // Unpacks the scales of a chunk that begins at value k0 to [block][32 rows].
+  // They are floats (kMultiplied), table entries (kTable), or numbers to add to
+  // the bits of the panel's scales (kExponents). poison[r] becomes NaN if row r
+  // has a NaN scale.
   void PackScales(int64_t row, int64_t count, int64_t k0, uint8_t* strip,
                   float* poison) const {
     const Operand& x = strip_operand;
@@ -280,7 +294,7 @@ struct EngineVnni {
     };
     __m512i in[16], out[16];
     for (int64_t r = 0; r < 16; ++r) {
-      // 32 bytes of each.
+      // 32 scales of row r, and 32 scales of row r + 16.
       in[r] = _mm512_shuffle_i32x4(load(r), load(r + 16), 0x44);
       const uint64_t nans = _mm512_cmpeq_epi8_mask(
           _mm512_and_si512(in[r], is_code), is_code);
@@ -297,8 +311,8 @@ struct EngineVnni {
       if (nans >> 32 != 0) poison[r + 16] = AsFloat(kQuietNan);
     }
     Transpose16(in, out);
-    const int64_t each = x.block / kBlock;  // blocks that share a scale
-    // Those past the end too: 0 times garbage might be NaN.
+    const int64_t each = x.block / kBlock;  // blocks of kBlock per scale
+    // Also stores scales past the end: zero values times garbage might be NaN.
     for (int64_t c = 0; c < kChunk / x.block / 4; ++c) {
       for (int v = 0; v < 2; ++v) {
         __m512i four[4];
@@ -328,7 +342,7 @@ struct EngineVnni {
     }
   }
 
-  // Four scales of each of 16 rows, a dword a row.
+  // Converts four scales of each of 16 rows; a dword has those of a row.
   JAXPLUGIN_ALWAYS_INLINE void ExpandScales(__m512i codes, __m512i* out) const {
     if constexpr (kIsE4M3) {
       const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
@@ -346,7 +360,7 @@ struct EngineVnni {
       codes = _mm512_sub_epi8(codes, _mm512_set1_epi8(127));
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        // From the top byte, with its sign, to a float's exponent.
+        // Moves the signed top byte to the exponent of a float.
         const __m512i byte =
             _mm512_and_si512(_mm512_slli_epi32(codes, 24 - 8 * j), top);
         out[j] = _mm512_srai_epi32(byte, 1);
@@ -360,7 +374,8 @@ struct EngineVnni {
     return _mm512_set1_epi32(dword);
   }
 
-  // kRows rows of a tile times a strip, `steps` of k, added to c.
+  // Adds the products of kRows panel rows and 32 strip rows over `steps` steps
+  // of k to c.
   template <int kRows>
   static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
                    const uint8_t* scale, int64_t steps, bool is_first,
@@ -425,7 +440,7 @@ struct EngineVnni {
     }
   }
 
-  // The same for any number of rows.
+  // The same as Tile for any number of panel rows.
   static void TileOf(int64_t rows, const uint8_t* a, int64_t tile_rows,
                      const uint8_t* b, const uint8_t* scale, int64_t steps,
                      bool is_first, float* c) {
@@ -442,8 +457,9 @@ struct EngineVnni {
     }
   }
 
-  // All tiles of a panel times a part of a strip, `steps` of k. With a table as
-  // many as a tile adds up at once, with their scales, fill the first cache.
+  // Multiplies all tiles of a panel with a part of a strip, over `steps` steps
+  // of k. With a table, kSumSteps steps of the part and their scales fill L1.
+  // So all tiles are multiplied with them before the next steps.
   static void PartTimesPanel(const uint8_t* panel, int64_t rows,
                              int64_t tile_rows, int64_t tile_bytes,
                              const uint8_t* part, int64_t steps, bool is_first,
@@ -483,7 +499,7 @@ struct EngineVnni {
     Poison(rows, panel, tile_rows, poison, c);
   }
 
-  // Whatever a NaN scale was part of is NaN.
+  // Adds NaN to the sums of panel rows and strip rows that have a NaN scale.
   void Poison(int64_t rows, const uint8_t* panel, int64_t tile_rows,
               const float* strip_poison, float* c) const {
     bool is_any = false;
@@ -504,11 +520,12 @@ struct EngineVnni {
   }
 };
 
-// Rows from which a table of scales pays: it takes 1.05 of the time of products
-// at 48 x 4096 x 4096, 0.99 at 64 and 0.95 at 128 (two Zen 4 cores).
+// From this many panel rows, kTable is faster than kMultiplied. It takes 1.05
+// times as long at 48 x 4096 x 4096, 0.99 times at 64 rows and 0.95 times at
+// 128 rows (two Zen 4 cores).
 constexpr int64_t kTableRowsMin = 64;
 
-// Both sides are E2M1.
+// Requires two E2M1 operands.
 bool VnniDot(const DotArgs& args, const Sides& sides,
              const Parallel& parallel) {
   using P = ScaleProduct;

@@ -1,17 +1,18 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// cast(activation(dot * global_scale * global_power + bias) + residual), a run
-// of one output row at a time, in float32 until the cast. The two factors are
-// of a product that float32 need not hold.
+// cast(activation(dot * global_scale * global_power + bias) + residual), for a
+// run of one output row at a time, in float32 until the cast. There are two
+// global factors because float32 may not hold their product.
 
-// e^x to about 2 ulp; 0 below and Inf above float32's range, NaN for NaN.
+// Returns e^x to about 2 ulp: 0 below and Inf above float32's range, NaN for
+// NaN.
 JAXPLUGIN_ALWAYS_INLINE float Exp(float x) {
-  // Past these the result is 0 or Inf whatever x is; the two-step power of two
-  // below then stays inside its range.
+  // Outside of these limits the result is 0 or Inf. The clamp keeps both powers
+  // of two below in range.
   float clamped = x < -110.0f ? -110.0f : x;
   clamped = clamped > 100.0f ? 100.0f : clamped;
-  // 1.5 * 2^23: adding it rounds to an integer, left in the low bits.
+  // Adding 12582912 = 1.5 * 2^23 rounds to an integer, which the low bits hold.
   const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   const int32_t exponent = static_cast<int32_t>(AsBits(shifted)) - 0x4b400000;
@@ -32,7 +33,7 @@ JAXPLUGIN_ALWAYS_INLINE float Exp(float x) {
   return x != x ? x : p * low * high;
 }
 
-// 0.5 x (1 + tanh(u)) is x / (1 + e^-2u), which does not cancel.
+// 0.5 x (1 + tanh(u)) equals x / (1 + e^-2u), which has no cancellation.
 JAXPLUGIN_ALWAYS_INLINE float Gelu(float x) {
   const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   return x / (1.0f + Exp(-2.0f * u));
@@ -40,7 +41,8 @@ JAXPLUGIN_ALWAYS_INLINE float Gelu(float x) {
 
 JAXPLUGIN_ALWAYS_INLINE float Silu(float x) { return x / (1.0f + Exp(-x)); }
 
-// Stores n sums, n known to the compiler where it matters, at flat index `at`.
+// Stores n sums of columns j, j + 1, ... at flat index `at` of the result.
+// StoreRow passes n as a constant, except for the tail.
 JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
                                       int64_t j, int n, float global,
                                       float power, const float* dot) {
@@ -53,7 +55,7 @@ JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
   switch (args.activation) {
     case Activation::kNone: break;
     case Activation::kRelu:
-      // max(x, 0) that keeps NaN, as jax.nn.relu does.
+      // max(x, 0), except that NaN stays NaN, as in jax.nn.relu.
       for (int i = 0; i < n; ++i) v[i] = v[i] <= 0.0f ? 0.0f : v[i];
       break;
     case Activation::kGelu:
@@ -88,7 +90,7 @@ JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
   }
 }
 
-// Stores `count` finished sums at out[row, j0...]; `row` = batch * m + i.
+// Stores `count` sums to out[row, j0...], where row = batch entry * m + i.
 inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
                      int64_t count, const float* dot) {
   constexpr int kRun = 64, kShortRun = 16;
@@ -108,7 +110,7 @@ inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
   }
 }
 
-// Asks for what StoreRow will write.
+// Prefetches the part of the result that StoreRow will write.
 inline void PrefetchRow(const DotArgs& args, int64_t row, int64_t j0,
                         int64_t count) {
   const int64_t bytes = args.out_format == Format::kF32 ? 4 : 2;

@@ -1,12 +1,12 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// One element of the dot in float64, where every product of two values and two
-// scales is in range and exact. It computes rows whose scales are so different
-// that no power of two brings all of them near 1 (rebase.cc). It is about 50
-// times slower than the fast paths.
+// Computes one element of the dot in float64, where every product of two values
+// and two scales is in range and exact. It is used for rows that cannot be
+// rebased, because their scales span too many powers of two (rebase.cc). It is
+// about 50 times slower than the engines.
 
-// For |exponent| < 1023.
+// Requires |exponent| < 1023.
 JAXPLUGIN_ALWAYS_INLINE double PowerOfTwo(int exponent) {
   const uint64_t bits = static_cast<uint64_t>(1023 + exponent) << 52;
   double power;
@@ -14,7 +14,7 @@ JAXPLUGIN_ALWAYS_INLINE double PowerOfTwo(int exponent) {
   return power;
 }
 
-// Times 2^exponent.
+// Returns the dot of two rows, times 2^exponent.
 __attribute__((noinline)) float ExactDot(const Operand& lhs, int64_t lhs_row,
                                          const Operand& rhs, int64_t rhs_row,
                                          int exponent) {

@@ -1,32 +1,36 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot of a few rows (decoding a token) with AVX2: bound by reading the
-// other operand, the "weights", once. Their codes become float32 in registers
-// and are multiplied with the few rows, which lie ready in the order in which
-// codes are cheapest to expand; the scale multiplies the sums of a block.
+// The dot of a few rows (decoding a token) with AVX2. It is bound by reading
+// the other operand, the "weights", once. Their codes are converted to float32
+// in registers and multiplied with the few rows. The few rows are stored in the
+// order in which codes are cheapest to expand. The scale multiplies the sum of
+// a block.
 //
-// Two E2M1 sides are multiplied as integers instead: twice an E2M1 value is one
-// of -12..12, and vpmaddubsw adds products of bytes two by two, exactly.
+// Two E2M1 operands are multiplied as integers instead. Twice an E2M1 value is
+// an integer from -12 to 12, and vpmaddubsw adds pairs of products of bytes,
+// which is exact.
 
-constexpr int kFewRowsMax = 4;               // at a time, in registers
-constexpr int64_t kFewRowsChunk = kUnpackMax;  // scales decoded at once
+constexpr int kFewRowsMax = 4;  // rows of a pass; their sums are in registers
+// Values of a row whose scales are decoded together.
+constexpr int64_t kFewRowsChunk = kUnpackMax;
 constexpr int64_t kScalesPerChunk = kFewRowsChunk / 16;
-// Values ahead of those in use that are asked for: enough to cover memory's
-// latency.
+// The prefetch distance in values. It covers the latency of memory.
 constexpr int64_t kPrefetchValues = 4096;
 
-// How the few rows lie in scratch memory: as groups, zero-padded.
+// The operands, and the layout of the few rows in scratch memory: groups,
+// padded with zeros.
 struct FewRowsProblem {
   const Operand& x;
   const Operand& weights;
   bool is_integer;  // E2M1 times E2M1
-  // Codes of a byte expand to their value times 2^-ValueShift. Half of that
-  // (more for floats, whose range is checked) is made up for in the rows and
-  // the rest in the weights' scales: so nothing overflows, and no product is a
-  // subnormal that loses bits.
+  // Codes with one byte per value expand to the value times 2^-ValueShift. The
+  // few rows are multiplied by 2^row_shift, and the weights' scales by the
+  // rest. So nothing overflows, and no product is a subnormal that loses bits.
+  // Floats have a larger row_shift than quantized rows, because their range is
+  // checked.
   int row_shift;
-  int64_t groups;  // of a row
+  int64_t groups;  // groups of a row
 
   FewRowsProblem(const Operand& rows, const Operand& other)
       : x(rows), weights(other) {
@@ -36,15 +40,16 @@ struct FewRowsProblem {
     groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
   }
   int ScaleShift() const { return ValueShift(weights.format) - row_shift; }
-  // Integers: [group][64 bytes, 16 words], [scale of a weight's block].
+  // The layout of integer rows is [group][64 bytes, 16 words of corrections],
+  // then a scale for each block of the weights.
   int64_t ScalesOffset() const { return groups * 96; }
   int64_t RowBytes() const {
     if (!is_integer) return groups * GroupValues(weights.format) * 4;
     return ScalesOffset() + RoundUp(groups * (64 / weights.block) * 4, 32);
   }
 
-  // Prepares a row; false where a float is outside the range that row_shift
-  // allows.
+  // Writes a row to `out`. Returns false if a float is outside the range that
+  // row_shift allows.
   bool Prepare(int64_t row, uint8_t* out) const {
     if (is_integer) {
       PrepareIntegers(row, out);
@@ -74,7 +79,7 @@ struct FewRowsProblem {
       UnpackRun(x, row, k0, count, Order::kNatural, 0, natural);
       for (int64_t i = count; i < padded; ++i) natural[i] = 0;
       for (int64_t i = 0; i < padded; ++i) {
-        // 0, Inf and NaN are as good as what is in range: 2^-87 to 2^32.
+        // The range is 2^-87 to 2^32; 0, Inf and NaN are allowed too.
         const uint32_t magnitude = AsBits(natural[i]) & kMagnitude;
         outside |= (magnitude - 1 < (40u << 23) - 1) |
                    ((magnitude > (159u << 23)) & (magnitude < kInfinity));
@@ -102,7 +107,7 @@ struct FewRowsProblem {
           _mm256_shuffle_epi8(tables.twice, LowNibbles(group));
       const __m256i odd =
           _mm256_shuffle_epi8(tables.twice, HighNibbles(group));
-      // The weights' bytes are 12 too large, to be unsigned.
+      // The weights' bytes are increased by 12, so that they are unsigned.
       const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(ones, even),
                                             _mm256_maddubs_epi16(ones, odd));
       __m256i* at = reinterpret_cast<__m256i*>(out + 96 * g);
@@ -117,7 +122,7 @@ struct FewRowsProblem {
       const int64_t column = i / per_scale;
       float s = 0;
       if (column < x.scale_cols) DecodeScales(x, row, column, 1, 0, &s);
-      // Both sides are twice their values.
+      // The bytes of both sides are twice their values.
       for (int64_t j = i; j < Min(i + per_scale, columns); ++j) {
         scale[j] = s * 0.25f;
       }
@@ -132,7 +137,8 @@ JAXPLUGIN_ALWAYS_INLINE float SumEight(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-// One group of one weight row against kRows rows; `scale` is of its blocks.
+// Multiplies a group of a weight row with kRows rows. `scale` has the scales of
+// the group's blocks.
 template <Format kFormat, int kBlock, int kRows>
 struct FloatGroup {
   static constexpr int kScales = GroupValues(kFormat) / kBlock;
@@ -143,9 +149,10 @@ struct FloatGroup {
                                           const float* scale, int64_t,
                                           __m256* sum) {
     constexpr int kPairs = GroupPairs(kFormat);
-    // E2M1 under 16 has two blocks in a vector's lower half, in turns.
+    // E2M1 with blocks of 16 has two sections of pairs. Section s has block s
+    // in the lower half of its vectors and block s + 2 in the upper half.
     constexpr int kSections = kScales == 4 ? 2 : 1;
-    constexpr int kHigh = kScales / 2;  // blocks from lower half to upper half
+    constexpr int kHigh = kScales / 2;  // offset of the upper half's block
     __m256i pairs[kPairs];
     Expand<kFormat>(codes, tables, pairs);
 #pragma GCC unroll 2
@@ -180,7 +187,8 @@ struct FloatGroup {
   }
 };
 
-// The same for E2M1 times E2M1; `scale` is of both sides, `scale_row` apart.
+// The same for E2M1 times E2M1. `scale` has products of the scales of both
+// sides; those of the next row are `scale_row` floats further.
 template <int kBlock, int kRows>
 struct IntegerGroup {
   static constexpr int kScales = 64 / kBlock;
@@ -190,7 +198,7 @@ struct IntegerGroup {
                                           const uint8_t* x, int64_t x_row_bytes,
                                           const float* scale,
                                           int64_t scale_row, __m256* sum) {
-    // Which scale a lane, the sum of 8 values, belongs to.
+    // The index of the scale of each lane. A lane sums 8 products.
     const __m256i lanes = kBlock == 32
                               ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
                               : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
@@ -215,13 +223,14 @@ struct IntegerGroup {
   }
 };
 
-// Scales of a weight row, [row of x when integers][block], the last loads of
-// four reaching past a chunk's.
+// The scales of a chunk of a weight row: [block], or for integers [row of x]
+// [block]. The 8 extra floats are for loads of four that begin at the last
+// ones.
 template <int kScaleRows>
 using ChunkScales = float[kScaleRows][kScalesPerChunk + 8];
 
-// Decodes scales [c0, c0 + count) of weight row `row`, 0 where there are none,
-// and multiplies them with those of the rows x.
+// Decodes scales [c0, c0 + count) of weight row `row`; past the end they are 0.
+// For integers, multiplies them with the scales of the rows x.
 template <int kScaleRows, bool kIntegers>
 __attribute__((noinline)) void ReadScales(
     const FewRowsProblem& rows, int64_t row, const uint8_t* x, int64_t c0,
@@ -240,31 +249,36 @@ __attribute__((noinline)) void ReadScales(
   }
 }
 
-// One weight row against kRows rows. Weight rows are not read side by side:
-// one stream a thread is fastest here (2 and 4 take 1.3 times as long).
+// Multiplies one weight row with kRows rows. A thread reads one weight row at a
+// time, because reading 2 or 4 rows at a time takes 1.3 times as long.
 template <Format kFormat, int kBlock, int kRows, bool kIntegers>
 struct FewRowsSums {
   using FloatStep = FloatGroup<InRegister(kFormat), kBlock, kRows>;
   using IntegerStep = IntegerGroup<kBlock, kRows>;
-  static constexpr int kScales = FloatStep::kScales;  // of a group
+  static constexpr int kScales = FloatStep::kScales;  // scales of a group
   static constexpr int kScaleRows = kIntegers ? kRows : 1;
   static constexpr int64_t kChunkGroups = kFewRowsChunk / kBlock / kScales;
-  // Groups take turns between sums, and the sums join a total after kSumGroups
-  // groups each. Roundings: of a block's products (4 of bytes, 4 or 8 of E2M1,
-  // none of integers), of a sum (E2M1 under 16 adds two blocks a group), 1 or 2
-  // of two or four sums, 3 of lanes, 1 of the total: 16 at most (sums.inl).
+  // Consecutive groups are added to kSums accumulators in turn. After
+  // kSumGroups groups each, the accumulators are added to the total. The
+  // roundings are at most 16 (see sums.inl):
+  //   in a block's products: 4 for one-byte codes, 4 or 8 for E2M1, 0 for
+  //     integers
+  //   in an accumulator: one per block (E2M1 with blocks of 16: two per group)
+  //   in the sum of the accumulators: 1 for two, 2 for four
+  //   3 in the sum of the lanes, and 1 in the total
   static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
   static constexpr int64_t kSumGroups =
       kSums == 4 ? (kIntegers ? 8 : IsPacked(kFormat) ? 3 : 7)
                  : (kIntegers ? 12 : IsPacked(kFormat) ? 4 : 8);
   static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
   static constexpr int64_t kXBytes =
-      kIntegers ? 96 : GroupValues(kFormat) * 4;  // of a group
+      kIntegers ? 96 : GroupValues(kFormat) * 4;  // bytes of x in a group
   static constexpr int64_t kPrefetchBytes =
       kPrefetchValues * kGroupBytes / GroupValues(kFormat);
-  // One or two rows of floats leave the first cache too little room for what
-  // comes: (1, 8192, 8192) MXFP8 took 3.9 ms and takes 3.0. More rows come from
-  // the second cache themselves: 4 x 4096 would take 1.1 times as long.
+  // For one or two rows of floats the weights are prefetched into L2, because
+  // the rows leave too little room in L1. 1 x 8192 x 8192 in MXFP8 takes 3.0 ms
+  // instead of 3.9 ms. More rows are read from L2 themselves. With them,
+  // prefetching into L2 would take 1.1 times as long (4 x 4096).
   static constexpr _mm_hint kPrefetchInto =
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
@@ -300,7 +314,7 @@ struct FewRowsSums {
       for (; g + kTurn <= some; g += kTurn) {
 #pragma GCC unroll 4
         for (int i = 0; i < kTurn; ++i) {
-          if (i % 2 == 0) {  // a cache line
+          if (i % 2 == 0) {  // once per cache line
             _mm_prefetch(reinterpret_cast<const char*>(
                              codes + i * kGroupBytes + kPrefetchBytes),
                          kPrefetchInto);
@@ -329,8 +343,8 @@ struct FewRowsSums {
     }
   }
 
-  // out[r * ldc] = weight row w . row r. False where a weight is NaN or Inf:
-  // the sums are garbage then.
+  // out[r * ldc] = weight row w . row r. Returns false if a weight is NaN or
+  // Inf; the sums are then invalid.
   static bool Run(const FewRowsProblem& rows, int64_t w, const uint8_t* x,
                   float* out, int64_t ldc) {
     const int64_t x_row_bytes = rows.RowBytes();
@@ -348,7 +362,7 @@ struct FewRowsSums {
       const int64_t here = Min(count, whole - g0);
       sums.AddGroups(codes + g0 * kGroupBytes, x + g0 * kXBytes, x_row_bytes,
                      scale[0], here);
-      if (here < count) {  // the last group, zero-padded; x is too
+      if (here < count) {  // the last group; it and x are padded with zeros
         alignas(32) uint8_t last[kGroupBytes] = {};
         __builtin_memcpy(last, codes + whole * kGroupBytes,
                          rows.weights.row_bytes - whole * kGroupBytes);
@@ -363,7 +377,8 @@ struct FewRowsSums {
   }
 };
 
-// Rows [w0, w0 + count) of the weights; x_row is the first of kRows in x.
+// Computes the dots of weight rows [w0, w0 + count) and kRows rows, the first
+// of which is row x_row of the operand.
 template <Format kFormat, int kBlock, int kRows, bool kIntegers>
 void FewRowsStrip(const FewRowsProblem& rows, int64_t w0, int64_t count,
                   const uint8_t* x, int64_t x_row, float* out, int64_t ldc) {
@@ -371,7 +386,7 @@ void FewRowsStrip(const FewRowsProblem& rows, int64_t w0, int64_t count,
   for (int64_t w = 0; w < count; ++w) {
     if (Sums::Run(rows, w0 + w, x, out + w, ldc)) continue;
     for (int r = 0; r < kRows; ++r) {
-      // NaN or Inf: under any power of two.
+      // The exponent is 0 because the result is NaN or Inf.
       out[r * ldc + w] = ExactDot(rows.x, x_row + r, rows.weights, w0 + w, 0);
     }
   }
@@ -409,9 +424,9 @@ FewRowsFunction FewRowsOfBlock(const FewRowsProblem& rows, int64_t count) {
   }
 }
 
-// The dot of few rows, sides.panel, with quantized weights, sides.strip.
-// *is_done is left false, with nothing written, when a float of the rows is
-// too large or too small for this way.
+// The dot of few rows (the panel side) and quantized weights (the strip side).
+// If a float of the rows is too large or too small for this engine, it writes
+// nothing and *is_done stays false.
 bool FewRowsDot(const DotArgs& args, const Sides& sides,
                 const Parallel& parallel, bool* is_done) {
   const FewRowsProblem rows(*sides.panel, *sides.strip);

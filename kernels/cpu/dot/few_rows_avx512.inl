@@ -1,24 +1,26 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot of a few rows (decoding a token): bound by reading the other operand,
-// the "weights", once. Their codes become bf16 in registers, go into vdpbf16ps
-// against the few rows (folded to bf16 beforehand), and the scale multiplies
-// the sums of a block: one multiply-add for 64 values.
+// The dot of a few rows (decoding a token). It is bound by reading the other
+// operand, the "weights", once. Their codes are converted to bf16 in registers,
+// and vdpbf16ps multiplies them with the few rows, which are prepared in bf16
+// with their scales. One multiply-add per 64 bytes of codes multiplies the sums
+// by the scales of the weights.
 //
-// Rows that bf16 cannot hold (f32, f16) are multiplied with E2M1 in float32,
-// which takes eight instructions and four products more for 64 bytes; exact
-// pieces of bf16, three of an f32, would take eight products more. With FP8
-// AVX2 multiplies them: the same here took 1.12 times as long.
+// Rows that bf16 cannot represent (f32, f16) are multiplied with E2M1 in
+// float32. For 64 bytes of codes that takes eight instructions and four
+// multiplications more. Splitting an f32 into three bf16 would take eight
+// multiplications more. AVX2 multiplies such rows with FP8, because the same in
+// AVX-512 takes 1.12 times as long.
 
-// At a time, in registers; and they lie in the first cache: passes of 6 and 8
-// rows of 4096 take 1.1 to 1.5 times as long as passes of 4.
+// Rows of a pass. Their sums are in registers and their values in L1. Passes of
+// 6 and 8 rows of 4096 values take 1.1 to 1.5 times as long as passes of 4.
 constexpr int kFewRowsMax = 4;
-// From the codes in use to those that are asked for: enough to cover memory's
-// latency. Into the second cache; the first has room for the few rows.
+// The prefetch distance in bytes of codes. It covers the latency of memory. The
+// prefetch is into L2, because L1 has the few rows.
 constexpr int64_t kFewRowsAhead = 4096;
 
-// Compilers would load a vector again for each use.
+// Prevents the compiler from loading a vector again for each use.
 JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(__m512i* x) {
 #if defined(__AVX512F__)
   asm("" : "+v"(*x));
@@ -27,11 +29,11 @@ JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(__m512i* x) {
 #endif
 }
 
-// In what the rows and the weights are multiplied.
+// The type in which rows and weights are multiplied.
 enum class Factors { kBF16, kF32 };
 
-// A vector of codes as factors, and how the rows lie beside them: in vectors of
-// the same order.
+// A vector of codes, converted to kParts vectors of factors. The few rows are
+// stored in vectors with the same order of k.
 template <int kBits, Factors kFactors>
 struct FewRowsCodes {
   static constexpr bool kIsFloats = kFactors == Factors::kF32;
@@ -44,7 +46,7 @@ struct FewRowsCodes {
 
   FewRowsCodes() = default;
   JAXPLUGIN_ALWAYS_INLINE FewRowsCodes(__m512i codes, const Tables& tables) {
-    constexpr int kPairs = kIsFloats ? kParts / 2 : kParts;  // of bf16
+    constexpr int kPairs = kIsFloats ? kParts / 2 : kParts;  // bf16 vectors
     __m512i pairs[kPairs];
     if constexpr (kBits == 4) {
       const Unit unit = Unpack4(codes, tables.high0);
@@ -65,7 +67,8 @@ struct FewRowsCodes {
     }
   }
 
-  // The products of a part, added to those of parts before it.
+  // Returns the products of part p and `factors`, added to `sum` unless
+  // is_first.
   JAXPLUGIN_ALWAYS_INLINE __m512 Multiply(int p, __m512i factors,
                                           bool is_first, __m512 sum) const {
     if constexpr (kIsFloats) {
@@ -82,8 +85,8 @@ struct FewRowsCodes {
 struct FewRowsWeights {
   const Unpacker& unpacker;
   TableBytes e4m3{Format::kE4M3};
-  // For vectors of E2M1 with blocks of 16: the places of the bytes of a dword's
-  // scale in [low bytes, high bytes] of 32 bf16 scales.
+  // For E2M1 with blocks of 16: the indices, for each dword of vector v, of the
+  // two bytes of its scale in [low bytes, high bytes] of 32 bf16 scales.
   alignas(64) uint8_t lanes[4][64];
 
   explicit FewRowsWeights(const Unpacker& other) : unpacker(other) {
@@ -95,15 +98,15 @@ struct FewRowsWeights {
   }
 };
 
-// How scales are read: 16 of any kind, or 32 of E4M3 by a table, which NVFP4
-// has one of for 16 values.
+// How the scales of a step are decoded. kAny decodes 16 scales of any kind.
+// kE4M3 looks up 32 E4M3 scales in a table, for NVFP4 with its blocks of 16.
 enum class Scales { kAny, kE4M3 };
 
 template <Scales kScales>
 struct FewRowsScales {
   static constexpr int kCount = 16;
 
-  // Those of a step.
+  // The scales of a step.
   struct Some {
     __m512 scales;
   };
@@ -116,7 +119,7 @@ struct FewRowsScales {
   JAXPLUGIN_ALWAYS_INLINE Some Load(const uint8_t* scale, int64_t left) const {
     return {LoadScales(kind, scale, left)};
   }
-  // Those of its vector v.
+  // Returns the scale of each dword of vector v of the step.
   JAXPLUGIN_ALWAYS_INLINE __m512 Spread(const Some& some, int v) const {
     return index.Spread(some.scales, v);
   }
@@ -153,12 +156,15 @@ struct FewRowsScales<Scales::kE4M3> {
   }
 };
 
-// sum[w][r] = the part of the dots under some scales: kVectors vectors of codes
-// of kWeights weight rows, or the last `left` bytes if they fill no vectors.
-// Prefetches as many bytes from kFewRowsAhead on. Roundings: 3 for a block's
-// products (7 for E2M1; the first product is exact), and one for each of at
-// most 8 vectors (4 for E2M1). In float32 the first product rounds too, and two
-// sums of four products are added: 5.
+// sum[w][r] = the dots over one step of k, for kWeights weight rows and kRows
+// rows. A step has kVectors vectors of codes per weight row. If !kIsWhole, it
+// has only the last `left` bytes. Prefetches the same number of bytes
+// kFewRowsAhead further.
+//
+// Roundings: 3 in a block's products (7 for E2M1; the first product is exact),
+// and one for each of at most 8 vectors (4 for E2M1). In float32 there are 5
+// roundings in a block's products: each of two chains has four products, the
+// first of which rounds too, and the chains are added.
 template <int kBits, Factors kFactors, int kVectors, int kRows, int kWeights,
           bool kIsWhole, typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
@@ -212,14 +218,15 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
   }
 }
 
-// Floats are multiplied by 2^kFloatShift, and their sums divided by it: so all
-// from 2^-87 to 2^38 are supported. Their products with E2M1's smallest value
-// under the smallest safe scale are multiples of 2^-149, float32's smallest,
-// and the largest are below 2^110.
+// Floats are multiplied by 2^kFloatShift, and their sums are divided by it. So
+// all floats from 2^-87 to 2^38 are supported. Their products with E2M1's
+// smallest value and the smallest safe scale are multiples of 2^-149, float32's
+// smallest number. The largest products are below 2^110.
 constexpr int kFloatShift = 23;
 
-// A row of floats, value i of a vector of codes in lane i / kParts of part i %
-// kParts; false where one is neither 0, NaN nor Inf and out of range.
+// Stores a row of floats. The factor of value i of a vector of codes goes to
+// lane i / kParts of part i % kParts. Returns false if a float is out of range
+// and not 0, NaN or Inf.
 bool PackFloats(const Operand& x, int64_t row, int64_t padded, float* out) {
   using Codes = FewRowsCodes<4, Factors::kF32>;
   constexpr uint32_t kLeast = (127 - 87) << 23, kTooLarge = (127 + 38) << 23;
@@ -243,8 +250,9 @@ bool PackFloats(const Operand& x, int64_t row, int64_t padded, float* out) {
   return outside == 0;
 }
 
-// out[r * ldc + j] = weight row w + j . x row r. With those of a step, 4
-// roundings of lanes and 1 of the total: 16 at most (sums.inl).
+// out[r * ldc + j] = weight row w + j . x row r, for j < kWeights. In addition
+// to the roundings of a step there are 4 in the sum of the lanes and 1 in the
+// total: at most 16 (see sums.inl).
 template <int kBits, Factors kFactors, int kBlock, int kRows, int kWeights,
           typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const FewRowsWeights& weights,
@@ -305,19 +313,21 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const FewRowsWeights& weights,
   }
 }
 
-// The rows of a pass that lie in the first cache with some of the weights.
+// The size of L1. The rows of a pass should fit.
 constexpr int64_t kFirstCacheBytes = int64_t{32} << 10;
 
-// Rows [w0, w0 + count) of the weights. One stream a thread: two weight rows
-// side by side take up to 1.25 times as long, four 1.9 times. But where the rows
-// come from the second cache, two use each load of them twice: 4 rows of f32
-// and MXFP4 take 0.63 of the time at 4096 x 4096, of bf16 0.88 (MXFP8 0.95) at
-// 8192 x 8192 (two Zen 4 cores, 2026-11).
+// Computes the dots of weight rows [w0, w0 + count) and kRows rows. A thread
+// mostly reads one weight row at a time: two at a time take up to 1.25 times as
+// long, and four 1.9 times. But if the rows are read from L2, two weight rows
+// share each load. 4 rows are then 1.6x faster for f32 and MXFP4 at 4096 x
+// 4096, and 1.14x for bf16 and MXFP4 and 1.05x for MXFP8 at 8192 x 8192 (two
+// Zen 4 cores, 2026-11).
 template <int kBits, Factors kFactors, int kBlock, Scales kScales, int kRows>
 void FewRowsStrip(const FewRowsWeights& weights, int64_t w0, int64_t count,
                   const uint8_t* x, int64_t x_row_bytes, float* c,
                   int64_t ldc) {
-  // Here, as compilers take it for possible that results are stored over them.
+  // Loaded before the loops: the compiler would load the tables again in the
+  // loops, because stores of results might overwrite them.
   const Tables tables = weights.unpacker.table_bytes.Load();
   const FewRowsScales<kScales> scales(weights);
   int64_t w = 0;
@@ -366,16 +376,16 @@ FewRowsFunction ChooseFewRows(const Operand& weights, Factors factors,
                              : FewRowsOf<8, Factors::kBF16, 32>(rows);
 }
 
-// The weights are the strip side, and quantized, E2M1 where `factors` are
-// float32. *is_done is left false, with nothing written, where a float of the
-// rows is too large or too small.
+// The dot of few rows (the panel side) and quantized weights (the strip side).
+// The weights must be E2M1 if `factors` is kF32. If a float of the rows is then
+// too large or too small, it writes nothing and *is_done stays false.
 bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
                 const Parallel& parallel, bool* is_done) {
   const Operand& x = *sides.panel;
   const Operand& weights = *sides.strip;
   const int64_t rows = sides.panel_rows;
   const int64_t x_rows = args.batch * rows;
-  // Padded to what 16 scales of block 32 cover.
+  // Padded to 512 values, a step of FewRowsSums.
   const int64_t x_padded = Max(RoundUp(args.k, 512), 512);
   const int64_t x_row_bytes = x_padded * (factors == Factors::kF32 ? 4 : 2);
   const int64_t chunk = StreamedRows(sides, parallel);
@@ -434,7 +444,7 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
           function(few_weights, w0, count, x_rows_packed + r * x_row_bytes,
                    x_row_bytes, c + r * chunk, chunk);
         }
-        // Stored as a panel of `rows` and a strip of `count`.
+        // The task is a panel of `rows` rows and a strip of `count` rows.
         StoreTile(sides, batch, 0, rows, j0, count, c, chunk,
                   unsafe + batch * rows, c + chunk * rows);
       });

@@ -1,14 +1,15 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gated activations: half of the columns of a product are gates of the others.
-// In float32 until the cast, by the Silu and the casts of the epilogue.
+// Gated activations: half of the columns of a dot are gates of the other half.
+// They are computed in float32 until the cast.
 
 JAXPLUGIN_ALWAYS_INLINE float Swiglu(float gate, float value) {
   return Silu(gate) * value;
 }
 
-// gpt-oss's. A NaN passes both clamps, as it does jnp.minimum and jnp.clip.
+// The activation of gpt-oss. NaN passes the clamps, as in jnp.minimum and
+// jnp.clip.
 JAXPLUGIN_ALWAYS_INLINE float SwigluOai(float gate, float value) {
   constexpr float kLimit = 7.0f, kAlpha = 1.702f;
   gate = gate > kLimit ? kLimit : gate;
@@ -49,7 +50,7 @@ JAXPLUGIN_ALWAYS_INLINE void GateRun(const GateArgs& args, int64_t row,
 
 inline bool GateRows(const GateArgs& args, const Parallel& parallel) {
   constexpr int kRun = 64;
-  // About 32 KiB of sums for a task.
+  // A task has 2^12 results, which read 32 KiB of sums.
   const int64_t task = Max(1, (int64_t{1} << 12) / Max(args.columns, 1));
   return ParallelFor(
       parallel, CeilDiv(args.rows, task), [&](int64_t index, int) {

@@ -1,11 +1,12 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The groups of a ragged dot, as tasks. A group of much work is computed by all
-// threads together, as a dot is, one group after the other. All others are cut
-// into parts of about equal work, a group's rows and some of its columns, each
-// of which a thread computes alone: small experts would be a fork and a join
-// each, which takes as long as one of them (see README.md).
+// Cuts the groups of a ragged dot into tasks. All threads together compute a
+// group with much work, one such group after the other. The other groups are
+// cut into parts of about equal work. A part has all rows and some columns of a
+// group, and one thread computes it. If all threads shared each small expert,
+// starting and joining the threads would take as long as the expert (see
+// README.md).
 
 #include "dot/ragged.h"
 
@@ -20,20 +21,23 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 
-// Products of a group for each thread from which all threads share it: 2 to 8
-// ms. With 2^28, 32 groups of 64 rows of MXFP4 pairs, each (5760, 2880), took
-// 1.08 times as long as in parts (two Zen 4 cores, 2026-11).
+// All threads share a group with at least this many products per thread, which
+// take 2 to 8 ms. With 2^28 instead, 32 groups of 64 rows, with rows and
+// weights (5760, 2880) in MXFP4, took 1.08 times as long (two Zen 4 cores,
+// 2026-11).
 constexpr int64_t kSharedProducts = int64_t{1} << 30;
 // The least work of a part, in products: 20 us of a thread.
 constexpr int64_t kPartProducts = int64_t{1} << 22;
 constexpr int64_t kPartsOfThread = 8;
-// Up to so many rows the time is that of reading and decoding the weight.
+// Up to this many rows, a dot takes the time of reading and decoding weights.
 constexpr int64_t kFewRows = 4;
-// Columns of a part: a multiple of all engines' strips. With the minimum, the
-// rows are the panel, as in the dot of all columns (ChooseSides).
+// The columns of a part are a multiple of kPartColumns, which is a multiple of
+// the strips of all engines. A part has at least kPartColumnsMin columns, so
+// that lhs is its panel side, as in the dot of all columns (PanelIsLhs).
 constexpr int64_t kPartColumns = 192;
 constexpr int64_t kPartColumnsMin = 2 * kPartColumns;
-// Floats in front of a gate: they are to stay in the caches.
+// A gated group that all threads share is cut into parts of at most about this
+// many sums, so that they stay in cache until the gate.
 constexpr int64_t kGatedFloatsMax = int64_t{1} << 19;
 
 // Rows of a group, and columns of the result.
@@ -49,7 +53,7 @@ int64_t Columns(const RaggedArgs& args) {
 
 int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
 
-// Rows [start, start + count) of an operand.
+// Returns rows [start, start + count) of an operand.
 Operand Rows(Operand x, int64_t start, int64_t count) {
   x.values += start * x.row_bytes;
   if (x.scale != nullptr) x.scale += start * x.scale_cols;
@@ -57,7 +61,8 @@ Operand Rows(Operand x, int64_t start, int64_t count) {
   return x;
 }
 
-// The dot of a part's rows and `columns` of its group's n, to `out`.
+// Returns the dot of a part's rows and columns [column, column + columns) of
+// its group's weight. The result goes to `out`.
 DotArgs PartOf(const RaggedArgs& args, const Part& part, int64_t column,
                int64_t columns, void* out) {
   DotArgs dot = args.dot;
@@ -143,13 +148,13 @@ bool RunPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
                        : PlainPart(kernels, args, part, parallel);
 }
 
-// Cuts a group into `count` parts, or fewer.
+// Cuts a group into at most about `count` parts.
 void Cut(const RaggedArgs& args, Part group, int64_t count,
          std::vector<Part>* parts) {
   const int64_t all = Columns(args);
   int64_t columns = RoundUp(CeilDiv(all, Max(count, 1)), kPartColumns);
   columns = Max(columns, kPartColumnsMin);
-  // What would be too short for a part joins the one before it.
+  // The last part also has the columns that are too few for another part.
   int64_t column = 0;
   while (all - column >= columns + kPartColumnsMin) {
     group.column = column;
@@ -162,7 +167,7 @@ void Cut(const RaggedArgs& args, Part group, int64_t count,
   parts->push_back(group);
 }
 
-// Groups that have rows; returns the row after the last of them.
+// Lists the groups that have rows. Returns the first row after the groups.
 int64_t GroupsOf(const RaggedArgs& args, std::vector<Part>* groups) {
   int64_t row = 0;
   for (int64_t group = 0; group < args.groups; ++group) {
@@ -174,7 +179,8 @@ int64_t GroupsOf(const RaggedArgs& args, std::vector<Part>* groups) {
   return row;
 }
 
-// The groups that all threads share, and the parts of the others.
+// Lists the groups that all threads share, and the parts of the other groups.
+// Shared gated groups are cut into parts too (kGatedFloatsMax).
 void Plan(const RaggedArgs& args, const std::vector<Part>& groups, int threads,
           std::vector<Part>* shared, std::vector<Part>* parts) {
   const int64_t weight = args.dot.n * args.dot.k;

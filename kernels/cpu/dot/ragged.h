@@ -12,13 +12,14 @@
 
 namespace jaxplugin {
 
-// Rows [sum of the sizes before, + sizes[g]) of the result are
+// The sizes[g] rows of group g follow the rows of the groups before it. They
+// are
 //   cast(activation(lhs . rhs[g] * factors[g] * powers[g] + bias[g]))
-// and rows of no group are zeros. Whatever the sizes are, nothing outside of
-// the arrays is touched: those below 0 count as 0, and rows end at m.
+// Rows outside of all groups are zeros. A negative size counts as 0, and rows
+// end at m. So no size causes an access outside of the arrays.
 struct RaggedArgs {
-  // The dot of all rows. rhs has all groups, with n rows each. global_scale,
-  // global_power, bias and residual are not used.
+  // The dot of all rows. rhs has n rows per group. global_scale, global_power,
+  // bias and residual are ignored.
   DotArgs dot;
   int64_t groups;
   const int32_t* sizes;  // [groups]
@@ -30,8 +31,8 @@ struct RaggedArgs {
   Gate gate;
 };
 
-// Rows of a group have the bits that Dot gives them alone. False when scratch
-// memory could not be had.
+// The rows of a group have the same bits as in a Dot of only that group.
+// Returns false if memory cannot be allocated.
 bool RaggedDot(const Kernels& kernels, const RaggedArgs&, const Parallel&);
 
 }  // namespace jaxplugin

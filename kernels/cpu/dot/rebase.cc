@@ -1,11 +1,11 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dots whose scales are far from 1. A row is brought to where the fast kernels
-// are exact (RowIsSafe) by a power of two, which its sums get back: gradients
-// of 1e-12 and smaller cost what others cost. Only the scale bytes are copied,
-// and only where a kernel has come across a row that is not safe: it gives up
-// then, and runs again.
+// Dots whose scales are far from 1, for example of gradients of 1e-12. A row is
+// rebased: its scales are divided by a power of two, so that the row is safe
+// (RowIsSafe), and its sums are multiplied by it. Only the scale bytes are
+// copied. A kernel that finds an unsafe row stops, and runs again with rebased
+// rows.
 
 #include "dot/rule.h"
 #include "kernels.h"
@@ -14,14 +14,14 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 
-// Copies the scales of a row, rebased where all of its blocks then are safe,
-// and returns what was taken off their exponents.
+// Copies the scales of a row, and rebases them if the row is then safe. Returns
+// the number that was subtracted from their exponents, or 0.
 int16_t RebaseRow(const Operand& x, int64_t row, uint8_t* out) {
   const uint8_t* scale = x.scale + row * x.scale_cols;
   __builtin_memcpy(out, scale, x.scale_cols);
-  int low = 255, high = -1;  // of blocks that count: neither NaN nor zeros
+  int low = 255, high = -1;  // range of scales, without NaN and zero blocks
   for (int64_t c = 0; c < x.scale_cols; ++c) {
-    // Those in between change nothing: their values need not be looked at.
+    // A scale inside the range cannot extend it, so its values are not read.
     const int byte = scale[c];
     if (byte == 255 || (byte >= low && byte <= high)) continue;
     if (BlockIsZero(x, row, c)) continue;
@@ -33,7 +33,7 @@ int16_t RebaseRow(const Operand& x, int64_t row, uint8_t* out) {
   for (int64_t c = 0; c < x.scale_cols; ++c) {
     if (scale[c] == 255) continue;
     const int byte = scale[c] - shift;
-    // Outside are zeros alone: any scale will do.
+    // Blocks with scales outside of the range are zero, so any scale is right.
     const bool is_inside = scale[c] >= low && scale[c] <= high;
     out[c] = static_cast<uint8_t>(is_inside ? byte : 127);
   }
@@ -48,7 +48,8 @@ int64_t ShiftBytes(const Operand& x) {
   return x.scale_kind == ScaleKind::kE8M0 ? RoundUp(x.rows * 2, 64) : 0;
 }
 
-// Puts rebased scales to `memory`, of ScaleBytes + ShiftBytes.
+// Writes the rebased scales and shifts to `memory`, which has ScaleBytes +
+// ShiftBytes, and makes `x` and `shift` point there.
 bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
             const Parallel& parallel) {
   if (x->scale_kind != ScaleKind::kE8M0) return true;
@@ -66,8 +67,8 @@ bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
       });
 }
 
-// How many threads share a dot: a small one is done before another thread has
-// woken up.
+// Returns the number of threads for a dot. A small dot uses one thread, because
+// it ends before another thread wakes up.
 int ThreadsOf(const DotArgs& args, int all) {
   const int64_t given = args.config.threads;
   if (given > 0) return static_cast<int>(Min(given, all));

@@ -1,11 +1,17 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which engine computes a dot for which no config says it: by the formats and
-// the sizes, for any instruction set, also one that this machine lacks. Few
-// rows are bound by reading the weights, many by products. n only says which
-// side is the panel: columns of a dot have the bits that they have in it alone
-// (dot/ragged.h).
+// Selects the engine of a dot whose config leaves it open. The rule depends on
+// the formats, the sizes and the instruction set, which the machine need not
+// support. Few rows are bound by reading the weights, many rows by arithmetic.
+// The rule uses n only to choose the panel side. So a part of the columns of a
+// dot has the same bits as the whole dot, which the ragged dot needs
+// (dot/ragged.cc).
+//
+// "Streamed" below means a few_rows engine, which reads the weights once per
+// pass of up to 4 rows and decodes them in registers. "Large" means an engine
+// of blocked.inl. Tables of ratios divide the times of two engines; below 1 the
+// first engine is faster.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_DOT_RULE_H_
 #define JAXPLUGIN_KERNELS_CPU_DOT_RULE_H_
@@ -18,20 +24,21 @@
 
 namespace jaxplugin {
 
-// The properties of a dot that rules and checks of configs read: lhs[m, k] and
-// rhs[n, k]. If a batch of many lhs has one rhs, m counts all rows.
+// The properties of a dot of lhs[m, k] and rhs[n, k] that the rule and
+// config_error.cc read. If one rhs has a batch of lhs, m counts all rows of
+// lhs.
 struct DotShape {
   Format lhs, rhs;
-  int64_t lhs_block, rhs_block;  // values that a scale covers
+  int64_t lhs_block, rhs_block;  // block sizes
   int64_t m, n, k;
 };
 
-// The side of fewer rows, and the other one, mostly the weights.
+// The panel side and the strip side of a dot (PanelIsLhs).
 struct ShapeSides {
   Format panel, strip;
   int64_t rows;  // of the panel
   int64_t k;
-  bool is_block_32;  // of the smaller block
+  bool is_block_32;  // both block sizes are 32
 };
 
 JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
@@ -43,13 +50,14 @@ JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
           x.lhs_block == 32 && x.rhs_block == 32};
 }
 
-// Whether values are bf16 factors, but for some numbers (BF16CanHold).
+// Whether bf16 represents the values of a format exactly. Plain bf16 values
+// also need the check of BF16CanHold.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(Format x) {
   return !IsPlain(x) || x == Format::kBF16;
 }
 
-// Rows up to which AVX2's weights are streamed through registers, four rows at
-// a time: n = k = 4096, two Zen 4 cores without AVX-512, streamed over large.
+// Up to this many rows, AVX2 streams the weights. Streamed over large, n = k =
+// 4096, two Zen 4 cores limited to AVX2:
 //   rows             5     8    12
 //   bf16 * MXFP4  0.98  1.16  1.39
 //   MXFP8         1.02  1.28  1.40
@@ -59,8 +67,9 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(Format x) {
 inline constexpr int64_t kStreamedRowsAvx2 = 4;
 inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 
-// The same of AVX-512, in passes of 4 rows: the large dots take as long for 5
-// rows as for 8. Streamed over large (f32: over AVX2's), two Zen 4 cores:
+// AVX-512 streams the weights for more rows, in passes of up to 4 rows, because
+// its large dots take as long for 5 rows as for 8. Streamed over large (for f32
+// and f16: over AVX2's large dot), two Zen 4 cores:
 //   rows                        5     8     9    12    16
 //   bf16 * MXFP4, 4096^2     0.56  0.66        0.84  0.97
 //                 8192^2              0.82  0.93  1.04
@@ -79,7 +88,8 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 //                 1024^2           0.79        0.87  0.95
 //   f16 * NVFP4,  4096^2                       0.97
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
-// and so on; 2026-11.) Four long rows leave the first cache.
+// and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
+// in L1.
 inline constexpr int64_t kLongRow = 4096;
 
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
@@ -89,9 +99,9 @@ JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
   return sides.k > kLongRow ? 9 : 12;
 }
 
-// Rows from which two E2M1 sides are fastest in vpdpbusd: n = k = 4096, one
-// Zen 4 core, ms, with the few rows of vdpbf16ps up to 4 (one row of MXFP4: of
-// AVX2).
+// From this many rows, vpdpbusd is the fastest engine for two E2M1 operands.
+// Times in ms, n = k = 4096, one Zen 4 core. The others are few_rows_avx512 for
+// up to 4 rows (few_rows_avx2 for one row of MXFP4), and bf16 for 5.
 //   rows                 1     2     3     4     5
 //   MXFP4, vpdpbusd   0.71  0.79  0.85  0.96  1.03
 //          others     0.49  0.71  0.91  1.21  2.93
@@ -103,8 +113,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int64_t VnniRowsMin(bool is_block_32) {
   return is_block_32 ? 3 : 4;
 }
 
-// Rows from which AMX is fastest: n = k = 4096, one Sapphire Rapids core, AMX
-// over the few rows of vdpbf16ps, and of two E2M1 sides over vpdpbusd.
+// From this many rows, AMX is the fastest engine. AMX over few_rows_avx512 (for
+// two E2M1 operands: over vpdpbusd), n = k = 4096, one Sapphire Rapids core:
 //   rows               4     5     6     8    12
 //   MXFP8           1.16  0.86  0.77  0.62  0.43
 //     8192^2, 1024^2      0.83        0.67
@@ -134,7 +144,7 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {
   return RuleAvx2(x);
 #else
   (void)x;
-  return Engine::kF32;  // where AVX-512 is emulated
+  return Engine::kF32;  // AVX-512 is emulated on a machine without AVX2
 #endif
 }
 
@@ -160,9 +170,9 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {
   return is_bf16 && sides.rows >= least ? Engine::kAmx : RuleAvx512Bf16(x);
 }
 
-// Whether a dot is too small to share. Decoding a weight counts as four of its
-// products: some 50 us of a Zen 4 core, which is what waking another thread of
-// XLA's pool takes.
+// The largest work of a dot that one thread computes, in products; decoding a
+// weight counts as four. It takes about 50 us on a Zen 4 core, as long as
+// waking another thread of XLA's pool.
 inline constexpr int64_t kSerialWork = int64_t{1} << 22;
 
 JAXPLUGIN_ALWAYS_INLINE bool IsSerial(int64_t batch, int64_t m, int64_t n,

@@ -1,19 +1,20 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantize. The loops follow the rules of jaxplugin/quantization and give the
-// same bits: compile without contraction of a * b + c.
+// Quantizes along the last dimension. The loops give the same bits as
+// jaxplugin/quantization, so compile this file without contraction of a * b + c
+// (-ffp-contract=off).
 //
 // k is a multiple of the block size, so a tensor is one run of blocks.
 
-// |x| as float bits, not NaN, to the code of the nearest value, ties to even,
-// saturating.
+// Converts the bits of a magnitude, not NaN, to the code of the nearest value.
+// Ties round to even, and large values saturate.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   constexpr int kShift = 23 - T::kMantissaBits;
   constexpr uint32_t kMinNormal = (127u + T::kMinExponent) << 23;
-  // Adding 2^23 quanta of the subnormals leaves their number, rounded by the
-  // adder, in the low bits.
+  // Adding 2^23 times the smallest subnormal rounds to a multiple of it, and
+  // the low bits then hold the multiple.
   constexpr uint32_t kMagic =
       (127u + T::kMinExponent - T::kMantissaBits + 23) << 23;
   bits = bits < T::kMaxBits ? bits : T::kMaxBits;
@@ -24,9 +25,8 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   return bits >= kMinNormal ? normal : subnormal;
 }
 
-// Constants of all blocks of an NVFP4 tensor. A tensor with a global scale
-// below 2^-64 is quantized as if multiplied by 2^64: its quotients keep their
-// bits.
+// The global scale of an NVFP4 tensor. If it is below 2^-64 (tiny), the tensor
+// and the global scale are multiplied by 2^64, which does not change quotients.
 struct Nvfp4Global {
   bool invalid;    // not positive and finite: every block is NaN
   bool tiny;
@@ -40,35 +40,38 @@ struct Nvfp4Global {
   }
 };
 
-// E4M3's least positive number, below which no scale of a block with a value
-// is: the nearest one, 0, would lose the block.
+// E4M3's smallest positive number, the lower limit of the scale of a nonzero
+// block. A smaller scale would round to 0, and the block would be lost.
 constexpr float kMinE4M3 = 0x1p-9f;
 
-constexpr int kNvfp4Blocks = 16;  // quantized together
+constexpr int kNvfp4Blocks = 16;  // blocks that are quantized together
 
 // Divisors and masks for the values of up to 16 blocks. One vectorized loop
 // computes them, because the latency of divisions would bound a loop over
 // blocks.
 struct Nvfp4Steps {
-  float step[kNvfp4Blocks];     // what a value is divided by
-  uint32_t keep[kNvfp4Blocks];  // masks of codes, 0 where the block is NaN
-  float inverse[kNvfp4Blocks];  // of the step
-  // Whether values can be multiplied by `inverse`: see blocks_avx2.inl.
+  float step[kNvfp4Blocks];     // the divisor of a block's values
+  uint32_t keep[kNvfp4Blocks];  // masks of codes, 0 if the block is NaN
+  float inverse[kNvfp4Blocks];  // 1 / step
+  // Whether values can be multiplied by `inverse` (blocks_avx2.inl).
   bool has_inverse;
 };
 
-constexpr int kMxBlocks = 8;  // quantized together, for the same reason
+// MX blocks that are quantized together, so that each block need not wait for
+// its scale.
+constexpr int kMxBlocks = 8;
 
 struct MxSteps {
-  float inverse[kMxBlocks];  // what a value is multiplied by
-  uint32_t keep[kMxBlocks];  // masks of codes, 0 where the block is NaN
+  float inverse[kMxBlocks];  // the factor of a block's values
+  uint32_t keep[kMxBlocks];  // masks of codes, 0 if the block is NaN
 };
 
 #if defined(JAXPLUGIN_AVX2_QUANTIZE)
 #include "quantize/blocks_avx2.inl"
 #else
 
-// Bits of the largest magnitude; NaN is above Inf is above the rest.
+// Returns the bits of the largest magnitude. Inf is above all numbers, and NaN
+// above Inf.
 template <int kCount>
 JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
   int32_t amax = 0;
@@ -79,11 +82,12 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
   return static_cast<uint32_t>(amax);
 }
 
-// Codes, one a byte, to E2M1 packed two a byte, the first one low.
+// Packs E2M1 codes, from one per byte to two per byte. The first code of a pair
+// is in the low nibble.
 template <int kCount>
 JAXPLUGIN_ALWAYS_INLINE void Pack(const uint8_t* codes, uint8_t* out) {
-  // Eight nibbles at a time in a (little-endian) register: compilers make a
-  // byte loop of the obvious form, which took half of quantize's time.
+  // Packs eight codes at a time in a (little-endian) register. Compilers turn a
+  // simple loop into one over bytes, which takes half of quantize's time.
   for (int i = 0; i < kCount; i += 8) {
     uint64_t x;
     __builtin_memcpy(&x, codes + i, 8);
@@ -103,8 +107,8 @@ JAXPLUGIN_ALWAYS_INLINE void StoreCodes(const uint8_t* codes, uint8_t* out) {
   }
 }
 
-// Stores the codes of kCount values x * factor, or x / factor, as far as the
-// mask keep goes.
+// Stores the codes of kCount values x * factor (kDivide: x / factor), masked
+// with `keep`.
 template <typename T, int kCount, bool kDivide>
 JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
                                        uint32_t keep, uint8_t* out) {
@@ -129,18 +133,19 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
   for (int b = 0; b < count; ++b) amax_bits[b] = BlockMax<16>(x + 16 * b);
   const uint32_t valid = global.invalid ? 0 : ~0u;
   for (int b = 0; b < kNvfp4Blocks; ++b) {
-    // A selection here GCC 12 turns into a branch, and vectorizes nothing.
+    // A mask, because GCC 12 turns a conditional expression into a branch and
+    // does not vectorize the loop.
     const uint32_t not_finite = (kInfinity - 1 - amax_bits[b]) >> 31;
     const uint32_t keep = (not_finite - 1) & valid;
     float amax = AsFloat(amax_bits[b] & keep);
-    if (kTiny) amax *= 0x1p64f;  // Inf saturates
-    // By bits, which are ordered as positive numbers are.
+    if (kTiny) amax *= 0x1p64f;  // the scale saturates if this is Inf
+    // Compares bits, which have the order of positive floats.
     const uint32_t ideal = AsBits(amax / 6.0f / global.divisor) & keep;
     const uint32_t e4m3 =
         Encode<E4M3>(ideal > AsBits(kMinE4M3) ? ideal : AsBits(kMinE4M3));
     out->step[b] = Decode<E4M3>(e4m3) * global.divisor;
     out->keep[b] = keep;
-    // 1 where it is: no other magnitude has a top bit after that.
+    // 1 if amax is 0: only 0 - 1 has the top bit set.
     const uint32_t is_zero = (amax_bits[b] - 1) >> 31;
     code[b] = (e4m3 & (is_zero - 1) & keep) | (0x7fu & ~keep);
   }
@@ -148,8 +153,8 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
   for (int b = 0; b < count; ++b) scale[b] = static_cast<uint8_t>(code[b]);
 }
 
-// The largest BlockMax of `count` values, a multiple of 16, among the blocks
-// without NaN or Inf.
+// Returns the largest BlockMax among the blocks of 16 values without NaN or
+// Inf. `count` is a multiple of 16.
 JAXPLUGIN_ALWAYS_INLINE uint32_t FiniteMax(const float* x, int64_t count) {
   uint32_t amax = 0;
   for (int64_t i = 0; i < count; i += 16) {
@@ -159,11 +164,11 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t FiniteMax(const float* x, int64_t count) {
   return amax;
 }
 
-// Codes of two blocks, by Nvfp4Steps::inverse; no builds of this have one.
+// Never called, because has_inverse is false without AVX2.
 JAXPLUGIN_ALWAYS_INLINE void EncodeTwoBlocks(const float*, const Nvfp4Steps&,
                                              int, uint8_t*) {}
 
-// The scales of `count` blocks, and what their values are encoded with.
+// Computes the scales of `count` blocks, and the steps to encode their values.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE void MxScales(const float* x, int count, bool round_up,
                                       uint8_t* scale, MxSteps* out) {
@@ -174,7 +179,7 @@ JAXPLUGIN_ALWAYS_INLINE void MxScales(const float* x, int count, bool round_up,
     int byte = static_cast<int>(amax >> 23) - T::kMaxExponent;
     if (round_up) byte += (amax & 0x7fffff) > kMaxMantissa;
     byte = byte < 0 ? 0 : byte;
-    // 1 / scale. A NaN block has code 0 everywhere: the mask sees to it.
+    // 1 / scale. The mask makes all codes of a NaN block 0.
     out->inverse[b] = AsFloat(static_cast<uint32_t>(254 - byte) << 23);
     out->keep[b] = is_nan ? 0 : ~0u;
     scale[b] = is_nan ? 255 : static_cast<uint8_t>(byte);
@@ -215,10 +220,11 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
   }
 }
 
-constexpr int64_t kQuantizeChunk = 256;      // values converted at a time
-constexpr int64_t kQuantizeTask = 64 * 1024;  // values a task
+constexpr int64_t kQuantizeChunk = 256;       // values converted at a time
+constexpr int64_t kQuantizeTask = 64 * 1024;  // values of a task
 
-// `count` values from `begin` as float32: in place, or converted to `buffer`.
+// Returns `count` values from `begin` on as float32. Values of other types are
+// converted to `buffer`.
 JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
                                                 int64_t begin, int64_t count,
                                                 float* buffer) {
@@ -265,7 +271,8 @@ void QuantizeNvfp4(const QuantizeArgs& args, const Nvfp4Global& global,
   }
 }
 
-// amax over the blocks without NaN or Inf, / (448 * 6); 1 when that amax is 0.
+// Computes amax / (448 * 6), with amax over the blocks without NaN or Inf. The
+// result is 1 if amax is 0.
 bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
                         float* result) {
   const int64_t total = args.rows * args.k;
@@ -290,8 +297,8 @@ bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
   for (int64_t t = 0; t < tasks; ++t) {
     amax = maxima[t] > amax ? maxima[t] : amax;
   }
-  // Below 2^-126 it is 2^-126, compared before the division, which the
-  // caller's floating-point mode might flush.
+  // A quotient below 2^-126 becomes 2^-126, also if the caller's float mode has
+  // flushed it to 0.
   const float quotient = AsFloat(amax) / 2688.0f;
   *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
   return ok;
@@ -307,7 +314,7 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
   const int64_t total = args.rows * args.k;
   return ParallelForInParts(
       parallel, CeilDiv(total, kQuantizeTask), [=, &args](int64_t t, int) {
-        // Here, not above: tasks run in the default floating-point mode.
+        // Computed in the task, which runs in the default float mode.
         const Nvfp4Global shared(global);
         const int64_t begin = t * kQuantizeTask;
         const int64_t end = Min(total, begin + kQuantizeTask);

@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A block's largest magnitude and its codes with AVX2: what blocks.inl has in
-// loops for any compiler, which GCC 12 turns into more than twice the work.
+// Scales and codes of blocks with AVX2. blocks.inl has the same functions as
+// portable loops, which take more than twice as long with GCC 12.
 
 template <int kCount>
 JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
@@ -20,8 +20,9 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
   return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
 }
 
-// The largest BlockMax of `count` values, a multiple of 16, among the blocks
-// without NaN or Inf. Almost always all are: they are looked at together.
+// Returns the largest BlockMax among the blocks of 16 values without NaN or
+// Inf. `count` is a multiple of 16. Checks all blocks together first, because
+// almost always none has NaN or Inf.
 JAXPLUGIN_ALWAYS_INLINE uint32_t FiniteMax(const float* x, int64_t count) {
   const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
   __m256i tops[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -45,16 +46,16 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t FiniteMax(const float* x, int64_t count) {
   return amax;
 }
 
-// Encode on 8 quotients, none NaN or negative.
+// The same as Encode for 8 quotients, none of which is NaN or negative.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
   constexpr int kShift = 23 - T::kMantissaBits;
   const __m256i first = _mm256_set1_epi32((127 + T::kMinExponent) << 23);
   const __m256i bits = _mm256_min_epi32(_mm256_castps_si256(quotient),
                                         _mm256_set1_epi32(T::kMaxBits));
-  // Adding 2^23 quanta of the exponent leaves their number, rounded by the
-  // adder, in the low bits: the mantissa with its leading one, or without it
-  // where the value is subnormal.
+  // Adding 2^23 times the last place of T at this exponent rounds to a multiple
+  // of it. The low bits then hold the multiple: the mantissa, with its leading
+  // one unless the value is subnormal.
   const __m256i exponent = _mm256_max_epi32(
       _mm256_and_si256(bits, _mm256_set1_epi32(kInfinity)), first);
   const __m256i magic =
@@ -66,8 +67,8 @@ JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
       quanta, _mm256_srli_epi32(_mm256_sub_epi32(exponent, first), kShift));
 }
 
-// Stores the codes of kCount values x * factor, or x / factor, as far as the
-// mask keep goes.
+// Stores the codes of kCount values x * factor (kDivide: x / factor), masked
+// with `keep`.
 template <typename T, int kCount, bool kDivide>
 JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
                                        uint32_t keep, uint8_t* out) {
@@ -93,8 +94,8 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
     }
     words[h] = _mm256_packus_epi32(codes[0], codes[1]);
   }
-  // Packing works within halves of a register: the dwords of the result are
-  // those of the values 0, 8, 16, 24, then 4, 12, 20, 28, four bytes each.
+  // Packing works within 128-bit lanes. The packed dwords begin with values 0,
+  // 8, 16, 24, 4, 12, 20 and 28, and the permutation sorts them.
   const __m256i bytes = _mm256_permutevar8x32_epi32(
       _mm256_packus_epi16(words[0], words[kCount / 16 - 1]),
       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -118,19 +119,20 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
   }
 }
 
-// What steps have inverses that are used: no number below overflows then, or is
-// too small for a difference where it matters.
+// Inverses are used for steps from kLeastStep to 1 / kLeastStep. With them no
+// intermediate of E2M1Cells overflows, and underflow does not change a code.
 constexpr float kLeastStep = 0x1p-64f;
 
-// Of 8 values the place in a list of cells that codes of E2M1 are looked up by,
-// 499 too high, and below that for 0: cells begin at 1, 1.25, 1.5 and 1.75
-// times a power of two, and end before the next one, but where an end is in the
-// middle between two values of E2M1 it belongs to the cell of the even code.
+// Returns the cell of each of 8 quotients x / step, plus 499. The E2M1 code of
+// a quotient is looked up by its cell. Cells begin at 1, 1.25, 1.5 and 1.75
+// times a power of two. The middle between two values of E2M1 is such a
+// beginning, but belongs to the cell whose code is even. Small quotients have
+// negative cells.
 //
-// The quotient x / step is x * inverse, corrected once. That it is the rounded
-// one was tried for all 2^23 significands of a step and the seven values of x
-// on either side of each of the seven middles: what else there is, is too far
-// from a middle to be rounded across it.
+// The quotient is x * inverse, corrected once. It was compared with the rounded
+// quotient for all 2^23 significands of a step, and the seven values of x on
+// either side of each of the seven middles, and was equal. Other values of x
+// are too far from a middle for a rounding error to cross it.
 JAXPLUGIN_ALWAYS_INLINE __m256i E2M1Cells(__m256 x, __m256 step,
                                           __m256 inverse) {
   const __m256 close = _mm256_mul_ps(x, inverse);
@@ -138,15 +140,16 @@ JAXPLUGIN_ALWAYS_INLINE __m256i E2M1Cells(__m256 x, __m256 step,
   const __m256i bits = _mm256_and_si256(
       _mm256_castps_si256(_mm256_fmadd_ps(rest, inverse, close)),
       _mm256_set1_epi32(kMagnitude));
-  // One less, unless the upper of the cell's two bits is set: the middles 0.75,
-  // 1.75 and 3.5 are those of cells with it, and go up.
+  // Subtracting one puts the beginning of a cell into the cell below. One is
+  // not subtracted if the upper one of the cell's two mantissa bits is set. The
+  // middles 0.75, 1.75 and 3.5 have that bit, and they round up.
   const __m256i upper = _mm256_srai_epi32(_mm256_slli_epi32(bits, 9), 31);
   const __m256i below = _mm256_sub_epi32(
       _mm256_add_epi32(bits, _mm256_set1_epi32(-1)), upper);
   return _mm256_srai_epi32(below, 21);
 }
 
-// Codes of blocks b and b + 1 at x.
+// Stores the codes of blocks b and b + 1, which begin at x.
 JAXPLUGIN_ALWAYS_INLINE void EncodeTwoBlocks(const float* x,
                                              const Nvfp4Steps& steps, int b,
                                              uint8_t* out) {
@@ -165,21 +168,22 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeTwoBlocks(const float* x,
     cells[h] = _mm256_packs_epi32(E2M1Cells(first, step, inverse),
                                   E2M1Cells(second, step, inverse));
     cells[h] = _mm256_sub_epi16(cells[h], _mm256_set1_epi16(499));
-    // Saturation keeps signs.
+    // Packing saturates, which keeps signs.
     signs[h] = _mm256_packs_epi32(_mm256_castps_si256(first),
                                   _mm256_castps_si256(second));
   }
   const __m256i cell = _mm256_min_epu8(_mm256_packus_epi16(cells[0], cells[1]),
                                        _mm256_set1_epi8(31));
-  // A look-up gives 0 where the top bit of its index is set.
+  // A look-up gives 0 if the top bit of its index is set.
   __m256i codes = _mm256_or_si256(
       _mm256_shuffle_epi8(low, _mm256_add_epi8(cell, _mm256_set1_epi8(0x70))),
       _mm256_shuffle_epi8(high, _mm256_sub_epi8(cell, _mm256_set1_epi8(16))));
   const __m256i sign = _mm256_packs_epi16(signs[0], signs[1]);
   codes = _mm256_or_si256(codes, _mm256_and_si256(_mm256_srli_epi16(sign, 4),
                                                   _mm256_set1_epi8(8)));
-  // Low nibble + 16 * high nibble; then the four values of each dword are those
-  // from 0, 8, 16 and 24 on in one half, from 4, 12, 20 and 28 in the other.
+  // Low nibble + 16 * high nibble. Each word of `packed` has four codes. The
+  // words of the lower lane begin with values 0, 8, 16 and 24, and those of the
+  // upper lane with values 4, 12, 20 and 28.
   const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));
   const __m256i packed = _mm256_packus_epi16(pairs, pairs);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
@@ -187,7 +191,7 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeTwoBlocks(const float* x,
                                       _mm256_extracti128_si256(packed, 1)));
 }
 
-// The largest lanes of 8 vectors of bits, none negative.
+// Returns the largest lane of each of 8 vectors, none of which is negative.
 JAXPLUGIN_ALWAYS_INLINE __m256i MaxOfEight(const __m256i* x) {
   __m256i pairs[4], fours[2];
 #pragma GCC unroll 4
@@ -230,7 +234,8 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
         _mm256_cmpgt_epi32(_mm256_set1_epi32(kInfinity), bits), valid);
     __m256 amax = _mm256_castsi256_ps(_mm256_and_si256(bits, keep));
     if (kTiny) amax = _mm256_mul_ps(amax, _mm256_set1_ps(0x1p64f));
-    // The second operand where the first is NaN, of what is not kept.
+    // The maximum is its second operand if the first is NaN. Only blocks that
+    // are not kept have a NaN.
     const __m256 ideal = _mm256_max_ps(
         _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6)), divisor),
         _mm256_set1_ps(kMinE4M3));
@@ -261,7 +266,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
   __builtin_memcpy(scale, codes, count);
 }
 
-// The scales of `count` blocks, and what their values are encoded with.
+// Computes the scales of `count` blocks, and the steps to encode their values.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE void MxScales(const float* x, int count, bool round_up,
                                       uint8_t* scale, MxSteps* out) {

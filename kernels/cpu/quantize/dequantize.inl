@@ -1,18 +1,20 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dequantize: (value * scale) * global scale, each product rounded to float32,
-// then to the result's type. Compile without contraction of a * b + c.
+// Dequantizes: (value * scale) * global scale. Each product is rounded to
+// float32, and the last one to the result's type. Compile without contraction
+// of a * b + c (-ffp-contract=off).
 
-constexpr int64_t kDequantizeChunk = 1024;     // values a turn
-constexpr int64_t kDequantizeTask = 64 * 1024;  // values a task
+constexpr int64_t kDequantizeChunk = 1024;      // values converted at a time
+constexpr int64_t kDequantizeTask = 64 * 1024;  // values of a task
 
 #if defined(JAXPLUGIN_AVX2_QUANTIZE)
 #include "simd/unpack_avx2.inl"
 #include "quantize/dequantize_avx2.inl"
 #else
 
-// How many of the values were dequantized: none, all is left to loops.
+// Returns the number of values that it dequantized. Without AVX2 it is 0, so
+// that DequantizeByLoops converts all values.
 JAXPLUGIN_ALWAYS_INLINE int64_t DequantizeGroups(const DequantizeArgs&, int64_t,
                                                  int64_t, int64_t) {
   return 0;
@@ -20,7 +22,7 @@ JAXPLUGIN_ALWAYS_INLINE int64_t DequantizeGroups(const DequantizeArgs&, int64_t,
 
 #endif  // JAXPLUGIN_AVX2_QUANTIZE
 
-// Values [k0, k0 + count) of a row, in loops for any compiler.
+// Dequantizes values [k0, k0 + count) of a row in portable loops.
 void DequantizeByLoops(const DequantizeArgs& args, int64_t row, int64_t k0,
                        int64_t count) {
   float buffer[kDequantizeChunk];
@@ -43,7 +45,7 @@ void DequantizeByLoops(const DequantizeArgs& args, int64_t row, int64_t k0,
   }
 }
 
-// The same array as one row, where no block spans two.
+// Returns the same array as one row, if no row ends within a block.
 DequantizeArgs AsOneRow(const DequantizeArgs& args) {
   DequantizeArgs flat = args;
   Operand& x = flat.x;

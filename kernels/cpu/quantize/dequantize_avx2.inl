@@ -1,28 +1,29 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dequantize 32 values at a time with AVX2 and F16C.
+// Dequantizes 32 values at a time with AVX2 and F16C.
 //
-// E5M2 is the high byte of a float16, and E2M1's values are in it as well; E4M3
-// is in the fields of a float16, 2^8 times as large. So one instruction, which
-// knows subnormals, NaN and Inf, makes float32 of them.
+// E5M2 is the high byte of a float16, and E5M2 represents all values of E2M1.
+// Moving the fields of E4M3 into a float16 gives the value times 2^-8. So one
+// instruction of F16C converts all three to float32, including subnormals, NaN
+// and Inf.
 
-// What codes become before they are words: a byte that is the high one of a
-// float16, or E4M3.
+// Whether LoadHighBytes converts codes to high bytes of float16. If not, it
+// converts them to E4M3.
 constexpr bool AreHighBytes(Format f) {
   return f == Format::kE5M2 || f == Format::kE2M1;
 }
 
-// The power of two that scales make up for.
+// Values are converted times 2^-HalfShift, and scales times 2^HalfShift.
 constexpr int HalfShift(Format f) { return AreHighBytes(f) ? 0 : 8; }
 
-// Codes of E4M3 in high bytes of words, to float16 times 2^-8.
+// Converts E4M3 codes in the high bytes of words to float16, times 2^-8.
 JAXPLUGIN_ALWAYS_INLINE __m128i HalvesOfE4M3(__m128i words) {
   return _mm_and_si128(_mm_srai_epi16(words, 1),
                        _mm_set1_epi16(static_cast<short>(0xbf80)));
 }
 
-// 32 codes, one a byte, as E4M3 or as high bytes.
+// Loads 32 codes as bytes: high bytes of float16, or E4M3 (AreHighBytes).
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE __m256i LoadHighBytes(const uint8_t* codes) {
   if constexpr (IsPacked(kFormat)) {
@@ -42,7 +43,7 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadHighBytes(const uint8_t* codes) {
   }
 }
 
-// 32 values without scale, times 2^-HalfShift.
+// Converts 32 values without scale to float32, times 2^-HalfShift.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE void LoadValues(const uint8_t* codes, __m256* values) {
   const __m256i bytes = LoadHighBytes<kFormat>(codes);
@@ -58,7 +59,8 @@ JAXPLUGIN_ALWAYS_INLINE void LoadValues(const uint8_t* codes, __m256* values) {
   }
 }
 
-// How float32 becomes the result's type. To bf16 by truncation where it is one.
+// The conversion of float32 to the result's type. kExactBF16 truncates, because
+// each value is a bf16.
 enum class Result { kF32, kBF16, kExactBF16, kF16 };
 
 template <Result kResult>
@@ -66,7 +68,8 @@ struct ResultIs {
   static constexpr Result value = kResult;
 };
 
-// Two vectors to 16 words of bf16. NaN has no bits that rounding would lose.
+// Converts two vectors to 16 words of bf16. Rounding keeps NaN, because the low
+// bits of each NaN are 0.
 template <bool kRound>
 JAXPLUGIN_ALWAYS_INLINE __m256i PackBF16(__m256 a, __m256 b) {
   __m256i words[2] = {_mm256_castps_si256(a), _mm256_castps_si256(b)};
@@ -85,7 +88,8 @@ JAXPLUGIN_ALWAYS_INLINE __m256i PackBF16(__m256 a, __m256 b) {
                                   0xd8);
 }
 
-// As ToF16: every NaN becomes one.
+// Converts to float16. As in ToF16, every NaN becomes the quiet NaN of its
+// sign.
 JAXPLUGIN_ALWAYS_INLINE __m128i HalvesOf(__m256 x) {
   const __m256 nan = _mm256_or_ps(
       _mm256_and_ps(x, _mm256_set1_ps(-0.0f)),
@@ -113,7 +117,8 @@ JAXPLUGIN_ALWAYS_INLINE void StoreGroup(const __m256* values, void* out,
   }
 }
 
-// `groups` times 32 values; `scale` is of their blocks, `each` of a group.
+// Dequantizes `groups` groups of 32 values. `scale` has `each` scales per
+// group.
 template <Format kFormat, Result kResult, bool kHasGlobal>
 inline void WriteGroups(const uint8_t* codes, int64_t groups,
                         const float* scale, int64_t each, float global,
@@ -137,7 +142,7 @@ inline void WriteGroups(const uint8_t* codes, int64_t groups,
 
 // The range of a chunk's scales.
 struct ScaleBytes {
-  uint8_t least = 255, most = 0;  // of E8M0
+  uint8_t least = 255, most = 0;  // only for E8M0
   bool has_nan = false;
 
   ScaleBytes(ScaleKind kind, const uint8_t* bytes, int64_t count) {
@@ -157,7 +162,8 @@ struct ScaleBytes {
   }
 };
 
-// Scales, none NaN, times 2^shift, which float32 must hold.
+// Decodes scales, none of which is NaN, and multiplies them by 2^shift. The
+// products must be in float32's range.
 inline void ScalesTimes(ScaleKind kind, const uint8_t* bytes, int64_t count,
                         int shift, float* out) {
   const float power = AsFloat(static_cast<uint32_t>(127 + shift) << 23);
@@ -167,7 +173,7 @@ inline void ScalesTimes(ScaleKind kind, const uint8_t* bytes, int64_t count,
         _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + i));
     __m256 scale;
     if (kind == ScaleKind::kE8M0) {
-      // Byte 0 is a subnormal float32.
+      // Byte 0 is 2^-127, a subnormal float32.
       const __m256i bits = _mm256_max_epi32(
           _mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 23),
           _mm256_set1_epi32(0x00400000));
@@ -183,7 +189,8 @@ inline void ScalesTimes(ScaleKind kind, const uint8_t* bytes, int64_t count,
   for (; i < count; ++i) out[i] = DecodeScale(kind, bytes[i]) * power;
 }
 
-// Whether a code is NaN where that is to be looked for.
+// Whether an E4M3 code is NaN. Other formats need no search: F16C converts the
+// NaN of E5M2, and the other formats have none.
 template <Format kFormat>
 inline bool HasNanCodes(const uint8_t* codes, int64_t groups) {
   if (kFormat != Format::kE4M3) return false;
@@ -219,7 +226,8 @@ inline bool DequantizeFormat(const DequantizeArgs& args, const uint8_t* codes,
                                            args.out, at);
     }
   };
-  // A value of 4 bits and a power of two make a bf16 that is normal from here.
+  // From this scale on, the product of a value, which has at most 4 significant
+  // bits, and a power of two is a normal bf16.
   constexpr uint8_t kLeastExact = 32;
   const bool is_exact = x.scale_kind == ScaleKind::kE8M0 &&
                         args.global_scale == nullptr &&
@@ -237,8 +245,9 @@ inline bool DequantizeFormat(const DequantizeArgs& args, const uint8_t* codes,
   return true;
 }
 
-// Dequantizes the whole groups of values [k0, k0 + count) of a row, k0 being a
-// multiple of 32. How many values that was: none where some are NaN.
+// Dequantizes the whole groups of values [k0, k0 + count) of a row, where k0 is
+// a multiple of 32. Returns the number of their values. Returns 0 if it cannot,
+// for example because of a NaN code or scale.
 inline int64_t DequantizeGroups(const DequantizeArgs& args, int64_t row,
                                 int64_t k0, int64_t count) {
   const Operand& x = args.x;

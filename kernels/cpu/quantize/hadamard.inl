@@ -2,11 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The random Hadamard transform of jaxplugin/quantization/hadamard.py: sums and
-// differences of values 1, 2, 4, ... apart, in that order, and one
-// multiplication. The same bits, as long as no intermediate is a subnormal.
+// differences of values at distances 1, 2, 4, ..., in that order, and one
+// multiplication. The results have the same bits unless an intermediate is a
+// subnormal.
 
-// Bit i, from the highest of the first word on, is set where the sign of value
-// i of a group is turned: the fraction of pi in binary.
+// If bit i is set, counted from the highest bit of the first word, the sign of
+// value i of a group is flipped. The bits are the fraction of pi in binary.
 constexpr uint32_t kTurnedSigns[8] = {0x243f6a88, 0x85a308d3, 0x13198a2e,
                                       0x03707344, 0xa4093822, 0x299f31d0,
                                       0x082efa98, 0xec4e6c89};
@@ -15,14 +16,14 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t TurnedSign(int i) {
   return kTurnedSigns[i / 32] << i % 32 & 0x80000000u;
 }
 
-// float32 of 1 / sqrt(size), size a power of two.
+// Returns 1 / sqrt(size), rounded to float32. size is a power of two.
 JAXPLUGIN_ALWAYS_INLINE float InverseRoot(int size) {
   float root = 1;
   for (; size > 2; size /= 4) root *= 0.5f;
   return size == 2 ? root * 0.70710678118654752f : root;
 }
 
-// Transforms a group of kSize values, `stride` vectors apart.
+// Transforms a group of kSize values, which are `stride` vectors apart.
 template <int kSize>
 JAXPLUGIN_ALWAYS_INLINE void TransformSmall(Floats* x, int stride) {
   Floats y[kSize];
@@ -63,8 +64,8 @@ JAXPLUGIN_ALWAYS_INLINE void TransformAny(Floats* x, int stride, int size) {
   for (int i = 0; i < size; ++i) x[i * stride] *= factor;
 }
 
-// Transforms each group of `size` values of `count`; a value is `vectors`
-// vectors.
+// Transforms each group of `size` values, of `count` values in total. A value
+// has `vectors` vectors, whose lanes are rows.
 JAXPLUGIN_ALWAYS_INLINE void Transform(Floats* x, int count, int vectors,
                                        int size) {
   for (int i = 0; i < count; i += size) {

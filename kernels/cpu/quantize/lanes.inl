@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors whose lanes are different rows, in extensions of GCC and Clang: one
-// source for every instruction set.
+// Vectors whose lanes are different rows. They use the vector extensions of GCC
+// and Clang, so that one source supports every instruction set.
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -28,7 +28,7 @@ JAXPLUGIN_ALWAYS_INLINE Floats SplatFloats(float x) { return Floats{} + x; }
 JAXPLUGIN_ALWAYS_INLINE Ints MinInts(Ints a, Ints b) { return a < b ? a : b; }
 JAXPLUGIN_ALWAYS_INLINE Ints MaxInts(Ints a, Ints b) { return a > b ? a : b; }
 
-// kLanes numbers at x[index] and after it, as float32.
+// Loads kLanes numbers from x[index] on, and converts them to float32.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE Floats LoadLanes(const void* x, int64_t index) {
   if constexpr (kFormat == Format::kF32) {
@@ -42,7 +42,7 @@ JAXPLUGIN_ALWAYS_INLINE Floats LoadLanes(const void* x, int64_t index) {
                      sizeof(halves));
     const Ints half = __builtin_convertvector(halves, Ints);
     if constexpr (kFormat == Format::kBF16) return FloatsOf(half << 16);
-    const Ints magnitude = (half & 0x7fff) << 13;  // FromF16
+    const Ints magnitude = (half & 0x7fff) << 13;  // same as in FromF16
     Ints normal = magnitude + (112 << 23);
     normal |= (magnitude >= (31 << 23)) & static_cast<int32_t>(kInfinity);
     const Ints subnormal =
@@ -62,7 +62,8 @@ JAXPLUGIN_ALWAYS_INLINE float LoadOne(const void* x, int64_t index) {
   return kFormat == Format::kBF16 ? FromBF16(half) : FromF16(half);
 }
 
-// a[0], b[0], a[1], b[1], ... of the lower halves, or of the upper ones.
+// Returns a[0], b[0], a[1], b[1], ... from the lower halves of a and b.
+// InterleaveHigh does the same with the upper halves.
 JAXPLUGIN_ALWAYS_INLINE Words InterleaveLow(Words a, Words b) {
 #if defined(__AVX512F__)
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
@@ -85,8 +86,9 @@ JAXPLUGIN_ALWAYS_INLINE Words InterleaveHigh(Words a, Words b) {
 #endif
 }
 
-// A square of kLanes x kLanes, turned: each round of interleaving the first
-// half of the vectors with the second rotates the bits of the indices by one.
+// Transposes a square of kLanes x kLanes words. Each round interleaves the
+// first half of the vectors with the second half. That rotates the bits of the
+// indices of all words by one.
 JAXPLUGIN_ALWAYS_INLINE void TurnLanes(Words* x) {
 #pragma GCC unroll 4
   for (int size = kLanes; size > 1; size /= 2) {

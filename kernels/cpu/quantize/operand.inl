@@ -1,32 +1,32 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantize along any dimension, with what recipes of training ask for: the
-// Hadamard transform, square blocks, a choice of scales, stochastic rounding.
-// The rules are those of jaxplugin/quantization/operations.py, bit by bit.
+// Quantizes along any dimension, with the options of training recipes: Hadamard
+// transform, square blocks, four over six, rounding scales up, stochastic
+// rounding. The results have the bits of jaxplugin/quantization/operations.py.
 //
-// A lane is a row, so nothing crosses lanes but what square blocks share. Rows
-// come in tiles; a task takes some chunks of k of some tiles.
+// A lane of a vector is a row. So nothing crosses lanes, except scales that the
+// rows of a square block share. A tile is 16 or 32 consecutive rows, and a
+// chunk is 256 values of k of a tile. A task quantizes some chunks.
 
-constexpr int kTileRows = 16;     // and a square's, where that is more
+constexpr int kTileRows = 16;  // rows of a tile; a square block may have more
 constexpr int kMaxTileRows = 32;
 constexpr int kMaxVectors = kMaxTileRows / kLanes;
-constexpr int kChunk = 256;       // values of a row between stores
+constexpr int kChunk = 256;    // values of a row that are stored together
 constexpr int kMinBlock = 16;
-constexpr int64_t kOperandTask = 64 * 1024;  // values a task
+constexpr int64_t kOperandTask = 64 * 1024;  // values of a task
 
 // Rows of x [outer, k, inner] that are read together.
 struct Tile {
-  int64_t row;  // the first one's number, outer * inner
+  int64_t row;  // index of the first row: outer index * inner + inner index
   int rows;
   int vectors;
 };
 
-// Where tiles lie, and in which order they and their chunks are taken: along
-// memory.
+// Cuts the rows into tiles and chunks, in the order of memory.
 struct Tiling {
-  int64_t rows, run;  // tiles do not cross from one run of rows to the next
-  int64_t tile_rows, tiles, chunks;  // of a run; of a row
+  int64_t rows, run;  // tiles do not cross the boundaries of runs of rows
+  int64_t tile_rows, tiles, chunks;  // tiles of a run, chunks of a row
   bool chunks_first;
 
   explicit Tiling(const OperandArgs& args)
@@ -52,14 +52,14 @@ struct Tiling {
   }
 };
 
-// The number in x of value k of a row.
+// Returns the index in x of value k of a row. `size` is x's size along k.
 JAXPLUGIN_ALWAYS_INLINE int64_t IndexOf(const OperandArgs& args, int64_t row,
                                         int64_t size, int64_t k) {
   return (row / args.inner * size + k) * args.inner + row % args.inner;
 }
 
-// Values [begin, begin + count) of rows [row, row + rows), at most kLanes, to
-// out[value * stride]; 0 where there are none.
+// Reads values [begin, begin + count) of rows [row, row + rows), at most kLanes
+// rows, to out[value * stride]. Values and rows past the end are 0.
 template <Format kFormat>
 void ReadColumn(const OperandArgs& args, int64_t row, int rows, int64_t begin,
                 int count, int stride, Floats* out) {
@@ -93,7 +93,8 @@ void ReadColumn(const OperandArgs& args, int64_t row, int rows, int64_t begin,
   }
 }
 
-// The same for a tile, out[value][vector], transformed.
+// Reads values [begin, begin + count) of a tile to out[value][vector], and
+// transforms them if the arguments say so.
 void ReadSpan(const OperandArgs& args, const Tile& tile, int64_t begin,
               int count, Floats* out) {
   for (int v = 0; v < tile.vectors; ++v) {
@@ -118,8 +119,8 @@ void ReadSpan(const OperandArgs& args, const Tile& tile, int64_t begin,
   }
 }
 
-// Bits of the largest magnitudes of a block, NaN above Inf: of each row, or of
-// all where they share scales.
+// Computes the bits of the largest magnitudes of a block: per row, or over all
+// rows if they share scales. NaN is above Inf.
 template <int kBlock>
 JAXPLUGIN_ALWAYS_INLINE void BlockMaxima(const OperandArgs& args,
                                          const Floats* x, int vectors,
@@ -140,7 +141,7 @@ JAXPLUGIN_ALWAYS_INLINE void BlockMaxima(const OperandArgs& args,
   for (int v = 0; v < vectors; ++v) maxima[v] = SplatInts(most);
 }
 
-// Encode on lanes: the nearest codes of magnitudes, as bits.
+// The same as Encode for the lanes of a vector.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE Ints EncodeNearest(Ints bits) {
   constexpr int kShift = 23 - T::kMantissaBits;
@@ -155,8 +156,9 @@ JAXPLUGIN_ALWAYS_INLINE Ints EncodeNearest(Ints bits) {
   return bits >= (127 + T::kMinExponent) << 23 ? normal : subnormal;
 }
 
-// One of the two codes beside them, by random bits: up with a probability
-// equal to the fraction that is lost, of 22 bits where codes are subnormal.
+// Rounds magnitudes stochastically to one of the two nearest codes. The
+// probability of rounding up is the fraction that rounding down would lose. For
+// subnormal codes the fraction has 22 bits.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE Ints EncodeStochastic(Ints bits, Words random) {
   constexpr int kShift = 23 - T::kMantissaBits;
@@ -176,17 +178,18 @@ JAXPLUGIN_ALWAYS_INLINE Ints EncodeStochastic(Ints bits, Words random) {
   return is_normal ? normal : subnormal;
 }
 
-// The results of a chunk that are stored row by row: scales, and codes in words
-// of 32 bits, the first code in the lowest bits.
+// The scales and codes of a chunk. Codes are in words of 32 bits, with the
+// first code in the lowest bits.
 struct Chunk {
   Words codes[kChunk / 4][kMaxVectors];
   uint8_t scale[kChunk / kMinBlock][kMaxTileRows];
 };
 
-// How the rows of a vector are encoded in a block: |x| * factor, or / factor.
+// The numbers to encode a block of the rows of a vector: |x| is multiplied by
+// factor (MX) or divided by it (NVFP4).
 struct Step {
   Floats factor;
-  Ints keep;  // masks of codes, 0 where the block is NaN
+  Ints keep;  // masks of codes, 0 if the block is NaN
 };
 
 template <typename T, int kBlock, bool kDivide, bool kStochastic>
@@ -223,7 +226,7 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeBlock(const Floats* x, int stride,
 
 #include "quantize/operand_scales.inl"
 
-// Finite magnitudes times 2^64, up to float32's largest number.
+// Multiplies numbers by 2^64. Magnitudes saturate at float32's largest number.
 JAXPLUGIN_ALWAYS_INLINE void ScaleTiny(Floats* x, int count) {
   constexpr int32_t kMost = static_cast<int32_t>(kInfinity) - 1 - (64 << 23);
   for (int i = 0; i < count; ++i) {
@@ -235,7 +238,7 @@ JAXPLUGIN_ALWAYS_INLINE void ScaleTiny(Floats* x, int count) {
   }
 }
 
-// Stores a chunk's codes and scales.
+// Stores the codes and scales of a chunk in the rows of the results.
 template <typename T, int kBlock>
 JAXPLUGIN_ALWAYS_INLINE void StoreChunk(const OperandArgs& args,
                                         const Tile& tile, int64_t begin,
@@ -328,7 +331,8 @@ void QuantizeChunk(const OperandArgs& args, const Tiling& tiling,
   StoreChunk<T, kBlock>(args, tile, begin, count, chunk);
 }
 
-// The largest finite magnitude of the blocks of a chunk, as bits.
+// Returns the bits of the largest magnitude of a chunk, over the blocks without
+// NaN or Inf.
 int32_t ChunkMax(const OperandArgs& args, const Tiling& tiling,
                  int64_t index) {
   int64_t begin;
@@ -353,7 +357,8 @@ int32_t ChunkMax(const OperandArgs& args, const Tiling& tiling,
   return most;
 }
 
-// amax over the blocks without NaN or Inf, / the range; 1 when that amax is 0.
+// Computes amax / range, with amax over the blocks without NaN or Inf. The
+// result is 1 if amax is 0.
 bool OperandGlobalScale(const OperandArgs& args, const Tiling& tiling,
                         int64_t each, const Parallel& parallel,
                         float* result) {
@@ -386,7 +391,7 @@ bool QuantizeTiles(const OperandArgs& args, const Tiling& tiling, int64_t each,
   const int64_t count = tiling.Count();
   return ParallelFor(
       parallel, CeilDiv(count, each), [=, &args, &tiling](int64_t t, int) {
-        // Here, not above: tasks run in the default floating-point mode.
+        // Computed in the task, which runs in the default float mode.
         const Nvfp4Global shared(global);
         for (int64_t i = t * each; i < Min(count, (t + 1) * each); ++i) {
           if (args.key != nullptr) {

@@ -1,10 +1,11 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scales of the blocks of a tile, for quantize/operand.inl: of MX formats,
-// and NVFP4's, to 6, or to 6 or 4, whichever errs less.
+// Computes the scales of the blocks of a tile for quantize/operand.inl. An
+// NVFP4 block is scaled so that its amax becomes 6. With four_over_six it is
+// scaled to 6 or 4, whichever has the smaller squared error.
 
-// Scales, and what goes with them, of the blocks of a tile.
+// The scales of the blocks of a tile, and the steps to encode their values.
 struct Scales {
   Ints code[kMaxVectors];
   Step step[kMaxVectors];
@@ -18,7 +19,7 @@ JAXPLUGIN_ALWAYS_INLINE void MxScales(const OperandArgs& args,
   for (int v = 0; v < vectors; ++v) {
     const Ints amax = maxima[v];
     Ints byte = (amax >> 23) - T::kMaxExponent;
-    // A comparison gives -1 where it holds.
+    // A true comparison is -1.
     if (args.round_up) byte -= (amax & 0x7fffff) > kMaxMantissa;
     byte = MaxInts(byte, Ints{});
     const Ints keep = amax < static_cast<int32_t>(kInfinity);
@@ -27,7 +28,7 @@ JAXPLUGIN_ALWAYS_INLINE void MxScales(const OperandArgs& args,
   }
 }
 
-// The codes of positive scales: the nearest ones, or the least not below.
+// Returns the codes of positive scales, rounded to nearest or up.
 JAXPLUGIN_ALWAYS_INLINE Ints Nvfp4Codes(Ints ideal, bool up) {
   const Ints code = EncodeNearest<E4M3>(ideal);
   if (!up) return code;
@@ -35,8 +36,8 @@ JAXPLUGIN_ALWAYS_INLINE Ints Nvfp4Codes(Ints ideal, bool up) {
   return code - ((number < ideal) & (code < E4M3::kFacts.max_code));
 }
 
-// Scales that bring the largest magnitudes to `largest`; `numbers` are their
-// values.
+// Computes scales such that the largest magnitude of a block becomes `largest`.
+// `numbers` are the values of the scales.
 JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesTo(float largest, bool up,
                                            const Nvfp4Global& global,
                                            const Ints* maxima, int vectors,
@@ -46,22 +47,24 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesTo(float largest, bool up,
     if (global.invalid) keep = Ints{};
     Floats amax = FloatsOf(maxima[v] & keep);
     if (global.tiny) {
-      // What it makes Inf saturates below, as any number this large.
+      // If this overflows to Inf, the scale saturates, as for any number this
+      // large.
       amax = amax * 0x1p64f;
     }
-    // By bits, which are ordered as positive numbers are.
+    // Compares bits, which have the order of positive floats.
     const Ints ideal = MaxInts(IntsOf(amax / largest / global.divisor) & keep,
                                IntsOf(SplatFloats(kMinE4M3)));
     const Ints code = Nvfp4Codes(ideal, up);
     numbers[v] = FloatsOf(code << 20) * 0x1p120f;
-    // Where nothing is kept the quotients do not matter.
+    // If a block is not kept, its quotients do not matter.
     out->step[v].factor = numbers[v] * global.divisor;
     out->step[v].keep = keep;
     out->code[v] = keep ? code & (maxima[v] != 0) : SplatInts(0x7f);
   }
 }
 
-// Sums of x[0] + x[half], x[1] + x[half + 1], ... and so on, into x[0].
+// Sums kCount numbers into x[0]: first x[0] + x[half], x[1] + x[half + 1], ...,
+// then these sums in the same way.
 template <int kCount, typename V>
 JAXPLUGIN_ALWAYS_INLINE void SumTree(V* x) {
   for (int half = kCount / 2; half > 0; half /= 2) {
@@ -69,8 +72,8 @@ JAXPLUGIN_ALWAYS_INLINE void SumTree(V* x) {
   }
 }
 
-// Sums of a block's squared errors, in units of the global scale: of each row,
-// or of all where they share scales.
+// Computes the sums of a block's squared errors, in units of the global scale:
+// per row, or over all rows if they share scales.
 JAXPLUGIN_ALWAYS_INLINE void Nvfp4Errors(const OperandArgs& args,
                                          const Floats* x, int vectors,
                                          const Scales& scales,
@@ -90,7 +93,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Errors(const OperandArgs& args,
       const Floats error = (FloatsOf(quotient) - FloatsOf(rounded)) *
                            numbers[v];
       const Floats square = error * error;
-      // Subnormals count as nothing, as they do in operations.
+      // Subnormal squares become 0, because XLA's operations flush them.
       squares[i] = FloatsOf((square >= 0x1p-126f) & IntsOf(square));
     }
     SumTree<kMinBlock>(squares);
@@ -102,7 +105,8 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Errors(const OperandArgs& args,
   for (int v = 0; v < vectors; ++v) sums[v] = SplatFloats(rows[0]);
 }
 
-// Scales to 6; or, if asked to choose, to 4 where that has the smaller error.
+// Computes NVFP4's scales: to 6, or with four_over_six to 4 if that has the
+// smaller error.
 JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesOf(const OperandArgs& args,
                                            const Nvfp4Global& global,
                                            const Floats* x, const Ints* maxima,

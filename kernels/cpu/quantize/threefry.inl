@@ -1,9 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random bits as JAX draws them of a threefry2x32 key where
-// jax_threefry_partitionable is set: those of a value are a hash of its number
-// in row-major order, and of nothing else.
+// The random bits that JAX draws from a threefry2x32 key under
+// jax_threefry_partitionable. The bits of a value are a hash of the key and the
+// value's index in row-major order.
 //
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1,
 // 2, 3" (SC 2011): Threefry-2x32 with 20 rounds.
@@ -20,7 +20,7 @@ struct Threefry {
     *b = (*b << kDistance | *b >> (32 - kDistance)) ^ *a;
   }
 
-  // 32 bits of each of the values of numbers high * 2^32 + low.
+  // Returns 32 bits for each of the values with indices high * 2^32 + low.
   JAXPLUGIN_ALWAYS_INLINE Words Bits(Words high, Words low) const {
     Words a = high + keys[0];
     Words b = low + keys[1];
@@ -40,11 +40,11 @@ struct Threefry {
   }
 };
 
-// The numbers of the values of a column of kLanes rows.
+// The indices of one value of each of kLanes rows.
 struct Counters {
-  Words high, low;  // of the rows' first values
+  Words high, low;
 
-  // Those of the values `distance` further on.
+  // Returns the indices of the values `distance` further.
   JAXPLUGIN_ALWAYS_INLINE Counters After(int64_t distance) const {
     const Words sum = low + static_cast<uint32_t>(distance);
     const Words carry = reinterpret_cast<Words>(sum < low) & 1u;

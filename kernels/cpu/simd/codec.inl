@@ -1,9 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes to float32 and back, in loops that any compiler vectorizes, and the
-// classification of rows. Included inside an anonymous namespace, once per
-// instruction set.
+// Converts codes to float32 and float32 to 16-bit floats, in loops that any
+// compiler vectorizes, and finds unsafe rows (kSafeExponent). Each instruction
+// set includes the file inside an anonymous namespace.
 
 JAXPLUGIN_ALWAYS_INLINE float AsFloat(uint32_t bits) {
   float f;
@@ -34,7 +34,7 @@ constexpr uint32_t kMagnitude = 0x7fffffff;
 constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kQuietNan = 0x7fc00000;
 
-// What loops need to know of a format of small floats, for the compiler.
+// Compile-time constants of a small float format.
 template <Format kFormat_>
 struct SmallFloat {
   static constexpr Format kFormat = kFormat_;
@@ -46,7 +46,7 @@ struct SmallFloat {
       (kFacts.max_code >> kMantissaBits) - kBias;
   static constexpr int kSignShift = kFacts.bits - 1;
   static constexpr uint32_t kMagnitudeMask = (1u << kSignShift) - 1;
-  // The largest finite value as bits of float32.
+  // The bits of the largest finite value in float32.
   static constexpr uint32_t kMaxBits =
       (static_cast<uint32_t>(kFacts.max_code) << (23 - kMantissaBits)) +
       ((127u - kBias) << 23);
@@ -57,23 +57,23 @@ using E2M3 = SmallFloat<Format::kE2M3>;
 using E3M2 = SmallFloat<Format::kE3M2>;
 using E2M1 = SmallFloat<Format::kE2M1>;
 
-// The value of a code. Branch-free, and without float32 subnormals as
-// intermediates (each costs a microcode assist on many machines).
+// Decodes a code without branches and without float32 subnormals as
+// intermediates, which cost a microcode assist on many machines.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE float Decode(uint32_t code) {
   const uint32_t magnitude = (code & T::kMagnitudeMask)
                              << (23 - T::kMantissaBits);
   uint32_t normal = magnitude + ((127u - T::kBias) << 23);
-  // With the exponent field of the smallest normal the mantissa reads
-  // 1 + mantissa; the subtraction is exact.
+  // With the exponent field of the smallest normal number, the bits are
+  // (1 + mantissa) * 2^kMinExponent. Subtracting 2^kMinExponent is exact.
   const uint32_t subnormal =
       AsBits(AsFloat(magnitude + ((128u - T::kBias) << 23)) -
              AsFloat((127u + T::kMinExponent) << 23));
   constexpr uint32_t kNotFinite = static_cast<uint32_t>(T::kFacts.max_code + 1)
                                   << (23 - T::kMantissaBits);
-  if (T::kFacts.has_infinity) {  // and NaN above it
+  if (T::kFacts.has_infinity) {  // the codes above Inf are NaN
     normal = magnitude >= kNotFinite ? normal | kInfinity : normal;
-  } else if (T::kFacts.has_nan) {  // the last code
+  } else if (T::kFacts.has_nan) {  // only the last code is NaN
     normal = magnitude == kNotFinite ? kQuietNan : normal;
   }
   const uint32_t bits = magnitude < (1u << 23) ? subnormal : normal;
@@ -103,7 +103,7 @@ JAXPLUGIN_ALWAYS_INLINE float FromF16(uint16_t half) {
   return AsFloat(bits | (half & 0x8000u) << 16);
 }
 
-// Round to nearest even; NaN stays NaN (quiet, with its sign).
+// Rounds to nearest even. NaN stays NaN (quiet, with its sign).
 JAXPLUGIN_ALWAYS_INLINE uint16_t ToBF16(float f) {
   const uint32_t bits = AsBits(f);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -111,14 +111,15 @@ JAXPLUGIN_ALWAYS_INLINE uint16_t ToBF16(float f) {
   return static_cast<uint16_t>((bits & kMagnitude) > kInfinity ? nan : rounded);
 }
 
-// Round to nearest even, overflow to Inf, subnormals honoured.
+// Rounds to nearest even, with subnormals. Overflow gives Inf.
 JAXPLUGIN_ALWAYS_INLINE uint16_t ToF16(float f) {
   const uint32_t bits = AsBits(f);
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t capped = magnitude < 0x47800000u ? magnitude : 0x47800000u;
   const uint32_t normal =
       (capped + 0xfff + ((capped >> 13) & 1) - (112u << 23)) >> 13;
-  // The quantum of float32 at 0.5 is float16's smallest subnormal.
+  // An ulp of float32 at 0.5 is 2^-24, float16's smallest subnormal, so the
+  // addition rounds to it.
   const uint32_t subnormal = AsBits(AsFloat(capped) + 0.5f) - 0x3f000000u;
   uint32_t code = magnitude < 0x38800000u ? subnormal : normal;
   code = magnitude > kInfinity ? 0x7e00u : code;
@@ -131,8 +132,8 @@ JAXPLUGIN_ALWAYS_INLINE void DecodeBytes(const uint8_t* codes, int64_t count,
   for (int64_t i = 0; i < count; ++i) out[i] = Decode<T>(codes[i]);
 }
 
-// Decodes `count` codes of values, without scale, to float32. The first is
-// value `k0` of the row, even where they are packed.
+// Decodes values [k0, k0 + count) of a row to float32, without their scales. If
+// the codes are packed, k0 and count are even.
 inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
                          int64_t count, float* __restrict out) {
   switch (x.format) {
@@ -168,7 +169,8 @@ inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
   }
 }
 
-// Multiplies by the block scales; k0 is a multiple of the block size.
+// Multiplies values [k0, k0 + count) of a row by their block scales. k0 is a
+// multiple of the block size.
 inline void ApplyScale(const Operand& x, int64_t row, int64_t k0,
                        int64_t count, float* __restrict out) {
   if (x.scale_kind == ScaleKind::kNone) return;
@@ -192,7 +194,7 @@ JAXPLUGIN_ALWAYS_INLINE const uint8_t* RowValues(const Operand& x,
   return x.values + row * x.row_bytes;
 }
 
-// 1 or 0, in a byte: loops over bytes then stay vectors of bytes.
+// Returns 1 or 0 as a byte, so that compilers vectorize loops with bytes.
 JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
   constexpr int kLow = 127 - kSafeExponent;
   const uint8_t above = static_cast<uint8_t>(byte - kLow);
@@ -200,7 +202,7 @@ JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
          static_cast<uint8_t>(byte != 255);
 }
 
-// Whether block c of a quantized row holds nothing but zeros.
+// Whether all values of block c of a quantized row are zero.
 inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
   const uint8_t* values = RowValues(x, row);
   const int magnitudes = MagnitudeBits(x.format);
@@ -212,7 +214,7 @@ inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
   return true;
 }
 
-// The slow half of RowIsSafe: is there a nonzero value under an extreme scale?
+// The slow half of RowIsSafe, for a row that has scales outside of the range.
 __attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
                                                             int64_t row) {
   const uint8_t* scale = x.scale + row * x.scale_cols;
@@ -222,8 +224,8 @@ __attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
   return true;
 }
 
-// Whether the fast paths support this row (see kSafeExponent). All-zero
-// blocks, whose MX scale byte is 0, are safe under any scale.
+// Whether the row is safe (see kSafeExponent). All-zero blocks, which have MX
+// scale byte 0, are safe with any scale.
 inline bool RowIsSafe(const Operand& x, int64_t row) {
   if (x.scale_kind != ScaleKind::kE8M0) return true;
   const uint8_t* scale = x.scale + row * x.scale_cols;
@@ -234,8 +236,9 @@ inline bool RowIsSafe(const Operand& x, int64_t row) {
   return unsafe == 0 || ExtremeBlocksAreZero(x, row);
 }
 
-// Whether no scale of rows [row, row + count) is extreme, so that RowIsSafe says
-// yes to each: one pass over their bytes, which a row's are too few for.
+// Whether all scales of rows [row, row + count) are within the safe range. If
+// so, RowIsSafe is true for each row. One pass over the scales of many rows is
+// faster than one pass per row, because a row has few scales.
 inline bool ScalesAreSafe(const Operand& x, int64_t row, int64_t count) {
   if (x.scale_kind != ScaleKind::kE8M0) return true;
   const uint8_t* scale = x.scale + row * x.scale_cols;

@@ -1,9 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Facts of number formats, once: what jaxplugin's kernels/formats.py says, for
-// the compiler. Sources: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP
-// 8-bit Floating Point Specification (OFP8).
+// Facts of number formats as compile-time constants, same as in
+// kernels/formats.py. Sources: OCP Microscaling Formats (MX) v1.0, section 5.3;
+// OCP 8-bit Floating Point Specification (OFP8).
 
 #ifndef JAXPLUGIN_KERNELS_CPU_SIMD_FORMATS_H_
 #define JAXPLUGIN_KERNELS_CPU_SIMD_FORMATS_H_
@@ -14,18 +14,18 @@
 
 namespace jaxplugin {
 
-// Numbers that cross the line to other builds (compare.cc) and to Python
-// (jaxplugin/runtime/cpu_library.py): only append.
+// Only append: other builds (compare.cc) and Python
+// (jaxplugin/runtime/cpu_library.py) use these numbers.
 enum class Format { kE4M3, kE5M2, kE2M1, kF32, kBF16, kF16, kE2M3, kE3M2 };
 inline constexpr int kFormats = 8;
 enum class ScaleKind { kNone, kE8M0, kE4M3 };
 
 struct FormatFacts {
   int bits;         // of a code
-  int stored_bits;  // of memory that a code takes; those it lacks are 0
+  int stored_bits;  // of a code in memory; unused high bits are 0
   int exponent_bits;
   int mantissa_bits;
-  int max_code;     // of the largest finite value; NaN and Inf lie above it
+  int max_code;     // code of the largest finite value; NaN and Inf are above
   bool has_nan;
   bool has_infinity;
 };
@@ -44,28 +44,28 @@ JAXPLUGIN_ALWAYS_INLINE constexpr FormatFacts FactsOf(Format f) {
   return {};
 }
 
-// Floats as they are, without scales.
+// Whether the format is an unquantized float, which has no scales.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPlain(Format f) {
   return FactsOf(f).bits > 8;
 }
 
-// Whether a byte holds two codes, the first one in its low half.
+// Whether a byte holds two codes; the first one is in the low half.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPacked(Format f) {
   return FactsOf(f).stored_bits == 4;
 }
 
-// Bytes that `values` of them take, an even number where they are packed.
+// Returns the size of `values` values. The number must be even if packed.
 JAXPLUGIN_ALWAYS_INLINE constexpr int64_t BytesOf(Format f, int64_t values) {
   return values * FactsOf(f).stored_bits / 8;
 }
 
-// The bits of a byte of codes that hold a magnitude, without signs.
+// Returns a mask of the magnitude bits in a byte of codes (all but the signs).
 JAXPLUGIN_ALWAYS_INLINE constexpr int MagnitudeBits(Format f) {
   const int code = (1 << (FactsOf(f).bits - 1)) - 1;
   return IsPacked(f) ? code << 4 | code : code;
 }
 
-// The formats of `quantize`: the values of its `format` attribute.
+// The values of the `format` attribute of quantize.
 enum class QuantizedFormat {
   kMxfp8 = 0,
   kMxfp8E5m2,

@@ -1,20 +1,21 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes in AVX2 registers: 32 bytes of them to float32 in whatever order is
-// cheapest, and rows to float32 in the natural order.
+// Converts codes to float32 with AVX2: groups of 32 bytes in the order that is
+// cheapest to decode, and rows in that order or the natural order.
 
-constexpr int kGroupBytes = 32;  // of codes: one load
+constexpr int kGroupBytes = 32;  // bytes of codes in a group: one load
 
-// The format that codes of `f` have in a register. Both formats of 6 bits
-// become E4M3 (LoadCodes), which has all of their values as normal numbers.
+// Returns the format of `f`'s codes in a register. LoadCodes converts both
+// 6-bit formats to E4M3, which represents all of their values as normal
+// numbers.
 constexpr Format InRegister(Format f) {
   return FactsOf(f).bits == 6 ? Format::kE4M3 : f;
 }
 
-// An 8-bit code moved into the fields of a bf16 or float32 reads as its value
-// times 2^-ValueShift: subnormal codes too, which become bf16 subnormals. NaN
-// and Inf read as numbers, so whoever does this looks for them (NotFinite).
+// Moving the fields of an 8-bit code into a bf16 or float32 gives the value
+// times 2^-ValueShift. Subnormal codes become subnormals. NaN and Inf become
+// finite numbers, so the caller must search for them (Largest).
 constexpr int ValueShift(Format f) {
   switch (InRegister(f)) {
     case Format::kE4M3: return 127 - E4M3::kBias;
@@ -23,24 +24,25 @@ constexpr int ValueShift(Format f) {
   }
 }
 
-// Values in kGroupBytes of codes.
+// Returns the number of values in a group.
 constexpr int64_t GroupValues(Format f) {
   return IsPacked(f) ? 2 * kGroupBytes : kGroupBytes;
 }
 
-// Pairs (two bf16 a dword) that a group becomes, 16 values in each.
+// Returns the number of vectors of bf16 pairs that Expand converts a group to.
+// A vector has 16 values, two per dword.
 constexpr int GroupPairs(Format f) { return IsPacked(f) ? 4 : 2; }
 
-// The index in a group of the value in lane `lane` of the float32s that
-// SplitPairs extracts from pair `p` of Expand: from the low (half 0) or the
-// high halves.
+// Expand converts a group to vectors of pairs, and SplitPairs converts vector
+// `p` to two vectors of float32, from the low (half 0) or the high halves of
+// the dwords. Returns the index in the group of the value in lane `lane`.
 constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
   if (!IsPacked(f)) return 4 * lane + 2 * half + 1 - p;
   const int byte = lane / 4 * 16 + lane % 4 * 2 + half;
   return 2 * (byte + p / 2 * 8) + p % 2;
 }
 
-// The largest code seen, as if without sign, a byte.
+// The largest magnitude of the codes seen in each byte, with the sign bit set.
 struct Largest {
   __m256i bytes = _mm256_setzero_si256();
 
@@ -59,7 +61,8 @@ struct Largest {
   }
 };
 
-// The codes of E2M1 as one byte and as the two of a bf16.
+// Tables of the 16 E2M1 codes: twice the value as a byte, and both bytes of the
+// value as bf16.
 struct NibbleTables {
   __m256i twice_plus_12;  // 0..24
   __m256i twice;          // -12..12
@@ -80,7 +83,7 @@ struct NibbleTables {
   }
 };
 
-// The codes that E4M3 has for the 32 magnitudes of a format of 6 bits.
+// The E4M3 codes of the 32 magnitudes of a 6-bit format.
 template <Format kFormat>
 struct AsE4M3 {
   alignas(32) uint8_t codes[32] = {};
@@ -88,7 +91,8 @@ struct AsE4M3 {
   constexpr AsE4M3() {
     using T = SmallFloat<kFormat>;
     for (int code = 1; code < 32; ++code) {
-      // A significand of `top` + 1 bits, times 2^exponent.
+      // The value is significand * 2^exponent; `top` is the significand's
+      // highest bit.
       int significand = code & ((1 << T::kMantissaBits) - 1);
       int exponent = T::kMinExponent - T::kMantissaBits;
       if (const int field = code >> T::kMantissaBits; field != 0) {
@@ -104,7 +108,7 @@ struct AsE4M3 {
   }
 };
 
-// A group of codes, as InRegister says.
+// Loads a group of codes and converts them to InRegister(kFormat).
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE __m256i LoadCodes(const uint8_t* bytes) {
   const __m256i codes =
@@ -117,7 +121,7 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadCodes(const uint8_t* bytes) {
     const __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128(halves));
     const __m256i high =
         _mm256_broadcastsi128_si256(_mm_load_si128(halves + 1));
-    // Bit 4 of a code chooses between them, bit 5 is the sign.
+    // Bit 4 of a code selects the half of the table, bit 5 is the sign.
     const __m256i magnitudes = _mm256_blendv_epi8(
         _mm256_shuffle_epi8(low, codes), _mm256_shuffle_epi8(high, codes),
         _mm256_slli_epi16(codes, 3));
@@ -135,28 +139,29 @@ JAXPLUGIN_ALWAYS_INLINE __m256i HighNibbles(__m256i codes) {
   return LowNibbles(_mm256_srli_epi16(codes, 4));
 }
 
-// Two bf16 a dword to the float32s of the low and of the high halves.
+// Converts pairs of bf16 to float32: out[0] has the low halves of the dwords,
+// out[1] the high halves.
 JAXPLUGIN_ALWAYS_INLINE void SplitPairs(__m256i pairs, __m256* out) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
   out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
   out[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, high));
 }
 
-// The factors of four lanes and four lanes.
+// Broadcasts *low to the lower four lanes and *high to the upper four.
 JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
   return _mm256_blend_ps(_mm256_broadcast_ss(low), _mm256_broadcast_ss(high),
                          0xf0);
 }
 
-// The bits of a float32 that have the sign and the fields of an FP8 code.
+// Returns a mask of the float32 bits that hold an FP8 code's sign and fields.
 template <Format kFormat>
 constexpr uint32_t MovedFields() {
   static_assert(FactsOf(kFormat).bits == 8);
   return 0x80000000u | 0x7fu << (23 - FactsOf(kFormat).mantissa_bits);
 }
 
-// A group's values times 2^-ValueShift as bf16, in the order of ExpandedIndex.
-// kFormat is one that codes have in registers.
+// Converts a group to bf16, times 2^-ValueShift, in the order of ExpandedIndex.
+// kFormat is a result of InRegister.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
                                     __m256i* pairs) {
@@ -171,9 +176,11 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
       pairs[2 + s] = _mm256_unpackhi_epi8(low, high);
     }
   } else {
-    // Sign and fields: a code in the high byte of 16 bits moved down, its sign
-    // smeared over the exponent bits that it lacks, which are then cleared. Odd
-    // codes are in high bytes; an even one times 2^(8 - kShift) is moved down.
+    // An arithmetic shift moves a code from the high byte of a word to the
+    // fields of a bf16. It copies the sign into the exponent bits that the code
+    // does not have, and the mask clears them. Odd codes are in high bytes.
+    // Even codes are in low bytes, and a multiplication by 2^(8 - kShift) moves
+    // them to the same bits.
     constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
     const __m256i fields = _mm256_set1_epi16(
         static_cast<short>(MovedFields<kFormat>() >> 16));
@@ -183,13 +190,14 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
   }
 }
 
-// Eight codes in the low bytes of dwords.
+// Loads eight codes into the low bytes of dwords.
 JAXPLUGIN_ALWAYS_INLINE __m256i LoadEight(const uint8_t* bytes) {
   return _mm256_cvtepu8_epi32(
       _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Eight FP8 codes, in the low bytes of dwords, to float32 times 2^-ValueShift.
+// Converts eight FP8 codes, in the low bytes of dwords, to float32, times
+// 2^-ValueShift.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE __m256 MoveFields(__m256i codes) {
   constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
@@ -199,9 +207,9 @@ JAXPLUGIN_ALWAYS_INLINE __m256 MoveFields(__m256i codes) {
       _mm256_srai_epi32(_mm256_slli_epi32(codes, 24), kShift), fields));
 }
 
-constexpr uint32_t kMostScale = 127 + 62;
+constexpr uint32_t kMostScale = 127 + 62;  // the E8M0 code of 2^62
 
-// One scale, as DecodeScales says.
+// Decodes one scale for DecodeScales.
 JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, uint32_t byte,
                                          int shift) {
   if (kind == ScaleKind::kE4M3) {
@@ -213,7 +221,8 @@ JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, uint32_t byte,
   return AsFloat(byte == 255 ? kQuietNan : bits);
 }
 
-// Whether every scale is one that DecodeScales takes the short way with.
+// Whether no scale needs the special cases of ScaleTimes: NaN, and E8M0 from
+// 2^62 on.
 inline bool ScalesArePlain(ScaleKind kind, const uint8_t* bytes,
                            int64_t count) {
   uint8_t special = 0;
@@ -229,16 +238,17 @@ inline bool ScalesArePlain(ScaleKind kind, const uint8_t* bytes,
   return special == 0;
 }
 
-// Scales [c0, c0 + count) of a row to float32, times 2^shift (0 <= shift <= 60)
-// for rows that are safe. A zero block may have any scale: above 2^62 it reads
-// as that, so that the product of two is finite, and zero times it is zero.
+// Decodes scales [c0, c0 + count) of a safe row to float32, times 2^shift (0 <=
+// shift <= 60). The scale of a zero block may have any value. Scales above 2^62
+// become 2^62, so that the product of two scales is finite and zero times it is
+// zero.
 inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
                          int64_t count, int shift, float* __restrict out) {
   const uint8_t* bytes = x.scale + row * x.scale_cols + c0;
   int64_t i = 0;
   if (ScalesArePlain(x.scale_kind, bytes, count)) {
     if (x.scale_kind == ScaleKind::kE4M3) {
-      // In two steps: 2^(120 + shift) may be too large.
+      // Two multiplications, because 2^(120 + shift) may overflow.
       const __m256 whole = _mm256_set1_ps(AsFloat((127u + 120u) << 23));
       const __m256 rest =
           _mm256_set1_ps(AsFloat(static_cast<uint32_t>(127 + shift) << 23));
@@ -258,15 +268,18 @@ inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
   for (; i < count; ++i) out[i] = ScaleTimes(x.scale_kind, bytes[i], shift);
 }
 
-// What UnpackRun has in scales of codes of a byte, as their power of two.
+// UnpackRun multiplies the scales of formats with one code per byte by
+// 2^kUnpackScaleShift, and their values by 2^-kUnpackScaleShift.
 constexpr int kUnpackScaleShift = 60;
 
-// The order in which UnpackRun gives values. By groups, for codes of a byte, is
-// that of ExpandedIndex in each 32 values that are whole.
+// The order of the values that UnpackRun writes. kGroups is the order of
+// ExpandedIndex in each whole group of 32 values. It is for formats with one
+// code per byte.
 enum class Order { kNatural, kGroups };
 
-// 32 values without scale; those of a byte times 2^-kUnpackScaleShift. `codes`
-// are kGroupBytes, or half of them where they are packed.
+// Converts 32 values without scale. Values of formats with one code per byte
+// are multiplied by 2^-kUnpackScaleShift. `codes` has 32 bytes, or 16 if
+// packed.
 template <Format kFormat, Order kOrder>
 JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
                                           const NibbleTables& tables,
@@ -316,9 +329,10 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
   }
 }
 
-// `groups` times 32 values times scale; `scale` is of their blocks, for 8-bit
-// codes times 2^kUnpackScaleShift. Asks for what lies `ahead` bytes further.
-// False, with nothing done that counts, where a code is NaN or Inf.
+// Converts `groups` groups of 32 values and multiplies them by their scales.
+// `scale` has the scales of their blocks, times 2^kUnpackScaleShift for formats
+// with one code per byte. Prefetches the codes `ahead` bytes further. Returns
+// false if a code is NaN or Inf; the output is then invalid.
 template <Format kFormat, int kBlock, Order kOrder>
 inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
                          const float* scale, int64_t ahead, float* out) {
@@ -365,9 +379,10 @@ inline bool UnpackOfFormat(const uint8_t* codes, int64_t groups, int64_t block,
 
 constexpr int64_t kUnpackMax = 4096;
 
-// Values [k0, k0 + count) of a row times scale, of rows that are safe (others
-// give garbage); k0 is a multiple of 32, count of kUnpackMax at most. Asks for
-// codes `ahead` bytes further: nothing is read there.
+// Converts values [k0, k0 + count) of a safe row and multiplies them by their
+// scales. (The result of an unsafe row is invalid.) k0 is a multiple of 32, and
+// count is at most kUnpackMax. Prefetches the codes `ahead` bytes further,
+// which may be outside of the array.
 inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
                       Order order, int64_t ahead, float* out) {
   const uint8_t* codes = RowValues(x, row);

@@ -1,17 +1,17 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes to bf16 in registers (AVX-512 VBMI), in units of 128 values: four
-// vectors of 32 bf16. Every value of a quantized format is exact in bf16, so a
-// code is looked up in tables held in registers.
+// Converts codes to bf16 in registers (AVX-512 VBMI), in units of 128 values:
+// four vectors of 32 bf16. bf16 represents every value of a quantized format
+// exactly. The conversion looks up codes in tables, which registers hold.
 //
-// A dot does not mind the order of k, as long as both operands have the same.
-// So values stay where decoding leaves them, and only the operand that is
-// unpacked less often is reordered to match:
+// A dot does not depend on the order of k if both operands have the same order.
+// So values stay in the order in which decoding leaves them. Only the operand
+// that is unpacked less often is permuted to match the other one. The orders:
 //   byte order    vectors 2 g, 2 g + 1: even and odd values of 64 g + 0..63
 //   nibble order  vector q: values q, 4 + q, 8 + q, ...
 //   natural order plain bf16
-// In all of them a dword of a vector holds two values of one block.
+// In each order, a dword of a vector holds two values of one block.
 
 constexpr int64_t kUnit = 128;
 constexpr int64_t kUnitBytes = kUnit * 2;  // as bf16
@@ -24,7 +24,7 @@ JAXPLUGIN_ALWAYS_INLINE Order NativeOrder(Format format) {
                            : Order::kByte;
 }
 
-// The word, of the 128 of a unit, that holds value v.
+// Returns the index of the word that holds value v, among 128 words of a unit.
 inline int WordOf(Order order, int v) {
   switch (order) {
     case Order::kByte: return (v / 64 * 2 + v % 2) * 32 + v % 64 / 2;
@@ -42,7 +42,7 @@ struct Unit {
 struct Reorder {
   bool needed;
   alignas(64) uint16_t index[4][32];
-  uint32_t upper[4];  // words that come from the last two vectors
+  uint32_t upper[4];  // masks of words that come from the last two vectors
 
   Reorder(Order from, Order to) : needed(from != to), upper{} {
     for (int v = 0; v < kUnit; ++v) {
@@ -79,15 +79,16 @@ inline uint16_t CodeToBF16(Format format, int code) {
   return static_cast<uint16_t>(AsBits(value) >> 16);
 }
 
-// For formats of a byte a code the high and low bytes of the bf16 of 128 codes:
-// those of 8 bits without sign, or those of 6 bits with it, twice. For E2M1 (in
-// high0) the bf16 of the 16 codes, twice: vpermw looks at 5 bits, so the bit
-// above the nibble needs no masking.
+// Look-up tables of the bf16 values of a format. For formats with one code per
+// byte, they hold the high bytes and the low bytes of 128 codes. These are the
+// 8-bit codes without sign, or the 64 codes of 6 bits with sign, repeated. For
+// E2M1, high0 holds the 16 values, repeated: vpermw reads 5 bits of an index,
+// so the bit above the nibble needs no mask.
 struct Tables {
   __m512i high0, high1, low0, low1;
 };
 
-// The tables in memory, made once per call.
+// The tables in memory, computed once per call.
 struct TableBytes {
   alignas(64) uint8_t high[128];
   alignas(64) uint8_t low[128];
@@ -114,8 +115,9 @@ struct TableBytes {
   }
 };
 
-// 64 codes of a byte each: their even and their odd values. Bit 7 of a code is
-// a sign: one of 6 bits has 0 there, and its own in the tables.
+// Converts 64 codes, one per byte, to their even and odd values. Bit 7 of an
+// 8-bit code is its sign. A 6-bit code has 0 there, and the tables include its
+// sign.
 JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
                                      __m512i* even, __m512i* odd) {
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -131,7 +133,7 @@ JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
                                    0xd8);
 }
 
-// 128 codes of E2M1, the first of a byte low.
+// Converts 128 codes of E2M1. The first code of a byte is in the low nibble.
 JAXPLUGIN_ALWAYS_INLINE Unit Unpack4(__m512i codes, __m512i table) {
   return Unit{{_mm512_permutexvar_epi16(codes, table),
                _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table),
@@ -139,14 +141,16 @@ JAXPLUGIN_ALWAYS_INLINE Unit Unpack4(__m512i codes, __m512i table) {
                _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table)}};
 }
 
-// 64 bytes, those past `left` zero: code 0 is value 0 in every format.
+// Loads the first `left` of 64 bytes; the others are 0, which is the code of
+// value 0 in every format.
 JAXPLUGIN_ALWAYS_INLINE __m512i LoadBytes(const uint8_t* p, int64_t left) {
   if (left >= 64) return _mm512_loadu_si512(p);
   if (left <= 0) return _mm512_setzero_si512();
   return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), p);
 }
 
-// 16 scale bytes, those past `left` zero, as float32.
+// Loads the first `left` of 16 scale bytes (the others are 0), and converts
+// them to float32.
 JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
                                           int64_t left) {
   const __mmask16 mask =
@@ -165,7 +169,7 @@ JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
         bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255)), nan);
     return _mm512_castsi512_ps(bits);
   }
-  // As Decode<E4M3>.
+  // The same computation as in Decode<E4M3>.
   const __m512i magnitude = _mm512_slli_epi32(
       _mm512_and_si512(code, _mm512_set1_epi32(0x7f)), 20);
   __m512i bits = _mm512_add_epi32(magnitude, _mm512_set1_epi32(120 << 23));
@@ -184,8 +188,9 @@ JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
   return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
 }
 
-// Which of 16 scales belongs to each dword of vectors of codes: `values` is how
-// many values 16 dwords span: 64 in byte order, 128 in nibble order.
+// The index, among 16 scales, of the scale of each dword of a vector. `values`
+// is the number of values that the 16 dwords of a vector cover: 64 in byte
+// order, 128 in nibble order.
 struct ScaleIndex {
   alignas(64) int32_t lanes[8][16];
   ScaleIndex(int64_t block, int values) {
@@ -201,8 +206,8 @@ struct ScaleIndex {
   }
 };
 
-// 32 bf16 times the scale of their dword, exact: an even bf16 is the high half
-// of its dword shifted up, an odd one that of the dword itself.
+// Multiplies 32 bf16 values by the scale of their dword, exactly. The low value
+// of a dword becomes a float32 by a shift, the high value by a mask.
 JAXPLUGIN_ALWAYS_INLINE __m512i Fold(__m512i values, __m512 scale) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
   const __m512 even = _mm512_mul_ps(
@@ -215,7 +220,8 @@ JAXPLUGIN_ALWAYS_INLINE __m512i Fold(__m512i values, __m512 scale) {
       _mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xea);
 }
 
-// What E8M0 scales other than NaN add to the words of bf16: twice in a dword.
+// Converts E8M0 scales, none of which is NaN, to the numbers that Shift adds to
+// bf16 values, twice in each dword.
 JAXPLUGIN_ALWAYS_INLINE __m512i ExponentsOf(__m512 scales) {
   const __m512i words = _mm512_add_epi32(
       _mm512_srli_epi32(_mm512_castps_si512(scales), 16),
@@ -224,23 +230,24 @@ JAXPLUGIN_ALWAYS_INLINE __m512i ExponentsOf(__m512 scales) {
                          _mm512_and_si512(words, _mm512_set1_epi32(0xffff)));
 }
 
-// Fold for a power of two, and values that are finite: it is added to exponents
-// of all but zeros. What leaves the range of bf16, in rows that are not safe, is
-// any number.
+// The same as Fold if the scales are powers of two and the values are finite.
+// Adds to the exponents of all nonzero values. In unsafe rows an exponent can
+// overflow; the value is then arbitrary.
 JAXPLUGIN_ALWAYS_INLINE __m512i Shift(__m512i values, __m512i exponents) {
   const __mmask32 counts =
       _mm512_test_epi16_mask(values, _mm512_set1_epi16(0x7fff));
   return _mm512_mask_add_epi16(values, counts, values, exponents);
 }
 
-// The smallest code without sign that is not a finite number; 128 if all are.
+// Returns the smallest code without sign that is not finite, or 128 if all are
+// finite.
 JAXPLUGIN_ALWAYS_INLINE constexpr int FirstNonFinite(Format format) {
   return format == Format::kE4M3   ? 0x7f
          : format == Format::kE5M2 ? 0x7c
                                    : 0x80;
 }
 
-// Transposes 16 rows of 16 dwords: out[i] holds dword i of every row.
+// Transposes 16 rows of 16 dwords: out[i] has dword i of every row.
 JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
   __m512i a[16], b[16];
   for (int i = 0; i < 16; i += 2) {
@@ -253,7 +260,7 @@ JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
     b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
     b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
   }
-  // b[4 q + d]: lane l holds dword 4 l + d of rows 4 q .. 4 q + 3.
+  // Lane l of b[4 q + d] has dword 4 l + d of rows 4 q .. 4 q + 3.
   for (int d = 0; d < 4; ++d) {
     const __m512i p = _mm512_shuffle_i32x4(b[d], b[4 + d], 0x88);
     const __m512i q = _mm512_shuffle_i32x4(b[d], b[4 + d], 0xdd);
@@ -266,7 +273,7 @@ JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
   }
 }
 
-// What it takes to unpack rows of one operand, made once per call.
+// Unpacks rows of one operand. It is created once per call.
 struct Unpacker {
   const Operand& x;
   TableBytes table_bytes;
@@ -279,8 +286,8 @@ struct Unpacker {
         index(operand.block, IsPacked(operand.format) ? 128 : 64),
         reorder(NativeOrder(operand.format), order) {}
 
-  // Calls emit(unit number, Unit) with units [u0, u1) of a row, folded with
-  // their scales and in `order`.
+  // Calls emit(index of the unit, Unit) for units [u0, u1) of a row. Values are
+  // multiplied by their scales, and are in the constructor's `order`.
   template <typename Emit>
   JAXPLUGIN_ALWAYS_INLINE void Row(int64_t row, int64_t u0, int64_t u1,
                                    const Emit& emit) const {

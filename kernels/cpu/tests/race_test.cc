@@ -1,9 +1,10 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// For ThreadSanitizer: the kernels of every instruction set, called from three
-// threads at once over one pool, must give the bits of a serial run. A pool of
-// our own, because XLA's is not instrumented and its locks would be unseen.
+// A test for ThreadSanitizer. Three threads at once call the kernels of every
+// instruction set over one thread pool. The results must have the bits of a
+// serial run. The test has its own pool, because ThreadSanitizer does not see
+// the locks of XLA's pool, which is not instrumented.
 
 #include <condition_variable>
 #include <cstdio>
@@ -70,7 +71,7 @@ std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
   const int most = FactsOf(format).bits == 6 ? 63 : 120;
   const auto x = Bytes(batch * m * row, 1, 0, most);
   const auto w = Bytes(batch * n * row, 2, 0, most);
-  // A few extreme ones: the exact path runs too.
+  // Some scales are extreme, so that ExactDot runs too.
   const int high = kind == ScaleKind::kE4M3 ? 100 : 180;
   const auto xs = Bytes(batch * m * (k / block), 3, 90, high);
   const auto ws = Bytes(batch * n * (k / block), 4, 100, 140);
@@ -92,7 +93,7 @@ std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
   return out;
 }
 
-// Groups of few rows and of many, one of which is cut into parts; gated, or not.
+// A ragged dot with empty, small and larger groups, which are cut into parts.
 std::vector<float> Ragged(const Kernels& kernels, bool is_gated, Gate gate,
                           const Parallel& parallel) {
   const int64_t groups = 9, m = 45, n = 1700, k = 256, block = 32;
@@ -147,7 +148,7 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   return out;
 }
 
-// With all that training asks for.
+// Quantizes with all options of training recipes.
 std::vector<uint8_t> QuantizeOperand(const Kernels& kernels,
                                      QuantizedFormat format, int64_t inner,
                                      const Parallel& parallel) {
@@ -201,8 +202,8 @@ bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// How often f(parallel), in three threads at once, has other bits than
-// f(serial).
+// Calls f(parallel) in three threads at once. Returns how many results differ
+// from f(serial).
 template <typename F>
 int Differences(const Parallel& serial, const Parallel& parallel, const F& f) {
   const auto expected = f(serial);
@@ -242,7 +243,8 @@ int Main() {
   for (int isa = 1; isa <= 5; ++isa) {
     const Kernels* kernels = GetKernels(static_cast<Isa>(isa));
     if (kernels == nullptr) continue;
-    // On all threads, however small they are, and cut into small tasks for fewer.
+    // `threads` overrides the rule that small dots use one thread. The second
+    // config has small panels and tasks.
     for (const DotConfig& config : {DotConfig{Engine::kByRule, 0, 0, 4},
                                     {Engine::kByRule, 3, 5, 3}}) {
       for (const Case& c : cases) {

@@ -1,20 +1,23 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times several builds of the kernels in one process, in turns, on two threads,
-// with inputs that rotate past the last-level cache: two programs one after the
-// other differ by more than most changes do. See compare.sh.
+// Times several builds of the kernels on two threads. One process runs the
+// builds interleaved, because the times of separate processes differ by more
+// than most changes of a kernel. The inputs rotate and are larger than the
+// last-level cache. See compare.sh.
 //
-//   compare FORMAT M N K LIBRARY...    a dot, both sides of FORMAT
-//   compare PLAIN*FORMAT M N K LIBRARY...  one with an lhs of floats
-//   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
+//   compare FORMAT M N K LIBRARY...        a dot of two operands in FORMAT
+//   compare PLAIN*FORMAT M N K LIBRARY...  a dot with an lhs of floats
+//   compare FORMAT M 0 K LIBRARY...        quantize f32[M, K]
 //
-// LIBRARY@ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]] is a dot under a config
-// (dot/config.h), such as new.so@few_rows_avx512:2. Rules choose what is 0.
+// LIBRARY@ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]] is a dot with a config
+// (dot/config.h), such as new.so@few_rows_avx512:2. The rules choose every
+// number that is 0.
 //
-// FORMAT: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2; PLAIN:
-// f32, bf16 or f16. Weights lie in huge pages, unless SMALL_PAGES is in the
-// environment. With ONE_THREAD in it the time is the CPU time of one thread.
+// FORMAT is mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2. PLAIN is
+// f32, bf16 or f16. Operands of a dot and quantized results are in huge pages
+// unless the environment variable SMALL_PAGES is set. If ONE_THREAD is set, the
+// program uses one thread and measures its CPU time.
 
 #include <dlfcn.h>
 #include <time.h>
@@ -45,7 +48,8 @@ constexpr size_t kRotatedBytes = size_t{128} << 20;
 constexpr double kSeconds = 6;
 constexpr int kRoundsMin = 10;
 
-// One thread that waits awake, as a pool's do for a while.
+// A second thread, which spins while it waits, as the threads of a pool do for
+// a while.
 class Helper {
  public:
   Helper() : thread_([this] { Run(); }) {}
@@ -75,7 +79,7 @@ class Helper {
   std::thread thread_;
 };
 
-// Memory as XLA's buffers lie, and in huge pages, as what quantize writes does.
+// Allocates memory in huge pages, like the results of quantize.
 template <typename T>
 struct Aligned {
   using value_type = T;
@@ -100,7 +104,7 @@ struct Matrix {
   std::vector<uint8_t, Aligned<uint8_t>> values, scale;
 };
 
-// A format, and its number.
+// A format with its facts.
 struct Kind : QuantizedFacts {
   QuantizedFormat format;
 };
@@ -109,7 +113,7 @@ int64_t RowBytes(const Kind& kind, int64_t k) {
   return BytesOf(kind.values, k);
 }
 
-// Normal numbers under scales near 1.
+// Returns a matrix of normal numbers with scales near 1.
 Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
   Matrix x;
   x.values.resize(rows * RowBytes(kind, k));
@@ -118,7 +122,7 @@ Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
     seed = seed * 1664525u + 1013904223u;
     return seed >> 8;
   };
-  if (IsPlain(kind.values)) {  // of 1/2 to 2, of either sign
+  if (IsPlain(kind.values)) {  // magnitudes from 1/2 to 2, both signs
     const size_t bytes = FactsOf(kind.values).bits / 8;
     const uint8_t high = kind.values == Format::kF16 ? 0x38 : 0x3f;
     for (size_t i = 0; i < x.values.size(); ++i) {
@@ -146,7 +150,7 @@ Operand Describe(const Kind& kind, const Matrix& x, int64_t rows, int64_t k) {
           k,           RowBytes(kind, k), kind.block,      k / kind.block};
 }
 
-// The kind of a name; none: name is null.
+// Returns the kind of a name. If there is none, the result's name is null.
 Kind KindOf(const std::string& name) {
   for (int i = 0; i < kQuantizedFormats; ++i) {
     const auto format = static_cast<QuantizedFormat>(i);
@@ -163,7 +167,7 @@ Kind KindOf(const std::string& name) {
   return {};
 }
 
-// ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]].
+// Parses ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]].
 bool ReadConfig(const std::string& text, DotConfig* out) {
   char engine[32];
   int64_t numbers[3] = {};
@@ -184,32 +188,33 @@ double Quantile(std::vector<double> x, double part) {
   return x[static_cast<size_t>(part * (x.size() - 1))];
 }
 
-// Sums in another order differ by 16 * 2^-24 of sum|a*b| at most, which is some
-// 20 times the largest of many such dots.
+// Whether two results of a dot agree. Each errs by at most 16 * 2^-24 of
+// sum|a*b|, which is about 20 times the largest element of such a dot.
 bool IsNear(const std::vector<float>& x, const std::vector<float>& y) {
   float largest = 0, error = 0;
   for (size_t i = 0; i < x.size(); ++i) {
     largest = std::max(largest, std::fabs(y[i]));
-    // Not max: NaN must not pass.
+    // Not std::max, which would ignore NaN.
     if (!(std::fabs(x[i] - y[i]) <= error)) error = std::fabs(x[i] - y[i]);
   }
   return error <= 0x1p-14f * largest;
 }
 
-// A build of the kernels, and how a dot of it is computed.
+// A build of the kernels, and the config of its dots.
 struct Build {
   const Kernels* kernels;
   DotConfig config;
 };
 
-// The timed operation. It has several inputs, and each run takes one.
+// The timed operation. Each run uses one of several inputs.
 class Work {
  public:
   virtual ~Work() = default;
   virtual size_t inputs() const = 0;
   virtual bool Run(const Build& build, size_t input,
                    const Parallel& parallel) = 0;
-  // Keeps the result of the last run, and compares later ones with it.
+  // Keep saves the result of the last run. IsAsKept compares a later result
+  // with it.
   virtual void Keep() = 0;
   virtual bool IsAsKept() const = 0;
 };
@@ -255,7 +260,8 @@ class Dot : public Work {
   std::vector<float> out_, kept_;
 };
 
-// Quantizes sums of four uniform numbers. NVFP4 computes its global scale.
+// Quantizes sums of four uniform numbers. For NVFP4 it also computes the global
+// scale.
 class Quantize : public Work {
  public:
   Quantize(const Kind& kind, int64_t m, int64_t k) : kind_(kind), m_(m), k_(k) {
@@ -312,7 +318,8 @@ double NowMs(clockid_t clock) {
          static_cast<double>(now.tv_nsec) * 1e-6;
 }
 
-// Milliseconds of each build; nothing where one failed or differs.
+// Returns the times of each build in ms, or nothing if a build fails or gives
+// another result than the first.
 std::vector<std::vector<double>> TimeInTurns(
     Work& work, const std::vector<Build>& builds, char** names) {
   const bool is_one = std::getenv("ONE_THREAD") != nullptr;
@@ -330,7 +337,8 @@ std::vector<std::vector<double>> TimeInTurns(
   for (int round = 0; round < kRoundsMin || spent < kSeconds; ++round) {
     for (size_t i = 0; i < builds.size(); ++i, ++turn) {
       const size_t which = (i + round) % builds.size();
-      // All builds have the same input in the first round, for comparison.
+      // In the first round all builds have the same input, so that their
+      // results can be compared.
       const size_t input = round == 0 ? 0 : turn % work.inputs();
       const double start = NowMs(clock);
       const bool ok = work.Run(builds[which], input, parallel);
@@ -399,7 +407,7 @@ int Main(int argc, char** argv) {
       ratio.push_back(ms[i][j] / ms[0][j]);
     }
     std::printf("%s %ldx%ldx%ld %s: median %.3f ms (%.3f to %.3f), %.3f (%.3f"
-                " to %.3f) of the first's\n",
+                " to %.3f) times as long as the first\n",
                 argv[1], static_cast<long>(m), static_cast<long>(n),
                 static_cast<long>(k), names[i], Quantile(ms[i], 0.5),
                 Quantile(ms[i], 0.25), Quantile(ms[i], 0.75),

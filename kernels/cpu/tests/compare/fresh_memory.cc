@@ -1,17 +1,21 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fresh memory costs: bare loops that read and write as much as a copy,
-// quantize or dequantize of 4096 x 4096 do, one part a thread, in turns.
+// Measures the cost of first writes to new memory. Loops read and write as many
+// bytes as a copy, quantize or dequantize of 4096 x 4096. Each thread computes
+// one part. All cases are timed interleaved. The program needs Linux on x86-64.
 //
 //   g++ -std=c++17 -O3 -mavx2 -pthread kernels/cpu/tests/compare/fresh_memory.cc
 //   ./a.out [threads]
 //
-// Prints medians in ms for these results: in memory that was used before, in
-// huge pages; fresh, in pages of 4 KiB; fresh, in huge pages; fresh in huge
-// pages that the system fills before the loop (MADV_POPULATE_WRITE, Linux
-// 5.14). Stores past the caches are timed for used and for fresh huge pages.
-// Linux on x86-64.
+// It prints the median times in ms for a result in
+//   there            memory that was written before, in huge pages
+//   fresh, 4 KiB     new memory in pages of 4 KiB
+//   fresh, huge      new memory in huge pages
+//   populated        new memory in huge pages that the system fills before the
+//                    loop (MADV_POPULATE_WRITE, Linux 5.14)
+//   streamed         the same as `there`, with stores that bypass the caches
+//   streamed, fresh  the same as `fresh, huge`, with such stores
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <emmintrin.h>
@@ -36,8 +40,8 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kHugePage = 2 * kMiB;
-constexpr size_t kInputs = 192 * kMiB;  // past the last-level cache
-constexpr size_t kStep = 4096;          // bytes of a result at a time
+constexpr size_t kInputs = 192 * kMiB;  // larger than the last-level cache
+constexpr size_t kStep = 4096;          // bytes that are written at a time
 constexpr int kRounds = 21;
 
 enum Way { kThere, kSmallPages, kHugePages, kPopulated, kStreamed,
@@ -52,7 +56,7 @@ void Require(bool ok, const char* what) {
   std::exit(1);
 }
 
-// A mapping of `bytes` that begins at a huge page.
+// A mapping of `bytes` bytes, aligned to huge pages.
 struct Mapping {
   explicit Mapping(size_t bytes, bool is_huge) : all_bytes(bytes + kHugePage) {
     all = mmap(nullptr, all_bytes, PROT_READ | PROT_WRITE,
@@ -72,7 +76,8 @@ struct Mapping {
   uint8_t* data;
 };
 
-// Writes `written` bytes, each step of which depends on its part of the input.
+// Reads `read` bytes and writes `written` bytes. Each step writes a value that
+// depends on its part of the input.
 void Loop(const uint8_t* in, size_t read, uint8_t* out, size_t written,
           bool is_streamed) {
   const size_t steps = written / kStep;
@@ -97,7 +102,7 @@ void Loop(const uint8_t* in, size_t read, uint8_t* out, size_t written,
   if (is_streamed) _mm_sfence();
 }
 
-// Threads that wait awake, as a pool's do for a while.
+// Threads that spin while they wait, as the threads of a pool do for a while.
 class Team {
  public:
   explicit Team(int threads) : threads_(threads) {
@@ -110,7 +115,7 @@ class Team {
     ++round_;
     for (std::thread& other : others_) other.join();
   }
-  // Milliseconds of loops over `threads` parts.
+  // Returns the time in ms of one loop, cut into a part for each thread.
   double Time(const uint8_t* in, size_t read, uint8_t* out, size_t written,
               bool is_streamed) {
     task_ = [=](int i) {
@@ -184,7 +189,7 @@ int Main(int threads) {
         const double ms = Once(team, static_cast<Way>(way), inputs.data + at,
                                read, there, written);
         at += read;
-        if (round > 0) taken[way].push_back(ms);  // the first is to warm up
+        if (round > 0) taken[way].push_back(ms);  // the first round warms up
       }
     }
     std::printf("| %zu, %zu |", size[0], size[1]);

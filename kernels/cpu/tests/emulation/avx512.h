@@ -1,22 +1,21 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The AVX-512 intrinsics that our kernels use, and no others, in vector
-// extensions of GCC and Clang: dot/avx512bf16.cc includes this header in place
-// of <immintrin.h> if CMake gets -DJAXPLUGIN_EMULATE_AVX512=ON, so that its
-// tests run on any machine. It is slow, and only for tests.
+// Emulates the AVX-512 intrinsics that the kernels use, with the vector
+// extensions of GCC and Clang. dot/avx512bf16.cc includes this header instead
+// of <immintrin.h> if CMake gets -DJAXPLUGIN_EMULATE_AVX512=ON. So the kernels
+// can be tested on any machine. The emulation is slow, and only for tests.
 //
-// After the pages of Intel's Software Developer's Manual, volume 2, on each
-// instruction. Differences:
-//   - the payload of a NaN, and which of two NaNs goes on, are not modelled;
-//   - an unaligned address, where the instruction would fault, ends the
+// The source is Intel's Software Developer's Manual, volume 2. Differences:
+//   - The payload of a NaN, and the choice between two NaNs, are not emulated.
+//   - An unaligned address for which the instruction would fault ends the
 //     program with a message.
-// SIMDe (0.8.2) cannot replace it. It lacks six of the intrinsics, for example
-// the loads that must not read past a mask. Its vdpbf16ps rounds differently,
-// and its aligned accesses take any address.
+// SIMDe (0.8.2) cannot replace this header. It lacks six of the intrinsics, for
+// example masked loads, which must not read masked bytes. Its vdpbf16ps rounds
+// differently, and its aligned accesses allow any address.
 //
-// avx512_test.cc holds all of them against AVX2's instructions, models, and the
-// instructions themselves where the machine has them.
+// avx512_test.cc compares all intrinsics with AVX2's instructions or models,
+// and with AVX-512's instructions if the machine has them.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_
 #define JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_
@@ -26,13 +25,13 @@
 #include <stdlib.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "lanes are numbered as on a little-endian machine"
+#error "the emulation needs a little-endian machine"
 #endif
 
-// Not inlined: hundreds of instructions each, at hundreds of places, would take
-// the compiler more than eight minutes. Optimized by themselves: what calls
-// them may be compiled with -O0, which takes 2 seconds where -O2 takes 25, and
-// the kernels run as fast (GCC 12).
+// The intrinsics are not inlined, because the compiler would take more than
+// eight minutes: many intrinsics have hundreds of instructions and hundreds of
+// calls. They are always optimized. So their callers can be compiled with -O0,
+// which takes 2 s instead of 25 s with -O2. The kernels are as fast (GCC 12).
 #if defined(__clang__)
 #define JAXPLUGIN_EMULATED __attribute__((noinline, unused)) static
 #else
@@ -51,14 +50,16 @@ typedef uint16_t __mmask16;
 typedef uint32_t __mmask32;
 typedef uint64_t __mmask64;
 
-// The same registers, by their lanes.
+// The same registers with other lanes.
 typedef uint8_t Bytes __attribute__((vector_size(64)));
 typedef uint16_t Words __attribute__((vector_size(64)));
 typedef uint32_t Dwords __attribute__((vector_size(64)));
 typedef uint64_t Qwords __attribute__((vector_size(64)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 
-// Loads and stores. The aligned ones fault otherwise.
+// Loads and stores.
+
+// Aligned loads and stores fault if the address is not aligned.
 
 JAXPLUGIN_EMULATED void CheckAligned(const void* p) {
   if (reinterpret_cast<uintptr_t>(p) % 64 == 0) return;
@@ -82,7 +83,7 @@ JAXPLUGIN_EMULATED void _mm512_store_si512(void* p, __m512i a) {
   __builtin_memcpy(p, &a, 64);
 }
 
-// Bytes whose bit of the mask is clear are not read.
+// Reads only the bytes whose mask bit is set.
 JAXPLUGIN_EMULATED __m512i _mm512_maskz_loadu_epi8(__mmask64 mask,
                                                    const void* p) {
   Bytes out = {};
@@ -101,7 +102,7 @@ JAXPLUGIN_EMULATED __m128i _mm_maskz_loadu_epi8(__mmask16 mask,
   return (__m128i)out;
 }
 
-// A hint: it changes nothing, and any address will do.
+// A prefetch has no result and allows any address.
 enum { _MM_HINT_T1 = 2 };
 JAXPLUGIN_EMULATED void _mm_prefetch(const char*, int) {}
 
@@ -161,7 +162,7 @@ JAXPLUGIN_EMULATED __m512i _mm512_min_epu8(__m512i a, __m512i b) {
   for (int i = 0; i < 64; ++i) out[i] = x[i] < y[i] ? x[i] : y[i];
   return (__m512i)out;
 }
-// Lanes whose bit of the mask is clear are those of `from`.
+// Lanes whose mask bit is clear have the value of `from`.
 JAXPLUGIN_EMULATED __m512i _mm512_mask_add_epi16(__m512i from, __mmask32 mask,
                                                  __m512i a, __m512i b) {
   const Words sums = (Words)a + (Words)b;
@@ -171,7 +172,7 @@ JAXPLUGIN_EMULATED __m512i _mm512_mask_add_epi16(__m512i from, __mmask32 mask,
   }
   return (__m512i)out;
 }
-// Counts as large as a lane, or larger, leave zeros.
+// Shifts by at least the width of a lane give 0.
 JAXPLUGIN_EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
   return count > 15 ? __m512i{} : (__m512i)((Words)a << count);
 }
@@ -184,7 +185,7 @@ JAXPLUGIN_EMULATED __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
 JAXPLUGIN_EMULATED __m512i _mm512_srli_epi32(__m512i a, unsigned count) {
   return count > 31 ? __m512i{} : (__m512i)((Dwords)a >> count);
 }
-// Copies the sign in; such counts leave nothing but signs.
+// An arithmetic shift. Shifts by at least the width of a lane give 0 or -1.
 JAXPLUGIN_EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned count) {
   const Dwords x = (Dwords)a;
   Dwords out;
@@ -195,8 +196,8 @@ JAXPLUGIN_EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned count) {
   return (__m512i)out;
 }
 
-// VPDPBUSD: sum + the four products of a's bytes without sign and b's with it,
-// modulo 2^32.
+// VPDPBUSD: adds four products of unsigned bytes of a and signed bytes of b to
+// each dword of sum, modulo 2^32.
 JAXPLUGIN_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a,
                                                __m512i b) {
   const Bytes x = (Bytes)a, y = (Bytes)b;
@@ -208,8 +209,8 @@ JAXPLUGIN_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a,
   return (__m512i)out;
 }
 
-// Bit i of `table` is the result where the bits of a, b and c spell i, a's
-// being the most significant.
+// Each bit of the result is bit (4 a + 2 b + c) of `table`, where a, b and c
+// are the bits of the operands.
 JAXPLUGIN_EMULATED __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b,
                                                      __m512i c, int table) {
   __m512i out = {};
@@ -221,7 +222,7 @@ JAXPLUGIN_EMULATED __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b,
   return out;
 }
 
-// Masks: bit i is about lane i.
+// Masks. Bit i belongs to lane i.
 
 JAXPLUGIN_EMULATED __mmask16 _mm512_cmpeq_epi32_mask(__m512i a, __m512i b) {
   const Dwords x = (Dwords)a, y = (Dwords)b;
@@ -247,12 +248,12 @@ JAXPLUGIN_EMULATED __mmask64 _mm512_cmpeq_epi8_mask(__m512i a, __m512i b) {
   for (int i = 0; i < 64; ++i) mask |= uint64_t{x[i] == y[i]} << i;
   return mask;
 }
-// Where they have no bit in common.
+// Sets the mask bits of lanes in which a & b is 0.
 JAXPLUGIN_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {
   return _mm512_cmpeq_epi32_mask(a & b, __m512i{});
 }
 
-// Where a & b is not 0.
+// Sets the mask bits of lanes in which a & b is not 0.
 JAXPLUGIN_EMULATED __mmask32 _mm512_test_epi16_mask(__m512i a, __m512i b) {
   const Words x = (Words)(a & b);
   uint32_t mask = 0;
@@ -260,7 +261,7 @@ JAXPLUGIN_EMULATED __mmask32 _mm512_test_epi16_mask(__m512i a, __m512i b) {
   return mask;
 }
 
-// a where the mask is set, else `other`.
+// Returns the lanes of a whose mask bit is set, and the other lanes of `other`.
 JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi16(__m512i other, __mmask32 mask,
                                                  __m512i a) {
   Words out = (Words)other;
@@ -276,7 +277,7 @@ JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi32(__m512i other, __mmask16 mask,
   return (__m512i)out;
 }
 
-// Permutations. An index counts modulo the number of lanes it chooses from.
+// Permutations. An index is taken modulo the number of source lanes.
 
 JAXPLUGIN_EMULATED __m512i _mm512_permutexvar_epi8(__m512i index, __m512i a) {
   const Bytes at = (Bytes)index, x = (Bytes)a;
@@ -296,7 +297,7 @@ JAXPLUGIN_EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
   for (int i = 0; i < 16; ++i) out[i] = x[at[i] & 15];
   return (__m512)out;
 }
-// Permutes the lanes of a, followed by those of b.
+// Permutes the lanes of a and b. The lanes of b have the higher indices.
 JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi8(__m512i a, __m512i index,
                                                     __m512i b) {
   const Bytes at = (Bytes)index, x = (Bytes)a, y = (Bytes)b;
@@ -324,7 +325,7 @@ JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index,
   return (__m512i)out;
 }
 
-// Within each quarter: lanes of a and b in turn, from its lower or upper half.
+// Interleaves two lanes of a and b, from index `first` on, in each 128 bits.
 JAXPLUGIN_EMULATED __m512i Unpack32(__m512i a, __m512i b, int first) {
   const Dwords x = (Dwords)a, y = (Dwords)b;
   Dwords out;
@@ -358,7 +359,8 @@ JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) {
   return Unpack64(a, b, 1);
 }
 
-// Two quarters of a, then two of b, each chosen by two bits of `quarters`.
+// Selects two 128-bit lanes of a, then two of b. Each has two bits of
+// `quarters`.
 JAXPLUGIN_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b,
                                                 int quarters) {
   const Qwords x = (Qwords)a, y = (Qwords)b;
@@ -391,7 +393,7 @@ JAXPLUGIN_EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
   return out;
 }
 
-// No instruction: compilers halve the vector four times.
+// Not one instruction. Compilers add the halves of the vector four times.
 JAXPLUGIN_EMULATED float _mm512_reduce_add_ps(__m512 a) {
   for (int width = 8; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) a[i] += a[i + width];
@@ -399,7 +401,7 @@ JAXPLUGIN_EMULATED float _mm512_reduce_add_ps(__m512 a) {
   return a[0];
 }
 
-// The float32 of these bits, a subnormal one as zero.
+// Converts the bits of a float32 to float64. Subnormals become zero.
 JAXPLUGIN_EMULATED double FlushedInput(uint32_t bits) {
   if ((bits & 0x7f800000) == 0) bits &= 0x80000000;
   float value;
@@ -407,24 +409,25 @@ JAXPLUGIN_EMULATED double FlushedInput(uint32_t bits) {
   return static_cast<double>(value);
 }
 
-// a * b + sum rounded once to float32, to nearest even, subnormal sums and
-// results as zeros, whatever the mode of the processor. In float64, which
-// rounds nothing that float32 would see: the product has 16 bits and the sum
-// 24, so where the two together span more than 53, the smaller is less than a
-// quarter of the larger one's last place in float32.
+// Returns a * b + sum, rounded once to float32 (to nearest even). A subnormal
+// sum or result becomes zero in any floating-point mode. The computation is in
+// float64, and its rounding does not change the float32 result: the product has
+// 16 bits and the sum 24. If both together span more than 53 bits, the smaller
+// one is less than a quarter of the larger one's last place in float32.
 JAXPLUGIN_EMULATED float FlushingFma(double a, double b, float sum) {
   uint32_t sum_bits;
   __builtin_memcpy(&sum_bits, &sum, 4);
   const double exact = a * b + FlushedInput(sum_bits);
-  // Below 2^-126 after rounding to 24 bits (a tie goes to 2^-126).
+  // Whether the result is below 2^-126 after rounding to 24 bits. (A tie rounds
+  // to 2^-126.)
   const bool is_tiny = __builtin_fabs(exact) < 0x1p-126 - 0x1p-151;
   const float result = static_cast<float>(exact);
   return is_tiny ? __builtin_copysignf(0.0f, result) : result;
 }
 
-// VDPBF16PS: sum + odd * odd, then + even * even, each step a fused
-// multiply-add with rounding to nearest even, subnormal inputs and outputs
-// taken as zero; MXCSR is not looked at.
+// VDPBF16PS: sum + odd * odd, then + even * even. Each step is a fused
+// multiply-add, rounded to nearest even. Subnormal inputs and outputs become
+// zero, whatever MXCSR contains.
 JAXPLUGIN_EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a,
                                            __m512bh b) {
   const Dwords x = (Dwords)a, y = (Dwords)b;

@@ -1,16 +1,16 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The emulated intrinsics of avx512.h are those of Intel's manual. Each is
-// called on random registers and its result compared with
-//   - the AVX-512 instruction itself, where the machine has it;
-//   - AVX2's instruction of that name on each half, where there is one;
-//   - a model written another way, for the rest.
-// On a machine without AVX-512 the first are left out, and it says so.
+// Tests each emulated intrinsic of avx512.h on random registers. The result is
+// compared with
+//   - the AVX-512 instruction, if the machine has it (the program prints
+//     whether it has)
+//   - the same AVX2 instruction on each half, if it exists
+//   - otherwise a model that is written in another way
 //
 //   g++ -std=c++17 -O2 -mavx2 -mfma tests/emulation/avx512_test.cc
 //
-// Exit status: 1 where a result differs.
+// The exit status is 1 if a result differs.
 
 #include <immintrin.h>
 
@@ -28,13 +28,13 @@
 
 namespace jaxplugin {
 
-// Three registers in, one out.
+// An argument or the result of an intrinsic.
 struct Register {
   alignas(64) uint8_t bytes[64];
 };
 
-// name(expression of a, b and c); the same text is compiled with emulated
-// intrinsics and with those of <immintrin.h>.
+// X(name, expression of a, b and c). Each expression is compiled twice: with
+// the emulated intrinsics and with those of <immintrin.h>.
 #define JAXPLUGIN_I(p) _mm512_load_si512((p)->bytes)
 #define JAXPLUGIN_F(p) _mm512_castsi512_ps(JAXPLUGIN_I(p))
 #define JAXPLUGIN_INTEGERS(X)                                                 \
@@ -170,7 +170,7 @@ struct Intrinsic {
 
 namespace emulated {
 namespace cases {
-// Few values, so that lanes are often equal or zero.
+// Reduce lanes to few values, so that lanes are often equal or zero.
 __m512i Nibbles(__m512i x) {
   return _mm512_and_si512(x, _mm512_set1_epi32(3));
 }
@@ -214,7 +214,7 @@ bool MachineHasThem() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-// AVX2's instructions, on halves.
+// AVX2 instructions that compute a half of the result.
 
 using HalfFunction = __m256i (*)(__m256i a, __m256i b);
 struct HalfIntrinsic {
@@ -273,11 +273,12 @@ const HalfIntrinsic kHalves[] = {
      }},
 };
 
-// Models of the rest: what the manual's pseudocode gives for lane i.
+// Models of the other intrinsics. They follow the manual's pseudocode for lane
+// i.
 
 bool Bit(uint64_t mask, int i) { return (mask >> i & 1) != 0; }
 
-// A register whose lanes of type T are lane(i).
+// Returns a register whose lanes of type T are lane(i).
 template <typename T>
 Register Fill(const std::function<T(int)>& lane) {
   Register out;
@@ -309,7 +310,7 @@ Register Quarters(const Register* a, const Register* b,
   return out;
 }
 
-// As a mask spread over all lanes.
+// Returns the mask of a comparison, in every lane.
 Register Compare(const std::function<bool(int)>& holds) {
   uint32_t mask = 0;
   for (int i = 0; i < 16; ++i) mask += holds(i) ? 1u << i : 0;
@@ -460,8 +461,9 @@ const NamedModel kModels[] = {
     });),
 };
 
-// Registers: any bits, or words that are bf16 near 1 (dwords then are floats
-// near 1), so that sums round; every tenth lane extreme.
+// Draws registers of random bits, or, if is_near_one, of words that are bf16
+// near 1, so that sums round. (Dwords then are floats near 1.) Every tenth of
+// these words is extreme.
 class Random {
  public:
   Register Next(bool is_near_one) {
@@ -485,7 +487,7 @@ class Random {
   uint64_t state_ = 1;
 };
 
-// The same bits, or two NaNs in a lane of floats.
+// Whether all lanes have the same bits. Two NaNs in a lane of floats are equal.
 bool Same(const Register& x, const Register& y, bool is_float) {
   for (int i = 0; i < 16; ++i) {
     const bool nans = is_float && std::isnan(Lane<float>(&x, i)) &&
@@ -495,7 +497,7 @@ bool Same(const Register& x, const Register& y, bool is_float) {
   return true;
 }
 
-// One pair of VDPBF16PS, worked out by hand.
+// A case of VDPBF16PS that is computed by hand.
 struct WorkedPair {
   const char* claim;
   float sum, odd_a, odd_b, even_a, even_b, expected;
@@ -542,7 +544,8 @@ int WorkedFailures(Function dpbf16, const char* whose) {
   return failures;
 }
 
-// Whether `intrinsic` agrees with its model or AVX2's, and with the machine's.
+// Whether `intrinsic` agrees with its model or AVX2's instruction, and with the
+// machine's AVX-512 instruction if there is one.
 bool Agrees(const Intrinsic& intrinsic, bool machine_has_them) {
   Random random;
   for (int round = 0; round < 20000; ++round) {

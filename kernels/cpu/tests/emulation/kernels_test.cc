@@ -1,11 +1,10 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of every instruction set that GetKernels offers, against plain
-// loops in float64: for machines (and simulators) without Python and JAX, where
-// dot_handler_test.py, which asks for more, cannot run. Operands end where a
-// page ends that must not be touched, so that a load past a row's end is a
-// crash.
+// Compares the kernels of every instruction set that GetKernels supports with
+// simple loops in float64. The test is for machines and emulators without
+// Python and JAX; dot_handler_test.py tests more. A page that must not be
+// accessed follows each operand, so that a load past its end crashes.
 //
 //   kernels_test [number of random dots, 400 by default]
 
@@ -24,7 +23,7 @@
 namespace jaxplugin {
 namespace {
 
-// The contract's bound on a dot, in units of the sum of magnitudes.
+// The contract's bound on the error of a dot, relative to sum|a*b|.
 constexpr double kDotError = 16 * 0x1p-24;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 const Parallel kSerial{1, nullptr, nullptr};
@@ -44,7 +43,7 @@ class Random {
   uint64_t state_ = 1;
 };
 
-// `bytes` bytes before a page that faults.
+// Memory of `bytes` bytes that ends at a page that faults.
 class Guarded {
  public:
   explicit Guarded(size_t bytes) {
@@ -68,7 +67,7 @@ class Guarded {
   size_t size_;
 };
 
-// The quantized formats, from their definitions.
+// The quantized formats, computed from their definitions.
 
 struct Bits {
   int exponent, mantissa, bias;
@@ -115,7 +114,8 @@ int BitCount(Format format) {
   return 1 + bits.exponent + bits.mantissa;
 }
 
-// The code of the nearest of the finite magnitudes; a tie goes to the even one.
+// Returns the code of the nearest finite magnitude. A tie goes to the even
+// code.
 uint32_t Nearest(Format format, double magnitude) {
   uint32_t best = 0;
   const uint32_t count = 1u << (BitCount(format) - 1);
@@ -129,13 +129,14 @@ uint32_t Nearest(Format format, double magnitude) {
   return best;
 }
 
-// An operand and what it holds.
+// An operand, and its exact values.
 struct Side {
   Guarded values, scale;
   Operand operand;
   std::vector<double> exact;
 
-  // Small integers under scales 1/2, 1 and 2; or any codes, under any scale.
+  // Fills the operand with small integers and scales of 1/2, 1 and 2, or, if
+  // `any`, with all codes and scales.
   Side(Format format, ScaleKind kind, int64_t rows, int64_t k, bool any,
        Random* random)
       : values(static_cast<size_t>(rows * RowBytes(format, k))),
@@ -148,7 +149,7 @@ struct Side {
       static constexpr int kE4M3Codes[] = {0x30, 0x38, 0x40};
       const int small = kind == ScaleKind::kE8M0 ? 126 + random->Below(3)
                                                  : random->Of(kE4M3Codes);
-      // Every other row has no extreme scale, but perhaps a NaN.
+      // Every second row has no extreme scales, but may have NaN scales.
       const bool wild = any && i / Columns(kind, k) % 2 == 0;
       const int nan = kind == ScaleKind::kE8M0 ? 255 : 0x7f;
       const int tame = any && random->Below(50) == 0 ? nan : small;
@@ -209,12 +210,13 @@ bool Matches(float got, double expected, double magnitude) {
   const float rounded = static_cast<float>(expected);
   if (got == rounded) return true;
   const double bound = kDotError * magnitude + 0x1p-149;
-  // Infinite, where what the bound allows is: large products that cancel.
+  // Inf is right if the bound allows a value from 2^128 on, as it does if large
+  // products cancel.
   const double nearest = std::isinf(got) ? std::copysign(0x1p128, got) : got;
   return std::fabs(nearest - expected) <= bound;
 }
 
-// Elements of one random dot that are wrong.
+// Returns the number of wrong elements of one random dot.
 int DotFailures(const Kernels& kernels, bool any, Random* random) {
   static constexpr int kRows[] = {1, 2, 3, 4, 5, 8, 12, 13, 31, 64};
   static constexpr int kColumns[] = {1, 2, 7, 8, 9, 31, 33, 64, 70};
@@ -229,7 +231,7 @@ int DotFailures(const Kernels& kernels, bool any, Random* random) {
   const bool rhs_batched = batch == 1 || random->Below(2) == 0;
   Side lhs(lhs_format, lhs_kind, batch * m, k, any, random);
   Side rhs(rhs_format, rhs_kind, (rhs_batched ? batch : 1) * n, k, any, random);
-  // Only one batch entry when the weights are shared: the caller folds it.
+  // If the batch shares the weights, the caller folds the batch into m.
   const int64_t entries = rhs_batched ? batch : 1;
   const int64_t rows = rhs_batched ? m : batch * m;
   Guarded out(static_cast<size_t>(batch * m * n) * 4);
@@ -256,7 +258,7 @@ int DotFailures(const Kernels& kernels, bool any, Random* random) {
       }
       float got;
       std::memcpy(&got, out.data() + (i * n + j) * 4, 4);
-      // Integers: every sum is exact.
+      // Sums of integers are exact.
       failures += !Matches(got, sum, any ? magnitude : 0);
     }
   }
@@ -270,8 +272,8 @@ int DotFailures(const Kernels& kernels, bool any, Random* random) {
   return failures;
 }
 
-// Blocks of MX formats, and of NVFP4 under a global scale of 1, whose bytes
-// differ from those that the contract names.
+// Returns the number of blocks whose codes or scale differ from the contract,
+// for MX formats and for NVFP4 with a global scale of 1.
 int QuantizeFailures(const Kernels& kernels, QuantizedFormat quantized,
                      bool round_up, Random* random) {
   constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2, Format::kE2M1,
@@ -311,7 +313,7 @@ int QuantizeFailures(const Kernels& kernels, QuantizedFormat quantized,
     const bool bad = !std::isfinite(amax);
     uint32_t code = nvfp4 ? 0x7f : 255;
     if (!bad && nvfp4) {
-      // At least E4M3's least positive number, except in a block of zeros.
+      // At least E4M3's smallest positive number, except for a block of zeros.
       const float ideal =
           std::fmax(0x1p-9f, std::fmin(amax / 6.0f, 448.0f));
       code = amax == 0 ? 0 : Nearest(Format::kE4M3, ideal);
@@ -345,7 +347,7 @@ int QuantizeFailures(const Kernels& kernels, QuantizedFormat quantized,
   return failures;
 }
 
-// Values of every code that dequantize gives wrongly.
+// Returns the number of dequantized values that are wrong.
 int DequantizeFailures(const Kernels& kernels, Random* random) {
   int failures = 0;
   for (int i = 0; i < 20; ++i) {
@@ -368,8 +370,8 @@ int DequantizeFailures(const Kernels& kernels, Random* random) {
   return failures;
 }
 
-// Operands of which an instruction set writes other bytes than the baseline,
-// whose own are held against JAX where that is.
+// Returns the number of operands for which the kernels write other bytes than
+// the baseline. (operand_handler_test.py compares the baseline with JAX.)
 int OperandFailures(const Kernels& kernels, Random* random) {
   constexpr uint32_t kKey[2] = {0x12345678, 0x9abcdef0};
   int failures = 0;
