@@ -1,17 +1,18 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the library of CPU kernels, after a check of its ABI.
+"""Finds the library of CPU kernels, checks its ABI and loads it.
 
-The package's build (CMakeLists.txt at the top level) puts the library beside
-this file in a wheel, and at the same place in site-packages for an editable
-install. A checkout, which hides an installed wheel from programs that run in
-it, takes the library of either; one built by hand in it goes before them:
+The package's build (CMakeLists.txt at the top level) installs the library next
+to this file. For an editable install that is the same path in site-packages. A
+program that runs in a checkout imports the checkout's copy of this file. So
+`search_path` also has the libraries of installed packages, and before them the
+directory of a library that was built by hand:
 
   cmake -S kernels/cpu -B build/cpu && cmake --build build/cpu -j2
 
-Where the build failed it has left `FAILURE_NAME`, which says why. A library
-that is of other sources than those of the checkout is loaded with a
-`StaleLibraryWarning`, once a process.
+If the package's build failed, `FAILURE_NAME` is installed instead and contains
+the reason. If the library was built from other sources than the checkout's, it
+is loaded with a `StaleLibraryWarning`, once per process.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ HANDLERS: Final = (
   "jaxplugin_copy",
   "jaxplugin_ragged_dot",
 )
-# Functions that answer questions about configs of a dot (config_error.cc).
+# Functions that check configs of a dot and name engines (config_error.cc).
 QUESTIONS: Final = (
   "jaxplugin_cpu_dot_config_error",
   "jaxplugin_cpu_dot_engine",
@@ -52,9 +53,10 @@ QUESTIONS: Final = (
 )
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent
-_INSTALLED_DIRECTORY: Final = "jaxplugin/kernels/cpu"  # of site-packages
-# The beginning of an ELF file (System V ABI, "ELF Header"): magic, 64 bits,
-# little-endian; and where its header of 64 bytes describes the section table.
+_INSTALLED_DIRECTORY: Final = "jaxplugin/kernels/cpu"  # in site-packages
+# The first bytes of an ELF file (System V ABI, "ELF Header"): magic, 64 bits,
+# little-endian. Then the size of its header, and the offsets in the header of
+# fields that describe the section table.
 _ELF64: Final = b"\x7fELF\x02\x01"
 _ELF64_HEADER_BYTES: Final = 64
 _E_SHOFF: Final = 0x28
@@ -68,17 +70,18 @@ class StaleLibraryWarning(RuntimeWarning):
 
 
 class LibraryError(Exception):
-  """The kernels cannot be used here; the text says why."""
+  """The kernels cannot be used, for the reason in the text."""
 
 
 def find(directories: tuple[pathlib.Path, ...] | None = None) -> pathlib.Path:
-  """Returns the library's path: the first that `directories` hold.
+  """Returns the path of the first library in `directories`.
 
   Args:
-    directories: where to look, by default `search_path()`.
+    directories: directories to search, by default `search_path()`.
 
   Raises:
-    LibraryError: there is none; with the reason of a build that failed.
+    LibraryError: If there is no library. If a build failed, the text has its
+      reason.
   """
   if directories is None:
     directories = search_path()
@@ -102,7 +105,7 @@ def find(directories: tuple[pathlib.Path, ...] | None = None) -> pathlib.Path:
 
 
 def search_path(here: pathlib.Path = _HERE) -> tuple[pathlib.Path, ...]:
-  """Directories that may hold the library, in order.
+  """Returns the directories that may contain the library, in order.
 
   Args:
     here: the directory of this file.
@@ -116,13 +119,13 @@ def search_path(here: pathlib.Path = _HERE) -> tuple[pathlib.Path, ...]:
 
 
 def _installed(checkout: pathlib.Path) -> list[pathlib.Path]:
-  """Where installs of the package, found from a checkout, put the library."""
+  """Returns the directories of the library in installed packages."""
   directories = []
   for distribution in importlib.metadata.distributions(name=DISTRIBUTION):
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     is_editable = origin.get("dir_info", {}).get("editable")
     if is_editable and origin.get("url") != checkout.as_uri():
-      continue  # of another checkout: these sources are not its
+      continue  # an editable install of another checkout
     place = distribution.locate_file(_INSTALLED_DIRECTORY)
     directories.append(pathlib.Path(str(place)))
   return directories
@@ -131,20 +134,20 @@ def _installed(checkout: pathlib.Path) -> list[pathlib.Path]:
 def load(
   include_dir: str | os.PathLike[str], path: pathlib.Path | None = None
 ) -> ctypes.CDLL:
-  """Loads the library when the installed jaxlib can take it. Registers nothing.
+  """Loads the library if the installed jaxlib supports it. Registers nothing.
 
-  A jaxlib takes handlers built for its own FFI's major version and for a minor
-  version up to its own. That is checked here, since a jaxlib that refuses a
-  registration refuses its whole CPU backend ("Unable to initialize backend
-  'cpu'", jaxlib 0.10.2).
+  A jaxlib accepts handlers that were built for its FFI's major version and a
+  minor version up to its own. This function checks the versions, because
+  jaxlib's whole CPU backend fails if it refuses a registration ("Unable to
+  initialize backend 'cpu'", jaxlib 0.10.2).
 
   Args:
-    include_dir: of the installed jaxlib, as `jax.ffi.include_dir()` gives it.
-    path: the library; None finds it.
+    include_dir: result of `jax.ffi.include_dir()`.
+    path: the library. If None, `find` finds it.
 
   Raises:
-    LibraryError: no library, not loadable here, not all of one, or of another
-      ABI.
+    LibraryError: If there is no library, or it cannot be loaded, lacks
+      functions or has another ABI.
   """
   if path is None:
     path = find()
@@ -167,7 +170,7 @@ def load(
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-  """A `StaleLibraryWarning`: several modules load the same library."""
+  """Warns only once, because several modules load the library."""
   warnings.warn(reason, StaleLibraryWarning, stacklevel=3)
 
 
@@ -176,17 +179,17 @@ def stale_reason(
   path: pathlib.Path | str,
   directory: pathlib.Path = _HERE,
 ) -> str:
-  """Why a library built from `digest` is not of the sources in `directory`.
+  """Returns why a library is older than the sources in `directory`, or "".
 
   Args:
     digest: `built_from` of the library.
     path: the library, for the message.
-    directory: the sources.
+    directory: the directory of the sources.
 
   Returns:
-    The reason and the remedy; empty where the library is of these sources,
-    where it does not know its own ("", another build than CMake's), and where
-    there are no sources, as in an installed wheel.
+    The reason and the remedy. It is empty if the library was built from these
+    sources, if its digest is unknown ("", not built by CMake), or if there are
+    no sources, as in an installed wheel.
   """
   current = sources_digest(directory)
   if current is None or digest in ("", current):
@@ -220,7 +223,7 @@ def sources_digest(directory: pathlib.Path = _HERE) -> str | None:
 
 
 def built_from(library: ctypes.CDLL) -> str | None:
-  """The library's `sources_digest`, "" if not known, None of an old library."""
+  """Returns the library's `sources_digest`: "" if unknown, None if too old."""
   try:
     function = library.jaxplugin_cpu_sources
   except AttributeError:
@@ -235,8 +238,8 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
     size = path.stat().st_size
     with path.open("rb") as file:
       least = least_bytes(file.read(_ELF64_HEADER_BYTES))
-    # The loader maps a file without a look at its size: using pages past the
-    # end is a SIGBUS, not an error.
+    # The loader does not check the file's size. An access past its end is a
+    # SIGBUS, not an error.
     if size < least:
       raise LibraryError(
         f"{path} is truncated: it has {size} bytes, and {least} by its header;"
@@ -250,10 +253,10 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
 
 
 def least_bytes(header: bytes) -> int:
-  """How large a library is at least, to judge by its first 64 bytes.
+  """Returns the least size of a library, according to its first 64 bytes.
 
-  Linkers put the table of sections last. 0, nothing is known, where the file is
-  no ELF file of 64 bits and little-endian.
+  Linkers put the section table last. The result is 0 unless the file is a
+  little-endian 64-bit ELF file.
   """
   if not header.startswith(_ELF64):
     return 0
@@ -267,7 +270,7 @@ def least_bytes(header: bytes) -> int:
 def check_version(
   built_for: Version, installed: Version, path: pathlib.Path | str
 ) -> None:
-  """Raises LibraryError unless a jaxlib of `installed` takes the library."""
+  """Raises LibraryError unless a jaxlib of `installed` accepts the library."""
   if built_for[0] == installed[0] and built_for[1] <= installed[1]:
     return
   raise LibraryError(
@@ -278,10 +281,10 @@ def check_version(
 
 
 def installed_version(include_dir: str | os.PathLike[str]) -> Version:
-  """(major, minor) of the FFI in the headers that jaxlib ships.
+  """Returns the (major, minor) version of the FFI in jaxlib's headers.
 
   Raises:
-    LibraryError: no header there, or one without version.
+    LibraryError: If the header is missing or has no version.
   """
   header = pathlib.Path(include_dir) / API_HEADER
   try:
@@ -302,5 +305,5 @@ def installed_version(include_dir: str | os.PathLike[str]) -> Version:
 
 
 def instruction_set(library: ctypes.CDLL) -> str:
-  """The one that the kernels use on this machine, e.g. "avx512_bf16"."""
+  """Returns the instruction set that the kernels use, e.g. "avx512_bf16"."""
   return library.jaxplugin_cpu_isa().decode()
