@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums stay within the contract's bound where one product outweighs all others.
+"""Sums stay within the contract's bound if one product outweighs all others.
 
-Each rounding of a sum costs up to half a unit in its last place, 2^-24 of
-sum|a * b| when one product is most of that; so the data here counts roundings.
-Random data does not: its roundings go up and down, and cancel.
+Each rounding of a sum adds an error of up to half an ulp, which is 2^-24 of
+sum|a * b| if one product is most of the sum. With such data, the error counts
+the roundings. With random data it does not, because rounding errors cancel.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 ISAS = testing.ISAS
-# The largest products, those of its block being 0, and all others; over each
-# other about 2^22 to 2^27, where sums round up, round down, or lose everything,
-# also of 4 or 8 products that were added up before.
-# (value, scale, other value, other scale), of either side.
+# (value, scale, other value, other scale) of both sides. One value of a row is
+# large, the others of its block are 0, and all other blocks have the other
+# value. The ratio of the products is about 2^22 to 2^27. At these ratios, sums
+# round up, round down or lose the small product, also after 4 or 8 small
+# products have been added.
 DOMINATED = {
   "mxfp8": (
     (256, 1, 16, 2.0**-8),
@@ -41,13 +42,13 @@ DOMINATED = {
   "nvfp4": ((4, 256, 0.5, 0.125), (4, 256, 0.5, 0.25), (6, 208, 1, 0.140625)),
 }
 FP4 = ("mxfp4", "nvfp4")
-# Rows of every path: of few rows, in blocks, and a last tile of one row.
+# Rows for every path: few rows, large dots, and a last tile of one row.
 ROWS = (1, 2, 3, 4, 5, 17, 25)
 UNIT = 2.0**-24
 
 
 def dominated(name, rows, k, at, large, large_scale, other, other_scale):
-  """A side whose row r has its large value near k = `at`."""
+  """Returns an operand whose large value is at k = `at`."""
   _, scale_dtype, block = testing.FORMATS[name]
   values = np.full((1, rows, k), other, np.float64)
   scale = np.full((1, rows, k // block), other_scale, np.float64)
@@ -56,7 +57,7 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
   values[..., at] = large
   scale[..., first // block] = large_scale
   side = testing.Side(name, values, scale.astype(scale_dtype).view(np.uint8))
-  # Nothing was rounded.
+  # The operand represents the values exactly.
   np.testing.assert_array_equal(side.exact, values * scale.repeat(block, -1))
   return side
 
@@ -64,15 +65,15 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
 def bound(lhs, rhs, rows, isa):
   """Returns the limit of error / sum|a * b|: the contract's or twice that."""
   is_fp4 = lhs in FP4 and rhs in FP4
-  # Not in the engines of many rows in AVX2's float32, in BF16 and in AMX, the
-  # last of which two FP4 sides take from 24 rows on (README.md, Accumulation).
+  # The large dots in AVX2's float32, BF16 and AMX have twice the bound. Two FP4
+  # operands use AMX from 24 rows on (README.md, Accumulation).
   rows_min = 24 if is_fp4 else 5
   is_twice = isa == "amx_bf16" if is_fp4 else isa != "baseline"
   return (32 if is_twice and rows >= rows_min else 16) * UNIT
 
 
 def worst(lhs, rhs, isa):
-  """The largest error over sum|a * b|."""
+  """Returns the largest error / sum|a * b|."""
   sums = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
   got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
   return np.max(np.abs(got - testing.oracle(lhs, rhs)) / sums)
@@ -98,7 +99,7 @@ class AccuracyTest(parameterized.TestCase):
   ):
     """Chunks of a long row add 1, 2^30 and -2^30."""
     if isa in ("avx512_bf16", "amx_bf16"):
-      return  # BF16's engines have other sums
+      return  # the bf16 engines add in another order
     k, chunk = 6144, 2048
     lhs, rhs = np.zeros((1, rows, k)), np.zeros((1, 9, k))
     code = np.full((1, rows, k // 32), 127)
@@ -114,7 +115,7 @@ class AccuracyTest(parameterized.TestCase):
   def test_long_sums_of_ordinary_data_are_within_the_bound(
     self, isa, name, rows
   ):
-    """Without signs, so that sums grow, and their roundings with them."""
+    """Without signs, sums and their rounding errors grow."""
     rng = np.random.default_rng(3)
     sides = [
       testing.gaussians(name, (1, count, 65536), rng) for count in (rows, 5)
@@ -125,7 +126,7 @@ class AccuracyTest(parameterized.TestCase):
 
   @testing.each(rows=(1, 8))
   def test_massive_activations_are_within_twice_the_bound(self, isa, rows):
-    """One value 2^10 times as large as the others, as transformers have."""
+    """One activation is 2^10 times as large as the others."""
     rng = np.random.default_rng(4)
     lhs = np.abs(rng.standard_normal((1, rows, 4096)))
     lhs[..., 5] *= 2.0**10
@@ -137,7 +138,7 @@ class AccuracyTest(parameterized.TestCase):
 
   @testing.each(name=testing.QUANTIZED)
   def test_floats_against_weights(self, isa, name):
-    """The products themselves round in the sums, too."""
+    """Products with floats are rounded, too."""
     rng = np.random.default_rng(1)
     for k in (544, 4096):
       for rows in ROWS:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The copy to huge pages: the same bytes, where the system has such pages."""
+"""The copy has the same bytes, and is in huge pages if the system has them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CopyTest(absltest.TestCase):
       self.skipTest("not on Linux")
     if "[never]" in HUGE_PAGES.read_text():
       self.skipTest("huge pages are switched off here")
-    # Larger than what an allocator keeps for itself.
+    # So large that no allocator reuses memory.
     x = jax.device_put(np.ones((64 << 20,), np.uint8))
     got = jax.block_until_ready(jax.jit(testing.copy)(x))
     self.assertGreater(huge_page_bytes(got), x.nbytes // 2)

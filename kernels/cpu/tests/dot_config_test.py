@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of a dot: each engine and each size of tasks gives one answer."""
+"""Any config of a dot gives right results: engines, sizes of tasks, threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 BF16 = "avx512_bf16"
-# By their numbers, and the instruction sets that have them (dot/config.h).
+# Engine -> its number, and the instruction sets that have it (dot/config.h).
 ENGINES = {
   "f32": (1, ("baseline",)),
   "float_avx2": (2, ("avx2", "avx512", BF16, "amx_bf16")),
@@ -26,8 +26,8 @@ ENGINES = {
   "few_rows_avx512": (7, (BF16, "amx_bf16")),
   "amx": (8, ("amx_bf16",)),
 }
-# The engines of this machine, each under one instruction set that has it:
-# AVX2's under BF16's if there is one, because it gives them the dot.
+# Engine of this machine -> an instruction set that has it. It is avx512_bf16 if
+# possible, so that the tests of AVX2's engines pass through it.
 OWN = {
   engine: BF16 if BF16 in found else found[0]
   for engine, (_, isas) in ENGINES.items()
@@ -59,7 +59,7 @@ def attributes(engine: str, **sizes: int) -> dict[str, int]:
 
 class DotConfigTest(parameterized.TestCase):
   def check(self, lhs, rhs, isa, config, **kwargs):
-    """Exact on integers."""
+    """Checks a dot of integers, which is exact."""
     got = testing.call(lhs, rhs, isa=isa, attributes=config, **kwargs)
     np.testing.assert_array_equal(
       got, testing.oracle(lhs, rhs).astype(np.float32)
@@ -67,7 +67,7 @@ class DotConfigTest(parameterized.TestCase):
 
   @parameterized.product(pair=PAIRS, engine=tuple(OWN))
   def test_every_engine_of_any_size_is_exact_on_integers(self, pair, engine):
-    """Sizes of panels and tasks at random; k with tails; batches."""
+    """Sizes of panels and tasks are random; k has tails; there are batches."""
     isa = OWN[engine]
     rng = np.random.default_rng([PAIRS.index(pair), ENGINES[engine][0]])
     is_few = engine.startswith("few_rows")
@@ -91,7 +91,7 @@ class DotConfigTest(parameterized.TestCase):
 
   @parameterized.product(pair=PAIRS, engine=tuple(OWN))
   def test_panels_of_rhs_are_exact_on_integers(self, pair, engine):
-    """The side with fewer rows is in panels, here rhs in several of them."""
+    """rhs has fewer rows, so it is cut into panels."""
     if engine.startswith("few_rows") or not serves(engine, *pair, 9):
       return
     rng = np.random.default_rng(0)
@@ -107,12 +107,12 @@ class DotConfigTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     lhs = testing.gaussians(pair[0], (1, 9, 1090), rng, 3)
     rhs = testing.gaussians(pair[1], (1, 300, 1090), rng, 3)
-    # However small it is.
+    # threads=2 overrides the rule that a small dot uses one thread.
     first = testing.call(
       lhs, rhs, isa=isa, attributes=attributes(engine, threads=2)
     )
     for name, value in (("panel_rows", 2), ("task_rows", 3), ("threads", 1)):
-      # AVX2's few rows have as many sums a row as there are registers for.
+      # few_rows_avx2 has more accumulators per row if a pass has fewer rows.
       if engine == "few_rows_avx2" and name == "panel_rows":
         continue
       config = attributes(engine, **{name: value})
@@ -138,7 +138,7 @@ class DotConfigTest(parameterized.TestCase):
 
   @parameterized.product(engine=tuple(OWN), m=(2, 9))
   def test_rows_far_from_1_are_exact_under_each_engine(self, engine, m):
-    """They give up, are rebased, and run again: under the same config."""
+    """The kernel stops and runs again with rebased rows and the same config."""
     isa = OWN[engine]
     rng = np.random.default_rng(0)
     lhs = testing.integers("mxfp4", (1, m, 192), rng)
@@ -169,7 +169,7 @@ class DotConfigTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, expected.astype(np.float32))
 
   def test_one_weight_for_a_batch_counts_all_rows(self):
-    """33 rows are too many for the engine of few, 32 are not."""
+    """A few_rows engine supports 32 rows but not 33."""
     if "avx2" not in testing.ISAS:
       self.skipTest("the engine needs AVX2")
     isa = "avx2"

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The FFI handler of the dot against NumPy float64 and ml_dtypes.
+"""Compares the FFI handler of the dot with NumPy in float64 and ml_dtypes.
 
 Set JAXPLUGIN_CPU_LIBRARY to test a library built elsewhere (README.md has the
 sanitizer builds); otherwise CMake builds one into a temporary directory.
@@ -45,7 +45,7 @@ class DotTest(parameterized.TestCase):
 
   def assert_bounded(self, got, lhs, rhs):
     magnitude = np.abs(lhs.exact) @ np.abs(np.swapaxes(rhs.exact, -1, -2))
-    # 2^-149: what rounding a subnormal result may cost.
+    # 2^-149: the error of rounding to a subnormal result.
     bound = DOT_ERROR_ULPS * magnitude + 2.0**-149
     error = np.abs(got.astype(np.float64) - oracle(lhs, rhs))
     self.assertTrue(np.all(error <= bound), f"{np.max(error / bound)} x bound")
@@ -106,7 +106,7 @@ class DotTest(parameterized.TestCase):
       rhs = Side(name, np.ones((255, 3, 32)), (254 - code)[:, :1].repeat(3, 1))
       got = call(lhs, rhs, isa=isa)
       np.testing.assert_array_equal(got, np.full((255, m, 3), 32, np.float32))
-      # All of them in one row, and against subnormal codes of the values.
+      # All scales in one row, also with subnormal codes of the values.
       one_row = Side(
         name, np.ones((1, m, 255 * 32)), code.reshape(1, 255, m).swapaxes(1, 2)
       )
@@ -124,7 +124,7 @@ class DotTest(parameterized.TestCase):
   def test_value_beyond_f32_counts_where_only_one_side_is_extreme(
     self, isa, shape, large
   ):
-    """448 * 2^127, which is out of range, times 2^-46."""
+    """The value 448 * 2^127, which is out of range, is multiplied by 2^-46."""
     sides = []
     for name, rows in zip(("lhs", "rhs"), shape, strict=True):
       value, byte = (448, 254) if name == large else (1, 127 - 46)
@@ -196,7 +196,7 @@ class DotTest(parameterized.TestCase):
 
   @testing.each(m=(1, 20), exponent=(-130, -73, 62, 127))
   def test_plain_bf16_of_any_size_is_exact(self, isa, m, exponent):
-    """Subnormals too; against scales that bring the products back."""
+    """Includes subnormals. The scales of rhs bring the products into range."""
     values = np.full((1, m, 32), 2.0**exponent)
     values[0, 0, 5] = 2.0 ** (exponent - 3)
     lhs = Side("bf16", values, None)
@@ -244,7 +244,7 @@ class DotTest(parameterized.TestCase):
         3: lambda x: x / (1 + np.exp(-x)),
       }[activation](x)
       expected = y + residual.astype(np.float64)
-      # A few f32 roundings, then one of the result's dtype.
+      # A few roundings to f32, then one to the result's dtype.
       eps = float(ml_dtypes.finfo(dtype).eps) / 2
       bound = 32 * 2.0**-24 * (np.abs(x) + np.abs(residual.astype(float)) + 1)
       bound = bound + 1.01 * eps * np.abs(expected)
@@ -265,7 +265,7 @@ class DotTest(parameterized.TestCase):
 
   @testing.each(m=(1, 20), dtype=("float32", "bfloat16", "float16"))
   def test_nan_of_any_payload_stays_nan(self, isa, m, dtype):
-    """Rounding adds to its bits: 0x7fffffff would become -0 in bf16."""
+    """Without a special case, rounding 0x7fffffff to bf16 would give -0."""
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     lhs = Side("mxfp8", np.ones((1, m, 64)), np.full((1, m, 2), 127))
     rhs = Side("mxfp8", np.ones((1, 40, 64)), np.full((1, 40, 2), 127))
@@ -292,7 +292,7 @@ class DotTest(parameterized.TestCase):
   ):
     factors = np.float32([1 + 2.0**-20, 1]) * np.exp2([sign * 100, sign * 40])
     factors = factors.astype(np.float32)
-    # Sums of 64 * 2^-+60, so that the results are normal numbers.
+    # Sums are 64 * 2^-+60, so that the results are normal numbers.
     scale = np.full((1, 1, 2), 127 - sign * 30)
     lhs, rhs = (
       Side("mxfp8", np.ones((1, r, 64)), np.repeat(scale, r, 1))
@@ -427,7 +427,7 @@ class DotErrorTest(parameterized.TestCase):
 
 
 class EightBitPairTest(parameterized.TestCase):
-  """Sides of 8-bit codes with E4M3 scales for each 16, which no format has."""
+  """8-bit codes with E4M3 scales and blocks of 16, which no format has."""
 
   @testing.each(dtype=(E4M3, E5M2), k=(48, 528, 1040), is_finite=(True, False))
   def test_dot_is_within_the_bound(self, dtype, k, is_finite, isa):
@@ -463,11 +463,11 @@ class EightBitPairTest(parameterized.TestCase):
 
 
 class SixBitTest(parameterized.TestCase):
-  """Codes of six bits come in bytes, and an attribute says of which format."""
+  """6-bit codes are passed as u8, and an attribute gives their format."""
 
   @testing.each(name=("mxfp6_e2m3", "mxfp6_e3m2"), m=(1, 4, 20), plain=(0, 1))
   def test_every_code_counts_what_ml_dtypes_says(self, name, isa, m, plain):
-    """A weight row a code, at each place of a block in turn."""
+    """Each weight row has one code, which moves through a block."""
     dtype = FORMATS[name][0]
     codes = np.arange(64, dtype=np.uint8)
     values = np.zeros((1, 64, 96), np.uint8)
@@ -483,7 +483,7 @@ class SixBitTest(parameterized.TestCase):
 
 
 class XlaTest(absltest.TestCase):
-  """XLA passes arguments, attributes and errors as the direct calls do."""
+  """XLA passes arguments, attributes and errors like direct calls."""
 
   def test_many_handlers_in_one_jitted_function(self):
     rng = np.random.default_rng(9)

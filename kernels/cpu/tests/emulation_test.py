@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The AVX-512 sources on a machine of any kind, their intrinsics emulated.
+"""Tests the AVX-512 sources with emulated intrinsics, on any machine.
 
-This is the part that takes seconds; `emulate.sh` runs the handlers' tests too.
+These tests take seconds. `emulate.sh` also runs the handlers' tests.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ HERE: Final = pathlib.Path(__file__).resolve().parent
 SOURCES: Final = HERE.parent
 COMPILER: Final = shutil.which(os.environ.get("CXX", "g++"))
 IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
-# Those of CMakeLists.txt that change results; -O1, where it is compiled soon.
+# The options of CMakeLists.txt that change results.
 DOT: Final = ("-ffp-contract=fast", "-fno-trapping-math")
 QUANTIZE: Final = ("-ffp-contract=off", "-fno-trapping-math")
 # CMakeLists.txt has the reasons for -Wno-psabi and -O0.
 AVX2: Final = ("-mavx2", "-mfma", "-mf16c", "-Wno-psabi")
-DOTS: Final = 400  # random ones, half of them of any codes under any scales
+DOTS: Final = 400  # random dots, half of them with any codes and scales
 
 
 def x86_flags() -> str:
-  """The features that Linux names of this machine's first processor."""
+  """Returns the first processor's features as Linux lists them."""
   try:
     text = pathlib.Path("/proc/cpuinfo").read_text()
   except OSError:
@@ -43,7 +43,7 @@ def x86_flags() -> str:
 
 
 def why_not() -> str:
-  """Why this cannot run here, or an empty string."""
+  """Returns why the tests cannot run on this machine, or an empty string."""
   if COMPILER is None:
     return "there is no C++ compiler"
   if IS_X86 and not {"avx2", "fma", "f16c"} <= set(x86_flags().split()):
@@ -52,7 +52,7 @@ def why_not() -> str:
 
 
 def intrinsics(path: pathlib.Path) -> set[str]:
-  """Names of intrinsics in a file, without its comments."""
+  """Returns the names of intrinsics in a file, without its comments."""
   text = re.sub(r"//.*", "", path.read_text())
   return set(re.findall(r"\b_mm\w*_\w+", text))
 
@@ -90,7 +90,7 @@ class EmulationTest(absltest.TestCase):
     self.assertRegex(self.output("intrinsics"), "^[0-9]+ intrinsics, 0 fail")
 
   def test_every_emulated_intrinsic_is_tested_and_used(self):
-    """One that is used and not emulated does not compile."""
+    """(A used intrinsic that is not emulated does not compile.)"""
     emulated = intrinsics(HERE / "emulation" / "avx512.h")
     tested = intrinsics(HERE / "emulation" / "avx512_test.cc")
     used = set()

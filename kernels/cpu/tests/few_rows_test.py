@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What streaming weights past a few rows, and integer products, must not break.
+"""Tests the engines of few rows, and products of integers.
 
-The rest of the contract is in dot_handler_test.py, for every path alike.
+dot_handler_test.py tests the rest of the contract for every engine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FORMATS = testing.FORMATS
 ISAS = testing.ISAS
 QUANTIZED = testing.QUANTIZED
 FP4 = ("mxfp4", "nvfp4")
-# Either side of where kernels begin to work in blocks (dot/rule.h): with AVX2 4
-# rows, and 3 of two E2M1 sides; with AVX-512 9 and 12.
+# Numbers of rows around the limits of the few_rows engines (dot/rule.h): 4 rows
+# with AVX2 (3 for two E2M1 operands), 9 and 12 with AVX-512.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 10, 12, 13)
 
 
@@ -38,7 +38,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(lhs=QUANTIZED, rhs=QUANTIZED)
   def test_every_count_of_rows_and_any_tail_is_exact(self, lhs, rhs, isa):
-    """Weights in rows of no whole register, and scales past a whole chunk."""
+    """Weight rows do not fill registers, and scales exceed a chunk."""
     rng = np.random.default_rng([QUANTIZED.index(lhs), QUANTIZED.index(rhs)])
     for m in rng.choice(ROWS, 3, replace=False):
       k = int(rng.choice([2, 30, 34, 66, 190, 702, 2048, 2080, 4130]))
@@ -50,7 +50,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(name=QUANTIZED, m=(1, 4, 8, 20))
   def test_zeros_count_nothing_under_any_scale(self, name, isa, m):
-    """Every finite scale byte, each over a block of zeros on both sides."""
+    """Both sides have a zero block for every finite scale byte."""
     block = FORMATS[name][2]
     count = 255 if name != "nvfp4" else 0x7F
     k = (count + 1) * block
@@ -66,7 +66,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(weights=QUANTIZED, exponent=(-120, -88, -70, 31, 33, 90, 110))
   def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
-    """The rows of floats that the fast way cannot take go another one."""
+    """The engine passes floats that it does not support to another engine."""
     rng = np.random.default_rng(0)
     rhs = testing.integers(weights, (1, 5, 96), rng)
     for rows in (1, 3):
@@ -76,7 +76,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(m=(1, 3, 8), name=("f32", "bf16"))
   def test_tiny_floats_lose_nothing_against_subnormal_codes(self, isa, m, name):
-    """A value whose last bit counts, times E4M3's smallest."""
+    """Tests the last bit of a float that is multiplied by E4M3's smallest."""
     bits = 23 if name == "f32" else 7
     value = (1 + 2.0**-bits) * 2.0**-100
     lhs = testing.Side(name, np.full((1, m, 32), value), None)
@@ -89,7 +89,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(lhs=FP4, rhs=FP4, m=(1, 8, 40))
   def test_largest_fp4_products_do_not_overflow(self, lhs, rhs, isa, m):
-    """Sums of bytes' products are held in 16 bits."""
+    """Products of bytes are added in 16 bits."""
     for sign in (-1, 1):
       sides = [
         testing.Side(
@@ -119,7 +119,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(name=QUANTIZED, m=(2, 3, 4, 20))
   def test_result_does_not_depend_on_the_other_rows(self, isa, name, m):
-    """An element's bits are the same whatever lies beside it."""
+    """An element has the same bits next to any other rows."""
     rng = np.random.default_rng(3)
     lhs = testing.gaussians(name, (1, m, 512), rng, 4)
     other = testing.gaussians(name, (1, m, 512), rng, 4)
@@ -132,7 +132,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each()
   def test_a_long_row_takes_little_scratch_memory(self, isa):
-    """A row of bytes in float32 at most; portable code not even that."""
+    """Scratch memory is at most a row in float32; portable code needs less."""
     k = 1 << 24
     values = jax.numpy.ones((1, 1, k), testing.E4M3)
     scale = jax.numpy.ones((1, 1, k // 32), testing.E8M0)
@@ -141,7 +141,7 @@ class FewRowsTest(parameterized.TestCase):
     text = pathlib.Path("/proc/self/statm").read_text()
     size = int(text.split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    # 48 MiB for what others ask for meanwhile.
+    # 48 MiB for other allocations in the meantime.
     allowed = (48 << 20) + (0 if isa == "baseline" else 4 * k)
     resource.setrlimit(resource.RLIMIT_AS, (size + allowed, limits[1]))
     try:
@@ -152,7 +152,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(m=(1, 5, 7))
   def test_long_rows_are_added_up_as_short_ones(self, isa, m):
-    """Each chunk of a long row counts once: integers, so exactly."""
+    """Each chunk of a long row counts once. Sums of integers are exact."""
     k, n = (1 << 20) + 544, 9  # ends within a chunk
     rng = np.random.default_rng(0)
     lhs, rhs = (

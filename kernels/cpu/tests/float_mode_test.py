@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers leave the float mode of XLA's threads as it was.
+"""The handlers restore the float mode of XLA's threads.
 
-XLA:CPU flushes subnormals; the handlers count them, on the same threads.
+XLA:CPU flushes subnormals. The handlers do not, on the same threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from absl.testing import parameterized
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
-# In a new process, on whose threads no handler has run before.
+# Runs in a new process, so that no handler has run on its threads.
 PROGRAM = """
   import sys
   sys.path.insert(0, sys.argv[1])
@@ -74,13 +74,13 @@ PROGRAM = """
 """
 
 
-# Flush to zero and denormals are zero, in x86-64's MXCSR.
+# The bits for flush-to-zero and denormals-are-zero in x86-64's MXCSR.
 FLUSHES = 0x8040
 
 
 @contextlib.contextmanager
 def subnormals_flushed():
-  """Sets the calling thread's float mode to that of XLA:CPU's threads."""
+  """Gives the calling thread the float mode of XLA:CPU's threads."""
   libm = ctypes.CDLL("libm.so.6")
   saved = (ctypes.c_uint32 * 8)()  # glibc's fenv_t, which ends with MXCSR
   libm.fegetenv(saved)
@@ -102,7 +102,7 @@ class FloatModeTest(parameterized.TestCase):
     factor = np.float32(2.0**-140)
     tiny = np.full(64, 2.0**-100, np.float32)
     with subnormals_flushed():
-      # The calling thread does all of it.
+      # The calling thread does all of the work.
       got = testing.dot(ones, None, ones, None, factor, isa=isa)
       least = tiny * np.float32(2.0**-30)
     self.assertFalse(least.any())
@@ -110,9 +110,9 @@ class FloatModeTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_xla_treats_subnormals_after_a_call_as_it_did_before(self):
-    """On the calling thread and on those of the pool, in and after a program.
+    """Checks the calling thread and the pool's, during and after a program.
 
-    Large arrays, so that every thread gets a part of each operation.
+    The arrays are large, so that every thread gets a part of each operation.
     """
     done = subprocess.run(
       [
@@ -127,7 +127,7 @@ class FloatModeTest(parameterized.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     before, inside, after = done.stdout.splitlines()
-    # Kept or flushed (XLA:CPU), all of them alike.
+    # XLA:CPU keeps all subnormals or flushes all of them.
     self.assertIn(before, ("0", str(1024 * 1024)))
     self.assertEqual(inside, before)
     self.assertEqual(after, before)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dots of two E2M1 sides, under every kind of scale and block.
+"""Tests dots of two E2M1 operands with every kind of scale and block.
 
 Such dots add integers, with one sum for each block, and multiply it by both
-scales. Here the two sides have different scales: all bytes of E4M3 (with signs,
+scales. The two operands have different scales: all bytes of E4M3 (with signs,
 subnormals, zero and NaN), or E8M0 with zero blocks and NaN.
 """
 
@@ -21,16 +21,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 UNIT = 2.0**-24
-# README.md, Accumulation: 16 roundings of a product at most.
+# README.md, Accumulation: a product takes part in at most 16 roundings.
 BOUND = 16 * UNIT
 SCALES = ("e8m0", "e4m3")
 BLOCKS = (16, 32)
 SIDES = tuple(itertools.product(SCALES, BLOCKS))
-# Those of MXFP4 and NVFP4.
+# The scales of MXFP4 and NVFP4.
 FORMATS = (("e8m0", 32), ("e4m3", 16))
-# Less than a tile of any engine, and some tiles; rhs is the panel where it
-# is the smaller one. k with a tail of a block, a group, and a chunk.
-# The last one has rows enough for a table of products of scales.
+# (m, n, k): less than a tile of any engine, and some tiles. rhs is the panel
+# side if it is smaller. k has a tail of a block, a group, and a chunk. The last
+# shape has enough rows for a table of scales.
 SHAPES = (
   (4, 35, 2),
   (6, 35, 18),
@@ -43,7 +43,7 @@ NAN = {"e8m0": 255, "e4m3": 0x7F}
 
 
 class Fp4Side:
-  """E2M1 values under scales of either kind.
+  """E2M1 values with scales of E8M0 or E4M3.
 
   Attributes:
     values: E2M1[1, rows, k].
@@ -69,7 +69,7 @@ class Fp4Side:
 
 
 def random_side(kind, block, rows, k, rng) -> Fp4Side:
-  """All codes, all scales that are not NaN; E8M0's within 2^+-5."""
+  """Returns all codes and all scales but NaN; E8M0 scales are in 2^+-5."""
   codes = rng.integers(0, 16, (1, rows, k))
   shape = (1, rows, -(-k // block))
   if kind == "e8m0":
@@ -107,7 +107,7 @@ class Fp4PairsTest(parameterized.TestCase):
       ):
         codes = side.values.view(np.uint8).copy()
         scale = side.scale.view(np.uint8).copy()
-        # Zero times it, and it times a scale of zero, are NaN too.
+        # Zero times NaN, and NaN times a scale of zero, are NaN too.
         scale[0, :, 0] = 0 if kind == "e4m3" else scale[0, :, 0]
         for row in rows:
           scale[0, row, at % scale.shape[-1]] = NAN[kind] | sign
@@ -136,7 +136,7 @@ class Fp4PairsTest(parameterized.TestCase):
 
   @testing.each(lhs=FORMATS, rhs=FORMATS)
   def test_batches_do_not_depend_on_each_other(self, isa, lhs, rhs):
-    """Many small entries, one of them a task: the same bits as alone."""
+    """Each small batch entry is a task. It has the bits of a dot by itself."""
     rng = np.random.default_rng(3)
     many = [
       [random_side(*side, rows, 160, rng) for _ in range(9)]

@@ -117,7 +117,7 @@ class _ThreadCount(ctypes.Structure):
 
 
 class HandlerError(Exception):
-  """The error that a handler returned."""
+  """An error that a handler returned."""
 
 
 _pool: Final = concurrent.futures.ThreadPoolExecutor(THREADS - 1)

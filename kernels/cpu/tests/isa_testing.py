@@ -1,18 +1,18 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times each instruction set: is one slower than another below it?
+"""Checks that no instruction set is slower than a lower one.
 
-  python kernels/cpu/tests/isa_testing.py                 # all, some 10 minutes
-  python kernels/cpu/tests/isa_testing.py --only 'f32 x ' # rows with that text
-  python kernels/cpu/tests/isa_testing.py --json FILE     # writes results too
+  python kernels/cpu/tests/isa_testing.py                 # all, in 10 minutes
+  python kernels/cpu/tests/isa_testing.py --only 'f32 x ' # rows with this text
+  python kernels/cpu/tests/isa_testing.py --json FILE     # also writes results
 
-Every row is a call of a handler. All instruction sets of the machine take
-turns in one process. Before each timed call comes an untimed call of the same
-set with other inputs, which rotate past the last-level cache. The calls run on
-one core. The program compares the CPU time of each set's fastest call, which
-other programs on the machine disturb least. Exit status 1 where a set takes
-more than `MARGIN` times as long as the fastest of those below it, also after
-`ATTEMPTS` rounds of measurement.
+Each row is a call of a handler on one core. One process runs all instruction
+sets of the machine interleaved. Before each timed call it makes an untimed call
+of the same instruction set with other inputs. The inputs rotate and are larger
+than the last-level cache. The program compares the CPU times of the fastest
+calls, which other programs on the machine disturb least. The exit status is 1
+if, after `ATTEMPTS` measurements, an instruction set takes more than `MARGIN`
+times as long as the fastest lower one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
-# The fastest calls of the same code differ by less than this, also where others
-# use the machine's caches.
+# The fastest calls of the same code differ by less than this, even if other
+# programs use the machine's caches.
 MARGIN: Final = 1.1
 ATTEMPTS: Final = 8
 TURNS: Final = 12
-# Time of one attempt at a row, which has at least three turns.
+# Upper limit of the time of an attempt, after three turns.
 SECONDS: Final = 2.0
 ROTATED_BYTES: Final = 64 << 20
 INPUTS_MAX: Final = 6
@@ -57,7 +57,8 @@ SHAPES: Final = (
   (128, 2048, 2048),
   (512, 1024, 1024),
 )
-# MXFP6 has the loops of mxfp8, but for one step where AVX2 loads codes.
+# MXFP6 is left out. It has the loops of MXFP8, with one more step when AVX2
+# loads codes.
 TIMED: Final = tuple(
   name for name in testing.QUANTIZED if not name.startswith("mxfp6")
 )
@@ -78,7 +79,7 @@ class Row:
 
   Attributes:
     name: name of the row.
-    make: prepares inputs, and returns the call and how many inputs there are.
+    make: prepares inputs, and returns the call and the number of inputs.
   """
 
   name: str
@@ -86,7 +87,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-  """Every row, in the order in which they are printed."""
+  """Returns all rows in the order of printing."""
   found = []
   for m, n, k in SHAPES:
     for lhs, rhs in PAIRS:
@@ -111,10 +112,10 @@ def rows() -> list[Row]:
 
 def _side(name: str, rows: int, k: int, seed: int) -> testing.Side:
   rng = np.random.default_rng(seed)
-  # One row's worth of numbers, turned: quick to make, and none is special.
+  # Only 16 rows are random, which is faster. `_tiled` repeats them.
   side = testing.gaussians(name, (1, min(rows, 16), k), rng, 3)
   if testing.FORMATS[name][1] == testing.E4M3:
-    # Normal positive scales: quantize makes no others.
+    # Normal positive scales, like those of quantize.
     scale = rng.integers(0x30, 0x48, side.scale.shape).astype(np.uint8)
     side.scale = scale.view(side.scale.dtype)
   return side
@@ -127,7 +128,7 @@ def _tiled(x: np.ndarray | None, rows: int) -> np.ndarray | None:
 
 
 def _packed(values: np.ndarray) -> np.ndarray:
-  """FP4 as bytes, two values each; others as they are."""
+  """Packs FP4 values, two per byte. Returns other values unchanged."""
   if values.dtype != testing.E2M1:
     return values
   codes = values.view(np.uint8) & 15
@@ -209,7 +210,7 @@ def _dequantize(name: str) -> tuple[Call, int]:
 
 
 def measure(call: Call, inputs: int, isas: dict[str, int]) -> dict[str, float]:
-  """The fastest call of each instruction set, in ms."""
+  """Returns the time of the fastest call of each instruction set, in ms."""
   for isa in isas.values():
     jax.block_until_ready(call(isa, 0))
   best = dict.fromkeys(isas, float("inf"))
@@ -224,20 +225,22 @@ def measure(call: Call, inputs: int, isas: dict[str, int]) -> dict[str, float]:
       jax.block_until_ready(call(isa, (at + 1) % inputs))
       best[name] = min(best[name], 1e3 * (time.process_time() - start))
       at += 1
-    # If sets and inputs were equally many, each set would always get the same
-    # input. The address of an input changes the time by a tenth.
+    # Without this, an equal number of instruction sets and inputs would give
+    # each set always the same input. The time depends on an input's address, by
+    # a tenth.
     at += 1
   return best
 
 
 def slower_ones(best_ms: dict[str, float]) -> dict[str, float]:
-  """Instruction sets that are slower than one below them, and how much.
+  """Finds instruction sets that are slower than a lower one.
 
   Args:
-    best_ms: ms of each, the lowest instruction set first.
+    best_ms: time of each instruction set in ms, the lowest one first.
 
   Returns:
-    The time over the least of those below it, where that is above `MARGIN`.
+    The ratio of the set's time to the least time of a lower set, for each set
+    for which it is above `MARGIN`.
   """
   found = {}
   least = float("inf")
@@ -251,9 +254,10 @@ def slower_ones(best_ms: dict[str, float]) -> dict[str, float]:
 def settled(
   attempt: Callable[[], dict[str, float]],
 ) -> tuple[dict[str, float], dict[str, float]]:
-  """The fastest calls of up to `ATTEMPTS` attempts, and `slower_ones` of them.
+  """Repeats an attempt while an instruction set is slower than a lower one.
 
-  Another attempt is made while one is slower.
+  Returns the least times of up to `ATTEMPTS` attempts, and their
+  `slower_ones`.
   """
   best = attempt()
   for _ in range(ATTEMPTS - 1):
@@ -265,7 +269,7 @@ def settled(
 
 
 def processor() -> str:
-  """The name that Linux gives to the first one."""
+  """Returns the name of the first processor."""
   try:
     text = pathlib.Path("/proc/cpuinfo").read_text()
   except OSError:
@@ -311,8 +315,8 @@ def main(arguments: list[str]) -> int:
   parser.add_argument("--only", default="", help="rows that contain this text")
   parser.add_argument("--json", type=pathlib.Path, help="where results go")
   given = parser.parse_args(arguments)
-  # XLA makes as many threads as there are cores for this process, when it is
-  # first used: one is to do all the work.
+  # XLA's first use creates a thread for each core of this process. With one
+  # core, one thread does all the work.
   cores = sorted(os.sched_getaffinity(0))
   os.sched_setaffinity(0, cores[-1:])
   if hasattr(testing.library(), "jaxplugin_cpu_emulates_avx512"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which times isa_testing.py calls slower, and what its rows call."""
+"""Tests which times isa_testing.py reports as slower, and its calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class IsaTestingTest(absltest.TestCase):
     self.assertEqual(list(json.loads(text)["ms"]), names)
 
   def test_a_row_is_a_call_of_the_instruction_set_it_names(self):
-    """Results of all instruction sets are the same up to rounding."""
+    """The results of all instruction sets are equal up to rounding."""
     call, inputs = isa_testing._dot("nvfp4", "mxfp8", 3, 40, 64)
     self.assertGreater(inputs, 1)
     results = [

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The FFI handler that quantizes operands of training.
+"""Tests the FFI handler that quantizes operands of training.
 
-Against the project's NumPy oracle, and bit by bit against JAX operations. The
-library is that of dot_handler_test.py.
+The results are compared with the project's NumPy oracle, and bit by bit with
+JAX operations. The library is the same as in dot_handler_test.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def format_of(name):
 
 
 def as_three(x, axis):
-  """[outer, k, inner]."""
+  """Reshapes x to [outer, k, inner]."""
   outer, inner = np.prod(x.shape[:axis]), np.prod(x.shape[axis + 1 :])
   return x.reshape(int(outer), x.shape[axis], int(inner))
 
@@ -53,7 +53,7 @@ def by_operations(x, global_scale, key, problem):
 
 
 def numbers(rng, shape, dtype):
-  """Returns blocks of various sizes, maybe with NaN, Inf, zeros or extremes."""
+  """Returns blocks of various magnitudes, some with NaN, Inf or zeros."""
   x = rng.normal(size=shape) * np.exp(2 * rng.normal(size=shape))
   kind = rng.integers(6)
   if kind == 0 and dtype == np.float32:
@@ -193,10 +193,10 @@ class OperationsTest(parameterized.TestCase):
 
 
 class OracleTest(parameterized.TestCase):
-  """Against NumPy, of the papers' formulas."""
+  """Compares with NumPy code of the papers' formulas."""
 
   def assert_is(self, got, expected, name):
-    """Codes and scales mean what the oracle says."""
+    """Dequantized codes and scales equal the oracle's."""
     dtype, scale_dtype, _ = testing.FORMATS[name]
     codes = testing.one_a_byte(got[0], name).view(dtype)
     np.testing.assert_array_equal(codes.astype(np.float64), expected.values)
@@ -261,14 +261,14 @@ class OracleTest(parameterized.TestCase):
 
   @testing.each(size=hadamard.SIZES)
   def test_transform_of_any_size(self, size, isa):
-    """A group with one value gives a column of the matrix."""
+    """The transform of a group with one nonzero value is a matrix column."""
     x = np.zeros((size, max(size, 32)), np.float32)
     x[np.arange(size), np.arange(size)] = 1
     got = testing.quantize_operand(
       x[:, :, None], format=0, hadamard=size, isa=isa
     )
     codes = np.asarray(got[0]).view(testing.E4M3)[:, :size]
-    # The oracle knows the signs of groups of up to 128.
+    # The oracle supports groups of up to 128.
     known = min(size, 128)
     matrix = recipes_oracle.hadamard_matrix(known)
     np.testing.assert_array_equal(

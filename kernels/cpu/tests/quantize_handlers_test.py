@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The FFI handlers of quantize and dequantize against NumPy and ml_dtypes.
+"""Compares the handlers of quantize and dequantize with NumPy and ml_dtypes.
 
-The library is that of dot_handler_test.py.
+The library is the same as in dot_handler_test.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ e8m0_value = testing.e8m0_value
 
 
 def quantized_reference(x, name, rounding, global_scale):
-  """(codes u8, scale u8, global) by NumPy in float64 and float32."""
+  """Returns (codes u8, scale u8, global), by NumPy in float64 and float32."""
   dtype, _, block = FORMATS[name]
   limit = float(ml_dtypes.finfo(dtype).max)
   blocks = x.astype(np.float32)
@@ -45,7 +45,7 @@ def quantized_reference(x, name, rounding, global_scale):
         if top == 0:
           global_scale = np.float32(1)
       ideal = amax / np.float32(6) / global_scale
-      # At least E4M3's least positive number, except in a block of zeros.
+      # At least E4M3's smallest positive number, except for a block of zeros.
       ideal = np.clip(ideal, np.float32(2**-9), np.float32(448))
       code = np.where(amax == 0, 0, ideal).astype(E4M3).view(np.uint8)
       step = code.view(E4M3).astype(np.float32) * global_scale
@@ -62,7 +62,7 @@ def quantized_reference(x, name, rounding, global_scale):
       quotient = np.ldexp(clean.astype(np.float64), 127 - code.astype(int))
       quotient = quotient.astype(np.float32)
       nan_code = 255
-    # The sign of a zero or of what underflows is kept.
+    # Zeros and values that underflow keep their sign.
     magnitude = np.minimum(np.abs(quotient), np.float32(limit))
     codes = np.copysign(magnitude, blocks).astype(dtype).view(np.uint8)
     codes = np.where(bad, 0, codes & (1 << testing.bits(dtype)) - 1)
@@ -116,7 +116,7 @@ class QuantizeTest(parameterized.TestCase):
 
   @testing.each(name=QUANTIZED, rounding=(0, 1))
   def test_every_bf16_value_beside_one(self, name, rounding, isa):
-    """65536 inputs, each the first of a block whose second value is 1."""
+    """Tests 65536 inputs, each in a block whose second value is 1."""
     block = FORMATS[name][2]
     x = np.zeros((65536, block), np.float32)
     x[:, 0] = np.arange(65536, dtype=np.uint16).view(BF16).astype(np.float32)
@@ -133,7 +133,7 @@ class QuantizeTest(parameterized.TestCase):
 
   @testing.each(exponent=(-60, 0, 40, 100))
   def test_nvfp4_values_near_ties_are_quotients(self, isa, exponent):
-    """value / (scale * global), rounded: a reciprocal would move some."""
+    """A value is divided by scale * global. A reciprocal would change some."""
     rng = np.random.default_rng(0)
     ties = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
     moved = 0
@@ -156,7 +156,7 @@ class QuantizeTest(parameterized.TestCase):
 
   @testing.each(given=(1.0, 0.7, 3e-25, 1e20))
   def test_nvfp4_scales_near_ties_are_of_two_divisions(self, isa, given):
-    """amax / 6 / global, each rounded: a reciprocal would move some of them."""
+    """A scale is amax / 6 / global. A reciprocal would change some scales."""
     codes = np.arange(0x7F, dtype=np.uint8).view(E4M3).astype(np.float32)
     ties = (codes[:-1] + codes[1:]) / 2 * np.float32(6) * np.float32(given)
     bits = ties.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
@@ -173,7 +173,7 @@ class QuantizeTest(parameterized.TestCase):
   def test_nvfp4_global_scale_is_of_the_largest_value_wherever_it_is(
     self, isa, position
   ):
-    """The maximum is taken by several tasks, of some rows each."""
+    """Several tasks compute the maximum, each over some rows."""
     x = np.ones((256, 1024), np.float32)
     x[position] = -100
     _, scale, global_scale = testing.quantize(
@@ -241,7 +241,7 @@ class DequantizeTest(parameterized.TestCase):
     codes = np.arange(count, dtype=np.int32).astype(np.uint8)
     k = 288  # every code, and a tail
     values = np.resize(codes, (256, k))
-    if finite:  # what lies beside a NaN may be computed another way
+    if finite:  # other code may compute the values next to a NaN
       codes = codes[np.isfinite(codes.view(values_dtype).astype(np.float32))]
       values = np.resize(codes, (256, k))
     scale = np.arange(256, dtype=np.uint8)[:, None].repeat(k // block, 1)
@@ -276,7 +276,7 @@ class DequantizeTest(parameterized.TestCase):
 
   @testing.each(dtype=("float32", "bfloat16", "float16"))
   def test_nan_of_any_payload_stays_nan(self, isa, dtype):
-    """Rounding adds to its bits: 0x7fffffff would become -0."""
+    """Without a special case, rounding 0x7fffffff would give -0."""
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     values = np.ones((3, 64), E4M3)
     for bits in testing.NAN_BITS:
@@ -292,7 +292,7 @@ class DequantizeTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(got, np.float32), np.nan)
 
   def test_result_of_megabytes_is_that_of_its_rows(self):
-    # Huge pages are asked for from 8 MiB on.
+    # The handlers request huge pages from 8 MiB on.
     rng = np.random.default_rng(0)
     values = rng.integers(0, 127, (2500, 1056), np.uint8).view(E4M3)
     scale = rng.integers(100, 150, (2500, 33), np.uint8).view(E8M0)
@@ -313,7 +313,7 @@ class DequantizeTest(parameterized.TestCase):
 
   @testing.each(name=QUANTIZED, dtype=("float32", "bfloat16", "float16"))
   def test_long_rows_with_a_partial_last_block(self, isa, name, dtype):
-    """Rows of several turns of 1024 values, and no multiple of 16."""
+    """Rows have several chunks of 1024 values, and no multiple of 16."""
     values_dtype, scale_dtype, block = FORMATS[name]
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     rng = np.random.default_rng(0)
@@ -322,7 +322,7 @@ class DequantizeTest(parameterized.TestCase):
     values = rng.integers(0, top, (3, k)).astype(np.uint8)
     low, high = (100, 140) if scale_dtype == E8M0 else (1, 127)
     scale = rng.integers(low, high, (3, -(-k // block))).astype(np.uint8)
-    # NaN, in one turn of one row and nowhere else.
+    # One NaN, in one chunk of one row.
     values[~np.isfinite(values.view(values_dtype).astype(np.float32))] = 1
     scale[1, 3] = 255
     got = testing.dequantize(

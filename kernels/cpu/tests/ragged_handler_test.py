@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The FFI handler of the ragged dot: NumPy in float64, and the dot's own bits.
+"""Compares the ragged dot's handler with NumPy in float64, and with the dot.
 
-The library is that of dot_handler_test.py.
+The library is the same as in dot_handler_test.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMATS, QUANTIZED, ISAS = testing.FORMATS, testing.QUANTIZED, testing.ISAS
 integers, gaussians = testing.integers, testing.gaussians
 
 SWIGLU, SWIGLUOAI = testing.GATES
-# rhs, lhs: each format as weights, pairs and plain rows.
+# (rhs, lhs): each format as weights; pairs of formats; rows of floats.
 PAIRS = (
   *((name, "bf16") for name in QUANTIZED),
   *((name, name) for name in ("mxfp8", "mxfp4", "nvfp4")),
@@ -32,7 +32,7 @@ PAIRS = (
   ("nvfp4", "f16"),
   ("mxfp4", "mxfp8"),
 )
-# Of 5 groups: few rows and many, none, negative, more than there are rows.
+# Sizes of 5 groups: few rows, many, none, a negative number, more than m.
 SIZES = (
   (1, 0, 2, 3, 1),
   (0, 0, 0, 0, 30),
@@ -42,13 +42,13 @@ SIZES = (
   (5, 28, 7, 2**31 - 1, 2**31 - 1),
 )
 ROWS = 30
-# Products of which the handler makes parts of a group, and those from which all
-# threads share one: kPartProducts, kSharedProducts.
+# The least products of a part of a group (kPartProducts), and of a group that
+# all threads share (kSharedProducts).
 PART, SHARED = 1 << 22, 1 << 30
 
 
 def taken(sizes, rows=ROWS):
-  """(group, first row, rows) of groups that have rows."""
+  """Returns (group, first row, rows) of each group that has rows."""
   row = 0
   for group, size in enumerate(sizes):
     count = min(max(size, 0), rows - row)
@@ -75,7 +75,7 @@ def call(lhs, rhs, sizes, *args, activation=0, **kwargs):
 
 
 def by_groups(lhs, rhs, sizes, factors=None, bias=None, **kwargs):
-  """The dot's handler on the rows of each group; zeros elsewhere."""
+  """Calls the dot's handler for each group. Other rows are zeros."""
   dtype = kwargs.get("dtype", np.float32)
   out = np.zeros((len(lhs.exact), rhs.exact.shape[1]), dtype)
   part = lambda x, i: None if x is None else x[i]
@@ -143,7 +143,7 @@ class RaggedDotTest(parameterized.TestCase):
 
   @testing.each(m=(4, 21), rhs=("mxfp8", "nvfp4"))
   def test_parts_of_groups_have_the_bits_of_the_whole(self, isa, m, rhs):
-    """Groups that are cut: the last part has another number of columns."""
+    """A group is cut into parts; the last has another number of columns."""
     n, parts = 1700, 3
     k = parts * PART // (m * n) // 32 * 32 + 96
     rng = np.random.default_rng(2)
@@ -163,13 +163,13 @@ class RaggedDotTest(parameterized.TestCase):
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
   def magnitude(self, x, activation):
-    """Returns the magnitude of each result's terms, for bounds."""
+    """Returns an upper limit of each result's terms, for error bounds."""
     x = np.abs(x.astype(np.float64))
     if activation == SWIGLU:
       gate, value = np.split(x, 2, axis=1)
     else:
       gate, value = x[:, 0::2], np.minimum(x[:, 1::2], 7)
-    # The slope of a gate is below 1.2, and e^x errs by 1.7 x units.
+    # The slope of a gate is below 1.2, and the error of e^x is 1.7 x units.
     return (1 + gate) * (1 + value) * (1 + np.minimum(gate, 20))
 
   @testing.each(

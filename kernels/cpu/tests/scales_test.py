@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dots of rows whose E8M0 scales are far from 1, or from each other.
+"""Tests dots of rows whose E8M0 scales are far from 1 or from each other.
 
-The kernels are exact for scales of 2^-46 to 2^46. Other rows are brought there
-by a power of two where they can be (dot/rebase.cc), and else computed in
-float64.
+The kernels are exact for scales from 2^-46 to 2^46. Other rows are rebased by a
+power of two if possible (dot/rebase.cc), else computed in float64.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def as_f32(exact: np.ndarray) -> np.ndarray:
 class ScalesTest(parameterized.TestCase):
   @testing.each(name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4"))
   def test_rows_of_any_size_are_exact(self, isa, name, m, weights):
-    """Rows have different exponents; results go from 0 to Inf."""
+    """Rows have different exponents; results range from 0 to Inf."""
     rng = np.random.default_rng(m)
     lhs = moved(testing.integers(name, (1, m, 544), rng), rng, 120)
     rhs = moved(testing.integers(weights, (1, 19, 544), rng), rng, 120)
@@ -68,7 +67,7 @@ class ScalesTest(parameterized.TestCase):
 
   @testing.each(m=(1, 8))
   def test_batches_and_swapped_sides_are_exact(self, isa, m):
-    """n < m <= 256: rhs is the panel then."""
+    """If n < m and n <= 256, rhs is the panel side."""
     rng = np.random.default_rng(m)
     for batch, n in ((3, 5), (1, 2)):
       lhs = moved(testing.integers("mxfp8", (batch, m, 96), rng), rng, 100)
@@ -79,7 +78,7 @@ class ScalesTest(parameterized.TestCase):
 
   @testing.each(m=(1, 8), name=MX)
   def test_scales_of_zeros_and_nan_do_not_count(self, isa, m, name):
-    """Zero blocks under any scale byte beside values of 2^-60."""
+    """Rows have zero blocks with any scale byte next to values of 2^-60."""
     rng = np.random.default_rng(m)
     sides = [testing.integers(name, (1, rows, 256), rng) for rows in (m, 9)]
     for side in sides:
@@ -113,7 +112,7 @@ class ScalesTest(parameterized.TestCase):
     magnitude = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
     exact = testing.oracle(lhs, rhs)
     got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
-    # Below 2^-126 float32 is coarser than the bound; half a step of 2^-149.
+    # Below 2^-126 the spacing of float32, 2^-149, exceeds the bound.
     error = np.abs(got - exact) - 2.0**-150
     finite = np.abs(exact) < 2.0**127
     self.assertTrue(finite.any())
@@ -129,7 +128,7 @@ class ScalesTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, expected.astype(np.float32))
 
   def test_rows_of_another_size_do_not_fall_off_a_cliff(self):
-    """In float64 these took over 100 times as long as others; now about 2."""
+    """Rebased rows take about twice as long as others; the limit is 20x."""
     rng = np.random.default_rng(0)
     seconds = {}
     for offset in (0, 60):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds, loads and calls the handlers, and makes operands, for their tests."""
+"""Builds, loads and calls the handlers, and creates operands for tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ ISA_LEVELS = {
   "avx512_bf16": 4,
   "amx_bf16": 5,
 }
-# Not the names that the package registers: both may live in one process.
+# Differs from the names that the package registers, because one process may
+# register both.
 _TARGET = "{}_under_test".format
 _HANDLERS = (
   "jaxplugin_block_scaled_dot",
@@ -79,22 +80,21 @@ QUANTIZED = (
   *("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"),
   *("mxfp6_e2m3", "mxfp6_e3m2"),
 )
-# The `element` attributes of formats that XLA passes as u8, because it has no
-# such arrays.
+# The `element` attributes of formats that XLA has no dtype for. Their arrays
+# are u8.
 ELEMENTS = {E2M3: 1, E3M2: 2}
-# The ragged dot's `activation` attributes of which two columns make one:
-# swiglu, swigluoai.
+# The gated `activation` attributes of the ragged dot: swiglu, swigluoai.
 GATES = (4, 5)
-# NaN of f32 with all bits set, the least of them, and both signs.
+# NaNs of f32 of both signs: all bits set, the default one, the smallest.
 NAN_BITS = (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF800001)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-  """The loaded library, its handlers registered.
+  """Loads the library and registers its handlers.
 
-  It is the one that `LIBRARY_VARIABLE` names, or the installed one, or a build
-  of the sources made here.
+  It is the library that `LIBRARY_VARIABLE` names, else the installed one, else
+  a new build of the sources.
   """
   path = os.environ.get(LIBRARY_VARIABLE)
   if not path:
@@ -137,9 +137,9 @@ def build(directory: str) -> str:
 
 
 def isa_levels() -> list[str]:
-  """Names of the levels that this machine has, the best one last.
+  """Returns the instruction sets of this machine, with the best one last.
 
-  With those that the library emulates, for a test of their sources.
+  If the library emulates AVX-512, the emulated ones follow.
   """
   best = library().jaxplugin_cpu_isa().decode()
   names = list(ISA_LEVELS)
@@ -151,12 +151,12 @@ def isa_levels() -> list[str]:
   return found
 
 
-# Tests have rows for these only.
+# Tests have rows for these instruction sets.
 ISAS = tuple(dict.fromkeys(isa_levels()))
 
 
 def each(**axes):
-  """Makes a test one for each instruction set, which loops over its rows.
+  """Makes a test for each instruction set, which loops over its rows.
 
   The rows are the combinations of the values in `axes`.
   """
@@ -176,12 +176,12 @@ def each(**axes):
 
 
 def bits(dtype) -> int:
-  """How many bits a code of a format's values has."""
+  """Returns the number of bits of a code."""
   return int(ml_dtypes.finfo(dtype).bits)
 
 
 def one_a_byte(values, name: str) -> np.ndarray:
-  """Codes that `quantize` gave, unpacked."""
+  """Returns the codes of values that `quantize` returned, one per byte."""
   values = np.asarray(values)
   if FORMATS[name][0] != E2M1:
     return values
@@ -190,10 +190,10 @@ def one_a_byte(values, name: str) -> np.ndarray:
 
 
 def _handle(name: str, arguments, results, attributes: dict[str, Any]):
-  """Calls a handler; through XLA if an argument is traced.
+  """Calls a handler. If an argument is traced, the call goes through XLA.
 
-  `isa` is a name or a number. MXFP6 values are bytes, because XLA has no such
-  arrays.
+  `isa` is a name or a number. MXFP6 values are passed as bytes, because XLA has
+  no such dtype.
   """
   isa = attributes.pop("isa")
   attributes["isa"] = ISA_LEVELS.get(isa, isa)
@@ -218,7 +218,7 @@ def _handle(name: str, arguments, results, attributes: dict[str, Any]):
 
 
 def _elements(**values) -> dict[str, int]:
-  """Returns the attributes that say what format the bytes of values have."""
+  """Returns the `element` attributes of values that are passed as bytes."""
   return {
     f"{name}_element" if name else "element": ELEMENTS[x.dtype.type]
     for name, x in values.items()
@@ -244,9 +244,9 @@ def dot(
   attributes=None,
   **options,
 ):
-  """Calls jaxplugin_block_scaled_dot; see README.md for its operands.
+  """Calls jaxplugin_block_scaled_dot; README.md describes its operands.
 
-  `attributes` are more of them, or others.
+  `attributes` are added to the other attributes, or replace them.
   """
   if shape is None:
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
@@ -272,9 +272,9 @@ def ragged_dot(
   attributes=None,
   **options,
 ):
-  """Calls jaxplugin_ragged_dot; see README.md for its operands.
+  """Calls jaxplugin_ragged_dot; README.md describes its operands.
 
-  `attributes` are more of them, or others.
+  `attributes` are added to the other attributes, or replace them.
   """
   if shape is None:
     is_gated = options.get("activation") in GATES
@@ -360,7 +360,7 @@ def copy(x, result=None):
   return frames.call(library().jaxplugin_copy, [x], [result], {})[0]
 
 
-# Operands, and what they mean in float64.
+# Operands, and their values in float64.
 
 
 def e8m0_value(code: np.ndarray) -> np.ndarray:
@@ -369,7 +369,7 @@ def e8m0_value(code: np.ndarray) -> np.ndarray:
 
 
 class Side:
-  """An operand: what a handler gets, and its exact value in float64."""
+  """The arrays of an operand, and its exact value in float64."""
 
   def __init__(self, name, values, scale, packed=False):
     dtype, scale_dtype, self.block = FORMATS[name]
@@ -393,7 +393,7 @@ class Side:
 
 
 def integers(name, shape, rng, packed=False) -> Side:
-  """Small integers and power-of-two scales: every sum is exact in f32."""
+  """Returns small integers with scales of 1/2, 1 and 2: f32 sums are exact."""
   values = rng.integers(-4, 5, shape).astype(np.float64)
   values = np.where(np.abs(values) == 5, 4, values)
   block = FORMATS[name][2]
@@ -406,7 +406,7 @@ def integers(name, shape, rng, packed=False) -> Side:
 
 
 def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
-  """Normal values, rounded to the format, with scales over 2^+-spread."""
+  """Returns random numbers, with E8M0 scales within 2^+-spread."""
   values = rng.standard_normal(shape) * (1 if FORMATS[name][1] is None else 2)
   if FORMATS[name][1] is not None:
     most = float(ml_dtypes.finfo(FORMATS[name][0]).max)
