@@ -66,7 +66,7 @@ Version = tuple[int, int]
 
 
 class StaleLibraryWarning(RuntimeWarning):
-  """The library was built from other sources than the ones next to this file."""
+  """The library was built from other sources than those next to this file."""
 
 
 class LibraryError(Exception):
