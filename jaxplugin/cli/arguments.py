@@ -9,6 +9,10 @@ import dataclasses
 import sys
 import textwrap
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import IO
+from typing import Any
 from typing import Final
 from typing import Literal
 
@@ -23,6 +27,11 @@ FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
   " artifact; - reads standard input"
 )
+
+
+WITH_TARGET_CUDNN: Final = {
+  "--cudnn": "the cuDNN version to assume with --target, e.g. 9.13"
+}
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -123,11 +132,7 @@ def add_target(command: argparse.ArgumentParser) -> None:
     help=f"a device by name ({', '.join(targets.TARGET_NAMES)}); cpu is"
     " a CPU without C++ kernels; default: the local device",
   )
-  command.add_argument(
-    "--cudnn",
-    metavar="VERSION",
-    help="the cuDNN version to assume with --target, e.g. 9.13",
-  )
+  add_options(command, "VERSION", WITH_TARGET_CUDNN)
   add_ptxas(command)
   command.add_argument(
     "--implementation",
@@ -138,29 +143,80 @@ def add_target(command: argparse.ArgumentParser) -> None:
   )
 
 
+def add_options(
+  command: argparse._ActionsContainer,
+  metavar: str,
+  helps: Mapping[str, str],
+  **options: Any,
+) -> None:
+  """Adds arguments of one kind; `helps` has a text for each name."""
+  for name, text in helps.items():
+    command.add_argument(name, metavar=metavar, help=text, **options)
+
+
+def add_switches(
+  command: argparse._ActionsContainer, helps: Mapping[str, str]
+) -> None:
+  """Adds arguments that are true if they are given."""
+  for name, text in helps.items():
+    command.add_argument(name, action="store_true", help=text)
+
+
+def add_gpu(
+  command: argparse.ArgumentParser, kind: str, *platforms: str
+) -> None:
+  """Adds the required --target, a GPU of these platforms."""
+  text = f"{kind} by name ({', '.join(gpu_names(*platforms))})"
+  add_options(command, "NAME", {"--target": text}, required=True)
+
+
+def add_output(
+  command: argparse._ActionsContainer, text: str, metavar: str = "OUT"
+) -> None:
+  """Adds -o, the output file."""
+  command.add_argument("-o", "--output", metavar=metavar, help=text)
+
+
 def add_ptxas(command: argparse._ActionsContainer) -> None:
-  """The argument that says what assembles kernels of a device by name."""
-  command.add_argument(
-    "--ptxas",
-    metavar="VERSION",
-    help="the ptxas version to assume with --target, e.g. 13.2; default: the"
-    " oldest that is supported",
+  """Adds the ptxas version of a device by name."""
+  add_options(
+    command,
+    "VERSION",
+    {
+      "--ptxas": "the ptxas version to assume with --target, e.g. 13.2;"
+      " default: the oldest that is supported"
+    },
   )
 
 
 def add_strict(command: argparse._ActionsContainer) -> None:
-  """The argument that makes a refused call of a module an error."""
-  command.add_argument(
-    "--strict",
-    action="store_true",
-    help="fail if a call of a module cannot be lowered; default: do not change"
-    " that call, and print why",
+  """Adds the argument that makes a refused call of a module an error."""
+  add_switches(
+    command,
+    {
+      "--strict": "fail if a call of a module cannot be lowered; default: do"
+      " not change that call, and print why"
+    },
   )
 
 
 def add_json(command: argparse._ActionsContainer) -> None:
   """Adds the argument that prints JSON in place of a report."""
-  command.add_argument("--json", action="store_true", help="print JSON")
+  add_switches(command, {"--json": "print JSON"})
+
+
+def print_result(
+  found: Any,
+  parts: Iterable[console.Part],
+  *,
+  as_json: bool,
+  stream: IO[str] | None = None,
+) -> None:
+  """Prints a result as JSON, or the parts of its report."""
+  if as_json:
+    print(found.to_json(), file=stream)
+  else:
+    console.show(parts, stream or sys.stdout)
 
 
 def print_missing_cudnn(target: targets.Target) -> None:

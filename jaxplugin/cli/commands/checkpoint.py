@@ -11,7 +11,6 @@ from typing import Final
 
 from jaxplugin import checkpoints
 from jaxplugin.cli import arguments
-from jaxplugin.printing import console
 
 _WRONG: Final = 1
 
@@ -22,13 +21,13 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     metavar="PATH",
     help="a folder, or a .safetensors, .safetensors.index.json or .gguf file",
   )
-  command.add_argument(
-    "--skip",
-    metavar="GLOB",
+  arguments.add_options(
+    command,
+    "GLOB",
+    {"--skip": "leave these tensors out"},
     action="extend",
     nargs="+",
     default=[],
-    help="leave these tensors out",
   )
   command.add_argument(
     "--check",
@@ -62,10 +61,7 @@ def _run(args: argparse.Namespace) -> int:
       found = load()
     except checkpoints.CheckpointError:
       found = load(strict=False)
-  if args.json:
-    print(found.to_json())
-  else:
-    console.show(found.parts())
+  arguments.print_result(found, found.parts(), as_json=args.json)
   return _WRONG if found.misfits or found.numbers else 0
 
 

@@ -11,7 +11,6 @@ from jaxplugin.cli import arguments
 from jaxplugin.cli import dots
 from jaxplugin.cli import files
 from jaxplugin.explanation import diagnostics
-from jaxplugin.printing import console
 
 _REFUSED: Final = 1
 
@@ -57,12 +56,8 @@ def _run(args: argparse.Namespace) -> int:
     )
   else:
     explanation = dots.explain(args, target, args.implementation)
-  if args.json:
-    print(explanation.to_json())
-  elif args.verbose:
-    console.show([explanation.details()])
-  else:
-    console.show(explanation.parts())
+  parts = [explanation.details()] if args.verbose else explanation.parts()
+  arguments.print_result(explanation, parts, as_json=args.json)
   is_refused = [bool(dot.error) for dot in explanation]
   return _REFUSED if is_refused and all(is_refused) else 0
 

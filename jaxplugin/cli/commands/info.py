@@ -9,15 +9,11 @@ from typing import Final
 
 from jaxplugin.cli import arguments
 from jaxplugin.explanation import information
-from jaxplugin.printing import console
 
 
 def _run(args: argparse.Namespace) -> int:
   found = information.information()
-  if args.json:
-    print(found.to_json())
-  else:
-    console.show(found.parts())
+  arguments.print_result(found, found.parts(), as_json=args.json)
   return 0
 
 

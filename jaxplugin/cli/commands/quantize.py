@@ -9,7 +9,6 @@ from typing import Final
 
 from jaxplugin import checkpoints
 from jaxplugin.cli import arguments
-from jaxplugin.printing import console
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -39,43 +38,33 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help=f"of the output: {', '.join(checkpoints.WRITTEN_LAYOUTS)}; default:"
     " %(default)s; gpt-oss requires mxfp4",
   )
-  command.add_argument(
-    "--include",
-    metavar="GLOB",
-    action="extend",
-    nargs="+",
-    help="quantize these tensors and no others",
+  globs = {"action": "extend", "nargs": "+"}
+  arguments.add_options(
+    command,
+    "GLOB",
+    {"--include": "quantize these tensors and no others"},
+    **globs,
   )
-  command.add_argument(
-    "--exclude",
-    metavar="GLOB",
-    action="extend",
-    nargs="+",
+  arguments.add_options(
+    command,
+    "GLOB",
+    {
+      "--exclude": "do not quantize these tensors",
+      "--transposed": "experts whose shape is [E, k, n]; gpt_oss and llama4"
+      " need no GLOB",
+    },
     default=[],
-    help="do not quantize these tensors",
+    **globs,
   )
-  command.add_argument(
-    "--transposed",
-    metavar="GLOB",
-    action="extend",
-    nargs="+",
-    default=[],
-    help="experts whose shape is [E, k, n]; gpt_oss and llama4 need no GLOB",
-  )
-  command.add_argument(
-    "--allow-nonfinite",
-    action="store_true",
-    help="quantize weights with NaNs or infinities; default: an error",
-  )
-  command.add_argument(
-    "--verify",
-    action="store_true",
-    help="read the result, and compare each bit with newly quantized weights",
-  )
-  command.add_argument(
-    "--dry-run",
-    action="store_true",
-    help="print what would be quantized, and write nothing",
+  arguments.add_switches(
+    command,
+    {
+      "--allow-nonfinite": "quantize weights with NaNs or infinities; default:"
+      " an error",
+      "--verify": "read the result, and compare each bit with newly quantized"
+      " weights",
+      "--dry-run": "print what would be quantized, and write nothing",
+    },
   )
   arguments.add_json(command)
 
@@ -93,10 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     verify=args.verify,
     dry_run=args.dry_run,
   )
-  if args.json:
-    print(done.to_json())
-  else:
-    console.show(done.parts())
+  arguments.print_result(done, done.parts(), as_json=args.json)
   return 0
 
 

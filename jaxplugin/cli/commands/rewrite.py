@@ -31,33 +31,21 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="how __op$quantize rounds scale factors of MX formats, as in"
     f" jp.quantize: {', '.join(quantization.SCALE_ROUNDINGS)}; default: up",
   )
-  command.add_argument(
-    "-o",
-    "--output",
-    metavar="OUT",
-    help="output file; default: standard output",
-  )
+  arguments.add_output(command, "output file; default: standard output")
   command.add_argument(
     "--format",
     choices=modules.FORMS,
     help="text, MLIR bytecode, or a StableHLO portable artifact; default: the"
     " form of FILE",
   )
-  command.add_argument(
-    "--force",
-    action="store_true",
-    help="overwrite OUT if it exists (never FILE)",
-  )
-  command.add_argument(
-    "--elide",
-    action="store_true",
-    help="for reading only: text with each long backend_config, such as a"
-    " compiled Triton kernel, replaced by its length",
-  )
-  command.add_argument(
-    "--json",
-    action="store_true",
-    help="with -o OUT: print the result of each call as JSON",
+  arguments.add_switches(
+    command,
+    {
+      "--force": "overwrite OUT if it exists (never FILE)",
+      "--elide": "for reading only: text with each long backend_config, such as"
+      " a compiled Triton kernel, replaced by its length",
+      "--json": "with -o OUT: print the result of each call as JSON",
+    },
   )
 
 

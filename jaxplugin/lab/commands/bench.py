@@ -49,41 +49,37 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     choices=devices.PLATFORMS,
     help="default: JAX's device",
   )
-  what.add_argument(
-    "--shapes",
-    metavar="LIST",
-    help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
-    " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
-    " quantize:MxK, dequantize:MxK; default: the platform's table",
-  )
-  what.add_argument(
-    "--m",
-    metavar="LIST",
-    help="rows of each dot and decoder, in place of the set's",
-  )
-  what.add_argument(
-    "--formats",
-    metavar="LIST",
-    help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4; default:"
-    f" {workloads.FORMATS}, and in a CPU's table {workloads.ONE_SIDED} where"
-    " few rows read weights",
+  arguments.add_options(
+    what,
+    "LIST",
+    {
+      "--shapes": "names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
+      " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
+      " quantize:MxK, dequantize:MxK; default: the platform's table",
+      "--m": "rows of each dot and decoder, in place of the set's",
+      "--formats": "formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
+      f" default: {workloads.FORMATS}, and in a CPU's table"
+      f" {workloads.ONE_SIDED} where few rows read weights",
+    },
   )
   what.add_argument(
     "--out",
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
   )
-  what.add_argument(
-    "--implementations",
-    metavar="LIST",
-    help=f"of {', '.join(backends.NAMES)}, {variants.CHOSEN};"
-    " default: all that support the row, and the chosen one for decoders",
+  arguments.add_options(
+    what,
+    "LIST",
+    {
+      "--implementations": f"of {', '.join(backends.NAMES)}, {variants.CHOSEN};"
+      " default: all that support the row, and the chosen one for decoders"
+    },
   )
-  what.add_argument(
-    "--peers",
-    metavar="LIST",
+  arguments.add_options(
+    what,
+    "LIST",
+    {"--peers": f"of {', '.join(dot_variants.PEERS)}, or none; default: all"},
     default=",".join(dot_variants.PEERS),
-    help=f"of {', '.join(dot_variants.PEERS)}, or none; default: all",
   )
   what.add_argument(
     "--isa",
@@ -103,15 +99,14 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="output file for the results as JSON; without FILE they are printed in"
     " place of the summary",
   )
-  out.add_argument(
-    "--plot",
-    metavar="FILE",
-    help="output file for a roofline plot (.png, .svg, .pdf)",
-  )
-  out.add_argument(
-    "--show",
-    metavar="FILE",
-    help="measure nothing; print, and with --plot draw, the results of a file",
+  arguments.add_options(
+    out,
+    "FILE",
+    {
+      "--plot": "output file for a roofline plot (.png, .svg, .pdf)",
+      "--show": "measure nothing; print, and with --plot draw, the results of a"
+      " file",
+    },
   )
   out.add_argument(
     "--compare",
@@ -136,29 +131,22 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     help="time single calls from Python, or dots inside a larger program;"
     " default: call on a CPU, step on a GPU",
   )
-  how.add_argument(
-    "--rounds",
+  arguments.add_options(
+    how,
+    "N",
+    {"--rounds": f"at most, for a row; default: {_DEFAULT_ROUNDS}"},
     type=int,
-    metavar="N",
-    help=f"at most, for a row; default: {_DEFAULT_ROUNDS}",
   )
-  how.add_argument(
-    "--seconds",
+  arguments.add_options(
+    how,
+    "S",
+    {
+      "--seconds": f"of timing a row; default: {_DEFAULT_SECONDS:g}",
+      "--budget": "seconds for all rows; rows that do not fit are left out",
+    },
     type=float,
-    metavar="S",
-    help=f"of timing a row; default: {_DEFAULT_SECONDS:g}",
   )
-  how.add_argument(
-    "--budget",
-    type=float,
-    metavar="S",
-    help="seconds for all rows; rows that do not fit are left out",
-  )
-  how.add_argument(
-    "--quick",
-    action="store_true",
-    help="small shapes and few rounds",
-  )
+  arguments.add_switches(how, {"--quick": "small shapes and few rounds"})
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -25,48 +25,44 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     metavar="MODULE_OR_FUNCTION",
     help="package.module:function, or " + arguments.FILE_HELP,
   )
-  gpus = arguments.gpu_names("cuda")
-  command.add_argument(
-    "--target",
-    metavar="NAME",
-    required=True,
-    help=f"an NVIDIA GPU by name ({', '.join(gpus)})",
+  arguments.add_gpu(command, "an NVIDIA GPU", "cuda")
+  arguments.add_options(
+    command,
+    "VERSION",
+    {"--cudnn": "the cuDNN version to assume, e.g. 9.13; default: no cuDNN"},
   )
-  command.add_argument(
-    "--cudnn",
-    metavar="VERSION",
-    help="the cuDNN version to assume, e.g. 9.13; default: no cuDNN",
-  )
-  command.add_argument(
-    "--arg",
+  arguments.add_options(
+    command,
+    "ARRAY",
+    {
+      "--arg": "an argument of the function, one option each:"
+      " bfloat16[16,4096], or a ScaledArray by its format and logical shape,"
+      " nvfp4[14336,4096]"
+    },
     action="append",
     default=[],
     type=functions.argument,
-    metavar="ARRAY",
-    help="an argument of the function, one option each: bfloat16[16,4096], or a"
-    " ScaledArray by its format and logical shape, nvfp4[14336,4096]",
   )
-  command.add_argument(
-    "--rewrite",
-    action="store_true",
-    help="lower the calls of a module for the target first, as rewrite does",
+  arguments.add_switches(
+    command,
+    {
+      "--rewrite": "lower the calls of a module for the target first, as"
+      " rewrite does"
+    },
   )
   arguments.add_strict(command)
-  command.add_argument(
-    "-o",
-    "--output",
-    metavar="OUT",
-    help="output file for the optimized HLO; for - it goes to standard output,"
-    " and the figures to standard error; default: none",
+  arguments.add_output(
+    command,
+    "output file for the optimized HLO; for - it goes to standard output, and"
+    " the figures to standard error; default: none",
   )
-  command.add_argument(
-    "--elide", action="store_true", help="write no backend_config"
-  )
-  command.add_argument(
-    "--force", action="store_true", help="overwrite OUT if it exists"
-  )
-  command.add_argument(
-    "--json", action="store_true", help="print the figures as JSON"
+  arguments.add_switches(
+    command,
+    {
+      "--elide": "write no backend_config",
+      "--force": "overwrite OUT if it exists",
+      "--json": "print the figures as JSON",
+    },
   )
 
 
@@ -104,10 +100,7 @@ def _run(args: argparse.Namespace) -> int:
     files.write(hlo, path, args.output, args.force)
   is_stdout = args.output == files.STANDARD
   stream = sys.stderr if is_stdout else sys.stdout
-  if args.json:
-    print(found.to_json(), file=stream)
-  else:
-    console.show([str(found)], stream)
+  arguments.print_result(found, [str(found)], as_json=args.json, stream=stream)
   return 0
 
 

@@ -13,37 +13,30 @@ from jaxplugin.cli import dots
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import execution
 from jaxplugin.lab.compilation import triton_dots
-from jaxplugin.printing import console
 from jaxplugin.printing import progress
 from jaxplugin.runtime import triton_library
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   dots.add_arguments(command, required=True, least=1)
-  gpus = arguments.gpu_names("cuda", "rocm")
-  command.add_argument(
-    "--target",
-    metavar="NAME",
-    required=True,
-    help=f"a GPU by name ({', '.join(gpus)})",
-  )
+  arguments.add_gpu(command, "a GPU", "cuda", "rocm")
   arguments.add_ptxas(command)
-  command.add_argument(
-    "--write",
-    metavar="DIRECTORY",
-    help="output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)",
+  arguments.add_options(
+    command,
+    "DIRECTORY",
+    {
+      "--write": "output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)"
+    },
   )
-  command.add_argument(
-    "--descriptors",
-    action="store_true",
-    help="copy values by TMA descriptors (NVIDIA, sm_90 or newer); default: no"
-    " descriptors",
-  )
-  command.add_argument(
-    "--run",
-    action="store_true",
-    help="execute the PTX on the CPU with random operands, and print its error,"
-    " instructions and bank conflicts (NVIDIA only; choose a small dot)",
+  arguments.add_switches(
+    command,
+    {
+      "--descriptors": "copy values by TMA descriptors (NVIDIA, sm_90 or"
+      " newer); default: no descriptors",
+      "--run": "execute the PTX on the CPU with random operands, and print its"
+      " error, instructions and bank conflicts (NVIDIA only; choose a small"
+      " dot)",
+    },
   )
   arguments.add_json(command)
 
@@ -63,10 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.run:
       line.describe("executing PTX")
       found = execution.run_dot(compiled)
-  if args.json:
-    print(found.to_json())
-  else:
-    console.show([str(found)])
+  arguments.print_result(found, [str(found)], as_json=args.json)
   if args.write is not None:
     for path in compiled.write(args.write):
       print(path, file=sys.stderr)

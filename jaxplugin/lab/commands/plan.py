@@ -56,68 +56,58 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help=f"formats to compare with the first; default: {_DEFAULT_FORMATS}",
   )
   model = command.add_argument_group("a model")
-  model.add_argument(
-    "--batch",
+  arguments.add_options(
+    model,
+    "N",
+    {
+      "--batch": "sequences on all devices; default: one for each data-parallel"
+      " device",
+      "--sequence": f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
+    },
     type=arguments.size(1),
-    metavar="N",
-    help="sequences on all devices; default: one for each data-parallel device",
   )
-  model.add_argument(
-    "--sequence",
-    type=arguments.size(1),
-    metavar="N",
-    help=f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
-  )
-  model.add_argument(
-    "--remat",
-    action="store_true",
-    help="recompute the forward pass in the backward pass",
-  )
-  model.add_argument(
-    "--separate",
-    action="store_true",
-    help="quantize inputs for each matmul: for query, key and value, and for"
-    " gate and up; default: once",
+  arguments.add_switches(
+    model,
+    {
+      "--remat": "recompute the forward pass in the backward pass",
+      "--separate": "quantize inputs for each matmul: for query, key and value,"
+      " and for gate and up; default: once",
+    },
   )
   function = command.add_argument_group("a function")
-  function.add_argument(
-    "--arg",
+  arguments.add_options(
+    function,
+    "ARRAY",
+    {
+      "--arg": "an argument, and the mesh axes of its dimensions:"
+      " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
+      " may be repeated"
+    },
     action="append",
     default=[],
-    metavar="ARRAY",
-    help="an argument, and the mesh axes of its dimensions:"
-    " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
-    " may be repeated",
   )
-  function.add_argument(
-    "--gradients",
-    action="store_true",
-    help="also compute the gradients with respect to all arguments",
+  arguments.add_switches(
+    function,
+    {"--gradients": "also compute the gradients with respect to all arguments"},
   )
-  _add_output(command)
-
-
-def _add_output(command: argparse.ArgumentParser) -> None:
-  command.add_argument(
-    "--target",
+  arguments.add_options(
+    command,
+    "NAME",
+    {
+      "--target": "an NVIDIA GPU"
+      f" ({', '.join(arguments.gpu_names('cuda'))}); default: b200"
+    },
     default="b200",
-    metavar="NAME",
-    help=f"an NVIDIA GPU ({', '.join(arguments.gpu_names('cuda'))}); default:"
-    " b200",
   )
-  command.add_argument(
-    "--cudnn",
+  arguments.add_options(
+    command,
+    "VERSION",
+    {"--cudnn": "the cuDNN version to assume; default: 9.13"},
     default="9.13",
-    metavar="VERSION",
-    help="the cuDNN version to assume; default: 9.13",
   )
   arguments.add_json(command)
-  command.add_argument(
-    "--svg", metavar="FILE", help="output file for a picture"
-  )
-  command.add_argument(
-    "--force", action="store_true", help="overwrite FILE if it exists"
-  )
+  arguments.add_options(command, "FILE", {"--svg": "output file for a picture"})
+  arguments.add_switches(command, {"--force": "overwrite FILE if it exists"})
 
 
 def _run(args: argparse.Namespace) -> int:

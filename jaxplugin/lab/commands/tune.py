@@ -48,19 +48,15 @@ _DEFAULTS: Final = machine.TrialOptions()
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   what = command.add_argument_group("workload")
-  what.add_argument(
-    "--shapes",
-    metavar="LIST",
-    help="sizes MxNxK and names of sets, as bench takes them",
-  )
-  what.add_argument(
-    "--m", metavar="LIST", help="rows of each dot, in place of the set's"
-  )
-  what.add_argument(
-    "--formats",
-    metavar="LIST",
-    help="formats, or pairs of them as bf16xnvfp4; default:"
-    f" {workloads.FORMATS}",
+  arguments.add_options(
+    what,
+    "LIST",
+    {
+      "--shapes": "sizes MxNxK and names of sets, as bench takes them",
+      "--m": "rows of each dot, in place of the set's",
+      "--formats": "formats, or pairs of them as bf16xnvfp4; default:"
+      f" {workloads.FORMATS}",
+    },
   )
   what.add_argument(
     "--out",
@@ -68,148 +64,143 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
     " bf16 on a GPU",
   )
-  what.add_argument(
-    "--operations",
-    metavar="LIST",
-    help=f"of {', '.join(registry.BY_NAME)}; default: all",
+  arguments.add_options(
+    what,
+    "LIST",
+    {"--operations": f"of {', '.join(registry.BY_NAME)}; default: all"},
   )
-  what.add_argument(
-    "--module",
-    metavar="MODULE_OR_FUNCTION",
-    help="the block-scaled dots of package.module:function, or of "
-    + arguments.FILE_HELP,
+  arguments.add_options(
+    what,
+    "MODULE_OR_FUNCTION",
+    {
+      "--module": "the block-scaled dots of package.module:function, or of "
+      + arguments.FILE_HELP
+    },
   )
-  what.add_argument(
-    "--arg",
+  arguments.add_options(
+    what,
+    "ARRAY",
+    {
+      "--arg": "an argument of the function: bfloat16[16,4096], or"
+      " nvfp4[14336,4096]; may be repeated"
+    },
     action="append",
     default=[],
     type=functions.argument,
-    metavar="ARRAY",
-    help="an argument of the function: bfloat16[16,4096], or"
-    " nvfp4[14336,4096]; may be repeated",
   )
   arguments.add_strict(what)
   _add_where(command.add_argument_group("device"))
   _add_limits(command.add_argument_group("candidates and timing"))
   out = command.add_argument_group("results")
-  out.add_argument(
-    "-o",
-    "--output",
-    metavar="TABLE",
-    help="output file for the table of one operation, or a folder that exists;"
+  arguments.add_output(
+    out,
+    "output file for the table of one operation, or a folder that exists;"
     " default: the user's folder, which every program reads",
+    metavar="TABLE",
   )
-  out.add_argument(
-    "--again", action="store_true", help="measure rows again that the table has"
-  )
-  out.add_argument(
-    "--retry",
-    action="store_true",
-    help="try candidates again that failed before",
+  arguments.add_switches(
+    out,
+    {
+      "--again": "measure rows again that the table has",
+      "--retry": "try candidates again that failed before",
+    },
   )
   arguments.add_json(out)
 
 
 def _add_where(where: argparse._ActionsContainer) -> None:
   where.add_argument(
-    "--platform",
-    choices=devices.PLATFORMS,
-    help="default: JAX's device",
+    "--platform", choices=devices.PLATFORMS, help="default: JAX's device"
   )
   where.add_argument(
     "--isa",
     choices=("avx2",),
     help="limit XLA and the CPU kernels to this instruction set",
   )
-  where.add_argument(
-    "--target",
-    metavar="NAME",
-    help="with --dry-run: a device that need not be attached"
-    f" ({', '.join(targets.TARGET_NAMES)})",
+  arguments.add_options(
+    where,
+    "NAME",
+    {
+      "--target": "with --dry-run: a device that need not be attached"
+      f" ({', '.join(targets.TARGET_NAMES)})"
+    },
   )
-  where.add_argument(
-    "--cudnn",
-    metavar="VERSION",
-    help="the cuDNN version to assume with --target, e.g. 9.13",
-  )
+  arguments.add_options(where, "VERSION", arguments.WITH_TARGET_CUDNN)
   arguments.add_ptxas(where)
 
 
 def _add_limits(how: argparse._ActionsContainer) -> None:
-  how.add_argument(
-    "--dry-run",
-    action="store_true",
-    help="measure nothing; list candidates, and which are pruned and why",
+  arguments.add_switches(
+    how,
+    {
+      "--dry-run": "measure nothing; list candidates, and which are pruned and"
+      " why",
+      "--compile": "with --dry-run: compile Triton's candidates, and print"
+      " which fail or spill registers",
+    },
   )
-  how.add_argument(
-    "--compile",
-    action="store_true",
-    help="with --dry-run: compile Triton's candidates, and print which fail or"
-    " spill registers",
+  arguments.add_options(
+    how,
+    "LIST",
+    {
+      "--implementations": f"of {', '.join(backends.NAMES)}; default: all that"
+      " support the problem"
+    },
   )
-  how.add_argument(
-    "--implementations",
-    metavar="LIST",
-    help=f"of {', '.join(backends.NAMES)}; default: all that support the"
-    " problem",
-  )
-  how.add_argument(
-    "--margin",
+  arguments.add_options(
+    how,
+    "TIMES",
+    {
+      "--margin": "prune candidates whose estimate is this many times the least"
+      f" one; default: {spaces.LIMITS.margin:g}"
+    },
     type=float,
     default=spaces.LIMITS.margin,
-    metavar="TIMES",
-    help="prune candidates whose estimate is this many times the least one;"
-    f" default: {spaces.LIMITS.margin:g}",
   )
-  how.add_argument(
-    "--workers",
+  arguments.add_options(
+    how,
+    "N",
+    {"--workers": "candidates to compile at once; default: one for each core"},
     type=arguments.size(1),
     default=max(1, len(os.sched_getaffinity(0)))
     if hasattr(os, "sched_getaffinity")
     else 2,
-    metavar="N",
-    help="candidates to compile at once; default: one for each core",
   )
-  for name, default, text in (
-    ("deadline", _DEFAULTS.seconds, "seconds to compile and check one"),
+  number, count = ("X", float), ("N", arguments.size(1))
+  for name, (metavar, type), default, text in (
+    ("deadline", number, _DEFAULTS.seconds, "seconds to compile and check one"),
     (
       "seconds",
+      number,
       _DEFAULTS.timing_seconds,
       "seconds of timing, in a process",
     ),
     (
       "memory",
+      number,
       _DEFAULTS.memory_bytes / _GB,
       "GB that a process may use",
     ),
+    ("rounds", count, _DEFAULTS.rounds, "rounds of timing, in a process"),
+    (
+      "processes",
+      count,
+      _DEFAULTS.processes,
+      "processes that time a problem, one after the other",
+    ),
   ):
-    how.add_argument(
-      f"--{name}",
-      type=float,
+    arguments.add_options(
+      how,
+      metavar,
+      {f"--{name}": f"{text}; default: {default:g}"},
+      type=type,
       default=default,
-      metavar="X",
-      help=f"{text}; default: {default:g}",
     )
-  how.add_argument(
-    "--rounds",
-    type=arguments.size(1),
-    default=_DEFAULTS.rounds,
-    metavar="N",
-    help=f"rounds of timing, in a process; default: {_DEFAULTS.rounds}",
-  )
-  how.add_argument(
-    "--processes",
-    type=arguments.size(1),
-    default=_DEFAULTS.processes,
-    metavar="N",
-    help="processes that time a problem, one after the other; default:"
-    f" {_DEFAULTS.processes}",
-  )
-  how.add_argument(
-    "--budget",
+  arguments.add_options(
+    how,
+    "S",
+    {"--budget": "seconds for all problems; the next run does the rest"},
     type=float,
-    metavar="S",
-    help="seconds for all problems; the next run does the rest",
   )
 
 
