@@ -29,7 +29,6 @@ text with a smaller stack than the parent has.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -43,12 +42,12 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.jaxext import jaxlib_private
+from jaxplugin.runtime import child_process
 from jaxplugin.stablehlo import module_parsing
 
 if sys.platform != "win32":  # Windows has no `os.fork` either
   import resource
 
-  _C_LIBRARY: Final = ctypes.CDLL(None)
 IDLE_S: Final = 60.0  # the process ends after this time without a request
 LENGTH: Final = struct.Struct("<I")
 
@@ -74,11 +73,7 @@ def read_message(file: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
 
 def serve() -> None:
   """Answers requests on standard input until it ends."""
-  requests = os.fdopen(os.dup(0), "rb")
-  replies = os.fdopen(os.dup(1), "wb")
-  null = os.open(os.devnull, os.O_RDWR)
-  for descriptor in (0, 1, 2):  # hides the output of parsers
-    os.dup2(null, descriptor)
+  requests, replies = child_process.take_streams()
   context = jaxlib_private.make_ir_context()
   gc.disable()  # so that forks share memory that nothing writes to
   while select.select([requests], [], [], IDLE_S)[0]:
@@ -94,10 +89,11 @@ def _serve(
   """Handles one request in a fork and returns the reply."""
   with tempfile.TemporaryFile() as file:
     end, start = os.pipe()  # the system closes it when the fork ends
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
       os.close(end)
-      _answer(context, request, data, file)
+      _answer(context, request, data, file, parent)
     os.close(start)
     died = ""
     try:
@@ -131,12 +127,16 @@ def _ending(status: int) -> str:
 
 
 def _answer(
-  context: Any, request: dict[str, Any], data: bytes, file: IO[bytes]
+  context: Any,
+  request: dict[str, Any],
+  data: bytes,
+  file: IO[bytes],
+  parent: int,
 ) -> None:
   """Writes a reply to `file`, and ends the process."""
   status = 1
   try:
-    _limit(request)
+    _limit(request, parent)
     try:
       reply, text = _parse(context, request, data)
     except module_parsing.ModuleError as error:
@@ -167,11 +167,9 @@ def _parse(
   return reply, text
 
 
-def _limit(request: dict[str, Any]) -> None:
-  """Sets the limits of this process that the system supports."""
-  used = 0
-  with contextlib.suppress(OSError), open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
+def _limit(request: dict[str, Any], parent: int) -> None:
+  """Sets the limits of this process."""
+  used = child_process.address_space()
   for kind, value in (
     (resource.RLIMIT_CORE, 0),
     (resource.RLIMIT_CPU, request["cpu_s"]),
@@ -179,18 +177,5 @@ def _limit(request: dict[str, Any]) -> None:
     (resource.RLIMIT_STACK, request["stack_bytes"]),
     (resource.RLIMIT_AS, used + request["memory_bytes"]),
   ):
-    _, most = resource.getrlimit(kind)
-    if most != resource.RLIM_INFINITY:
-      value = min(value, most)
-    with contextlib.suppress(OSError, ValueError):  # macOS has no RLIMIT_AS
-      resource.setrlimit(kind, (value, most))
-  if sys.platform == "linux":
-    _die_with_parent()
-
-
-def _die_with_parent() -> None:
-  set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-  parent = os.getppid()
-  _C_LIBRARY.prctl(set_parent_death_signal, signal.SIGKILL)
-  if os.getppid() != parent:
-    os._exit(1)
+    child_process.limit(kind, value)
+  child_process.end_with_parent(parent)

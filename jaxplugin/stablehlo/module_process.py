@@ -11,17 +11,16 @@ idle.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import os
 import pathlib
 import select
 import subprocess
-import sys
 import threading
 from typing import Any
 from typing import Final
 
+from jaxplugin.runtime import child_process
 from jaxplugin.stablehlo import module_child
 from jaxplugin.stablehlo import module_parsing
 
@@ -39,7 +38,7 @@ _START_S: Final = 120.0  # long enough for a busy machine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class ParsingLimits:
   """Resource limits for parsing one module.
 
   Attributes:
@@ -57,10 +56,10 @@ class Limits:
   out_bytes: int
 
 
-def limits(size: int) -> Limits:
+def limits(size: int) -> ParsingLimits:
   """Returns the limits for a module of `size` bytes."""
   mebibytes = size // _MIB
-  return Limits(
+  return ParsingLimits(
     cpu_s=10 + 4 * mebibytes,
     wall_s=60.0 + 16 * mebibytes,
     memory_bytes=1024 * _MIB + 64 * size,
@@ -146,14 +145,8 @@ class _Child:
     return module_child.read_message(stdout)
 
   def stop(self) -> None:
-    if self.owner != os.getpid():
-      return  # the child of the process that this one was forked from
-    for pipe in (self.process.stdin, self.process.stdout):
-      assert pipe is not None
-      with contextlib.suppress(OSError):
-        pipe.close()
-    self.process.kill()
-    self.process.wait()
+    if self.owner == os.getpid():  # a fork of this process must not end it
+      child_process.stop(self.process)
 
 
 _child: _Child | None = None
@@ -191,19 +184,9 @@ def stop() -> None:
 
 
 def _start() -> _Child:
-  path = os.pathsep.join(filter(None, sys.path))
-  process = subprocess.Popen(
-    [
-      sys.executable,
-      "-P",  # keeps the current directory out of the path
-      "-c",
-      _PROGRAM,
-      str(pathlib.Path(__file__).parents[1]),
-    ],
-    env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
+  process = child_process.start(
+    ["-c", _PROGRAM, str(pathlib.Path(__file__).parents[1])],
+    {"OPENBLAS_NUM_THREADS": "1"},
   )
   return _Child(process=process, owner=os.getpid())
 

@@ -29,7 +29,7 @@ from jaxplugin.testing import written_modules
 CPU = jp.named_target("cpu")
 CASES = 400  # of each form
 # A case takes a millisecond, but some cases loop forever or use all memory.
-SMALL = module_process.Limits(
+SMALL = module_process.ParsingLimits(
   cpu_s=1,
   wall_s=60.0,
   memory_bytes=256 << 20,

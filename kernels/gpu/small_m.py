@@ -4,9 +4,9 @@
 
 Decoding must keep pace with memory, so the path "small_m" differs from "upcast"
 in the order of k. The weight (rhs) is the left operand of the matrix
-instruction and stays in registers. Of every 16 k, lane t of 4 holds numbers 2t,
-2t + 1, 2t + 8 and 2t + 9. In memory order these would be loads of one or two
-bytes. A sum over k may have any order if both operands have the same order.
+instruction and stays in registers. Lane t of 4 holds, of every 16 k, numbers
+2t, 2t + 1, 2t + 8 and 2t + 9. In memory order these would be loads of one or
+two bytes. A sum over k may have any order if both operands have the same order.
 Here lane t gets 32 consecutive k of 128: with FP4 one load of 128 bits. Two
 values that share a 32-bit register come from nibbles 16 bits apart, so shifts
 and masks decode two at once.

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that a process of `workers` runs with candidates.
+"""Jobs that a process of `pool` runs with candidates.
 
 The argument of a job is JSON. A problem in it is pickled, because both
 processes run the same program.

@@ -19,7 +19,7 @@ from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
-from jaxplugin.lab.tuning.workers import pool
+from jaxplugin.lab.tuning.trials import pool
 
 _MODULE: Final = "jaxplugin.lab.tuning.trials.jobs"
 

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 from absl.testing import absltest
 
-from jaxplugin.lab.tuning.workers import pool
+from jaxplugin.lab.tuning.trials import pool
 from jaxplugin.testing.trials import faults
 
 FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
@@ -170,12 +170,12 @@ class PoolTest(absltest.TestCase):
     path = self.folder() / "pids"
     program = f"""
 import sys, types
-for suffix in ("", ".lab", ".lab.tuning", ".lab.tuning.workers"):
+for suffix in ("", ".lab", ".lab.tuning", ".lab.tuning.trials", ".runtime"):
   name = "jaxplugin" + suffix
   package = types.ModuleType(name)
   package.__path__ = [sys.argv[1] + suffix.replace(".", "/")]
   sys.modules[name] = package
-from jaxplugin.lab.tuning.workers import pool
+from jaxplugin.lab.tuning.trials import pool
 workers = pool.Pool(
   1,
   pool.Limits(memory_bytes=10**9),

@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs jobs in processes of their own, several at once, within limits.
+"""Runs jobs in separate processes, several at once, within limits.
 
-A job may crash, hang, take all memory, or raise: that is its outcome, and the
-next one runs in a new process. The processes are spawned, not forked, and live
-as long as the jobs that they are given end well.
+A job may crash, hang, use all memory, or raise. This is its outcome, and the
+next job runs in a new process. A process runs further jobs until one fails.
+Processes are spawned, not forked.
 
-On Linux a process ends with the *thread* that started it: a pool belongs to one
-thread.
+On Linux a process ends with the *thread* that started it, so a pool belongs to
+one thread.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -30,24 +27,25 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
+from jaxplugin.runtime import child_process
+
 Kind = Literal["done", "error", "wrong", "crash", "hang", "memory"]
 
-_PROGRAM: Final = pathlib.Path(__file__).with_name("child.py")
-_START_SECONDS: Final = 180.0  # of imports, on a machine with much else to do
-_LOOK_SECONDS: Final = 0.1  # how often memory and deadlines are looked at
+_START_SECONDS: Final = 180.0  # imports are slow on a busy machine
+_LOOK_SECONDS: Final = 0.1  # interval of checks of memory and deadlines
 _READ_BYTES: Final = 1 << 20
 _GB: Final = 1e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """What one process is to do.
+  """A function call for one process.
 
   Attributes:
-    function: "package.module:function", of the argument and of a function that
-      sends a note.
-    argument: JSON.
-    seconds: until it is stopped.
+    function: "package.module:function"; called with the argument and with a
+      function that sends a note.
+    argument: any JSON.
+    seconds: deadline of the call.
   """
 
   function: str
@@ -60,11 +58,11 @@ class Outcome:
   """How a job ended.
 
   Attributes:
-    kind: "done"; "error" and "wrong" were raised; "crash" ended the process,
-      "hang" was stopped at the deadline, "memory" took too much of it.
-    value: what the function returned, if it is done.
-    reason: why it is not.
-    notes: what it sent meanwhile.
+    kind: "done"; "error" or "wrong" if the function raised; "crash" if the
+      process ended; "hang" if the deadline passed; "memory" at the limit.
+    value: result of the function, if it is done.
+    reason: why the job is not done.
+    notes: notes that the function sent.
   """
 
   kind: Kind
@@ -75,13 +73,13 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What the jobs of a pool may take.
+  """Limits of each job of a pool.
 
   Attributes:
-    memory_bytes: of one job. On Linux its address space may grow by so much,
-      and the process is ended where it has as much resident.
-    is_fenced: whether address space is limited; not where a GPU's driver
-      reserves what it likes.
+    memory_bytes: most memory of a job. On Linux it limits both the growth of
+      address space and the growth of resident memory.
+    is_fenced: whether address space is limited. GPU drivers reserve much
+      address space, so jobs on a GPU are not fenced.
   """
 
   memory_bytes: int
@@ -89,7 +87,7 @@ class Limits:
 
 
 class _Process:
-  """One child, and the job that it has."""
+  """A child process and its current job."""
 
   def __init__(
     self,
@@ -98,14 +96,8 @@ class _Process:
     environment: Mapping[str, str],
   ):
     self._limits = limits
-    path = os.pathsep.join(filter(None, sys.path))
-    self._child = subprocess.Popen(
-      [sys.executable, "-P", str(_PROGRAM), str(os.getpid()), *modules],
-      env={**os.environ, "PYTHONPATH": path, **environment},
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      start_new_session=True,  # Ctrl-C is for the one who started it
+    self._child = child_process.start(
+      [child_process.__file__, str(os.getpid()), *modules], environment
     )
     assert self._child.stdout is not None
     self.descriptor = self._child.stdout.fileno()
@@ -138,14 +130,14 @@ class _Process:
         self._limits.memory_bytes if self._limits.is_fenced else 0
       ),
     }
-    # One that has ended is found by the end of what it writes.
+    # `read` notices that the process has ended.
     with contextlib.suppress(BrokenPipeError):
       assert self._child.stdin is not None
       self._child.stdin.write(json.dumps(request).encode() + b"\n")
       self._child.stdin.flush()
 
   def read(self) -> Outcome | None:
-    """What there is to read; the job's outcome if that was the last of it."""
+    """Reads messages; returns the outcome if the job has ended."""
     data = os.read(self.descriptor, _READ_BYTES)
     if not data:
       return self._ended()
@@ -160,14 +152,14 @@ class _Process:
         self._notes.append(message["note"])
       elif "failed" in message:
         if message["failed"] == "memory":
-          self.stop()  # what it took may not come back
+          self.stop()  # its memory may not be released
         return self._finished(message["failed"], reason=message["reason"])
       else:
         return self._finished("done", value=message["value"])
     return None
 
   def look(self) -> Outcome | None:
-    """An outcome where the job went beyond a limit."""
+    """Returns an outcome if the job exceeds a limit."""
     if self.is_idle:
       return None
     assert self._job is not None
@@ -200,20 +192,11 @@ class _Process:
     return self._child.returncode is not None
 
   def stop(self) -> None:
-    """Ends the process and all that it started."""
-    if self.has_ended:
-      return
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(self._child.pid, signal.SIGKILL)
-    self._child.wait()
-    for pipe in (self._child.stdin, self._child.stdout):
-      assert pipe is not None
-      with contextlib.suppress(OSError):
-        pipe.close()
+    child_process.stop(self._child)
 
 
 def _resident(pid: int) -> int:
-  """Bytes of memory that a process has; 0 where the system does not tell."""
+  """Returns the resident bytes of a process; 0 if the system has no /proc."""
   try:
     with open(f"/proc/{pid}/statm") as file:
       pages = int(file.read().split()[1])
@@ -223,13 +206,14 @@ def _resident(pid: int) -> int:
 
 
 class Pool:
-  """Processes that run jobs; a context, at whose end all of them end.
+  """Processes that run jobs; they end with the context.
 
   Args:
-    count: how many jobs run at once.
-    limits: of each.
-    modules: what a process imports before its first job, whose time it is not.
-    environment: what the processes have besides this one's.
+    count: number of jobs that run at once.
+    limits: limits of each job.
+    modules: modules that a process imports before its first job. The job's
+      deadline does not include the imports.
+    environment: additional environment variables of the processes.
   """
 
   def __init__(
@@ -253,7 +237,7 @@ class Pool:
     self.stop()
 
   def stop(self) -> None:
-    """Ends all processes, whatever they do."""
+    """Ends all processes."""
     for process in self._processes:
       process.stop()
     self._processes = []
@@ -266,11 +250,11 @@ class Pool:
     """Runs all jobs; returns their outcomes in the jobs' order.
 
     Args:
-      jobs: what to run.
-      on_done: called with the place of a job and its outcome, when it ends.
+      jobs: the jobs.
+      on_done: called with the index and the outcome of each job when it ends.
 
     Raises:
-      KeyboardInterrupt: all processes have been ended then.
+      KeyboardInterrupt: After all processes were ended.
     """
     found: dict[int, Outcome] = {}
     waiting = list(enumerate(jobs))[::-1]
@@ -305,7 +289,7 @@ class Pool:
       index = process.index
       outcome = process.read() if process in ready else None
       if outcome is None:
-        outcome = process.look()  # also while notes arrive without a pause
-      # One without a job that ends is replaced when it is needed.
+        outcome = process.look()  # also if notes arrive all the time
+      # A process that ends without a job is replaced when it is needed.
       if outcome is not None and index is not None:
         yield index, outcome
