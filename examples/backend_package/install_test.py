@@ -96,6 +96,7 @@ class InstalledTest(parameterized.TestCase):
           name="blockwise",
           origin="jaxplugin-blockwise 0.1.0",
           platforms=("cpu", "cuda", "rocm", "tpu"),
+          operation="block_scaled_dot",
         ),
       ),
     )
