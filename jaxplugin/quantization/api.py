@@ -179,7 +179,7 @@ def quantize(
     and key is None
     and derivative is None
     and out_sharding is None
-    and (scale_rounding == "up" or not format.scale_is_power_of_two)
+    and scale_rounding == "up"
   )
   if is_plain and arguments.is_small(x):
     result.remember_origin(x)

@@ -86,7 +86,6 @@ class QuantizeTest(parameterized.TestCase):
   @parameterized.parameters(
     (MXFP8, {}, True),
     (MXFP8, {"scale_rounding": "floor"}, False),
-    (NVFP4, {"scale_rounding": "floor"}, True),  # E4M3 scales: the same
     (MXFP8, {"axis": 0}, False),
     (MXFP8, {"key": jax.random.key(0)}, False),
   )
@@ -282,6 +281,9 @@ ERRORS = (
   (q(2, 40, pad="up"), TypeError, "pad must be True or False"),
   (q(2, 64, scale_rounding="nearest"), ValueError,
    "scale_rounding.*up.*floor.*'nearest'"),
+  (q(2, 64, format=NVFP4, scale_rounding="floor"), ValueError,
+   "^quantize: scale_rounding must be \"up\" unless .*E8M0.*'floor' for nvfp4,"
+   ".*leave scale_rounding out"),
   (q(2, 64, global_scale=2.5), ValueError,
    "^quantize: .*must be None for mxfp8.*got 2.5"),
   *(
@@ -348,6 +350,8 @@ ERRORS = (
   (both(64, 64, axes=(0, 2)), ValueError, "axis 2 is out of range.* rank 2"),
   (both(64, 64, scale_rounding="down"), ValueError,
    "^quantize_both: .*up.*floor.*'down'"),
+  (both(64, 64, format=NVFP4, scale_rounding="floor"), ValueError,
+   "^quantize_both: .*E8M0.*'floor' for nvfp4"),
   (both(64, 64, global_scale=2.0), ValueError,
    "^quantize_both: .*must be None for mxfp8.*got 2.0"),
   (both(64, 64, format=NVFP4, global_scale=-1.0), ValueError,
@@ -462,7 +466,10 @@ class StochasticRoundingTest(parameterized.TestCase):
     np.testing.assert_array_equal(first, self.draw(format, x, seed=1))
     self.assertTrue((first != self.draw(format, x, seed=2)).any())
 
-  @parameterized.product(format=formats.FORMATS, scale_rounding=ROUNDINGS)
+  @parameterized.parameters(
+    *((format, "up") for format in formats.FORMATS),
+    *((format, "floor") for format in MX_FORMATS),
+  )
   def test_scales_are_those_of_rounding_to_nearest(
     self, format, scale_rounding
   ):

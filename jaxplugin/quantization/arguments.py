@@ -75,6 +75,31 @@ def two_axes(axes: Any, ndim: int) -> tuple[int, int]:
   return canonical[0], canonical[1]
 
 
+def validate_scale_rounding(
+  who: str, scale_rounding: Any, used: Sequence[formats.BlockFormat] = ()
+) -> None:
+  """Requires a known rounding that has an effect on one of the formats.
+
+  Args:
+    who: the function that errors name.
+    scale_rounding: the argument.
+    used: the formats that the caller quantizes to; empty if not known.
+  """
+  if scale_rounding not in SCALE_ROUNDINGS:
+    raise ValueError(
+      f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
+      f" got {speaking.shown(scale_rounding)}"
+    )
+  is_ignored = used and not any(f.scale_is_power_of_two for f in used)
+  if scale_rounding != "up" and is_ignored:
+    raise ValueError(
+      f'{who}: scale_rounding must be "up" unless a format has E8M0 scales, as'
+      f" MX formats have, got {speaking.shown(scale_rounding)} for"
+      f" {' and '.join(f.name for f in used)}, whose scales round to nearest;"
+      " leave scale_rounding out"
+    )
+
+
 def validate(
   who: str,
   x: jax.Array,
@@ -86,11 +111,7 @@ def validate(
     raise TypeError(
       f"{who}: format must be one that jaxplugin can quantize to, got {format}"
     )
-  if scale_rounding not in SCALE_ROUNDINGS:
-    raise ValueError(
-      f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
-      f" got {speaking.shown(scale_rounding)}"
-    )
+  validate_scale_rounding(who, scale_rounding, (format,))
   for axis in axes:
     if x.shape[axis] % format.block_size != 0:
       raise TypeError(

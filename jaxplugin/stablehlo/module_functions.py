@@ -138,7 +138,7 @@ def _quantize(
     result = quantization.quantize(
       x,
       format,
-      scale_rounding=scale_rounding,
+      scale_rounding=scale_rounding if format.scale_is_power_of_two else "up",
       global_scale=global_scale,
       packed=False,
     )

@@ -19,10 +19,10 @@ from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin import quantization
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import traced
+from jaxplugin.quantization import arguments
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_functions
 from jaxplugin.stablehlo import module_match
@@ -106,7 +106,8 @@ def rewrite(
     target: the device that runs the module. `jp.named_target("cpu")` gives XLA
       operations, and `jp.detect_target("cpu")` C++ kernels.
     implementation: a backend for all dots; None chooses one for each.
-    scale_rounding: "up" or "floor", see `jp.quantize`.
+    scale_rounding: "up" or "floor", for calls `__op$quantize` with E8M0
+      scales, see `jp.quantize`.
     strict: True raises if a call cannot be lowered.
     trusted: True parses the module in this process. By default a child process
       parses text and bytes first, because jaxlib's parsers crash on some
@@ -212,11 +213,7 @@ def _validate(
 ) -> None:
   targets.require("rewrite", target)
   backends.validate_name(implementation)
-  if scale_rounding not in quantization.SCALE_ROUNDINGS:
-    raise ValueError(
-      f"rewrite: scale_rounding must be one of {quantization.SCALE_ROUNDINGS},"
-      f" got {speaking.shown(scale_rounding)}"
-    )
+  arguments.validate_scale_rounding("rewrite", scale_rounding)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -77,7 +77,8 @@ def dot_general(
     grad_format: format of g; lhs_format by default.
     quantize_dgrad, quantize_wgrad: False computes the gradient of lhs or of rhs
       in high precision.
-    scale_rounding: "up" or "floor", see `quantize`.
+    scale_rounding: "up" or "floor", see `quantize`. "floor" requires an MX
+      format among the formats.
     reduce_dtype: f32, bf16 or f16 for sums over devices; None is the dtype of
       each matmul.
     implementation: a backend, see `block_scaled_dot`.
@@ -239,18 +240,18 @@ def _scheme_of_formats(
       "dot_general: lhs_format or rhs_format must be given, got None for both;"
       " without quantization use jax.lax.dot_general"
     )
+  grad_format = grad_format or lhs_format or rhs_format
   scale_rounding = given.get("scale_rounding", "up")
-  if scale_rounding not in quantization.SCALE_ROUNDINGS:
-    raise ValueError(
-      "dot_general: scale_rounding must be one of"
-      f" {quantization.SCALE_ROUNDINGS}, got {speaking.shown(scale_rounding)}"
-    )
+  used = dict.fromkeys(
+    f for f in (lhs_format, rhs_format, grad_format) if f is not None
+  )
+  arguments.validate_scale_rounding("dot_general", scale_rounding, list(used))
   for name in ("quantize_dgrad", "quantize_wgrad"):
     speaking.require_bool("dot_general", name, given.get(name, True))
   recipe = recipes.Recipe(
     activation_format=lhs_format,
     weight_format=rhs_format,
-    grad_format=grad_format or lhs_format or rhs_format,
+    grad_format=grad_format,
     quantize_dgrad=bool(given.get("quantize_dgrad", True)),
     quantize_wgrad=bool(given.get("quantize_wgrad", True)),
     scale_rounding=scale_rounding,

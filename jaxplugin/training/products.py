@@ -110,7 +110,9 @@ class Scheme:
     return operands.QuantizeSpec(
       format=format,
       along=along,
-      scale_rounding=recipe.scale_rounding,
+      scale_rounding=(
+        recipe.scale_rounding if format.scale_is_power_of_two else "up"
+      ),
       hadamard=transform,
       square=square,
       four_over_six=recipe.four_over_six and has_choice,

@@ -20,6 +20,7 @@ from typing import Final
 from jaxplugin import quantization
 from jaxplugin.core import formats
 from jaxplugin.core import speaking
+from jaxplugin.quantization import arguments
 from jaxplugin.quantization import hadamard
 
 _SWITCHES: Final = (
@@ -113,12 +114,9 @@ class Recipe:
           f"Recipe: {name} must be True or False, got"
           f" {speaking.shown(getattr(self, name))}"
         )
-    if self.scale_rounding not in quantization.SCALE_ROUNDINGS:
-      raise ValueError(
-        "Recipe: scale_rounding must be one of"
-        f" {quantization.SCALE_ROUNDINGS}, got"
-        f" {speaking.shown(self.scale_rounding)}"
-      )
+    arguments.validate_scale_rounding(
+      "Recipe", self.scale_rounding, self.formats
+    )
     self._validate_sizes()
     self._validate_together()
 

@@ -65,7 +65,11 @@ class ValuesTest(parameterized.TestCase):
     (
       "nvfp4_e4m3_gradients",
       training.NVFP4_RECIPE,
-      {"grad_format": jp.MXFP8, "four_over_six": True},
+      {
+        "grad_format": jp.MXFP8,
+        "four_over_six": True,
+        "scale_rounding": "floor",  # of the gradients
+      },
     ),
     ("nvfp4_wgrad", training.NVFP4_RECIPE, {"quantize_wgrad": False}),
     (
@@ -239,6 +243,9 @@ BAD_FIELDS = {
     },
     "weight_2d .*weight_format is None": {"weight_format": None},
     "with weight_2d.*_hadamard=16": {"dgrad_hadamard": 16},
+    'scale_rounding must be "up" .*E8M0.* for nvfp4, .*leave scale_rounding': {
+      "scale_rounding": "floor"
+    },
   },
   ("MXFP8", TypeError): {
     "activation_format or weight_format.*None for both": {
@@ -357,10 +364,21 @@ class ArgumentsTest(absltest.TestCase):
         self.assertRaisesRegex(TypeError, f"dot_general: .*{pattern}"),
       ):
         call()
-    with self.assertRaisesRegex(
-      ValueError, 'dot_general: .*weight must be "lhs", "rhs" or None, got 1'
-    ):
-      make(recipe=recipe, weight=1)
+    value_errors = {
+      'weight must be "lhs", "rhs" or None, got 1': lambda: make(
+        recipe=recipe, weight=1
+      ),
+      "scale_rounding .*'floor' for nvfp4,.*leave": lambda: make(
+        jp.NVFP4, jp.NVFP4, scale_rounding="floor"
+      ),
+    }
+    for pattern, call in value_errors.items():
+      with (
+        self.subTest(pattern),
+        self.assertRaisesRegex(ValueError, f"dot_general: .*{pattern}"),
+      ):
+        call()
+    make(jp.NVFP4, jp.NVFP4, grad_format=jp.MXFP8, scale_rounding="floor")
 
   def test_missing_key_is_an_error_where_a_gradient_is_rounded(self):
     function = jp.dot_general(recipe=training.NVFP4_RECIPE, weight="rhs")
