@@ -292,7 +292,7 @@ def _one(array: scaled_array.ScaledArray) -> np.ndarray:
 
 
 def _parts(
-  weight: records.Weight,
+  weight: records.WeightToWrite,
   values: str,
   scale: str,
   second: str,
@@ -336,7 +336,7 @@ def _parts(
   return found
 
 
-def _matrix_refusal(layout: str, weight: records.Weight) -> str | None:
+def _matrix_refusal(layout: str, weight: records.WeightToWrite) -> str | None:
   if len(weight.shape) != 2:
     return f"layout {layout} does not store experts in one tensor"
   if not weight.name.endswith(names.WEIGHT):
@@ -393,14 +393,14 @@ def _with_rest_of_product(
   return dataclasses.replace(entry, pre_quant_scale=awq.name)
 
 
-def _modelopt_parts(weight: records.Weight) -> list[records.Part]:
+def _modelopt_parts(weight: records.WeightToWrite) -> list[records.Part]:
   prefix = _prefix(weight.name)
   return _parts(
     weight, weight.name, f"{prefix}weight_scale", f"{prefix}{_SECOND}"
   )
 
 
-def _modelopt_refusal(weight: records.Weight) -> str | None:
+def _modelopt_refusal(weight: records.WeightToWrite) -> str | None:
   if len(weight.shape) == 2:
     return None
   if weight.axis == -1:
@@ -483,7 +483,7 @@ def _read_compressed_tensors(
   return dataclasses.replace(entry, name=f"{base}{names.WEIGHT}")
 
 
-def _compressed_parts(weight: records.Weight) -> list[records.Part]:
+def _compressed_parts(weight: records.WeightToWrite) -> list[records.Part]:
   base = _base(weight.name)
   return _parts(
     weight,
@@ -559,7 +559,7 @@ def _recognize_gpt_oss(
   return None
 
 
-def _gpt_oss_parts(weight: records.Weight) -> list[records.Part]:
+def _gpt_oss_parts(weight: records.WeightToWrite) -> list[records.Part]:
   # The original name "mlp1_weight" has a dot, names of Hugging Face do not.
   dot = "." if weight.name.endswith("_weight") else "_"
   *lead, n, k = weight.shape
@@ -583,7 +583,7 @@ def _gpt_oss_parts(weight: records.Weight) -> list[records.Part]:
   ]
 
 
-def _gpt_oss_refusal(weight: records.Weight) -> str | None:
+def _gpt_oss_refusal(weight: records.WeightToWrite) -> str | None:
   if len(weight.shape) == 2:
     return "layout gpt-oss stores only quantized experts"
   return None
@@ -635,7 +635,7 @@ def _recognize_torchao(
   )
 
 
-def _torchao_parts(weight: records.Weight) -> list[records.Part]:
+def _torchao_parts(weight: records.WeightToWrite) -> list[records.Part]:
   module, _, leaf = weight.name.rpartition(".")
   prefix = f"{module}._{leaf}_"
   return _parts(
@@ -649,7 +649,7 @@ def _torchao_parts(weight: records.Weight) -> list[records.Part]:
   )
 
 
-def _torchao_refusal(weight: records.Weight) -> str | None:
+def _torchao_refusal(weight: records.WeightToWrite) -> str | None:
   if weight.axis != -1:
     return "layout torchao stores k as the last dimension"
   if "." not in weight.name:
@@ -684,7 +684,7 @@ def _torchao_config(
   }
 
 
-def _torchao_tensor(weight: records.Weight) -> dict[str, Any]:
+def _torchao_tensor(weight: records.WeightToWrite) -> dict[str, Any]:
   """Returns metadata of an `NVFP4Tensor` or an `MXTensor`.
 
   `act_quant_kwargs` is None, so activations stay unquantized.
@@ -722,7 +722,7 @@ def _torchao_tensor(weight: records.Weight) -> dict[str, Any]:
 
 
 def _torchao_metadata(
-  tensors: Sequence[tuple[str, records.Weight | None]],
+  tensors: Sequence[tuple[str, records.WeightToWrite | None]],
 ) -> dict[str, str]:
   metadata = {
     name: json.dumps(
@@ -814,7 +814,7 @@ def _comfyui_rows(
   return rows
 
 
-def _comfyui_parts(weight: records.Weight) -> list[records.Part]:
+def _comfyui_parts(weight: records.WeightToWrite) -> list[records.Part]:
   prefix = _prefix(weight.name)
   format, (n, k) = weight.format, weight.shape
   rows = extents.round_up(n, comfyui_marks.ROWS[format])
@@ -849,7 +849,7 @@ def _comfyui_parts(weight: records.Weight) -> list[records.Part]:
 
 
 def _comfyui_metadata(
-  tensors: Sequence[tuple[str, records.Weight | None]],
+  tensors: Sequence[tuple[str, records.WeightToWrite | None]],
 ) -> Mapping[str, str]:
   return comfyui_marks.metadata(
     (names.module_of(weight.name), weight.format, weight.shape)

@@ -98,7 +98,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Weight:
+class WeightToWrite:
   """A weight to quantize and write.
 
   Attributes:
@@ -152,7 +152,9 @@ class Part:
 # Takes a format and the modules that stay unquantized.
 _Config = Callable[[formats.BlockFormat, list[str]], dict[str, Any]]
 # Takes the names of a file's tensors and, for quantized ones, the weight.
-_Metadata = Callable[[Sequence[tuple[str, Weight | None]]], Mapping[str, str]]
+_Metadata = Callable[
+  [Sequence[tuple[str, WeightToWrite | None]]], Mapping[str, str]
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,8 +191,8 @@ class Layout:
   read: Callable[[Contents, stored.StoredTensor, str], Entry] | None = None
   activation_scale: tuple[str, bool] | None = None
   formats: tuple[formats.BlockFormat, ...] = ()
-  parts: Callable[[Weight], list[Part]] = lambda weight: []
-  refusal: Callable[[Weight], str | None] = lambda weight: None
+  parts: Callable[[WeightToWrite], list[Part]] = lambda weight: []
+  refusal: Callable[[WeightToWrite], str | None] = lambda weight: None
   config: _Config | None = None
   quant_config: _Config | None = None
   metadata: _Metadata = lambda tensors: {}

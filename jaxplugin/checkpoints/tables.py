@@ -18,7 +18,7 @@ _FIGURES: Final = ("shape", "bytes", "count")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Row:
+class TensorGroup:
   """Tensors of one layout, format and shape whose names differ in numbers.
 
   Attributes:
@@ -38,11 +38,11 @@ class Row:
   count: int = 0
 
 
-def rows(entries: Iterable[records.Entry]) -> list[Row]:
+def rows(entries: Iterable[records.Entry]) -> list[TensorGroup]:
   """Returns a row for each group of similar tensors."""
-  found: dict[tuple[object, ...], Row] = {}
+  found: dict[tuple[object, ...], TensorGroup] = {}
   for entry in entries:
-    row = Row(
+    row = TensorGroup(
       layout=entry.layout or "",
       format=entry.type_name,
       shape=tuple(entry.shape),
@@ -55,7 +55,7 @@ def rows(entries: Iterable[records.Entry]) -> list[Row]:
   return list(found.values())
 
 
-def parts(found: Sequence[Row]) -> Iterator[console.Part]:
+def parts(found: Sequence[TensorGroup]) -> Iterator[console.Part]:
   """Yields a table of rows, and the totals."""
   yield console.table(
     ("layout", "format", "shape", "bytes", "count", "name"),

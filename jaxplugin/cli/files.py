@@ -19,7 +19,7 @@ STANDARD: Final = "-"  # standard input or output
 MAX_BYTES: Final = 1 << 30  # of a module
 
 
-def read(path: str) -> modules.Source:
+def read(path: str) -> modules.ParsedModule:
   """Reads a module from a regular file, or from standard input for "-".
 
   Raises:

@@ -182,7 +182,7 @@ def _explain_site(site: sites_lib.Site) -> report.ExplainedSite:
 
 
 def explain_module(
-  source: modules.Source,
+  source: modules.ParsedModule,
   target: targets.Target | None = None,
   implementation: str | None = None,
   *,
@@ -249,7 +249,7 @@ def _explain_call(
 
 
 def _assumptions(
-  operations: Sequence[program.Operation],
+  operations: Sequence[program.TracedOperation],
 ) -> tuple[str, ...]:
   most = max((operation.num_devices for operation in operations), default=1)
   if most == 1:
@@ -261,7 +261,9 @@ def _assumptions(
 
 
 def _explain_dot(
-  operation: program.Operation, target: targets.Target | None, for_export: bool
+  operation: program.TracedOperation,
+  target: targets.Target | None,
+  for_export: bool,
 ) -> report.Explained:
   decided = traced.decide(operation.eqn, target, for_export=for_export)
   return report.Explained(
@@ -290,7 +292,9 @@ def _explain_decided(eqn: Any, decided: traced.Decided) -> dict[str, Any]:
 
 
 def _explain_ragged(
-  operation: program.Operation, target: targets.Target | None, for_export: bool
+  operation: program.TracedOperation,
+  target: targets.Target | None,
+  for_export: bool,
 ) -> report.Explained:
   decided = ragged_traced.decide(
     operation.eqn, target, operation.num_devices, for_export=for_export
@@ -315,7 +319,7 @@ def _explain_ragged(
 
 
 def _explain_quantization(
-  operation: program.Operation,
+  operation: program.TracedOperation,
   target: targets.Target | None,
   axis_sizes: Mapping[str, int],
 ) -> report.ExplainedQuantization:

@@ -50,7 +50,7 @@ _SCALED: Final = (
 _HALF: Final = (formats.BF16, np.dtype(np.float16))
 
 
-def place(operation: program.Operation) -> dict[str, Any]:
+def place(operation: program.TracedOperation) -> dict[str, Any]:
   """Returns the fields of a `report.Place` for an operation."""
   return {
     "source": operation.source,
@@ -132,7 +132,7 @@ def estimate_ragged(
 
 
 def explain(
-  operation: program.Operation, target: targets.Target | None
+  operation: program.TracedOperation, target: targets.Target | None
 ) -> report.NotBlockScaled | None:
   """Explains a matmul that is not block-scaled; None for other operations."""
   eqn = operation.eqn
@@ -184,7 +184,7 @@ def _sizes_of(
 
 
 def of_module(
-  operation: Any, source: modules.Source, target: targets.Target
+  operation: Any, source: modules.ParsedModule, target: targets.Target
 ) -> report.NotBlockScaled | None:
   """Explains a plain matmul of a module; None for other operations."""
   name = _MODULE_NAMES.get(operation.name)

@@ -67,7 +67,7 @@ def mapped_mesh_axes() -> frozenset[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiling:
+class DeviceTiling:
   """How the partitioner assigns the tiles of an array to devices.
 
   Attributes:
@@ -84,7 +84,7 @@ class Tiling:
   devices: tuple[jax.Device, ...]
 
 
-def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
+def partitioner_tiling(sharding: Any, ndim: int) -> DeviceTiling | None:
   """Reads a sharding that `custom_partitioning` did not decode.
 
   Returns:
@@ -106,7 +106,7 @@ def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
     return None
   if len(devices) % len(numbers):
     return None
-  return Tiling(counts=counts, device_numbers=numbers, devices=devices)
+  return DeviceTiling(counts=counts, device_numbers=numbers, devices=devices)
 
 
 def varying_axes(x: Any) -> frozenset[str]:

@@ -94,7 +94,7 @@ Digits = tuple[_Digit, ...]  # digits of one dimension, major to minor
 
 def decode(
   mesh: jax.sharding.Mesh,
-  tilings: Sequence[jax_private.Tiling | None],
+  tilings: Sequence[jax_private.DeviceTiling | None],
   ndims: Sequence[int],
 ) -> tuple[jax.sharding.Mesh, list[Spec]]:
   """Returns the mesh axes of arrays that the partitioner passes to a callback.
@@ -217,7 +217,7 @@ def automatic_axes(mesh: jax.sharding.Mesh) -> Axes:
 
 
 def group_of(
-  mesh: jax.sharding.Mesh, order: jax_private.Tiling | None
+  mesh: jax.sharding.Mesh, order: jax_private.DeviceTiling | None
 ) -> Group:
   """Returns the group in which the partitioner numbers an operation's devices.
 

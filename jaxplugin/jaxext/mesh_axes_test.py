@@ -85,7 +85,7 @@ class DecodeTest(parameterized.TestCase):
     self.devices = tuple(jax.devices()[:NUM_DEVICES])
 
   def tiling(self, counts, numbers):
-    return jax_private.Tiling(
+    return jax_private.DeviceTiling(
       counts=counts,
       device_numbers=numbers,
       devices=self.devices[: len(numbers)],
@@ -170,7 +170,7 @@ class GroupTest(parameterized.TestCase):
     mesh = mesh or self.mesh
     return mesh_axes.group_of(
       mesh,
-      jax_private.Tiling(
+      jax_private.DeviceTiling(
         counts=counts,
         device_numbers=np.array(numbers),
         devices=tuple(mesh.devices.flat),
@@ -202,7 +202,7 @@ class GroupTest(parameterized.TestCase):
     self.assertEqual(group.mesh.devices.shape, (2, 2))
     minor, major = group.mesh.axis_names
     self.assertEqual(group.parts, {"a": (major, minor)})
-    tiling = jax_private.Tiling(
+    tiling = jax_private.DeviceTiling(
       counts=(2, 1),
       device_numbers=np.arange(4),
       devices=tuple(mesh.devices.flat),

@@ -33,7 +33,7 @@ _NO_LAYERS: Final = frozenset({*_PHASE_SCOPES, "checkpoint", "while", "body"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Operation:
+class TracedOperation:
   """An equation and its surroundings.
 
   Attributes:
@@ -77,7 +77,7 @@ class _Around:
   caller: str = ""
 
 
-def operations(jaxpr: Any, num_devices: int = 1) -> list[Operation]:
+def operations(jaxpr: Any, num_devices: int = 1) -> list[TracedOperation]:
   """Returns every equation without sub-jaxprs, also those in sub-jaxprs.
 
   Args:
@@ -88,13 +88,13 @@ def operations(jaxpr: Any, num_devices: int = 1) -> list[Operation]:
   return list(_walk(jaxpr, _Around(num_devices=num_devices)))
 
 
-def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
+def _walk(jaxpr: Any, around: _Around) -> Iterator[TracedOperation]:
   for eqn in jaxpr.eqns:
     names = around.names + provenance_private.scopes(eqn.source_info)
     inside = [] if _is_leaf(eqn) else sub_jaxprs(eqn)
     if not inside:
       layer, phase = _layer_and_phase(names)
-      yield Operation(
+      yield TracedOperation(
         eqn=eqn,
         layer=layer,
         phase=phase,

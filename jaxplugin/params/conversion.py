@@ -357,10 +357,10 @@ def _quantized(x: Any, choice: _Choice) -> tuple[Any, str]:
 
 def _entry(
   leaf: leaves_lib.Leaf, result: Any, choice: _Choice
-) -> report_lib.Entry:
+) -> report_lib.ArrayReport:
   is_taken = not choice.reason
   array = leaf.array
-  return report_lib.Entry(
+  return report_lib.ArrayReport(
     path=leaf.path,
     shape=leaf.shape,
     dtype=str(array.dtype),

@@ -12,7 +12,7 @@ from jaxplugin.core import formats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class ArrayReport:
   """One array of a tree.
 
   Attributes:
@@ -54,15 +54,15 @@ class QuantizationReport:
     ['dense/kernel']
   """
 
-  entries: tuple[Entry, ...]
+  entries: tuple[ArrayReport, ...]
 
   @property
-  def quantized(self) -> tuple[Entry, ...]:
+  def quantized(self) -> tuple[ArrayReport, ...]:
     """The entries of quantized arrays."""
     return tuple(e for e in self.entries if e.format is not None)
 
   @property
-  def left(self) -> tuple[Entry, ...]:
+  def left(self) -> tuple[ArrayReport, ...]:
     """The entries of arrays that stay unquantized."""
     return tuple(e for e in self.entries if e.format is None)
 
@@ -96,7 +96,7 @@ def _bytes(count: int) -> str:
   return f"{count} bytes"
 
 
-def _table(entries: Sequence[Entry]) -> list[str]:
+def _table(entries: Sequence[ArrayReport]) -> list[str]:
   """A line for each, one for those that differ in numbers of layers alone."""
   groups: dict[tuple[str, ...], list[str]] = {}
   for entry in entries:

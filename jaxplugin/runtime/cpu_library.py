@@ -106,7 +106,7 @@ def source(target: targets.Target) -> decisions.Source | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Values:
+class OperandValues:
   """Dtype and block size of an operand's values.
 
   Attributes:
@@ -129,8 +129,8 @@ class DotQuestion:
   """
 
   instruction_set: str
-  lhs: Values
-  rhs: Values
+  lhs: OperandValues
+  rhs: OperandValues
   m: int
   n: int
   k: int

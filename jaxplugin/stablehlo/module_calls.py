@@ -121,7 +121,7 @@ class ModuleCall:
   has_scale: tuple[bool, bool] = (True, True)
 
 
-def find(source: modules.Source) -> list[Any]:
+def find(source: modules.ParsedModule) -> list[Any]:
   """Returns the block-scaled calls of `source`, in the module's order."""
   return [
     operation
@@ -145,7 +145,7 @@ def call_name(operation: Any) -> str | None:
   )
 
 
-def title(operation: Any, source: modules.Source) -> str:
+def title(operation: Any, source: modules.ParsedModule) -> str:
   """Returns a call's name, operand types and location, for messages."""
   types = ", ".join(str(operand.type) for operand in operation.operands)
   place = source.location(operation)

@@ -57,7 +57,7 @@ class Run:
 Runs = collections.Counter[Run]
 
 
-def find(source: modules.Source) -> Iterator[tuple[Any, Runs]]:
+def find(source: modules.ParsedModule) -> Iterator[tuple[Any, Runs]]:
   """Yields every operation in the module's order with its number of runs.
 
   An operation in a private function without callers does not run.

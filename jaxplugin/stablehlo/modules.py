@@ -44,7 +44,7 @@ walk = module_parsing.walk
 
 
 @dataclasses.dataclass(kw_only=True)
-class Source:
+class ParsedModule:
   """A module and the form in which it was passed.
 
   Attributes:
@@ -153,7 +153,7 @@ def is_module(x: Any) -> bool:
 
 def read(
   given: Any, name: str | None = None, *, trusted: bool = False
-) -> Source:
+) -> ParsedModule:
   """Reads a module in any of the forms above, and verifies it.
 
   jaxlib's parsers crash on some malformed modules. A child process therefore
@@ -181,7 +181,7 @@ def read(
     if isinstance(given, jax.stages.Lowered):
       module = given.compiler_ir("stablehlo")
     parsed = module_parsing.parse(_bytecode(module), name, module.context)
-    return Source(module=parsed.module, given=given, name=name, form=None)
+    return ParsedModule(module=parsed.module, given=given, name=name, form=None)
   data: str | bytes
   if isinstance(given, jax.export.Exported):
     data = given.mlir_module_serialized
@@ -256,7 +256,7 @@ def _elided(attribute: Any) -> Any:
   return attribute
 
 
-def _parsed(given: str | bytes, name: str, trusted: bool) -> Source:
+def _parsed(given: str | bytes, name: str, trusted: bool) -> ParsedModule:
   """Parses and verifies a module, in a child process first if untrusted."""
   data, version, form = given, None, TEXT
   if isinstance(given, bytes):
@@ -266,7 +266,7 @@ def _parsed(given: str | bytes, name: str, trusted: bool) -> Source:
     checked = module_process.checked(given, name)
     data = given if checked.text is None else checked.text
   parsed = module_parsing.parse(data, name, jax_private.make_ir_context())
-  source = Source(
+  source = ParsedModule(
     module=parsed.module, given=given, name=name, form=form, version=version
   )
   if data is given and parsed.is_text:

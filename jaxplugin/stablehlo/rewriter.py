@@ -156,7 +156,7 @@ def rewrite(
 
 
 def rewrite_source(
-  source: modules.Source,
+  source: modules.ParsedModule,
   target: targets.Target,
   *,
   implementation: str | None = None,
@@ -174,7 +174,7 @@ def rewrite_source(
 
 
 def examine(
-  source: modules.Source,
+  source: modules.ParsedModule,
   target: targets.Target,
   implementation: str | None = None,
   *,
@@ -191,7 +191,7 @@ def examine(
 
 
 @contextlib.contextmanager
-def readable(source: modules.Source) -> Iterator[None]:
+def readable(source: modules.ParsedModule) -> Iterator[None]:
   """Raises `ModuleError` if Python cannot read a part of a module."""
   try:
     yield
@@ -236,7 +236,7 @@ class _Rewriter:
 
   def __init__(
     self,
-    source: modules.Source,
+    source: modules.ParsedModule,
     target: targets.Target,
     implementation: str | None,
     scale_rounding: quantization.ScaleRounding,

@@ -98,7 +98,7 @@ def quantize(
   errors.require_path(_WHO, "target", target)
   found, format = layouts.find_written(_WHO, layout, format)
   opened = sources.open_source(_WHO, pathlib.Path(source))
-  rules = selection.Rules(
+  rules = selection.SelectionRules(
     include=(
       None if include is None else naming.globs(_WHO, "include", include)
     ),
@@ -133,8 +133,8 @@ class _Job:
     self,
     layout: records.Layout,
     format: formats.BlockFormat,
-    source: sources.Source,
-    decisions: Sequence[selection.Decision],
+    source: sources.SourceCheckpoint,
+    decisions: Sequence[selection.TensorDecision],
     quantizer: weights.Quantizer,
     target: pathlib.Path,
   ) -> None:

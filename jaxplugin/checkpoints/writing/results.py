@@ -51,7 +51,7 @@ class Quantized:
   path: pathlib.Path
   layout: str
   format: formats.BlockFormat
-  decisions: tuple[selection.Decision, ...]
+  decisions: tuple[selection.TensorDecision, ...]
   shared: tuple[tuple[str, ...], ...] = ()
   copied: tuple[pathlib.PurePath, ...] = ()
   left: tuple[pathlib.PurePath, ...] = ()
@@ -135,12 +135,12 @@ class Quantized:
       indent=2,
     )
 
-  def _format_of(self, decision: selection.Decision) -> str:
+  def _format_of(self, decision: selection.TensorDecision) -> str:
     return str(self.format) if decision.weight else decision.tensor.type_name
 
   def _rows(self) -> list[dict[str, str]]:
     """Returns a row for each group of similar tensors."""
-    alike: dict[tuple[str, ...], list[selection.Decision]] = {}
+    alike: dict[tuple[str, ...], list[selection.TensorDecision]] = {}
     for decision in self.decisions:
       key = (
         self._format_of(decision),
@@ -163,7 +163,7 @@ class Quantized:
       for (format, shape, name, reason), its in alike.items()
     ]
 
-  def _error(self, its: list[selection.Decision]) -> str:
+  def _error(self, its: list[selection.TensorDecision]) -> str:
     found = [
       self.errors[x.tensor.name]
       for x in its

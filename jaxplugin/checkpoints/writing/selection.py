@@ -52,7 +52,7 @@ _CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decision:
+class TensorDecision:
   """The decision to quantize or to copy a tensor.
 
   Attributes:
@@ -63,7 +63,7 @@ class Decision:
   """
 
   tensor: stored.StoredTensor
-  weight: records.Weight | None = None
+  weight: records.WeightToWrite | None = None
   parts: tuple[records.Part, ...] = ()
   reason: str = ""
 
@@ -76,7 +76,7 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rules:
+class SelectionRules:
   """The caller's choice of weights, and the model type.
 
   Attributes:
@@ -97,8 +97,8 @@ def choose(
   tensors: Iterable[stored.StoredTensor],
   layout: records.Layout,
   format: formats.BlockFormat,
-  rules: Rules,
-) -> list[Decision]:
+  rules: SelectionRules,
+) -> list[TensorDecision]:
   """Returns a decision for each tensor.
 
   Raises:
@@ -133,7 +133,7 @@ def choose(
   return found
 
 
-def unquantized_modules(decisions: Iterable[Decision]) -> list[str]:
+def unquantized_modules(decisions: Iterable[TensorDecision]) -> list[str]:
   """Returns modules whose weights are copied, and the head."""
   decisions = list(decisions)
   quantized = {
@@ -170,13 +170,13 @@ def _decide(
   tensor: stored.StoredTensor,
   layout: records.Layout,
   format: formats.BlockFormat,
-  rules: Rules,
+  rules: SelectionRules,
   others: Mapping[str, stored.StoredTensor],
-) -> Decision:
+) -> TensorDecision:
   reason = _reason(tensor, rules)
   if reason:
-    return Decision(tensor=tensor, reason=reason)
-  weight = records.Weight(
+    return TensorDecision(tensor=tensor, reason=reason)
+  weight = records.WeightToWrite(
     name=tensor.name,
     shape=tensor.shape,
     type_name=tensor.type_name,
@@ -189,14 +189,14 @@ def _decide(
   else:
     reason = layout.refusal(weight) or ""
   if reason:
-    return Decision(tensor=tensor, reason=reason)
+    return TensorDecision(tensor=tensor, reason=reason)
   _require_bias_agrees(who, weight, others)
-  return Decision(
+  return TensorDecision(
     tensor=tensor, weight=weight, parts=tuple(layout.parts(weight))
   )
 
 
-def _reason(tensor: stored.StoredTensor, rules: Rules) -> str:
+def _reason(tensor: stored.StoredTensor, rules: SelectionRules) -> str:
   """Returns why a tensor is not quantized to any format, or ""."""
   name = tensor.name
   if _any_matches(rules.exclude, name):
@@ -227,7 +227,7 @@ def _is_stack(name: str) -> bool:
   return bool(_STACK.search(name)) and not name.endswith("bias")
 
 
-def _axis(tensor: stored.StoredTensor, rules: Rules) -> int:
+def _axis(tensor: stored.StoredTensor, rules: SelectionRules) -> int:
   """Returns the axis of k: the last one, except in experts of some models."""
   if len(tensor.shape) != 3:
     return -1
@@ -240,7 +240,9 @@ def _axis(tensor: stored.StoredTensor, rules: Rules) -> int:
 
 
 def _require_bias_agrees(
-  who: str, weight: records.Weight, others: Mapping[str, stored.StoredTensor]
+  who: str,
+  weight: records.WeightToWrite,
+  others: Mapping[str, stored.StoredTensor],
 ) -> None:
   """Raises CheckpointError if a bias has k numbers instead of n."""
   if len(weight.shape) != 3:
@@ -265,7 +267,7 @@ def _require_bias_agrees(
       )
 
 
-def _require_one_name_each(who: str, found: Iterable[Decision]) -> None:
+def _require_one_name_each(who: str, found: Iterable[TensorDecision]) -> None:
   seen: set[str] = set()
   for decision in found:
     names = [part.name for part in decision.parts] or [decision.tensor.name]

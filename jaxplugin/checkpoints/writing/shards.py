@@ -47,7 +47,7 @@ class Shard:
   """
 
   name: str
-  decisions: tuple[selection.Decision, ...]
+  decisions: tuple[selection.TensorDecision, ...]
   head: bytes
   begins: Mapping[str, int]
   size: int
@@ -55,7 +55,7 @@ class Shard:
 
 def lay_out(
   name: str,
-  decisions: Iterable[selection.Decision],
+  decisions: Iterable[selection.TensorDecision],
   metadata: Mapping[str, str],
 ) -> Shard:
   """Returns the layout of a file.

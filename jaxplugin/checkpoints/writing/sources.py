@@ -34,7 +34,7 @@ _REPLACED: Final = (CONFIG, QUANT_CONFIG)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceCheckpoint:
   """The checkpoint to quantize.
 
   Attributes:
@@ -84,7 +84,7 @@ def unmapped(tensors: stored.StoredTensors) -> stored.StoredTensors:
   )
 
 
-def open_source(who: str, path: pathlib.Path) -> Source:
+def open_source(who: str, path: pathlib.Path) -> SourceCheckpoint:
   """Opens a file or a folder of plain weights; reads no values.
 
   Raises:
@@ -113,7 +113,7 @@ def open_source(who: str, path: pathlib.Path) -> Source:
     config = json_text.read_object(config_file)
   _require_plain(who, config_file, shards, config)
   copied, left = _other_files(path, {*shards, index.name if index else ""})
-  return Source(
+  return SourceCheckpoint(
     path=path,
     shards=shards,
     index=index,

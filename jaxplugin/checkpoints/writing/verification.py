@@ -32,7 +32,7 @@ _CHUNK: Final = 1 << 16
 def verified(
   who: str,
   folder: pathlib.Path,
-  source: sources.Source,
+  source: sources.SourceCheckpoint,
   result: results.Quantized,
   quantizer: weights.Quantizer,
   report: Callable[[int], None],
@@ -114,7 +114,7 @@ def _require_same(
 
 
 def _error(
-  decision: selection.Decision,
+  decision: selection.TensorDecision,
   found: scaled_array.ScaledArray,
   x: np.ndarray,
 ) -> float:

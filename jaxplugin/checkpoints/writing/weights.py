@@ -49,7 +49,7 @@ class Quantizer:
   def __init__(
     self,
     layout: records.Layout,
-    decisions: Iterable[selection.Decision],
+    decisions: Iterable[selection.TensorDecision],
     allow_nonfinite: bool,
   ) -> None:
     self._layout = layout
@@ -64,7 +64,9 @@ class Quantizer:
       _groups(self._scaled) if layout.shares else {}
     )
 
-  def quantize(self, decision: selection.Decision) -> scaled_array.ScaledArray:
+  def quantize(
+    self, decision: selection.TensorDecision
+  ) -> scaled_array.ScaledArray:
     """Returns a weight as it is written.
 
     Raises:
@@ -116,7 +118,7 @@ class Quantizer:
 
 def quantize(
   layout: records.Layout,
-  weight: records.Weight,
+  weight: records.WeightToWrite,
   x: np.ndarray,
   shared: np.ndarray | None = None,
 ) -> scaled_array.ScaledArray:

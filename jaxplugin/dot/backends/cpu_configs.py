@@ -260,21 +260,23 @@ def _question(
 
 def _handed_over(
   problem: problems.DotProblem,
-) -> tuple[tuple[int, int], tuple[cpu_library.Values, cpu_library.Values]]:
+) -> tuple[
+  tuple[int, int], tuple[cpu_library.OperandValues, cpu_library.OperandValues]
+]:
   """Returns (m, n) of the custom call, and its operands."""
   m, n = problem.m, problem.n
   assert m is not None and n is not None
   lhs, rhs = _values(problem.lhs), _values(problem.rhs)
   if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes lhs
-    lhs = cpu_library.Values(dtype=np.dtype(np.float32))
+    lhs = cpu_library.OperandValues(dtype=np.dtype(np.float32))
   if is_turned(m, n):
     return (n, m), (rhs, lhs)
   return (m, n), (lhs, rhs)
 
 
-def _values(side: problems.OperandProblem) -> cpu_library.Values:
+def _values(side: problems.OperandProblem) -> cpu_library.OperandValues:
   if side.format is None:
-    return cpu_library.Values(dtype=side.dtype)
-  return cpu_library.Values(
+    return cpu_library.OperandValues(dtype=side.dtype)
+  return cpu_library.OperandValues(
     dtype=np.dtype(side.format.values_dtype), block_size=side.format.block_size
   )

@@ -151,7 +151,9 @@ def of_executable(
   )
 
 
-def of_module(source: modules.Source, target: targets.Target) -> Optimized:
+def of_module(
+  source: modules.ParsedModule, target: targets.Target
+) -> Optimized:
   """Compiles a module for a target, without rewriting its calls.
 
   Raises:

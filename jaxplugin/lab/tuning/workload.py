@@ -150,7 +150,7 @@ _PROBLEMS: Final = {
 
 
 def of_module(
-  source: modules.Source, target: targets.Target, *, strict: bool = False
+  source: modules.ParsedModule, target: targets.Target, *, strict: bool = False
 ) -> Workload:
   """Returns the block-scaled calls of a module; consumes the module.
 
