@@ -24,8 +24,10 @@ from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.rewriting import sites as sites_lib
@@ -332,22 +334,24 @@ def _explain_quantization(
     is_split=is_partitioned,
   )
   avals = [v.aval for v in eqn.invars]
-  explained = quantize_primitive.explained
+  problem: quantization_backends.Problem
   if eqn.primitive is dequantize_primitive.dequantize_p:
     name = "dequantize"
-    explained = dequantize_primitive.explained
+    problem = dequantize_primitive.problem_of(avals, eqn.params)
   else:
-    name = "quantize"
-    if len(eqn.params["blockings"]) > 1:
-      name = "quantize_both"
-  description, told = explained(avals, eqn.params, module, target, axis_sizes)
+    is_single = len(eqn.params["blockings"]) == 1
+    name = "quantize" if is_single else "quantize_both"
+    problem = quantize_primitive.problem_of(avals, eqn.params)
+  found = quantization_split.explained(
+    problem, module, target, eqn.params["overlay"], axis_sizes
+  )
   return report.ExplainedQuantization(
     **products.place(operation),
     operation=name,
-    description=description,
+    description=str(problem),
     target=target,
-    implementation=told.implementation,
-    reason=told.reason,
-    decisions=told.decisions,
-    problems=told.problems,
+    implementation=found.implementation,
+    reason=found.reason,
+    decisions=found.decisions,
+    problems=found.problems,
   )

@@ -107,6 +107,31 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   ]
 
 
+def partition_key(
+  site: Site,
+  name: str,
+  problem: Any,
+  overlay: resolution.Overlay | None,
+  operation: str | None = None,
+) -> str | None:
+  """Returns the key of an equation for `split.partitioned`.
+
+  Args:
+    site: the equation.
+    name: name of its primitive.
+    problem: determines what the equation computes.
+    overlay: the tuning tables that the equation was traced under.
+    operation: the operation whose backends compute it; None for all.
+  """
+  return fingerprints.of(
+    name,
+    problem,
+    site.target,
+    registry.usable(operation),  # other packages' have no fingerprint
+    resolution.decides(overlay),
+  )
+
+
 # Operations whose primitive takes a call.
 
 
@@ -278,12 +303,8 @@ def _lower_call(rules, site, *, call, target):
     local = functools.partial(
       rules.local, target=site.target, module=site.module.of_device()
     )
-    key = fingerprints.of(
-      call.PRIMITIVE.name,
-      form.replace(overlay=None),
-      site.target,
-      registry.usable(),  # backends of other packages have no fingerprint
-      resolution.decides(form.overlay),
+    key = partition_key(
+      site, call.PRIMITIVE.name, form.replace(overlay=None), form.overlay
     )
     operation = split.of_call(
       form,

@@ -29,16 +29,11 @@ from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive
-from jaxplugin.operation import split
-from jaxplugin.plugins import registry
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import explicit
 from jaxplugin.quantization.sharding import operation
-from jaxplugin.runtime import fingerprints
-from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
 
 dequantize_p = extend_core.Primitive("block_dequantize")
@@ -85,29 +80,6 @@ def problem_of(
     out_dtype=params["dtype"],
     global_shape=tuple(given[0].shape) if given else None,
   )
-
-
-def explained(
-  avals: Sequence[Any],
-  params: Mapping[str, Any],
-  module: lowering.Module,
-  target: targets.Target,
-  axis_sizes: Mapping[str, int] | None = None,
-) -> tuple[str, backends.Decided]:
-  """Returns an equation's problem, and the decisions for a mesh's axes."""
-  problem = problem_of(avals, params)
-  notes: tuple[str, ...] = ()
-  if module.is_split and operation.can_dequantize(problem):
-    module = module.of_device()
-    notes = assignment.uneven_notes(
-      problem.logical_shape,
-      assignment.dequantize_granules(problem),
-      axis_sizes or {},
-    )
-  told = backends.explained_dequantize(
-    problem, module, target, params["overlay"]
-  )
-  return str(problem), told.with_notes(notes)
 
 
 def _by_operations(
@@ -193,19 +165,14 @@ def _lower(site, *, target, overlay, **params):
   problem = problem_of(site.avals_in, params)
   # Each device's share is lowered as an equation.
   bind = functools.partial(_bind, target=target, overlay=overlay)
-  if site.mesh is not None:
-    spec = explicit_axes.spec_of(site.avals_out[0])
-    return explicit.dequantize(problem, bind, site.mesh, spec)
-  if site.module.is_split and operation.can_dequantize(problem):
-    key = fingerprints.of(
-      dequantize_p.name,
-      problem,
-      site.target,
-      registry.usable("dequantize"),
-      resolution.decides(overlay),
-    )
-    partitioned = functools.partial(split.partitioned, key=key)
-    return operation.dequantize(problem, bind, partitioned)
+  function = operation.lowered(
+    site,
+    operation.dequantize(problem, bind),
+    lambda *operands: [bind(operands, problem)],
+    key=(dequantize_p.name, problem, overlay, "dequantize"),
+  )
+  if function is not None:
+    return lambda *operands: function(*operands)[0]
   decision = backends.decide_dequantize(
     problem, site.module, site.target, overlay
   )

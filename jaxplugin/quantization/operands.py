@@ -24,6 +24,7 @@ from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import notation
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
@@ -164,17 +165,17 @@ def _transposed_on_devices(
     blockings=(spec.along, along),
     extras=spec.extras,
   )
-  x_spec = assignment.with_whole_blocks(
-    problem,
-    assignment.spec_of_x(
-      spec.along, explicit_axes.spec_of(x.values), len(shape)
-    ),
-    mesh.shape,
+  dims = assignment.quantize_notation(problem, [x], least_parts=1)
+  names = dims.results[:: problem.results_each]  # of both arrays' values
+  taker = mesh_axes.Taker(mesh.shape)
+  axes = assignment.axes_of_whole_blocks(
+    dims, names[0], explicit_axes.spec_of(x.values), taker
   )
-  count = mesh_axes.Taker(mesh.shape).count
-  own = tuple(n // count(axes) for n, axes in zip(shape, x_spec, strict=True))
-  given = assignment.result_spec(spec.along, x_spec)
-  wanted = assignment.result_spec(along, x_spec)
+  given, wanted = notation.specs(names, axes)
+  (x_spec,) = notation.specs(dims.operands, axes)
+  own = tuple(
+    n // taker.count(axes) for n, axes in zip(shape, x_spec, strict=True)
+  )
   leaves, tree = jax.tree.flatten(x)
   num_scales = len(leaves) - 2  # 1 with a global scale, else 0
 

@@ -41,18 +41,13 @@ from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive
-from jaxplugin.operation import split
-from jaxplugin.plugins import registry
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
-from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import explicit
 from jaxplugin.quantization.sharding import operation
 from jaxplugin.quantization.sharding import partial_scales
 from jaxplugin.quantization.sharding import per_device
-from jaxplugin.runtime import fingerprints
-from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
 
 # A quantized array: values, scale, and global scale or None.
@@ -227,25 +222,6 @@ def problem_of(
   )
 
 
-def explained(
-  avals: Sequence[Any],
-  params: Mapping[str, Any],
-  module: lowering.Module,
-  target: targets.Target,
-  axis_sizes: Mapping[str, int] | None = None,
-) -> tuple[str, backends.Decided]:
-  """Returns an equation's problem, and the decisions for a mesh's axes."""
-  problem = problem_of(avals, params)
-  notes: tuple[str, ...] = ()
-  if module.is_split and operation.can_quantize(problem):
-    module = module.of_device()
-    notes = assignment.uneven_notes(
-      problem.shape, assignment.quantize_granules(problem), axis_sizes or {}
-    )
-  told = backends.explained(problem, module, target, params["overlay"])
-  return str(problem), told.with_notes(notes)
-
-
 @functools.partial(
   jax.jit,
   static_argnames=_ASKED,
@@ -412,19 +388,14 @@ def _lower(site, *, target, overlay, **params):
       overlay=overlay,
     ),
   )
-  if site.mesh is not None:
-    specs = list(map(explicit_axes.spec_of, site.avals_out))
-    return explicit.quantize(problem, local, site.mesh, specs)
-  if site.module.is_split and operation.can_quantize(problem):
-    key = fingerprints.of(
-      quantize_p.name,
-      problem,
-      site.target,
-      registry.usable("quantize"),
-      resolution.decides(overlay),
-    )
-    partitioned = functools.partial(split.partitioned, key=key)
-    return operation.quantize(problem, local, partitioned)
+  function = operation.lowered(
+    site,
+    operation.quantize(problem, local),
+    lambda *operands: local.quantize(operands, problem),
+    key=(quantize_p.name, problem, overlay, "quantize"),
+  )
+  if function is not None:
+    return function
   parts = backends.decide(problem, site.module, site.target, overlay)
   return functools.partial(_emit, parts=parts, target=site.target)
 

@@ -43,7 +43,7 @@ probe_p.def_abstract_eval(lambda x, *, target: x)
 def _lower_probe(ctx, x, *, target):
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
-  told = backends.explained_dequantize(PROBLEM, module, device)
+  told = backends.explained(PROBLEM, module, device)
   serve = told.implementation == "cpu"
   assert serve != bool(told.reason)
   noted.append((serve, lowering.is_partitioned(ctx)))

@@ -34,6 +34,8 @@ from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
+Problem = problems.QuantizeProblem | problems.DequantizeProblem
+
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
 # Kernels for the global scale of a device's part, by backend. The other
@@ -77,16 +79,7 @@ class Decided:
   implementation: str
   reason: str
   decisions: tuple[decisions.Decision, ...]
-  problems: tuple[
-    problems.QuantizeProblem | problems.DequantizeProblem, ...
-  ] = ()
-
-  def with_notes(self, notes: tuple[str, ...]) -> Decided:
-    """Returns it with more notes on each decision."""
-    each = tuple(
-      dataclasses.replace(d, notes=(*d.notes, *notes)) for d in self.decisions
-    )
-    return dataclasses.replace(self, decisions=each)
+  problems: tuple[Problem, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,26 +197,34 @@ def maxima(
 
 
 def explained(
-  problem: problems.QuantizeProblem,
+  problem: Problem,
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
 ) -> Decided:
-  """Returns the decisions of `decide`, with the reasons against kernels."""
-  parts = decide(problem, module, target, overlay)
-  reasons = []
-  if len(parts) > 1:
-    whole = choose(problem, module, target, overlay)
-    refusals = _refusals(whole, QUANTIZE_OPERATION.backends(), target)
-    reasons.append(f"a kernel per blocking: {'; '.join(refusals)}")
-  for part in parts:
-    reasons += _refusals(part.decision, QUANTIZE_OPERATION.backends(), target)
-  names = dict.fromkeys(part.decision.implementation for part in parts)
+  """Returns the decisions of the lowering, with the reasons against kernels."""
+  reasons: list[str] = []
+  decided: list[tuple[Problem, decisions.Decision]]
+  if isinstance(problem, problems.DequantizeProblem):
+    table: Any = DEQUANTIZE_OPERATION.backends()
+    whole = decide_dequantize(problem, module, target, overlay)
+    decided = [(problem, whole)]
+  else:
+    table = QUANTIZE_OPERATION.backends()
+    parts = decide(problem, module, target, overlay)
+    decided = [(part.problem, part.decision) for part in parts]
+    if len(parts) > 1:
+      whole = choose(problem, module, target, overlay)
+      refusals = _refusals(whole, table, target)
+      reasons.append(f"a kernel per blocking: {'; '.join(refusals)}")
+  for _, decision in decided:
+    reasons += _refusals(decision, table, target)
+  names = dict.fromkeys(decision.implementation for _, decision in decided)
   return Decided(
     implementation=" and ".join(names),
     reason="; ".join(dict.fromkeys(reasons)),
-    decisions=tuple(part.decision for part in parts),
-    problems=tuple(part.problem for part in parts),
+    decisions=tuple(decision for _, decision in decided),
+    problems=tuple(problem for problem, _ in decided),
   )
 
 
@@ -240,23 +241,6 @@ def decide_dequantize(
     target,
     unportable=module.kernels_refusal(),
     overlay=overlay,
-  )
-
-
-def explained_dequantize(
-  problem: problems.DequantizeProblem,
-  module: lowering.Module,
-  target: targets.Target,
-  overlay: resolution.Overlay | None = None,
-) -> Decided:
-  """Returns the decision, with reasons as `explained` does."""
-  decision = decide_dequantize(problem, module, target, overlay)
-  reasons = _refusals(decision, DEQUANTIZE_OPERATION.backends(), target)
-  return Decided(
-    implementation=decision.implementation,
-    reason="; ".join(reasons),
-    decisions=(decision,),
-    problems=(problem,),
   )
 
 

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplugin.core import blocking
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation
 from jaxplugin.quantization import problems
 
-Assignment = assignment_lib.Assignment
 Axes = mesh_axes.Axes
 Spec = mesh_axes.Spec
 
@@ -77,11 +75,11 @@ def _granules_of_merged(sizes: Sequence[int], group: int) -> list[int | None]:
 
 def assign_quantize(
   problem: problems.QuantizeProblem,
+  operands: Sequence[Any],
   x_spec: Spec,
   wanted: Sequence[Spec] | None,
   axis_sizes: Mapping[str, int],
-  num_operands: int,
-) -> Assignment:
+) -> assignment_lib.Assignment:
   """Decides how an array is split to be quantized.
 
   x stays as it is sharded if that leaves blocks whole, because the results are
@@ -92,88 +90,63 @@ def assign_quantize(
 
   Args:
     problem: the problem of the whole array.
+    operands: x, and the operands that every device has in full.
     x_spec: axes of the dimensions of x.
-    wanted: axes wanted for the values of each blocking; None if nothing is
-      known.
+    wanted: axes wanted for each result; None if nothing is known.
     axis_sizes: size of each mesh axis.
-    num_operands: counts x and the operands that every device has in full.
   """
+  dims = quantize_notation(problem, operands, least_parts=1)
   taker = mesh_axes.Taker(axis_sizes)
-  granules = quantize_granules(problem)
-  axes: list[Axes] = [()] * len(x_spec)
-  left: list[tuple[int, str]] = []
-  for dim, given in enumerate(x_spec):
-    granule = granules[dim]
-    if granule is not None:
-      axes[dim] = taker.take(given, problem.shape[dim], granule)
-    left += [(dim, axis) for axis in given[len(axes[dim]) :]]
+  axes = axes_of_whole_blocks(dims, dims.operands[0], x_spec, taker)
 
-  def add(dim: int, more: Axes) -> bool:
-    granule, own = granules[dim], axes[dim]
-    if granule is None:
-      return False
-    parts = granule * taker.count(own)
-    if not taker.fits(more, problem.shape[dim], parts):
-      return False
-    axes[dim] = own + taker.take(more, problem.shape[dim], parts)
-    return True
+  def add(name: str, more: Axes) -> bool:
+    size, granule = dims.sizes[name]
+    parts = granule * taker.count(axes[name])
+    fits = taker.fits(more, size, parts)
+    if fits:
+      axes[name] += taker.take(more, size, parts)
+    return fits
 
-  order = sorted(range(len(axes)), key=lambda d: -problem.shape[d])
-  for from_dim, axis in left:
-    for dim in order:
-      if dim != from_dim and add(dim, (axis,)):
-        break
-  for b, spec in zip(problem.blockings, wanted or (), strict=False):
-    for dim, want in enumerate(spec_of_x(b, spec, len(axes))):
-      if want[: len(axes[dim])] == axes[dim]:
-        add(dim, want[len(axes[dim]) :])
-  x = tuple(axes)
-  return Assignment(
-    operands=(x, *[()] * (num_operands - 1)),
-    results=tuple(
-      spec for b in problem.blockings for spec in result_specs(problem, b, x)
-    ),
+  order = sorted(axes, key=lambda name: -dims.sizes[name][0])
+  for name, given in zip(dims.operands[0], x_spec, strict=True):
+    for axis in given[len(axes.get(name, ())) :]:
+      for other in order:
+        if other != name and add(other, (axis,)):
+          break
+  values = slice(None, None, problem.results_each)
+  for names, spec in zip(
+    dims.results[values], (wanted or ())[values], strict=False
+  ):
+    want = dict(zip(names, spec, strict=True))
+    for name in axes:
+      own, more = axes[name], want.get(name, ())
+      if more[: len(own)] == own:
+        add(name, more[len(own) :])
+  return assignment_lib.Assignment(
+    operands=notation.specs(dims.operands, axes),
+    results=notation.specs(dims.results, axes),
   )
 
 
-def with_whole_blocks(
-  problem: problems.QuantizeProblem, x_spec: Spec, axis_sizes: Mapping[str, int]
-) -> Spec:
-  """Removes the axes that would cut a block from `x_spec`."""
-  taker = mesh_axes.Taker(axis_sizes)
-  return tuple(
-    () if granule is None else taker.take(axes, size, granule)
-    for axes, size, granule in zip(
-      x_spec, problem.shape, quantize_granules(problem), strict=True
-    )
-  )
+def axes_of_whole_blocks(
+  dims: notation.Notation,
+  names: notation.Names,
+  spec: Spec,
+  taker: mesh_axes.Taker,
+) -> dict[str, Axes]:
+  """Returns the axes of each named dimension, without those that cut a block.
 
-
-def result_spec(b: blocking.Blocking, x_spec: Spec) -> Spec:
-  """Returns the axes of values and scales of an array split as `x_spec`."""
-  if len(b.dims) == 1:
-    return x_spec
-  lead = [x_spec[d] for d in (b.lead if b.dims else range(len(x_spec)))]
-  return (*lead, x_spec[b.dims[0]] if b.dims else ())
-
-
-def result_specs(
-  problem: problems.QuantizeProblem, b: blocking.Blocking, x_spec: Spec
-) -> tuple[Spec, ...]:
-  """Returns the axes of values, scale, and a computed global scale."""
-  spec = result_spec(b, x_spec)
-  return (spec, spec, ())[: problem.results_each]
-
-
-def spec_of_x(b: blocking.Blocking, spec: Spec, ndim: int) -> Spec:
-  """Returns the axes of x whose values are split as `spec` says."""
-  result: list[Axes] = [()] * ndim
-  for dim in range(ndim):
-    if dim not in b.dims:
-      result[dim] = spec[b.position(dim)]
-  if b.dims:
-    result[b.dims[0]] = spec[b.axis()]
-  return tuple(result)
+  Args:
+    dims: names and sizes of the dimensions.
+    names: the name of each dimension of an array.
+    spec: axes of each dimension of that array.
+    taker: knows the mesh.
+  """
+  given = dict(zip(names, spec, strict=True))
+  return {
+    name: taker.take(given.get(name, ()), *size)
+    for name, size in dims.sizes.items()
+  }
 
 
 def dequantize_granules(
@@ -189,51 +162,41 @@ def dequantize_granules(
 
 def assign_dequantize(
   problem: problems.DequantizeProblem,
+  operands: Sequence[Any],
   values_spec: Spec,
   wanted: Spec | None,
   axis_sizes: Mapping[str, int],
-) -> Assignment:
+) -> assignment_lib.Assignment:
   """Decides how an array is split to be dequantized: as the result is wanted.
 
   Bytes are moved, and not floats. If nothing is wanted, the values stay.
 
   Args:
     problem: the problem of the whole array.
+    operands: values, scale, and perhaps a global scale.
     values_spec: axes of the dimensions of the values.
     wanted: axes wanted for the result; None if nothing is known.
     axis_sizes: size of each mesh axis.
   """
+  dims = dequantize_notation(problem, operands, least_parts=1)
+  spec = values_spec if wanted is None else wanted
   taker = mesh_axes.Taker(axis_sizes)
-  given = values_spec if wanted is None else wanted
-  x = tuple(
-    () if granule is None else taker.take(axes, size, granule)
-    for axes, size, granule in zip(
-      given, problem.logical_shape, dequantize_granules(problem), strict=True
-    )
+  axes = axes_of_whole_blocks(dims, dims.results[0], spec, taker)
+  return assignment_lib.Assignment(
+    operands=notation.specs(dims.operands, axes),
+    results=notation.specs(dims.results, axes),
   )
-  operands: list[Spec] = [x, x]
-  if problem.global_shape is not None:
-    operands.append(
-      tuple(
-        axes if size != 1 else ()
-        for axes, size in zip(x, problem.global_shape, strict=False)
-      )
-    )
-  return Assignment(operands=tuple(operands), results=(x,))
 
 
 def uneven_notes(
-  shape: Sequence[int],
-  granules: Sequence[int | None],
+  problem: problems.QuantizeProblem | problems.DequantizeProblem,
   axis_sizes: Mapping[str, int],
 ) -> tuple[str, ...]:
-  """Returns the notes of `explain` about dimensions of whole blocks.
-
-  Args:
-    shape: shape of the logical array.
-    granules: granules of its dimensions.
-    axis_sizes: size of each mesh axis.
-  """
+  """Returns the notes of `explain` about dimensions of whole blocks."""
+  if isinstance(problem, problems.DequantizeProblem):
+    shape, granules = problem.logical_shape, dequantize_granules(problem)
+  else:
+    shape, granules = problem.shape, quantize_granules(problem)
   notes = []
   for dim, (size, granule) in enumerate(zip(shape, granules, strict=True)):
     if granule == 1:
@@ -255,14 +218,21 @@ def uneven_notes(
 
 
 def quantize_notation(
-  problem: problems.QuantizeProblem, operands: Sequence[Any]
+  problem: problems.QuantizeProblem,
+  operands: Sequence[Any] = (),
+  least_parts: int = 2,
 ) -> notation.Notation:
-  """Returns the names of the dimensions of x, and of what comes from them.
+  """Returns the names of the dimensions of x and of the results.
 
   Shardy may split a mesh axis that does not divide the number of blocks.
   `assign_quantize` gives the rest of that axis to another dimension.
+
+  Args:
+    problem: the problem of the whole array.
+    operands: x, and the operands that every device has in full.
+    least_parts: a dimension of fewer parts has no name.
   """
-  x, sizes = _dimensions(problem.shape, quantize_granules(problem))
+  x, sizes = _dimensions(problem.shape, quantize_granules(problem), least_parts)
   results: list[notation.Names] = []
   for b in problem.blockings:
     names = x
@@ -275,10 +245,14 @@ def quantize_notation(
 
 
 def dequantize_notation(
-  problem: problems.DequantizeProblem, operands: Sequence[Any]
+  problem: problems.DequantizeProblem,
+  operands: Sequence[Any],
+  least_parts: int = 2,
 ) -> notation.Notation:
   """Returns the names of the dimensions of values, scale and result."""
-  x, sizes = _dimensions(problem.logical_shape, dequantize_granules(problem))
+  x, sizes = _dimensions(
+    problem.logical_shape, dequantize_granules(problem), least_parts
+  )
   more = [
     [
       name if size != 1 else notation.WHOLE
@@ -290,13 +264,15 @@ def dequantize_notation(
 
 
 def _dimensions(
-  shape: Sequence[int], granules: Sequence[int | None]
+  shape: Sequence[int], granules: Sequence[int | None], least_parts: int
 ) -> tuple[list[str], dict[str, tuple[int, int]]]:
-  """Returns the names of dimensions, and the sizes of those of two parts up."""
+  """Returns the names of dimensions, and the sizes of the named ones."""
   sizes = {
     f"d{dim}": (size, granule)
     for dim, (size, granule) in enumerate(zip(shape, granules, strict=True))
-    if granule is not None and size > granule
+    if isinstance(size, int)
+    and granule is not None
+    and size >= least_parts * granule
   }
   names = [f"d{dim}" for dim in range(len(shape))]
   return [n if n in sizes else notation.WHOLE for n in names], sizes

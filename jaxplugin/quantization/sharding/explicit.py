@@ -1,14 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing and dequantizing arrays whose shardings are in their types.
-
-Each is lowered to a `shard_map` over the explicit axes (`operation/split.py`).
-"""
+"""Types of quantized arrays on meshes with explicit axes."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +14,10 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
-from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import byte_arrays
-from jaxplugin.operation import split
+from jaxplugin.operation import notation
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import assignment
-from jaxplugin.quantization.sharding import operation
-from jaxplugin.quantization.sharding import per_device
 
 
 def quantize_types(
@@ -42,14 +34,14 @@ def quantize_types(
     avals: the types without axes.
     mesh: a mesh with explicit axes.
   """
-  spec = assignment.with_whole_blocks(
-    problem, explicit_axes.spec_of(x), mesh.shape
+  dims = assignment.quantize_notation(problem, [x], least_parts=1)
+  axes = assignment.axes_of_whole_blocks(
+    dims,
+    dims.operands[0],
+    explicit_axes.spec_of(x),
+    mesh_axes.Taker(mesh.shape),
   )
-  specs = [
-    own
-    for b in problem.blockings
-    for own in assignment.result_specs(problem, b, spec)
-  ]
+  specs = list(notation.specs(dims.results, axes))
   if problem.scale_layout != layouts.LINEAR:
     for i in range(1, len(avals), problem.results_each):
       specs[i] = ((),) * avals[i].ndim
@@ -76,82 +68,6 @@ def whole(avals: Sequence[Any]) -> list[Any]:
     )
     for aval in avals
   ]
-
-
-def quantize(
-  problem: problems.QuantizeProblem,
-  local: per_device.Local,
-  mesh: Any,
-  specs: Sequence[mesh_axes.Spec],
-) -> Callable[..., list[jax.Array]]:
-  """Returns a function of the operands of `quantize_p`, with its results.
-
-  Args:
-    problem: the problem of the whole array.
-    local: the functions of one device.
-    mesh: a mesh with explicit axes.
-    specs: the axes in the types of the results.
-  """
-  if not operation.can_quantize(problem):
-    return _on_each(
-      lambda *operands: local.quantize(operands, problem), mesh, specs
-    )
-  if problem.scale_layout != layouts.LINEAR:
-    size = problem.results_each
-    specs = [
-      ((),) * len(specs[0]) if i % size == 1 else spec
-      for i, spec in enumerate(specs)
-    ]
-  on_axes = functools.partial(split.on_explicit_axes, mesh=mesh, specs=specs)
-  return operation.quantize(problem, local, on_axes)
-
-
-def dequantize(
-  problem: problems.DequantizeProblem,
-  local: per_device.LocalDequantize,
-  mesh: Any,
-  spec: mesh_axes.Spec,
-) -> Callable[..., jax.Array]:
-  """Returns a function of the operands of `dequantize_p`, with its result.
-
-  Args:
-    problem: the problem of the whole array.
-    local: dequantizes on one device.
-    mesh: a mesh with explicit axes.
-    spec: the axes in the type of the result.
-  """
-  if not operation.can_dequantize(problem):
-    function = _on_each(
-      lambda *operands: [local(operands, problem)], mesh, [spec]
-    )
-    return lambda *operands: function(*operands)[0]
-  on_axes = functools.partial(split.on_explicit_axes, mesh=mesh, specs=[spec])
-  return operation.dequantize(problem, local, on_axes)
-
-
-def _on_each(
-  function: Callable[..., Sequence[jax.Array]],
-  mesh: Any,
-  specs: Sequence[mesh_axes.Spec],
-) -> Callable[..., list[jax.Array]]:
-  """Returns a function of whole arrays that every device computes.
-
-  Args:
-    function: the function.
-    mesh: a mesh with explicit axes.
-    specs: axes of each dimension of each result.
-  """
-  replicated = lambda specs: tuple(((),) * len(spec) for spec in specs)
-  each = split.Operation(
-    assign=lambda operands,
-    given,
-    wanted,
-    axis_sizes: assignment_lib.Assignment(
-      operands=replicated(given), results=replicated(wanted)
-    ),
-    per_device=lambda parts, assigned, axis_sizes: list(function(*parts)),
-  )
-  return split.on_explicit_axes(each, mesh, specs)
 
 
 def moved(

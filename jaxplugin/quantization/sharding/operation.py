@@ -9,22 +9,43 @@ dequantizing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import notation
-from jaxplugin.operation import split as split_lib
+from jaxplugin.operation import primitive
+from jaxplugin.operation import split
+from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import per_device
+from jaxplugin.runtime import lowering
+from jaxplugin.tables import resolution
 
-# (an operation) -> a function of its operands, as `split.partitioned` returns.
-Split = Callable[[split_lib.Operation], Callable[..., list[jax.Array]]]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shared:
+  """An equation that devices share.
+
+  Attributes:
+    operation: computes bytes from bytes.
+    before: operands of the equation -> operands of the operation.
+    after: results of the operation -> results of the equation.
+  """
+
+  operation: split.Operation
+  before: Callable[..., Sequence[jax.Array]] = lambda *operands: operands
+  after: Callable[[list[jax.Array]], list[jax.Array]] = lambda results: results
 
 
 def can_quantize(problem: problems.QuantizeProblem) -> bool:
@@ -40,15 +61,16 @@ def can_quantize(problem: problems.QuantizeProblem) -> bool:
 
 
 def quantize(
-  problem: problems.QuantizeProblem, local: per_device.Local, split: Split
-) -> Callable[..., list[jax.Array]]:
-  """Returns a function of the operands of `quantize_p`, with its results.
+  problem: problems.QuantizeProblem, local: per_device.Local
+) -> Shared | None:
+  """Returns how devices share an equation of `quantize_p`; None if they cannot.
 
   Args:
-    problem: the problem of the whole array, which `can_quantize` accepts.
+    problem: the problem of the whole array.
     local: the functions of one device, also traced for the types of results.
-    split: makes a function of an operation's operands.
   """
+  if not can_quantize(problem):
+    return None
   # FP4 is packed, and a swizzled scale mixes the rows of a matrix.
   moved = dataclasses.replace(
     problem,
@@ -56,30 +78,27 @@ def quantize(
     for_products=problem.format.is_fp4 and not problem.packed_in_order,
     scale_layout=layouts.LINEAR,
   )
-  each = problem.results_each
-  function = split(
-    split_lib.Operation(
-      assign=lambda operands, specs, wanted, axis_sizes: (
-        assignment.assign_quantize(
-          moved, specs[0], wanted[::each], axis_sizes, len(operands)
-        )
-      ),
-      per_device=lambda parts, assigned, axis_sizes: per_device.quantize(
-        local, parts, moved, assigned, axis_sizes
-      ),
-      whole=lambda *operands: per_device.bytes_of(
-        local.quantize(operands, moved), moved
-      ),
-      rule=lambda operands, results, axis_sizes: notation.sharding_rule(
-        assignment.quantize_notation(moved, operands), operands, results
-      ),
-    )
+  operation = split.Operation(
+    assign=lambda operands, specs, wanted, axis_sizes: (
+      assignment.assign_quantize(moved, operands, specs[0], wanted, axis_sizes)
+    ),
+    per_device=lambda parts, assigned, axis_sizes: per_device.quantize(
+      local, parts, moved, assigned, axis_sizes
+    ),
+    whole=lambda *operands: per_device.bytes_of(
+      local.quantize(operands, moved), moved
+    ),
+    rule=lambda operands, results, axis_sizes: notation.sharding_rule(
+      assignment.quantize_notation(moved, operands), operands, results
+    ),
   )
-  return lambda *operands: _as_asked(function(*operands), problem)
+  return Shared(
+    operation=operation, after=functools.partial(_as_asked, problem)
+  )
 
 
 def _as_asked(
-  results: Sequence[jax.Array], problem: problems.QuantizeProblem
+  problem: problems.QuantizeProblem, results: Sequence[jax.Array]
 ) -> list[jax.Array]:
   """Converts bytes to the types and layouts of a problem."""
   format, size = problem.format, problem.results_each
@@ -109,37 +128,113 @@ def can_dequantize(problem: problems.DequantizeProblem) -> bool:
 
 
 def dequantize(
-  problem: problems.DequantizeProblem,
-  local: per_device.LocalDequantize,
-  split: Split,
-) -> Callable[..., jax.Array]:
-  """Returns a function of the operands of `dequantize_p`, with its result.
+  problem: problems.DequantizeProblem, local: per_device.LocalDequantize
+) -> Shared | None:
+  """Returns how devices share an equation of `dequantize_p`, as `quantize`.
 
   Args:
-    problem: the problem of the whole array, which `can_dequantize` accepts.
+    problem: the problem of the whole array.
     local: dequantizes on one device, also traced for the type of the result.
-    split: as for `quantize`.
   """
+  if not can_dequantize(problem):
+    return None
 
-  def function(
+  def before(
     values: jax.Array, scale: jax.Array, *given: jax.Array
-  ) -> jax.Array:
+  ) -> list[jax.Array]:
     values = byte_arrays.packed(values, problem.axis)
-    moved = dataclasses.replace(
-      problem, shape=tuple(values.shape), dtype=values.dtype
-    )
-    dequantized = lambda parts: [per_device.dequantize(local, parts, moved)]
-    operation = split_lib.Operation(
-      assign=lambda operands, specs, wanted, axis_sizes: (
-        assignment.assign_dequantize(moved, specs[0], wanted[0], axis_sizes)
-      ),
-      per_device=lambda parts, assigned, axis_sizes: dequantized(parts),
-      whole=lambda *operands: dequantized(operands),
-      rule=lambda operands, results, axis_sizes: notation.sharding_rule(
-        assignment.dequantize_notation(moved, operands), operands, results
-      ),
-    )
-    values, scale = map(byte_arrays.to_bytes, (values, scale))
-    return split(operation)(values, scale, *given)[0]
+    return [byte_arrays.to_bytes(values), byte_arrays.to_bytes(scale), *given]
 
-  return function
+  values = jax.eval_shape(
+    functools.partial(byte_arrays.packed, axis=problem.axis),
+    jax.ShapeDtypeStruct(problem.shape, problem.dtype),
+  )
+  moved = dataclasses.replace(
+    problem, shape=tuple(values.shape), dtype=values.dtype
+  )
+  dequantized = lambda parts: [per_device.dequantize(local, parts, moved)]
+  operation = split.Operation(
+    assign=lambda operands, specs, wanted, axis_sizes: (
+      assignment.assign_dequantize(
+        moved, operands, specs[0], wanted[0], axis_sizes
+      )
+    ),
+    per_device=lambda parts, assigned, axis_sizes: dequantized(parts),
+    whole=lambda *operands: dequantized(operands),
+    rule=lambda operands, results, axis_sizes: notation.sharding_rule(
+      assignment.dequantize_notation(moved, operands), operands, results
+    ),
+  )
+  return Shared(operation=operation, before=before)
+
+
+def lowered(
+  site: primitive.Site,
+  shared: Shared | None,
+  local: Callable[..., Sequence[jax.Array]],
+  *,
+  key: tuple[Any, ...],
+) -> Callable[..., list[jax.Array]] | None:
+  """Returns a function of the operands that several devices compute.
+
+  Args:
+    site: the equation.
+    shared: how devices share it; None if they cannot.
+    local: computes the equation on one device.
+    key: arguments of `primitive.partition_key`.
+
+  Returns:
+    None if one device computes the equation, or if XLA gathers the operands.
+  """
+  if site.mesh is None and (shared is None or not site.module.is_split):
+    return None
+  found = shared or Shared(operation=_on_each(local))
+  if site.mesh is not None:
+    specs = list(map(explicit_axes.spec_of, site.avals_out))
+    function = split.on_explicit_axes(found.operation, site.mesh, specs)
+  else:
+    found_key = primitive.partition_key(site, *key)
+    function = split.partitioned(found.operation, found_key)
+  return lambda *operands: found.after(function(*found.before(*operands)))
+
+
+def _on_each(
+  local: Callable[..., Sequence[jax.Array]],
+) -> split.Operation:
+  """Returns an operation that every device computes from whole arrays."""
+  replicated = lambda specs: tuple(((),) * len(spec) for spec in specs)
+  return split.Operation(
+    assign=lambda operands, given, wanted, axis_sizes: split.Assignment(
+      operands=replicated(given), results=replicated(wanted)
+    ),
+    per_device=lambda parts, assigned, axis_sizes: list(local(*parts)),
+  )
+
+
+def explained(
+  problem: backends.Problem,
+  module: lowering.Module,
+  target: targets.Target,
+  overlay: resolution.Overlay | None,
+  axis_sizes: Mapping[str, int],
+) -> backends.Decided:
+  """Returns the decisions about an equation.
+
+  Args:
+    problem: the problem of the equation.
+    module: the module that the equation is lowered into.
+    target, overlay: as for `backends.explained`.
+    axis_sizes: the mesh that the module is partitioned over.
+  """
+  if isinstance(problem, problems.DequantizeProblem):
+    is_shared = can_dequantize(problem)
+  else:
+    is_shared = can_quantize(problem)
+  if not (module.is_split and is_shared):
+    return backends.explained(problem, module, target, overlay)
+  found = backends.explained(problem, module.of_device(), target, overlay)
+  notes = assignment.uneven_notes(problem, axis_sizes)
+  each = tuple(
+    dataclasses.replace(d, notes=(*d.notes, *notes)) for d in found.decisions
+  )
+  return dataclasses.replace(found, decisions=each)

@@ -24,7 +24,6 @@ from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import byte_arrays
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.sharding import assignment as own_assignment
 from jaxplugin.quantization.sharding import offsets
 
 
@@ -168,7 +167,10 @@ def _own_keys(
     return list(keys)
   taker = mesh_axes.Taker(axis_sizes)
   result, left = [], list(keys)
-  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
+  specs = assignment.results[:: problem.results_each]  # of the values
+  for b, extras, spec in zip(
+    problem.blockings, problem.extras_each, specs, strict=True
+  ):
     if not extras.is_stochastic:
       continue
     shape = b.shape(problem.shape)
@@ -176,11 +178,7 @@ def _own_keys(
       lax.axis_index(axes) * (size // taker.count(axes))
       if axes
       else jnp.int32(0)
-      for axes, size in zip(
-        own_assignment.result_spec(b, assignment.operands[0]),
-        shape,
-        strict=True,
-      )
+      for axes, size in zip(spec, shape, strict=True)
     ]
     result.append(offsets.words(left.pop(0), firsts, offsets.strides(shape)))
   return result
