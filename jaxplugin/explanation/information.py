@@ -23,7 +23,7 @@ from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.tables import resolution
 
-_PACKAGES: Final = (
+PACKAGES: Final = (
   "jaxplugin",
   "jax",
   "jaxlib",
@@ -113,7 +113,7 @@ def information() -> Information:
   return Information(
     versions={
       "python": platform.python_version(),
-      **{package: version(package) for package in _PACKAGES},
+      **{package: version(package) for package in PACKAGES},
     },
     devices=tuple(
       f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()

@@ -273,13 +273,11 @@ def compiled(name, key):
 
 
 def compile_launch(launch, shape, architecture):
-  return compile.compile_kernel(
+  return compile.compile_launch(
     block_scaled_matmul.KERNELS[launch.kernel],
+    launch,
     matmul_plans.signature(launch, shape),
-    dict(launch.constexprs),
     architecture,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
   )
 
 

@@ -40,13 +40,11 @@ def planned(name, ptxas_version):
   )
   config = tiles_by_rule.default_config(shape, architecture, core_count=8)
   launch = matmul_plans.plan(shape, config, architecture)[0]
-  kernel = compile.compile_kernel(
+  kernel = compile.compile_launch(
     block_scaled_matmul.KERNELS[launch.kernel],
+    launch,
     matmul_plans.signature(launch, shape),
-    dict(launch.constexprs),
     architecture,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
   )
   return launch, kernel.assembly
 

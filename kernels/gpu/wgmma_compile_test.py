@@ -100,13 +100,12 @@ def ptx(key, waits=True):
     kernel = block_scaled_matmul.KERNELS[launch.kernel]
   (constexprs,) = launch.constexprs
   name, tiling = constexprs
-  return compile.compile_kernel(
+  constexprs = ((name, dataclasses.replace(tiling, waits=waits)),)
+  return compile.compile_launch(
     kernel,
+    dataclasses.replace(launch, constexprs=constexprs),
     matmul_plans.signature(launch, shape),
-    {name: dataclasses.replace(tiling, waits=waits)},
     HOPPER,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
   ).assembly
 
 

@@ -17,22 +17,13 @@ from typing import Final
 import jax
 
 from jaxplugin.core import targets
+from jaxplugin.explanation import information
 
 PLATFORMS: Final = ("cpu", "gpu")
 
 _PACKAGES: Final = (
-  "jaxplugin",
-  "jax",
-  "jaxlib",
-  "ml_dtypes",
-  "numpy",
-  "triton",
-  "jax-triton",
-  "jax-cuda13-plugin",
-  "jax-cuda12-plugin",
+  *information.PACKAGES,
   "jax-rocm7-plugin",
-  "nvidia-cudnn-cu13",
-  "nvidia-cudnn-cu12",
   "torch",
   "torchao",
 )

@@ -199,13 +199,11 @@ def compile_dot(
   kernels = []
   for launch in launches:
     try:
-      kernel = compile_lib.compile_kernel(
+      kernel = compile_lib.compile_launch(
         matmul.KERNELS[launch.kernel],
+        launch,
         matmul_plans.signature(launch, shape),
-        dict(launch.constexprs),
         architecture,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
       )
     except compile_lib.CompileError as error:
       raise RuntimeError(f"compile: {error}") from error

@@ -27,6 +27,7 @@ from triton.backends import compiler as backends_compiler
 from triton.compiler import compiler
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import launching
 from jaxplugin.lab.inspection import machine_code
 from jaxplugin.lab.inspection import scheduling
 from jaxplugin.lab.inspection import simulation
@@ -257,6 +258,24 @@ def compile_kernel(
       ) from error
   read = _read_nvidia if target.is_nvidia else _read_amd
   return read(kernel.__name__, target, compiled)
+
+
+def compile_launch(
+  kernel: Any,
+  launch: launching.Launch,
+  signature: Mapping[str, str],
+  target: str | architectures.Architecture,
+) -> CompiledKernel:
+  """Compiles the kernel of a planned launch; see `compile_kernel`."""
+  return compile_kernel(
+    kernel,
+    signature,
+    dict(launch.constexprs),
+    target,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+    fp_fusion=launch.fp_fusion,
+  )
 
 
 def _check_arguments(

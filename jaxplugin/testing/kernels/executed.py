@@ -109,14 +109,11 @@ class Product:
 def _compiled(
   architecture: str, launch: planned.Launch, shape: configs.MatmulShape
 ) -> Any:
-  return kernel_compile.compile_kernel(
+  return kernel_compile.compile_launch(
     block_scaled_matmul.KERNELS[launch.kernel],
+    launch,
     matmul_plans.signature(launch, shape),
-    dict(launch.constexprs),
     architecture,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
-    fp_fusion=launch.fp_fusion,
   )
 
 
@@ -151,24 +148,7 @@ def product(
 
   With a layer the batches of rhs are layers, and this one is meant.
   """
-  batch, m, k = lhs.exact.shape
-  global_scale = epilogue.global_scale
-  shape = configs.MatmulShape(
-    batch=batch,
-    m=m,
-    n=rhs.exact.shape[1],
-    k=k,
-    lhs=lhs.kind,
-    rhs=rhs.kind,
-    out_dtype=out_dtype,
-    has_global_scale=global_scale is not None,
-    has_global_power=global_scale is not None and global_scale.size == 2,
-    has_two_global_scales=epilogue.second_global_scale is not None,
-    has_bias=epilogue.bias is not None,
-    activation=epilogue.activation,
-    has_residual=epilogue.residual is not None,
-    layers=None if layer is None else len(rhs.exact),
-  )
+  shape = gpu_operands.shape_of(lhs, rhs, epilogue, out_dtype, layer)
   if config is None:
     config = tiles_by_rule.default_config(
       shape,
@@ -180,17 +160,7 @@ def product(
     shape=shape,
     config=config,
     ptxas_version=ptxas_version,
-    arrays={
-      "lhs": lhs.values,
-      "lhs_scale": lhs.scale,
-      "rhs": rhs.values,
-      "rhs_scale": rhs.scale,
-      "layer": None if layer is None else np.array([layer], np.int32),
-      "global_scale": epilogue.global_scale,
-      "second_global_scale": epilogue.second_global_scale,
-      "bias": epilogue.bias,
-      "residual": epilogue.residual,
-    },
+    arrays=gpu_operands.arrays_of(lhs, rhs, epilogue, layer),
   )
 
 
@@ -236,15 +206,8 @@ def compiled_quantize(
   types = [*dtypes, *(output.dtype for output in launch.outputs)]
   constants = dict(launch.constexprs)
   names = [name for name in kernel.arg_names if name not in constants]
-  return kernel_compile.compile_kernel(
-    kernel,
-    {
-      name: _TRITON_DTYPES[dtype]
-      for name, dtype in zip(names, types, strict=True)
-    },
-    constants,
-    architecture,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
-    fp_fusion=launch.fp_fusion,
-  )
+  signature = {
+    name: _TRITON_DTYPES[dtype]
+    for name, dtype in zip(names, types, strict=True)
+  }
+  return kernel_compile.compile_launch(kernel, launch, signature, architecture)

@@ -241,6 +241,51 @@ class Epilogue:
   residual: np.ndarray | None = None
 
 
+def shape_of(
+  lhs: Operand,
+  rhs: Operand,
+  epilogue: Epilogue,
+  out_dtype: str,
+  layer: int | None,
+) -> configs.MatmulShape:
+  """Returns the shape of a product. With a layer, rhs is a stack of layers."""
+  batch, m, k = lhs.exact.shape
+  global_scale = epilogue.global_scale
+  return configs.MatmulShape(
+    batch=batch,
+    m=m,
+    n=rhs.exact.shape[1],
+    k=k,
+    lhs=lhs.kind,
+    rhs=rhs.kind,
+    out_dtype=out_dtype,
+    has_global_scale=global_scale is not None,
+    has_global_power=global_scale is not None and global_scale.size == 2,
+    has_two_global_scales=epilogue.second_global_scale is not None,
+    has_bias=epilogue.bias is not None,
+    activation=epilogue.activation,
+    has_residual=epilogue.residual is not None,
+    layers=None if layer is None else len(rhs.exact),
+  )
+
+
+def arrays_of(
+  lhs: Operand, rhs: Operand, epilogue: Epilogue, layer: int | None
+) -> dict[str, Any]:
+  """Returns the arrays of a product by the names of launches."""
+  return {
+    "lhs": lhs.values,
+    "lhs_scale": lhs.scale,
+    "rhs": rhs.values,
+    "rhs_scale": rhs.scale,
+    "layer": None if layer is None else np.array([layer], np.int32),
+    "global_scale": epilogue.global_scale,
+    "second_global_scale": epilogue.second_global_scale,
+    "bias": epilogue.bias,
+    "residual": epilogue.residual,
+  }
+
+
 def run(
   lhs: Operand,
   rhs: Operand,
@@ -255,35 +300,8 @@ def run(
 
   With a layer the batches of rhs are layers, and this one is meant.
   """
-  batch, m, k = lhs.exact.shape
-  shape = configs.MatmulShape(
-    batch=batch,
-    m=m,
-    n=rhs.exact.shape[1],
-    k=k,
-    lhs=lhs.kind,
-    rhs=rhs.kind,
-    out_dtype=out_dtype,
-    has_global_scale=epilogue.global_scale is not None,
-    has_global_power=epilogue.global_scale is not None
-    and epilogue.global_scale.size == 2,
-    has_two_global_scales=epilogue.second_global_scale is not None,
-    has_bias=epilogue.bias is not None,
-    activation=epilogue.activation,
-    has_residual=epilogue.residual is not None,
-    layers=None if layer is None else len(rhs.exact),
-  )
-  arrays: dict[str, Any] = {
-    "lhs": lhs.values,
-    "lhs_scale": lhs.scale,
-    "rhs": rhs.values,
-    "rhs_scale": rhs.scale,
-    "layer": None if layer is None else np.array([layer], np.int32),
-    "global_scale": epilogue.global_scale,
-    "second_global_scale": epilogue.second_global_scale,
-    "bias": epilogue.bias,
-    "residual": epilogue.residual,
-  }
+  shape = shape_of(lhs, rhs, epilogue, out_dtype, layer)
+  arrays = arrays_of(lhs, rhs, epilogue, layer)
   launches = matmul_plans.plan(
     shape, config, architectures.by_name(architecture)
   )

@@ -84,22 +84,14 @@ def bits(key, place):
   """
   first = tl.load(key)
   second = tl.load(key + 1)
-  third = first ^ second ^ _PARITY
+  keys = (first, second, first ^ second ^ _PARITY)
   x = (place >> 32).to(tl.uint32) + first
   y = place.to(tl.uint32) + second
-  x, y = _rounds(x, y, 13, 15, 26, 6)
-  x += second
-  y += third + 1
-  x, y = _rounds(x, y, 17, 29, 16, 24)
-  x += third
-  y += first + 2
-  x, y = _rounds(x, y, 13, 15, 26, 6)
-  x += first
-  y += second + 3
-  x, y = _rounds(x, y, 17, 29, 16, 24)
-  x += second
-  y += third + 4
-  x, y = _rounds(x, y, 13, 15, 26, 6)
-  x += third
-  y += first + 5
+  for i in tl.static_range(5):
+    if i % 2 == 0:
+      x, y = _rounds(x, y, 13, 15, 26, 6)
+    else:
+      x, y = _rounds(x, y, 17, 29, 16, 24)
+    x += keys[(i + 1) % 3]
+    y += keys[(i + 2) % 3] + (i + 1)
   return (x ^ y).to(tl.int32, bitcast=True)

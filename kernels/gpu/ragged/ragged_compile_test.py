@@ -89,13 +89,11 @@ def compiled(key):
   config = plans.default_config(shape, architecture, core_count=CORES)
   launches = plans.plan(shape, config, architecture)
   kernels = [
-    compile.compile_kernel(
+    compile.compile_launch(
       ragged_matmul.KERNELS[launch.kernel],
+      launch,
       matmul_plans.signature(launch, shape, bias_dtype="bf16"),
-      dict(launch.constexprs),
       architecture,
-      num_warps=launch.num_warps,
-      num_stages=launch.num_stages,
     )
     for launch in launches
   ]

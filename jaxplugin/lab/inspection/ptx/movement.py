@@ -156,6 +156,14 @@ def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
   return count, "trans" in instruction.parts
 
 
+def _matrix_rows(
+  block: blocks.Block, address: parsing.Operand, warps: np.ndarray
+) -> np.ndarray:
+  """Returns the addresses of all warps' rows, for each of four matrices."""
+  found = block.addresses(address).reshape(-1, 4, _MATRIX_ROWS)[warps]
+  return found.swapaxes(0, 1).reshape(4, -1)
+
+
 def _fragment_places() -> tuple[np.ndarray, np.ndarray]:
   """Returns the row and first column of the two elements of each lane."""
   lane = np.arange(blocks.WARP)
@@ -171,11 +179,9 @@ def load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, address = instruction.operands
   count, transposed = _matrices(instruction)
   warps = block.warps(instruction)
-  rows = block.addresses(address).reshape(-1, blocks.WARP)[warps]
+  rows = _matrix_rows(block, address, warps)
   row, column = _fragment_places()
-  for matrix, register in enumerate(_registers(out)[:count]):
-    first = _MATRIX_ROWS * matrix
-    pointed = rows[:, first : first + _MATRIX_ROWS].reshape(-1)
+  for pointed, register in zip(rows, _registers(out)[:count], strict=False):
     data = block.shared.load(
       pointed,
       _MATRIX_ROW_BYTES,
@@ -197,18 +203,17 @@ def store_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
   address, source = instruction.operands
   count, transposed = _matrices(instruction)
   warps = block.warps(instruction)
-  rows = block.addresses(address).reshape(-1, blocks.WARP)[warps]
+  rows = _matrix_rows(block, address, warps)
   row, column = _fragment_places()
-  for matrix, register in enumerate(_registers(source)[:count]):
+  for pointed, register in zip(rows, _registers(source)[:count], strict=False):
     value = block.read_defined(register, 32).reshape(-1, blocks.WARP)[warps]
     elements = np.zeros((len(warps), _MATRIX_ROWS, _MATRIX_ROWS), np.uint16)
     elements[:, row, column] = value.astype(np.uint16)
     elements[:, row, column + 1] = (value >> np.uint32(16)).astype(np.uint16)
     if transposed:
       elements = np.ascontiguousarray(elements.swapaxes(1, 2))
-    first = _MATRIX_ROWS * matrix
     block.shared.store(
-      rows[:, first : first + _MATRIX_ROWS].reshape(-1),
+      pointed,
       elements.reshape(-1, _MATRIX_ROWS).view(np.uint8),
       np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS),
       "stmatrix",

@@ -209,9 +209,7 @@ def _cpu_space(
 
 DOT: Final = operation.TunedOperation(
   operation=backends.OPERATION,
-  default=lambda problem, target: backends.choose(
-    problem, target, overlay=operation.NO_TABLES
-  ),
+  choose=backends.choose,
   refusal=_refusal,
   build=_build,
   function=function,

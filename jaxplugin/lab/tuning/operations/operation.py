@@ -33,8 +33,7 @@ Problem = (
   | quantization.DequantizeProblem
 )
 
-# Without any tuning table.
-NO_TABLES: Final = resolution.Overlay(is_alone=True)
+_NO_TABLES: Final = resolution.Overlay(is_alone=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class TunedOperation:
 
   Attributes:
     operation: the description that tuning tables use.
-    default: (problem, target) -> the decision without tuning tables.
+    choose: (problem, target, overlay) -> the decision.
     refusal: why `build` cannot create operands; "" if it can.
     build: (problem, rng, is_exact) -> operands by name, and the expected result
       if `is_exact`.
@@ -58,7 +57,7 @@ class TunedOperation:
   """
 
   operation: matching.Operation[Any]
-  default: Callable[[Any, targets.Target], decisions.Decision]
+  choose: Callable[..., decisions.Decision]
   refusal: Callable[[Any], str]
   build: Callable[[Any, np.random.Generator, bool], tuple[dict[str, Any], Any]]
   function: Callable[[Any], Callable[[dict[str, Any]], Any]]
@@ -70,6 +69,10 @@ class TunedOperation:
     str, Callable[[Any, targets.Target, spaces.SearchLimits], spaces.Space]
   ] = dataclasses.field(default_factory=dict)
   compiles: bool = False
+
+  def default(self, problem: Any, target: targets.Target) -> decisions.Decision:
+    """Returns the decision without tuning tables."""
+    return self.choose(problem, target, overlay=_NO_TABLES)
 
   def make(
     self, problem: Any, seed: int, is_exact: bool = True

@@ -203,8 +203,8 @@ def _check(result: list[jax.Array], expected: Any, problem: Any) -> None:
 
 QUANTIZE: Final = operation.TunedOperation(
   operation=backends.QUANTIZE_OPERATION,
-  default=lambda problem, target: backends.choose(
-    problem, _module(target), target, operation.NO_TABLES
+  choose=lambda problem, target, overlay: backends.choose(
+    problem, _module(target), target, overlay
   ),
   refusal=_refusal,
   build=_build,
@@ -250,8 +250,8 @@ def _dequantize_function(
 
 DEQUANTIZE: Final = operation.TunedOperation(
   operation=backends.DEQUANTIZE_OPERATION,
-  default=lambda problem, target: backends.decide_dequantize(
-    problem, _module(target), target, operation.NO_TABLES
+  choose=lambda problem, target, overlay: backends.decide_dequantize(
+    problem, _module(target), target, overlay
   ),
   refusal=lambda problem: _shape_refusal(
     backends.DEQUANTIZE_OPERATION, problem

@@ -178,9 +178,7 @@ def _function(
 
 RAGGED: Final = operation.TunedOperation(
   operation=backends.OPERATION,
-  default=lambda problem, target: backends.choose(
-    problem, target, overlay=operation.NO_TABLES
-  ),
+  choose=backends.choose,
   refusal=_refusal,
   build=_build,
   function=_function,
@@ -231,9 +229,7 @@ def _contraction_function(
 
 CONTRACTION: Final = operation.TunedOperation(
   operation=backends.CONTRACTION,
-  default=lambda problem, target: backends.choose(
-    problem, target, overlay=operation.NO_TABLES
-  ),
+  choose=backends.choose,
   refusal=_contraction_refusal,
   build=_build_contraction,
   function=_contraction_function,
