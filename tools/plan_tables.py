@@ -28,7 +28,6 @@ from typing import Final
 
 from jaxplugin import __main__ as command_line
 from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import picture
 from jaxplugin.lab.planning import plans
 from jaxplugin.lab.planning import report
 
@@ -104,7 +103,7 @@ def pictures(
 ) -> dict[pathlib.Path, str]:
   """Returns the picture of each command that has one."""
   return {
-    GUIDE.parent / match[1]: picture.draw(plans_)
+    GUIDE.parent / match[1]: report.draw(plans_)
     for command, plans_ in found.items()
     if (match := _SVG.search(command)) is not None
   }

@@ -24,7 +24,6 @@ from jaxplugin.cli import functions
 from jaxplugin.core import targets
 from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import layouts
-from jaxplugin.lab.planning import picture
 from jaxplugin.lab.planning import plans
 from jaxplugin.lab.planning import report
 from jaxplugin.printing import console
@@ -134,7 +133,7 @@ def _run(args: argparse.Namespace) -> int:
   else:
     console.show([report.text(found)])
   if args.svg is not None:
-    pathlib.Path(args.svg).write_text(picture.draw(found), encoding="utf-8")
+    pathlib.Path(args.svg).write_text(report.draw(found), encoding="utf-8")
   return 0
 
 

@@ -24,7 +24,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning import report
 from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
@@ -412,7 +411,9 @@ def _tune(
   end = time.monotonic() + (args.budget or float("inf"))
   results: list[session.Result] = []
   if not args.json:
-    console.show([*(str(kept.path) for kept in tables.values()), report.LEGEND])
+    console.show(
+      [*(str(kept.path) for kept in tables.values()), session.LEGEND]
+    )
   try:
     with (
       machine.LocalMachine(target, _options(args)) as local,
@@ -431,7 +432,7 @@ def _tune(
         one = sessions[registry.name_of(item.problem)]
         results.append(one.tune(item, line.describe))
         if not args.json:
-          console.show(report.parts(results[-1]))
+          console.show(session.parts(results[-1]))
         line.advance()
   except KeyboardInterrupt:
     # Counts rows in the files: the last may not be in `results` yet.
@@ -447,7 +448,7 @@ def _tune(
     )
     return _INTERRUPTED
   if args.json:
-    print(json.dumps([report.to_json(result) for result in results], indent=2))
+    print(json.dumps([session.to_json(result) for result in results], indent=2))
   return _finish(tables, work, results, sys.stderr if args.json else sys.stdout)
 
 
@@ -457,7 +458,7 @@ def _finish(
   results: Sequence[session.Result],
   stream: IO[str],
 ) -> int:
-  lines = [*report.summary(results)]
+  lines = [*session.summary(results)]
   left = len(work.items) - len(results)
   if left:
     lines.append(f"no time for {left} problems; the same command continues")

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 from absl.testing import absltest
 
 from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import picture
 from jaxplugin.lab.planning import plans
 from jaxplugin.lab.planning import report
 
@@ -105,7 +104,7 @@ class TableTest(absltest.TestCase):
 
 class PictureTest(absltest.TestCase):
   def test_bars_are_as_long_as_bytes(self):
-    text = picture.draw([PLAIN, QUANTIZED])
+    text = report.draw([PLAIN, QUANTIZED])
     ElementTree.fromstring(text)  # is XML
     boxes = re.findall(r"<rect x='([\d.]+)' y='(\d+)' width='([\d.]+)'", text)
     widths = {}
@@ -119,7 +118,7 @@ class PictureTest(absltest.TestCase):
 
   def test_nothing_moved_is_drawn(self):
     alone = dataclasses.replace(PLAIN, collectives=())
-    self.assertIn("0.0 MB", picture.draw([alone]))
+    self.assertIn("0.0 MB", report.draw([alone]))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ With group(i) the group of row i, and 0 in the rows of none:
                          + bias[group(i), n])
 
 The loop over k is that of the dense kernel (`accumulation`), and so are a row's
-bits with the same config. A program has one tile of rows of one group,
-which it finds itself (`schedule`): the grid is what any sizes need at most, and
-programs that are left over end at once. Weights of groups without rows are
-never read.
+bits with the same config. A program computes one tile of rows of
+one group, which it finds on the device (`rows_of_tile`). The grid has as many
+programs as any sizes need, and spare programs end at once. The weight of a
+group without rows is never read.
 
 Pointers as in `block_scaled_matmul`, and after the operands group_sizes,
 i32[groups]. TILING is a `plans.RaggedTiling`.
@@ -27,7 +27,6 @@ from jaxplugin.kernels.gpu import accumulation
 from jaxplugin.kernels.gpu import epilogues
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles
-from jaxplugin.kernels.gpu.ragged import schedule
 
 # gpt-oss's gated activation (arXiv 2508.10925, and its reference
 # implementation).
@@ -59,7 +58,7 @@ def ragged_kernel(
   groups: tl.constexpr = TILING.shape.groups
   block_m: tl.constexpr = TILING.config.block_m
   plane, batch, row, column, k = tiles.program_position(TILING)
-  group, row, end = schedule.rows_of_tile(group_sizes, row // block_m, TILING)
+  group, row, end = rows_of_tile(group_sizes, row // block_m, TILING)
   if row >= end:
     return
   if group == groups:
@@ -104,7 +103,7 @@ def ragged_reduce_kernel(
   split_k: tl.constexpr = TILING.config.split_k
   row = tl.program_id(0) // chunks
   column = tl.program_id(0) % chunks * BLOCK * columns_of_one
-  group = schedule.group_of_row(group_sizes, row, TILING)
+  group = group_of_row(group_sizes, row, TILING)
 
   columns = column + tl.arange(0, BLOCK * columns_of_one)
   # Nothing was written in the rows of no group.
@@ -215,3 +214,50 @@ KERNELS: Final = {
   "ragged": ragged_kernel,
   "ragged_reduce": ragged_reduce_kernel,
 }
+
+
+@triton.jit
+def _group_rows(group_sizes, TILING: tl.constexpr):
+  """Returns i32[padded groups]: the number, first row and end of each group.
+
+  Each program adds up the i32 sizes of all groups. Rows that belong to no group
+  count as one more group, the last. Negative sizes count as zero, and rows end
+  at m.
+  """
+  groups: tl.constexpr = TILING.shape.groups
+  m: tl.constexpr = TILING.shape.m
+  index = tl.arange(0, TILING.padded_groups)
+  # The rest's size is more than is left.
+  sizes = tl.load(group_sizes + index, mask=index < groups, other=m)
+  sizes = tl.minimum(tl.maximum(sizes, 0), m)
+  # In 64 bits: in 32 the sum of sizes that do not fit may wrap around.
+  ends = tl.cumsum(sizes.to(tl.int64), 0)
+  starts = tl.minimum(ends - sizes, m).to(tl.int32)
+  return index, starts, tl.minimum(ends, m).to(tl.int32)
+
+
+@triton.jit
+def rows_of_tile(group_sizes, tile, TILING: tl.constexpr):
+  """(group, first row, end of the group's rows) of a tile of rows.
+
+  A tile has rows of one group. Group `groups` is the rest; where there is no
+  such tile any more, the end is not after the row.
+  """
+  block_m: tl.constexpr = TILING.config.block_m
+  index, starts, ends = _group_rows(group_sizes, TILING)
+  tiles = (ends - starts + block_m - 1) // block_m
+  tile_ends = tl.cumsum(tiles, 0)
+  group = tl.sum((tile_ends <= tile).to(tl.int32), 0)
+  # Beyond the last tile no group is it, and both sums are 0.
+  is_own = index == group
+  rows = starts + (tile - (tile_ends - tiles)) * block_m
+  row = tl.sum(tl.where(is_own, rows, 0), 0)
+  end = tl.sum(tl.where(is_own, ends, 0), 0)
+  return group, row, end
+
+
+@triton.jit
+def group_of_row(group_sizes, row, TILING: tl.constexpr):
+  """Returns the group of a row; `groups` if the row belongs to no group."""
+  _, _, ends = _group_rows(group_sizes, TILING)
+  return tl.sum((ends <= row).to(tl.int32), 0)

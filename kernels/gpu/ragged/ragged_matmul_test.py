@@ -15,7 +15,6 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
-from jaxplugin.kernels.gpu.ragged import schedule
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
@@ -103,12 +102,12 @@ def run(
 def _probe_kernel(group_sizes, of_tiles, of_rows, TILING: tl.constexpr):
   """Writes the group and rows of each tile, and the group of each row."""
   pid = tl.program_id(0)
-  group, row, end = schedule.rows_of_tile(group_sizes, pid, TILING)
+  group, row, end = ragged_matmul.rows_of_tile(group_sizes, pid, TILING)
   tl.store(of_tiles + 3 * pid, group)
   tl.store(of_tiles + 3 * pid + 1, row)
   tl.store(of_tiles + 3 * pid + 2, end)
   if pid < TILING.shape.m:
-    group = schedule.group_of_row(group_sizes, pid, TILING)
+    group = ragged_matmul.group_of_row(group_sizes, pid, TILING)
     tl.store(of_rows + pid, group)
 
 

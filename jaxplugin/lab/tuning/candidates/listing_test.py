@@ -23,7 +23,6 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import spaces
-from jaxplugin.lab.tuning.candidates import triton_model
 from jaxplugin.lab.tuning.candidates import triton_space
 from jaxplugin.runtime import triton_library
 
@@ -216,7 +215,7 @@ class ModelTest(parameterized.TestCase):
     target = gpu(name)
     shape, (launch, *_) = triton.launches(given, target)
     config = dict(launch.constexprs)["TILING"].config
-    return triton_model.of_problem(given, shape, target), config
+    return triton_space.model_of(given, shape, target), config
 
   def test_a_row_is_bound_by_reading_the_weights(self):
     model, config = self.model(DECODE)
