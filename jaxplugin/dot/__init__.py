@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot`: its rules, backends, derivatives and sharding.
 
-`api` checks arguments and binds `primitive.block_scaled_dot_p`; its lowering
-asks `backends` which implementation takes the call on this target, and why the
-others do not. `reference` is the meaning of it all.
+`api` checks arguments and binds `primitive.block_scaled_dot_p`. The lowering
+calls `backends.choose`, which picks a backend for the target and records why
+the others are refused. `reference` computes the results that tests expect.
 """
 
 from jaxplugin.dot.api import Operand as Operand

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`block_scaled_dot`: arguments in, primitive out."""
+"""`block_scaled_dot`: checks the arguments and binds the primitive."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ def _straight_through(
       dtype=result_dtype(preferred_element_type),
       activation=activation,
     ),
-    # Here and not inside, so that a tangent varies as its result does.
+    # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes
+    # as the result.
     jax.tree.unflatten(tree, vary_alike(leaves)),
   )
 
@@ -243,7 +244,7 @@ def _bind_with_epilogue(
 
 
 def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
-  """Returns the fields of a call with the product of two global scales."""
+  """Returns `Call`'s fields for two scalar global scales, {} for others."""
   if len(scales) != 2 or any(scale.ndim for scale in scales):
     return {}
   first, second = map(jax.lax.stop_gradient, scales)
@@ -251,7 +252,7 @@ def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
 
 
 def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
-  """Returns all global scales of a call, at the result's dimensions."""
+  """Returns a call's global scales, reshaped to the result's dimensions."""
   scales = []
   offset = len(call.lhs.batch)
   for side in (call.lhs, call.rhs):
@@ -264,7 +265,7 @@ def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
 
 
 def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
-  """Returns the side of an argument, without its dimensions."""
+  """Returns a `Side` for an argument; its dimensions are not set yet."""
   if isinstance(operand, scaled_array.ScaledArray):
     if scale is not None:
       raise TypeError(
@@ -288,7 +289,7 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
 
 
 def _with_stack(side: sides.Side, operand: Operand) -> sides.Side:
-  """Returns the side with its stack, if the operand is a layer of one."""
+  """Returns the side with its stack if the operand is a slice of a stack."""
   if not isinstance(operand, scaled_array.ScaledArray):
     return side
   found = operand.layer_of()
@@ -312,14 +313,15 @@ def _with_source(side: sides.Side, operand: Operand) -> sides.Side:
 
 
 def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:
-  """Raises TypeError unless its leaves are arrays, and fit each other."""
+  """Raises TypeError unless the operand's leaves are arrays that match."""
   scaled_array.require_numbers(sides.who(), name, operand)
   scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
 
 
 def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
-  """Returns the side of a `ScaledArray`, without its dimensions."""
-  # Shapes do not tell the blocked axis of an operand that is empty in k.
+  """Returns a `Side` for a `ScaledArray`; its dimensions are not set yet."""
+  # With k = 0, values and scale have the same shape, which does not show the
+  # blocked axis.
   is_known = operand.scale_layout != layouts.LINEAR or (
     tuple(operand.values.shape) != tuple(operand.scale.shape)
   )
@@ -335,7 +337,7 @@ def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
 
 
 def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
-  """Returns the remedy if a scale is raw bytes, as in checkpoints."""
+  """Returns the remedy for a scale of raw bytes; "" for another scale."""
   if scale_dtype not in (np.uint8, np.int8):
     return ""
   return (
@@ -358,9 +360,9 @@ def array(name: str, x: Any) -> jax.Array:
 
 
 def integers(name: str, x: Any) -> jax.Array:
-  """Returns an argument of integers as i32, any other array unchanged.
+  """Converts integers to i32, clipped to its range; returns floats unchanged.
 
-  An integer beyond i32 becomes the nearest i32, where JAX wraps it around.
+  JAX would wrap integers beyond i32 around.
   """
   if isinstance(x, (int, list, np.ndarray, np.generic)):
     given = np.asarray(x)
@@ -375,9 +377,9 @@ def integers(name: str, x: Any) -> jax.Array:
 
 
 def as_operand(name: str, x: Any) -> Any:
-  """Returns a `ScaledArray` unchanged, anything else as an array.
+  """Converts an operand to an array, float64 to float32.
 
-  A float64 array becomes float32, as products are in f32.
+  A `ScaledArray` is returned unchanged.
   """
   if isinstance(x, scaled_array.ScaledArray):
     return x
@@ -385,12 +387,12 @@ def as_operand(name: str, x: Any) -> Any:
 
 
 def in_f32(x: jax.Array) -> jax.Array:
-  """Rounds float64 to float32; returns any other array as it is."""
+  """Rounds float64 to float32; returns other dtypes unchanged."""
   return x.astype(jnp.float32) if x.dtype == np.float64 else x
 
 
 def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
-  """Fills in a blocked dimension that is not known: a contracting one."""
+  """Infers the side's blocked dimension from the shapes, if it is not set."""
   if side.format is None or side.axis is not None:
     return side
   rules.validate_values(side)
@@ -449,7 +451,11 @@ def result_dtype(dtype: Any) -> np.dtype:
 
 
 def reject_negative_scale(side: sides.Side) -> None:
-  """Refuses negative NVFP4 scales, where they are known; padding may be any."""
+  """Raises ValueError if a concrete NVFP4 scale is negative.
+
+  Padding may be negative. Tracers and arrays with shards on other hosts are
+  not checked.
+  """
   scale = side.scale
   if side.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
     return
@@ -457,7 +463,7 @@ def reject_negative_scale(side: sides.Side) -> None:
     return
   if not scale_signs.has_negative_code(scale):
     return
-  # The scale may be bytes.
+  # FP8 scales may be stored as uint8.
   exact = np.asarray(side.linear_scale()).view(formats.E4M3)
   negative = np.argwhere(scale_signs.negative_codes(exact))
   if len(negative):
@@ -515,7 +521,7 @@ def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
 
 
 def _validate_implementation(call: calls.Call) -> None:
-  """Refuses, while tracing, a backend that no local device can run."""
+  """Raises if no local device supports the requested backend."""
   if call.implementation is None:
     return
   problem = call.problem()

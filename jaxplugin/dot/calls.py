@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Call`: one call of a block-scaled dot.
 
-As of a `Side`, what needs only shapes and dtypes takes whatever has them.
-`rules` has the rules that a call must keep.
+Members that need only shapes and dtypes (`shape`, `problem`, ...) support
+arrays, tracers, abstract values and `ShapeDtypeStruct`s. `rules` validates
+calls.
 """
 
 from __future__ import annotations
@@ -27,37 +28,36 @@ from jaxplugin.dot import sides
 from jaxplugin.operation import static_call
 from jaxplugin.tables import resolution
 
-# Its rules are registered in `primitive`.
+# `primitive` registers the rules of this primitive.
 block_scaled_dot_p: Final = extend_core.Primitive("block_scaled_dot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call(static_call.Call):
-  """A call: its arrays, and everything else about it.
+  """The arrays and parameters of a block-scaled dot.
 
   Attributes:
     lhs, rhs: the operands.
-    global_scale: f32[], or f32 of the result's rank, with each size the
-      result's or 1.
-    bias, residual: floats of the result's rank, with each size the result's or
-      1.
-    global_power: f32 of global_scale's shape, which multiplies after it
-      (`epilogue`). It is a power of two without a derivative.
-    first_global_scale, second_global_scale: f32[], the two numbers whose
-      product global_scale and global_power are, if known. A backend may use
-      them instead. They have no derivative. A call that is lowered may have
-      only them (`with_scales_alone`).
+    global_scale: f32[], or f32 that broadcasts to the result and has its rank.
+    bias, residual: floats that broadcast to the result and have its rank.
+    global_power: power of two, f32 of global_scale's shape, multiplied after
+      global_scale (`epilogue`). It has no derivative.
+    first_global_scale, second_global_scale: f32[], the factors of
+      global_scale * global_power if these are the product of two numbers. A
+      backend may use the factors instead. They have no derivative. In a call
+      that is lowered global_scale and global_power may be None
+      (`with_scales_alone`).
     preferred_element_type: dtype of the result.
-    highest_precision: whether the global scale is applied in f32 at any cost.
+    highest_precision: whether every backend must apply the global scale in f32.
     activation: None, "relu", "gelu" or "silu".
     implementation: the requested backend, or None to choose.
     padded_scales: whether scales may be larger than needed.
-    overlay: the tuning tables that the call was traced under.
+    overlay: tuning tables in effect when the call was traced.
     out_sharding: requested sharding of the result, on a mesh with explicit
       axes, or None.
-    reduce_dtype: dtype of a device's part of a sum over devices, which includes
-      the global scale. With None, parts are f32 and the global scale multiplies
-      the sum.
+    reduce_dtype: dtype of each device's partial sum, which includes the global
+      scale. If None, partial sums are f32 and the global scale multiplies the
+      total.
   """
 
   lhs: sides.Side
@@ -78,7 +78,8 @@ class Call(static_call.Call):
   reduce_dtype: np.dtype | None = None
 
   PRIMITIVE = block_scaled_dot_p
-  # What values and scales come from, which nothing needs but to be quicker.
+  # Arrays from which values and scales were computed. Backends may read them
+  # because that is faster; the result does not depend on them.
   ORIGINS: ClassVar[dict[str, tuple[str, ...]]] = {
     "first_global_scale": ("first_global_scale",),
     "second_global_scale": ("second_global_scale",),
@@ -98,10 +99,10 @@ class Call(static_call.Call):
     | ORIGINS
   )
 
-  # The same call otherwise.
+  # Conversions.
 
   def replace(self, **changes: Any) -> Self:
-    """Replaces fields. A new global scale drops the two old ones."""
+    """Replaces fields; a new global scale drops its old factors."""
     if not changes.keys().isdisjoint(("global_scale", "global_power")):
       changes = {
         "first_global_scale": None,
@@ -121,13 +122,14 @@ class Call(static_call.Call):
     )
 
   def without_stack(self) -> Call:
-    """Returns the call with only the slice if rhs is a slice of a stack."""
+    """Returns the call without the stack that rhs is a slice of."""
     return self.replace(rhs=self.rhs.without_stack())
 
   def without_origins(self) -> Call:
     """Returns the call without the origins of sides and global scales."""
     call = self.without_origins_of_sides()
-    if self.global_scale is None:  # then they are what there is
+    # Without a product, the two factors are the call's only global scales.
+    if self.global_scale is None:
       return call
     return call.replace(first_global_scale=None, second_global_scale=None)
 
@@ -138,7 +140,7 @@ class Call(static_call.Call):
     )
 
   def with_scales_alone(self) -> Call:
-    """Replaces the product of two global scales by both, if they are known."""
+    """Replaces the product of two global scales by its factors, if known."""
     if self.first_global_scale is None:
       return self
     return self.replace(
@@ -169,7 +171,8 @@ class Call(static_call.Call):
   def joined(self) -> Call:
     """Returns the call with its contracting dimensions merged, if possible.
 
-    Nothing is moved for operands that kernels of `quantize` write.
+    Operands with the contracting dimensions last, as `quantize` kernels write
+    them, are not moved in memory.
     """
     if len(self.lhs.contracting) < 2:
       return self
@@ -182,7 +185,7 @@ class Call(static_call.Call):
 
   @property
   def dimension_numbers(self) -> sides.DimensionNumbers:
-    """As `lax.dot_general`'s, in tuples."""
+    """Dimension numbers of `lax.dot_general`, in tuples."""
     return (
       (self.lhs.contracting, self.rhs.contracting),
       (self.lhs.batch, self.rhs.batch),
@@ -203,7 +206,7 @@ class Call(static_call.Call):
 
   @property
   def is_of_layer(self) -> bool:
-    """Whether rhs is a layer, which implementations may read in its stack."""
+    """Whether rhs is a layer that backends may read from its stack."""
     return self.rhs.is_layer and not self.lhs.batch
 
   @property
@@ -217,9 +220,9 @@ class Call(static_call.Call):
     )
 
   def problem(self) -> problems.DotProblem:
-    """Reduces the call to the problem that implementations are chosen by.
+    """Returns the problem that chooses a backend.
 
-    It is that of the call `joined`, as which it is emitted.
+    It describes the call after `joined`, which is the call that is emitted.
     """
     return self.joined()._problem()
 
@@ -259,10 +262,10 @@ class Call(static_call.Call):
     )
 
   def _blocked_k(self) -> int | None:
-    """Returns the size of the blocked one of several contracting dimensions.
+    """Returns the size of the blocked contracting dimension.
 
-    It is that of rhs if the sides differ, because kernels then read a
-    dequantized lhs.
+    If the sides are blocked along different dimensions, it is the size for rhs,
+    because kernels then read a dequantized lhs.
     """
     side = self.lhs if self.rhs.format is None else self.rhs
     assert side.axis is not None

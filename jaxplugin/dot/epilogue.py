@@ -1,15 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What follows the sum of products: global scale, bias, activation, residual.
+"""The epilogue of a dot: global scale, bias, activation, residual.
 
-Global scales of the operands are brought to the result and multiplied. The
-product of two f32 global scales need not be an f32: two tensors of 1e-17
-have scales of 2^-68. So a call has a product as two factors. The second is a
-power of two. The result of a dot is always
+The global scales of both operands multiply the result. Their product may
+underflow f32: two tensors of about 1e-17 have scales of 2^-68. A call therefore
+stores the product as two factors, the second a power of two. A dot computes
 
     dot * factor * power
 
-in this order, rounded as `dot * product` is wherever that can be computed.
+in this order. If f32 holds `product`, the result is rounded like
+`dot * product`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _MAX_EXPONENT: Final = 127
 def global_scale_of(
   side: sides.Side, positions: Mapping[int, int], ndim: int
 ) -> jax.Array | None:
-  """Returns a side's global scale, at the result's dimensions.
+  """Returns a side's global scale, reshaped to broadcast to the result.
 
   Args:
-    side: whose.
-    positions: the result's dimension of each operand's that is not contracted.
-    ndim: the result's rank.
+    side: operand with or without a global scale.
+    positions: {noncontracting dimension of the side: dimension of the result}.
+    ndim: rank of the result.
 
   Raises:
-    TypeError: it varies along a contracting dimension.
+    TypeError: If the global scale varies along a contracting dimension.
   """
   scale = side.global_scale
   if scale is None or scale.size == 1:
@@ -77,12 +77,12 @@ def product(
     scales: f32 arrays that broadcast against each other.
 
   Returns:
-    (factor, power): f32, of the shape of all broadcast, multiplied one after
-    the other; (scale, None) for one scale, (None, None) for none. `factor`
-    has the derivative of the product divided by `power`, and `power`, found
-    from the bits of the scales, has none. They hold a product of three from
-    2^-252 to below 2^254. If it is smaller, `factor` underflows: it is 0 if
-    subnormal numbers are flushed. If it is larger, `factor` is at least 2^127.
+    (factor, power): f32 of the broadcast shape; (scale, None) for one scale,
+    (None, None) for none. The derivative of `factor` is that of the product
+    divided by `power`. `power` is computed from the bits of the scales and has
+    no derivative. The two factors represent products from 2^-252 to below
+    2^254. If the product is smaller, `factor` is subnormal or 0. If it is
+    larger, `factor` is at least 2^127.
   """
   if not scales:
     return None, None
@@ -91,7 +91,7 @@ def product(
   return _factors(tuple(scales))
 
 
-# Jitted, so that an eager call runs one program.
+# `jit` makes an eager call run one program.
 @jax.jit
 def _factors(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
   return _of_two(*scales) if len(scales) == 2 else _of_any(scales)
@@ -101,16 +101,18 @@ def _factors(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
 def _of_two(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Computes `_of_any` for two scales, in half as many operations.
 
-  XLA's passes take as long for an operation on two numbers as for one on
-  matrices. Exponents stay at their place in a number's bits, so a subtraction
-  leaves the significand. The derivative is that of `_of_any`.
+  Fewer operations compile faster, because XLA's passes take as long for an
+  operation on scalars as for one on matrices. Exponents keep their position in
+  the bits of an f32, so subtracting them leaves the significand. The derivative
+  is that of `_of_any`.
   """
   exponents = [_exponent_bits(scale) for scale in (first, second)]
   significands = [
     lax.bitcast_convert_type(_bits(scale) - exponent, jnp.float32)
     for scale, exponent in zip((first, second), exponents, strict=True)
   ]
-  # Their sum is in [-252, 254], and what the power leaves of it is normal.
+  # The sum of the exponents is in [-252, 254]. Its rest after subtracting the
+  # power is the exponent of a normal number.
   exponent = exponents[0] + exponents[1]
   power = lax.clamp(
     jnp.int32(_in_place(_MIN_EXPONENT - 2)),
@@ -132,25 +134,26 @@ def _of_any(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
   significands, exponents = [], []
   for scale in scales:
     exponent = _exponent_bits(scale) >> _MANTISSA_BITS
-    # In two steps, as 2^-127 would be flushed to zero.
+    # Two multiplications, because 2^-127 would be flushed to zero.
     half = exponent >> 1
     significands.append(
       scale * _power_of_two(-half) * _power_of_two(half - exponent)
     )
     exponents.append(exponent)
-  # Significands are in [1, 2), so that their product is one of [1, 2^n). It is
-  # brought below 1: what is multiplied by it first does not overflow.
+  # Significands are in [1, 2), so the product of n is in [1, 2^n). The power
+  # takes n from the exponent, so the factor is below 1, and `dot * factor` does
+  # not overflow.
   exponent = sum(exponents[1:], start=exponents[0])
   power = jnp.clip(exponent + len(scales), _MIN_EXPONENT, _MAX_EXPONENT)
-  # The rest is the part beyond the range of the power. It is within that range
-  # for two scales.
+  # The rest of the exponent exceeds the range of the power. With two scales the
+  # rest is itself within that range.
   exponent = exponent - power
   rest = jnp.clip(exponent, _MIN_EXPONENT, _MAX_EXPONENT)
   factor = math.prod(significands[1:], start=significands[0])
   factor = factor * _power_of_two(rest)
   if len(scales) > 2:
-    # Too small for the factor, which underflows then. A rest that is too large
-    # stays clipped, because the result of any dot but 0 overflows.
+    # If the rest is below the range, the factor underflows. If it is above, it
+    # stays clipped, because the result overflows unless the dot is 0.
     rest = jnp.clip(exponent - rest, _MIN_EXPONENT, 0)
     factor = factor * _power_of_two(rest)
   return factor, jnp.broadcast_to(_power_of_two(power), factor.shape)
@@ -162,7 +165,7 @@ def _exponent_bits(x: jax.Array) -> jax.Array:
   It is 0 for zeros, subnormals, Inf and NaN.
   """
   bits = _bits(x)
-  # The exponent field plus one, which of Inf and NaN leaves 31 bits.
+  # Adding one to the exponent field overflows 31 bits for Inf and NaN.
   following = (bits + jnp.int32(_in_place(1))) & _MAGNITUDE_MASK
   is_normal = following >= _in_place(2)
   exponent = (bits & _EXPONENT_MASK) - jnp.int32(_in_place(_BIAS))
@@ -174,18 +177,18 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _in_place(exponent: int) -> int:
-  """Returns an exponent as part of the bits of an f32."""
+  """Returns an exponent shifted to the exponent field of an f32."""
   return exponent << _MANTISSA_BITS
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
-  """Returns f32 2^exponent, for the exponent of a normal number."""
+  """Returns f32 2^exponent, for exponents of normal numbers."""
   bits = (exponent + _BIAS) << _MANTISSA_BITS
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def with_product(call: calls.Call) -> calls.Call:
-  """Returns a call with the product of two separate global scales."""
+  """Returns a call with two separate global scales multiplied."""
   if call.first_global_scale is None or call.global_scale is not None:
     return call
   factor, power = product([call.first_global_scale, call.second_global_scale])
@@ -195,14 +198,14 @@ def with_product(call: calls.Call) -> calls.Call:
 def multiply(
   x: jax.Array, global_scale: jax.Array, power: jax.Array | None
 ) -> jax.Array:
-  """Returns f32 `x * global_scale * power`, in this order under XLA too.
+  """Returns f32 `x * global_scale * power`, computed in this order.
 
-  XLA would multiply two constants first, and f32 need not hold their product.
+  XLA would multiply two constants first, and their product may underflow f32.
   """
   x = x * global_scale
   if power is None:
     return x
-  # It does not look through a select. NaN stays NaN.
+  # The select changes no value. XLA does not reassociate products across it.
   x = jnp.where(jnp.isnan(x), np.float32(np.nan), x)
   return x * power
 
@@ -220,7 +223,7 @@ def apply(result: jax.Array, call: calls.Call) -> jax.Array:
 
 
 def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
-  """Applies an activation by its name; None is the identity."""
+  """Applies the activation with this name; None is the identity."""
   if activation is None:
     return x
   functions = {
@@ -231,11 +234,11 @@ def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
   return functions[activation](x)
 
 
-# What kernels take of it.
+# Epilogues of kernels.
 
 
 def pair(call: calls.Call) -> jax.Array | None:
-  """Returns the global scale for kernels: f32[2], or f32[] of one factor."""
+  """Returns the global scale for kernels: f32[2] of both factors, or f32[]."""
   if call.global_power is None:
     return call.global_scale
   return jnp.stack([call.global_scale, call.global_power])
@@ -246,13 +249,16 @@ def fused(
   call: calls.Call,
   problem: problems.DotProblem,
 ) -> jax.Array:
-  """Completes a dot of kernels that fuse one global scale, and a bias over n.
+  """Computes a call with kernels that fuse most epilogues.
+
+  The kernels fuse a scalar global scale and a bias over n. If the global scale
+  or the bias varies over other dimensions, `dot` computes the dot without
+  epilogue in f32, and XLA ops apply the epilogue.
 
   Args:
-    dot: (call, problem) -> the result. Where the global scale or the bias
-      varies otherwise, it is asked for the bare dot in f32, and the epilogue
-      follows.
-    call, problem: the call.
+    dot: (call, problem) -> result of the kernels.
+    call: the call.
+    problem: problem of the call.
   """
   if bias_is_over_n(call) and problem.global_scale != "array":
     return dot(call, problem)
@@ -269,7 +275,7 @@ def bias_is_over_n(call: calls.Call) -> bool:
 
 
 def bias_row(call: calls.Call) -> jax.Array:
-  """Returns f32[n] of a bias that `bias_is_over_n`."""
+  """Returns the bias as f32[n]; requires `bias_is_over_n`."""
   shape, num_n = call.shape, len(call.rhs.free)
   columns = shape[len(shape) - num_n :]
   ones = (1,) * (len(shape) - num_n)

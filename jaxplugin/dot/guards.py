@@ -39,8 +39,7 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.jaxext.tracing import provenance_private
 
-# How far an activation may be off in relation to its result: 16 roundings of
-# f32.
+# Allowed relative error of an activation: 16 roundings of f32.
 _ACTIVATION_ERROR: Final = 16 * 2.0**-24
 # Largest slope of an activation (gelu, silu: below 1.13).
 _MAX_SLOPE: Final = 2.0
@@ -48,7 +47,7 @@ _MAX_SLOPE: Final = 2.0
 _is_on = contexts_private.make(False)
 
 _records_lock = threading.Lock()
-_records: list[list[Exception]] = []  # of the `debug_checks` in progress
+_records: list[list[Exception]] = []  # a list for each active `debug_checks`
 
 
 class NonFiniteError(FloatingPointError):
@@ -130,9 +129,9 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
     failure = _wait()
   finally:
     if failure is not None:
-      _wait()  # so that no later wait raises the same once more
+      _wait()  # Otherwise the next wait would raise the same error again.
     with _records_lock:
-      # Lists are equal where their items are: this one, by identity.
+      # By identity, because other lists may have equal items.
       _records[:] = [other for other in _records if other is not record]
   if record:
     raise record[0] from failure
@@ -141,7 +140,7 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
 
 
 def _wait() -> Exception | None:
-  """Waits for the checks in progress; what JAX raised of them."""
+  """Waits for checks in progress; returns the error that JAX raised."""
   try:
     jax_private.wait_for_effects()
   except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
@@ -150,12 +149,12 @@ def _wait() -> Exception | None:
 
 
 def is_on() -> bool:
-  """Returns whether dots that are traced now check their results."""
+  """Returns whether dots traced now get a check."""
   return _is_on.value
 
 
 def check(result: jax.Array, call: calls.Call) -> None:
-  """Adds the check of a call's result to what is being traced."""
+  """Traces the check of a call's result."""
   if 0 not in result.shape:
     check_finite(
       result,
@@ -176,15 +175,15 @@ def check_finite(
   who: str,
   description: str,
 ) -> None:
-  """Adds to what is being traced that a result is finite, or is explained.
+  """Traces a check that fails if a result has unexplained NaN or Inf.
 
   Args:
-    result: not empty.
-    flat: the arrays of the call.
-    unexplained: (result, flat) -> the elements that the arrays do not explain.
-      It is computed if the result is not finite.
-    who: the operation, for the error.
-    description: text about the call, for the error.
+    result: result of the call, not empty.
+    flat: arrays of the call.
+    unexplained: (result, flat) -> elements that the arrays do not explain. It
+      runs only if the result is not finite.
+    who: name of the operation in the error.
+    description: text about the call in the error.
   """
   report = functools.partial(_report, who, description)
 
@@ -192,7 +191,7 @@ def check_finite(
     function = unexplained
     mesh = jax.typeof(result).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
-      # Sums and slices across devices: the partitioner's, as anywhere else.
+      # The partitioner shards sums and slices across devices.
       replicated = NamedSharding(mesh, PartitionSpec())
       function = jax.sharding.auto_axes(function, out_sharding=replicated)
     jax.debug.callback(report, *function(result, flat))
@@ -207,10 +206,12 @@ def check_finite(
 
 
 class Found(NamedTuple):
-  """The elements of a result that its operands do not explain.
+  """The unexplained NaN and Inf of a result.
 
-  count: uint32[], elements that are not explained. index: int32[rank] of the
-  first; actual, expected: f32[], the result and the reference there.
+  Attributes:
+    count: uint32[], number of unexplained elements.
+    index: int32[rank], index of the first one.
+    actual, expected: f32[], the result and the reference at this index.
   """
 
   count: jax.Array  # type: ignore[assignment]
@@ -222,7 +223,7 @@ class Found(NamedTuple):
 def _unexplained(
   form: calls.Call, result: jax.Array, flat: list[jax.Array]
 ) -> Found:
-  """Returns the elements that are not finite without a cause."""
+  """Returns the NaN and Inf of a result that the operands do not explain."""
   call = form.filled(flat).in_usual_order()
   in_f32 = call.replace(preferred_element_type=np.dtype(np.float32))
   lhs = call.lhs.dequantized().astype(jnp.float32)
@@ -233,8 +234,8 @@ def _unexplained(
     dtype=jnp.float32,
   )
   expected = epilogue.apply(multiply(lhs, rhs), in_f32)
-  # If a magnitude overflows, any error is allowed, because sums in another
-  # order may overflow.
+  # If the magnitude overflows, the error bound is infinite, because a sum in
+  # another order may overflow.
   magnitude = multiply(jnp.abs(lhs), jnp.abs(rhs))
   if call.global_scale is not None:
     factor = jnp.abs(call.global_scale)
@@ -250,13 +251,13 @@ def found(
   magnitude: jax.Array,
   dtype: np.typing.DTypeLike,
 ) -> Found:
-  """Returns the elements of a result that are not finite, and should be.
+  """Returns the elements of a result that should be finite, and are not.
 
   Args:
-    result: of `dtype`.
-    expected: f32, the result before the cast by portable operations.
-    magnitude: f32, sum(|a * b|) times what multiplies the sum.
-    dtype: of the result.
+    result: result of the backend.
+    expected: result before the cast, computed in f32 by portable operations.
+    magnitude: f32, sum(|a * b|) times the global scale.
+    dtype: dtype of the result.
   """
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
   bound = jnp.abs(expected) * (1 + _relative_error(dtype)) + error
@@ -286,7 +287,10 @@ def _overflow(dtype: np.typing.DTypeLike) -> float:
 
 
 def _first(is_true: jax.Array) -> list[jax.Array]:
-  """Returns the index of the first True, by dimensions to fit 32 bits."""
+  """Returns the index of the first True, one i32 for each dimension.
+
+  A flat index could exceed 32 bits.
+  """
   index = []
   for _ in range(is_true.ndim):
     rest = tuple(range(1, is_true.ndim))
@@ -304,7 +308,10 @@ def _report(
   actual: np.ndarray,
   expected: np.ndarray,
 ) -> None:
-  """On the host; also called, by `vmap`, for what has nothing to report."""
+  """Fails on the host if elements are unexplained.
+
+  Under `vmap` the callback also runs for entries without such elements.
+  """
   if count == 0:
     return
   where = tuple(int(i) for i in np.asarray(index))
@@ -319,7 +326,7 @@ def _report(
 
 
 def fail(error: Exception) -> None:
-  """Raises on the host, here and at the end of every `debug_checks`."""
+  """Raises `error` on the host; records it for each active `debug_checks`."""
   with _records_lock:
     for record in _records:
       record.append(error)
@@ -329,12 +336,12 @@ def fail(error: Exception) -> None:
 def describe(
   result: jax.Array, call: Any, choose: Callable[..., decisions.Decision]
 ) -> str:
-  """Describes a call: its place in the program, its arrays, its backend.
+  """Describes a call: its source location, its arrays, its backend.
 
   Args:
-    result: of the call.
-    call: of the dot or of the ragged dot.
-    choose: (problem, target, requested) -> the decision.
+    result: result of the call.
+    call: call of a dot or a ragged dot.
+    choose: (problem, target, requested) -> decision.
   """
   arrays = ", ".join(
     f"{name} {x.dtype.name}[{', '.join(map(str, x.shape))}]"
@@ -355,10 +362,9 @@ def describe(
 def _implementation(
   call: Any, choose: Callable[..., decisions.Decision]
 ) -> str:
-  """Returns the backend that would be chosen for a local target.
+  """Returns the backend that is chosen for the first supported local target.
 
-  Only the lowering has the actual target. A requested backend may support only
-  one of the local targets.
+  The actual target is unknown before lowering.
   """
   override = targets.overriding_target()
   for target in [override] if override else targets.local_targets():

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot_p`: the primitive, and its rules for JAX.
 
-`operation/primitive.py` says what its operands and parameters are. The
-primitive keeps general dimension numbers, so batching only renumbers dimensions
-and a side that is not mapped is not broadcast. If only the values or only the
-scales of a side are mapped, the other array is broadcast.
+`operation/primitive.py` describes its operands and parameters. The primitive
+has general dimension numbers, so batching renumbers dimensions and does not
+broadcast an unmapped side. If only the values or only the scales of a side are
+mapped, the other array is broadcast.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def _batch(
     lhs = lhs.replace(batch=(0, *lhs.batch))
     rhs = rhs.replace(batch=(0, *rhs.batch))
   elif lhs_is_mapped:
-    # One side only: the mapped dimension joins its rows (or columns), and the
-    # other side, a weight perhaps, stays as it is.
+    # The mapped dimension becomes a free dimension of lhs. rhs, such as a
+    # weight, stays unbatched.
     position = len(lhs.batch)
   else:
     position = len(lhs.batch) + len(lhs.free)
   call = call.replace(lhs=lhs, rhs=rhs)
   if call.out_sharding is not None:
-    # The mapped dimension keeps its sharding, which all mapped arrays share.
+    # All mapped arrays have the same sharding of the mapped dimension.
     side = lhs if lhs_is_mapped else rhs
     axes = jax.typeof(side.values).sharding.spec[0]
     spec = list(call.out_sharding.spec)
@@ -73,8 +73,11 @@ def _batch_side(
 ) -> tuple[bool, sides.Side]:
   """Moves the mapped dimension of values and scale to the front.
 
-  The side names its old dimensions by their new numbers. The new dimension is
-  neither batch, contracting nor free.
+  The old dimensions are renumbered. The caller makes the new dimension a batch
+  dimension; otherwise it is a free dimension.
+
+  Returns:
+    Whether the side is mapped, and the side.
   """
   values_dim = mapped.get(side.name)
   scale_dim = mapped.get(f"{side.name}_scale")
@@ -96,16 +99,16 @@ def _batch_side(
 def _batched_epilogue(
   call: calls.Call, mapped: Mapping[str, int], position: int, ndim: int
 ) -> dict[str, jax.Array]:
-  """Gives the epilogue's operands the result's new dimension at `position`.
+  """Returns the epilogue's operands with a new dimension at `position`.
 
-  The two global scales are dropped if their product is mapped.
+  If one of two separate global scales is mapped, both are dropped.
   """
   changes = {}
   for name in ("global_scale", "global_power", "bias", "residual"):
     operand, dim = getattr(call, name), mapped.get(name)
     if operand is None:
       continue
-    # A global scale may be one number, whatever the rank of the result.
+    # A scalar global scale does not have the rank of the result.
     is_scale = name in ("global_scale", "global_power")
     is_number = is_scale and operand.ndim == (dim is not None)
     if dim is None:
@@ -127,9 +130,9 @@ def _batched_epilogue(
 def _batch_epilogue(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Computes one dot in f32, then the epilogue of each entry.
+  """Computes one dot in f32, then the epilogue of each mapped entry.
 
-  Neither side is mapped.
+  Requires that neither side is mapped.
   """
   result = bind(call.bare())
   changes = _batched_epilogue(call, mapped, 0, result.ndim)
@@ -140,18 +143,18 @@ def _batch_epilogue(
 def _local(
   call: calls.Call, target: targets.Target, module: lowering.Module
 ) -> jax.Array:
-  """Computes a call on one device, or on arrays that devices cannot share.
+  """Chooses a backend for the target and emits the call.
 
-  XLA gathers the operands of a kernel that is not split, so a partitioned
-  module may have kernels. A module for several platforms has a rule for each.
+  A partitioned module may have kernels that are not split: XLA gathers their
+  operands.
   """
   if module.is_split:
-    # A device's part of a layer is not its part of the stack.
+    # A shard of a layer is not a slice of the device's shard of the stack.
     call = call.without_origins_of_sides()
   unportable = None
   if module.is_exported and call.implementation is None:
-    # A process that loads the module may lack the libraries, and jax.export
-    # refuses calls without guaranteed stability.
+    # A process that loads the module may lack the kernel libraries, and
+    # jax.export refuses custom calls without guaranteed stability.
     unportable = decisions.Unsupported(lowering.PORTABLE)
   decision = backends.choose(
     call.problem(),

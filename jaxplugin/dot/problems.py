@@ -25,9 +25,8 @@ class OperandProblem:
   Attributes:
     format: its block format; None for a plain float operand.
     dtype: dtype of the stored values; uint8 is packed FP4.
-    contracting_is_minor: whether values that follow each other along k do so in
-      memory, in the order in which a kernel that takes strides gets them
-      (`striding`): what is copied for it has k minor.
+    contracting_is_minor: whether values along k are contiguous in the array
+      that a kernel with strides reads (`striding`). Copies have k minor.
     scale_layout: "linear" or "swizzled_128x4".
     scale_is_padded: whether the scale is larger than rows x ceil(k / block).
     is_interleaved: whether FP4 values are interleaved, as `prepare_weights`
@@ -55,13 +54,14 @@ class DotProblem:
     lhs, rhs: the operands.
     out_dtype: dtype of the result.
     global_scale: "none", "scalar", or "array" (it varies over the result).
-    has_global_power: whether it comes as two factors (`epilogue`).
-    highest_precision: whether precision="highest" was asked for.
+    has_global_power: whether the global scale is two factors (`epilogue`).
+    highest_precision: whether the call has precision="highest".
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.
-    blocked_k: size of the blocked one of several contracting dimensions, of rhs
-      if the sides differ. None if there is one, or if the size is symbolic.
-    blocks_pair_up: whether both sides are blocked along the same one.
+    blocked_k: size of the blocked contracting dimension, that of rhs if the
+      sides differ. None with one contracting dimension or a symbolic size.
+    blocks_pair_up: whether both sides are blocked along the same contracting
+      dimension.
   """
 
   batch: int | None
@@ -109,7 +109,7 @@ class DotProblem:
 
   @property
   def dense_k(self) -> int | None:
-    """k of `dense.dense_sides`, with padding; None if a size is symbolic."""
+    """k with the padding of `dense.dense_sides`; None if it is symbolic."""
     size = self.k if self.blocked_k is None else self.blocked_k
     if not self.k or not size:
       return self.k

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The meaning of a block-scaled dot: what any implementation is held to.
+"""Reference implementations of the block-scaled dot.
 
-In NumPy and f64, for tests, notebooks and the benchmark; and the dot of plain
-operands in JAX operations, for derivatives and checks.
+Tests, notebooks and the benchmark compare backends with the f64 dot in NumPy.
+Derivatives and checks use `plain_dot`, the dot of plain operands in JAX.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
 
-# In units of sum(|a * b|), before the final cast: 16 roundings of f32.
+# Bound on the error before the final cast, in units of sum(|a * b|): 16
+# roundings of f32.
 ERROR_BOUND: Final = 16 * 2.0**-24
 
 
 def rounding_error(dtype: np.typing.DTypeLike) -> float:
   """Returns the largest relative error of rounding to normal numbers.
 
-  With p significant bits, neighbours differ by at most 2^(1 - p) of their value
-  (`eps`). A number is at most half of that from the nearest one: 2^-p.
+  With p significant bits, adjacent numbers differ by at most 2^(1 - p) of their
+  value (`eps`). The rounding error is at most half of that, 2^-p.
   """
   return float(jnp.finfo(dtype).eps) / 2
 
@@ -108,12 +109,12 @@ def plain_dot(
   """Computes `dot_general`, accumulated in f32 and cast once.
 
   Args:
-    lhs, rhs: any dtypes that f32 holds.
-    dimension_numbers: as `lax.dot_general`'s.
-    dtype: the result's.
-    precision: as `lax.dot_general`'s; None is HIGHEST: no TF32 on a GPU, no
-      bf16 on a TPU.
-    out_sharding: as `lax.dot_general`'s.
+    lhs, rhs: arrays of dtypes that f32 represents exactly.
+    dimension_numbers: as for `lax.dot_general`.
+    dtype: dtype of the result.
+    precision: as for `lax.dot_general`. None is HIGHEST, which avoids TF32 on a
+      GPU and bf16 on a TPU.
+    out_sharding: as for `lax.dot_general`.
   """
 
   def multiply(
@@ -132,7 +133,8 @@ def plain_dot(
     precision = lax.Precision.HIGHEST
   in_f32 = functools.partial(multiply, jnp.float32, precision)
   if lhs.dtype == rhs.dtype == formats.BF16:
-    # The same products; but XLA:CPU refuses some layouts of bf16 at run time.
+    # A bf16 dot has the same products. XLA:CPU computes in f32 instead, because
+    # its bf16 dot fails at run time for some layouts.
     in_bf16 = functools.partial(multiply, jnp.bfloat16, None)
     result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
   else:

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a call's shapes, dtypes and options.
+"""Validation of a call's shapes, dtypes and options.
 
-Each function raises TypeError or ValueError, naming the argument, the rule,
-what was given, and the remedy. As in `sides`, arrays, tracers, abstract values
-and `ShapeDtypeStruct`s all do.
+The errors name the argument, the rule, the given value and the remedy. As in
+`sides`, operands may be arrays, tracers, abstract values and
+`ShapeDtypeStruct`s.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ RESULT_DTYPES: Final = sides.PLAIN_DTYPES
 def canonical_dimension_numbers(
   dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int
 ) -> sides.DimensionNumbers:
-  """Tuples of ints; None is contraction of the last dimensions.
+  """Returns dimension numbers as tuples of ints.
 
-  For None the leading dimensions are batch where the ranks are equal, and rows
-  of lhs where rhs has rank 2.
+  None contracts the last dimensions. The leading dimensions are then batch if
+  the ranks are equal, or rows of lhs if rhs has rank 2.
 
   Raises:
-    TypeError: not of `lax.dot_general`'s form, or None for other ranks.
+    TypeError: If they do not have the form of `lax.dot_general`, or are None
+      for other ranks.
   """
   if dimension_numbers is None:
     if rhs_ndim < 2 or (lhs_ndim != rhs_ndim and not lhs_ndim > rhs_ndim == 2):
@@ -69,10 +70,10 @@ def canonical_dimension_numbers(
 
 
 def canonical_precision(precision: Any) -> bool:
-  """Returns whether `precision` asks for the highest one.
+  """Returns whether `precision` is or contains HIGHEST.
 
   Raises:
-    ValueError: it is not a precision.
+    ValueError: If it is not a precision.
   """
   items = precision if isinstance(precision, (tuple, list)) else (precision,)
   try:
@@ -86,16 +87,17 @@ def canonical_precision(precision: Any) -> bool:
 
 
 def product_dtype(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
-  """Returns the dtype of `lax.dot_general` without preferred_element_type.
+  """Returns the operand dtype with the wider range, then the finer one.
 
-  The operand's of the wider range, then of the finer one: of bf16 and f16 bf16.
+  For bf16 and f16 it is bf16. The result of `jp.dot_general` has this dtype
+  without preferred_element_type.
   """
   properties = lambda x: (jnp.finfo(x).maxexp, jnp.finfo(x).nmant)
   return np.dtype(max(lhs, rhs, key=properties))
 
 
 def parts_dtype(dtype: Any) -> np.dtype | None:
-  """Returns the dtype of `reduce_dtype`; raises TypeError."""
+  """Returns `reduce_dtype` as a NumPy dtype; raises TypeError."""
   if dtype is None:
     return None
   result = formats.as_dtype(dtype)
@@ -138,7 +140,7 @@ def validate_sides(call: calls.Call) -> None:
 
 
 def validate_epilogue(call: calls.Call) -> None:
-  """Checks the result's dtype and what is applied to it; raises TypeError."""
+  """Checks the result's dtype and the epilogue; raises TypeError."""
   if call.preferred_element_type not in RESULT_DTYPES:
     raise TypeError(
       f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
@@ -176,13 +178,14 @@ def validate_dimension_numbers(
   rhs_shape: Sequence[int],
   remedy: Callable[[int, int], str] = lambda *_: "",
 ) -> None:
-  """Raises TypeError unless they fit each other and the logical shapes.
+  """Raises TypeError unless dimension numbers match the logical shapes.
 
   Args:
-    who: the function that was called.
-    dimension_numbers: as `lax.dot_general`'s.
+    who: name of the function in errors.
+    dimension_numbers: as for `lax.dot_general`.
     lhs_shape, rhs_shape: logical shapes.
-    remedy: of two contracting dimensions whose sizes differ, text to add.
+    remedy: (lhs dimension, rhs dimension) -> text that the error adds if these
+      contracting dimensions have different sizes.
   """
   contracting, batch = dimension_numbers
   for kind, (lhs_dims, rhs_dims) in (
@@ -230,13 +233,13 @@ def sizes_remedy(
   names: tuple[str, str] = ("lhs", "rhs"),
   transposed: str = "",
 ) -> str:
-  """Returns what to do where two contracting sizes differ, or "".
+  """Returns the remedy if two contracting sizes differ, or "" if none is known.
 
   Args:
-    lhs, rhs: arrays, plain or quantized, or sides: what has a shape.
-    dims: the contracting dimension of each.
-    names: what the caller calls them.
-    transposed: the remedy where another dimension of rhs has lhs's size.
+    lhs, rhs: plain or quantized arrays, or sides.
+    dims: contracting dimensions of lhs and rhs.
+    names: argument names of lhs and rhs in the caller.
+    transposed: remedy if another dimension of rhs has the size of lhs.
   """
   given = tuple(zip(names, (lhs, rhs), dims, strict=True))
   for (name, plain, dim), (other, quantized, k) in (given, given[::-1]):
@@ -261,7 +264,7 @@ def sizes_remedy(
 
 
 def _block_format(x: Any) -> formats.BlockFormat | None:
-  # Arrays of JAX have a `format` too, which says how they lie.
+  # JAX arrays have a `format` too: their memory layout.
   format = getattr(x, "format", None)
   return format if isinstance(format, formats.BlockFormat) else None
 
@@ -272,7 +275,7 @@ def validate_values(side: sides.Side) -> None:
   if format is None:
     if values.dtype not in sides.PLAIN_DTYPES:
       remedy = "cast it, or quantize it with jaxplugin.quantize"
-      if sides.who() == "block_scaled_dot":  # Others have no such argument.
+      if sides.who() == "block_scaled_dot":  # Only it has `{name}_scale`.
         remedy = f"pass {name}_scale for quantized values, else {remedy}"
       raise TypeError(
         f"{sides.who()}: {name} without a scale must be float32, bfloat16 or"

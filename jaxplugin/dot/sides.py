@@ -32,7 +32,7 @@ WHO: Final = "block_scaled_dot"
 
 
 def who() -> str:
-  """Returns the function that errors name."""
+  """Returns the name of the public function that errors name."""
   return speaking.who(WHO)
 
 
@@ -63,21 +63,21 @@ class Side:
     name: "lhs" or "rhs".
     values: quantized values, or plain floats.
     scale: block scales; None for a plain operand.
-    global_scale: that of a `ScaledArray`, or None. A checked `Call` has the
-      product of both sides' global scales instead.
+    global_scale: global scale of a `ScaledArray`, or None. A validated `Call`
+      has the product of both sides' global scales instead.
     format: the block format; None for a plain operand.
     axis: the contracting dimension that is blocked (and packed); None if plain.
     scale_layout: "linear" or "swizzled_128x4".
-    is_interleaved: whether bytes of FP4 are those of interleaved words. Values
-      that are words, uint32, are interleaved in any case.
-    contracting, batch: its dimensions of these kinds.
-    stack, stack_scale, layer: if values and scale of rhs are slices, they are
-      stack[layer] and stack_scale[layer], with layer an i32[] in range; else
-      None. A backend that reads the layer from the stack uses these arrays.
-    source, source_global_scale: the floats that `quantize` computed values and
-      scale from, along the last dimension, and their global scale, f32 of one
-      element or None; None if they are unknown. A backend that reads codes in
-      another layout quantizes these again.
+    is_interleaved: whether FP4 values stored as bytes are interleaved. Values
+      stored as uint32 words are always interleaved.
+    contracting, batch: contracting and batch dimensions.
+    stack, stack_scale, layer: arrays such that values = stack[layer] and scale
+      = stack_scale[layer], with layer an i32[] in range; None if rhs is not a
+      known slice. A backend may read the layer from the stack.
+    source: floats that `quantize` quantized along the last dimension to values
+      and scale; None if unknown. A backend that needs another layout may
+      quantize them again.
+    source_global_scale: global scale of `source`, f32 of one element, or None.
   """
 
   name: str
@@ -115,7 +115,7 @@ class Side:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Its logical shape (FP8 values may also come as raw bytes)."""
+    """Logical shape, in which a dimension of packed FP4 counts values."""
     if self.format is None or not self.format.is_fp4:
       return tuple(self.values.shape)
     assert self.axis is not None
@@ -123,7 +123,7 @@ class Side:
 
   @property
   def scale_shape(self) -> tuple[int, ...]:
-    """Shape of its linear scale without padding."""
+    """Shape of the linear scale without padding."""
     assert self.format is not None and self.axis is not None
     result = list(self.shape)
     size, block = result[self.axis], self.format.block_size
@@ -149,22 +149,22 @@ class Side:
 
   @property
   def comes_as_words(self) -> bool:
-    """Whether values are the words of `interleaving`."""
+    """Whether values are uint32 words of interleaved FP4 (`interleaving`)."""
     return self.format is not None and (self.values.dtype == interleaving.WORDS)
 
   @property
   def exact_in_bf16(self) -> bool:
-    """Whether bf16 holds every value of the (dequantized) operand."""
+    """Whether bf16 represents every (dequantized) value exactly."""
     if self.format is None:
       return self.values.dtype == formats.BF16
     return self.format.exact_in_bf16
 
   @property
   def stays_swizzled(self) -> bool:
-    """Whether the scale is swizzled, and stays so when dimensions merge.
+    """Whether merging to [batch, rows, k] keeps a swizzled scale's layout.
 
-    Its rows are those of the last but one dimension, in tiles of 128. Other
-    rows come before them without a gap where 128 divides their number.
+    Tiles have 128 rows of the second to last dimension. Several free dimensions
+    merge without padding between them only if 128 divides its size.
     """
     if self.scale_layout != layouts.SWIZZLED:
       return False
@@ -178,7 +178,10 @@ class Side:
     return len(free) == 1 or rows % layouts.SCALE_TILE_ROWS == 0
 
   def strides(self) -> striding.Strides | None:
-    """Strides of (batch, row, k) of the values; None if they need a copy."""
+    """Returns the values' strides of (batch, row, k), or None if not strided.
+
+    The values then need a copy.
+    """
     return striding.values_strides(
       self.values,
       self.format,
@@ -188,10 +191,10 @@ class Side:
     )
 
   def problem(self, *, is_copied: bool) -> problems.OperandProblem:
-    """Reduces it to what implementations are chosen by.
+    """Returns the operand's part of the problem that chooses a backend.
 
     Args:
-      is_copied: whether kernels get a row-major copy of it.
+      is_copied: whether kernels read a row-major copy of the operand.
     """
     is_interleaved = self.is_interleaved or self.comes_as_words
     strides = None if is_copied else self.strides()
@@ -207,10 +210,10 @@ class Side:
 
   @property
   def is_layer(self) -> bool:
-    """Whether it is one of the matrices of a stack."""
+    """Whether the side is a slice of a known stack, and has no batch."""
     return self.stack is not None and not self.batch
 
-  # The same operand otherwise.
+  # Conversions.
 
   def without_stack(self) -> Side:
     """Returns the side without the stack that it is a slice of."""
@@ -221,7 +224,7 @@ class Side:
     return self.replace(**dict.fromkeys(_OF_ORIGIN))
 
   def whole_stack(self) -> Side:
-    """Returns the side of all layers of the stack; batch selects a layer."""
+    """Returns a side with the whole stack, whose batch dimension is layers."""
     assert self.is_layer
     return self.replace(
       values=self.stack,
@@ -252,7 +255,7 @@ class Side:
     return side.replace(values=values, is_interleaved=False)
 
   def linear_scale(self) -> jax.Array:
-    """Returns its scale in the linear layout, without padding."""
+    """Returns the scale in the linear layout, without padding."""
     shape = self.scale_shape
     if self.scale_layout == layouts.SWIZZLED:
       return layouts.unswizzle_scale(self.scale, shape[-2:])
@@ -261,7 +264,7 @@ class Side:
     return lax.slice(self.scale, (0,) * self.scale.ndim, shape)
 
   def with_linear_scale(self) -> Side:
-    """Returns the side with `linear_scale`; a plain one unchanged."""
+    """Returns the side with `linear_scale`; a plain side is unchanged."""
     if self.format is None:
       return self
     return self.replace(scale=self.linear_scale(), scale_layout=layouts.LINEAR)
@@ -269,8 +272,8 @@ class Side:
   def dequantized(self) -> jax.Array:
     """Returns f32 values times scales, or the floats of a plain operand.
 
-    It uses XLA operations. Values must be in their usual order. The result is
-    without the global scale.
+    It uses XLA ops and leaves out the global scale. Values must not be
+    interleaved.
     """
     if self.format is None:
       return self.values
@@ -280,7 +283,7 @@ class Side:
     )
 
   def plain(self) -> Side:
-    """Returns the unquantized side of `dequantized` values."""
+    """Returns an unquantized side with the `dequantized` values."""
     return Side(
       name=self.name,
       values=self.dequantized(),
@@ -309,10 +312,11 @@ class Side:
     return side.replace(scale=extents.pad_axis(self.scale, axis, columns))
 
   def joined(self) -> Side | None:
-    """Returns the side with its contracting dimensions merged, as the last one.
+    """Returns the side with its contracting dimensions merged and last.
 
-    Its arrays may be abstract. Returns None if a quantized side is not blocked
-    along the last one in whole blocks.
+    The arrays may be abstract. The result is None if a quantized side is not
+    blocked along its last contracting dimension in whole blocks, or if it is
+    interleaved or has a swizzled or padded scale.
     """
     last = self.contracting[-1]
     if self.format is not None and (
@@ -345,16 +349,16 @@ class Side:
     )
 
   def with_last(self, position: int) -> Side:
-    """Returns the side with one contracting dimension named last."""
+    """Returns the side with `contracting` reordered to end with `position`."""
     others = self.contracting[:position] + self.contracting[position + 1 :]
     return self.replace(contracting=(*others, self.contracting[position]))
 
   def merged(self, position: int) -> Side:
-    """Values and linear scale transposed and reshaped to [batch, rows, k].
+    """Returns the side transposed and reshaped to [batch, rows, k].
 
     Args:
-      position: which contracting dimension goes last; the blocked one where
-        there is one.
+      position: index of the contracting dimension that becomes minor in k, the
+        blocked one of a quantized side.
     """
     side = self.with_last(position)
     values, scale = side.merge(side.values), None
@@ -369,7 +373,7 @@ class Side:
     )
 
   def merge(self, x: jax.Array) -> jax.Array:
-    """Returns an array of the side's dimensions as [batch, rows, k]."""
+    """Transposes and reshapes the values or scale to [batch, rows, k]."""
     kinds = (self.batch, self.free)
     sizes = [math.prod(x.shape[d] for d in dims) for dims in kinds]
     x = jnp.transpose(x, (*self.batch, *self.free, *self.contracting))
@@ -378,6 +382,6 @@ class Side:
 
 
 def dense_strides(shape: Sequence[int]) -> striding.Strides:
-  """Strides of a row-major [batch, rows, columns]."""
+  """Returns the strides of a row-major [batch, rows, columns]."""
   _, rows, columns = shape
   return rows * columns, columns, 1

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The block-scaled dots of a jaxpr, and what is decided about each."""
+"""Finds the block-scaled dots of a jaxpr and the decision for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decided = choice.Decided[problems.DotProblem]
 
 
 def dots(jaxpr: Any) -> Iterator[Any]:
-  """Yields every equation of the primitive, also in sub-jaxprs."""
+  """Yields every `block_scaled_dot_p` equation, also those in sub-jaxprs."""
   for operation in program.operations(jaxpr):
     if operation.eqn.primitive is primitive.block_scaled_dot_p:
       yield operation.eqn
@@ -28,7 +28,7 @@ def dots(jaxpr: Any) -> Iterator[Any]:
 def decide(
   eqn: Any, target: targets.Target | None, *, for_export: bool = False
 ) -> Decided:
-  """Decides about one of `dots`, as `choice.decide` does."""
+  """Returns `choice.decide` of an equation from `dots`."""
 
   def choose(
     call: Any, problem: problems.DotProblem, target: targets.Target

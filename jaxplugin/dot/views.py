@@ -123,7 +123,7 @@ class Problem:
 
 
 def problem_of(problem: problems.DotProblem) -> Problem:
-  """The view of a problem."""
+  """Returns the public view of a problem."""
   return Problem(
     batch=problem.batch,
     m=problem.m,
@@ -143,10 +143,10 @@ def problem_of(problem: problems.DotProblem) -> Problem:
 
 
 def operand_problem(operand: problems.OperandProblem) -> OperandProblem:
-  """Returns the view of an operand's problem."""
+  """Returns the public view of an operand's problem."""
   dtype, format = operand.dtype, operand.format
   if format is not None and not format.is_fp4:
-    dtype = format.array_dtype  # FP8 may come as bytes, and arrives as FP8
+    dtype = format.array_dtype  # `typed` converts FP8 bytes to FP8.
   return OperandProblem(
     format=format, dtype=dtype, scale_layout=operand.scale_layout
   )
@@ -322,7 +322,7 @@ class MatmulCall(Generic[ProblemView]):
   def _require_sums(
     self, sums: Any, shape: tuple[int, ...], remedy: str = ""
   ) -> None:
-    """Raises TypeError unless `finish` is given the sums of this call."""
+    """Raises TypeError unless `sums` is f32 of `shape`."""
     if tuple(sums.shape) != shape or sums.dtype != np.float32:
       raise TypeError(
         f"finish: sums must be float32{list(shape)}, got"
@@ -408,7 +408,7 @@ class Call(MatmulCall[Problem]):
 
 
 def typed(side: sides.Side, *, reads_swizzled: bool) -> sides.Side:
-  """Returns a side with the dtypes and the scale that `Operand` promises."""
+  """Returns a side with the dtypes and scale layout documented in `Operand`."""
   if side.format is None:
     return side
   side = side_bytes.from_bytes(side)
@@ -418,7 +418,7 @@ def typed(side: sides.Side, *, reads_swizzled: bool) -> sides.Side:
 
 
 def _rows(call: calls.Call, k: int | None, scale_layout: str) -> calls.Call:
-  """Returns the call with merged dimensions, also those of the epilogue."""
+  """Merges the dimensions of a call and of its epilogue's operands."""
   if scale_layout == layouts.SWIZZLED and len(call.lhs.contracting) == 1:
     lhs, rhs = (_swizzled_rows(side, k) for side in (call.lhs, call.rhs))
   else:
@@ -438,7 +438,10 @@ def _rows(call: calls.Call, k: int | None, scale_layout: str) -> calls.Call:
 
 
 def _swizzled_rows(side: sides.Side, k: int | None) -> sides.Side:
-  """Returns a side with one contracting dimension as [batch, rows, k]."""
+  """Returns a side as [batch, rows, k], with a swizzled scale.
+
+  Requires one contracting dimension.
+  """
   if side.format is not None and side.stays_swizzled:
     tile_k = layouts.SCALE_TILE_COLUMNS * side.format.block_size
     if k == side.shape[side.contracting[0]] and k % tile_k == 0:
@@ -460,9 +463,9 @@ def _swizzled(side: sides.Side) -> sides.Side:
 def _merged(
   x: jax.Array, shape: tuple[int, ...], groups: tuple[int, ...]
 ) -> jax.Array:
-  """`x`, which broadcasts to `shape`, with each group of dimensions one.
+  """Merges groups of dimensions of `x`, which broadcasts to `shape`.
 
-  A group in which it does not vary is 1; others are broadcast.
+  A group in which all sizes are 1 stays 1. Other groups are broadcast first.
   """
   wanted: list[int] = []
   sizes, start = [], 0

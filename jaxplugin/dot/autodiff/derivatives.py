@@ -1,15 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of a block-scaled dot, with respect to all that is not quantized.
+"""Derivatives of a block-scaled dot by its unquantized arguments.
 
     result = cast(activation(dot(lhs, rhs) * global_scale + bias) + residual)
 
-A dot without activation is linear in an unquantized side, the bias and the
-residual together, and in the global scale. So a tangent is a block-scaled dot
-with a tangent as operand. Forward mode runs the same kernels, and reverse mode
-saves quantized operands. The transpose by a side dequantizes the other side in
-the backward pass, because g contracts the dimension that is not blocked. The
-transpose by the global scale computes the dot once more.
+Without an activation, the dot is jointly linear in one unquantized side, the
+bias and the residual. It is also linear in the global scale. Its tangent is
+therefore a block-scaled dot with a tangent as one operand: forward mode runs
+the same kernels, and reverse mode saves quantized operands.
+
+`g` is the cotangent of the result. The cotangent of a side contracts g with the
+other side along a dimension without blocks, so the backward pass dequantizes
+that side. The cotangent of the global scale computes the dot again.
 
 `dot/primitive.py` registers `jvp`, `require_linear` and `cotangent`.
 """
@@ -47,13 +49,14 @@ _F32: Final = np.dtype(np.float32)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientDims:
-  """How the gradients of `dot_general` are products of its result's, g.
+  """Dimension numbers of the two matmuls that compute a dot's gradients.
 
   Attributes:
-    dgrad, wgrad: dimension numbers of g and rhs, and of g and lhs.
-    lhs_order, rhs_order: permutations that bring those products' dimensions
-      into the order of lhs and of rhs.
-    g_ndim: of g.
+    dgrad: dimension numbers of dot(g, rhs), the cotangent of lhs.
+    wgrad: dimension numbers of dot(g, lhs), the cotangent of rhs.
+    lhs_order, rhs_order: permutations from the results' dimensions to those of
+      lhs and rhs.
+    g_ndim: rank of g, the cotangent of the result.
   """
 
   dgrad: sides.DimensionNumbers
@@ -97,20 +100,20 @@ class GradientDims:
 def jvp(
   bind: Bind, call: calls.Call, tangents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the result, from the call itself, and its tangent.
+  """Returns the result of a call and its tangent.
 
   Args:
-    bind: of the primitive.
-    call: the call.
-    tangents: of its arrays by name, without symbolic zeros.
+    bind: binds the primitive.
+    call: call with the primal arrays.
+    tangents: tangent of each array by name, without symbolic zeros.
   """
-  # These tangents are zeros, because a power of two comes from bits and an
-  # origin is a constant.
+  # `global_power` is computed from the bits of the scales, and origins are
+  # constants, so both have zero tangents.
   constants = {"global_power", *call.ORIGINS}
   active = {k: x for k, x in tangents.items() if k not in constants}
   result = bind(call)
-  # The backward pass keeps the operands of the linear calls, so they have no
-  # stacks.
+  # The operands of the linear calls are residuals of the backward pass. Without
+  # origins it does not save whole stacks of layers.
   call = call.without_origins()
   if call.activation is None:
     return result, _linear_tangent(bind, call, active, result)
@@ -122,7 +125,8 @@ def jvp(
   terms = []
   if active:
     tangent = _linear_tangent(bind, before, active, result)
-    # Computed again: the kernels that fuse an activation keep nothing of it.
+    # The dot is computed again, because kernels that fuse an activation do not
+    # store its argument.
     terms.append(_activation_tangent(bind(before), tangent, call))
   if residual is not None:
     terms.append(_as_result(residual, result))
@@ -136,10 +140,10 @@ def _linear_tangent(
 
   Args:
     active: tangents by name, at least one.
-    result: of the shape and the sharding that the tangent gets.
+    result: result of the call; the tangent gets its shape and sharding.
   """
   products = [x for x in ("lhs", "rhs", "global_scale") if x in active]
-  # The first adds the others, in the kernel.
+  # The first kernel also adds the tangents of the bias and the residual.
   added = {name: active.get(name) for name in ("bias", "residual")}
   terms = []
   dtype = call.preferred_element_type if len(products) == 1 else _F32
@@ -168,9 +172,10 @@ def _activation_tangent(
 ) -> jax.Array:
   """Returns the tangent of the call's activation at `x`, in f32."""
   activate = functools.partial(epilogue.activate, activation=call.activation)
-  if call.activation == "relu":  # it selects: 0, not NaN, of 0 * inf
+  # relu's own JVP selects, so an infinite tangent gives 0 where the slope is 0.
+  if call.activation == "relu":
     return jax.jvp(activate, (x,), (tangent,))[1]
-  # The slope is one array to keep; JAX's rules would keep each of its factors.
+  # Only the slope is saved; JAX's rules would save every factor of it.
   _, slope = jax.jvp(activate, (x,), (jnp.ones_like(x),))
   return slope * tangent
 
@@ -184,10 +189,10 @@ def cotangent(
   """Returns the cotangent of one array of a call that is linear in it.
 
   Args:
-    bind: computes a call.
+    bind: binds the primitive.
     name: the array's name in `Call.ARRAYS`.
     g: cotangent of the result, [batch..., m..., n...].
-    call: arrays whose cotangents are wanted are abstract.
+    call: call whose arrays are abstract where a cotangent is wanted.
   """
   aval = call.arrays()[name]
   if name in ("lhs", "rhs"):
@@ -202,7 +207,7 @@ def cotangent(
   result = result.astype(aval.dtype)
   if not _is_explicit(g):
     return result
-  # An operand on no mesh gets the whole cotangent on every device.
+  # The cotangent of an operand without a mesh is replicated.
   return explicit_axes.reshard(result, explicit_axes.spec_of(aval))
 
 
@@ -224,7 +229,7 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
       return local(g, other, numbers)
     order = dims.lhs_order if name == "lhs" else dims.rhs_order
     spec = explicit_axes.spec_of(call.arrays()[name])
-    # Dimension i of the operand is `order[i]` of the product.
+    # Dimension i of the operand is dimension `order[i]` of the product.
     out = tuple(axes for _, axes in sorted(zip(order, spec, strict=True)))
     return explicit.product_across_blocks(local, g, other, numbers, out)
 
@@ -244,7 +249,7 @@ def side_cotangent(
   Args:
     side: "lhs" or "rhs".
     g: the result's cotangent.
-    product_with: (g, numbers) -> its product with the other side, in f32.
+    product_with: (g, numbers) -> dot of g and the other side, in f32.
     factor: f32[], or f32 that broadcasts to g and has its rank, or None.
     power: a power of two of factor's shape, or None.
     dims: dimension numbers of the dot's gradients.
@@ -252,7 +257,8 @@ def side_cotangent(
   numbers, order = dims.dgrad, dims.lhs_order
   if side == "rhs":
     numbers, order = dims.wgrad, dims.rhs_order
-  if factor is not None and factor.ndim:  # it may vary along the contracted
+  # An array may vary along dimensions that g contracts, so it scales g itself.
+  if factor is not None and factor.ndim:
     if power is not None:
       power = _sharded_as(g, power)
     g = epilogue.multiply(g.astype(_F32), _sharded_as(g, factor), power)
@@ -263,7 +269,7 @@ def side_cotangent(
 
 
 def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
-  """Returns `x`, which broadcasts to `like`, with its explicit axes."""
+  """Reshards `x` to the explicit axes of `like`, to which it broadcasts."""
   if not _is_explicit(like):
     return x
   sizes = zip(x.shape, explicit_axes.spec_of(like), strict=True)
@@ -273,9 +279,9 @@ def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
-  """Returns a side in bf16 if that holds it and g is bf16, else in f32.
+  """Dequantizes a side to bf16 if that is exact and g is bf16, else to f32.
 
-  It uses kernels if they are faster than the operations of `Side.dequantized`.
+  Unlike `Side.dequantized`, it may run a kernel.
   """
   assert side.format is not None and side.axis is not None
   is_bf16 = g_dtype == formats.BF16 and side.exact_in_bf16
@@ -290,7 +296,10 @@ def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
 
 
 def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
-  """Transposes a broadcast to `x` from one number or an array of its rank."""
+  """Sums `x` to the shape of `aval`, a scalar or an array of the same rank.
+
+  This is the transpose of broadcasting `aval` to the shape of `x`.
+  """
   if not aval.ndim:
     return x.sum()
   axes = tuple(d for d in range(x.ndim) if aval.shape[d] != x.shape[d])
@@ -300,10 +309,11 @@ def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
 def partitioned(
   function: Callable[..., jax.Array], like: jax.Array
 ) -> Callable[..., jax.Array]:
-  """Returns `function`, with explicit axes left to the partitioner.
+  """Returns `function` with the explicit mesh axes made auto axes.
 
   Args:
-    like: of the result's shape and sharding.
+    function: function of arrays.
+    like: array with the shape and sharding of the function's result.
   """
   if not _is_explicit(like):
     return function
@@ -329,9 +339,9 @@ REMEDY: Final = (
 
 
 def require_linear(call: calls.Call, names: Sequence[str]) -> None:
-  """Raises NotImplementedError unless a call is linear in arrays together.
+  """Raises NotImplementedError unless a call is jointly linear in arrays.
 
-  Only a user's `jax.linear_transpose` can ask for others.
+  Only a user's `jax.linear_transpose` can violate it: `jvp` binds linear calls.
   """
   what = ""
   if call.activation is not None and list(names) != ["residual"]:

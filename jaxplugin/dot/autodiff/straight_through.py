@@ -1,17 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`block_scaled_dot` of arrays that were quantized straight-through.
+"""`block_scaled_dot` of operands with straight-through gradients.
 
-The surrogate of such a `ScaledArray` is the array before it was quantized. The
-result is that of the call without surrogates. The derivative with respect to a
-surrogate is the derivative of
+The surrogate of a `ScaledArray` is the array it was quantized from. The result
+is the same as without surrogates. The derivative by a surrogate is that of
 
-    cast(activation(dot(surrogate, other) * other's global_scale + bias)
-         + residual)
+    cast(activation(dot(surrogate, other) * global_scale + bias) + residual)
 
-at the result's numbers. The global scale of the surrogate's side is part of its
-quantized array. The other side stays quantized. If it has a surrogate too,
-derivatives of higher order are with respect to that surrogate.
+where `other` is the quantized other operand with its own global scale, and
+`global_scale` is the argument of `block_scaled_dot`. A surrogate needs no
+global scale, because it is not quantized. The derivative of the activation is
+taken at the sums of the quantized operands. If `other` has a surrogate too,
+higher-order derivatives use it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _F32: Final = np.dtype(np.float32)
 
 
 class Arrays(NamedTuple):
-  """The arrays that `block_scaled_dot` is given, or their tangents."""
+  """The array arguments of `block_scaled_dot`, or their tangents."""
 
   lhs: Any
   rhs: Any
@@ -57,13 +57,13 @@ class Arrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-  """A call, but for its arrays.
+  """A call without its arrays.
 
   Attributes:
-    function: `block_scaled_dot`; takes `Arrays`, preferred_element_type and
-      activation.
-    dimension_numbers: in tuples.
-    dtype: of the result.
+    function: `block_scaled_dot` with all other arguments bound. It is called
+      with the fields of `Arrays`, preferred_element_type and activation.
+    dimension_numbers: dimension numbers in tuples.
+    dtype: dtype of the result.
     activation: as for `block_scaled_dot`.
   """
 
@@ -143,7 +143,7 @@ def without_surrogates(arrays: Any) -> Any:
 
 
 def _activated(of: Call, arrays: Arrays) -> jax.Array:
-  """Computes the call in steps that have derivatives."""
+  """Computes the dot without activation, then the activation as JAX ops."""
   before = of.replace(activation=None, dtype=_F32)
   result = dot(before, arrays._replace(residual=None))
   result = epilogue.activate(result, of.activation)
@@ -155,10 +155,14 @@ def _activated(of: Call, arrays: Arrays) -> jax.Array:
 def _tangent_by(
   side: str, tangent: jax.Array, of: Call, arrays: Arrays, result: jax.Array
 ) -> jax.Array:
-  """Returns the tangent by `side`'s surrogate, without activation.
+  """Returns the tangent by the surrogate of `side`, without activation.
 
   Args:
-    result: of the shape and the sharding that it gets.
+    side: "lhs" or "rhs".
+    tangent: tangent of the surrogate.
+    of: call without activation.
+    arrays: primal arrays.
+    result: result of the call; the tangent gets its shape and sharding.
   """
   if tangent.dtype not in sides.PLAIN_DTYPES:
     tangent = tangent.astype(_F32)
@@ -183,7 +187,7 @@ def _other(side: str) -> str:
 
 
 def _plain_product(of: Call, arrays: Arrays) -> jax.Array:
-  """Returns the product of two unquantized sides."""
+  """Computes the dot of two unquantized sides."""
   lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
   result = reference.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
   if arrays.global_scale is not None:
@@ -194,7 +198,7 @@ def _plain_product(of: Call, arrays: Arrays) -> jax.Array:
 def _product_of_both(
   side: str, arrays: Arrays, of: Call, result: jax.Array
 ) -> jax.Array:
-  """Returns a tangent of `side` times the other side, which has a surrogate."""
+  """Computes the dot of `side`'s tangent and an operand with a surrogate."""
   tangent = getattr(arrays, side)
   ndims = arrays.lhs.ndim, arrays.rhs.ndim
 
@@ -235,20 +239,21 @@ def product_of_both(
   transpose: Callable[[jax.Array, Any, Any], jax.Array],
   like: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-  """Returns a tangent of `side` times the other side, which has a surrogate.
+  """Computes the dot of `side`'s tangent and an operand with a surrogate.
 
-  Forward it is one dot of the quantized side. The backward pass dequantizes
-  that side. Both have a derivative with respect to its surrogate.
+  The forward pass computes one dot with the quantized operand. The backward
+  pass dequantizes that operand. Both are differentiable by its surrogate.
 
   Args:
-    side: "lhs" or "rhs".
-    arrays: a named tuple, with the tangent as `side`.
-    constant: name of another array that the product depends on.
-    quantized: arrays -> the product with the quantized side.
-    plain: arrays -> the product with a dequantized side.
-    transpose: (cotangent of the product, arrays, the quantized side) -> the
-      cotangent of the tangent.
-    like: the tangent and the product, if their shardings may be in types.
+    side: "lhs" or "rhs", the side of the tangent.
+    arrays: named tuple whose field `side` is the tangent.
+    constant: name of the other field that the dot depends on.
+    quantized: arrays -> dot with the quantized operand.
+    plain: arrays -> dot with the dequantized operand.
+    transpose: (cotangent of the dot, arrays, quantized operand) -> cotangent of
+      the tangent.
+    like: the tangent and the result, whose types give the shardings on meshes
+      with explicit axes; None if there are no such meshes.
   """
   tangent, other = getattr(arrays, side), "rhs" if side == "lhs" else "lhs"
   constants, tree = jax.tree.flatten(

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dot's backends, and the choice between them.
 
-`table` has the `BACKEND` of each module in this folder, and the backends of
-other packages (`plugins`). `emit` of a backend takes (call, problem,
-target).
+`table` returns the `BACKEND` of each module in this folder and the backends of
+other packages (`plugins`). A backend's `emit` takes (call, problem, target).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ registry.reserve(NAMES)
 
 
 def table() -> dict[str, Backend]:
-  """Returns `BACKENDS` and those of `plugins`, loaded at the first call."""
+  """Returns `BACKENDS` and plugin backends, which the first call loads."""
   return BACKENDS | adapters.table(views.INTERFACE)
 
 
@@ -74,12 +73,12 @@ def choose(
 
   Args:
     problem, target, requested, unportable, overlay: as for `choice.choose`. If
-      no tuning table has the problem, a model of the time may propose a
-      backend.
+      no tuning table has the problem, the time model (`modelled`) may propose
+      a backend.
     for_export: whether other machines load the module (`jp.export`).
     is_of_layer: whether rhs is a layer of stacked weights. With few rows, a
-      backend that reads the layer from the stack comes first, because a copy
-      of the layer would be written and read once more.
+      backend that reads the layer from the stack is preferred, because other
+      backends copy the layer first.
   """
 
   def propose(measured: choice.Proposals) -> choice.Proposals:
@@ -134,9 +133,10 @@ def _for_layer(
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> tuple[decisions.Measured, ...]:
-  """Returns the proposals for a layer of a stack.
+  """Returns the proposals for an rhs that is a layer of a stack.
 
-  The measured weights were not layers.
+  Tuning tables measure weights that are not slices of a stack. With few rows
+  only backends that read the layer from the stack are proposed.
   """
   if problem.m is None or problem.m > modelled.FEW_ROWS:
     return measured
@@ -178,7 +178,7 @@ def _notes_on_layer(
 
 
 def _portable(measured: decisions.Measured) -> decisions.Measured:
-  """Returns a proposal without a config that fits only this machine."""
+  """Drops the config of a proposal if it fits only this machine."""
   backend = table().get(measured.implementation)
   if not measured.config or backend is None or backend.tunable is None:
     return measured
@@ -222,7 +222,7 @@ def _notes_on_order(
 def emit(
   decision: decisions.Decision, call: calls.Call, target: targets.Target
 ) -> jax.Array:
-  """Computes a call as it was decided."""
+  """Emits a call with the backend of a decision."""
   call = call.with_bytes().joined()
   problem = call.problem()
   if problem.interleaved_sides and (
@@ -250,7 +250,7 @@ def validate_name(requested: str | None) -> None:
       f" {speaking.shown(requested)}"
     )
   if requested in BACKENDS:
-    return  # without loading backends of other packages
+    return  # before `table` loads the backends of other packages
   found = table()
   if requested in found:
     return

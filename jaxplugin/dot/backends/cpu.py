@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-They read the quantized bytes once, decode them in registers, and fuse the
-global scale and the epilogue. Dequantized values outside f32's normal range
-count exactly, but where the sides are blocked along different dimensions, see
-`plan`.
+The kernels read the quantized bytes once, decode them in registers, and fuse
+the global scale and the epilogue. Dequantized values outside f32's normal range
+are exact, unless the sides are blocked along different dimensions (`plan`).
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ _LHS_IS_DEQUANTIZED: Final = (
 )
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
-# Numbers of kernels/cpu/README.md.
+# Attribute values of the custom call, listed in kernels/cpu/README.md.
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 BEST_ISA: Final = 0
-_UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
+_UNUSED_BLOCK_SIZE: Final = 32  # attribute of an operand without scale
 
 
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves the package's formats, where there are kernels; any m, n, batch."""
+  """Supports the package's formats and static k on targets with CPU kernels."""
   refusal = missing(target) or unknown_formats(problem.lhs, problem.rhs)
   if refusal is not None:
     return refusal
@@ -56,7 +55,7 @@ def supports(
 
 
 def missing(target: targets.Target) -> decisions.Unsupported | None:
-  """Returns why a target has no kernels, or None if it has them."""
+  """Returns why a target has no CPU kernels, or None if it has them."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
@@ -73,7 +72,7 @@ def missing(target: targets.Target) -> decisions.Unsupported | None:
 def unknown_formats(
   *operands: problems.OperandProblem,
 ) -> decisions.Unsupported | None:
-  """Returns why kernels cannot read operands, or None if they can."""
+  """Returns why the kernels cannot read operands, or None if they can."""
   for operand in operands:
     if operand.format is not None and (
       operand.format not in cpu_library.FORMATS
@@ -88,10 +87,11 @@ def unknown_formats(
 def plan(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
-  """Returns the plan: a global scale that is one number is fused.
+  """Returns the plan, which fuses a scalar global scale.
 
-  If the sides are blocked along different dimensions, operations dequantize lhs
-  (`dense.dense_sides`). They flush subnormals and overflow.
+  If the sides are blocked along different dimensions, XLA ops dequantize lhs to
+  f32 (`dense.dense_sides`). XLA:CPU flushes subnormals, and large values
+  overflow.
   """
   del target
   applications: dict[problems.GlobalScale, decisions.Application] = {
@@ -111,12 +111,12 @@ def emit(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> jax.Array:
-  """Emits one custom call, and operations for the rest of the epilogue.
+  """Emits one custom call, and XLA ops for epilogues it does not fuse.
 
   Args:
-    call, problem, target: as of any backend.
-    config: `cpu_configs.fields_of` a config. If it is empty, the rules of the
-      kernels choose.
+    call, problem, target: as for every backend.
+    config: fields of a config (`cpu_configs.fields_of`). If they are empty, the
+      kernels use their own rules.
 
   Raises:
     ValueError: If the config cannot compute the problem on the target.
@@ -135,12 +135,12 @@ def _dot(
   *,
   config: cpu_configs.CpuConfig,
 ) -> jax.Array:
-  """Emits the custom call on operands in its shapes."""
+  """Emits the custom call on operands reshaped to [batch, rows, k]."""
   cpu_library.register()
   shape = call.shape
   dtype = call.preferred_element_type
   lhs, rhs = dense.dense_sides(call)
-  # From the arrays, because the problem has None for a symbolic size.
+  # Sizes come from the arrays, because the problem has None for symbolic ones.
   batch, m, _ = lhs.values.shape
   n = rhs.values.shape[1]
   bias, residual = None, call.residual
@@ -174,12 +174,12 @@ def _dot(
 
 
 def arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
-  """Values and scale, as the handler takes them."""
+  """Returns values and scale as operands of the custom call."""
   return side.values, or_absent(side.scale)
 
 
 def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
-  """Returns the handler's attributes of one operand.
+  """Returns the attributes of the custom call for one operand.
 
   Args:
     prefix: "lhs" or "rhs".
@@ -199,7 +199,8 @@ def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
 
 
 def or_absent(x: jax.Array | None) -> jax.Array:
-  # Traced: a NumPy array is a constant, which custom_partitioning refuses.
+  # `jnp.zeros` is traced. custom_partitioning refuses constants like NumPy
+  # arrays.
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
@@ -222,7 +223,7 @@ BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
     source=cpu_library.source,
     config_error=cpu_configs.fields_error,
     configured=_configured,
-    # An engine is of an instruction set, which the next CPU may lack.
+    # An engine needs an instruction set that another CPU may lack.
     configs_travel=False,
   ),
 )

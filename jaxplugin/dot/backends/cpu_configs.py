@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the C++ kernels compute a dot, where a measurement says so.
+"""Configs of the C++ kernels, which tuning tables may choose.
 
-By themselves they choose an engine and cut its work by rules
-(kernels/cpu/README.md). A `CpuConfig` overrides either, for one call. It never
-changes what is computed: only which engine adds it up, in which order.
+By default the kernels choose an engine and split its work by rules
+(kernels/cpu/README.md). A `CpuConfig` overrides these rules for one call. It
+changes only which engine computes the sums, and in which order.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ _FEW_ROWS: Final = ("few_rows_avx2", "few_rows_avx512")
 # never faster. With AVX2 a pass of 2 rows is 1.05x faster than one of 4 rows,
 # which does not fit the first cache.
 _PASSES: Final = (2, 3)
-_PASS_ROWS: Final = 4  # the most, and the rule makes passes equal
+_PASS_ROWS: Final = 4  # upper limit; the rule makes all passes equal
 _PANELS: Final = (256,)
 _TASKS: Final = (64, 256)
-# Up to so much work the rule takes one thread (`IsSerial` in
+# Up to this work the rule uses one thread (`IsSerial` in
 # kernels/cpu/dot/rule.h).
 _SERIAL_WORK: Final = 1 << 22
-# From more columns on lhs is the panel, however many rows it has (`PanelIsLhs`
-# in kernels/cpu/dot/config.h).
+# With more columns lhs is the panel, even if it has more rows than rhs
+# (`PanelIsLhs` in kernels/cpu/dot/config.h).
 _PANEL_COLUMNS: Final = 256
-# Above so many rows the kernel walks rhs panel by panel, or passes it several
-# times; up to it, it streams rhs through registers once.
+# Up to this number of rows the kernel streams rhs through registers once. With
+# more rows it reads rhs panel by panel or several times.
 _MAX_SMALL_ROWS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CpuConfig:
-  """How the C++ kernels compute a dot; 0 and "by_rule" leave it to their rule.
+  """How the C++ kernels compute a dot. 0 and "by_rule" use the kernels' rule.
 
   Attributes:
-    engine: one of `ENGINES`. Numbers that it cannot hold, say bf16 below 2^-55,
-      are computed by another one all the same.
-    panel_rows: rows of the side of fewer rows, the panel, that are unpacked at
-      a time; of the engines of few rows, those of one pass over the weights.
-    task_rows: rows of the other side that a thread takes at a time.
+    engine: one of `ENGINES`. Another engine computes numbers that it cannot
+      represent, such as bf16 below 2^-55.
+    panel_rows: rows of the panel that are unpacked at a time. The panel is the
+      side with fewer rows, or lhs if rhs has more than 256. For the engines of
+      few rows: rows of one pass over the weights.
+    task_rows: rows of the other side in one task of a thread.
     threads: upper limit on the threads that share the work. The rule is all
       threads of the pool, or one if there is little work.
   """
@@ -79,7 +80,7 @@ class CpuConfig:
         )
 
   def attributes(self) -> dict[str, np.int64]:
-    """Returns the attributes of the custom call, without rules' choices."""
+    """Returns the config's attributes of the custom call, defaults left out."""
     numbers = {"engine": ENGINES.index(self.engine)}
     numbers |= {name: getattr(self, name) for name in _SIZES}
     return {name: np.int64(value) for name, value in numbers.items() if value}
@@ -94,7 +95,7 @@ class CpuConfig:
 
 _SIZES: Final = ("panel_rows", "task_rows", "threads")
 _FIELDS: Final = ("engine", *_SIZES)
-# By their numbers in kernels/cpu/dot/config.h.
+# An engine's index is its number in kernels/cpu/dot/config.h.
 ENGINES: Final = (
   *(BY_RULE, "f32", "float_avx2", "integer_avx2", "few_rows_avx2"),
   *("bf16", "vnni", "few_rows_avx512", "amx"),
@@ -102,7 +103,7 @@ ENGINES: Final = (
 
 
 def fields_of(config: CpuConfig) -> decisions.Fields:
-  """Returns a config's fields for tables: sorted, without rules' choices."""
+  """Returns a config's fields for tuning tables: sorted, defaults left out."""
   return tuple(
     (name, value)
     for name in sorted(_FIELDS)
@@ -111,10 +112,10 @@ def fields_of(config: CpuConfig) -> decisions.Fields:
 
 
 def config_of(fields: decisions.Fields) -> CpuConfig:
-  """Returns the config with these `fields_of`.
+  """Returns the config whose `fields_of` are `fields`.
 
   Raises:
-    ValueError: it makes them of none; says which field, and what it must be.
+    ValueError: If no config has these fields. The message names the field.
   """
   given: dict[str, Any] = dict(fields)
   unknown = sorted(set(given) - set(_FIELDS))
@@ -150,8 +151,8 @@ def config_error(
 ) -> str | None:
   """Returns why a config cannot compute a problem, or None if it can.
 
-  The library answers, also for an instruction set that this machine lacks. It
-  assumes a problem that the backend's `supports` accepts.
+  The C++ library decides, also for instruction sets that this machine lacks.
+  The backend's `supports` must accept the problem.
   """
   question = _question(problem, target)
   if isinstance(question, str):
@@ -176,9 +177,9 @@ def engine_by_rule(
 def candidates(
   problem: problems.DotProblem, target: targets.Target
 ) -> tuple[CpuConfig, ...]:
-  """Returns the configs to measure for a problem, the rule's own first.
+  """Returns the configs to measure for a problem, the default one first.
 
-  Each can compute the problem, and no two compute it in the same way.
+  Each can compute the problem, and each computes it in a different way.
   """
   by_rule = CpuConfig()
   if config_error(problem, target, by_rule) is not None:
@@ -197,7 +198,7 @@ def candidates(
 def _other_sizes(
   problem: problems.DotProblem, target: targets.Target, *, is_few: bool
 ) -> list[CpuConfig]:
-  """Returns configs with one other size each, under the rule's engine."""
+  """Returns configs that differ from the default in one size."""
   (m, n), _ = _handed_over(problem)
   panel, strip = (m, n) if m <= n or n > _PANEL_COLUMNS else (n, m)
   if is_few:
@@ -223,7 +224,7 @@ def check(
   *,
   who: str,
 ) -> None:
-  """Raises ValueError unless fields are a config for a problem."""
+  """Raises ValueError unless fields are a config that supports a problem."""
   error = fields_error(config, problem, target)
   if error is not None:
     words = " ".join(f"{name}={value}" for name, value in config)
@@ -235,10 +236,10 @@ def check(
 
 
 def is_turned(m: int | None, n: int | None) -> bool:
-  """Whether a matrix times a vector is computed as a vector times a matrix.
+  """Returns whether lhs and rhs are swapped, because rhs is a vector.
 
-  So it is streamed, and the transposed result is the same array. A symbolic m,
-  None, may be large.
+  The kernel then streams the matrix. The transposed result is the same array. A
+  symbolic m (None) counts as large.
   """
   return n == 1 and (m is None or m > _MAX_SMALL_ROWS)
 
@@ -246,7 +247,7 @@ def is_turned(m: int | None, n: int | None) -> bool:
 def _question(
   problem: problems.DotProblem, target: targets.Target
 ) -> cpu_library.DotQuestion | str:
-  """Returns the question for the library, or why it cannot be asked."""
+  """Returns the arguments of the library's functions, or why there are none."""
   if target.cpu_kernels is None:
     return "the target has no CPU kernels"
   if not problem.sizes_are_static:
@@ -263,7 +264,7 @@ def _handed_over(
 ) -> tuple[
   tuple[int, int], tuple[cpu_library.OperandValues, cpu_library.OperandValues]
 ]:
-  """Returns (m, n) of the custom call, and its operands."""
+  """Returns (m, n) and the operands of the custom call."""
   m, n = problem.m, problem.n
   assert m is not None and n is not None
   lhs, rhs = _values(problem.lhs), _values(problem.rhs)

@@ -50,14 +50,15 @@ from jaxplugin.quantization import quantize_primitive
 DOT_TARGET: Final = "__op$block_scaled_dot"
 SWIZZLED_DOT_TARGET: Final = "__cudnn$blockScaledDot"
 
-# Gates of XLA's own rewriter.
+# Requirements of XLA's block scaling rewriter.
 MIN_VERSION: Final = targets.MIN_BLOCK_SCALED_CUDNN
 MIN_VERSION_GLOBAL_SCALE: Final = (9, 13, 0)
 MIN_COMPUTE_CAPABILITY: Final = targets.MIN_BLOCK_SCALED_CAPABILITY
 
 
-# Two more bytes of each are written in less time than a launch takes: 8 MB in
-# 1 us on a B200 (8 TB/s, by its data sheet).
+# Results up to this size may be written in f32 to save one kernel launch: the 2
+# extra bytes of each take less time, 1 us for 8 MB on a B200 (data sheet:
+# 8 TB/s).
 _FEW_RESULTS: Final = 1 << 22
 
 _PRODUCT_FIRST: Final = (
@@ -68,7 +69,7 @@ _PRODUCT_FIRST: Final = (
 
 
 class DeniedVersions(NamedTuple):
-  """cuDNN releases that are not to be used, and why."""
+  """A range of cuDNN releases that the backend refuses, and the reason."""
 
   first: targets.Version
   last: targets.Version
@@ -88,7 +89,7 @@ def _rank(target: targets.Target) -> int | None:
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Applies the gates of XLA's rewriter, most basic first."""
+  """Checks the requirements of XLA's rewriter, starting with the device."""
   return _device_gate(target) or _version_gate(target) or _problem_gate(problem)
 
 
@@ -214,11 +215,11 @@ def _fuses_global_scale(
 
 
 def _is_cut_cheaply(problem: problems.DotProblem) -> bool:
-  """Returns whether rows or columns are cut off a small result.
+  """Returns whether a small result has padded rows or columns to slice off.
 
-  The kernel that cuts them also multiplies by both global scales. The call's
-  fifth operand would need another kernel for their product. In return the call
-  writes f32.
+  The kernel that slices also multiplies by both global scales, so the custom
+  call has no fifth operand and writes f32. A fifth operand would need one more
+  kernel, to multiply the global scales.
   """
   sizes = (problem.batch, problem.m, problem.n)
   assert all(size is not None for size in sizes)
@@ -231,7 +232,7 @@ def _is_cut_cheaply(problem: problems.DotProblem) -> bool:
 def _call_dtype(
   problem: problems.DotProblem, target: targets.Target
 ) -> np.dtype:
-  """Returns the dtype of the call's result: f32 if f32 steps follow it."""
+  """Returns the dtype of the custom call's result: f32 if f32 ops follow it."""
   is_last = not problem.has_epilogue and (
     problem.global_scale == "none" or _fuses_global_scale(problem, target)
   )
@@ -239,7 +240,7 @@ def _call_dtype(
 
 
 def _padding(problem: problems.DotProblem) -> str:
-  """Returns the kernel's padding in words."""
+  """Describes the kernel's padding for `explain`."""
   assert problem.lhs.format is not None and problem.k is not None
   parts = []
   for side, size in (("lhs", problem.m), ("rhs", problem.n)):
@@ -257,7 +258,7 @@ def _padding(problem: problems.DotProblem) -> str:
 def emit(
   call: calls.Call, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
-  """Emits the custom call, and f32 operations for the rest."""
+  """Emits the custom call, and f32 ops for the rest of the epilogue."""
   shape = call.shape
   is_fused = _fuses_global_scale(problem, target)
   dtype = _call_dtype(problem, target)
@@ -282,7 +283,11 @@ def emit(
 def _canonical_sides(
   call: calls.Call, target: targets.Target
 ) -> tuple[sides.Side, sides.Side]:
-  """Returns both sides `_canonical`, or in whole tiles if possible."""
+  """Returns both sides in the shapes and layouts of the custom call.
+
+  If each side has a swizzled scale or can be quantized again, the sides that
+  can are quantized again into whole tiles.
+  """
   both = (call.lhs, call.rhs)
   if all(side.stays_swizzled or _can_requantize(side) for side in both):
     lhs, rhs = (
@@ -297,7 +302,7 @@ def _canonical_sides(
 
 
 def _can_requantize(side: sides.Side) -> bool:
-  """Returns whether a side's source is known and merges without a copy."""
+  """Returns whether a side has a source that reshapes without a transpose."""
   in_order = (*side.batch, *side.free, *side.contracting)
   return (
     side.source is not None
@@ -307,9 +312,9 @@ def _can_requantize(side: sides.Side) -> bool:
 
 
 def _in_whole_tiles(side: sides.Side, target: targets.Target) -> sides.Side:
-  """As `_canonical`, with rows of values that are padded, and a swizzled scale.
+  """Quantizes the source of a side to padded rows and a swizzled scale.
 
-  Of what `_can_requantize` says. The codes are the same.
+  The codes are the same as the side's. Requires `_can_requantize(side)`.
   """
   assert side.format is not None
   x, global_scale = side.merge(side.source), side.source_global_scale
@@ -332,12 +337,12 @@ def _in_whole_tiles(side: sides.Side, target: targets.Target) -> sides.Side:
 
 
 def _canonical(side: sides.Side) -> sides.Side:
-  """Returns a side in the call's form: [batch, rows, k] or [rows, k].
+  """Returns a side reshaped to [batch, rows, k] or [rows, k].
 
   A swizzled scale stays swizzled if possible. A linear scale may be padded, to
   at most 128 rows and 4 columns.
   """
-  # Dimensions that merge cannot have padding between them.
+  # A padded scale cannot be reshaped to merge dimensions.
   merges = len(side.contracting) + len(side.free) > 2
   is_swizzled = side.stays_swizzled
   if not is_swizzled and (merges or side.scale_layout == layouts.SWIZZLED):
@@ -373,10 +378,11 @@ def _canonical(side: sides.Side) -> sides.Side:
 def _mask_columns(
   scale: jax.Array, columns: int, is_swizzled: bool
 ) -> jax.Array:
-  """Sets the codes of the scale's padding columns to zero.
+  """Sets the scale's padding columns to zero bytes.
 
-  The kernel multiplies the padding by zeros, so a NaN in it would reach the
-  result. Padding rows may have any codes, because their results are cut off.
+  The kernel multiplies padding scales by zeros, so a NaN among them would reach
+  the result. Padding rows may have any bytes, because their results are sliced
+  off.
   """
   have = scale.shape[-1]
   if have == columns:
@@ -403,7 +409,7 @@ def _linear_dot(
   """Emits `__op$block_scaled_dot`, which XLA pads and swizzles."""
   backend_config = None
   if lhs.scale_is_padded or rhs.scale_is_padded:
-    # A padded scale's shape does not give the block size.
+    # The shape of a padded scale does not determine the block size.
     assert lhs.format is not None
     backend_config = json.dumps(
       {"block_scaled_dot_backend_config": {"block_size": lhs.format.block_size}}
@@ -427,7 +433,10 @@ def _swizzled_dot(
   """Emits `__cudnn$blockScaledDot`, on padded and swizzled operands.
 
   Args:
-    sizes: rows of either side, which may have more, zeros after them.
+    lhs, rhs: sides whose values may have rows of zeros appended.
+    sizes: rows of lhs and rhs without padding.
+    extra: the global scale as a fifth operand, or nothing.
+    dtype: dtype of the result.
   """
   tile = layouts.SCALE_TILE_ROWS
   values, scales = [], []

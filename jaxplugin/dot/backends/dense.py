@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From any dimension numbers to [batch, rows, k], which kernels take."""
+"""Transposes sides of any dimension numbers to [batch, rows, k] for kernels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from jaxplugin.dot import sides
 def dense_sides(call: calls.Call) -> tuple[sides.Side, sides.Side]:
   """Returns both sides row-major, [batch, rows, k], with contiguous blocks.
 
-  The blocked contracting dimension is the last one of both sides. k is padded
-  with zeros to a whole block if other contracting dimensions are merged with
-  it, and to an even size for FP4. If the sides are blocked along different
-  dimensions, lhs is dequantized to f32, whose subnormals XLA:CPU flushes.
-  Scales are linear and exact.
+  The blocked contracting dimension comes last in k. It is padded with zeros to
+  whole blocks if k merges several dimensions, and to an even size for FP4. If
+  the sides are blocked along different dimensions, lhs is dequantized to f32,
+  whose subnormals XLA:CPU flushes. Scales are linear, without padding.
   """
   lhs, rhs = call.lhs.with_linear_scale(), call.rhs.with_linear_scale()
   positions = (lhs.blocked_position, rhs.blocked_position)

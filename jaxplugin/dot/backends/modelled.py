@@ -1,23 +1,22 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where dequantizing first is faster, by a model: not measured.
+"""A time model that finds dots which are faster if dequantized first.
 
-GPUs without instructions for block-scaled products decode in registers. Each
-tile of the result decodes its rows and columns again, so with many rows the
-fused kernel does what one pass of dequantization does once, and cuBLAS
-multiplies what that wrote, in bf16, at a rate that kernels here do not reach.
-The model compares the two times where m exceeds `FEW_ROWS`, and proposes the
-xla implementation where the fused one takes `MARGIN` times as long. Tables of
-measured choices come before it.
+GPUs without block-scaled matrix instructions decode operands in registers. In
+the fused kernel every tile of the result decodes its rows and columns again.
+Dequantizing first decodes each operand once, and cuBLAS then computes a bf16
+matmul faster than these kernels do. If m exceeds `FEW_ROWS`, the model compares
+both times. It proposes the xla backend if the fused kernel takes `MARGIN` times
+as long. Tuning tables, which are measured, take precedence.
 
   fused   = rounds * steps * cycles / clock
   unfused = bytes / copies + kernels * launch + 2 * batch * m * n * k / rate
 
-A round is a tile of 128 x 128 on each slot of the GPU. If there are fewer tiles
-than slots, k is split and part of a round is enough. A fraction of a tile
-counts along m, because tiles may have fewer rows. A step is 64 values of k.
-Bytes are those of quantized sides, read and written in bf16, and of a result
-that a later kernel completes.
+A GPU runs `resident` blocks on each core, and in a round each block computes a
+tile of 128 x 128. With fewer tiles than blocks, k is split and the round counts
+as a fraction. The number of tiles along m is a fraction too, because tiles may
+have fewer rows. A step is 64 values of k. The bytes are those that
+dequantization reads and writes (in bf16), and those of an epilogue kernel.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 
-# Up to here the kernels for few rows serve, which the model is not about.
+# Up to this m the kernels for few rows run, which are not modelled.
 FEW_ROWS: Final = 64
-# How much faster the model must find it: it errs by more than a few percent.
+# Required speedup, because the model's error exceeds a few percent.
 MARGIN: Final = 1.1
 
 _TILE: Final = 128  # rows and columns
@@ -53,11 +52,11 @@ class Machine:
     matmul_flops: measured flops of a cuBLAS bf16 matmul per second and core.
     copy_share: measured bandwidth of a copy, as a share of the data sheet's.
     clock_hz: clock of the cores.
-    resident: blocks of the fused kernel a core.
-    cycles: of a step of a tile, by the number of quantized sides and the bits
-      of the widest quantized value. Simulated, the least of those alike:
-      `python -m jaxplugin kernels --target h200 -m 4096 -n 8192 -k 8192`
-      with --lhs and --rhs.
+    resident: blocks of the fused kernel that run on a core at a time.
+    cycles: cycles of one step of a tile, by (number of quantized sides, bits of
+      the widest quantized value). They are simulated by `python -m jaxplugin
+      kernels --target h200 -m 4096 -n 8192 -k 8192` with --lhs and --rhs; the
+      smallest count among the formats of a key.
   """
 
   matmul_flops: float
@@ -173,7 +172,7 @@ def _is_modelled(problem: problems.DotProblem) -> bool:
 
 
 def _unfused_bytes(problem: problems.DotProblem) -> tuple[float, int]:
-  """Returns the bytes moved besides the matmul, and the number of kernels."""
+  """Returns bytes and number of the kernels that run besides the matmul."""
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   num_bytes, kernels = 0.0, 0
@@ -182,7 +181,7 @@ def _unfused_bytes(problem: problems.DotProblem) -> tuple[float, int]:
       continue
     size = side.format.value_bits / 8
     a_value = size + _SCALE_BYTES / side.format.block_size + _BF16_BYTES
-    if side.is_interleaved:  # it is put back in order first
+    if side.is_interleaved:  # another kernel deinterleaves it first
       a_value += 2 * size
     num_bytes += problem.batch * rows * problem.k * a_value
     kernels += 1 + side.is_interleaved

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of the dot as fields of a table's row, and back.
+"""Converts problems of the dot to rows of a tuning table and back.
 
-A row has every field of a `DotProblem`, except those with the default value.
+A row has the fields of a `DotProblem` that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxplugin.tables import row_fields
 
 _SIZES: Final = ("m", "n", "k")
 GLOBAL_SCALES: Final = ("none", "scalar", "array")
-# Values that rows leave out.
+# Rows leave fields with these values out.
 _DEFAULTS: Final[dict[str, records.Scalar]] = {
   "batch": 1,
   "global_scale": "none",
@@ -49,7 +49,7 @@ _LAYOUTS: Final = (layouts.LINEAR, layouts.SWIZZLED)
 
 @functools.lru_cache(maxsize=4096)
 def fields_of(problem: problems.DotProblem) -> records.Fields | None:
-  """Returns the fields of a problem, or None as `matmul_fields` does."""
+  """Returns a problem's fields; None if a row cannot hold it."""
   return matmul_fields(problem, _SIZES, _DEFAULTS)
 
 
@@ -58,14 +58,14 @@ def matmul_fields(
 ) -> records.Fields | None:
   """Returns the fields of a matmul of two operands.
 
-  None means that a row cannot have the problem: a size is symbolic or 0, or a
-  format or dtype has no name.
+  The result is None if a size is symbolic or 0, or if a format or dtype has no
+  name.
 
   Args:
-    problem: has `lhs`, `rhs`, `out_dtype`, and the names of `sizes` and
-      `defaults` as attributes.
-    sizes: names of its sizes.
-    defaults: other names, with the value that rows leave out.
+    problem: problem with the attributes `lhs`, `rhs`, `out_dtype`, and those
+      named in `sizes` and `defaults`.
+    sizes: names of the sizes.
+    defaults: names of other fields, with the value that rows leave out.
   """
   if not problem.sizes_are_static or problem.is_empty:
     return None
@@ -99,13 +99,14 @@ def matmul_of(
   words: Mapping[str, tuple[str, ...]],
   numbers: Sequence[str] = (),
 ) -> dict[str, Any]:
-  """Returns the arguments of a problem that has these fields.
+  """Returns the constructor arguments of a problem that has these fields.
 
   Args:
-    what: names the operation in errors.
-    fields, sizes, defaults: as for `matmul_fields`.
-    words: the values of a field of words.
-    numbers: names of the fields that are numbers.
+    what: name of the operation in errors.
+    fields: fields of a row.
+    sizes, defaults: as for `matmul_fields`.
+    words: allowed values of each string field.
+    numbers: names of the integer fields.
 
   Raises:
     ValueError: If a field is wrong. The message says what it must be.
@@ -123,7 +124,7 @@ def matmul_of(
 def _side_fields(
   name: str, side: problems.OperandProblem
 ) -> dict[str, Any] | None:
-  """Returns an operand's fields; None if its format or dtype has no name."""
+  """Returns an operand's fields, or None if its format or dtype has no name."""
   fields: dict[str, Any] = {name: str(side)}
   if side.format is None:
     if side.dtype.name not in row_fields.DTYPES:
@@ -137,7 +138,7 @@ def _side_fields(
 
 
 def _side_of(name: str, row: row_fields.RowFields) -> problems.OperandProblem:
-  """Returns the operand of a name from its fields."""
+  """Returns the operand `name` from a row's fields."""
   text = row.text(name, (*row_fields.FORMATS, *row_fields.DTYPES))
   format = row_fields.FORMATS.get(text)
   layout = f"{name}_scale_layout"

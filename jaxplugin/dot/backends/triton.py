@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The triton implementation: the kernels of kernels/, through jax-triton.
 
-They read the quantized bytes once, dequantize in registers or leave that to the
-matrix instruction, and fuse the global scale and the epilogue. An operand is
-read where it lies, with the strides that its layout gives, and copied only
-where dimensions that must merge are not adjacent.
+The kernels read the quantized bytes once, dequantize in registers or in the
+matrix instruction, and fuse the global scale and the epilogue. They read
+operands with strides. An operand is copied only if dimensions that must merge
+are not adjacent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.operation import choice
 from jaxplugin.runtime import triton_library
 
-# Values and scale of a side, of any rank, FP4 packed, and how to read them.
+# Values (FP4 packed) and scale of a side, of any rank, and how kernels read
+# them.
 Readable = tuple[jax.Array, jax.Array | None, configs.OperandKind]
 
 PLAIN_NAMES: Final = {
@@ -56,7 +57,7 @@ PLAIN_NAMES: Final = {
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves static sizes and the package's formats, where a config fits."""
+  """Supports static sizes and readable formats for which a config exists."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
@@ -81,7 +82,7 @@ def _problem_gate(
 def format_refusal(
   format: formats.BlockFormat | None,
 ) -> decisions.Unsupported | None:
-  """Returns why kernels cannot read a format, or None if they can."""
+  """Returns why the kernels cannot read a format, or None if they can."""
   if format is None or _readable_format(format) is not None:
     return None
   return decisions.Unsupported(
@@ -93,7 +94,7 @@ def format_refusal(
 def _readable_format(
   format: formats.BlockFormat,
 ) -> tuple[formats.BlockFormat, int] | None:
-  """Returns the format that kernels read, and the repeats of a scale."""
+  """Returns (the format that kernels read, repeats of each scale), or None."""
   dtypes = (format.values_dtype, format.scale_dtype)
   if (
     dtypes[0] not in formats.VALUES_DTYPES
@@ -112,13 +113,13 @@ def _readable_format(
 
 
 def has_repeated_scale(format: formats.BlockFormat | None) -> bool:
-  """Returns whether a scale covers more values than the kernels' blocks."""
+  """Returns whether a format's blocks are larger than those of the kernels."""
   found = None if format is None else _readable_format(format)
   return found is not None and found[1] > 1
 
 
 def _with_readable_format(side: sides.Side) -> sides.Side:
-  """Returns the side with its scale repeated for the kernels' blocks."""
+  """Repeats each scale of the side for the smaller blocks of the kernels."""
   if side.format is None or side.format.is_known:
     return side
   found = _readable_format(side.format)
@@ -137,7 +138,10 @@ def _with_readable_format(side: sides.Side) -> sides.Side:
 def _lowering_refusal(
   target: targets.Target,
 ) -> decisions.Unsupported | None:
-  """Returns which of jax-triton, GPU and TMA descriptors the process lacks."""
+  """Returns why this process cannot lower kernels, or None if it can.
+
+  It needs jax-triton, a GPU, and TMA descriptors if kernels use them.
+  """
   refusal = triton_library.lowering_refusal(target)
   if refusal is None and triton_library.uses_descriptors(target):
     return triton_library.descriptors_refusal()
@@ -147,9 +151,10 @@ def _lowering_refusal(
 def _reads(
   layout: str, problem: problems.DotProblem, target: targets.Target
 ) -> bool:
-  """Kernels read swizzled scales, and some interleaved FP4.
+  """Returns whether the kernels read a layout of arrays directly.
 
-  They read a layer from its stack unless it must be rearranged first.
+  They read swizzled scales, two global scales and, on some GPUs, interleaved
+  FP4. They read a layer from its stack unless it must be copied first.
   """
   if layout == layouts.LAYER:
     return (
@@ -180,7 +185,7 @@ def plan(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> decisions.Plan:
-  """Returns the plan: one global scale is fused, and notes name kernels."""
+  """Returns the plan: it fuses scalar global scales and names the kernels."""
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
@@ -209,9 +214,10 @@ def launches(
   """Returns the launches for a supported problem of dense operands.
 
   Args:
-    problem: what to compute.
+    problem: the problem to compute.
     target: the target to compute on.
-    config: fields of `triton_configs`. If empty, the rule chooses.
+    config: fields of a config (`triton_configs.fields_of`). If they are empty,
+      a rule chooses the config.
   """
   shape = _dense_shape(problem, target)
   return shape, _launches(shape, target, config)
@@ -220,15 +226,14 @@ def launches(
 def _dense_shape(
   problem: problems.DotProblem, target: targets.Target
 ) -> configs.MatmulShape:
-  """Describes a problem of operands without gaps, for the kernels.
+  """Returns the kernels' description of a problem, with dense operands.
 
-  The config depends only on facts that the launched operands share
-  (`_strided_operands`).
+  The launched operands may have other strides (`strided`).
   """
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
-  if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes it
+  if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes lhs
     lhs = problems.OperandProblem(format=None, dtype=np.dtype(np.float32))
   k = problem.dense_k
   assert k is not None
@@ -263,7 +268,7 @@ def _dense_shape(
 
 
 def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
-  """Returns the kernels' name of an operand of a supported format."""
+  """Returns the kernels' name for a supported format, or for plain floats."""
   if format is None:
     return PLAIN_NAMES[dtype]
   if format.is_known:
@@ -274,7 +279,7 @@ def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
 
 
 def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
-  """Returns notes on scales that are repeated for the kernels."""
+  """Returns notes on the formats whose scales are repeated for the kernels."""
   notes = []
   for format in of:
     if format is not None and has_repeated_scale(format):
@@ -311,8 +316,8 @@ def _launches(
   if not fields:
     config = _default_config(shape, target)
   else:
-    # It was asked about dense operands; those that are launched may lie so that
-    # they cannot be read as it says.
+    # The table's config was checked for dense operands. The operands that are
+    # launched may have strides that the config does not support.
     error = triton_configs.config_error(fields, shape, target)
     if error is not None:
       raise NotImplementedError(
@@ -343,7 +348,7 @@ def emit(
   target: targets.Target,
   config: decisions.Fields = (),
 ) -> jax.Array:
-  """Launches the kernels, and emits the rest of the epilogue."""
+  """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
   dot = functools.partial(_dot, target=target, config=config)
   return epilogue.fused(dot, call, problem)
 
@@ -355,7 +360,7 @@ def _dot(
   target: targets.Target,
   config: decisions.Fields,
 ) -> jax.Array:
-  """Runs the launches on operands where they lie, as far as possible."""
+  """Runs the launches on the call's arrays, copied only if necessary."""
   shape = call.shape
   lhs, rhs = _readable(call, problem)
   arrays: dict[str, Any] = {}
@@ -390,18 +395,19 @@ def _dot(
 
 
 def view(x: jax.Array, name: str | None) -> jax.Array:
-  """Returns the array as kernels read it, with scales as bytes.
+  """Returns an array bitcast to the dtype that kernels read.
 
   Args:
     x: the array.
-    name: of `launching.Launch.views`.
+    name: dtype from `launching.Launch.views`. None means bytes for scales and
+      values, no change for plain floats and int32.
   """
   if name == "e4m3":
     return lax.bitcast_convert_type(x, formats.E4M3)
   if name == "u32":
     if x.dtype == interleaving.WORDS:
       return x
-    # k varies fastest, but dimensions of size 1 may follow it.
+    # k is the minor dimension, except for dimensions of size 1 after it.
     return interleaving.from_bytes(x.reshape(-1))
   if name == "u8" or (x.dtype not in PLAIN_NAMES and x.dtype != np.int32):
     return lax.bitcast_convert_type(x, jnp.uint8)
@@ -426,9 +432,9 @@ def run(
   """Runs a launch of one of a module's kernels.
 
   Args:
-    module: has the kernel in its `KERNELS`.
+    module: name of the module whose `KERNELS` has the kernel.
     launch, inputs, target: as for `triton_library.call`.
-    who: the operation, for errors.
+    who: name of the operation in errors.
 
   Raises:
     NotImplementedError: If this process cannot lower it.
@@ -446,19 +452,19 @@ def run(
   return result
 
 
-# Operands where they lie.
+# Strided operands.
 
 
 def _readable(
   call: calls.Call, problem: problems.DotProblem
 ) -> tuple[Readable, Readable]:
-  """Returns both sides as kernels read them."""
+  """Returns both sides as arrays that kernels can read."""
   if striding.are_copied(
     problem.k,
     (call.lhs.format, call.rhs.format),
     num_contracting=problem.num_contracting,
   ):
-    # Blocks along one of several dimensions, or an odd number of FP4 values.
+    # k merges several dimensions, or has an odd number of FP4 values.
     lhs, rhs = dense.dense_sides(call)
     return _of_dense(lhs), _of_dense(rhs)
   rhs = call.rhs.whole_stack() if call.is_of_layer else call.rhs
@@ -477,7 +483,7 @@ def _of_dense(side: sides.Side) -> Readable:
 
 
 def _packed(values: jax.Array) -> jax.Array:
-  """Packs FP4 into bytes along the last axis; a GPU has them so in memory."""
+  """Packs FP4 into bytes along the last axis, the layout of GPU memory."""
   if values.dtype != formats.E2M1:
     return values
   return layouts.pack_fp4(values, axis=-1)
@@ -506,12 +512,12 @@ def strided(side: sides.Side) -> Readable:
 
 
 def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
-  """Returns a scale and its strides, of tiles if it is swizzled."""
+  """Returns a scale and its strides; a swizzled scale has strides of tiles."""
   scale, free = side.scale, side.free
   if side.stays_swizzled:
     tile_rows = layouts.SCALE_TILE_ROWS * scale.shape[-1]
     return scale, (math.prod(scale.shape[len(side.batch) :]), tile_rows)
-  # Rows of several dimensions merge only without padding between them.
+  # Dimensions of a padded scale cannot merge into rows.
   strides_of = functools.partial(
     striding.strides, batch=side.batch, free=free, contracting=side.contracting
   )

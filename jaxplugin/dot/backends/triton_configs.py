@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of the Triton kernels as tables have them, and what they hold for."""
+"""Configs of the Triton kernels in tuning tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def fields_of(config: configs.MatmulConfig) -> decisions.Fields:
 
 
 def config_of(fields: decisions.Fields) -> configs.MatmulConfig:
-  """Returns the config with these `fields_of`.
+  """Returns the config whose `fields_of` are `fields`.
 
   Raises:
-    ValueError: it makes them of none; says which field, and what it must be.
+    ValueError: If no config has these fields. The message names the field.
   """
   given: dict[str, Any] = dict(fields)
   if given.keys() != _FIELDS.keys():
@@ -72,5 +72,5 @@ def config_error(
 
 
 def source(target: targets.Target) -> decisions.Source | None:
-  """Returns the digest of the kernels' sources, and their compilers."""
+  """Returns the digest of the kernels' sources, and compiler versions."""
   return matching.triton_source(target)

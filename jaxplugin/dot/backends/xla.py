@@ -21,12 +21,12 @@ from jaxplugin.operation import choice
 
 
 def operand_dtype(call: Any, target: targets.Target) -> Any:
-  """Returns bf16 if it holds both sides of a call exactly, else f32."""
-  # XLA:CPU's bf16 dot is wrong: vdpbf16ps rounds twice a step, and where one
-  # product dominates the sum the error reached 21 * 2^-24 * sum|a * b|, more
-  # than the contract's 16 (f32: 12). It is also 13 times slower than f32 at
-  # m = 1, and in some layouts it fails at run time, "Unsupported element type
-  # for DotThunk::Execute" (jaxlib 0.10.2 and 0.12.0.1, EPYC with AVX512-BF16).
+  """Returns bf16 if it represents both sides of a call exactly, else f32."""
+  # XLA:CPU's bf16 dot is inaccurate: vdpbf16ps rounds twice a step. If one
+  # product dominated the sum, the error reached 21 * 2^-24 * sum|a * b|, more
+  # than the allowed 16 (f32: 12). It is also 13 times slower than f32 at m = 1,
+  # and in some layouts it fails at run time, "Unsupported element type for
+  # DotThunk::Execute" (jaxlib 0.10.2 and 0.12.0.1, EPYC with AVX512-BF16).
   if target.platform == "cpu":
     return jnp.float32
   is_exact = call.lhs.exact_in_bf16 and call.rhs.exact_in_bf16
@@ -36,8 +36,8 @@ def operand_dtype(call: Any, target: targets.Target) -> Any:
 def multiply(
   lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any
 ) -> jax.Array:
-  """Returns the `dot_general` of operands in `operand_dtype`, in f32."""
-  # Without HIGHEST a GPU multiplies f32 in TF32 and a TPU in bf16.
+  """Computes `dot_general` in f32, with operands cast to `dtype`."""
+  # Without HIGHEST a GPU would multiply f32 in TF32 and a TPU in bf16.
   precision = lax.Precision.HIGHEST
   if dtype == formats.BF16:
     precision = lax.Precision.DEFAULT

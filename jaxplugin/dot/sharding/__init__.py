@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a block-scaled dot is split over the devices of a mesh."""
+"""Sharding of a block-scaled dot."""

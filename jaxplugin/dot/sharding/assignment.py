@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which mesh axes each dimension of a block-scaled dot is computed with."""
+"""Assigns mesh axes to the dimensions of a block-scaled dot."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def assign(
 
   Args:
     call: the call.
-    specs: axes of the dimensions of lhs and rhs.
+    specs: mesh axes of each dimension of lhs and rhs.
     wanted: axes wanted for the result; None if nothing is known.
     axis_sizes: size of each mesh axis.
   """
@@ -105,7 +105,8 @@ def assign(
   found = assignment_lib.assign(
     dims, preferences, wanted, call.shape, axis_sizes
   )
-  # The epilogue follows the sum, except for what scales each device's part.
+  # The epilogue follows the sum over devices, except for a global scale that
+  # multiplies each partial sum.
   in_parts = steps(call)[0].arrays()
   return found.with_axes_of(
     dims,
@@ -117,11 +118,12 @@ def assign(
 def _preferences(
   call: calls.Call, lhs: AxesByName, rhs: AxesByName, want: AxesByName
 ) -> list[list[tuple[str, mesh_axes.Axes]]]:
-  """Returns the axes that m and n keep, those of the side that chooses first.
+  """Returns the axes of m and n, in order of priority.
 
-  If both sides have an axis and the result wants it of one, the other is
-  gathered over it. It is also gathered over the axes that are minor to that
-  one, or data would have to move between devices.
+  If both sides are sharded over an axis and only one side's dimensions have it
+  in the wanted result, the other side is gathered over it. That side is also
+  gathered over its minor axes, because its data would otherwise move between
+  devices.
   """
   m = {name: axes for name, axes in lhs.items() if name[0] == "m"}
   n = {name: axes for name, axes in rhs.items() if name[0] == "n"}
@@ -156,10 +158,9 @@ def _count(shape: Sequence[Any]) -> int:
 
 
 def block_of(side: sides.Side, dim: int) -> int:
-  """Returns the number of values of a dimension that share a scale.
+  """Returns the number of values along a dimension that share a scale.
 
-  The dimension need not be contracted: a gradient's matmul has blocks along
-  others.
+  In a gradient's matmul the blocked dimension is not contracted.
   """
   if side.format is None or side.axis != dim:
     return 1
@@ -167,9 +168,10 @@ def block_of(side: sides.Side, dim: int) -> int:
 
 
 def steps(call: calls.Call) -> tuple[calls.Call, calls.Call]:
-  """Returns the call of each device's part, and the call of the sum.
+  """Returns a call for partial sums and a call for the epilogue.
 
-  The epilogue of the second one is computed for the sum of all parts.
+  Each device computes the first call. The epilogue of the second call is
+  applied to the sum over devices.
   """
   if call.reduce_dtype is None:
     return call.bare(), call

@@ -1,9 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled dots of arrays whose shardings are in their types.
+"""Block-scaled dots on meshes with explicit axes.
 
-Types say what the partitioner would have to find out. A call is therefore
-lowered to a `shard_map` over the explicit axes (`operation/split.py`).
+The types of the arrays contain their shardings. A call is therefore lowered to
+a `shard_map` over the explicit axes (`operation/split.py`), without a
+partitioning rule.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from jaxplugin.operation import split
 
 
 def result_sharding(call: calls.Call) -> NamedSharding:
-  """Returns the sharding in the type of the result.
+  """Returns the sharding of the result's type.
 
-  It is `call.out_sharding`, or else the one that `lax.dot_general` gives.
+  It is `call.out_sharding`, or the one that `lax.dot_general` would return.
 
   Args:
-    call: a call of abstract arrays, which have shardings.
+    call: call of abstract arrays with shardings.
 
   Raises:
     ShardingTypeError: If both sides shard a contracting dimension and
@@ -52,10 +53,10 @@ def result_sharding(call: calls.Call) -> NamedSharding:
 
 
 def asked_sharding(call: calls.Call, out_sharding: Any) -> NamedSharding:
-  """Returns the sharding that `lax.dot_general` gives its result.
+  """Returns the sharding that the result of `lax.dot_general` would have.
 
   Args:
-    call: its arrays have types.
+    call: call of arrays on a mesh with explicit axes.
     out_sharding: as for `lax.dot_general`.
 
   Raises:
@@ -89,12 +90,12 @@ def _dot_general_sharding(
 def split_dot(
   local: per_device.Dot, call: calls.Call, sharding: NamedSharding
 ) -> jax.Array:
-  """Computes a call, each device its share.
+  """Computes a call split over the devices of a mesh with explicit axes.
 
   Args:
     local: computes a call on one device.
-    call: its arrays have types.
-    sharding: that of the result.
+    call: call of arrays with shardings in their types.
+    sharding: sharding of the result.
   """
   mesh: Any = sharding.mesh
   with jax.sharding.use_abstract_mesh(mesh):
@@ -117,16 +118,16 @@ def product_across_blocks(
   numbers: sides.DimensionNumbers,
   out: mesh_axes.Spec,
 ) -> jax.Array:
-  """Computes a gradient's matmul in f32, each device its share.
+  """Computes a gradient's matmul in f32, split over devices.
 
-  The side is gathered as bytes.
+  The quantized side is gathered as bytes.
 
   Args:
-    local: (g, side, numbers) -> the result on one device, in f32.
-    g: unquantized, on a mesh with explicit axes.
-    side: quantized, not blocked along the contracting dimensions.
-    numbers: dimension numbers of g and the side.
-    out: axes of each dimension of the result.
+    local: (g, side, numbers) -> f32 result on one device.
+    g: unquantized cotangent, on a mesh with explicit axes.
+    side: quantized operand, not blocked along the contracting dimensions.
+    numbers: dimension numbers of g and `side`.
+    out: mesh axes of each dimension of the result.
   """
   (g_dims, side_dims), (g_batch, side_batch) = numbers
   call = calls.Call(
@@ -146,7 +147,7 @@ def product_across_blocks(
 
 
 def _prepared(call: calls.Call) -> calls.Call:
-  """Views the call as bytes, with linear scales without padding."""
+  """Converts a call's sides to bytes, with linear scales without padding."""
   call = call.without_origins_of_sides().with_scales_alone()
   call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))
   return call.replace(
@@ -158,22 +159,23 @@ def _prepared(call: calls.Call) -> calls.Call:
 
 
 def _prepared_side(side: sides.Side) -> sides.Side:
-  """Views a side as bytes, which each device makes from its values."""
+  """Converts a side's values and scale to bytes on each device."""
   if side.format is None:
     return side
   axis = side.axis
   assert axis is not None
   if side.comes_as_words:
-    # The bytes of a word follow each other, so each device has them.
+    # A word is 8 FP4 values of one device, so no device needs others' bytes.
     values = _on_each_device(interleaving.to_bytes, side.values)
     side = side.replace(values=values, is_interleaved=True)
   if side.scale_layout != layouts.LINEAR or side.scale_is_padded:
-    # Tiles and padding do not follow the order of rows and blocks.
+    # Shards of a swizzled or padded scale do not match shards of rows and
+    # blocks, so the scale is gathered first.
     side = side.replace(scale=explicit_axes.gathered(side.scale))
     side = side.with_linear_scale()
   values = side.values
   if values.dtype == formats.E2M1:
-    # A byte must not lie on two devices.
+    # Shards must hold whole bytes, which are pairs of FP4 values.
     values = _on_each_device(
       lambda x: byte_arrays.to_bytes(byte_arrays.packed(x, axis)),
       explicit_axes.divided(values, axis, 2),
@@ -186,7 +188,7 @@ def _prepared_side(side: sides.Side) -> sides.Side:
 def _on_each_device(
   function: Callable[[jax.Array], jax.Array], x: jax.Array
 ) -> jax.Array:
-  """Applies a function to each device's part, with the sharding of `x`."""
+  """Applies a function to each shard of `x`; keeps the sharding of `x`."""
   spec = explicit_axes.spec_of(x)
   mesh = explicit_axes.sharding_of(x).mesh
   return explicit_axes.shard_map(function, mesh, (spec,), spec)(x)

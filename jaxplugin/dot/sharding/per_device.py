@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A block-scaled dot as an operation that devices share.
+"""The part of a block-scaled dot that each device computes.
 
-Operands move between devices as they are stored, so that quantized bytes are
-gathered.
+Sides are converted to bytes, so that collectives move quantized data.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Dot = Callable[[calls.Call], jax.Array]
 
 
 def can_partition(call: calls.Call) -> bool:
-  """Returns whether devices can share the call: whole blocks, nothing empty."""
+  """Returns whether a call can be split: whole blocks, no empty dimensions."""
   call = call.without_origins_of_sides()
   if any(0 in x.shape for x in call.flatten()):
     return False
@@ -36,11 +35,11 @@ def can_partition(call: calls.Call) -> bool:
 
 
 def prepared(call: calls.Call) -> calls.Call:
-  """Views a call as bytes, with linear scales without padding.
+  """Converts a call's sides to bytes, with linear scales without padding.
 
-  Two global scales stay apart. A backend that cannot read both gets their
-  product. A side loses its origin, because a device's part of a layer is not
-  its part of the stack, and NVFP4 of a part has another global scale.
+  Two global scales stay separate, so that a backend may read both. A side loses
+  its origin: a shard of a layer is not a slice of the device's shard of the
+  stack, and quantizing a shard to NVFP4 would compute another global scale.
   """
   call = call.without_origins_of_sides().with_bytes()
   call = call.with_linear_scales().with_scales_alone()
@@ -50,7 +49,7 @@ def prepared(call: calls.Call) -> calls.Call:
 
 
 def restored(call: calls.Call) -> calls.Call:
-  """Views bytes as the values and scales that they are."""
+  """Undoes `prepared`: views bytes as values and scales of their dtypes."""
   return call.replace(
     lhs=side_bytes.from_bytes(call.lhs), rhs=side_bytes.from_bytes(call.rhs)
   )
@@ -62,12 +61,12 @@ def compute(
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:
-  """Computes one device's part: the dot, the sum over devices, the epilogue.
+  """Computes a device's dot, the sum over devices, and the epilogue.
 
   Args:
     local: computes a call on one device.
-    call: the device's part of a `prepared` call.
-    assignment: the assignment of the whole call.
+    call: `prepared` call of the device's shards.
+    assignment: assignment of mesh axes for the whole call.
     axis_sizes: size of each mesh axis.
   """
   del axis_sizes
@@ -77,6 +76,6 @@ def compute(
   part, after = dot_assignment.steps(call)
   total = assignment_lib.reduced(local(part), assignment)
   if not after.has_epilogue:
-    # Only the sum: XLA merges sums of sums into one.
+    # The result is the bare sum, so that XLA can merge nested all-reduces.
     return total.astype(call.preferred_element_type)
   return epilogue.apply(total.astype(np.float32), epilogue.with_product(after))

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands as bytes, which devices exchange."""
+"""Conversion of sides to bytes, which collectives move between devices."""
 
 from __future__ import annotations
 
