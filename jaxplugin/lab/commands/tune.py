@@ -482,8 +482,8 @@ COMMAND: Final = arguments.Command(
   " quantization fastest on this device. Programs read the tables when they"
   " are lowered.",
   epilog=f"""\
-Lowering a program times nothing: it reads the tables. Each candidate is
-compiled and checked in its own process, on integers whose sum is exact, before
+Lowering a program times nothing: it reads the tables. Another process
+compiles each candidate and checks it, on integers whose sum is exact, before
 it is timed. The default wins unless the quartiles of another candidate are
 below its own. Each row is written when it is done; the same command continues
 after an interruption.
