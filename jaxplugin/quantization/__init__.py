@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` and `dequantize`: floats to block-scaled arrays, and back.
 
-`api` checks arguments and binds a primitive; `backends` decides between XLA
-operations, the C++ kernels and the Triton kernels, for lowerings and `explain`
-alike. All of them give the same bits.
+`api` checks arguments and binds a primitive. `backends` chooses between XLA
+ops, C++ kernels and Triton kernels, both for lowerings and for `explain`. All
+of them compute the same bits.
 """
 
 from jaxplugin.quantization.api import SCALE_ROUNDINGS as SCALE_ROUNDINGS

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize`: block-scaled arrays from floats; `quantize_both`, along two axes.
+"""`quantize` along one axis and `quantize_both` along two.
 
-What does the work is one of `backends`, with the same bits.
+One of `backends` computes the results; all backends compute the same bits.
 """
 
 from __future__ import annotations
@@ -281,8 +281,9 @@ def quantize_blocked(
   """Quantizes `x` along each blocking, from one read if possible.
 
   Args:
-    for_products: as for `QuantizeProblem`. The other arguments are as for
-      `quantize`.
+    x, format, scale_rounding, global_scale, packed: as for `quantize`.
+    blockings: a blocking for each result.
+    for_products: as for `QuantizeProblem`.
   """
   results = _quantize_blocked(
     x,
@@ -337,7 +338,7 @@ def _quantize_blocked(
   ]
 
 
-# Jitted as one, so that an eager call compiles one program and not forty.
+# `jit` makes an eager call compile one program instead of forty.
 @functools.partial(
   jax.jit,
   static_argnames=(
@@ -365,8 +366,8 @@ def _quantize(
   """Returns values, scale and global scale of `quantize`.
 
   Args:
-    in_turn: whether kernels quantize tensors with separate global scales one
-      after the other. Otherwise XLA operations quantize all at once.
+    in_turn: whether kernels quantize the tensors of `batch_dims` one after the
+      other. Otherwise XLA ops quantize all of them at once.
   """
   x, global_scale = _without_derivative("quantize", x, global_scale)
   if not format.has_global_scale:
@@ -395,7 +396,8 @@ def _quantize(
   is_one = global_scale is None or not global_scale.ndim
   if batch_dims and in_turn and x.size:
     batch = x.shape[:batch_dims]
-    # XLA:CPU writes FP4 into a longer array value by value, and bytes at once.
+    # XLA:CPU copies bytes into the result of the loop in bulk, but FP4 one
+    # value at a time.
     are_bytes = packed or arguments.can_be_packed(format)
     results = _quantize_in_turn(
       functools.partial(function, key=None, packed=are_bytes),
@@ -421,7 +423,7 @@ def _quantize_in_turn(
   x: jax.Array,
   global_scale: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Computes `function` of one tensor after the other."""
+  """Applies `function` to one tensor after the other."""
   if global_scale is not None:
     global_scale = jnp.broadcast_to(global_scale, x.shape[:1])
   return lax.map(lambda args: function(*args), (x, global_scale))
@@ -432,7 +434,7 @@ def _is_on_one_device(x: jax.Array) -> bool:
 
 
 def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:
-  """Returns a global scale of leading dimensions with rank `ndim`."""
+  """Appends dimensions of size 1 to a global scale, up to rank `ndim`."""
   if global_scale is None:
     return None
   return jnp.expand_dims(global_scale, tuple(range(global_scale.ndim, ndim)))
@@ -444,7 +446,7 @@ def _split_derivative(
   x: jax.Array,
   global_scale: jax.Array | None,
 ) -> tuple[jax.Array | None, jax.Array, jax.Array | None]:
-  """Returns the surrogate, and the arrays to quantize."""
+  """Returns (surrogate or None, x to quantize, global scale)."""
   if derivative is None:
     return None, x, global_scale
   if derivative != STRAIGHT_THROUGH:

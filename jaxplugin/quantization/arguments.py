@@ -21,7 +21,7 @@ from jaxplugin.quantization import operations
 ScaleRounding = operations.ScaleRounding
 SCALE_ROUNDINGS: Final = ("up", "floor")
 
-# A B200 reads them in 1 us (8 TB/s, by its data sheet).
+# A B200 reads so many bytes in 1 us (data sheet: 8 TB/s).
 _SMALL_BYTES: Final = 1 << 23
 
 _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
@@ -46,7 +46,7 @@ def float_array(who: str, x: Any) -> jax.Array:
 
 
 def validate_key(who: str, key: Any) -> None:
-  """Takes keys of both kinds, typed ones and raw uint32 arrays."""
+  """Raises TypeError unless `key` is None, a typed key or a raw uint32 key."""
   dtype = getattr(key, "dtype", None)
   is_key = dtype is not None and (
     jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -78,12 +78,12 @@ def two_axes(axes: Any, ndim: int) -> tuple[int, int]:
 def validate_scale_rounding(
   who: str, scale_rounding: Any, used: Sequence[formats.BlockFormat] = ()
 ) -> None:
-  """Requires a known rounding that has an effect on one of the formats.
+  """Raises ValueError unless `scale_rounding` is valid for one of the formats.
 
   Args:
-    who: the function that errors name.
+    who: name of the function in errors.
     scale_rounding: the argument.
-    used: the formats that the caller quantizes to; empty if not known.
+    used: formats that the caller quantizes to; empty if unknown.
   """
   if scale_rounding not in SCALE_ROUNDINGS:
     raise ValueError(
@@ -125,7 +125,7 @@ def validate(
 def whether_packed(
   who: str, packed: bool | None, format: formats.BlockFormat
 ) -> bool:
-  """Returns whether FP4 values are packed two a byte."""
+  """Returns whether to pack two FP4 values a byte; the default is True."""
   if packed not in (None, True, False):
     raise ValueError(
       f"{who}: packed must be True, False or None, got {speaking.shown(packed)}"
@@ -141,8 +141,8 @@ def whether_packed(
 
 
 def can_be_packed(format: formats.BlockFormat) -> bool:
-  # No byte lies in two blocks, and there are more bytes than blocks: the
-  # blocked axis is found from the shapes.
+  # Even blocks keep a byte's two values in one block. Blocks of more than 2
+  # values make values and scale differ in shape, which shows the blocked axis.
   size = format.block_size
   return format.is_fp4 and size > 2 and size % 2 == 0
 
@@ -168,7 +168,7 @@ def given_global_scale(
   format: formats.BlockFormat,
   batch: Sequence[int] = (),
 ) -> jax.Array | None:
-  """Returns a global scale as f32[] or f32[batch]."""
+  """Returns a `global_scale` argument as f32[] or f32[batch]."""
   if global_scale is None:
     return None
   if not format.has_global_scale:
@@ -214,7 +214,7 @@ def float_dtype(dtype: Any) -> np.dtype:
 
 
 def is_small(x: jax.Array) -> bool:
-  """Returns whether reading x again is faster than a launch."""
+  """Returns whether reading x takes less time than a kernel launch."""
   is_static = all(isinstance(size, int) for size in x.shape)
   return is_static and x.dtype.itemsize <= 4 and x.nbytes <= _SMALL_BYTES
 
@@ -222,7 +222,7 @@ def is_small(x: jax.Array) -> bool:
 def validate_scale_layout(
   who: str, scale_layout: layouts.ScaleLayout, shape: Sequence[int], axis: int
 ) -> None:
-  """Requires a matrix, or a stack of them, for a swizzled scale."""
+  """Raises unless x has rank 2 or more, blocked last, for a swizzled scale."""
   if scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"

@@ -1,16 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of small floating-point types, made and read by integer operations.
+"""Encodes and decodes small floating-point types with integer operations.
 
-XLA backends differ in how they treat f32 subnormals (XLA:CPU flushes them) and
-are free to fold `f32 -> e2m1 -> f32` away or to turn a division into a multiply
-by a reciprocal. Integer operations on the bits have one meaning everywhere, so
-a tensor quantizes to the same bits on every platform.
+XLA backends differ in f32 subnormals (XLA:CPU flushes them). They may remove
+`f32 -> e2m1 -> f32` casts or replace a division by a multiply with a
+reciprocal. Integer operations on the bits have the same results on every
+platform, so a tensor quantizes to the same bits everywhere.
 
-Magnitudes travel here as `int32` *extended bits*: the bits of a non-negative
-f32, except that the exponent field may be zero or negative, with a normalized
-mantissa. Multiplying by a power of two is then an integer addition, and f32
-subnormals are ordinary numbers.
+*Extended bits* represent magnitudes in `int32`: the bits of a non-negative f32
+with a normalized mantissa, whose exponent field may be zero or negative.
+Multiplying by a power of two is then an integer addition, and f32 subnormals
+need no special case.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ MIN_NORMAL_BITS: Final = 1 << F32_MANTISSA_BITS
 MAX_FINITE_BITS: Final = INFINITY_BITS - 1
 _MAGNITUDE_MASK: Final = 0x7FFFFFFF
 _F32_SIGN_SHIFT: Final = 31
-_HALF_EXPONENT: Final = 126  # 0.5's; 1.0 has the next one
+_HALF_EXPONENT: Final = 126  # biased exponent of 0.5; that of 1.0 is 127
 _QUIET_NAN_BITS: Final = 0x7FC00000
 _SUBNORMAL_FRACTION_BITS: Final = 22  # resolution of stochastic rounding
 
 
 def f32_bits(x: jax.Array) -> jax.Array:
-  """Bits of `x` (any float type no wider than f32) as f32, int32[...]."""
+  """Returns int32[...]: the bits of `x` cast to f32."""
   return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
 
 
 def magnitude_bits(x: jax.Array) -> jax.Array:
-  """Bits of |x| in f32: ordered as |x| is, NaN above infinity."""
+  """Returns f32 bits of |x|. Their order is that of |x|, with NaN above Inf."""
   return f32_bits(x) & _MAGNITUDE_MASK
 
 
@@ -52,15 +52,15 @@ def from_bits(bits: jax.Array) -> jax.Array:
 
 
 def static_bits(value: float) -> int:
-  """Bits of a Python number in f32."""
+  """Returns the f32 bits of a Python number."""
   return int(np.float32(value).view(np.int32))
 
 
 def extend(bits: jax.Array) -> jax.Array:
-  """Returns extended bits of the finite magnitudes `bits`.
+  """Returns extended bits of finite magnitudes, given as f32 bits.
 
-  Zero has no extended bits. It becomes the smallest subnormal, so that no later
-  exponent arithmetic overflows int32. The caller masks it.
+  Zero has no extended bits. It becomes the smallest subnormal, so that exponent
+  arithmetic does not overflow int32. The caller must mask it.
   """
   subnormal = lax.bitcast_convert_type(
     jnp.maximum(bits, 1).astype(jnp.float32), jnp.int32
@@ -76,18 +76,18 @@ def times_power_of_two(
 
 
 def flush(extended: jax.Array) -> jax.Array:
-  """Returns f32 bits of `extended`, with zero below 2^-126."""
+  """Returns f32 bits of `extended`; below 2^-126 they are zero."""
   return jnp.where(extended < MIN_NORMAL_BITS, 0, extended)
 
 
 def divide(numerator: jax.Array, denominator: jax.Array | float) -> jax.Array:
-  """Returns the f32 quotient, correctly rounded; 0 / anything is 0.
+  """Returns the f32 quotient, correctly rounded; 0 / x is 0, also for x = 0.
 
   XLA rewrites `a / constant` and `a / broadcast(b)` to a multiply by a rounded
-  reciprocal, off by an ulp in a third of all cases, and `(a / b) / c` to
+  reciprocal, which is off by an ulp in a third of all cases. A select around
+  the denominator prevents this. XLA also rewrites `(a / b) / c` to
   `a / (b * c)`, which rounds differently and may overflow. A select around the
-  denominator prevents the former, and one around the quotient the latter. Both
-  also give 0 for 0 / 0.
+  quotient prevents that.
   """
   is_zero = numerator == 0
   quotient = numerator / jnp.where(is_zero, jnp.float32(1), denominator)
@@ -104,8 +104,8 @@ def encode(
   Args:
     bits: int32[...], f32 bits of finite normal magnitudes or of zero.
     encoding: the target type.
-    random_bits: uint32[...], for stochastic rounding: rounds up with a
-      probability equal to the discarded fraction (to 22 bits).
+    random_bits: uint32[...] for stochastic rounding, or None. It rounds a value
+      up with the probability of the discarded fraction (to 22 bits).
 
   Returns:
     uint8[...]: codes without sign.
@@ -118,8 +118,8 @@ def encode(
   if random_bits is None:
     to_even = ((bits >> shift) & 1) + ((1 << (shift - 1)) - 1)
     normal = ((bits + to_even) >> shift) - rebias
-    # Adding 2^23 quanta leaves the number of quanta, rounded to nearest even by
-    # the adder, in the low mantissa bits.
+    # Adding 2^23 quanta rounds the value to whole quanta, to nearest even, and
+    # leaves their number in the low mantissa bits.
     quantum = encoding.min_exponent - mantissa_bits
     magic = 2.0 ** (quantum + F32_MANTISSA_BITS)
     subnormal = lax.bitcast_convert_type(
@@ -143,22 +143,22 @@ def encode(
 
 
 def with_sign(codes: jax.Array, x: jax.Array, sign_shift: int) -> jax.Array:
-  """Adds the sign bit of `x` to the codes of |x|; -0 keeps its sign."""
+  """Adds the sign of `x`, also of -0, to the codes of |x|."""
   negative = (f32_bits(x) < 0).astype(jnp.uint8)
   return codes | (negative << sign_shift)
 
 
 def from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Reinterprets uint8 codes, one a byte, as values of `dtype`."""
+  """Bitcasts uint8 codes, one value per byte, to `dtype`."""
   if dtype == formats.E2M1:
     return lax.bitcast_convert_type(codes.astype(jnp.uint4), dtype)
   return lax.bitcast_convert_type(codes, dtype)
 
 
 def decode(codes: jax.Array, encoding: formats.Element) -> jax.Array:
-  """Returns f32 of uint8 codes of a type with sign, without NaN and Inf.
+  """Decodes uint8 codes of a signed type without NaN and Inf to f32.
 
-  Bits above the sign are not read. Every result is zero or normal in f32.
+  Bits above the sign are ignored. Every result is zero or a normal f32.
   """
   magnitude = (codes & ((1 << encoding.sign_shift) - 1)).astype(jnp.int32)
   shift = F32_MANTISSA_BITS - encoding.mantissa_bits
@@ -175,11 +175,13 @@ def decode(codes: jax.Array, encoding: formats.Element) -> jax.Array:
 def decode_e8m0(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Splits E8M0 scales into two f32 factors, neither of them subnormal.
 
-  `scale == first * second` for every code; code 0 is 2^-126 * 2^-1, since its
-  value 2^-127 is an f32 subnormal, which some backends flush. Code 255 is NaN.
+  `scale == first * second` for every code. Code 0 gives 2^-126 * 2^-1, because
+  its value 2^-127 is an f32 subnormal, which some backends flush. Code 255 is
+  NaN.
   """
-  # Without the barrier XLA multiplies the factors of a constant scale. XLA does
-  # not fuse across a barrier, so the barrier is on the bytes, which exist.
+  # Without a barrier XLA would multiply the factors of a constant scale. XLA
+  # does not fuse across a barrier. The barrier is on the bytes, because they
+  # are in memory already.
   code = lax.optimization_barrier(lax.bitcast_convert_type(scale, jnp.uint8))
   code = code.astype(jnp.int32)
   bits = jnp.maximum(code, 1) << F32_MANTISSA_BITS

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`dequantize`: floats from block-scaled arrays, by one of `backends`."""
+"""`dequantize`: block-scaled arrays to floats, with one of `backends`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`dequantize_p`: a quantized array, back to floats.
+"""`dequantize_p`: the primitive that converts a quantized array to floats.
 
-It means what `operations.dequantize` does, and is lowered to what
-`backends.decide_dequantize` says.
+It computes `operations.dequantize`. `backends.decide_dequantize` chooses the
+backend of its lowering.
 
 dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
-  axis, dtype; target, that of an enclosing `use_target`, or None; overlay, the
-  tables of an enclosing `tuning`, or None.
+  axis, dtype; target, the target of an enclosing `use_target`, or None;
+  overlay, the tables of an enclosing `tuning`, or None.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def dequantize(
   axis: int,
   dtype: np.dtype,
 ) -> jax.Array:
-  """Computes `operations.dequantize` with the backend that is chosen."""
+  """Computes `operations.dequantize` with a chosen backend."""
   params = {"format": format, "axis": axis, "dtype": dtype}
   if not format.is_known or 0 in values.shape:
-    # Only XLA operations support these.
+    # Only XLA ops support users' formats and empty arrays.
     return _by_operations(values, scale, global_scale, **params)
   given: tuple[jax.Array, ...] = ()
   if global_scale is not None:
-    # One number stays one for kernels, and under `vmap` where it is not mapped.
+    # A scalar stays a scalar, which kernels fuse.
     given = (operations.expand_global_scale(global_scale, values.ndim),)
   target = targets.overriding_target()
   return dequantize_p.bind(
@@ -95,7 +95,7 @@ def _by_operations(
 def _abstract_eval(
   values, scale, global_scale=None, *, target, overlay, **params
 ):
-  """Returns the type of the operations' result."""
+  """Returns the result type of `operations.dequantize`."""
   del target, overlay
   given = [x for x in (values, scale, global_scale) if x is not None]
   mesh = explicit_axes.mesh_of(given)
@@ -110,7 +110,7 @@ def _abstract_eval(
 
 
 def _jvp(primals, tangents, **params):
-  """Returns the result, and the tangent of the operations."""
+  """Returns the result of the primitive and the tangent of its XLA ops."""
   active = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
   def function(*args):
@@ -135,7 +135,8 @@ def _batch(args, dims, *, axis, **params):
     jnp.moveaxis(x, d, 0) for x, d in zip(args[:2], dims[:2], strict=True)
   )
   given = args[2:]
-  # One number for all entries stays so; else they get their own leading index.
+  # An unmapped scalar stays a scalar. Other global scales get the new leading
+  # dimension.
   if given and not (dims[2] is None and given[0].ndim == 0):
     given = (batching.bdim_at_front(given[0], dims[2], size),)
   return dequantize_p.bind(values, scale, *given, axis=axis + 1, **params), 0
@@ -151,7 +152,7 @@ def _bind(
   problem: problems.DequantizeProblem,
   **params: Any,
 ) -> jax.Array:
-  """Binds an equation with the parameters of a problem."""
+  """Binds `dequantize_p` with the parameters of a problem."""
   return dequantize_p.bind(
     *operands,
     format=problem.format,
@@ -163,7 +164,7 @@ def _bind(
 
 def _lower(site, *, target, overlay, **params):
   problem = problem_of(site.avals_in, params)
-  # Each device's share is lowered as an equation.
+  # The function of each device binds the primitive for its shard.
   bind = functools.partial(_bind, target=target, overlay=overlay)
   function = operation.lowered(
     site,

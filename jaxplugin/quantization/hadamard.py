@@ -1,19 +1,18 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The random Hadamard transform, of groups of values along a dimension.
+"""The random Hadamard transform of groups of values along a dimension.
 
-For a group x of n values, with n a power of two,
+A group x of n values, with n a power of two, becomes
 
   y = H (s * x) / sqrt(n)
 
-with s a vector of signs and H Sylvester's Hadamard matrix, H[i, j] being -1 to
-the number of bits that i and j have in common. H s / sqrt(n) is orthogonal: an
-outlier is spread over its group, and where both operands of a product are
-transformed along what it contracts, the transforms cancel.
+with a vector s of signs and Sylvester's Hadamard matrix, H[i, j] =
+(-1)^popcount(i & j). H diag(s) / sqrt(n) is orthogonal. It spreads an outlier
+over its group. If both operands of a matmul are transformed along the
+contracting dimension, the transforms cancel.
 
-The signs are fixed: s[i] is -1 where bit i of the fraction of pi, written in
-binary, is 1. They are nobody's choice, and the same for all groups, tensors
-and steps.
+The signs are the same for all groups, tensors and steps: s[i] is -1 if bit i of
+the binary fraction of pi is 1.
 
 Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149.
 """
@@ -30,38 +29,38 @@ from jaxplugin.jaxext import explicit_axes
 
 SIZES: Final = tuple(1 << i for i in range(1, 9))
 
-# The first 256 bits of the fraction of pi.
+# First 256 bits of the binary fraction of pi.
 _PI_FRACTION: Final = (
   "243f6a8885a308d313198a2e03707344a4093822299f31d0082efa98ec4e6c89"
 )
 
 
 def signs(size: int) -> np.ndarray:
-  """Returns f32[size] of 1 and -1."""
+  """Returns the signs s as f32[size]."""
   bits = np.unpackbits(np.frombuffer(bytes.fromhex(_PI_FRACTION), np.uint8))
   return np.where(bits[:size] == 1, np.float32(-1), np.float32(1))
 
 
 def factor(size: int) -> np.float32:
-  """What sums are multiplied by."""
+  """Returns 1 / sqrt(size), rounded to f32."""
   return np.float32(1 / np.sqrt(size))
 
 
 def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   """Transforms each group of `size` values of `x` along `axis`.
 
-  It computes butterflies in f32: log2(size) rounds of sums and differences of
-  values that are 1, 2, 4, ... apart in a group. A multiplication by
-  1 / sqrt(size), rounded to f32, follows. The order is part of the contract:
-  every platform has the same bits, unless an intermediate is an f32 subnormal.
+  It computes log2(size) rounds of f32 butterflies, the sums and differences of
+  values that are 1, 2, 4, ... apart. It then multiplies by `factor(size)`. The
+  order of operations is fixed, so that every platform computes the same bits,
+  unless an intermediate is an f32 subnormal.
 
   Args:
     x: floats[..., k, ...], with k a multiple of size.
-    axis: not negative.
-    size: one of `SIZES`.
+    axis: dimension of k, at least 0.
+    size: group size, one of `SIZES`.
 
   Returns:
-    f32, of the shape of x.
+    f32 of the shape of x.
   """
   shape = x.shape
   lead, trail = shape[:axis], shape[axis + 1 :]
@@ -73,8 +72,8 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   whole = groups.shape
   distance = 1
   while distance < size:
-    # Only the group size is split, because the number of groups may be sharded
-    # in the type.
+    # The reshape splits only the group size, because the number of groups may
+    # be sharded over explicit axes.
     pairs = groups.reshape(
       *whole[: axis + 1], size // (2 * distance), 2, distance, *trail
     )

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantized operands of matmuls in training, as a recipe specifies them.
 
-A recipe may ask for more than `quantize` does: a transform before it, square
-blocks, and scales that are chosen by the errors of their blocks.
+A recipe may require more than `jp.quantize` supports: a Hadamard transform,
+square blocks, and scales chosen by the errors of their blocks.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class QuantizeSpec:
 
   Attributes:
     format: the format to quantize to.
-    along: merges dimensions into the one that the matmul contracts.
+    along: blocking that merges the contracting dimensions into one.
     scale_rounding: as for `quantize`.
-    hadamard: size of the groups that are transformed first, or None.
+    hadamard: group size of the Hadamard transform, or None for no transform.
     square: dimensions that are merged, in this order, into the other side of
       square blocks; None for blocks of one row.
-    four_over_six: whether each block is scaled to 6 or to 4 (`operations`).
+    four_over_six: whether each block's amax is scaled to 6 or 4, whichever has
+      the smaller error (`operations`).
     scale_up: whether floating-point scales are rounded up (`operations`).
   """
 
@@ -57,7 +58,7 @@ class QuantizeSpec:
 
   @property
   def extras(self) -> problems.Extras:
-    """The requests that `quantize` does not have."""
+    """The fields that `jp.quantize` does not support."""
     return problems.Extras(
       hadamard=self.hadamard,
       square=self.square,
@@ -73,14 +74,13 @@ def quantize(
   """Quantizes an array: merges dimensions, pads, transforms and rounds.
 
   Args:
-    x: floats.
-    spec: specifies the result.
-    key: for stochastic rounding; None rounds to nearest.
+    x: array of floats.
+    spec: spec of the result.
+    key: key for stochastic rounding; None rounds to nearest.
 
   Returns:
-    `ScaledArray` with the shape that `spec.along` gives, FP4 packed. The scale
-    of a square block is repeated along the merged dimensions, as every kernel
-    reads it.
+    `ScaledArray` of the shape `spec.along.shape(x.shape)`, FP4 packed. Each row
+    of a square block has the block's scale, as kernels require.
   """
   (result,) = quantize_all(x, (spec,), (key,))
   return result
@@ -92,12 +92,12 @@ def quantize_all(
   specs: tuple[QuantizeSpec, ...],
   keys: tuple[jax.Array | None, ...],
 ) -> list[scaled_array.ScaledArray]:
-  """Quantizes by each spec, from one read if kernels support that.
+  """Quantizes an array for each spec, from one read if a kernel supports it.
 
   Args:
-    x: floats.
-    specs: specs with one format and one scale rounding.
-    keys: a key or None for each spec.
+    x: array of floats.
+    specs: specs with the same format and scale rounding.
+    keys: key or None for each spec.
   """
   first = specs[0]
   quantized = quantize_primitive.quantize(
@@ -130,19 +130,19 @@ def transposed(
   along: blocking.Blocking,
   shape: tuple[int, ...],
 ) -> scaled_array.ScaledArray:
-  """Returns an array of square blocks as blocked along the squares' other side.
+  """Blocks an array of square blocks along the squares' other side.
 
-  Its codes and its scale for each square are the same, so both dequantize to
-  the same array, and `Q(w.T) = Q(w).T` bitwise.
+  Each square keeps its codes and its scale, so both arrays dequantize to the
+  same values, and `Q(w.T) = Q(w).T` bitwise.
 
   Args:
-    x: the array, quantized by `spec`, packed or not.
-    spec: has square blocks.
+    x: array quantized by `spec`, packed or not.
+    spec: spec with square blocks.
     along: blocking of the array along `spec.square`.
     shape: shape of the array before it was quantized.
 
   Returns:
-    `ScaledArray` with the shape that `along` gives.
+    `ScaledArray` of the shape `along.shape(shape)`.
   """
   mesh = explicit_axes.mesh_of((x.values,))
   if mesh is not None:
@@ -157,7 +157,7 @@ def _transposed_on_devices(
   shape: tuple[int, ...],
   mesh: Any,
 ) -> scaled_array.ScaledArray:
-  """Computes `transposed` of an array with explicit axes, on each device."""
+  """Computes `transposed` on each device of a mesh with explicit axes."""
   problem = problems.QuantizeProblem(
     shape=shape,
     dtype=np.dtype(np.float32),
@@ -166,7 +166,7 @@ def _transposed_on_devices(
     extras=spec.extras,
   )
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
-  names = dims.results[:: problem.results_each]  # of both arrays' values
+  names = dims.results[:: problem.results_each]  # dimensions of both values
   taker = mesh_axes.Taker(mesh.shape)
   axes = assignment.axes_of_whole_blocks(
     dims, names[0], explicit_axes.spec_of(x.values), taker
@@ -206,7 +206,8 @@ def _transposed(
   def moved(leaf: jax.Array) -> jax.Array:
     return along.apply(spec.along.undo(leaf, shape))
 
-  # The code of each value's scale. XLA computes only the ones that are used.
+  # `each` has the scale's code for every value. XLA computes only the codes
+  # that `slice_in_dim` selects.
   codes = lax.bitcast_convert_type(x.scale, jnp.uint8)
   each = moved(jnp.repeat(codes, size, axis))
   codes = lax.slice_in_dim(each, 0, None, size, along.axis())

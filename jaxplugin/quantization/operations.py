@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize` and `dequantize` in JAX operations, for every platform.
+"""`quantize` and `dequantize` in XLA ops, for every platform.
 
-`api` checks the arguments and describes the results.
+`api` checks the arguments and documents the results.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from jaxplugin.quantization.sharding import offsets
 
 ScaleRounding = Literal["up", "floor"]
 
-# Tensors with a global scale below 2^-64 are quantized as if multiplied by
-# 2^64: quotients keep their bits, and no intermediate is an f32 subnormal.
+# If the global scale is below 2^-64, the array and the global scale are first
+# multiplied by 2^64. Quotients keep their bits, and no intermediate is an f32
+# subnormal.
 _TINY_GLOBAL_EXPONENT: Final = -64
 _MIN_GLOBAL_SCALE: Final = 2.0**-126
 _MIN_NORMAL: Final = 2.0**-126
 
-# The value that `four_over_six` scales a block to instead of 6, E2M1's largest
-# value, and the largest scale for which 1.5 times the scale exists.
+# `four_over_six` may scale a block's amax to 4 instead of 6, the largest E2M1
+# value. This needs 1.5 times the scale. 256 is the largest E4M3 scale for which
+# that is an E4M3 number.
 _FOUR: Final = 4.0
 _FOUR_OVER_SIX_MAX: Final = 256.0
 
@@ -44,7 +46,7 @@ def has_four_over_six(format: formats.BlockFormat) -> bool:
   return format.is_fp4 and not format.scale_is_power_of_two
 
 
-# Traced once for each signature, and inlined into the module.
+# `jit` traces the function once for each signature; `inline` removes the call.
 @functools.partial(
   jax.jit,
   static_argnames=(
@@ -77,24 +79,29 @@ def quantize(
   """Returns values, scale and global scale of `quantize`.
 
   Args:
-    key: for stochastic rounding. `jax.random.bits(key, x.shape, uint32)` has
-      the bits of each value of the blocked and padded array, in row-major
-      order. `codes.encode` uses the lowest bits.
-    packed: whether values, of an FP4 format with an even block size, are uint8
-      with two of them a byte along `axis`.
-    scale_layout: of the scale; for one that is swizzled axis is the last.
-    square: dimensions of x, without `axis`, that are merged in this order and
-      cut into groups of block_size, the last of which may be smaller. The
-      blocks of a group have one scale, repeated, as if they were one block. Of
-      none, each block is a group. None: there are no groups.
-    four_over_six: whether each block, or group, is scaled to 6 or to 4. Global
-      scales are computed for scales up to 256, so that 1.5 times as much is a
-      scale too (arXiv 2512.02010).
-    scale_up: whether a floating-point scale is the least one that is not less
-      than what is rounded to it, instead of the nearest.
-    strides: of the array that this is a part of; then key is `offsets.words` of
-      the part, which has the random bits that the array has there. None: it is
-      a whole one.
+    x: floats[..., k, ...], blocked and padded.
+    global_scale: f32[], or None to compute it if the format has one.
+    key: key for stochastic rounding, or None. The bits of each value are those
+      of `jax.random.bits(key, x.shape, uint32)`. `codes.encode` uses the lowest
+      ones.
+    format: the format to quantize to.
+    axis: the blocked axis, at least 0.
+    scale_rounding: as for `jp.quantize`.
+    packed: whether two FP4 values are packed a byte along `axis`. This requires
+      an even block size.
+    scale_layout: layout of the scale. "swizzled_128x4" requires the last axis.
+    square: dimensions of x other than `axis` that are merged in this order and
+      divided into groups of block_size. The last group may be smaller. The
+      blocks of a group have the scale of one block with all their values. ()
+      makes each block a group; None computes no groups.
+    four_over_six: whether each block, or group, is scaled to 6 or 4, whichever
+      has the smaller error (arXiv 2512.02010). The global scale is computed for
+      block scales up to 256, because 4 needs 1.5 times the scale.
+    scale_up: whether floating-point scales are rounded up instead of to
+      nearest.
+    strides: strides of the whole array if x is a shard and `key` is its
+      `offsets.words`. The random bits are then those of the whole array. None
+      if x is the whole array.
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
@@ -149,11 +156,7 @@ def dequantize(
   axis: int,
   dtype: np.dtype,
 ) -> jax.Array:
-  """Returns `values * scale * global_scale`, of linear scales.
-
-  Args:
-    global_scale: None, or as for `ScaledArray`.
-  """
+  """Returns `values * scale * global_scale` in `dtype`; the scale is linear."""
   result = dequantize_raw(values, scale, format, axis=axis)
   if global_scale is not None:
     result = result * expand_global_scale(global_scale, result.ndim)
@@ -161,7 +164,7 @@ def dequantize(
 
 
 def expand_global_scale(global_scale: jax.Array, ndim: int) -> jax.Array:
-  """Returns a global scale as f32[] or with rank `ndim`."""
+  """Reshapes a global scale to f32[], or appends dimensions up to `ndim`."""
   if all(size == 1 for size in global_scale.shape):
     return global_scale.reshape(())
   trailing = (1,) * (ndim - global_scale.ndim)
@@ -175,11 +178,10 @@ def dequantize_raw(
   *,
   axis: int,
 ) -> jax.Array:
-  """f32 `values * repeat(scale, block_size, axis)`; see
-  `quantization.dequantize`.
+  """Returns f32 `values * repeat(scale, block_size, axis)`.
 
-  The size of `axis` need not be a multiple of the block size: the last scale
-  then covers the remainder.
+  If the size of `axis` is not a multiple of the block size, the last scale
+  covers the remainder.
   """
   if format.is_fp4 and values.dtype == formats.PACKED:
     values = layouts.unpack_fp4(values, axis=axis)
@@ -203,13 +205,13 @@ def _as_f32(values: jax.Array, format: formats.BlockFormat) -> jax.Array:
 
 
 def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
-  """Splits `axis` in two: blocks, and the values in a block."""
+  """Splits `axis` into two dimensions: blocks, and values of a block."""
   blocks = x.shape[axis] // block_size
   return x.reshape(*x.shape[:axis], blocks, block_size, *x.shape[axis + 1 :])
 
 
 def _two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
-  """Packs codes uint8[...] of FP4 along `axis`, the first in the low nibble."""
+  """Packs FP4 codes uint8[...] along `axis`, the first in the low nibble."""
   size = fp4_codes.shape[axis]
   low, high = (
     lax.slice_in_dim(fp4_codes, first, size, 2, axis) for first in (0, 1)
@@ -218,19 +220,19 @@ def _two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
 
 
 def _block_amax(blocks: jax.Array, axis: int) -> jax.Array:
-  """Bits of the largest magnitude of each block, NaN above Inf; keeps dims."""
+  """Returns f32 bits of each block's amax, with NaN above Inf; keeps dims."""
   bits = codes.magnitude_bits(blocks)
   return jnp.max(bits, axis=axis, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Groups:
-  """Which blocks have one scale together.
+  """Groups of blocks that share a scale.
 
   Attributes:
-    axis: the dimension of `_split`'s result that counts the values of a block.
-    merged: cuts an array with one number for each block into groups that share
-      a scale, along one dimension; None if each block has a separate scale.
+    axis: dimension of the values of a block in the result of `_split`.
+    merged: blocking that merges the dimensions of groups in an array with one
+      element for each block; None if each block has a separate scale.
   """
 
   axis: int
@@ -247,14 +249,14 @@ class _Groups:
     return cls(axis=axis + 1, merged=merged)
 
   def max(self, per_block: jax.Array) -> jax.Array:
-    """Returns int32: the largest of each group, in all of its blocks."""
+    """Replaces each block's int32 by the maximum over its group."""
     return self._reduce(per_block, lambda x, axis: jnp.max(x, axis=axis))
 
   def sum(self, per_value: jax.Array) -> jax.Array:
-    """Returns f32: the sum of each group, in all of its blocks.
+    """Returns f32 for each block: the sum of the values of its group.
 
-    It is a tree of halves, first over a block, so its rounding is the same on
-    every platform. A smaller group ends in zeros.
+    `_tree_sum` first sums each block and then the blocks of a group, so every
+    platform rounds alike. The last group is padded with zeros.
     """
     per_block = jnp.expand_dims(_tree_sum(per_value, self.axis), self.axis)
     return self._reduce(per_block, _tree_sum)
@@ -276,7 +278,7 @@ class _Groups:
 
 
 def _tree_sum(x: jax.Array, axis: int) -> jax.Array:
-  """x[0] + x[half], x[1] + x[half + 1], ... and so on, along a dimension."""
+  """Sums a dimension by adding its second half to its first, recursively."""
   size = x.shape[axis]
   whole = 1 << (size - 1).bit_length()
   x = extents.pad_axis(x, axis, whole)
@@ -297,7 +299,7 @@ def _quantize_mx(
   scale_rounding: ScaleRounding,
   random_bits: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Codes of the values and of the scale, for E8M0 scales."""
+  """Returns the codes of the values and of the E8M0 scale."""
   encoding = format.values_encoding
   amax = groups.max(_block_amax(blocks, groups.axis))
   exponent_field = amax >> codes.F32_MANTISSA_BITS
@@ -336,10 +338,10 @@ def partial_global_scale(
   square: tuple[int, ...] | None = None,
   four_over_six: bool = False,
 ) -> jax.Array:
-  """Returns f32[]: the global scale that a part needs, or 0.
+  """Returns f32[]: the global scale computed from a shard.
 
-  The largest value of all parts gives the global scale of the array
-  (`global_scale_of_partial`).
+  It is 0 if the shard has no nonzero finite block. The maximum over shards
+  gives the array's global scale (`global_scale_of_partial`).
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
@@ -353,11 +355,13 @@ def global_scale_of_partial(partial: jax.Array) -> jax.Array:
 def partial_scale_of_maxima(
   maxima: jax.Array, format: formats.BlockFormat, four_over_six: bool
 ) -> jax.Array:
-  """Returns f32[...]: the global scales that a part needs, or 0.
+  """Returns f32[...]: the `partial_global_scale` of partial amax values.
 
   Args:
-    maxima: uint32[..., n], largest magnitudes of n pieces of the part, over the
-      blocks without NaN or Inf, as f32 bits.
+    maxima: uint32[..., n], f32 bits of the amax of n pieces of the shard, each
+      over blocks without NaN or Inf.
+    format: the format to quantize to.
+    four_over_six: as for `quantize`.
   """
   amax = jnp.max(maxima, axis=-1).astype(jnp.int32)
   return _partial_scale_of_amax(amax, format, four_over_six)
@@ -371,7 +375,7 @@ def _partial_scale_of_amax(
     scale_max = _FOUR_OVER_SIX_MAX
   range_max = scale_max * format.values_encoding.max
   quotient = codes.divide(codes.from_bits(amax), range_max)
-  # Never subnormal, so that a maximum over devices flushes nothing to zero.
+  # A subnormal could become zero in a maximum over devices.
   quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
   return jnp.where(amax == 0, jnp.float32(0), quotient)
 
@@ -385,7 +389,7 @@ def finite_amax(
   axis: int,
   square: tuple[int, ...] | None = None,
 ) -> jax.Array:
-  """Returns int32[]: amax of blocks without NaN or Inf, as f32 bits."""
+  """Returns int32[]: f32 bits of the amax over blocks without NaN or Inf."""
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
   return _finite_amax(blocks, groups)
@@ -397,7 +401,7 @@ def _computed_global_scale(
   format: formats.BlockFormat,
   four_over_six: bool,
 ) -> jax.Array:
-  """Returns f32[]: amax of the finite blocks / (scale max * values max)."""
+  """Returns f32[]: amax of finite blocks / (scale max * values max)."""
   return global_scale_of_partial(
     _partial_global_scale(blocks, groups, format, four_over_six)
   )
@@ -428,7 +432,7 @@ def _quantize_two_level(
   four_over_six: bool,
   scale_up: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """Codes of the values and of the scale, for floating-point scales."""
+  """Returns the codes of the values and of the floating-point scale."""
   encoding = format.values_encoding
   scale_encoding = format.scale_encoding
   bits = codes.magnitude_bits(blocks)
@@ -445,9 +449,9 @@ def _quantize_two_level(
   amax = _normal_range(amax, tiny)
 
   def scaled_to(largest: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Codes of scales, their numbers, and bits of what values are rounded."""
+    """Returns scale codes, scales as f32, and f32 bits of scaled magnitudes."""
     ideal = codes.divide(codes.divide(amax, largest), divisor)
-    # A scale that rounds to 0 would lose all values of its block.
+    # A scale that rounds to 0 would set all values of its block to 0.
     ideal = jnp.maximum(ideal, scale_encoding.min_positive)
     scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
     number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
@@ -481,21 +485,20 @@ def _quantize_two_level(
 def _squared_errors(
   bits: jax.Array, scale: jax.Array, encoding: formats.Element
 ) -> jax.Array:
-  """Returns f32 squared errors, in units of the global scale.
+  """Returns f32 squared rounding errors, divided by the global scale squared.
 
-  Each is ((x - rounded) * scale)^2, with three roundings.
+  Each is ((x - rounded) * scale)^2, with three f32 roundings.
   """
   rounded = codes.decode(codes.encode(bits, encoding), encoding)
   error = (codes.from_bits(bits) - rounded) * scale
   square = error * error
-  # Subnormals are zeros to some platforms. And the select keeps a compiler from
-  # fusing the square into a later sum, which would not be rounded alike
-  # everywhere.
+  # Some platforms flush subnormals. The select also keeps compilers from fusing
+  # the square with a later sum, which would change the rounding.
   return jnp.where(square < _MIN_NORMAL, jnp.float32(0), square)
 
 
 def _normal_range(bits: jax.Array, tiny: jax.Array) -> jax.Array:
-  """The magnitudes `bits` as f32, times 2^64 where `tiny`, subnormals too."""
+  """Returns f32 of magnitude bits, multiplied by 2^64 if `tiny`."""
   exponent = -_TINY_GLOBAL_EXPONENT
   ceiling = codes.MAX_FINITE_BITS - (exponent << codes.F32_MANTISSA_BITS)
   scaled = codes.times_power_of_two(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Records that describe quantizing and dequantizing to choose a backend."""
+"""Descriptions of quantizing and dequantizing that choose a backend."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 
-# The implementation of keys whose bits kernels draw.
+# Kernels can draw random bits of keys with this implementation.
 THREEFRY: Final = "threefry2x32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
-  """Requests of training, besides blocks of one row rounded to nearest.
+  """Options of training recipes for quantizing along one blocking.
 
   Attributes:
-    hadamard: size of the groups that are transformed first (`hadamard`).
+    hadamard: group size of the Hadamard transform, or None for no transform.
     square: dimensions of x that are merged, in this order, into the other side
       of square blocks; None for blocks of one row.
-    four_over_six: whether each block is scaled to 6 or to 4.
+    four_over_six: whether each block is scaled to 6 or 4, whichever has the
+      smaller error.
     scale_up: whether floating-point scales are rounded up instead of to
       nearest.
-    is_stochastic: whether values are rounded stochastically. The last operand
-      is then the data of a key.
-    key_impl: implementation of the key, as `jax.random.key_impl` names it.
+    is_stochastic: whether values are rounded stochastically. The blocking then
+      has an operand with key data.
+    key_impl: implementation of the key (`jax.random.key_impl`).
     is_partitionable: whether jax_threefry_partitionable is on. Each value's
-      bits then depend only on its offset in the array.
-    strides: strides of the whole array, if x is a device's part of it and is
-      rounded stochastically. The data of the key is then `offsets.words`. None
-      if x is the whole array.
-    is_part: whether x is a device's part of an array whose computed global
-      scale is given.
+      random bits then depend only on its offset in the array.
+    strides: strides of the whole array if x is a shard with stochastic
+      rounding, whose key data is `offsets.words`; else None.
+    is_part: whether x is a shard, and the given global scale was computed for
+      four_over_six from the whole array.
   """
 
   hadamard: int | None = None
@@ -79,7 +79,7 @@ class Extras:
     return ""
 
   def part_refusal(self) -> str:
-    """Returns why a kernel for whole arrays cannot compute it, or ""."""
+    """Returns why a kernel without offsets cannot quantize a shard, or ""."""
     if self.strides is None:
       return ""
     return "draws the random bits of a whole array, and x is one device's shard"
@@ -97,29 +97,29 @@ NO_EXTRAS: Final = Extras()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeProblem:
-  """One array, quantized along one dimension or along several.
+  """One array x, quantized along one blocking or several.
 
   Attributes:
-    shape, dtype: those of x. Sizes may be symbolic.
+    shape, dtype: shape and dtype of x. Sizes may be symbolic.
     format: the format to quantize to.
-    blockings: one for each result.
+    blockings: blocking of each result.
     scale_rounding: "up" or "floor".
-    has_global_scale: whether a global scale is given, for all blockings or for
-      each. Otherwise each blocking computes one, if the format has one, because
-      a NaN or an Inf affects other blocks along another axis.
-    num_maxima: number of largest magnitudes that each blocking is given instead
-      of a global scale, if x is part of an array (`sharding.partial_scales`);
+    has_global_scale: whether a global scale is given, one for all blockings or
+      one for each. Otherwise each blocking computes one if the format has one:
+      a NaN or an Inf invalidates different blocks along each axis.
+    num_maxima: number of partial amax values that each blocking is given
+      instead of a global scale, if x is a shard (`sharding.partial_scales`);
       else None.
     packed: whether values are packed, if the format can be packed.
-    for_products: whether packed values are in memory with the blocked dimension
-      last, as matmuls read FP4. Otherwise their dimensions are in order, as in
-      the result of a program. Both are the same array.
+    for_products: whether packed values have the blocked dimension last in
+      memory, as matmuls read FP4. Otherwise their memory is row-major. The
+      arrays are equal.
     scale_layout: layout of the scales. A swizzled scale is blocked along the
       last dimension.
-    pads_values: whether values are padded with rows of zeros to whole tiles of
-      a swizzled scale, as cuDNN reads them.
+    pads_values: whether rows of zeros are appended to the values up to whole
+      tiles of a swizzled scale, as cuDNN requires.
     extras: extras of the first blocking.
-    more_extras: extras of each other blocking; empty if none has any.
+    more_extras: extras of the other blockings; empty if none has extras.
   """
 
   shape: tuple[Any, ...]
@@ -175,12 +175,12 @@ class QuantizeProblem:
 
   @property
   def packed_in_order(self) -> bool:
-    """Whether packed values lie in memory in the order of their dimensions."""
+    """Whether values are packed and row-major in memory."""
     return self.packed and not self.for_products
 
   @property
   def results_each(self) -> int:
-    """Number of arrays of a blocking: values, scale, a global scale."""
+    """Number of results of each blocking, with a computed global scale."""
     return 3 if self.computes_global_scale else 2
 
   @property
@@ -189,7 +189,7 @@ class QuantizeProblem:
 
   @property
   def written_shape(self) -> tuple[Any, ...]:
-    """Logical shape of the values, with padded rows."""
+    """Logical shape of the values, including padding rows."""
     if not self.pads_values:
       return self.shape
     *batch, rows, k = self.shape
@@ -209,7 +209,7 @@ class QuantizeProblem:
     ]
 
   def each(self) -> list[QuantizeProblem]:
-    """Returns a problem for each blocking, of the array it is applied to."""
+    """Returns a problem for each blocking, with the shape of the blocked x."""
     return [
       dataclasses.replace(
         single,
@@ -228,10 +228,10 @@ class QuantizeProblem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DequantizeProblem:
-  """Dequantizing an array.
+  """Dequantizing one array.
 
   Attributes:
-    shape, dtype: those of the stored values. Sizes may be symbolic.
+    shape, dtype: shape and dtype of the stored values. Sizes may be symbolic.
     format: format of the array.
     axis: the blocked axis, at least 0.
     out_dtype: dtype of the result.

@@ -1,18 +1,19 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_p`: one array, quantized along one dimension or along several.
+"""`quantize_p`: the primitive that quantizes an array along its blockings.
 
-A matmul and its gradients contract an operand along different dimensions. One
-read of the operand can give all results. Each result has the bits of
-`operations.quantize` along its dimension. `backends.decide` chooses how.
+A matmul and its gradients contract an operand along different dimensions, and
+one read of the operand can quantize it for all of them. Each result has the
+bits of `operations.quantize` along its dimension. `backends.decide` chooses the
+backends.
 
-quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
-  scale[, global_scale]). A global scale is a result if it is computed. One that
-  is given is f32[] for all blockings or f32[n], one for each. If x is part of
-  an array, u32[n, maxima] may be given instead (`partial_scales_p`). Each
-  blocking with stochastic rounding has a key. Parameters: format, blockings,
+quantize_p: (x[, global_scale], key data...) -> (values, scale[, global_scale])
+  for each blocking. A computed global scale is a result. A given global scale
+  is f32[] for all blockings or f32[n], one for each. For a shard, partial amax
+  values u32[n, maxima] may be given instead (`partial_scales_p`). Each blocking
+  with stochastic rounding has key data. Parameters: format, blockings,
   scale_rounding, packed, for_products, scale_layout, pads_values, extras and
-  more_extras, as for `QuantizeProblem`; target, that of an enclosing
+  more_extras, as for `QuantizeProblem`; target, the target of an enclosing
   `use_target`, or None; overlay, the tables of an enclosing `tuning`, or None.
 
 If no result of a blocking is used, the blocking is dropped.
@@ -50,14 +51,14 @@ from jaxplugin.quantization.sharding import partial_scales
 from jaxplugin.quantization.sharding import per_device
 from jaxplugin.tables import resolution
 
-# A quantized array: values, scale, and global scale or None.
+# Values, scale, and global scale or None.
 Quantized = tuple[jax.Array, jax.Array, jax.Array | None]
 
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
 
-# The parameters that say what is asked for, as fields of a problem.
+# The parameters that are fields of a problem.
 _ASKED: Final = (
   "format",
   "blockings",
@@ -87,11 +88,11 @@ def quantize(
   """Computes `operations.quantize` of each blocking, with a chosen backend.
 
   Args:
-    x: f32, bf16, f16 or f64.
-    global_scale: f32[] for all, f32[n] for each, or None.
-    blockings: at least one.
-    extras: those of each blocking. Their `is_stochastic` follows from the key.
-    keys: a key or None for each blocking. None rounds to nearest.
+    x: f32, bf16, f16 or f64 array.
+    global_scale: f32[] for all blockings, f32[n] for each, or None.
+    blockings: blockings of the results, at least one.
+    extras: extras of each blocking. The fields about keys are set from `keys`.
+    keys: key or None for each blocking. None rounds to nearest.
     for_products: as for `QuantizeProblem`.
     **params: the other parameters of `quantize_p`.
   """
@@ -116,7 +117,7 @@ def quantize(
       target=targets.overriding_target(),
       overlay=resolution.overlay(),
     )
-  else:  # only XLA operations support these
+  else:  # Only XLA ops support users' formats and empty arrays.
     results = _by_operations(x, *given, **params)
   size = len(results) // len(blockings)
   each = [results[i : i + size] for i in range(0, len(results), size)]
@@ -132,19 +133,21 @@ def quantize_in_whole_tiles(
   format: formats.BlockFormat,
   target: targets.Target,
 ) -> tuple[jax.Array, jax.Array]:
-  """Values and scale as cuDNN multiplies them: padded, and the scale swizzled.
+  """Quantizes to values and scale that cuDNN reads: padded and swizzled.
 
-  Codes are those of `quantize` along the last axis; those past the rows of x
-  are zero.
+  The codes are the same as those of `quantize` along the last axis. Padding
+  rows are zero.
 
   Args:
     x: f32, bf16 or f16[..., rows, k].
-    global_scale: f32[] where the format has one; else None.
-    target: that the call that multiplies them is lowered for.
+    global_scale: f32[] if the format has one; else None.
+    format: the format to quantize to.
+    target: target of the dot that reads the result.
 
   Returns:
-    format.array_dtype[..., rows padded to 128, k]; format.scale_dtype[..., rows
-    padded to 128, k / block size padded to 4], "swizzled_128x4".
+    Values, format.array_dtype[..., rows padded to 128, k], and scale,
+    format.scale_dtype[..., rows padded to 128, k / block size padded to 4] in
+    the layout "swizzled_128x4".
   """
   along = blocking.Blocking.along(x.ndim - 1, x.ndim, format.block_size)
   values, scale = quantize_p.bind(
@@ -166,7 +169,7 @@ def quantize_in_whole_tiles(
 def _with_key(
   extras: problems.Extras, key: jax.Array | None
 ) -> tuple[problems.Extras, jax.Array | None]:
-  """Returns extras with the facts about a key, and the key's data."""
+  """Returns extras with the fields about a key set, and the key's data."""
   if key is None:
     return extras, None
   partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
@@ -184,7 +187,7 @@ def _with_key(
 def _params_of(
   blockings: Sequence[blocking.Blocking], extras: Sequence[problems.Extras]
 ) -> dict[str, Any]:
-  """Returns the parameters of `quantize_p` for blockings."""
+  """Returns `quantize_p`'s parameters for blockings and their extras."""
   first, *more = extras
   return {
     "blockings": tuple(blockings),
@@ -200,7 +203,7 @@ def _extras_each(params: Mapping[str, Any]) -> tuple[problems.Extras, ...]:
 
 
 def _keys_of(params: Mapping[str, Any]) -> int:
-  """Returns the number of keys."""
+  """Returns the number of key operands."""
   return sum(extras.is_stochastic for extras in _extras_each(params))
 
 
@@ -228,7 +231,7 @@ def problem_of(
   inline=True,
 )
 def _by_operations(*args, **params):
-  """Computes the results of `quantize_p` by XLA operations."""
+  """Computes the results of `quantize_p` with XLA ops."""
   x, global_scale, keys = _operands(args, _extras_each(params))
   singles = problem_of(args, params).singles()
   each = [
@@ -252,7 +255,7 @@ def _operands(
 def _own_scales(
   global_scale: jax.Array | None, start: int, size: int
 ) -> jax.Array | None:
-  """Returns the global scales of some blockings."""
+  """Returns the global scales of blockings `start` to `start + size`."""
   if global_scale is None or global_scale.ndim == 0:
     return global_scale
   return global_scale[start] if size == 1 else global_scale[start:][:size]
@@ -262,7 +265,7 @@ def _own_scales(
 
 
 def _abstract_eval(*args, target, overlay, **params):
-  """Returns the types of the operations' results."""
+  """Returns the result types of `_by_operations`."""
   del target, overlay
   mesh = explicit_axes.mesh_of(args)
   if mesh is None:
@@ -273,7 +276,7 @@ def _abstract_eval(*args, target, overlay, **params):
 
 
 def _jvp(primals, tangents, **params):
-  """Returns zero tangents, because integer operations compute the codes."""
+  """Returns the results with zero tangents: codes have no derivative."""
   del tangents
   results = quantize_p.bind(*primals, **params)
   return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
@@ -282,8 +285,7 @@ def _jvp(primals, tangents, **params):
 def _batch(args, dims, *, blockings, target, overlay, **params):
   x, *given = args
   each = _extras_each({"blockings": blockings, **params})
-  # One global scale an entry, computed or given, is more than a kernel takes;
-  # and random bits are those of an entry.
+  # Kernels do not support a global scale or a key for each batch entry.
   is_computed = params["format"].has_global_scale and not given
   if (
     is_computed
@@ -308,7 +310,7 @@ def _batch(args, dims, *, blockings, target, overlay, **params):
 
 
 def _has_scale_each(eqn: Any) -> bool:
-  """Returns whether each blocking is given a global scale."""
+  """Returns whether each blocking is given a separate global scale."""
   scales = eqn.invars[1 : len(eqn.invars) - _keys_of(eqn.params)]
   return any(scale.aval.ndim for scale in scales)
 
@@ -316,11 +318,14 @@ def _has_scale_each(eqn: Any) -> bool:
 def _without_unused(
   used_outputs: Sequence[bool], *args: Any
 ) -> tuple[list[bool], Any]:
-  """Drops the blockings of which no result is used.
+  """Drops blockings whose results are unused, in dead code elimination.
 
   Args:
-    used_outputs: of the equation.
-    *args: the equation is the last (jax 0.12 has its live inputs before it).
+    used_outputs: whether each result of the equation is used.
+    *args: the equation; in jax 0.12 the live inputs come before it.
+
+  Returns:
+    Whether each input is used, and the equation or None.
   """
   eqn = args[-1]
   blockings = eqn.params["blockings"]
@@ -369,14 +374,14 @@ def _bind(
   problem: problems.QuantizeProblem,
   **params: Any,
 ) -> list[jax.Array]:
-  """Binds an equation with the parameters of a problem."""
+  """Binds `quantize_p` with the parameters of a problem."""
   asked = {name: getattr(problem, name) for name in _ASKED}
   return quantize_p.bind(*operands, **asked, **params)
 
 
 def _lower(site, *, target, overlay, **params):
   problem = problem_of(site.avals_in, params)
-  # Each device's share is lowered as an equation.
+  # The functions of each device bind the primitives for its shard.
   under = {"target": target, "overlay": overlay}
   local = per_device.Local(
     quantize=functools.partial(_bind, **under),

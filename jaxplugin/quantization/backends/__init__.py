@@ -3,8 +3,8 @@
 """Backends of quantizing and dequantizing, and the choice between them.
 
 Lowerings and `explain` call the same functions, so they cannot disagree. All
-backends of `quantize` compute the same bits. A module that may not have kernels
-(`lowering.Module`) gets XLA operations, and the decision has the reason.
+backends of `quantize` compute the same bits. A module that must not contain
+kernels (`lowering.Module`) gets XLA ops, and the decision states the reason.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Problem = problems.QuantizeProblem | problems.DequantizeProblem
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
-# Kernels for the global scale of a device's part, by backend. The other
-# backends use the operations of xla.
+# Functions that compute the global scale of a shard with kernels, by backend.
+# The other backends use XLA ops.
 _PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
   triton.QUANTIZE.name: triton.partial_scales
 }
@@ -69,11 +69,12 @@ class Decided:
   """An equation and the decisions about it, for `explain`.
 
   Attributes:
-    implementation: name of the backend, or names if blockings have others.
+    implementation: name of the backend, or names joined by "and" if blockings
+      have different ones.
     reason: why no kernel is used; empty if one is.
-    decisions: the decisions of the lowering: one if a kernel quantizes along
-      all blockings, else one for each.
-    problems: the problem of each decision.
+    decisions: decisions of the lowering: one if a kernel computes all
+      blockings, else one for each blocking.
+    problems: problem of each decision.
   """
 
   implementation: str
@@ -96,10 +97,10 @@ def decide(
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
 ) -> list[Part]:
-  """Decides how the blockings of a problem are computed, in order.
+  """Divides the blockings of a problem into parts and chooses their backends.
 
-  If a kernel computes all of them from one read, they are one part. Otherwise
-  each is a part, with a separate choice.
+  If a kernel computes all blockings from one read, they are one part. Otherwise
+  each blocking is a part with a separate choice.
   """
   problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)
@@ -116,9 +117,9 @@ def as_products_read(
 ) -> problems.QuantizeProblem:
   """Returns the problem with packed values in the order that matmuls read.
 
-  cuDNN reads values with the blocked dimension last. Triton's kernels read one
-  blocked dimension anywhere. If a matmul merges several dimensions, they read a
-  copy with the blocked one last.
+  cuDNN reads values with the blocked dimension last. The Triton matmul kernels
+  read any single blocked dimension. For several merged dimensions they read a
+  copy with the blocked dimension last.
   """
   is_by_triton = target.platform in ("cuda", "rocm") and (
     not target.has_block_scaled_cudnn
@@ -133,15 +134,15 @@ def as_products_read(
 def partial_scales(
   x: jax.Array, parts: Sequence[Part], target: targets.Target
 ) -> jax.Array:
-  """Returns f32[blockings]: the global scales that a part of an array needs.
+  """Returns f32[blockings]: the global scales computed from one shard.
 
-  It is 0 if no block needs one. The largest value of all parts gives the global
-  scale of the array (`operations.global_scale_of_partial`).
+  A scale is 0 if the shard has no nonzero finite block. The maximum over shards
+  gives the array's global scale (`operations.global_scale_of_partial`).
 
   Args:
-    x: the part of the array.
-    parts: the result of `decide` for a problem that computes global scales.
-    target: the target of the decisions.
+    x: shard of the array.
+    parts: result of `decide` for a problem that computes global scales.
+    target: target of the decisions.
   """
   each = [
     _PARTIAL_SCALES.get(part.decision.implementation, xla.partial_scales)(
@@ -158,13 +159,13 @@ def num_maxima(
   target: targets.Target,
   overlay: resolution.Overlay | None,
 ) -> int:
-  """Returns how many largest magnitudes of x one kernel finds per blocking.
+  """Returns the number of partial amax values that a kernel finds per blocking.
 
-  Another kernel computes a global scale from them. It is 0 if there are no such
-  kernels. The caller then uses `partial_scales`.
+  The kernel that quantizes computes the global scale from these values. The
+  number is 0 if no kernel does; the caller then uses `partial_scales`.
 
   Args:
-    problem: a problem that computes its global scales.
+    problem: problem that computes its global scales.
     module, target, overlay: as for `decide`.
   """
   parts = decide(problem, module, target, overlay)
@@ -176,13 +177,13 @@ def num_maxima(
 def maxima(
   x: jax.Array, parts: Sequence[Part], target: targets.Target, count: int
 ) -> jax.Array:
-  """Returns uint32[blockings, count]: largest magnitudes of x, as f32 bits.
+  """Returns uint32[blockings, count]: f32 bits of partial amax values of x.
 
   Args:
-    x: the part of the array.
-    parts: the result of `decide` for a problem that computes global scales.
-    target: the target of the decisions.
-    count: number of magnitudes for each blocking.
+    x: shard of the array.
+    parts: result of `decide` for a problem that computes global scales.
+    target: target of the decisions.
+    count: number of values for each blocking.
   """
   each = [
     triton.maxima(x, part.problem, target)
@@ -202,7 +203,7 @@ def explained(
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
 ) -> Decided:
-  """Returns the decisions of the lowering, with the reasons against kernels."""
+  """Returns the decisions of the lowering, and why kernels are not used."""
   reasons: list[str] = []
   decided: list[tuple[Problem, decisions.Decision]]
   if isinstance(problem, problems.DequantizeProblem):
@@ -252,8 +253,8 @@ def choose(
 ) -> decisions.Decision:
   """Chooses the backend of one part.
 
-  If this process cannot lower a kernel, XLA operations are chosen instead of an
-  error, because `quantize` has no `implementation` and the bits are the same.
+  If this process cannot lower a kernel, XLA ops are chosen without an error,
+  because `quantize` has no `implementation` argument and the bits are the same.
   """
   unportable = module.kernels_refusal()
   for name in decisions.order(QUANTIZE, target):
@@ -272,9 +273,10 @@ def _refusals(
   backends: Mapping[str, decisions.Backend[Any]],
   target: targets.Target,
 ) -> list[str]:
-  """Returns why no kernel is used: the reasons of the backends that are tried.
+  """Returns why no kernel is used; an empty list if one is.
 
-  If none is tried on the target, it returns the reasons of all.
+  The reasons are those of the backends tried on the target, or those of all
+  backends if none is tried.
   """
   chosen = backends[decision.implementation]
   if not chosen.is_portable:

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-Along the last axis always, and along any for what recipes of training ask
-(`Extras`); along another one else only to quantize to FP4, where operations
-take longest. What dequantizes is exact also below 2^-126.
+Kernels quantize along the last axis, and along any axis with the `Extras` of
+training recipes. Along another axis without extras they quantize only to FP4,
+for which XLA ops take longest. They dequantize along the last axis, and results
+below 2^-126 are exact.
 
-Milliseconds of operations / of kernels, f32, medians of interleaved calls (AVX2
+Milliseconds of XLA ops / of kernels, f32, medians of interleaved calls (AVX2
 kernels built with -fno-trapping-math, 2 cores of an EPYC, load 1.4 to 2.8, jax
 0.10.2, 2026-11; `python -m jaxplugin bench --shapes quantize:1536x384,
 dequantize:1536x384` measures those along the last axis):
@@ -24,10 +25,10 @@ dequantize:1536x384` measures those along the last axis):
              nvfp4      0.12 / 0.05     0.91 / 0.51     61 / 68
 
 Quantizing to FP8 along axis 0 of 2048 x 2048 took 5.8 / 17, dequantizing 5 / 48
-(FP4: 15 to 29 / 60). Results of 64 MB are bound by the page faults of their
-memory; a consumer that XLA fuses with the operations took 0.5 to 1.2 times as
-long after the kernel. (These last: under a load of 3 to 6.) NVFP4's kernel has
-become faster since: 0.7 of its times along the last axis.
+(FP4: 15 to 29 / 60), under a load of 3 to 6. Page faults dominate the time of
+results of 64 MB. A consumer that XLA fuses with the ops took 0.5 to 1.2 times
+as long after the kernel, under the same load. A later NVFP4 kernel takes 0.7
+times as long as the table says along the last axis.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ from jaxplugin.runtime import cpu_library
 _QUANTIZE: Final = "jaxplugin_quantize"
 _QUANTIZE_OPERAND: Final = "jaxplugin_quantize_operand"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
-# Numbers of kernels/cpu/README.md.
+# Attribute values of the custom calls, listed in kernels/cpu/README.md.
 _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
-# The dtypes of floats that the kernels read and write.
+# Float dtypes that the kernels read and write.
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
@@ -78,7 +79,7 @@ def _no_kernels(
 def supports_quantize(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves one blocking, with all that recipes of training ask for."""
+  """Supports one blocking, with the extras of training recipes."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
@@ -93,8 +94,8 @@ def supports_quantize(
   if problem.num_maxima is not None:
     return decisions.Unsupported("kernels take a global scale, got maxima")
   (single,) = problem.each()
-  # Kernels write k last: alone, a result is transposed by another pass, which
-  # costs more than is won where operations make a code a byte.
+  # Kernels write k last, so another axis needs a transpose of the result. For
+  # codes of a byte this costs more time than the kernel saves.
   is_last = single.blockings[0].axis() == len(single.shape) - 1
   is_plain = problem.extras == problems.NO_EXTRAS
   if is_plain and not (is_last or problem.format.is_fp4):
@@ -127,10 +128,10 @@ def _extras_refusal(
 
 
 def _square_rows(problem: problems.QuantizeProblem) -> int | None:
-  """Returns how many adjacent rows are cut into groups that share scales.
+  """Returns how many adjacent rows square blocks divide into groups.
 
-  Rows are all dimensions except the blocked one, in order. It is 0 without
-  squares, and None if the dimensions of the squares are not the last ones.
+  Rows are all dimensions except the blocked one, in order. The number is 0
+  without square blocks, and None if their dimensions are not the last rows.
   """
   square = problem.extras.square
   if not square:
@@ -146,7 +147,7 @@ def _square_rows(problem: problems.QuantizeProblem) -> int | None:
 def supports_dequantize(
   problem: problems.DequantizeProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves the last axis, on CPUs."""
+  """Supports the last axis, on CPUs."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       "XLA fuses the operations with what uses the result"
@@ -154,7 +155,7 @@ def supports_dequantize(
   missing = _no_kernels(problem.format, target)
   if missing is not None:
     return missing
-  # Along another axis a kernel's f32 result would have to be transposed.
+  # Another axis would need a transpose of the kernel's f32 result.
   if problem.axis != len(problem.shape) - 1:
     return decisions.Unsupported(
       "kernels are slower along another axis than the last"
@@ -177,7 +178,11 @@ def quantize(
   """Computes the results of `quantize_p`.
 
   Args:
-    key: data of it.
+    x: the array.
+    global_scale: f32[], or None.
+    problem: problem of one blocking.
+    target: unused.
+    key: key data for stochastic rounding; None rounds to nearest.
   """
   del target
   cpu_library.register()
@@ -213,11 +218,12 @@ def _quantize_operand(
   """Quantizes along any dimension, with the extras of recipes."""
   (b,), (single,), extras = problem.blockings, problem.each(), problem.extras
   axis, shape = b.axis(), single.shape
-  # The kernel pads by itself.
+  # The kernel pads, so `apply` need not.
   x = dataclasses.replace(b, multiple=1).apply(x)
   order = list(range(len(shape)))
   square = _square_rows(problem)
-  if square is None:  # what is merged goes last, but for what is blocked
+  # The kernel needs the dimensions of squares last, before the blocked one.
+  if square is None:
     merged = list(map(b.position, extras.square or ()))
     order = [d for d in order if d not in (*merged, axis)] + [*merged, axis]
     x, axis = x.transpose(order), len(order) - 1
@@ -245,11 +251,11 @@ def _quantize_operand(
 def _types(
   problem: problems.QuantizeProblem, rows: int, k: int
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-  """Returns the types of the handlers' results: values and both scales."""
+  """Returns the custom calls' result types: values, scale, global scale."""
   format = problem.format
   stored, dtype = k, format.array_dtype
   if problem.packed:
-    # The kernel writes the same bytes, and XLA:CPU need not copy them.
+    # The kernel writes packed bytes; with this type XLA:CPU needs no copy.
     stored, dtype = k // 2, formats.PACKED
   return (
     jax.ShapeDtypeStruct((rows, stored), dtype),
@@ -272,7 +278,7 @@ def _shaped(
   problem: problems.QuantizeProblem,
   shape: tuple[int, ...],
 ) -> list[jax.Array]:
-  """Returns a handler's results in the shape of the array."""
+  """Returns a custom call's results, reshaped to the array's dimensions."""
   values, scale, computed = results
   *lead, k = shape
   values = values.reshape(*lead, values.shape[-1])
@@ -296,7 +302,7 @@ def dequantize(
   factor = None
   if global_scale is not None:
     factor = operations.expand_global_scale(global_scale, values.ndim)
-  # The kernel takes one number; an array of them multiplies its f32 result.
+  # The kernel multiplies by a scalar. XLA multiplies by an array afterwards.
   is_fused = factor is None or factor.ndim == 0
   dtype = problem.out_dtype if is_fused else np.dtype(np.float32)
   rows = values.reshape(-1, values.shape[-1])
@@ -332,7 +338,8 @@ QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
     tunable=decisions.Tunable(source=cpu_library.source),
   )
 )
-# On other platforms its refusal says why there are operations.
+# The rank ignores the target, so that on other platforms `explain` shows this
+# backend's reason for XLA ops.
 DEQUANTIZE: Final[decisions.Backend[problems.DequantizeProblem]] = (
   decisions.Backend(
     name="cpu",

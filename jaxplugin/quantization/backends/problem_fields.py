@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of quantizing and dequantizing as fields of a row, and back.
+"""Converts problems of quantizing and dequantizing to table rows and back.
 
-A row has the number of rows, m, the size of the blocked dimension, k, and which
-of the two is last. It holds for arrays of any shape with these. An array that
-is blocked between other dimensions, or along several merged ones, has no row.
+A row has the number of rows m, the size k of the blocked dimension, and which
+of the two is last. It applies to arrays of any rank with this m and k. An array
+blocked along a middle dimension or along merged dimensions has no row.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _QUANTIZE_WORDS: Final = {
   "scale_rounding": ("up", "floor"),
   "scale_layout": (layouts.LINEAR, layouts.SWIZZLED),
 }
-# Which dimensions are blocked: the last one of (m, k), the first one of (k, m),
-# or both of (m, k), in either order.
+# The blocked dimensions: the last one of (m, k), the first one of (k, m), or
+# both of (m, k) in either order.
 _ALONG: Final = ("last", "first", "last,first", "first,last")
 _EXTRAS: Final[dict[str, records.Scalar]] = {
   "hadamard": None,
@@ -58,9 +58,10 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
     return None
   if not problem.format.is_known or problem.dtype.name not in row_fields.DTYPES:
     return None
-  if problem.pads_values:  # part of a product
+  if problem.pads_values:  # Rows have no field for it.
     return None
-  if problem.num_maxima is not None:  # x is read once, as with a global scale
+  # With maxima a kernel reads x once, as with a given global scale.
+  if problem.num_maxima is not None:
     problem = dataclasses.replace(
       problem, num_maxima=None, has_global_scale=True
     )
@@ -76,7 +77,7 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
   for number, extras in enumerate(problem.extras_each):
     if extras.key_impl not in (None, problems.THREEFRY):
       return None
-    if extras.strides is not None or extras.is_part:  # of another array
+    if extras.strides is not None or extras.is_part:  # x is a shard
       return None
     square = None if extras.square is None else len(extras.square)
     if square is not None and square != len(problem.shape) - 1:
@@ -115,10 +116,10 @@ def _sizes_of(problem: problems.QuantizeProblem) -> dict[str, Any] | None:
 
 
 def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
-  """The problem of which these are the fields, of an array of two dimensions.
+  """Returns a problem of rank 2 that has these fields.
 
   Raises:
-    ValueError: of none; says which field, and what it must be.
+    ValueError: If a field is wrong. The message says what it must be.
   """
   row = row_fields.RowFields("quantize", fields, ("m", "k", "dtype", "format"))
   m, k = row.size("m"), row.size("k")
@@ -188,10 +189,10 @@ def dequantize_fields_of(
 
 
 def dequantize_problem_of(fields: records.Fields) -> problems.DequantizeProblem:
-  """The problem of which these are the fields, of an array of two dimensions.
+  """Returns a problem of rank 2 that has these fields.
 
   Raises:
-    ValueError: of none; says which field, and what it must be.
+    ValueError: If a field is wrong. The message says what it must be.
   """
   row = row_fields.RowFields("dequantize", fields, ("m", "k", "format", "out"))
   m, k = row.size("m"), row.size("k")

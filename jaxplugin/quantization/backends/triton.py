@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The triton implementation: the kernels of kernels/gpu/quantization.
 
-They write values and scale from one read of x; along two axes too, where
-`triton_shapes` can. What recipes add is done in the same pass. The bits are
-those of the operations.
+The kernels write values and scale from one read of x, also along two axes if
+`triton_shapes` finds a launch. They apply recipes' extras in the same pass.
+Their bits are the same as those of XLA ops.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching
 
-# The largest groups that are transformed: with larger ones registers spill.
+# Largest Hadamard groups. With larger groups registers spill.
 _MAX_HADAMARD: Final = 64
 
 # Dtypes that the kernels read.
@@ -46,7 +46,7 @@ _FLOATS: Final = tuple(
 def supports(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves the package's formats, f32, bf16 and f16, and static sizes."""
+  """Supports the package's formats, f32, bf16 and f16, and static sizes."""
   refusal = triton_library.refusal(target) or _input_refusal(problem)
   if refusal is not None:
     return refusal
@@ -124,10 +124,13 @@ def quantize(
   """Computes the results of `quantize_p` for a supported problem.
 
   Args:
-    global_scale: f32[], for all blockings, or f32[n], for each; or maxima,
-      uint32[n, num_maxima], where the problem has them.
-    key, keys: data of that of one blocking, or of those of all; of a device's
-      part `offsets.words`.
+    x: the array, or a device's shard of it.
+    global_scale: f32[] for all blockings, f32[n] for each, or maxima,
+      uint32[n, num_maxima], if the problem has them; None to compute it.
+    problem: a supported problem.
+    target: a GPU.
+    key: key data of one blocking. A shard has `offsets.words` instead.
+    keys: key data of each blocking, used instead of `key`.
   """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)
@@ -174,10 +177,12 @@ def quantize(
 def partial_scales(
   x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
 ) -> jax.Array:
-  """Returns f32[blockings]: the global scales that a part needs.
+  """Returns f32[blockings]: the global scales computed from a shard.
 
   Args:
-    problem: of the part, that `supports` takes.
+    x: shard of an array.
+    problem: problem of the shard, which `supports` accepts.
+    target: a GPU.
   """
   return operations.partial_scale_of_maxima(
     maxima(x, problem, target), problem.format, problem.extras.four_over_six
@@ -187,12 +192,15 @@ def partial_scales(
 def maxima(
   x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
 ) -> jax.Array:
-  """Returns uint32[blockings, n]: largest magnitudes of x, as f32 bits.
+  """Returns uint32[blockings, n]: f32 bits of partial amax values of x.
 
-  They are of blocks without NaN or Inf, or 0 if there are none.
+  Each covers the blocks without NaN or Inf of a piece of x. It is 0 if all
+  blocks have one.
 
   Args:
-    problem: that `supports` takes.
+    x: the array, or a shard.
+    problem: problem that `supports` accepts.
+    target: a GPU.
   """
   if len(problem.blockings) == 1:
     x = problem.blockings[0].apply(x)
@@ -204,16 +212,16 @@ def maxima(
 def num_maxima(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> int:
-  """Returns how many `maxima` finds for each blocking."""
+  """Returns the number of `maxima` for each blocking."""
   return triton_shapes.maxima_launch(problem, target).grid
 
 
 def _unmerged(
   x: jax.Array, blocking: blocking_lib.Blocking, shape: Sequence[int]
 ) -> jax.Array:
-  """Values or scale of an array of a shape, in the order of its dimensions.
+  """Splits merged dimensions of values or scale, and restores their order.
 
-  XLA moves nothing for it, and nothing where a product merges them again.
+  The transpose moves no data, also if a matmul merges the dimensions again.
   """
   order = (*blocking.lead, *blocking.dims)
   sizes = [shape[d] for d in order[:-1]]
@@ -226,7 +234,7 @@ def _run(
   arrays: dict[str, jax.Array],
   target: targets.Target,
 ) -> None:
-  """Makes the launches on `arrays`, by name, and adds what they write."""
+  """Runs launches on named arrays, and adds their results to `arrays`."""
   for launch in launches:
     inputs = [arrays[name] for name in launch.inputs]
     results = _call(launch, inputs, target)
@@ -239,7 +247,7 @@ def _call(
   inputs: Sequence[jax.Array],
   target: targets.Target,
 ) -> list[jax.Array]:
-  """Runs a launch; no product may be contracted with a sum, for its bits."""
+  """Runs a launch of one of the quantize kernels."""
   kernels = importlib.import_module(
     "jaxplugin.kernels.gpu.quantization.quantize"
   )
@@ -249,13 +257,12 @@ def _call(
 def _values_of_bytes(
   values: jax.Array, problem: problems.QuantizeProblem
 ) -> jax.Array:
-  """Bytes as they were written, as the values of a problem of one blocking.
+  """Converts the bytes of a kernel to the values of a problem.
 
   Args:
-    values: uint8, in the order of the problem's `written_shape`; but several a
-      byte have the axis along which they are packed last, unless
-      `packed_in_order`.
-    problem: what was quantized.
+    values: uint8 in the order of `problem.written_shape`. Packed FP4 has the
+      blocked axis last unless `problem.packed_in_order`.
+    problem: problem of one blocking.
   """
   format, shape = problem.format, problem.written_shape
   axis = problem.blockings[0].axis()
@@ -273,7 +280,7 @@ def _values_of_bytes(
 def _scale_of_bytes(
   scale: jax.Array, problem: problems.QuantizeProblem
 ) -> jax.Array:
-  """Bytes as they were written, as the scale of a problem of one blocking."""
+  """Converts the bytes of a kernel to the scale of a one-blocking problem."""
   blocks: tuple[Any, ...] = problem.shape
   axis = problem.blockings[0].axis()
   size = blocks[axis] // problem.format.block_size

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What x is to the Triton kernels that quantize: rows, or matrices.
+"""Maps arrays to the rows or matrices that the Triton quantize kernels read.
 
-Along one axis x is read where it lies. Along two it is read once, where it is a
-matrix, or a batch of them: its last dimensions are blocked together, and so are
-those before them.
+For one blocked axis, x is rows. For two, x must be a matrix or a batch of
+matrices: one blocking covers the last dimensions of x, the other one those
+before them. A kernel then reads x once for both.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import triton_library
 
-_MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
+_MAX_PROGRAMS: Final = 2**31 - 1  # CUDA's limit on the first grid dimension
 
 
 def launches(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> list[launching.Launch] | decisions.Unsupported:
-  """Returns the launches for a problem in order, or why there are none."""
+  """Returns the launches for a problem, or why kernels do not support it."""
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   if len(problem.blockings) == 1:
@@ -63,10 +63,11 @@ def launches(
 def maxima_launch(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> launching.Launch:
-  """Returns the launch that finds the largest magnitudes of x.
+  """Returns the launch that finds partial amax values of x.
 
   Args:
-    problem: that `launches` takes.
+    problem: problem that `launches` supports.
+    target: a GPU.
   """
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
@@ -82,12 +83,14 @@ def maxima_launch(
 def _rows(
   problem: problems.QuantizeProblem,
 ) -> quantize_config.Rows | decisions.Unsupported:
-  """The dimensions after the blocked axis are rows; if it is the last, before.
+  """Returns x as rows of one blocked axis, or why kernels do not support it.
 
-  With squares rows are their other side, right before or after the axis.
+  The rows are the dimensions after the blocked axis, or those before it if it
+  is the last. With square blocks they are the dimensions of the squares' other
+  side, which must be next to the axis.
 
   Args:
-    problem: of one blocking.
+    problem: problem of one blocking.
   """
   (blocking,) = problem.blockings
   shape, axis = blocking.shape(problem.shape), blocking.axis()
@@ -109,7 +112,7 @@ def _rows(
       batch, rows = math.prod(shape[:first]), math.prod(shape[first:axis])
       k_is_minor = True
       groups[:2] = range(first), range(first, axis)
-  elif swizzled:  # each matrix has separate tiles
+  elif swizzled:  # Each matrix of a stack has separate tiles.
     batch, rows, k_is_minor = math.prod(shape[:-2]), shape[-2], True
     groups[:2] = range(axis - 1), range(axis - 1, axis)
   elif rows == 1:
@@ -129,11 +132,11 @@ def _rows(
 
 
 def _strides(shape: Sequence[int], extras: problems.Extras) -> tuple[int, ...]:
-  """Returns the strides of the array that random bits are drawn for.
+  """Returns strides, in the array whose offsets determine random bits.
 
   Args:
     shape: shape of the blocked array.
-    extras: has the strides if the array is a part of another one.
+    extras: extras. Their `strides` are set if x is a shard.
   """
   return offsets.strides(shape) if extras.strides is None else extras.strides
 
@@ -141,12 +144,14 @@ def _strides(shape: Sequence[int], extras: problems.Extras) -> tuple[int, ...]:
 def _places(
   shape: Sequence[int], strides: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> quantize_config.Places:
-  """Returns how merged dimensions move through an array.
+  """Returns (size, stride) pairs of each group of merged dimensions.
+
+  Dimensions that are contiguous in the array become one pair.
 
   Args:
-    shape: of a part of it, or of all.
-    strides: of the array.
-    groups: dimensions, major to minor.
+    shape: shape of the array, or of a shard.
+    strides: strides of the array.
+    groups: dimensions of each group, major to minor.
   """
   result = []
   for dims in groups:
@@ -181,10 +186,10 @@ def _extras(extras: problems.Extras) -> quantize_config.Extras:
 
 
 def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
-  """The same, of blockings that have results in the order of their products.
+  """Returns the problem with blockings in the order that matmuls read.
 
-  But for random bits, which are those of the order in which dimensions are, and
-  for packed values that are to lie in it.
+  A blocking with stochastic rounding stays, because random bits follow the
+  order of the array. All stay if packed values must have that order in memory.
   """
   if problem.packed_in_order:
     return problem
@@ -196,9 +201,9 @@ def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
 
 
 def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
-  """Returns the indices of the blocking of columns and of the one of rows.
+  """Returns the indices of the blockings of columns and of rows.
 
-  Returns None unless x is an array of matrices with two blockings.
+  The result is None unless x is an array of matrices with two blockings.
   """
   found = _found(problem)
   return None if found is None else found[0]
@@ -215,8 +220,8 @@ def _found(
     of_columns, of_rows = (blockings[i] for i in found)
     middle = ndim - len(of_columns.dims)
     if of_columns.dims == (ndim - 1,) and of_rows.dims:
-      # Where the last dimension has whole blocks, so have those before it and
-      # it as one.
+      # If the last dimension has whole blocks, it can merge with the dimensions
+      # before it, up to those of rows.
       is_whole = problem.shape[-1] % of_columns.multiple == 0
       middle = of_rows.dims[-1] + 1 if is_whole else middle
     start = middle - len(of_rows.dims)
@@ -272,14 +277,16 @@ def _matrices(
 def _strides_of_x(
   problem: problems.QuantizeProblem, b: blocking.Blocking, i: int
 ) -> list[int]:
-  """Strides of each dimension of x in the array that bits are drawn for.
+  """Returns strides of x's dimensions in the array of random bits' offsets.
 
   Args:
-    b: its blocking i.
+    problem: problem of x.
+    b: blocking of index `i`, perhaps in the order that matmuls read.
+    i: index of a blocking.
   """
   shape = problem.shape
   strides = _strides(b.shape(shape), problem.extras_each[i])
-  # Only the first of merged dimensions may be a part of a larger one.
+  # Only the first of merged dimensions may be sharded.
   return [
     strides[b.axis()]
     * math.prod(shape[d] for d in b.dims[b.dims.index(dim) + 1 :])

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The xla implementation: JAX operations, for every platform and any sizes."""
+"""The xla implementation: XLA ops, for every platform and all sizes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def quantize(
   results: list[jax.Array] = []
   for b in problem.blockings:
     blocked, square = _blocked(x, b, extras)
-    # That of the equation, not of the thread that lowers it.
+    # The setting from tracing; the thread that lowers may have another one.
     with jax.threefry_partitionable(extras.is_partitionable):
       quantized = operations.quantize(
         blocked,
@@ -80,7 +80,7 @@ def partial_scales(
   problem: problems.QuantizeProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
-  """Returns f32[blockings]: the global scales that a part needs."""
+  """Returns f32[blockings]: the global scales computed from a shard."""
   del target
   found = []
   for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
@@ -107,7 +107,7 @@ def maxima(x: jax.Array, problem: problems.QuantizeProblem) -> jax.Array:
 def _blocked(
   x: jax.Array, b: blocking.Blocking, extras: problems.Extras
 ) -> tuple[jax.Array, tuple[int, ...] | None]:
-  """Returns the array to quantize, and its dimensions that squares merge."""
+  """Returns the array to quantize, and its dimensions in square blocks."""
   blocked = b.apply(x)
   if extras.hadamard is not None:
     blocked = hadamard.transform(blocked, b.axis(), extras.hadamard)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which mesh axes each dimension of a quantized array is computed with."""
+"""Assigns mesh axes to the dimensions of quantized arrays."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Spec = mesh_axes.Spec
 def quantize_granules(
   problem: problems.QuantizeProblem,
 ) -> tuple[int | None, ...]:
-  """Returns how many values of each dimension of x stay together on a device.
+  """Returns the granule of each dimension of x: shards have a multiple of it.
 
-  None stands for a dimension that is not split. Blocks stay whole, and so do
-  transformed groups and both sides of squares. A padded dimension is not split.
-  If several dimensions are merged into the blocked one, only the first is
-  split, so that a device's part of the result is contiguous.
+  None means that the dimension must not be sharded. Granules keep blocks,
+  Hadamard groups and both sides of square blocks whole. A padded dimension is
+  not sharded. Only the first of the dimensions merged into the blocked one may
+  be sharded, so that shards of the result are contiguous.
   """
   granules: list[int | None] = [1] * len(problem.shape)
 
@@ -55,19 +55,18 @@ def quantize_granules(
 
 
 def _granules_of_merged(sizes: Sequence[int], group: int) -> list[int | None]:
-  """Returns how many values of each merged dimension stay together.
+  """Returns the granules of dimensions that are merged.
 
   Args:
     sizes: sizes of the dimensions, major to minor.
-    group: values of the merged dimension that stay together. The last group may
-      be smaller.
+    group: granule of the merged dimension. The last group may be smaller.
   """
   result: list[int | None] = [None] * len(sizes)
   minor = 1
   for i in reversed(range(len(sizes))):
     if sizes[i] * minor % group == 0:
       result[i] = group // math.gcd(group, minor)
-      result[:i] = [1] * i  # groups lie inside the dimensions from here on
+      result[:i] = [1] * i  # Groups do not span these dimensions.
       break
     minor *= sizes[i]
   return result
@@ -80,19 +79,19 @@ def assign_quantize(
   wanted: Sequence[Spec] | None,
   axis_sizes: Mapping[str, int],
 ) -> assignment_lib.Assignment:
-  """Decides how an array is split to be quantized.
+  """Assigns mesh axes to quantizing an array.
 
-  x stays as it is sharded if that leaves blocks whole, because the results are
-  smaller and cheaper to move. An axis that would cut blocks goes to another
-  dimension that it divides, the largest first, which exchanges x between the
-  devices. If there is none, x is gathered over the axis. Axes that split no
-  dimension of x but are wanted for the results also split x, at no cost.
+  x keeps its sharding if that leaves blocks whole: the quantized results are
+  smaller, so moving them is cheaper. An axis that would cut blocks moves to
+  another dimension that it divides, the largest first, by an all-to-all of x.
+  If there is no such dimension, x is all-gathered over the axis. An axis that
+  does not shard x but is wanted for the results also shards x, at no cost.
 
   Args:
-    problem: the problem of the whole array.
-    operands: x, and the operands that every device has in full.
-    x_spec: axes of the dimensions of x.
-    wanted: axes wanted for each result; None if nothing is known.
+    problem: problem of the whole array.
+    operands: x, and the replicated operands.
+    x_spec: mesh axes of each dimension of x.
+    wanted: mesh axes wanted for each result; None if unknown.
     axis_sizes: size of each mesh axis.
   """
   dims = quantize_notation(problem, operands, least_parts=1)
@@ -134,13 +133,13 @@ def axes_of_whole_blocks(
   spec: Spec,
   taker: mesh_axes.Taker,
 ) -> dict[str, Axes]:
-  """Returns the axes of each named dimension, without those that cut a block.
+  """Returns the mesh axes of each named dimension that leave blocks whole.
 
   Args:
     dims: names and sizes of the dimensions.
-    names: the name of each dimension of an array.
-    spec: axes of each dimension of that array.
-    taker: knows the mesh.
+    names: name of each dimension of an array.
+    spec: mesh axes of each dimension of that array.
+    taker: taker of the mesh's axes.
   """
   given = dict(zip(names, spec, strict=True))
   return {
@@ -152,7 +151,7 @@ def axes_of_whole_blocks(
 def dequantize_granules(
   problem: problems.DequantizeProblem,
 ) -> tuple[int | None, ...]:
-  """Returns the granules of the logical array, as `quantize_granules` does."""
+  """Returns the granules of the logical array (`quantize_granules`)."""
   granules: list[int | None] = [1] * len(problem.shape)
   block = problem.format.block_size
   is_even = problem.logical_shape[problem.axis] % block == 0
@@ -167,15 +166,16 @@ def assign_dequantize(
   wanted: Spec | None,
   axis_sizes: Mapping[str, int],
 ) -> assignment_lib.Assignment:
-  """Decides how an array is split to be dequantized: as the result is wanted.
+  """Assigns mesh axes to dequantizing: those wanted for the result.
 
-  Bytes are moved, and not floats. If nothing is wanted, the values stay.
+  Collectives then move quantized bytes instead of floats. If the wanted axes
+  are unknown, the values keep their sharding.
 
   Args:
-    problem: the problem of the whole array.
+    problem: problem of the whole array.
     operands: values, scale, and perhaps a global scale.
-    values_spec: axes of the dimensions of the values.
-    wanted: axes wanted for the result; None if nothing is known.
+    values_spec: mesh axes of each dimension of the values.
+    wanted: mesh axes wanted for the result; None if unknown.
     axis_sizes: size of each mesh axis.
   """
   dims = dequantize_notation(problem, operands, least_parts=1)
@@ -192,7 +192,7 @@ def uneven_notes(
   problem: problems.QuantizeProblem | problems.DequantizeProblem,
   axis_sizes: Mapping[str, int],
 ) -> tuple[str, ...]:
-  """Returns the notes of `explain` about dimensions of whole blocks."""
+  """Returns `explain` notes on dimensions that mesh axes do not divide."""
   if isinstance(problem, problems.DequantizeProblem):
     shape, granules = problem.logical_shape, dequantize_granules(problem)
   else:
@@ -222,15 +222,15 @@ def quantize_notation(
   operands: Sequence[Any] = (),
   least_parts: int = 2,
 ) -> notation.Notation:
-  """Returns the names of the dimensions of x and of the results.
+  """Returns names for the dimensions of x and of the results.
 
   Shardy may split a mesh axis that does not divide the number of blocks.
   `assign_quantize` gives the rest of that axis to another dimension.
 
   Args:
-    problem: the problem of the whole array.
-    operands: x, and the operands that every device has in full.
-    least_parts: a dimension of fewer parts has no name.
+    problem: problem of the whole array.
+    operands: x, and the replicated operands.
+    least_parts: number of granules that a dimension needs to have a name.
   """
   x, sizes = _dimensions(problem.shape, quantize_granules(problem), least_parts)
   results: list[notation.Names] = []
@@ -249,7 +249,7 @@ def dequantize_notation(
   operands: Sequence[Any],
   least_parts: int = 2,
 ) -> notation.Notation:
-  """Returns the names of the dimensions of values, scale and result."""
+  """Returns names for the dimensions of values, scale and result."""
   x, sizes = _dimensions(
     problem.logical_shape, dequantize_granules(problem), least_parts
   )
@@ -266,7 +266,7 @@ def dequantize_notation(
 def _dimensions(
   shape: Sequence[int], granules: Sequence[int | None], least_parts: int
 ) -> tuple[list[str], dict[str, tuple[int, int]]]:
-  """Returns the names of dimensions, and the sizes of the named ones."""
+  """Returns names of dimensions, and {name: (size, granule)}."""
   sizes = {
     f"d{dim}": (size, granule)
     for dim, (size, granule) in enumerate(zip(shape, granules, strict=True))

@@ -25,14 +25,14 @@ def quantize_types(
 ) -> list[Any]:
   """Returns the types of the results of `quantize_p`.
 
-  Their axes are those of x, except for axes that would cut a block. A swizzled
-  scale has none, because its tiles mix the rows of a matrix.
+  Their mesh axes are those of x, except for axes that would cut a block. A
+  swizzled scale is replicated, because its tiles mix the rows of a matrix.
 
   Args:
-    problem: the problem of the whole array.
-    x: has a type.
-    avals: the types without axes.
-    mesh: a mesh with explicit axes.
+    problem: problem of the whole array.
+    x: array whose type has a sharding.
+    avals: types of the results without shardings.
+    mesh: mesh with explicit axes.
   """
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
   axes = assignment.axes_of_whole_blocks(
@@ -59,7 +59,7 @@ def sharded(
 
 
 def whole(avals: Sequence[Any]) -> list[Any]:
-  """Removes the axes from types."""
+  """Replaces the shardings in types by replicated ones."""
   return [
     aval.update(
       sharding=aval.sharding.update(
@@ -78,17 +78,17 @@ def moved(
   axis: int,
   out_sharding: Any,
 ) -> tuple[jax.Array, jax.Array]:
-  """Moves values and a linear scale, as bytes, to a sharding in their types.
+  """Reshards values and a linear scale over explicit axes, as bytes.
 
   Args:
-    who: the function that errors name.
-    values, scale: quantized along `axis`.
-    format: the format of both.
-    axis: at least 0.
-    out_sharding: a `PartitionSpec`, or a `NamedSharding` of explicit axes.
+    who: name of the function in errors.
+    values, scale: array quantized along `axis`.
+    format: block format of the array.
+    axis: the blocked axis, at least 0.
+    out_sharding: `PartitionSpec`, or `NamedSharding` of explicit axes.
 
   Raises:
-    ValueError: If a block would lie on two devices, or if JAX raises it.
+    ValueError: If the sharding would cut a block, or if JAX rejects it.
   """
   mesh: Any = jax.sharding.get_abstract_mesh()
   spec = out_sharding
@@ -105,7 +105,7 @@ def moved(
           f" {parts} parts; shard another axis"
         )
   is_unpacked = values.dtype == formats.E2M1 and format.block_size % 2 == 0
-  if is_unpacked:  # FP4 is not a type of a collective
+  if is_unpacked:  # Collectives do not support FP4.
     values = layouts.pack_fp4(values, axis=axis)
   dtypes = values.dtype, scale.dtype
   values, scale = (

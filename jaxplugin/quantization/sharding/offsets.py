@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Random bits of a part of an array: the bits of that part of the whole array.
+"""Random bits for a shard, equal to those of the whole array.
 
-With jax_threefry_partitionable, 32 bits of a threefry2x32 key are a hash of the
-key and of the value's offset, its number in row-major order, as two words. A
-device therefore draws only the bits of its part.
+With jax_threefry_partitionable, the 32 bits of a value are a threefry2x32 hash
+of the key and of the value's 64-bit offset in row-major order. A device
+therefore draws only the bits of its shard.
 
-The `words` of a part are u32[4]: the data of the key, and the offset of the
-part's first value, the high word first. Strides are those of the whole array.
+The `words` of a shard are u32[4]: the key data, then the offset of the shard's
+first value, high word first. Strides are those of the whole array.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 """
@@ -30,18 +30,18 @@ Pair = tuple[jax.Array, jax.Array]  # u32, the high word first
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
-  """Returns the strides of an array in row-major order, in values."""
+  """Returns the row-major strides of an array, in elements."""
   return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def words(
   key_data: jax.Array, firsts: Sequence[jax.Array], strides: Sequence[int]
 ) -> jax.Array:
-  """Returns the words of a part.
+  """Returns the words of a shard.
 
   Args:
-    key_data: u32[2].
-    firsts: i32[], the part's first index in each dimension.
+    key_data: u32[2], data of the key.
+    firsts: i32[] for each dimension, the shard's first index.
     strides: strides of the whole array.
   """
   offset = _offset(firsts, strides, ())
@@ -51,11 +51,11 @@ def words(
 def bits(
   words: jax.Array, shape: Sequence[int], strides: Sequence[int]
 ) -> jax.Array:
-  """Returns u32[shape]: the bits of a part's values.
+  """Returns u32[shape]: the random bits of a shard's values.
 
   Args:
-    words: words of the part.
-    shape: shape of the part.
+    words: words of the shard.
+    shape: shape of the shard.
     strides: strides of the whole array.
   """
   indices = [
@@ -85,10 +85,10 @@ def _offset(
 
 
 def _times(x: jax.Array, factor: int) -> Pair:
-  """Returns u32 x times a constant, modulo 2^64."""
+  """Returns u32 `x` times a constant, modulo 2^64."""
   factor_high, factor_low = divmod(factor % _WORD**2, _WORD)
   low = x * jnp.uint32(factor_low)
-  # It multiplies halves of words, because XLA has no product of two words.
+  # XLA has no 32 x 32 -> 64 bit multiplication, so halves are multiplied.
   top, bottom = divmod(factor_low, _HALF)
   x_top, x_bottom = x >> 16, x & _LOW_HALF
   middle = x_top * jnp.uint32(bottom) + ((x_bottom * jnp.uint32(bottom)) >> 16)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing and dequantizing as operations that devices share.
+"""Quantizing and dequantizing as operations split over devices.
 
-Their quantized arrays are bytes, so bytes are moved after quantizing and before
-dequantizing.
+Their quantized arrays are bytes, so collectives after quantizing and before
+dequantizing move bytes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from jaxplugin.tables import resolution
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shared:
-  """An equation that devices share.
+  """An equation that is split over devices.
 
   Attributes:
-    operation: computes bytes from bytes.
+    operation: split operation, whose quantized operands and results are bytes.
     before: operands of the equation -> operands of the operation.
     after: results of the operation -> results of the equation.
   """
@@ -49,7 +49,7 @@ class Shared:
 
 
 def can_quantize(problem: problems.QuantizeProblem) -> bool:
-  """Returns whether devices' parts have the bits of the whole array."""
+  """Returns whether quantizing shards gives the bits of the whole array."""
   format = problem.format
   return (
     problem.sizes_are_static
@@ -63,15 +63,16 @@ def can_quantize(problem: problems.QuantizeProblem) -> bool:
 def quantize(
   problem: problems.QuantizeProblem, local: per_device.Local
 ) -> Shared | None:
-  """Returns how devices share an equation of `quantize_p`; None if they cannot.
+  """Returns the split form of a `quantize_p` equation; None if it has none.
 
   Args:
-    problem: the problem of the whole array.
-    local: the functions of one device, also traced for the types of results.
+    problem: problem of the whole array.
+    local: functions of one device, also traced for the result types.
   """
   if not can_quantize(problem):
     return None
-  # FP4 is packed, and a swizzled scale mixes the rows of a matrix.
+  # Devices compute packed FP4, so that results are bytes, and linear scales,
+  # because a swizzled scale mixes the rows of a matrix.
   moved = dataclasses.replace(
     problem,
     packed=problem.format.is_fp4,
@@ -117,24 +118,24 @@ def _as_asked(
 
 
 def can_dequantize(problem: problems.DequantizeProblem) -> bool:
-  """Returns whether values are bytes that devices can share."""
+  """Returns whether an equation of `dequantize_p` can be split."""
   sizes = (*problem.shape, *(problem.global_shape or ()))
   is_static = all(isinstance(size, int) for size in sizes)
   if not is_static or 0 in problem.shape:
     return False
   if problem.format.is_fp4 and problem.format.block_size % 2:
-    return False  # a byte holds two values, which must be of one block
+    return False  # A byte would hold values of two blocks.
   return problem.dtype != formats.E2M1 or problem.shape[problem.axis] % 2 == 0
 
 
 def dequantize(
   problem: problems.DequantizeProblem, local: per_device.LocalDequantize
 ) -> Shared | None:
-  """Returns how devices share an equation of `dequantize_p`, as `quantize`.
+  """Returns the split form of a `dequantize_p` equation; None if it has none.
 
   Args:
-    problem: the problem of the whole array.
-    local: dequantizes on one device, also traced for the type of the result.
+    problem: problem of the whole array.
+    local: dequantizes on one device; also traced for the result type.
   """
   if not can_dequantize(problem):
     return None
@@ -175,16 +176,17 @@ def lowered(
   *,
   key: tuple[Any, ...],
 ) -> Callable[..., list[jax.Array]] | None:
-  """Returns a function of the operands that several devices compute.
+  """Returns a function that computes an equation on several devices.
 
   Args:
     site: the equation.
-    shared: how devices share it; None if they cannot.
+    shared: split form of the equation; None if it has none.
     local: computes the equation on one device.
     key: arguments of `primitive.partition_key`.
 
   Returns:
-    None if one device computes the equation, or if XLA gathers the operands.
+    Function of the equation's operands. None if one device computes the
+    equation, or if XLA gathers the operands.
   """
   if site.mesh is None and (shared is None or not site.module.is_split):
     return None
@@ -201,7 +203,7 @@ def lowered(
 def _on_each(
   local: Callable[..., Sequence[jax.Array]],
 ) -> split.Operation:
-  """Returns an operation that every device computes from whole arrays."""
+  """Returns an operation that every device computes on replicated arrays."""
   replicated = lambda specs: tuple(((),) * len(spec) for spec in specs)
   return split.Operation(
     assign=lambda operands, given, wanted, axis_sizes: split.Assignment(
@@ -218,13 +220,13 @@ def explained(
   overlay: resolution.Overlay | None,
   axis_sizes: Mapping[str, int],
 ) -> backends.Decided:
-  """Returns the decisions about an equation.
+  """Returns the decisions about an equation, for `explain`.
 
   Args:
-    problem: the problem of the equation.
-    module: the module that the equation is lowered into.
+    problem: problem of the equation.
+    module: module that the equation is lowered into.
     target, overlay: as for `backends.explained`.
-    axis_sizes: the mesh that the module is partitioned over.
+    axis_sizes: axis sizes of the mesh that the module is partitioned over.
   """
   if isinstance(problem, problems.DequantizeProblem):
     is_shared = can_dequantize(problem)

@@ -1,17 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Global scales of arrays whose parts lie on several devices.
+"""Global scales of sharded arrays.
 
-`partial_scales_p` computes the global scales that a part of an array needs.
-Their maximum over the devices that have the parts is the scale of the array. On
-a GPU one kernel reads x once for all blockings. It finds largest magnitudes of
-pieces of x. The kernel that quantizes takes these as they are, after a maximum
-over devices.
+`partial_scales_p` computes global scales from one shard. Their maximum over
+devices is the global scale of the array. On a GPU one kernel reads x once for
+all blockings and finds partial amax values, one for each piece of x. Devices
+exchange their maxima, and the kernel that quantizes reads these directly.
 
-partial_scales_p: x -> f32[n], one for each blocking, 0 if no block asks for
-  one; or largest magnitudes, u32[n, num_maxima], f32 bits. Parameters: problem,
-  that of the part, which computes its global scales; num_maxima, or None;
-  target and overlay, as for `quantize_p`.
+partial_scales_p: x -> f32[n], a scale for each blocking, 0 if the shard has no
+  nonzero finite block; or u32[n, num_maxima], f32 bits of partial amax values.
+  Parameters: problem, the problem of the shard, which computes its global
+  scales; num_maxima, or None; target and overlay, as for `quantize_p`.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ def partial_scales(
   overlay: resolution.Overlay | None,
   num_maxima: int | None = None,
 ) -> jax.Array:
-  """Computes the global scales that `x` asks for, f32[n].
+  """Computes f32[n]: the global scale of each blocking from one shard.
 
-  They are 0 if no block asks for one. With num_maxima, returns the largest
-  magnitudes that they are computed from, f32 bits as u32[n, num_maxima]. A
-  maximum over devices can be taken of both.
+  A scale is 0 if the shard has no nonzero finite block. With num_maxima the
+  result is u32[n, num_maxima], f32 bits of partial amax values. Both results
+  can be combined by a maximum over devices.
 
   Args:
-    x: a part of an array.
-    problem: the problem of the part. The rounding of values does not matter.
+    x: shard of an array.
+    problem: problem of the shard. Its rounding has no effect.
     target, overlay: those of an enclosing `use_target` and `tuning`, or None.
-    num_maxima: as `backends.num_maxima` returns it.
+    num_maxima: result of `backends.num_maxima`, or None.
   """
   first, *more = (
     dataclasses.replace(
@@ -101,7 +100,7 @@ def _abstract_eval(
   num_maxima: int | None,
   **params: Any,
 ) -> Any:
-  """Returns the type of the operations' result."""
+  """Returns the result type of `_by_operations`."""
   del params
   traced = _by_operations.trace(x, problem=problem, num_maxima=num_maxima)
   (aval,) = traced.jaxpr.out_avals
@@ -116,7 +115,7 @@ def _batch(
   num_maxima: int | None,
   **params: Any,
 ) -> tuple[jax.Array, int]:
-  """Computes a scale for each batch entry, which kernels do not support."""
+  """Computes a scale for each batch entry with XLA ops, not kernels."""
   del params
   function = functools.partial(
     _by_operations, problem=problem, num_maxima=num_maxima
@@ -132,7 +131,7 @@ def _lower(
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
 ) -> Callable[..., jax.Array]:
-  del target  # `site.target` follows from it
+  del target  # `site.target` is derived from it.
   parts = backends.decide(problem, site.module, site.target, overlay)
   if num_maxima is None:
     return functools.partial(
@@ -165,23 +164,23 @@ def global_scale(
   given: jax.Array | None,
   batch_dims: int = 0,
 ) -> jax.Array | None:
-  """Computes the global scale of an array whose parts a `shard_map` has.
+  """Computes the global scale of an array from its shards in a `shard_map`.
 
   Args:
-    who: the function that errors name.
-    x: a part.
+    who: name of the function in errors.
+    x: shard of the array.
     format: the format to quantize to.
-    axes: the blocked axes, each of a separate result.
-    axis_name: the mesh axes, or those of `vmap`, that have the parts.
-    given: a global scale to use instead, or None.
+    axes: blocked axis of each result.
+    axis_name: mesh or `vmap` axes that the array is sharded over, or None.
+    given: global scale argument of the caller, or None.
     batch_dims: as for `quantize`.
 
   Returns:
-    f32[] or f32[batch], or f32[n] for several axes, the same on all devices; or
+    f32[] or f32[batch], or f32[n] for several axes, equal on all devices.
     `given` if axis_name is None or the format has no global scale.
 
   Raises:
-    ValueError: If a name is not bound, or a global scale is also given.
+    ValueError: If an axis name is not bound, or `given` is passed too.
   """
   names = _names(who, axis_name)
   if given is not None and names:
@@ -210,10 +209,10 @@ def global_scale(
   )
   for _ in range(batch_dims):
     function = jax.vmap(function)  # type: ignore[assignment]
-  # f32[batch, n], with n first in the result.
+  # `function` returns f32[batch, n]; the result has n first.
   each = jnp.moveaxis(function(x), -1, 0)
   each = each if len(axes) > 1 else each[0]
-  # If types say which axes x varies over, `pmax` needs axes of one kind.
+  # `pmax` needs axes that x either varies or does not vary over.
   varying = jax_private.varying_axes(each)
   groups = (
     tuple(name for name in names if name in varying),

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A device's part of quantizing and dequantizing.
+"""The part of quantizing and dequantizing that each device computes.
 
-The results have the bits of the whole array. Callers bind the names of the mesh
-axes: a callback of the partitioner, or a `shard_map`.
+The results have the bits of the whole array. The functions run where the mesh
+axes' names are bound: in a partitioner callback or a `shard_map`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from jaxplugin.quantization.sharding import offsets
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local:
-  """Functions of one device.
+  """Functions that compute on one device.
 
   Attributes:
-    quantize: (operands of a problem, the problem) -> its results.
-    partial_scales: (x, a problem) -> f32[n], `partial_scales` of x. With
-      num_maxima, u32[n, num_maxima].
-    num_maxima: a problem -> `backends.num_maxima` of it.
+    quantize: (operands, problem) -> results of `quantize_p`.
+    partial_scales: (x, problem) -> f32[n], `partial_scales` of x. With
+      num_maxima it returns u32[n, num_maxima].
+    num_maxima: problem -> `backends.num_maxima`.
   """
 
   quantize: Callable[
@@ -45,7 +45,7 @@ class Local:
   num_maxima: Callable[[problems.QuantizeProblem], int]
 
 
-# (operands of a problem, the problem) -> its result.
+# (operands, problem) -> result of `dequantize_p`.
 LocalDequantize = Callable[
   [Sequence[jax.Array], problems.DequantizeProblem], jax.Array
 ]
@@ -58,16 +58,16 @@ def quantize(
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> list[jax.Array]:
-  """Computes a device's parts of the results, as bytes.
+  """Computes a device's shards of the results, as bytes.
 
-  Global scales are those of the whole array: one maximum over the devices gives
-  all of them. Random bits depend on the offset of a value in the whole array.
+  Global scales are computed for the whole array by one maximum over devices.
+  Random bits depend on the offset of a value in the whole array.
 
   Args:
-    local: the functions of one device.
-    operands: a part of x, a global scale or none, data of keys.
-    problem: the problem of the whole array, with linear scales and packed FP4.
-    assignment: the axes of its dimensions.
+    local: functions of one device.
+    operands: shard of x, perhaps a global scale, and key data.
+    problem: problem of the whole array, with linear scales and packed FP4.
+    assignment: mesh axes of its dimensions.
     axis_sizes: size of each mesh axis.
   """
   x, *given = operands
@@ -82,7 +82,7 @@ def quantize(
     maxima = lax.pmax(local.partial_scales(x, own, num_maxima=count), axes)
     own = dataclasses.replace(own, num_maxima=count)
     return bytes_of(local.quantize([x, maxima, *keys], own), own)
-  # They belong to one tensor. Only a NaN or an Inf makes them differ.
+  # The blockings' scales differ only if x has a NaN or an Inf.
   partial = _largest(local.partial_scales(x, own), axes)
   scale = operations.global_scale_of_partial(partial)
   given_scale = _with_whole_scale(own)
@@ -101,11 +101,11 @@ def quantize(
 
 
 def _largest(partial: jax.Array, axes: mesh_axes.Axes) -> jax.Array:
-  """Returns the largest over devices of f32[n], none of them negative.
+  """Returns the maximum over devices of f32[n] that are not negative.
 
-  The maximum is computed on u32, whose order is that of their bits. A model may
-  have hundreds of these. XLA compiles a kernel for each all-reduce of f32 or
-  s32 (jaxlib 0.10.2), but the communication library has one for u32.
+  It is computed on their bits as u32, which have the same order. XLA compiles a
+  kernel for each f32 or s32 all-reduce (jaxlib 0.10.2), and a model may have
+  hundreds of them. The communication library has a kernel for u32.
   """
   bits = lax.bitcast_convert_type(partial, jnp.uint32)
   return lax.bitcast_convert_type(lax.pmax(bits, axes), jnp.float32)
@@ -116,11 +116,11 @@ def _own_problem(
   assignment: assignment_lib.Assignment,
   shape: tuple[int, ...],
 ) -> problems.QuantizeProblem:
-  """Returns the problem of a device's part of x."""
+  """Returns the problem of a device's shard of x."""
   blockings, extras_each = [], []
   for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
     if b.dims and assignment.operands[0][b.dims[0]]:
-      # Whole blocks and groups need no padding.
+      # A sharded dimension has whole blocks and groups, so it needs no padding.
       multiple = math.lcm(problem.format.block_size, extras.hadamard or 1)
       b = dataclasses.replace(b, multiple=multiple)
     if extras.is_stochastic and any(assignment.operands[0]):
@@ -142,8 +142,9 @@ def _own_problem(
 def _with_whole_scale(
   problem: problems.QuantizeProblem,
 ) -> problems.QuantizeProblem:
-  """Returns the problem of a part, given the global scale of the array."""
-  # Only `four_over_six` compares errors, which depend on the global scale.
+  """Returns a shard's problem, given the global scale of the array."""
+  # `is_part` only matters with `four_over_six`: kernels then refuse a global
+  # scale that a user passed.
   first, *more = (
     dataclasses.replace(extras, is_part=extras.four_over_six)
     for extras in problem.extras_each
@@ -162,12 +163,12 @@ def _own_keys(
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> list[jax.Array]:
-  """Returns data of keys, with the offset of a part's first value."""
+  """Returns key data with the offset of the shard's first value (`words`)."""
   if not any(assignment.operands[0]):
     return list(keys)
   taker = mesh_axes.Taker(axis_sizes)
   result, left = [], list(keys)
-  specs = assignment.results[:: problem.results_each]  # of the values
+  specs = assignment.results[:: problem.results_each]  # axes of the values
   for b, extras, spec in zip(
     problem.blockings, problem.extras_each, specs, strict=True
   ):
@@ -187,10 +188,10 @@ def _own_keys(
 def bytes_of(
   results: Sequence[jax.Array], problem: problems.QuantizeProblem
 ) -> list[jax.Array]:
-  """Views values and scales among results of `quantize_p` as bytes."""
+  """Bitcasts the values and scales among `quantize_p`'s results to bytes."""
   each = problem.results_each
   return [
-    byte_arrays.to_bytes(x) if i % each < 2 else x  # a global scale is third
+    byte_arrays.to_bytes(x) if i % each < 2 else x  # global scale third
     for i, x in enumerate(results)
   ]
 
@@ -200,12 +201,13 @@ def dequantize(
   operands: Sequence[jax.Array],
   problem: problems.DequantizeProblem,
 ) -> jax.Array:
-  """Computes a device's part of the dequantized array.
+  """Computes a device's shard of the dequantized array.
 
   Args:
     local: dequantizes on one device.
-    operands: parts of values and scale, as bytes, and of a global scale.
-    problem: the problem of the whole array.
+    operands: shards of values and scale, as bytes, and perhaps of a global
+      scale.
+    problem: problem of the whole array.
   """
   values, scale, *given = operands
   format = problem.format
