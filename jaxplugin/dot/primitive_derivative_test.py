@@ -30,6 +30,7 @@ from jaxplugin.dot import rules
 from jaxplugin.testing import contract
 from jaxplugin.testing import transformations
 from jaxplugin.testing.dot_suite import dot_cases
+from jaxplugin.testing.meshes import explicit
 
 PLAIN = contract.RESULT_DTYPES
 # Each format beside each plain dtype, on either side.
@@ -178,14 +179,15 @@ class SideTest(transformations.PrimitiveTestCase):
     )
     x, g = (np.asarray(a, np.float64) for a in (x, g))
     bare = np.einsum("bmk,bnk->bmn", x, w.exact)
-    contract.assert_exact(result, bare * 2.0**-136, contract.F32)
-    contract.assert_exact(
-      x_bar, np.einsum("bmn,bnk->bmk", g, w.exact) * 2.0**-136, contract.F32
-    )
-    axes = (1, 2) if shape else None
-    sums = (bare * g).sum(axes, keepdims=bool(shape))
-    contract.assert_exact(own_bar, sums * 2.0**-66, contract.F32)
-    contract.assert_exact(given_bar, (bare * g).sum() * 2.0**-70, contract.F32)
+    by_x = np.einsum("bmn,bnk->bmk", g, w.exact)
+    sums = (bare * g).sum((1, 2) if shape else None, keepdims=bool(shape))
+    for actual, expected, factor in (
+      (result, bare, 2.0**-136),
+      (x_bar, by_x, 2.0**-136),
+      (own_bar, sums, 2.0**-66),
+      (given_bar, (bare * g).sum(), 2.0**-70),
+    ):
+      contract.assert_exact(actual, expected * factor, contract.F32)
 
   def test_a_nan_scale_makes_its_block_of_the_gradient_nan(self):
     w = transformations.array(np.random.default_rng(0), jp.MXFP8, (5, 64))
@@ -348,11 +350,9 @@ class EpilogueTest(parameterized.TestCase):
     actual = jax.grad(loss, (0, 1, 2))(*scales)
     by_batch = (dot * np.asarray(g, np.float64)).sum((1, 2))
     total = (by_batch * [2.0, 4.0]).sum()
-    contract.assert_exact(actual[0], by_batch, contract.F32)
-    contract.assert_exact(actual[1], np.float64(2 * total), contract.F32)
-    contract.assert_exact(
-      actual[2], np.full((1, 1, 1), total / 2), contract.F32
-    )
+    expected = by_batch, np.float64(2 * total), np.full((1, 1, 1), total / 2)
+    for a, e in zip(actual, expected, strict=True):
+      contract.assert_exact(a, e, contract.F32)
 
 
 class CostTest(transformations.PrimitiveTestCase):
@@ -413,9 +413,8 @@ class RefusalTest(parameterized.TestCase):
       run(self.x.values)
 
   def test_every_operand_without_a_derivative_is_named(self):
-    with self.assertRaisesRegex(
-      NotImplementedError, r"rhs \(mxfp4\) and rhs_scale \(mxfp4\)\."
-    ):
+    words = r"rhs \(mxfp4\) and rhs_scale \(mxfp4\)\."
+    with self.assertRaisesRegex(NotImplementedError, words):
       jax.grad(lambda w: jp.block_scaled_dot(self.plain, w).sum())(self.w)
 
   def test_linear_transpose_of_what_is_not_linear_is_refused(self):
@@ -494,10 +493,9 @@ class TransformTest(transformations.PrimitiveTestCase):
     function = lambda x, b, r: jp.block_scaled_dot(
       x, self.w, bias=b, residual=r
     )
-    x, bias, residual = jax.linear_transpose(function, *args)(self.g)
-    self.assert_same(x, actual)
-    self.assert_same(bias, self.g.sum(0))
-    self.assert_same(residual, self.g)
+    results = jax.linear_transpose(function, *args)(self.g)
+    expected = actual, self.g.sum(0), self.g
+    jax.tree.map(self.assert_same, results, expected)
 
   def test_jacobians_by_either_mode_are_the_dequantized_weight(self):
     function = lambda x: jp.block_scaled_dot(x[None], self.w)[0]
@@ -524,40 +522,26 @@ class TransformTest(transformations.PrimitiveTestCase):
 
   def test_gradient_of_a_symbolic_size_is_exported(self):
     (m,) = jax.export.symbolic_shape("m")
-    exported = jax.export.export(jax.jit(self.pull))(
-      jax.ShapeDtypeStruct((m, 64), jnp.float32),
-      self.w,
-      jax.ShapeDtypeStruct((m, 5), jnp.float32),
-    )
-    self.assert_same(
-      exported.call(self.x, self.w, self.g), self.pull(self.x, self.w, self.g)
-    )
+    x, g = (jax.ShapeDtypeStruct((m, n), jnp.float32) for n in (64, 5))
+    exported = jax.export.export(jax.jit(self.pull))(x, self.w, g)
+    args = self.x, self.w, self.g
+    self.assert_same(exported.call(*args), self.pull(*args))
 
 
 class ShardingTest(transformations.PrimitiveTestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < 8:
-      self.skipTest(f"needs 8 devices, has {jax.device_count()}")
+    explicit.need_devices(self)
     rng = np.random.default_rng(0)
     self.w = transformations.array(rng, jp.MXFP8, (8, 64))
-    self.args = (
-      integers(rng, (4, 64)),
-      jnp.float32(2),
-      integers(rng, (8,)),
-      integers(rng, (4, 8)),
-    )
+    x, bias, residual = (integers(rng, s) for s in ((4, 64), (8,), (4, 8)))
+    self.args = (x, jnp.float32(2), bias, residual)
     self.g = integers(rng, (4, 8))
     self.expected = self.gradients(*self.args, self.w, self.g)
 
   def dot(self, x, scale, bias, residual, w):
-    return jp.block_scaled_dot(
-      *(x, w),
-      global_scale=scale,
-      bias=bias,
-      residual=residual,
-      activation="relu",
-    )
+    options = {"global_scale": scale, "bias": bias, "residual": residual}
+    return jp.block_scaled_dot(x, w, activation="relu", **options)
 
   def gradients(self, *args):
     *args, w, g = args

@@ -177,13 +177,8 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
     self.mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
 
   def shard_map(self, function, in_specs, out_specs, **options):
-    return jax.shard_map(
-      function,
-      mesh=self.mesh,
-      in_specs=in_specs,
-      out_specs=out_specs,
-      **options,
-    )
+    options |= {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.shard_map(function, mesh=self.mesh, **options)
 
   @parameterized.product(
     check_vma=(True, False),
@@ -205,15 +200,6 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
     for run in (function, jax.jit(function)):
       self.assert_same(run(self.x, self.w, self.bias), self.plain)
 
-  def test_contraction_over_shards_is_a_psum_in_shard_map(self):
-    local = lambda x, w: lax.psum(dot(x, w), "x")
-    for check_vma in (True, False):
-      function = self.shard_map(
-        local, P(None, None, "x"), P(), check_vma=check_vma
-      )
-      expected = dot(self.x, self.w)
-      self.assert_same(jax.jit(function)(self.x, self.w), expected)
-
   def test_vmap_in_shard_map_equals_the_plain_call(self):
     mapped = jax.vmap(dot, in_axes=(0, None))
     function = self.shard_map(mapped, (P("x"), P()), P("x"))
@@ -228,12 +214,10 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
       *("x" if d == where else None for d in dimensions)
     )
     with jax.set_mesh(mesh):
+      operands = (self.x, of("bmk")), (self.w, of("bnk")), (self.bias, P(None))
       args = [
         jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
-        for a, spec in (
-          *((self.x, of("bmk")), (self.w, of("bnk"))),
-          (self.bias, P(None)),
-        )
+        for a, spec in operands
       ]
       function = lambda x, w, b: dot(x, w, bias=b)
       for run in (function, jax.jit(function)):
@@ -307,13 +291,6 @@ class ExportTest(transformations.PrimitiveTestCase):
     )
     self.assertEqual(str(exported.out_avals[0].shape), "(b, m, n)")
 
-  def test_export_for_several_platforms_runs_here(self):
-    args = arrays((jp.NVFP4, (3, 64)), (jp.NVFP4, (5, 64)))
-    exported = self.assert_exported(
-      jax.jit(dot), args, args, platforms=PLATFORMS
-    )
-    self.assertEqual(exported.platforms, PLATFORMS)
-
   def test_each_exported_platform_is_decided_for_itself(self):
     args = arrays((jp.MXFP8, (3, 64)), (jp.MXFP8, (5, 64)))
     with mock.patch.object(
@@ -323,11 +300,14 @@ class ExportTest(transformations.PrimitiveTestCase):
     decided = [args[0][1].platform for args in choose.call_args_list]
     self.assertCountEqual(decided, PLATFORMS)
 
-  def test_export_for_several_platforms_takes_symbolic_sizes(self):
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_symbolic_sizes_for_several_platforms_run_here(self, format):
     (m,) = jax.export.symbolic_shape("m")
-    x, w = arrays((jp.MXFP8, (7, 64)), (jp.MXFP8, (5, 64)))
-    types = specs(x, m), w
-    self.assert_exported(jax.jit(dot), types, (x, w), platforms=["cpu", "cuda"])
+    x, w = arrays((format, (7, 64)), (format, (5, 64)))
+    exported = self.assert_exported(
+      jax.jit(dot), (specs(x, m), w), (x, w), platforms=PLATFORMS
+    )
+    self.assertEqual(exported.platforms, PLATFORMS)
 
   def test_vmap_of_an_exported_call_equals_a_loop(self):
     x, w = arrays((jp.MXFP8, (2, 3, 32)), (jp.MXFP8, (5, 32)))
@@ -523,14 +503,11 @@ class VmapTest(transformations.PrimitiveTestCase):
     of_x, of_w = (0, None, None), (None, 0, 0)
     outer_w = jax.vmap(jax.vmap(function, of_x), of_w)
     outer_x = jax.vmap(jax.vmap(function, of_w, out_axes=1), of_x)
-    expected = np.stack(
-      [
-        np.stack(
-          [function(entry(x, j), entry(w, i), bias[i]) for j in range(4)]
-        )
-        for i in range(2)
-      ]
-    )
+    rows = [
+      function(entry(x, j), entry(w, i), bias[i])
+      for i, j in itertools.product(range(2), range(4))
+    ]
+    expected = np.stack(rows).reshape(2, 4, 3, 5)
     self.assert_same(outer_w(x, w, bias), expected)
     self.assert_same(outer_x(x, w, bias), expected.transpose(1, 2, 0, 3))
     self.assertLen(dots_of(jax.make_jaxpr(outer_w)(x, w, bias).jaxpr), 1)

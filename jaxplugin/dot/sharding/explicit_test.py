@@ -1,7 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dots of arrays whose shardings are in their types."""
+"""Dots of arrays whose shardings are in their types, and their gradients."""
 
+import functools
 import re
 
 import jax
@@ -15,35 +16,27 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.arrays import interleaving
+from jaxplugin.testing import exact_numbers
+from jaxplugin.testing.exported import reading
 from jaxplugin.testing.meshes import explicit
 
-M, N, K = 32, 64, 256
-
-
-def _integers(seed, *shape):
-  # Small ones: quantization, products and sums are all exact.
-  random = np.random.default_rng(seed)
-  return random.integers(-4, 5, shape).astype(np.float32)
-
-
-def _fours(seed, *shape):
-  """Numbers of FP4 with a largest one in each block: NVFP4 holds them too."""
-  random = np.random.default_rng(seed)
-  x = random.choice([-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6], shape)
-  x[..., ::16] = 6
-  return x.astype(np.float32)
-
-
-def _nvfp4(x, **options):
-  return jp.quantize(x, jp.NVFP4, global_scale=1.0, **options)
+M, N, K = 32, 128, 256
+nvfp4 = exact_numbers.nvfp4
 
 
 def _collectives(text):
   return sorted(set(re.findall(r"stablehlo\.(all_\w+|reduce_scatter)", text)))
 
 
-X, W = _integers(0, M, K), _fours(1, N, K)
+X, W = exact_numbers.integers(0, M, K), exact_numbers.fours(1, N, K)
+G = exact_numbers.integers(2, M, N)
 NUMBERS = (((1,), (1,)), ((), ()))
+
+
+def interleaved(w):
+  """The weight with its values as words of interleaved FP4."""
+  words = interleaving.interleave(w.pack().values)
+  return jp.ScaledArray(words, w.scale, w.global_scale, w.format)
 
 
 class ExplicitTest(explicit.InsideTestCase):
@@ -65,7 +58,7 @@ class ExplicitTest(explicit.InsideTestCase):
     self, x_spec, w_spec, out, collectives
   ):
     x = self.put(jp.quantize(X, jp.MXFP8), x_spec)
-    w = self.put(_nvfp4(W), w_spec)
+    w = self.put(nvfp4(W), w_spec)
     function = jax.jit(lambda x, w: jp.block_scaled_dot(x, w, out_sharding=out))
     lowered = function.lower(x, w)
     # All else is the compiler's, of types: it calls nothing back.
@@ -112,31 +105,25 @@ class ExplicitTest(explicit.InsideTestCase):
 
   def test_epilogue_follows_the_sum(self):
     x = self.put(jp.quantize(X, jp.MXFP8), P("a", "b"))
-    w = self.put(_nvfp4(W), P(None, "b"))
-    bias, residual = _integers(2, N), _integers(3, M, N)
+    w = self.put(nvfp4(W), P(None, "b"))
+    bias, residual = (
+      exact_numbers.integers(2, N),
+      exact_numbers.integers(3, M, N),
+    )
 
     def function(x, w, bias, residual):
-      return jp.block_scaled_dot(
-        x,
-        w,
-        bias=bias,
-        activation="relu",
-        residual=residual,
-        out_sharding=P("a", "b"),
-      )
+      options = {"activation": "relu", "out_sharding": P("a", "b")}
+      return jp.block_scaled_dot(x, w, bias=bias, residual=residual, **options)
 
-    result = jax.jit(function)(
-      x, w, self.put(bias, P("a")), self.put(residual, P(("a", "b")))
-    )
-    np.testing.assert_array_equal(
-      result, np.maximum(X @ W.T + bias, 0) + residual
-    )
+    placed = self.put(bias, P("a")), self.put(residual, P(("a", "b")))
+    result = jax.jit(function)(x, w, *placed)
+    expected = np.maximum(X @ W.T + bias, 0) + residual
+    np.testing.assert_array_equal(result, expected)
 
   def test_operands_as_they_may_be_stored(self):
     x = self.put(X, P("a", "b"))  # plain
-    fours = _fours(1, 128, K)
-    w = _nvfp4(fours)
-    swizzled = _nvfp4(fours, scale_layout="swizzled_128x4")
+    w = nvfp4(W)
+    swizzled = nvfp4(W, scale_layout="swizzled_128x4")
     values, scale, factor = w.unpack().values, w.scale, w.global_scale
     rows = P("b")
     calls = (
@@ -158,7 +145,7 @@ class ExplicitTest(explicit.InsideTestCase):
     )
     for w, scale, factor in calls:
       result = function(x, w, scale, factor)
-      np.testing.assert_array_equal(result, X @ fours.T)
+      np.testing.assert_array_equal(result, X @ W.T)
 
   @parameterized.parameters(
     (P(), P("b"), None, []),
@@ -167,29 +154,25 @@ class ExplicitTest(explicit.InsideTestCase):
   )
   @pytest.mark.sample(1)
   def test_words_of_fp4_stay_where_they_are(self, x_spec, w_spec, out, moved):
-    w = _nvfp4(W)
-    words = interleaving.interleave(w.pack().values)
-    w = jp.ScaledArray(words, w.scale, w.global_scale, w.format)
+    w = interleaved(nvfp4(W))
     dot = lambda x, w: jp.block_scaled_dot(
       x, w, out_sharding=out, implementation="xla"
     )
     x, w = self.put(jp.quantize(X, jp.MXFP8), x_spec), self.put(w, w_spec)
     compiled = jax.jit(dot).lower(x, w).compile()
-    names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-    found = re.findall(rf" ({names})(?:-start)?\(", compiled.as_text())
-    self.assertEqual(found, moved)
+    self.assertEqual([kind for kind, _ in reading.collectives(compiled)], moved)
     np.testing.assert_array_equal(compiled(x, w), X @ W.T)
 
   def test_bytes_are_computed_on_nowhere_but_in_the_dot(self):
     # Each computation of a device's own costs time to compile.
-    lhs = self.put(_nvfp4(X, packed=True), P("a"))
-    rhs = self.put(_nvfp4(W, packed=True), P("b"))
+    lhs = self.put(nvfp4(X, packed=True), P("a"))
+    rhs = self.put(nvfp4(W, packed=True), P("b"))
     text = jax.jit(jp.block_scaled_dot).lower(lhs, rhs).as_text()
     self.assertEqual(text.count("sdy.manual_computation"), 1, text)
 
   def test_blocks_that_an_axis_would_cut_are_gathered(self):
     # Three blocks on two devices: their scales have no such sharding.
-    x, w = _integers(0, M, 96), _integers(1, N, 96)
+    x, w = exact_numbers.integers(0, M, 96), exact_numbers.integers(1, N, 96)
     x_q, w_q = jp.quantize(x, jp.MXFP8), jp.quantize(w, jp.MXFP8)
     function = jax.jit(
       lambda x, w, x_scale, w_scale: jp.block_scaled_dot(
@@ -205,7 +188,10 @@ class ExplicitTest(explicit.InsideTestCase):
     np.testing.assert_array_equal(result, x @ w.T)
 
   def test_batches_and_vmap(self):
-    x, w = _integers(0, 4, M, K), _integers(1, 4, N, K)
+    x, w = (
+      exact_numbers.integers(0, 4, M, K),
+      exact_numbers.integers(1, 4, N, K),
+    )
     xs = self.put(jp.quantize(x, jp.MXFP8), P("b", "a"))
     ws = self.put(jp.quantize(w, jp.MXFP8), P("b"))
     expected = np.einsum("bmk,bnk->bmn", x, w)
@@ -224,17 +210,144 @@ class ExplicitTest(explicit.InsideTestCase):
   def test_exported_module_gathers_bytes_and_runs(self):
     x = self.put(jp.quantize(X, jp.MXFP8), P("a"))
     w = self.put(jp.quantize(W, jp.MXFP8), P("a"))
-    function = jax.jit(
-      lambda x, w: jp.block_scaled_dot(x, w, out_sharding=P("a"))
-    )
-    restored = jax.export.deserialize(
-      jax.export.export(function)(x, w).serialize()
-    )
+    dot = functools.partial(jp.block_scaled_dot, out_sharding=P("a"))
+    exported = jax.export.export(jax.jit(dot))(x, w)
+    restored = jax.export.deserialize(exported.serialize())
     compiled = jax.jit(restored.call).lower(x, w).compile()
-    gathers = re.findall(r"(\w+)\[[\d,]*\]\S* all-gather", compiled.as_text())
-    self.assertNotEmpty(gathers)
-    self.assertEqual(set(gathers), {"u8"})
+    self.assertEqual(reading.kinds_moved(compiled), {("all-gather", "u8")})
     np.testing.assert_array_equal(compiled(x, w), X @ W.T)
+
+
+class GradientTest(explicit.InsideTestCase):
+  def gradient(self, out, **options):
+    """(x, w, g) -> the gradient of x."""
+
+    def function(x, w, g):
+      dot = lambda x: jp.block_scaled_dot(x, w, out_sharding=out, **options)
+      y, pull = jax.vjp(dot, x)
+      return pull(jax.sharding.reshard(g, jax.typeof(y).sharding))[0]
+
+    return function
+
+  @parameterized.product(
+    layout=(
+      # Weights split over the axis of the rows: they come together as bytes.
+      (P("b"), P(None, "b"), P("b"), {("all-gather", "u8")}),
+      (P("b"), P("b"), P("b"), {("all-gather", "u8")}),
+      # Columns of the result are contracted: a sum.
+      (P("a"), P("b"), P("a", "b"), {("all-reduce", "f32")}),
+      (P(None, "b"), P("b"), P(None, "b"), {("reduce-scatter", "f32")}),
+      # k is not: each device has its own.
+      (P("a", "b"), P(None, "b"), P("a"), set()),
+    ),
+    format=("mxfp8", "nvfp4"),
+  )
+  @pytest.mark.sample(1)
+  def test_values_are_one_devices_and_bytes_are_gathered(self, layout, format):
+    x_spec, w_spec, out, moved = layout
+    w_q = nvfp4(W) if format == "nvfp4" else jp.quantize(W, jp.MXFP8)
+    w = self.put(w_q, w_spec)
+    x = self.put(X, x_spec)
+    lowered = jax.jit(self.gradient(out)).lower(x, w, G)
+    self.assertNotIn("jaxplugin_partitioned", lowered.as_text())
+    compiled = lowered.compile()
+    self.assertEqual(reading.kinds_moved(compiled), moved)
+    result = compiled(x, w, G)
+    self.assertEqual(jax.typeof(result), jax.typeof(x))
+    np.testing.assert_array_equal(result, G @ W)
+
+  def test_quantized_lhs(self):
+    x_q = self.put(jp.quantize(X, jp.MXFP8), P("b"))
+    w = self.put(W, P("b"))
+
+    def function(w):
+      return jp.block_scaled_dot(x_q, w, out_sharding=P("b"))
+
+    _, pull = jax.vjp(function, w)
+    (result,) = pull(self.put(G, P("b")))
+    self.assertEqual(jax.typeof(result), jax.typeof(w))
+    np.testing.assert_array_equal(result, G.T @ X)
+
+  @parameterized.parameters("swizzled", "words")
+  def test_weights_as_they_may_be_stored(self, how):
+    w = nvfp4(W, scale_layout="swizzled_128x4" if how[0] == "s" else "linear")
+    if how == "words":
+      w = self.put(interleaved(w), P(None, "b"))
+    x = self.put(X, P("a", "b"))
+    result = jax.jit(self.gradient(P("a"), implementation="xla"))(x, w, G)
+    self.assertEqual(jax.typeof(result), jax.typeof(x))
+    np.testing.assert_array_equal(result, G @ W)
+
+  def test_blocks_of_the_weight_stay_whole(self):
+    # Four blocks of k over eight devices: x has halves of them.
+    w = W[:, :128]
+    x = self.put(X[:, :128], P(None, ("a", "b")))
+    w_q = self.put(jp.quantize(w, jp.MXFP8), P())
+    result = jax.jit(self.gradient(P()))(x, w_q, G)
+    self.assertEqual(jax.typeof(result), jax.typeof(x))
+    np.testing.assert_array_equal(result, G @ w)
+
+  def test_global_scales_of_rows_may_lie_otherwise(self):
+    x, w = self.put(X, P("a")), self.put(nvfp4(W), P("b"))
+    scale = self.put(
+      2.0 ** np.arange(M, dtype=np.float32)[:, None] / 256, P("b")
+    )
+
+    def function(x, scale):
+      return jp.block_scaled_dot(
+        x, w, global_scale=scale, out_sharding=P("a", "b")
+      )
+
+    def run(x, scale):
+      y, pull = jax.vjp(function, x, scale)
+      return pull(jax.sharding.reshard(G, jax.typeof(y).sharding))
+
+    by_x, by_scale = jax.jit(run)(x, scale)
+    self.assertEqual(jax.typeof(by_x), jax.typeof(x))
+    self.assertEqual(jax.typeof(by_scale), jax.typeof(scale))
+    np.testing.assert_array_equal(by_x, (np.asarray(scale) * G) @ W)
+    expected = ((X @ W.T) * G).sum(1, keepdims=True)
+    np.testing.assert_array_equal(by_scale, expected)
+
+  def test_vmap_of_a_gradient(self):
+    x = self.put(np.stack([X, 2 * X]), P("a", "b"))
+    w = self.put(nvfp4(W), P(None, "b"))
+    g = np.stack([G, 3 * G])
+    function = jax.vmap(self.gradient(P("b")), (0, None, 0))
+    result = jax.jit(function)(x, w, self.put(g, P("a")))
+    self.assertEqual(jax.typeof(result), jax.typeof(x))
+    np.testing.assert_array_equal(result, g @ W)
+
+  @pytest.mark.full
+  def test_second_derivative(self):
+    w_q = nvfp4(W)
+
+    def twice(x, v, w, out):
+      def loss(x):
+        y = jp.block_scaled_dot(x, w, out_sharding=out)
+        return jnp.sum(y * y * y) / 2**20
+
+      gradient = jax.grad(loss)
+      _, forward = jax.jvp(gradient, (x,), (v,))
+      return forward, jax.grad(lambda x: jnp.sum(gradient(x) * v))(x)
+
+    expected, _ = twice(X, X, w_q, None)
+    x = self.put(X, P("a", "b"))
+    args = x, x, self.put(w_q, P(None, "b"))
+    for actual in jax.jit(lambda *args: twice(*args, P("a")))(*args):
+      self.assertEqual(jax.typeof(actual), jax.typeof(x))
+      scale = float(np.abs(expected).max())
+      np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * scale)
+
+  def test_exported_gradient_gathers_bytes_and_runs(self):
+    x = self.put(X, P("b"))
+    w = self.put(jp.quantize(W, jp.MXFP8), P(None, "b"))
+    g = self.put(G, P("b"))
+    exported = jax.export.export(jax.jit(self.gradient(P("b"))))(x, w, g)
+    restored = jax.export.deserialize(exported.serialize())
+    compiled = jax.jit(restored.call).lower(x, w, g).compile()
+    self.assertEqual(reading.kinds_moved(compiled), {("all-gather", "u8")})
+    np.testing.assert_array_equal(compiled(x, w, g), G @ W)
 
 
 if __name__ == "__main__":

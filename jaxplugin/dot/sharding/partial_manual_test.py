@@ -21,29 +21,15 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.testing import exact_numbers
+from jaxplugin.testing.exported import reading
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 STAGES, M, N, K = 2, 16, 96, 256
 NUMBERS = (((1,), (1,)), ((), ()))
-
-
-def _integers(seed, *shape):
-  random = np.random.default_rng(seed)
-  return random.integers(-4, 5, shape).astype(np.float32)
-
-
-X, W = _integers(0, STAGES, M, K), _integers(1, STAGES, N, K)
+X = exact_numbers.integers(0, STAGES, M, K)
+W = exact_numbers.integers(1, STAGES, N, K)
 Y = np.einsum("smk,snk->smn", X, W)
-
-
-def _collectives(text):
-  """(operation, element type, shape) of those in optimized HLO."""
-  names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-  pattern = rf"= \(?(\w+)\[([\d,]*)\]\S* ({names})(?:-start)?\("
-  return sorted(
-    (operation, dtype, shape)
-    for dtype, shape, operation in re.findall(pattern, text)
-  )
 
 
 def _in_stages(function, mesh):
@@ -61,8 +47,7 @@ def _in_stages(function, mesh):
 class _Stages(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self)
 
   def mesh(self, **sizes):
     kinds = (AxisType.Auto,) * len(sizes)
@@ -105,9 +90,9 @@ class _Stages(parameterized.TestCase):
       with self.subTest(str((x_spec, w_spec, out))):
         dot = lambda x, w: jp.block_scaled_dot(x, w, implementation="xla")
         compiled, args = self.compiled(dot, mesh, (X, w), (x_spec, w_spec), out)
-        text = compiled.as_text()
-        self.assertEqual([o for o, *_ in _collectives(text)], expected)
-        dots = re.findall(r"f32(\[[\d,]+\])\S* dot\(", text)
+        found = [kind for kind, _ in reading.collectives(compiled)]
+        self.assertEqual(found, expected)
+        dots = re.findall(r"f32(\[[\d,]+\])\S* dot\(", compiled.as_text())
         self.assertEqual(dots or [share], [share])
         np.testing.assert_array_equal(compiled(*args), Y)
 
@@ -122,27 +107,26 @@ class PartialManualTest(_Stages):
     mesh = self.mesh(f=2, s=2, t=2)
     w = jp.quantize(W, jp.MXFP8)
     k_over_f, k_over_both = P("s", None, "f"), P("s", None, ("t", "f"))
-    summed = ("all-reduce", "f32")
+    summed = lambda m, n: [("all-reduce", f"f32[{m},{n}]")]
+    scattered = lambda m, n: [("reduce-scatter", f"f32[{m},{n}]")]
     for x_spec, w_spec, out, expected in (
       (P("s", "t"), P("s", "f"), P("s", "t", "f"), []),
       (P("s", "f"), P("s", "t"), P("s", "f", "t"), []),
       # k over either axis: XLA numbers devices as the result is split.
-      (k_over_f, k_over_f, P("s", "t"), [(*summed, f"{M // 2},{N}")]),
-      (k_over_f, k_over_f, P("s", None, "t"), [(*summed, f"{M},{N // 2}")]),
-      (P("s", None, "t"), P("s", None, "t"), P("s", "f"),
-       [(*summed, f"{M // 2},{N}")]),
+      (k_over_f, k_over_f, P("s", "t"), summed(M // 2, N)),
+      (k_over_f, k_over_f, P("s", None, "t"), summed(M, N // 2)),
+      (P("s", None, "t"), P("s", None, "t"), P("s", "f"), summed(M // 2, N)),
       (P("s", "t", "f"), k_over_f, P("s", "t", "f"),
-       [("reduce-scatter", "f32", f"{M // 2},{N // 2}")]),
-      (k_over_both, k_over_both, P("s"), [(*summed, f"{M},{N}")]),
+       scattered(M // 2, N // 2)),
+      (k_over_both, k_over_both, P("s"), summed(M, N)),
       (k_over_both, k_over_both, P("s", "f", "t"),
-       [("reduce-scatter", "f32", f"{M // 2},{N // 2}"),
-        ("reduce-scatter", "f32", f"{M // 2},{N}")]),
+       scattered(M // 2, N // 2) + scattered(M // 2, N)),
     ):  # fmt: skip
       with self.subTest(str((x_spec, w_spec, out))):
         compiled, args = self.compiled(
           jp.block_scaled_dot, mesh, (X, w), (x_spec, w_spec), out
         )
-        self.assertEqual(_collectives(compiled.as_text()), expected)
+        self.assertEqual(reading.collectives(compiled), expected)
         np.testing.assert_array_equal(compiled(*args), Y)
 
   @parameterized.parameters((P("s", "t", "f"),), (P("s", None, ("t", "f")),))
@@ -158,9 +142,7 @@ class PartialManualTest(_Stages):
 
     compiled, args = self.compiled(function, mesh, (X,), (spec,), None)
     # The largest magnitude of a stage, and nothing else.
-    self.assertEqual(
-      _collectives(compiled.as_text()), [("all-reduce", "u32", "1")]
-    )
+    self.assertEqual(reading.collectives(compiled), [("all-reduce", "u32[1]")])
     expected = zip(*map(function, X), strict=True)
     for have, want in zip(compiled(*args), expected, strict=True):
       self.assertEqual(np.asarray(have).tobytes(), np.stack(want).tobytes())
@@ -216,7 +198,7 @@ class OptimizedTest(absltest.TestCase):
   ROWS, COLUMNS, K = 512, 1024, 512
 
   def compiled(self, mesh_shape, names, x_spec, w_spec, out):
-    """Compiles a dot of MXFP8 in each stage for GPUs; returns HLO."""
+    """Compiles a dot of MXFP8 in each stage for GPUs."""
     target = jp.named_target("b200")
     mesh = deviceless.mesh(target, mesh_shape, names)
 
@@ -246,29 +228,30 @@ class OptimizedTest(absltest.TestCase):
       quantized(self.COLUMNS, w_spec),
       target=target,
       mesh=mesh,
-    ).as_text()
+    )
 
   @pytest.mark.full
   def test_gpus_multiply_their_share_and_gather_nothing(self):
-    text = self.compiled(
+    compiled = self.compiled(
       (2, 4), ("s", "t"), P("s"), P("s", "t"), P("s", None, "t")
     )
-    self.assertEmpty(_collectives(text))
+    self.assertEmpty(reading.collectives(compiled))
+    text = compiled.as_text()
     self.assertRegex(text, rf"bf16\[(1,)?{self.ROWS},{self.COLUMNS // 4}\]")
     self.assertNotRegex(text, rf"bf16\[(1,)?{self.ROWS},{self.COLUMNS}\]")
 
   @pytest.mark.full
   def test_gpus_sum_along_the_axis_that_has_k(self):
     k_over_f = P("s", None, "f")
-    text = self.compiled(
+    compiled = self.compiled(
       (2, 2, 2), ("f", "s", "t"), k_over_f, k_over_f, P("s", "t")
     )
-    self.assertEqual(
-      _collectives(text),
-      [("all-reduce", "f32", f"{self.ROWS // 2},{self.COLUMNS}")],
-    )
+    summed = f"f32[{self.ROWS // 2},{self.COLUMNS}]"
+    self.assertEqual(reading.collectives(compiled), [("all-reduce", summed)])
     # Devices 4 apart differ in their place along "f" alone.
-    (groups,) = re.findall(r"replica_groups=(.*?), use_global", text)
+    (groups,) = re.findall(
+      r"replica_groups=(.*?), use_global", compiled.as_text()
+    )
     self.assertIn(
       groups,
       (
@@ -280,5 +263,5 @@ class OptimizedTest(absltest.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

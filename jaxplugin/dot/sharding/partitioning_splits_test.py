@@ -11,17 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing import exact_numbers
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
-
-
-def exact(seed, *shape):
-  """Values of E2M1 with a 6 in each block: no format rounds them, and their
-  products and sums are exact in f32."""
-  values = np.array([0, 1, 2, 3, 4, 6, -1, -2, -3, -4, -6], np.float32)
-  result = np.random.default_rng(seed).choice(values, shape)
-  result[..., ::16] = 6
-  return result
+exact = exact_numbers.fours
 
 
 def bits(x):
@@ -35,8 +28,7 @@ class SplitAxisTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self)
 
   def run_sharded(self, sizes, function, arrays, specs):
     """The function's result or results, of arguments that it gets sharded."""
@@ -161,9 +153,7 @@ class SplitAxisTest(parameterized.TestCase):
 
   def test_shard_map_over_some_axes_leaves_the_others_to_the_partitioner(self):
     lhs, rhs = exact(0, 16, 128), exact(1, 8, 128)
-    mesh = jax.sharding.Mesh(
-      np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
-    )
+    mesh = explicit.mesh(self, kind=jax.sharding.AxisType.Auto)
 
     def call(implementation):
       def local(lhs, rhs):
@@ -208,5 +198,5 @@ class SplitAxisTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

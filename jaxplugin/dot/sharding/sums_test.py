@@ -15,15 +15,19 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
+from jaxplugin.testing import exact_numbers
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 M, N, K = 16, 32, 256
 BF16, F16 = np.dtype(jnp.bfloat16), np.dtype(np.float16)
+integers = exact_numbers.integers
 
 
-def integers(seed, *shape, top=4):
-  rng = np.random.default_rng(seed)
-  return rng.integers(-top, top + 1, shape).astype(np.float32)
+def normal_pair():
+  """NVFP4 of random numbers, [M, K] and [N, K]."""
+  rng = np.random.default_rng(0)
+  x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))
+  return jp.quantize(x, jp.NVFP4), jp.quantize(w, jp.NVFP4)
 
 
 def with_global_scale(x, global_scale):
@@ -32,21 +36,7 @@ def with_global_scale(x, global_scale):
   return jp.ScaledArray(x.values, x.scale, global_scale, x.format)
 
 
-class ReduceDtypeTest(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
-    self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
-
-  def put(self, x, spec):
-    def put_leaf(leaf):
-      own = P(*(s for s, n in zip(spec, leaf.shape, strict=False) if n > 1))
-      return jax.device_put(leaf, NamedSharding(self.mesh, own))
-
-    return jax.tree.map(put_leaf, x)
-
+class ReduceDtypeTest(explicit.AutoTestCase):
   def run_sharded(self, function, lhs, rhs, out=P()):
     """Runs a function of operands whose k is sharded over "a", in two parts."""
     return jax.jit(function, out_shardings=NamedSharding(self.mesh, out))(
@@ -75,18 +65,15 @@ class ReduceDtypeTest(parameterized.TestCase):
     wide = [part.astype(np.float32) for part in parts]
     total = (wide[0] + wide[1]).astype(dtype).astype(np.float32)
     expected = np.maximum(total + bias, 0)
-    np.testing.assert_array_equal(np.asarray(result), expected)
+    np.testing.assert_array_equal(result, expected)
     # They are rounded, or this would say nothing.
     exact = np.maximum(lhs @ rhs.T * scale + bias, 0)
     self.assertGreater(np.abs(expected - exact).max(), 0)
 
   def test_unscaled_sums_beyond_its_range_are_in_range(self):
-    rng = np.random.default_rng(0)
-    x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))
-    lhs, rhs = jp.quantize(x, jp.NVFP4), jp.quantize(w, jp.NVFP4)
+    lhs, rhs = normal_pair()
     exact, magnitude = reference.oracle_dot(
-      np.asarray(jp.dequantize(lhs)),
-      np.asarray(jp.dequantize(rhs)),
+      *(np.asarray(jp.dequantize(x)) for x in (lhs, rhs)),
       (((1,), (1,)), ((), ())),
     )
     scales = float(lhs.global_scale.item() * rhs.global_scale.item())
@@ -105,7 +92,7 @@ class ReduceDtypeTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_scales_of_rows_and_scattered_sums(self, dtype):
     # Sums of up to 256 and powers of two are exact in bf16.
-    lhs, rhs = integers(0, M, K, top=1), integers(1, N, K, top=1)
+    lhs, rhs = integers(0, M, K, most=1), integers(1, N, K, most=1)
     rows = 2.0 ** np.arange(-8, 8, dtype=np.float32)[:, None]
     columns = 2.0 ** np.arange(-16, 16, dtype=np.float32)[:, None]
     for out in (P("a"), P(None, "a"), P("b", "a")):
@@ -118,18 +105,15 @@ class ReduceDtypeTest(parameterized.TestCase):
       self.assertTrue(
         result.sharding.is_equivalent_to(NamedSharding(self.mesh, out), 2)
       )
-      np.testing.assert_array_equal(
-        np.asarray(result), lhs @ rhs.T * rows * columns.T
-      )
+      expected = lhs @ rhs.T * rows * columns.T
+      np.testing.assert_array_equal(result, expected)
 
   def test_changes_no_bit_where_no_sum_crosses_devices(self):
-    rng = np.random.default_rng(0)
-    x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))
-    lhs, rhs = jp.quantize(x, jp.NVFP4), jp.quantize(w, jp.NVFP4)
+    lhs, rhs = normal_pair()
     expected = jax.jit(jp.block_scaled_dot)(lhs, rhs)
     function = jax.jit(functools.partial(jp.block_scaled_dot, reduce_dtype=F16))
     result = function(self.put(lhs, P("a")), self.put(rhs, P("b")))
-    np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
+    np.testing.assert_array_equal(result, expected)
 
   @pytest.mark.full
   def test_sum_over_two_axes_is_dealt_out_along_two_dimensions(self):
@@ -143,32 +127,25 @@ class ReduceDtypeTest(parameterized.TestCase):
     x_q, g_q = (jp.quantize(v, jp.MXFP8, axis=1) for v in (x, g))
     rows = [self.put(v, P("a", "b")) for v in (g_q, x_q)]
     result = function(*rows)
-    np.testing.assert_array_equal(
-      np.asarray(result), np.einsum("bsn,bsk->nk", g, x)
-    )
+    np.testing.assert_array_equal(result, np.einsum("bsn,bsk->nk", g, x))
 
 
 class ArgumentTest(parameterized.TestCase):
   @parameterized.parameters("int8", "float64", "no dtype")
   def test_other_dtypes_are_refused_by_name(self, dtype):
     x = jp.quantize(np.ones((32, 32), np.float32), jp.MXFP8)
-    for who, call in (
-      (
-        "block_scaled_dot",
-        lambda: jp.block_scaled_dot(x, x, reduce_dtype=dtype),
-      ),
-      ("linear", lambda: jp.linear(x, x, reduce_dtype=dtype)),
-      (
-        "dot_general",
-        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, reduce_dtype=dtype),
-      ),
+    for function, args in (
+      (jp.block_scaled_dot, (x, x)),
+      (jp.linear, (x, x)),
+      (jp.dot_general, (jp.MXFP8, jp.MXFP8)),
     ):
+      who = function.__name__
       with self.assertRaisesRegex(
         TypeError, f"^{who}: reduce_dtype must be float32.*got '{dtype}'"
       ):
-        call()
+        function(*args, reduce_dtype=dtype)
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

@@ -32,3 +32,8 @@ def collectives(compiled: Any) -> list[tuple[str, str]]:
     for types, kind in _COLLECTIVE.findall(compiled.as_text())
     for type_ in _TYPE.findall(types)  # several, where they are joined
   )
+
+
+def kinds_moved(compiled: Any) -> set[tuple[str, str]]:
+  """(kind, dtype), such as ("all-gather", "u8"), of optimized HLO."""
+  return {(kind, type_.split("[")[0]) for kind, type_ in collectives(compiled)}

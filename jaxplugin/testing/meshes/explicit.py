@@ -22,11 +22,20 @@ SIZES: Final = (2, 4)
 NUM_DEVICES: Final = 8
 
 
-def mesh(test: unittest.TestCase, axes: tuple[str, str] = ("a", "b")) -> Any:
-  """A mesh of `SIZES`; skips the test where there are fewer devices."""
+def need_devices(test: unittest.TestCase) -> None:
+  """Skips the test if there are fewer than `NUM_DEVICES` devices."""
   if jax.device_count() < NUM_DEVICES:
     test.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-  return jax.make_mesh(SIZES, axes, axis_types=(AxisType.Explicit,) * 2)
+
+
+def mesh(
+  test: unittest.TestCase,
+  axes: tuple[str, str] = ("a", "b"),
+  kind: AxisType = AxisType.Explicit,
+) -> Any:
+  """A mesh of `SIZES`; skips the test if there are fewer devices."""
+  need_devices(test)
+  return jax.make_mesh(SIZES, axes, axis_types=(kind,) * 2)
 
 
 def put(mesh: Any, tree: Any, spec: P) -> Any:
@@ -48,14 +57,21 @@ def put(mesh: Any, tree: Any, spec: P) -> Any:
 class ExplicitTestCase(parameterized.TestCase):
   """Has `self.mesh`, of axes "a" (2) and "b" (4), and puts arrays on it."""
 
+  kind: AxisType = AxisType.Explicit
   mesh: Any
 
   def setUp(self) -> None:
     super().setUp()
-    self.mesh = mesh(self)
+    self.mesh = mesh(self, kind=self.kind)
 
   def put(self, tree: Any, spec: P) -> Any:
     return put(self.mesh, tree, spec)
+
+
+class AutoTestCase(ExplicitTestCase):
+  """The same of automatic axes."""
+
+  kind = AxisType.Auto
 
 
 class InsideTestCase(ExplicitTestCase):
