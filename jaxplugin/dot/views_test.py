@@ -27,6 +27,7 @@ from jaxplugin.plugins import registry
 from jaxplugin.tables import matching
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import contract
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing import written_modules
 from jaxplugin.testing.dot_suite import dot_rows
 
@@ -107,6 +108,9 @@ def operand(format, *shape, storage="scaled_array"):
 
 def mxfp8(*shape):
   return operand(jp.MXFP8, *shape).operand
+
+
+X = mxfp8(3, 32)
 
 
 def acme(*args, **options):
@@ -224,8 +228,7 @@ class ViewTest(BackendTestCase):
           self.assertTrue(is_public, f"{type(view).__name__}.{name}: {kind}")
           seen.add(name)
 
-    x = mxfp8(3, 32)
-    self.look(look, x, x)
+    self.look(look, X, X)
     self.assertContainsSubset({"lhs", "format", "values", "m"}, seen)
 
 
@@ -260,7 +263,6 @@ class EmitTest(BackendTestCase):
     np.testing.assert_array_equal(actual, [[0, 1, 2]] * 3)
 
   def test_wrong_result_is_an_error_that_names_the_backend(self):
-    x = mxfp8(3, 32)
     for emit, got in (
       (lambda call: jnp.zeros((3, 4), call.dtype), r"got float32\[3, 4\]"),
       (lambda call: jnp.zeros(call.shape, "int8"), r"got int8\[3, 3\]"),
@@ -273,14 +275,13 @@ class EmitTest(BackendTestCase):
         r"emit of backend 'acme' \(of registered in code\) must return"
         r" float32\[3, 3\].*" + got,
       ):
-        acme(x, x)
+        acme(X, X)
       self.doCleanups()
 
   def test_error_of_emit_is_its_own_and_says_for_which_call(self):
     self.register(mock.Mock(side_effect=OSError("no kernel")))
-    x = mxfp8(3, 32)
     with self.assertRaisesRegex(OSError, "no kernel") as caught:
-      acme(x, x)
+      acme(X, X)
     self.assertIn(
       "In emit of backend 'acme' (of registered in code), for mxfp8 x mxfp8 ->"
       " float32, batch=1 m=3 n=3 k=32.",
@@ -288,11 +289,10 @@ class EmitTest(BackendTestCase):
     )
 
   def test_sums_of_another_shape_or_dtype_are_refused(self):
-    x = mxfp8(3, 32)
     for sums in (jnp.zeros((1, 3, 3)), jnp.zeros((3, 3), jnp.bfloat16)):
       self.register(lambda call, sums=sums: call.finish(sums))
       with self.assertRaisesRegex(TypeError, r"sums must be float32\[3, 3\]"):
-        acme(x, x)
+        acme(X, X)
       self.doCleanups()
 
 
@@ -309,32 +309,27 @@ class KernelTest(BackendTestCase):
 
   def explained(self, **changes):
     self.register(**changes)
-    x = mxfp8(3, 32)
-    (found,) = jp.explain(acme, x, x)
+    (found,) = jp.explain(acme, X, X)
     return found
 
   def test_reason_not_to_lower_is_explained_and_raised(self):
-    self.assertEqual(
-      self.explained(lowering_error=lambda t: "needs acmec").lowering_error,
-      "needs acmec",
-    )
-    x = mxfp8(3, 32)
+    found = self.explained(lowering_error=lambda t: "needs acmec")
+    self.assertEqual(found.lowering_error, "needs acmec")
     text = "dot: implementation acme: needs acmec; or leave implementation out"
     with self.assertRaisesRegex(NotImplementedError, text):
-      acme(x, x)
+      acme(X, X)
 
   def test_reason_that_emit_raises_names_the_backend(self):
     self.register(mock.Mock(side_effect=NotImplementedError("no registers")))
-    x = mxfp8(3, 32)
     text = "dot: implementation acme: no registers; or leave implementation out"
     with self.assertRaisesRegex(NotImplementedError, text):
-      acme(x, x)
+      acme(X, X)
 
   def test_plan_is_explained(self):
     plan = jp.backends.Plan(padding="k 32 to 64", notes=("one kernel",))
     decision = self.explained(plan=lambda p, t, c: plan).decision
-    self.assertEqual(decision.padding, "k 32 to 64")
-    self.assertEqual(decision.notes, ("one kernel",))
+    found = decision.padding, decision.notes
+    self.assertEqual(found, (plan.padding, plan.notes))
 
   def test_plan_of_another_type_is_an_error(self):
     with self.assertRaisesRegex(
@@ -367,10 +362,9 @@ class KernelTest(BackendTestCase):
     adapted = backends.table()["acme"].configured((("rows", 4),))
     table = {**backends.table(), "acme": adapted}
     self.enter_context(mock.patch.object(backends, "table", lambda: table))
-    x = mxfp8(3, 32)
-    (found,) = jp.explain(acme, x, x)
+    (found,) = jp.explain(acme, X, X)
     self.assertEqual(found.decision.notes, ("rows of 4",))
-    acme(x, x)
+    acme(X, X)
     self.assertEqual(seen, [({"rows": 4}, "cpu")])
 
   def test_kernel_gets_no_epilogue_that_it_cannot_fuse(self):
@@ -381,14 +375,13 @@ class KernelTest(BackendTestCase):
       return by_general_dot(call)
 
     self.register(lambda call: call.fuse(kernel))
-    x = mxfp8(3, 32)
     for options, expected in (
       ({"bias": jnp.arange(3.0), "global_scale": 2.0}, (True, "scalar")),
       ({"global_scale": jnp.arange(3.0)[:, None]}, (False, "none")),
     ):
       np.testing.assert_array_equal(
-        acme(x, x, **options),
-        jp.block_scaled_dot(x, x, implementation="xla", **options),
+        acme(X, X, **options),
+        jp.block_scaled_dot(X, X, implementation="xla", **options),
       )
       self.assertEqual(seen.pop(), expected)
 
@@ -417,8 +410,7 @@ class KernelTest(BackendTestCase):
       return jax.ffi.ffi_call("acme_launch", result)(call.lhs.values)
 
     self.register(emit, call_targets=("acme_launch",))
-    x = mxfp8(3, 32)
-    self.assertIn("@acme_launch", jp.export(acme)(x, x).mlir_module())
+    self.assertIn("@acme_launch", jp.export(acme)(X, X).mlir_module())
 
 
 class SupportsTest(BackendTestCase):
@@ -428,19 +420,18 @@ class SupportsTest(BackendTestCase):
       warnings.simplefilter("always")
       (dot,) = jp.explain(function, *args, target=target)
       jp.explain(function, *args, target=target)
-    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
-    return reasons["acme"], [str(w.message) for w in caught]
+    reason = dot_problems.reasons(dot.decision)["acme"]
+    return reason, [str(w.message) for w in caught]
 
   def test_its_reason_is_told_and_raised_where_it_is_asked_for(self):
     self.register(supports=lambda p, t: f"needs m of 8, got m={p.m}")
-    x = mxfp8(3, 32)
-    reason, texts = self.refusal(jp.block_scaled_dot, x, x)
+    reason, texts = self.refusal(jp.block_scaled_dot, X, X)
     self.assertEqual(reason, "needs m of 8, got m=3 [registered in code]")
     self.assertEqual(texts, [])
     with self.assertRaisesRegex(
       decisions.RefusedError, "acme: needs m of 8, got m=3"
     ):
-      acme(x, x)
+      acme(X, X)
 
   @parameterized.parameters(
     (lambda p, t: 1 / 0, "its supports raised ZeroDivisionError: division"),
@@ -450,8 +441,7 @@ class SupportsTest(BackendTestCase):
   )
   def test_wrong_answer_refuses_and_is_warned_about_once(self, supports, text):
     self.register(supports=supports, first=True)
-    x = mxfp8(3, 32)
-    reason, texts = self.refusal(jp.block_scaled_dot, x, x)
+    reason, texts = self.refusal(jp.block_scaled_dot, X, X)
     self.assertStartsWith(reason, text)
     self.assertLen(texts, 1)
     self.assertStartsWith(
@@ -461,8 +451,7 @@ class SupportsTest(BackendTestCase):
 
   def test_it_is_not_asked_for_another_platform(self):
     self.register(supports=lambda p, t: 1 / 0, platforms=("cuda", "rocm"))
-    x = mxfp8(3, 32)
-    reason, texts = self.refusal(jp.block_scaled_dot, x, x)
+    reason, texts = self.refusal(jp.block_scaled_dot, X, X)
     self.assertStartsWith(
       reason, "supports cuda, rocm, the target's platform is cpu"
     )
@@ -473,9 +462,8 @@ class SupportsTest(BackendTestCase):
     self.register(
       supports=lambda p, t: asked.append(t), platforms=("cuda",), first=True
     )
-    x = mxfp8(3, 32)
     h100 = jp.named_target("h100")
-    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=h100)
+    (dot,) = jp.explain(jp.block_scaled_dot, X, X, target=h100)
     self.assertEqual(dot.decision.implementation, "acme")
     self.assertEqual(set(asked), {h100})
 
@@ -505,8 +493,8 @@ class SupportsTest(BackendTestCase):
     scale = jnp.ones((3, 1), jnp.bfloat16)
     function = lambda x, s: jp.scaled_dot(x, x.T, lhs_scale=s, rhs_scale=s.T)
     (dot,) = jp.explain(function, x, scale)
-    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
-    self.assertStartsWith(reasons["acme"], "supports block formats, got")
+    reason = dot_problems.reasons(dot.decision)["acme"]
+    self.assertStartsWith(reason, "supports block formats, got")
 
 
 class RecordTest(parameterized.TestCase):
@@ -565,9 +553,8 @@ class EverywhereTest(BackendTestCase):
       self.skipTest("needs 4 devices")
     mesh = jax.make_mesh((2,), ("a",), devices=jax.devices()[:2])
     spec = {"m": (None, "a", None), "k": (None, None, "a")}[axis]
-    sharding = jax.sharding.NamedSharding(
-      mesh, jax.sharding.PartitionSpec(*spec)
-    )
+    spec = jax.sharding.PartitionSpec(*spec)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
     x = jax.device_put(self.x.operand, sharding)
     actual = jax.jit(lambda x, w: acme(x, w))(x, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
@@ -598,13 +585,10 @@ class EverywhereTest(BackendTestCase):
     target = jp.detect_target("cpu")
     text = jp.rewrite(module, target, implementation="acme")
     self.emit.assert_called_once()
-    made = [
-      operand(jp.MXFP8, *shape, storage="raw") for shape in ((8, 64), (16, 64))
-    ]
-    arrays = [x.operand for x in made] + [x.scale for x in made]
+    x, w = (operand(jp.MXFP8, m, 64, storage="raw") for m in (8, 16))
+    arrays = x.operand, w.operand, x.scale, w.scale
     (actual,) = written_modules.run(text, *arrays)
-    exact = made[0].exact @ made[1].exact.T
-    contract.assert_exact(actual, exact, actual.dtype)
+    contract.assert_exact(actual, x.exact @ w.exact.T, actual.dtype)
 
 
 class MeasuredTest(BackendTestCase):
@@ -616,9 +600,8 @@ class MeasuredTest(BackendTestCase):
     return made.tunable.source(CPU)
 
   def test_a_measurement_is_of_a_version_of_its_distribution(self):
-    self.assertEqual(
-      self.source("acme-dot 1.2").toolchain, (("acme-dot", "1.2"),)
-    )
+    toolchain = self.source("acme-dot 1.2").toolchain
+    self.assertEqual(toolchain, (("acme-dot", "1.2"),))
 
   def test_of_one_that_code_registers_nothing_can_be_kept(self):
     self.assertIsNone(self.source(registry.IN_CODE))
@@ -705,12 +688,8 @@ class FunctionsTest(EntrancesTestCase):
   def test_ragged_dots_know_only_their_own(self):
     x, w = self.operands()
     with self.assertRaisesRegex(ValueError, "implementation .* got 'acme'"):
-      jp.ragged_dot(
-        x,
-        jp.quantize(w[None], "mxfp8"),
-        jnp.array([4]),
-        implementation="acme",
-      )
+      stack, sizes = jp.quantize(w[None], "mxfp8"), jnp.array([4])
+      jp.ragged_dot(x, stack, sizes, implementation="acme")
 
 
 class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):

@@ -26,11 +26,12 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
+from jaxplugin.testing import dot_problems
 
 pytestmark = pytest.mark.smoke
 
+make_problem = dot_problems.problem
 UNKNOWN_PLATFORM: Final = targets.Target(name="abacus", platform="abacus")
 TARGETS: Final = (
   *(targets.named_target(name) for name in targets.TARGET_NAMES),
@@ -39,30 +40,6 @@ TARGETS: Final = (
   targets.Target(name="v5e", platform="tpu"),
   UNKNOWN_PLATFORM,
 )
-
-
-def operand_problem(
-  format: jp.BlockFormat | None, **changes: Any
-) -> problems.OperandProblem:
-  dtype = np.dtype(jnp.bfloat16) if format is None else format.values_dtype
-  return problems.OperandProblem(format=format, dtype=dtype, **changes)
-
-
-def make_problem(
-  lhs: jp.BlockFormat | None = jp.NVFP4,
-  rhs: jp.BlockFormat | None = jp.NVFP4,
-  **changes: Any,
-) -> problems.DotProblem:
-  fields = dict(
-    batch=1,
-    m=128,
-    n=256,
-    k=512,
-    lhs=operand_problem(lhs),
-    rhs=operand_problem(rhs),
-    out_dtype=np.dtype(np.float32),
-  )
-  return problems.DotProblem(**{**fields, **changes})
 
 
 def cudnn_reason(problem: Any, target: Any) -> str:
@@ -112,7 +89,7 @@ class OrderTest(absltest.TestCase):
           decision = backends.choose(make_problem(), target)
         expected = first if first in order(target) else "xla"
         self.assertEqual(decision.implementation, expected)
-        refused = {r.implementation: r.reason for r in decision.refusals}
+        refused = dot_problems.reasons(decision)
         refused.pop("cutile")  # is never the first
         self.assertEqual(set(refused), set(backends.BACKENDS) - {expected})
         for other, reason in refused.items():
@@ -239,13 +216,13 @@ def b200(cudnn: str | None = "9.13", **changes: Any) -> targets.Target:
   return dataclasses.replace(target, **changes)
 
 
-def two_k(**changes: Any) -> problems.DotProblem:
+def two_k(**changes: Any) -> Any:
   changes = {"num_contracting": 2, "k": 192, "blocked_k": 64} | changes
-  return make_problem(jp.MXFP8, jp.MXFP8, **changes)
+  return make_problem(jp.MXFP8, **changes)
 
 
-# The gates of DESIGN.md section 3, each just below and at it, with a pattern of
-# the reason. cudnn supports the rows without a pattern.
+# cudnn's gates, each just below and at it, with a pattern of the reason. cudnn
+# supports the rows without a pattern.
 TARGET_GATES: Final = (
   (b200(), ""),
   (b200(platform="cpu"), "NVIDIA.*cpu"),
@@ -285,10 +262,10 @@ SIZE_GATES: Final = (
   (make_problem(k=16), ""),
   (make_problem(k=15), "by 16, got k=15"),
   (make_problem(k=17), "by 16, got k=17"),
-  (make_problem(jp.MXFP8, jp.MXFP8, k=32), ""),
-  (make_problem(jp.MXFP8, jp.MXFP8, k=31), "by 32, got k=31"),
-  (make_problem(jp.MXFP8, jp.MXFP8, k=48), "by 32, got k=48"),
-  (make_problem(jp.MXFP8, jp.MXFP8, k=4096), ""),
+  (make_problem(jp.MXFP8, k=32), ""),
+  (make_problem(jp.MXFP8, k=31), "by 32, got k=31"),
+  (make_problem(jp.MXFP8, k=48), "by 32, got k=48"),
+  (make_problem(jp.MXFP8, k=4096), ""),
   (two_k(), ""),
   (two_k(k=144, blocked_k=48), "k=48"),
   (two_k(blocks_pair_up=False), "along the same contracting dimension"),
@@ -310,10 +287,6 @@ class CudnnGateTest(absltest.TestCase):
         reason = cudnn_reason(problem, target)
         self.assertRegex(reason, pattern or "^$")
 
-  def test_cudnn_comes_first_where_it_serves(self):
-    decision = backends.choose(make_problem(), b200())
-    self.assertEqual(decision.implementation, "cudnn")
-
   def test_denied_versions_are_refused_with_their_reason(self):
     denied = cudnn.DeniedVersions((9, 18, 0), (9, 20, 5), "it dreams")
     text = "cuDNN 9.18.0 to 9.20.5 is denied, the target has {}: it dreams"
@@ -327,7 +300,7 @@ class CudnnGateTest(absltest.TestCase):
 
 
 class CudnnPlanTest(absltest.TestCase):
-  """How the global scale is applied: DESIGN.md, sections 2 and 3."""
+  """How the global scale is applied, and what is padded."""
 
   def test_global_scale(self):
     for version, dtype, global_scale, highest, has_bias in itertools.product(
@@ -423,7 +396,7 @@ class OtherGateTest(absltest.TestCase):
     ):
       if isinstance(target, str):
         target = targets.named_target(target)
-      decision = backends.choose(make_problem(format, format), target)
+      decision = backends.choose(make_problem(format), target)
       expected = "cpu" if target.platform == "cpu" else "triton"
       self.assertEqual(decision.implementation, expected)
 
@@ -443,7 +416,7 @@ class ProblemTest(absltest.TestCase):
   def test_problems_and_decisions_are_frozen(self):
     for value in (
       make_problem(),
-      operand_problem(jp.MXFP8),
+      dot_problems.operand(jp.MXFP8),
       backends.choose(make_problem(), UNKNOWN_PLATFORM),
     ):
       field = dataclasses.fields(value)[0].name

@@ -22,12 +22,11 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.runtime import cpu_library
 from jaxplugin.tables import records
-from jaxplugin.testing import contract
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import suite
 
 TARGET = jp.detect_target("cpu")
@@ -39,23 +38,9 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 PLAIN = tuple(np.dtype(x) for x in (np.float32, jnp.bfloat16, np.float16))
 
 
-def operand(kind) -> problems.OperandProblem:
-  if isinstance(kind, formats.BlockFormat):
-    return problems.OperandProblem(format=kind, dtype=kind.values_dtype)
-  return problems.OperandProblem(format=None, dtype=np.dtype(kind))
-
-
-def problem(lhs=jp.MXFP8, rhs=None, m=3, n=500, k=64, **changes):
-  return problems.DotProblem(
-    batch=1,
-    m=m,
-    n=n,
-    k=k,
-    lhs=operand(lhs),
-    rhs=operand(lhs if rhs is None else rhs),
-    out_dtype=contract.F32,
-    **changes,
-  )
+def problem(lhs=jp.MXFP8, *rhs, **changes):
+  sizes = {"m": 3, "n": 500, "k": 64}
+  return dot_problems.problem(lhs, *rhs, **(sizes | changes))
 
 
 def on(instruction_set: str, core_count: int = 8) -> targets.Target:
@@ -64,19 +49,14 @@ def on(instruction_set: str, core_count: int = 8) -> targets.Target:
   )
 
 
+EVERY = dict(engine="few_rows_avx2", panel_rows=2, task_rows=64, threads=1)
+
+
 class CpuConfigTest(parameterized.TestCase):
   @parameterized.parameters(
     (CpuConfig(), {}),
     (CpuConfig(engine="vnni"), {"engine": "vnni"}),
-    (
-      CpuConfig(engine="few_rows_avx2", panel_rows=2, task_rows=64, threads=1),
-      {
-        "engine": "few_rows_avx2",
-        "panel_rows": 2,
-        "task_rows": 64,
-        "threads": 1,
-      },
-    ),
+    (CpuConfig(**EVERY), EVERY),
   )
   def test_fields_there_and_back(self, config, expected):
     fields = cpu_configs.fields_of(config)
@@ -115,53 +95,43 @@ class ServedTest(parameterized.TestCase):
     self.assertIsNone(cpu_library.engine_name(len(cpu_configs.ENGINES)))
 
   @parameterized.parameters(
-    (
-      "avx2",
-      {},
-      {"engine": "vnni"},
-      "vnni needs avx512_bf16 kernels, got avx2",
-    ),
-    ("avx2", {}, {"engine": "f32"}, "f32 needs baseline kernels, got avx2"),
+    ("avx2", (), {}, {"engine": "vnni"}, "needs avx512_bf16 kernels, got avx2"),
+    ("avx2", (), {}, {"engine": "f32"}, "f32 needs baseline kernels, got avx2"),
     (
       "avx512_bf16",
+      (),
       {},
       {"engine": "vnni"},
       "two sides of e2m1, got e4m3 and e4",
     ),
     (
-      "avx512_bf16",
-      {"lhs": np.float32, "rhs": jp.MXFP8},
-      {"engine": "bf16"},
+      *("avx512_bf16", (np.float32, jp.MXFP8), {}, {"engine": "bf16"}),
       "needs sides that are quantized, or bf16, got f32 and e4m3",
     ),
     (
-      "avx512_bf16",
-      {"blocks_pair_up": False},
-      {"engine": "bf16"},
+      *("avx512_bf16", (), {"blocks_pair_up": False}, {"engine": "bf16"}),
       "got f32 and e4m3",
     ),
     (
-      "avx512_bf16",
-      {"m": 33},
-      {"engine": "few_rows_avx512"},
+      *("avx512_bf16", (), {"m": 33}, {"engine": "few_rows_avx512"}),
       "supports up to 32 rows of the other side, got 33",
     ),
-    ("avx2", {}, {"engine": "few_rows_avx2", "panel_rows": 5}, "to 4, got 5"),
-    ("avx2", {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),
-    ("avx2", {"n": None}, {}, "static sizes"),
-    ("riscv", {}, {}, "isa must be 1 to 5, got -1"),
-    (None, {}, {}, "no CPU kernels"),
+    (
+      *("avx2", (), {}, {"engine": "few_rows_avx2", "panel_rows": 5}),
+      "to 4, got 5",
+    ),
+    ("avx2", (), {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),
+    ("avx2", (), {"n": None}, {}, "static sizes"),
+    ("riscv", (), {}, {}, "isa must be 1 to 5, got -1"),
+    (None, (), {}, {}, "no CPU kernels"),
   )
-  def test_config_error_says_why(self, isa, changes, config, message):
+  def test_config_error_says_why(self, isa, kinds, changes, config, message):
     target = dataclasses.replace(TARGET, cpu_kernels=isa)
-    error = cpu_configs.config_error(
-      problem(**changes), target, CpuConfig(**config)
-    )
+    asked = problem(*kinds, **changes)
+    error = cpu_configs.config_error(asked, target, CpuConfig(**config))
     self.assertRegex(error, message)
-    self.assertEqual(
-      cpu_configs.candidates(problem(**changes), target) == (),
-      config == {},
-    )
+    has_none = cpu_configs.candidates(asked, target) == ()
+    self.assertEqual(has_none, config == {})
 
   @parameterized.parameters(
     ("amx_bf16", jp.MXFP8, jp.MXFP8, 4, 4096, "few_rows_avx512"),
@@ -261,11 +231,9 @@ class LoweredTest(parameterized.TestCase):
     lowered = emit_configured(config, self.x, self.w)
     self.assertRegex(lowered.as_text(), "engine = 4 : i64")
     self.assertRegex(lowered.as_text(), "panel_rows = 2 : i64")
-    expected = (
-      np.asarray(self.x.dequantize()) @ np.asarray(self.w.dequantize()).T
-    )
+    x, w = (np.asarray(a.dequantize()) for a in (self.x, self.w))
     actual = lowered.compile()(self.x, self.w)
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual, x @ w.T)
 
   def test_what_cannot_serve_is_refused_when_traced(self):
     with self.assertRaisesRegex(

@@ -25,11 +25,11 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
 from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import contract
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
@@ -43,11 +43,8 @@ NUM_THREADS = 8
 CALLS_PER_THREAD = 20
 
 
-def make_problem(format=jp.MXFP8, **changes):
-  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
-  fields = {"batch": 1, "m": 3, "n": 5, "k": 64, "lhs": operand, "rhs": operand}
-  fields |= {"out_dtype": contract.F32, **changes}
-  return problems.DotProblem(**fields)
+def make_problem(lhs=jp.MXFP8, *rhs, **changes):
+  return dot_problems.problem(lhs, *rhs, **{"m": 3, "n": 5, "k": 64, **changes})
 
 
 def chosen(function, *args):
@@ -174,7 +171,7 @@ class GateTest(parameterized.TestCase):
 
   def test_every_pair_of_formats_is_served_and_chosen(self):
     for lhs, rhs in itertools.product(formats.KNOWN, repeat=2):
-      problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
+      problem = make_problem(lhs, rhs, num_contracting=3)
       self.assertIsNone(self.reason(problem))
       decision = backends.choose(problem, self.TARGET)
       self.assertEqual(decision.implementation, "cpu")
@@ -219,9 +216,8 @@ class GateTest(parameterized.TestCase):
       self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
 
   def test_one_side_without_blocks_needs_no_note(self):
-    plain = problems.OperandProblem(format=None, dtype=contract.F32)
-    for sides in ({"lhs": plain}, {"rhs": plain}):
-      problem = make_problem(num_contracting=2, **sides)
+    for pair in ((contract.F32, jp.MXFP8), (jp.MXFP8, contract.F32)):
+      problem = make_problem(*pair, num_contracting=2)
       self.assertEqual(backends.choose(problem, self.TARGET).notes, ())
 
   def test_text_of_a_target_names_its_kernels(self):

@@ -12,10 +12,9 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import triton
-from jaxplugin.testing import contract
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import suite
 
 REFUSALS = (  # of problems; anything else that is refused is a failure
@@ -32,20 +31,7 @@ def why_not(supports) -> str:
   if jax.default_backend() != "gpu":
     return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
   target = targets.detect_target()
-  format = jp.MXFP8
-  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
-  refusal = supports(
-    problems.DotProblem(
-      batch=1,
-      m=128,
-      n=128,
-      k=128,
-      lhs=operand,
-      rhs=operand,
-      out_dtype=contract.F32,
-    ),
-    target,
-  )
+  refusal = supports(dot_problems.problem(jp.MXFP8, n=128, k=128), target)
   return "" if refusal is None else f"{refusal.reason} ({target})"
 
 

@@ -30,6 +30,7 @@ from jaxplugin.tables import reading
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
 from jaxplugin.tables import writing
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import dot_tables
 from jaxplugin.testing.measured import packaged
 
@@ -49,16 +50,9 @@ def user_table(path):
 
 def choose(*tables, m=64, target=H200, requested=None, **changes):
   """Returns the decision under tables of a context."""
-  return backends.choose(
-    problem(m=m, **changes),
-    target,
-    requested,
-    overlay=dot_tables.over(*tables),
-  )
-
-
-def reason(decision, name):
-  return {r.implementation: r.reason for r in decision.refusals}[name]
+  overlay = dot_tables.over(*tables)
+  asked = problem(m=m, **changes)
+  return backends.choose(asked, target, requested, overlay=overlay)
 
 
 class FolderTestCase(absltest.TestCase):
@@ -93,10 +87,8 @@ class ChooseTest(FolderTestCase):
   def test_another_implementation_is_chosen_where_it_was_faster(self):
     decision = choose(table(XLA_FASTER))
     self.assertEqual(decision.implementation, "xla")
-    self.assertEqual(
-      reason(decision, "triton"),
-      "supported, but xla was measured to be faster",
-    )
+    reason = dot_problems.reasons(decision)["triton"]
+    self.assertEqual(reason, "supported, but xla was measured to be faster")
 
   def test_the_rule_decides_without_a_row(self):
     for changes in ({"n": 4160}, {"k": 8192}, {"has_bias": True}):
@@ -205,7 +197,7 @@ def with_device(**changes):
 
 
 def with_config(changes, without=()):
-  """A table whose second row has another config."""
+  """A table whose second row, of another problem, has another config."""
   config = dict(tiles()) | changes
   fields = records.fields_of(
     "config", {k: v for k, v in config.items() if k not in without}
@@ -284,10 +276,8 @@ WRONG_CONFIGS = (
 )
 WRONG_PROBLEMS = (
   ({"lhs": "int4"}, "lhs must be one of"),
-  (
-    {"batch": 1},
-    "its fields are not in the standard",
-  ),  # the default is left out
+  # The default is left out.
+  ({"batch": 1}, "its fields are not in the standard"),
   ({"color": "red"}, "a problem of the dot has no color"),
   ({"k": None}, "k must be a positive number"),
 )
@@ -357,21 +347,12 @@ class MisfitTest(absltest.TestCase):
       real = dataclasses.replace(named, name=device.kind)
       self.assertEqual(matching.device_of(real), device)
 
-  def test_no_row_of_a_refused_table_is_used(self):
-    """The broken row is about another problem than the one that is asked."""
-    config = records.fields_of("config", dict(tiles()) | {"block_m": 8})
-    broken = faster(config, m=1024)
-    make = lambda: table(XLA_FASTER, broken)
-    self.check("broken second row", make, "row 2")
-
 
 class UserFilesTest(FolderTestCase):
   def decide(self):
     """The decision, and what was warned of meanwhile."""
-    with (
-      user_table(self.path),
-      warnings.catch_warnings(record=True) as caught,
-    ):
+    record = warnings.catch_warnings(record=True)
+    with user_table(self.path), record as caught:
       warnings.simplefilter("always")
       decision = backends.choose(problem(), H200)
       self.assertEqual(backends.choose(problem(), H200), decision)
@@ -491,16 +472,12 @@ class PackagedTest(FolderTestCase):
   def test_of_two_for_other_libraries_the_one_that_fits_is_enough(self):
     """Otherwise each program would mention tables of other libraries."""
     toolchain = (("jaxlib", "0.1"),)
-    changes = dot_tables.source_of(
-      table(XLA_FASTER), "xla", toolchain=toolchain
-    )
+    made = table(XLA_FASTER)
+    changes = dot_tables.source_of(made, "xla", toolchain=toolchain)
     data = self.write("1.json", XLA_FASTER, **changes).parent
     self.enter_context(mock.patch.object(resolution, "DATA", data))
     for count, origin in ((1, "rule"), (0, "packaged table 0.json")):
-      with (
-        environment(XDG_CONFIG_HOME=str(data)),
-        warnings.catch_warnings(),
-      ):
+      with environment(XDG_CONFIG_HOME=str(data)), warnings.catch_warnings():
         warnings.simplefilter("error")  # only a note of the decision
         decision = backends.choose(problem(), H200)
       notes = [note for note in decision.notes if "is not used" in note]
@@ -577,13 +554,9 @@ class TuningContextTest(FolderTestCase):
     xla = xla_faster_here()
     same = records.table_of(xla.header, xla.rows)
     has_kernel = []
-    for context in (
-      contextlib.nullcontext(),
-      jp.tuning(xla),
-      contextlib.nullcontext(),
-      jp.tuning(same),
-      jp.tuning(None),
-    ):
+    none = contextlib.nullcontext()
+    contexts = none, jp.tuning(xla), none, jp.tuning(same), jp.tuning(None)
+    for context in contexts:
       with context:
         np.testing.assert_array_equal(f(*args), np.full((3, 32), 64.0))
         has_kernel.append(KERNEL in f.lower(*args).as_text())
@@ -651,10 +624,8 @@ class TuningContextTest(FolderTestCase):
       with jp.tuning(path):
         self.assert_chosen("xla")
     self.path.write_text("{}")
-    with (
-      self.assertRaisesRegex(jp.TableError, "mine.json: it is truncated"),
-      jp.tuning(self.path),
-    ):
+    broken = self.assertRaisesRegex(jp.TableError, "mine.json: it is truncated")
+    with broken, jp.tuning(self.path):
       pass
 
   def test_what_is_no_table_is_a_type_error(self):
@@ -670,9 +641,9 @@ class TuningContextTest(FolderTestCase):
     args = operands()
     with jp.tuning(xla_faster_here()):
       explanation = jp.explain(jp.block_scaled_dot, *args)
+      reason = "(overlay: 10 us, the rule's cpu 20 us)"
       self.assertIn(
-        "xla: dequantize and dot_general in XLA operations (overlay: 10 us,"
-        " the rule's cpu 20 us)",
+        f"xla: dequantize and dot_general in XLA operations {reason}",
         explanation.details(),
       )
       self.assertIn('"implementation_from": "overlay"', explanation.to_json())

@@ -27,6 +27,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_library
+from jaxplugin.testing import dot_problems
 
 # No workspace of partial sums has the size of an operand.
 M, N, K = 512, 704, 1664
@@ -333,8 +334,8 @@ class DescriptorsTest(parameterized.TestCase):
     if message is None:
       self.assertEqual(decision.implementation, "triton")
     else:
-      reasons = {r.implementation: r.reason for r in decision.refusals}
-      self.assertRegex(reasons["triton"], message)
+      reason = dot_problems.reasons(decision)["triton"]
+      self.assertRegex(reason, message)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import contract
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing import interpreted
 from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
@@ -60,12 +60,6 @@ def quantized(format, *shape, seed=0):
   """Random numbers; in bf16 if there is no format."""
   x = normal(*shape, seed=seed)
   return jnp.asarray(x, BF16) if format is None else jp.quantize(x, format)
-
-
-def refusal(decided):
-  """Why triton does not compute a dot that `jp.explain` found."""
-  reasons = {r.implementation: r.reason for r in decided.decision.refusals}
-  return reasons["triton"]
 
 
 class TritonDotSuite(interpreted.RecordedTestCase, suite.DotSuite):
@@ -185,9 +179,8 @@ class PreparedTest(interpreted.RecordedTestCase):
     )
     if w.global_scale is not None:
       exact = exact * np.float64(w.global_scale)
-    exact, magnitude = contract.dot(x.astype(np.float64), exact)
-    bound = contract.DOT_BOUND * magnitude
-    contract.assert_within(result, exact, bound, result.dtype)
+    expected = contract.dot(x.astype(np.float64), exact)
+    contract.assert_dot(result, *expected, result.dtype)
 
   @parameterized.parameters((jp.MXFP8, 130), (jp.NVFP4, 5))
   @pytest.mark.sample(1)
@@ -576,16 +569,7 @@ class ConversionTest(parameterized.TestCase):
 
 class OwnFormatsTest(absltest.TestCase):
   def choose(self, format, target):
-    side = problems.OperandProblem(format=format, dtype=format.values_dtype)
-    problem = problems.DotProblem(
-      batch=1,
-      m=128,
-      n=256,
-      k=512,
-      lhs=side,
-      rhs=side,
-      out_dtype=np.dtype(np.float32),
-    )
+    problem = dot_problems.problem(format)
     return backends.choose(problem, targets.named_target(target))
 
   def test_gpus_read_them(self):
@@ -602,8 +586,8 @@ class OwnFormatsTest(absltest.TestCase):
     format = dataclasses.replace(CASES["E8M0 of 64"].format, block_size=24)
     decision = self.choose(format, "h100")
     self.assertEqual(decision.implementation, "xla")
-    reasons = {r.implementation: r.reason for r in decision.refusals}
-    self.assertIn("a multiple of 16 values", reasons["triton"])
+    reason = dot_problems.reasons(decision)["triton"]
+    self.assertIn("a multiple of 16 values", reason)
 
 
 class ErrorTest(parameterized.TestCase):
@@ -615,7 +599,7 @@ class ErrorTest(parameterized.TestCase):
     x = jp.quantize(np.ones((rows, k), np.float32), jp.MXFP8)
     (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
     self.assertEqual(dot.decision.implementation, "xla")
-    return refusal(dot)
+    return dot_problems.reasons(dot.decision)["triton"]
 
   def assert_lowering_refused(self, target, platform, words):
     with jp.use_target(target):

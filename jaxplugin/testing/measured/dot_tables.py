@@ -20,6 +20,7 @@ from jaxplugin.dot.backends import triton_configs
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import operation_tables
 
 H200: Final = targets.named_target("h200")
@@ -35,23 +36,8 @@ def problem(
   **changes: Any,
 ) -> problems.DotProblem:
   """A decode-shaped product of bf16 rows and an MXFP4 weight."""
-
-  def side(format: formats.BlockFormat | None) -> problems.OperandProblem:
-    dtype = formats.BF16 if format is None else format.array_dtype
-    return problems.OperandProblem(format=format, dtype=dtype)
-
-  return problems.DotProblem(
-    **{
-      "batch": 1,
-      "m": m,
-      "n": n,
-      "k": k,
-      "lhs": side(lhs),
-      "rhs": side(rhs),
-      "out_dtype": formats.BF16,
-      **changes,
-    }
-  )
+  fields = {"m": m, "n": n, "k": k, "out_dtype": formats.BF16, **changes}
+  return dot_problems.problem(lhs, rhs, **fields)
 
 
 def tiles(**changes: Any) -> records.Fields:
