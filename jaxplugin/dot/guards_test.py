@@ -36,10 +36,10 @@ XLA = backends.BACKENDS["xla"]
 F16, BF16 = jnp.float16, jnp.bfloat16
 
 
-def quantized(rows, format=jp.MXFP8, k=K):
+def quantized(rows, format=jp.MXFP8, k=K, **options):
   """Random numbers, [rows, k]."""
   x = np.random.default_rng([0, rows]).normal(size=(rows, k))
-  return jp.quantize(x.astype(np.float32), format)
+  return jp.quantize(x.astype(np.float32), format, **options)
 
 
 def pair(format=jp.MXFP8):
@@ -76,9 +76,8 @@ class Case(parameterized.TestCase):
 
   def replace_emit(self, emit, backend=XLA):
     changed = dataclasses.replace(backend, emit=emit)
-    self.enter_context(
-      mock.patch.dict(backends.BACKENDS, {backend.name: changed})
-    )
+    patch = mock.patch.dict(backends.BACKENDS, {backend.name: changed})
+    self.enter_context(patch)
     # The name of a device's share does not say that a backend was replaced.
     calls_private.forget_shares()
     self.addCleanup(calls_private.forget_shares)
@@ -142,11 +141,9 @@ class FiresTest(Case):
   def test_every_implementation_is_checked(self, name, target, changes):
     self.plant((1, 2), backend=backends.BACKENDS[name])
     target = dataclasses.replace(targets.named_target(target), **changes)
-    self.enter_context(
-      mock.patch.object(
-        lowering, "resolve_target", lambda override, _: override or CPU
-      )
-    )
+    by_override = lambda override, _: override or CPU
+    patch = mock.patch.object(lowering, "resolve_target", by_override)
+    self.enter_context(patch)
     function = functools.partial(jp.block_scaled_dot, implementation=name)
     args = pair()
     with jp.use_target(target):
@@ -231,9 +228,8 @@ class FiresTest(Case):
       in_specs=(P("x"), P()),
       out_specs=P("x"),
     )
-    self.assert_found_once_planted(
-      (1, 2), r"result \(2, 16\)", function, *pair()
-    )
+    words = r"result \(2, 16\)"
+    self.assert_found_once_planted((1, 2), words, function, *pair())
 
 
 class OffTest(Case):
@@ -252,8 +248,7 @@ class OffTest(Case):
       inside = self.texts(*args)
       with jp.debug_checks(False):
         off_again = self.texts(*args)
-    self.assertEqual(before, off_again)
-    self.assertEqual(before, self.texts(*args))
+    self.assertEqual([before] * 2, [off_again, self.texts(*args)])
     self.assertIn("debug_callback", inside[0])
     self.assertIn("callback", inside[1])
     self.assertNotIn("callback", before[1])
@@ -278,10 +273,7 @@ class OffTest(Case):
 class RaisesTest(Case):
   def test_error_of_an_asynchronous_result_is_raised_on_leaving(self):
     self.plant((1, 2))
-    with (
-      self.assertRaises(jp.NonFiniteError) as caught,
-      jp.debug_checks(),
-    ):
+    with self.assertRaises(jp.NonFiniteError) as caught, jp.debug_checks():
       jax.jit(fresh(dot))(*pair())
     self.assertIsInstance(caught.exception, FloatingPointError)
     with jp.debug_checks():
@@ -324,18 +316,14 @@ class RaisesTest(Case):
       pass  # it is not raised once more
 
   def test_export_is_refused_by_jax(self):
-    with (
-      self.assertRaisesRegex(Exception, "serialization of host_callbacks"),
-      jp.debug_checks(),
-    ):
+    text = "serialization of host_callbacks"
+    with self.assertRaisesRegex(Exception, text), jp.debug_checks():
       jax.export.export(jax.jit(fresh(dot)))(*pair()).serialize()
 
   def test_what_is_no_bool_is_an_error(self):
     for enabled in (None, 1, "on"):
-      with (
-        self.assertRaisesRegex(TypeError, f"got {enabled!r}"),
-        jp.debug_checks(enabled),
-      ):
+      refused = self.assertRaisesRegex(TypeError, f"got {enabled!r}")
+      with refused, jp.debug_checks(enabled):
         pass
 
   def test_gpu_that_is_not_there_is_refused_by_jax(self):
@@ -354,9 +342,7 @@ def with_leaf(x, name, index, byte):
   leaf = np.array(getattr(x, name))
   leaf.view(np.uint8)[index] = byte
   leaves = {"values": x.values, "scale": x.scale, name: jnp.asarray(leaf)}
-  return jp.ScaledArray(
-    leaves["values"], leaves["scale"], x.global_scale, x.format
-  )
+  return jp.ScaledArray(**leaves, global_scale=x.global_scale, format=x.format)
 
 
 def plain_with(value):
@@ -460,13 +446,7 @@ class ExplainedTest(Case):
     self.assertEqual(run(dot, x, w).shape, (m, n))
 
   def test_swizzled_scales_are_understood(self):
-    swizzled = (
-      jp.ScaledArray(
-        *(a.values, jp.swizzle_scale(a.scale), None, a.format),
-        scale_layout="swizzled_128x4",
-      )
-      for a in pair()
-    )
+    swizzled = (quantized(n, scale_layout="swizzled_128x4") for n in (M, N))
     self.plant((1, 2))
     self.assert_found("1 of the result", dot, *swizzled)
 

@@ -318,6 +318,21 @@ def assert_within(
     )
 
 
+def assert_dot(
+  actual: Any,
+  exact: np.ndarray,
+  magnitude: np.ndarray,
+  dtype: np.dtype = F32,
+  *,
+  integers: bool = False,
+) -> None:
+  """Checks a result against `dot`: exact on integers, else within the bound."""
+  if integers:
+    assert_exact(actual, exact, dtype)
+  else:
+    assert_within(actual, exact, DOT_BOUND * magnitude, dtype)
+
+
 def run_program(
   program: str, *args: object
 ) -> subprocess.CompletedProcess[str]:

@@ -152,9 +152,8 @@ class GradientTest(parameterized.TestCase):
     g = jnp.asarray(G, dtype)
     result, pullback = jax.vjp(jax.jit(function), *args)
     self.assertEqual(result.dtype, dtype)
-    wanted = in_f64(
-      lambda *a: jax.vjp(formula, *a)[1](a[0][:, :1] * 0 + G), *at
-    )
+    pull = lambda *a: jax.vjp(formula, *a)[1](a[0][:, :1] * 0 + G)
+    wanted = in_f64(pull, *at)
     # bf16: the result, and so its cotangent, rounded.
     relative = 2.0**-8 if dtype == jnp.bfloat16 else 0
     for actual, expected in zip(pullback(g), wanted, strict=True):
@@ -162,9 +161,8 @@ class GradientTest(parameterized.TestCase):
       assert_near(actual, expected, TOLERANCE + 2 * relative * scale)
     directions = (X[::-1], W[::-1], FACTOR, BIAS[::-1], RESIDUAL[::-1])
     _, tangent = jax.jvp(function, args, directions)
-    wanted = in_f64(
-      lambda *a: jax.jvp(formula, a[:5], a[5:])[1], *at, *directions
-    )
+    push = lambda *a: jax.jvp(formula, a[:5], a[5:])[1]
+    wanted = in_f64(push, *at, *directions)
     error = 2 * TOLERANCE + relative * np.abs(wanted).max()
     assert_near(np.asarray(tangent, float), wanted, error)
 
@@ -225,14 +223,12 @@ class GradientTest(parameterized.TestCase):
     x = np.full((1, 32), 1.0, np.float32)
     x[0, 0] = 500  # saturates at 448 when the scale is rounded down
 
-    def function(x):
-      q = quantize(x, jp.MXFP8, scale_rounding="floor")
-      return jp.dequantize(q)
-
-    self.assertEqual(function(x)[0, 0], 448)
-    np.testing.assert_array_equal(
-      jax.grad(lambda x: function(x).sum())(x), np.ones_like(x)
+    function = lambda x: jp.dequantize(
+      quantize(x, jp.MXFP8, scale_rounding="floor")
     )
+    self.assertEqual(function(x)[0, 0], 448)
+    gradient = jax.grad(lambda x: function(x).sum())(x)
+    np.testing.assert_array_equal(gradient, np.ones_like(x))
 
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   @pytest.mark.full
@@ -252,12 +248,9 @@ class GradientTest(parameterized.TestCase):
     _, tangent = jax.jvp(function, (x,), (np.ones_like(x),))
     self.assertEqual(tangent.dtype, dtype)
     np.testing.assert_array_equal(tangent, np.full_like(x, 7))
-    second = jax.grad(
-      lambda x: (jp.dequantize(quantize(x, jp.NVFP4)) ** 2).sum()
-    )
-    np.testing.assert_allclose(
-      second(X), 2 * dequantized(X, jp.NVFP4), rtol=2.0**-20
-    )
+    square = lambda x: (jp.dequantize(quantize(x, jp.NVFP4)) ** 2).sum()
+    second, twice = jax.grad(square), 2 * dequantized(X, jp.NVFP4)
+    np.testing.assert_allclose(second(X), twice, rtol=2.0**-20)
     along = jax.grad(lambda x: (second(x) * X).sum())(X)
     np.testing.assert_allclose(along, 2 * X, rtol=2.0**-20)
 
@@ -286,8 +279,8 @@ class GradientTest(parameterized.TestCase):
       self.skipTest("needs 4 devices")
     is_explicit = kind == "explicit"
     types = jax.sharding.AxisType
-    axis_type = types.Explicit if is_explicit else types.Auto
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(axis_type,))
+    axis_types = (types.Explicit if is_explicit else types.Auto,)
+    mesh = jax.make_mesh((4,), ("d",), axis_types=axis_types)
     x, g = np.tile(X, (2, 1))[:8], np.tile(G, (2, 1))[:8]
     rows, everywhere = PartitionSpec("d"), PartitionSpec()
     dot = product(jp.MXFP8, jp.MXFP8)
@@ -312,10 +305,9 @@ class GradientTest(parameterized.TestCase):
 class CostTest(absltest.TestCase):
   def test_without_differentiation_the_program_is_the_same(self):
     def program(derivative):
+      q = functools.partial(jp.quantize, format=jp.MXFP8, derivative=derivative)
+
       def function(x, w):
-        q = functools.partial(
-          jp.quantize, format=jp.MXFP8, derivative=derivative
-        )
         return jp.block_scaled_dot(q(x), q(w)), jp.dequantize(q(x))
 
       return jax_private.optimized_hlo(jax.jit(function).lower(X, W).compile())
@@ -453,13 +445,13 @@ class LeafTest(absltest.TestCase):
       *(jp.unprepare_weights(jp.prepare_weights(array, gpu)) for gpu in gpus),
     ):
       np.testing.assert_array_equal(other.surrogate, X)
-      gradient = jax.grad(
-        lambda x, other=other: jp.block_scaled_dot(
-          _with_surrogate(other, x), W
-        ).sum()
-      )(X)
+      (*leaves, _), tree = jax.tree.flatten(other)
+      leaves_to_array = functools.partial(jax.tree.unflatten, tree)
+      loss = lambda x, leaves=leaves, made=leaves_to_array: (
+        jp.block_scaled_dot(made([*leaves, x]), W).sum()
+      )
       expected = np.broadcast_to(W.astype(float).sum(0), X.shape)
-      assert_near(gradient, expected)
+      assert_near(jax.grad(loss)(X), expected)
 
   def test_wrong_surrogates(self):
     q = jp.quantize(X, jp.MXFP8)
@@ -468,11 +460,6 @@ class LeafTest(absltest.TestCase):
         scaled_array.ScaledArray(
           q.values, q.scale, None, jp.MXFP8, surrogate=wrong
         )
-
-
-def _with_surrogate(array, x):
-  (*leaves, _), tree = jax.tree.flatten(array)
-  return jax.tree.unflatten(tree, [*leaves, x])
 
 
 if __name__ == "__main__":

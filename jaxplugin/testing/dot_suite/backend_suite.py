@@ -137,10 +137,8 @@ class BackendSuite(suite.DotSuite):
     for kind, sizes in self.claims():
       with self.subTest(kind=kind, sizes=sizes):
         lhs, rhs = self.operands(kind, sizes, integers=False)
-        exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-        bound = contract.DOT_BOUND * magnitude
-        actual = self.served(lhs, rhs)
-        contract.assert_within(actual, exact, bound, contract.F32)
+        expected = contract.dot(lhs.exact, rhs.exact)
+        contract.assert_dot(self.served(lhs, rhs), *expected)
 
   def test_global_scale_and_epilogue_count_in_claimed_sizes(self):
     rng = np.random.default_rng(0)

@@ -97,12 +97,8 @@ class ContractionSuite(parameterized.TestCase):
       for kind in range(_SIZES_OF_EACH):
         sizes = ragged_suite.random_sizes(rng, groups, m, kind)
         actual = function(lhs, rhs, sizes)
-        exact, magnitude = oracle(exact_lhs, exact_rhs, sizes)
-        if integers:
-          contract.assert_exact(actual, exact, dtype)
-        else:
-          bound = contract.DOT_BOUND * magnitude
-          contract.assert_within(actual, exact, bound, dtype)
+        expected = oracle(exact_lhs, exact_rhs, sizes)
+        contract.assert_dot(actual, *expected, dtype, integers=integers)
 
   @parameterized.parameters(0, 2, 3, -1)
   def test_rows_of_others_do_not_leak(self, own):

@@ -68,8 +68,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
         preferred_element_type=dtype,
         precision="highest",
       )
-      bound = contract.DOT_BOUND * magnitude * factor
-      contract.assert_within(actual, exact * factor, bound, dtype)
+      contract.assert_dot(actual, exact * factor, magnitude * factor, dtype)
 
   @parameterized.product(
     amax=((1e-17, 1e-17), (1.0, 1e-33), (1e-35, 1e10), (1e25, 1e-30)),
@@ -107,8 +106,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
       )(lhs.values, lhs.scale, rhs.values, rhs.scale)
     expected, magnitude = contract.dot(*exact)
     self.assertGreater(np.abs(expected).max(), 2.0**-126)
-    bound = contract.DOT_BOUND * magnitude
-    contract.assert_within(actual, expected, bound, contract.F32)
+    contract.assert_dot(actual, expected, magnitude)
 
   @parameterized.parameters(
     # (result dtype, integer dot, global scale that the dtype would round to 1)
@@ -158,9 +156,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
       operands.append(x)
       exact.append(values)
     actual = self.dot(*operands)
-    expected, magnitude = contract.dot(*exact)
-    bound = contract.DOT_BOUND * magnitude
-    contract.assert_within(actual, expected, bound, contract.F32)
+    contract.assert_dot(actual, *contract.dot(*exact))
 
   @parameterized.parameters(((2, 3), (5,)), ((2, 3, 1), (5, 1, 1)))
   def test_global_scales_follow_their_dimensions(self, lhs_shape, rhs_shape):
@@ -187,8 +183,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
       rhs.exact * rhs_global[:, None, None].astype(np.float64),
       numbers,
     )
-    bound = contract.DOT_BOUND * magnitude
-    contract.assert_within(actual, expected, bound, contract.F32)
+    contract.assert_dot(actual, expected, magnitude)
 
   @parameterized.parameters(
     ((4, 1, 1),), ((1, 3, 1),), ((1, 1, 5),), ((4, 3, 5),), ((1, 1, 1),)

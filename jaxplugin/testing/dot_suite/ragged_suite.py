@@ -154,12 +154,8 @@ class RaggedSuite(parameterized.TestCase):
       for kind in range(self.sizes_of_each):
         sizes = random_sizes(rng, groups, m, kind)
         actual = dot(lhs, rhs, sizes)
-        exact, magnitude = oracle(exact_lhs, exact_rhs, sizes)
-        if integers:
-          contract.assert_exact(actual, exact, dtype)
-        else:
-          bound = contract.DOT_BOUND * magnitude
-          contract.assert_within(actual, exact, bound, dtype)
+        expected = oracle(exact_lhs, exact_rhs, sizes)
+        contract.assert_dot(actual, *expected, dtype, integers=integers)
 
   def test_nothing_leaks_between_groups(self):
     # NaN in every row and every weight that a row must not see.

@@ -39,9 +39,7 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     for integers in (True, False):
       lhs = contract.make_operand(rng, case.lhs, integers=integers)
       rhs = contract.make_operand(rng, case.rhs, integers=integers)
-      exact, magnitude = contract.dot(
-        lhs.exact, rhs.exact, case.dimension_numbers
-      )
+      expected = contract.dot(lhs.exact, rhs.exact, case.dimension_numbers)
       dtype = case.dtype
       if not integers and dtype == contract.F16:
         dtype = contract.BF16  # f16 does not have the range
@@ -52,11 +50,7 @@ class DotShapesTestCase(dot_cases.DotTestCase):
         block_size=case.block_size,
         preferred_element_type=dtype,
       )
-      if integers:
-        contract.assert_exact(actual, exact, dtype)
-      else:
-        bound = contract.DOT_BOUND * magnitude
-        contract.assert_within(actual, exact, bound, dtype)
+      contract.assert_dot(actual, *expected, dtype, integers=integers)
 
   @parameterized.product(
     lhs_order=tuple(itertools.permutations(range(3))),
@@ -79,8 +73,8 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     (lhs_batch, lhs_k), (rhs_batch, rhs_k) = dims
     numbers = (((lhs_k,), (rhs_k,)), ((lhs_batch,), (rhs_batch,)))
     actual = self.call(*made, dimension_numbers=numbers)
-    exact, _ = contract.dot(made[0].exact, made[1].exact, numbers)
-    contract.assert_exact(actual, exact, contract.F32)
+    expected = contract.dot(made[0].exact, made[1].exact, numbers)
+    contract.assert_dot(actual, *expected, integers=True)
 
   @parameterized.product(
     pair=(
@@ -96,9 +90,8 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     rng = np.random.default_rng(k)
     lhs = self.operand(rng, pair[0], (m, k), integers=False)
     rhs = self.operand(rng, pair[1], (n, k), integers=False)
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-    bound = contract.DOT_BOUND * magnitude
-    contract.assert_within(self.call(lhs, rhs), exact, bound, contract.F32)
+    expected = contract.dot(lhs.exact, rhs.exact)
+    contract.assert_dot(self.call(lhs, rhs), *expected)
 
   @parameterized.parameters(
     (jp.MXFP8, jp.MXFP8), (jp.MXFP4, jp.MXFP8), (jp.MXFP8, jp.MXFP4)
@@ -154,9 +147,8 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     lhs = self.operand(rng, format, (3, k), storage="padded")
     rhs = self.operand(rng, format, (5, k))
     actual = self.call(lhs, rhs, block_size=format.block_size)
-    contract.assert_exact(
-      actual, contract.dot(lhs.exact, rhs.exact)[0], contract.F32
-    )
+    expected = contract.dot(lhs.exact, rhs.exact)
+    contract.assert_dot(actual, *expected, integers=True)
 
   @parameterized.product(
     storage=(

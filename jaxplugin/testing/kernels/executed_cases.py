@@ -62,10 +62,8 @@ class Case(parameterized.TestCase):
     """Returns the product, whose result is within the contract's bound."""
     product = executed.product(architecture, lhs, rhs, **options)
     result, counts = product.run()
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-    contract.assert_within(
-      result, exact, contract.DOT_BOUND * magnitude, result.dtype
-    )
+    expected = contract.dot(lhs.exact, rhs.exact)
+    contract.assert_dot(result, *expected, result.dtype)
     self.assertGreater(counts["matrix products"], 0)
     return product
 

@@ -59,7 +59,7 @@ class Original:
 
 
 @functools.cache
-def _planned(original: Original) -> tuple[Any, str, str, Any, Any]:
+def _planned(original: Original) -> tuple[Any, str, str, Any]:
   """The product, its launch's kernel and PTX, and what it must compute."""
   rng = np.random.default_rng(3)
   make = gpu_operands.make_operand
@@ -70,8 +70,7 @@ def _planned(original: Original) -> tuple[Any, str, str, Any, Any]:
   (launch,) = product.launches
   # Comments hold no instruction.
   ptx = re.sub(r"//[^\n]*", "", product.compiled(launch).assembly)
-  exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-  return product, launch.kernel, ptx, exact, contract.DOT_BOUND * magnitude
+  return product, launch.kernel, ptx, contract.dot(lhs.exact, rhs.exact)
 
 
 def ptx(original: Original) -> str:
@@ -81,7 +80,7 @@ def ptx(original: Original) -> str:
 
 def outcome(original: Original, text: str) -> str:
   """The kind of fault that PTX has in its place; or what its values are."""
-  product, kernel, _, exact, bound = _planned(original)
+  product, kernel, _, expected = _planned(original)
   try:
     result, _ = product.run(
       ptx={kernel: text}, most_instructions=_MOST_INSTRUCTIONS
@@ -89,7 +88,7 @@ def outcome(original: Original, text: str) -> str:
   except (faults.Fault, faults.NotModelled) as fault:
     return type(fault).__name__
   try:
-    contract.assert_within(result, exact, bound, result.dtype)
+    contract.assert_dot(result, *expected, result.dtype)
   except AssertionError:
     return WRONG
   return _NOTHING
