@@ -173,7 +173,7 @@ def launch_of(
   config: plans.TileConfig | None = None,
   has_two_global_scales: bool = False,
   residual_dtype: str = "float32",
-) -> plans.Launch:
+) -> plans.CutileLaunch:
   """Returns the launch of a problem.
 
   Args:
@@ -296,7 +296,7 @@ def _dot(call: backends.Call) -> jax.Array:
     raise NotImplementedError(str(error)) from None
 
 
-def _call(launch: plans.Launch, inputs: Sequence[jax.Array]) -> jax.Array:
+def _call(launch: plans.CutileLaunch, inputs: Sequence[jax.Array]) -> jax.Array:
   """Returns the custom call of a launch, with its machine code.
 
   Raises:

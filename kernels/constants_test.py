@@ -121,7 +121,7 @@ class KernelConstantTest(parameterized.TestCase):
 
   def test_code_of_each_record_is_in_the_digest(self):
     kinds = (configs.Tiling, ragged_plans.RaggedTiling)
-    kinds += (quantize_config.Quantized,)
+    kinds += (quantize_config.QuantizeConstant,)
     digests = {kind.source_digest for kind in kinds}
     self.assertLen(digests, len(kinds))
 
@@ -145,7 +145,11 @@ class KernelConstantTest(parameterized.TestCase):
               self.assertNotEqual(compile_key(record), before)
     self.assertEqual(
       found,
-      {configs.Tiling, ragged_plans.RaggedTiling, quantize_config.Quantized},
+      {
+        configs.Tiling,
+        ragged_plans.RaggedTiling,
+        quantize_config.QuantizeConstant,
+      },
     )
 
 

@@ -211,12 +211,13 @@ def print_result(
   *,
   as_json: bool,
   stream: IO[str] | None = None,
-) -> None:
-  """Prints a result as JSON, or the parts of its report."""
+) -> int:
+  """Prints a result as JSON, or its report; returns the exit status 0."""
   if as_json:
     print(found.to_json(), file=stream)
   else:
     console.show(parts, stream or sys.stdout)
+  return 0
 
 
 def print_missing_cudnn(target: targets.Target) -> None:

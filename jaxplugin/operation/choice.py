@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice between the backends of an operation.
 
-`matching.Operation` names the operation, and has its table of backends.
+`matching.MeasuredOperation` names the operation, and has its table of backends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Proposals = tuple[decisions.Measured, ...]
 
 
 def choose(
-  operation: matching.Operation[decisions.Problem],
+  operation: matching.MeasuredOperation[decisions.Problem],
   problem: decisions.Problem,
   target: targets.Target,
   requested: str | None = None,
@@ -119,7 +119,7 @@ def decide(
 
 
 def backend_of(
-  operation: matching.Operation[decisions.Problem],
+  operation: matching.MeasuredOperation[decisions.Problem],
   decision: decisions.Decision,
 ) -> decisions.Backend[decisions.Problem]:
   """Returns the chosen backend, which computes as the decision says."""
@@ -128,7 +128,7 @@ def backend_of(
 
 
 def validate_name(
-  operation: matching.Operation[Any], requested: str | None
+  operation: matching.MeasuredOperation[Any], requested: str | None
 ) -> None:
   """Raises TypeError or ValueError unless it is a backend's name or None."""
   decisions.validate_name(

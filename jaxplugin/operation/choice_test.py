@@ -28,7 +28,7 @@ def backend(name, emit):
   return dataclasses.replace(plain, tunable=tunable)
 
 
-OPERATION = matching.Operation(
+OPERATION = matching.MeasuredOperation(
   name="test",
   bucketed="m",
   fields_of=lambda problem: None,

@@ -33,7 +33,7 @@ AGAIN: Final = "rules choose until you run python -m jaxplugin tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Operation(Generic[decisions.Problem]):
+class MeasuredOperation(Generic[decisions.Problem]):
   """An operation whose backends are measured.
 
   Attributes:
@@ -73,7 +73,9 @@ def device_of(target: targets.Target) -> records.Device | None:
 
 
 def sources_of(
-  operation: Operation[Any], target: targets.Target, names: Iterable[str]
+  operation: MeasuredOperation[Any],
+  target: targets.Target,
+  names: Iterable[str],
 ) -> tuple[tuple[str, records.Source], ...]:
   """Returns the sources of implementations in this process, for a header.
 
@@ -102,7 +104,9 @@ def _source(
 
 
 def misfit(
-  table: records.Table, operation: Operation[Any], target: targets.Target
+  table: records.Table,
+  operation: MeasuredOperation[Any],
+  target: targets.Target,
 ) -> str:
   """Returns why a table does not match; "" if it matches.
 
@@ -115,7 +119,7 @@ def misfit(
 @functools.lru_cache(maxsize=256)
 def _misfit(
   table: records.Table,
-  operation: Operation[Any],
+  operation: MeasuredOperation[Any],
   target: targets.Target,
   items: tuple[tuple[str, decisions.Backend[Any]], ...],
 ) -> str:
@@ -176,7 +180,7 @@ def _difference(
 
 def _wrong(
   row: records.Row,
-  operation: Operation[Any],
+  operation: MeasuredOperation[Any],
   backends: Mapping[str, decisions.Backend[Any]],
   target: targets.Target,
 ) -> str:

@@ -282,7 +282,7 @@ class Asked:
 
 
 def ask(
-  operation: matching.Operation[decisions.Problem],
+  operation: matching.MeasuredOperation[decisions.Problem],
   problem: decisions.Problem,
   target: targets.Target,
   over: Overlay | None = None,
@@ -324,7 +324,9 @@ def ask(
 
 
 def _concerns(
-  named: Named, operation: matching.Operation[Any], target: targets.Target
+  named: Named,
+  operation: matching.MeasuredOperation[Any],
+  target: targets.Target,
 ) -> bool:
   """Returns whether to report that a table is not used.
 
@@ -346,7 +348,7 @@ def _warn_once(text: str, name: str) -> None:
 
 
 def told(
-  operations: Iterable[matching.Operation[Any]], target: targets.Target
+  operations: Iterable[matching.MeasuredOperation[Any]], target: targets.Target
 ) -> list[str]:
   """Returns lines with each table, whether it is used, and the digest."""
   asked = stack(overlay())

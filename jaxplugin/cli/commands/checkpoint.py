@@ -16,10 +16,13 @@ _WRONG: Final = 1
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  command.add_argument(
-    "path",
-    metavar="PATH",
-    help="a folder, or a .safetensors, .safetensors.index.json or .gguf file",
+  arguments.add_options(
+    command,
+    "PATH",
+    {
+      "path": "a folder, or a .safetensors, .safetensors.index.json or .gguf"
+      " file"
+    },
   )
   arguments.add_options(
     command,

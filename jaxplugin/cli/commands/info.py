@@ -13,8 +13,7 @@ from jaxplugin.explanation import information
 
 def _run(args: argparse.Namespace) -> int:
   found = information.information()
-  arguments.print_result(found, found.parts(), as_json=args.json)
-  return 0
+  return arguments.print_result(found, found.parts(), as_json=args.json)
 
 
 COMMAND: Final = arguments.Command(

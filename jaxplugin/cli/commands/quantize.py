@@ -12,16 +12,10 @@ from jaxplugin.cli import arguments
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  command.add_argument(
-    "source",
-    metavar="IN",
-    help="a folder, or a .safetensors or .safetensors.index.json file",
-  )
-  command.add_argument(
-    "target",
-    metavar="OUT",
-    help="the output path: a folder if IN is a folder, otherwise a file",
-  )
+  source = "a folder, or a .safetensors or .safetensors.index.json file"
+  target = "the output path: a folder if IN is a folder, otherwise a file"
+  arguments.add_options(command, "IN", {"source": source})
+  arguments.add_options(command, "OUT", {"target": target})
   command.add_argument(
     "--format",
     default="nvfp4",
@@ -82,8 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     verify=args.verify,
     dry_run=args.dry_run,
   )
-  arguments.print_result(done, done.parts(), as_json=args.json)
-  return 0
+  return arguments.print_result(done, done.parts(), as_json=args.json)
 
 
 COMMAND: Final = arguments.Command(

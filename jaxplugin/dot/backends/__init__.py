@@ -50,12 +50,14 @@ def table() -> dict[str, Backend]:
   return BACKENDS | adapters.table(views.INTERFACE)
 
 
-OPERATION: Final[matching.Operation[problems.DotProblem]] = matching.Operation(
-  name="block_scaled_dot",
-  bucketed="m",
-  fields_of=problem_fields.fields_of,
-  problem_of=problem_fields.problem_of,
-  backends=lambda: table(),  # tests replace `table`
+OPERATION: Final[matching.MeasuredOperation[problems.DotProblem]] = (
+  matching.MeasuredOperation(
+    name="block_scaled_dot",
+    bucketed="m",
+    fields_of=problem_fields.fields_of,
+    problem_of=problem_fields.problem_of,
+    backends=lambda: table(),  # tests replace `table`
+  )
 )
 
 

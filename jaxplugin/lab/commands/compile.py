@@ -20,10 +20,10 @@ from jaxplugin.stablehlo import rewriter
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  command.add_argument(
-    "source",
-    metavar="MODULE_OR_FUNCTION",
-    help="package.module:function, or " + arguments.FILE_HELP,
+  arguments.add_options(
+    command,
+    "MODULE_OR_FUNCTION",
+    {"source": "package.module:function, or " + arguments.FILE_HELP},
   )
   arguments.add_gpu(command, "an NVIDIA GPU", "cuda")
   arguments.add_options(
@@ -100,8 +100,9 @@ def _run(args: argparse.Namespace) -> int:
     files.write(hlo, path, args.output, args.force)
   is_stdout = args.output == files.STANDARD
   stream = sys.stderr if is_stdout else sys.stdout
-  arguments.print_result(found, [str(found)], as_json=args.json, stream=stream)
-  return 0
+  return arguments.print_result(
+    found, [str(found)], as_json=args.json, stream=stream
+  )
 
 
 COMMAND: Final = arguments.Command(

@@ -35,10 +35,10 @@ _UNSPLIT: Final = "-"
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  command.add_argument(
-    "source",
-    metavar="MODEL_OR_FUNCTION",
-    help="one of the models, or package.module:function",
+  arguments.add_options(
+    command,
+    "MODEL_OR_FUNCTION",
+    {"source": "one of the models, or package.module:function"},
   )
   command.add_argument(
     "--layout",

@@ -35,7 +35,6 @@ from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
 from jaxplugin.printing import progress
 from jaxplugin.tables import resolution
-from jaxplugin.tables import slowdown
 
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
@@ -465,7 +464,7 @@ def _finish(
   for name, kept in tables.items():
     table = kept.table()
     if table is not None and len(table.rows) > 1:
-      held_out = slowdown.held_out(table, kept.allows)
+      held_out = session.held_out(table, kept.allows)
       lines.append(f"{name}: slowdown with each row left out: {held_out}")
   console.show(lines, stream)
   failed = [result for result in results if result.status == "failed"]

@@ -41,7 +41,7 @@ class Store:
     target: targets.Target,
     path: pathlib.Path | None = None,
     *,
-    operation: matching.Operation[Any],
+    operation: matching.MeasuredOperation[Any],
     rounds: int,
     is_again: bool = False,
     date: datetime.date | None = None,
@@ -163,7 +163,7 @@ class Store:
 
 
 def key_of(
-  operation: matching.Operation[Any], fields: records.Fields
+  operation: matching.MeasuredOperation[Any], fields: records.Fields
 ) -> records.Fields:
   """Returns the fields of a problem, with the bucket of its bucketed size."""
   bucketed = operation.bucketed

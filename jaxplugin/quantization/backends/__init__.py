@@ -44,23 +44,23 @@ _PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
   triton.QUANTIZE.name: triton.partial_scales
 }
 
-QUANTIZE_OPERATION: Final[matching.Operation[problems.QuantizeProblem]] = (
-  matching.Operation(
-    name="quantize",
-    bucketed="m",
-    fields_of=problem_fields.fields_of,
-    problem_of=problem_fields.problem_of,
-    backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
-  )
+QUANTIZE_OPERATION: Final[
+  matching.MeasuredOperation[problems.QuantizeProblem]
+] = matching.MeasuredOperation(
+  name="quantize",
+  bucketed="m",
+  fields_of=problem_fields.fields_of,
+  problem_of=problem_fields.problem_of,
+  backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
 )
-DEQUANTIZE_OPERATION: Final[matching.Operation[problems.DequantizeProblem]] = (
-  matching.Operation(
-    name="dequantize",
-    bucketed="m",
-    fields_of=problem_fields.dequantize_fields_of,
-    problem_of=problem_fields.dequantize_problem_of,
-    backends=lambda: DEQUANTIZE | adapters.table(views.DEQUANTIZE),
-  )
+DEQUANTIZE_OPERATION: Final[
+  matching.MeasuredOperation[problems.DequantizeProblem]
+] = matching.MeasuredOperation(
+  name="dequantize",
+  bucketed="m",
+  fields_of=problem_fields.dequantize_fields_of,
+  problem_of=problem_fields.dequantize_problem_of,
+  backends=lambda: DEQUANTIZE | adapters.table(views.DEQUANTIZE),
 )
 
 

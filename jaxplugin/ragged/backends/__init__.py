@@ -28,8 +28,8 @@ from jaxplugin.tables import matching
 BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
 CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
-OPERATION: Final[matching.Operation[problems.RaggedProblem]] = (
-  matching.Operation(
+OPERATION: Final[matching.MeasuredOperation[problems.RaggedProblem]] = (
+  matching.MeasuredOperation(
     name=problems.WHO,
     bucketed="m",
     fields_of=problem_fields.fields_of,
@@ -37,8 +37,8 @@ OPERATION: Final[matching.Operation[problems.RaggedProblem]] = (
     backends=lambda: BACKENDS | adapters.table(views.INTERFACE),
   )
 )
-CONTRACTION: Final[matching.Operation[problems.ContractionProblem]] = (
-  matching.Operation(
+CONTRACTION: Final[matching.MeasuredOperation[problems.ContractionProblem]] = (
+  matching.MeasuredOperation(
     name=problems.CONTRACTION_WHO,
     bucketed="m",
     fields_of=problem_fields.contraction_fields_of,
@@ -48,7 +48,7 @@ CONTRACTION: Final[matching.Operation[problems.ContractionProblem]] = (
 )
 
 
-def operation_of(problem: problems.Problem) -> matching.Operation[Any]:
+def operation_of(problem: problems.Problem) -> matching.MeasuredOperation[Any]:
   is_contraction = isinstance(problem, problems.ContractionProblem)
   return CONTRACTION if is_contraction else OPERATION
 

@@ -24,7 +24,7 @@ def candidate(
 
 
 def row(
-  operation: matching.Operation[Any], problem: Any, *ways: Any
+  operation: matching.MeasuredOperation[Any], problem: Any, *ways: Any
 ) -> records.Row:
   """The first of (implementation, time, config) is the default."""
   candidates = [candidate(*way) for way in ways]
@@ -34,7 +34,7 @@ def row(
 
 
 def table(
-  operation: matching.Operation[Any],
+  operation: matching.MeasuredOperation[Any],
   target: targets.Target,
   /,
   *rows: records.Row,
@@ -61,7 +61,9 @@ def table(
 
 
 def with_xla_first(
-  operation: matching.Operation[Any], target: targets.Target, *problems: Any
+  operation: matching.MeasuredOperation[Any],
+  target: targets.Target,
+  *problems: Any,
 ) -> records.Table:
   """A table in which XLA's operations are faster than the rule's choice."""
   rows = []

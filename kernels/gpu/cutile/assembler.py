@@ -77,7 +77,7 @@ def missing() -> str:
 def assemble(
   specification: Mapping[str, Any], *, deadline_s: float = DEADLINE_S
 ) -> Assembled:
-  """Compiles `plans.Launch.specification`.
+  """Compiles `plans.CutileLaunch.specification`.
 
   Args:
     specification: of the launch. The same one is compiled once a process.

@@ -1,9 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the cuTile matmul is launched, as plain values and pure functions.
+"""Plans the launch of the cuTile matmul.
 
-`plan` turns a `configs.MatmulShape` and a `TileConfig` into a `Launch`, which
-the lowering, the assembler and the tests all take. cuda.tile is not imported.
+`plan` returns a `CutileLaunch` for a `configs.MatmulShape` and a `TileConfig`.
+The lowering, the assembler and the tests use it. This module does not import
+cuda.tile.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ _ITEM_BYTES: Final = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Launch:
+class CutileLaunch:
   """One launch of `matmul_kernel.block_scaled_matmul`.
 
   Attributes:
@@ -301,7 +302,7 @@ def plan(
   architecture: architectures.Architecture,
   *,
   residual_dtype: str = "float32",
-) -> Launch:
+) -> CutileLaunch:
   """The launch of a product, of dense operands and swizzled scales.
 
   Args:
@@ -339,7 +340,7 @@ def plan(
   rows = configs.cdiv(shape.m, config.block_m)
   columns = configs.cdiv(shape.n, config.block_n)
   name = f"cutile_{shape.lhs.format}_{shape.rhs.format}_{config}"
-  return Launch(
+  return CutileLaunch(
     name=name,
     gpu_code=architecture.name,
     grid=shape.batch * rows * columns,

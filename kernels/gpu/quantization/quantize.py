@@ -203,7 +203,7 @@ def quantize(
     rows, k: sizes.
     grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
       to whole scale tiles where the scale is swizzled.
-    QUANTIZED: `quantize_config.Quantized`.
+    QUANTIZED: `quantize_config.QuantizeConstant`.
     *_strides: (batch, row, k) in elements; of `scale` only that of the batch
       is used where swizzled.
     random_places: `quantize_config.Places`, for random rounding.

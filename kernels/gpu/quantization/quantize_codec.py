@@ -7,7 +7,7 @@ are integer operations on f32 bits. Floating-point operations are used where
 they are exact or correctly rounded under IEEE 754 with subnormals honoured,
 which is how Triton compiles f32 for NVIDIA (no `.ftz`) and AMD.
 
-ELEMENT is a `formats.Element`, QUANTIZED a `quantize_config.Quantized`.
+ELEMENT is a `formats.Element`, QUANTIZED a `quantize_config.QuantizeConstant`.
 """
 
 import triton

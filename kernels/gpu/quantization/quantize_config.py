@@ -118,7 +118,7 @@ class Maxima:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantized(constants.KernelConstant):
+class QuantizeConstant(constants.KernelConstant):
   """The result of a quantize kernel, as a compile-time constant.
 
   Attributes:
@@ -158,7 +158,7 @@ class Rows:
     format: of `formats.FORMATS`.
     scale_rounding: one of `SCALE_ROUNDINGS`.
     swizzled: whether the scale is written as "swizzled_128x4".
-    pads_values: see `Quantized`; only with a swizzled scale.
+    pads_values: see `QuantizeConstant`; only with a swizzled scale.
     global_scale: see `GlobalScale`.
     num_maxima: number of maxima if `global_scale` is "of_maxima".
     packed_in_place: whether several values a byte lie as x does; else k is
@@ -368,7 +368,7 @@ def constexprs(
   return {
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
-    "QUANTIZED": Quantized(
+    "QUANTIZED": QuantizeConstant(
       format=formats.by_name(format_name),
       rounds_up=scale_rounding == "up",
       hardware_cast=config.hardware_cast,
@@ -380,9 +380,9 @@ def constexprs(
   }
 
 
-def measured(format_name: str, extras: Extras) -> Quantized:
+def measured(format_name: str, extras: Extras) -> QuantizeConstant:
   """Returns the constant of kernels that compute the largest magnitude."""
-  return Quantized(
+  return QuantizeConstant(
     format=formats.by_name(format_name),
     rounds_up=True,
     hardware_cast=False,

@@ -282,6 +282,11 @@ _MIN_TILE: Final = 8
 _MAX_TILE: Final = 128
 
 
+# Matmuls of peers. Rows x (rows, k) are sorted by expert, weights w are
+# (experts, n, k), and sizes i32[experts] are the numbers of rows of experts.
+# Results are f32[rows, n].
+
+
 def _precision(x: jax.Array) -> Any:
   return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
 

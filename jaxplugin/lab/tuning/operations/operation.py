@@ -56,7 +56,7 @@ class TunedOperation:
     compiles: whether `triton_dots` compiles its Triton kernels.
   """
 
-  operation: matching.Operation[Any]
+  operation: matching.MeasuredOperation[Any]
   choose: Callable[..., decisions.Decision]
   refusal: Callable[[Any], str]
   build: Callable[[Any, np.random.Generator, bool], tuple[dict[str, Any], Any]]

@@ -47,7 +47,9 @@ def _module(target: targets.Target) -> lowering.Module:
   return lowering.Module(platforms=(target.platform,), is_partitioned=False)
 
 
-def _shape_refusal(described: matching.Operation[Any], problem: _Either) -> str:
+def _shape_refusal(
+  described: matching.MeasuredOperation[Any], problem: _Either
+) -> str:
   """Returns why a problem does not have two dimensions and whole blocks."""
   fields = described.fields_of(problem)
   if fields is None:

@@ -35,7 +35,7 @@ class TrialFault:
   """Why a candidate cannot be chosen.
 
   Attributes:
-    kind: a kind of `pool.Outcome`, "unstable" if it fails only sometimes, or
+    kind: a kind of `pool.JobOutcome`, "unstable" if it fails only sometimes, or
       "spills" if its kernel spills registers.
     reason: the reason, in words.
   """
@@ -199,13 +199,13 @@ class LocalMachine:
     environment: Mapping[str, str],
   ) -> Trials:
     """Runs a job for each candidate, and once more for one that raises."""
-    found: dict[str, pool.Outcome] = {}
+    found: dict[str, pool.JobOutcome] = {}
     faults: dict[str, TrialFault] = {}
 
-    def run(trying: Sequence[listing.TrialCandidate]) -> list[pool.Outcome]:
+    def run(trying: Sequence[listing.TrialCandidate]) -> list[pool.JobOutcome]:
       done = 0
 
-      def on_done(i: int, outcome: pool.Outcome) -> None:
+      def on_done(i: int, outcome: pool.JobOutcome) -> None:
         nonlocal done
         done += 1
         progress(f"{doing} {done}/{len(trying)}")
@@ -298,7 +298,7 @@ class LocalMachine:
     problem: operation.Problem,
     candidates: Sequence[listing.TrialCandidate],
     announces: bool,
-  ) -> pool.Outcome:
+  ) -> pool.JobOutcome:
     options = self._options
     job = pool.Job(
       function=self._functions.time,

@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobOutcome:
   """How a job ended.
 
   Attributes:
@@ -136,7 +136,7 @@ class _Process:
       self._child.stdin.write(json.dumps(request).encode() + b"\n")
       self._child.stdin.flush()
 
-  def read(self) -> Outcome | None:
+  def read(self) -> JobOutcome | None:
     """Reads messages; returns the outcome if the job has ended."""
     data = os.read(self.descriptor, _READ_BYTES)
     if not data:
@@ -158,7 +158,7 @@ class _Process:
         return self._finished("done", value=message["value"])
     return None
 
-  def look(self) -> Outcome | None:
+  def look(self) -> JobOutcome | None:
     """Returns an outcome if the job exceeds a limit."""
     if self.is_idle:
       return None
@@ -175,7 +175,7 @@ class _Process:
       return self._finished("memory", reason=reason)
     return None
 
-  def _ended(self) -> Outcome:
+  def _ended(self) -> JobOutcome:
     self.stop()
     status = self._child.returncode
     reason = f"the process ended with status {status}"
@@ -183,9 +183,9 @@ class _Process:
       reason = f"the process was ended by {signal.Signals(-status).name}"
     return self._finished("crash", reason=reason)
 
-  def _finished(self, kind: Kind, **fields: Any) -> Outcome:
+  def _finished(self, kind: Kind, **fields: Any) -> JobOutcome:
     self.index = self._job = None
-    return Outcome(kind=kind, notes=tuple(self._notes), **fields)
+    return JobOutcome(kind=kind, notes=tuple(self._notes), **fields)
 
   @property
   def has_ended(self) -> bool:
@@ -245,8 +245,8 @@ class Pool:
   def run(
     self,
     jobs: Sequence[Job],
-    on_done: Callable[[int, Outcome], None] = lambda index, outcome: None,
-  ) -> list[Outcome]:
+    on_done: Callable[[int, JobOutcome], None] = lambda index, outcome: None,
+  ) -> list[JobOutcome]:
     """Runs all jobs; returns their outcomes in the jobs' order.
 
     Args:
@@ -256,7 +256,7 @@ class Pool:
     Raises:
       KeyboardInterrupt: After all processes were ended.
     """
-    found: dict[int, Outcome] = {}
+    found: dict[int, JobOutcome] = {}
     waiting = list(enumerate(jobs))[::-1]
     try:
       while len(found) < len(jobs):
@@ -280,7 +280,7 @@ class Pool:
         self._processes += idle
       idle[0].give(*waiting.pop())
 
-  def _wait(self) -> Iterator[tuple[int, Outcome]]:
+  def _wait(self) -> Iterator[tuple[int, JobOutcome]]:
     with selectors.DefaultSelector() as selector:
       for process in self._processes:
         selector.register(process.descriptor, selectors.EVENT_READ, process)

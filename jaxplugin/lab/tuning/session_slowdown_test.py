@@ -4,9 +4,9 @@
 
 from absl.testing import absltest
 
+from jaxplugin.lab.tuning import session
 from jaxplugin.tables import lookup
 from jaxplugin.tables import records
-from jaxplugin.tables import slowdown
 from jaxplugin.testing.measured import measured_tables
 
 
@@ -59,20 +59,20 @@ class NearestTest(absltest.TestCase):
 
 class SlowdownTest(absltest.TestCase):
   def test_neighbours_that_choose_alike_lose_nothing(self):
-    found = slowdown.held_out(table(row(16, 10.0, 5.0), row(32, 20.0, 8.0)))
+    found = session.held_out(table(row(16, 10.0, 5.0), row(32, 20.0, 8.0)))
     self.assertEqual(found.slowdowns, (1.0, 1.0))
     self.assertIn("1.000 times", str(found))
 
   def test_slowdown_is_of_what_the_neighbour_chose(self):
     # At 16 rows Triton is right, at 32 XLA, each measured four times slower by
     # the other's choice.
-    found = slowdown.held_out(table(row(16, 1.0, 4.0), row(32, 12.0, 3.0)))
+    found = session.held_out(table(row(16, 1.0, 4.0), row(32, 12.0, 3.0)))
     self.assertEqual(found.slowdowns, (4.0, 4.0))
     self.assertIn("take 4.000 times as long", str(found))
     self.assertIn("at worst 4.000", str(found))
 
   def test_without_a_neighbour_the_rule_chooses(self):
-    found = slowdown.held_out(table(row(16, 9.0, 3.0), row(1024, 1.0, 2.0)))
+    found = session.held_out(table(row(16, 9.0, 3.0), row(1024, 1.0, 2.0)))
     self.assertEqual(found.slowdowns, ())
     self.assertEqual([r.slowdown for r in found.rows], [3.0, 1.0])
     self.assertIn("2 without a neighbour", str(found))
@@ -82,7 +82,7 @@ class SlowdownTest(absltest.TestCase):
     alone = records.row_of(
       records.fields_of("problem", {"m": 16, "n": 64}), [triton], triton
     )
-    found = slowdown.held_out(table(alone, row(32, 9.0, 3.0)))
+    found = session.held_out(table(alone, row(32, 9.0, 3.0)))
     self.assertEqual(found.unmeasured, 1)
     self.assertEqual(found.slowdowns, (3.0,))
     self.assertIn(
@@ -90,14 +90,14 @@ class SlowdownTest(absltest.TestCase):
     )
 
   def test_a_choice_that_cannot_compute_is_not_followed(self):
-    found = slowdown.held_out(
+    found = session.held_out(
       table(row(16, 4.0, 2.0), row(32, 9.0, 3.0)),
       lambda row, candidate: candidate.implementation != "xla",
     )
     self.assertEqual(found.slowdowns, (2.0, 3.0))
 
   def test_an_empty_table_has_none(self):
-    self.assertEqual(str(slowdown.held_out(table())), "no rows")
+    self.assertEqual(str(session.held_out(table())), "no rows")
 
 
 if __name__ == "__main__":
