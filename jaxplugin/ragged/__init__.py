@@ -3,7 +3,8 @@
 """`ragged_dot`: a matmul of groups of rows, one weight for each group.
 
 A mixture of experts sorts its tokens by expert and multiplies each group of
-rows with its expert. `api` takes the arguments and makes a `calls.Call`,
-`primitive` binds it, `backends` chooses and emits. `general` also contracts the
-rows of each group (`calls.Contraction`), as the gradient of the experts does.
+rows by the weight of its expert. `api` checks the arguments and makes a
+`calls.Call`. `primitive` binds it, and `backends` chooses a backend and emits
+it. `general` also contracts the rows of each group (`calls.Contraction`), which
+computes the gradient of the experts.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ragged_dot`: arguments in, primitive out."""
+"""`ragged_dot`: checks the arguments and binds the primitive."""
 
 from __future__ import annotations
 
@@ -140,9 +140,10 @@ def _straight_through(
 def _straight_through_automatic(
   options: straight_through.Options, *arrays: Any
 ) -> jax.Array:
-  """Computes it on arrays whose mesh axes are the partitioner's."""
+  """Computes the straight-through dot on arrays without explicit axes."""
   leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
-  # Here and not inside, so that a tangent varies as its result does.
+  # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes as
+  # the result.
   leaves = api.vary_alike(leaves)
   return straight_through.dot(options, jax.tree.unflatten(tree, leaves))
 
@@ -159,7 +160,7 @@ def product(
   implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """Computes `ragged_dot`, also of unquantized weights."""
+  """Computes `ragged_dot`; the weights may be unquantized."""
   call_of = functools.partial(
     _call,
     activation=activation,
@@ -177,15 +178,15 @@ def product(
 
 
 def _dot(call: calls.Call, bias: Any) -> jax.Array:
-  """Computes a checked call, after adding its epilogue."""
+  """Adds the epilogue to a checked call and binds it."""
   return bind(_with_epilogue(call, bias))
 
 
 def bind(call: calls.Call | calls.Contraction) -> jax.Array:
-  """Returns the result of a checked call, and adds debug checks if enabled."""
+  """Binds a checked call, with debug checks if they are enabled."""
   call = call.form().filled(api.vary_alike(call.flatten()))
   if call.implementation is not None:
-    # Refuses a backend that no device of this process can run.
+    # Raises if no local device supports the requested backend.
     api.require_somewhere(
       lambda target: backends.choose(
         call.problem(), target, call.implementation, overlay=call.overlay
@@ -204,12 +205,14 @@ def across_blocks(
   *,
   preferred_element_type: Any = jnp.float32,
 ) -> jax.Array:
-  """Multiplies rows of n with weights that are blocked along k.
+  """Contracts n of lhs with weights that are blocked along k.
+
+  With g the group of row i::
 
     result[i] = sum_n(lhs[i, n] * rhs[g, n, :]) * global scale
 
   Args:
-    lhs: f32, bf16 or f16 (m, n).
+    lhs: f32, bf16 or f16[m, n].
     rhs, group_sizes, preferred_element_type: as for `ragged_dot`.
 
   Returns:
@@ -238,7 +241,7 @@ def _call(
   reduce_dtype: Any,
   implementation: str | None,
 ) -> calls.Call:
-  """Returns the checked call, without its epilogue's arrays."""
+  """Returns the checked call without the arrays of the epilogue."""
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
     rules.validate_rank(side)
@@ -268,7 +271,7 @@ def _call(
 
 
 def _side_of(name: str, operand: Any) -> sides.Side:
-  """Returns the side of an argument; bytes have the types of floats."""
+  """Returns a `Side` for an argument. Bytes become abstract 8-bit floats."""
   if not isinstance(operand, scaled_array.ScaledArray) or not operand.is_bytes:
     return api.side_of(name, operand)
   api.require_arrays(name, operand)
@@ -277,7 +280,7 @@ def _side_of(name: str, operand: Any) -> sides.Side:
 
 
 def _with_bytes(side: sides.Side, operand: Any) -> sides.Side:
-  """Returns the side with the arrays of an argument of bytes."""
+  """Returns the side with the argument's arrays if they are bytes."""
   if isinstance(operand, scaled_array.ScaledArray) and operand.is_bytes:
     return side.replace(
       values=operand.values,
@@ -288,7 +291,7 @@ def _with_bytes(side: sides.Side, operand: Any) -> sides.Side:
 
 
 def _contracting(side: sides.Side, axis: int) -> sides.Side:
-  """Returns the side with its dimensions; raises TypeError."""
+  """Sets the side's contracting and blocked dimension; raises TypeError."""
   if side.format is None:
     return side.replace(contracting=(axis,))
   if side.axis not in (None, axis):
@@ -316,7 +319,7 @@ def _with_epilogue(call: calls.Call, bias: Any) -> calls.Call:
     if scale is not None
   ]
   if len({scale.ndim for scale in scales} - {0}) > 1:
-    # One a row and one a group: all by rows.
+    # Scales of rows and of groups are multiplied as scales of rows.
     ends = groups.ends(call.group_sizes, call.num_rows)
     of_row = groups.of_rows(ends, call.num_rows)
     scales = [
@@ -334,7 +337,7 @@ def _with_epilogue(call: calls.Call, bias: Any) -> calls.Call:
 
 
 def _global_of_lhs(lhs: sides.Side) -> jax.Array | None:
-  """Returns f32[] or f32[m, 1], or None."""
+  """Returns the global scale of lhs as f32[] or f32[m, 1], or None."""
   scale = lhs.global_scale
   if scale is None:
     return None
@@ -342,10 +345,10 @@ def _global_of_lhs(lhs: sides.Side) -> jax.Array | None:
 
 
 def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:
-  """Returns f32[] or f32[groups], or None.
+  """Returns the global scale of rhs as f32[] or f32[groups], or None.
 
   Raises:
-    TypeError: it varies inside of a group.
+    TypeError: If it varies within a group.
   """
   scale = rhs.global_scale
   if scale is None:

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Call` is one call of a ragged dot, `Contraction` one of a contraction.
+"""`Call` of a ragged dot and `Contraction` of a ragged contraction.
 
-Properties of shapes and dtypes also work if the arrays are abstract.
+Their arrays may be abstract for properties that need only shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxplugin.operation import static_call
 from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
 
-# Their rules are registered in `primitive`.
+# `primitive` registers the rules of these primitives.
 ragged_dot_p: Final = extend_core.Primitive("block_scaled_ragged_dot")
 ragged_contraction_p: Final = extend_core.Primitive(
   "block_scaled_ragged_contraction"
@@ -31,27 +31,28 @@ ragged_contraction_p: Final = extend_core.Primitive(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call(static_call.Call):
-  """A call: its arrays, and everything else about it.
+  """The arrays and parameters of a ragged dot.
 
   Attributes:
-    lhs: (m, k), contracting dimension 1.
-    rhs: (groups, n, k), contracting dimension 2, and blocked along it. In the
-      gradient of lhs, which is then (m, n), the contracting dimension is 1.
-      Values and scales of 8 bits may be bytes, as in a stack that
-      `prepare_weights` returns, because a view of all groups as floats would
-      copy them (`as_floats`). Only gradients and training have an unquantized
-      rhs.
+    lhs: rows [m, k], contracting dimension 1. In the gradient of lhs they are
+      [m, n].
+    rhs: weights [groups, n, k], blocked along dimension 2. The contracting
+      dimension is 2, or 1 in the gradient of lhs. 8-bit values and scales may
+      be bytes, because viewing all groups as floats would copy them
+      (`as_floats`); `prepare_weights` returns bytes. Only gradients and
+      training use an unquantized rhs.
     group_sizes: i32[groups].
     global_scale: f32[], f32[groups] or f32[m, 1], or None.
-    global_power: f32 of global_scale's shape, which multiplies after it. It is
-      a power of two without a derivative.
-    bias: a float[groups, columns], or None.
+    global_power: power of two, f32 of global_scale's shape, multiplied after
+      global_scale. It has no derivative.
+    bias: float[groups, columns], or None.
     preferred_element_type: dtype of the result.
     activation: as for `ragged_dot`.
     implementation: the requested backend, or None to choose.
-    overlay: the tuning tables that the call was traced under.
-    reduce_dtype: as for `dot.calls.Call`, if k is sharded. A sum over devices
-      with other groups only adds zeros, so the result's dtype holds it.
+    overlay: tuning tables in effect when the call was traced.
+    reduce_dtype: as for `dot.calls.Call`, if k is sharded. If only groups are
+      sharded, sums over devices use the dtype of the result: each adds zeros to
+      one device's result.
   """
 
   lhs: sides.Side
@@ -71,10 +72,10 @@ class Call(static_call.Call):
   )
   PRIMITIVE = ragged_dot_p
 
-  # The same call otherwise.
+  # Conversions.
 
   def bare(self) -> Call:
-    """Returns the call in f32, with only the sums of products."""
+    """Returns the same ragged dot in f32, without global scale and epilogue."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
       global_scale=None,
@@ -90,10 +91,10 @@ class Call(static_call.Call):
     )
 
   def steps(self) -> tuple[Call, Call]:
-    """Splits the call if each device has a part of k.
+    """Splits the call for a sharded k.
 
     Returns:
-      (the call for a device's part, a call with the epilogue of the sum).
+      (call for a device's partial sums, call for the epilogue of the total).
     """
     if self.reduce_dtype is None:
       return self.bare(), self
@@ -103,7 +104,7 @@ class Call(static_call.Call):
     return part, self.replace(global_scale=None, global_power=None)
 
   def in_usual_order(self) -> Call:
-    """With values in order, and linear scales without padding."""
+    """Returns the call with deinterleaved values and linear scales."""
     return self.replace(
       lhs=in_usual_order(self.lhs), rhs=in_usual_order(self.rhs)
     )
@@ -135,7 +136,7 @@ class Call(static_call.Call):
     return self.num_rows, columns // 2 if self.is_gated else columns
 
   def problem(self) -> problems.RaggedProblem:
-    """Reduces the call to the problem that implementations are chosen by."""
+    """Returns the problem that chooses a backend."""
     _, n, k = self.rhs.shape
     kinds: tuple[problems.GlobalScale, ...] = ("scalar", "group", "row")
     scale = self.global_scale
@@ -157,21 +158,23 @@ class Call(static_call.Call):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contraction(static_call.Call):
-  """A call that contracts the rows of each group.
+  """The arrays and parameters of a ragged contraction.
+
+  It contracts the rows of each group::
 
     result[g] = sum over the rows i of group g of outer(lhs[i], rhs[i])
 
   Attributes:
-    lhs: (m, n), contracting dimension 0, blocked along it or unquantized.
-    rhs: (m, k), the same.
+    lhs: [m, n], blocked along m or unquantized. The contracting dimension is 0.
+    rhs: [m, k], blocked along m or unquantized. The contracting dimension is 0.
     group_sizes: i32[groups].
     global_scale: f32[], or f32[1, n or 1, k or 1], or None.
-    global_power: f32 of global_scale's shape, which multiplies after it. It is
-      a power of two without a derivative.
-    preferred_element_type: dtype of the result, (groups, n, k).
+    global_power: power of two, f32 of global_scale's shape, multiplied after
+      global_scale. It has no derivative.
+    preferred_element_type: dtype of the result, [groups, n, k].
     implementation: the requested backend, or None to choose.
-    overlay: the tuning tables that the call was traced under.
-    reduce_dtype: dtype of a device's part of sums over devices; None is f32.
+    overlay: tuning tables in effect when the call was traced.
+    reduce_dtype: dtype of each device's partial sum; None is f32.
   """
 
   lhs: sides.Side
@@ -190,7 +193,7 @@ class Contraction(static_call.Call):
   PRIMITIVE = ragged_contraction_p
 
   def bare(self) -> Contraction:
-    """Returns the call in f32, with only the sums of products."""
+    """Returns the same contraction in f32, without a global scale."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
       global_scale=None,
@@ -211,7 +214,7 @@ class Contraction(static_call.Call):
     return self.num_groups, self.lhs.shape[1], self.rhs.shape[1]
 
   def problem(self) -> problems.ContractionProblem:
-    """Reduces the call to the problem that implementations are chosen by."""
+    """Returns the problem that chooses a backend."""
     groups, n, k = map(problems.static, self.shape)
     scale = self.global_scale
     return problems.ContractionProblem(
@@ -231,13 +234,13 @@ class Contraction(static_call.Call):
 def plain(
   lhs: Any, rhs: Any, group_sizes: Any, contracting: int, **options: Any
 ) -> Call:
-  """Returns the ragged dot of unquantized arrays, in f32 by default.
+  """Returns a call of unquantized arrays, in f32 by default.
 
   Args:
     lhs, rhs, group_sizes: arrays.
-    contracting: dimension of rhs, 1 or 2.
-    **options: fields of `Call`. The default `overlay` is that of an enclosing
-      `tuning`.
+    contracting: contracting dimension of rhs, 1 or 2.
+    **options: other fields of `Call`. The default `overlay` is the tables of an
+      enclosing `tuning`.
   """
   return Call(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
@@ -250,7 +253,7 @@ def plain(
 def plain_contraction(
   lhs: Any, rhs: Any, group_sizes: Any, **options: Any
 ) -> Contraction:
-  """Returns the contraction of unquantized arrays, as `plain` does."""
+  """Returns a contraction of unquantized arrays, with options of `plain`."""
   return Contraction(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(0,)),
     rhs=sides.Side(name="rhs", values=rhs, contracting=(0,)),
@@ -267,14 +270,14 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_usual_order(side: sides.Side) -> sides.Side:
-  """Returns the call with values in order and linear scales."""
+  """Returns the side with deinterleaved values and a linear scale."""
   if side.scale_layout != layouts.LINEAR:
-    side = as_floats(side)  # bytes cannot be unswizzled
+    side = as_floats(side)
   return side.in_usual_order().with_linear_scale()
 
 
 def as_floats(side: sides.Side) -> sides.Side:
-  """Returns a side with bytes viewed as the dtypes of its format."""
+  """Bitcasts a side's bytes to the dtypes of its format."""
   format = side.format
   if format is None:
     return side

@@ -25,7 +25,7 @@ _F32: Final = np.dtype(np.float32)
 
 
 def check(result: jax.Array, call: calls.Call | calls.Contraction) -> None:
-  """Adds both checks to what is being traced."""
+  """Traces the checks of a call's group sizes and result."""
   who = sides.who()
   unexplained: Any = _unexplained
   if isinstance(call, calls.Contraction):
@@ -34,7 +34,8 @@ def check(result: jax.Array, call: calls.Call | calls.Contraction) -> None:
   report = functools.partial(_report_sizes, who, description)
   sizes = call.group_sizes
   rows = call.num_rows
-  # Sums of i32 wrap around; those of f32 are near enough to be too large.
+  # An i32 sum could wrap around. The f32 sum is only approximate;
+  # `_report_sizes` checks again.
   is_bad = jnp.any(sizes < 0) | (jnp.sum(sizes.astype(_F32)) > rows)
   lax.cond(
     is_bad,
@@ -55,10 +56,10 @@ def check(result: jax.Array, call: calls.Call | calls.Contraction) -> None:
 def _report_sizes(
   who: str, description: str, sizes: np.ndarray, rows: int
 ) -> None:
-  # NumPy's: beside an array of JAX a sum of 2^32 would be an i32 again.
+  # NumPy int64, because a JAX array would sum in i32.
   sizes, rows = np.asarray(sizes).astype(np.int64), int(rows)
   if (sizes >= 0).all() and sizes.sum() <= rows:
-    return  # `vmap` calls it for all entries, if for one
+    return  # Under `vmap` it runs for all entries if one is bad.
   guards.fail(
     ValueError(
       f"{who}: group_sizes must not be negative, and their sum at most the"
@@ -71,14 +72,14 @@ def _report_sizes(
 def _unexplained(
   form: calls.Call, result: jax.Array, flat: list[jax.Array]
 ) -> guards.Found:
-  """Returns the elements that are not finite without a cause."""
+  """Returns the NaN and Inf of a result that the operands do not explain."""
   call = form.filled(flat).in_usual_order().replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
   expected = bind(call.replace(preferred_element_type=_F32))
   magnitude = bind(_of_magnitudes(call))
   if call.is_gated:
-    # A result comes from the sums of a gate and of a value. An overflow of any
-    # sum explains it.
+    # A result depends on the sums of a gate and of a value, so an overflow of
+    # any sum in the row explains it.
     peak = jnp.max(magnitude, axis=1, keepdims=True)
     magnitude = jnp.where(jnp.isfinite(peak), jnp.abs(expected), jnp.inf)
   return guards.found(result, expected, magnitude, call.preferred_element_type)
@@ -89,7 +90,7 @@ def _unexplained_sums(
   result: jax.Array,
   flat: list[jax.Array],
 ) -> guards.Found:
-  """Returns the same for a contraction."""
+  """Returns the NaN and Inf of a contraction that operands do not explain."""
   call = form.filled(flat).replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
   lhs, rhs = (
@@ -115,8 +116,7 @@ def _magnitude_of_scale(
 
 
 def _of_magnitudes(call: calls.Call) -> calls.Call:
-  """sum(|a * b|) times the magnitude of the global scale, where that is not
-  below 1."""
+  """Returns a call for sum(|a * b|) times the `_magnitude_of_scale`."""
   bare = call.bare()
   plain = bare.lhs.plain() if bare.lhs.format is not None else bare.lhs
   lhs = plain.replace(values=jnp.abs(plain.values))
@@ -125,12 +125,12 @@ def _of_magnitudes(call: calls.Call) -> calls.Call:
 
 
 def _magnitudes(side: sides.Side) -> sides.Side:
-  """Returns a quantized operand with the magnitudes of its values."""
+  """Clears the signs of a quantized operand's values."""
   assert side.format is not None
   is_fp4 = side.format.is_fp4
   side = calls.as_floats(side)
   values = side.values
-  if values.dtype == formats.PACKED:  # codes of 4 bits, two a byte, or of 6
+  if values.dtype == formats.PACKED:  # two FP4 codes a byte, or one FP6 code
     values = values & jnp.uint8(0x77 if is_fp4 else 0x1F)
   else:
     values = jnp.abs(values.astype(_F32)).astype(values.dtype)

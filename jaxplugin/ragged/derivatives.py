@@ -5,10 +5,10 @@
     ragged dot:  cast(activation(ragged_dot(lhs, rhs) * global_scale + bias))
     contraction: cast(contraction(lhs, rhs) * global_scale)
 
-A ragged dot without activation is linear in an unquantized lhs and the bias
-together, in unquantized weights, and in the global scale. A contraction is
-linear in each of lhs, rhs and the global scale. So a tangent is a call with a
-tangent as operand.
+Without an activation, a ragged dot is jointly linear in an unquantized lhs and
+the bias. It is also linear in unquantized weights and in the global scale. A
+contraction is linear in each of lhs, rhs and the global scale. Their tangents
+are therefore calls with a tangent as operand.
 
 The cotangent of lhs of a ragged dot is a ragged dot that contracts the weights
 across their blocks. The cotangent of unquantized weights is a contraction. The
@@ -46,14 +46,15 @@ _F32: Final = np.dtype(np.float32)
 def jvp(
   bind: Bind, call: calls.Call | calls.Contraction, tangents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the result, from the call itself, and its tangent.
+  """Returns the result of a call and its tangent.
 
   Args:
-    bind: computes a call.
-    call: a ragged dot or a contraction.
-    tangents: of its arrays by name, without symbolic zeros.
+    bind: binds the primitive.
+    call: call of a ragged dot or a contraction with the primal arrays.
+    tangents: tangent of each array by name, without symbolic zeros.
   """
-  # These tangents are zeros: a power of two comes from bits.
+  # `global_power` is computed from the bits of the scales, and group sizes are
+  # integers, so both have zero tangents.
   constants = ("global_power", "group_sizes")
   active = {k: x for k, x in tangents.items() if k not in constants}
   result = bind(call)
@@ -61,10 +62,11 @@ def jvp(
     return result, _linear_tangent(bind, call, active)
   before = call.before_activation()
   tangent = _linear_tangent(bind, before, active)
-  # Kernels that fuse an activation do not return its argument.
+  # The dot is computed again, because kernels that fuse an activation do not
+  # return its argument.
   activate = functools.partial(epilogue.activate, activation=call.activation)
   _, tangent = jax.jvp(activate, (bind(before),), (tangent,))
-  # Activations of 0 are 0, but their tangents need not be.
+  # Rows without a group are 0, but the activation's tangent there may not be.
   tangent = jnp.where(epilogue.is_in_group(call), tangent, np.float32(0))
   return result, tangent.astype(result.dtype)
 
@@ -100,10 +102,10 @@ def cotangent(
   """Returns the cotangent of one array of a ragged dot that is linear in it.
 
   Args:
-    bind: computes a call.
+    bind: binds the primitive.
     name: the array's name in `Call.ARRAYS`.
     g: cotangent of the result.
-    call: arrays whose cotangents are wanted are abstract.
+    call: call whose arrays are abstract where a cotangent is wanted.
   """
   g = g.astype(_F32)
   if name == "lhs":
@@ -124,16 +126,16 @@ def cotangent(
 
 
 def _gradient_of_lhs(g: jax.Array, call: calls.Call) -> calls.Call:
-  """Returns the ragged dot that contracts g with the columns of the weights."""
+  """Returns the ragged dot of g and the weights, which contracts columns."""
   (contracting,) = call.rhs.contracting
   lhs = sides.Side(name="lhs", values=g, contracting=(1,))
   rhs = call.rhs.replace(contracting=(3 - contracting,))
-  # The requested backend may read weights only along their blocks.
+  # The requested backend may not support a contraction across blocks.
   return call.bare().replace(lhs=lhs, rhs=rhs, implementation=None)
 
 
 def _gradient_of_rhs(g: jax.Array, call: calls.Call) -> calls.Contraction:
-  """Returns the contraction of g with a dequantized lhs, in order of rhs."""
+  """Returns the contraction of g and the dequantized lhs, shaped like rhs."""
   lhs = call.in_usual_order().lhs.dequantized()
   arrays = (g, lhs) if call.rhs.contracting == (2,) else (lhs, g)
   return calls.plain_contraction(
@@ -144,7 +146,7 @@ def _gradient_of_rhs(g: jax.Array, call: calls.Call) -> calls.Contraction:
 def contraction_cotangent(
   bind: Bind, name: str, g: jax.Array, call: calls.Contraction
 ) -> jax.Array:
-  """Returns the cotangent of one array of a contraction, as `cotangent`."""
+  """Returns the cotangent of one array of a contraction (see `cotangent`)."""
   g = g.astype(_F32)
   scale, power = call.global_scale, call.global_power
   if name == "global_scale":
@@ -178,9 +180,9 @@ REMEDY: Final = (
 def require_linear(
   call: calls.Call | calls.Contraction, names: Sequence[str]
 ) -> None:
-  """Raises NotImplementedError unless a call is linear in arrays together.
+  """Raises NotImplementedError unless a call is jointly linear in arrays.
 
-  Only a user's `jax.linear_transpose` can ask for others.
+  Only a user's `jax.linear_transpose` can violate it: `jvp` binds linear calls.
   """
   what = ""
   if isinstance(call, calls.Contraction):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a ragged dot's sums: global scale, bias, activation, cast."""
+"""The epilogue of a ragged dot: global scale, bias, activation, cast."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import problems
 
-# gpt-oss's gated activation, "swigluoai" (arXiv 2508.10925, and its reference
-# implementation): both halves are clamped, and the slope is not silu's.
+# "swigluoai", the gated activation of gpt-oss (arXiv 2508.10925 and its
+# reference implementation). Both halves are clamped, and the gate's sigmoid has
+# a factor that silu does not have.
 OAI_LIMIT: Final = 7.0
 OAI_ALPHA: Final = 1.702
 
@@ -46,7 +47,10 @@ def scaled(result: jax.Array, call: calls.Call) -> jax.Array:
 
 
 def apply(result: jax.Array, call: calls.Call) -> jax.Array:
-  """Computes activation(result * global_scale + bias), zero in no group."""
+  """Computes activation(result * global_scale + bias), cast to the result.
+
+  Rows without a group become zero.
+  """
   result = scaled(result, call)
   if call.bias is not None:
     group_of_row = rows_of(call)
@@ -58,7 +62,7 @@ def apply(result: jax.Array, call: calls.Call) -> jax.Array:
 
 
 def rows_of(call: calls.Call) -> jax.Array:
-  """Returns i32[m]: the group of each row of a call."""
+  """Returns i32[m]: each row's group, or num_groups if it has none."""
   group_ends = groups.ends(call.group_sizes, call.num_rows)
   return groups.of_rows(group_ends, call.num_rows)
 
@@ -69,5 +73,5 @@ def is_in_group(call: calls.Call) -> jax.Array:
 
 
 def _column(call: calls.Call, x: jax.Array) -> jax.Array:
-  """Returns [m, 1] from one number for each group."""
+  """Returns [m, 1]: the element of `x[groups]` for each row's group."""
   return groups.per_row(x, rows_of(call))[:, None]

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ragged_dot_general` and `align_groups`: arguments in, primitive out."""
+"""`ragged_dot_general` and `align_groups`: check arguments and bind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jaxplugin.ragged.sharding import explicit
 from jaxplugin.tables import resolution
 
 WHO: Final = "ragged_dot_general"
-# Where the global scale of each operand is in the result, by dimension.
+# For each operand: {dimension of its global scale: dimension of the result}.
 _PLACES: Final = {"lhs": {1: 1}, "rhs": {1: 2}}
 
 
@@ -212,11 +212,11 @@ def align_groups(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-  """What dimension numbers say of a call that is served.
+  """The transposes that supported dimension numbers require.
 
   Attributes:
-    lhs, rhs: permutations that bring the operands into our order: (m, k) and
-      (groups, n, k), or (m, n) and (m, k).
+    lhs, rhs: permutations of the operands to [m, k] and [groups, n, k], or to
+      [m, n] and [m, k] for a contraction.
     is_contraction: whether m is contracted.
   """
 
@@ -226,7 +226,12 @@ class Order:
 
   @classmethod
   def of(cls, numbers: Any, lhs: Any, rhs: Any) -> Order:
-    """Raises TypeError or NotImplementedError unless they are served."""
+    """Returns the order of dimension numbers.
+
+    Raises:
+      TypeError: If they do not fit the operands.
+      NotImplementedError: If they are not supported.
+    """
     if not isinstance(numbers, jax.lax.RaggedDotDimensionNumbers):
       raise TypeError(
         f"{sides.who()}: ragged_dot_dimension_numbers must be a"
@@ -294,7 +299,7 @@ def _transposed(x: Any, order: tuple[int, ...]) -> Any:
 
 
 def _in_range(name: str, dims: Any, ndim: int) -> tuple[int, ...]:
-  """Dimensions of an operand; raises TypeError."""
+  """Returns dimensions as ints; raises TypeError unless they are in range."""
   if any(not 0 <= d < ndim for d in dims):
     raise TypeError(
       f"{sides.who()}: {name}_dimensions {tuple(dims)} must be dimensions of an"
@@ -311,7 +316,7 @@ def _call(
   reduce_dtype: Any,
   implementation: str | None,
 ) -> calls.Contraction:
-  """Returns the checked call, without its global scale."""
+  """Returns the checked call; the sides still have their global scales."""
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
     if straight_through.has_surrogate(operand):
       raise NotImplementedError(
@@ -342,7 +347,7 @@ def _call(
 
 
 def _side(name: str, operand: Any) -> sides.Side:
-  """Returns a checked operand as (m, columns); raises TypeError."""
+  """Returns a checked side [m, columns], contracted along m."""
   side = api.side_of(name, operand).replace(contracting=(0,))
   dot_rules.validate_values(side)
   if side.format is None:

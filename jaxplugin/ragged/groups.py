@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of each group, from the group sizes."""
+"""Computes the rows of each group from the group sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxplugin.core import extents
 def ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
   """Returns i32[groups]: the row after each group's last one.
 
-  A size below zero counts as zero, and rows end at `num_rows`, so no size leads
-  to a read beyond an array.
+  A size below zero counts as zero, and rows end at `num_rows`. No size can
+  therefore cause an out-of-bounds read.
   """
   sizes = jnp.clip(group_sizes, 0, num_rows)
-  # Saturating: sums of i32 would wrap around.
+  # Sums saturate, because i32 sums could wrap around.
   add = lambda a, b: jnp.minimum(a + b, num_rows)
   return jax.lax.associative_scan(add, sizes)
 
@@ -30,7 +30,7 @@ def starts(group_ends: jax.Array) -> jax.Array:
 
 
 def used(group_ends: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns (groups that have rows, i32[groups]; their number, i32[])."""
+  """Returns i32[groups], the groups that have rows first, and their number."""
   has_rows = group_ends > starts(group_ends)
   (index,) = jnp.nonzero(has_rows, size=group_ends.shape[0])
   return index.astype(jnp.int32), jnp.sum(has_rows, dtype=jnp.int32)
@@ -45,21 +45,20 @@ def sizes_within(group_sizes: jax.Array, num_rows: int) -> jax.Array:
 def of_rows(group_ends: jax.Array, num_rows: int) -> jax.Array:
   """Returns i32[num_rows]: each row's group, or num_groups if it has none."""
   rows = jnp.arange(num_rows, dtype=jnp.int32)
-  # It compares all pairs, because a search is a loop, which is slower on GPUs
-  # and when partitioned. JAX's search has no rule inside a shard_map over some
-  # axes.
+  # All pairs are compared. `jnp.searchsorted` is a loop, which is slower on
+  # GPUs and when partitioned, and it has no rule in a shard_map over some axes.
   return jnp.sum(group_ends[None] <= rows[:, None], axis=1, dtype=jnp.int32)
 
 
 def per_row(x: jax.Array, group_of_row: jax.Array) -> jax.Array:
-  """Returns each row's entry of `x[groups]`, or zeros for a row of no group."""
-  if x.shape[0] == 0:  # JAX takes nothing from an empty axis
+  """Returns each row's element of `x[groups]`, or zeros without a group."""
+  if x.shape[0] == 0:  # `jnp.take` does not support an empty axis.
     return jnp.zeros((*group_of_row.shape, *x.shape[1:]), x.dtype)
   return jnp.take(x, group_of_row, axis=0, mode="fill", fill_value=0)
 
 
 def sums(x: jax.Array, group_of_row: jax.Array, num_groups: int) -> jax.Array:
-  """Returns the sum of each group's rows, as the transpose of `per_row`."""
+  """Returns the sum of each group's rows, the transpose of `per_row`."""
   return jax.ops.segment_sum(x, group_of_row, num_groups)
 
 
@@ -73,7 +72,7 @@ def align(
   sizes = extents.round_up(old_ends - old_starts, multiple)
   if multiple == 1:
     return x, sizes
-  # At most `most` groups have rows, and each is padded by less than a multiple.
+  # At most `most` groups have rows. Each gets at most `multiple - 1` zero rows.
   most = num_groups
   if isinstance(num_rows, int):
     most = min(num_groups, num_rows)

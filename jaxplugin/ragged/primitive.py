@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The primitives of the ragged dot and the contraction, and rules for JAX.
+"""The primitives of the ragged dot and the contraction, and their JAX rules.
 
-Each is the derivative of the other. `operation/primitive.py` says what their
-operands and parameters are.
+The derivatives of each use both. `operation/primitive.py` describes their
+operands and parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ bind = primitive.bind
 def _local(
   call: Any, target: targets.Target, module: lowering.Module
 ) -> jax.Array:
-  """Computes a call on one device, or on arrays that devices cannot share."""
+  """Chooses a backend for the target and emits a call that is not split."""
   unportable = module.kernels_refusal()
   if call.implementation is not None and module.is_exported:
     unportable = None

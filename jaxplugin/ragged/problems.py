@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Records that describe a ragged dot or a contraction to choose a backend."""
+"""Descriptions of ragged dots and contractions that choose a backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTRACTION_WHO: Final = "ragged_dot_general"
 Activation = Literal["relu", "gelu", "silu", "swiglu", "swigluoai"]
 GATED: Final = ("swiglu", "swigluoai")
 ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
-# A global scale is one number, one for each group, or one for each row.
+# "scalar" is one global scale, "group" and "row" one for each group or row.
 GlobalScale = Literal["none", "scalar", "group", "row"]
 
 
@@ -30,7 +30,7 @@ def static(size: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-  """Fields of both records.
+  """Fields of `RaggedProblem` and `ContractionProblem`.
 
   Attributes:
     groups, m, n, k: sizes. None is a symbolic size.
@@ -71,13 +71,13 @@ class _Problem:
 class RaggedProblem(_Problem):
   """A ragged dot, reduced to the facts that choose a backend.
 
-  lhs is (m, k) and a group's weight (n, k).
+  lhs is [m, k] and a group's weight [n, k].
 
   Attributes:
-    is_along_blocks: whether the contracting dimension of rhs is the blocked
-      one; in the gradient of lhs it is the other.
-    global_scale: whether and how it varies.
-    has_global_power: whether it comes as two factors (`dot.epilogue`).
+    is_along_blocks: whether rhs is contracted along its blocked dimension.
+      False in the gradient of lhs.
+    global_scale: kind of the global scale.
+    has_global_power: whether the global scale is two factors (`dot.epilogue`).
     has_bias, activation: the epilogue.
   """
 
@@ -92,10 +92,10 @@ class RaggedProblem(_Problem):
 class ContractionProblem(_Problem):
   """A ragged contraction, reduced to the facts that choose a backend.
 
-  lhs is (m, n) and rhs (m, k), and a group of the result (n, k).
+  lhs is [m, n], rhs [m, k], and the result of a group [n, k].
 
   Attributes:
-    global_scale: whether and how it varies.
+    global_scale: kind of the global scale. "array" varies over the result.
   """
 
   global_scale: Literal["none", "scalar", "array"] = "none"

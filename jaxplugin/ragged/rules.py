@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a call's shapes, dtypes and options.
+"""Validation of a call's shapes, dtypes and options.
 
-As `dot.rules`: each function raises TypeError or ValueError, naming the
-argument, the rule, what was given, and the remedy.
+The errors name the argument, the rule, the given value and the remedy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _RANKS: Final = {"lhs": (2, "(m, k)"), "rhs": (3, "(groups, n, k)")}
 
 
 def validate_rank(side: sides.Side) -> None:
-  """Raises TypeError unless a side has its rank."""
+  """Raises TypeError unless lhs has rank 2 or rhs rank 3."""
   rank, names = _RANKS[side.name]
   if side.ndim != rank:
     raise TypeError(
@@ -47,7 +46,7 @@ def require_quantized(rhs: Any) -> None:
 
 
 def validate_activation(activation: Any, columns: Any) -> None:
-  """Raises ValueError unless it is one that these columns can have."""
+  """Raises ValueError unless the activation is valid for these columns."""
   if activation is None:
     return
   if activation not in problems.ACTIVATIONS:
@@ -63,7 +62,7 @@ def validate_activation(activation: Any, columns: Any) -> None:
 
 
 def validate_groups(group_sizes: Any, num_groups: Any) -> None:
-  """Raises TypeError unless they are integers, one a group."""
+  """Raises TypeError unless group sizes are integers[num_groups]."""
   if not np.issubdtype(group_sizes.dtype, np.integer):
     raise TypeError(
       f"{sides.who()}: group_sizes must be integers, got {group_sizes.dtype}"
@@ -77,7 +76,7 @@ def validate_groups(group_sizes: Any, num_groups: Any) -> None:
 
 
 def validate(call: calls.Call) -> None:
-  """Checks sides and scales against each other; raises TypeError."""
+  """Checks values, scales, k and the result's dtype; raises TypeError."""
   for side in (call.lhs, call.rhs):
     rules.validate_values(side)
   lhs_k, rhs_k = call.lhs.shape[1], call.rhs.shape[2]
@@ -94,7 +93,7 @@ def validate(call: calls.Call) -> None:
 
 
 def validate_dtype(dtype: np.dtype) -> None:
-  """Raises TypeError unless a result can have it."""
+  """Raises TypeError unless `dtype` is valid for a result."""
   if dtype not in rules.RESULT_DTYPES:
     raise TypeError(
       f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
@@ -103,7 +102,7 @@ def validate_dtype(dtype: np.dtype) -> None:
 
 
 def validate_bias(bias: Any, num_groups: Any, columns: Any) -> None:
-  """Raises TypeError unless it has a row for each group."""
+  """Raises TypeError unless the bias has shape [num_groups, columns]."""
   if tuple(bias.shape) != (num_groups, columns):
     raise TypeError(
       f"{sides.who()}: bias must have shape (groups, n), ({num_groups},"

@@ -30,17 +30,17 @@ def decide(
   *,
   for_export: bool = False,
 ) -> Decided:
-  """Decides about an equation of one of `PRIMITIVES`, as `choice.decide` does.
+  """Returns `choice.decide` of an equation of one of `PRIMITIVES`.
 
   Args:
     eqn, target, for_export: as for `choice.decide`.
-    num_devices: number of devices that XLA partitions it over.
+    num_devices: number of devices that XLA partitions the equation over.
   """
 
   def choose(
     call: Any, problem: problems.Problem, target: targets.Target
   ) -> decisions.Decision:
-    # If the call is split, each device decides for its share.
+    # If the call is split, each device chooses a backend for its shard.
     is_contraction = isinstance(call, calls.Contraction)
     rules: Any = contraction if is_contraction else assignment
     is_partitioned = num_devices > 1 and not rules.can_partition(call)

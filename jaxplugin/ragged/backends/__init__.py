@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of the ragged dot and of the contraction, and the choice.
+"""Backends of the ragged dot and the contraction, and the choice between them.
 
-`emit` of a backend takes (call, problem, target).
+A backend's `emit` takes (call, problem, target).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def choose(
   requested: str | None = None,
   **options: Any,
 ) -> decisions.Decision:
-  """Chooses a backend as `choice.choose` does, which has the options."""
+  """Chooses a backend; the options are those of `choice.choose`."""
   return choice.choose(
     operation_of(problem), problem, target, requested, **options
   )
@@ -70,7 +70,7 @@ def emit(
   call: calls.Call | calls.Contraction,
   target: targets.Target,
 ) -> jax.Array:
-  """Computes a call as it was decided."""
+  """Emits a call with the backend of a decision."""
   problem = call.problem()
   backend = choice.backend_of(operation_of(problem), decision)
   return backend.emit(call, problem, target)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the dot's C++ kernels, group by group.
 
-They read each used group once, and no other. The rows of a group get the bits
-that `block_scaled_dot` of them alone has.
+The kernels read each group that has rows once, and do not read the others. The
+result of a group's rows is bitwise that of `block_scaled_dot` of these rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxplugin.ragged import problems
 from jaxplugin.runtime import cpu_library
 
 _RAGGED_DOT: Final = "jaxplugin_ragged_dot"
-# Numbers of kernels/cpu/README.md.
+# Attribute values of the custom call, listed in kernels/cpu/README.md.
 _ACTIVATIONS: Final[dict[str | None, int]] = {
   None: 0,
   "relu": 1,
@@ -39,7 +39,7 @@ _ACTIVATIONS: Final[dict[str | None, int]] = {
 def supports(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves what the dot's kernels do, contracted along the blocks."""
+  """Supports the formats of the dot's kernels, contracted along the blocks."""
   refusal = cpu.missing(target) or cpu.unknown_formats(problem.lhs, problem.rhs)
   if refusal is not None:
     return refusal
@@ -61,7 +61,7 @@ def supports(
 def plan(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Plan:
-  """Returns the plan: a global scale is fused, except one for each row."""
+  """Returns the plan: global scales are fused, except one for each row."""
   del target
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
@@ -75,7 +75,7 @@ def plan(
 def emit(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """Emits one custom call, and operations for the rest of the epilogue."""
+  """Emits one custom call, and XLA ops for epilogues it does not fuse."""
   del target
   call = call.in_usual_order()
   if problem.is_empty:

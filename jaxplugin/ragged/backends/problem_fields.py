@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of ragged dots and contractions as fields of a row, and back.
+"""Converts problems of ragged dots and contractions to table rows and back.
 
-The sizes of the groups are not part of a problem, so a row holds for any sizes.
+Group sizes are not part of a problem, so a row applies to all group sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTRACTION_WORDS: Final = {"global_scale": problem_fields.GLOBAL_SCALES}
 
 @functools.lru_cache(maxsize=4096)
 def fields_of(problem: problems.RaggedProblem) -> records.Fields | None:
-  """Returns a ragged dot's fields, or None as `matmul_fields` does."""
+  """Returns a ragged dot's fields; None if a row cannot hold it."""
   return problem_fields.matmul_fields(problem, _SIZES, _RAGGED)
 
 
@@ -40,7 +40,7 @@ def fields_of(problem: problems.RaggedProblem) -> records.Fields | None:
 def contraction_fields_of(
   problem: problems.ContractionProblem,
 ) -> records.Fields | None:
-  """Returns a contraction's fields, or None as `matmul_fields` does."""
+  """Returns a contraction's fields; None if a row cannot hold it."""
   return problem_fields.matmul_fields(problem, _SIZES, _CONTRACTION)
 
 

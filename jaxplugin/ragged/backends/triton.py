@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The triton implementation: the ragged kernels of kernels/gpu/ragged.
 
-Each program finds its group and its rows on the device, from the sizes. Only
-weights of groups that have rows are read, and they are read as they lie. Along
-the blocks the rows of a group get the bits that `block_scaled_dot` of them has
-with the same config; the gradient of lhs contracts across them, where tiles are
-transposed once they are decoded.
+Each kernel program finds its group and rows on the device, from the group
+sizes. The kernels read only weights of groups that have rows, without a copy. A
+contraction along the blocks gives the rows of a group the bits of
+`block_scaled_dot` with the same config. The gradient of lhs contracts across
+the blocks, so its kernels transpose tiles of rhs after decoding them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SCHEDULE: Final = "each kernel program finds its rows on the device"
 def supports(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves static sizes and the package's formats, where a config fits."""
+  """Supports static sizes and readable formats for which a config exists."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
@@ -76,9 +76,9 @@ def _problem_gate(
 def _reads(
   layout: str, problem: problems.RaggedProblem, target: targets.Target
 ) -> bool:
-  """Kernels read rhs with swizzled scales.
+  """Returns whether the kernels read a layout of rhs without conversion.
 
-  On some architectures they read interleaved FP4 too.
+  They read swizzled scales and, on some architectures, interleaved FP4.
   """
   del problem
   if layout == interleaving.INTERLEAVED:
@@ -94,7 +94,7 @@ def _reads_interleaved(target: targets.Target) -> bool:
 def plan(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Plan:
-  """Returns the plan: a global scale is fused, except one for each row."""
+  """Returns the plan: global scales are fused, except one for each row."""
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
@@ -132,14 +132,14 @@ def launches(
 def _shape(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> plans.RaggedShape:
-  """Describes a problem for the kernels."""
+  """Returns the kernels' description of a problem, with dense operands."""
   assert problem.groups is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
   n, k = problem.n, problem.k
   is_across = not problem.is_along_blocks
   if is_across:
-    # Then (groups, n, k) is contracted along n.
+    # rhs (groups, n, k) is contracted along n. The kernels call it k.
     n, k = k, n
   is_fused = problem.global_scale != "row"
   has_scale = is_fused and problem.global_scale != "none"
@@ -167,7 +167,15 @@ def _operand(
   k: int,
   target: targets.Target | None = None,
 ) -> configs.OperandKind:
-  """A dense operand; rhs, which has a target, as it was prepared."""
+  """Returns the kernels' description of a dense operand.
+
+  Args:
+    side: the operand.
+    rows: number of rows.
+    k: size of the blocked dimension.
+    target: target, for rhs; None for lhs, whose scales become linear and whose
+      values are not interleaved.
+  """
 
   is_read = target is not None and _reads_interleaved(target)
   return configs.operand(
@@ -202,7 +210,7 @@ def _launches(
 def emit(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """Launches the kernels, and emits the rest of the epilogue."""
+  """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
   if problem.is_empty:
     sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
     return epilogue.apply(sums, call)
@@ -215,7 +223,7 @@ def emit(
 def _ragged_dot(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """Runs the launches on operands where they lie."""
+  """Runs the launches on the call's arrays, copied only if necessary."""
   shape = _shape(problem, target)
   arrays: dict[str, Any] = {"group_sizes": call.group_sizes, "bias": call.bias}
   lhs, rhs = _readable(call, target)
@@ -243,7 +251,8 @@ def _readable(
   rhs = call.rhs.with_bytes()
   if rhs.is_interleaved and not _reads_interleaved(target):
     rhs = rhs.in_usual_order()
-  # Across its blocks too it is described along them.
+  # rhs has the strides of a contraction along its blocks, also if the call
+  # contracts across them.
   rhs = rhs.replace(batch=(0,), contracting=(2,))
   return triton.strided(lhs), triton.strided(rhs)
 
@@ -251,7 +260,7 @@ def _readable(
 def _call(
   launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
 ) -> jax.Array:
-  """Runs a launch."""
+  """Runs a launch of one of the ragged kernels."""
   module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
   return triton.run(
     module, launch, inputs, target, who=speaking.who(problems.WHO)

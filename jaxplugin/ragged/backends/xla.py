@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The xla backends of the ragged dot and the contraction, on every platform.
 
-`lax.ragged_dot` and `lax.ragged_dot_general` multiply every row with every
-group if they have no kernel, and they would need all groups dequantized. These
-backends loop over the groups that have rows, and multiply a group's rows in
-tiles of a static size.
+Without a kernel, `lax.ragged_dot` and `lax.ragged_dot_general` multiply every
+row with every group, and all groups must be dequantized first. These backends
+loop over the groups that have rows. They multiply a group's rows in tiles of a
+static size.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from jaxplugin.ragged import problems
 _HOST: Final = (
   "the host decides each step of the loop, so it waits for the device"
 )
-# Rows that a step multiplies at once. A group's last tile may have surplus
-# rows. A step of a contraction reads and writes the group's sums. On two cores
-# of Zen 4 its tiles of 64 and 128 rows are the best, for groups of 128 to 512
-# rows and sums of 512 x 1024 and more (2026-11).
+# Limits on the rows of a tile, which a step multiplies at once. A group's last
+# tile may have surplus rows. A step of a contraction reads and writes the
+# group's sums. On two cores of Zen 4 its fastest tiles have 64 and 128 rows,
+# for groups of 128 to 512 rows and sums of 512 x 1024 and more (2026-11).
 _MIN_TILE: Final = 8
 _MIN_CONTRACTION_TILE: Final = 16
 _MAX_TILE: Final = 128
 
 
 def _tile_rows(problem: problems.Problem, smallest: int) -> int:
-  """Returns a power of two near the rows that a group has on average."""
+  """Returns a power of two near the average number of rows of a group."""
   if problem.m is None or not problem.groups:
     return _MAX_TILE
   average = -(-problem.m // problem.groups)
@@ -57,9 +57,13 @@ def _for_groups(
   body: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
   init: jax.Array,
 ) -> jax.Array:
-  """Computes x = body(group, its first row, its end, x) for groups with rows.
+  """Loops in order over the groups that have rows.
 
-  The groups are in order.
+  Args:
+    group_sizes: sizes of the groups.
+    num_rows: number of rows.
+    body: (group, first row, end row, x) -> x of the next iteration.
+    init: x of the first iteration.
   """
   ends = groups.ends(group_sizes, num_rows)
   starts = groups.starts(ends)
@@ -86,7 +90,7 @@ def _notes(
 def _emit(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """Computes the sums of products in f32, and the epilogue."""
+  """Computes the sums in f32, and applies the epilogue."""
   call = call.in_usual_order()
   if problem.is_empty:
     sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
@@ -98,16 +102,16 @@ def _emit(
 def _sums(
   call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
 ) -> jax.Array:
-  """Returns f32[m, columns], with anything in rows of no group.
+  """Returns f32[m, columns]; rows without a group have arbitrary values.
 
-  A group's last tile may reach beyond its rows. If those rows are of the next
-  groups, they get their products later, because groups come in order. If they
-  are of no group, the epilogue sets them to zero. So nothing is masked.
+  A group's last tile may extend beyond its rows, but needs no mask. Surplus
+  rows of later groups are overwritten by these groups. The epilogue sets rows
+  without a group to zero.
   """
   dtype = xla.operand_dtype(call, target)
   tile = _tile_rows(problem, _MIN_TILE)
   numbers = (((1,), (call.rhs.contracting[0] - 1,)), ((), ()))
-  # A tile that begins at a group's last row ends beyond all rows.
+  # The padding lets the last tile extend beyond the last row.
   lhs = calls.as_floats(call.lhs).dequantized().astype(dtype)
   lhs = jnp.pad(lhs, ((0, tile), (0, 0)))
 
@@ -126,7 +130,7 @@ def _sums(
     return lax.fori_loop(0, (end - start + tile - 1) // tile, step, sums)
 
   sums = jnp.zeros((call.num_rows + tile, call.columns), jnp.float32)
-  sums = jax_private.varying_as(sums, lhs)  # inside of a shard_map
+  sums = jax_private.varying_as(sums, lhs)  # for a shard_map
   sums = _for_groups(call.group_sizes, call.num_rows, group, sums)
   return sums[: call.num_rows]
 
@@ -169,12 +173,12 @@ def _contract(
   problem: problems.ContractionProblem,
   target: targets.Target,
 ) -> jax.Array:
-  """Computes the sums in f32, times the global scale, cast."""
+  """Computes the sums in f32, applies the global scale, and casts."""
   if problem.is_empty:
     return jnp.zeros(call.shape, call.preferred_element_type)
   dtype = xla.operand_dtype(call, target)
   tile = _tile_rows(problem, _MIN_CONTRACTION_TILE)
-  # A tile that begins at a group's last row ends beyond all rows.
+  # The padding lets the last tile extend beyond the last row.
   lhs, rhs = (
     jnp.pad(
       calls.in_usual_order(side).dequantized().astype(dtype),
@@ -189,7 +193,7 @@ def _contract(
   ) -> jax.Array:
     def step(j: jax.Array, sums: jax.Array) -> jax.Array:
       row = start + j * tile
-      # Both are masked, because a NaN of another group's row times 0 is NaN.
+      # Both tiles are masked, because 0 times a NaN of another group is NaN.
       is_own = (row + jnp.arange(tile, dtype=jnp.int32) < end)[:, None]
       lhs_tile, rhs_tile = (
         jnp.where(is_own, lax.dynamic_slice_in_dim(x, row, tile), 0)

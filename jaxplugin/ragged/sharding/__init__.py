@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a ragged dot is split over the devices of a mesh."""
+"""Sharding of the ragged dot and the contraction."""

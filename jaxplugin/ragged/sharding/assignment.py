@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which mesh axes each dimension of a ragged dot is computed with.
+"""Assigns mesh axes to the dimensions of a ragged dot.
 
-Unlike the dot, weights of all groups stay on their devices, and rows come to
-them.
+Unlike in a dot, weights stay on their devices, and rows are gathered to them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Spec = mesh_axes.Spec
 
 
 def can_partition(call: calls.Call) -> bool:
-  """Returns whether devices can share the call.
+  """Returns whether the call can be split over devices.
 
   Sizes must be static and not 0, and blocks whole.
   """
@@ -36,7 +35,7 @@ def can_partition(call: calls.Call) -> bool:
 
 
 def has_whole_blocks(side: sides.Side) -> bool:
-  """Returns whether a side consists of whole blocks, each of whole bytes."""
+  """Returns whether a side has whole blocks, and no byte of two blocks."""
   if side.format is None:
     return True
   assert side.axis is not None
@@ -47,9 +46,9 @@ def has_whole_blocks(side: sides.Side) -> bool:
 def notation(call: calls.Call) -> notation_lib.Notation:
   """Returns the names of the dimensions, as in "mk, gnk -> mn".
 
-  "e" is the groups of the epilogue. The rule does not relate them to "g": if
-  devices have parts of the sums, each needs all of "e", and would gather what
-  the rule had spread.
+  "e" is the groups dimension of the epilogue's arrays. It is separate from "g",
+  because with partial sums each device needs all of "e". Shardy would otherwise
+  shard it, and it would be gathered again.
   """
   own = notation_lib.OWN
   rhs = "gnk" if call.rhs.contracting == (2,) else "gkn"
@@ -61,7 +60,7 @@ def notation(call: calls.Call) -> notation_lib.Notation:
     "group_sizes": (notation_lib.WHOLE,),
     "bias": "en",
   }
-  # A global scale is one number, one for each group, or one for each row.
+  # A global scale is f32[], f32[groups] or f32[m, 1].
   of_scale = ("", "e", ("m", own))
   return notation_lib.Notation(
     operands=[
@@ -95,12 +94,12 @@ def assign(
   3. k takes the sharding of lhs.
   4. Dimensions without sharding take that of the wanted result.
 
-  If groups have the axes of the rows, the rows are gathered. Their results are
-  scattered if that is wanted.
+  If groups and rows have the same axes, the rows are gathered. The result is
+  scattered if these axes are wanted for it.
 
   Args:
     call: the call.
-    specs: axes of the dimensions of lhs and rhs.
+    specs: mesh axes of each dimension of lhs and rhs.
     wanted: axes wanted for the result; None keeps the sharding of the rows.
     axis_sizes: size of each mesh axis.
   """
@@ -124,8 +123,9 @@ def assign(
   found = found.with_axes_of(dims, every, axes)
   if not axes["k"]:
     return found
-  # Each device computes the epilogue of its part of the result, which has rows
-  # of any group. With a `reduce_dtype`, global scales multiply the parts.
+  # Each device applies the epilogue to its shard of the result, whose rows may
+  # be of any group. With a `reduce_dtype`, the global scale multiplies partial
+  # sums instead.
   in_parts = call.steps()[0].arrays()
   after = [i for i, name in enumerate(call.arrays()) if name not in in_parts]
   rows, columns = found.results[0]
@@ -133,10 +133,10 @@ def assign(
 
 
 def _column_granule(call: calls.Call) -> int:
-  """Returns how many columns of the product stay together.
+  """Returns the granule of columns: a shard has a multiple of it.
 
-  These are the columns of one gated result, and whole blocks of rhs if the
-  columns are its blocked dimension.
+  It keeps the two columns of a gated result together. It keeps blocks of rhs
+  whole if the columns are its blocked dimension.
   """
   granule = 2 if call.is_gated else 1
   format = call.rhs.format
@@ -146,7 +146,7 @@ def _column_granule(call: calls.Call) -> int:
 
 
 def _k_granule(call: calls.Call) -> int:
-  """Returns how many values of k stay together: whole blocks."""
+  """Returns the granule of k, which keeps blocks whole."""
   return math.lcm(
     *(
       side.format.block_size

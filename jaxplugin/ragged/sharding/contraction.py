@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A ragged contraction as an operation that devices share.
+"""A ragged contraction split over devices.
 
-Gradients of experts are wanted on the devices of the experts. Each device
-computes those of its groups, from all rows. Rows that are split over other axes
-give parts of sums.
+The gradient of an expert is wanted on the expert's device. Each device computes
+the gradients of its groups from all of their rows. If rows are sharded over
+other axes, it computes partial sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Local = Callable[[calls.Contraction], jax.Array]
 
 
 def can_partition(call: calls.Contraction) -> bool:
-  """Returns whether devices can share the call.
+  """Returns whether the call can be split over devices.
 
   Sizes must be static and not 0, and blocks whole.
   """
@@ -108,7 +108,7 @@ def compute(
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:
-  """Computes one device's part of the result."""
+  """Computes a device's shard of the result."""
   taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
   dtype = call.preferred_element_type
   call = call.replace(
@@ -136,6 +136,9 @@ def compute(
 
 
 def _rolled(side: sides.Side, by: jax.Array) -> sides.Side:
-  """Dequantizes a side and rolls its rows, which may cut blocks of rows."""
+  """Dequantizes a side and rolls its rows.
+
+  Rolled rows would not start at a block boundary, so the side is dequantized.
+  """
   plain = calls.in_usual_order(side).plain()
   return plain.replace(values=per_device.rolled(plain.values, by))

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged dots of arrays whose shardings are in their types.
+"""Ragged dots on meshes with explicit axes.
 
-The type of the result is the requested one, or follows from the operands. The
-partitioner assigns the axes inside, also of derivatives, because types do not
-say which row belongs to which group.
+The sharding of the result is the requested one, or follows from the operands.
+Inside, explicit axes become auto axes of the partitioner, also in derivatives,
+because types do not describe the assignment of rows to groups.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def result_sharding(
   assign: Callable[..., assignment.Assignment],
   out_sharding: Any = None,
 ) -> NamedSharding | None:
-  """Returns the sharding in the type of the result; None without explicit axes.
+  """Returns the sharding of the result's type; None without explicit axes.
 
   Args:
-    call: a `Call` or a `Contraction`; its arrays have types.
-    assign: assigns the axes of the call.
-    out_sharding: the requested sharding. If None, it follows from the operands.
+    call: `Call` or `Contraction`.
+    assign: assigns mesh axes to the call.
+    out_sharding: requested sharding. None derives it from the operands.
 
   Raises:
-    NotImplementedError, ValueError: As `asked_sharding` does.
+    NotImplementedError: If the result would be unreduced.
+    ValueError: If `out_sharding` has more dimensions than the result.
   """
   if out_sharding is not None:
     return asked_sharding(call, out_sharding)
@@ -52,14 +53,14 @@ def result_sharding(
 
 
 def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
-  """Returns the sharding that `lax.ragged_dot` gives its result.
+  """Returns the sharding that the result of `lax.ragged_dot` would have.
 
   JAX raises if `out_sharding` has another type, names an axis that is not
   explicit, or does not divide a dimension.
 
   Args:
-    call: has the shape of the result.
-    out_sharding: a `PartitionSpec`, or a `NamedSharding` of explicit axes.
+    call: `Call` or `Contraction`.
+    out_sharding: `PartitionSpec`, or `NamedSharding` of explicit axes.
 
   Raises:
     NotImplementedError: If the result would be unreduced.
@@ -81,7 +82,7 @@ def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
 
 
 def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
-  """Computes `lax.ragged_dot` of empty arrays, with a result of a shape."""
+  """Computes JAX's ragged dot with k = 0 or m = 0, and a result of a shape."""
   dtype = np.float32
   *groups, rows, columns = shape
   if not groups:
@@ -103,11 +104,11 @@ def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
 def automatic(
   function: Callable[..., jax.Array], sharding: NamedSharding
 ) -> Callable[..., jax.Array]:
-  """Leaves the explicit axes inside a function to the partitioner.
+  """Returns `function` with the explicit mesh axes made auto axes.
 
   Args:
-    function: a function of trees of arrays.
-    sharding: the sharding of its result.
+    function: function of trees of arrays.
+    sharding: sharding of its result.
   """
   axes = mesh_axes.explicit_axes(sharding.mesh)
   wrapped: Any = jax.sharding.auto_axes(

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A device's part of a ragged dot.
+"""The part of a ragged dot that each device computes.
 
 A device multiplies its rows by its groups. A row belongs to one group, so one
-device has its result and the others have zeros. Their sum is therefore exact in
-the dtype of the result, also after an epilogue.
+device computes its result and the others have zeros there. Their sum is
+therefore exact in the dtype of the result, also after an epilogue.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LocalDot = Callable[[calls.Call], jax.Array]
 
 
 def prepared(call: Any) -> Any:
-  """Views a call as bytes, with linear scales without padding."""
+  """Converts a call's sides to bytes, with linear scales without padding."""
   return call.replace(lhs=_prepared(call.lhs), rhs=_prepared(call.rhs))
 
 
 def _prepared(side: sides.Side) -> sides.Side:
   if side.scale_layout != layouts.LINEAR:
-    side = calls.as_floats(side)  # bytes cannot be unswizzled
+    side = calls.as_floats(side)
   return side_bytes.to_bytes(side.with_bytes().with_linear_scale())
 
 
@@ -47,12 +47,12 @@ def compute(
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:
-  """Computes one device's part of the result.
+  """Computes a device's shard of the result.
 
   Args:
     local: computes a call on one device.
-    call: a device's parts of all arrays, except that group sizes are all.
-    assignment: that of the whole call.
+    call: call of the device's shards, with the sizes of all groups.
+    assignment: assignment of mesh axes for the whole call.
     axis_sizes: size of each mesh axis.
   """
   taker = mesh_axes.Taker(axis_sizes)
@@ -80,8 +80,8 @@ def _own(
 ) -> tuple[calls.Call, jax.Array | None]:
   """Returns the call of a device's groups, and the first of their rows.
 
-  Rows of other groups may come first, which no size describes. All rows are
-  therefore rolled.
+  Rows are rolled, so that the device's groups begin at row 0: group sizes
+  cannot describe rows of other groups before them.
   """
   if not axes["m"] and not axes["g"]:
     return call, None
@@ -113,10 +113,10 @@ def own_sizes(
   groups_: mesh_axes.Axes,
   num_groups: int,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Returns the sizes of a device's groups among its rows, and the first row.
+  """Returns the sizes of a device's groups within its rows, and the first row.
 
   Args:
-    group_sizes: sizes of all groups among all rows.
+    group_sizes: sizes of all groups within all rows.
     num_rows: number of rows of a device.
     rows: mesh axes of the rows.
     row_parts: number of devices along `rows`.
@@ -140,13 +140,13 @@ def own_sizes(
 def _clipped(
   group_sizes: jax.Array, *, num_rows: int, begin: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the begin and end of each group in a part of all rows.
+  """Returns the begin and end of each group within a shard of the rows.
 
   Args:
-    group_sizes: i32[groups], sizes among all rows.
-    num_rows: the number of all rows.
-    begin: the first row of the part.
-    size: number of rows of the part.
+    group_sizes: i32[groups], sizes within all rows.
+    num_rows: number of all rows.
+    begin: first row of the shard.
+    size: number of rows of the shard.
   """
   ends = groups.ends(group_sizes, num_rows)
   starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), ends[:-1]])
@@ -159,7 +159,7 @@ def _index(axes: mesh_axes.Axes) -> jax.Array:
 
 
 def rolled(x: jax.Array, by: jax.Array | None) -> jax.Array:
-  """Rolls rows forward by a number; None leaves them."""
+  """Rolls rows forward by a number of rows; None does not roll them."""
   return x if by is None else jnp.roll(x, by, axis=0)
 
 
@@ -172,7 +172,11 @@ def _following(
   assignment: assignment_lib.Assignment,
   taker: mesh_axes.Taker,
 ) -> jax.Array:
-  """Applies the epilogue except the activation to rows of any groups; f32."""
+  """Applies the epilogue except the activation to a shard of the sums.
+
+  Returns:
+    f32[rows of the shard, columns].
+  """
   num_rows = call.num_rows * taker.count(assignment.axes["m"])
   part, _ = total.shape
   starts, ends = _clipped(
@@ -199,10 +203,11 @@ def _activated(
   """Applies the activation and casts.
 
   Args:
-    x: f32, zero in rows of no group. The activation of zero is zero.
-    call: has the activation and the dtype.
+    x: f32, zero in rows without a group. These rows stay zero, because every
+      activation of zero is zero.
+    call: call with the activation and the dtype.
     axes: mesh axes of the columns of `x`.
-    taker: counts the devices along axes.
+    taker: taker that counts the devices along axes.
   """
   parts = taker.count(axes)
   if call.activation == "swiglu" and parts > 1:
@@ -212,12 +217,12 @@ def _activated(
 
 
 def _paired_halves(x: jax.Array, axes: mesh_axes.Axes, parts: int) -> jax.Array:
-  """Pairs gates with their values if all gates come before all values.
+  """Moves columns so that each device has gates and the values of these gates.
 
-  Device i has chunks 2 i and 2 i + 1 of 2 * parts, and needs chunks i and
-  parts + i. In each of two rounds every device sends and receives one chunk.
-  In the first round even devices receive gates and odd devices values. In the
-  second round it is the reverse.
+  All gates come before all values. Of 2 * parts chunks of columns, device i has
+  chunks 2 i and 2 i + 1 and needs chunks i and parts + i. In each of two rounds
+  every device sends and receives one chunk. In the first round even devices
+  receive gates and odd devices values, in the second round the reverse.
   """
   index = _index(axes)
   first, second = jnp.split(x, 2, axis=1)

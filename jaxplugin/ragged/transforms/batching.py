@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vmap` of a ragged dot: one ragged dot of the rows of all entries.
 
-If entries share their weights, they share their groups. The rows of a group are
-then adjacent, and its weight is read once for all entries. Otherwise each entry
-has separate groups. A contraction of one mapped operand has more columns.
+If the weights are not mapped, all entries share the groups. Rows are sorted by
+group, so that each weight is read once for all entries. Otherwise each entry
+has separate groups. A contraction with one mapped operand becomes one with more
+columns.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _EPILOGUE: Final = _SCALES | {"bias"}
 def batch(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Returns the results of all entries, and the dimension of entries.
+  """Returns the batched result and its mapped dimension.
 
   Args:
-    bind: of the primitive.
-    call: of the arrays of all entries.
-    mapped: the dimension of entries of each array that has one.
-    size: the number of entries.
+    bind: binds the primitive.
+    call: call of the batched arrays.
+    mapped: mapped dimension of each array that has one.
+    size: number of entries.
   """
   names = set(mapped)
   if names <= _ROWS:
@@ -55,7 +56,7 @@ def batch_contraction(
 ) -> tuple[jax.Array, int]:
   """Batches a contraction, with arguments and results as for `batch`."""
   names = {name.removesuffix("_scale") for name in mapped}
-  # A global scale that is one number is one for all columns.
+  # A scalar global scale applies to all columns.
   is_number = call.global_scale is None or not call.global_scale.ndim
   if not is_number or names not in ({"lhs"}, {"rhs"}):
     return _one_by_one(bind, call, mapped)
@@ -66,7 +67,8 @@ def batch_contraction(
     scale=_merged_columns(side.scale, mapped.get(f"{name}_scale"), size),
   )
   result = bind(call.replace(**{name: changed}))
-  # The columns of an entry, from its operand because `size` may be 0.
+  # `shape` is that of an entry. The result does not show its columns if `size`
+  # is 0.
   shape = list(side.values.shape)
   if name in mapped:
     del shape[mapped[name]]
@@ -76,7 +78,7 @@ def batch_contraction(
 
 
 def _merged_columns(x: Any, dim: int | None, size: int) -> Any:
-  """Returns [rows, entries * columns] of [rows, columns] of each entry."""
+  """Merges batched [rows, columns] to [rows, entries * columns]."""
   if x is None:
     return None
   x = jnp.moveaxis(batching.bdim_at_front(x, dim, size), 0, 1)
@@ -94,7 +96,7 @@ def _one_by_one(
 def _of_rows(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Batches entries of lhs only: the entries of a row are in its group."""
+  """Batches a call with only lhs mapped: a row's entries are in its group."""
 
   def merged(name: str, x: jax.Array) -> jax.Array:
     x = batching.bdim_at_front(x, mapped.get(name), size)
@@ -102,13 +104,13 @@ def _of_rows(
     return x.reshape(x.shape[0] * size, *x.shape[2:])
 
   arrays = call.arrays()
-  # By axis: `size` may be 0, and so may the number of columns.
+  # The number of rows is read from the shape, because `size` may be 0.
   num_rows = arrays["lhs"].shape[1 if mapped.get("lhs") == 0 else 0]
   changes = {name: merged(name, arrays[name]) for name in _ROWS & {*arrays}}
   for name in _SCALES & {*arrays}:
     if arrays[name].ndim == 2:
       changes[name] = jnp.repeat(arrays[name], size, axis=0)
-  # Clipped first, because huge sizes times `size` would wrap around in i32.
+  # Sizes are clipped first, so that the product does not wrap around in i32.
   sizes = jnp.clip(call.group_sizes, 0, num_rows) * size
   result = bind(call.with_arrays(group_sizes=sizes, **changes))
   return result.reshape(num_rows, size, result.shape[1]), 1
@@ -117,7 +119,7 @@ def _of_rows(
 def _of_epilogues(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Batches entries that share weights but not the epilogue's arrays."""
+  """Batches a call with a mapped bias or global scale and unmapped weights."""
   rest = {name: d for name, d in mapped.items() if name not in _EPILOGUE}
   dim: int | None = None
   if rest:
@@ -138,9 +140,9 @@ def _of_epilogues(
 def _of_groups(
   bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
-  """Batches entries with separate group sizes, and perhaps separate weights.
+  """Batches a call with mapped group sizes or weights.
 
-  Rows are sorted by group, and the results are sorted back.
+  Rows are sorted by group, and the result's rows are put back in order.
   """
   has_weights = bool(_WEIGHTS & {*mapped})
   arrays = call.arrays()
@@ -164,7 +166,7 @@ def _of_groups(
   order = jnp.argsort(of_row.reshape(-1), stable=True)
 
   changes = {"group_sizes": new_sizes}
-  # Factor and power of a global scale keep one shape.
+  # `global_scale` and `global_power` must have the same shape.
   scales_are_mapped = bool(_SCALES & {*mapped})
   for name, x in arrays.items():
     is_scale = name in _SCALES

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ragged_dot` of arrays that were quantized straight-through.
+"""`ragged_dot` of operands with straight-through gradients.
 
-As in `dot/autodiff/straight_through.py`, the result is that of the call without
-surrogates. The derivative with respect to a surrogate is that of the surrogate,
-unquantized, times the other side, quantized. If the other side has a surrogate
-too, derivatives of higher order are with respect to that surrogate.
+As in `dot/autodiff/straight_through.py`, the result is the same as without
+surrogates. The derivative by a surrogate is that of the ragged dot of the
+surrogate and the quantized other operand. If the other operand has a surrogate
+too, higher-order derivatives use it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ has_surrogate = straight_through.has_surrogate
 
 
 class Arrays(NamedTuple):
-  """The arrays that `ragged_dot` is given, or their tangents."""
+  """The array arguments of `ragged_dot`, or their tangents."""
 
   lhs: Any
   rhs: Any
@@ -50,12 +50,12 @@ class Arrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """A call, but for its arrays.
+  """A call without its arrays.
 
   Attributes:
-    function: `ragged_dot`, of plain weights too; takes `Arrays` and the fields
-      below.
-    preferred_element_type, activation, implementation, reduce_dtype: as of
+    function: `ragged_dot`, which here supports unquantized weights. It is
+      called with the fields of `Arrays` and the attributes below.
+    preferred_element_type, activation, implementation, reduce_dtype: as for
       `ragged_dot`.
   """
 
@@ -76,7 +76,7 @@ class Options:
     )
 
   def in_f32(self) -> Options:
-    """Returns the options in f32, without activation."""
+    """Returns the options with an f32 result and without activation."""
     return dataclasses.replace(
       self, preferred_element_type=_F32, activation=None
     )
@@ -107,7 +107,7 @@ def _jvp(
 
 
 def _activated(of: Options, arrays: Arrays) -> jax.Array:
-  """Computes the call in steps that have derivatives."""
+  """Computes the dot without activation, then the activation as JAX ops."""
   result = epilogue.activate(dot(of.in_f32(), arrays), of.activation)
   rows = result.shape[0]
   ends = groups.ends(arrays.group_sizes, rows)
@@ -117,7 +117,7 @@ def _activated(of: Options, arrays: Arrays) -> jax.Array:
 
 
 def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
-  """Returns f32 tangents that add up to that of the call."""
+  """Returns f32 tangents whose sum is the tangent of the call."""
   terms = []
   for side in ("lhs", "rhs"):
     x, tangent = getattr(arrays, side), getattr(moved, side)
@@ -125,7 +125,7 @@ def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
       tangent = tangent.surrogate
     if tangent is not None and not tangents.is_constant(tangent):
       terms.append(_tangent_by(side, tangent, of, arrays))
-  # The rest: bias, and global scales that are given and not computed.
+  # The tangents by the bias and by global scales.
   bare, bare_moved = (
     straight_through.without_surrogates(arrays),
     straight_through.without_surrogates(moved),
@@ -146,12 +146,12 @@ def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
 def _tangent_by(
   side: str, tangent: jax.Array, of: Options, arrays: Arrays
 ) -> jax.Array:
-  """Returns the tangent by one side: its own times the other side."""
+  """Returns the ragged dot of one side's tangent and the other side."""
   if tangent.dtype not in sides.PLAIN_DTYPES:
     tangent = tangent.astype(_F32)
   other = "rhs" if side == "lhs" else "lhs"
   if side == "rhs":
-    # Chosen: what the user forced may read quantized weights alone.
+    # The requested backend may not support unquantized weights.
     of = dataclasses.replace(of, implementation=None)
   arrays = arrays._replace(**{side: tangent}, bias=None)
   if not has_surrogate(getattr(arrays, other)):
@@ -160,8 +160,9 @@ def _tangent_by(
 
 
 def _product_of_both(side: str, of: Options, arrays: Arrays) -> jax.Array:
-  """Returns a tangent of `side` times the other side, which has a surrogate."""
-  overlay = resolution.overlay()  # not that of the backward pass
+  """Returns the dot of `side`'s tangent and an operand with a surrogate."""
+  # The backward pass uses the tuning tables of the forward pass.
+  overlay = resolution.overlay()
 
   def plain(arrays: Arrays) -> jax.Array:
     return _bind(
