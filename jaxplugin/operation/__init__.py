@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts that all operations share.
 
-`static_call` has the base of a call: arrays, and options that can be hashed.
-`primitive` registers the rules of a primitive: lowering, batching, derivatives,
+`static_call` defines a call: arrays, and hashable options. `primitive`
+registers a primitive's rules for lowering, batching, derivatives and
 partitioning. `choice` chooses between the backends of an operation.
 
-`split` splits an operation over devices. For that, `notation` names dimensions
-("mk, nk -> mn"), `assignment` gives each dimension its mesh axes, and
-`byte_arrays` has the bytes of quantized arrays that devices exchange. Without
-Shardy, a call on several devices is refused. The folder `sharding` of an
-operation has its assignment, the computation of one device (`per_device`) and
-its types on explicit axes (`explicit`).
+`split` splits an operation over devices. `notation` names its dimensions
+("mk, nk -> mn"), `assignment` assigns mesh axes to them, and `byte_arrays`
+converts quantized arrays to the bytes that collectives move. A call on several
+devices requires Shardy. An operation's `sharding` package contains its
+assignment, the computation of each device (`per_device`) and the types on
+explicit axes (`explicit`).
 """

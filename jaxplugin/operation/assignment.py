@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Mesh axes of each dimension of an operation, and sums over devices."""
+"""Assigns mesh axes to dimensions, and computes sums over devices."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from jaxplugin.operation import notation as notation_lib
 
 Axes = mesh_axes.Axes
 Spec = mesh_axes.Spec
-# (dimension of the result, mesh axes): the sum over these axes is scattered
-# along this dimension.
+# Pairs (dimension of the result, mesh axes). The sum over these axes is a
+# reduce-scatter along this dimension.
 Scatter = tuple[tuple[int, Axes], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
-  """The mesh axes that an operation is computed with.
+  """The mesh axes of the dimensions of an operation.
 
   Attributes:
-    operands: axes of each dimension of each operand, on the device that uses
-      it.
+    operands: axes of each dimension of each operand, as devices read it.
     results: axes of each dimension of each result, after any scatter.
     axes: axes of each named dimension, before any scatter.
-    reduce: each device has a part of the sums over these axes.
-    scatter: the axes of `reduce` over which the sum is scattered. Over the
-      others it is replicated.
+    reduce: axes over which devices have partial sums.
+    scatter: axes of `reduce` over which the sum is scattered. Over the others
+      it is replicated.
   """
 
   operands: tuple[Spec, ...]
@@ -70,9 +69,9 @@ def assign(
 
   Args:
     notation: names and sizes of the dimensions.
-    preferences: (dimension, axes), first choice first. A dimension gets the
-      first axes that are free and divide it. If axes do not divide it, their
-      longest prefix that does is used.
+    preferences: pairs (dimension, axes) in order of priority. A dimension gets
+      the first axes that are free and divide it. If axes do not divide it, it
+      gets their longest prefix that does.
     wanted: axes wanted for the result, which sums are scattered to.
     shape: shape of the result.
     axis_sizes: size of each mesh axis.
@@ -102,15 +101,15 @@ def scattered(
 ) -> tuple[Spec, Scatter]:
   """Decides along which dimensions a sum over devices is scattered.
 
-  A dimension is scattered if its wanted axes begin with those of the parts, and
-  the other wanted axes are axes of the sum.
+  A dimension is scattered if its wanted axes begin with its axes in the partial
+  sums, and the sum is over the other wanted axes.
 
   Args:
-    parts: axes of each dimension of the parts that are summed.
+    parts: axes of each dimension of the partial sums.
     reduce: axes that are summed over.
     wanted: axes wanted for each dimension of the result.
     shape: shape of the result.
-    taker: counts the devices along axes.
+    taker: taker that counts the devices along axes.
 
   Returns:
     (axes of each dimension of the result, the scattered axes).
@@ -135,7 +134,7 @@ def scattered(
 
 
 def reduced(part: jax.Array, assignment: Assignment) -> jax.Array:
-  """Sums the parts of all devices, as an assignment says."""
+  """Sums `part` over devices: `psum_scatter` and `psum` of an assignment."""
   reduce = assignment.reduce
   for dim, axes in assignment.scatter:
     part = lax.psum_scatter(part, axes, scatter_dimension=dim, tiled=True)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized values and scales as bytes.
+"""Converts quantized values and scales to bytes for collectives.
 
-Devices exchange bytes. FP4 is not a type of a collective, and XLA:CPU widens
-collectives of 8-bit floats to 16 or 32 bits.
+Collectives do not support FP4, and XLA:CPU widens collectives of 8-bit floats
+to 16 or 32 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxplugin.core import formats
 
 
 def packed(values: jax.Array, axis: int) -> jax.Array:
-  """Packs FP4 values along an axis, two in a byte. Returns others unchanged."""
+  """Packs two FP4 values a byte along an axis; returns others unchanged."""
   if values.dtype != formats.E2M1:
     return values
   return layouts.pack_fp4(values, axis=axis)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice between the backends of an operation.
 
-`matching.MeasuredOperation` names the operation, and has its table of backends.
+`matching.MeasuredOperation` has the operation's name and table of backends.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def choose(
 ) -> decisions.Decision:
   """Chooses the backend for a problem on a target.
 
-  A pure function of its arguments and of the tuning tables that were read.
+  It is a pure function of its arguments and of the loaded tuning tables.
 
   Args:
     operation: the operation, with its backends.
-    problem: what to compute.
+    problem: the problem to compute.
     target: the target to choose for.
-    requested: the backend to use. None is the first one that tuning tables
+    requested: the backend to use. None chooses the first one that tuning tables
       propose, or else the first one in order of rank.
     unportable: the reason if only portable backends are allowed.
     overlay: tuning tables of the call. The user's and the packaged tables come
@@ -77,8 +77,8 @@ class Decided(Generic[decisions.Problem]):
   """One equation of a jaxpr, and the decision about it.
 
   Attributes:
-    problem: what it computes.
-    target: the target that it was decided for.
+    problem: problem that the equation computes.
+    target: target of the decision.
     decision: the decision; None if the requested backend does not support the
       problem on the target.
     error: the reason if decision is None.
@@ -101,10 +101,10 @@ def decide(
 
   Args:
     eqn: the equation.
-    target: the target to decide for; None is the target that the equation was
+    target: the target to decide for. None uses the target that the equation was
       traced for, or the local one.
-    choose: (call, its problem, target) -> the decision.
-    for_export: whether it is decided as `jp.export` does.
+    choose: (call, its problem, target) -> decision.
+    for_export: whether to decide like `jp.export`.
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   problem = call.problem()
@@ -122,7 +122,7 @@ def backend_of(
   operation: matching.MeasuredOperation[decisions.Problem],
   decision: decisions.Decision,
 ) -> decisions.Backend[decisions.Problem]:
-  """Returns the chosen backend, which computes as the decision says."""
+  """Returns the chosen backend with the decision's config."""
   backend = operation.backends()[decision.implementation]
   return backend.configured(decision.config)
 
@@ -130,7 +130,7 @@ def backend_of(
 def validate_name(
   operation: matching.MeasuredOperation[Any], requested: str | None
 ) -> None:
-  """Raises TypeError or ValueError unless it is a backend's name or None."""
+  """Raises TypeError or ValueError unless `requested` is a backend or None."""
   decisions.validate_name(
     operation.backends(), requested, who=speaking.who(operation.name)
   )
@@ -139,7 +139,7 @@ def validate_name(
 def rank_on(
   rank: int, *platforms: str
 ) -> Callable[[targets.Target], int | None]:
-  """Returns the `rank` of a backend that is tried on some platforms."""
+  """Returns a `Backend.rank` for a backend that is tried on some platforms."""
   return lambda target: rank if target.platform in platforms else None
 
 
@@ -159,14 +159,14 @@ def xla_backend(
   emit: Callable[..., Any],
   notes: Callable[[Any, targets.Target], tuple[str, ...]] | None = None,
 ) -> decisions.Backend[Any]:
-  """Returns the backend of XLA operations, which supports every problem.
+  """Returns the backend of XLA ops, which supports every problem.
 
-  Its rank is behind every backend that reads the quantized bytes.
+  It has a lower priority than every backend that reads the quantized bytes.
 
   Args:
-    summary: describes the backend in a decision's reason.
-    emit: computes a problem.
-    notes: (problem, target) -> notes of its plan.
+    summary: description of the backend in a decision's reason.
+    emit: function that computes a problem.
+    notes: (problem, target) -> notes of the plan.
   """
   plan = _plan
   if notes is not None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of dimensions, as in "mk, nk -> mn", and Shardy's rule from them."""
+"""Names of dimensions, as in "mk, nk -> mn", and the Shardy rule of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jaxplugin.jaxext import mesh_axes
 Names = Sequence[str]
 Rule = tuple[str, dict[str, Any]]
 
-OWN: Final = "own"  # a dimension that no other array has
-WHOLE: Final = "whole"  # such a dimension that every device needs in full
+OWN: Final = "own"  # name of a dimension that no other array has
+WHOLE: Final = "whole"  # the same, but every device needs the whole dimension
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Notation:
   """The dimensions of an operation's arrays.
 
   Attributes:
-    operands, results: the name of each dimension of each array. A name that is
-      not in `sizes` counts as `OWN` in the rule.
-    sizes: size of each named dimension, and the number of its values that must
-      stay together on a device. Those values are a part. An array may store a
-      part in fewer elements: packed values, or one scale.
+    operands, results: name of each dimension of each array. The rule treats a
+      name that is not in `sizes` as `OWN`.
+    sizes: (size, granule) of each named dimension. A shard has a multiple of
+      granule values. An array may store a granule in fewer elements: packed
+      values, or one scale.
     reductions: names of the dimensions that the operation sums over.
   """
 
@@ -43,7 +43,7 @@ class Notation:
 def specs(
   names_each: Sequence[Names], axes: Mapping[str, mesh_axes.Axes]
 ) -> tuple[mesh_axes.Spec, ...]:
-  """Returns the mesh axes of each dimension of some arrays."""
+  """Returns the mesh axes of each dimension of each array."""
   return tuple(tuple(axes.get(name, ()) for name in n) for n in names_each)
 
 
@@ -53,25 +53,26 @@ def sharding_rule(
   results: Sequence[Any],
   axis_sizes: Sequence[int] = (),
 ) -> Rule:
-  """Returns Shardy's rule, and the sizes and kinds of its factors.
+  """Returns a Shardy rule, and the sizes and kinds of its factors.
 
-  A dimension of parts is a compound of two factors: the number of parts, which
-  all arrays share, and the size of a part in this array. A sharding therefore
-  spreads from values to scales and back, and no part is cut.
+  A dimension with granules is a compound of two factors: the number of
+  granules, which all arrays share, and the size of a granule in this array. A
+  sharding therefore propagates from values to scales and back, and does not cut
+  granules.
 
-  If a mesh axis does not divide the number of parts, Shardy would split that
-  axis in two and spread the halves, also to results that leave `jit`. Each
-  array then has the dimension as a separate factor. The same holds for a single
-  part, because Shardy has no compound with a factor of size one.
+  If a mesh axis does not divide the number of granules, Shardy would split that
+  axis in two and propagate the halves, also to results that leave `jit`. The
+  dimension is then a separate factor in each array. So is a dimension of one
+  granule, because Shardy does not support factors of size one in a compound.
 
   Args:
     notation: names of the dimensions.
-    operands, results: the arrays, which have shapes.
-    axis_sizes: sizes of the mesh axes that must divide the number of parts.
+    operands, results: arrays; only their shapes are used.
+    axis_sizes: sizes of the mesh axes that must divide the number of granules.
 
   Returns:
-    The rule, e.g. "m0 (k0 i0), n0 (k0 i1), m0 k0, n0 k0 -> m0 n0", and keywords
-    of JAX's function that parses it.
+    The rule, e.g. "m0 (k0 i0), n0 (k0 i1), m0 k0, n0 k0 -> m0 n0", and keyword
+    arguments of JAX's function that parses it.
   """
   numbers: collections.Counter[str] = collections.Counter()
   sizes: dict[str, int] = {}
@@ -101,9 +102,9 @@ def sharding_rule(
 
   rule = terms(notation.operands, operands)
   rule += f" -> {terms(notation.results, results)}"
-  # Shardy wants each kind of factor in the order of its first appearance.
+  # Shardy requires factors of a kind in the order in which the rule has them.
   order = list(dict.fromkeys(re.findall(r"\w+", rule)))
-  # A factor has a size unless it is a whole dimension of some array.
+  # Shardy infers the size of a factor that is a whole dimension of an array.
   alone = set(re.findall(r"\w+", re.sub(r"\([^)]*\)", "", rule)))
   return rule, {
     **{name: n for name, n in sizes.items() if name not in alone},

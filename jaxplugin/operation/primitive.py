@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for JAX that the primitives of all operations share.
+"""JAX rules that the primitives of all operations share.
 
 `register` registers the rules of any primitive. `register_call` also defines
-them, for an operation whose primitive takes a `static_call.Call`.
+the rules, for a primitive that takes a `static_call.Call`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from jaxplugin.runtime import lowering
 from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 
-Call = Any  # a `static_call.Call` of one operation
+Call = Any  # the operation's subclass of `static_call.Call`
 Bind = Callable[[Call], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-  """An equation that is lowered.
+  """An equation that is being lowered.
 
   Attributes:
-    module: the module it is lowered into.
-    target: the target to choose a backend for.
-    avals_in, avals_out: types of its operands and results.
-    mesh: a mesh with explicit axes, if an operand is on one.
+    module: module that the equation is lowered into.
+    target: target to choose a backend for.
+    avals_in, avals_out: types of the operands and results.
+    mesh: mesh with explicit axes of the operands, or None.
   """
 
   module: lowering.Module
@@ -70,12 +70,12 @@ def register(
   """Registers the rules of a primitive.
 
   Args:
-    primitive: has a parameter `target`, the target of an enclosing
+    primitive: primitive with a parameter `target`, the target of an enclosing
       `use_target`, or None.
-    who: the function that errors name.
-    abstract_eval, batch, jvp: rules as JAX calls them. A primitive without
-      `jvp` has no derivative.
-    lower: (site, **params) -> the function of the operands to lower.
+    who: name of the function in errors.
+    abstract_eval, batch, jvp: JAX rules. A primitive without `jvp` has no
+      derivative.
+    lower: (site, **params) -> function of the operands, which is lowered.
   """
   rule = functools.partial(_lower, primitive, who, lower)
   primitive.def_impl(functools.partial(lowering.impl, primitive))
@@ -119,15 +119,15 @@ def partition_key(
   Args:
     site: the equation.
     name: name of its primitive.
-    problem: determines what the equation computes.
-    overlay: the tuning tables that the equation was traced under.
-    operation: the operation whose backends compute it; None for all.
+    problem: problem that determines what the equation computes.
+    overlay: tuning tables in effect when the equation was traced.
+    operation: operation whose backends may compute it; None for all.
   """
   return fingerprints.of(
     name,
     problem,
     site.target,
-    registry.usable(operation),  # other packages' have no fingerprint
+    registry.usable(operation),  # Plugin backends make the key None.
     resolution.decides(overlay),
   )
 
@@ -137,31 +137,31 @@ def partition_key(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """The parts of an operation's rules that differ between operations.
+  """The functions that define the JAX rules of one operation.
 
   Attributes:
-    who: the function that errors name if the user called no other.
+    who: default name of the function in errors. A public function that calls
+      the operation replaces it.
     remedy: "Differentiate with respect to ..." for the error about derivatives
       of quantized operands.
-    local: (call, target, module) -> the result, computed on one device.
+    local: (call, target, module) -> result, computed on one device.
     jvp: (bind, call, tangents by name) -> (result, tangent).
-    require_linear: (form, names of arrays) raises an error unless the call is
-      linear in these arrays together.
-    cotangent: (bind, name, cotangent of the result, call) -> the cotangent of
-      one array. Arrays whose cotangent is computed are abstract in the call.
-    batch: (bind, call of the arrays of all entries, the mapped dimension of
-      each array that has one, number of entries) -> (result, its mapped
-      dimension).
-    can_partition: call -> whether devices can share it.
-    prepared: call -> the same call with arrays as devices exchange them.
-    restored: undoes the part of `prepared` that changes types.
+    require_linear: (form, names of arrays) -> None; raises unless the call is
+      jointly linear in these arrays.
+    cotangent: (bind, name, cotangent of the result, call) -> cotangent of one
+      array. Arrays whose cotangent is wanted are abstract in the call.
+    batch: (bind, call of batched arrays, {name: mapped dimension}, number of
+      entries) -> (result, its mapped dimension).
+    can_partition: call -> whether the call can be split over devices.
+    prepared: call -> call whose quantized arrays are bytes, for collectives.
+    restored: undoes the changes of `prepared` to dtypes.
     assign, notation: as for `split.of_call`.
-    per_device: (local, and the arguments that `split.of_call` says) -> a
-      device's part of the result. `local` computes a call on one device.
-    result_sharding: call -> the sharding in the type of the result. None if no
-      call has operands on a mesh with explicit axes.
-    on_explicit_axes: (bind, call, sharding of the result) -> the result; None
-      as for `result_sharding`.
+    per_device: (local, *arguments of `split.of_call`'s per_device) -> a
+      device's shard of the result. `local` computes a call on one device.
+    result_sharding: call -> sharding of the result's type. None if calls never
+      have operands on a mesh with explicit axes.
+    on_explicit_axes: (bind, call, sharding of the result) -> result. None under
+      the same condition as for `result_sharding`.
   """
 
   who: str
@@ -182,15 +182,15 @@ class Rules:
 
 
 def bind(call: static_call.Call, target: targets.Target | None) -> jax.Array:
-  """Returns the result of a call whose arguments are checked."""
+  """Binds the primitive of a validated call."""
   return call.PRIMITIVE.bind(*call.flatten(), call=call.form(), target=target)
 
 
 def register_call(primitive: extend_core.Primitive, rules: Rules) -> None:
   """Registers the rules of a primitive that takes a call.
 
-  Its operands are the arrays of the call. Its parameters are `call`, the form,
-  and `target`.
+  Its operands are the arrays of the call. Its parameters are `call`, the form
+  of the call, and `target`.
   """
   register(
     primitive,
@@ -258,7 +258,7 @@ def _batch(rules, args, dims, *, call, target):
 
 
 def _refuse_quantized(rules: Rules, call: Call, names: Container[str]) -> None:
-  """Raises NotImplementedError if a named array is of a quantized operand."""
+  """Raises NotImplementedError if a name is that of a quantized array."""
   quantized = [
     f"{name} ({side.format})"
     for side in (call.lhs, call.rhs)
@@ -278,9 +278,9 @@ def not_linear(
   """Returns the error of a `jax.linear_transpose` of a call.
 
   Args:
-    who: the function that the error names if the user called no other.
-    names: the arrays whose cotangents are wanted.
-    what: the rest of "the result is not linear in lhs and rhs".
+    who: default name of the function in the error.
+    names: names of the arrays whose cotangents are wanted.
+    what: text after "the result is not linear in lhs and rhs".
   """
   return NotImplementedError(
     f"{speaking.who(who)}: jax.linear_transpose needs a linear function, and"
@@ -289,7 +289,7 @@ def not_linear(
 
 
 def _lower_call(rules, site, *, call, target):
-  # Each device's part is lowered as a call.
+  # The function of each device binds the primitive for its shards.
   share = functools.partial(bind, target=target)
 
   def function(*flat):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations split over the devices of a mesh.
 
-One record describes how an operation is split. Two functions use it:
-`partitioned` for axes that XLA's partitioner assigns, `on_explicit_axes` for
-shardings in types. Both compute the same on each device.
+`Operation` describes how an operation is split. `partitioned` splits it over
+auto axes, which XLA's partitioner assigns, and `on_explicit_axes` over explicit
+axes. Both compute the same on each device.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Operation:
 
   Attributes:
     assign: (operands, axes of their dimensions, axes wanted for the results,
-      size of each mesh axis) -> the axes to compute with.
-    per_device: (a device's parts of the operands, the assignment, size of each
-      mesh axis) -> its parts of the results. It may use collectives over the
+      size of each mesh axis) -> assignment.
+    per_device: (a device's shards of the operands, assignment, size of each
+      mesh axis) -> its shards of the results. It may use collectives over the
       mesh axes.
     whole: (*operands) -> results, traced for their types.
-    rule: (operands, results, sizes of the mesh axes) -> Shardy's rule.
+    rule: (operands, results, sizes of the mesh axes) -> Shardy rule.
   """
 
   assign: Callable[[Sequence[Any], Specs, Specs, Mapping[str, int]], Assignment]
@@ -63,15 +63,15 @@ def of_call(
   per_device: Callable[..., jax.Array],
   whole: Callable[[Any], jax.Array] | None = None,
 ) -> Operation:
-  """Describes how a `static_call.Call` is split.
+  """Returns the `Operation` of a `static_call.Call`.
 
   Args:
-    form: the form of the call.
+    form: form of the call.
     assign: (call, axes of its arrays by name, axes wanted for the result, size
-      of each mesh axis) -> the assignment.
+      of each mesh axis) -> assignment.
     notation: call -> names of the dimensions of its arrays.
-    per_device: (a device's part of the call, the assignment, size of each mesh
-      axis) -> a device's part of the result.
+    per_device: (call of a device's shards, assignment, size of each mesh axis)
+      -> a device's shard of the result.
     whole: call -> result.
   """
   assert isinstance(form, static_call.Call)
@@ -96,7 +96,7 @@ def partitioned(
 
   Args:
     operation: the operation.
-    key: equal only for operations that do the same; None if that is unknown.
+    key: key that is equal only for equal operations; None if unknown.
   """
   assert operation.whole is not None
   assert operation.rule is not None
@@ -132,12 +132,12 @@ def on_explicit_axes(
 ) -> Callable[..., list[jax.Array]]:
   """Returns a function of the operands that is a `shard_map`.
 
-  It has no callback, so the module is cached and exported as any other.
+  It needs no partitioner callback, so JAX can cache and export the module.
 
   Args:
     operation: the operation.
-    mesh: a mesh with explicit axes.
-    specs: axes of each dimension of each result.
+    mesh: mesh with explicit axes.
+    specs: mesh axes of each dimension of each result.
   """
 
   def function(*operands: jax.Array) -> list[jax.Array]:

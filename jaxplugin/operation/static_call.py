@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Call`: the arrays and options that an operation is called with.
 
-A primitive takes arrays, and parameters that can be hashed. A call has both.
-The form of a call is the call without its arrays, which is such a parameter.
+A primitive takes arrays as operands and hashable parameters. A call has both.
+The form of a call is the call without its arrays: a hashable parameter.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _SIDE_ARRAYS: Final = {
 
 
 class _Form(enum.Enum):
-  """Takes the place of an array in `Call.form`."""
+  """Placeholder of an array in `Call.form`."""
 
   ARRAY = "array"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-  """The arrays of a call, and everything else about it.
+  """The arrays and parameters of a call.
 
   Attributes:
-    PRIMITIVE: the JAX primitive of the call. Each subclass sets it.
-    ARRAYS: the path of each array by its name, in the order of the primitive's
-      operands. A path is a field, or a field and a field of that. A field with
-      fields is a dataclass with a method `replace`. Each subclass sets it.
+    PRIMITIVE: JAX primitive of the call, set by each subclass.
+    ARRAYS: {name: path} of each array, in the order of the primitive's
+      operands, set by each subclass. A path is (field,) or (field, field of the
+      field), where the outer field is a dataclass with a method `replace`.
   """
 
   PRIMITIVE: ClassVar[Any]
@@ -72,15 +72,15 @@ class Call:
     return self.replace(**changes)
 
   def form(self) -> Self:
-    """Returns the call without its arrays: hashable, equal if all else is."""
+    """Returns the call with placeholders as arrays, which is hashable."""
     return self.with_arrays(**dict.fromkeys(self.arrays(), _Form.ARRAY))
 
   def named(self, flat: Iterable[Any]) -> dict[str, Any]:
-    """Returns one item for each array of the call, by the array's name."""
+    """Returns {name: item} for a list with an item for each array."""
     return dict(zip(self.arrays(), flat, strict=True))
 
   def filled(self, flat: Iterable[Any]) -> Self:
-    """Returns the call whose `form` this is, with the given arrays."""
+    """Returns this form with arrays in place of the placeholders."""
     return self.with_arrays(**self.named(flat))
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of other packages, adapted to the table of an operation.
 
-Their answers are checked. A wrong answer is reported with the name of its
-distribution, and is never a result.
+Adapters check what these backends return. An invalid value is reported with the
+name of the distribution, and is never used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxplugin.plugins import discovery
 from jaxplugin.plugins import records
 from jaxplugin.plugins import registry
 
-# Before all of jaxplugin's own, whose ranks are positive.
+# Ranks of jaxplugin's own backends are positive, and lower ranks come first.
 _FIRST_RANK: Final = -1000
 _lock: Final = threading.Lock()
 
@@ -37,14 +37,14 @@ class Interface(Generic[decisions.Problem]):
   """How an operation calls the backends of other packages.
 
   Attributes:
-    operation: name of the operation, as in `records.Backend.operation`.
-    problem_of: problem -> its view, which `supports` gets.
-    emit: (adapter, config, *arguments) -> the result. The arguments are those
-      of the operation's `decisions.Backend.emit`.
-    refusal: problem -> why no backend is asked whether it supports it, or "".
+    operation: name of the operation (`records.Backend.operation`).
+    problem_of: problem -> view of it, the argument of `supports`.
+    emit: (adapter, config, *arguments) -> result. The arguments are those of
+      the operation's `decisions.Backend.emit`.
+    refusal: problem -> why no plugin backend supports it, or "".
     is_empty: problem -> whether `emit` computes it without the backend.
-    notes: (problem, backend) -> more notes of the plan if the backend has no
-      `plan`.
+    notes: (problem, backend) -> additional notes for the plan of a backend
+      without `plan`.
   """
 
   operation: str
@@ -60,9 +60,9 @@ class Interface(Generic[decisions.Problem]):
 def table(
   interface: Interface[decisions.Problem],
 ) -> dict[str, decisions.Backend[decisions.Problem]]:
-  """Returns an operation's bundled and other packages' usable backends."""
+  """Returns an operation's bundled backends and usable plugin backends."""
   found = _found(interface.operation)
-  with _lock:  # one adapter for each backend, because an adapter warns once
+  with _lock:  # A backend has one adapter, so that it warns only once.
     return {
       item.backend.name: _adapted(
         interface, item, _FIRST_RANK + i if item.is_first else None
@@ -72,7 +72,7 @@ def table(
 
 
 def call_targets() -> tuple[str, ...]:
-  """Returns the custom calls of the bundled and other packages' backends."""
+  """Returns the custom calls of all bundled and usable plugin backends."""
   return tuple(
     name
     for operation in records.OPERATIONS
@@ -127,9 +127,10 @@ def _adapted(
 def _source(
   found: records.Found, target: targets.Target
 ) -> decisions.Source | None:
-  """Returns the backend's own source, or the version of its distribution.
+  """Returns the backend's `Tuning.source`, or its distribution's version.
 
-  None if code registered the backend, because its version is unknown.
+  The result is None if code registered the backend, because its version is then
+  unknown.
   """
   backend = found.backend
   if target.platform not in backend.platforms:
@@ -143,7 +144,7 @@ def _source(
 
 
 class Adapter(Generic[decisions.Problem]):
-  """Asks a backend of another package about an operation's problems."""
+  """Calls a plugin backend's functions and checks what they return."""
 
   def __init__(
     self, found: records.Found, interface: Interface[decisions.Problem]
@@ -173,7 +174,7 @@ class Adapter(Generic[decisions.Problem]):
       return None
     try:
       answer = backend.supports(self._interface.problem_of(problem), target)
-    except Exception as error:  # whatever another package's function raises
+    except Exception as error:  # Another package may raise any error.
       return self._wrong(f"its supports raised {type(error).__name__}: {error}")
     if answer is None:
       return None
@@ -233,7 +234,7 @@ class Adapter(Generic[decisions.Problem]):
     return plan
 
   def _plan(self, problem: Any) -> decisions.Plan:
-    """Returns the plan of a backend that has no `plan`."""
+    """Returns the plan of a backend without `plan`."""
     scale = getattr(problem, "global_scale", "none")
     application: decisions.Application = "separate"
     if scale == "none":
@@ -246,7 +247,7 @@ class Adapter(Generic[decisions.Problem]):
     )
 
   def emit(self, view: Any) -> Any:
-    """Returns the result of the backend's `emit` for the view of a call."""
+    """Calls the backend's `emit` with the view of a call."""
     refusal = self.lowering_refusal(view.target)
     try:
       if refusal is not None:
@@ -264,7 +265,7 @@ class Adapter(Generic[decisions.Problem]):
   def emit_array(
     self, view: Any, dtype: np.dtype, shape: tuple[Any, ...]
   ) -> jax.Array:
-    """Returns the result of `emit`, which must have a dtype and a shape."""
+    """Calls `emit`; raises TypeError unless the result has dtype and shape."""
     result = self.emit(view)
     if not isinstance(result, jax.Array) or (
       (result.dtype, tuple(result.shape)) != (dtype, tuple(shape))
@@ -273,7 +274,7 @@ class Adapter(Generic[decisions.Problem]):
     return result
 
   def wrong_result(self, wanted: str, got: Any) -> TypeError:
-    """Returns the error of a result that `emit` may not return."""
+    """Returns the error for an invalid result of `emit`."""
     is_array = isinstance(got, jax.Array)
     text = f"{got.dtype}{list(got.shape)}" if is_array else repr(got)
     return TypeError(
@@ -284,7 +285,7 @@ class Adapter(Generic[decisions.Problem]):
     return speaking.who(self._interface.operation)
 
   def _wrong(self, what: str) -> decisions.Unsupported:
-    """Refuses a problem, and warns at the first time."""
+    """Returns a refusal, and warns about it once."""
     if not self._is_warned:
       self._is_warned = True
       kind = self._interface.operation.removeprefix("block_scaled_")

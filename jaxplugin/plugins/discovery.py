@@ -23,8 +23,8 @@ from jaxplugin.plugins import records
 GROUP: Final = "jaxplugin.backends"
 ALLOWED: Final = "JAXPLUGIN_BACKENDS"
 FIRST: Final = "JAXPLUGIN_BACKENDS_FIRST"
-# Backends that jaxplugin itself has by the interface of other packages. The
-# environment does not apply to them, and `statuses` does not list them.
+# Backends of jaxplugin that use the plugin interface. The environment variables
+# do not apply to them, and `statuses` does not list them.
 BUNDLED: Final = (
   importlib.metadata.EntryPoint(
     name="cutile", value="jaxplugin.cutile:BACKEND", group=GROUP
@@ -39,9 +39,9 @@ class Discovery:
   """The backends of all entry points, in order of names.
 
   Attributes:
-    found: the usable backends, those that are tried first in front.
-    refused: the status of the other backends.
-    warnings: the warnings to print.
+    found: usable backends. Those of `JAXPLUGIN_BACKENDS_FIRST` come first.
+    refused: status of the other backends.
+    warnings: warnings to print.
   """
 
   found: tuple[records.Found, ...] = ()
@@ -71,7 +71,7 @@ def load(
 
   Args:
     points: the entry points.
-    taken: names that backends may not have, each with its owner.
+    taken: {name: owner} of the names that backends must not have.
     environment: the environment variables.
   """
   points = sorted(points, key=lambda p: (p.name, origin_of(p), p.value))
@@ -92,7 +92,7 @@ def load(
         for other in points
         if other.name == point.name and other is not point
       )
-      # Refuse all of them: an installation must not replace a backend.
+      # All are refused, so that an installation cannot replace a backend.
       result = _refused(
         point, records.Refusal.NAME_TAKEN, f"by {others} too; uninstall one"
       )
@@ -128,7 +128,7 @@ def _load(
   """Returns the backends of an entry point, at most one for each operation."""
   try:
     value = point.load()
-  except (Exception, SystemExit) as error:  # whatever its import raises
+  except (Exception, SystemExit) as error:  # An import may raise any error.
     return _refused(
       point,
       records.Refusal.IMPORT_FAILED,
@@ -182,13 +182,13 @@ def _refused(
 
 
 def _names(environment: Mapping[str, str], variable: str) -> tuple[str, ...]:
-  """The names in a list, without what is empty, each once."""
+  """Returns the distinct names of a comma-separated variable."""
   words = (word.strip() for word in environment.get(variable, "").split(","))
   return tuple(dict.fromkeys(word for word in words if word))
 
 
 def _allowed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-  """The names that may be loaded; None is all."""
+  """Returns the names that may be loaded; None allows all."""
   names = _names(environment, ALLOWED)
   if names in ((), (_ALL,)):
     return None
@@ -214,7 +214,7 @@ def _unknown(
 def _in_order(
   found: Iterable[records.Found], order: tuple[str, ...]
 ) -> tuple[records.Found, ...]:
-  """Returns the backends that come first, in that order, then the others."""
+  """Returns the backends named in `order`, in that order, then the others."""
   found = tuple(found)
   first = [
     dataclasses.replace(item, is_first=True)

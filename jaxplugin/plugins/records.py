@@ -26,13 +26,13 @@ API_VERSION: Final = 1
 OPERATIONS: Final = ("block_scaled_dot", "ragged_dot", "quantize", "dequantize")
 NEEDS_STATIC_SIZES: Final = "needs static sizes, some are symbolic"
 
-# Words of the environment variables and of the benchmark.
+# Names with a meaning in environment variables or in the benchmark.
 RESERVED_NAMES: Final = ("off", "all", "none", "chosen")
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WHO: Final = "Backend"
 
-# The arguments are views of a problem and of a call, which each operation has.
+# The arguments are views of problems and calls, which each operation defines.
 Supports = Callable[[Any, targets.Target], str | None]
 Emit = Callable[[Any], Any]
 Config = Mapping[str, decisions.Scalar]

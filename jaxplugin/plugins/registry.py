@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends of other packages, from entry points and from code.
 
-The first decision, or the first look-up of a name, reads the entry points.
-They are read once, so no earlier decision is stale. Code may register backends
-later: they are part of `jit`'s key, so `jit` traces earlier functions again.
+The first decision, or the first look-up of a name, loads the entry points. They
+are loaded once, so later decisions use the same backends. Code may register
+backends later. They are part of `jit`'s cache key, so `jit` traces earlier
+functions again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,12 @@ _WHO: Final = "register_backend"
 class _State:
   """The known backends.
 
-  It is replaced as a whole, so a reader needs no lock.
+  A change replaces the whole state, so readers need no lock.
 
   Attributes:
     own: names of jaxplugin's own backends.
-    in_code: the backends that code registered, each with the number of its
-      registration.
-    discovery: the backends of entry points; None before the first look-up.
+    in_code: (registration number, backend) of each backend registered in code.
+    discovery: backends of entry points; None before the first look-up.
   """
 
   own: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class _State:
   discovery: discovery.Discovery | None = None
 
   def found(self) -> tuple[records.Found, ...]:
-    """Returns the usable backends, those that are tried first in front."""
+    """Returns the usable backends; those with `is_first` come first."""
     everything = [item for _, item in self.in_code]
     if self.discovery is not None:
       everything += self.discovery.found
@@ -57,12 +57,12 @@ _lock: Final = threading.Lock()
 _state = _State()
 _numbers: Final = itertools.count(1)
 _loading: Final = threading.local()
-# The registration numbers of the backends in code.
+# Registration numbers of the backends in code, a part of `jit`'s cache key.
 _key: Final = jax.make_user_context(default_value=())
 
 
 def reserve(names: tuple[str, ...]) -> None:
-  """Sets jaxplugin's own names. `dot.backends` calls it once."""
+  """Sets the names of jaxplugin's own backends, at import."""
   global _state
   with _lock:
     _state = dataclasses.replace(_state, own=names)
@@ -71,7 +71,7 @@ def reserve(names: tuple[str, ...]) -> None:
 def usable(operation: str | None = None) -> tuple[records.Found, ...]:
   """Returns the usable backends of an operation, or of all operations.
 
-  The first call loads those of entry points.
+  The first call loads the entry points.
   """
   return tuple(
     found
@@ -210,16 +210,17 @@ def _enter_key() -> None:
 def _loaded() -> _State:
   """Returns the state after the entry points are loaded.
 
-  No lock is held while modules are imported, because another thread that
-  imports one of them may wait for that lock. Several threads may load at once.
-  The result of the first one to finish is used.
+  Imports run without the lock: another thread that imports one of the modules
+  may be waiting for it. Several threads may load at once. The result of the
+  first thread to finish is used.
   """
   global _state
   state = _state
   if state.discovery is not None:
     return state
   if getattr(_loading, "is_on", False):
-    # The import of a backend decides a dot, without entry points.
+    # A backend's module chooses a backend during its import. This decision uses
+    # no entry points.
     return dataclasses.replace(state, discovery=discovery.Discovery())
   _loading.is_on = True
   try:
@@ -240,7 +241,7 @@ def _discover(state: _State) -> discovery.Discovery:
   taken = _own_names(state) | _names_in_code(state)
   try:
     return discovery.load(discovery.installed(), taken, os.environ)
-  except Exception as error:  # metadata of any package that is installed
+  except Exception as error:  # Any installed package's metadata may be invalid.
     text = f"{type(error).__name__}: {error}"
     return discovery.Discovery(
       warnings=(f"cannot look for backends of other packages: {text}",)
@@ -254,7 +255,7 @@ def _own_names(state: _State) -> dict[str, str]:
 def _names_in_code(
   state: _State, operation: str | None = None
 ) -> dict[str, str]:
-  """Returns the names of an operation's backends in code, or of all."""
+  """Returns {name: owner} of one or all operations' backends in code."""
   names = (
     item.backend.name
     for _, item in state.in_code
@@ -266,7 +267,7 @@ def _names_in_code(
 def _without(
   found: discovery.Discovery, taken: Mapping[str, str]
 ) -> discovery.Discovery:
-  """Refuses backends whose names code took while they were imported."""
+  """Refuses backends whose names code registered during their import."""
   kept, refused = [], []
   for item in found.found:
     if item.backend.name in taken:
