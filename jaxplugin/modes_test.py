@@ -95,7 +95,7 @@ class Entry:
     expected: its results as NumPy has them in f64, or None.
     magnitude: the largest sum |a * b| of a result.
     is_traced: whether `jax.jit` can trace it.
-    key: whether it takes a key after `args`.
+    has_key: whether it takes a key after `args`.
   """
 
   covers: tuple[str, ...]
@@ -116,6 +116,22 @@ def entry(*covers, **kwargs):
     return run
 
   return add
+
+
+def by_each(function, **options):
+  """Returns the function by the chosen implementation, and by xla."""
+  return [
+    functools.partial(function, implementation=implementation, **options)
+    for implementation in (None, "xla")
+  ]
+
+
+def twice(x):
+  return jnp.stack([x, x])
+
+
+def straight_through(x, format, **options):
+  return jp.quantize(x, format, derivative="straight_through", **options)
 
 
 def gradients(f, *args):
@@ -148,8 +164,7 @@ def quantize_stack(stack):
 
 @entry("quantize", args=(X,), expected=lambda: np.ones_like(X))
 def quantize_straight_through(x):
-  derivative = "straight_through"
-  f = lambda x: jp.dequantize(jp.quantize(x, jp.NVFP4, derivative=derivative))
+  f = lambda x: jp.dequantize(straight_through(x, jp.NVFP4))
   return jax.grad(lambda x: f(x).sum())(x)
 
 
@@ -173,11 +188,7 @@ def layouts(x):
 
 
 @entry(
-  "concatenate",
-  "stack",
-  "legacy_global_scales",
-  "shard",
-  "shardings",
+  *("concatenate", "stack", "legacy_global_scales", "shard", "shardings"),
   args=(STACK,),
 )
 def array_functions(stack):
@@ -217,12 +228,11 @@ def dot_expected():
   magnitude=K * 36,
 )
 def dot(x, w, bias, residual):
+  rest = {"bias": bias, "activation": "relu", "residual": residual}
   results = []
   for format in FORMATS:
     x_q, w_q = jp.quantize(x, format), jp.quantize(w, format)
-    for implementation in (None, "xla"):
-      f = functools.partial(jp.block_scaled_dot, implementation=implementation)
-      rest = {"bias": bias, "activation": "relu", "residual": residual}
+    for f in by_each(jp.block_scaled_dot):
       results += [f(x_q, w_q), f(x_q, w_q, **rest)]
   return results
 
@@ -230,13 +240,12 @@ def dot(x, w, bias, residual):
 @entry("block_scaled_dot", args=(X, STACK))
 def dot_batched(x, stack):
   w_q = jp.quantize(stack, jp.NVFP4, batch_dims=1)
-  results = []
-  for implementation in (None, "xla"):
-    f = functools.partial(jp.block_scaled_dot, implementation=implementation)
-    results.append(jax.vmap(f, (None, 0))(x, w_q))
-    rows = jp.quantize(jnp.stack([x, x]), jp.NVFP4)
-    results.append(f(rows, w_q, dimension_numbers=(((2,), (2,)), ((0,), (0,)))))
-  return results
+  rows = jp.quantize(twice(x), jp.NVFP4)
+  numbers = (((2,), (2,)), ((0,), (0,)))
+  return [
+    (jax.vmap(f, (None, 0))(x, w_q), f(rows, w_q, dimension_numbers=numbers))
+    for f in by_each(jp.block_scaled_dot)
+  ]
 
 
 @entry("block_scaled_dot", "linear", args=(X, W, BIAS))
@@ -244,24 +253,19 @@ def dot_gradients(x, w, bias):
   results = []
   for format in (jp.MXFP8, jp.NVFP4):
     w_q = jp.quantize(w, format)
-    for implementation in (None, "xla"):
-      results += _gradients_of_dots(x, w, bias, w_q, implementation)
+    through = functools.partial(straight_through, format=format)
+    for dot, linear in zip(
+      by_each(jp.block_scaled_dot),
+      by_each(jp.linear, activation="gelu"),
+      strict=True,
+    ):
+      both = lambda x, w, f=dot, q=through: f(q(x), q(w))
+      results += [
+        gradients(both, x, w),
+        gradients(lambda x, f=dot, w_q=w_q: f(x, w_q), x),
+        gradients(lambda x, b, f=linear, w_q=w_q: f(x, w_q, b), x, bias),
+      ]
   return results
-
-
-def _gradients_of_dots(x, w, bias, w_q, implementation):
-  def through(x):
-    return jp.quantize(x, w_q.format, derivative="straight_through")
-
-  dot = functools.partial(jp.block_scaled_dot, implementation=implementation)
-  linear = functools.partial(
-    jp.linear, activation="gelu", implementation=implementation
-  )
-  return [
-    gradients(lambda x, w: dot(through(x), through(w)), x, w),
-    gradients(lambda x: dot(x, w_q), x),
-    gradients(lambda x, bias: linear(x, w_q, bias), x, bias),
-  ]
 
 
 @entry("linear", args=(X, STACK, np.array(1, np.int32)))
@@ -292,10 +296,9 @@ CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
 def ragged_expected():
-  groups = np.repeat([0, 1], SIZES)
   rows = np.zeros((M, N))
-  for i, g in enumerate(groups):
-    rows[i] = X[i].astype(np.float64) @ STACK[g].T
+  for i, group in enumerate(np.repeat([0, 1], SIZES)):
+    rows[i] = X[i].astype(np.float64) @ STACK[group].T
   return [rows] * 6
 
 
@@ -319,31 +322,22 @@ def ragged_dot(x, stack, sizes):
 def ragged_dot_transforms(x, stack, sizes, bias):
   w_q = jp.quantize(stack, jp.NVFP4, batch_dims=1)
   results = []
-  for implementation in (None, "xla"):
-    f = functools.partial(
-      jp.ragged_dot, implementation=implementation, activation="swiglu"
-    )
+  for f in by_each(jp.ragged_dot, activation="swiglu"):
+    with_bias = lambda x, bias, f=f: f(x, w_q, sizes, bias=bias)
     results += [
-      f(x, w_q, sizes, bias=bias),
-      gradients(lambda x, bias, f=f: f(x, w_q, sizes, bias=bias), x, bias),
-      jax.vmap(f, (0, None, None))(jnp.stack([x, x]), w_q, sizes),
-      jax.vmap(f, (0, None, 0))(
-        jnp.stack([x, x]), w_q, jnp.stack([sizes, sizes])
-      ),
+      with_bias(x, bias),
+      gradients(with_bias, x, bias),
+      jax.vmap(f, (0, None, None))(twice(x), w_q, sizes),
+      jax.vmap(f, (0, None, 0))(twice(x), w_q, twice(sizes)),
     ]
-  through = jp.quantize(
-    stack, jp.MXFP8, batch_dims=1, derivative="straight_through"
-  )
-  return results, through
+  return results, straight_through(stack, jp.MXFP8, batch_dims=1)
 
 
 @entry("ragged_dot", args=(X, STACK, SIZES))
 def ragged_dot_straight_through(x, stack, sizes):
   def loss(x, stack):
-    through = functools.partial(
-      jp.quantize, format=jp.MXFP8, derivative="straight_through"
-    )
-    return jp.ragged_dot(through(x), through(stack, batch_dims=1), sizes)
+    weights = straight_through(stack, jp.MXFP8, batch_dims=1)
+    return jp.ragged_dot(straight_through(x, jp.MXFP8), weights, sizes)
 
   return gradients(loss, x, stack)
 
@@ -358,17 +352,13 @@ def ragged_dot_general(x, stack, sizes):
       x, jp.quantize(stack, jp.MXFP8), sizes, numbers, implementation="xla"
     ),
   ]
-  for implementation in (None, "xla"):
-    f = functools.partial(
-      jp.ragged_dot_general,
-      ragged_dot_dimension_numbers=CONTRACTION,
-      implementation=implementation,
-    )
-    blocked = jp.quantize(rows, jp.NVFP4, axis=0)
+  blocked = jp.quantize(rows, jp.NVFP4, axis=0)
+  numbers = {"ragged_dot_dimension_numbers": CONTRACTION}
+  for f in by_each(jp.ragged_dot_general, **numbers):
     results += [
       f(blocked, blocked, aligned),
       gradients(lambda x, y, f=f: f(x, y, sizes), x, 2 * x),
-      jax.vmap(f, (0, None, None))(jnp.stack([x, x]), x, sizes),
+      jax.vmap(f, (0, None, None))(twice(x), x, sizes),
     ]
   return results
 
@@ -378,38 +368,34 @@ def ragged_dot_general(x, stack, sizes):
 
 @entry("dot_general", args=(X, W))
 def dot_general_of_formats(x, w):
-  return [
-    (
-      dot(x, w, ALONG_LAST),
-      gradients(lambda x, w, dot=dot: dot(x, w, ALONG_LAST), x, w),
-    )
-    for dot in (
-      jp.dot_general(jp.MXFP8, jp.MXFP8),
-      jp.dot_general(jp.NVFP4, None),
-      jp.dot_general(jp.MXFP8, jp.MXFP4, implementation="xla"),
-    )
-  ]
+  results = []
+  for dot in (
+    jp.dot_general(jp.MXFP8, jp.MXFP8),
+    jp.dot_general(jp.NVFP4, None),
+    jp.dot_general(jp.MXFP8, jp.MXFP4, implementation="xla"),
+  ):
+    f = functools.partial(dot, dimension_numbers=ALONG_LAST)
+    results += [f(x, w), gradients(f, x, w)]
+  return results
+
+
+def dot_of_recipe(recipe, key):
+  dot = jp.dot_general(recipe=recipe, weight="rhs")
+  return functools.partial(dot, dimension_numbers=ALONG_LAST, key=key)
 
 
 @entry("dot_general", args=(X, W), has_key=True)
 def dot_general_of_recipes(x, w, key):
   results = []
   for recipe in RECIPES:
-    f = functools.partial(
-      jp.dot_general(recipe=recipe, weight="rhs"),
-      dimension_numbers=ALONG_LAST,
-      key=key,
-    )
+    f = dot_of_recipe(recipe, key)
     results += [f(x, w), gradients(f, x, w), jax.jvp(f, (x, w), (w, x))[1]]
   return results
 
 
 @entry(
-  "quantize_operand",
-  "training.primals",
-  "training.with_primals",
-  "training.promote_dtype",
-  "dot_general",
+  *("quantize_operand", "training.primals", "training.with_primals"),
+  *("training.promote_dtype", "dot_general"),
   args=(X, W),
   has_key=True,
 )
@@ -417,11 +403,7 @@ def operands(x, w, key):
   results = []
   for recipe in RECIPES:
     w_q = jp.quantize_operand(w, recipe, contracting=1)
-    f = functools.partial(
-      jp.dot_general(recipe=recipe, weight="rhs"),
-      dimension_numbers=ALONG_LAST,
-      key=key,
-    )
+    f = dot_of_recipe(recipe, key)
 
     def loss(x, w, w_q=w_q, f=f):
       x, held = jp.training.promote_dtype(
@@ -497,33 +479,22 @@ def checkpoint_policies(x, w):
 )
 def scaled(x, w):
   x_q, w_q = jp.quantize(x[None], jp.MXFP8), jp.quantize(w[None], jp.MXFP8)
-  results = []
-  for implementation in (None, "xla"):
-    results += [
-      jp.nn.scaled_matmul(
-        x_q.values,
-        w_q.values,
-        x_q.scale,
-        w_q.scale,
-        implementation=implementation,
-      ),
-      jp.scaled_dot(
-        x_q.values,
-        w_q.values.swapaxes(1, 2),
-        lhs_scale=x_q.scale,
-        rhs_scale=w_q.scale.swapaxes(1, 2),
-        dimension_numbers=(((2,), (1,)), ((0,), (0,))),
-        preferred_element_type=np.float32,
-        implementation=implementation,
-      ),
-    ]
-  return results
+  arrays = x_q.values, w_q.values, x_q.scale, w_q.scale
+  options = {
+    "lhs_scale": x_q.scale,
+    "rhs_scale": w_q.scale.swapaxes(1, 2),
+    "dimension_numbers": (((2,), (1,)), ((0,), (0,))),
+    "preferred_element_type": np.float32,
+  }
+  weights = w_q.values.swapaxes(1, 2)
+  return [
+    *(f(*arrays) for f in by_each(jp.nn.scaled_matmul)),
+    *(f(x_q.values, weights) for f in by_each(jp.scaled_dot, **options)),
+  ]
 
 
 @entry(
-  "nn.scaled_dot_general",
-  "nn.get_scaled_dot_general_config",
-  args=(X, W),
+  *("nn.scaled_dot_general", "nn.get_scaled_dot_general_config"), args=(X, W)
 )
 def scaled_dot_general(x, w):
   results = []
@@ -562,24 +533,17 @@ def accept_quantized(x, w):
   results = []
   for format in (jp.MXFP8, jp.NVFP4):
     quantized, _ = jp.quantize_params(params, format, min_size=0)
-    f = jp.accept_quantized(model)
-    results += [
-      f(quantized, x),
-      gradients(lambda x, q=quantized, f=f: f(q, x), x),
-    ]
+    f = functools.partial(jp.accept_quantized(model), quantized)
+    results += [f(x), gradients(f, x)]
   return results
 
 
 @entry(
   "checkpoints.activation_scale",
-  "checkpoints.from_comfyui",
-  "checkpoints.from_deepseek",
-  "checkpoints.from_mlx",
-  "checkpoints.from_modelopt",
-  "checkpoints.from_compressed_tensors",
-  "checkpoints.from_gpt_oss",
-  "checkpoints.from_torchao",
-  "checkpoints.from_gguf",
+  *("checkpoints.from_comfyui", "checkpoints.from_deepseek"),
+  *("checkpoints.from_mlx", "checkpoints.from_modelopt"),
+  *("checkpoints.from_compressed_tensors", "checkpoints.from_gpt_oss"),
+  *("checkpoints.from_torchao", "checkpoints.from_gguf"),
   args=(
     np.arange(N * K // 2, dtype=np.uint8).reshape(N, K // 2),
     np.full((N, K // 16), 56, np.uint8),
@@ -594,29 +558,23 @@ def conversions(values, e4m3, e8m0, gguf):
   words = as_type(jnp.asarray(values).reshape(N, K // 8, 4), jnp.uint32)
   exponents = as_type(jnp.asarray(e8m0), jnp.float8_e8m0fnu)
   tiles = as_type(jp.swizzle_scale(scale), jnp.uint8)
-  return [
-    jp.checkpoints.activation_scale("compressed-tensors", number),
-    *(
-      x.dequantize()
-      for x in (
-        jp.checkpoints.from_comfyui(
-          values, as_type(tiles, jnp.float8_e4m3fn), number
-        ),
-        jp.checkpoints.from_deepseek(
-          as_type(jnp.asarray(values), jnp.int8), exponents
-        ),
-        jp.checkpoints.from_mlx(words, e8m0),
-        jp.checkpoints.from_modelopt(values, scale, number),
-        jp.checkpoints.from_modelopt(values, e8m0),
-        jp.checkpoints.from_compressed_tensors(values, scale, 1 / number),
-        jp.checkpoints.from_torchao(values, scale, number),
-        jp.checkpoints.from_gguf(gguf, "mxfp4"),
-        jp.checkpoints.from_gpt_oss(
-          values.reshape(1, N, K // 32, 16), e8m0[None]
-        ),
-      )
+  signed = as_type(jnp.asarray(values), jnp.int8)
+  blocks = values.reshape(1, N, K // 32, 16)
+  made = (
+    jp.checkpoints.from_comfyui(
+      values, as_type(tiles, jnp.float8_e4m3fn), number
     ),
-  ]
+    jp.checkpoints.from_deepseek(signed, exponents),
+    jp.checkpoints.from_mlx(words, e8m0),
+    jp.checkpoints.from_modelopt(values, scale, number),
+    jp.checkpoints.from_modelopt(values, e8m0),
+    jp.checkpoints.from_compressed_tensors(values, scale, 1 / number),
+    jp.checkpoints.from_torchao(values, scale, number),
+    jp.checkpoints.from_gguf(gguf, "mxfp4"),
+    jp.checkpoints.from_gpt_oss(blocks, e8m0[None]),
+  )
+  activation = jp.checkpoints.activation_scale("compressed-tensors", number)
+  return [activation, *(x.dequantize() for x in made)]
 
 
 # Programs that JAX does not trace.
@@ -761,16 +719,13 @@ class ModesTest(parameterized.TestCase):
   @pytest.mark.sample(2)
   def test_without_jit_the_bits_are_the_same(self, name):
     entry = ENTRIES[name]
+    eager = dataclasses.replace(entry, is_traced=False)
     with jax.disable_jit():
-      results = run(
-        dataclasses.replace(entry, is_traced=False), *arguments(entry)
-      )
+      results = run(eager, *arguments(entry))
     self.assert_same(name, results)
 
   def test_every_public_name_is_tried_or_has_a_reason(self):
-    public = {
-      prefix + name for prefix, names in PUBLIC.items() for name in names
-    }
+    public = {prefix + n for prefix, names in PUBLIC.items() for n in names}
     tried = {name for entry in ENTRIES.values() for name in entry.covers}
     self.assertEmpty(tried - public, "no such public name")
     self.assertEmpty(tried & NOT_HERE.keys(), "tried, and has a reason")
@@ -816,15 +771,12 @@ class IntegersTest(parameterized.TestCase):
   def test_group_sizes_mean_what_they_say(self, dtype):
     w_q = jp.quantize(STACK, jp.MXFP8)
     want = jp.ragged_dot(X, w_q, SIZES)
-    np.testing.assert_array_equal(
-      jp.ragged_dot(X, w_q, SIZES.astype(dtype)), want
-    )
+    given = jp.ragged_dot(X, w_q, SIZES.astype(dtype))
+    np.testing.assert_array_equal(given, want)
     # Sizes beyond the rows end with the rows, also where i32 would wrap.
     largest = np.array([20, min(np.iinfo(dtype).max, 2**40)], dtype)
-    np.testing.assert_array_equal(
-      jp.ragged_dot(X, w_q, largest),
-      jp.ragged_dot(X, w_q, np.array([20, M - 20])),
-    )
+    want = jp.ragged_dot(X, w_q, np.array([20, M - 20]))
+    np.testing.assert_array_equal(jp.ragged_dot(X, w_q, largest), want)
 
 
 if __name__ == "__main__":

@@ -63,24 +63,22 @@ def quantize(b, m, n, k):
 
 def arrays(b, m, n, k):
   x_q = jp.quantize(ones(b, m, k), jp.NVFP4, batch_dims=1)
+  unpacked = jp.quantize(x_q.dequantize(), jp.NVFP4, packed=False)
   return (
     x_q.transpose((1, 0, 2)).dequantize(),
     jp.concatenate([x_q, x_q]),
     jp.stack([x_q, x_q]),
     jp.unprepare_weights(jp.prepare_weights(x_q)),
-    jp.unpack_fp4(
-      jp.pack_fp4(jp.quantize(x_q.dequantize(), jp.NVFP4, packed=False).values)
-    ),
+    jp.unpack_fp4(jp.pack_fp4(unpacked.values)),
   )
 
 
 def dot(b, m, n, k):
   f = functools.partial(jp.block_scaled_dot, dimension_numbers=BATCHED)
+  x, w = ones(b, m, k), ones(b, n, k)
   return (
-    *gradients(
-      lambda x, w: f(through(x), through(w)), ones(b, m, k), ones(b, n, k)
-    ),
-    *gradients(lambda x: f(x, through(ones(b, n, k))), ones(b, m, k)),
+    *gradients(lambda x, w: f(through(x), through(w)), x, w),
+    *gradients(lambda x: f(x, through(w)), x),
   )
 
 
@@ -137,12 +135,8 @@ def scaled_matmul(b, m, n, k):
 def accelerate(b, m, n, k):
   sizes = group_sizes(b, m)
   w_q = jp.quantize(ones(b, n, k), jp.NVFP4, batch_dims=1)
-
-  @jp.accelerate
-  def f(x, w_q):
-    return lax.ragged_dot(x, w_q.dequantize().swapaxes(1, 2), sizes)
-
-  return gradients(lambda x: f(x, w_q), ones(m, k))
+  f = lambda x, w_q: lax.ragged_dot(x, w_q.dequantize().swapaxes(1, 2), sizes)
+  return gradients(lambda x: jp.accelerate(f)(x, w_q), ones(m, k))
 
 
 def quantize_dots(b, m, n, k):
@@ -195,12 +189,12 @@ OPERATIONS = {
 }
 
 
-def sizes_tried():
-  """Yields sizes with one dimension of 0, all with 1, and all with 0."""
-  for name in SIZES:
-    yield SIZES | {name: 0}
-  yield {"b": 1, "m": 1, "n": 1, "k": 64}
-  yield dict.fromkeys(SIZES, 0)
+# One dimension of 0, all with 1, and all with 0.
+SIZES_TRIED = (
+  *(SIZES | {name: 0} for name in SIZES),
+  {"b": 1, "m": 1, "n": 1, "k": 64},
+  dict.fromkeys(SIZES, 0),
+)
 
 
 def straight_through(x, w):
@@ -213,12 +207,9 @@ def of_recipe(name):
 
 
 def experts(x, w):
+  sizes = jnp.full(len(w), len(x) // len(w), jnp.int32)
   return jp.training.ragged_dot_general(
-    x,
-    w,
-    jnp.full(len(w), len(x) // len(w), jnp.int32),
-    recipe=RECIPES["nvfp4"],
-    key=KEY,
+    x, w, sizes, recipe=RECIPES["nvfp4"], key=KEY
   )
 
 
@@ -263,7 +254,7 @@ class SizesTest(parameterized.TestCase):
   @parameterized.named_parameters((name, name) for name in OPERATIONS)
   @pytest.mark.sample(12)
   def test_traces(self, name):
-    for sizes in sizes_tried():
+    for sizes in SIZES_TRIED:
       with self.subTest(sizes):
         # A new function for each: JAX does not trace equal ones again.
         jax.eval_shape(lambda s=sizes: OPERATIONS[name](**s))
@@ -280,11 +271,8 @@ class SizesTest(parameterized.TestCase):
     b, m, n, k = sizes.values()
     w_q = jp.quantize(ones(b, n, k), jp.NVFP4, batch_dims=1)
     for implementation in (None, "xla"):
-      f = functools.partial(
-        jp.ragged_dot,
-        rhs=w_q,
-        group_sizes=group_sizes(b, m),
-        implementation=implementation,
+      f = lambda x, i=implementation: jp.ragged_dot(
+        x, w_q, group_sizes(b, m), implementation=i
       )
       got = gradients(jax.vmap(f), ones(2, m, k))
       # All rows are in groups of m / 2, which the last group ends.
