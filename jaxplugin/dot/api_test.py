@@ -51,39 +51,23 @@ class SuiteTest(parameterized.TestCase):
   def test_sweep_covers_every_kind_and_storage(self):
     cases = [dot_cases.random_case(i) for i in range(500)]
     sides = [side for case in cases for side in (case.lhs, case.rhs)]
-    self.assertLen(
-      {(c.lhs.dtype, c.lhs.format, c.rhs.dtype, c.rhs.format) for c in cases},
-      40,
-    )
-    self.assertEqual(
-      {side.storage for side in sides},
-      {*contract.STORAGES, *("packed_" + s for s in contract.STORAGES)},
-    )
-    self.assertEqual(
-      {
-        0 if n is None else len(n[1][0])
-        for n in (c.dimension_numbers for c in cases)
-      },
-      {0, 1, 2, 3},
-    )
-    ragged = [
-      s
-      for s in sides
-      if s.format is not None and s.shape[s.axis] % s.format.block_size
-    ]
+    kind = lambda side: (side.dtype, side.format)
+    self.assertLen({(kind(c.lhs), kind(c.rhs)) for c in cases}, 40)
+    storages = {*contract.STORAGES, *("packed_" + s for s in contract.STORAGES)}
+    self.assertEqual({side.storage for side in sides}, storages)
+    given = [c for c in cases if c.dimension_numbers is not None]
+    self.assertLess(len(given), len(cases))
+    num_batch = {len(c.dimension_numbers[1][0]) for c in given}
+    self.assertEqual(num_batch | {0}, {0, 1, 2, 3})
+    quantized = [s for s in sides if s.format is not None]
+    ragged = [s for s in quantized if s.shape[s.axis] % s.format.block_size]
     self.assertGreater(len(ragged), 50)
-    self.assertGreater(
-      sum(
-        c.dimension_numbers is not None and len(c.dimension_numbers[0][0]) > 1
-        for c in cases
-      ),
-      50,
-    )
+    contracting = [c.dimension_numbers[0][0] for c in given]
+    self.assertGreater(sum(len(d) > 1 for d in contracting), 50)
     self.assertGreater(len({(c.lhs.shape, c.rhs.shape) for c in cases}), 450)
     largest = max(
-      np.prod([c.lhs.shape[d] for d in c.dimension_numbers[0][0]])
-      for c in cases
-      if c.dimension_numbers is not None
+      np.prod([c.lhs.shape[d] for d in dims])
+      for c, dims in zip(given, contracting, strict=True)
     )
     self.assertLessEqual(largest, contract.MAX_EXACT_K)
 

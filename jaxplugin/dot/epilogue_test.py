@@ -112,17 +112,13 @@ class ProductTest(parameterized.TestCase):
       factor, power = epilogue.product([first, second])
       return factor * jax.lax.stop_gradient(power)
 
-    cotangent = np.float32(3)
-    for found, wanted in zip(
-      jax.vjp(function, first, second)[1](
-        jnp.full(jnp.broadcast_shapes(*shapes), cotangent)
-      ),
-      jax.vjp(lambda a, b: a * b, first, second)[1](
-        jnp.full(jnp.broadcast_shapes(*shapes), cotangent)
-      ),
-      strict=True,
-    ):
-      np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    cotangent = jnp.full(jnp.broadcast_shapes(*shapes), np.float32(3))
+    found, wanted = (
+      jax.vjp(f, first, second)[1](cotangent)
+      for f in (function, lambda a, b: a * b)
+    )
+    for x, y in zip(found, wanted, strict=True):
+      np.testing.assert_allclose(x, y, rtol=1e-6)
 
   def test_two_scalars_take_few_operations(self):
     """Each dot has them, and compiling takes time for each operation."""

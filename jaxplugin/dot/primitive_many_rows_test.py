@@ -18,6 +18,7 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.core import targets
+from jaxplugin.testing import exact_numbers
 from jaxplugin.testing.oracles import quantization_oracle
 
 ROWS = 32_769
@@ -32,8 +33,7 @@ OF_3 = jp.BlockFormat(
 
 
 def integers(shape, seed=0):
-  x = np.random.default_rng(seed).integers(-4, 5, shape)
-  return x.astype(np.float32)
+  return exact_numbers.integers(seed, *shape)
 
 
 def quantized(x, format):
@@ -78,7 +78,9 @@ class ManyRowsTest(absltest.TestCase):
     product = x @ w.T
     batched = integers((2, 1, 3, 1, 2, 4, 32), 1)
     rank_7 = integers(RANK_7)
+    product_of_7 = rank_7 @ batched.swapaxes(-1, -2)
     few, of_3 = integers((ROWS, 3)), integers((3, 3), 1)
+    squares_of_3 = ((few @ of_3.T) ** 2).sum(1)
     dot = jp.block_scaled_dot
     squares = lambda rows, w: jax.vmap(
       lambda row: jnp.sum(dot(row, w, dimension_numbers=MATVEC) ** 2)
@@ -87,20 +89,8 @@ class ManyRowsTest(absltest.TestCase):
       "rows": (dot, x, w, jp.MXFP8, product),
       "columns": (lambda x, w: dot(w, x), x, w, jp.MXFP8, product.T),
       "vmap": (squares, x, w, jp.MXFP8, (product**2).sum(1)),
-      "vmap of rows of 3": (
-        squares,
-        few,
-        of_3,
-        OF_3,
-        ((few @ of_3.T) ** 2).sum(1),
-      ),
-      "rank 7": (
-        dot,
-        rank_7,
-        batched,
-        jp.MXFP8,
-        rank_7 @ batched.swapaxes(-1, -2),
-      ),
+      "vmap of rows of 3": (squares, few, of_3, OF_3, squares_of_3),
+      "rank 7": (dot, rank_7, batched, jp.MXFP8, product_of_7),
     }
     for name, (function, x, w, format, expected) in table.items():
       for lhs in (x, quantized(x, format)):

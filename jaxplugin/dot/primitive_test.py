@@ -81,15 +81,11 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
     self.assert_same(sums, np.stack(expected_sums))
 
   def test_cond_takes_the_right_branch(self):
-    function = jax.jit(
-      lambda flag, x, w: lax.cond(
-        flag,
-        lambda: dot(x, w, residual=self.residual),
-        lambda: dot(x, w, activation="relu"),
-      )
-    )
-    other = dot(self.x, self.w, activation="relu")
-    for flag, expected in ((True, self.plain), (False, other)):
+    either = lambda x, w: dot(x, w, residual=self.residual)
+    other = functools.partial(dot, activation="relu")
+    function = jax.jit(lambda flag, x, w: lax.cond(flag, either, other, x, w))
+    for flag, branch in ((True, either), (False, other)):
+      expected = branch(self.x, self.w)
       self.assert_same(function(flag, self.x, self.w), expected)
 
   def test_mapped_cond_selects_by_entry(self):
@@ -273,22 +269,14 @@ class ExportTest(transformations.PrimitiveTestCase):
         return jnp.asarray(rng.integers(-8, 9, shape), jnp.bfloat16)
       return array(rng, format, shape)
 
-    exported = self.assert_exported(
-      jax.jit(
-        lambda x, w, bias: dot(
-          x, w, global_scale=0.5, bias=bias, activation="relu"
-        )
-      ),
-      (side(lhs, "m"), side(rhs, "n"), spec(jnp.float32, "n")),
-      *(
-        (
-          make(lhs, (b, m, 32 * k), b),
-          make(rhs, (b, n, 32 * k), b + 10),
-          jnp.arange(n, dtype=jnp.float32),
-        )
-        for b, m, n, k in ((1, 1, 1, 1), (2, 3, 5, 4), (3, 1, 7, 2))
-      ),
-    )
+    options = {"global_scale": 0.5, "activation": "relu"}
+    function = lambda x, w, bias: dot(x, w, bias=bias, **options)
+    types = side(lhs, "m"), side(rhs, "n"), spec(jnp.float32, "n")
+    given = []
+    for b, m, n, k in ((1, 1, 1, 1), (2, 3, 5, 4), (3, 1, 7, 2)):
+      x, w = make(lhs, (b, m, 32 * k), b), make(rhs, (b, n, 32 * k), b + 10)
+      given.append((x, w, jnp.arange(n, dtype=jnp.float32)))
+    exported = self.assert_exported(jax.jit(function), types, *given)
     self.assertEqual(str(exported.out_avals[0].shape), "(b, m, n)")
 
   def test_each_exported_platform_is_decided_for_itself(self):

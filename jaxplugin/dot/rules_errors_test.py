@@ -132,17 +132,13 @@ class MalformedCallTest(parameterized.TestCase):
     self.assertTrue(np.isnan(np.asarray(actual)).all())
 
   def test_precisions_of_jax_are_accepted(self):
-    for precision, is_highest in (
-      (None, False),
-      ("default", False),
-      ("high", False),
-      ("highest", True),
-      ("bfloat16", False),
-      (jax.lax.Precision.HIGH, False),
-      (("highest", "default"), True),
-      (("default", "highest"), True),
-      ((jax.lax.Precision.DEFAULT, None), False),
+    of_jax = jax.lax.Precision
+    highest = ("highest", ("highest", "default"), ("default", "highest"))
+    for precision in (
+      *(None, "default", "high", "bfloat16", of_jax.HIGH),
+      *((of_jax.DEFAULT, None), *highest),
     ):
+      is_highest = precision in highest
       jp.block_scaled_dot(**malformed_calls.WELL_FORMED(), precision=precision)
       self.assertIs(rules.canonical_precision(precision), is_highest)
 

@@ -102,7 +102,7 @@ class BackendTestCase(parameterized.TestCase):
 
 
 def operand(format, *shape, storage="scaled_array"):
-  case = dot_rows.side(format, *shape, storage=storage)
+  case = contract.operand_case(format, *shape, storage=storage)
   return contract.make_operand(np.random.default_rng(0), case, integers=True)
 
 

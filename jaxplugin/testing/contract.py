@@ -81,6 +81,25 @@ class OperandCase:
   unpadded: tuple[int, ...] = ()
 
 
+def operand_case(
+  kind: formats.BlockFormat | np.dtype,
+  *shape: int,
+  axis: int | None = None,
+  storage: str = "raw",
+  unpadded: tuple[int, ...] = (),
+) -> OperandCase:
+  """Returns an operand that is blocked along `axis`, by default the last."""
+  is_format = isinstance(kind, formats.BlockFormat)
+  return OperandCase(
+    format=kind if is_format else None,
+    dtype=kind.values_dtype if is_format else np.dtype(kind),
+    shape=shape,
+    axis=len(shape) - 1 if axis is None else axis % len(shape),
+    storage=storage if is_format else "raw",
+    unpadded=unpadded,
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operand:
   """An operand as it is passed, and what it means.

@@ -31,13 +31,7 @@ def operand(
   storage: str = "scaled_array",
 ) -> contract.Operand:
   """An integer operand, blocked along its last dimension by default."""
-  case = contract.OperandCase(
-    format=format,
-    dtype=format.values_dtype,
-    shape=shape,
-    axis=len(shape) - 1 if axis is None else axis,
-    storage=storage,
-  )
+  case = contract.operand_case(format, *shape, axis=axis, storage=storage)
   return contract.make_operand(rng, case, integers=True)
 
 

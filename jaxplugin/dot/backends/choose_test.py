@@ -123,9 +123,8 @@ class ChooseTest(parameterized.TestCase):
       for sizes in ({}, {"k": 100}, {"batch": None, "m": None}, {"m": 0}):
         decision = backends.choose(make_problem(lhs, rhs, **sizes), target)
         others = [r.implementation for r in decision.refusals]
-        self.assertCountEqual(
-          [decision.implementation, *others], backends.NAMES
-        )
+        every = [decision.implementation, *others]
+        self.assertCountEqual(every, backends.NAMES)
         for refusal in decision.refusals:
           self.assertNotEmpty(refusal.reason)
 
@@ -333,14 +332,12 @@ class CudnnPlanTest(absltest.TestCase):
           self.assertIn('precision="highest"', decision.notes[0])
 
   def test_product_of_global_scales(self):
+    epilogues = {"has_bias": True}, {"activation": "relu"}
     for dtype, global_scale, highest, epilogue in itertools.product(
       (np.float32, jnp.bfloat16, np.float16),
       ("scalar", "array"),
       (False, True),
-      (
-        *({}, {"has_bias": True}, {"activation": "relu"}),
-        {"has_residual": True},
-      ),
+      ({}, *epilogues, {"has_residual": True}),
     ):
       problem = make_problem(
         out_dtype=np.dtype(dtype),
@@ -359,13 +356,10 @@ class CudnnPlanTest(absltest.TestCase):
         self.assertLen(said, int(is_fused))
 
   def test_padding_is_told(self):
+    every = "lhs rows 129 to 256, rhs rows 300 to 384, scale columns 3 to 4"
     for sizes, expected in (
-      ({}, ""),
-      ({"m": 1}, "lhs rows 1 to 128"),
-      (
-        {"m": 129, "n": 300, "k": 48},
-        "lhs rows 129 to 256, rhs rows 300 to 384, scale columns 3 to 4",
-      ),
+      *(({}, ""), ({"m": 1}, "lhs rows 1 to 128")),
+      ({"m": 129, "n": 300, "k": 48}, every),
     ):
       decision = backends.choose(make_problem(**sizes), b200())
       self.assertEqual(decision.padding, expected)

@@ -83,15 +83,9 @@ class ExtremesTest(parameterized.TestCase):
   ):
     codes = np.arange(255, dtype=np.uint8)
     ones = np.ones((255, 1, 32))
-    args = [
-      jnp.asarray(x)
-      for x in (
-        ones.astype(lhs.values_dtype),
-        ones.astype(rhs.values_dtype),
-        codes[:, None, None].view(formats.E8M0),
-        (254 - codes)[:, None, None].view(formats.E8M0),
-      )
-    ]
+    values = (ones.astype(format.values_dtype) for format in (lhs, rhs))
+    scales = (x[:, None, None].view(formats.E8M0) for x in (codes, 254 - codes))
+    args = map(jnp.asarray, (*values, *scales))
     actual = jp.block_scaled_dot(*args, implementation="cpu")
     np.testing.assert_array_equal(actual[:, 0, 0], np.full(255, 32.0))
 

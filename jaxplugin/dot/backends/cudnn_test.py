@@ -31,7 +31,6 @@ from jaxplugin.dot.backends import cudnn
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
 KINDS = (
@@ -234,7 +233,7 @@ class EmittedTest(parameterized.TestCase):
       return traced.lower(lowering_platforms=("cuda",)).as_text()
 
   def operand(self, format, *shape, storage="swizzled"):
-    case = dot_rows.side(format, *shape, storage=storage)
+    case = contract.operand_case(format, *shape, storage=storage)
     return contract.make_operand(np.random.default_rng(0), case, integers=True)
 
   def test_swizzled_scale_is_passed_on_untouched(self):

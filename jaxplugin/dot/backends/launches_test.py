@@ -22,7 +22,6 @@ if __name__ == "__main__":  # before JAX is imported: no GPU is asked for
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import functools
-import importlib.util
 import json
 import pathlib
 import sys
@@ -37,6 +36,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.compilation import optimized
+from jaxplugin.testing import installed
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
 # One of each generation, because the backends and their needs differ.
@@ -102,13 +102,7 @@ def table():
   return json.loads(TABLE.read_text())
 
 
-@absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
-@absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+@installed.needs_gpu_compilers
 class LaunchesTest(parameterized.TestCase):
   @parameterized.parameters(*FEW)
   @pytest.mark.full
@@ -122,7 +116,6 @@ class LaunchesTest(parameterized.TestCase):
   ):
     target = TARGETS["b200 without cuDNN"]
     mesh = deviceless.mesh(target, (8,), ("x",))
-    sharded = lambda spec: jax.sharding.NamedSharding(mesh, spec)
 
     def f(x, w):
       return jp.block_scaled_dot(
@@ -132,14 +125,13 @@ class LaunchesTest(parameterized.TestCase):
     def spec(rows, axes):
       x = jax.ShapeDtypeStruct((rows, K), jnp.bfloat16)
       x = jax.eval_shape(lambda x: jp.quantize(x, format), x)
-      return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-          leaf.shape,
-          leaf.dtype,
-          sharding=sharded(P(axes if leaf.shape[0] == rows else None)),
-        ),
-        x,
-      )
+
+      def placed(x):
+        spec = P(axes if x.shape[0] == rows else None)
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+      return jax.tree.map(placed, x)
 
     compiled = deviceless.compile(
       f, spec(8 * N, "x"), spec(N, None), target=target, mesh=mesh
@@ -164,13 +156,7 @@ class LaunchesTest(parameterized.TestCase):
     self.assertRegex(whole, rf"\(bf16\[128,{N}\]\S*, u8\[0\]\S*\) custom-call")
 
 
-@absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
-@absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+@installed.needs_gpu_compilers
 @pytest.mark.full
 class AllLaunchesTest(parameterized.TestCase):
   @parameterized.product(target=tuple(TARGETS), pair=PAIRS)

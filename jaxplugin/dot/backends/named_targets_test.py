@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import re
 from unittest import mock
@@ -25,6 +24,7 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.runtime import triton_library
+from jaxplugin.testing import installed
 
 # Beside each device by its name, each gate of cuDNN from both sides.
 TARGETS = tuple(
@@ -42,11 +42,7 @@ PAIRS = tuple(itertools.product((*formats.FORMATS, None), repeat=2))[:-1]
 # Shape of lhs, rows of rhs; an odd size, tails, one row, two batch dimensions.
 SHAPES = (((16, 64), 32), ((3, 96), 5), ((1, 512), 256), ((2, 3, 17, 160), 35))
 OUT_DTYPES = (jnp.bfloat16, jnp.float32, jnp.float16)
-OPTIONS = (
-  {},
-  {"activation": "gelu"},
-  {"precision": "highest"},
-)
+OPTIONS = ({}, {"activation": "gelu"}, {"precision": "highest"})
 KERNEL = "some_triton_kernel"
 
 
@@ -94,9 +90,7 @@ def lowered_as(text):
   return ", ".join(found) or "xla"
 
 
-@absltest.skipIf(
-  importlib.util.find_spec("jax_triton") is None, "jax-triton is not installed"
-)
+@installed.needs("jax_triton")
 class NamedTargetsTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
@@ -115,9 +109,8 @@ class NamedTargetsTest(parameterized.TestCase):
     for i, (arguments, options) in enumerate(problems()):
       # And one that is asked for, another one each time.
       for requested in (None, names[i % len(names)]):
-        f = functools.partial(
-          jp.block_scaled_dot, implementation=requested, **options
-        )
+        options |= {"implementation": requested}
+        f = functools.partial(jp.block_scaled_dot, **options)
         with self.subTest(f"{arguments} {options}", requested=requested):
           self.check(f, arguments, requested, target)
 

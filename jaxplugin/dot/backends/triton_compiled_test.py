@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import math
 import re
 import zlib
@@ -28,16 +27,13 @@ from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import dot_problems
+from jaxplugin.testing import installed
 
 # No workspace of partial sums has the size of an operand.
 M, N, K = 512, 704, 1664
 E8M0, E4M3, E5M2, E2M1 = formats.E8M0, formats.E4M3, formats.E5M2, formats.E2M1
 
-is_missing = lambda module: importlib.util.find_spec(module) is None
-needs_compiler = absltest.skipIf(
-  is_missing("triton") or is_missing("jax_cuda13_plugin"),
-  "triton or jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs_gpu_compilers
 needs_jax_triton = absltest.skipIf(
   bool(triton_library._import_error()), "jax-triton cannot be imported"
 )

@@ -3,7 +3,6 @@
 """A layer of stacked weights on a GPU: what is chosen, emitted and compiled."""
 
 import functools
-import importlib.util
 import math
 import re
 
@@ -19,6 +18,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import traced
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.testing import installed
 from jaxplugin.testing import interpreted
 
 H200 = targets.named_target("h200")
@@ -26,11 +26,6 @@ B200 = targets.named_target("b200", cudnn="9.13")
 LAYERS, M, N, K = 3, 16, 704, 1664
 IN_PLACE = "rhs: a layer of a stack, read from the stack"
 COPIED = "rhs: a layer of a stack, copied before every call"
-
-
-needs_triton = absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
 
 
 def each_layer(x, stack, **options):
@@ -94,19 +89,14 @@ class ChoiceTest(parameterized.TestCase):
 
   def test_estimate_counts_one_layer(self):
     x, stack = types(jp.NVFP4)
-    (of_stack,) = jp.explain(
-      lambda x, w: jp.linear(x, w[1]), x, stack, target=H200
-    ).dots
+    function = lambda x, w: jp.linear(x, w[1])
+    (of_stack,) = jp.explain(function, x, stack, target=H200).dots
     alone = jax.eval_shape(lambda w: w[0], stack)
     (of_alone,) = jp.explain(jp.linear, x, alone, target=H200).dots
     self.assertEqual(of_stack.estimate, of_alone.estimate)
 
 
-@needs_triton
-@absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+@installed.needs_gpu_compilers
 class CompiledTest(parameterized.TestCase):
   """By XLA's GPU compiler, without a GPU."""
 
@@ -154,12 +144,11 @@ class CompiledTest(parameterized.TestCase):
       lowered = jax.jit(scanned).lower(*args)
     # Newer versions of XLA do so by themselves.
     option = "xla_gpu_enable_dynamic_slice_fusion"
-    copied, left = (
-      self.large_steps(
-        lowered.compile(compiler_options={option: given}).as_text()
-      )
+    compiled = (
+      lowered.compile(compiler_options={option: given})
       for given in (False, True)
     )
+    copied, left = (self.large_steps(each.as_text()) for each in compiled)
     self.assertRegex(copied[0], "f8e4m3fn.1,704,1664.*fusion")
     self.assertEqual(left, [])
 
@@ -174,14 +163,9 @@ class CompiledTest(parameterized.TestCase):
       sharding = jax.NamedSharding(mesh, spec)
       return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    args = (
-      placed(x, PartitionSpec()),
-      jax.tree.map(lambda w: placed(w, columns), stack),
-    )
-
-    def last(x, stack):
-      return each_layer(x, stack)[1]
-
+    stack = jax.tree.map(lambda w: placed(w, columns), stack)
+    args = placed(x, PartitionSpec()), stack
+    last = lambda x, stack: each_layer(x, stack)[1]
     if how == "in_shard_map":
       last = jax.shard_map(
         lambda x, w: jax.lax.map(lambda i: jp.linear(x, w[i]), jnp.arange(3)),
@@ -261,8 +245,7 @@ class InterpretedTest(interpreted.RecordedTestCase):
     mapped = lambda linear, x, stack, i: jax.vmap(
       lambda row: linear(row, stack[i])
     )(x)
-    results = self.run_both("h200", mapped, x, stack, 1)
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(*self.run_both("h200", mapped, x, stack, 1))
 
   def test_numbers_that_are_mapped_are_slices(self):
     x, stack = self.operands(jp.MXFP8, None)
@@ -281,7 +264,7 @@ class TracedTest(absltest.TestCase):
       traced = jax.jit(function).trace(*args)
       return traced.lower(lowering_platforms=("cuda",)).as_text()
 
-  @needs_triton
+  @installed.needs_triton
   @pytest.mark.full
   def test_derivative_keeps_no_stack(self):
     x, stack = types(jp.MXFP8)
@@ -302,7 +285,7 @@ class TracedTest(absltest.TestCase):
       text, rf"triton_kernel_call.*tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
     )
 
-  @needs_triton
+  @installed.needs_triton
   def test_an_exported_module_reads_the_stack(self):
     exported = jp.export(each_layer, ["cuda"], target=H200)(*types(jp.MXFP8))
     stack = rf"tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"

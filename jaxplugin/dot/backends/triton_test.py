@@ -210,24 +210,18 @@ class PreparedTest(interpreted.RecordedTestCase):
   def test_epilogue_vmap_and_jit(self):
     w = quantized(jp.MXFP4, 2, 33, 96)
     bias = np.linspace(-1, 1, 33, dtype=np.float32)
-    f = jax.jit(
-      jax.vmap(
-        functools.partial(by_triton, "a100", bias=bias, activation="silu")
-      )
-    )
-    x, prepared = (
-      normal(2, 3, 96),
-      jp.prepare_weights(w, targets.named_target("a100")),
-    )
+    options = {"bias": bias, "activation": "silu"}
+    f = jax.jit(jax.vmap(functools.partial(by_triton, "a100", **options)))
+    x = normal(2, 3, 96)
+    prepared = jp.prepare_weights(w, targets.named_target("a100"))
     np.testing.assert_array_equal(f(x, prepared), f(x, w))
     self.assertIn("_f32_mxfp4_interleaved_", self.names())
 
   def test_lhs_may_be_the_prepared_one(self):
     w, x = quantized(jp.MXFP4, 35, 96), quantized(jp.MXFP8, 3, 96, seed=1)
     prepared = jp.prepare_weights(w, targets.named_target("a100"))
-    np.testing.assert_array_equal(
-      by_triton("a100", prepared, x), by_triton("a100", w, x)
-    )
+    results = (by_triton("a100", lhs, x) for lhs in (prepared, w))
+    np.testing.assert_array_equal(*results)
     self.assertIn("_mxfp4_interleaved_mxfp8_", self.names())
 
   @parameterized.parameters("b200", "mi300x")
@@ -331,9 +325,8 @@ class ScalesTest(interpreted.RecordedTestCase):
       (jp.quantize(plain, jp.MXFP8), plain),
       (jnp.asarray(plain, jnp.bfloat16), plain),
     ):
-      np.testing.assert_array_equal(
-        by_triton("b200", lhs, w), exact @ w_exact.T
-      )
+      result = by_triton("b200", lhs, w)
+      np.testing.assert_array_equal(result, exact @ w_exact.T)
 
   def test_infinite_scale_counts_once_where_steps_of_k_overlap(self):
     # Row i of w is 1 in block i alone, and block i has an infinite scale: the
@@ -358,13 +351,9 @@ class ScalesTest(interpreted.RecordedTestCase):
       w.values.reshape(2, 24, -1), w.scale.reshape(2, 24, -1), None, case.format
     )
     x = rng.integers(-4, 5, (7, case.k)).astype(np.float32)
+    args = jnp.asarray(x, jnp.bfloat16), w, jnp.array([3, 4])
     with jp.use_target(targets.named_target("h100")):
-      result = jp.ragged_dot(
-        jnp.asarray(x, jnp.bfloat16),
-        w,
-        jnp.array([3, 4]),
-        implementation="triton",
-      )
+      result = jp.ragged_dot(*args, implementation="triton")
     exact = exact.reshape(2, 24, case.k)
     wanted = np.concatenate([x[:3] @ exact[0].T, x[3:] @ exact[1].T])
     np.testing.assert_array_equal(result, wanted)
@@ -396,7 +385,7 @@ class TwoGlobalScalesTest(interpreted.RecordedTestCase):
     )
     # Without global scales, which no f32 loses.
     self.exact_x, self.exact_w = (
-      np.float64(jp.dequantize(self.scaled(operand, 1))) for operand in (x, w)
+      np.float64(jp.dequantize(self.scaled(a, 1))) for a in (x, w)
     )
     self.x, self.w = self.scaled(x, 1.7e-20), self.scaled(w, 3.1e19)
     factors = np.float64(self.x.global_scale) * np.float64(self.w.global_scale)
@@ -530,27 +519,25 @@ class ConversionTest(parameterized.TestCase):
     w = jax.ShapeDtypeStruct((2, 512, 256), np.dtype("bfloat16"))
     w = jax.eval_shape(lambda w: jp.quantize(w, rhs), w)
     if ragged:
-      sizes = jax.ShapeDtypeStruct((2,), np.dtype("int32"))
-      dot = functools.partial(jp.ragged_dot, implementation="triton")
-      (told,) = jp.explain(dot, x, w, sizes, target=target)
+      dot = jp.ragged_dot
+      args = x, w, jax.ShapeDtypeStruct((2,), np.dtype("int32"))
     else:
-      w = jax.eval_shape(lambda w: w[0], w)
-      dot = functools.partial(jp.block_scaled_dot, implementation="triton")
-      (told,) = jp.explain(dot, x, w, target=target)
+      dot, args = jp.block_scaled_dot, (x, jax.eval_shape(lambda w: w[0], w))
+    dot = functools.partial(dot, implementation="triton")
+    (told,) = jp.explain(dot, *args, target=target)
     return [note for note in told.decision.notes if "FP4" in note]
 
   @parameterized.product(name=("b200", "rtx5090"), ragged=(False, True))
   @pytest.mark.sample(1)
   def test_which_and_why(self, name, ragged):
-    needs = "its conversion needs ptxas 13.2, and the target's is "
+    needs = (
+      "decoded by integer operations: its conversion needs ptxas 13.2, and the"
+      " target's is "
+    )
+    unknown = "not known (name it with --ptxas or ptxas='13.2')"
     for ptxas, expected in (
       ("13.4.59", "converted by cvt.rn.bf16x2.e2m1x2 (ptxas 13.4.59)"),
-      ("13.1", f"decoded by integer operations: {needs}13.1.0"),
-      (
-        None,
-        f"decoded by integer operations: {needs}not known"
-        " (name it with --ptxas or ptxas='13.2')",
-      ),
+      *(("13.1", f"{needs}13.1.0"), (None, needs + unknown)),
     ):
       target = targets.named_target(name, ptxas=ptxas)
       (note,) = self.notes(target, ragged=ragged)
@@ -638,10 +625,8 @@ class ErrorTest(parameterized.TestCase):
     target = dataclasses.replace(H200, shared_memory_bytes=1024)
     # The least tile, twice 16 x 32: a byte a value, a scale a row, and bf16.
     needed = 2 * (16 * 32 + 16 + 2 * 16 * 32)
-    self.assertEndsWith(
-      self.refusal(target, 256, 256),
-      f"may need {needed} bytes of shared memory, sm_90 has 1024",
-    )
+    text = f"may need {needed} bytes of shared memory, sm_90 has 1024"
+    self.assertEndsWith(self.refusal(target, 256, 256), text)
 
   @pytest.mark.full
   def test_target_without_jax_triton_is_refused_with_the_reason(self):

@@ -31,6 +31,8 @@ DEVICES = 4
 SIZE = 64
 # This package's own may be younger than the test's process.
 SOURCES = mock.patch.object(fingerprints, "_sources", lambda: "digest")
+OTHER_VERSION = (fingerprints, "_versions", lambda: ("0",))
+OTHER_TARGET = jp.Target(name="other", platform="cpu", core_count=3)
 NAMES = re.compile(r'@jaxplugin_partitioned\(.*backend_config = "([^"]*)"')
 
 # A process that compiles a training step with JAX's compilation cache.
@@ -74,13 +76,12 @@ PROCESS = """
 """
 
 
-def mesh_of_cpus():
-  return jax.make_mesh(
-    (DEVICES,),
-    ("x",),
-    axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:DEVICES],
-  )
+def sharded_spec(rows=SIZE, dtype=jnp.float32):
+  """The type of an array [rows, SIZE] whose rows are split over the CPUs."""
+  devices = jax.devices()[:DEVICES]
+  mesh = jax.make_mesh((DEVICES,), ("x",), (AxisType.Auto,), devices=devices)
+  split = NamedSharding(mesh, P("x"))
+  return jax.ShapeDtypeStruct((rows, SIZE), dtype, sharding=split)
 
 
 def loss_of(dot):
@@ -94,8 +95,7 @@ def loss_of(dot):
 
 def lower(dot, count=1):
   """The gradients of `count` products, one after the other."""
-  split = NamedSharding(mesh_of_cpus(), P("x"))
-  spec = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, sharding=split)
+  spec = sharded_spec()
   return loss_of(dot).lower([spec] * count, spec)
 
 
@@ -152,8 +152,7 @@ class NamesTest(parameterized.TestCase):
     self.enter_context(SOURCES)
 
   def names(self, fn=dot, dtype=jnp.float32, size=SIZE):
-    split = NamedSharding(mesh_of_cpus(), P("x"))
-    spec = jax.ShapeDtypeStruct((size, SIZE), dtype, sharding=split)
+    spec = sharded_spec(size, dtype)
     # What quantizes lhs quantizes rhs, and is a function of the module.
     found = set(names_in(jax.jit(lambda *args: fn(*args)).lower(spec, spec)))
     self.assertLen(found, 2)
@@ -175,20 +174,9 @@ class NamesTest(parameterized.TestCase):
     ("x64", lambda: jax.enable_x64(True)),
     ("a_table", lambda: jp.tuning(measured_tables.table())),
     ("no_table", lambda: jp.tuning(None)),
-    (
-      "a_target",
-      lambda: jp.use_target(
-        jp.Target(name="other", platform="cpu", core_count=3)
-      ),
-    ),
-    (
-      "a_variable",
-      lambda: mock.patch.dict(os.environ, {"JAXPLUGIN_OTHER": "1"}),
-    ),
-    (
-      "the_version",
-      lambda: mock.patch.object(fingerprints, "_versions", lambda: ("0",)),
-    ),
+    ("a_target", lambda: jp.use_target(OTHER_TARGET)),
+    ("a_variable", lambda: mock.patch.dict(os.environ, JAXPLUGIN_OTHER="1")),
+    ("the_version", lambda: mock.patch.object(*OTHER_VERSION)),
   )
   @pytest.mark.sample(1)
   def test_what_it_is_lowered_under_decides(self, context):
@@ -199,8 +187,7 @@ class NamesTest(parameterized.TestCase):
     self.assertEqual(self.names(), before)
 
   def test_tables_of_the_trace_decide(self):
-    split = NamedSharding(mesh_of_cpus(), P("x"))
-    spec = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, sharding=split)
+    spec = sharded_spec()
     names = []
     for tables in ((), (measured_tables.table(),)):
       with jp.tuning(*tables or (None,)):
@@ -209,16 +196,10 @@ class NamesTest(parameterized.TestCase):
     self.assertTrue(names[0].isdisjoint(names[1]))
 
   def test_backends_of_others_have_no_names_that_last(self):
-    found = records.Found(
-      backend=jp.Backend(
-        name="acme",
-        api_version=1,
-        platforms=("cpu",),
-        supports=lambda problem, target: "supports no call",
-        emit=lambda call: None,
-      ),
-      origin="acme 1.0",
-    )
+    acme = {"name": "acme", "api_version": 1, "platforms": ("cpu",)}
+    supports = lambda problem, target: "supports no call"
+    acme = jp.Backend(**acme, supports=supports, emit=lambda call: None)
+    found = records.Found(backend=acme, origin="acme 1.0")
     usable = lambda operation=None: () if operation else (found,)
     with mock.patch.object(registry, "usable", usable):
       first, second = self.names(), self.names()
@@ -232,8 +213,7 @@ class NamesTest(parameterized.TestCase):
       seen.append(jax.config.jax_numpy_rank_promotion)
       return share(*args)
 
-    split = NamedSharding(mesh_of_cpus(), P("x"))
-    spec = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, sharding=split)
+    spec = sharded_spec()
     # A number that no compilation cache has met, because a hit traces nothing.
     new = float(np.random.default_rng().random())
     with jax.numpy_rank_promotion("raise"):

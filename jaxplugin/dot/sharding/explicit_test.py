@@ -132,19 +132,12 @@ class ExplicitTest(explicit.InsideTestCase):
       (self.put(values, rows), self.put(jnp.pad(scale, ((0, 0), (0, 4))), rows),
        factor),
     )  # fmt: skip
-    function = jax.jit(
-      lambda x, w, scale, factor: jp.block_scaled_dot(
-        x,
-        w,
-        None,
-        scale,
-        None if factor is None else factor.reshape(()),
-        block_size=None if scale is None else 16,
-        out_sharding=P("a", "b"),
-      )
-    )
+    out = P("a", "b")
     for w, scale, factor in calls:
-      result = function(x, w, scale, factor)
+      factor = None if factor is None else factor.reshape(())
+      options = {} if scale is None else {"block_size": 16}
+      dot = functools.partial(jp.block_scaled_dot, out_sharding=out, **options)
+      result = jax.jit(dot)(x, w, None, scale, factor)
       np.testing.assert_array_equal(result, X @ W.T)
 
   @parameterized.parameters(

@@ -6,7 +6,6 @@ As a pipeline has its stages, or a mixture its experts: manual; and each of them
 tensor parallelism: automatic.
 """
 
-import importlib.util
 import re
 
 import jax
@@ -22,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.testing import exact_numbers
+from jaxplugin.testing import installed
 from jaxplugin.testing.exported import reading
 from jaxplugin.testing.meshes import explicit
 
@@ -187,13 +187,7 @@ class MorePartialManualTest(_Stages):
     )
 
 
-@absltest.skipIf(
-  any(
-    importlib.util.find_spec(name) is None
-    for name in ("triton", "jax_cuda13_plugin")
-  ),
-  "triton or jax-cuda13-plugin is not installed",
-)
+@installed.needs_gpu_compilers
 class OptimizedTest(absltest.TestCase):
   ROWS, COLUMNS, K = 512, 1024, 512
 

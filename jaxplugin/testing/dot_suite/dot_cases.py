@@ -177,14 +177,9 @@ class DotTestCase(parameterized.TestCase):
     storage: str = "raw",
   ) -> contract.Operand:
     """An operand blocked along its last dimension."""
-    is_format = isinstance(format, formats.BlockFormat)
-    case = contract.OperandCase(
-      format=format if is_format else None,
-      dtype=format.values_dtype if is_format else np.dtype(format),
-      shape=shape,
-      axis=len(shape) - 1,
-      storage=storage if is_format else "raw",
-      unpadded=tuple(range(len(shape) - 2)),
+    unpadded = tuple(range(len(shape) - 2))
+    case = contract.operand_case(
+      format, *shape, storage=storage, unpadded=unpadded
     )
     return contract.make_operand(rng, case, integers=integers)
 

@@ -33,6 +33,7 @@ from jaxplugin.testing.dot_suite import epilogue
 
 NUM_MAPPED: Final = 4
 FP6: Final = (jp.MXFP6_E2M3, jp.MXFP6_E3M2)
+side = contract.operand_case
 TWO_K: Final = (((1, 2), (1, 2)), ((), ()))
 
 
@@ -68,25 +69,6 @@ class Row:
   mapped: str = ""
 
 
-def side(
-  kind: formats.BlockFormat | np.dtype,
-  *shape: int,
-  axis: int | None = None,
-  storage: str = "raw",
-  unpadded: tuple[int, ...] = (),
-) -> contract.OperandCase:
-  """Returns an operand that is blocked along `axis`, by default the last."""
-  is_format = isinstance(kind, formats.BlockFormat)
-  return contract.OperandCase(
-    format=kind if is_format else None,
-    dtype=kind.values_dtype if is_format else np.dtype(kind),
-    shape=shape,
-    axis=len(shape) - 1 if axis is None else axis,
-    storage=storage,
-    unpadded=unpadded,
-  )
-
-
 def _different_blocks() -> dict[str, Row]:
   """Two contracting dimensions; either one has the blocks, on each side."""
   rows = {}
@@ -109,17 +91,10 @@ def _short_blocks() -> dict[str, Row]:
     formats.FORMATS, (1, 2), (33, 50)
   ):
     shape = (size, 3) if axis == 1 else (3, size)
-    both = [
-      side(
-        *(format, rows, *shape),
-        axis=axis,
-        storage="padded",
-        unpadded=(0, 3 - axis),
-      )
-      for rows in (2, 4)
-    ]
+    stored = {"axis": axis, "storage": "padded", "unpadded": (0, 3 - axis)}
+    lhs, rhs = (side(format, rows, *shape, **stored) for rows in (2, 4))
     rows[f"{format.name}, short block of {size} in k{axis}"] = Row(
-      lhs=both[0], rhs=both[1], numbers=TWO_K, block_size=format.block_size
+      lhs=lhs, rhs=rhs, numbers=TWO_K, block_size=format.block_size
     )
   for axes in ((1, 2), (2, 1)):
     rows[f"short blocks in k{axes[0]} and in k{axes[1]}"] = Row(
@@ -149,23 +124,20 @@ def _vectors() -> dict[str, Row]:
 
 def _mixed_dimensions() -> dict[str, Row]:
   """lhs (b0, m0, k, b1, m1) and rhs (n, b1, k, b0), every epilogue."""
+  made = functools.partial(
+    Row,
+    lhs=side(jp.MXFP8, 2, 3, 64, 2, 4, axis=2),
+    rhs=side(jp.MXFP4, 5, 2, 64, 2, axis=2),
+    numbers=(((2,), (2,)), ((0, 3), (3, 1))),
+  )
+  everything = {"has_bias": True, "activation": "relu", "residual": "float32"}
   return {
-    f"mixed dimensions, global scale {shape}": Row(
-      lhs=side(jp.MXFP8, 2, 3, 64, 2, 4, axis=2),
-      rhs=side(jp.MXFP4, 5, 2, 64, 2, axis=2),
-      numbers=(((2,), (2,)), ((0, 3), (3, 1))),
-      global_scale=shape,
-      has_bias=True,
-      activation="relu",
-      residual="float32",
+    f"mixed dimensions, global scale {shape}": made(
+      global_scale=shape, **everything
     )
     for shape in (
-      (1, 1, 1, 1, 1),
-      (2, 2, 3, 4, 5),
-      (2, 1, 1, 1, 1),
-      (1, 1, 3, 1, 5),
-      (2, 2, 1, 4, 1),
-      (1, 2, 3, 4, 1),
+      *((1, 1, 1, 1, 1), (2, 2, 3, 4, 5), (2, 1, 1, 1, 1)),
+      *((1, 1, 3, 1, 5), (2, 2, 1, 4, 1), (1, 2, 3, 4, 1)),
     )
   }
 
@@ -189,9 +161,8 @@ def _fp6() -> dict[str, Row]:
     (*FP6, jp.MXFP8, jp.MXFP4, contract.F32),
     ((1, 40, 96, 1), (5, 33, 160, 2), (67, 70, 64, 1)),
   ):
-    storage = "raw" if kind == contract.F32 else "scaled_array"
     w = side(format, batch, n, k, storage="scaled_array")
-    x = side(kind, batch, m, k, storage=storage)
+    x = side(kind, batch, m, k, storage="scaled_array")
     name = getattr(kind, "name", kind)
     rows[f"{name} by {format.name}, {m} rows"] = Row(
       lhs=x, rhs=w, integers=False

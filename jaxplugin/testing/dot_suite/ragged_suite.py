@@ -98,13 +98,8 @@ def operand(
   **options: Any,
 ) -> tuple[Any, np.ndarray]:
   """An argument of `ragged_dot`, and its exact values."""
-  is_block = isinstance(format, formats.BlockFormat)
-  case = contract.OperandCase(
-    format=format if is_block else None,
-    dtype=format.values_dtype if is_block else format,
-    shape=shape,
-    axis=axis % len(shape),
-    storage="scaled_array" if is_block else "raw",
+  case = contract.operand_case(
+    format, *shape, axis=axis, storage="scaled_array"
   )
   made = contract.make_operand(rng, case, **options)
   return made.operand, made.exact

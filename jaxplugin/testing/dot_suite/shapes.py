@@ -63,12 +63,8 @@ class DotShapesTestCase(dot_cases.DotTestCase):
       sizes = (2, rows, 64)  # batch, row, contracting
       batch, _, contracting = (order.index(d) for d in range(3))
       dims.append((batch, contracting))
-      case = contract.OperandCase(
-        format=jp.MXFP8,
-        dtype=formats.E4M3,
-        shape=tuple(sizes[d] for d in order),
-        axis=contracting,
-      )
+      shape = (sizes[d] for d in order)
+      case = contract.operand_case(jp.MXFP8, *shape, axis=contracting)
       made.append(contract.make_operand(rng, case, integers=True))
     (lhs_batch, lhs_k), (rhs_batch, rhs_k) = dims
     numbers = (((lhs_k,), (rhs_k,)), ((lhs_batch,), (rhs_batch,)))
@@ -102,12 +98,7 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     rng = np.random.default_rng(0)
     sides = []
     for format, rows in zip(pair, (3, 5), strict=True):
-      case = contract.OperandCase(
-        format=format,
-        dtype=format.values_dtype,
-        shape=(rows, 6, 20),
-        axis=2,
-      )
+      case = contract.operand_case(format, rows, 6, 20)
       sides.append(contract.make_operand(rng, case, integers=True))
     numbers = (((1, 2), (1, 2)), ((), ()))
     actual = self.call(*sides, dimension_numbers=numbers, block_size=32)
@@ -116,9 +107,7 @@ class DotShapesTestCase(dot_cases.DotTestCase):
 
   @parameterized.product(
     kind=(
-      (jp.MXFP8, "raw"),
-      (jp.MXFP4, "raw"),
-      (jp.MXFP4, "packed_raw"),
+      *((jp.MXFP8, "raw"), (jp.MXFP4, "raw"), (jp.MXFP4, "packed_raw")),
       (jp.NVFP4, "packed_scaled_array"),
     ),
     shape=((64, 1), (3, 64, 1)),
@@ -127,13 +116,7 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     format, storage = kind
     axis = max(range(len(shape)), key=lambda d: shape[d])
     rng = np.random.default_rng(0)
-    case = contract.OperandCase(
-      format=format,
-      dtype=format.values_dtype,
-      shape=shape,
-      axis=axis,
-      storage=storage,
-    )
+    case = contract.operand_case(format, *shape, axis=axis, storage=storage)
     rhs = contract.make_operand(rng, case, integers=True)
     lhs = self.operand(rng, contract.BF16, (4, shape[axis]))
     numbers = (((1,), (axis,)), ((), ()))
@@ -173,12 +156,7 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     contract.assert_exact(plain, exact, contract.F32)
     bias = np.arange(n).astype(np.float32)
     residual = rng.integers(-9, 9, (batch, m, n)).astype(np.float32)
-    actual = self.call(
-      lhs,
-      rhs,
-      global_scale=2.0,
-      bias=jnp.asarray(bias),
-      residual=jnp.asarray(residual),
-      preferred_element_type=jnp.bfloat16,
-    )
+    options = {"bias": jnp.asarray(bias), "residual": jnp.asarray(residual)}
+    options |= {"global_scale": 2.0, "preferred_element_type": jnp.bfloat16}
+    actual = self.call(lhs, rhs, **options)
     contract.assert_exact(actual, 2 * exact + bias + residual, contract.BF16)
