@@ -101,24 +101,18 @@ class SplitAxisTest(parameterized.TestCase):
       lhs = jp.quantize(lhs.reshape(24, 128), jp.MXFP8)
       return jp.block_scaled_dot(lhs, jp.quantize(rhs, jp.MXFP8))
 
-    rows = P("x")
-    result = self.run_sharded((size,), split, (lhs, rhs), (rows, P()))
-    np.testing.assert_array_equal(result.reshape(24, 16), expected)
-    quantized = jp.quantize(lhs, jp.MXFP8)
-    result = self.run_sharded(
-      (size,),
-      split_quantized,
-      (quantized.values, quantized.scale, rhs),
-      (rows, rows, P()),
-    )
-    np.testing.assert_array_equal(result.reshape(24, 16), expected)
-    result = self.run_sharded(
-      (size,),
-      merge,
-      (lhs.reshape(6, 4, 128), rhs),
-      (P(None, "x"), rows),
-    )
-    np.testing.assert_array_equal(result, expected)
+    rows, quantized = P("x"), jp.quantize(lhs, jp.MXFP8)
+    for function, arrays, specs in (
+      (split, (lhs, rhs), (rows, P())),
+      (
+        *(split_quantized, (quantized.values, quantized.scale, rhs)),
+        (rows, rows, P()),
+      ),
+      (merge, (lhs.reshape(6, 4, 128), rhs), (P(None, "x"), rows)),
+    ):
+      with self.subTest(function.__name__):
+        result = self.run_sharded((size,), function, arrays, specs)
+        np.testing.assert_array_equal(result.reshape(24, 16), expected)
 
   @parameterized.product(size=(4, 8))
   @pytest.mark.full
@@ -131,12 +125,8 @@ class SplitAxisTest(parameterized.TestCase):
         jp.quantize(lhs, jp.MXFP4), jp.quantize(rhs, jp.MXFP8)
       )
 
-    result = self.run_sharded(
-      (size,),
-      function,
-      (lhs, rhs.reshape(24, 64)),
-      (P("x"), P("x")),
-    )
+    arrays = lhs, rhs.reshape(24, 64)
+    result = self.run_sharded((size,), function, arrays, (P("x"), P("x")))
     np.testing.assert_array_equal(result, np.einsum("bmk,bnk->bmn", lhs, rhs))
 
   def test_zero_blocks_of_rows_fewer_than_devices_stay_zero(self):
