@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The main loop of the matmul kernels: a tile's sums of products over k."""
+"""The main loop of the matmul kernels, which accumulates a tile over k."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from jaxplugin.kernels.gpu import tiles
 
 @triton.jit
 def accumulate(lhs, rhs, k, TILING: tl.constexpr):
-  """Adds a tile's products in f32, from k to the end of the split.
+  """Accumulates a tile in f32, from k to the end of the split.
 
-  Rows and k beyond the logical sizes are masked, and so are scales. If k runs
-  across the blocks of rhs, decoded tiles of rhs are transposed.
+  Values and scales beyond the logical sizes are masked. If k runs across the
+  blocks of rhs, decoded tiles of rhs are transposed.
 
   Args:
-    lhs, rhs: (values, scale, batch, row): pointers, the number of the matrix,
-      and the tile's first row.
-    k: where the split starts.
+    lhs, rhs: (values pointer, scale pointer, index of the matrix, first row of
+      the tile).
+    k: first k of the split.
     TILING: `configs.Tiling`.
 
   Returns:
-    f32 in the shape of `tiles.zero_accumulator`.
+    f32 of the shape of `tiles.zero_accumulator`.
   """
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs
@@ -101,9 +101,9 @@ def _with_native_type(scale, TILE: tl.constexpr):
 
 @triton.jit
 def _dot_native(lhs, lhs_scale, rhs, rhs_scale, acc, TILING: tl.constexpr):
-  """Multiplies with the block-scaled matrix instruction, f32 accumulation.
+  """Multiplies with the block-scaled matrix instruction, accumulating in f32.
 
-  Both operands have a block format: any pair of MX formats, or both NVFP4.
+  The operands must have two MX formats, or both NVFP4.
   """
   lhs_element: tl.constexpr = TILING.shape.lhs.element.name
   rhs_element: tl.constexpr = TILING.shape.rhs.element.name
@@ -120,23 +120,23 @@ def _dot_native(lhs, lhs_scale, rhs, rhs_scale, acc, TILING: tl.constexpr):
   return acc
 
 
-# The order of k of the path "small_m", which reads the weight at full speed.
+# The order of k on the path "small_m", which allows wide loads of the weight.
 # The weight (rhs) is the left operand of the matrix instruction and stays in
-# registers. Lane t of 4 holds, of every 16 k, numbers 2t, 2t + 1, 2t + 8 and
-# 2t + 9. In memory order these would be loads of one or two bytes. A sum over k
-# may have any order if both operands have the same order. Here lane t gets 32
-# consecutive k of 128: with FP4 one load of 128 bits. Two values that share a
-# 32-bit register come from nibbles 16 bits apart, so shifts and masks decode
-# two at once.
-_GROUP = tl.constexpr(128)  # k that the four lanes of a row share
+# registers. In each 16 values along k, lane t of 4 holds numbers 2t, 2t + 1,
+# 2t + 8 and 2t + 9, which are loads of one or two bytes in memory order. A sum
+# over k may have any order if both operands have the same one. Here lane t gets
+# 32 consecutive values of 128: with FP4 one load of 128 bits. Two values that
+# share a 32-bit register come from nibbles 16 bits apart, so shifts and masks
+# decode two at once.
+_GROUP = tl.constexpr(128)  # values of k shared by the four lanes of a row
 
 
 @triton.jit
 def _order_k(x, TILING: tl.constexpr):
   """Reorders the k of x[rows, k] as `_dequantize_reordered` reorders weights.
 
-  FP4 that is interleaved, or that an instruction converts in pairs of
-  neighbours, uses the order of FP8.
+  FP4 that is interleaved, or that an instruction converts in adjacent pairs,
+  uses the order of FP8.
   """
   tl.static_assert(x.shape[1] % _GROUP == 0, "a tile has whole groups of k")
   tl.static_assert(TILING.config.swap)
@@ -168,15 +168,15 @@ def _dequantize_reordered(values, scale, TILE: tl.constexpr):
 def _dequantize_words(
   words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
-  """bf16[rows, 8 * words] of FP4 (uint32[rows, words]) and scale codes.
+  """Dequantizes FP4 words, uint32[rows, words], to bf16[rows, 8 * words].
 
-  As of `decode.dequantize`. The scale is multiplied where every block is one
-  slice of the words.
+  The result is that of `decode.dequantize`, with k reordered. The scale is
+  applied before the reordering, while a block is a slice of words.
   """
   rows: tl.constexpr = words.shape[0]
   count: tl.constexpr = words.shape[1]
   words_per_scale: tl.constexpr = OPERAND.values_per_scale // 8
-  # [rows, words, b, i_high, i_low]: nibble 4 b + 2 i_high + i_low of a word.
+  # values[rows, words, b, i_high, i_low] is nibble 4 b + 2 i_high + i_low.
   pair_0 = decode.e2m1_words_to_bf16(words, 0, OPERAND, DECODING)
   pair_1 = decode.e2m1_words_to_bf16(words, 1, OPERAND, DECODING)
   pair_2 = decode.e2m1_words_to_bf16(words, 2, OPERAND, DECODING)
@@ -193,7 +193,7 @@ def _dequantize_words(
 
 @triton.jit
 def _convert_words(words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """`_dequantize_words` by conversions, of neighbours: in FP8's order of k."""
+  """Computes `_dequantize_words` by an instruction, in the k order of FP8."""
   values = decode.converted_e2m1_words(words, DECODING)
   rows: tl.constexpr = values.shape[0]
   k: tl.constexpr = values.shape[1]
@@ -205,13 +205,13 @@ def _convert_words(words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 @triton.jit
 def _gather_lanes(x, ROWS: tl.constexpr, K: tl.constexpr):
-  """[ROWS, K] of [ROWS, group, lane, word, b, i, j]: b and lane go last."""
+  """Moves b and lane of [ROWS, group, lane, word, b, i, j] to the end of k."""
   return x.permute(0, 1, 3, 5, 6, 2, 4).reshape(ROWS, K)
 
 
 @triton.jit
 def _order_as_fp4(x):
-  """Reorders the k of x[rows, k] as `_dequantize_words` has it."""
+  """Reorders the k of x[rows, k] like `_dequantize_words`."""
   rows: tl.constexpr = x.shape[0]
   k: tl.constexpr = x.shape[1]
   return _gather_lanes(x.reshape(rows, k // _GROUP, 4, 4, 2, 2, 2), rows, k)
@@ -219,7 +219,7 @@ def _order_as_fp4(x):
 
 @triton.jit
 def _order_as_fp8(x):
-  """Reorders the k of x[rows, k]: neighbours stay pairs of one register."""
+  """Reorders the k of x[rows, k]; adjacent values stay in one register."""
   rows: tl.constexpr = x.shape[0]
   k: tl.constexpr = x.shape[1]
   x = x.reshape(rows, k // _GROUP, 4, 8, 2, 2)

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled matrix products in Triton.
+"""Block-scaled matmuls in Triton.
 
   out[b, m, n] = activation(g * sum_k lhs[b, m, k] rhs[b, n, k] + bias[n])
                  + residual[b, m, n]
 
-An operand is values times the scale of their block, or plain floats. The
-config's path says how a kernel multiplies (`configs.MatmulConfig`). Programs
+An operand is values times the scale of their block, or plain floats. The path
+of the config selects the matrix instruction (`configs.MatmulConfig`). Programs
 may split k. They then write partial sums, which `reduce_kernel` adds in a fixed
 order, so results do not depend on scheduling. `matmul_plans.plan` returns the
 launches.

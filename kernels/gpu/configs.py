@@ -22,12 +22,12 @@ PATHS: Final = ("upcast", "native", "small_m")
 BLOCK_FORMATS: Final = tuple(formats.FORMATS)
 PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
 FORMATS: Final = (*BLOCK_FORMATS, *PLAIN_BYTES)
-# bf16 pieces that hold a value exactly: 8 significant bits each.
+# Number of bf16 pieces, with 8 significant bits each, that sum to a value.
 _PIECES: Final = {"f16": 2, "f32": 3}
 ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
 
 WORD_BYTES: Final = 4
-VALUES_PER_WORD: Final = 8  # of FP4
+VALUES_PER_WORD: Final = 8  # FP4 values
 INTERLEAVED_UNIT: Final = 16  # values that share two words
 
 NUMPY_DTYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -39,21 +39,21 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperandKind:
-  """One operand, as it lies in memory.
+  """The format and memory layout of one operand.
 
   Attributes:
-    format: one of `formats.READABLE` or of `PLAIN_BYTES`.
-    strides: (batch, row, k) in stored elements; those of FP4 are bytes, each
-      of two values along k, or where it is interleaved words, of eight.
+    format: name in `formats.READABLE` or in `PLAIN_BYTES`.
+    strides: (batch, row, k) in stored elements. An element of FP4 is a byte of
+      two values along k, or a word of eight if it is interleaved.
     scale_strides: (batch, row, column) of a linear scale; (batch, row tile) of
-      a scale swizzled in tiles of 128 x 4; None of a plain operand.
-    is_interleaved: whether the values are FP4 as `decode.interleaved_to_bf16`
-      reads them.
-    in_words: whether FP4 in its usual order is read as words, which then its
-      strides count; `plan` has it so for the small_m kernel.
-    is_converted: whether an instruction makes bf16 of its values, which are FP4
-      in their usual order, two at a time, or f32 where they are multiplied so;
-      `plan` has it so where there is one.
+      a scale swizzled in tiles of 128 x 4; None for a plain operand.
+    is_interleaved: whether the values are FP4 in the order that
+      `decode.interleaved_to_bf16` reads.
+    in_words: whether FP4 that is not interleaved is read as words, which the
+      strides then count. `plan` sets it for the small_m kernel.
+    is_converted: whether an instruction converts FP4 that is not interleaved,
+      two values at a time, to bf16 or, if products are in f32, to f32. `plan`
+      sets it if the GPU has such an instruction.
   """
 
   format: str
@@ -65,17 +65,17 @@ class OperandKind:
 
   @property
   def block_format(self) -> formats.Format | None:
-    """The facts of its format; None of a plain operand."""
+    """The record of the block format; None for a plain operand."""
     return formats.READABLE.get(self.format)
 
   @property
   def element(self) -> formats.Element:
-    """The type of its values, where it has a block format."""
+    """The element type of the values; requires a block format."""
     return formats.READABLE[self.format].element
 
   @property
   def scale(self) -> formats.Element:
-    """The type of its scales, where it has a block format."""
+    """The element type of the scales; requires a block format."""
     return formats.READABLE[self.format].scale
 
   @property
@@ -84,9 +84,10 @@ class OperandKind:
 
   @property
   def folds_repair(self) -> bool:
-    """Whether scales are multiplied by what repairs the bias of values.
+    """Whether the exponent bias of values is corrected in the scales.
 
-    So with NVFP4, whose scales are E4M3 (`decode`), unless it is converted.
+    True for E2M1 values with E4M3 scales (NVFP4), unless an instruction
+    converts the values (`decode`).
     """
     facts = self.block_format
     return (
@@ -98,7 +99,7 @@ class OperandKind:
 
   @property
   def missing_exponent(self) -> int:
-    """`decode.dequantize`'s result is divided by two to this power."""
+    """`decode.dequantize` returns values divided by 2 to this power."""
     if not self.folds_repair:
       return 0
     # The largest exponent of bf16 is 127, that of E4M3 is 8.
@@ -106,12 +107,12 @@ class OperandKind:
 
   @property
   def is_packed(self) -> bool:
-    """Whether values are stored two a byte."""
+    """Whether a byte stores two values."""
     return self.block_format is not None and self.block_format.is_packed
 
   @property
   def name(self) -> str:
-    """The format, and how its values lie, for names of kernels."""
+    """The format and order of values, for names of kernels."""
     return self.format + ("_interleaved" if self.is_interleaved else "")
 
   @property
@@ -120,7 +121,7 @@ class OperandKind:
 
   @property
   def bits(self) -> int:
-    """Stored bits of one value, its share of the scale not counted."""
+    """Stored bits of one value, without the scale."""
     if self.block_format is None:
       return 8 * PLAIN_BYTES[self.format]
     return self.block_format.element.stored_bits
@@ -138,7 +139,7 @@ class OperandKind:
 
   @property
   def pieces(self) -> int:
-    """bf16 numbers that hold one value exactly."""
+    """Number of bf16 pieces that sum to one value exactly."""
     return _PIECES.get(self.format, 1)
 
   @property
@@ -159,10 +160,10 @@ def operand(
   swizzled: bool = False,
   interleaved: bool = False,
 ) -> OperandKind:
-  """A dense operand [batch, rows, k], or [batch, k, rows] if k is not minor.
+  """Returns a dense operand [batch, rows, k], or [batch, k, rows].
 
-  With one row that is not minor the stride of k is two: another dimension, as
-  batch, is.
+  If k is not minor and there is one row, the stride of k is two, so that
+  `k_is_minor` is False.
   """
   known = (*formats.READABLE, *PLAIN_BYTES)
   if format not in known:
@@ -194,19 +195,19 @@ def operand(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulShape:
-  """A block-scaled matrix product.
+  """A block-scaled matmul.
 
   Attributes:
     batch, m, n, k: sizes.
-    lhs, rhs: the operands, of rows m and n.
+    lhs, rhs: the operands, with m and n rows.
     out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
     has_global_scale, has_bias, activation, has_residual: the epilogue.
     has_global_power: whether the global scale is two factors, f32[2].
-    has_two_global_scales: whether the kernel gets two global scales, and
-      computes these factors from their product.
-    layers: number of matrices in rhs. A number on the device selects one, and
-      the first stride of rhs is the distance between two. The batch is then 1.
-      None if rhs is [batch, n, k].
+    has_two_global_scales: whether the kernel is passed two global scales and
+      computes these two factors.
+    layers: number of matrices in rhs if an index on the device selects one. The
+      batch is then 1, and the first stride of rhs is the distance between two
+      matrices. None if rhs is [batch, n, k].
   """
 
   batch: int
@@ -233,21 +234,21 @@ class MatmulShape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulConfig:
-  """How a product is computed.
+  """How a matmul is computed.
 
   Attributes:
-    path: "upcast" to bf16; "small_m", the same for few rows of lhs; or
-      "native", the block-scaled matrix instruction.
-    block_m, block_n, block_k: a program's tile.
-    split_k: programs that share one tile's k.
-    group_m: rows of tiles in one group of the program order.
-    num_warps, num_stages: Triton's.
-    swap: whether rhs is the left operand of the matrix instruction; "small_m"
-      has it so always.
-    use_descriptors: whether values are copied by the tensor memory accelerator
-      (`descriptors`), not loaded by threads; scales are loaded by threads. No
-      default has it: no GPU has measured it yet. It needs an NVIDIA GPU from
-      sm_90 on, and to be lowered, jax-triton 0.4 with jaxlib above 0.11.0.
+    path: "upcast" decodes to bf16; "small_m" does this for few rows of lhs;
+      "native" uses the block-scaled matrix instruction.
+    block_m, block_n, block_k: sizes of a program's tile.
+    split_k: number of programs that share the k of a tile.
+    group_m: number of rows of tiles in one group of the program order.
+    num_warps, num_stages: Triton's options.
+    swap: whether rhs is the left operand of the matrix instruction. It always
+      is with "small_m".
+    use_descriptors: whether the tensor memory accelerator copies values
+      (`descriptors`). Threads load scales in any case. The rules do not set it,
+      because it has not been measured. It requires an NVIDIA GPU from sm_90 on,
+      and its lowering requires jax-triton 0.4 with jaxlib above 0.11.0.
   """
 
   path: Path
@@ -264,15 +265,15 @@ class MatmulConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding:
-  """How `decode` makes bf16 numbers of values, by what a GPU can do.
+  """How `decode` converts values to bf16 on a GPU.
 
   Attributes:
-    has_ptx: whether PTX may say it, which leaves two numbers in one register
-      where LLVM would take them apart.
-    packs: whether PTX decodes four FP8 codes together and multiplies numbers
-      in pairs, as LLVM then does not.
-    in_f32: whether values and scales are multiplied in f32, where a product in
-      bf16 is one in f32 that instructions round.
+    has_ptx: whether `decode` may use inline PTX, which keeps two bf16 numbers
+      in one register. LLVM would separate them.
+    packs: whether inline PTX decodes four FP8 codes together and multiplies
+      pairs of bf16 numbers, because LLVM does not.
+    in_f32: whether values and scales are multiplied in f32, because the GPU has
+      no bf16 multiplication.
   """
 
   has_ptx: bool = False
@@ -292,16 +293,17 @@ class Tile:
     is_described: whether the kernel gets a TMA descriptor instead of a pointer
       to the values.
     decoding: how values are decoded.
-    pair: distance of neighbouring rows, if the tile takes rows of the first and
-      of the second half in turns; None if rows are consecutive.
+    pair: distance of adjacent rows in the operand if the tile alternates rows
+      of its first and its second half; None if rows are consecutive.
     takes_scale_tiles: whether swizzled scales may be read in whole tiles of 128
       rows. Rows are then consecutive, and results of padding are not stored.
     scale_is_ahead: whether each step loads the scale of the next one.
-    overlaps: whether a last step that would reach beyond k takes the last
-      block_k of it instead.
-    skips_overlap: whether what the step before had is 0 then; of one operand.
-    shrinks_overlap: whether what the step before had is scaled by 2^-127 then;
-      of the other, where a scale may make infinity of a value.
+    overlaps: whether a last step that would exceed k reads the last block_k
+      values of k instead, some of which the previous step has read.
+    skips_overlap: whether this operand's values of the overlap become 0. Set
+      for lhs.
+    shrinks_overlap: whether this operand's scales of the overlap become 2^-127.
+      Set for rhs if a scale could make a value infinite.
   """
 
   operand: OperandKind
@@ -323,22 +325,19 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling(constants.KernelConstant):
-  """A product and how it is computed: all that a kernel knows beforehand.
-
-  Kernels take it as their one compile-time constant.
+  """The single compile-time constant of a matmul kernel.
 
   Attributes:
-    shape, config: the product, and how it is computed.
-    waits: whether a step's products are done before the next step begins. A
-      wgmma is asynchronous, and ptxas before CUDA 13.3 may reuse registers that
-      it has not read yet, where decoded values are (release notes of CUDA 13.3;
-      triton-lang/triton#11781). Which ptxas will assemble a kernel is not known
-      when it is planned.
-    scales_ahead: whether the scales of lhs and of rhs are loaded a step before
-      they are used. Where a thread has fewer than four bytes of them there is
-      no copy to shared memory, so that Triton does not begin to load them
-      early.
-    decoding: of both operands.
+    shape, config: the matmul and how it is computed.
+    waits: whether a step waits for its matrix instructions. A wgmma is
+      asynchronous, and ptxas before CUDA 13.3 may reuse registers of decoded
+      values before the wgmma reads them (release notes of CUDA 13.3;
+      triton-lang/triton#11781). The ptxas version is unknown when a kernel is
+      planned.
+    scales_ahead: whether the scales of lhs and of rhs are loaded one step
+      early. Triton does so by itself with copies to shared memory, but it makes
+      no such copy if a thread has fewer than four bytes.
+    decoding: how the values of both operands are decoded.
   """
 
   shape: MatmulShape
@@ -354,7 +353,7 @@ class Tiling(constants.KernelConstant):
 
   @property
   def is_split(self) -> bool:
-    """Whether programs share a tile's k, whose sums a second launch adds."""
+    """Whether programs share a tile's k. A second launch adds their sums."""
     return self.config.split_k > 1
 
   @property
@@ -367,32 +366,32 @@ class Tiling(constants.KernelConstant):
 
   @property
   def programs(self) -> int:
-    """Programs of the matmul launch."""
+    """Number of programs of the matmul launch."""
     planes = self.config.split_k * self.shape.batch
     return planes * self.tiles_m * self.tiles_n
 
   @property
   def steps(self) -> int:
-    """Steps of k that a program takes, at most."""
+    """Maximum number of k steps of a program."""
     return cdiv(self.shape.k, self.config.block_k * self.config.split_k)
 
   @property
   def longer_splits(self) -> int:
-    """How many of the splits of k take `steps`; the others one less.
+    """Number of splits of k with `steps` steps; the others have one less.
 
-    The first ones do. 0: all take `steps`.
+    The longer splits come first. 0 means that all have `steps` steps.
     """
     return cdiv(self.shape.k, self.config.block_k) % self.config.split_k
 
   @property
   def products_of_step(self) -> int:
-    """Multiplications of one program's step, by pieces of its operands."""
+    """Number of multiplications in one step of a program, for all pieces."""
     blocks = self.config.block_m * self.config.block_n * self.config.block_k
     return blocks * self.shape.lhs.pieces * self.shape.rhs.pieces
 
   @property
   def repair(self) -> float:
-    """What sums of dequantized numbers are still to be multiplied by."""
+    """The factor 2^missing_exponent of both operands, applied to the sums."""
     sides = (self.shape.lhs, self.shape.rhs)
     return 2.0 ** sum(side.missing_exponent for side in sides)
 
@@ -418,10 +417,10 @@ class Tiling(constants.KernelConstant):
 
   @property
   def overlaps(self) -> bool:
-    """Whether the last step takes some of k a second time, instead of masks.
+    """Whether the last step reads some k again instead of masking.
 
-    Those k of lhs are 0 then, and rhs has no infinity there, neither as a value
-    nor by a scale. Blocks and loads of 16 bytes begin at multiples of 32.
+    The values of lhs for these k become 0, and rhs must not be infinite there,
+    also after scaling. Blocks and 16-byte loads begin at multiples of 32.
     """
     shape, config = self.shape, self.config
     return (
@@ -452,7 +451,7 @@ class Tiling(constants.KernelConstant):
       block_rows=block_rows,
       block_k=config.block_k,
       even_rows=rows % block_rows == 0,
-      # A split without a step would begin beyond k.
+      # If there are fewer steps than splits, a split begins beyond k.
       even_k=self.overlaps
       or (
         self.shape.k % config.block_k == 0
@@ -463,7 +462,7 @@ class Tiling(constants.KernelConstant):
       scale_is_ahead=is_ahead and operand.is_quantized,
       overlaps=self.overlaps,
       skips_overlap=self.overlaps and skips,
-      # Of NVFP4, without its global scale, the largest number is 448 * 6.
+      # NVFP4 values times block scales are at most 6 * 448, so never infinite.
       shrinks_overlap=self.overlaps
       and not skips
       and (operand.scale == formats.E8M0 or operand.scale.has_infinity),

@@ -27,9 +27,9 @@ MAX_INDEX: Final = 2**31 - 1
 _BF16_BYTES: Final = 2
 _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
-_SMALL_M_GROUP: Final = 128  # k that small_m's kernel reorders together
+_SMALL_M_GROUP: Final = 128  # values of k that the small_m kernel reorders
 
-# Registers of a thread that a tile may fill, of 255; the rest addresses.
+# Limit on a thread's registers for accumulators. It has 255 in all.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
 
 # With descriptors, a tile in shared memory starts at a multiple of TMA's
@@ -37,21 +37,21 @@ _MAX_ACCUMULATOR_REGISTERS: Final = 128
 _TMA_TILE_ALIGNMENT: Final = 1024
 _TMA_BARRIER_BYTES: Final = 16
 
-# The barriers of shared memory by which tcgen05.mma says that it is done.
+# Barriers in shared memory that signal the completion of tcgen05.mma.
 _MMA_BARRIERS_BYTES: Final = 16
 
 
 def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
-  """Why the block-scaled matrix instruction cannot take `shape`, or None."""
+  """Returns why the native path does not support `shape`, or None."""
   names = (shape.lhs.format, shape.rhs.format)
-  # Plain operands have no scale; Triton would upcast the other one.
+  # With a plain operand Triton would upcast the other one.
   if not (shape.lhs.is_quantized and shape.rhs.is_quantized):
     return f"both operands must have a block format, got {names}"
   if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
     return "values must be in their usual order, got interleaved ones"
   if not architecture.has_scaled_dot:
     return f"{architecture.name} has no block-scaled matrix instruction"
-  # Hardware multiplies six bits; Triton's `dot_scaled` (3.9) has no name of it.
+  # Hardware supports FP6, but Triton's `dot_scaled` (3.9) does not.
   for kind in (shape.lhs, shape.rhs):
     if kind.element.name not in _DOT_SCALED_ELEMENTS:
       return f"Triton's tl.dot_scaled does not take {kind.element.name}"
@@ -63,23 +63,22 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   # One instruction has one block size.
   if (names[0] == "nvfp4") != (names[1] == "nvfp4"):
     return f"nvfp4 multiplies only nvfp4, got {names}"
-  # Triton has mma.sync's mixed forms of FP4 and FP8 upcast.
+  # Triton upcasts mixed FP4 and FP8 operands of mma.sync.
   if shape.lhs.bits != shape.rhs.bits and not architecture.mixes_fp4_and_fp8:
     return f"{architecture.name} multiplies FP4 only with FP4, got {names}"
-  # AMD's scales are E8M0 alone.
+  # AMD's instructions support only E8M0 scales.
   if "nvfp4" in names and not architecture.scales_by_e4m3:
     return f"{architecture.name} has no matrix instruction with E4M3 scales"
   return None
 
 
 def small_m_error(shape: MatmulShape) -> str | None:
-  """Why the small_m kernel cannot compute `shape`, or None."""
+  """Returns why the small_m kernel does not support `shape`, or None."""
   rhs = shape.rhs
-  # It decodes rhs in its own order of k.
   if not rhs.is_quantized:
     return f"rhs must have a block format, got {rhs.format}"
-  # Where the k of lhs is not minor, Triton 3.9 finds no layout of shared memory
-  # for its new order ("Illegal shared layout").
+  # If k of lhs is not minor, Triton 3.9 finds no shared memory layout for the
+  # reordered k ("Illegal shared layout").
   for name, strides in (("lhs", shape.lhs.strides), ("rhs", rhs.strides)):
     if strides[2] != 1:
       return f"k must be the minor dimension of {name}, got strides {strides}"
@@ -96,22 +95,23 @@ def small_m_error(shape: MatmulShape) -> str | None:
 def config_error(
   config: MatmulConfig, shape: MatmulShape, architecture: Architecture
 ) -> str | None:
-  """Why `shape` cannot be computed with `config`, or None: all constraints."""
+  """Returns why `config` cannot compute `shape`, or None if it can."""
   blocks = (config.block_m, config.block_n, config.block_k)
   # There is nothing to launch for an empty result.
   if min(shape.batch, shape.m, shape.n) < 1 or shape.k < 0:
     return f"sizes must be positive, got {shape}"
-  # Indices within a matrix are 32-bit, with one tile to spare; offsets are not.
+  # Indices within a matrix are 32-bit, up to one tile beyond its end. Offsets
+  # are 64-bit.
   if max(shape.m, shape.n, shape.k) + max(blocks) > MAX_INDEX:
     return f"m, n and k must be below 2^31, got {shape}"
-  # A byte has two values, and a mask selects whole bytes.
+  # A mask selects whole bytes, which are pairs of FP4 values.
   if shape.k % 2 and (shape.lhs.is_packed or shape.rhs.is_packed):
     return f"k must be even for FP4, got {shape.k}"
   if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
     error = _interleaving_error(shape, architecture)
     if error is not None:
       return error
-  # Triton's tensors have sizes that are powers of two.
+  # Sizes of Triton tensors are powers of two.
   for size in (*blocks, config.num_warps):
     if size < 1 or size & (size - 1):
       return f"blocks and num_warps must be powers of two, got {config}"
@@ -121,7 +121,7 @@ def config_error(
     return f"split_k, group_m and num_stages must be positive, got {config}"
   if min(config.block_m, config.block_n) < MIN_DOT_SIZE:
     return f"block_m and block_n must be at least {MIN_DOT_SIZE}, got {config}"
-  # A tile has whole scale blocks, and the instruction its full depth of k.
+  # A tile has whole scale blocks and whole steps of the matrix instruction.
   least = _least_block_k(config, shape)
   if config.block_k < least:
     return f"block_k must be at least {least}, got {config.block_k}"
@@ -142,17 +142,17 @@ def config_error(
 def _use_of_descriptors_error(
   config: MatmulConfig, shape: MatmulShape, architecture: Architecture
 ) -> str | None:
-  """Why values cannot be copied by TMA, or None."""
+  """Returns why TMA cannot copy the values, or None if it can."""
   if not architecture.has_tma:
     return (
       "TMA descriptors need an NVIDIA GPU from sm_90 on, not"
       f" {architecture.name}"
     )
-  # Its loads bring each lane its own order of k.
+  # Its threads load values in a lane-specific order of k.
   if config.path == "small_m":
     return "the small_m kernel loads values by threads, not TMA descriptors"
-  # FP4 beside FP8 would be padded to bytes while it is copied, and jax-triton
-  # 0.4.1 does not encode that ("fp4_padded TMA descriptors are not supported").
+  # TMA would have to pad FP4 next to FP8 to bytes, which jax-triton 0.4.1 does
+  # not support ("fp4_padded TMA descriptors are not supported").
   if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
     names = (shape.lhs.format, shape.rhs.format)
     return (
@@ -178,7 +178,7 @@ def _interleaving_error(
       f"k must be a multiple of {configs.INTERLEAVED_UNIT} if values are"
       f" interleaved, got {shape.k}"
     )
-  # They are taken apart with the help of PTX.
+  # Decoding interleaved values needs inline PTX.
   if not architecture.is_nvidia:
     return f"interleaved values need an NVIDIA GPU, not {architecture.name}"
   return None
@@ -188,8 +188,8 @@ def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
   if config.path == "small_m":
     return _SMALL_M_GROUP
   if config.path == "native":
-    # kind::mxf4nvf4 and v_mfma_scale take 64 k at once; with 128 the scales of
-    # a row are whole 32-bit words, as tensor memory wants them.
+    # kind::mxf4nvf4 and v_mfma_scale multiply 64 k at once. With 128, the
+    # scales of a row are whole 32-bit words, as tensor memory requires.
     return 128
   return 32
 
@@ -197,12 +197,12 @@ def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
 def _resource_error(
   config: MatmulConfig, shape: MatmulShape, architecture: Architecture
 ) -> str | None:
-  """What does not fit: shared memory, tensor memory or registers."""
+  """Returns which of shared memory, tensor memory or registers is exceeded."""
   name = architecture.name
   tile = config.block_m * config.block_n
   if architecture.has_tensor_memory:
-    # Accumulators take a column of 32 bits for 128 lanes. Scales and decoded
-    # operands may take as much again. Beyond the limit Triton emits a trap.
+    # A 32-bit column holds 128 accumulators. Scales and decoded operands may
+    # need as many columns again. Beyond the limit Triton emits a trap.
     columns = 2 * max(tile // _TENSOR_MEMORY_LANES, config.block_m)
     if columns > architecture.tensor_memory_columns:
       return (
@@ -216,7 +216,7 @@ def _resource_error(
       f" {architecture.shared_memory_bytes}"
     )
   threads = config.num_warps * architecture.warp_size
-  # Accumulators in registers; those of tensor memory pass through them.
+  # Accumulators are in registers, also when they leave tensor memory.
   if tile > threads * _MAX_ACCUMULATOR_REGISTERS:
     return (
       f"{config} has {tile // threads} accumulators a thread, at most"
@@ -228,10 +228,10 @@ def _resource_error(
 def shared_memory_bound(
   config: MatmulConfig, shape: MatmulShape, architecture: Architecture
 ) -> int:
-  """Bytes of shared memory that the matmul kernel needs at most.
+  """Returns an upper bound on the matmul kernel's bytes of shared memory.
 
-  The stages of the loads, and the operands that are written back once decoded;
-  afterwards, in the same place, the accumulators on their way to `out`.
+  It holds the stages of the loads and the decoded operands. After the main loop
+  the accumulators use the same memory before they are stored.
   """
   loaded = 0
   decoded = 0
@@ -239,7 +239,7 @@ def shared_memory_bound(
     values = rows * config.block_k
     bits = kind.bits
     if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
-      bits = 8  # FP4 beside FP8 is padded to bytes
+      bits = 8  # FP4 next to FP8 is padded to bytes.
     loaded += values * bits // 8
     if config.use_descriptors:
       loaded += -loaded % _TMA_TILE_ALIGNMENT + _TMA_BARRIER_BYTES
@@ -250,9 +250,9 @@ def shared_memory_bound(
   buffers = config.num_stages
   if not architecture.is_nvidia:
     if config.path == "native":
-      loaded += loaded // 16  # rows are padded against bank conflicts
+      loaded += loaded // 16  # Padding of rows avoids bank conflicts.
     else:
-      buffers = max(buffers - 1, 1)  # the first stage waits in registers
+      buffers = max(buffers - 1, 1)  # The first stage stays in registers.
   barriers = _MMA_BARRIERS_BYTES if architecture.has_tensor_memory else 0
   accumulators = config.block_m * config.block_n * _F32_BYTES
   return max(buffers * loaded + decoded + barriers, accumulators)

@@ -1,16 +1,19 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled values and scales to bf16, in registers, by integer operations.
+"""Decodes block-scaled values and scales to bf16 in registers.
 
-A code's sign, exponent and mantissa are shifted to their places in bf16. The
-bf16 number is then the value times a power of two: the difference of the two
-exponent biases. This holds for subnormal codes too, which become subnormal bf16
-numbers. One multiplication in bf16, which is exact and keeps
-subnormals on every GPU, repairs the bias. NVFP4 has it in its scale, which is
-multiplied anyway: E4M3 leaves room for it, but for 2^7, which the accumulator
-gets at last (`OperandKind.missing_exponent`). E8M0 leaves none. Where an
-instruction converts E2M1 (`OperandKind.is_converted`) nothing is to be
-repaired.
+A code's sign, exponent and mantissa are shifted to their positions in bf16. The
+bf16 number is then the value times a power of two, because the exponent biases
+differ. This holds for subnormal codes too, which become subnormal bf16 numbers.
+A multiplication in bf16, which is exact and keeps subnormals on every GPU,
+corrects the bias.
+
+With NVFP4 the scale factor includes the correction, which saves the
+multiplication. bf16 cannot represent the product of the correction and an E4M3
+scale, which is up to 2^7 too large. The accumulator is therefore multiplied by
+2^7 at the end (`OperandKind.missing_exponent`). E8M0 scales already use the
+whole range of bf16. If an instruction converts E2M1
+(`OperandKind.is_converted`), no correction is necessary.
 
 Products of a value and its scale are exact in bf16: E4M3 and E2M3 times 2^e
 have 4 significant bits, others fewer, E2M1 times E4M3 has 6, and bf16 has 8.
@@ -44,14 +47,15 @@ _E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
 
 @triton.jit
 def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
-  """bf16 of E4M3 codes, exactly; NaN (S.1111.111) included.
+  """Converts E4M3 codes to bf16, exactly, including NaN (S.1111.111).
 
-  code: uint8[...], read by integer operations, or float8e4nv[...], which the
-  GPU is asked to convert: two values an instruction from sm_89 on.
-  IS_VALUE: whether threads have four of them; they have few scales.
+  code: uint8[...], decoded by integer operations, or float8e4nv[...], converted
+  by the GPU: two values an instruction from sm_89 on.
+  IS_VALUE: whether the codes are values. A thread has at least four values, but
+  may have fewer scales.
   """
   if code.dtype.is_fp8():
-    # Through f32: a conversion of f16 to bf16 is one slow instruction a value.
+    # Through f32, because converting f16 to bf16 is a slow instruction.
     return code.to(tl.float32).to(tl.bfloat16)
   elif DECODING.packs and IS_VALUE:
     return tl.inline_asm_elementwise(
@@ -64,8 +68,8 @@ def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
     )
   else:
     code = code.to(tl.int8, bitcast=True).to(tl.int32)
-    # The sign is extended to bit 31, the rest belongs at bit 20. In f32, where
-    # one comparison finds the NaN: it reads as 480.
+    # The shift by 20 puts exponent and mantissa in place, and the extended sign
+    # bit at bit 31. In f32 one comparison finds the NaN, which becomes 480.
     bits = (code << 20) & _E4M3_IN_F32
     x = bits.to(tl.float32, bitcast=True) * _E4M3_BIAS_REPAIR
     return tl.where(tl.abs(x) > _E4M3_MAX, float("nan"), x).to(tl.bfloat16)
@@ -73,9 +77,9 @@ def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
 
 @triton.jit
 def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
-  """bf16 of E5M2 codes, exactly; infinities and NaN included.
+  """Converts E5M2 codes to bf16, exactly, including infinities and NaN.
 
-  code: uint8[...] or float8e5[...]. They are the high bytes of f16 numbers.
+  code: uint8[...] or float8e5[...], the high bytes of f16 numbers.
   IS_VALUE: see `e4m3_to_bf16`.
   """
   if DECODING.packs and IS_VALUE:
@@ -109,9 +113,9 @@ def finite_to_bf16(code, ELEMENT: tl.constexpr):
 
 @triton.jit
 def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """`values_to_bf16` of FP4 pairs (uint8[rows, columns]): bf16[.., 2 columns].
+  """Computes `values_to_bf16` of packed FP4, uint8[rows, columns].
 
-  The first of a pair is in the low nibble.
+  Returns bf16[rows, 2 * columns]. The low nibble is the first value.
   """
   if OPERAND.is_converted:
     pairs = tl.inline_asm_elementwise(
@@ -124,7 +128,7 @@ def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
     )
     values = _pair(pairs, DECODING)
     return values.reshape(packed.shape[0], 2 * packed.shape[1])
-  # Both values of a byte in one 32-bit word, four operations on both at once.
+  # A byte's two values share a 32-bit word, so each operation decodes both.
   word = packed.to(tl.uint32)
   word = word | (word << 12)
   bits = ((word & 0x00080008) << 12) | ((word & 0x00070007) << 6)
@@ -136,9 +140,9 @@ def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 def e2m1_words_to_bf16(
   words, I: tl.constexpr, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
-  """bf16[..., 2]: nibbles I and I + 4 of words of eight (uint32[...]).
+  """Returns bf16[..., 2]: `values_to_bf16` of nibbles I and I + 4 of words.
 
-  As of `values_to_bf16`.
+  words: uint32[...], eight FP4 values each.
   """
   if I == 0:
     bits = ((words << 12) & 0x80008000) | ((words << 6) & 0x01C001C0)
@@ -153,9 +157,9 @@ def e2m1_words_to_bf16(
 
 @triton.jit
 def converted_e2m1_words(words, DECODING: tl.constexpr):
-  """bf16[rows, 8 * words] of E2M1 (uint32[rows, words]), in its usual order.
+  """Converts E2M1 words, uint32[rows, words], to bf16[rows, 8 * words].
 
-  Where an instruction converts it: `configs.OperandKind.is_converted`.
+  Requires `configs.OperandKind.is_converted`. The order stays.
   """
   pair_0, pair_1, pair_2, pair_3 = tl.inline_asm_elementwise(
     _E2M1_TO_BF16,
@@ -172,14 +176,16 @@ def converted_e2m1_words(words, DECODING: tl.constexpr):
 
 @triton.jit
 def interleaved_to_bf16(words, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """`values_to_bf16` of interleaved FP4 (uint32[rows, words]): [.., 8 words].
+  """Computes `values_to_bf16` of interleaved FP4, uint32[rows, words].
 
-  16 values share two words, a and b. Bits of a value lie in the order that bf16
-  has for them, sign, 6 others, exponent and mantissa, so that one mask finds
-  them once a shift has brought them to their place: 18 operations for 16 values
-  that in their usual order take 30. Pairs 0 to 5 are three in each word; of 6
-  and 7, a has the sign and the upper bit of the exponent, b the rest. Where a
-  value's bits pass the end of a half word, they go on in the other half.
+  Two words, a and b, hold 16 values. The bits of a value have the same distance
+  from each other as in bf16: the sign, 6 bits between, then exponent and
+  mantissa. A shift and one mask therefore decode a pair of values. 16 values
+  take 18 operations, and 30 without interleaving. Each word has three of pairs
+  0 to 5. For pairs 6 and 7, a has the sign and the upper exponent bit, and b
+  the rest. Bits that would leave a half word continue in the other half.
+
+  Returns bf16[rows, 8 * words].
   """
   rows: tl.constexpr = words.shape[0]
   units: tl.constexpr = words.shape[1] // 2
@@ -196,20 +202,20 @@ def interleaved_to_bf16(words, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   pair_7 = _pair(bits, DECODING)
   even = tl.join(tl.join(pair_0, pair_4), tl.join(pair_2, pair_6))
   odd = tl.join(tl.join(pair_1, pair_5), tl.join(pair_3, pair_7))
-  # [rows, units, value, i_2, i_1, i_0]: of the pair 4 i_2 + 2 i_1 + i_0.
+  # values[rows, units, value, i_2, i_1, i_0] is of pair 4 i_2 + 2 i_1 + i_0.
   values = tl.join(even, odd).permute(0, 1, 3, 4, 5, 2)
   return _repaired(values.reshape(rows, 16 * units), OPERAND)
 
 
 @triton.jit
 def _rotated(x, BITS: tl.constexpr):
-  """uint32 x, rotated to the right."""
+  """Rotates uint32 `x` to the right."""
   return (x >> BITS) | (x << (32 - BITS))
 
 
 @triton.jit
 def _repaired(values, OPERAND: tl.constexpr):
-  """E2M1 of bf16 numbers with its bits, but for what `factor_of` repairs."""
+  """Corrects the exponent bias of E2M1 values unless `factor_of` does."""
   if OPERAND.folds_repair:
     return values
   else:
@@ -218,10 +224,10 @@ def _repaired(values, OPERAND: tl.constexpr):
 
 @triton.jit
 def _pair(bits, DECODING: tl.constexpr):
-  """bf16[..., 2]: the halves of words (uint32[...]), the lower one first."""
+  """Returns bf16[..., 2]: the halves of words uint32[...], low half first."""
   if DECODING.has_ptx:
-    # What LLVM does not see it cannot take apart: it would shift and mask each
-    # half for itself, at three times the operations (Triton 3.9).
+    # Inline PTX hides the halves from LLVM, which would shift and mask each
+    # half separately, with three times the operations (Triton 3.9).
     low, high = tl.inline_asm_elementwise(
       _HALVES,
       "=h,=h,r",
@@ -238,9 +244,9 @@ def _pair(bits, DECODING: tl.constexpr):
 
 @triton.jit
 def e8m0_to_bf16(code):
-  """bf16 of E8M0 codes (uint8[...]): 2^(code - 127), NaN for 255.
+  """Converts E8M0 codes uint8[...] to bf16: 2^(code - 127), NaN for 255.
 
-  Code 0 is 2^-127, which bf16 and f32 have as a subnormal.
+  Code 0 becomes the subnormal 2^-127.
   """
   code = code.to(tl.uint16)
   bits = tl.where(code == 0, 0x0040, code << 7)
@@ -250,7 +256,7 @@ def e8m0_to_bf16(code):
 
 @triton.jit
 def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """bf16 of a block format's scale codes (uint8[...], or E4M3 as FP8)."""
+  """Converts scale codes, uint8[...] or E4M3 as FP8, to bf16."""
   if OPERAND.scale.name == "e4m3":
     return e4m3_to_bf16(code, DECODING, False)
   elif OPERAND.scale.name == "e5m2":
@@ -262,9 +268,9 @@ def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 @triton.jit
 def factor_of(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """bf16[rows, blocks] that `dequantize` multiplies values by.
+  """Returns bf16[rows, blocks], the factor of values in `dequantize`.
 
-  scale: see `scale_to_bf16`.
+  scale: as for `scale_to_bf16`.
   """
   if OPERAND.is_converted:
     return _neighbours_to_bf16(scale, OPERAND, DECODING)
@@ -276,7 +282,7 @@ def factor_of(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 @triton.jit
 def _neighbours_to_bf16(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """`scale_to_bf16`; of E4M3, neighbours of a row together where they can."""
+  """Computes `scale_to_bf16`, with adjacent E4M3 codes converted in pairs."""
   if DECODING.has_ptx and scale.dtype.is_fp8() and scale.shape[1] % 2 == 0:
     return _e4m3_pairs_to_bf16(scale)
   else:
@@ -285,11 +291,11 @@ def _neighbours_to_bf16(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 @triton.jit
 def _e4m3_pairs_to_bf16(code):
-  """bf16[rows, columns] of E4M3 (float8e4nv[rows, columns]), exactly.
+  """Converts E4M3 codes, float8e4nv[rows, columns], to bf16, exactly.
 
-  Neighbours of a row are converted together. Triton 3.9 instead converts values
-  that are adjacent in its layout, which may be in different rows. It then
-  splits bytes that were loaded together, and joins others.
+  It converts adjacent codes of a row in pairs. Triton 3.9 would pair codes that
+  are adjacent in its layout, perhaps of different rows, and would have to split
+  bytes that were loaded together.
   """
   rows: tl.constexpr = code.shape[0]
   pairs: tl.constexpr = code.shape[1] // 2
@@ -309,12 +315,13 @@ def _e4m3_pairs_to_bf16(code):
 
 @triton.jit
 def values_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """bf16[rows, k] of a block format's values, exactly.
+  """Converts a block format's values to bf16[rows, k], exactly.
 
-  Of NVFP4 they are 2^-126 times these: `factor_of` has the rest.
+  If OPERAND `folds_repair`, the result is 2^-126 times the values, and
+  `factor_of` includes the rest.
 
-  code: uint8 or FP8[rows, k], for FP4 formats uint8[rows, k / 2], for those
-    that are interleaved uint32[rows, k / 8].
+  code: uint8 or FP8[rows, k]; packed FP4 uint8[rows, k / 2]; interleaved FP4
+    uint32[rows, k / 8].
   """
   if OPERAND.is_interleaved:
     return interleaved_to_bf16(code, OPERAND, DECODING)
@@ -332,12 +339,12 @@ def values_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 @triton.jit
 def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """bf16[rows, k]: values times scale, divided by 2^missing_exponent.
+  """Returns bf16[rows, k]: values * scale / 2^missing_exponent.
 
   Args:
-    code: see `values_to_bf16`.
-    scale: see `scale_to_bf16`; [rows, k / block size].
-    OPERAND: an operand in a block format; it has the missing_exponent.
+    code: as for `values_to_bf16`.
+    scale: as for `scale_to_bf16`, [rows, k / block size].
+    OPERAND: `OperandKind` with a block format, which has missing_exponent.
   """
   block_size: tl.constexpr = OPERAND.values_per_scale
   if DECODING.in_f32:
@@ -355,10 +362,10 @@ def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 def _dequantize_in_f32(
   code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
-  """`dequantize` by products in f32, which are exact; rounded to bf16 at last.
+  """Computes `dequantize` with exact products in f32, then rounds to bf16.
 
-  Those of FP4 are bf16 numbers: the smallest, 2^-128, is one of its subnormals,
-  and what is cut off is 0.
+  Products of FP4 are bf16 numbers (the smallest, 2^-128, is subnormal), so the
+  conversion only drops zero bits.
   """
   tl.static_assert(not OPERAND.is_interleaved, "only NVIDIA's GPUs read it")
   is_e2m1: tl.constexpr = OPERAND.element.name == "e2m1"
@@ -366,7 +373,8 @@ def _dequantize_in_f32(
   rows: tl.constexpr = code.shape[0]
   columns: tl.constexpr = OPERAND.values_per_element * code.shape[1]
   if OPERAND.is_converted:
-    # Words: LLVM has no register for bytes, and leaves the instruction out.
+    # Codes become words, because LLVM has no byte registers and would drop the
+    # instruction.
     pairs = tl.inline_asm_elementwise(
       _E2M1_TO_F32,
       "=v,v",
@@ -379,7 +387,7 @@ def _dequantize_in_f32(
     high = (pairs >> 32).to(tl.uint32)
     values = tl.join(low, high).to(tl.float32, bitcast=True)
   elif is_e2m1:
-    # A nibble's sign is extended by the shift to the right.
+    # The arithmetic right shift extends a nibble's sign.
     nibbles = code.to(tl.int32)
     low = ((nibbles << 28) >> 6) & _E2M1_IN_F32
     high = ((nibbles << 24) >> 6) & _E2M1_IN_F32
@@ -398,7 +406,7 @@ def _dequantize_in_f32(
 
 @triton.jit
 def _products(x, y, OPERAND: tl.constexpr, DECODING: tl.constexpr):
-  """bf16 x * y, which is broadcast to the shape of x."""
+  """Returns bf16 `x * y`, with `y` broadcast to the shape of `x`."""
   if OPERAND.is_interleaved or not DECODING.packs:
     return x * y
   else:
@@ -414,13 +422,13 @@ def _products(x, y, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 @triton.jit
 def leading_bf16(x):
-  """bf16 with the leading 8 significant bits of f32 `x`, the rest cut off."""
+  """Truncates f32 `x` to bf16, its leading 8 significant bits."""
   bits = x.to(tl.uint32, bitcast=True) & 0xFFFF0000
   return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
 @triton.jit
 def without_leading_bf16(x):
-  """f32 `x - leading_bf16(x)`, exactly; 0 where x is infinite."""
+  """Returns f32 `x - leading_bf16(x)`, exactly; 0 if x is infinite."""
   leading = leading_bf16(x).to(tl.float32)
   return tl.where(x == leading, 0.0, x - leading)

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a product in the matmul kernels: global scale, bias, and on.
+"""The epilogue of the matmul kernels: global scale, bias, activation, residual.
 
-The product of two f32 global scales need not be an f32. A kernel takes it as
-two factors, f32[2], or takes both scales and makes these factors itself: then
-no other kernel runs between those that quantize and the product.
-`jaxplugin/dot/epilogue.py` has the same in XLA's operations.
+The product of two f32 global scales may underflow f32. A kernel is therefore
+passed two factors, f32[2], or both scales, from which it computes these factors
+itself. In the latter case no kernel runs between quantize and matmul.
+`jaxplugin/dot/epilogue.py` computes the same in XLA ops.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ def _multiply_by_both(x, first, second):
 
 @triton.jit
 def _exponent_in_place(x):
-  """int32 e * 2^23 of 2^e <= |x| < 2^(e+1); 0 of what is not normal."""
+  """Returns int32 e * 2^23 with 2^e <= |x| < 2^(e+1); 0 unless x is normal."""
   bits = x.to(tl.int32, bitcast=True)
-  # The exponent field plus one, which of Inf and NaN leaves 31 bits.
+  # Adding one to the exponent field overflows 31 bits for Inf and NaN.
   is_normal = ((bits + _IN_PLACE) & _MAGNITUDE_MASK) >= 2 * _IN_PLACE
   return tl.where(is_normal, (bits & _EXPONENT_MASK) - _BIAS * _IN_PLACE, 0)
 
 
 @triton.jit
 def _without(x, exponent):
-  """`x` divided by a power of two, given by its exponent in place."""
+  """Divides `x` by a power of two, given by its exponent times 2^23."""
   bits = x.to(tl.int32, bitcast=True) - exponent
   return bits.to(tl.float32, bitcast=True)
 
@@ -108,9 +108,10 @@ def _gelu(x):
 
 @triton.jit
 def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
-  """Writes the accumulator to its place in out[planes, m, n].
+  """Stores the accumulator in out[planes, m, n].
 
-  Where k is split the plane is one of its parts, whose sum gets the epilogue.
+  Without a split of k the epilogue is applied first. With a split, a plane has
+  partial sums, and the reduction kernel applies the epilogue.
 
   Args:
     acc: see `zero_accumulator`.

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What of the matmul kernels is arranged so that memory is waited for less.
+"""Choices that hide memory latency in the matmul kernels.
 
-Pure functions of plain values; Triton is not imported here.
+They are pure functions of plain values and do not import Triton.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 REDUCE_WARPS: Final = 4
 _REDUCE_THREADS: Final = 32 * REDUCE_WARPS
 _MANY_ELEMENTS: Final = 1 << 20
-_LEAST_COPY_BYTES: Final = 4  # PTX ISA, "cp.async"
+_LEAST_COPY_BYTES: Final = 4  # smallest cp.async (PTX ISA, "cp.async")
 
 
 def reduce_block(elements: int) -> int:
-  """Elements that a program adds the parts of, of so many in all.
+  """Returns the number of elements that a program of the reduction sums.
 
-  One a thread: then ptxas, which spends 32 registers on such a kernel, loads
-  all parts before it adds one, and memory is waited for once. With eight, of 16
-  parts, it is waited for eight times. Where elements are so many that programs
-  come in several waves, others hide that, and fewer programs are launched.
+  With one element a thread, ptxas, which uses 32 registers for such a kernel,
+  loads all parts before it adds them and waits for memory once. With eight
+  elements of 16 parts it would wait eight times. With many elements, programs
+  run in several waves that hide this latency, so each has four a thread.
+
+  Args:
+    elements: number of elements of the result.
   """
   return _REDUCE_THREADS * (4 if elements > _MANY_ELEMENTS else 1)
 
@@ -38,7 +41,10 @@ def scales_ahead(
   config: configs.MatmulConfig,
   architecture: architectures.Architecture,
 ) -> tuple[bool, bool]:
-  """`Tiling.scales_ahead`; exceptions are what the model of inspection says."""
+  """Returns `Tiling.scales_ahead`.
+
+  The exceptions follow the model in `jaxplugin/lab/inspection/simulation.py`.
+  """
   lhs, rhs = shape.lhs, shape.rhs
   if not architecture.is_nvidia or max(lhs.pieces, rhs.pieces) > 1:
     return False, False
@@ -53,7 +59,7 @@ def scales_ahead(
     and lhs.k_is_minor
     and rhs.k_is_minor
   ):
-    # With more than 128 registers one block would be left of an SM's two.
+    # More than 128 registers would leave one block on an SM instead of two.
     return False, False
   threads = config.num_warps * architecture.warp_size
   ahead = (
@@ -61,18 +67,20 @@ def scales_ahead(
     _has_short_scales(rhs, config.block_n, config.block_k, threads),
   )
   if config.path == "small_m":
-    # Where copies bring the weight's, those of lhs help in blocks of four warps
-    # alone. A plain lhs of 64 rows leaves no registers for the next step's.
+    # If the weight's scales are copied asynchronously, loading those of lhs
+    # ahead helps only blocks of four warps. A plain lhs of 64 rows leaves no
+    # registers for scales of the next step.
     is_slower = config.num_warps > 4 and not ahead[1]
     is_full = not lhs.is_quantized and config.block_m > 32
     if is_slower or is_full:
       return False, False
-    # Where the last step overlaps its masks take registers. Then an SM has one
-    # block of eight warps, not two, if scales of one-byte values are ahead too.
+    # The masks of a last step that overlaps need registers. If scales of
+    # one-byte values were loaded ahead too, an SM would run one block of eight
+    # warps instead of two.
     is_masked = shape.k % config.block_k > 0 and config.num_warps > 4
     return ahead[0] and (lhs.is_packed or not is_masked), ahead[1]
   if config.path == "native" and config.swap and not ahead[1]:
-    # Those of a few rows of lhs came early enough.
+    # Scales of few rows of lhs arrive early enough without this.
     return False, False
   return ahead
 
@@ -80,7 +88,7 @@ def scales_ahead(
 def _has_short_scales(
   kind: configs.OperandKind, rows: int, block_k: int, threads: int
 ) -> bool:
-  """Whether a thread loads fewer bytes of a tile's scales than a copy takes."""
+  """Returns whether a thread's scales of a tile are too short for cp.async."""
   if not kind.is_quantized or kind.is_swizzled:
     return False
   assert kind.scale_strides is not None

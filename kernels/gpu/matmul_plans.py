@@ -23,7 +23,7 @@ from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import formats
 from jaxplugin.kernels import launching
 
-# Pointers of the kernels, in order.
+# Names of each kernel's pointer arguments, in order.
 _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
 _EPILOGUE: Final = (
   "global_scale",
@@ -120,7 +120,7 @@ def for_architecture(
   *,
   is_across: bool = False,
 ) -> dict[str, Any]:
-  """The fields of a `Tiling` that depend on where it runs."""
+  """Returns the fields of a `Tiling` that depend on the GPU."""
   return {
     "waits": architecture.has_wgmma,
     "scales_ahead": (False, False)
@@ -128,7 +128,7 @@ def for_architecture(
     else latency.scales_ahead(shape, config, architecture),
     "decoding": configs.Decoding(
       has_ptx=architecture.is_nvidia,
-      # Triton 3.9 switches LLVM's vectorizer off for it alone.
+      # Triton 3.9 disables LLVM's vectorizer only for sm_80.
       packs=architecture.name == "sm_80",
       in_f32=not architecture.multiplies_bf16,
     ),
@@ -138,7 +138,7 @@ def for_architecture(
 def for_path(
   shape: configs.MatmulShape, config: configs.MatmulConfig
 ) -> dict[str, Any]:
-  """The fields of a `Tiling`: both as the path's kernel wants them."""
+  """Returns shape and config of a `Tiling`, adapted to the path's kernel."""
   if config.path != "small_m":
     return {"shape": shape, "config": config}
   rhs = shape.rhs
@@ -160,9 +160,9 @@ def converted(
   config: configs.MatmulConfig,
   architecture: architectures.Architecture,
 ) -> configs.MatmulShape:
-  """`shape` with `OperandKind.is_converted` as the path's kernel has it."""
+  """Returns `shape` with `OperandKind.is_converted` set for both operands."""
 
-  # Products in f32 are those of the upcast kernel.
+  # Only the upcast kernel multiplies in f32.
   converts = architecture.converts_e2m1 or (
     architecture.has_e2m1_conversion_to_f32 and config.path == "upcast"
   )
@@ -180,14 +180,14 @@ def converted(
 def _is_decoded(
   kind: configs.OperandKind, config: configs.MatmulConfig
 ) -> bool:
-  """Whether a kernel makes bf16 of FP4 in its usual order."""
+  """Returns whether a kernel decodes FP4 that is not interleaved."""
   return config.path != "native" and kind.is_packed and not kind.is_interleaved
 
 
 def ptx_version(
   tiling: configs.Tiling, architecture: architectures.Architecture
 ) -> int:
-  """`launching.Launch.ptx_version` of a kernel that multiplies."""
+  """Returns `launching.Launch.ptx_version` of a matmul kernel."""
   shape = tiling.shape
   if architecture.is_nvidia and (
     shape.lhs.is_converted or shape.rhs.is_converted
@@ -199,7 +199,7 @@ def ptx_version(
 def conversion_notes(
   launch: launching.Launch, architecture: architectures.Architecture
 ) -> tuple[str, ...]:
-  """How a kernel makes bf16 of FP4, and why; where there are two ways."""
+  """Returns a note on how a kernel decodes FP4, if the GPU has two ways."""
   tiling = dict(launch.constexprs)["TILING"]
   if not architecture.has_e2m1_conversion or not (
     _is_decoded(tiling.shape.lhs, tiling.config)
@@ -248,7 +248,7 @@ def views(
   config: configs.MatmulConfig,
   architecture: architectures.Architecture,
 ) -> tuple[tuple[str, str], ...]:
-  """`launching.Launch.views` of the operands."""
+  """Returns the `launching.Launch.views` of the operands."""
   found = {}
   for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
     if not kind.is_quantized:
@@ -286,7 +286,7 @@ def signature(
   bias_dtype: str = "f32",
   residual_dtype: str = "f32",
 ) -> dict[str, str]:
-  """Triton's types of the launch's arrays, by the kernel's argument names."""
+  """Returns Triton's type of each array argument of a launch, by name."""
   arrays = {
     "lhs": shape.lhs.format,
     "rhs": shape.rhs.format,
@@ -320,10 +320,11 @@ def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
 
 
 def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
-  """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma][_layer]`.
+  """Returns the name of a kernel, a C identifier.
 
-  A C identifier. Ragged ones have "ragged" before the path, and "across" after
-  it.
+  It is `block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma][_layer]`.
+  Ragged kernels have "ragged" before the path, and "across" after it if they
+  contract across the blocks of rhs.
   """
   shape, config = tiling.shape, tiling.config
   split = f"_split{config.split_k}" if tiling.is_split else ""
@@ -337,7 +338,7 @@ def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
   return (
     f"block_scaled_{kernel}_{shape.lhs.name}_{shape.rhs.name}"
     f"_{config.block_m}x{config.block_n}x{config.block_k}{split}"
-    # small_m has it so always.
+    # The small_m kernel always swaps.
     f"{'_swap' if config.swap and config.path != 'small_m' else ''}"
     f"{'_tma' if config.use_descriptors else ''}"
     f"{'_layer' if shape.layers is not None else ''}"
@@ -345,7 +346,7 @@ def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
 
 
 def kernel_name_of(kernel: str) -> Callable[[Any], str]:
-  """`repr=` of `triton.jit` for one of the kernels."""
+  """Returns the `repr` argument of `triton.jit` for a kernel."""
   return lambda specialization: kernel_name(
     kernel, specialization.constants["TILING"]
   )

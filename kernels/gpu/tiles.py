@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Program ids and masked loads of the matmul kernels.
 
-TILING is a `configs.Tiling`, TILE its `lhs` or `rhs`: one operand's. An operand
-itself is a pair (values, scale) of pointers; values may be a TMA descriptor.
+TILING is a `configs.Tiling`, and TILE is its `lhs` or `rhs`. An operand is a
+pair of pointers, (values, scale); values may be a TMA descriptor.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jaxplugin.kernels.gpu import decode
 
 from jaxplugin.kernels import formats
 
-# One tile of a swizzled scale: 128 rows, as 4 groups of 32, and 4 columns. See
-# the PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN's F8_128x4.
+# A tile of a swizzled scale has 128 rows, 4 groups of 32, and 4 columns (PTX
+# ISA, tcgen05 scale-factor layout "1X"; cuDNN's F8_128x4).
 _TILE_ROWS = tl.constexpr(formats.SCALE_TILE_ROWS)
 _TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
 _GROUP_ROWS = tl.constexpr(32)
@@ -23,11 +23,10 @@ _GROUP_ROWS = tl.constexpr(32)
 
 @triton.jit
 def program_position(TILING: tl.constexpr):
-  """(plane, batch, row, column, k): where this program's tile starts.
+  """Returns (plane, batch, row, column, k), the start of this program's tile.
 
-  Programs of group_m rows of tiles follow each other column by column, so that
-  those that run together share operands in L2. `plane` counts split and batch,
-  the batch fastest.
+  Programs visit group_m rows of tiles column by column, so that programs that
+  run at the same time share operands in L2. `plane` is split * batches + batch.
   """
   tiles_m: tl.constexpr = TILING.tiles_m
   tiles_n: tl.constexpr = TILING.tiles_n
@@ -53,7 +52,7 @@ def program_position(TILING: tl.constexpr):
 
 @triton.jit
 def steps_from(k, TILING: tl.constexpr):
-  """Steps of a program whose part of the contraction starts at k."""
+  """Returns the number of steps of a program whose split starts at k."""
   steps = tl.full((), TILING.steps, tl.int32)
   if TILING.longer_splits > 0:
     after_longer: tl.constexpr = TILING.longer_splits * TILING.steps
@@ -63,7 +62,7 @@ def steps_from(k, TILING: tl.constexpr):
 
 @triton.jit
 def batch_of(values, scale, batch, TILE: tl.constexpr):
-  """The operand (values, scale) of one batch; a descriptor has all of them."""
+  """Returns (values, scale) of one batch; a descriptor covers all batches."""
   strides: tl.constexpr = TILE.operand.strides
   scale_strides: tl.constexpr = TILE.operand.scale_strides
   if not TILE.is_described:
@@ -75,10 +74,10 @@ def batch_of(values, scale, batch, TILE: tl.constexpr):
 
 @triton.jit
 def matrix_of_rhs(batch, layer, TILING: tl.constexpr):
-  """Which matrix of rhs is meant: the batch's, or that of the number at layer.
+  """Returns the index of the matrix of rhs: the batch, or the value at `layer`.
 
-  layer: a pointer to int32[1], which is read where rhs is one of `layers`. The
-  number is in range.
+  layer: pointer to int32[1], an index in range, which is read only if rhs has
+  `layers`.
   """
   if TILING.shape.layers is None:
     return batch
@@ -88,7 +87,7 @@ def matrix_of_rhs(batch, layer, TILING: tl.constexpr):
 
 @triton.jit
 def zero_accumulator(TILING: tl.constexpr):
-  """f32[block_m, block_n], or where operands are swapped its transpose."""
+  """Returns zeros, f32[block_m, block_n] or its transpose if swapped."""
   block_m: tl.constexpr = TILING.config.block_m
   block_n: tl.constexpr = TILING.config.block_n
   if TILING.config.swap:
@@ -105,7 +104,7 @@ def tile_offsets(
   COLUMN_STRIDE: tl.constexpr,
   PAIR: tl.constexpr = None,
 ):
-  """Offsets of a tile's elements from its first, 64-bit only where needed."""
+  """Returns offsets of a tile's elements, in 64 bits only if necessary."""
   far: tl.constexpr = BLOCK_ROWS if PAIR is None else BLOCK_ROWS + PAIR
   rows = tl.arange(0, BLOCK_ROWS)
   columns = tl.arange(0, BLOCK_COLUMNS)
@@ -118,10 +117,10 @@ def tile_offsets(
 
 @triton.jit
 def place_of(rows, PAIR: tl.constexpr):
-  """Where rows lie whose neighbours are PAIR rows apart; None: where they are.
+  """Returns the rows in memory of `rows`, which alternate between two halves.
 
-  Of a first half and a second one, row 2 i is row i of the first, and 2 i + 1
-  of the second.
+  Row 2 i is row i of the first half and row 2 i + 1 is row i of the second,
+  PAIR rows later. If PAIR is None, rows are consecutive.
   """
   if PAIR is None:
     return rows
@@ -146,18 +145,18 @@ def load_tile(
   skipped=0,
   SKIPS: tl.constexpr = False,
 ):
-  """[BLOCK_ROWS, BLOCK_COLUMNS] elements from (row, column) on.
+  """Loads [BLOCK_ROWS, BLOCK_COLUMNS] elements from (row, column) on.
 
-  Zero outside [ROWS, COLUMNS], where nothing is read. EVEN_ROWS and
-  EVEN_COLUMNS promise that no tile reaches beyond them. For PAIR see
-  `place_of`; row is then even. If SKIPS is true, the first `skipped` columns
-  are zero, and EVEN_COLUMNS is true.
+  Elements outside [ROWS, COLUMNS] are zero and are not read. EVEN_ROWS and
+  EVEN_COLUMNS mean that no tile exceeds these sizes. With PAIR (`place_of`),
+  row must be even. If SKIPS is true, the first `skipped` columns are zero, and
+  EVEN_COLUMNS must be true.
   """
   dtype: tl.constexpr = base.dtype.element_ty
   if dtype.is_fp8() and (SKIPS or not (EVEN_ROWS and EVEN_COLUMNS)):
-    # Not every GPU can make the FP8 zero of masked elements from a number. A
-    # tile that is cast back does not stay in shared memory, where tensor memory
-    # takes it from.
+    # Masked loads need zeros, and not every GPU can convert a number to an FP8
+    # zero. Other loads are not cast, because a cast tile would leave shared
+    # memory, from which tensor memory is filled.
     base = base.to(tl.pointer_type(tl.uint8), bitcast=True)
   place = place_of(row, PAIR).to(tl.int64)
   base += place * ROW_STRIDE + column.to(tl.int64) * COLUMN_STRIDE
@@ -209,8 +208,8 @@ def _masked_load(
 def start_of_step(k, TILE: tl.constexpr):
   """Returns the first k of a step's tile.
 
-  If the last step would reach beyond the contraction, it reads the last block_k
-  of the contraction. The step before has read some of these.
+  If the last step would exceed k and TILE `overlaps`, it reads the last block_k
+  values of k, some of which the previous step has read.
   """
   if TILE.overlaps:
     last: tl.constexpr = TILE.k - TILE.block_k
@@ -248,9 +247,9 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
 def load_scale(base, row, k, TILE: tl.constexpr):
   """Loads scale codes of a tile: uint8 or FP8[block_rows, block_k / VEC_SIZE].
 
-  Codes outside the logical scale are 0: 2^-127 or 0, never NaN. If the tile
-  `shrinks_overlap`, codes are also 0 in blocks that the previous step had. The
-  values of the other operand are 0 there, and no value times 2^-127 is Inf.
+  Codes outside the logical scale are 0, which means 2^-127 or 0, never NaN. If
+  TILE `shrinks_overlap`, codes are also 0 in blocks that the previous step has
+  read. The other operand is 0 there, and values times 2^-127 are finite.
   """
   vec_size: tl.constexpr = TILE.operand.values_per_scale
   columns: tl.constexpr = TILE.block_k // vec_size
@@ -288,7 +287,7 @@ def _load_linear(
   SKIPS: tl.constexpr,
   TILE: tl.constexpr,
 ):
-  """Loads a tile of elements, which each belong to PER_ELEMENT values of k."""
+  """Loads a tile of elements, each for PER_ELEMENT values of k."""
   start = start_of_step(k, TILE)
   columns: tl.constexpr = (TILE.k + PER_ELEMENT - 1) // PER_ELEMENT
   block_columns: tl.constexpr = TILE.block_k // PER_ELEMENT
@@ -375,14 +374,14 @@ def _load_swizzled(base, row, column, TILE: tl.constexpr):
 
 @triton.jit
 def load_bf16(operand, batch, row, k, TILE: tl.constexpr):
-  """A tile for `dot_exact`: bf16, or f32 where it is plain f16 or f32."""
+  """Loads a tile for `dot_exact`: bf16, or f32 for plain f16 and f32."""
   values = load_values(operand[0], batch, row, k, TILE)
   return to_bf16(values, load_scale_of(operand, row, k, TILE), TILE)
 
 
 @triton.jit
 def load_scale_of(operand, row, k, TILE: tl.constexpr):
-  """`load_scale` of a (values, scale); 0 of a plain operand, which has none."""
+  """Calls `load_scale` for an operand; returns 0 for a plain operand."""
   if TILE.operand.is_quantized:
     return load_scale(operand[1], row, k, TILE)
   else:
@@ -403,9 +402,9 @@ def first_scale(operand, row, k, TILE: tl.constexpr):
 
 @triton.jit
 def step_scales(ahead, operand, row, k, k_next, TILE: tl.constexpr):
-  """(a step's scale, what the next step takes as `ahead`).
+  """Returns (scale of this step, `ahead` of the next step).
 
-  k and k_next are where this step and the next one start.
+  k and k_next are the starts of this step and of the next one.
   """
   if TILE.scale_is_ahead:
     return ahead, load_scale_of(operand, row, k_next, TILE)
@@ -415,7 +414,7 @@ def step_scales(ahead, operand, row, k, k_next, TILE: tl.constexpr):
 
 @triton.jit
 def to_bf16(values, scale, TILE: tl.constexpr):
-  """A tile of `load_bf16`, of its stored values and its scale."""
+  """Converts loaded values and scale to the result of `load_bf16`."""
   kind: tl.constexpr = TILE.operand
   decoding: tl.constexpr = TILE.decoding
   if kind.is_quantized:
@@ -428,10 +427,10 @@ def to_bf16(values, scale, TILE: tl.constexpr):
 
 @triton.jit
 def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
-  """acc + lhs rhs^T in f32, every product exact; transposed if swapped.
+  """Returns acc + lhs rhs^T in f32 with exact products, transposed if swapped.
 
-  lhs, rhs: [rows, k], bf16, or f32 where the operand is plain f16 or f32: that
-  one is cut in pieces of 8 significant bits, 2 or 3 of them.
+  lhs, rhs: [rows, k], bf16, or f32 for a plain f16 or f32 operand, which is
+  split into 2 or 3 bf16 pieces of 8 significant bits.
   """
   lhs_pieces: tl.constexpr = TILING.shape.lhs.pieces
   rhs_pieces: tl.constexpr = TILING.shape.rhs.pieces
@@ -453,7 +452,7 @@ def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
 
 @triton.jit
 def _zero_unless_finite(x):
-  """Replaces Inf and NaN by 0: Inf times a lower piece of 0 would be NaN."""
+  """Replaces Inf and NaN by 0, because Inf times a lower piece of 0 is NaN."""
   return tl.where(tl.abs(x) < float("inf"), x, 0.0).to(x.dtype)
 
 
@@ -467,9 +466,9 @@ def _dot(lhs, rhs, acc, SWAP: tl.constexpr):
 
 @triton.jit
 def wait_for(acc):
-  """`acc`, once the products that are added to it are done.
+  """Waits for the matrix instructions that write `acc`, and returns it.
 
-  Assembly without an instruction, which uses it.
+  Inline PTX without an instruction uses `acc`, so the compiler must wait.
   """
   return tl.inline_asm_elementwise(
     "// $0", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1
@@ -478,6 +477,6 @@ def wait_for(acc):
 
 @triton.jit
 def repaired(acc, TILING: tl.constexpr):
-  """`acc`, times what `decode.dequantize` left out of both operands."""
+  """Multiplies `acc` by the factor that `decode.dequantize` leaves out."""
   repair: tl.constexpr = TILING.repair
   return acc if repair == 1 else acc * repair

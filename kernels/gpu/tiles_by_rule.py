@@ -20,23 +20,24 @@ Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
 MatmulShape = configs.MatmulShape
 
-SMALL_M: Final = 64  # up to here a product is bound by reading the weight
+SMALL_M: Final = 64  # Up to this m, reading the weight bounds the time.
 _WIDE_M: Final = 32  # rows up to which a tile may be wider in n than in k
 
 _MAX_SPLIT: Final = 16
 _MIN_STEPS_OF_SPLIT: Final = 4
-_MIN_STEPS_OF_SMALL: Final = 3  # of small_m's
-_FEW_ACCUMULATORS: Final = 16 * 128  # of four warps with 128 registers a thread
-# How many times the cycles a step takes where few programs run on a core, and
-# do not hide what each other waits for: small_m's on sm_90, by the model in
-# `inspection/simulation.py`.
+_MIN_STEPS_OF_SMALL: Final = 3  # for small_m
+_FEW_ACCUMULATORS: Final = 16 * 128  # four warps with 128 registers a thread
+# Slowdown of a step if only so many programs run on a core, because few
+# programs do not hide each other's latency. For small_m on sm_90, by the model
+# in `jaxplugin/lab/inspection/simulation.py`.
 _CYCLES_OF_FEW: Final = {1: 2.0, 2: 1.3, 3: 1.1}
-# Multiplications that a core makes in 1.2 us, which a second launch takes that
-# adds up the parts: 2000 a cycle, by the same model. It is 0.8 us until a small
-# kernel runs after another (NVIDIA/TransformerEngine, pull request 1716), and
-# 700 cycles until its result is ready.
+# Cost of the second launch, which adds the parts, in multiplications of a core:
+# 1.2 us at 2000 a cycle, by the same model. A small kernel starts 0.8 us after
+# another one (NVIDIA/TransformerEngine, pull request 1716), and its result is
+# ready after 700 cycles.
 _PRODUCTS_OF_REDUCTION: Final = 1 << 22
-# The same for other kernels. Kernels for few rows multiply 300 to 600 a cycle.
+# The same cost for other paths. Kernels for few rows multiply 300 to 600 a
+# cycle.
 _FEWER_PRODUCTS: Final = 1 << 20
 _PART_BYTES: Final = 4
 _NEARLY: Final = 1.06
@@ -55,12 +56,12 @@ def default_config(
   Args:
     shape: the matmul.
     architecture: the GPU.
-    core_count: SMs or CUs of it; they say how far k is split.
-    use_descriptors: as in `MatmulConfig`; the config has it so.
-    path: the one that the config is to have; None chooses it.
+    core_count: number of SMs or CUs, which determines the split of k.
+    use_descriptors: `MatmulConfig.use_descriptors` of the result.
+    path: path of the config; None chooses it.
 
   Raises:
-    ValueError: no config fits; the text has the numbers of the smallest.
+    ValueError: If no config fits. The message is about the smallest config.
   """
   path = path or _path(shape, architecture, use_descriptors)
   tile = {
@@ -86,8 +87,8 @@ def _path(
   if (
     shape.m <= SMALL_M
     and not use_descriptors
-    # For mma.sync, Triton itself orders k so that a lane reads neighbours.
-    # AMD's layouts differ.
+    # With mma.sync, Triton already orders k so that a lane reads adjacent
+    # values. AMD's layouts differ.
     and (architecture.has_wgmma or architecture.has_tensor_memory)
     and constraints.small_m_error(shape) is None
   ):
@@ -96,7 +97,7 @@ def _path(
 
 
 def _block(size: int, most: int) -> int:
-  """The power of two that covers `size`, within what a dot can take."""
+  """Returns the power of two that covers `size`, at most `most`."""
   block = constraints.MIN_DOT_SIZE
   while block < min(size, most):
     block *= 2
@@ -106,12 +107,12 @@ def _block(size: int, most: int) -> int:
 def _native_tile(
   shape: MatmulShape, architecture: Architecture
 ) -> MatmulConfig:
-  # The instruction takes 128 rows of its left operand: the weight's, if lhs has
-  # few. FP4 steps are as many bytes as FP8 ones.
+  # The left operand of the instruction has 128 rows. It is the weight if lhs
+  # has few. Steps of FP4 and of FP8 have the same number of bytes.
   both_fp4 = shape.lhs.is_packed and shape.rhs.is_packed
   k_is_minor = shape.lhs.k_is_minor and shape.rhs.k_is_minor
   swap = shape.m <= SMALL_M
-  # Operands whose k is not minor are transposed in registers there.
+  # With mma.sync, operands whose k is not minor are transposed in registers.
   narrow = 128 if k_is_minor or not architecture.multiplies_by_warp else 64
   wide = architecture.has_tensor_memory and shape.m > 128 and shape.n > 128
   return MatmulConfig(
@@ -138,20 +139,20 @@ def _small_m_tile(
   if not in_one_piece:
     block_n = 64
   elif architecture.has_wgmma and block_m <= 32:
-    # Blocks of four warps, three or four of which share an SM: one decodes
-    # while others wait for memory, barriers and products. By the model in
-    # `inspection/simulation.py` 9.3 us instead of 11.9 of an H200 for bf16 x
-    # NVFP4, n = k = 8192, m = 16; 10.6 instead of 17.6 for m = 32.
+    # Three or four blocks of four warps share an SM. One block decodes while
+    # others wait for memory, barriers and matrix instructions. For bf16 x NVFP4
+    # with n = k = 8192 on an H200 the model in
+    # `jaxplugin/lab/inspection/simulation.py` gives 9.3 us instead of 11.9 for
+    # m = 16, and 10.6 us instead of 17.6 for m = 32.
     num_warps = 4
     if block_m == 32 and (not has_short_values or decodes_both):
       block_n = 64
     elif decodes_both and shape.n > 128:
       block_n, num_warps = 256, 8
   elif has_short_values and not architecture.has_wgmma:
-    # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
-    # FP4 for each of two blocks of an SM. A tile that is wide in n has fewer
-    # values of lhs to reorder for each of rhs, one of many rows too many
-    # accumulators.
+    # Memory latency requires 4 stages of 16 KiB of FP4 for each of an SM's two
+    # blocks. A tile that is wide in n reorders fewer values of lhs for each
+    # value of rhs, but with many rows it has too many accumulators.
     wide = shape.m <= _WIDE_M and shape.n > 128
     block_n, block_k = (256, 128) if wide else (128, 256)
   return MatmulConfig(
@@ -168,8 +169,8 @@ def _small_m_tile(
 def _upcast_tile(
   shape: MatmulShape, architecture: Architecture
 ) -> MatmulConfig:
-  # The left operand of the matrix instruction may stay in registers once it is
-  # decoded: the quantized one, and rhs if lhs has few rows.
+  # The decoded left operand of the matrix instruction may stay in registers.
+  # It is the quantized operand, or rhs if lhs has few rows.
   swap = not shape.lhs.is_quantized or shape.m <= SMALL_M
   pieces = max(shape.lhs.pieces, shape.rhs.pieces)
   return MatmulConfig(
@@ -184,7 +185,7 @@ def _upcast_tile(
 
 
 def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
-  """`config`, then ever smaller ones: stages, then k, then rows and columns."""
+  """Yields `config` and smaller ones: stages, then k, then rows and columns."""
   while True:
     for num_stages in range(config.num_stages, 0, -1):
       yield dataclasses.replace(config, num_stages=num_stages)
@@ -199,7 +200,7 @@ def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
 
 
 def _programs_per_core(config: MatmulConfig, shape: MatmulShape) -> int:
-  """Programs that registers and shared memory of a core are enough for."""
+  """Returns the number of programs that fit on a core at a time."""
   if config.path != "small_m" or config.num_warps > 4:
     return 2
   has_few = config.block_m * config.block_n <= _FEW_ACCUMULATORS

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the quantize kernels, and their tiles, without Triton."""
+"""Problems and configs of the quantize kernels, without Triton."""
 
 from __future__ import annotations
 
@@ -51,21 +51,22 @@ class QuantizeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
-  """What recipes of training ask for beside blocks of one row, to nearest.
+  """Options of training recipes.
 
   Attributes:
-    hadamard: size of the groups along k that are transformed before, a power of
-      two; 1 for none.
-    sign_words: signs of a transform: bit i % 32 of word i // 32, as int32, is
-      set where value i of a group is negated.
-    factor: of a transform, 1 / sqrt(hadamard).
-    is_square: whether a scale is that of block_size rows, from a multiple of it
-      on; the last rows may be fewer.
-    four_over_six: whether each block, or square, is scaled to 6 or to 4.
-    scale_up: whether floating-point scales are rounded up, instead of to the
+    hadamard: group size of the Hadamard transform along k, a power of two; 1
+      for no transform.
+    sign_words: signs of the transform as int32 words. Bit i % 32 of word
+      i // 32 is set if value i of a group is negated.
+    factor: factor of the transform, 1 / sqrt(hadamard).
+    is_square: whether block_size rows share scales. Their first row is a
+      multiple of block_size, and the last group may have fewer rows.
+    four_over_six: whether each block, or square, is scaled to 6 or 4, whichever
+      has the smaller error.
+    scale_up: whether floating-point scales are rounded up instead of to
       nearest.
-    is_stochastic: whether values are rounded at random.
-    is_part: whether random bits are those of a part of an array.
+    is_stochastic: whether values are rounded stochastically.
+    is_part: whether x is a shard with the random bits of a larger array.
   """
 
   hadamard: int = 1
@@ -79,7 +80,7 @@ class Extras:
 
   @property
   def suffix(self) -> str:
-    """What kernels' names say of it."""
+    """Suffix of kernel names for these extras."""
     parts = [f"_hadamard{self.hadamard}"] if self.hadamard > 1 else []
     parts += ["_square"] if self.is_square else []
     parts += ["_four_over_six"] if self.four_over_six else []
@@ -89,7 +90,7 @@ class Extras:
 
   @property
   def needs_all_bits(self) -> bool:
-    """Whether quotients are computed to the last bit."""
+    """Whether quotients must be correctly rounded."""
     return self.four_over_six or self.is_stochastic
 
 
@@ -98,13 +99,13 @@ NO_EXTRAS: Final = Extras()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Maxima:
-  """Largest magnitudes of parts of x, from which a global scale is computed.
+  """Partial amax values of x, from which a kernel computes a global scale.
 
   Attributes:
-    count: number of parts, for each array that is quantized from x.
-    row: number of this array, 0 or 1.
+    count: number of values for each array that is quantized from x.
+    row: index of this array, 0 or 1.
     range: the format's largest value times its largest scale. The global scale
-      is the largest magnitude divided by it.
+      is amax / range.
   """
 
   count: int
@@ -113,7 +114,7 @@ class Maxima:
 
   @property
   def size(self) -> int:
-    """The least power of two that is not less than count."""
+    """`count` rounded up to a power of two."""
     return _next_power_of_2(self.count)
 
 
@@ -144,27 +145,27 @@ class QuantizeConstant(constants.KernelConstant):
 
   @property
   def is_bounded(self) -> bool:
-    """Whether quotients are of a size with E2M1's values."""
+    """Whether quotients are bounded: the global scale is computed from x."""
     return self.maxima is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-  """x to be quantized along k, as [batch, rows, k]; nothing is copied.
+  """An array x that is quantized along k without a copy.
 
   Attributes:
     batch, rows, k: sizes.
-    k_is_minor: whether x lies as [batch, rows, k]; else as [batch, k, rows].
-    format: of `formats.FORMATS`.
+    k_is_minor: whether x is [batch, rows, k] in memory; else [batch, k, rows].
+    format: name in `formats.FORMATS`.
     scale_rounding: one of `SCALE_ROUNDINGS`.
     swizzled: whether the scale is written as "swizzled_128x4".
     pads_values: see `QuantizeConstant`; only with a swizzled scale.
     global_scale: see `GlobalScale`.
     num_maxima: number of maxima if `global_scale` is "of_maxima".
-    packed_in_place: whether several values a byte lie as x does; else k is
-      minor in what is written.
-    extras: with squares each of the batch has its own.
-    places: of random bits; () for those of x as it lies.
+    packed_in_place: whether packed values have the dimension order of x;
+      otherwise k is minor.
+    extras: options of a recipe. Squares do not span matrices of the batch.
+    places: places of random bits; () for the offsets in x.
   """
 
   batch: int
@@ -182,7 +183,7 @@ class Rows:
   places: Places = ()
 
   def shape(self, k: int) -> tuple[int, int, int]:
-    """Shape in memory of an array that has k in the place of ours."""
+    """Returns the shape in memory of an array like x with another `k`."""
     if self.k_is_minor:
       return self.batch, self.rows, k
     return self.batch, k, self.rows
@@ -198,12 +199,12 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrices:
-  """x as [batch, rows, columns], dense, to be quantized along both.
+  """A dense array x[batch, rows, columns] that is quantized along both.
 
   Attributes:
     batch, rows, columns: sizes.
-    k, k_t: columns and rows, padded.
-    is_transposed: whether what is blocked along rows has them last.
+    k, k_t: padded sizes of columns and rows.
+    is_transposed: whether the result that is blocked along rows has rows last.
     format, scale_rounding, global_scale, num_maxima: see `Rows`; there are two
       global scales.
     row: row of the maxima for the result that is blocked along columns, 0 or 1.
@@ -243,18 +244,18 @@ def default_config(
 ) -> QuantizeConfig:
   """Returns the config that rules choose.
 
-  A thread has 32 values, so four loads of 16 bytes of a 16-bit input are on
-  their way at once; fewer where the array is small, and 16 where it quantizes
-  twice, or registers spill on sm_100. Tiles are long where memory is
-  contiguous, so that a warp reads whole lines.
+  A thread has 32 values, which are four 16-byte loads of a 16-bit input at
+  once. It has 16 if it quantizes twice or needs all bits of quotients, because
+  registers would spill on sm_100. Tiles are long along the contiguous
+  dimension, so that a warp reads whole cache lines.
 
   Args:
     format_name: one of `FORMAT_NAMES`.
-    architecture: to launch on.
-    grid_rows, grid_k: what the grid covers, see `covered`.
-    both: for `quantize_both` and `finite_amax_both`.
-    k_is_contiguous: whether consecutive values of a block are in memory.
-    extras: of all that is made; a tile has whole squares and groups.
+    architecture: the GPU.
+    grid_rows, grid_k: sizes that the grid covers (`covered`).
+    both: whether the config is for `quantize_both` and `finite_amax_both`.
+    k_is_contiguous: whether the values of a block are contiguous in memory.
+    extras: extras of the results. A tile has whole squares and groups.
   """
   block_m, block_k = (16, 256) if k_is_contiguous else (128, 32)
   if both:
@@ -279,13 +280,11 @@ def default_config(
 def config_of_few(
   x: Rows, architecture: architectures.Architecture
 ) -> QuantizeConfig | None:
-  """Returns a config of `global_scale_of_few`, or None if it is slower.
+  """Returns a config of `global_scale_of_few`, or None for larger arrays.
 
-  Many programs are faster for larger arrays.
-
-  A program of 1024 threads has 32 values in each. Two such tiles of 16-bit
-  values are 128 KiB: at 64 bytes a cycle, what one multiprocessor reads of L2,
-  about 1.2 us, which a launch takes as well (modelled, not measured).
+  Its single program has 1024 threads with 32 values each. Two such tiles of
+  16-bit values are 128 KiB. One multiprocessor reads 64 bytes a cycle from L2,
+  so this takes about 1.2 us, as long as a launch (modelled, not measured).
   """
   if measured(x.format, x.extras).extras != NO_EXTRAS or not x.k_is_minor:
     return None
@@ -307,10 +306,10 @@ def config_of_few(
 def casts_in_hardware(
   format_name: str, architecture: architectures.Architecture
 ) -> bool:
-  """Whether the values' type has a cast that rounds and saturates as ours.
+  """Returns whether an instruction casts to the values' type like `encode`.
 
-  `cvt.rn.satfinite.e4m3x2.f32` and its E5M2 twin, from sm_89 on, and E2M1's
-  from sm_100 on (PTX ISA, "cvt").
+  `cvt.rn.satfinite` supports E4M3 and E5M2 from sm_89 on and E2M1 from sm_100
+  on (PTX ISA, "cvt").
   """
   element = formats.by_name(format_name).element
   if element.bits == 8:
@@ -321,7 +320,7 @@ def casts_in_hardware(
 def covered(
   rows: int, k: int, format_name: str, *, swizzled: bool
 ) -> tuple[int, int]:
-  """Rows and k that a grid covers: padding of a swizzled scale included."""
+  """Returns rows and k that a grid covers, with padding of a swizzled scale."""
   if not swizzled:
     return rows, k
   tile_k = formats.SCALE_TILE_COLUMNS * formats.by_name(format_name).block_size
@@ -331,7 +330,7 @@ def covered(
 def covered_by_both(
   rows: int, columns: int, format_name: str, *, swizzled: bool
 ) -> tuple[int, int]:
-  """As `covered`, for `quantize_both`: the padding of both scales."""
+  """Returns `covered` sizes for `quantize_both`, with both scales' padding."""
   first = covered(rows, columns, format_name, swizzled=swizzled)
   second = covered(columns, rows, format_name, swizzled=swizzled)
   return max(first[0], second[1]), max(first[1], second[0])
@@ -340,7 +339,7 @@ def covered_by_both(
 def launch_grid(
   config: QuantizeConfig, batch: int, grid_rows: int, grid_k: int
 ) -> tuple[int]:
-  """Programs of the kernels that read `x`."""
+  """Returns the number of programs of the kernels that read `x`."""
   return (
     batch * -(-grid_rows // config.block_m) * -(-grid_k // config.block_k),
   )
@@ -356,10 +355,10 @@ def constexprs(
   extras: Extras = NO_EXTRAS,
   maxima: Maxima | None = None,
 ) -> dict[str, Any]:
-  """The constexprs of `quantize`, and of the first array of `quantize_both`.
+  """Returns the constexprs of `quantize`, and of `quantize_both`'s first array.
 
   Raises:
-    ValueError: unknown format or scale rounding.
+    ValueError: If the format or the scale rounding is unknown.
   """
   if scale_rounding not in SCALE_ROUNDINGS:
     raise ValueError(

@@ -27,10 +27,10 @@ from jaxplugin.kernels import launching
 # is 6/7 of the programs that a B200 can run at once.
 MOST_MAXIMA: Final = 512
 _WARPS_OF_MANY: Final = 16
-# The largest scale that `four_over_six` scales to 6, so that one of 1.5 times
-# as much is a scale too (arXiv 2512.02010).
+# `four_over_six` may scale a block to 4 instead of 6, with 1.5 times the scale.
+# 256 is the largest E4M3 scale for which that is a scale (arXiv 2512.02010).
 FOUR_OVER_SIX_MAX: Final = 256.0
-# What kernels read of a global scale; "x" where they read nothing.
+# Name of the array that kernels read for a global scale; "x" is a placeholder.
 _READ: Final[dict[quantize_config.GlobalScale, str]] = {
   "none": "x",
   "given": "global_scale",
@@ -61,14 +61,14 @@ def plan(
 def plan_maxima(
   x: quantize_config.Rows, architecture: architectures.Architecture
 ) -> launching.Launch:
-  """What finds the largest magnitudes of x's parts."""
+  """Returns the launch that finds partial amax values of x."""
   return _maxima_launch(x, _config(x, architecture))
 
 
 def plan_maxima_of_both(
   x: quantize_config.Matrices, architecture: architectures.Architecture
 ) -> launching.Launch:
-  """The same of blocks along columns and along rows."""
+  """Returns the launch that finds partial amax values for both blockings."""
   return _maxima_of_both_launch(x, _config_of_both(x, architecture))
 
 
@@ -328,9 +328,10 @@ def _maxima_of_both_launch(
 def _programs(
   config: quantize_config.QuantizeConfig, batch: int, rows: int, k: int
 ) -> tuple[quantize_config.QuantizeConfig, int, int]:
-  """The config to look through x, its tiles, and the programs that do.
+  """Returns (config, number of tiles, number of programs) of amax kernels.
 
-  As each tile is quantized, but for tiles of more rows where there are many.
+  The config is that of the quantize kernel, with more rows if there are many
+  tiles.
   """
   (tiles,) = quantize_config.launch_grid(config, batch, rows, k)
   if tiles > MOST_MAXIMA:
@@ -387,7 +388,7 @@ def _of_either(x: quantize_config.Matrices) -> quantize_config.Extras:
 def _both_suffix(
   extras: quantize_config.Extras, extras_t: quantize_config.Extras
 ) -> str:
-  """What names say of either array; of one that is plain "plain"."""
+  """Returns the suffix of kernel names for both arrays' extras."""
   if extras == extras_t:
     return extras.suffix
   return f"{extras.suffix or '_plain'}_and{extras_t.suffix or '_plain'}"

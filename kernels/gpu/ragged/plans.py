@@ -24,11 +24,12 @@ from jaxplugin.kernels import launching
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
 
-# Activations of a gate and a value, two columns of the product for one of the
-# result: "swiglu" of its first and second half, "swigluoai" of neighbours.
+# Gated activations, which compute one column of the result from a gate and a
+# value. These are columns of the first and second half with "swiglu", and
+# adjacent columns with "swigluoai".
 GATED: Final = ("swiglu", "swigluoai")
 
-# Every program holds a number for each group in registers, a few times.
+# Every program has a few numbers for each group in registers.
 _MAX_GROUPS: Final = 4095
 
 
@@ -42,7 +43,7 @@ class RaggedShape(configs.MatmulShape):
   Attributes:
     groups: number of groups.
     is_across: whether k runs across the blocks of rhs.
-    has_scale_of_group: whether each group has its own global scale.
+    has_scale_of_group: whether each group has a separate global scale.
     activation: one of `configs.ACTIVATIONS` or of `GATED`.
   """
 
@@ -60,7 +61,7 @@ class RaggedShape(configs.MatmulShape):
 
   @property
   def global_factors(self) -> int:
-    """Numbers that one global scale is given as."""
+    """Number of factors of a global scale."""
     return 2 if self.has_global_power else 1
 
   def of_groups(self) -> configs.MatmulShape:
@@ -89,7 +90,7 @@ class RaggedShape(configs.MatmulShape):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedTiling(configs.Tiling):
-  """A ragged product and how it is computed: all that its kernels know."""
+  """The single compile-time constant of a ragged kernel."""
 
   shape: RaggedShape
 
@@ -99,10 +100,11 @@ class RaggedTiling(configs.Tiling):
 
   @property
   def tiles_m(self) -> int:
-    """The most tiles of rows that group sizes can make.
+    """Maximum number of tiles of rows for any group sizes.
 
-    A tile has rows of one group alone, and what follows the last group is one
-    more: of u groups with rows, sum(ceil(rows / block_m)) is at most this.
+    A tile has rows of only one group, and rows after the last group count as
+    one more group. With u nonempty groups, sum(ceil(rows / block_m)) is at most
+    this number.
     """
     shape, block_m = self.shape, self.config.block_m
     used = min(shape.groups + 1, shape.m)
@@ -115,12 +117,12 @@ class RaggedTiling(configs.Tiling):
 
   @property
   def pair(self) -> int | None:
-    """Columns between those of a gate and its value; None: neighbours."""
+    """Distance between a gate's and its value's column; None if adjacent."""
     return self.shape.n // 2 if self.shape.activation == "swiglu" else None
 
   @property
   def lhs(self) -> configs.Tile:
-    # Groups begin at any row.
+    # Groups begin at any row, so a tile may exceed the last row.
     return dataclasses.replace(super().lhs, even_rows=False)
 
   @property
@@ -139,16 +141,16 @@ class RaggedTiling(configs.Tiling):
       block_k=config.block_n,
       even_rows=tile.even_k,
       even_k=tile.even_rows,
-      takes_scale_tiles=False,  # its rows are added up
+      takes_scale_tiles=False,  # Rows are contracted, so padding would count.
     )
 
 
 def plan(
   shape: RaggedShape, config: MatmulConfig, architecture: Architecture
 ) -> tuple[launching.Launch, ...]:
-  """The launches that compute `shape` with `config`, in order.
+  """Returns the launches that compute `shape` with `config`, in order.
 
-  The config is one for which `config_error` is None.
+  Requires that `config_error` is None.
   """
   tiling = RaggedTiling(
     **matmul_plans.for_path(
@@ -219,21 +221,21 @@ def plan(
 def config_error(
   config: MatmulConfig, shape: RaggedShape, architecture: Architecture
 ) -> str | None:
-  """Why `shape` cannot be computed with `config`, or None: all constraints."""
-  # Every program finds its rows by itself.
+  """Returns why `config` cannot compute `shape`, or None if it can."""
+  # Every program computes the rows of all groups.
   if not 1 <= shape.groups <= _MAX_GROUPS:
     return f"groups must be 1 to {_MAX_GROUPS}, got {shape.groups}"
   if config.use_descriptors:
     return "ragged kernels load values by threads, not TMA descriptors"
   if not shape.rhs.is_quantized:
     return f"rhs must have a block format, got {shape.rhs.format}"
-  # Tiles of rows begin anywhere, swizzled ones at multiples of 128.
+  # A tile of rows begins at any row, a swizzled tile at a multiple of 128.
   if shape.lhs.is_swizzled:
     return "the scale of lhs must be linear, got a swizzled one"
   error = _across_error(config, shape) if shape.is_across else None
   if error is not None:
     return error
-  # The constraints of the dense kernels, whose loops the ragged kernels use.
+  # The ragged kernels use the main loop of the dense kernels.
   error = constraints.config_error(config, shape.of_groups(), architecture)
   if error is not None:
     return error
@@ -245,7 +247,7 @@ def config_error(
 
 
 def _across_error(config: MatmulConfig, shape: RaggedShape) -> str | None:
-  # The other kernels want blocks along k.
+  # The other kernels require blocks along k.
   if config.path != "upcast":
     return f"{config.path} needs rhs blocked along the contracting dimension"
   # A tile has whole blocks.
@@ -263,7 +265,7 @@ def default_config(
   result is correct for any sizes.
 
   Raises:
-    ValueError: no config fits; says why.
+    ValueError: If no config fits. The message has the reason.
   """
   config = tiles_by_rule.default_config(
     shape.of_groups(),
@@ -272,7 +274,8 @@ def default_config(
     path="upcast" if shape.is_across else None,
   )
   if shape.is_across:
-    # Decoded and transposed it is the right operand in shared memory.
+    # The transposed tiles of rhs are in shared memory, so rhs is the right
+    # operand of the matrix instruction.
     config = dataclasses.replace(config, swap=False)
   error = config_error(config, shape, architecture)
   if error is not None:

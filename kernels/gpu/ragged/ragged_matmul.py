@@ -1,20 +1,20 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged block-scaled matrix products in Triton.
+"""Ragged block-scaled matmuls in Triton.
 
-With group(i) the group of row i, and 0 in the rows of none:
+With group(i) the group of row i, and 0 in rows without a group::
 
   out[i, n] = activation(g * sum_k lhs[i, k] rhs[group(i), n, k]
                          + bias[group(i), n])
 
-The loop over k is that of the dense kernel (`accumulation`), and so are a row's
-bits with the same config. A program computes one tile of rows of
-one group, which it finds on the device (`rows_of_tile`). The grid has as many
-programs as any sizes need, and spare programs end at once. The weight of a
+The loop over k is that of the dense kernel (`accumulation`), so a row has the
+same bits with the same config. A program computes one tile of rows of one
+group, which it finds on the device (`rows_of_tile`). The grid has enough
+programs for any group sizes, and spare programs return at once. The weight of a
 group without rows is never read.
 
-Pointers as in `block_scaled_matmul`, and after the operands group_sizes,
-i32[groups]. TILING is a `plans.RaggedTiling`.
+Pointers are those of `block_scaled_matmul`, with group_sizes, i32[groups],
+after the operands. TILING is a `plans.RaggedTiling`.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def ragged_kernel(
   out,
   TILING: tl.constexpr,
 ):
-  """One tile of rows of one group, with that group's weight.
+  """Multiplies one tile of rows of a group by the group's weight.
 
-  lhs: [m, k]; rhs: [groups, n, k], across its blocks [groups, k, n];
+  lhs: [m, k]; rhs: [groups, n, k], or [groups, k, n] across its blocks;
   global_scale: f32[factors] or f32[groups, factors]; bias: [groups, n]; out:
-  [m, n], of a gated activation [m, n / 2].
+  [m, n], or [m, n / 2] with a gated activation.
 
-  Grid: `TILING.programs`. Where k is split out is f32[split_k, m, n], without
-  the epilogue, and what lies in the rows of no group is not written.
+  Grid: `TILING.programs`. If k is split, out is f32[split_k, m, n] without the
+  epilogue, and rows without a group are not written.
   """
   groups: tl.constexpr = TILING.shape.groups
   block_m: tl.constexpr = TILING.config.block_m
@@ -106,14 +106,14 @@ def ragged_reduce_kernel(
   group = group_of_row(group_sizes, row, TILING)
 
   columns = column + tl.arange(0, BLOCK * columns_of_one)
-  # Nothing was written in the rows of no group.
+  # Partial sums of rows without a group were not written.
   mask = columns < tl.where(group < groups, n, 0)
   places = tiles.place_of(columns, pair)
   total = tl.zeros((BLOCK * columns_of_one,), tl.float32)
   for split in tl.static_range(split_k):
     part = workspace + (tl.full((), split, tl.int64) * m + row) * n
     total += tl.load(part + places, mask=mask, other=0)
-  # Rows after all groups may use any group's bias.
+  # Rows without a group become zero, so they may read any group's bias.
   of_group = tl.minimum(group, groups - 1)
   result = _epilogue(
     total[None, :], of_group, column, global_scale, bias, TILING
@@ -131,9 +131,11 @@ def ragged_reduce_kernel(
 
 @triton.jit
 def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
-  """f32[rows, columns of out] of sums[rows, columns] of one group.
+  """Applies the epilogue to the sums x[rows, columns] of one group.
 
-  column: the first one, counted as `tiles.place_of` has them.
+  column: first column, before `tiles.place_of`.
+
+  Returns f32[rows, columns of out].
   """
   shape: tl.constexpr = TILING.shape
   n: tl.constexpr = TILING.shape.n
@@ -154,7 +156,7 @@ def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
 
 @triton.jit
 def _gated(x, ACTIVATION: tl.constexpr):
-  """f32[rows, columns / 2] of gates in even and values in odd columns."""
+  """Applies a gated activation to gates (even columns) and values (odd)."""
   rows: tl.constexpr = x.shape[0]
   columns: tl.constexpr = x.shape[1]
   gate, value = tl.split(x.reshape(rows, columns // 2, 2))
@@ -170,7 +172,7 @@ def _gated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _store(x, row, end, column, out, TILING: tl.constexpr):
-  """Writes rows up to `end`; for `column` see `_epilogue`."""
+  """Stores rows up to `end`; `column` is as for `_epilogue`."""
   width: tl.constexpr = TILING.shape.out_columns
   columns_of_one: tl.constexpr = TILING.shape.n // width
   block_rows: tl.constexpr = x.shape[0]
@@ -195,7 +197,7 @@ def _store_zeros(row, end, column, out, TILING: tl.constexpr):
 
 @triton.jit
 def _store_part(acc, plane, row, end, column, out, TILING: tl.constexpr):
-  """Writes sums of a part of k where the reduction reads them."""
+  """Stores partial sums of a split of k for the reduction kernel."""
   m: tl.constexpr = TILING.shape.m
   n: tl.constexpr = TILING.shape.n
   block_m: tl.constexpr = TILING.config.block_m
@@ -227,10 +229,10 @@ def _group_rows(group_sizes, TILING: tl.constexpr):
   groups: tl.constexpr = TILING.shape.groups
   m: tl.constexpr = TILING.shape.m
   index = tl.arange(0, TILING.padded_groups)
-  # The rest's size is more than is left.
+  # The group of the remaining rows gets size m, which is then clipped.
   sizes = tl.load(group_sizes + index, mask=index < groups, other=m)
   sizes = tl.minimum(tl.maximum(sizes, 0), m)
-  # In 64 bits: in 32 the sum of sizes that do not fit may wrap around.
+  # An i32 sum of invalid sizes could wrap around.
   ends = tl.cumsum(sizes.to(tl.int64), 0)
   starts = tl.minimum(ends - sizes, m).to(tl.int32)
   return index, starts, tl.minimum(ends, m).to(tl.int32)
@@ -238,17 +240,17 @@ def _group_rows(group_sizes, TILING: tl.constexpr):
 
 @triton.jit
 def rows_of_tile(group_sizes, tile, TILING: tl.constexpr):
-  """(group, first row, end of the group's rows) of a tile of rows.
+  """Returns (group, first row, end of the group's rows) of a tile of rows.
 
-  A tile has rows of one group. Group `groups` is the rest; where there is no
-  such tile any more, the end is not after the row.
+  A tile has rows of one group. Group `groups` has the rows after all groups.
+  For a spare tile the end is not after the first row.
   """
   block_m: tl.constexpr = TILING.config.block_m
   index, starts, ends = _group_rows(group_sizes, TILING)
   tiles = (ends - starts + block_m - 1) // block_m
   tile_ends = tl.cumsum(tiles, 0)
   group = tl.sum((tile_ends <= tile).to(tl.int32), 0)
-  # Beyond the last tile no group is it, and both sums are 0.
+  # For a spare tile no group matches, so both sums are 0.
   is_own = index == group
   rows = starts + (tile - (tile_ends - tiles)) * block_m
   row = tl.sum(tl.where(is_own, rows, 0), 0)
