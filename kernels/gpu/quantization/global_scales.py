@@ -29,9 +29,9 @@ def _finite_amax(
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Largest magnitudes of a tile's blocks, bits; 0 with a NaN or an Inf.
+  """Returns int32[BLOCK_M, blocks]: f32 bits of each block's amax.
 
-  int32[BLOCK_M, blocks].
+  It is 0 for a block with a NaN or an Inf.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   tl.static_assert(BLOCK_K % vec_size == 0)
@@ -56,14 +56,14 @@ def finite_amax(
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Largest magnitude in the blocks of `x` without NaN or Inf, by programs.
+  """Stores each program's partial amax of the blocks without NaN or Inf.
 
-  Each program has every PROGRAMSth of the TILES that `quantize`'s grid has of a
-  linear scale, with its masks.
+  A program reads every PROGRAMSth tile. Tiles and masks are those of `quantize`
+  with a linear scale.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
-    maxima: uint32[PROGRAMS], f32 bits.
+    maxima: uint32[PROGRAMS], f32 bits of the partial amax values.
   """
   blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
   largest = tl.zeros((BLOCK_M, blocks), tl.int32)
@@ -89,12 +89,12 @@ def finite_amax_both(
   QUANTIZED: tl.constexpr,
   QUANTIZED_T: tl.constexpr,
 ):
-  """As `finite_amax`, for blocks along the rows of `x` and along its columns.
+  """Computes `finite_amax` for blocks along rows and blocks along columns.
 
   Args:
     x: f32, bf16 or f16[batch, rows, columns].
-    maxima: uint32[2, PROGRAMS], f32 bits: of blocks along a row at ROW, and of
-      blocks along a column at the other.
+    maxima: uint32[2, PROGRAMS], f32 bits. Index ROW has the values of blocks
+      along columns, 1 - ROW those of blocks along rows.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   largest = tl.zeros((BLOCK_M, BLOCK_K // vec_size), tl.int32)
@@ -126,7 +126,7 @@ def _tile(
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
 ):
-  """A program's tile from number `start` on; past the last one the last one."""
+  """Loads tile `start` + program id, or the last tile if there are fewer."""
   number = tl.minimum(tl.program_id(0).to(tl.int64) + start, TILES - 1)
   batch, row_start, column_start = tiles.of_number(
     number, rows, columns, BLOCK_M, BLOCK_K
@@ -149,14 +149,14 @@ def global_scale_of_few(
   QUANTIZED: tl.constexpr,
   RANGE: tl.constexpr,
 ):
-  """The global scale of a small array, by one program.
+  """Computes the global scale of a small array with one program.
 
-  It is known before anything is quantized, by whatever kernels.
+  The global scale is then available to any kernel that quantizes x.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
-    global_scale: f32[1].
-    TILES: of all x.
+    global_scale: f32[1], the result.
+    TILES: number of tiles of x.
   """
   blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
   largest = tl.zeros((BLOCK_M, blocks), tl.int32)
@@ -175,12 +175,12 @@ def global_scale_of_few(
 
 @triton.jit
 def _scale_for(largest, RANGE: tl.constexpr):
-  """max / RANGE, at least 2^-126, of f32 bits; 1 of zero.
+  """Returns amax / RANGE, at least 2^-126, or 1 for an amax of 0.
 
-  With the bits of a division, which is many instructions: the remainder of a
-  product with 1 / RANGE corrects it (Markstein, "Computation of elementary
-  functions on the IBM RISC System/6000 processor"). It is exact where the
-  quotient is normal.
+  `largest` is the f32 bits of amax. A division would take many instructions.
+  Multiplying by 1 / RANGE and correcting by the remainder gives the same bits
+  if the quotient is normal (Markstein, "Computation of elementary functions on
+  the IBM RISC System/6000 processor").
   """
   reciprocal: tl.constexpr = 1.0 / RANGE
   amax = codec.from_bits(largest)
@@ -193,11 +193,12 @@ def _scale_for(largest, RANGE: tl.constexpr):
 
 @triton.jit
 def load_or_compute(source, computed_scale, QUANTIZED: tl.constexpr):
-  """f32[]: a global scale that is given, or the one that maxima ask for.
+  """Loads a given global scale, or computes it from partial amax values.
 
   Args:
-    source: f32[1], or uint32[QUANTIZED.maxima.count] in each row, f32 bits.
-    computed_scale: f32[1], which the first program writes; not of a given one.
+    source: f32[1], the given global scale; or uint32[rows, count], f32 bits of
+      the partial amax values (QUANTIZED.maxima).
+    computed_scale: f32[1], to which the first program stores a computed scale.
   """
   if QUANTIZED.is_bounded:
     maxima: tl.constexpr = QUANTIZED.maxima

@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles: which one a program has, and what is done to it beside rounding.
+"""Tiles of the quantize kernels: positions, loads, reductions, transforms.
 
-Blocks are reduced and repeated, and groups of blocks that are squares; groups
-of values are transformed. Sums of floats are in one order, that of
-`jp.quantize`: halves of what is summed are added to each other.
+Float sums have the order of `jp.quantize`: the second half of the terms is
+added to the first, recursively.
 
 EXTRAS is a `quantize_config.Extras`.
 """
@@ -12,12 +11,15 @@ EXTRAS is a `quantize_config.Extras`.
 import triton
 import triton.language as tl
 
-_MAX_ROUNDS = tl.constexpr(8)  # of halving blocks, or of butterflies
+_MAX_ROUNDS = tl.constexpr(8)  # rounds of a tree sum or of butterflies
 
 
 @triton.jit
 def of_program(rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-  """(batch, first row, first column) of a program, int64; columns fastest."""
+  """Returns int64 (batch, first row, first column) of this program's tile.
+
+  Programs with consecutive ids have tiles along columns.
+  """
   program = tl.program_id(0).to(tl.int64)
   return of_number(program, rows, columns, BLOCK_M, BLOCK_K)
 
@@ -26,7 +28,7 @@ def of_program(rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 def of_number(
   program, rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-  """The same of the tile that has a number."""
+  """Returns (batch, first row, first column) of a tile by its number."""
   column_tiles = tl.cdiv(columns, BLOCK_K)
   row_tiles = tl.cdiv(rows, BLOCK_M)
   column_tile = program % column_tiles
@@ -37,7 +39,7 @@ def of_number(
 
 @triton.jit
 def load(x, batch, row, column, rows, columns, STRIDES: tl.constexpr):
-  """x at rows and columns; zeros outside of its sizes."""
+  """Loads x at rows and columns, with zeros outside of its sizes."""
   pointers = x + batch * STRIDES[0]
   pointers += row[:, None] * STRIDES[1] + column[None, :] * STRIDES[2]
   inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -56,10 +58,10 @@ def load_runs(
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
 ):
-  """As `load`, of columns from k_start on: a thread has 16 that are in a row.
+  """Loads columns from k_start on, 16 consecutive ones for each thread.
 
-  So it alone reduces a block of 16. Left to itself the compiler gives a thread
-  what one load has, 16 bytes; so there are as many loads as 16 values take.
+  A thread then reduces a block of 16 without other threads. The compiler gives
+  a thread the 16 bytes of one load, so 16 values take several joined loads.
   """
   if STRIDES[2] != 1 or BLOCK_K < 16:
     column = k_start + tl.arange(0, BLOCK_K)
@@ -96,7 +98,7 @@ def _two_runs(
   columns,
   STRIDES: tl.constexpr,
 ):
-  """`load` of columns, and of those that lie APART, joined."""
+  """Joins two loads whose columns are APART from each other."""
   return tl.join(
     load(x, batch, row, column, rows, columns, STRIDES),
     load(x, batch, row, column + APART, rows, columns, STRIDES),
@@ -111,9 +113,9 @@ def block_amax(
   VEC_SIZE: tl.constexpr,
   EXTRAS: tl.constexpr,
 ):
-  """Largest magnitude bits of each scale block, int32[BLOCK_M, blocks].
+  """Returns int32[BLOCK_M, blocks]: f32 bits of each scale block's amax.
 
-  Where blocks are squares, all rows of one have the largest of all.
+  With square blocks, all rows of a square have the amax of the square.
   """
   blocks: tl.constexpr = BLOCK_K // VEC_SIZE
   amax = tl.max(tl.reshape(magnitude, (BLOCK_M, blocks, VEC_SIZE)), axis=2)
@@ -132,7 +134,7 @@ def block_sum(
   VEC_SIZE: tl.constexpr,
   EXTRAS: tl.constexpr,
 ):
-  """Sums over each scale block, as `block_amax`; f32[BLOCK_M, blocks]."""
+  """Returns f32[BLOCK_M, blocks]: the sum of each scale block or square."""
   blocks: tl.constexpr = BLOCK_K // VEC_SIZE
   total = _tree_sum(
     tl.reshape(x, (BLOCK_M, blocks, VEC_SIZE)), BLOCK_M, blocks, VEC_SIZE
@@ -153,7 +155,7 @@ def over_blocks(
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
 ):
-  """Repeats what each scale block has for each of its values."""
+  """Repeats the element of each scale block for each of its values."""
   shape: tl.constexpr = (BLOCK_M, BLOCK_K // VEC_SIZE, VEC_SIZE)
   repeated = tl.broadcast_to(block_values[:, :, None], shape)
   return tl.reshape(repeated, (BLOCK_M, BLOCK_K))
@@ -166,7 +168,7 @@ def _over_squares(
   BLOCKS: tl.constexpr,
   VEC_SIZE: tl.constexpr,
 ):
-  """Repeats what each square has for each of its rows."""
+  """Repeats the element of each square for each of its rows."""
   shape: tl.constexpr = (BLOCK_M // VEC_SIZE, VEC_SIZE, BLOCKS)
   repeated = tl.broadcast_to(square_values[:, None, :], shape)
   return tl.reshape(repeated, (BLOCK_M, BLOCKS))
@@ -174,7 +176,7 @@ def _over_squares(
 
 @triton.jit
 def _tree_sum(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
-  """Sums over the last dimension of f32[ROWS, COLUMNS, SIZE], by halves."""
+  """Sums the last dimension of f32[ROWS, COLUMNS, SIZE], halves at a time."""
   for i in tl.static_range(_MAX_ROUNDS):
     if SIZE >> (i + 1) > 0:
       halves = tl.reshape(x, (ROWS, COLUMNS, 2, SIZE >> (i + 1)))
@@ -187,7 +189,7 @@ def _tree_sum(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
 def _butterfly(
   x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, APART: tl.constexpr
 ):
-  """Sums, and differences, of values that lie APART."""
+  """Replaces pairs of values that are APART by their sum and difference."""
   pairs = tl.reshape(x, (BLOCK_M, BLOCK_K // (2 * APART), 2, APART))
   first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
   pairs = tl.join(first + second, first - second)
@@ -198,10 +200,10 @@ def _butterfly(
 def transform(
   x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EXTRAS: tl.constexpr
 ):
-  """f32: the random Hadamard transform of groups of values along k.
+  """Returns the random Hadamard transform of groups of values along k, in f32.
 
-  By butterflies, in the order of `jp`'s: of values 1, 2, 4, ... apart, and one
-  multiplication. Without a transform x as it is.
+  It computes butterflies of values 1, 2, 4, ... apart and then multiplies by
+  the factor, in the order of `jp.quantize`. Without a transform it returns x.
   """
   size: tl.constexpr = EXTRAS.hadamard
   if size > 1:

@@ -25,7 +25,7 @@ def _rounds(
   C: tl.constexpr,
   D: tl.constexpr,
 ):
-  """Four rounds, by their rotations."""
+  """Computes four rounds with the given rotations."""
   x += y
   y = ((y << A) | (y >> (32 - A))) ^ x
   x += y
@@ -39,12 +39,12 @@ def _rounds(
 
 @triton.jit
 def places_along(index, DIMS: tl.constexpr):
-  """What indices along dimensions that a kernel has merged add to a place.
+  """Returns the offset in an array of an index along merged dimensions.
 
   Args:
-    index: int64, of the merged dimension.
-    DIMS: (size, stride) of each, major to minor; strides are those of the array
-      that bits are drawn for. The first size does not count.
+    index: int64, index along the merged dimension.
+    DIMS: (size, stride) of each dimension, major to minor. Strides are those of
+      the array that bits are drawn for. The first size is not used.
   """
   for i in tl.static_range(len(DIMS) - 1, 0, -1):
     if i == len(DIMS) - 1:
@@ -60,11 +60,12 @@ def places_along(index, DIMS: tl.constexpr):
 
 @triton.jit
 def first_place(key, IS_PART: tl.constexpr):
-  """Returns int64, the place of the first value in the whole array.
+  """Returns int64: the offset of x's first value in the whole array.
 
   Args:
-    key: see `bits`. For a part of an array it is uint32[4]: its last two words
-      are the place, the high word first.
+    key: as for `bits`. For a shard it is uint32[4], whose last two words are
+      the offset, high word first.
+    IS_PART: whether x is a shard.
   """
   if IS_PART:
     high = tl.load(key + 2).to(tl.int64)
@@ -76,11 +77,11 @@ def first_place(key, IS_PART: tl.constexpr):
 
 @triton.jit
 def bits(key, place):
-  """int32: 32 random bits of each place.
+  """Returns int32: 32 random bits for each offset.
 
   Args:
-    key: pointer to the data of a key, uint32[2].
-    place: int64, not negative: in the array, in row-major order.
+    key: pointer to key data, uint32[2].
+    place: int64, row-major offset in the array, at least 0.
   """
   first = tl.load(key)
   second = tl.load(key + 1)
