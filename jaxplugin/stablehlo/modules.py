@@ -28,7 +28,9 @@ import jax.export
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
+from jaxplugin.kernels.cpu import library
 from jaxplugin.stablehlo import module_parsing
 from jaxplugin.stablehlo import module_process
 
@@ -99,6 +101,16 @@ class ParsedModule:
           f" platforms=[{platform!r}]"
         )
 
+  def refuse_cpu_kernels(self, target: targets.Target) -> None:
+    """Raises ModuleError if the module for a GPU calls the CPU kernels."""
+    if target.platform == "cpu":
+      return
+    for operation in walk(self.module.operation):
+      if operation.name == "stablehlo.custom_call":
+        name = module_parsing.string(operation.attributes["call_target_name"])
+        if name in library.HANDLERS:
+          raise wrong_platform(self.name, name, target)
+
   def serialize(self, form: str) -> str | bytes:
     """Returns `module` in one of `FORMS`; raises the errors of `write`."""
     if form == TEXT:
@@ -135,6 +147,27 @@ class ParsedModule:
     file = self.name if file == module_parsing.PARSE_BUFFER else file
     column = f":{place.start_col}" if place.start_col else ""
     return f"{file}:{place.start_line}{column}"
+
+
+def wrong_platform(
+  name: str, call_target: str, target: targets.Target
+) -> ModuleError:
+  """Returns the error for a module that was lowered for another platform.
+
+  Args:
+    name: the module's name.
+    call_target: a custom call that the target's platform does not have.
+    target: the device that the module is read for.
+  """
+  return ModuleError(
+    f"{name}: the module must be lowered for the platform {target.platform!r}"
+    f" of {target.name}, got a custom call of {call_target}, which that"
+    " platform does not have. Lower the function again: inside"
+    f" jp.use_target(jp.named_target({target.name!r})) call jax.jit(fn)"
+    f".trace(*args).lower(lowering_platforms=({target.platform!r},)).as_text()."
+    " Or run `python -m jaxplugin compile PACKAGE.MODULE:FUNCTION --target"
+    f" {target.name}`"
+  )
 
 
 def is_module(x: Any) -> bool:

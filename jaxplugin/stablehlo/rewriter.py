@@ -106,8 +106,7 @@ def rewrite(
     target: the device that runs the module. `jp.named_target("cpu")` gives XLA
       operations, and `jp.detect_target("cpu")` C++ kernels.
     implementation: a backend for all dots; None chooses one for each.
-    scale_rounding: "up" or "floor", for calls `__op$quantize` with E8M0
-      scales, see `jp.quantize`.
+    scale_rounding: "up" or "floor", for E8M0 scales.
     strict: True raises if a call cannot be lowered.
     trusted: True parses the module in this process. By default a child process
       parses text and bytes first, because jaxlib's parsers crash on some
@@ -118,8 +117,8 @@ def rewrite(
     text becomes StableHLO. If nothing changes, `module` itself.
 
   Raises:
-    jp.ModuleError: If the module does not parse, is not valid, or crashes the
-      parser.
+    jp.ModuleError: If the module is not valid, crashes the parser, or calls CPU
+      kernels and `target` is a GPU.
     TypeError, ValueError: If an argument is not valid.
     NotImplementedError: If `strict` and a call cannot be lowered; TypeError and
       ValueError are possible too.
@@ -244,6 +243,7 @@ class _Rewriter:
     is_examining: bool = False,
   ) -> None:
     _validate(target, implementation, scale_rounding)
+    source.refuse_cpu_kernels(target)
     self._source = source
     self._options = (target, implementation, scale_rounding)
     self._is_examining = is_examining

@@ -428,6 +428,16 @@ class FormsTest(parameterized.TestCase):
     ):
       jp.rewrite(exported, CPU)
 
+  def test_cpu_kernels_are_refused_for_a_gpu(self):
+    module = written_modules.cpu_module()
+    self.assertEqual(jp.rewrite(module, CPU), module)
+    for function in (
+      lambda: jp.rewrite(module, jp.named_target("h100")),
+      lambda: jp.explain(module, target=jp.named_target("h100")),
+    ):
+      with self.assertRaisesRegex(jp.ModuleError, "jaxplugin_dequantize"):
+        function()
+
   def test_anything_else_is_refused(self):
     with self.assertRaisesRegex(TypeError, "module must be .*got.*int"):
       jp.rewrite(3, CPU)

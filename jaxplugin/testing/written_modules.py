@@ -91,6 +91,13 @@ def call_module(
 """
 
 
+def cpu_module() -> str:
+  """A module with a call of the CPU kernels."""
+  operands = [array((8, 64), "float8_e4m3fn"), array((8, 2), "float8_e8m0fnu")]
+  result = array((8, 64), np.float32)
+  return call_module("jaxplugin_dequantize", operands, [result])
+
+
 def run(module: str | bytes, *arrays: Any) -> list[np.ndarray]:
   """Compiles a module's text (or bytecode) for this CPU, and runs it."""
   compiled = jax_private.compile_module(module, "cpu")

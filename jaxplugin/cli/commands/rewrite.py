@@ -49,9 +49,6 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   )
 
 
-_CPU_CALLS: Final = b"@jaxplugin_"
-
-
 def _run(args: argparse.Namespace) -> int:
   if args.json and args.output in (None, files.STANDARD):
     raise ValueError("rewrite: --json needs -o OUT, a file")
@@ -86,12 +83,6 @@ def _run(args: argparse.Namespace) -> int:
     print(json.dumps({"target": str(target), "calls": calls}, indent=2))
     return 0
   lines = [*map(str, done), _summary(source.name, target, done)]
-  if not done and _CPU_CALLS in source.given:
-    lines.append(
-      "It was lowered for a CPU, and calls that library. Lower the function for"
-      " the GPU inside jp.use_target, or call `jaxplugin compile"
-      " MODULE:FUNCTION`."
-    )
   console.show(lines, sys.stderr)
   return 0
 

@@ -94,22 +94,6 @@ class RewriteTest(command_lines.CommandLineTestCase):
     self.assertEqual((status, out), (0, text))
     self.assertEqual(err, f"{path}: no block-scaled call, unchanged\n")
 
-  def test_module_that_was_lowered_for_a_cpu_says_so(self):
-    text = """module {
-      func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
-        %y = stablehlo.custom_call @jaxplugin_copy(%x)
-            : (tensor<2xf32>) -> tensor<2xf32>
-        return %y : tensor<2xf32>
-      }
-    }
-    """
-    path = self.write("m.mlir", text)
-    status, out, err = self.run_command("rewrite", path, *B200)
-    self.assertEqual((status, out), (0, text))
-    self.assertIn("no block-scaled call, unchanged", err)
-    words = "Lower the function for the GPU inside jp.use_target"
-    self.assertIn(words, " ".join(err.split()))
-
   def test_standard_input(self):
     status, out, err = self.run_command(
       "rewrite",
@@ -216,6 +200,12 @@ ENTRY main {
       "m.mlir --target h100 --implementation cudnn --strict",
       r"__op\$block_scaled_dot\(.*\) at .*m\.mlir:3:10: .*does not support",
     ),
+    (
+      "cpu.mlir --target h100",
+      r"error: \S*cpu.mlir: .*lowered for the platform 'cuda' of h100, got a"
+      r" custom call of jaxplugin_dequantize, .*use_target\(jp.named_target\("
+      r"'h100'\)\) .*lower\(lowering_platforms=\('cuda',\)\)",
+    ),
     ("none.mlir --target cpu", r"error: \S*none\.mlir: No such file"),
     ("bad.mlir", r"error: \S*bad\.mlir:2:15: expected"),
     ("bad.hlo", r"error: \S*bad\.hlo:3:6: .*Unknown opcode"),
@@ -230,6 +220,7 @@ ENTRY main {
   @pytest.mark.sample(8)
   def test_bad_input_is_one_line_and_status_2(self, line, pattern):
     self.write("m.mlir", written_modules.dot_module())
+    self.write("cpu.mlir", written_modules.cpu_module())
     self.write("bad.mlir", "module {\n func.func @x( }\n")
     self.write(
       "bad.hlo", "HloModule x\nENTRY main {\n x = f3[2] parameter(0)\n}"

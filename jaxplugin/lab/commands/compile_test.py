@@ -6,6 +6,8 @@ import importlib.util
 import json
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -98,6 +100,22 @@ class CompileTest(command_lines.CommandLineTestCase):
     for more, expected in ((("--rewrite",), True), ((), False)):
       _, _, err = self.run_command(*arguments, *more)
       self.assertEqual("no cuDNN is assumed: b200" in err, expected)
+
+  @needs_compiler
+  def test_module_of_another_platform_is_refused(self):
+    svd = jax.jit(jnp.linalg.svd).lower(jnp.eye(8)).as_text()
+    for text, call in (
+      (written_modules.cpu_module(), "jaxplugin_dequantize"),
+      (svd, "lapack_sgesdd_ffi"),
+    ):
+      path = self.write("cpu.mlir", text)
+      status, out, err = self.compile(str(path))
+      self.assertEqual((status, out), (2, ""))
+      self.assertRegex(
+        err,
+        f"cpu.mlir: .*'cuda' of b200, got a custom call of {call},.*"
+        "lower.lowering_platforms=.'cuda',",
+      )
 
   @parameterized.parameters(
     ("no_such_module:f", (), "no module named no_such_module"),

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
+import jax
+
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.lab.compilation import deviceless
@@ -19,6 +21,11 @@ from jaxplugin.lab.compilation import hlo_text
 from jaxplugin.stablehlo import modules
 
 _CALL_TARGET: Final = re.compile(r'custom_call_target="(.*?)"')
+# XLA's message about a custom call that the GPU's platform does not have.
+_UNKNOWN_CALL: Final = re.compile(
+  r"No (?:FFI handler registered for"
+  r"|registered implementation for custom call to) (\S+)"
+)
 _KIND: Final = re.compile(r"\bkind=(\w+)")
 # Instructions without work on the GPU, and those whose work is counted in the
 # computation that they run.
@@ -158,15 +165,22 @@ def of_module(
 
   Raises:
     ValueError, deviceless.DevicelessError: As `deviceless.mesh`.
+    modules.ModuleError: If the module was lowered for another platform.
     jax.errors.JaxRuntimeError: If XLA refuses the module.
   """
   attributes = source.module.operation.attributes
   partitions = 1
   if "mhlo.num_partitions" in attributes:
     partitions = attributes["mhlo.num_partitions"].value
-  executable = deviceless.compile_module(
-    source.module, target=target, num_partitions=partitions
-  )
+  try:
+    executable = deviceless.compile_module(
+      source.module, target=target, num_partitions=partitions
+    )
+  except jax.errors.JaxRuntimeError as error:
+    unknown = _UNKNOWN_CALL.search(str(error))
+    if unknown is None:
+      raise
+    raise modules.wrong_platform(source.name, unknown[1], target) from error
   return of_executable(source.name, target, executable)
 
 
