@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -106,16 +105,18 @@ class Dots:
     primitive: Any,
     args: Sequence[Any],
     params: dict[str, Any],
-    is_parameter: Sequence[bool],
+    origins: Sequence[sources.Origin | None],
     known: operands.Operands,
   ) -> Any:
     """Returns the result to use instead of JAX's matmul; None to keep that.
 
     Args:
+      primitive, args, params: the matmul.
+      origins: the origin of each operand, or None.
       known: operands, whose arrays may be among `args`.
     """
     result = binding_private.abstract_result(primitive, args, params)
-    site = self._site(primitive, args, params, result, is_parameter)
+    site = self._site(primitive, args, params, result, origins)
     recipe, reason = None, sites_lib.impossible(site, result, params)
     if not reason:
       recipe, reason = self.transform.decide(site)
@@ -132,14 +133,15 @@ class Dots:
       base = self.key(self.number + 1)
       keywords["key"] = keys.fold_in(base, self.number)
     self.use(1)
-    return self.transform.product(recipe, site.weight)(
-      *known.given(args),
-      params["dimension_numbers"],
-      precision=params["precision"],
-      preferred_element_type=result.dtype,
-      out_sharding=params["out_sharding"],
-      **keywords,
-    )
+    with sites_lib.scope_of(site):
+      return self.transform.product(recipe, site.weight)(
+        *known.given(args),
+        params["dimension_numbers"],
+        precision=params["precision"],
+        preferred_element_type=result.dtype,
+        out_sharding=params["out_sharding"],
+        **keywords,
+      )
 
   def _site(
     self,
@@ -147,10 +149,10 @@ class Dots:
     args: Sequence[Any],
     params: dict[str, Any],
     result: Any,
-    is_parameter: Sequence[bool],
+    origins: Sequence[sources.Origin | None],
   ) -> sites_lib.Site:
     site = sites_lib.make(
-      primitive.name, args, params, result, is_parameter, self.prefix
+      primitive.name, args, params, result, origins, self.prefix
     )
     return dataclasses.replace(site, source=self.source or site.source)
 
@@ -166,7 +168,7 @@ class Dots:
             [v.aval for v in eqn.invars],
             eqn.params,
             eqn.outvars[0].aval,
-            (False, False),
+            (None, None),
           )
           source = operation.source or site.source
           self.sites.append(
@@ -178,12 +180,14 @@ class Dots:
     primitive: Any,
     args: Sequence[Any],
     params: dict[str, Any],
-    is_parameter: Sequence[bool],
+    origins: Sequence[sources.Origin | None],
     known: operands.Operands,
   ) -> calls.Call | None:
     """Returns what to call instead of an operation with jaxprs inside.
 
     Args:
+      primitive, args, params: the operation.
+      origins: the origin of each argument, or None.
       known: operands, whose arrays may be among `args`.
 
     Returns:
@@ -198,7 +202,7 @@ class Dots:
       if not primitive.name.startswith(_OWN):
         self._leave_inside(primitive, params)
       return None
-    facts = known.facts(args, is_parameter)
+    facts = known.facts(args, origins)
     return calls.RULES[primitive.name](self, list(args), params, facts)
 
   # As a `calls.Walker`.
@@ -332,8 +336,8 @@ def _rewritten(
     known = operands.Operands()
     known.enter(facts, own)
     found.append((dots, known))
-    parameters = [own[i] for i, fact in facts if fact.is_parameter]
-    return Rewriter(dots, parameters, known)
+    origins = [(own[i], fact.origin) for i, fact in facts]
+    return Rewriter(dots, origins, known)
 
   def finish(values: Sequence[Any]) -> list[Any]:
     # JAX caches the jaxpr, which must not keep values of a trace alive.
@@ -357,17 +361,22 @@ class Rewriter:
   def __init__(
     self,
     dots: Dots,
-    parameters: Sequence[Any],
+    origins: Sequence[tuple[Any, sources.Origin | None]],
     known: operands.Operands | None = None,
   ):
+    """Args:
+    dots: decides about matmuls.
+    origins: arguments of the jaxpr, each with its origin or None.
+    known: the `QuantizedOperand`s among the arguments.
+    """
     self._dots = dots
     self._operands = operands.Operands() if known is None else known
     self._depth = len(provenance_private.scopes())
     # The number of the first key of functions that differentiate.
     self._first: int | None = None
-    self._parameters = sources.Parameters()
-    for x in parameters:
-      self._parameters.add(x)
+    self._origins = sources.Origins()
+    for x, origin in origins:
+      self._origins.add(x, origin)
 
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -376,15 +385,15 @@ class Rewriter:
       return self._base_key(params)
     if self._is_left(primitive):
       return None
-    flags = [x in self._parameters for x in args]
+    given = (primitive, args, params, self._origins.of_all(args))
     if primitive.name in sites_lib.PRODUCTS:
-      return self._dots.product(primitive, args, params, flags, self._operands)
-    called = self._dots.call(primitive, args, params, flags, self._operands)
+      return self._dots.product(*given, self._operands)
+    called = self._dots.call(*given, self._operands)
     if called is None:
       return None
     new_args, new_params, first = called
     out = primitive.bind(*new_args, **new_params)[first:]
-    self._parameters.note(primitive, args, params, out)
+    self._origins.note(primitive, args, params, out)
     return out
 
   def _base_key(self, params: dict[str, Any]) -> Any:
@@ -416,16 +425,16 @@ class Rewriter:
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
-    self._parameters.note(primitive, args, params, out)
+    self._origins.note(primitive, args, params, out)
     self._operands.follow(primitive, args, out)
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
     self._operands.refuse_inside(primitive, args)
-    flags = [x in self._parameters for x in args]
     name = primitive.name
-    flags = [] if calls.is_rule_of_tangents(name, index) else flags
+    is_rule = calls.is_rule_of_tangents(name, index)
+    origins = [] if is_rule else self._origins.of_all(args)
     outer, names = self._dots, tuple(sites_lib.scope_names())
     if primitive.name in calls.CUSTOM_RULES:
       outer.note_change()  # its rules may contain matmuls
@@ -433,8 +442,8 @@ class Rewriter:
     def make(args: Sequence[Any]) -> Rewriter:
       dots = outer.nested(names, primitive.name)
       dots.sites = outer.sites
-      own = calls.own_args(name, index, args, len(flags))
-      return Rewriter(dots, list(itertools.compress(own, flags)))
+      own = calls.own_args(name, index, args, len(origins))
+      return Rewriter(dots, list(zip(own, origins, strict=False)))
 
     return make
 

@@ -14,6 +14,7 @@ import jax
 
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import sites
+from jaxplugin.rewriting import sources
 from jaxplugin.training import quantized_operand
 
 _NONE_CAME: Final = "it reached no matmul"
@@ -52,15 +53,15 @@ class _Entry:
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("copies",),
-  meta_fields=("is_parameter", "name", "structure"),
+  meta_fields=("origin", "name", "structure"),
   drop_fields=("entry",),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fact:
-  """States whether a value is a parameter, and whether an operand's array.
+  """The origin of a value, and the operand whose array it is.
 
   Attributes:
-    is_parameter: whether it is a parameter of the model.
+    origin: the array of an argument that the value is; None if not known.
     name: see `_Entry`.
     structure: of the operand as a tree, whose first leaf is the array. None if
       the value is not an operand's array.
@@ -68,7 +69,7 @@ class Fact:
     entry: the operand where the fact is passed on.
   """
 
-  is_parameter: bool
+  origin: sources.Origin | None
   name: str = ""
   structure: Any = None
   copies: tuple[Any, ...] = ()
@@ -82,7 +83,7 @@ class Fact:
       "a scan iterates over it, and it was quantized as a whole, not with"
       " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe), stack)"
     )
-    return Fact(is_parameter=self.is_parameter), ()
+    return Fact(origin=self.origin), ()
 
   def leave(self, reason: str) -> None:
     """Records why no matmul inside an operation uses the operand."""
@@ -180,17 +181,22 @@ class Operands:
       entry.reason = reason
 
   def facts(
-    self, args: Sequence[Any], is_parameter: Sequence[bool]
+    self, args: Sequence[Any], origins: Sequence[sources.Origin | None]
   ) -> list[Fact | None]:
-    """Returns what is known of the arguments of an operation."""
+    """Returns facts about the arguments of an operation.
+
+    Args:
+      args: the arguments.
+      origins: the origin of each argument, or None.
+    """
     entries = dict(self._among(args))
     facts: list[Fact | None] = []
-    for i, flag in enumerate(is_parameter):
-      fact = Fact(is_parameter=flag) if flag else None
+    for i, origin in enumerate(origins):
+      fact = None if origin is None else Fact(origin=origin)
       if i in entries:
         entry = entries[i]
         fact = Fact(
-          is_parameter=flag,
+          origin=origin,
           name=entry.name,
           structure=jax.tree.structure(entry.operand),
           copies=tuple(jax.tree.leaves(entry.operand)[1:]),

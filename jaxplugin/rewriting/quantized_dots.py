@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import jax
 
+from jaxplugin.arrays import leaves
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
@@ -49,18 +50,16 @@ def quantize_dots(
   """Returns `fn` with the matmuls of its parameters in a recipe's formats.
 
   Each becomes `jp.dot_general(recipe=recipe, weight=...)`, forward and
-  backward. Matmuls inside `jit`, `scan`, `checkpoint`, `shard_map` and others
-  are included. `fn` may be a whole training step. Everything else stays the
-  same.
+  backward, also inside `jit`, `scan`, `checkpoint`, `shard_map` and others.
+  `fn` may be a whole training step.
 
   By default, a matmul is quantized if all of these hold:
 
-  * Exactly one operand is a parameter, possibly reshaped, transposed,
-    converted, sliced or gathered.
+  * Exactly one operand is a parameter, perhaps in another layout.
   * The weight's contracting size and its other sizes are multiples of the
     recipe's largest block size.
-  * No scope around it has the name of a last layer, such as "lm_head" or
-    "logits".
+  * No scope around it, and no path of its weight, has the name of a last
+    layer, such as "lm_head".
   * Operands and result are f32, bf16 or f16.
 
   docs/how_to/high_precision_layers.md has the rules and the limits.
@@ -71,7 +70,7 @@ def quantize_dots(
       operands to nearest.
     where: a function of a `jp.Site` that returns True, False, a recipe or a
       format; None for the rules above. Define it once, or `fn` is traced again.
-    key: a `jax.random` key for stochastic rounding, another one in each step.
+    key: a `jax.random` key for stochastic rounding, a new one in each step.
     params: positions or names of the arguments with parameters. These may be
       `QuantizedOperand`s.
     reduce_dtype: see `dot_general`.
@@ -86,7 +85,8 @@ def quantize_dots(
     ValueError: If a name is unknown, or a gradient needs a key.
 
   Warns:
-    jp.NotQuantizedWarning: If no matmul is quantized.
+    jp.NotQuantizedWarning: If no matmul is quantized, or `params` misses a
+      weight.
 
   Example:
     >>> import jax
@@ -116,12 +116,17 @@ def quantize_dots(
 
   def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
     base = None if key is None else (lambda count: key)
-    given = [_argument(p, args, kwargs) for p in positions]
+    for p in positions:
+      _argument(p, args, kwargs)  # raises if the call lacks it
     dots = dots_lib.Dots(transform, key=base)
-    parameters = sources.Parameters()
-    for x in jax.tree.leaves(given):
-      parameters.add(x)
-    return _Watcher(dots, parameters, sites.Seen())
+    origins = sources.Origins()
+    given: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
+    for place, tree in given:
+      argument = None if place in positions else place
+      for leaf in leaves.of(tree)[0]:
+        origin = sources.Origin(path=leaf.path, argument=argument)
+        origins.add(leaf.array, origin)
+    return _Watcher(dots, origins, sites.Seen(is_default=where is None))
 
   @functools.wraps(fn)
   def quantized(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
@@ -233,21 +238,21 @@ class _Watcher:
   def __init__(
     self,
     dots: dots_lib.Dots,
-    parameters: sources.Parameters,
+    origins: sources.Origins,
     seen: sites.Seen,
     *,
     is_rule: bool = False,
   ):
     """Args:
     dots: decides about matmuls.
-    parameters: also those of the functions around this one.
+    origins: origins of values, also of the functions around this one.
     seen: records all matmuls.
     is_rule: whether no operand counts as a parameter, as in a `bwd`.
     """
     self._dots = dots
     self._is_rule = is_rule
     self.operands = operands.Operands()
-    self._parameters = parameters
+    self._origins = origins
     self.seen = seen
     # For functions inside that differentiate, by their traces.
     self._inner: weakref.WeakKeyDictionary[Any, dots_lib.Dots] = (
@@ -265,22 +270,25 @@ class _Watcher:
     if primitive.name in sources.LAYOUTS:
       out = bind(*args, **params)
       if position.is_outer:
-        self._parameters.note(primitive, args, params, out)
+        self._origins.note(primitive, args, params, out)
         self.operands.follow(primitive, args, out)
       return out
     dots = self._dots_at(position)
-    known = [not self._is_rule and x in self._parameters for x in args]
-    if not position.is_outer and not any(known):
-      known = sources.parameters_among(args, position.trace)
+    origins: list[sources.Origin | None] = [None] * len(args)
+    if not self._is_rule:
+      origins = self._origins.of_all(args)
+    if not position.is_outer and not any(o and o.is_parameter for o in origins):
+      found = sources.parameters_among(args, position.trace)
+      origins = [new or old for new, old in zip(found, origins, strict=True)]
     start = len(dots.sites)
-    out = self._bind(bind, primitive, args, params, dots, known)
+    out = self._bind(bind, primitive, args, params, dots, origins)
     self.seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
     if "subfuns" not in params:
       jaxprs = program.jaxprs_of(tuple(params.values()))
       self.seen.is_decided |= any(map(dots_lib.was_decided, jaxprs))
     if position.is_outer:
-      self._parameters.note(primitive, args, params, out)
+      self._origins.note(primitive, args, params, out)
     return out
 
   def _bind(
@@ -290,10 +298,10 @@ class _Watcher:
     args: Sequence[Any],
     params: dict[str, Any],
     dots: dots_lib.Dots,
-    is_parameter: list[bool],
+    origins: list[sources.Origin | None],
   ) -> Any:
     if primitive.name in sites.PRODUCTS:
-      out = dots.product(primitive, args, params, is_parameter, self.operands)
+      out = dots.product(primitive, args, params, origins, self.operands)
       return bind(*args, **params) if out is None else out
     if "subfuns" in params:
       self.operands.refuse_inside(primitive, args)
@@ -302,12 +310,12 @@ class _Watcher:
         dots = dots.for_functions(primitive.name)
         functions = tuple(
           binding_private.watch_wrapped(
-            f, self._maker(primitive, dots, i, is_parameter)
+            f, self._maker(primitive, dots, i, origins)
           )
           for i, f in enumerate(functions)
         )
       return bind(*args, **dict(params, subfuns=functions))
-    called = dots.call(primitive, args, params, is_parameter, self.operands)
+    called = dots.call(primitive, args, params, origins, self.operands)
     if called is None:
       return bind(*args, **params)
     new_args, new_params, first = called
@@ -325,20 +333,19 @@ class _Watcher:
     primitive: Any,
     dots: dots_lib.Dots,
     index: int,
-    is_parameter: list[bool],
+    origins: list[sources.Origin | None],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
-    """Makes the watcher of a function that an operation calls."""
+    """Returns a maker of the watcher of a function that an operation calls."""
     is_rule = calls.is_rule_of_tangents(primitive.name, index)
-    is_parameter = [] if is_rule else is_parameter
+    origins = [] if is_rule else origins
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      own = calls.own_args(primitive.name, index, args, len(is_parameter))
+      own = calls.own_args(primitive.name, index, args, len(origins))
       # A parameter that the function returns is a parameter outside of it.
-      for x, flag in zip(own, is_parameter, strict=False):
-        if flag:
-          self._parameters.add(x)
+      for x, origin in zip(own, origins, strict=False):
+        self._origins.add(x, origin)
       inside = dots.nested(names, primitive.name)
-      return _Watcher(inside, self._parameters, self.seen, is_rule=is_rule)
+      return _Watcher(inside, self._origins, self.seen, is_rule=is_rule)
 
     return make

@@ -267,6 +267,115 @@ def step_of(loss):
   return step
 
 
+class Decoder(nnx.Module):
+  """Two equal layers that one line calls, and a last layer."""
+
+  def __init__(self):
+    rngs = nnx.Rngs(0)
+    self.layers = nnx.List([nnx.Linear(64, 64, rngs=rngs) for _ in range(2)])
+    self.lm_head = nnx.Linear(64, 64, rngs=rngs)
+
+  def __call__(self, x):
+    for layer in self.layers:
+      x = jax.jit(lambda layer, x: layer(x))(layer, x)
+    return self.lm_head(x)
+
+
+class PathsTest(parameterized.TestCase):
+  """Outside of all scopes, the path of the weight is the name of a matmul."""
+
+  def sites(self, f, *args, **options):
+    return jp.explain(jp.quantize_dots(f, RECIPE, **options), *args).sites
+
+  @parameterized.parameters(
+    (lambda model, x: loss_of(model, x),),
+    (lambda model, x: nnx.value_and_grad(loss_of)(model, x),),
+    (lambda model, x: jax.checkpoint(loss_of)(model, x),),
+  )
+  def test_layers_of_nnx_have_names_and_its_last_layer_stays(self, f):
+    found = {
+      (site.layer, site.is_taken)
+      for site in self.sites(f, Decoder(), X)
+      if site.layer
+    }
+    self.assertEqual(
+      found,
+      {
+        ("layers/0/kernel", True),
+        ("layers/1/kernel", True),
+        ("lm_head/kernel", False),
+      },
+    )
+
+  def test_rows_of_explain_have_the_path(self):
+    found = jp.explain(jp.quantize_dots(loss_of, RECIPE), Decoder(), X)
+    self.assertEqual(
+      [dot.layer for dot in found], ["layers/0/kernel", "layers/1/kernel"]
+    )
+
+  def test_a_scan_over_stacked_weights_keeps_the_path(self):
+    def stack(tree, x):
+      return lax.scan(lambda x, w: (dot(x, w.T), None), x, tree["up"]["w"])[0]
+
+    (site,) = self.sites(stack, {"up": {"w": jnp.ones((3, 64, 64))}}, X)
+    self.assertEqual((site.layer, site.is_taken), ("up/w", True))
+
+  def test_a_last_layer_inside_another_scope_stays(self):
+    def f(tree, x):
+      with jax.named_scope("model"):
+        return dot(x, tree["lm_head"])
+
+    (site,) = self.sites(f, {"lm_head": W}, X)
+    self.assertEqual((site.layer, site.is_taken), ("model", False))
+    self.assertIn("its name contains 'head'", site.reason)
+
+  def test_where_gets_the_path(self):
+    found = []
+    where = lambda site: found.append((site.name, site.parameter)) or True
+    f = lambda tree, x: dot(dot(x, tree["a"]), tree["b"][0])
+    self.sites(f, {"a": W, "b": [W]}, X, where=where)
+    self.assertEqual(found, [("a", "a"), ("b/0", "b/0")])
+
+
+class OtherArgumentsTest(parameterized.TestCase):
+  """A weight in an argument that params= does not name is a warning."""
+
+  @parameterized.parameters(
+    (lambda f: f, "argument 1: pass params=1 if"),
+    (jax.jit, "argument 1: pass params=1 if"),
+    (lambda f: lambda x, w: f(x, w=w), "argument 'w': pass params='w' if"),
+  )
+  def test_model_after_the_batch_is_a_warning(self, wrap, expected):
+    def model(x, w):
+      for matrix in w["layers"]:
+        x = jax.jit(dot)(x, matrix)
+      return x
+
+    f = wrap(jp.quantize_dots(model, RECIPE))
+    with self.assertWarnsRegex(
+      jp.NotQuantizedWarning,
+      rf"left 2 products:\n.*and 1 more: .*{expected}",
+    ):
+      jax.eval_shape(f, W, {"layers": [W, W, W]})
+
+  def assert_silent(self, f, *args, **options):
+    with warnings.catch_warnings():
+      warnings.simplefilter("error", jp.NotQuantizedWarning)
+      jax.eval_shape(jp.quantize_dots(f, RECIPE, **options), *args)
+
+  def test_a_cache_of_keys_is_silent(self):
+    def cached(w, x, keys):
+      queries = jnp.broadcast_to(dot(x, w), (2, 8, 64))
+      return jnp.einsum("nqd,nkd->nqk", queries, keys)
+
+    self.assert_silent(cached, W, X, jnp.ones((2, 16, 64)))
+
+  def test_where_decides_silently(self):
+    f = lambda x, w: dot(dot(x, w[0]), w[1])
+    where = lambda site: site.is_default
+    self.assert_silent(f, W, [W, W], where=where)
+
+
 class VariablesOfNnxTest(parameterized.TestCase):
   @parameterized.named_parameters(
     (

@@ -24,6 +24,7 @@ from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import sources
 from jaxplugin.training import api as training
 from jaxplugin.training import recipes
 
@@ -51,9 +52,11 @@ class Site:
   Attributes:
     operation: JAX's name of the operation. Only "dot_general" can be quantized;
       "ragged_dot_general" and "conv_general_dilated" always stay.
-    name: names of the scopes around it, such as "Block_0/Dense_1"; "" outside
-      of all scopes. flax has a scope for each module, and `jax.named_scope`
-      makes others.
+    name: names of the scopes around it, such as "Block_0/Dense_1". linen opens
+      a scope for each module, and `jax.named_scope` opens others. Outside of
+      all scopes, as in nnx, the same as `parameter`.
+    parameter: path of the weight in the argument, such as "lm_head/kernel"; ""
+      if not known.
     source: file, line and function of the call; "" if not known.
     lhs_shape, rhs_shape: sizes; without the mapped dimension of a `vmap`.
     lhs_dtype, rhs_dtype, result_dtype: element types.
@@ -78,6 +81,7 @@ class Site:
 
   operation: str = "dot_general"
   name: str
+  parameter: str = ""
   source: str
   lhs_shape: tuple[Any, ...]
   rhs_shape: tuple[Any, ...]
@@ -89,6 +93,8 @@ class Site:
   rhs_is_parameter: bool
   reason: str = ""
   recipe: Any = None
+  # The operand that is an array of an argument that `params=` does not name.
+  _other: sources.Origin | None = dataclasses.field(default=None, repr=False)
 
   @property
   def is_default(self) -> bool:
@@ -135,7 +141,7 @@ def make(
   args: Sequence[Any],
   params: dict[str, Any],
   result: Any,
-  is_parameter: Sequence[bool],
+  origins: Sequence[sources.Origin | None],
   prefix: Sequence[str],
 ) -> Site:
   """Returns the site of an operation that is being traced.
@@ -145,16 +151,22 @@ def make(
     args: its operands, or their types.
     params: its parameters.
     result: type of the result.
-    is_parameter: of each operand.
+    origins: the origin of each operand, or None.
     prefix: names of scopes around the function that is traced.
   """
   lhs, rhs = (
     x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
     for x in args[:2]
   )
+  known = [origin for origin in origins[:2] if origin is not None]
+  paths = [origin.path for origin in known if origin.is_parameter]
+  parameter = next(filter(None, paths), "")
+  others = [origin for origin in known if not origin.is_parameter]
   return Site(
     operation=operation,
-    name="/".join([*prefix, *scope_names()]),
+    name="/".join([*prefix, *scope_names()]) or parameter,
+    parameter=parameter,
+    _other=others[0] if len(others) == 1 else None,
     source=provenance_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
     rhs_shape=tuple(rhs.shape),
@@ -162,8 +174,8 @@ def make(
     rhs_dtype=rhs.dtype,
     result_dtype=result.dtype,
     dimension_numbers=_dimension_numbers(operation, params, lhs, rhs),
-    lhs_is_parameter=is_parameter[0],
-    rhs_is_parameter=is_parameter[1],
+    lhs_is_parameter=origins[0] is not None and origins[0].is_parameter,
+    rhs_is_parameter=origins[1] is not None and origins[1].is_parameter,
   )
 
 
@@ -192,6 +204,13 @@ def scope_names() -> list[str]:
       found.append(name.text)
     after_transform = name.is_transform
   return found
+
+
+def scope_of(site: Site) -> contextlib.AbstractContextManager[None]:
+  """Opens a scope with the name of a site that is outside of all scopes."""
+  if site.name and site.name == site.parameter:
+    return jax.named_scope(site.name)
+  return contextlib.nullcontext()
 
 
 def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
@@ -230,13 +249,20 @@ def left_by_default(site: Site, block_size: int) -> str:
   if site.weight is None:
     if site.lhs_is_parameter:
       return "both operands are parameters"
+    if site._other is not None:
+      return (
+        f"{_NEITHER}, as in attention; one is an array of argument"
+        f" {site._other.argument!r}: pass params={site._other.argument!r} if"
+        " that is a parameter"
+      )
     return (
       f"{_NEITHER}, as in attention (a value computed from a parameter does not"
       " count, and params= names the arguments that are parameters)"
     )
-  word = parameter_names.last_layer_word(site.name)
-  if word is not None:
-    return f"it is a last layer: its name contains {word!r}"
+  for name in (site.name, site.parameter):
+    word = parameter_names.last_layer_word(name)
+    if word is not None:
+      return f"it is a last layer: its name contains {word!r}"
   for what, size in zip(("contracted", "other"), site.sizes(), strict=True):
     if not isinstance(size, int):
       return f"the weight's {what} size is symbolic, {size}"
@@ -310,20 +336,24 @@ class Seen:
   """The matmuls of one call of a function.
 
   Attributes:
+    is_default: whether the default decides, and not `where=`.
     sites: matmuls that this call decided about.
     is_decided: whether an earlier call decided about others. JAX does not
       trace a jitted function again.
   """
 
+  is_default: bool = True
   sites: list[Site] = dataclasses.field(default_factory=list)
   is_decided: bool = False
 
   def warning(self) -> str:
-    """Returns a warning if no matmul is quantized or a ragged dot is not."""
+    """Returns a warning about matmuls that the caller may expect quantized."""
     left = [site for site in self.sites if site.recipe is None]
     if self.is_decided or len(left) < len(self.sites):
-      left = [s for s in left if s.operation == _RAGGED and s.weight]
-      return _left_text(f"left {_count(left, 'ragged dot')}", left)
+      left = self._with_weights(left)
+      is_ragged = all(site.operation == _RAGGED for site in left)
+      noun = "ragged dot" if is_ragged else "product"
+      return _left_text(f"left {_count(left, noun)}", left)
     if not left:
       return (
         "found no matmul in fn, so nothing is quantized. It sees the matmuls"
@@ -332,6 +362,21 @@ class Seen:
       )
     taken = f"took 0 of {_count(left, 'product')}, so nothing is quantized"
     return _left_text(taken, left)
+
+  def _with_weights(self, left: Sequence[Site]) -> list[Site]:
+    """Returns the matmuls that probably have a weight."""
+    inputs = {site._other for site in self.sites if site.weight}
+    found = []
+    for site in left:
+      if site.operation == _RAGGED and site.weight:
+        found.append(site)
+      elif self.is_default and site._other is not None and not site.weight:
+        # An array that also multiplies a parameter is an input of the model. A
+        # cache of keys or values has a batch dimension.
+        has_batch = any(site.dimension_numbers[1])
+        if not has_batch and site._other not in inputs:
+          found.append(site)
+    return found
 
 
 def _count(found: Sequence[Any], noun: str) -> str:

@@ -1,9 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds values of a function that are parameters, perhaps in another layout."""
+"""Finds the array of an argument that a value is, perhaps in another layout."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -48,25 +49,48 @@ _CALLS: Final = frozenset(
 LAYOUTS: Final = _LAYOUTS | _SIDE_BY_SIDE | {_TIE, _GATHER}
 
 
-class Parameters:
-  """A set of values, by identity."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+  """The array in an argument of the function whose elements a value has.
+
+  Attributes:
+    path: the path in the argument, such as "lm_head/kernel"; "" if not known.
+    argument: None if the array is a parameter, otherwise position or name of
+      the argument.
+  """
+
+  path: str = ""
+  argument: int | str | None = None
+
+  @property
+  def is_parameter(self) -> bool:
+    return self.argument is None
+
+
+class Origins:
+  """The origins of values, by identity."""
 
   def __init__(self) -> None:
-    self._known: dict[int, Any] = {}  # keeps them alive
+    # The values keep their identities valid.
+    self._known: dict[int, tuple[Any, Origin]] = {}
 
-  def add(self, x: Any) -> None:
-    if isinstance(x, (jax.Array, np.ndarray)) and np.ndim(x):
+  def add(self, x: Any, origin: Origin | None) -> None:
+    is_array = isinstance(x, (jax.Array, np.ndarray)) and np.ndim(x)
+    if origin is not None and is_array:
       identity = binding_private.identity(x)
-      self._known[id(identity)] = identity
+      self._known[id(identity)] = identity, origin
 
-  def __contains__(self, x: Any) -> bool:
-    """Whether a value is a parameter, possibly in another layout."""
-    while id(binding_private.identity(x)) not in self._known:
-      source = _source_of_traced(x)
-      if source is None:
-        return False
-      x = source
-    return True
+  def of(self, x: Any) -> Origin | None:
+    while True:
+      found = self._known.get(id(binding_private.identity(x)))
+      if found is not None:
+        return found[1]
+      x = _source_of_traced(x)
+      if x is None:
+        return None
+
+  def of_all(self, args: Sequence[Any]) -> list[Origin | None]:
+    return [self.of(x) for x in args]
 
   def note(
     self,
@@ -75,18 +99,19 @@ class Parameters:
     params: dict[str, Any],
     out: Any,
   ) -> None:
-    """Adds results that are parameters in another layout.
+    """Adds results that have the elements of an operand in another layout.
 
     JAX stores which operation computed a traced value. For concrete arrays this
-    set is the only record.
+    table is the only record.
     """
-    if not any(x in self for x in args):
+    origins = self.of_all(args)
+    if not any(origins):
       return
     results = out if primitive.multiple_results else [out]
     for i, result in enumerate(results):
       source = source_of(primitive, params, args, i)
-      if source is not None and args[source] in self:
-        self.add(result)
+      if source is not None:
+        self.add(result, origins[source])
 
 
 def source_of(
@@ -166,20 +191,22 @@ def is_given(x: Any, trace: Any) -> bool:
   return True
 
 
-def parameters_among(args: Sequence[Any], trace: Any) -> list[bool]:
+def parameters_among(args: Sequence[Any], trace: Any) -> list[Origin | None]:
   """Returns which values are parameters of a function that differentiates.
 
   Args:
     args: values of the function.
-    trace: of the function.
+    trace: the trace of the function.
 
   Returns:
-    For each value whether it is an argument that the function differentiates
-    by. If no value is, whether it is an argument.
+    An origin for an argument that the function differentiates by, and None for
+    other values. If the function differentiates by none of them, an origin for
+    each argument.
   """
   given = [is_given(x, trace) for x in args]
   active = [
     flag and binding_private.is_differentiated(x)
     for flag, x in zip(given, args, strict=True)
   ]
-  return active if any(active) else given
+  are_parameters = active if any(active) else given
+  return [Origin() if flag else None for flag in are_parameters]
