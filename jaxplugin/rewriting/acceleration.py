@@ -161,7 +161,7 @@ class _Accelerator:
     self._lost = facts.Values[str]()
     # Traced values whose elements are all known to be 1, by identity.
     self._ones = facts.Values[bool]()
-    self._products = facts.Table()
+    self._products = facts.ArrayProducts()
 
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -207,7 +207,7 @@ class _Accelerator:
       result = ragged_dots.replaced(
         primitive, args, params, known, self._implementation
       )
-    except ragged_dots.NotSupported as reason:
+    except facts.NotSupported as reason:
       self._outcome.is_noted = True
       _warn(primitive, str(reason))
       return None
@@ -222,7 +222,7 @@ class _Accelerator:
   def _child(self) -> _Accelerator:
     return _Accelerator(self._implementation, self._outcome)
 
-  def _known(self, x: Any) -> facts.Product | None:
+  def _known(self, x: Any) -> facts.ArrayProduct | None:
     """Returns what is known of a value that is dequantized."""
     # An inner function dequantizes a value of a narrow dtype itself.
     if getattr(x, "dtype", None) not in facts.WIDE:
@@ -233,12 +233,12 @@ class _Accelerator:
   # As a `calls.Walker`.
 
   def layers(
-    self, fact: facts.Product, length: int
-  ) -> tuple[facts.Product, tuple[bool, ...]] | None:
+    self, fact: facts.ArrayProduct, length: int
+  ) -> tuple[facts.ArrayProduct, tuple[bool, ...]] | None:
     return facts.layers(fact)
 
   def leave(
-    self, operation: str, x: Any, fact: facts.Product, reason: str
+    self, operation: str, x: Any, fact: facts.ArrayProduct, reason: str
   ) -> None:
     self._lose(x, f"{operation}: {reason}")
 
@@ -256,7 +256,7 @@ class _Accelerator:
     return calls.trace(jaxpr, passed, self._entered, in_loop)
 
   def _entered(
-    self, known: list[tuple[int, facts.Product]], args: list[Any], *_: Any
+    self, known: list[tuple[int, facts.ArrayProduct]], args: list[Any], *_: Any
   ) -> _Accelerator:
     child = self._child()
     for i, product in known:

@@ -90,7 +90,7 @@ class Acceptor:
     """
     self._options = options
     self.outcome = Outcome() if outcome is None else outcome
-    self._products = facts.Table()
+    self._products = facts.ArrayProducts()
     # Dequantized weights of this function.
     self._weights = facts.Values[views.Weight]()
 
@@ -102,7 +102,7 @@ class Acceptor:
 
   def _rebuild(
     self, view: views.View, dtype: Any
-  ) -> tuple[jax.Array, facts.Product]:
+  ) -> tuple[jax.Array, facts.ArrayProduct]:
     """Dequantizes a view in this function, and records the result."""
     value, product = view.value(dtype)
     (factor,) = product.factors
@@ -120,12 +120,12 @@ class Acceptor:
     assert weight is not None
     return views.View(weight=weight, dims=found.dims, stored=factor.dims)
 
-  def _factors(self, x: Any) -> facts.Product | None:
+  def _factors(self, x: Any) -> facts.ArrayProduct | None:
     """Returns the product that a value is, if a weight is among its factors."""
     found = self._products.of(x)
     return found if found is not None and self._weights_of(found) else None
 
-  def _weights_of(self, product: facts.Product) -> list[views.Weight]:
+  def _weights_of(self, product: facts.ArrayProduct) -> list[views.Weight]:
     found = (self._weights.get(factor.array) for factor in product.factors)
     return [weight for weight in found if weight is not None]
 
@@ -150,7 +150,7 @@ class Acceptor:
         result = multiply(primitive, args, params)
         self.outcome.is_taken = True
         return result
-    except views.NotSupported as reason:
+    except facts.NotSupported as reason:
       self.warn(primitive.name, args, str(reason))
       return None
     if not calls.any_contains(params, frozenset(_DOTS)):
@@ -271,11 +271,11 @@ class Acceptor:
   ) -> jax.Array | None:
     found = [self.view(x) for x in args]
     if None not in found:
-      raise views.NotSupported("both operands are quantized weights")
+      raise facts.NotSupported("both operands are quantized weights")
     index = 0 if found[0] is not None else 1
     view = found[index]
     if view is None:
-      raise views.NotSupported(_MIXED)
+      raise facts.NotSupported(_MIXED)
     x = args[1 - index]
     result = binding_private.abstract_result(primitive, args, params)
     _require_servable(x, result, params)
@@ -319,7 +319,7 @@ class Acceptor:
       if format is None:
         return function(x, weight.array, weight.layers)
       if x.shape[-1] % format.block_size:
-        raise views.NotSupported(
+        raise facts.NotSupported(
           f"the contracting size {x.shape[-1]} of the activations is not a"
           f" multiple of the block size of {format}"
         )
@@ -332,27 +332,22 @@ class Acceptor:
     lhs, rhs, group_sizes, *offset = args
     view = self.view(rhs)
     if view is None or self._names(lhs):
-      raise views.NotSupported("only rhs may be a quantized weight")
-    try:
-      return ragged_dots.multiplied(
-        primitive,
-        (lhs, rhs, group_sizes, *offset),
-        params,
-        functools.partial(_as_stored, view),
-        self._options.implementation,
-      )
-    except ragged_dots.NotSupported as reason:
-      raise views.NotSupported(str(reason)) from reason
+      raise facts.NotSupported("only rhs may be a quantized weight")
+    return ragged_dots.multiplied(
+      primitive,
+      (lhs, rhs, group_sizes, *offset),
+      params,
+      functools.partial(_as_stored, view),
+      self._options.implementation,
+    )
 
 
 def _as_stored(
   view: views.View, order: Sequence[int]
 ) -> scaled_array.ScaledArray:
-  """Returns the quantized weight, if this order of the view is that of the
-  weight.
-  """
+  """Returns the quantized weight if it is stored in this order of the view."""
   if view.stored != tuple(view.dims[d] for d in order):
-    raise ragged_dots.NotSupported(
+    raise facts.NotSupported(
       "the matmul contracts other dimensions than the blocked one"
     )
   return view.weight.selected()
@@ -361,18 +356,18 @@ def _as_stored(
 def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
   """Raises NotSupported if a block-scaled dot cannot replace a matmul."""
   if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
-    raise views.NotSupported(f"the other operand is {x.dtype}")
+    raise facts.NotSupported(f"the other operand is {x.dtype}")
   if result.dtype not in rules.RESULT_DTYPES:
-    raise views.NotSupported(
+    raise facts.NotSupported(
       f"the result is {result.dtype}, not float32, bfloat16 or float16"
     )
   precision = params["precision"]
   if precision is not None and not isinstance(
     precision, (str, tuple, lax.Precision)
   ):
-    raise views.NotSupported(f"precision requests the algorithm {precision}")
+    raise facts.NotSupported(f"precision requests the algorithm {precision}")
   if params["out_sharding"] is not None:
-    raise views.NotSupported("it has an out_sharding")
+    raise facts.NotSupported("it has an out_sharding")
 
 
 def _multiplied(

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traced values that are products of arrays, each repeated along dimensions.
 
-Code dequantizes with many orders of reshapes, repeats and multiplications. A
-`Product` describes the result of any of them: the arrays that are multiplied,
-and for each dimension of the value the dimensions of these arrays.
+Code dequantizes with many orders of reshapes, repeats and multiplications. An
+`ArrayProduct` describes the result of any such order: the arrays that are
+multiplied, and for each dimension of the value the dimensions of these arrays.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ WIDE: Final = frozenset(
 
 # 8-bit floats whose bits a uint8 array may hold.
 _BYTES: Final = frozenset((formats.E4M3, formats.E5M2, formats.E8M0))
+
+
+class NotSupported(Exception):
+  """A matmul of dequantized weights cannot be replaced; has the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,7 +139,7 @@ def _laid_out(
   meta_fields=("dims",),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Product:
+class ArrayProduct:
   """A value that is the product of its factors, except for roundings.
 
   Attributes:
@@ -150,7 +154,7 @@ class Product:
   def shape(self) -> tuple[int, ...]:
     return tuple(math.prod(a.size for a in dim) for dim in self.dims)
 
-  def refined(self, parts: _Parts) -> Product:
+  def refined(self, parts: _Parts) -> ArrayProduct:
     """Replaces atoms by their parts, which may have parts too."""
     expand = lambda dims: tuple(_expanded(dim, parts) for dim in dims)
     factors = []
@@ -160,7 +164,7 @@ class Product:
         (pair,) = _expanded((pair,), parts)  # of size 2: never split
       dims = expand(factor.dims)
       factors.append(dataclasses.replace(factor, dims=dims, pair=pair))
-    return Product(expand(self.dims), tuple(factors))
+    return ArrayProduct(expand(self.dims), tuple(factors))
 
 
 def _expanded(atoms: Sequence[Atom], parts: _Parts) -> Atoms:
@@ -173,7 +177,7 @@ def _expanded(atoms: Sequence[Atom], parts: _Parts) -> Atoms:
   return tuple(found)
 
 
-def of_array(x: Any) -> Product | None:
+def of_array(x: Any) -> ArrayProduct | None:
   """Returns an array as a product of one factor.
 
   None if a size is symbolic or zero.
@@ -182,7 +186,7 @@ def of_array(x: Any) -> Product | None:
     return None
   dims = tuple(map(_dim, np.shape(x)))
   dtype = np.dtype(jnp.result_type(x))
-  return Product(dims, (Factor(array=x, dims=dims, dtype=dtype),))
+  return ArrayProduct(dims, (Factor(array=x, dims=dims, dtype=dtype),))
 
 
 def _are_known(sizes: Sequence[Any]) -> bool:
@@ -195,9 +199,9 @@ def _dim(size: int) -> Atoms:
 
 def applied(
   primitive: Any,
-  operands: Sequence[Product | None],
+  operands: Sequence[ArrayProduct | None],
   params: Mapping[str, Any],
-) -> Sequence[Product | None]:
+) -> Sequence[ArrayProduct | None]:
   """Returns the products that the results of an operation are.
 
   Args:
@@ -219,15 +223,15 @@ def has_rule(primitive: Any) -> bool:
 
 
 def _of_jaxpr(
-  closed: Any, operands: Sequence[Product | None]
-) -> list[Product | None]:
+  closed: Any, operands: Sequence[ArrayProduct | None]
+) -> list[ArrayProduct | None]:
   """Returns the products that the results of a jaxpr are."""
   jaxpr = closed.jaxpr
-  known: dict[Any, Product | None] = dict(
+  known: dict[Any, ArrayProduct | None] = dict(
     zip(jaxpr.invars, operands, strict=True)
   )
 
-  def read(x: Any) -> Product | None:
+  def read(x: Any) -> ArrayProduct | None:
     if isinstance(x, extend_core.Literal):
       return of_array(x.val)
     return known.get(x)
@@ -242,45 +246,51 @@ def _of_jaxpr(
 # Rules. Each takes the operands' products and the operation's parameters.
 
 
-def _convert(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
+def _convert(
+  x: ArrayProduct, *, new_dtype: Any, **_: Any
+) -> ArrayProduct | None:
   return x if np.dtype(new_dtype) in WIDE else None
 
 
-def _same(x: Product, **_: Any) -> Product:
+def _same(x: ArrayProduct, **_: Any) -> ArrayProduct:
   return x
 
 
-def _transpose(x: Product, *, permutation: Sequence[int], **_: Any) -> Product:
-  return Product(tuple(x.dims[d] for d in permutation), x.factors)
+def _transpose(
+  x: ArrayProduct, *, permutation: Sequence[int], **_: Any
+) -> ArrayProduct:
+  return ArrayProduct(tuple(x.dims[d] for d in permutation), x.factors)
 
 
-def _squeeze(x: Product, *, dimensions: Sequence[int], **_: Any) -> Product:
+def _squeeze(
+  x: ArrayProduct, *, dimensions: Sequence[int], **_: Any
+) -> ArrayProduct:
   dims = (dim for d, dim in enumerate(x.dims) if d not in dimensions)
-  return Product(tuple(dims), x.factors)
+  return ArrayProduct(tuple(dims), x.factors)
 
 
 def _broadcast(
-  x: Product,
+  x: ArrayProduct,
   *_: Any,
   shape: Sequence[Any],
   broadcast_dimensions: Sequence[int],
   **__: Any,
-) -> Product | None:
+) -> ArrayProduct | None:
   if not _are_known(shape):
     return None
   own = dict(zip(broadcast_dimensions, x.dims, strict=True))
   dims = (own.get(d) or _dim(size) for d, size in enumerate(shape))
-  return Product(tuple(dims), x.factors)
+  return ArrayProduct(tuple(dims), x.factors)
 
 
-def _tile(x: Product, *, reps: Sequence[int], **_: Any) -> Product:
+def _tile(x: ArrayProduct, *, reps: Sequence[int], **_: Any) -> ArrayProduct:
   dims = zip(reps, x.dims, strict=True)
-  return Product(tuple((*_dim(n), *dim) for n, dim in dims), x.factors)
+  return ArrayProduct(tuple((*_dim(n), *dim) for n, dim in dims), x.factors)
 
 
 def _reshape(
-  x: Product, *_: Any, new_sizes: Sequence[Any], dimensions: Any, **__: Any
-) -> Product | None:
+  x: ArrayProduct, *_: Any, new_sizes: Sequence[Any], dimensions: Any, **__: Any
+) -> ArrayProduct | None:
   if dimensions is not None or not _are_known(new_sizes):
     return None
   left = [atom for dim in reversed(x.dims) for atom in reversed(dim)]
@@ -301,12 +311,14 @@ def _reshape(
       size //= atom.size
     dims.append(tuple(taken))
   # The atoms of `dims` are not split again.
-  return Product(tuple(dims), x.refined(parts).factors)
+  return ArrayProduct(tuple(dims), x.refined(parts).factors)
 
 
-def _multiply(x: Product, y: Product, **_: Any) -> Product | None:
+def _multiply(
+  x: ArrayProduct, y: ArrayProduct, **_: Any
+) -> ArrayProduct | None:
   if not x.dims or not y.dims:
-    return Product(x.dims or y.dims, (*x.factors, *y.factors))
+    return ArrayProduct(x.dims or y.dims, (*x.factors, *y.factors))
   # If both operands have the same array, one of them may be transposed.
   y = y.refined({a: (Atom(a.size),) for dim in y.dims for a in dim})
   parts: dict[Atom, Atoms] = {}
@@ -316,7 +328,7 @@ def _multiply(x: Product, y: Product, **_: Any) -> Product | None:
       return None
   x, y = x.refined(parts), y.refined(parts)
   dims = (ours or theirs for ours, theirs in zip(x.dims, y.dims, strict=True))
-  return Product(tuple(dims), (*x.factors, *y.factors))
+  return ArrayProduct(tuple(dims), (*x.factors, *y.factors))
 
 
 def _unify(ours: Atoms, theirs: Atoms, parts: dict[Atom, Atoms]) -> bool:
@@ -339,7 +351,9 @@ def _unify(ours: Atoms, theirs: Atoms, parts: dict[Atom, Atoms]) -> bool:
   return not mine and not others
 
 
-def _bitcast(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
+def _bitcast(
+  x: ArrayProduct, *, new_dtype: Any, **_: Any
+) -> ArrayProduct | None:
   """Reads bytes as 8-bit floats, or each as two FP4 values."""
   dtype = np.dtype(new_dtype)
   (factor, *more) = x.factors
@@ -351,28 +365,30 @@ def _bitcast(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
     return _with_pairs(x, len(x.dims), new_dim=True)
   if dtype not in _BYTES:
     return None
-  return Product(x.dims, (dataclasses.replace(factor, dtype=dtype),))
+  return ArrayProduct(x.dims, (dataclasses.replace(factor, dtype=dtype),))
 
 
-def _with_pairs(x: Product, axis: int, new_dim: bool = False) -> Product:
+def _with_pairs(
+  x: ArrayProduct, axis: int, new_dim: bool = False
+) -> ArrayProduct:
   """Reads each byte as two FP4 values along a dimension."""
   (factor,) = x.factors
   pair = Atom(2)
   dims = [*x.dims, ()] if new_dim else list(x.dims)
   dims[axis] = (*dims[axis], pair)
   factor = dataclasses.replace(factor, dtype=formats.E2M1, pair=pair)
-  return Product(tuple(dims), (factor,))
+  return ArrayProduct(tuple(dims), (factor,))
 
 
 def _dequantize(
-  values: Product,
-  scale: Product,
-  global_scale: Product | None = None,
+  values: ArrayProduct,
+  scale: ArrayProduct,
+  global_scale: ArrayProduct | None = None,
   *,
   format: formats.BlockFormat,
   axis: int,
   **_: Any,
-) -> Product | None:
+) -> ArrayProduct | None:
   """The operation of `jp.dequantize`."""
   if format.array_dtype != format.values_dtype:
     return None  # six bits in a byte
@@ -382,13 +398,13 @@ def _dequantize(
       values = _with_pairs(values, axis)
   dims = list(scale.dims)
   dims[axis] = (*dims[axis], Atom(format.block_size))
-  result = _multiply(values, Product(tuple(dims), scale.factors))
+  result = _multiply(values, ArrayProduct(tuple(dims), scale.factors))
   if result is None or global_scale is None:
     return result
   return _multiply(result, global_scale)
 
 
-_RULES: Final[Mapping[str, Callable[..., Product | None]]] = {
+_RULES: Final[Mapping[str, Callable[..., ArrayProduct | None]]] = {
   "convert_element_type": _convert,
   "copy": _same,
   "copy_p": _same,
@@ -406,7 +422,7 @@ _RULES: Final[Mapping[str, Callable[..., Product | None]]] = {
 }
 
 
-def layers(x: Product) -> tuple[Product, tuple[bool, ...]] | None:
+def layers(x: ArrayProduct) -> tuple[ArrayProduct, tuple[bool, ...]] | None:
   """Splits a product by its first dimension.
 
   Returns:
@@ -423,7 +439,7 @@ def layers(x: Product) -> tuple[Product, tuple[bool, ...]] | None:
     dims = factor.dims[1:] if has_first else factor.dims
     factors.append(dataclasses.replace(factor, dims=dims))
     is_sliced.append(has_first)
-  return Product(x.dims[1:], tuple(factors)), tuple(is_sliced)
+  return ArrayProduct(x.dims[1:], tuple(factors)), tuple(is_sliced)
 
 
 class Values(Generic[_Fact]):
@@ -447,20 +463,20 @@ class Values(Generic[_Fact]):
       del self._known[key]
 
 
-class Table:
+class ArrayProducts:
   """The products that values of a function are."""
 
   def __init__(self) -> None:
-    self._products = Values[Product]()
+    self._products = Values[ArrayProduct]()
 
-  def of(self, x: Any) -> Product | None:
+  def of(self, x: Any) -> ArrayProduct | None:
     """Returns the product that a value is; any array is one of itself."""
     found = self._products.get(x)
     if found is not None:
       return found
     return of_array(x) if _may_be_factor(x) else None
 
-  def put(self, x: Any, product: Product) -> None:
+  def put(self, x: Any, product: ArrayProduct) -> None:
     """Records the product that a value is."""
     self._products.put(x, product)
 

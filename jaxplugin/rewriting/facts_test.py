@@ -22,7 +22,7 @@ class _Recorder:
   """Notes a function's operations in a table, and replaces none."""
 
   def __init__(self):
-    self.table = facts.Table()
+    self.table = facts.ArrayProducts()
 
   def replace(self, primitive, args, params):
     return None

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces `jax.lax.ragged_dot` with dequantized weights by `jp.ragged_dot`.
 
-A `facts.Product` describes each operand. The module finds the block-scaled
+A `facts.ArrayProduct` describes each operand. The module finds the block-scaled
 array that was dequantized, and multiplies by it.
 """
 
@@ -38,11 +38,7 @@ _FLOATS: Final = frozenset(
 )
 
 
-class NotSupported(Exception):
-  """A ragged dot of block-scaled weights is not replaced; has the reason."""
-
-
-def is_quantized(x: facts.Product) -> bool:
+def is_quantized(x: facts.ArrayProduct) -> bool:
   """Whether a factor has a dtype of quantized values or of scales."""
   return any(factor.dtype in _QUANTIZED for factor in x.factors)
 
@@ -51,7 +47,7 @@ def is_quantized(x: facts.Product) -> bool:
 
 
 def _block_scaled(
-  x: facts.Product, order: Sequence[int], name: str
+  x: facts.ArrayProduct, order: Sequence[int], name: str
 ) -> scaled_array.ScaledArray | None:
   """Returns the block-scaled array that was dequantized to a product.
 
@@ -64,7 +60,7 @@ def _block_scaled(
     None if no factor is a block scale.
 
   Raises:
-    NotSupported: If `jp.ragged_dot` does not support the array.
+    facts.NotSupported: If `jp.ragged_dot` does not support the array.
   """
   dims = [x.dims[d] for d in order]
   everything = frozenset(atom for dim in dims for atom in dim)
@@ -79,7 +75,7 @@ def _block_scaled(
   format = formats.infer(*pair)
   if format is None or block_size % format.block_size:
     known = "" if format is None else f", {format} has {format.block_size}"
-    raise NotSupported(
+    raise facts.NotSupported(
       f"{name} is {pair[0].name} with {pair[1].name} scales for blocks of"
       f" {block_size}, which is not a known format{known}"
     )
@@ -117,7 +113,7 @@ def _blocks(
   )
   has = [atom in scale.atoms for atom in dims[axis]]
   if not axis or has != sorted(has, reverse=True):
-    raise NotSupported(
+    raise facts.NotSupported(
       f"the blocks of {name} are not consecutive elements of one dimension"
     )
   inner = [atom for atom in dims[axis] if atom not in scale.atoms]
@@ -136,11 +132,11 @@ def _global_scale(
   product = None
   for factor in factors:
     if factor.atoms and factor.dtype not in _FLOATS:
-      raise NotSupported(
+      raise facts.NotSupported(
         f"{name} is also multiplied by {factor.dtype.name} values"
       )
     if not factor.atoms <= frozenset(dims[0]):
-      raise NotSupported(
+      raise facts.NotSupported(
         f"{name} is multiplied by a scale that is not per block, per group or"
         " global"
       )
@@ -192,7 +188,7 @@ def replaced(
   primitive: Any,
   args: Sequence[Any],
   params: Mapping[str, Any],
-  known: Sequence[facts.Product | None],
+  known: Sequence[facts.ArrayProduct | None],
   implementation: str | None,
 ) -> jax.Array | None:
   """Computes one of JAX's ragged dots with dequantized weights.
@@ -209,7 +205,7 @@ def replaced(
     The result; None if the weights were not dequantized.
 
   Raises:
-    NotSupported: If `jp.ragged_dot` does not support the operation.
+    facts.NotSupported: If `jp.ragged_dot` does not support the operation.
   """
   of_lhs, of_rhs = known
   if of_rhs is None or not is_quantized(of_rhs):
@@ -219,7 +215,7 @@ def replaced(
   if dims is None:
     if rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None:
       return None
-    raise NotSupported("it has batch dimensions, or contracts several")
+    raise facts.NotSupported("it has batch dimensions, or contracts several")
   order = (dims.group, dims.column, dims.weight_contracting)
   weights = _block_scaled(of_rhs, order, "rhs")
   if weights is None:
@@ -241,16 +237,16 @@ def multiplied(
 
   Args:
     primitive, args, params, implementation: see `replaced`.
-    weights_of: returns the weights, or raises NotSupported. Its argument has
-      the dimensions of rhs that are groups, columns and contracted.
+    weights_of: returns the weights, or raises `facts.NotSupported`. Its
+      argument has the dimensions of rhs: groups, columns and contracted ones.
 
   Raises:
-    NotSupported: If `jp.ragged_dot` does not support the operation.
+    facts.NotSupported: If `jp.ragged_dot` does not support the operation.
   """
   lhs, rhs = args[:2]
   dims = _dimensions(lhs, rhs, params["ragged_dot_dimension_numbers"])
   if dims is None:
-    raise NotSupported("it has batch dimensions, or contracts several")
+    raise facts.NotSupported("it has batch dimensions, or contracts several")
   weights = weights_of((dims.group, dims.column, dims.weight_contracting))
   return _product(primitive, args, params, dims, None, weights, implementation)
 
@@ -267,21 +263,25 @@ def _product(
   """Multiplies lhs by the weights. `rows` is the quantized lhs, or None."""
   lhs, rhs, group_sizes, *offset = args
   if implementation not in (None, *backends.OPERATION.backends()):
-    raise NotSupported(f"a ragged dot has no implementation {implementation!r}")
+    raise facts.NotSupported(
+      f"a ragged dot has no implementation {implementation!r}"
+    )
   if any(x is not None for x in offset):
-    raise NotSupported("it has a group_offset")
+    raise facts.NotSupported("it has a group_offset")
   if params["out_sharding"] is not None and weights.axis != 2:
-    raise NotSupported(
+    raise facts.NotSupported(
       "it has an out_sharding, and the weights are not blocked along the"
       " contracting dimension"
     )
   result = jax.eval_shape(functools.partial(primitive.bind, **params), *args)
   if result.dtype not in rules.RESULT_DTYPES:
-    raise NotSupported(
+    raise facts.NotSupported(
       f"the result is {result.dtype.name}, not float32, bfloat16 or float16"
     )
   if rows is None and np.dtype(lhs.dtype) not in _FLOATS:
-    raise NotSupported(f"lhs is {lhs.dtype}, not float32, bfloat16 or float16")
+    raise facts.NotSupported(
+      f"lhs is {lhs.dtype}, not float32, bfloat16 or float16"
+    )
   bind = functools.partial(primitive.bind, **params)
   multiply = functools.partial(
     _multiply, dims, result.dtype, implementation, params["out_sharding"]
@@ -290,12 +290,12 @@ def _product(
 
 
 def _rows(
-  x: facts.Product, order: Sequence[int]
+  x: facts.ArrayProduct, order: Sequence[int]
 ) -> scaled_array.ScaledArray | None:
   """Returns lhs as an array that is blocked along k; None if it is not."""
   try:
     array = _block_scaled(x, order, "lhs")
-  except NotSupported:
+  except facts.NotSupported:
     return None
   return array if array is not None and array.axis == 1 else None
 

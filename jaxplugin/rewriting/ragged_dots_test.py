@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import ragged_dots
 
 G, N, K, M = 4, 24, 64, 13
@@ -459,7 +460,7 @@ class LeftTest(parameterized.TestCase):
     params = {"ragged_dot_dimension_numbers": numbers, "out_sharding": None}
     w = weights("mxfp8")
     args = rows(), w.dequantize(), SIZES, np.array([1], np.int32)
-    with self.assertRaisesRegex(ragged_dots.NotSupported, "has a group_offset"):
+    with self.assertRaisesRegex(facts.NotSupported, "has a group_offset"):
       ragged_dots.multiplied(None, args, params, lambda dims: w, None)
 
   def test_result_dtype(self):

@@ -24,10 +24,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.rewriting import facts
 
 
-class NotSupported(Exception):
-  """An operation on a weight cannot use the quantized one; has the reason."""
-
-
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("array", "layers"),
@@ -101,12 +97,12 @@ class View:
       weight=self.weight.at(layer), dims=self.dims[1:], stored=self.stored[1:]
     )
 
-  def value(self, dtype: Any) -> tuple[jax.Array, facts.Product]:
+  def value(self, dtype: Any) -> tuple[jax.Array, facts.ArrayProduct]:
     """Dequantizes the weight to this view, and returns it as a product too."""
     stored = self.weight.dequantized(dtype)
     factor = facts.Factor(array=stored, dims=self.stored, dtype=np.dtype(dtype))
     value = factor.laid_out(self.dims)
-    return value, facts.Product(self.dims, (factor,))
+    return value, facts.ArrayProduct(self.dims, (factor,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,14 +128,14 @@ def stored_dims(
     contracting, batch: dimensions of the view.
 
   Raises:
-    NotSupported: If the matmul is not one by the stored weight.
+    facts.NotSupported: If the matmul is not one by the stored weight.
   """
   if not view.has_all_once():
-    raise NotSupported("its elements are repeated")
+    raise facts.NotSupported("its elements are repeated")
   contracted = {atom for d in contracting for atom in view.dims[d]}
   batched = {atom for d in batch for atom in view.dims[d]}
   if contracted != set(view.stored[-1]):
-    raise NotSupported(
+    raise facts.NotSupported(
       "the matmul contracts other dimensions than the blocked one (a"
       " derivative does: differentiate outside of the function)"
     )
@@ -147,7 +143,7 @@ def stored_dims(
   for d, atoms in enumerate(view.stored[:-1]):
     is_batch = [atom in batched for atom in atoms]
     if len(set(is_batch)) > 1:
-      raise NotSupported(
+      raise facts.NotSupported(
         "only a part of a stored dimension is a batch dimension"
       )
     kinds[any(is_batch)].append(d)

@@ -295,17 +295,17 @@ class _Tangent(linear_calls.Linear):
           " stochastic_rounding=False)"
         )
       keys = [self.setting.key(key, side) for side in used]
-    manners = [
-      scheme.manner(format, p.lhs, transform=p.hadamard, is_gradient=True)
+    specs = [
+      scheme.spec(format, p.lhs, transform=p.hadamard, is_gradient=True)
       for p in used.values()
     ]
     if all(x is g for x in given.values()):
-      results = products.quantized(g, manners, keys, who=scheme.who)
+      results = products.quantized(g, specs, keys, who=scheme.who)
     else:
-      each = zip(given.values(), manners, keys, strict=True)
+      each = zip(given.values(), specs, keys, strict=True)
       results = [
-        products.quantized(x, [manner], [own], who=scheme.who)[0]
-        for x, manner, own in each
+        products.quantized(x, [spec], [own], who=scheme.who)[0]
+        for x, spec, own in each
       ]
     return dict(zip(used, results, strict=True))
 

@@ -95,7 +95,7 @@ class Scheme:
     """Whether an operand is quantized in square blocks."""
     return side == self.weight and self.recipe.weight_2d
 
-  def manner(
+  def spec(
     self,
     format: formats.BlockFormat,
     along: blocking.Blocking,
@@ -288,51 +288,51 @@ def _has_whole(size: Any, multiple: int) -> bool:
 
 def quantized(
   x: jax.Array,
-  manners: Sequence[operands.QuantizeSpec],
+  specs: Sequence[operands.QuantizeSpec],
   keys: Sequence[jax.Array | None] | None = None,
   *,
   who: str,
 ) -> list[Any]:
-  """Quantizes `x` in several manners of one format, from one read if possible.
+  """Quantizes `x` in several specs of one format, from one read if possible.
 
   Args:
     x: the array.
-    manners: how to quantize it.
-    keys: for each manner the key of stochastic rounding, or None.
+    specs: how to quantize it.
+    keys: for each spec the key of stochastic rounding, or None.
     who: the function that errors name.
   """
-  keys = keys or [None] * len(manners)
-  if not manners:
+  keys = keys or [None] * len(specs)
+  if not specs:
     return []
   x = tangents.without_derivative(x, f"{who}{_NO_SECOND}")
-  first = manners[0]
+  first = specs[0]
   is_plain = [
-    manner.extras == problems.NO_EXTRAS and key is None
-    for manner, key in zip(manners, keys, strict=True)
+    spec.extras == problems.NO_EXTRAS and key is None
+    for spec, key in zip(specs, keys, strict=True)
   ]
   is_explicit = explicit_axes.mesh_of([x]) is not None
-  if all(is_plain) and (len(manners) > 1 or is_explicit):
+  if all(is_plain) and (len(specs) > 1 or is_explicit):
     return quantization.quantize_blocked(
       x,
       first.format,
-      [manner.along for manner in manners],
+      [spec.along for spec in specs],
       scale_rounding=first.scale_rounding,
       packed=arguments.can_be_packed(first.format),
       for_products=True,
     )
-  if len(manners) > 1 and not any(manner.square for manner in manners):
-    return list(operands.quantize_all(x, tuple(manners), tuple(keys)))
+  if len(specs) > 1 and not any(spec.square for spec in specs):
+    return list(operands.quantize_all(x, tuple(specs), tuple(keys)))
   return [
     quantization.quantize(
-      manner.along.apply(x),
-      manner.format,
-      axis=manner.along.axis(),
-      scale_rounding=manner.scale_rounding,
+      spec.along.apply(x),
+      spec.format,
+      axis=spec.along.axis(),
+      scale_rounding=spec.scale_rounding,
       packed=False,
     )
     if plain
-    else operands.quantize(x, manner, key)
-    for manner, key, plain in zip(manners, keys, is_plain, strict=True)
+    else operands.quantize(x, spec, key)
+    for spec, key, plain in zip(specs, keys, is_plain, strict=True)
   ]
 
 
@@ -448,9 +448,9 @@ class Operand:
     if format is not None:
       square = free if scheme.is_square(side) else None
       forward = first.lhs if side == "lhs" else first.rhs
-      now = scheme.manner(format, forward, square=square)
+      now = scheme.spec(format, forward, square=square)
       if product is not None:
-        later = scheme.manner(format, product.rhs, transform=product.hadamard)
+        later = scheme.spec(format, product.rhs, transform=product.hadamard)
     keeps_forward = now is not None and (
       scheme.recipe.backward_from_quantized
       or (later is not None and now.square is not None)
@@ -502,13 +502,13 @@ class Operand:
       return now, ad_checkpoint.checkpoint_name(bits_of(now), name)
     assert self.backward is not None and self.product is not None
     other = self.product.prepared("rhs", x, sizes)
-    manners = [self.forward, self.backward]
+    specs = [self.forward, self.backward]
     if other is given:
-      now, later = quantized(x, manners, who=self.who)
+      now, later = quantized(x, specs, who=self.who)
     else:
       (now,), (later,) = (
-        quantized(each, [manner], who=self.who)
-        for each, manner in zip((given, other), manners, strict=True)
+        quantized(each, [spec], who=self.who)
+        for each, spec in zip((given, other), specs, strict=True)
       )
     return now, ad_checkpoint.checkpoint_name(bits_of(later), name)
 
@@ -547,14 +547,14 @@ class Operand:
 
   def _quantized_again(self, x: jax.Array, sizes: Any) -> Any:
     """Quantizes a residual that is the array."""
-    manner = self.forward if self.keeps_forward else self.backward
-    assert manner is not None
+    spec = self.forward if self.keeps_forward else self.backward
+    assert spec is not None
     if self.keeps_forward:
       given = self.first.prepared(self.side, x, sizes)
     else:
       assert self.product is not None
       given = self.product.prepared("rhs", x, sizes)
-    (result,) = quantized(given, [manner], who=self.who)
+    (result,) = quantized(given, [spec], who=self.who)
     return result
 
   def _turned(self, kept: scaled_array.ScaledArray, sizes: Any) -> Any:

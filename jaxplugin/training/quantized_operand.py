@@ -180,9 +180,9 @@ class QuantizedOperand:
   def __repr__(self) -> str:
     use = self.use
     kinds = [
-      f"{name} {manner.format}"
-      for name, manner in (("forward", use.forward), ("backward", use.backward))
-      if manner is not None
+      f"{name} {spec.format}"
+      for name, spec in (("forward", use.forward), ("backward", use.backward))
+      if spec is not None
     ]
     return (
       f"QuantizedOperand({use.role}, {speaking.shown(self.primal)}, contracting"
@@ -256,10 +256,10 @@ def quantize_operand(
       f"{WHO}: recipe must quantize {role}s in a matmul, got {recipe!r}; pass"
       " the array itself to dot_general"
     )
-  manners = [m for m in (forward, backward) if m is not None]
+  specs = [m for m in (forward, backward) if m is not None]
   # Its derivative goes to the primal, past the copies.
-  made = products.quantized(lax.stop_gradient(x), manners, who=WHO)
-  copies = dict(zip(manners, map(_integers, made), strict=True))
+  made = products.quantized(lax.stop_gradient(x), specs, who=WHO)
+  copies = dict(zip(specs, map(_integers, made), strict=True))
   kept = forward if wanted.keeps_forward else backward
   if role == "activation" and kept is not None:
     copies[kept] = ad_checkpoint.checkpoint_name(
@@ -406,10 +406,10 @@ def _validate(
     (x.use.forward, x.use.backward),
     strict=True,
   )
-  for name, manner, own in pairs:
-    if manner is not None and not _is_same(own, manner, x.shape):
+  for name, spec, own in pairs:
+    if spec is not None and not _is_same(own, spec, x.shape):
       raise TypeError(
-        f"{scheme.who}: the {name} pass needs {side} as {_described(manner)},"
+        f"{scheme.who}: the {name} pass needs {side} as {_described(spec)},"
         f" got {_described(own)} in {x!r}; pass the same recipe to"
         " quantize_operand"
       )
@@ -424,23 +424,23 @@ def _is_same(
   if own is None:
     return False
 
-  def effective(manner: operands.QuantizeSpec) -> Any:
-    along = manner.along
+  def effective(spec: operands.QuantizeSpec) -> Any:
+    along = spec.along
     # Blocks along one dimension do not move others. The shape has its padding.
     lead = along.lead if len(along.dims) != 1 else ()
     bare = dataclasses.replace(along, lead=lead, multiple=1)
-    return dataclasses.replace(manner, along=bare), along.shape(shape)
+    return dataclasses.replace(spec, along=bare), along.shape(shape)
 
   return bool(effective(own) == effective(wanted))
 
 
-def _described(manner: operands.QuantizeSpec | None) -> str:
-  if manner is None:
+def _described(spec: operands.QuantizeSpec | None) -> str:
+  if spec is None:
     return "nothing"
-  along, extras = manner.along, str(manner.extras)
+  along, extras = spec.along, str(spec.extras)
   return (
-    f"{manner.format} along {list(along.dims)} in multiples of {along.multiple}"
-    f", scales rounded {manner.scale_rounding}{', ' if extras else ''}{extras}"
+    f"{spec.format} along {list(along.dims)} in multiples of {along.multiple}"
+    f", scales rounded {spec.scale_rounding}{', ' if extras else ''}{extras}"
   )
 
 
