@@ -121,8 +121,8 @@ def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
 def _in_place(
   x: Any, stack: Any, layer: Any, bias: Any, *, implementation: Any, **options
 ) -> Any:
-  """By `ragged_dot`, all rows of the group `layer`."""
-  del implementation  # the lowering takes this one where the kernels serve
+  """Calls `ragged_dot` with all rows in the group `layer`."""
+  del implementation  # the lowering uses this jaxpr only for the CPU kernels
   lead = x.shape[:-1]
   if not isinstance(x, scaled_array.ScaledArray):
     x = x.reshape(math.prod(lead), x.shape[-1])
@@ -173,7 +173,7 @@ def _batch(args, dims, *, sliced, in_place, target):
     function = jax.vmap(extend_core.jaxpr_as_fun(jaxpr), tuple(dims))
     return jax.make_jaxpr(function)(*args)
 
-  # Where more than the rows of a plain x is mapped, the ragged dot is a loop.
+  # If more than the rows of a plain x is mapped, the ragged dot is a loop.
   is_simple = all(dim is None for dim in dims[1:])
   stays = in_place.jaxpr is not None and is_simple
   result = layer_dot_p.bind(

@@ -230,15 +230,16 @@ def scaled_dot_general(
       implementation=implementation,
     )
     global_scales = (parsed[0][1], parsed[1][1])
-    # In `shard_map` a gradient varies as the result does; the transpose of this
-    # step sums it over the axes over which its operand did not vary.
+    # In `shard_map` a gradient varies over the same axes as the result. The
+    # transpose of `vary_alike` sums the gradient over the axes over which the
+    # operand did not vary.
     flat, tree = jax.tree.flatten((lhs, rhs, global_scales))
     arrays = jax.tree.unflatten(tree, dot.vary_alike(flat))
     return _differentiable_dot(*arrays, recipe)
 
 
 def _quantizable(who: str, name: str, x: Any) -> jax.Array:
-  """A floating-point array that `quantize` takes; its gradient passes."""
+  """Returns `x` as an array that `quantize` takes, by a differentiable cast."""
   x = nn_operands.array(who, name, x)
   if x.dtype in (*sides.PLAIN_DTYPES, np.float64):
     return x
@@ -255,7 +256,7 @@ class _Recipe:
     lhs, rhs: formats that the operands are quantized to.
     gradient: format of the result's gradient; None without gradients. One with
       a global scale asks for a high-precision backward pass.
-    implementation: the one asked for, or None.
+    implementation: the backend that the caller named, or None.
   """
 
   dimension_numbers: sides.DimensionNumbers
@@ -269,7 +270,10 @@ class _Recipe:
 def _parse_config(
   who: str, position: int, config: Any
 ) -> tuple[formats.BlockFormat, jax.Array | None]:
-  """The format and the f32[] global scale of a config, ours or JAX's."""
+  """Returns the format and the f32[] global scale of a config.
+
+  The config is a `BlockScaleConfig`, or the class of the same name in JAX.
+  """
   name = f"configs[{position}]"
   names = [field.name for field in dataclasses.fields(BlockScaleConfig)]
   missing = [field for field in names if not hasattr(config, field)]
@@ -411,9 +415,10 @@ def _unless_clipped(
   format: formats.BlockFormat,
   global_scale: jax.Array | None,
 ) -> jax.Array:
-  """Zeros the gradient where quantizing `x` clipped it (or it is NaN).
+  """Returns the gradient, with 0 for each element of `x` that was clipped.
 
-  Without a global scale nothing is ever clipped: MX scales are rounded up.
+  NaN counts as clipped. MX scales are rounded up, so without a global scale no
+  element is clipped.
   """
   if global_scale is None:
     return gradient
@@ -434,10 +439,10 @@ def _quantize_and_dot(
   dtype: Any,
   implementation: str | None,
 ) -> jax.Array:
-  """Quantizes along what `numbers` contract, merged and padded, and multiplies.
+  """Merges and pads the contracting dimensions, quantizes and multiplies.
 
-  Contracting dimensions are merged in the order of lhs, so that the order in
-  which they are named decides nothing.
+  The dimensions are merged in the order of lhs. The order in `numbers` then
+  does not change the blocks.
   """
   (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
   order = np.argsort(lhs_k)
@@ -459,7 +464,7 @@ def _quantize_and_dot(
     rhs_q,
     dimension_numbers=(((lhs_axis,), (rhs_axis,)), (lhs_batch, rhs_batch)),
     preferred_element_type=dtype,
-    reduce_dtype=dtype,  # as what it stands for has it
+    reduce_dtype=dtype,  # as in JAX's function
     implementation=implementation,
   )
 
@@ -467,7 +472,7 @@ def _quantize_and_dot(
 def _merge(
   x: jax.Array, contracting: sides.Dims, batch: sides.Dims
 ) -> tuple[jax.Array, int, sides.Dims]:
-  """Leaves one contracting dimension: merged, or for none of size 1."""
+  """Merges the contracting dimensions; without any, adds one of size 1."""
   if len(contracting) == 1:
     return x, contracting[0], batch
   free = sides.free_dims(x.ndim, contracting, batch)

@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-ins for `jax.nn.scaled_*` and `jax.lax.scaled_dot`, on every platform.
 
-Same names, defaults and meaning as JAX's, plus `implementation=`, so code
-written for JAX works by changing the import. What differs, for all of them:
+The functions have the names, defaults and meaning of JAX's, and an argument
+`implementation`. Code written for JAX works with another import. They differ
+from JAX's functions:
 
-* Everything is multiplied and accumulated in f32 and cast once at the end.
-  JAX multiplies in `preferred_element_type` or in bf16 on some platforms.
-* Results are f32, bf16 or f16 (JAX's `scaled_dot` and `scaled_matmul` also
-  give integers).
-* k = 0 gives zeros, and several contracting dimensions pair up in the order
-  in which they are named, as in `lax.dot_general`.
+* They multiply and accumulate in f32, and cast once at the end. On some
+  platforms JAX multiplies in `preferred_element_type` or in bf16.
+* Results are f32, bf16 or f16. JAX's `scaled_dot` and `scaled_matmul` also
+  return integers.
+* k = 0 returns zeros, and several contracting dimensions are paired in the
+  order of `dimension_numbers`, as in `lax.dot_general`.
 
-A pair that is one of the package's formats is served by whichever
-implementation fits. Any other pair that JAX takes (other block sizes, bf16, f32
-or integer scales and values, one scale a row) is described by a new
-`BlockFormat`, which only the xla implementation supports.
+Values and scales that form one of the package's formats are multiplied by any
+backend. Other operands that JAX takes (other block sizes, one scale per row,
+bf16, f32 or integers as scales or values) get a new `BlockFormat`, which only
+the xla backend supports.
 
 Source: the documentation of `jax.nn` and `jax.lax`, JAX 0.10 to 0.12.
 """
@@ -251,13 +252,13 @@ def _check_scale(
   scale_shape: Sequence[Any],
   contracting: sides.Dims,
 ) -> None:
-  """The rule of `jax.lax.scaled_dot` about the shape of a scale."""
+  """Raises TypeError unless a scale has a shape that `jax.lax` accepts."""
 
   def fits(dim: int, size: Any, scale_size: Any) -> bool:
     if dim not in contracting:
       return size == scale_size
     if not isinstance(size, int) or not isinstance(scale_size, int):
-      return True  # symbolic: `_block_size` asks for more
+      return True  # `_block_size` checks symbolic sizes
     if 0 in (size, scale_size):
       return size == scale_size
     return (
@@ -309,7 +310,7 @@ def _dot_of_scaled(
     *operands,
     dimension_numbers=((lhs_k, rhs_k), batch),
     preferred_element_type=dtype,
-    reduce_dtype=dtype,  # as what it stands for has it
+    reduce_dtype=dtype,  # as in JAX's function
     implementation=implementation,
   )
 

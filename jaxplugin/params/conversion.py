@@ -28,7 +28,7 @@ from jaxplugin.params import recognition
 from jaxplugin.params import report as report_lib
 
 WHO: Final = "quantize_params"
-# 64 x 64: what is smaller has few bytes to save.
+# 64 x 64. Smaller arrays have few bytes to save.
 MIN_SIZE: Final = 4096
 
 _FLOATS: Final = frozenset(
@@ -201,7 +201,10 @@ def _is_floats(x: Any) -> bool:
 
 
 def _tied(leaves: Sequence[leaves_lib.Leaf]) -> dict[int, str]:
-  """By identity, arrays that are elsewhere left by name, and that name."""
+  """Returns the path of each array that its name leaves unquantized.
+
+  The keys are identities, because a model may use such an array twice.
+  """
   found = {}
   for leaf in leaves:
     if parameter_names.reason_to_leave(leaf.path):

@@ -21,7 +21,8 @@ from jaxplugin.core import parameter_names
 _QUERIES: Final = ("query", "key", "value")
 _OUT: Final = "out"
 _BIASES: Final = ("bias", "b")
-# Names of modules of which there is a stack in one array, beside "ScanBlock_0".
+# Names of modules whose layers are stacked in one array. "ScanBlock_0" is
+# another.
 _STACKS: Final = frozenset({"layers", "blocks", "experts"})
 _SCAN: Final = "scan"
 
@@ -31,8 +32,8 @@ class Contraction:
   """Dimensions of a weight.
 
   Attributes:
-    lead: how many leading ones are layers or experts.
-    contracting: those that a product contracts.
+    lead: number of leading dimensions that are layers or experts.
+    contracting: the contracting dimensions.
   """
 
   lead: int
@@ -83,7 +84,7 @@ class Tree:
   def _of_flax(
     self, leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
   ) -> Contraction:
-    """A kernel (..., k, n), or of several dimensions."""
+    """Returns the contraction of a flax kernel, such as (..., k, n)."""
     rank = len(leaf.shape)
     if rank == 2:
       return Contraction(lead=0, contracting=(0,))
@@ -100,10 +101,10 @@ class Tree:
     raise NotKnown(_UNKNOWN)
 
   def _attention_contracting(self, leaf: leaves_lib.Leaf) -> int | None:
-    """How many dimensions a kernel of attention contracts; None of others.
+    """Returns how many dimensions a kernel of attention contracts.
 
-    Those of queries, keys and values are (..., d, heads, size); the one that
-    follows is (..., heads, size, d).
+    Kernels of queries, keys and values are (..., d, heads, size). The output
+    kernel is (..., heads, size, d). Returns None for other kernels.
     """
     parent, _, name = leaf.module.rpartition("/")
     prefix = f"{parent}/" if parent else ""
@@ -123,7 +124,7 @@ class Tree:
     return 2 if name == _OUT else 1
 
   def _is_with_stacks(self, leaf: leaves_lib.Leaf) -> bool:
-    """Whether biases and scales of norms near it have one row for a layer."""
+    """Whether each bias and norm scale near the leaf has a row per layer."""
     module = leaf.module
     while module:
       near = [shape for m, shape in self._offsets if m.startswith(f"{module}/")]
@@ -136,7 +137,7 @@ class Tree:
 
 
 def _equinox_type(owner: object) -> str | None:
-  """Name of the layer of equinox' that it is, or is derived from."""
+  """Returns the name of equinox's layer class that the owner derives from."""
   for kind in type(owner).__mro__:
     if kind.__module__.startswith("equinox.nn"):
       return kind.__name__
@@ -157,7 +158,7 @@ def _of_equinox(owner: str, leaf: leaves_lib.Leaf) -> Contraction:
 def _of_torch(
   leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
 ) -> Contraction:
-  """A weight (..., n, k), unless its bias says that it is (k, n)."""
+  """Returns the contraction of (..., n, k), or (k, n) if the bias has n."""
   rank = len(leaf.shape)
   if bias is not None and rank == 2:
     return _by_size(leaf.shape, bias, or_else=1)
@@ -222,7 +223,7 @@ def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
 
 
 def _is_stack(leaf: leaves_lib.Leaf) -> bool:
-  """Whether the name of a module around it is that of a stack."""
+  """Whether a module around the leaf has the name of a stack of layers."""
   parts = [*leaf.parts[:-1], ""]
   for part, following in itertools.pairwise(parts):
     if part in _STACKS and not following.isdecimal():

@@ -97,7 +97,7 @@ def _bytes(count: int) -> str:
 
 
 def _table(entries: Sequence[ArrayReport]) -> list[str]:
-  """A line for each, one for those that differ in numbers of layers alone."""
+  """Returns a line for each entry, merged over numbers of layers."""
   groups: dict[tuple[str, ...], list[str]] = {}
   for entry in entries:
     what = entry.reason

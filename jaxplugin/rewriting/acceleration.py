@@ -146,7 +146,7 @@ class _Outcome:
 class _Accelerator:
   """Replaces JAX's scaled dots; the `Interceptor` of one call.
 
-  It is also an `calls.Walker` of dequantized values.
+  It is also a `calls.Walker` of dequantized values.
   """
 
   is_rebuilding: Final = False

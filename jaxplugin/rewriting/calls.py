@@ -195,8 +195,8 @@ class Walker(Protocol):
   ) -> tuple[Any, tuple[bool, ...]] | None:
     """Returns the fact about the slices of an array that a `scan` takes.
 
-    Also whether a trip gets a slice of each leaf of that fact. None if nothing
-    is known of slices.
+    The second result says for each leaf of the fact whether a trip gets a
+    slice of the leaf. Returns None if nothing is known about the slices.
     """
 
   def leave(self, operation: str, x: Any, fact: Any, reason: str) -> None:
@@ -223,9 +223,9 @@ class Walker(Protocol):
     """
 
   def take_keys(self, count: int) -> list[Any]:
-    """Returns the base key, or nothing, as an operand of a call.
+    """Returns the base key in a list, or an empty list if there is no key.
 
-    So many numbers of keys are in use from then on.
+    The next `count` numbers of keys are in use from then on.
     """
 
 

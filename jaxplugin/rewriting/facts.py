@@ -161,7 +161,9 @@ class ArrayProduct:
     for factor in self.factors:
       pair = factor.pair
       if pair is not None:
-        (pair,) = _expanded((pair,), parts)  # of size 2: never split
+        (pair,) = _expanded(
+          (pair,), parts
+        )  # a pair has size 2 and is never split
       dims = expand(factor.dims)
       factors.append(dataclasses.replace(factor, dims=dims, pair=pair))
     return ArrayProduct(expand(self.dims), tuple(factors))
@@ -389,7 +391,7 @@ def _dequantize(
   axis: int,
   **_: Any,
 ) -> ArrayProduct | None:
-  """The operation of `jp.dequantize`."""
+  """Returns the product of values and scales that `jp.dequantize` computes."""
   if format.array_dtype != format.values_dtype:
     return None  # six bits in a byte
   if format.is_fp4 and len(values.factors) == 1:

@@ -190,8 +190,8 @@ class QuantizedDotGeneral:
     )
     held = quantized_operand.taken(given, (lhs, rhs), setting)
     leaves, tree = jax.tree.flatten((key_data, held))
-    # Here and not inside, so that an operand that is the same on all devices of
-    # a `shard_map` gets the sum of their gradients.
+    # Outside of the custom derivative: an operand that is the same on all
+    # devices of a `shard_map` then gets the sum of their gradients.
     lhs, rhs, *leaves = dot.vary_alike([lhs, rhs, *leaves])
     data, held = jax.tree.unflatten(tree, leaves)
     return gradients.quantized_dot(setting, lhs, rhs, data, None, held)
@@ -216,7 +216,7 @@ def _refuse_array(name: str, format: Any) -> None:
 def _scheme_of_formats(
   given: dict[str, Any], weight: Any, implementation: str | None
 ) -> products.Scheme:
-  """That of the arguments of `dot_general` but recipe."""
+  """Returns the scheme of a call of `dot_general` without `recipe`."""
   if weight is not _NOT_GIVEN:
     raise TypeError(
       "dot_general: weight must be left out without a recipe, got"
@@ -270,7 +270,7 @@ def _scheme_of_recipe(
   weight: Any,
   implementation: str | None,
 ) -> products.Scheme:
-  """That of the arguments of `dot_general` with a recipe."""
+  """Returns the scheme of a call of `dot_general` with `recipe`."""
   recipe = recipes.resolve("dot_general", "recipe", recipe)
   if given:
     raise TypeError(
@@ -301,7 +301,7 @@ def _scheme_of_recipe(
 
 
 def data_of_key(key: jax.Array | None) -> tuple[jax.Array | None, Any]:
-  """Numbers of a key, and what makes a key of them; of a raw key None."""
+  """Returns the numbers of a key and its implementation, None for a raw key."""
   if key is None or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     return key, None
   return jax.random.key_data(key), jax.random.key_impl(key)
@@ -313,9 +313,9 @@ def _explicit_sharding(
   numbers: sides.DimensionNumbers,
   out_sharding: Any,
 ) -> NamedSharding | None:
-  """The sharding in the type of the result; None without explicit mesh axes.
+  """Returns the sharding of the result; None without explicit mesh axes.
 
-  JAX is asked what `lax.dot_general` would give, or raise.
+  `lax.dot_general` determines it, or raises its error.
   """
   if out_sharding is None and explicit_axes.mesh_of((lhs, rhs)) is None:
     return None

@@ -116,7 +116,7 @@ class _AsDotGeneral:
 def _of_one_group(
   weights: Any, numbers: sides.DimensionNumbers
 ) -> tuple[Any, sides.DimensionNumbers]:
-  """The weight of a group, of abstract (groups, n, k), and its numbers."""
+  """Returns the abstract weight of one group, and dimension numbers for it."""
   (lhs_contracting, (dim,)), batch = numbers
   weight = weights.update(shape=weights.shape[1:])
   return weight, ((lhs_contracting, (dim - 1,)), batch)

@@ -1,11 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The derivative of `dot_general`, and the gradients of such products.
+"""The derivative of `dot_general`.
 
-Forward an operand is contracted along one dimension, backward along another,
-and is quantized along that which is contracted. Where a gradient will be taken,
-the forward pass quantizes an operand along both at once and keeps the second
-for the backward pass; that quantizes the incoming gradient along both at once.
+The forward matmul and the backward matmul contract an operand along different
+dimensions, and each quantizes it along its contracting dimension. If a gradient
+is needed, the forward pass quantizes the operand along both dimensions at once,
+and the second copy is the residual. The backward pass quantizes the
+result's gradient along both dimensions at once.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from jaxplugin.jaxext import linear_calls
 from jaxplugin.training import products
 from jaxplugin.training import settings
 
-# Names of what is kept quantized, for policies of `jax.checkpoint`.
+# Names of quantized residuals, for policies of `jax.checkpoint`.
 KEPT_NAMES: Final = {
   "lhs": "jaxplugin_quantized_lhs",
   "rhs": "jaxplugin_quantized_rhs",
-  "operand": "jaxplugin_quantized_operand",  # once for many products
+  "operand": "jaxplugin_quantized_operand",  # of `quantize_operand`
 }
 
 
@@ -51,11 +52,13 @@ def quantized_dot(
   sizes: Any = None,
   held: Any = None,
 ) -> jax.Array:
-  """`dot_general`.
+  """Multiplies as `setting` says, and has the derivatives of the recipe.
 
   Args:
+    setting: the call of `dot_general` or `ragged_dot_general`.
+    lhs, rhs: the arrays.
     key: data of a key, or None.
-    sizes: of groups of rows, i32[groups], for a setting that has some.
+    sizes: i32[groups], sizes of the groups of rows; None without groups.
     held: by side, `products.Held` of operands that are quantized already.
   """
   del key
@@ -90,7 +93,7 @@ def _dot_jvp(
   kept: dict[products.Side, Any] = dict(arrays)
   keeps_quantized = scheme.recipe.backward_from_quantized
   if not any(backward.values()) and not keeps_quantized:
-    # A custom derivative again, so that there is a second one.
+    # `quantized_dot` has a custom derivative, so the result has a second one.
     result = quantized_dot(setting, lhs, rhs, key, sizes, held)
   else:
     now: dict[products.Side, Any] = {}
@@ -151,9 +154,9 @@ class _Term:
     numbers: dimension numbers of g and the other operand.
     order: brings the dimensions of their product into the operand's order.
     other: the other operand.
-    kept: structure of what is kept of the other operand: an array, or a
-      `ScaledArray` of it.
-    out_sharding: of their product, on a mesh with explicit axes, or None.
+    kept: structure of the other operand's residual, which is an array or a
+      `ScaledArray`.
+    out_sharding: of the matmul's result on a mesh with explicit axes, or None.
   """
 
   side: products.Side
@@ -173,17 +176,19 @@ class _Term:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Tangent(linear_calls.Linear):
-  """The result's tangent, of one operand's or of the sum of both.
+  """The linear function from tangents of the operands to that of the result.
 
-  Forward it multiplies in high precision with what the backward pass multiplies
-  with, so that both are one matrix, but for how the backward pass rounds g.
+  `apply` multiplies tangents in high precision by the residuals. `transpose`
+  multiplies the gradient g by the same residuals. The two are transposes of
+  each other, except for the rounding of g.
 
   Attributes:
-    setting: the call's.
-    terms: of the operands that have a tangent.
+    setting: the call.
+    terms: one for each operand that has a tangent.
     shape, dtype: of the result.
     has_key: whether the last constant is the data of a key.
-    has_sizes: whether the last one, or the one before the key, is sizes.
+    has_sizes: whether a constant is the sizes of groups. This is the last one
+      before the key.
   """
 
   setting: settings.Setting
@@ -214,8 +219,8 @@ class _Tangent(linear_calls.Linear):
       self.shape, np.float32, sharding=self.setting.out_sharding
     )
     if jax_private.varying_axes(linear[0]):
-      # Inside `shard_map`: of a g that is the same on all devices the transpose
-      # would be the sum over them.
+      # Inside `shard_map` the transpose of a function of g sums over devices
+      # if all devices have the same g.
       g = dot.vary_alike([jnp.zeros(self.shape, np.float32), *linear])[0]
     sizes = self._sizes(constants)
     summands = []
@@ -230,7 +235,7 @@ class _Tangent(linear_calls.Linear):
   def _plain_gradient(
     self, term: _Term, kept: Any, sizes: Any, g: jax.Array
   ) -> jax.Array:
-    """The operand's gradient of a g that is not quantized, in f32."""
+    """Returns the operand's gradient in f32, from an unquantized g."""
     other, numbers = term.other.taken(kept, sizes), term.numbers
     if isinstance(other, scaled_array.ScaledArray):
       other = quantization.dequantize(other, np.float32)
@@ -276,7 +281,10 @@ class _Tangent(linear_calls.Linear):
   def _blocked_gradients(
     self, g: jax.Array, terms: Sequence[_Term], key: Any, sizes: Any
   ) -> dict[products.Side, Any]:
-    """g as each product takes it, by the operand whose gradient that is."""
+    """Returns the g that each backward matmul takes, blocked or quantized.
+
+    The keys of the result are the operands whose gradients are computed.
+    """
     scheme = self.setting.scheme
     format = scheme.recipe.grad_format
     used = {t.side: t.product for t in terms if t.product is not None}
@@ -339,21 +347,20 @@ def gradients(
   dgrad: Product,
   wgrad: Product,
 ) -> tuple[jax.Array, jax.Array]:
-  """Gradients of `dot_general(lhs, rhs, numbers)`, given that of its result.
+  """Returns the gradients of `dot_general(lhs, rhs, numbers)`.
 
   Args:
-    g: [batch..., m..., n...].
-    lhs, rhs: the operands, or what the products take for them that has their
-      ndim and dtype.
+    g: gradient of the result, [batch..., m..., n...].
+    lhs, rhs: the operands, or replacements with the same ndim and dtype.
     numbers: their dimension numbers.
-    dgrad: (g, rhs, dimension_numbers, dtype) -> product, used for lhs.
-    wgrad: (g, lhs, dimension_numbers, dtype) -> product, used for rhs.
+    dgrad: computes the gradient of lhs from (g, rhs, dimension_numbers, dtype).
+    wgrad: computes the gradient of rhs from (g, lhs, dimension_numbers, dtype).
 
   Returns:
     Gradients with the shapes and dtypes of lhs and rhs.
   """
   dims = derivatives.GradientDims.of(numbers, lhs.ndim, rhs.ndim)
-  # Profiles and `explain` tell them apart by these names.
+  # Profiles and `explain` print these names.
   with jax.named_scope("dgrad"):
     lhs_gradient = dgrad(g, rhs, dims.dgrad, lhs.dtype)
   with jax.named_scope("wgrad"):

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantized matmuls of `dot_general`: one forward, two backward.
 
-Each contracts different dimensions, and quantizes its operands along these.
+The three matmuls contract different dimensions. Each matmul quantizes its
+operands along its contracting dimensions.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Scheme:
     return "wgrad" if side == self.weight else "dgrad"
 
   def keeps_array(self, side: Side, has_batch: bool) -> bool:
-    """Whether the residual of an operand is the array, and not a copy.
+    """Whether the residual of an operand is the unquantized array.
 
     A weight is a parameter, which stays in memory. Copies would add the weights
     of all layers.
@@ -239,8 +240,9 @@ class Product:
   ) -> jax.Array:
     """Returns `multiply(g, other)` with its dimensions in an order.
 
-    If that is the order of `multiply(other, g)`, as for a weight, it computes
-    that: XLA would copy a kernel's result to transpose it.
+    A weight's gradient often needs the order of `multiply(other, g)`, which is
+    then computed instead, because XLA would copy a kernel's result to transpose
+    it.
 
     Args:
       order: a permutation of the dimensions of `multiply(g, other)`.
@@ -513,7 +515,7 @@ class Operand:
     return now, ad_checkpoint.checkpoint_name(bits_of(later), name)
 
   def _held(self, x: jax.Array, held: Held, is_needed: bool) -> tuple[Any, Any]:
-    """Does what `quantize` does, with copies that exist already."""
+    """Returns the results of `quantize` from copies that exist already."""
     witness = tangents.witness(x, f"{self.who}{_NO_SECOND}")
     now = None
     if held.forward is not None:

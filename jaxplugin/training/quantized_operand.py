@@ -279,7 +279,7 @@ def quantize_operand(
 def _own_dims(
   ndim: int, role: Role, contracting: Any, batch: Any
 ) -> tuple[sides.Dims, sides.Dims]:
-  """The two arguments of `quantize_operand` as dimensions of x."""
+  """Returns `contracting` and `batch` as dimensions of x, with defaults."""
   given = {"contracting": contracting, "batch": batch}
   found: dict[str, sides.Dims] = {}
   for name, dims in reversed(given.items()):
@@ -311,7 +311,7 @@ def _wanted(
   contracting: sides.Dims,
   batch: sides.Dims,
 ) -> products.Operand:
-  """The operand of a product with anything that it fits."""
+  """Returns the operand of a matmul by an array with one other dimension."""
   other = jax.ShapeDtypeStruct(
     (*(x.shape[d] for d in (*batch, *contracting)), 1), x.dtype
   )
@@ -334,7 +334,7 @@ def _wanted(
 def _copies(
   wanted: products.Operand, recipe: recipes.Recipe
 ) -> tuple[operands.QuantizeSpec | None, operands.QuantizeSpec | None]:
-  """How those copies are quantized that products take, forward and backward."""
+  """Returns how the forward and the backward copy are quantized, if used."""
   is_forward = recipe.quantize_forward or wanted.keeps_forward
   return (
     wanted.forward if is_forward else None,
@@ -342,11 +342,8 @@ def _copies(
   )
 
 
-# Taken by a product.
-
-
 def primal_of(x: Any) -> Any:
-  """The array of a `QuantizedOperand`; anything else as it is."""
+  """Returns the array of a `QuantizedOperand`, or any other `x` itself."""
   return x.primal if isinstance(x, QuantizedOperand) else x
 
 
@@ -355,16 +352,16 @@ def taken(
   arrays: tuple[jax.Array, jax.Array],
   setting: settings.Setting,
 ) -> dict[products.Side, products.Held]:
-  """The copies of those operands that are `QuantizedOperand`s, by side.
+  """Returns the copies of the operands that are `QuantizedOperand`s, by side.
 
   Args:
     given: lhs and rhs.
-    arrays: the same as arrays.
-    setting: of the call.
+    arrays: lhs and rhs, with arrays in place of `QuantizedOperand`s.
+    setting: the call.
 
   Raises:
-    TypeError: one was quantized for another role, contraction or recipe than
-      this call's.
+    TypeError: If an operand was quantized for another role, contraction or
+      recipe.
   """
   if not any(isinstance(x, QuantizedOperand) for x in given):
     return {}
@@ -420,13 +417,13 @@ def _is_same(
   wanted: operands.QuantizeSpec,
   shape: sides.Dims,
 ) -> bool:
-  """Whether both make one copy of an array of a shape."""
+  """Whether both quantize an array of this shape to the same copy."""
   if own is None:
     return False
 
   def effective(spec: operands.QuantizeSpec) -> Any:
     along = spec.along
-    # Blocks along one dimension do not move others. The shape has its padding.
+    # Blocks along one dimension do not move others. `along.shape` is padded.
     lead = along.lead if len(along.dims) != 1 else ()
     bare = dataclasses.replace(along, lead=lead, multiple=1)
     return dataclasses.replace(spec, along=bare), along.shape(shape)
@@ -444,10 +441,12 @@ def _described(spec: operands.QuantizeSpec | None) -> str:
   )
 
 
-# Copies as integers: no parameters, and what XLA:CPU slices as it is.
-
-
 def _integers(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
+  """Returns a copy as integers.
+
+  Optimizers do not update integers, and XLA:CPU slices them without a
+  conversion.
+  """
   (values, scale, global_scale), aux = products.bits_of(x).tree_flatten()
   if global_scale is not None:
     global_scale = lax.bitcast_convert_type(global_scale, jnp.uint32)
@@ -455,7 +454,7 @@ def _integers(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
 
 
 def _bits(x: Any) -> Any:
-  """As `products.bits_of` has it."""
+  """Returns a copy of integers in the form of `products.bits_of`."""
   if x is None:
     return None
   (values, scale, global_scale), aux = x.tree_flatten()

@@ -46,7 +46,7 @@ from jaxplugin.training import settings
 
 WHO: Final = "ragged_dot_general"
 
-# (m, k) x (groups, n, k) -> (m, n): groups are as a batch dimension of rhs.
+# (m, k) x (groups, n, k) -> (m, n). rhs has the groups as a batch dimension.
 _FORWARD: Final = (((1,), (2,)), ((), (0,)))
 _DIMS: Final = derivatives.GradientDims(
   dgrad=(((1,), (1,)), ((), (0,))),
@@ -165,7 +165,7 @@ def ragged_dot_general(
     sizes = groups.sizes_within(group_sizes, lhs.shape[0])
     held = quantized_operand.taken((lhs, given), (lhs, weights), setting)
     leaves, tree = jax.tree.flatten((key_data, sizes, held))
-    # Here and not inside: see `dot_general`.
+    # Outside of the custom derivative: see `QuantizedDotGeneral.__call__`.
     arrays = dot.vary_alike([lhs, weights, *leaves])
 
     def product(
@@ -205,7 +205,7 @@ class _Product(products.Product):
   def masks(self) -> bool:
     """Whether rows without a group are set to zero.
 
-    With a global scale of all rows they would change the codes of others.
+    They would otherwise change a global scale, and thereby all other rows.
     """
     rows, _ = self.operand_formats
     return rows is not None and rows.has_global_scale

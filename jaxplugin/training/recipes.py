@@ -144,7 +144,7 @@ class Recipe:
           )
 
   def _validate_together(self) -> None:
-    """Refuses fields of which one leaves another nothing to do."""
+    """Raises ValueError if one field leaves another without an effect."""
     if self.stochastic_rounding and self.grad_format is None:
       raise ValueError(
         "Recipe: stochastic_rounding must be False if grad_format is None,"
@@ -189,7 +189,7 @@ class Recipe:
 
   @property
   def formats(self) -> tuple[formats.BlockFormat, ...]:
-    """The formats of this recipe, each once."""
+    """The different formats of this recipe."""
     given = (self.activation_format, self.weight_format, self.grad_format)
     return tuple(dict.fromkeys(f for f in given if f is not None))
 
@@ -203,14 +203,16 @@ class Recipe:
 
 
 def resolve(who: str, name: str, recipe: Any) -> Recipe:
-  """A recipe; of a format, or its name, the one that has it everywhere.
+  """Returns a recipe, or the recipe that uses a format for every operand.
 
   Args:
     who: the function that errors name.
     name: the argument.
+    recipe: a recipe, a format, or the name of a format.
 
   Raises:
-    TypeError, ValueError: If `recipe` is not a recipe, a format or a name.
+    TypeError: If `recipe` has another type.
+    ValueError: If the name is unknown.
   """
   if isinstance(recipe, Recipe):
     return recipe
