@@ -340,45 +340,30 @@ def _only(flags: Sequence[bool], values: Sequence[Any]) -> list[Any]:
   return [x for x, flag in zip(values, flags, strict=True) if flag]
 
 
-def _jit(
+# Parameters of operations with one value for each argument, and the value of a
+# further argument.
+_PER_ARGUMENT: Final = {
+  "in_shardings": binding_private.UNSPECIFIED,
+  "in_layouts": None,
+  "donated_invars": False,
+  "prevent_cse": False,
+}
+
+
+def _call(
   walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
 ) -> Call | None:
   passed = _passed(walker, facts)
   new = walker.trace_inside(params["jaxpr"], passed)
   if not new.is_changed:
     return None
-  more = [*walker.take_keys(new.count), *_leaves(passed)]
-  taken = _taken(passed, len(args))
-  unknown = {
-    "in_shardings": binding_private.UNSPECIFIED,
-    "in_layouts": None,
-    "donated_invars": False,
-  }
-  of_args = {
-    name: (*[value] * len(more), *_only(taken, params[name]))
-    for name, value in unknown.items()
-  }
-  params = dict(params, jaxpr=new.jaxpr, **of_args)
-  return [*more, *_only(taken, args)], params, 0
-
-
-def _checkpoint(
-  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
-) -> Call | None:
-  passed = _passed(walker, facts)
-  new = walker.trace_inside(params["jaxpr"], passed)
-  if not new.is_changed:
-    return None
-  more = [
-    *new.consts,
-    *walker.take_keys(new.count),
-    *_leaves(passed),
-  ]
+  more = [*new.consts, *walker.take_keys(new.count), *_leaves(passed)]
   taken = _taken(passed, len(args))
   params = dict(params, jaxpr=new.jaxpr)
-  if isinstance(params["prevent_cse"], tuple):
-    flags = _only(taken, params["prevent_cse"])
-    params["prevent_cse"] = (*[False] * len(more), *flags)
+  for name, value in _PER_ARGUMENT.items():
+    if isinstance(params.get(name), tuple):
+      own = _only(taken, params[name])
+      params[name] = (*[value] * len(more), *own)
   return [*more, *_only(taken, args)], params, 0
 
 
@@ -495,10 +480,10 @@ def _loop_key(walker: Walker) -> Any:
 
 
 RULES: Final = {
-  "jit": _jit,
-  "pjit": _jit,
-  "checkpoint": _checkpoint,
-  "remat2": _checkpoint,
+  "jit": _call,
+  "pjit": _call,
+  "checkpoint": _call,
+  "remat2": _call,
   "cond": _cond,
   "scan": _scan,
   "while": _while,

@@ -161,9 +161,7 @@ class ArrayProduct:
     for factor in self.factors:
       pair = factor.pair
       if pair is not None:
-        (pair,) = _expanded(
-          (pair,), parts
-        )  # a pair has size 2 and is never split
+        (pair,) = _expanded((pair,), parts)  # size 2 is never split
       dims = expand(factor.dims)
       factors.append(dataclasses.replace(factor, dims=dims, pair=pair))
     return ArrayProduct(expand(self.dims), tuple(factors))
