@@ -202,7 +202,7 @@ class ExplainModuleTest(parameterized.TestCase):
   def test_report_says_what_becomes_of_a_call(self):
     report = jp.explain(self.dot_module(), target=self.B200).details()
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", report)
-    self.assertIn("    at <str>:3:10\n    is not changed\n    cudnn: ", report)
+    self.assertIn("    at <str>:3:10\n    needs no change\n    cudnn: ", report)
     report = jp.explain(
       self.dot_module(), target=jp.named_target("cpu")
     ).details()

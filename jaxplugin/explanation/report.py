@@ -602,7 +602,7 @@ def _decision_lines(dot: Explained) -> Iterator[str]:
     return
   if dot.call:
     becomes = f"becomes a call to @{dot.function}"
-    yield becomes if dot.function else "is not changed"
+    yield becomes if dot.function else "needs no change"
   decision = dot.decision
   if decision is None:
     return

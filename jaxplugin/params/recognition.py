@@ -54,10 +54,10 @@ class Tree:
   """All leaves of a tree, which determine the contraction of one."""
 
   def __init__(self, leaves: Sequence[leaves_lib.Leaf]):
-    self._beside: dict[str, dict[str, tuple[int, ...]]] = {}
+    self._siblings: dict[str, dict[str, tuple[int, ...]]] = {}
     self._offsets: list[tuple[str, tuple[int, ...]]] = []
     for leaf in leaves:
-      self._beside.setdefault(leaf.module, {})[leaf.name] = leaf.shape
+      self._siblings.setdefault(leaf.module, {})[leaf.name] = leaf.shape
       if leaf.name in (*_BIASES, "scale"):
         self._offsets.append((f"{leaf.module}/", leaf.shape))
 
@@ -70,8 +70,8 @@ class Tree:
     owner = _equinox_type(leaf.owner)
     if owner is not None:
       return _of_equinox(owner, leaf)
-    beside = self._beside[leaf.module]
-    bias = next((beside[b] for b in _BIASES if b in beside), None)
+    siblings = self._siblings[leaf.module]
+    bias = next((siblings[b] for b in _BIASES if b in siblings), None)
     rank = len(leaf.shape)
     if leaf.name == "kernel":
       return self._of_flax(leaf, bias)
@@ -109,7 +109,7 @@ class Tree:
     parent, _, name = leaf.module.rpartition("/")
     prefix = f"{parent}/" if parent else ""
     kernels = {
-      n: self._beside.get(f"{prefix}{n}", {}).get("kernel", ())
+      n: self._siblings.get(f"{prefix}{n}", {}).get("kernel", ())
       for n in (*_QUERIES, _OUT)
     }
     query, out = kernels[_QUERIES[0]], kernels[_OUT]

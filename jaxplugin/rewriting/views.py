@@ -171,7 +171,7 @@ def other_side(
   """
   of_view = dict(pairs)
   sizes: list[int] = []
-  places: dict[facts.Atom, int] = {}
+  positions: dict[facts.Atom, int] = {}
   own = []
   for d, size in enumerate(x.shape):
     if d not in of_view:
@@ -179,10 +179,10 @@ def other_side(
       sizes.append(size)
       continue
     for atom in view.dims[of_view[d]]:
-      places[atom] = len(sizes)
+      positions[atom] = len(sizes)
       sizes.append(atom.size)
-  batch = [[places[a] for a in view.stored[d]] for d in dims.batch]
-  contracting = [places[a] for a in view.stored[-1]]
+  batch = [[positions[a] for a in view.stored[d]] for d in dims.batch]
+  contracting = [positions[a] for a in view.stored[-1]]
   order = [*(p for group in batch for p in group), *own, *contracting]
   shape = (
     *(math.prod(sizes[p] for p in group) for group in batch),
@@ -214,11 +214,11 @@ def in_order(
     is_lhs: whether the weight is the lhs.
   """
   sizes: list[int] = []
-  places: dict[facts.Atom, int] = {}
+  positions: dict[facts.Atom, int] = {}
 
   def split(stored: Sequence[int]) -> None:
     for atom in (a for d in stored for a in view.stored[d]):
-      places[atom] = len(sizes)
+      positions[atom] = len(sizes)
       sizes.append(atom.size)
 
   split(dims.batch)
@@ -226,7 +226,7 @@ def in_order(
   own = list(range(len(sizes), len(sizes) + num_own))
   sizes.extend(result.shape[first : first + num_own])
   split(dims.free)
-  of = lambda ds: [places[a] for d in ds for a in view.dims[d]]
+  of = lambda ds: [positions[a] for d in ds for a in view.dims[d]]
   sides = (of(free), own) if is_lhs else (own, of(free))
   order = [*of(batch), *sides[0], *sides[1]]
   shape_of = lambda ds: [math.prod(a.size for a in view.dims[d]) for d in ds]

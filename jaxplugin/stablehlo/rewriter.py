@@ -74,7 +74,7 @@ class Rewritten:
       assert self.decided.decision is not None
       line += f"{self.decided.decision.implementation}, "
     if not self.function:
-      return line + "is not changed"
+      return line + "needs no change"
     return line + f"now a call to @{self.function}"
 
 

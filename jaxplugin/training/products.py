@@ -545,7 +545,7 @@ class Operand:
       kept = of_bits(kept)
     else:
       kept = self._quantized_again(kept, sizes)
-    return self._turned(kept, sizes) if self.keeps_forward else kept
+    return self._to_backward(kept, sizes) if self.keeps_forward else kept
 
   def _quantized_again(self, x: jax.Array, sizes: Any) -> Any:
     """Quantizes a residual that is the array."""
@@ -559,7 +559,7 @@ class Operand:
     (result,) = quantized(given, [spec], who=self.who)
     return result
 
-  def _turned(self, kept: scaled_array.ScaledArray, sizes: Any) -> Any:
+  def _to_backward(self, kept: scaled_array.ScaledArray, sizes: Any) -> Any:
     """Converts a forward copy to the operand of the backward matmul."""
     assert self.forward is not None
     if self.backward is None:

@@ -45,7 +45,7 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertRegex(out, r" mxfp8 x mxfp8 +8 +16 +64 +1  cudnn ")
     self.assertNotIn("not cpu", out)
     status, out, _ = self.run_command("explain", path, *B200, "--verbose")
-    self.assertIn(f"    at {path}:3:10\n    is not changed\n    cudnn: ", out)
+    self.assertIn(f"    at {path}:3:10\n    needs no change\n    cudnn: ", out)
 
   def test_explain_of_a_file_in_json_with_a_forced_implementation(self):
     path = self.write("m.mlir", written_modules.dot_module())

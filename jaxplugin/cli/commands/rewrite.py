@@ -103,12 +103,15 @@ def _call(item: rewriter.Rewritten) -> dict[str, str | None]:
 def _summary(
   name: str, target: targets.Target, done: Sequence[rewriter.Rewritten]
 ) -> str:
-  """Returns how many calls were rewritten, and how many were refused."""
+  """Returns how many calls were rewritten, stay, and cannot be lowered."""
   if not done:
     return f"{name}: no block-scaled call, unchanged"
   changed = sum(bool(item.function) for item in done)
   refused = sum(bool(item.error) for item in done)
+  stays = len(done) - changed - refused
   text = f"{name}: {changed} of {len(done)} calls rewritten for {target}"
+  if stays:
+    text += f", {stays} {'needs' if stays == 1 else 'need'} no change"
   return f"{text}, {refused} cannot be lowered" if refused else text
 
 
