@@ -8,6 +8,7 @@ import importlib.util
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import collectives
+from jaxplugin.lab.planning import replica_groups
 
 MESH = {"fsdp": 2, "tp": 4}
 needs_compiler = absltest.skipIf(
@@ -116,6 +118,15 @@ class FormTest(parameterized.TestCase):
     self.assertEqual(collectives.received(found, dtype="f32"), 24)
     self.assertEqual(collectives.received(found, axis="fsdp"), 4 + 14)
     self.assertEqual(collectives.received(found, kind="all-gather"), 24 + 4)
+
+
+class GroupsTest(parameterized.TestCase):
+  def test_a_transpose_permutes_three_dimensions(self):
+    # Devices [2, 3, 4] as [4, 2, 3]: a group varies over the middle one.
+    groups = replica_groups.of_line("replica_groups=[8,3]<=[2,3,4]T(2,0,1)", 24)
+    np.testing.assert_array_equal(
+      groups[:3, :], [[0, 4, 8], [12, 16, 20], [1, 5, 9]]
+    )
 
 
 class FlowTest(parameterized.TestCase):

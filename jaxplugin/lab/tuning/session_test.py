@@ -16,9 +16,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.lab.tuning import failures
 from jaxplugin.lab.tuning import session
+from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import spaces
@@ -213,6 +215,20 @@ class FaultsTest(SessionTestCase):
     result = one.tune(item)
     self.assertEqual(result.status, "failed")
     self.assertIn("sizes are symbolic", result.reason)
+
+
+class StoreTest(SessionTestCase):
+  def test_a_failure_holds_on_one_device(self):
+    digests = {
+      name: store.Store(
+        jp.named_target(name),
+        self.folder / name,
+        operation=backends.OPERATION,
+        rounds=1,
+      ).kernels("triton")
+      for name in ("h100", "h200")
+    }
+    self.assertNotEqual(digests["h100"], digests["h200"])
 
 
 class ScriptedMachine:

@@ -146,8 +146,8 @@ def _constants_kernel(out):
 
 
 @triton.jit
-def _misaligned_kernel(out, x):
-  pointer = x.to(tl.pointer_type(tl.uint8), bitcast=True) + 1
+def _float_at_byte_kernel(out, x, BYTE: tl.constexpr):
+  pointer = x.to(tl.pointer_type(tl.uint8), bitcast=True) + BYTE
   tl.store(out, tl.load(pointer.to(tl.pointer_type(tl.float32), bitcast=True)))
 
 
@@ -371,13 +371,14 @@ class AccessTest(parameterized.TestCase):
     interpret.launch(_atomic_kernel, 5, out, check_races=False)
     self.assertEqual(out[0], 5)
 
-  def test_misaligned_access_is_seen(self):
-    with self.assertRaisesRegex(
-      interpret.InterpretError, "byte 1 of x, which is not aligned to 4 bytes"
-    ):
-      interpret.launch(
-        _misaligned_kernel, 1, np.zeros(1, np.float32), np.zeros(2, np.float32)
-      )
+  @parameterized.parameters(
+    (1, "byte 1 of x, which is not aligned to 4 bytes"),
+    (4, "reads byte 4 of x$"),
+  )
+  def test_read_must_be_aligned_and_end_in_the_array(self, byte, message):
+    out, x = np.zeros(1, np.float32), np.zeros(6, np.uint8)
+    with self.assertRaisesRegex(interpret.InterpretError, message):
+      interpret.launch(_float_at_byte_kernel, 1, out, x, BYTE=byte)
 
   def test_empty_array_allows_no_access(self):
     with self.assertRaisesRegex(interpret.InterpretError, r"float32\[0\]"):
@@ -396,7 +397,7 @@ class ArgumentTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, "out must be a NumPy array.*'x'"):
       interpret.launch(_everyone_stores_kernel, 1, "x")
     with self.assertRaisesRegex(TypeError, "missing a required argument: 'x'"):
-      interpret.launch(_misaligned_kernel, 1, np.zeros(1))
+      interpret.launch(_float_at_byte_kernel, 1, np.zeros(1))
     with self.assertRaisesRegex(TypeError, "BLOK"):
       interpret.launch(_everyone_stores_kernel, 1, np.zeros(1), BLOK=3)
     with self.assertRaisesRegex(TypeError, "@triton.jit"):

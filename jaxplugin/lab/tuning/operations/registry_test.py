@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates of every operation are checked on exact operands."""
 
+import contextlib
 import dataclasses
+from unittest import mock
 
 import jax
 import numpy as np
@@ -20,6 +22,7 @@ from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.ragged import problems
+from jaxplugin.tables import resolution
 
 F32 = np.dtype(np.float32)
 TARGET = targets.detect_target("cpu")
@@ -65,6 +68,22 @@ class CheckedTest(parameterized.TestCase):
         self.assertEqual(
           check(problem, candidate), ["poison: these operands have no padding"]
         )
+
+  @absltest.skipIf(TARGET.cpu_kernels is None, "there are no C++ kernels")
+  def test_a_config_that_the_program_ignores_is_an_error(self):
+    (problem,) = of_shapes("8x32x64", "mxfp8")
+    candidate = listing.TrialCandidate(
+      implementation="cpu", config=(("engine", "scalar"),)
+    )
+    with (
+      mock.patch.object(
+        resolution, "pinned", lambda *_: contextlib.nullcontext()
+      ),
+      self.assertRaisesRegex(
+        jobs.UnexpectedDecisionError, "must be cpu engine=scalar, got cpu"
+      ),
+    ):
+      check(problem, candidate)
 
   @pytest.mark.lab
   def test_a_contraction_gives_exact_results(self):
