@@ -114,6 +114,16 @@ class ConfigErrorTest(parameterized.TestCase):
     self.assertRegex(native, "got interleaved ones")
 
   @parameterized.parameters(
+    # Two stages of loads, and both operands in pieces of bf16.
+    ("bf16", "bf16", 2 * (8192 + 8192) + 8192 + 8192),
+    ("f32", "bf16", 2 * (16384 + 8192) + 3 * 8192 + 8192),
+    ("f32", "mxfp4", 2 * (16384 + 2048 + 128) + 3 * 8192 + 8192),
+  )
+  def test_bound_of_shared_memory(self, lhs, rhs, num_bytes):
+    bound = constraints.shared_memory_bound(CONFIG, product(lhs, rhs), SM_90)
+    self.assertEqual(bound, num_bytes)
+
+  @parameterized.parameters(
     ({}, None),
     ({"rhs": configs.operand("bf16", 256, 256)}, "block format, got bf16"),
     (

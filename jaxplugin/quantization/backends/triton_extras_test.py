@@ -96,15 +96,22 @@ def problem_of(spec, shape, **fields):
 class FormulaTest(quantization_lowerings.InterpretedTestCase):
   """The kernels against NumPy."""
 
-  @parameterized.product(
-    format=(MXFP8, MXFP4, NVFP4), square=(False, True), chosen=(False, True)
+  @parameterized.parameters(
+    (MXFP8, False, False),
+    (MXFP4, False, False),
+    (MXFP8, True, False),
+    (NVFP4, False, False),
+    (NVFP4, False, True),
+    (MXFP4, True, False),
+    (NVFP4, True, False),
+    (NVFP4, True, True),
   )
   @pytest.mark.sample(4)
   def test_kernels_compute_the_formulas(self, format, square, chosen):
-    if chosen and format is not NVFP4:
-      self.skipTest("a choice between 6 and 4 is NVFP4's")
     rng = np.random.default_rng(4)
     x = rng.normal(size=(41, 96)) * np.exp(rng.normal(size=(41, 96)))
+    # Scaled to 4, these blocks have smaller errors than scaled to 6.
+    x[:, 16:48] = rng.choice([1.0, 5 / 6], size=(41, 32))
     x = x.astype(np.float32)
     key = jax.random.key(11)
     found = spec_of(

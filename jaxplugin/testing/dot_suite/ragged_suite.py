@@ -236,7 +236,10 @@ class RaggedSuite(parameterized.TestCase):
     contract.assert_within(actual, expected, bound * 100, dtype)
 
   @parameterized.parameters(
-    ((1, 1), (1, 1, 1)), ((9, 1), (1, 1, 1)), ((9, 1), (4, 1, 1))
+    ((1, 1), (4, 1, 1)),
+    ((1, 1), (1, 1, 1)),
+    ((9, 1), (1, 1, 1)),
+    ((9, 1), (4, 1, 1)),
   )
   def test_global_scales_multiply_whatever_they_vary_over(self, lhs_s, rhs_s):
     rng = np.random.default_rng(4)

@@ -400,15 +400,20 @@ class RaggedTest(parameterized.TestCase):
     bound = np.where((of_row >= 0)[:, None], limit, 0) + 0 * expected
     contract.assert_within(result, expected, bound, result.dtype)
 
-  def test_gates_keep_nan(self):
+  def test_gates_far_below_zero_keep_only_nan(self):
     lhs, rhs = self.make("bf16", "mxfp8", n=6)
     rhs.scale[2, 3, 0] = formats.E8M0_NAN
-    for activation, column in (("swiglu", 0), ("swigluoai", 1)):
-      shape = make_shape(lhs, rhs, activation=activation)
-      result = run(lhs, rhs, self.SIZES, UPCAST, shape=shape)
-      expected = np.zeros(result.shape, bool)
-      expected[3:21, column] = True
-      np.testing.assert_array_equal(np.isnan(result), expected)
+    for activation, gates, column in (
+      ("swiglu", np.s_[:3], 0),
+      ("swigluoai", np.s_[::2], 1),
+    ):
+      shape = make_shape(lhs, rhs, activation=activation, has_bias=True)
+      bias = np.zeros((len(self.SIZES), 6), np.float32)
+      bias[:, gates] = -1e5
+      result = run(lhs, rhs, self.SIZES, UPCAST, shape=shape, bias=bias)
+      expected = np.zeros_like(result)
+      expected[3:21, column] = np.nan
+      np.testing.assert_array_equal(result, expected)
 
   @parameterized.parameters("values", "scale")
   def test_offsets_of_groups_beyond_32_bits(self, what):
