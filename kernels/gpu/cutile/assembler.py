@@ -57,7 +57,7 @@ class Assembled:
 
 
 def missing() -> str:
-  """Why nothing can be compiled here; empty where it can. Imports nothing."""
+  """Returns why nothing can be compiled here, or "". Imports nothing."""
   try:
     version = importlib.metadata.version(PACKAGE)
   except importlib.metadata.PackageNotFoundError:

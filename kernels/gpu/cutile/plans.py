@@ -43,7 +43,7 @@ _CTAS: Final = (1, 2)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileConfig:
-  """What of a launch may be chosen.
+  """The config of a launch.
 
   Attributes:
     block_m, block_n, block_k: the tile of a program, in values.
@@ -64,7 +64,7 @@ class TileConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Argument:
-  """An array as the kernel takes it: row-major, and of this very rank."""
+  """An argument of the kernel: a row-major array of exactly this rank."""
 
   name: str
   dtype: str  # NumPy's name, or ml_dtypes'
@@ -158,7 +158,7 @@ class CutileLaunch:
 def tile_of_program(
   program: int, m: int, n: int, config: TileConfig
 ) -> tuple[int, int, int]:
-  """(batch, row, column) of a program's tile, as the kernel computes it."""
+  """Returns (batch, row, column) of a program's tile, like the kernel."""
   rows, columns = (
     configs.cdiv(m, config.block_m),
     configs.cdiv(n, config.block_n),
@@ -210,7 +210,7 @@ def config_error(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
 ) -> str | None:
-  """Why a config does not hold for a product that `shape_error` lets pass."""
+  """Returns why a config does not fit a shape without a `shape_error`."""
   blocks = (config.block_m, config.block_n, config.block_k)
   if any(size <= 0 or size & (size - 1) for size in (*blocks, config.num_ctas)):
     return f"tiles and num_ctas must be powers of two, got {config}"
@@ -356,7 +356,7 @@ def _num_factors(shape: configs.MatmulShape) -> int:
 def _arguments(
   shape: configs.MatmulShape, residual_dtype: str = "float32"
 ) -> list[Argument]:
-  """The arrays of a product, whatever the config."""
+  """Returns the arrays of a product, which do not depend on the config."""
   out_dtype = configs.NUMPY_DTYPES[shape.out_dtype]
   result = (shape.batch, shape.m, shape.n)
   found = [Argument(name="out", dtype=out_dtype, shape=result)]

@@ -42,7 +42,7 @@ def _quantize_tile(
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Stored values, uint8, and scales, uint8, of a tile; FP4 is packed."""
+  """Returns values and scales of a tile as uint8; FP4 is packed."""
   if QUANTIZED.format.is_two_level:
     codes, scale = codec.quantize_two_level(
       x,

@@ -94,11 +94,13 @@ def encode(magnitude, ELEMENT: tl.constexpr):
 
 @triton.jit
 def encode_at_random(magnitude, random_bits, ELEMENT: tl.constexpr):
-  """As `encode`, but up with a probability equal to what is discarded.
+  """Encodes like `encode`, but rounds up with the probability of the remainder.
 
   Args:
-    random_bits: int32. As many of the lowest are added as are discarded of a
-      normal number; 22 to a subnormal's number of quanta.
+    magnitude: see `encode`.
+    random_bits: int32. A normal number adds as many low bits as it discards. A
+      subnormal number adds 22 bits to its number of quanta.
+    ELEMENT: see `encode`.
   """
   mantissa_bits: tl.constexpr = ELEMENT.mantissa_bits
   bias: tl.constexpr = ELEMENT.bias
@@ -182,7 +184,7 @@ def _pairs(x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _zeros_where(condition, codes):
-  """uint8 codes, zeros where int1 says so: four in one instruction."""
+  """Replaces uint8 codes by 0 if the condition is true, four at once."""
   return tl.inline_asm_elementwise(
     _AND,
     "=r,r,r",
@@ -339,7 +341,7 @@ def _stored(
 def _ideal_scale(
   amax, divisor, reciprocal, LARGEST: tl.constexpr, LEAST: tl.constexpr
 ):
-  """f32 that takes amax to LARGEST: amax / LARGEST / divisor, rounded twice.
+  """Returns f32 amax / LARGEST / divisor, rounded twice.
 
   At least LEAST, E4M3's least positive number: a scale that rounds to 0 would
   lose all values of its block.
