@@ -28,6 +28,12 @@ rng_of, dequantized = nn_cases.rng_of, nn_cases.dequantized
 
 INT8, INT32 = np.dtype(np.int8), np.dtype(np.int32)
 
+
+def unknown(name, k, lhs, rhs):
+  """Returns a case of formats that are not standard, [3, k] x [5, k]."""
+  return name, mx((3, k), 1, *lhs), mx((5, k), 1, *rhs), NT_2D, False
+
+
 # name, lhs, rhs, dimension_numbers, whether both sides are known formats.
 SCALED_DOT_CASES = (
   ("mxfp8_2d_default", mx((3, 64), 1), mx((64, 5), 0), None, True),
@@ -61,21 +67,9 @@ SCALED_DOT_CASES = (
     (((1, 2), (0, 1)), ((), ())),
     True,
   ),
-  ("block_8", mx((3, 24), 1, block=8), mx((5, 24), 1, block=8), NT_2D, False),
-  (
-    "blocks_of_3_and_32",
-    mx((3, 96), 1, block=3),
-    mx((5, 96), 1),
-    NT_2D,
-    False,
-  ),
-  (
-    "mxfp4_with_blocks_of_16",
-    mx((3, 32), 1, E2M1, 16),
-    mx((5, 32), 1, E2M1, 16),
-    NT_2D,
-    False,
-  ),
+  unknown("block_8", 24, (E4M3, 8), (E4M3, 8)),
+  unknown("blocks_of_3_and_32", 96, (E4M3, 3), ()),
+  unknown("mxfp4_with_blocks_of_16", 32, (E2M1, 16), (E2M1, 16)),
   (
     "per_row_scales",
     Side((2, 3, 40), E4M3, (2, 3, 1), F32),
@@ -83,54 +77,24 @@ SCALED_DOT_CASES = (
     NT_3D,
     False,
   ),
-  (
-    "bf16_scale",
-    mx((3, 64), 1, E4M3, 32, BF16),
-    mx((5, 64), 1, E2M1, 8, F16),
-    NT_2D,
-    False,
-  ),
-  (
-    "e4m3_scale_of_e4m3_values",
-    mx((3, 64), 1, E4M3, 16, E4M3),
-    mx((5, 64), 1, E4M3, 16, E5M2),
-    NT_2D,
-    False,
-  ),
-  (
-    "integers",
-    mx((3, 12), 1, INT32, 3, INT32),
-    mx((5, 12), 1, INT8, 6, INT8),
-    NT_2D,
-    False,
-  ),
-  (
+  unknown("bf16_scale", 64, (E4M3, 32, BF16), (E2M1, 8, F16)),
+  unknown("e4m3_scale_of_e4m3_values", 64, (E4M3, 16, E4M3), (E4M3, 16, E5M2)),
+  unknown("integers", 12, (INT32, 3, INT32), (INT8, 6, INT8)),
+  unknown(
     "bool_and_uint8_are_integers",
-    mx((3, 32), 1, np.dtype(np.bool_)),
-    mx((5, 32), 1, np.dtype(np.uint8), 16, E4M3),
-    NT_2D,
-    False,
+    32,
+    (np.dtype(np.bool_),),
+    (np.dtype(np.uint8), 16, E4M3),
   ),
-  (
-    "int4",
-    mx((3, 32), 1, np.dtype(ml_dtypes.int4)),
-    mx((5, 32), 1, np.dtype(ml_dtypes.uint4)),
-    NT_2D,
-    False,
+  unknown(
+    "int4", 32, (np.dtype(ml_dtypes.int4),), (np.dtype(ml_dtypes.uint4),)
   ),
-  (
-    "scaled_floats",
-    mx((3, 32), 1, F32, 16, F32),
-    mx((5, 32), 1, BF16, 16, F32),
-    NT_2D,
-    False,
-  ),
-  (
+  unknown("scaled_floats", 32, (F32, 16, F32), (BF16, 16, F32)),
+  unknown(
     "other_fp8",
-    mx((3, 32), 1, np.dtype(ml_dtypes.float8_e4m3fnuz)),
-    mx((5, 32), 1, np.dtype(ml_dtypes.float8_e5m2fnuz)),
-    NT_2D,
-    False,
+    32,
+    (np.dtype(ml_dtypes.float8_e4m3fnuz),),
+    (np.dtype(ml_dtypes.float8_e5m2fnuz),),
   ),
   ("lhs_unscaled", Side((3, 32), BF16), mx((5, 32), 1), NT_2D, True),
   ("rhs_unscaled_fp8", mx((3, 32), 1), Side((5, 32), E5M2), NT_2D, True),

@@ -12,11 +12,11 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
-from jax.extend import core as extend_core
 
 import jaxplugin as jp
 from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
+from jaxplugin.testing import transformations
 
 NT_3D = nn_cases.NT_3D
 E4M3, E8M0 = nn_cases.E4M3, nn_cases.E8M0
@@ -25,22 +25,11 @@ OURS = "block_scaled_dot"
 
 
 def count(function, *args):
-  """How often each primitive occurs in what a function is traced to."""
-
-  def visit(value):
-    if isinstance(value, extend_core.ClosedJaxpr):
-      value = value.jaxpr
-    if isinstance(value, extend_core.Jaxpr):
-      for eqn in value.eqns:
-        found[eqn.primitive.name] += 1
-        visit(list(eqn.params.values()))
-    elif isinstance(value, (tuple, list)):
-      for item in value:
-        visit(item)
-
-  found = collections.Counter()
-  visit(jax.make_jaxpr(function)(*args))
-  return found
+  """Returns how often each primitive is in the jaxpr of a call."""
+  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  return collections.Counter(
+    eqn.primitive.name for eqn in transformations.equations(jaxpr)
+  )
 
 
 def matmul(lhs, lhs_scale, rhs, rhs_scale):

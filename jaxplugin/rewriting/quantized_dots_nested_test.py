@@ -15,7 +15,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.jaxext import program
+from jaxplugin.testing import transformations
 
 MXFP8 = jp.training.MXFP8_RECIPE
 NVFP4 = dataclasses.replace(jp.training.NVFP4_RECIPE, stochastic_rounding=False)
@@ -175,15 +175,11 @@ class ModelsTest(absltest.TestCase):
 
 def quantized_shapes(function, *args):
   """Shapes of what a function quantizes, at any depth."""
-
-  def within(jaxpr):
-    for eqn in jaxpr.eqns:
-      if eqn.primitive.name == "block_quantize":
-        yield eqn.invars[0].aval.shape
-      for inner in program.jaxprs_of(tuple(eqn.params.values())):
-        yield from within(getattr(inner, "jaxpr", inner))
-
-  return list(within(jax.make_jaxpr(function)(*args).jaxpr))
+  return [
+    eqn.invars[0].aval.shape
+    for eqn in transformations.equations(jax.make_jaxpr(function)(*args).jaxpr)
+    if eqn.primitive.name == "block_quantize"
+  ]
 
 
 if __name__ == "__main__":

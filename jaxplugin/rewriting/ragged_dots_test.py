@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import ragged_dots
+from jaxplugin.testing import transformations
 
 G, N, K, M = 4, 24, 64, 13
 SIZES = np.array([3, 0, 6, 2], np.int32)
@@ -215,7 +216,11 @@ class RaggedDotsTest(parameterized.TestCase):
     exact = expected(in_f64(x_q), in_f64(w))
     self.check(function, x_q, w, exact)
     jaxpr = jax.make_jaxpr(jp.accelerate(function))(x_q, w, SIZES)
-    (eqn,) = [e for e in _equations(jaxpr.jaxpr) if e.primitive.name == OURS]
+    (eqn,) = [
+      e
+      for e in transformations.equations(jaxpr.jaxpr)
+      if e.primitive.name == OURS
+    ]
     self.assertEqual(eqn.invars[0].aval.dtype, E2M1)
 
   def test_other_dimension_numbers(self):
@@ -625,15 +630,6 @@ class InnerFunctionsTest(absltest.TestCase):
     function = jp.accept_quantized(lambda x, w: x + 1)
     with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of its 1"):
       text(function, rows(), weights("mxfp8"))
-
-
-def _equations(jaxpr):
-  for eqn in jaxpr.eqns:
-    yield eqn
-    for value in eqn.params.values():
-      inner = getattr(value, "jaxpr", value)
-      if hasattr(inner, "eqns"):
-        yield from _equations(inner)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
+from jaxplugin.testing import transformations
 
 E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1
 E8M0 = formats.E8M0
@@ -110,14 +111,5 @@ def mx(shape, axis, dtype=E4M3, block=32, scale_dtype=E8M0):
 
 def bound_configs(function, *args):
   """The forms of the calls of all block_scaled_dots that a function calls."""
-
-  def visit(jaxpr):
-    for eqn in jaxpr.eqns:
-      if eqn.primitive.name == "block_scaled_dot":
-        yield eqn.params["call"]
-      for parameter in eqn.params.values():
-        inner = getattr(parameter, "jaxpr", None)
-        if hasattr(inner, "eqns"):
-          yield from visit(inner)
-
-  return list(visit(jax.make_jaxpr(function)(*args).jaxpr))
+  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  return [eqn.params["call"] for eqn in transformations.dots_of(jaxpr)]

@@ -56,6 +56,11 @@ def inner_equations(eqn: Any) -> Iterator[Any]:
       yield from equations(inner)
 
 
+def count(name: str, jaxpr: Any) -> int:
+  """Returns how often a primitive is in a jaxpr and in those inside it."""
+  return sum(eqn.primitive.name == name for eqn in equations(jaxpr))
+
+
 def dots_of(jaxpr: Any) -> list[Any]:
   return [e for e in equations(jaxpr) if e.primitive.name == PRIMITIVE]
 

@@ -15,6 +15,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.testing import transformations
 
 X = np.random.default_rng(0).normal(size=(2, 32, 32)).astype(np.float32)
 BATCHED = (((2,), (2,)), ((0,), (0,)))
@@ -42,21 +43,7 @@ def num_dots(name, dot_general, policy, checkpoint=True):
   if checkpoint:
     loss = jax.checkpoint(loss, policy=policy)
   step = jax.value_and_grad(loss, argnums=(0, 1))
-  return count(name, jax.make_jaxpr(step)(X, X[0]).jaxpr)
-
-
-def count(name, jaxpr):
-  """How often a primitive is in a jaxpr, and in those inside of it."""
-  inner = (
-    getattr(x, "jaxpr", x)
-    for eqn in jaxpr.eqns
-    for x in jax.tree.leaves(
-      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-    )
-  )
-  return sum(eqn.primitive.name == name for eqn in jaxpr.eqns) + sum(
-    count(name, x) for x in inner if hasattr(x, "eqns")
-  )
+  return transformations.count(name, jax.make_jaxpr(step)(X, X[0]).jaxpr)
 
 
 class PolicyTest(parameterized.TestCase):
@@ -142,7 +129,9 @@ class PolicyTest(parameterized.TestCase):
     ).sum()
     step = jax.value_and_grad(jax.checkpoint(loss, policy=policy))
     jaxpr = jax.make_jaxpr(step)(X[1]).jaxpr
-    self.assertEqual(count("block_scaled_ragged_contraction", jaxpr), expected)
+    self.assertEqual(
+      transformations.count("block_scaled_ragged_contraction", jaxpr), expected
+    )
 
   def test_equal_policies_are_equal(self):
     # They are keys of JAX's caches: unequal ones would compile at each call.
@@ -170,8 +159,8 @@ class PolicyTest(parameterized.TestCase):
         jax.make_jaxpr(step)(X, X[0]).jaxpr, [True] * 3
       )
       found[name] = (
-        count("block_quantize", jaxpr),
-        count("block_scaled_dot", jaxpr),
+        transformations.count("block_quantize", jaxpr),
+        transformations.count("block_scaled_dot", jaxpr),
       )
     # Forward: both operands of two dots. Backward: the weight, which has no
     # saved copy, recomputed operands, and g of two dots.

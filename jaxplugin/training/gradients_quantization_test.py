@@ -18,6 +18,7 @@ import jaxplugin as jp
 from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.dot import reference
+from jaxplugin.testing import transformations
 from jaxplugin.training import products
 
 MATMUL = (((1,), (0,)), ((), ()))
@@ -65,21 +66,11 @@ def primitives(function, *args):
     jaxpr, [True] * len(jaxpr.outvars)
   )
   found = collections.Counter()
-
-  def walk(jaxpr):
-    for eqn in jaxpr.eqns:
-      name = eqn.primitive.name
-      if name == "block_quantize":
-        name += f" {len(eqn.params['blockings'])}"
-      found[name] += 1
-      for inner in jax.tree.leaves(
-        list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-      ):
-        inner = getattr(inner, "jaxpr", inner)
-        if hasattr(inner, "eqns"):
-          walk(inner)
-
-  walk(jaxpr)
+  for eqn in transformations.equations(jaxpr):
+    name = eqn.primitive.name
+    if name == "block_quantize":
+      name += f" {len(eqn.params['blockings'])}"
+    found[name] += 1
   return found
 
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin import training
+from jaxplugin.testing import transformations
 
 WIDTH, NUM_DEVICES = 64, 8
 MATMUL = (((1,), (0,)), ((), ()))
@@ -52,18 +53,6 @@ def summed(loss, params, taken):
   return jax.lax.scan(microbatch, zeros, BATCHES)[0]
 
 
-def num_quantized(jaxpr):
-  inner = [
-    getattr(x, "jaxpr", x)
-    for eqn in jaxpr.eqns
-    for x in jax.tree.leaves(
-      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-    )
-  ]
-  own = sum(eqn.primitive.name == "block_quantize" for eqn in jaxpr.eqns)
-  return own + sum(num_quantized(x) for x in inner if hasattr(x, "eqns"))
-
-
 class ModelsTest(absltest.TestCase):
   def assert_same_and_fewer(self, loss, params, operands=2):
     """The bits of a step without; less is quantized in its microbatches."""
@@ -79,7 +68,9 @@ class ModelsTest(absltest.TestCase):
       (scan,) = [
         x for x in traced.jaxpr.jaxpr.eqns if x.primitive.name == "scan"
       ]
-      counts[name] = num_quantized(scan.params["jaxpr"].jaxpr)
+      counts[name] = transformations.count(
+        "block_quantize", scan.params["jaxpr"].jaxpr
+      )
     # Each weight, forward, and but for the first one backward.
     self.assertEqual(counts["without"] - counts["with"], 2 * operands - 1)
     actual, expected = map(jax.tree.leaves, results.values())

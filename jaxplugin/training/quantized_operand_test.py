@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import training
+from jaxplugin.testing import transformations
 
 KEY = jax.random.key(0)
 MATMUL = (((1,), (0,)), ((), ()))
@@ -36,20 +37,6 @@ def assert_equal_bits(actual, expected):
   for a, e in zip(actual, expected, strict=True):
     assert np.abs(np.asarray(e, np.float32)).max() > 0
     np.testing.assert_array_equal(a, e)
-
-
-def count(name, jaxpr):
-  """How often a primitive is in a jaxpr, and in those inside of it."""
-  inner = (
-    getattr(x, "jaxpr", x)
-    for eqn in jaxpr.eqns
-    for x in jax.tree.leaves(
-      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-    )
-  )
-  return sum(eqn.primitive.name == name for eqn in jaxpr.eqns) + sum(
-    count(name, x) for x in inner if hasattr(x, "eqns")
-  )
 
 
 def recipes():
@@ -238,8 +225,13 @@ class ManyProductsTest(parameterized.TestCase):
       step = functools.partial(summed_over_microbatches, quantize)
       jaxpr = jax.make_jaxpr(step)(STACK, BATCHES).jaxpr
       (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-      inside = count("block_quantize", scan.params["jaxpr"].jaxpr)
-      counts[name] = inside, count("block_quantize", jaxpr) - inside
+      inside = transformations.count(
+        "block_quantize", scan.params["jaxpr"].jaxpr
+      )
+      counts[name] = (
+        inside,
+        transformations.count("block_quantize", jaxpr) - inside,
+      )
     # Forward x, again x; the gradient. And w: forward, again forward, and for
     # its backward product.
     self.assertEqual(counts, {"once": (3, 1), "each": (3 + 3, 0)})
@@ -355,7 +347,7 @@ class ResidualsTest(parameterized.TestCase):
       jaxpr, _ = jax.interpreters.partial_eval.dce_jaxpr(
         jax.make_jaxpr(grad)(X, W).jaxpr, [True] * 3
       )
-      counts.append(count("block_quantize", jaxpr))
+      counts.append(transformations.count("block_quantize", jaxpr))
     # x; each weight forward and backward; each gradient. Then x once more.
     self.assertEqual(counts, [1 + 4 + 2, 1 + 4 + 2, 1 + 4 + 2 + 1])
 

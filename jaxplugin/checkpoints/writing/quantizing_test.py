@@ -613,8 +613,8 @@ class RefusedTest(Case):
           x.read_bytes(), (other / x.relative_to(one)).read_bytes()
         )
 
-  def test_finished_files_of_another_task_are_not_taken(self):
-    source, target = self.folder(), self.empty() / "out"
+  def interrupt(self, source, target):
+    """Quantizes until some files are finished."""
     calls = iter(range(100))
 
     def stop(*_):
@@ -623,6 +623,10 @@ class RefusedTest(Case):
 
     with self.assertRaises(KeyboardInterrupt):
       self.quantize(source, target=target, progress=stop)
+
+  def test_finished_files_of_another_task_are_not_taken(self):
+    source, target = self.folder(), self.empty() / "out"
+    self.interrupt(source, target)
     self.quantize(source, target=target, exclude=["*.q_proj"], verify=True)
     self.assert_same_files(
       target, self.quantize(source, exclude=["*.q_proj"]).path
@@ -633,14 +637,7 @@ class RefusedTest(Case):
     other = self.folder(
       files=[{name: -x for name, x in file.items()} for file in model()]
     )
-    calls = iter(range(100))
-
-    def stop(*_):
-      if next(calls) == 11:
-        raise KeyboardInterrupt
-
-    with self.assertRaises(KeyboardInterrupt):
-      self.quantize(source, target=target, progress=stop)
+    self.interrupt(source, target)
     self.quantize(other, target=target)
     self.assert_same_files(target, self.quantize(other).path)
 

@@ -46,13 +46,6 @@ def expected_of(lhs, rhs, sizes, activation=None, bias=None):
   return np.where((of_row >= 0)[:, None], result, 0)
 
 
-def assert_near(actual, expected):
-  """Sums are exact; activations have roundings of f32, and underflow."""
-  np.testing.assert_allclose(
-    np.asarray(actual), expected, rtol=4e-6, atol=1e-30
-  )
-
-
 class ShardedRaggedTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
@@ -91,6 +84,26 @@ class ShardedRaggedTest(parameterized.TestCase):
     text = function.lower(lhs, rhs, sizes, bias).compile().as_text()
     return function(lhs, rhs, sizes, bias), collectives(text), text
 
+  def check(
+    self, formats, specs, out_spec=None, *, n=N, has_bias=False, **options
+  ):
+    """Checks the result of a call with f64; returns what `run_sharded` does."""
+    lhs, exact_lhs = self.operand(formats[0], (M, K))
+    rhs, exact_rhs = self.operand(formats[1], (GROUPS, n, K))
+    bias = None
+    if has_bias:
+      bias = self.rng.integers(-4, 5, (GROUPS, n)).astype(np.float32)
+    sizes = options.pop("sizes", SIZES)
+    found = self.run_sharded(
+      *(lhs, rhs, sizes, *specs, out_spec), bias=bias, **options
+    )
+    activation = options.get("activation")
+    expected = expected_of(exact_lhs, exact_rhs, sizes, activation, bias)
+    # Sums are exact. Activations have roundings of f32, and underflow.
+    rtol, atol = (0, 0) if activation in (None, "relu") else (4e-6, 1e-30)
+    np.testing.assert_allclose(found[0], expected, rtol=rtol, atol=atol)
+    return found
+
   def assert_spec(self, x, spec):
     self.assertTrue(
       x.sharding.is_equivalent_to(NamedSharding(self.mesh, spec), x.ndim),
@@ -106,12 +119,7 @@ class ShardedRaggedTest(parameterized.TestCase):
   )
   @pytest.mark.sample(1)
   def test_experts_over_an_axis_are_each_device_s_own(self, formats):
-    lhs, exact_lhs = self.operand(formats[0], (M, K))
-    rhs, exact_rhs = self.operand(formats[1], (GROUPS, N, K))
-    result, found, text = self.run_sharded(lhs, rhs, SIZES, P(), P("b"))
-    np.testing.assert_array_equal(
-      np.asarray(result), expected_of(exact_lhs, exact_rhs, SIZES)
-    )
+    _, found, text = self.check(formats, (P(), P("b")))
     self.assertEqual(found, [("all-reduce", "f32", M * N)])
     # The kernel is used, and sees two of the eight experts.
     (kernel,) = KERNEL.findall(text)
@@ -121,29 +129,20 @@ class ShardedRaggedTest(parameterized.TestCase):
   @parameterized.product(implementation=("xla", None))
   @pytest.mark.sample(2)
   def test_rows_over_one_axis_and_experts_over_another(self, implementation):
-    lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, N, K))
-    bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
-    result, found, _ = self.run_sharded(
-      *(lhs, rhs, SIZES, P("a"), P("b")),
-      bias=bias,
+    result, found, _ = self.check(
+      (jp.MXFP8, jp.MXFP4),
+      (P("a"), P("b")),
+      has_bias=True,
       activation="relu",
       implementation=implementation,
     )
-    expected = expected_of(exact_lhs, exact_rhs, SIZES, "relu", bias)
-    np.testing.assert_array_equal(np.asarray(result), expected)
     self.assertEqual(found, [("all-reduce", "f32", M * N // 2)])
     self.assert_spec(result, P("a"))
 
   @parameterized.product(lhs_spec=(P("a"), P(("b", "a"))))
   @pytest.mark.sample(1)
   def test_rows_alone_need_no_collective(self, lhs_spec):
-    lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, N, K))
-    result, found, _ = self.run_sharded(lhs, rhs, SIZES, lhs_spec, P())
-    np.testing.assert_array_equal(
-      np.asarray(result), expected_of(exact_lhs, exact_rhs, SIZES)
-    )
+    result, found, _ = self.check((jp.MXFP8, jp.MXFP8), (lhs_spec, P()))
     self.assertEmpty(found)
     self.assert_spec(result, lhs_spec)
 
@@ -153,14 +152,7 @@ class ShardedRaggedTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_rows_over_the_axis_of_the_experts_are_gathered_as_bytes(self, case):
     format, out_spec = case
-    lhs, exact_lhs = self.operand(format, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, N, K))
-    result, found, _ = self.run_sharded(
-      lhs, rhs, SIZES, P("b"), P("b"), out_spec
-    )
-    np.testing.assert_array_equal(
-      np.asarray(result), expected_of(exact_lhs, exact_rhs, SIZES)
-    )
+    _, found, _ = self.check((format, jp.MXFP4), (P("b"), P("b")), out_spec)
     values, scales = M * K * format.value_bits // 8, M * K // format.block_size
     summed = [("reduce-scatter", "f32", M * N // 4)]
     if out_spec == P():  # an all-reduce is both
@@ -175,16 +167,12 @@ class ShardedRaggedTest(parameterized.TestCase):
   )
   @pytest.mark.sample(1)
   def test_columns_need_no_collective(self, activation):
-    lhs, exact_lhs = self.operand(contract.BF16, (M, K))
-    rhs, exact_rhs = self.operand(jp.NVFP4, (GROUPS, N, K))
-    bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
-    result, found, _ = self.run_sharded(
-      *(lhs, rhs, SIZES, P(), P(None, "b")),
-      bias=bias,
+    result, found, _ = self.check(
+      (contract.BF16, jp.NVFP4),
+      (P(), P(None, "b")),
+      has_bias=True,
       activation=activation,
     )
-    expected = expected_of(exact_lhs, exact_rhs, SIZES, activation, bias)
-    assert_near(result, expected)
     self.assertEmpty(found)
     self.assert_spec(result, P(None, "b"))
 
@@ -193,17 +181,15 @@ class ShardedRaggedTest(parameterized.TestCase):
   def test_gates_and_values_far_apart_meet_in_two_permutations(self, parts):
     n = 16 * parts
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:parts]), "x")
-    lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, n, K))
-    bias = self.rng.integers(-4, 5, (GROUPS, n)).astype(np.float32)
-    result, found, _ = self.run_sharded(
-      *(lhs, rhs, SIZES, P(), P(None, "x"), P(None, "x")),
-      bias=bias,
+    _, found, _ = self.check(
+      (jp.MXFP8, jp.MXFP8),
+      (P(), P(None, "x")),
+      P(None, "x"),
+      n=n,
+      has_bias=True,
       activation="swiglu",
       mesh=mesh,
     )
-    expected = expected_of(exact_lhs, exact_rhs, SIZES, "swiglu", bias)
-    assert_near(result, expected)
     permutation = ("collective-permute", "f32", M * n // parts // 2)
     self.assertEqual(found, [permutation] * 2)
 
@@ -218,16 +204,13 @@ class ShardedRaggedTest(parameterized.TestCase):
   @pytest.mark.sample(2)
   def test_contracting_sums_in_f32_before_what_follows(self, case):
     activation, out_spec, kind, parts = case
-    lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, N, K))
-    bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
-    result, found, _ = self.run_sharded(
-      *(lhs, rhs, SIZES, P(None, "b"), P(None, None, "b"), out_spec),
-      bias=bias,
+    _, found, _ = self.check(
+      (jp.MXFP8, jp.MXFP4),
+      (P(None, "b"), P(None, None, "b")),
+      out_spec,
+      has_bias=True,
       activation=activation,
     )
-    expected = expected_of(exact_lhs, exact_rhs, SIZES, activation, bias)
-    assert_near(result, expected)
     permuted = []
     if activation == "swiglu" and out_spec == P(None, "b"):
       permuted = [("collective-permute", "f32", M * N // 8)] * 2
@@ -235,16 +218,12 @@ class ShardedRaggedTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_experts_and_contracting_are_one_sum(self):
-    lhs, exact_lhs = self.operand(contract.F32, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, N, K))
-    bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
-    result, found, _ = self.run_sharded(
-      *(lhs, rhs, SIZES, P(None, "b"), P("a", None, "b")),
-      bias=bias,
+    _, found, _ = self.check(
+      (contract.F32, jp.MXFP8),
+      (P(None, "b"), P("a", None, "b")),
+      has_bias=True,
       activation="relu",
     )
-    expected = expected_of(exact_lhs, exact_rhs, SIZES, "relu", bias)
-    np.testing.assert_array_equal(np.asarray(result), expected)
     self.assertEqual(found, [("all-reduce", "f32", M * N)])
 
   @parameterized.product(
@@ -275,12 +254,7 @@ class ShardedRaggedTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_sizes_that_do_not_fit_end_with_the_rows(self, sizes):
     sizes = np.array(sizes, np.int32)
-    lhs, exact_lhs = self.operand(contract.F32, (M, K))
-    rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, N, K))
-    result, _, _ = self.run_sharded(lhs, rhs, sizes, P("a"), P("b"))
-    np.testing.assert_array_equal(
-      np.asarray(result), expected_of(exact_lhs, exact_rhs, sizes)
-    )
+    self.check((contract.F32, jp.MXFP8), (P("a"), P("b")), sizes=sizes)
 
   @parameterized.product(
     case=(

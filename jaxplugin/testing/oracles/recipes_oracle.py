@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from typing import Final
 
 import jax
 import ml_dtypes
@@ -19,6 +20,37 @@ import numpy as np
 from jaxplugin.core import formats
 from jaxplugin.training import recipes
 
+# Recipes to test: a name, the recipe and the fields that it changes.
+CASES: Final = (
+  ("mxfp8", recipes.MXFP8_RECIPE, {}),
+  ("mxfp8_rounded", recipes.MXFP8_RECIPE, {"stochastic_rounding": True}),
+  ("mxfp8_2d", recipes.MXFP8_RECIPE, {"weight_2d": True}),
+  (
+    "mxfp8_dgrad",
+    recipes.MXFP8_RECIPE,
+    {"quantize_dgrad": False, "scale_rounding": "floor"},
+  ),
+  (
+    "mxfp8_from_quantized_in_high_precision",
+    recipes.MXFP8_RECIPE,
+    {
+      "backward_from_quantized": True,
+      "quantize_dgrad": False,
+      "quantize_wgrad": False,
+    },
+  ),
+  ("nvfp4", recipes.NVFP4_RECIPE, {}),
+  ("nvfp4_scales_up", recipes.NVFP4_RECIPE, {"grad_scale_up": True}),
+  ("nvfp4_four_over_six", recipes.NVFP4_RECIPE, {"four_over_six": True}),
+  ("nvfp4_wgrad", recipes.NVFP4_RECIPE, {"quantize_wgrad": False}),
+  (
+    "nvfp4_from_quantized",
+    recipes.NVFP4_RECIPE,
+    {"backward_from_quantized": True, "wgrad_hadamard": None},
+  ),
+  ("mxfp4", recipes.MXFP4_RECIPE, {}),
+  ("mxfp4_backward", recipes.MXFP4_RECIPE, {"quantize_forward": False}),
+)
 # 50 digits of pi suffice for the signs of groups of up to 128.
 PI = "14159265358979323846264338327950288419716939937510"
 

@@ -304,17 +304,9 @@ class ErrorsTest(parameterized.TestCase):
     ("isa", {"isa": 9}, "isa must be"),
   )
   def test_malformed_call_is_an_error(self, change, message):
-    results = tuple(
-      jax.ShapeDtypeStruct(*change.pop(name, default))
-      for name, default in (
-        ("values", ((2, 32), "u1")),
-        ("scale", ((2, 1), "u1")),
-        ("global_result", ((), "f4")),
-      )
-    )
-    arguments = {"x": np.ones((2, 32, 1), "f4"), "format": 0} | change
+    x = np.ones((2, 32, 1), "f4")
     with self.assertRaisesRegex(testing.HandlerError, message):
-      testing.quantize_operand(**arguments, results=results)
+      testing.quantize_changed(testing.quantize_operand, x, change)
 
 
 if __name__ == "__main__":

@@ -339,6 +339,20 @@ def quantize_operand(
   )
 
 
+def quantize_changed(handler, x, change):
+  """Calls `handler` for 2 rows of MXFP8 with other arguments or results."""
+  results = {
+    "values": ((2, 32), "u1"),
+    "scale": ((2, 1), "u1"),
+    "global_result": ((), "f4"),
+  }
+  arguments = {"x": x, "format": 0} | change
+  shapes = [arguments.pop(name, default) for name, default in results.items()]
+  return handler(
+    **arguments, results=tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+  )
+
+
 def dequantize(
   values, scale, global_scale=None, *, k, dtype=np.float32, **options
 ):

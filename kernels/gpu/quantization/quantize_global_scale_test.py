@@ -29,50 +29,36 @@ setUpModule = quantize_cases.skip_unless_interpreted
 
 def maxima_of(x, programs=None):
   """Returns the maxima of `finite_amax`; by default each tile has a program."""
-  config = quantize_config.default_config(
-    "nvfp4", SM_90, x.shape[1], x.shape[2]
-  )
-  (tiles,) = quantize_config.launch_grid(config, *x.shape)
-  programs = programs or tiles
-  maxima = np.full((1, programs), 0xFFFFFFFF, np.uint32)
-  interpret.launch(
-    global_scales.finite_amax,
-    programs,
-    x,
-    maxima,
-    *x.shape[1:],
-    element_strides(x),
-    PROGRAMS=programs,
-    TILES=tiles,
-    BLOCK_M=config.block_m,
-    BLOCK_K=config.block_k,
-    QUANTIZED=QUANTIZED,
-  )
-  return maxima
+  return launched_maxima(global_scales.finite_amax, x, programs)
 
 
 def maxima_of_both(x, row=0, programs=None):
   """Returns the maxima of `finite_amax_both`; those along rows are at `row`."""
+  kernel = global_scales.finite_amax_both
+  return launched_maxima(kernel, x, programs, ROW=row, QUANTIZED_T=QUANTIZED)
+
+
+def launched_maxima(kernel, x, programs, **constants):
   config = quantize_config.default_config(
-    "nvfp4", SM_90, *x.shape[1:], both=True
+    "nvfp4", SM_90, *x.shape[1:], both=bool(constants)
   )
   (tiles,) = quantize_config.launch_grid(config, *x.shape)
   programs = programs or tiles
-  maxima = np.full((2, programs), 0xFFFFFFFF, np.uint32)
+  rows = 2 if constants else 1
+  maxima = np.full((rows, programs), 0xFFFFFFFF, np.uint32)
   interpret.launch(
-    global_scales.finite_amax_both,
+    kernel,
     programs,
     x,
     maxima,
     *x.shape[1:],
     element_strides(x),
-    ROW=row,
     PROGRAMS=programs,
     TILES=tiles,
     BLOCK_M=config.block_m,
     BLOCK_K=config.block_k,
     QUANTIZED=QUANTIZED,
-    QUANTIZED_T=QUANTIZED,
+    **constants,
   )
   return maxima
 
