@@ -257,7 +257,13 @@ def compile_kernel(
         f" {dict(constexprs)}, {options}: {error}"
       ) from error
   read = _read_nvidia if target.is_nvidia else _read_amd
-  return read(kernel.__name__, target, compiled)
+  return CompiledKernel(
+    name=kernel.__name__,
+    architecture=target,
+    num_warps=compiled.metadata.num_warps,
+    shared_memory_bytes=compiled.metadata.shared,
+    **read(kernel.__name__, compiled),
+  )
 
 
 def compile_launch(
@@ -303,9 +309,7 @@ def _cache(directory: str | pathlib.Path | None) -> Iterator[None]:
     yield
 
 
-def _read_nvidia(
-  name: str, target: architectures.Architecture, compiled: Any
-) -> CompiledKernel:
+def _read_nvidia(name: str, compiled: Any) -> dict[str, Any]:
   ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
   with tempfile.TemporaryDirectory() as directory:
     path = pathlib.Path(directory) / f"{name}.cubin"
@@ -322,51 +326,42 @@ def _read_nvidia(
     ).groups(),
   )
   sass = scheduling.without_words(with_words)
-  return CompiledKernel(
-    name=name,
-    architecture=target,
-    num_warps=compiled.metadata.num_warps,
-    assembly=ptx,
-    disassembly=sass,
-    binary=cubin,
-    registers=registers,
-    spill_bytes=stack + local if machine_code.spills_in_sass(sass) else 0,
-    shared_memory_bytes=compiled.metadata.shared,
-    tensor_memory_columns=compiled.metadata.tmem_size or 0,
-    matrix_instructions=machine_code.matrix_instructions_of_ptx(ptx),
-    machine_instructions=machine_code.matrix_instructions_of_sass(sass),
-    main_loop=machine_code.main_loop_of_sass(sass),
-    global_load_bits=machine_code.global_load_bits_of_ptx(ptx),
-    schedule=scheduling.main_loop(with_words),
-  )
+  return {
+    "assembly": ptx,
+    "disassembly": sass,
+    "binary": cubin,
+    "registers": registers,
+    "spill_bytes": stack + local if machine_code.spills_in_sass(sass) else 0,
+    "tensor_memory_columns": compiled.metadata.tmem_size or 0,
+    "matrix_instructions": machine_code.matrix_instructions_of_ptx(ptx),
+    "machine_instructions": machine_code.matrix_instructions_of_sass(sass),
+    "main_loop": machine_code.main_loop_of_sass(sass),
+    "global_load_bits": machine_code.global_load_bits_of_ptx(ptx),
+    "schedule": scheduling.main_loop(with_words),
+  }
 
 
-def _read_amd(
-  name: str, target: architectures.Architecture, compiled: Any
-) -> CompiledKernel:
+def _read_amd(name: str, compiled: Any) -> dict[str, Any]:
+  del name
   text = compiled.asm["amdgcn"]
   instructions = machine_code.matrix_instructions_of_amdgcn(text)
 
   def number(key: str) -> int:
     return int(_search(rf"^\s*\.{key}:\s+(\d+)", text)[1])
 
-  return CompiledKernel(
-    name=name,
-    architecture=target,
-    num_warps=compiled.metadata.num_warps,
-    assembly=text,
-    disassembly=text,
-    binary=compiled.asm["hsaco"],
-    registers=number("vgpr_count"),
-    spill_bytes=number("private_segment_fixed_size"),
-    shared_memory_bytes=compiled.metadata.shared,
-    tensor_memory_columns=0,
-    matrix_instructions=instructions,
-    machine_instructions=instructions,
-    main_loop=machine_code.main_loop_of_amdgcn(text),
-    global_load_bits=machine_code.global_load_bits_of_amdgcn(text),
-    schedule=None,
-  )
+  return {
+    "assembly": text,
+    "disassembly": text,
+    "binary": compiled.asm["hsaco"],
+    "registers": number("vgpr_count"),
+    "spill_bytes": number("private_segment_fixed_size"),
+    "tensor_memory_columns": 0,
+    "matrix_instructions": instructions,
+    "machine_instructions": instructions,
+    "main_loop": machine_code.main_loop_of_amdgcn(text),
+    "global_load_bits": machine_code.global_load_bits_of_amdgcn(text),
+    "schedule": None,
+  }
 
 
 def _search(pattern: str, text: str) -> re.Match[str]:

@@ -28,9 +28,12 @@ from jaxplugin.tables import records
 
 _NAME: Final = "triton"
 # All values that are enumerated, next to the default's.
-_ROWS: Final = (16, 32, 64, 128, 256)
-_BLOCK_K: Final = (32, 64, 128, 256, 512)
-_SPLITS: Final = (1, 2, 4, 8, 16)
+_SIZES: Final = {
+  "block_m": (16, 32, 64, 128, 256),
+  "block_n": (16, 32, 64, 128, 256),
+  "block_k": (32, 64, 128, 256, 512),
+  "split_k": (1, 2, 4, 8, 16),
+}
 _GROUPS: Final = (1, 8)
 _WARPS: Final = (2, 4, 8)
 _STAGES: Final = (1, 2, 3, 4, 5)
@@ -174,17 +177,9 @@ def _possible_tiles(
   found = []
   for path in configs.PATHS:
     why = _path_error(path, shape, architecture)
-    for block_m, block_n, block_k, split_k in itertools.product(
-      _ROWS, _ROWS, _BLOCK_K, _SPLITS
-    ):
-      tile = dataclasses.replace(
-        default,
-        path=path,
-        block_m=block_m,
-        block_n=block_n,
-        block_k=block_k,
-        split_k=split_k,
-      )
+    for sizes in itertools.product(*_SIZES.values()):
+      fields: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
+      tile = dataclasses.replace(default, path=path, **fields)
       waste = "" if why else _waste(tile, shape)
       if why or waste:
         rule = "resources" if why else "dominated"
