@@ -34,6 +34,8 @@ E3M2: Final = np.dtype(ml_dtypes.float6_e3m2fn)
 E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
 PACKED: Final = np.dtype(np.uint8)
+# The dtypes of unquantized operands and of results.
+FLOAT_DTYPES: Final = (np.dtype(np.float32), BF16, np.dtype(np.float16))
 
 # The dtypes that `quantize` can round to.
 VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1)

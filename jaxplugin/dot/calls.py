@@ -181,6 +181,33 @@ class Call(static_call.Call):
       return self
     return self.replace(lhs=lhs, rhs=rhs)
 
+  def dense_sides(self) -> tuple[sides.Side, sides.Side]:
+    """Returns both sides row-major, [batch, rows, k], with contiguous blocks.
+
+    The blocked contracting dimension comes last in k. It is padded with zeros
+    to whole blocks if k merges several dimensions, and to an even size for FP4.
+    If the sides are blocked along different dimensions, lhs is dequantized to
+    f32, whose subnormals XLA:CPU flushes. Scales are linear, without padding.
+    """
+    lhs, rhs = self.lhs.with_linear_scale(), self.rhs.with_linear_scale()
+    positions = (lhs.blocked_position, rhs.blocked_position)
+    if None not in positions and positions[0] != positions[1]:
+      lhs = lhs.plain()
+    blocked = lhs.blocked_position
+    if blocked is None:
+      blocked = rhs.blocked_position
+    assert blocked is not None
+    size = striding.padded_size(
+      lhs.shape[lhs.contracting[blocked]],
+      (lhs.format, rhs.format),
+      num_contracting=len(lhs.contracting),
+    )
+    dense = [
+      side.padded(side.contracting[blocked], size).merged(blocked)
+      for side in (lhs, rhs)
+    ]
+    return dense[0], dense[1]
+
   # Shapes and dtypes.
 
   @property

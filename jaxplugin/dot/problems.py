@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 from typing import Final
 from typing import Literal
 
@@ -16,6 +18,19 @@ from jaxplugin.core import striding
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
 GlobalScale = Literal["none", "scalar", "array"]
+
+
+def matmul_text(problem: Any, dtype: np.dtype, sizes: Sequence[str]) -> str:
+  """Returns "mxfp8 x mxfp4 -> float32, m=2 n=3 k=32" for a matmul.
+
+  Args:
+    problem: has `lhs`, `rhs` and the sizes, of which symbolic ones are None.
+    dtype: dtype of the result.
+    sizes: names of the sizes.
+  """
+  values = ((name, getattr(problem, name)) for name in sizes)
+  text = " ".join(f"{k}={'?' if v is None else v}" for k, v in values)
+  return f"{problem.lhs} x {problem.rhs} -> {dtype.name}, {text}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,16 +97,7 @@ class DotProblem:
   blocks_pair_up: bool = True
 
   def __str__(self) -> str:
-    sizes = " ".join(
-      f"{name}={'?' if size is None else size}"
-      for name, size in (
-        ("batch", self.batch),
-        ("m", self.m),
-        ("n", self.n),
-        ("k", self.k),
-      )
-    )
-    return f"{self.lhs} x {self.rhs} -> {self.out_dtype.name}, {sizes}"
+    return matmul_text(self, self.out_dtype, ("batch", "m", "n", "k"))
 
   @property
   def interleaved_sides(self) -> tuple[str, ...]:
@@ -109,7 +115,7 @@ class DotProblem:
 
   @property
   def dense_k(self) -> int | None:
-    """k with the padding of `dense.dense_sides`; None if it is symbolic."""
+    """k with the padding of `Call.dense_sides`; None if it is symbolic."""
     size = self.k if self.blocked_k is None else self.blocked_k
     if not self.k or not size:
       return self.k

@@ -26,6 +26,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import speaking
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
+from jaxplugin.operation import byte_arrays
 from jaxplugin.quantization import operations
 
 WHO: Final = "block_scaled_dot"
@@ -36,11 +37,7 @@ def who() -> str:
   return speaking.who(WHO)
 
 
-PLAIN_DTYPES: Final = (
-  np.dtype(np.float32),
-  formats.BF16,
-  np.dtype(np.float16),
-)
+PLAIN_DTYPES: Final = formats.FLOAT_DTYPES
 
 Dims = tuple[int, ...]
 _OF_STACK: Final = ("stack", "stack_scale", "layer")
@@ -138,6 +135,12 @@ class Side:
       and self.scale_layout == layouts.LINEAR
       and tuple(self.scale.shape) != self.scale_shape
     )
+
+  @property
+  def has_whole_pairs(self) -> bool:
+    """Whether no byte holds FP4 values of two blocks."""
+    format = self.format
+    return format is None or not format.is_fp4 or format.block_size % 2 == 0
 
   @property
   def blocked_position(self) -> int | None:
@@ -244,6 +247,27 @@ class Side:
       kept = {name: getattr(self, name) for name in _OF_STACK}
       kept["stack"] = interleaving.to_bytes(self.stack)
     return self.replace(values=values, is_interleaved=True, **kept)
+
+  def as_bytes(self) -> Side:
+    """Returns the side with values and scale viewed as bytes, FP4 packed."""
+    if self.format is None:
+      return self
+    assert self.axis is not None
+    values = byte_arrays.packed(self.values, self.axis)
+    return self.replace(
+      values=byte_arrays.to_bytes(values),
+      scale=byte_arrays.to_bytes(self.scale),
+    )
+
+  def as_elements(self) -> Side:
+    """Undoes `as_bytes`, except that FP4 values stay packed."""
+    if self.format is None:
+      return self
+    values = self.values
+    if not self.format.is_fp4:
+      values = byte_arrays.from_bytes(values, self.format.array_dtype)
+    scale = byte_arrays.from_bytes(self.scale, self.format.scale_dtype)
+    return self.replace(values=values, scale=scale)
 
   def in_usual_order(self) -> Side:
     """Returns the side with interleaved FP4 values put back in order."""

@@ -29,8 +29,6 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-from jaxplugin.dot.backends import dense
-from jaxplugin.dot.sharding import side_bytes
 from jaxplugin.plugins import adapters
 from jaxplugin.plugins import records
 
@@ -114,12 +112,7 @@ class Problem:
       object.__setattr__(self, "rows_k", self.k)
 
   def __str__(self) -> str:
-    sizes = zip(("batch", "m", "n", "k"), self._sizes(), strict=True)
-    text = " ".join(f"{k}={'?' if v is None else v}" for k, v in sizes)
-    return f"{self.lhs} x {self.rhs} -> {self.dtype.name}, {text}"
-
-  def _sizes(self) -> tuple[int | None, ...]:
-    return (self.batch, self.m, self.n, self.k)
+    return problems.matmul_text(self, self.dtype, ("batch", "m", "n", "k"))
 
 
 def problem_of(problem: problems.DotProblem) -> Problem:
@@ -411,7 +404,7 @@ def typed(side: sides.Side, *, reads_swizzled: bool) -> sides.Side:
   """Returns a side with the dtypes and scale layout documented in `Operand`."""
   if side.format is None:
     return side
-  side = side_bytes.from_bytes(side)
+  side = side.as_elements()
   if reads_swizzled and side.scale_layout == layouts.SWIZZLED:
     return side
   return side.with_linear_scale()
@@ -422,7 +415,7 @@ def _rows(call: calls.Call, k: int | None, scale_layout: str) -> calls.Call:
   if scale_layout == layouts.SWIZZLED and len(call.lhs.contracting) == 1:
     lhs, rhs = (_swizzled_rows(side, k) for side in (call.lhs, call.rhs))
   else:
-    lhs, rhs = dense.dense_sides(call)
+    lhs, rhs = call.dense_sides()
     if k is not None:
       lhs, rhs = lhs.padded(2, k), rhs.padded(2, k)
     if scale_layout == layouts.SWIZZLED:

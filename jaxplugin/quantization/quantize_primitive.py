@@ -54,9 +54,6 @@ from jaxplugin.tables import resolution
 # Values, scale, and global scale or None.
 Quantized = tuple[jax.Array, jax.Array, jax.Array | None]
 
-_FLOATS: Final = tuple(
-  np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
-)
 
 # The parameters that are fields of a problem.
 _ASKED: Final = (
@@ -108,7 +105,7 @@ def quantize(
   params["for_products"] = for_products and params["packed"]
   params["pads_values"] = False
   if format.is_known and 0 not in x.shape:
-    if x.dtype not in _FLOATS:
+    if x.dtype not in formats.FLOAT_DTYPES:
       x = x.astype(jnp.float32)
     results = quantize_p.bind(
       x,

@@ -12,11 +12,9 @@ from typing import Any
 from typing import Final
 
 import numpy as np
-from jax import lax
 from jax.extend import core as extend_core
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import formats
 from jaxplugin.dot import sides
 from jaxplugin.operation import static_call
 from jaxplugin.ragged import problems
@@ -39,7 +37,7 @@ class Call(static_call.Call):
     rhs: weights [groups, n, k], blocked along dimension 2. The contracting
       dimension is 2, or 1 in the gradient of lhs. 8-bit values and scales may
       be bytes, because viewing all groups as floats would copy them
-      (`as_floats`); `prepare_weights` returns bytes. Only gradients and
+      (`Side.as_elements`); `prepare_weights` returns bytes. Only gradients and
       training use an unquantized rhs.
     group_sizes: i32[groups].
     global_scale: f32[], f32[groups] or f32[m, 1], or None.
@@ -272,18 +270,5 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 def in_usual_order(side: sides.Side) -> sides.Side:
   """Returns the side with deinterleaved values and a linear scale."""
   if side.scale_layout != layouts.LINEAR:
-    side = as_floats(side)
+    side = side.as_elements()  # bytes cannot be unswizzled
   return side.in_usual_order().with_linear_scale()
-
-
-def as_floats(side: sides.Side) -> sides.Side:
-  """Bitcasts a side's bytes to the dtypes of its format."""
-  format = side.format
-  if format is None:
-    return side
-  values, scale = side.values, side.scale
-  if values.dtype == formats.PACKED and not format.is_fp4:
-    values = lax.bitcast_convert_type(values, format.array_dtype)
-  if scale.dtype == formats.PACKED:
-    scale = lax.bitcast_convert_type(scale, format.scale_dtype)
-  return side.replace(values=values, scale=scale)

@@ -128,7 +128,7 @@ def _magnitudes(side: sides.Side) -> sides.Side:
   """Clears the signs of a quantized operand's values."""
   assert side.format is not None
   is_fp4 = side.format.is_fp4
-  side = calls.as_floats(side)
+  side = side.as_elements()
   values = side.values
   if values.dtype == formats.PACKED:  # two FP4 codes a byte, or one FP6 code
     values = values & jnp.uint8(0x77 if is_fp4 else 0x1F)

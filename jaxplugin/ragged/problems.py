@@ -47,16 +47,8 @@ class _Problem:
   out_dtype: np.dtype
 
   def __str__(self) -> str:
-    sizes = " ".join(
-      f"{name}={'?' if size is None else size}"
-      for name, size in (
-        ("groups", self.groups),
-        ("m", self.m),
-        ("n", self.n),
-        ("k", self.k),
-      )
-    )
-    return f"{self.lhs} x {self.rhs} -> {self.out_dtype.name}, {sizes}"
+    sizes = ("groups", "m", "n", "k")
+    return problems.matmul_text(self, self.out_dtype, sizes)
 
   @property
   def sizes_are_static(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot import views
 from jaxplugin.plugins import adapters
 from jaxplugin.ragged import calls
@@ -63,12 +64,8 @@ class RaggedProblem:
   activation: problems.Activation | None = None
 
   def __str__(self) -> str:
-    sizes = " ".join(
-      f"{name}={'?' if size is None else size}"
-      for name in ("groups", "m", "n", "k")
-      for size in (getattr(self, name),)
-    )
-    return f"{self.lhs} x {self.rhs} -> {self.dtype.name}, {sizes}"
+    sizes = ("groups", "m", "n", "k")
+    return dot_problems.matmul_text(self, self.dtype, sizes)
 
 
 class RaggedCall(views.MatmulCall[RaggedProblem]):

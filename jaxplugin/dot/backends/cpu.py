@@ -26,7 +26,6 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu_configs
-from jaxplugin.dot.backends import dense
 from jaxplugin.operation import choice
 from jaxplugin.runtime import cpu_library
 
@@ -90,7 +89,7 @@ def plan(
   """Returns the plan, which fuses a scalar global scale.
 
   If the sides are blocked along different dimensions, XLA ops dequantize lhs to
-  f32 (`dense.dense_sides`). XLA:CPU flushes subnormals, and large values
+  f32 (`Call.dense_sides`). XLA:CPU flushes subnormals, and large values
   overflow.
   """
   del target
@@ -139,7 +138,7 @@ def _dot(
   cpu_library.register()
   shape = call.shape
   dtype = call.preferred_element_type
-  lhs, rhs = dense.dense_sides(call)
+  lhs, rhs = call.dense_sides()
   # Sizes come from the arrays, because the problem has None for symbolic ones.
   batch, m, _ = lhs.values.shape
   n = rhs.values.shape[1]

@@ -268,7 +268,7 @@ def _handed_over(
   m, n = problem.m, problem.n
   assert m is not None and n is not None
   lhs, rhs = _values(problem.lhs), _values(problem.rhs)
-  if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes lhs
+  if not problem.blocks_pair_up:  # `Call.dense_sides` dequantizes lhs
     lhs = cpu_library.OperandValues(dtype=np.dtype(np.float32))
   if is_turned(m, n):
     return (n, m), (rhs, lhs)

@@ -33,7 +33,6 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-from jaxplugin.dot.backends import dense
 from jaxplugin.dot.backends import triton_configs
 from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
@@ -64,12 +63,9 @@ def supports(
 def _problem_gate(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  for side in (problem.lhs, problem.rhs):
-    refusal = format_refusal(side.format)
-    if refusal is not None:
-      return refusal
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
+  refusal = operands_refusal(problem)
+  if refusal is not None:
+    return refusal
   if problem.is_empty:
     return decisions.Unsupported("needs sizes of at least 1")
   try:
@@ -79,16 +75,17 @@ def _problem_gate(
   return None
 
 
-def format_refusal(
-  format: formats.BlockFormat | None,
-) -> decisions.Unsupported | None:
-  """Returns why the kernels cannot read a format, or None if they can."""
-  if format is None or _readable_format(format) is not None:
-    return None
-  return decisions.Unsupported(
-    "kernels read FP8, FP6 and FP4 values with E8M0, E4M3 or E5M2 scales of a"
-    f" multiple of 16 values, got {format}"
-  )
+def operands_refusal(problem: Any) -> decisions.Unsupported | None:
+  """Returns why the kernels cannot read a matmul's operands, or None."""
+  for format in (problem.lhs.format, problem.rhs.format):
+    if format is not None and _readable_format(format) is None:
+      return decisions.Unsupported(
+        "kernels read FP8, FP6 and FP4 values with E8M0, E4M3 or E5M2 scales of"
+        f" a multiple of 16 values, got {format}"
+      )
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  return None
 
 
 def _readable_format(
@@ -233,7 +230,7 @@ def _dense_shape(
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
-  if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes lhs
+  if not problem.blocks_pair_up:  # `Call.dense_sides` dequantizes lhs
     lhs = problems.OperandProblem(format=None, dtype=np.dtype(np.float32))
   k = problem.dense_k
   assert k is not None
@@ -465,7 +462,7 @@ def _readable(
     num_contracting=problem.num_contracting,
   ):
     # k merges several dimensions, or has an odd number of FP4 values.
-    lhs, rhs = dense.dense_sides(call)
+    lhs, rhs = call.dense_sides()
     return _of_dense(lhs), _of_dense(rhs)
   rhs = call.rhs.whole_stack() if call.is_of_layer else call.rhs
   return strided(call.lhs), strided(rhs)

@@ -16,7 +16,6 @@ import numpy as np
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot.sharding import assignment as dot_assignment
-from jaxplugin.dot.sharding import side_bytes
 from jaxplugin.operation import assignment as assignment_lib
 
 Dot = Callable[[calls.Call], jax.Array]
@@ -27,7 +26,7 @@ def can_partition(call: calls.Call) -> bool:
   call = call.without_origins_of_sides()
   if any(0 in x.shape for x in call.flatten()):
     return False
-  if not all(map(side_bytes.has_whole_pairs, (call.lhs, call.rhs))):
+  if not (call.lhs.has_whole_pairs and call.rhs.has_whole_pairs):
     return False
   notation = dot_assignment.notation(call)
   sizes = (notation.sizes[name] for name in notation.reductions)
@@ -43,16 +42,12 @@ def prepared(call: calls.Call) -> calls.Call:
   """
   call = call.without_origins_of_sides().with_bytes()
   call = call.with_linear_scales().with_scales_alone()
-  return call.replace(
-    lhs=side_bytes.to_bytes(call.lhs), rhs=side_bytes.to_bytes(call.rhs)
-  )
+  return call.replace(lhs=call.lhs.as_bytes(), rhs=call.rhs.as_bytes())
 
 
 def restored(call: calls.Call) -> calls.Call:
   """Undoes `prepared`: views bytes as values and scales of their dtypes."""
-  return call.replace(
-    lhs=side_bytes.from_bytes(call.lhs), rhs=side_bytes.from_bytes(call.rhs)
-  )
+  return call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
 
 
 def compute(

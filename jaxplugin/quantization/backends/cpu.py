@@ -58,10 +58,6 @@ _DEQUANTIZE: Final = "jaxplugin_dequantize"
 # Attribute values of the custom calls, listed in kernels/cpu/README.md.
 _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
-# Float dtypes that the kernels read and write.
-_FLOATS: Final = tuple(
-  np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
-)
 
 
 def _no_kernels(
@@ -160,9 +156,9 @@ def supports_dequantize(
     return decisions.Unsupported(
       "kernels are slower along another axis than the last"
     )
-  if problem.out_dtype not in _FLOATS:
+  if problem.out_dtype not in formats.FLOAT_DTYPES:
     return decisions.Unsupported(
-      f"kernels write {', '.join(d.name for d in _FLOATS)}, got"
+      f"kernels write {', '.join(d.name for d in formats.FLOAT_DTYPES)}, got"
       f" {problem.out_dtype}"
     )
   return None

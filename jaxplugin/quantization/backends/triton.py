@@ -18,7 +18,6 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
@@ -36,11 +35,6 @@ from jaxplugin.tables import matching
 
 # Largest Hadamard groups. With larger groups registers spill.
 _MAX_HADAMARD: Final = 64
-
-# Dtypes that the kernels read.
-_FLOATS: Final = tuple(
-  np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
-)
 
 
 def supports(
@@ -64,9 +58,10 @@ def _input_refusal(
   refusal = _extras_refusal(problem)
   if refusal is not None:
     return refusal
-  if problem.dtype not in _FLOATS:
+  if problem.dtype not in formats.FLOAT_DTYPES:
     return decisions.Unsupported(
-      f"reads {', '.join(d.name for d in _FLOATS)}, got {problem.dtype}"
+      f"reads {', '.join(d.name for d in formats.FLOAT_DTYPES)}, got"
+      f" {problem.dtype}"
     )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")

@@ -50,16 +50,13 @@ def supports(
 def _problem_gate(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  for side in (problem.lhs, problem.rhs):
-    refusal = triton.format_refusal(side.format)
-    if refusal is not None:
-      return refusal
+  refusal = triton.operands_refusal(problem)
+  if refusal is not None:
+    return refusal
   if problem.rhs.format is None and not problem.is_along_blocks:
     return decisions.Unsupported(
       "needs a block-scaled rhs to contract n, got an unquantized one"
     )
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
   if triton_library.uses_descriptors(target):
     return decisions.Unsupported(
       "ragged kernels do not use TMA descriptors, which the target requests"

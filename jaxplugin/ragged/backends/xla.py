@@ -112,13 +112,13 @@ def _sums(
   tile = _tile_rows(problem, _MIN_TILE)
   numbers = (((1,), (call.rhs.contracting[0] - 1,)), ((), ()))
   # The padding lets the last tile extend beyond the last row.
-  lhs = calls.as_floats(call.lhs).dequantized().astype(dtype)
+  lhs = call.lhs.as_elements().dequantized().astype(dtype)
   lhs = jnp.pad(lhs, ((0, tile), (0, 0)))
 
   def group(
     index: jax.Array, start: jax.Array, end: jax.Array, sums: jax.Array
   ) -> jax.Array:
-    own = calls.as_floats(_group_of(call.rhs, index))
+    own = _group_of(call.rhs, index).as_elements()
     weight = own.dequantized()[0].astype(dtype)
 
     def step(j: jax.Array, sums: jax.Array) -> jax.Array:

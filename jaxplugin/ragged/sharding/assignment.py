@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 
 from jaxplugin.dot import sides
-from jaxplugin.dot.sharding import side_bytes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
@@ -40,7 +39,7 @@ def has_whole_blocks(side: sides.Side) -> bool:
     return True
   assert side.axis is not None
   is_whole = side.shape[side.axis] % side.format.block_size == 0
-  return is_whole and side_bytes.has_whole_pairs(side)
+  return is_whole and side.has_whole_pairs
 
 
 def notation(call: calls.Call) -> notation_lib.Notation:

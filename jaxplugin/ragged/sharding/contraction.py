@@ -111,9 +111,7 @@ def compute(
   """Computes a device's shard of the result."""
   taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
   dtype = call.preferred_element_type
-  call = call.replace(
-    lhs=calls.as_floats(call.lhs), rhs=calls.as_floats(call.rhs)
-  )
+  call = call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
   if axes["m"] or axes["g"]:
     sizes, first_row = per_device.own_sizes(
       call.group_sizes,

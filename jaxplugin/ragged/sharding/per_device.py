@@ -20,7 +20,6 @@ from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.dot import sides
-from jaxplugin.dot.sharding import side_bytes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.ragged import calls
@@ -37,8 +36,8 @@ def prepared(call: Any) -> Any:
 
 def _prepared(side: sides.Side) -> sides.Side:
   if side.scale_layout != layouts.LINEAR:
-    side = calls.as_floats(side)
-  return side_bytes.to_bytes(side.with_bytes().with_linear_scale())
+    side = side.as_elements()  # bytes cannot be unswizzled
+  return side.with_bytes().with_linear_scale().as_bytes()
 
 
 def compute(
