@@ -133,7 +133,7 @@ class SideTest(transformations.PrimitiveTestCase):
   def test_gradient_has_dimensions_in_the_order_of_its_side(self):
     # rhs names both contracting dimensions in the other order.
     rng = np.random.default_rng(0)
-    w = transformations.operand(rng, jp.MXFP8, (5, 3, 64))
+    w = contract.operand(rng, jp.MXFP8, (5, 3, 64))
     g = integers(rng, (4, 5))
     dot = functools.partial(
       jp.block_scaled_dot, dimension_numbers=(((1, 2), (2, 1)), ((), ()))
@@ -145,7 +145,7 @@ class SideTest(transformations.PrimitiveTestCase):
 
   def test_global_scales_of_a_stack_multiply_their_gradients(self):
     rng = np.random.default_rng(0)
-    w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))
+    w = contract.operand(rng, jp.NVFP4, (2, 5, 64))
     scales = np.float32([2, 8])
     array = jp.ScaledArray(w.operand.values, w.operand.scale, scales, jp.NVFP4)
     g = integers(rng, (2, 3, 5))
@@ -161,7 +161,7 @@ class SideTest(transformations.PrimitiveTestCase):
     self, shape, jit
   ):
     rng = np.random.default_rng(0)
-    w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))
+    w = contract.operand(rng, jp.NVFP4, (2, 5, 64))
     own = np.full(shape, 2.0**-70, np.float32)
     given = np.float32(2.0**-66)
     x, g = (integers(rng, size) * 2.0**30 for size in ((2, 3, 64), (2, 3, 5)))
@@ -334,8 +334,8 @@ class EpilogueTest(parameterized.TestCase):
 
   def test_two_quantized_sides_differentiate_in_the_global_scale(self):
     rng = np.random.default_rng(0)
-    x = transformations.operand(rng, jp.NVFP4, (2, 3, 64))
-    w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))
+    x = contract.operand(rng, jp.NVFP4, (2, 3, 64))
+    w = contract.operand(rng, jp.NVFP4, (2, 5, 64))
     dot = np.einsum("bmk,bnk->bmn", x.exact, w.exact)
     g = integers(rng, dot.shape)
 

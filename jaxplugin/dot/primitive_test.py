@@ -315,7 +315,7 @@ def flat_dot(*flat, **static):
 def sides(rng, *kinds_shapes_axes):
   """lhs, rhs and their scales, as raw arrays."""
   made = [
-    transformations.operand(rng, format, shape, axis=axis, storage="raw")
+    contract.operand(rng, format, shape, axis=axis, storage="raw")
     for format, shape, axis in kinds_shapes_axes
   ]
   return (*(x.operand for x in made), *(x.scale for x in made))
@@ -421,7 +421,7 @@ class VmapTest(transformations.PrimitiveTestCase):
       if storage == "plain":
         return jnp.asarray(rng.integers(-8, 9, shape), jnp.bfloat16), None
       raw = "raw" if storage == "padded" else storage
-      made = transformations.operand(rng, format, shape, storage=raw)
+      made = contract.operand(rng, format, shape, storage=raw)
       scale = made.scale
       if storage == "padded":
         scale = np.full((8, 5), 0xFF, np.uint8).view(scale.dtype)

@@ -21,16 +21,7 @@ NUM_DEVICES = 2
 HAS_KERNELS = targets.detect_target("cpu").cpu_kernels is not None
 
 
-def make(rng, format, shape):
-  """An operand of small integers: every sum of products is exact."""
-  case = contract.OperandCase(
-    format=format if isinstance(format, jp.BlockFormat) else None,
-    dtype=getattr(format, "values_dtype", format),
-    shape=shape,
-    axis=len(shape) - 1,
-    storage="scaled_array" if isinstance(format, jp.BlockFormat) else "raw",
-  )
-  return contract.make_operand(rng, case, integers=True)
+make = contract.operand
 
 
 def each_layer(x, stack, bias=None, **options):

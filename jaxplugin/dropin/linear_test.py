@@ -16,17 +16,7 @@ from jaxplugin.testing import contract
 NUM_DEVICES = 4
 K, N = 64, 12
 
-
-def make(rng, format, shape, storage="scaled_array"):
-  """An operand of small integers: every sum of products is exact."""
-  case = contract.OperandCase(
-    format=format if isinstance(format, jp.BlockFormat) else None,
-    dtype=getattr(format, "values_dtype", format),
-    shape=shape,
-    axis=len(shape) - 1,
-    storage=storage if isinstance(format, jp.BlockFormat) else "raw",
-  )
-  return contract.make_operand(rng, case, integers=True)
+make = contract.operand
 
 
 class LeadingDimensionsTest(parameterized.TestCase):
@@ -43,8 +33,8 @@ class LeadingDimensionsTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_those_of_lhs_are_rows_where_rhs_has_rank_2(self, kind, lead):
     rng = np.random.default_rng(0)
-    lhs = make(rng, kind[0], (*lead, K), kind[2])
-    rhs = make(rng, kind[1], (N, K), kind[2])
+    lhs = make(rng, kind[0], (*lead, K), storage=kind[2])
+    rhs = make(rng, kind[1], (N, K), storage=kind[2])
     bias = rng.integers(-9, 9, N).astype(np.float32)
     residual = rng.integers(-9, 9, (*lead, N)).astype(np.float32)
     actual = jp.block_scaled_dot(

@@ -22,15 +22,9 @@ K = 64
 
 def make(format, shape, axis=-1, *, packed=False, seed=0):
   """A `ScaledArray` of small integers, and the f64 numbers that it means."""
-  case = contract.OperandCase(
-    format=format,
-    dtype=format.values_dtype,
-    shape=shape,
-    axis=axis % len(shape),
-    storage="packed_scaled_array" if packed else "scaled_array",
-  )
+  storage = "packed_scaled_array" if packed else "scaled_array"
   rng = np.random.default_rng(seed)
-  operand = contract.make_operand(rng, case, integers=True)
+  operand = contract.operand(rng, format, shape, axis, storage=storage)
   return operand.operand, operand.exact
 
 

@@ -12,18 +12,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import nn
-from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 from jaxplugin.testing.oracles import nn_general_oracle
 
-F32 = contract.F32
-NT_2D = nn_cases.NT_2D
 MODES = nn_general_oracle.MODES
 config = nn_general_oracle.config
 floats = nn_general_oracle.floats
-numbers_of = nn_general_oracle.numbers_of
-product = nn_general_oracle.product
-quantizer = nn_general_oracle.quantizer
 
 
 class ConfigTest(parameterized.TestCase):
@@ -64,35 +58,22 @@ class ConfigTest(parameterized.TestCase):
   @parameterized.parameters("mxfp8", "nvfp4")
   @pytest.mark.full
   def test_configs_of_jax_give_the_same_bits(self, mode):
-    names = "bmk,bnk->bmn"
     lhs, rhs = floats(40, "bmk"), floats(41, "bnk")
     scale = jnp.array([0.5], jnp.float32)
     results = []
     for module in (nn, jax.nn):
       configs = [module.get_scaled_dot_general_config(mode, scale)] * 3
-
-      def f(lhs, rhs, configs=configs):
-        return nn.scaled_dot_general(
-          lhs, rhs, numbers_of(names), configs=configs
-        )
-
-      out, vjp = jax.vjp(f, lhs, rhs)
-      results.append((out, *vjp(out)))
+      results.append(
+        nn_general_oracle.dot_and_gradients(lhs, rhs, configs, "bmk,bnk->bmn")
+      )
     jax.tree.map(np.testing.assert_array_equal, *results)
 
   def test_a_config_is_an_argument_of_a_jitted_function(self):
     lhs, rhs = floats(42, "mk"), floats(43, "nk")
     configs = [config("nvfp4", 0.25)] * 3
-
-    @jax.jit
-    def f(lhs, rhs, configs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer("nvfp4", 0.25), quantizer("nvfp4", 0.25)
-    )
-    contract.assert_within(
-      f(lhs, rhs, configs), exact, contract.DOT_BOUND * magnitude, F32
+    nn_general_oracle.assert_product(
+      *(jax.jit(nn_general_oracle.dot)(lhs, rhs, configs), lhs, rhs),
+      nn_general_oracle.quantizer("nvfp4", 0.25),
     )
 
 

@@ -33,7 +33,9 @@ E4M3_MAX, E2M1_MAX = nn_general_oracle.E4M3_MAX, nn_general_oracle.E2M1_MAX
 F32_ROUNDING = nn_general_oracle.F32_ROUNDING
 GLOBAL_SCALE = nn_general_oracle.GLOBAL_SCALE
 MODES, SIZES = nn_general_oracle.MODES, nn_general_oracle.SIZES
-config = nn_general_oracle.config
+assert_product = nn_general_oracle.assert_product
+config, dot = nn_general_oracle.config, nn_general_oracle.dot
+dot_and_gradients = nn_general_oracle.dot_and_gradients
 expected_results = nn_general_oracle.expected_results
 floats = nn_general_oracle.floats
 numbers_of = nn_general_oracle.numbers_of
@@ -82,18 +84,13 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     lhs_scale, rhs_scale = 2.0**-12, 2.0**-11  # clip above 0.65625 and 1.3125
     configs = [config(mode, lhs_scale), config(mode, rhs_scale), config(mode)]
 
-    @jax.jit
-    def f(lhs, rhs, g):
-      dot = functools.partial(
-        nn.scaled_dot_general,
-        dimension_numbers=numbers_of(names),
-        preferred_element_type=dtypes[2],
-        configs=configs,
-      )
-      result, vjp = jax.vjp(dot, lhs, rhs)
-      return result, *vjp(g)
-
-    results = f(lhs, rhs, g)
+    f = functools.partial(
+      dot_and_gradients,
+      configs=configs,
+      names=names,
+      preferred_element_type=dtypes[2],
+    )
+    results = jax.jit(lambda lhs, rhs, g: f(lhs, rhs, g=g))(lhs, rhs, g)
     expected = expected_results(
       names, mode, (lhs, rhs, g), (lhs_scale, rhs_scale)
     )
@@ -114,8 +111,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     configs = [config("nvfp4", scale)] * 3
 
     def loss(x):
-      ones = jnp.ones_like(x)
-      out = nn.scaled_dot_general(x, ones, NT_2D, configs=configs)
+      out = dot(x, jnp.ones_like(x), configs)
       return jnp.where(jnp.isnan(out), 0, out).sum() + out.sum()
 
     gradient = jax.grad(loss)(x)
@@ -131,28 +127,16 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     )
     configs = [config("nvfp4"), config("mxfp8"), gradient_config]
 
-    def f(lhs, rhs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-    out, vjp = jax.vjp(f, lhs, rhs)
+    results = dot_and_gradients(lhs, rhs, configs, g=jnp.asarray(g))
+    nvfp4, mxfp8 = quantizer("nvfp4"), quantizer("mxfp8")
     as_gradient = quantizer("mxfp8", dtype=E5M2)
-    for actual, expected in zip(
-      (out, *vjp(jnp.asarray(g))),
-      (
-        product(lhs, rhs, "mk,nk->mn", quantizer("nvfp4"), quantizer("mxfp8")),
-        product(g, rhs, "mn,nk->mk", as_gradient, quantizer("mxfp8")),
-        product(g, lhs, "mn,mk->nk", as_gradient, quantizer("nvfp4")),
-      ),
-      strict=True,
-    ):
-      exact, magnitude = expected
-      bound = contract.DOT_BOUND * magnitude
-      contract.assert_within(actual, exact, bound, F32)
+    assert_product(results[0], lhs, rhs, nvfp4, mxfp8)
+    assert_product(results[1], g, rhs, as_gradient, mxfp8, "mn,nk->mk")
+    assert_product(results[2], g, lhs, as_gradient, nvfp4, "mn,mk->nk")
 
   def test_other_block_sizes_are_served(self):
     lhs, rhs = floats(61, "mk"), floats(62, "nk")
     half = dataclasses.replace(config("mxfp8"), block_size=16)
-    result = nn.scaled_dot_general(lhs, rhs, NT_2D, configs=[half] * 3)
 
     def in_halves(x):
       x = np.pad(x, [(0, 0), (0, -x.shape[1] % 16)])
@@ -161,19 +145,17 @@ class ScaledDotGeneralTest(parameterized.TestCase):
         1,
       )
 
-    exact, magnitude = product(lhs, rhs, "mk,nk->mn", in_halves, in_halves)
-    contract.assert_within(result, exact, contract.DOT_BOUND * magnitude, F32)
+    assert_product(dot(lhs, rhs, [half] * 3), lhs, rhs, in_halves)
 
   @parameterized.parameters("mxfp8", "nvfp4")
   @pytest.mark.sample(1)
   def test_the_order_of_contracting_pairs_changes_no_bit(self, mode):
     lhs, rhs = floats(65, "mkl"), floats(66, "lnk")
-    configs = [config(mode)] * 3
 
     def f(numbers):
-      def g(lhs, rhs):
-        return nn.scaled_dot_general(lhs, rhs, numbers, configs=configs)
-
+      g = lambda lhs, rhs: nn.scaled_dot_general(
+        lhs, rhs, numbers, configs=[config(mode)] * 3
+      )
       out, vjp = jax.vjp(g, lhs, rhs)
       return out, *vjp(out)
 
@@ -206,10 +188,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     lhs = jax.random.normal(jax.random.PRNGKey(1), (3, 128, 64))
     rhs = jax.random.normal(jax.random.PRNGKey(2), (3, 128, 64))
     out = scaled_dot_general_fn(lhs, rhs, (((2,), (2,)), ((0,), (0,))))
-    exact, magnitude = product(
-      lhs, rhs, "bmk,bnk->bmn", quantizer("nvfp4", 0.5), quantizer("nvfp4", 0.5)
-    )
-    contract.assert_within(out, exact, contract.DOT_BOUND * magnitude, F32)
+    assert_product(out, lhs, rhs, quantizer("nvfp4", 0.5), names="bmk,bnk->bmn")
 
   @parameterized.product(names=("kmb,bkn->bmn", "mpk,qkn->mpqn"), mode=MODES)
   @pytest.mark.full
@@ -226,20 +205,14 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     )
     scale = jnp.array([0.5], jnp.float32) if mode == "nvfp4" else None
     configs = [jax.nn.get_scaled_dot_general_config(mode, scale)] * 3
-    results = []
-    for module in (nn, jax.nn):
-
-      @jax.jit
-      def f(lhs, rhs, g, module=module):
-        dot = functools.partial(
-          module.scaled_dot_general,
-          dimension_numbers=numbers_of(names),
-          configs=configs,
+    results = [
+      jax.jit(
+        lambda lhs, rhs, g, module=module: dot_and_gradients(
+          lhs, rhs, configs, names, g=g, module=module
         )
-        out, vjp = jax.vjp(dot, lhs, rhs)
-        return out, *vjp(g)
-
-      results.append(f(lhs, rhs, g))
+      )(lhs, rhs, g)
+      for module in (nn, jax.nn)
+    ]
     expected = expected_results(names, mode, (lhs, rhs, g), (0.5, 0.5))
     for ours, jaxs, (exact, bound) in zip(*results, expected, strict=True):
       contract.assert_within(ours, exact, bound, F32)
@@ -249,19 +222,15 @@ class ScaledDotGeneralTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_a_traced_global_scale_has_a_zero_gradient(self, *shape):
     lhs, rhs = floats(71, "mk"), floats(72, "nk")
-    names = "mk,nk->mn"
 
     @jax.jit
     def f(lhs, rhs, scale):
       configs = [nn.get_scaled_dot_general_config("nvfp4", scale)] * 3
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
+      return dot(lhs, rhs, configs)
 
     scale = jnp.full(shape, GLOBAL_SCALE, jnp.float32)
     out, vjp = jax.vjp(f, lhs, rhs, scale)
-    exact, magnitude = product(
-      lhs, rhs, names, quantizer("nvfp4"), quantizer("nvfp4")
-    )
-    contract.assert_within(out, exact, contract.DOT_BOUND * magnitude, F32)
+    assert_product(out, lhs, rhs, quantizer("nvfp4"))
     np.testing.assert_array_equal(
       vjp(out)[2], np.zeros(shape, np.float32), strict=True
     )
@@ -271,10 +240,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
 
     def step(scale, lhs):
       configs = [nn.get_scaled_dot_general_config("nvfp4", scale)] * 3
-      loss = lambda x: nn.scaled_dot_general(
-        x, rhs, NT_2D, configs=configs
-      ).sum()
-      gradient = jax.grad(loss)(lhs)
+      gradient = jax.grad(lambda x: dot(x, rhs, configs).sum())(lhs)
       return jnp.max(jnp.abs(lhs)).reshape(1) / (E2M1_MAX * E4M3_MAX), gradient
 
     steps = jnp.stack([floats(74, "mk"), floats(75, "mk"), floats(76, "mk")])
@@ -295,26 +261,15 @@ class ScaledDotGeneralTest(parameterized.TestCase):
   def test_integers_are_multiplied_as_floats(self, mode):
     values = rng_of(77).integers(-9, 10, (2, 5, 40))
     lhs, rhs = values.astype(np.int32)
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer(mode), quantizer(mode)
-    )
-    result = nn.scaled_dot_general(lhs, rhs, NT_2D, configs=[config(mode)] * 3)
-    contract.assert_within(result, exact, contract.DOT_BOUND * magnitude, F32)
+    assert_product(dot(lhs, rhs, [config(mode)] * 3), lhs, rhs, quantizer(mode))
 
   @parameterized.parameters(*MODES)
   @pytest.mark.full
   def test_empty_sizes_give_zero_or_nothing(self, mode):
-    configs = [config(mode)] * 3
-    numbers = numbers_of("km,kn->mn")
-
-    @jax.jit
-    def f(lhs, rhs):
-      dot = lambda lhs, rhs: nn.scaled_dot_general(
-        lhs, rhs, numbers, configs=configs
-      )
-      out, vjp = jax.vjp(dot, lhs, rhs)
-      return out, *vjp(out)
-
+    f = functools.partial(
+      dot_and_gradients, configs=[config(mode)] * 3, names="km,kn->mn"
+    )
+    f = jax.jit(f)
     for m, n, k in ((3, 4, 0), (0, 4, 0), (0, 4, 5), (3, 0, 5)):
       results = f(jnp.ones((k, m)), jnp.ones((k, n)))
       for result, shape in zip(results, ((m, n), (k, m), (k, n)), strict=True):
@@ -347,12 +302,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     def f(lhs, rhs, scale):
       scale = scale if mode == "nvfp4" else None
       configs = [nn.get_scaled_dot_general_config(mode, scale)] * 3
-
-      def dot(lhs, rhs):
-        return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-      out, vjp = jax.vjp(dot, lhs, rhs)
-      return out, *vjp(jnp.ones_like(out))
+      return dot_and_gradients(lhs, rhs, configs, g=jnp.ones((5, 7)))
 
     mapped = jax.jit(jax.vmap(f, in_axes))(*arrays)
     f = jax.jit(f)
@@ -381,7 +331,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     configs = [config(mode, 2.0)] * 3
 
     def loss(lhs, rhs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs).sum()
+      return dot(lhs, rhs, configs).sum()
 
     def mapped(lhs, rhs):
       return jax.shard_map(
@@ -405,24 +355,19 @@ class ScaledDotGeneralTest(parameterized.TestCase):
   @pytest.mark.full
   def test_every_size_may_be_symbolic(self, mode):
     m, k = jax.export.symbolic_shape("m, k")
-    configs = [config(mode)] * 2
-    f = lambda x, y: nn.scaled_dot_general(x, y, NT_2D, configs=configs)
-    exported = jax.export.export(jax.jit(f))(
+    exported = jax.export.export(
+      jax.jit(lambda x, y: dot(x, y, [config(mode)] * 2))
+    )(
       jax.ShapeDtypeStruct((m, k), jnp.float32),
       jax.ShapeDtypeStruct((7, k), jnp.float32),
     )
     lhs, rhs = floats(84, "mk"), floats(85, "nk")
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer(mode), quantizer(mode)
-    )
-    contract.assert_within(
-      exported.call(lhs, rhs), exact, contract.DOT_BOUND * magnitude, F32
-    )
+    assert_product(exported.call(lhs, rhs), lhs, rhs, quantizer(mode))
 
   def test_two_configs_serve_inference_and_refuse_training(self):
     configs = [config("mxfp8")] * 2
     lhs, rhs = floats(80, "mk"), floats(81, "nk")
-    f = lambda x: nn.scaled_dot_general(x, rhs, NT_2D, configs=configs).sum()
+    f = lambda x: dot(x, rhs, configs).sum()
     with self.assertRaisesRegex(ValueError, "gradient, got two configs"):
       jax.grad(f)(lhs)
 
@@ -447,9 +392,7 @@ class ImplementationTest(parameterized.TestCase):
     x = jnp.ones((3, 32))
 
     def loss(x, w):
-      return nn.scaled_dot_general(
-        x, w, NT_2D, configs=configs, implementation="xla"
-      ).sum()
+      return dot(x, w, configs, implementation="xla").sum()
 
     found = nn_cases.bound_configs(jax.grad(loss, (0, 1)), x, x)
     self.assertEqual([c.implementation for c in found], ["xla"] * 3)

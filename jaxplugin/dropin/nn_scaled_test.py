@@ -114,11 +114,11 @@ class ScaledMatmulTest(parameterized.TestCase):
     contract.assert_within(result, jaxs.astype(np.float64), 2 * bound, F32)
 
   def operands(self, dtype, scale_dtype, block):
-    lhs, lhs_scale = mx((2, 3, 64), 2, dtype, block, scale_dtype).make(
-      rng_of(20), nn_cases.random_values, nn_cases.random_scale
-    )
-    rhs, rhs_scale = mx((2, 5, 64), 2, dtype, block, scale_dtype).make(
-      rng_of(21), nn_cases.random_values, nn_cases.random_scale
+    (lhs, lhs_scale), (rhs, rhs_scale) = (
+      mx((2, rows, 64), 2, dtype, block, scale_dtype).make(
+        rng_of(20, rows), nn_cases.random_values, nn_cases.random_scale
+      )
+      for rows in (3, 5)
     )
     return lhs, rhs, lhs_scale, rhs_scale
 
@@ -193,15 +193,8 @@ class ImplementationTest(parameterized.TestCase):
     exact, _ = contract.dot(dequantized(x, scale), dequantized(x, scale))
     result = nn.scaled_matmul(x, x, scale, scale, implementation="xla")
     contract.assert_exact(result, exact, F32)
-    numbers = NT_3D
-    result = nn.scaled_dot(
-      x,
-      x,
-      lhs_scale=scale,
-      rhs_scale=scale,
-      dimension_numbers=numbers,
-      preferred_element_type=jnp.float32,
-      implementation="xla",
+    result = nn_cases.scaled_dot(
+      (x, scale), (x, scale), NT_3D, implementation="xla"
     )
     contract.assert_exact(result, exact, F32)
 

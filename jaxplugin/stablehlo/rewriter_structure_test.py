@@ -236,14 +236,7 @@ class PlaceTest(parameterized.TestCase):
     super().setUp()
     rng = np.random.default_rng(0)
     sides = [
-      contract.make_operand(
-        rng,
-        contract.OperandCase(
-          format=jp.MXFP8, dtype=jp.MXFP8.values_dtype, shape=(8, 32), axis=1
-        ),
-        integers=True,
-      )
-      for _ in range(2)
+      contract.operand(rng, jp.MXFP8, (8, 32), storage="raw") for _ in range(2)
     ]
     self.arrays = [sides[0].operand, sides[1].operand]
     self.arrays += [sides[0].scale, sides[1].scale]

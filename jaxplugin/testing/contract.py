@@ -157,6 +157,24 @@ def make_operand(
   return store(rng, case, values, scale)
 
 
+def operand(
+  rng: np.random.Generator,
+  kind: formats.BlockFormat | np.dtype,
+  shape: Sequence[int],
+  axis: int = -1,
+  *,
+  integers: bool = True,
+  storage: str = "scaled_array",
+) -> Operand:
+  """Makes an operand of a block format, or of plain floats of a dtype.
+
+  `axis` is the blocked dimension. `make_operand` describes `integers`, and
+  `OperandCase` the `storage` of a block format.
+  """
+  case = operand_case(kind, *shape, axis=axis, storage=storage)
+  return make_operand(rng, case, integers=integers)
+
+
 def finite_codes(
   rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype
 ) -> np.ndarray:
@@ -350,6 +368,20 @@ def assert_dot(
     assert_exact(actual, exact, dtype)
   else:
     assert_within(actual, exact, DOT_BOUND * magnitude, dtype)
+
+
+def assert_same_bits(actual: Any, expected: Any) -> None:
+  """Asserts that two trees have one structure, and equal dtypes and bits."""
+  structure = jax.tree.structure(actual)
+  if structure != jax.tree.structure(expected):
+    raise AssertionError(f"{structure}, not {jax.tree.structure(expected)}")
+  leaves = [map(np.asarray, jax.tree.leaves(x)) for x in (actual, expected)]
+  for x, y in zip(*leaves, strict=True):
+    if (x.dtype, x.shape) != (y.dtype, y.shape):
+      raise AssertionError(f"{x.dtype}{x.shape}, not {y.dtype}{y.shape}")
+    if x.tobytes() != y.tobytes():
+      np.testing.assert_array_equal(x, y)
+      raise AssertionError(f"the signs of zeros or the NaNs differ in {x}")
 
 
 def run_program(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import jaxplugin as jp
+from jaxplugin import nn
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
 from jaxplugin.testing import transformations
@@ -107,6 +108,20 @@ class Side:
 def mx(shape, axis, dtype=E4M3, block=32, scale_dtype=E8M0):
   scale = tuple(s // block if d == axis else s for d, s in enumerate(shape))
   return Side(shape, dtype, scale, scale_dtype)
+
+
+def scaled_dot(
+  lhs, rhs, numbers=NT_2D, dtype=contract.F32, function=nn.scaled_dot, **options
+):
+  """Returns `function` of two pairs (values, scale)."""
+  return function(
+    *(lhs[0], rhs[0]),
+    lhs_scale=lhs[1],
+    rhs_scale=rhs[1],
+    dimension_numbers=numbers,
+    preferred_element_type=dtype,
+    **options,
+  )
 
 
 def bound_configs(function, *args):

@@ -36,7 +36,7 @@ def operand(
 
 
 def array(rng, format, shape, **kwargs) -> jp.ScaledArray:
-  return operand(rng, format, shape, **kwargs).operand
+  return contract.operand(rng, format, shape, **kwargs).operand
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

@@ -174,17 +174,10 @@ class NamesTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     # k of several dimensions is padded to whole blocks: 3 * 32, not 3 * 17.
     for sizes, axis in (((17, 3), 1), ((47,), 1)):
-      case = contract.OperandCase(
-        format=jp.MXFP4,
-        dtype=formats.E2M1,
-        shape=(5, *sizes),
-        axis=axis,
-        storage="raw",
+      lhs, rhs = (
+        contract.operand(rng, jp.MXFP4, (5, *sizes), axis, storage="raw")
+        for _ in range(2)
       )
-      operands = [
-        contract.make_operand(rng, case, integers=True) for _ in range(2)
-      ]
-      lhs, rhs = operands
       dims = tuple(range(1, 1 + len(sizes)))
       self.check(
         name,

@@ -38,7 +38,9 @@ class TritonDeviceTest(ragged_suite.RaggedSuite):
     # Tiles, splits and groups of the sizes that they have in use.
     rng = np.random.default_rng(m)
     groups, n, k = 8, 1000, 2048
-    rhs, exact = ragged_suite.operand(rng, format, (groups, n, k))
+    rhs, exact = ragged_suite.operand(
+      rng, format, (groups, n, k), integers=False
+    )
     x = rng.normal(size=(m, k)).astype(np.float32)
     sizes = ragged_suite.random_sizes(rng, groups, m, 4)
     f = jax.jit(lambda x: self.dot(x, rhs, sizes))

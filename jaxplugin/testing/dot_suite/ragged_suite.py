@@ -98,10 +98,7 @@ def operand(
   **options: Any,
 ) -> tuple[Any, np.ndarray]:
   """An argument of `ragged_dot`, and its exact values."""
-  case = contract.operand_case(
-    format, *shape, axis=axis, storage="scaled_array"
-  )
-  made = contract.make_operand(rng, case, **options)
+  made = contract.operand(rng, format, shape, axis, **options)
   return made.operand, made.exact
 
 

@@ -8,6 +8,7 @@ time. It also has the operands and configs of the tests.
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -121,6 +122,31 @@ def config(mode, global_scale=GLOBAL_SCALE):
 
 def quantizer(mode, global_scale=GLOBAL_SCALE, dtype=None):
   return lambda x: quantize(x, mode, global_scale, dtype)
+
+
+def assert_product(
+  actual, lhs, rhs, quantize_lhs, quantize_rhs=None, names="mk,nk->mn"
+):
+  """Checks an f32 result; `quantize_rhs` is `quantize_lhs` by default."""
+  exact, magnitude = product(
+    lhs, rhs, names, quantize_lhs, quantize_rhs or quantize_lhs
+  )
+  bound = contract.DOT_BOUND * magnitude
+  contract.assert_within(actual, exact, bound, contract.F32)
+
+
+def dot(lhs, rhs, configs, names="mk,nk->mn", module=nn, **options):
+  """Calls `module.scaled_dot_general` with the numbers of an einsum."""
+  return module.scaled_dot_general(
+    lhs, rhs, numbers_of(names), configs=configs, **options
+  )
+
+
+def dot_and_gradients(lhs, rhs, configs, *args, g=None, **options):
+  """Returns the result of `dot`, and gradients for `g` or for the result."""
+  function = lambda lhs, rhs: dot(lhs, rhs, configs, *args, **options)
+  out, vjp = jax.vjp(function, lhs, rhs)
+  return out, *vjp(out if g is None else g)
 
 
 def expected_results(names, mode, arrays, global_scales):
