@@ -24,6 +24,7 @@ import jaxplugin as jp
 from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 
 pytestmark = pytest.mark.smoke
 
@@ -31,6 +32,7 @@ FORMATS = formats.FORMATS
 FP4 = ml_dtypes.float4_e2m1fn
 E4M3 = ml_dtypes.float8_e4m3fn
 E8M0 = ml_dtypes.float8_e8m0fnu
+assert_same_bits = contract.assert_same_bits
 
 
 def random_bytes(shape, high=256, seed=0):
@@ -50,23 +52,21 @@ def example(format, shape=(3, 64), seed=0):
   )
 
 
-def assert_same_bits(actual, expected):
-  """Checks structure (with format and layout), dtypes and bits."""
-  structures = [jax.tree.structure(tree) for tree in (actual, expected)]
-  np.testing.assert_equal(structures[0], structures[1])
-  leaves = [jax.tree.leaves(tree) for tree in (actual, expected)]
-  for a, b in zip(*leaves, strict=True):
-    np.testing.assert_equal(np.dtype(a.dtype), np.dtype(b.dtype))
-    np.testing.assert_array_equal(
-      np.atleast_1d(a).view(np.uint8), np.atleast_1d(b).view(np.uint8)
-    )
+# Functions that return the array that they get.
+IDENTITIES = {
+  "jit": jax.jit(lambda x: x),
+  "flatten": lambda x: jax.tree.unflatten(*jax.tree.flatten(x)[::-1]),
+  "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+  "copy": copy.copy,
+  "deepcopy": copy.deepcopy,
+}
 
 
 class PytreeTest(parameterized.TestCase):
-  @parameterized.parameters(*FORMATS)
-  def test_jit_returns_the_same_bits(self, format):
+  @parameterized.product(format=FORMATS, name=tuple(IDENTITIES))
+  def test_identity_returns_the_same_bits(self, format, name):
     x = example(format)
-    assert_same_bits(jax.jit(lambda x: x)(x), x)
+    assert_same_bits(IDENTITIES[name](x), x)
 
   def test_format_and_layout_are_static_under_jit(self):
     traced = []
@@ -85,29 +85,19 @@ class PytreeTest(parameterized.TestCase):
     self.assertEqual(shapes, [((3, 64), 1)])
     assert_same_bits(mapped, x)
 
-  def test_vmap_of_quantize_stacks_the_global_scales(self):
+  @parameterized.parameters(((5, 1, 1),), ((5,),))
+  def test_global_scales_of_leading_dimensions_are_taken(self, shape):
+    # `vmap` of `quantize` made f32[5] in version 0.1; checkpoints have it.
     # Amax 2688 * 2^i, so that global scale i is 2^i.
     x = np.ones((5, 2, 32), np.float32) * 2688
     x *= 2.0 ** np.arange(5)[:, None, None]
-    stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
-    np.testing.assert_array_equal(
-      np.asarray(stacked.global_scale)[:, 0, 0], 2.0 ** np.arange(5)
+    made = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
+    scales = np.asarray(made.global_scale)
+    np.testing.assert_array_equal(scales[:, 0, 0], 2.0 ** np.arange(5))
+    given = jp.ScaledArray(
+      made.values, made.scale, scales.reshape(shape), jp.NVFP4
     )
-    for f in (jp.dequantize, jax.vmap(jp.dequantize)):
-      np.testing.assert_array_equal(np.asarray(f(stacked)), x)
-
-  def test_global_scales_of_leading_dimensions_are_taken(self):
-    # `vmap` of `quantize` made these in version 0.1, and checkpoints have them.
-    x = np.ones((5, 2, 32), np.float32) * 2688
-    x *= 2.0 ** np.arange(5)[:, None, None]
-    stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
-    for shape in ((5,), (5, 1, 1)):
-      array = jp.ScaledArray(
-        stacked.values,
-        stacked.scale,
-        stacked.global_scale.reshape(shape),
-        jp.NVFP4,
-      )
+    for array in (made, given):
       for f in (jp.dequantize, jax.vmap(jp.dequantize)):
         np.testing.assert_array_equal(np.asarray(f(array)), x)
 
@@ -133,12 +123,6 @@ class PytreeTest(parameterized.TestCase):
   def test_missing_global_scale_is_no_leaf(self):
     self.assertLen(jax.tree.leaves(example(jp.MXFP8)), 2)
     self.assertLen(jax.tree.leaves(example(jp.NVFP4)), 3)
-
-  @parameterized.parameters(*FORMATS)
-  def test_flatten_and_unflatten_are_inverse(self, format):
-    x = example(format)
-    leaves, structure = jax.tree.flatten(x)
-    assert_same_bits(jax.tree.unflatten(structure, leaves), x)
 
   def test_leaves_may_be_anything(self):
     x = example(jp.NVFP4)
@@ -187,13 +171,6 @@ class PytreeTest(parameterized.TestCase):
     self.assertEqual(placed.values.sharding, rows)
     self.assertEqual(placed.scale.sharding, rows)
 
-  @parameterized.parameters(*FORMATS)
-  def test_survives_pickle_and_copy(self, format):
-    x = example(format)
-    assert_same_bits(pickle.loads(pickle.dumps(x)), x)
-    assert_same_bits(copy.copy(x), x)
-    assert_same_bits(copy.deepcopy(x), x)
-
   def test_orbax_checkpoint_restores_the_bits(self):
     tree = {format.name: example(format) for format in FORMATS}
     tree["packed"] = example(jp.NVFP4).pack()
@@ -234,37 +211,24 @@ class PytreeTest(parameterized.TestCase):
 
 
 class PropertiesTest(parameterized.TestCase):
-  @parameterized.product(format=FORMATS, axis=(0, 1, 2))
-  def test_axis_is_found_from_the_shapes(self, format, axis):
-    shape = [32, 64, 96]
-    scale_shape = list(shape)
-    scale_shape[axis] //= format.block_size
-    x = jp.ScaledArray(
-      jax.ShapeDtypeStruct(shape, format.values_dtype),
-      jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
-      None,
-      format,
-    )
-    self.assertEqual(x.axis, axis)
-    self.assertEqual(x.shape, tuple(shape))
-    self.assertEqual(x.ndim, 3)
-    self.assertEqual(x.dtype, format.values_dtype)
-
-  @parameterized.product(format=(jp.MXFP4, jp.NVFP4), axis=(0, 1, 2))
-  def test_packed_array_has_the_logical_shape(self, format, axis):
-    shape = [32, 64, 96]
-    scale_shape, packed_shape = list(shape), list(shape)
-    scale_shape[axis] //= format.block_size
-    packed_shape[axis] //= 2
-    x = jp.ScaledArray(
-      jax.ShapeDtypeStruct(packed_shape, np.uint8),
-      jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
-      None,
-      format,
-    )
-    self.assertTrue(x.is_packed)
-    self.assertEqual(x.axis, axis)
-    self.assertEqual(x.shape, tuple(shape))
+  @parameterized.product(
+    format=FORMATS, axis=(0, 1, 2), is_packed=(False, True)
+  )
+  def test_axis_and_logical_shape_are_found_from_the_shapes(
+    self, format, axis, is_packed
+  ):
+    is_packed = is_packed and format.is_fp4
+    sizes = np.full((3, 3), [32, 64, 96])  # logical, of the scale, packed
+    sizes[1, axis] //= format.block_size
+    sizes[2, axis] //= 2
+    shape, scale_shape, packed_shape = (tuple(map(int, row)) for row in sizes)
+    values = struct(shape, format.values_dtype)
+    if is_packed:
+      values = struct(packed_shape, np.uint8)
+    scale = struct(scale_shape, format.scale_dtype)
+    x = jp.ScaledArray(values, scale, None, format)
+    self.assertEqual((x.axis, x.shape, x.ndim), (axis, shape, 3))
+    self.assertEqual((x.is_packed, x.dtype), (is_packed, values.dtype))
 
   @parameterized.parameters(
     # 3 * 64 values: bytes of the values, of the scales, of the global scale.

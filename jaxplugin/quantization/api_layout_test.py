@@ -15,11 +15,11 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 
 SWIZZLED = "swizzled_128x4"
 P = jax.sharding.PartitionSpec
-leaves_as_bytes = quantization_lowerings.leaves_as_bytes
 
 
 def swizzled(array):
@@ -50,7 +50,7 @@ class ScaleLayoutTest(parameterized.TestCase):
     for f in (quantize, quantization_lowerings.by_operations(quantize)):
       actual = f(x)
       self.assertEqual(actual.scale_layout, SWIZZLED)
-      self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
+      contract.assert_same_bits(actual, expected)
       np.testing.assert_array_equal(
         jp.dequantize(actual), jp.dequantize(jp.quantize(x, format))
       )
@@ -62,16 +62,16 @@ class ScaleLayoutTest(parameterized.TestCase):
     quantize = lambda x: jp.quantize(x, format, scale_layout=SWIZZLED)
     mapped = jax.vmap(quantize)(x)
     plain = jax.vmap(lambda x: jp.quantize(x, format))(x)
-    self.assertEqual(leaves_as_bytes(mapped), leaves_as_bytes(swizzled(plain)))
+    contract.assert_same_bits(mapped, swizzled(plain))
     stack = jp.quantize(x, format, batch_dims=1, scale_layout=SWIZZLED)
     plain = jp.quantize(x, format, batch_dims=1)
-    self.assertEqual(leaves_as_bytes(stack), leaves_as_bytes(swizzled(plain)))
+    contract.assert_same_bits(stack, swizzled(plain))
 
   def test_stochastic_rounding_takes_it_too(self):
     x, key = numbers((5, 96)), jax.random.key(3)
     actual = jp.quantize(x, jp.MXFP4, key=key, scale_layout=SWIZZLED)
     expected = swizzled(jp.quantize(x, jp.MXFP4, key=key))
-    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
+    contract.assert_same_bits(actual, expected)
 
   def test_product_has_the_bits_of_the_linear_scale(self):
     x = numbers((5, 96))[:4]
@@ -88,9 +88,8 @@ class ScaleLayoutTest(parameterized.TestCase):
     quantize = jax.jit(
       lambda x: jp.quantize(x, jp.MXFP8, scale_layout=SWIZZLED)
     )
-    self.assertEqual(
-      leaves_as_bytes(quantize(sharded)),
-      leaves_as_bytes(swizzled(jp.quantize(x, jp.MXFP8))),
+    contract.assert_same_bits(
+      quantize(sharded), swizzled(jp.quantize(x, jp.MXFP8))
     )
 
 

@@ -16,13 +16,13 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 
 FORMATS = (jp.MXFP6_E2M3, jp.MXFP6_E3M2)
 E8M0_ONE = 127
 CPU = quantization_lowerings.OPERATIONS
 P = jax.sharding.PartitionSpec
-leaves_as_bytes = quantization_lowerings.leaves_as_bytes
 
 
 def codes(shape, seed=0):
@@ -92,7 +92,7 @@ class ArrayTest(parameterized.TestCase):
         self.assertEqual(prepared.shape, x.shape)
         np.testing.assert_array_equal(jp.dequantize(prepared), as_f64(x))
         restored = jp.unprepare_weights(prepared)
-        self.assertEqual(leaves_as_bytes(restored), leaves_as_bytes(x))
+        contract.assert_same_bits(restored, x)
     self.assertTrue(jp.prepare_weights(stack, CPU).is_bytes)
 
   @parameterized.parameters(*FORMATS)
@@ -186,7 +186,7 @@ class DotTest(parameterized.TestCase):
     quantized = jax.jit(lambda x: jp.quantize(x, format))(
       jax.device_put(x, sharding)
     )
-    self.assertEqual(leaves_as_bytes(quantized), leaves_as_bytes(x_q))
+    contract.assert_same_bits(quantized, x_q)
 
   @parameterized.product(
     format=FORMATS, target=("cpu", "h200", "b200", "mi355x")

@@ -22,12 +22,12 @@ from jaxplugin.core import formats
 from jaxplugin.core.formats import MXFP4
 from jaxplugin.core.formats import MXFP8
 from jaxplugin.core.formats import NVFP4
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 
 FP4 = (MXFP4, NVFP4)
 NUM_DEVICES = 8
 P = jax.sharding.PartitionSpec
-leaves_as_bytes = quantization_lowerings.leaves_as_bytes
 numbers = quantization_lowerings.numbers
 
 
@@ -97,9 +97,9 @@ class PackedTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(actual.values), expected)
     self.assertEqual(actual.shape, unpacked.shape)
     self.assertEqual(actual.axis, unpacked.axis)
-    self.assertEqual(
-      leaves_as_bytes([actual.scale, actual.global_scale]),
-      leaves_as_bytes([unpacked.scale, unpacked.global_scale]),
+    contract.assert_same_bits(
+      [actual.scale, actual.global_scale],
+      [unpacked.scale, unpacked.global_scale],
     )
     np.testing.assert_array_equal(
       np.asarray(quantization.dequantize(actual)).view(np.uint32),
@@ -206,7 +206,7 @@ class ShardingTest(parameterized.TestCase):
 
     expected = quantization.quantize(x, format)
     actual = jax.device_get(quantize(x))
-    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
+    contract.assert_same_bits(actual, expected)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,19 @@ from absl.testing import parameterized
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract
+from jaxplugin.testing import quantization_lowerings as lowerings
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+X = lowerings.X
 
 
 class BatchingTest(parameterized.TestCase):
   def assert_same(self, actual, entries):
     """Leaves with the mapped dimension first equal those of each entry."""
     expected = jax.tree.map(lambda *a: np.stack(a), *entries)
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(actual),
-      quantization_lowerings.leaves_as_bytes(expected),
-    )
+    contract.assert_same_bits(actual, expected)
 
   @parameterized.product(
     format=formats.FORMATS, in_axis=(0, 1, 2, -1), axis=(0, -1)
@@ -41,14 +40,14 @@ class BatchingTest(parameterized.TestCase):
     self.assert_same(actual, [quantize(a) for a in np.moveaxis(x, in_axis, 0)])
 
   def test_entries_that_share_a_key_have_the_bits_of_each_alone(self):
-    x, key = quantization_lowerings.X[:2], jax.random.key(0)
+    x, key = X[:2], jax.random.key(0)
     quantize = lambda x: quantization.quantize(x, MXFP8, key=key)
     self.assert_same(jax.vmap(quantize)(x), [quantize(a) for a in x])
 
   @parameterized.parameters((0, None), (None, 0), (0, 0), (1, 0))
   @pytest.mark.sample(3)
   def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):
-    x, g = quantization_lowerings.X[:4, :, :], np.float32([1, 0.1, 3, 1e-3])
+    x, g = X[:4, :, :], np.float32([1, 0.1, 3, 1e-3])
     quantize = lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
     in_axes = (x_axis, scale_axis)
     args = (x, g if scale_axis == 0 else g[1])
@@ -76,7 +75,7 @@ class BatchingTest(parameterized.TestCase):
   )
   @pytest.mark.sample(11)
   def test_vmap_of_dequantize_is_dequantize_of_each(self, format, in_axes):
-    q = quantization.quantize(quantization_lowerings.X[:3, :3, :], format)
+    q = quantization.quantize(X[:3, :3, :], format)
     g = np.float32([0.3, 7, 1e-3])
     full = (np.asarray(q.values), np.asarray(q.scale), g)
     args = [
@@ -96,16 +95,14 @@ class BatchingTest(parameterized.TestCase):
   @parameterized.parameters(MXFP8, NVFP4)
   @pytest.mark.sample(1)
   def test_vmap_of_vmap_is_each_alone(self, format):
-    function = quantization_lowerings.round_trip(format)
-    x = quantization_lowerings.X.transpose(2, 1, 0)
+    function = lowerings.round_trip(format)
+    x = X.transpose(2, 1, 0)
     actual = jax.vmap(jax.vmap(function, in_axes=1), in_axes=2)(x)
-    expected = [
-      [function(row) for row in rows] for rows in quantization_lowerings.X
-    ]
+    expected = [[function(row) for row in rows] for rows in X]
     np.testing.assert_array_equal(actual, np.asarray(expected))
 
   def test_each_vmap_may_map_the_global_scale_or_not(self):
-    q = quantization.quantize(quantization_lowerings.X[:3, :3, :], NVFP4)
+    q = quantization.quantize(X[:3, :3, :], NVFP4)
     g = np.float32([0.3, 7, 1e-3])
     dequantize = lambda v, s, g: quantization.dequantize(
       scaled_array.ScaledArray(v, s, g, NVFP4)
@@ -115,48 +112,23 @@ class BatchingTest(parameterized.TestCase):
     twice = jax.vmap(once, in_axes=(0, 0, None))(values, scale, g)
     self.assert_same(twice, [once(q.values, q.scale, g)] * 2)
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_vmap_keeps_to_the_kernels_unless_each_entry_has_a_global_scale(self):
     for format, expected in ((MXFP8, (1, 1)), (MXFP4, (1, 1)), (NVFP4, (0, 1))):
-      text = quantization_lowerings.lowered_text(
-        jax.vmap(quantization_lowerings.round_trip(format)),
-        quantization_lowerings.X,
-      )
-      self.assertEqual(
-        quantization_lowerings.kernel_calls(text), expected, format
-      )
+      found = lowerings.calls(jax.vmap(lowerings.round_trip(format)), X)
+      self.assertEqual(found, expected, format)
     given = lambda x: quantization.quantize(x, NVFP4, global_scale=0.1)
-    self.assertEqual(
-      quantization_lowerings.kernel_calls(
-        quantization_lowerings.lowered_text(
-          jax.vmap(given), quantization_lowerings.X
-        )
-      ),
-      (1, 0),
-    )
+    self.assertEqual(lowerings.calls(jax.vmap(given), X), (1, 0))
 
 
 class GradientTest(parameterized.TestCase):
   """As of the operations, which jax.jvp sees without kernels."""
 
-  def assert_as_operations(self, function, *args):
-    actual, expected = (
-      function(*args),
-      quantization_lowerings.by_operations(function)(*args),
-    )
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(actual),
-      quantization_lowerings.leaves_as_bytes(expected),
-    )
-    return actual
-
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(2)
   def test_gradient_by_the_global_scale_is_the_sum_without_it(self, format):
-    q = quantization.quantize(quantization_lowerings.X, format)
-    weight = np.random.default_rng(15).integers(
-      -3, 4, quantization_lowerings.X.shape
-    )
+    q = quantization.quantize(X, format)
+    weight = np.random.default_rng(15).integers(-3, 4, X.shape)
 
     def function(g):
       x = scaled_array.ScaledArray(q.values, q.scale, g, format)
@@ -167,12 +139,12 @@ class GradientTest(parameterized.TestCase):
     g = jnp.float32(0.7)
     for f in (jax.grad(function), jax.jit(jax.grad(function))):
       np.testing.assert_allclose(f(g), expected, rtol=1e-4)
-    self.assert_as_operations(jax.grad(function), g)
+    lowerings.assert_same_as_operations(jax.grad(function), g)
     _, tangent = jax.jvp(function, (g,), (jnp.float32(2),))
     np.testing.assert_allclose(tangent, 2 * expected, rtol=1e-4)
 
   def test_straight_through_has_a_gradient_by_the_global_scale(self):
-    x = quantization_lowerings.X
+    x = X
     q = quantization.quantize(x, NVFP4)
 
     def function(g):
@@ -186,7 +158,7 @@ class GradientTest(parameterized.TestCase):
     )
 
   def test_gradient_under_remat_and_scan(self):
-    q = quantization.quantize(quantization_lowerings.X, NVFP4)
+    q = quantization.quantize(X, NVFP4)
 
     @jax.checkpoint
     def step(g, x):
@@ -198,7 +170,7 @@ class GradientTest(parameterized.TestCase):
 
     def unrolled(g):
       total = 0.0
-      for i in range(quantization_lowerings.X.shape[0]):
+      for i in range(X.shape[0]):
         x = scaled_array.ScaledArray(q.values[i], q.scale[i], g, NVFP4)
         total += jnp.tanh(quantization.dequantize(x)).sum()
         g = g * 1.5
@@ -207,7 +179,7 @@ class GradientTest(parameterized.TestCase):
     g = q.global_scale
     np.testing.assert_allclose(
       jax.grad(scanned)(g),
-      quantization_lowerings.by_operations(jax.grad(unrolled))(g),
+      lowerings.by_operations(jax.grad(unrolled))(g),
       rtol=1e-4,
     )
 
@@ -215,18 +187,14 @@ class GradientTest(parameterized.TestCase):
 class TransformTest(parameterized.TestCase):
   @parameterized.parameters(*formats.FORMATS)
   def test_scan_is_each_step_alone(self, format):
-    function = quantization_lowerings.round_trip(format)
-    _, actual = jax.lax.scan(
-      lambda c, x: (c, function(x)), 0, quantization_lowerings.X
-    )
-    np.testing.assert_array_equal(
-      actual, np.stack([function(x) for x in quantization_lowerings.X])
-    )
+    function = lowerings.round_trip(format)
+    _, actual = jax.lax.scan(lambda c, x: (c, function(x)), 0, X)
+    np.testing.assert_array_equal(actual, np.stack([function(x) for x in X]))
 
   @parameterized.parameters(*formats.FORMATS)
   def test_eval_shape_is_that_of_the_result(self, format):
     for dtype in ("float32", "bfloat16"):
-      x = quantization_lowerings.X.astype(dtype)
+      x = X.astype(dtype)
       quantize = lambda x: quantization.quantize(x, format)
       expected = quantize(x)
       shapes = jax.eval_shape(quantize, x)
@@ -237,35 +205,24 @@ class TransformTest(parameterized.TestCase):
 
   @parameterized.parameters(*formats.FORMATS)
   def test_disable_jit_gives_the_same_bits(self, format):
-    expected = quantization_lowerings.leaves_as_bytes(
-      quantization_lowerings.round_trip(format)(quantization_lowerings.X)
-    )
+    function = lowerings.round_trip(format)
+    expected = function(X)
     with jax.disable_jit():
-      self.assertEqual(
-        quantization_lowerings.leaves_as_bytes(
-          quantization_lowerings.round_trip(format)(quantization_lowerings.X)
-        ),
-        expected,
-      )
+      contract.assert_same_bits(function(X), expected)
 
   @parameterized.parameters(*formats.FORMATS)
   def test_second_eager_call_traces_and_compiles_nothing(self, format):
-    x = jnp.asarray(quantization_lowerings.X)
-    first = quantization_lowerings.round_trip(format)(x)
+    x = jnp.asarray(X)
+    first = lowerings.round_trip(format)(x)
     with jax.no_tracing():
-      second = quantization_lowerings.round_trip(format)(x)
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(first),
-      quantization_lowerings.leaves_as_bytes(second),
-    )
+      second = lowerings.round_trip(format)(x)
+    contract.assert_same_bits(first, second)
 
   def test_call_without_use_for_its_results_is_dropped(self):
     compiled = jax.jit(
-      lambda x: (quantization_lowerings.round_trip(MXFP8)(x), x + 1)[1]
-    ).lower(quantization_lowerings.X)
-    self.assertEqual(
-      quantization_lowerings.kernel_calls(compiled.as_text()), (0, 0)
-    )
+      lambda x: (lowerings.round_trip(MXFP8)(x), x + 1)[1]
+    ).lower(X)
+    self.assertEqual(lowerings.kernel_calls(compiled.as_text()), (0, 0))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from absl.testing import parameterized
 from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 
 MXFP8 = formats.MXFP8
@@ -30,7 +31,7 @@ PER_16 = formats.BlockFormat(
   block_size=16,
 )
 P = jax.sharding.PartitionSpec
-leaves_as_bytes = quantization_lowerings.leaves_as_bytes
+assert_same_bits = contract.assert_same_bits
 
 
 def each(x, format, *, axes=(-1, -2), **kwargs):
@@ -54,9 +55,6 @@ def numbers(shape, dtype=np.float32):
 
 
 class BitwiseTest(parameterized.TestCase):
-  def assert_same(self, actual, expected):
-    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
-
   @parameterized.parameters(
     *(
       (format, {"axes": axes}, shape, dtype)
@@ -76,14 +74,14 @@ class BitwiseTest(parameterized.TestCase):
     x = numbers(shape, dtype)
     result = quantization.quantize_both(x, format, **options)
     self.assertIsInstance(result, tuple)
-    self.assert_same(result, each(x, format, **options))
+    assert_same_bits(result, each(x, format, **options))
     axes = options.get("axes", (-1, -2))
     for q, axis in zip(result, axes, strict=True):
       self.assertEqual((q.shape, q.axis), (x.shape, axis % x.ndim))
     if options == FLOOR:
-      self.assertNotEqual(
-        leaves_as_bytes(result), leaves_as_bytes(each(x, format))
-      )
+      up = each(x, format)
+      self.assertTrue((result[0].scale != up[0].scale).any())
+      self.assertTrue((result[1].scale != up[1].scale).any())
     if given := options.get("global_scale"):
       self.assertEqual(
         [q.global_scale for q in result], [np.float32(given)] * 2
@@ -101,12 +99,12 @@ class BitwiseTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_empty_arrays_stay_empty(self, format, shape):
     x = jnp.zeros(shape)
-    self.assert_same(quantization.quantize_both(x, format), each(x, format))
+    assert_same_bits(quantization.quantize_both(x, format), each(x, format))
 
   def test_f64_is_rounded_to_f32_before(self):
     with jax.enable_x64(True):
       x = np.asarray(numbers((64, 64)), np.float64) * (1 + 2.0**-40)
-      self.assert_same(quantization.quantize_both(x, MXFP8), each(x, MXFP8))
+      assert_same_bits(quantization.quantize_both(x, MXFP8), each(x, MXFP8))
 
   @parameterized.parameters(MXFP8, NVFP4)
   @pytest.mark.sample(1)
@@ -123,15 +121,12 @@ class BitwiseTest(parameterized.TestCase):
     quantize = functools.partial(
       quantization.quantize, format=format, packed=False
     )
-    self.assert_same(first, quantize(padded))
+    assert_same_bits(first, quantize(padded))
     merged = np.pad(x.transpose(2, 0, 1).reshape(40, 15), ((0, 0), (0, 17)))
-    self.assert_same(second, quantize(merged))
+    assert_same_bits(second, quantize(merged))
 
 
 class TransformTest(parameterized.TestCase):
-  def assert_same(self, actual, expected):
-    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
-
   @parameterized.product(format=(MXFP8, NVFP4), in_axis=(0, -1))
   @pytest.mark.sample(1)
   def test_vmap_is_each_entry_alone(self, format, in_axis):
@@ -139,7 +134,7 @@ class TransformTest(parameterized.TestCase):
     both = lambda x: quantization.quantize_both(x, format)
     actual = jax.vmap(both, in_axes=in_axis)(x)
     entries = [each(a, format) for a in jnp.moveaxis(x, in_axis, 0)]
-    self.assert_same(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
+    assert_same_bits(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
 
   @parameterized.parameters((0, None), (None, 0), (0, 0))
   @pytest.mark.sample(1)
@@ -155,7 +150,7 @@ class TransformTest(parameterized.TestCase):
       )
       for i in range(3)
     ]
-    self.assert_same(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
+    assert_same_bits(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
 
   @parameterized.parameters(MXFP8, NVFP4)
   @pytest.mark.sample(1)
@@ -163,9 +158,9 @@ class TransformTest(parameterized.TestCase):
     x = numbers((64, 64))
     both = lambda x: quantization.quantize_both(x, format)
     expected = each(x, format)
-    self.assert_same(jax.jit(both)(x), expected)
+    assert_same_bits(jax.jit(both)(x), expected)
     with jax.disable_jit():
-      self.assert_same(both(x), expected)
+      assert_same_bits(both(x), expected)
     shapes = jax.eval_shape(both, x)
     self.assertEqual(
       [(a.shape, a.dtype) for a in jax.tree.leaves(shapes)],
@@ -177,7 +172,7 @@ class TransformTest(parameterized.TestCase):
     first = quantization.quantize_both(x, NVFP4)
     with jax.no_tracing():
       second = quantization.quantize_both(x, NVFP4)
-    self.assert_same(first, second)
+    assert_same_bits(first, second)
 
   @parameterized.parameters((MXFP8, "b, a, 64"), (NVFP4, "a*32, 64"))
   @pytest.mark.full
@@ -191,17 +186,15 @@ class TransformTest(parameterized.TestCase):
       platforms=("cpu", "cuda"),
     )(x)
     x = numbers((*(3 for _ in lead), 64, 64))
-    self.assert_same(exported.call(x), each(x, format))
+    assert_same_bits(exported.call(x), each(x, format))
 
 
 class UnusedTest(parameterized.TestCase):
   """Results that nobody uses are not computed."""
 
   def kernel_calls(self, function):
-    text = quantization_lowerings.lowered_text(
-      function, jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    )
-    return quantization_lowerings.kernel_calls(text)[0]
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    return quantization_lowerings.calls(function, x)[0]
 
   @quantization_lowerings.needs_library
   def test_fp4_calls_a_kernel_for_each_axis_that_is_used(self):
@@ -218,7 +211,7 @@ class UnusedTest(parameterized.TestCase):
     x = numbers((64, 96))
     for i, expected in enumerate(each(x, NVFP4)):
       one = jax.jit(lambda x, i=i: quantization.quantize_both(x, NVFP4)[i])
-      self.assertEqual(leaves_as_bytes(one(x)), leaves_as_bytes(expected))
+      assert_same_bits(one(x), expected)
 
   def test_the_one_that_is_used_has_its_own_global_scale(self):
     x, scales = numbers((64, 96)), np.float32([0.3, 7])
@@ -232,9 +225,7 @@ class UnusedTest(parameterized.TestCase):
       expected = quantization.quantize(
         x, NVFP4, axis=axis, global_scale=scales[i], packed=False
       )
-      self.assertEqual(
-        leaves_as_bytes(one(x, scales)), leaves_as_bytes(expected)
-      )
+      assert_same_bits(one(x, scales), expected)
 
   @quantization_lowerings.needs_library
   def test_fp8_along_the_first_axis_takes_no_kernel(self):
@@ -257,7 +248,7 @@ class ShardingTest(parameterized.TestCase):
     both = jax.jit(lambda x: quantization.quantize_both(x, format))
     sharded = jax.device_put(x, sharding)
     result = both(sharded)
-    self.assertEqual(leaves_as_bytes(result), leaves_as_bytes(each(x, format)))
+    assert_same_bits(result, each(x, format))
     for q in result:
       for leaf in (q.values, q.scale):
         self.assertTrue(
@@ -304,7 +295,7 @@ class ShardingTest(parameterized.TestCase):
 
       result = both(jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)))
     self.assertEqual(seen, [spec] * 4)
-    self.assertEqual(leaves_as_bytes(result), leaves_as_bytes(each(x, NVFP4)))
+    assert_same_bits(result, each(x, NVFP4))
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract
+from jaxplugin.testing import quantization_lowerings as lowerings
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
+X = lowerings.X
 NUM_THREADS = 8
 CALLS_PER_THREAD = 10
 F32_MIN_NORMAL = 2.0**-126
@@ -63,7 +65,7 @@ def random_shape(rng, format):
   return tuple(map(int, shape)), axis
 
 
-@quantization_lowerings.needs_library
+@lowerings.needs_library
 class BitwiseTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.KNOWN,
@@ -90,12 +92,7 @@ class BitwiseTest(parameterized.TestCase):
           axis=a,
           scale_rounding=scale_rounding,
         )
-        self.assertEqual(
-          quantization_lowerings.leaves_as_bytes(quantize(arg)),
-          quantization_lowerings.leaves_as_bytes(
-            quantization_lowerings.by_operations(quantize)(arg)
-          ),
-        )
+        lowerings.assert_same_as_operations(quantize, arg)
 
   @parameterized.product(
     global_scale=GLOBAL_SCALES, kind=("bits", "subnormals", "binades")
@@ -110,12 +107,7 @@ class BitwiseTest(parameterized.TestCase):
       quantize = lambda x: quantization.quantize(
         x, NVFP4, global_scale=global_scale
       )
-      self.assertEqual(
-        quantization_lowerings.leaves_as_bytes(quantize(x)),
-        quantization_lowerings.leaves_as_bytes(
-          quantization_lowerings.by_operations(quantize)(x)
-        ),
-      )
+      lowerings.assert_same_as_operations(quantize, x)
 
   @parameterized.parameters(0.0, -0.0, -1.0, np.nan, np.inf)
   @pytest.mark.sample(1)
@@ -124,12 +116,7 @@ class BitwiseTest(parameterized.TestCase):
     quantize = jax.jit(
       lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
     )
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(quantize(x, g)),
-      quantization_lowerings.leaves_as_bytes(
-        quantization_lowerings.by_operations(quantize)(x, g)
-      ),
-    )
+    lowerings.assert_same_as_operations(quantize, x, g)
 
   @parameterized.product(
     format=formats.KNOWN,
@@ -153,16 +140,11 @@ class BitwiseTest(parameterized.TestCase):
     )
     dequantize = lambda x: quantization.dequantize(x, dtype)
     for stored in (x, x.pack()):
-      self.assertEqual(
-        quantization_lowerings.kernel_calls(
-          quantization_lowerings.lowered_text(dequantize, stored)
-        ),
-        (0, 1),
-      )
+      self.assertEqual(lowerings.calls(dequantize, stored), (0, 1))
       self.assertEqual(dequantize(stored).dtype, dtype)
       actual, expected = (
         np.asarray(f(stored)).astype(np.float32)
-        for f in (dequantize, quantization_lowerings.by_operations(dequantize))
+        for f in (dequantize, lowerings.by_operations(dequantize))
       )
       # Below it XLA:CPU flushes, the kernels do not.
       smallest = max(
@@ -198,12 +180,7 @@ class BitwiseTest(parameterized.TestCase):
         )
       )
       calls.append(functools.partial(function, x))
-    expected = [
-      quantization_lowerings.leaves_as_bytes(
-        quantization_lowerings.by_operations(f)()
-      )
-      for f in calls
-    ]
+    expected = [lowerings.by_operations(f)() for f in calls]
     barrier = threading.Barrier(NUM_THREADS)  # they also compile at once
 
     def run(seed):
@@ -211,48 +188,37 @@ class BitwiseTest(parameterized.TestCase):
       order = np.random.default_rng(seed).permutation(
         np.arange(CALLS_PER_THREAD) % len(calls)
       )
-      return [
-        quantization_lowerings.leaves_as_bytes(calls[i]()) == expected[i]
-        for i in order
-      ]
+      for i in order:
+        contract.assert_same_bits(calls[i](), expected[i])
 
     with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
-      for same in pool.map(run, range(NUM_THREADS)):
-        self.assertTrue(all(same))
+      list(pool.map(run, range(NUM_THREADS)))
 
 
 class LoweringTest(parameterized.TestCase):
   """Which modules call the kernels."""
 
   def assert_calls(self, function, expected, *args, **kwargs):
-    text = quantization_lowerings.lowered_text(
-      function, *(args or (quantization_lowerings.X,)), **kwargs
-    )
-    self.assertEqual(quantization_lowerings.kernel_calls(text), expected)
+    text = lowerings.lowered_text(function, *(args or (X,)), **kwargs)
+    self.assertEqual(lowerings.kernel_calls(text), expected)
     self.assertEqual("custom_call @jaxplugin" in text, any(expected))
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   @parameterized.parameters(*formats.KNOWN)
   @pytest.mark.sample(2)
   def test_module_for_a_cpu_calls_both(self, format):
-    self.assert_calls(quantization_lowerings.round_trip(format), (1, 1))
+    self.assert_calls(lowerings.round_trip(format), (1, 1))
     self.assert_calls(
-      quantization_lowerings.round_trip(format),
-      (1, 1),
-      quantization_lowerings.X.astype(jnp.bfloat16),
+      lowerings.round_trip(format), (1, 1), X.astype(jnp.bfloat16)
     )
-    self.assert_calls(
-      quantization_lowerings.round_trip(format),
-      (1, 1),
-      quantization_lowerings.X[0, 0],
-    )
+    self.assert_calls(lowerings.round_trip(format), (1, 1), X[0, 0])
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_target_of_a_gpu_does_not_matter_on_the_cpu(self):
     with targets.use_target(targets.named_target("b200")):
-      self.assert_calls(quantization_lowerings.round_trip(MXFP8), (1, 1))
+      self.assert_calls(lowerings.round_trip(MXFP8), (1, 1))
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   @parameterized.parameters(
     (MXFP8, (0, 0)), (MXFP8_E5M2, (0, 0)), (MXFP4, (1, 0)), (NVFP4, (1, 0))
   )
@@ -260,27 +226,23 @@ class LoweringTest(parameterized.TestCase):
     self, format, expected
   ):
     self.assert_calls(
-      quantization_lowerings.round_trip(format, axis=1),
-      expected,
-      quantization_lowerings.X.swapaxes(1, 2),
+      lowerings.round_trip(format, axis=1), expected, X.swapaxes(1, 2)
     )
 
   @parameterized.parameters("cuda", "rocm", "tpu")
   def test_other_platforms_get_operations(self, platform):
     self.assert_calls(
-      quantization_lowerings.round_trip(NVFP4), (0, 0), platforms=(platform,)
+      lowerings.round_trip(NVFP4), (0, 0), platforms=(platform,)
     )
 
   def test_each_platform_of_a_module_is_decided_for_itself(self):
     self.assert_calls(
-      quantization_lowerings.round_trip(NVFP4),
-      (1, 1),
-      platforms=("cpu", "cuda"),
+      lowerings.round_trip(NVFP4), (1, 1), platforms=("cpu", "cuda")
     )
 
   def test_target_without_kernels_gets_operations(self):
-    with targets.use_target(quantization_lowerings.OPERATIONS):
-      self.assert_calls(quantization_lowerings.round_trip(NVFP4), (0, 0))
+    with targets.use_target(lowerings.OPERATIONS):
+      self.assert_calls(lowerings.round_trip(NVFP4), (0, 0))
 
   @parameterized.product(
     format=formats.FORMATS, shape=("a, 64*b", "a, 64", "8, 64")
@@ -288,17 +250,12 @@ class LoweringTest(parameterized.TestCase):
   @pytest.mark.sample(2)
   def test_exported_module_gets_operations(self, format, shape):
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
-    function = jax.jit(quantization_lowerings.round_trip(format))
+    function = jax.jit(lowerings.round_trip(format))
     exported = jax.export.export(function, platforms=("cpu",))(x)
-    self.assertEqual(
-      quantization_lowerings.kernel_calls(exported.mlir_module()), (0, 0)
-    )
-    np.testing.assert_array_equal(
-      exported.call(quantization_lowerings.X[:, 0]),
-      function(quantization_lowerings.X[:, 0]),
-    )
+    self.assertEqual(lowerings.kernel_calls(exported.mlir_module()), (0, 0))
+    np.testing.assert_array_equal(exported.call(X[:, 0]), function(X[:, 0]))
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_stochastic_rounding_gets_a_kernel_that_draws_threefry(self):
     for impl, calls in (("threefry2x32", (1, 0)), ("rbg", (0, 0))):
       key = jax.random.key(0, impl=impl)
@@ -309,8 +266,8 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.parameters(((0, 64),), ((4, 0),))
   def test_empty_array_gets_operations(self, shape):
     x = np.zeros(shape, np.float32)
-    self.assert_calls(quantization_lowerings.round_trip(NVFP4), (0, 0), x)
-    self.assertEqual(quantization_lowerings.round_trip(NVFP4)(x).shape, shape)
+    self.assert_calls(lowerings.round_trip(NVFP4), (0, 0), x)
+    self.assertEqual(lowerings.round_trip(NVFP4)(x).shape, shape)
 
   def test_format_that_kernels_do_not_know_gets_operations(self):
     format = formats.BlockFormat(
@@ -319,9 +276,9 @@ class LoweringTest(parameterized.TestCase):
       scale_dtype=formats.E8M0,
       block_size=16,
     )
-    self.assert_calls(quantization_lowerings.round_trip(format), (0, 0))
+    self.assert_calls(lowerings.round_trip(format), (0, 0))
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_result_dtype_that_kernels_do_not_write_gets_operations(self):
     def function(x):
       return quantization.dequantize(
@@ -331,16 +288,14 @@ class LoweringTest(parameterized.TestCase):
     with jax.enable_x64(True):
       self.assert_calls(function, (1, 0))
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_f64_is_rounded_to_f32_before_a_kernel(self):
     with jax.enable_x64(True):
-      x = quantization_lowerings.X.astype(np.float64) * (1 + 2.0**-40)
-      self.assert_calls(quantization_lowerings.round_trip(MXFP8), (1, 1), x)
-      actual = quantization_lowerings.leaves_as_bytes(
-        quantization.quantize(x, MXFP8)
-      )
+      x = X.astype(np.float64) * (1 + 2.0**-40)
+      self.assert_calls(lowerings.round_trip(MXFP8), (1, 1), x)
+      actual = quantization.quantize(x, MXFP8)
     expected = quantization.quantize(x.astype(np.float32), MXFP8)
-    self.assertEqual(actual, quantization_lowerings.leaves_as_bytes(expected))
+    contract.assert_same_bits(actual, expected)
 
 
 class ShardingTest(parameterized.TestCase):
@@ -351,9 +306,7 @@ class ShardingTest(parameterized.TestCase):
     )
 
   def put(self, mesh, spec):
-    return jax.device_put(
-      quantization_lowerings.X, jax.sharding.NamedSharding(mesh, spec)
-    )
+    return jax.device_put(X, jax.sharding.NamedSharding(mesh, spec))
 
   @parameterized.product(
     format=formats.FORMATS, spec=(P("x"), P("x", None, "y"))
@@ -363,12 +316,7 @@ class ShardingTest(parameterized.TestCase):
     x = self.put(self.mesh, spec)
     function = jax.jit(lambda x: quantization.quantize(x, format))
     result = function(x)
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(result),
-      quantization_lowerings.leaves_as_bytes(
-        function(quantization_lowerings.X)
-      ),
-    )
+    contract.assert_same_bits(result, function(X))
     for leaf in (result.values, result.scale):
       self.assertTrue(
         leaf.sharding.is_equivalent_to(
@@ -377,14 +325,14 @@ class ShardingTest(parameterized.TestCase):
         leaf.sharding,
       )
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(1)
   def test_inside_of_shard_map_kernels_see_each_share(self, format):
     spec = P("x", "y")
     function = jax.jit(
       jax.shard_map(
-        quantization_lowerings.round_trip(format),
+        lowerings.round_trip(format),
         mesh=self.mesh,
         in_specs=spec,
         out_specs=spec,
@@ -392,21 +340,18 @@ class ShardingTest(parameterized.TestCase):
     )
     x = self.put(self.mesh, spec)
     self.assertEqual(
-      quantization_lowerings.kernel_calls(function.lower(x).as_text()), (1, 1)
+      lowerings.kernel_calls(function.lower(x).as_text()), (1, 1)
     )
     shares = [
       np.concatenate(
-        [
-          quantization_lowerings.round_trip(format)(b)
-          for b in np.split(a, 2, axis=1)
-        ],
+        [lowerings.round_trip(format)(b) for b in np.split(a, 2, axis=1)],
         axis=1,
       )
-      for a in np.split(quantization_lowerings.X, 4)
+      for a in np.split(X, 4)
     ]
     np.testing.assert_array_equal(function(x), np.concatenate(shares))
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(1)
   def test_inside_of_shard_map_over_some_axes_kernels_see_each_share(
@@ -414,7 +359,7 @@ class ShardingTest(parameterized.TestCase):
   ):
     function = jax.jit(
       jax.shard_map(
-        quantization_lowerings.round_trip(format),
+        lowerings.round_trip(format),
         mesh=self.mesh,
         in_specs=P("x"),
         out_specs=P("x"),
@@ -427,10 +372,7 @@ class ShardingTest(parameterized.TestCase):
       target = f'custom_call_target="jaxplugin_{kernel}"'
       self.assertEqual(compiled.as_text().count(target), 1, kernel)
     # A global scale is of all that the manual axes leave together.
-    expected = [
-      quantization_lowerings.round_trip(format)(stage)
-      for stage in np.split(quantization_lowerings.X, 4)
-    ]
+    expected = [lowerings.round_trip(format)(stage) for stage in np.split(X, 4)]
     np.testing.assert_array_equal(compiled(x), np.concatenate(expected))
 
   @parameterized.parameters(*formats.FORMATS)
@@ -455,22 +397,14 @@ class ShardingTest(parameterized.TestCase):
 
       result = function(x)
     self.assertEqual(seen, [spec] * 3)
-    np.testing.assert_array_equal(
-      result,
-      quantization_lowerings.round_trip(format)(quantization_lowerings.X),
-    )
+    np.testing.assert_array_equal(result, lowerings.round_trip(format)(X))
 
   def test_mesh_of_one_device_agrees(self):
     for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):
       mesh = jax.make_mesh((1,), ("x",), axis_types=(kind,))
       with jax.set_mesh(mesh):
-        result = jax.jit(quantization_lowerings.round_trip(NVFP4))(
-          self.put(mesh, P("x"))
-        )
-      np.testing.assert_array_equal(
-        result,
-        quantization_lowerings.round_trip(NVFP4)(quantization_lowerings.X),
-      )
+        result = jax.jit(lowerings.round_trip(NVFP4))(self.put(mesh, P("x")))
+      np.testing.assert_array_equal(result, lowerings.round_trip(NVFP4)(X))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from jaxplugin.core import targets
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
+from jaxplugin.testing import contract
 
 # A CPU without kernels: operations serve.
 OPERATIONS = targets.named_target("cpu")
@@ -42,24 +43,23 @@ H200 = targets.named_target("h200")
 X = np.random.default_rng(13).normal(size=(8, 4, 64)).astype(np.float32)
 
 
+def calls(function, *args, **kwargs):
+  """Returns `kernel_calls` of the module of a call."""
+  return kernel_calls(lowered_text(function, *args, **kwargs))
+
+
 def lowered_text(function, *args, platforms=("cpu",)):
   traced = jax.jit(lambda *args: function(*args)).trace(*args)
   return traced.lower(lowering_platforms=platforms).as_text()
 
 
 def kernel_calls(text):
-  """How often a module calls the kernels: (quantize, dequantize)."""
+  """Returns how often a module calls the kernels: (quantize, dequantize)."""
   quantize, operand, dequantize = (
     text.count(f"@jaxplugin_{name}(")
     for name in ("quantize", "quantize_operand", "dequantize")
   )
   return quantize + operand, dequantize
-
-
-def leaves_as_bytes(tree):
-  return [
-    (x.dtype, x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)
-  ]
 
 
 def by_operations(function):
@@ -68,6 +68,13 @@ def by_operations(function):
       return function(*args)
 
   return wrapped
+
+
+def assert_same_as_operations(function, *args):
+  """Returns the result, which has the bits of the operations' result."""
+  actual = function(*args)
+  contract.assert_same_bits(actual, by_operations(function)(*args))
+  return actual
 
 
 def round_trip(format, **kwargs):
@@ -167,7 +174,4 @@ class InterpretedTestCase(parameterized.TestCase):
     ):
       actual = quantize(x)
     self.assertNotEmpty(self.names)
-    self.assertEqual(
-      leaves_as_bytes(actual),
-      leaves_as_bytes(expected),
-    )
+    contract.assert_same_bits(actual, expected)

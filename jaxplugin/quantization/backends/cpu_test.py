@@ -16,6 +16,7 @@ from jaxplugin.quantization import backends
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import lowering
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
@@ -92,9 +93,7 @@ class BitsTest(parameterized.TestCase):
     self.assertEqual(calls, kernels)
     actual = wrapped(*args)
     expected = jax.jit(lowerings.by_operations(function))(*args)
-    self.assertEqual(
-      lowerings.leaves_as_bytes(actual), lowerings.leaves_as_bytes(expected)
-    )
+    contract.assert_same_bits(actual, expected)
 
   @parameterized.named_parameters(*quantization_cases.rows(is_full=False))
   def test_kernels_have_the_bits_of_operations(self, case):
@@ -110,9 +109,8 @@ class BitsTest(parameterized.TestCase):
     found = spec_of(jp.NVFP4, (1,), 2)
     quantize = lambda x, key: operands.quantize(x, found, key)
     self.assert_same(quantize, x, jax.random.PRNGKey(7))
-    self.assertEqual(
-      lowerings.leaves_as_bytes(quantize(x, jax.random.PRNGKey(7))),
-      lowerings.leaves_as_bytes(quantize(x, jax.random.key(7))),
+    contract.assert_same_bits(
+      quantize(x, jax.random.PRNGKey(7)), quantize(x, jax.random.key(7))
     )
 
   def test_other_keys_are_operations(self):
@@ -129,9 +127,8 @@ class BitsTest(parameterized.TestCase):
         return quantize(x, key)
 
     # Lowered under another setting than traced.
-    self.assertEqual(
-      lowerings.leaves_as_bytes(jax.jit(under_setting)(x, jax.random.key(7))),
-      lowerings.leaves_as_bytes(expected),
+    contract.assert_same_bits(
+      jax.jit(under_setting)(x, jax.random.key(7)), expected
     )
 
   def test_vmap_of_keys_draws_for_each(self):
@@ -141,9 +138,8 @@ class BitsTest(parameterized.TestCase):
     quantize = lambda x, key: operands.quantize(x, found, key)
     mapped = jax.vmap(quantize)(x, keys)
     for i in range(3):
-      self.assertEqual(
-        lowerings.leaves_as_bytes(jax.tree.map(lambda a, i=i: a[i], mapped)),
-        lowerings.leaves_as_bytes(quantize(x[i], keys[i])),
+      contract.assert_same_bits(
+        jax.tree.map(lambda a, i=i: a[i], mapped), quantize(x[i], keys[i])
       )
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)

@@ -25,25 +25,25 @@ from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.training import api
 
 MXFP8, MXFP4, NVFP4 = formats.MXFP8, formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
-H200 = quantization_lowerings.H200
+H200 = lowerings.H200
 
 
 X = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
 W = jax.ShapeDtypeStruct((256, 384), jnp.bfloat16)
 
 
-@quantization_lowerings.needs_jax_triton
+@lowerings.needs_jax_triton
 class LoweringTest(parameterized.TestCase):
   """Which modules call the kernel."""
 
   def calls(self, function, *args, target=H200, platforms=("cuda",)):
     with targets.use_target(target):
-      text = quantization_lowerings.lowered_text(
+      text = lowerings.lowered_text(
         function, *(args or (X,)), platforms=platforms
       )
     return text.count("@triton_kernel_call")
@@ -75,7 +75,7 @@ class LoweringTest(parameterized.TestCase):
     self.assertNotIn("triton_kernel_call", exported.mlir_module())
 
 
-@quantization_lowerings.needs_compiler
+@lowerings.needs_compiler
 @pytest.mark.full
 class GradientStepTest(parameterized.TestCase):
   """Kernels that XLA's GPU compiler, without a GPU, has in a training step."""
@@ -221,9 +221,7 @@ class ChoiceTest(parameterized.TestCase):
     self.assertRegex(refusal.reason, reason)
 
   def test_platform_without_kernels_is_refused(self):
-    refusal = triton.supports(
-      self.problem((2,), (1,)), quantization_lowerings.OPERATIONS
-    )
+    refusal = triton.supports(self.problem((2,), (1,)), lowerings.OPERATIONS)
     self.assertRegex(refusal.reason, "needs an NVIDIA or AMD GPU")
 
 

@@ -24,7 +24,8 @@ from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract
+from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 from jaxplugin.testing.oracles import recipes_oracle
 
@@ -46,8 +47,8 @@ def pair(format, *sizes):
   )
 
 
-@quantization_lowerings.needs_triton
-class BothTest(quantization_lowerings.InterpretedTestCase):
+@lowerings.needs_triton
+class BothTest(lowerings.InterpretedTestCase):
   @parameterized.parameters(0, 1)
   @pytest.mark.full
   def test_key_of_what_is_not_used_goes_with_it(self, used):
@@ -57,28 +58,22 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
     def quantize(x, *keys):
       return operands.quantize_all(x, specs, keys)[used]
 
-    x = quantization_lowerings.numbers((2, 21, 96), np.float32)
+    x = lowerings.numbers((2, 21, 96), np.float32)
     self.assert_same_bits(lambda x: jax.jit(quantize)(x, *keys), x)
     self.assertLen(self.names, 1)
     self.assertNotIn("both", self.names[0])
     alone = operands.quantize(x, specs[used], keys[used])
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(alone),
-      quantization_lowerings.leaves_as_bytes(quantize(x, *keys)),
-    )
+    contract.assert_same_bits(alone, quantize(x, *keys))
 
   @pytest.mark.full
   def test_each_entry_of_a_vmap_is_as_alone(self):
     specs = pair(NVFP4, None, 16)
     quantize = lambda x: operands.quantize_all(x, specs, (None, None))
-    x = quantization_lowerings.numbers((3, 2, 32, 64), np.float32)
+    x = lowerings.numbers((3, 2, 32, 64), np.float32)
     mapped = jax.vmap(quantize)(x)
     for i in range(3):
-      self.assertEqual(
-        quantization_lowerings.leaves_as_bytes(
-          jax.tree.map(lambda a, i=i: a[i], mapped)
-        ),
-        quantization_lowerings.leaves_as_bytes(quantize(x[i])),
+      contract.assert_same_bits(
+        jax.tree.map(lambda a, i=i: a[i], mapped), quantize(x[i])
       )
 
 
@@ -92,8 +87,8 @@ def problem_of(spec, shape, **fields):
   )
 
 
-@quantization_lowerings.needs_triton
-class FormulaTest(quantization_lowerings.InterpretedTestCase):
+@lowerings.needs_triton
+class FormulaTest(lowerings.InterpretedTestCase):
   """The kernels against NumPy."""
 
   @parameterized.parameters(
@@ -265,7 +260,7 @@ class RecipeTest(parameterized.TestCase):
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
 
-@quantization_lowerings.needs_compiler
+@lowerings.needs_compiler
 class OptimizedTest(parameterized.TestCase):
   """Programs that XLA's GPU compiler emits without a GPU."""
 

@@ -13,10 +13,9 @@ from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract
 
 NUM_DEVICES = 8
-leaves_as_bytes = quantization_lowerings.leaves_as_bytes
 
 
 def numbers(*shape):
@@ -72,8 +71,8 @@ class NamedAxesTest(parameterized.TestCase):
     whole = [a for a in expected if a.size > 1]
     scales = [a for a in expected if a.size == 1]
     actual, actual_scales = function(x)
-    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(whole))
-    self.assertEqual(leaves_as_bytes(actual_scales), leaves_as_bytes(scales))
+    contract.assert_same_bits(actual, whole)
+    contract.assert_same_bits(actual_scales, scales)
     # One maximum for the tensor, along however many axes.
     text = function.lower(x).as_text()
     self.assertEqual(text.count("stablehlo.all_reduce"), 1)

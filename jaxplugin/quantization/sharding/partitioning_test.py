@@ -20,6 +20,7 @@ from jaxplugin.core import blocking
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import collectives as collectives_lib
 from jaxplugin.quantization import operands
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.oracles import hlo_traffic
 
@@ -84,10 +85,7 @@ class MeshTestCase(parameterized.TestCase):
     expected = jax.jit(function)(x, *more)
     function = jax.jit(function)
     sharded = self.put(x, *spec)
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(function(sharded, *more)),
-      quantization_lowerings.leaves_as_bytes(expected),
-    )
+    contract.assert_same_bits(function(sharded, *more), expected)
     return function.lower(sharded, *more).compile().as_text()
 
 

@@ -28,13 +28,14 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import offsets
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract
+from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.meshes import explicit
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
 KEYS = (jax.random.key(np.uint32(0x87654321)), jax.random.key(5))
 CHOSEN = {"four_over_six": True}
-H200 = quantization_lowerings.H200
+H200 = lowerings.H200
 
 
 def along(*dims, lead):
@@ -56,24 +57,21 @@ FIRST = along(0, lead=(1,))
 LAST_OF_THREE = along(2, lead=(0, 1))
 
 
-@quantization_lowerings.needs_triton
-class BitwiseTest(quantization_lowerings.InterpretedTestCase):
+@lowerings.needs_triton
+class BitwiseTest(lowerings.InterpretedTestCase):
   def setUp(self):
     super().setUp()
     self.mesh = explicit.mesh(self, ("x", "y"))
 
   def assert_shares_have_the_bits(self, quantize, shape, spec):
-    x = quantization_lowerings.numbers(shape, np.float32)
-    expected = quantization_lowerings.by_operations(quantize)(x)
+    x = lowerings.numbers(shape, np.float32)
+    expected = lowerings.by_operations(quantize)(x)
     target = targets.named_target("h200")
     with targets.use_target(target), jax.set_mesh(self.mesh):
       sharded = jax.device_put(x, NamedSharding(self.mesh, spec))
       # A new function, so that JAX traces it again.
       actual = jax.jit(lambda x: quantize(x))(sharded)
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(actual),
-      quantization_lowerings.leaves_as_bytes(expected),
-    )
+    contract.assert_same_bits(actual, expected)
 
   @parameterized.parameters(
     (NVFP4, (LAST, {}), (64, 256), P("x", "y"), "nvfp4_stochastic_of_part"),
@@ -124,7 +122,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   )
   @pytest.mark.full
   def test_places_are_of_64_bits(self, first, strides):
-    x = quantization_lowerings.numbers((3, 5, 96), np.float32)
+    x = lowerings.numbers((3, 5, 96), np.float32)
     extras = problems.Extras(
       is_stochastic=True, key_impl=problems.THREEFRY, strides=strides
     )
@@ -149,13 +147,10 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     expected = jax.jit(
       lambda x, words: xla.quantize(x, None, problem, key=words)
     )(x, words)
-    self.assertEqual(
-      quantization_lowerings.leaves_as_bytes(actual),
-      quantization_lowerings.leaves_as_bytes(expected),
-    )
+    contract.assert_same_bits(actual, expected)
 
 
-@quantization_lowerings.needs_compiler
+@lowerings.needs_compiler
 class OptimizedTest(parameterized.TestCase):
   @parameterized.parameters(
     (MXFP4, (LAST, {}), (FIRST, {}), KEYS, 1),
