@@ -110,30 +110,25 @@ class QuantizeBackendSuite(_ArraySuite):
 
   operation = "quantize"
 
-  def inputs(self, dtype: Any = np.float32) -> list[jax.Array]:
+  def inputs(self, dtype: Any = np.float32) -> list[np.ndarray]:
     """Returns an array of each shape, with blocks of all magnitudes."""
     rng = np.random.default_rng(0)
     found = []
     for shape in self.shapes:
       exponents = rng.integers(-20, 20, (*shape[:-1], 1)).astype(np.float32)
       x = rng.normal(size=shape).astype(np.float32) * np.exp2(exponents)
-      found.append(jnp.asarray(x, dtype))
+      with np.errstate(over="ignore"):
+        found.append(x.astype(jnp.dtype(dtype)))
     return found
 
-  def check(self, x: jax.Array, **options: Any) -> None:
+  def check(self, x: np.ndarray) -> None:
     for format in self.formats:
       for axis in self.axes:
         with self.subTest(format=format.name, shape=x.shape, axis=axis):
-          size = x.shape[axis]
-          padded = -size % format.block_size
           widths = [(0, 0)] * x.ndim
-          widths[axis] = (0, padded)
-          function = functools.partial(
-            jp.quantize, format=format, axis=axis, **options
-          )
-          self.assert_same_bits(
-            *self.with_backend(function, jnp.pad(x, widths))
-          )
+          widths[axis] = (0, -x.shape[axis] % format.block_size)
+          function = functools.partial(jp.quantize, format=format, axis=axis)
+          self.assert_same_bits(*self.with_backend(function, np.pad(x, widths)))
 
   @parameterized.parameters("float32", "bfloat16", "float16")
   def test_values_and_scales_have_the_bits_of_quantize(self, dtype):
@@ -142,9 +137,9 @@ class QuantizeBackendSuite(_ArraySuite):
 
   def test_special_numbers_have_the_bits_of_quantize(self):
     for x in self.inputs():
-      numbers = jnp.asarray(np.resize(np.float32(_SPECIAL), x.size // 2))
       flat = x.reshape(-1)
-      self.check(flat.at[: numbers.size].set(numbers).reshape(x.shape))
+      flat[: x.size // 2] = np.resize(np.float32(_SPECIAL), x.size // 2)
+      self.check(flat.reshape(x.shape))
 
   def test_given_global_scale_has_the_bits_of_quantize(self):
     with_scale = [f for f in self.formats if f.has_global_scale]
