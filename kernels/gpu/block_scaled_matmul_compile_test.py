@@ -32,6 +32,7 @@ from jaxplugin.lab.inspection import compile
 from jaxplugin.lab.inspection import machine_code
 from jaxplugin.lab.inspection import scheduling
 from jaxplugin.testing.kernels import machine_claims
+from jaxplugin.testing.kernels import matmul_shapes
 
 pytestmark = pytest.mark.lab
 
@@ -67,36 +68,9 @@ CORE_COUNTS = {
 }
 
 
-def product(
-  lhs,
-  rhs,
-  *,
-  m,
-  n=4096,
-  k=4096,
-  k_is_minor=True,
-  interleaved=False,
-  swizzled=False,
-  **options,
-):
-  return configs.MatmulShape(
-    batch=1,
-    m=m,
-    n=n,
-    k=k,
-    lhs=configs.operand(lhs, m, k, swizzled=swizzled),
-    rhs=configs.operand(
-      rhs,
-      n,
-      k,
-      k_is_minor=k_is_minor,
-      interleaved=interleaved,
-      swizzled=swizzled,
-    ),
-    **{"out_dtype": "bf16", **options},
-  )
-
-
+product = functools.partial(
+  matmul_shapes.product, n=4096, k=4096, out_dtype="bf16"
+)
 # Also split it is too long for ptxas to unroll the loop away.
 LONG_K = 65536
 EVERYTHING = {

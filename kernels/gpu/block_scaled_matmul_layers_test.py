@@ -3,7 +3,6 @@
 """A layer that is read from its stack gives the bits of the layer alone."""
 
 import dataclasses
-import unittest
 
 import numpy as np
 import pytest
@@ -15,36 +14,18 @@ from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import matmul_shapes
 
 LAYERS = 3
 M, N, K = 19, 35, 104  # no multiples of a tile
+UPCAST = matmul_shapes.UPCAST
 CONFIGS = {
-  "upcast": configs.MatmulConfig(
-    path="upcast", block_m=16, block_n=32, block_k=64, num_stages=1
-  ),
-  "split": configs.MatmulConfig(
-    path="upcast", block_m=16, block_n=32, block_k=32, num_stages=1, split_k=2
-  ),
-  "native": configs.MatmulConfig(
-    path="native", block_m=16, block_n=32, block_k=128, num_stages=1
-  ),
-  "small_m": configs.MatmulConfig(
-    path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
-  ),
-  "descriptors": configs.MatmulConfig(
-    path="upcast",
-    block_m=16,
-    block_n=32,
-    block_k=64,
-    num_stages=1,
-    use_descriptors=True,
-  ),
+  **matmul_shapes.PATHS,
+  "split": dataclasses.replace(UPCAST, block_k=32, split_k=2),
+  "descriptors": dataclasses.replace(UPCAST, use_descriptors=True),
 }
 
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
+setUpModule = interpret.skip_unless_supported
 
 
 class LayersTest(parameterized.TestCase):
@@ -77,10 +58,7 @@ class LayersTest(parameterized.TestCase):
     np.testing.assert_array_equal(*results)
 
   def test_launches_say_so(self):
-    kind = configs.operand("mxfp4", N, K)
-    shape = configs.MatmulShape(
-      batch=1, m=M, n=N, k=K, lhs=configs.operand("bf16", M, K), rhs=kind
-    )
+    shape = matmul_shapes.product("bf16", "mxfp4", M, N, K)
     stacked = dataclasses.replace(shape, layers=LAYERS)
     for given, name in ((shape, "lhs"), (stacked, "layer")):
       (launch,) = matmul_plans.plan(

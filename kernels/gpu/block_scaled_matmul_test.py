@@ -4,7 +4,6 @@
 
 import dataclasses
 import itertools
-import unittest
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,8 +15,8 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.testing import contract
-from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import matmul_shapes
 
 BLOCK_FORMATS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
 PLAIN = tuple(configs.PLAIN_BYTES)
@@ -51,22 +50,10 @@ replace = dataclasses.replace
 # Neither m, n nor k is a multiple of a tile, nor k of a scale block.
 TAILS = {"batch": 1, "m": 19, "n": 35, "k": 104}
 
-UPCAST = configs.MatmulConfig(
-  path="upcast", block_m=16, block_n=32, block_k=64, num_stages=1
-)
-SWAPPED = configs.MatmulConfig(
-  path="upcast", block_m=16, block_n=32, block_k=32, num_stages=1, swap=True
-)
-NATIVE = configs.MatmulConfig(
-  path="native", block_m=16, block_n=32, block_k=128, num_stages=1
-)
-NATIVE_SWAPPED = configs.MatmulConfig(
-  path="native", block_m=32, block_n=16, block_k=64, num_stages=1, swap=True
-)
-SMALL_M = configs.MatmulConfig(
-  path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
-)
-PATHS = {"upcast": UPCAST, "native": NATIVE, "small_m": SMALL_M}
+UPCAST, NATIVE = matmul_shapes.UPCAST, matmul_shapes.NATIVE
+SMALL_M, PATHS = matmul_shapes.SMALL_M, matmul_shapes.PATHS
+SWAPPED = replace(UPCAST, block_k=32, swap=True)
+NATIVE_SWAPPED = replace(NATIVE, block_m=32, block_n=16, block_k=64, swap=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,11 +176,6 @@ EPILOGUE_BOUND = 16 * 2.0**-24
 def exact_dot(lhs, rhs):
   numbers = (((2,), (2,)), ((0,), (0,)))
   return reference.oracle_dot(lhs.exact, rhs.exact, numbers)
-
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
 
 
 class MatmulTest(parameterized.TestCase):
@@ -476,12 +458,11 @@ class EpilogueTest(MatmulTest):
   @pytest.mark.sample(1)
   def test_each_part_alone(self, path, given):
     lhs, rhs = self.make("mxfp8", "mxfp8", **TAILS, integers=True)
+    m, n = TAILS["m"], TAILS["n"]
     parts = {
       "global_scale": np.array(-0.5, np.float32),
-      "bias": self.rng.integers(-9, 9, TAILS["n"]).astype(np.float32),
-      "residual": self.rng.integers(-9, 9, (1, TAILS["m"], TAILS["n"])).astype(
-        np.float32
-      ),
+      "bias": self.rng.integers(-9, 9, n).astype(np.float32),
+      "residual": self.rng.integers(-9, 9, (1, m, n)).astype(np.float32),
     }
     exact = exact_dot(lhs, rhs)[0]
     given_too = {}

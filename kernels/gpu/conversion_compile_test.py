@@ -10,7 +10,6 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 
@@ -18,6 +17,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.lab.inspection import compile
 from jaxplugin.testing.kernels import assembling
+from jaxplugin.testing.kernels import matmul_shapes
 
 NEW = architectures.E2M1_CONVERSION_PTXAS
 # ptxas assembles each `cvt.rn.bf16x2.e2m1x2` to one such instruction.
@@ -30,14 +30,7 @@ def planned(name, ptxas_version):
   architecture = dataclasses.replace(
     architectures.by_name(name), ptxas_version=ptxas_version
   )
-  shape = configs.MatmulShape(
-    batch=1,
-    m=4,
-    n=1024,
-    k=1024,
-    lhs=configs.operand("bf16", 4, 1024),
-    rhs=configs.operand("nvfp4", 1024, 1024),
-  )
+  shape = matmul_shapes.product("bf16", "nvfp4", 4, 1024, 1024)
   config = tiles_by_rule.default_config(shape, architecture, core_count=8)
   launch = matmul_plans.plan(shape, config, architecture)[0]
   kernel = compile.compile_launch(

@@ -2,29 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The product of two global scales, which a kernel multiplies by."""
 
-import unittest
-
 import numpy as np
 import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import epilogues
 
 from jaxplugin.testing.interpreter import interpret
+from jaxplugin.testing.kernels import matmul_shapes
 
 SIZE = 1024
-SHAPE = configs.MatmulShape(
-  batch=1,
-  m=1,
-  n=1,
-  k=1,
-  lhs=configs.operand("f32", 1, 1),
-  rhs=configs.operand("f32", 1, 1),
-  has_global_scale=True,
-  has_two_global_scales=True,
+SHAPE = matmul_shapes.product(
+  "f32", "f32", 1, 1, 1, has_global_scale=True, has_two_global_scales=True
 )
 # Two roundings of what is normal: of the significands' product, and of its
 # product with x. A power of two follows, which rounds a subnormal result alone.
@@ -33,6 +24,8 @@ ATOL = 2.0**-150
 SPECIAL = np.float32(
   [0, -0.0, 2.0**-126, 1, -3, 2.0**127, np.inf, -np.inf, np.nan]
 )
+
+setUpModule = interpret.skip_unless_supported
 
 
 @triton.jit
@@ -52,11 +45,6 @@ def scaled_kernel(
     SHAPE,
   )
   tl.store(out + offsets, result)
-
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
 
 
 def scaled(x, first, second):

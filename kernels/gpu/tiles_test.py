@@ -9,7 +9,6 @@ have wrapped around, by 2^32 elements.
 
 import dataclasses
 import re
-import unittest
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +22,7 @@ from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
 from jaxplugin.testing.interpreter import interpret
+from jaxplugin.testing.kernels import matmul_shapes
 
 ARRAY_BYTES = 1 << 16
 # A place is relative to the nearest array; all tested places are this close.
@@ -31,17 +31,7 @@ SLACK_BYTES = 1 << 20
 STRIDE = 2**30 + 64
 HALF = 2**31  # the least that 32 bits with a sign do not hold
 
-CONFIGS = {
-  "upcast": configs.MatmulConfig(
-    path="upcast", block_m=16, block_n=32, block_k=64, num_stages=1
-  ),
-  "native": configs.MatmulConfig(
-    path="native", block_m=16, block_n=32, block_k=128, num_stages=1
-  ),
-  "small_m": configs.MatmulConfig(
-    path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
-  ),
-}
+CONFIGS = matmul_shapes.PATHS
 DTYPES = {
   "u8": np.uint8,
   "u32": np.uint32,
@@ -50,10 +40,7 @@ DTYPES = {
 }
 ARCHITECTURE = architectures.by_name("sm_100")
 
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
+setUpModule = interpret.skip_unless_supported
 
 
 def kind(format="mxfp8", strides=(0, 0, 1), scale_strides=(0, 0, 1)):

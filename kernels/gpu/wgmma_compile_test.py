@@ -13,7 +13,6 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans
@@ -22,6 +21,7 @@ from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
 from jaxplugin.testing.kernels import assembling
+from jaxplugin.testing.kernels import matmul_shapes
 from jaxplugin.testing.kernels import wgmma_hazards
 
 pytestmark = pytest.mark.lab
@@ -33,30 +33,8 @@ N = K = 4096
 GROUPS = 8
 
 
-def operands(lhs, rhs, m, k=K, *, across=False, **options):
-  return {
-    "batch": 1,
-    "m": m,
-    "n": N,
-    "k": k,
-    "lhs": configs.operand(lhs, m, k),
-    "rhs": configs.operand(rhs, *((k, N) if across else (N, k)), **options),
-    "out_dtype": "bf16",
-  }
-
-
-def dense(*args, **options):
-  return configs.MatmulShape(**operands(*args, **options))
-
-
-def ragged(*args, across=False, **options):
-  return plans.RaggedShape(
-    groups=GROUPS,
-    is_across=across,
-    **operands(*args, across=across, **options),
-  )
-
-
+dense = functools.partial(matmul_shapes.product, n=N, k=K, out_dtype="bf16")
+ragged = functools.partial(dense, groups=GROUPS)
 FEW = {
   "bf16_nvfp4": dense("bf16", "nvfp4", 4096),
   "ragged_bf16_mxfp4": ragged("bf16", "mxfp4", 4096, k=2880),
@@ -81,7 +59,7 @@ MANY = {
   "f32_mxfp4_decode": dense("f32", "mxfp4", 16),
   "ragged_mxfp8": ragged("mxfp8", "mxfp8", 4096),
   "ragged_decode": ragged("bf16", "mxfp4", 4),
-  "ragged_across": ragged("bf16", "mxfp4", 4096, across=True),
+  "ragged_across": ragged("bf16", "mxfp4", 4096, is_across=True),
 }
 PRODUCTS = {**FEW, **MANY}
 

@@ -32,6 +32,7 @@ import itertools
 import textwrap
 import threading
 import types
+import unittest
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -89,6 +90,12 @@ def unsupported() -> str | None:
     f"interpreting needs triton {'.'.join(map(str, MIN_TRITON))} or newer, got"
     f" {triton.__version__}"
   )
+
+
+def skip_unless_supported() -> None:
+  """Skips a module's tests if the installed Triton cannot interpret."""
+  if (reason := unsupported()) is not None:
+    raise unittest.SkipTest(reason)
 
 
 class InterpretError(Exception):

@@ -26,6 +26,8 @@ E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 FACTOR = tl.constexpr(3)
 NOTHING = tl.constexpr(None)
 
+setUpModule = interpret.skip_unless_supported
+
 
 @triton.jit
 def _twice(x):
@@ -149,11 +151,6 @@ def _constants_kernel(out):
 def _float_at_byte_kernel(out, x, BYTE: tl.constexpr):
   pointer = x.to(tl.pointer_type(tl.uint8), bitcast=True) + BYTE
   tl.store(out, tl.load(pointer.to(tl.pointer_type(tl.float32), bitcast=True)))
-
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
 
 
 class ResultTest(parameterized.TestCase):

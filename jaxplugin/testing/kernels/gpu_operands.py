@@ -11,6 +11,8 @@ value, as a float and as a scale, and -6 as FP4.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -20,6 +22,7 @@ import numpy as np
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
@@ -305,22 +308,33 @@ def run(
   launches = matmul_plans.plan(
     shape, config, architectures.by_name(architecture)
   )
+  return run_launches(block_scaled_matmul.KERNELS, launches, arrays)
+
+
+def run_launches(
+  kernels: Mapping[str, Any],
+  launches: Sequence[launching.Launch],
+  arrays: Mapping[str, Any],
+  **options: Any,
+) -> np.ndarray:
+  """Returns the array "out" that launches compute in the interpreter."""
+  arrays = dict(arrays)
   for launch in launches:
     views = dict(launch.views)
-    inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
+    inputs = [
+      arrays[name].view(_VIEWS[views[name]]) if name in views else arrays[name]
+      for name in launch.inputs
+    ]
     (output,) = launch.outputs
     out = np.empty(output.shape, output.dtype)
     out.view(np.uint8)[...] = POISON
     interpret.launch(
-      block_scaled_matmul.KERNELS[launch.kernel],
+      kernels[launch.kernel],
       launch.grid,
       *launch.described(inputs),
       out,
+      **options,
       **dict(launch.constexprs),
     )
     arrays[output.name] = out
   return arrays["out"]
-
-
-def _view(array: np.ndarray, view: str | None) -> np.ndarray:
-  return array if view is None else array.view(_VIEWS[view])

@@ -7,8 +7,6 @@ error (`interpret`). Outputs are filled with a value that no test expects
 everywhere, so that a test finds bytes that the kernel does not write.
 """
 
-import unittest
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -124,9 +122,3 @@ def expected(x, format_name, *, axis=-1, global_scale=None, **kwargs):
   )
   values = jax.lax.bitcast_convert_type(quantized.values, jnp.uint8)
   return np.asarray(values), np.asarray(quantized.scale).view(np.uint8)
-
-
-def skip_unless_interpreted():
-  """Skips a module's tests where Triton's interpreter cannot run them."""
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)

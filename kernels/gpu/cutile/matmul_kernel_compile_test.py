@@ -26,13 +26,13 @@ import tempfile
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import machine_code
 from jaxplugin.testing.kernels import machine_claims
+from jaxplugin.testing.kernels import matmul_shapes
 
 pytestmark = pytest.mark.lab
 
@@ -45,18 +45,14 @@ PACKAGES = (assembler.PACKAGE, "nvidia-cuda-tileiras")
 OTHERS = ("UTMALDG", "UTMASTG", "UTCCP", "LDG.E.U8", "LDL", "STL")
 
 
-def product(lhs, rhs, *, m=4096, n=4096, k=4096, batch=1, **options):
-  return configs.MatmulShape(
-    batch=batch,
-    m=m,
-    n=n,
-    k=k,
-    lhs=configs.operand(lhs, m, k, swizzled=True),
-    rhs=configs.operand(rhs, n, k, swizzled=True),
-    **{"out_dtype": "bf16", **options},
-  )
-
-
+product = functools.partial(
+  matmul_shapes.product,
+  m=4096,
+  n=4096,
+  k=4096,
+  swizzled=True,
+  out_dtype="bf16",
+)
 EVERYTHING = {
   "has_global_scale": True,
   "has_global_power": True,

@@ -21,7 +21,7 @@ FORMAT_NAMES = quantize_cases.FORMAT_NAMES
 UNWRITTEN = quantize_cases.UNWRITTEN
 element_strides = quantize_cases.element_strides
 expected = quantize_cases.expected
-setUpModule = quantize_cases.skip_unless_interpreted
+setUpModule = interpret.skip_unless_supported
 
 SM_80 = architectures.by_name("sm_80")
 

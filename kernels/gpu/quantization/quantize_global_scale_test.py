@@ -24,7 +24,7 @@ SM_90 = quantize_cases.SM_90
 element_strides = quantize_cases.element_strides
 QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_EXTRAS)
 RANGE = 448 * 6.0
-setUpModule = quantize_cases.skip_unless_interpreted
+setUpModule = interpret.skip_unless_supported
 
 
 def maxima_of(x, programs=None):

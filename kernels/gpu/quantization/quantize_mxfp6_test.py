@@ -10,11 +10,12 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import quantize_cases
 
 BF16 = quantize_cases.BF16
 run_quantize = quantize_cases.run_quantize
-setUpModule = quantize_cases.skip_unless_interpreted
+setUpModule = interpret.skip_unless_supported
 
 BLOCK = 32
 # OCP MX v1.0, table 1: dtype, emax.

@@ -15,6 +15,7 @@ from jaxplugin.kernels.gpu.quantization import quantize_config
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
+from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.interpreter import interpret_ops
 from jaxplugin.testing.kernels import quantize_cases
 
@@ -22,7 +23,7 @@ BF16 = quantize_cases.BF16
 FORMAT_NAMES = quantize_cases.FORMAT_NAMES
 expected = quantize_cases.expected
 run_quantize = quantize_cases.run_quantize
-setUpModule = quantize_cases.skip_unless_interpreted
+setUpModule = interpret.skip_unless_supported
 
 # One program for a whole sweep.
 SWEEP = quantize_config.QuantizeConfig(

@@ -11,9 +11,8 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import threefry
 
 from jaxplugin.testing.interpreter import interpret
-from jaxplugin.testing.kernels import quantize_cases
 
-setUpModule = quantize_cases.skip_unless_interpreted
+setUpModule = interpret.skip_unless_supported
 KEYS = (0, 1, 42, 2**31, 2**32 - 1)
 
 

@@ -11,24 +11,14 @@ from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans
 
 from jaxplugin.kernels import architectures
+from jaxplugin.testing.kernels import matmul_shapes
 
 CORES = 132
 
 
-def product(
-  lhs="bf16", rhs="mxfp4", *, groups=32, m, n=5760, k=2880, **options
-):
-  is_across = options.get("is_across", False)
-  return plans.RaggedShape(
-    groups=groups,
-    batch=1,
-    m=m,
-    n=n,
-    k=k,
-    lhs=configs.operand(lhs, m, k),
-    rhs=configs.operand(rhs, *((k, n) if is_across else (n, k))),
-    **options,
-  )
+def product(lhs="bf16", rhs="mxfp4", **options):
+  sizes = {"groups": 32, "n": 5760, "k": 2880}
+  return matmul_shapes.product(lhs, rhs, **(sizes | options))
 
 
 def config_of(shape, name="sm_90"):

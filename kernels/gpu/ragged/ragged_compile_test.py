@@ -7,7 +7,6 @@ import functools
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
@@ -16,6 +15,7 @@ from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
 from jaxplugin.testing.kernels import machine_claims
+from jaxplugin.testing.kernels import matmul_shapes
 
 pytestmark = pytest.mark.lab
 
@@ -27,24 +27,13 @@ GROUPS, HIDDEN, INTERMEDIATE = 32, 2880, 2880
 EPILOGUE = {"has_bias": True, "has_global_scale": True}
 
 
-def product(lhs, rhs, *, m, n=2 * INTERMEDIATE, k=HIDDEN, **options):
-  interleaved = options.pop("interleaved", False)
-  swizzled = options.pop("swizzled", False)
-  is_across = options.get("is_across", False)
-  sizes = (k, n) if is_across else (n, k)
-  return plans.RaggedShape(
-    groups=GROUPS,
-    batch=1,
-    m=m,
-    n=n,
-    k=k,
-    lhs=configs.operand(lhs, m, k),
-    rhs=configs.operand(
-      rhs, *sizes, interleaved=interleaved, swizzled=swizzled
-    ),
-    **{"out_dtype": "bf16", **options},
-  )
-
+product = functools.partial(
+  matmul_shapes.product,
+  groups=GROUPS,
+  n=2 * INTERMEDIATE,
+  k=HIDDEN,
+  out_dtype="bf16",
+)
 
 DECODE = product("bf16", "mxfp4", m=4, activation="swigluoai", **EPILOGUE)
 PREFILL = product("bf16", "nvfp4", m=8192, activation="swiglu", **EPILOGUE)

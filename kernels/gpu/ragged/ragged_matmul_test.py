@@ -4,7 +4,6 @@
 
 import dataclasses
 import re
-import unittest
 
 import numpy as np
 import pytest
@@ -22,31 +21,21 @@ from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
 from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import matmul_shapes
 
-UPCAST = configs.MatmulConfig(
-  path="upcast", block_m=16, block_n=32, block_k=64, num_stages=1
-)
+UPCAST, NATIVE = matmul_shapes.UPCAST, matmul_shapes.NATIVE
+SMALL_M = matmul_shapes.SMALL_M
 SWAPPED = dataclasses.replace(UPCAST, swap=True, block_k=32, group_m=2)
 ACROSS = dataclasses.replace(UPCAST, block_n=64, block_k=32)
-NATIVE = configs.MatmulConfig(
-  path="native", block_m=16, block_n=32, block_k=128, num_stages=1
-)
-SMALL_M = configs.MatmulConfig(
-  path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
-)
-SM_90 = architectures.by_name("sm_90")
+SM_90 = matmul_shapes.SM_90
 # FP4 is converted by an instruction.
 CONVERTING = dataclasses.replace(
   architectures.by_name("sm_120"),
   ptxas_version=architectures.E2M1_CONVERSION_PTXAS,
 )
-VIEWS = {"u8": np.uint8, "u32": np.uint32, "e4m3": formats.E4M3}
 LARGEST = 2**31 - 1
 
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
+setUpModule = interpret.skip_unless_supported
 
 
 def make_shape(lhs, rhs, **options):
@@ -77,25 +66,12 @@ def run(
   arrays |= {"lhs": lhs.values, "lhs_scale": lhs.scale}
   arrays |= {"rhs": rhs.values, "rhs_scale": rhs.scale}
   arrays["group_sizes"] = np.array(sizes, np.int32)
-  for launch in plans.plan(shape, config, architecture):
-    views = dict(launch.views)
-    inputs = [
-      arrays[name].view(VIEWS[views[name]]) if name in views else arrays[name]
-      for name in launch.inputs
-    ]
-    (output,) = launch.outputs
-    out = np.empty(output.shape, output.dtype)
-    out.view(np.uint8)[...] = gpu_operands.POISON
-    interpret.launch(
-      ragged_matmul.KERNELS[launch.kernel],
-      launch.grid,
-      *inputs,
-      out,
-      programs=programs,
-      **dict(launch.constexprs),
-    )
-    arrays[output.name] = out
-  return arrays["out"]
+  return gpu_operands.run_launches(
+    ragged_matmul.KERNELS,
+    plans.plan(shape, config, architecture),
+    arrays,
+    programs=programs,
+  )
 
 
 @triton.jit
@@ -115,15 +91,7 @@ class ScheduleTest(parameterized.TestCase):
   """Each row of each group is in one tile, whatever the sizes."""
 
   def tiling(self, groups, m, block_m):
-    shape = plans.RaggedShape(
-      groups=groups,
-      batch=1,
-      m=m,
-      n=32,
-      k=32,
-      lhs=configs.operand("bf16", m, 32),
-      rhs=configs.operand("mxfp8", 32, 32),
-    )
+    shape = matmul_shapes.product("bf16", "mxfp8", m, 32, 32, groups=groups)
     config = dataclasses.replace(UPCAST, block_m=block_m)
     return plans.RaggedTiling(shape=shape, config=config)
 
@@ -196,10 +164,20 @@ class RaggedTest(parameterized.TestCase):
       make(self.rng, rhs, (groups, n, k), **storage),
     )
 
-  def check(self, lhs, rhs, config, *, sizes=SIZES, **options):
-    result = run(lhs, rhs, sizes, config, **options)
-    exact, _ = ragged_suite.oracle(lhs.exact[0], rhs.exact, np.array(sizes))
-    contract.assert_exact(result, exact, result.dtype)
+  def check(
+    self, lhs, rhs, config, *, sizes=SIZES, is_across=False, bound=0, **options
+  ):
+    """Checks a product; with a bound, in units of the magnitudes' sums."""
+    shape = make_shape(lhs, rhs, is_across=is_across)
+    result = run(lhs, rhs, sizes, config, shape=shape, **options)
+    weight = rhs.exact.transpose(0, 2, 1) if is_across else rhs.exact
+    exact, magnitude = ragged_suite.oracle(
+      lhs.exact[0], weight, np.array(sizes)
+    )
+    if bound:
+      contract.assert_within(result, exact, bound * magnitude, result.dtype)
+    else:
+      contract.assert_exact(result, exact, result.dtype)
 
   @parameterized.product(
     pair=(
@@ -252,13 +230,8 @@ class RaggedTest(parameterized.TestCase):
     lhs = gpu_operands.make_operand(
       self.rng, "f32", (1, self.M, 77), integers=True
     )
-    shape = make_shape(lhs, rhs, is_across=True)
     config = dataclasses.replace(ACROSS, split_k=split_k)
-    result = run(lhs, rhs, self.SIZES, config, shape=shape)
-    exact, _ = ragged_suite.oracle(
-      lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
-    )
-    contract.assert_exact(result, exact, result.dtype)
+    self.check(lhs, rhs, config, is_across=True)
 
   @parameterized.product(
     config=(UPCAST, SWAPPED, SMALL_M, ACROSS), format=("mxfp4", "nvfp4")
@@ -274,12 +247,7 @@ class RaggedTest(parameterized.TestCase):
     (launch,) = plans.plan(shape, config, CONVERTING)
     self.assertEqual(launch.ptx_version, 92)
     self.assertTrue(dict(launch.constexprs)["TILING"].rhs.operand.is_converted)
-    result = run(
-      lhs, rhs, self.SIZES, config, shape=shape, architecture=CONVERTING
-    )
-    weight = rhs.exact.transpose(0, 2, 1) if is_across else rhs.exact
-    exact, _ = ragged_suite.oracle(lhs.exact[0], weight, np.array(self.SIZES))
-    contract.assert_exact(result, exact, result.dtype)
+    self.check(lhs, rhs, config, is_across=is_across, architecture=CONVERTING)
 
   @parameterized.parameters(UPCAST, SMALL_M, ACROSS)
   @pytest.mark.sample(1)
@@ -287,13 +255,7 @@ class RaggedTest(parameterized.TestCase):
     lhs, rhs = self.make("bf16", "mxfp4", n=48, k=96, interleaved=True)
     if config is ACROSS:
       lhs = gpu_operands.make_operand(self.rng, "bf16", (1, self.M, 48))
-      shape = make_shape(lhs, rhs, is_across=True)
-      result = run(lhs, rhs, self.SIZES, config, shape=shape)
-      exact, magnitude = ragged_suite.oracle(
-        lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
-      )
-      bound = contract.DOT_BOUND * magnitude
-      contract.assert_within(result, exact, bound, result.dtype)
+      self.check(lhs, rhs, config, is_across=True, bound=contract.DOT_BOUND)
     else:
       self.check(lhs, rhs, config)
 
@@ -333,13 +295,8 @@ class RaggedTest(parameterized.TestCase):
     lhs = gpu_operands.make_operand(
       self.rng, "bf16", (1, self.M, 77), integers=True
     )
-    shape = make_shape(lhs, rhs, is_across=True)
     config = dataclasses.replace(ACROSS, block_n=128, block_k=128)
-    result = run(lhs, rhs, self.SIZES, config, shape=shape)
-    exact, _ = ragged_suite.oracle(
-      lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
-    )
-    contract.assert_exact(result, exact, result.dtype)
+    self.check(lhs, rhs, config, is_across=True)
 
   def test_weights_of_groups_without_rows_are_never_read(self):
     # They are not there: reading one is an error of the interpreter.
