@@ -99,12 +99,12 @@ class PytreeTest(parameterized.TestCase):
     )
     for array in (made, given):
       for f in (jp.dequantize, jax.vmap(jp.dequantize)):
-        np.testing.assert_array_equal(np.asarray(f(array)), x)
+        np.testing.assert_array_equal(f(array), x)
 
   def test_stacked_global_scale_as_long_as_k_is_not_taken_for_a_row(self):
     x = np.ones((32, 32), np.float32) * 2688 * 2.0 ** np.arange(32)[:, None]
     stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
-    np.testing.assert_array_equal(np.asarray(jp.dequantize(stacked)), x)
+    np.testing.assert_array_equal(jp.dequantize(stacked), x)
 
   @parameterized.parameters(*FORMATS)
   @pytest.mark.sample(1)
@@ -118,7 +118,7 @@ class PytreeTest(parameterized.TestCase):
     count, outputs = jax.lax.scan(body, 0, stacked)
     expected = [jp.dequantize(jp.quantize(layer, format)) for layer in x]
     self.assertEqual(count, 4)
-    np.testing.assert_array_equal(np.asarray(outputs), np.stack(expected))
+    np.testing.assert_array_equal(outputs, np.stack(expected))
 
   def test_missing_global_scale_is_no_leaf(self):
     self.assertLen(jax.tree.leaves(example(jp.MXFP8)), 2)
@@ -198,7 +198,7 @@ class PytreeTest(parameterized.TestCase):
     # Exported modules are portable, so they flush subnormals like XLA:CPU.
     with jp.use_target(jp.named_target("cpu")):
       _, expected = jax.jit(f)(x)
-    np.testing.assert_array_equal(np.asarray(restored), np.asarray(expected))
+    np.testing.assert_array_equal(restored, expected)
 
   def test_format_that_is_not_standard_cannot_be_exported(self):
     format = formats.BlockFormat(
@@ -265,7 +265,7 @@ class PackTest(parameterized.TestCase):
     unpacked = np.asarray(exported.call(packed))
     np.testing.assert_array_equal(unpacked.view(np.uint8), nibbles)
     again = jp.pack_fp4(jnp.asarray(nibbles.view(FP4)))
-    np.testing.assert_array_equal(np.asarray(again), packed)
+    np.testing.assert_array_equal(again, packed)
 
   def test_constants_of_a_program_are_unpacked_alike(self):
     """XLA folds the unpacking of a constant."""
@@ -288,7 +288,7 @@ class PackTest(parameterized.TestCase):
       pack, unpack = jax.jit(pack), jax.jit(unpack)
     packed = pack(jnp.asarray(codes.view(FP4)))
     self.assertEqual(packed.dtype, np.uint8)
-    np.testing.assert_array_equal(np.asarray(packed), expected)
+    np.testing.assert_array_equal(packed, expected)
     unpacked = np.asarray(unpack(packed))
     self.assertEqual(unpacked.dtype, FP4)
     np.testing.assert_array_equal(unpacked.view(np.uint8), codes)
@@ -305,7 +305,7 @@ class PackTest(parameterized.TestCase):
     codes = np.asarray(x.values).view(np.uint8)
     packed = x.pack()
     np.testing.assert_array_equal(
-      np.asarray(packed.values), codes[::2] | (codes[1::2] << 4)
+      packed.values, codes[::2] | (codes[1::2] << 4)
     )
     assert_same_bits(packed.unpack(), x)
     self.assertIs(packed.pack(), packed)
@@ -338,9 +338,7 @@ class SwizzleTest(parameterized.TestCase):
   def test_swizzle_follows_the_formula_of_the_ptx_isa(self, rows, columns):
     scale = random_bytes((rows, columns))
     swizzled = jp.swizzle_scale(jnp.asarray(scale))
-    np.testing.assert_array_equal(
-      np.asarray(swizzled), swizzled_by_formula(scale)
-    )
+    np.testing.assert_array_equal(swizzled, swizzled_by_formula(scale))
 
   @parameterized.product(
     dtype=(np.uint8, E4M3, E8M0), batch=((), (3,), (2, 1, 3))
@@ -365,7 +363,7 @@ class SwizzleTest(parameterized.TestCase):
     is_padding = swizzled_by_formula(np.ones_like(scale)) == 0
     swizzled[is_padding] = 255
     linear = jp.unswizzle_scale(jnp.asarray(swizzled), (70, 5))
-    np.testing.assert_array_equal(np.asarray(linear), scale)
+    np.testing.assert_array_equal(linear, scale)
 
 
 def struct(shape, dtype):
@@ -539,9 +537,7 @@ class ValidationTest(parameterized.TestCase):
     y = jp.ScaledArray(
       np.asarray(x.values), np.asarray(x.scale), np.float32(0.37), jp.NVFP4
     )
-    np.testing.assert_array_equal(
-      np.asarray(jp.dequantize(y)), np.asarray(jp.dequantize(x))
-    )
+    np.testing.assert_array_equal(jp.dequantize(y), jp.dequantize(x))
 
 
 class HelpersTest(parameterized.TestCase):

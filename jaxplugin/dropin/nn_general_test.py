@@ -18,7 +18,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 
-import jaxplugin as jp
 from jaxplugin import nn
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
@@ -370,21 +369,6 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     f = lambda x: dot(x, rhs, configs).sum()
     with self.assertRaisesRegex(ValueError, "gradient, got two configs"):
       jax.grad(f)(lhs)
-
-
-class ImplementationTest(parameterized.TestCase):
-  """Forced implementations, on the device that each is best at."""
-
-  @parameterized.parameters("cudnn", "triton", "cpu")
-  def test_a_call_without_configs_is_refused(self, name):
-    x = jnp.ones((3, 32), jnp.bfloat16)
-    with (
-      jp.use_target(nn_cases.BEST_TARGETS[name]),
-      self.assertRaisesRegex(
-        NotImplementedError, f"scaled_dot_general: .*'{name}'.*configs=None"
-      ),
-    ):
-      nn.scaled_dot_general(x, x, NT_2D, implementation=name)
 
   @pytest.mark.full
   def test_the_implementation_reaches_the_gradient(self):

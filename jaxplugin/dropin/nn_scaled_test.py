@@ -176,15 +176,18 @@ class ImplementationTest(parameterized.TestCase):
         nn.scaled_matmul(x, x, scale, scale, implementation=name)
 
   @parameterized.parameters("cudnn", "triton", "cpu")
-  def test_an_unscaled_dot_is_refused(self, name):
+  def test_a_dot_of_unquantized_operands_is_refused(self, name):
     x = jnp.ones((3, 32), jnp.bfloat16)
-    with (
-      jp.use_target(nn_cases.BEST_TARGETS[name]),
-      self.assertRaisesRegex(
-        NotImplementedError, f"scaled_dot: implementation='{name}' does not"
-      ),
+    for function, message in (
+      (nn.scaled_dot, f"scaled_dot: implementation='{name}' does not"),
+      (nn.scaled_dot_general, f"scaled_dot_general: .*'{name}'.*configs=None"),
     ):
-      nn.scaled_dot(x, x, dimension_numbers=NT_2D, implementation=name)
+      with (
+        self.subTest(message),
+        jp.use_target(nn_cases.BEST_TARGETS[name]),
+        self.assertRaisesRegex(NotImplementedError, message),
+      ):
+        function(x, x, dimension_numbers=NT_2D, implementation=name)
 
   @parameterized.parameters(8, 32)
   @pytest.mark.sample(1)

@@ -16,18 +16,12 @@ from jaxplugin import quantization
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.core import targets
 from jaxplugin.quantization import operations
-from jaxplugin.testing.oracles import quantization_oracle
+from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing.oracles import quantization_oracle as oracle
 
 MXFP8, MXFP4, NVFP4 = formats.MXFP8, formats.MXFP4, formats.NVFP4
-MX_FORMATS = quantization_oracle.MX_FORMATS
-VALUES = {
-  format: info for format, (info, _) in quantization_oracle.VALUES.items()
-}
-E4M3_INFO = quantization_oracle.E4M3_INFO
-E4M3_NAN = quantization_oracle.E4M3_NAN
-random_f32 = quantization_oracle.random_f32
+VALUES = {format: info for format, (info, _) in oracle.VALUES.items()}
 F32_MIN_NORMAL = 2.0**-126
 
 # Jitted functions compile fewer programs than eager calls.
@@ -61,7 +55,7 @@ def every_product(format, global_scale=None):
     codes, np.tile(scale_codes[:, None], (1, k_blocks)), format, global_scale
   )
   scale_info = (
-    E4M3_INFO if format is NVFP4 else gfloat.formats.format_info_ocp_e8m0
+    oracle.E4M3_INFO if format is NVFP4 else gfloat.formats.format_info_ocp_e8m0
   )
   scale = gfloat.decode_ndarray(scale_info, scale_codes)[:, None]
   with np.errstate(invalid="ignore"):  # 0 * NaN and, for E5M2, Inf * 2^e
@@ -78,13 +72,13 @@ class DequantizeTest(parameterized.TestCase):
       expected = exact.astype(np.float32)
     flushed = (np.abs(exact) < F32_MIN_NORMAL) & (np.asarray(actual) == 0)
     expected = np.where(flushed, np.copysign(0, exact), expected)
-    np.testing.assert_array_equal(np.asarray(actual), expected)
+    np.testing.assert_array_equal(actual, expected)
     is_number = ~np.isnan(expected)
     np.testing.assert_array_equal(
       np.signbit(np.asarray(actual))[is_number], np.signbit(expected)[is_number]
     )
 
-  @parameterized.parameters(*MX_FORMATS)
+  @parameterized.parameters(*oracle.MX_FORMATS)
   @pytest.mark.sample(3)
   def test_every_value_times_every_scale_is_exact(self, format):
     x, exact = every_product(format)
@@ -111,13 +105,13 @@ class DequantizeTest(parameterized.TestCase):
     x = scaled(np.full((1, 32), 0x7E), np.zeros((1, 1)), MXFP8)
     expected = np.full((1, 32), 448 * 2.0**-127, np.float32)
     for f in (quantization.dequantize, dequantize):
-      np.testing.assert_array_equal(np.asarray(f(x)), expected)
+      np.testing.assert_array_equal(f(x), expected)
 
   @parameterized.product(format=formats.KNOWN, dtype=("float32", "bfloat16"))
   @pytest.mark.sample(2)
   def test_nan_scale_over_zeros_is_nan(self, format, dtype):
     size = format.block_size
-    nan_code = E4M3_NAN if format is NVFP4 else 255
+    nan_code = oracle.E4M3_NAN if format is NVFP4 else 255
     one_code = 0x38 if format is NVFP4 else 127
     x = scaled(
       np.zeros((2, 2 * size)),
@@ -160,19 +154,17 @@ class DequantizeTest(parameterized.TestCase):
   @parameterized.product(format=(MXFP4, NVFP4), axis=(0, 1, 2))
   @pytest.mark.sample(1)
   def test_packed_values_dequantize_to_the_same_bits(self, format, axis):
-    x = quantize(random_f32(18, (64, 32, 96), 3), format, axis=axis)
+    x = quantize(oracle.random_f32(18, (64, 32, 96), 3), format, axis=axis)
     x = x.unpack()
     packed = jax.jit(lambda x: x.pack())(x)
     self.assertEqual(packed.values.dtype, np.uint8)
     self.assertEqual(packed.shape, x.shape)
-    np.testing.assert_array_equal(
-      np.asarray(dequantize(packed)), np.asarray(dequantize(x))
-    )
+    np.testing.assert_array_equal(dequantize(packed), dequantize(x))
 
   @parameterized.product(format=formats.KNOWN, packed=(False, True))
   @pytest.mark.sample(1)
   def test_swizzled_scale_dequantizes_to_the_same_bits(self, format, packed):
-    x = quantize(random_f32(19, (2, 131, 160), 3), format)
+    x = quantize(oracle.random_f32(19, (2, 131, 160), 3), format)
     stored = x.pack() if packed else x.unpack()
     swizzled = scaled_array.ScaledArray(
       stored.values,
@@ -183,8 +175,8 @@ class DequantizeTest(parameterized.TestCase):
     )
     self.assertNotEqual(swizzled.scale.shape, x.scale.shape)
     np.testing.assert_array_equal(
-      np.asarray(dequantize(swizzled)),
-      np.asarray(dequantize(x)),
+      dequantize(swizzled),
+      dequantize(x),
     )
 
   @parameterized.product(format=formats.KNOWN, axis=(0, 1, 2))
@@ -201,33 +193,33 @@ class DequantizeTest(parameterized.TestCase):
     scale = scale_codes.astype(np.uint8).view(format.scale_dtype)
     scale = np.repeat(scale.astype(np.float64), format.block_size, axis=axis)
     result = dequantize(scaled(codes, scale_codes, format))
-    np.testing.assert_array_equal(np.asarray(result), exact * scale)
+    np.testing.assert_array_equal(result, exact * scale)
 
   def test_raw_dequantize_takes_a_last_block_that_is_not_full(self):
-    x = quantize(random_f32(21, (5, 96), 3), MXFP8)
+    x = quantize(oracle.random_f32(21, (5, 96), 3), MXFP8)
     full = np.asarray(dequantize(x))
     values, scale = np.asarray(x.values), np.asarray(x.scale)
     f = jax.jit(lambda v, s: operations.dequantize_raw(v, s, MXFP8, axis=1))
     for size in (95, 64, 33, 1):
       result = f(values[:, :size], scale[:, : -(-size // 32)])
-      np.testing.assert_array_equal(np.asarray(result), full[:, :size])
+      np.testing.assert_array_equal(result, full[:, :size])
 
   @parameterized.parameters(*formats.KNOWN)
   @pytest.mark.sample(1)
   def test_stacked_arrays_dequantize_as_each_alone(self, format):
     # k = E = 32, so that a global scale that broadcasts along k goes unnoticed
     # by shapes.
-    x = random_f32(22, (32, 3, 32), np.arange(32)[:, None, None] - 16)
+    x = oracle.random_f32(22, (32, 3, 32), np.arange(32)[:, None, None] - 16)
     stacked = jax.vmap(lambda a: quantize(a, format))(x)
     alone = [dequantize(quantize(a, format)) for a in x]
     for result in (
       jax.vmap(dequantize)(stacked),
       dequantize(stacked),
     ):
-      np.testing.assert_array_equal(np.asarray(result), np.stack(alone))
+      np.testing.assert_array_equal(result, np.stack(alone))
 
   def test_global_scales_of_a_stack_bring_numbers_into_range(self):
-    x = quantize(random_f32(22, (4, 3, 32), 20), MXFP8)
+    x = quantize(oracle.random_f32(22, (4, 3, 32), 20), MXFP8)
     g = np.float32(2.0 ** -np.arange(20, 24)).reshape(4, 1, 1)
     stacked = scaled_array.ScaledArray(x.values, x.scale, g, MXFP8)
     expected = np.asarray(dequantize(x), np.float64) * g
@@ -239,7 +231,7 @@ class DequantizeTest(parameterized.TestCase):
     # "up": a value is at most max * scale, so the error is at most half of the
     # step of its binade: 2^-4 relative for E4M3 (3 mantissa bits), or half of
     # the subnormal step 2^-9 * scale.
-    x = random_f32(23, (64, 32), 5)
+    x = oracle.random_f32(23, (64, 32), 5)
     result = quantize(x, MXFP8)
     scale = np.asarray(result.scale).astype(np.float64)
     error = np.abs(np.asarray(dequantize(result)) - x)
@@ -247,12 +239,8 @@ class DequantizeTest(parameterized.TestCase):
     self.assertTrue((error <= bound).all())
 
 
-class OperationsTest(DequantizeTest):
-  """The same where the kernels for CPUs are not: in JAX operations."""
-
-  def setUp(self):
-    super().setUp()
-    self.enter_context(targets.use_target(targets.named_target("cpu")))
+class OperationsTest(lowerings.WithOperations, DequantizeTest):
+  pass
 
 
 if __name__ == "__main__":

@@ -12,25 +12,10 @@ from absl.testing import parameterized
 
 from jaxplugin import quantization
 from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.testing.oracles import quantization_oracle
+from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing.oracles import quantization_oracle as oracle
 
 NVFP4 = formats.NVFP4
-E4M3_INFO = quantization_oracle.E4M3_INFO
-E4M3_NAN = quantization_oracle.E4M3_NAN
-F32_MAX = quantization_oracle.F32_MAX
-F32_MIN_NORMAL = quantization_oracle.F32_MIN_NORMAL
-VALUES = quantization_oracle.VALUES
-as_codes = quantization_oracle.as_codes
-assert_codes = quantization_oracle.assert_codes
-assert_same = quantization_oracle.assert_same
-dequantize = quantization_oracle.dequantize
-every_value = quantization_oracle.every_value
-finite_values = quantization_oracle.finite_values
-jitted = quantization_oracle.jitted
-random_f32 = quantization_oracle.random_f32
-reference_nvfp4 = quantization_oracle.reference_nvfp4
-rounded_to_24_bits = quantization_oracle.rounded_to_24_bits
 
 
 def amax_of(row):
@@ -49,10 +34,10 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   def test_all_65536_16_bit_values_bitwise(self, dtype):
     seen = []
     for window in windows(dtype):
-      x = every_value(dtype, 16, window)
+      x = oracle.every_value(dtype, 16, window)
       seen.append(x[:, 0].view(np.uint16))
-      result = jitted(NVFP4)(x)
-      assert_codes(result, *reference_nvfp4(x.astype(np.float32)))
+      result = oracle.jitted(NVFP4)(x)
+      oracle.assert_codes(result, *oracle.reference_nvfp4(x.astype(np.float32)))
     self.assertLen(np.unique(np.concatenate(seen)), 65536)
 
   @parameterized.product(
@@ -64,12 +49,14 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   ):
     # Times the computed one: 0.7 saturates scales, 4099 clamps them to 2^-9.
     for window in windows(dtype):
-      x = every_value(dtype, 16, window)
+      x = oracle.every_value(dtype, 16, window)
       x32 = x.astype(np.float32)
-      computed = float(reference_nvfp4(x32)[2])
+      computed = float(oracle.reference_nvfp4(x32)[2])
       global_scale = np.float32(min(1e38, computed * factor))
-      result = jitted(NVFP4)(x, global_scale)
-      assert_codes(result, *reference_nvfp4(x32, float(global_scale)))
+      result = oracle.jitted(NVFP4)(x, global_scale)
+      oracle.assert_codes(
+        result, *oracle.reference_nvfp4(x32, float(global_scale))
+      )
 
   @parameterized.parameters(
     *(-149, -140, -127, -126, -121, -115, -114, -113, -112, -100, -75, -65),
@@ -79,10 +66,10 @@ class QuantizeNvfp4Test(parameterized.TestCase):
     random = np.random.default_rng(5)
     tops = np.minimum(top_exponent - random.integers(0, 20, (256, 1)), 127)
     tops[0] = top_exponent
-    x = random_f32(6, (256, 16), tops)
+    x = oracle.random_f32(6, (256, 16), tops)
     x[0, 0] = np.ldexp(1.0, top_exponent)
-    result = jitted(NVFP4)(x)
-    assert_codes(result, *reference_nvfp4(x))
+    result = oracle.jitted(NVFP4)(x)
+    oracle.assert_codes(result, *oracle.reference_nvfp4(x))
 
   @parameterized.parameters(
     1e-38, 2.0**-126, 1e-20, 2.0**-64, 0.99 * 2.0**-64, 0.1, 1.0, 7e20, 1e38
@@ -92,14 +79,14 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   ):
     random = np.random.default_rng(7)
     x = random.integers(0, 2**32, (2048, 16), np.uint32).view(np.float32)
-    x[1024:] = random_f32(
+    x[1024:] = oracle.random_f32(
       8,
       (1024, 16),
       np.frexp(global_scale)[1] + random.integers(-16, 20, (1024, 1)),
     )
-    result = jitted(NVFP4)(x, np.float32(global_scale))
-    expected = reference_nvfp4(x, float(np.float32(global_scale)))
-    assert_codes(result, *expected)
+    result = oracle.jitted(NVFP4)(x, np.float32(global_scale))
+    expected = oracle.reference_nvfp4(x, float(np.float32(global_scale)))
+    oracle.assert_codes(result, *expected)
 
   @parameterized.parameters(
     0.1, 0.7, 1 / 3, 3.3e-5, 1.9e-39, 4e-30, 7.7e20, 6e37, 3e38
@@ -108,22 +95,22 @@ class QuantizeNvfp4Test(parameterized.TestCase):
     # amax / 6 / global within a few f32 ulps of a tie of E4M3, where a
     # division that is an ulp off shows. XLA turns (a / b) / c into a / (b * c).
     global_scale = np.float32(global_scale)
-    scales = finite_values(E4M3_INFO)
+    scales = oracle.finite_values(oracle.E4M3_INFO)
     ties = (scales[1:] + scales[:-1]) / 2
-    amax = np.minimum(ties * 6 * np.float64(global_scale), F32_MAX)
+    amax = np.minimum(ties * 6 * np.float64(global_scale), oracle.F32_MAX)
     bits = amax.astype(np.float32).view(np.int32)[:, None] + np.arange(-4, 4)
     bits = np.clip(bits, 1, 0x7F7FFFFF)
     x = np.zeros((bits.size, 16), np.float32)
     x[:, 3] = bits.astype(np.int32).view(np.float32).ravel()
-    result = jitted(NVFP4)(x, global_scale)
-    assert_codes(result, *reference_nvfp4(x, float(global_scale)))
+    result = oracle.jitted(NVFP4)(x, global_scale)
+    oracle.assert_codes(result, *oracle.reference_nvfp4(x, float(global_scale)))
 
   @parameterized.parameters(0.1, 1 / 3, 3.3e-5, 4e-30, 7.7e20)
   def test_values_next_to_ties_bitwise(self, global_scale):
     global_scale = np.float32(global_scale)
-    scale = finite_values(E4M3_INFO)[8:]  # the normal numbers
-    step = rounded_to_24_bits(scale * np.float64(global_scale))
-    values = finite_values(VALUES[NVFP4][0])
+    scale = oracle.finite_values(oracle.E4M3_INFO)[8:]  # the normal numbers
+    step = oracle.rounded_to_24_bits(scale * np.float64(global_scale))
+    values = oracle.finite_values(oracle.VALUES[NVFP4][0])
     ties = (values[1:] + values[:-1]) / 2
     x = np.zeros((len(scale), 8, 16), np.float32)
     x[:, :, 0] = (6 * step)[:, None]
@@ -131,8 +118,8 @@ class QuantizeNvfp4Test(parameterized.TestCase):
     near = near[:, None, :] + np.arange(-4, 4)[:, None]
     x[:, :, 1:8] = near.astype(np.int32).view(np.float32)
     x = x.reshape(-1, 16)
-    result = jitted(NVFP4)(x, global_scale)
-    assert_codes(result, *reference_nvfp4(x, float(global_scale)))
+    result = oracle.jitted(NVFP4)(x, global_scale)
+    oracle.assert_codes(result, *oracle.reference_nvfp4(x, float(global_scale)))
 
   def test_blocks_far_below_the_maximum_keep_what_the_least_scale_holds(self):
     # Row i is 2^-(14 + i) of the first row. Its values are the multiples of the
@@ -151,7 +138,7 @@ class QuantizeNvfp4Test(parameterized.TestCase):
         wanted = (x[i] / step).astype(ml_dtypes.float4_e2m1fn)
         wanted = wanted.astype(np.float64) * step
         np.testing.assert_array_equal(
-          as_codes(result.scale)[i] > 0, amax_of(x[i]) > 0
+          oracle.as_codes(result.scale)[i] > 0, amax_of(x[i]) > 0
         )
         if "key" in fields:  # one of the two values beside each
           self.assertLessEqual(np.abs(restored[i] - x[i]).max(), step * 2)
@@ -164,93 +151,97 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   def test_formula_in_numpy_f32(self):
     # The contract's formula as it is written, in f32, divisions included.
     f32 = np.float32
-    x = random_f32(10, (512, 16), 3)
+    x = oracle.random_f32(10, (512, 16), 3)
     global_scale = np.abs(x).max() / f32(448 * 6)
     amax = np.abs(x).max(-1, keepdims=True)
     scale = (amax / f32(6) / global_scale).astype(ml_dtypes.float8_e4m3fn)
     quotient = x / (scale.astype(f32) * global_scale)
     values = np.clip(quotient, f32(-6), f32(6)).astype(ml_dtypes.float4_e2m1fn)
     self.assertGreater(scale.min(), 0)
-    for f in (jitted(NVFP4), lambda x: quantization.quantize(x, NVFP4)):
-      assert_codes(f(x), as_codes(values), as_codes(scale), global_scale)
+    for f in (oracle.jitted(NVFP4), lambda x: quantization.quantize(x, NVFP4)):
+      oracle.assert_codes(
+        f(x), oracle.as_codes(values), oracle.as_codes(scale), global_scale
+      )
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
   def test_nan_or_inf_spoils_its_own_block_and_no_other(self, special):
     x = np.random.default_rng(4).normal(size=(3, 48)).astype(np.float32)
     x[1, 16:32] = 0.5  # does not hold the largest magnitude
-    clean = jitted(NVFP4)(x)
+    clean = oracle.jitted(NVFP4)(x)
     spoiled = x.copy()
     spoiled[1, 20] = special
-    result = jitted(NVFP4)(spoiled)
-    expected_scale = as_codes(clean.scale).copy()
-    expected_scale[1, 1] = E4M3_NAN
-    np.testing.assert_array_equal(as_codes(result.scale), expected_scale)
+    result = oracle.jitted(NVFP4)(spoiled)
+    expected_scale = oracle.as_codes(clean.scale).copy()
+    expected_scale[1, 1] = oracle.E4M3_NAN
+    np.testing.assert_array_equal(oracle.as_codes(result.scale), expected_scale)
     self.assertEqual(result.global_scale.item(), clean.global_scale.item())
     is_spoiled = np.zeros(x.shape, bool)
     is_spoiled[1, 16:32] = True
-    restored = np.asarray(dequantize(result))
+    restored = np.asarray(oracle.dequantize(result))
     np.testing.assert_array_equal(np.isnan(restored), is_spoiled)
     np.testing.assert_array_equal(
-      as_codes(result.unpack().values)[~is_spoiled],
-      as_codes(clean.unpack().values)[~is_spoiled],
+      oracle.as_codes(result.unpack().values)[~is_spoiled],
+      oracle.as_codes(clean.unpack().values)[~is_spoiled],
     )
 
   def test_spoiled_block_takes_no_part_in_the_global_scale(self):
     x = np.ones((2, 16), np.float32)
     x[1] = [np.nan, *[1e6] * 15]
-    result = jitted(NVFP4)(x)
+    result = oracle.jitted(NVFP4)(x)
     expected = np.float32(1) / np.float32(2688)
     self.assertEqual(np.asarray(result.global_scale), expected)
 
   def test_zero_block_quantizes_to_zero(self):
     x = np.ones((2, 32), np.float32)
     x[0, 16:] = 0
-    result = jitted(NVFP4)(x)
-    self.assertEqual(as_codes(result.scale)[0, 1], 0)
-    np.testing.assert_array_equal(as_codes(result.unpack().values)[0, 16:], 0)
-    restored = np.asarray(dequantize(result))
+    result = oracle.jitted(NVFP4)(x)
+    self.assertEqual(oracle.as_codes(result.scale)[0, 1], 0)
+    np.testing.assert_array_equal(
+      oracle.as_codes(result.unpack().values)[0, 16:], 0
+    )
+    restored = np.asarray(oracle.dequantize(result))
     np.testing.assert_array_equal(restored[0, 16:], 0)
 
   def test_global_scale_of_a_zero_tensor_is_one(self):
-    result = jitted(NVFP4)(jnp.zeros((2, 32)))
+    result = oracle.jitted(NVFP4)(jnp.zeros((2, 32)))
     self.assertEqual(result.global_scale.item(), 1.0)
-    self.assertFalse(np.asarray(dequantize(result)).any())
+    self.assertFalse(np.asarray(oracle.dequantize(result)).any())
 
   def test_global_scale_of_a_tensor_of_nans_is_one(self):
-    result = jitted(NVFP4)(jnp.full((2, 32), jnp.nan))
+    result = oracle.jitted(NVFP4)(jnp.full((2, 32), jnp.nan))
     self.assertEqual(result.global_scale.item(), 1.0)
-    self.assertTrue(np.isnan(np.asarray(dequantize(result))).all())
+    self.assertTrue(np.isnan(np.asarray(oracle.dequantize(result))).all())
 
   @parameterized.parameters(2.0**-116, 2.0**-130, 2.0**-149)
   def test_global_scale_of_a_tiny_tensor_is_a_normal_number(self, amax):
-    result = jitted(NVFP4)(jnp.full((2, 32), amax, jnp.float32))
-    self.assertEqual(result.global_scale.item(), F32_MIN_NORMAL)
+    result = oracle.jitted(NVFP4)(jnp.full((2, 32), amax, jnp.float32))
+    self.assertEqual(result.global_scale.item(), oracle.F32_MIN_NORMAL)
 
   def test_given_global_scale_is_used_and_returned(self):
-    x = random_f32(11, (4, 32), 0)
-    expected = reference_nvfp4(x, 0.375)
+    x = oracle.random_f32(11, (4, 32), 0)
+    expected = oracle.reference_nvfp4(x, 0.375)
     for given in (0.375, np.float32(0.375), jnp.array([0.375], jnp.float32)):
       result = quantization.quantize(x, NVFP4, global_scale=given)
-      assert_codes(result, *expected)
+      oracle.assert_codes(result, *expected)
       self.assertEqual(result.global_scale.shape, (1, 1))
       self.assertEqual(result.global_scale.dtype, np.float32)
 
   @parameterized.parameters(0.0, -1.0, np.nan, np.inf)
   def test_traced_global_scale_that_is_no_scale_gives_nan(self, global_scale):
-    result = jitted(NVFP4)(jnp.ones((2, 32)), jnp.float32(global_scale))
-    np.testing.assert_array_equal(as_codes(result.scale), E4M3_NAN)
+    result = oracle.jitted(NVFP4)(jnp.ones((2, 32)), jnp.float32(global_scale))
+    np.testing.assert_array_equal(
+      oracle.as_codes(result.scale), oracle.E4M3_NAN
+    )
 
   def test_computed_scales_are_never_negative(self):
-    x = -np.abs(random_f32(12, (64, 64), 0))
-    self.assertLess(as_codes(jitted(NVFP4)(x).scale).max(), E4M3_NAN)
+    x = -np.abs(oracle.random_f32(12, (64, 64), 0))
+    self.assertLess(
+      oracle.as_codes(oracle.jitted(NVFP4)(x).scale).max(), oracle.E4M3_NAN
+    )
 
 
-class OperationsNvfp4Test(QuantizeNvfp4Test):
-  """The same where the kernels for CPUs are not: in JAX operations."""
-
-  def setUp(self):
-    super().setUp()
-    self.enter_context(targets.use_target(targets.named_target("cpu")))
+class OperationsNvfp4Test(lowerings.WithOperations, QuantizeNvfp4Test):
+  pass
 
 
 if __name__ == "__main__":

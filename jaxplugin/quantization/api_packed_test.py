@@ -94,7 +94,7 @@ class PackedTest(parameterized.TestCase):
     codes = np.moveaxis(codes, unpacked.axis, 0)
     expected = np.moveaxis(codes[::2] | (codes[1::2] << 4), 0, unpacked.axis)
     self.assertEqual(actual.values.dtype, np.uint8)
-    np.testing.assert_array_equal(np.asarray(actual.values), expected)
+    np.testing.assert_array_equal(actual.values, expected)
     self.assertEqual(actual.shape, unpacked.shape)
     self.assertEqual(actual.axis, unpacked.axis)
     contract.assert_same_bits(

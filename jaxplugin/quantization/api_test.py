@@ -18,25 +18,11 @@ from absl.testing import parameterized
 
 from jaxplugin import quantization
 from jaxplugin.core import formats
-from jaxplugin.testing.oracles import quantization_oracle
+from jaxplugin.testing.oracles import quantization_oracle as oracle
 
 MXFP8 = formats.MXFP8
 MXFP4 = formats.MXFP4
 NVFP4 = formats.NVFP4
-F32_MAX = quantization_oracle.F32_MAX
-MX_FORMATS = quantization_oracle.MX_FORMATS
-ROUNDINGS = quantization_oracle.ROUNDINGS
-VALUES = quantization_oracle.VALUES
-as_codes = quantization_oracle.as_codes
-assert_codes = quantization_oracle.assert_codes
-assert_same = quantization_oracle.assert_same
-dequantize = quantization_oracle.dequantize
-every_value = quantization_oracle.every_value
-finite_values = quantization_oracle.finite_values
-jitted = quantization_oracle.jitted
-random_f32 = quantization_oracle.random_f32
-reference = quantization_oracle.reference
-special_blocks = quantization_oracle.special_blocks
 
 # Stochastic rounding draws from a fixed key, so the outcome is one number. A
 # correct sampler passes a bound of 5.5 standard deviations in each of 100
@@ -48,13 +34,13 @@ DRAWS = 20_000
 class QuantizeTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.FORMATS,
-    x=(3.0e38, F32_MAX, 2.0**127, 1e-30, 2.0**-115, 1e-40, 2.0**-149),
+    x=(3.0e38, oracle.F32_MAX, 2.0**127, 1e-30, 2.0**-115, 1e-40, 2.0**-149),
   )
   def test_extreme_constant_tensor_bitwise(self, format, x):
     # Every value of the tensor is its amax, up to the ends of f32.
     x = np.full((4, format.block_size), x, np.float32)
     x[1::2] *= -1
-    assert_codes(jitted(format)(x), *reference(x, format))
+    oracle.assert_codes(oracle.jitted(format)(x), *oracle.reference(x, format))
 
   @parameterized.parameters(*formats.FORMATS)
   def test_zeros_keep_their_sign(self, format):
@@ -62,19 +48,21 @@ class QuantizeTest(parameterized.TestCase):
     x[0, ::2] = -0.0
     x[1, 1::2] = -0.0
     x[1, 0] = 3  # zeros beside something larger
-    result = jitted(format)(x)
+    result = oracle.jitted(format)(x)
     values = np.asarray(result.unpack().values).astype(np.float32)
     np.testing.assert_array_equal(np.signbit(values), np.signbit(x))
-    restored = np.asarray(dequantize(result))
+    restored = np.asarray(oracle.dequantize(result))
     np.testing.assert_array_equal(np.signbit(restored), np.signbit(x))
 
   @parameterized.product(format=formats.FORMATS, axis=(0, 1, -1, -3))
   @pytest.mark.sample(6)
   def test_any_axis_is_the_last_axis_of_the_moved_array(self, format, axis):
-    x = random_f32(14, (64, 32, 96), 4)
-    codes, scale, *global_scale = reference(np.moveaxis(x, axis, -1), format)
-    result = jitted(format, axis=axis)(x)
-    assert_codes(
+    x = oracle.random_f32(14, (64, 32, 96), 4)
+    codes, scale, *global_scale = oracle.reference(
+      np.moveaxis(x, axis, -1), format
+    )
+    result = oracle.jitted(format, axis=axis)(x)
+    oracle.assert_codes(
       result,
       np.moveaxis(codes, -1, axis),
       np.moveaxis(scale, -1, axis),
@@ -107,38 +95,38 @@ class QuantizeTest(parameterized.TestCase):
   def test_jit_and_eager_agree_bitwise(
     self, format, scale_rounding, stochastic
   ):
-    x = special_blocks(format.block_size)
+    x = oracle.special_blocks(format.block_size)
     key = jax.random.key(0) if stochastic else None
-    compiled = jitted(format, scale_rounding)(x, key=key)
+    compiled = oracle.jitted(format, scale_rounding)(x, key=key)
     with jax.disable_jit():  # one operation at a time
       eager = quantization.quantize(
         x, format, scale_rounding=scale_rounding, key=key
       )
-    assert_same(compiled, eager)
+    oracle.assert_same(compiled, eager)
 
   @parameterized.product(
     format=formats.FORMATS, dtype=(ml_dtypes.bfloat16, np.float16)
   )
   def test_result_does_not_depend_on_the_input_dtype(self, format, dtype):
-    x = every_value(dtype, 32)[::5]
-    f = jitted(format)
-    assert_same(f(x), f(x.astype(np.float32)))
+    x = oracle.every_value(dtype, 32)[::5]
+    f = oracle.jitted(format)
+    oracle.assert_same(f(x), f(x.astype(np.float32)))
 
   @parameterized.parameters(*formats.FORMATS)
   def test_f64_is_rounded_to_f32_first(self, format):
-    x = random_f32(15, (64, 32), 5).astype(np.float64) * (1 + 2.0**-30)
+    x = oracle.random_f32(15, (64, 32), 5).astype(np.float64) * (1 + 2.0**-30)
     with jax.enable_x64(True):
       self.assertEqual(jnp.asarray(x).dtype, np.float64)
-      wide = jitted(format)(x)
-    assert_codes(wide, *reference(x.astype(np.float32), format))
+      wide = oracle.jitted(format)(x)
+    oracle.assert_codes(wide, *oracle.reference(x.astype(np.float32), format))
 
   @parameterized.parameters(*formats.FORMATS)
   def test_enabling_x64_changes_no_bit(self, format):
-    x = special_blocks(format.block_size)
+    x = oracle.special_blocks(format.block_size)
     with jax.enable_x64(True):
-      result = jitted(format)(x)
-      restored = dequantize(result)
-    assert_codes(result, *reference(x, format))
+      result = oracle.jitted(format)(x)
+      restored = oracle.dequantize(result)
+    oracle.assert_codes(result, *oracle.reference(x, format))
     self.assertEqual(restored.dtype, np.float32)
 
   @parameterized.parameters(MXFP4, NVFP4)
@@ -152,13 +140,13 @@ class QuantizeTest(parameterized.TestCase):
       ((0, 64), 0),
       ((0, 0, 3), 1),
     ):
-      result = jitted(format, axis=axis)(jnp.zeros(shape))
+      result = oracle.jitted(format, axis=axis)(jnp.zeros(shape))
       self.assertEqual(result.shape, shape, (shape, axis))
-      self.assertEqual(dequantize(result).shape, shape)
+      self.assertEqual(oracle.dequantize(result).shape, shape)
 
   def test_result_has_the_dtypes_and_shapes_of_the_format(self):
     for format in formats.FORMATS:
-      result = jitted(format)(jnp.ones((2, 3, 64)))
+      result = oracle.jitted(format)(jnp.ones((2, 3, 64)))
       self.assertEqual(result.shape, (2, 3, 64))
       if format.is_fp4:
         self.assertEqual(result.values.dtype, np.uint8)
@@ -201,18 +189,18 @@ class BatchDimsTest(parameterized.TestCase):
       alone = quantization.quantize(x[i], NVFP4, axis=axis)
       actual = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
       self.assertEqual(actual.global_scale.shape, (1, 1))
-      assert_same(actual, alone)
+      oracle.assert_same(actual, alone)
 
   @parameterized.parameters(MXFP8, MXFP4)
   def test_it_changes_nothing_without_global_scales(self, format):
     x = self.stack(4)
     expected = quantization.quantize(x, format)
-    assert_same(quantization.quantize(x, format, batch_dims=1), expected)
+    oracle.assert_same(quantization.quantize(x, format, batch_dims=1), expected)
 
   def test_each_tensor_draws_random_bits_of_its_own(self):
     x = np.full((2, 4, 512), 1.25, np.float32)  # between 1 and 1.5
     x[..., 0] = 6
-    codes = as_codes(
+    codes = oracle.as_codes(
       quantization.quantize(
         x, NVFP4, global_scale=1.0, key=jax.random.key(0), batch_dims=1
       ).values
@@ -227,7 +215,7 @@ class BatchDimsTest(parameterized.TestCase):
     )
     for i in range(3):
       actual = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
-      assert_same(
+      oracle.assert_same(
         actual, quantization.quantize(x[i], NVFP4, global_scale=given[i])
       )
 
@@ -416,10 +404,10 @@ class StochasticRoundingTest(parameterized.TestCase):
     Returns:
       f64[DRAWS, len(x)]: the quantized values of x.
     """
-    info, _ = VALUES[format]
+    info, _ = oracle.VALUES[format]
     block = np.array([info.max, *x], np.float32)
     self.assertLen(block, format.block_size)
-    result = jitted(format)(
+    result = oracle.jitted(format)(
       np.broadcast_to(block, (DRAWS, len(block))),
       global_scale=np.float32(1) if format is NVFP4 else None,
       key=jax.random.key(seed),
@@ -430,7 +418,7 @@ class StochasticRoundingTest(parameterized.TestCase):
 
   def samples(self, format):
     """Values over the whole range, subnormal ones included, both signs."""
-    values = finite_values(VALUES[format][0])
+    values = oracle.finite_values(oracle.VALUES[format][0])
     random = np.random.default_rng(16)
     index = np.linspace(0, len(values) - 2, format.block_size - 1).astype(int)
     fraction = random.uniform(0.03, 0.97, len(index))
@@ -440,7 +428,7 @@ class StochasticRoundingTest(parameterized.TestCase):
   @parameterized.parameters(*formats.FORMATS)
   def test_only_the_two_neighbours_come_out_without_bias(self, format):
     x = self.samples(format).astype(np.float64)
-    values = finite_values(VALUES[format][0])
+    values = oracle.finite_values(oracle.VALUES[format][0])
     below = np.searchsorted(values, np.abs(x), side="right") - 1
     low, high = values[below] * np.sign(x), values[below + 1] * np.sign(x)
     drawn = self.draw(format, x)
@@ -453,7 +441,7 @@ class StochasticRoundingTest(parameterized.TestCase):
 
   @parameterized.parameters(*formats.FORMATS)
   def test_exact_values_are_unchanged(self, format):
-    values = finite_values(VALUES[format][0])
+    values = oracle.finite_values(oracle.VALUES[format][0])
     index = np.linspace(0, len(values) - 1, format.block_size - 1).astype(int)
     x = values[index] * np.where(index % 2, -1, 1)
     drawn = self.draw(format, x)
@@ -468,22 +456,22 @@ class StochasticRoundingTest(parameterized.TestCase):
 
   @parameterized.parameters(
     *((format, "up") for format in formats.FORMATS),
-    *((format, "floor") for format in MX_FORMATS),
+    *((format, "floor") for format in oracle.MX_FORMATS),
   )
   def test_scales_are_those_of_rounding_to_nearest(
     self, format, scale_rounding
   ):
-    x = special_blocks(format.block_size)
-    nearest = jitted(format, scale_rounding)(x)
-    drawn = jitted(format, scale_rounding)(x, key=jax.random.key(3))
+    x = oracle.special_blocks(format.block_size)
+    nearest = oracle.jitted(format, scale_rounding)(x)
+    drawn = oracle.jitted(format, scale_rounding)(x, key=jax.random.key(3))
     np.testing.assert_array_equal(
-      as_codes(drawn.scale), as_codes(nearest.scale)
+      oracle.as_codes(drawn.scale), oracle.as_codes(nearest.scale)
     )
 
   def test_values_beyond_the_largest_saturate(self):
     x = jnp.zeros(32).at[0].set(511.0).at[1].set(-450.0)
     for seed in range(8):
-      result = jitted(MXFP8, "floor")(x, key=jax.random.key(seed))
+      result = oracle.jitted(MXFP8, "floor")(x, key=jax.random.key(seed))
       values = np.asarray(result.unpack().values).astype(np.float64)
       np.testing.assert_array_equal(values[:2], [448, -448])
 
@@ -495,44 +483,47 @@ class IdempotenceTest(parameterized.TestCase):
     """bf16 blocks, all mantissas, of amax in [2^-80, 2^126)."""
     binade = 2**7
     magnitudes = range((127 - 80) * binade, (127 + 126) * binade)
-    return every_value(ml_dtypes.bfloat16, format.block_size, magnitudes)
+    return oracle.every_value(ml_dtypes.bfloat16, format.block_size, magnitudes)
 
-  @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @parameterized.product(
+    format=oracle.MX_FORMATS, scale_rounding=oracle.ROUNDINGS
+  )
   @pytest.mark.sample(7)
   def test_dequantized_values_are_bitwise_stable(self, format, scale_rounding):
-    f = jitted(format, scale_rounding)
-    once = np.asarray(dequantize(f(self.blocks(format))))
-    twice = np.asarray(dequantize(f(once)))
+    f = oracle.jitted(format, scale_rounding)
+    once = np.asarray(oracle.dequantize(f(self.blocks(format))))
+    twice = np.asarray(oracle.dequantize(f(once)))
     self.assertTrue(np.isfinite(once).all())
     np.testing.assert_array_equal(twice.view(np.int32), once.view(np.int32))
 
-  @parameterized.parameters(*MX_FORMATS)
+  @parameterized.parameters(*oracle.MX_FORMATS)
   def test_floor_codes_are_bitwise_stable(self, format):
-    f = jitted(format, "floor")
+    f = oracle.jitted(format, "floor")
     once = f(self.blocks(format))
-    assert_same(f(dequantize(once)), once)
+    oracle.assert_same(f(oracle.dequantize(once)), once)
 
-  @parameterized.parameters(*MX_FORMATS)
+  @parameterized.parameters(*oracle.MX_FORMATS)
   def test_up_codes_change_only_where_the_amax_rounded_to_half_the_maximum(
     self, format
   ):
     # max / 2 with scale 2^e is max with scale 2^(e - 1): the same number.
-    f = jitted(format)
+    f = oracle.jitted(format)
     once = f(self.blocks(format))
-    twice = f(dequantize(once))
-    values = as_codes(once.unpack().values).view(format.values_dtype)
+    twice = f(oracle.dequantize(once))
+    values = oracle.as_codes(once.unpack().values).view(format.values_dtype)
     largest = np.abs(values.astype(np.float64)).max(-1)
-    halved = largest == VALUES[format][0].max / 2
+    halved = largest == oracle.VALUES[format][0].max / 2
     self.assertTrue(halved.any())
     self.assertTrue((~halved).any())
     np.testing.assert_array_equal(
-      as_codes(twice.scale)[:, 0], as_codes(once.scale)[:, 0] - halved
+      oracle.as_codes(twice.scale)[:, 0],
+      oracle.as_codes(once.scale)[:, 0] - halved,
     )
     np.testing.assert_array_equal(
-      as_codes(twice.unpack().values)[~halved],
-      as_codes(once.unpack().values)[~halved],
+      oracle.as_codes(twice.unpack().values)[~halved],
+      oracle.as_codes(once.unpack().values)[~halved],
     )
-    assert_same(f(dequantize(twice)), twice)
+    oracle.assert_same(f(oracle.dequantize(twice)), twice)
 
   def test_nvfp4_codes_are_bitwise_stable_where_the_scale_is_normal(self):
     # A subnormal E4M3 scale is off by up to 1/2 of itself, so that a block's
@@ -540,26 +531,29 @@ class IdempotenceTest(parameterized.TestCase):
     binade = 2**7
     for top in (-40, 0, 60):
       magnitudes = range((127 + top - 20) * binade, (127 + top) * binade)
-      once = jitted(NVFP4)(every_value(ml_dtypes.bfloat16, 16, magnitudes))
-      twice = jitted(NVFP4)(dequantize(once), once.global_scale)
+      once = oracle.jitted(NVFP4)(
+        oracle.every_value(ml_dtypes.bfloat16, 16, magnitudes)
+      )
+      twice = oracle.jitted(NVFP4)(oracle.dequantize(once), once.global_scale)
       normal = np.asarray(once.scale).astype(np.float64)[:, 0] >= 2.0**-6
       self.assertTrue(normal.any())
       np.testing.assert_array_equal(
-        as_codes(twice.scale)[normal], as_codes(once.scale)[normal]
+        oracle.as_codes(twice.scale)[normal],
+        oracle.as_codes(once.scale)[normal],
       )
       np.testing.assert_array_equal(
-        as_codes(twice.unpack().values)[normal],
-        as_codes(once.unpack().values)[normal],
+        oracle.as_codes(twice.unpack().values)[normal],
+        oracle.as_codes(once.unpack().values)[normal],
       )
 
   def test_nvfp4_block_with_a_subnormal_scale_need_not_be_stable(self):
     # By hand, in units of 2^-9: amax / 6 = 1.5 rounds to 2 (ties to even),
     # 9 / 2 = 4.5 to 4; then 8 / 6 rounds to 1, and 8 / 1 saturates at 6.
     x = jnp.zeros(16, jnp.float32).at[0].set(9 * 2.0**-9)
-    once = jitted(NVFP4)(x, np.float32(1))
-    twice = jitted(NVFP4)(dequantize(once), np.float32(1))
-    self.assertEqual(float(dequantize(once)[0]), 8 * 2.0**-9)
-    self.assertEqual(float(dequantize(twice)[0]), 6 * 2.0**-9)
+    once = oracle.jitted(NVFP4)(x, np.float32(1))
+    twice = oracle.jitted(NVFP4)(oracle.dequantize(once), np.float32(1))
+    self.assertEqual(float(oracle.dequantize(once)[0]), 8 * 2.0**-9)
+    self.assertEqual(float(oracle.dequantize(twice)[0]), 6 * 2.0**-9)
 
 
 if __name__ == "__main__":

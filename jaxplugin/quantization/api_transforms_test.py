@@ -99,7 +99,7 @@ class BatchingTest(parameterized.TestCase):
     x = X.transpose(2, 1, 0)
     actual = jax.vmap(jax.vmap(function, in_axes=1), in_axes=2)(x)
     expected = [[function(row) for row in rows] for rows in X]
-    np.testing.assert_array_equal(actual, np.asarray(expected))
+    np.testing.assert_array_equal(actual, expected)
 
   def test_each_vmap_may_map_the_global_scale_or_not(self):
     q = quantization.quantize(X[:3, :3, :], NVFP4)

@@ -145,7 +145,7 @@ class EncodeTest(parameterized.TestCase):
     actual = codes.encode(
       codes.f32_bits(jnp.asarray(x)), formats.encoding(dtype)
     )
-    np.testing.assert_array_equal(np.asarray(actual), expected)
+    np.testing.assert_array_equal(actual, expected)
 
   @parameterized.parameters(*VALUES_DTYPES)
   def test_encode_agrees_with_the_cast_of_ml_dtypes(self, dtype):
@@ -153,9 +153,7 @@ class EncodeTest(parameterized.TestCase):
     clamped = np.minimum(x, np.float32(representable(dtype)[-1]))
     expected = clamped.astype(dtype).view(np.uint8)
     encode = jax.jit(lambda b: codes.encode(b, formats.encoding(dtype)))
-    np.testing.assert_array_equal(
-      np.asarray(encode(x.view(np.int32))), expected
-    )
+    np.testing.assert_array_equal(encode(x.view(np.int32)), expected)
 
   @parameterized.parameters(*VALUES_DTYPES)
   @pytest.mark.full
@@ -181,7 +179,7 @@ class EncodeTest(parameterized.TestCase):
         formats.encoding(dtype),
         random_bits,
       )
-      np.testing.assert_array_equal(np.asarray(actual), np.arange(len(values)))
+      np.testing.assert_array_equal(actual, np.arange(len(values)))
 
   @parameterized.named_parameters(
     # (dtype, f32 value, code below, exact fraction of the way to the next code)
@@ -219,9 +217,7 @@ class EncodeTest(parameterized.TestCase):
     encode = lambda r: codes.encode(
       jnp.asarray(x.view(np.int32)), formats.encoding(dtype), jnp.asarray(r)
     )
-    np.testing.assert_array_equal(
-      np.asarray(encode(random)), np.asarray(encode(random | 0xFFC00000))
-    )
+    np.testing.assert_array_equal(encode(random), encode(random | 0xFFC00000))
 
   @parameterized.parameters(*VALUES_DTYPES)
   @pytest.mark.sample(1)
@@ -243,9 +239,7 @@ class EncodeTest(parameterized.TestCase):
     signed = codes.with_sign(
       jnp.asarray(magnitude), jnp.asarray(x), GFLOAT[dtype].bits - 1
     )
-    np.testing.assert_array_equal(
-      np.asarray(signed), x.astype(dtype).view(np.uint8)
-    )
+    np.testing.assert_array_equal(signed, x.astype(dtype).view(np.uint8))
 
 
 class ExtendedBitsTest(parameterized.TestCase):
@@ -304,7 +298,7 @@ class ExtendedBitsTest(parameterized.TestCase):
   def test_f32_bits_are_those_of_numpy_whatever_the_dtype(self, dtype):
     x = np.array([0, -0.0, 1.5, -2.25, 0.0999, 60000], dtype)
     np.testing.assert_array_equal(
-      np.asarray(codes.f32_bits(jnp.asarray(x))),
+      codes.f32_bits(jnp.asarray(x)),
       x.astype(np.float32).view(np.int32),
     )
 
@@ -323,7 +317,7 @@ class DivideTest(parameterized.TestCase):
   def test_division_by_a_constant_is_correctly_rounded(self, constant):
     actual = jax.jit(lambda x: codes.divide(x, constant))(self.numerator)
     expected = self.numerator / np.float32(constant)
-    np.testing.assert_array_equal(np.asarray(actual), expected)
+    np.testing.assert_array_equal(actual, expected)
 
   def test_division_by_a_broadcast_is_correctly_rounded(self):
     def divide(x, y):
@@ -332,13 +326,13 @@ class DivideTest(parameterized.TestCase):
     expected = self.numerator / self.denominator
     for f in (divide, jax.jit(divide)):
       actual = f(jnp.asarray(self.numerator), jnp.asarray(self.denominator))
-      np.testing.assert_array_equal(np.asarray(actual), expected)
+      np.testing.assert_array_equal(actual, expected)
 
   def test_zero_over_anything_is_zero(self):
     zero = jnp.zeros(4, jnp.float32)
     below = jnp.array([0.0, 1.0, jnp.inf, jnp.nan], jnp.float32)
     for f in (codes.divide, jax.jit(codes.divide)):
-      np.testing.assert_array_equal(np.asarray(f(zero, below)), np.zeros(4))
+      np.testing.assert_array_equal(f(zero, below), np.zeros(4))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import blocking
-from jaxplugin.core import targets
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operands
+from jaxplugin.testing import contract
+from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import recipes_oracle
 
 FORMATS = (jp.MXFP8, jp.MXFP4, jp.NVFP4)
@@ -20,6 +21,7 @@ FORMATS = (jp.MXFP8, jp.MXFP4, jp.NVFP4)
 # off: beyond 4 is one in 16000.
 KEYS = 4096
 STANDARD_ERRORS = 4
+assert_same = recipes_oracle.assert_same
 
 
 def matrix(seed, rows, k, spread=2):
@@ -33,18 +35,6 @@ def matrix(seed, rows, k, spread=2):
 def spec_of(format, axis=1, ndim=2, **fields):
   along = blocking.Blocking.along(axis, ndim, format.block_size)
   return operands.QuantizeSpec(format=format, along=along, **fields)
-
-
-def assert_same(actual, expected):
-  """A `ScaledArray` and the oracle's have the same values and scales."""
-  for name in ("values", "scale"):
-    numbers = np.asarray(getattr(actual.unpack(), name)).astype(np.float64)
-    wanted = getattr(expected, name)
-    if name == "scale" and actual.format.scale_is_power_of_two:
-      wanted = np.maximum(wanted, 2.0**-127)
-    np.testing.assert_array_equal(numbers, wanted, err_msg=name)
-  if actual.global_scale is not None:
-    np.testing.assert_array_equal(actual.global_scale, expected.global_scale)
 
 
 class BitsTest(parameterized.TestCase):
@@ -97,28 +87,16 @@ class BitsTest(parameterized.TestCase):
     for format, fields in (*cases, (jp.MXFP8, {"scale_rounding": "floor"})):
       actual = operands.quantize(x, spec_of(format, **fields))
       expected = jp.quantize(x, format, **fields)
-      jax.tree.map(
-        lambda a, e: np.testing.assert_array_equal(
-          np.asarray(a).view(np.uint8), np.asarray(e).view(np.uint8)
-        ),
-        actual,
-        expected,
-      )
+      contract.assert_same_bits(actual, expected)
 
   def test_vmap_is_the_loop(self):
     x = np.stack([matrix(seed, 33, 64) for seed in range(3)])
     for fields in ({"square": (0,)}, {"hadamard": 16}):
       found = spec_of(jp.MXFP8, **fields)
       quantize = lambda x, found=found: operands.quantize(x, found)
-      mapped = jax.vmap(quantize)(x)
-      for i, one in enumerate(map(quantize, x)):
-        for name in ("values", "scale"):
-          np.testing.assert_array_equal(
-            *(
-              np.asarray(a).view(np.uint8)
-              for a in (getattr(mapped, name)[i], getattr(one, name))
-            )
-          )
+      entries = map(quantize, x)
+      expected = jax.tree.map(lambda *leaves: np.stack(leaves), *entries)
+      contract.assert_same_bits(jax.vmap(quantize)(x), expected)
 
   @pytest.mark.full
   def test_nan_spoils_its_square_and_no_other(self):
@@ -189,19 +167,11 @@ class FourOverSixTest(parameterized.TestCase):
     )
 
 
-class _Operations:
-  """Uses XLA operations instead of kernels."""
-
-  def setUp(self):
-    super().setUp()
-    self.enter_context(targets.use_target(targets.named_target("cpu")))
-
-
-class BitsOfOperationsTest(_Operations, BitsTest):
+class BitsOfOperationsTest(lowerings.WithOperations, BitsTest):
   pass
 
 
-class FourOverSixOfOperationsTest(_Operations, FourOverSixTest):
+class FourOverSixOfOperationsTest(lowerings.WithOperations, FourOverSixTest):
   pass
 
 

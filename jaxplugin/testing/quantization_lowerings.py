@@ -83,6 +83,14 @@ def round_trip(format, **kwargs):
   )
 
 
+class WithOperations(parameterized.TestCase):
+  """Runs the tests of another class with operations instead of kernels."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(targets.use_target(OPERATIONS))
+
+
 # XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
 # Python starts before does not.
 THREAD = concurrent.futures.ThreadPoolExecutor(1)

@@ -131,6 +131,14 @@ def launch_values(codes, out, operand, decoding):
   )
 
 
+def scales(format, decoding):
+  """Returns what every scale code decodes to."""
+  out = np.ones(256, BF16)
+  options = {"OPERAND": kind(format), "DECODING": decoding, "SIZE": 256}
+  interpret.launch(scale_kernel, 1, CODES, out, **options)
+  return out
+
+
 def unrepaired(values, format):
   """Returns the result of `decode.values_to_bf16` for f64 `values`."""
   return values * 2.0**-126 if format == "nvfp4" else values
@@ -215,30 +223,11 @@ class DecodeTest(parameterized.TestCase):
     ("e5m2_e4m3_16", formats.E4M3, PACKED),
   )
   def test_every_scale_code(self, format, dtype, decoding):
-    out = np.zeros(256, BF16)
-    interpret.launch(
-      scale_kernel,
-      1,
-      CODES,
-      out,
-      OPERAND=kind(format),
-      DECODING=decoding,
-      SIZE=256,
-    )
+    out = scales(format, decoding)
     same(out, CODES.view(dtype).astype(BF16))
 
   def test_scale_byte_0_is_the_subnormal_2_to_the_minus_127(self):
-    out = np.ones(256, BF16)
-    interpret.launch(
-      scale_kernel,
-      1,
-      CODES,
-      out,
-      OPERAND=kind("mxfp8"),
-      DECODING=PLAIN,
-      SIZE=256,
-    )
-    self.assertEqual(float(out[0]), 2.0**-127)
+    self.assertEqual(float(scales("mxfp8", PLAIN)[0]), 2.0**-127)
 
   @parameterized.product(
     name=[f.name for f in formats.FORMATS],

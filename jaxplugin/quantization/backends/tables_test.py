@@ -19,6 +19,7 @@ from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.tables import records
+from jaxplugin.testing import contract
 from jaxplugin.testing.measured import operation_tables
 
 F32 = np.dtype(np.float32)
@@ -180,10 +181,7 @@ class DecidedTest(parameterized.TestCase):
       found = jax.device_get(f(x))
       explanation = jp.explain(f, x)
     self.assertIn("jaxplugin_quantize", f.lower(x).as_text())
-    for one, other in zip(
-      jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
-    ):
-      np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+    contract.assert_same_bits(found, expected)
     (told,) = explanation.quantizations
     self.assertEqual(told.implementation, "xla")
     self.assertEqual(told.decisions[0].implementation_from, "overlay")

@@ -109,12 +109,8 @@ class FormulaTest(lowerings.InterpretedTestCase):
     x[:, 16:48] = rng.choice([1.0, 5 / 6], size=(41, 32))
     x = x.astype(np.float32)
     key = jax.random.key(11)
-    found = spec_of(
-      format,
-      1,
-      square=(0,) if square else None,
-      four_over_six=chosen,
-    )
+    square_rows = (0,) if square else None
+    found = spec_of(format, 1, square=square_rows, four_over_six=chosen)
     with targets.use_target(
       dataclasses.replace(H200, name=f"interpreted {self.id()}")
     ):
@@ -123,12 +119,7 @@ class FormulaTest(lowerings.InterpretedTestCase):
     expected = recipes_oracle.quantize(
       x, format, is_square=square, four_over_six=chosen, key=key
     )
-    np.testing.assert_array_equal(
-      np.asarray(actual.unpack().values).astype(np.float64), expected.values
-    )
-    np.testing.assert_array_equal(
-      np.asarray(actual.scale).astype(np.float64), expected.scale
-    )
+    recipes_oracle.assert_same(actual, expected)
 
   @parameterized.parameters(64, 32, 16, 2)  # 64 signs are two words
   @pytest.mark.sample(1)
@@ -142,9 +133,7 @@ class FormulaTest(lowerings.InterpretedTestCase):
     self.assertEqual(self.names, [f"quantize_mxfp8_hadamard{size}_16x128"])
     transformed = recipes_oracle.transformed(x, size)
     expected = recipes_oracle.quantize(transformed, MXFP8)
-    np.testing.assert_array_equal(
-      np.asarray(actual.values).astype(np.float64), expected.values
-    )
+    recipes_oracle.assert_same(actual, expected)
 
 
 def step(recipe):

@@ -13,6 +13,7 @@ from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 
 X = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
@@ -20,10 +21,6 @@ X = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
 
 def _specs(x):
   return [jax.typeof(leaf).sharding.spec for leaf in (x.values, x.scale)]
-
-
-def _bits(x):
-  return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(x)]
 
 
 def _collectives(compiled):
@@ -55,8 +52,8 @@ class ExplicitTest(explicit.ExplicitTestCase):
       result = function(self.put(X, spec))
       back = jax.jit(jp.dequantize)(result)
     self.assertNotIn("jaxplugin_partitioned", lowered.as_text())
-    self.assertEqual(_bits(result), _bits(whole))
-    self.assertEqual(back.tobytes(), jp.dequantize(whole).tobytes())
+    contract.assert_same_bits(result, whole)
+    contract.assert_same_bits(back, jp.dequantize(whole))
     if expected is not None:
       self.assertEqual(_specs(result), [expected, expected])
       self.assertEqual(jax.typeof(back).sharding.spec, expected)
@@ -83,7 +80,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
       compiled = function.lower(x).compile()
       result = compiled(x)
     self.assertEqual(_specs(result), [P("b", None), P("b", None)])
-    self.assertEqual(_bits(result), _bits(jp.quantize(X, format)))
+    contract.assert_same_bits(result, jp.quantize(X, format))
     sent = {t for op, t in _collectives(compiled) if op != "all-reduce"}
     self.assertEqual(sent, {"u8"})
 
@@ -111,7 +108,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
       result = jax.jit(lambda x: jp.dequantize(x, jnp.bfloat16))(x)
     self.assertEqual(jax.typeof(result).sharding.spec, P(None, "a"))
     expected = jp.dequantize(jp.quantize(X[:, :96], jp.MXFP8), jnp.bfloat16)
-    self.assertEqual(result.tobytes(), expected.tobytes())
+    contract.assert_same_bits(result, expected)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,12 @@ SM_90 = architectures.by_name("sm_90")
 FORMAT_NAMES = tuple(format.name for format in formats.FORMATS)
 
 
+def rows_of(rows, k, format="nvfp4", **options):
+  """Returns the description of one dense matrix, quantized along its rows."""
+  fields = {"batch": 1, "k_is_minor": True} | options
+  return quantize_config.Rows(rows=rows, k=k, format=format, **fields)
+
+
 def element_strides(x):
   return tuple(stride // x.itemsize for stride in x.strides)
 

@@ -185,6 +185,18 @@ def quantize(
   )
 
 
+def assert_same(actual: Any, expected: Quantized) -> None:
+  """Checks that a `ScaledArray` has the oracle's values and scales."""
+  for name in ("values", "scale"):
+    numbers = np.asarray(getattr(actual.unpack(), name)).astype(np.float64)
+    wanted = getattr(expected, name)
+    if name == "scale" and actual.format.scale_is_power_of_two:
+      wanted = np.maximum(wanted, 2.0**-127)
+    np.testing.assert_array_equal(numbers, wanted, err_msg=name)
+  if actual.global_scale is not None:
+    np.testing.assert_array_equal(actual.global_scale, expected.global_scale)
+
+
 def least_not_less(x: np.ndarray) -> np.ndarray:
   """Rounds `x` up to E4M3, by a search in all E4M3 numbers."""
   codes = np.arange(0x7F, dtype=np.uint8)

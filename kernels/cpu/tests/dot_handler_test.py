@@ -31,7 +31,7 @@ FORMATS = testing.FORMATS
 QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
 Side = testing.Side
 integers, gaussians = testing.integers, testing.gaussians
-call, oracle = testing.call, testing.oracle
+constant, call, oracle = testing.constant, testing.call, testing.oracle
 
 MX = tuple(name for name in QUANTIZED if FORMATS[name][1] == E8M0)
 # The contract's bound before the final cast (DESIGN.md section 2).
@@ -44,7 +44,7 @@ class DotTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, expected.astype(np.float32))
 
   def assert_bounded(self, got, lhs, rhs):
-    magnitude = np.abs(lhs.exact) @ np.abs(np.swapaxes(rhs.exact, -1, -2))
+    magnitude = testing.magnitudes(lhs, rhs)
     # 2^-149: the error of rounding to a subnormal result.
     bound = DOT_ERROR_ULPS * magnitude + 2.0**-149
     error = np.abs(got.astype(np.float64) - oracle(lhs, rhs))
@@ -107,9 +107,8 @@ class DotTest(parameterized.TestCase):
       got = call(lhs, rhs, isa=isa)
       np.testing.assert_array_equal(got, np.full((255, m, 3), 32, np.float32))
       # All scales in one row, also with subnormal codes of the values.
-      one_row = Side(
-        name, np.ones((1, m, 255 * 32)), code.reshape(1, 255, m).swapaxes(1, 2)
-      )
+      codes = code.reshape(1, 255, m).swapaxes(1, 2)
+      one_row = Side(name, np.ones((1, m, 255 * 32)), codes)
       other = Side(
         name,
         np.full((1, 2, 255 * 32), 0.5),
@@ -128,17 +127,15 @@ class DotTest(parameterized.TestCase):
     sides = []
     for name, rows in zip(("lhs", "rhs"), shape, strict=True):
       value, byte = (448, 254) if name == large else (1, 127 - 46)
-      values = np.full((1, rows, 32), value)
-      sides.append(Side("mxfp8", values, np.full((1, rows, 1), byte)))
+      sides.append(constant("mxfp8", (1, rows, 32), value, byte))
     got = call(*sides, isa=isa)
     expected = np.full((1, *shape), 448 * 32 * 2.0**81, np.float32)
     np.testing.assert_array_equal(got, expected)
 
   @testing.each(m=(1, 20))
   def test_e8m0_byte_zero_is_a_subnormal_and_counts(self, isa, m):
-    lhs = Side("mxfp8", np.ones((1, m, 32)), np.zeros((1, m, 1), int))
-    rhs = Side("f32", np.ones((1, 2, 32)), None)
-    got = call(lhs, rhs, isa=isa)
+    lhs = constant("mxfp8", (1, m, 32), code=0)
+    got = call(lhs, constant("f32", (1, 2, 32)), isa=isa)
     np.testing.assert_array_equal(got, np.full((1, m, 2), 2.0**-122, "f4"))
 
   @testing.each(m=(1, 3, 20), name=QUANTIZED)
@@ -201,39 +198,28 @@ class DotTest(parameterized.TestCase):
     values[0, 0, 5] = 2.0 ** (exponent - 3)
     lhs = Side("bf16", values, None)
     scale = 127 + int(np.clip(-exponent, -46, 46))
-    rhs = Side("mxfp8", np.ones((1, 40, 32)), np.full((1, 40, 1), scale))
+    rhs = constant("mxfp8", (1, 40, 32), code=scale)
     got = call(lhs, rhs, isa=isa)
     self.assert_exact(got, oracle(lhs, rhs))
 
   @testing.each(m=(1, 20), exponent=(-55, -64, -70))
   def test_subnormal_products_of_bf16_count(self, isa, m, exponent):
-    lhs = Side("bf16", np.full((1, m, 32), 1.9921875 * 2.0**exponent), None)
-    rhs = Side("bf16", np.full((1, 40, 32), 2.0**exponent), None)
+    lhs = constant("bf16", (1, m, 32), 1.9921875 * 2.0**exponent)
+    rhs = constant("bf16", (1, 40, 32), 2.0**exponent)
     got = call(lhs, rhs, isa=isa)
     self.assert_exact(got, oracle(lhs, rhs))
 
-  @testing.each(
-    m=(1, 21), activation=(0, 1, 2, 3), dtype=("float32", "bfloat16", "float16")
-  )
+  @testing.each(m=(1, 21), activation=(0, 1, 2, 3), dtype=testing.FLOATS)
   def test_epilogue_is_f32_before_one_cast(self, isa, m, activation, dtype):
     rng = np.random.default_rng(5)
-    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     lhs = integers("mxfp8", (2, m, 64), rng)
     rhs = integers("nvfp4", (2, 150, 64), rng)
     bias = rng.standard_normal(150).astype(np.float32)
     scale = np.float32(0.0173)
     for residual_dtype in {np.dtype(np.float32), dtype}:
       residual = rng.standard_normal((2, m, 150)).astype(residual_dtype)
-      got = call(
-        lhs,
-        rhs,
-        scale,
-        bias,
-        residual,
-        activation=activation,
-        dtype=dtype,
-        isa=isa,
-      )
+      options = {"activation": activation, "dtype": dtype, "isa": isa}
+      got = call(lhs, rhs, scale, bias, residual, **options)
       x = oracle(lhs, rhs) * np.float64(scale) + bias
       y = {
         0: lambda x: x,
@@ -251,10 +237,9 @@ class DotTest(parameterized.TestCase):
       error = np.abs(got.astype(np.float64) - expected)
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
-  @testing.each(dtype=("bfloat16", "float16"))
+  @testing.each(dtype=testing.FLOATS[1:])
   def test_results_are_rounded_once_to_nearest_even(self, isa, dtype):
     rng = np.random.default_rng(6)
-    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     lhs = integers("mxfp8", (1, 24, 512), rng)
     rhs = integers("mxfp8", (1, 96, 512), rng)
     for factor in (1, 2.0**9, 2.0**-12, 2.0**-27, 2.0**-30):
@@ -263,12 +248,11 @@ class DotTest(parameterized.TestCase):
         expected = (oracle(lhs, rhs) * factor).astype(np.float32).astype(dtype)
       np.testing.assert_array_equal(got.view("u2"), expected.view("u2"))
 
-  @testing.each(m=(1, 20), dtype=("float32", "bfloat16", "float16"))
+  @testing.each(m=(1, 20), dtype=testing.FLOATS)
   def test_nan_of_any_payload_stays_nan(self, isa, m, dtype):
     """Without a special case, rounding 0x7fffffff to bf16 would give -0."""
-    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
-    lhs = Side("mxfp8", np.ones((1, m, 64)), np.full((1, m, 2), 127))
-    rhs = Side("mxfp8", np.ones((1, 40, 64)), np.full((1, 40, 2), 127))
+    lhs = constant("mxfp8", (1, m, 64))
+    rhs = constant("mxfp8", (1, 40, 64))
     for bits in testing.NAN_BITS:
       residual = np.zeros((1, m, 40), np.float32)
       residual[..., 1::3] = np.uint32(bits).view(np.float32)
@@ -281,7 +265,7 @@ class DotTest(parameterized.TestCase):
     values = np.ones((1, m, 64))
     values[0, -1, 5] = np.nan
     lhs = Side("mxfp8", values, np.full((1, m, 2), 127))
-    rhs = Side("mxfp8", np.ones((1, 40, 64)), np.full((1, 40, 2), 127))
+    rhs = constant("mxfp8", (1, 40, 64))
     got = call(lhs, rhs, activation=activation, isa=isa)
     self.assertTrue(np.isnan(got[0, -1]).all())
     np.testing.assert_allclose(got[0, :-1], 64)
@@ -293,18 +277,15 @@ class DotTest(parameterized.TestCase):
     factors = np.float32([1 + 2.0**-20, 1]) * np.exp2([sign * 100, sign * 40])
     factors = factors.astype(np.float32)
     # Sums are 64 * 2^-+60, so that the results are normal numbers.
-    scale = np.full((1, 1, 2), 127 - sign * 30)
-    lhs, rhs = (
-      Side("mxfp8", np.ones((1, r, 64)), np.repeat(scale, r, 1))
-      for r in (m, 70)
-    )
+    code = 127 - sign * 30
+    lhs, rhs = (constant("mxfp8", (1, rows, 64), code=code) for rows in (m, 70))
     got = call(lhs, rhs, factors, isa=isa)
     expected = oracle(lhs, rhs) * np.prod(factors.astype(np.float64))
     self.assert_exact(got, expected)
 
   @testing.each()
   def test_f16_results_overflow_to_infinity(self, isa):
-    lhs = Side("mxfp8", np.full((1, 2, 64), 448.0), np.full((1, 2, 2), 127))
+    lhs = constant("mxfp8", (1, 2, 64), 448)
     got = call(lhs, lhs, dtype=np.float16, isa=isa)
     np.testing.assert_array_equal(got, np.full((1, 2, 2), np.inf, np.float16))
 
@@ -432,29 +413,18 @@ class EightBitPairTest(parameterized.TestCase):
   @testing.each(dtype=(E4M3, E5M2), k=(48, 528, 1040), is_finite=(True, False))
   def test_dot_is_within_the_bound(self, dtype, k, is_finite, isa):
     rng = np.random.default_rng(0)
-    sides, exact = [], []
+    sides = []
     for rows in (17, 70):
       values = rng.standard_normal((1, rows, k)).astype(dtype)
       scale = rng.uniform(0.5, 2, (1, rows, k // 16)).astype(E4M3)
       if not is_finite:
         values[0, 3, 5] = np.inf if dtype == E5M2 else np.nan
         values[0, 9, 40] = np.nan
-      sides += [values, scale]
-      exact.append(
-        values.astype(np.float64) * np.repeat(scale.astype(np.float64), 16, -1)
-      )
-    got = np.asarray(
-      testing.dot(
-        *sides,
-        lhs_block_size=16,
-        rhs_block_size=16,
-        isa=isa,
-      )
-    )
-    lhs, rhs = exact[0], np.swapaxes(exact[1], -1, -2)
+      sides.append(Side((dtype, E4M3, 16), values, scale.view(np.uint8)))
+    got = call(*sides, isa=isa)
+    expected = oracle(*sides)
     with np.errstate(invalid="ignore"):
-      expected = lhs @ rhs
-      bound = 16 * 2.0**-24 * (np.abs(lhs) @ np.abs(rhs))
+      bound = DOT_ERROR_ULPS * testing.magnitudes(*sides)
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(got[~finite], expected[~finite])
     np.testing.assert_array_less(

@@ -79,9 +79,8 @@ class FewRowsTest(parameterized.TestCase):
     """Tests the last bit of a float that is multiplied by E4M3's smallest."""
     bits = 23 if name == "f32" else 7
     value = (1 + 2.0**-bits) * 2.0**-100
-    lhs = testing.Side(name, np.full((1, m, 32), value), None)
-    code = np.full((1, 5, 1), 127 + 40)
-    rhs = testing.Side("mxfp8", np.full((1, 5, 32), 2.0**-9), code)
+    lhs = testing.constant(name, (1, m, 32), value)
+    rhs = testing.constant("mxfp8", (1, 5, 32), 2.0**-9, 127 + 40)
     got = testing.call(lhs, rhs, isa=isa)
     # 32 products of 2^-100 * 2^-9 * 2^40.
     expected = np.full((1, m, 5), 2.0**-64 * (1 + 2.0**-bits), np.float32)
@@ -92,15 +91,8 @@ class FewRowsTest(parameterized.TestCase):
     """Products of bytes are added in 16 bits."""
     for sign in (-1, 1):
       sides = [
-        testing.Side(
-          name,
-          np.full((1, rows, 640), 6.0 * s),
-          np.full(
-            (1, rows, 640 // FORMATS[name][2]),
-            0x38 if name == "nvfp4" else 127,
-          ),
-        )
-        for name, rows, s in ((lhs, m, sign), (rhs, 21, 1))
+        testing.constant(lhs, (1, m, 640), 6 * sign),
+        testing.constant(rhs, (1, 21, 640), 6),
       ]
       self.check(*sides, isa)
 

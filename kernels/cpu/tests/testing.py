@@ -75,6 +75,8 @@ FORMATS = {
   "bf16": (BF16, None, 32),
   "f16": (np.float16, None, 32),
 }
+# Dtypes of results.
+FLOATS = tuple(map(np.dtype, (np.float32, BF16, np.float16)))
 # In the order of the handlers' `format` attribute.
 QUANTIZED = (
   *("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"),
@@ -383,10 +385,13 @@ def e8m0_value(code: np.ndarray) -> np.ndarray:
 
 
 class Side:
-  """The arrays of an operand, and its exact value in float64."""
+  """The arrays of an operand, and its exact value in float64.
 
-  def __init__(self, name, values, scale, packed=False):
-    dtype, scale_dtype, self.block = FORMATS[name]
+  `format` is a name, or a triple like the values of `FORMATS`.
+  """
+
+  def __init__(self, format, values, scale, packed=False):
+    dtype, scale_dtype, self.block = FORMATS.get(format, format)
     self.values = values.astype(dtype)
     exact = self.values.astype(np.float64)
     self.scale = None
@@ -404,6 +409,19 @@ class Side:
     if packed and dtype == E2M1:
       codes = self.values.view(np.uint8) & 15
       self.values = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
+
+
+def constant(name, shape, value=1, code=None) -> Side:
+  """Returns one value, with one scale code: 1's by default."""
+  _, scale_dtype, block = FORMATS[name]
+  values = np.full(shape, value, np.float64)
+  if scale_dtype is None:
+    return Side(name, values, None)
+  if code is None:
+    code = 127 if scale_dtype == E8M0 else 0x38
+  return Side(
+    name, values, np.full((*shape[:-1], -(-shape[-1] // block)), code)
+  )
 
 
 def integers(name, shape, rng, packed=False) -> Side:
@@ -451,3 +469,8 @@ def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
 def oracle(lhs: Side, rhs: Side) -> np.ndarray:
   with np.errstate(invalid="ignore", over="ignore"):
     return lhs.exact @ np.swapaxes(rhs.exact, -1, -2)
+
+
+def magnitudes(lhs: Side, rhs: Side) -> np.ndarray:
+  """Returns the sums of the products' magnitudes, for error bounds."""
+  return np.abs(lhs.exact) @ np.abs(np.swapaxes(rhs.exact, -1, -2))

@@ -15,12 +15,12 @@ import sys
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import machine_code
 from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import quantize_cases
 
 pytestmark = pytest.mark.lab
 
@@ -47,14 +47,7 @@ def kernel(format, architecture, dtype, computed=False):
   global_scale = "none"
   if format == "nvfp4":
     global_scale = "computed" if computed else "given"
-  rows = quantize_config.Rows(
-    batch=1,
-    rows=ROWS,
-    k=K,
-    k_is_minor=True,
-    format=format,
-    global_scale=global_scale,
-  )
+  rows = quantize_cases.rows_of(ROWS, K, format, global_scale=global_scale)
   target = architectures.by_name(architecture)
   launch = quantize_plans.plan(rows, target)[-1]
   dtypes = {"x": dtype, "global_scale": "float32", "maxima": "uint32"}
@@ -80,14 +73,7 @@ class OfFewTest(parameterized.TestCase):
   )
   def test_tiles_of_one_program_stay_in_registers(self, architecture, dtype):
     target = architectures.by_name(architecture)
-    rows = quantize_config.Rows(
-      batch=1,
-      rows=16,
-      k=4096,
-      k_is_minor=True,
-      format="nvfp4",
-      global_scale="computed",
-    )
+    rows = quantize_cases.rows_of(16, 4096, global_scale="computed")
     launch, _ = quantize_plans.plan(rows, target)
     self.assertEqual(launch.kernel, "global_scale_of_few")
     compiled = executed.compiled_quantize(architecture, launch, (dtype,))
@@ -102,9 +88,7 @@ class MaximaTest(parameterized.TestCase):
   )
   def test_tiles_of_many_rows_stay_in_registers(self, architecture, dtype):
     target = architectures.by_name(architecture)
-    rows = quantize_config.Rows(
-      batch=1, rows=8192, k=8192, k_is_minor=True, format="nvfp4"
-    )
+    rows = quantize_cases.rows_of(8192, 8192)
     launch = quantize_plans.plan_maxima(rows, target)
     self.assertEqual(launch.num_warps, 16)
     compiled = executed.compiled_quantize(architecture, launch, (dtype,))

@@ -16,6 +16,7 @@ from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile as kernel_compile
+from jaxplugin.testing.kernels import quantize_cases
 
 SM_90 = architectures.by_name("sm_90")
 CONFIG = quantize_config.QuantizeConfig(
@@ -85,15 +86,8 @@ class ConfigTest(parameterized.TestCase):
     self.assertFalse(config.hardware_cast)
 
   def test_names_say_what_is_added(self):
-    x = quantize_config.Rows(
-      batch=1,
-      rows=64,
-      k=256,
-      k_is_minor=True,
-      format="nvfp4",
-      global_scale="computed",
-      extras=dataclasses.replace(TRANSFORMED_STOCHASTIC, is_square=True),
-    )
+    extras = dataclasses.replace(TRANSFORMED_STOCHASTIC, is_square=True)
+    x = quantize_cases.rows_of(64, 256, global_scale="computed", extras=extras)
     names = [launch.name for launch in quantize_plans.plan(x, SM_90)]
     self.assertEqual(
       names,
@@ -162,6 +156,25 @@ def compiled(
   )
 
 
+# Claim, kernel, format, architectures, and options of `compiled`.
+# fmt: off
+OTHERS = (
+  ("mxfp8_both_ways", quantize.quantize_both, "mxfp8",
+   ("sm_90", "sm_100", "gfx950"), {}),
+  ("nvfp4_both_ways", quantize.quantize_both, "nvfp4",
+   ("sm_90", "sm_100", "gfx950"), {}),
+  ("both_ways_in_place", quantize.quantize_both, "mxfp8",
+   ("sm_90", "gfx950"), {"transposed": False}),
+  ("largest_magnitudes_both_ways", global_scales.finite_amax_both, "nvfp4",
+   ("sm_100", "gfx950"), {}),
+  ("f32_input", quantize.quantize, "mxfp4",
+   ("sm_90", "gfx942"), {"dtype": "fp32"}),
+  ("axis_that_is_not_contiguous", quantize.quantize, "mxfp8",
+   ("sm_90", "gfx942"), {"k_is_contiguous": False}),
+)
+# fmt: on
+
+
 class CompiledTest(parameterized.TestCase):
   def check(self, kernel):
     self.assertEqual(kernel.spill_bytes, 0)
@@ -185,21 +198,17 @@ class CompiledTest(parameterized.TestCase):
   def test_nothing_spills_and_loads_are_wide(self, target, format_name):
     self.check(compiled(quantize.quantize, format_name, target, "bf16"))
 
-  @parameterized.product(
-    target=("sm_90", "sm_100", "gfx950"), format_name=("mxfp8", "nvfp4")
+  @parameterized.named_parameters(
+    (f"{claim}_{target}", kernel, format_name, target, options)
+    for claim, kernel, format_name, targets, options in OTHERS
+    for target in targets
   )
-  @pytest.mark.sample(2)
-  def test_both_ways_nothing_spills(self, target, format_name):
-    self.check(compiled(quantize.quantize_both, format_name, target, "bf16"))
-
-  @parameterized.parameters("sm_90", "gfx950")
-  @pytest.mark.sample(1)
-  def test_both_ways_in_place_nothing_spills(self, target):
-    self.check(
-      compiled(
-        quantize.quantize_both, "mxfp8", target, "bf16", transposed=False
-      )
-    )
+  @pytest.mark.sample(7)  # each claim
+  def test_others_spill_nothing_and_load_wide(
+    self, kernel, format_name, target, options
+  ):
+    options = {"dtype": "bf16"} | options
+    self.check(compiled(kernel, format_name, target, **options))
 
   @parameterized.parameters(
     ("sm_80", "mxfp4", TRANSFORMED_STOCHASTIC, True),
@@ -227,27 +236,6 @@ class CompiledTest(parameterized.TestCase):
     narrow = 2 * extras.is_stochastic + (format_name == "nvfp4")
     if kernel.architecture.is_nvidia:
       self.assertEqual(kernel.global_load_bits[32], narrow)
-
-  @parameterized.parameters("sm_100", "gfx950")
-  @pytest.mark.sample(1)
-  def test_largest_magnitudes_both_ways_spill_nothing(self, target):
-    self.check(
-      compiled(global_scales.finite_amax_both, "nvfp4", target, "bf16")
-    )
-
-  @parameterized.parameters("sm_90", "gfx942")
-  @pytest.mark.sample(1)
-  def test_f32_input_loads_are_wide(self, target):
-    self.check(compiled(quantize.quantize, "mxfp4", target, "fp32"))
-
-  @parameterized.parameters("sm_90", "gfx942")
-  @pytest.mark.sample(1)
-  def test_axis_that_is_not_contiguous_is_read_along_the_other(self, target):
-    self.check(
-      compiled(
-        quantize.quantize, "mxfp8", target, "bf16", k_is_contiguous=False
-      )
-    )
 
   @parameterized.parameters(
     ("mxfp8", "cvt.rn.satfinite.e4m3x2.f32"),
