@@ -218,7 +218,7 @@ class PlacementTest(parameterized.TestCase):
       "swizzled scales must be whole on each device.*unprepare_weights",
     ),
   )
-  def test_what_cannot_be_split_is_refused(self, make, spec, message):
+  def test_sharding_that_cuts_blocks_is_refused(self, make, spec, message):
     array = make()
     for f in (jp.shard, jp.shardings):
       with self.assertRaisesRegex(TypeError, f"^{f.__name__}: .*{message}"):

@@ -360,7 +360,7 @@ class HugePagesTest(parameterized.TestCase):
       jp.block_scaled_dot(x, prepared), jp.block_scaled_dot(x, w)
     )
 
-  def test_others_are_returned_as_they_are(self):
+  def test_small_arrays_and_other_targets_return_the_argument(self):
     small = weight(jp.MXFP8)
     self.assertIs(jp.prepare_weights(small, self.target).values, small.values)
     w = self.put(jp.MXFP8)
@@ -397,7 +397,7 @@ class DotTest(parameterized.TestCase):
     y = np.ones((3, 96), np.float32)
     self.check_bits(dot, y, weight(format))
 
-  def test_both_sides_batched_and_several_contracting_dimensions(self):
+  def test_batches_and_several_contracting_dimensions_have_the_same_bits(self):
     x, w = weight(jp.NVFP4, (2, 5, 96), 1), weight(jp.NVFP4, (2, 33, 96))
     self.check_bits(jp.block_scaled_dot, x, w, targets=(H100,))
     numbers = (((0, 2), (0, 2)), ((), ()))
@@ -507,7 +507,7 @@ class ExplainTest(absltest.TestCase):
     (dot,) = jp.explain(jp.block_scaled_dot, x, w, target=target)
     return dot.decision.implementation, " ".join(dot.decision.notes)
 
-  def test_it_tells_who_reads_prepared_values_and_who_does_not(self):
+  def test_notes_say_whether_the_backend_reads_prepared_values(self):
     w = jp.prepare_weights(weight(jp.NVFP4, (64, 256)), H100)
     implementation, notes = self.notes(w, H100)
     self.assertEqual(implementation, "triton")
@@ -518,7 +518,7 @@ class ExplainTest(absltest.TestCase):
       self.assertIn("every call restores the order of the values", notes)
       self.assertNotIn("_interleaved", notes)
 
-  def test_nothing_is_told_of_others(self):
+  def test_unprepared_weights_have_no_note(self):
     _, notes = self.notes(weight(jp.NVFP4, (64, 256)), H100)
     self.assertNotIn("prepared", notes)
 
@@ -548,7 +548,7 @@ class OptimizedTest(parameterized.TestCase):
     self.assertNotIn("shift-right", text)
 
   @pytest.mark.full
-  def test_it_would_be_seen_if_it_did_not(self):
+  def test_weight_prepared_for_another_target_is_shifted(self):
     self.assertIn("shift-right", self.compiled(H100, B200))
 
 

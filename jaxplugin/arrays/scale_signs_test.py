@@ -58,7 +58,7 @@ class ScaleSignsTest(parameterized.TestCase):
     self.assertTrue(scale_signs.is_known_positive(lhs))
     self.assertTrue(scale_signs.is_known_positive(rhs))
 
-  def test_what_quantize_makes_is_not_looked_at(self):
+  def test_scales_of_quantize_are_not_checked(self):
     x = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
     x[0, 0] = np.nan
     for key in (None, jax.random.key(0)):

@@ -523,7 +523,7 @@ class ValidationTest(parameterized.TestCase):
         str(warning.message), f"nvfp4.*reach {largest:g}.*global_scale=1.0"
       )
 
-  def test_what_is_quantized_by_the_package_warns_of_nothing(self):
+  def test_results_of_quantize_warn_of_nothing(self):
     with warnings.catch_warnings():
       warnings.simplefilter("error")
       x = jp.quantize(np.full((4, 64), 1e6, np.float32), jp.NVFP4)

@@ -40,7 +40,7 @@ class IndexTest(parameterized.TestCase):
     (jp.MXFP8, False), (jp.NVFP4, False), (jp.NVFP4, True)
   )
   @pytest.mark.full
-  def test_it_takes_what_it_takes_of_the_floats(self, format, is_packed):
+  def test_index_selects_the_same_floats(self, format, is_packed):
     x = quantized(format, 4, 5, 64, batch_dims=1)
     x = x.pack() if is_packed else x.unpack()
     expected = floats(x)
@@ -74,7 +74,7 @@ class IndexTest(parameterized.TestCase):
 
   @parameterized.parameters(*reversed(FORMATS))
   @pytest.mark.sample(1)
-  def test_of_one_global_scale_for_all_it_is_that(self, format):
+  def test_indexed_array_keeps_its_only_global_scale(self, format):
     x = quantized(format, 4, 5, 64)
     for index in (2, slice(1, 3), np.array([3, 0]), (np.array([1]), 2)):
       np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
@@ -171,7 +171,7 @@ class IndexTest(parameterized.TestCase):
     ("bool_0d", np.array(True), TypeError, r"for dimension 0 bool\[\]"),
     ("mask", np.ones((4, 5), bool), TypeError, "for dimension 0"),
   )
-  def test_what_cannot_be_taken_is_refused(self, index, error, message):
+  def test_unsupported_index_is_refused(self, index, error, message):
     with self.assertRaisesRegex(error, f"ScaledArray: .*{message}"):
       quantized(jp.NVFP4, 4, 5, 64)[index]
 
@@ -189,7 +189,7 @@ class ConcatenateTest(parameterized.TestCase):
     (jp.MXFP4, -2, True),
   )
   @pytest.mark.sample(1)
-  def test_it_is_that_of_the_floats(self, format, axis, jit):
+  def test_concatenate_joins_the_floats(self, format, axis, jit):
     shapes = [[2, 3, 64], [2, 3, 64], [2, 3, 64]]
     for i, shape in enumerate(shapes):
       shape[axis] += i
@@ -247,7 +247,7 @@ class ConcatenateTest(parameterized.TestCase):
       joined = jp.concatenate(stored, -1)
       np.testing.assert_array_equal(floats(joined), expected)
 
-  def test_one_without_a_global_scale_has_that_of_1(self):
+  def test_missing_global_scale_counts_as_1(self):
     x, y = (quantized(jp.NVFP4, 3, 64, seed=i) for i in range(2))
     y = jp.ScaledArray(y.values, y.scale, None, jp.NVFP4)
     np.testing.assert_array_equal(
@@ -291,7 +291,7 @@ class ConcatenateTest(parameterized.TestCase):
     ):
       jp.concatenate([small, whole])
 
-  def test_what_does_not_fit_is_refused(self):
+  def test_arrays_that_do_not_match_are_refused(self):
     nvfp4 = functools.partial(quantized, jp.NVFP4)
     rows = (
       ([nvfp4(3, 64, seed=i) for i in range(2)], 1, TypeError,
@@ -334,7 +334,7 @@ class ConcatenateTest(parameterized.TestCase):
 class StackTest(parameterized.TestCase):
   @parameterized.product(format=(jp.MXFP8, jp.NVFP4), axis=(0, 1, -1))
   @pytest.mark.sample(1)
-  def test_it_is_that_of_the_floats(self, format, axis):
+  def test_stack_stacks_the_floats(self, format, axis):
     arrays = [
       quantized(format, 3, 64, seed=i, largest=10.0**i) for i in range(4)
     ]
@@ -513,7 +513,7 @@ class FullGlobalScaleTest(parameterized.TestCase):
     ((1, 5, 1), (1, 5, 1)),
   )
   @pytest.mark.sample(1)
-  def test_it_has_the_rank_of_the_array(self, shape, expected):
+  def test_full_global_scale_has_the_rank_of_the_array(self, shape, expected):
     x = quantized(jp.NVFP4, 4, 5, 64)
     x = jp.ScaledArray(x.values, x.scale, np.ones(shape, "f"), jp.NVFP4)
     self.assertEqual(scaled_array.full_global_scale(x).shape, expected)

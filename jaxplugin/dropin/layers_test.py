@@ -40,7 +40,7 @@ class LayersTest(parameterized.TestCase):
     storage=("as_made", "prepared"),
   )
   @pytest.mark.sample(1)
-  def test_each_is_exact_in_a_scan(self, lhs, rhs, storage):
+  def test_each_layer_is_exact_in_a_scan(self, lhs, rhs, storage):
     rng = np.random.default_rng(0)
     x, stack = make(rng, lhs, (5, K)), make(rng, rhs, (LAYERS, N, K))
     bias = rng.integers(-9, 9, (LAYERS, N)).astype(np.float32)

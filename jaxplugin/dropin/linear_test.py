@@ -31,7 +31,9 @@ class LeadingDimensionsTest(parameterized.TestCase):
     lead=((5,), (2, 3), (2, 1, 3)),
   )
   @pytest.mark.sample(1)
-  def test_those_of_lhs_are_rows_where_rhs_has_rank_2(self, kind, lead):
+  def test_leading_dimensions_of_lhs_are_rows_if_rhs_has_rank_2(
+    self, kind, lead
+  ):
     rng = np.random.default_rng(0)
     lhs = make(rng, kind[0], (*lead, K), storage=kind[2])
     rhs = make(rng, kind[1], (N, K), storage=kind[2])

@@ -49,7 +49,9 @@ class MatmulTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(2)
-  def test_it_is_numpys_matmul_of_the_dequantized_arrays(self, format, shapes):
+  def test_matmul_is_numpys_matmul_of_the_dequantized_arrays(
+    self, format, shapes
+  ):
     packed = format.is_fp4
     lhs, lhs_exact = make(format, shapes[0], packed=packed)
     rhs, rhs_exact = make(format, shapes[1], packed=packed, seed=2)
@@ -88,7 +90,7 @@ class MatmulTest(parameterized.TestCase):
     ((2, 3, K), (4, K, 5), NotImplementedError, r"\(2, 3, 64\) and \(4, 64, 5"),
     ((), (5, K), TypeError, "rank 1 or more"),
   )
-  def test_what_is_no_matmul_is_refused(self, lhs, rhs, error, message):
+  def test_shapes_that_do_not_match_are_refused(self, lhs, rhs, error, message):
     rhs, _ = make(jp.MXFP8, rhs, axis=-1 if rhs[-1] % 32 == 0 else -2)
     with self.assertRaisesRegex(error, f"ScaledArray @: .*{message}"):
       jnp.ones(lhs) @ rhs
@@ -152,7 +154,7 @@ class TransposeTest(parameterized.TestCase):
     contract.assert_exact(w.T.dequantize(), exact.T, contract.F32)
     contract.assert_exact(x @ w.T, x @ exact.T, contract.F32)
 
-  def test_what_lies_for_a_kernel_is_refused_with_the_remedy(self):
+  def test_layout_of_a_kernel_is_refused_with_the_remedy(self):
     w, exact = make(jp.MXFP8, (5, K))
     swizzled = jp.ScaledArray(
       w.values,

@@ -160,7 +160,7 @@ class ImplementationTest(parameterized.TestCase):
   """Forced implementations, on the device that each is best at."""
 
   @parameterized.parameters("cudnn", "triton", "cpu")
-  def test_what_is_no_format_is_refused_with_every_reason(self, name):
+  def test_unknown_format_is_refused_with_every_reason(self, name):
     dtypes = (E4M3, E8M0), (E2M1, E8M0), (E2M1, E4M3), (E4M3, BF16)
     for (dtype, scale_dtype), block in itertools.product(dtypes, (8, 64)):
       x, scale = mx((1, 3, 64), 2, dtype, block, scale_dtype).make(rng_of(30))

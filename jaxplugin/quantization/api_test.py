@@ -192,7 +192,7 @@ class BatchDimsTest(parameterized.TestCase):
       oracle.assert_same(actual, alone)
 
   @parameterized.parameters(MXFP8, MXFP4)
-  def test_it_changes_nothing_without_global_scales(self, format):
+  def test_batch_dims_change_nothing_without_global_scales(self, format):
     x = self.stack(4)
     expected = quantization.quantize(x, format)
     oracle.assert_same(quantization.quantize(x, format, batch_dims=1), expected)

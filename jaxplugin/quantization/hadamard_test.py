@@ -45,7 +45,7 @@ class TransformTest(parameterized.TestCase):
 
   @parameterized.parameters(*SIZES)
   @pytest.mark.sample(1)
-  def test_it_is_the_matrix(self, size):
+  def test_transform_multiplies_by_the_matrix(self, size):
     matrix = recipes_oracle.hadamard_matrix(size)
     actual = transform(np.eye(size), 0, size)
     factor = np.float32(size**-0.5)

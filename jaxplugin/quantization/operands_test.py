@@ -323,7 +323,7 @@ class StochasticTest(parameterized.TestCase):
     )
 
   @pytest.mark.full
-  def test_what_the_scale_cannot_hold_saturates(self):
+  def test_values_beyond_a_rounded_down_scale_saturate(self):
     # NVFP4 rounds scales to nearest: a block whose scale is rounded down has
     # values beyond 6, which are 6 whatever the key.
     rng = np.random.default_rng(9)

@@ -70,7 +70,9 @@ class BitwiseTest(parameterized.TestCase):
     (PER_16, {}, (80, 64), np.float32),  # no kernel has this format
   )
   @pytest.mark.sample(1)
-  def test_it_is_quantize_along_each_axis(self, format, options, shape, dtype):
+  def test_quantize_both_is_quantize_along_each_axis(
+    self, format, options, shape, dtype
+  ):
     x = numbers(shape, dtype)
     result = quantization.quantize_both(x, format, **options)
     self.assertIsInstance(result, tuple)

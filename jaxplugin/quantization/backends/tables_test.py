@@ -136,7 +136,7 @@ class FieldsTest(parameterized.TestCase):
     dequantizing(out_dtype=np.dtype(np.float64)),
     dequantizing(global_shape=(M, 1)),
   )
-  def test_no_row_is_about(self, problem):
+  def test_tables_have_no_rows_for(self, problem):
     is_quantize = isinstance(problem, problems.QuantizeProblem)
     operation = QUANTIZE if is_quantize else DEQUANTIZE
     self.assertIsNone(operation.fields_of(problem))
@@ -200,7 +200,7 @@ class DecidedTest(parameterized.TestCase):
       (told,) = jp.explain(f, x).quantizations
     self.assertEqual(told.decisions[0].implementation_from, "overlay")
 
-  def test_of_two_blockings_each_is_decided_by_its_own_row(self):
+  def test_each_of_two_blockings_is_decided_by_its_own_row(self):
     module = backends.lowering.Module(platforms=("cpu",), is_partitioned=False)
     made = self.table(QUANTIZE, along(0))
     with jp.tuning(made):
@@ -231,7 +231,7 @@ class DecidedTest(parameterized.TestCase):
       "note: overlay is not used: implementation cpu: its kernels changed",
     )
 
-  def test_what_is_traced_inside_is_lowered_so_anywhere(self):
+  def test_table_of_the_trace_decides_a_later_lowering(self):
     x = jax.ShapeDtypeStruct((M, K), F32)
     f = jax.jit(functools.partial(jp.quantize, format=jp.MXFP4))
     with jp.tuning(self.table(QUANTIZE, along(1, packed=True))):

@@ -136,7 +136,7 @@ class GradientStepTest(parameterized.TestCase):
     ("b200", "9.13", True, "cudnn"),
     ("b200", "9.13", False, "cudnn"),
   )
-  def test_what_is_packed_along_rows_is_not_moved(
+  def test_values_packed_along_rows_are_not_transposed(
     self, name, version, batched, how
   ):
     x = jax.ShapeDtypeStruct((2, 256, 256), X.dtype) if batched else X
@@ -193,7 +193,7 @@ class ChoiceTest(parameterized.TestCase):
     (((2,), (0,)), 80), (((1, 0), (2,)),), (((2,), ()),),
     (((2,), (1,), (0,)),), (((2,), (2,)),),
   )  # fmt: skip
-  def test_others_are_refused(self, dims, columns=96):
+  def test_other_dimensions_are_refused(self, dims, columns=96):
     problem = self.problem(*dims, shape=(4, 64, columns))
     refusal = triton.supports(problem, H200)
     self.assertIn("got", refusal.reason)

@@ -66,7 +66,7 @@ class BothTest(lowerings.InterpretedTestCase):
     contract.assert_same_bits(alone, quantize(x, *keys))
 
   @pytest.mark.full
-  def test_each_entry_of_a_vmap_is_as_alone(self):
+  def test_each_entry_of_a_vmap_has_the_bits_of_its_own_call(self):
     specs = pair(NVFP4, None, 16)
     quantize = lambda x: operands.quantize_all(x, specs, (None, None))
     x = lowerings.numbers((3, 2, 32, 64), np.float32)

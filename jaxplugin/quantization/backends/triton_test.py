@@ -342,7 +342,7 @@ class ChoiceTest(parameterized.TestCase):
     refusal = triton.supports(problem(), target)
     self.assertRegex(refusal.reason, "has kernels for sm_80.*sm_75")
 
-  def test_each_named_gpu_is_served_by_triton_where_that_can_lower(self):
+  def test_triton_is_chosen_for_each_named_gpu_if_it_can_lower(self):
     for name in targets.TARGET_NAMES:
       target = targets.named_target(name)
       choose = functools.partial(chosen, problem())

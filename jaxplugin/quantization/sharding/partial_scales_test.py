@@ -94,7 +94,7 @@ class NamedAxesTest(parameterized.TestCase):
         self.mapped(scale_of, spec, P())(x), expected
       )
 
-  def test_each_of_a_batch_gets_that_of_all_its_parts(self):
+  def test_each_array_of_a_batch_has_the_scale_of_all_its_parts(self):
     x = numbers(3, 32, 64)
     scale_of = lambda x: jp.quantize(
       x, jp.NVFP4, batch_dims=1, axis_name="x"

@@ -99,7 +99,7 @@ class BitsTest(MeshTestCase):
     ),
   )
   @pytest.mark.sample(4)
-  def test_both_axes_and_back(self, case):
+  def test_both_axes_have_the_bits_of_one_device(self, case):
     format, spec = case
 
     def function(x):
@@ -152,7 +152,9 @@ class BitsTest(MeshTestCase):
     ((blocked((), 2, 16), {}), None, ("x", "y")),
   )
   @pytest.mark.sample(2)
-  def test_what_recipes_ask_for(self, first, second, spec):
+  def test_options_of_recipes_have_the_bits_of_one_device(
+    self, first, second, spec
+  ):
     specs = [first] if second is None else [first, second]
     keys = (KEY, None)[: len(specs)]
     if "square" in first[1] or "four_over_six" in first[1]:
