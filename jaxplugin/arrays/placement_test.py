@@ -191,33 +191,17 @@ class PlacementTest(parameterized.TestCase):
     self.assert_each_device_dequantizes_its_part(w, placed, ("a", "b"))
 
   @parameterized.named_parameters(
-    (
-      "rows",
-      lambda: quantized("nvfp4", 6, K),
-      ("b",),
-      r"dimension 0 of an array of shape \(6, 256\).*4 parts, got size 6",
-    ),
-    (
-      "blocks",  # the bytes of 6 blocks divide by 4, but the blocks do not
-      lambda: quantized("nvfp4", N, 96),
-      (None, "b"),
-      "dimension 1.*4 parts of whole blocks of 16, got size 96.*pad it",
-    ),
-    (
-      "rank",
-      lambda: quantized("nvfp4", N, K),
-      (None, None, "b"),
-      r"at most 2 dimensions for an array of shape \(16, 256\)",
-    ),
-    (
-      "swizzled",
-      lambda: jp.prepare_weights(
-        quantized("nvfp4", 256, K), jp.named_target("b200")
-      ),
-      ("a",),
-      "swizzled scales must be whole on each device.*unprepare_weights",
-    ),
-  )
+    ("rows", lambda: quantized("nvfp4", 6, K), ("b",),
+     r"dimension 0 of an array of shape \(6, 256\).*4 parts, got size 6"),
+    # The bytes of 6 blocks divide by 4, but the blocks do not.
+    ("blocks", lambda: quantized("nvfp4", N, 96), (None, "b"),
+     "dimension 1.*4 parts of whole blocks of 16, got size 96.*pad it"),
+    ("rank", lambda: quantized("nvfp4", N, K), (None, None, "b"),
+     r"at most 2 dimensions for an array of shape \(16, 256\)"),
+    ("swizzled", lambda: jp.prepare_weights(
+       quantized("nvfp4", 256, K), jp.named_target("b200")), ("a",),
+     "swizzled scales must be whole on each device.*unprepare_weights"),
+  )  # fmt: skip
   def test_sharding_that_cuts_blocks_is_refused(self, make, spec, message):
     array = make()
     for f in (jp.shard, jp.shardings):

@@ -21,6 +21,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets as target_lib
 from jaxplugin.dot import reference
 from jaxplugin.jaxext import jax_private
+from jaxplugin.testing import contract
 
 FP4 = (jp.MXFP4, jp.NVFP4)
 TARGETS = ("cpu", "a100", "h100", "b200", "mi300x")
@@ -258,9 +259,7 @@ class CpuTest(parameterized.TestCase):
     self.assertIs(jp.prepare_weights(prepared, CPU), prepared)
     usual = prepared.to_floats()
     self.assertIs(usual.to_floats(), usual)
-    for a, b in zip(*map(jax.tree.leaves, (usual, stack.pack())), strict=True):
-      self.assertEqual(a.dtype, b.dtype)
-      self.assertEqual(np.asarray(a).tobytes(), np.asarray(b).tobytes())
+    contract.assert_same_bits(usual, stack.pack())
     self.assertEqual(prepared.unpack().to_floats().dtype, format.values_dtype)
     np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(stack))
 

@@ -35,6 +35,12 @@ def floats(x):
   return np.asarray(jp.dequantize(x))
 
 
+def assert_indexed(x, *indices):
+  """Checks that indexing x selects the same of its floats."""
+  for index in indices:
+    np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+
+
 class IndexTest(parameterized.TestCase):
   @parameterized.parameters(
     (jp.MXFP8, False), (jp.NVFP4, False), (jp.NVFP4, True)
@@ -76,8 +82,7 @@ class IndexTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_indexed_array_keeps_its_only_global_scale(self, format):
     x = quantized(format, 4, 5, 64)
-    for index in (2, slice(1, 3), np.array([3, 0]), (np.array([1]), 2)):
-      np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+    assert_indexed(x, 2, slice(1, 3), np.array([3, 0]), (np.array([1]), 2))
     if format.has_global_scale:
       for index, shape in (
         (1, (1, 1)),
@@ -92,13 +97,13 @@ class IndexTest(parameterized.TestCase):
     x = quantized(jp.NVFP4, 4, 5, 64)
     scales = np.exp2(np.arange(np.prod(shape))).reshape(shape)
     x = jp.ScaledArray(x.values, x.scale, scales.astype("f"), jp.NVFP4)
-    for index in (2, slice(1, 3), (slice(None), 3)):
-      np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+    assert_indexed(x, 2, slice(1, 3), (slice(None), 3))
 
   def test_blocks_along_another_axis(self):
     x = quantized(jp.NVFP4, 64, 4, 6, axis=0)
-    for index in ((slice(None), 2), (..., slice(0, 3)), (slice(0, 64), 1, 2)):
-      np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+    assert_indexed(
+      x, (slice(None), 2), (..., slice(0, 3)), (slice(0, 64), 1, 2)
+    )
 
   def test_index_that_is_traced(self):
     x = quantized(jp.NVFP4, 4, 5, 64, batch_dims=1)
@@ -134,34 +139,26 @@ class IndexTest(parameterized.TestCase):
     for target in (B200, A100):
       x = quantized(jp.NVFP4, 4, 5, 64, batch_dims=1)
       prepared = jp.prepare_weights(x, target)
-      for index in (2, slice(1, 3), np.array([3, 0])):
-        np.testing.assert_array_equal(floats(prepared[index]), floats(x)[index])
+      np.testing.assert_array_equal(floats(prepared), floats(x))
+      assert_indexed(prepared, 2, slice(1, 3), np.array([3, 0]))
 
   @parameterized.named_parameters(
-    (
-      "blocks",
-      (slice(None), slice(None), slice(0, 32)),
-      TypeError,
-      r"dimension 2 of shape \(4, 5, 64\).*got index slice\(0, 32.*quantize it",
-    ),
+    ("blocks", (slice(None), slice(None), slice(0, 32)), TypeError,
+     r"dimension 2 of shape \(4, 5, 64\).*got index slice\(0, 32.*quantize it"),
     ("blocked_int", (0, 0, 0), TypeError, "dimension 2.*got index 0"),
     ("bounds", 4, IndexError, r"4 is out of bounds for dimension 0.*\(4, 5"),
     ("low_bounds", (0, -6), IndexError, "-6 is out of bounds for dimension 1"),
-    ("numpy_bounds", np.int64(9), IndexError, "9 is out of bounds for"),
-    (
-      "numpy_unsigned_bounds",
-      np.uint8(4),
-      IndexError,
-      "4 is out of bounds for",
+    *(
+      (name, index, IndexError, f"{index} is out of bounds for")
+      for name, index in (
+        ("numpy_bounds", np.int64(9)),
+        ("numpy_unsigned_bounds", np.uint8(4)),
+        ("numpy_low_bounds", np.int32(-5)),
+        ("numpy_0d_bounds", np.array(4)),
+      )
     ),
-    ("numpy_low_bounds", np.int32(-5), IndexError, "-5 is out of bounds for"),
-    ("numpy_0d_bounds", np.array(4), IndexError, "4 is out of bounds for"),
-    (
-      "numpy_0d_low_bounds",
-      (..., np.array(-6), slice(None)),
-      IndexError,
-      "-6 is out of bounds for dimension 1",
-    ),
+    ("numpy_0d_low_bounds", (..., np.array(-6), slice(None)), IndexError,
+     "-6 is out of bounds for dimension 1"),
     ("many", (0, 0, slice(None), 0), IndexError, "3 other items for shape"),
     ("new_axis", None, TypeError, "for dimension 0 None"),
     ("name", "x", TypeError, "for dimension 0 'x'"),
@@ -170,7 +167,7 @@ class IndexTest(parameterized.TestCase):
     ("numpy_bool", np.bool_(True), TypeError, r"for dimension 0 bool\[\]"),
     ("bool_0d", np.array(True), TypeError, r"for dimension 0 bool\[\]"),
     ("mask", np.ones((4, 5), bool), TypeError, "for dimension 0"),
-  )
+  )  # fmt: skip
   def test_unsupported_index_is_refused(self, index, error, message):
     with self.assertRaisesRegex(error, f"ScaledArray: .*{message}"):
       quantized(jp.NVFP4, 4, 5, 64)[index]

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.cutile import plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.interpreter import tile_language
+from jaxplugin.testing.kernels import matmul_shapes
 
 KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
 VALUES = {
@@ -96,15 +96,7 @@ def product(lhs, rhs, m, n, k, *, batch=1, seed=0, **options):
   rng = np.random.default_rng(seed)
   a, lhs_values, lhs_scale = operand(rng, lhs, batch, m, k)
   b, rhs_values, rhs_scale = operand(rng, rhs, batch, n, k)
-  shape = configs.MatmulShape(
-    batch=batch,
-    m=m,
-    n=n,
-    k=k,
-    lhs=configs.operand(lhs, m, k),
-    rhs=configs.operand(rhs, n, k),
-    **options,
-  )
+  shape = matmul_shapes.product(lhs, rhs, m, n, k, batch=batch, **options)
   arrays = {
     "lhs": lhs_values,
     "lhs_scale": lhs_scale,
@@ -217,27 +209,17 @@ class ShapeErrorTest(parameterized.TestCase):
     ),
   )
   def test_refuses(self, architecture, lhs, rhs, reason):
-    shape = self.shape(lhs, rhs)
+    shape = matmul_shapes.product(lhs, rhs)
     target = architectures.by_name(architecture)
     self.assertRegex(plans.shape_error(shape, target), reason)
     with self.assertRaisesRegex(ValueError, reason):
       plans.default_config(shape, target)
 
-  def shape(self, lhs="mxfp8", rhs="mxfp8", m=256, n=256, k=256, batch=1):
-    return configs.MatmulShape(
-      batch=batch,
-      m=m,
-      n=n,
-      k=k,
-      lhs=configs.operand(lhs, m, k),
-      rhs=configs.operand(rhs, n, k),
-    )
-
   def test_sizes_beyond_32_bits_are_told_with_the_array(self):
     target = architectures.by_name("sm_100")
-    at = self.shape(m=2**20, n=2**11 - 1, k=32)
+    at = matmul_shapes.product(m=2**20, n=2**11 - 1, k=32)
     self.assertIsNone(plans.shape_error(at, target))
-    beyond = self.shape(m=2**20, n=2**11, k=32)
+    beyond = matmul_shapes.product(m=2**20, n=2**11, k=32)
     self.assertRegex(
       plans.shape_error(beyond, target), r"out of shape .* needs 2147483648"
     )
@@ -256,23 +238,23 @@ class ShapeErrorTest(parameterized.TestCase):
     config = plans.TileConfig(**sizes)
     target = architectures.by_name(architecture)
     with self.assertRaisesRegex(ValueError, reason):
-      plans.plan(self.shape(), config, target)
+      plans.plan(matmul_shapes.product(), config, target)
 
   def test_rows_of_part_of_16_bytes_are_refused_and_padded_k_helps(self):
     target = architectures.by_name("sm_100")
-    config = plans.default_config(self.shape(), target)
+    config = plans.default_config(matmul_shapes.product(), target)
     with self.assertRaisesRegex(ValueError, "got k=40; pad k"):
-      plans.plan(self.shape(k=40), config, target)
+      plans.plan(matmul_shapes.product(k=40), config, target)
     self.assertEqual(plans.padded_k(40, is_packed=False), 48)
     self.assertEqual(plans.padded_k(40, is_packed=True), 64)
-    plans.plan(self.shape(k=48), config, target)
+    plans.plan(matmul_shapes.product(k=48), config, target)
 
   @parameterized.parameters(*plans.ARCHITECTURES)
   def test_candidates_hold_and_have_the_default_among_them(self, architecture):
     target = architectures.by_name(architecture)
     for lhs, rhs in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4")):
       for m in (16, 4096):
-        shape = self.shape(lhs, rhs, m=m)
+        shape = matmul_shapes.product(lhs, rhs, m=m)
         found = list(plans.candidates(shape, target))
         self.assertIn(plans.default_config(shape, target), found)
         self.assertLen(set(found), len(found))
