@@ -24,7 +24,7 @@ def matmul_text(problem: Any, dtype: np.dtype, sizes: Sequence[str]) -> str:
   """Returns "mxfp8 x mxfp4 -> float32, m=2 n=3 k=32" for a matmul.
 
   Args:
-    problem: has `lhs`, `rhs` and the sizes, of which symbolic ones are None.
+    problem: has `lhs`, `rhs` and the sizes. A symbolic size is None.
     dtype: dtype of the result.
     sizes: names of the sizes.
   """

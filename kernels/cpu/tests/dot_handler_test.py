@@ -34,7 +34,7 @@ integers, gaussians = testing.integers, testing.gaussians
 constant, call, oracle = testing.constant, testing.call, testing.oracle
 
 MX = tuple(name for name in QUANTIZED if FORMATS[name][1] == E8M0)
-# The contract's bound before the final cast (DESIGN.md section 2).
+# The bound before the final cast (docs/concepts/numerics.md, "The contract").
 DOT_ERROR_ULPS = 16 * 2.0**-24
 PAIRS = tuple(itertools.product(FORMATS, FORMATS))
 
