@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
-import pathlib
 import select
 import subprocess
 import threading
@@ -24,15 +23,6 @@ from jaxplugin.runtime import child_process
 from jaxplugin.stablehlo import module_child
 from jaxplugin.stablehlo import module_parsing
 
-# Imports modules of the package without its __init__, which imports JAX.
-_PROGRAM: Final = """
-import sys, types
-package = types.ModuleType("jaxplugin")
-package.__path__ = [sys.argv[1]]
-sys.modules["jaxplugin"] = package
-from jaxplugin.stablehlo import module_child
-module_child.serve()
-"""
 _MIB: Final = 1 << 20
 _START_S: Final = 120.0  # long enough for a busy machine
 
@@ -185,8 +175,7 @@ def stop() -> None:
 
 def _start() -> _Child:
   process = child_process.start(
-    ["-c", _PROGRAM, str(pathlib.Path(__file__).parents[1])],
-    {"OPENBLAS_NUM_THREADS": "1"},
+    module_child.__name__, (), {"OPENBLAS_NUM_THREADS": "1"}
   )
   return _Child(process=process, owner=os.getpid())
 

@@ -30,6 +30,12 @@ def process(argument, tell):
   return os.getpid()
 
 
+def imported(argument, tell):
+  """Returns whether this process has imported a module."""
+  del tell
+  return argument in sys.modules
+
+
 def crash(argument, tell):
   tell("about to crash")
   del argument

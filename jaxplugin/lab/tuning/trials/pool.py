@@ -27,6 +27,7 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
+from jaxplugin.lab.tuning.trials import worker
 from jaxplugin.runtime import child_process
 
 Kind = Literal["done", "error", "wrong", "crash", "hang", "memory"]
@@ -97,7 +98,7 @@ class _Process:
   ):
     self._limits = limits
     self._child = child_process.start(
-      [child_process.__file__, str(os.getpid()), *modules], environment
+      worker.__name__, (str(os.getpid()), *modules), environment
     )
     assert self._child.stdout is not None
     self.descriptor = self._child.stdout.fileno()

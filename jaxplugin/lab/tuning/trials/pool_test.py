@@ -72,6 +72,10 @@ class PoolTest(absltest.TestCase):
     self.assertEqual({outcome.notes for outcome in found}, {("given",)})
     self.assertCountEqual(order, range(7))
 
+  def test_a_worker_does_not_import_jax(self):
+    found = self.make().run([job("imported", "jax"), job("imported", "json")])
+    self.assertEqual([outcome.value for outcome in found], [False, True])
+
   @pytest.mark.lab
   def test_each_fault_is_told_and_the_others_go_on(self):
     jobs = [
