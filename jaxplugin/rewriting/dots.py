@@ -47,7 +47,7 @@ class _Rewritten(calls.Inside):
     outcomes: what became of each `operands.Fact` that it got.
   """
 
-  sites: tuple[sites_lib.Site, ...]
+  sites: tuple[sites_lib.DecidedSite, ...]
   outcomes: tuple[tuple[bool, str], ...]
 
 
@@ -96,7 +96,7 @@ class Dots:
     self.key = key
     self.number = number
     self._parent = _reference(parent)
-    self.sites: list[sites_lib.Site] = []
+    self.sites: list[sites_lib.DecidedSite] = []
     self.is_changed = False  # whether a matmul was replaced
     self.is_rebuilding = False
 
@@ -117,13 +117,15 @@ class Dots:
     """
     result = binding_private.abstract_result(primitive, args, params)
     site = self._site(primitive, args, params, result, origins)
+    origin = sites_lib.input_of(origins)
     recipe, reason = None, sites_lib.impossible(site, result, params)
     if not reason:
-      recipe, reason = self.transform.decide(site)
+      recipe, reason = self.transform.decide(site, origin)
     is_random = recipe is not None and recipe.stochastic_rounding
     if is_random and self.key is None and self.transform.key_type is not None:
       recipe, reason = None, _NO_KEY
-    self.sites.append(dataclasses.replace(site, recipe=recipe, reason=reason))
+    decided = dataclasses.replace(site, recipe=recipe, reason=reason)
+    self.sites.append(sites_lib.DecidedSite(decided, origin))
     known.note(args, reason)
     if recipe is None:
       return None
@@ -171,9 +173,8 @@ class Dots:
             (None, None),
           )
           source = operation.source or site.source
-          self.sites.append(
-            dataclasses.replace(site, source=source, reason=reason)
-          )
+          left = dataclasses.replace(site, source=source, reason=reason)
+          self.sites.append(sites_lib.DecidedSite(left))
 
   def call(
     self,

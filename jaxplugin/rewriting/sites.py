@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -93,8 +94,6 @@ class Site:
   rhs_is_parameter: bool
   reason: str = ""
   recipe: Any = None
-  # The operand that is an array of an argument that `params=` does not name.
-  _other: sources.Origin | None = dataclasses.field(default=None, repr=False)
 
   @property
   def is_default(self) -> bool:
@@ -158,15 +157,12 @@ def make(
     x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
     for x in args[:2]
   )
-  known = [origin for origin in origins[:2] if origin is not None]
-  paths = [origin.path for origin in known if origin.is_parameter]
+  paths = [o.path for o in origins[:2] if o is not None and o.is_parameter]
   parameter = next(filter(None, paths), "")
-  others = [origin for origin in known if not origin.is_parameter]
   return Site(
     operation=operation,
     name="/".join([*prefix, *scope_names()]) or parameter,
     parameter=parameter,
-    _other=others[0] if len(others) == 1 else None,
     source=provenance_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
     rhs_shape=tuple(rhs.shape),
@@ -177,6 +173,16 @@ def make(
     lhs_is_parameter=origins[0] is not None and origins[0].is_parameter,
     rhs_is_parameter=origins[1] is not None and origins[1].is_parameter,
   )
+
+
+def input_of(origins: Sequence[sources.Origin | None]) -> sources.Origin | None:
+  """Returns the origin of the only operand that `params=` does not name.
+
+  Args:
+    origins: the origin of each operand, or None.
+  """
+  found = [o for o in origins[:2] if o is not None and not o.is_parameter]
+  return found[0] if len(found) == 1 else None
 
 
 def _dimension_numbers(
@@ -239,21 +245,24 @@ def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
   return ""
 
 
-def left_by_default(site: Site, block_size: int) -> str:
+def left_by_default(
+  site: Site, origin: sources.Origin | None, block_size: int
+) -> str:
   """Returns why the default leaves a site unquantized; "" if it does not.
 
   Args:
     site: the site.
+    origin: see `input_of`.
     block_size: the largest block size of the recipe's formats.
   """
   if site.weight is None:
     if site.lhs_is_parameter:
       return "both operands are parameters"
-    if site._other is not None:
+    if origin is not None:
       return (
         f"{_NEITHER}, as in attention; one is an array of argument"
-        f" {site._other.argument!r}: pass params={site._other.argument!r} if"
-        " that is a parameter"
+        f" {origin.argument!r}: pass params={origin.argument!r} if that is a"
+        " parameter"
       )
     return (
       f"{_NEITHER}, as in attention (a value computed from a parameter does not"
@@ -291,10 +300,12 @@ class Transform:
   key_type: Any
   reduce_dtype: np.dtype | None = None
 
-  def decide(self, site: Site) -> tuple[Any, str]:
+  def decide(
+    self, site: Site, origin: sources.Origin | None
+  ) -> tuple[Any, str]:
     """Returns the recipe of a supported site, or None and a reason."""
     block_size = max(format.block_size for format in self.recipe.formats)
-    reason = left_by_default(site, block_size)
+    reason = left_by_default(site, origin, block_size)
     if self.where is None:
       return (None, reason) if reason else (self.recipe, "")
     answer = self.where(dataclasses.replace(site, reason=reason))
@@ -331,6 +342,13 @@ def _dot_general(
   )
 
 
+class DecidedSite(NamedTuple):
+  """A matmul after the decision, and the origin from `input_of`."""
+
+  site: Site
+  origin: sources.Origin | None = None
+
+
 @dataclasses.dataclass(kw_only=True)
 class Seen:
   """The matmuls of one call of a function.
@@ -343,14 +361,14 @@ class Seen:
   """
 
   is_default: bool = True
-  sites: list[Site] = dataclasses.field(default_factory=list)
+  sites: list[DecidedSite] = dataclasses.field(default_factory=list)
   is_decided: bool = False
 
   def warning(self) -> str:
     """Returns a warning about matmuls that the caller may expect quantized."""
-    left = [site for site in self.sites if site.recipe is None]
+    left = [site for site, _ in self.sites if site.recipe is None]
     if self.is_decided or len(left) < len(self.sites):
-      left = self._with_weights(left)
+      left = self._left_with_weights()
       is_ragged = all(site.operation == _RAGGED for site in left)
       noun = "ragged dot" if is_ragged else "product"
       return _left_text(f"left {_count(left, noun)}", left)
@@ -363,18 +381,20 @@ class Seen:
     taken = f"took 0 of {_count(left, 'product')}, so nothing is quantized"
     return _left_text(taken, left)
 
-  def _with_weights(self, left: Sequence[Site]) -> list[Site]:
-    """Returns the matmuls that probably have a weight."""
-    inputs = {site._other for site in self.sites if site.weight}
+  def _left_with_weights(self) -> list[Site]:
+    """Returns the unquantized matmuls that probably have a weight."""
+    inputs = {origin for site, origin in self.sites if site.weight}
     found = []
-    for site in left:
+    for site, origin in self.sites:
+      if site.recipe is not None:
+        continue
       if site.operation == _RAGGED and site.weight:
         found.append(site)
-      elif self.is_default and site._other is not None and not site.weight:
+      elif self.is_default and origin is not None and not site.weight:
         # An array that also multiplies a parameter is an input of the model. A
         # cache of keys or values has a batch dimension.
         has_batch = any(site.dimension_numbers[1])
-        if not has_batch and site._other not in inputs:
+        if not has_batch and origin not in inputs:
           found.append(site)
     return found
 
@@ -429,6 +449,6 @@ def recording() -> Iterator[list[Site]]:
     _local.records = before
 
 
-def record(sites: Sequence[Site]) -> None:
+def record(sites: Sequence[DecidedSite]) -> None:
   if _local.records is not None:
-    _local.records += sites
+    _local.records += [site for site, _ in sites]
