@@ -38,11 +38,22 @@ from jaxplugin.backends import Backend as Backend
 from jaxplugin.backends import register_backend as register_backend
 from jaxplugin.core import speaking as _speaking
 from jaxplugin.core.decisions import RefusedError as RefusedError
+from jaxplugin.core.formats import FP8_1X128 as FP8_1X128
+from jaxplugin.core.formats import FP8_1X128_E8M0 as FP8_1X128_E8M0
+from jaxplugin.core.formats import FP8_128X128 as FP8_128X128
+from jaxplugin.core.formats import FP8_128X128_E8M0 as FP8_128X128_E8M0
+from jaxplugin.core.formats import FP8_ROW as FP8_ROW
+from jaxplugin.core.formats import INT4_32 as INT4_32
+from jaxplugin.core.formats import INT4_128 as INT4_128
+from jaxplugin.core.formats import INT4_128_BF16 as INT4_128_BF16
+from jaxplugin.core.formats import INT8_32 as INT8_32
+from jaxplugin.core.formats import INT8_ROW as INT8_ROW
 from jaxplugin.core.formats import MXFP4 as MXFP4
 from jaxplugin.core.formats import MXFP6_E2M3 as MXFP6_E2M3
 from jaxplugin.core.formats import MXFP6_E3M2 as MXFP6_E3M2
 from jaxplugin.core.formats import MXFP8 as MXFP8
 from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2
+from jaxplugin.core.formats import MXINT8 as MXINT8
 from jaxplugin.core.formats import NVFP4 as NVFP4
 from jaxplugin.core.formats import BlockFormat as BlockFormat
 from jaxplugin.core.speaking import NotQuantizedWarning as NotQuantizedWarning
@@ -96,11 +107,22 @@ from jaxplugin.training.quantized_operand import (
 __version__ = "0.1.0"
 
 __all__ = [
+  "FP8_1X128",
+  "FP8_1X128_E8M0",
+  "FP8_128X128",
+  "FP8_128X128_E8M0",
+  "FP8_ROW",
+  "INT4_32",
+  "INT4_128",
+  "INT4_128_BF16",
+  "INT8_32",
+  "INT8_ROW",
   "MXFP4",
   "MXFP6_E2M3",
   "MXFP6_E3M2",
   "MXFP8",
   "MXFP8_E5M2",
+  "MXINT8",
   "NVFP4",
   "Backend",
   "BlockFormat",

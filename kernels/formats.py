@@ -21,7 +21,10 @@ from typing import Final
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Element:
-  """A small float: a sign if it has one, exponent and mantissa.
+  """A small float or integer: a sign if it has one, exponent and mantissa.
+
+  An integer is a float without an exponent: its numbers are multiples of
+  `min_positive`, as the subnormal numbers of a float are.
 
   Attributes:
     name: name from the bits of exponent and mantissa, such as "e4m3".
@@ -33,6 +36,8 @@ class Element:
     values_per_byte: number of codes in one byte, the first in the lowest bits.
       Unused bits of the byte are 0.
     is_signed: whether it has a sign bit, above the exponent.
+    is_twos_complement: whether negative codes are two's complement, as those of
+      signed integers, instead of a magnitude and a sign bit.
   """
 
   name: str
@@ -44,6 +49,7 @@ class Element:
   has_infinity: bool = False
   values_per_byte: int = 1
   is_signed: bool = True
+  is_twos_complement: bool = False
 
   @property
   def bits(self) -> int:
@@ -157,6 +163,58 @@ E8M0: Final = Element(
   is_signed=False,
 )
 ELEMENTS: Final = {e.name: e for e in (E4M3, E5M2, E2M3, E3M2, E2M1, E8M0)}
+
+
+def integer(bits: int, fraction_bits: int = 0) -> Element:
+  """Returns a signed integer that counts units of 2**-fraction_bits.
+
+  `max` is symmetric: the code of the most negative integer is read, and
+  quantizing never writes it.
+  """
+  magnitude_bits = bits - 1
+  return Element(
+    name=f"int{bits}" + (f"_q{fraction_bits}" if fraction_bits else ""),
+    exponent_bits=0,
+    mantissa_bits=magnitude_bits,
+    bias=1 + fraction_bits - magnitude_bits,
+    max=(2.0**magnitude_bits - 1) * 2.0**-fraction_bits,
+    values_per_byte=8 // bits,
+    is_twos_complement=True,
+  )
+
+
+INT8: Final = integer(8)
+INT4: Final = integer(4)
+# OCP MX v1.0, section 5.3.4: 8 bits with 6 bits after the binary point.
+MXINT8_ELEMENT: Final = integer(8, fraction_bits=6)
+# Scales of more than one byte. A code has two bytes, or four for f32.
+F16: Final = Element(
+  name="f16",
+  exponent_bits=5,
+  mantissa_bits=10,
+  bias=15,
+  max=65504.0,
+  nan_code=0x7E00,
+  has_infinity=True,
+)
+BF16: Final = Element(
+  name="bf16",
+  exponent_bits=8,
+  mantissa_bits=7,
+  bias=127,
+  max=float.fromhex("0x1.fep127"),
+  nan_code=0x7FC0,
+  has_infinity=True,
+)
+F32: Final = Element(
+  name="f32",
+  exponent_bits=8,
+  mantissa_bits=23,
+  bias=127,
+  max=float.fromhex("0x1.fffffep127"),
+  nan_code=0x7FC00000,
+  has_infinity=True,
+)
 
 MXFP8: Final = Format(name="mxfp8", element=E4M3, scale=E8M0, block_size=32)
 MXFP8_E5M2: Final = Format(

@@ -20,6 +20,13 @@ DTYPES = {
   "e8m0": ml_dtypes.float8_e8m0fnu,
 }
 
+INTEGERS = {8: np.int8, 4: ml_dtypes.int4}
+WIDE = {
+  formats.F16: np.float16,
+  formats.BF16: ml_dtypes.bfloat16,
+  formats.F32: np.float32,
+}
+
 # OCP MX v1.0, tables 1 and 2; NVFP4 from the cuDNN documentation:
 # (bits, emax, largest, block size, scale, two levels).
 PUBLISHED = {
@@ -76,6 +83,26 @@ class ElementTest(parameterized.TestCase):
     element = formats.ELEMENTS[name]
     bits = int(np.float32(element.max).view(np.int32))
     self.assertEqual(element.max_f32_bits, bits)
+
+  @parameterized.product(bits=tuple(INTEGERS), fraction_bits=(0, 6))
+  def test_integer_is_that_of_ml_dtypes(self, bits, fraction_bits):
+    element = formats.integer(bits, fraction_bits)
+    info = ml_dtypes.iinfo(INTEGERS[bits])
+    self.assertEqual(element.max, info.max / 2**fraction_bits)
+    self.assertEqual(element.min_positive, 1 / 2**fraction_bits)
+    self.assertEqual((element.bits, element.stored_bits), (bits, bits))
+    self.assertTrue(element.is_twos_complement)
+
+  @parameterized.parameters(*WIDE)
+  def test_wide_scale_is_that_of_ml_dtypes(self, element):
+    dtype = np.dtype(WIDE[element])
+    info = ml_dtypes.finfo(dtype)
+    self.assertEqual(element.bits, info.bits)
+    self.assertEqual(element.mantissa_bits, info.nmant)
+    self.assertEqual(element.min_exponent, info.minexp)
+    self.assertEqual(element.max, float(info.max))
+    word = np.dtype(f"u{dtype.itemsize}").type(element.nan_code)
+    self.assertTrue(np.isnan(np.array(word).view(dtype)))
 
 
 class FormatTest(parameterized.TestCase):

@@ -3,12 +3,14 @@
 """Block-scaled number formats: the only home of facts about each format.
 
 A block-scaled array stores low-precision `values` and one `scale` for every
-`block_size` consecutive values along one axis. A value represents
-`value * scale` (times one f32 `global_scale` for NVFP4). Everything that other
-modules need from a format is a field or a property of `BlockFormat`.
+`block_size` consecutive values along one axis, or for a block of several rows.
+A value represents `value * scale` (times one f32 `global_scale` for NVFP4).
+Everything that other modules need from a format is a field or a property of
+`BlockFormat`.
 
 Sources: OCP Microscaling Formats (MX) v1.0, sections 5 and 6; NVIDIA cuDNN
-documentation, "Block scaling"; NVIDIA, "Pretraining LLMs with NVFP4" (2025).
+documentation, "Block scaling"; NVIDIA, "Pretraining LLMs with NVFP4" (2025);
+DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.
 """
 
 from __future__ import annotations
@@ -33,17 +35,23 @@ E2M3: Final = np.dtype(ml_dtypes.float6_e2m3fn)
 E3M2: Final = np.dtype(ml_dtypes.float6_e3m2fn)
 E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
+F16: Final = np.dtype(np.float16)
+F32: Final = np.dtype(np.float32)
+INT8: Final = np.dtype(np.int8)
+INT4: Final = np.dtype(ml_dtypes.int4)
 PACKED: Final = np.dtype(np.uint8)
 # The dtypes of unquantized operands and of results.
-FLOAT_DTYPES: Final = (np.dtype(np.float32), BF16, np.dtype(np.float16))
+FLOAT_DTYPES: Final = (F32, BF16, F16)
 
 # The dtypes that `quantize` can round to.
-VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1)
-SCALE_DTYPES: Final = (E8M0, E4M3, E5M2)
+VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1, INT8, INT4)
+SCALE_DTYPES: Final = (E8M0, E4M3, E5M2, F32, BF16, F16)
 
 E8M0_BIAS: Final = formats.E8M0.bias
 E8M0_NAN: Final = formats.E8M0_NAN
 BF16_SIGNIFICAND_BITS: Final = 8
+# Sizes of layers need not be multiples of blocks that are so long.
+_LONG_BLOCK: Final = 128
 
 _DTYPES: Final = {
   formats.E8M0: E8M0,
@@ -52,6 +60,11 @@ _DTYPES: Final = {
   formats.E2M3: E2M3,
   formats.E3M2: E3M2,
   formats.E2M1: E2M1,
+  formats.INT8: INT8,
+  formats.INT4: INT4,
+  formats.F32: F32,
+  formats.BF16: BF16,
+  formats.F16: F16,
 }
 _ELEMENTS: Final = {dtype: element for element, dtype in _DTYPES.items()}
 
@@ -80,18 +93,23 @@ class BlockFormat:
   Attributes:
     name: its name in messages, configs and on the command line.
     values_dtype: dtype of the quantized values: float8_e4m3fn, float8_e5m2,
-      float6_e2m3fn, float6_e3m2fn or float4_e2m1fn. JAX stores 6-bit floats as
-      bytes.
-    scale_dtype: dtype of the block scales: float8_e8m0fnu, float8_e4m3fn or
-      float8_e5m2.
-    block_size: number of consecutive values that share one scale.
+      float6_e2m3fn, float6_e3m2fn, float4_e2m1fn, int8 or int4. JAX stores
+      6-bit floats as bytes.
+    scale_dtype: dtype of the block scales: float8_e8m0fnu, float8_e4m3fn,
+      float8_e5m2, float32, bfloat16 or float16.
+    block_size: number of consecutive values that share one scale; None for all
+      values along the axis.
     has_global_scale: whether quantization also computes an f32 scale of the
       whole array.
+    block_rows: number of rows whose blocks share one scale: 1, or `block_size`
+      for square blocks. The last two dimensions of an array in square blocks
+      are both divided into blocks, so a matmul can contract either one.
+    fraction_bits: integers count units of 2**-fraction_bits; 6 for MXINT8.
 
   Raises:
     TypeError: If a dtype is not one of these.
-    ValueError: If block_size is not a positive integer, or a format with E8M0
-      scales has a global scale.
+    ValueError: If another field is invalid, or if there is a global scale for
+      scales that cover the range of the values without it.
 
   Example:
     >>> import ml_dtypes
@@ -110,8 +128,10 @@ class BlockFormat:
   name: str
   values_dtype: np.dtype
   scale_dtype: np.dtype
-  block_size: int
+  block_size: int | None
   has_global_scale: bool = False
+  block_rows: int = 1
+  fraction_bits: int = 0
 
   def __post_init__(self) -> None:
     for field, allowed in (
@@ -127,27 +147,54 @@ class BlockFormat:
           " multiplies values and scales of other dtypes"
         )
       object.__setattr__(self, field, dtype)
-    if not isinstance(self.block_size, int) or self.block_size < 1:
+    size = self.block_size
+    if size is not None and (not isinstance(size, int) or size < 1):
       raise ValueError(
-        "BlockFormat: block_size must be a positive integer, got"
-        f" {speaking.shown(self.block_size)}"
+        "BlockFormat: block_size must be a positive integer, or None for one"
+        f" scale for all values along the axis, got {speaking.shown(size)}"
+      )
+    if self.block_rows not in (1, size):
+      raise ValueError(
+        "BlockFormat: block_rows must be 1, or block_size for square blocks,"
+        f" got {speaking.shown(self.block_rows)} for block_size {size}"
+      )
+    if self.fraction_bits and not self.is_integer:
+      raise ValueError(
+        "BlockFormat: fraction_bits must be 0 unless values are integers, got"
+        f" {speaking.shown(self.fraction_bits)} for {self.values_dtype.name}"
       )
     speaking.require_bool(
       "BlockFormat", "has_global_scale", self.has_global_scale
     )
-    if self.has_global_scale and self.scale_is_power_of_two:
+    if self.has_global_scale and self.scale_dtype not in (E4M3, E5M2):
       raise ValueError(
-        f"BlockFormat: has_global_scale must be False for {E8M0.name} scales,"
-        f" which cover the range of f32, got True for {self.name}; leave"
+        "BlockFormat: has_global_scale must be False for"
+        f" {self.scale_dtype.name} scales, which need no second scale to cover"
+        f" the range of values, got True for {self.name}; leave"
         " has_global_scale out"
       )
 
   def __repr__(self) -> str:
     return self.name
 
+  def along(self, size: int) -> BlockFormat:
+    """Returns the format of rows of `size` values, whose block size is known.
+
+    A format with block_size None becomes one with blocks of `size`. Others are
+    returned unchanged.
+    """
+    if self.block_size is not None:
+      return self
+    return dataclasses.replace(self, block_size=max(size, 1))
+
+  def of_rows(self) -> BlockFormat:
+    """Returns the format after each row of square blocks got its own scale."""
+    return dataclasses.replace(self, block_rows=1)
+
   @property
   def facts(self) -> formats.Format:
     """The record of the format that kernels read."""
+    assert self.block_size is not None and self.block_rows == 1
     return formats.Format(
       name=self.name,
       element=self.values_encoding,
@@ -159,6 +206,8 @@ class BlockFormat:
   @property
   def values_encoding(self) -> Element:
     """The facts about `values_dtype` that kernels read."""
+    if self.fraction_bits:
+      return formats.integer(self.value_bits, self.fraction_bits)
     return encoding(self.values_dtype)
 
   @property
@@ -172,9 +221,30 @@ class BlockFormat:
     return self.scale_dtype == E8M0
 
   @property
+  def is_square(self) -> bool:
+    """Whether blocks have several rows."""
+    return self.block_rows > 1
+
+  @property
+  def may_be_short(self) -> bool:
+    """Whether the last block of a row may have fewer values than the others."""
+    is_long = self.block_size is None or self.block_size >= _LONG_BLOCK
+    return is_long or self.scale_dtype.itemsize > 1
+
+  @property
+  def is_integer(self) -> bool:
+    """Whether values are integers."""
+    return self.values_dtype in (INT8, INT4)
+
+  @property
   def is_fp4(self) -> bool:
-    """Whether values may also be stored packed, two per byte."""
+    """Whether values are E2M1."""
     return self.values_dtype == E2M1
+
+  @property
+  def has_pairs(self) -> bool:
+    """Whether values have 4 bits and may be stored packed, two per byte."""
+    return self.values_dtype in (E2M1, INT4)
 
   @property
   def is_fp6(self) -> bool:
@@ -189,7 +259,7 @@ class BlockFormat:
   @property
   def storage_dtypes(self) -> tuple[np.dtype, ...]:
     """The dtypes in which values may be stored."""
-    packed = (PACKED,) if self.is_fp4 else ()
+    packed = (PACKED,) if self.has_pairs else ()
     return (self.array_dtype, *packed)
 
   @property
@@ -212,8 +282,13 @@ class BlockFormat:
     return self in FORMATS
 
   @property
+  def is_named(self) -> bool:
+    """Whether it is one of `NAMED`, which `by_name` finds."""
+    return self in NAMED
+
+  @property
   def is_known(self) -> bool:
-    """Whether it is one of `KNOWN`, which have public names."""
+    """Whether it is one of `KNOWN`, which have tables and kernels."""
     return self in KNOWN
 
 
@@ -228,6 +303,8 @@ class UnquantizedFormat(BlockFormat):
 
 
 def _significand_bits(dtype: np.dtype) -> int:
+  if dtype in _ELEMENTS:
+    return _ELEMENTS[dtype].significand_bits
   if dtype.kind in "iu":
     return 8 * dtype.itemsize
   return int(ml_dtypes.finfo(dtype).nmant) + 1
@@ -249,10 +326,77 @@ MXFP6_E2M3: Final = _of(formats.MXFP6_E2M3)
 MXFP6_E3M2: Final = _of(formats.MXFP6_E3M2)
 MXFP4: Final = _of(formats.MXFP4)
 NVFP4: Final = _of(formats.NVFP4)
+# E4M3 as in the checkpoints of DeepSeek-V3 and Qwen: squares of weights, and
+# rows of activations that they are multiplied with.
+FP8_128X128: Final = BlockFormat(
+  name="fp8_128x128",
+  values_dtype=E4M3,
+  scale_dtype=F32,
+  block_size=128,
+  block_rows=128,
+)
+FP8_1X128: Final = BlockFormat(
+  name="fp8_1x128", values_dtype=E4M3, scale_dtype=F32, block_size=128
+)
+# The same with scales that are powers of two, as DeepSeek-V3.1 has them.
+FP8_128X128_E8M0: Final = BlockFormat(
+  name="fp8_128x128_e8m0",
+  values_dtype=E4M3,
+  scale_dtype=E8M0,
+  block_size=128,
+  block_rows=128,
+)
+FP8_1X128_E8M0: Final = BlockFormat(
+  name="fp8_1x128_e8m0", values_dtype=E4M3, scale_dtype=E8M0, block_size=128
+)
+# One scale for a row, as in compressed-tensors' "channel" and "token".
+FP8_ROW: Final = BlockFormat(
+  name="fp8_row", values_dtype=E4M3, scale_dtype=F32, block_size=None
+)
+INT8_ROW: Final = BlockFormat(
+  name="int8_row", values_dtype=INT8, scale_dtype=F32, block_size=None
+)
+# The values and scales of GGUF's Q8_0 and Q4_0.
+INT8_32: Final = BlockFormat(
+  name="int8_32", values_dtype=INT8, scale_dtype=F16, block_size=32
+)
+INT4_32: Final = BlockFormat(
+  name="int4_32", values_dtype=INT4, scale_dtype=F16, block_size=32
+)
+# Symmetric GPTQ and compressed-tensors "pack-quantized" in groups of 128.
+INT4_128: Final = BlockFormat(
+  name="int4_128", values_dtype=INT4, scale_dtype=F16, block_size=128
+)
+INT4_128_BF16: Final = BlockFormat(
+  name="int4_128_bf16", values_dtype=INT4, scale_dtype=BF16, block_size=128
+)
+# OCP MX v1.0, section 5.3.4.
+MXINT8: Final = BlockFormat(
+  name="mxint8",
+  values_dtype=INT8,
+  scale_dtype=E8M0,
+  block_size=32,
+  fraction_bits=6,
+)
 # Formats that all kernels support.
 FORMATS: Final = (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)
-# Formats that have a name.
+# Formats that the quantization kernels and tuning tables support.
 KNOWN: Final = (*FORMATS, MXFP6_E2M3, MXFP6_E3M2)
+# Formats that have a name.
+NAMED: Final = (
+  *KNOWN,
+  MXINT8,
+  FP8_128X128,
+  FP8_1X128,
+  FP8_128X128_E8M0,
+  FP8_1X128_E8M0,
+  FP8_ROW,
+  INT8_ROW,
+  INT8_32,
+  INT4_32,
+  INT4_128,
+  INT4_128_BF16,
+)
 
 
 def infer(values_dtype: np.dtype, scale_dtype: np.dtype) -> BlockFormat | None:
@@ -274,7 +418,7 @@ def infer(values_dtype: np.dtype, scale_dtype: np.dtype) -> BlockFormat | None:
 
 def by_name(name: str) -> BlockFormat:
   """Returns the format called `name`; `ValueError` lists the known names."""
-  for candidate in KNOWN:
+  for candidate in NAMED:
     if candidate.name == name.lower():
       return candidate
   raise ValueError(
@@ -284,7 +428,7 @@ def by_name(name: str) -> BlockFormat:
 
 def known_names() -> str:
   """Returns the names of all formats, for error messages."""
-  return ", ".join(candidate.name for candidate in KNOWN)
+  return ", ".join(candidate.name for candidate in NAMED)
 
 
 def resolve(

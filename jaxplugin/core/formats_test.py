@@ -72,6 +72,28 @@ class FormatsTest(parameterized.TestCase):
     self.assertEqual(format.is_fp4, bits == 4)
     self.assertEqual(format.is_fp6, bits == 6)
 
+  @parameterized.parameters(
+    # (format, largest value, smallest, scales of a [256, 384] array)
+    (formats.MXINT8, 127 / 64, 1 / 64, (256, 12)),
+    (formats.INT8_32, 127, 1, (256, 12)),
+    (formats.INT4_32, 7, 1, (256, 12)),
+    (formats.INT4_128, 7, 1, (256, 3)),
+    (formats.INT4_128_BF16, 7, 1, (256, 3)),
+    (formats.INT8_ROW, 127, 1, (256, 1)),
+    (formats.FP8_ROW, 448, 2**-9, (256, 1)),
+    (formats.FP8_1X128, 448, 2**-9, (256, 3)),
+    (formats.FP8_1X128_E8M0, 448, 2**-9, (256, 3)),
+    (formats.FP8_128X128, 448, 2**-9, (2, 3)),
+    (formats.FP8_128X128_E8M0, 448, 2**-9, (2, 3)),
+  )
+  def test_format_of_checkpoints(self, format, largest, smallest, scales):
+    self.assertEqual(format.values_encoding.max, largest)
+    self.assertEqual(format.values_encoding.min_positive, smallest)
+    rows = 256 // format.block_rows
+    self.assertEqual((rows, 384 // format.along(384).block_size), scales)
+    self.assertIs(formats.by_name(format.name), format)
+    self.assertTrue(format.may_be_short or format is formats.MXINT8)
+
   @parameterized.parameters(*ALL)
   def test_kernels_are_told_the_same(self, format):
     self.assertEqual(
@@ -98,6 +120,9 @@ class FormatsTest(parameterized.TestCase):
       scale_dtype=formats.E4M3,
       block_size=16,
     ),
+    formats.MXINT8,
+    formats.INT4_32,  # 4 + 11 bits
+    formats.INT4_128_BF16,
     formats.UnquantizedFormat(  # 2 + 8 bits
       name="does_not_fit",
       values_dtype=formats.E2M1,
@@ -108,8 +133,8 @@ class FormatsTest(parameterized.TestCase):
   def test_exact_in_bf16_says_whether_every_product_fits_bf16(self, format):
     def positive(dtype):
       """Returns every finite positive value of `dtype` in [2^-40, 2^40]."""
-      word = np.uint16 if dtype == formats.BF16 else np.uint8
-      bits = ml_dtypes.finfo(dtype).bits if dtype != formats.E8M0 else 8
+      word = np.uint8 if dtype.itemsize == 1 else np.uint16
+      bits = 4 if dtype in (formats.E2M1, formats.INT4) else 8 * dtype.itemsize
       x = np.arange(2**bits, dtype=word).view(dtype)
       with np.errstate(invalid="ignore"):  # signalling NaNs
         x = x.astype(np.float64)
@@ -152,7 +177,7 @@ class FormatsTest(parameterized.TestCase):
       formats.by_name("mxfp6")
 
   @parameterized.parameters(
-    ({"values_dtype": np.dtype(np.int8)}, TypeError, "values_dtype.*got int8"),
+    ({"values_dtype": np.dtype(np.int16)}, TypeError, "values_dt.*got int16"),
     (
       {"values_dtype": formats.E8M0},
       TypeError,
@@ -160,11 +185,18 @@ class FormatsTest(parameterized.TestCase):
     ),
     ({"values_dtype": None}, TypeError, "values_dtype must be.*got None"),
     ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got 'fp8'"),
-    ({"scale_dtype": np.float32}, TypeError, "scale_dtype.*got float32"),
-    ({"scale_dtype": formats.BF16}, TypeError, "scale_dtype.*got bfloat16"),
-    ({"block_size": 0}, ValueError, "positive integer, got 0"),
-    ({"block_size": 32.0}, ValueError, r"positive integer, got 32\.0"),
+    ({"scale_dtype": np.float64}, TypeError, "scale_dtype.*got float64"),
+    ({"scale_dtype": np.int8}, TypeError, "scale_dtype.*got int8"),
+    ({"block_size": 0}, ValueError, "positive integer, .*got 0"),
+    ({"block_size": 32.0}, ValueError, r"positive integer, .*got 32\.0"),
+    ({"block_rows": 2}, ValueError, "block_rows.*got 2 for block_size 32"),
+    ({"fraction_bits": 6}, ValueError, "got 6 for float8_e4m3fn"),
     ({"has_global_scale": True}, ValueError, "e8m0fnu scales.* for odd"),
+    (
+      {"has_global_scale": True, "scale_dtype": np.float32},
+      ValueError,
+      "float32 scales.* for odd",
+    ),
   )
   def test_format_that_nothing_serves_is_refused_when_made(
     self, changes, error, message
@@ -201,14 +233,14 @@ class FormatsTest(parameterized.TestCase):
     self.assertIs(formats.resolve("f", "NVFP4"), formats.NVFP4)
 
   @parameterized.parameters(
-    ("int8", ValueError, "f: rhs: unknown block format 'int8'"),
+    ("int9", ValueError, "f: rhs: unknown block format 'int9'"),
     (8, TypeError, "f: rhs must be a BlockFormat .*got 8"),
     (None, TypeError, "f: rhs must be a BlockFormat .*got None"),
   )
   def test_resolve_refuses_with_the_known_names(self, given, error, message):
     with self.assertRaisesRegex(error, message) as raised:
       formats.resolve("f", given, "rhs")
-    for format in formats.FORMATS:
+    for format in formats.NAMED:
       self.assertIn(format.name, str(raised.exception))
 
   def test_pairs_table_names_every_format_with_its_dtypes(self):
