@@ -114,7 +114,7 @@ class KernelConstantTest(parameterized.TestCase):
 
   def test_other_fields_give_another_key(self):
     a, b = (
-      quantize_config.measured(name, quantize_config.NO_EXTRAS)
+      quantize_config.measured(name, quantize_config.NO_OPTIONS)
       for name in ("mxfp8", "mxfp4")
     )
     self.assertNotEqual(compile_key(a), compile_key(b))

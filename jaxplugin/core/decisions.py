@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of an operation, and the choice between them.
 
-An operation has a table of `Backend`s, and a record that describes a call: its
-problem. `Backend.supports`, `Backend.plan` and `choose` are pure functions of a
-problem and a target. Lowerings, `explain` and tests all call them.
+An operation has a table of `BackendRecord`s, and a record that describes a
+call: its problem. `BackendRecord.supports`, `BackendRecord.plan` and `choose`
+are pure functions of a problem and a target. Lowerings, `explain` and tests all
+call them.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class Tunable(Generic[Problem]):
   config_error: Callable[[Fields, Problem, targets.Target], str | None] = (
     _has_no_configs
   )
-  configured: Callable[[Fields], Backend[Problem]] | None = None
+  configured: Callable[[Fields], BackendRecord[Problem]] | None = None
   candidates: Callable[[Problem, targets.Target], Iterable[Fields]] | None = (
     None
   )
@@ -214,7 +215,7 @@ class Tunable(Generic[Problem]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Backend(Generic[Problem]):
+class BackendRecord(Generic[Problem]):
   """One implementation of an operation.
 
   Attributes:
@@ -258,7 +259,7 @@ class Backend(Generic[Problem]):
   origin: str = ""
   tunable: Tunable[Problem] | None = None
 
-  def configured(self, config: Fields) -> Backend[Problem]:
+  def configured(self, config: Fields) -> BackendRecord[Problem]:
     """Returns the backend with a config; itself if the config is empty."""
     if not config:
       return self
@@ -276,13 +277,15 @@ class Backend(Generic[Problem]):
     return self.tunable.config_error(config, problem, target)
 
 
-def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
+def table(
+  *backends: BackendRecord[Problem],
+) -> dict[str, BackendRecord[Problem]]:
   """Returns the backends of an operation by name.
 
   Raises:
     ValueError: If two backends have the same name.
   """
-  result: dict[str, Backend[Problem]] = {}
+  result: dict[str, BackendRecord[Problem]] = {}
   for backend in backends:
     if backend.name in result:
       raise ValueError(f"table: two backends are named {backend.name!r}")
@@ -291,7 +294,7 @@ def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
 
 
 def order(
-  backends: Mapping[str, Backend[Problem]], target: targets.Target
+  backends: Mapping[str, BackendRecord[Problem]], target: targets.Target
 ) -> tuple[str, ...]:
   """Returns the names of the backends tried on a target, in order."""
   ranks = {name: backend.rank(target) for name, backend in backends.items()}
@@ -301,7 +304,7 @@ def order(
 
 
 def choose(
-  backends: Mapping[str, Backend[Problem]],
+  backends: Mapping[str, BackendRecord[Problem]],
   problem: Problem,
   target: targets.Target,
   requested: str | None = None,
@@ -404,14 +407,14 @@ def choose(
   )
 
 
-def _with_origin(backend: Backend[Any], text: str) -> str:
+def _with_origin(backend: BackendRecord[Any], text: str) -> str:
   """Returns `text` with the package that the backend comes from."""
   return f"{text} [{backend.origin}]" if backend.origin else text
 
 
 def _first_serving(
   measured: Iterable[Measured],
-  serving: Mapping[str, Backend[Problem]],
+  serving: Mapping[str, BackendRecord[Problem]],
   problem: Problem,
   target: targets.Target,
 ) -> Measured | None:

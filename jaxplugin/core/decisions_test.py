@@ -32,7 +32,7 @@ def backend(
       return decisions.Unsupported(f"needs less than {below}, got {problem}")
     return None
 
-  return decisions.Backend(
+  return decisions.BackendRecord(
     name=name,
     summary=f"what {name} does",
     rank=lambda target: rank if is_there(target) else None,

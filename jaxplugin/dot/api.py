@@ -150,7 +150,7 @@ def block_scaled_dot(
       f"{sides.who()}: activation must be None or one of"
       f" {problems.ACTIVATIONS}, got {speaking.shown(activation)}"
     )
-  call = calls.Call(
+  call = calls.DotCall(
     lhs=lhs_side,
     rhs=rhs_side,
     preferred_element_type=result_dtype(preferred_element_type),
@@ -184,7 +184,7 @@ def _straight_through(
     x if isinstance(x, scaled_array.ScaledArray) else array(name, x)
     for name, x in (("lhs", lhs), ("rhs", rhs))
   ]
-  names = straight_through.Arrays._fields[2:]
+  names = straight_through.DotArrays._fields[2:]
   for name, x in zip(names, others, strict=True):
     if name == "global_scale":
       x = _explicit_global_scale(x)
@@ -192,9 +192,9 @@ def _straight_through(
   numbers = rules.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
-  leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
+  leaves, tree = jax.tree.flatten(straight_through.DotArrays(*arrays))
   return straight_through.dot(
-    straight_through.Call(
+    straight_through.DotOptions(
       function=functools.partial(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),
@@ -209,7 +209,7 @@ def _straight_through(
 
 
 def _bind_with_epilogue(
-  call: calls.Call, global_scale: Any, bias: Any, residual: Any
+  call: calls.DotCall, global_scale: Any, bias: Any, residual: Any
 ) -> jax.Array:
   """Brings global scales, bias and residual to the result's rank, and binds."""
   shape = call.shape
@@ -244,14 +244,14 @@ def _bind_with_epilogue(
 
 
 def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
-  """Returns `Call`'s fields for two scalar global scales, {} for others."""
+  """Returns `DotCall`'s fields for two scalar global scales, {} for others."""
   if len(scales) != 2 or any(scale.ndim for scale in scales):
     return {}
   first, second = map(jax.lax.stop_gradient, scales)
   return {"first_global_scale": first, "second_global_scale": second}
 
 
-def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
+def _global_scales(call: calls.DotCall, explicit: Any) -> list[jax.Array]:
   """Returns a call's global scales, reshaped to the result's dimensions."""
   scales = []
   offset = len(call.lhs.batch)
@@ -520,7 +520,7 @@ def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
   ]
 
 
-def _validate_implementation(call: calls.Call) -> None:
+def _validate_implementation(call: calls.DotCall) -> None:
   """Raises if no local device supports the requested backend."""
   if call.implementation is None:
     return

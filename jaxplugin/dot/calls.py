@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Call`: one call of a block-scaled dot.
+"""`DotCall`: one call of a block-scaled dot.
 
 Members that need only shapes and dtypes (`shape`, `problem`, ...) support
 arrays, tracers, abstract values and `ShapeDtypeStruct`s. `rules` validates
@@ -33,7 +33,7 @@ block_scaled_dot_p: Final = extend_core.Primitive("block_scaled_dot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call(static_call.Call):
+class DotCall(static_call.OperationCall):
   """The arrays and parameters of a block-scaled dot.
 
   Attributes:
@@ -110,7 +110,7 @@ class Call(static_call.Call):
       } | changes
     return super().replace(**changes)
 
-  def bare(self) -> Call:
+  def bare(self) -> DotCall:
     """Returns the same dot in f32, without global scale and epilogue."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
@@ -121,11 +121,11 @@ class Call(static_call.Call):
       global_power=None,
     )
 
-  def without_stack(self) -> Call:
+  def without_stack(self) -> DotCall:
     """Returns the call without the stack that rhs is a slice of."""
     return self.replace(rhs=self.rhs.without_stack())
 
-  def without_origins(self) -> Call:
+  def without_origins(self) -> DotCall:
     """Returns the call without the origins of sides and global scales."""
     call = self.without_origins_of_sides()
     # Without a product, the two factors are the call's only global scales.
@@ -133,13 +133,13 @@ class Call(static_call.Call):
       return call
     return call.replace(first_global_scale=None, second_global_scale=None)
 
-  def without_origins_of_sides(self) -> Call:
+  def without_origins_of_sides(self) -> DotCall:
     """Returns the call without the origins of its sides."""
     return self.replace(
       lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
     )
 
-  def with_scales_alone(self) -> Call:
+  def with_scales_alone(self) -> DotCall:
     """Replaces the product of two global scales by its factors, if known."""
     if self.first_global_scale is None:
       return self
@@ -150,17 +150,17 @@ class Call(static_call.Call):
       second_global_scale=self.second_global_scale,
     )
 
-  def with_bytes(self) -> Call:
+  def with_bytes(self) -> DotCall:
     """Returns the call with FP4 words viewed as bytes."""
     return self.replace(lhs=self.lhs.with_bytes(), rhs=self.rhs.with_bytes())
 
-  def in_usual_order(self) -> Call:
+  def in_usual_order(self) -> DotCall:
     """Returns the call with interleaved FP4 values put back in order."""
     return self.replace(
       lhs=self.lhs.in_usual_order(), rhs=self.rhs.in_usual_order()
     )
 
-  def with_linear_scales(self) -> Call:
+  def with_linear_scales(self) -> DotCall:
     """Returns the call with linear scales without padding."""
     return self.replace(
       lhs=self.lhs.with_linear_scale(),
@@ -168,7 +168,7 @@ class Call(static_call.Call):
       padded_scales=False,
     )
 
-  def joined(self) -> Call:
+  def joined(self) -> DotCall:
     """Returns the call with its contracting dimensions merged, if possible.
 
     Operands with the contracting dimensions last, as `quantize` kernels write

@@ -187,7 +187,7 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def with_product(call: calls.Call) -> calls.Call:
+def with_product(call: calls.DotCall) -> calls.DotCall:
   """Returns a call with two separate global scales multiplied."""
   if call.first_global_scale is None or call.global_scale is not None:
     return call
@@ -210,7 +210,7 @@ def multiply(
   return x * power
 
 
-def apply(result: jax.Array, call: calls.Call) -> jax.Array:
+def apply(result: jax.Array, call: calls.DotCall) -> jax.Array:
   """Computes activation(result * global_scale + bias) + residual in f32."""
   if call.global_scale is not None:
     result = multiply(result, call.global_scale, call.global_power)
@@ -237,7 +237,7 @@ def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
 # Epilogues of kernels.
 
 
-def pair(call: calls.Call) -> jax.Array | None:
+def pair(call: calls.DotCall) -> jax.Array | None:
   """Returns the global scale for kernels: f32[2] of both factors, or f32[]."""
   if call.global_power is None:
     return call.global_scale
@@ -245,8 +245,8 @@ def pair(call: calls.Call) -> jax.Array | None:
 
 
 def fused(
-  dot: Callable[[calls.Call, problems.DotProblem], jax.Array],
-  call: calls.Call,
+  dot: Callable[[calls.DotCall, problems.DotProblem], jax.Array],
+  call: calls.DotCall,
   problem: problems.DotProblem,
 ) -> jax.Array:
   """Computes a call with kernels that fuse most epilogues.
@@ -266,7 +266,7 @@ def fused(
   return apply(dot(bare, bare.problem()), with_product(call))
 
 
-def bias_is_over_n(call: calls.Call) -> bool:
+def bias_is_over_n(call: calls.DotCall) -> bool:
   """Returns whether the bias varies only over rhs's dimensions."""
   if call.bias is None:
     return True
@@ -274,7 +274,7 @@ def bias_is_over_n(call: calls.Call) -> bool:
   return all(size == 1 for size in call.bias.shape[: call.bias.ndim - num_n])
 
 
-def bias_row(call: calls.Call) -> jax.Array:
+def bias_row(call: calls.DotCall) -> jax.Array:
   """Returns the bias as f32[n]; requires `bias_is_over_n`."""
   shape, num_n = call.shape, len(call.rhs.free)
   columns = shape[len(shape) - num_n :]

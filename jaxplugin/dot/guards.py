@@ -153,7 +153,7 @@ def is_on() -> bool:
   return _is_on.value
 
 
-def check(result: jax.Array, call: calls.Call) -> None:
+def check(result: jax.Array, call: calls.DotCall) -> None:
   """Traces the check of a call's result."""
   if 0 not in result.shape:
     check_finite(
@@ -170,7 +170,7 @@ def check(result: jax.Array, call: calls.Call) -> None:
 def check_finite(
   result: jax.Array,
   flat: list[jax.Array],
-  unexplained: Callable[[jax.Array, list[jax.Array]], Found],
+  unexplained: Callable[[jax.Array, list[jax.Array]], NonFiniteValues],
   *,
   who: str,
   description: str,
@@ -205,7 +205,7 @@ def check_finite(
   )
 
 
-class Found(NamedTuple):
+class NonFiniteValues(NamedTuple):
   """The unexplained NaN and Inf of a result.
 
   Attributes:
@@ -221,8 +221,8 @@ class Found(NamedTuple):
 
 
 def _unexplained(
-  form: calls.Call, result: jax.Array, flat: list[jax.Array]
-) -> Found:
+  form: calls.DotCall, result: jax.Array, flat: list[jax.Array]
+) -> NonFiniteValues:
   """Returns the NaN and Inf of a result that the operands do not explain."""
   call = form.filled(flat).in_usual_order()
   in_f32 = call.replace(preferred_element_type=np.dtype(np.float32))
@@ -250,7 +250,7 @@ def found(
   expected: jax.Array,
   magnitude: jax.Array,
   dtype: np.typing.DTypeLike,
-) -> Found:
+) -> NonFiniteValues:
   """Returns the elements of a result that should be finite, and are not.
 
   Args:
@@ -265,7 +265,7 @@ def found(
   is_bad = ~jnp.isfinite(result) & ~is_explained
   index = _first(is_bad)
   at_index = lambda x: lax.dynamic_slice(x, index, (1,) * x.ndim).reshape(())
-  return Found(
+  return NonFiniteValues(
     count=jnp.sum(is_bad, dtype=jnp.uint32),
     index=jnp.stack(index) if index else jnp.zeros((0,), jnp.int32),
     actual=at_index(result).astype(jnp.float32),

@@ -37,7 +37,7 @@ Bind = operation_primitive.Bind
 
 
 def _batch(
-  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+  bind: Bind, call: calls.DotCall, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
   lhs_is_mapped, lhs = _batch_side(call.lhs, mapped, size)
   rhs_is_mapped, rhs = _batch_side(call.rhs, mapped, size)
@@ -97,7 +97,7 @@ def _batch_side(
 
 
 def _batched_epilogue(
-  call: calls.Call, mapped: Mapping[str, int], position: int, ndim: int
+  call: calls.DotCall, mapped: Mapping[str, int], position: int, ndim: int
 ) -> dict[str, jax.Array]:
   """Returns the epilogue's operands with a new dimension at `position`.
 
@@ -128,7 +128,7 @@ def _batched_epilogue(
 
 
 def _batch_epilogue(
-  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+  bind: Bind, call: calls.DotCall, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
   """Computes one dot in f32, then the epilogue of each mapped entry.
 
@@ -141,7 +141,7 @@ def _batch_epilogue(
 
 
 def _local(
-  call: calls.Call, target: targets.Target, module: lowering.Module
+  call: calls.DotCall, target: targets.Target, module: lowering.Module
 ) -> jax.Array:
   """Chooses a backend for the target and emits the call.
 

@@ -145,7 +145,7 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
         [self.x.dtype, self.w.dtype, self.x.scale.dtype, self.w.scale.dtype],
       )
       self.assertEqual(eqn.params["call"].lhs.format, jp.MXFP8)
-      self.assertIsInstance(eqn.params["call"], calls.Call)
+      self.assertIsInstance(eqn.params["call"], calls.DotCall)
 
   def test_stop_gradient_makes_it_a_constant(self):
     (w,) = arrays((jp.MXFP8, (5, 32)))

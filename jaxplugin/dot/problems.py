@@ -34,7 +34,7 @@ def matmul_text(problem: Any, dtype: np.dtype, sizes: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OperandProblem:
+class SideProblem:
   """One operand of a `DotProblem`.
 
   Attributes:
@@ -83,8 +83,8 @@ class DotProblem:
   m: int | None
   n: int | None
   k: int | None
-  lhs: OperandProblem
-  rhs: OperandProblem
+  lhs: SideProblem
+  rhs: SideProblem
   out_dtype: np.dtype
   global_scale: GlobalScale = "none"
   has_global_power: bool = False
@@ -115,7 +115,7 @@ class DotProblem:
 
   @property
   def dense_k(self) -> int | None:
-    """k with the padding of `Call.dense_sides`; None if it is symbolic."""
+    """k with the padding of `DotCall.dense_sides`; None if it is symbolic."""
     size = self.k if self.blocked_k is None else self.blocked_k
     if not self.k or not size:
       return self.k

@@ -109,7 +109,7 @@ def parts_dtype(dtype: Any) -> np.dtype | None:
   return result
 
 
-def validate_sides(call: calls.Call) -> None:
+def validate_sides(call: calls.DotCall) -> None:
   """Checks lhs, rhs and their scales; raises TypeError."""
   for side in (call.lhs, call.rhs):
     validate_values(side)
@@ -139,7 +139,7 @@ def validate_sides(call: calls.Call) -> None:
       validate_scale(side, padded=call.padded_scales)
 
 
-def validate_epilogue(call: calls.Call) -> None:
+def validate_epilogue(call: calls.DotCall) -> None:
   """Checks the result's dtype and the epilogue; raises TypeError."""
   if call.preferred_element_type not in RESULT_DTYPES:
     raise TypeError(

@@ -60,7 +60,7 @@ class Side:
     name: "lhs" or "rhs".
     values: quantized values, or plain floats.
     scale: block scales; None for a plain operand.
-    global_scale: global scale of a `ScaledArray`, or None. A validated `Call`
+    global_scale: global scale of a `ScaledArray`, or None. A valid `DotCall`
       has the product of both sides' global scales instead.
     format: the block format; None for a plain operand.
     axis: the contracting dimension that is blocked (and packed); None if plain.
@@ -193,7 +193,7 @@ class Side:
       contracting=self.contracting,
     )
 
-  def problem(self, *, is_copied: bool) -> problems.OperandProblem:
+  def problem(self, *, is_copied: bool) -> problems.SideProblem:
     """Returns the operand's part of the problem that chooses a backend.
 
     Args:
@@ -202,7 +202,7 @@ class Side:
     is_interleaved = self.is_interleaved or self.comes_as_words
     strides = None if is_copied else self.strides()
     dtype = formats.PACKED if is_interleaved else np.dtype(self.values.dtype)
-    return problems.OperandProblem(
+    return problems.SideProblem(
       format=self.format,
       dtype=dtype,
       contracting_is_minor=strides is None or strides[2] == 1,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of a dot for backends of other packages (`jaxplugin.backends`).
 
-`calls.Call` and its fields may change from one release to the next. A view
+`calls.DotCall` and its fields may change from one release to the next. A view
 changes only with `records.API_VERSION`.
 """
 
@@ -135,7 +135,7 @@ def problem_of(problem: problems.DotProblem) -> Problem:
   )
 
 
-def operand_problem(operand: problems.OperandProblem) -> OperandProblem:
+def operand_problem(operand: problems.SideProblem) -> OperandProblem:
   """Returns the public view of an operand's problem."""
   dtype, format = operand.dtype, operand.format
   if format is not None and not format.is_fp4:
@@ -390,7 +390,7 @@ class Call(MatmulCall[Problem]):
     sums = kernel(self._with(bare, problem_of(bare.problem())))
     return epilogue.apply(sums.reshape(self.shape), self._call)
 
-  def _with(self, call: calls.Call, problem: Problem) -> Call:
+  def _with(self, call: calls.DotCall, problem: Problem) -> Call:
     return Call(call, problem, self._target, self._config)
 
   def finish(self, sums: jax.Array) -> jax.Array:
@@ -410,7 +410,9 @@ def typed(side: sides.Side, *, reads_swizzled: bool) -> sides.Side:
   return side.with_linear_scale()
 
 
-def _rows(call: calls.Call, k: int | None, scale_layout: str) -> calls.Call:
+def _rows(
+  call: calls.DotCall, k: int | None, scale_layout: str
+) -> calls.DotCall:
   """Merges the dimensions of a call and of its epilogue's operands."""
   if scale_layout == layouts.SWIZZLED and len(call.lhs.contracting) == 1:
     lhs, rhs = (_swizzled_rows(side, k) for side in (call.lhs, call.rhs))
@@ -494,7 +496,7 @@ def _notes(
 def _emit(
   adapter: adapters.Adapter[problems.DotProblem],
   config: dict[str, decisions.Scalar],
-  call: calls.Call,
+  call: calls.DotCall,
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> jax.Array:

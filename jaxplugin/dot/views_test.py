@@ -602,7 +602,7 @@ class MeasuredTest(BackendTestCase):
   """Tables of measured choices name it by its distribution and version."""
 
   def source(self, origin):
-    found = records.Found(backend=backend(), origin=origin)
+    found = records.UsableBackend(backend=backend(), origin=origin)
     made = adapters._adapted(views.INTERFACE, found, None)
     return made.tunable.source(CPU)
 

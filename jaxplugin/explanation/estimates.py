@@ -86,7 +86,7 @@ def is_gpu(target: targets.Target) -> bool:
 
 
 def precision_of(
-  lhs: problems.OperandProblem, rhs: problems.OperandProblem, *, is_native: bool
+  lhs: problems.SideProblem, rhs: problems.SideProblem, *, is_native: bool
 ) -> Precision:
   """Returns the precision in which matrix instructions multiply operands."""
   both = [side.format for side in (lhs, rhs)]

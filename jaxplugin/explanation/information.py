@@ -153,7 +153,7 @@ def version(package: str) -> str:
 
 
 def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:
-  operand = problems.OperandProblem(format=format, dtype=format.array_dtype)
+  operand = problems.SideProblem(format=format, dtype=format.array_dtype)
   return problems.DotProblem(
     batch=1,
     m=_SIZES["m"],

@@ -118,7 +118,7 @@ def estimate_ragged(
   used = min(problem.m, problem.groups) / max(problem.groups, 1)
   flops = 2 * problem.m * problem.n * problem.k
   is_native = False
-  if isinstance(problem, ragged_problems.RaggedProblem):
+  if isinstance(problem, ragged_problems.RaggedDotProblem):
     backend = ragged_backends.OPERATION.backends()[
       decided.decision.implementation
     ]

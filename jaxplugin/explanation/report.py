@@ -84,7 +84,7 @@ class Explained(Place):
 
   problem: (
     problems.DotProblem
-    | ragged.RaggedProblem
+    | ragged.RaggedDotProblem
     | ragged.ContractionProblem
     | None
   )
@@ -122,7 +122,7 @@ class ExplainedQuantization(Place):
   reason: str = ""
   decisions: tuple[decisions.Decision, ...] = ()
   problems: tuple[
-    quantization.QuantizeProblem | quantization.DequantizeProblem, ...
+    quantization.QuantizationProblem | quantization.DequantizationProblem, ...
   ] = ()
 
 

@@ -515,7 +515,7 @@ class EstimateTest(parameterized.TestCase):
   )
   def test_rate_is_that_of_the_wider_side(self, lhs, rhs, is_native, expected):
     sides = [
-      problems.OperandProblem(
+      problems.SideProblem(
         format=format, dtype=getattr(format, "values_dtype", formats.BF16)
       )
       for format in (lhs, rhs)

@@ -121,7 +121,7 @@ def decide(
 def backend_of(
   operation: matching.MeasuredOperation[decisions.Problem],
   decision: decisions.Decision,
-) -> decisions.Backend[decisions.Problem]:
+) -> decisions.BackendRecord[decisions.Problem]:
   """Returns the chosen backend with the decision's config."""
   backend = operation.backends()[decision.implementation]
   return backend.configured(decision.config)
@@ -139,7 +139,7 @@ def validate_name(
 def rank_on(
   rank: int, *platforms: str
 ) -> Callable[[targets.Target], int | None]:
-  """Returns a `Backend.rank` for a backend that is tried on some platforms."""
+  """Returns the `BackendRecord.rank` of a backend for some platforms."""
   return lambda target: rank if target.platform in platforms else None
 
 
@@ -158,7 +158,7 @@ def xla_backend(
   summary: str,
   emit: Callable[..., Any],
   notes: Callable[[Any, targets.Target], tuple[str, ...]] | None = None,
-) -> decisions.Backend[Any]:
+) -> decisions.BackendRecord[Any]:
   """Returns the backend of XLA ops, which supports every problem.
 
   It has a lower priority than every backend that reads the quantized bytes.
@@ -173,7 +173,7 @@ def xla_backend(
     plan = lambda problem, target: dataclasses.replace(
       _plan(problem, target), notes=notes(problem, target)
     )
-  return decisions.Backend(
+  return decisions.BackendRecord(
     name="xla",
     summary=summary,
     rank=lambda target: 100,

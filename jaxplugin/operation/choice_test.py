@@ -16,7 +16,7 @@ CONFIG = (("rows", 4),)
 
 
 def backend(name, emit):
-  plain = decisions.Backend(
+  plain = decisions.BackendRecord(
     name=name,
     summary="a test",
     rank=choice.rank_on(1, "cpu"),

@@ -3,7 +3,7 @@
 """JAX rules that the primitives of all operations share.
 
 `register` registers the rules of any primitive. `register_call` also defines
-the rules, for a primitive that takes a `static_call.Call`.
+the rules, for a primitive that takes a `static_call.OperationCall`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from jaxplugin.runtime import lowering
 from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 
-Call = Any  # the operation's subclass of `static_call.Call`
+Call = Any  # the operation's subclass of `static_call.OperationCall`
 Bind = Callable[[Call], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Site:
+class LoweringContext:
   """An equation that is being lowered.
 
   Attributes:
@@ -75,7 +75,7 @@ def register(
     who: name of the function in errors.
     abstract_eval, batch, jvp: JAX rules. A primitive without `jvp` has no
       derivative.
-    lower: (site, **params) -> function of the operands, which is lowered.
+    lower: (context, **params) -> function of the operands, which is lowered.
   """
   rule = functools.partial(_lower, primitive, who, lower)
   primitive.def_impl(functools.partial(lowering.impl, primitive))
@@ -90,7 +90,7 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   module = lowering.module_of(ctx)
   lowering.require_shardy(who, module)
   ranks.check()
-  site = Site(
+  context = LoweringContext(
     module=module,
     target=lowering.resolve_target(target, platform or module.platforms[0]),
     avals_in=ctx.avals_in,
@@ -98,7 +98,7 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
     mesh=explicit_axes.mesh_of(ctx.avals_in),
   )
   results = mlir.lower_fun(
-    lower(site, target=target, **params),
+    lower(context, target=target, **params),
     multiple_results=primitive.multiple_results,
   )(ctx, *args)
   return [
@@ -108,7 +108,7 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
 
 
 def partition_key(
-  site: Site,
+  context: LoweringContext,
   name: str,
   problem: Any,
   overlay: resolution.Overlay | None,
@@ -117,7 +117,7 @@ def partition_key(
   """Returns the key of an equation for `split.partitioned`.
 
   Args:
-    site: the equation.
+    context: the equation.
     name: name of its primitive.
     problem: problem that determines what the equation computes.
     overlay: tuning tables in effect when the equation was traced.
@@ -126,7 +126,7 @@ def partition_key(
   return fingerprints.of(
     name,
     problem,
-    site.target,
+    context.target,
     registry.usable(operation),  # Plugin backends make the key None.
     resolution.decides(overlay),
   )
@@ -181,7 +181,9 @@ class Rules:
   restored: Callable[[Call], Call] = lambda call: call
 
 
-def bind(call: static_call.Call, target: targets.Target | None) -> jax.Array:
+def bind(
+  call: static_call.OperationCall, target: targets.Target | None
+) -> jax.Array:
   """Binds the primitive of a validated call."""
   return call.PRIMITIVE.bind(*call.flatten(), call=call.form(), target=target)
 
@@ -288,23 +290,23 @@ def not_linear(
   )
 
 
-def _lower_call(rules, site, *, call, target):
+def _lower_call(rules, context, *, call, target):
   # The function of each device binds the primitive for its shards.
   share = functools.partial(bind, target=target)
 
   def function(*flat):
     whole = call.filled(flat)
-    if site.mesh is not None and rules.on_explicit_axes is not None:
-      return rules.on_explicit_axes(share, whole, site.avals_out[0].sharding)
-    if not site.module.is_split or not rules.can_partition(whole):
-      return rules.local(whole, site.target, site.module)
+    if context.mesh is not None and rules.on_explicit_axes is not None:
+      return rules.on_explicit_axes(share, whole, context.avals_out[0].sharding)
+    if not context.module.is_split or not rules.can_partition(whole):
+      return rules.local(whole, context.target, context.module)
     exact = rules.prepared(whole)
     form = exact.form()
     local = functools.partial(
-      rules.local, target=site.target, module=site.module.of_device()
+      rules.local, target=context.target, module=context.module.of_device()
     )
     key = partition_key(
-      site, call.PRIMITIVE.name, form.replace(overlay=None), form.overlay
+      context, call.PRIMITIVE.name, form.replace(overlay=None), form.overlay
     )
     operation = split.of_call(
       form,

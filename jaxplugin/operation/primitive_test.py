@@ -19,9 +19,9 @@ LOWERED = []
 probe_p = extend_core.Primitive("operation_test_probe")
 
 
-def _lower(site, *, target):
+def _lower(context, *, target):
   del target
-  LOWERED.append((site.target.platform, site.module.platforms))
+  LOWERED.append((context.target.platform, context.module.platforms))
   return lambda x: x
 
 

@@ -63,7 +63,7 @@ def of_call(
   per_device: Callable[..., jax.Array],
   whole: Callable[[Any], jax.Array] | None = None,
 ) -> Operation:
-  """Returns the `Operation` of a `static_call.Call`.
+  """Returns the `Operation` of a `static_call.OperationCall`.
 
   Args:
     form: form of the call.
@@ -74,7 +74,7 @@ def of_call(
       -> a device's shard of the result.
     whole: call -> result.
   """
-  assert isinstance(form, static_call.Call)
+  assert isinstance(form, static_call.OperationCall)
   return Operation(
     assign=lambda operands, specs, wanted, axis_sizes: assign(
       form.filled(operands), form.named(specs), wanted[0], axis_sizes

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Call`: the arrays and options that an operation is called with.
+"""`OperationCall`: the arrays and options that an operation is called with.
 
 A primitive takes arrays as operands and hashable parameters. A call has both.
 The form of a call is the call without its arrays: a hashable parameter.
@@ -27,13 +27,13 @@ _SIDE_ARRAYS: Final = {
 
 
 class _Form(enum.Enum):
-  """Placeholder of an array in `Call.form`."""
+  """Placeholder of an array in `OperationCall.form`."""
 
   ARRAY = "array"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class OperationCall:
   """The arrays and parameters of a call.
 
   Attributes:
@@ -85,5 +85,5 @@ class Call:
 
 
 def paths_of_two_sides(*others: str) -> dict[str, tuple[str, ...]]:
-  """Returns `Call.ARRAYS` of a call with lhs, rhs and other arrays."""
+  """Returns `OperationCall.ARRAYS` of a call with lhs, rhs and other arrays."""
   return _SIDE_ARRAYS | {name: (name,) for name in others}

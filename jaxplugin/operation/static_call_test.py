@@ -21,7 +21,7 @@ class _Side:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Call(static_call.Call):
+class _Call(static_call.OperationCall):
   ARRAYS = static_call.paths_of_two_sides("bias", "sizes")
 
   lhs: _Side

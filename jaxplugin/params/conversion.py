@@ -214,7 +214,7 @@ def _tied(leaves: Sequence[leaves_lib.Leaf]) -> dict[int, str]:
 
 def _choice(
   leaf: leaves_lib.Leaf,
-  contraction: Callable[[leaves_lib.Leaf], recognition.Contraction],
+  contraction: Callable[[leaves_lib.Leaf], recognition.WeightDims],
   format: formats.BlockFormat,
   min_size: int,
   tied: dict[int, str],

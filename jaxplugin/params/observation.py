@@ -36,7 +36,7 @@ class Uses:
   roles: set[tuple[_Role, ...]] = dataclasses.field(default_factory=set)
   others: list[str] = dataclasses.field(default_factory=list)
 
-  def contraction(self) -> recognition.Contraction:
+  def contraction(self) -> recognition.WeightDims:
     """Returns the dimensions that all matmuls contract.
 
     Raises:
@@ -58,7 +58,7 @@ class Uses:
         " experts, and is not a leading one"
       )
     contracting = (d for d, role in enumerate(roles) if role == "contracted")
-    return recognition.Contraction(lead=lead, contracting=tuple(contracting))
+    return recognition.WeightDims(lead=lead, contracting=tuple(contracting))
 
 
 def uses(
@@ -113,7 +113,7 @@ class _Observer(acceptor_lib.Acceptor):
 
   def __init__(self, found: Mapping[str, Uses]):
     super().__init__(
-      acceptor_lib.Options(activations=None, implementation=None)
+      acceptor_lib.AcceptOptions(activations=None, implementation=None)
     )
     self._found = found
 

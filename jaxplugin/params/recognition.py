@@ -28,7 +28,7 @@ _SCAN: Final = "scan"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contraction:
+class WeightDims:
   """Dimensions of a weight.
 
   Attributes:
@@ -61,7 +61,7 @@ class Tree:
       if leaf.name in (*_BIASES, "scale"):
         self._offsets.append((f"{leaf.module}/", leaf.shape))
 
-  def contraction(self, leaf: leaves_lib.Leaf) -> Contraction:
+  def contraction(self, leaf: leaves_lib.Leaf) -> WeightDims:
     """Returns the contraction of a leaf of rank 2 or more.
 
     Raises:
@@ -83,21 +83,19 @@ class Tree:
 
   def _of_flax(
     self, leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
-  ) -> Contraction:
+  ) -> WeightDims:
     """Returns the contraction of a flax kernel, such as (..., k, n)."""
     rank = len(leaf.shape)
     if rank == 2:
-      return Contraction(lead=0, contracting=(0,))
+      return WeightDims(lead=0, contracting=(0,))
     count = self._attention_contracting(leaf)
     if count is not None:
       lead = rank - 3
-      return Contraction(
-        lead=lead, contracting=tuple(range(lead, lead + count))
-      )
+      return WeightDims(lead=lead, contracting=tuple(range(lead, lead + count)))
     if bias is not None:
       return _by_bias(leaf.shape, bias)
     if rank == 3 and (_is_stack(leaf) or self._is_with_stacks(leaf)):
-      return Contraction(lead=1, contracting=(1,))
+      return WeightDims(lead=1, contracting=(1,))
     raise NotKnown(_UNKNOWN)
 
   def _attention_contracting(self, leaf: leaves_lib.Leaf) -> int | None:
@@ -144,11 +142,11 @@ def _equinox_type(owner: object) -> str | None:
   return None
 
 
-def _of_equinox(owner: str, leaf: leaves_lib.Leaf) -> Contraction:
+def _of_equinox(owner: str, leaf: leaves_lib.Leaf) -> WeightDims:
   rank = len(leaf.shape)
   is_matrix = leaf.name in ("weight", "weight_ih", "weight_hh")
   if is_matrix and owner in ("Linear", "GRUCell", "LSTMCell"):
-    return Contraction(lead=rank - 2, contracting=(rank - 1,))
+    return WeightDims(lead=rank - 2, contracting=(rank - 1,))
   raise NotKnown(
     f"it is the {leaf.name} of an equinox.nn.{owner}, which is not quantized"
     " by default"
@@ -157,27 +155,27 @@ def _of_equinox(owner: str, leaf: leaves_lib.Leaf) -> Contraction:
 
 def _of_torch(
   leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
-) -> Contraction:
+) -> WeightDims:
   """Returns the contraction of (..., n, k), or (k, n) if the bias has n."""
   rank = len(leaf.shape)
   if bias is not None and rank == 2:
     return _by_size(leaf.shape, bias, or_else=1)
-  return Contraction(lead=rank - 2, contracting=(rank - 1,))
+  return WeightDims(lead=rank - 2, contracting=(rank - 1,))
 
 
 def _of_haiku(
   leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
-) -> Contraction:
+) -> WeightDims:
   if bias is not None:
     return _by_size(leaf.shape, bias, or_else=None)
   if "linear" in parameter_names.words(leaf.module):
-    return Contraction(lead=0, contracting=(0,))
+    return WeightDims(lead=0, contracting=(0,))
   raise NotKnown(_UNKNOWN)
 
 
 def _by_size(
   shape: tuple[int, ...], bias: tuple[int, ...], *, or_else: int | None
-) -> Contraction:
+) -> WeightDims:
   """Returns the dimension of a matrix that its bias does not have.
 
   For a square matrix this is `or_else`.
@@ -189,10 +187,10 @@ def _by_size(
       "the contracting axis cannot be inferred from the bias shape"
       f" {list(bias)}; pass call=, or return its axis from where="
     )
-  return Contraction(lead=0, contracting=(contracting,))
+  return WeightDims(lead=0, contracting=(contracting,))
 
 
-def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
+def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> WeightDims:
   """Returns the dimensions of a kernel between those that its bias has.
 
   The bias has the kernel's leading and last dimensions.
@@ -204,9 +202,7 @@ def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
       continue
     if shape[:lead] + shape[len(shape) - kept :] == bias:
       fits.append(
-        Contraction(
-          lead=lead, contracting=tuple(range(lead, len(shape) - kept))
-        )
+        WeightDims(lead=lead, contracting=tuple(range(lead, len(shape) - kept)))
       )
   if len(fits) != 1:
     raise NotKnown(

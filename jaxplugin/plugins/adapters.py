@@ -40,7 +40,7 @@ class Interface(Generic[decisions.Problem]):
     operation: name of the operation (`records.Backend.operation`).
     problem_of: problem -> view of it, the argument of `supports`.
     emit: (adapter, config, *arguments) -> result. The arguments are those of
-      the operation's `decisions.Backend.emit`.
+      the operation's `decisions.BackendRecord.emit`.
     refusal: problem -> why no plugin backend supports it, or "".
     is_empty: problem -> whether `emit` computes it without the backend.
     notes: (problem, backend) -> additional notes for the plan of a backend
@@ -59,7 +59,7 @@ class Interface(Generic[decisions.Problem]):
 
 def table(
   interface: Interface[decisions.Problem],
-) -> dict[str, decisions.Backend[decisions.Problem]]:
+) -> dict[str, decisions.BackendRecord[decisions.Problem]]:
   """Returns an operation's bundled backends and usable plugin backends."""
   found = _found(interface.operation)
   with _lock:  # A backend has one adapter, so that it warns only once.
@@ -81,7 +81,7 @@ def call_targets() -> tuple[str, ...]:
   )
 
 
-def _found(operation: str) -> tuple[records.Found, ...]:
+def _found(operation: str) -> tuple[records.UsableBackend, ...]:
   found = (*discovery.bundled(), *registry.usable())
   return tuple(item for item in found if item.backend.operation == operation)
 
@@ -89,9 +89,9 @@ def _found(operation: str) -> tuple[records.Found, ...]:
 @functools.lru_cache(maxsize=128)
 def _adapted(
   interface: Interface[decisions.Problem],
-  found: records.Found,
+  found: records.UsableBackend,
   rank: int | None,
-) -> decisions.Backend[decisions.Problem]:
+) -> decisions.BackendRecord[decisions.Problem]:
   backend = found.backend
   adapter = Adapter(found, interface)
   tunable: decisions.Tunable[decisions.Problem] = decisions.Tunable(
@@ -108,7 +108,7 @@ def _adapted(
         emit=functools.partial(interface.emit, adapter, dict(config)),
       ),
     )
-  adapted = decisions.Backend(
+  adapted = decisions.BackendRecord(
     name=backend.name,
     summary=backend.summary or "of another package",
     origin=found.origin,
@@ -125,7 +125,7 @@ def _adapted(
 
 
 def _source(
-  found: records.Found, target: targets.Target
+  found: records.UsableBackend, target: targets.Target
 ) -> decisions.Source | None:
   """Returns the backend's `Tuning.source`, or its distribution's version.
 
@@ -147,7 +147,7 @@ class Adapter(Generic[decisions.Problem]):
   """Calls a plugin backend's functions and checks what they return."""
 
   def __init__(
-    self, found: records.Found, interface: Interface[decisions.Problem]
+    self, found: records.UsableBackend, interface: Interface[decisions.Problem]
   ) -> None:
     self.backend = found.backend
     self.name = f"backend {found.backend.name!r} (of {found.origin})"

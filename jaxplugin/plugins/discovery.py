@@ -44,7 +44,7 @@ class Discovery:
     warnings: warnings to print.
   """
 
-  found: tuple[records.Found, ...] = ()
+  found: tuple[records.UsableBackend, ...] = ()
   refused: tuple[records.Status, ...] = ()
   warnings: tuple[str, ...] = ()
 
@@ -55,10 +55,10 @@ def installed() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 
 @functools.cache
-def bundled() -> tuple[records.Found, ...]:
+def bundled() -> tuple[records.UsableBackend, ...]:
   """Imports the backends of `BUNDLED`."""
   return tuple(
-    records.Found(backend=point.load(), origin="") for point in BUNDLED
+    records.UsableBackend(backend=point.load(), origin="") for point in BUNDLED
   )
 
 
@@ -78,7 +78,7 @@ def load(
   counts = collections.Counter(point.name for point in points)
   allowed = _allowed(environment)
   found, refused, warnings = [], [], []
-  result: list[records.Found] | records.Status
+  result: list[records.UsableBackend] | records.Status
   for point in points:
     if allowed is not None and point.name not in allowed:
       refused.append(_refused(point, records.Refusal.NOT_ALLOWED))
@@ -124,7 +124,7 @@ def origin_of(point: importlib.metadata.EntryPoint) -> str:
 
 def _load(
   point: importlib.metadata.EntryPoint,
-) -> list[records.Found] | records.Status:
+) -> list[records.UsableBackend] | records.Status:
   """Returns the backends of an entry point, at most one for each operation."""
   try:
     value = point.load()
@@ -160,7 +160,7 @@ def _load(
       f"{point.value} has two backends of one operation",
     )
   return [
-    records.Found(backend=backend, origin=origin_of(point))
+    records.UsableBackend(backend=backend, origin=origin_of(point))
     for backend in backends
   ]
 
@@ -212,8 +212,8 @@ def _unknown(
 
 
 def _in_order(
-  found: Iterable[records.Found], order: tuple[str, ...]
-) -> tuple[records.Found, ...]:
+  found: Iterable[records.UsableBackend], order: tuple[str, ...]
+) -> tuple[records.UsableBackend, ...]:
   """Returns the backends named in `order`, in that order, then the others."""
   found = tuple(found)
   first = [

@@ -271,7 +271,7 @@ class Status:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class UsableBackend:
   """A backend that can be used, and its origin."""
 
   backend: Backend

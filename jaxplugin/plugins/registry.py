@@ -42,10 +42,10 @@ class _State:
   """
 
   own: tuple[str, ...] = ()
-  in_code: tuple[tuple[int, records.Found], ...] = ()
+  in_code: tuple[tuple[int, records.UsableBackend], ...] = ()
   discovery: discovery.Discovery | None = None
 
-  def found(self) -> tuple[records.Found, ...]:
+  def found(self) -> tuple[records.UsableBackend, ...]:
     """Returns the usable backends; those with `is_first` come first."""
     everything = [item for _, item in self.in_code]
     if self.discovery is not None:
@@ -68,7 +68,7 @@ def reserve(names: tuple[str, ...]) -> None:
     _state = dataclasses.replace(_state, own=names)
 
 
-def usable(operation: str | None = None) -> tuple[records.Found, ...]:
+def usable(operation: str | None = None) -> tuple[records.UsableBackend, ...]:
   """Returns the usable backends of an operation, or of all operations.
 
   The first call loads the entry points.
@@ -148,7 +148,9 @@ def register_backend(
     )
   if error := records.api_version_error(backend):
     raise ValueError(f"{_WHO}: backend {backend.name!r}: {error}")
-  found = records.Found(backend=backend, origin=IN_CODE, is_first=bool(first))
+  found = records.UsableBackend(
+    backend=backend, origin=IN_CODE, is_first=bool(first)
+  )
   with _lock:
     taken = _names_in_code(_state, backend.operation)
     if _state.discovery is not None:

@@ -283,7 +283,7 @@ def quantize_blocked(
   Args:
     x, format, scale_rounding, global_scale, packed: as for `quantize`.
     blockings: a blocking for each result.
-    for_products: as for `QuantizeProblem`.
+    for_products: as for `QuantizationProblem`.
   """
   results = _quantize_blocked(
     x,

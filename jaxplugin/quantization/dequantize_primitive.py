@@ -69,10 +69,10 @@ def dequantize(
 
 def problem_of(
   avals: Sequence[Any], params: Mapping[str, Any]
-) -> problems.DequantizeProblem:
+) -> problems.DequantizationProblem:
   """Returns the problem of an equation of `dequantize_p`."""
   values, _, *given = avals
-  return problems.DequantizeProblem(
+  return problems.DequantizationProblem(
     shape=tuple(values.shape),
     dtype=np.dtype(values.dtype),
     format=params["format"],
@@ -149,7 +149,7 @@ def _emit(values, scale, global_scale=None, *, problem, decision, target):
 
 def _bind(
   operands: Sequence[jax.Array],
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   **params: Any,
 ) -> jax.Array:
   """Binds `dequantize_p` with the parameters of a problem."""
@@ -162,12 +162,12 @@ def _bind(
   )
 
 
-def _lower(site, *, target, overlay, **params):
-  problem = problem_of(site.avals_in, params)
+def _lower(context, *, target, overlay, **params):
+  problem = problem_of(context.avals_in, params)
   # The function of each device binds the primitive for its shard.
   bind = functools.partial(_bind, target=target, overlay=overlay)
   function = operation.lowered(
-    site,
+    context,
     operation.dequantize(problem, bind),
     lambda *operands: [bind(operands, problem)],
     key=(dequantize_p.name, problem, overlay, "dequantize"),
@@ -175,10 +175,10 @@ def _lower(site, *, target, overlay, **params):
   if function is not None:
     return lambda *operands: function(*operands)[0]
   decision = backends.decide_dequantize(
-    problem, site.module, site.target, overlay
+    problem, context.module, context.target, overlay
   )
   return functools.partial(
-    _emit, problem=problem, decision=decision, target=site.target
+    _emit, problem=problem, decision=decision, target=context.target
   )
 
 

@@ -57,9 +57,9 @@ class QuantizeSpec:
   scale_up: bool = False
 
   @property
-  def extras(self) -> problems.Extras:
+  def options(self) -> problems.RecipeOptions:
     """The fields that `jp.quantize` does not support."""
-    return problems.Extras(
+    return problems.RecipeOptions(
       hadamard=self.hadamard,
       square=self.square,
       four_over_six=self.four_over_six,
@@ -104,7 +104,7 @@ def quantize_all(
     x,
     None,
     blockings=tuple(spec.along for spec in specs),
-    extras=[spec.extras for spec in specs],
+    options=[spec.options for spec in specs],
     keys=keys,
     format=first.format,
     scale_rounding=first.scale_rounding,
@@ -158,12 +158,12 @@ def _transposed_on_devices(
   mesh: Any,
 ) -> scaled_array.ScaledArray:
   """Computes `transposed` on each device of a mesh with explicit axes."""
-  problem = problems.QuantizeProblem(
+  problem = problems.QuantizationProblem(
     shape=shape,
     dtype=np.dtype(np.float32),
     format=spec.format,
     blockings=(spec.along, along),
-    extras=spec.extras,
+    options=spec.options,
   )
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
   names = dims.results[:: problem.results_each]  # dimensions of both values

@@ -20,7 +20,7 @@ THREEFRY: Final = "threefry2x32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Extras:
+class RecipeOptions:
   """Options of training recipes for quantizing along one blocking.
 
   Attributes:
@@ -84,19 +84,19 @@ class Extras:
       return ""
     return "draws the random bits of a whole array, and x is one device's shard"
 
-  def under_leading_dimension(self) -> Extras:
-    """Returns the extras of arrays stacked along a new first dimension."""
+  def under_leading_dimension(self) -> RecipeOptions:
+    """Returns the options of arrays stacked along a new first dimension."""
     if self.square is None:
       return self
     square = tuple(d + 1 for d in self.square)
     return dataclasses.replace(self, square=square)
 
 
-NO_EXTRAS: Final = Extras()
+NO_OPTIONS: Final = RecipeOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantizeProblem:
+class QuantizationProblem:
   """One array x, quantized along one blocking or several.
 
   Attributes:
@@ -118,8 +118,8 @@ class QuantizeProblem:
       last dimension.
     pads_values: whether rows of zeros are appended to the values up to whole
       tiles of a swizzled scale, as cuDNN requires.
-    extras: extras of the first blocking.
-    more_extras: extras of the other blockings; empty if none has extras.
+    options: options of the first blocking.
+    more_options: options of the other blockings; empty if none has options.
   """
 
   shape: tuple[Any, ...]
@@ -133,8 +133,8 @@ class QuantizeProblem:
   for_products: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
   pads_values: bool = False
-  extras: Extras = NO_EXTRAS
-  more_extras: tuple[Extras, ...] = ()
+  options: RecipeOptions = NO_OPTIONS
+  more_options: tuple[RecipeOptions, ...] = ()
 
   @classmethod
   def along(
@@ -144,19 +144,19 @@ class QuantizeProblem:
     shape: tuple[Any, ...],
     format: formats.BlockFormat,
     **fields: Any,
-  ) -> QuantizeProblem:
+  ) -> QuantizationProblem:
     """Returns the problem of quantizing an array along one dimension."""
     blockings = (blocking.Blocking.along(axis, len(shape), format.block_size),)
     return cls(shape=shape, format=format, blockings=blockings, **fields)
 
   def __str__(self) -> str:
     sizes = ", ".join(map(str, self.shape))
-    is_plain = set(self.extras_each) == {NO_EXTRAS}
+    is_plain = set(self.options_each) == {NO_OPTIONS}
     is_single = len(self.blockings) == 1
     dims = " and ".join(
       f"{list(b.dims)}"
       + ("" if is_plain or is_single else f" ({e or 'plain'})")
-      for b, e in zip(self.blockings, map(str, self.extras_each), strict=True)
+      for b, e in zip(self.blockings, map(str, self.options_each), strict=True)
     )
     where = f"dimensions {dims}"
     if is_single and len(self.blockings[0].dims) == 1:
@@ -166,7 +166,7 @@ class QuantizeProblem:
     if self.pads_values:
       where += ", rows of values in whole tiles"
     if is_single and not is_plain:
-      where += f", {self.extras}"
+      where += f", {self.options}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property
@@ -196,19 +196,19 @@ class QuantizeProblem:
     return *batch, extents.round_up(rows, layouts.SCALE_TILE_ROWS), k
 
   @property
-  def extras_each(self) -> tuple[Extras, ...]:
-    """Extras of each blocking."""
-    more = self.more_extras or (NO_EXTRAS,) * (len(self.blockings) - 1)
-    return (self.extras, *more)
+  def options_each(self) -> tuple[RecipeOptions, ...]:
+    """Options of each blocking."""
+    more = self.more_options or (NO_OPTIONS,) * (len(self.blockings) - 1)
+    return (self.options, *more)
 
-  def singles(self) -> list[QuantizeProblem]:
+  def singles(self) -> list[QuantizationProblem]:
     """Returns the problem of each blocking."""
     return [
-      dataclasses.replace(self, blockings=(b,), extras=e, more_extras=())
-      for b, e in zip(self.blockings, self.extras_each, strict=True)
+      dataclasses.replace(self, blockings=(b,), options=e, more_options=())
+      for b, e in zip(self.blockings, self.options_each, strict=True)
     ]
 
-  def each(self) -> list[QuantizeProblem]:
+  def each(self) -> list[QuantizationProblem]:
     """Returns a problem for each blocking, with the shape of the blocked x."""
     return [
       dataclasses.replace(
@@ -227,7 +227,7 @@ class QuantizeProblem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DequantizeProblem:
+class DequantizationProblem:
   """Dequantizing one array.
 
   Attributes:

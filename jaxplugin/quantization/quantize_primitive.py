@@ -12,8 +12,8 @@ quantize_p: (x[, global_scale], key data...) -> (values, scale[, global_scale])
   is f32[] for all blockings or f32[n], one for each. For a shard, partial amax
   values u32[n, maxima] may be given instead (`partial_scales_p`). Each blocking
   with stochastic rounding has key data. Parameters: format, blockings,
-  scale_rounding, packed, for_products, scale_layout, pads_values, extras and
-  more_extras, as for `QuantizeProblem`; target, the target of an enclosing
+  scale_rounding, packed, for_products, scale_layout, pads_values, options and
+  more_options, as for `QuantizationProblem`; target, the target of an enclosing
   `use_target`, or None; overlay, the tables of an enclosing `tuning`, or None.
 
 If no result of a blocking is used, the blocking is dropped.
@@ -64,8 +64,8 @@ _ASKED: Final = (
   "for_products",
   "scale_layout",
   "pads_values",
-  "extras",
-  "more_extras",
+  "options",
+  "more_options",
 )
 
 quantize_p = extend_core.Primitive("block_quantize")
@@ -77,7 +77,7 @@ def quantize(
   global_scale: jax.Array | None,
   *,
   blockings: tuple[blocking.Blocking, ...],
-  extras: Sequence[problems.Extras] | None = None,
+  options: Sequence[problems.RecipeOptions] | None = None,
   keys: Sequence[jax.Array | None] | None = None,
   for_products: bool = False,
   **params: Any,
@@ -88,17 +88,17 @@ def quantize(
     x: f32, bf16, f16 or f64 array.
     global_scale: f32[] for all blockings, f32[n] for each, or None.
     blockings: blockings of the results, at least one.
-    extras: extras of each blocking. The fields about keys are set from `keys`.
+    options: options of each blocking. `keys` sets the fields about keys.
     keys: key or None for each blocking. None rounds to nearest.
-    for_products: as for `QuantizeProblem`.
+    for_products: as for `QuantizationProblem`.
     **params: the other parameters of `quantize_p`.
   """
   format = params["format"]
   given = [] if global_scale is None else [global_scale]
-  extras = extras or [problems.NO_EXTRAS] * len(blockings)
+  options = options or [problems.NO_OPTIONS] * len(blockings)
   with_keys = [
     _with_key(e, key)
-    for e, key in zip(extras, keys or [None] * len(blockings), strict=True)
+    for e, key in zip(options, keys or [None] * len(blockings), strict=True)
   ]
   given += [data for _, data in with_keys if data is not None]
   params |= _params_of(blockings, [e for e, _ in with_keys])
@@ -151,7 +151,7 @@ def quantize_in_whole_tiles(
     x,
     *([] if global_scale is None else [global_scale]),
     format=format,
-    **_params_of([along], [problems.NO_EXTRAS]),
+    **_params_of([along], [problems.NO_OPTIONS]),
     scale_rounding="up",
     packed=False,
     for_products=False,
@@ -164,56 +164,59 @@ def quantize_in_whole_tiles(
 
 
 def _with_key(
-  extras: problems.Extras, key: jax.Array | None
-) -> tuple[problems.Extras, jax.Array | None]:
-  """Returns extras with the fields about a key set, and the key's data."""
+  options: problems.RecipeOptions, key: jax.Array | None
+) -> tuple[problems.RecipeOptions, jax.Array | None]:
+  """Returns options with the fields about a key set, and the key's data."""
   if key is None:
-    return extras, None
+    return options, None
   partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-  extras = dataclasses.replace(
-    extras,
+  options = dataclasses.replace(
+    options,
     is_stochastic=True,
     key_impl=jax.random.key_impl(key),
     is_partitionable=bool(partitionable),
   )
   if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     key = jax.random.key_data(key)
-  return extras, key
+  return options, key
 
 
 def _params_of(
-  blockings: Sequence[blocking.Blocking], extras: Sequence[problems.Extras]
+  blockings: Sequence[blocking.Blocking],
+  options: Sequence[problems.RecipeOptions],
 ) -> dict[str, Any]:
-  """Returns `quantize_p`'s parameters for blockings and their extras."""
-  first, *more = extras
+  """Returns `quantize_p`'s parameters for blockings and their options."""
+  first, *more = options
   return {
     "blockings": tuple(blockings),
-    "extras": first,
-    "more_extras": tuple(more) if set(more) - {problems.NO_EXTRAS} else (),
+    "options": first,
+    "more_options": tuple(more) if set(more) - {problems.NO_OPTIONS} else (),
   }
 
 
-def _extras_each(params: Mapping[str, Any]) -> tuple[problems.Extras, ...]:
-  more = params["more_extras"]
-  more = more or (problems.NO_EXTRAS,) * (len(params["blockings"]) - 1)
-  return (params["extras"], *more)
+def _options_each(
+  params: Mapping[str, Any],
+) -> tuple[problems.RecipeOptions, ...]:
+  more = params["more_options"]
+  more = more or (problems.NO_OPTIONS,) * (len(params["blockings"]) - 1)
+  return (params["options"], *more)
 
 
 def _keys_of(params: Mapping[str, Any]) -> int:
   """Returns the number of key operands."""
-  return sum(extras.is_stochastic for extras in _extras_each(params))
+  return sum(options.is_stochastic for options in _options_each(params))
 
 
 def problem_of(
   avals: Sequence[Any], params: Mapping[str, Any]
-) -> problems.QuantizeProblem:
+) -> problems.QuantizationProblem:
   """Returns the problem of an equation of `quantize_p`."""
   fields = {n: params[n] for n in params if n not in ("target", "overlay")}
   is_given = len(avals) > 1 + _keys_of(params)
   num_maxima = None
   if is_given and avals[1].dtype == jnp.uint32:
     num_maxima = avals[1].shape[1]
-  return problems.QuantizeProblem(
+  return problems.QuantizationProblem(
     shape=tuple(avals[0].shape),
     dtype=np.dtype(avals[0].dtype),
     has_global_scale=is_given and num_maxima is None,
@@ -229,7 +232,7 @@ def problem_of(
 )
 def _by_operations(*args, **params):
   """Computes the results of `quantize_p` with XLA ops."""
-  x, global_scale, keys = _operands(args, _extras_each(params))
+  x, global_scale, keys = _operands(args, _options_each(params))
   singles = problem_of(args, params).singles()
   each = [
     xla.quantize(x, _own_scales(global_scale, i, 1), single, key=key)
@@ -239,13 +242,13 @@ def _by_operations(*args, **params):
 
 
 def _operands(
-  args: Sequence[jax.Array], extras_each: Sequence[problems.Extras]
+  args: Sequence[jax.Array], options_each: Sequence[problems.RecipeOptions]
 ) -> tuple[jax.Array, jax.Array | None, list[jax.Array | None]]:
   """Returns x, the global scale, and each blocking's key data."""
   x, *given = args
   keys: list[jax.Array | None] = []
-  for extras in reversed(extras_each):
-    keys.insert(0, given.pop() if extras.is_stochastic else None)
+  for options in reversed(options_each):
+    keys.insert(0, given.pop() if options.is_stochastic else None)
   return x, given[0] if given else None, keys
 
 
@@ -281,12 +284,12 @@ def _jvp(primals, tangents, **params):
 
 def _batch(args, dims, *, blockings, target, overlay, **params):
   x, *given = args
-  each = _extras_each({"blockings": blockings, **params})
+  each = _options_each({"blockings": blockings, **params})
   # Kernels do not support a global scale or a key for each batch entry.
   is_computed = params["format"].has_global_scale and not given
   if (
     is_computed
-    or any(extras.is_stochastic for extras in each)
+    or any(options.is_stochastic for options in each)
     or any(d is not None for d in dims[1:])
   ):
     function = functools.partial(_by_operations, blockings=blockings, **params)
@@ -300,7 +303,7 @@ def _batch(args, dims, *, blockings, target, overlay, **params):
       **params
       | _params_of(
         [b.under_leading_dimension() for b in blockings],
-        [extras.under_leading_dimension() for extras in each],
+        [options.under_leading_dimension() for options in each],
       ),
     )
   return results, (0,) * len(results)
@@ -336,8 +339,8 @@ def _without_unused(
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
   if len(kept) < len(blockings):
-    each = _extras_each(eqn.params)
-    has_key = [i for i, extras in enumerate(each) if extras.is_stochastic]
+    each = _options_each(eqn.params)
+    has_key = [i for i, options in enumerate(each) if options.is_stochastic]
     if has_key:
       is_used[-len(has_key) :] = [i in kept for i in has_key]
     eqn = eqn.replace(
@@ -350,8 +353,8 @@ def _without_unused(
 
 
 def _emit(*args, parts, target):
-  extras_each = [e for part in parts for e in part.problem.extras_each]
-  x, global_scale, keys = _operands(args, extras_each)
+  options_each = [e for part in parts for e in part.problem.options_each]
+  x, global_scale, keys = _operands(args, options_each)
   results, start = [], 0
   for part in parts:
     backend = choice.backend_of(backends.QUANTIZE_OPERATION, part.decision)
@@ -368,7 +371,7 @@ def _emit(*args, parts, target):
 
 def _bind(
   operands: Sequence[jax.Array],
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   **params: Any,
 ) -> list[jax.Array]:
   """Binds `quantize_p` with the parameters of a problem."""
@@ -376,8 +379,8 @@ def _bind(
   return quantize_p.bind(*operands, **asked, **params)
 
 
-def _lower(site, *, target, overlay, **params):
-  problem = problem_of(site.avals_in, params)
+def _lower(context, *, target, overlay, **params):
+  problem = problem_of(context.avals_in, params)
   # The functions of each device bind the primitives for its shard.
   under = {"target": target, "overlay": overlay}
   local = per_device.Local(
@@ -385,21 +388,21 @@ def _lower(site, *, target, overlay, **params):
     partial_scales=functools.partial(partial_scales.partial_scales, **under),
     num_maxima=functools.partial(
       backends.num_maxima,
-      module=site.module.of_device(),
-      target=site.target,
+      module=context.module.of_device(),
+      target=context.target,
       overlay=overlay,
     ),
   )
   function = operation.lowered(
-    site,
+    context,
     operation.quantize(problem, local),
     lambda *operands: local.quantize(operands, problem),
     key=(quantize_p.name, problem, overlay, "quantize"),
   )
   if function is not None:
     return function
-  parts = backends.decide(problem, site.module, site.target, overlay)
-  return functools.partial(_emit, parts=parts, target=site.target)
+  parts = backends.decide(problem, context.module, context.target, overlay)
+  return functools.partial(_emit, parts=parts, target=context.target)
 
 
 primitive.register(

@@ -136,7 +136,9 @@ class DequantizeCall:
   global_scale: jax.Array | None
 
 
-def _quantize_problem_of(problem: problems.QuantizeProblem) -> QuantizeProblem:
+def _quantize_problem_of(
+  problem: problems.QuantizationProblem,
+) -> QuantizeProblem:
   (b,) = problem.blockings
   return QuantizeProblem(
     shape=b.shape(problem.shape),
@@ -148,10 +150,10 @@ def _quantize_problem_of(problem: problems.QuantizeProblem) -> QuantizeProblem:
   )
 
 
-def _quantize_refusal(problem: problems.QuantizeProblem) -> str:
+def _quantize_refusal(problem: problems.QuantizationProblem) -> str:
   if len(problem.blockings) > 1:
     return "backends of other packages quantize along one axis at a time"
-  if problem.extras != problems.NO_EXTRAS or problem.num_maxima is not None:
+  if problem.options != problems.NO_OPTIONS or problem.num_maxima is not None:
     return "backends of other packages quantize whole arrays, without options"
   if problem.pads_values:
     return "backends of other packages write as many rows as x has"
@@ -159,11 +161,11 @@ def _quantize_refusal(problem: problems.QuantizeProblem) -> str:
 
 
 def _quantize(
-  adapter: adapters.Adapter[problems.QuantizeProblem],
+  adapter: adapters.Adapter[problems.QuantizationProblem],
   config: dict[str, decisions.Scalar],
   x: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   target: targets.Target,
 ) -> list[jax.Array]:
   (b,) = problem.blockings
@@ -199,7 +201,7 @@ def _quantize(
 
 
 def _dequantize_problem_of(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
 ) -> DequantizeProblem:
   kind = "none"
   if problem.global_shape is not None:
@@ -214,12 +216,12 @@ def _dequantize_problem_of(
 
 
 def _dequantize(
-  adapter: adapters.Adapter[problems.DequantizeProblem],
+  adapter: adapters.Adapter[problems.DequantizationProblem],
   config: dict[str, decisions.Scalar],
   values: jax.Array,
   scale: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   target: targets.Target,
 ) -> jax.Array:
   format = problem.format

@@ -4,7 +4,7 @@
 
 A mixture of experts sorts its tokens by expert and multiplies each group of
 rows by the weight of its expert. `api` checks the arguments and makes a
-`calls.Call`. `primitive` binds it, and `backends` chooses a backend and emits
-it. `general` also contracts the rows of each group (`calls.Contraction`), which
-computes the gradient of the experts.
+`calls.RaggedDotCall`. `primitive` binds it, and `backends` chooses a backend
+and emits it. `general` also contracts the rows of each group
+(`calls.RaggedContraction`), which computes the gradient of the experts.
 """

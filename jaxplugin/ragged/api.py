@@ -100,8 +100,8 @@ def ragged_dot(
   with speaking.speaking_for(speaking.who(WHO)):
     rules.require_quantized(rhs)
     group_sizes = api.integers("group_sizes", group_sizes)
-    arrays = straight_through.Arrays(lhs, rhs, group_sizes, bias)
-    options = straight_through.Options(
+    arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
+    options = straight_through.RaggedOptions(
       function=product,
       preferred_element_type=api.result_dtype(preferred_element_type),
       activation=activation,
@@ -114,8 +114,8 @@ def ragged_dot(
 
 
 def _straight_through(
-  options: straight_through.Options,
-  given: straight_through.Arrays,
+  options: straight_through.RaggedOptions,
+  given: straight_through.RaggedArrays,
   out_sharding: Any,
 ) -> jax.Array:
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
@@ -138,10 +138,10 @@ def _straight_through(
 
 
 def _straight_through_automatic(
-  options: straight_through.Options, *arrays: Any
+  options: straight_through.RaggedOptions, *arrays: Any
 ) -> jax.Array:
   """Computes the straight-through dot on arrays without explicit axes."""
-  leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
+  leaves, tree = jax.tree.flatten(straight_through.RaggedArrays(*arrays))
   # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes as
   # the result.
   leaves = api.vary_alike(leaves)
@@ -177,12 +177,12 @@ def product(
   return explicit.automatic(dot, sharding)(*arrays)
 
 
-def _dot(call: calls.Call, bias: Any) -> jax.Array:
+def _dot(call: calls.RaggedDotCall, bias: Any) -> jax.Array:
   """Adds the epilogue to a checked call and binds it."""
   return bind(_with_epilogue(call, bias))
 
 
-def bind(call: calls.Call | calls.Contraction) -> jax.Array:
+def bind(call: calls.RaggedDotCall | calls.RaggedContraction) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
   call = call.form().filled(api.vary_alike(call.flatten()))
   if call.implementation is not None:
@@ -219,7 +219,7 @@ def across_blocks(
     preferred_element_type[m, k].
   """
   rhs_side = _contracting(_side_of("rhs", rhs), 2)
-  call = calls.Call(
+  call = calls.RaggedDotCall(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
     group_sizes=api.integers("group_sizes", group_sizes),
@@ -240,7 +240,7 @@ def _call(
   dtype: Any,
   reduce_dtype: Any,
   implementation: str | None,
-) -> calls.Call:
+) -> calls.RaggedDotCall:
   """Returns the checked call without the arrays of the epilogue."""
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
@@ -250,7 +250,7 @@ def _call(
   choice.validate_name(backends.OPERATION, implementation)
   lhs_side = _contracting(lhs_side, 1)
   rhs_side = _contracting(rhs_side, 2)
-  call = calls.Call(
+  call = calls.RaggedDotCall(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
@@ -308,7 +308,7 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
   return side.replace(contracting=(axis,), axis=axis)
 
 
-def _with_epilogue(call: calls.Call, bias: Any) -> calls.Call:
+def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:
   """Adds the global scales, as one or two factors, and the bias."""
   if bias is not None:
     bias = api.float_operand("bias", api.in_f32(api.array("bias", bias)))

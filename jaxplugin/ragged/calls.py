@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Call` of a ragged dot and `Contraction` of a ragged contraction.
+"""`RaggedDotCall`, and `RaggedContraction` for the rows of each group.
 
 Their arrays may be abstract for properties that need only shapes and dtypes.
 """
@@ -28,7 +28,7 @@ ragged_contraction_p: Final = extend_core.Primitive(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call(static_call.Call):
+class RaggedDotCall(static_call.OperationCall):
   """The arrays and parameters of a ragged dot.
 
   Attributes:
@@ -48,9 +48,9 @@ class Call(static_call.Call):
     activation: as for `ragged_dot`.
     implementation: the requested backend, or None to choose.
     overlay: tuning tables in effect when the call was traced.
-    reduce_dtype: as for `dot.calls.Call`, if k is sharded. If only groups are
-      sharded, sums over devices use the dtype of the result: each adds zeros to
-      one device's result.
+    reduce_dtype: as for `dot.calls.DotCall`, if k is sharded. If only groups
+      are sharded, sums over devices use the dtype of the result: each adds
+      zeros to one device's result.
   """
 
   lhs: sides.Side
@@ -72,7 +72,7 @@ class Call(static_call.Call):
 
   # Conversions.
 
-  def bare(self) -> Call:
+  def bare(self) -> RaggedDotCall:
     """Returns the same ragged dot in f32, without global scale and epilogue."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
@@ -82,13 +82,13 @@ class Call(static_call.Call):
       activation=None,
     )
 
-  def before_activation(self) -> Call:
+  def before_activation(self) -> RaggedDotCall:
     """Returns the call in f32, without its activation."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32), activation=None
     )
 
-  def steps(self) -> tuple[Call, Call]:
+  def steps(self) -> tuple[RaggedDotCall, RaggedDotCall]:
     """Splits the call for a sharded k.
 
     Returns:
@@ -101,7 +101,7 @@ class Call(static_call.Call):
     )
     return part, self.replace(global_scale=None, global_power=None)
 
-  def in_usual_order(self) -> Call:
+  def in_usual_order(self) -> RaggedDotCall:
     """Returns the call with deinterleaved values and linear scales."""
     return self.replace(
       lhs=in_usual_order(self.lhs), rhs=in_usual_order(self.rhs)
@@ -133,12 +133,12 @@ class Call(static_call.Call):
     columns = self.columns
     return self.num_rows, columns // 2 if self.is_gated else columns
 
-  def problem(self) -> problems.RaggedProblem:
+  def problem(self) -> problems.RaggedDotProblem:
     """Returns the problem that chooses a backend."""
     _, n, k = self.rhs.shape
     kinds: tuple[problems.GlobalScale, ...] = ("scalar", "group", "row")
     scale = self.global_scale
-    return problems.RaggedProblem(
+    return problems.RaggedDotProblem(
       groups=problems.static(self.num_groups),
       m=problems.static(self.num_rows),
       n=problems.static(n),
@@ -155,7 +155,7 @@ class Call(static_call.Call):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contraction(static_call.Call):
+class RaggedContraction(static_call.OperationCall):
   """The arrays and parameters of a ragged contraction.
 
   It contracts the rows of each group::
@@ -190,7 +190,7 @@ class Contraction(static_call.Call):
   )
   PRIMITIVE = ragged_contraction_p
 
-  def bare(self) -> Contraction:
+  def bare(self) -> RaggedContraction:
     """Returns the same contraction in f32, without a global scale."""
     return self.replace(
       preferred_element_type=np.dtype(np.float32),
@@ -231,16 +231,16 @@ class Contraction(static_call.Call):
 
 def plain(
   lhs: Any, rhs: Any, group_sizes: Any, contracting: int, **options: Any
-) -> Call:
+) -> RaggedDotCall:
   """Returns a call of unquantized arrays, in f32 by default.
 
   Args:
     lhs, rhs, group_sizes: arrays.
     contracting: contracting dimension of rhs, 1 or 2.
-    **options: other fields of `Call`. The default `overlay` is the tables of an
-      enclosing `tuning`.
+    **options: other fields of `RaggedDotCall`. The default `overlay` is the
+      tables of an enclosing `tuning`.
   """
-  return Call(
+  return RaggedDotCall(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=sides.Side(name="rhs", values=rhs, contracting=(contracting,)),
     group_sizes=group_sizes,
@@ -250,9 +250,9 @@ def plain(
 
 def plain_contraction(
   lhs: Any, rhs: Any, group_sizes: Any, **options: Any
-) -> Contraction:
+) -> RaggedContraction:
   """Returns a contraction of unquantized arrays, with options of `plain`."""
-  return Contraction(
+  return RaggedContraction(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(0,)),
     rhs=sides.Side(name="rhs", values=rhs, contracting=(0,)),
     group_sizes=group_sizes,

@@ -24,11 +24,13 @@ from jaxplugin.ragged import primitive
 _F32: Final = np.dtype(np.float32)
 
 
-def check(result: jax.Array, call: calls.Call | calls.Contraction) -> None:
+def check(
+  result: jax.Array, call: calls.RaggedDotCall | calls.RaggedContraction
+) -> None:
   """Traces the checks of a call's group sizes and result."""
   who = sides.who()
   unexplained: Any = _unexplained
-  if isinstance(call, calls.Contraction):
+  if isinstance(call, calls.RaggedContraction):
     unexplained = _unexplained_sums
   description = guards.describe(result, call, backends.choose)
   report = functools.partial(_report_sizes, who, description)
@@ -70,8 +72,8 @@ def _report_sizes(
 
 
 def _unexplained(
-  form: calls.Call, result: jax.Array, flat: list[jax.Array]
-) -> guards.Found:
+  form: calls.RaggedDotCall, result: jax.Array, flat: list[jax.Array]
+) -> guards.NonFiniteValues:
   """Returns the NaN and Inf of a result that the operands do not explain."""
   call = form.filled(flat).in_usual_order().replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
@@ -86,10 +88,10 @@ def _unexplained(
 
 
 def _unexplained_sums(
-  form: calls.Contraction,
+  form: calls.RaggedContraction,
   result: jax.Array,
   flat: list[jax.Array],
-) -> guards.Found:
+) -> guards.NonFiniteValues:
   """Returns the NaN and Inf of a contraction that operands do not explain."""
   call = form.filled(flat).replace(implementation="xla")
   bind = functools.partial(primitive.bind, target=targets.overriding_target())
@@ -105,7 +107,7 @@ def _unexplained_sums(
 
 
 def _magnitude_of_scale(
-  call: calls.Call | calls.Contraction,
+  call: calls.RaggedDotCall | calls.RaggedContraction,
 ) -> jax.Array | None:
   """Returns the magnitude of the global scale, at least 1."""
   scale, power = call.global_scale, call.global_power
@@ -115,7 +117,7 @@ def _magnitude_of_scale(
   return jnp.maximum(scale if power is None else scale * power, 1)
 
 
-def _of_magnitudes(call: calls.Call) -> calls.Call:
+def _of_magnitudes(call: calls.RaggedDotCall) -> calls.RaggedDotCall:
   """Returns a call for sum(|a * b|) times the `_magnitude_of_scale`."""
   bare = call.bare()
   plain = bare.lhs.plain() if bare.lhs.format is not None else bare.lhs

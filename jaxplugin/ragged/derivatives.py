@@ -44,7 +44,9 @@ _F32: Final = np.dtype(np.float32)
 
 
 def jvp(
-  bind: Bind, call: calls.Call | calls.Contraction, tangents: Mapping[str, Any]
+  bind: Bind,
+  call: calls.RaggedDotCall | calls.RaggedContraction,
+  tangents: Mapping[str, Any],
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the result of a call and its tangent.
 
@@ -58,7 +60,7 @@ def jvp(
   constants = ("global_power", "group_sizes")
   active = {k: x for k, x in tangents.items() if k not in constants}
   result = bind(call)
-  if isinstance(call, calls.Contraction) or call.activation is None:
+  if isinstance(call, calls.RaggedContraction) or call.activation is None:
     return result, _linear_tangent(bind, call, active)
   before = call.before_activation()
   tangent = _linear_tangent(bind, before, active)
@@ -72,11 +74,13 @@ def jvp(
 
 
 def _linear_tangent(
-  bind: Bind, call: calls.Call | calls.Contraction, active: Mapping[str, Any]
+  bind: Bind,
+  call: calls.RaggedDotCall | calls.RaggedContraction,
+  active: Mapping[str, Any],
 ) -> jax.Array:
   """Returns the tangent of a call without activation."""
   in_f32 = call.replace(preferred_element_type=_F32)
-  if isinstance(in_f32, calls.Call):
+  if isinstance(in_f32, calls.RaggedDotCall):
     in_f32 = in_f32.replace(bias=None)
   terms = [
     bind(in_f32.with_arrays(**{name: active[name]}))
@@ -84,7 +88,7 @@ def _linear_tangent(
     if name in active
   ]
   if "bias" in active:
-    assert isinstance(call, calls.Call)
+    assert isinstance(call, calls.RaggedDotCall)
     bias = active["bias"].astype(_F32)
     terms.append(groups.per_row(bias, epilogue.rows_of(call)))
   if not terms:
@@ -97,13 +101,13 @@ def _linear_tangent(
 
 
 def cotangent(
-  bind: Bind, name: str, g: jax.Array, call: calls.Call
+  bind: Bind, name: str, g: jax.Array, call: calls.RaggedDotCall
 ) -> jax.Array:
   """Returns the cotangent of one array of a ragged dot that is linear in it.
 
   Args:
     bind: binds the primitive.
-    name: the array's name in `Call.ARRAYS`.
+    name: the array's name in `RaggedDotCall.ARRAYS`.
     g: cotangent of the result.
     call: call whose arrays are abstract where a cotangent is wanted.
   """
@@ -125,7 +129,9 @@ def cotangent(
   return total if power is None else total * power
 
 
-def _gradient_of_lhs(g: jax.Array, call: calls.Call) -> calls.Call:
+def _gradient_of_lhs(
+  g: jax.Array, call: calls.RaggedDotCall
+) -> calls.RaggedDotCall:
   """Returns the ragged dot of g and the weights, which contracts columns."""
   (contracting,) = call.rhs.contracting
   lhs = sides.Side(name="lhs", values=g, contracting=(1,))
@@ -134,7 +140,9 @@ def _gradient_of_lhs(g: jax.Array, call: calls.Call) -> calls.Call:
   return call.bare().replace(lhs=lhs, rhs=rhs, implementation=None)
 
 
-def _gradient_of_rhs(g: jax.Array, call: calls.Call) -> calls.Contraction:
+def _gradient_of_rhs(
+  g: jax.Array, call: calls.RaggedDotCall
+) -> calls.RaggedContraction:
   """Returns the contraction of g and the dequantized lhs, shaped like rhs."""
   lhs = call.in_usual_order().lhs.dequantized()
   arrays = (g, lhs) if call.rhs.contracting == (2,) else (lhs, g)
@@ -144,7 +152,7 @@ def _gradient_of_rhs(g: jax.Array, call: calls.Call) -> calls.Contraction:
 
 
 def contraction_cotangent(
-  bind: Bind, name: str, g: jax.Array, call: calls.Contraction
+  bind: Bind, name: str, g: jax.Array, call: calls.RaggedContraction
 ) -> jax.Array:
   """Returns the cotangent of one array of a contraction (see `cotangent`)."""
   g = g.astype(_F32)
@@ -178,14 +186,14 @@ REMEDY: Final = (
 
 
 def require_linear(
-  call: calls.Call | calls.Contraction, names: Sequence[str]
+  call: calls.RaggedDotCall | calls.RaggedContraction, names: Sequence[str]
 ) -> None:
   """Raises NotImplementedError unless a call is jointly linear in arrays.
 
   Only a user's `jax.linear_transpose` can violate it: `jvp` binds linear calls.
   """
   what = ""
-  if isinstance(call, calls.Contraction):
+  if isinstance(call, calls.RaggedContraction):
     what = " at once" if len(names) > 1 else ""
   elif call.activation is not None:
     what = f" through {call.activation}"

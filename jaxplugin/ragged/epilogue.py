@@ -35,7 +35,7 @@ def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
   return epilogue.activate(x, activation)
 
 
-def scaled(result: jax.Array, call: calls.Call) -> jax.Array:
+def scaled(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
   """Returns f32[m, columns] times the call's global scale."""
   scale, power = call.global_scale, call.global_power
   if scale is None:
@@ -46,7 +46,7 @@ def scaled(result: jax.Array, call: calls.Call) -> jax.Array:
   return epilogue.multiply(result, scale, power)
 
 
-def apply(result: jax.Array, call: calls.Call) -> jax.Array:
+def apply(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
   """Computes activation(result * global_scale + bias), cast to the result.
 
   Rows without a group become zero.
@@ -61,17 +61,17 @@ def apply(result: jax.Array, call: calls.Call) -> jax.Array:
   return result.astype(call.preferred_element_type)
 
 
-def rows_of(call: calls.Call) -> jax.Array:
+def rows_of(call: calls.RaggedDotCall) -> jax.Array:
   """Returns i32[m]: each row's group, or num_groups if it has none."""
   group_ends = groups.ends(call.group_sizes, call.num_rows)
   return groups.of_rows(group_ends, call.num_rows)
 
 
-def is_in_group(call: calls.Call) -> jax.Array:
+def is_in_group(call: calls.RaggedDotCall) -> jax.Array:
   """Returns bool[m, 1]: whether a row is in a group."""
   return rows_of(call)[:, None] < call.num_groups
 
 
-def _column(call: calls.Call, x: jax.Array) -> jax.Array:
+def _column(call: calls.RaggedDotCall, x: jax.Array) -> jax.Array:
   """Returns [m, 1]: the element of `x[groups]` for each row's group."""
   return groups.per_row(x, rows_of(call))[:, None]

@@ -315,7 +315,7 @@ def _call(
   dtype: Any,
   reduce_dtype: Any,
   implementation: str | None,
-) -> calls.Contraction:
+) -> calls.RaggedContraction:
   """Returns the checked call; the sides still have their global scales."""
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
     if straight_through.has_surrogate(operand):
@@ -333,7 +333,7 @@ def _call(
       f"{sides.who()}: lhs (m, n) and rhs (m, k) must have the same m, got"
       f" {lhs_side.shape} and {rhs_side.shape} (logical shapes)"
     )
-  call = calls.Contraction(
+  call = calls.RaggedContraction(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
@@ -363,7 +363,9 @@ def _side(name: str, operand: Any) -> sides.Side:
   return side
 
 
-def _with_global_scale(call: calls.Contraction) -> calls.Contraction:
+def _with_global_scale(
+  call: calls.RaggedContraction,
+) -> calls.RaggedContraction:
   """Moves the sides' global scales to the call."""
   scales = [
     epilogue.global_scale_of(side, _PLACES[side.name], 3)

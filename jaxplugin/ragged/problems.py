@@ -30,7 +30,7 @@ def static(size: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-  """Fields of `RaggedProblem` and `ContractionProblem`.
+  """Fields of `RaggedDotProblem` and `ContractionProblem`.
 
   Attributes:
     groups, m, n, k: sizes. None is a symbolic size.
@@ -42,8 +42,8 @@ class _Problem:
   m: int | None
   n: int | None
   k: int | None
-  lhs: problems.OperandProblem
-  rhs: problems.OperandProblem
+  lhs: problems.SideProblem
+  rhs: problems.SideProblem
   out_dtype: np.dtype
 
   def __str__(self) -> str:
@@ -60,7 +60,7 @@ class _Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedProblem(_Problem):
+class RaggedDotProblem(_Problem):
   """A ragged dot, reduced to the facts that choose a backend.
 
   lhs is [m, k] and a group's weight [n, k].
@@ -96,4 +96,4 @@ class ContractionProblem(_Problem):
     return f"{super().__str__()}, contracting m by groups"
 
 
-Problem = RaggedProblem | ContractionProblem
+Problem = RaggedDotProblem | ContractionProblem

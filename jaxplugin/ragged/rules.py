@@ -75,7 +75,7 @@ def validate_groups(group_sizes: Any, num_groups: Any) -> None:
     )
 
 
-def validate(call: calls.Call) -> None:
+def validate(call: calls.RaggedDotCall) -> None:
   """Checks values, scales, k and the result's dtype; raises TypeError."""
   for side in (call.lhs, call.rhs):
     rules.validate_values(side)

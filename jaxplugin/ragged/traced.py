@@ -41,7 +41,7 @@ def decide(
     call: Any, problem: problems.Problem, target: targets.Target
   ) -> decisions.Decision:
     # If the call is split, each device chooses a backend for its shard.
-    is_contraction = isinstance(call, calls.Contraction)
+    is_contraction = isinstance(call, calls.RaggedContraction)
     rules: Any = contraction if is_contraction else assignment
     is_partitioned = num_devices > 1 and not rules.can_partition(call)
     module = lowering.Module(

@@ -93,7 +93,7 @@ class RaggedCall(views.MatmulCall[RaggedProblem]):
     return epilogue.apply(sums, self._call)
 
 
-def _problem_of(problem: problems.RaggedProblem) -> RaggedProblem:
+def _problem_of(problem: problems.RaggedDotProblem) -> RaggedProblem:
   return RaggedProblem(
     groups=problem.groups,
     m=problem.m,
@@ -110,10 +110,10 @@ def _problem_of(problem: problems.RaggedProblem) -> RaggedProblem:
 
 
 def _emit(
-  adapter: adapters.Adapter[problems.RaggedProblem],
+  adapter: adapters.Adapter[problems.RaggedDotProblem],
   config: dict[str, decisions.Scalar],
-  call: calls.Call,
-  problem: problems.RaggedProblem,
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
   target: targets.Target,
 ) -> jax.Array:
   call = call.in_usual_order()

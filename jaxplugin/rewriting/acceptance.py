@@ -94,7 +94,7 @@ def accept_quantized(
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
-  options = acceptor_lib.Options(
+  options = acceptor_lib.AcceptOptions(
     activations=None
     if activations is None
     else formats.resolve(WHO, activations, "activations"),
@@ -120,7 +120,7 @@ def _float_dtype(dtype: Any) -> np.dtype:
 
 
 def _call(
-  options: acceptor_lib.Options,
+  options: acceptor_lib.AcceptOptions,
   dtype: np.dtype | None,
   fn: Callable[..., Any],
   args: tuple[Any, ...],

@@ -51,7 +51,7 @@ _CUT: Final = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class AcceptOptions:
   """Arguments of `accept_quantized`.
 
   Attributes:
@@ -83,7 +83,7 @@ class Acceptor:
   key: Final = None
   number: Final = 0
 
-  def __init__(self, options: Options, outcome: Outcome | None = None):
+  def __init__(self, options: AcceptOptions, outcome: Outcome | None = None):
     """Args:
     options: of `accept_quantized`.
     outcome: of the call, if this is a function inside the accepted one.

@@ -428,11 +428,11 @@ def _left_text(what: str, left: Sequence[Site]) -> str:
 _recording: Final = jax.make_user_context(default_value=None)
 
 
-class _Local(threading.local):
+class _ThreadRecords(threading.local):
   records: list[Site] | None = None
 
 
-_local: Final = _Local()
+_local: Final = _ThreadRecords()
 
 
 @contextlib.contextmanager

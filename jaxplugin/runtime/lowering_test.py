@@ -26,7 +26,7 @@ P = jax.sharding.PartitionSpec
 WITHOUT = targets.named_target("cpu")
 WITH = dataclasses.replace(WITHOUT, cpu_kernels="avx2")
 X = jax.ShapeDtypeStruct((8, 64), jnp.float32)
-PROBLEM = problems.DequantizeProblem(
+PROBLEM = problems.DequantizationProblem(
   shape=X.shape,
   dtype=formats.E4M3,
   format=formats.MXFP8,

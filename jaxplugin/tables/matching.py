@@ -50,7 +50,9 @@ class MeasuredOperation(Generic[decisions.Problem]):
   bucketed: str
   fields_of: Callable[[decisions.Problem], records.Fields | None]
   problem_of: Callable[[records.Fields], decisions.Problem]
-  backends: Callable[[], Mapping[str, decisions.Backend[decisions.Problem]]]
+  backends: Callable[
+    [], Mapping[str, decisions.BackendRecord[decisions.Problem]]
+  ]
 
 
 def device_of(target: targets.Target) -> records.Device | None:
@@ -96,7 +98,7 @@ def sources_of(
 
 
 def _source(
-  backend: decisions.Backend[Any] | None, target: targets.Target
+  backend: decisions.BackendRecord[Any] | None, target: targets.Target
 ) -> records.Source | None:
   if backend is None or backend.tunable is None:
     return None
@@ -121,7 +123,7 @@ def _misfit(
   table: records.Table,
   operation: MeasuredOperation[Any],
   target: targets.Target,
-  items: tuple[tuple[str, decisions.Backend[Any]], ...],
+  items: tuple[tuple[str, decisions.BackendRecord[Any]], ...],
 ) -> str:
   backends = dict(items)
   header = table.header
@@ -150,7 +152,7 @@ def _misfit(
 def _difference(
   name: str,
   measured: records.Source,
-  backend: decisions.Backend[Any] | None,
+  backend: decisions.BackendRecord[Any] | None,
   target: targets.Target,
 ) -> str:
   """Returns how this process differs from the measured sources, or ""."""
@@ -181,7 +183,7 @@ def _difference(
 def _wrong(
   row: records.Row,
   operation: MeasuredOperation[Any],
-  backends: Mapping[str, decisions.Backend[Any]],
+  backends: Mapping[str, decisions.BackendRecord[Any]],
   target: targets.Target,
 ) -> str:
   try:

@@ -16,16 +16,16 @@ from jaxplugin.dot import problems
 _AS_LHS: Final = object()
 
 
-def operand(kind: Any = None, **fields: Any) -> problems.OperandProblem:
+def operand(kind: Any = None, **fields: Any) -> problems.SideProblem:
   """An operand of a block format, or without one of a dtype, or in bf16."""
-  if isinstance(kind, problems.OperandProblem):
+  if isinstance(kind, problems.SideProblem):
     return kind
   if isinstance(kind, formats.BlockFormat):
-    return problems.OperandProblem(
+    return problems.SideProblem(
       **{"format": kind, "dtype": kind.array_dtype} | fields
     )
   dtype = np.dtype(formats.BF16 if kind is None else kind)
-  return problems.OperandProblem(format=None, dtype=dtype, **fields)
+  return problems.SideProblem(format=None, dtype=dtype, **fields)
 
 
 def problem(

@@ -164,7 +164,7 @@ class _Term:
   dtype: np.dtype
   numbers: sides.DimensionNumbers
   order: tuple[int, ...]
-  other: products.Operand
+  other: products.TrainingOperand
   kept: Any
   out_sharding: NamedSharding | None = None
 

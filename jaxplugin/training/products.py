@@ -309,7 +309,7 @@ def quantized(
   x = tangents.without_derivative(x, f"{who}{_NO_SECOND}")
   first = specs[0]
   is_plain = [
-    spec.extras == problems.NO_EXTRAS and key is None
+    spec.options == problems.NO_OPTIONS and key is None
     for spec, key in zip(specs, keys, strict=True)
   ]
   is_explicit = explicit_axes.mesh_of([x]) is not None
@@ -406,7 +406,7 @@ class _KeptCopy(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Operand:
+class TrainingOperand:
   """An operand in the forward matmul, and in one backward matmul.
 
   Attributes:
@@ -443,7 +443,7 @@ class Operand:
     free: tuple[int, ...],
     first: Product,
     product: Product | None,
-  ) -> Operand:
+  ) -> TrainingOperand:
     """Returns the operand of an array with noncontracting dimensions `free`."""
     format = scheme.format(side)
     now = later = None

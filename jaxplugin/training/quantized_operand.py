@@ -310,7 +310,7 @@ def _wanted(
   x: jax.Array,
   contracting: sides.Dims,
   batch: sides.Dims,
-) -> products.Operand:
+) -> products.TrainingOperand:
   """Returns the operand of a matmul by an array with one other dimension."""
   other = jax.ShapeDtypeStruct(
     (*(x.shape[d] for d in (*batch, *contracting)), 1), x.dtype
@@ -332,7 +332,7 @@ def _wanted(
 
 
 def _copies(
-  wanted: products.Operand, recipe: recipes.Recipe
+  wanted: products.TrainingOperand, recipe: recipes.Recipe
 ) -> tuple[operands.QuantizeSpec | None, operands.QuantizeSpec | None]:
   """Returns how the forward and the backward copy are quantized, if used."""
   is_forward = recipe.quantize_forward or wanted.keeps_forward
@@ -378,7 +378,7 @@ def _validate(
   side: products.Side,
   x: QuantizedOperand,
   setting: settings.Setting,
-  wanted: products.Operand,
+  wanted: products.TrainingOperand,
 ) -> None:
   scheme = setting.scheme
   role = "weight" if side == scheme.weight else "activation"
@@ -434,10 +434,10 @@ def _is_same(
 def _described(spec: operands.QuantizeSpec | None) -> str:
   if spec is None:
     return "nothing"
-  along, extras = spec.along, str(spec.extras)
+  along, options = spec.along, str(spec.options)
   return (
     f"{spec.format} along {list(along.dims)} in multiples of {along.multiple}"
-    f", scales rounded {spec.scale_rounding}{', ' if extras else ''}{extras}"
+    f", scales rounded {spec.scale_rounding}{', ' if options else ''}{options}"
   )
 
 

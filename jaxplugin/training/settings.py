@@ -164,7 +164,7 @@ class Setting:
     lhs: Any,
     rhs: Any,
     backward: dict[products.Side, products.Product | None],
-  ) -> list[products.Operand]:
+  ) -> list[products.TrainingOperand]:
     """Returns both operands.
 
     Args:
@@ -174,7 +174,7 @@ class Setting:
     product = self.forward(lhs, rhs)
     contracting, batch = self.numbers
     return [
-      products.Operand.of(
+      products.TrainingOperand.of(
         self.scheme,
         side,
         x,
@@ -189,7 +189,7 @@ class Setting:
 
   def differentiated(
     self, lhs: Any, rhs: Any
-  ) -> dict[products.Side, products.Operand]:
+  ) -> dict[products.Side, products.TrainingOperand]:
     """Returns both operands for a call whose two gradients are needed."""
     backward = self.backward(lhs, rhs, {"lhs": True, "rhs": True})
     found = self.operands(lhs, rhs, backward)

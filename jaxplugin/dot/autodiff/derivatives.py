@@ -98,7 +98,7 @@ class GradientDims:
 
 
 def jvp(
-  bind: Bind, call: calls.Call, tangents: Mapping[str, Any]
+  bind: Bind, call: calls.DotCall, tangents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the result of a call and its tangent.
 
@@ -134,7 +134,7 @@ def jvp(
 
 
 def _linear_tangent(
-  bind: Bind, call: calls.Call, active: Mapping[str, Any], result: jax.Array
+  bind: Bind, call: calls.DotCall, active: Mapping[str, Any], result: jax.Array
 ) -> jax.Array:
   """Returns the tangent of a call without activation.
 
@@ -168,7 +168,7 @@ def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
 
 
 def _activation_tangent(
-  x: jax.Array, tangent: jax.Array, call: calls.Call
+  x: jax.Array, tangent: jax.Array, call: calls.DotCall
 ) -> jax.Array:
   """Returns the tangent of the call's activation at `x`, in f32."""
   activate = functools.partial(epilogue.activate, activation=call.activation)
@@ -184,13 +184,13 @@ def _activation_tangent(
 
 
 def cotangent(
-  bind: Bind, name: str, g: jax.Array, call: calls.Call
+  bind: Bind, name: str, g: jax.Array, call: calls.DotCall
 ) -> jax.Array:
   """Returns the cotangent of one array of a call that is linear in it.
 
   Args:
     bind: binds the primitive.
-    name: the array's name in `Call.ARRAYS`.
+    name: the array's name in `DotCall.ARRAYS`.
     g: cotangent of the result, [batch..., m..., n...].
     call: call whose arrays are abstract where a cotangent is wanted.
   """
@@ -211,7 +211,7 @@ def cotangent(
   return explicit_axes.reshard(result, explicit_axes.spec_of(aval))
 
 
-def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
+def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
   """Returns g * global_scale times the dequantized other side, in f32."""
   dims = GradientDims.of(call.dimension_numbers, call.lhs.ndim, call.rhs.ndim)
   factor = call.global_scale
@@ -338,7 +338,7 @@ REMEDY: Final = (
 )
 
 
-def require_linear(call: calls.Call, names: Sequence[str]) -> None:
+def require_linear(call: calls.DotCall, names: Sequence[str]) -> None:
   """Raises NotImplementedError unless a call is jointly linear in arrays.
 
   Only a user's `jax.linear_transpose` can violate it: `jvp` binds linear calls.

@@ -43,7 +43,7 @@ from jaxplugin.jaxext import tangents
 _F32: Final = np.dtype(np.float32)
 
 
-class Arrays(NamedTuple):
+class DotArrays(NamedTuple):
   """The array arguments of `block_scaled_dot`, or their tangents."""
 
   lhs: Any
@@ -56,12 +56,12 @@ class Arrays(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class DotOptions:
   """A call without its arrays.
 
   Attributes:
     function: `block_scaled_dot` with all other arguments bound. It is called
-      with the fields of `Arrays`, preferred_element_type and activation.
+      with the fields of `DotArrays`, preferred_element_type and activation.
     dimension_numbers: dimension numbers in tuples.
     dtype: dtype of the result.
     activation: as for `block_scaled_dot`.
@@ -72,14 +72,14 @@ class Call:
   dtype: np.dtype
   activation: problems.Activation | None
 
-  def __call__(self, arrays: Arrays) -> jax.Array:
+  def __call__(self, arrays: DotArrays) -> jax.Array:
     return self.function(
       **arrays._asdict(),
       preferred_element_type=self.dtype,
       activation=self.activation,
     )
 
-  def replace(self, **changes: Any) -> Call:
+  def replace(self, **changes: Any) -> DotOptions:
     return dataclasses.replace(self, **changes)
 
 
@@ -91,14 +91,14 @@ def has_surrogate(operand: Any) -> bool:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dot(of: Call, arrays: Arrays) -> jax.Array:
+def dot(of: DotOptions, arrays: DotArrays) -> jax.Array:
   """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
 def _jvp(
-  of: Call, primals: tuple[Arrays], given: tuple[Arrays]
+  of: DotOptions, primals: tuple[DotArrays], given: tuple[DotArrays]
 ) -> tuple[jax.Array, jax.Array]:
   (arrays,), (arrays_tangent,) = primals, given
   result = dot(of, arrays)
@@ -142,7 +142,7 @@ def without_surrogates(arrays: Any) -> Any:
   return arrays._replace(**bare)
 
 
-def _activated(of: Call, arrays: Arrays) -> jax.Array:
+def _activated(of: DotOptions, arrays: DotArrays) -> jax.Array:
   """Computes the dot without activation, then the activation as JAX ops."""
   before = of.replace(activation=None, dtype=_F32)
   result = dot(before, arrays._replace(residual=None))
@@ -153,7 +153,11 @@ def _activated(of: Call, arrays: Arrays) -> jax.Array:
 
 
 def _tangent_by(
-  side: str, tangent: jax.Array, of: Call, arrays: Arrays, result: jax.Array
+  side: str,
+  tangent: jax.Array,
+  of: DotOptions,
+  arrays: DotArrays,
+  result: jax.Array,
 ) -> jax.Array:
   """Returns the tangent by the surrogate of `side`, without activation.
 
@@ -186,7 +190,7 @@ def _other(side: str) -> str:
   return "rhs" if side == "lhs" else "lhs"
 
 
-def _plain_product(of: Call, arrays: Arrays) -> jax.Array:
+def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:
   """Computes the dot of two unquantized sides."""
   lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
   result = reference.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
@@ -196,13 +200,13 @@ def _plain_product(of: Call, arrays: Arrays) -> jax.Array:
 
 
 def _product_of_both(
-  side: str, arrays: Arrays, of: Call, result: jax.Array
+  side: str, arrays: DotArrays, of: DotOptions, result: jax.Array
 ) -> jax.Array:
   """Computes the dot of `side`'s tangent and an operand with a surrogate."""
   tangent = getattr(arrays, side)
   ndims = arrays.lhs.ndim, arrays.rhs.ndim
 
-  def transpose(g: jax.Array, arrays: Arrays, other: Any) -> jax.Array:
+  def transpose(g: jax.Array, arrays: DotArrays, other: Any) -> jax.Array:
     is_bf16 = (
       g.dtype == formats.BF16
       and other.format.exact_in_bf16

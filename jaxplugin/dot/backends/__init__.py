@@ -36,7 +36,7 @@ from jaxplugin.plugins import registry
 from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
-Backend = decisions.Backend[problems.DotProblem]
+Backend = decisions.BackendRecord[problems.DotProblem]
 
 BACKENDS: Final[dict[str, Backend]] = decisions.table(
   cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND
@@ -222,7 +222,7 @@ def _notes_on_order(
 
 
 def emit(
-  decision: decisions.Decision, call: calls.Call, target: targets.Target
+  decision: decisions.Decision, call: calls.DotCall, target: targets.Target
 ) -> jax.Array:
   """Emits a call with the backend of a decision."""
   call = call.with_bytes().joined()

@@ -69,7 +69,7 @@ def missing(target: targets.Target) -> decisions.Unsupported | None:
 
 
 def unknown_formats(
-  *operands: problems.OperandProblem,
+  *operands: problems.SideProblem,
 ) -> decisions.Unsupported | None:
   """Returns why the kernels cannot read operands, or None if they can."""
   for operand in operands:
@@ -89,7 +89,7 @@ def plan(
   """Returns the plan, which fuses a scalar global scale.
 
   If the sides are blocked along different dimensions, XLA ops dequantize lhs to
-  f32 (`Call.dense_sides`). XLA:CPU flushes subnormals, and large values
+  f32 (`DotCall.dense_sides`). XLA:CPU flushes subnormals, and large values
   overflow.
   """
   del target
@@ -105,7 +105,7 @@ def plan(
 
 
 def emit(
-  call: calls.Call,
+  call: calls.DotCall,
   problem: problems.DotProblem,
   target: targets.Target,
   config: decisions.Fields = (),
@@ -129,7 +129,7 @@ def emit(
 
 
 def _dot(
-  call: calls.Call,
+  call: calls.DotCall,
   problem: problems.DotProblem,
   *,
   config: cpu_configs.CpuConfig,
@@ -205,24 +205,26 @@ def or_absent(x: jax.Array | None) -> jax.Array:
 
 def _configured(
   config: decisions.Fields,
-) -> decisions.Backend[problems.DotProblem]:
+) -> decisions.BackendRecord[problems.DotProblem]:
   return dataclasses.replace(
     BACKEND, emit=functools.partial(emit, config=config)
   )
 
 
-BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
-  name="cpu",
-  summary="C++ kernels that read the quantized bytes once",
-  rank=choice.rank_on(10, "cpu"),
-  supports=supports,
-  plan=plan,
-  emit=emit,
-  tunable=decisions.Tunable(
-    source=cpu_library.source,
-    config_error=cpu_configs.fields_error,
-    configured=_configured,
-    # An engine needs an instruction set that another CPU may lack.
-    configs_travel=False,
-  ),
+BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
+  decisions.BackendRecord(
+    name="cpu",
+    summary="C++ kernels that read the quantized bytes once",
+    rank=choice.rank_on(10, "cpu"),
+    supports=supports,
+    plan=plan,
+    emit=emit,
+    tunable=decisions.Tunable(
+      source=cpu_library.source,
+      config_error=cpu_configs.fields_error,
+      configured=_configured,
+      # An engine needs an instruction set that another CPU may lack.
+      configs_travel=False,
+    ),
+  )
 )

@@ -268,14 +268,14 @@ def _handed_over(
   m, n = problem.m, problem.n
   assert m is not None and n is not None
   lhs, rhs = _values(problem.lhs), _values(problem.rhs)
-  if not problem.blocks_pair_up:  # `Call.dense_sides` dequantizes lhs
+  if not problem.blocks_pair_up:  # `DotCall.dense_sides` dequantizes lhs
     lhs = cpu_library.OperandValues(dtype=np.dtype(np.float32))
   if is_turned(m, n):
     return (n, m), (rhs, lhs)
   return (m, n), (lhs, rhs)
 
 
-def _values(side: problems.OperandProblem) -> cpu_library.OperandValues:
+def _values(side: problems.SideProblem) -> cpu_library.OperandValues:
   if side.format is None:
     return cpu_library.OperandValues(dtype=side.dtype)
   return cpu_library.OperandValues(

@@ -256,7 +256,7 @@ def _padding(problem: problems.DotProblem) -> str:
 
 
 def emit(
-  call: calls.Call, problem: problems.DotProblem, target: targets.Target
+  call: calls.DotCall, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
   """Emits the custom call, and f32 ops for the rest of the epilogue."""
   shape = call.shape
@@ -281,7 +281,7 @@ def emit(
 
 
 def _canonical_sides(
-  call: calls.Call, target: targets.Target
+  call: calls.DotCall, target: targets.Target
 ) -> tuple[sides.Side, sides.Side]:
   """Returns both sides in the shapes and layouts of the custom call.
 
@@ -478,13 +478,15 @@ def _source(target: targets.Target) -> decisions.Source | None:
   )
 
 
-BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
-  name="cudnn",
-  summary="cuDNN's block-scaled matmul, called by XLA",
-  rank=_rank,
-  supports=supports,
-  plan=plan,
-  emit=emit,
-  reads=_reads,
-  tunable=decisions.Tunable(source=_source),
+BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
+  decisions.BackendRecord(
+    name="cudnn",
+    summary="cuDNN's block-scaled matmul, called by XLA",
+    rank=_rank,
+    supports=supports,
+    plan=plan,
+    emit=emit,
+    reads=_reads,
+    tunable=decisions.Tunable(source=_source),
+  )
 )

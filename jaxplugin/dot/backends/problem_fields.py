@@ -122,7 +122,7 @@ def matmul_of(
 
 
 def _side_fields(
-  name: str, side: problems.OperandProblem
+  name: str, side: problems.SideProblem
 ) -> dict[str, Any] | None:
   """Returns an operand's fields, or None if its format or dtype has no name."""
   fields: dict[str, Any] = {name: str(side)}
@@ -137,7 +137,7 @@ def _side_fields(
   return fields | {f"{name}_{field}": v for field, v in others.items()}
 
 
-def _side_of(name: str, row: row_fields.RowFields) -> problems.OperandProblem:
+def _side_of(name: str, row: row_fields.RowFields) -> problems.SideProblem:
   """Returns the operand `name` from a row's fields."""
   text = row.text(name, (*row_fields.FORMATS, *row_fields.DTYPES))
   format = row_fields.FORMATS.get(text)
@@ -148,11 +148,11 @@ def _side_of(name: str, row: row_fields.RowFields) -> problems.OperandProblem:
   )
   changes = {n.removeprefix(f"{name}_"): v for n, v in found.items()}
   if format is None:
-    return problems.OperandProblem(
+    return problems.SideProblem(
       format=None, dtype=row_fields.DTYPES[text], **changes
     )
   dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
   dtype = format.array_dtype
   if f"{name}_dtype" in row:
     dtype = dtypes[row.text(f"{name}_dtype", dtypes)]
-  return problems.OperandProblem(format=format, dtype=dtype, **changes)
+  return problems.SideProblem(format=format, dtype=dtype, **changes)

@@ -18,7 +18,7 @@ from jaxplugin.testing.measured import dot_tables
 
 class FieldsTest(parameterized.TestCase):
   def problems(self):
-    swizzled = problems.OperandProblem(
+    swizzled = problems.SideProblem(
       format=jp.NVFP4,
       dtype=formats.PACKED,
       contracting_is_minor=False,
@@ -65,7 +65,7 @@ class FieldsTest(parameterized.TestCase):
     }  # fmt: skip
     names = {field.name for field in dataclasses.fields(problems.DotProblem)}
     self.assertEqual({*changes, "lhs", "rhs"}, names)
-    names = {f.name for f in dataclasses.fields(problems.OperandProblem)}
+    names = {f.name for f in dataclasses.fields(problems.SideProblem)}
     self.assertEqual({*of_side}, names)
     base = dot_tables.problem(lhs=jp.MXFP4)
     found = [base]

@@ -230,8 +230,8 @@ def _dense_shape(
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
-  if not problem.blocks_pair_up:  # `Call.dense_sides` dequantizes lhs
-    lhs = problems.OperandProblem(format=None, dtype=np.dtype(np.float32))
+  if not problem.blocks_pair_up:  # `DotCall.dense_sides` dequantizes lhs
+    lhs = problems.SideProblem(format=None, dtype=np.dtype(np.float32))
   k = problem.dense_k
   assert k is not None
   operands = [
@@ -340,7 +340,7 @@ def config_error(
 
 
 def emit(
-  call: calls.Call,
+  call: calls.DotCall,
   problem: problems.DotProblem,
   target: targets.Target,
   config: decisions.Fields = (),
@@ -351,7 +351,7 @@ def emit(
 
 
 def _dot(
-  call: calls.Call,
+  call: calls.DotCall,
   problem: problems.DotProblem,
   *,
   target: targets.Target,
@@ -453,7 +453,7 @@ def run(
 
 
 def _readable(
-  call: calls.Call, problem: problems.DotProblem
+  call: calls.DotCall, problem: problems.DotProblem
 ) -> tuple[Readable, Readable]:
   """Returns both sides as arrays that kernels can read."""
   if striding.are_copied(
@@ -531,7 +531,7 @@ def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
 
 def _configured(
   config: decisions.Fields,
-) -> decisions.Backend[problems.DotProblem]:
+) -> decisions.BackendRecord[problems.DotProblem]:
   return dataclasses.replace(
     BACKEND,
     plan=functools.partial(plan, config=config),
@@ -539,7 +539,7 @@ def _configured(
   )
 
 
-BACKEND: Final = decisions.Backend(
+BACKEND: Final = decisions.BackendRecord(
   name="triton",
   summary="Triton kernels that read the quantized bytes once",
   rank=choice.rank_on(20, "cuda", "rocm"),

@@ -51,7 +51,7 @@ def multiply(
 
 
 def emit(
-  call: calls.Call, problem: problems.DotProblem, target: targets.Target
+  call: calls.DotCall, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
   """Dequantizes both sides, multiplies in f32, and applies the epilogue."""
   del problem
@@ -61,6 +61,8 @@ def emit(
   return epilogue.apply(result, call)
 
 
-BACKEND: Final[decisions.Backend[problems.DotProblem]] = choice.xla_backend(
-  summary="dequantize and dot_general in XLA operations", emit=emit
+BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
+  choice.xla_backend(
+    summary="dequantize and dot_general in XLA operations", emit=emit
+  )
 )

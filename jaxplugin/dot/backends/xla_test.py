@@ -37,7 +37,7 @@ class OperandDtypeTest(parameterized.TestCase):
   def test_gpus_multiply_bf16_if_it_holds_both_sides(
     self, target, lhs, rhs, expected
   ):
-    call = calls.Call(
+    call = calls.DotCall(
       lhs=side("lhs", lhs),
       rhs=side("rhs", rhs),
       preferred_element_type=np.dtype(np.float32),

@@ -21,7 +21,7 @@ Spec = mesh_axes.Spec
 AxesByName = dict[str, mesh_axes.Axes]
 
 
-def notation(call: calls.Call) -> notation_lib.Notation:
+def notation(call: calls.DotCall) -> notation_lib.Notation:
   """Returns the names of the dimensions: b0, m0, n0, k0 and so on."""
   lhs, rhs = [""] * call.lhs.ndim, [""] * call.rhs.ndim
   lhs_shape, rhs_shape = call.lhs.shape, call.rhs.shape
@@ -59,7 +59,7 @@ def notation(call: calls.Call) -> notation_lib.Notation:
 
 
 def assign(
-  call: calls.Call,
+  call: calls.DotCall,
   specs: Mapping[str, Spec],
   wanted: Spec | None,
   axis_sizes: Mapping[str, int],
@@ -116,7 +116,7 @@ def assign(
 
 
 def _preferences(
-  call: calls.Call, lhs: AxesByName, rhs: AxesByName, want: AxesByName
+  call: calls.DotCall, lhs: AxesByName, rhs: AxesByName, want: AxesByName
 ) -> list[list[tuple[str, mesh_axes.Axes]]]:
   """Returns the axes of m and n, in order of priority.
 
@@ -167,7 +167,7 @@ def block_of(side: sides.Side, dim: int) -> int:
   return side.format.block_size
 
 
-def steps(call: calls.Call) -> tuple[calls.Call, calls.Call]:
+def steps(call: calls.DotCall) -> tuple[calls.DotCall, calls.DotCall]:
   """Returns a call for partial sums and a call for the epilogue.
 
   Each device computes the first call. The epilogue of the second call is

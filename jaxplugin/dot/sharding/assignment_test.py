@@ -145,7 +145,7 @@ def side(name, shape, contracting, format=jp.MXFP8):
 
 def assign(lhs, rhs, contracting, lhs_spec, rhs_spec, wanted=None, **options):
   """Returns the fields of an assignment."""
-  call = calls.Call(
+  call = calls.DotCall(
     lhs=side("lhs", lhs, contracting[0], options.pop("format", jp.MXFP8)),
     rhs=side("rhs", rhs, contracting[1]),
     preferred_element_type=F32,
@@ -241,7 +241,7 @@ class RuleTest(absltest.TestCase):
       ("k has one block", 32, (), own),
     ):
       with self.subTest(claim):
-        call = calls.Call(
+        call = calls.DotCall(
           lhs=bytes_of("lhs", jp.MXFP8, 8, k),
           rhs=bytes_of("rhs", jp.NVFP4, 16, k),
           bias=jax.ShapeDtypeStruct((1, 1, 16), F32),

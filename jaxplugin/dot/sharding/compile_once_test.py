@@ -199,7 +199,7 @@ class NamesTest(parameterized.TestCase):
     acme = {"name": "acme", "api_version": 1, "platforms": ("cpu",)}
     supports = lambda problem, target: "supports no call"
     acme = jp.Backend(**acme, supports=supports, emit=lambda call: None)
-    found = records.Found(backend=acme, origin="acme 1.0")
+    found = records.UsableBackend(backend=acme, origin="acme 1.0")
     usable = lambda operation=None: () if operation else (found,)
     with mock.patch.object(registry, "usable", usable):
       first, second = self.names(), self.names()

@@ -32,7 +32,7 @@ from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import split
 
 
-def result_sharding(call: calls.Call) -> NamedSharding:
+def result_sharding(call: calls.DotCall) -> NamedSharding:
   """Returns the sharding of the result's type.
 
   It is `call.out_sharding`, or the one that `lax.dot_general` would return.
@@ -52,7 +52,7 @@ def result_sharding(call: calls.Call) -> NamedSharding:
   return asked_sharding(call, None)
 
 
-def asked_sharding(call: calls.Call, out_sharding: Any) -> NamedSharding:
+def asked_sharding(call: calls.DotCall, out_sharding: Any) -> NamedSharding:
   """Returns the sharding that the result of `lax.dot_general` would have.
 
   Args:
@@ -88,7 +88,7 @@ def _dot_general_sharding(
 
 
 def split_dot(
-  local: per_device.Dot, call: calls.Call, sharding: NamedSharding
+  local: per_device.Dot, call: calls.DotCall, sharding: NamedSharding
 ) -> jax.Array:
   """Computes a call split over the devices of a mesh with explicit axes.
 
@@ -130,7 +130,7 @@ def product_across_blocks(
     out: mesh axes of each dimension of the result.
   """
   (g_dims, side_dims), (g_batch, side_batch) = numbers
-  call = calls.Call(
+  call = calls.DotCall(
     lhs=sides.Side(name="lhs", values=g, contracting=g_dims, batch=g_batch),
     rhs=side.replace(
       name="rhs", contracting=side_dims, batch=side_batch, global_scale=None
@@ -146,7 +146,7 @@ def product_across_blocks(
   )
 
 
-def _prepared(call: calls.Call) -> calls.Call:
+def _prepared(call: calls.DotCall) -> calls.DotCall:
   """Converts a call's sides to bytes, with linear scales without padding."""
   call = call.without_origins_of_sides().with_scales_alone()
   call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))

@@ -18,10 +18,10 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot.sharding import assignment as dot_assignment
 from jaxplugin.operation import assignment as assignment_lib
 
-Dot = Callable[[calls.Call], jax.Array]
+Dot = Callable[[calls.DotCall], jax.Array]
 
 
-def can_partition(call: calls.Call) -> bool:
+def can_partition(call: calls.DotCall) -> bool:
   """Returns whether a call can be split: whole blocks, no empty dimensions."""
   call = call.without_origins_of_sides()
   if any(0 in x.shape for x in call.flatten()):
@@ -33,7 +33,7 @@ def can_partition(call: calls.Call) -> bool:
   return all(size % granule == 0 for size, granule in sizes)
 
 
-def prepared(call: calls.Call) -> calls.Call:
+def prepared(call: calls.DotCall) -> calls.DotCall:
   """Converts a call's sides to bytes, with linear scales without padding.
 
   Two global scales stay separate, so that a backend may read both. A side loses
@@ -45,14 +45,14 @@ def prepared(call: calls.Call) -> calls.Call:
   return call.replace(lhs=call.lhs.as_bytes(), rhs=call.rhs.as_bytes())
 
 
-def restored(call: calls.Call) -> calls.Call:
+def restored(call: calls.DotCall) -> calls.DotCall:
   """Undoes `prepared`: views bytes as values and scales of their dtypes."""
   return call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
 
 
 def compute(
   local: Dot,
-  call: calls.Call,
+  call: calls.DotCall,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:

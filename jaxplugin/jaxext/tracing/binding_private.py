@@ -78,11 +78,11 @@ class _Watch:
   base: core.Trace
 
 
-class _Local(threading.local):
+class _ThreadWatch(threading.local):
   watch: _Watch | None = None
 
 
-_local: Final = _Local()
+_local: Final = _ThreadWatch()
 _lock: Final = threading.Lock()
 _threads_inside = 0
 

@@ -35,7 +35,7 @@ needs_triton = absltest.skipIf(
 
 def make_problem(lhs, rhs, **changes):
   operands = [
-    problems.OperandProblem(
+    problems.SideProblem(
       format=format,
       dtype=formats.BF16 if format is None else format.values_dtype,
     )

@@ -373,8 +373,9 @@ def held_out(
   Args:
     table: measured rows.
     allows: called with a row and a candidate of another row; returns whether
-      the candidate can compute the row's problem (`Backend.config_error`). If
-      it cannot, the next candidate is tried, as in a decision.
+      the candidate can compute the row's problem
+      (`BackendRecord.config_error`). If it cannot, the next candidate is tried,
+      as in a decision.
   """
   return Slowdown(
     rows=tuple(_held_out(table, row, allows) for row in table.rows)

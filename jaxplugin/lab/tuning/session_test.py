@@ -36,9 +36,7 @@ OPTIONS: Final = machine.TrialOptions(
   seconds=1.0, memory_bytes=200_000_000, rounds=10, timing_seconds=0.0
 )
 TARGET: Final = jp.Target(name="some cpu", platform="cpu", core_count=2)
-SIDE: Final = problems.OperandProblem(
-  format=jp.MXFP8, dtype=jp.MXFP8.values_dtype
-)
+SIDE: Final = problems.SideProblem(format=jp.MXFP8, dtype=jp.MXFP8.values_dtype)
 PROBLEM: Final = problems.DotProblem(
   batch=1, m=4, n=32, k=64, lhs=SIDE, rhs=SIDE, out_dtype=np.dtype(np.float32)
 )

@@ -34,7 +34,7 @@ from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
-Problem = problems.QuantizeProblem | problems.DequantizeProblem
+Problem = problems.QuantizationProblem | problems.DequantizationProblem
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
@@ -45,7 +45,7 @@ _PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
 }
 
 QUANTIZE_OPERATION: Final[
-  matching.MeasuredOperation[problems.QuantizeProblem]
+  matching.MeasuredOperation[problems.QuantizationProblem]
 ] = matching.MeasuredOperation(
   name="quantize",
   bucketed="m",
@@ -54,7 +54,7 @@ QUANTIZE_OPERATION: Final[
   backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
 )
 DEQUANTIZE_OPERATION: Final[
-  matching.MeasuredOperation[problems.DequantizeProblem]
+  matching.MeasuredOperation[problems.DequantizationProblem]
 ] = matching.MeasuredOperation(
   name="dequantize",
   bucketed="m",
@@ -87,12 +87,12 @@ class Decided:
 class Part:
   """Some blockings of a problem, and the decision that computes them."""
 
-  problem: problems.QuantizeProblem
+  problem: problems.QuantizationProblem
   decision: decisions.Decision
 
 
 def decide(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
@@ -113,8 +113,8 @@ def decide(
 
 
 def as_products_read(
-  problem: problems.QuantizeProblem, target: targets.Target
-) -> problems.QuantizeProblem:
+  problem: problems.QuantizationProblem, target: targets.Target
+) -> problems.QuantizationProblem:
   """Returns the problem with packed values in the order that matmuls read.
 
   cuDNN reads values with the blocked dimension last. The Triton matmul kernels
@@ -154,7 +154,7 @@ def partial_scales(
 
 
 def num_maxima(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None,
@@ -206,7 +206,7 @@ def explained(
   """Returns the decisions of the lowering, and why kernels are not used."""
   reasons: list[str] = []
   decided: list[tuple[Problem, decisions.Decision]]
-  if isinstance(problem, problems.DequantizeProblem):
+  if isinstance(problem, problems.DequantizationProblem):
     table: Any = DEQUANTIZE_OPERATION.backends()
     whole = decide_dequantize(problem, module, target, overlay)
     decided = [(problem, whole)]
@@ -230,7 +230,7 @@ def explained(
 
 
 def decide_dequantize(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
@@ -246,7 +246,7 @@ def decide_dequantize(
 
 
 def choose(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   module: lowering.Module,
   target: targets.Target,
   overlay: resolution.Overlay | None = None,
@@ -270,7 +270,7 @@ def choose(
 
 def _refusals(
   decision: decisions.Decision,
-  backends: Mapping[str, decisions.Backend[Any]],
+  backends: Mapping[str, decisions.BackendRecord[Any]],
   target: targets.Target,
 ) -> list[str]:
   """Returns why no kernel is used; an empty list if one is.

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-Kernels quantize along the last axis, and along any axis with the `Extras` of
-training recipes. Along another axis without extras they quantize only to FP4,
-for which XLA ops take longest. They dequantize along the last axis, and results
-below 2^-126 are exact.
+Kernels quantize along the last axis, and along any axis with `RecipeOptions`.
+Along another axis without options they quantize only to FP4, for which XLA ops
+take longest. They dequantize along the last axis, and results below 2^-126 are
+exact.
 
 Milliseconds of XLA ops / of kernels, f32, medians of interleaved calls (AVX2
 kernels built with -fno-trapping-math, 2 cores of an EPYC, load 1.4 to 2.8, jax
@@ -73,9 +73,9 @@ def _no_kernels(
 
 
 def supports_quantize(
-  problem: problems.QuantizeProblem, target: targets.Target
+  problem: problems.QuantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Supports one blocking, with the extras of training recipes."""
+  """Supports one blocking, with the options of training recipes."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
@@ -93,43 +93,43 @@ def supports_quantize(
   # Kernels write k last, so another axis needs a transpose of the result. For
   # codes of a byte this costs more time than the kernel saves.
   is_last = single.blockings[0].axis() == len(single.shape) - 1
-  is_plain = problem.extras == problems.NO_EXTRAS
+  is_plain = problem.options == problems.NO_OPTIONS
   if is_plain and not (is_last or problem.format.is_fp4):
     return decisions.Unsupported(
       f"kernels are slower for FP{problem.format.value_bits} along another"
       " axis than the last"
     )
-  return _extras_refusal(problem)
+  return _options_refusal(problem)
 
 
-def _extras_refusal(
-  problem: problems.QuantizeProblem,
+def _options_refusal(
+  problem: problems.QuantizationProblem,
 ) -> decisions.Unsupported | None:
-  extras = problem.extras
-  if reason := extras.bits_refusal() or extras.part_refusal():
+  options = problem.options
+  if reason := options.bits_refusal() or options.part_refusal():
     return decisions.Unsupported(f"a kernel {reason}")
   (single,) = problem.each()
   axis = single.blockings[0].axis()
-  if extras.hadamard is not None and single.shape[axis] % extras.hadamard:
+  if options.hadamard is not None and single.shape[axis] % options.hadamard:
     return decisions.Unsupported(
-      f"kernels transform whole groups of {extras.hadamard}, got"
+      f"kernels transform whole groups of {options.hadamard}, got"
       f" {single.shape[axis]} values"
     )
-  if extras.is_stochastic and _square_rows(problem) is None:
+  if options.is_stochastic and _square_rows(problem) is None:
     return decisions.Unsupported(
       "kernels draw random bits in the order of the array, whose square blocks"
-      f" merge dimensions {list(extras.square or ())}"
+      f" merge dimensions {list(options.square or ())}"
     )
   return None
 
 
-def _square_rows(problem: problems.QuantizeProblem) -> int | None:
+def _square_rows(problem: problems.QuantizationProblem) -> int | None:
   """Returns how many adjacent rows square blocks divide into groups.
 
   Rows are all dimensions except the blocked one, in order. The number is 0
   without square blocks, and None if their dimensions are not the last rows.
   """
-  square = problem.extras.square
+  square = problem.options.square
   if not square:
     return 0
   (b,), (single,) = problem.blockings, problem.each()
@@ -141,7 +141,7 @@ def _square_rows(problem: problems.QuantizeProblem) -> int | None:
 
 
 def supports_dequantize(
-  problem: problems.DequantizeProblem, target: targets.Target
+  problem: problems.DequantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the last axis, on CPUs."""
   if target.platform != "cpu":
@@ -167,7 +167,7 @@ def supports_dequantize(
 def quantize(
   x: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
@@ -184,7 +184,7 @@ def quantize(
   cpu_library.register()
   (single,) = problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
-  if is_last and problem.extras == problems.NO_EXTRAS:
+  if is_last and problem.options == problems.NO_OPTIONS:
     return _quantize_rows(x, global_scale, problem)
   return _quantize_operand(x, global_scale, problem, key)
 
@@ -192,9 +192,9 @@ def quantize(
 def _quantize_rows(
   x: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> list[jax.Array]:
-  """Quantizes along the last dimension, without extras."""
+  """Quantizes along the last dimension, without options."""
   (b,) = problem.blockings
   x = b.apply(x)
   *lead, k = x.shape
@@ -208,11 +208,11 @@ def _quantize_rows(
 def _quantize_operand(
   x: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   key: jax.Array | None,
 ) -> list[jax.Array]:
-  """Quantizes along any dimension, with the extras of recipes."""
-  (b,), (single,), extras = problem.blockings, problem.each(), problem.extras
+  """Quantizes along any dimension, with the options of recipes."""
+  (b,), (single,), options = problem.blockings, problem.each(), problem.options
   axis, shape = b.axis(), single.shape
   # The kernel pads, so `apply` need not.
   x = dataclasses.replace(b, multiple=1).apply(x)
@@ -220,7 +220,7 @@ def _quantize_operand(
   square = _square_rows(problem)
   # The kernel needs the dimensions of squares last, before the blocked one.
   if square is None:
-    merged = list(map(b.position, extras.square or ()))
+    merged = list(map(b.position, options.square or ()))
     order = [d for d in order if d not in (*merged, axis)] + [*merged, axis]
     x, axis = x.transpose(order), len(order) - 1
     square = math.prod(shape[d] for d in merged)
@@ -233,10 +233,10 @@ def _quantize_operand(
     _or_absent(global_scale),
     jnp.zeros((0,), jnp.uint32) if key is None else key,
     **_attributes(problem),
-    hadamard=np.int64(extras.hadamard or 1),
+    hadamard=np.int64(options.hadamard or 1),
     square=np.int64(square),
-    four_over_six=np.int64(extras.four_over_six),
-    scale_up=np.int64(extras.scale_up),
+    four_over_six=np.int64(options.four_over_six),
+    scale_up=np.int64(options.scale_up),
   )
   order = [d for d in order if d != b.axis()] + [b.axis()]
   results = _shaped(results, problem, tuple(shape[d] for d in order))
@@ -245,7 +245,7 @@ def _quantize_operand(
 
 
 def _types(
-  problem: problems.QuantizeProblem, rows: int, k: int
+  problem: problems.QuantizationProblem, rows: int, k: int
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
   """Returns the custom calls' result types: values, scale, global scale."""
   format = problem.format
@@ -260,7 +260,7 @@ def _types(
   )
 
 
-def _attributes(problem: problems.QuantizeProblem) -> dict[str, np.int64]:
+def _attributes(problem: problems.QuantizationProblem) -> dict[str, np.int64]:
   return {
     "format": np.int64(cpu_library.FORMATS[problem.format]),
     "rounding": np.int64(_ROUNDINGS[problem.scale_rounding]),
@@ -271,7 +271,7 @@ def _attributes(problem: problems.QuantizeProblem) -> dict[str, np.int64]:
 
 def _shaped(
   results: Sequence[jax.Array],
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   shape: tuple[int, ...],
 ) -> list[jax.Array]:
   """Returns a custom call's results, reshaped to the array's dimensions."""
@@ -288,7 +288,7 @@ def dequantize(
   values: jax.Array,
   scale: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
   """Computes the result of `dequantize_p`."""
@@ -324,8 +324,8 @@ def _or_absent(x: jax.Array | None) -> jax.Array:
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
-QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
-  decisions.Backend(
+QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
+  decisions.BackendRecord(
     name="cpu",
     summary="C++ kernels",
     rank=choice.rank_on(10, "cpu"),
@@ -336,8 +336,8 @@ QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
 )
 # The rank ignores the target, so that on other platforms `explain` shows this
 # backend's reason for XLA ops.
-DEQUANTIZE: Final[decisions.Backend[problems.DequantizeProblem]] = (
-  decisions.Backend(
+DEQUANTIZE: Final[decisions.BackendRecord[problems.DequantizationProblem]] = (
+  decisions.BackendRecord(
     name="cpu",
     summary="C++ kernels",
     rank=lambda target: 10,

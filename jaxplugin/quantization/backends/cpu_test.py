@@ -21,7 +21,7 @@ from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
 MODULE = lowering.Module(platforms=("cpu",))
-DRAWN = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
+DRAWN = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 
 
 def spec_of(format, dims, ndim, multiple=32, **fields):
@@ -30,12 +30,12 @@ def spec_of(format, dims, ndim, multiple=32, **fields):
   return operands.QuantizeSpec(format=format, along=along, **fields)
 
 
-def problem(extras, axis=1, **fields):
+def problem(options, axis=1, **fields):
   return dataclasses.replace(
-    problems.QuantizeProblem.along(
+    problems.QuantizationProblem.along(
       axis, shape=(48, 64, 80), dtype=np.dtype(np.float32), format=jp.NVFP4
     ),
-    extras=extras,
+    options=options,
     **fields,
   )
 
@@ -43,17 +43,17 @@ def problem(extras, axis=1, **fields):
 @lowerings.needs_library
 class ChoiceTest(parameterized.TestCase):
   @parameterized.parameters(
-    problems.Extras(hadamard=16),
-    problems.Extras(square=(0, 2)),
-    problems.Extras(square=(2, 0)),
-    problems.Extras(square=()),
-    problems.Extras(four_over_six=True),
-    problems.Extras(scale_up=True),
+    problems.RecipeOptions(hadamard=16),
+    problems.RecipeOptions(square=(0, 2)),
+    problems.RecipeOptions(square=(2, 0)),
+    problems.RecipeOptions(square=()),
+    problems.RecipeOptions(four_over_six=True),
+    problems.RecipeOptions(scale_up=True),
     DRAWN,
     dataclasses.replace(DRAWN, hadamard=64, square=(2,), four_over_six=True),
   )
-  def test_kernels_are_chosen(self, extras):
-    told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
+  def test_kernels_are_chosen(self, options):
+    told = backends.explained(problem(options), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "cpu")
     self.assertEqual(told.reason, "")
 
@@ -63,16 +63,19 @@ class ChoiceTest(parameterized.TestCase):
       dataclasses.replace(DRAWN, is_partitionable=False),
       "jax_threefry_partitionable .*it is off",
     ),
-    (problems.Extras(hadamard=128), "whole groups of 128, got 64 values"),
+    (
+      problems.RecipeOptions(hadamard=128),
+      "whole groups of 128, got 64 values",
+    ),
     (
       dataclasses.replace(DRAWN, square=(2, 0)),
       r"in the order of the array.*merge dimensions \[2, 0\]",
     ),
   )
   def test_operations_are_chosen_and_the_reason_names_the_argument(
-    self, extras, reason
+    self, options, reason
   ):
-    told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
+    told = backends.explained(problem(options), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "xla")
     self.assertRegex(told.reason, f"^cpu: .*{reason}")
 

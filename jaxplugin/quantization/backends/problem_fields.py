@@ -36,7 +36,7 @@ _QUANTIZE_WORDS: Final = {
 # The blocked dimensions: the last one of (m, k), the first one of (k, m), or
 # both of (m, k) in either order.
 _ALONG: Final = ("last", "first", "last,first", "first,last")
-_EXTRAS: Final[dict[str, records.Scalar]] = {
+_OPTIONS: Final[dict[str, records.Scalar]] = {
   "hadamard": None,
   "square": False,
   "four_over_six": False,
@@ -45,14 +45,14 @@ _EXTRAS: Final[dict[str, records.Scalar]] = {
   "key_impl": None,
   "is_partitionable": True,
 }
-_EXTRAS_WORDS: Final = {"key_impl": (problems.THREEFRY,)}
-_EXTRAS_NUMBERS: Final = ("hadamard",)
+_OPTION_WORDS: Final = {"key_impl": (problems.THREEFRY,)}
+_OPTION_NUMBERS: Final = ("hadamard",)
 _DEQUANTIZE: Final[dict[str, records.Scalar]] = {"global_scale": "none"}
 _DEQUANTIZE_WORDS: Final = {"global_scale": ("none", "scalar")}
 
 
 @functools.lru_cache(maxsize=4096)
-def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
+def fields_of(problem: problems.QuantizationProblem) -> records.Fields | None:
   """Returns a problem's fields, or None if it has no row."""
   if not problem.sizes_are_static or 0 in problem.shape:
     return None
@@ -74,16 +74,16 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
     "format": problem.format.name,
     **row_fields.not_default(problem, _QUANTIZE),
   }
-  for number, extras in enumerate(problem.extras_each):
-    if extras.key_impl not in (None, problems.THREEFRY):
+  for number, options in enumerate(problem.options_each):
+    if options.key_impl not in (None, problems.THREEFRY):
       return None
-    if extras.strides is not None or extras.is_part:  # x is a shard
+    if options.strides is not None or options.is_part:  # x is a shard
       return None
-    square = None if extras.square is None else len(extras.square)
+    square = None if options.square is None else len(options.square)
     if square is not None and square != len(problem.shape) - 1:
       return None
-    for name, default in _EXTRAS.items():
-      value = getattr(extras, name)
+    for name, default in _OPTIONS.items():
+      value = getattr(options, name)
       value = square is not None if name == "square" else value
       if value != default:
         fields[_extra(name, number)] = value
@@ -94,7 +94,7 @@ def _extra(name: str, number: int) -> str:
   return f"second_{name}" if number else name
 
 
-def _sizes_of(problem: problems.QuantizeProblem) -> dict[str, Any] | None:
+def _sizes_of(problem: problems.QuantizationProblem) -> dict[str, Any] | None:
   """Returns m, k and the blocked dimension, or None if there is no row."""
   shape = problem.shape
   along = []
@@ -115,7 +115,7 @@ def _sizes_of(problem: problems.QuantizeProblem) -> dict[str, Any] | None:
   return fields
 
 
-def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
+def problem_of(fields: records.Fields) -> problems.QuantizationProblem:
   """Returns a problem of rank 2 that has these fields.
 
   Raises:
@@ -128,9 +128,9 @@ def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
   dtype = row_fields.DTYPES[row.text("dtype", row_fields.DTYPES)]
   places = along.split(",")
   found = row.optional(_QUANTIZE, _QUANTIZE_WORDS)
-  first, *more = (_extras_of(row, i, p) for i, p in enumerate(places))
+  first, *more = (_options_of(row, i, p) for i, p in enumerate(places))
   row.finish()
-  return problems.QuantizeProblem(
+  return problems.QuantizationProblem(
     shape=(k, m) if along == "first" else (m, k),
     dtype=dtype,
     format=format,
@@ -138,29 +138,29 @@ def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
       blocking.Blocking.along(int(p == "last"), 2, format.block_size)
       for p in places
     ),
-    extras=first,
-    more_extras=tuple(more) if {*more} - {problems.NO_EXTRAS} else (),
+    options=first,
+    more_options=tuple(more) if {*more} - {problems.NO_OPTIONS} else (),
     **found,
   )
 
 
-def _extras_of(
+def _options_of(
   row: row_fields.RowFields, number: int, place: str
-) -> problems.Extras:
+) -> problems.RecipeOptions:
   found = row.optional(
-    {_extra(name, number): value for name, value in _EXTRAS.items()},
-    {_extra(name, number): words for name, words in _EXTRAS_WORDS.items()},
-    [_extra(name, number) for name in _EXTRAS_NUMBERS],
+    {_extra(name, number): value for name, value in _OPTIONS.items()},
+    {_extra(name, number): words for name, words in _OPTION_WORDS.items()},
+    [_extra(name, number) for name in _OPTION_NUMBERS],
   )
   found = {name.removeprefix("second_"): v for name, v in found.items()}
   other = (0,) if place == "last" else (1,)
   found["square"] = other if found["square"] else None
-  return problems.Extras(**found)
+  return problems.RecipeOptions(**found)
 
 
 @functools.lru_cache(maxsize=4096)
 def dequantize_fields_of(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
 ) -> records.Fields | None:
   """Returns a problem's fields, or None if it has no row."""
   format, shape = problem.format, problem.logical_shape
@@ -188,7 +188,9 @@ def dequantize_fields_of(
   return records.fields_of("problem", fields)
 
 
-def dequantize_problem_of(fields: records.Fields) -> problems.DequantizeProblem:
+def dequantize_problem_of(
+  fields: records.Fields,
+) -> problems.DequantizationProblem:
   """Returns a problem of rank 2 that has these fields.
 
   Raises:
@@ -207,7 +209,7 @@ def dequantize_problem_of(fields: records.Fields) -> problems.DequantizeProblem:
   row.finish()
   is_packed = format.is_fp4 and dtype == formats.PACKED
   stored = k // 2 if is_packed else k
-  return problems.DequantizeProblem(
+  return problems.DequantizationProblem(
     shape=(stored, m) if along == "first" else (m, stored),
     dtype=dtype,
     format=format,

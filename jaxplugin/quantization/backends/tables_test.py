@@ -29,7 +29,7 @@ DEQUANTIZE = backends.DEQUANTIZE_OPERATION
 
 
 def along(*axes, shape=(M, K), format=jp.MXFP4, **fields):
-  return problems.QuantizeProblem(
+  return problems.QuantizationProblem(
     shape=shape,
     dtype=F32,
     format=format,
@@ -46,10 +46,10 @@ def dequantizing(**changes):
     shape=(M, K), dtype=jp.MXFP4.array_dtype, format=jp.MXFP4, axis=1,
     out_dtype=F32,
   )  # fmt: skip
-  return problems.DequantizeProblem(**{**given, **changes})
+  return problems.DequantizationProblem(**{**given, **changes})
 
 
-STOCHASTIC = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
+STOCHASTIC = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 # Each differs from the others in one thing that may count.
 QUANTIZED = (
   along(1),
@@ -66,14 +66,14 @@ QUANTIZED = (
   along(1, packed=True, for_products=True),
   along(1, scale_layout="swizzled_128x4"),
   dataclasses.replace(along(1), dtype=formats.BF16),
-  along(1, extras=problems.Extras(hadamard=16)),
-  along(1, extras=problems.Extras(square=(0,))),
-  along(1, extras=problems.Extras(four_over_six=True)),
-  along(1, extras=problems.Extras(scale_up=True)),
-  along(1, extras=STOCHASTIC),
-  along(1, extras=dataclasses.replace(STOCHASTIC, is_partitionable=False)),
-  along(1, 0, more_extras=(problems.Extras(square=(1,)),)),
-  along(1, 0, extras=STOCHASTIC, more_extras=(STOCHASTIC,)),
+  along(1, options=problems.RecipeOptions(hadamard=16)),
+  along(1, options=problems.RecipeOptions(square=(0,))),
+  along(1, options=problems.RecipeOptions(four_over_six=True)),
+  along(1, options=problems.RecipeOptions(scale_up=True)),
+  along(1, options=STOCHASTIC),
+  along(1, options=dataclasses.replace(STOCHASTIC, is_partitionable=False)),
+  along(1, 0, more_options=(problems.RecipeOptions(square=(1,)),)),
+  along(1, 0, options=STOCHASTIC, more_options=(STOCHASTIC,)),
 )
 DEQUANTIZED = (
   dequantizing(),
@@ -96,16 +96,16 @@ class FieldsTest(parameterized.TestCase):
     self.assertLen({*fields}, len(known))
 
   def test_every_part_of_a_problem_is_compared(self):
-    names = {f.name for f in dataclasses.fields(problems.Extras)}
+    names = {f.name for f in dataclasses.fields(problems.RecipeOptions)}
     # No row is about a device's part of an array.
     of_parts = {"strides", "is_part"}
-    self.assertEqual(of_parts | {*problem_fields._EXTRAS}, names)
-    names = {f.name for f in dataclasses.fields(problems.QuantizeProblem)}
-    told = {"shape", "dtype", "format", "blockings", "extras", "more_extras"}
+    self.assertEqual(of_parts | {*problem_fields._OPTIONS}, names)
+    names = {f.name for f in dataclasses.fields(problems.QuantizationProblem)}
+    told = {"shape", "dtype", "format", "blockings", "options", "more_options"}
     told |= {"pads_values"}  # part of a product, which no row is about
     told |= {"num_maxima"}  # as if a global scale were given
     self.assertEqual(told | {*problem_fields._QUANTIZE}, names)
-    names = {f.name for f in dataclasses.fields(problems.DequantizeProblem)}
+    names = {f.name for f in dataclasses.fields(problems.DequantizationProblem)}
     self.assertEqual(
       {"shape", "dtype", "format", "axis", "out_dtype", "global_shape"}, names
     )
@@ -129,15 +129,15 @@ class FieldsTest(parameterized.TestCase):
       along(1),
       blockings=(blocking.Blocking(dims=(0, 1), lead=(), multiple=32),),
     ),
-    along(1, extras=dataclasses.replace(STOCHASTIC, key_impl="rbg")),
-    along(1, extras=dataclasses.replace(STOCHASTIC, strides=(64, 1))),
-    along(1, extras=problems.Extras(four_over_six=True, is_part=True)),
+    along(1, options=dataclasses.replace(STOCHASTIC, key_impl="rbg")),
+    along(1, options=dataclasses.replace(STOCHASTIC, strides=(64, 1))),
+    along(1, options=problems.RecipeOptions(four_over_six=True, is_part=True)),
     dequantizing(shape=(4, 32, 8)),
     dequantizing(out_dtype=np.dtype(np.float64)),
     dequantizing(global_shape=(M, 1)),
   )
   def test_tables_have_no_rows_for(self, problem):
-    is_quantize = isinstance(problem, problems.QuantizeProblem)
+    is_quantize = isinstance(problem, problems.QuantizationProblem)
     operation = QUANTIZE if is_quantize else DEQUANTIZE
     self.assertIsNone(operation.fields_of(problem))
 

@@ -3,7 +3,7 @@
 """The triton implementation: the kernels of kernels/gpu/quantization.
 
 The kernels write values and scale from one read of x, also along two axes if
-`triton_shapes` finds a launch. They apply recipes' extras in the same pass.
+`triton_shapes` finds a launch. They apply recipes' options in the same pass.
 Their bits are the same as those of XLA ops.
 """
 
@@ -38,7 +38,7 @@ _MAX_HADAMARD: Final = 64
 
 
 def supports(
-  problem: problems.QuantizeProblem, target: targets.Target
+  problem: problems.QuantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the package's formats, f32, bf16 and f16, and static sizes."""
   refusal = triton_library.refusal(target) or _input_refusal(problem)
@@ -49,13 +49,13 @@ def supports(
 
 
 def _input_refusal(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> decisions.Unsupported | None:
   if not problem.format.is_known:
     return decisions.Unsupported(
       f"supports {formats.known_names()}, got {problem.format}"
     )
-  refusal = _extras_refusal(problem)
+  refusal = _options_refusal(problem)
   if refusal is not None:
     return refusal
   if problem.dtype not in formats.FLOAT_DTYPES:
@@ -73,15 +73,15 @@ def _input_refusal(
   return None
 
 
-def _extras_refusal(
-  problem: problems.QuantizeProblem,
+def _options_refusal(
+  problem: problems.QuantizationProblem,
 ) -> decisions.Unsupported | None:
-  """Returns why kernels do not support a recipe's extras."""
-  for extras in problem.extras_each:
-    refusal = _refusal_of(extras, problem)
+  """Returns why kernels do not support a recipe's options."""
+  for options in problem.options_each:
+    refusal = _refusal_of(options, problem)
     if refusal is not None:
       return refusal
-  if len({extras.four_over_six for extras in problem.extras_each}) > 1:
+  if len({options.four_over_six for options in problem.options_each}) > 1:
     return decisions.Unsupported(
       "either quantizes every blocking with four_over_six, or none"
     )
@@ -89,21 +89,21 @@ def _extras_refusal(
 
 
 def _refusal_of(
-  extras: problems.Extras, problem: problems.QuantizeProblem
+  options: problems.RecipeOptions, problem: problems.QuantizationProblem
 ) -> decisions.Unsupported | None:
-  if reason := extras.bits_refusal():
+  if reason := options.bits_refusal():
     return decisions.Unsupported(reason)
-  if extras.square is not None and len(problem.blockings) > 1:
+  if options.square is not None and len(problem.blockings) > 1:
     return decisions.Unsupported("computes square blocks along one axis only")
-  if extras.four_over_six and problem.has_global_scale and not extras.is_part:
+  if options.four_over_six and problem.has_global_scale and not options.is_part:
     return decisions.Unsupported(
       "computes the global scale of four_over_six itself, and global_scale"
       " was passed"
     )
-  if (extras.hadamard or 1) > _MAX_HADAMARD:
+  if (options.hadamard or 1) > _MAX_HADAMARD:
     return decisions.Unsupported(
       f"transforms groups of up to {_MAX_HADAMARD} in registers, got"
-      f" {extras.hadamard}"
+      f" {options.hadamard}"
     )
   return None
 
@@ -111,7 +111,7 @@ def _refusal_of(
 def quantize(
   x: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   target: targets.Target,
   key: jax.Array | None = None,
   keys: Sequence[jax.Array | None] = (),
@@ -170,7 +170,7 @@ def quantize(
 
 
 def partial_scales(
-  x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
+  x: jax.Array, problem: problems.QuantizationProblem, target: targets.Target
 ) -> jax.Array:
   """Returns f32[blockings]: the global scales computed from a shard.
 
@@ -180,12 +180,12 @@ def partial_scales(
     target: a GPU.
   """
   return operations.partial_scale_of_maxima(
-    maxima(x, problem, target), problem.format, problem.extras.four_over_six
+    maxima(x, problem, target), problem.format, problem.options.four_over_six
   )
 
 
 def maxima(
-  x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
+  x: jax.Array, problem: problems.QuantizationProblem, target: targets.Target
 ) -> jax.Array:
   """Returns uint32[blockings, n]: f32 bits of partial amax values of x.
 
@@ -205,7 +205,7 @@ def maxima(
 
 
 def num_maxima(
-  problem: problems.QuantizeProblem, target: targets.Target
+  problem: problems.QuantizationProblem, target: targets.Target
 ) -> int:
   """Returns the number of `maxima` for each blocking."""
   return triton_shapes.maxima_launch(problem, target).grid
@@ -250,7 +250,7 @@ def _call(
 
 
 def _values_of_bytes(
-  values: jax.Array, problem: problems.QuantizeProblem
+  values: jax.Array, problem: problems.QuantizationProblem
 ) -> jax.Array:
   """Converts the bytes of a kernel to the values of a problem.
 
@@ -273,7 +273,7 @@ def _values_of_bytes(
 
 
 def _scale_of_bytes(
-  scale: jax.Array, problem: problems.QuantizeProblem
+  scale: jax.Array, problem: problems.QuantizationProblem
 ) -> jax.Array:
   """Converts the bytes of a kernel to the scale of a one-blocking problem."""
   blocks: tuple[Any, ...] = problem.shape
@@ -287,8 +287,8 @@ def _scale_of_bytes(
   )
 
 
-QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
-  decisions.Backend(
+QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
+  decisions.BackendRecord(
     name="triton",
     summary="Triton kernels",
     rank=choice.rank_on(10, "cuda", "rocm"),

@@ -169,7 +169,7 @@ class GradientStepTest(parameterized.TestCase):
 class ChoiceTest(parameterized.TestCase):
   def problem(self, *dims, shape=(4, 64, 96), **kwargs):
     every = range(len(shape))
-    return problems.QuantizeProblem(
+    return problems.QuantizationProblem(
       shape=shape,
       dtype=np.dtype(kwargs.pop("dtype", jnp.bfloat16)),
       format=MXFP8,

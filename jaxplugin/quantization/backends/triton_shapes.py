@@ -34,7 +34,7 @@ _MAX_PROGRAMS: Final = 2**31 - 1  # CUDA's limit on the first grid dimension
 
 
 def launches(
-  problem: problems.QuantizeProblem, target: targets.Target
+  problem: problems.QuantizationProblem, target: targets.Target
 ) -> list[launching.Launch] | decisions.Unsupported:
   """Returns the launches for a problem, or why kernels do not support it."""
   architecture = triton_library.architecture_of(target)
@@ -61,7 +61,7 @@ def launches(
 
 
 def maxima_launch(
-  problem: problems.QuantizeProblem, target: targets.Target
+  problem: problems.QuantizationProblem, target: targets.Target
 ) -> launching.Launch:
   """Returns the launch that finds partial amax values of x.
 
@@ -81,7 +81,7 @@ def maxima_launch(
 
 
 def _rows(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> quantize_config.Rows | decisions.Unsupported:
   """Returns x as rows of one blocked axis, or why kernels do not support it.
 
@@ -98,8 +98,8 @@ def _rows(
   outer, k = math.prod(shape[:axis]), shape[axis]
   batch, rows, k_is_minor = outer, math.prod(shape[axis + 1 :]), False
   groups = [range(axis), range(axis + 1, len(shape)), (axis,)]
-  if problem.extras.square:
-    square = tuple(map(blocking.position, problem.extras.square))
+  if problem.options.square:
+    square = tuple(map(blocking.position, problem.options.square))
     first = axis - len(square) if axis == len(shape) - 1 else axis + 1
     if square != tuple(range(first, first + len(square))) or (
       axis < len(shape) - 1 and axis + 1 + len(square) < len(shape)
@@ -125,20 +125,22 @@ def _rows(
     k_is_minor=k_is_minor,
     swizzled=swizzled,
     pads_values=problem.pads_values,
-    extras=_extras(problem.extras),
-    places=_places(shape, _strides(shape, problem.extras), groups),
+    options=_options(problem.options),
+    places=_places(shape, _strides(shape, problem.options), groups),
     **_common(problem),
   )
 
 
-def _strides(shape: Sequence[int], extras: problems.Extras) -> tuple[int, ...]:
+def _strides(
+  shape: Sequence[int], options: problems.RecipeOptions
+) -> tuple[int, ...]:
   """Returns strides, in the array whose offsets determine random bits.
 
   Args:
     shape: shape of the blocked array.
-    extras: extras. Their `strides` are set if x is a shard.
+    options: options. Their `strides` are set if x is a shard.
   """
-  return offsets.strides(shape) if extras.strides is None else extras.strides
+  return offsets.strides(shape) if options.strides is None else options.strides
 
 
 def _places(
@@ -168,24 +170,28 @@ def _places(
   return tuple(result)
 
 
-def _extras(extras: problems.Extras) -> quantize_config.Extras:
-  size = extras.hadamard or 1
+def _options(
+  options: problems.RecipeOptions,
+) -> quantize_config.QuantizeOptions:
+  size = options.hadamard or 1
   negative = hadamard.signs(size) < 0
   words = np.packbits(negative, bitorder="little")
   words = np.pad(words, (0, -len(words) % 4)).view(np.int32)
-  return quantize_config.Extras(
+  return quantize_config.QuantizeOptions(
     hadamard=size,
     sign_words=tuple(map(int, words)) if size > 1 else (),
     factor=float(hadamard.factor(size)),
-    is_square=bool(extras.square),
-    four_over_six=extras.four_over_six,
-    scale_up=extras.scale_up,
-    is_stochastic=extras.is_stochastic,
-    is_part=extras.strides is not None,
+    is_square=bool(options.square),
+    four_over_six=options.four_over_six,
+    scale_up=options.scale_up,
+    is_stochastic=options.is_stochastic,
+    is_part=options.strides is not None,
   )
 
 
-def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
+def as_written(
+  problem: problems.QuantizationProblem,
+) -> problems.QuantizationProblem:
   """Returns the problem with blockings in the order that matmuls read.
 
   A blocking with stochastic rounding stays, because random bits follow the
@@ -194,13 +200,13 @@ def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
   if problem.packed_in_order:
     return problem
   blockings = tuple(
-    b if extras.is_stochastic else b.as_in_product(problem.shape)
-    for b, extras in zip(problem.blockings, problem.extras_each, strict=True)
+    b if options.is_stochastic else b.as_in_product(problem.shape)
+    for b, options in zip(problem.blockings, problem.options_each, strict=True)
   )
   return dataclasses.replace(problem, blockings=blockings)
 
 
-def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
+def order(problem: problems.QuantizationProblem) -> tuple[int, int] | None:
   """Returns the indices of the blockings of columns and of rows.
 
   The result is None unless x is an array of matrices with two blockings.
@@ -210,7 +216,7 @@ def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
 
 
 def _found(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> tuple[tuple[int, int], int, int] | None:
   """Returns `order`, and the first dimensions of rows and columns."""
   if len(problem.blockings) != 2:
@@ -242,7 +248,7 @@ def _found(
 
 
 def _matrices(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> quantize_config.Matrices | None:
   found = _found(problem)
   if found is None:
@@ -266,8 +272,8 @@ def _matrices(
     k_t=of_rows.shape(shape)[of_rows.axis()],
     is_transposed=len(of_rows.dims) > 1,
     row=positions[0],
-    extras=_extras(problem.extras_each[positions[0]]),
-    extras_t=_extras(problem.extras_each[positions[1]]),
+    options=_options(problem.options_each[positions[0]]),
+    options_t=_options(problem.options_each[positions[1]]),
     places=of_bits[0],
     places_t=of_bits[1],
     **_common(problem),
@@ -275,7 +281,7 @@ def _matrices(
 
 
 def _strides_of_x(
-  problem: problems.QuantizeProblem, b: blocking.Blocking, i: int
+  problem: problems.QuantizationProblem, b: blocking.Blocking, i: int
 ) -> list[int]:
   """Returns strides of x's dimensions in the array of random bits' offsets.
 
@@ -285,7 +291,7 @@ def _strides_of_x(
     i: index of a blocking.
   """
   shape = problem.shape
-  strides = _strides(b.shape(shape), problem.extras_each[i])
+  strides = _strides(b.shape(shape), problem.options_each[i])
   # Only the first of merged dimensions may be sharded.
   return [
     strides[b.axis()]
@@ -296,7 +302,7 @@ def _strides_of_x(
   ]
 
 
-def _common(problem: problems.QuantizeProblem) -> dict[str, Any]:
+def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:
   global_scale = "given" if problem.has_global_scale else "none"
   if problem.num_maxima is not None:
     global_scale = "of_maxima"

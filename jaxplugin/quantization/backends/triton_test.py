@@ -300,7 +300,7 @@ def problem(**changes):
     "format": MXFP8,
     "axis": 1,
   }
-  return problems.QuantizeProblem.along(**(fields | changes))
+  return problems.QuantizationProblem.along(**(fields | changes))
 
 
 def chosen(problem, target):

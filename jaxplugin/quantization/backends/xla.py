@@ -24,7 +24,7 @@ _SUMMARY: Final = "operations that XLA compiles"
 def quantize(
   x: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
@@ -39,21 +39,21 @@ def quantize(
     key: data of a key for stochastic rounding.
   """
   del target
-  extras = problem.extras
+  options = problem.options
   if problem.num_maxima is not None:
     assert global_scale is not None
     global_scale = operations.global_scale_of_partial(
       operations.partial_scale_of_maxima(
-        global_scale, problem.format, extras.four_over_six
+        global_scale, problem.format, options.four_over_six
       )
     )
-  if key is not None and extras.strides is None:
-    key = jax.random.wrap_key_data(key, impl=extras.key_impl)
+  if key is not None and options.strides is None:
+    key = jax.random.wrap_key_data(key, impl=options.key_impl)
   results: list[jax.Array] = []
   for b in problem.blockings:
-    blocked, square = _blocked(x, b, extras)
+    blocked, square = _blocked(x, b, options)
     # The setting from tracing; the thread that lowers may have another one.
-    with jax.threefry_partitionable(extras.is_partitionable):
+    with jax.threefry_partitionable(options.is_partitionable):
       quantized = operations.quantize(
         blocked,
         global_scale,
@@ -64,9 +64,9 @@ def quantize(
         packed=problem.packed,
         scale_layout=problem.scale_layout,
         square=square,
-        four_over_six=extras.four_over_six,
-        scale_up=extras.scale_up,
-        strides=extras.strides,
+        four_over_six=options.four_over_six,
+        scale_up=options.scale_up,
+        strides=options.strides,
       )
     values, *rest = quantized[: problem.results_each]
     if problem.pads_values:
@@ -77,27 +77,27 @@ def quantize(
 
 def partial_scales(
   x: jax.Array,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
   """Returns f32[blockings]: the global scales computed from a shard."""
   del target
   found = []
-  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
-    blocked, square = _blocked(x, b, extras)
+  for b, options in zip(problem.blockings, problem.options_each, strict=True):
+    blocked, square = _blocked(x, b, options)
     found.append(
       operations.partial_global_scale(
-        blocked, problem.format, b.axis(), square, extras.four_over_six
+        blocked, problem.format, b.axis(), square, options.four_over_six
       )
     )
   return jnp.stack(found)
 
 
-def maxima(x: jax.Array, problem: problems.QuantizeProblem) -> jax.Array:
+def maxima(x: jax.Array, problem: problems.QuantizationProblem) -> jax.Array:
   """Returns uint32[blockings, 1]: f32 bits of the amax of finite blocks."""
   found = []
-  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
-    blocked, square = _blocked(x, b, extras)
+  for b, options in zip(problem.blockings, problem.options_each, strict=True):
+    blocked, square = _blocked(x, b, options)
     found.append(
       operations.finite_amax(blocked, problem.format, b.axis(), square)
     )
@@ -105,13 +105,13 @@ def maxima(x: jax.Array, problem: problems.QuantizeProblem) -> jax.Array:
 
 
 def _blocked(
-  x: jax.Array, b: blocking.Blocking, extras: problems.Extras
+  x: jax.Array, b: blocking.Blocking, options: problems.RecipeOptions
 ) -> tuple[jax.Array, tuple[int, ...] | None]:
   """Returns the array to quantize, and its dimensions in square blocks."""
   blocked = b.apply(x)
-  if extras.hadamard is not None:
-    blocked = hadamard.transform(blocked, b.axis(), extras.hadamard)
-  square = extras.square
+  if options.hadamard is not None:
+    blocked = hadamard.transform(blocked, b.axis(), options.hadamard)
+  square = options.square
   if square is not None:
     square = tuple(map(b.position, square))
   return blocked, square
@@ -121,7 +121,7 @@ def dequantize(
   values: jax.Array,
   scale: jax.Array,
   global_scale: jax.Array | None,
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   target: targets.Target | None = None,
 ) -> jax.Array:
   """Computes the result of `dequantize_p`."""
@@ -131,9 +131,9 @@ def dequantize(
   )
 
 
-QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
+QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
   choice.xla_backend(summary=_SUMMARY, emit=quantize)
 )
-DEQUANTIZE: Final[decisions.Backend[problems.DequantizeProblem]] = (
+DEQUANTIZE: Final[decisions.BackendRecord[problems.DequantizationProblem]] = (
   choice.xla_backend(summary=_SUMMARY, emit=dequantize)
 )

@@ -19,7 +19,7 @@ Spec = mesh_axes.Spec
 
 
 def quantize_granules(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> tuple[int | None, ...]:
   """Returns the granule of each dimension of x: shards have a multiple of it.
 
@@ -37,18 +37,18 @@ def quantize_granules(
     else:
       granules[dim] = math.lcm(known, granule)
 
-  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
+  for b, options in zip(problem.blockings, problem.options_each, strict=True):
     block = problem.format.block_size
     size = math.prod(problem.shape[d] for d in b.dims)
-    group = math.lcm(block, extras.hadamard or 1)
+    group = math.lcm(block, options.hadamard or 1)
     inside = _granules_of_merged([problem.shape[d] for d in b.dims], group)
     for i, dim in enumerate(b.dims):
       is_whole = i > 0 or size % b.multiple != 0
       need(dim, None if is_whole else inside[i])
-    if extras.square is not None:
-      sizes = [problem.shape[d] for d in extras.square]
+    if options.square is not None:
+      sizes = [problem.shape[d] for d in options.square]
       for dim, granule in zip(
-        extras.square, _granules_of_merged(sizes, block), strict=True
+        options.square, _granules_of_merged(sizes, block), strict=True
       ):
         need(dim, granule)
   return tuple(granules)
@@ -73,7 +73,7 @@ def _granules_of_merged(sizes: Sequence[int], group: int) -> list[int | None]:
 
 
 def assign_quantize(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   operands: Sequence[Any],
   x_spec: Spec,
   wanted: Sequence[Spec] | None,
@@ -149,7 +149,7 @@ def axes_of_whole_blocks(
 
 
 def dequantize_granules(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
 ) -> tuple[int | None, ...]:
   """Returns the granules of the logical array (`quantize_granules`)."""
   granules: list[int | None] = [1] * len(problem.shape)
@@ -160,7 +160,7 @@ def dequantize_granules(
 
 
 def assign_dequantize(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   operands: Sequence[Any],
   values_spec: Spec,
   wanted: Spec | None,
@@ -189,11 +189,11 @@ def assign_dequantize(
 
 
 def uneven_notes(
-  problem: problems.QuantizeProblem | problems.DequantizeProblem,
+  problem: problems.QuantizationProblem | problems.DequantizationProblem,
   axis_sizes: Mapping[str, int],
 ) -> tuple[str, ...]:
   """Returns `explain` notes on dimensions that mesh axes do not divide."""
-  if isinstance(problem, problems.DequantizeProblem):
+  if isinstance(problem, problems.DequantizationProblem):
     shape, granules = problem.logical_shape, dequantize_granules(problem)
   else:
     shape, granules = problem.shape, quantize_granules(problem)
@@ -218,7 +218,7 @@ def uneven_notes(
 
 
 def quantize_notation(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   operands: Sequence[Any] = (),
   least_parts: int = 2,
 ) -> notation.Notation:
@@ -245,7 +245,7 @@ def quantize_notation(
 
 
 def dequantize_notation(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
   operands: Sequence[Any],
   least_parts: int = 2,
 ) -> notation.Notation:

@@ -20,13 +20,15 @@ class GranulesTest(parameterized.TestCase):
     (formats.MXFP4, {"hadamard": 64}, (1, 64)),
     (formats.NVFP4, {"hadamard": 64, "square": (0,)}, (16, 64)),
   )
-  def test_blocks_squares_and_groups_stay_whole(self, format, extras, granules):
-    problem = problems.QuantizeProblem.along(
+  def test_blocks_squares_and_groups_stay_whole(
+    self, format, options, granules
+  ):
+    problem = problems.QuantizationProblem.along(
       1,
       shape=(256, 256),
       dtype=np.dtype(np.float32),
       format=format,
-      extras=problems.Extras(**extras),
+      options=problems.RecipeOptions(**options),
     )
     self.assertEqual(assignment.quantize_granules(problem), granules)
 

@@ -21,7 +21,7 @@ from jaxplugin.quantization.sharding import assignment
 
 
 def quantize_types(
-  problem: problems.QuantizeProblem, x: Any, avals: Sequence[Any], mesh: Any
+  problem: problems.QuantizationProblem, x: Any, avals: Sequence[Any], mesh: Any
 ) -> list[Any]:
   """Returns the types of the results of `quantize_p`.
 

@@ -48,7 +48,7 @@ class Shared:
   after: Callable[[list[jax.Array]], list[jax.Array]] = lambda results: results
 
 
-def can_quantize(problem: problems.QuantizeProblem) -> bool:
+def can_quantize(problem: problems.QuantizationProblem) -> bool:
   """Returns whether quantizing shards gives the bits of the whole array."""
   format = problem.format
   return (
@@ -56,12 +56,12 @@ def can_quantize(problem: problems.QuantizeProblem) -> bool:
     and 0 not in problem.shape
     and not problem.pads_values
     and not (format.is_fp4 and format.block_size % 2)
-    and not any(extras.bits_refusal() for extras in problem.extras_each)
+    and not any(options.bits_refusal() for options in problem.options_each)
   )
 
 
 def quantize(
-  problem: problems.QuantizeProblem, local: per_device.Local
+  problem: problems.QuantizationProblem, local: per_device.Local
 ) -> Shared | None:
   """Returns the split form of a `quantize_p` equation; None if it has none.
 
@@ -99,7 +99,7 @@ def quantize(
 
 
 def _as_asked(
-  problem: problems.QuantizeProblem, results: Sequence[jax.Array]
+  problem: problems.QuantizationProblem, results: Sequence[jax.Array]
 ) -> list[jax.Array]:
   """Converts bytes to the types and layouts of a problem."""
   format, size = problem.format, problem.results_each
@@ -117,7 +117,7 @@ def _as_asked(
   return found
 
 
-def can_dequantize(problem: problems.DequantizeProblem) -> bool:
+def can_dequantize(problem: problems.DequantizationProblem) -> bool:
   """Returns whether an equation of `dequantize_p` can be split."""
   sizes = (*problem.shape, *(problem.global_shape or ()))
   is_static = all(isinstance(size, int) for size in sizes)
@@ -129,7 +129,7 @@ def can_dequantize(problem: problems.DequantizeProblem) -> bool:
 
 
 def dequantize(
-  problem: problems.DequantizeProblem, local: per_device.LocalDequantize
+  problem: problems.DequantizationProblem, local: per_device.LocalDequantize
 ) -> Shared | None:
   """Returns the split form of a `dequantize_p` equation; None if it has none.
 
@@ -170,7 +170,7 @@ def dequantize(
 
 
 def lowered(
-  site: primitive.Site,
+  context: primitive.LoweringContext,
   shared: Shared | None,
   local: Callable[..., Sequence[jax.Array]],
   *,
@@ -179,7 +179,7 @@ def lowered(
   """Returns a function that computes an equation on several devices.
 
   Args:
-    site: the equation.
+    context: the equation.
     shared: split form of the equation; None if it has none.
     local: computes the equation on one device.
     key: arguments of `primitive.partition_key`.
@@ -188,14 +188,14 @@ def lowered(
     Function of the equation's operands. None if one device computes the
     equation, or if XLA gathers the operands.
   """
-  if site.mesh is None and (shared is None or not site.module.is_split):
+  if context.mesh is None and (shared is None or not context.module.is_split):
     return None
   found = shared or Shared(operation=_on_each(local))
-  if site.mesh is not None:
-    specs = list(map(explicit_axes.spec_of, site.avals_out))
-    function = split.on_explicit_axes(found.operation, site.mesh, specs)
+  if context.mesh is not None:
+    specs = list(map(explicit_axes.spec_of, context.avals_out))
+    function = split.on_explicit_axes(found.operation, context.mesh, specs)
   else:
-    found_key = primitive.partition_key(site, *key)
+    found_key = primitive.partition_key(context, *key)
     function = split.partitioned(found.operation, found_key)
   return lambda *operands: found.after(function(*found.before(*operands)))
 
@@ -228,7 +228,7 @@ def explained(
     target, overlay: as for `backends.explained`.
     axis_sizes: axis sizes of the mesh that the module is partitioned over.
   """
-  if isinstance(problem, problems.DequantizeProblem):
+  if isinstance(problem, problems.DequantizationProblem):
     is_shared = can_dequantize(problem)
   else:
     is_shared = can_quantize(problem)

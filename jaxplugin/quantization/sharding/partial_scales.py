@@ -48,7 +48,7 @@ partial_scales_p: Final = extend_core.Primitive("block_partial_scales")
 
 def partial_scales(
   x: jax.Array,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
   num_maxima: int | None = None,
@@ -67,15 +67,15 @@ def partial_scales(
   """
   first, *more = (
     dataclasses.replace(
-      extras, scale_up=False, is_stochastic=False, key_impl=None, strides=None
+      options, scale_up=False, is_stochastic=False, key_impl=None, strides=None
     )
-    for extras in problem.extras_each
+    for options in problem.options_each
   )
   problem = dataclasses.replace(
     problem,
     has_global_scale=False,
-    extras=first,
-    more_extras=tuple(more) if {*more} - {problems.NO_EXTRAS} else (),
+    options=first,
+    more_options=tuple(more) if {*more} - {problems.NO_OPTIONS} else (),
   )
   return partial_scales_p.bind(
     x, problem=problem, num_maxima=num_maxima, target=target, overlay=overlay
@@ -86,7 +86,7 @@ def partial_scales(
   jax.jit, static_argnames=("problem", "num_maxima"), inline=True
 )
 def _by_operations(
-  x: jax.Array, problem: problems.QuantizeProblem, num_maxima: int | None
+  x: jax.Array, problem: problems.QuantizationProblem, num_maxima: int | None
 ) -> jax.Array:
   if num_maxima is None:
     return xla.partial_scales(x, problem)
@@ -96,7 +96,7 @@ def _by_operations(
 def _abstract_eval(
   x: Any,
   *,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   num_maxima: int | None,
   **params: Any,
 ) -> Any:
@@ -111,7 +111,7 @@ def _batch(
   args: Any,
   dims: Any,
   *,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   num_maxima: int | None,
   **params: Any,
 ) -> tuple[jax.Array, int]:
@@ -124,21 +124,21 @@ def _batch(
 
 
 def _lower(
-  site: primitive.Site,
+  context: primitive.LoweringContext,
   *,
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   num_maxima: int | None,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
 ) -> Callable[..., jax.Array]:
-  del target  # `site.target` is derived from it.
-  parts = backends.decide(problem, site.module, site.target, overlay)
+  del target  # `context.target` is derived from it.
+  parts = backends.decide(problem, context.module, context.target, overlay)
   if num_maxima is None:
     return functools.partial(
-      backends.partial_scales, parts=parts, target=site.target
+      backends.partial_scales, parts=parts, target=context.target
     )
   return functools.partial(
-    backends.maxima, parts=parts, target=site.target, count=num_maxima
+    backends.maxima, parts=parts, target=context.target, count=num_maxima
   )
 
 
@@ -192,7 +192,7 @@ def global_scale(
     return given
   x = lax.stop_gradient(x)
   ndim = x.ndim - batch_dims
-  problem = problems.QuantizeProblem(
+  problem = problems.QuantizationProblem(
     shape=tuple(x.shape[batch_dims:]),
     dtype=np.dtype(x.dtype),
     format=format,

@@ -39,22 +39,22 @@ class Local:
   """
 
   quantize: Callable[
-    [Sequence[jax.Array], problems.QuantizeProblem], list[jax.Array]
+    [Sequence[jax.Array], problems.QuantizationProblem], list[jax.Array]
   ]
   partial_scales: Callable[..., jax.Array]
-  num_maxima: Callable[[problems.QuantizeProblem], int]
+  num_maxima: Callable[[problems.QuantizationProblem], int]
 
 
 # (operands, problem) -> result of `dequantize_p`.
 LocalDequantize = Callable[
-  [Sequence[jax.Array], problems.DequantizeProblem], jax.Array
+  [Sequence[jax.Array], problems.DequantizationProblem], jax.Array
 ]
 
 
 def quantize(
   local: Local,
   operands: Sequence[jax.Array],
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> list[jax.Array]:
@@ -71,7 +71,7 @@ def quantize(
     axis_sizes: size of each mesh axis.
   """
   x, *given = operands
-  num_keys = sum(e.is_stochastic for e in problem.extras_each)
+  num_keys = sum(e.is_stochastic for e in problem.options_each)
   scales, keys = given[: len(given) - num_keys], given[len(given) - num_keys :]
   own = _own_problem(problem, assignment, tuple(x.shape))
   keys = _own_keys(keys, problem, assignment, axis_sizes)
@@ -112,54 +112,54 @@ def _largest(partial: jax.Array, axes: mesh_axes.Axes) -> jax.Array:
 
 
 def _own_problem(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   assignment: assignment_lib.Assignment,
   shape: tuple[int, ...],
-) -> problems.QuantizeProblem:
+) -> problems.QuantizationProblem:
   """Returns the problem of a device's shard of x."""
-  blockings, extras_each = [], []
-  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
+  blockings, options_each = [], []
+  for b, options in zip(problem.blockings, problem.options_each, strict=True):
     if b.dims and assignment.operands[0][b.dims[0]]:
       # A sharded dimension has whole blocks and groups, so it needs no padding.
-      multiple = math.lcm(problem.format.block_size, extras.hadamard or 1)
+      multiple = math.lcm(problem.format.block_size, options.hadamard or 1)
       b = dataclasses.replace(b, multiple=multiple)
-    if extras.is_stochastic and any(assignment.operands[0]):
+    if options.is_stochastic and any(assignment.operands[0]):
       strides = offsets.strides(b.shape(problem.shape))
-      extras = dataclasses.replace(extras, strides=strides)
+      options = dataclasses.replace(options, strides=strides)
     blockings.append(b)
-    extras_each.append(extras)
-  first, *more = extras_each
-  is_plain = set(more) <= {problems.NO_EXTRAS}
+    options_each.append(options)
+  first, *more = options_each
+  is_plain = set(more) <= {problems.NO_OPTIONS}
   return dataclasses.replace(
     problem,
     shape=shape,
     blockings=tuple(blockings),
-    extras=first,
-    more_extras=() if is_plain else tuple(more),
+    options=first,
+    more_options=() if is_plain else tuple(more),
   )
 
 
 def _with_whole_scale(
-  problem: problems.QuantizeProblem,
-) -> problems.QuantizeProblem:
+  problem: problems.QuantizationProblem,
+) -> problems.QuantizationProblem:
   """Returns a shard's problem, given the global scale of the array."""
   # `is_part` only matters with `four_over_six`: kernels then refuse a global
   # scale that a user passed.
   first, *more = (
-    dataclasses.replace(extras, is_part=extras.four_over_six)
-    for extras in problem.extras_each
+    dataclasses.replace(options, is_part=options.four_over_six)
+    for options in problem.options_each
   )
   return dataclasses.replace(
     problem,
     has_global_scale=True,
-    extras=first,
-    more_extras=tuple(more) if problem.more_extras else (),
+    options=first,
+    more_options=tuple(more) if problem.more_options else (),
   )
 
 
 def _own_keys(
   keys: Sequence[jax.Array],
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> list[jax.Array]:
@@ -169,10 +169,10 @@ def _own_keys(
   taker = mesh_axes.Taker(axis_sizes)
   result, left = [], list(keys)
   specs = assignment.results[:: problem.results_each]  # axes of the values
-  for b, extras, spec in zip(
-    problem.blockings, problem.extras_each, specs, strict=True
+  for b, options, spec in zip(
+    problem.blockings, problem.options_each, specs, strict=True
   ):
-    if not extras.is_stochastic:
+    if not options.is_stochastic:
       continue
     shape = b.shape(problem.shape)
     firsts = [
@@ -186,7 +186,7 @@ def _own_keys(
 
 
 def bytes_of(
-  results: Sequence[jax.Array], problem: problems.QuantizeProblem
+  results: Sequence[jax.Array], problem: problems.QuantizationProblem
 ) -> list[jax.Array]:
   """Bitcasts the values and scales among `quantize_p`'s results to bytes."""
   each = problem.results_each
@@ -199,7 +199,7 @@ def bytes_of(
 def dequantize(
   local: LocalDequantize,
   operands: Sequence[jax.Array],
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
 ) -> jax.Array:
   """Computes a device's shard of the dequantized array.
 

@@ -123,11 +123,16 @@ class BitwiseTest(lowerings.InterpretedTestCase):
   @pytest.mark.full
   def test_places_are_of_64_bits(self, first, strides):
     x = lowerings.numbers((3, 5, 96), np.float32)
-    extras = problems.Extras(
+    options = problems.RecipeOptions(
       is_stochastic=True, key_impl=problems.THREEFRY, strides=strides
     )
-    problem = problems.QuantizeProblem.along(
-      2, shape=x.shape, dtype=x.dtype, format=MXFP4, packed=True, extras=extras
+    problem = problems.QuantizationProblem.along(
+      2,
+      shape=x.shape,
+      dtype=x.dtype,
+      format=MXFP4,
+      packed=True,
+      options=options,
     )
     key = jax.random.key_data(KEYS[0])
     words = jnp.concatenate(

@@ -28,7 +28,7 @@ from jaxplugin.tables import matching
 BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
 CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
-OPERATION: Final[matching.MeasuredOperation[problems.RaggedProblem]] = (
+OPERATION: Final[matching.MeasuredOperation[problems.RaggedDotProblem]] = (
   matching.MeasuredOperation(
     name=problems.WHO,
     bucketed="m",
@@ -67,7 +67,7 @@ def choose(
 
 def emit(
   decision: decisions.Decision,
-  call: calls.Call | calls.Contraction,
+  call: calls.RaggedDotCall | calls.RaggedContraction,
   target: targets.Target,
 ) -> jax.Array:
   """Emits a call with the backend of a decision."""

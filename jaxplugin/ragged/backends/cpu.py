@@ -37,7 +37,7 @@ _ACTIVATIONS: Final[dict[str | None, int]] = {
 
 
 def supports(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the formats of the dot's kernels, contracted along the blocks."""
   refusal = cpu.missing(target) or cpu.unknown_formats(problem.lhs, problem.rhs)
@@ -59,7 +59,7 @@ def supports(
 
 
 def plan(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Plan:
   """Returns the plan: global scales are fused, except one for each row."""
   del target
@@ -73,7 +73,9 @@ def plan(
 
 
 def emit(
-  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
 ) -> jax.Array:
   """Emits one custom call, and XLA ops for epilogues it does not fuse."""
   del target
@@ -86,7 +88,7 @@ def emit(
   return _ragged_dot(call)
 
 
-def _ragged_dot(call: calls.Call) -> jax.Array:
+def _ragged_dot(call: calls.RaggedDotCall) -> jax.Array:
   """Emits the custom call."""
   cpu_library.register()
   factors = [
@@ -110,12 +112,14 @@ def _ragged_dot(call: calls.Call) -> jax.Array:
   )
 
 
-BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
-  name="cpu",
-  summary="C++ kernels that read the bytes of the used groups once",
-  rank=choice.rank_on(10, "cpu"),
-  supports=supports,
-  plan=plan,
-  emit=emit,
-  tunable=decisions.Tunable(source=cpu_library.source),
+BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
+  decisions.BackendRecord(
+    name="cpu",
+    summary="C++ kernels that read the bytes of the used groups once",
+    rank=choice.rank_on(10, "cpu"),
+    supports=supports,
+    plan=plan,
+    emit=emit,
+    tunable=decisions.Tunable(source=cpu_library.source),
+  )
 )

@@ -31,7 +31,7 @@ _CONTRACTION_WORDS: Final = {"global_scale": problem_fields.GLOBAL_SCALES}
 
 
 @functools.lru_cache(maxsize=4096)
-def fields_of(problem: problems.RaggedProblem) -> records.Fields | None:
+def fields_of(problem: problems.RaggedDotProblem) -> records.Fields | None:
   """Returns a ragged dot's fields; None if a row cannot hold it."""
   return problem_fields.matmul_fields(problem, _SIZES, _RAGGED)
 
@@ -44,9 +44,9 @@ def contraction_fields_of(
   return problem_fields.matmul_fields(problem, _SIZES, _CONTRACTION)
 
 
-def problem_of(fields: records.Fields) -> problems.RaggedProblem:
+def problem_of(fields: records.Fields) -> problems.RaggedDotProblem:
   """Returns the ragged dot that has these fields, or raises ValueError."""
-  return problems.RaggedProblem(
+  return problems.RaggedDotProblem(
     **problem_fields.matmul_of(
       "the ragged dot", fields, _SIZES, _RAGGED, _RAGGED_WORDS
     )

@@ -32,7 +32,7 @@ SIZES = np.array([4, 0, 6], np.int32)
 def side(format=None, dtype=F32):
   if format is not None:
     dtype = format.array_dtype
-  return dot_problems.OperandProblem(format=format, dtype=dtype)
+  return dot_problems.SideProblem(format=format, dtype=dtype)
 
 
 BASE = dict(
@@ -51,7 +51,7 @@ OF_CONTRACTIONS = {"global_scale": "array"}
 
 class FieldsTest(parameterized.TestCase):
   @parameterized.parameters(
-    (RAGGED, problems.RaggedProblem, OF_DOTS),
+    (RAGGED, problems.RaggedDotProblem, OF_DOTS),
     (CONTRACTION, problems.ContractionProblem, OF_CONTRACTIONS),
   )
   def test_problems_come_back_and_each_part_counts(self, operation, kind, more):
@@ -70,7 +70,7 @@ class FieldsTest(parameterized.TestCase):
     {"m": None}, {"groups": 0}, {"out_dtype": np.dtype(np.int32)}
   )
   def test_no_row_is_about_what_has_no_size_or_name(self, **changes):
-    problem = problems.RaggedProblem(**BASE | changes)
+    problem = problems.RaggedDotProblem(**BASE | changes)
     self.assertIsNone(RAGGED.fields_of(problem))
 
   @parameterized.parameters(
@@ -79,7 +79,7 @@ class FieldsTest(parameterized.TestCase):
     ({"batch": 2}, "a problem of the ragged dot has no batch"),
   )
   def test_fields_of_no_problem_say_what_is_wrong(self, changes, message):
-    fields = dict(RAGGED.fields_of(problems.RaggedProblem(**BASE))) | changes
+    fields = dict(RAGGED.fields_of(problems.RaggedDotProblem(**BASE))) | changes
     with self.assertRaisesRegex(ValueError, message):
       RAGGED.problem_of(records.fields_of("problem", fields))
 
@@ -99,7 +99,7 @@ class DecidedTest(absltest.TestCase):
       np.asarray(self.x[:4]) @ w[0].T, np.asarray(self.x[4:]) @ w[2].T
     ])  # fmt: skip
     self.table = operation_tables.with_xla_first(
-      RAGGED, self.target, problems.RaggedProblem(**BASE)
+      RAGGED, self.target, problems.RaggedDotProblem(**BASE)
     )
 
   def test_a_row_decides_what_is_lowered(self):

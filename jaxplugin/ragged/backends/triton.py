@@ -41,14 +41,14 @@ _SCHEDULE: Final = "each kernel program finds its rows on the device"
 
 
 def supports(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports static sizes and readable formats for which a config exists."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
 def _problem_gate(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   refusal = triton.operands_refusal(problem)
   if refusal is not None:
@@ -71,7 +71,7 @@ def _problem_gate(
 
 
 def _reads(
-  layout: str, problem: problems.RaggedProblem, target: targets.Target
+  layout: str, problem: problems.RaggedDotProblem, target: targets.Target
 ) -> bool:
   """Returns whether the kernels read a layout of rhs without conversion.
 
@@ -89,7 +89,7 @@ def _reads_interleaved(target: targets.Target) -> bool:
 
 
 def plan(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Plan:
   """Returns the plan: global scales are fused, except one for each row."""
   applications: dict[problems.GlobalScale, decisions.Application] = {
@@ -119,7 +119,7 @@ def plan(
 
 
 def launches(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> tuple[plans.RaggedShape, tuple[launching.Launch, ...]]:
   """Returns the launches for a supported problem."""
   shape = _shape(problem, target)
@@ -127,7 +127,7 @@ def launches(
 
 
 def _shape(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> plans.RaggedShape:
   """Returns the kernels' description of a problem, with dense operands."""
   assert problem.groups is not None and problem.m is not None
@@ -159,7 +159,7 @@ def _shape(
 
 
 def _operand(
-  side: dot_problems.OperandProblem,
+  side: dot_problems.SideProblem,
   rows: int,
   k: int,
   target: targets.Target | None = None,
@@ -205,7 +205,9 @@ def _launches(
 
 
 def emit(
-  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
 ) -> jax.Array:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
   if problem.is_empty:
@@ -218,7 +220,9 @@ def emit(
 
 
 def _ragged_dot(
-  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
 ) -> jax.Array:
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = _shape(problem, target)
@@ -241,7 +245,7 @@ def _ragged_dot(
 
 
 def _readable(
-  call: calls.Call, target: targets.Target
+  call: calls.RaggedDotCall, target: targets.Target
 ) -> tuple[triton.Readable, triton.Readable]:
   """Returns lhs as (1, m, k) and rhs as (groups, n, k), for the kernels."""
   lhs = call.lhs.in_usual_order().with_linear_scale()
@@ -268,15 +272,17 @@ def _source(target: targets.Target) -> decisions.Source | None:
   return matching.triton_source(target, "gpu/ragged")
 
 
-BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
-  name="triton",
-  summary="Triton kernels that read the bytes of the used groups",
-  rank=choice.rank_on(20, "cuda", "rocm"),
-  supports=supports,
-  plan=plan,
-  emit=emit,
-  reads=_reads,
-  lowering_refusal=triton_library.lowering_refusal,
-  launched_by=triton_library.launched_by,
-  tunable=decisions.Tunable(source=_source),
+BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
+  decisions.BackendRecord(
+    name="triton",
+    summary="Triton kernels that read the bytes of the used groups",
+    rank=choice.rank_on(20, "cuda", "rocm"),
+    supports=supports,
+    plan=plan,
+    emit=emit,
+    reads=_reads,
+    lowering_refusal=triton_library.lowering_refusal,
+    launched_by=triton_library.launched_by,
+    tunable=decisions.Tunable(source=_source),
+  )
 )

@@ -80,7 +80,7 @@ def _for_groups(
 
 
 def _notes(
-  problem: problems.RaggedProblem, target: targets.Target
+  problem: problems.RaggedDotProblem, target: targets.Target
 ) -> tuple[str, ...]:
   del problem
   loop = "a loop over the groups that have rows; dequantizes each of them once"
@@ -88,7 +88,9 @@ def _notes(
 
 
 def _emit(
-  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
 ) -> jax.Array:
   """Computes the sums in f32, and applies the epilogue."""
   call = call.in_usual_order()
@@ -100,7 +102,9 @@ def _emit(
 
 
 def _sums(
-  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
 ) -> jax.Array:
   """Returns f32[m, columns]; rows without a group have arbitrary values.
 
@@ -143,10 +147,12 @@ def _group_of(rhs: sides.Side, index: jax.Array) -> sides.Side:
   return rhs.replace(values=take(rhs.values), scale=scale)
 
 
-BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = choice.xla_backend(
-  summary="dequantize each used group and dot_general in XLA operations",
-  emit=_emit,
-  notes=_notes,
+BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
+  choice.xla_backend(
+    summary="dequantize each used group and dot_general in XLA operations",
+    emit=_emit,
+    notes=_notes,
+  )
 )
 
 
@@ -169,7 +175,7 @@ def _contraction_notes(
 
 
 def _contract(
-  call: calls.Contraction,
+  call: calls.RaggedContraction,
   problem: problems.ContractionProblem,
   target: targets.Target,
 ) -> jax.Array:
@@ -212,7 +218,7 @@ def _contract(
   return _for_groups(call.group_sizes, call.num_rows, group, result)
 
 
-def _scaled(sums: jax.Array, call: calls.Contraction) -> jax.Array:
+def _scaled(sums: jax.Array, call: calls.RaggedContraction) -> jax.Array:
   """Returns f32[n, k] times the call's global scale."""
   scale, power = (
     x if x is None or not x.ndim else x[0]
@@ -223,7 +229,7 @@ def _scaled(sums: jax.Array, call: calls.Contraction) -> jax.Array:
   return dot_epilogue.multiply(sums, scale, power)
 
 
-CONTRACTION: Final[decisions.Backend[problems.ContractionProblem]] = (
+CONTRACTION: Final[decisions.BackendRecord[problems.ContractionProblem]] = (
   choice.xla_backend(
     summary="dequantize and sum each used group's tiles in XLA operations",
     emit=_contract,

@@ -19,7 +19,7 @@ from jaxplugin.ragged import calls
 Spec = mesh_axes.Spec
 
 
-def can_partition(call: calls.Call) -> bool:
+def can_partition(call: calls.RaggedDotCall) -> bool:
   """Returns whether the call can be split over devices.
 
   Sizes must be static and not 0, and blocks whole.
@@ -42,7 +42,7 @@ def has_whole_blocks(side: sides.Side) -> bool:
   return is_whole and side.has_whole_pairs
 
 
-def notation(call: calls.Call) -> notation_lib.Notation:
+def notation(call: calls.RaggedDotCall) -> notation_lib.Notation:
   """Returns the names of the dimensions, as in "mk, gnk -> mn".
 
   "e" is the groups dimension of the epilogue's arrays. It is separate from "g",
@@ -78,7 +78,7 @@ def notation(call: calls.Call) -> notation_lib.Notation:
 
 
 def assign(
-  call: calls.Call,
+  call: calls.RaggedDotCall,
   specs: Mapping[str, Spec],
   wanted: Spec | None,
   axis_sizes: Mapping[str, int],
@@ -131,7 +131,7 @@ def assign(
   return found.with_axes_of(dims, after, {"e": (), "m": rows, "n": columns})
 
 
-def _column_granule(call: calls.Call) -> int:
+def _column_granule(call: calls.RaggedDotCall) -> int:
   """Returns the granule of columns: a shard has a multiple of it.
 
   It keeps the two columns of a gated result together. It keeps blocks of rhs
@@ -144,7 +144,7 @@ def _column_granule(call: calls.Call) -> int:
   return granule
 
 
-def _k_granule(call: calls.Call) -> int:
+def _k_granule(call: calls.RaggedDotCall) -> int:
   """Returns the granule of k, which keeps blocks whole."""
   return math.lcm(
     *(

@@ -39,7 +39,7 @@ def call(m=24, groups=8, n=48, k=256, *, across=False, **options):
     axis=2,
     contracting=(1 if across else 2,),
   )
-  return calls.Call(
+  return calls.RaggedDotCall(
     lhs=lhs,
     rhs=rhs,
     group_sizes=jax.ShapeDtypeStruct((groups,), np.dtype(np.int32)),

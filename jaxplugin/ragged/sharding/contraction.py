@@ -25,10 +25,10 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged.sharding import assignment as ragged_assignment
 from jaxplugin.ragged.sharding import per_device
 
-Local = Callable[[calls.Contraction], jax.Array]
+Local = Callable[[calls.RaggedContraction], jax.Array]
 
 
-def can_partition(call: calls.Contraction) -> bool:
+def can_partition(call: calls.RaggedContraction) -> bool:
   """Returns whether the call can be split over devices.
 
   Sizes must be static and not 0, and blocks whole.
@@ -41,7 +41,7 @@ def can_partition(call: calls.Contraction) -> bool:
   return all(is_whole) and rows % granule == 0
 
 
-def notation(call: calls.Contraction) -> notation_lib.Notation:
+def notation(call: calls.RaggedContraction) -> notation_lib.Notation:
   """Returns the names of the dimensions, as in "mn, mk -> gnk"."""
   num_groups, n, k = call.shape
   formats = (side.format for side in (call.lhs, call.rhs))
@@ -69,7 +69,7 @@ def notation(call: calls.Contraction) -> notation_lib.Notation:
 
 
 def assign(
-  call: calls.Contraction,
+  call: calls.RaggedContraction,
   specs: Mapping[str, mesh_axes.Spec],
   wanted: mesh_axes.Spec | None,
   axis_sizes: Mapping[str, int],
@@ -104,7 +104,7 @@ def assign(
 
 def compute(
   local: Local,
-  call: calls.Contraction,
+  call: calls.RaggedContraction,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:

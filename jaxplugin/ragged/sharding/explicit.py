@@ -34,7 +34,7 @@ def result_sharding(
   """Returns the sharding of the result's type; None without explicit axes.
 
   Args:
-    call: `Call` or `Contraction`.
+    call: `RaggedDotCall` or `RaggedContraction`.
     assign: assigns mesh axes to the call.
     out_sharding: requested sharding. None derives it from the operands.
 
@@ -59,7 +59,7 @@ def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
   explicit, or does not divide a dimension.
 
   Args:
-    call: `Call` or `Contraction`.
+    call: `RaggedDotCall` or `RaggedContraction`.
     out_sharding: `PartitionSpec`, or `NamedSharding` of explicit axes.
 
   Raises:

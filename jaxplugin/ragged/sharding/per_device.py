@@ -26,7 +26,7 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 
-LocalDot = Callable[[calls.Call], jax.Array]
+LocalDot = Callable[[calls.RaggedDotCall], jax.Array]
 
 
 def prepared(call: Any) -> Any:
@@ -42,7 +42,7 @@ def _prepared(side: sides.Side) -> sides.Side:
 
 def compute(
   local: LocalDot,
-  call: calls.Call,
+  call: calls.RaggedDotCall,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],
 ) -> jax.Array:
@@ -75,8 +75,8 @@ def compute(
 
 
 def _own(
-  call: calls.Call, axes: Mapping[str, mesh_axes.Axes], row_parts: int
-) -> tuple[calls.Call, jax.Array | None]:
+  call: calls.RaggedDotCall, axes: Mapping[str, mesh_axes.Axes], row_parts: int
+) -> tuple[calls.RaggedDotCall, jax.Array | None]:
   """Returns the call of a device's groups, and the first of their rows.
 
   Rows are rolled, so that the device's groups begin at row 0: group sizes
@@ -167,7 +167,7 @@ def rolled(x: jax.Array, by: jax.Array | None) -> jax.Array:
 
 def _following(
   total: jax.Array,
-  call: calls.Call,
+  call: calls.RaggedDotCall,
   assignment: assignment_lib.Assignment,
   taker: mesh_axes.Taker,
 ) -> jax.Array:
@@ -195,7 +195,7 @@ def _following(
 
 def _activated(
   x: jax.Array,
-  call: calls.Call,
+  call: calls.RaggedDotCall,
   axes: mesh_axes.Axes,
   taker: mesh_axes.Taker,
 ) -> jax.Array:

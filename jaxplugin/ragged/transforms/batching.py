@@ -33,7 +33,7 @@ _EPILOGUE: Final = _SCALES | {"bias"}
 
 
 def batch(
-  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+  bind: Bind, call: calls.RaggedDotCall, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
   """Returns the batched result and its mapped dimension.
 
@@ -52,7 +52,10 @@ def batch(
 
 
 def batch_contraction(
-  bind: Bind, call: calls.Contraction, mapped: Mapping[str, int], size: int
+  bind: Bind,
+  call: calls.RaggedContraction,
+  mapped: Mapping[str, int],
+  size: int,
 ) -> tuple[jax.Array, int]:
   """Batches a contraction, with arguments and results as for `batch`."""
   names = {name.removesuffix("_scale") for name in mapped}
@@ -86,7 +89,7 @@ def _merged_columns(x: Any, dim: int | None, size: int) -> Any:
 
 
 def _one_by_one(
-  bind: Bind, call: calls.Contraction, mapped: Mapping[str, int]
+  bind: Bind, call: calls.RaggedContraction, mapped: Mapping[str, int]
 ) -> tuple[jax.Array, int]:
   arrays = call.arrays()
   moved = {name: jnp.moveaxis(arrays[name], d, 0) for name, d in mapped.items()}
@@ -94,7 +97,7 @@ def _one_by_one(
 
 
 def _of_rows(
-  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+  bind: Bind, call: calls.RaggedDotCall, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
   """Batches a call with only lhs mapped: a row's entries are in its group."""
 
@@ -117,7 +120,7 @@ def _of_rows(
 
 
 def _of_epilogues(
-  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+  bind: Bind, call: calls.RaggedDotCall, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
   """Batches a call with a mapped bias or global scale and unmapped weights."""
   rest = {name: d for name, d in mapped.items() if name not in _EPILOGUE}
@@ -138,7 +141,7 @@ def _of_epilogues(
 
 
 def _of_groups(
-  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+  bind: Bind, call: calls.RaggedDotCall, mapped: Mapping[str, int], size: int
 ) -> tuple[jax.Array, int]:
   """Batches a call with mapped group sizes or weights.
 

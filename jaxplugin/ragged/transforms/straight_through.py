@@ -39,7 +39,7 @@ _F32: Final = np.dtype(np.float32)
 has_surrogate = straight_through.has_surrogate
 
 
-class Arrays(NamedTuple):
+class RaggedArrays(NamedTuple):
   """The array arguments of `ragged_dot`, or their tangents."""
 
   lhs: Any
@@ -49,12 +49,12 @@ class Arrays(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class RaggedOptions:
   """A call without its arrays.
 
   Attributes:
     function: `ragged_dot`, which here supports unquantized weights. It is
-      called with the fields of `Arrays` and the attributes below.
+      called with the fields of `RaggedArrays` and the attributes below.
     preferred_element_type, activation, implementation, reduce_dtype: as for
       `ragged_dot`.
   """
@@ -65,7 +65,7 @@ class Options:
   implementation: str | None
   reduce_dtype: np.dtype | None = None
 
-  def __call__(self, arrays: Arrays, **options: Any) -> jax.Array:
+  def __call__(self, arrays: RaggedArrays, **options: Any) -> jax.Array:
     return self.function(
       **arrays._asdict(),
       **options,
@@ -75,7 +75,7 @@ class Options:
       reduce_dtype=self.reduce_dtype,
     )
 
-  def in_f32(self) -> Options:
+  def in_f32(self) -> RaggedOptions:
     """Returns the options with an f32 result and without activation."""
     return dataclasses.replace(
       self, preferred_element_type=_F32, activation=None
@@ -83,14 +83,14 @@ class Options:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dot(of: Options, arrays: Arrays) -> jax.Array:
+def dot(of: RaggedOptions, arrays: RaggedArrays) -> jax.Array:
   """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(straight_through.without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
 def _jvp(
-  of: Options, primals: tuple[Arrays], given: tuple[Arrays]
+  of: RaggedOptions, primals: tuple[RaggedArrays], given: tuple[RaggedArrays]
 ) -> tuple[jax.Array, jax.Array]:
   (arrays,), (moved,) = primals, given
   result = dot(of, arrays)
@@ -106,7 +106,7 @@ def _jvp(
   return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
 
 
-def _activated(of: Options, arrays: Arrays) -> jax.Array:
+def _activated(of: RaggedOptions, arrays: RaggedArrays) -> jax.Array:
   """Computes the dot without activation, then the activation as JAX ops."""
   result = epilogue.activate(dot(of.in_f32(), arrays), of.activation)
   rows = result.shape[0]
@@ -116,7 +116,9 @@ def _activated(of: Options, arrays: Arrays) -> jax.Array:
   return result.astype(of.preferred_element_type)
 
 
-def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
+def _terms(
+  of: RaggedOptions, arrays: RaggedArrays, moved: RaggedArrays
+) -> list[jax.Array]:
   """Returns f32 tangents whose sum is the tangent of the call."""
   terms = []
   for side in ("lhs", "rhs"):
@@ -144,7 +146,7 @@ def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
 
 
 def _tangent_by(
-  side: str, tangent: jax.Array, of: Options, arrays: Arrays
+  side: str, tangent: jax.Array, of: RaggedOptions, arrays: RaggedArrays
 ) -> jax.Array:
   """Returns the ragged dot of one side's tangent and the other side."""
   if tangent.dtype not in sides.PLAIN_DTYPES:
@@ -159,19 +161,21 @@ def _tangent_by(
   return _product_of_both(side, of, arrays)
 
 
-def _product_of_both(side: str, of: Options, arrays: Arrays) -> jax.Array:
+def _product_of_both(
+  side: str, of: RaggedOptions, arrays: RaggedArrays
+) -> jax.Array:
   """Returns the dot of `side`'s tangent and an operand with a surrogate."""
   # The backward pass uses the tuning tables of the forward pass.
   overlay = resolution.overlay()
 
-  def plain(arrays: Arrays) -> jax.Array:
+  def plain(arrays: RaggedArrays) -> jax.Array:
     return _bind(
       calls.plain(
         arrays.lhs, arrays.rhs, arrays.group_sizes, 2, overlay=overlay
       )
     )
 
-  def transpose(g: jax.Array, arrays: Arrays, other: Any) -> jax.Array:
+  def transpose(g: jax.Array, arrays: RaggedArrays, other: Any) -> jax.Array:
     sizes, other = arrays.group_sizes, quantization.dequantize(other)
     if side == "lhs":
       return _bind(calls.plain(g, other, sizes, 1, overlay=overlay))
@@ -182,5 +186,5 @@ def _product_of_both(side: str, of: Options, arrays: Arrays) -> jax.Array:
   )
 
 
-def _bind(call: calls.Call | calls.Contraction) -> jax.Array:
+def _bind(call: calls.RaggedDotCall | calls.RaggedContraction) -> jax.Array:
   return primitive.bind(call, targets.overriding_target())

@@ -48,7 +48,7 @@ def run_quantize(
   config=None,
   k_axis=2,
   check_races=True,
-  extras=quantize_config.NO_EXTRAS,
+  options=quantize_config.NO_OPTIONS,
   key=None,
   maxima=None,
   computed_scale=None,
@@ -75,7 +75,7 @@ def run_quantize(
       grid_rows,
       grid_k,
       k_is_contiguous=k_axis == 2,
-      extras=extras,
+      options=options,
     )
   stored_rows = grid_rows if pads_values else rows
   shape = (batch, stored_rows, -(-k // facts.values_per_byte))
@@ -112,7 +112,7 @@ def run_quantize(
       scale_rounding=scale_rounding,
       swizzled=swizzled,
       pads_values=pads_values,
-      extras=extras,
+      options=options,
       maxima=maxima,
     ),
   )

@@ -93,7 +93,7 @@ def fuzzed(name, seed):
     given = np.float32(rng.choice(GLOBAL_SCALES))
   rounding = int(rng.integers(2))
   dtype = (np.float32, jnp.bfloat16, np.float16)[int(rng.integers(3))]
-  problem = problems.QuantizeProblem(
+  problem = problems.QuantizationProblem(
     shape=tuple(shape),
     dtype=np.dtype(dtype),
     format=format,
@@ -101,7 +101,7 @@ def fuzzed(name, seed):
     scale_rounding=("up", "floor")[rounding],
     has_global_scale=given is not None,
     packed=format.is_fp4,
-    extras=problems.Extras(
+    options=problems.RecipeOptions(
       hadamard=None if size == 1 else size,
       square=square,
       four_over_six=four_over_six,
@@ -162,16 +162,16 @@ class OperationsTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype(np.float32)
     key = jax.random.key(5)
-    extras = problems.Extras(
+    options = problems.RecipeOptions(
       hadamard=16, is_stochastic=True, key_impl="threefry2x32"
     )
-    problem = problems.QuantizeProblem(
+    problem = problems.QuantizationProblem(
       shape=shape,
       dtype=x.dtype,
       format=jp.NVFP4,
       blockings=(blocking.Blocking.along(1, 3, 16),),
       packed=True,
-      extras=extras,
+      options=options,
     )
     expected = by_operations(jnp.asarray(x), None, key, problem)
     padded = -(-shape[1] // 16) * 16

@@ -35,10 +35,10 @@ def _finite_amax(
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   tl.static_assert(BLOCK_K % vec_size == 0)
-  x = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.extras)
+  x = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.options)
   magnitude = codec.f32_bits(x) & codec.MAGNITUDE_MASK
   amax = tiles.block_amax(
-    magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.extras
+    magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.options
   )
   return tl.where(amax < codec.INFINITY_BITS, amax, 0)
 

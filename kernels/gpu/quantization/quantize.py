@@ -118,14 +118,14 @@ def _quantize_and_store(
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
   random_bits = None
-  if QUANTIZED.extras.is_stochastic:
-    first = threefry.first_place(key, QUANTIZED.extras.is_part)
+  if QUANTIZED.options.is_stochastic:
+    first = threefry.first_place(key, QUANTIZED.options.is_part)
     first += threefry.places_along(batch, RANDOM_PLACES[0])
     in_row = threefry.places_along(row, RANDOM_PLACES[1])
     column = k_start + tl.arange(0, BLOCK_K)
     along_k = threefry.places_along(column, RANDOM_PLACES[2])
     random_bits = threefry.bits(key, first + in_row[:, None] + along_k[None, :])
-  tile = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.extras)
+  tile = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.options)
   codes, scales = _quantize_tile(
     tile,
     global_scale,
@@ -293,7 +293,7 @@ def quantize_both(
     random_places, random_places_t: see `quantize`; for (batch, row, column) and
       for (batch, column, row).
     QUANTIZED, QUANTIZED_T: they have the same format, and may have different
-      extras.
+      options.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled

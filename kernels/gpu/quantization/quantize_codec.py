@@ -238,7 +238,7 @@ def _block_amax(
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   rounds: tl.constexpr = 3 if x.dtype.primitive_bitwidth == 16 else 2
-  if QUANTIZED.hardware_cast and not QUANTIZED.extras.is_square:
+  if QUANTIZED.hardware_cast and not QUANTIZED.options.is_square:
     largest = tl.abs(from_bits(f32_bits(x)))
     for i in tl.static_range(rounds):
       first, second = _pairs(largest, BLOCK_M, BLOCK_K >> i)
@@ -249,7 +249,7 @@ def _block_amax(
     amax = tl.max(tl.reshape(bits, (BLOCK_M, blocks, few)), axis=2)
   else:
     amax = tiles.block_amax(
-      magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.extras
+      magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.options
     )
   return amax
 
@@ -292,11 +292,11 @@ def quantize_mx(
     from_bits((E8M0_NAN - 1 - scale) << 23), BLOCK_M, BLOCK_K, vec_size
   )
   if QUANTIZED.hardware_cast:
-    tl.static_assert(not QUANTIZED.extras.is_stochastic)
+    tl.static_assert(not QUANTIZED.options.is_stochastic)
     quotient = from_bits(bits) * factor
   else:
     quotient = from_bits(magnitude) * factor
-  if element.name == "e2m1" and not QUANTIZED.extras.is_stochastic:
+  if element.name == "e2m1" and not QUANTIZED.options.is_stochastic:
     if not (QUANTIZED.rounds_up or QUANTIZED.hardware_cast):
       quotient = tl.minimum(quotient, element.max)
     codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
@@ -308,7 +308,7 @@ def quantize_mx(
         tl.static_assert(element.name == "e5m2")
         codes = quotient.to(tl.float8e5).to(tl.uint8, bitcast=True)
     else:
-      if QUANTIZED.extras.is_stochastic:
+      if QUANTIZED.options.is_stochastic:
         codes = encode_at_random(quotient, random_bits, element)
       else:
         codes = encode(quotient, element)
@@ -389,7 +389,7 @@ def _scaled_to(
   else:
     scale = encode(ideal, scale_element)
     number = decode_e4m3(scale)
-  if QUANTIZED.extras.scale_up:
+  if QUANTIZED.options.scale_up:
     scale += ((number < ideal) & (number < scale_element.max)).to(tl.int32)
     number = decode_e4m3(scale)
   step = number * unit
@@ -435,7 +435,7 @@ def _divided(
   1990): 5 operations in the place of a division.
   """
   # All bits of a quotient count in an error, and beside random ones.
-  is_exact: tl.constexpr = QUANTIZED.extras.needs_all_bits
+  is_exact: tl.constexpr = QUANTIZED.options.needs_all_bits
   # What exceeds 6 steps saturates all the same; no value of a scale that is
   # computed exceeds 9.
   ceiling = step * (16.0 if is_exact else 6.0)
@@ -474,7 +474,7 @@ def _error(
   # Subnormals are zeros to some of XLA's platforms.
   is_zero = error.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS
   error = tl.where(is_zero, 0.0, error)
-  return tiles.block_sum(error, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.extras)
+  return tiles.block_sum(error, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.options)
 
 
 @triton.jit
@@ -501,7 +501,7 @@ def quantize_two_level(
   scale_element: tl.constexpr = QUANTIZED.format.scale
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   largest: tl.constexpr = QUANTIZED.format.element.max
-  extras: tl.constexpr = QUANTIZED.extras
+  options: tl.constexpr = QUANTIZED.options
   # The bounds of steps and the decoding of scales below assume these elements.
   tl.static_assert(element.name == "e2m1" and scale_element.name == "e4m3")
   bits = f32_bits(x)
@@ -517,7 +517,7 @@ def quantize_two_level(
   divisor = global_scale * divisor_factor
   divisor_reciprocal = _reciprocal(divisor, QUANTIZED.hardware_cast)
   amax = from_bits(amax) * divisor_factor
-  if extras.needs_all_bits:
+  if options.needs_all_bits:
     factor = tl.where(global_bits < SMALL_BITS, 2.0**64, 1.0)
   unit = global_scale * factor
   numerator = from_bits(bits if QUANTIZED.hardware_cast else magnitude) * factor
@@ -525,7 +525,7 @@ def quantize_two_level(
     amax, divisor, divisor_reciprocal, unit, largest, QUANTIZED
   )
   quotient = _divided(numerator, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED)
-  if QUANTIZED.extras.four_over_six:
+  if QUANTIZED.options.four_over_six:
     other, step, reciprocal = _scaled_to(
       amax, divisor, divisor_reciprocal, unit, FOUR, QUANTIZED
     )
@@ -538,12 +538,12 @@ def quantize_two_level(
     scale = tl.where(is_other, other, scale)
     is_other = tiles.over_blocks(is_other, BLOCK_M, BLOCK_K, vec_size)
     quotient = tl.where(is_other, other_quotient, quotient)
-  if QUANTIZED.extras.is_stochastic:
+  if QUANTIZED.options.is_stochastic:
     codes = encode_at_random(quotient, random_bits, element)
     codes = with_sign(codes, bits, element)
     codes = _stored(codes, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
   else:
-    if extras.needs_all_bits:
+    if options.needs_all_bits:
       quotient = tl.minimum(quotient, largest)
     codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
   scale = tl.where(is_zero, 0, scale)

@@ -50,7 +50,7 @@ class QuantizeConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Extras:
+class QuantizeOptions:
   """Options of training recipes.
 
   Attributes:
@@ -80,7 +80,7 @@ class Extras:
 
   @property
   def suffix(self) -> str:
-    """Suffix of kernel names for these extras."""
+    """Suffix of kernel names for these options."""
     parts = [f"_hadamard{self.hadamard}"] if self.hadamard > 1 else []
     parts += ["_square"] if self.is_square else []
     parts += ["_four_over_six"] if self.four_over_six else []
@@ -94,7 +94,7 @@ class Extras:
     return self.four_over_six or self.is_stochastic
 
 
-NO_EXTRAS: Final = Extras()
+NO_OPTIONS: Final = QuantizeOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class QuantizeConstant(constants.KernelConstant):
     is_swizzled: whether scales are written as "swizzled_128x4".
     pads_values: whether values have the rows of a swizzled scale, with zeros
       after the rows of x.
-    extras: options of a recipe.
+    options: options of a recipe.
     maxima: the maxima from which a global scale is computed. None if the global
       scale is an argument, or if the format has none.
   """
@@ -140,7 +140,7 @@ class QuantizeConstant(constants.KernelConstant):
   hardware_cast: bool
   is_swizzled: bool
   pads_values: bool = False
-  extras: Extras = NO_EXTRAS
+  options: QuantizeOptions = NO_OPTIONS
   maxima: Maxima | None = None
 
   @property
@@ -164,7 +164,7 @@ class Rows:
     num_maxima: number of maxima if `global_scale` is "of_maxima".
     packed_in_place: whether packed values have the dimension order of x;
       otherwise k is minor.
-    extras: options of a recipe. Squares do not span matrices of the batch.
+    options: options of a recipe. Squares do not span matrices of the batch.
     places: places of random bits; () for the offsets in x.
   """
 
@@ -179,7 +179,7 @@ class Rows:
   global_scale: GlobalScale = "none"
   num_maxima: int = 0
   packed_in_place: bool = False
-  extras: Extras = NO_EXTRAS
+  options: QuantizeOptions = NO_OPTIONS
   places: Places = ()
 
   def shape(self, k: int) -> tuple[int, int, int]:
@@ -209,7 +209,7 @@ class Matrices:
       global scales.
     row: row of the maxima for the result that is blocked along columns, 0 or 1.
     packed_in_place: see `Rows`; for the result that is not transposed.
-    extras, extras_t: for the results blocked along columns and along rows.
+    options, options_t: for the results blocked along columns and along rows.
     places, places_t: places of random bits for (batch, row, column) and for
       (batch, column, row); () if no bits are drawn.
   """
@@ -226,8 +226,8 @@ class Matrices:
   num_maxima: int = 0
   row: int = 0
   packed_in_place: bool = False
-  extras: Extras = NO_EXTRAS
-  extras_t: Extras = NO_EXTRAS
+  options: QuantizeOptions = NO_OPTIONS
+  options_t: QuantizeOptions = NO_OPTIONS
   places: Places = ()
   places_t: Places = ()
 
@@ -240,7 +240,7 @@ def default_config(
   *,
   both: bool = False,
   k_is_contiguous: bool = True,
-  extras: Extras = NO_EXTRAS,
+  options: QuantizeOptions = NO_OPTIONS,
 ) -> QuantizeConfig:
   """Returns the config that rules choose.
 
@@ -255,25 +255,25 @@ def default_config(
     grid_rows, grid_k: sizes that the grid covers (`covered`).
     both: whether the config is for `quantize_both` and `finite_amax_both`.
     k_is_contiguous: whether the values of a block are contiguous in memory.
-    extras: extras of the results. A tile has whole squares and groups.
+    options: options of the results. A tile has whole squares and groups.
   """
   block_m, block_k = (16, 256) if k_is_contiguous else (128, 32)
   if both:
     block_m, block_k = 64, 64
   else:
     vec_size = formats.by_name(format_name).block_size
-    least_m = vec_size if extras.is_square else 1
-    least_k = max(vec_size, extras.hadamard)
+    least_m = vec_size if options.is_square else 1
+    least_k = max(vec_size, options.hadamard)
     block_m = max(least_m, min(block_m, _next_power_of_2(grid_rows)))
     block_k = max(least_k, min(block_k, _next_power_of_2(grid_k)))
-  few = both or extras.needs_all_bits
+  few = both or options.needs_all_bits
   threads = block_m * block_k // (16 if few else 32)
   return QuantizeConfig(
     block_m=block_m,
     block_k=block_k,
     num_warps=max(1, threads // architecture.warp_size),
     hardware_cast=casts_in_hardware(format_name, architecture)
-    and not extras.needs_all_bits,
+    and not options.needs_all_bits,
   )
 
 
@@ -286,7 +286,7 @@ def config_of_few(
   16-bit values are 128 KiB. One multiprocessor reads 64 bytes a cycle from L2,
   so this takes about 1.2 us, as long as a launch (modelled, not measured).
   """
-  if measured(x.format, x.extras).extras != NO_EXTRAS or not x.k_is_minor:
+  if measured(x.format, x.options).options != NO_OPTIONS or not x.k_is_minor:
     return None
   vec_size = formats.by_name(x.format).block_size
   block_k = max(vec_size, min(_TILE_OF_FEW, _next_power_of_2(x.k)))
@@ -352,7 +352,7 @@ def constexprs(
   scale_rounding: str = "up",
   swizzled: bool = False,
   pads_values: bool = False,
-  extras: Extras = NO_EXTRAS,
+  options: QuantizeOptions = NO_OPTIONS,
   maxima: Maxima | None = None,
 ) -> dict[str, Any]:
   """Returns the constexprs of `quantize`, and of `quantize_both`'s first array.
@@ -373,21 +373,21 @@ def constexprs(
       hardware_cast=config.hardware_cast,
       is_swizzled=swizzled,
       pads_values=pads_values,
-      extras=extras,
+      options=options,
       maxima=maxima,
     ),
   }
 
 
-def measured(format_name: str, extras: Extras) -> QuantizeConstant:
+def measured(format_name: str, options: QuantizeOptions) -> QuantizeConstant:
   """Returns the constant of kernels that compute the largest magnitude."""
   return QuantizeConstant(
     format=formats.by_name(format_name),
     rounds_up=True,
     hardware_cast=False,
     is_swizzled=False,
-    extras=dataclasses.replace(
-      extras,
+    options=dataclasses.replace(
+      options,
       four_over_six=False,
       scale_up=False,
       is_stochastic=False,

@@ -24,11 +24,13 @@ CONFIG = quantize_config.QuantizeConfig(
 )
 FORMAT_NAMES = quantize_config.FORMAT_NAMES
 SIZE = 4096
-PLAIN = quantize_config.NO_EXTRAS
-TRANSFORMED_STOCHASTIC = quantize_config.Extras(
+PLAIN = quantize_config.NO_OPTIONS
+TRANSFORMED_STOCHASTIC = quantize_config.QuantizeOptions(
   hadamard=64, sign_words=(0x1234567, -5), factor=0.125, is_stochastic=True
 )
-SQUARE_CHOSEN = quantize_config.Extras(is_square=True, four_over_six=True)
+SQUARE_CHOSEN = quantize_config.QuantizeOptions(
+  is_square=True, four_over_six=True
+)
 
 
 class ConfigTest(parameterized.TestCase):
@@ -71,23 +73,27 @@ class ConfigTest(parameterized.TestCase):
     self.assertTrue(large.hardware_cast)
 
   def test_tiles_have_whole_squares_and_groups(self):
-    extras = quantize_config.Extras(is_square=True, hadamard=64)
-    small = quantize_config.default_config("nvfp4", SM_90, 1, 64, extras=extras)
+    options = quantize_config.QuantizeOptions(is_square=True, hadamard=64)
+    small = quantize_config.default_config(
+      "nvfp4", SM_90, 1, 64, options=options
+    )
     self.assertEqual((small.block_m, small.block_k), (16, 64))
     across = quantize_config.default_config(
-      "mxfp8", SM_90, 4096, 4096, k_is_contiguous=False, extras=extras
+      "mxfp8", SM_90, 4096, 4096, k_is_contiguous=False, options=options
     )
     self.assertEqual((across.block_m, across.block_k), (128, 64))
 
   def test_random_rounding_is_not_the_hardwares(self):
     config = quantize_config.default_config(
-      "mxfp8", SM_90, 64, 64, extras=TRANSFORMED_STOCHASTIC
+      "mxfp8", SM_90, 64, 64, options=TRANSFORMED_STOCHASTIC
     )
     self.assertFalse(config.hardware_cast)
 
   def test_names_say_what_is_added(self):
-    extras = dataclasses.replace(TRANSFORMED_STOCHASTIC, is_square=True)
-    x = quantize_cases.rows_of(64, 256, global_scale="computed", extras=extras)
+    options = dataclasses.replace(TRANSFORMED_STOCHASTIC, is_square=True)
+    x = quantize_cases.rows_of(
+      64, 256, global_scale="computed", options=options
+    )
     names = [launch.name for launch in quantize_plans.plan(x, SM_90)]
     self.assertEqual(
       names,
@@ -106,19 +112,21 @@ def compiled(
   dtype,
   k_is_contiguous=True,
   transposed=True,
-  extras=(PLAIN, PLAIN),
+  options=(PLAIN, PLAIN),
 ):
   """`kernel` for large, dense arrays, sizes constexprs as a lowering has it."""
   architecture = architectures.by_name(target)
   both = kernel in (quantize.quantize_both, global_scales.finite_amax_both)
   config = quantize_config.default_config(
     format_name, architecture, SIZE, SIZE, both=both,
-    k_is_contiguous=k_is_contiguous, extras=extras[both],
+    k_is_contiguous=k_is_contiguous, options=options[both],
   )  # fmt: skip
   facts = quantize_config.formats.by_name(format_name)
-  constexprs = quantize_config.constexprs(config, format_name, extras=extras[0])
+  constexprs = quantize_config.constexprs(
+    config, format_name, options=options[0]
+  )
   constexprs["QUANTIZED_T"] = dataclasses.replace(
-    constexprs["QUANTIZED"], extras=extras[1]
+    constexprs["QUANTIZED"], options=options[1]
   )
   constexprs["TRANSPOSED"] = transposed
   constexprs["VALUES_TRANSPOSED"] = transposed or facts.is_packed
@@ -221,7 +229,7 @@ class CompiledTest(parameterized.TestCase):
   )
   @pytest.mark.sample(2)
   def test_what_recipes_add_spills_nothing(
-    self, target, format_name, extras, k_is_contiguous
+    self, target, format_name, options, k_is_contiguous
   ):
     kernel = compiled(
       quantize.quantize,
@@ -229,11 +237,11 @@ class CompiledTest(parameterized.TestCase):
       target,
       "bf16",
       k_is_contiguous,
-      extras=(extras, extras),
+      options=(options, options),
     )
     self.check(kernel)
     # The key's two words, and NVFP4's global scale: no random bits are read.
-    narrow = 2 * extras.is_stochastic + (format_name == "nvfp4")
+    narrow = 2 * options.is_stochastic + (format_name == "nvfp4")
     if kernel.architecture.is_nvidia:
       self.assertEqual(kernel.global_load_bits[32], narrow)
 

@@ -22,7 +22,7 @@ from jaxplugin.testing.kernels import quantize_cases
 BF16 = quantize_cases.BF16
 SM_90 = quantize_cases.SM_90
 element_strides = quantize_cases.element_strides
-QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_EXTRAS)
+QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_OPTIONS)
 RANGE = 448 * 6.0
 setUpModule = interpret.skip_unless_supported
 
@@ -158,9 +158,9 @@ class OfFewTest(parameterized.TestCase):
   )
   def test_two_tiles_are_few(self, shape, wanted):
     batch, rows, k = shape
-    for extras in (
-      quantize_config.NO_EXTRAS,
-      quantize_config.Extras(four_over_six=True),
+    for options in (
+      quantize_config.NO_OPTIONS,
+      quantize_config.QuantizeOptions(four_over_six=True),
     ):
       x = quantize_config.Rows(
         batch=batch,
@@ -168,14 +168,14 @@ class OfFewTest(parameterized.TestCase):
         k=k,
         k_is_minor=True,
         format="nvfp4",
-        extras=extras,
+        options=options,
       )
       few = quantize_config.config_of_few(x, SM_90)
       self.assertEqual(
         few and (few.block_m, few.block_k, few.num_warps), wanted
       )
     for change in (
-      {"extras": quantize_config.Extras(hadamard=16)},
+      {"options": quantize_config.QuantizeOptions(hadamard=16)},
       {"k_is_minor": False},
     ):
       other = dataclasses.replace(x, **change)

@@ -130,8 +130,10 @@ def _quantize_launch(
       scale_rounding=x.scale_rounding,
       swizzled=x.swizzled,
       pads_values=x.pads_values,
-      extras=x.extras,
-      maxima=_maxima(num_maxima, 0, x.format, x.extras) if num_maxima else None,
+      options=x.options,
+      maxima=_maxima(num_maxima, 0, x.format, x.options)
+      if num_maxima
+      else None,
     ),
   }
   # The kernel's fourth argument: the global scale that it computes, if it does.
@@ -142,11 +144,11 @@ def _quantize_launch(
     not_computed = ()
   return launching.Launch(
     kernel="quantize",
-    name=f"quantize_{x.format}{x.extras.suffix}_{_tile_name(config)}",
+    name=f"quantize_{x.format}{x.options.suffix}_{_tile_name(config)}",
     inputs=(
       "x",
       _READ[x.global_scale],
-      "key" if x.extras.is_stochastic else "x",
+      "key" if x.options.is_stochastic else "x",
       *not_computed,
     ),
     outputs=(
@@ -164,7 +166,7 @@ def _maxima_launch(
   x: quantize_config.Rows, config: quantize_config.QuantizeConfig
 ) -> launching.Launch:
   config, tiles, programs = _programs(config, x.batch, x.rows, x.k)
-  made = quantize_config.measured(x.format, x.extras)
+  made = quantize_config.measured(x.format, x.options)
   constants = {
     "rows": x.rows,
     "k": x.k,
@@ -177,7 +179,7 @@ def _maxima_launch(
   }
   return launching.Launch(
     kernel="finite_amax",
-    name=f"finite_amax{made.extras.suffix}_{_tile_name(config)}",
+    name=f"finite_amax{made.options.suffix}_{_tile_name(config)}",
     inputs=("x",),
     outputs=(launching.Output("maxima", (1, programs), "uint32"),),
     constexprs=tuple(constants.items()),
@@ -202,8 +204,8 @@ def _launch_of_few(
     "TILES": tiles,
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
-    "QUANTIZED": quantize_config.measured(x.format, x.extras),
-    "RANGE": _maxima(tiles, 0, x.format, x.extras).range,
+    "QUANTIZED": quantize_config.measured(x.format, x.options),
+    "RANGE": _maxima(tiles, 0, x.format, x.options).range,
   }
   return launching.Launch(
     kernel="global_scale_of_few",
@@ -238,10 +240,10 @@ def _quantize_both_launch(
     config,
     x.format,
     scale_rounding=x.scale_rounding,
-    extras=x.extras,
+    options=x.options,
   )
   of_columns, of_rows = (
-    _maxima(num_maxima, row, x.format, x.extras) if num_maxima else None
+    _maxima(num_maxima, row, x.format, x.options) if num_maxima else None
     for row in (x.row, 1 - x.row)
   )
   constants = {
@@ -254,7 +256,7 @@ def _quantize_both_launch(
     **made,
     "QUANTIZED": dataclasses.replace(made["QUANTIZED"], maxima=of_columns),
     "QUANTIZED_T": dataclasses.replace(
-      made["QUANTIZED"], extras=x.extras_t, maxima=of_rows
+      made["QUANTIZED"], options=x.options_t, maxima=of_rows
     ),
     "TRANSPOSED": x.is_transposed,
     "VALUES_TRANSPOSED": x.is_transposed or is_minor,
@@ -271,10 +273,10 @@ def _quantize_both_launch(
   elif x.global_scale == "given":
     read_t = "global_scale_t"
   keys = (
-    "key" if x.extras.is_stochastic else "x",
-    "key_t" if x.extras_t.is_stochastic else "x",
+    "key" if x.options.is_stochastic else "x",
+    "key_t" if x.options_t.is_stochastic else "x",
   )
-  suffix = f"{_both_suffix(x.extras, x.extras_t)}_{_tile_name(config)}"
+  suffix = f"{_both_suffix(x.options, x.options_t)}_{_tile_name(config)}"
   return launching.Launch(
     kernel="quantize_both",
     name=f"quantize_both_{x.format}{suffix}",
@@ -298,8 +300,8 @@ def _maxima_of_both_launch(
   rows, columns = x.rows, x.columns
   config, tiles, programs = _programs(config, x.batch, rows, columns)
   made, made_t = (
-    quantize_config.measured(x.format, extras)
-    for extras in (x.extras, x.extras_t)
+    quantize_config.measured(x.format, options)
+    for options in (x.options, x.options_t)
   )
   constants = {
     "rows": rows,
@@ -313,7 +315,7 @@ def _maxima_of_both_launch(
     "QUANTIZED": made,
     "QUANTIZED_T": made_t,
   }
-  suffix = f"{_both_suffix(made.extras, made_t.extras)}_{_tile_name(config)}"
+  suffix = f"{_both_suffix(made.options, made_t.options)}_{_tile_name(config)}"
   return launching.Launch(
     kernel="finite_amax_both",
     name=f"finite_amax_both{suffix}",
@@ -347,10 +349,13 @@ def _programs(
 
 
 def _maxima(
-  count: int, row: int, format_name: str, extras: quantize_config.Extras
+  count: int,
+  row: int,
+  format_name: str,
+  options: quantize_config.QuantizeOptions,
 ) -> quantize_config.Maxima:
   format = formats.by_name(format_name)
-  scale = FOUR_OVER_SIX_MAX if extras.four_over_six else format.scale.max
+  scale = FOUR_OVER_SIX_MAX if options.four_over_six else format.scale.max
   return quantize_config.Maxima(
     count=count, row=row, range=scale * format.element.max
   )
@@ -364,7 +369,7 @@ def _config(
     architecture,
     *x.covered(),
     k_is_contiguous=x.k_is_minor,
-    extras=x.extras,
+    options=x.options,
   )
 
 
@@ -372,26 +377,27 @@ def _config_of_both(
   x: quantize_config.Matrices, architecture: architectures.Architecture
 ) -> quantize_config.QuantizeConfig:
   return quantize_config.default_config(
-    x.format, architecture, x.k_t, x.k, both=True, extras=_of_either(x)
+    x.format, architecture, x.k_t, x.k, both=True, options=_of_either(x)
   )
 
 
-def _of_either(x: quantize_config.Matrices) -> quantize_config.Extras:
-  """Returns the extras that determine the tiles and casts of both arrays."""
-  return quantize_config.Extras(
-    hadamard=max(x.extras.hadamard, x.extras_t.hadamard),
-    four_over_six=x.extras.four_over_six or x.extras_t.four_over_six,
-    is_stochastic=x.extras.is_stochastic or x.extras_t.is_stochastic,
+def _of_either(x: quantize_config.Matrices) -> quantize_config.QuantizeOptions:
+  """Returns the options that determine the tiles and casts of both arrays."""
+  return quantize_config.QuantizeOptions(
+    hadamard=max(x.options.hadamard, x.options_t.hadamard),
+    four_over_six=x.options.four_over_six or x.options_t.four_over_six,
+    is_stochastic=x.options.is_stochastic or x.options_t.is_stochastic,
   )
 
 
 def _both_suffix(
-  extras: quantize_config.Extras, extras_t: quantize_config.Extras
+  options: quantize_config.QuantizeOptions,
+  options_t: quantize_config.QuantizeOptions,
 ) -> str:
-  """Returns the suffix of kernel names for both arrays' extras."""
-  if extras == extras_t:
-    return extras.suffix
-  return f"{extras.suffix or '_plain'}_and{extras_t.suffix or '_plain'}"
+  """Returns the suffix of kernel names for both arrays' options."""
+  if options == options_t:
+    return options.suffix
+  return f"{options.suffix or '_plain'}_and{options_t.suffix or '_plain'}"
 
 
 def _tile_name(config: quantize_config.QuantizeConfig) -> str:

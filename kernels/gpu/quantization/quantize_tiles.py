@@ -5,7 +5,7 @@
 Float sums have the order of `jp.quantize`: the second half of the terms is
 added to the first, recursively.
 
-EXTRAS is a `quantize_config.Extras`.
+OPTIONS is a `quantize_config.QuantizeOptions`.
 """
 
 import triton
@@ -111,7 +111,7 @@ def block_amax(
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
-  EXTRAS: tl.constexpr,
+  OPTIONS: tl.constexpr,
 ):
   """Returns int32[BLOCK_M, blocks]: f32 bits of each scale block's amax.
 
@@ -119,7 +119,7 @@ def block_amax(
   """
   blocks: tl.constexpr = BLOCK_K // VEC_SIZE
   amax = tl.max(tl.reshape(magnitude, (BLOCK_M, blocks, VEC_SIZE)), axis=2)
-  if EXTRAS.is_square:
+  if OPTIONS.is_square:
     tl.static_assert(BLOCK_M % VEC_SIZE == 0)
     squares = tl.reshape(amax, (BLOCK_M // VEC_SIZE, VEC_SIZE, blocks))
     amax = _over_squares(tl.max(squares, axis=1), BLOCK_M, blocks, VEC_SIZE)
@@ -132,14 +132,14 @@ def block_sum(
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
-  EXTRAS: tl.constexpr,
+  OPTIONS: tl.constexpr,
 ):
   """Returns f32[BLOCK_M, blocks]: the sum of each scale block or square."""
   blocks: tl.constexpr = BLOCK_K // VEC_SIZE
   total = _tree_sum(
     tl.reshape(x, (BLOCK_M, blocks, VEC_SIZE)), BLOCK_M, blocks, VEC_SIZE
   )
-  if EXTRAS.is_square:
+  if OPTIONS.is_square:
     squares = tl.reshape(total, (BLOCK_M // VEC_SIZE, VEC_SIZE, blocks))
     total = _tree_sum(
       tl.permute(squares, (0, 2, 1)), BLOCK_M // VEC_SIZE, blocks, VEC_SIZE
@@ -198,25 +198,25 @@ def _butterfly(
 
 @triton.jit
 def transform(
-  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EXTRAS: tl.constexpr
+  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, OPTIONS: tl.constexpr
 ):
   """Returns the random Hadamard transform of groups of values along k, in f32.
 
   It computes butterflies of values 1, 2, 4, ... apart and then multiplies by
   the factor, in the order of `jp.quantize`. Without a transform it returns x.
   """
-  size: tl.constexpr = EXTRAS.hadamard
+  size: tl.constexpr = OPTIONS.hadamard
   if size > 1:
     tl.static_assert(BLOCK_K % size == 0)
     place = tl.arange(0, BLOCK_K) % size
-    signs = tl.full((BLOCK_K,), EXTRAS.sign_words[0], tl.int32)
+    signs = tl.full((BLOCK_K,), OPTIONS.sign_words[0], tl.int32)
     for i in tl.static_range(1, size // 32):
-      signs = tl.where(place // 32 == i, EXTRAS.sign_words[i], signs)
+      signs = tl.where(place // 32 == i, OPTIONS.sign_words[i], signs)
     flip = (signs >> (place % 32)) << 31
     bits = x.to(tl.float32).to(tl.int32, bitcast=True) ^ flip[None, :]
     x = bits.to(tl.float32, bitcast=True)
     for i in tl.static_range(_MAX_ROUNDS):
       if 1 << i < size:
         x = _butterfly(x, BLOCK_M, BLOCK_K, 1 << i)
-    x = x * EXTRAS.factor
+    x = x * OPTIONS.factor
   return x

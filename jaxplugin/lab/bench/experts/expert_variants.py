@@ -67,7 +67,7 @@ class ExpertVariants:
     )
     (eqn,) = (e for e in jaxpr.eqns if e.primitive is primitive.ragged_dot_p)
     decided = traced.decide(eqn, self.target)
-    assert isinstance(decided.problem, problems.RaggedProblem)
+    assert isinstance(decided.problem, problems.RaggedDotProblem)
     assert decided.decision is not None
     problem = decided.problem
 

@@ -46,7 +46,7 @@ PEERS: Final = (
   *torch_peers.NAMES,
 )
 # Layouts of prepared weights that a backend may read, by their names in
-# `Backend.reads`.
+# `BackendRecord.reads`.
 _LAYOUTS: Final = {
   "interleaved": interleaving.INTERLEAVED,
   "swizzled": layouts.SWIZZLED,

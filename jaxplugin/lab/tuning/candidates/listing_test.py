@@ -30,7 +30,7 @@ from jaxplugin.runtime import triton_library
 def problem(lhs=jp.MXFP8, rhs=jp.MXFP8, **changes):
   fields = dict(batch=1, m=4096, n=4096, k=4096, out_dtype=formats.BF16)
   sides = [
-    problems.OperandProblem(
+    problems.SideProblem(
       format=format,
       dtype=formats.BF16 if format is None else format.array_dtype,
     )

@@ -162,7 +162,7 @@ def _tail(problem: problems.DotProblem) -> problems.DotProblem:
 
 
 def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
-  def padded(side: problems.OperandProblem) -> problems.OperandProblem:
+  def padded(side: problems.SideProblem) -> problems.SideProblem:
     can_be = (
       side.format is not None
       and not side.format.is_fp6

@@ -26,10 +26,10 @@ PACKED: Final = formats.PACKED
 
 def side(format, dtype=None, **changes):
   if isinstance(format, jp.BlockFormat):
-    return problems.OperandProblem(
+    return problems.SideProblem(
       format=format, dtype=np.dtype(dtype or format.array_dtype), **changes
     )
-  return problems.OperandProblem(format=None, dtype=np.dtype(format))
+  return problems.SideProblem(format=None, dtype=np.dtype(format))
 
 
 def problem(lhs, rhs, **changes):

@@ -53,7 +53,7 @@ class ExactOperands:
   expected: Any
 
 
-def side_refusal(side: problems.OperandProblem) -> str:
+def side_refusal(side: problems.SideProblem) -> str:
   """Returns why `operand_of` cannot create an operand; "" if it can."""
   if side.format is None:
     return ""
@@ -81,7 +81,7 @@ def small_integers(
 
 def operand_of(
   rng: np.random.Generator,
-  side: problems.OperandProblem,
+  side: problems.SideProblem,
   lead: tuple[int, ...],
   rows: int,
   k: int,
@@ -105,7 +105,7 @@ def operand_of(
 
 
 def _stored(
-  values: np.ndarray, scale: np.ndarray, side: problems.OperandProblem
+  values: np.ndarray, scale: np.ndarray, side: problems.SideProblem
 ) -> Any:
   """Returns values [..., rows, k] and their scale in the problem's layout."""
   format = side.format
@@ -143,7 +143,7 @@ def _padded(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   return codes.view(scale.dtype)
 
 
-def _transposed(x: Any, side: problems.OperandProblem) -> Any:
+def _transposed(x: Any, side: problems.SideProblem) -> Any:
   return x if side.contracting_is_minor else np.swapaxes(x, -1, -2)
 
 

@@ -27,10 +27,10 @@ from jaxplugin.tables import resolution
 
 Problem = (
   problems.DotProblem
-  | ragged.RaggedProblem
+  | ragged.RaggedDotProblem
   | ragged.ContractionProblem
-  | quantization.QuantizeProblem
-  | quantization.DequantizeProblem
+  | quantization.QuantizationProblem
+  | quantization.DequantizationProblem
 )
 
 _NO_TABLES: Final = resolution.Overlay(is_alone=True)

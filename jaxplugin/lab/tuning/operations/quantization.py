@@ -40,7 +40,7 @@ _LARGEST_SCALE: Final = 448.0  # of E4M3, in NVFP4's first block
 _TAIL_BLOCKS: Final = 11
 _TAIL_ROWS: Final = 67
 
-_Either = problems.QuantizeProblem | problems.DequantizeProblem
+_Either = problems.QuantizationProblem | problems.DequantizationProblem
 
 
 def _module(target: targets.Target) -> lowering.Module:
@@ -108,7 +108,7 @@ def _codes(
 
 def _rows(problem: _Either) -> Any:
   """Returns (m, k, axis) of an array of two dimensions."""
-  if isinstance(problem, problems.DequantizeProblem):
+  if isinstance(problem, problems.DequantizationProblem):
     shape, axis = problem.logical_shape, problem.axis
   else:
     shape, axis = problem.shape, problem.blockings[0].axis()
@@ -148,18 +148,20 @@ def _flops(problem: _Either) -> int:
   return math.prod(problem.shape)  # about one a value: memory is the bound
 
 
-def _refusal(problem: problems.QuantizeProblem) -> str:
+def _refusal(problem: problems.QuantizationProblem) -> str:
   if len(problem.blockings) > 1:
     return "it is quantized along several dimensions"
-  if problem.extras != problems.NO_EXTRAS:
-    return f"the recipe's additions ({problem.extras}) are not checked"
+  if problem.options != problems.NO_OPTIONS:
+    return f"the recipe's additions ({problem.options}) are not checked"
   if problem.scale_layout != layouts.LINEAR:
     return "its scales are swizzled"
   return _shape_refusal(backends.QUANTIZE_OPERATION, problem)
 
 
 def _build(
-  problem: problems.QuantizeProblem, rng: np.random.Generator, is_exact: bool
+  problem: problems.QuantizationProblem,
+  rng: np.random.Generator,
+  is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:
   m, k, axis = _rows(problem)
   codes = _codes(rng, problem.format, m, k)
@@ -180,7 +182,7 @@ def _build(
 
 
 def _function(
-  problem: problems.QuantizeProblem,
+  problem: problems.QuantizationProblem,
 ) -> Callable[[dict[str, Any]], list[jax.Array]]:
   def call(arrays: dict[str, Any]) -> list[jax.Array]:
     (quantized,) = quantize_primitive.quantize(
@@ -218,7 +220,9 @@ QUANTIZE: Final = operation.TunedOperation(
 
 
 def _build_dequantize(
-  problem: problems.DequantizeProblem, rng: np.random.Generator, is_exact: bool
+  problem: problems.DequantizationProblem,
+  rng: np.random.Generator,
+  is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:
   m, k, axis = _rows(problem)
   format = problem.format
@@ -238,7 +242,7 @@ def _build_dequantize(
 
 
 def _dequantize_function(
-  problem: problems.DequantizeProblem,
+  problem: problems.DequantizationProblem,
 ) -> Callable[[dict[str, Any]], jax.Array]:
   return lambda arrays: dequantize_primitive.dequantize(
     arrays["values"],

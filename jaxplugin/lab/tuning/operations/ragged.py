@@ -28,10 +28,10 @@ from jaxplugin.ragged import problems
 
 _GLOBAL_SCALE: Final = 0.5
 _ROWS_WITHOUT_GROUP: Final = 3
-_Either = problems.RaggedProblem | problems.ContractionProblem
+_Either = problems.RaggedDotProblem | problems.ContractionProblem
 
 
-def _side_refusal(side: dot_problems.OperandProblem, k: int | None) -> str:
+def _side_refusal(side: dot_problems.SideProblem, k: int | None) -> str:
   if side.format is None:
     return ""
   if why := operands.side_refusal(side):
@@ -57,7 +57,7 @@ def _group_sizes(
 
 def _operand(
   rng: np.random.Generator,
-  side: dot_problems.OperandProblem,
+  side: dot_problems.SideProblem,
   rows: int,
   k: int,
 ) -> tuple[Any, np.ndarray]:
@@ -86,7 +86,7 @@ def _flops(problem: _Either) -> int:
   return 2 * (problem.m or 0) * (problem.n or 0) * (problem.k or 0)
 
 
-def _refusal(problem: problems.RaggedProblem) -> str:
+def _refusal(problem: problems.RaggedDotProblem) -> str:
   if why := operands.size_refusal(problem):
     return why
   if problem.activation in problems.GATED:
@@ -103,7 +103,7 @@ def _refusal(problem: problems.RaggedProblem) -> str:
 
 
 def _build(
-  problem: problems.RaggedProblem, rng: np.random.Generator, is_exact: bool
+  problem: problems.RaggedDotProblem, rng: np.random.Generator, is_exact: bool
 ) -> tuple[dict[str, Any], Any]:
   groups, m, n, k = problem.groups, problem.m, problem.n, problem.k
   assert groups is not None and m is not None
@@ -160,7 +160,7 @@ def _rolled(x: Any, groups: int) -> np.ndarray:
 
 
 def _function(
-  problem: problems.RaggedProblem,
+  problem: problems.RaggedDotProblem,
 ) -> Callable[[dict[str, Any]], jax.Array]:
   def call(arrays: dict[str, Any]) -> jax.Array:
     given = arrays["lhs"], arrays["rhs"], arrays["sizes"]

@@ -16,9 +16,9 @@ from jaxplugin.ragged import problems as ragged_problems
 
 _BY_PROBLEM: Final[dict[type, operation.TunedOperation]] = {
   problems.DotProblem: dots.DOT,
-  quantization_problems.QuantizeProblem: quantization.QUANTIZE,
-  quantization_problems.DequantizeProblem: quantization.DEQUANTIZE,
-  ragged_problems.RaggedProblem: ragged.RAGGED,
+  quantization_problems.QuantizationProblem: quantization.QUANTIZE,
+  quantization_problems.DequantizationProblem: quantization.DEQUANTIZE,
+  ragged_problems.RaggedDotProblem: ragged.RAGGED,
   ragged_problems.ContractionProblem: ragged.CONTRACTION,
 }
 BY_NAME: Final = {found.operation.name: found for found in _BY_PROBLEM.values()}

@@ -44,7 +44,7 @@ def check(problem, candidate):
 
 
 def plain_contraction():
-  side = dot_problems.OperandProblem(format=None, dtype=F32)
+  side = dot_problems.SideProblem(format=None, dtype=F32)
   return problems.ContractionProblem(
     groups=4, m=20, n=24, k=40, lhs=side, rhs=side, out_dtype=F32
   )
