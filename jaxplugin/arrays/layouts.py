@@ -43,18 +43,23 @@ def blocked_axis(
 ) -> int:
   """Returns the axis in which the shapes differ.
 
-  If the blocked axis is empty, the shapes do not differ. The result is then the
-  last empty axis, or the last axis if no axis is empty.
+  If the blocked axis has at most one value, the shapes do not differ. The
+  result is then the last axis of size 0, or else of size 1, or the last axis.
   """
   axes = range(len(values_shape))
   pairs = list(zip(values_shape, scale_shape, strict=True))
   different = [axis for axis in axes if pairs[axis][0] != pairs[axis][1]]
-  empty = [axis for axis in axes if pairs[axis][0] == 0]
-  return (different or empty[-1:] or [len(values_shape) - 1])[0]
+  if different:
+    return different[0]
+  for size in (0, 1):
+    for axis in reversed(axes):
+      if pairs[axis][0] == size:
+        return axis
+  return len(values_shape) - 1
 
 
 def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
-  """Returns the shape of `values`, with `axis` counted in FP4 values."""
+  """Returns the shape of `values`, with `axis` counted in 4-bit values."""
   shape = tuple(values.shape)
   per_element = 1
   if values.dtype == formats.PACKED:
@@ -68,21 +73,51 @@ def array_shape(
   format: formats.BlockFormat, values: Any, axis: int
 ) -> tuple[int, ...]:
   # A byte of FP8 is one value.
-  return logical_shape(values, axis) if format.is_fp4 else tuple(values.shape)
+  return (
+    logical_shape(values, axis) if format.has_pairs else tuple(values.shape)
+  )
+
+
+def linear_scale_shape(
+  format: formats.BlockFormat, shape: Sequence[Any], axis: int
+) -> tuple[Any, ...]:
+  """Returns the shape of the linear scales of values of a logical shape."""
+  divisors = {axis: format.along(shape[axis]).block_size}
+  if format.is_square:
+    divisors = dict.fromkeys((len(shape) - 2, len(shape) - 1), divisors[axis])
+  return tuple(
+    extents.divide_up(size, divisors.get(d, 1)) for d, size in enumerate(shape)
+  )
+
+
+def scale_of_rows(
+  scale: jax.Array, axis: int, size: int, rows: int
+) -> jax.Array:
+  """Repeats the scales of square blocks along `axis`, for rows of their own.
+
+  Args:
+    scale: [..., n / rows, ...].
+    axis: the axis along which scales are repeated.
+    size: the size n of the values along `axis`.
+    rows: number of rows of a block.
+  """
+  repeated = jnp.repeat(scale, rows, axis)
+  return lax.slice_in_dim(repeated, 0, size, axis=axis)
 
 
 def may_be_interleaved(format: formats.BlockFormat) -> bool:
   """Returns whether FP4 values of a format may be interleaved words."""
-  return format.is_fp4 and format.block_size % interleaving.UNIT == 0
+  size = format.block_size
+  return format.is_fp4 and size % interleaving.UNIT == 0
 
 
 def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Packs pairs of FP4 values along `axis` into bytes.
+  """Packs pairs of 4-bit values along `axis` into bytes.
 
   The first value of a pair is the low nibble.
 
   Args:
-    values: float4_e2m1fn[..., k, ...], k even.
+    values: float4_e2m1fn or int4[..., k, ...], k even.
     axis: the axis to halve.
 
   Returns:
@@ -98,9 +133,9 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
     Array([114], dtype=uint8)
   """
   _require_array("pack_fp4", "values", values)
-  if values.dtype != formats.E2M1:
+  if values.dtype not in formats.FOUR_BITS:
     raise TypeError(
-      f"pack_fp4: values must be float4_e2m1fn, got {values.dtype}"
+      f"pack_fp4: values must be float4_e2m1fn or int4, got {values.dtype}"
     )
   axis = canonical_axis("pack_fp4", axis, values.ndim)
   size = values.shape[axis]
@@ -115,20 +150,24 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
   return jnp.moveaxis(packed, -1, axis)
 
 
-def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Unpacks bytes into pairs of FP4 values along `axis`.
+def unpack_fp4(
+  packed: jax.Array, *, axis: int = -1, dtype: Any = formats.E2M1
+) -> jax.Array:
+  """Unpacks bytes into pairs of 4-bit values along `axis`.
 
   It is the inverse of `pack_fp4`.
 
   Args:
     packed: uint8[..., k / 2, ...].
     axis: the axis to double.
+    dtype: float4_e2m1fn or int4.
 
   Returns:
-    float4_e2m1fn[..., k, ...].
+    dtype[..., k, ...].
 
   Raises:
-    TypeError: If packed is not uint8, or axis is not an integer.
+    TypeError: If packed is not uint8, dtype is another one, or axis is not an
+      integer.
 
   Example:
     >>> import jax.numpy as jnp
@@ -139,6 +178,11 @@ def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
   _require_array("unpack_fp4", "packed", packed)
   if packed.dtype != formats.PACKED:
     raise TypeError(f"unpack_fp4: packed must be uint8, got {packed.dtype}")
+  if formats.as_dtype(dtype) not in formats.FOUR_BITS:
+    raise TypeError(
+      "unpack_fp4: dtype must be float4_e2m1fn or int4, got"
+      f" {speaking.shown(dtype)}"
+    )
   axis = canonical_axis("unpack_fp4", axis, packed.ndim)
   packed = jnp.moveaxis(packed, axis, -1)
   # XLA of jaxlib 0.10.2 folds this cast of a constant to other numbers.
@@ -146,9 +190,9 @@ def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
   if jax.export.is_symbolic_dim(math.prod(packed.shape)):
     # XLA cannot refine the sizes of a bitcast that changes the rank.
     nibbles = jnp.stack([packed & 15, packed >> 4], axis=-1).astype(jnp.uint4)
-    values = lax.bitcast_convert_type(nibbles, formats.E2M1)
+    values = lax.bitcast_convert_type(nibbles, dtype)
   else:
-    values = lax.bitcast_convert_type(packed, formats.E2M1)
+    values = lax.bitcast_convert_type(packed, dtype)
   values = values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
   return jnp.moveaxis(values, -1, axis)
 

@@ -338,7 +338,7 @@ def _require_even(
     parts = math.prod(axis_sizes[name] for name in names)
     if parts == 1:
       continue
-    unit = array.format.block_size if dim == axis else 1
+    unit = array.block_size if dim == axis else 1
     if shape[dim] % (parts * unit):
       whole = f" of whole blocks of {unit}" if dim == axis else ""
       raise TypeError(

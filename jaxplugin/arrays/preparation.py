@@ -133,20 +133,22 @@ def preparation(
 ) -> Preparation:
   """Returns the step that `prepare_weights` takes for an array. Pure."""
   if target.platform == "cpu" and 0 not in array.shape:
-    if array.ndim >= _STACK_RANK:
+    has_byte_scales = array.scale.dtype.itemsize == 1
+    if array.ndim >= _STACK_RANK and has_byte_scales:
       return "none" if array.is_bytes else "bytes"
-    is_packed = array.is_packed or not array.format.is_fp4
+    is_packed = array.is_packed or not array.format.has_pairs
     is_usual = is_packed and array.scale_layout == layouts.LINEAR
     return "none" if is_usual else "packed"
   capability = target.compute_capability
   if capability is None or array.axis != array.ndim - 1 or 0 in array.shape:
     return "none"
   if capability >= _FIRST_NATIVE:
-    return "swizzled" if array.ndim > 1 else "none"
+    can = array.format.is_standard and array.ndim > 1
+    return "swizzled" if can else "none"
   if capability < _FIRST_UPCAST:
     return "none"
   can = layouts.may_be_interleaved(array.format)
-  has_whole_blocks = array.shape[-1] % array.format.block_size == 0
+  has_whole_blocks = array.shape[-1] % array.block_size == 0
   return "interleaved" if can and has_whole_blocks else "none"
 
 
@@ -156,7 +158,7 @@ def _in_huge_pages(x: Any) -> Any:
     x, jax.Array | np.ndarray
   ):
     return x
-  if x.nbytes < _HUGE_PAGES_BYTES or x.dtype == formats.E2M1:
+  if x.nbytes < _HUGE_PAGES_BYTES or x.dtype in formats.FOUR_BITS:
     return x
   if isinstance(x, jax.Array):
     devices = x.devices()

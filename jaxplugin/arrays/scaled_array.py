@@ -48,10 +48,11 @@ class ScaledArray:
 
   Attributes:
     values: format.values_dtype[..., k, ...]. MXFP6: uint8, a code in the low
-      six bits. FP4: also uint8[..., k / 2, ...], the first value in the low
-      nibble, or uint32[..., k / 8] (`prepare_weights`).
+      six bits. FP4 and INT4: also uint8[..., k / 2, ...], the first value in
+      the low nibble. FP4: also uint32[..., k / 8] (`prepare_weights`).
     scale: format.scale_dtype[..., k / block_size, ...], which multiplies to
-      dequantize; or the result of `swizzle_scale`.
+      dequantize; or the result of `swizzle_scale`. A short last block has a
+      scale too. Square blocks: [..., n / block_size, k / block_size].
     global_scale: f32 that multiplies everything, or None. It has the rank of
       values. Each dimension has size 1 or the logical size, and the blocked one
       has size 1. f32[] and f32 of the leading dimensions are accepted too. None
@@ -150,8 +151,8 @@ class ScaledArray:
 
   @property
   def is_packed(self) -> bool:
-    """Whether values are FP4 as uint8, two per byte."""
-    return self.format.is_fp4 and self.values.dtype == formats.PACKED
+    """Whether values have 4 bits and are stored as uint8, two per byte."""
+    return self.format.has_pairs and self.values.dtype == formats.PACKED
 
   @property
   def is_bytes(self) -> bool:
@@ -165,10 +166,22 @@ class ScaledArray:
 
   @property
   def axis(self) -> int:
-    """The blocked axis of `values`, found from the shapes, non-negative."""
-    if self.scale_layout == layouts.SWIZZLED or self.is_interleaved:
+    """The blocked axis of `values`, found from the shapes, non-negative.
+
+    It is the last axis for square blocks, which divide the last two.
+    """
+    if (
+      self.scale_layout == layouts.SWIZZLED
+      or self.is_interleaved
+      or self.format.is_square
+    ):
       return self.values.ndim - 1
     return layouts.blocked_axis(self.values.shape, self.scale.shape)
+
+  @property
+  def block_size(self) -> int:
+    """Number of consecutive values that share a scale, also for whole rows."""
+    return self.format.along(self.shape[self.axis]).block_size
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -244,6 +257,14 @@ class ScaledArray:
         f"ScaledArray: transpose must name each of {self.ndim} dimensions"
         f" once, got {order}"
       )
+    if self.format.is_square and min(d % self.ndim for d in order[-2:]) < (
+      self.ndim - 2
+    ):
+      raise NotImplementedError(
+        f"ScaledArray: transpose must keep the last two dimensions last, which"
+        f" {self.format} divides into blocks, got {order}; transpose"
+        " array.dequantize() and quantize it again"
+      )
     if self.scale_layout != layouts.LINEAR or self.is_interleaved:
       raise NotImplementedError(
         "ScaledArray: the blocked dimension must stay last in values and"
@@ -293,16 +314,16 @@ class ScaledArray:
     )
 
   def pack(self) -> ScaledArray:
-    """Returns the array with FP4 values as uint8, two per byte."""
+    """Returns the array with 4-bit values as uint8, two per byte."""
     validation.require_unconverted("ScaledArray.pack", self)
-    if not self.format.is_fp4 or self.is_packed:
+    if not self.format.has_pairs or self.is_packed:
       return self
     if self.is_interleaved:
       return self._replace_values(interleaving.deinterleave(self.values))
     return self._replace_values(layouts.pack_fp4(self.values, axis=self.axis))
 
   def unpack(self) -> ScaledArray:
-    """Returns the array with FP4 values as `float4_e2m1fn`."""
+    """Returns the array with 4-bit values as `float4_e2m1fn` or `int4`."""
     validation.require_unconverted("ScaledArray.unpack", self)
     if self.is_packed and self.is_bytes:
       return self.to_floats().unpack()
@@ -310,16 +331,23 @@ class ScaledArray:
       return self.pack().unpack()
     if not self.is_packed:
       return self
-    return self._replace_values(layouts.unpack_fp4(self.values, axis=self.axis))
+    return self._replace_values(
+      layouts.unpack_fp4(
+        self.values, axis=self.axis, dtype=self.format.values_dtype
+      )
+    )
 
   def to_bytes(self) -> ScaledArray:
-    """Returns the array with uint8 values and scales; FP4 is packed.
+    """Returns the array with uint8 values and scales; 4-bit values are packed.
 
     XLA:CPU slices bytes without a conversion, and 8-bit floats through 16 bits.
+    An array whose scales have several bytes is only packed.
     """
     validation.require_unconverted("ScaledArray.to_bytes", self)
     if self.is_bytes:
       return self
+    if self.format.scale_dtype.itemsize > 1:
+      return self.pack()
     return self.pack()._replace_types(formats.PACKED, formats.PACKED)
 
   def to_floats(self) -> ScaledArray:
@@ -327,7 +355,7 @@ class ScaledArray:
     if not self.is_bytes:
       return self
     format = self.format
-    values_dtype = formats.PACKED if format.is_fp4 else format.array_dtype
+    values_dtype = formats.PACKED if format.has_pairs else format.array_dtype
     return self._replace_types(values_dtype, format.scale_dtype)
 
   def _replace_types(
@@ -343,7 +371,25 @@ class ScaledArray:
     """Returns the scale in the linear layout, without padding."""
     validation.require_unconverted("ScaledArray.linear_scale", self)
     return layouts.linear_scale(
-      self.scale, self.scale_layout, self.shape, self.format.block_size
+      self.scale, self.scale_layout, self.shape, self.block_size
+    )
+
+  def in_rows(self) -> ScaledArray:
+    """Returns the array with a known block size and a scale for each row.
+
+    Rows of square blocks get their own scales, blocked along the last axis.
+    """
+    format = self.format.along(self.shape[self.axis]).of_rows()
+    if format == self.format:
+      return self
+    (values, scale, *rest), _ = self.tree_flatten()
+    if self.format.is_square:
+      rows = self.ndim - 2
+      scale = layouts.scale_of_rows(
+        scale, rows, self.shape[rows], self.format.block_rows
+      )
+    return self.tree_unflatten(
+      (format, self.scale_layout), (values, scale, *rest)
     )
 
   def without_surrogate(self) -> ScaledArray:
@@ -367,6 +413,8 @@ class ScaledArray:
     wholes = {self.axis: _BLOCKED}
     if self.scale_layout == layouts.SWIZZLED:
       wholes[self.ndim - 2] = _SWIZZLED_ROWS
+    if self.format.is_square:
+      wholes[self.ndim - 2] = _BLOCKED
     (values, scale, _, *rest), aux = self.tree_flatten()
     global_scale = full_global_scale(self)
     own, of_global = indexing.leaf_indices(
@@ -495,7 +543,7 @@ def _serialize_aux(
   aux: tuple[formats.BlockFormat, layouts.ScaleLayout],
 ) -> bytes:
   format, scale_layout = aux
-  if not format.is_known:
+  if not format.is_named:
     raise ValueError(
       f"ScaledArray: cannot serialize the non-standard format {format.name}"
     )

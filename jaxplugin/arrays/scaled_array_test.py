@@ -451,7 +451,7 @@ FUNCTION_ERRORS = (
   (lambda: jp.pack_fp4(jnp.zeros((5, 8), FP4), axis=-2), TypeError,
    r"axis 0 must be even.*\(5, 8\)"),
   (lambda: jp.pack_fp4(jnp.zeros((4, 8), jnp.uint8)), TypeError,
-   "must be float4_e2m1fn, got uint8"),
+   "must be float4_e2m1fn or int4, got uint8"),
   (lambda: jp.unpack_fp4(jnp.zeros((4, 8), jnp.int8)), TypeError,
    "must be uint8, got int8"),
   (lambda: jp.pack_fp4(jnp.zeros((4, 8), FP4), axis=2), ValueError,

@@ -65,6 +65,7 @@ def concatenate(
   axis = layouts.canonical_axis(_CONCATENATE, axis, first.ndim)
   _require_shapes(_CONCATENATE, arrays, but=axis)
   _require_whole_tiles(arrays, axis)
+  _require_whole_blocks(arrays, axis)
 
   def join(leaves: Sequence[Any]) -> Any:
     return jnp.concatenate(leaves, axis)
@@ -116,15 +117,19 @@ def stack(
   first = arrays[0]
   axis = layouts.canonical_axis(_STACK, axis, first.ndim + 1)
   _require_shapes(_STACK, arrays)
-  last = first.ndim
+  last, is_square = first.ndim, first.format.is_square
   if first.scale_layout == layouts.SWIZZLED:
     last = first.ndim - 2
   elif first.is_interleaved:
     last = first.ndim - 1
+  elif is_square:
+    last = first.ndim - 2
   if axis > last:
     raise NotImplementedError(
-      f"{_STACK}: axis must be at most {last} for arrays prepared for a GPU of"
-      f" shape {first.shape}, got {axis}; stack unprepare_weights(array)"
+      f"{_STACK}: axis must be at most {last} for arrays"
+      f" {f'of {first.format}' if is_square else 'prepared for a GPU'} of shape"
+      f" {first.shape}, got {axis}; stack"
+      f" {'array.dequantize()' if is_square else 'unprepare_weights(array)'}"
     )
 
   def join(leaves: Sequence[Any]) -> Any:
@@ -259,6 +264,27 @@ def _require_whole_tiles(
       f"{_CONCATENATE}: swizzled scales must be joined along rows, at multiples"
       f" of {tile}, got shapes {[x.shape for x in arrays]} along axis {axis};"
       " join unprepare_weights(array)"
+    )
+
+
+def _require_whole_blocks(
+  arrays: Sequence[scaled_array.ScaledArray], axis: int
+) -> None:
+  """Raises unless arrays are joined between whole blocks."""
+  first = arrays[0]
+  is_blocked = axis == first.axis or (
+    first.format.is_square and axis == first.ndim - 2
+  )
+  if not is_blocked or not first.format.may_be_short:
+    return
+  block = first.format.block_size
+  if not block or any(x.shape[axis] % block for x in arrays[:-1]):
+    unit = "row" if not block else f"block of {block}"
+    raise TypeError(
+      f"{_CONCATENATE}: arrays of {first.format} must be joined along axis"
+      f" {axis} between whole blocks, and a {unit} shares one scale, got shapes"
+      f" {[x.shape for x in arrays]}; join array.dequantize() and quantize the"
+      " result"
     )
 
 

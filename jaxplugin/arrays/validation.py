@@ -91,28 +91,30 @@ def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
   """
   format, values, scale = array.format, array.values, array.scale
   is_swizzled = array.scale_layout == layouts.SWIZZLED
-  min_rank = 2 if is_swizzled else 1
+  min_rank = 2 if is_swizzled or format.is_square else 1
   if scale.ndim != values.ndim or values.ndim < min_rank:
     raise TypeError(
       f"ScaledArray: {array.scale_layout} scale must have the rank of values"
       f" (at least {min_rank}), got values {tuple(values.shape)} and scale"
       f" {tuple(scale.shape)}"
     )
-  axis = values.ndim - 1
-  if not is_swizzled and values.dtype != interleaving.WORDS:
-    axis = layouts.blocked_axis(values.shape, scale.shape)
+  axis = array.axis
   shape = layouts.array_shape(format, values, axis)
+  block = array.block_size
   expected: tuple[int, ...] | None = None
   if is_swizzled:
-    columns = extents.divide_up(shape[-1], format.block_size)
+    columns = extents.divide_up(shape[-1], block)
     expected = layouts.swizzled_shape((*shape[:-1], columns))
-  elif scale.shape[axis] * format.block_size == shape[axis]:
-    expected = (*shape[:axis], scale.shape[axis], *shape[axis + 1 :])
+  elif format.may_be_short or scale.shape[axis] * block == shape[axis]:
+    expected = layouts.linear_scale_shape(format, shape, axis)
   if tuple(scale.shape) != expected:
+    divided = "the last two axes" if format.is_square else "one axis"
     raise TypeError(
       f"ScaledArray: {format} {array.scale_layout} scale must have the logical"
-      f" shape of values with one axis divided by {format.block_size}"
-      f"{' (padded to 128 x 4)' if is_swizzled else ''},"
+      f" shape of values with {divided} divided by"
+      f" {format.block_size or 'its size'}"
+      f"{' (padded to 128 x 4)' if is_swizzled else ''}"
+      f"{' and rounded up' if format.may_be_short else ''},"
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
     )
   return shape, axis

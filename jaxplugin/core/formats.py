@@ -40,12 +40,15 @@ F32: Final = np.dtype(np.float32)
 INT8: Final = np.dtype(np.int8)
 INT4: Final = np.dtype(ml_dtypes.int4)
 PACKED: Final = np.dtype(np.uint8)
+FOUR_BITS: Final = (E2M1, INT4)  # dtypes of which a byte has two values
 # The dtypes of unquantized operands and of results.
 FLOAT_DTYPES: Final = (F32, BF16, F16)
 
 # The dtypes that `quantize` can round to.
-VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1, INT8, INT4)
-SCALE_DTYPES: Final = (E8M0, E4M3, E5M2, F32, BF16, F16)
+FLOAT_VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1)
+VALUES_DTYPES: Final = (*FLOAT_VALUES_DTYPES, INT8, INT4)
+BYTE_SCALE_DTYPES: Final = (E8M0, E4M3, E5M2)
+SCALE_DTYPES: Final = (*BYTE_SCALE_DTYPES, F32, BF16, F16)
 
 E8M0_BIAS: Final = formats.E8M0.bias
 E8M0_NAN: Final = formats.E8M0_NAN
@@ -97,7 +100,7 @@ class BlockFormat:
       6-bit floats as bytes.
     scale_dtype: dtype of the block scales: float8_e8m0fnu, float8_e4m3fn,
       float8_e5m2, float32, bfloat16 or float16.
-    block_size: number of consecutive values that share one scale; None for all
+    block_size: number of consecutive values that share one scale; 0 for all
       values along the axis.
     has_global_scale: whether quantization also computes an f32 scale of the
       whole array.
@@ -128,7 +131,7 @@ class BlockFormat:
   name: str
   values_dtype: np.dtype
   scale_dtype: np.dtype
-  block_size: int | None
+  block_size: int
   has_global_scale: bool = False
   block_rows: int = 1
   fraction_bits: int = 0
@@ -148,15 +151,20 @@ class BlockFormat:
         )
       object.__setattr__(self, field, dtype)
     size = self.block_size
-    if size is not None and (not isinstance(size, int) or size < 1):
+    if not isinstance(size, int) or size < 0:
       raise ValueError(
-        "BlockFormat: block_size must be a positive integer, or None for one"
-        f" scale for all values along the axis, got {speaking.shown(size)}"
+        "BlockFormat: block_size must be a positive integer, or 0 for one scale"
+        f" for all values along the axis, got {speaking.shown(size)}"
       )
     if self.block_rows not in (1, size):
       raise ValueError(
         "BlockFormat: block_rows must be 1, or block_size for square blocks,"
         f" got {speaking.shown(self.block_rows)} for block_size {size}"
+      )
+    if self.block_rows != 1 and self.has_pairs:
+      raise ValueError(
+        "BlockFormat: block_rows must be 1 for values of 4 bits, which are"
+        f" packed along one dimension, got {speaking.shown(self.block_rows)}"
       )
     if self.fraction_bits and not self.is_integer:
       raise ValueError(
@@ -180,10 +188,10 @@ class BlockFormat:
   def along(self, size: int) -> BlockFormat:
     """Returns the format of rows of `size` values, whose block size is known.
 
-    A format with block_size None becomes one with blocks of `size`. Others are
+    A format with block_size 0 becomes one with blocks of `size`. Others are
     returned unchanged.
     """
-    if self.block_size is not None:
+    if self.block_size:
       return self
     return dataclasses.replace(self, block_size=max(size, 1))
 
@@ -194,7 +202,7 @@ class BlockFormat:
   @property
   def facts(self) -> formats.Format:
     """The record of the format that kernels read."""
-    assert self.block_size is not None and self.block_rows == 1
+    assert self.block_size and self.block_rows == 1
     return formats.Format(
       name=self.name,
       element=self.values_encoding,
@@ -228,7 +236,7 @@ class BlockFormat:
   @property
   def may_be_short(self) -> bool:
     """Whether the last block of a row may have fewer values than the others."""
-    is_long = self.block_size is None or self.block_size >= _LONG_BLOCK
+    is_long = not self.block_size or self.block_size >= _LONG_BLOCK
     return is_long or self.scale_dtype.itemsize > 1
 
   @property
@@ -244,7 +252,7 @@ class BlockFormat:
   @property
   def has_pairs(self) -> bool:
     """Whether values have 4 bits and may be stored packed, two per byte."""
-    return self.values_dtype in (E2M1, INT4)
+    return self.values_dtype in FOUR_BITS
 
   @property
   def is_fp6(self) -> bool:
@@ -351,10 +359,10 @@ FP8_1X128_E8M0: Final = BlockFormat(
 )
 # One scale for a row, as in compressed-tensors' "channel" and "token".
 FP8_ROW: Final = BlockFormat(
-  name="fp8_row", values_dtype=E4M3, scale_dtype=F32, block_size=None
+  name="fp8_row", values_dtype=E4M3, scale_dtype=F32, block_size=0
 )
 INT8_ROW: Final = BlockFormat(
-  name="int8_row", values_dtype=INT8, scale_dtype=F32, block_size=None
+  name="int8_row", values_dtype=INT8, scale_dtype=F32, block_size=0
 )
 # The values and scales of GGUF's Q8_0 and Q4_0.
 INT8_32: Final = BlockFormat(

@@ -31,9 +31,9 @@ def padded_size(
   Args:
     size: size of the dimension.
     formats: formats of both operands.
-    num_contracting: number of contracting dimensions. With one, FP4 needs an
-      even size, for whole bytes. With several, dimensions are merged, so each
-      must have whole blocks.
+    num_contracting: number of contracting dimensions. With one, 4-bit
+      values need an even size, for whole bytes. With several, dimensions are
+      merged, so each must have whole blocks.
   """
   granule = 1
   for format in formats:
@@ -41,7 +41,7 @@ def padded_size(
       continue
     if num_contracting > 1:
       granule = math.lcm(granule, format.block_size)
-    elif format.is_fp4:
+    elif format.has_pairs:
       granule = math.lcm(granule, 2)
   return extents.round_up(size, granule)
 
@@ -87,8 +87,7 @@ def values_strides(
     be packed along k and k is not the last dimension.
   """
   shape = tuple(values.shape)
-  is_fp4 = format is not None and format.is_fp4
-  if is_fp4 and values.dtype == formats_lib.E2M1:
+  if format is not None and values.dtype in formats_lib.FOUR_BITS:
     if contracting != (len(shape) - 1,):
       return None
     shape = (*shape[:-1], shape[-1] // 2)

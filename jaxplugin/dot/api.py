@@ -136,8 +136,8 @@ def block_scaled_dot(
   rhs_side = rhs_side.replace(contracting=contracting[1], batch=batch[1])
   _validate_block_size(block_size, lhs_side, rhs_side)
   padded = block_size is not None
-  lhs_side = _with_axis(lhs_side, padded)
-  rhs_side = _with_axis(rhs_side, padded)
+  lhs_side = _with_axis(lhs_side, padded).in_rows()
+  rhs_side = _with_axis(rhs_side, padded).in_rows()
   if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
       f"{sides.who()}: lhs or rhs must be quantized, got unquantized"
@@ -322,8 +322,10 @@ def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
   """Returns a `Side` for a `ScaledArray`; its dimensions are not set yet."""
   # With k = 0, values and scale have the same shape, which does not show the
   # blocked axis.
+  # Square blocks are blocked along the dimension that is contracted.
   is_known = operand.scale_layout != layouts.LINEAR or (
-    tuple(operand.values.shape) != tuple(operand.scale.shape)
+    not operand.format.is_square
+    and tuple(operand.values.shape) != tuple(operand.scale.shape)
   )
   return sides.Side(
     name=name,
@@ -393,7 +395,7 @@ def in_f32(x: jax.Array) -> jax.Array:
 
 def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
   """Infers the side's blocked dimension from the shapes, if it is not set."""
-  if side.format is None or side.axis is not None:
+  if side.format is None or side.axis is not None or side.format.is_square:
     return side
   rules.validate_values(side)
   values, scale, name = side.values, side.scale, side.name

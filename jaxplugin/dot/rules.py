@@ -330,8 +330,10 @@ def validate_scale(side: sides.Side, *, padded: bool = False) -> None:
   if padded and side.scale_layout == layouts.LINEAR:
     _validate_padded_scale(side, expected)
     return
-  if expected[axis] * block != shape[axis] and (
-    side.scale_layout == layouts.LINEAR
+  if (
+    not format.may_be_short
+    and expected[axis] * block != shape[axis]
+    and side.scale_layout == layouts.LINEAR
   ):
     raise TypeError(
       f"{sides.who()}: {side.name} contracting size must be a multiple of"

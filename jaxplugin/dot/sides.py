@@ -113,7 +113,7 @@ class Side:
   @property
   def shape(self) -> tuple[int, ...]:
     """Logical shape, in which a dimension of packed FP4 counts values."""
-    if self.format is None or not self.format.is_fp4:
+    if self.format is None or not self.format.has_pairs:
       return tuple(self.values.shape)
     assert self.axis is not None
     return layouts.logical_shape(self.values, self.axis)
@@ -122,10 +122,7 @@ class Side:
   def scale_shape(self) -> tuple[int, ...]:
     """Shape of the linear scale without padding."""
     assert self.format is not None and self.axis is not None
-    result = list(self.shape)
-    size, block = result[self.axis], self.format.block_size
-    result[self.axis] = (size + block - 1) // block
-    return tuple(result)
+    return layouts.linear_scale_shape(self.format, self.shape, self.axis)
 
   @property
   def scale_is_padded(self) -> bool:
@@ -138,9 +135,9 @@ class Side:
 
   @property
   def has_whole_pairs(self) -> bool:
-    """Whether no byte holds FP4 values of two blocks."""
+    """Whether no byte holds 4-bit values of two blocks."""
     format = self.format
-    return format is None or not format.is_fp4 or format.block_size % 2 == 0
+    return format is None or not format.has_pairs or format.block_size % 2 == 0
 
   @property
   def blocked_position(self) -> int | None:
@@ -218,6 +215,32 @@ class Side:
 
   # Conversions.
 
+  def in_rows(self) -> Side:
+    """Returns the side with a known block size and a scale for each row.
+
+    Square blocks become blocks along a contracting dimension. A stack of square
+    blocks is forgotten, since its scales have another shape.
+    """
+    format = self.format
+    if format is None or not (format.is_square or format.block_size == 0):
+      return self
+    if not format.is_square:
+      assert self.axis is not None
+      return dataclasses.replace(
+        self, format=format.along(self.shape[self.axis])
+      )
+    last, rows = self.ndim - 1, self.ndim - 2
+    axis = (
+      rows
+      if last not in self.contracting and (rows in self.contracting)
+      else last
+    )
+    other = rows if axis == last else last
+    scale = layouts.scale_of_rows(
+      self.scale, other, self.shape[other], format.block_rows
+    )
+    return self.replace(format=format.of_rows(), scale=scale, axis=axis)
+
   def without_stack(self) -> Side:
     """Returns the side without the stack that it is a slice of."""
     return self.replace(**dict.fromkeys(_OF_STACK))
@@ -264,7 +287,7 @@ class Side:
     if self.format is None:
       return self
     values = self.values
-    if not self.format.is_fp4:
+    if not self.format.has_pairs:
       values = byte_arrays.from_bytes(values, self.format.array_dtype)
     scale = byte_arrays.from_bytes(self.scale, self.format.scale_dtype)
     return self.replace(values=values, scale=scale)
@@ -324,8 +347,8 @@ class Side:
     if self.shape[axis] == size:
       return self
     per_byte = 1
-    is_fp4 = self.format is not None and self.format.is_fp4
-    if is_fp4 and self.values.dtype == formats.PACKED:
+    has_pairs = self.format is not None and self.format.has_pairs
+    if has_pairs and self.values.dtype == formats.PACKED:
       per_byte = 2
     side = self.replace(
       values=extents.pad_axis(self.values, axis, size // per_byte)

@@ -138,7 +138,7 @@ def problem_of(problem: problems.DotProblem) -> Problem:
 def operand_problem(operand: problems.SideProblem) -> OperandProblem:
   """Returns the public view of an operand's problem."""
   dtype, format = operand.dtype, operand.format
-  if format is not None and not format.is_fp4:
+  if format is not None and not format.has_pairs:
     dtype = format.array_dtype  # `typed` converts FP8 bytes to FP8.
   return OperandProblem(
     format=format, dtype=dtype, scale_layout=operand.scale_layout
@@ -215,16 +215,19 @@ class Operand:
     return self._side.dequantized()
 
   def unpacked(self) -> jax.Array:
-    """Returns one element per value; FP4 as float4_e2m1fn."""
+    """Returns one element per value; 4-bit values as float4_e2m1fn or int4."""
     if not self._is_packed():
       return self.values
     assert self.axis is not None
-    return layouts.unpack_fp4(self.values, axis=self.axis)
+    assert self.format is not None
+    return layouts.unpack_fp4(
+      self.values, axis=self.axis, dtype=self.format.values_dtype
+    )
 
   def packed(self) -> jax.Array:
-    """Returns FP4 values as uint8, two per byte along `axis`."""
-    is_fp4 = self.format is not None and self.format.is_fp4
-    if not is_fp4 or self._is_packed():
+    """Returns 4-bit values as uint8, two per byte along `axis`."""
+    has_pairs = self.format is not None and self.format.has_pairs
+    if not has_pairs or self._is_packed():
       return self.values
     assert self.axis is not None
     return layouts.pack_fp4(self.values, axis=self.axis)
@@ -232,7 +235,7 @@ class Operand:
   def _is_packed(self) -> bool:
     return (
       self.format is not None
-      and self.format.is_fp4
+      and self.format.has_pairs
       and self.values.dtype == formats.PACKED
     )
 

@@ -37,6 +37,7 @@ def matmul(lhs: Any, rhs: Any) -> jax.Array:
       isinstance(operand, scaled_array.ScaledArray)
       and 0 not in operand.shape
       and operand.axis != k
+      and not operand.format.is_square
     ):
       raise TypeError(
         f"{WHO}: the {side} side must be blocked along dimension {k}, which is"

@@ -65,8 +65,8 @@ def block_format(
   if known is not None and known.block_size == block_size:
     return known
   is_quantizable = (
-    values_dtype in formats.VALUES_DTYPES
-    and scale_dtype in formats.SCALE_DTYPES
+    values_dtype in formats.FLOAT_VALUES_DTYPES
+    and scale_dtype in formats.BYTE_SCALE_DTYPES
   )
   make = formats.BlockFormat if is_quantizable else formats.UnquantizedFormat
   return make(

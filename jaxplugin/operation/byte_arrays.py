@@ -20,8 +20,8 @@ from jaxplugin.core import formats
 
 
 def packed(values: jax.Array, axis: int) -> jax.Array:
-  """Packs two FP4 values a byte along an axis; returns others unchanged."""
-  if values.dtype != formats.E2M1:
+  """Packs two 4-bit values a byte along an axis; returns others unchanged."""
+  if values.dtype not in formats.FOUR_BITS:
     return values
   return layouts.pack_fp4(values, axis=axis)
 

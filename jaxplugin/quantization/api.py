@@ -27,6 +27,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import speaking
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
+from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import explicit
 from jaxplugin.quantization.sharding import partial_scales
@@ -55,10 +56,11 @@ def quantize(
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
-  MX formats, per block of 32, with amax the largest magnitude of the block::
+  For each block, with amax its largest magnitude and max that of the format::
 
-    scale  = 2^ceil(log2(amax / max))              (scale_rounding="up")
-    scale  = 2^(floor(log2(amax)) - emax)          (scale_rounding="floor")
+    scale  = cast(amax / max)                      (f32, f16, bf16 scales)
+    scale  = 2^ceil(log2(amax / max))              (MX, scale_rounding="up")
+    scale  = 2^(floor(log2(amax)) - emax)          (MX, scale_rounding="floor")
     values = cast(clip(x / scale, -max, max))
 
   NVFP4, per block of 16::
@@ -67,8 +69,8 @@ def quantize(
     scale  = e4m3(amax / 6 / global_scale), at least 2^-9; 0 if amax is 0
     values = e2m1(clip(x / (scale * global_scale), -6, 6))
 
-  The arithmetic is f32, and every platform returns the same bits. Casts round
-  to nearest even and saturate. A block with a NaN or an Inf dequantizes to NaN
+  The arithmetic is f32, with equal bits on every platform. Casts round to
+  nearest even and saturate. A block with a NaN or an Inf dequantizes to NaN
   and does not affect the global scale. A block of zeros dequantizes to zeros
   with their signs.
 
@@ -83,7 +85,7 @@ def quantize(
     batch_dims: number of leading dimensions with a global scale per index.
     derivative: None, or "straight_through" (the derivative of the identity).
     pad: whether to pad `axis` with zeros to whole blocks.
-    packed: False returns FP4 as float4_e2m1fn, not as uint8 pairs.
+    packed: False returns 4-bit values one by one, not as uint8 pairs.
     scale_layout: "linear" or "swizzled_128x4".
     out_sharding: `PartitionSpec` or `NamedSharding` of explicit mesh axes.
     axis_name: axes of an enclosing `jax.shard_map` that share a global scale.
@@ -115,13 +117,13 @@ def quantize(
   format = formats.resolve(who, format)
   axis = layouts.canonical_axis(who, axis, x.ndim)
   speaking.require_bool(who, "pad", pad)
-  if pad:
+  if pad and format.block_size:
     x = extents.pad_axis(
       x, axis, extents.round_up(x.shape[axis], format.block_size)
     )
   arguments.validate(who, x, format, (axis,), scale_rounding)
   arguments.validate_key(who, key)
-  packed = arguments.whether_packed(who, packed, format)
+  packed = arguments.whether_packed(who, packed, format, x.shape[axis])
   arguments.validate_batch_dims(who, batch_dims, x.ndim, axis)
   arguments.validate_scale_layout(
     who, scale_layout, x.shape[batch_dims:], axis - batch_dims
@@ -246,7 +248,19 @@ def quantize_both(
   format = formats.resolve("quantize_both", format)
   axes = arguments.two_axes(axes, x.ndim)
   arguments.validate("quantize_both", x, format, axes, scale_rounding)
-  packed = arguments.whether_packed("quantize_both", packed, format)
+  if format.may_be_short:
+    along = lambda axis: quantize(
+      x,
+      format,
+      axis=axis,
+      scale_rounding=scale_rounding,
+      derivative=derivative,
+      packed=packed,
+    )
+    return along(axes[0]), along(axes[1])
+  packed = arguments.whether_packed(
+    "quantize_both", packed, format, x.shape[axes[0]]
+  )
   surrogate, x, global_scale = _split_derivative(
     "quantize_both",
     derivative,
@@ -370,6 +384,8 @@ def _quantize(
       other. Otherwise XLA ops quantize all of them at once.
   """
   x, global_scale = _without_derivative("quantize", x, global_scale)
+  size = x.shape[axis]
+  format = format.along(size)
   if not format.has_global_scale:
     batch_dims = 0
   if key is not None and batch_dims:
@@ -377,6 +393,10 @@ def _quantize(
   along = blocking.Blocking.along(
     axis - batch_dims, x.ndim - batch_dims, format.block_size
   )
+  options, rows = problems.NO_OPTIONS, None
+  if format.is_square:
+    rows = x.ndim - 2 if axis == x.ndim - 1 else x.ndim - 1
+    options = problems.RecipeOptions(square=(rows,))
 
   def function(
     x: jax.Array, global_scale: jax.Array | None, key: Any, *, packed: bool
@@ -386,7 +406,8 @@ def _quantize(
       global_scale,
       blockings=(along,),
       keys=(key,),
-      format=format,
+      options=(options,),
+      format=format.of_rows(),
       scale_rounding=scale_rounding,
       packed=packed,
       scale_layout=scale_layout,
@@ -415,6 +436,11 @@ def _quantize(
     for _ in range(batch_dims):
       mapped = jax.vmap(mapped, in_axes)
     values, scale, global_scale = mapped(x, global_scale, key)
+  if format.may_be_short and size % format.block_size:
+    stored = size // 2 if packed else size
+    values = lax.slice_in_dim(values, 0, stored, axis=axis)
+  if rows is not None:  # the rows of a block have the same scale
+    scale = lax.slice_in_dim(scale, 0, None, format.block_rows, axis=rows)
   return values, scale, _of_rank(global_scale, x.ndim)
 
 

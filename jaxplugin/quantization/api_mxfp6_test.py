@@ -111,7 +111,8 @@ class ArrayTest(parameterized.TestCase):
     ):
       jp.ScaledArray(values, scale, None, format)
     with self.assertRaisesRegex(
-      ValueError, "packed must be False or None unless the format is FP4"
+      ValueError,
+      "packed must be False or None unless the format has 4-bit values",
     ):
       jp.quantize(jnp.ones((4, 64)), format, packed=True)
     # Four codes in three bytes would be 24 bytes for a scale.

@@ -113,7 +113,12 @@ def validate(
     )
   validate_scale_rounding(who, scale_rounding, (format,))
   for axis in axes:
-    if x.shape[axis] % format.block_size != 0:
+    if format.is_square and axis < x.ndim - 2:
+      raise ValueError(
+        f"{who}: axis must be one of the last two for {format}, which divides"
+        f" both into blocks, got axis {axis} of shape {x.shape}"
+      )
+    if not format.may_be_short and x.shape[axis] % format.block_size != 0:
       raise TypeError(
         f"{who}: the size of axis {axis} must be a multiple of"
         f" {format.block_size} for {format.name.upper()}, got"
@@ -123,19 +128,21 @@ def validate(
 
 
 def whether_packed(
-  who: str, packed: bool | None, format: formats.BlockFormat
+  who: str, packed: bool | None, format: formats.BlockFormat, size: int
 ) -> bool:
-  """Returns whether to pack two FP4 values a byte; the default is True."""
+  """Returns whether to pack two 4-bit values a byte; the default is True."""
   if packed not in (None, True, False):
     raise ValueError(
       f"{who}: packed must be True, False or None, got {speaking.shown(packed)}"
     )
-  can_be = can_be_packed(format)
+  can_be = can_be_packed(format.along(size))
+  can_be = can_be and (not format.may_be_short or size % 2 == 0)
   if packed and not can_be:
     raise ValueError(
-      f"{who}: packed must be False or None unless the format is FP4 in blocks"
-      f" of 4, 6, ... values, got {format} ({format.values_dtype.name} in"
-      f" blocks of {format.block_size}); leave packed out"
+      f"{who}: packed must be False or None unless the format has 4-bit values"
+      " in blocks of 4, 6, ... values, got"
+      f" {format} ({format.values_dtype.name} in blocks of"
+      f" {format.block_size}) for size {size}; leave packed out"
     )
   return can_be and packed is not False
 
@@ -144,7 +151,7 @@ def can_be_packed(format: formats.BlockFormat) -> bool:
   # Even blocks keep a byte's two values in one block. Blocks of more than 2
   # values make values and scale differ in shape, which shows the blocked axis.
   size = format.block_size
-  return format.is_fp4 and size > 2 and size % 2 == 0
+  return format.has_pairs and size > 2 and size % 2 == 0
 
 
 def validate_batch_dims(

@@ -32,6 +32,8 @@ MIN_NORMAL_BITS: Final = 1 << F32_MANTISSA_BITS
 MAX_FINITE_BITS: Final = INFINITY_BITS - 1
 _MAGNITUDE_MASK: Final = 0x7FFFFFFF
 _F32_SIGN_SHIFT: Final = 31
+_F32_BITS: Final = 32
+_BYTE_BITS: Final = 8
 _HALF_EXPONENT: Final = 126  # biased exponent of 0.5; that of 1.0 is 127
 _QUIET_NAN_BITS: Final = 0x7FC00000
 _SUBNORMAL_FRACTION_BITS: Final = 22  # resolution of stochastic rounding
@@ -108,8 +110,10 @@ def encode(
       up with the probability of the discarded fraction (to 22 bits).
 
   Returns:
-    uint8[...]: codes without sign.
+    uint8[...]: codes without sign; uint16 or uint32 for wider types.
   """
+  if encoding.bits == _F32_BITS:
+    return lax.bitcast_convert_type(bits, jnp.uint32)
   mantissa_bits = encoding.mantissa_bits
   shift = F32_MANTISSA_BITS - mantissa_bits
   bits = jnp.minimum(bits, static_bits(encoding.max))
@@ -139,18 +143,27 @@ def encode(
       + (noise & ((1 << fraction) - 1))
     ) >> fraction
   is_normal = bits >= static_bits(2.0**encoding.min_exponent)
-  return jnp.where(is_normal, normal, subnormal).astype(jnp.uint8)
+  dtype = jnp.uint8 if encoding.bits <= _BYTE_BITS else jnp.uint16
+  return jnp.where(is_normal, normal, subnormal).astype(dtype)
 
 
-def with_sign(codes: jax.Array, x: jax.Array, sign_shift: int) -> jax.Array:
-  """Adds the sign of `x`, also of -0, to the codes of |x|."""
+def with_sign(
+  codes: jax.Array, x: jax.Array, encoding: formats.Element
+) -> jax.Array:
+  """Adds the sign of `x`, also of -0, to the codes of |x|.
+
+  An integer has no -0.
+  """
   negative = (f32_bits(x) < 0).astype(jnp.uint8)
-  return codes | (negative << sign_shift)
+  if encoding.is_twos_complement:
+    mask = jnp.uint8((1 << encoding.bits) - 1)
+    return jnp.where(negative > 0, (0 - codes) & mask, codes)
+  return codes | (negative << encoding.sign_shift)
 
 
 def from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Bitcasts uint8 codes, one value per byte, to `dtype`."""
-  if dtype == formats.E2M1:
+  """Bitcasts unsigned codes, one value each, to `dtype`."""
+  if dtype in formats.FOUR_BITS:
     return lax.bitcast_convert_type(codes.astype(jnp.uint4), dtype)
   return lax.bitcast_convert_type(codes, dtype)
 

@@ -237,7 +237,7 @@ class EncodeTest(parameterized.TestCase):
     x = np.concatenate([values, -values])
     magnitude = np.tile(np.arange(len(values), dtype=np.uint8), 2)
     signed = codes.with_sign(
-      jnp.asarray(magnitude), jnp.asarray(x), GFLOAT[dtype].bits - 1
+      jnp.asarray(magnitude), jnp.asarray(x), formats.encoding(dtype)
     )
     np.testing.assert_array_equal(signed, x.astype(dtype).view(np.uint8))
 

@@ -101,7 +101,7 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   x = x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
-  x = x.to_floats()
+  x = x.to_floats().in_rows()
   if x.is_interleaved:
     x = x.pack()
   return dequantize_primitive.dequantize(

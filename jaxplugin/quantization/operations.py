@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Final
 from typing import Literal
@@ -183,8 +184,8 @@ def dequantize_raw(
   If the size of `axis` is not a multiple of the block size, the last scale
   covers the remainder.
   """
-  if format.is_fp4 and values.dtype == formats.PACKED:
-    values = layouts.unpack_fp4(values, axis=axis)
+  if format.has_pairs and values.dtype == formats.PACKED:
+    values = layouts.unpack_fp4(values, axis=axis, dtype=format.values_dtype)
   size = values.shape[axis]
   whole = scale.shape[axis] * format.block_size
   result = extents.pad_axis(_as_f32(values, format), axis, whole)
@@ -200,7 +201,9 @@ def dequantize_raw(
 
 def _as_f32(values: jax.Array, format: formats.BlockFormat) -> jax.Array:
   if format.array_dtype == format.values_dtype:
-    return values.astype(jnp.float32)
+    unit = jnp.float32(2.0**-format.fraction_bits)
+    result = values.astype(jnp.float32)
+    return result * unit if format.fraction_bits else result
   return codes.decode(values, format.values_encoding)
 
 
@@ -211,7 +214,7 @@ def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
 
 
 def _two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
-  """Packs FP4 codes uint8[...] along `axis`, the first in the low nibble."""
+  """Packs 4-bit codes uint8[...] along `axis`, the first in the low nibble."""
   size = fp4_codes.shape[axis]
   low, high = (
     lax.slice_in_dim(fp4_codes, first, size, 2, axis) for first in (0, 1)
@@ -274,7 +277,10 @@ class _Groups:
     groups = _split(merged, axis, size)
     each = jnp.expand_dims(reduce(groups, axis + 1), axis + 1)
     each = jnp.broadcast_to(each, groups.shape).reshape(merged.shape)
-    return jnp.expand_dims(self.merged.undo(each, x.shape), self.axis)
+    # XLA moves operations across a broadcast. A division by a broadcast then
+    # becomes a multiply with a rounded reciprocal (`codes.divide`).
+    each = lax.optimization_barrier(self.merged.undo(each, x.shape))
+    return jnp.expand_dims(each, self.axis)
 
 
 def _tree_sum(x: jax.Array, axis: int) -> jax.Array:
@@ -320,7 +326,7 @@ def _quantize_mx(
   )
   quotient = jnp.where(bits == 0, 0, codes.flush(quotient))
   values = codes.encode(quotient, encoding, random_bits)
-  values = codes.with_sign(values, blocks, encoding.sign_shift)
+  values = codes.with_sign(values, blocks, encoding)
   values = jnp.where(is_nan, jnp.uint8(0), values)
   scale = jnp.where(is_nan, formats.E8M0_NAN, scale)
   return values, scale.astype(jnp.uint8)
@@ -452,7 +458,10 @@ def _quantize_two_level(
     """Returns scale codes, scales as f32, and f32 bits of scaled magnitudes."""
     ideal = codes.divide(codes.divide(amax, largest), divisor)
     # A scale that rounds to 0 would set all values of its block to 0.
-    ideal = jnp.maximum(ideal, scale_encoding.min_positive)
+    ideal = jnp.maximum(ideal, max(scale_encoding.min_positive, _MIN_NORMAL))
+    most = _most(scale_encoding, largest)
+    if most < scale_encoding.max:
+      ideal = jnp.minimum(ideal, most)
     scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
     number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
     if scale_up:
@@ -474,12 +483,22 @@ def _quantize_two_level(
     scale = jnp.where(is_other, other, scale)
     quotient = jnp.where(is_other, other_quotient, quotient)
   values = codes.encode(quotient, encoding, random_bits)
-  values = codes.with_sign(values, blocks, encoding.sign_shift)
+  values = codes.with_sign(values, blocks, encoding)
   values = jnp.where(is_nan, jnp.uint8(0), values)
   nan_code = scale_encoding.nan_code
-  scale = jnp.where(is_zero, jnp.uint8(0), scale)
-  scale = jnp.where(is_nan, jnp.uint8(nan_code), scale)
+  scale = jnp.where(is_zero, scale.dtype.type(0), scale)
+  scale = jnp.where(is_nan, scale.dtype.type(nan_code), scale)
   return values, scale
+
+
+def _most(scale: formats.Element, values_max: float) -> float:
+  """Returns the largest scale whose product with `values_max` is finite."""
+  f32_max = float(np.finfo(np.float32).max)
+  if scale.max * values_max <= f32_max:
+    return scale.max
+  step = 2.0**-scale.mantissa_bits
+  mantissa, exponent = math.frexp(f32_max / values_max)
+  return math.floor(2 * mantissa / step) * step * 2.0 ** (exponent - 1)
 
 
 def _squared_errors(

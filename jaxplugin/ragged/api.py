@@ -305,7 +305,7 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
       f" got {side.name} {side.shape} with blocks along dimension {side.axis};"
       f" {remedy}"
     )
-  return side.replace(contracting=(axis,), axis=axis)
+  return side.replace(contracting=(axis,), axis=axis).in_rows()
 
 
 def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:

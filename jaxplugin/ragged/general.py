@@ -357,7 +357,7 @@ def _side(name: str, operand: Any) -> sides.Side:
       f"{sides.who()}: {name} must be blocked along m, the contracting"
       " dimension, got blocks along the other dimension; quantize it along m"
     )
-  side = side.replace(axis=0)
+  side = side.replace(axis=0).in_rows()
   dot_rules.validate_scale(side)
   api.reject_negative_scale(side)
   return side

@@ -32,7 +32,9 @@ from jaxplugin.rewriting import facts
 
 NAME: Final = "ragged_dot_general"
 
-_QUANTIZED: Final = frozenset((*formats.VALUES_DTYPES, *formats.SCALE_DTYPES))
+_QUANTIZED: Final = frozenset(
+  (*formats.FLOAT_VALUES_DTYPES, *formats.BYTE_SCALE_DTYPES)
+)
 _FLOATS: Final = frozenset(
   np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, np.float16)
 )
