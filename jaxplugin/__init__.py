@@ -36,8 +36,11 @@ from jaxplugin.arrays.stacking import stack as stack
 from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.backends import Backend as Backend
 from jaxplugin.backends import register_backend as register_backend
-from jaxplugin.core import speaking as _speaking
+from jaxplugin.core import error_context as _error_context
 from jaxplugin.core.decisions import RefusedError as RefusedError
+from jaxplugin.core.error_context import (
+  NotQuantizedWarning as NotQuantizedWarning,
+)
 from jaxplugin.core.formats import FP8_1X128 as FP8_1X128
 from jaxplugin.core.formats import FP8_1X128_E8M0 as FP8_1X128_E8M0
 from jaxplugin.core.formats import FP8_128X128 as FP8_128X128
@@ -56,7 +59,6 @@ from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.core.formats import MXINT8 as MXINT8
 from jaxplugin.core.formats import NVFP4 as NVFP4
 from jaxplugin.core.formats import BlockFormat as BlockFormat
-from jaxplugin.core.speaking import NotQuantizedWarning as NotQuantizedWarning
 from jaxplugin.core.targets import Target as Target
 from jaxplugin.core.targets import detect_target as detect_target
 from jaxplugin.core.targets import named_target as named_target
@@ -197,4 +199,4 @@ def __dir__() -> list[str]:
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:
-    raise _speaking.missing_attribute(__name__, name)
+    raise _error_context.missing_attribute(__name__, name)

@@ -9,7 +9,7 @@ docs/how_to/write_a_backend.md.
 
 import typing as _typing
 
-from jaxplugin.core import speaking as _speaking
+from jaxplugin.core import error_context as _error_context
 from jaxplugin.core.decisions import Plan as Plan
 from jaxplugin.core.decisions import Source as Source
 from jaxplugin.dot.views import Call as Call
@@ -64,4 +64,4 @@ def __dir__() -> list[str]:
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:
-    raise _speaking.missing_attribute(__name__, name)
+    raise _error_context.missing_attribute(__name__, name)

@@ -9,7 +9,7 @@ cast at the end, results are f32, bf16 or f16, and k = 0 gives zeros.
 
 import typing as _typing
 
-from jaxplugin.core import speaking as _speaking
+from jaxplugin.core import error_context as _error_context
 from jaxplugin.dropin.nn_general import MODES as MODES
 from jaxplugin.dropin.nn_general import BlockScaleConfig as BlockScaleConfig
 from jaxplugin.dropin.nn_general import Mode as Mode
@@ -38,4 +38,4 @@ def __dir__() -> list[str]:
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:
-    raise _speaking.missing_attribute(__name__, name)
+    raise _error_context.missing_attribute(__name__, name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 
 _WHO = "ScaledArray"
 
@@ -43,7 +43,7 @@ def leaf_indices(
   if len(ellipses) > 1 or len(items) - len(ellipses) > len(shape):
     raise IndexError(
       f"{_WHO}: an index must have at most one ellipsis and {len(shape)} other"
-      f" items for shape {tuple(shape)}, got {speaking.shown(index)}"
+      f" items for shape {tuple(shape)}, got {error_context.shown(index)}"
     )
   at = ellipses[0] if ellipses else len(items)
   missing = len(shape) - (len(items) - len(ellipses))
@@ -78,7 +78,7 @@ def _require_whole(item: Any, dim: int, shape: Sequence[int], why: str) -> None:
   if not is_whole:
     raise TypeError(
       f"{_WHO}: dimension {dim} of shape {tuple(shape)} must be taken whole,"
-      f" got index {speaking.shown(item)}: {why}"
+      f" got index {error_context.shown(item)}: {why}"
     )
 
 
@@ -103,7 +103,7 @@ def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
   raise TypeError(
     f"{_WHO}: an index must be an int, a slice, an ellipsis, an array of"
     " integers, or an array of booleans of rank 1, got for dimension"
-    f" {dim} {speaking.shown(item)}"
+    f" {dim} {error_context.shown(item)}"
   )
 
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.arrays import interleaving
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
@@ -181,7 +181,7 @@ def unpack_fp4(
   if formats.as_dtype(dtype) not in formats.FOUR_BITS:
     raise TypeError(
       "unpack_fp4: dtype must be float4_e2m1fn or int4, got"
-      f" {speaking.shown(dtype)}"
+      f" {error_context.shown(dtype)}"
     )
   axis = canonical_axis("unpack_fp4", axis, packed.ndim)
   packed = jnp.moveaxis(packed, axis, -1)
@@ -199,11 +199,13 @@ def unpack_fp4(
 
 def _require_array(who: str, name: str, x: Any) -> None:
   if not hasattr(x, "dtype") or not hasattr(x, "shape"):
-    raise TypeError(f"{who}: {name} must be an array, got {speaking.shown(x)}")
+    raise TypeError(
+      f"{who}: {name} must be an array, got {error_context.shown(x)}"
+    )
 
 
 def canonical_axis(who: str, axis: int, ndim: int) -> int:
-  axis = speaking.require_integer(who, "axis", axis)
+  axis = error_context.require_integer(who, "axis", axis)
   if not -ndim <= axis < ndim:
     raise ValueError(f"{who}: axis {axis} is out of range for rank {ndim}")
   return axis % ndim

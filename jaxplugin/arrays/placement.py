@@ -19,8 +19,8 @@ from jax.sharding import Sharding
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 
 _SHARD = "shard"
 _SHARDINGS = "shardings"
@@ -102,8 +102,8 @@ def shard(tree: Any, sharding: Any) -> Any:
   for leaf in jax.tree.leaves(tree):
     if not hasattr(leaf, "shape"):
       raise TypeError(
-        f"{_SHARD}: tree must contain only arrays, got {speaking.shown(leaf)};"
-        " for shapes and dtypes call jp.shardings"
+        f"{_SHARD}: tree must contain only arrays, got"
+        f" {error_context.shown(leaf)}; for shapes and dtypes call jp.shardings"
       )
   leaves, structure = jax.tree.flatten(tree)
   placed = [
@@ -255,7 +255,7 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
     if not sharding.is_fully_replicated:
       raise NotImplementedError(
         f"{who}: sharding of a ScaledArray must be a NamedSharding, a"
-        f" PartitionSpec or replicated, got {speaking.shown(sharding)}"
+        f" PartitionSpec or replicated, got {error_context.shown(sharding)}"
       )
     return jax.tree.map(lambda _: sharding, array)
   spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec

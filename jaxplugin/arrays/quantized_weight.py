@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.arrays import validation
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 
 _WHO: Final = "QuantizedWeight"
@@ -75,7 +75,8 @@ class QuantizedWeight:
     if hasattr(kernel_shape, "dtype") or hasattr(contracting, "dtype"):
       raise TypeError(
         f"{_WHO}: kernel_shape and contracting must be tuples of integers, got"
-        f" {speaking.shown(kernel_shape)} and {speaking.shown(contracting)}"
+        f" {error_context.shown(kernel_shape)} and"
+        f" {error_context.shown(contracting)}"
       )
     self.kernel_shape = tuple(kernel_shape)
     self.contracting = tuple(contracting)
@@ -89,13 +90,13 @@ class QuantizedWeight:
     if not isinstance(array, scaled_array.ScaledArray) or array.ndim < 2:
       raise TypeError(
         f"{_WHO}: array must be a ScaledArray of rank 2 or more, got"
-        f" {speaking.shown(array)}"
+        f" {error_context.shown(array)}"
       )
     validation.require_unconverted(_WHO, array)
     if array.axis != array.ndim - 1:
       raise TypeError(
         f"{_WHO}: array must be blocked along its last dimension, got"
-        f" {speaking.shown(array)}"
+        f" {error_context.shown(array)}"
         f" blocked along dimension {array.axis}"
       )
     self.require_sizes()

@@ -21,9 +21,9 @@ from jaxplugin.arrays import indexing
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import validation
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 
 _BLOCKED: Final = (
@@ -142,11 +142,11 @@ class ScaledArray:
       "" if self.scale_layout == layouts.LINEAR else f", {self.scale_layout}"
     )
     if self.surrogate is not None:
-      layout += f", surrogate={speaking.shown(self.surrogate)}"
+      layout += f", surrogate={error_context.shown(self.surrogate)}"
     return (
-      f"ScaledArray({self.format}: values={speaking.shown(self.values)},"
-      f" scale={speaking.shown(self.scale)},"
-      f" global_scale={speaking.shown(self.global_scale)}{layout})"
+      f"ScaledArray({self.format}: values={error_context.shown(self.values)},"
+      f" scale={error_context.shown(self.scale)},"
+      f" global_scale={error_context.shown(self.global_scale)}{layout})"
     )
 
   @property
@@ -251,7 +251,7 @@ class ScaledArray:
     given = axes[0] if len(axes) == 1 and not _is_int(axes[0]) else axes
     order = tuple(given or reversed(range(self.ndim)))
     for axis in order:
-      speaking.require_integer("ScaledArray.transpose", "axis", axis)
+      error_context.require_integer("ScaledArray.transpose", "axis", axis)
     if sorted(d % self.ndim for d in order) != list(range(self.ndim)):
       raise ValueError(
         f"ScaledArray: transpose must name each of {self.ndim} dimensions"
@@ -524,7 +524,7 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
     except (TypeError, ValueError):
       pass
   raise TypeError(
-    f"{who}: {name} must be an array, got {speaking.shown(x)}{remedy}"
+    f"{who}: {name} must be an array, got {error_context.shown(x)}{remedy}"
   )
 
 
@@ -534,7 +534,7 @@ def require_numbers(who: str, name: str, x: ScaledArray) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
       raise TypeError(
         f"{who}: {name} must be a ScaledArray of arrays, got"
-        f" {speaking.shown(x)}; for shapes and dtypes only,"
+        f" {error_context.shown(x)}; for shapes and dtypes only,"
         " trace the call with jax.eval_shape"
       )
 

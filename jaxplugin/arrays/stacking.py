@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 
 _CONCATENATE: Final = "concatenate"
 _STACK: Final = "stack"
@@ -192,12 +192,12 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
   if isinstance(arrays, scaled_array.ScaledArray):
     raise TypeError(
       f"{who}: arrays must be a sequence of ScaledArrays, got one"
-      f" {speaking.shown(arrays)}"
+      f" {error_context.shown(arrays)}"
     )
   if not isinstance(arrays, Iterable) or hasattr(arrays, "shape"):
     raise TypeError(
       f"{who}: arrays must be a sequence of ScaledArrays, got"
-      f" {speaking.shown(arrays)}"
+      f" {error_context.shown(arrays)}"
     )
   arrays = list(arrays)
   if not arrays:

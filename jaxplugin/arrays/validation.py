@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 
 # E4M3's top binade begins here; its largest number is 448. A tensor with a
 # global scale has a block scale of exactly 448. Fused layers share a global
@@ -35,7 +35,7 @@ def validate(array: Any) -> None:
   if array.scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
-      f" got {speaking.shown(array.scale_layout)}"
+      f" got {error_context.shown(array.scale_layout)}"
     )
   leaves = (array.values, array.scale, array.global_scale, array.surrogate)
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
@@ -175,9 +175,10 @@ def require_unconverted(who: str, array: Any) -> None:
       wanted = (format.array_dtype, format.scale_dtype)[name == "scale"].name
       raise TypeError(
         f"{who}: dtype of the {name} of {format} must be {wanted}, got"
-        f" {speaking.shown(leaf)}. Cast other leaves only: jax.tree.map(lambda"
-        " x: x if isinstance(x, jp.ScaledArray) else x.astype(dtype), tree,"
-        " is_leaf=lambda x: isinstance(x, jp.ScaledArray))"
+        f" {error_context.shown(leaf)}. Cast other leaves only:"
+        " jax.tree.map(lambda x: x if isinstance(x, jp.ScaledArray) else"
+        " x.astype(dtype), tree, is_leaf=lambda x: isinstance(x,"
+        " jp.ScaledArray))"
       )
 
 

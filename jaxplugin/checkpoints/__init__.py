@@ -38,7 +38,7 @@ from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.results import Quantized as Quantized
-from jaxplugin.core import speaking as _speaking
+from jaxplugin.core import error_context as _error_context
 
 __all__ = [
   "GLOBAL_SCALE_RANGE",
@@ -72,4 +72,4 @@ def __dir__() -> list[str]:
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:
-    raise _speaking.missing_attribute(__name__, name)
+    raise _error_context.missing_attribute(__name__, name)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from typing import Final
 
 from jaxplugin.checkpoints import names
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 
 
 class CheckpointError(ValueError):
@@ -32,7 +32,7 @@ def require_path(who: str, name: str, path: Any) -> None:
   if not isinstance(path, (str, os.PathLike)):
     raise TypeError(
       f"{who}: {name} must be a path, a string or an os.PathLike, got"
-      f" {speaking.shown(path)}"
+      f" {error_context.shown(path)}"
     )
 
 

@@ -33,7 +33,7 @@ from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints import tables
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.printing import console
 from jaxplugin.printing import progress as printing
 
@@ -340,13 +340,14 @@ def load(
   globs = naming.globs(_WHO, "skip", skip)
   if not (check is None or (isinstance(check, str) and check in _CHECKS)):
     raise ValueError(
-      f'{_WHO}: check must be None or "numbers", got {speaking.shown(check)}'
+      f'{_WHO}: check must be None or "numbers", got'
+      f" {error_context.shown(check)}"
     )
   known = layouts.OPEN_LAYOUTS
   if not (layout is None or (isinstance(layout, str) and layout in known)):
     raise ValueError(
       f"{_WHO}: layout must be None or one of"
-      f" {', '.join(layouts.OPEN_LAYOUTS)}, got {speaking.shown(layout)}"
+      f" {', '.join(layouts.OPEN_LAYOUTS)}, got {error_context.shown(layout)}"
     )
   path = pathlib.Path(path)
   files = files_of(path)

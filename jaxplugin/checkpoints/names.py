@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 from typing import Final
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 
 WEIGHT: Final = ".weight"
 _NEAR: Final = 3
@@ -32,7 +32,7 @@ def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
   if not all(isinstance(x, str) for x in found):
     raise TypeError(
       f"{who}: {what} must be a glob or a list of globs, got"
-      f" {speaking.shown(given)}"
+      f" {error_context.shown(given)}"
     )
   return found
 

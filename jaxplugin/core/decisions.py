@@ -21,7 +21,7 @@ from typing import Generic
 from typing import Literal
 from typing import TypeVar
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 
 Application = Literal["fused", "separate", "none"]
@@ -371,7 +371,7 @@ def choose(
       reason = "supported" if answer is None else answer.reason
       lines += f"\n  {name}: {_with_origin(backends[name], reason)}"
     raise RefusedError(
-      f"{who}: implementation={speaking.shown(requested)} does not support"
+      f"{who}: implementation={error_context.shown(requested)} does not support"
       f" {problem} on {target}:{lines}\n"
       "Leave implementation out to have one chosen, or use jp.use_target to"
       " lower for another device.",
@@ -435,10 +435,10 @@ def validate_name(
   if not isinstance(requested, str | None):
     raise TypeError(
       f"{who}: implementation must be a name or None, got"
-      f" {speaking.shown(requested)}"
+      f" {error_context.shown(requested)}"
     )
   if requested is not None and requested not in backends:
     raise ValueError(
       f"{who}: implementation must be None or one of {tuple(backends)}, got"
-      f" {speaking.shown(requested)}"
+      f" {error_context.shown(requested)}"
     )

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.kernels import formats
 
 Element: TypeAlias = formats.Element
@@ -146,32 +146,34 @@ class BlockFormat:
         raise TypeError(
           f"BlockFormat: {field} must be"
           f" {' or '.join(d.name for d in allowed)}, got"
-          f" {dtype or speaking.shown(getattr(self, field))}; jp.scaled_dot"
-          " multiplies values and scales of other dtypes"
+          f" {dtype or error_context.shown(getattr(self, field))};"
+          " jp.scaled_dot multiplies values and scales of other dtypes"
         )
       object.__setattr__(self, field, dtype)
     size = self.block_size
     if not isinstance(size, int) or size < 0:
       raise ValueError(
         "BlockFormat: block_size must be a positive integer, or 0 for one scale"
-        f" for all values along the axis, got {speaking.shown(size)}"
+        f" for all values along the axis, got {error_context.shown(size)}"
       )
     if self.block_rows not in (1, size):
       raise ValueError(
         "BlockFormat: block_rows must be 1, or block_size for square blocks,"
-        f" got {speaking.shown(self.block_rows)} for block_size {size}"
+        f" got {error_context.shown(self.block_rows)} for block_size {size}"
       )
     if self.block_rows != 1 and self.has_pairs:
       raise ValueError(
         "BlockFormat: block_rows must be 1 for values of 4 bits, which are"
-        f" packed along one dimension, got {speaking.shown(self.block_rows)}"
+        " packed along one dimension, got"
+        f" {error_context.shown(self.block_rows)}"
       )
     if self.fraction_bits and not self.is_integer:
       raise ValueError(
         "BlockFormat: fraction_bits must be 0 unless values are integers, got"
-        f" {speaking.shown(self.fraction_bits)} for {self.values_dtype.name}"
+        f" {error_context.shown(self.fraction_bits)} for"
+        f" {self.values_dtype.name}"
       )
-    speaking.require_bool(
+    error_context.require_bool(
       "BlockFormat", "has_global_scale", self.has_global_scale
     )
     if self.has_global_scale and self.scale_dtype not in (E4M3, E5M2):
@@ -462,7 +464,7 @@ def resolve(
       raise ValueError(f"{who}: {argument}: {error}") from None
   raise TypeError(
     f"{who}: {argument} must be a BlockFormat (jp.MXFP8, ...) or its name"
-    f" ({known_names()}), got {speaking.shown(format)}"
+    f" ({known_names()}), got {error_context.shown(format)}"
   )
 
 

@@ -24,7 +24,7 @@ from typing import Self
 import jax
 import jax.ffi
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.kernels import architectures
@@ -105,8 +105,8 @@ class Target:
     ):
       raise TypeError(
         "Target: ptxas_version must be (major, minor, patch) or None, got"
-        f" {speaking.shown(version)}; jp.named_target(name, ptxas=) takes a"
-        " string"
+        f" {error_context.shown(version)}; jp.named_target(name, ptxas=) takes"
+        " a string"
       )
     if self.platform != "cuda":
       raise ValueError(
@@ -268,14 +268,14 @@ def named_target(
   """
   if not isinstance(name, str):
     raise TypeError(
-      f"named_target: name must be a string, got {speaking.shown(name)}; known"
-      " targets:"
+      f"named_target: name must be a string, got {error_context.shown(name)};"
+      " known targets:"
       f" {', '.join(TARGET_NAMES)}"
     )
   target = _NAMED.get(name.lower())
   if target is None:
     raise ValueError(
-      f"unknown target {speaking.shown(name)}; known targets:"
+      f"unknown target {error_context.shown(name)}; known targets:"
       f" {', '.join(TARGET_NAMES)}"
     )
   versions: dict[str, Any] = {}
@@ -286,7 +286,7 @@ def named_target(
     if target.platform != "cuda":
       raise ValueError(
         f"target {target.name} is not an NVIDIA GPU and has no {program}, got"
-        f" {parameter}={speaking.shown(given)}"
+        f" {parameter}={error_context.shown(given)}"
       )
     versions[f"{parameter}_version"] = parse_version(given)
   return dataclasses.replace(target, **versions)
@@ -303,7 +303,7 @@ def parse_version(version: str | tuple[int, ...]) -> Version:
     text = ".".join(map(str, version))
   if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+){0,2}", text):
     raise ValueError(
-      f"malformed version {speaking.shown(version)}; write it as '9.13' or"
+      f"malformed version {error_context.shown(version)}; write it as '9.13' or"
       " '9.13.0'"
     )
   parts = [int(part) for part in text.split(".")]
@@ -329,7 +329,8 @@ def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
   if isinstance(target, str) and target.lower() in _NAMED:
     remedy = f"pass jp.named_target({target.lower()!r})"
   raise TypeError(
-    f"{who}: target must be {kinds}, got {speaking.shown(target)}; {remedy}"
+    f"{who}: target must be {kinds}, got {error_context.shown(target)};"
+    f" {remedy}"
   )
 
 
@@ -410,7 +411,7 @@ def detect_target(platform: str | None = None) -> Target:
   if not isinstance(platform, str | None):
     raise TypeError(
       "detect_target: platform must be a string, such as 'cpu' or 'cuda', or"
-      f" None, got {speaking.shown(platform)}"
+      f" None, got {error_context.shown(platform)}"
     )
   return _detected(platform)
 

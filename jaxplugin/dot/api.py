@@ -17,8 +17,8 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
@@ -148,7 +148,7 @@ def block_scaled_dot(
   if activation is not None and activation not in problems.ACTIVATIONS:
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {speaking.shown(activation)}"
+      f" {problems.ACTIVATIONS}, got {error_context.shown(activation)}"
     )
   call = calls.DotCall(
     lhs=lhs_side,
@@ -438,7 +438,7 @@ def _validate_block_size(
     if side.format is not None and side.format.block_size != size:
       raise ValueError(
         f"{sides.who()}: block_size must be {side.format.block_size} for"
-        f" {side.name} of {side.format}, got {speaking.shown(block_size)}"
+        f" {side.name} of {side.format}, got {error_context.shown(block_size)}"
       )
 
 
@@ -447,7 +447,7 @@ def result_dtype(dtype: Any) -> np.dtype:
   if result is None:
     raise TypeError(
       f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
-      f" float16, got {speaking.shown(dtype)}"
+      f" float16, got {error_context.shown(dtype)}"
     )
   return result
 

@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
@@ -105,7 +105,7 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
   if not isinstance(enabled, bool):
     raise TypeError(
       "debug_checks: enabled must be True or False, got"
-      f" {speaking.shown(enabled)}"
+      f" {error_context.shown(enabled)}"
     )
   if not enabled:
     with _is_on(False):

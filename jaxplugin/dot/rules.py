@@ -21,9 +21,9 @@ from jax import lax
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import calls
 from jaxplugin.dot import sides
 
@@ -65,7 +65,7 @@ def canonical_dimension_numbers(
     raise TypeError(
       f"{sides.who()}: dimension_numbers must be ((lhs_contracting,"
       " rhs_contracting), (lhs_batch, rhs_batch)), got"
-      f" {speaking.shown(dimension_numbers)}"
+      f" {error_context.shown(dimension_numbers)}"
     ) from None
 
 
@@ -81,7 +81,7 @@ def canonical_precision(precision: Any) -> bool:
   except (TypeError, ValueError):
     raise ValueError(
       f"{sides.who()}: precision must be None, 'default', 'high', 'highest' or"
-      f" a jax.lax.Precision, got {speaking.shown(precision)}"
+      f" a jax.lax.Precision, got {error_context.shown(precision)}"
     ) from None
   return lax.Precision.HIGHEST in precisions
 
@@ -104,7 +104,7 @@ def parts_dtype(dtype: Any) -> np.dtype | None:
   if result not in RESULT_DTYPES:
     raise TypeError(
       f"{sides.who()}: reduce_dtype must be float32, bfloat16 or float16, or"
-      f" None for float32, got {speaking.shown(dtype)}"
+      f" None for float32, got {error_context.shown(dtype)}"
     )
   return result
 

@@ -21,9 +21,9 @@ from jax import lax
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.operation import byte_arrays
@@ -34,7 +34,7 @@ WHO: Final = "block_scaled_dot"
 
 def who() -> str:
   """Returns the name of the public function that errors name."""
-  return speaking.who(WHO)
+  return error_context.who(WHO)
 
 
 PLAIN_DTYPES: Final = formats.FLOAT_DTYPES

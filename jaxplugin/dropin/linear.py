@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.dot import problems
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
@@ -74,7 +74,7 @@ def linear(
   See also:
     `jp.block_scaled_dot`; the page "Write a decode loop" for `layer`.
   """
-  with speaking.speaking_for(WHO):
+  with error_context.in_function(WHO):
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)
     _validate_ranks(lhs, rhs, layer)
     for name, operand in (("x", lhs), ("w_q", rhs)):

@@ -25,9 +25,9 @@ from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
 from jaxplugin.dot import rules
@@ -110,12 +110,12 @@ def get_scaled_dot_general_config(
   if mode not in MODES:
     raise ValueError(
       f"{who}: mode must be one of {', '.join(MODES)}, got"
-      f" {speaking.shown(mode)}"
+      f" {error_context.shown(mode)}"
     )
   if mode == "mxfp4" and global_scale is not None:
     raise ValueError(
-      f"{who}: mxfp4 has no global scale, got {speaking.shown(global_scale)};"
-      " leave it out"
+      f"{who}: mxfp4 has no global scale, got"
+      f" {error_context.shown(global_scale)}; leave it out"
     )
   format = formats.by_name(mode)
   if not format.has_global_scale:
@@ -191,7 +191,7 @@ def scaled_dot_general(
   Source: `jax.nn.scaled_dot_general`.
   """
   who = "scaled_dot_general"
-  with speaking.speaking_for(who):
+  with error_context.in_function(who):
     backends.validate_name(implementation)
   if configs is None:
     nn_operands.require_portable(who, implementation, "configs=None")
@@ -204,18 +204,18 @@ def scaled_dot_general(
   if dimension_numbers is None or preferred_element_type is None:
     raise TypeError(
       f"{who}: dimension_numbers and preferred_element_type must not be None,"
-      f" got {speaking.shown(dimension_numbers)} and"
-      f" {speaking.shown(preferred_element_type)}"
+      f" got {error_context.shown(dimension_numbers)} and"
+      f" {error_context.shown(preferred_element_type)}"
     )
   if not isinstance(configs, (list, tuple)) or len(configs) not in (2, 3):
     raise ValueError(
       f"{who}: configs must be a list of three, for lhs, rhs and the gradient,"
-      f" got {speaking.shown(configs)}"
+      f" got {error_context.shown(configs)}"
     )
   parsed = [_parse_config(who, i, c) for i, c in enumerate(configs)]
   lhs = _quantizable(who, "lhs", lhs)
   rhs = _quantizable(who, "rhs", rhs)
-  with speaking.speaking_for(who):
+  with error_context.in_function(who):
     numbers = nn_operands.canonical_numbers(
       who, dimension_numbers, lhs.shape, rhs.shape
     )
@@ -279,15 +279,15 @@ def _parse_config(
   missing = [field for field in names if not hasattr(config, field)]
   if missing:
     raise TypeError(
-      f"{who}: {name} must be a config, got {speaking.shown(config)}, which"
-      f" has no {', '.join(missing)}; create it with"
+      f"{who}: {name} must be a config, got {error_context.shown(config)},"
+      f" which has no {', '.join(missing)}; create it with"
       " get_scaled_dot_general_config"
     )
   mode, global_scale = config.mode, config.global_scale
   if mode not in MODES:
     raise ValueError(
       f"{who}: the mode of {name} must be one of {', '.join(MODES)}, got"
-      f" {speaking.shown(mode)}"
+      f" {error_context.shown(mode)}"
     )
   has_global_scale = formats.by_name(mode).has_global_scale
   scale_dtype = formats.by_name(mode).scale_dtype
@@ -302,20 +302,20 @@ def _parse_config(
     raise ValueError(
       f"{who}: {name} of mode {mode} must have data_type"
       f" {', '.join(d.name for d in _QUANTIZABLE)} and scale_type"
-      f" {scale_dtype.name}, got {speaking.shown(config.data_type)} and"
-      f" {speaking.shown(config.scale_type)}"
+      f" {scale_dtype.name}, got {error_context.shown(config.data_type)} and"
+      f" {error_context.shown(config.scale_type)}"
     )
   block_size = config.block_size
   if not isinstance(block_size, int) or block_size < nn_operands.MIN_BLOCK_SIZE:
     raise ValueError(
       f"{who}: block_size of {name} must be an integer of at least"
-      f" {nn_operands.MIN_BLOCK_SIZE}, got {speaking.shown(block_size)}"
+      f" {nn_operands.MIN_BLOCK_SIZE}, got {error_context.shown(block_size)}"
     )
   if has_global_scale != (global_scale is not None):
     rule = "have a" if has_global_scale else "not have a"
     raise ValueError(
       f"{who}: {name} of mode {mode} must {rule} global_scale, got"
-      f" {speaking.shown(global_scale)}"
+      f" {error_context.shown(global_scale)}"
     )
   if has_global_scale:
     global_scale = nn_operands.array(

@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
@@ -34,7 +34,7 @@ def array(who: str, name: str, x: Any) -> jax.Array:
     is_array or isinstance(x, (int, float))
   ):
     raise TypeError(
-      f"{who}: {name} must be an array, got {speaking.shown(x)}; pass a"
+      f"{who}: {name} must be an array, got {error_context.shown(x)}; pass a"
       " ScaledArray to block_scaled_dot"
     )
   return scaled_array.as_array(who, name, x)
@@ -101,7 +101,7 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
   if result not in rules.RESULT_DTYPES:
     raise TypeError(
       f"{who}: preferred_element_type must be float32, bfloat16 or float16, got"
-      f" {speaking.shown(dtype)}"
+      f" {error_context.shown(dtype)}"
     )
   return np.dtype(result)
 

@@ -34,8 +34,8 @@ import numpy as np
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
@@ -129,7 +129,7 @@ def scaled_matmul(
       f"{who}: preferred_element_type must be float32, bfloat16 or float16,"
       " got None"
     )
-  with speaking.speaking_for(who):
+  with error_context.in_function(who):
     return _dot_of_scaled(
       who,
       (lhs, lhs_scales),
@@ -225,7 +225,7 @@ def scaled_dot(
     dimension_numbers = (((lhs.ndim - 1,), (lhs.ndim - 2,)), (batch, batch))
   if preferred_element_type is None:
     preferred_element_type = jnp.bfloat16
-  with speaking.speaking_for(who):
+  with error_context.in_function(who):
     numbers = nn_operands.canonical_numbers(
       who, dimension_numbers, lhs.shape, rhs.shape
     )

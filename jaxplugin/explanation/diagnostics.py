@@ -15,7 +15,7 @@ from typing import Final
 
 import jax
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
@@ -104,7 +104,7 @@ def explain(
         " it with arguments"
       )
     return explain_module(modules.read(fn), target, strict=bool(strict))
-  speaking.require_function("explain", fn)
+  error_context.require_function("explain", fn)
   if strict is not None:
     raise TypeError(
       "explain: strict must be left out for a function, got"

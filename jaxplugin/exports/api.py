@@ -16,7 +16,7 @@ from typing import Final
 import jax
 import jax.export
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
@@ -102,7 +102,7 @@ def export(
     >>> print(exported.platforms, exported.out_avals[0].shape)
     ('cpu',) (2, 32)
   """
-  speaking.require_function("export", fn)
+  error_context.require_function("export", fn)
   given = _targets_of(target)
   platforms = _platforms(platforms, given)
   for platform in platforms:
@@ -198,7 +198,7 @@ def _validate_platforms(platforms: Any) -> None:
       remedy = f"; pass target={platforms.name}"
     raise TypeError(
       "export: platforms must be a sequence of strings, of"
-      f" {', '.join(PLATFORMS)}, got {speaking.shown(platforms)}{remedy}"
+      f" {', '.join(PLATFORMS)}, got {error_context.shown(platforms)}{remedy}"
     )
   for platform in platforms:
     if platform in PLATFORMS:
@@ -212,7 +212,7 @@ def _validate_platforms(platforms: Any) -> None:
       remedy = f"; a device is target=jp.named_target({name!r})"
     raise ValueError(
       f"export: platforms must be of {', '.join(PLATFORMS)}, got"
-      f" {speaking.shown(platform)}{remedy}"
+      f" {error_context.shown(platform)}{remedy}"
     )
   if not platforms or len({*platforms}) != len(platforms):
     raise ValueError(
@@ -228,8 +228,8 @@ def _validate_checks(checks: Any) -> None:
   ):
     raise TypeError(
       "export: disabled_checks must be a sequence of"
-      f" jax.export.DisabledSafetyCheck, got {speaking.shown(checks)}; for a"
-      " custom call pass jax.export.DisabledSafetyCheck.custom_call(name)"
+      f" jax.export.DisabledSafetyCheck, got {error_context.shown(checks)}; for"
+      " a custom call pass jax.export.DisabledSafetyCheck.custom_call(name)"
     )
 
 

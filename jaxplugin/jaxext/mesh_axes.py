@@ -182,7 +182,7 @@ class Group:
   parts: Mapping[str, Axes]
   program: jax.sharding.Mesh
 
-  def speaking(self, fine: jax.sharding.Mesh) -> jax.sharding.Mesh:
+  def collective_mesh(self, fine: jax.sharding.Mesh) -> jax.sharding.Mesh:
     """Returns the mesh for collectives between the devices of a group.
 
     Collectives name devices of the whole program, in its order.

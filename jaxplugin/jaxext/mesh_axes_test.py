@@ -185,10 +185,12 @@ class GroupTest(parameterized.TestCase):
     group = self.order(numbers)
     self.assertEqual(group.mesh.axis_names, names)
     # The devices along "b" are neighbours in the program, in either order.
-    speaking = group.speaking(group.mesh)
-    self.assertEqual(speaking.axis_names[-1], "b")
-    self.assertEqual(speaking.devices.shape, (2, 1, 2, 2))
-    self.assertEqual(list(speaking.devices.flat), list(self.mesh.devices.flat))
+    collective = group.collective_mesh(group.mesh)
+    self.assertEqual(collective.axis_names[-1], "b")
+    self.assertEqual(collective.devices.shape, (2, 1, 2, 2))
+    self.assertEqual(
+      list(collective.devices.flat), list(self.mesh.devices.flat)
+    )
 
   def test_an_axis_whose_parts_are_apart(self):
     kinds = jax.sharding.AxisType
@@ -209,8 +211,8 @@ class GroupTest(parameterized.TestCase):
     )
     fine, (spec,) = mesh_axes.decode(group.mesh, [tiling], (2,))
     self.assertEqual(spec, ((minor,), ()))
-    speaking = group.speaking(fine)
-    self.assertEqual(speaking.axis_names[:2], (major, minor))
+    collective = group.collective_mesh(fine)
+    self.assertEqual(collective.axis_names[:2], (major, minor))
 
   @parameterized.parameters(
     ((0, 1, 3, 2), (2, 2)),

@@ -4,7 +4,8 @@
 
 JAX's derivative of an integer operation is silently zero. A function of floats
 that is built from integer operations passes its arguments through
-`without_derivative`. A result that already exists passes through `beside`.
+`without_derivative`. A result that already exists passes through
+`attach_guard`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from jax.sharding import PartitionSpec
 T = TypeVar("T")
 
 without_derivative_p = extend_core.Primitive("without_derivative")
-witness_p = extend_core.Primitive("derivative_witness")
-beside_p = extend_core.Primitive("beside_witness")
+derivative_guard_p = extend_core.Primitive("derivative_guard")
+attach_guard_p = extend_core.Primitive("attach_derivative_guard")
 
 
 def without_derivative(x: T, message: str) -> T:
@@ -64,25 +65,25 @@ batching.primitive_batchers[without_derivative_p] = _batch
 mlir.register_lowering(without_derivative_p, lambda ctx, x, *, message: [x])
 
 
-def witness(x: jax.Array, message: str) -> jax.Array:
+def derivative_guard(x: jax.Array, message: str) -> jax.Array:
   """Returns an empty f32[0] array that depends on `x` for derivatives.
 
-  Differentiating the result with respect to `x` is an error. `beside` attaches
-  the result to an array that replaces `x` and lives longer than `x`. The result
-  has no bytes and reads nothing from `x`.
+  Differentiating the result with respect to `x` is an error. `attach_guard`
+  attaches the result to an array that replaces `x` and lives longer than `x`.
+  The result has no bytes and reads nothing from `x`.
 
   Raises:
     NotImplementedError: `message`, while a derivative is traced.
   """
-  return witness_p.bind(x, message=message)
+  return derivative_guard_p.bind(x, message=message)
 
 
-def beside(x: T, witness: jax.Array) -> T:
-  """Returns the pytree `x` with a dependency on the array of `witness`."""
-  return jax.tree.map(lambda leaf: beside_p.bind(leaf, witness), x)
+def attach_guard(x: T, guard: jax.Array) -> T:
+  """Returns the pytree `x` with a dependency on the array of `guard`."""
+  return jax.tree.map(lambda leaf: attach_guard_p.bind(leaf, guard), x)
 
 
-def _witness_type(x: Any, *, message: str) -> Any:
+def _guard_type(x: Any, *, message: str) -> Any:
   del message
   sharding = NamedSharding(x.sharding.mesh, PartitionSpec(None))
   return x.update(
@@ -90,43 +91,43 @@ def _witness_type(x: Any, *, message: str) -> Any:
   )
 
 
-def _witness_jvp(primals: Any, tangents: Any, *, message: str) -> Any:
+def _guard_jvp(primals: Any, tangents: Any, *, message: str) -> Any:
   (tangent,) = tangents
   if type(tangent) is not ad.Zero and tangent.dtype != dtypes.float0:
     raise NotImplementedError(message)
-  result = witness_p.bind(*primals, message=message)
+  result = derivative_guard_p.bind(*primals, message=message)
   return result, ad.Zero(jax.typeof(result).to_tangent_aval())
 
 
-def _witness_value(*args: Any, **params: Any) -> jax.Array:
+def _guard_value(*args: Any, **params: Any) -> jax.Array:
   del args, params
   return jnp.zeros((0,), np.float32)
 
 
-witness_p.def_impl(_witness_value)
-witness_p.def_abstract_eval(_witness_type)
-ad.primitive_jvps[witness_p] = _witness_jvp
-batching.primitive_batchers[witness_p] = lambda args, dims, **params: (
-  witness_p.bind(*args, **params),
+derivative_guard_p.def_impl(_guard_value)
+derivative_guard_p.def_abstract_eval(_guard_type)
+ad.primitive_jvps[derivative_guard_p] = _guard_jvp
+batching.primitive_batchers[derivative_guard_p] = lambda args, dims, **params: (
+  derivative_guard_p.bind(*args, **params),
   None,
 )
 mlir.register_lowering(
-  witness_p, mlir.lower_fun(_witness_value, multiple_results=False)
+  derivative_guard_p, mlir.lower_fun(_guard_value, multiple_results=False)
 )
 
 
-def _beside_jvp(primals: Any, tangents: Any) -> Any:
-  return beside_p.bind(*primals), tangents[0]
+def _attach_jvp(primals: Any, tangents: Any) -> Any:
+  return attach_guard_p.bind(*primals), tangents[0]
 
 
-beside_p.def_impl(lambda x, _: x)
-beside_p.def_abstract_eval(lambda x, _: x)
-ad.primitive_jvps[beside_p] = _beside_jvp
-batching.primitive_batchers[beside_p] = lambda args, dims: (
-  beside_p.bind(*args),
+attach_guard_p.def_impl(lambda x, _: x)
+attach_guard_p.def_abstract_eval(lambda x, _: x)
+ad.primitive_jvps[attach_guard_p] = _attach_jvp
+batching.primitive_batchers[attach_guard_p] = lambda args, dims: (
+  attach_guard_p.bind(*args),
   dims[0],
 )
-mlir.register_lowering(beside_p, lambda ctx, x, _: [x])
+mlir.register_lowering(attach_guard_p, lambda ctx, x, _: [x])
 
 
 def is_constant(tangent: Any) -> bool:

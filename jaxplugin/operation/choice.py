@@ -13,7 +13,7 @@ from typing import Any
 from typing import Generic
 
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
@@ -62,7 +62,7 @@ def choose(
     problem,
     target,
     requested,
-    who=speaking.who(operation.name),
+    who=error_context.who(operation.name),
     unportable=unportable,
     measured=asked.measured if propose is None else propose(asked.measured),
   )
@@ -132,7 +132,7 @@ def validate_name(
 ) -> None:
   """Raises TypeError or ValueError unless `requested` is a backend or None."""
   decisions.validate_name(
-    operation.backends(), requested, who=speaking.who(operation.name)
+    operation.backends(), requested, who=error_context.who(operation.name)
   )
 
 

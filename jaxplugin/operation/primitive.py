@@ -23,7 +23,7 @@ from jax.interpreters import ad
 from jax.interpreters import batching
 from jax.interpreters import mlir
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
@@ -269,8 +269,8 @@ def _refuse_quantized(rules: Rules, call: Call, names: Container[str]) -> None:
   ]
   if quantized:
     raise NotImplementedError(
-      f"{speaking.who(rules.who)}: quantized values and block scales have no"
-      f" derivative, got {' and '.join(quantized)}. {rules.remedy}"
+      f"{error_context.who(rules.who)}: quantized values and block scales have"
+      f" no derivative, got {' and '.join(quantized)}. {rules.remedy}"
     )
 
 
@@ -285,8 +285,8 @@ def not_linear(
     what: text after "the result is not linear in lhs and rhs".
   """
   return NotImplementedError(
-    f"{speaking.who(who)}: jax.linear_transpose needs a linear function, and"
-    f" the result is not linear in {' and '.join(names)}{what}; use jax.vjp"
+    f"{error_context.who(who)}: jax.linear_transpose needs a linear function,"
+    f" and the result is not linear in {' and '.join(names)}{what}; use jax.vjp"
   )
 
 

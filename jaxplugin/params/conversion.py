@@ -20,9 +20,9 @@ from jaxplugin import quantization
 from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import placement
 from jaxplugin.arrays import quantized_weight
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
-from jaxplugin.core import speaking
 from jaxplugin.params import observation
 from jaxplugin.params import recognition
 from jaxplugin.params import report as report_lib
@@ -152,17 +152,17 @@ def quantize_params(
   if where is not None and not callable(where):
     raise TypeError(
       f"{WHO}: where must be a function that takes a parameter, or None, got"
-      f" {speaking.shown(where)}"
+      f" {error_context.shown(where)}"
     )
   if call is not None and not callable(call):
     raise TypeError(
       f"{WHO}: call must be a function that takes the parameters, or None, got"
-      f" {speaking.shown(call)}"
+      f" {error_context.shown(call)}"
     )
   if not isinstance(min_size, int) or min_size < 0:
     raise TypeError(
       f"{WHO}: min_size must be a number of values, 0 or more, got"
-      f" {speaking.shown(min_size)}"
+      f" {error_context.shown(min_size)}"
     )
   leaves, structure = leaves_lib.of(params)
   contraction = recognition.Tree(leaves).contraction
@@ -187,7 +187,7 @@ def quantize_params(
     warnings.warn(
       f"{WHO}: none of {len(entries)} arrays was quantized; print(report)"
       " shows the reasons",
-      speaking.NotQuantizedWarning,
+      error_context.NotQuantizedWarning,
       stacklevel=2,
     )
   return jax.tree.unflatten(structure, results), report
@@ -284,7 +284,7 @@ def _decided(
   else:
     raise TypeError(
       f"{WHO}: where must return True, False, an axis, a tuple of axes or a"
-      f" format, got {speaking.shown(answer)} for {leaf.path}"
+      f" format, got {error_context.shown(answer)} for {leaf.path}"
     )
   choice = dataclasses.replace(choice, **changes, reason="")
   if not choice.contracting:
@@ -311,7 +311,7 @@ def _axes(answer: Any, leaf: leaves_lib.Leaf) -> dict[str, Any]:
   if not axes or not in_range or len(set(axes)) == rank:
     raise ValueError(
       f"{WHO}: where must return axes of {leaf.path} of shape {leaf.shape}, and"
-      f" not all of them, got {speaking.shown(answer)}"
+      f" not all of them, got {error_context.shown(answer)}"
     )
   contracting = tuple(sorted(set(axes)))
   lead = min(contracting[0], max(rank - 1 - len(contracting), 0))

@@ -10,7 +10,7 @@ from typing import Final
 
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.training import quantized_operand
 
 _STRUCTURE: Final = "structure"
@@ -70,7 +70,7 @@ def _restored(serialization: Any, target: Any, state: Any) -> Any:
   if not isinstance(state, dict) or set(state) != set(wanted):
     raise TypeError(
       f"{who}: state must be a dict with keys {list(wanted)}, got"
-      f" {speaking.shown(state)}. Pass a state that to_state_dict returned"
+      f" {error_context.shown(state)}. Pass a state that to_state_dict returned"
       " after jp.register_flax_serialization()"
     )
   if state[_STRUCTURE] != _structure(aux):
@@ -85,8 +85,8 @@ def _restored(serialization: Any, target: Any, state: Any) -> Any:
     if _is_other(x, given):
       raise TypeError(
         f"{who}: {name} must have the target's dtype and shape,"
-        f" {speaking.shown(x)}, got {speaking.shown(given)}. Quantize and"
-        " prepare the target as the saved array was"
+        f" {error_context.shown(x)}, got {error_context.shown(given)}. Quantize"
+        " and prepare the target as the saved array was"
       )
     children.append(given)
   return target.tree_unflatten(aux, children)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.plugins import discovery
 from jaxplugin.plugins import records
@@ -229,7 +229,7 @@ class Adapter(Generic[decisions.Problem]):
     if not isinstance(plan, decisions.Plan):
       raise TypeError(
         f"{self._who()}: plan of {self.name} must return a jp.backends.Plan,"
-        f" got {speaking.shown(plan)}"
+        f" got {error_context.shown(plan)}"
       )
     return plan
 
@@ -282,7 +282,7 @@ class Adapter(Generic[decisions.Problem]):
     )
 
   def _who(self) -> str:
-    return speaking.who(self._interface.operation)
+    return error_context.who(self._interface.operation)
 
   def _wrong(self, what: str) -> decisions.Unsupported:
     """Returns a refusal, and warns about it once."""

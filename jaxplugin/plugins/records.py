@@ -15,7 +15,7 @@ from typing import Final
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 
 # Version of `Backend` and of the classes that its functions are passed. A
@@ -151,17 +151,17 @@ class Backend:
   def __post_init__(self) -> None:
     if not isinstance(self.name, str):
       raise TypeError(
-        f"{_WHO}: name must be a string, got {speaking.shown(self.name)}"
+        f"{_WHO}: name must be a string, got {error_context.shown(self.name)}"
       )
     if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
       raise ValueError(
         f"{_WHO}: name must be lower-case letters, digits and '_', and not one"
-        f" of {RESERVED_NAMES}, got {speaking.shown(self.name)}"
+        f" of {RESERVED_NAMES}, got {error_context.shown(self.name)}"
       )
     if self.operation not in OPERATIONS:
       raise ValueError(
         f"{_WHO} {self.name}: operation must be one of {OPERATIONS}, got"
-        f" {speaking.shown(self.operation)}"
+        f" {error_context.shown(self.operation)}"
       )
     self._require("api_version", int, "an integer")
     self._require("summary", str, "a string")
@@ -186,8 +186,8 @@ class Backend:
     if unknown:
       raise ValueError(
         f"{_WHO} {self.name}: reads must contain only {layouts.SWIZZLED!r},"
-        f' got {speaking.shown(self.reads)}; leave "linear" out, which every'
-        " backend reads"
+        f' got {error_context.shown(self.reads)}; leave "linear" out, which'
+        " every backend reads"
       )
 
   def _require(self, field: str, kind: type, what: str) -> None:
@@ -206,7 +206,7 @@ class Backend:
   def _refuse(self, field: str, what: str) -> None:
     raise TypeError(
       f"{_WHO} {self.name}: {field} must be {what}, got"
-      f" {speaking.shown(getattr(self, field))}"
+      f" {error_context.shown(getattr(self, field))}"
     )
 
 

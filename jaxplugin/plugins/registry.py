@@ -20,7 +20,7 @@ from typing import Final
 
 import jax
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 from jaxplugin.plugins import discovery
 from jaxplugin.plugins import records
@@ -144,7 +144,8 @@ def register_backend(
   global _state
   if not isinstance(backend, records.Backend):
     raise TypeError(
-      f"{_WHO}: backend must be a jp.Backend, got {speaking.shown(backend)}"
+      f"{_WHO}: backend must be a jp.Backend, got"
+      f" {error_context.shown(backend)}"
     )
   if error := records.api_version_error(backend):
     raise ValueError(f"{_WHO}: backend {backend.name!r}: {error}")
@@ -197,8 +198,8 @@ def unregister_backend(name: str) -> None:
     if len(kept) == len(_state.in_code):
       names = tuple(item.backend.name for _, item in _state.in_code)
       raise ValueError(
-        f"unregister_backend: no backend {speaking.shown(name)} was registered"
-        f" in code; those are {names}"
+        f"unregister_backend: no backend {error_context.shown(name)} was"
+        f" registered in code; those are {names}"
       )
     _state = dataclasses.replace(_state, in_code=kept)
     _enter_key()

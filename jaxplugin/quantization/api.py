@@ -22,9 +22,9 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import problems
@@ -112,11 +112,11 @@ def quantize(
 
   Source: OCP MX v1.0 section 6.3; arXiv 2506.08027 ("up"); arXiv 2509.25149.
   """
-  who = speaking.who("quantize")
+  who = error_context.who("quantize")
   x = arguments.float_array(who, x)
   format = formats.resolve(who, format)
   axis = layouts.canonical_axis(who, axis, x.ndim)
-  speaking.require_bool(who, "pad", pad)
+  error_context.require_bool(who, "pad", pad)
   if pad and format.block_size:
     x = extents.pad_axis(
       x, axis, extents.round_up(x.shape[axis], format.block_size)
@@ -134,7 +134,7 @@ def quantize(
   if out_sharding is not None and scale_layout != layouts.LINEAR:
     raise ValueError(
       f'{who}: out_sharding must be None unless scale_layout is "linear", got'
-      f" scale_layout={speaking.shown(scale_layout)}; quantize with linear"
+      f" scale_layout={error_context.shown(scale_layout)}; quantize with linear"
       " scales, then call swizzle_scale"
     )
   surrogate, x, global_scale = _split_derivative(
@@ -478,7 +478,7 @@ def _split_derivative(
   if derivative != STRAIGHT_THROUGH:
     raise ValueError(
       f"{who}: derivative must be None or {STRAIGHT_THROUGH!r}, got"
-      f" {speaking.shown(derivative)}"
+      f" {error_context.shown(derivative)}"
     )
   return x, *lax.stop_gradient((x, global_scale))
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.quantization import operations
 
 ScaleRounding = operations.ScaleRounding
@@ -31,7 +31,7 @@ def float_array(who: str, x: Any) -> jax.Array:
   if isinstance(x, scaled_array.ScaledArray):
     raise TypeError(
       f"{who}: x must be an array of floats, got the quantized"
-      f" {speaking.shown(x)}; use it without quantizing it again, or pass"
+      f" {error_context.shown(x)}; use it without quantizing it again, or pass"
       " x.dequantize()"
     )
   x = scaled_array.as_array(who, "x", x)
@@ -54,8 +54,8 @@ def validate_key(who: str, key: Any) -> None:
   )
   if key is not None and not is_key:
     raise TypeError(
-      f"{who}: key must be a jax.random key, got {speaking.shown(key)}; pass"
-      " jax.random.key(seed)"
+      f"{who}: key must be a jax.random key, got {error_context.shown(key)};"
+      " pass jax.random.key(seed)"
     )
 
 
@@ -69,7 +69,7 @@ def two_axes(axes: Any, ndim: int) -> tuple[int, int]:
   if len(canonical) != 2 or canonical[0] == canonical[1]:
     raise ValueError(
       "quantize_both: axes must be two different axes, got"
-      f" {speaking.shown(axes)} for rank"
+      f" {error_context.shown(axes)} for rank"
       f" {ndim}; along one axis use quantize"
     )
   return canonical[0], canonical[1]
@@ -88,13 +88,13 @@ def validate_scale_rounding(
   if scale_rounding not in SCALE_ROUNDINGS:
     raise ValueError(
       f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
-      f" got {speaking.shown(scale_rounding)}"
+      f" got {error_context.shown(scale_rounding)}"
     )
   is_ignored = used and not any(f.scale_is_power_of_two for f in used)
   if scale_rounding != "up" and is_ignored:
     raise ValueError(
       f'{who}: scale_rounding must be "up" unless a format has E8M0 scales, as'
-      f" MX formats have, got {speaking.shown(scale_rounding)} for"
+      f" MX formats have, got {error_context.shown(scale_rounding)} for"
       f" {' and '.join(f.name for f in used)}, whose scales round to nearest;"
       " leave scale_rounding out"
     )
@@ -133,7 +133,8 @@ def whether_packed(
   """Returns whether to pack two 4-bit values a byte; the default is True."""
   if packed not in (None, True, False):
     raise ValueError(
-      f"{who}: packed must be True, False or None, got {speaking.shown(packed)}"
+      f"{who}: packed must be True, False or None, got"
+      f" {error_context.shown(packed)}"
     )
   can_be = can_be_packed(format.along(size))
   can_be = can_be and (not format.may_be_short or size % 2 == 0)
@@ -160,7 +161,7 @@ def validate_batch_dims(
   if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
     raise ValueError(
       f"{who}: batch_dims must be a number of leading dimensions, less than"
-      f" x's rank {ndim}, got {speaking.shown(batch_dims)}"
+      f" x's rank {ndim}, got {error_context.shown(batch_dims)}"
     )
   if axis < batch_dims:
     raise ValueError(
@@ -181,7 +182,7 @@ def given_global_scale(
   if not format.has_global_scale:
     raise ValueError(
       f"{who}: global_scale must be None for {format}, which has none, got"
-      f" {speaking.shown(global_scale)}; leave global_scale out"
+      f" {error_context.shown(global_scale)}; leave global_scale out"
     )
   global_scale = scaled_array.as_array(who, "global_scale", global_scale)
   shape = tuple(global_scale.shape)
@@ -212,7 +213,7 @@ def given_global_scale(
 def float_dtype(dtype: Any) -> np.dtype:
   result = formats.as_dtype(dtype)
   if result is None or result not in map(np.dtype, _FLOATS):
-    given = speaking.shown(dtype) if result is None else str(result)
+    given = error_context.shown(dtype) if result is None else str(result)
     raise TypeError(
       "dequantize: dtype must be float32, bfloat16, float16 or float64, got"
       f" {given}"
@@ -233,7 +234,7 @@ def validate_scale_layout(
   if scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
-      f" {speaking.shown(scale_layout)}"
+      f" {error_context.shown(scale_layout)}"
     )
   if scale_layout == layouts.SWIZZLED and (
     len(shape) < 2 or axis != len(shape) - 1

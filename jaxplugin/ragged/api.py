@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import api
 from jaxplugin.dot import epilogue
@@ -97,7 +97,7 @@ def ragged_dot(
   See also:
     `jp.ragged_dot_general`, `jp.training.ragged_dot_general`.
   """
-  with speaking.speaking_for(speaking.who(WHO)):
+  with error_context.in_function(error_context.who(WHO)):
     rules.require_quantized(rhs)
     group_sizes = api.integers("group_sizes", group_sizes)
     arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)

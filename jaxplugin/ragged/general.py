@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.dot import api
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import rules as dot_rules
@@ -97,7 +97,7 @@ def ragged_dot_general(
     Array([[30., 30.],
            [ 2.,  2.]], dtype=float32)
   """
-  with speaking.speaking_for(speaking.who(WHO)):
+  with error_context.in_function(error_context.who(WHO)):
     order = Order.of(
       ragged_dot_dimension_numbers,
       api.as_operand("lhs", lhs),
@@ -192,7 +192,7 @@ def align_groups(
   See also:
     `jp.ragged_dot_general`, which takes both after `jp.quantize(axis=0)`.
   """
-  with speaking.speaking_for("align_groups"):
+  with error_context.in_function("align_groups"):
     x = api.array("x", x)
     group_sizes = api.integers("group_sizes", group_sizes)
     if not x.ndim:
@@ -201,7 +201,7 @@ def align_groups(
     if isinstance(multiple, bool) or not isinstance(multiple, int):
       raise TypeError(
         "align_groups: multiple must be an integer, got"
-        f" {speaking.shown(multiple)}"
+        f" {error_context.shown(multiple)}"
       )
     if multiple < 1:
       raise ValueError(
@@ -235,7 +235,8 @@ class Order:
     if not isinstance(numbers, jax.lax.RaggedDotDimensionNumbers):
       raise TypeError(
         f"{sides.who()}: ragged_dot_dimension_numbers must be a"
-        f" jax.lax.RaggedDotDimensionNumbers, got {speaking.shown(numbers)}"
+        " jax.lax.RaggedDotDimensionNumbers, got"
+        f" {error_context.shown(numbers)}"
       )
     dims = dot_rules.canonical_dimension_numbers(
       numbers.dot_dimension_numbers, lhs.ndim, rhs.ndim

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.ragged import calls
@@ -52,12 +52,12 @@ def validate_activation(activation: Any, columns: Any) -> None:
   if activation not in problems.ACTIVATIONS:
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {speaking.shown(activation)}"
+      f" {problems.ACTIVATIONS}, got {error_context.shown(activation)}"
     )
   if activation in problems.GATED and columns % 2:
     raise ValueError(
-      f"{sides.who()}: activation {speaking.shown(activation)} needs an even"
-      f" n, half for the gate and half for the values, got n={columns}"
+      f"{sides.who()}: activation {error_context.shown(activation)} needs an"
+      f" even n, half for the gate and half for the values, got n={columns}"
     )
 
 

@@ -20,8 +20,8 @@ from jax.extend import core as extend_core
 from jax.interpreters import batching
 from jax.interpreters import mlir
 
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dropin import nn_scaled
@@ -108,22 +108,22 @@ def accelerate(
     >>> print(f(x.values, x.values, x.scale, x.scale)[0, 0, 0])
     64.0
   """
-  speaking.require_function(WHO, fn)
-  with speaking.speaking_for(WHO):
+  error_context.require_function(WHO, fn)
+  with error_context.in_function(WHO):
     backends.validate_name(implementation)
 
   @functools.wraps(fn)
   def accelerated(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
     outcome = _Outcome()
     make = lambda own: _Accelerator(implementation, outcome)
-    with speaking.explaining_nnx(WHO, _NNX):
+    with error_context.explaining_nnx(WHO, _NNX):
       result = interception_private.intercept(fn, make)(*args, **kwargs)
     if not outcome.is_noted:
       warnings.warn(
         f"{WHO}: replaced nothing: fn called neither jax.nn.scaled_matmul,"
         " scaled_dot_general, jax.lax.scaled_dot nor a ragged dot of"
         f" dequantized weights; call jaxplugin's functions, or leave {WHO} out",
-        speaking.NotQuantizedWarning,
+        error_context.NotQuantizedWarning,
         stacklevel=2,
       )
     return result
@@ -503,7 +503,7 @@ def _warn(primitive: Any, reason: str) -> None:
   place = f" at {frame}" if frame else ""
   warnings.warn(
     f"{WHO}: left JAX's {primitive.name}{place} as it is: {reason}",
-    speaking.NotQuantizedWarning,
+    error_context.NotQuantizedWarning,
     stacklevel=2,
   )
 

@@ -20,8 +20,8 @@ import numpy as np
 from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib
@@ -91,8 +91,8 @@ def accept_quantized(
     >>> print(y.shape, y[0, 0])
     (2, 128) 64.0
   """
-  speaking.require_function(WHO, fn)
-  with speaking.speaking_for(WHO):
+  error_context.require_function(WHO, fn)
+  with error_context.in_function(WHO):
     backends.validate_name(implementation)
   options = acceptor_lib.AcceptOptions(
     activations=None
@@ -114,7 +114,7 @@ def _float_dtype(dtype: Any) -> np.dtype:
   if result not in _FLOATS:
     raise TypeError(
       f"{WHO}: dtype must be float32, bfloat16 or float16, got"
-      f" {result or speaking.shown(dtype)}"
+      f" {result or error_context.shown(dtype)}"
     )
   return result
 
@@ -136,7 +136,7 @@ def _call(
     warnings.warn(
       f"{WHO}: the arguments contain no quantized weight; pass weights as"
       " arguments, because a weight that fn closes over is not seen",
-      speaking.NotQuantizedWarning,
+      error_context.NotQuantizedWarning,
       stacklevel=3,
     )
 
@@ -153,7 +153,7 @@ def _call(
     warnings.warn(
       f"{WHO}: fn multiplied by none of its {weights.count} quantized weights;"
       " call jaxplugin.explain for a list of its matmuls",
-      speaking.NotQuantizedWarning,
+      error_context.NotQuantizedWarning,
       stacklevel=3,
     )
   return result
@@ -229,7 +229,7 @@ class _Weights:
       warnings.warn(
         f"{WHO}: called outside of jit, so each call dequantizes all quantized"
         " weights; apply jit: jax.jit(jaxplugin.accept_quantized(fn))",
-        speaking.NotQuantizedWarning,
+        error_context.NotQuantizedWarning,
         stacklevel=5,
       )
 

@@ -26,8 +26,8 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
@@ -260,7 +260,7 @@ class Acceptor:
         f" {reason}. The result is correct, but this saves no memory traffic."
         " Change that line, or leave the weight unquantized with"
         " quantize_params(where=)",
-        speaking.NotQuantizedWarning,
+        error_context.NotQuantizedWarning,
         stacklevel=2,
       )
 
@@ -308,7 +308,7 @@ class Acceptor:
 
     The weight's noncontracting dimensions are the last ones of the result.
     """
-    with speaking.speaking_for(WHO):
+    with error_context.in_function(WHO):
       function = functools.partial(
         _multiplied,
         dims=dims,

@@ -18,7 +18,7 @@ from typing import TypeVar
 import jax
 
 from jaxplugin.arrays import leaves
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.jaxext import program
@@ -101,8 +101,8 @@ def quantize_dots(
     >>> [site.is_taken for site in jp.explain(loss_q, w, x).sites]
     [True]
   """
-  speaking.require_function(WHO, fn)
-  with speaking.speaking_for(WHO):
+  error_context.require_function(WHO, fn)
+  with error_context.in_function(WHO):
     backends.validate_name(implementation)
     parts_dtype = rules.parts_dtype(reduce_dtype)
   transform = sites.Transform(
@@ -146,7 +146,7 @@ def quantize_dots(
       watchers.append(made)
       return made
 
-    with _traced_for(transform), speaking.explaining_nnx(WHO, _NNX):
+    with _traced_for(transform), error_context.explaining_nnx(WHO, _NNX):
       result = binding_private.call_watched(
         fn, watcher, *plain_args, **plain_kwargs
       )
@@ -154,7 +154,7 @@ def quantize_dots(
     text = watchers[0].seen.warning()
     if text:
       warnings.warn(
-        f"{WHO}: {text}", speaking.NotQuantizedWarning, stacklevel=2
+        f"{WHO}: {text}", error_context.NotQuantizedWarning, stacklevel=2
       )
     return result
 
@@ -173,7 +173,7 @@ def _validated_where(where: Any) -> Any:
   if where is not None and not callable(where):
     raise TypeError(
       f"{WHO}: where must be a function of a site or None, got"
-      f" {speaking.shown(where)}"
+      f" {error_context.shown(where)}"
     )
   return where
 
@@ -183,8 +183,8 @@ def _key_type(key: Any) -> Any:
     return jax.typeof(jax.random.fold_in(key, 0))
   except (TypeError, ValueError) as error:
     raise TypeError(
-      f"{WHO}: key must be one key of jax.random, got {speaking.shown(key)};"
-      " pass jax.random.key(seed)"
+      f"{WHO}: key must be one key of jax.random, got"
+      f" {error_context.shown(key)}; pass jax.random.key(seed)"
     ) from error
 
 
@@ -199,7 +199,7 @@ def _positions(params: Any) -> tuple[int | str, ...]:
     if not is_position and not isinstance(p, str):
       raise TypeError(
         f"{WHO}: params must be positions of arguments from 0, or their names,"
-        f" got {speaking.shown(params)}"
+        f" got {error_context.shown(params)}"
       )
   return positions
 
@@ -214,7 +214,7 @@ def _argument(
     return kwargs[position]
   raise TypeError(
     f"{WHO}: params must name arguments of the call, got"
-    f" {speaking.shown(position)} for a call with {len(args)} positional"
+    f" {error_context.shown(position)} for a call with {len(args)} positional"
     f" arguments and keywords {sorted(kwargs)}; change params= to match the"
     " call"
   )

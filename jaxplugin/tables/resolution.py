@@ -22,7 +22,7 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.tables import errors
@@ -156,7 +156,7 @@ def _table(given: Any) -> records.Table:
     return reading.read(pathlib.Path(given))
   raise TypeError(
     "tuning: tables must be tables or paths of table files, or one None, got"
-    f" {speaking.shown(given)}"
+    f" {error_context.shown(given)}"
   )
 
 

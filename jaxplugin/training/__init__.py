@@ -9,7 +9,7 @@ residuals `jax.checkpoint` saves.
 
 import typing as _typing
 
-from jaxplugin.core import speaking as _speaking
+from jaxplugin.core import error_context as _error_context
 from jaxplugin.training.operand_trees import primals as primals
 from jaxplugin.training.operand_trees import promote_dtype as promote_dtype
 from jaxplugin.training.operand_trees import with_primals as with_primals
@@ -38,4 +38,4 @@ def __dir__() -> list[str]:
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:
-    raise _speaking.missing_attribute(__name__, name)
+    raise _error_context.missing_attribute(__name__, name)

@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
@@ -106,7 +106,7 @@ def dot_general(
     [[32.]
      [32.]]
   """
-  with speaking.speaking_for("dot_general"):
+  with error_context.in_function("dot_general"):
     backends.validate_name(implementation)
     reduce_dtype = rules.parts_dtype(reduce_dtype)
   for name, format in (("lhs_format", lhs_format), ("rhs_format", rhs_format)):
@@ -158,7 +158,7 @@ class QuantizedDotGeneral:
     scheme = self.scheme
     given = lhs, rhs
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
-    with speaking.speaking_for("dot_general"):
+    with error_context.in_function("dot_general"):
       numbers = rules.canonical_dimension_numbers(
         dimension_numbers, lhs.ndim, rhs.ndim
       )
@@ -172,7 +172,7 @@ class QuantizedDotGeneral:
     if result_dtype is None:
       raise TypeError(
         "dot_general: preferred_element_type must be a dtype, got"
-        f" {speaking.shown(preferred_element_type)}"
+        f" {error_context.shown(preferred_element_type)}"
       )
     arguments.validate_key("dot_general", key)
     key_data = key_impl = None
@@ -209,7 +209,7 @@ def _refuse_array(name: str, format: Any) -> None:
     remedy = "for quantized arrays call jaxplugin.block_scaled_dot(lhs, rhs)"
   raise TypeError(
     f"dot_general: {name} must be a BlockFormat or its name, got"
-    f" {speaking.shown(format)}; {remedy}"
+    f" {error_context.shown(format)}; {remedy}"
   )
 
 
@@ -220,7 +220,8 @@ def _scheme_of_formats(
   if weight is not _NOT_GIVEN:
     raise TypeError(
       "dot_general: weight must be left out without a recipe, got"
-      f" weight={speaking.shown(weight)}; pass recipe=, or leave weight out"
+      f" weight={error_context.shown(weight)}; pass recipe=, or leave weight"
+      " out"
     )
   missing = [n for n in ("lhs_format", "rhs_format") if n not in given]
   if missing:
@@ -247,7 +248,7 @@ def _scheme_of_formats(
   )
   arguments.validate_scale_rounding("dot_general", scale_rounding, list(used))
   for name in ("quantize_dgrad", "quantize_wgrad"):
-    speaking.require_bool("dot_general", name, given.get(name, True))
+    error_context.require_bool("dot_general", name, given.get(name, True))
   recipe = recipes.Recipe(
     activation_format=lhs_format,
     weight_format=rhs_format,
@@ -273,9 +274,10 @@ def _scheme_of_recipe(
   """Returns the scheme of a call of `dot_general` with `recipe`."""
   recipe = recipes.resolve("dot_general", "recipe", recipe)
   if given:
+    shown = [f"{k}={error_context.shown(v)}" for k, v in given.items()]
     raise TypeError(
       "dot_general: formats and roundings must be left out with a recipe, got"
-      f" {', '.join(f'{k}={speaking.shown(v)}' for k, v in given.items())};"
+      f" {', '.join(shown)};"
       " change the recipe with dataclasses.replace, or leave recipe out"
     )
   if weight is _NOT_GIVEN:
@@ -287,7 +289,7 @@ def _scheme_of_recipe(
   if weight not in _WEIGHTS:
     raise ValueError(
       'dot_general: weight must be "lhs", "rhs" or None, got'
-      f" {speaking.shown(weight)}"
+      f" {error_context.shown(weight)}"
     )
   if weight is None and recipe.activation_format is None:
     raise TypeError(

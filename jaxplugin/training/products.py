@@ -399,10 +399,10 @@ class Held(NamedTuple):
 
 
 class _KeptCopy(NamedTuple):
-  """A copy of a `Held`, and `tangents.witness` of the operand."""
+  """A copy of a `Held`, and `tangents.derivative_guard` of the operand."""
 
   copy: scaled_array.ScaledArray
-  witness: jax.Array
+  guard: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -516,15 +516,15 @@ class TrainingOperand:
 
   def _held(self, x: jax.Array, held: Held, is_needed: bool) -> tuple[Any, Any]:
     """Returns the results of `quantize` from copies that exist already."""
-    witness = tangents.witness(x, f"{self.who}{_NO_SECOND}")
+    guard = tangents.derivative_guard(x, f"{self.who}{_NO_SECOND}")
     now = None
     if held.forward is not None:
-      now = of_bits(tangents.beside(held.forward, witness))
+      now = of_bits(tangents.attach_guard(held.forward, guard))
     if not is_needed or (self.backward is None and not self.keeps_forward):
       return now, x
     copy = held.forward if self.keeps_forward else held.backward
     assert copy is not None
-    return now, _KeptCopy(copy, witness)
+    return now, _KeptCopy(copy, guard)
 
   def as_kept(self, kept: Any) -> jax.Array:
     """Dequantizes a forward copy to an f32 array."""
@@ -540,7 +540,7 @@ class TrainingOperand:
       kept = self.product.prepared("rhs", kept, sizes)
       return self.product.blocked(kept, self.product.rhs)
     if isinstance(kept, _KeptCopy):
-      kept = tangents.beside(*kept)
+      kept = tangents.attach_guard(*kept)
     if isinstance(kept, scaled_array.ScaledArray):
       kept = of_bits(kept)
     else:

@@ -18,8 +18,8 @@ from jax import ad_checkpoint
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.dot import api
 from jaxplugin.dot import sides
 from jaxplugin.quantization import operands
@@ -154,8 +154,8 @@ class QuantizedOperand:
     if given != (self.shape, self.dtype):
       raise TypeError(
         "QuantizedOperand.with_primal: primal must be the array that was"
-        f" quantized, {speaking.shown(self.primal)}, got"
-        f" {speaking.shown(primal)}; call quantize_operand on that array"
+        f" quantized, {error_context.shown(self.primal)}, got"
+        f" {error_context.shown(primal)}; call quantize_operand on that array"
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 
@@ -164,8 +164,8 @@ class QuantizedOperand:
     if index is not Ellipsis:
       raise TypeError(
         "QuantizedOperand: the index must be ..., because the operand is"
-        f" blocked, got [{speaking.shown(index)}]; index .primal and quantize"
-        " the result, or map over the leaves with jax.lax.scan"
+        f" blocked, got [{error_context.shown(index)}]; index .primal and"
+        " quantize the result, or map over the leaves with jax.lax.scan"
       )
     return self
 
@@ -185,8 +185,8 @@ class QuantizedOperand:
       if spec is not None
     ]
     return (
-      f"QuantizedOperand({use.role}, {speaking.shown(self.primal)}, contracting"
-      f" {list(use.contracting)}, {', '.join(kinds)})"
+      f"QuantizedOperand({use.role}, {error_context.shown(self.primal)},"
+      f" contracting {list(use.contracting)}, {', '.join(kinds)})"
     )
 
 
@@ -244,9 +244,9 @@ def quantize_operand(
   recipe = recipes.resolve(WHO, "recipe", recipe)
   if role not in _ROLES:
     raise ValueError(
-      f"{WHO}: role must be one of {_ROLES}, got {speaking.shown(role)}"
+      f"{WHO}: role must be one of {_ROLES}, got {error_context.shown(role)}"
     )
-  with speaking.speaking_for(WHO):
+  with error_context.in_function(WHO):
     x = api.float_operand("x", x)
   own = _own_dims(x.ndim, role, contracting, batch)
   wanted = _wanted(recipe, role, x, *own)
@@ -292,14 +292,14 @@ def _own_dims(
     except (TypeError, IndexError):
       raise ValueError(
         f"{WHO}: {name} must be dimensions of x, from {-ndim} to {ndim - 1},"
-        f" got {speaking.shown(given[name])}"
+        f" got {error_context.shown(given[name])}"
       ) from None
   both = (*found["contracting"], *found["batch"])
   if len(set(both)) != len(both):
     raise ValueError(
       f"{WHO}: contracting and batch must be dimensions of x, each once, got"
-      f" contracting={speaking.shown(given['contracting'])} and"
-      f" batch={speaking.shown(given['batch'])}"
+      f" contracting={error_context.shown(given['contracting'])} and"
+      f" batch={error_context.shown(given['batch'])}"
     )
   return found["contracting"], found["batch"]
 

@@ -20,9 +20,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxplugin import dot
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import api
 from jaxplugin.dot import rules as dot_rules
@@ -120,7 +120,7 @@ def ragged_dot_general(
     >>> print(y.shape, y[0, 0])
     (3, 32) 64.0
   """
-  with speaking.speaking_for(speaking.who(WHO)):
+  with error_context.in_function(error_context.who(WHO)):
     recipe = recipes.resolve(sides.who(), "recipe", recipe)
     lhs = api.float_operand("lhs", _unless_quantized(lhs))
     given = rhs
@@ -239,7 +239,7 @@ class _Product(products.Product):
       "preferred_element_type": dtype,
       "reduce_dtype": scheme.reduce_dtype or dtype,
     }
-    with speaking.speaking_for(scheme.who):
+    with error_context.in_function(scheme.who):
       if self.is_contraction:
         sizes = extents.round_up(sizes, self.lhs.multiple)
         return general.contract(lhs, rhs, sizes, **dtypes)

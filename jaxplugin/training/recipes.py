@@ -18,8 +18,8 @@ from typing import Any
 from typing import Final
 
 from jaxplugin import quantization
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import hadamard
 
@@ -112,7 +112,7 @@ class Recipe:
       if not isinstance(getattr(self, name), bool):
         raise TypeError(
           f"Recipe: {name} must be True or False, got"
-          f" {speaking.shown(getattr(self, name))}"
+          f" {error_context.shown(getattr(self, name))}"
         )
     arguments.validate_scale_rounding(
       "Recipe", self.scale_rounding, self.formats
@@ -127,7 +127,8 @@ class Recipe:
         continue
       if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(
-          f"Recipe: {name} must be an int or None, got {speaking.shown(size)}"
+          f"Recipe: {name} must be an int or None, got"
+          f" {error_context.shown(size)}"
         )
       if size not in hadamard.SIZES:
         raise ValueError(
@@ -219,7 +220,7 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
   if not isinstance(recipe, (str, formats.BlockFormat)):
     raise TypeError(
       f"{who}: {name} must be a jaxplugin.training.Recipe, a format or its"
-      f" name, got {speaking.shown(recipe)}; pass"
+      f" name, got {error_context.shown(recipe)}; pass"
       " jaxplugin.training.MXFP8_RECIPE or another"
     )
   format = formats.resolve(who, recipe, name)

@@ -16,7 +16,7 @@ import jax
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
@@ -249,7 +249,7 @@ def validate_name(requested: str | None) -> None:
   if not isinstance(requested, str):
     raise TypeError(
       f"{sides.who()}: implementation must be a name or None, got"
-      f" {speaking.shown(requested)}"
+      f" {error_context.shown(requested)}"
     )
   if requested in BACKENDS:
     return  # before `table` loads the backends of other packages
@@ -259,7 +259,7 @@ def validate_name(requested: str | None) -> None:
   missing = registry.reason_missing(requested)
   if missing:
     raise ValueError(
-      f"{sides.who()}: implementation={speaking.shown(requested)} cannot be"
-      f" used: {missing}"
+      f"{sides.who()}: implementation={error_context.shown(requested)} cannot"
+      f" be used: {missing}"
     )
   choice.validate_name(OPERATION, requested)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.runtime import cpu_library
@@ -69,14 +69,14 @@ class CpuConfig:
     if self.engine not in ENGINES:
       raise ValueError(
         f"CpuConfig: engine must be one of {ENGINES}, got"
-        f" {speaking.shown(self.engine)}"
+        f" {error_context.shown(self.engine)}"
       )
     for name in _SIZES:
       value = getattr(self, name)
       if type(value) is not int or value < 0:
         raise ValueError(
           f"CpuConfig: {name} must be a whole number, 0 or more, got"
-          f" {speaking.shown(value)}"
+          f" {error_context.shown(value)}"
         )
 
   def attributes(self) -> dict[str, np.int64]:

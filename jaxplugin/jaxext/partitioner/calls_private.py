@@ -366,7 +366,7 @@ def _partition(
     out = _hlo_shardings(result_shardings, results)
     module = _share(
       named,
-      mesh if group is None else group.speaking(mesh),
+      mesh if group is None else group.collective_mesh(mesh),
       lambda *parts: share(*parts[: len(operands)]),
       _tiles(shapes, into),
       _tiles(results, out),

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
 
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 
@@ -96,11 +96,11 @@ def _validate_axes(shape: Any, axis_names: Any, hosts: Any) -> None:
     ):
       raise TypeError(
         f"deviceless: {name} must be a sequence of {words}, one for each axis,"
-        f" got {speaking.shown(given)}"
+        f" got {error_context.shown(given)}"
       )
   if not isinstance(hosts, int):
     raise TypeError(
-      f"deviceless: hosts must be an integer, got {speaking.shown(hosts)}"
+      f"deviceless: hosts must be an integer, got {error_context.shown(hosts)}"
     )
   if min(shape, default=1) < 1:
     raise ValueError(
@@ -233,7 +233,7 @@ def compile(
     ValueError: If `mesh` has devices that are not GPUs; and as `mesh`.
     DevicelessError: As `mesh`.
   """
-  speaking.require_function("deviceless", fn)
+  error_context.require_function("deviceless", fn)
   targets.require("deviceless", target)
   if mesh is None:
     mesh = _default_mesh(target)
@@ -248,7 +248,7 @@ def compile(
     if getattr(dtype, "kind", "") in _NO_NUMBERS:
       raise TypeError(
         "deviceless: arguments must be arrays or jax.ShapeDtypeStructs, got"
-        f" {speaking.shown(x)}; bind others by functools.partial"
+        f" {error_context.shown(x)}; bind others by functools.partial"
       )
     return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
 
@@ -261,7 +261,7 @@ def _validate_mesh(mesh: Any) -> None:
   if not isinstance(mesh, Mesh):
     raise TypeError(
       "deviceless: mesh must be a jax.sharding.Mesh, as deviceless.mesh"
-      f" returns, got {speaking.shown(mesh)}"
+      f" returns, got {error_context.shown(mesh)}"
     )
   platforms = {device.platform for device in mesh.devices.flat}
   if platforms & {"cpu", "tpu"}:

@@ -29,9 +29,9 @@ from jax import lax
 from jax.extend import core as extend_core
 
 from jaxplugin.core import blocking
+from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import primitive
@@ -186,7 +186,7 @@ def global_scale(
   if given is not None and names:
     raise ValueError(
       f"{who}: axis_name must be None if global_scale is given, got"
-      f" axis_name={speaking.shown(axis_name)}; leave one of them out"
+      f" axis_name={error_context.shown(axis_name)}; leave one of them out"
     )
   if not names or not format.has_global_scale:
     return given
@@ -233,7 +233,7 @@ def _names(who: str, axis_name: Any) -> tuple[str, ...]:
   ):
     raise TypeError(
       f"{who}: axis_name must be the name of a mesh axis or a tuple of names,"
-      f" got {speaking.shown(axis_name)}"
+      f" got {error_context.shown(axis_name)}"
     )
   for name in names:
     try:
@@ -241,7 +241,8 @@ def _names(who: str, axis_name: Any) -> tuple[str, ...]:
     except NameError:
       raise ValueError(
         f"{who}: no enclosing jax.shard_map or jax.vmap has axis"
-        f" {speaking.shown(name)}, got axis_name={speaking.shown(name)}. Leave"
-        " axis_name out: the scale then covers the whole array"
+        f" {error_context.shown(name)}, got"
+        f" axis_name={error_context.shown(name)}. Leave axis_name out: the"
+        " scale then covers the whole array"
       ) from None
   return tuple(names)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import triton
@@ -264,7 +264,7 @@ def _call(
   """Runs a launch of one of the ragged kernels."""
   module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
   return triton.run(
-    module, launch, inputs, target, who=speaking.who(problems.WHO)
+    module, launch, inputs, target, who=error_context.who(problems.WHO)
   )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest
 
 import jaxplugin as jp
-from jaxplugin.core import speaking
+from jaxplugin.core import error_context
 
 
 @dataclasses.dataclass
@@ -22,26 +22,28 @@ class _Layer:
 
 class SpeakingTest(absltest.TestCase):
   def test_a_function_speaks_for_itself_unless_another_calls_it(self):
-    self.assertEqual(speaking.who("dot"), "dot")
-    with speaking.speaking_for("linear"):
-      self.assertEqual(speaking.who("dot"), "linear")
-    self.assertEqual(speaking.who("dot"), "dot")
+    self.assertEqual(error_context.who("dot"), "dot")
+    with error_context.in_function("linear"):
+      self.assertEqual(error_context.who("dot"), "linear")
+    self.assertEqual(error_context.who("dot"), "dot")
 
   def test_the_innermost_caller_counts(self):
-    with speaking.speaking_for("accelerate"):
-      with speaking.speaking_for("scaled_matmul"):
-        self.assertEqual(speaking.who("dot"), "scaled_matmul")
-      self.assertEqual(speaking.who("dot"), "accelerate")
+    with error_context.in_function("accelerate"):
+      with error_context.in_function("scaled_matmul"):
+        self.assertEqual(error_context.who("dot"), "scaled_matmul")
+      self.assertEqual(error_context.who("dot"), "accelerate")
 
   def test_it_ends_with_an_exception(self):
-    with self.assertRaises(ValueError), speaking.speaking_for("linear"):
+    with self.assertRaises(ValueError), error_context.in_function("linear"):
       raise ValueError
-    self.assertEqual(speaking.who("dot"), "dot")
+    self.assertEqual(error_context.who("dot"), "dot")
 
   def test_other_threads_speak_for_themselves(self):
     heard = []
-    with speaking.speaking_for("linear"):
-      thread = threading.Thread(target=lambda: heard.append(speaking.who("a")))
+    with error_context.in_function("linear"):
+      thread = threading.Thread(
+        target=lambda: heard.append(error_context.who("a"))
+      )
       thread.start()
       thread.join()
     self.assertEqual(heard, ["a"])
@@ -66,11 +68,11 @@ class ShownTest(absltest.TestCase):
     )
     for value, expected in rows:
       with self.subTest(expected):
-        self.assertStartsWith(speaking.shown(value), expected)
+        self.assertStartsWith(error_context.shown(value), expected)
 
   def test_long_values_are_cut(self):
     for value in (list(range(10**4)), "x" * 10**4, {i: i for i in range(999)}):
-      self.assertLess(len(speaking.shown(value)), 400)
+      self.assertLess(len(error_context.shown(value)), 400)
 
 
 class MissingAttributeTest(absltest.TestCase):

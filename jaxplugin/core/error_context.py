@@ -3,8 +3,9 @@
 """Text that errors share: the function to name, and short forms of values.
 
 A function that calls another public function, as `linear` calls
-`block_scaled_dot`, does so inside `speaking_for`. Errors then name the function
-that the user called. `shown` prints a value, with dtype and shape for arrays.
+`block_scaled_dot`, does this inside `in_function`. Errors then name the
+function that the user called. `shown` prints a value, with dtype and shape for
+arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-_SPEAKER: Final = contextvars.ContextVar[str | None]("speaker", default=None)
+_FUNCTION: Final = contextvars.ContextVar[str | None]("function", default=None)
 
 # The limit for the text of a value. Longer texts are cut or replaced.
 _MAX_SHOWN: Final = 300
@@ -43,7 +44,7 @@ _PUBLIC_MODULES: Final = (
 
 def who(name: str) -> str:
   """Returns the function that errors name: `name`, or its caller."""
-  return _SPEAKER.get() or name
+  return _FUNCTION.get() or name
 
 
 class NotQuantizedWarning(UserWarning):
@@ -57,13 +58,13 @@ class NotQuantizedWarning(UserWarning):
 
 
 @contextlib.contextmanager
-def speaking_for(name: str) -> Iterator[None]:
+def in_function(name: str) -> Iterator[None]:
   """Makes errors inside name the function `name`. The innermost name wins."""
-  token = _SPEAKER.set(name)
+  token = _FUNCTION.set(name)
   try:
     yield
   finally:
-    _SPEAKER.reset(token)
+    _FUNCTION.reset(token)
 
 
 def require_function(name: str, fn: Any) -> None:
