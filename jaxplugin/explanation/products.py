@@ -28,9 +28,9 @@ from jaxplugin.stablehlo import modules
 
 # Reasons why a matmul is not block-scaled, by its primitive in JAX.
 _REASONS: Final = {
-  "dot_general": "a plain product; jp.dot_general would quantize its sides",
+  "dot_general": "a plain matmul; jp.dot_general would quantize its operands",
   "ragged_dot_general": (
-    "a plain ragged product; jp.ragged_dot has block-scaled weights"
+    "a plain ragged matmul; jp.ragged_dot has block-scaled weights"
   ),
   "conv_general_dilated": "a convolution, which has no block-scaled kernel",
 }
@@ -42,7 +42,7 @@ _MODULE_NAMES: Final = {
   "chlo.ragged_dot": "ragged_dot_general",
 }
 _OWN_BACKWARD: Final = (
-  "jp.dot_general computes this product of the backward pass in high precision"
+  "jp.dot_general computes this matmul of the backward pass in high precision"
 )
 _SCALED: Final = (
   "JAX's own scaled dot, which JAX lowers; wrap the function in jp.accelerate"

@@ -430,7 +430,7 @@ class Explanation(Sequence):
       return
     taken = sum(site.count for site in self.sites if site.is_taken)
     total = sum(site.count for site in self.sites)
-    yield f"quantize_dots took {taken} of {total} products:"
+    yield f"quantize_dots took {taken} of {total} matmuls:"
     for site in self.sites:
       yield f"  {_title(site, site.description)}"
       if site.source:
@@ -460,7 +460,7 @@ class Explanation(Sequence):
     figures = self.summary()
     if figures["products"] > 1:
       counted = (
-        f"{figures['block_scaled']} of {figures['products']} products are"
+        f"{figures['block_scaled']} of {figures['products']} matmuls are"
         " block-scaled"
       )
       if figures["product_runs"] != figures["products"]:
@@ -483,7 +483,7 @@ class Explanation(Sequence):
     if figures["seconds"] is not None:
       sheets = dict.fromkeys(map(estimates.sheet_of, self._targets()))
       yield (
-        "estimate of the products only, from published figures of"
+        "estimate of the matmuls only, from published figures of"
         f" {', '.join(map(str, sheets))}: "
         + estimates.in_words(
           figures["num_bytes"], figures["flops"], figures["seconds"]

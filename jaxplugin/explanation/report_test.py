@@ -104,7 +104,7 @@ class ModelTest(parameterized.TestCase):
       f"{other.operation} {other.description}",
       "lax.dot_general float32[32, 128] x float32[128, 64] -> float32[32, 64]",
     )
-    self.assertIn("plain product", other.reason)
+    self.assertIn("plain matmul", other.reason)
 
   def test_summary_counts_by_implementation(self):
     explanation = linen_gradient(B200)
@@ -112,7 +112,7 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual((figures["block_scaled"], figures["products"]), (6, 12))
     self.assertEqual(figures["implementations"], {"cudnn": 6})
     self.assertIn(
-      "6 of 12 products are block-scaled: 6 by cudnn", explanation.details()
+      "6 of 12 matmuls are block-scaled: 6 by cudnn", explanation.details()
     )
 
   def test_layers_of_an_nnx_model_under_a_scan_count_their_trips(self):
@@ -134,7 +134,7 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual([dot.trips for dot in explanation], [8, 8, 8])
     self.assertEqual([x.trips for x in explanation.others], [8, 8, 8])
     self.assertIn(
-      "3 of 6 products are block-scaled, in a run 24 of 48: 3 by triton",
+      "3 of 6 matmuls are block-scaled, in a run 24 of 48: 3 by triton",
       explanation.details(),
     )
     for item in (*explanation, *explanation.others):

@@ -87,7 +87,7 @@ class LinenTest(parameterized.TestCase):
     expected[("Language/lm_head", False, "rhs")] = 1
     self.assertEqual(found, expected)
     text = explanation.details()
-    self.assertIn("quantize_dots took 6 of 9 products:", text)
+    self.assertIn("quantize_dots took 6 of 9 matmuls:", text)
     self.assertIn("left: neither operand is a parameter, as in attention", text)
     self.assertIn("left: it is a last layer: its name contains", text)
     self.assertIn(f"{pathlib.Path(__file__).name}:", text)

@@ -209,7 +209,7 @@ class WarningsTest(parameterized.TestCase):
     ("dtype", lambda w, x: dot(x.astype(int), w.astype(int)), "lhs is int32"),
     ("custom_vmap", mapped_dot, "inside custom_vmap_call"),
     ("nothing", lambda w, x: w.sum(), "found no matmul"),
-    ("jit", jax.jit(lambda w, x: dot(x, w * 2)), "took 0 of 1 product"),
+    ("jit", jax.jit(lambda w, x: dot(x, w * 2)), "took 0 of 1 matmul"),
   )
   def test_a_function_of_which_nothing_is_taken_warns(self, f, reason):
     self.assertIn(reason, self.warned(f, W, X[:, :32] if f is ragged else X))
@@ -217,7 +217,7 @@ class WarningsTest(parameterized.TestCase):
   def test_products_of_one_reason_are_one_line(self):
     f = lambda w, x: [dot(x[:, :60], w[:60]) for _ in range(3)]
     text = self.warned(f, W, X)
-    self.assertIn("took 0 of 3 products", text)
+    self.assertIn("took 0 of 3 matmuls", text)
     self.assertIn(", and 2 more: ", text)
     self.assertEqual(text.count("\n"), 2)
 
@@ -246,7 +246,7 @@ class WarningsTest(parameterized.TestCase):
   def test_explain_lists_products_that_are_never_taken(self):
     f = lambda w, x: (dot(x, w), ragged(w, x[:, :32]))
     text = jp.explain(jp.quantize_dots(f, RECIPE), W, X).details()
-    self.assertIn("took 1 of 2 products", text)
+    self.assertIn("took 1 of 2 matmuls", text)
     self.assertIn("left: it is a ragged dot", text)
 
 
@@ -354,7 +354,7 @@ class OtherArgumentsTest(parameterized.TestCase):
     f = wrap(jp.quantize_dots(model, RECIPE))
     with self.assertWarnsRegex(
       jp.NotQuantizedWarning,
-      rf"left 2 products:\n.*and 1 more: .*{expected}",
+      rf"left 2 matmuls:\n.*and 1 more: .*{expected}",
     ):
       jax.eval_shape(f, W, {"layers": [W, W, W]})
 

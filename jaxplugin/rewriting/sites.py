@@ -370,7 +370,7 @@ class Seen:
     if self.is_decided or len(left) < len(self.sites):
       left = self._left_with_weights()
       is_ragged = all(site.operation == _RAGGED for site in left)
-      noun = "ragged dot" if is_ragged else "product"
+      noun = "ragged dot" if is_ragged else "matmul"
       return _left_text(f"left {_count(left, noun)}", left)
     if not left:
       return (
@@ -378,7 +378,7 @@ class Seen:
         " that run while fn is called or traced. Pass the function itself,"
         " not a compiled one"
       )
-    taken = f"took 0 of {_count(left, 'product')}, so nothing is quantized"
+    taken = f"took 0 of {_count(left, 'matmul')}, so nothing is quantized"
     return _left_text(taken, left)
 
   def _left_with_weights(self) -> list[Site]:
@@ -421,7 +421,7 @@ def _left_text(what: str, left: Sequence[Site]) -> str:
     lines.append(f"  {found[0].description}{place}{more}: {reason}")
   if any(_NEITHER in reason for reason in by_reason):
     lines.append("Pass params= if the parameters are not the first argument.")
-  lines.append("jaxplugin.explain lists every product; where= decides.")
+  lines.append("jaxplugin.explain lists every matmul; where= decides.")
   return "\n".join(lines)
 
 
