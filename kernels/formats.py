@@ -13,7 +13,7 @@ Point Specification (OFP8); NVIDIA cuDNN documentation, "Block scaling".
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 import struct
 from typing import Final
@@ -111,6 +111,22 @@ class Format:
   @property
   def values_per_byte(self) -> int:
     return self.element.values_per_byte
+
+  @property
+  def scales_sums(self) -> bool:
+    """Whether GPU matmul kernels multiply sums over a block by its scales.
+
+    Otherwise they multiply values by scales, which is exact in bf16.
+    """
+    return not (self.is_exact_in_bf16 and self.block_size in _SHORT_BLOCKS)
+
+  @property
+  def is_exact_in_bf16(self) -> bool:
+    """Whether a value times its scale has at most bf16's 8 significant bits."""
+    bits = self.element.significand_bits
+    if self.scale != E8M0:
+      bits += self.scale.significand_bits
+    return bits <= BF16.significand_bits
 
   @property
   def is_packed(self) -> bool:
@@ -236,50 +252,63 @@ FORMATS: Final = {
 }
 
 
-def _decoded() -> dict[str, Format]:
-  named = {(f.element, f.scale, f.block_size) for f in FORMATS.values()}
-  elements, scales = (E4M3, E5M2, E2M3, E3M2, E2M1), (E8M0, E4M3, E5M2)
-  found = (
-    Format(
-      name=f"{element.name}_{scale.name}_{size}",
-      element=element,
-      scale=scale,
-      block_size=size,
-    )
-    for element, scale, size in itertools.product(elements, scales, (16, 32))
-    if (element, scale, size) not in named
+_ELEMENTS: Final = {
+  e.name: e for e in (E4M3, E5M2, E2M3, E3M2, E2M1, INT8, INT4, MXINT8_ELEMENT)
+}
+_SCALES: Final = {s.name: s for s in (E8M0, E4M3, E5M2, F32, BF16, F16)}
+# Block sizes for which GPU kernels multiply values by scales in bf16.
+_SHORT_BLOCKS: Final = (32, 16)
+
+
+@functools.cache
+def readable_by_name(name: str) -> Format | None:
+  """Returns the format that GPU matmul kernels call `name`, or None.
+
+  It is one of `FORMATS`, or "<element>_<scale>_<block size>": "e4m3_f32_128".
+  """
+  if name in FORMATS:
+    return FORMATS[name]
+  element, *rest = name.rsplit("_", 2)
+  if element not in _ELEMENTS or len(rest) != 2 or rest[0] not in _SCALES:
+    return None
+  return Format(
+    name=name,
+    element=_ELEMENTS[element],
+    scale=_SCALES[rest[0]],
+    block_size=int(rest[1]),
   )
-  return {format.name: format for format in found}
-
-
-# Formats that matmul kernels can read: `FORMATS`, and other scales for the same
-# elements. No matrix instruction supports the latter, so kernels decode them.
-# bf16 is exact for a value times its scale, which has at most 8 significant
-# bits.
-READABLE: Final = {**FORMATS, **_decoded()}
 
 
 def readable(
   element: Element, scale: Element, block_size: int
 ) -> tuple[Format, int] | None:
-  """Returns the format of `READABLE` for blocks of a size, or None.
+  """Returns the format in which GPU matmul kernels read blocks, or None.
 
-  Larger blocks are read as blocks of 32 or 16 whose scales repeat.
+  If bf16 holds values times scales, large blocks are read as blocks of 32 or 16
+  whose scales repeat.
 
   Returns:
     The format, and how often each scale of the blocks repeats.
   """
-  for size in (32, 16):
-    if block_size % size:
-      continue
-    for format in READABLE.values():
+  if element.name not in _ELEMENTS or scale.name not in _SCALES:
+    return None
+
+  def named(size: int) -> Format:
+    for format in FORMATS.values():
       if (format.element, format.scale, format.block_size) == (
         element,
         scale,
         size,
       ):
-        return format, block_size // size
-  return None
+        return format
+    unnamed = readable_by_name(f"{element.name}_{scale.name}_{size}")
+    assert unnamed is not None
+    return unnamed
+
+  for size in _SHORT_BLOCKS:
+    if block_size % size == 0 and named(size).is_exact_in_bf16:
+      return named(size), block_size // size
+  return named(block_size), 1
 
 
 # The tile of a scale that is swizzled for tensor memory: PTX ISA, tcgen05 scale

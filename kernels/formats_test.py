@@ -128,6 +128,35 @@ class FormatTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'mxfp6'; known.*mxfp6_e2m3"):
       formats.by_name("mxfp6")
 
+  @parameterized.parameters(
+    (formats.E4M3, formats.E8M0, 128, "mxfp8", 4),
+    (formats.E2M1, formats.E4M3, 48, "nvfp4", 3),
+    (formats.MXINT8_ELEMENT, formats.E8M0, 32, "int8_q6_e8m0_32", 1),
+    (formats.INT4, formats.E4M3, 16, "int4_e4m3_16", 1),
+    (formats.INT8, formats.E4M3, 32, "int8_e4m3_32", 1),
+    (formats.E4M3, formats.F32, 128, "e4m3_f32_128", 1),
+    (formats.E4M3, formats.E8M0, 100, "e4m3_e8m0_100", 1),
+  )
+  def test_gpus_read_blocks_in_the_format(
+    self, element, scale, size, name, repeats
+  ):
+    found = formats.readable(element, scale, size)
+    self.assertIsNotNone(found)
+    format, found_repeats = found
+    self.assertEqual((format.name, found_repeats), (name, repeats))
+    self.assertEqual(formats.readable_by_name(name), format)
+    self.assertEqual((format.element, format.scale), (element, scale))
+    # bf16 has 8 significant bits.
+    exact = name in formats.FORMATS or name in (
+      "int8_q6_e8m0_32",
+      "int4_e4m3_16",
+    )
+    self.assertEqual(format.scales_sums, not exact)
+
+  @parameterized.parameters("e4m3", "int8_128", "e4m3_e2m1_32", "bf16")
+  def test_name_of_no_format_is_none(self, name):
+    self.assertIsNone(formats.readable_by_name(name))
+
   def test_records_are_compile_time_constants(self):
     for record in (formats.NVFP4, formats.E2M1):
       self.assertEqual(hash(dataclasses.replace(record)), hash(record))

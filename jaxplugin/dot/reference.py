@@ -44,6 +44,8 @@ def oracle_dequantize(
 ) -> np.ndarray:
   """Returns f64 `values * repeat(scale, block_size, axis)`, exactly.
 
+  Integers with fraction_bits count units of 2**-fraction_bits.
+
   Args:
     values: format.values_dtype[..., k, ...], or uint8 packed along `axis`.
     scale: format.scale_dtype, linear, at least ceil(k / block_size) in `axis`.
@@ -64,7 +66,7 @@ def oracle_dequantize(
   scale = np.repeat(scale, format.block_size, axis=axis)
   scale = np.take(scale, np.arange(values.shape[axis]), axis=axis)
   with np.errstate(invalid="ignore"):
-    return values.astype(np.float64) * scale
+    return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 
 
 def oracle_dot(

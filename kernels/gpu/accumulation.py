@@ -42,11 +42,14 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
   rhs = tiles.batch_of(rhs, rhs_scale, rhs_batch, rhs_tile)
 
   acc = tiles.zero_accumulator(TILING)
+  scales_steps: tl.constexpr = lhs_tile.scales_steps or rhs_tile.scales_steps
   a_ahead = tiles.first_scale(lhs, row, k, lhs_tile)
   b_ahead = tiles.first_scale(rhs, column, k, rhs_tile)
   for step in range(steps):
     k_step = k + step * block_k
     k_next = k + tl.minimum(step + 1, steps - 1) * block_k
+    if scales_steps:
+      factors = tiles.load_factors(lhs, rhs, row, column, k_step, True, TILING)
     # The order of loads and decoding keeps the number of registers low.
     if path == "small_m":
       b_scale, b_ahead = tiles.step_scales(
@@ -85,10 +88,16 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
         b = tl.trans(b)
       else:
         b = tiles.load_bf16(rhs, rhs_batch, column, k_step, rhs_tile)
-    if path != "native":
+    if scales_steps:
+      sums = tiles.dot_exact(a, b, tiles.zero_accumulator(TILING), TILING)
+      acc += tiles.scaled(sums, factors, True, TILING)
+    elif path != "native":
       acc = tiles.dot_exact(a, b, acc, TILING)
       if TILING.waits and path == "upcast":
         acc = tiles.wait_for(acc)
+  if lhs_tile.scales_total or rhs_tile.scales_total:
+    factors = tiles.load_factors(lhs, rhs, row, column, k, False, TILING)
+    acc = tiles.scaled(acc, factors, False, TILING)
   return acc if path == "native" else tiles.repaired(acc, TILING)
 
 
@@ -136,7 +145,7 @@ def _order_k(x, TILING: tl.constexpr):
   """Reorders the k of x[rows, k] as `_dequantize_reordered` reorders weights.
 
   FP4 that is interleaved, or that an instruction converts in adjacent pairs,
-  uses the order of FP8.
+  uses the order of FP8. INT4 in words uses the order of FP4.
   """
   tl.static_assert(x.shape[1] % _GROUP == 0, "a tile has whole groups of k")
   tl.static_assert(TILING.config.swap)
@@ -150,8 +159,8 @@ def _order_k(x, TILING: tl.constexpr):
 def _dequantize_reordered(values, scale, TILE: tl.constexpr):
   """Returns bf16[block_rows, block_k] of the weight, in this path's order.
 
-  The weight has a block format, and k is its minor dimension. FP4 comes in
-  words of 8 values, k % 8 == 0.
+  The weight has a block format, and k is its minor dimension. FP4 and INT4 come
+  in words of 8 values, k % 8 == 0.
   """
   kind: tl.constexpr = TILE.operand
   decoding: tl.constexpr = TILE.decoding
@@ -160,33 +169,33 @@ def _dequantize_reordered(values, scale, TILE: tl.constexpr):
   elif kind.in_words:
     return _dequantize_words(values, scale, kind, decoding)
   else:
-    values = decode.dequantize(values, scale, kind, decoding)
-    return _order_as_fp8(values)
+    return _order_as_fp8(tiles.to_bf16(values, scale, TILE))
 
 
 @triton.jit
 def _dequantize_words(
   words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
-  """Dequantizes FP4 words, uint32[rows, words], to bf16[rows, 8 * words].
+  """Dequantizes FP4 or INT4 words, uint32[rows, words], to bf16[rows, 8 words].
 
   The result is that of `decode.dequantize`, with k reordered. The scale is
   applied before the reordering, while a block is a slice of words.
   """
   rows: tl.constexpr = words.shape[0]
   count: tl.constexpr = words.shape[1]
-  words_per_scale: tl.constexpr = OPERAND.values_per_scale // 8
   # values[rows, words, b, i_high, i_low] is nibble 4 b + 2 i_high + i_low.
-  pair_0 = decode.e2m1_words_to_bf16(words, 0, OPERAND, DECODING)
-  pair_1 = decode.e2m1_words_to_bf16(words, 1, OPERAND, DECODING)
-  pair_2 = decode.e2m1_words_to_bf16(words, 2, OPERAND, DECODING)
-  pair_3 = decode.e2m1_words_to_bf16(words, 3, OPERAND, DECODING)
+  pair_0 = decode.words_to_bf16(words, 0, OPERAND, DECODING)
+  pair_1 = decode.words_to_bf16(words, 1, OPERAND, DECODING)
+  pair_2 = decode.words_to_bf16(words, 2, OPERAND, DECODING)
+  pair_3 = decode.words_to_bf16(words, 3, OPERAND, DECODING)
   values = tl.join(tl.join(pair_0, pair_2), tl.join(pair_1, pair_3))
-  values = values.reshape(
-    rows, count // words_per_scale, words_per_scale, 2, 2, 2
-  )
-  factor = decode.factor_of(scale, OPERAND, DECODING)
-  values = values * factor[:, :, None, None, None, None]
+  if not OPERAND.scales_sums:
+    words_per_scale: tl.constexpr = OPERAND.values_per_scale // 8
+    values = values.reshape(
+      rows, count // words_per_scale, words_per_scale, 2, 2, 2
+    )
+    factor = decode.factor_of(scale, OPERAND, DECODING)
+    values = values * factor[:, :, None, None, None, None]
   values = values.reshape(rows, 8 * count // _GROUP, 4, 4, 2, 2, 2)
   return _gather_lanes(values, rows, 8 * count)
 
@@ -195,12 +204,14 @@ def _dequantize_words(
 def _convert_words(words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """Computes `_dequantize_words` by an instruction, in the k order of FP8."""
   values = decode.converted_e2m1_words(words, DECODING)
-  rows: tl.constexpr = values.shape[0]
-  k: tl.constexpr = values.shape[1]
-  block_size: tl.constexpr = OPERAND.values_per_scale
-  blocks = values.reshape(rows, k // block_size, block_size)
-  blocks = blocks * decode.factor_of(scale, OPERAND, DECODING)[:, :, None]
-  return _order_as_fp8(blocks.reshape(rows, k))
+  if not OPERAND.scales_sums:
+    rows: tl.constexpr = values.shape[0]
+    k: tl.constexpr = values.shape[1]
+    block_size: tl.constexpr = OPERAND.values_per_scale
+    blocks = values.reshape(rows, k // block_size, block_size)
+    blocks = blocks * decode.factor_of(scale, OPERAND, DECODING)[:, :, None]
+    values = blocks.reshape(rows, k)
+  return _order_as_fp8(values)
 
 
 @triton.jit

@@ -44,6 +44,35 @@ MXFP6_PAIRS = (
 )
 
 MXFP4_PAIR = ("mxfp4", "mxfp4")
+# Formats whose scales multiply sums of steps or, with as many values a scale as
+# k has, the sum over k; and integers whose scales multiply values.
+INTEGER_K = 104
+INTEGER_PAIRS = (
+  ("int8_f16_32", "int8_f16_32"),
+  ("bf16", "int4_f16_32"),
+  ("f32", "int8_f16_32"),
+  ("f16", "int4_bf16_64"),
+  ("e4m3_f32_32", "e4m3_f32_96"),
+  ("int8_f32_104", "int8_f32_104"),
+  ("int8_f32_104", "e4m3_f32_32"),
+  ("e5m2_f32_64", "e4m3_bf16_104"),
+  ("int8_q6_e8m0_32", "int8_q6_e8m0_32"),
+  ("int8_q6_e8m0_32", "int4_e8m0_32"),
+  ("nvfp4", "int4_f16_32"),
+  ("e2m1_f32_32", "e2m1_e4m3_104"),
+  ("e2m3_f32_64", "int8_e4m3_32"),
+  ("mxfp8", "e4m3_e8m0_104"),
+)
+SMALL_M_K = 200
+SMALL_M_INTEGER_PAIRS = (
+  ("bf16", "int4_f16_128"),
+  ("e4m3_f32_128", "e4m3_f32_128"),
+  ("f32", "int8_f32_200"),
+  ("int8_f32_200", "e4m3_f32_128"),
+  ("bf16", "int8_q6_e8m0_32"),
+  ("mxfp8", "int4_e4m3_16"),
+  ("f16", "e2m1_f32_128"),
+)
 
 replace = dataclasses.replace
 
@@ -122,6 +151,25 @@ CASES = {
   ),
   "mxfp6_with_swizzled_scales": cases(
     [UPCAST], MXFP6_BY_ITSELF, lhs_storage=SWIZZLED, rhs_storage=SWIZZLED
+  ),
+  "scales_of_sums": cases(
+    [SWAPPED, replace(UPCAST, block_k=32, split_k=2)],
+    INTEGER_PAIRS, batch=2, k=INTEGER_K,
+  ),
+  "scales_of_sums_on_integers": cases(
+    [replace(UPCAST, block_k=32), SWAPPED],
+    INTEGER_PAIRS, k=INTEGER_K, is_exact=True,
+  ),
+  "scales_of_sums_whose_k_is_not_minor": cases(
+    [UPCAST], [("int8_f16_64", "e4m3_f32_128"), ("bf16", "int4_f16_64")],
+    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR,
+  ),
+  "scales_of_sums_small_m": cases(
+    [SMALL_M], SMALL_M_INTEGER_PAIRS, m=5, k=SMALL_M_K
+  ),
+  "scales_of_sums_small_m_on_integers": cases(
+    [replace(SMALL_M, split_k=3)], SMALL_M_INTEGER_PAIRS,
+    m=5, k=SMALL_M_K, is_exact=True,
   ),
   "any_size": [
     Case(config=config, m=m, n=n, k=k)
@@ -533,6 +581,34 @@ class ExtremeTest(MatmulTest):
     result = np.isnan(gpu_operands.run(lhs, rhs, PATHS[path]))
     expected = np.broadcast_to([False, False, True, False], result.shape)
     np.testing.assert_array_equal(result, expected)
+
+  @parameterized.product(
+    format=("e4m3_f32_128", "int8_bf16_200", "int4_f16_128"),
+    path=("upcast", "small_m"),
+  )
+  def test_nan_scale_of_sums_makes_its_block_nan(self, format, path):
+    lhs, rhs = self.make("bf16", format, batch=1, m=2, n=4, k=200)
+    rhs.values[0, 1] = 0
+    rhs.scale[0, 1:3, -1] = np.nan
+    rhs.scale[0, 3, -1] = np.inf
+    result = gpu_operands.run(lhs, rhs, PATHS[path])
+    self.assertTrue(np.isfinite(result[..., 0]).all())
+    self.assertTrue(np.isnan(result[..., 1:3]).all())
+    self.assertFalse(np.isfinite(result[..., 3]).any())
+
+  @parameterized.product(
+    exponents=((-100, -10), (100, -120), (-130, 100), (90, 20)),
+    path=("upcast", "small_m"),
+  )
+  def test_extreme_scales_of_sums(self, exponents, path):
+    # Only the result must be in the range of f32, not the product of scales.
+    lhs, rhs = self.make(
+      "e4m3_f32_128", "e4m3_f32_128", batch=1, m=3, n=4, k=200, integers=True
+    )
+    for operand, exponent in zip((lhs, rhs), exponents, strict=True):
+      operand.scale[...] *= np.float32(2.0**exponent)
+      operand.exact[...] *= 2.0**exponent
+    self.check_exact(lhs, rhs, PATHS[path])
 
   @parameterized.parameters("upcast", "small_m")
   def test_largest_scale(self, path):

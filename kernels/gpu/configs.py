@@ -42,15 +42,15 @@ class OperandKind:
   """The format and memory layout of one operand.
 
   Attributes:
-    format: name in `formats.READABLE` or in `PLAIN_BYTES`.
-    strides: (batch, row, k) in stored elements. An element of FP4 is a byte of
-      two values along k, or a word of eight if it is interleaved.
+    format: name for `formats.readable_by_name`, or in `PLAIN_BYTES`.
+    strides: (batch, row, k) in stored elements. An element of FP4 or INT4 is a
+      byte of two values along k, or a word of eight if it is interleaved.
     scale_strides: (batch, row, column) of a linear scale; (batch, row tile) of
       a scale swizzled in tiles of 128 x 4; None for a plain operand.
     is_interleaved: whether the values are FP4 in the order that
       `decode.interleaved_to_bf16` reads.
-    in_words: whether FP4 that is not interleaved is read as words, which the
-      strides then count. `plan` sets it for the small_m kernel.
+    in_words: whether FP4 or INT4 that is not interleaved is read as words,
+      which the strides then count. `plan` sets it for the small_m kernel.
     is_converted: whether an instruction converts FP4 that is not interleaved,
       two values at a time, to bf16 or, if products are in f32, to f32. `plan`
       sets it if the GPU has such an instruction.
@@ -66,21 +66,36 @@ class OperandKind:
   @property
   def block_format(self) -> formats.Format | None:
     """The record of the block format; None for a plain operand."""
-    return formats.READABLE.get(self.format)
+    return formats.readable_by_name(self.format)
+
+  @property
+  def _facts(self) -> formats.Format:
+    assert self.block_format is not None, self.format
+    return self.block_format
 
   @property
   def element(self) -> formats.Element:
     """The element type of the values; requires a block format."""
-    return formats.READABLE[self.format].element
+    return self._facts.element
 
   @property
   def scale(self) -> formats.Element:
     """The element type of the scales; requires a block format."""
-    return formats.READABLE[self.format].scale
+    return self._facts.scale
 
   @property
   def is_quantized(self) -> bool:
     return self.block_format is not None
+
+  @property
+  def scales_sums(self) -> bool:
+    """Whether scales multiply sums of products; see `formats.Format`."""
+    return self.is_quantized and self._facts.scales_sums
+
+  @property
+  def scales_values(self) -> bool:
+    """Whether scales multiply values before the matrix instruction."""
+    return self.is_quantized and not self._facts.scales_sums
 
   @property
   def folds_repair(self) -> bool:
@@ -92,6 +107,7 @@ class OperandKind:
     facts = self.block_format
     return (
       facts is not None
+      and not facts.scales_sums
       and not self.is_converted
       and facts.element == formats.E2M1
       and facts.scale == formats.E4M3
@@ -117,7 +133,7 @@ class OperandKind:
 
   @property
   def values_per_scale(self) -> int:
-    return formats.READABLE[self.format].block_size
+    return self._facts.block_size
 
   @property
   def bits(self) -> int:
@@ -165,16 +181,18 @@ def operand(
   If k is not minor and there is one row, the stride of k is two, so that
   `k_is_minor` is False.
   """
-  known = (*formats.READABLE, *PLAIN_BYTES)
-  if format not in known:
-    raise ValueError(f"operand: format must be one of {known}, got {format!r}")
+  facts = formats.readable_by_name(format)
+  if facts is None and format not in PLAIN_BYTES:
+    raise ValueError(
+      f"operand: format must be one of {FORMATS} or"
+      f" <element>_<scale>_<block size>, got {format!r}"
+    )
 
   def dense(columns: int) -> tuple[int, int, int]:
     if k_is_minor:
       return rows * columns, columns, 1
     return rows * columns, 1, max(rows, 2)
 
-  facts = formats.READABLE.get(format)
   if facts is None:
     return OperandKind(format=format, strides=dense(k))
   per_element = VALUES_PER_WORD if interleaved else facts.values_per_byte
@@ -322,6 +340,19 @@ class Tile:
   skips_overlap: bool = False
   shrinks_overlap: bool = False
 
+  @property
+  def scales_steps(self) -> bool:
+    """Whether scales multiply the sums of each step.
+
+    A step then has values of one block.
+    """
+    return self.operand.scales_sums and self.operand.values_per_scale < self.k
+
+  @property
+  def scales_total(self) -> bool:
+    """Whether a row has one scale, which multiplies the sum over k."""
+    return self.operand.scales_sums and not self.scales_steps
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiling(constants.KernelConstant):
@@ -420,11 +451,13 @@ class Tiling(constants.KernelConstant):
     """Whether the last step reads some k again instead of masking.
 
     The values of lhs for these k become 0, and rhs must not be infinite there,
-    also after scaling. Blocks and 16-byte loads begin at multiples of 32.
+    also after scaling. Blocks and 16-byte loads begin at multiples of 32. A
+    step may not have parts of two blocks whose scales multiply sums.
     """
     shape, config = self.shape, self.config
     return (
       not self.is_across
+      and not (shape.lhs.scales_sums or shape.rhs.scales_sums)
       and not config.use_descriptors
       and shape.k > config.block_k
       and shape.k % config.block_k > 0
@@ -459,7 +492,7 @@ class Tiling(constants.KernelConstant):
       ),
       is_described=config.use_descriptors,
       decoding=self.decoding,
-      scale_is_ahead=is_ahead and operand.is_quantized,
+      scale_is_ahead=is_ahead and operand.scales_values,
       overlaps=self.overlaps,
       skips_overlap=self.overlaps and skips,
       # NVFP4 values times block scales are at most 6 * 448, so never infinite.

@@ -28,6 +28,7 @@ _BF16_BYTES: Final = 2
 _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
 _SMALL_M_GROUP: Final = 128  # values of k that the small_m kernel reorders
+_LEAST_BLOCK_K: Final = 32  # of the upcast kernel
 
 # Limit on a thread's registers for accumulators. It has 255 in all.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
@@ -82,7 +83,13 @@ def small_m_error(shape: MatmulShape) -> str | None:
   for name, strides in (("lhs", shape.lhs.strides), ("rhs", rhs.strides)):
     if strides[2] != 1:
       return f"k must be the minor dimension of {name}, got strides {strides}"
-  # FP4 is loaded in words of eight values.
+  for name, size in scaled_blocks(shape).items():
+    if size % _SMALL_M_GROUP:
+      return (
+        f"blocks of {name} must have a multiple of {_SMALL_M_GROUP} values, got"
+        f" {size}"
+      )
+  # FP4 and INT4 are loaded in words of eight values.
   if rhs.is_packed and shape.k % 8:
     return f"k must be a multiple of 8 for {rhs.format}, got {shape.k}"
   if rhs.is_interleaved:
@@ -104,9 +111,11 @@ def config_error(
   # are 64-bit.
   if max(shape.m, shape.n, shape.k) + max(blocks) > MAX_INDEX:
     return f"m, n and k must be below 2^31, got {shape}"
-  # A mask selects whole bytes, which are pairs of FP4 values.
-  if shape.k % 2 and (shape.lhs.is_packed or shape.rhs.is_packed):
-    return f"k must be even for FP4, got {shape.k}"
+  # A mask selects whole bytes, which are pairs of values.
+  for kind in (shape.lhs, shape.rhs):
+    if shape.k % 2 and kind.is_packed:
+      name = {"e2m1": "FP4", "int4": "INT4"}[kind.element.name]
+      return f"k must be even for {name}, got {shape.k}"
   if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
     error = _interleaving_error(shape, architecture)
     if error is not None:
@@ -121,6 +130,9 @@ def config_error(
     return f"split_k, group_m and num_stages must be positive, got {config}"
   if min(config.block_m, config.block_n) < MIN_DOT_SIZE:
     return f"block_m and block_n must be at least {MIN_DOT_SIZE}, got {config}"
+  error = _step_error(config, shape)
+  if error is not None:
+    return error
   # A tile has whole scale blocks and whole steps of the matrix instruction.
   least = _least_block_k(config, shape)
   if config.block_k < least:
@@ -137,6 +149,34 @@ def config_error(
   if error is None and config.use_descriptors:
     error = _use_of_descriptors_error(config, shape, architecture)
   return error or _resource_error(config, shape, architecture)
+
+
+def _step_error(config: MatmulConfig, shape: MatmulShape) -> str | None:
+  """Returns which scales would multiply sums of two blocks, or None."""
+  for name, size in scaled_blocks(shape).items():
+    if size % _LEAST_BLOCK_K:
+      return (
+        f"blocks of {name} must have a multiple of {_LEAST_BLOCK_K} values, or"
+        f" all of k, got {size}"
+      )
+    if size % config.block_k:
+      return (
+        f"block_k must divide the {size} values of a block of {name}, got"
+        f" {config.block_k}"
+      )
+  return None
+
+
+def scaled_blocks(shape: MatmulShape) -> dict[str, int]:
+  """Returns the block sizes of operands whose scales multiply sums of steps.
+
+  A block that is a whole row is not among them.
+  """
+  return {
+    name: kind.values_per_scale
+    for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs))
+    if kind.scales_sums and kind.values_per_scale < shape.k
+  }
 
 
 def _use_of_descriptors_error(
@@ -191,7 +231,7 @@ def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
     # kind::mxf4nvf4 and v_mfma_scale multiply 64 k at once. With 128, the
     # scales of a row are whole 32-bit words, as tensor memory requires.
     return 128
-  return 32
+  return _LEAST_BLOCK_K
 
 
 def _resource_error(
@@ -243,7 +283,7 @@ def shared_memory_bound(
     loaded += values * bits // 8
     if config.use_descriptors:
       loaded += -loaded % _TMA_TILE_ALIGNMENT + _TMA_BARRIER_BYTES
-    if kind.is_quantized:
+    if kind.scales_values:
       loaded += values // kind.values_per_scale
     if config.path != "native":
       decoded += values * _BF16_BYTES * kind.pieces

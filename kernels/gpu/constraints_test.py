@@ -66,6 +66,22 @@ class ConfigErrorTest(parameterized.TestCase):
     )
     self.assertIsNone(error)
 
+  @parameterized.parameters(
+    ("bf16", "int4_f16_32", 256, "divide the 32 values of a block of rhs"),
+    ("int8_f32_32", "bf16", 256, "divide the 32 values of a block of lhs"),
+    ("bf16", "e4m3_f32_48", 256, "rhs must have a multiple of 32 .* got 48"),
+    ("bf16", "e4m3_f32_48", 48, None),
+    ("bf16", "e4m3_f32_100", 100, None),
+    ("e4m3_f32_128", "e4m3_f32_192", 256, None),
+    ("bf16", "int4_f16_128", 255, "k must be even for INT4, got 255"),
+  )
+  def test_step_has_one_scale_that_multiplies_sums(self, lhs, rhs, k, message):
+    error = constraints.config_error(CONFIG, product(lhs, rhs, k=k), SM_90)
+    if message is None:
+      self.assertIsNone(error)
+    else:
+      self.assertRegex(error, message)
+
   def test_tensor_memory_is_512_columns(self):
     config = replace(CONFIG, block_m=256, block_n=256, num_warps=16)
     error = constraints.config_error(config, product(), SM_100)
@@ -83,6 +99,8 @@ class ConfigErrorTest(parameterized.TestCase):
     ("mxfp8", "mxfp8", "sm_90", "sm_90 has no block-scaled"),
     ("mxfp8", "mxfp6_e2m3", "sm_100", "dot_scaled does not take e2m3"),
     ("mxfp6_e3m2", "mxfp6_e3m2", "gfx950", "dot_scaled does not take e3m2"),
+    ("int8_f32_256", "mxfp8", "sm_100", "dot_scaled does not take int8"),
+    ("e4m3_f32_128", "mxfp8", "sm_100", "e4m3 with f32 scales of 128 values"),
   )
   def test_what_is_native(self, lhs, rhs, name, message):
     error = constraints.native_error(
@@ -135,6 +153,11 @@ class ConfigErrorTest(parameterized.TestCase):
       "minor dimension of lhs",
     ),
     ({"rhs": configs.operand("nvfp4", 256, 252), "k": 252}, "multiple of 8"),
+    ({"rhs": configs.operand("int4_f16_128", 256, 256)}, None),
+    (
+      {"rhs": configs.operand("int4_f16_32", 256, 256)},
+      "blocks of rhs must have a multiple of 128 values, got 32",
+    ),
     (
       {
         "rhs": configs.OperandKind(

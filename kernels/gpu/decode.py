@@ -18,7 +18,8 @@ whole range of bf16. If an instruction converts E2M1
 Products of a value and its scale are exact in bf16: E4M3 and E2M3 times 2^e
 have 4 significant bits, others fewer, E2M1 times E4M3 has 6, and bf16 has 8.
 They leave bf16's range only where they leave f32's, which has the same
-exponents.
+exponents. Products of other values and scales are not exact in bf16: values
+are then decoded without scales, which multiply f32 sums (`tiles.scaled`).
 
 OPERAND is a `configs.OperandKind`, DECODING a `configs.Decoding`.
 """
@@ -42,6 +43,9 @@ _PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
 _E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
 _E2M1_IN_F32 = tl.constexpr(0x81C00000 - 2**32)  # sign, and bits 22 to 24
 _HALVES = tl.constexpr(inline_ptx.HALVES)
+# 2^23 in f32, whose last bit is 1, and a pair of 2^7 in bf16.
+_INTEGERS_IN_F32 = tl.constexpr(0x4B000000)
+_PAIR_OF_INTEGERS_IN_BF16 = tl.constexpr(0x43004300)
 _E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
 
 
@@ -112,6 +116,39 @@ def finite_to_bf16(code, ELEMENT: tl.constexpr):
 
 
 @triton.jit
+def int8_to_bf16(code, ELEMENT: tl.constexpr):
+  """Returns exact bf16 of codes (uint8[...]) of 8-bit integers.
+
+  The code plus 128 becomes the low bits of an f32 number.
+  """
+  unit: tl.constexpr = ELEMENT.min_positive
+  offset: tl.constexpr = (2.0**23 + 128) * ELEMENT.min_positive
+  bits = (code ^ 0x80).to(tl.uint32) | _INTEGERS_IN_F32
+  return (bits.to(tl.float32, bitcast=True) * unit - offset).to(tl.bfloat16)
+
+
+@triton.jit
+def _int4_to_bf16(words, DECODING: tl.constexpr):
+  """Returns bf16[..., 2] of the integers in bits 0-3 and 16-19 of words.
+
+  The code plus 8 becomes the low bits of a bf16 number.
+  """
+  bits = ((words & 0x000F000F) ^ 0x00080008) | _PAIR_OF_INTEGERS_IN_BF16
+  return _pair(bits, DECODING) - 136.0
+
+
+@triton.jit
+def int4_pairs_to_bf16(packed, DECODING: tl.constexpr):
+  """Computes `values_to_bf16` of packed INT4, uint8[rows, columns].
+
+  Returns bf16[rows, 2 * columns]. The low nibble is the first value.
+  """
+  word = packed.to(tl.uint32)
+  values = _int4_to_bf16(word | (word << 12), DECODING)
+  return values.reshape(packed.shape[0], 2 * packed.shape[1])
+
+
+@triton.jit
 def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """Computes `values_to_bf16` of packed FP4, uint8[rows, columns].
 
@@ -137,13 +174,23 @@ def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 
 @triton.jit
-def e2m1_words_to_bf16(
+def words_to_bf16(
   words, I: tl.constexpr, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
   """Returns bf16[..., 2]: `values_to_bf16` of nibbles I and I + 4 of words.
 
-  words: uint32[...], eight FP4 values each.
+  words: uint32[...], eight FP4 or INT4 values each.
   """
+  if OPERAND.element.name == "int4":
+    return _int4_to_bf16(words >> (4 * I), DECODING)
+  else:
+    return _e2m1_words_to_bf16(words, I, OPERAND, DECODING)
+
+
+@triton.jit
+def _e2m1_words_to_bf16(
+  words, I: tl.constexpr, OPERAND: tl.constexpr, DECODING: tl.constexpr
+):
   if I == 0:
     bits = ((words << 12) & 0x80008000) | ((words << 6) & 0x01C001C0)
   elif I == 1:
@@ -267,6 +314,15 @@ def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
 
 @triton.jit
+def scale_to_f32(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """Converts scales to f32: floats, or codes as for `scale_to_bf16`."""
+  if OPERAND.scale.bits > 8:
+    return code.to(tl.float32)
+  else:
+    return scale_to_bf16(code, OPERAND, DECODING).to(tl.float32)
+
+
+@triton.jit
 def factor_of(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """Returns bf16[rows, blocks], the factor of values in `dequantize`.
 
@@ -320,8 +376,8 @@ def values_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   If OPERAND `folds_repair`, the result is 2^-126 times the values, and
   `factor_of` includes the rest.
 
-  code: uint8 or FP8[rows, k]; packed FP4 uint8[rows, k / 2]; interleaved FP4
-    uint32[rows, k / 8].
+  code: uint8 or FP8[rows, k]; packed FP4 or INT4 uint8[rows, k / 2];
+    interleaved FP4 uint32[rows, k / 8].
   """
   if OPERAND.is_interleaved:
     return interleaved_to_bf16(code, OPERAND, DECODING)
@@ -332,6 +388,11 @@ def values_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   elif OPERAND.element.bits == 6:
     element: tl.constexpr = OPERAND.element
     return finite_to_bf16(code, element)
+  elif OPERAND.element.name == "int4":
+    return int4_pairs_to_bf16(code, DECODING)
+  elif OPERAND.element.is_twos_complement:
+    integer: tl.constexpr = OPERAND.element
+    return int8_to_bf16(code, integer)
   else:
     tl.static_assert(OPERAND.element.name == "e2m1")
     return e2m1_pairs_to_bf16(code, OPERAND, DECODING)

@@ -68,7 +68,7 @@ def words_kernel(
   """out[SIZE, 2] = nibbles I and I + 4 of words[SIZE]."""
   offsets = tl.arange(0, SIZE)
   words = tl.load(words + offsets)
-  pairs = decode.e2m1_words_to_bf16(words, I, OPERAND, DECODING)
+  pairs = decode.words_to_bf16(words, I, OPERAND, DECODING)
   tl.store(out + offsets[:, None] * 2 + tl.arange(0, 2)[None, :], pairs)
 
 
@@ -174,6 +174,24 @@ class DecodeTest(parameterized.TestCase):
     expected = (CODES & 63).view(dtype).astype(np.float64)
     same(out, expected.astype(BF16).reshape(16, 16))
 
+  @parameterized.parameters(
+    ("int8_f32_128", 1.0),
+    ("int8_q6_e8m0_32", 2.0**-6),
+  )
+  def test_every_code_of_8_bit_integers(self, format, unit):
+    out = np.zeros((16, 16), BF16)
+    launch_values(CODES, out, kind(format), PLAIN)
+    expected = CODES.view(np.int8).astype(np.float64).reshape(16, 16)
+    same(out, expected * unit)
+
+  @parameterized.parameters(PLAIN, PTX)
+  def test_every_pair_of_4_bit_integers(self, decoding):
+    out = np.zeros((16, 32), BF16)
+    launch_values(CODES, out, kind("int4_f16_32"), decoding)
+    nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
+    expected = nibbles.view(formats.INT4).astype(np.float64).reshape(16, 32)
+    same(out, expected)
+
   @parameterized.product(format=("mxfp4", "nvfp4"), decoding=(PLAIN, PTX))
   def test_every_pair_of_fp4_codes(self, format, decoding):
     out = np.zeros((16, 32), BF16)
@@ -191,7 +209,9 @@ class DecodeTest(parameterized.TestCase):
     same(out, unrepaired(codes.view(formats.E2M1).astype(np.float64), format))
 
   @parameterized.product(
-    place=(0, 1, 2, 3), format=("mxfp4", "nvfp4"), decoding=(PLAIN, PTX)
+    place=(0, 1, 2, 3),
+    format=("mxfp4", "nvfp4", "int4_f16_128"),
+    decoding=(PLAIN, PTX),
   )
   def test_each_nibble_of_words(self, place, format, decoding):
     rng = np.random.default_rng(place)
@@ -210,7 +230,8 @@ class DecodeTest(parameterized.TestCase):
     nibbles = np.stack(
       [words >> 4 * place & 15, words >> 4 * (place + 4) & 15], axis=-1
     ).astype(np.uint8)
-    expected = nibbles.view(formats.E2M1).astype(np.float64)
+    dtype = formats.INT4 if format.startswith("int4") else formats.E2M1
+    expected = nibbles.view(dtype).astype(np.float64)
     same(out, unrepaired(expected, format))
 
   @parameterized.parameters(

@@ -89,7 +89,7 @@ def _has_short_scales(
   kind: configs.OperandKind, rows: int, block_k: int, threads: int
 ) -> bool:
   """Returns whether a thread's scales of a tile are too short for cp.async."""
-  if not kind.is_quantized or kind.is_swizzled:
+  if not kind.scales_values or kind.is_swizzled:
     return False
   assert kind.scale_strides is not None
   columns = block_k // kind.values_per_scale

@@ -181,7 +181,12 @@ def _is_decoded(
   kind: configs.OperandKind, config: configs.MatmulConfig
 ) -> bool:
   """Returns whether a kernel decodes FP4 that is not interleaved."""
-  return config.path != "native" and kind.is_packed and not kind.is_interleaved
+  return (
+    config.path != "native"
+    and kind.is_quantized
+    and kind.element == formats.E2M1
+    and not kind.is_interleaved
+  )
 
 
 def ptx_version(
@@ -262,6 +267,8 @@ def views(
       found[name] = "u32"
     if kind.scale == formats.E4M3 and architecture.converts_e4m3:
       found[f"{name}_scale"] = "e4m3"
+    if kind.scale.bits > 8:
+      found[f"{name}_scale"] = kind.scale.name
   return tuple(found.items())
 
 

@@ -247,6 +247,7 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
 def load_scale(base, row, k, TILE: tl.constexpr):
   """Loads scale codes of a tile: uint8 or FP8[block_rows, block_k / VEC_SIZE].
 
+  If scales multiply sums, a tile has one scale for each row, of any dtype.
   Codes outside the logical scale are 0, which means 2^-127 or 0, never NaN. If
   TILE `shrinks_overlap`, codes are also 0 in blocks that the previous step has
   read. The other operand is 0 there, and values times 2^-127 are finite.
@@ -290,7 +291,7 @@ def _load_linear(
   """Loads a tile of elements, each for PER_ELEMENT values of k."""
   start = start_of_step(k, TILE)
   columns: tl.constexpr = (TILE.k + PER_ELEMENT - 1) // PER_ELEMENT
-  block_columns: tl.constexpr = TILE.block_k // PER_ELEMENT
+  block_columns: tl.constexpr = max(TILE.block_k // PER_ELEMENT, 1)
   return load_tile(
     base,
     row,
@@ -381,8 +382,8 @@ def load_bf16(operand, batch, row, k, TILE: tl.constexpr):
 
 @triton.jit
 def load_scale_of(operand, row, k, TILE: tl.constexpr):
-  """Calls `load_scale` for an operand; returns 0 for a plain operand."""
-  if TILE.operand.is_quantized:
+  """Calls `load_scale` if scales multiply values; otherwise returns 0."""
+  if TILE.operand.scales_values:
     return load_scale(operand[1], row, k, TILE)
   else:
     return 0
@@ -413,11 +414,57 @@ def step_scales(ahead, operand, row, k, k_next, TILE: tl.constexpr):
 
 
 @triton.jit
+def load_factors(
+  lhs, rhs, row, column, k, OF_STEP: tl.constexpr, TILING: tl.constexpr
+):
+  """Loads the scales that multiply sums: f32[block_m, 1], f32[block_n, 1].
+
+  Args:
+    lhs, rhs: operands.
+    row, column: first rows of the tiles of lhs and rhs.
+    k: first k of the step.
+    OF_STEP: whether to load scales for the sums of a step, or for those over k.
+    TILING: constexpr.
+
+  Returns:
+    The scales of lhs and rhs; 0 for an operand without such scales.
+  """
+  lhs_factor = _load_factor(lhs, row, k, OF_STEP, TILING.lhs)
+  rhs_factor = _load_factor(rhs, column, k, OF_STEP, TILING.rhs)
+  return lhs_factor, rhs_factor
+
+
+@triton.jit
+def _load_factor(operand, row, k, OF_STEP: tl.constexpr, TILE: tl.constexpr):
+  if TILE.scales_steps if OF_STEP else TILE.scales_total:
+    code = load_scale(operand[1], row, k, TILE)
+    return decode.scale_to_f32(code, TILE.operand, TILE.decoding)
+  else:
+    return 0
+
+
+@triton.jit
+def scaled(sums, factors, OF_STEP: tl.constexpr, TILING: tl.constexpr):
+  """Multiplies sums of products by the result of `load_factors`."""
+  lhs_factor, rhs_factor = factors
+  lhs: tl.constexpr = TILING.lhs
+  rhs: tl.constexpr = TILING.rhs
+  # The product of two factors may leave f32's range if the result does not.
+  if lhs.scales_steps if OF_STEP else lhs.scales_total:
+    sums *= tl.trans(lhs_factor) if TILING.config.swap else lhs_factor
+  if rhs.scales_steps if OF_STEP else rhs.scales_total:
+    sums *= rhs_factor if TILING.config.swap else tl.trans(rhs_factor)
+  return sums
+
+
+@triton.jit
 def to_bf16(values, scale, TILE: tl.constexpr):
   """Converts loaded values and scale to the result of `load_bf16`."""
   kind: tl.constexpr = TILE.operand
   decoding: tl.constexpr = TILE.decoding
-  if kind.is_quantized:
+  if kind.scales_sums:
+    return decode.values_to_bf16(values, kind, decoding)
+  elif kind.is_quantized:
     return decode.dequantize(values, scale, kind, decoding)
   elif kind.pieces == 1:
     return values

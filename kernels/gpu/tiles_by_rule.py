@@ -8,6 +8,7 @@ They are pure functions of plain values and do not import Triton.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -69,7 +70,11 @@ def default_config(
     "small_m": _small_m_tile,
     "upcast": _upcast_tile,
   }[path](shape, architecture)
-  tile = dataclasses.replace(tile, use_descriptors=use_descriptors)
+  # A step may not cross blocks whose scales multiply sums.
+  block_k = math.gcd(tile.block_k, *constraints.scaled_blocks(shape).values())
+  tile = dataclasses.replace(
+    tile, use_descriptors=use_descriptors, block_k=block_k
+  )
   error = None
   for config in _smaller(tile):
     config = _with_split(config, shape, core_count)

@@ -38,6 +38,7 @@ ragged = functools.partial(dense, groups=GROUPS)
 FEW = {
   "bf16_nvfp4": dense("bf16", "nvfp4", 4096),
   "ragged_bf16_mxfp4": ragged("bf16", "mxfp4", 4096, k=2880),
+  "e4m3_f32_128": dense("e4m3_f32_128", "e4m3_f32_128", 4096),
 }
 MANY = {
   "bf16_mxfp4": dense("bf16", "mxfp4", 4096),
@@ -57,6 +58,11 @@ MANY = {
   "bf16_mxfp8_decode": dense("bf16", "mxfp8", 16),
   "mxfp8_decode": dense("mxfp8", "mxfp8", 16),
   "f32_mxfp4_decode": dense("f32", "mxfp4", 16),
+  "bf16_e4m3_f32_128": dense("bf16", "e4m3_f32_128", 4096),
+  "bf16_int8_f16_32": dense("bf16", "int8_f16_32", 4096),
+  "bf16_int4_f16_128_decode": dense("bf16", "int4_f16_128", 16),
+  "f32_int4_f16_32": dense("f32", "int4_f16_32", 256),
+  "int8_rows": dense(f"int8_f32_{K}", f"int8_f32_{K}", 4096),
   "ragged_mxfp8": ragged("mxfp8", "mxfp8", 4096),
   "ragged_decode": ragged("bf16", "mxfp4", 4),
   "ragged_across": ragged("bf16", "mxfp4", 4096, is_across=True),

@@ -80,8 +80,8 @@ def operands_refusal(problem: Any) -> decisions.Unsupported | None:
   for format in (problem.lhs.format, problem.rhs.format):
     if format is not None and _readable_format(format) is None:
       return decisions.Unsupported(
-        "kernels read FP8, FP6 and FP4 values with E8M0, E4M3 or E5M2 scales of"
-        f" a multiple of 16 values, got {format}"
+        "kernels read FP8, FP6, FP4, INT8, INT4 and MXINT8 values with E8M0,"
+        f" E4M3, E5M2, f32, bf16 or f16 scales, got {format}"
       )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")
@@ -92,12 +92,12 @@ def _readable_format(
   format: formats.BlockFormat,
 ) -> tuple[formats.BlockFormat, int] | None:
   """Returns (the format that kernels read, repeats of each scale), or None."""
-  dtypes = (format.values_dtype, format.scale_dtype)
   if (
-    dtypes[0] not in formats.VALUES_DTYPES
-    or dtypes[1] not in formats.SCALE_DTYPES
+    format.values_dtype not in formats.VALUES_DTYPES
+    or format.scale_dtype not in formats.SCALE_DTYPES
   ):
     return None
+  assert format.block_size is not None
   found = kernel_formats.readable(
     format.values_encoding, format.scale_encoding, format.block_size
   )
@@ -115,20 +115,36 @@ def has_repeated_scale(format: formats.BlockFormat | None) -> bool:
   return found is not None and found[1] > 1
 
 
+def reads_swizzled(format: formats.BlockFormat | None) -> bool:
+  """Returns whether the kernels read a swizzled scale of a format."""
+  if format is None or has_repeated_scale(format):
+    return False
+  facts = kernel_formats.readable_by_name(
+    kind_name(format, format.values_dtype)
+  )
+  return facts is not None and not facts.scales_sums
+
+
 def _with_readable_format(side: sides.Side) -> sides.Side:
-  """Repeats each scale of the side for the smaller blocks of the kernels."""
+  """Returns the side in the format and with the scales that the kernels read.
+
+  It repeats each scale if the kernels' blocks are smaller.
+  """
   if side.format is None or side.format.is_known:
     return side
-  found = _readable_format(side.format)
-  assert found is not None and side.axis is not None
+  found, axis = _readable_format(side.format), side.axis
+  assert found is not None and axis is not None
   format, repeats = found
   if repeats == 1:
+    is_read = reads_swizzled(side.format)
+    side = side if is_read else side.with_linear_scale()
     return side.replace(format=format)
   scale = lax.bitcast_convert_type(side.linear_scale(), jnp.uint8)
-  scale = jnp.repeat(scale, repeats, axis=side.axis)
+  scale = jnp.repeat(scale, repeats, axis=axis)
   scale = lax.bitcast_convert_type(scale, format.scale_dtype)
-  columns = -(-side.shape[side.axis] // format.block_size)
-  scale = lax.slice_in_dim(scale, 0, columns, axis=side.axis)
+  assert format.block_size is not None
+  columns = -(-side.shape[axis] // format.block_size)
+  scale = lax.slice_in_dim(scale, 0, columns, axis=axis)
   return side.replace(format=format, scale=scale, scale_layout=layouts.LINEAR)
 
 
@@ -241,7 +257,7 @@ def _dense_shape(
       k,
       k_is_minor=side.contracting_is_minor,
       swizzled=side.scale_layout == layouts.SWIZZLED
-      and not has_repeated_scale(side.format),
+      and reads_swizzled(side.format),
       interleaved=side.is_interleaved
       and _reads(interleaving.INTERLEAVED, problem, target),
     )
@@ -276,18 +292,28 @@ def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
 
 
 def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
-  """Returns notes on the formats whose scales are repeated for the kernels."""
+  """Returns notes on how the kernels apply scales of formats.
+
+  Formats whose scales multiply values of their blocks have no note.
+  """
   notes = []
   for format in of:
-    if format is not None and has_repeated_scale(format):
+    if format is None:
+      continue
+    if has_repeated_scale(format):
       found = _readable_format(format)
       assert found is not None
-      note = (
+      notes.append(
         f"each scale of {format.block_size} values is repeated {found[1]}"
         f" times, for blocks of {found[0].block_size}"
       )
-      notes += [note] if note not in notes else []
-  return tuple(notes)
+    elif not reads_swizzled(format):
+      notes.append(
+        f"values of {format} are decoded to bf16, and each"
+        f" {format.scale_dtype.name} scale multiplies f32 sums over its"
+        f" {format.block_size} values of k"
+      )
+  return tuple(dict.fromkeys(notes))
 
 
 def _default_config(
@@ -480,8 +506,8 @@ def _of_dense(side: sides.Side) -> Readable:
 
 
 def _packed(values: jax.Array) -> jax.Array:
-  """Packs FP4 into bytes along the last axis, the layout of GPU memory."""
-  if values.dtype != formats.E2M1:
+  """Packs FP4 and INT4 into bytes along the last axis, as in GPU memory."""
+  if values.dtype not in (formats.E2M1, formats.INT4):
     return values
   return layouts.pack_fp4(values, axis=-1)
 

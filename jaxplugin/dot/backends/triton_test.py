@@ -40,7 +40,7 @@ from jaxplugin.testing.dot_suite import suite
 from jaxplugin.testing.meshes import explicit
 
 E8M0, E4M3, E5M2, E2M1 = formats.E8M0, formats.E4M3, formats.E5M2, formats.E2M1
-BF16 = contract.BF16
+INT8, F32, F16, BF16 = formats.INT8, formats.F32, formats.F16, formats.BF16
 H200, B200 = targets.named_target("h200"), targets.named_target("b200")
 needs_interpreter = interpreted.needs_interpreter
 
@@ -252,6 +252,7 @@ class Case:
   size: int
   kernel: str
   k: int = 192
+  q: int = 0
 
   @property
   def format(self) -> formats.BlockFormat:
@@ -260,6 +261,7 @@ class Case:
       values_dtype=self.values,
       scale_dtype=self.scale,
       block_size=self.size,
+      fraction_bits=self.q,
     )
 
 
@@ -277,6 +279,15 @@ CASES = {
   ),
   "FP4, E4M3 of 32": Case(values=E2M1, scale=E4M3, size=32, kernel=SMALL_M),
   "FP4, E5M2 of 16": Case(values=E2M1, scale=E5M2, size=16, kernel=SMALL_M),
+  "MXINT8": Case(values=INT8, scale=E8M0, size=32, kernel=SMALL_M, q=6),
+  "E4M3 on f32": Case(values=E4M3, scale=F32, size=128, kernel=SMALL_M, k=256),
+  "E5M2 on bf16": Case(values=E5M2, scale=BF16, size=64, kernel=UPCAST),
+  "INT8 on f16": Case(values=INT8, scale=F16, size=32, kernel=UPCAST),
+  "INT8 on E4M3": Case(
+    values=INT8, scale=E4M3, size=128, kernel=SMALL_M, k=256
+  ),
+  "INT8, rows": Case(values=INT8, scale=F32, size=200, kernel=SMALL_M, k=200),
+  "E4M3, rows": Case(values=E4M3, scale=E8M0, size=104, kernel=SMALL_M, k=104),
 }
 
 
@@ -285,12 +296,15 @@ def operand(rng, case, rows):
   numbers = rng.choice([-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6], (rows, case.k))
   values = numbers.astype(case.values)
   powers = 2.0 ** rng.integers(-2, 3, (rows, -(-case.k // case.size)))
-  if case.scale == E4M3:  # others than powers of two, of either sign
-    powers *= rng.choice([-1, 1, 1.5, 1.75], powers.shape)
+  if case.scale != E8M0:  # others than powers of two
+    powers *= rng.choice([1, 1.5, 1.75], powers.shape)
+  if case.scale == E4M3:
+    powers *= rng.choice([-1, 1], powers.shape)
   scale = powers.astype(np.float32).astype(case.scale)
   exact = (
     values.astype(np.float64)
     * np.repeat(scale.astype(np.float64), case.size, axis=1)[:, : case.k]
+    * 2.0**-case.q
   )
   values, scale = jnp.asarray(values), jnp.asarray(scale)
   if case.values == E2M1:
@@ -311,7 +325,8 @@ class ScalesTest(interpreted.RecordedTestCase):
           self.launched.clear()
           result = by_triton(target, x, w)
           np.testing.assert_array_equal(result, x_exact @ w_exact.T)
-          kernel = case.kernel if target == "b200" else SMALL_M
+          is_upcast = target == "h100" and case.kernel == NATIVE
+          kernel = SMALL_M if is_upcast else case.kernel
           kernel = UPCAST if rows > 64 else kernel
           self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
 
@@ -555,26 +570,29 @@ class ConversionTest(parameterized.TestCase):
 
 
 class OwnFormatsTest(absltest.TestCase):
-  def choose(self, format, target):
-    problem = dot_problems.problem(format)
+  def choose(self, format, target, k=512):
+    problem = dot_problems.problem(format, k=k)
     return backends.choose(problem, targets.named_target(target))
 
   def test_gpus_read_them(self):
     for name, case in CASES.items():
       for target in ("a100", "h100", "b200", "rtx5090"):
         with self.subTest(name, target=target):
-          decision = self.choose(case.format, target)
+          decision = self.choose(case.format, target, case.k)
           self.assertEqual(decision.implementation, "triton", str(decision))
           notes = " ".join(decision.notes)
-          is_repeated = case.size > 32
+          is_exact = case.scale.itemsize == 1 and case.values != INT8
+          is_repeated = is_exact and case.size in (64, 128)
           self.assertEqual("is repeated" in notes, is_repeated, notes)
+          scales_sums = case.size == 104 or not (is_exact or case.q)
+          self.assertEqual("multiplies f32 sums" in notes, scales_sums, notes)
 
   def test_blocks_of_another_size_are_refused_with_the_reason(self):
     format = dataclasses.replace(CASES["E8M0 of 64"].format, block_size=24)
     decision = self.choose(format, "h100")
     self.assertEqual(decision.implementation, "xla")
     reason = dot_problems.reasons(decision)["triton"]
-    self.assertIn("a multiple of 16 values", reason)
+    self.assertIn("blocks of lhs must have a multiple of 32 values", reason)
 
 
 class ErrorTest(parameterized.TestCase):

@@ -181,7 +181,7 @@ def _operand(
     k,
     swizzled=target is not None
     and side.scale_layout == layouts.SWIZZLED
-    and not triton.has_repeated_scale(side.format),
+    and triton.reads_swizzled(side.format),
     interleaved=side.is_interleaved and is_read,
   )
 

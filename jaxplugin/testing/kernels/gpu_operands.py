@@ -22,6 +22,7 @@ import numpy as np
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
@@ -37,11 +38,36 @@ _VIEWS: Final = {
   "u8": np.dtype(np.uint8),
   "u32": np.dtype(np.uint32),
   "e4m3": formats.E4M3,
+  **DTYPES,
 }
 POISON: Final = 0xFF
 _PADDING: Final = (1, 3, 16)  # elements beyond batch, rows and columns
 # E8M0 codes of random data: 2^-30 to 2^30, so that f32 holds every product.
 _SCALE_CODES: Final = (97, 158)
+
+
+# Scales of random integers, whose products with them f32 does not hold.
+_SCALE_EXPONENTS: Final = (-12, 12)
+
+
+def block_format(name: str) -> formats.BlockFormat:
+  """Returns the format that kernels call `name`."""
+  facts = kernel_formats.readable_by_name(name)
+  assert facts is not None, name
+  if name in kernel_formats.FORMATS:
+    return formats.by_name(name)
+  dtypes = {
+    formats.encoding(dtype): dtype
+    for dtype in (*formats.VALUES_DTYPES, *formats.SCALE_DTYPES)
+  }
+  fraction_bits = 6 if facts.element == kernel_formats.MXINT8_ELEMENT else 0
+  return formats.BlockFormat(
+    name=name,
+    values_dtype=dtypes.get(facts.element, formats.INT8),
+    scale_dtype=dtypes[facts.scale],
+    block_size=facts.block_size,
+    fraction_bits=fraction_bits,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +77,7 @@ class Operand:
   Attributes:
     kind: as `configs` describes it.
     values: what the kernel gets, before `Launch.views`.
-    scale: uint8, or None of a plain operand.
+    scale: uint8, or floats of more bits; None of a plain operand.
     exact: f64[batch, rows, k].
   """
 
@@ -75,7 +101,7 @@ def make_operand(
 
   Args:
     rng: where it comes from.
-    format: one of `configs.FORMATS`.
+    format: name for `formats.readable_by_name`, or of plain floats.
     shape: logical.
     integers: small integers under scales 2^-2 to 2^2, whose sums f32 holds;
       otherwise all finite codes.
@@ -87,21 +113,25 @@ def make_operand(
     values = rng.integers(-8, 9, shape) if integers else rng.normal(size=shape)
     values = values.astype(DTYPES[format])
     return store_operand(format, values, None, k_is_minor=k_is_minor)
-  block_format = formats.by_name(format)
-  columns = -(-shape[2] // block_format.block_size)
+  block = block_format(format)
+  assert block.block_size is not None
+  columns = -(-shape[2] // block.block_size)
   scale_shape = (*shape[:2], columns)
   if integers:
     choices = np.arange(-6, 7)
-    choices = choices[np.abs(choices) != 5].astype(block_format.values_dtype)
+    choices = choices[np.abs(choices) != 5].astype(block.values_dtype)
     values = rng.choice(choices.view(np.uint8), shape)
     scale = np.exp2(rng.integers(-2, 3, scale_shape).astype(np.float32))
-    scale = scale.astype(block_format.scale_dtype).view(np.uint8)
+    scale = _codes(scale.astype(block.scale_dtype))
   else:
-    values = _finite_codes(rng, shape, block_format.values_dtype)
-    if block_format.scale_is_power_of_two:
+    values = _finite_codes(rng, shape, block.values_dtype)
+    if block.scale_is_power_of_two:
       scale = rng.integers(*_SCALE_CODES, scale_shape, np.uint8)
-    else:
+    elif block.scale_dtype.itemsize == 1:
       scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
+    else:
+      scale = np.exp2(rng.uniform(*_SCALE_EXPONENTS, scale_shape))
+      scale = scale.astype(block.scale_dtype)
   return store_operand(
     format,
     values,
@@ -115,10 +145,13 @@ def make_operand(
 def _finite_codes(
   rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
-  count = 2 ** ml_dtypes.finfo(dtype).bits
-  codes = np.arange(count, dtype=np.uint8)
+  codes = np.arange(2 ** formats.encoding(dtype).bits, dtype=np.uint8)
   codes = codes[np.isfinite(codes.view(dtype).astype(np.float64))]
   return codes[rng.integers(0, len(codes), shape)]
+
+
+def _codes(scale: np.ndarray) -> np.ndarray:
+  return scale.view(np.uint8) if scale.itemsize == 1 else scale
 
 
 def store_operand(
@@ -130,21 +163,23 @@ def store_operand(
   swizzled: bool = False,
   interleaved: bool = False,
 ) -> Operand:
-  """An operand of given codes (uint8[batch, rows, k], FP4 one a byte)."""
+  """An operand of given codes (uint8[batch, rows, k]) and scales.
+
+  A byte has one code. Scales of one byte are codes too.
+  """
   if scale is None:
     exact = values.astype(np.float64)
     values = _lay_out(values, k_is_minor)
     kind = configs.OperandKind(format=format, strides=_strides(values))
     return Operand(kind=kind, values=values, scale=None, exact=exact)
-  block_format = formats.by_name(format)
+  block = block_format(format)
   exact = reference.oracle_dequantize(
-    values.view(block_format.array_dtype),
-    scale.view(block_format.scale_dtype),
-    block_format,
+    values.view(block.array_dtype), scale.view(block.scale_dtype), block
   )
   if interleaved:
     values = interleave(values)
-  elif block_format.is_fp4:
+  elif block.has_pairs:
+    values &= 0xF
     values = values[..., 0::2] | values[..., 1::2] << 4
   values = _lay_out(values, k_is_minor)
   if swizzled:

@@ -250,6 +250,11 @@ def _across_error(config: MatmulConfig, shape: RaggedShape) -> str | None:
   # The other kernels require blocks along k.
   if config.path != "upcast":
     return f"{config.path} needs rhs blocked along the contracting dimension"
+  if shape.rhs.scales_sums:
+    return (
+      f"scales of {shape.rhs.format} multiply sums, which needs rhs blocked"
+      " along the contracting dimension"
+    )
   # A tile has whole blocks.
   if config.block_n % max(shape.rhs.values_per_scale, 32):
     return f"block_n must be a multiple of a block, got {config.block_n}"

@@ -75,6 +75,11 @@ class ErrorTest(parameterized.TestCase):
     ({"is_across": True}, {"block_n": 16}, "multiple of a block, got 16"),
     ({}, {"num_stages": 64}, "bytes of shared memory, sm_90 has 232448"),
     ({"k": 2881}, {}, "k must be even for FP4, got 2881"),
+    (
+      {"is_across": True, "rhs": "e4m3_f32_128"},
+      {},
+      "scales of e4m3_f32_128 multiply sums",
+    ),
     ({"n": 2**31}, {}, "m, n and k must be below"),
   )
   def test_says_what_and_the_numbers(self, shape, config, text):

@@ -186,6 +186,10 @@ class RaggedTest(parameterized.TestCase):
       *((SMALL_M, "bf16", "mxfp4"), (SMALL_M, "f32", "mxfp8")),
       *((SMALL_M, "nvfp4", "nvfp4"), (NATIVE, "mxfp8", "mxfp4")),
       (NATIVE, "nvfp4", "nvfp4"),
+      *(
+        (SWAPPED, "e4m3_f32_32", "int4_f16_32"),
+        (SMALL_M, "bf16", "int8_f32_104"),
+      ),
     ),
     split_k=(1, 3),
   )

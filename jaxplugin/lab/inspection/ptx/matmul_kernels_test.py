@@ -37,6 +37,16 @@ CASES = (
   ("sm_120", "nvfp4", "nvfp4", MIDDLE, {}),
   ("sm_120", "mxfp4", "mxfp4", MIDDLE, {}),
   ("sm_120", "bf16", "mxfp4", SMALL, {}),
+  # Scales multiply sums of steps or, if there is one for a row, all of them.
+  ("sm_80", "e4m3_f32_128", "e4m3_f32_128", MIDDLE, {}),
+  ("sm_80", "bf16", "int4_f16_32", SMALL, {}),
+  ("sm_80", "int8_f32_544", "int8_f32_544", SMALL, {}),
+  ("sm_80", "int8_q6_e8m0_32", "int8_q6_e8m0_32", MIDDLE, {}),
+  ("sm_90", "e4m3_f32_128", "e4m3_f32_128", MIDDLE, {}),
+  ("sm_90", "e4m3_f32_544", "e4m3_f32_128", SMALL, {}),
+  ("sm_90", "bf16", "int8_f16_32", SMALL, {}),
+  ("sm_90", "bf16", "int4_bf16_128", SMALL, {}),
+  ("sm_90", "bf16", "int8_q6_e8m0_32", SMALL, {}),
 )
 NATIVE = ".block_scale."  # in the names of sm_120's instructions
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_120")
@@ -52,6 +62,11 @@ PAIRS = (
   ("mxfp8", "mxfp4"),
   ("mxfp8", "nvfp4"),
   ("bf16", "mxfp6_e2m3"),
+  ("bf16", "e4m3_f32_128"),
+  ("e4m3_f32_128", "e4m3_f32_128"),
+  ("bf16", "int4_f16_32"),
+  ("f32", "int4_bf16_128"),
+  ("int8_f16_32", "int8_f16_32"),
 )
 
 

@@ -60,6 +60,10 @@ class DefaultConfigTest(Case):
     ("bf16", "nvfp4", SMALL),
     ("bf16", "mxfp4", MIDDLE),
     ("f16", "nvfp4", SMALL),
+    ("e4m3_f32_128", "e4m3_f32_128", MIDDLE),
+    ("bf16", "int4_f16_32", SMALL),
+    ("bf16", "int4_f16_128", SMALL),
+    ("int8_f32_288", "int8_f32_288", SMALL),
   )
   def test_product(self, lhs, rhs, sizes):
     self.check_product(lhs, rhs, sizes)
