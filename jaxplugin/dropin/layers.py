@@ -109,9 +109,11 @@ def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
     return False
   if isinstance(x, scaled_array.ScaledArray) and x.ndim != 2:
     return False  # cannot be reshaped to rows
+  k = x.shape[-1]
   for side in (x, stack):
     if isinstance(side, scaled_array.ScaledArray) and (
-      side.surrogate is not None or side.format not in cpu_library.FORMATS
+      side.surrogate is not None
+      or cpu_library.format_refusal(side.format.along(k), k) is not None
     ):
       return False
   scale = scaled_array.full_global_scale(stack)

@@ -26,7 +26,8 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels.cpu import library
 
-# Formats of the kernels, with their numbers in kernels/cpu/README.md.
+# Formats that kernels quantize to, with their numbers in kernels/cpu/README.md.
+# `format_refusal` has the formats that kernels read.
 FORMATS: Final = {
   formats.MXFP8: 0,
   formats.MXFP8_E5M2: 1,
@@ -42,8 +43,10 @@ ELEMENTS: Final = {
   formats.E3M2: 2,
   formats.E4M3: 3,
   formats.E5M2: 4,
+  formats.INT8: 5,
+  formats.INT4: 6,
 }
-SCALE_ELEMENTS: Final = {formats.E8M0: 1, formats.E4M3: 2}
+SCALE_ELEMENTS: Final = {formats.E8M0: 1, formats.E4M3: 2, formats.E5M2: 3}
 
 # Element types of values, with their numbers in kernels/cpu/simd/formats.h.
 _VALUES: Final = {
@@ -55,7 +58,21 @@ _VALUES: Final = {
   np.dtype(np.float16): 5,
   formats.E2M3: 6,
   formats.E3M2: 7,
+  formats.INT8: 8,
+  formats.INT4: 9,
 }
+# Types of scales, with their numbers in kernels/cpu/simd/formats.h. 0 is none.
+_SCALES: Final = {
+  formats.E8M0: 1,
+  formats.E4M3: 2,
+  formats.E5M2: 3,
+  formats.F32: 4,
+  formats.BF16: 5,
+  formats.F16: 6,
+}
+# Kernels read blocks of a multiple of this size, or blocks of a whole row.
+_BLOCK_GRANULE: Final = 16
+_MAX_FRACTION_BITS: Final = 8
 # The `isa` attribute of the handlers, by the value of `Target.cpu_kernels`.
 _INSTRUCTION_SETS: Final = {
   "baseline": 1,
@@ -105,17 +122,52 @@ def source(target: targets.Target) -> decisions.Source | None:
   return None if digest is None else decisions.Source(kernels=digest)
 
 
+def format_refusal(
+  format: formats.BlockFormat | None, k: int | None
+) -> str | None:
+  """Returns why kernels cannot read an operand, or None if they can.
+
+  Args:
+    format: format of the operand, or None for an unquantized one.
+    k: size of its rows; None if it is symbolic.
+  """
+  if format is None:
+    return None
+  is_known = (
+    not isinstance(format, formats.UnquantizedFormat)
+    and format.values_dtype in _VALUES
+    and format.scale_dtype in _SCALES
+  )
+  if not is_known or format.is_square:
+    return f"reads the values and scales of jp.BlockFormat, got {format}"
+  size = format.block_size
+  assert size is not None
+  if size % _BLOCK_GRANULE and (k is None or size < k):
+    return (
+      f"reads blocks of a multiple of {_BLOCK_GRANULE} values or of a whole"
+      f" row, got {format} with blocks of {size}"
+    )
+  if format.fraction_bits > _MAX_FRACTION_BITS:
+    return (
+      f"reads integers with up to {_MAX_FRACTION_BITS} fraction bits, got"
+      f" {format} with {format.fraction_bits}"
+    )
+  return None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperandValues:
-  """Dtype and block size of an operand's values.
+  """Dtypes and block size of an operand.
 
   Attributes:
     dtype: dtype of a value, not of the bytes that may store it.
-    block_size: values that share a scale; None for an unquantized operand.
+    block_size, scale_dtype: values that share a scale, and dtype of the scales;
+      None for an unquantized operand.
   """
 
   dtype: np.dtype
   block_size: int | None = None
+  scale_dtype: np.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,6 +195,10 @@ class DotQuestion:
       *(_VALUES.get(np.dtype(side.dtype), -1) for side in sides),
       *(side.block_size or _PLAIN_BLOCK_SIZE for side in sides),
       *(self.m, self.n, self.k),
+      *(
+        0 if side.scale_dtype is None else _SCALES.get(side.scale_dtype, -1)
+        for side in sides
+      ),
     )
 
 

@@ -11,6 +11,8 @@ const char* Name(ffi::DataType type) {
     case ffi::F32: return "f32";
     case ffi::BF16: return "bf16";
     case ffi::F16: return "f16";
+    case ffi::S4: return "s4";
+    case ffi::S8: return "s8";
     case ffi::U8: return "u8";
     case ffi::U32: return "u32";
     case ffi::F8E4M3FN: return "f8e4m3fn";
@@ -23,7 +25,8 @@ const char* Name(ffi::DataType type) {
 
 // The formats of u8 values, indexed by the `element` attribute.
 constexpr Format kElements[] = {Format::kE2M1, Format::kE2M3, Format::kE3M2,
-                                Format::kE4M3, Format::kE5M2};
+                                Format::kE4M3, Format::kE5M2, Format::kInt8,
+                                Format::kInt4};
 constexpr int64_t kElementCount = sizeof(kElements) / sizeof(kElements[0]);
 
 bool ValuesFormat(ffi::DataType type, int64_t element, Format* format) {
@@ -31,10 +34,35 @@ bool ValuesFormat(ffi::DataType type, int64_t element, Format* format) {
     case ffi::F8E4M3FN: *format = Format::kE4M3; return true;
     case ffi::F8E5M2: *format = Format::kE5M2; return true;
     case ffi::F4E2M1FN: *format = Format::kE2M1; return true;
+    case ffi::S8: *format = Format::kInt8; return true;
+    case ffi::S4: *format = Format::kInt4; return true;
     case ffi::U8: *format = kElements[element]; return true;
     default: return PlainFormat(type, format);
   }
 }
+
+// The kinds of u8 scales, indexed by the `scale_element` attribute.
+constexpr ScaleKind kByteScales[] = {ScaleKind::kNone, ScaleKind::kE8M0,
+                                     ScaleKind::kE4M3, ScaleKind::kE5M2};
+constexpr int64_t kByteScaleCount = sizeof(kByteScales) / sizeof(ScaleKind);
+
+// Returns the kind of scales, or kNone if no kernel reads them.
+ScaleKind KindOf(ffi::DataType type, int64_t scale_element) {
+  switch (type) {
+    case ffi::F8E8M0FNU: return ScaleKind::kE8M0;
+    case ffi::F8E4M3FN: return ScaleKind::kE4M3;
+    case ffi::F8E5M2: return ScaleKind::kE5M2;
+    case ffi::F32: return ScaleKind::kF32;
+    case ffi::BF16: return ScaleKind::kBF16;
+    case ffi::F16: return ScaleKind::kF16;
+    case ffi::U8: return kByteScales[scale_element];
+    default: return ScaleKind::kNone;
+  }
+}
+
+// The largest `fraction_bits`. With it the values of safe rows are still normal
+// numbers.
+constexpr int64_t kFractionBitsMax = 8;
 
 }  // namespace
 
@@ -78,38 +106,50 @@ ffi::DataType TypeOf(Format format) {
 }
 
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
-                 const ffi::AnyBuffer& scale, int64_t block, int64_t element,
-                 size_t rank, Operand* out, int64_t scale_element) {
+                 const ffi::AnyBuffer& scale, const OperandAttributes& given,
+                 size_t rank, Operand* out) {
   const std::string who = name;
   const Dims dims = values.dimensions();
   const ffi::DataType type = values.element_type();
+  const int64_t element = given.element;
   if (!check.Require(dims.size() == rank,
                      who + " must have rank " + std::to_string(rank),
                      Text(values)) ||
       !check.Require(element >= 0 && element < kElementCount &&
                          (element == 0 || type == ffi::U8),
                      who + "'s element must be 0, or for u8 1 (e2m3), 2 (e3m2),"
-                           " 3 (e4m3) or 4 (e5m2)",
+                           " 3 (e4m3), 4 (e5m2), 5 (int8) or 6 (int4)",
                      std::to_string(element) + " for " + Text(values))) {
     return false;
   }
   *out = Operand{};
   if (!check.Require(ValuesFormat(type, element, &out->format),
-                     who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, u8 (packed"
-                           " e2m1, or a code a byte), f32, bf16 or f16",
+                     who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, s8, s4, u8"
+                           " (packed e2m1 or int4, or a code a byte), f32, bf16"
+                           " or f16",
                      Text(values))) {
     return false;
   }
   const int64_t last = dims[rank - 1];
-  if (!check.Require(type != ffi::F4E2M1FN || last % 2 == 0,
-                     who + " of f4e2m1fn must have an even k", Text(values))) {
+  const bool is_packed_here = IsPacked(out->format) && type == ffi::U8;
+  if (!check.Require(!IsPacked(out->format) || is_packed_here || last % 2 == 0,
+                     who + " of f4e2m1fn or s4 must have an even k",
+                     Text(values)) ||
+      !check.Require(
+          given.fraction_bits == 0 ||
+              (IsInteger(out->format) && given.fraction_bits > 0 &&
+               given.fraction_bits <= kFractionBitsMax),
+          who + "'s fraction_bits must be 0, or for integers at most " +
+              std::to_string(kFractionBitsMax),
+          std::to_string(given.fraction_bits) + " for " + Text(values))) {
     return false;
   }
   out->values = static_cast<const uint8_t*>(values.untyped_data());
   out->rows = 1;
   for (size_t i = 0; i + 1 < rank; ++i) out->rows *= dims[i];
-  out->k = type == ffi::U8 && IsPacked(out->format) ? 2 * last : last;
+  out->k = is_packed_here ? 2 * last : last;
   out->row_bytes = BytesOf(out->format, out->k);
+  out->fraction_bits = static_cast<int>(given.fraction_bits);
   out->block = 32;
   if (IsPlain(out->format)) {
     out->scale_kind = ScaleKind::kNone;
@@ -117,32 +157,37 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                          who + " without a format takes an empty scale",
                          Text(scale));
   }
-  const ffi::DataType scale_type = scale.element_type();
-  const bool is_bytes = scale_type == ffi::U8;
-  if (!check.Require(scale_element == 0 || is_bytes,
-                     who + "_scale_element must be 0, or for u8 1 (e8m0) or 2"
-                           " (e4m3)",
-                     std::to_string(scale_element) + " for " + Text(scale))) {
+  const bool is_bytes = scale.element_type() == ffi::U8;
+  if (!check.Require(given.scale_element == 0 ||
+                         (is_bytes && given.scale_element > 0 &&
+                          given.scale_element < kByteScaleCount),
+                     who + "_scale_element must be 0, or for u8 1 (e8m0), 2"
+                           " (e4m3) or 3 (e5m2)",
+                     std::to_string(given.scale_element) + " for " +
+                         Text(scale))) {
     return false;
   }
-  if (scale_type == ffi::F8E8M0FNU || (is_bytes && scale_element == 1)) {
-    out->scale_kind = ScaleKind::kE8M0;
-  } else if (scale_type == ffi::F8E4M3FN || (is_bytes && scale_element == 2)) {
-    out->scale_kind = ScaleKind::kE4M3;
-  } else {
-    return check.Require(false,
-                         who + "_scale must be f8e8m0fnu or f8e4m3fn, or u8"
-                               " with " +
-                             who + "_scale_element 1 (e8m0) or 2 (e4m3)",
-                         Text(scale));
+  out->scale_kind = KindOf(scale.element_type(), given.scale_element);
+  if (!check.Require(out->scale_kind != ScaleKind::kNone,
+                     who + "_scale must be f8e8m0fnu, f8e4m3fn, f8e5m2, f32,"
+                           " bf16 or f16, or u8 with " +
+                         who +
+                         "_scale_element 1 (e8m0), 2 (e4m3) or 3 (e5m2)",
+                     Text(scale))) {
+    return false;
   }
-  if (!check.Require(block == 16 || block == 32,
-                     who + "_block_size must be 16 or 32",
+  const int64_t block = given.block_size;
+  if (!check.Require(block > 0 && (block % 16 == 0 || block >= out->k),
+                     who + "_block_size must be a multiple of 16, or at least"
+                           " k for one scale a row",
                      std::to_string(block))) {
     return false;
   }
-  out->block = block;
-  out->scale_cols = (out->k + block - 1) / block;
+  // A block that has the whole row may have any size of at least k.
+  const int64_t row_block = (out->k + 31) / 32 * 32 + (out->k == 0 ? 32 : 0);
+  const bool is_row = block % 16 != 0 || block > row_block;
+  out->block = is_row ? row_block : block;
+  out->scale_cols = (out->k + out->block - 1) / out->block;
   out->scale = static_cast<const uint8_t*>(scale.untyped_data());
   const Dims scale_dims = scale.dimensions();
   bool same = scale_dims.size() == rank;
@@ -161,21 +206,17 @@ bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& rhs_scale, DotArgs* out,
                   const Kernels** kernels) {
   const int64_t isa = attributes.Required("isa");
-  struct Read {
-    int64_t block_size, element, scale_element;
-  };
   const auto read = [&](const std::string& side) {
-    return Read{attributes.Required(side + "_block_size"),
-                attributes.Optional(side + "_element", 0),
-                attributes.Optional(side + "_scale_element", 0)};
+    return OperandAttributes{attributes.Required(side + "_block_size"),
+                             attributes.Optional(side + "_element", 0),
+                             attributes.Optional(side + "_scale_element", 0),
+                             attributes.Optional(side + "_fraction_bits", 0)};
   };
-  const Read l = read("lhs");
-  const Read r = read("rhs");
+  const OperandAttributes l = read("lhs");
+  const OperandAttributes r = read("rhs");
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
-         ReadOperand(check, "lhs", lhs, lhs_scale, l.block_size, l.element,
-                     lhs_rank, &out->lhs, l.scale_element) &&
-         ReadOperand(check, "rhs", rhs, rhs_scale, r.block_size, r.element, 3,
-                     &out->rhs, r.scale_element) &&
+         ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
+         ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&
          check.Require(out->lhs.k == out->rhs.k,
                        "lhs and rhs must have the same k",
                        Text(lhs) + " and " + Text(rhs));

@@ -80,13 +80,19 @@ bool PlainFormat(ffi::DataType type, Format* format);
 // Returns XLA's dtype of a small float format, or u8 if XLA has none.
 ffi::DataType TypeOf(Format format);
 
-// Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the same
-// rank. E2M1 is u8[..., k / 2] or f4e2m1fn[..., k]. XLA:CPU stores both packed,
-// although size_bytes() of f4e2m1fn counts a byte per value. `element` and
-// `scale_element` give the formats of u8 values and u8 scales.
+// The attributes of an operand. `element` and `scale_element` give the formats
+// of u8 values and u8 scales.
+struct OperandAttributes {
+  int64_t block_size, element, scale_element, fraction_bits;
+};
+
+// Fills `out` from values [..., k] and scale [..., ceil(k / block_size)] of the
+// same rank. E2M1 is u8[..., k / 2] or f4e2m1fn[..., k], and int4 is u8[..., k /
+// 2] or s4[..., k]. XLA:CPU stores all of them packed, although size_bytes() of
+// f4e2m1fn counts a byte per value.
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
-                 const ffi::AnyBuffer& scale, int64_t block, int64_t element,
-                 size_t rank, Operand* out, int64_t scale_element = 0);
+                 const ffi::AnyBuffer& scale, const OperandAttributes& given,
+                 size_t rank, Operand* out);
 
 // Fills the operands of a dot from the arrays of lhs (of rank `lhs_rank`) and
 // rhs (of rank 3), and from their attributes. Calls attributes.AreAll(), so a

@@ -31,8 +31,32 @@ const char* Name(Format format) {
     case Format::kF32: return "f32";
     case Format::kBF16: return "bf16";
     case Format::kF16: return "f16";
+    case Format::kInt8: return "int8";
+    case Format::kInt4: return "int4";
   }
   return "?";
+}
+
+const char* Name(ScaleKind kind) {
+  switch (kind) {
+    case ScaleKind::kE8M0: return "e8m0";
+    case ScaleKind::kE4M3: return "e4m3";
+    case ScaleKind::kE5M2: return "e5m2";
+    case ScaleKind::kF32: return "f32";
+    case ScaleKind::kBF16: return "bf16";
+    case ScaleKind::kF16: return "f16";
+    case ScaleKind::kNone: break;
+  }
+  return "?";
+}
+
+// Returns the name of the values' format, and the scales of those sides that
+// only some engines support.
+std::string Text(const SideShape& side) {
+  const std::string values = Name(side.format);
+  if (IsPlain(side.format) || IsDecodedByAvx512(side)) return values;
+  return values + " with " + Name(side.scale) + " scales per " +
+         std::to_string(side.block);
 }
 
 // Returns the lowest instruction set that has the engine.
@@ -68,14 +92,17 @@ bool IsFewRows(Engine engine) {
 ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
   const std::string who =
       std::string("the engine ") + kEngineNames[static_cast<int>(engine)];
-  const std::string pair =
-      std::string(Name(shape.lhs)) + " and " + Name(shape.rhs);
+  const std::string pair = Text(shape.lhs) + " and " + Text(shape.rhs);
   const ShapeSides sides = SidesOf(shape);
   switch (engine) {
     case Engine::kIntegerAvx2:
     case Engine::kVnni:
-      if (!IsPacked(shape.lhs) || !IsPacked(shape.rhs)) {
+      if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {
         return {who + " needs two sides of e2m1", pair};
+      }
+      if (engine == Engine::kVnni &&
+          !(IsBF16(shape.lhs) && IsBF16(shape.rhs))) {
+        return {who + " needs e8m0 or e4m3 scales per 16 or 32", pair};
       }
       break;
     case Engine::kBF16:
@@ -85,12 +112,19 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       }
       break;
     case Engine::kFewRowsAvx512:
-      if (!IsBF16(sides.panel) && !IsPacked(sides.strip)) {
+      if (!IsBF16(sides.panel) && !IsPacked(sides.strip.format)) {
         return {who + " multiplies f32 and f16 with e2m1 alone", pair};
+      }
+      if (!IsPlain(sides.strip.format) &&
+          (!IsDecodedByAvx512(sides.strip) ||
+           !(IsBF16(sides.panel) || IsPlain(sides.panel.format)))) {
+        return {who + " needs float values with e8m0 or e4m3 scales per 16 or"
+                      " 32",
+                pair};
       }
       [[fallthrough]];
     case Engine::kFewRowsAvx2:
-      if (IsPlain(sides.strip)) {
+      if (IsPlain(sides.strip.format)) {
         return {who + " needs a quantized side of more rows than the other one",
                 pair};
       }
@@ -142,7 +176,7 @@ ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config) {
 
 namespace {
 
-ConfigError WhyNotNumbers(const int64_t dot[8]) {
+ConfigError WhyNotNumbers(const int64_t dot[10]) {
   if (dot[0] < 1 || dot[0] > 5) {
     return {"isa must be 1 to 5", std::to_string(dot[0])};
   }
@@ -151,12 +185,20 @@ ConfigError WhyNotNumbers(const int64_t dot[8]) {
     return {"formats must be 0 to " + std::to_string(kFormats - 1),
             std::to_string(dot[side])};
   }
+  for (int side = 8; side <= 9; ++side) {
+    if (dot[side] >= 0 && dot[side] < kScaleKinds) continue;
+    return {"scales must be 0 to " + std::to_string(kScaleKinds - 1),
+            std::to_string(dot[side])};
+  }
   return {};
 }
 
-DotShape ShapeOf(const int64_t dot[8]) {
-  return {static_cast<Format>(dot[1]), static_cast<Format>(dot[2]), dot[3],
-          dot[4], dot[5], dot[6], dot[7]};
+DotShape ShapeOf(const int64_t dot[10]) {
+  const auto side = [dot](int i) {
+    return SideShape{static_cast<Format>(dot[1 + i]),
+                     static_cast<ScaleKind>(dot[8 + i]), dot[3 + i]};
+  };
+  return {side(0), side(1), dot[5], dot[6], dot[7]};
 }
 
 }  // namespace
@@ -168,12 +210,12 @@ extern "C" {
 
 // In the following functions, `dot` is: isa (1 to 5; the machine need not
 // support it), the formats of lhs and rhs (simd/formats.h), their block sizes,
-// m, n, k.
+// m, n, k, and the kinds of their scales.
 
 // Writes the reason why a dot does not support a config (engine, panel_rows,
 // task_rows, threads) to `text`, cut off after `size` bytes. Returns the length
 // of the whole reason, or 0 if the dot supports the config.
-int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[8],
+int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[10],
                                        const int64_t config[4], char* text,
                                        int64_t size) {
   using namespace jaxplugin;
@@ -196,7 +238,7 @@ int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[8],
 
 // Returns the engine that the rule selects for a dot, or -1 if the dot's isa or
 // formats are out of range.
-int64_t jaxplugin_cpu_dot_engine(const int64_t dot[8]) {
+int64_t jaxplugin_cpu_dot_engine(const int64_t dot[10]) {
   using namespace jaxplugin;
   if (!WhyNotNumbers(dot).rule.empty()) return -1;
   return static_cast<int64_t>(

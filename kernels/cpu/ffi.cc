@@ -85,8 +85,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
   const ConfigError error =
       WhyNot(LevelOf(*kernels),
-             {args.lhs.format, args.rhs.format, args.lhs.block, args.rhs.block,
-              rows, args.n, args.k},
+             {ShapeOf(args.lhs), ShapeOf(args.rhs), rows, args.n, args.k},
              args.config);
   if (!check.Require(error.rule.empty(), error.rule, error.given)) {
     return check.error();
@@ -149,14 +148,15 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
   constexpr const char* kWho = "jaxplugin_dequantize";
   Checker check(kWho);
   Attributes attributes(check, given);
-  const int64_t block_size = attributes.Required("block_size");
-  const int64_t element = attributes.Optional("element", 0);
+  const OperandAttributes operand{attributes.Required("block_size"),
+                                  attributes.Optional("element", 0),
+                                  attributes.Optional("scale_element", 0),
+                                  attributes.Optional("fraction_bits", 0)};
   const int64_t isa = attributes.Required("isa");
   DequantizeArgs args{};
   const Kernels* kernels = nullptr;
   if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
-      !ReadOperand(check, "values", values, scale, block_size, element, 2,
-                   &args.x) ||
+      !ReadOperand(check, "values", values, scale, operand, 2, &args.x) ||
       !ReadGlobalScale(check, global_scale, &args.global_scale) ||
       !check.Require(
           PlainFormat(out->element_type(), &args.out_format) &&

@@ -33,8 +33,9 @@ struct Operand {
   int64_t rows;
   int64_t k;
   int64_t row_bytes;   // bytes of one row of values
-  int64_t block;       // block size, 16 or 32: values that share a scale
+  int64_t block;       // values that share a scale; a multiple of 16
   int64_t scale_cols;  // ceil(k / block)
+  int fraction_bits;   // integers count units of 2^-fraction_bits
 };
 
 // out[b, i, j] = cast(activation(sum_k lhs[b, i, k] * rhs[b, j, k] * global
@@ -170,12 +171,14 @@ Isa LevelOf(const Kernels& kernels);
 // kernels.dot again (dot/rebase.cc).
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
 
-// A row is safe if each of its E8M0 scales is within 2^+-kSafeExponent. NaN
-// scales and scales of all-zero blocks do not count. The product of two values
-// of safe rows is a multiple of 2^-124 (E5M2: each value is a multiple of
-// 2^(-16-46)) and below 2^124. So neither float32 nor vdpbf16ps, which flushes
-// subnormals, loses anything. Dot rebases unsafe rows; rows that stay unsafe
-// are computed in float64 (dot/exact.inl).
+// A row is safe if the exponent of each of its scales is within
+// +-kSafeExponent. NaN, scale 0, and finite scales of all-zero blocks do not
+// count. With E8M0 scales, the product of two values of safe rows is a multiple
+// of 2^-124 (E5M2: each value is a multiple of 2^(-16-46)) and below 2^124. So
+// neither float32 nor vdpbf16ps, which flushes subnormals, loses anything. With
+// other scales, products are rounded but are not subnormal. Dot rebases unsafe
+// rows; rows that stay unsafe, as those with an Inf scale, are computed in
+// float64 (dot/exact.inl).
 inline constexpr int kSafeExponent = 46;
 
 }  // namespace jaxplugin

@@ -44,8 +44,10 @@ _UNUSED_BLOCK_SIZE: Final = 32  # attribute of an operand without scale
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Supports the package's formats and static k on targets with CPU kernels."""
-  refusal = missing(target) or unknown_formats(problem.lhs, problem.rhs)
+  """Supports formats that kernels read, and static k, on CPUs with kernels."""
+  refusal = missing(target) or unreadable(
+    problem.lhs, problem.rhs, k=problem.dense_k
+  )
   if refusal is not None:
     return refusal
   if problem.k is None:
@@ -68,18 +70,14 @@ def missing(target: targets.Target) -> decisions.Unsupported | None:
   return None
 
 
-def unknown_formats(
-  *operands: problems.SideProblem,
+def unreadable(
+  *operands: problems.SideProblem, k: int | None
 ) -> decisions.Unsupported | None:
-  """Returns why the kernels cannot read operands, or None if they can."""
+  """Returns why the kernels cannot read rows of size k, or None if they can."""
   for operand in operands:
-    if operand.format is not None and (
-      operand.format not in cpu_library.FORMATS
-    ):
-      names = ", ".join(format.name for format in cpu_library.FORMATS)
-      return decisions.Unsupported(
-        f"supports {names} and plain floats, got {operand.format}"
-      )
+    reason = cpu_library.format_refusal(operand.format, k)
+    if reason is not None:
+      return decisions.Unsupported(reason)
   return None
 
 
@@ -194,6 +192,8 @@ def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
   if side.scale.dtype == formats.PACKED:
     element = cpu_library.SCALE_ELEMENTS[format.scale_dtype]
     attributes[f"{prefix}_scale_element"] = np.int64(element)
+  if format.fraction_bits:
+    attributes[f"{prefix}_fraction_bits"] = np.int64(format.fraction_bits)
   return attributes
 
 

@@ -279,5 +279,7 @@ def _values(side: problems.SideProblem) -> cpu_library.OperandValues:
   if side.format is None:
     return cpu_library.OperandValues(dtype=side.dtype)
   return cpu_library.OperandValues(
-    dtype=np.dtype(side.format.values_dtype), block_size=side.format.block_size
+    dtype=np.dtype(side.format.values_dtype),
+    block_size=side.format.block_size,
+    scale_dtype=side.format.scale_dtype,
   )

@@ -26,8 +26,8 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cpu
+from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.kernels.cpu import library
-from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import contract
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import dot_rows
@@ -41,6 +41,7 @@ needs_library = absltest.skipIf(
 )
 NUM_THREADS = 8
 CALLS_PER_THREAD = 20
+RULE = cpu_configs.CpuConfig()
 
 
 def make_problem(lhs=jp.MXFP8, *rhs, **changes):
@@ -154,6 +155,47 @@ class ThreadsTest(absltest.TestCase):
         self.assertTrue(all(same))
 
 
+@needs_library
+class CheckpointFormatsTest(parameterized.TestCase):
+  """Formats that kernels read and do not quantize to."""
+
+  def assert_close(self, found, lhs, rhs):
+    # docs/concepts/numerics.md, "The contract"
+    lhs, rhs = (np.asarray(x, np.float64) for x in (lhs, rhs))
+    bound = 16 * 2.0**-24 * np.abs(lhs) @ np.abs(rhs).T
+    self.assertTrue(np.all(np.abs(found - lhs @ rhs.T) <= bound))
+
+  @parameterized.parameters(*formats.NAMED[len(formats.KNOWN) :])
+  def test_dots_are_within_the_bound(self, format):
+    rng = np.random.default_rng(0)
+    x, w = (
+      jnp.asarray(rng.normal(size=(rows, 576)), jnp.float32) for rows in (3, 37)
+    )
+    rhs = jp.quantize(w, format)
+    for lhs in (x, jp.quantize(x, jp.MXFP8), jp.quantize(x, format)):
+      is_array = isinstance(lhs, jax.Array)
+      exact = lhs if is_array else lhs.dequantize()
+      found = jp.block_scaled_dot(lhs, rhs, implementation="cpu")
+      self.assert_close(found, exact, rhs.dequantize())
+
+  def test_ragged_dot_reads_rows_with_one_scale(self):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(5, 96)), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(2, 8, 96)), jnp.float32)
+    rhs = jp.quantize(w, jp.INT8_ROW)
+    sizes = jnp.array([2, 3], jnp.int32)
+    found = jp.ragged_dot(x, rhs, sizes, implementation="cpu")
+    exact = rhs.dequantize()
+    self.assert_close(found[:2], x[:2], exact[0])
+    self.assert_close(found[2:], x[2:], exact[1])
+
+  def test_packed_integers_of_an_odd_size_are_padded(self):
+    x = jnp.ones((3, 33))
+    w = jp.quantize(jnp.ones((5, 33)), jp.INT4_128)
+    found = jp.block_scaled_dot(x, w, implementation="cpu")
+    self.assert_close(found, x, w.dequantize())
+
+
 class GateTest(parameterized.TestCase):
   """`supports` decides by its arguments alone."""
 
@@ -175,15 +217,41 @@ class GateTest(parameterized.TestCase):
     self.assertIsNone(self.reason(make_problem(**sizes)))
     self.assertIn("static k", self.reason(make_problem(k=None)))
 
-  def test_other_formats_are_refused_by_name(self):
-    other = dataclasses.replace(jp.MXFP8, name="odd", block_size=64)
-    self.assertRegex(self.reason(make_problem(other)), "mxfp8, .* got odd")
-    # A format that the kernels were not compiled for.
-    without = {f: n for f, n in cpu_library.FORMATS.items() if f != jp.MXFP8}
-    with mock.patch.object(cpu_library, "FORMATS", without):
-      self.assertRegex(
-        self.reason(make_problem(jp.MXFP8)), "supports mxfp8_e5m2.*got mxfp8"
+  def test_own_formats_are_supported_by_their_fields(self):
+    for elements, scale, block_size in itertools.product(
+      ((formats.E4M3, 0), (formats.E2M1, 0), (formats.INT8, 3)),
+      formats.SCALE_DTYPES,
+      (16, 48, 64, 128, 1000),
+    ):
+      own = jp.BlockFormat(
+        name="own",
+        values_dtype=elements[0],
+        scale_dtype=scale,
+        block_size=block_size,
+        fraction_bits=elements[1],
       )
+      problem = make_problem(own, k=480)
+      self.assertIsNone(self.reason(problem), own)
+      self.assertIsNone(cpu_configs.config_error(problem, self.TARGET, RULE))
+      self.assertIsNone(
+        self.reason(make_problem(own, own, k=480 if block_size < 99 else 1000))
+      )
+
+  def test_other_formats_are_refused_by_name(self):
+    odd = dataclasses.replace(jp.INT8_32, name="odd", block_size=24)
+    self.assertRegex(
+      self.reason(make_problem(odd, k=48)), "16 values .* got odd with .* 24"
+    )
+    self.assertIsNone(self.reason(make_problem(odd, k=24)))
+    fraction = dataclasses.replace(jp.MXINT8, name="odd", fraction_bits=9)
+    self.assertRegex(self.reason(make_problem(fraction)), "got odd with 9")
+    floats = formats.UnquantizedFormat(
+      name="odd",
+      values_dtype=formats.BF16,
+      scale_dtype=formats.BF16,
+      block_size=32,
+    )
+    self.assertRegex(self.reason(make_problem(floats)), "BlockFormat, got odd")
 
   def test_target_without_kernels_is_refused_with_its_own_reason(self):
     target = jp.named_target("cpu").without_library(

@@ -60,15 +60,11 @@ _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
 
 
-def _no_kernels(
-  format: formats.BlockFormat, target: targets.Target
-) -> decisions.Unsupported | None:
+def _no_kernels(target: targets.Target) -> decisions.Unsupported | None:
   if target.cpu_kernels is None:
     return decisions.Unsupported(
       target.missing(targets.CPU_KERNELS) or "the target has no CPU kernels"
     )
-  if format not in cpu_library.FORMATS:
-    return decisions.Unsupported(f"its kernels do not support {format}")
   return None
 
 
@@ -80,9 +76,11 @@ def supports_quantize(
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
     )
-  missing = _no_kernels(problem.format, target)
+  missing = _no_kernels(target)
   if missing is not None:
     return missing
+  if problem.format not in cpu_library.FORMATS:
+    return decisions.Unsupported(f"its kernels do not support {problem.format}")
   if len(problem.blockings) != 1:
     return decisions.Unsupported("kernels quantize along one axis at a time")
   if problem.pads_values:
@@ -148,9 +146,15 @@ def supports_dequantize(
     return decisions.Unsupported(
       "XLA fuses the operations with what uses the result"
     )
-  missing = _no_kernels(problem.format, target)
+  missing = _no_kernels(target)
   if missing is not None:
     return missing
+  k = problem.logical_shape[problem.axis]
+  reason = cpu_library.format_refusal(
+    problem.format, k if isinstance(k, int) else None
+  )
+  if reason is not None:
+    return decisions.Unsupported(f"the kernel {reason}")
   # Another axis would need a transpose of the kernel's f32 result.
   if problem.axis != len(problem.shape) - 1:
     return decisions.Unsupported(
@@ -302,10 +306,13 @@ def dequantize(
   is_fused = factor is None or factor.ndim == 0
   dtype = problem.out_dtype if is_fused else np.dtype(np.float32)
   rows = values.reshape(-1, values.shape[-1])
-  attributes = {"block_size": np.int64(problem.format.block_size)}
-  if problem.format.is_fp6:
-    element = cpu_library.ELEMENTS[problem.format.values_dtype]
+  format = problem.format
+  attributes = {"block_size": np.int64(format.block_size)}
+  element = cpu_library.ELEMENTS.get(format.values_dtype)
+  if element is not None and rows.dtype == formats.PACKED:
     attributes["element"] = np.int64(element)
+  if format.fraction_bits:
+    attributes["fraction_bits"] = np.int64(format.fraction_bits)
   result = jax.ffi.ffi_call(
     _DEQUANTIZE, jax.ShapeDtypeStruct((rows.shape[0], k), dtype)
   )(

@@ -40,7 +40,9 @@ def supports(
   problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the formats of the dot's kernels, contracted along the blocks."""
-  refusal = cpu.missing(target) or cpu.unknown_formats(problem.lhs, problem.rhs)
+  refusal = cpu.missing(target) or cpu.unreadable(
+    problem.lhs, problem.rhs, k=problem.k
+  )
   if refusal is not None:
     return refusal
   if None in (problem.groups, problem.n, problem.k):

@@ -43,7 +43,7 @@ bool Dot(const DotArgs& args, const Parallel& parallel) {
   if (engine == Engine::kFloatAvx2) {
     return BlockedDot<EngineFloat>(args, parallel);
   }
-  return args.lhs.block == 32 && args.rhs.block == 32
+  return PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32
              ? BlockedDot<EngineInteger<32>>(args, parallel)
              : BlockedDot<EngineInteger<16>>(args, parallel);
 }

@@ -64,7 +64,8 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
     // The rule does not see the numbers, and may have assumed that bf16
     // represents all of them. In float32, this engine supports only E2M1
     // weights.
-    is_few = IsPacked(sides.strip->format) &&
+    is_few = IsPlain(sides.panel->format) && IsE2M1(ShapeOf(*sides.strip)) &&
+             IsDecodedByAvx512(ShapeOf(*sides.strip)) &&
              (args.config.engine == engine ||
               sides.panel_rows <=
                   StreamedRowsAvx512(SidesOf(ShapeOf(args)), false));

@@ -31,6 +31,6 @@ bool AllSafeBF16(const Operand& x, const Parallel& parallel) {
 }
 
 bool BF16CanHold(const Operand& x, const Parallel& parallel) {
-  if (!IsPlain(x.format)) return true;
-  return x.format == Format::kBF16 && AllSafeBF16(x, parallel);
+  if (x.format == Format::kBF16) return AllSafeBF16(x, parallel);
+  return IsBF16(ShapeOf(x));
 }

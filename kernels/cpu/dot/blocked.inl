@@ -65,8 +65,7 @@ inline Sides ChooseSides(const DotArgs& args) {
 }
 
 inline DotShape ShapeOf(const DotArgs& args) {
-  return {args.lhs.format, args.rhs.format, args.lhs.block, args.rhs.block,
-          args.m,          args.n,          args.k};
+  return {ShapeOf(args.lhs), ShapeOf(args.rhs), args.m, args.n, args.k};
 }
 
 // Returns the number of weight rows (the strip side) in a task of the few_rows

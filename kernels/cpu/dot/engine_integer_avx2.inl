@@ -39,7 +39,7 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(padded));
 }
 
-// kBlock is the smaller of both block sizes.
+// kBlock is the smaller of both pieces (PieceOf).
 template <int kBlock>
 struct EngineInteger {
   static constexpr int kTileRowsMax = 4;
@@ -61,7 +61,7 @@ struct EngineInteger {
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  const NibbleTables tables;
+  const NibbleTables tables{Format::kE2M1};
 
   explicit EngineInteger(const Sides& sides)
       : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
@@ -78,8 +78,8 @@ struct EngineInteger {
   // `count` is at most kMaxBlocks.
   static void Scales(const Operand& x, int64_t row, int64_t b0, int64_t count,
                      float* out) {
-    if (x.block == kBlock) {
-      const int64_t present = Max(Min(count, x.scale_cols - b0), 0);
+    if (PieceOf(x) == kBlock) {
+      const int64_t present = Max(Min(count, PiecesOf(x) - b0), 0);
       DecodeScales(x, row, b0, present, 0, out);
       for (int64_t i = present; i < count; ++i) out[i] = 0;
       return;
@@ -87,7 +87,7 @@ struct EngineInteger {
     // A scale of 32 values covers two blocks.
     float scale[kMaxBlocks / 2];
     const int64_t c0 = b0 / 2;
-    const int64_t present = Max(Min(count / 2, x.scale_cols - c0), 0);
+    const int64_t present = Max(Min(count / 2, PiecesOf(x) - c0), 0);
     DecodeScales(x, row, c0, present, 0, scale);
     for (int64_t i = 0; i < count / 2; ++i) {
       out[2 * i] = out[2 * i + 1] = i < present ? scale[i] : 0;

@@ -18,7 +18,7 @@ JAXPLUGIN_ALWAYS_INLINE double PowerOfTwo(int exponent) {
 __attribute__((noinline)) float ExactDot(const Operand& lhs, int64_t lhs_row,
                                          const Operand& rhs, int64_t rhs_row,
                                          int exponent) {
-  constexpr int64_t kChunk = 256;  // a multiple of every block size
+  constexpr int64_t kChunk = 256;
   float a[kChunk], b[kChunk];
   double scale[kChunk];
   double sum = 0;
@@ -30,12 +30,10 @@ __attribute__((noinline)) float ExactDot(const Operand& lhs, int64_t lhs_row,
     for (int side = 0; side < 2; ++side) {
       const Operand& x = side == 0 ? lhs : rhs;
       if (x.scale_kind == ScaleKind::kNone) continue;
-      const uint8_t* bytes = x.scale +
-                             (side == 0 ? lhs_row : rhs_row) * x.scale_cols +
-                             k0 / x.block;
-      for (int64_t i = 0; i < count; ++i) {
-        scale[i] *= DecodeScale(x.scale_kind, bytes[i / x.block]);
-      }
+      ForBlocks(x, side == 0 ? lhs_row : rhs_row, k0, count,
+                [&scale](int64_t begin, int64_t end, float s) {
+                  for (int64_t i = begin; i < end; ++i) scale[i] *= s;
+                });
     }
     double lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int64_t i = 0;

@@ -34,18 +34,22 @@ struct FewRowsProblem {
 
   FewRowsProblem(const Operand& rows, const Operand& other)
       : x(rows), weights(other) {
-    is_integer = x.format == Format::kE2M1 &&
-                 weights.format == Format::kE2M1 && x.block >= weights.block;
-    row_shift = IsPacked(weights.format) ? 0 : IsPlain(x.format) ? 90 : 60;
+    is_integer = IsE2M1(ShapeOf(x)) && IsE2M1(ShapeOf(weights)) &&
+                 PieceOf(x) >= PieceOf(weights);
+    row_shift = ValueShift(weights.format) <= 0 ? 0
+                : IsPlain(x.format)             ? 90
+                                                : 60;
     groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
   }
-  int ScaleShift() const { return ValueShift(weights.format) - row_shift; }
+  int ScaleShift() const {
+    return ValueShift(weights.format) - row_shift - weights.fraction_bits;
+  }
   // The layout of integer rows is [group][64 bytes, 16 words of corrections],
   // then a scale for each block of the weights.
   int64_t ScalesOffset() const { return groups * 96; }
   int64_t RowBytes() const {
     if (!is_integer) return groups * GroupValues(weights.format) * 4;
-    return ScalesOffset() + RoundUp(groups * (64 / weights.block) * 4, 32);
+    return ScalesOffset() + RoundUp(groups * (64 / PieceOf(weights)) * 4, 32);
   }
 
   // Writes a row to `out`. Returns false if a float is outside the range that
@@ -89,11 +93,12 @@ struct FewRowsProblem {
         for (int i = 0; i < group; ++i) out[k0 + g + i] = natural[g + index[i]];
       }
     }
-    return !IsPlain(x.format) || row_shift == 0 || outside == 0;
+    return !IsPlain(x.format) || weights.format == Format::kE2M1 ||
+           outside == 0;
   }
 
   void PrepareIntegers(int64_t row, uint8_t* out) const {
-    const NibbleTables tables;
+    const NibbleTables tables(Format::kE2M1);
     const __m256i ones = _mm256_set1_epi8(1);
     const __m256i offset = _mm256_set1_epi16(-12);
     const uint8_t* codes = RowValues(x, row);
@@ -116,12 +121,12 @@ struct FewRowsProblem {
       _mm256_store_si256(at + 2, _mm256_mullo_epi16(sums, offset));
     }
     float* scale = reinterpret_cast<float*>(out + ScalesOffset());
-    const int64_t columns = groups * (64 / weights.block);
-    const int64_t per_scale = x.block / weights.block;
+    const int64_t columns = groups * (64 / PieceOf(weights));
+    const int64_t per_scale = PieceOf(x) / PieceOf(weights);
     for (int64_t i = 0; i < columns; i += per_scale) {
       const int64_t column = i / per_scale;
       float s = 0;
-      if (column < x.scale_cols) DecodeScales(x, row, column, 1, 0, &s);
+      if (column < PiecesOf(x)) DecodeScales(x, row, column, 1, 0, &s);
       // The bytes of both sides are twice their values.
       for (int64_t j = i; j < Min(i + per_scale, columns); ++j) {
         scale[j] = s * 0.25f;
@@ -153,8 +158,7 @@ struct FloatGroup {
     // in the lower half of its vectors and block s + 2 in the upper half.
     constexpr int kSections = kScales == 4 ? 2 : 1;
     constexpr int kHigh = kScales / 2;  // offset of the upper half's block
-    __m256i pairs[kPairs];
-    Expand<kFormat>(codes, tables, pairs);
+    const Expanded<kFormat> group(codes, tables);
 #pragma GCC unroll 2
     for (int s = 0; s < kSections; ++s) {
       __m256 block[kRows];
@@ -162,7 +166,7 @@ struct FloatGroup {
       for (int q = 0; q < kPairs / kSections; ++q) {
         const int p = s * (kPairs / kSections) + q;
         __m256 values[2];
-        SplitPairs(pairs[p], values);
+        group.Pair(p, values);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 4
@@ -229,14 +233,15 @@ struct IntegerGroup {
 template <int kScaleRows>
 using ChunkScales = float[kScaleRows][kScalesPerChunk + 8];
 
-// Decodes scales [c0, c0 + count) of weight row `row`; past the end they are 0.
+// Decodes the scales of pieces [c0, c0 + count) of weight row `row`; past the
+// end they are 0.
 // For integers, multiplies them with the scales of the rows x.
 template <int kScaleRows, bool kIntegers>
 __attribute__((noinline)) void ReadScales(
     const FewRowsProblem& rows, int64_t row, const uint8_t* x, int64_t c0,
     int64_t count, ChunkScales<kScaleRows>& scale) {
   float* own = scale[0];
-  const int64_t present = Max(Min(count, rows.weights.scale_cols - c0), 0);
+  const int64_t present = Max(Min(count, PiecesOf(rows.weights) - c0), 0);
   DecodeScales(rows.weights, row, c0, present, rows.ScaleShift(), own);
   for (int64_t i = present; i < count; ++i) own[i] = 0;
   // The first row's product comes last, because it overwrites its operand.
@@ -266,6 +271,7 @@ struct FewRowsSums {
   //   in an accumulator: one per block (E2M1 with blocks of 16: two per group)
   //   in the sum of the accumulators: 1 for two, 2 for four
   //   3 in the sum of the lanes, and 1 in the total
+  // A product of a value and a wide scale is rounded, too (GroupsOfSum).
   static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
   static constexpr int64_t kSumGroups =
       kSums == 4 ? (kIntegers ? 8 : IsPacked(kFormat) ? 3 : 7)
@@ -284,7 +290,7 @@ struct FewRowsSums {
 
   __m256 total[kRows], rest[kRows];
   Largest largest;
-  const NibbleTables tables;
+  const NibbleTables tables{kFormat};
 
   JAXPLUGIN_ALWAYS_INLINE void Add(const uint8_t* codes_at, const uint8_t* x,
                                    int64_t x_row_bytes, const float* scale,
@@ -299,13 +305,22 @@ struct FewRowsSums {
     }
   }
 
+  // Returns the groups that are added to the accumulators before these are added
+  // to the total, a multiple of kTurn. It is one per accumulator less for each
+  // operand with wide scales.
+  static int64_t GroupsOfSum(const FewRowsProblem& rows) {
+    const int wide = static_cast<int>(IsWide(rows.x.scale_kind)) +
+                     static_cast<int>(IsWide(rows.weights.scale_kind));
+    return Max(kSums * (kSumGroups - wide) / kTurn, 1) * kTurn;
+  }
+
   // Adds `count` groups to the totals.
   JAXPLUGIN_ALWAYS_INLINE void AddGroups(const uint8_t* codes, const uint8_t* x,
                                          int64_t x_row_bytes,
-                                         const float* scale, int64_t count) {
-    constexpr int64_t kMost = kSums * kSumGroups;
-    for (int64_t g0 = 0; g0 < count; g0 += kMost) {
-      const int64_t some = Min(kMost, count - g0);
+                                         const float* scale, int64_t count,
+                                         int64_t most) {
+    for (int64_t g0 = 0; g0 < count; g0 += most) {
+      const int64_t some = Min(most, count - g0);
       __m256 sum[kSums][kRows];
       for (int i = 0; i < kSums; ++i) {
         for (int r = 0; r < kRows; ++r) sum[i][r] = _mm256_setzero_ps();
@@ -350,6 +365,7 @@ struct FewRowsSums {
     const int64_t x_row_bytes = rows.RowBytes();
     const uint8_t* codes = RowValues(rows.weights, w);
     const int64_t whole = rows.weights.row_bytes / kGroupBytes;
+    const int64_t most = GroupsOfSum(rows);
     FewRowsSums sums;
     for (int r = 0; r < kRows; ++r) {
       sums.total[r] = sums.rest[r] = _mm256_setzero_ps();
@@ -361,13 +377,13 @@ struct FewRowsSums {
                                         count * kScales, scale);
       const int64_t here = Min(count, whole - g0);
       sums.AddGroups(codes + g0 * kGroupBytes, x + g0 * kXBytes, x_row_bytes,
-                     scale[0], here);
+                     scale[0], here, most);
       if (here < count) {  // the last group; it and x are padded with zeros
         alignas(32) uint8_t last[kGroupBytes] = {};
         __builtin_memcpy(last, codes + whole * kGroupBytes,
                          rows.weights.row_bytes - whole * kGroupBytes);
         sums.AddGroups(last, x + whole * kXBytes, x_row_bytes,
-                       scale[0] + here * kScales, 1);
+                       scale[0] + here * kScales, 1, most);
       }
     }
     for (int r = 0; r < kRows; ++r) {
@@ -419,6 +435,10 @@ FewRowsFunction FewRowsOfBlock(const FewRowsProblem& rows, int64_t count) {
       return FewRowsOfCount<Format::kE2M3, kBlock, false>(count);
     case Format::kE3M2:
       return FewRowsOfCount<Format::kE3M2, kBlock, false>(count);
+    case Format::kInt8:
+      return FewRowsOfCount<Format::kInt8, kBlock, false>(count);
+    case Format::kInt4:
+      return FewRowsOfCount<Format::kInt4, kBlock, false>(count);
     default:
       return FewRowsOfCount<Format::kE2M1, kBlock, false>(count);
   }
@@ -474,8 +494,8 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
           const int64_t r = batch * count + r0;
           const int64_t some = Min(pass, count - r0);
           const FewRowsFunction function =
-              rows.weights.block == 16 ? FewRowsOfBlock<16>(rows, some)
-                                       : FewRowsOfBlock<32>(rows, some);
+              PieceOf(rows.weights) == 16 ? FewRowsOfBlock<16>(rows, some)
+                                          : FewRowsOfBlock<32>(rows, some);
           function(rows, batch * sides.strip_rows + j0, strip,
                    prepared + r * x_row_bytes, r, c + r0 * chunk, chunk);
         }

@@ -56,7 +56,9 @@ int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
 // Returns rows [start, start + count) of an operand.
 Operand Rows(Operand x, int64_t start, int64_t count) {
   x.values += start * x.row_bytes;
-  if (x.scale != nullptr) x.scale += start * x.scale_cols;
+  if (x.scale != nullptr) {
+    x.scale += start * x.scale_cols * ScaleSize(x.scale_kind);
+  }
   x.rows = count;
   return x;
 }

@@ -3,9 +3,10 @@
 //
 // Dots whose scales are far from 1, for example of gradients of 1e-12. A row is
 // rebased: its scales are divided by a power of two, so that the row is safe
-// (RowIsSafe), and its sums are multiplied by it. Only the scale bytes are
-// copied. A kernel that finds an unsafe row stops, and runs again with rebased
+// (RowIsSafe), and its sums are multiplied by it. Only the scales are copied. A kernel that finds an unsafe row stops, and runs again with rebased
 // rows.
+
+#include <math.h>
 
 #include "dot/rule.h"
 #include "kernels.h"
@@ -14,47 +15,84 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 
+// Whether scales of this kind may be unsafe and can be rebased. The others have
+// exponents in the safe range.
+bool CanRebase(ScaleKind kind) {
+  return kind == ScaleKind::kE8M0 || kind == ScaleKind::kF32 ||
+         kind == ScaleKind::kBF16;
+}
+
+// Returns the exponent field of a scale in float32, 255 for NaN and Inf, and -1
+// for zero. It is the code of an E8M0 scale.
+int ExponentField(ScaleKind kind, const uint8_t* scale) {
+  if (kind == ScaleKind::kE8M0) return *scale;
+  const uint32_t magnitude = AsBits(DecodeScale(kind, scale)) & kMagnitude;
+  return magnitude == 0 ? -1 : static_cast<int>(magnitude >> 23);
+}
+
+// Writes scale * 2^exponent, which is in the safe range.
+void StoreTimesPower(ScaleKind kind, const uint8_t* scale, int exponent,
+                     uint8_t* out) {
+  if (kind == ScaleKind::kE8M0) {
+    *out = static_cast<uint8_t>(*scale + exponent);
+    return;
+  }
+  const uint32_t bits = AsBits(ldexpf(DecodeScale(kind, scale), exponent));
+  // The low half of a bf16's bits in float32 is 0.
+  const uint64_t size = static_cast<uint64_t>(ScaleSize(kind));
+  const uint32_t code = kind == ScaleKind::kBF16 ? bits >> 16 : bits;
+  __builtin_memcpy(out, &code, size);
+}
+
 // Copies the scales of a row, and rebases them if the row is then safe. Returns
 // the number that was subtracted from their exponents, or 0.
 int16_t RebaseRow(const Operand& x, int64_t row, uint8_t* out) {
-  const uint8_t* scale = x.scale + row * x.scale_cols;
-  __builtin_memcpy(out, scale, x.scale_cols);
-  int low = 255, high = -1;  // range of scales, without NaN and zero blocks
+  const ScaleKind kind = x.scale_kind;
+  const int64_t size = ScaleSize(kind);
+  __builtin_memcpy(out, ScaleAt(x, row, 0), x.scale_cols * size);
+  int low = 255, high = -1;  // range of exponents, without NaN and zero blocks
   for (int64_t c = 0; c < x.scale_cols; ++c) {
     // A scale inside the range cannot extend it, so its values are not read.
-    const int byte = scale[c];
-    if (byte == 255 || (byte >= low && byte <= high)) continue;
+    const int field = ExponentField(kind, ScaleAt(x, row, c));
+    if (field == 255 || field < 0 || (field >= low && field <= high)) continue;
     if (BlockIsZero(x, row, c)) continue;
-    low = byte < low ? byte : low;
-    high = byte > high ? byte : high;
+    low = field < low ? field : low;
+    high = field > high ? field : high;
   }
   if (high < 0 || high - low > 2 * kSafeExponent) return 0;
   const int shift = (low + high) / 2 - 127;
-  for (int64_t c = 0; c < x.scale_cols; ++c) {
-    if (scale[c] == 255) continue;
-    const int byte = scale[c] - shift;
-    // Blocks with scales outside of the range are zero, so any scale is right.
-    const bool is_inside = scale[c] >= low && scale[c] <= high;
-    out[c] = static_cast<uint8_t>(is_inside ? byte : 127);
+  for (int64_t c = 0; c < x.scale_cols; ++c, out += size) {
+    const uint8_t* scale = ScaleAt(x, row, c);
+    const int field = ExponentField(kind, scale);
+    if (field == 255 || field < 0) continue;
+    if (field >= low && field <= high) {
+      StoreTimesPower(kind, scale, -shift, out);
+    } else {  // the block is zero, so any scale is right
+      __builtin_memset(out, 0, size);
+      if (kind == ScaleKind::kE8M0) *out = 127;
+    }
   }
   return static_cast<int16_t>(shift);
 }
 
-int64_t ScaleBytes(const Operand& x) {
-  return x.scale_kind == ScaleKind::kE8M0 ? RoundUp(x.rows * x.scale_cols, 64)
-                                          : 0;
+// Returns the bytes for the rebased scales, and for the shifts of rows.
+int64_t ScaleMemory(const Operand& x) {
+  return CanRebase(x.scale_kind)
+             ? RoundUp(x.rows * x.scale_cols * ScaleSize(x.scale_kind), 64)
+             : 0;
 }
-int64_t ShiftBytes(const Operand& x) {
-  return x.scale_kind == ScaleKind::kE8M0 ? RoundUp(x.rows * 2, 64) : 0;
+int64_t ShiftMemory(const Operand& x) {
+  return CanRebase(x.scale_kind) ? RoundUp(x.rows * 2, 64) : 0;
 }
 
-// Writes the rebased scales and shifts to `memory`, which has ScaleBytes +
-// ShiftBytes, and makes `x` and `shift` point there.
+// Writes the rebased scales and shifts to `memory`, which has ScaleMemory
+// + ShiftMemory, and makes `x` and `shift` point there.
 bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
             const Parallel& parallel) {
-  if (x->scale_kind != ScaleKind::kE8M0) return true;
+  if (!CanRebase(x->scale_kind)) return true;
   const Operand given = *x;
-  int16_t* shifts = reinterpret_cast<int16_t*>(memory + ScaleBytes(given));
+  int16_t* shifts = reinterpret_cast<int16_t*>(memory + ScaleMemory(given));
+  const int64_t scale_bytes = given.scale_cols * ScaleSize(given.scale_kind);
   const int64_t group = Max(1, (int64_t{1} << 14) / Max(given.scale_cols, 1));
   x->scale = memory;
   *shift = shifts;
@@ -62,7 +100,7 @@ bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
       parallel, CeilDiv(given.rows, group), [&](int64_t index, int) {
         const int64_t end = Min(given.rows, (index + 1) * group);
         for (int64_t r = index * group; r < end; ++r) {
-          shifts[r] = RebaseRow(given, r, memory + r * given.scale_cols);
+          shifts[r] = RebaseRow(given, r, memory + r * scale_bytes);
         }
       });
 }
@@ -86,8 +124,8 @@ bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
   if (!kernels.dot(first, parallel)) return false;
   if (gave_up == 0) return true;
   DotArgs rebased = args;
-  const int64_t lhs_bytes = ScaleBytes(args.lhs) + ShiftBytes(args.lhs);
-  const int64_t rhs_bytes = ScaleBytes(args.rhs) + ShiftBytes(args.rhs);
+  const int64_t lhs_bytes = ScaleMemory(args.lhs) + ShiftMemory(args.lhs);
+  const int64_t rhs_bytes = ScaleMemory(args.rhs) + ShiftMemory(args.rhs);
   Scratch scratch(lhs_bytes + rhs_bytes);
   uint8_t* memory = scratch.get();
   return memory != nullptr &&

@@ -27,19 +27,27 @@ namespace jaxplugin {
 // The properties of a dot of lhs[m, k] and rhs[n, k] that the rule and
 // config_error.cc read. If one rhs has a batch of lhs, m counts all rows of
 // lhs.
+struct SideShape {
+  Format format;
+  ScaleKind scale;
+  int64_t block;  // block size
+};
 struct DotShape {
-  Format lhs, rhs;
-  int64_t lhs_block, rhs_block;  // block sizes
+  SideShape lhs, rhs;
   int64_t m, n, k;
 };
 
 // The panel side and the strip side of a dot (PanelIsLhs).
 struct ShapeSides {
-  Format panel, strip;
+  SideShape panel, strip;
   int64_t rows;  // of the panel
   int64_t k;
   bool is_block_32;  // both block sizes are 32
 };
+
+JAXPLUGIN_ALWAYS_INLINE SideShape ShapeOf(const Operand& x) {
+  return {x.format, x.scale_kind, x.block};
+}
 
 JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
   const bool is_lhs = PanelIsLhs(x.m, x.n);
@@ -47,13 +55,27 @@ JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
           is_lhs ? x.rhs : x.lhs,
           is_lhs ? x.m : x.n,
           x.k,
-          x.lhs_block == 32 && x.rhs_block == 32};
+          x.lhs.block == 32 && x.rhs.block == 32};
 }
 
-// Whether bf16 represents the values of a format exactly. Plain bf16 values
-// also need the check of BF16CanHold.
-JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(Format x) {
-  return !IsPlain(x) || x == Format::kBF16;
+// Whether the engines of AVX-512 and AMX decode a quantized side. The engines of
+// AVX2 and of the baseline decode all.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsDecodedByAvx512(SideShape x) {
+  return !IsPlain(x.format) && !IsInteger(x.format) &&
+         (x.scale == ScaleKind::kE8M0 || x.scale == ScaleKind::kE4M3) &&
+         (x.block == 16 || x.block == 32);
+}
+
+// Whether bf16 represents the values of a side exactly, in the engines of
+// AVX-512 and AMX. Plain bf16 values also need the check of BF16CanHold.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(SideShape x) {
+  return x.format == Format::kBF16 || IsDecodedByAvx512(x);
+}
+
+// Whether the engines that multiply bytes support a side: values are E2M1, and
+// the product of two scales needs no rounding.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsE2M1(SideShape x) {
+  return x.format == Format::kE2M1 && !IsWide(x.scale);
 }
 
 // Up to this many rows, AVX2 streams the weights. Streamed over large, n = k =
@@ -94,7 +116,9 @@ inline constexpr int64_t kLongRow = 4096;
 
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
-  if (IsPacked(sides.strip)) return 12;
+  if (!IsDecodedByAvx512(sides.strip)) return 0;
+  if (!is_bf16 && !IsPlain(sides.panel.format)) return 0;
+  if (IsPacked(sides.strip.format)) return 12;
   if (!is_bf16) return 0;
   return sides.k > kLongRow ? 9 : 12;
 }
@@ -130,10 +154,10 @@ inline constexpr int64_t kAmxIntegerRowsMin = 24;
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
-  const bool is_integer = IsPacked(sides.panel) && IsPacked(sides.strip);
+  const bool is_integer = IsE2M1(sides.panel) && IsE2M1(sides.strip);
   const int64_t streamed =
       is_integer ? kStreamedIntegerRowsAvx2 : kStreamedRowsAvx2;
-  if (!IsPlain(sides.strip) && sides.rows <= streamed) {
+  if (!IsPlain(sides.strip.format) && sides.rows <= streamed) {
     return Engine::kFewRowsAvx2;
   }
   return is_integer ? Engine::kIntegerAvx2 : Engine::kFloatAvx2;
@@ -150,13 +174,12 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
-  if (IsPacked(sides.panel) && IsPacked(sides.strip)) {
+  const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
+  if (is_bf16 && IsE2M1(sides.panel) && IsE2M1(sides.strip)) {
     if (sides.rows >= VnniRowsMin(sides.is_block_32)) return Engine::kVnni;
     if (sides.rows == 1 && sides.is_block_32) return RuleBelowBF16(x);
   }
-  const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
-  if (!IsPlain(sides.strip) &&
-      sides.rows <= StreamedRowsAvx512(sides, is_bf16)) {
+  if (sides.rows <= StreamedRowsAvx512(sides, is_bf16)) {
     return Engine::kFewRowsAvx512;
   }
   return is_bf16 ? Engine::kBF16 : RuleBelowBF16(x);
@@ -164,7 +187,7 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
-  const bool is_integer = IsPacked(sides.panel) && IsPacked(sides.strip);
+  const bool is_integer = IsE2M1(sides.panel) && IsE2M1(sides.strip);
   const int64_t least = is_integer ? kAmxIntegerRowsMin : kAmxRowsMin;
   const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
   return is_bf16 && sides.rows >= least ? Engine::kAmx : RuleAvx512Bf16(x);

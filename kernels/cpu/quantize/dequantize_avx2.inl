@@ -186,7 +186,7 @@ inline void ScalesTimes(ScaleKind kind, const uint8_t* bytes, int64_t count,
     }
     _mm256_storeu_ps(out + i, _mm256_mul_ps(scale, _mm256_set1_ps(power)));
   }
-  for (; i < count; ++i) out[i] = DecodeScale(kind, bytes[i]) * power;
+  for (; i < count; ++i) out[i] = DecodeScale(kind, bytes + i) * power;
 }
 
 // Whether an E4M3 code is NaN. Other formats need no search: F16C converts the
@@ -252,7 +252,9 @@ inline int64_t DequantizeGroups(const DequantizeArgs& args, int64_t row,
                                 int64_t k0, int64_t count) {
   const Operand& x = args.x;
   const float* global = args.global_scale;
-  if (IsPlain(x.format) || count < 32 ||
+  if (IsPlain(x.format) || IsInteger(x.format) || count < 32 ||
+      (x.block != 16 && x.block != 32) ||
+      (x.scale_kind != ScaleKind::kE8M0 && x.scale_kind != ScaleKind::kE4M3) ||
       (global != nullptr && (AsBits(*global) & kMagnitude) > kInfinity)) {
     return 0;
   }

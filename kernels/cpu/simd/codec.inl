@@ -85,10 +85,6 @@ JAXPLUGIN_ALWAYS_INLINE float DecodeE8M0(uint32_t byte) {
   return AsFloat(byte == 255 ? kQuietNan : bits);
 }
 
-JAXPLUGIN_ALWAYS_INLINE float DecodeScale(ScaleKind kind, uint8_t byte) {
-  return kind == ScaleKind::kE8M0 ? DecodeE8M0(byte) : Decode<E4M3>(byte);
-}
-
 JAXPLUGIN_ALWAYS_INLINE float FromBF16(uint16_t bits) {
   return AsFloat(static_cast<uint32_t>(bits) << 16);
 }
@@ -101,6 +97,27 @@ JAXPLUGIN_ALWAYS_INLINE float FromF16(uint16_t half) {
       AsBits(AsFloat(magnitude + (113u << 23)) - AsFloat(113u << 23));
   const uint32_t bits = magnitude < (1u << 23) ? subnormal : normal;
   return AsFloat(bits | (half & 0x8000u) << 16);
+}
+
+// Loads a code of two or four bytes from any address.
+template <typename Code>
+JAXPLUGIN_ALWAYS_INLINE Code LoadCode(const uint8_t* at) {
+  Code code;
+  __builtin_memcpy(&code, at, sizeof(code));
+  return code;
+}
+
+JAXPLUGIN_ALWAYS_INLINE float DecodeScale(ScaleKind kind, const uint8_t* at) {
+  switch (kind) {
+    case ScaleKind::kE8M0: return DecodeE8M0(*at);
+    case ScaleKind::kE4M3: return Decode<E4M3>(*at);
+    case ScaleKind::kE5M2: return Decode<E5M2>(*at);
+    case ScaleKind::kF32: return LoadCode<float>(at);
+    case ScaleKind::kBF16: return FromBF16(LoadCode<uint16_t>(at));
+    case ScaleKind::kF16: return FromF16(LoadCode<uint16_t>(at));
+    case ScaleKind::kNone: break;
+  }
+  return 1;
 }
 
 // Rounds to nearest even. NaN stays NaN (quiet, with its sign).
@@ -149,49 +166,93 @@ inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
       }
       break;
     }
+    case Format::kInt8: {
+      const float unit = AsFloat((127u - x.fraction_bits) << 23);
+      const int8_t* codes = reinterpret_cast<const int8_t*>(row) + k0;
+      for (int64_t i = 0; i < count; ++i) {
+        out[i] = static_cast<float>(codes[i]) * unit;
+      }
+      break;
+    }
+    case Format::kInt4: {
+      const float unit = AsFloat((127u - x.fraction_bits) << 23);
+      const uint8_t* bytes = row + k0 / 2;
+      for (int64_t i = 0; i < count / 2; ++i) {
+        // A shift of the whole code to the left moves its sign to the top.
+        const int low = static_cast<int8_t>(bytes[i] << 4) >> 4;
+        const int high = static_cast<int8_t>(bytes[i]) >> 4;
+        out[2 * i] = static_cast<float>(low) * unit;
+        out[2 * i + 1] = static_cast<float>(high) * unit;
+      }
+      break;
+    }
     case Format::kF32:
       __builtin_memcpy(out, row + k0 * 4, count * 4);
       break;
     case Format::kBF16:
       for (int64_t i = 0; i < count; ++i) {
-        uint16_t bits;
-        __builtin_memcpy(&bits, row + (k0 + i) * 2, 2);
-        out[i] = FromBF16(bits);
+        out[i] = FromBF16(LoadCode<uint16_t>(row + (k0 + i) * 2));
       }
       break;
     case Format::kF16:
       for (int64_t i = 0; i < count; ++i) {
-        uint16_t bits;
-        __builtin_memcpy(&bits, row + (k0 + i) * 2, 2);
-        out[i] = FromF16(bits);
+        out[i] = FromF16(LoadCode<uint16_t>(row + (k0 + i) * 2));
       }
       break;
-  }
-}
-
-// Multiplies values [k0, k0 + count) of a row by their block scales. k0 is a
-// multiple of the block size.
-inline void ApplyScale(const Operand& x, int64_t row, int64_t k0,
-                       int64_t count, float* __restrict out) {
-  if (x.scale_kind == ScaleKind::kNone) return;
-  const uint8_t* scale = x.scale + row * x.scale_cols + k0 / x.block;
-  if (x.block == 32 && count % 32 == 0) {
-    for (int64_t i = 0; i < count; i += 32, ++scale) {
-      const float s = DecodeScale(x.scale_kind, *scale);
-      for (int j = 0; j < 32; ++j) out[i + j] *= s;
-    }
-    return;
-  }
-  for (int64_t i = 0; i < count; i += x.block, ++scale) {
-    const float s = DecodeScale(x.scale_kind, *scale);
-    const int64_t end = Min(i + x.block, count);
-    for (int64_t j = i; j < end; ++j) out[j] *= s;
   }
 }
 
 JAXPLUGIN_ALWAYS_INLINE const uint8_t* RowValues(const Operand& x,
                                                  int64_t row) {
   return x.values + row * x.row_bytes;
+}
+
+// Returns the address of scale `c` of a row.
+JAXPLUGIN_ALWAYS_INLINE const uint8_t* ScaleAt(const Operand& x, int64_t row,
+                                               int64_t c) {
+  return x.scale + (row * x.scale_cols + c) * ScaleSize(x.scale_kind);
+}
+
+// Kernels read a scale for each piece of a block, 32 or 16 values.
+JAXPLUGIN_ALWAYS_INLINE int64_t PieceOf(const Operand& x) {
+  return x.block % 32 == 0 ? 32 : 16;
+}
+
+// Returns the number of pieces of a row.
+JAXPLUGIN_ALWAYS_INLINE int64_t PiecesOf(const Operand& x) {
+  return CeilDiv(x.k, PieceOf(x));
+}
+
+// Calls visit(begin, end, scale) for the blocks of values [k0, k0 + count) of a
+// row. `begin` and `end` count from k0.
+template <typename Visit>
+JAXPLUGIN_ALWAYS_INLINE void ForBlocks(const Operand& x, int64_t row,
+                                       int64_t k0, int64_t count,
+                                       const Visit& visit) {
+  int64_t c = k0 / x.block;
+  for (int64_t begin = 0; begin < count; ++c) {
+    const int64_t end = Min((c + 1) * x.block - k0, count);
+    visit(begin, end, DecodeScale(x.scale_kind, ScaleAt(x, row, c)));
+    begin = end;
+  }
+}
+
+// Multiplies values [k0, k0 + count) of a row by their block scales.
+inline void ApplyScale(const Operand& x, int64_t row, int64_t k0,
+                       int64_t count, float* __restrict out) {
+  if (x.scale_kind == ScaleKind::kNone) return;
+  if (x.block == 32 && k0 % 32 == 0 && count % 32 == 0) {
+    const uint8_t* scale = ScaleAt(x, row, k0 / 32);
+    for (int64_t i = 0; i < count; i += 32) {
+      const float s = DecodeScale(x.scale_kind, scale);
+      for (int j = 0; j < 32; ++j) out[i + j] *= s;
+      scale += ScaleSize(x.scale_kind);
+    }
+    return;
+  }
+  ForBlocks(x, row, k0, count, [=](int64_t begin, int64_t end, float s) {
+    for (int64_t j = begin; j < end; ++j) out[j] *= s;
+  });
 }
 
 // Returns 1 or 0 as a byte, so that compilers vectorize loops with bytes.
@@ -214,37 +275,76 @@ inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
   return true;
 }
 
+// Whether one of `count` scales of two or four bytes is outside of the safe
+// range. kF is the format of the scales.
+template <typename Code, Format kF>
+inline bool AnyIsUnsafe(const uint8_t* scale, int64_t count) {
+  constexpr FormatFacts kFacts = FactsOf(kF);
+  constexpr int kBias = (1 << (kFacts.exponent_bits - 1)) - 1;
+  constexpr uint32_t kInf = static_cast<uint32_t>(kFacts.max_code) + 1;
+  constexpr bool kIsShort = kBias < kSafeExponent;  // no finite one is unsafe
+  constexpr uint32_t kLow =
+      kIsShort ? 0 : (kBias - kSafeExponent) << kFacts.mantissa_bits;
+  constexpr uint32_t kHigh =
+      kIsShort ? kInf : (kBias + kSafeExponent + 1) << kFacts.mantissa_bits;
+  constexpr uint32_t kNotSign = (1u << (kFacts.bits - 1)) - 1;
+  uint32_t unsafe = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude =
+        LoadCode<Code>(scale + i * sizeof(Code)) & kNotSign;
+    unsafe |= ((magnitude != 0) & (magnitude < kLow)) |
+              ((magnitude >= kHigh) & (magnitude <= kInf));
+  }
+  return unsafe != 0;
+}
+
+// Whether one of `count` scales is outside of the safe range (kSafeExponent).
+inline bool ScalesAreUnsafe(ScaleKind kind, const uint8_t* scale,
+                            int64_t count) {
+  uint8_t unsafe = 0;
+  switch (kind) {
+    case ScaleKind::kE8M0:
+      for (int64_t i = 0; i < count; ++i) unsafe |= UnsafeScaleByte(scale[i]);
+      break;
+    case ScaleKind::kE5M2:
+      for (int64_t i = 0; i < count; ++i) {
+        unsafe |= static_cast<uint8_t>((scale[i] & 0x7f) == 0x7c);  // Inf
+      }
+      break;
+    case ScaleKind::kF32:
+      return AnyIsUnsafe<uint32_t, Format::kF32>(scale, count);
+    case ScaleKind::kBF16:
+      return AnyIsUnsafe<uint16_t, Format::kBF16>(scale, count);
+    case ScaleKind::kF16:
+      return AnyIsUnsafe<uint16_t, Format::kF16>(scale, count);
+    default: break;
+  }
+  return unsafe != 0;
+}
+
 // The slow half of RowIsSafe, for a row that has scales outside of the range.
 __attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
                                                             int64_t row) {
-  const uint8_t* scale = x.scale + row * x.scale_cols;
   for (int64_t c = 0; c < x.scale_cols; ++c) {
-    if (UnsafeScaleByte(scale[c]) && !BlockIsZero(x, row, c)) return false;
+    const uint8_t* scale = ScaleAt(x, row, c);
+    if (!ScalesAreUnsafe(x.scale_kind, scale, 1)) continue;
+    const bool is_infinite =
+        (AsBits(DecodeScale(x.scale_kind, scale)) & kMagnitude) == kInfinity;
+    if (is_infinite || !BlockIsZero(x, row, c)) return false;
   }
   return true;
-}
-
-// Whether the row is safe (see kSafeExponent). All-zero blocks, which have MX
-// scale byte 0, are safe with any scale.
-inline bool RowIsSafe(const Operand& x, int64_t row) {
-  if (x.scale_kind != ScaleKind::kE8M0) return true;
-  const uint8_t* scale = x.scale + row * x.scale_cols;
-  uint8_t unsafe = 0;
-  for (int64_t c = 0; c < x.scale_cols; ++c) {
-    unsafe |= UnsafeScaleByte(scale[c]);
-  }
-  return unsafe == 0 || ExtremeBlocksAreZero(x, row);
 }
 
 // Whether all scales of rows [row, row + count) are within the safe range. If
 // so, RowIsSafe is true for each row. One pass over the scales of many rows is
 // faster than one pass per row, because a row has few scales.
 inline bool ScalesAreSafe(const Operand& x, int64_t row, int64_t count) {
-  if (x.scale_kind != ScaleKind::kE8M0) return true;
-  const uint8_t* scale = x.scale + row * x.scale_cols;
-  uint8_t unsafe = 0;
-  for (int64_t i = 0; i < count * x.scale_cols; ++i) {
-    unsafe |= UnsafeScaleByte(scale[i]);
-  }
-  return unsafe == 0;
+  return !ScalesAreUnsafe(x.scale_kind, ScaleAt(x, row, 0),
+                          count * x.scale_cols);
+}
+
+// Whether the row is safe (see kSafeExponent). All-zero blocks, which have MX
+// scale byte 0, are safe with any finite scale.
+inline bool RowIsSafe(const Operand& x, int64_t row) {
+  return ScalesAreSafe(x, row, 1) || ExtremeBlocksAreZero(x, row);
 }

@@ -16,9 +16,21 @@ namespace jaxplugin {
 
 // Only append: other builds (compare.cc) and Python
 // (jaxplugin/runtime/cpu_library.py) use these numbers.
-enum class Format { kE4M3, kE5M2, kE2M1, kF32, kBF16, kF16, kE2M3, kE3M2 };
-inline constexpr int kFormats = 8;
-enum class ScaleKind { kNone, kE8M0, kE4M3 };
+enum class Format {
+  kE4M3,
+  kE5M2,
+  kE2M1,
+  kF32,
+  kBF16,
+  kF16,
+  kE2M3,
+  kE3M2,
+  kInt8,
+  kInt4,
+};
+inline constexpr int kFormats = 10;
+enum class ScaleKind { kNone, kE8M0, kE4M3, kE5M2, kF32, kBF16, kF16 };
+inline constexpr int kScaleKinds = 7;
 
 struct FormatFacts {
   int bits;         // of a code
@@ -40,6 +52,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr FormatFacts FactsOf(Format f) {
     case Format::kF32: return {32, 32, 8, 23, 0x7f7fffff, true, true};
     case Format::kBF16: return {16, 16, 8, 7, 0x7f7f, true, true};
     case Format::kF16: return {16, 16, 5, 10, 0x7bff, true, true};
+    case Format::kInt8: return {8, 8, 0, 7, 0x7f, false, false};
+    case Format::kInt4: return {4, 4, 0, 3, 0x7, false, false};
   }
   return {};
 }
@@ -47,6 +61,12 @@ JAXPLUGIN_ALWAYS_INLINE constexpr FormatFacts FactsOf(Format f) {
 // Whether the format is an unquantized float, which has no scales.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPlain(Format f) {
   return FactsOf(f).bits > 8;
+}
+
+// Whether codes are two's complement. They have no exponent: `mantissa_bits` are
+// all bits except the sign.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsInteger(Format f) {
+  return f == Format::kInt8 || f == Format::kInt4;
 }
 
 // Whether a byte holds two codes; the first one is in the low half.
@@ -59,10 +79,28 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int64_t BytesOf(Format f, int64_t values) {
   return values * FactsOf(f).stored_bits / 8;
 }
 
-// Returns a mask of the magnitude bits in a byte of codes (all but the signs).
+// Returns a mask of the bits in a byte of codes that are 0 only for zeros: all
+// bits except the signs of floats.
 JAXPLUGIN_ALWAYS_INLINE constexpr int MagnitudeBits(Format f) {
+  if (IsInteger(f)) return 0xff;
   const int code = (1 << (FactsOf(f).bits - 1)) - 1;
   return IsPacked(f) ? code << 4 | code : code;
+}
+
+// Returns the bytes of a scale.
+JAXPLUGIN_ALWAYS_INLINE constexpr int64_t ScaleSize(ScaleKind kind) {
+  switch (kind) {
+    case ScaleKind::kF32: return 4;
+    case ScaleKind::kBF16:
+    case ScaleKind::kF16: return 2;
+    default: return 1;
+  }
+}
+
+// Whether the product of a value and a scale may need rounding to float32, or a
+// sum of such products an additional rounding (simd/sums.inl).
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsWide(ScaleKind kind) {
+  return ScaleSize(kind) > 1;
 }
 
 // The values of the `format` attribute of quantize.

@@ -15,11 +15,13 @@ constexpr Format InRegister(Format f) {
 
 // Moving the fields of an 8-bit code into a bf16 or float32 gives the value
 // times 2^-ValueShift. Subnormal codes become subnormals. NaN and Inf become
-// finite numbers, so the caller must search for them (Largest).
+// finite numbers, so the caller must search for them (Largest). An int8 is moved
+// to the high byte of a dword, which is then converted.
 constexpr int ValueShift(Format f) {
   switch (InRegister(f)) {
     case Format::kE4M3: return 127 - E4M3::kBias;
     case Format::kE5M2: return 127 - E5M2::kBias;
+    case Format::kInt8: return -24;
     default: return 0;
   }
 }
@@ -29,13 +31,12 @@ constexpr int64_t GroupValues(Format f) {
   return IsPacked(f) ? 2 * kGroupBytes : kGroupBytes;
 }
 
-// Returns the number of vectors of bf16 pairs that Expand converts a group to.
-// A vector has 16 values, two per dword.
+// Returns the number of pairs of vectors that Expanded converts a group to. A
+// pair has 16 values.
 constexpr int GroupPairs(Format f) { return IsPacked(f) ? 4 : 2; }
 
-// Expand converts a group to vectors of pairs, and SplitPairs converts vector
-// `p` to two vectors of float32, from the low (half 0) or the high halves of
-// the dwords. Returns the index in the group of the value in lane `lane`.
+// Returns the index in the group of the value in lane `lane` of vector `half` of
+// pair `p` (Expanded).
 constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
   if (!IsPacked(f)) return 4 * lane + 2 * half + 1 - p;
   const int byte = lane / 4 * 16 + lane % 4 * 2 + half;
@@ -61,14 +62,26 @@ struct Largest {
   }
 };
 
-// Tables of the 16 E2M1 codes: twice the value as a byte, and both bytes of the
-// value as bf16.
+// Tables of the 16 codes of E2M1 or int4: twice the value (int4: the value) as a
+// byte, and both bytes of the value as bf16.
 struct NibbleTables {
-  __m256i twice_plus_12;  // 0..24
-  __m256i twice;          // -12..12
+  __m256i twice_plus_12;  // 0..24, only for E2M1
+  __m256i twice;          // -12..12; int4: the value, -8..7
   __m256i high, low;
 
-  JAXPLUGIN_ALWAYS_INLINE NibbleTables() {
+  JAXPLUGIN_ALWAYS_INLINE explicit NibbleTables(Format format) {
+    if (format == Format::kInt4) {
+      twice = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+          0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+      twice_plus_12 = twice;
+      high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+          0, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, -63, -64, -64, -64, -64,
+          -64, -64, -65));
+      low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+          0, -128, 0, 0x40, -128, -96, -64, -32, 0, -32, -64, -96, -128, 0x40,
+          0, -128));
+      return;
+    }
     const __m128i magnitude =
         _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     const __m128i high_byte = _mm_setr_epi8(
@@ -139,14 +152,6 @@ JAXPLUGIN_ALWAYS_INLINE __m256i HighNibbles(__m256i codes) {
   return LowNibbles(_mm256_srli_epi16(codes, 4));
 }
 
-// Converts pairs of bf16 to float32: out[0] has the low halves of the dwords,
-// out[1] the high halves.
-JAXPLUGIN_ALWAYS_INLINE void SplitPairs(__m256i pairs, __m256* out) {
-  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-  out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-  out[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, high));
-}
-
 // Broadcasts *low to the lower four lanes and *high to the upper four.
 JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
   return _mm256_blend_ps(_mm256_broadcast_ss(low), _mm256_broadcast_ss(high),
@@ -160,35 +165,58 @@ constexpr uint32_t MovedFields() {
   return 0x80000000u | 0x7fu << (23 - FactsOf(kFormat).mantissa_bits);
 }
 
-// Converts a group to bf16, times 2^-ValueShift, in the order of ExpandedIndex.
-// kFormat is a result of InRegister.
+// A group of codes, from which Pair converts 16 values at a time to float32,
+// times 2^-ValueShift, in the order of ExpandedIndex. kFormat is a result of
+// InRegister.
 template <Format kFormat>
-JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
-                                    __m256i* pairs) {
+struct Expanded {
   static_assert(InRegister(kFormat) == kFormat);
-  if constexpr (IsPacked(kFormat)) {
-    const __m256i nibbles[2] = {LowNibbles(codes), HighNibbles(codes)};
+  __m256i pairs[GroupPairs(kFormat)];  // of bf16, except for int8
+
+  JAXPLUGIN_ALWAYS_INLINE Expanded(__m256i codes, const NibbleTables& tables) {
+    if constexpr (IsPacked(kFormat)) {
+      const __m256i nibbles[2] = {LowNibbles(codes), HighNibbles(codes)};
 #pragma GCC unroll 2
-    for (int s = 0; s < 2; ++s) {
-      const __m256i high = _mm256_shuffle_epi8(tables.high, nibbles[s]);
-      const __m256i low = _mm256_shuffle_epi8(tables.low, nibbles[s]);
-      pairs[s] = _mm256_unpacklo_epi8(low, high);
-      pairs[2 + s] = _mm256_unpackhi_epi8(low, high);
+      for (int s = 0; s < 2; ++s) {
+        const __m256i high = _mm256_shuffle_epi8(tables.high, nibbles[s]);
+        const __m256i low = _mm256_shuffle_epi8(tables.low, nibbles[s]);
+        pairs[s] = _mm256_unpacklo_epi8(low, high);
+        pairs[2 + s] = _mm256_unpackhi_epi8(low, high);
+      }
+    } else if constexpr (IsInteger(kFormat)) {
+      // Odd codes, then even codes, in the high bytes of words.
+      pairs[0] = codes;
+      pairs[1] = _mm256_slli_epi16(codes, 8);
+    } else {
+      // An arithmetic shift moves a code from the high byte of a word to the
+      // fields of a bf16. It copies the sign into the exponent bits that the
+      // code does not have, and the mask clears them. Odd codes are in high
+      // bytes. Even codes are in low bytes, and a multiplication by 2^(8 -
+      // kShift) moves them to the same bits.
+      constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
+      const __m256i fields = _mm256_set1_epi16(
+          static_cast<short>(MovedFields<kFormat>() >> 16));
+      const __m256i factor = _mm256_set1_epi16(1 << (8 - kShift));
+      pairs[0] = _mm256_and_si256(_mm256_srai_epi16(codes, kShift), fields);
+      pairs[1] = _mm256_and_si256(_mm256_maddubs_epi16(factor, codes), fields);
     }
-  } else {
-    // An arithmetic shift moves a code from the high byte of a word to the
-    // fields of a bf16. It copies the sign into the exponent bits that the code
-    // does not have, and the mask clears them. Odd codes are in high bytes.
-    // Even codes are in low bytes, and a multiplication by 2^(8 - kShift) moves
-    // them to the same bits.
-    constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
-    const __m256i fields = _mm256_set1_epi16(
-        static_cast<short>(MovedFields<kFormat>() >> 16));
-    const __m256i factor = _mm256_set1_epi16(1 << (8 - kShift));
-    pairs[0] = _mm256_and_si256(_mm256_srai_epi16(codes, kShift), fields);
-    pairs[1] = _mm256_and_si256(_mm256_maddubs_epi16(factor, codes), fields);
   }
-}
+
+  // Converts the values of the low halves of the dwords to out[0], and those of
+  // the high halves to out[1].
+  JAXPLUGIN_ALWAYS_INLINE void Pair(int p, __m256* out) const {
+    if constexpr (kFormat == Format::kInt8) {
+      const __m256i high = _mm256_set1_epi32(static_cast<int>(0xff000000));
+      out[0] = _mm256_cvtepi32_ps(
+          _mm256_and_si256(_mm256_slli_epi32(pairs[p], 16), high));
+      out[1] = _mm256_cvtepi32_ps(_mm256_and_si256(pairs[p], high));
+    } else {
+      const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+      out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs[p], 16));
+      out[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs[p], high));
+    }
+  }
+};
 
 // Loads eight codes into the low bytes of dwords.
 JAXPLUGIN_ALWAYS_INLINE __m256i LoadEight(const uint8_t* bytes) {
@@ -196,33 +224,45 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadEight(const uint8_t* bytes) {
       _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Converts eight FP8 codes, in the low bytes of dwords, to float32, times
-// 2^-ValueShift.
+// Converts eight codes of FP8 or int8, in the low bytes of dwords, to float32,
+// times 2^-ValueShift.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE __m256 MoveFields(__m256i codes) {
+  if constexpr (IsInteger(kFormat)) {
+    return _mm256_cvtepi32_ps(_mm256_slli_epi32(codes, 24));
+  } else {
   constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
   const __m256i fields =
       _mm256_set1_epi32(static_cast<int>(MovedFields<kFormat>()));
   return _mm256_castsi256_ps(_mm256_and_si256(
       _mm256_srai_epi32(_mm256_slli_epi32(codes, 24), kShift), fields));
+  }
 }
 
-constexpr uint32_t kMostScale = 127 + 62;  // the E8M0 code of 2^62
+constexpr int kMostExponent = 62;
+constexpr uint32_t kMostScale = 127 + kMostExponent;  // its E8M0 code
+
+JAXPLUGIN_ALWAYS_INLINE float PowerOf(int exponent) {
+  return AsFloat(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+// A kind of scales as a type.
+template <ScaleKind kKind_>
+struct KindIs {
+  static constexpr ScaleKind kKind = kKind_;
+};
 
 // Decodes one scale for DecodeScales.
-JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, uint32_t byte,
+JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, const uint8_t* at,
                                          int shift) {
-  if (kind == ScaleKind::kE4M3) {
-    return Decode<E4M3>(byte) *
-           AsFloat(static_cast<uint32_t>(127 + shift) << 23);
-  }
-  const uint32_t exponent = byte < kMostScale ? byte : kMostScale;
-  const uint32_t bits = (exponent + static_cast<uint32_t>(shift)) << 23;
-  return AsFloat(byte == 255 ? kQuietNan : bits);
+  constexpr float kMost = 1ull << kMostExponent;
+  float scale = DecodeScale(kind, at);
+  scale = scale > kMost ? kMost : scale < -kMost ? -kMost : scale;
+  return scale * PowerOf(shift);
 }
 
-// Whether no scale needs the special cases of ScaleTimes: NaN, and E8M0 from
-// 2^62 on.
+// Whether no scale of one byte needs the special cases of ScaleTimes: NaN, and
+// E8M0 from 2^62 on.
 inline bool ScalesArePlain(ScaleKind kind, const uint8_t* bytes,
                            int64_t count) {
   uint8_t special = 0;
@@ -230,7 +270,7 @@ inline bool ScalesArePlain(ScaleKind kind, const uint8_t* bytes,
     for (int64_t i = 0; i < count; ++i) {
       special |= static_cast<uint8_t>((bytes[i] | 0x80) == 0xff);
     }
-  } else {
+  } else if (kind == ScaleKind::kE8M0) {
     for (int64_t i = 0; i < count; ++i) {
       special |= static_cast<uint8_t>(bytes[i] >= kMostScale);
     }
@@ -238,34 +278,83 @@ inline bool ScalesArePlain(ScaleKind kind, const uint8_t* bytes,
   return special == 0;
 }
 
-// Decodes scales [c0, c0 + count) of a safe row to float32, times 2^shift (0 <=
-// shift <= 60). The scale of a zero block may have any value. Scales above 2^62
-// become 2^62, so that the product of two scales is finite and zero times it is
-// zero.
-inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
-                         int64_t count, int shift, float* __restrict out) {
-  const uint8_t* bytes = x.scale + row * x.scale_cols + c0;
+// Loads eight scales that are plain (ScalesArePlain) and converts them to
+// float32. Wide ones above 2^62 become 2^62, and NaN stays NaN.
+JAXPLUGIN_ALWAYS_INLINE __m256 LoadEightScales(ScaleKind kind,
+                                               const uint8_t* at) {
+  const __m256 most = _mm256_set1_ps(1ull << kMostExponent);
+  const __m128i* halves = reinterpret_cast<const __m128i*>(at);
+  __m256 scale;
+  switch (kind) {
+    case ScaleKind::kE8M0:
+      return _mm256_castsi256_ps(_mm256_slli_epi32(LoadEight(at), 23));
+    case ScaleKind::kE4M3:
+      return _mm256_mul_ps(MoveFields<Format::kE4M3>(LoadEight(at)),
+                           _mm256_set1_ps(PowerOf(120)));
+    case ScaleKind::kF16: return _mm256_cvtph_ps(_mm_loadu_si128(halves));
+    case ScaleKind::kBF16:
+      scale = _mm256_castsi256_ps(_mm256_slli_epi32(
+          _mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), 16));
+      break;
+    case ScaleKind::kF32:
+      scale = _mm256_loadu_ps(reinterpret_cast<const float*>(at));
+      break;
+    default:  // E5M2 is the high byte of a float16
+      return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(),
+                                               _mm_loadl_epi64(halves)));
+  }
+  // If an operand is NaN, the result is the second operand.
+  scale = _mm256_min_ps(most, scale);
+  return _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), scale);
+}
+
+// Decodes the scales of blocks [c0, c0 + count) of a row for DecodeScales.
+inline void DecodeBlockScales(const Operand& x, int64_t row, int64_t c0,
+                              int64_t count, int shift, float* __restrict out) {
+  const ScaleKind kind = x.scale_kind;
+  const int64_t size = ScaleSize(kind);
+  const uint8_t* scales = ScaleAt(x, row, c0);
   int64_t i = 0;
-  if (ScalesArePlain(x.scale_kind, bytes, count)) {
-    if (x.scale_kind == ScaleKind::kE4M3) {
-      // Two multiplications, because 2^(120 + shift) may overflow.
-      const __m256 whole = _mm256_set1_ps(AsFloat((127u + 120u) << 23));
-      const __m256 rest =
-          _mm256_set1_ps(AsFloat(static_cast<uint32_t>(127 + shift) << 23));
+  if (ScalesArePlain(kind, scales, count)) {
+    const __m256 power = _mm256_set1_ps(PowerOf(shift));
+    const auto decode = [&](auto known) {
       for (; i + 8 <= count; i += 8) {
-        const __m256 s = MoveFields<Format::kE4M3>(LoadEight(bytes + i));
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(s, whole), rest));
+        const __m256 s = LoadEightScales(known.kKind, scales + i * size);
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(s, power));
       }
-    } else {
-      const __m256i bias = _mm256_set1_epi32(shift << 23);
-      for (; i + 8 <= count; i += 8) {
-        const __m256i s = _mm256_slli_epi32(LoadEight(bytes + i), 23);
-        _mm256_storeu_ps(out + i,
-                         _mm256_castsi256_ps(_mm256_add_epi32(s, bias)));
-      }
+    };
+    switch (kind) {
+      case ScaleKind::kE8M0: decode(KindIs<ScaleKind::kE8M0>()); break;
+      case ScaleKind::kE4M3: decode(KindIs<ScaleKind::kE4M3>()); break;
+      case ScaleKind::kF32: decode(KindIs<ScaleKind::kF32>()); break;
+      case ScaleKind::kBF16: decode(KindIs<ScaleKind::kBF16>()); break;
+      case ScaleKind::kF16: decode(KindIs<ScaleKind::kF16>()); break;
+      default: decode(KindIs<ScaleKind::kE5M2>());
     }
   }
-  for (; i < count; ++i) out[i] = ScaleTimes(x.scale_kind, bytes[i], shift);
+  for (; i < count; ++i) out[i] = ScaleTimes(kind, scales + i * size, shift);
+}
+
+// The most values and scales that are decoded at a time.
+constexpr int64_t kUnpackMax = 4096;
+constexpr int64_t kPiecesMax = kUnpackMax / 16;
+
+// Decodes the scales of pieces [p0, p0 + count) (PieceOf) of a safe row to
+// float32, times 2^shift (-60 <= shift <= 60). The scale of a zero block may
+// have any value. Scales above 2^62 become 2^62, so that the product of two
+// scales is finite and zero times it is zero.
+inline void DecodeScales(const Operand& x, int64_t row, int64_t p0,
+                         int64_t count, int shift, float* __restrict out) {
+  const int64_t each = x.block / PieceOf(x);
+  if (each == 1) return DecodeBlockScales(x, row, p0, count, shift, out);
+  if (count == 0) return;
+  float scale[kPiecesMax + 1];
+  const int64_t c0 = p0 / each;
+  DecodeBlockScales(x, row, c0, (p0 + count - 1) / each - c0 + 1, shift, scale);
+  int64_t end = (c0 + 1) * each - p0;  // the pieces before it have one scale
+  for (int64_t i = 0, c = 0; i < count; ++c, end += each) {
+    for (; i < Min(end, count); ++i) out[i] = scale[c];
+  }
 }
 
 // UnpackRun multiplies the scales of formats with one code per byte by
@@ -298,16 +387,17 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
     for (int q = 0; q < 4; ++q) {
       const __m128i at =
           q & 1 ? _mm_srli_si128(halves[q / 2], 8) : halves[q / 2];
-      values[q] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(at)),
-                                _mm256_set1_ps(0.5f));
+      values[q] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(at));
+      if (kFormat == Format::kE2M1) {
+        values[q] = _mm256_mul_ps(values[q], _mm256_set1_ps(0.5f));
+      }
     }
   } else {
     constexpr Format kFp8 = InRegister(kFormat);
     if constexpr (kOrder == Order::kGroups) {
-      __m256i pairs[2];
-      Expand<kFp8>(LoadCodes<kFormat>(codes), tables, pairs);
-      SplitPairs(pairs[0], values);
-      SplitPairs(pairs[1], values + 2);
+      const Expanded<kFp8> group(LoadCodes<kFormat>(codes), tables);
+      group.Pair(0, values);
+      group.Pair(1, values + 2);
     } else {
       alignas(32) uint8_t fp8[kGroupBytes];
       if constexpr (kFp8 != kFormat) {
@@ -337,7 +427,7 @@ template <Format kFormat, int kBlock, Order kOrder>
 inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
                          const float* scale, int64_t ahead, float* out) {
   constexpr int64_t kBytes = BytesOf(kFormat, 32);
-  const NibbleTables tables;
+  const NibbleTables tables(kFormat);
   Largest largest;
   for (int64_t g = 0; g < groups; ++g, codes += kBytes, out += 32) {
     __m256 values[4];
@@ -360,6 +450,12 @@ inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
   return !largest.NotFinite(kFormat);
 }
 
+// A format as a type.
+template <Format kFormat_>
+struct FormatIs {
+  static constexpr Format kFormat = kFormat_;
+};
+
 template <Format kFormat>
 inline bool UnpackOfFormat(const uint8_t* codes, int64_t groups, int64_t block,
                            Order order, const float* scale, int64_t ahead,
@@ -377,8 +473,6 @@ inline bool UnpackOfFormat(const uint8_t* codes, int64_t groups, int64_t block,
                            codes, groups, scale, ahead, out);
 }
 
-constexpr int64_t kUnpackMax = 4096;
-
 // Converts values [k0, k0 + count) of a safe row and multiplies them by their
 // scales. (The result of an unsafe row is invalid.) k0 is a multiple of 32, and
 // count is at most kUnpackMax. Prefetches the codes `ahead` bytes further,
@@ -389,19 +483,23 @@ inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
   const int64_t groups = IsPlain(x.format) ? 0 : count / 32;
   bool is_done = false;
   if (groups != 0) {
-    float scale[kUnpackMax / 16];
-    DecodeScales(x, row, k0 / x.block, groups * 32 / x.block,
-                 IsPacked(x.format) ? 0 : kUnpackScaleShift, scale);
+    const int64_t piece = PieceOf(x);
+    const int shift = IsPacked(x.format) ? 0 : kUnpackScaleShift;
+    float scale[kPiecesMax];
+    DecodeScales(x, row, k0 / piece, groups * 32 / piece,
+                 shift - x.fraction_bits, scale);
     const auto unpack = [&](auto format) {
       constexpr Format kFormat = decltype(format)::kFormat;
       is_done = UnpackOfFormat<kFormat>(codes + BytesOf(kFormat, k0), groups,
-                                        x.block, order, scale, ahead, out);
+                                        piece, order, scale, ahead, out);
     };
     switch (x.format) {
       case Format::kE4M3: unpack(E4M3()); break;
       case Format::kE5M2: unpack(E5M2()); break;
       case Format::kE2M3: unpack(E2M3()); break;
       case Format::kE3M2: unpack(E3M2()); break;
+      case Format::kInt8: unpack(FormatIs<Format::kInt8>()); break;
+      case Format::kInt4: unpack(FormatIs<Format::kInt4>()); break;
       default: unpack(E2M1());
     }
   }

@@ -336,7 +336,7 @@ class DotErrorTest(parameterized.TestCase):
     ("lhs_rank", {"lhs": np.ones((3, 64), E4M3), "shape": (2, 3, 3)}, "rank 3"),
     ("rhs_rank", {"rhs": np.ones((64,), E4M3), "shape": (2, 3, 3)}, "rank 3"),
     ("lhs_dtype", {"lhs": np.ones((2, 3, 64), np.int32)}, "lhs must be"),
-    ("rhs_dtype", {"rhs": np.ones((2, 3, 64), np.int8)}, "rhs must be"),
+    ("rhs_dtype", {"rhs": np.ones((2, 3, 64), np.int32)}, "rhs must be"),
     ("k", {"rhs": np.ones((2, 3, 32), E4M3)}, "rhs_scale must have"),
     (
       "k_both",
@@ -357,12 +357,38 @@ class DotErrorTest(parameterized.TestCase):
     ("scale_rows", {"lhs_scale": np.ones((2, 4, 2), E8M0)}, "lhs_scale must"),
     ("scale_cols", {"lhs_scale": np.ones((2, 3, 1), E8M0)}, "2 columns"),
     ("scale_rank", {"rhs_scale": np.ones((2, 3), E8M0)}, "rhs_scale must"),
-    ("scale_dtype", {"rhs_scale": np.ones((2, 3, 2), "f4")}, "f8e8m0fnu or"),
-    ("scale_missing", {"lhs_scale": None}, "lhs_scale must be f8e8m0fnu"),
+    (
+      "scale_dtype",
+      {"rhs_scale": np.ones((2, 3, 2), "i4")},
+      "must be f8e8m0fnu",
+    ),
+    ("scale_missing", {"lhs_scale": None}, "lhs_scale must have lhs's shape"),
     ("scale_extra", {"lhs": np.ones((2, 3, 64), "f4")}, "empty scale"),
-    ("block_size", {"lhs_block_size": 48}, "must be 16 or 32"),
-    ("block_zero", {"rhs_block_size": 0}, "must be 16 or 32"),
-    ("block_huge", {"rhs_block_size": -(2**63)}, "must be 16 or 32"),
+    ("block_size", {"lhs_block_size": 24}, "must be a multiple of 16"),
+    ("block_zero", {"rhs_block_size": 0}, "must be a multiple of 16"),
+    ("block_low", {"rhs_block_size": -(2**63)}, "must be a multiple of 16"),
+    ("block_of_row", {"rhs_block_size": 2**63 - 1}, "1 columns for block size"),
+    (
+      "fraction_bits",
+      {
+        "lhs": np.ones((2, 3, 64), "i1"),
+        "attributes": {"lhs_fraction_bits": 9},
+      },
+      "fraction_bits must be 0, or for integers at most 8, got 9",
+    ),
+    (
+      "fraction_bits_of_floats",
+      {"attributes": {"rhs_fraction_bits": 1}},
+      "fraction_bits must be 0, .* got 1 for f8e4m3fn",
+    ),
+    (
+      "scale_element",
+      {
+        "lhs_scale": np.ones((2, 3, 2), "u1"),
+        "attributes": {"lhs_scale_element": 4},
+      },
+      "lhs_scale_element must be 0, .* got 4 for u8",
+    ),
     ("block_16", {"lhs_block_size": 16}, "4 columns for block size 16"),
     ("global_shape", {"global_scale": np.ones(3, "f4")}, "global_scale must"),
     ("global_dtype", {"global_scale": np.ones((), BF16)}, "global_scale must"),
@@ -377,8 +403,8 @@ class DotErrorTest(parameterized.TestCase):
     ("isa_negative", {"isa": -1}, "isa must be"),
     (
       "element",
-      {"lhs": np.ones((2, 3, 32), "u1"), "attributes": {"lhs_element": (5)}},
-      "lhs's element must be 0, .* got 5 for u8",
+      {"lhs": np.ones((2, 3, 32), "u1"), "attributes": {"lhs_element": (7)}},
+      "lhs's element must be 0, .* got 7 for u8",
     ),
     (
       "element_of_f8",

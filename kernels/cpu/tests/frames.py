@@ -36,11 +36,12 @@ _DATA_TYPES: Final = {
     (ml_dtypes.bfloat16, 16),
     (ml_dtypes.float8_e5m2, 19),
     (ml_dtypes.float8_e4m3fn, 20),
+    (ml_dtypes.int4, 21),
     (ml_dtypes.float4_e2m1fn, 32),
     (ml_dtypes.float8_e8m0fnu, 33),
   )
 }
-_E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
+_PACKED: Final = (np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.int4))
 _EXECUTE: Final = 3  # XLA_FFI_ExecutionStage
 _BUFFER: Final = 1  # XLA_FFI_ArgType and XLA_FFI_RetType
 _SCALAR: Final = 3  # XLA_FFI_AttrType
@@ -156,9 +157,9 @@ _api: Final = _sized(
 
 
 def _stored(x: np.ndarray) -> np.ndarray:
-  """Returns the bytes of `x` in XLA's layout: two FP4 values in each byte."""
+  """Returns the bytes of `x` in XLA's layout: two 4-bit codes in each byte."""
   x = np.ascontiguousarray(x).reshape(-1)
-  if x.dtype != _E2M1:
+  if x.dtype not in _PACKED:
     return x
   codes = np.resize(x.view(np.uint8) & 15, (len(x) + 1) // 2 * 2)
   return codes[0::2] | codes[1::2] << 4

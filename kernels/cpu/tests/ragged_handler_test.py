@@ -311,7 +311,7 @@ class RaggedErrorTest(parameterized.TestCase):
     ("lhs_rank", {"lhs": np.ones((1, 5, 64), E4M3), "shape": (5, 4)}, "rank 2"),
     ("rhs_rank", {"rhs": np.ones((4, 64), E4M3), "shape": (5, 4)}, "rank 3"),
     ("lhs_dtype", {"lhs": np.ones((5, 64), np.int32)}, "lhs must be"),
-    ("rhs_dtype", {"rhs": np.ones((3, 4, 64), np.int8)}, "rhs must be"),
+    ("rhs_dtype", {"rhs": np.ones((3, 4, 64), np.int32)}, "rhs must be"),
     ("k", {"rhs": np.ones((3, 4, 32), E4M3)}, "rhs_scale must have"),
     (
       "k_both",
@@ -322,14 +322,14 @@ class RaggedErrorTest(parameterized.TestCase):
       r"same k, got f8e4m3fn\[5,64\] and f8e4m3fn\[3,4,32\]",
     ),
     ("scale_groups", {"rhs_scale": np.ones((2, 4, 2), E8M0)}, "rhs_scale must"),
-    ("scale_dtype", {"lhs_scale": np.ones((5, 2), "f4")}, "f8e8m0fnu or"),
+    ("scale_dtype", {"lhs_scale": np.ones((5, 2), "i4")}, "must be f8e8m0fnu"),
     ("scale_of_bytes", {"lhs_scale": np.ones((5, 2), "u1")}, "element 1 .e8m0"),
     (
       "scale_element",
       {"attributes": {"lhs_scale_element": (1)}},
       "lhs_scale_element must be 0, .* got 1 for f8e8m0fnu",
     ),
-    ("block_size", {"rhs_block_size": 48}, "must be 16 or 32"),
+    ("block_size", {"rhs_block_size": 24}, "must be a multiple of 16"),
     (
       "sizes_shape",
       {"group_sizes": np.zeros(4, np.int32)},

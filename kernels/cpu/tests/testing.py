@@ -61,7 +61,11 @@ E2M3 = ml_dtypes.float6_e2m3fn
 E3M2 = ml_dtypes.float6_e3m2fn
 E2M1 = ml_dtypes.float4_e2m1fn
 E8M0 = ml_dtypes.float8_e8m0fnu
+INT8 = np.int8
+INT4 = ml_dtypes.int4
 BF16 = ml_dtypes.bfloat16
+F16 = np.float16
+F32 = np.float32
 
 # name -> (values dtype, scale dtype, block size)
 FORMATS = {
@@ -75,6 +79,25 @@ FORMATS = {
   "bf16": (BF16, None, 32),
   "f16": (np.float16, None, 32),
 }
+# Formats that the dots and dequantize read. The block size None is a whole row.
+CHECKPOINTS = {
+  "fp8_1x128": (E4M3, F32, 128),
+  "fp8_1x128_e8m0": (E4M3, E8M0, 128),
+  "fp8_row": (E4M3, F32, None),
+  "e5m2_64": (E5M2, BF16, 64),
+  "e2m1_48": (E2M1, F32, 48),
+  "e2m1_64": (E2M1, E8M0, 64),
+  "e2m3_32": (E2M3, E5M2, 32),
+  "int8_row": (INT8, F32, None),
+  "int8_32": (INT8, F16, 32),
+  "int8_16": (INT8, E4M3, 16),
+  "int4_32": (INT4, F16, 32),
+  "int4_16": (INT4, F32, 16),
+  "int4_128": (INT4, F16, 128),
+  "int4_128_bf16": (INT4, BF16, 128),
+  "mxint8": (INT8, E8M0, 32),
+}
+FRACTION_BITS = {"mxint8": 6}
 # Dtypes of results.
 FLOATS = tuple(map(np.dtype, (np.float32, BF16, np.float16)))
 # In the order of the handlers' `format` attribute.
@@ -387,16 +410,23 @@ def e8m0_value(code: np.ndarray) -> np.ndarray:
 class Side:
   """The arrays of an operand, and its exact value in float64.
 
-  `format` is a name, or a triple like the values of `FORMATS`.
+  `format` is a name, or a triple like the values of `FORMATS`. `scale` has
+  codes for scales of one byte, else numbers.
   """
 
   def __init__(self, format, values, scale, packed=False):
-    dtype, scale_dtype, self.block = FORMATS.get(format, format)
+    known = FORMATS | CHECKPOINTS
+    dtype, scale_dtype, block = known.get(format, format)
+    self.block = block or max(values.shape[-1], 1)
+    self.fraction_bits = FRACTION_BITS.get(format, 0)
     self.values = values.astype(dtype)
-    exact = self.values.astype(np.float64)
+    exact = np.ldexp(self.values.astype(np.float64), -self.fraction_bits)
     self.scale = None
     if scale_dtype is not None:
-      self.scale = scale.astype(np.uint8).view(scale_dtype)
+      if np.dtype(scale_dtype).itemsize > 1:
+        self.scale = scale.astype(scale_dtype)
+      else:
+        self.scale = scale.astype(np.uint8).view(scale_dtype)
       factor = (
         e8m0_value(scale)
         if scale_dtype == E8M0
@@ -406,7 +436,8 @@ class Side:
       with np.errstate(invalid="ignore"):
         exact = exact * factor
     self.exact = exact
-    if packed and dtype == E2M1:
+    self.element = 6 if packed and dtype == INT4 else 0
+    if packed and dtype in (E2M1, INT4):
       codes = self.values.view(np.uint8) & 15
       self.values = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
@@ -452,6 +483,47 @@ def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
   return Side(name, values, scale, packed)
 
 
+def operand(side: Side, prefix: str = "") -> dict[str, int]:
+  """Returns the attributes of an operand, which are 0 unless present."""
+  numbers = {
+    "block_size": side.block,
+    "element": side.element,
+    "fraction_bits": side.fraction_bits,
+  }
+  return {prefix + name: value for name, value in numbers.items() if value}
+
+
+def random_scales(scale_dtype, shape, rng, exact=False) -> np.ndarray:
+  """Returns scales for `Side`: powers of two if `exact`, else any near 1."""
+  exponents = rng.integers(-1, 2, shape)
+  if scale_dtype == E8M0:
+    return exponents + 127
+  numbers = np.exp2(exponents) * rng.choice([1, 1, 1, -1], shape)
+  if not exact:
+    numbers = numbers * rng.uniform(1, 2, shape)
+  if np.dtype(scale_dtype).itemsize > 1:
+    return numbers
+  return numbers.astype(scale_dtype).view(np.uint8)
+
+
+def checkpoint(name, shape, rng, exact=False, packed=False) -> Side:
+  """Returns random values of a format of `CHECKPOINTS`.
+
+  If `exact`, they are small integers, and sums of products are exact in f32.
+  """
+  dtype, scale_dtype, block = CHECKPOINTS[name]
+  if exact:
+    values = rng.integers(-4, 5, shape).astype(np.float64)
+  elif dtype in (INT8, INT4):
+    most = 128 if dtype == INT8 else 8
+    values = rng.integers(-most, most, shape)
+  else:
+    values = np.clip(rng.standard_normal(shape) * 2, -6, 6)
+  columns = -(-shape[-1] // (block or max(shape[-1], 1)))
+  scale = random_scales(scale_dtype, (*shape[:-1], columns), rng, exact)
+  return Side(name, values, scale, packed)
+
+
 def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
   return dot(
     lhs.values,
@@ -459,8 +531,8 @@ def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
     rhs.values,
     rhs.scale,
     *args,
-    lhs_block_size=lhs.block,
-    rhs_block_size=rhs.block,
+    **operand(lhs, "lhs_"),
+    **operand(rhs, "rhs_"),
     shape=(*lhs.exact.shape[:2], rhs.exact.shape[1]),
     **kwargs,
   )

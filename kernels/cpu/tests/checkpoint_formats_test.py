@@ -1,0 +1,243 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests the formats that kernels read and do not write.
+
+They have wide scales (f32, bf16, f16), integers, or blocks of other sizes than
+16 and 32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import sys
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+CHECKPOINTS = testing.CHECKPOINTS
+checkpoint, call, oracle = testing.checkpoint, testing.call, testing.oracle
+WIDE = tuple(
+  name
+  for name, (_, scale, _) in CHECKPOINTS.items()
+  if np.dtype(scale).itemsize > 1
+)
+OTHERS = ("mxfp8", "nvfp4", "f32", "bf16", "f16")
+DOT_ERROR_ULPS = 16 * 2.0**-24
+# The large dots in AVX2's float32 have twice the bound (README.md).
+LARGE_DOT_ERROR_ULPS = 2 * DOT_ERROR_ULPS
+
+
+def any_side(name, shape, rng, exact):
+  if name in CHECKPOINTS:
+    return checkpoint(name, shape, rng, exact, packed=bool(rng.integers(2)))
+  make = testing.integers if exact else testing.gaussians
+  return make(name, shape, rng)
+
+
+class CheckpointFormatsTest(parameterized.TestCase):
+  @testing.each(name=tuple(CHECKPOINTS), other=(*CHECKPOINTS, *OTHERS))
+  def test_integer_dots_are_exact(self, name, other, isa):
+    """Rows end within a block, a group of values and a chunk of scales."""
+    rng = np.random.default_rng(0)
+    for (m, n), k in zip(
+      ((1, 19), (3, 37), (19, 30)), (96, 576, 190), strict=True
+    ):
+      for pair in ((name, other), (other, name)):
+        lhs = any_side(pair[0], (1, m, k), rng, True)
+        rhs = any_side(pair[1], (1, n, k), rng, True)
+        np.testing.assert_array_equal(
+          call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
+        )
+
+  @testing.each(name=tuple(CHECKPOINTS), other=("same", "f32", "bf16", "mxfp8"))
+  def test_random_dots_are_within_the_bound(self, name, other, isa):
+    rng = np.random.default_rng(1)
+    for m, k in ((1, 4130), (3, 1056), (20, 1568)):
+      lhs = any_side(name if other == "same" else other, (1, m, k), rng, False)
+      rhs = any_side(name, (1, 45, k), rng, False)
+      error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
+      ulps = DOT_ERROR_ULPS if m < 5 else LARGE_DOT_ERROR_ULPS
+      bound = ulps * testing.magnitudes(lhs, rhs)
+      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+
+  @testing.each(name=("int8_row", "int8_32", "int4_32", "int4_128", "mxint8"))
+  def test_every_code_is_read(self, name, isa):
+    count = 256 if CHECKPOINTS[name][0] == testing.INT8 else 16
+    codes = np.arange(count) - count // 2
+    values = np.tile(codes, 256 // count * 3)[None, None]
+    block = CHECKPOINTS[name][2] or values.size
+    scale_dtype = CHECKPOINTS[name][1]
+    one = 127 if scale_dtype == testing.E8M0 else 1
+    scale = np.full((1, 1, values.size // block), one)
+    rhs = testing.Side(name, values, scale, packed=True)
+    for m in (1, 6):
+      lhs = testing.constant("f32", (1, m, values.size))
+      lhs.values = np.eye(values.size, dtype=np.float32)[None, :m]
+      for shift in range(0, values.size, 97):
+        lhs.values = np.roll(lhs.values, shift, -1)
+        lhs.exact = lhs.values.astype(np.float64)
+        np.testing.assert_array_equal(
+          call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
+        )
+
+  @testing.each(name=WIDE, m=(1, 20))
+  def test_nan_and_infinite_scales_behave_as_in_f32(self, name, m, isa):
+    rng = np.random.default_rng(2)
+    for special in (np.nan, np.inf, -np.inf):
+      rhs = checkpoint(name, (1, 9, 320), rng, True)
+      rhs.scale[0, 4, -1] = special
+      block = min(rhs.block, 320)
+      values = rhs.values.astype(np.float64)
+      if special == -np.inf:
+        values[0, 4] = np.abs(values[0, 4]) + 1
+      rhs = testing.Side(name, values, rhs.scale)
+      lhs = testing.constant("f32", (1, m, 320))
+      expected = oracle(lhs, rhs)
+      self.assertFalse(np.isfinite(expected[..., 4]).any(), block)
+      np.testing.assert_array_equal(
+        call(lhs, rhs, isa=isa), expected.astype(np.float32)
+      )
+
+  @testing.each(name=("fp8_1x128", "int4_128_bf16", "fp8_row"), m=(1, 2, 20))
+  def test_scales_far_from_one_lose_nothing(self, name, m, isa):
+    """Rows are rebased, or their elements are computed in float64."""
+    rng = np.random.default_rng(3)
+    for exponents in ((-100, -100), (-60, 60), (70, -20), (-130, 100)):
+      sides = []
+      for rows, exponent in zip((m, 9), exponents, strict=True):
+        side = checkpoint(name, (1, rows, 384), rng, True)
+        scale = np.ldexp(side.scale.astype(np.float64), exponent)
+        sides.append(testing.Side(name, side.values.astype(np.float64), scale))
+      expected = oracle(*sides)
+      with np.errstate(over="ignore"):
+        expected = expected.astype(np.float32)
+      np.testing.assert_array_equal(call(*sides, isa=isa), expected)
+
+  @testing.each(name=("fp8_1x128", "int4_128_bf16"), m=(1, 20))
+  def test_scales_of_one_row_may_span_all_of_f32(self, name, m, isa):
+    rng = np.random.default_rng(4)
+    side = checkpoint(name, (1, 9, 640), rng, True)
+    scale = np.exp2([-126.0, -90, 0, 60, 119])[None, None].repeat(9, 1)
+    rhs = testing.Side(name, side.values.astype(np.float64), scale)
+    lhs = testing.Side(
+      "f32", np.repeat(1 / scale, 128, -1)[:, :1].repeat(m, 1), None
+    )
+    np.testing.assert_array_equal(
+      call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
+    )
+
+  @testing.each(name=("int8_row", "int4_32", "mxint8"), m=(1, 20))
+  def test_blocks_of_the_most_negative_integer_are_not_zero(self, name, m, isa):
+    values = np.zeros((1, 9, 96))
+    values[0, 3] = -8 if name == "int4_32" else -128
+    is_e8m0 = CHECKPOINTS[name][1] == testing.E8M0
+    columns = 1 if name == "int8_row" else 3
+    scale = np.full((1, 9, columns), 127.0 if is_e8m0 else 1)
+    scale[0, 3] = 7 if is_e8m0 else 2.0 ** (-24 if name == "int4_32" else -120)
+    rhs = testing.Side(name, values, scale)
+    lhs = testing.constant("f32", (1, m, 96), 2.0**100)
+    np.testing.assert_array_equal(
+      call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
+    )
+
+  @testing.each(name=WIDE, m=(1, 20))
+  def test_zeros_under_an_infinite_scale_are_nan(self, name, m, isa):
+    rhs = checkpoint(name, (1, 9, 64), np.random.default_rng(5), True)
+    values, scale = rhs.values.astype(np.float64), rhs.scale
+    values[0, 3], scale[0, 3] = 0, np.inf
+    rhs = testing.Side(name, values, scale)
+    found = call(testing.constant("f32", (1, m, 64)), rhs, isa=isa)
+    self.assertTrue(np.isnan(found[..., 3]).all())
+    self.assertTrue(np.isfinite(np.delete(found, 3, -1)).all())
+
+  @testing.each(
+    name=("fp8_1x128", "fp8_row"), m=(1, 20), scale=(0, 1e-38, 1e38)
+  )
+  def test_zero_blocks_count_nothing_under_any_finite_scale(
+    self, name, m, scale, isa
+  ):
+    rng = np.random.default_rng(5)
+    rhs = checkpoint(name, (1, 9, 256), rng, True)
+    values, scales = rhs.values.astype(np.float64), rhs.scale
+    values[0, 3, -128:], scales[0, 3, -1] = 0, scale
+    if name == "fp8_row":
+      values[0, 3] = 0
+    rhs = testing.Side(name, values, scales)
+    lhs = testing.integers("f32", (1, m, 256), rng)
+    np.testing.assert_array_equal(
+      call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
+    )
+
+  @testing.each(name=tuple(CHECKPOINTS), m=(1, 2, 3, 4))
+  def test_one_product_may_outweigh_all_others(self, name, m, isa):
+    """Each rounding of a sum then adds up to 2^-24 of it."""
+    rng = np.random.default_rng(6)
+    for k, seed in itertools.product((544, 4096), range(3)):
+      rng = np.random.default_rng(seed)
+      rhs = checkpoint(name, (1, 9, k), rng)
+      values = rng.uniform(0.5, 1, (1, m, k)) * np.sign(rhs.exact[:, :1])
+      values[..., :1] *= 2.0 ** rng.uniform(18, 26, (1, m, 1))
+      lhs = testing.Side("f32", values, None)
+      error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
+      bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
+      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+
+  @testing.each(name=tuple(CHECKPOINTS))
+  def test_rows_of_a_ragged_dot_have_the_bits_of_a_dot(self, name, isa):
+    rng = np.random.default_rng(7)
+    sizes = np.array([3, 0, 5, 1], np.int32)
+    lhs = checkpoint(name, (9, 320), rng)
+    rhs = checkpoint(name, (4, 410, 320), rng)
+    got = testing.ragged_dot(
+      lhs.values,
+      lhs.scale,
+      rhs.values,
+      rhs.scale,
+      sizes,
+      **testing.operand(lhs, "lhs_"),
+      **testing.operand(rhs, "rhs_"),
+      shape=(9, 410),
+      isa=isa,
+    )
+    end = np.cumsum(sizes)
+    for group, size in enumerate(sizes):
+      if size == 0:
+        continue
+      part = slice(end[group] - size, end[group])
+      one = testing.dot(
+        lhs.values[None, part],
+        lhs.scale[None, part],
+        rhs.values[None, group],
+        rhs.scale[None, group],
+        **testing.operand(lhs, "lhs_"),
+        **testing.operand(rhs, "rhs_"),
+        shape=(1, size, 410),
+        isa=isa,
+      )
+      np.testing.assert_array_equal(got[part], one[0])
+
+  @testing.each(name=tuple(CHECKPOINTS), dtype=testing.FLOATS)
+  def test_dequantize_rounds_each_product_once(self, name, dtype, isa):
+    rng = np.random.default_rng(8)
+    for k in (190, 2176):
+      side = checkpoint(name, (7, k), rng, packed=True)
+      got = testing.dequantize(
+        side.values,
+        side.scale,
+        np.float32(1.25),
+        k=k,
+        dtype=dtype,
+        **testing.operand(side),
+        isa=isa,
+      )
+      expected = side.exact.astype(np.float32) * np.float32(1.25)
+      np.testing.assert_array_equal(got, expected.astype(dtype))
+
+
+if __name__ == "__main__":
+  absltest.main()
