@@ -228,6 +228,7 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
   a descriptor of all batches, which loads zeros outside [batch, rows, k].
   """
   per_element: tl.constexpr = TILE.operand.values_per_element
+  strides: tl.constexpr = TILE.operand.strides
   if TILE.is_described:
     box = base.load([batch, row, k // per_element])
     return box.reshape(TILE.block_rows, TILE.block_k // per_element)
@@ -237,7 +238,7 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
       row,
       k,
       per_element,
-      TILE.operand.strides,
+      strides,
       TILE.skips_overlap,
       TILE,
     )
@@ -253,6 +254,7 @@ def load_scale(base, row, k, TILE: tl.constexpr):
   read. The other operand is 0 there, and values times 2^-127 are finite.
   """
   vec_size: tl.constexpr = TILE.operand.values_per_scale
+  strides: tl.constexpr = TILE.operand.scale_strides
   columns: tl.constexpr = TILE.block_k // vec_size
   if not TILE.operand.is_swizzled:
     return _load_linear(
@@ -260,7 +262,7 @@ def load_scale(base, row, k, TILE: tl.constexpr):
       row,
       k,
       vec_size,
-      TILE.operand.scale_strides,
+      strides,
       TILE.shrinks_overlap,
       TILE,
     )
@@ -429,16 +431,20 @@ def load_factors(
   Returns:
     The scales of lhs and rhs; 0 for an operand without such scales.
   """
-  lhs_factor = _load_factor(lhs, row, k, OF_STEP, TILING.lhs)
-  rhs_factor = _load_factor(rhs, column, k, OF_STEP, TILING.rhs)
+  lhs_tile: tl.constexpr = TILING.lhs
+  rhs_tile: tl.constexpr = TILING.rhs
+  lhs_factor = _load_factor(lhs, row, k, OF_STEP, lhs_tile)
+  rhs_factor = _load_factor(rhs, column, k, OF_STEP, rhs_tile)
   return lhs_factor, rhs_factor
 
 
 @triton.jit
 def _load_factor(operand, row, k, OF_STEP: tl.constexpr, TILE: tl.constexpr):
   if TILE.scales_steps if OF_STEP else TILE.scales_total:
+    kind: tl.constexpr = TILE.operand
+    decoding: tl.constexpr = TILE.decoding
     code = load_scale(operand[1], row, k, TILE)
-    return decode.scale_to_f32(code, TILE.operand, TILE.decoding)
+    return decode.scale_to_f32(code, kind, decoding)
   else:
     return 0
 

@@ -34,12 +34,11 @@ def _finite_amax(
   It is 0 for a block with a NaN or an Inf.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
+  options: tl.constexpr = QUANTIZED.options
   tl.static_assert(BLOCK_K % vec_size == 0)
-  x = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.options)
+  x = tiles.transform(tile, BLOCK_M, BLOCK_K, options)
   magnitude = codec.f32_bits(x) & codec.MAGNITUDE_MASK
-  amax = tiles.block_amax(
-    magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.options
-  )
+  amax = tiles.block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size, options)
   return tl.where(amax < codec.INFINITY_BITS, amax, 0)
 
 

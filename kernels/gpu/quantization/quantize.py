@@ -117,15 +117,19 @@ def _quantize_and_store(
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
+  options: tl.constexpr = QUANTIZED.options
   random_bits = None
-  if QUANTIZED.options.is_stochastic:
-    first = threefry.first_place(key, QUANTIZED.options.is_part)
-    first += threefry.places_along(batch, RANDOM_PLACES[0])
-    in_row = threefry.places_along(row, RANDOM_PLACES[1])
+  if options.is_stochastic:
+    batch_places: tl.constexpr = RANDOM_PLACES[0]
+    row_places: tl.constexpr = RANDOM_PLACES[1]
+    k_places: tl.constexpr = RANDOM_PLACES[2]
+    first = threefry.first_place(key, options.is_part)
+    first += threefry.places_along(batch, batch_places)
+    in_row = threefry.places_along(row, row_places)
     column = k_start + tl.arange(0, BLOCK_K)
-    along_k = threefry.places_along(column, RANDOM_PLACES[2])
+    along_k = threefry.places_along(column, k_places)
     random_bits = threefry.bits(key, first + in_row[:, None] + along_k[None, :])
-  tile = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.options)
+  tile = tiles.transform(tile, BLOCK_M, BLOCK_K, options)
   codes, scales = _quantize_tile(
     tile,
     global_scale,

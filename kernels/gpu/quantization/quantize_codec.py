@@ -238,7 +238,8 @@ def _block_amax(
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   rounds: tl.constexpr = 3 if x.dtype.primitive_bitwidth == 16 else 2
-  if QUANTIZED.hardware_cast and not QUANTIZED.options.is_square:
+  options: tl.constexpr = QUANTIZED.options
+  if QUANTIZED.hardware_cast and not options.is_square:
     largest = tl.abs(from_bits(f32_bits(x)))
     for i in tl.static_range(rounds):
       first, second = _pairs(largest, BLOCK_M, BLOCK_K >> i)
@@ -248,9 +249,7 @@ def _block_amax(
     blocks: tl.constexpr = BLOCK_K // vec_size
     amax = tl.max(tl.reshape(bits, (BLOCK_M, blocks, few)), axis=2)
   else:
-    amax = tiles.block_amax(
-      magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.options
-    )
+    amax = tiles.block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size, options)
   return amax
 
 
@@ -467,14 +466,16 @@ def _error(
 ):
   """Sums of ((x - rounded) * scale)^2 over blocks, or squares."""
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  rounded = decode_e2m1(encode(quotient, QUANTIZED.format.element))
+  element: tl.constexpr = QUANTIZED.format.element
+  options: tl.constexpr = QUANTIZED.options
+  rounded = decode_e2m1(encode(quotient, element))
   scales = tiles.over_blocks(decode_e4m3(scale), BLOCK_M, BLOCK_K, vec_size)
   error = (quotient - rounded) * scales
   error = error * error
   # Subnormals are zeros to some of XLA's platforms.
   is_zero = error.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS
   error = tl.where(is_zero, 0.0, error)
-  return tiles.block_sum(error, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.options)
+  return tiles.block_sum(error, BLOCK_M, BLOCK_K, vec_size, options)
 
 
 @triton.jit

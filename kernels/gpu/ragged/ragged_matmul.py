@@ -139,6 +139,7 @@ def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
   """
   shape: tl.constexpr = TILING.shape
   n: tl.constexpr = TILING.shape.n
+  activation: tl.constexpr = TILING.shape.activation
   columns = column + tl.arange(0, x.shape[1])
   places = tiles.place_of(columns, TILING.pair)[None, :]
   if shape.has_scale_of_group:
@@ -151,7 +152,7 @@ def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
   if not shape.is_gated:
     return x
   else:
-    return _gated(x, shape.activation)
+    return _gated(x, activation)
 
 
 @triton.jit

@@ -1,0 +1,101 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which constants the kernels pass to their functions.
+
+Triton 3.6 accepts only numbers there. For other constants, such as a tuple or
+a string, the argument must be a variable annotated `tl.constexpr`.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+from absl.testing import absltest
+
+FOLDER = pathlib.Path(__file__).parent
+NUMBERS = {"int", "bool", "float", "int | None"}
+
+
+def trees(*, are_kernels: bool) -> list[ast.Module]:
+  """Returns the modules with, or without, functions of Triton."""
+  texts = [
+    path.read_text()
+    for path in sorted(FOLDER.rglob("*.py"))
+    if not path.name.endswith("_test.py") and "cutile" not in path.parts
+  ]
+  return [ast.parse(t) for t in texts if ("@triton.jit" in t) == are_kernels]
+
+
+def jit_functions() -> list[ast.FunctionDef]:
+  return [
+    node
+    for tree in trees(are_kernels=True)
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef)
+    and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+  ]
+
+
+def types_of_attributes() -> dict[str, set[str]]:
+  """Returns the annotations of each field and property, by its name."""
+  found: dict[str, set[str]] = {}
+  for tree in trees(are_kernels=False):
+    for cls in ast.walk(tree):
+      if not isinstance(cls, ast.ClassDef):
+        continue
+      for node in cls.body:
+        if isinstance(node, ast.AnnAssign):
+          found.setdefault(ast.unparse(node.target), set()).add(
+            ast.unparse(node.annotation)
+          )
+        elif isinstance(node, ast.FunctionDef) and node.returns:
+          found.setdefault(node.name, set()).add(ast.unparse(node.returns))
+  return found
+
+
+class JitArgumentsTest(absltest.TestCase):
+  def test_attributes_that_are_passed_are_numbers(self):
+    types = types_of_attributes()
+    functions = jit_functions()
+    names = {function.name for function in functions}
+    checked = 0
+    for function in functions:
+      for call in ast.walk(function):
+        if not isinstance(call, ast.Call):
+          continue
+        if ast.unparse(call.func).rpartition(".")[2] not in names:
+          continue
+        for argument in [*call.args, *(k.value for k in call.keywords)]:
+          if isinstance(argument, ast.Attribute):
+            checked += 1
+            with self.subTest(ast.unparse(call)):
+              found = types.get(argument.attr, {"unknown"})
+              self.assertLessEqual(found, NUMBERS, argument.attr)
+    self.assertGreater(checked, 10)
+
+  def test_items_that_are_passed_are_strides(self):
+    # Items of other constants may be tuples.
+    functions = jit_functions()
+    names = {function.name for function in functions}
+    for function in functions:
+      constants = {
+        argument.arg
+        for argument in function.args.args
+        if argument.annotation is not None
+      }
+      for call in ast.walk(function):
+        if not isinstance(call, ast.Call):
+          continue
+        if ast.unparse(call.func).rpartition(".")[2] not in names:
+          continue
+        for argument in call.args:
+          if isinstance(argument, ast.Subscript):
+            base = ast.unparse(argument.value)
+            if base.partition(".")[0] in constants:
+              with self.subTest(ast.unparse(call)):
+                self.assertEndsWith(base.lower(), "strides")
+
+
+if __name__ == "__main__":
+  absltest.main()
