@@ -262,7 +262,7 @@ def assemble(
   if second is not None and second.given is not None:
     scale, second = _replace_zeros(values, scale, second, axis, is_swizzled)
     multiplier = _multiplier(second, values, axis)
-  dtype = formats.PACKED if format.is_fp4 else format.array_dtype
+  dtype = formats.PACKED if format.has_pairs else format.array_dtype
   return scaled_array.ScaledArray(
     _viewed(values, dtype),
     _viewed(scale, format.scale_dtype),

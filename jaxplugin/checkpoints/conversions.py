@@ -28,6 +28,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.core import formats
 
 # GGUF: values of a block, and bytes of scales in front of the values.
@@ -35,7 +36,7 @@ _GGUF_BLOCKS: Final = {formats.MXFP4: (32, 1), formats.NVFP4: (64, 4)}
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
 # MLX: 32-bit words of values for each scale.
 _MLX_FORMATS: Final = {2: formats.NVFP4, 4: formats.MXFP4, 8: formats.MXFP8}
-_INT8: Final = np.dtype(np.int8)
+_FP8: Final = (formats.E4M3, formats.E5M2)
 _WORDS: Final = np.dtype(np.uint32)
 
 
@@ -103,22 +104,26 @@ def from_compressed_tensors(
 ) -> scaled_array.ScaledArray:
   """Converts a weight of compressed-tensors (llm-compressor, vLLM).
 
-  Its formats are nvfp4-pack-quantized, mxfp4-pack-quantized and
-  mxfp8-quantized. The numbers are::
+  Its formats are nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized,
+  float-quantized and int-quantized. FP8 weights of ModelOpt and transformers
+  have the same arrays as float-quantized. The numbers are::
 
     weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
 
   Args:
-    weight_packed: same as `weight` of `from_modelopt`. The file of mxfp8 calls
-      it `weight`.
-    weight_scale: same as in `from_modelopt`.
+    weight_packed: same as `weight` of `from_modelopt`; or f8e4m3fn, f8e5m2 or
+      int8[..., n, k]. Files call it `weight` unless a byte has two values.
+    weight_scale: same as in `from_modelopt`. For float-quantized and
+      int-quantized f32, bf16 or f16: one for the array or for each matrix, [n],
+      [n, 1], [n, k / size], or one for blocks of 128 x 128 values.
     weight_global_scale: NVFP4: f32 that *divides*, one number or one for each
       leading index. MX: None.
     global_scale_range: smallest and largest reciprocal, see `from_modelopt`.
 
   Returns:
-    A `ScaledArray` of views, blocked along the last dimension. Its global scale
-    is the f32 reciprocal, with a relative error of at most 2^-24.
+    A `ScaledArray` of views, blocked along the last dimension. The global scale
+    of NVFP4 is the f32 reciprocal, with a relative error of at most 2^-24. One
+    scale for a matrix is repeated for its rows: `FP8_ROW` or `INT8_ROW`.
 
   Raises:
     TypeError: If dtypes and shapes fit no format.
@@ -139,10 +144,19 @@ def from_compressed_tensors(
   """
   who, name = "checkpoints.from_compressed_tensors", "weight_global_scale"
   given = weight_global_scale
+  if given is None and is_scaled_by_floats(weight_packed, weight_scale):
+    return scale_shapes.assemble(
+      who, weight_packed.dtype, weight_packed, weight_scale
+    )
   second = assembly.GlobalScale(
     who, name, given, global_scale_range, divides=True
   )
   return assembly.from_linear(weight_packed, weight_scale, second)
+
+
+def is_scaled_by_floats(values: Any, scale: Any) -> bool:
+  """Returns whether values are FP8 or INT8, and scales floats of 16 bits up."""
+  return values.dtype in (*_FP8, formats.INT8) and assembly.is_float(scale)
 
 
 def from_comfyui(
@@ -236,29 +250,33 @@ def comfyui_format(
 
 
 def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
-  """Converts a weight of DeepSeek-V4, MiniMax-M3 or MiMo: MXFP4 or MXFP8.
+  """Converts a weight of DeepSeek, Qwen, GLM, MiniMax-M3 or MiMo.
 
   The numbers are::
 
     weight[i, j] = value[i, j] * scale[i // rows, j // columns]
 
-  FP8 with scale factors for more than 32 values becomes MXFP8, with each scale
-  factor repeated.
+  FP8 with f32 scale factors of 128 x 128 values becomes `FP8_128X128`. FP8 with
+  E8M0 scale factors becomes MXFP8, with each scale factor repeated, because
+  every backend multiplies MXFP8. f32 scale factors stay f32 even if all of them
+  are powers of two; cast them to E8M0 before the call to get MXFP8.
 
   Args:
     weight: FP4: int8 or uint8[..., n, k / 2], the low nibble first. FP8:
-      f8e4m3fn or f8e5m2[..., n, k], k a multiple of 32.
-    scale: f8e8m0fnu or its bits as uint8. FP4: [..., n, k / 32]. FP8: one for
-      1, 32 or 128 rows and 32 or 128 columns.
+      f8e4m3fn or f8e5m2[..., n, k].
+    scale: `weight_scale_inv`, which multiplies despite its name. f8e8m0fnu or
+      its bits as uint8: FP4 [..., n, k / 32]; FP8 one for 1, 32 or 128 rows and
+      32 or 128 columns, k a multiple of 32. f32, bf16 or f16: FP8 with one for
+      128 x 128 values, a row, or 1 x 128 values.
 
   Returns:
     A `ScaledArray` blocked along the last dimension, of views unless scale
-    factors are repeated.
+    factors are cast or repeated.
 
   Raises:
     TypeError: If dtypes and shapes fit no format.
 
-  Source: `inference/convert.py` of DeepSeek-V4.
+  Source: `inference/convert.py` of DeepSeek-V4, `kernel.py` of DeepSeek-V3.
 
   Example:
     >>> import jax.numpy as jnp
@@ -271,6 +289,8 @@ def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
     mxfp8 (128, 8) 0.5
   """
   who = "checkpoints.from_deepseek"
+  if weight.dtype in _FP8 and assembly.is_float(scale):
+    return scale_shapes.assemble(who, weight.dtype, weight, scale)
   format = deepseek_format(who, weight, scale)
   if not format.is_fp4:
     block = assembly.scale_block(weight, scale)
@@ -289,7 +309,7 @@ def deepseek_format(who: str, weight: Any, scale: Any) -> formats.BlockFormat:
   if scale.dtype in (formats.E8M0, formats.PACKED):
     fp4 = formats.MXFP4
     if (
-      weight.dtype in (_INT8, formats.PACKED)
+      weight.dtype in (formats.INT8, formats.PACKED)
       and assembly.blocked_axis(weight, scale) == -1
       and weight.shape[-1] * 8
       == scale.shape[-1] * fp4.block_size * fp4.value_bits

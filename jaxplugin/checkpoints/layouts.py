@@ -38,6 +38,7 @@ from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import names
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.checkpoints import stored
 from jaxplugin.core import extents
 from jaxplugin.core import formats
@@ -50,12 +51,22 @@ COMFYUI: Final = "comfyui"
 MODELOPT_SWIZZLED: Final = "modelopt-swizzled"
 
 _WHO: Final = "checkpoints.load"
+_SCALE_WHO: Final = "checkpoints.activation_scale"
 _PACKED: Final = ".weight_packed"
 _VALUE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E5M2)
 _SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
-_INT8: Final = np.dtype(np.int8)
 _WORDS: Final = np.dtype(np.uint32)
 _SVDQUANT: Final = ("svdquant_lora_a", "svdquant_lora_b")
+_DEEPSEEK_SCALES: Final = ("weight_scale_inv", "scale", "weight_scale")
+# Names of float scales and their layouts. Several layouts use the first name,
+# and only the first one is also a name of scales that multiply INT8.
+_FLOAT_SCALES: Final = {
+  "weight_scale": None,
+  "weight_scale_inv": "deepseek",
+  "scale_inv": "deepseek",
+  "scale": "deepseek",
+  "scale_weight": COMFYUI,
+}
 # Global scales. A weight with one is quantized, even without block scales.
 _SECOND: Final = "weight_scale_2"
 _DIVISOR: Final = "weight_global_scale"
@@ -471,11 +482,8 @@ def _recognize_compressed_tensors(
 def _read_compressed_tensors(
   contents: records.Contents, values: stored.StoredTensor, prefix: str
 ) -> records.Entry:
+  _require_no_zero_point(contents, values, prefix)
   base = prefix.removesuffix(".")
-  if f"{base}.weight_zero_point" in contents.tensors:
-    raise stored.fault(
-      values, "it has a weight_zero_point, and no block format has one"
-    )
   convert = conversions.from_compressed_tensors
   entry, _ = _linear_entry(
     contents, COMPRESSED_TENSORS, values, f"{base}.", _DIVISOR, convert
@@ -864,12 +872,11 @@ def _comfyui_metadata(
 def _recognize_deepseek(
   contents: records.Contents, values: stored.StoredTensor
 ) -> records.Entry | None:
-  """Returns FP4 or FP8 with E8M0 scales; None for other scales."""
-  if not values.name.endswith(names.WEIGHT):
+  """Returns FP4 or FP8 with E8M0 scales, or values with float scales."""
+  if values.dtype not in (*_VALUE_TYPES, formats.INT8):
     return None
-  if values.dtype not in (*_VALUE_TYPES, _INT8):
-    return None
-  for leaf in ("weight_scale_inv", "scale", "weight_scale"):
+  is_weight = values.name.endswith(names.WEIGHT)
+  for leaf in _DEEPSEEK_SCALES if is_weight else ():
     scale = contents.tensors.get(f"{_prefix(values.name)}{leaf}")
     if scale is not None and scale.dtype in (formats.PACKED, formats.E8M0):
       format = conversions.deepseek_format(_WHO, values, scale)
@@ -877,7 +884,48 @@ def _recognize_deepseek(
         *("deepseek", format, (values, scale)),
         lambda x, y, **_: conversions.from_deepseek(x, y),
       )
+  return _recognize_float_scales(contents, values)
+
+
+def _recognize_float_scales(
+  contents: records.Contents, values: stored.StoredTensor
+) -> records.Entry | None:
+  """Returns FP8 or INT8 with float scales that multiply; None for others."""
+  prefix = _prefix(values.name)
+  for leaf, layout in _FLOAT_SCALES.items():
+    scale = contents.tensors.get(f"{prefix}{leaf}")
+    if scale is None or not conversions.is_scaled_by_floats(values, scale):
+      continue
+    is_odd = values.dtype == formats.INT8 and layout is not None
+    if is_odd or f"{prefix}{_SECOND}" in contents.tensors:
+      continue
+    _require_no_zero_point(contents, values, prefix)
+    if layout is None:
+      layout = MODELOPT if _is_modelopt(contents) else COMPRESSED_TENSORS
+    format = scale_shapes.find_format(_WHO, values.dtype, values.shape, scale)
+    activation = f"{prefix}input_scale"
+    entry = _entry(
+      *(layout, format, (values, scale)),
+      lambda x, y, **_: scale_shapes.assemble(_WHO, x.dtype, x, y),
+      activation_scale=activation if activation in contents.tensors else None,
+    )
+    return _with_rest_of_product(contents, entry, prefix, axis=-1)
   return None
+
+
+def _is_modelopt(contents: records.Contents) -> bool:
+  if contents.layout is not None:
+    return contents.layout == MODELOPT
+  return MODELOPT in contents.config or "hf_quant_config" in contents.config
+
+
+def _require_no_zero_point(
+  contents: records.Contents, values: stored.StoredTensor, prefix: str
+) -> None:
+  if f"{prefix}weight_zero_point" in contents.tensors:
+    raise stored.fault(
+      values, "it has a weight_zero_point, and no block format has one"
+    )
 
 
 def _recognize_mlx(
@@ -1055,16 +1103,31 @@ def activation_scale(layout: str, scale: Any) -> jax.Array:
     >>> jp.checkpoints.activation_scale("compressed-tensors", scale)
     Array(0.015625, dtype=float32)
   """
-  who = "checkpoints.activation_scale"
   found = {x.name: x.activation_scale for x in LAYOUTS if x.activation_scale}
   if layout not in found:
     raise ValueError(
-      f"{who}: layout must be one of {', '.join(found)}, got {layout!r}"
+      f"{_SCALE_WHO}: layout must be one of {', '.join(found)}, got {layout!r}"
     )
+  return _multiplier(scale, found[layout][1])
+
+
+def read_activation_scale(
+  entry: records.Entry, scale: stored.StoredTensor
+) -> jax.Array:
+  """Returns f32[] that multiplies, of the tensor `entry.activation_scale`.
+
+  The `input_scale` of FP8 and INT8 multiplies in each layout.
+  """
+  assert entry.layout is not None
+  leaf, divides = BY_NAME[entry.layout].activation_scale or ("", False)
+  return _multiplier(scale.read(), divides and scale.name.endswith(leaf))
+
+
+def _multiplier(scale: Any, divides: bool) -> jax.Array:
   given = jnp.asarray(scale)
   if given.size != 1 or not jnp.issubdtype(given.dtype, jnp.floating):
     raise TypeError(
-      f"{who}: scale must be one float, got {assembly.brief(given)}"
+      f"{_SCALE_WHO}: scale must be one float, got {assembly.brief(given)}"
     )
   given = given.astype(jnp.float32).reshape(())
-  return 1 / given if found[layout][1] else given
+  return 1 / given if divides else given

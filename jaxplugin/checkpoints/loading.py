@@ -115,7 +115,7 @@ class Checkpoint(Mapping[str, Any]):
         format for its GGUF type.
 
     Warns:
-      NumbersWarning: If a block scale is NaN.
+      NumbersWarning: If a block scale is NaN or infinite.
     """
     return self._make(name, stacklevel=3)
 
@@ -128,12 +128,16 @@ class Checkpoint(Mapping[str, Any]):
     except errors.REFUSALS as error:
       raise stored.fault(entry.parts[0], str(error)) from None
     if isinstance(array, scaled_array.ScaledArray):
-      count, block = counting.nan_block(array)
+      nans, infinities, block = counting.nonfinite_scales(array)
       if block is not None:
+        kind, result = "NaN", "NaN"
+        if infinities:
+          kind, result = "NaN or infinite", "NaN or infinity"
         warnings.warn(
-          f"{entry.parts[0].file}: {name!r}: {count} of"
-          f" {array.linear_scale().size} block scales are NaN, the first is"
-          f" that of block {list(block)}; matmuls with these blocks give NaN",
+          f"{entry.parts[0].file}: {name!r}: {nans + infinities} of"
+          f" {array.linear_scale().size} block scales are {kind}, the first is"
+          f" that of block {list(block)}; matmuls with these blocks give"
+          f" {result}",
           errors.NumbersWarning,
           stacklevel=stacklevel,
         )
@@ -146,8 +150,9 @@ class Checkpoint(Mapping[str, Any]):
       name: the weight's name.
 
     Returns:
-      f32[], which multiplies: pass it to `jp.quantize(x, "nvfp4",
-      global_scale=)`. None if the checkpoint has none for this weight, or if
+      f32[], which multiplies. For NVFP4, pass it to `jp.quantize(x, "nvfp4",
+      global_scale=)`. For FP8 and INT8 it is the scale of the whole activation.
+      None if the checkpoint has none for this weight, or if
       `load` left the tensor out.
 
     Raises:
@@ -157,12 +162,12 @@ class Checkpoint(Mapping[str, Any]):
     entry = self.entries.get(name)
     if entry is None:
       raise UnknownName(name, self)
-    if entry.activation_scale is None or entry.layout is None:
+    if entry.activation_scale is None:
       return None
     scale = self.entries.get(entry.activation_scale)
     if scale is None:  # left out by skip= or strict=False
       return None
-    return layouts.activation_scale(entry.layout, scale.parts[0].read())
+    return layouts.read_activation_scale(entry, scale.parts[0])
 
   def __contains__(self, name: object) -> bool:
     return name in self.entries

@@ -23,6 +23,7 @@ ERROR = jp.checkpoints.CheckpointError
 WARNING = jp.checkpoints.NumbersWarning
 NVFP4, ZEROS = np.full((4, 32), 0x22, np.uint8), np.zeros((4, 32), np.uint8)
 G = np.float32(2.0**-12)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN = np.nan
 # The array needs 16 MB by its header; the check uses much less memory.
 BIG, FEW_BYTES = (1024, 8192), 1 << 21
@@ -142,6 +143,25 @@ class NanScaleTest(Case):
         with self.assertWarnsRegex(WARNING, wanted) as caught:
           found.read(progress=False)
         self.assertEqual(caught.filename, __file__)
+
+  def test_float_scales_that_are_infinite_are_named_too(self):
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+      for leaf, bad in (
+        ("weight_scale", [1, NAN, np.inf, 1]),
+        ("weight_scale_inv", [[1, 1], [-np.inf, 1]]),
+      ):
+        values = np.ones((4 if leaf == "weight_scale" else 130, 256), E4M3)
+        scale = np.asarray(bad, dtype)
+        tensors = {"a.weight": values, f"a.{leaf}": scale}
+        found, said = self.load(tensors, check="numbers")
+        self.assertRegex(said[0], "infinite scale, the first in block .1, 0")
+        count = np.count_nonzero(~np.isfinite(scale.astype(float)))
+        with self.assertWarnsRegex(
+          WARNING,
+          f"'a.weight': {count} of 4 block scales are NaN or infinite, the"
+          r" first is that of block \[1, 0\].*give NaN or infinity",
+        ):
+          found["a.weight"]
 
   def test_good_weights_are_read_without_a_word(self):
     for tensors in (modelopt(), compressed(), {"a.weight": F8_NAN}):

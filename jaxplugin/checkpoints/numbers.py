@@ -26,16 +26,17 @@ class Numbers:
   """Counts of the numbers of a tensor that a matmul cannot use.
 
   Attributes:
-    nan_scales: block scales that are NaN.
+    nan_scales, inf_scales: block scales that are NaN, infinite.
     nan_values, inf_values: values, quantized or plain, that are NaN, infinite.
     nan_global_scales, zero_global_scales, inf_global_scales: global scales in
       the file that are NaN, 0, infinite.
-    block: the index of the first block whose scale is NaN, in an array of
-      [..., n, k / block_size]; None if there is none.
+    block: the index of the first of these block scales, in the linear scales;
+      None if there is none.
     refusal: why the tensor cannot be read, "" if it can.
   """
 
   nan_scales: int = 0
+  inf_scales: int = 0
   nan_values: int = 0
   inf_values: int = 0
   nan_global_scales: int = 0
@@ -54,12 +55,14 @@ class Numbers:
       if count := getattr(self, name):
         words.append(f"{count} {word}{'s' if count > 1 else ''}")
     if self.block is not None:
-      words.insert(1, f"the first in block {list(self.block)}")
+      count = bool(self.nan_scales) + bool(self.inf_scales)
+      words.insert(count, f"the first in block {list(self.block)}")
     return ", ".join([*words, *([self.refusal] if self.refusal else [])])
 
 
 _WORDS: Final = {
   "nan_scales": "NaN scale",
+  "inf_scales": "infinite scale",
   "nan_values": "NaN value",
   "inf_values": "infinite value",
   "nan_global_scales": "NaN global scale",
@@ -84,10 +87,10 @@ def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
       array = entry.make(None)
     except errors.REFUSALS:
       return Numbers(refusal=refusal)
-  nan_scales, block = 0, None
+  nan_scales, inf_scales, block = 0, 0, None
   values = array
   if isinstance(array, scaled_array.ScaledArray):
-    nan_scales, block = nan_block(array)
+    nan_scales, inf_scales, block = nonfinite_scales(array)
     values = array.values
   nans, infinities = _nonfinite(np.asarray(values))
   of_global = np.zeros(0, np.float32)
@@ -95,6 +98,7 @@ def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
     of_global = np.asarray(entry.global_scale.read(), np.float32)
   return Numbers(
     nan_scales=nan_scales,
+    inf_scales=inf_scales,
     nan_values=nans,
     inf_values=infinities,
     nan_global_scales=_count(np.isnan(of_global)),
@@ -105,25 +109,21 @@ def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
   )
 
 
-def nan_block(
+def nonfinite_scales(
   array: scaled_array.ScaledArray,
-) -> tuple[int, tuple[int, ...] | None]:
-  """Returns the number of NaN scales, and the first one's block if any is."""
-  if not _nonfinite(np.asarray(array.scale))[0]:
-    return 0, None
+) -> tuple[int, int, tuple[int, ...] | None]:
+  """Returns how many scales are NaN and infinite, and the first one's block."""
+  if not any(_nonfinite(np.asarray(array.scale))):
+    return 0, 0, None
   scale = np.asarray(array.linear_scale())  # without padding
-  nans, _ = _nonfinite(scale)
-  if not nans:
-    return 0, None
-  first = np.flatnonzero(np.isnan(scale.astype(np.float32)))[0]
-  return nans, tuple(map(int, np.unravel_index(first, scale.shape)))
+  return *_nonfinite(scale), first_nonfinite(scale)
 
 
 def first_nonfinite(x: np.ndarray) -> tuple[int, ...] | None:
   """Returns the index of the first NaN or infinity; None if there is none."""
   if not any(_nonfinite(x)):
     return None
-  first = np.argmin(np.isfinite(x.reshape(-1)))
+  first = np.argmin(np.isfinite(x.astype(np.float32).reshape(-1)))
   return tuple(map(int, np.unravel_index(first, x.shape)))
 
 

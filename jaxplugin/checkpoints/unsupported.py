@@ -17,9 +17,7 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import stored
-from jaxplugin.core import formats
 
 # Names of values, whose other parts have names in the same module.
 _VALUES: Final = frozenset(
@@ -148,27 +146,12 @@ def _family(
       return f"{name}, {_brief(tensor)}"
   scales = [x for x in beside if "scale" in x.name]
   of = f" with {_brief(scales[0])}" if scales else ""
-  if tensor.dtype in (formats.E4M3, formats.E5M2) and scales:
-    return f"FP8 with {_shared(tensor, scales[0])}, {_brief(tensor)}{of}"
   if tensor.type_name in _PACKED_FLOATS:
     return f"{tensor.type_name}, {_brief(tensor)}{of}"
   if tensor.dtype == np.uint32 and any("biases" in x.name for x in beside):
     return f"integers of MLX's affine mode, {_brief(tensor)}{of}"
   kind = "FP8" if tensor.dtype not in _INTEGERS else "packed or INT8"
   return f"{kind}, {_brief(tensor)}{of}"
-
-
-def _shared(tensor: stored.StoredTensor, scale: stored.StoredTensor) -> str:
-  """Returns which values share a scale of FP8."""
-  size = int(np.prod(scale.shape, dtype=np.int64))
-  if size == 1:
-    return "one scale per tensor"
-  if tensor.shape and size == tensor.shape[0]:
-    return "one scale per row"
-  block = assembly.scale_block(tensor, scale)
-  if block is not None:
-    return f"scales of {block[0]} x {block[1]} values"
-  return "scales of another shape"
 
 
 def _brief(x: Any) -> str:

@@ -1,0 +1,263 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 and integers with float scales are read from the files of each tool.
+
+Expected numbers are value * scale in f64, which hold every product exactly.
+"""
+
+import json
+import pathlib
+import tempfile
+import warnings
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.checkpoints import scale_shapes
+
+F8, E5 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+E8 = np.dtype(ml_dtypes.float8_e8m0fnu)
+BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype("f2"), np.dtype("f4")
+INT8, INT4 = np.dtype("i1"), np.dtype(ml_dtypes.int4)
+# A size that is a multiple of 64 and not of 128, as in published models.
+N, K = 192, 576
+ERROR = jp.checkpoints.CheckpointError
+RNG = np.random.default_rng(0)
+FP8 = (RNG.standard_normal((N, K)) * 8).astype(F8)
+BYTES = RNG.integers(-128, 128, (N, K), np.int8)
+
+
+def scales(*shape, dtype=F32):
+  return (RNG.random(shape, F32) + 0.5).astype(dtype)
+
+
+def expand(scale, size, axis, count):
+  return np.repeat(scale.astype(float), size, axis).take(range(count), axis)
+
+
+TENSOR, ROWS, GROUPS = scales(1), scales(N, 1, dtype=BF16), scales(N, 5)
+SQUARES = scales(2, 5)
+SQUARE_NUMBERS = expand(expand(SQUARES, 128, 0, N), 128, 1, K)
+HALVES = scales(N, K // 32, dtype=F16)
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+
+# The file's tensors and quantization_config; layout, format and scales.
+FILES = {
+  "DeepSeek-V3, GLM": (
+    {"w.weight": FP8, "w.weight_scale_inv": SQUARES},
+    {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ("deepseek", "fp8_128x128", SQUARE_NUMBERS),
+  ),
+  "Qwen, with bf16 scales": (
+    {"w.weight": FP8, "w.weight_scale_inv": SQUARES.astype(BF16)},
+    {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    (
+      *("deepseek", "fp8_128x128"),
+      expand(expand(SQUARES.astype(BF16), 128, 0, N), 128, 1, K),
+    ),
+  ),
+  "DeepSeek-V3.1, f32 powers of two": (
+    {"w.weight": FP8, "w.weight_scale_inv": np.float32([[0.5] * 5] * 2)},
+    {"quant_method": "fp8", "scale_fmt": "ue8m0"},
+    ("deepseek", "fp8_128x128", 0.5),
+  ),
+  "experts of transformers": (
+    {"w": np.stack([FP8, FP8]), "w_scale_inv": np.stack([SQUARES, SQUARES])},
+    {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ("deepseek", "fp8_128x128", SQUARE_NUMBERS),
+  ),
+  "float-quantized, block": (
+    {"w.weight": FP8, "w.weight_scale": SQUARES},
+    {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ("compressed-tensors", "fp8_128x128", SQUARE_NUMBERS),
+  ),
+  "float-quantized, channel": (
+    {"w.weight": FP8, "w.weight_scale": ROWS},
+    {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ("compressed-tensors", "fp8_row", ROWS.astype(float)),
+  ),
+  "float-quantized, tensor": (
+    {"w.weight": FP8, "w.weight_scale": TENSOR},
+    {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ("compressed-tensors", "fp8_row", TENSOR.astype(float)),
+  ),
+  "float-quantized, group": (
+    {"w.weight": FP8, "w.weight_scale": GROUPS},
+    {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ("compressed-tensors", "fp8_1x128", expand(GROUPS, 128, 1, K)),
+  ),
+  "int-quantized, channel": (
+    {"w.weight": BYTES, "w.weight_scale": ROWS},
+    COMPRESSED,
+    ("compressed-tensors", "int8_row", ROWS.astype(float)),
+  ),
+  "int-quantized, tensor": (
+    {"w.weight": BYTES, "w.weight_scale": TENSOR},
+    COMPRESSED,
+    ("compressed-tensors", "int8_row", TENSOR.astype(float)),
+  ),
+  "int-quantized, group": (
+    {"w.weight": BYTES, "w.weight_scale": HALVES},
+    COMPRESSED,
+    ("compressed-tensors", "int8_32", expand(HALVES, 32, 1, K)),
+  ),
+  "ModelOpt FP8": (
+    {"w.weight": FP8, "w.weight_scale": TENSOR.reshape(())},
+    {"quant_method": "modelopt", "quant_algo": "FP8"},
+    ("modelopt", "fp8_row", TENSOR.astype(float)),
+  ),
+  "fbgemm_fp8 of transformers": (
+    {"w.weight": FP8, "w.weight_scale": ROWS.astype(F32)},
+    {"quant_method": "fbgemm_fp8"},
+    ("compressed-tensors", "fp8_row", ROWS.astype(float)),
+  ),
+  "ComfyUI's older FP8": (
+    {"w.weight": FP8, "w.scale_weight": TENSOR.reshape(())},
+    None,
+    ("comfyui", "fp8_row", TENSOR.astype(float)),
+  ),
+}
+
+
+class Case(parameterized.TestCase):
+  def load(self, tensors, config=None, **options):
+    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    data = safetensors.numpy.save(
+      {n: np.asarray(x) for n, x in tensors.items()}
+    )
+    (folder / "x.safetensors").write_bytes(data)
+    if config is not None:
+      text = json.dumps({"quantization_config": config})
+      (folder / "config.json").write_text(text)
+    return jp.checkpoints.load(folder, **options)
+
+
+class FilesTest(Case):
+  @parameterized.named_parameters(*((name, *x) for name, x in FILES.items()))
+  def test_numbers_are_values_times_scales(self, tensors, config, expected):
+    layout, format, scale = expected
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      found = self.load(tensors, config)
+    (name,) = found  # the scales are parts of the weight
+    entry, array = found.entries[name], found[name]
+    self.assertEqual((entry.layout, str(entry.format)), (layout, format))
+    values = next(iter(tensors.values()))
+    self.assertEqual(entry.shape, values.shape)
+    self.assertEqual(array.shape, values.shape)
+    want = (values.astype(float) * scale).astype(F32)
+    got = np.asarray(jp.dequantize(array, jnp.float32))
+    np.testing.assert_array_equal(got, want)
+
+  def test_weight_is_multiplied(self):
+    tensors, config, (_, _, scale) = FILES["DeepSeek-V3, GLM"]
+    weight = self.load(tensors, config)["w.weight"]
+    x = RNG.standard_normal((3, K)).astype(F32)
+    w = FP8.astype(float) * scale
+    bound = 16 * 2.0**-24 * (np.abs(x) @ np.abs(w).T)
+    got = np.asarray(jp.block_scaled_dot(x, weight), float)
+    self.assertTrue((np.abs(got - x.astype(float) @ w.T) <= bound).all())
+
+  def test_activation_and_cache_scales_keep_their_names(self):
+    half = np.float32(0.5)
+    found = self.load(
+      {
+        "q.weight": FP8,
+        "q.weight_scale": TENSOR,
+        "q.input_scale": half,
+        "attn.k_scale": half,
+        "attn.v_scale": half,
+      },
+      COMPRESSED,
+    )
+    names = ["q.weight", "q.input_scale", "attn.k_scale", "attn.v_scale"]
+    self.assertCountEqual(found, names)
+    # compressed-tensors' other activation scale, of NVFP4, divides.
+    self.assertEqual(float(found.activation_scale("q.weight")), 0.5)
+
+  def test_refused_by_name(self):
+    for rule, tensors in (
+      (
+        r"a square block of 128, 64, 32, got float32\[2\] for float8",
+        {"w.weight": FP8, "w.weight_scale": scales(2)},
+      ),
+      (
+        "'w.weight': it has a weight_zero_point",
+        {
+          "w.weight": BYTES,
+          "w.weight_scale": TENSOR,
+          "w.weight_zero_point": np.zeros(1, np.int8),
+        },
+      ),
+      (
+        "'w.weight': it is quantized .*weight_scale_2",
+        {
+          "w.weight": FP8,
+          "w.weight_scale": TENSOR,
+          "w.weight_scale_2": TENSOR,
+        },
+      ),
+    ):
+      with self.subTest(rule), self.assertRaisesRegex(ERROR, rule):
+        self.load(tensors)
+
+
+class ShapesTest(Case):
+  def test_shape_of_scales_decides_the_format(self):
+    for dtype, shape, scale, name in (
+      (F8, (N, K), scales(N), "fp8_row"),
+      (F8, (3, N, K), scales(3), "fp8_row"),
+      (F8, (3, N, K), scales(3, 1, 1), "fp8_row"),
+      (F8, (3, N, K), scales(3, N, dtype=F16), "fp8_row"),
+      (F8, (N, K), scales(2, 5).astype(E8), "fp8_128x128_e8m0"),
+      (F8, (N, K), scales(N, 18).astype(E8), "mxfp8"),
+      (F8, (N, K), scales(1, 1), "fp8_row"),
+      (F8, (64, 100), scales(1, 1), "fp8_128x128"),
+      (F8, (N, K), scales(3, 9), "fp8_64x64_float32"),
+      (E5, (N, K), scales(N, 1), "fp8_e5m2_row_float32"),
+      (INT8, (N, K), scales(N, 18), "int8_1x32_float32"),
+      (INT4, (N, 1024), scales(N, 8, dtype=F16), "int4_128"),
+      (INT4, (N, 1024), scales(N, 8, dtype=BF16), "int4_128_bf16"),
+      (INT4, (N, 128), scales(N, 1, dtype=F16), "int4_128"),
+      (INT4, (N, 1024), scales(N, 32, dtype=F16), "int4_32"),
+      (INT4, (N, 1024), scales(N, 16, dtype=F16), "int4_1x64_float16"),
+      (INT4, (N, 1024), scales(N, 1), "int4_row_float32"),
+    ):
+      with self.subTest(f"{dtype} {shape} {scale.shape} {scale.dtype}"):
+        found = scale_shapes.find_format("f", dtype, shape, scale)
+        self.assertEqual(str(found), name)
+
+  def test_other_shapes_and_dtypes_are_an_error(self):
+    for dtype, shape, scale in (
+      (F8, (N,), scales(1)),
+      (F8, (N, K), scales(2)),
+      (F8, (N, K), scales(N, 7)),
+      (F8, (N, K), scales(2, 18)),
+      (F8, (N, K), scales(1).astype(np.float64)),
+      (F8, (0, K), scales(1)),
+      (INT4, (N, K), scales(2, 5)),
+    ):
+      with (
+        self.subTest(f"{dtype} {shape} {scale.shape}"),
+        self.assertRaisesRegex(TypeError, "f: scales must be floats"),
+      ):
+        scale_shapes.find_format("f", dtype, shape, scale)
+
+  def test_traced_arrays_are_converted(self):
+    convert = jp.checkpoints.from_compressed_tensors
+    for scale in (TENSOR, ROWS, GROUPS, SQUARES):
+      traced = jax.jit(convert)(FP8, scale)
+      array = convert(FP8, scale)
+      self.assertEqual(traced.format, array.format)
+      np.testing.assert_array_equal(traced.scale, array.scale)
+      self.assertTrue(np.shares_memory(array.values, FP8))
+
+
+if __name__ == "__main__":
+  absltest.main()
