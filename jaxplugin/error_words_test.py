@@ -103,6 +103,8 @@ _CALLS = {
     **{"weight_packed": _Q.values, "weight_scale": _Q.scale},
     "weight_global_scale": None,
   },
+  jp.checkpoints.from_gptq: {"qweight": _Q.values, "scales": _Q.scale},
+  jp.checkpoints.from_awq: {"qweight": _Q.values, "scales": _Q.scale},
   jp.checkpoints.load: {"path": "nothing"},
   jp.accelerate: {"fn": _dense},
   jp.accept_quantized: {"fn": _dense},

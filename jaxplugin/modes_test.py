@@ -544,6 +544,7 @@ def accept_quantized(x, w):
   *("checkpoints.from_mlx", "checkpoints.from_modelopt"),
   *("checkpoints.from_compressed_tensors", "checkpoints.from_gpt_oss"),
   *("checkpoints.from_torchao", "checkpoints.from_gguf"),
+  *("checkpoints.from_gptq", "checkpoints.from_awq"),
   args=(
     np.arange(N * K // 2, dtype=np.uint8).reshape(N, K // 2),
     np.full((N, K // 16), 56, np.uint8),
@@ -560,6 +561,8 @@ def conversions(values, e4m3, e8m0, gguf):
   tiles = as_type(jp.swizzle_scale(scale), jnp.uint8)
   signed = as_type(jnp.asarray(values), jnp.int8)
   blocks = values.reshape(1, N, K // 32, 16)
+  integers = as_type(words, jnp.int32)
+  scales = jnp.ones((2, N), jnp.float16)
   made = (
     jp.checkpoints.from_comfyui(
       values, as_type(tiles, jnp.float8_e4m3fn), number
@@ -572,6 +575,8 @@ def conversions(values, e4m3, e8m0, gguf):
     jp.checkpoints.from_torchao(values, scale, number),
     jp.checkpoints.from_gguf(gguf, "mxfp4"),
     jp.checkpoints.from_gpt_oss(blocks, e8m0[None]),
+    jp.checkpoints.from_gptq(integers.T, scales),
+    jp.checkpoints.from_awq(integers.reshape(K, N // 8), scales),
   )
   activation = jp.checkpoints.activation_scale("compressed-tensors", number)
   return [activation, *(x.dequantize() for x in made)]

@@ -5,8 +5,8 @@
 `load` opens a file or a folder: safetensors with index files, or GGUF.
 `quantize` writes a checkpoint in another tool's layout from plain weights.
 `from_modelopt`, `from_compressed_tensors`, `from_gpt_oss`, `from_torchao`,
-`from_comfyui`, `from_deepseek`, `from_mlx` and `from_gguf` convert arrays. Most
-results are views of the bytes.
+`from_comfyui`, `from_deepseek`, `from_mlx`, `from_gptq`, `from_awq` and
+`from_gguf` convert arrays. Most results are views of the bytes.
 """
 
 import typing as _typing
@@ -36,6 +36,8 @@ from jaxplugin.checkpoints.layouts import WRITTEN_LAYOUTS as WRITTEN_LAYOUTS
 from jaxplugin.checkpoints.layouts import activation_scale as activation_scale
 from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
+from jaxplugin.checkpoints.packed_integers import from_awq as from_awq
+from jaxplugin.checkpoints.packed_integers import from_gptq as from_gptq
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.results import Quantized as Quantized
 from jaxplugin.core import error_context as _error_context
@@ -52,11 +54,13 @@ __all__ = [
   "PreQuantScaleWarning",
   "Quantized",
   "activation_scale",
+  "from_awq",
   "from_comfyui",
   "from_compressed_tensors",
   "from_deepseek",
   "from_gguf",
   "from_gpt_oss",
+  "from_gptq",
   "from_mlx",
   "from_modelopt",
   "from_torchao",

@@ -22,12 +22,12 @@ from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import packed_integers
 from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.core import formats
 
@@ -100,24 +100,30 @@ def from_compressed_tensors(
   weight_scale: Any,
   weight_global_scale: Any = None,
   *,
+  weight_shape: Any = None,
   global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight of compressed-tensors (llm-compressor, vLLM).
 
   Its formats are nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized,
-  float-quantized and int-quantized. FP8 weights of ModelOpt and transformers
-  have the same arrays as float-quantized. The numbers are::
+  float-quantized, int-quantized and symmetric pack-quantized. FP8 weights of
+  ModelOpt and transformers have the same arrays as float-quantized. The numbers
+  are::
 
     weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
 
   Args:
     weight_packed: same as `weight` of `from_modelopt`; or f8e4m3fn, f8e5m2 or
-      int8[..., n, k]. Files call it `weight` unless a byte has two values.
-    weight_scale: same as in `from_modelopt`. For float-quantized and
-      int-quantized f32, bf16 or f16: one for the array or for each matrix, [n],
-      [n, 1], [n, k / size], or one for blocks of 128 x 128 values.
+      int8[..., n, k]; or pack-quantized int32[..., n, k / 8], integers of 4
+      bits plus 8, the first in the lowest bits. Files call it `weight` unless
+      it is packed.
+    weight_scale: same as in `from_modelopt`. For float-quantized, int-quantized
+      and pack-quantized f32, bf16 or f16: one for the array or for each matrix,
+      [n], [n, 1], [n, k / size], or one for blocks of 128 x 128 values.
     weight_global_scale: NVFP4: f32 that *divides*, one number or one for each
       leading index. MX: None.
+    weight_shape: pack-quantized: [n, k], if k is not a multiple of 8, or if
+      integers have 8 bits, int32[..., n, k / 4].
     global_scale_range: smallest and largest reciprocal, see `from_modelopt`.
 
   Returns:
@@ -144,6 +150,13 @@ def from_compressed_tensors(
   """
   who, name = "checkpoints.from_compressed_tensors", "weight_global_scale"
   given = weight_global_scale
+  if given is None and weight_packed.dtype == packed_integers.INT32:
+    shape = weight_shape
+    if shape is None:
+      *lead, words = weight_packed.shape
+      shape = (*lead, 8 * words)
+    shape = tuple(map(int, shape))
+    return packed_integers.unpack(who, weight_packed, weight_scale, shape)
   if given is None and is_scaled_by_floats(weight_packed, weight_scale):
     return scale_shapes.assemble(
       who, weight_packed.dtype, weight_packed, weight_scale
@@ -362,12 +375,7 @@ def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
   """
   who = "checkpoints.from_mlx"
   format = mlx_format(who, weight, scales)
-  if isinstance(weight, np.ndarray):
-    words = np.ascontiguousarray(weight).astype("<u4", copy=False)
-    values: Any = words.view(np.uint8)
-  else:
-    values = lax.bitcast_convert_type(weight, jnp.uint8)
-    values = values.reshape(*weight.shape[:-1], -1)
+  values = packed_integers.bytes_of(weight)
   one = np.float32(1) if format.has_global_scale else None
   second = assembly.GlobalScale(who, "global_scale", one, None)
   return assembly.assemble(format, values, scales, second)

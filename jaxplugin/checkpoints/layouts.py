@@ -36,6 +36,7 @@ from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import gguf_files
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import names
+from jaxplugin.checkpoints import packed_integers
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import scale_shapes
@@ -473,10 +474,43 @@ def _modelopt_config(
 def _recognize_compressed_tensors(
   contents: records.Contents, values: stored.StoredTensor
 ) -> records.Entry | None:
-  if not values.name.endswith(_PACKED) or values.dtype not in _VALUE_TYPES:
-    return None  # other dtypes are integers of pack-quantized
+  if not values.name.endswith(_PACKED):
+    return None
   prefix = f"{values.name.removesuffix(_PACKED)}."
+  if values.dtype == packed_integers.INT32:
+    return _read_packed_integers(contents, values, prefix)
+  if values.dtype not in _VALUE_TYPES:
+    return None
   return _read_compressed_tensors(contents, values, prefix)
+
+
+def _read_packed_integers(
+  contents: records.Contents, words: stored.StoredTensor, prefix: str
+) -> records.Entry:
+  """Returns a weight of pack-quantized, which must be symmetric."""
+  _require_no_zero_point(contents, words, prefix)
+  if f"{prefix}weight_g_idx" in contents.tensors:
+    raise stored.fault(
+      words,
+      "it has a weight_g_idx (actorder), and a block has consecutive values;"
+      " use a checkpoint without it, or dequantize it with compressed-tensors"
+      " and quantize the result",
+    )
+  scale = contents.part(words, f"{prefix}weight_scale")
+  size = contents.tensors.get(f"{prefix}weight_shape")
+  *lead, count = words.shape
+  shape = (*lead, 8 * count)
+  if size is not None:
+    shape = tuple(map(int, size.read().reshape(-1)))
+  dtype = packed_integers.find_dtype(_WHO, words, shape)
+  return _entry(
+    COMPRESSED_TENSORS,
+    scale_shapes.find_format(_WHO, dtype, shape, scale),
+    (words, scale, None, size),
+    lambda x, y, *_, **__: packed_integers.unpack(_WHO, x, y, shape),
+    name=f"{prefix}weight",
+    shape=shape,
+  )
 
 
 def _read_compressed_tensors(
@@ -928,6 +962,40 @@ def _require_no_zero_point(
     )
 
 
+def _recognize_words(
+  contents: records.Contents, words: stored.StoredTensor, *, layout: str
+) -> records.Entry | None:
+  """Returns a weight of GPTQ or AWQ; None for other layouts."""
+  base = words.name.removesuffix(".qweight")
+  scale, zeros, order = (
+    contents.tensors.get(f"{base}.{x}") for x in ("scales", "qzeros", "g_idx")
+  )
+  if words.dtype != packed_integers.INT32 or base == words.name:
+    return None
+  is_awq = scale is not None and packed_integers.is_awq(words, scale)
+  if scale is None or is_awq != (layout == "awq"):
+    return None
+  n, k = packed_integers.word_shape(
+    *(_WHO, words, scale, zeros, order), is_awq=is_awq
+  )
+  across = dataclasses.replace(scale, shape=scale.shape[::-1])
+
+  def convert(x: Any, y: Any, _: Any, z: Any, i: Any, **__: Any) -> Any:
+    if is_awq:
+      return packed_integers.from_awq(x, y, z)
+    is_v2 = "gptq_v2" in contents.config
+    return packed_integers.from_gptq(x, y, z, i, is_v2=is_v2)
+
+  return _entry(
+    layout,
+    scale_shapes.find_format(_WHO, formats.INT4, (n, k), across),
+    (words, scale, None, zeros, order),
+    convert,
+    name=f"{base}{names.WEIGHT}",
+    shape=(n, k),
+  )
+
+
 def _recognize_mlx(
   contents: records.Contents, values: stored.StoredTensor
 ) -> records.Entry | None:
@@ -1037,6 +1105,12 @@ LAYOUTS: Final = (
     activation_scale=("input_scale", False),
   ),
   records.Layout(name="deepseek", recognize=_recognize_deepseek),
+  *(
+    records.Layout(
+      name=name, recognize=functools.partial(_recognize_words, layout=name)
+    )
+    for name in ("gptq", "awq")
+  ),
   records.Layout(name="mlx", recognize=_recognize_mlx),
 )
 BY_NAME: Final = {layout.name: layout for layout in LAYOUTS}

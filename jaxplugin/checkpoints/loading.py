@@ -52,7 +52,10 @@ _CONFIGS: Final = (
   (
     "config.json",
     "quantization_config",
-    ("quant_method", "quant_algo", "format", "expert_dtype"),
+    (
+      *("quant_method", "quant_algo", "format", "checkpoint_format"),
+      "expert_dtype",
+    ),
   ),
   ("config.json", "quantization", ("mode", "bits")),  # of MLX
 )
@@ -297,8 +300,8 @@ def load(
   """Opens a checkpoint of quantized or plain weights; reads no values yet.
 
   Names, dtypes, shapes and marks determine the layout: ModelOpt,
-  compressed-tensors, gpt-oss, torchao, ComfyUI, DeepSeek, MLX or GGUF. A
-  quantized weight is one `ScaledArray` under its name in the model
+  compressed-tensors, gpt-oss, torchao, ComfyUI, DeepSeek, GPTQ, AWQ, MLX or
+  GGUF. A quantized weight is one `ScaledArray` under its name in the model
   ("layers.0.up_proj.weight"); its parts are not listed. Other tensors pass
   through. docs/how_to/load_checkpoint.md has the rules for layouts and files.
 
@@ -322,7 +325,7 @@ def load(
     ValueError: If check or layout is unknown.
     OSError: If a file does not exist or cannot be read.
     CheckpointError: If a file breaks a rule, parts of a weight are missing, or
-      its quantization (such as INT4) is not supported.
+      its quantization is not supported.
 
   Warns:
     LayoutWarning: If nothing decides between layouts.

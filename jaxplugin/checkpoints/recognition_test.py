@@ -529,20 +529,8 @@ UNSUPPORTED = (
     ("w.weight.quant_map", ONE),
     ("w.weight.quant_state.bitsandbytes__nf4", np.zeros(9, np.uint8)),
   ),
-  (
-    "GPTQ or AWQ",
-    ("w.qweight", INT32),
-    ("w.qzeros", INT32),
-    ("w.scales", np.ones((2, K), np.float16)),
-    ("w.g_idx", np.zeros(K, np.int32)),
-  ),
+  ("GPTQ or AWQ", ("w.qweight", INT32), ("w.qzeros", INT32)),
   ("Nunchaku", ("w.qweight", INT8), ("w.wscales", ROW)),
-  (
-    "integers of compressed-tensors",
-    ("w.weight_packed", INT32),
-    ("w.weight_scale", ROW),
-    ("w.weight_shape", np.zeros(2, np.int64)),
-  ),
   (
     "affine mode",
     ("w.weight", INT32.astype(np.uint32)),

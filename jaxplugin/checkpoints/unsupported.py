@@ -48,7 +48,6 @@ _FAMILIES: Final = tuple(
     (r"\.trellis$", r"", "codes of EXL3"),
     (r"", r"quant_state|quant_map|absmax", "4 bits of bitsandbytes"),
     (r"", r"\bSCB\b", "INT8 of bitsandbytes"),
-    (r"\.weight_packed$", r"", "packed integers of compressed-tensors"),
   )
 )
 

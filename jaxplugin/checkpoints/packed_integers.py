@@ -1,0 +1,240 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions of integers that files pack into 32-bit words.
+
+An integer of b bits is stored as the integer plus 2^(b - 1). Results have two's
+complement integers along k, the last dimension.
+
+Sources: `pack_to_int32` of compressed-tensors 0.20; `qlinear` of GPTQModel 4;
+`packing_utils.py` of AutoAWQ 0.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import assembly
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import scale_shapes
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+
+INT32: Final = np.dtype(np.int32)
+_PER_WORD: Final = 8  # integers of 4 bits
+# By dtype: integers of a word, and their sign bits in each byte.
+_DTYPES: Final = {formats.INT4: (_PER_WORD, 0x88), formats.INT8: (4, 0x80)}
+# AWQ: the nibble of each of 8 columns.
+_AWQ_NIBBLES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+_ZERO_POINT: Final = 8
+_REMEDY: Final = (
+  "dequantize the weight with the tool that wrote it, and quantize the result"
+)
+
+
+def bytes_of(words: Any) -> Any:
+  """Returns the bytes of words, the lowest first: uint8[..., 4 * words]."""
+  if isinstance(words, np.ndarray):
+    words = np.ascontiguousarray(words)
+    return words.astype(words.dtype.newbyteorder("<"), copy=False).view("u1")
+  split = lax.bitcast_convert_type(words, jnp.uint8)
+  return split.reshape(*words.shape[:-1], -1)
+
+
+def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
+  """Returns int4 or int8, by the number of words of k integers.
+
+  Raises:
+    TypeError: If there is another number of words.
+  """
+  for dtype, (per_word, _) in _DTYPES.items():
+    *lead, k = shape
+    if tuple(words.shape) == (*lead, extents.divide_up(k, per_word)):
+      return dtype
+  raise TypeError(
+    f"{who}: weight_packed must be int32[..., k / 8] (4 bits) or"
+    f" int32[..., k / 4] (8 bits), got {assembly.brief(words)} for a weight of"
+    f" shape {list(shape)}; {_REMEDY}"
+  )
+
+
+def unpack(
+  who: str, words: Any, scale: Any, shape: tuple[int, ...]
+) -> scaled_array.ScaledArray:
+  """Returns the integers of words along k, cut to a shape, with scales."""
+  dtype = find_dtype(who, words, shape)
+  _, signs = _DTYPES[dtype]
+  if dtype == formats.INT4 and shape[-1] % 2:
+    raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
+  size = shape[-1] // 2 if dtype == formats.INT4 else shape[-1]
+  values = bytes_of(words)[..., :size] ^ np.uint8(signs)
+  return scale_shapes.assemble(who, dtype, values, scale)
+
+
+def from_gptq(
+  qweight: Any,
+  scales: Any,
+  qzeros: Any = None,
+  g_idx: Any = None,
+  *,
+  is_v2: bool = False,
+) -> scaled_array.ScaledArray:
+  """Converts a weight of GPTQ: symmetric integers of 4 bits in groups.
+
+  The numbers are::
+
+    weight[j, i] = (integer[i, j] - 8) * scales[i // group, j]
+
+  Args:
+    qweight: int32[k / 8, n]. Each word has 8 integers along k, the first in the
+      lowest bits.
+    scales: f16, bf16 or f32[k / group, n].
+    qzeros: int32[k / group, n / 8], the zero points. All must be 8. None means
+      8.
+    g_idx: int32[k], the group of each row, which must be i // group; or None.
+    is_v2: whether `checkpoint_format` is gptq_v2. Its qzeros are zero points.
+      Those of the older format are smaller by 1.
+
+  Returns:
+    A `ScaledArray` [n, k] in the format `INT4_128`, or the one of the group and
+    of the dtype of the scales.
+
+  Raises:
+    TypeError: If dtypes and shapes do not fit 4 bits.
+    CheckpointError: If a zero point is not 8, or groups are not consecutive
+      (desc_act). Traced values are not checked.
+
+  Source: `qlinear` of GPTQModel 4.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> words = np.full((32, 16), 0x99999999, np.uint32).view(np.int32)
+    >>> scales = np.full((2, 16), 0.5, np.float16)
+    >>> w_q = jp.checkpoints.from_gptq(words, scales)
+    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
+    int4_128 (16, 256) 0.5
+  """
+  who = "checkpoints.from_gptq"
+  n, k = word_shape(who, qweight, scales, qzeros, g_idx)
+  _require_zero_points(who, qzeros, _ZERO_POINT - (not is_v2), not is_v2)
+  if g_idx is not None and assembly.is_known(g_idx):
+    order = np.arange(k) // (k // scales.shape[0])
+    if not np.array_equal(np.asarray(g_idx), order):
+      raise errors.CheckpointError(
+        f"{who}: g_idx must name consecutive groups, because a block has"
+        " consecutive values, got others (desc_act, act-order); use a"
+        " checkpoint with desc_act false, or dequantize it and quantize the"
+        " result"
+      )
+  return unpack(who, qweight.T, scales.T, (n, k))
+
+
+def from_awq(
+  qweight: Any, scales: Any, qzeros: Any = None
+) -> scaled_array.ScaledArray:
+  """Converts a weight of AWQ: integers of 4 bits in groups.
+
+  The numbers are::
+
+    weight[j, i] = (integer[i, j] - 8) * scales[i // group, j]
+
+  Args:
+    qweight: int32[k, n / 8]. Each word has 8 integers along n, in the order 0,
+      2, 4, 6, 1, 3, 5, 7 from the lowest bits.
+    scales: f16, bf16 or f32[k / group, n].
+    qzeros: int32[k / group, n / 8], the zero points. All must be 8. None means
+      8.
+
+  Returns:
+    A `ScaledArray` [n, k] in the format `INT4_128`, or the one of the group and
+    of the dtype of the scales.
+
+  Raises:
+    TypeError: If dtypes and shapes do not fit.
+    CheckpointError: If a zero point is not 8. Traced values are not checked.
+
+  Source: `packing_utils.py` of AutoAWQ 0.2.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> words = np.full((256, 2), 0x99999999, np.uint32).view(np.int32)
+    >>> scales = np.full((2, 16), 0.5, np.float16)
+    >>> w_q = jp.checkpoints.from_awq(words, scales)
+    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
+    int4_128 (16, 256) 0.5
+  """
+  who = "checkpoints.from_awq"
+  n, k = word_shape(who, qweight, scales, qzeros, is_awq=True)
+  _require_zero_points(who, qzeros, _ZERO_POINT, False)
+  xp: Any = np if isinstance(qweight, np.ndarray) else jnp
+  codes = bytes_of(qweight)
+  nibbles = xp.stack([codes & 15, codes >> 4], -1).reshape(k, -1, _PER_WORD)
+  integers = nibbles[..., np.asarray(_AWQ_NIBBLES)].reshape(k, n).T
+  values = (integers[:, ::2] | integers[:, 1::2] << 4) ^ np.uint8(0x88)
+  return scale_shapes.assemble(who, formats.INT4, values, scales.T)
+
+
+def is_awq(qweight: Any, scales: Any) -> bool:
+  """Returns whether words have integers along n, as AWQ has them."""
+  return bool(scales.shape[-1] == _PER_WORD * qweight.shape[-1])
+
+
+def word_shape(
+  who: str,
+  qweight: Any,
+  scales: Any,
+  qzeros: Any,
+  g_idx: Any = None,
+  *,
+  is_awq: bool = False,
+) -> tuple[int, int]:
+  """Returns [n, k] of a weight of GPTQ or AWQ.
+
+  Raises:
+    TypeError: If dtypes and shapes do not fit 4 bits.
+  """
+  if len(qweight.shape) == 2 and len(scales.shape) == 2:
+    groups, n = scales.shape
+    k = qweight.shape[0] * (1 if is_awq else _PER_WORD)
+    columns = n // _PER_WORD
+    if (
+      qweight.dtype == INT32
+      and qweight.shape[1] == (columns if is_awq else n)
+      and groups
+      and n % _PER_WORD == k % groups == 0
+      and (qzeros is None or tuple(qzeros.shape) == (groups, columns))
+      and (g_idx is None or tuple(g_idx.shape) == (k,))
+    ):
+      return n, k
+  words = "k, n / 8" if is_awq else "k / 8, n"
+  zeros = "" if qzeros is None else f" and {assembly.brief(qzeros)}"
+  raise TypeError(
+    f"{who}: qweight, scales and qzeros must be int32[{words}] (4 bits), floats"
+    " [k / group, n] and int32[k / group, n / 8], got"
+    f" {assembly.brief(qweight)}, {assembly.brief(scales)}{zeros}; {_REMEDY}"
+  )
+
+
+def _require_zero_points(
+  who: str, qzeros: Any, stored: int, is_smaller: bool
+) -> None:
+  """Raises CheckpointError unless all stored zero points are one number."""
+  if qzeros is None or not assembly.is_known(qzeros):
+    return
+  codes = bytes_of(np.asarray(qzeros))
+  if (codes == stored * 0x11).all():
+    return
+  nibbles = np.stack([codes & 15, codes >> 4], -1)
+  wrong = int(nibbles[nibbles != stored][0]) + is_smaller
+  raise errors.CheckpointError(
+    f"{who}: all zero points (qzeros) must be {_ZERO_POINT}, because no block"
+    f" format has zero points, got {wrong}; use a symmetric checkpoint"
+    f" (sym=True), or {_REMEDY}"
+  )

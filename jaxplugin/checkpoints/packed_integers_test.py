@@ -1,0 +1,177 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Words of 4-bit integers are read in the order of each tool.
+
+Tests pack integers one at a time, by the loops of the tools' sources.
+"""
+
+import json
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+
+import jaxplugin as jp
+
+ERROR = jp.checkpoints.CheckpointError
+F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+N, K, GROUP = 24, 256, 128
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of columns, from the lowest bits
+RNG = np.random.default_rng(0)
+INTEGERS = RNG.integers(-8, 8, (N, K))
+SCALES = (RNG.random((N, K // GROUP)) + 0.5).astype(F16)
+NUMBERS = INTEGERS * np.repeat(SCALES.astype(float), GROUP, 1)
+
+
+def words(codes, order=range(8), bits=4):
+  """Packs codes along the last dimension, `order` from the lowest bits."""
+  per_word = 32 // bits
+  codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
+  packed = np.zeros((len(codes), codes.shape[1] // per_word), np.uint32)
+  for place, column in zip(range(per_word), order, strict=True):
+    packed |= codes[:, column::per_word].astype(np.uint32) << (bits * place)
+  return packed.view(np.int32)
+
+
+def zero_points(stored, count=N):
+  return words(np.full((K // GROUP, count), stored))
+
+
+GPTQ = {
+  "w.qweight": words(INTEGERS + 8).T,
+  "w.scales": SCALES.T,
+  "w.qzeros": zero_points(7),
+  "w.g_idx": (np.arange(K) // GROUP).astype(np.int32),
+}
+AWQ = {
+  "w.qweight": words(INTEGERS.T + 8, AWQ_ORDER),
+  "w.scales": SCALES.T,
+  "w.qzeros": zero_points(8),
+}
+PACKED = {
+  "w.weight_packed": words(INTEGERS + 8),
+  "w.weight_scale": SCALES,
+  "w.weight_shape": np.int64([N, K]),
+}
+
+
+class Case(absltest.TestCase):
+  def load(self, tensors, **config):
+    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    given = {n: np.ascontiguousarray(x) for n, x in tensors.items()}
+    (folder / "x.safetensors").write_bytes(safetensors.numpy.save(given))
+    text = json.dumps({"quantization_config": config})
+    (folder / "config.json").write_text(text)
+    return jp.checkpoints.load(folder)
+
+  def assert_numbers(self, array, numbers):
+    want = numbers.astype(np.float32)
+    got = np.asarray(jp.dequantize(array, jnp.float32))
+    np.testing.assert_array_equal(got, want)
+
+
+class FilesTest(Case):
+  def test_numbers_are_integers_times_scales(self):
+    v2 = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
+    wide = {"w.scales": SCALES.T.astype(BF16)}
+    bf16 = np.repeat(SCALES.astype(BF16).astype(float), GROUP, 1)
+    for what, tensors, config, layout, format, numbers in (
+      ("GPTQ", GPTQ, {}, "gptq", "int4_128", NUMBERS),
+      (
+        *("GPTQ v2", {**GPTQ, "w.qzeros": zero_points(8)}),
+        *(v2, "gptq", "int4_128", NUMBERS),
+      ),
+      (
+        *("GPTQ in bf16", {**GPTQ, **wide}),
+        *({}, "gptq", "int4_128_bf16", INTEGERS * bf16),
+      ),
+      ("AWQ", AWQ, {}, "awq", "int4_128", NUMBERS),
+      ("packed", PACKED, {}, "compressed-tensors", "int4_128", NUMBERS),
+    ):
+      with self.subTest(what):
+        found = self.load(tensors, **config)
+        self.assertEqual([*found], ["w.weight"])
+        entry = found.entries["w.weight"]
+        self.assertEqual((entry.layout, str(entry.format)), (layout, format))
+        self.assertEqual(entry.shape, (N, K))
+        self.assertEqual(found["w.weight"].format, entry.format)
+        self.assert_numbers(found["w.weight"], numbers)
+
+  def test_shape_says_the_bits_and_cuts_the_last_word(self):
+    for bits, k, columns, name in (
+      (4, 90, 1, "int4_row_float16"),
+      (8, 90, 1, "int8_row"),
+      (4, 96, 3, "int4_32"),
+      (8, 96, 3, "int8_32"),
+    ):
+      with self.subTest(f"{bits} {k}"):
+        half = 1 << (bits - 1)
+        integers = RNG.integers(-half, half, (N, k))
+        scale = (RNG.random((N, columns)) + 0.5).astype(F16)
+        found = self.load(
+          {
+            "w.weight_packed": words(integers + half, range(32 // bits), bits),
+            "w.weight_scale": scale,
+            "w.weight_shape": np.int64([N, k]),
+          }
+        )
+        self.assertEqual(str(found.entries["w.weight"].format), name)
+        scales = np.repeat(scale.astype(float), k // columns, 1)
+        self.assert_numbers(found["w.weight"], integers * scales)
+
+  def test_refused_by_name_with_a_remedy(self):
+    moved = np.roll(GPTQ["w.g_idx"], 1)
+    eight = np.zeros((K // 4, N), np.int32)
+    for rule, tensors in (
+      ("must be 8.* got 5; use a symmetric", {"w.qzeros": zero_points(4)}),
+      ("must be 8.* got 9; use a symmetric", {"w.qzeros": zero_points(8)}),
+      ("g_idx must .*desc_act", {"w.g_idx": moved}),
+    ):
+      with self.subTest(rule), self.assertRaisesRegex(ERROR, f"'w.q.*{rule}"):
+        self.load({**GPTQ, **tensors})["w.weight"]
+    for rule, tensors in (
+      ("'w.qweight': .*4 bits.* quantize", {**GPTQ, "w.qweight": eight}),
+      ("'w.qweight': .*4 bits.*", {**GPTQ, "w.qzeros": zero_points(7, 2 * N)}),
+      ("'w.qweight': .*4 bits.*", {**AWQ, "w.qzeros": zero_points(8, 2 * N)}),
+      (
+        "'w.weight_packed': it has a weight_g_idx .* without it",
+        {**PACKED, "w.weight_g_idx": GPTQ["w.g_idx"]},
+      ),
+      (
+        "'w.weight_packed': it has a weight_zero_point",
+        {**PACKED, "w.weight_zero_point": AWQ["w.qzeros"]},
+      ),
+      (
+        "'w.weight_packed': .*8 bits.* quantize",
+        {**PACKED, "w.weight_shape": np.int64([N, K // 2 - 8])},
+      ),
+    ):
+      with self.subTest(rule), self.assertRaisesRegex(ERROR, rule):
+        self.load(tensors)
+    with self.assertRaisesRegex(ERROR, "'w.qweight': .* must be 8.* got 7"):
+      self.load({**AWQ, "w.qzeros": zero_points(7)})["w.weight"]
+
+
+class ArraysTest(Case):
+  def test_traced_arrays_are_converted(self):
+    module = jp.checkpoints
+    for convert, tensors in (
+      (module.from_gptq, [*GPTQ.values()]),
+      (module.from_awq, [*AWQ.values()]),
+      (module.from_compressed_tensors, [*PACKED.values()][:2]),
+    ):
+      self.assert_numbers(jax.jit(convert)(*tensors), NUMBERS)
+      self.assert_numbers(convert(*map(jnp.asarray, tensors)), NUMBERS)
+
+  def test_zero_points_may_be_left_out(self):
+    weight, scales = GPTQ["w.qweight"], GPTQ["w.scales"]
+    self.assert_numbers(jp.checkpoints.from_gptq(weight, scales), NUMBERS)
+
+
+if __name__ == "__main__":
+  absltest.main()
