@@ -51,9 +51,12 @@ _INTEGERS: Final = {
   formats.E2M1: (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6),
   formats.E2M3: tuple(range(-7, 8)),
   formats.E3M2: tuple(range(-8, 9)),
+  formats.INT8: tuple(range(-8, 9)),
+  formats.INT4: tuple(range(-8, 8)),
 }
 _EXACT_SCALE_EXPONENTS: Final = (-2, -1, 0, 1, 2)
 RANDOM_SCALE_EXPONENT: Final = 30  # E8M0 scales of random data: 2^-30 to 2^30
+_FLOAT_SCALE_EXPONENT: Final = 8  # scales of several bytes: 2^-8 to 2^8
 
 # Ways to pass an operand; FP4 ones may have "packed_" before them.
 STORAGES: Final = ("raw", "padded", "scaled_array", "swizzled")
@@ -125,7 +128,8 @@ def make_operand(
     case: what to make.
     integers: small integers under scales that are powers of two, exact in any
       order of summation; otherwise all finite codes, under E8M0 scales between
-      2^-30 and 2^30 or under any E4M3 scale that is not negative.
+      2^-30 and 2^30, other scales of one byte that are not negative, or larger
+      floats between 2^-8 and 2^8.
   """
   if case.format is None:
     if integers:
@@ -138,8 +142,7 @@ def make_operand(
       exact=values.astype(np.float64),
     )
   format, axis = case.format, case.axis
-  scale_shape = list(case.shape)
-  scale_shape[axis] = -(-case.shape[axis] // format.block_size)
+  scale_shape = layouts.linear_scale_shape(format, case.shape, axis)
   if integers:
     choices = np.array(_INTEGERS[format.values_dtype], np.float64)
     values = rng.choice(choices, case.shape).astype(format.values_dtype)
@@ -151,9 +154,13 @@ def make_operand(
       low, high = 127 - RANDOM_SCALE_EXPONENT, 128 + RANDOM_SCALE_EXPONENT
       scale = rng.integers(low, high, scale_shape, np.uint8)
       scale = scale.view(format.scale_dtype)
-    else:
+    elif format.scale_dtype.itemsize == 1:
       scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
       scale = scale.view(format.scale_dtype)
+    else:
+      limit = _FLOAT_SCALE_EXPONENT
+      scale = np.exp2(rng.uniform(-limit, limit, scale_shape))
+      scale = scale.astype(format.scale_dtype)
   return store(rng, case, values, scale)
 
 
@@ -179,7 +186,7 @@ def finite_codes(
   rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype
 ) -> np.ndarray:
   """Codes of `dtype`, uniform over all that are finite."""
-  bits = ml_dtypes.finfo(dtype).bits
+  bits = formats.encoding(dtype).bits
   codes = np.arange(2**bits, dtype=np.uint8).view(dtype)
   codes = codes[np.isfinite(codes.astype(np.float64))]
   return codes[rng.integers(0, len(codes), tuple(shape))]
@@ -221,12 +228,16 @@ def dequantize(
   values: np.ndarray, scale: np.ndarray, format: formats.BlockFormat, axis: int
 ) -> np.ndarray:
   """f64 values times their block's scale, exactly; an E8M0 NaN makes NaN."""
-  scale = np.repeat(scale.astype(np.float64), format.block_size, axis)
+  size = format.along(values.shape[axis]).block_size
+  scale = np.repeat(scale.astype(np.float64), size, axis)
+  if format.is_square:
+    other = values.ndim - 1 if axis == values.ndim - 2 else values.ndim - 2
+    scale = np.repeat(scale, format.block_rows, other)
   scale = scale[
     tuple(slice(0, size) for size in values.shape)  # a last block may be short
   ]
   with np.errstate(invalid="ignore"):
-    return values.astype(np.float64) * scale
+    return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 
 
 def pack(values: np.ndarray, axis: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import triton
 from jaxplugin.testing import dot_problems
+from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
 REFUSALS = (  # of problems; anything else that is refused is a failure
@@ -59,6 +60,15 @@ class TritonDeviceTest(DeviceDotSuite):
   implementation = "triton"
   supports = staticmethod(triton.supports)
   subnormal_spacing = 2.0**-133  # of bf16
+
+
+@on_a_gpu
+class TritonFormatsDeviceTest(dot_rows.DotRowsTestCase):
+  """Formats of checkpoints, which kernels read and do not quantize to."""
+
+  implementation = "triton"
+  supports = staticmethod(triton.supports)
+  in_leg = tuple(dot_rows.CHECKPOINTS)
 
 
 @on_a_gpu

@@ -97,7 +97,6 @@ def _readable_format(
     or format.scale_dtype not in formats.SCALE_DTYPES
   ):
     return None
-  assert format.block_size is not None
   found = kernel_formats.readable(
     format.values_encoding, format.scale_encoding, format.block_size
   )
@@ -142,7 +141,6 @@ def _with_readable_format(side: sides.Side) -> sides.Side:
   scale = lax.bitcast_convert_type(side.linear_scale(), jnp.uint8)
   scale = jnp.repeat(scale, repeats, axis=axis)
   scale = lax.bitcast_convert_type(scale, format.scale_dtype)
-  assert format.block_size is not None
   columns = -(-side.shape[axis] // format.block_size)
   scale = lax.slice_in_dim(scale, 0, columns, axis=axis)
   return side.replace(format=format, scale=scale, scale_layout=layouts.LINEAR)
@@ -507,7 +505,7 @@ def _of_dense(side: sides.Side) -> Readable:
 
 def _packed(values: jax.Array) -> jax.Array:
   """Packs FP4 and INT4 into bytes along the last axis, as in GPU memory."""
-  if values.dtype not in (formats.E2M1, formats.INT4):
+  if values.dtype not in formats.FOUR_BITS:
     return values
   return layouts.pack_fp4(values, axis=-1)
 

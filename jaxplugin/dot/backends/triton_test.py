@@ -40,7 +40,8 @@ from jaxplugin.testing.dot_suite import suite
 from jaxplugin.testing.meshes import explicit
 
 E8M0, E4M3, E5M2, E2M1 = formats.E8M0, formats.E4M3, formats.E5M2, formats.E2M1
-INT8, F32, F16, BF16 = formats.INT8, formats.F32, formats.F16, formats.BF16
+INT8, INT4 = formats.INT8, formats.INT4
+F32, F16, BF16 = formats.F32, formats.F16, formats.BF16
 H200, B200 = targets.named_target("h200"), targets.named_target("b200")
 needs_interpreter = interpreted.needs_interpreter
 
@@ -105,7 +106,12 @@ del TritonDotSuite
 class HopperRowsTest(interpreted.RecordedTestCase, dot_rows.DotRowsTestCase):
   implementation = "triton"
   target = H200
-  in_leg = ("mxfp6_e2m3 by mxfp6_e3m2, 5 rows",)
+  in_leg = (
+    "mxfp6_e2m3 by mxfp6_e3m2, 5 rows",
+    "fp8_128x128 by fp8_128x128, 70 rows",
+    "bfloat16 by int4_32, 5 rows",
+    "mxfp8 by int8_row, 5 rows",
+  )
 
   def dot(self, *args, **kwargs):
     return by_triton(self.target, *args, **kwargs)
@@ -280,12 +286,12 @@ CASES = {
   "FP4, E4M3 of 32": Case(values=E2M1, scale=E4M3, size=32, kernel=SMALL_M),
   "FP4, E5M2 of 16": Case(values=E2M1, scale=E5M2, size=16, kernel=SMALL_M),
   "MXINT8": Case(values=INT8, scale=E8M0, size=32, kernel=SMALL_M, q=6),
-  "E4M3 on f32": Case(values=E4M3, scale=F32, size=128, kernel=SMALL_M, k=256),
+  "E4M3 on f32": Case(values=E4M3, scale=F32, size=128, kernel=SMALL_M),
   "E5M2 on bf16": Case(values=E5M2, scale=BF16, size=64, kernel=UPCAST),
   "INT8 on f16": Case(values=INT8, scale=F16, size=32, kernel=UPCAST),
-  "INT8 on E4M3": Case(
-    values=INT8, scale=E4M3, size=128, kernel=SMALL_M, k=256
-  ),
+  "INT8 on E4M3": Case(values=INT8, scale=E4M3, size=128, kernel=SMALL_M),
+  "INT4 on bf16": Case(values=INT4, scale=BF16, size=128, kernel=SMALL_M),
+  "INT4 on f16": Case(values=INT4, scale=F16, size=32, kernel=UPCAST),
   "INT8, rows": Case(values=INT8, scale=F32, size=200, kernel=SMALL_M, k=200),
   "E4M3, rows": Case(values=E4M3, scale=E8M0, size=104, kernel=SMALL_M, k=104),
 }
@@ -307,7 +313,7 @@ def operand(rng, case, rows):
     * 2.0**-case.q
   )
   values, scale = jnp.asarray(values), jnp.asarray(scale)
-  if case.values == E2M1:
+  if case.values in formats.FOUR_BITS:
     values = jp.pack_fp4(values)
   return jp.ScaledArray(values, scale, None, case.format), exact
 
@@ -358,9 +364,10 @@ class ScalesTest(interpreted.RecordedTestCase):
       x = jnp.ones((rows, 32 * blocks), jnp.bfloat16)
       np.testing.assert_array_equal(by_triton("h100", x, w), np.inf)
 
-  def test_scales_of_a_ragged_dot(self):
+  @parameterized.parameters("E5M2 on E4M3", "INT4 on f16", "INT8, rows")
+  def test_scales_of_a_ragged_dot(self, name):
     rng = np.random.default_rng(1)
-    case = CASES["E5M2 on E4M3"]
+    case = CASES[name]
     w, exact = operand(rng, case, 2 * 24)
     w = jp.ScaledArray(
       w.values.reshape(2, 24, -1), w.scale.reshape(2, 24, -1), None, case.format
@@ -581,7 +588,10 @@ class OwnFormatsTest(absltest.TestCase):
           decision = self.choose(case.format, target, case.k)
           self.assertEqual(decision.implementation, "triton", str(decision))
           notes = " ".join(decision.notes)
-          is_exact = case.scale.itemsize == 1 and case.values != INT8
+          is_exact = case.scale.itemsize == 1 and case.values not in (
+            INT8,
+            INT4,
+          )
           is_repeated = is_exact and case.size in (64, 128)
           self.assertEqual("is repeated" in notes, is_repeated, notes)
           scales_sums = case.size == 104 or not (is_exact or case.q)

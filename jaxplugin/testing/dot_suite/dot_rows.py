@@ -173,6 +173,21 @@ def _fp6() -> dict[str, Row]:
   return rows
 
 
+def _checkpoints() -> dict[str, Row]:
+  """Formats of checkpoints; k is not a multiple of 128."""
+  rows = {}
+  for format, m in itertools.product(
+    formats.NAMED[len(formats.KNOWN) :], (5, 70)
+  ):
+    n, k = 40, 576
+    w = side(format, n, k, storage="scaled_array")
+    for kind in (contract.F32, contract.BF16, jp.MXFP8, format):
+      rows[f"{getattr(kind, 'name', kind)} by {format.name}, {m} rows"] = Row(
+        lhs=side(kind, m, k, storage="scaled_array"), rhs=w, integers=False
+      )
+  return rows
+
+
 def _results() -> dict[str, Row]:
   """Roundings of a result, and a block size for each side."""
   sides = {"lhs": side(jp.MXFP8, 9, 96), "rhs": side(jp.MXFP4, 7, 96)}
@@ -190,6 +205,7 @@ def _results() -> dict[str, Row]:
   }
 
 
+CHECKPOINTS: Final = _checkpoints()
 ROWS: Final[dict[str, Row]] = {
   **_different_blocks(),
   **_short_blocks(),
@@ -197,6 +213,7 @@ ROWS: Final[dict[str, Row]] = {
   **_mixed_dimensions(),
   **_mapped_epilogues(),
   **_fp6(),
+  **CHECKPOINTS,
   **_results(),
 }
 
