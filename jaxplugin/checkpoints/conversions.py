@@ -22,6 +22,7 @@ from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
@@ -32,7 +33,12 @@ from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.core import formats
 
 # GGUF: values of a block, and bytes of scales in front of the values.
-_GGUF_BLOCKS: Final = {formats.MXFP4: (32, 1), formats.NVFP4: (64, 4)}
+_GGUF_BLOCKS: Final = {
+  formats.MXFP4: (32, 1),
+  formats.NVFP4: (64, 4),
+  formats.INT8_32: (32, 2),
+  formats.INT4_32: (32, 2),
+}
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
 # MLX: 32-bit words of values for each scale.
 _MLX_FORMATS: Final = {2: formats.NVFP4, 4: formats.MXFP4, 8: formats.MXFP8}
@@ -557,18 +563,19 @@ def from_gguf(
   *,
   global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
-  """Converts a weight of a GGUF file, of type MXFP4 or NVFP4, in one copy.
+  """Converts a weight of GGUF: MXFP4, NVFP4, Q8_0 or Q4_0, in one copy.
 
   A block of MXFP4 is an E8M0 byte and 16 bytes. Byte j has value j in the low
   and j + 16 in the high nibble. A block of NVFP4 is 4 scale factors (E4M3
   without a sign) of 16 values each, and 4 times 8 bytes. Byte j has values j
-  and j + 8. The numbers are gguf's, except that MXFP4's scale byte 255 is NaN
-  here.
+  and j + 8. A block of Q8_0 and Q4_0 is an f16 and 32 integers, in Q4_0 plus 8
+  and in the order of MXFP4. The f16 may be negative. The numbers are gguf's,
+  except that MXFP4's scale byte 255 is NaN here.
 
   Args:
     blocks: MXFP4: uint8[..., n, 17 * k / 32]. NVFP4: uint8[..., n, 36 * k /
-      64].
-    format: `MXFP4` or `NVFP4`, or its name.
+      64]. Q8_0: uint8[..., n, 34 * k / 32]. Q4_0: uint8[..., n, 18 * k / 32].
+    format: `MXFP4`, `NVFP4`, `INT8_32` (Q8_0) or `INT4_32` (Q4_0), or its name.
     scale: NVFP4: the tensor "NAME.scale" next to "NAME.weight", which
       multiplies. f32, one number or one for each leading index; or None.
     global_scale_range: same as in `from_modelopt`.
@@ -598,20 +605,24 @@ def from_gguf(
   shape = gguf_shape(who, blocks, format)
   xp: Any = np if isinstance(blocks, np.ndarray) else jnp
   block, scale_bytes = _GGUF_BLOCKS[format]
-  size = scale_bytes + block // 2
-  rows = blocks.reshape(*shape[:-1], shape[-1] // block, size)
-  codes = rows[..., :scale_bytes].reshape(
-    *shape[:-1], shape[-1] // format.block_size
-  )
-  halves = rows[..., scale_bytes:].reshape(*codes.shape, format.block_size // 2)
+  rows = blocks.reshape(*shape[:-1], shape[-1] // block, -1)
+  scale_shape = (*shape[:-1], shape[-1] // format.block_size)
+  codes, data = rows[..., :scale_bytes], rows[..., scale_bytes:]
+  second = assembly.GlobalScale(who, "scale", scale, global_scale_range)
+  assembly.require_no_global(second, format)
+  if format == formats.INT8_32:
+    return assembly.assemble(format, data.reshape(shape), _as_f16(codes))
+  halves = data.reshape(*scale_shape, format.block_size // 2)
   even, odd = halves[..., 0::2], halves[..., 1::2]
   low = (even & 15) | (odd << 4)
   high = (even >> 4) | (odd & 0xF0)
   values = xp.concatenate([low, high], axis=-1).reshape(
     *shape[:-1], shape[-1] // 2
   )
-  second = assembly.GlobalScale(who, "scale", scale, global_scale_range)
-  assembly.require_no_global(second, format)
+  if format == formats.INT4_32:
+    values = values ^ packed_integers.NIBBLE_SIGNS
+    return assembly.assemble(format, values, _as_f16(codes))
+  codes = codes.reshape(scale_shape)
   if format == formats.MXFP4:
     return assembly.assemble(format, values, codes.copy())
   if assembly.is_known(codes) and bool((codes & assembly.SIGN).any()):
@@ -622,6 +633,13 @@ def from_gguf(
   # gguf reads this code as 0; in E4M3 it is NaN.
   codes = xp.where(codes == assembly.E4M3_NAN, xp.uint8(0), codes)
   return assembly.assemble(format, values, codes, second)
+
+
+def _as_f16(codes: Any) -> Any:
+  """Returns the f16 of each pair of bytes: f16[...] of uint8[..., 2]."""
+  if isinstance(codes, np.ndarray):
+    return np.ascontiguousarray(codes).view("<f2")[..., 0]
+  return lax.bitcast_convert_type(codes, jnp.float16)
 
 
 def gguf_shape(
@@ -635,11 +653,11 @@ def gguf_shape(
   """
   if format not in _GGUF_BLOCKS:
     raise ValueError(
-      f"{who}: format must be mxfp4 or nvfp4, got {format}; dequantize other"
-      " types of GGUF and call jp.quantize"
+      f"{who}: format must be {', '.join(map(str, _GGUF_BLOCKS))}, got"
+      f" {format}; dequantize other types of GGUF and call jp.quantize"
     )
   block, scale_bytes = _GGUF_BLOCKS[format]
-  size = scale_bytes + block // 2
+  size = scale_bytes + block * format.value_bits // 8
   shape = tuple(blocks.shape)
   if (
     blocks.dtype != formats.PACKED

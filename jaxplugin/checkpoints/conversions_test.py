@@ -529,6 +529,10 @@ class ActivationScaleTest(absltest.TestCase):
         read("modelopt", given)
 
 
+def _traced_from_gguf(blocks, format):
+  return jax.jit(lambda x: jp.checkpoints.from_gguf(x, format))(blocks)
+
+
 class GgufTest(parameterized.TestCase):
   def blocks(self, format, scale_last=254):
     """Returns blocks made by their definition, and the numbers in f64."""
@@ -586,6 +590,42 @@ class GgufTest(parameterized.TestCase):
       array = jp.checkpoints.from_gguf(blocks, format)
     np.testing.assert_array_equal(numbers_of(array).astype(np.float32), want)
 
+  def integer_blocks(self, kind):
+    """Returns blocks of Q8_0 or Q4_0 by ggml's structs, and the numbers."""
+    rng = np.random.default_rng(4)
+    scales = rng.standard_normal((N, K // 32)).astype(np.float16)
+    if kind == "Q8_0":
+      integers = rng.integers(-128, 128, (N, K // 32, 32))
+      data = integers.astype(np.int8).view(np.uint8)
+    else:
+      integers = rng.integers(-8, 8, (N, K // 32, 32))
+      low, high = integers[..., :16] + 8, integers[..., 16:] + 8
+      data = (low | high << 4).astype(np.uint8)
+    head = scales.view(np.uint8).reshape(N, K // 32, 2)
+    blocks = np.concatenate([head, data], -1).reshape(N, -1)
+    return blocks, (integers * scales.astype(float)[..., None]).reshape(N, K)
+
+  @parameterized.product(kind=("Q8_0", "Q4_0"), xp=(np, jnp))
+  def test_integers_are_those_of_ggml(self, kind, xp):
+    blocks, numbers = self.integer_blocks(kind)
+    format = {"Q8_0": jp.INT8_32, "Q4_0": jp.INT4_32}[kind]
+    want = numbers.astype(np.float32)
+    for convert in (jp.checkpoints.from_gguf, _traced_from_gguf):
+      array = convert(xp.asarray(blocks), format)
+      self.assertEqual((array.format, array.shape), (format, (N, K)))
+      got = np.asarray(jp.dequantize(array, jnp.float32))
+      np.testing.assert_array_equal(got, want)
+    if importlib.util.find_spec("gguf") is not None:
+      import gguf
+
+      other = gguf.GGMLQuantizationType[kind]
+      other = gguf.quants.dequantize(blocks, other)
+      np.testing.assert_array_equal(other, want)
+    x = np.random.default_rng(5).standard_normal((3, K)).astype(np.float32)
+    bound = SUM_TOLERANCE * (np.abs(x) @ np.abs(numbers).T)
+    got = np.asarray(jp.block_scaled_dot(x, array), float)
+    self.assertTrue((np.abs(got - x.astype(float) @ numbers.T) <= bound).all())
+
   def test_scale_with_a_sign_is_refused(self):
     blocks, _ = self.blocks("nvfp4")
     blocks[2, 3] |= 0x80
@@ -597,7 +637,7 @@ class GgufTest(parameterized.TestCase):
   def test_other_shapes_and_formats_are_an_error(self):
     with self.assertRaisesRegex(TypeError, r"n, 17 \* k / 32\], got uint8\[5"):
       jp.checkpoints.from_gguf(np.zeros((5, 18), np.uint8), jp.MXFP4)
-    with self.assertRaisesRegex(ValueError, "mxfp4 or nvfp4, got mxfp8"):
+    with self.assertRaisesRegex(ValueError, "int8_32, int4_32, got mxfp8"):
       jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp8")
     with self.assertRaisesRegex(TypeError, "scale must be None for mxfp4"):
       jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp4", 1.0)

@@ -29,8 +29,15 @@ import numpy as np
 
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import stored
+from jaxplugin.core import formats
 
-BLOCKS: Final = ("MXFP4", "NVFP4")
+# Formats of the types of blocks that are read.
+BLOCKS: Final = {
+  "MXFP4": formats.MXFP4,
+  "NVFP4": formats.NVFP4,
+  "Q8_0": formats.INT8_32,
+  "Q4_0": formats.INT4_32,
+}
 # Number of files of one checkpoint; `StoredTensors.metadata` has it.
 SPLIT_COUNT: Final = "split.count"
 
@@ -283,7 +290,8 @@ def _tensor(
   if type_name not in (*_PLAIN, *BLOCKS):
     refusal = (
       f"jaxplugin has no format for {type_name}; it reads {', '.join(BLOCKS)}"
-      f" and {', '.join(_PLAIN)}"
+      f" and {', '.join(_PLAIN)}. Quantize the model to Q8_0 or Q4_0 with"
+      " llama-quantize"
     )
   return stored.StoredTensor(
     file=str(path),

@@ -1022,7 +1022,7 @@ def _recognize_gguf(
 ) -> records.Entry | None:
   if blocks.type_name not in gguf_files.BLOCKS:
     return None
-  format = formats.resolve(_WHO, blocks.type_name.lower())
+  format = gguf_files.BLOCKS[blocks.type_name]
   scale = None
   if format == formats.NVFP4:
     base = _base(blocks.name)

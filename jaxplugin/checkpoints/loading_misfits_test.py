@@ -412,7 +412,7 @@ class GgufTest(Case):
     self.gguf(
       path,
       {
-        "q": (np.zeros((2, 34), np.uint8), "Q8_0"),
+        "q": (np.zeros((2, 20), np.uint8), "Q4_1"),
         "n": (self.nvfp4(), "NVFP4"),
         "b": (np.zeros((2, 6), np.uint8), "BF16"),
       },
@@ -423,19 +423,36 @@ class GgufTest(Case):
       {"q": (2, 32), "n": (2, 128), "b": (2, 3)},
     )
 
+  def test_integers_of_both_widths_are_read(self):
+    blocks = np.random.default_rng(0).integers(0, 64, (2, 34 * 18), np.uint8)
+    path = self.empty() / "x.gguf"
+    self.gguf(path, {"a": (blocks, "Q8_0"), "b": (blocks, "Q4_0")})
+    found = jp.checkpoints.load(path)
+    self.assertEqual(
+      {n: (x.layout, x.format, x.shape) for n, x in found.entries.items()},
+      {
+        "a": ("gguf", jp.INT8_32, (2, 18 * 32)),
+        "b": ("gguf", jp.INT4_32, (2, 34 * 32)),
+      },
+    )
+    for name, format in (("a", jp.INT8_32), ("b", jp.INT4_32)):
+      want = jp.checkpoints.from_gguf(blocks, format)
+      np.testing.assert_array_equal(found[name].values, want.values)
+      np.testing.assert_array_equal(found[name].scale, want.scale)
+
   def test_file_cut_short_and_types_without_a_format(self):
     path = self.empty() / "x.gguf"
     self.gguf(
       path,
       {
         "a": (np.float32([1, 2]), None),
-        "q": (np.zeros((2, 34), np.uint8), "Q8_0"),
+        "q": (np.zeros((2, 20), np.uint8), "Q4_1"),
         "last": (self.nvfp4(), "NVFP4"),
       },
     )
     found = jp.checkpoints.load(path)
     with self.assertRaisesRegex(
-      ERROR, "'q': jaxplugin has no format for Q8_0"
+      ERROR, "'q': jaxplugin has no format for Q4_1"
     ) as caught:
       found["q"]
     self.assertEqual(str(caught.exception).count(str(path)), 1)

@@ -26,9 +26,14 @@ from jaxplugin.core import extents
 from jaxplugin.core import formats
 
 INT32: Final = np.dtype(np.int32)
+# Sign bits of two nibbles. Flipping them subtracts 8 from each nibble.
+NIBBLE_SIGNS: Final = np.uint8(0x88)
 _PER_WORD: Final = 8  # integers of 4 bits
 # By dtype: integers of a word, and their sign bits in each byte.
-_DTYPES: Final = {formats.INT4: (_PER_WORD, 0x88), formats.INT8: (4, 0x80)}
+_DTYPES: Final = {
+  formats.INT4: (_PER_WORD, NIBBLE_SIGNS),
+  formats.INT8: (4, np.uint8(0x80)),
+}
 # AWQ: the nibble of each of 8 columns.
 _AWQ_NIBBLES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _ZERO_POINT: Final = 8
@@ -72,7 +77,7 @@ def unpack(
   if dtype == formats.INT4 and shape[-1] % 2:
     raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
   size = shape[-1] // 2 if dtype == formats.INT4 else shape[-1]
-  values = bytes_of(words)[..., :size] ^ np.uint8(signs)
+  values = bytes_of(words)[..., :size] ^ signs
   return scale_shapes.assemble(who, dtype, values, scale)
 
 
@@ -177,7 +182,7 @@ def from_awq(
   codes = bytes_of(qweight)
   nibbles = xp.stack([codes & 15, codes >> 4], -1).reshape(k, -1, _PER_WORD)
   integers = nibbles[..., np.asarray(_AWQ_NIBBLES)].reshape(k, n).T
-  values = (integers[:, ::2] | integers[:, 1::2] << 4) ^ np.uint8(0x88)
+  values = (integers[:, ::2] | integers[:, 1::2] << 4) ^ NIBBLE_SIGNS
   return scale_shapes.assemble(who, formats.INT4, values, scales.T)
 
 
