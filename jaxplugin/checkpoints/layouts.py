@@ -91,6 +91,10 @@ _PRODUCER: Final = {
 }
 _COMPRESSED_VERSION: Final = "0.20.0"
 _ALL: Final = (formats.NVFP4, formats.MXFP8, formats.MXFP4)
+_FLOAT_SCALED: Final = (
+  *(formats.FP8_128X128, formats.FP8_ROW, formats.INT8_ROW),
+  *(formats.INT4_128, formats.INT4_128_BF16, formats.INT4_32),
+)
 _TYPE_NAMES: Final = {dtype: x for x, dtype in safetensors_files.DTYPES.items()}
 _BYTES: Final = _TYPE_NAMES[formats.PACKED]
 
@@ -320,15 +324,17 @@ def _parts(
     values, scale, second: names of the tensors.
     take: returns the numbers of the global scale.
     shape: the shape of the global scale.
-    is_typed: whether E8M0 scales have their dtype; otherwise they are bytes.
+    is_typed: whether scales have their dtype; otherwise E8M0 ones are bytes.
   """
   format = weight.format
   has_second = format.has_global_scale
-  values_shape = weight.divided(2) if format.is_fp4 else weight.shape
+  values_shape = weight.divided(2) if format.has_pairs else weight.shape
   found = [
     records.Part(
       name=values,
-      type_name=_BYTES if format.is_fp4 else _TYPE_NAMES[format.values_dtype],
+      type_name=_BYTES
+      if format.has_pairs
+      else _TYPE_NAMES[format.values_dtype],
       shape=values_shape,
       take=lambda array: array.values,
     ),
@@ -337,7 +343,7 @@ def _parts(
       type_name=(
         _TYPE_NAMES[format.scale_dtype] if has_second or is_typed else _BYTES
       ),
-      shape=weight.divided(format.block_size),
+      shape=weight.scale_shape,
       take=lambda array: array.scale,
     ),
   ]
@@ -527,6 +533,8 @@ def _read_compressed_tensors(
 
 def _compressed_parts(weight: records.WeightToWrite) -> list[records.Part]:
   base = _base(weight.name)
+  if weight.format.values_dtype == formats.INT4:
+    return _packed_integer_parts(weight, base)
   return _parts(
     weight,
     f"{base}{_PACKED}" if weight.format.is_fp4 else weight.name,
@@ -534,14 +542,75 @@ def _compressed_parts(weight: records.WeightToWrite) -> list[records.Part]:
     f"{base}.{_DIVISOR}",
     take=lambda array: divided(_one(array)),
     shape=(1,),
+    is_typed=weight.format in _FLOAT_SCALED,
   )
+
+
+def _packed_integer_parts(
+  weight: records.WeightToWrite, base: str
+) -> list[records.Part]:
+  values, scale = _parts(
+    weight, f"{base}{_PACKED}", f"{base}.weight_scale", "", is_typed=True
+  )
+  return [
+    dataclasses.replace(
+      values,
+      type_name=_TYPE_NAMES[packed_integers.INT32],
+      shape=weight.divided(8),
+      take=lambda array: packed_integers.words_of(array.pack().values),
+    ),
+    scale,
+    records.Part(
+      name=f"{base}.weight_shape",
+      type_name="I64",
+      shape=(2,),
+      take=lambda _: np.asarray(weight.shape, np.int64),
+    ),
+  ]
+
+
+def _compressed_numbers(
+  format: formats.BlockFormat,
+) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+  """Returns the format's word, and descriptions of weights and activations.
+
+  Engines have no kernels for weights in square blocks or in INT8 with
+  unquantized activations, so these formats name dynamic activations.
+  """
+  numbers = {
+    "num_bits": format.value_bits,
+    "type": "int" if format.is_integer else "float",
+    "symmetric": True,
+  }
+  weights: dict[str, Any] = {**numbers, "dynamic": False}
+  dynamic = {**numbers, "dynamic": True}
+  if format == formats.FP8_128X128:
+    size = format.block_size
+    blocks = {"strategy": "block", "block_structure": [size, size]}
+    activations = {**dynamic, "strategy": "group", "group_size": size}
+    return "float-quantized", {**weights, **blocks}, activations
+  if format == formats.FP8_ROW:
+    return "float-quantized", {**weights, "strategy": "channel"}, None
+  if format == formats.INT8_ROW:
+    activations = {**dynamic, "strategy": "token"}
+    return "int-quantized", {**weights, "strategy": "channel"}, activations
+  weights |= {"strategy": "group", "group_size": format.block_size}
+  if format.is_integer:
+    return "pack-quantized", weights, None
+  weights["scale_dtype"] = "torch.uint8"
+  if format.has_global_scale:
+    weights |= {
+      "strategy": "tensor_group",
+      "scale_dtype": "torch.float8_e4m3fn",
+    }
+  word = f"{format}-{'pack-' if format.is_fp4 else ''}quantized"
+  return word, weights, None
 
 
 def _compressed_config(
   format: formats.BlockFormat, left: list[str]
 ) -> dict[str, Any]:
-  is_mx = not format.has_global_scale
-  word = f"{format}-{'pack-' if format.is_fp4 else ''}quantized"
+  word, weights, activations = _compressed_numbers(format)
   return {
     "version": _COMPRESSED_VERSION,
     "quant_method": COMPRESSED_TENSORS,
@@ -550,16 +619,8 @@ def _compressed_config(
     "config_groups": {
       "group_0": {
         "targets": ["Linear"],
-        "weights": {
-          "num_bits": format.value_bits,
-          "type": "float",
-          "symmetric": True,
-          "group_size": format.block_size,
-          "strategy": "group" if is_mx else "tensor_group",
-          "dynamic": False,
-          "scale_dtype": "torch.uint8" if is_mx else "torch.float8_e4m3fn",
-        },
-        "input_activations": None,
+        "weights": weights,
+        "input_activations": activations,
         "output_activations": None,
         "format": word,
       }
@@ -900,7 +961,7 @@ def _comfyui_metadata(
   )
 
 
-# Layouts that are only read.
+# DeepSeek.
 
 
 def _recognize_deepseek(
@@ -919,6 +980,23 @@ def _recognize_deepseek(
         lambda x, y, **_: conversions.from_deepseek(x, y),
       )
   return _recognize_float_scales(contents, values)
+
+
+def _deepseek_parts(weight: records.WeightToWrite) -> list[records.Part]:
+  scale = f"{_prefix(weight.name)}weight_scale_inv"
+  return _parts(weight, weight.name, scale, "", is_typed=True)
+
+
+def _deepseek_config(
+  format: formats.BlockFormat, left: list[str]
+) -> dict[str, Any]:
+  return {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [format.block_rows, format.block_size],
+    "modules_to_not_convert": left,
+  }
 
 
 def _recognize_float_scales(
@@ -1063,7 +1141,7 @@ LAYOUTS: Final = (
     recognize=_recognize_compressed_tensors,
     read=_read_compressed_tensors,
     activation_scale=("input_global_scale", True),
-    formats=_ALL,
+    formats=(*_ALL, *_FLOAT_SCALED),
     parts=_compressed_parts,
     refusal=functools.partial(_matrix_refusal, COMPRESSED_TENSORS),
     config=_compressed_config,
@@ -1104,7 +1182,14 @@ LAYOUTS: Final = (
     read=_read_modelopt_swizzled,
     activation_scale=("input_scale", False),
   ),
-  records.Layout(name="deepseek", recognize=_recognize_deepseek),
+  records.Layout(
+    name="deepseek",
+    recognize=_recognize_deepseek,
+    formats=(formats.FP8_128X128,),
+    parts=_deepseek_parts,
+    refusal=functools.partial(_matrix_refusal, "deepseek"),
+    config=_deepseek_config,
+  ),
   *(
     records.Layout(
       name=name, recognize=functools.partial(_recognize_words, layout=name)
@@ -1119,7 +1204,7 @@ BY_NAME: Final = {layout.name: layout for layout in LAYOUTS}
 OPEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.read is not None)
 # `quantize` uses the first one by default.
 WRITTEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.formats)
-WRITTEN_FORMATS: Final = tuple(map(str, _ALL))
+WRITTEN_FORMATS: Final = tuple(map(str, (*_ALL, *_FLOAT_SCALED)))
 
 
 def find_written(

@@ -51,6 +51,11 @@ def bytes_of(words: Any) -> Any:
   return split.reshape(*words.shape[:-1], -1)
 
 
+def words_of(packed: Any) -> np.ndarray:
+  """Returns int32[..., k / 8] of packed int4 values uint8[..., k / 2]."""
+  return (np.asarray(packed) ^ NIBBLE_SIGNS).view("<i4")
+
+
 def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
   """Returns int4 or int8, by the number of words of k integers.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxplugin.arrays import layouts as array_layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import comfyui_marks
@@ -120,6 +121,11 @@ class WeightToWrite:
     shape = list(self.shape)
     shape[self.axis] //= by
     return tuple(shape)
+
+  @property
+  def scale_shape(self) -> tuple[int, ...]:
+    axis = self.axis % len(self.shape)
+    return array_layouts.linear_scale_shape(self.format, self.shape, axis)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,10 +51,9 @@ def quantize(
   """Writes a quantized checkpoint, one tensor at a time, by `jp.quantize`.
 
   The default quantizes f32, bf16 and f16 matrices [n, k] called *.weight, and
-  experts. k must be a multiple of the block size. Embeddings, norms, heads,
-  routers and vision towers stay. Weights that engines fuse share the largest of
-  their global scales. docs/how_to/write_checkpoint.md has values, files and
-  experts.
+  experts. k must have whole blocks, except for FP8 and INT8. Embeddings, norms,
+  heads, routers and vision towers stay. Weights that engines fuse share the
+  largest of their global scales. docs/how_to/write_checkpoint.md has the rules.
 
   The target appears when it is complete. Until then it is TARGET.partial, which
   the same call continues.
@@ -62,7 +61,7 @@ def quantize(
   Args:
     source: a .safetensors file, an index file, or a folder.
     target: a new .safetensors file for a file, otherwise a folder.
-    format: `NVFP4`, `MXFP8` or `MXFP4`, or its name.
+    format: one of `WRITTEN_FORMATS`.
     layout: one of `WRITTEN_LAYOUTS`; "gpt-oss" has MXFP4 experts only.
     include: globs of the names to quantize; None for the default.
     exclude: globs of names that stay as they are.

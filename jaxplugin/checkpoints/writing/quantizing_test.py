@@ -159,6 +159,46 @@ class RoundTripTest(Case):
       wanted = np.linalg.norm(x - y) / np.linalg.norm(x)
       np.testing.assert_allclose(error, wanted, rtol=1e-9)
 
+  @parameterized.parameters(
+    ("deepseek", "fp8_128x128", 200, 300, "fp8"),
+    ("compressed-tensors", "fp8_128x128", 200, 300, "float-quantized"),
+    ("compressed-tensors", "fp8_row", 24, 300, "float-quantized"),
+    ("compressed-tensors", "int8_row", 24, 300, "int-quantized"),
+    ("compressed-tensors", "int4_128", 24, 256, "pack-quantized"),
+    ("compressed-tensors", "int4_128_bf16", 24, 256, "pack-quantized"),
+    ("compressed-tensors", "int4_32", 24, 256, "pack-quantized"),
+  )
+  def test_float_scales_are_those_of_quantize(self, layout, format, n, k, word):
+    x = normal(n, k)
+    source = self.folder({}, [{"a.weight": x, "b.weight": normal(n, 30)}])
+    done = self.quantize(source, format, layout=layout, verify=True)
+    found = jp.checkpoints.load(done.path)
+    entry = found.entries["a.weight"]
+    self.assertEqual((entry.layout, str(entry.format)), (layout, format))
+    self.assert_same_bits(found["a.weight"], jp.quantize(x, format))
+    # Blocks of INT4 are whole, and other float scales allow a short block.
+    is_left = format.startswith("int4")
+    self.assertEqual(found.entries["b.weight"].format is None, is_left)
+    config = json.loads((done.path / "config.json").read_text())
+    config = config["quantization_config"]
+    self.assertIn(word, (config["quant_method"], config.get("format")))
+
+  def test_words_of_integers_have_the_first_in_the_lowest_bits(self):
+    x = np.zeros((2, 128), np.float32)
+    x[0, :4], x[1, 7] = [1, -8, 7, 2], -8  # amax 8 gives the scale 8 / 7
+    path = self.quantize(
+      self.file({"a.weight": x}), "int4_128", layout="compressed-tensors"
+    ).path
+    parts = safetensors.numpy.load_file(path)
+    array = jp.quantize(x, "int4_128").unpack()
+    codes = np.asarray(array.values).astype(np.int64) + 8
+    self.assertEqual(parts["a.weight_packed"].shape, (2, 16))
+    self.assertEqual(parts["a.weight_packed"].dtype, np.int32)
+    self.assertEqual(parts["a.weight_shape"].tolist(), [2, 128])
+    for row, column in ((0, 0), (0, 1), (0, 2), (1, 7), (1, 8)):
+      word = int(parts["a.weight_packed"][row, column // 8])
+      self.assertEqual(word >> 4 * (column % 8) & 15, codes[row, column])
+
   def test_experts_of_gpt_oss_in_either_order(self):
     x = normal(2, 2 * D, D)  # [E, n, k]
     for name, dot in (("mlp.experts.down_proj", "_"), ("a.mlp1_weight", ".")):

@@ -184,7 +184,8 @@ def _decide(
     format=format,
   )
   k = weight.shape[weight.axis]
-  if k % format.block_size:
+  may_be_short = format.may_be_short and not format.has_pairs
+  if not may_be_short and k % format.block_size:
     reason = f"k={k} is not a multiple of {format.block_size}"
   else:
     reason = layout.refusal(weight) or ""
