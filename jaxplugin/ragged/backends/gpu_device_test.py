@@ -52,7 +52,9 @@ class TritonDeviceTest(ragged_suite.RaggedSuite):
   def check(self, actual, lhs, rhs, sizes):
     exact, magnitude = ragged_suite.oracle(lhs, rhs, sizes)
     bound = ragged_suite.contract.DOT_BOUND * magnitude
-    ragged_suite.contract.assert_within(actual, exact, bound, np.float32)
+    ragged_suite.contract.assert_within(
+      actual, exact, bound, ragged_suite.contract.F32
+    )
 
   def test_is_captured_in_a_graph_and_repeated(self):
     # Sizes change between calls of one program, and nothing else.

@@ -112,6 +112,7 @@ class ExpertWeights:
     self._first = first.astype(jnp.bfloat16)
     self._floats: dict[str, np.ndarray] = {}
     self._quantized: dict[str, Any] = {}
+    self._unprepared: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
   def floats(self, dtype: Any) -> np.ndarray:
     """Returns [experts, n, k] of dtype "float32" or "bfloat16"."""
@@ -136,6 +137,20 @@ class ExpertWeights:
       self._quantized[format.name] = preparation.prepare_weights(stack)
     return self._quantized[format.name]
 
+  def _on_host(
+    self, format: formats.BlockFormat
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values (FP4 packed) and scales of all experts, unprepared."""
+    if format.name not in self._unprepared:
+      stack = self.quantized(format)
+      # Bytes are the layout for CPUs, which need no copy.
+      if not stack.is_bytes:
+        stack = preparation.unprepare_weights(stack)
+        stack = stack.pack() if format.has_pairs else stack
+      parts = np.asarray(stack.values), np.asarray(stack.scale)
+      self._unprepared[format.name] = parts
+    return self._unprepared[format.name]
+
   def of(
     self, format: formats.BlockFormat, experts: slice, rows: Any = slice(None)
   ) -> scaled_array.ScaledArray:
@@ -146,19 +161,19 @@ class ExpertWeights:
       experts: the experts.
       rows: the rows of each expert. All rows need no copy.
     """
-    stack = self.quantized(format)
+    values, scale = self._on_host(format)
     stored = format.storage_dtypes[-1]
 
-    def matrix(x: jax.Array, dtype: np.dtype) -> jax.Array:
-      part = np.asarray(x)[experts, rows].view(dtype)
+    def matrix(x: np.ndarray, dtype: np.dtype) -> jax.Array:
+      part = x[experts, rows].view(dtype)
       return jax.device_put(part.reshape(-1, part.shape[-1]))
 
-    global_scale = stack.global_scale
+    global_scale = self.quantized(format).global_scale
     if global_scale is not None:
       global_scale = global_scale.reshape(1, 1)
     return scaled_array.ScaledArray(
-      matrix(stack.values, stored),
-      matrix(stack.scale, format.scale_dtype),
+      matrix(values, stored),
+      matrix(scale, format.scale_dtype),
       global_scale,
       format,
     )

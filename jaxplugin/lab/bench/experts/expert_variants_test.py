@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of mixtures of experts: routing, variants, checks, and slow peers."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +83,39 @@ class VariantsTest(parameterized.TestCase):
     wrong = found[0].function(rows, weights, jnp.roll(sizes, 1))
     with self.assertRaises(verification.WrongResultError):
       found[0].check(1, wrong)
+
+  @parameterized.parameters(
+    ("h100", "bf16xmxfp4"), ("h100", "nvfp4"), ("b200", "bf16xnvfp4")
+  )
+  @pytest.mark.lab
+  def test_weights_prepared_for_a_gpu_are_expected_in_the_usual_order(
+    self, name, formats
+  ):
+    prepare = functools.partial(
+      jp.prepare_weights, target=jp.named_target(name)
+    )
+    self.enter_context(
+      absltest.mock.patch.object(
+        expert_operands.preparation, "prepare_weights", prepare
+      )
+    )
+    expert_operands.weights_of.cache_clear()
+    self.addCleanup(expert_operands.weights_of.cache_clear)
+    row = _row("experts:3x2of5x96x64")
+    made = expert_variants.ExpertVariants(
+      row, _pair(formats), jp.detect_target("cpu")
+    )
+    weights = made.data.weights.quantized(made.data.format)
+    is_interleaved = weights.is_interleaved
+    self.assertEqual(is_interleaved, name == "h100")
+    self.assertEqual(weights.scale_layout == "linear", is_interleaved)
+    for variant in [*made.ours(["xla"]), *made.peers([])]:
+      result = jax.jit(variant.function)(*variant.operands(1))
+      variant.check(1, result)
+    columns = made.data.weights.of(made.data.format, slice(3, 4))
+    np.testing.assert_array_equal(
+      jp.dequantize(columns), jp.dequantize(weights)[3]
+    )
 
   @pytest.mark.lab
   def test_bytes_are_those_of_used_experts(self):
