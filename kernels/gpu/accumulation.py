@@ -88,9 +88,11 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
         b = tl.trans(b)
       else:
         b = tiles.load_bf16(rhs, rhs_batch, column, k_step, rhs_tile)
-    if scales_steps:
+    if TILING.sums_steps:
       sums = tiles.dot_exact(a, b, tiles.zero_accumulator(TILING), TILING)
-      acc += tiles.scaled(sums, factors, True, TILING)
+      if scales_steps:
+        sums = tiles.scaled(sums, factors, True, TILING)
+      acc += sums
     elif path != "native":
       acc = tiles.dot_exact(a, b, acc, TILING)
       if TILING.waits and path == "upcast":

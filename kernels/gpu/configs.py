@@ -421,6 +421,16 @@ class Tiling(constants.KernelConstant):
     return blocks * self.shape.lhs.pieces * self.shape.rhs.pieces
 
   @property
+  def sums_steps(self) -> bool:
+    """Whether each step has its own sums, which are added to the accumulator.
+
+    Scales may multiply them. Other steps with several bf16 pieces need it for
+    precision: a matrix instruction truncates the accumulator (numerics.md).
+    """
+    pieces = max(self.shape.lhs.pieces, self.shape.rhs.pieces)
+    return pieces > 1 or self.lhs.scales_steps or self.rhs.scales_steps
+
+  @property
   def repair(self) -> float:
     """The factor 2^missing_exponent of both operands, applied to the sums."""
     sides = (self.shape.lhs, self.shape.rhs)

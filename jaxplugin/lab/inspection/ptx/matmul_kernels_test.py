@@ -89,6 +89,33 @@ class DefaultConfigTest(executed_cases.Case):
     self.assertLen(product.launches, 2)
     self.assertGreater(product.config.split_k, 1)
 
+  @parameterized.parameters(
+    ("sm_80", "f32", "upcast", 32),
+    ("sm_80", "f16", "upcast", 32),
+    ("sm_90", "f32", "upcast", 32),
+    ("sm_90", "f32", "small_m", 128),
+  )
+  def test_large_sum_is_not_truncated_for_each_piece(
+    self, architecture, lhs, path, block_k
+  ):
+    # The first product is 2^15, and f32 has a spacing of 2^-8 there. The other
+    # products of a matrix instruction sum to about 0.75 of the spacing, so an
+    # instruction that added them to the large sum would discard all of them.
+    x = self.rng.uniform(0, 1.5 * 2.0**-12, (1, 5, 544))
+    x[:, :, 0] = 2.0**15
+    x = x.astype(gpu_operands.DTYPES[lhs])
+    ones = np.full((1, 72, 544), 0x38, np.uint8)
+    scale = np.full((1, 72, 17), 127, np.uint8)
+    self.check(
+      architecture,
+      executed.dense(gpu_operands.store_operand(lhs, x, None)),
+      executed.dense(gpu_operands.store_operand("mxfp8", ones, scale)),
+      truncates=False,
+      config=configs.MatmulConfig(
+        path=path, block_m=16, block_n=64, block_k=block_k, swap=True
+      ),
+    )
+
   @parameterized.parameters("sm_80", "sm_90")
   def test_batch_of_operands_with_room_between_rows(self, architecture):
     make = gpu_operands.make_operand

@@ -4,8 +4,9 @@
 
 PTX ISA: "Warp Level Matrix Multiply-Accumulate Instructions", the fragments of
 m16n8k16 (16-bit elements), m16n8k32 (8-bit) and m16n8k64 (4-bit), and "Block
-Scaling for mma.sync". Products are summed in f64 and rounded to f32 once for
-each instruction: hardware may round more often.
+Scaling for mma.sync". The accumulator and the products are summed in f64, and
+each instruction truncates the sum to f32, as tensor cores do. Hardware also
+truncates each product, to a little more than f32's precision.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _add_and_write(
     column = 2 * PLACE + place % 2
     old = sums[:, :, place].view(np.float32).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-      total = (products[:, row, column] + old).astype(np.float32)
+      total = rounding.truncated_single(products[:, row, column] + old)
     block.write(register, total.view(np.uint32).reshape(-1))
 
 

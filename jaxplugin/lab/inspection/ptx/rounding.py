@@ -45,6 +45,18 @@ def to_bits(x: np.ndarray, type: str) -> np.ndarray:
   return bits
 
 
+def truncated_single(x: np.ndarray) -> np.ndarray:
+  """Rounds f64 to f32 toward zero; overflow is infinite."""
+  single = x.astype(np.float32)
+  exceeds = np.isfinite(single) & (
+    np.abs(single.astype(np.float64)) > np.abs(x)
+  )
+  found: np.ndarray = np.where(
+    exceeds, np.nextafter(single, np.float32(0)), single
+  )
+  return found
+
+
 def _odd_single(x: np.ndarray) -> np.ndarray:
   """Rounds f64 to f32 to odd: inexact results have a last bit of one."""
   single = x.astype(np.float32)

@@ -23,6 +23,7 @@ from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import products
+from jaxplugin.lab.inspection.ptx import rounding
 
 _WARPS: Final = 4
 _THREADS: Final = _WARPS * blocks.WARP
@@ -116,7 +117,7 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
       with np.errstate(invalid="ignore", over="ignore"):
         total = total + np.where(keeps_sums, kept, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
-      bits = total.astype(np.float32).view(np.uint32).reshape(-1)
+      bits = rounding.truncated_single(total).view(np.uint32).reshape(-1)
     block.write(register, bits)
     block.since_fence.discard(register.name)
   block.busy = busy
