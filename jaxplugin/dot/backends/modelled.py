@@ -10,13 +10,15 @@ both times. It proposes the xla backend if the fused kernel takes `MARGIN` times
 as long. Tuning tables, which are measured, take precedence.
 
   fused   = rounds * steps * cycles / clock
-  unfused = bytes / copies + kernels * launch + 2 * batch * m * n * k / rate
+  unfused = dequantized / reads + copied / copies + kernels * launch
+            + 2 * batch * m * n * k / rate
 
 A GPU runs `resident` blocks on each core, and in a round each block computes a
 tile of 128 x 128. With fewer tiles than blocks, k is split and the round counts
 as a fraction. The number of tiles along m is a fraction too, because tiles may
-have fewer rows. A step is 64 values of k. The bytes are those that
-dequantization reads and writes (in bf16), and those of an epilogue kernel.
+have fewer rows. A step is 64 values of k. `dequantized` are the bytes that
+dequantization to bf16 reads and writes, and `copied` those of other kernels
+besides the matmul. `reads` and `copies` are their measured bandwidths.
 """
 
 from __future__ import annotations
@@ -51,37 +53,48 @@ class Machine:
   Attributes:
     matmul_flops: measured flops of a cuBLAS bf16 matmul per second and core.
     copy_share: measured bandwidth of a copy, as a share of the data sheet's.
+    dequantize_share: the same share of XLA's dequantization, by the bits of a
+      value.
     clock_hz: clock of the cores.
     resident: blocks of the fused kernel that run on a core at a time.
     cycles: cycles of one step of a tile, by (number of quantized sides, bits of
-      the widest quantized value). They are simulated by `python -m jaxplugin
-      kernels --target h200 -m 4096 -n 8192 -k 8192` with --lhs and --rhs; the
-      smallest count among the formats of a key.
+      the widest quantized value); the smallest count among the formats of a
+      key.
   """
 
   matmul_flops: float
   copy_share: float
+  dequantize_share: Mapping[int, float]
   clock_hz: float
   resident: int
   cycles: Mapping[tuple[int, int], int]
 
 
-# Rates: 265 TFLOP/s and 1.75 TB/s of an A100, 790 TFLOP/s and 4.3 TB/s of an
-# H200. Cycles: ptxas 13.4, November 2026.
+# sm_80: 265 TFLOP/s and 1.75 TB/s of an A100. XLA's dequantization was not
+# measured, so its share is that of a copy. Cycles are simulated by `python -m
+# jaxplugin kernels --target a100 -m 4096 -n 8192 -k 8192` (ptxas 13.4).
+#
+# sm_90: measured on an H100 SXM, jax 0.11.2, triton 3.6.0, 2026-11-26, in
+# examples/benchmarks/results/gpu_h100_*.json. Rates are those of the peers
+# "bf16" (8192 x 8192 x 8192) and "copy". Dequantization is the difference of
+# "xla" and "bf16" with m = 1. Cycles follow from the times of "triton" with m =
+# 512 and 8192. The H200 is assumed to have the same shares.
 MACHINES: Final[Mapping[tuple[int, int], Machine]] = {
   (8, 0): Machine(
     matmul_flops=265e12 / 108,
     copy_share=1.75 / 2.039,
+    dequantize_share={4: 1.75 / 2.039, 8: 1.75 / 2.039},
     clock_hz=1.41e9,
     resident=1,
     cycles={(1, 4): 2267, (1, 8): 3647, (2, 4): 2872, (2, 8): 3990},
   ),
   (9, 0): Machine(
-    matmul_flops=790e12 / 132,
-    copy_share=4.3 / 4.8,
+    matmul_flops=733e12 / 132,
+    copy_share=2.94 / 3.35,
+    dequantize_share={4: 1.54 / 3.35, 8: 2.15 / 3.35},
     clock_hz=1.755e9,
     resident=2,
-    cycles={(1, 4): 860, (1, 8): 892, (2, 4): 1413, (2, 8): 1247},
+    cycles={(1, 4): 1278, (1, 8): 1326, (2, 4): 1540, (2, 8): 2091},
   ),
 }
 
@@ -140,12 +153,11 @@ def model(problem: problems.DotProblem, target: targets.Target) -> Times | None:
   rounds = tiles / (cores * machine.resident)
   rounds = rounds if rounds < 1 else math.ceil(rounds)
   steps = machine.resident * -(-problem.k // _STEP)
-  copies = machine.copy_share * bandwidth
-  num_bytes, kernels = _unfused_bytes(problem)
+  seconds, kernels = _unfused_copies(problem, machine, bandwidth)
   products = problem.batch * problem.m * problem.n * problem.k
   return Times(
     fused=rounds * steps * cycles / machine.clock_hz,
-    unfused=num_bytes / copies
+    unfused=seconds
     + kernels * _LAUNCH_S
     + 2 * products / (cores * machine.matmul_flops),
   )
@@ -171,22 +183,26 @@ def _is_modelled(problem: problems.DotProblem) -> bool:
   )
 
 
-def _unfused_bytes(problem: problems.DotProblem) -> tuple[float, int]:
-  """Returns bytes and number of the kernels that run besides the matmul."""
+def _unfused_copies(
+  problem: problems.DotProblem, machine: Machine, bandwidth: float
+) -> tuple[float, int]:
+  """Returns seconds and number of the kernels that run besides the matmul."""
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
-  num_bytes, kernels = 0.0, 0
+  copies = machine.copy_share * bandwidth
+  seconds, kernels = 0.0, 0
   for side, rows in ((problem.lhs, problem.m), (problem.rhs, problem.n)):
     if side.format is None:
       continue
-    size = side.format.value_bits / 8
-    a_value = size + _SCALE_BYTES / side.format.block_size + _BF16_BYTES
+    bits = side.format.value_bits
+    values = problem.batch * rows * problem.k
+    a_value = bits / 8 + _SCALE_BYTES / side.format.block_size + _BF16_BYTES
+    seconds += values * a_value / (machine.dequantize_share[bits] * bandwidth)
     if side.is_interleaved:  # another kernel deinterleaves it first
-      a_value += 2 * size
-    num_bytes += problem.batch * rows * problem.k * a_value
+      seconds += values * 2 * bits / 8 / copies
     kernels += 1 + side.is_interleaved
   if problem.global_scale != "none" or problem.has_epilogue:
     a_result = 2 * _F32_BYTES + problem.out_dtype.itemsize
-    num_bytes += problem.batch * problem.m * problem.n * a_result
+    seconds += problem.batch * problem.m * problem.n * a_result / copies
     kernels += 1
-  return num_bytes, kernels
+  return seconds, kernels
