@@ -88,8 +88,9 @@ class Pair:
 
   @property
   def block_size(self) -> int:
-    sizes = [f.block_size for f in (self.lhs, self.rhs) if f is not None]
-    return max(sizes)
+    """Size of the largest block that must be whole; 1 if none must be."""
+    sides = (side for side in (self.lhs, self.rhs) if side is not None)
+    return max(1 if f.may_be_short else f.block_size for f in sides)
 
   @property
   def is_fp4(self) -> bool:
@@ -348,7 +349,7 @@ def parse_pairs(text: str) -> tuple[Pair, ...]:
 
 
 def _parse_pair(item: str) -> Pair:
-  by_name = {format.name: format for format in formats.KNOWN}
+  by_name = {format.name: format for format in formats.NAMED}
   known = {**dict.fromkeys(PLAIN_DTYPES), **by_name}
   sides = None
   if item in by_name:
@@ -391,6 +392,12 @@ def check(row: BenchRow, pair: Pair) -> None:
   if row.kind == "training" and pair.name not in FORMATS.split(","):
     raise ValueError(
       f"bench: formats of {row} must be among {FORMATS}, got {pair}"
+    )
+  sides = [side for side in (pair.lhs, pair.rhs) if side is not None]
+  if row.kind != "dot" and not all(side.is_known for side in sides):
+    known = ", ".join(format.name for format in formats.KNOWN)
+    raise ValueError(
+      f"bench: formats of {row} must be among {known}, got {pair}"
     )
   # Layers contract their channels, and those of their MLPs.
   for k in (row.k, row.n) if row.kind in ("decoder", "training") else (row.k,):

@@ -165,6 +165,7 @@ class PairsTest(parameterized.TestCase):
     ("bf16xnvfp4", None, formats.NVFP4),
     ("mxfp8_e5m2xf32", formats.MXFP8_E5M2, None),
     ("mxfp6_e2m3xmxfp6_e3m2", formats.MXFP6_E2M3, formats.MXFP6_E3M2),
+    ("fp8_1x128xfp8_128x128", formats.FP8_1X128, formats.FP8_128X128),
   )
   def test_sides_are_told_apart(self, text, lhs, rhs):
     (pair,) = workloads.parse_pairs(text)
@@ -195,6 +196,19 @@ class PairsTest(parameterized.TestCase):
     workloads.check(row, nvfp4)
     with self.assertRaisesRegex(ValueError, "multiple of 32 for mxfp8.*k=48"):
       workloads.check(row, mxfp8)
+
+  def test_last_block_may_be_short_if_the_format_allows_it(self):
+    (row,) = workloads.parse_rows("1x64x48")
+    for text in ("bf16xint4_128", "int8_row", "fp8_1x128xfp8_128x128"):
+      workloads.check(row, *workloads.parse_pairs(text))
+
+  @parameterized.parameters(
+    "quantize:4x256", "decoder:1x64x64", "experts:2x1of3x64x128"
+  )
+  def test_only_dots_have_formats_of_checkpoints(self, text):
+    (row,) = workloads.parse_rows(text)
+    with self.assertRaisesRegex(ValueError, "must be among mxfp8, .*int8_32"):
+      workloads.check(row, *workloads.parse_pairs("bf16xint8_32"))
 
 
 if __name__ == "__main__":

@@ -80,10 +80,11 @@ def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
   """Returns f64[rows, k], exact rows of floats or of a ScaledArray."""
   if not isinstance(operand, scaled_array.ScaledArray):
     return np.asarray(operand)[rows].astype(np.float64)
+  format = operand.format.along(operand.shape[-1])
   values = reference.oracle_dequantize(
     np.asarray(operand.unpack().values)[rows],
-    np.asarray(operand.scale)[rows],
-    operand.format,
+    np.asarray(operand.scale)[rows // format.block_rows],
+    format,
   )
   if operand.global_scale is not None:
     values = values * np.float64(operand.global_scale)

@@ -113,6 +113,16 @@ class DotTest(parameterized.TestCase):
       exact = exact * x.global_scale.item()
     np.testing.assert_array_equal(expected.exact, exact)
 
+  @parameterized.parameters(
+    formats.FP8_128X128, formats.FP8_1X128, formats.INT8_ROW, formats.INT4_32
+  )
+  def test_formats_of_checkpoints_mean_what_dequantize_returns(self, format):
+    x = quantization.quantize(normal(150, 160), format)
+    rows = np.array([0, 127, 128, 149])
+    found = verification.f64(x, rows)
+    expected = np.asarray(quantization.dequantize(x))[rows]
+    np.testing.assert_array_equal(found.astype(np.float32), expected)
+
   def test_large_results_are_sampled_with_both_ends(self):
     found = verification.some(100000, 50)
     self.assertLen(np.unique(found), 50)
