@@ -6,11 +6,13 @@
   python examples/benchmarks/readme_table.py    # all that the pages link
 
 `summary` is the table in README.md: milliseconds, a format a column. `lines` is
-the table in docs/benchmarks/cpu.md: every row of the run, with peers.
+the table in docs/benchmarks/cpu.md: every row of the run, with peers. The runs
+of GPUs have `gpu_dots` and `gpu_codecs`, the tables in docs/benchmarks/gpu.md.
 
 Files of `results` are named by device, instruction set and cores, as
-cpu_epyc_avx512_2_cores.json. A run whose ceilings are limits, also of
-quantizing, has a column with the part of the limit that is reached.
+cpu_epyc_avx512_2_cores.json, or as gpu_h100_dots.json. A run whose ceilings are
+limits, also of quantizing, has a column with the part of the limit that is
+reached.
 """
 
 import pathlib
@@ -24,6 +26,7 @@ from jaxplugin.lab.bench.report import results
 DIRECTORY = pathlib.Path(__file__).resolve().parent
 README = DIRECTORY.parents[1] / "README.md"
 PAGE = DIRECTORY.parents[1] / "docs" / "benchmarks" / "cpu.md"
+GPU_PAGE = PAGE.with_name("gpu.md")
 # The rows of README.md: name in the run -> name on the page.
 SUMMARY = {
   "1x4096x4096": "1 x 4096 x 4096",
@@ -48,11 +51,11 @@ OPTIONAL_PEERS = ("fresh copy",)
 IN_SCAN = " in scan"
 
 
-def linked():
-  """Returns the files of results that README.md and the page link."""
+def linked(*pages):
+  """Returns the files of results that the pages link."""
   names = re.findall(
     r"\((?:\.\./)*examples/benchmarks/(results/\S+\.json)\)",
-    README.read_text() + PAGE.read_text(),
+    "".join(page.read_text() for page in pages),
   )
   return [DIRECTORY / name for name in dict.fromkeys(names)]
 
@@ -166,7 +169,55 @@ def summary(run):
   return result
 
 
+def _gpu_table(run, kinds, columns, ours):
+  """Returns the table of a GPU's rows: {name of a variant: its column}.
+
+  The speedup is the time of the last variant by that of `ours`.
+  """
+  peer = list(columns)[-1]
+  header = [*columns.values(), f"x {columns[peer]}", "% of the limit"]
+  result = [f"| rows x n x k | operands | {' | '.join(header)} |"]
+  result.append("|---|---" + "|--:" * len(header) + "|")
+  for row in sorted(run.rows, key=lambda row: (row.kind, row.m)):
+    if row.kind not in kinds:
+      continue
+    by_name = {v.name: v for v in row.variants if v.time}
+    cells = [
+      f"{by_name[name].time.median * 1000:.0f}" if name in by_name else ""
+      for name in columns
+    ]
+    ratio = next(
+      r.ratio.median for r in row.ratios if (r.ours, r.other) == (ours, peer)
+    )
+    limit = f"{100 * by_name[ours].roof_fraction:.0f}"
+    name = row.row.partition(":")[2] or row.row
+    operands = row.formats.upper().replace("BF16X", "bf16 x ")
+    line = " | ".join([name, operands, *cells, f"{ratio:.2f}", limit])
+    result.append(f"| {line} |")
+  return result
+
+
+def gpu_dots(run):
+  """Returns the table of a GPU's matmuls, in microseconds."""
+  columns = {
+    "triton": "`triton`",
+    "triton prepared": "`triton`, prepared",
+    "xla": "`xla`",
+    "bf16": "bf16",
+  }
+  return _gpu_table(run, ("dot",), columns, "triton")
+
+
+def gpu_codecs(run):
+  """Returns the table of a GPU's quantization, in microseconds."""
+  columns = {"jp.quantize": "`jp.quantize`", "by xla": "XLA operations"}
+  return _gpu_table(run, ("quantize",), columns, "jp.quantize")
+
+
 if __name__ == "__main__":
-  for path in map(pathlib.Path, sys.argv[1:] or linked()):
+  for path in map(pathlib.Path, sys.argv[1:] or linked(README, PAGE)):
     found = results.read(path)
-    print("\n".join([*summary(found), "", *lines(found)]))
+    if path.name.startswith("gpu"):
+      print("\n".join([*gpu_dots(found), "", *gpu_codecs(found)]))
+    else:
+      print("\n".join([*summary(found), "", *lines(found)]))

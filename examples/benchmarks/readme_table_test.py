@@ -12,6 +12,8 @@ from absl.testing import absltest
 from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 
+CPU_PAGES = (readme_table.README, readme_table.PAGE)
+
 
 def variant(name, milliseconds, **fields):
   fields = {"is_chosen": name.startswith("cpu"), **fields}
@@ -35,7 +37,7 @@ class ReadmeTableTest(absltest.TestCase):
   def test_pages_have_the_table_of_each_file_that_they_link(self):
     readme = readme_table.README.read_text()
     page = readme_table.PAGE.read_text()
-    files = readme_table.linked()
+    files = readme_table.linked(*CPU_PAGES)
     self.assertNotEmpty(files)
     for path in files:
       run = results.read(path)
@@ -46,8 +48,18 @@ class ReadmeTableTest(absltest.TestCase):
         self.assertGreater(len(table), 2)
         self.assertTrue("\n".join(table) in text, path.name)
 
+  def test_gpu_page_has_the_tables_of_each_file_that_it_links(self):
+    page = readme_table.GPU_PAGE.read_text()
+    files = readme_table.linked(readme_table.GPU_PAGE)
+    self.assertLen(files, 2)
+    for path in files:
+      run = results.read(path)
+      for table in (readme_table.gpu_dots(run), readme_table.gpu_codecs(run)):
+        if len(table) > 2:
+          self.assertIn("\n".join(table), page)
+
   def test_a_cell_has_one_figure(self):
-    for path in readme_table.linked():
+    for path in readme_table.linked(*CPU_PAGES):
       run = results.read(path)
       for line in readme_table.summary(run) + readme_table.lines(run):
         self.assertNotIn(" / ", line)
@@ -59,6 +71,9 @@ class ReadmeTableTest(absltest.TestCase):
       data = json.loads(path.read_text())
       if "schema" in data:  # of `bench`; others are of examples
         results.read(path)
+      if path.name.startswith("gpu"):
+        self.assertEqual(data["environment"]["platform"], "gpu")
+        continue
       environment = data["environment"]
       kernels = environment["instruction_set"].partition("_")[0]
       self.assertRegex(
