@@ -61,7 +61,8 @@ _VALUES: Final = {
   formats.INT8: 8,
   formats.INT4: 9,
 }
-# Types of scales, with their numbers in kernels/cpu/simd/formats.h. 0 is none.
+# Types of scales, with their numbers in kernels/cpu/simd/formats.h. 0 means no
+# scales.
 _SCALES: Final = {
   formats.E8M0: 1,
   formats.E4M3: 2,

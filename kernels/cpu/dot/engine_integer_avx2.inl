@@ -166,10 +166,10 @@ struct EngineInteger {
         for (int d = 0; d < 8; ++d) {
           _mm256_store_si256(
               reinterpret_cast<__m256i*>(even + d * 64),
-              _mm256_shuffle_epi8(tables.twice_plus_12, LowNibbles(codes[d])));
+              _mm256_shuffle_epi8(tables.biased, LowNibbles(codes[d])));
           _mm256_store_si256(
               reinterpret_cast<__m256i*>(even + (8 + d) * 64),
-              _mm256_shuffle_epi8(tables.twice_plus_12, HighNibbles(codes[d])));
+              _mm256_shuffle_epi8(tables.biased, HighNibbles(codes[d])));
         }
       }
     }

@@ -9,7 +9,8 @@
 //
 // Two E2M1 operands are multiplied as integers instead. Twice an E2M1 value is
 // an integer from -12 to 12, and vpmaddubsw adds pairs of products of bytes,
-// which is exact.
+// which is exact. So are two operands of int4 or int8. int8 weights are extended
+// to words for vpmaddwd.
 
 constexpr int kFewRowsMax = 4;  // rows of a pass; their sums are in registers
 // Values of a row whose scales are decoded together.
@@ -23,7 +24,7 @@ constexpr int64_t kPrefetchValues = 4096;
 struct FewRowsProblem {
   const Operand& x;
   const Operand& weights;
-  bool is_integer;  // E2M1 times E2M1
+  bool is_integer;  // E2M1 times E2M1, or integers times integers
   // Codes with one byte per value expand to the value times 2^-ValueShift. The
   // few rows are multiplied by 2^row_shift, and the weights' scales by the
   // rest. So nothing overflows, and no product is a subnormal that loses bits.
@@ -34,22 +35,33 @@ struct FewRowsProblem {
 
   FewRowsProblem(const Operand& rows, const Operand& other)
       : x(rows), weights(other) {
-    is_integer = IsE2M1(ShapeOf(x)) && IsE2M1(ShapeOf(weights)) &&
-                 PieceOf(x) >= PieceOf(weights);
+    const bool are_integers =
+        IsInteger(x.format) && IsInteger(weights.format);
+    const bool are_e2m1 = IsE2M1(ShapeOf(x)) && IsE2M1(ShapeOf(weights));
+    is_integer =
+        (are_integers || are_e2m1) && PieceOf(x) >= PieceOf(weights);
     row_shift = ValueShift(weights.format) <= 0 ? 0
                 : IsPlain(x.format)             ? 90
                                                 : 60;
     groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
   }
   int ScaleShift() const {
-    return ValueShift(weights.format) - row_shift - weights.fraction_bits;
+    const int shift = is_integer ? 0 : ValueShift(weights.format) - row_shift;
+    return shift - weights.fraction_bits;
   }
-  // The layout of integer rows is [group][64 bytes, 16 words of corrections],
-  // then a scale for each block of the weights.
-  int64_t ScalesOffset() const { return groups * 96; }
+  // The layout of integer rows is [group][IntegerBytes], then a scale for each
+  // piece of the weights. A group is [32 even bytes, 32 odd bytes, 16 words of
+  // corrections], or for int8 weights [16 even words, 16 odd words].
+  static constexpr int64_t IntegerBytes(Format weights) {
+    return IsPacked(weights) ? 96 : 64;
+  }
+  int64_t ScalesOffset() const { return groups * IntegerBytes(weights.format); }
+  int64_t Pieces() const {
+    return groups * (GroupValues(weights.format) / PieceOf(weights));
+  }
   int64_t RowBytes() const {
     if (!is_integer) return groups * GroupValues(weights.format) * 4;
-    return ScalesOffset() + RoundUp(groups * (64 / PieceOf(weights)) * 4, 32);
+    return ScalesOffset() + RoundUp(Pieces() * 4, 32);
   }
 
   // Writes a row to `out`. Returns false if a float is outside the range that
@@ -97,39 +109,72 @@ struct FewRowsProblem {
            outside == 0;
   }
 
+  // Reads group g of a row as bytes, padded with zeros: those of even and of odd
+  // values.
+  void ReadIntegers(int64_t row, int64_t g, const NibbleTables& tables,
+                    int8_t* even, int8_t* odd) const {
+    const int64_t values = GroupValues(weights.format);
+    alignas(32) uint8_t codes[64] = {};
+    const int64_t begin = BytesOf(x.format, g * values);
+    const int64_t count = Min(BytesOf(x.format, values), x.row_bytes - begin);
+    if (count > 0) __builtin_memcpy(codes, RowValues(x, row) + begin, count);
+    if (x.format == Format::kInt8) {
+      for (int i = 0; i < values / 2; ++i) {
+        even[i] = static_cast<int8_t>(codes[2 * i]);
+        odd[i] = static_cast<int8_t>(codes[2 * i + 1]);
+      }
+      return;
+    }
+    const __m256i group =
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(even),
+                       _mm256_shuffle_epi8(tables.twice, LowNibbles(group)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(odd),
+                       _mm256_shuffle_epi8(tables.twice, HighNibbles(group)));
+  }
+
   void PrepareIntegers(int64_t row, uint8_t* out) const {
-    const NibbleTables tables(Format::kE2M1);
+    const NibbleTables tables(x.format);
     const __m256i ones = _mm256_set1_epi8(1);
-    const __m256i offset = _mm256_set1_epi16(-12);
-    const uint8_t* codes = RowValues(x, row);
+    const __m256i bias =
+        _mm256_set1_epi16(static_cast<short>(-Bias(weights.format)));
     for (int64_t g = 0; g < groups; ++g) {
-      alignas(32) uint8_t bytes[kGroupBytes] = {};
-      const int64_t count = Min(kGroupBytes, x.row_bytes - g * kGroupBytes);
-      if (count > 0) __builtin_memcpy(bytes, codes + g * kGroupBytes, count);
-      const __m256i group =
-          _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
+      alignas(32) int8_t bytes[2][32];
+      ReadIntegers(row, g, tables, bytes[0], bytes[1]);
+      __m256i* at = reinterpret_cast<__m256i*>(
+          out + IntegerBytes(weights.format) * g);
+      if (!IsPacked(weights.format)) {
+        for (int odd = 0; odd < 2; ++odd) {
+          _mm256_store_si256(at + odd,
+                             _mm256_cvtepi8_epi16(_mm_load_si128(
+                                 reinterpret_cast<__m128i*>(bytes[odd]))));
+        }
+        continue;
+      }
       const __m256i even =
-          _mm256_shuffle_epi8(tables.twice, LowNibbles(group));
+          _mm256_load_si256(reinterpret_cast<__m256i*>(bytes[0]));
       const __m256i odd =
-          _mm256_shuffle_epi8(tables.twice, HighNibbles(group));
-      // The weights' bytes are increased by 12, so that they are unsigned.
+          _mm256_load_si256(reinterpret_cast<__m256i*>(bytes[1]));
+      // The weights' bytes are biased, so that they are unsigned.
       const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(ones, even),
                                             _mm256_maddubs_epi16(ones, odd));
-      __m256i* at = reinterpret_cast<__m256i*>(out + 96 * g);
       _mm256_store_si256(at, even);
       _mm256_store_si256(at + 1, odd);
-      _mm256_store_si256(at + 2, _mm256_mullo_epi16(sums, offset));
+      _mm256_store_si256(at + 2, _mm256_mullo_epi16(sums, bias));
     }
+    // The bytes of two E2M1 operands are twice their values.
+    const float factor = x.format == Format::kE2M1 ? 0.25f : 1.0f;
     float* scale = reinterpret_cast<float*>(out + ScalesOffset());
-    const int64_t columns = groups * (64 / PieceOf(weights));
+    const int64_t columns = Pieces();
     const int64_t per_scale = PieceOf(x) / PieceOf(weights);
     for (int64_t i = 0; i < columns; i += per_scale) {
       const int64_t column = i / per_scale;
       float s = 0;
-      if (column < PiecesOf(x)) DecodeScales(x, row, column, 1, 0, &s);
-      // The bytes of both sides are twice their values.
+      if (column < PiecesOf(x)) {
+        DecodeScales(x, row, column, 1, -x.fraction_bits, &s);
+      }
       for (int64_t j = i; j < Min(i + per_scale, columns); ++j) {
-        scale[j] = s * 0.25f;
+        scale[j] = s * factor;
       }
     }
   }
@@ -158,10 +203,11 @@ struct FloatGroup {
     // in the lower half of its vectors and block s + 2 in the upper half.
     constexpr int kSections = kScales == 4 ? 2 : 1;
     constexpr int kHigh = kScales / 2;  // offset of the upper half's block
+    constexpr int kChains = kFormat == Format::kInt4 && kRows <= 2 ? 2 : 1;
     const Expanded<kFormat> group(codes, tables);
 #pragma GCC unroll 2
     for (int s = 0; s < kSections; ++s) {
-      __m256 block[kRows];
+      __m256 block[kRows], chain[kRows];
 #pragma GCC unroll 4
       for (int q = 0; q < kPairs / kSections; ++q) {
         const int p = s * (kPairs / kSections) + q;
@@ -174,9 +220,10 @@ struct FloatGroup {
             const __m256 row = _mm256_load_ps(
                 reinterpret_cast<const float*>(x + r * x_row_bytes) + 16 * p +
                 8 * half);
-            block[r] = q == 0 && half == 0
-                           ? _mm256_mul_ps(values[half], row)
-                           : _mm256_fmadd_ps(values[half], row, block[r]);
+            __m256& sums = half < kChains - 1 ? chain[r] : block[r];
+            sums = q == 0 && (half == 0 || kChains > 1)
+                       ? _mm256_mul_ps(values[half], row)
+                       : _mm256_fmadd_ps(values[half], row, sums);
           }
         }
       }
@@ -185,31 +232,62 @@ struct FloatGroup {
                                 : SpreadTwo(scale + s, scale + s + kHigh);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
+        if (kChains > 1) block[r] = _mm256_add_ps(block[r], chain[r]);
         sum[r] = _mm256_fmadd_ps(block[r], spread, sum[r]);
       }
     }
   }
 };
 
-// The same for E2M1 times E2M1. `scale` has products of the scales of both
-// sides; those of the next row are `scale_row` floats further.
-template <int kBlock, int kRows>
+// The same for integers. `scale` has products of the scales of both sides; those
+// of the next row are `scale_row` floats further.
+template <Format kFormat, int kBlock, int kRows>
 struct IntegerGroup {
-  static constexpr int kScales = 64 / kBlock;
-
   JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
                                           const NibbleTables& tables,
                                           const uint8_t* x, int64_t x_row_bytes,
                                           const float* scale,
                                           int64_t scale_row, __m256* sum) {
+    if constexpr (IsPacked(kFormat)) {
+      AddNibbles(codes, tables, x, x_row_bytes, scale, scale_row, sum);
+    } else {
+      AddBytes(codes, x, x_row_bytes, scale, scale_row, sum);
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE static void AddBytes(__m256i codes, const uint8_t* x,
+                                               int64_t x_row_bytes,
+                                               const float* scale,
+                                               int64_t scale_row, __m256* sum) {
+    const __m256i even =
+        _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
+    const __m256i odd = _mm256_srai_epi16(codes, 8);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m256i* row =
+          reinterpret_cast<const __m256i*>(x + r * x_row_bytes);
+      const __m256 block = _mm256_cvtepi32_ps(_mm256_add_epi32(
+          _mm256_madd_epi16(even, _mm256_load_si256(row)),
+          _mm256_madd_epi16(odd, _mm256_load_si256(row + 1))));
+      const float* own = scale + r * scale_row;
+      const __m256 spread = kBlock == 32 ? _mm256_broadcast_ss(own)
+                                         : SpreadTwo(own, own + 1);
+      sum[r] = _mm256_fmadd_ps(block, spread, sum[r]);
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE static void AddNibbles(
+      __m256i codes, const NibbleTables& tables, const uint8_t* x,
+      int64_t x_row_bytes, const float* scale, int64_t scale_row,
+      __m256* sum) {
     // The index of the scale of each lane. A lane sums 8 products.
     const __m256i lanes = kBlock == 32
                               ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
                               : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     const __m256i even =
-        _mm256_shuffle_epi8(tables.twice_plus_12, LowNibbles(codes));
+        _mm256_shuffle_epi8(tables.biased, LowNibbles(codes));
     const __m256i odd =
-        _mm256_shuffle_epi8(tables.twice_plus_12, HighNibbles(codes));
+        _mm256_shuffle_epi8(tables.biased, HighNibbles(codes));
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const __m256i* row =
@@ -259,7 +337,7 @@ __attribute__((noinline)) void ReadScales(
 template <Format kFormat, int kBlock, int kRows, bool kIntegers>
 struct FewRowsSums {
   using FloatStep = FloatGroup<InRegister(kFormat), kBlock, kRows>;
-  using IntegerStep = IntegerGroup<kBlock, kRows>;
+  using IntegerStep = IntegerGroup<kFormat, kBlock, kRows>;
   static constexpr int kScales = FloatStep::kScales;  // scales of a group
   static constexpr int kScaleRows = kIntegers ? kRows : 1;
   static constexpr int64_t kChunkGroups = kFewRowsChunk / kBlock / kScales;
@@ -278,7 +356,8 @@ struct FewRowsSums {
                  : (kIntegers ? 12 : IsPacked(kFormat) ? 4 : 8);
   static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
   static constexpr int64_t kXBytes =
-      kIntegers ? 96 : GroupValues(kFormat) * 4;  // bytes of x in a group
+      kIntegers ? FewRowsProblem::IntegerBytes(kFormat)
+                : GroupValues(kFormat) * 4;  // bytes of x in a group
   static constexpr int64_t kPrefetchBytes =
       kPrefetchValues * kGroupBytes / GroupValues(kFormat);
   // For one or two rows of floats the weights are prefetched into L2, because
@@ -424,7 +503,13 @@ FewRowsFunction FewRowsOfCount(int64_t count) {
 template <int kBlock>
 FewRowsFunction FewRowsOfBlock(const FewRowsProblem& rows, int64_t count) {
   if (rows.is_integer) {
-    return FewRowsOfCount<Format::kE2M1, kBlock, true>(count);
+    switch (rows.weights.format) {
+      case Format::kInt8:
+        return FewRowsOfCount<Format::kInt8, kBlock, true>(count);
+      case Format::kInt4:
+        return FewRowsOfCount<Format::kInt4, kBlock, true>(count);
+      default: return FewRowsOfCount<Format::kE2M1, kBlock, true>(count);
+    }
   }
   switch (rows.weights.format) {
     case Format::kE4M3:

@@ -62,18 +62,21 @@ struct Largest {
   }
 };
 
+// The number that is added to bytes of E2M1 or int4, so that they are unsigned.
+constexpr int Bias(Format f) { return f == Format::kInt4 ? 8 : 12; }
+
 // Tables of the 16 codes of E2M1 or int4: twice the value (int4: the value) as a
 // byte, and both bytes of the value as bf16.
 struct NibbleTables {
-  __m256i twice_plus_12;  // 0..24, only for E2M1
-  __m256i twice;          // -12..12; int4: the value, -8..7
+  __m256i twice;   // -12..12; int4: the value, -8..7
+  __m256i biased;  // the same plus Bias: 0..24; int4: 0..15
   __m256i high, low;
 
   JAXPLUGIN_ALWAYS_INLINE explicit NibbleTables(Format format) {
     if (format == Format::kInt4) {
       twice = _mm256_broadcastsi128_si256(_mm_setr_epi8(
           0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
-      twice_plus_12 = twice;
+      biased = _mm256_add_epi8(twice, _mm256_set1_epi8(Bias(format)));
       high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
           0, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, -63, -64, -64, -64, -64,
           -64, -64, -65));
@@ -90,7 +93,7 @@ struct NibbleTables {
     const __m128i low_byte = _mm_setr_epi8(0, 0, -128, -64, 0, 0x40, -128, -64,
                                            0, 0, -128, -64, 0, 0x40, -128, -64);
     twice = _mm256_broadcastsi128_si256(magnitude);
-    twice_plus_12 = _mm256_add_epi8(twice, _mm256_set1_epi8(12));
+    biased = _mm256_add_epi8(twice, _mm256_set1_epi8(Bias(format)));
     high = _mm256_broadcastsi128_si256(high_byte);
     low = _mm256_broadcastsi128_si256(low_byte);
   }
@@ -351,8 +354,14 @@ inline void DecodeScales(const Operand& x, int64_t row, int64_t p0,
   float scale[kPiecesMax + 1];
   const int64_t c0 = p0 / each;
   DecodeBlockScales(x, row, c0, (p0 + count - 1) / each - c0 + 1, shift, scale);
-  int64_t end = (c0 + 1) * each - p0;  // the pieces before it have one scale
-  for (int64_t i = 0, c = 0; i < count; ++c, end += each) {
+  int64_t i = 0, c = 0;
+  if (each == 4 && p0 % 4 == 0) {  // blocks of 128, or of 64 in pieces of 16
+    for (; i + 8 <= count; i += 8, c += 2) {
+      _mm256_storeu_ps(out + i, SpreadTwo(scale + c, scale + c + 1));
+    }
+  }
+  int64_t end = (c0 + c + 1) * each - p0;  // the pieces before it have scale[c]
+  for (; i < count; ++c, end += each) {
     for (; i < Min(end, count); ++i) out[i] = scale[c];
   }
 }

@@ -26,6 +26,18 @@ WIDE = tuple(
   for name, (_, scale, _) in CHECKPOINTS.items()
   if np.dtype(scale).itemsize > 1
 )
+INTEGERS = tuple(
+  name
+  for name, (values, _, _) in CHECKPOINTS.items()
+  if values in (testing.INT8, testing.INT4)
+)
+SHAPES = (
+  (1, 19, 4130),
+  (2, 21, 96),
+  (3, 37, 576),
+  (4, 9, 66),
+  (19, 30, 190),
+)
 OTHERS = ("mxfp8", "nvfp4", "f32", "bf16", "f16")
 DOT_ERROR_ULPS = 16 * 2.0**-24
 # The large dots in AVX2's float32 have twice the bound (README.md).
@@ -44,15 +56,30 @@ class CheckpointFormatsTest(parameterized.TestCase):
   def test_integer_dots_are_exact(self, name, other, isa):
     """Rows end within a block, a group of values and a chunk of scales."""
     rng = np.random.default_rng(0)
-    for (m, n), k in zip(
-      ((1, 19), (3, 37), (19, 30)), (96, 576, 190), strict=True
-    ):
+    for row in rng.choice(len(SHAPES), 3, replace=False):
+      m, n, k = SHAPES[row]
       for pair in ((name, other), (other, name)):
         lhs = any_side(pair[0], (1, m, k), rng, True)
         rhs = any_side(pair[1], (1, n, k), rng, True)
         np.testing.assert_array_equal(
           call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
         )
+
+  @testing.each(lhs=INTEGERS, rhs=INTEGERS, m=(1, 3, 20))
+  def test_largest_integer_products_do_not_overflow(self, lhs, rhs, m, isa):
+    sides = []
+    for name, rows in ((lhs, m), (rhs, 21)):
+      side = checkpoint(name, (1, rows, 640), np.random.default_rng(1), True)
+      most = -128 if CHECKPOINTS[name][0] == testing.INT8 else -8
+      values = np.full((1, rows, 640), most)
+      values[..., ::3] = -most - 1
+      codes = side.scale
+      if codes.dtype.itemsize == 1:
+        codes = codes.view(np.uint8)
+      sides.append(testing.Side(name, values, codes))
+    error = np.abs(call(*sides, isa=isa) - oracle(*sides))
+    bound = LARGE_DOT_ERROR_ULPS * testing.magnitudes(*sides)
+    self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
   @testing.each(name=tuple(CHECKPOINTS), other=("same", "f32", "bf16", "mxfp8"))
   def test_random_dots_are_within_the_bound(self, name, other, isa):

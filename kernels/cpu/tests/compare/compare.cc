@@ -14,8 +14,10 @@
 // (dot/config.h), such as new.so@few_rows_avx512:2. The rules choose every
 // number that is 0.
 //
-// FORMAT is mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2. PLAIN is
-// f32, bf16 or f16. Operands of a dot and quantized results are in huge pages
+// The LIBRARY `read` only reads the weights of a dot.
+//
+// FORMAT is mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2, or for a
+// dot one of kCheckpoints. PLAIN is f32, bf16 or f16. Operands of a dot and quantized results are in huge pages
 // unless the environment variable SMALL_PAGES is set. If ONE_THREAD is set, the
 // program uses one thread and measures its CPU time.
 
@@ -113,11 +115,17 @@ int64_t RowBytes(const Kind& kind, int64_t k) {
   return BytesOf(kind.values, k);
 }
 
+// A block of 0 is a whole row.
+int64_t ScaleColumns(const Kind& kind, int64_t k) {
+  if (IsPlain(kind.values)) return 0;
+  return kind.block == 0 ? 1 : k / kind.block;
+}
+
 // Returns a matrix of normal numbers with scales near 1.
 Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
   Matrix x;
   x.values.resize(rows * RowBytes(kind, k));
-  if (!IsPlain(kind.values)) x.scale.resize(rows * (k / kind.block));
+  x.scale.resize(rows * ScaleColumns(kind, k) * ScaleSize(kind.scale));
   auto next = [&seed] {
     seed = seed * 1664525u + 1013904223u;
     return seed >> 8;
@@ -135,20 +143,44 @@ Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
     const uint32_t bits = next();
     byte = kind.values == Format::kE4M3 || kind.values == Format::kE5M2
                ? (bits & 0x80) | (8 + (bits >> 8) % 100)
-           : IsPacked(kind.values) ? bits
-                                   : bits & 63;
+           : IsPacked(kind.values) || IsInteger(kind.values) ? bits
+                                                             : bits & 63;
   }
-  for (uint8_t& byte : x.scale) {
-    byte = kind.scale == ScaleKind::kE8M0 ? 123 + next() % 8
-                                          : 0x38 + next() % 8;
+  const int64_t size = ScaleSize(kind.scale);
+  for (size_t i = 0; i < x.scale.size(); ++i) {
+    uint8_t& byte = x.scale[i];
+    byte = kind.scale == ScaleKind::kE8M0   ? 123 + next() % 8
+           : kind.scale == ScaleKind::kE4M3 ? 0x38 + next() % 8
+           : (i + 1) % size == 0            ? 0x3c
+                                            : next() & 0x7f;
   }
   return x;
 }
 
 Operand Describe(const Kind& kind, const Matrix& x, int64_t rows, int64_t k) {
-  return {kind.values, kind.scale,        x.values.data(), x.scale.data(), rows,
-          k,           RowBytes(kind, k), kind.block,      k / kind.block};
+  return {kind.values,
+          kind.scale,
+          x.values.data(),
+          x.scale.data(),
+          rows,
+          k,
+          RowBytes(kind, k),
+          kind.block == 0 ? k : kind.block,
+          ScaleColumns(kind, k),
+          0};
 }
+
+// Formats that the dot reads and quantize does not write.
+constexpr QuantizedFacts kCheckpoints[] = {
+    {"fp8_1x128", Format::kE4M3, ScaleKind::kF32, 128, false},
+    {"fp8_1x128_e8m0", Format::kE4M3, ScaleKind::kE8M0, 128, false},
+    {"fp8_row", Format::kE4M3, ScaleKind::kF32, 0, false},
+    {"int8_row", Format::kInt8, ScaleKind::kF32, 0, false},
+    {"int8_32", Format::kInt8, ScaleKind::kF16, 32, false},
+    {"int4_32", Format::kInt4, ScaleKind::kF16, 32, false},
+    {"int4_128", Format::kInt4, ScaleKind::kF16, 128, false},
+    {"mxint8", Format::kInt8, ScaleKind::kE8M0, 32, false},
+};
 
 // Returns the kind of a name. If there is none, the result's name is null.
 Kind KindOf(const std::string& name) {
@@ -156,6 +188,9 @@ Kind KindOf(const std::string& name) {
     const auto format = static_cast<QuantizedFormat>(i);
     const QuantizedFacts facts = FactsOf(format);
     if (name == facts.name) return {facts, format};
+  }
+  for (const QuantizedFacts& facts : kCheckpoints) {
+    if (name == facts.name) return {facts, {}};
   }
   for (const auto& [plain, format] : {std::pair{"f32", Format::kF32},
                                       std::pair{"bf16", Format::kBF16},
@@ -202,9 +237,32 @@ bool IsNear(const std::vector<float>& x, const std::vector<float>& y) {
 
 // A build of the kernels, and the config of its dots.
 struct Build {
-  const Kernels* kernels;
+  const Kernels* kernels;  // null to only read the weights
   DotConfig config;
 };
+
+// Reads the bytes of x on all threads.
+bool Read(const std::vector<uint8_t, Aligned<uint8_t>>& x,
+          const Parallel& parallel) {
+  constexpr int64_t kTaskBytes = int64_t{256} << 10;
+  const int64_t bytes = static_cast<int64_t>(x.size()) / 64 * 64;
+  return ParallelFor(
+      parallel, (bytes + kTaskBytes - 1) / kTaskBytes, [&](int64_t i, int) {
+        const int64_t end = std::min(bytes, (i + 1) * kTaskBytes);
+        typedef uint64_t Words __attribute__((vector_size(16)));
+        Words a{}, b{}, c{}, d{};
+        for (int64_t at = i * kTaskBytes; at < end; at += 64) {
+          const Words* words = reinterpret_cast<const Words*>(x.data() + at);
+          __builtin_prefetch(x.data() + at + 4096);
+          a += words[0];
+          b += words[1];
+          c += words[2];
+          d += words[3];
+        }
+        a += b + c + d;
+        asm volatile("" : : "m"(a));
+      });
+}
 
 // The timed operation. Each run uses one of several inputs.
 class Work {
@@ -233,12 +291,16 @@ class Dot : public Work {
   size_t inputs() const override { return weights_.size(); }
   bool Run(const Build& build, size_t input,
            const Parallel& all) override {
+    const Matrix& weights = weights_[input];
+    if (build.kernels == nullptr) {
+      return Read(weights.values, all) && Read(weights.scale, all);
+    }
     Parallel parallel = all;
     if (build.config.threads == 1) parallel.threads = 1;
     DotArgs args{};
     args.config = build.config;
     args.lhs = Describe(lhs_, x_, m_, k_);
-    args.rhs = Describe(kind_, weights_[input], n_, k_);
+    args.rhs = Describe(kind_, weights, n_, k_);
     args.batch = 1;
     args.m = m_;
     args.n = n_;
@@ -344,7 +406,8 @@ std::vector<std::vector<double>> TimeInTurns(
       const bool ok = work.Run(builds[which], input, parallel);
       const double taken = NowMs(clock) - start;
       if (round == 0 && i == 0) work.Keep();
-      if (!ok || (round == 0 && !work.IsAsKept())) {
+      const bool has_result = builds[which].kernels != nullptr;
+      if (!ok || (round == 0 && has_result && !work.IsAsKept())) {
         std::fprintf(stderr, "compare: %s fails or differs\n", names[which]);
         return {};
       }
@@ -368,7 +431,8 @@ int Main(int argc, char** argv) {
   }
   const int64_t m = std::atoll(argv[2]), n = std::atoll(argv[3]);
   const int64_t k = std::atoll(argv[4]);
-  if (m < 1 || n < 0 || k < kind.block || k % kind.block) {
+  const int64_t block = kind.block == 0 ? 16 : kind.block;
+  if (m < 1 || n < 0 || k < block || k % block) {
     std::fprintf(stderr, "compare: m must be positive, n positive or 0, k a"
                          " multiple of the block size\n");
     return 2;
@@ -382,6 +446,10 @@ int Main(int argc, char** argv) {
     if (at != std::string::npos && !ReadConfig(name.substr(at + 1), &config)) {
       std::fprintf(stderr, "compare: no config: %s\n", names[i]);
       return 2;
+    }
+    if (name == "read") {
+      builds.push_back({});
+      continue;
     }
     void* library = dlopen(name.substr(0, at).c_str(), RTLD_NOW | RTLD_LOCAL);
     void* get =

@@ -10,17 +10,20 @@
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 'f32*mxfp8' 1 4096 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 nvfp4 4096 0 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD mxfp4 8 4096 4096 vnni by_rule:4
+#   kernels/cpu/tests/compare/compare.sh HEAD int4_32 1 4096 4096 read
 # Each CONFIG adds a run of the working tree; compare.cc describes its syntax.
-# Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3, mxfp6_e3m2; for lhs also
-# f32, bf16, f16. The program prints medians, quartiles and ratios to the other
-# revision. It takes a few minutes, mostly to compile.
+# The CONFIG `read` only reads the weights.
+# Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3, mxfp6_e3m2; for a dot
+# also those of kCheckpoints in compare.cc; for its lhs also f32, bf16, f16. The
+# program prints medians, quartiles and ratios to the other revision. It takes a
+# few minutes, mostly to compile.
 # Environment variables:
 #   PYTHON        a Python that imports jax (python3)
 #   ONE_THREAD=1  use one thread and measure its CPU time
 #   NEW_FLAGS     compiler flags for the working tree only, e.g. -O2
 set -eu
 if [ $# -lt 5 ]; then
-  sed -n 's/^# \{0,1\}//; 4,20p' "$0" >&2
+  sed -n 's/^# \{0,1\}//; 4,24p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/../.."
@@ -68,6 +71,12 @@ done
 problem=("${@:1:4}")
 shift 4
 configs=()
-for config; do configs+=("$build/new.so@$config"); done
+for config; do
+  if [ "$config" = read ]; then
+    configs+=(read)
+  else
+    configs+=("$build/new.so@$config")
+  fi
+done
 "$build/compare" "${problem[@]}" "$build/old.so" "$build/new.so" \
   ${configs[@]+"${configs[@]}"} | sed "s#$build/##"
