@@ -157,11 +157,9 @@ def from_compressed_tensors(
   who, name = "checkpoints.from_compressed_tensors", "weight_global_scale"
   given = weight_global_scale
   if given is None and weight_packed.dtype == packed_integers.INT32:
-    shape = weight_shape
-    if shape is None:
-      *lead, words = weight_packed.shape
-      shape = (*lead, 8 * words)
-    shape = tuple(map(int, shape))
+    shape = packed_integers.default_shape(weight_packed)
+    if weight_shape is not None:
+      shape = tuple(map(int, weight_shape))
     return packed_integers.unpack(who, weight_packed, weight_scale, shape)
   if given is None and is_scaled_by_floats(weight_packed, weight_scale):
     return scale_shapes.assemble(

@@ -504,10 +504,15 @@ def _read_packed_integers(
     )
   scale = contents.part(words, f"{prefix}weight_scale")
   size = contents.tensors.get(f"{prefix}weight_shape")
-  *lead, count = words.shape
-  shape = (*lead, 8 * count)
+  shape = packed_integers.default_shape(words)
   if size is not None:
-    shape = tuple(map(int, size.read().reshape(-1)))
+    if size.dtype.kind not in "iu" or size.shape != (len(words.shape),):
+      raise stored.fault(
+        size,
+        f"it must have the {len(words.shape)} sizes of the weight, got"
+        f" {assembly.brief(size)}",
+      )
+    shape = tuple(map(int, size.read()))
   dtype = packed_integers.find_dtype(_WHO, words, shape)
   return _entry(
     COMPRESSED_TENSORS,

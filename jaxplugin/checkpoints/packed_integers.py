@@ -56,13 +56,18 @@ def words_of(packed: Any) -> np.ndarray:
   return (np.asarray(packed) ^ NIBBLE_SIGNS).view("<i4")
 
 
+def default_shape(words: Any) -> tuple[int, ...]:
+  """Returns the shape of 4-bit integers that fill their words."""
+  return (*words.shape[:-1], *(_PER_WORD * x for x in words.shape[-1:]))
+
+
 def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
   """Returns int4 or int8, by the number of words of k integers.
 
   Raises:
     TypeError: If there is another number of words.
   """
-  for dtype, (per_word, _) in _DTYPES.items():
+  for dtype, (per_word, _) in _DTYPES.items() if len(shape) > 1 else ():
     *lead, k = shape
     if tuple(words.shape) == (*lead, extents.divide_up(k, per_word)):
       return dtype
@@ -133,8 +138,9 @@ def from_gptq(
   who = "checkpoints.from_gptq"
   n, k = word_shape(who, qweight, scales, qzeros, g_idx)
   _require_zero_points(who, qzeros, _ZERO_POINT - (not is_v2), not is_v2)
+  array = unpack(who, qweight.T, scales.T, (n, k))
   if g_idx is not None and assembly.is_known(g_idx):
-    order = np.arange(k) // (k // scales.shape[0])
+    order = np.arange(k) // array.block_size
     if not np.array_equal(np.asarray(g_idx), order):
       raise errors.CheckpointError(
         f"{who}: g_idx must name consecutive groups, because a block has"
@@ -142,7 +148,7 @@ def from_gptq(
         " checkpoint with desc_act false, or dequantize it and quantize the"
         " result"
       )
-  return unpack(who, qweight.T, scales.T, (n, k))
+  return array
 
 
 def from_awq(
@@ -174,11 +180,10 @@ def from_awq(
   Example:
     >>> import numpy as np
     >>> import jaxplugin as jp
-    >>> words = np.full((256, 2), 0x99999999, np.uint32).view(np.int32)
-    >>> scales = np.full((2, 16), 0.5, np.float16)
-    >>> w_q = jp.checkpoints.from_awq(words, scales)
-    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
-    int4_128 (16, 256) 0.5
+    >>> words = np.zeros((32, 1), np.int32)  # each integer is 0 - 8
+    >>> w_q = jp.checkpoints.from_awq(words, np.ones((1, 8), np.float16))
+    >>> print(w_q.format, jp.dequantize(w_q)[0, 0])
+    int4_32 -8.0
   """
   who = "checkpoints.from_awq"
   n, k = word_shape(who, qweight, scales, qzeros, is_awq=True)
@@ -193,7 +198,8 @@ def from_awq(
 
 def is_awq(qweight: Any, scales: Any) -> bool:
   """Returns whether words have integers along n, as AWQ has them."""
-  return bool(scales.shape[-1] == _PER_WORD * qweight.shape[-1])
+  columns, n = qweight.shape[-1:], scales.shape[-1:]
+  return bool(columns) and n == (_PER_WORD * columns[0],)
 
 
 def word_shape(
@@ -217,8 +223,7 @@ def word_shape(
     if (
       qweight.dtype == INT32
       and qweight.shape[1] == (columns if is_awq else n)
-      and groups
-      and n % _PER_WORD == k % groups == 0
+      and n % _PER_WORD == k % 2 == 0
       and (qzeros is None or tuple(qzeros.shape) == (groups, columns))
       and (g_idx is None or tuple(g_idx.shape) == (k,))
     ):

@@ -63,7 +63,7 @@ PACKED = {
 class Case(absltest.TestCase):
   def load(self, tensors, **config):
     folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-    given = {n: np.ascontiguousarray(x) for n, x in tensors.items()}
+    given = {n: np.array(x, order="C") for n, x in tensors.items()}
     (folder / "x.safetensors").write_bytes(safetensors.numpy.save(given))
     text = json.dumps({"quantization_config": config})
     (folder / "config.json").write_text(text)
@@ -101,6 +101,19 @@ class FilesTest(Case):
         self.assertEqual(entry.shape, (N, K))
         self.assertEqual(found["w.weight"].format, entry.format)
         self.assert_numbers(found["w.weight"], numbers)
+
+  def test_last_group_may_be_short(self):
+    k = K - 64
+    found = self.load(
+      {
+        "w.qweight": words(INTEGERS[:, :k] + 8).T,
+        "w.scales": SCALES.T,
+        "w.qzeros": zero_points(7),
+        "w.g_idx": GPTQ["w.g_idx"][:k],
+      }
+    )
+    self.assertEqual(found.entries["w.weight"].format, jp.INT4_128)
+    self.assert_numbers(found["w.weight"], NUMBERS[:, :k])
 
   def test_shape_says_the_bits_and_cuts_the_last_word(self):
     for bits, k, columns, name in (
@@ -153,6 +166,23 @@ class FilesTest(Case):
     ):
       with self.subTest(rule), self.assertRaisesRegex(ERROR, rule):
         self.load(tensors)
+    for rule, given, part in (
+      ("'w.weight_shape': .* the 2 sizes", PACKED, {"w.weight_shape": SCALES}),
+      (
+        "'w.weight_shape': .* the 2 sizes .* got int64.3",
+        *(PACKED, {"w.weight_shape": np.int64([N, K, 1])}),
+      ),
+      ("weight_packed must be", PACKED, {"w.weight_shape": np.int64([N, -K])}),
+      (
+        "weight_packed must be",
+        {"w.weight_scale": SCALES},
+        {"w.weight_packed": np.int32([1])},
+      ),
+      ("4 bits", GPTQ, {"w.scales": np.ones((), F16)}),
+      ("4 bits", AWQ, {"w.qweight": AWQ["w.qweight"][:-1]}),
+    ):
+      with self.subTest(rule, part=part), self.assertRaisesRegex(ERROR, rule):
+        self.load({**given, **part})
     with self.assertRaisesRegex(ERROR, "'w.qweight': .* must be 8.* got 7"):
       self.load({**AWQ, "w.qzeros": zero_points(7)})["w.weight"]
 

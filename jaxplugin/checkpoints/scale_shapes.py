@@ -19,6 +19,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 
 # Sizes of groups and of square blocks, tried in this order.
@@ -95,12 +96,13 @@ def _block(
     return row
   if rows == n and columns:
     for size in _SIZES:
-      is_whole = k % size == 0 or size == _SHORT_SIZE
-      if is_whole and -(-k // size) == columns:
+      if size * columns == k:
         return 1, size
+    if extents.divide_up(k, _SHORT_SIZE) == columns:
+      return 1, _SHORT_SIZE
     return None if k % columns else (1, k // columns)
   for size in () if is_packed else _SIZES:
-    if (-(-n // size), -(-k // size)) == (rows, columns):
+    if (rows, columns) == tuple(extents.divide_up(x, size) for x in (n, k)):
       return size, size
   return row if (rows, columns) == (1, 1) else None
 

@@ -72,6 +72,11 @@ FILES = {
     {"quant_method": "fp8", "weight_block_size": [128, 128]},
     ("deepseek", "fp8_128x128", SQUARE_NUMBERS),
   ),
+  "experts with one scale each": (
+    {"w": np.stack([FP8, FP8]), "w_scale_inv": np.float32([0.5, 3])},
+    None,
+    ("deepseek", "fp8_row", np.float32([0.5, 3])[:, None, None]),
+  ),
   "float-quantized, block": (
     {"w.weight": FP8, "w.weight_scale": SQUARES},
     {"quant_method": "compressed-tensors", "format": "float-quantized"},
@@ -225,6 +230,9 @@ class ShapesTest(Case):
       (INT4, (N, 1024), scales(N, 8, dtype=F16), "int4_128"),
       (INT4, (N, 1024), scales(N, 8, dtype=BF16), "int4_128_bf16"),
       (INT4, (N, 128), scales(N, 1, dtype=F16), "int4_128"),
+      (INT4, (N, 32), scales(N, 1, dtype=F16), "int4_32"),
+      (INT4, (N, K), scales(N, 5, dtype=F16), "int4_128"),
+      (F8, (N, K), scales(N, 9), "fp8_1x64_float32"),
       (INT4, (N, 1024), scales(N, 32, dtype=F16), "int4_32"),
       (INT4, (N, 1024), scales(N, 16, dtype=F16), "int4_1x64_float16"),
       (INT4, (N, 1024), scales(N, 1), "int4_row_float32"),
