@@ -1,6 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled matrix multiplication for JAX: MXFP8, MXFP6, MXFP4, NVFP4.
+"""Block-scaled matrix multiplication for JAX.
+
+Formats: MXFP8, MXFP6, MXFP4, MXINT8, NVFP4, and FP8, INT8 and INT4 in blocks.
 
 import jaxplugin as jp
 

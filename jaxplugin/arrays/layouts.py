@@ -101,7 +101,16 @@ def scale_of_rows(
     size: the size n of the values along `axis`.
     rows: number of rows of a block.
   """
-  repeated = jnp.repeat(scale, rows, axis)
+  # `jnp.repeat` does not support a mesh with explicit axes.
+  each = jnp.expand_dims(scale, axis + 1)
+  shape = list(each.shape)
+  shape[axis + 1] = rows
+  each = jnp.broadcast_to(each, shape)
+  shape = list(scale.shape)
+  shape[axis] *= rows
+  repeated = each.reshape(shape)
+  if shape[axis] == size:
+    return repeated
   return lax.slice_in_dim(repeated, 0, size, axis=axis)
 
 

@@ -137,7 +137,7 @@ def _place(leaf: Any, target: Any) -> Any:
   # Without the barrier XLA would shard the unpacked values, and move those.
   packed = jax.lax.optimization_barrier(packed)
   packed = jax.lax.with_sharding_constraint(packed, target)
-  return layouts.unpack_fp4(packed, axis=axis)
+  return layouts.unpack_fp4(packed, axis=axis, dtype=leaf.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="target")
@@ -146,12 +146,13 @@ def _reshard_packed(leaf: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def _packing_axis(leaf: Any, target: Any) -> int | None:
-  """Returns the axis along which FP4 values are packed to be moved, or None.
+  """Returns the axis along which 4-bit values are packed to be moved, or None.
 
-  XLA has no collectives for FP4. It would move the values as f16, which has
-  four times as many bytes.
+  XLA has no collectives for 4-bit values. It would move the values as f16,
+  which has four times as many bytes.
   """
-  if getattr(leaf, "dtype", None) != formats.E2M1 or leaf.size <= 1:
+  dtype = getattr(leaf, "dtype", None)
+  if dtype not in formats.FOUR_BITS or leaf.size <= 1:
     return None
   spec, mesh = getattr(target, "spec", target), _mesh_of(target)
   if mesh is None or not isinstance(spec, PartitionSpec):
@@ -338,9 +339,10 @@ def _require_even(
     parts = math.prod(axis_sizes[name] for name in names)
     if parts == 1:
       continue
-    unit = array.block_size if dim == axis else 1
+    is_blocked = dim == axis or (array.format.is_square and dim == axis - 1)
+    unit = array.block_size if is_blocked else 1
     if shape[dim] % (parts * unit):
-      whole = f" of whole blocks of {unit}" if dim == axis else ""
+      whole = f" of whole blocks of {unit}" if is_blocked else ""
       raise TypeError(
         f"{who}: dimension {dim} of an array of shape {shape} must be divisible"
         f" into {parts} parts{whole}, got size {shape[dim]} over mesh axes"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -543,18 +544,21 @@ def _serialize_aux(
   aux: tuple[formats.BlockFormat, layouts.ScaleLayout],
 ) -> bytes:
   format, scale_layout = aux
+  record: Any = format.name
   if not format.is_named:
-    raise ValueError(
-      f"ScaledArray: cannot serialize the non-standard format {format.name}"
-    )
-  return json.dumps([format.name, scale_layout]).encode()
+    record = dataclasses.asdict(format)
+    for field in ("values_dtype", "scale_dtype"):
+      record[field] = record[field].name
+  return json.dumps([record, scale_layout]).encode()
 
 
 def _deserialize_aux(
   data: bytes,
 ) -> tuple[formats.BlockFormat, layouts.ScaleLayout]:
-  name, scale_layout = json.loads(data)
-  return formats.by_name(name), scale_layout
+  record, scale_layout = json.loads(data)
+  if isinstance(record, str):
+    return formats.by_name(record), scale_layout
+  return formats.BlockFormat(**record), scale_layout
 
 
 jax_private.register_pytree_serialization(

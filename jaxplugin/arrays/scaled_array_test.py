@@ -200,14 +200,16 @@ class PytreeTest(parameterized.TestCase):
       _, expected = jax.jit(f)(x)
     np.testing.assert_array_equal(restored, expected)
 
-  def test_format_that_is_not_standard_cannot_be_exported(self):
+  def test_format_of_a_user_is_exported_with_its_fields(self):
     format = formats.BlockFormat(
       name="wide", values_dtype=formats.E4M3, scale_dtype=formats.E8M0,
       block_size=64,
     )  # fmt: skip
-    exported = jax.export.export(jax.jit(lambda x: x.scale))(example(format))
-    with self.assertRaisesRegex(ValueError, "non-standard format wide"):
-      exported.serialize()
+    x = example(format)
+    data = jax.export.export(jax.jit(lambda x: x))(x).serialize()
+    restored = jax.export.deserialize(data).call(x)
+    self.assertEqual(restored.format, format)
+    assert_same_bits(restored, x)
 
 
 class PropertiesTest(parameterized.TestCase):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin import dot
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.cli import arguments
 from jaxplugin.core import formats
@@ -28,7 +29,7 @@ def add_arguments(
   command: argparse._ActionsContainer, *, required: bool, least: int
 ) -> None:
   """Adds the arguments that describe one dot; sizes are at least `least`."""
-  names = [format.name for format in formats.KNOWN]
+  names = [format.name for format in formats.NAMED]
   plain = [dtype.name for dtype in sides.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
     command.add_argument(
@@ -101,11 +102,11 @@ def _operand(
   if name in [dtype.name for dtype in sides.PLAIN_DTYPES]:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(name))
   format = formats.by_name(name)
-  if k % format.block_size:
+  if not format.fits(k):
     raise ValueError(
       f"k must be a multiple of {format.block_size} for {format}, got k={k}"
     )
-  scale_shape = (batch, rows, k // format.block_size)
+  scale_shape = layouts.linear_scale_shape(format, shape, 2)
   global_scale = jax.ShapeDtypeStruct((), np.float32)
   return scaled_array.ScaledArray(
     jax.ShapeDtypeStruct(shape, format.array_dtype),

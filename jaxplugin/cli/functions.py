@@ -76,7 +76,7 @@ def argument(text: str) -> Any:
   """
   match = _ARGUMENT.fullmatch(text)
   name = match[1] if match is not None else ""
-  names = [format.name for format in formats.KNOWN]
+  names = [format.name for format in formats.NAMED]
   try:
     if match is None:
       raise TypeError

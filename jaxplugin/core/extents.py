@@ -22,7 +22,8 @@ def are_static(sizes: Iterable[Any]) -> bool:
 
 def divide_up(size: Any, divisor: int) -> Any:
   """Returns size / divisor, rounded up."""
-  return -(-size // divisor)
+  # JAX can prove that a symbolic result is the size of a slice with a stride.
+  return (size - 1) // divisor + 1
 
 
 def round_up(size: Any, multiple: int) -> Any:

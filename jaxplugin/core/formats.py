@@ -192,9 +192,16 @@ class BlockFormat:
 
     A format with block_size 0 becomes one with blocks of `size`. Others are
     returned unchanged.
+
+    Raises:
+      NotImplementedError: If the block size would be symbolic.
     """
     if self.block_size:
       return self
+    if not isinstance(size, int):
+      raise NotImplementedError(
+        f"{self}: the size along the blocked axis must be static, got {size}"
+      )
     return dataclasses.replace(self, block_size=max(size, 1))
 
   def of_rows(self) -> BlockFormat:
@@ -240,6 +247,10 @@ class BlockFormat:
     """Whether the last block of a row may have fewer values than the others."""
     is_long = not self.block_size or self.block_size >= _LONG_BLOCK
     return is_long or self.scale_dtype.itemsize > 1
+
+  def fits(self, size: int) -> bool:
+    """Returns whether rows of `size` values can be divided into blocks."""
+    return self.may_be_short or size % self.block_size == 0
 
   @property
   def is_integer(self) -> bool:

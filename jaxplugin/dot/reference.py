@@ -60,7 +60,7 @@ def oracle_dequantize(
     values = np.moveaxis(values, axis, -1)
     nibbles = np.stack([values & 15, values >> 4], axis=-1)
     nibbles = nibbles.reshape(*values.shape[:-1], 2 * values.shape[-1])
-    values = np.moveaxis(nibbles, -1, axis).view(formats.E2M1)
+    values = np.moveaxis(nibbles, -1, axis).view(format.values_dtype)
   blocks = extents.divide_up(values.shape[axis], format.block_size)
   scale = np.take(scale, np.arange(blocks), axis=axis).astype(np.float64)
   scale = np.repeat(scale, format.block_size, axis=axis)

@@ -244,7 +244,7 @@ def _choice(
   if reason:
     return left(reason, **dims)
   k = math.prod(leaf.shape[d] for d in known.contracting)
-  if k == 0 or k % format.block_size:
+  if k == 0 or not format.fits(k):
     return left(_indivisible(k, format), **dims)
   size = math.prod(leaf.shape)
   if size < min_size:
@@ -294,7 +294,7 @@ def _decided(
       " where"
     )
   k = math.prod(leaf.shape[d] for d in choice.contracting)
-  if k == 0 or k % choice.format.block_size:
+  if k == 0 or not choice.format.fits(k):
     raise ValueError(
       f"{WHO}: where must return False for {leaf.path} of shape {leaf.shape},"
       f" because {_indivisible(k, choice.format)}; return False, or pad the"

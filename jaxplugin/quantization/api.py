@@ -126,7 +126,7 @@ def quantize(
   packed = arguments.whether_packed(who, packed, format, x.shape[axis])
   arguments.validate_batch_dims(who, batch_dims, x.ndim, axis)
   arguments.validate_scale_layout(
-    who, scale_layout, x.shape[batch_dims:], axis - batch_dims
+    who, scale_layout, format, x.shape[batch_dims:], axis - batch_dims
   )
   global_scale = arguments.given_global_scale(
     who, global_scale, format, x.shape[:batch_dims]
@@ -429,7 +429,7 @@ def _quantize(
       leaf.reshape(*batch, *leaf.shape[1:]) for leaf in results
     )
     if are_bytes and not packed:
-      values = layouts.unpack_fp4(values, axis=axis)
+      values = layouts.unpack_fp4(values, axis=axis, dtype=format.values_dtype)
   else:
     mapped: Callable[..., Any] = functools.partial(function, packed=packed)
     in_axes = (0, None if is_one else 0, None if key is None else 0)

@@ -112,13 +112,18 @@ def validate(
       f"{who}: format must be one that jaxplugin can quantize to, got {format}"
     )
   validate_scale_rounding(who, scale_rounding, (format,))
+  if format.is_square and x.ndim < 2:
+    raise TypeError(
+      f"{who}: x must have rank 2 or more for {format}, whose blocks have"
+      f" {format.block_rows} rows, got shape {x.shape}"
+    )
   for axis in axes:
     if format.is_square and axis < x.ndim - 2:
       raise ValueError(
         f"{who}: axis must be one of the last two for {format}, which divides"
         f" both into blocks, got axis {axis} of shape {x.shape}"
       )
-    if not format.may_be_short and x.shape[axis] % format.block_size != 0:
+    if not format.fits(x.shape[axis]):
       raise TypeError(
         f"{who}: the size of axis {axis} must be a multiple of"
         f" {format.block_size} for {format.name.upper()}, got"
@@ -228,9 +233,13 @@ def is_small(x: jax.Array) -> bool:
 
 
 def validate_scale_layout(
-  who: str, scale_layout: layouts.ScaleLayout, shape: Sequence[int], axis: int
+  who: str,
+  scale_layout: layouts.ScaleLayout,
+  format: formats.BlockFormat,
+  shape: Sequence[int],
+  axis: int,
 ) -> None:
-  """Raises unless x has rank 2 or more, blocked last, for a swizzled scale."""
+  """Raises ValueError if the scale of x cannot have the layout."""
   if scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
@@ -243,4 +252,11 @@ def validate_scale_layout(
       f'{who}: scale_layout must be "linear" unless x has rank 2 or more and'
       f" is blocked along its last axis, got axis {axis} of shape"
       f" {tuple(shape)}"
+    )
+  if scale_layout == layouts.SWIZZLED and (
+    format.is_square or format.scale_dtype.itemsize > 1
+  ):
+    raise ValueError(
+      f'{who}: scale_layout must be "linear" for {format}, because only scales'
+      " of one byte in blocks of one row can be swizzled"
     )

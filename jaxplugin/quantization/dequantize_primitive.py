@@ -49,8 +49,7 @@ def dequantize(
 ) -> jax.Array:
   """Computes `operations.dequantize` with a chosen backend."""
   params = {"format": format, "axis": axis, "dtype": dtype}
-  if not format.is_known or 0 in values.shape:
-    # Only XLA ops support users' formats and empty arrays.
+  if 0 in values.shape:  # Only XLA ops support empty arrays.
     return _by_operations(values, scale, global_scale, **params)
   given: tuple[jax.Array, ...] = ()
   if global_scale is not None:

@@ -208,7 +208,8 @@ def _transposed(
 
   # `each` has the scale's code for every value. XLA computes only the codes
   # that `slice_in_dim` selects.
-  codes = lax.bitcast_convert_type(x.scale, jnp.uint8)
+  unsigned = np.dtype(f"uint{8 * x.scale.dtype.itemsize}")
+  codes = lax.bitcast_convert_type(x.scale, unsigned)
   each = moved(jnp.repeat(codes, size, axis))
   codes = lax.slice_in_dim(each, 0, None, size, along.axis())
   values = moved(x.values)

@@ -30,8 +30,9 @@ ScaleRounding = Literal["up", "floor"]
 
 # If the global scale is below 2^-64, the array and the global scale are first
 # multiplied by 2^64. Quotients keep their bits, and no intermediate is an f32
-# subnormal.
-_TINY_GLOBAL_EXPONENT: Final = -64
+# subnormal. The same is done for each block whose amax is below 2^-64, if the
+# format has no global scale.
+_TINY_EXPONENT: Final = -64
 _MIN_GLOBAL_SCALE: Final = 2.0**-126
 _MIN_NORMAL: Final = 2.0**-126
 
@@ -449,7 +450,8 @@ def _quantize_two_level(
     (codes.f32_bits(global_scale) > 0) & (global_bits < codes.INFINITY_BITS)
   )
 
-  tiny = global_bits < codes.static_bits(2.0**_TINY_GLOBAL_EXPONENT)
+  size_bits = global_bits if format.has_global_scale else amax
+  tiny = size_bits < codes.static_bits(2.0**_TINY_EXPONENT)
   numerators = _normal_range(bits, tiny)
   divisor = _normal_range(global_bits, tiny)
   amax = _normal_range(amax, tiny)
@@ -518,7 +520,7 @@ def _squared_errors(
 
 def _normal_range(bits: jax.Array, tiny: jax.Array) -> jax.Array:
   """Returns f32 of magnitude bits, multiplied by 2^64 if `tiny`."""
-  exponent = -_TINY_GLOBAL_EXPONENT
+  exponent = -_TINY_EXPONENT
   ceiling = codes.MAX_FINITE_BITS - (exponent << codes.F32_MANTISSA_BITS)
   scaled = codes.times_power_of_two(
     jnp.minimum(codes.extend(bits), ceiling), exponent

@@ -93,7 +93,6 @@ def quantize(
     for_products: as for `QuantizationProblem`.
     **params: the other parameters of `quantize_p`.
   """
-  format = params["format"]
   given = [] if global_scale is None else [global_scale]
   options = options or [problems.NO_OPTIONS] * len(blockings)
   with_keys = [
@@ -104,7 +103,7 @@ def quantize(
   params |= _params_of(blockings, [e for e, _ in with_keys])
   params["for_products"] = for_products and params["packed"]
   params["pads_values"] = False
-  if format.is_known and 0 not in x.shape:
+  if 0 not in x.shape:
     if x.dtype not in formats.FLOAT_DTYPES:
       x = x.astype(jnp.float32)
     results = quantize_p.bind(
@@ -114,7 +113,7 @@ def quantize(
       target=targets.overriding_target(),
       overlay=resolution.overlay(),
     )
-  else:  # Only XLA ops support users' formats and empty arrays.
+  else:  # Only XLA ops support empty arrays.
     results = _by_operations(x, *given, **params)
   size = len(results) // len(blockings)
   each = [results[i : i + size] for i in range(0, len(results), size)]

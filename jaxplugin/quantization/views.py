@@ -225,8 +225,10 @@ def _dequantize(
   target: targets.Target,
 ) -> jax.Array:
   format = problem.format
-  if format.is_fp4 and values.dtype == formats.PACKED:
-    values = layouts.unpack_fp4(values, axis=problem.axis)
+  if format.has_pairs and values.dtype == formats.PACKED:
+    values = layouts.unpack_fp4(
+      values, axis=problem.axis, dtype=format.values_dtype
+    )
   view = DequantizeCall(
     problem=_dequantize_problem_of(problem),
     target=target,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import guards
@@ -128,11 +129,20 @@ def _of_magnitudes(call: calls.RaggedDotCall) -> calls.RaggedDotCall:
 
 def _magnitudes(side: sides.Side) -> sides.Side:
   """Clears the signs of a quantized operand's values."""
-  assert side.format is not None
-  is_fp4 = side.format.is_fp4
+  format = side.format
+  assert format is not None
+  is_fp4 = format.is_fp4
   side = side.as_elements()
   values = side.values
-  if values.dtype == formats.PACKED:  # two FP4 codes a byte, or one FP6 code
+  if format.is_integer:
+    if values.dtype == formats.PACKED:
+      assert side.axis is not None
+      values = layouts.unpack_fp4(values, axis=side.axis, dtype=formats.INT4)
+    # The most negative integer has no magnitude of its dtype.
+    largest = jnp.iinfo(values.dtype).max
+    values = jnp.minimum(jnp.abs(values.astype(_F32)), largest)
+    values = values.astype(format.values_dtype)
+  elif values.dtype == formats.PACKED:  # two FP4 codes a byte, or one FP6 code
     values = values & jnp.uint8(0x77 if is_fp4 else 0x1F)
   else:
     values = jnp.abs(values.astype(_F32)).astype(values.dtype)

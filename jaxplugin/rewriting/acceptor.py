@@ -318,7 +318,7 @@ class Acceptor:
       format = self._options.activations
       if format is None:
         return function(x, weight.array, weight.layers)
-      if x.shape[-1] % format.block_size:
+      if not format.fits(x.shape[-1]):
         raise facts.NotSupported(
           f"the contracting size {x.shape[-1]} of the activations is not a"
           f" multiple of the block size of {format}"

@@ -390,8 +390,8 @@ def _dequantize(
   **_: Any,
 ) -> ArrayProduct | None:
   """Returns the product of values and scales that `jp.dequantize` computes."""
-  if format.array_dtype != format.values_dtype:
-    return None  # six bits in a byte
+  if format.array_dtype != format.values_dtype or format.is_integer:
+    return None  # the values are codes
   if format.is_fp4 and len(values.factors) == 1:
     (factor,) = values.factors
     if factor.dtype == formats.PACKED:

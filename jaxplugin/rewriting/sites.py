@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
@@ -246,14 +247,16 @@ def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
 
 
 def left_by_default(
-  site: Site, origin: sources.Origin | None, block_size: int
+  site: Site,
+  origin: sources.Origin | None,
+  used: Sequence[formats.BlockFormat],
 ) -> str:
   """Returns why the default leaves a site unquantized; "" if it does not.
 
   Args:
     site: the site.
     origin: see `input_of`.
-    block_size: the largest block size of the recipe's formats.
+    used: the recipe's formats.
   """
   if site.weight is None:
     if site.lhs_is_parameter:
@@ -275,7 +278,8 @@ def left_by_default(
   for what, size in zip(("contracted", "other"), site.sizes(), strict=True):
     if not isinstance(size, int):
       return f"the weight's {what} size is symbolic, {size}"
-    if size == 0 or size % block_size:
+    if size == 0 or not all(format.fits(size) for format in used):
+      block_size = max(format.block_size for format in used)
       return (
         f"the weight's {what} size, {size}, is not a multiple of the block"
         f" size, {block_size}"
@@ -304,8 +308,7 @@ class Transform:
     self, site: Site, origin: sources.Origin | None
   ) -> tuple[Any, str]:
     """Returns the recipe of a supported site, or None and a reason."""
-    block_size = max(format.block_size for format in self.recipe.formats)
-    reason = left_by_default(site, origin, block_size)
+    reason = left_by_default(site, origin, self.recipe.formats)
     if self.where is None:
       return (None, reason) if reason else (self.recipe, "")
     answer = self.where(dataclasses.replace(site, reason=reason))

@@ -148,6 +148,9 @@ def format_refusal(
       f"reads blocks of a multiple of {_BLOCK_GRANULE} values or of a whole"
       f" row, got {format} with blocks of {size}"
     )
+  is_odd = format.may_be_short if k is None else k % 2 == 1
+  if format.has_pairs and is_odd:
+    return f"reads an even number of 4-bit values, got k={k or 'symbolic'}"
   if format.fraction_bits > _MAX_FRACTION_BITS:
     return (
       f"reads integers with up to {_MAX_FRACTION_BITS} fraction bits, got"

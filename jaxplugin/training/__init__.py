@@ -14,12 +14,16 @@ from jaxplugin.training.operand_trees import primals as primals
 from jaxplugin.training.operand_trees import promote_dtype as promote_dtype
 from jaxplugin.training.operand_trees import with_primals as with_primals
 from jaxplugin.training.ragged import ragged_dot_general as ragged_dot_general
+from jaxplugin.training.recipes import FP8_BLOCK_RECIPE as FP8_BLOCK_RECIPE
+from jaxplugin.training.recipes import INT8_RECIPE as INT8_RECIPE
 from jaxplugin.training.recipes import MXFP4_RECIPE as MXFP4_RECIPE
 from jaxplugin.training.recipes import MXFP8_RECIPE as MXFP8_RECIPE
 from jaxplugin.training.recipes import NVFP4_RECIPE as NVFP4_RECIPE
 from jaxplugin.training.recipes import Recipe as Recipe
 
 __all__ = [
+  "FP8_BLOCK_RECIPE",
+  "INT8_RECIPE",
   "MXFP4_RECIPE",
   "MXFP8_RECIPE",
   "NVFP4_RECIPE",

@@ -304,8 +304,14 @@ class _Tangent(linear_calls.Linear):
         )
       keys = [self.setting.key(key, side) for side in used]
     specs = [
-      scheme.spec(format, p.lhs, transform=p.hadamard, is_gradient=True)
-      for p in used.values()
+      scheme.spec(
+        format,
+        p.lhs,
+        given[side].shape,
+        transform=p.hadamard,
+        is_gradient=True,
+      )
+      for side, p in used.items()
     ]
     if all(x is g for x in given.values()):
       results = products.quantized(g, specs, keys, who=scheme.who)

@@ -100,13 +100,15 @@ class Scheme:
     self,
     format: formats.BlockFormat,
     along: blocking.Blocking,
+    shape: Sequence[Any],
     *,
     transform: int | None = None,
     square: tuple[int, ...] | None = None,
     is_gradient: bool = False,
   ) -> operands.QuantizeSpec:
-    """Returns how an array is quantized for a matmul."""
+    """Returns how an array of a shape is quantized for a matmul."""
     recipe = self.recipe
+    format = format.along(along.shape(shape)[along.axis()])
     has_choice = quantization.has_four_over_six(format)
     return operands.QuantizeSpec(
       format=format,
@@ -154,7 +156,7 @@ class Product:
     hadamard: int | None = None,
   ) -> Self:
     """Returns the matmul of arrays of two shapes."""
-    multiple = math.lcm(*(f.block_size for f in operand_formats if f))
+    multiple = math.lcm(*(f.block_size or 1 for f in operand_formats if f))
     multiple = math.lcm(multiple, hadamard or 1)
     contracting, batch = numbers
     ndims = tuple(map(len, shapes))
@@ -295,7 +297,7 @@ def quantized(
   *,
   who: str,
 ) -> list[Any]:
-  """Quantizes `x` in several specs of one format, from one read if possible.
+  """Quantizes `x` for each spec, from one read if possible.
 
   Args:
     x: the array.
@@ -308,6 +310,9 @@ def quantized(
     return []
   x = tangents.without_derivative(x, f"{who}{_NO_SECOND}")
   first = specs[0]
+  if any(spec.format != first.format for spec in specs):  # blocks of whole rows
+    each = zip(specs, keys, strict=True)
+    return [quantized(x, [spec], [key], who=who)[0] for spec, key in each]
   is_plain = [
     spec.options == problems.NO_OPTIONS and key is None
     for spec, key in zip(specs, keys, strict=True)
@@ -339,17 +344,17 @@ def quantized(
 
 
 def bits_of(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
-  """Returns `x` as integers, with FP4 packed if its blocks are even.
+  """Returns `x` as integers, with 4-bit values packed if blocks are even.
 
   A policy of `jax.checkpoint` passes floats through `lax.reduce_precision`,
   which does not support dtypes without Inf: it turns E4M3 scales above 240 into
   NaN. In a scan over layers, XLA:CPU slices FP4 value by value, but not bytes.
   """
-  if x.format.is_fp4 and x.format.block_size % 2 == 0:
+  if x.format.has_pairs and x.format.block_size % 2 == 0:
     x = x.pack()
   (values, scale, *rest), aux = x.tree_flatten()
   if not x.is_packed:
-    bits = jnp.uint4 if x.format.is_fp4 else jnp.uint8
+    bits = jnp.uint4 if x.format.has_pairs else jnp.uint8
     values = lax.bitcast_convert_type(values, bits)
   scale = lax.bitcast_convert_type(scale, jnp.uint8)
   return x.tree_unflatten(aux, (values, scale, *rest))
@@ -450,9 +455,11 @@ class TrainingOperand:
     if format is not None:
       square = free if scheme.is_square(side) else None
       forward = first.lhs if side == "lhs" else first.rhs
-      now = scheme.spec(format, forward, square=square)
+      now = scheme.spec(format, forward, x.shape, square=square)
       if product is not None:
-        later = scheme.spec(format, product.rhs, transform=product.hadamard)
+        later = scheme.spec(
+          format, product.rhs, x.shape, transform=product.hadamard
+        )
     keeps_forward = now is not None and (
       scheme.recipe.backward_from_quantized
       or (later is not None and now.square is not None)

@@ -42,19 +42,20 @@ class Recipe:
 
   The matmuls are forward, dgrad (gradient of activations) and wgrad (gradient
   of weights). Each quantizes its operands from high precision along its
-  contracting dimension. Values round to nearest even unless a field changes it.
+  contracting dimension. Values round to nearest even by default.
 
   Attributes:
     activation_format, weight_format: `BlockFormat` or name; None leaves the
-      operand unquantized. At least one is required.
-    grad_format: format of the results' gradients; None leaves them unquantized.
+      operand unquantized. At least one is required. A weight format in squares
+      sets weight_2d.
+    grad_format: format of results' gradients; None leaves them unquantized.
     scale_rounding: "up" (never saturates) or "floor", for MX scale factors.
     stochastic_rounding: rounds gradients up with a probability equal to the
       discarded fraction. A gradient then needs a key.
     grad_scale_up: rounds NVFP4's scale factors of gradients up, by at most 1/8,
       so that no value saturates.
-    weight_2d: scales squares of block_size x block_size weights. Forward and
-      dgrad then share values.
+    weight_2d: scales block_size x block_size weights. Forward and dgrad then
+      share values.
     wgrad_hadamard: size of a Hadamard transform along the contracting
       dimension, a power of two up to 256, or None. Its signs are fixed.
     dgrad_hadamard: same for dgrad, without weight_2d.
@@ -102,7 +103,14 @@ class Recipe:
       format = getattr(self, name)
       if format is not None:
         format = formats.resolve("Recipe", format, name)
-        object.__setattr__(self, name, format)
+        if format.is_square:
+          if name != "weight_format":
+            raise ValueError(
+              f"Recipe: {name} must have blocks of one row, got {format}; only"
+              " weights may have square blocks"
+            )
+          object.__setattr__(self, "weight_2d", True)
+        object.__setattr__(self, name, format.of_rows())
     if self.activation_format is None and self.weight_format is None:
       raise TypeError(
         "Recipe: activation_format or weight_format must be given, got None"
@@ -137,7 +145,7 @@ class Recipe:
         )
       for format in self.formats:
         block = format.block_size
-        if size % block and block % size:
+        if block and size % block and block % size:
           raise ValueError(
             f"Recipe: {name} must divide the block size or be a multiple of"
             f" it, got {size} and {format} with blocks of {block}; leave"
@@ -165,6 +173,12 @@ class Recipe:
       raise ValueError(
         "Recipe: weight_2d must be False if weight_format is None, got True;"
         " pass weight_format, or leave weight_2d out"
+      )
+    weight_format = self.weight_format
+    if self.weight_2d and weight_format and not weight_format.block_size:
+      raise ValueError(
+        "Recipe: weight_2d must be False if a row of weights has one scale, got"
+        f" True for {weight_format}; leave weight_2d out"
       )
     if self.weight_2d and self.dgrad_hadamard is not None:
       raise ValueError(
@@ -224,9 +238,8 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
       " jaxplugin.training.MXFP8_RECIPE or another"
     )
   format = formats.resolve(who, recipe, name)
-  return Recipe(
-    activation_format=format, weight_format=format, grad_format=format
-  )
+  rows = format.of_rows()
+  return Recipe(activation_format=rows, weight_format=format, grad_format=rows)
 
 
 MXFP8_RECIPE: Final = Recipe(
@@ -277,4 +290,29 @@ Two things differ from the paper (Tseng, Yu, Park, "Training LLMs with MXFP4").
 Its forward matmul is in BF16 or FP8, and this one is in MXFP4 unless
 quantize_forward is False. It multiplies values by 3/4 so that none saturates
 under scale factors rounded by OCP's rule.
+"""
+
+FP8_BLOCK_RECIPE: Final = Recipe(
+  activation_format=formats.FP8_1X128_E8M0,
+  weight_format=formats.FP8_128X128_E8M0,
+  grad_format=formats.FP8_1X128_E8M0,
+)
+"""The recipe of DeepSeek-V3, for devices without MX instructions.
+
+Values are E4M3, and scale factors are powers of two, rounded up. Activations
+and gradients have a scale factor for 1 x 128 values, and weights for squares of
+128 x 128 values. Sources: DeepSeek-V3 technical report, arXiv 2412.19437,
+section 3.3; `Float8BlockScaling` of Transformer Engine.
+"""
+
+INT8_RECIPE: Final = Recipe(
+  activation_format=formats.INT8_ROW,
+  weight_format=formats.INT8_ROW,
+  grad_format=formats.INT8_ROW,
+  stochastic_rounding=True,
+)
+"""An experiment: INT8 with one f32 scale factor for each row.
+
+A row lies along the contracting dimension of each matmul. Gradients are rounded
+stochastically. No paper has validated this recipe at scale.
 """

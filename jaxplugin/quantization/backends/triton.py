@@ -53,7 +53,8 @@ def _input_refusal(
 ) -> decisions.Unsupported | None:
   if not problem.format.is_known:
     return decisions.Unsupported(
-      f"supports {formats.known_names()}, got {problem.format}"
+      f"supports {', '.join(f.name for f in formats.KNOWN)}, got"
+      f" {problem.format}"
     )
   refusal = _options_refusal(problem)
   if refusal is not None:

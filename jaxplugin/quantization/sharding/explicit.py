@@ -104,8 +104,9 @@ def moved(
           f" which splits {scale.shape[axis]} blocks of axis {axis} into"
           f" {parts} parts; shard another axis"
         )
-  is_unpacked = values.dtype == formats.E2M1 and format.block_size % 2 == 0
-  if is_unpacked:  # Collectives do not support FP4.
+  dtype = values.dtype
+  is_unpacked = dtype in formats.FOUR_BITS and format.block_size % 2 == 0
+  if is_unpacked:  # Collectives do not support 4-bit values.
     values = layouts.pack_fp4(values, axis=axis)
   dtypes = values.dtype, scale.dtype
   values, scale = (
@@ -115,5 +116,5 @@ def moved(
     for x, d in zip((values, scale), dtypes, strict=True)
   )
   if is_unpacked:
-    values = layouts.unpack_fp4(values, axis=axis)
+    values = layouts.unpack_fp4(values, axis=axis, dtype=dtype)
   return values, scale

@@ -55,7 +55,7 @@ def can_quantize(problem: problems.QuantizationProblem) -> bool:
     problem.sizes_are_static
     and 0 not in problem.shape
     and not problem.pads_values
-    and not (format.is_fp4 and format.block_size % 2)
+    and not (format.has_pairs and format.block_size % 2)
     and not any(options.bits_refusal() for options in problem.options_each)
   )
 
@@ -71,12 +71,12 @@ def quantize(
   """
   if not can_quantize(problem):
     return None
-  # Devices compute packed FP4, so that results are bytes, and linear scales,
-  # because a swizzled scale mixes the rows of a matrix.
+  # Devices compute packed 4-bit values, so that results are bytes, and linear
+  # scales, because a swizzled scale mixes the rows of a matrix.
   moved = dataclasses.replace(
     problem,
-    packed=problem.format.is_fp4,
-    for_products=problem.format.is_fp4 and not problem.packed_in_order,
+    packed=problem.format.has_pairs,
+    for_products=problem.format.has_pairs and not problem.packed_in_order,
     scale_layout=layouts.LINEAR,
   )
   operation = split.Operation(
@@ -109,10 +109,12 @@ def _as_asked(
     scale = byte_arrays.from_bytes(scale, format.scale_dtype)
     if problem.scale_layout == layouts.SWIZZLED:
       scale = layouts.swizzle_scale(scale)
-    if not format.is_fp4:
+    if not format.has_pairs:
       values = byte_arrays.from_bytes(values, format.array_dtype)
     elif not problem.packed:
-      values = layouts.unpack_fp4(values, axis=b.axis())
+      values = layouts.unpack_fp4(
+        values, axis=b.axis(), dtype=format.values_dtype
+      )
     found += [values, scale, *rest]
   return found
 
@@ -123,9 +125,10 @@ def can_dequantize(problem: problems.DequantizationProblem) -> bool:
   is_static = all(isinstance(size, int) for size in sizes)
   if not is_static or 0 in problem.shape:
     return False
-  if problem.format.is_fp4 and problem.format.block_size % 2:
+  if problem.format.has_pairs and problem.format.block_size % 2:
     return False  # A byte would hold values of two blocks.
-  return problem.dtype != formats.E2M1 or problem.shape[problem.axis] % 2 == 0
+  is_unpacked = problem.dtype in formats.FOUR_BITS
+  return not is_unpacked or problem.shape[problem.axis] % 2 == 0
 
 
 def dequantize(

@@ -211,7 +211,7 @@ def dequantize(
   """
   values, scale, *given = operands
   format = problem.format
-  if not format.is_fp4:
+  if not format.has_pairs:
     values = byte_arrays.from_bytes(values, format.array_dtype)
   scale = byte_arrays.from_bytes(scale, format.scale_dtype)
   own = dataclasses.replace(

@@ -370,6 +370,9 @@ class DotVariants:
 
   def _numpy(self, name: str) -> variants.Variant | variants.Unavailable:
     row = self.row
+    lacks = peers_lack(name, self.pair)
+    if lacks is not None:
+      return lacks
     if (row.m + row.n) * row.k > _MAX_NUMPY_VALUES:
       return variants.missing_peer(
         name, f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only"
@@ -402,6 +405,14 @@ def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
     if format is not None and format.is_fp6:
       reason = f"XLA has no {format.values_dtype.name}"
       return variants.missing_peer(name, reason)
+  return peers_lack(name, pair)
+
+
+def peers_lack(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
+  """Returns why a peer does not take these formats; None if it does."""
+  for format in (pair.lhs, pair.rhs):
+    if format is not None and not format.is_known:
+      return variants.missing_peer(name, f"does not multiply {format}")
   return None
 
 

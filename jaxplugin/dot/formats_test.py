@@ -1,0 +1,329 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Matmuls of the formats of checkpoints, against NumPy in f64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
+from jaxplugin.testing.oracles import recipes_oracle
+
+UNIT = 2.0**-24  # half of the spacing of f32 near 1
+BOUND = 16 * UNIT  # docs/concepts/numerics.md
+ROWS, COLUMNS, K = 5, 130, 576  # neither is a multiple of 128
+INT4_64 = jp.BlockFormat(
+  name="int4_64",
+  values_dtype=ml_dtypes.int4,
+  scale_dtype=np.float32,
+  block_size=64,
+)
+COLUMNS_OF_K = (((1,), (0,)), ((), ()))  # lhs @ rhs
+
+
+def normal(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def floats(x):
+  if isinstance(x, jp.ScaledArray):
+    x = jp.dequantize(x)
+  return np.asarray(x).astype(np.float64)
+
+
+def operand(seed, format, *shape):
+  """Returns a quantized array, or an unquantized one of a dtype."""
+  x = normal(seed, *shape)
+  if isinstance(format, jp.BlockFormat):
+    return jp.quantize(x, format)
+  return jnp.asarray(x, format)
+
+
+class FormatsTest(parameterized.TestCase):
+  def assert_is_product(self, actual, lhs, rhs):
+    """Checks actual = lhs @ rhs.T within the contract."""
+    lhs, rhs = floats(lhs), floats(rhs)
+    error = np.abs(np.asarray(actual, np.float64) - lhs @ rhs.T)
+    np.testing.assert_array_less(
+      error, BOUND * (np.abs(lhs) @ np.abs(rhs).T) + 1e-30
+    )
+
+
+class DotTest(FormatsTest):
+  @parameterized.parameters(
+    (jp.FP8_1X128, jp.FP8_128X128),
+    (jp.FP8_1X128_E8M0, jp.FP8_128X128_E8M0),
+    (jp.FP8_ROW, jp.FP8_ROW),
+    (jp.INT8_ROW, jp.INT8_ROW),
+    (jp.INT8_ROW, jp.INT4_128),
+    (jp.MXFP8, jp.INT4_32),
+    (jp.FP8_128X128, jp.MXINT8),
+    (jnp.float32, jp.INT8_32),
+    (jnp.bfloat16, jp.INT4_128_BF16),
+    (jnp.float16, jp.FP8_128X128),
+    (jp.INT8_32, jnp.float32),
+    (jnp.float32, INT4_64),
+    (jnp.float32, jp.INT4_128, 33),  # odd, so not packed
+  )
+  def test_product_is_within_the_bound(self, lhs_format, rhs_format, k=K):
+    lhs = operand(0, lhs_format, ROWS, k)
+    rhs = operand(1, rhs_format, COLUMNS, k)
+    self.assert_is_product(jax.jit(jp.block_scaled_dot)(lhs, rhs), lhs, rhs)
+
+  def test_square_blocks_are_contracted_along_both_dimensions(self):
+    w = jp.quantize(normal(0, COLUMNS, K), jp.FP8_128X128)
+    x, g = normal(1, ROWS, K), normal(2, ROWS, COLUMNS)
+
+    @jax.jit
+    def gradient(x, g, w):
+      y, vjp = jax.vjp(lambda x: x @ w.T, x)
+      return y, *vjp(g), g @ w
+
+    y, x_bar, same = gradient(x, g, w)
+    self.assert_is_product(y, x, w)
+    self.assert_is_product(x_bar, g, w.T)
+    self.assert_is_product(same, g, w.T)
+
+  def test_blocks_along_the_first_dimension(self):
+    x, w = normal(0, ROWS, 256), normal(1, 256, 6)
+    for format in (jp.INT8_ROW, jp.INT4_128):
+      w_q = jp.quantize(w, format, axis=0)
+      y = jp.block_scaled_dot(x, w_q, dimension_numbers=COLUMNS_OF_K)
+      self.assert_is_product(y, x, floats(w_q).T)
+
+  @parameterized.parameters(jp.FP8_128X128, jp.INT4_32)
+  def test_batch_vmap_and_scan_agree(self, format):
+    x, w = normal(0, 3, ROWS, 64), normal(1, 3, 140, 64)
+    w_q = jp.quantize(w, format)
+
+    @jax.jit
+    def run(x, w):
+      _, scanned = jax.lax.scan(
+        lambda _, xw: (None, jp.block_scaled_dot(*xw)), None, (x, w)
+      )
+      mapped = jax.vmap(jp.block_scaled_dot)(x, w)
+      return jp.block_scaled_dot(x, w), mapped, scanned
+
+    for found in run(x, w_q):
+      for i in range(3):
+        self.assert_is_product(found[i], x[i], w_q[i])
+
+  def test_two_contracting_dimensions(self):
+    x, w = normal(0, ROWS, 3, 200), normal(1, 6, 3, 200)
+    w_q = jp.quantize(w, jp.INT4_128)
+    y = jp.block_scaled_dot(
+      x, w_q, dimension_numbers=(((1, 2), (1, 2)), ((), ()))
+    )
+    self.assert_is_product(y, x.reshape(ROWS, 600), floats(w_q).reshape(6, 600))
+
+  def test_epilogue_and_straight_through_gradients(self):
+    x, w, bias = normal(0, ROWS, 200), normal(1, 6, 200), normal(2, 6)
+
+    @jax.jit
+    def run(x, w, bias):
+      w_q = jp.quantize(w, jp.INT4_128, derivative="straight_through")
+      return jp.block_scaled_dot(x, w_q, bias=bias, activation="relu")
+
+    y, vjp = jax.vjp(run, x, w, bias)
+    _, w_bar, _ = vjp(jnp.ones_like(y))
+    w_q = floats(jp.quantize(w, jp.INT4_128))
+    expected = np.maximum(x @ w_q.T + bias, 0)
+    np.testing.assert_allclose(y, expected, 1e-5, 1e-5)
+    np.testing.assert_allclose(w_bar, (expected > 0).T @ x, 1e-5, 1e-5)
+
+  def test_nan_scale_makes_its_square_nan(self):
+    w = jp.quantize(normal(0, COLUMNS, 256), jp.FP8_128X128)
+    scale = np.array(w.scale)
+    scale[1, 0] = np.nan
+    w = jp.ScaledArray(w.values, scale, None, w.format)
+    y = np.asarray(jp.block_scaled_dot(normal(1, ROWS, 256), w))
+    np.testing.assert_array_equal(
+      np.isnan(y), np.broadcast_to(np.arange(COLUMNS) >= 128, y.shape)
+    )
+
+  def test_integers_reach_their_most_negative_code(self):
+    values = np.full((2, 32), -128, np.int8)
+    x = jp.ScaledArray(values, np.ones((2, 1), np.float16), None, jp.INT8_32)
+    np.testing.assert_array_equal(
+      jp.block_scaled_dot(x, x), np.full((2, 2), 32 * 128.0**2)
+    )
+
+  @parameterized.parameters(jp.FP8_128X128, INT4_64)
+  def test_exported_program_has_the_same_result(self, format):
+    x, w = normal(0, ROWS, 128), jp.quantize(normal(1, 6, 128), format)
+    rows = jax.export.symbolic_shape("m")
+    spec = jax.ShapeDtypeStruct((*rows, 128), jnp.float32)
+    dot = jax.jit(jp.block_scaled_dot)
+    data = jp.export(dot)(spec, w).serialize()
+    found = jax.export.deserialize(data).call(x, w)
+    self.assert_is_product(found, x, w)
+
+  def test_explain_names_the_format_and_how_it_is_read(self):
+    x = jax.ShapeDtypeStruct((ROWS, K), jnp.bfloat16)
+    w = jax.eval_shape(
+      lambda w: jp.quantize(w, jp.FP8_128X128), jnp.ones((COLUMNS, K))
+    )
+    with jp.use_target(jp.named_target("b200")):
+      text = jp.explain(jp.block_scaled_dot, x, w).details()
+    self.assertIn("bfloat16 x fp8_128x128", text)
+    self.assertIn("values of fp8_128x128 are decoded to bf16", text)
+
+
+class RaggedDotTest(FormatsTest):
+  @parameterized.parameters(
+    (jp.FP8_1X128, jp.FP8_128X128), (jnp.float32, jp.INT4_128)
+  )
+  def test_each_group_has_its_product(self, lhs_format, rhs_format):
+    x = operand(0, lhs_format, 10, 200)
+    w = operand(1, rhs_format, 3, COLUMNS, 200)
+    sizes = jnp.array([3, 0, 5])
+    y = jax.jit(jp.ragged_dot)(x, w, sizes)
+    self.assert_is_product(y[:3], floats(x)[:3], w[0])
+    self.assert_is_product(y[3:8], floats(x)[3:8], w[2])
+    np.testing.assert_array_equal(y[8:], 0)
+
+  def test_rows_are_contracted_in_groups_of_blocks(self):
+    x = jp.quantize(normal(0, 256, 6), jp.INT8_32, axis=0)
+    g = normal(1, 256, 7)
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+      (((0,), (0,)), ((), ())), [0], []
+    )
+    y = jp.ragged_dot_general(x, g, jnp.array([64, 192]), numbers)
+    self.assert_is_product(y[0], floats(x)[:64].T, g[:64].T)
+    self.assert_is_product(y[1], floats(x)[64:].T, g[64:].T)
+
+
+class ShardingTest(explicit.ExplicitTestCase, FormatsTest):
+  @parameterized.product(
+    format=(jp.FP8_128X128, jp.INT4_128, jp.INT8_ROW),
+    kind=(AxisType.Auto, AxisType.Explicit),
+  )
+  def test_shards_that_cut_a_block_are_whole(self, format, kind):
+    mesh = explicit.mesh(self, kind=kind)
+    x, w = normal(0, 8, 512), normal(1, 256, 512)
+    expected = jp.quantize(w, format)
+
+    @jax.jit
+    def run(x, w):
+      w_q = jp.quantize(w, format)
+      out = NamedSharding(mesh, P())
+      y = jp.block_scaled_dot(
+        x, w_q, out_sharding=None if kind == AxisType.Auto else out
+      )
+      return jp.dequantize(w_q), y
+
+    # The 2 x 4 blocks of 128 do not fit on 4 x 1 or 1 x 8 devices.
+    for spec in (P("b", "a"), P(None, ("a", "b"))):
+      placed = jax.device_put(w, NamedSharding(mesh, spec))
+      rows = jax.device_put(x, NamedSharding(mesh, P()))
+      values, y = run(rows, placed)
+      np.testing.assert_array_equal(values, jp.dequantize(expected))
+      self.assert_is_product(y, x, expected)
+
+  def test_weights_are_placed_in_whole_squares(self):
+    w = jp.quantize(normal(0, 256, 512), jp.FP8_128X128)
+    placed = jp.shard(w, NamedSharding(self.mesh, P("a", "b")))
+    self.assertEqual(placed.scale.sharding.spec, P("a", "b"))
+    np.testing.assert_array_equal(
+      jax.jit(jp.dequantize)(placed), jp.dequantize(w)
+    )
+    for spec in (P("b", None), P(None, ("a", "b"))):
+      with self.assertRaisesRegex(TypeError, "whole blocks of 128"):
+        jp.shard(w, NamedSharding(self.mesh, spec))
+
+
+class TrainingTest(FormatsTest):
+  def test_fp8_blocks_have_the_gradients_of_the_formulas(self):
+    recipe = jp.training.FP8_BLOCK_RECIPE
+    x, w, g = normal(0, 40, 300), normal(1, 300, 150), normal(2, 40, 150)
+
+    @jax.jit
+    def run(x, w, g):
+      y, vjp = jax.vjp(functools.partial(_matmul, recipe), x, w)
+      return y, *vjp(g)
+
+    expected = recipes_oracle.products(recipe, x, w, g)
+    for actual, wanted in zip(run(x, w, g), expected, strict=True):
+      self.assert_is_product(actual, wanted.lhs, wanted.rhs)
+
+  def test_int8_rows_are_quantized_along_each_contracting_dimension(self):
+    recipe = jp.training.Recipe(
+      activation_format="int8_row",
+      weight_format="int8_row",
+      grad_format="int8_row",
+    )
+    x, w, g = normal(0, 40, 96), normal(1, 96, 72), normal(2, 40, 72)
+    y, vjp = jax.vjp(functools.partial(_matmul, recipe), x, w)
+    x_bar, w_bar = vjp(jnp.asarray(g))
+    rows = lambda x: jp.quantize(np.ascontiguousarray(x), "int8_row")
+    self.assert_is_product(y, rows(x), rows(w.T))
+    self.assert_is_product(x_bar, rows(g), rows(w))
+    self.assert_is_product(w_bar, rows(x.T), rows(g.T))
+
+  def test_one_line_quantizes_a_model_in_blocks(self):
+    def loss(params, x):
+      return jnp.sum(jnp.tanh(x @ params["w"]) ** 2)
+
+    params, x = {"w": normal(0, 256, 130) / 16}, normal(1, 8, 256)
+    exact = jax.grad(loss)(params, x)["w"]
+    for recipe in ("fp8_128x128", jp.training.FP8_BLOCK_RECIPE):
+      quantized = jp.quantize_dots(loss, recipe)
+      (site,) = jp.explain(quantized, params, x).sites
+      self.assertTrue(site.is_taken, site.reason)
+      found = jax.jit(jax.grad(quantized))(params, x)["w"]
+      error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+      self.assertBetween(error, 1e-3, 0.1)
+
+  def test_params_are_quantized_in_squares_and_rows(self):
+    params = {"dense": {"kernel": normal(0, 200, 130), "bias": normal(1, 130)}}
+
+    def model(params, x):
+      return x @ params["dense"]["kernel"] + params["dense"]["bias"]
+
+    x = normal(2, ROWS, 200)
+    for format in ("fp8_128x128", "int8_row", "int4_128"):
+      quantized, report = jp.quantize_params(params, format)
+      self.assertIn(format, str(report))
+      found = jax.jit(jp.accept_quantized(model))(quantized, x)
+      error = np.abs(found - model(params, x)).max()
+      self.assertBetween(error, 1e-4, 12)
+
+
+def _matmul(recipe, x, w):
+  dot_general = jp.dot_general(recipe=recipe, weight="rhs")
+  return dot_general(x, w, COLUMNS_OF_K)
+
+
+class RecipeTest(parameterized.TestCase):
+  def test_square_weights_set_weight_2d(self):
+    recipe = jp.training.FP8_BLOCK_RECIPE
+    self.assertTrue(recipe.weight_2d)
+    self.assertEqual(recipe.weight_format.block_rows, 1)
+
+  @parameterized.parameters(
+    ({"grad_format": jp.FP8_128X128}, "grad_format .*got fp8_128x128"),
+    (
+      {"weight_format": jp.INT8_ROW, "weight_2d": True},
+      "weight_2d .*got True for int8_row",
+    ),
+  )
+  def test_bad_field_is_named(self, fields, message):
+    formats = dict.fromkeys(
+      ("activation_format", "weight_format", "grad_format"), jp.FP8_1X128
+    )
+    with self.assertRaisesRegex(ValueError, f"^Recipe: {message}"):
+      jp.training.Recipe(**formats | fields)
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
+  absltest.main()
