@@ -48,6 +48,7 @@ class Architecture:
       to f32.
     ptxas_version: version of the ptxas that assembles the kernels. None if
       unknown, as in the table below; an unknown version counts as old.
+    has_fp8_dot: whether its FP8 matrix instructions have no block scales.
     multiplies_bf16: whether it has an instruction, besides matrix instructions,
       that multiplies bf16.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
@@ -74,6 +75,7 @@ class Architecture:
   has_e2m1_conversion_to_f32: bool = False
   ptxas_version: tuple[int, ...] | None = None
   multiplies_bf16: bool = True
+  has_fp8_dot: bool = False
   has_tma: bool = False
 
   @property
@@ -148,10 +150,11 @@ def _amd(
 
 
 # By generation. A later one has the features of the earlier ones, except wgmma.
-_ADA: Final = {"casts_to_fp8": True}
+_ADA: Final = {"casts_to_fp8": True, "has_fp8_dot": True}
 _HOPPER: Final = {**_ADA, "has_tma": True, "has_wgmma": True}
 _BLACKWELL: Final = {
   **_ADA,
+  "has_fp8_dot": False,
   "casts_to_fp4": True,
   "has_e2m1_conversion": True,
   "has_tma": True,

@@ -78,8 +78,8 @@ def block_scaled_dot(
     dimension_numbers: as for `lax.dot_general`. Default: contract the last
       dimensions; leading ones are batch, or rows if rhs has rank 2.
     preferred_element_type: f32, bf16 or f16.
-    precision: "highest" keeps global scales separate, in f32.
-    block_size: block size or a pair; accepts padded scales.
+    precision: "highest": global scales stay f32. "fastest": FP8 sums (GPUs).
+    block_size: size or pair; accepts padded scales.
     bias: f32, bf16 or f16[n].
     activation: None, "relu", "gelu" (by tanh) or "silu".
     residual: f32, bf16 or f16 of the result's shape.
@@ -155,6 +155,7 @@ def block_scaled_dot(
     rhs=rhs_side,
     preferred_element_type=result_dtype(preferred_element_type),
     highest_precision=rules.canonical_precision(precision),
+    fastest_precision=isinstance(precision, str) and precision == rules.FASTEST,
     activation=activation,
     implementation=implementation,
     padded_scales=padded,

@@ -49,6 +49,7 @@ class DotCall(static_call.OperationCall):
       (`with_scales_alone`).
     preferred_element_type: dtype of the result.
     highest_precision: whether every backend must apply the global scale in f32.
+    fastest_precision: whether sums over a block may have fewer bits than f32.
     activation: None, "relu", "gelu" or "silu".
     implementation: the requested backend, or None to choose.
     padded_scales: whether scales may be larger than needed.
@@ -70,6 +71,7 @@ class DotCall(static_call.OperationCall):
   second_global_scale: Any = None
   preferred_element_type: np.dtype
   highest_precision: bool = False
+  fastest_precision: bool = False
   activation: problems.Activation | None = None
   implementation: str | None = None
   padded_scales: bool = False
@@ -280,6 +282,7 @@ class DotCall(static_call.OperationCall):
       has_global_power=self.global_power is not None
       or self.first_global_scale is not None,
       highest_precision=self.highest_precision,
+      fastest_precision=self.fastest_precision,
       has_bias=self.bias is not None,
       activation=self.activation,
       has_residual=self.residual is not None,

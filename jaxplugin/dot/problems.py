@@ -71,6 +71,7 @@ class DotProblem:
     global_scale: "none", "scalar", or "array" (it varies over the result).
     has_global_power: whether the global scale is two factors (`epilogue`).
     highest_precision: whether the call has precision="highest".
+    fastest_precision: whether the call has precision="fastest".
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.
     blocked_k: size of the blocked contracting dimension, that of rhs if the
@@ -89,6 +90,7 @@ class DotProblem:
   global_scale: GlobalScale = "none"
   has_global_power: bool = False
   highest_precision: bool = False
+  fastest_precision: bool = False
   has_bias: bool = False
   activation: Activation | None = None
   has_residual: bool = False

@@ -28,6 +28,7 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import sides
 
 RESULT_DTYPES: Final = sides.PLAIN_DTYPES
+FASTEST: Final = "fastest"
 
 
 def canonical_dimension_numbers(
@@ -73,15 +74,17 @@ def canonical_precision(precision: Any) -> bool:
   """Returns whether `precision` is or contains HIGHEST.
 
   Raises:
-    ValueError: If it is not a precision.
+    ValueError: If it is neither a precision nor `FASTEST`.
   """
+  if isinstance(precision, str) and precision == FASTEST:
+    return False
   items = precision if isinstance(precision, (tuple, list)) else (precision,)
   try:
     precisions = [lax.Precision(i) for i in items if i is not None]
   except (TypeError, ValueError):
     raise ValueError(
-      f"{sides.who()}: precision must be None, 'default', 'high', 'highest' or"
-      f" a jax.lax.Precision, got {error_context.shown(precision)}"
+      f"{sides.who()}: precision must be None, 'default', 'high', 'highest',"
+      f" 'fastest' or a jax.lax.Precision, got {error_context.shown(precision)}"
     ) from None
   return lax.Precision.HIGHEST in precisions
 

@@ -135,7 +135,7 @@ class MalformedCallTest(parameterized.TestCase):
     of_jax = jax.lax.Precision
     highest = ("highest", ("highest", "default"), ("default", "highest"))
     for precision in (
-      *(None, "default", "high", "bfloat16", of_jax.HIGH),
+      *(None, "fastest", "default", "high", "bfloat16", of_jax.HIGH),
       *((of_jax.DEFAULT, None), *highest),
     ):
       is_highest = precision in highest

@@ -36,6 +36,10 @@ RESULT_DTYPES: Final = (F32, BF16, F16)
 # The bound of docs/concepts/numerics.md, in units of sum(|a * b|), before the
 # final cast: 16 roundings of f32, each of at most 2^-24 of the largest sum.
 DOT_BOUND: Final = 16 * 2.0**-24
+# The bound of precision="fastest", in the same units. An instruction cuts 32
+# products and a sum to 13 bits after the leading bit of the largest, which is
+# at most the sum of magnitudes. Four instructions sum the 128 of a step.
+FP8_SUM_BOUND: Final = 4 * 33 * 2.0**-13
 # One rounding to a dtype of p significant bits is off by at most half a unit
 # in the last place: 2^-p of the value, or half the smallest subnormal.
 ROUNDING: Final = {F32: 2.0**-24, BF16: 2.0**-8, F16: 2.0**-11}

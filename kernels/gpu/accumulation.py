@@ -81,6 +81,9 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
       else:
         a = tiles.to_bf16(a, a_scale, lhs_tile)
         b = tiles.to_bf16(b, b_scale, rhs_tile)
+    elif path == "fp8":
+      a = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
+      b = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
     else:
       a = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
       if TILING.is_across:
@@ -89,7 +92,10 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
       else:
         b = tiles.load_bf16(rhs, rhs_batch, column, k_step, rhs_tile)
     if TILING.sums_steps:
-      sums = tiles.dot_exact(a, b, tiles.zero_accumulator(TILING), TILING)
+      if path == "fp8":
+        sums = tiles.dot_fp8(a, b, TILING)
+      else:
+        sums = tiles.dot_exact(a, b, tiles.zero_accumulator(TILING), TILING)
       if scales_steps:
         sums = tiles.scaled(sums, factors, True, TILING)
       acc += sums

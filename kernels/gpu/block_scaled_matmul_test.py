@@ -630,6 +630,16 @@ class ExtremeTest(MatmulTest):
     expected = np.broadcast_to([False, True, False, True], result.shape)
     np.testing.assert_array_equal(np.isnan(result), expected)
 
+  @parameterized.parameters(
+    ("e4m3_f32_128", "e4m3_f32_256"), ("e4m3_f32_328", "e4m3_f32_328")
+  )
+  def test_fp8_instructions_sum_each_block(self, lhs, rhs):
+    # The interpreter's sums have the bits of f32.
+    lhs, rhs = self.make(lhs, rhs, batch=2, m=19, n=35, k=328, integers=True)
+    for split_k in (1, 2):
+      config = replace(UPCAST, path="fp8", block_k=128, split_k=split_k)
+      self.check_exact(lhs, rhs, config, architecture="sm_90")
+
   @parameterized.parameters("bf16", "f16", "f32")
   def test_infinity_of_e5m2_times_a_number_is_infinite(self, plain):
     # 1.0 leaves no lower pieces, and infinity times those would be NaN.

@@ -16,8 +16,8 @@ from typing import Literal
 from jaxplugin.kernels import constants
 from jaxplugin.kernels import formats
 
-Path = Literal["upcast", "native", "small_m"]
-PATHS: Final = ("upcast", "native", "small_m")
+Path = Literal["upcast", "native", "small_m", "fp8"]
+PATHS: Final = ("upcast", "native", "small_m", "fp8")
 
 BLOCK_FORMATS: Final = tuple(formats.FORMATS)
 PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
@@ -226,6 +226,7 @@ class MatmulShape:
     layers: number of matrices in rhs if an index on the device selects one. The
       batch is then 1, and the first stride of rhs is the distance between two
       matrices. None if rhs is [batch, n, k].
+    may_round_sums: whether sums over a block may have fewer bits than f32.
   """
 
   batch: int
@@ -242,6 +243,7 @@ class MatmulShape:
   has_global_power: bool = False
   has_two_global_scales: bool = False
   layers: int | None = None
+  may_round_sums: bool = False
 
   def __str__(self) -> str:
     return (
@@ -256,7 +258,8 @@ class MatmulConfig:
 
   Attributes:
     path: "upcast" decodes to bf16; "small_m" does this for few rows of lhs;
-      "native" uses the block-scaled matrix instruction.
+      "native" uses the block-scaled matrix instruction; "fp8" uses the FP8
+      matrix instruction, whose sums have fewer bits than f32.
     block_m, block_n, block_k: sizes of a program's tile.
     split_k: number of programs that share the k of a tile.
     group_m: number of rows of tiles in one group of the program order.
@@ -427,6 +430,8 @@ class Tiling(constants.KernelConstant):
     Scales may multiply them. Other steps with several bf16 pieces need it for
     precision: a matrix instruction truncates the accumulator (numerics.md).
     """
+    if self.config.path == "fp8":
+      return True
     pieces = max(self.shape.lhs.pieces, self.shape.rhs.pieces)
     return pieces > 1 or self.lhs.scales_steps or self.rhs.scales_steps
 

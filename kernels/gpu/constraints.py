@@ -29,6 +29,7 @@ _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
 _SMALL_M_GROUP: Final = 128  # values of k that the small_m kernel reorders
 _LEAST_BLOCK_K: Final = 32  # of the upcast kernel
+_FP8_STEP: Final = 128  # values of k that FP8 matrix instructions sum
 
 # Limit on a thread's registers for accumulators. It has 255 in all.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
@@ -70,6 +71,23 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   # AMD's instructions support only E8M0 scales.
   if "nvfp4" in names and not architecture.scales_by_e4m3:
     return f"{architecture.name} has no matrix instruction with E4M3 scales"
+  return None
+
+
+def fp8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
+  """Returns why the fp8 path does not support `shape`, or None."""
+  if not shape.may_round_sums:
+    return "sums of FP8 matrix instructions have fewer bits than f32"
+  if not architecture.has_fp8_dot:
+    return f"{architecture.name} has no FP8 matrix instruction without scales"
+  for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
+    if not kind.scales_sums or kind.element != formats.E4M3:
+      return f"{name} must be E4M3 with scales that multiply sums"
+    if not kind.k_is_minor:
+      return f"k must be the minor dimension of {name}, got {kind.strides}"
+  for name, size in scaled_blocks(shape).items():
+    if size % _FP8_STEP:
+      return f"blocks of {name} must have a multiple of {_FP8_STEP} values"
   return None
 
 
@@ -142,6 +160,8 @@ def config_error(
     return f"more than 2^31 programs: {shape}, {config}"
   if config.path == "native":
     error = native_error(shape, architecture)
+  elif config.path == "fp8":
+    error = fp8_error(shape, architecture)
   elif config.path == "small_m":
     error = small_m_error(shape)
   else:
@@ -227,6 +247,8 @@ def _interleaving_error(
 def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
   if config.path == "small_m":
     return _SMALL_M_GROUP
+  if config.path == "fp8":
+    return _FP8_STEP
   if config.path == "native":
     # kind::mxf4nvf4 and v_mfma_scale multiply 64 k at once. With 128, the
     # scales of a row are whole 32-bit words, as tensor memory requires.
@@ -285,7 +307,7 @@ def shared_memory_bound(
       loaded += -loaded % _TMA_TILE_ALIGNMENT + _TMA_BARRIER_BYTES
     if kind.scales_values:
       loaded += values // kind.values_per_scale
-    if config.path != "native":
+    if config.path not in ("native", "fp8"):
       decoded += values * _BF16_BYTES * kind.pieces
   buffers = config.num_stages
   if not architecture.is_nvidia:

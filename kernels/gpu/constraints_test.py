@@ -112,6 +112,30 @@ class ConfigErrorTest(parameterized.TestCase):
       self.assertRegex(error, message)
 
   @parameterized.parameters(
+    ("sm_90", "e4m3_f32_128", {}, None),
+    ("sm_89", "e4m3_f32_256", {}, None),
+    ("sm_90", "e4m3_f32_128", {"may_round_sums": False}, "fewer bits than f32"),
+    ("sm_80", "e4m3_f32_128", {}, "sm_80 has no FP8 matrix instruction"),
+    ("sm_100", "e4m3_f32_128", {}, "sm_100 has no FP8 matrix instruction"),
+    ("sm_90", "mxfp8", {}, "lhs must be E4M3 with scales that multiply sums"),
+    ("sm_90", "int8_f32_128", {}, "lhs must be E4M3"),
+    ("sm_90", "e4m3_f32_64", {}, "blocks of lhs must have a multiple of 128"),
+    ("sm_90", "e4m3_f32_128", {"k_is_minor": False}, "k must be the minor"),
+  )
+  def test_fp8_path_is_asked_for(self, name, format, options, message):
+    options = {"may_round_sums": True} | options
+    shape = product(format, format, **options)
+    architecture = architectures.by_name(name)
+    error = constraints.fp8_error(shape, architecture)
+    if message is None:
+      self.assertIsNone(error)
+      return
+    self.assertRegex(error, message)
+    config = replace(CONFIG, path="fp8", block_k=128)
+    error = constraints.config_error(config, shape, architecture)
+    self.assertIsNotNone(error)
+
+  @parameterized.parameters(
     ("sm_90", 256, None),
     ("sm_100", 256, None),
     ("sm_90", 264, "multiple of 16 if values are interleaved, got 264"),

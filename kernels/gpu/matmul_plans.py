@@ -227,6 +227,17 @@ def conversion_notes(
   )
 
 
+def rounding_notes(launch: launching.Launch) -> tuple[str, ...]:
+  """Returns a note if FP8 matrix instructions round sums, or none."""
+  tiling = dict(launch.constexprs)["TILING"]
+  if tiling.config.path != "fp8":
+    return ()
+  return (
+    'precision="fastest": FP8 matrix instructions sum'
+    f" {tiling.config.block_k} products with 14 significant bits",
+  )
+
+
 def operand_descriptors(
   shape: configs.MatmulShape, config: configs.MatmulConfig
 ) -> tuple[descriptors.Descriptor, descriptors.Descriptor]:

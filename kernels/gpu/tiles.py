@@ -504,6 +504,14 @@ def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
 
 
 @triton.jit
+def dot_fp8(lhs, rhs, TILING: tl.constexpr):
+  """Returns lhs rhs^T of FP8 [rows, k], summed by FP8 matrix instructions."""
+  steps: tl.constexpr = TILING.config.block_k
+  tl.static_assert(not TILING.config.swap)
+  return tl.dot(lhs, tl.trans(rhs), max_num_imprecise_acc=steps)
+
+
+@triton.jit
 def _zero_unless_finite(x):
   """Replaces Inf and NaN by 0, because Inf times a lower piece of 0 is NaN."""
   return tl.where(tl.abs(x) < float("inf"), x, 0.0).to(x.dtype)

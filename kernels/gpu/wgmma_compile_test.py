@@ -62,6 +62,7 @@ MANY = {
   "bf16_int8_f16_32": dense("bf16", "int8_f16_32", 4096),
   "bf16_int4_f16_128_decode": dense("bf16", "int4_f16_128", 16),
   "f32_int4_f16_32": dense("f32", "int4_f16_32", 256),
+  "fp8_sums": dense("e4m3_f32_128", "e4m3_f32_128", 4096, may_round_sums=True),
   "int8_rows": dense(f"int8_f32_{K}", f"int8_f32_{K}", 4096),
   "ragged_mxfp8": ragged("mxfp8", "mxfp8", 4096),
   "ragged_decode": ragged("bf16", "mxfp4", 4),
@@ -99,7 +100,7 @@ class Case(parameterized.TestCase):
     for version, path in assembling.assemblers().items():
       with self.subTest(ptxas=version):
         kernel = assembling.assembled(ptx(key), HOPPER, path)
-        self.assertIn("HGMMA", kernel.sass)
+        self.assertRegex(kernel.sass, "[HQ]GMMA")
         found = wgmma_hazards.overwritten_operands(kernel.sass)
         self.assertEqual(found, [])
         self.assertEqual(kernel.wgmma_notes, [])

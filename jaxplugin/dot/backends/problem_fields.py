@@ -26,6 +26,7 @@ _DEFAULTS: Final[dict[str, records.Scalar]] = {
   "global_scale": "none",
   "has_global_power": False,
   "highest_precision": False,
+  "fastest_precision": False,
   "has_bias": False,
   "activation": None,
   "has_residual": False,

@@ -212,6 +212,7 @@ def plan(
       f"kernels: {names}",
       *scale_notes(problem.lhs.format, problem.rhs.format),
       *matmul_plans.conversion_notes(dense[0], architecture),
+      *matmul_plans.rounding_notes(dense[0]),
     ),
     is_native=architecture.has_scaled_dot,
   )
@@ -275,6 +276,7 @@ def _dense_shape(
     has_bias=problem.has_bias,
     activation=problem.activation or "none",
     has_residual=problem.has_residual,
+    may_round_sums=problem.fastest_precision,
   )
 
 

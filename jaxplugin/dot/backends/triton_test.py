@@ -576,7 +576,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEmpty(self.notes(target, lhs=lhs, rhs=rhs))
 
 
-class OwnFormatsTest(absltest.TestCase):
+class OwnFormatsTest(parameterized.TestCase):
   def choose(self, format, target, k=512):
     problem = dot_problems.problem(format, k=k)
     return backends.choose(problem, targets.named_target(target))
@@ -596,6 +596,25 @@ class OwnFormatsTest(absltest.TestCase):
           self.assertEqual("is repeated" in notes, is_repeated, notes)
           scales_sums = case.size == 104 or not (is_exact or case.q)
           self.assertEqual("multiplies f32 sums" in notes, scales_sums, notes)
+
+  @parameterized.parameters(
+    ("h100", jp.FP8_1X128, 128, "fp8"),
+    ("l40s", jp.FP8_1X128, 128, "fp8"),
+    ("h100", jp.FP8_1X128, 16, "small_m"),
+    ("a100", jp.FP8_1X128, 128, "upcast"),
+    ("h100", jp.INT8_32, 128, "upcast"),
+  )
+  def test_fastest_precision_sums_by_fp8_instructions(
+    self, target, format, m, path
+  ):
+    target = targets.named_target(target)
+    for is_fastest in (True, False):
+      problem = dot_problems.problem(format, m=m, fastest_precision=is_fastest)
+      notes = " ".join(backends.choose(problem, target).notes)
+      is_fp8 = is_fastest and path == "fp8"
+      name = f"block_scaled_{path}_" if is_fastest else "block_scaled_"
+      self.assertIn(name, notes)
+      self.assertEqual("14 significant bits" in notes, is_fp8, notes)
 
   def test_blocks_of_another_size_are_refused_with_the_reason(self):
     format = dataclasses.replace(CASES["E8M0 of 64"].format, block_size=24)

@@ -143,12 +143,15 @@ def product(
   config: configs.MatmulConfig | None = None,
   layer: int | None = None,
   ptxas_version: tuple[int, ...] | None = None,
+  may_round_sums: bool = False,
 ) -> Product:
   """A product with its default config, where none is given.
 
   With a layer the batches of rhs are layers, and this one is meant.
   """
-  shape = gpu_operands.shape_of(lhs, rhs, epilogue, out_dtype, layer)
+  shape = gpu_operands.shape_of(
+    lhs, rhs, epilogue, out_dtype, layer, may_round_sums=may_round_sums
+  )
   if config is None:
     config = tiles_by_rule.default_config(
       shape,

@@ -285,6 +285,8 @@ def shape_of(
   epilogue: Epilogue,
   out_dtype: str,
   layer: int | None,
+  *,
+  may_round_sums: bool = False,
 ) -> configs.MatmulShape:
   """Returns the shape of a product. With a layer, rhs is a stack of layers."""
   batch, m, k = lhs.exact.shape
@@ -304,6 +306,7 @@ def shape_of(
     activation=epilogue.activation,
     has_residual=epilogue.residual is not None,
     layers=None if layer is None else len(rhs.exact),
+    may_round_sums=may_round_sums,
   )
 
 

@@ -14,6 +14,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
@@ -137,6 +138,27 @@ class DefaultConfigTest(executed_cases.Case):
   def test_epilogue(self, architecture, activation, out_dtype):
     lhs, rhs = self.make("bf16", "mxfp8", m=5, n=72, k=160)
     self.check_epilogue(architecture, lhs, rhs, activation, out_dtype)
+
+  @parameterized.product(
+    architecture=("sm_89", "sm_90"),
+    formats=(
+      ("e4m3_f32_128", "e4m3_f32_128"),
+      ("e4m3_f32_576", "e4m3_f32_576"),
+    ),
+  )
+  def test_sums_of_fp8_instructions_are_within_their_bound(
+    self, architecture, formats
+  ):
+    lhs, rhs = self.make(*formats, m=70, n=136, k=576)
+    product = executed.product(architecture, lhs, rhs, may_round_sums=True)
+    self.assertEqual(product.config.path, "fp8")
+    result, _ = product.run()
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    bound = (contract.FP8_SUM_BOUND + contract.DOT_BOUND) * magnitude
+    contract.assert_within(result, exact, bound, result.dtype)
+    # The model does round.
+    error = np.abs(result - exact) / magnitude
+    self.assertGreater(error.max(), contract.DOT_BOUND)
 
   def test_conflicts_of_banks_are_counted(self):
     lhs, rhs = self.make("bf16", "mxfp4", **SMALL, interleaved=True)

@@ -27,6 +27,7 @@ GROUP: Final = _LANE // 4  # a lane's row in a fragment
 PLACE: Final = _LANE % 4  # its position in that row
 _M: Final = 16
 _N: Final = 8
+FP8_SUM_BITS: Final = 13  # after the leading bit
 
 # An element's dtype and its bits.
 _ELEMENTS: Final = {
@@ -96,6 +97,23 @@ def words(block: blocks.Block, operand: parsing.Operand) -> np.ndarray:
   return np.stack(columns, axis=1).reshape(-1, blocks.WARP, len(columns))
 
 
+def fp8_sum(products: np.ndarray, old: np.ndarray) -> np.ndarray:
+  """Adds FP8 products f64[..., k] to f64[...] as Hopper's instructions do.
+
+  All terms are cut to 13 bits after the leading bit of the largest one
+  (DeepSeek-V3, arXiv 2412.19437, section 3.5.2; SageAttention2, arXiv
+  2411.10958, section 3.2). NVIDIA does not document this.
+  """
+  terms = np.concatenate([products, old[..., None]], axis=-1)
+  largest = np.abs(terms).max(axis=-1, keepdims=True)
+  is_normal = (largest > 0) & np.isfinite(largest)
+  exponent = np.frexp(np.where(is_normal, largest, 1.0))[1] - 1
+  unit = np.exp2(exponent - FP8_SUM_BITS)
+  cut = np.where(is_normal, np.trunc(terms / unit) * unit, terms)
+  total: np.ndarray = cut.sum(axis=-1)
+  return total
+
+
 def _add_and_write(
   block: blocks.Block,
   out: parsing.Operand,
@@ -121,14 +139,39 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if "block_scale" in parts:
     _multiply_scaled(block, instruction)
     return
-  if parts[3] != "m16n8k16" or parts[6] != "f32" or parts[9:] != ("f32",):
+  is_fp8 = parts[3] == "m16n8k32" and parts[7:9] == ("e4m3", "e4m3")
+  if (
+    (parts[3] != "m16n8k16" and not is_fp8)
+    or parts[6] != "f32"
+    or parts[9:] != ("f32",)
+  ):
     raise faults.NotModelled(instruction.name)
   out, left, right, sums = instruction.operands
   a = fragment(words(block, left), parts[7])
   b = fragment(words(block, right), parts[8])
+  if is_fp8:
+    _add_fp8_and_write(block, out, a[:, :, None] * b[:, None], sums)
+    return
   with np.errstate(invalid="ignore", over="ignore"):
     products = a @ b.swapaxes(1, 2)
   _add_and_write(block, out, products, words(block, sums))
+
+
+def _add_fp8_and_write(
+  block: blocks.Block,
+  out: parsing.Operand,
+  products: np.ndarray,
+  sums: parsing.Operand,
+) -> None:
+  """Adds f64[warps, 16, 8, k] to the accumulators (`fp8_sum`)."""
+  old_words = words(block, sums)
+  for place, register in enumerate(registers(out)):
+    row = GROUP + _N * (place // 2)
+    column = 2 * PLACE + place % 2
+    old = old_words[:, :, place].view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+      total = fp8_sum(products[:, row, column], old).astype(np.float32)
+    block.write(register, total.view(np.uint32).reshape(-1))
 
 
 def _multiply_scaled(

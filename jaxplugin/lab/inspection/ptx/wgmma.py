@@ -28,10 +28,9 @@ from jaxplugin.lab.inspection.ptx import rounding
 _WARPS: Final = 4
 _THREADS: Final = _WARPS * blocks.WARP
 _M: Final = 64
-_K: Final = 16
-_ROW_BYTES: Final = 32  # of _K elements
+_ROW_BYTES: Final = 32  # of the k of an instruction
 _ROWS: Final = 8  # of a core matrix
-_SHAPE: Final = re.compile(r"m64n(\d+)k16")
+_SHAPE: Final = re.compile(r"m64n(\d+)k(16|32)")
 
 
 def _wgmma(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -76,9 +75,9 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   shape = _SHAPE.fullmatch(parts[4])
   if shape is None or parts[5] != "f32" or parts[6] != parts[7]:
     raise faults.NotModelled(instruction.name)
-  if parts[6] not in ("bf16", "f16"):
+  if parts[6] not in ("bf16", "f16", "e4m3"):
     raise faults.NotModelled(instruction.name)
-  n, type = int(shape[1]), parts[6]
+  n, k, type = int(shape[1]), int(shape[2]), parts[6]
   out, left, right, keeps, *rest = instruction.operands
   flags = [x.value for x in rest if isinstance(x, parsing.Immediate)]
   in_registers = isinstance(left, parsing.OperandGroup)
@@ -94,14 +93,18 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
     _check_fence(block, products.registers(left))
     used += [f"<{x.name}" for x in products.registers(left)]
     a = products.fragment(products.words(block, left), type)
-    a = a.reshape(-1, _M, _K)
+    a = a.reshape(-1, _M, k)
   else:
     a, read = _in_shared(block, left, _M, type)
     reads += read
   b, read = _in_shared(block, right, n, type)
   reads += read
+  is_fp8 = type == "e4m3"
   with np.errstate(invalid="ignore", over="ignore"):
-    found = a @ b.swapaxes(1, 2)
+    if is_fp8:
+      found = a[:, :, None, :] * b[:, None, :, :]
+    else:
+      found = a @ b.swapaxes(1, 2)
   keeps_sums = block.read_defined(keeps, 1).reshape(-1, _THREADS)
   thread = np.arange(_THREADS)
   row_of_warp = thread // blocks.WARP * products.GROUP.size // 2
@@ -111,11 +114,13 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
     row = row_of_warp + products.GROUP[lane] + _ROWS * (place // 2 % 2)
     column = _ROWS * (place // 4) + 2 * products.PLACE[lane] + place % 2
     total = found[:, row, column]
+    kept = np.zeros(keeps_sums.shape)
     if keeps_sums.any():
       old = block.read_defined(register, 32).view(np.float32)
-      kept = old.astype(np.float64).reshape(-1, _THREADS)
-      with np.errstate(invalid="ignore", over="ignore"):
-        total = total + np.where(keeps_sums, kept, 0.0)
+      sums = old.astype(np.float64).reshape(-1, _THREADS)
+      kept = np.where(keeps_sums, sums, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+      total = products.fp8_sum(total, kept) if is_fp8 else total + kept
     with np.errstate(invalid="ignore", over="ignore"):
       bits = rounding.truncated_single(total).view(np.uint32).reshape(-1)
     block.write(register, bits)
@@ -140,7 +145,7 @@ def _check_fence(
 def _in_shared(
   block: blocks.Block, operand: parsing.Operand, rows: int, type: str
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Returns f64[groups of warps, rows, 16] of descriptors, and their bytes."""
+  """Returns f64[groups of warps, rows, k] of descriptors, and their bytes."""
   values, taken = [], []
   groups = block.read_defined(operand, 64).reshape(-1, _THREADS)
   for group in groups:
@@ -149,7 +154,7 @@ def _in_shared(
     places = descriptors.wgmma_places(int(group[0]), rows, _ROW_BYTES)
     data = block.shared.begin_async_read(places, "wgmma")
     found = products.unpacked(data.view(np.uint32), type)
-    values.append(found.reshape(rows, _K))
+    values.append(found.reshape(rows, -1))
     taken.append(places.reshape(-1))
   return np.stack(values), taken
 

@@ -254,6 +254,8 @@ def _path_error(
   error = None
   if path == "native":
     error = constraints.native_error(shape, architecture)
+  elif path == "fp8":
+    error = constraints.fp8_error(shape, architecture)
   elif path == "small_m":
     error = constraints.small_m_error(shape)
     # As in `tiles_by_rule`: lanes of other GPUs read in another order.

@@ -131,7 +131,11 @@ def function(
       rhs_scale,
       dimension_numbers=numbers,
       preferred_element_type=problem.out_dtype,
-      precision="highest" if problem.highest_precision else None,
+      precision="highest"
+      if problem.highest_precision
+      else "fastest"
+      if problem.fastest_precision
+      else None,
       block_size=block_size,
       activation=problem.activation,
       implementation=implementation,
