@@ -8,12 +8,14 @@ python -m pytest jaxplugin/dot/backends/gpu_device_test.py
 from __future__ import annotations
 
 import jax
+import numpy as np
 from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import triton
+from jaxplugin.testing import contract
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
@@ -69,6 +71,29 @@ class TritonFormatsDeviceTest(dot_rows.DotRowsTestCase):
   implementation = "triton"
   supports = staticmethod(triton.supports)
   in_leg = tuple(dot_rows.CHECKPOINTS)
+
+
+@on_a_gpu
+class TritonFastestDeviceTest(absltest.TestCase):
+  supports = staticmethod(triton.supports)
+
+  def test_sums_of_fp8_instructions_are_within_their_bound(self):
+    rng = np.random.default_rng(0)
+    for format in (jp.FP8_1X128, jp.FP8_ROW):
+      lhs, rhs = (
+        contract.operand(rng, format, (rows, 2048), integers=False)
+        for rows in (192, 160)
+      )
+      result = jp.block_scaled_dot(
+        lhs.operand,
+        rhs.operand,
+        implementation="triton",
+        precision="fastest",
+      )
+      exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+      bound = (contract.FP8_SUM_BOUND + contract.DOT_BOUND) * magnitude
+      with self.subTest(format.name):
+        contract.assert_within(result, exact, bound, contract.F32)
 
 
 @on_a_gpu
