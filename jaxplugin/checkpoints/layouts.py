@@ -3,13 +3,14 @@
 """Checkpoint layouts: names, parts and configurations of each tool's weights.
 
 `LAYOUTS` at the end has a record for each layout. To add one, write its record
-and the functions that only this layout needs. `conversions.py` computes with
-the arrays of a weight.
+and the functions that only this layout needs. `conversions.py`,
+`packed_integers.py` and `scale_shapes.py` compute with the arrays of a weight.
 
 Sources of the written layouts: `hf_quant_config.json` and its conversion in
-NVIDIA Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16 and MXFP4A16 of
-compressed-tensors 0.20; `Mxfp4Config` and `TorchAoConfig` of transformers 5,
-with configurations of torchao 0.18; comfy-kitchen at 7d86acf.
+NVIDIA Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16, MXFP4A16,
+FP8_BLOCK, INT8_W8A8 and W4A16 of compressed-tensors 0.20; `Mxfp4Config`,
+`FineGrainedFP8Config` and `TorchAoConfig` of transformers 5, with
+configurations of torchao 0.18; comfy-kitchen at 7d86acf.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ MODELOPT: Final = "modelopt"
 COMPRESSED_TENSORS: Final = "compressed-tensors"
 TORCHAO: Final = "torchao"
 COMFYUI: Final = "comfyui"
+DEEPSEEK: Final = "deepseek"
 # ModelOpt with enable_swizzle_layout: scales in tiles.
 MODELOPT_SWIZZLED: Final = "modelopt-swizzled"
 
@@ -63,9 +65,9 @@ _DEEPSEEK_SCALES: Final = ("weight_scale_inv", "scale", "weight_scale")
 # and only the first one is also a name of scales that multiply INT8.
 _FLOAT_SCALES: Final = {
   "weight_scale": None,
-  "weight_scale_inv": "deepseek",
-  "scale_inv": "deepseek",
-  "scale": "deepseek",
+  "weight_scale_inv": DEEPSEEK,
+  "scale_inv": DEEPSEEK,
+  "scale": DEEPSEEK,
   "scale_weight": COMFYUI,
 }
 # Global scales. A weight with one is quantized, even without block scales.
@@ -981,7 +983,7 @@ def _recognize_deepseek(
     if scale is not None and scale.dtype in (formats.PACKED, formats.E8M0):
       format = conversions.deepseek_format(_WHO, values, scale)
       return _entry(
-        *("deepseek", format, (values, scale)),
+        *(DEEPSEEK, format, (values, scale)),
         lambda x, y, **_: conversions.from_deepseek(x, y),
       )
   return _recognize_float_scales(contents, values)
@@ -1002,6 +1004,9 @@ def _deepseek_config(
     "weight_block_size": [format.block_rows, format.block_size],
     "modules_to_not_convert": left,
   }
+
+
+# Float scales, which several layouts have.
 
 
 def _recognize_float_scales(
@@ -1043,6 +1048,9 @@ def _require_no_zero_point(
     raise stored.fault(
       values, "it has a weight_zero_point, and no block format has one"
     )
+
+
+# Layouts that are only read.
 
 
 def _recognize_words(
@@ -1188,11 +1196,11 @@ LAYOUTS: Final = (
     activation_scale=("input_scale", False),
   ),
   records.Layout(
-    name="deepseek",
+    name=DEEPSEEK,
     recognize=_recognize_deepseek,
     formats=(formats.FP8_128X128,),
     parts=_deepseek_parts,
-    refusal=functools.partial(_matrix_refusal, "deepseek"),
+    refusal=functools.partial(_matrix_refusal, DEEPSEEK),
     config=_deepseek_config,
   ),
   *(
