@@ -488,16 +488,24 @@ def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
   lhs_pieces: tl.constexpr = TILING.shape.lhs.pieces
   rhs_pieces: tl.constexpr = TILING.shape.rhs.pieces
   swap: tl.constexpr = TILING.config.swap
+  # Lower pieces come first, while the sum is small: a matrix instruction
+  # truncates the sum.
   if lhs_pieces > 1:
-    for _ in tl.static_range(lhs_pieces):
-      acc = _dot(decode.leading_bf16(lhs), rhs, acc, swap)
-      lhs = decode.without_leading_bf16(lhs)
-      rhs = _zero_unless_finite(rhs)
+    finite = _zero_unless_finite(rhs)
+    rest = decode.without_leading_bf16(lhs)
+    if lhs_pieces > 2:
+      lowest = decode.without_leading_bf16(rest)
+      acc = _dot(decode.leading_bf16(lowest), finite, acc, swap)
+    acc = _dot(decode.leading_bf16(rest), finite, acc, swap)
+    acc = _dot(decode.leading_bf16(lhs), rhs, acc, swap)
   elif rhs_pieces > 1:
-    for _ in tl.static_range(rhs_pieces):
-      acc = _dot(lhs, decode.leading_bf16(rhs), acc, swap)
-      rhs = decode.without_leading_bf16(rhs)
-      lhs = _zero_unless_finite(lhs)
+    finite = _zero_unless_finite(lhs)
+    rest = decode.without_leading_bf16(rhs)
+    if rhs_pieces > 2:
+      lowest = decode.without_leading_bf16(rest)
+      acc = _dot(finite, decode.leading_bf16(lowest), acc, swap)
+    acc = _dot(finite, decode.leading_bf16(rest), acc, swap)
+    acc = _dot(lhs, decode.leading_bf16(rhs), acc, swap)
   else:
     acc = _dot(lhs, rhs, acc, swap)
   return acc
