@@ -86,6 +86,8 @@ RECIPES: Final[dict[str, jp.training.Recipe]] = {
   ),
   "mxfp4": _MXFP4,
   "mxfp4-bare": _without(_MXFP4, *(name for name in _OFF)),
+  "fp8-blocks": jp.training.FP8_BLOCK_RECIPE,
+  "int8-rows": jp.training.INT8_RECIPE,
 }
 
 VARIANTS: Final[dict[str, DotGeneral]] = {"f32": f32, "bf16": bf16} | {

@@ -93,7 +93,7 @@ def linear_scale_shape(
 def scale_of_rows(
   scale: jax.Array, axis: int, size: int, rows: int
 ) -> jax.Array:
-  """Repeats the scales of square blocks along `axis`, for rows of their own.
+  """Repeats the scales of square blocks along `axis`, one for each row.
 
   Args:
     scale: [..., n / rows, ...].
