@@ -233,6 +233,9 @@ DEVICE_KINDS: Final[Mapping[str, str]] = {
   "mi300x": "AMD Instinct MI300X",
   "mi355x": "AMD Instinct MI355X",
 }
+_BANDWIDTHS: Final = {
+  kind: _NAMED[name].memory_bandwidth for name, kind in DEVICE_KINDS.items()
+}
 
 
 def named_target(
@@ -464,6 +467,7 @@ def target_of_device(device: jax.Device, platform: str) -> Target:
     cudnn_version=_local_cudnn_version() if platform == "cuda" else None,
     core_count=getattr(device, "core_count", None),
     shared_memory_bytes=getattr(device, "shared_memory_per_block_optin", None),
+    memory_bandwidth=_BANDWIDTHS.get(device.device_kind),
     missing_libraries=_missing({JAX_TRITON: _local_triton_error()}),
   )
 

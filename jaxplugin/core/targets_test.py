@@ -234,7 +234,7 @@ class UseTargetTest(absltest.TestCase):
       targets.use_target("b200").__enter__()
 
 
-class DetectTargetTest(absltest.TestCase):
+class DetectTargetTest(parameterized.TestCase):
   def test_cpu_is_detected_with_the_cores_we_may_use(self):
     found = targets.detect_target("cpu")
     self.assertEqual(found.platform, "cpu")
@@ -280,6 +280,20 @@ class DetectTargetTest(absltest.TestCase):
       described = targets.target_of_device(device, "cuda")
     self.assertEqual(exported, dataclasses.replace(found, ptxas_version=None))
     self.assertEqual(described, exported)
+
+  @parameterized.parameters(*targets.DEVICE_KINDS.items())
+  def test_attached_gpu_has_the_bandwidth_of_its_data_sheet(self, name, kind):
+    sheet = targets.named_target(name)
+    device = types.SimpleNamespace(device_kind=kind, compute_capability="9.0")
+    with mock.patch.object(targets, "_local_cudnn_version", lambda: None):
+      found = targets.target_of_device(device, sheet.platform)
+    self.assertEqual(found.memory_bandwidth, sheet.memory_bandwidth)
+
+  def test_bandwidth_of_another_board_is_unknown(self):
+    device = types.SimpleNamespace(device_kind="NVIDIA H100 PCIe")
+    with mock.patch.object(targets, "_local_cudnn_version", lambda: None):
+      found = targets.target_of_device(device, "cuda")
+    self.assertIsNone(found.memory_bandwidth)
 
   def test_local_targets_end_with_the_cpu(self):
     self.assertEqual(targets.local_targets()[-1].platform, "cpu")

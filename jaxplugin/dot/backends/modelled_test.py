@@ -3,6 +3,7 @@
 """Where the model has dequantization come first, and where it is silent."""
 
 import dataclasses
+import types
 from unittest import mock
 
 import numpy as np
@@ -23,10 +24,17 @@ A100 = targets.named_target("a100")
 TWO_K = {"num_contracting": 2, "blocked_k": 64}
 SWIZZLED = {"scale_layout": "swizzled_128x4"}
 COPY = 4.8e12 * 2.94 / 3.35  # bytes per second of a copy on an H200
-# Medians in microseconds of examples/benchmarks/results/gpu_h100_dots.json and
-# gpu_h100_large.json, with n = k = 8192: lhs, rhs, m, triton, xla.
+# Medians in microseconds of examples/benchmarks/results/gpu_h100_dots.json,
+# gpu_h100_middle.json and gpu_h100_large.json, with n = k = 8192: lhs, rhs, m,
+# triton, xla.
 MEASURED = (
+  (None, formats.NVFP4, 256, 98.7, 167.8),
   (None, formats.NVFP4, 512, 191.7, 207.2),
+  (None, formats.NVFP4, 1024, 377.8, 306.9),
+  (None, formats.MXFP8, 256, 113.7, 149.3),
+  (None, formats.MXFP8, 512, 203.4, 186.1),
+  (None, formats.MXFP8, 1024, 409.5, 286.2),
+  (None, formats.MXFP8, 8192, 3288.3, 1719.2),
   (None, formats.MXFP4, 512, 180.7, 211.4),
   (formats.MXFP8, formats.MXFP8, 512, 318.3, 194.6),
   (formats.NVFP4, formats.NVFP4, 512, 220.7, 219.2),
@@ -93,6 +101,19 @@ class ModelledTest(parameterized.TestCase):
     self.assertBetween(times.unfused * 1e6 / unfused, 0.85, 1.15)
     proposes_xla = modelled.proposal(asked, H100) is not None
     self.assertEqual(proposes_xla, fused / unfused > modelled.MARGIN)
+
+  def test_attached_h100_is_modelled(self):
+    device = types.SimpleNamespace(
+      device_kind=targets.DEVICE_KINDS["h100"],
+      compute_capability="9.0",
+      core_count=H100.core_count,
+    )
+    with mock.patch.object(targets, "_local_cudnn_version", lambda: None):
+      attached = targets.target_of_device(device, "cuda")
+    asked = problem(formats.MXFP8, formats.MXFP8, 8192)
+    self.assertEqual(
+      modelled.proposal(asked, attached), modelled.proposal(asked, H100)
+    )
 
   def test_times_by_hand(self):
     # 2048 tiles on 264 slots are 8 rounds of 128 steps of 2091 cycles, two
