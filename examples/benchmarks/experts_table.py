@@ -3,7 +3,7 @@
 """Prints the tables of mixtures of experts from files of results.
 
   python examples/benchmarks/experts_table.py results.json
-  python examples/benchmarks/experts_table.py    # of all in `results`
+  python examples/benchmarks/experts_table.py    # of all CPU runs in `results`
 
 A row has a matmul, a number of tokens and the format of its weights. If a peer
 ran in f32 and in bf16, the faster one counts.
@@ -31,7 +31,7 @@ HEADER = ["", "tokens", "weights", "ms", *WAYS.values(), "% of the limit"]
 
 def files():
   """The files of `bench`'s results that have such rows."""
-  found = sorted((readme_table.DIRECTORY / "results").glob("*.json"))
+  found = sorted((readme_table.DIRECTORY / "results").glob("cpu_*.json"))
   of_bench = [
     path for path in found if "schema" in json.loads(path.read_text())
   ]

@@ -7,7 +7,7 @@
 
 `summary` is the table in README.md: milliseconds, a format a column. `lines` is
 the table in docs/benchmarks/cpu.md: every row of the run, with peers. The runs
-of GPUs have `gpu_dots` and `gpu_codecs`, the tables in docs/benchmarks/gpu.md.
+of GPUs have `gpu_tables`, the tables in docs/benchmarks/gpu.md.
 
 Files of `results` are named by device, instruction set and cores, as
 cpu_epyc_avx512_2_cores.json, or as gpu_h100_dots.json. A run whose ceilings are
@@ -169,18 +169,22 @@ def summary(run):
   return result
 
 
-def _gpu_table(run, kinds, columns, ours):
+def _gpu_table(run, kind, columns, ours):
   """Returns the table of a GPU's rows: {name of a variant: its column}.
 
-  The speedup is the time of the last variant by that of `ours`.
+  The speedup is the time of the last variant by that of `ours`. Variants that
+  no row has get no column.
   """
+  rows = sorted((r for r in run.rows if r.kind == kind), key=lambda r: r.m)
+  if not rows:
+    return []
+  names = {v.name for row in rows for v in row.variants}
+  columns = {name: columns[name] for name in columns if name in names}
   peer = list(columns)[-1]
   header = [*columns.values(), f"x {columns[peer]}", "% of the limit"]
   result = [f"| rows x n x k | operands | {' | '.join(header)} |"]
   result.append("|---|---" + "|--:" * len(header) + "|")
-  for row in sorted(run.rows, key=lambda row: (row.kind, row.m)):
-    if row.kind not in kinds:
-      continue
+  for row in rows:
     by_name = {v.name: v for v in row.variants if v.time}
     cells = [
       f"{by_name[name].time.median * 1000:.0f}" if name in by_name else ""
@@ -191,33 +195,36 @@ def _gpu_table(run, kinds, columns, ours):
     )
     limit = f"{100 * by_name[ours].roof_fraction:.0f}"
     name = row.row.partition(":")[2] or row.row
-    operands = row.formats.upper().replace("BF16X", "bf16 x ")
+    lhs, rhs = (
+      side if side in workloads.PLAIN_DTYPES else side.upper()
+      for side in sides(row)
+    )
+    operands = lhs if lhs == rhs else f"{lhs} x {rhs}"
     line = " | ".join([name, operands, *cells, f"{ratio:.2f}", limit])
     result.append(f"| {line} |")
   return result
 
 
-def gpu_dots(run):
-  """Returns the table of a GPU's matmuls, in microseconds."""
-  columns = {
+def gpu_tables(run):
+  """Returns the tables of a GPU's run, in microseconds."""
+  dots = {
     "triton": "`triton`",
     "triton prepared": "`triton`, prepared",
     "xla": "`xla`",
-    "bf16": "bf16",
   }
-  return _gpu_table(run, ("dot",), columns, "triton")
-
-
-def gpu_codecs(run):
-  """Returns the table of a GPU's quantization, in microseconds."""
-  columns = {"jp.quantize": "`jp.quantize`", "by xla": "XLA operations"}
-  return _gpu_table(run, ("quantize",), columns, "jp.quantize")
+  codecs = {"jp.quantize": "`jp.quantize`", "by xla": "XLA operations"}
+  tables = (
+    _gpu_table(run, "dot", {**dots, "bf16": "bf16"}, "triton"),
+    _gpu_table(run, "experts", {**dots, "dense dots": "dots"}, "triton"),
+    _gpu_table(run, "quantize", codecs, "jp.quantize"),
+  )
+  return [table for table in tables if table]
 
 
 if __name__ == "__main__":
   for path in map(pathlib.Path, sys.argv[1:] or linked(README, PAGE)):
     found = results.read(path)
     if path.name.startswith("gpu"):
-      print("\n".join([*gpu_dots(found), "", *gpu_codecs(found)]))
+      print("\n\n".join("\n".join(table) for table in gpu_tables(found)))
     else:
       print("\n".join([*summary(found), "", *lines(found)]))
