@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs XLA's GPU compiler for a GPU that need not be attached.
+"""Runs XLA's GPU compiler for a GPU that is not attached.
 
   target = jp.named_target("b200", cudnn="9.13")
   hlo = deviceless.compile(f, x_spec, w_spec, target=target).as_text()
 
-The compiler is part of jax-cuda13-plugin, and needs jax-cuda13-pjrt and
-nvidia-cuda-nvcc, but neither a GPU nor cuDNN. The result can be read, but not
-run. Autotuning needs the device, so XLA uses its defaults instead.
+The compiler is part of jax-cuda13-plugin. It needs jax-cuda13-pjrt and
+nvidia-cuda-nvcc, but neither a GPU nor cuDNN. The compiled program can be read,
+but not run. XLA does not autotune, because that needs the device.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 
 _ACCELERATED_FEATURES_SINCE: Final = (9, 0)  # sm_90a, sm_100a, ...
-# Figures of an H200 that XLA's cost models read and `Target` does not have.
+# H200 figures that XLA's cost models read and `Target` does not contain.
 _CLOCK_RATE_GHZ: Final = 1.98
 _DEVICE_MEMORY_BYTES: Final = 141 * 10**9
-_SHARED_MEMORY_BYTES: Final = 48 << 10  # per block without opting in
-_RESERVED_SHARED_MEMORY_BYTES: Final = 1 << 10  # per block, by CUDA itself
+_SHARED_MEMORY_BYTES: Final = 48 << 10  # per block, default limit
+_RESERVED_SHARED_MEMORY_BYTES: Final = 1 << 10  # per block, reserved by CUDA
 _REGISTERS: Final = 65536
-_NO_NUMBERS: Final = ("O", "S", "U")  # NumPy's kinds of objects and of text
+_NO_NUMBERS: Final = ("O", "S", "U")  # NumPy's kinds of objects and strings
 
 
 class DevicelessError(RuntimeError):
-  """XLA's GPU compiler is missing or does not start; the text has a remedy."""
+  """XLA's GPU compiler is missing or does not start."""
 
 
 def mesh(
@@ -55,11 +55,12 @@ def mesh(
   """Returns a mesh of absent GPUs.
 
   Args:
-    target: an NVIDIA GPU with all figures, such as `named_target` returns. If
+    target: an NVIDIA GPU from `named_target`, or one with the same fields. If
       its cuDNN version is None, XLA compiles without cuDNN.
     shape: sizes of the axes.
     axis_names: names of the axes.
-    hosts: number of hosts. They have equally many GPUs, in the mesh's order.
+    hosts: number of hosts. Each host has the same number of GPUs, and
+      consecutive GPUs of the mesh share a host.
 
   Raises:
     TypeError: If `target` is not a `Target`, a size or `hosts` is not an
@@ -115,7 +116,7 @@ def _validate_axes(shape: Any, axis_names: Any, hosts: Any) -> None:
 def _topology(target: targets.Target, hosts: int, count: int) -> Any:
   config = gpu_target_config(target)
   if not jax.config.jax_platforms:  # type: ignore[attr-defined]
-    # Without this the CUDA plugin does not start on a machine without a GPU.
+    # On a machine without a GPU, the CUDA plugin starts only with this setting.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   try:
     return topologies.get_topology_desc(
@@ -134,7 +135,7 @@ def _topology(target: targets.Target, hosts: int, count: int) -> Any:
 
 
 def gpu_target_config(target: targets.Target) -> str:
-  """Returns XLA's `GpuTargetConfigProto` of a target, as text.
+  """Returns XLA's `GpuTargetConfigProto` of a target in text format.
 
   Raises:
     TypeError: If `target` is not a `Target`.
@@ -214,14 +215,15 @@ def compile(
 ) -> jax.stages.Compiled:
   """Compiles `fn` for absent GPUs.
 
-  Block-scaled dots in `fn` are decided for `target`, as under `use_target`.
+  Backends and configs of block-scaled dots are chosen for `target`, as under
+  `use_target`.
 
   Args:
     fn: a function, jitted or not.
     *args: arrays or `ShapeDtypeStruct`s, in any pytrees. An array keeps its
-      `NamedSharding` of `mesh`; other arrays are replicated.
+      `NamedSharding` if its mesh is `mesh`. Other arrays are replicated.
     target: the GPU.
-    mesh: a mesh from `deviceless.mesh`; default: one GPU.
+    mesh: a mesh from `deviceless.mesh`. The default is one GPU.
 
   Returns:
     The result of `jax.jit(fn).lower(*args).compile()`, which cannot be called.
@@ -229,9 +231,9 @@ def compile(
 
   Raises:
     TypeError: If `fn` is not a function, `mesh` is not a `jax.sharding.Mesh`,
-      or an argument is not an array; and as `mesh`.
-    ValueError: If `mesh` has devices that are not GPUs; and as `mesh`.
-    DevicelessError: As `mesh`.
+      or an argument is not an array. See also `deviceless.mesh`.
+    ValueError: If `mesh` has CPUs or TPUs. See also `deviceless.mesh`.
+    DevicelessError: See `deviceless.mesh`.
   """
   error_context.require_function("deviceless", fn)
   targets.require("deviceless", target)
@@ -281,17 +283,18 @@ def compile_module(
   """Compiles a StableHLO module for absent GPUs.
 
   Args:
-    module: an `ir.Module`. XLA lowers its calls; `jp.rewrite` rewrites them.
+    module: an `ir.Module`. XLA compiles its custom calls as they are. To
+      rewrite them, pass the result of `jp.rewrite`.
     target: the GPU.
     num_partitions: the module's attribute mhlo.num_partitions.
 
   Returns:
-    jaxlib's executable; `hlo_modules()` has the optimized HLO.
+    jaxlib's executable. Its `hlo_modules()` returns the optimized HLO.
 
   Raises:
-    TypeError: If `module` is not an `ir.Module`; and as `mesh`.
-    ValueError, DevicelessError: As `mesh`.
-    jax.errors.JaxRuntimeError: If XLA refuses the module.
+    TypeError: If `module` is not an `ir.Module`. See also `deviceless.mesh`.
+    ValueError, DevicelessError: See `deviceless.mesh`.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the module.
   """
   targets.require("deviceless", target)
   if not isinstance(module, ir.Module):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A dot's compiled kernels, executed on a CPU with random operands."""
+"""Executes a dot's compiled kernels on a CPU with random operands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import launching
 
 _SCALE_CODES: Final = (117, 138)  # E8M0: 2^-10 to 2^10
-# A global scale, and a second one that is a power of two.
+# The first and the second global scale. The second is a power of two.
 _GLOBAL_SCALE: Final = (0.0123, 0.25)
 _WAVEFRONTS: Final = " wavefronts"
 _LEAST: Final = f" least{_WAVEFRONTS}"
@@ -31,11 +31,12 @@ _LEAST: Final = f" least{_WAVEFRONTS}"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutedDot:
-  """The results of executing a dot's kernels; `str` is a report.
+  """Results of executing a dot's kernels; `str` returns a report.
 
   Attributes:
     compiled: the kernels.
-    error: the largest error, in units of the documented bound.
+    error: the largest ratio of an element's error to its allowed error. The
+      allowed error is the documented bound plus the result's rounding.
     counts: `launching.Launched.counts` of each launch.
   """
 
@@ -92,17 +93,20 @@ def _lines(counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
-  """Executes a dot's kernels on random operands with any finite codes.
+  """Executes a dot's kernels on random operands.
 
-  NumPy executes each instruction of each block: minutes for a large dot.
+  Operands contain all finite value codes. NumPy executes each instruction of
+  each block, so a large dot takes minutes.
 
   Args:
-    compiled: kernels for an NVIDIA GPU, without descriptors.
+    compiled: kernels for an NVIDIA GPU, without TMA descriptors.
     seed: the seed of the operands.
 
   Raises:
-    NotImplementedError: If the GPU is not NVIDIA's, or the PTX has an
-      instruction that is not modelled (`docs/developer/ptx_emulator.md`).
+    NotImplementedError: If the GPU is not from NVIDIA, the epilogue has a bias
+      or residual, a scale is swizzled, an operand is interleaved or not
+      k-major, or the PTX has an instruction that is not modelled
+      (`docs/developer/ptx_emulator.md`).
     RuntimeError: If a kernel has undefined behavior, such as a race.
   """
   kernels = compiled.kernels
@@ -151,7 +155,7 @@ def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
   if shape.has_global_scale:
     scale = float(np.prod(scales.astype(np.float64)))
     exact, size = exact * scale, size * scale
-  # The bound of docs/concepts/numerics.md, and the rounding of the result.
+  # The bound of docs/concepts/numerics.md plus the rounding of the result.
   allowed = reference.ERROR_BOUND * size
   rounding = reference.rounding_error(result.dtype)
   allowed = allowed + (np.abs(exact) + allowed) * rounding
@@ -170,7 +174,7 @@ def _operand(
   rows: int,
   k: int,
 ) -> tuple[np.ndarray, np.ndarray | None, Any]:
-  """Returns dense values and scale with k minor, and their exact value, f64."""
+  """Returns random values, their scale, and the dequantized operand in f64."""
   if kind.is_swizzled or kind.is_interleaved or not kind.k_is_minor:
     raise NotImplementedError("run: operands must be dense, with linear scales")
   if kind.block_format is None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Parses HLO text into instructions, and the computations that each runs."""
+"""Parses HLO text into computations and their instructions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _INSTRUCTION: Final = re.compile(
   r"^ +(?:ROOT )?\S+ = (\(.*?\)|\S+) ([a-z][a-z0-9-]*)\("
 )
 _COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
-# The attributes of an instruction that name the computations it runs.
+# The attributes that name the computations of an instruction.
 _RUNS: Final = re.compile(
   r"\b(?:body|condition|to_apply|true_computation|false_computation"
   r"|branch_computations|called_computations|calls)="
   r"(\{.*?\}|[^\s,{}]+)"
 )
-# Instructions that run other computations, instruction by instruction.
+# Instructions that run other computations. A fusion is one kernel instead.
 RUNNING: Final = ("async-start", "call", "conditional", "while")
 
 
@@ -29,7 +29,7 @@ class HloInstruction:
 
   Attributes:
     opcode: the opcode, such as "all-gather-start".
-    shape: the text of its result's shape.
+    shape: the text of the result's shape.
     line: the whole line.
   """
 
@@ -39,7 +39,7 @@ class HloInstruction:
 
   @property
   def runs(self) -> tuple[str, ...]:
-    """The names of the computations that it runs, in order."""
+    """The names of the computations that the instruction runs, in order."""
     return tuple(
       name.strip().lstrip("%")
       for found in _RUNS.findall(self.line)
@@ -49,14 +49,14 @@ class HloInstruction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HloProgram:
-  """A module's computations by name, and the names of its entries."""
+  """Computations by name, and the names of the entry computations."""
 
   entries: tuple[str, ...]
   computations: dict[str, list[HloInstruction]]
 
 
 def parse(text: str) -> HloProgram:
-  """Reads the text of one or several modules."""
+  """Parses the text of one or several modules."""
   computations: dict[str, list[HloInstruction]] = {}
   entries = []
   instructions: list[HloInstruction] = []

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a program that XLA's GPU compiler has optimized."""
+"""Counts the kernels of a program that XLA's GPU compiler optimized."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from jaxplugin.lab.compilation import hlo_text
 from jaxplugin.stablehlo import modules
 
 _CALL_TARGET: Final = re.compile(r'custom_call_target="(.*?)"')
-# XLA's message about a custom call that the GPU's platform does not have.
+# XLA's error if the GPU's platform does not have a custom call's target.
 _UNKNOWN_CALL: Final = re.compile(
   r"No (?:FFI handler registered for"
   r"|registered implementation for custom call to) (\S+)"
 )
 _KIND: Final = re.compile(r"\bkind=(\w+)")
-# Instructions without work on the GPU, and those whose work is counted in the
-# computation that they run.
+# Instructions that launch no kernel themselves. The computations that they run
+# are counted separately.
 _FREE: Final = frozenset(
   {
     "after-all",
@@ -51,9 +51,9 @@ _COLLECTIVE: Final = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimized:
-  """A program after XLA's GPU compiler; `str` is a report.
+  """A program that XLA's GPU compiler optimized; `str` returns a report.
 
-  An instruction inside a loop counts once.
+  An instruction inside a loop is counted once.
 
   Attributes:
     name: the name of the program.
@@ -80,14 +80,14 @@ class Optimized:
   def kernels(self) -> int:
     """The number of custom calls, fusions and other operations.
 
-    The program launches at least as many kernels. A custom call may launch
-    several.
+    The program may launch more kernels: a custom call may launch several, and
+    a loop may run several times.
     """
     kinds = (self.custom_calls, self.fusions, self.others)
     return sum(sum(counts.values()) for counts in kinds)
 
   def hlo(self, *, elide: bool = False) -> str:
-    """Returns the optimized HLO; `elide` omits every backend_config."""
+    """Returns the optimized HLO, without backend_config if `elide`."""
     return jax_private.executable_hlo(
       self._executable, print_backend_config=not elide
     )
@@ -126,7 +126,7 @@ class Optimized:
 def of_executable(
   name: str, target: targets.Target, executable: Any
 ) -> Optimized:
-  """Returns the figures of jaxlib's executable."""
+  """Returns the counts and memory sizes of jaxlib's executable."""
   text = jax_private.executable_hlo(
     executable, print_backend_config=False, include_layout_in_shapes=False
   )
@@ -161,12 +161,12 @@ def of_executable(
 def of_module(
   source: modules.ParsedModule, target: targets.Target
 ) -> Optimized:
-  """Compiles a module for a target, without rewriting its calls.
+  """Compiles a module for a target, without rewriting its custom calls.
 
   Raises:
-    ValueError, deviceless.DevicelessError: As `deviceless.mesh`.
+    ValueError, deviceless.DevicelessError: See `deviceless.mesh`.
     modules.ModuleError: If the module was lowered for another platform.
-    jax.errors.JaxRuntimeError: If XLA refuses the module.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the module.
   """
   attributes = source.module.operation.attributes
   partitions = 1
@@ -185,7 +185,7 @@ def of_module(
 
 
 def _executed(text: str) -> Iterator[tuple[str, str]]:
-  """Yields (opcode, line) of instructions that run, except inside fusions."""
+  """Yields (opcode, line) of reachable instructions outside of fusions."""
   program = hlo_text.parse(text)
   entries = [*program.entries]
   seen: set[str] = set()

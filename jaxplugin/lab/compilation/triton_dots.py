@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the Triton kernels of a dot for a GPU that need not be attached."""
+"""Compiles the Triton kernels of a dot for a GPU that is not attached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxplugin.runtime import triton_library
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledDot:
-  """The kernels of one dot, compiled; `str` is a report.
+  """The compiled kernels of one dot; `str` returns a report.
 
   Attributes:
     problem: the problem of the dot.
@@ -134,7 +134,7 @@ def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
 
 
 def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
-  """Returns a core's cycles for a step of a block; None without a model."""
+  """Returns a core's cycles for a block's k step; None without a model."""
   if kernel.simulated is None:
     return None
   tiling = dict(launch.constexprs)["TILING"]
@@ -142,7 +142,7 @@ def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
 
 
 def _loads(kernel: Any) -> dict[int, int]:
-  """Returns the number of global loads of each width, in bits."""
+  """Returns the number of global loads by width in bits, without TMA."""
   return {
     bits: count
     for bits, count in kernel.global_load_bits.items()
@@ -151,7 +151,7 @@ def _loads(kernel: Any) -> dict[int, int]:
 
 
 def _tensor_copies(kernel: Any) -> int:
-  """Returns the number of copies of tiles by TMA."""
+  """Returns the number of TMA copies."""
   return kernel.global_load_bits.get(machine_code.TENSOR_COPY, 0)
 
 
@@ -162,20 +162,20 @@ def compile_dot(
 ) -> CompiledDot:
   """Compiles the kernels that the triton backend launches for a dot.
 
-  Neither a GPU nor a toolkit is needed; Triton brings its own.
+  This needs neither a GPU nor a CUDA toolkit: Triton includes its compilers.
 
   Args:
     problem: the problem of the dot.
     target: an NVIDIA or AMD GPU. Pass `triton_library.with_descriptors(target)`
       for kernels that use TMA descriptors.
-    config: the config of a `Decision`; () is the default.
+    config: the config of a `Decision`; () is the default config.
 
   Raises:
     NotImplementedError: If the triton backend does not support the problem on
       the target, or Triton is not installed.
     RuntimeError: If a kernel does not compile, or exceeds a limit of the GPU.
   """
-  # This needs only Triton, so the target need not have jax-triton.
+  # Compiling needs Triton but not jax-triton, so add it to the target.
   target = target.with_library(targets.JAX_TRITON)
   refusal = triton.supports(problem, target)
   if refusal is not None:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles Triton kernels for absent GPUs, and inspects the machine code.
 
-Triton has LLVM for AMD and ptxas for NVIDIA, so this needs neither a toolkit
-nor a device. The result is the code of a launch on that architecture:
-registers, spills, memory, and the instructions of the main loop.
+Triton includes LLVM for AMD and ptxas for NVIDIA, so this needs neither a
+toolkit nor a device. The result has the code of a launch on an architecture,
+its registers, spills and memory, and the instructions of its main loop.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from jaxplugin.lab.inspection import scheduling
 from jaxplugin.lab.inspection import simulation
 
 POINTER_ALIGNMENT_BYTES: Final = 16
-REGISTER_GRANULE: Final = 8  # registers of a thread are a multiple of this
+REGISTER_GRANULE: Final = 8  # registers of a thread are rounded up to this
 _RESERVED_SHARED_MEMORY_BYTES: Final = 1024
 
 
 class CompileError(Exception):
-  """A kernel does not compile for an architecture; the text says why."""
+  """A kernel does not compile for an architecture."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,18 +54,19 @@ class CompiledKernel:
     disassembly: the output of nvdisasm, or AMDGCN on AMD.
     binary: cubin or hsaco.
     registers: 32-bit vector registers of a thread.
-    spill_bytes: local memory of a thread, if instructions access it, which are
-      then spilled registers. The frame of a call is not counted.
+    spill_bytes: local memory of a thread for spilled registers. On NVIDIA it
+      is 0 if no instruction accesses local memory.
     shared_memory_bytes: shared memory of a block.
     tensor_memory_columns: columns that a block allocates.
     matrix_instructions: number of matrix instructions by name in the assembly.
     machine_instructions: number of matrix instructions by name in the machine
       code, for `machine_claims.broken`.
-    main_loop: the innermost loop with the most matrix instructions; None if no
-      loop has any.
-    global_load_bits: number of loads by width in bits of a thread. The width
-      `machine_code.TENSOR_COPY` means copies of whole tiles.
-    schedule: ptxas's schedule of the main loop; None without one, and on AMD.
+    main_loop: the loop with the most matrix instructions; None if no loop has
+      matrix instructions.
+    global_load_bits: number of global loads by bits that a thread loads. TMA
+      copies have the key `machine_code.TENSOR_COPY`.
+    schedule: ptxas's schedule of the main loop; None without a main loop, and
+      on AMD.
   """
 
   name: str
@@ -88,7 +89,7 @@ class CompiledKernel:
 
   @property
   def limit_error(self) -> str | None:
-    """Why the kernel cannot be launched on its architecture, or None."""
+    """The limit of the architecture that the kernel exceeds, or None."""
     target = self.architecture
     if self.shared_memory_bytes > target.shared_memory_bytes:
       return (
@@ -112,16 +113,16 @@ class CompiledKernel:
 
   @property
   def resident_blocks(self) -> int:
-    """The number of blocks that fit in the memory of an SM or CU.
+    """The number of blocks that fit on an SM or CU at once.
 
-    The limits are registers, shared memory and tensor memory.
+    Counts registers, shared memory and tensor memory, but not threads.
     """
     target = self.architecture
     threads = self.num_warps * target.warp_size
     allocated = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
     limits = [target.registers_per_core // (allocated * threads)]
-    # NVIDIA's driver reserves 1 KiB of each block (CUDA programming guide,
-    # "Compute capabilities").
+    # CUDA reserves 1 KiB of shared memory for each block (CUDA programming
+    # guide, "Compute capabilities").
     reserved = _RESERVED_SHARED_MEMORY_BYTES if target.is_nvidia else 0
     if self.shared_memory_bytes + reserved:
       limits.append(
@@ -136,10 +137,11 @@ class CompiledKernel:
 
   @functools.cached_property
   def simulated(self) -> simulation.Simulation | None:
-    """The model's result for the main loop, with all resident blocks.
+    """The modelled cycles of the main loop, with all resident blocks.
 
-    None without a main loop or a model: on AMD, with tensor memory, with copies
-    by TMA, or if the number of warps is not a multiple of four.
+    None if `simulation.CORES` does not have the architecture (AMD and GPUs
+    with tensor memory, among others), if the kernel has no main loop or uses
+    TMA, or if the number of warps is not a multiple of four.
     """
     core = simulation.CORES.get(self.architecture.name)
     if (
@@ -196,25 +198,27 @@ def compile_kernel(
 
   Args:
     kernel: a `@triton.jit` function.
-    signature: by name, the type of each argument that is not a constexpr:
-      "*bf16", "*u8", "*fp8e4nv", "i32", "i64", "fp32", ... A TMA descriptor
-      from the host is "tensordesc<u8[1,128,64]>", with the shape of its loads.
-    constexprs: by name, the value of each constexpr; None is an absent pointer.
+    signature: type of each argument that is not a constexpr, by name: "*bf16",
+      "*u8", "*fp8e4nv", "i32", "i64", "fp32", ... A TMA descriptor from the
+      host is "tensordesc<u8[1,128,64]>", with the shape of its loads.
+    constexprs: value of each constexpr, by name. None is an absent pointer.
     target: an architecture or its name, such as "sm_90" or "gfx950".
     num_warps: number of warps of a block.
     num_stages: number of stages of software pipelining.
     num_ctas: number of blocks of a cluster.
     max_registers: limit of a thread's registers, on NVIDIA.
-    waves_per_eu: occupancy to aim at, on AMD.
-    fp_fusion: whether `a * b + c` may be rounded once, jax-triton's default.
-    divisible_by_16: arguments that are multiples of 16; of 16 bytes, for
-      pointers. None: all pointers, because XLA aligns arrays.
+    waves_per_eu: target occupancy, on AMD.
+    fp_fusion: whether the compiler may fuse `a * b + c` into one fma, as
+      jax-triton does by default.
+    divisible_by_16: names of integers that are multiples of 16, and of pointers
+      that are aligned to 16 bytes. The default is all pointers, because XLA
+      aligns arrays.
     cache_directory: Triton's cache, by default ~/.triton/cache.
 
   Raises:
     TypeError: If signature and constexprs do not match the kernel's arguments.
     ValueError: If the architecture is unknown.
-    CompileError: If Triton or ptxas refuses the kernel, or Triton's nvdisasm
+    CompileError: If Triton or ptxas cannot compile, or Triton's nvdisasm
       does not support the architecture (3.6: neither sm_103 nor sm_121).
   """
   if isinstance(target, str):
@@ -302,7 +306,7 @@ def _check_arguments(
 @contextlib.contextmanager
 def _cache(directory: str | pathlib.Path | None) -> Iterator[None]:
   cache = triton.knobs.cache
-  # jax-triton 0.3.1 sets TRITON_CACHE_DIR to "", and Triton fails with that.
+  # jax-triton 0.3.1 sets TRITON_CACHE_DIR to "", which makes Triton fail.
   default = cache.dir or cache.get_triton_dir("cache")
   with cache.scope():
     cache.dir = default if directory is None else str(directory)
@@ -372,7 +376,7 @@ def _search(pattern: str, text: str) -> re.Match[str]:
 
 
 def _run(*command: str) -> str:
-  """Returns the output of a tool. An error has the tool's message."""
+  """Returns a tool's stdout, or raises CompileError with its stderr."""
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode != 0:
     raise CompileError(

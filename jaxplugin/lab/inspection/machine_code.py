@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads SASS, AMDGCN and PTX texts: main loops, matrix instructions, loads.
 
-A loop is a natural loop of the control-flow graph: a branch to a block that
-dominates it, and all blocks that reach the branch without passing that block.
-Not every backward branch is a loop: ptxas moves waits for barriers behind the
-end of the kernel, and they jump back.
+A loop is a natural loop of the control-flow graph. Its back edge is a branch to
+a header that dominates the branch. The loop has all blocks that reach the
+branch without passing the header. Not every backward branch is a loop: ptxas
+moves waits for barriers behind the end of the kernel, and they jump back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PTX_MATRIX: Final = re.compile(
 _SASS_LINE: Final = re.compile(
   r"\s*/\*[0-9a-f]{4,}\*/\s+(?:(@\S+)\s+)?([A-Z][\w.]*)\s*(.*)"
 )
-# Operands that are not registers: descriptors and tensor memory.
+# Operands that are descriptors or addresses in tensor memory.
 _SASS_OPERAND: Final = re.compile(r"\b([a-z]+desc|tmem)\[")
 _LABEL: Final = re.compile(r"\s*(\.?[A-Za-z_][\w.$]*):")
 _SASS_TARGET: Final = re.compile(r"`\(([^)]+)\)")
@@ -49,7 +49,7 @@ _AMDGCN_LOAD: Final = re.compile(
   r"\b(?:global|buffer)_load_(?:async_to_lds_|lds_)?"
   r"(dwordx(\d)|dword|ushort|ubyte|sbyte|short|b(\d+)|u8|u16|i8|i16|d16\w*)"
 )
-TENSOR_COPY: Final = 0  # the width of a copy of a whole tile
+TENSOR_COPY: Final = 0  # stands for the width of a TMA copy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ class MachineInstruction:
 
   Attributes:
     opcode: the opcode with its qualifiers.
-    target: the label that it may jump to.
-    falls_through: whether the next instruction may follow it.
-    is_matrix: whether it multiplies matrices.
+    target: the label that a branch jumps to; None for other instructions.
+    falls_through: whether execution may continue at the next instruction.
+    is_matrix: whether the instruction multiplies matrices.
     operands: the text of the operands.
   """
 
@@ -110,8 +110,8 @@ def spills_in_sass(text: str) -> int:
 def matrix_instructions_of_sass(text: str) -> dict[str, int]:
   """Returns the number of matrix instructions by name and kinds of operands.
 
-  The kinds show whether an instruction has scales, as in "UTCHMMA gdesc gdesc
-  tmem tmem idesc".
+  An example of a key is "UTCHMMA gdesc gdesc tmem tmem idesc". The kinds of
+  operands show whether an instruction has scales.
   """
   return dict(
     collections.Counter(
@@ -142,10 +142,9 @@ def matrix_instructions_of_amdgcn(text: str) -> dict[str, int]:
 
 
 def global_load_bits_of_ptx(text: str) -> dict[int, int]:
-  """Returns the number of loads of global memory by width in bits of a thread.
+  """Returns the number of global loads by bits that a thread loads.
 
-  Copies to shared memory count as loads. Copies of whole tiles by TMA have the
-  width `TENSOR_COPY`.
+  Copies to shared memory count as loads. TMA copies have the key `TENSOR_COPY`.
   """
   bits: collections.Counter[int] = collections.Counter()
   for match in _PTX_LOAD.finditer(text):
@@ -165,7 +164,7 @@ def global_load_bits_of_ptx(text: str) -> dict[int, int]:
 
 
 def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
-  """As `global_load_bits_of_ptx`."""
+  """Returns the number of global loads by bits that a thread loads."""
   bits: collections.Counter[int] = collections.Counter()
   for match in _AMDGCN_LOAD.finditer(text):
     name, dwords, width = match[1], match[2], match[3]
@@ -191,7 +190,7 @@ def read_sass(text: str) -> Iterator[MachineInstruction | str]:
       if base in ("BRA", "JMP", "BREAK"):
         found = _SASS_TARGET.search(operands)
         target = found[1] if found else None
-      # The condition of "BRA.U UP0, `(.L_x_2)" is an operand.
+      # "BRA.U UP0, `(.L_x_2)" has its condition as an operand.
       conditional = predicate is not None or operands.count(",") > 0
       leaves = base in ("BRA", "JMP", "EXIT", "RET", "BRX", "KILL")
       yield MachineInstruction(
@@ -230,9 +229,10 @@ def _main_loop(items: Sequence[MachineInstruction | str]) -> Loop | None:
 def main_loop_body(
   items: Sequence[MachineInstruction | str],
 ) -> list[MachineInstruction] | None:
-  """Returns the innermost loop with the most matrix instructions, or None.
+  """Returns the instructions of the loop with the most matrix instructions.
 
-  It has all instructions of the loop in program order.
+  If several loops have as many, the shortest is returned. Instructions are in
+  program order. Returns None if no loop has matrix instructions.
   """
   blocks, successors = basic_blocks(items)
   best: list[MachineInstruction] | None = None
@@ -249,7 +249,7 @@ def main_loop_body(
 def basic_blocks(
   items: Sequence[MachineInstruction | str],
 ) -> tuple[list[list[MachineInstruction]], list[set[int]]]:
-  """Returns the basic blocks, and the blocks that can follow each."""
+  """Returns the basic blocks, and the successors of each block."""
   blocks: list[list[MachineInstruction]] = [[]]
   places: dict[str, int] = {}
   for item in items:
@@ -298,7 +298,7 @@ def _natural_loops(successors: Sequence[set[int]]) -> list[set[int]]:
 def _dominators(
   successors: Sequence[set[int]], predecessors: Sequence[set[int]]
 ) -> dict[int, set[int]]:
-  """Returns for each reachable block the blocks on every path to it."""
+  """Returns the dominators of each reachable block."""
   reached, pending = {0}, [0]
   while pending:
     for other in successors[pending.pop()] - reached:

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads ptxas's schedule of SASS from the control words of instructions.
 
-Since Volta an instruction has 128 bits. Some of them control when the next one
-may follow: bits 105 to 108 are the cycles until then, 110 to 112 the scoreboard
-that its result releases, 113 to 115 the one that reading its operands releases,
-and 116 to 121 the scoreboards that it waits for (Jia et al., "Dissecting the
-NVIDIA Volta GPU architecture via microbenchmarking", 2018, section 2.1).
+Since Volta an instruction has 128 bits. Some of them control when instructions
+issue (Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
+microbenchmarking", 2018, section 2.1):
+
+  105 to 108  cycles until the warp's next instruction may issue
+  110 to 112  scoreboard that is released when the result is ready
+  113 to 115  scoreboard that is released when the operands have been read
+  116 to 121  scoreboards that the instruction waits for
+
 Hardware uses only these bits, and does not compare registers.
 """
 
@@ -23,21 +27,21 @@ from jaxplugin.lab.inspection import machine_code
 SCOREBOARDS: Final = 6
 _NO_SCOREBOARD: Final = 7
 _WORD: Final = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
-# Shift within the second 64-bit word.
+# Position of the control bits in the second 64-bit word.
 _CONTROL_SHIFT: Final = 105 - 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduled(machine_code.MachineInstruction):
-  """A machine instruction, and when the next one may follow.
+  """A machine instruction with its stall count and scoreboards.
 
   Attributes:
-    stall: cycles until the next instruction of its warp may issue.
-    result_scoreboard: the scoreboard that is released when its result is ready;
-      None if its latency is fixed.
-    operand_scoreboard: the scoreboard that is released after its operands are
-      read.
-    waits: scoreboards that must be released before it may issue.
+    stall: cycles until the warp's next instruction may issue.
+    result_scoreboard: the scoreboard that is released when the result is ready;
+      None if the latency is fixed.
+    operand_scoreboard: the scoreboard that is released after the operands are
+      read; None without one.
+    waits: scoreboards that must be released before the instruction may issue.
   """
 
   stall: int
@@ -52,7 +56,7 @@ class Scheduled(machine_code.MachineInstruction):
 
 
 def without_words(text: str) -> str:
-  """Converts the output of `nvdisasm -c -hex` to that without -hex."""
+  """Converts the output of `nvdisasm -c -hex` to that of `nvdisasm -c`."""
   lines = text.splitlines()
   kept = [_WORD.sub("", line).rstrip() for line in lines]
   return "".join(
@@ -63,7 +67,7 @@ def without_words(text: str) -> str:
 
 
 def read(text: str) -> Iterator[Scheduled | str]:
-  """Yields instructions in the output of `nvdisasm -c -hex`, and labels.
+  """Yields instructions and labels in the output of `nvdisasm -c -hex`.
 
   Raises:
     ValueError: If the second word of an instruction is missing.
@@ -100,21 +104,20 @@ def _scheduled(
 
 
 def main_loop(text: str) -> list[Scheduled] | None:
-  """Returns the main loop in the output of `nvdisasm -c -hex`.
+  """Returns the main loop in the output of `nvdisasm -c -hex`, or None.
 
-  It is the loop of `machine_code.main_loop_of_sass`, in program order. None if
-  no loop has matrix instructions.
+  See `machine_code.main_loop_body`.
   """
   body = machine_code.main_loop_body([*read(text)])
   return None if body is None else [x for x in body if isinstance(x, Scheduled)]
 
 
 def load_distances(loop: Sequence[Scheduled]) -> list[int]:
-  """Returns the number of instructions from each global load to its use.
+  """Returns the number of instructions between each global load and its use.
 
   The use is the first instruction that waits for the load's scoreboard, in this
-  iteration or the next. It is the loop's length if no instruction waits. Copies
-  to shared memory are not counted.
+  iteration or the next. If no instruction waits, the number is the loop's
+  length. Copies to shared memory are left out.
   """
   distances = []
   for place, load in enumerate(loop):

@@ -4,10 +4,10 @@
 
 `simulate` replays a loop's SASS with ptxas's schedule (`scheduling`) on a
 quarter of an SM, whose scheduler issues one instruction per cycle. The model
-has stall counts, scoreboards, barriers, groups of copies and of wgmma, occupied
+has stall counts, scoreboards, barriers, groups of copies and wgmmas, occupied
 pipes, and fixed latencies. It ignores cache misses, bandwidth outside of the
-SM, bank conflicts, the instruction cache and clocks. So it can compare versions
-of a kernel, but absolute times may be off by a third.
+SM, bank conflicts, the instruction cache and clocks. Use the model to compare
+versions of a kernel: absolute times may be off by a third.
 
 The numbers of a `Core` come from the CUDA programming guide ("Throughput of
 native arithmetic instructions"), from data sheets (products), and from Luo et
@@ -26,7 +26,7 @@ from typing import Final
 
 from jaxplugin.lab.inspection import scheduling
 
-QUARTERS: Final = 4  # of an SM; each has a scheduler, pipes and a tensor core
+QUARTERS: Final = 4  # each has a scheduler, pipes and a tensor core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class Core:
   """A quarter of an SM.
 
   Attributes:
-    products: by opcode, multiplications per cycle of a matrix instruction.
+    products: multiplications per cycle of a matrix instruction, by opcode.
     fma_pipes: number of pipes for floats; the first also multiplies integers.
     integer_cycles, fma_cycles, special_cycles: cycles that a warp's instruction
-      occupies a pipe. The last one is for conversions and `MUFU`.
+      occupies a pipe. The special pipe executes conversions and `MUFU`.
     least_wgmma_cycles: cycles of a wgmma with few columns (an assumption;
       rankings do not change between 16 and 32).
-    wgmma_queue_cycles: cycles of products that may be issued ahead.
+    wgmma_queue_cycles: cycles that a wgmma may issue before its pipe is free.
     load_cycles: latency of a load or copy from global memory. L2 takes 260 to
       300 cycles, and memory 500 to 800.
     shared_cycles: latency of a load from shared memory.
@@ -62,8 +62,8 @@ class Core:
 _CONSUMER_BLACKWELL: Final = Core(
   products={"HMMA": 64, "QMMA": 128, "OMMA": 512}
 )
-# By architecture. Those with tensor memory are missing, because the size of a
-# tcgen05.mma is in a register and not in its opcode.
+# Architectures with tensor memory are missing: a tcgen05.mma has its size in a
+# register, not in the opcode.
 CORES: Final[Mapping[str, Core]] = {
   "sm_80": Core(products={"HMMA": 256}, fma_pipes=1),
   "sm_89": Core(products={"HMMA": 128, "QMMA": 256}),
@@ -96,14 +96,17 @@ _PIPES: Final = {
   for opcode in opcodes.split()
 }
 _UNIFORM_CYCLES: Final = 2
-_VARIABLE_CYCLES: Final = 20  # latency of other instructions than memory
+_VARIABLE_CYCLES: Final = (
+  20  # latency of instructions that do not access memory
+)
 _SHUFFLE_CYCLES: Final = 24
 _OPERANDS_READ_CYCLES: Final = 12
 _STORE_CYCLES: Final = 10
 _FENCE_CYCLES: Final = 20
 _WGMMA_TAIL_CYCLES: Final = 32  # until the last results are in registers
 _MEMORY_QUEUE_CYCLES: Final = 24
-# An SM has 128 bytes per cycle: a quarter takes 4 cycles for a word of a warp.
+# An SM's L1 and shared memory move 128 bytes per cycle, 32 for each quarter. So
+# one 4-byte word for each lane of a warp takes 4 cycles.
 _CYCLES_A_WORD: Final = 4
 _STAGGER_CYCLES: Final = 250  # between the starts of two blocks
 
@@ -117,8 +120,8 @@ class Simulation:
     cycles: cycles of an iteration of one block, while all resident blocks run.
     products: multiplications of a block in an iteration.
     instructions_per_cycle: instructions that a scheduler issues per cycle.
-    matrix_share: share of the time in which matrix units are busy.
-    waits: cycles of a warp in an iteration, by the reason to wait.
+    matrix_share: fraction of the cycles in which matrix units are busy.
+    waits: cycles that a warp waits in an iteration, by reason.
   """
 
   blocks: int
@@ -135,7 +138,7 @@ class Simulation:
 
 @dataclasses.dataclass
 class _AsyncGroups:
-  """Asynchronous work of a warp: the time when each closed group is done."""
+  """Groups of a warp's asynchronous work, with their completion times."""
 
   done: list[float] = dataclasses.field(default_factory=list)
   open: float = 0
@@ -173,19 +176,19 @@ def simulate(
   turns: int = 16,
   warmup: int = 4,
 ) -> Simulation:
-  """Runs a loop, without following branches inside of it.
+  """Simulates a loop as straight-line code, without its inner branches.
 
   Args:
     loop: the result of `scheduling.main_loop`.
     core: an entry of `CORES`.
     num_warps: number of warps of a block, a multiple of four.
     blocks: number of blocks that run on an SM at once.
-    turns: iterations of the first warp.
-    warmup: first iterations, which do not count.
+    turns: the simulation ends when a warp has run this many iterations.
+    warmup: number of first iterations that `Simulation.cycles` leaves out.
 
   Raises:
-    ValueError: If the model does not support an instruction of the loop, or if
-      blocks are not quarters, or if there are none.
+    ValueError: If the model does not support an instruction of the loop,
+      `num_warps` is not a positive multiple of four, or `blocks` is below 1.
   """
   if num_warps % QUARTERS or min(num_warps, blocks) < 1:
     raise ValueError(
@@ -220,7 +223,7 @@ def simulate(
 
 
 def products_of(item: scheduling.Scheduled) -> int:
-  """Returns the multiplications of a warp for an instruction."""
+  """Returns the multiplications that an instruction does for one warp."""
   if wgmma := _WGMMA.match(item.opcode):
     return 64 * int(wgmma[1]) * int(wgmma[2]) // QUARTERS
   if mma := _MMA.match(item.opcode):
@@ -231,7 +234,7 @@ def products_of(item: scheduling.Scheduled) -> int:
 
 
 class _Quarter:
-  """A quarter of an SM, with its time."""
+  """The simulated state of a quarter of an SM."""
 
   def __init__(
     self,
@@ -249,7 +252,10 @@ class _Quarter:
     self.waits: dict[str, float] = collections.defaultdict(float)
 
   def issue(self) -> None:
-    """Issues the earliest instruction, of the warp that waited longest."""
+    """Issues the instruction that is ready first.
+
+    If several are ready, the warp that issued least recently goes first.
+    """
     best: tuple[float, float, int] | None = None
     reason = ""
     for number, warp in enumerate(self.warps):
@@ -266,7 +272,7 @@ class _Quarter:
     self._issue(warp, self.loop[warp.place])
 
   def _earliest(self, warp: _Warp) -> tuple[float, str]:
-    """Returns when a warp's next instruction may issue, and why it waits."""
+    """Returns when a warp's next instruction may issue, and the reason."""
     item = self.loop[warp.place]
     limits = [(warp.ready, "the one before")]
     for number in item.waits:
@@ -385,7 +391,7 @@ def _count(item: scheduling.Scheduled) -> int:
 
 
 def _words(item: scheduling.Scheduled) -> int:
-  """Returns the number of 32-bit words of a thread in an access."""
+  """Returns the number of 32-bit words that each thread accesses."""
   if ".128" in item.opcode or item.opcode.endswith(".4"):
     return 4
   if ".64" in item.opcode or item.opcode.endswith(".2"):

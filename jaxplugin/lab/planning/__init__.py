@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and memory of a model on many GPUs that need not be attached.
+"""Predicts communication and memory of a model on GPUs that are not attached.
 
 `collectives` counts the bytes that a compiled program moves between devices.
-`blocks` and `layouts` have the models and their shardings. `plans` compiles
-them and collects the figures.
+`blocks` defines the models, and `layouts` their shardings. `plans` compiles the
+models and collects the costs. `report` prints plans.
 """

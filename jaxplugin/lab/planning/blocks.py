@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A transformer's block forward and backward, with its shardings.
+"""Runs a sharded transformer block forward and backward.
 
-The block is a root mean square norm, causal attention, a norm, and an MLP with
-SiLU's gate, or such an MLP for each expert. It omits rotary embeddings and the
-weights of norms, because they move no bytes between devices. It has no router:
-each device sends equally many rows to each expert.
+The block has RMSNorm, causal attention, RMSNorm, and a SiLU-gated MLP or one
+such MLP for each expert. The block omits rotary embeddings and the weights of
+RMSNorm, because they move almost no bytes between devices. The block has no
+router: each device sends the same number of rows to each expert.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from jaxplugin.lab.planning import layouts
 
 _EPSILON: Final = 1e-5
-# [batch, sequence, k] x [k, n]; [experts, rows, k] x [experts, k, n].
+# [batch, sequence, k] x [k, n], and [experts, rows, k] x [experts, k, n].
 _NUMBERS: Final = (((2,), (0,)), ((), ()))
 _EXPERTS_NUMBERS: Final = (((2,), (1,)), ((0,), (0,)))
 
@@ -38,17 +38,17 @@ Weights = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerBlock:
-  """Sizes of one block, and of its input.
+  """Sizes of one block and its input.
 
   Attributes:
     channels: channels of the residual stream.
-    hidden: channels inside the MLP.
+    hidden: hidden channels of the MLP.
     heads, kv_heads, head_size: sizes of attention.
-    layers: number of blocks of the model.
-    experts: number of MLPs of a mixture of experts; 0 is a dense model.
-    top: number of experts of a token.
-    batch: number of sequences, on all devices.
-    sequence: number of tokens of a sequence.
+    layers: number of blocks in the model.
+    experts: number of experts; 0 for a dense model.
+    top: number of experts per token.
+    batch: number of sequences on all devices together.
+    sequence: number of tokens in a sequence.
     remat: whether the backward pass recomputes the forward pass.
   """
 
@@ -120,7 +120,12 @@ MODELS: Final = {
 
 
 def check(block: TransformerBlock, layout: layouts.MeshLayout) -> None:
-  """Raises ValueError if the layout does not divide a size of the block."""
+  """Checks that the layout fits the block.
+
+  Raises:
+    ValueError: If the layout does not divide a size of the block, or has ep
+      but the block has no experts.
+  """
   tp, fsdp = layout.size("tp"), layout.size("fsdp")
   if "ep" in layout.names and not block.experts:
     raise ValueError(
@@ -164,10 +169,10 @@ def forward(
 
   Args:
     block, layout: sizes and shardings.
-    mesh: devices, with the layout's axes.
-    dot_general: multiplies with weights, as `lax.dot_general` does.
+    mesh: a mesh with the layout's axes.
+    dot_general: multiplies activations by weights, as `lax.dot_general` does.
     share: quantizes an array once for several matmuls.
-    weights: bf16 arrays of the shapes of `TransformerBlock.weights`.
+    weights: bf16 arrays with the shapes of `TransformerBlock.weights`.
     x: bf16[batch, sequence, channels].
   """
 
@@ -212,11 +217,11 @@ def _experts(
   weights: Weights,
   x: jax.Array,
 ) -> jax.Array:
-  """Returns the sum over the experts of each token.
+  """Returns the sum of the outputs of each token's experts.
 
-  Each device sends its rows to the devices of their experts and back. There is
-  no router: of top x tokens rows, row i belongs to expert i modulo the number
-  of experts.
+  Each device repeats its tokens `top` times and sends the rows to the devices
+  of their experts, which send the results back. There is no router: row i of a
+  device belongs to expert i modulo the number of experts.
   """
   devices = layout.size("dp", "fsdp", "ep")
   channels = x.shape[-1]
@@ -249,21 +254,22 @@ def step(
   dot_general: DotGeneral = lax.dot_general,
   share: Share = lambda x: x,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  """Returns a function of a block's output and gradients, and its arguments.
+  """Returns a training step of a block and its abstract arguments.
 
   Args:
     block, layout: sizes and shardings.
-    mesh: devices, with the layout's axes. They need not be attached.
-    dot_general: multiplies with weights, as `lax.dot_general` does.
+    mesh: a mesh with the layout's axes. The devices may be absent.
+    dot_general: multiplies activations by weights, as `lax.dot_general` does.
     share: quantizes an input once for query, key and value, or gate and up.
 
   Returns:
-    step(weights, x, g), which returns the output and the gradients with respect
-    to weights and x. A gradient has the sharding of its array. The arguments
-    are abstract bf16 arrays with shardings.
+    A function step(weights, x, g), and its arguments as abstract bf16 arrays
+    with shardings. `step` returns the output and the gradients with respect to
+    weights and x, where g is the output's cotangent. A gradient has the
+    sharding of its array.
 
   Raises:
-    ValueError: If the layout does not divide a size of the block.
+    ValueError: If the layout does not fit the block (`check`).
   """
   check(block, layout)
   tokens = NamedSharding(mesh, layout.tokens())
@@ -285,7 +291,7 @@ def step(
   def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
     y, vjp = jax.vjp(function, weights, x)
     weights, x = vjp(g)
-    # Otherwise the compiler may leave a whole gradient on every device.
+    # Without a constraint, XLA may replicate a gradient on every device.
     weights = lax.with_sharding_constraint(weights, weight_shardings)
     return y, weights, lax.with_sharding_constraint(x, tokens)
 

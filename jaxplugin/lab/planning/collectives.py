@@ -8,11 +8,12 @@
   collectives.received(found, axis="tp", dtype="u8")
 
 The count is the bytes that one device receives with ring collectives in a group
-of g devices. S is the size of its input or output, whichever is larger:
+of g devices. S is the larger of the device's input and output:
 
-  all-gather, reduce-scatter, all-to-all    S (g - 1) / g
-  all-reduce                                2 S (g - 1) / g
-  collective-permute, collective-broadcast  S
+  all-gather, reduce-scatter, all-to-all          S (g - 1) / g
+  all-reduce                                      2 S (g - 1) / g
+  collective-permute, collective-broadcast, recv  S
+  ragged-all-to-all                               at most its output
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
 Communication Operations in MPICH" (2005), sections 4.1 and 4.4.
@@ -37,21 +38,21 @@ from jax.sharding import Mesh
 from jaxplugin.jaxext import jax_private
 from jaxplugin.lab.compilation import hlo_text
 
-# Bytes that a device of a group of g receives, in units of its result's size.
+# Bytes that a device in a group of g receives, divided by its result's bytes.
 _RECEIVED: Final[dict[str, Callable[[int], float]]] = {
   "all-gather": lambda g: (g - 1) / g,
   "all-reduce": lambda g: 2 * (g - 1) / g,
   "all-to-all": lambda g: (g - 1) / g,
   "collective-broadcast": lambda g: 1,
   "collective-permute": lambda g: 1,
-  # A bound: the result may not be full.
+  # An upper bound, because rows of the result may stay unused.
   "ragged-all-to-all": lambda g: 1,
   "recv": lambda g: 1,
   "reduce-scatter": lambda g: g - 1,
 }
 KINDS: Final = tuple(_RECEIVED)
 _OF_PAIRS: Final = ("collective-permute", "recv")
-# The result of such an instruction has the operands, then the result.
+# An asynchronous "-start" returns a tuple of operands and results.
 _START: Final = "-start"
 _ARRAY: Final = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _BITS: Final = re.compile(r"[a-z]+(\d+)")
@@ -67,13 +68,14 @@ class Collective:
   Attributes:
     kind: one of `KINDS`.
     dtype: element type in HLO, such as "bf16" or "u8".
-    axes: names of the mesh axes of the collective.
-    group: number of devices of a group.
-    num_bytes: bytes that one device receives, each time the instruction runs.
-    times: how often the instruction runs in a run of the program.
+    axes: names of the mesh axes over which the collective communicates.
+    group: number of devices in a group. For a permutation, number of devices
+      that send or receive.
+    num_bytes: bytes that one device receives each time the instruction runs.
+    times: how often the instruction runs in one run of the program.
     is_bound: whether `num_bytes` is an upper bound (ragged-all-to-all), or
       `times` a lower bound (loops without a known count).
-    source: the place in the traced program; "" if it is not known.
+    source: the op_name of the HLO metadata; "" if unknown.
   """
 
   kind: str
@@ -87,7 +89,7 @@ class Collective:
 
   @property
   def total(self) -> float:
-    """Bytes that one device receives in a run of the program."""
+    """Bytes that one device receives in one run of the program."""
     return self.num_bytes * self.times
 
 
@@ -99,7 +101,7 @@ def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
     mesh: the mesh of the arguments' shardings.
 
   Raises:
-    ValueError: As `of_text`.
+    ValueError: See `of_text`.
   """
   if hasattr(compiled, "runtime_executable"):
     compiled = compiled.runtime_executable()
@@ -110,13 +112,14 @@ def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
 
 
 def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-  """Returns the collectives of optimized HLO, in the order of the program.
+  """Returns the collectives of optimized HLO, in program order.
 
-  A loop counts as often as it runs. A conditional counts the branch that moves
-  most. Groups of one device move nothing.
+  The collectives of a loop are counted once per iteration. Those of a
+  conditional are from the branch that moves the most bytes. Collectives in
+  groups of one device are left out.
 
   Args:
-    text: HLO with backend_config, which has the trip counts of loops.
+    text: HLO with backend_config, which contains the trip counts of loops.
     mesh: names and sizes of the mesh axes.
 
   Raises:
@@ -144,13 +147,14 @@ def received(
   axis: str | None = None,
   dtype: str | None = None,
 ) -> float:
-  """Returns the bytes that one device receives in a run of the program.
+  """Returns the bytes that one device receives in one run of the program.
 
   Args:
     found: the result of `of_compiled`.
-    kind: only collectives of this kind; None is any, as for the other filters.
-    axis: only collectives over this mesh axis, alone or with other axes.
-    dtype: only arrays of this element type of HLO.
+    kind: counts only collectives of this kind. None counts all.
+    axis: counts only collectives over this mesh axis, including those over
+      several axes. None counts all.
+    dtype: counts only arrays of this HLO element type. None counts all.
   """
   return sum(
     one.total
@@ -162,7 +166,7 @@ def received(
 
 
 class _Walk:
-  """The collectives of each computation of a program, for one run of it."""
+  """The collectives in one run of each computation of a program."""
 
   def __init__(self, *, program: hlo_text.HloProgram, mesh: dict[str, int]):
     self.program = program
@@ -239,7 +243,7 @@ def _result_bytes(
   """Returns the bytes of the result on one device, by element type."""
   shape = instruction.shape
   if kind == "recv" or (
-    # all-reduce-start is the only one whose result has no operands.
+    # Only all-reduce-start returns its result without the operands.
     instruction.opcode.endswith(_START) and kind != "all-reduce"
   ):
     parts = _parts(shape)
@@ -253,7 +257,7 @@ def _result_bytes(
 
 
 def _parts(shape: str) -> list[str]:
-  """Returns the parts of a tuple's shape."""
+  """Returns the element shapes of a tuple shape."""
   parts, depth = [""], 0
   for letter in shape[1:-1]:
     if letter == "," and depth == 0:
@@ -267,7 +271,7 @@ def _parts(shape: str) -> list[str]:
 
 @functools.cache
 def _bits(dtype: str) -> int:
-  """Returns the bits of an element: the number in its name, or 8 for pred."""
+  """Returns the bits of an HLO element type: 16 for "bf16", 8 for "pred"."""
   if dtype == "pred":
     return 8
   match = _BITS.match(dtype)
@@ -282,8 +286,9 @@ def _bits(dtype: str) -> int:
 _LISTED: Final = re.compile(r"replica_groups=(\{(?:\{[\d,]*\},?)*\})")
 # [2,4]<=[4,2]T(1,0): 2 groups of 4 devices.
 _IOTA: Final = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-# mesh['a'=2,'b'=4] {'a','b':(2)2}, in XLA since 2026. If devices are not in
-# order, device_ids=([4,2]T(1,0)) or (0,2,1,3) is inside or after the mesh.
+# mesh['a'=2,'b'=4] {'a','b':(2)2}, in XLA since 2026. If the devices are not in
+# order, device_ids=([4,2]T(1,0)) or (0,2,1,3) follows, inside the brackets or
+# after them.
 _MESH: Final = re.compile(
   r"replica_groups=mesh\[(?P<sizes>[^\]]*?)\]?"
   r"(?:, device_ids=\((?P<ids>.*?)\))?\]? \{(?P<axes>[^}]*)\}"
@@ -296,15 +301,15 @@ _NUMBERS: Final = re.compile(r"\d+")
 
 
 def _groups_of_line(line: str, count: int) -> np.ndarray:
-  """Returns the groups of a collective: s64[groups, devices of a group].
+  """Returns the replica groups of a collective, s64[groups, group size].
 
   Args:
-    line: an instruction of HLO's text.
+    line: an instruction in HLO text.
     count: number of devices of the program.
 
   Raises:
-    ValueError: If the line has no groups in a known syntax, or groups of
-      several sizes.
+    ValueError: If the line has no groups in a known syntax, or the groups
+      differ in size.
   """
   mesh = _MESH.search(line)
   if mesh is not None:
@@ -327,7 +332,7 @@ def _groups_of_line(line: str, count: int) -> np.ndarray:
 
 
 def _pairs_of_line(line: str) -> np.ndarray:
-  """Returns senders and receivers of a permutation: s64[pairs, 2].
+  """Returns the (source, target) pairs of a permutation, s64[pairs, 2].
 
   Raises:
     ValueError: If the line has no pairs.
@@ -351,7 +356,7 @@ def _of_iota(shape: str, reshaped: str, order: str | None) -> np.ndarray:
 
 
 def _of_ids(text: str) -> np.ndarray:
-  """Returns the devices of a mesh in the order of their positions."""
+  """Returns the devices of a mesh in row-major order of their positions."""
   iota, transposed = _IOTA.search(text), _IDS.search(text)
   if iota is not None:
     found = _of_iota(*iota.groups())
@@ -363,7 +368,7 @@ def _of_ids(text: str) -> np.ndarray:
 
 
 def _of_mesh(sizes: str, ids: str | None, axes: str) -> np.ndarray:
-  """Returns the groups, after splitting each axis at the groups' borders."""
+  """Returns the replica groups over axes or parts of axes of a mesh."""
   by_name = {name: int(size) for name, size in _MESH_SIZE.findall(sizes)}
   count = math.prod(by_name.values())
   devices: np.ndarray = np.arange(count)
@@ -392,10 +397,10 @@ def _of_mesh(sizes: str, ids: str | None, axes: str) -> np.ndarray:
 
 
 def _axes_of(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
-  """Returns the mesh axes along which the devices of a group differ.
+  """Returns the mesh axes along which devices in the same group differ.
 
   Args:
-    groups: s64[groups, devices of a group], positions in the mesh.
+    groups: s64[groups, group size], positions in the mesh.
     mesh: names and sizes of the mesh axes.
 
   Raises:

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Parses how a transformer's arrays are split between devices.
+"""Parses how a transformer's arrays are sharded over a mesh.
 
-"fsdp=128,tp=8,sp" lists axes of the mesh in their order, each with its size.
-Weights are split over fsdp and gathered before each use. tp splits heads and
-hidden channels (as Megatron does). sp also splits the sequence over tp, between
-the matmuls. dp splits only tokens, and ep splits experts. "free" lets the
-compiler choose the sharding of heads and hidden channels.
+"fsdp=128,tp=8,sp" lists the mesh axes in order, each with its size. dp, fsdp
+and ep split the batch. fsdp also splits weights, which are gathered before each
+use. ep also splits experts. tp splits heads and hidden channels, as in
+Megatron. The flag sp splits the sequence over tp between matmuls. The flag
+"free" lets XLA choose the sharding of heads and hidden channels.
 
 Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al.,
 arXiv:2205.05198, section 4.2; S. Rajbhandari et al., arXiv:1910.02054.
@@ -29,13 +29,14 @@ _AXIS: Final = re.compile(r"([a-z]+)=([1-9]\d*)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshLayout:
-  """A mesh, and the shardings of a model's arrays over its axes.
+  """The axes of a mesh, and the shardings of a model's arrays.
 
   Attributes:
     axes: (name, size) of each axis, in the mesh's order.
     splits_sequence: whether tp also splits the sequence between matmuls.
-    is_free: whether heads and hidden channels have no sharding constraint. Only
-      attention's result and the residual stream have one then.
+    is_free: whether heads and hidden channels have no sharding constraint.
+      Attention's result, the residual stream and rows that are sent to experts
+      always have a constraint.
   """
 
   axes: tuple[tuple[str, int], ...]
@@ -55,7 +56,7 @@ class MeshLayout:
     return math.prod(self.shape)
 
   def size(self, *names: str) -> int:
-    """Returns the number of devices along some axes; absent axes have one."""
+    """Returns the product of the sizes of axes; an absent axis has size 1."""
     sizes = dict(self.axes)
     return math.prod(sizes.get(name, 1) for name in names)
 
@@ -84,8 +85,9 @@ class MeshLayout:
   def sent(self, to: str | None) -> PartitionSpec:
     """Returns the spec of rows for experts.
 
-    They are [devices, rows, experts, channels] before they are sent, and
-    [experts, devices, rows, channels] after they are sent to="experts".
+    Args:
+      to: None for [devices, rows, experts, channels] before rows are sent,
+        "experts" for [experts, devices, rows, channels] afterwards.
     """
     if to is None:
       return PartitionSpec(self.batch, None, None, None)
@@ -98,7 +100,7 @@ class MeshLayout:
     """Returns the spec of a weight [k, n].
 
     Args:
-      into_channels: whether n is the channels of the residual stream.
+      into_channels: whether n, not k, is the channels of the residual stream.
       of_experts: whether the weight is [experts, k, n].
     """
     fsdp, tp = self._present("fsdp"), self._present("tp")
@@ -112,7 +114,7 @@ class MeshLayout:
 
 
 def parse(text: str) -> MeshLayout:
-  """Reads "fsdp=128,tp=8,sp".
+  """Parses a layout such as "fsdp=128,tp=8,sp".
 
   Raises:
     ValueError: If the text is not a layout.

@@ -40,7 +40,7 @@ FORMATS: Final = (
   *(format.name for format in formats.KNOWN),
   *(f"{name}{_RECIPE}" for name in _RECIPES),
 )
-# GPUs of a host, if there are several hosts.
+# GPUs per host, if there are several hosts.
 _HOST_GPUS: Final = 8
 
 
@@ -50,13 +50,13 @@ class ModelPlan:
 
   Attributes:
     name: the name of the model or function.
-    layout: the layout of its arrays.
-    format: the format of its matmuls, one of `FORMATS`.
+    layout: the layout of the arrays.
+    format: the format of the matmuls, one of `FORMATS`.
     target: the GPU.
     devices: number of GPUs.
     collectives: the collectives of the program.
     argument_bytes, output_bytes, temp_bytes: memory of one device.
-    seconds: time to trace and compile on this machine.
+    seconds: time to trace and compile, on the machine that made the plan.
   """
 
   name: str
@@ -72,7 +72,7 @@ class ModelPlan:
 
   @property
   def received(self) -> float:
-    """Bytes that one device receives."""
+    """Bytes that one device receives in one run of the program."""
     return collectives.received(self.collectives)
 
   def to_dict(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ModelPlan:
 
 
 def recipe_of(format: str) -> recipes.Recipe | str | None:
-  """Returns the recipe or the format of an entry of `FORMATS`; None for bf16.
+  """Returns the recipe, the format's name, or None for bf16.
 
   Raises:
     ValueError: If `format` is not in `FORMATS`.
@@ -105,10 +105,13 @@ def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:
 
 
 def make_mesh(layout: layouts.MeshLayout, target: targets.Target) -> Mesh:
-  """Returns a mesh of absent GPUs, eight in each host if possible.
+  """Returns a mesh of absent GPUs.
+
+  Each host has eight GPUs. If the number of GPUs is not a multiple of eight,
+  there is one host.
 
   Raises:
-    ValueError, DevicelessError: As `deviceless.mesh`.
+    ValueError, DevicelessError: See `deviceless.mesh`.
   """
   hosts, rest = divmod(layout.devices, _HOST_GPUS)
   return deviceless.mesh(
@@ -133,12 +136,12 @@ def of_block(
     format: the format of matmuls, one of `FORMATS`.
     target: the GPU.
     shares: whether `jp.quantize_operand` quantizes an input once for query, key
-      and value, and for gate and up.
+      and value, and once for gate and up of a dense MLP.
 
   Raises:
-    ValueError: If the layout does not divide a size, or `format` is unknown;
-      and as `deviceless.mesh`.
-    jax.errors.JaxRuntimeError: If XLA refuses the program.
+    ValueError: If the layout does not fit the block (`blocks.check`), or
+      `format` is unknown. See also `deviceless.mesh`.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
   """
   recipe = recipe_of(format)
   share: Callable[[jax.Array], Any] = lambda x: x
@@ -160,18 +163,18 @@ def of_function(
   target: targets.Target,
   mesh: Mesh,
 ) -> ModelPlan:
-  """Returns the plan of a function, after `jp.quantize_dots` for the format.
+  """Returns the plan of a function whose dots `jp.quantize_dots` quantizes.
 
   Args:
     name: the name of the function.
     fn: a function whose first argument has the parameters.
-    args: abstract arrays, with shardings on mesh.
-    layout, format, target: as for `of_block`.
+    args: abstract arrays with shardings on `mesh`.
+    layout, format, target: see `of_block`.
     mesh: `make_mesh(layout, target)`.
 
   Raises:
     ValueError: If `format` is unknown, or `quantize_dots` does not support it.
-    jax.errors.JaxRuntimeError: If XLA refuses the program.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
   """
   recipe = recipe_of(format)
   if recipe is not None:

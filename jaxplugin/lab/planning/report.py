@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans next to each other: a table in Markdown, JSON, and a picture."""
+"""Compares plans in Markdown tables, JSON, or an SVG."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LEAST_MB: Final = 0.05
 
 
 def key_of(one: collectives.Collective) -> tuple[str, str, str]:
-  """Returns the key of a row of the table: (axes, kind, element type)."""
+  """Returns the key of a table's row: (axes, kind, element type)."""
   return " and ".join(one.axes), one.kind, one.dtype
 
 
 def by_key(plan: plans.ModelPlan) -> dict[tuple[str, str, str], float]:
-  """Returns the megabytes that a device receives, by `key_of`."""
+  """Returns the megabytes that a device receives, with keys of `key_of`."""
   found: dict[tuple[str, str, str], float] = {}
   for one in plan.collectives:
     key = key_of(one)
@@ -37,7 +37,8 @@ def by_key(plan: plans.ModelPlan) -> dict[tuple[str, str, str], float]:
 def table(found: Sequence[plans.ModelPlan]) -> str:
   """Returns a table with a column for each plan of one layout.
 
-  A row is an axis, kind and element type, in MB that a device receives. Columns
+  A row has the MB that a device receives by a kind of collective, over some
+  axes, with some element type. The last rows have totals and memory. Columns
   that do not fit in `console.WIDTH` follow in another table.
   """
   rows = [["MB received", *(plan.format for plan in found)], *_rows(found)]
@@ -55,7 +56,7 @@ def table(found: Sequence[plans.ModelPlan]) -> str:
 def _lines(
   rows: Sequence[Sequence[str]], widths: Sequence[int], columns: Sequence[int]
 ) -> str:
-  """Returns the first column and some others as a table in Markdown."""
+  """Returns a Markdown table of the first column and the given columns."""
   rule = "-" * widths[0], *("-" * (widths[i] - 1) + ":" for i in columns)
   lines = [
     (row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in columns))
@@ -90,7 +91,7 @@ def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
 
   Args:
     found: plans.
-    times: whether to print how long compiling took, which varies between runs.
+    times: whether to print compile times, which vary between runs.
   """
   groups: dict[tuple[str, str], list[plans.ModelPlan]] = {}
   for plan in found:
@@ -109,7 +110,7 @@ def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
 
 
 def to_json(found: Sequence[plans.ModelPlan]) -> str:
-  """Returns a JSON object for each plan, with the fields of `ModelPlan`."""
+  """Returns a JSON array with an object for each plan (`ModelPlan.to_dict`)."""
   return json.dumps([plan.to_dict() for plan in found], indent=1)
 
 
@@ -136,8 +137,8 @@ _TITLE: Final = 30
 _LEGEND: Final = 20
 _FONT: Final = "font-family='Helvetica,Arial,sans-serif' font-size='12'"
 _INK, _FAINT, _PAPER = "#1f2933", "#616e7c", "#ffffff"
-# Okabe and Ito's colours for colour-blind readers. Further parts use the same
-# colours in a lighter tone.
+# Okabe and Ito's palette, which color-blind readers can distinguish. Further
+# parts use the same colors in a lighter tone.
 _COLORS: Final = (
   "#0072b2",
   "#e69f00",
@@ -156,7 +157,8 @@ Part = tuple[str, str]
 def draw(found: Sequence[plans.ModelPlan]) -> str:
   """Returns an SVG with a group of bars for each name and layout.
 
-  A bar is a format. Its parts are mesh axes and element types.
+  A group has a bar for each format. A bar has a part for each combination of
+  mesh axes and element type.
   """
   bars = [_parts(plan) for plan in found]
   longest = max((sum(bar.values()) for bar in bars), default=0) or 1.0

@@ -3,9 +3,10 @@
 """The state of one block: registers, active threads and work in flight.
 
 A register is an array with one element per thread: uint8 to uint64, or bool for
-a predicate. Arrays are never changed in place. The block tracks undefined bits,
-which nothing has written. `read` records the threads for which an instruction
-reads such bits, and `write` marks its results as undefined.
+a predicate. Arrays are never changed in place. The block tracks undefined bits:
+bits that no instruction has written. `read` records the threads in which an
+instruction reads undefined bits. `write` marks the results of these threads as
+undefined.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _POISON: Final = 0xDEADBEEFDEADBEEF
 
 
 def all_bits(bits: int) -> int:
-  """Returns a number of `bits` ones."""
+  """Returns a number whose low `bits` bits are ones."""
   return (1 << bits) - 1
 
 
@@ -47,13 +48,13 @@ class Block:
     number: %ctaid.x.
     blocks: %nctaid.x.
     threads: number of threads.
-    active: bool[threads], the threads that execute the instruction.
+    active: bool[threads], the threads that execute the current instruction.
     all_active: whether all threads are active.
     counts: counts of instructions and of their effects.
     copies: cp.async groups; the last one is open.
     products: wgmma groups; the last one is open.
     tensor: the tensor memory.
-    mbarriers: `mbarriers.Mbarrier` by address.
+    mbarriers: `mbarriers.Mbarrier` objects by address.
   """
 
   def __init__(
@@ -83,7 +84,7 @@ class Block:
     self.live = np.ones(kernel.threads, bool)
     self.copies: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[]]
     self.products: list[list[tuple[tuple[str, ...], list[np.ndarray]]]] = [[]]
-    # Registers that a wgmma in flight uses: "read" or "written".
+    # Maps registers that a wgmma in flight uses to "read" or "written".
     self.busy: dict[str, str] = {}
     # Registers written since the last wgmma.fence, in kernels with wgmma.
     self.since_fence: set[str] = set()
@@ -96,7 +97,7 @@ class Block:
     self._doubtful: np.ndarray | None = None
 
   def begin(self, active: np.ndarray, all_active: bool) -> None:
-    """Begins an instruction of the threads `active`."""
+    """Begins an instruction that the threads `active` execute."""
     self.active, self.all_active = active, all_active
     self._doubtful = None
 
@@ -116,7 +117,7 @@ class Block:
     return np.flatnonzero(whole)
 
   def read(self, operand: parsing.Operand, bits: int) -> np.ndarray:
-    """Returns an operand's value in each thread, an unsigned number."""
+    """Returns an operand's value in each thread, as an unsigned integer."""
     if isinstance(operand, parsing.Register):
       value = self._values.get(operand.name)
       if value is None:
@@ -144,9 +145,10 @@ class Block:
     raise faults.NotModelled(f"operand {operand}")
 
   def read_defined(self, operand: parsing.Operand, bits: int) -> np.ndarray:
-    """Reads an operand that must be defined, such as an address.
+    """Reads an operand, such as an address, that must not be undefined.
 
-    Only active threads count.
+    Raises:
+      faults.Undefined: If an active thread reads undefined bits.
     """
     before, self._doubtful = self._doubtful, None
     value = self.read(operand, bits)
@@ -179,7 +181,7 @@ class Block:
     return self._doubtful is not None
 
   def forget_doubt(self) -> None:
-    """Forgets undefined bits that do not affect the result."""
+    """Lets the instruction write defined results from undefined operands."""
     self._doubtful = None
 
   def write(
@@ -192,9 +194,9 @@ class Block:
 
     Args:
       operand: a register, or `_`.
-      value: unsigned numbers or bool, whose low bits are stored.
-      undefined: the undefined bits of the value. None: all bits, in threads
-        that have read undefined bits.
+      value: unsigned integers, whose low bits are stored, or bool.
+      undefined: the undefined bits of the value. By default all bits are
+        undefined in threads that have read undefined bits.
     """
     if isinstance(operand, parsing.Discard):
       return
@@ -234,7 +236,11 @@ class Block:
       self._undefined.pop(name, None)
 
   def addresses(self, operand: parsing.Operand) -> np.ndarray:
-    """Returns int64[threads], which must be defined in active threads."""
+    """Returns the addresses of an operand, int64[threads].
+
+    Raises:
+      faults.Undefined: If the address of an active thread is undefined.
+    """
     if not isinstance(operand, parsing.Address):
       raise faults.NotModelled(f"address {operand}")
     bits = (
@@ -252,7 +258,7 @@ class Block:
     return self._constants[key]
 
   def _special(self, name: str) -> np.ndarray:
-    """Returns a special register; blocks and grids have one dimension."""
+    """Returns a special register. Only dimension x of blocks has an extent."""
     if name == "%tid.x":
       return self.thread
     if name == "%laneid":

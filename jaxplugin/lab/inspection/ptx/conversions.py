@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`cvt` and `mov` (PTX ISA, "Data Movement and Conversion Instructions")."""
+"""Executes cvt and mov (PTX ISA, "Data Movement and Conversion")."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
-# Packed pairs of at most eight bits: the dtype, its bits, the code of NaN.
+# Packed pairs of FP8 and FP4: an element's dtype, its bits, and the code that a
+# conversion of NaN returns.
 _NARROW: Final = {
   "e4m3x2": (np.dtype(ml_dtypes.float8_e4m3fn), 8, 0x7F),
   "e5m2x2": (np.dtype(ml_dtypes.float8_e5m2), 8, 0x7F),
-  # FP4 has no NaN; it becomes the largest number.
+  # FP4 has no NaN. cvt converts NaN to the largest number.
   "e2m1x2": (np.dtype(ml_dtypes.float4_e2m1fn), 4, 0x7),
 }
 _PAIRS: Final = {"bf16x2": "bf16", "f16x2": "f16"}
@@ -79,7 +80,7 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _integer_to_integer(
   block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
-  """Truncates, or extends by the sign or zeros."""
+  """Truncates, or extends with sign bits or zeros."""
   out, operand = instruction.operands
   *_, to, source = instruction.parts
   bits, to_bits = int(source[1:]), int(to[1:])
@@ -119,7 +120,7 @@ def _integer_to_float(
 
 
 def _saturated(value: np.ndarray, to: str) -> np.ndarray:
-  """Converts integral floats to integers; NaN becomes zero."""
+  """Converts integral floats to saturated integers, and NaN to zero."""
   limits = np.iinfo(f"{'int' if to[0] == 's' else 'uint'}{to[1:]}")
   if limits.bits == 64:
     raise faults.NotModelled(f"cvt to {to}")
@@ -134,7 +135,7 @@ def _narrowed(
   dtype, bits, nan = _NARROW[to]
   value = rounding.to_float(block.read(operand, 32), "f32")
   largest = float(ml_dtypes.finfo(dtype).max)
-  # NumPy rounds f32 to these dtypes once.
+  # ml_dtypes rounds f32 to these dtypes once.
   single = np.clip(value, -largest, largest).astype(np.float32)
   with np.errstate(invalid="ignore"):
     codes = single.astype(dtype).view(np.uint8).astype(np.uint16)

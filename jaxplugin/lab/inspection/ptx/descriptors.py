@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors of matrices in shared memory, and of tcgen05's products.
+"""Decodes matrix descriptors, and instruction descriptors of tcgen05.
 
 PTX ISA 9.0: "Matrix Descriptor" (9.7.15.5.1.2) of wgmma; "Shared memory
 descriptor" (9.7.16.4.1), "Canonical Layouts" (9.7.16.3.3) and "Instruction
@@ -16,20 +16,20 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import faults
 
-_UNIT: Final = 16  # bytes: unit of offsets, and of swizzling
-_ROWS: Final = 8  # of a core matrix
-_LINE: Final = 128  # bytes: row of the swizzling pattern of addresses
-# A swizzling mode: bytes of a row, and rows of the pattern.
+_UNIT: Final = 16  # bytes; offsets are in units, and swizzling permutes units
+_ROWS: Final = 8  # rows of a core matrix
+_LINE: Final = 128  # bytes of a line, within which swizzling permutes units
+# A swizzling mode: bytes of a matrix row, and lines after which it repeats.
 _SWIZZLE_128: Final = (128, 8)
 _SWIZZLE_64: Final = (64, 4)
 _SWIZZLE_32: Final = (32, 2)
 _OF_WGMMA: Final = {1: _SWIZZLE_128, 2: _SWIZZLE_64, 3: _SWIZZLE_32}
 _OF_TCGEN05: Final = {2: _SWIZZLE_128, 4: _SWIZZLE_64, 6: _SWIZZLE_32}
-# Types by code, for kinds of 16 bits, of 8 or fewer, and of 4.
+# Element types by code: for kind f16, for kind mxf8f6f4, for FP4 kinds.
 _TYPES_16: Final = {0: "f16", 1: "bf16"}
 _TYPES_8: Final = {0: "e4m3", 1: "e5m2", 5: "e2m1"}
 _TYPES_4: Final = {1: "e2m1"}
-_LEAST_N: Final = 8  # in steps of 8 (table 39)
+_LEAST_N: Final = 8  # n is a multiple of 8 (table 39)
 _MOST_N: Final = 256
 
 
@@ -39,7 +39,7 @@ def _field(descriptor: int, first: int, last: int) -> int:
 
 
 def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
-  """Returns int64[rows, width], the bytes of rows with k minor for wgmma.
+  """Returns the byte addresses of a k-major wgmma operand, int64[rows, width].
 
   Args:
     descriptor: a descriptor of 64 bits.
@@ -56,11 +56,12 @@ def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
 def tcgen05_places(
   descriptor: int, rows: int, width: int, element_bytes: int | None = None
 ) -> np.ndarray:
-  """Returns int64[rows, width], the bytes that tcgen05 reads.
+  """Returns the byte addresses of a tcgen05 operand, int64[rows, width].
 
   Args:
-    descriptor, rows, width: as for `wgmma_places`.
-    element_bytes: size of an element if rows are minor; None if k is minor.
+    descriptor, rows, width: see `wgmma_places`.
+    element_bytes: size of an element of an MN-major operand. None if the
+      operand is K-major.
   """
   if _field(descriptor, 46, 48) != 1:
     raise faults.NotModelled("a descriptor whose bits 46-48 are not 0b001")
@@ -85,10 +86,11 @@ def tcgen05_places(
 def _places(
   descriptor: int, swizzle: tuple[int, int] | None, rows: int, width: int
 ) -> np.ndarray:
-  """Returns the bytes of rows with k minor.
+  """Returns the byte addresses of a K-major operand.
 
-  The stride is the offset between core matrices along rows. The leading offset
-  is the one along k, if the matrix is not swizzled.
+  The stride is the offset between core matrices along rows. Without swizzling,
+  the leading offset is the offset between core matrices along k. With swizzling
+  it is not used.
   """
   start = _field(descriptor, 0, 13) * _UNIT
   leading = _field(descriptor, 16, 29) * _UNIT
@@ -110,10 +112,11 @@ def _places_along_rows(
   width: int,
   element_bytes: int,
 ) -> np.ndarray:
-  """Returns the bytes of rows that are minor, in lines for 8 successive k.
+  """Returns the byte addresses of an MN-major operand.
 
-  The stride is the offset to the next 8 k, and the leading offset is that to
-  the next line of rows. Without swizzling they are exchanged.
+  A core matrix has 8 successive k and a line of rows. With swizzling, the
+  stride is the offset to the next core matrix along k, and the leading offset
+  is the offset along rows. Without swizzling, the two are exchanged.
   """
   start = _field(descriptor, 0, 13) * _UNIT
   leading = _field(descriptor, 16, 29) * _UNIT
@@ -128,22 +131,24 @@ def _places_along_rows(
 
 
 def _swizzled(place: np.ndarray, period: int) -> np.ndarray:
-  """Permutes the 16-byte units of each line of addresses."""
+  """Returns addresses after permuting the 16-byte units of each line."""
   found: np.ndarray = place ^ (place // _LINE % period) * _UNIT
   return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductShape:
-  """The product of an instruction descriptor, with dense operands.
+  """The sizes and types of a dense matmul in an instruction descriptor.
 
   Attributes:
-    m, n, k: sizes of one instruction.
-    lhs, rhs: types of the operands.
-    lhs_k_is_minor, rhs_k_is_minor: layouts in shared memory.
-    scales: number of scales of a row along k; 0 without block scales.
+    m, n, k: sizes of the instruction's matmul.
+    lhs, rhs: element types of the operands.
+    lhs_k_is_minor, rhs_k_is_minor: whether an operand in shared memory is
+      K-major.
+    scales: number of scale factors of a row along k; 0 without block scales.
     scale_type: "ue8m0" or "ue4m3"; None without block scales.
-    lhs_scale_byte, rhs_scale_byte: first byte of the scales in a word.
+    lhs_scale_byte, rhs_scale_byte: byte of a 32-bit word at which the scale
+      factors of a row start.
   """
 
   m: int
@@ -160,7 +165,7 @@ class ProductShape:
 
 
 def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
-  """Reads an instruction descriptor.
+  """Decodes an instruction descriptor.
 
   Args:
     descriptor: a descriptor of 32 bits.
@@ -168,8 +173,8 @@ def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
     blocks: "block16" or "block32"; None without block scales.
 
   Raises:
-    faults.NotModelled: If the kind is not modelled, or the descriptor sets
-      bits that are reserved or not modelled.
+    faults.NotModelled: If the kind, a size or a type is not modelled, or if
+      reserved bits or bits of features that are not modelled are set.
   """
   if (kind, blocks) == ("f16", None):
     found = _plain(descriptor)
@@ -203,7 +208,7 @@ def _type(types: dict[int, str], code: int) -> str:
 
 
 def _plain(descriptor: int) -> ProductShape:
-  """Reads a descriptor of .kind::f16 (table 42)."""
+  """Decodes a descriptor of .kind::f16 (table 42)."""
   _refuse(
     descriptor,
     (0, 1, "a sparsity selector"),
@@ -228,8 +233,8 @@ def _plain(descriptor: int) -> ProductShape:
   )
 
 
-# By kind and blocks: k, scales along k, the types of elements, and the type of
-# scale by bit 23 (tables 54 and 55).
+# By kind and block size: k, number of scale factors along k, element types by
+# code, and scale types by bit 23 (tables 54 and 55).
 _SCALED: Final[
   dict[tuple[str, str | None], tuple[int, int, dict[int, str], dict[int, str]]]
 ] = {
@@ -248,9 +253,9 @@ def _scaled(
   types: dict[int, str],
   scale_types: dict[int, str],
 ) -> ProductShape:
-  """Reads a descriptor with block scales: tables 43 (mxf8f6f4) and 44.
+  """Decodes a descriptor with block scales: table 43 for mxf8f6f4, else 44.
 
-  In table 44 the type of B has one bit less, and bit 31 means k = 96.
+  In table 44, the type of B has one bit less and bit 31 selects k = 96.
   """
   _refuse(
     descriptor,

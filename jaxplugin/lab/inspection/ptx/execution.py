@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the instructions of a block.
 
-If threads diverge at a branch, those at the earliest instruction continue
-first, so that threads meet again where their paths join. At a barrier, or
-another instruction that all threads must execute together, they wait for the
-others.
+If threads diverge at a branch, the threads at the earliest instruction continue
+first, so that paths converge again. Before a barrier, or another instruction
+that all threads must execute together, threads wait for the other threads.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from jaxplugin.lab.inspection.ptx import tcgen05
 from jaxplugin.lab.inspection.ptx import warps
 from jaxplugin.lab.inspection.ptx import wgmma
 
-MOST_INSTRUCTIONS: Final = 1_000_000  # limit of a block
+MOST_INSTRUCTIONS: Final = 1_000_000  # per block
 
 _OF_ANY_TYPE: Final[dict[str, integers.Handler]] = {
   **conversions.HANDLERS,
@@ -73,7 +72,7 @@ def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
 
 
 class Program:
-  """A kernel, with the handler of each instruction."""
+  """A kernel with a handler for each instruction."""
 
   def __init__(self, kernel: parsing.Kernel):
     self.kernel = kernel
@@ -92,8 +91,8 @@ class Program:
 
     Raises:
       faults.Fault: If the kernel has undefined behavior. The message ends with
-        the line and its text.
-      faults.NotModelled: If the form of an instruction is not modelled.
+        the instruction's line and text.
+      faults.NotModelled: If an operand or qualifier is not modelled.
     """
     waiting = {0: np.ones(block.threads, bool)}
     end = len(self.handlers)
@@ -125,7 +124,7 @@ class Program:
     block.tensor.finish()
 
   def _next(self, block: blocks.Block, waiting: dict[int, np.ndarray]) -> int:
-    """Returns the next instruction to execute after threads have diverged."""
+    """Returns the instruction that diverged threads execute next."""
     places = sorted(waiting)
     for place in places:
       if place >= len(self.handlers) or not self._all_take[place]:
@@ -137,7 +136,7 @@ class Program:
   def _step(
     self, block: blocks.Block, place: int, threads: np.ndarray
   ) -> list[tuple[int, np.ndarray]]:
-    """Executes an instruction; returns the next instruction of threads."""
+    """Executes an instruction; returns (next instruction, threads) pairs."""
     instruction = self.kernel.instructions[place]
     active = threads
     block.begin(threads, bool(threads.all()))

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of executed PTX. Messages end with the line and its text."""
+"""Exceptions for executed PTX. Messages end with the line and its text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Fault(Exception):
 
 
 class OutOfBounds(Fault):
-  """An access of bytes outside of all arrays, or outside of shared memory."""
+  """An access outside of shared memory, or outside of an array's rows."""
 
 
 class Misaligned(Fault):
@@ -18,27 +18,27 @@ class Misaligned(Fault):
 
 
 class Race(Fault):
-  """Two accesses of one byte, one of them a write, without a barrier."""
+  """Two accesses to a byte or cell, one of them a write, without a barrier."""
 
 
 class InFlight(Fault):
-  """Use of bytes or registers of an asynchronous instruction in flight."""
+  """A use of data that an instruction in flight reads or writes."""
 
 
 class MissingFence(Fault):
-  """A read of a write by another proxy or unit, without a fence."""
+  """A read by wgmma or tcgen05.mma of data written without a fence."""
 
 
 class Barrier(Fault):
-  """Use of an mbarrier that does not exist, or an access of its bytes."""
+  """A wrong use of an mbarrier, or an access to its bytes."""
 
 
 class TensorMemory(Fault):
-  """Tensor memory that is not allocated, or not deallocated."""
+  """A wrong allocation of tensor memory, or an access that it forbids."""
 
 
 class Undefined(Fault):
-  """A result that depends on undefined bits."""
+  """A use of undefined bits in a store, an address, a condition or a matmul."""
 
 
 class Divergence(Fault):
@@ -46,8 +46,8 @@ class Divergence(Fault):
 
 
 class Endless(Fault):
-  """A block that executes too many instructions."""
+  """A block that runs too long, or waits for something that never happens."""
 
 
 class NotModelled(NotImplementedError):
-  """PTX that the executor does not model."""
+  """PTX that the emulator does not model."""

@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions on f32, f16 and bf16, and on packed pairs of each.
+"""Executes instructions on f32, f16, bf16, and packed pairs of each.
 
 PTX ISA: "Floating Point Instructions", "Half Precision Floating Point
-Instructions". All round once to nearest even. They keep subnormals, except with
-".ftz". An f64 result may be rounded again, because f64 has enough bits
-(Figueroa: "When is double rounding innocuous?", 1995); fma uses
-`rounding.fused`. Approximations (ex2, div.full, ...) are rounded correctly, so
-the last bits of hardware may differ.
+Instructions". Results are rounded to nearest even. Subnormals are kept, except
+with ".ftz". Instructions compute in f64 and round again, which is innocuous
+because f64 has enough bits (Figueroa: "When is double rounding innocuous?",
+1995). fma uses `rounding.fused`. Approximations (ex2, div.full, ...) are also
+computed in f64, so hardware's last bits may differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
-# The element of each type, and the number of elements in a register.
+# The element type of each type, and the number of elements in a register.
 ELEMENTS: Final = {
   "f16": ("f16", 1),
   "bf16": ("bf16", 1),
@@ -45,7 +45,7 @@ _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).tiny)
 def _larger(
   x: np.ndarray, y: np.ndarray, z: np.ndarray | None = None
 ) -> np.ndarray:
-  """Returns the maximum. A number is above NaN, and +0 is above -0."""
+  """Returns the maximum. It ignores NaN, and +0 is larger than -0."""
   if z is not None:
     y = _larger(y, z)
   larger = np.fmax(x, y)
@@ -82,7 +82,7 @@ _ORDERED: Final[dict[str, _Function]] = {
 }
 _COMPARISONS: Final[dict[str, _Function]] = {
   **_ORDERED,
-  # These are true for NaN.
+  # equ to geu are true if an operand is NaN.
   "equ": lambda x, y: ~((x < y) | (x > y)),
   "neu": np.not_equal,
   "ltu": lambda x, y: ~(x >= y),
@@ -112,7 +112,7 @@ def _write(
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
-  """Replaces subnormals of f32 by zeros of the same sign."""
+  """Replaces f32 subnormals with zeros of the same sign."""
   return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(0.0, x), x)
 
 
@@ -136,7 +136,7 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
       result = _ARITHMETIC[name](*values)
     if "xorsign" in instruction.parts:
       result = np.where(negative, -result, result)
-    if "NaN" in instruction.parts:  # of min and max: NaN wins
+    if "NaN" in instruction.parts:  # min.NaN and max.NaN propagate NaN
       result = np.where(np.isnan(values).any(axis=0), np.nan, result)
     results.append(
       rounding.to_bits(_flushed(result) if flushes else result, element)
@@ -173,7 +173,7 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes set, which sets all bits of an element or none."""
+  """Executes set, which sets all bits of an element if a comparison holds."""
   _, comparison, to, type = instruction.parts
   if ELEMENTS[type][1] != 2 or to != "u32":
     raise faults.NotModelled(f"{instruction.name}: set of no pair")

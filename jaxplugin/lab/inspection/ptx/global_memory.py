@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in global memory, which record the block that wrote each byte."""
+"""Arrays in global memory that record which block wrote each byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import faults
 
-_FIRST: Final = 1 << 33  # above 32 bits, to find truncated addresses
+_FIRST: Final = 1 << 33  # above 32 bits, so that truncated addresses fault
 _GAP: Final = 1 << 16
 _ALIGNMENT: Final = 4096
 _NOBODY: Final = -1
@@ -18,7 +18,7 @@ _FILLER: Final = 0xA5
 
 
 class _ArrayBytes:
-  """The bytes from an array's first to its last; gaps do not exist."""
+  """An array's bytes. `exists` is false for padding between its rows."""
 
   def __init__(self, name: str, array: np.ndarray, address: int):
     self.name = name
@@ -40,7 +40,7 @@ class _ArrayBytes:
     self.bytes[places] = contiguous.view(np.uint8).reshape(places.shape)
 
   def array(self) -> np.ndarray:
-    """Returns a copy of the array's present value."""
+    """Returns a copy of the array with its current values."""
     found: np.ndarray = self.bytes[self._places].reshape(-1).view(self.dtype)
     return found.reshape(self.shape)
 
@@ -48,16 +48,16 @@ class _ArrayBytes:
 class GlobalMemory:
   """Arrays with gaps between them.
 
-  An access must lie in one array, be aligned to its size, and access no byte
-  between rows. Blocks have no order, so a block may not access a byte that
-  another block wrote.
+  An access must lie in one array, be aligned to its size, and not touch the
+  padding between rows. Blocks run in any order, so a block must not access a
+  byte that another block wrote.
   """
 
   def __init__(self) -> None:
     self._buffers: list[_ArrayBytes] = []
 
   def add(self, name: str, array: np.ndarray) -> int:
-    """Adds a copy of an array; returns its address."""
+    """Adds a copy of an array; returns the copy's address."""
     address = _FIRST
     if self._buffers:
       last = self._buffers[-1]
@@ -79,7 +79,7 @@ class GlobalMemory:
     return loaded
 
   def store(self, addresses: np.ndarray, data: np.ndarray, block: int) -> None:
-    """Stores uint8[threads, size]."""
+    """Stores `data`, uint8[threads, size], at `addresses`."""
     size = data.shape[1]
     for buffer, lanes, places in self._found(
       addresses, size, block, "store to"
@@ -94,7 +94,7 @@ class GlobalMemory:
   def _found(
     self, addresses: np.ndarray, size: int, block: int, what: str
   ) -> list[tuple[_ArrayBytes, np.ndarray, np.ndarray]]:
-    """Returns buffers, the lanes that access each, and indices of bytes."""
+    """Returns (array, lanes that access it, byte indices) of each array."""
     name = f"{what.partition(' ')[0]} of {size} bytes"
     if (addresses % size).any():
       raise faults.Misaligned(f"global {name}")

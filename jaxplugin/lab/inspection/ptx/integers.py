@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Integer, logic, shift and permuting instructions.
+"""Executes integer, logic, shift and permute instructions.
 
 PTX ISA: "Integer Arithmetic Instructions", "Logic and Shift Instructions",
 "Comparison and Selection Instructions", "Data Movement: prmt".
@@ -46,14 +46,14 @@ PACKED_TYPES: Final = ("u16x2", "s16x2")
 
 
 def bits_of(type: str) -> int:
-  """Returns the bits of a register of an instruction's type."""
+  """Returns the number of bits of a register with a PTX type."""
   if type not in parsing.REGISTER_BITS:
     raise faults.NotModelled(f"an instruction of type {type}")
   return parsing.REGISTER_BITS[type]
 
 
 def signed(x: np.ndarray) -> np.ndarray:
-  """Returns the bits as two's complement."""
+  """Returns the bits as signed integers in two's complement."""
   return x.view(np.dtype(f"int{8 * x.itemsize}"))
 
 
@@ -80,7 +80,7 @@ def _add_sub(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _product(x: np.ndarray, y: np.ndarray, part: str, type: str) -> np.ndarray:
-  """Computes `mul` of PTX: "lo", "hi" or "wide"."""
+  """Computes mul.lo, mul.hi or mul.wide."""
   bits = 8 * x.itemsize
   if part == "lo":
     return x * y
@@ -149,7 +149,7 @@ def _logic(block: blocks.Block, instruction: parsing.Instruction) -> None:
     y_unknown = block.undefined_bits(second, bits)
     undefined = x_unknown | y_unknown
     if name == "and":
-      # If one side is a defined zero, the other one does not matter.
+      # A defined zero in one operand makes the result a defined zero.
       undefined &= (x_unknown | x) & (y_unknown | y)
   block.write(out, _LOGIC[name](x, y), undefined)
 
@@ -162,7 +162,7 @@ def _not(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _shifted(x: np.ndarray, by: np.ndarray, name: str, type: str) -> np.ndarray:
-  """Computes `shl` and `shr`, which clamp the shift to the register's bits."""
+  """Computes shl and shr, which clamp the shift to the register's bits."""
   bits = 8 * x.itemsize
   inside = np.minimum(by, bits - 1).astype(x.dtype)
   if type[0] == "s" and name == "shr":
@@ -183,7 +183,7 @@ def _shift(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _funnel(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes shf: the high (left) or low (right) word of two, shifted."""
+  """Executes shf: the high (.l) or low (.r) word of the shifted pair."""
   out, low, high, amount = instruction.operands
   _, direction, mode, _ = instruction.parts
   whole = block.read(low, 32).astype(np.uint64)
@@ -198,7 +198,7 @@ def _funnel(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes bfe: extracts a bit field, with its sign if it is signed."""
+  """Executes bfe: extracts a bit field, and sign-extends it if it is signed."""
   out, operand, place, length = instruction.operands
   type = instruction.type
   bits = bits_of(type)
@@ -207,7 +207,7 @@ def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
   count = np.minimum(block.read(length, 32) & 0xFF, bits).astype(np.uint32)
 
   def extracted(x: np.ndarray) -> np.ndarray:
-    # Shifts the field to the top, so that its last bit is the sign, and back.
+    # The field's highest bit is shifted to the sign bit, and back.
     field = _shifted(x, start, "shr", f"u{bits}")
     top = _shifted(field, bits - count, "shl", type)
     down = _shifted(top, bits - count, "shr", type)
@@ -235,7 +235,7 @@ def _insert(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _permuted(low: np.ndarray, high: np.ndarray, by: np.ndarray) -> np.ndarray:
-  """Executes prmt: a nibble of `by` selects a byte, or the sign of a byte."""
+  """Executes prmt: each nibble of `by` selects a byte, or a byte's sign."""
   pool = np.stack([low, high], axis=1).view(np.uint8)
   taken = np.empty((len(low), 4), np.uint8)
   for place in range(4):
@@ -262,7 +262,7 @@ def _permute(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes any function of three bits: bit `4 a + 2 b + c` of a table."""
+  """Executes lop3: looks up bit `4 a + 2 b + c` of a table."""
   out, *operands, table = instruction.operands
   assert isinstance(table, parsing.Immediate)
   a, b, c = (block.read(operand, 32) for operand in operands)
@@ -276,7 +276,7 @@ def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _count(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes popc (ones) and clz (leading zeros)."""
+  """Executes popc (counts ones) and clz (counts leading zeros)."""
   out, operand = instruction.operands
   x = block.read(operand, bits_of(instruction.type))
   planes = np.unpackbits(x[:, None].view(np.uint8), axis=1, bitorder="little")
@@ -299,7 +299,7 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def select(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes selp, of any type."""
+  """Executes selp of any type."""
   out, first, second, condition = instruction.operands
   bits = bits_of(instruction.type)
   chosen = block.read_defined(condition, 1)

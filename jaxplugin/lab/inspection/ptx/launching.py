@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Launches PTX on arrays of the host, block after block."""
+"""Executes PTX on NumPy arrays, block by block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxplugin.lab.inspection.ptx import execution
 from jaxplugin.lab.inspection.ptx import global_memory
 from jaxplugin.lab.inspection.ptx import parsing
 
-# The bytes of outputs before a launch.
+# The value of each output byte before a launch.
 UNWRITTEN: Final = 0xA5
 
 
@@ -29,11 +29,12 @@ class Launched:
   """The results of a launch.
 
   Attributes:
-    arrays: the arguments after the launch, in their order.
-    counts: "warp instructions", and "of <name>" for those of each name, summed
-      over warps; "matrix products"; "<kind> wavefronts" of shared memory, and
-      "<kind> least wavefronts" for those without bank conflicts; "global bytes
-      loaded" and "stored".
+    arrays: the arguments after the launch, in order.
+    counts: "warp instructions" is the number of instructions summed over warps,
+      and "of <name>" the number with this name. "matrix products" is the number
+      of matrix instructions. "<kind> wavefronts" is the number of passes
+      through shared memory, and "<kind> least wavefronts" the number without
+      bank conflicts. "global bytes loaded" and "global bytes stored" are bytes.
   """
 
   arrays: tuple[np.ndarray, ...]
@@ -53,18 +54,19 @@ def launch(
 
   Args:
     ptx: the PTX of one kernel, whose parameters are pointers.
-    arguments: arrays with any strides, in the order of the parameters. Further
-      parameters, which Triton adds for scratch memory, are null. An array that
-      is passed twice is one array.
+    arguments: arrays in the order of the parameters. Triton adds parameters for
+      scratch memory, which are null. An array that is passed twice has one
+      address.
     grid: number of blocks.
     shared_memory_bytes: shared memory of a block.
     some_blocks: the blocks to run; None for all.
-    most_instructions: limit of a block.
+    most_instructions: upper limit on the instructions of a block.
 
   Raises:
-    ValueError: If there are more arguments than parameters.
+    ValueError: If there are more arguments than parameters, or an array has a
+      negative stride.
     faults.Fault: If the kernel has undefined behavior.
-    faults.Unsupported: If the PTX has instructions that are not modelled.
+    faults.NotModelled: If the PTX has instructions that are not modelled.
   """
   kernel = parsing.parse(ptx)
   if len(arguments) > len(kernel.parameters):
@@ -108,14 +110,20 @@ def run(
   some_blocks: Iterable[int] | None = None,
   most_instructions: int = execution.MOST_INSTRUCTIONS,
 ) -> tuple[dict[str, np.ndarray], Mapping[str, int]]:
-  """Executes a planned launch; returns its outputs by name, and the counts.
+  """Executes a planned launch; returns outputs by name, and `Launched.counts`.
 
   Args:
-    kernel: its `inspection.compile.CompiledKernel`.
-    planned: the launch, without descriptors, which are not modelled.
-    arrays: its inputs by name.
+    kernel: the launch's `inspection.compile.CompiledKernel`.
+    planned: the launch.
+    arrays: the launch's inputs by name.
     ptx: PTX to run instead of the kernel's.
-    some_blocks, most_instructions: as for `launch`.
+    some_blocks, most_instructions: see `launch`.
+
+  Raises:
+    NotImplementedError: If the launch has TMA descriptors, or the PTX has
+      instructions that are not modelled.
+    ValueError: If an input is None.
+    faults.Fault: If the kernel has undefined behavior.
   """
   if any(planned.descriptors):
     raise NotImplementedError(f"{planned.name}: descriptors are not modelled")

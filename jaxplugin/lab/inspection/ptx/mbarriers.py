@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""mbarrier objects, which make threads wait for asynchronous products.
+"""Executes mbarrier instructions.
 
-An object counts arrivals. A phase completes when the expected number of
-arrivals has come, and the next phase begins (PTX ISA 9.0, 9.7.13.15). Only
-arrivals of `tcgen05.commit` are modelled. They may come at any time; here they
-come when a thread waits for them.
+An mbarrier counts arrivals. A phase completes at the expected number of
+arrivals, and the next phase begins (PTX ISA 9.0, 9.7.13.15). Only arrivals of
+`tcgen05.commit` are modelled. On hardware, such an arrival may happen at any
+time. The emulator lets it happen when threads wait for it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jaxplugin.lab.inspection.ptx import parsing
 
 @dataclasses.dataclass(kw_only=True)
 class Mbarrier:
-  """One object.
+  """The state of an mbarrier object.
 
   Attributes:
-    expected: number of arrivals of a phase.
-    pending: number of arrivals that the current phase lacks.
+    expected: number of arrivals that complete a phase.
+    pending: number of arrivals that the current phase still needs.
     phase: number of complete phases.
-    under_way: a function for each future arrival, called when it comes.
+    under_way: a function for each future arrival, which the arrival calls.
   """
 
   expected: int
@@ -39,7 +39,10 @@ class Mbarrier:
   under_way: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
   def wait(self, parity: int) -> bool:
-    """Lets arrivals come; returns whether the phase of a parity completes."""
+    """Lets arrivals happen until the phase with a parity completes.
+
+    Returns False if the arrivals do not complete the phase.
+    """
     while self.phase % 2 == parity and self.under_way:
       self.under_way.pop(0)()
       self.pending -= 1
@@ -52,7 +55,7 @@ class Mbarrier:
 def arrive_later(
   block: blocks.Block, address: int, thread: int, end: Callable[[], None]
 ) -> None:
-  """Adds a future arrival of `thread`, which calls `end`."""
+  """Adds a future arrival for `thread`. The arrival calls `end`."""
   _find(block, address, np.array([thread])).under_way.append(end)
 
 
@@ -96,7 +99,7 @@ def _invalidate(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Waits in all threads at once, for the same products."""
+  """Executes try_wait, by all threads at once and for the same phase."""
   if (block.active != block.live).any():
     raise faults.NotModelled(f"{instruction.name} by some threads alone")
   out, place, parity = instruction.operands

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Loads, stores and asynchronous copies.
+"""Executes loads, stores and asynchronous copies.
 
 PTX ISA: "Data Movement and Conversion Instructions: ld, st, cp.async,
 ldmatrix, stmatrix".
@@ -20,7 +20,7 @@ from jaxplugin.lab.inspection.ptx import parsing
 _MATRIX_ROWS: Final = 8
 _MATRIX_ROW_BYTES: Final = 16
 _VECTORS: Final = {"v2": 2, "v4": 4, "v8": 8}
-# Qualifiers of loads and stores that do not change values.
+# Qualifiers of loads and stores that do not change the values.
 _CACHING: Final = frozenset(
   ("global", "shared", "shared::cta", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
   + ("nc", "L1::evict_last", "L1::evict_first", "L1::no_allocate")
@@ -83,7 +83,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
   addresses = block.addresses(address)[block.active]
   columns = []
   for register in _registers(source):
-    # A test may not compare stored bits, so they must be defined.
+    # Undefined bits must not be stored, even if no test compares them.
     value = block.read_defined(register, bits)[block.active]
     columns.append(value[:, None].view(np.uint8))
   data = np.concatenate(columns, axis=1)
@@ -97,10 +97,11 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes cp.async: copies global bytes, or zeros, to shared memory.
+  """Executes cp.async, commit_group, wait_group and wait_all.
 
-  The bytes arrive when the thread waits for their group. Hardware may write
-  them earlier, so no thread may access them before.
+  A copy writes global bytes, or zeros, to shared memory. The emulator writes
+  the bytes when threads wait for their group. Hardware may write the bytes
+  earlier, so an access before the wait is a fault.
   """
   if instruction.name == "cp.async.commit_group":
     block.copies.append([])
@@ -133,7 +134,7 @@ def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _wait_for_copies(
   block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
-  """Waits until at most the given number of groups is in flight."""
+  """Executes wait_group n: waits until at most n groups are in flight."""
   if not block.all_active:
     raise faults.Divergence(f"{instruction.name}: taken by some threads alone")
   if instruction.parts[2] == "wait_all":
@@ -149,7 +150,7 @@ def _wait_for_copies(
 
 
 def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
-  """Returns the number of matrices, and whether they are transposed."""
+  """Returns the number of matrices, and whether each is transposed."""
   if "m8n8" not in instruction.parts or instruction.type != "b16":
     raise faults.NotModelled(instruction.name)
   (count,) = (int(x[1]) for x in instruction.parts if x in ("x1", "x2", "x4"))
@@ -159,13 +160,13 @@ def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
 def _matrix_rows(
   block: blocks.Block, address: parsing.Operand, warps: np.ndarray
 ) -> np.ndarray:
-  """Returns the addresses of all warps' rows, for each of four matrices."""
+  """Returns the row addresses of each of four matrices, [4, warps * 8]."""
   found = block.addresses(address).reshape(-1, 4, _MATRIX_ROWS)[warps]
   return found.swapaxes(0, 1).reshape(4, -1)
 
 
 def _fragment_places() -> tuple[np.ndarray, np.ndarray]:
-  """Returns the row and first column of the two elements of each lane."""
+  """Returns the row, and the first of two columns, that each lane loads."""
   lane = np.arange(blocks.WARP)
   return lane // 4, 2 * (lane % 4)
 
@@ -173,8 +174,8 @@ def _fragment_places() -> tuple[np.ndarray, np.ndarray]:
 def load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes ldmatrix, which loads matrices of 8 x 8 elements.
 
-  Lanes 8 j to 8 j + 7 have the addresses of the rows of matrix j. Each lane
-  gets two elements of it.
+  Lanes 8 j to 8 j + 7 have the row addresses of matrix j. Each lane of the warp
+  loads two elements of matrix j.
   """
   out, address = instruction.operands
   count, transposed = _matrices(instruction)
@@ -199,7 +200,7 @@ def load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def store_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes stmatrix, the inverse of ldmatrix."""
+  """Executes stmatrix, whose layout is that of ldmatrix."""
   address, source = instruction.operands
   count, transposed = _matrices(instruction)
   warps = block.warps(instruction)

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the PTX of one kernel (PTX ISA, chapters 4 and 5, "Syntax").
+"""Parses the PTX of one kernel (PTX ISA, chapters 4 and 5, "Syntax").
 
-It supports the PTX of the kernels' compilers: one entry, its registers, labels,
+The parser supports the PTX that Triton emits: one entry with registers, labels,
 and scopes in braces. Registers of a scope get unique names.
 """
 
@@ -52,7 +52,7 @@ class Register:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Special:
-  """A register that hardware sets, as "%tid.x"."""
+  """A special register, such as "%tid.x"."""
 
   name: str
 
@@ -73,7 +73,7 @@ class Symbol:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Discard:
-  """`_`: a result that is dropped."""
+  """`_`: a result that is not stored."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Address:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OperandGroup:
-  """`{a, b}`: a vector; or `p|q`, two results."""
+  """A vector `{a, b}`, or two results `p|q`."""
 
   items: tuple[Operand, ...]
 
@@ -101,12 +101,12 @@ class Instruction:
   """One instruction.
 
   Attributes:
-    parts: the parts of its name: ("add", "s32").
+    parts: the name, split at the dots: ("add", "s32").
     operands: the operands, in order.
-    guard: the predicate that enables it; None if it is always executed.
-    negated: whether it is executed if the guard is false.
-    line: the line of the text, from 1.
-    text: the text of the instruction, in one line.
+    guard: the predicate that enables the instruction; None without one.
+    negated: whether the instruction executes if the guard is false.
+    line: the number of the instruction's line, from 1.
+    text: the instruction's text in one line.
   """
 
   parts: tuple[str, ...]
@@ -122,7 +122,7 @@ class Instruction:
 
   @property
   def type(self) -> str:
-    """The last part, which usually is a type: "s32", "bf16x2"."""
+    """The last part of the name, usually a type: "s32", "bf16x2"."""
     return self.parts[-1]
 
 
@@ -132,7 +132,7 @@ class Kernel:
 
   Attributes:
     name: the name of the entry.
-    parameters: names and types ("u64", "u32"), in order.
+    parameters: (name, type) of each parameter, in order. Types are "u64", ...
     threads: number of threads of a block.
     instructions: the instructions, in order.
     labels: the index of the instruction after each label.
@@ -154,7 +154,7 @@ def parse(ptx: str) -> Kernel:
     faults.NotModelled: If the text does not have exactly one entry, with a
       `.reqntid` of one dimension, or has an unknown statement.
   """
-  # Comments become spaces, so that lines keep their numbers.
+  # Newlines in comments are kept, so that line numbers do not change.
   text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), ptx)
   entries = list(_ENTRY.finditer(text))
   if len(entries) != 1:
@@ -192,7 +192,7 @@ class _Reader:
     self._shared = shared
     self._families: dict[str, int] = {}
     self._scopes: list[dict[str, Register]] = [{}]
-    self._scope_names = [""]  # suffixes of labels, of the enclosing scopes
+    self._scope_names = [""]  # label suffixes of the enclosing scopes
     self._scope_count = 0
     self._branches: list[tuple[int, tuple[str, ...]]] = []
 
@@ -224,7 +224,7 @@ class _Reader:
         self._statement()
 
   def _resolve(self) -> None:
-    """Resolves labels of branches, from the innermost scope outwards."""
+    """Resolves the labels of branches, from the innermost scope outwards."""
     for place, scopes in self._branches:
       branch = self.instructions[place]
       (target,) = branch.operands

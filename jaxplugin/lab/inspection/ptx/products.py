@@ -1,12 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of one warp: `mma.sync`, also with block scales.
+"""Executes mma.sync, with and without block scales.
 
 PTX ISA: "Warp Level Matrix Multiply-Accumulate Instructions", the fragments of
 m16n8k16 (16-bit elements), m16n8k32 (8-bit) and m16n8k64 (4-bit), and "Block
-Scaling for mma.sync". The accumulator and the products are summed in f64, and
-each instruction truncates the sum to f32, as tensor cores do. Hardware also
-truncates each product, to a little more than f32's precision.
+Scaling for mma.sync". The accumulator and the products are summed in f64. Each
+instruction truncates the sum to f32, as tensor cores do. Hardware also
+truncates each product, to a little more than f32's precision. FP8 without block
+scales is summed by `fp8_sum` instead.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from jaxplugin.lab.inspection.ptx import rounding
 
 _LANE: Final = np.arange(blocks.WARP)
 GROUP: Final = _LANE // 4  # a lane's row in a fragment
-PLACE: Final = _LANE % 4  # its position in that row
+PLACE: Final = _LANE % 4  # a lane's position in this row
 _M: Final = 16
 _N: Final = 8
-FP8_SUM_BITS: Final = 13  # after the leading bit
+FP8_SUM_BITS: Final = 13  # bits kept after the leading bit
 
-# An element's dtype and its bits.
+# The NumPy dtype and the number of bits of each PTX element type.
 _ELEMENTS: Final = {
   "bf16": (rounding.BF16, 16),
   "f16": (rounding.F16, 16),
@@ -41,17 +42,17 @@ _SCALES: Final = {
   "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
   "ue4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
-# k of each kind of instruction, by the bits of an element.
+# k of the instruction, by the bits of an element.
 _K: Final = {16: 16, 8: 32, 4: 64}
 
 
 def element_bits(type: str) -> int:
-  """Returns the bits of an element type of PTX."""
+  """Returns the number of bits of a PTX element type."""
   return _ELEMENTS[type][1]
 
 
 def unpacked(words: np.ndarray, type: str) -> np.ndarray:
-  """Returns f64[..., elements] for uint32[...], low elements first."""
+  """Unpacks uint32[...] to f64[..., elements], lowest bits first."""
   dtype, bits = _ELEMENTS[type]
   shifts = np.arange(0, 32, bits, dtype=np.uint32)
   codes = words[..., None] >> shifts & np.uint32(blocks.all_bits(bits))
@@ -62,11 +63,12 @@ def unpacked(words: np.ndarray, type: str) -> np.ndarray:
 
 
 def fragment(words: np.ndarray, type: str) -> np.ndarray:
-  """Returns f64[warps, rows, k] of a left or a (transposed) right operand.
+  """Returns the operand of a fragment, f64[warps, rows, k].
 
   Args:
-    words: uint32[warps, 32, registers]: 4 registers for 16 rows, 2 for 8.
-    type: the element type.
+    words: uint32[warps, 32, registers]. The left operand has 16 rows and 4
+      registers. The transposed right operand has 8 rows and 2 registers.
+    type: the PTX element type.
   """
   _, bits = _ELEMENTS[type]
   k, held = _K[bits], 32 // bits
@@ -92,7 +94,11 @@ def registers(operand: parsing.Operand) -> tuple[parsing.Register, ...]:
 
 
 def words(block: blocks.Block, operand: parsing.Operand) -> np.ndarray:
-  """Returns uint32[warps, 32, registers] of a fragment, which is defined."""
+  """Returns a fragment's registers, uint32[warps, 32, registers].
+
+  Raises:
+    faults.Undefined: If an active thread has undefined bits in a register.
+  """
   columns = [block.read_defined(x, 32) for x in registers(operand)]
   return np.stack(columns, axis=1).reshape(-1, blocks.WARP, len(columns))
 
@@ -100,7 +106,7 @@ def words(block: blocks.Block, operand: parsing.Operand) -> np.ndarray:
 def fp8_sum(products: np.ndarray, old: np.ndarray) -> np.ndarray:
   """Adds FP8 products f64[..., k] to f64[...] as Hopper's instructions do.
 
-  All terms are cut to 13 bits after the leading bit of the largest one
+  Terms are truncated to 13 bits after the leading bit of the largest term
   (DeepSeek-V3, arXiv 2412.19437, section 3.5.2; SageAttention2, arXiv
   2411.10958, section 3.2). NVIDIA does not document this.
   """
@@ -120,7 +126,7 @@ def _add_and_write(
   products: np.ndarray,
   sums: np.ndarray,
 ) -> None:
-  """Adds f64[warps, 16, 8] to the accumulators, and rounds once."""
+  """Adds f64[warps, 16, 8] to the accumulators, and truncates to f32."""
   for place, register in enumerate(registers(out)):
     row = GROUP + _N * (place // 2)
     column = 2 * PLACE + place % 2
@@ -163,7 +169,7 @@ def _add_fp8_and_write(
   products: np.ndarray,
   sums: parsing.Operand,
 ) -> None:
-  """Adds f64[warps, 16, 8, k] to the accumulators (`fp8_sum`)."""
+  """Adds f64[warps, 16, 8, k] to the accumulators with `fp8_sum`."""
   old_words = words(block, sums)
   for place, register in enumerate(registers(out)):
     row = GROUP + _N * (place // 2)
@@ -209,7 +215,7 @@ def _multiply_scaled(
 
 
 def decoded_scales(codes: np.ndarray, type: str) -> np.ndarray:
-  """Decodes uint8 scale factors of a type of PTX to f64."""
+  """Decodes uint8 scale factors of a PTX type to f64."""
   if type == "ue4m3":
     codes = codes & np.uint8(0x7F)  # ue4m3 has no sign
   found: np.ndarray = codes.view(_SCALES[type]).astype(np.float64)
@@ -223,9 +229,10 @@ def _scale(
   rows: int,
   count: int,
 ) -> np.ndarray:
-  """Returns uint8[warps, rows, count], the scales of one operand.
+  """Returns the scale factors of one operand, uint8[warps, rows, count].
 
-  A scale starts at byte-id of a lane's word. t is thread-id. For the left
+  PTX calls the elements of `selector` byte-id and thread-id, t. A row's scale
+  factors start at byte-id in the 32-bit register of a lane. For the left
   operand, lanes 2 t and 2 t + 1 of quad g have rows g and g + 8. For the right
   operand, lane t of quad g has column g.
   """

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts between f64 and the bits of registers, with one rounding.
 
-NumPy has no fused multiply-add, and ml_dtypes rounds f64 to f32 and then to
-bf16. Both would round twice. If the first rounding is to odd, the second one
-gives the correctly rounded result (Boldo, Melquiond: "Emulation of a FMA and
-correctly rounded sums", 2008).
+NumPy has no fused multiply-add, so `a * b + c` rounds twice. ml_dtypes also
+rounds twice: from f64 to f32, and then to bf16. If the first rounding is to
+odd, the second rounding gives the correctly rounded result (Boldo, Melquiond:
+"Emulation of a FMA and correctly rounded sums", 2008).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NAN: Final = {"bf16": 0x7FFF, "f16": 0x7FFF, "f32": 0x7FFFFFFF}
 
 
 def to_float(bits: np.ndarray, type: str) -> np.ndarray:
-  """Returns the exact f64 value of a register's bits."""
+  """Converts a register's bits to f64, which is exact."""
   with np.errstate(invalid="ignore"):  # signaling NaN
     found: np.ndarray = bits.view(DTYPES[type]).astype(np.float64)
   return found
 
 
 def to_bits(x: np.ndarray, type: str) -> np.ndarray:
-  """Returns a register's bits for f64, rounded once to nearest even."""
+  """Rounds f64 once, to nearest even, and returns a register's bits."""
   dtype = DTYPES[type]
   unsigned = np.dtype(f"uint{8 * dtype.itemsize}")
   with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -46,7 +46,7 @@ def to_bits(x: np.ndarray, type: str) -> np.ndarray:
 
 
 def truncated_single(x: np.ndarray) -> np.ndarray:
-  """Rounds f64 to f32 toward zero; overflow is infinite."""
+  """Rounds f64 to f32 toward zero. Values that overflow become infinite."""
   single = x.astype(np.float32)
   exceeds = np.isfinite(single) & (
     np.abs(single.astype(np.float64)) > np.abs(x)
@@ -58,12 +58,12 @@ def truncated_single(x: np.ndarray) -> np.ndarray:
 
 
 def _odd_single(x: np.ndarray) -> np.ndarray:
-  """Rounds f64 to f32 to odd: inexact results have a last bit of one."""
+  """Rounds f64 to f32 to odd: the last bit of an inexact result is one."""
   single = x.astype(np.float32)
   back = single.astype(np.float64)
   bits = single.view(np.uint32)
   finite = np.isfinite(x)
-  # Saturates at f32's largest, which overflows in any narrower type.
+  # Saturates at the largest f32, which still overflows in bf16 and f16.
   single = np.where(
     finite & np.isinf(single),
     np.copysign(np.finfo(np.float32).max, x).astype(np.float32),
@@ -77,8 +77,8 @@ def _odd_single(x: np.ndarray) -> np.ndarray:
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
   """Returns a * b + c in f64, rounded to odd.
 
-  The inputs have at most the bits of f32, so that their product is exact. The
-  bits that the sum drops decide the last bit. `to_bits` rounds to nearest.
+  The inputs are f32 or narrower, so their product is exact. If the sum is
+  inexact, its last bit becomes one. `to_bits` then rounds to nearest even.
   """
   with np.errstate(over="ignore", invalid="ignore", under="ignore"):
     product = a * b
@@ -99,7 +99,7 @@ def halves(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def joined(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-  """Inverts `halves`."""
+  """Returns registers from their halves, the inverse of `halves`."""
   width = 8 * low.itemsize
   whole = np.dtype(f"uint{2 * width}")
   return low.astype(whole) | high.astype(whole) << whole.type(width)

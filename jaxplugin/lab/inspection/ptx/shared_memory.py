@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A block's shared memory, which records the accesses of each byte.
+"""A block's shared memory, which records the accesses to each byte.
 
-If different threads access a byte, and one of them writes it, a barrier of the
-block must separate the accesses. A barrier of the warp is enough for threads of
-one warp (PTX ISA, "Memory Consistency Model"). Time is the number of barriers
-so far. A collective instruction such as ldmatrix accesses memory for all lanes
-of its warp, so its actor is the warp.
+If two threads access a byte, and one of them writes, a block barrier must
+separate the accesses. For threads of one warp, a warp barrier is enough (PTX
+ISA, "Memory Consistency Model"). Times are counted in barriers. The actor of an
+access is a thread. For a collective instruction such as ldmatrix, which
+accesses memory for all lanes, the actor is the warp.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _WORD: Final = 4  # bytes
 
 
 class SharedMemory:
-  """A memory of `size` bytes, which are not written yet."""
+  """A memory of `size` bytes, all initially unwritten."""
 
   def __init__(self, size: int, threads: int, counts: collections.Counter[str]):
     self._bytes = np.full(size, _FILLER, np.uint8)
     self._counts = counts
     self._threads = threads
     warps = threads // WARP
-    # The actors are the threads, followed by the warps.
+    # Actors are numbered: first the threads, then the warps.
     self._warp_of = np.concatenate(
       [np.arange(threads) // WARP, np.arange(warps)]
     )
@@ -51,13 +51,13 @@ class SharedMemory:
     self._reader = np.full(size, _NOBODY, np.int32)
     self._reader_warp = np.full(size, _NOBODY, np.int32)
     self._read_time = np.full(size, _NEVER, np.int64)
-    self._arriving = np.zeros(size, np.int32)  # copies in flight
-    self._async_reads = np.zeros(size, np.int32)  # matrix units in flight
+    self._arriving = np.zeros(size, np.int32)  # number of cp.async in flight
+    self._async_reads = np.zeros(size, np.int32)  # matmuls in flight
     self._unfenced = np.zeros(size, bool)
     self._is_barrier = np.zeros(size, bool)
 
   def whole_warps(self, warps: np.ndarray) -> np.ndarray:
-    """Returns the actors of whole warps."""
+    """Returns the actor numbers of warps."""
     return self._threads + warps
 
   def block_barrier(self) -> None:
@@ -72,16 +72,20 @@ class SharedMemory:
 
   @property
   def now(self) -> int:
-    """The number of barriers so far, of warps and of the block."""
+    """The number of block and warp barriers so far."""
     return self._clock
 
   @property
   def last_barrier(self) -> int:
-    """The time of the block's last barrier. Earlier accesses precede it."""
+    """The time of the last block barrier. Earlier accesses have lower times."""
     return self._block_barrier
 
   def fence_proxy(self, actors: np.ndarray) -> None:
-    """Executes fence.proxy.async, for writes of `actors` and earlier ones."""
+    """Executes fence.proxy.async.
+
+    The fence covers writes by `actors`, and all writes before the last block
+    barrier.
+    """
     self._unfenced &= ~(
       np.isin(self._writer, actors) | (self._write_time < self._block_barrier)
     )
@@ -89,7 +93,7 @@ class SharedMemory:
   def load(
     self, addresses: np.ndarray, size: int, actors: np.ndarray, kind: str
   ) -> np.ndarray:
-    """Loads uint8[accesses, size]; `kind` names the counter of passes."""
+    """Loads uint8[accesses, size]. `kind` names the counter of wavefronts."""
     places = self._places(addresses, size, actors, kind)
     self._read(places, np.repeat(actors, size).reshape(places.shape))
     return self._bytes[places]
@@ -97,7 +101,7 @@ class SharedMemory:
   def store(
     self, addresses: np.ndarray, data: np.ndarray, actors: np.ndarray, kind: str
   ) -> None:
-    """Stores uint8[accesses, size]."""
+    """Stores `data`, uint8[accesses, size]."""
     size = data.shape[1]
     places = self._places(addresses, size, actors, kind)
     actor = np.repeat(actors, size).reshape(places.shape)
@@ -109,7 +113,7 @@ class SharedMemory:
   def begin_copy(
     self, addresses: np.ndarray, size: int, actors: np.ndarray
   ) -> np.ndarray:
-    """Begins a cp.async; returns indices of its bytes, int64[threads, size]."""
+    """Begins a cp.async; returns the byte indices, int64[threads, size]."""
     places = self._places(addresses, size, actors, "cp.async")
     self._check_write(places, np.repeat(actors, size).reshape(places.shape))
     np.add.at(self._arriving, places, 1)
@@ -118,13 +122,16 @@ class SharedMemory:
   def end_copy(
     self, places: np.ndarray, data: np.ndarray, actors: np.ndarray
   ) -> None:
-    """Ends a cp.async; only the threads that copied may read it."""
+    """Ends a cp.async. Other threads need a barrier before they read it."""
     np.subtract.at(self._arriving, places, 1)
     actor = np.repeat(actors, places.shape[1]).reshape(places.shape)
     self._write(places, data, actor)
 
   def begin_async_read(self, places: np.ndarray, who: str) -> np.ndarray:
-    """Returns bytes that a matrix unit reads by the asynchronous proxy."""
+    """Returns the bytes that a matmul reads through the async proxy.
+
+    The bytes must not be written until `end_async_read`.
+    """
     if places.min() < 0 or places.max() >= len(self._bytes):
       raise faults.OutOfBounds(
         f"{who} reads byte {int(places.max())} of shared memory, which has"
@@ -145,7 +152,11 @@ class SharedMemory:
     return self._bytes[places]
 
   def end_async_read(self, places: np.ndarray, by_all: bool = False) -> None:
-    """Records that the warps that multiplied have waited; or all warps."""
+    """Ends reads by a matmul that threads have waited for.
+
+    If `by_all`, all threads have waited. Otherwise each thread has waited only
+    for its own matmuls, so a write needs a block barrier.
+    """
     unique = np.unique(places)
     self._async_reads[unique] -= 1
     if by_all:
@@ -155,7 +166,7 @@ class SharedMemory:
     self._read_time[unique] = self._clock
 
   def place_barrier(self, address: int, actors: np.ndarray) -> None:
-    """Places an mbarrier, whose bytes no thread may load or store."""
+    """Places an mbarrier. Loads and stores of its bytes are faults."""
     places = self._barrier_places(address)
     self.store(
       np.array([address]), np.zeros((1, MBARRIER_BYTES), np.uint8), actors, ""
@@ -163,7 +174,7 @@ class SharedMemory:
     self._is_barrier[places] = True
 
   def use_barrier(self, address: int, actors: np.ndarray) -> None:
-    """Records a use of an mbarrier, which must follow its initialization."""
+    """Records a use of an mbarrier, which must be ordered after its init."""
     places = self._barrier_places(address)
     self._read(
       np.broadcast_to(places, (len(actors), MBARRIER_BYTES)),
@@ -171,7 +182,7 @@ class SharedMemory:
     )
 
   def remove_barrier(self, address: int, actors: np.ndarray) -> None:
-    """Removes an mbarrier after all uses; its bytes are then unwritten."""
+    """Removes an mbarrier, and marks its bytes as unwritten."""
     places = self._barrier_places(address)
     self._is_barrier[places] = False
     self.store(
@@ -213,7 +224,7 @@ class SharedMemory:
   def _before(
     self, time: np.ndarray, warp: np.ndarray, now_warp: np.ndarray
   ) -> np.ndarray:
-    """Whether a barrier separates an access by `warp` at `time` from now."""
+    """Returns whether a barrier followed an access by `warp` at `time`."""
     in_warp = (warp == now_warp) & (time < self._warp_barriers[now_warp])
     return (time < self._block_barrier) | in_warp
 
@@ -276,7 +287,7 @@ class SharedMemory:
   def _note(
     self, who: np.ndarray, places: np.ndarray, actors: np.ndarray
   ) -> None:
-    """Sets the actor of each byte, or `_SEVERAL`."""
+    """Sets the actor of each byte, or `_SEVERAL` if actors share a byte."""
     who[places] = actors
     others = who[places] != actors
     if others.any():
@@ -294,20 +305,21 @@ class SharedMemory:
 def wavefronts(
   addresses: np.ndarray, size: int, warps: np.ndarray
 ) -> tuple[int, int]:
-  """Returns the passes of an access, and the least number for as many words.
+  """Returns the wavefronts of an access, and the number without conflicts.
 
   Shared memory has 32 banks of 4 bytes (CUDA programming guide, "Shared
-  memory"). Lanes of a warp that access different words of one bank take turns.
-  All lanes that access the same word share a pass. Wide accesses go by half
-  or quarter warps.
+  memory"). If lanes access different words in one bank, the access takes a
+  wavefront for each word. Lanes that access the same word share a wavefront.
+  Accesses of 8 bytes are split into half warps, those of 16 bytes into quarter
+  warps.
 
   Args:
-    addresses: int64[threads], in the order of lanes.
-    size: number of bytes of each thread.
-    warps: int[threads], ascending.
+    addresses: int64[threads], in lane order.
+    size: number of bytes that each thread accesses.
+    warps: int[threads], the warp of each thread, ascending.
   """
   words = max(size // _WORD, 1)
-  in_turn = WARP // words  # lanes of one pass
+  in_turn = WARP // words  # lanes that are served together
   first = np.searchsorted(warps, warps, side="left")
   turn = warps * WARP + (np.arange(len(warps)) - first) // in_turn
   word = (addresses // _WORD)[:, None] + np.arange(words)

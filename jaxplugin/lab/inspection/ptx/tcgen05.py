@@ -1,17 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Executes tcgen05: products, and loads and stores of tensor memory.
+"""Executes tcgen05: matmuls, and loads and stores of tensor memory.
 
 PTX ISA 9.0: 9.7.16.7 (alloc, dealloc, relinquish_alloc_permit), 9.7.16.8 (ld,
 st, wait) with the shapes of 9.7.16.2.3.1, 9.7.16.12 (commit). The upper half of
 an address is the lane, and the lower half is the column (9.7.16.1.1).
 
-Products: 9.7.16.10.9.1 (tcgen05.mma), 9.7.16.10.4 (packing of elements),
-9.7.16.10.5 (layouts D, of m = 128, and F, of m = 64), 9.7.16.10.7 (block
-scales). One thread issues a product, and its sums are in tensor memory. The
-products of an instruction are summed in f64 and rounded to f32 once. Hardware
-keeps fewer bits of a sum. Products are computed at once. A write to their
-operands before a wait for them is a fault.
+Matmuls: 9.7.16.10.9.1 (tcgen05.mma), 9.7.16.10.4 (packing of elements),
+9.7.16.10.5 (layout D for m = 128, layout F for m = 64), 9.7.16.10.7 (block
+scales). One thread issues a tcgen05.mma, whose accumulator is in tensor memory.
+The emulator sums in f64 and rounds to f32 once. Hardware keeps fewer bits of a
+sum. The emulator computes the result immediately. A write to the operands
+before a wait for the matmul is a fault.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ from jaxplugin.lab.inspection.ptx import products
 from jaxplugin.lab.inspection.ptx import tensor_memory
 
 _WORD_BITS: Final = 32
-_PARTS: Final = 4  # parts of the lanes; each has all scale factors
+_PARTS: Final = (
+  4  # parts of the lanes; each part has a copy of the scale factors
+)
 _PART: Final = 32  # lanes
-# 4-bit elements in an 8-bit kind, in shared memory: 16 in 8 bytes, and 8 unused
-# bytes (9.7.16.10.4.4).
+# In an 8-bit kind, 16 elements of 4 bits occupy 16 bytes of shared memory. Only
+# the first 8 bytes are used (9.7.16.10.4.4).
 _PADDED: Final = 16
 _PADDED_HALF: Final = 8
 
 
 def split(address: int) -> tuple[int, int]:
-  """Returns lane and column of an address in tensor memory (9.7.16.1.1)."""
+  """Returns the lane and column of a tensor memory address (9.7.16.1.1)."""
   return address >> 16, address & 0xFFFF
 
 
 def multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Issues a product for each active thread."""
+  """Executes tcgen05.mma, which each active thread issues."""
   _, _, group, kind, *scaling = instruction.parts
   if (
     group != "cta_group::1"
@@ -63,7 +65,7 @@ def multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 class _Issue:
-  """A product that a thread issues."""
+  """A tcgen05.mma that a thread issues."""
 
   def __init__(
     self, block: blocks.Block, instruction: parsing.Instruction, thread: int
@@ -132,7 +134,7 @@ class _Issue:
     sums_lane: int,
     packs: bool,
   ) -> np.ndarray:
-    """Returns f64[m, k], the left operand, with a row in each lane."""
+    """Returns the left operand, f64[m, k]. Each lane has a row."""
     if not what.lhs_k_is_minor:
       raise faults.NotModelled("A in tensor memory, transposed")
     lane, column = split(self._address(place))
@@ -158,7 +160,7 @@ class _Issue:
     k_is_minor: bool,
     packs: bool,
   ) -> np.ndarray:
-    """Returns f64[rows, k], the operand of a descriptor."""
+    """Returns the operand of a matrix descriptor, f64[rows, k]."""
     bits = products.element_bits(type)
     rows, k = shape
     is_padded = bits == 4 and not packs
@@ -185,10 +187,11 @@ class _Issue:
     first: int,
     what: descriptors.ProductShape,
   ) -> np.ndarray:
-    """Returns f64[rows, scales] of one operand.
+    """Returns the scale factors of one operand, f64[rows, scales].
 
-    Column j has the scales of rows 32 j to 32 j + 31, one row in each lane. All
-    four parts of the lanes have equal ones (9.7.16.10.7.2, 9.7.16.10.7.3).
+    Column j has the scale factors of rows 32 j to 32 j + 31, one row in each
+    lane. The four parts of the lanes must have equal scale factors
+    (9.7.16.10.7.2, 9.7.16.10.7.3).
     """
     assert what.scale_type is not None
     lane, column = split(self._address(place))
@@ -215,7 +218,7 @@ class _Issue:
 
 
 def _lanes(m: int, first: int) -> tuple[int, ...]:
-  """Returns the lanes of a matrix's rows: all lanes, or 16 of each 32."""
+  """Returns the lanes of a matrix's rows: all, or 16 of each 32 if m = 64."""
   if m == tensor_memory.LANES:
     if first:
       raise faults.NotModelled(f"tcgen05.mma of m = 128 from lane {first}")
@@ -239,7 +242,11 @@ def _of_warps(
   instruction: parsing.Instruction,
   operand: parsing.Operand,
 ) -> list[tuple[int, int]]:
-  """Returns active warps, and an operand's value, equal in all lanes."""
+  """Returns (warp, operand) of each active warp.
+
+  Raises:
+    faults.Divergence: If lanes of a warp have different values.
+  """
   if isinstance(operand, parsing.Address):
     values = block.addresses(operand)
   else:
@@ -297,9 +304,9 @@ def _regions(
 ) -> list[tuple[int, tensor_memory.Region]]:
   """Returns the first lane of the warp and the cells of each access.
 
-  32x32b: a lane of the warp accesses columns of one lane. 16x32bx2: lanes 0 to
-  15 access columns of 16 lanes, and the other lanes access other columns of
-  these.
+  With shape 32x32b, each lane of the warp accesses one lane of tensor memory.
+  With shape 16x32bx2, lanes 0 to 15 of the warp access 16 lanes of tensor
+  memory. Lanes 16 to 31 access other columns of the same 16 lanes.
   """
   shape = _MOVED.fullmatch(instruction.name)
   assert shape is not None
@@ -333,7 +340,7 @@ def _moved(
   address: parsing.Operand,
   rest: tuple[parsing.Operand, ...],
 ) -> int | None:
-  """Returns the column offset of the second half; None if there is none."""
+  """Returns the column offset of lanes 16 to 31; None for 32x32b."""
   shape = _MOVED.fullmatch(instruction.name)
   if shape is None or not isinstance(address, parsing.Address):
     raise faults.NotModelled(instruction.name)
@@ -401,7 +408,7 @@ def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _commit(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Adds an arrival after all products of the thread so far."""
+  """Adds an arrival that completes all earlier matmuls of the thread."""
   (place,) = instruction.operands
   for thread in block.lanes():
     products = block.tensor.products_of(int(thread))

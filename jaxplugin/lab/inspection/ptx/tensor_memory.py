@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block's tensor memory, which tracks instructions in flight.
 
-It has 128 lanes of 512 columns of 32 bits, and is allocated by columns (PTX ISA
-9.0, 9.7.16.1). A warp loads and stores a quarter of the lanes (9.7.16.8.1).
-`tcgen05.st` and `ld` complete for the warp that waits for them, and for others
-after a barrier. Products complete when a thread has waited for the mbarrier of
-their commit (9.7.16.6).
+Tensor memory has 128 lanes of 512 columns of 32 bits, and is allocated by
+columns (PTX ISA 9.0, 9.7.16.1). A warp loads and stores a quarter of the lanes
+(9.7.16.8.1). `tcgen05.st` and `ld` complete when their warp waits. Other warps
+also need a barrier. A `tcgen05.mma` completes when a thread has waited for the
+mbarrier of its commit (9.7.16.6).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jaxplugin.lab.inspection.ptx import shared_memory
 
 LANES: Final = 128
 COLUMNS: Final = 512
-QUARTER: Final = 32  # lanes that a warp may load and store
-_UNIT: Final = 32  # columns, the least allocation
+QUARTER: Final = 32  # number of lanes that a warp may load and store
+_UNIT: Final = 32  # number of columns of the smallest allocation
 _FILLER: Final = 0xCDCDCDCD
 _NEVER: Final = -1
 _NOBODY: Final = -1
@@ -30,11 +30,12 @@ _NOBODY: Final = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region:
-  """Cells: some lanes of adjacent columns.
+  """A region of cells: some lanes of adjacent columns.
 
   Attributes:
     lanes: the lanes, in the order of a matrix's rows.
-    column, columns: the first column, and the number of columns.
+    column: the first column.
+    columns: the number of columns.
   """
 
   lanes: tuple[int, ...]
@@ -62,14 +63,14 @@ class Region:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ProductInFlight:
-  """A product in flight.
+  """A tcgen05.mma in flight.
 
   Attributes:
-    thread: the thread that issued it.
-    kind: products of the same kind complete in order.
-    sums: the accumulator, which it adds to or sets.
-    reads: other cells of tensor memory that it reads.
-    shared: the bytes of shared memory that it reads.
+    thread: the thread that issued the instruction.
+    kind: kind and shape. Instructions of the same kind complete in order.
+    sums: the accumulator.
+    reads: the cells of the left operand and of scale factors.
+    shared: the bytes of operands in shared memory.
   """
 
   thread: int
@@ -80,16 +81,16 @@ class ProductInFlight:
 
 
 class TensorMemoryState:
-  """A tensor memory, without any allocation at first."""
+  """The state of a tensor memory, initially without allocations."""
 
   def __init__(self, shared: shared_memory.SharedMemory):
-    self._shared = shared  # whose barriers are the time
+    self._shared = shared  # provides the time, in barriers
     self._words = np.full((LANES, COLUMNS), _FILLER, np.uint32)
     self._written = np.zeros((LANES, COLUMNS), bool)
     self._owned = np.zeros(COLUMNS, bool)
     self._allocations: dict[int, int] = {}
     self._may_allocate = True
-    # Bits of warps with stores and loads in flight.
+    # Bit w is set while warp w has a store or a load of the cell in flight.
     self._storing = np.zeros((LANES, COLUMNS), np.uint32)
     self._loading = np.zeros((LANES, COLUMNS), np.uint32)
     self._writer = np.full((LANES, COLUMNS), _NOBODY, np.int32)
@@ -99,7 +100,7 @@ class TensorMemoryState:
     self._products: list[ProductInFlight] = []
 
   def allocate(self, columns: int) -> int:
-    """Allocates columns; returns the first one."""
+    """Allocates columns; returns the first column."""
     if not self._may_allocate:
       raise faults.TensorMemory("tcgen05.alloc after relinquish_alloc_permit")
     if columns & columns - 1 or not _UNIT <= columns <= COLUMNS:
@@ -122,7 +123,7 @@ class TensorMemoryState:
     self._may_allocate = False
 
   def deallocate(self, warp: int, first: int, columns: int) -> None:
-    """Deallocates columns, which no instruction may use any more."""
+    """Deallocates columns; checks that no instruction in flight uses them."""
     if self._allocations.get(first) != columns:
       raise faults.TensorMemory(
         f"tcgen05.dealloc of {columns} columns from {first}, which are not an"
@@ -136,7 +137,7 @@ class TensorMemoryState:
     self._written[:, first : first + columns] = False
 
   def finish(self) -> None:
-    """Checks the end of the block."""
+    """Checks at the end of the block that all columns are deallocated."""
     if self._allocations:
       raise faults.TensorMemory(
         "the kernel ends without tcgen05.dealloc of columns"
@@ -160,7 +161,7 @@ class TensorMemoryState:
     return found
 
   def wait_for_stores(self, warp: int) -> None:
-    """Completes the stores of a warp, for that warp."""
+    """Completes the stores of a warp, for this warp only."""
     bit = np.uint32(1 << warp)
     ended = self._storing & bit != 0
     self._storing[ended] ^= bit
@@ -178,15 +179,16 @@ class TensorMemoryState:
     self._read_time[ended] = self._shared.now
 
   def read_by_product(self, warp: int, region: Region) -> np.ndarray:
-    """Returns uint32[lanes, columns] of an operand, or of scale factors."""
+    """Returns an operand or scale factors, uint32[lanes, columns]."""
     return self._read(warp, region, "tcgen05.mma")
 
   def sums(
     self, warp: int, product: ProductInFlight, keeps: bool
   ) -> np.ndarray:
-    """Returns the accumulator of a product, uint32[lanes, columns].
+    """Returns the accumulator of a tcgen05.mma, uint32[lanes, columns].
 
-    Checks that the product may write it, and read it if it `keeps` the sums.
+    Checks that the instruction may write the accumulator and, if it `keeps` the
+    sums, read the accumulator.
     """
     region = product.sums
     self._check_owned(region)
@@ -210,21 +212,21 @@ class TensorMemoryState:
     return found
 
   def begin_product(self, product: ProductInFlight, words: np.ndarray) -> None:
-    """Begins a product, with the sums that it writes."""
+    """Begins a tcgen05.mma, and writes its result."""
     cells = product.sums.cells
     self._words[cells] = words
     self._written[cells] = True
-    # All threads wait for its end.
+    # No warp owns this write: all threads must wait for the mbarrier.
     self._writer[cells] = _NOBODY
     self._write_time[cells] = _NEVER
     self._products.append(product)
 
   def products_of(self, thread: int) -> list[ProductInFlight]:
-    """Returns the products in flight of a thread."""
+    """Returns the instructions in flight that a thread issued."""
     return [x for x in self._products if x.thread == thread]
 
   def end_products(self, products: list[ProductInFlight]) -> None:
-    """Completes products for all threads."""
+    """Completes tcgen05.mma instructions for all threads."""
     for product in products:
       if product in self._products:
         self._products.remove(product)
@@ -271,7 +273,7 @@ class TensorMemoryState:
       )
 
   def _check_others(self, warp: int, region: Region, who: str) -> None:
-    """Checks that no other load or store conflicts with a write."""
+    """Checks that a write conflicts with no other load or store."""
     cells = region.cells
     if self._storing[cells].any() or self._loading[cells].any():
       raise faults.InFlight(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers, fences, and exchanges between the lanes of a warp.
+"""Executes barriers, fences, and exchanges between the lanes of a warp.
 
 PTX ISA: "Parallel Synchronization and Communication Instructions" and "Data
 Movement: shfl.sync".
@@ -57,7 +57,7 @@ def _check_members(
   instruction: parsing.Instruction,
   members: parsing.Operand,
 ) -> None:
-  """Checks that all lanes execute it, and that its mask has all lanes."""
+  """Checks that all lanes execute the instruction, and are in its mask."""
   block.warps(instruction)
   named = block.read_defined(members, 32)[block.active]
   if (named != blocks.all_bits(blocks.WARP)).any():
@@ -65,7 +65,7 @@ def _check_members(
 
 
 def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes shfl: lanes read registers of other lanes of the warp."""
+  """Executes shfl: lanes read a register of other lanes in the warp."""
   out, source, other, clamp, members = instruction.operands
   mode = instruction.parts[2]
   bound = 0 if mode == "up" else 0x1F
@@ -107,7 +107,7 @@ def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _elect(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes elect.sync: elects the first lane of each warp."""
+  """Executes elect.sync, which elects the first lane of each warp."""
   out, members = instruction.operands
   if (
     not isinstance(out, parsing.OperandGroup)

@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Executes wgmma, the asynchronous matrix products of four warps.
+"""Executes wgmma, the asynchronous matmul of four warps.
 
 PTX ISA: "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions":
-fragments of m64nNk16, matrix descriptors, swizzling modes, wgmma.fence and
-wait_group. Operands in shared memory are read by the asynchronous proxy.
+fragments of m64nNk16 and m64nNk32, matrix descriptors, swizzling modes,
+wgmma.fence and wait_group. The async proxy reads operands in shared memory.
 
-Results are computed at once. Before a wait for the group, a write to the
-operands or a use of the results is a fault.
+The emulator computes results immediately. Before a wait for the group, a write
+to the operands or a use of the results is a fault.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from jaxplugin.lab.inspection.ptx import rounding
 _WARPS: Final = 4
 _THREADS: Final = _WARPS * blocks.WARP
 _M: Final = 64
-_ROW_BYTES: Final = 32  # of the k of an instruction
-_ROWS: Final = 8  # of a core matrix
+_ROW_BYTES: Final = 32  # bytes along k of one instruction
+_ROWS: Final = 8  # rows of a core matrix
 _SHAPE: Final = re.compile(r"m64n(\d+)k(16|32)")
 
 
@@ -52,7 +52,7 @@ def _wgmma(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Waits until at most the given number of groups is in flight."""
+  """Executes wait_group n: waits until at most n groups are in flight."""
   count = instruction.operands[0]
   assert isinstance(count, parsing.Immediate)
   while len(block.products) - 1 > count.value:
@@ -81,7 +81,7 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, left, right, keeps, *rest = instruction.operands
   flags = [x.value for x in rest if isinstance(x, parsing.Immediate)]
   in_registers = isinstance(left, parsing.OperandGroup)
-  # The signs of both sides, then whether k is not minor in shared memory.
+  # Flags: the signs of both operands, then whether each is MN-major.
   if flags[:2] != [1, 1] or any(flags[2:]):
     raise faults.NotModelled(f"{instruction.name} with {flags}")
   block.counts["matrix products"] += block.threads // blocks.WARP
@@ -134,7 +134,7 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _check_fence(
   block: blocks.Block, operands: tuple[parsing.Register, ...]
 ) -> None:
-  """Checks for a wgmma.fence after other instructions wrote the registers."""
+  """Checks for a wgmma.fence since other instructions wrote the registers."""
   for register in operands:
     if register.name in block.since_fence:
       raise faults.MissingFence(
@@ -145,7 +145,7 @@ def _check_fence(
 def _in_shared(
   block: blocks.Block, operand: parsing.Operand, rows: int, type: str
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Returns f64[groups of warps, rows, k] of descriptors, and their bytes."""
+  """Returns an operand, f64[warpgroups, rows, k], and its byte addresses."""
   values, taken = [], []
   groups = block.read_defined(operand, 64).reshape(-1, _THREADS)
   for group in groups:
