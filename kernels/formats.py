@@ -184,8 +184,8 @@ ELEMENTS: Final = {e.name: e for e in (E4M3, E5M2, E2M3, E3M2, E2M1, E8M0)}
 def integer(bits: int, fraction_bits: int = 0) -> Element:
   """Returns a signed integer that counts units of 2**-fraction_bits.
 
-  `max` is symmetric: the code of the most negative integer is read, and
-  quantizing never writes it.
+  `max` is symmetric: kernels decode the most negative integer, but never
+  quantize to it.
   """
   magnitude_bits = bits - 1
   return Element(

@@ -175,8 +175,8 @@ def unpack_fp4(
     dtype[..., k, ...].
 
   Raises:
-    TypeError: If packed is not uint8, dtype is another one, or axis is not an
-      integer.
+    TypeError: If packed is not uint8, dtype is not listed above, or axis is not
+      an integer.
 
   Example:
     >>> import jax.numpy as jnp

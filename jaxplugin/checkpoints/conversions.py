@@ -172,7 +172,7 @@ def from_compressed_tensors(
 
 
 def is_scaled_by_floats(values: Any, scale: Any) -> bool:
-  """Returns whether values are FP8 or INT8, and scales floats of 16 bits up."""
+  """Returns whether values are FP8 or INT8, and scales f16 or wider floats."""
   return values.dtype in (*_FP8, formats.INT8) and assembly.is_float(scale)
 
 

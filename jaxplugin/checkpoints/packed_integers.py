@@ -65,7 +65,7 @@ def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
   """Returns int4 or int8, by the number of words of k integers.
 
   Raises:
-    TypeError: If there is another number of words.
+    TypeError: If the shape of the words fits neither.
   """
   for dtype, (per_word, _) in _DTYPES.items() if len(shape) > 1 else ():
     *lead, k = shape
@@ -112,12 +112,12 @@ def from_gptq(
     qzeros: int32[k / group, n / 8], the zero points. All must be 8. None means
       8.
     g_idx: int32[k], the group of each row, which must be i // group; or None.
-    is_v2: whether `checkpoint_format` is gptq_v2. Its qzeros are zero points.
-      Those of the older format are smaller by 1.
+    is_v2: whether `checkpoint_format` is gptq_v2, whose qzeros are zero points.
+      In the older format, qzeros are the zero points minus 1.
 
   Returns:
-    A `ScaledArray` [n, k] in the format `INT4_128`, or the one of the group and
-    of the dtype of the scales.
+    A `ScaledArray` [n, k] in the format `INT4_128`, or in the format that has
+    this group size and scale dtype.
 
   Raises:
     TypeError: If dtypes and shapes do not fit 4 bits.
@@ -168,8 +168,8 @@ def from_awq(
       8.
 
   Returns:
-    A `ScaledArray` [n, k] in the format `INT4_128`, or the one of the group and
-    of the dtype of the scales.
+    A `ScaledArray` [n, k] in the format `INT4_128`, or in the format that has
+    this group size and scale dtype.
 
   Raises:
     TypeError: If dtypes and shapes do not fit.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats of FP8 and integers, whose scales are floats that multiply.
 
-Files do not say which values share a scale. The shape of the scales does: one
+The shape of the scales determines which values share a scale. There is one
 for a matrix, for each row, for groups of a row, or for square blocks.
 """
 
@@ -39,7 +39,7 @@ def find_format(
 ) -> formats.BlockFormat:
   """Returns the format of values [..., n, k] whose scales multiply.
 
-  Scales in bf16 or f16 become f32 if only that gives a format with a name.
+  Scales in bf16 or f16 become f32 if only the f32 format has a name.
 
   Args:
     who: the function that an error names.

@@ -53,7 +53,7 @@ SCALE_DTYPES: Final = (*BYTE_SCALE_DTYPES, F32, BF16, F16)
 E8M0_BIAS: Final = formats.E8M0.bias
 E8M0_NAN: Final = formats.E8M0_NAN
 BF16_SIGNIFICAND_BITS: Final = 8
-# Sizes of layers need not be multiples of blocks that are so long.
+# Layer sizes need not be multiples of blocks this long.
 _LONG_BLOCK: Final = 128
 
 _DTYPES: Final = {
@@ -110,7 +110,7 @@ class BlockFormat:
     fraction_bits: integers count units of 2**-fraction_bits; 6 for MXINT8.
 
   Raises:
-    TypeError: If a dtype is not one of these.
+    TypeError: If a dtype is not listed above.
     ValueError: If another field is invalid, or if there is a global scale for
       scales that cover the range of the values without it.
 
@@ -304,12 +304,12 @@ class BlockFormat:
 
   @property
   def is_named(self) -> bool:
-    """Whether it is one of `NAMED`, which `by_name` finds."""
+    """Whether the format is one of `NAMED`, which `by_name` finds."""
     return self in NAMED
 
   @property
   def is_known(self) -> bool:
-    """Whether it is one of `KNOWN`, which have tables and kernels."""
+    """Whether the format is one of `KNOWN`, which have tables and kernels."""
     return self in KNOWN
 
 
@@ -347,8 +347,8 @@ MXFP6_E2M3: Final = _of(formats.MXFP6_E2M3)
 MXFP6_E3M2: Final = _of(formats.MXFP6_E3M2)
 MXFP4: Final = _of(formats.MXFP4)
 NVFP4: Final = _of(formats.NVFP4)
-# E4M3 as in the checkpoints of DeepSeek-V3 and Qwen: squares of weights, and
-# rows of activations that they are multiplied with.
+# E4M3 as in the checkpoints of DeepSeek-V3 and Qwen: square blocks of weights,
+# and blocks along rows of the activations.
 FP8_128X128: Final = BlockFormat(
   name="fp8_128x128",
   values_dtype=E4M3,
@@ -359,7 +359,7 @@ FP8_128X128: Final = BlockFormat(
 FP8_1X128: Final = BlockFormat(
   name="fp8_1x128", values_dtype=E4M3, scale_dtype=F32, block_size=128
 )
-# The same with scales that are powers of two, as DeepSeek-V3.1 has them.
+# The same with power-of-two scales, as in DeepSeek-V3.1.
 FP8_128X128_E8M0: Final = BlockFormat(
   name="fp8_128x128_e8m0",
   values_dtype=E4M3,

@@ -190,7 +190,7 @@ def _step_error(config: MatmulConfig, shape: MatmulShape) -> str | None:
 def scaled_blocks(shape: MatmulShape) -> dict[str, int]:
   """Returns the block sizes of operands whose scales multiply sums of steps.
 
-  A block that is a whole row is not among them.
+  The result omits blocks that span a whole row.
   """
   return {
     name: kind.values_per_scale

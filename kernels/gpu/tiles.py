@@ -455,7 +455,7 @@ def scaled(sums, factors, OF_STEP: tl.constexpr, TILING: tl.constexpr):
   lhs_factor, rhs_factor = factors
   lhs: tl.constexpr = TILING.lhs
   rhs: tl.constexpr = TILING.rhs
-  # The product of two factors may leave f32's range if the result does not.
+  # The product of both factors may leave f32's range when the result does not.
   if lhs.scales_steps if OF_STEP else lhs.scales_total:
     sums *= tl.trans(lhs_factor) if TILING.config.swap else lhs_factor
   if rhs.scales_steps if OF_STEP else rhs.scales_total:

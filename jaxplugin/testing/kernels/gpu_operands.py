@@ -114,7 +114,6 @@ def make_operand(
     values = values.astype(DTYPES[format])
     return store_operand(format, values, None, k_is_minor=k_is_minor)
   block = block_format(format)
-  assert block.block_size is not None
   columns = -(-shape[2] // block.block_size)
   scale_shape = (*shape[:2], columns)
   if integers:
