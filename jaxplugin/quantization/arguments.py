@@ -21,7 +21,7 @@ from jaxplugin.quantization import operations
 ScaleRounding = operations.ScaleRounding
 SCALE_ROUNDINGS: Final = ("up", "floor")
 
-# A B200 reads so many bytes in 1 us (data sheet: 8 TB/s).
+# Bytes that a B200 reads in 1 us (data sheet: 8 TB/s).
 _SMALL_BYTES: Final = 1 << 23
 
 _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")

@@ -413,7 +413,7 @@ class Tiling(constants.KernelConstant):
   def longer_splits(self) -> int:
     """Number of splits of k with `steps` steps; the others have one less.
 
-    The longer splits come first. 0 means that all have `steps` steps.
+    The longer splits come first. Returns 0 if all have `steps` steps.
     """
     return cdiv(self.shape.k, self.config.block_k) % self.config.split_k
 

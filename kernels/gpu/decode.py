@@ -17,8 +17,9 @@ whole range of bf16. If an instruction converts E2M1
 
 Products of a value and its scale are exact in bf16: E4M3 and E2M3 times 2^e
 have 4 significant bits, others fewer, E2M1 times E4M3 has 6, and bf16 has 8.
-They leave bf16's range only where they leave f32's, which has the same
-exponents. Products of other values and scales are not exact in bf16: values
+The products overflow bf16 only if they overflow f32, which has the same largest
+exponent. Subnormal products may be rounded: bf16's smallest number is 2^-133.
+Products of other values and scales are not exact in bf16: values
 are then decoded without scales, which multiply f32 sums (`tiles.scaled`).
 
 OPERAND is a `configs.OperandKind`, DECODING a `configs.Decoding`.
@@ -206,7 +207,7 @@ def _e2m1_words_to_bf16(
 def converted_e2m1_words(words, DECODING: tl.constexpr):
   """Converts E2M1 words, uint32[rows, words], to bf16[rows, 8 * words].
 
-  Requires `configs.OperandKind.is_converted`. The order stays.
+  Requires `configs.OperandKind.is_converted`. Keeps the order of values.
   """
   pair_0, pair_1, pair_2, pair_3 = tl.inline_asm_elementwise(
     _E2M1_TO_BF16,
