@@ -19,6 +19,7 @@ from absl.testing import parameterized
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
 
 WRONG: Final = "wrong values"
@@ -80,7 +81,7 @@ def ptx(original: Original) -> str:
 
 def outcome(original: Original, text: str) -> str:
   """The kind of fault that PTX has in its place; or what its values are."""
-  product, kernel, _, expected = _planned(original)
+  product, kernel, _, (exact, magnitude) = _planned(original)
   try:
     result, _ = product.run(
       ptx={kernel: text}, most_instructions=_MOST_INSTRUCTIONS
@@ -88,7 +89,8 @@ def outcome(original: Original, text: str) -> str:
   except (faults.Fault, faults.NotModelled) as fault:
     return type(fault).__name__
   try:
-    contract.assert_dot(result, *expected, result.dtype)
+    bound = executed_cases.truncated_bound(original.sizes[-1]) * magnitude
+    contract.assert_within(result, exact, bound, result.dtype)
   except AssertionError:
     return WRONG
   return _NOTHING
