@@ -284,7 +284,8 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
     raise TypeError(
       f"{sides.who()}: {name} {values.dtype} with {name}_scale {scale.dtype}"
       " is not a block format; known formats:"
-      f" {formats.pairs_table()}{_view_remedy(name, scale.dtype)}"
+      f" {formats.pairs_table()}{_view_remedy(name, scale.dtype)}; for another"
+      f" format pass a ScaledArray as {name}, without {name}_scale"
     )
   return sides.Side(name=name, values=values, scale=scale, format=format)
 

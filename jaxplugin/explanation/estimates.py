@@ -55,9 +55,9 @@ class Estimate:
 # MI300X and MI355X.
 _PEAKS: Final[dict[str, tuple[float | None, float | None, float | None]]] = {
   "a100": (312, None, None),
-  "l40s": (362, None, None),
-  "h100": (989, None, None),
-  "h200": (989, None, None),
+  "l40s": (362, 733, None),
+  "h100": (989, 1979, None),
+  "h200": (989, 1979, None),
   "b200": (2250, 4500, 9000),
   "b300": (2250, 4500, 13125),
   "rtx5090": (209.5, 419, 1676),

@@ -254,10 +254,13 @@ def quantize_both(
       format,
       axis=axis,
       scale_rounding=scale_rounding,
+      global_scale=global_scale,
       derivative=derivative,
       packed=packed,
+      axis_name=axis_name,
     )
-    return along(axes[0]), along(axes[1])
+    with error_context.in_function("quantize_both"):
+      return along(axes[0]), along(axes[1])
   packed = arguments.whether_packed(
     "quantize_both", packed, format, x.shape[axes[0]]
   )

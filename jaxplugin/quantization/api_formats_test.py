@@ -157,6 +157,20 @@ class FormatsOfCheckpointsTest(parameterized.TestCase):
     self.assert_is_oracle(found, x.T, axis=0)
     self.assert_is_oracle(along_rows, x)
 
+  def test_both_axes_take_all_arguments(self):
+    x = np.random.default_rng(4).normal(size=(256, 128)).astype(np.float32)
+    format = jp.BlockFormat(
+      name="e2m1_e4m3_128",
+      values_dtype=formats.E2M1,
+      scale_dtype=formats.E4M3,
+      block_size=128,
+      has_global_scale=True,
+    )
+    for array in jp.quantize_both(x, format, global_scale=0.5):
+      np.testing.assert_array_equal(array.global_scale, np.full((1, 1), 0.5))
+    with self.assertRaisesRegex(ValueError, "^quantize_both: packed must be"):
+      jp.quantize_both(x[:, :127], jp.INT4_128, packed=True)
+
   def test_square_blocks_are_those_of_the_transpose(self):
     x = np.random.default_rng(3).normal(size=(2, 130, 200)).astype(np.float32)
     found = jp.quantize(x, jp.FP8_128X128)

@@ -612,6 +612,8 @@ class OwnFormatsTest(parameterized.TestCase):
       problem = dot_problems.problem(format, m=m, fastest_precision=is_fastest)
       notes = " ".join(backends.choose(problem, target).notes)
       is_fp8 = is_fastest and path == "fp8"
+      self.assertEqual(triton.plan(problem, target).is_native, is_fp8)
+      self.assertEqual("decoded to bf16" in notes, not is_fp8, notes)
       name = f"block_scaled_{path}_" if is_fastest else "block_scaled_"
       self.assertIn(name, notes)
       self.assertEqual("14 significant bits" in notes, is_fp8, notes)

@@ -252,6 +252,17 @@ class ModelTest(parameterized.TestCase):
     cost = model.seconds(twice) - model.seconds(once)
     self.assertAlmostEqual(cost / (partial + 2e-6), 1.0, places=6)
 
+  def test_fp8_instructions_multiply_at_their_rate(self):
+    model, config = self.model(
+      problem(jp.FP8_1X128, jp.FP8_1X128, fastest_precision=True)
+    )
+    self.assertEqual(config.path, "fp8")
+    config = dataclasses.replace(config, block_m=128, block_n=128, split_k=1)
+    upcast = dataclasses.replace(config, path="upcast")
+    self.assertAlmostEqual(
+      model.seconds(upcast) / model.seconds(config), 2.0, delta=0.1
+    )
+
   def test_native_instructions_multiply_at_their_rate(self):
     model, config = self.model(SQUARE, "b200")
     self.assertEqual(config.path, "native")

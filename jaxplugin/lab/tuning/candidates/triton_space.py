@@ -364,10 +364,11 @@ class Model:
       config.block_m * _bytes_per_value(shape.lhs)
       + config.block_n * _bytes_per_value(shape.rhs)
     )
-    rate = self.native if config.path == "native" else self.bf16
+    is_native = config.path in ("native", "fp8")
+    rate = self.native if is_native else self.bf16
     flops = 2.0 * config.block_m * config.block_n * depth
     pieces = 1
-    if config.path != "native":
+    if not is_native:
       pieces = shape.lhs.pieces * shape.rhs.pieces
     core = max(
       tile_bytes / (CACHE_RATE * self.bandwidth / self.core_count),
