@@ -116,8 +116,7 @@ def scale_of_rows(
 
 def may_be_interleaved(format: formats.BlockFormat) -> bool:
   """Returns whether FP4 values of a format may be interleaved words."""
-  size = format.block_size
-  return format.is_fp4 and size % interleaving.UNIT == 0
+  return format.is_fp4 and format.block_size % interleaving.UNIT == 0
 
 
 def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
