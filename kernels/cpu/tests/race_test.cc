@@ -78,9 +78,9 @@ std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
   std::vector<float> out(batch * m * n);
   DotArgs args{};
   args.lhs = {format, kind, x.data(), xs.data(), batch * m,
-              k,      row,  block,    k / block};
+              k,      row,  block,    k / block, 0};
   args.rhs = {format, kind, w.data(), ws.data(), batch * n,
-              k,      row,  block,    k / block};
+              k,      row,  block,    k / block, 0};
   args.batch = batch;
   args.m = m;
   args.n = n;
@@ -107,9 +107,9 @@ std::vector<float> Ragged(const Kernels& kernels, bool is_gated, Gate gate,
   std::vector<float> out(m * n);
   RaggedArgs args{};
   args.dot.lhs = {format, ScaleKind::kE8M0, x.data(), xs.data(), m,
-                  k,      row,              block,    k / block};
+                  k,      row,              block,    k / block, 0};
   args.dot.rhs = {format, ScaleKind::kE8M0, w.data(), ws.data(), groups * n,
-                  k,      row,              block,    k / block};
+                  k,      row,              block,    k / block, 0};
   args.dot.batch = 1;
   args.dot.m = m;
   args.dot.n = n;
@@ -190,7 +190,8 @@ std::vector<float> Dequantize(const Kernels& kernels, QuantizedFormat format,
   DequantizeArgs args{};
   args.x = {facts.values, facts.scale, values.data(),
             scale.data(), rows,        k,
-            BytesOf(facts.values, k),  facts.block, k / facts.block};
+            BytesOf(facts.values, k),  facts.block, k / facts.block,
+            0};
   args.out = out.data();
   args.out_format = Format::kF32;
   kernels.dequantize(args, parallel);

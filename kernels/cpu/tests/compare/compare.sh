@@ -67,7 +67,7 @@ for side in old new; do
     $(find "$build/$side/CMakeFiles/jaxplugin_cpu_kernels.dir" -name '*.o')
 done
 "$compiler" -std=c++17 -O2 -Wall -Wextra -I. -o "$build/compare" \
-  tests/compare/compare.cc -ldl -pthread
+  tests/compare/compare.cc parallel.cc -ldl -pthread
 problem=("${@:1:4}")
 shift 4
 configs=()

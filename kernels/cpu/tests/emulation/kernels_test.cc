@@ -144,7 +144,7 @@ struct Side {
         exact(static_cast<size_t>(rows * k)) {
     const int64_t block = Block(kind);
     operand = {format,  kind, values.data(), scale.data(),       rows, k,
-               RowBytes(format, k), block,   Columns(kind, k)};
+               RowBytes(format, k), block,   Columns(kind, k),     0};
     for (int64_t i = 0; i < rows * Columns(kind, k); ++i) {
       static constexpr int kE4M3Codes[] = {0x30, 0x38, 0x40};
       const int small = kind == ScaleKind::kE8M0 ? 126 + random->Below(3)
