@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m jaxplugin bench`: times each backend on this machine.
 
-`runs` does one run: it verifies results, then times them next to their peers.
+`runs` verifies results, then times variants next to their peers.
 `workloads` lists the problems. `peers` has operands, functions and checks.
 `timing` measures, `roofline` measures the limits of the device, and `report`
 stores, compares and prints results.

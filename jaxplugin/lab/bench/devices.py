@@ -28,7 +28,7 @@ _PACKAGES: Final = (
   "torchao",
 )
 _MIB: Final = 1 << 20
-# The assumed size if it is unknown: at least that of common devices.
+# Assumed size of an unknown cache: at least the size on common devices.
 _DEFAULT_CACHE_BYTES: Final = {"cpu": 64 * _MIB, "gpu": 256 * _MIB}
 _CPU_CACHES: Final = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 _NVIDIA_DRIVER: Final = pathlib.Path("/proc/driver/nvidia/version")
@@ -43,9 +43,9 @@ class BenchDevice:
 
   Attributes:
     device: the device of JAX.
-    target: its target.
+    target: the device's target.
     cache_bytes: size of the last-level cache.
-    cache_source: the source of this size.
+    cache_source: the source of `cache_bytes`.
   """
 
   device: jax.Device
@@ -61,7 +61,7 @@ class BenchDevice:
 def limit_instruction_set(name: str) -> None:
   """Limits XLA and the CPU kernels to an instruction set.
 
-  Call it before JAX has devices. It does not limit NumPy.
+  Call this function before JAX has devices. NumPy is not limited.
 
   Args:
     name: "avx2".
@@ -73,15 +73,18 @@ def limit_instruction_set(name: str) -> None:
 
 
 def instruction_set_limit() -> str | None:
-  """Returns the limit of the CPU kernels, or None."""
+  """Returns the instruction set that limits the CPU kernels, or None."""
   return os.environ.get(_KERNELS_LIMIT)
 
 
 def find(name: str | None) -> BenchDevice:
-  """Returns the first local device of a platform, by default JAX's default.
+  """Returns the first local device of a platform.
+
+  Args:
+    name: the platform. None is JAX's default platform.
 
   Raises:
-    ValueError: If JAX has no such device, or it is neither a CPU nor a GPU.
+    ValueError: If JAX has no such device, or the device is not a CPU or GPU.
   """
   try:
     device = jax.local_devices(backend=name)[0]

@@ -5,13 +5,17 @@
 `call` times one call at a time, from Python until the result is ready. This is
 the cost of a program with one dot.
 
-`step` times a dot inside a larger program. One jitted function computes several
-sets of operands one after the other and returns all results. Several calls run
-before the last one is waited for. On a GPU this is device time if launching
-keeps up (`VariantResult.launch_fraction`). An optimization barrier between
-steps keeps XLA from merging, reordering or sharing them. XLA's CPU client runs
-independent operations at once, so there each step depends on the one before: an
-index computed from the last result picks the next lhs from a stack.
+`step` times a dot inside a larger program. One jitted function computes a step
+for each of several sets of operands, and returns all results.
+
+On a GPU, several calls are launched before the result of the last call is
+awaited. The time is device time if launching keeps up
+(`VariantResult.launch_fraction`). An optimization barrier between steps keeps
+XLA from merging or reordering steps.
+
+XLA's CPU client runs independent operations concurrently, so on a CPU each step
+depends on the previous step: an index computed from the previous result selects
+the next lhs from a stack.
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ Mode = Literal["call", "step"]
 
 WARM_UP_SECONDS: Final = 0.1
 _MIN_WARM_UP_CALLS: Final = 1  # each after another untimed call
-# The duration of a call of several steps, and of a sample of several calls,
-# that hides launching; and the limits of both numbers.
+# Durations of a call of several steps, and of a sample of several calls, that
+# hide the time of launching.
 _CALL_SECONDS: Final = 1e-3
 _SAMPLE_SECONDS: Final = 4e-3
 _MAX_STEPS: Final = 32
 _MAX_REPEATS: Final = 16
-# On a CPU, where several calls must not run at once.
+# Limit on a CPU, where several calls must not run concurrently.
 _MAX_CHAINED_STEPS: Final = 8
 
 
@@ -50,10 +54,10 @@ class CallPlan:
 
   Attributes:
     mode: "call" or "step".
-    steps: number of sets of operands of one call.
-    repeats: number of calls in flight at once.
+    steps: number of sets of operands in one call.
+    repeats: number of calls in flight.
     groups: number of groups of `steps` sets to rotate.
-    is_chained: whether each step depends on the result before it (CPU).
+    is_chained: whether each step depends on the previous result (on a CPU).
   """
 
   mode: Mode = "call"
@@ -67,7 +71,7 @@ class Timed:
   """A variant, ready to be timed.
 
   Attributes:
-    plan: how it is called.
+    plan: how the variant is called.
     launch_seconds: time to launch all calls of the last sample.
     seconds: time until all calls of the last sample were done.
   """
@@ -112,7 +116,7 @@ class Timed:
       jax.block_until_ready(results)
 
   def traced(self, *flat: Any) -> list[Any]:
-    """Computes all steps of one call; returns the result of each."""
+    """Returns the result of each step of one call."""
     count = self._tree.num_leaves
     stack = flat[-1] if self.plan.is_chained else None
     results: list[Any] = []
@@ -129,13 +133,13 @@ class Timed:
     return self._groups[group]
 
   def run(self, group: int) -> list[Any]:
-    """Returns the results of one call, after waiting for them."""
+    """Returns the results of one call when they are ready."""
     results = self._function(*self._groups[group])
     self._wait(results)
     return results
 
   def results(self) -> list[tuple[int, Any]]:
-    """Returns (set, result) of the first group's first and last set."""
+    """Returns (set, result) for the first and last set of the first group."""
     results = self.run(0)
     return [(i, results[i]) for i in sorted({0, self.plan.steps - 1})]
 
@@ -144,7 +148,7 @@ class Timed:
     return self._function.lower(*self._groups[0])
 
   def compile(self) -> int:
-    """Compiles before the first call; returns bytes of XLA's temporaries."""
+    """Compiles ahead of the first call. Returns bytes of XLA's temporaries."""
     if self.variant.on_host:
       return 0
     self._function = self.lower().compile()
@@ -159,7 +163,7 @@ class Timed:
       calls += 1
 
   def single(self) -> float:
-    """Returns the milliseconds of one call, without another one before it."""
+    """Returns the milliseconds of a step, without an untimed call first."""
     start = time.perf_counter()
     self.run(0)
     self.launch_seconds = 0.0
@@ -169,9 +173,9 @@ class Timed:
   def sample(self, round: int = 0) -> float:
     """Returns the milliseconds of one step.
 
-    An untimed call with other operands precedes the timed ones. Another program
-    before it, such as one that frees a large temporary, makes the next call
-    slower (2.0 ms instead of 0.93 on a CPU).
+    An untimed call with other operands precedes the timed calls, because the
+    previous program may slow down the next call. After a program that frees a
+    large temporary, a call took 2.0 ms instead of 0.93 ms on a CPU.
     """
     del round  # the rotation continues from sample to sample
     groups, count = self._groups, self.plan.repeats
@@ -192,11 +196,11 @@ class Timed:
 def _after(
   result: Any, leaf: jax.Array, stack: jax.Array | None, i: int
 ) -> jax.Array:
-  """Returns `leaf`, which depends on `result`."""
+  """Returns `leaf` with a data dependency on `result`."""
   first = jax.tree.leaves(result)[0]
   if stack is None:
     return lax.optimization_barrier((leaf, first))[0]
-  # Results are finite, so this is 0. XLA cannot know that.
+  # `zero` is 0 because results are finite, but XLA cannot prove that.
   element = first.reshape(-1)[0].astype(jnp.float32)
   zero = jnp.isnan(element).astype(jnp.int32)
   return lax.dynamic_index_in_dim(stack, i + zero, keepdims=False)
@@ -218,8 +222,8 @@ def plan(
     cache_bytes: size of the last-level cache.
     mode: "call" or "step".
     is_chained: as in `CallPlan`.
-    step_seconds: a lower estimate of the time of a step.
-    max_bytes: limit of the size of all sets.
+    step_seconds: a lower bound on the time of a step.
+    max_bytes: limit on the size of all sets of one call.
   """
   sets = operand_sets.copies(num_bytes, cache_bytes)
   if mode == "call":

@@ -26,26 +26,29 @@ from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import results
 
-# Memory limit of all sets of operands of one variant.
+# Memory limit of the sets of operands of one call.
 _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
-# Dots with at most this many rows are bound by reading weights. Reading memory
-# is timed next to them, in both modes.
+# Matmuls with at most this many rows are bound by reading weights. They are
+# timed in turns with reading memory. Dots among them are timed in both modes.
 _MAX_MEMORY_BOUND_ROWS: Final = 16
 _OTHER_MODE_PART: Final = 0.25  # of a row's seconds
-# Limits of the trial that finds a peer's fastest form.
+# Limits on the trial that finds a peer's fastest form.
 _FORM_ROUNDS: Final = 7
 _FORM_SECONDS: Final = 1.0
-# A form is dropped if its first time is this many times the least one.
+# A form is dropped if its first time is at least this many times the shortest
+# first time.
 _HOPELESS: Final = 2.0
-# For a mixture of experts. A variant is slow if it takes this long, and this
-# many times as long as the first variant, which is ours. It is timed by one
-# call. A peer that needs too much temporary memory is not run.
+# A variant of a mixture of experts is slow if it takes longer than this, and
+# more than this many times as long as the first variant. A slow variant is
+# timed by one call.
 _SLOW_SECONDS: Final = 0.05
 _SLOW_TIMES: Final = 8.0
-# A slow variant that takes less is timed by a second call.
+# If a slow variant takes less than this, its second call is timed, not its
+# first.
 _CALLED_TWICE_SECONDS: Final = 1.0
+# A peer of a mixture of experts is not run if it needs more temporary memory.
 _MAX_TEMPORARY_BYTES: Final = 1 << 31
-_EXPERTS_ROUNDS: Final = 3  # at least
+_EXPERTS_ROUNDS: Final = 3  # minimum, for a mixture of experts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,11 +57,11 @@ class BenchOptions:
 
   Attributes:
     mode: the mode of the times that ratios compare.
-    rounds, seconds: limits of a row.
+    rounds, seconds: limits on timing a row.
     implementations: names of backends; None is all that support the row.
     peers: names of peers.
     out_dtype: dtype of the results of dots.
-    read_side: side of the matrix that is read next to memory-bound dots.
+    read_side: side of the matrix that is read in turns with memory-bound dots.
   """
 
   mode: execution.Mode
@@ -82,7 +85,7 @@ class _Measured:
 
 
 class RowMeasurement:
-  """Measures rows on one device. Raises a ceiling if a row exceeds it."""
+  """Measures rows on one device, and raises ceilings that a row exceeds."""
 
   def __init__(
     self,
@@ -176,7 +179,7 @@ class RowMeasurement:
   def _prepare(
     self, row: workloads.BenchRow, variant: variants.AnyVariant
   ) -> _Measured:
-    """Prepares a variant to be timed, or records why it cannot be."""
+    """Prepares a variant, or records why the variant cannot be timed."""
     if isinstance(variant, variants.Forms):
       return self._prepare_fastest(row, variant)
     if isinstance(variant, variants.Unavailable):
@@ -210,9 +213,9 @@ class RowMeasurement:
     return fastest
 
   def _fastest(self, forms: Sequence[_Measured]) -> _Measured:
-    """Returns a wrong form of a peer, or else the fastest one.
+    """Returns a wrong form of a peer, or the fastest form if none is wrong.
 
-    If no form runs, it returns the first one, with its reason.
+    If no form can run, returns the first form, with its reason.
     """
     for entry in forms:
       if entry.result.status == "wrong":
@@ -246,8 +249,8 @@ class RowMeasurement:
     """Compiles, checks and warms up a variant in one mode.
 
     Returns:
-      The variant to time and its largest error. (None, None) if it cannot be
-      timed; `entry.result` then has the reason.
+      The variant to time and its largest error. (None, None) if the variant
+      cannot be timed; `entry.result` then has the reason.
     """
     variant = entry.variant
     assert variant is not None
@@ -268,8 +271,8 @@ class RowMeasurement:
     except verification.WrongResultError as error:
       status: results.Status = "wrong"
       reason = str(error)
-    # A peer may raise any error, which is reported. An error of ours makes the
-    # run fail.
+    # A peer may raise any error, and the report prints the error. If a variant
+    # of ours raises, the run fails.
     except Exception as error:
       status = "failed" if variant.role == "ours" else "unavailable"
       reason = f"{type(error).__name__}: {error}"
@@ -281,11 +284,11 @@ class RowMeasurement:
     return None, None
 
   def _slow_time(self, timed: execution.Timed, seconds: float) -> float | None:
-    """Returns the milliseconds of a call of a slow variant; else None.
+    """Returns the milliseconds of one call; None if the variant is not slow.
 
     Args:
       timed: the variant.
-      seconds: seconds of its first call.
+      seconds: seconds of the variant's first call.
     """
     first = self._first_milliseconds
     if not first:
@@ -319,7 +322,7 @@ class RowMeasurement:
   def _of_slow(
     self, row: workloads.BenchRow, variant: variants.AnyVariant
   ) -> _Measured | None:
-    """Returns the result of a slow variant in other formats; None if none."""
+    """Returns a slow variant's result in other formats; None if not timed."""
     if not isinstance(variant, variants.Variant) or not variant.same_as:
       return None
     known = self._slow.get((str(row), variant.same_as))
@@ -443,7 +446,7 @@ def _result_of(variant: variants.Variant) -> results.VariantResult:
 
 
 def _compile(timed: execution.Timed) -> None:
-  """Compiles a variant. Raises MemoryError if it needs too much memory."""
+  """Compiles a variant. Raises MemoryError if a peer needs too much memory."""
   needed = timed.compile()
   if timed.variant.role == "peer" and needed > _MAX_TEMPORARY_BYTES:
     raise MemoryError(
@@ -464,7 +467,7 @@ def _ratios(
         continue
       assert ours.time is not None and other.time is not None
       if 1 in (ours.time.count, other.time.count):
-        # One of them was timed by one call.
+        # A variant that was timed by one call has no samples by round.
         alone = other.time.median / ours.time.median
         ratio: timing.Stats | None = timing.stats([alone])
       else:

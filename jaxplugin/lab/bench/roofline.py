@@ -2,31 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the ceilings of the device in the same run.
 
-A ceiling is the best sample of several ways to do the work, with the clock and
-the rotation of the rows:
+A ceiling is the best sample of several ways to do the work. Rows and ceilings
+are timed by the same function:
 
   read   bytes/s of reading memory. CPU: an f32 dot of m = 1 by XLA, and NumPy's
-         maximum in one thread per core, of XLA's memory and of NumPy's, which
-         requests huge pages. GPU: XLA's sum.
-  copy   bytes/s read and written by x + 1 into a new result of XLA. On a CPU
-         the system spends most of this time on filling new pages with zeros. It
-         is printed, but limits nothing.
-  warm   bytes/s read and written by NumPy's x + 1, or a plain copy, into
-         mapped memory, in one thread per core (CPU).
+         maximum in one thread per core. NumPy reads XLA's memory, and an array
+         for which NumPy requests huge pages. GPU: XLA's sum.
+  copy   bytes/s that x + 1 reads and writes, with a new result of XLA. GPU: the
+         limit of memory. CPU: the system spends most of this time on filling
+         new pages with zeros, so `warm` is usually higher.
+  warm   bytes/s that NumPy's x + 1 or a plain copy reads and writes. The result
+         is in mapped memory. One thread per core (CPU).
   fresh  bytes/s of a plain copy into newly mapped memory, with huge pages if
-         the system has them (CPU). XLA's results are in such memory, whose
-         pages the system fills with zeros. It is printed next to `warm`, which
-         is the limit.
+         the system has them (CPU). XLA allocates results in such memory, whose
+         pages the system fills with zeros. `fresh` is printed, but it is not a
+         limit.
   bf16   flop/s of a large bf16 dot by XLA.
   f32    flop/s of a large f32 dot by XLA.
-  int8   operations/s of integers. Neither XLA nor NumPy has such a dot. So it
-         is f32's rate times a factor of the instruction set (CPU). bf16's rate
-         is raised in the same way.
+  int8   integer operations/s (CPU). Not measured: f32's rate times a factor of
+         the instruction set. bf16's rate is raised in the same way.
 
-A run has one ceiling of each kind, the highest sample until its end.
-Memory-bound rows are timed in turns with reading memory on all cores, because
-the bandwidth of a shared machine varies. A sample above the ceiling raises it,
-for earlier rows too.
+A run has one ceiling of each kind: the highest sample of the whole run.
+Memory-bound rows are timed in turns with reading memory, because the bandwidth
+of a shared machine varies. A sample above the ceiling raises the ceiling, also
+for earlier rows.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ NAMES: Final = ("read", "copy", "warm", "fresh", "bf16", "f32")
 # Ceilings that are also peers.
 PRODUCTS: Final = ("bf16", "f32")
 _LAST: Final = (((1,), (1,)), ((), ()))
-# Operations of a core in the time of an f32 one, by flags in /proc/cpuinfo.
-# With equal width and rate, vdpbf16ps does 2 times and vpdpbusd 4 times as many
-# operations as an FMA. vpmaddubsw and vpmaddwd are two instructions for 4
-# times.
+# Operations that a core does in the time of one f32 operation, by flags in
+# /proc/cpuinfo. With equal width and rate, vdpbf16ps does 2 times and vpdpbusd
+# 4 times as many operations as an FMA. vpmaddubsw and vpmaddwd together do 4
+# times as many operations in two instructions.
 _BF16_FACTORS: Final = (("avx512_bf16", 2.0),)
-# Flags that count if the instruction set is limited.
+# Flags that are used if the instruction set is limited.
 _LIMITED_FLAGS: Final = ("avx2",)
 _INT8_FACTORS: Final = (("avx512_vnni", 4.0), ("avx_vnni", 4.0), ("avx2", 2.0))
 
@@ -71,8 +70,8 @@ _INT8_FACTORS: Final = (("avx512_vnni", 4.0), ("avx_vnni", 4.0), ("avx2", 2.0))
 class Ceilings:
   """Bytes or operations per second; 0 if not measured. See the module.
 
-  `memory` is the ceiling of dots, and `codec` of quantizing: `read` and `warm`
-  on a CPU, `copy` on a GPU.
+  `memory` is the ceiling of dots: `copy` on a GPU, `read` on a CPU. `codec` is
+  the ceiling of quantizing and dequantizing: the larger of `copy` and `warm`.
   """
 
   read: float
@@ -93,7 +92,7 @@ class Ceilings:
     return max(self.copy, self.warm)
 
   def raised(self, name: str, value: float) -> Ceilings:
-    """Returns the ceilings with one raised to `value`, if that is higher."""
+    """Returns the ceilings, with `name` raised to `value` if that is higher."""
     return dataclasses.replace(self, **{name: max(value, getattr(self, name))})
 
   def rate(self, arithmetic: variants.Arithmetic) -> float:
@@ -122,7 +121,7 @@ class CeilingSizes:
   Attributes:
     side: side of the f32 matrix that is read and copied.
     product: m = n = k of the dots.
-    rounds: number of samples of each.
+    rounds: number of samples of each way.
   """
 
   side: int
@@ -157,7 +156,7 @@ def _variant(
 
 
 def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
-  """Returns ways to read f32[side, side], whose result needs every byte."""
+  """Returns ways to read f32[side, side]. Each result needs every byte."""
   x = jnp.ones((side, side), jnp.float32)
   num_bytes = x.size * x.itemsize
   if is_gpu:
@@ -191,16 +190,16 @@ def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
 
 
 def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
-  """Returns ways to copy f32[rows, columns], by NumPy in one thread per core.
+  """Returns ways to copy f32[rows, columns] by NumPy in one thread per core.
 
-  Two ways copy into mapped memory, and one into new memory.
+  Two ways copy into mapped memory. One way copies into new memory.
   """
   x = np.ones((rows, columns), np.float32)
   there = np.zeros_like(x)
   pool = concurrent.futures.ThreadPoolExecutor(_cores())
 
   def in_parts(copy: Callable[..., Any], out: np.ndarray) -> np.ndarray:
-    # Reads the `x` from above, because the caller's may be a copy.
+    # Reads the outer `x`, because the caller's argument may be a copy of it.
     parts = np.array_split(x, _cores()), np.array_split(out, _cores())
     list(pool.map(copy, *parts))
     return out
@@ -228,7 +227,7 @@ def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
 
 
 def _fresh_like(x: np.ndarray) -> np.ndarray:
-  """Returns an array in newly mapped memory, which is freed with the array."""
+  """Returns an array in newly mapped memory. The array owns the memory."""
   if not hasattr(mmap, "MAP_PRIVATE"):
     return np.empty_like(x)
   memory = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -244,8 +243,8 @@ def _cores() -> int:
 
 
 def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
-  # Random numbers, because a GPU needs less power to multiply ones and then has
-  # a higher clock.
+  # Random numbers: a GPU that multiplies ones needs less power, so it would run
+  # at a higher clock.
   x = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
   result = []
   for name, dtype, result_dtype, precision in (
@@ -285,7 +284,7 @@ def measure(device: devices.BenchDevice, sizes: CeilingSizes) -> Ceilings:
     copy,
     *_products(sizes.product, device.is_gpu),
   ]
-  # On a GPU several calls are in flight, as in the rows.
+  # On a GPU, several calls are in flight, as in "step" mode.
   plan = execution.CallPlan(groups=1, repeats=8 if device.is_gpu else 1)
   best = dict.fromkeys(NAMES, 0.0)
   timed = {v.name: execution.Timed(v, plan) for v in all_variants}
@@ -306,12 +305,12 @@ def measure(device: devices.BenchDevice, sizes: CeilingSizes) -> Ceilings:
 
 
 def ceiling_of(variant: str) -> str:
-  """Returns the ceiling, of `NAMES`, that a variant measures."""
+  """Returns the element of `NAMES` that a variant measures."""
   return variant.partition(" ")[0]
 
 
 def with_factors(found: Ceilings, flags: Collection[str]) -> Ceilings:
-  """Returns the ceilings with other rates derived from a CPU's f32 rate."""
+  """Returns the ceilings, with bf16 and int8 derived from a CPU's f32 rate."""
   factors = {
     name: next((factor for flag, factor in known if flag in flags), 0.0)
     for name, known in (("bf16", _BF16_FACTORS), ("int8", _INT8_FACTORS))

@@ -26,7 +26,8 @@ class Request:
     pairs: pairs of formats; None is the formats of each row.
     options: options of the measurement.
     sizes: sizes for measuring the ceilings.
-    deadline: limit of `time.monotonic`; rows that do not fit are left out.
+    deadline: time of `time.monotonic` by which rows must end. Rows that would
+      end later are left out.
     command: the arguments of the command, for the file of results.
     output: path of the file of results, or None.
   """
@@ -57,7 +58,7 @@ class Request:
 
 
 class Interrupted(KeyboardInterrupt):
-  """Ctrl-C during a run; `run` has the measured rows."""
+  """Ctrl-C ended a run. `run` has the measured rows."""
 
   def __init__(self, run: results.BenchRun):
     super().__init__()
@@ -65,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def measure(request: Request) -> results.BenchRun:
-  """Measures row by row, and writes the file of results after each.
+  """Measures each row, and writes the file of results after each row.
 
   Raises:
     Interrupted: If Ctrl-C ends the measurement of a row.
@@ -100,7 +101,7 @@ def _measure_rows(
     )
     longest = 0.0
     for row, pair in work:
-      # Assumes that a row takes as long as the longest one so far.
+      # Assumes that a row takes as long as the longest row so far.
       if time.monotonic() + longest > request.deadline:
         name = f"{row} {pair}"
         found = dataclasses.replace(found, left_out=(*found.left_out, name))

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-# A variant that has used its share of the time still runs this many rounds.
+# Number of rounds that each variant runs, even if its share of time is used up.
 MIN_ROUNDS: Final = 5
 
 
@@ -38,7 +38,7 @@ def stats(samples: Sequence[float]) -> Stats:
 
 
 def significant(x: float) -> float:
-  """Rounds `x` to six digits; noise leaves about three of them."""
+  """Rounds `x` to six digits. About three digits are above the noise."""
   return float(f"{x:.6g}")
 
 
@@ -52,15 +52,16 @@ def in_turns(
 ) -> dict[str, list[float | None]]:
   """Runs every call once per round, and returns its results by round.
 
-  The order differs between rounds, but not between runs. So the effects of a
-  call (caches, clocks, sleeping threads) reach all other calls. A call that has
-  used its share of `seconds` pauses (None) after `min_rounds`.
+  The order of calls differs between rounds, but not between runs. Side effects
+  of a call (on caches, clocks and sleeping threads) therefore affect all other
+  calls. After `min_rounds`, a call that has used its share of `seconds` does
+  not run again; the results of its later rounds are None.
 
   Args:
-    calls: functions of the round's number.
-    rounds: limit of the rounds.
-    seconds: limit for all calls together, after `min_rounds`.
-    min_rounds: least number of rounds of each call.
+    calls: functions that are passed the round's number.
+    rounds: maximum number of rounds.
+    seconds: time limit of all calls together, checked after `min_rounds`.
+    min_rounds: minimum number of rounds of each call.
     clock: returns seconds.
   """
   names = list(calls)

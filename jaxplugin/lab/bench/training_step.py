@@ -41,10 +41,11 @@ PEERS: Final = ("f32", "bf16")
 _EPSILON: Final = 1e-5
 
 # Relative errors of a gradient, in the Frobenius norm. Rounding to p bits has
-# an error of at most 2^-p / sqrt(3), and stochastic rounding of sqrt(2) times
-# that. The squares of up to 10 roundings of operands add up in a gradient. A
-# missing gradient, or that of another layer, has an error of 1 or more. A sum
-# in f32 may lose 8 bits, by 256 roundings (`verification.PEER_BOUND`).
+# an error of at most 2^-p / sqrt(3). Stochastic rounding has sqrt(2) times this
+# error. The squared errors of up to 10 roundings of operands add up in a
+# gradient. A missing gradient, or the gradient of another layer, has an error
+# of 1 or more. A sum in f32 may lose 8 bits, by 256 roundings
+# (`verification.PEER_BOUND`).
 _CHAIN: Final = 10
 _SIGNIFICAND_BITS: Final = {"f32": 24 - 8, "bf16": 8}
 
@@ -64,7 +65,7 @@ def block(weights: Weights, x: jax.Array, *, is_transposed: bool) -> jax.Array:
     weights: "qkv", "out", "up" and "down", each [k, n], or [n, k] if
       `is_transposed`.
     x: [tokens, channels].
-    is_transposed: the layout of the weights.
+    is_transposed: whether weights are [n, k].
   """
 
   def linear(x: jax.Array, name: str) -> jax.Array:
@@ -118,13 +119,13 @@ class TrainingVariants:
 
   @property
   def flops(self) -> int:
-    """The FLOPs of all matmuls: each has one forward and two backward."""
+    """FLOPs of all matmuls. Each matmul has two matmuls in its gradient."""
     weights = sum(k * n for k, n in self.sizes.values())
     attention = 2 * self.row.m * self.row.k
     return 3 * 2 * self.row.m * (weights + attention)
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
-    """Returns the variants of the backends `names`; None is the chosen ones."""
+    """Returns variants of the backends `names`. None is the chosen backends."""
     decided = self._decided()
     chosen = sorted({one.decision.implementation for one in decided})
     table = backends.table()

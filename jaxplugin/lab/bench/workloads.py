@@ -19,9 +19,9 @@ Kind = Literal[
 ]
 
 FORMATS: Final = "mxfp8,mxfp4,nvfp4"
-# Only the weights are quantized, as in serving.
+# Weight-only quantization.
 ONE_SIDED: Final = "f32xmxfp8,f32xnvfp4,bf16xmxfp8,bf16xmxfp4,bf16xnvfp4"
-# Formats of experts: only the weights are quantized, as in gpt-oss.
+# Weight-only quantization of experts, as in gpt-oss.
 _EXPERTS_FORMATS: Final = (
   "bf16xmxfp8,bf16xmxfp4,bf16xnvfp4,f32xmxfp8,f32xmxfp4,f32xnvfp4"
 )
@@ -34,17 +34,22 @@ class BenchRow:
   """One comparison.
 
   Attributes:
-    kind: "dot" multiplies (m, k) by (n, k). "decoder" is a step of `layers`
-      layers with k channels, and n in their MLPs, for a token of m sequences.
-      "training" is the gradient of a block with k channels, and n in its MLP,
-      for m tokens. "experts" multiplies each of m tokens with `top` of
-      `experts` weights (n, k). "quantize" and "dequantize" have (m, k) and
-      n = 0. "startup" has no sizes.
+    kind: the computation.
+      "dot" multiplies (m, k) by (n, k).
+      "decoder" is a step of `layers` layers, for one token of each of m
+        sequences. A layer has k channels, and its MLP has n channels.
+      "training" is the gradient of a block, for m tokens. The block has k
+        channels, and its MLP has n channels.
+      "experts" multiplies each of m tokens with `top` of `experts` weights
+        (n, k).
+      "quantize" and "dequantize" convert (m, k), and n is 0.
+      "startup" has no sizes.
     m, n, k: sizes.
     layers: number of layers of a decoder.
-    experts, top: number of experts, and of those of a token.
+    experts: number of experts.
+    top: number of experts for each token.
     layer: the model and layer with these sizes.
-    formats: the formats by default.
+    formats: the default formats.
   """
 
   kind: Kind
@@ -59,7 +64,7 @@ class BenchRow:
 
   @property
   def is_product(self) -> bool:
-    """Whether it multiplies activations with weights."""
+    """Whether the row multiplies activations with weights."""
     return self.kind in ("dot", "decoder", "training", "experts")
 
   def __str__(self) -> str:
@@ -79,7 +84,7 @@ class BenchRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-  """The formats of lhs and rhs; None is unquantized, of dtype `plain`."""
+  """The formats of lhs and rhs. None is unquantized, of dtype `plain`."""
 
   name: str
   lhs: formats.BlockFormat | None
@@ -88,13 +93,13 @@ class Pair:
 
   @property
   def block_size(self) -> int:
-    """Size of the largest block that must be whole; 1 if none must be."""
+    """Size of the largest block that must be whole; 1 if all may be short."""
     sides = (side for side in (self.lhs, self.rhs) if side is not None)
     return max(1 if f.may_be_short else f.block_size for f in sides)
 
   @property
   def is_fp4(self) -> bool:
-    """Whether both sides are FP4, so that integers hold their products."""
+    """Whether both sides are FP4, whose products integers can hold."""
     return all(f is not None and f.is_fp4 for f in (self.lhs, self.rhs))
 
   def __str__(self) -> str:
@@ -136,8 +141,8 @@ LAYERS: Final[dict[str, tuple[tuple[str, int, int], ...]]] = {
 }
 _LAYER_ROWS: Final = (1, 16, 128)
 
-# (experts, experts of a token, (name, n, k) of an expert's weights), from the
-# models' published configurations.
+# (experts, experts for each token, (name, n, k) of an expert's weights), from
+# the models' published configurations.
 EXPERTS: Final[dict[str, tuple[int, int, tuple[tuple[str, int, int], ...]]]] = {
   "gpt-oss-20b": (
     32,
@@ -167,7 +172,7 @@ def _dots(
 
 
 def _also(formats: str, *rows: BenchRow) -> tuple[BenchRow, ...]:
-  """Returns the rows with further formats."""
+  """Returns the rows with additional formats."""
   return tuple(
     dataclasses.replace(row, formats=f"{row.formats},{formats}") for row in rows
   )
@@ -232,7 +237,7 @@ SETS: Final[dict[str, tuple[BenchRow, ...]]] = {
     *_dots(*((m, 8192, 8192) for m in (64, 128, 256, 512, 8192))),
     *_codec(8192),
   ),
-  # Takes seconds, to check that everything runs.
+  # A check that everything runs, in seconds.
   "quick": (*_dots((1, 1024, 1024), (64, 512, 512)), *_codec(1024)),
 }
 
@@ -240,7 +245,7 @@ _DOT: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
 _DECODER_SIZES: Final = re.compile(r"decoder:(\d+)x(\d+)x(\d+)(?:x(\d+))?")
 _TRAINING_SIZES: Final = re.compile(r"training:(\d+)x(\d+)x(\d+)")
 _EXPERTS_SIZES: Final = re.compile(r"experts:(\d+)x(\d+)of(\d+)x(\d+)x(\d+)")
-# Channels of a head of attention.
+# Number of channels of an attention head.
 HEAD_SIZE: Final = 64
 _CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
 
@@ -254,10 +259,10 @@ def parse_rows(
     text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
       for M sequences), "training:TOKENSxCHANNELSxHIDDEN",
       "experts:TOKENSxTOPofEXPERTSxNxK", "quantize:MxK", "dequantize:MxK".
-    m: replaces m of every product and decoder.
+    m: replaces m of all rows except "quantize", "dequantize" and "startup".
 
   Raises:
-    ValueError: If an item is neither a set nor sizes.
+    ValueError: If an item is not the name of a set or valid sizes.
   """
   rows: list[BenchRow] = []
   for item in _items("--shapes", text):
@@ -268,7 +273,7 @@ def parse_rows(
       for row in rows
       for size in (m if row.is_product else (row.m,))
     ]
-  # Keeps the first of several rows that differ only in `layer`.
+  # Keeps the first of several rows that differ only in `layer` or `formats`.
   unique: dict[str, BenchRow] = {}
   for row in rows:
     unique.setdefault(str(row), row)
@@ -328,7 +333,7 @@ def _parse_row(item: str) -> BenchRow:
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
-  """Returns positive integers that are separated by commas."""
+  """Returns the positive integers of a comma-separated list."""
   items = _items(option, text)
   if not all(item.isdecimal() and int(item) > 0 for item in items):
     raise ValueError(
@@ -399,7 +404,7 @@ def check(row: BenchRow, pair: Pair) -> None:
     raise ValueError(
       f"bench: formats of {row} must be among {known}, got {pair}"
     )
-  # Layers contract their channels, and those of their MLPs.
+  # A layer contracts its k channels, and the n channels of its MLP.
   for k in (row.k, row.n) if row.kind in ("decoder", "training") else (row.k,):
     if k % pair.block_size:
       raise ValueError(

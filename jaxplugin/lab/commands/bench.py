@@ -205,7 +205,10 @@ def _check_instruction_set(
 
 
 def _check_writable(path: str | None) -> None:
-  """Raises ValueError before minutes of measuring."""
+  """Raises ValueError if a file cannot be written to `path`.
+
+  Runs before the measurement, which takes minutes.
+  """
   if path is None:
     return
   directory = pathlib.Path(path).resolve().parent
@@ -240,7 +243,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
   )
   peers = _names("--peers", args.peers, dot_variants.PEERS) or ()
   if args.shapes is not None:
-    workloads.parse_rows(args.shapes, m)  # before a device is looked for
+    workloads.parse_rows(args.shapes, m)  # raises before JAX starts
   if args.isa is not None:
     devices.limit_instruction_set(args.isa)
   device = devices.find(args.platform)

@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
   chosen = [layouts.parse(text) for text in args.layout]
   formats = [item.strip().lower() for item in args.formats.split(",")]
   for format in formats:
-    plans.recipe_of(format)  # refuses one before the first is compiled
+    plans.recipe_of(format)  # raises before anything is compiled
   if args.svg is not None:
     files.check_output("", args.svg, args.force)
   make = _of_function if functions.is_function(args.source) else _of_model
@@ -159,7 +159,7 @@ def _of_model(
       sequence=args.sequence or _DEFAULT_SEQUENCE,
       remat=args.remat,
     )
-    blocks.check(block, layout)  # refuses one before the first is compiled
+    blocks.check(block, layout)  # raises before anything is compiled
     cases.append((block, layout))
   for block, layout in cases:
     remat = " with remat" if block.remat else ""
@@ -197,14 +197,14 @@ def _of_function(
 def _with_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
   def both(*args: Any) -> Any:
     result, vjp = jax.vjp(fn, *args)
-    # Any cotangent will do; the result is not constant.
+    # The cotangent is the result, because XLA could fold a constant.
     return result, vjp(result)
 
   return both
 
 
 def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
-  """Returns an abstract array with the sharding of "@fsdp+tp,-", if any."""
+  """Returns an abstract array. "@fsdp+tp,-" after the shape is a sharding."""
   array, _, axes = text.partition("@")
   try:
     spec = functions.argument(array)

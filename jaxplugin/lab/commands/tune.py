@@ -204,10 +204,10 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
 
 def _run(args: argparse.Namespace) -> int:
   _check(args)
-  # Processes that compile and time share the GPU's memory with this one.
+  # Processes that compile and time share the GPU's memory with this process.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   target = _target(args)
-  # Without tables, so that an outdated one does not warn.
+  # Ignores tables, because an outdated table would print a warning.
   with resolution.tuning(None):
     work = _workload(args, target)
     if args.operations is not None:
@@ -434,7 +434,7 @@ def _tune(
           console.show(session.parts(results[-1]))
         line.advance()
   except KeyboardInterrupt:
-    # Counts rows in the files: the last may not be in `results` yet.
+    # Counts rows in the files, because `results` may lack the last row.
     done = sum(
       tables[registry.name_of(item.problem)].row(item.problem) is not None
       for item in work.items

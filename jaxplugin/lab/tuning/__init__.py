@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tuner: finds the fastest candidates for tuning tables.
 
-`operations` has a record for each operation: its operands, which a test can
-compute exactly, and the configs of its backends. `candidates` lists the ways of
-computing a problem and removes slow ones. `trials` checks and times one in a
-process that the tuner can stop: it pins the candidate
-(`tables.resolution.pinned`), then checks that the decision used it. `session`
-turns times into rows, which `store` writes.
+`operations` has a record for each operation: operands with an exact expected
+result, and the configs of backends. `candidates` lists the ways to compute a
+problem and removes slow ways. `trials` checks and times each candidate in a
+process that the tuner can stop. The process pins the candidate
+(`tables.resolution.pinned`) and checks that the decision is this candidate.
+`session` converts times to rows, and `store` writes the rows.
 """

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of candidates that failed, which later runs do not try again.
 
-The file has a line of JSON for each, in sorted order. A candidate that crashed,
-hung or gave wrong numbers is tried again if the sources of its kernels have
-changed.
+The file has a line of JSON for each candidate, in sorted order. A candidate is
+tried again if the sources of its kernels have changed.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class Failure:
 
 
 class FailuresError(ValueError):
-  """The file cannot be read or written; the text says why."""
+  """The file cannot be read or written. The message has the reason."""
 
 
 def read(path: pathlib.Path) -> tuple[Failure, ...]:
   """Returns the failures in a file; () if the file does not exist.
 
-  A line that is not a failure is skipped. Its candidate is then tried again.
+  Lines that are not failures are skipped.
 
   Raises:
     FailuresError: If the file cannot be read.
@@ -80,10 +79,10 @@ def _parse(line: str) -> Failure | None:
 
 
 def add(path: pathlib.Path, failures: Iterable[Failure]) -> None:
-  """Adds failures to a file in one step.
+  """Adds failures to a file, which is replaced atomically.
 
   Raises:
-    FailuresError: If the file cannot be written; it is unchanged then.
+    FailuresError: If the file cannot be written. The file is then unchanged.
   """
   new = [
     dataclasses.replace(failure, reason=failure.reason[:_MAX_REASON])
@@ -115,7 +114,10 @@ def add(path: pathlib.Path, failures: Iterable[Failure]) -> None:
 def of(
   failures: Iterable[Failure], kernels: str, problem: str
 ) -> dict[str, str]:
-  """Returns reasons by candidate, for a problem and a digest of kernels."""
+  """Returns the reasons of failures with this problem and digest of kernels.
+
+  The keys are candidates.
+  """
   return {
     failure.candidate: f"{failure.kind} before: {failure.reason}"
     for failure in failures

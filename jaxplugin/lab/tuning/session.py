@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run of the tuner: problems in, rows of a table out.
+"""A run of the tuner, which writes a row of a table for each problem.
 
-The session writes each row when it is done, so an interruption costs one row.
-The choice depends only on the samples: the same samples give the same bytes.
+The session writes each row when the row is done. An interruption therefore
+loses at most one row. The choice depends only on the samples of a problem.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxplugin.tables import records
 Status = Literal["done", "kept", "failed"]
 
 _US_PER_MS: Final = 1e3
-# Kinds that a later run tries again.
+# Kinds of faults that a later run tries again.
 _TRIED_AGAIN: Final = ("spills",)
 
 
@@ -44,10 +44,10 @@ class Result:
   Attributes:
     item: the problem.
     status: "done", "kept" from an earlier run, or "failed".
-    row: the row of the table; None if it failed.
-    faults: by key, candidates that failed.
-    notes: by key, the checks that were skipped.
-    reason: why it failed.
+    row: the row of the table; None if the problem failed.
+    faults: the faults of candidates that failed, by key.
+    notes: the checks that were skipped, by key.
+    reason: why the problem failed.
   """
 
   item: workload.Item
@@ -154,7 +154,7 @@ class Session:
           reason=faults[candidate.key].reason,
         )
         for candidate in listed.candidates
-        # The default is always tried, because others are compared with it.
+        # The default is always tried: other candidates are compared with it.
         if candidate != listed.default
         if candidate.key in faults
         if faults[candidate.key].kind not in _TRIED_AGAIN
@@ -167,7 +167,7 @@ def row_of(
   listed: listing.Listing,
   samples: Mapping[str, Sequence[float]],
 ) -> records.Row:
-  """Returns the row of some samples.
+  """Returns the row of a problem.
 
   Args:
     fields: the fields of the problem.
@@ -184,7 +184,7 @@ def row_of(
     measured.values(),
     key=lambda c: (c.median_us, c.implementation, records.order(c.config)),
   )
-  # The table keeps the fastest; the default is always there.
+  # A row has the default and the fastest other candidates.
   others = [c for c in ordered if c is not default]
   kept = others[: records.MAX_CANDIDATES - 1]
   return records.row_of(fields, [default, *kept], default)
@@ -209,7 +209,7 @@ LEGEND: Final = (
 
 
 def parts(result: Result) -> Iterator[console.Part]:
-  """Returns the report of a problem: what was measured, chosen and refused."""
+  """Yields the report of a problem: measurements, choice, and faults."""
   source = f" ({result.item.source})" if result.item.source else ""
   yield f"{result.item.problem}{source}"
   if result.status == "failed":
@@ -262,7 +262,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def _merged(result: Result) -> Iterator[str]:
-  """Yields the notes of all candidates, each once."""
+  """Yields the notes of all candidates without duplicates."""
   seen = dict.fromkeys(
     note for notes in result.notes.values() for note in notes
   )
@@ -270,7 +270,7 @@ def _merged(result: Result) -> Iterator[str]:
 
 
 def summary(results: Sequence[Result]) -> Iterator[str]:
-  """Returns lines about all rows."""
+  """Yields lines about all rows."""
   rows = [r.row for r in results if r.row is not None]
   other = [row for row in rows if row.chosen is not row.candidates[row.default]]
   if not rows:
@@ -291,10 +291,10 @@ class HeldOut:
 
   Attributes:
     row: the row that is left out.
-    neighbour: the row whose choice is used; None if no row is near and the rule
-      chooses.
-    choice: the candidate of `row` that is chosen; None if it was not measured
-      for this problem.
+    neighbour: the row whose choice is used; None if no row has a usable choice.
+      The rule then chooses.
+    choice: the chosen candidate, as measured in `row`; None if `row` does not
+      have this candidate.
   """
 
   row: records.Row
@@ -303,7 +303,7 @@ class HeldOut:
 
   @property
   def slowdown(self) -> float | None:
-    """Time of the choice divided by the time of the row's own choice."""
+    """Time of `choice` / time of the candidate that `row` chose."""
     if self.choice is None:
       return None
     return self.choice.median_us / self.row.chosen.median_us
@@ -321,7 +321,7 @@ class Slowdown:
 
   @property
   def slowdowns(self) -> tuple[float, ...]:
-    """Slowdowns of rows with a neighbour whose choice was measured."""
+    """Slowdowns of rows that have a neighbour and a measured choice."""
     return tuple(
       row.slowdown
       for row in self.rows
@@ -330,7 +330,7 @@ class Slowdown:
 
   @property
   def unmeasured(self) -> int:
-    """Number of rows whose neighbour's choice was not measured for them."""
+    """Number of rows that have no measurement of the neighbour's choice."""
     return sum(row.choice is None for row in self.rows)
 
   def lines(self) -> Iterator[str]:
@@ -368,14 +368,13 @@ def held_out(
   table: records.Table,
   allows: Callable[[records.Row, records.Candidate], bool] = lambda *_: True,
 ) -> Slowdown:
-  """Returns the slowdown of each row's problem without the row.
+  """Returns the slowdown of each row if the table does not have the row.
 
   Args:
     table: measured rows.
-    allows: called with a row and a candidate of another row; returns whether
-      the candidate can compute the row's problem
-      (`BackendRecord.config_error`). If it cannot, the next candidate is tried,
-      as in a decision.
+    allows: is passed a row and a candidate of another row. Returns whether the
+      candidate can compute the row's problem (`BackendRecord.config_error`). If
+      not, the next candidate is tried, as in a decision.
   """
   return Slowdown(
     rows=tuple(_held_out(table, row, allows) for row in table.rows)

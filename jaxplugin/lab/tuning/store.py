@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The file of the tuning table that the tuner fills and programs read."""
+"""The file of a tuning table. The tuner writes it, and programs read it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class Store:
 
     Args:
       target: the attached device.
-      path: the file, or an existing folder for it. None is the user's folder.
+      path: the file, or an existing folder for the file. None is the user's
+        folder.
       operation: the operation of the rows.
-      rounds: the least number of rounds of each row, of all processes.
-      is_again: True measures rows again that the file has.
+      rounds: the least number of rounds of each row, in all processes together.
+      is_again: whether to measure again the rows that the file has.
       date: the date of the measurement, today by default.
       implementations: backends that rows may name; None is all.
 
@@ -68,8 +69,8 @@ class Store:
         "tune: target must have an architecture and a number of cores, got"
         f" {target}"
       )
-    # Tables with different backends cannot be merged. So the header has all
-    # backends that rows may name, even if this run has no rows of some.
+    # Tables with different backends cannot be merged. The header therefore has
+    # all backends that rows may name, even if this run measures only some.
     names = [
       name
       for name, backend in operation.backends().items()
@@ -89,7 +90,7 @@ class Store:
       device=device,
       sources=matching.sources_of(operation, target, names),
       measured=records.Measurement(
-        # Steps of one program on a GPU take device time (`bench.execution`).
+        # On a GPU, steps measure device time (`bench.execution`).
         clock="wall" if is_cpu else "device",
         cache="cold",
         interval="quartiles",
@@ -115,17 +116,17 @@ class Store:
       )
 
   def table(self) -> records.Table | None:
-    """Reads the file; returns None if it does not exist."""
+    """Returns the table of the file; None if the file does not exist."""
     return reading.read(self.path) if self.path.exists() else None
 
   def fields(self, problem: operation_lib.Problem) -> records.Fields:
     """Returns the fields of a problem's row."""
     fields = self._operation.fields_of(problem)
-    assert fields is not None  # the session refuses a problem without fields
+    assert fields is not None  # the session rejects problems without fields
     return fields
 
   def row(self, problem: operation_lib.Problem) -> records.Row | None:
-    """Returns a problem's row; None if it must be measured."""
+    """Returns a problem's row; None if the problem must be measured."""
     fields = self._operation.fields_of(problem)
     table = self.table()
     if fields is None or table is None:
@@ -153,7 +154,7 @@ class Store:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
   def allows(self, row: records.Row, candidate: records.Candidate) -> bool:
-    """Whether another row's candidate can compute the problem of a row."""
+    """Whether a candidate, of another row, can compute the row's problem."""
     problem = self._operation.problem_of(row.problem)
     backend = self._operation.backends()[candidate.implementation]
     target = self._target
@@ -165,7 +166,7 @@ class Store:
 def key_of(
   operation: matching.MeasuredOperation[Any], fields: records.Fields
 ) -> records.Fields:
-  """Returns the fields of a problem, with the bucket of its bucketed size."""
+  """Returns the fields, with the bucketed size rounded to its bucket."""
   bucketed = operation.bucketed
   return tuple(
     (name, records.bucket(value) if name == bucketed else value)  # type: ignore[arg-type]
@@ -174,7 +175,7 @@ def key_of(
 
 
 def one_a_bucket(work: workload.Workload) -> workload.Workload:
-  """Returns the work, with only the largest problem of each bucket."""
+  """Returns the workload with only the largest problem of each bucket."""
   found: dict[object, list[tuple[int, workload.Item]]] = (
     collections.defaultdict(list)
   )

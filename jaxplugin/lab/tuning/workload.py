@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The problems to tune: of named shapes, of a module or of a function."""
+"""Problems to tune, from named shapes, a module or a function."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Item:
 
   Attributes:
     problem: the problem.
-    source: the layer, or the line of the program, that has it.
+    source: the layer, or the line of the program, that has the problem.
   """
 
   problem: operation.Problem
@@ -43,7 +43,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """Problems to tune, each once.
+  """Problems to tune, without duplicates.
 
   Attributes:
     items: the problems.
@@ -70,7 +70,7 @@ def of_shapes(
     target: the device.
 
   Raises:
-    ValueError: If k is not a multiple of the block size.
+    ValueError: If a row does not support its formats (`workloads.check`).
   """
   items, left_out = [], []
   for row in rows:
@@ -152,12 +152,12 @@ _PROBLEMS: Final = {
 def of_module(
   source: modules.ParsedModule, target: targets.Target, *, strict: bool = False
 ) -> Workload:
-  """Returns the block-scaled calls of a module; consumes the module.
+  """Returns the problems of a module. Consumes the module.
 
   Args:
     source: the module.
     target: the device.
-    strict: whether a call that cannot be lowered is an error.
+    strict: whether to raise an error for a call that cannot be lowered.
   """
   return _of_explained(
     diagnostics.explain_module(source, target, strict=strict)
@@ -169,7 +169,7 @@ def of_function(
   arguments: Sequence[Any],
   target: targets.Target,
 ) -> Workload:
-  """Returns the problems of a function, for abstract arguments."""
+  """Returns the problems of a function with abstract arguments."""
   return _of_explained(diagnostics.explain(function, *arguments, target=target))
 
 
@@ -188,7 +188,7 @@ def _of_explained(explanation: report.Explanation) -> Workload:
 
 
 def of_operations(work: Workload, names: Sequence[str]) -> Workload:
-  """Returns the work without other operations."""
+  """Returns the workload with only the operations `names`."""
   items = [i for i in work.items if registry.name_of(i.problem) in names]
   left_out = [
     f"{item.problem}: not among --operations {','.join(names)}"
@@ -199,7 +199,7 @@ def of_operations(work: Workload, names: Sequence[str]) -> Workload:
 
 
 def _unique(items: Sequence[Item], left_out: Sequence[str]) -> Workload:
-  """Returns each problem once, with its first source."""
+  """Returns a workload without duplicates. The first source is kept."""
   found: dict[operation.Problem, Item] = {}
   for item in items:
     found.setdefault(item.problem, item)

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of experts: weights, and tokens with the experts of each.
+"""Operands of a mixture of experts: weights, tokens and routing.
 
-A token has `top` different experts, which are chosen at random, but equally in
-every run. Rows are sorted by expert, as for `ragged_dot`. Weights are
-gigabytes, so all sets of operands share them. The next set uses other experts,
-if there are any, so that their weights are not in the cache.
+A token has `top` different experts. They are chosen at random, with the same
+seed in every run. Rows are sorted by expert, as for `ragged_dot`. Weights have
+gigabytes, so all sets of operands share the weights. Consecutive sets use
+different experts if enough experts exist, so that weights are not in the cache.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jaxplugin.core import formats
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import verification
 
-_ALIGNMENT: Final = 64  # bytes; XLA copies arrays with a smaller one
-# Limits of the rows and weights of a result that are checked.
+_ALIGNMENT: Final = 64  # bytes; XLA copies less aligned arrays
+# Limits on the rows and weights that are checked for each result.
 _MAX_ROWS: Final = 8
 _MAX_WEIGHTS: Final = 1 << 20
 
@@ -35,11 +35,12 @@ _MAX_WEIGHTS: Final = 1 << 20
 class Routing(NamedTuple):
   """The experts of the rows.
 
-  The used experts are adjacent and sorted by their number of rows. So those
-  with equally many rows are one matrix (`ExpertVariants`, "dense dots").
+  The used experts are adjacent and sorted by their number of rows. The weights
+  of experts with equally many rows are therefore one matrix, which "dense dots"
+  of `ExpertVariants` needs.
 
   Attributes:
-    first: the first used expert.
+    first: index of the first used expert.
     sizes: number of rows of each used expert, ascending.
     experts: number of experts.
   """
@@ -82,9 +83,9 @@ def routing(row: workloads.BenchRow, i: int, seed: int = 0) -> Routing:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """Returns an array that XLA:CPU reads without a copy, as well as its views.
+  """Returns an aligned array, which XLA:CPU reads without a copy.
 
-  NumPy requests huge pages for it, as `prepare_weights` does.
+  NumPy requests huge pages for the array, as `prepare_weights` does.
   """
   count = int(np.prod(shape))
   memory = np.empty(count + _ALIGNMENT, dtype)
@@ -93,7 +94,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _rolled(first: np.ndarray, experts: int) -> np.ndarray:
-  """Returns [experts, n, ...]; expert i has rows of `first`, rolled by i."""
+  """Returns [experts, n, ...]. Expert i has rows of `first`, rolled by i."""
   stack = _aligned((experts, *first.shape), first.dtype)
   for i, weight in enumerate(stack):
     weight[:] = np.roll(first, i, axis=0)
@@ -103,7 +104,8 @@ def _rolled(first: np.ndarray, experts: int) -> np.ndarray:
 class ExpertWeights:
   """The weights of one matmul, in the layouts of all variants.
 
-  They are normal numbers, rounded to bf16, as in an unquantized checkpoint.
+  Weights are normally distributed numbers, rounded to bf16 as in an unquantized
+  checkpoint.
   """
 
   def __init__(self, experts: int, n: int, k: int, seed: int = 0):
@@ -143,7 +145,7 @@ class ExpertWeights:
     """Returns the values (FP4 packed) and scales of all experts, unprepared."""
     if format.name not in self._unprepared:
       stack = self.quantized(format)
-      # Bytes are the layout for CPUs, which need no copy.
+      # Weights that are prepared for a CPU are bytes, and need no conversion.
       if not stack.is_bytes:
         stack = preparation.unprepare_weights(stack)
         stack = stack.pack() if format.has_pairs else stack
@@ -159,7 +161,7 @@ class ExpertWeights:
     Args:
       format: format of the weights.
       experts: the experts.
-      rows: the rows of each expert. All rows need no copy.
+      rows: the rows of each expert. A slice of all rows is not copied.
     """
     values, scale = self._on_host(format)
     stored = format.storage_dtypes[-1]
@@ -181,7 +183,7 @@ class ExpertWeights:
 
 @functools.lru_cache(maxsize=1)
 def weights_of(experts: int, n: int, k: int) -> ExpertWeights:
-  """Returns the weights of one matmul; the next row may use the same ones."""
+  """Returns the weights of one matmul. The last result is cached."""
   return ExpertWeights(experts, n, k)
 
 
@@ -221,7 +223,7 @@ class ExpertOperands:
     return quantization.quantize(rows, self.pair.lhs)
 
   def expected(self, i: int, dtype: Any = None) -> verification.Expected:
-    """Returns the result of set i at a sample of rows and columns, in f64.
+    """Returns a sample of the result of set i, in f64.
 
     Args:
       i: the set.

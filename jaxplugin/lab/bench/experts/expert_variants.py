@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variants of a matmul of a mixture of experts.
 
-Peers have f32 or bf16 weights, as in a checkpoint. Only "dequantize" has
-quantized ones. "dense dots" does the same work by this package's dense dots:
-one dot for all experts with the same number of rows.
+Peers have f32 or bf16 weights, as in a checkpoint. Two peers have quantized
+weights. "dequantize" dequantizes the weights for JAX's ragged dot. "dense dots"
+does as much work by this package's dense dot: one dot multiplies with the
+weights of all experts that have the same number of rows.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from jaxplugin.ragged import traced
 
 DENSE: Final = "dense dots"
 DEQUANTIZE: Final = "dequantize"
-# Ways to multiply floats; a peer is one of these and "f32" or "bf16".
+# Ways to multiply floats. A peer's name is a way and "f32" or "bf16".
 _READY: Final = ("lax", "loop", "scan", "take")
 _PEERS: Final = ("f32", "bf16")
-# Limit of the weights of one dtype. A machine must hold the weights of two
-# dtypes, and XLA's copies of them.
+# Limit on the weights of one dtype. A machine must hold the weights of two
+# dtypes, and XLA's copies of these weights.
 _MAX_READY_BYTES: Final = 5 << 29
 
 
@@ -61,7 +62,7 @@ class ExpertVariants:
     self._expected = functools.lru_cache(maxsize=8)(self.data.expected)
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
-    """Returns the variants of the backends `names`; None is all."""
+    """Returns variants of backends. None is all that support the row."""
     jaxpr = jax.make_jaxpr(functools.partial(self._ragged, None))(
       *self._quantized(0)
     )
@@ -95,7 +96,12 @@ class ExpertVariants:
     )
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
-    """Returns "f32" and "bf16" of `names`, in every way to write them."""
+    """Returns the peers.
+
+    "dense dots" is always a peer. If "f32" or "bf16" is in `names`,
+    "dequantize" and each way to multiply floats of that dtype are also peers.
+    Other names are unavailable.
+    """
     found: list[variants.AnyVariant] = [self._dense()]
     wanted = [name for name in _PEERS if name in names]
     if wanted:
@@ -126,7 +132,7 @@ class ExpertVariants:
     return self.data.rows(i), weights, self.data.sizes(i)
 
   def _dense(self) -> variants.Variant:
-    """Returns the variant of one dot for all experts with equally many rows."""
+    """Returns "dense dots": one dot for each number of rows of an expert."""
     sizes, counts = np.unique(self.data.routing(0).sizes, return_counts=True)
 
     def function(rows: Any, weights: Sequence[Any]) -> list[jax.Array]:
@@ -169,7 +175,7 @@ class ExpertVariants:
       floats = quantization.dequantize(weights, dtype)
       return by_ragged_dot(rows, floats, sizes)
 
-    # bf16 must round values times NVFP4's global scale.
+    # An NVFP4 value times the global scale is rounded to bf16.
     is_bf16 = dtype == formats.BF16
     rounding = reference.rounding_error(formats.BF16) if is_bf16 else 0
     return self._variant(
@@ -233,7 +239,7 @@ class ExpertVariants:
     check: Callable[[int, Any], float] | None = None,
     **fields: Any,
   ) -> variants.Variant:
-    """Returns a variant; with `dtype`, both operands are floats."""
+    """Returns a variant. If `dtype` is set, both operands are floats."""
 
     def expected(i: int, result: Any) -> float:
       return verification.check_dot(
@@ -265,7 +271,7 @@ class ExpertVariants:
 
 
 def _first_rows(rows: Any, count: int) -> Any:
-  """Returns the first `count` rows, of floats or of a ScaledArray."""
+  """Returns the first `count` rows of floats or of a ScaledArray."""
   if not isinstance(rows, scaled_array.ScaledArray):
     return rows[:count]
   return dot_variants.with_parts(rows, rows.values[:count], rows.scale[:count])
@@ -277,14 +283,14 @@ _RAGGED: Final = lax.RaggedDotDimensionNumbers(
   lhs_ragged_dimensions=[0],
   rhs_group_dimensions=[0],
 )
-# Number of rows of a step of `scan`.
+# Limits on the number of rows of a step of "scan".
 _MIN_TILE: Final = 8
 _MAX_TILE: Final = 128
 
 
-# Matmuls of peers. Rows x (rows, k) are sorted by expert, weights w are
-# (experts, n, k), and sizes i32[experts] are the numbers of rows of experts.
-# Results are f32[rows, n].
+# Matmuls of peers. x is [rows, k], sorted by expert. w is [experts, n, k].
+# sizes is i32[experts], the number of rows of each expert. Results are
+# f32[rows, n].
 
 
 def _precision(x: jax.Array) -> Any:
@@ -303,7 +309,7 @@ def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def by_ragged_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-  """Calls one operation of JAX, which multiplies all rows with all experts."""
+  """Calls JAX's ragged dot, which multiplies all rows with all experts."""
   return lax.ragged_dot_general(
     x,
     w,
@@ -361,7 +367,7 @@ def by_scan(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def by_take(x: jax.Array, w: jax.Array, of_row: jax.Array) -> jax.Array:
-  """Multiplies each row with a copy of its expert `of_row`, i32[rows]."""
+  """Multiplies each row with a copy of the weight `of_row`, i32[rows]."""
   return jnp.einsum(
     "rk,rnk->rn",
     x,

@@ -29,7 +29,7 @@ class CodecVariants:
     self.data = operand_sets.CodecOperands(row, format)
 
   def all(self) -> list[variants.Variant | variants.Unavailable]:
-    """Returns the package's function, its operations in XLA, and a copy."""
+    """Returns variants: the package's function, the same in XLA, and a copy."""
     copy = variants.Variant(
       name="copy",
       role="ceiling",
@@ -68,7 +68,7 @@ class CodecVariants:
         data.floats(i) if is_quantize else data.quantized(i),
       ),
       check=self._check,
-      # A global scale needs all of x, so x is read twice.
+      # The global scale depends on all of x, so x is read twice.
       num_bytes=operand_sets.num_bytes(array) + floats * reads,
       flops=0,
       is_chosen=is_chosen,

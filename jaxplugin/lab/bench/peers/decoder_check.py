@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a decoder's step in f64, one matmul after another.
 
-The input of a matmul is compared with an f64 computation from the outputs of
-earlier matmuls. Its output is compared with the f64 matmul of its input, after
-the variant's rounding or quantization, at a sample of the weights. So errors do
-not add up, and each has the bound of a single matmul, which is smaller than the
-error of quantization.
+The input of each matmul is compared with an f64 computation from the outputs of
+earlier matmuls. The output of each matmul is compared with an f64 matmul of the
+same input, after the variant's rounding or quantization, at a sample of the
+weights. Errors of matmuls therefore do not add up. Each error has the bound of
+a single matmul, which is smaller than the error of quantization.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from jaxplugin.lab.bench.peers import verification
 # Bound of XLA's f32 operations between two matmuls, such as sums and
 # exponentials.
 BETWEEN_BOUND: Final = verification.PEER_BOUND
-# Bound of x + y, in units of |x| + |y|: one rounding of y, one of XLA's sum,
-# and one of the sum here.
+# Bound of x + y, in units of |x| + |y|. Three values are rounded: y, XLA's sum,
+# and the sum in this module.
 _ADDITION_BOUND: Final = 3 * verification.UNIT
 
-# Returns some columns of a matmul of layer i, and their weights f64[columns,
-# k].
+# Maps (layer, matmul) to a sample of columns, and their weights
+# f64[columns, k].
 Weights = Callable[[int, str], tuple[np.ndarray, np.ndarray]]
-# Returns f32[m, k] after the variant's rounding, as f64.
+# Rounds f32[m, k] as the variant does. The result is f64.
 Rounded = Callable[[np.ndarray], np.ndarray]
 
 
@@ -52,9 +52,9 @@ def check(
     result: the result of a function of `decoder_model`.
     x: f32[m, channels], the input of the step.
     caches: `decoder_model.CACHES`, f32[layers, m, groups, length, d].
-    weights, rounded: see their types.
+    weights, rounded: see the types `Weights` and `Rounded`.
     bound: bound of a matmul's error, in units of sum(|a * b|).
-    relative: further relative error of a matmul's result.
+    relative: additional relative error of a matmul's result.
 
   Returns:
     The largest error of a matmul, in units of 2^-24 * sum(|a * b|).
@@ -94,7 +94,7 @@ def check(
     got = np.asarray(decoder_model.of_layer(seen, i)[name]["input"])
     _compare(f"layer {i}, what goes into {name}", got, exact, magnitude)
 
-  drift = np.zeros(x.shape)  # difference of x from XLA's x
+  drift = np.zeros(x.shape)  # bound of the difference from XLA's x
 
   def add(y: np.ndarray) -> None:
     nonlocal x, drift
@@ -121,7 +121,7 @@ def _compare(
 ) -> None:
   error = np.abs(got.astype(np.float64) - exact)
   limit = BETWEEN_BOUND * magnitude + np.finfo(np.float32).tiny
-  if not (error <= limit).all():  # NaN is not below either
+  if not (error <= limit).all():  # also true for NaN
     at = np.unravel_index(np.argmax(np.nan_to_num(error - limit)), error.shape)
     place = tuple(int(index) for index in at)
     raise verification.WrongResultError(
@@ -131,7 +131,7 @@ def _compare(
 
 
 def _norm(x: np.ndarray, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the norm, and the unit of its error if x errs by `drift`."""
+  """Returns the norm, and the unit of its error if x has error `drift`."""
   x = x.astype(np.float64)
   mean = np.square(x).mean(axis=-1, keepdims=True)
   size = np.sqrt(mean + decoder_model.NORM_EPSILON)
@@ -146,7 +146,7 @@ def _gated(gate_up: np.ndarray) -> np.ndarray:
 def _attention(
   qkv: np.ndarray, keys: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns attention of the values, and of their magnitudes."""
+  """Returns attention over the values, and over their magnitudes."""
   query, key, value = (
     part.astype(np.float64)
     for part in decoder_model.split_qkv(qkv, keys.shape[1])

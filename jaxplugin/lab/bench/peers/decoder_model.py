@@ -1,16 +1,18 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's step, with any function for the matmuls with weights.
+"""A decoder's step. The caller passes a function for matmuls with weights.
 
 A layer is that of Llama (arXiv:2302.13971) without rotary embeddings: root mean
 square norm, attention, norm, and a gated MLP (arXiv:2002.05202). 8 heads share
-keys and values if 8 divides the number of heads (arXiv:2305.13245). Each
-sequence has one new token and a cache of `CACHE_LENGTH` older ones. The step
-does not write to the cache, so it does not copy it.
+keys and values if 8 divides the number of heads, otherwise all heads do
+(arXiv:2305.13245). Each sequence has one new token and a cache of
+`CACHE_LENGTH` older tokens. The step does not write to the cache, so XLA does
+not copy the cache.
 
 A step returns the input and output of each matmul, so that a check can compare
-them one by one. The final result alone differs from an f64 reference by the
-error of quantization: an input near the middle of two codes may get either.
+the matmuls one by one. The final result is not enough: it differs from an f64
+reference by the error of quantization, because an input near the midpoint of
+two codes may be rounded to either code.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ CACHE_LENGTH: Final = 512
 NORM_EPSILON: Final = 1e-5
 _HEADS_A_GROUP: Final = 8
 
-# Returns f32[m, n] for f32[m, k] and a weight.
+# Multiplies f32[m, k] with a weight. The result is f32[m, n].
 Linear = Callable[[jax.Array, Any], jax.Array]
 # Weights and caches by name.
 Layer = dict[str, Any]
@@ -59,7 +61,7 @@ class DecoderSizes:
 
   @property
   def groups(self) -> int:
-    """The number of heads of keys and values."""
+    """The number of key and value heads."""
     groups, others = divmod(self.heads, _HEADS_A_GROUP)
     return 1 if others else groups
 
@@ -107,9 +109,9 @@ def scanned(
 def numbered(
   linear: Linear, x: jax.Array, layers: Layer
 ) -> tuple[jax.Array, Any]:
-  """Computes a step by `lax.scan` over the layers' numbers.
+  """Computes a step by `lax.scan` over the layers' indices.
 
-  The weight that `linear` gets is the pair (stack, i32[] number).
+  The weight passed to `linear` is the pair (stack, i32[] index).
   """
   weights = {name: layers[name] for name in PRODUCTS}
   caches = {name: layers[name] for name in CACHES}
@@ -129,7 +131,7 @@ def unrolled(
   """Computes a step with separate arguments for each layer.
 
   Returns:
-    As `scanned`, with a tuple over the layers instead of stacks.
+    The same as `scanned`, but with a tuple of layers instead of stacks.
   """
   seen = []
   for layer in layers:
@@ -170,11 +172,11 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def _attention(qkv: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-  """Returns f32[m, channels] for a token's qkv and the cache."""
+  """Returns attention f32[m, channels] of a token's qkv and the caches."""
   m, groups, _, size = keys.shape
   query, key, value = split_qkv(qkv, groups)
   query = query * np.float32(size**-0.5)
-  # Without HIGHEST a GPU multiplies in TF32.
+  # Without HIGHEST, a GPU multiplies in TF32.
   dot = lambda formula, *operands: jnp.einsum(
     formula, *operands, precision=lax.Precision.HIGHEST
   )

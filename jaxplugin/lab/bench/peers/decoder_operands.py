@@ -20,7 +20,7 @@ from jaxplugin.lab.bench.peers import decoder_model
 from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import verification
 
-# Number of weights of a matmul that are checked.
+# Number of weights that are checked for each matmul.
 _MAX_WEIGHTS: Final = 1 << 18
 
 
@@ -31,9 +31,10 @@ def _weights(
   layers: int,
   format: formats.BlockFormat,
 ) -> scaled_array.ScaledArray:
-  """Returns quantized normal weights, which keep the magnitude of activations.
+  """Returns quantized, normally distributed weights.
 
-  Layer i has the rows of the first layer, rolled by i.
+  Their standard deviation keeps the magnitude of activations. Layer i has the
+  rows of the first layer, rolled by i.
   """
   x = jax.random.normal(key, shape, jnp.float32) * shape[1] ** -0.5
   stack = jnp.stack([jnp.roll(x, i, axis=0) for i in range(layers)])
@@ -48,9 +49,9 @@ def _ready(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
 class DecoderOperands:
   """Sets of operands of a decoder's step.
 
-  Each set has other activations. All sets share weights and caches if these are
-  several times as large as the last-level cache, as in a real decoder. If they
-  are smaller, each set has a copy.
+  Each set has different activations. All sets share the key and value caches.
+  All sets also share the weights if these are more than 2.5 times as large as
+  the last-level cache. Otherwise, each set has different weights.
 
   Attributes:
     sizes: sizes of the decoder.
@@ -80,7 +81,7 @@ class DecoderOperands:
 
   def caches(self, i: int) -> dict[str, jax.Array]:
     """Returns `decoder_model.CACHES`, f32[layers, m, groups, length, d]."""
-    del i  # much smaller than the weights
+    del i  # all sets share the caches
     shape = self.sizes.layers, *self.sizes.cache
     keys = jax.random.split(self._caches_key, len(decoder_model.CACHES))
     return self._once(
@@ -114,19 +115,19 @@ class DecoderOperands:
     )
 
   def arranged(self, i: int, name: Any, make: Any) -> Any:
-    """Returns `make()` for set i, which is called once for each name."""
+    """Returns `make()` for set i, cached by `name` and the set's weights."""
     return self._once((name, self._copy_of(i)), make)
 
   def sampled(
     self, i: int, layer: int, product: str, ready: str
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns some columns of a matmul, and their weights f64[columns, k].
+    """Returns a sample of columns, and their weights f64[columns, k].
 
     Args:
       i: the set.
       layer: the layer.
       product: one of `decoder_model.PRODUCTS`.
-      ready: dtype of dequantized weights; "" for quantized ones.
+      ready: dtype of dequantized weights; "" if weights are quantized.
     """
     key = self._copy_of(i), layer, product, ready
     if key not in self._rows:

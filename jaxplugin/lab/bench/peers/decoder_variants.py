@@ -4,9 +4,9 @@
 
 The step is written in two ways: with separate arguments for each layer's
 weights, and ("in scan") by `lax.scan` over stacked layers. XLA:CPU copies the
-slices of a scan. So ours scans the layers' numbers and reads the stacks
-(`linear`). Ours and f32 are timed in both ways. Other peers are timed in the
-first way, which is faster for all of them.
+slices of a scan, so our variants scan over the layers' indices, and `linear`
+reads the stacks. Our variants and f32 are timed in both ways. Other peers are
+timed with separate arguments, which is faster for all peers.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class _DecoderForm(NamedTuple):
   """A way to write the matmuls with weights.
 
   Attributes:
-    name: the name of the form; "" for ours.
+    name: the name of the form; "" for our variants.
     linear: computes one matmul.
-    ready: dtype of dequantized weights; "" for quantized ones.
-    store: converts the weights to the layout of this form. This is not timed.
-    stored: the name of that layout.
+    ready: dtype of dequantized weights; "" if weights are quantized.
+    store: converts the weights to the layout of this form, before timing.
+    stored: the name of the layout.
   """
 
   name: str
@@ -66,8 +66,8 @@ class _DecoderForm(NamedTuple):
 class DecoderVariants:
   """The variants of one decoder's step on one device.
 
-  The pair's lhs is the format of activations in each matmul, and its rhs the
-  format of the weights. Results of matmuls and all other arrays are f32.
+  `pair.lhs` is the format of activations in each matmul, and `pair.rhs` is the
+  format of weights. Results of matmuls and all other arrays are f32.
   """
 
   def __init__(
@@ -89,7 +89,7 @@ class DecoderVariants:
     )
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
-    """Returns the variants of the backends `names`; None is the chosen ones."""
+    """Returns variants of the backends `names`. None is the chosen backends."""
     decided = self._decided()
     chosen = sorted({one.decision.implementation for one in decided})
     problems = [one.problem for one in decided]
@@ -133,7 +133,7 @@ class DecoderVariants:
     return quantization.quantize(x, self.pair.lhs)
 
   def _ours(self, implementation: str | None, x: jax.Array, w: Any) -> Any:
-    """Multiplies with a weight, or with a layer (stack, number)."""
+    """Multiplies with a weight, or with layer i of a stack: w = (stack, i)."""
     w, layer = w if isinstance(w, tuple) else (w, None)
     return linear.linear(
       self._given_to_products(x),
@@ -186,7 +186,7 @@ class DecoderVariants:
           dtype.name,
         )
       )
-    # XLA may omit a rounding to bf16, or reorder roundings.
+    # XLA may omit or reorder roundings to bf16.
     cast = 0 if name == "f32" else reference.rounding_error(dtype)
     return self._forms(
       name,
@@ -342,7 +342,7 @@ class DecoderVariants:
 
 
 def _sum_of_products(dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies one row. XLA fuses this into a loop, often faster than a dot."""
+  """Multiplies one row. XLA's fused loop is often faster than its dot."""
   x = x.astype(dtype).astype(np.float32)
   return (x * w.astype(np.float32)).sum(axis=1)[None]
 

@@ -51,10 +51,10 @@ _LAYOUTS: Final = {
   "interleaved": interleaving.INTERLEAVED,
   "swizzled": layouts.SWIZZLED,
 }
-# Values that NumPy and ml_dtypes convert in well under a second.
+# Number of values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
-# XLA:CPU has a faster routine for this many rows than for one. A user can pad,
-# so this is a form of the peer.
+# XLA:CPU multiplies this many rows by a faster routine than one row. A user can
+# pad one row, so padding is a form of the peers.
 _PADDED_ROWS: Final = 8
 
 
@@ -64,7 +64,7 @@ class _DotForm(NamedTuple):
   Attributes:
     name: the name of the form.
     function: the function of lhs (m, k) and rhs (n, k).
-    is_transposed: whether the weights are stored as (k, n) instead.
+    is_transposed: whether the weights are stored as (k, n), not (n, k).
   """
 
   name: str
@@ -95,7 +95,7 @@ class DotVariants:
     return verification.expected_dot(*self.data.quantized(i))
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
-    """Returns the variants of the backends `names`; None is all."""
+    """Returns variants of backends. None is all that support the row."""
     function = functools.partial(self._ours, None)
     jaxpr = jax.make_jaxpr(function)(*self.data.quantized(0))
     (eqn,) = traced.dots(jaxpr.jaxpr)
@@ -107,7 +107,7 @@ class DotVariants:
 
     def refusal(name: str) -> str:
       found = table[name].supports(problem, target)
-      if table[name].rank(target) is None:  # only runs if it is named
+      if table[name].rank(target) is None:  # runs only if the caller names it
         found = found or table[name].lowering_refusal(target)
       return "" if found is None else found.reason
 
@@ -133,7 +133,7 @@ class DotVariants:
   def _experiments(
     self, backend: backends.Backend, problem: problems.DotProblem
   ) -> Iterator[variants.Variant]:
-    """Yields the experiments of a backend, which a target must enable."""
+    """Yields variants of a backend's experiments, which a target enables."""
     for word, asking in backend.experiments:
       target = asking(self.target)
       refusal = backend.lowering_refusal(target)
@@ -152,7 +152,7 @@ class DotVariants:
       return self._ours(implementation, lhs, rhs)
 
   def _prepared_layout(self) -> str:
-    """Returns the layout of the prepared rhs on this target; "" if none."""
+    """Returns the layout of a prepared rhs on this target; "" if none."""
     _, rhs = self.data.quantized(0)
     if not isinstance(rhs, scaled_array.ScaledArray):
       return ""
@@ -191,7 +191,7 @@ class DotVariants:
     arrange: Callable[..., tuple[Any, ...]] | None = None,
     **fields: Any,
   ) -> variants.Variant:
-    """Returns a variant on quantized operands, or floats of dtype `ready`.
+    """Returns a variant of quantized operands, or of floats of dtype `ready`.
 
     Args:
       arrange: converts lhs and rhs to the arguments of `function`.
@@ -272,7 +272,7 @@ class DotVariants:
     ]
     if self.row.m == 1:
       forms += [_padded(form) for form in forms]
-      # XLA fuses this into one loop, which may be faster than its dot.
+      # XLA's fused loop may be faster than its dot.
       forms.append(
         _DotForm(
           "sum of products",
@@ -286,7 +286,7 @@ class DotVariants:
     return forms
 
   def _f32(self, name: str) -> variants.Forms:
-    # Without HIGHEST a GPU multiplies in TF32.
+    # Without HIGHEST, a GPU multiplies in TF32.
     def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
       return lax.dot_general(
         lhs, rhs, numbers, precision=lax.Precision.HIGHEST
@@ -356,9 +356,10 @@ class DotVariants:
     return self._variant(name, "peer", function, arrange=_unpacked)
 
   def _peer_result(self, *global_scales: Any) -> Any:
-    """Returns the result dtype of a peer without global scales.
+    """Returns the result dtype of a peer, before global scales are applied.
 
-    It is f32 if global scales follow, so that rounding comes last.
+    The dtype is f32 if an operand has a global scale. The result is rounded
+    after the global scales are applied.
     """
     is_scaled = any(scale is not None for scale in global_scales)
     return np.dtype(np.float32) if is_scaled else self.out_dtype
@@ -393,14 +394,17 @@ class DotVariants:
 
 
 def scaled_dot_bound(pair: workloads.Pair) -> float:
-  """Returns the bound of `lax.scaled_dot`; XLA rounds a plain side to bf16."""
+  """Returns the error bound of `lax.scaled_dot`.
+
+  XLA rounds an unquantized operand to bf16.
+  """
   is_plain = None in (pair.lhs, pair.rhs) and pair.plain != formats.BF16
   cast = reference.rounding_error(formats.BF16) if is_plain else 0
   return verification.PEER_BOUND + cast
 
 
 def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
-  """Returns why JAX's functions do not take these formats; None if they do."""
+  """Returns why JAX does not support these formats; None if it does."""
   for format in (pair.lhs, pair.rhs):
     if format is not None and format.is_fp6:
       reason = f"XLA has no {format.values_dtype.name}"
@@ -409,7 +413,7 @@ def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
 
 
 def peers_lack(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
-  """Returns why a peer does not take these formats; None if it does."""
+  """Returns why a peer does not support these formats; None if it does."""
   for format in (pair.lhs, pair.rhs):
     if format is not None and not format.is_known:
       return variants.missing_peer(name, f"does not multiply {format}")
@@ -417,7 +421,7 @@ def peers_lack(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
 
 
 def _padded(form: _DotForm) -> _DotForm:
-  """Returns a form that pads the rows before it multiplies."""
+  """Returns a form that pads the rows of lhs to `_PADDED_ROWS` first."""
 
   def pad(x: jax.Array) -> jax.Array:
     rows = jnp.ones((_PADDED_ROWS - x.shape[0], *x.shape[1:]), x.dtype)
@@ -437,7 +441,7 @@ def _padded(form: _DotForm) -> _DotForm:
 
 
 def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-  """Returns lhs, and the weights stored as (k, n); this is not timed."""
+  """Returns lhs, and the weights as (k, n). Runs before timing."""
   if not isinstance(rhs, scaled_array.ScaledArray):
     return lhs, jnp.copy(rhs.T)
   lhs, rhs = _unpacked(lhs, rhs)
@@ -448,14 +452,14 @@ def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
 def with_parts(
   x: scaled_array.ScaledArray, values: jax.Array, scale: jax.Array
 ) -> scaled_array.ScaledArray:
-  """Returns `x` with other values and scales, in any order of axes."""
+  """Returns `x` with other values and scales, which may be transposed."""
   return x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
 
 
 def _unpacked(*operands: Any) -> tuple[Any, ...]:
-  """Returns operands with unpacked FP4 values, for peers; this is not timed."""
+  """Returns operands of peers, with unpacked FP4. Runs before timing."""
   return tuple(
     x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
     for x in operands

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands of dots and codecs, with copies that together exceed the caches.
 
-Operands are normal numbers that the package quantizes. Checks compute the
-expected result from their codes.
+Operands are normally distributed numbers that the package quantizes. Checks
+compute the expected result from the quantized operands.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jaxplugin.lab.bench import workloads
 
 Operand = jax.Array | scaled_array.ScaledArray
 
-# The size of all copies, in units of the last-level cache.
+# Size of the sets used between two uses of a set / size of the cache.
 PAST_CACHE: Final = 1.5
 
 
 def copies(num_bytes: int, cache_bytes: int) -> int:
   """Returns the number of sets of `num_bytes` to rotate, at least 2.
 
-  The other sets, used between two uses of a set, exceed the cache.
+  The sets used between two uses of a set are larger than the cache.
   """
   return 2 + int(PAST_CACHE * cache_bytes / num_bytes)
 
@@ -53,7 +53,7 @@ def _another(
 
 
 class DotOperands:
-  """Sets of operands of one dot, each created at its first use.
+  """Sets of operands of one dot. Each set is created at its first use.
 
   Attributes:
     row, pair: the sizes and the formats.
@@ -95,7 +95,7 @@ def _ready(x: Operand, dtype: np.dtype) -> jax.Array:
 
 
 class CodecOperands:
-  """Sets of floats, and the quantized arrays of each."""
+  """Sets of f32[m, k], and the quantized array of each set."""
 
   def __init__(
     self, row: workloads.BenchRow, format: formats.BlockFormat, seed: int = 0
@@ -120,7 +120,7 @@ class CodecOperands:
 
 
 def num_bytes(*operands: Any) -> int:
-  """Returns the bytes of operands; an FP4 value is half a byte."""
+  """Returns the bytes of operands. In a ScaledArray, FP4 has half a byte."""
   return sum(
     x.nbytes if isinstance(x, scaled_array.ScaledArray) else x.size * x.itemsize
     for x in operands

@@ -5,9 +5,9 @@
 torch    `torch.nn.functional.linear` of bf16 operands.
 torchao  `torch.mm` of two `MXTensor`s or `NVFP4Tensor`s (without a global
          scale), which torchao quantizes. On a CPU, and on a GPU before
-         Blackwell, it dequantizes them at every call.
+         Blackwell, torchao dequantizes both tensors at every call.
 
-Both return bf16. torch and torchao are imported at their first use.
+Both peers return bf16. torch and torchao are imported at their first use.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def variant(
   data: operand_sets.DotOperands,
   is_gpu: bool,
 ) -> variants.Variant | variants.Unavailable:
-  """Returns one of `NAMES`, for one dot."""
+  """Returns the variant `name`, an element of `NAMES`, for one dot."""
 
   def unavailable(reason: str) -> variants.Unavailable:
     return variants.Unavailable(name=name, role="peer", reason=reason)
@@ -127,7 +127,7 @@ def _torchao_quantizer(format: formats.BlockFormat | None, is_gpu: bool) -> Any:
 
 
 def _f32(x: Any) -> np.ndarray:
-  """Returns a tensor's numbers, dequantized if it is quantized."""
+  """Returns a tensor in f32. A quantized tensor is dequantized first."""
   dense = x.dequantize() if hasattr(x, "qdata") else x
   return dense.float().cpu().numpy()
 

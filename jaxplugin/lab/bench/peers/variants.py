@@ -12,10 +12,11 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
-CHOSEN: Final = "chosen"  # in the place of a backend's name
+# Stands for the backends of the decision in a list of backends' names.
+CHOSEN: Final = "chosen"
 
 Role = Literal["ours", "peer", "ceiling"]
-# Which ceiling a matmul has: that of any floats, of f32, or of integers.
+# The ceiling of a matmul: the rate of any floats, of f32, or of integers.
 Arithmetic = Literal["floats", "f32", "int8"]
 
 
@@ -26,22 +27,22 @@ class Variant:
   Attributes:
     name: the name in tables and files.
     role: "ours"; "peer", to compare with; or "ceiling", a limit of the device.
-    function: the function of one set of operands. `jit` traces it, unless it
-      runs `on_host`.
+    function: the function of one set of operands. `jit` traces the function
+      unless `on_host` is True.
     operands: returns set number i.
     check: raises WrongResultError if a result of set i is wrong. Returns the
-      error in units of 2^-24 * sum(|a * b|), or None for a comparison of bits.
+      error in units of 2^-24 * sum(|a * b|), or None if bits are compared.
     num_bytes: the least number of bytes that one call reads and writes.
-    flops: floating-point operations of one call; 0 if they do not count.
+    flops: floating-point operations of one call; 0 if only bytes count.
     arithmetic: the arithmetic whose ceiling applies.
-    is_chosen: whether the package chooses it here.
+    is_chosen: whether the package chooses this variant for the row.
     on_host: whether `function` is called without JAX.
-    wait: waits for work that functions on the host have started; None if they
-      return when it is done.
-    form: the form of the expression, if the peer has several.
-    same_as: a word for variants of a row that take the same time in all
-      formats. A slow one of a mixture of experts is timed in one format only.
-      "" if the time depends on the formats.
+    wait: waits for work that a function on the host has started; None if the
+      function returns when the work is done.
+    form: the form of the expression, if the peer has several forms.
+    same_as: a key shared by variants that take the same time in all formats of
+      a row; "" if the time depends on the formats. A slow variant of a mixture
+      of experts is timed in only one of the formats.
   """
 
   name: str
@@ -61,13 +62,13 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forms:
-  """A peer that its user could write in several ways: the fastest counts.
+  """A peer that users could write in several ways. The fastest form counts.
 
   Attributes:
     name, role: the name and role of each form.
-    forms: the variants to try, each with another `form`.
-    of_floats: whether the forms are the same for all formats of a row. The
-      fastest is then found once.
+    forms: the variants to try. Each has a different `form`.
+    of_floats: whether the forms are the same for all formats of a row. If True,
+      the fastest form is searched only once.
   """
 
   name: str
@@ -78,7 +79,7 @@ class Forms:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unavailable:
-  """A variant that cannot run here, and why."""
+  """A variant that cannot run here, and the reason."""
 
   name: str
   role: Role
@@ -93,7 +94,7 @@ def missing_peer(name: str, reason: str) -> Unavailable:
 
 
 def arithmetic_of(role: Role, is_f32: bool, is_fp4: bool) -> Arithmetic:
-  """Returns the arithmetic of f32 operands, of pairs of FP4, or of others."""
+  """Returns the arithmetic whose ceiling limits a matmul."""
   if is_f32:
     return "f32"
   return "int8" if role == "ours" and is_fp4 else "floats"
@@ -106,16 +107,16 @@ def ours(
   refusal: Callable[[str], str],
   make: Callable[[str, bool], Iterable[Variant]],
 ) -> list[AnyVariant]:
-  """Returns the variants of backends, those of the decision first.
+  """Returns the variants of backends. The backends of the decision come first.
 
   Args:
-    names: names of backends, or `CHOSEN`. None is those of `default` that
-      support the row.
+    names: names of backends, or `CHOSEN`. None is the backends of `default`
+      that support the row.
     chosen: the backends of the decision.
     default: names of backends.
     refusal: returns why a backend does not support the row; "" if it does.
     make: returns the variants of a backend. The second argument is whether the
-      decision is this backend.
+      backend is in `chosen`.
   """
   wanted = [
     name

@@ -3,7 +3,7 @@
 """Checks results before they are timed, in NumPy and f64.
 
 The checks do not use the measured code. `ml_dtypes` decodes the operands, and
-quantization is implemented a second time.
+this module has a second implementation of quantization.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 
-# Bounds in units of sum(|a * b|). Ours is the documented one. Peers have none,
-# so theirs only finds wrong results: 256 roundings of f32 (XLA's bf16 dot on a
-# CPU reaches 51).
+# Bounds in units of sum(|a * b|). The package documents `OURS_BOUND`. Peers do
+# not document bounds, so `PEER_BOUND` only finds wrong results. It allows 256
+# roundings of f32; XLA's bf16 dot on a CPU reaches 51.
 OURS_BOUND: Final = reference.ERROR_BOUND
 PEER_BOUND: Final = 256 * 2.0**-24
 UNIT: Final = 2.0**-24
 
 _MAX_ROWS: Final = 32
-_MAX_WEIGHTS: Final = 1 << 24  # values of rhs that are checked
+_MAX_WEIGHTS: Final = 1 << 24  # number of values of rhs that are checked
 
 
 class WrongResultError(Exception):
-  """A result is wrong; the text says where and by how much."""
+  """A result is wrong. The message has the place and the error."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Expected:
 
 
 def some(size: int, count: int) -> np.ndarray:
-  """Returns up to `count` indices below `size`, with the first and last."""
+  """Returns up to `count` indices below `size`, including first and last."""
   if size <= count:
     return np.arange(size)
   inner = np.random.default_rng(size).choice(
@@ -60,7 +60,7 @@ def some(size: int, count: int) -> np.ndarray:
 
 
 def expected_dot(lhs: Any, rhs: Any) -> Expected:
-  """Returns the exact product of lhs (m, k) and rhs (n, k), at a sample.
+  """Returns a sample of the exact product of lhs (m, k) and rhs (n, k).
 
   The sample has all columns if rhs has at most 2^24 values.
   """
@@ -101,10 +101,10 @@ def check_dot(
     expected: the exact result.
     bound: bound of the error before the cast to the result's dtype, in units of
       sum(|a * b|).
-    relative: further relative error of the result.
+    relative: additional relative error of the result.
 
   Raises:
-    WrongResultError: If an element is not finite, or has a larger error.
+    WrongResultError: If an element is not finite, or its error is larger.
   """
   result = np.asarray(result)
   dtype = result.dtype
@@ -132,10 +132,12 @@ def check_dot(
 
 
 def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
-  """Raises WrongResultError unless rows of `result` have the bits of `jp`.
+  """Raises WrongResultError unless a sample of rows has the expected bits.
+
+  `quantize_rows` computes the expected bits.
 
   Args:
-    result: `x` quantized along its last axis, rounding scales up.
+    result: `x`, quantized along its last axis with scales rounded up.
     x: f32[m, k] of normal, finite numbers.
   """
   x = np.asarray(x)
@@ -153,7 +155,7 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
     ("values", result.values, values),
   ):
     codes = np.asarray(got)[rows].view(np.uint8)
-    # An E2M1 code is in the low half of its byte; ignore the high half.
+    # An E2M1 code is in the low half of its byte. The high half is ignored.
     mask = 15 if got.dtype == formats.E2M1 else 255
     differ = (codes ^ expected.view(np.uint8)) & mask != 0
     if differ.any():
@@ -178,7 +180,7 @@ def global_scale_of(
 def quantize_rows(
   x: np.ndarray, format: formats.BlockFormat, global_scale: np.float32 | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Quantizes f32[rows, k] of finite numbers as `quantization.quantize` does.
+  """Quantizes finite f32[rows, k] as `quantization.quantize` does.
 
   Returns:
     Values and scale in the format's dtypes.
@@ -204,7 +206,7 @@ def quantize_rows(
 
 
 def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
-  """Raises WrongResultError unless rows of `result` are those of `x`.
+  """Raises WrongResultError unless a sample of rows has the values of `x`.
 
   Args:
     result: f32[m, k].

@@ -17,8 +17,8 @@ from jaxplugin.lab.bench.report import results
 
 SUFFIXES: Final = (".png", ".svg", ".pdf")
 
-# A variant of ours has a marker, and a backend has a colour. Peers are grey.
-# The colours are for colour-blind readers (Okabe and Ito, 2008).
+# Each variant of ours has a marker, and each backend has a color. Peers are
+# grey. Color-blind readers can distinguish the colors (Okabe and Ito, 2008).
 _OURS: Final = {
   "cpu": ("o", "#0072B2"),
   "cpu in scan": ("P", "#0072B2"),
@@ -34,11 +34,11 @@ _PEERS: Final = ("x", "+", "1", "2", "3", "4", "*", "|")
 _GREY: Final = "#767676"
 _SIZE_INCHES: Final = (10.5, 6.5)
 _DPI: Final = 150
-# Columns with a smaller ratio of intensities share a label of at most
-# `_MAX_NAMES`.
+# Columns share a label of at most `_MAX_NAMES` lines if the ratio of their
+# intensities is smaller than this.
 _NEAR: Final = 1.3
 _MAX_NAMES: Final = 3
-_LABEL_PART: Final = 0.6  # space for labels, in units of the points' decades
+_LABEL_PART: Final = 0.6  # space for labels / range of points, in decades
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -60,9 +60,9 @@ def check(path: str | os.PathLike[str]) -> None:
 def draw(run: results.BenchRun, path: str | os.PathLike[str]) -> None:
   """Draws a column of points for each matmul of a run.
 
-  The position of a column is the operations per byte of quantized operands and
-  result. Its points are the rates of the variants. The lines are the limits of
-  memory and arithmetic.
+  The x coordinate of a column is the number of operations per byte of quantized
+  operands and result. A column's points are the rates of the variants. The
+  lines are the limits of memory and arithmetic.
 
   Raises:
     ValueError: If the run has no timed matmul.
@@ -131,7 +131,7 @@ def _column(row: results.RowResult) -> _Column | None:
 
 
 def title(columns: Sequence[Any]) -> str:
-  """Returns the figure's title, with its most important numbers."""
+  """Returns the figure's title, with the most important numbers."""
   fractions = [100 * c.chosen.roof_fraction for c in columns]
   names = sorted({c.chosen.name for c in columns})
   text = (
@@ -219,7 +219,7 @@ def _draw_points(axes: Any, columns: Sequence[_Column]) -> None:
 
 
 def _label_columns(axes: Any, columns: Sequence[_Column]) -> None:
-  """Draws sizes and formats below the points; near columns share a label."""
+  """Draws sizes and formats below the points. Close columns share a label."""
   clusters: list[list[_Column]] = []
   for column in sorted(columns, key=lambda c: c.intensity):
     near = clusters and column.intensity < clusters[-1][0].intensity * _NEAR
@@ -243,7 +243,7 @@ def _label_columns(axes: Any, columns: Sequence[_Column]) -> None:
       fontsize=7,
       color="#404040",
     )
-  # Leaves space for the labels below the lowest point.
+  # Reserves space for the labels below the lowest point.
   rates = [v.gflop_per_s for c in columns for v in c.timed]
   low = min(rates) / (max(rates) / min(rates)) ** _LABEL_PART
   axes.set_ylim(bottom=low / 1.5)

@@ -18,9 +18,9 @@ from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.peers import variants
 
-# The schema of the files; `read` refuses other schemas.
+# The schema of the files. `read` rejects other schemas.
 SCHEMA: Final = 2
-# If launching takes a larger fraction of the time, it may be the limit.
+# If launching takes a larger fraction of the time, launching may be the limit.
 LAUNCH_BOUND: Final = 0.9
 
 Status = Literal["ok", "wrong", "failed", "unavailable"]
@@ -32,19 +32,21 @@ class VariantResult:
 
   Attributes:
     name, role, is_chosen: as in `variants.Variant`.
-    status: "ok"; "wrong", which is not timed; or if it cannot run, "failed" for
-      ours and "unavailable" for peers.
-    reason: why it is not ok.
-    form: the fastest form; "" if there is only one.
+    status: "ok". "wrong" if a result is wrong; the variant is then not timed.
+      "failed" if a variant of ours raised an error. "unavailable" if another
+      variant raised an error, or if the variant cannot run here.
+    reason: why the status is not "ok".
+    form: the peer's fastest form; "" if the peer has only one form. If the
+      time was measured in other formats, "timed with" these formats.
     error: largest error, in units of 2^-24 * sum(|a * b|).
     mode: the mode of `time`, "call" or "step" (see `execution`).
     time: milliseconds of one dot or step.
     other_time: milliseconds in the other mode, if measured.
     num_bytes, flops, arithmetic: as in `variants.Variant`.
     gb_per_s, gflop_per_s: rates of the median time.
-    roof_fraction: the roofline's least time / the median. During a run it is
-      for the ceilings so far.
-    launch_fraction: fraction of the time until the last call was launched.
+    roof_fraction: the roofline's least time / the median time. During a run,
+      the roofline has the ceilings measured so far.
+    launch_fraction: time to launch all calls of a sample / time of the sample.
   """
 
   name: str
@@ -72,7 +74,7 @@ class VariantResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ratio:
-  """The time of another variant / the time of `ours`, per round."""
+  """Statistics of the time of `other` / the time of `ours`, by round."""
 
   ours: str
   other: str
@@ -89,7 +91,7 @@ class RowResult:
     formats: the formats, in the syntax of `--formats`.
     out: dtype of the result.
     variants: the variants, in the order of the table.
-    ratios: the ratio of every pair of ours and another variant.
+    ratios: the ratio of each variant of ours to every other variant.
     seconds: duration of the measurement.
   """
 
@@ -114,8 +116,8 @@ class BenchRun:
     command: the arguments of the command.
     environment: the result of `devices.environment`.
     ceilings: the highest rates of the run; None if no row needs them.
-    rows: the results of rows so far.
-    startup: the result of `startup.measure`; None if it was not measured.
+    rows: the results of the rows measured so far.
+    startup: the result of `startup.measure`; None if startup was not measured.
     left_out: rows that did not fit in the budget.
     schema: `SCHEMA`.
   """
@@ -130,7 +132,7 @@ class BenchRun:
 
   @property
   def bad(self) -> Iterator[tuple[RowResult, VariantResult]]:
-    """The variants that are wrong, or failed and are ours."""
+    """Wrong variants, and variants of ours that failed."""
     for row in self.rows:
       for variant in row.variants:
         if variant.status in ("wrong", "failed"):
@@ -140,7 +142,7 @@ class BenchRun:
 def with_fraction(
   result: VariantResult, ceilings: roofline.Ceilings
 ) -> VariantResult:
-  """Returns a result with its `roof_fraction` for some ceilings."""
+  """Returns a result with the `roof_fraction` for `ceilings`."""
   if result.time is None:
     return result
   if roofline.ceiling_of(result.name) == "read":
@@ -154,7 +156,7 @@ def with_fraction(
 def with_fractions(run: BenchRun) -> BenchRun:
   """Returns the run with each `roof_fraction` for the run's last ceilings.
 
-  So all rows are compared with the same limits.
+  The fractions of all rows then refer to the same limits.
   """
   ceilings = run.ceilings
   if ceilings is None:
@@ -169,11 +171,11 @@ def with_fractions(run: BenchRun) -> BenchRun:
 
 
 class ResultError(ValueError):
-  """A file holds no results that this version reads."""
+  """This version cannot read the file of results."""
 
 
 def write(run: BenchRun, path: str | os.PathLike[str]) -> None:
-  """Writes `to_json` in one step."""
+  """Writes `to_json` to a file, which is replaced atomically."""
   path = pathlib.Path(path)
   text = to_json(run)
   descriptor, temporary = tempfile.mkstemp(
@@ -190,7 +192,7 @@ def write(run: BenchRun, path: str | os.PathLike[str]) -> None:
 
 
 def to_json(run: BenchRun) -> str:
-  """Returns a run as JSON: a line for each field, and one for each row."""
+  """Returns a run as JSON, with a line for each field and each row."""
   fields = dataclasses.asdict(run)
   rows = [f"  {json.dumps(row)}" for row in fields.pop("rows")]
   lines = [f' "{name}": {json.dumps(value)}' for name, value in fields.items()]
@@ -266,7 +268,7 @@ def _stats(data: dict[str, Any] | None) -> timing.Stats | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-  """A ratio of ours to a peer in two files; `factor` below 1 is a loss."""
+  """A `Ratio` in two files. `factor` is below 1 if ours became slower."""
 
   row: str
   formats: str
@@ -287,7 +289,7 @@ class Comparison:
   Attributes:
     changes: the ratios to a peer or ceiling that both runs have.
     missing: the ratios that only the first run has, as text.
-    threshold: the relative loss of a ratio that is a regression.
+    threshold: a ratio that falls by more than this fraction is a regression.
   """
 
   changes: tuple[Change, ...]
@@ -300,7 +302,9 @@ class Comparison:
 
 
 def compare(before: BenchRun, after: BenchRun, threshold: float) -> Comparison:
-  """Compares ratios to peers, which are similar on different machines.
+  """Compares ratios to peers and ceilings.
+
+  Ratios of different machines are more similar than times.
 
   Raises:
     ResultError: If the runs have no ratio in common.
@@ -333,7 +337,7 @@ def compare(before: BenchRun, after: BenchRun, threshold: float) -> Comparison:
 
 
 def _ratios(run: BenchRun) -> dict[tuple[str, str, str, str], float]:
-  """Returns median ratios by row, formats and dtype, ours and other."""
+  """Returns median ratios by (row, formats and dtype, ours, other)."""
   found = {}
   for row in run.rows:
     ours = {v.name for v in row.variants if v.role == "ours"}

@@ -17,7 +17,7 @@ from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import console
 
 WIDTH: Final = 120
-# Titles of the summary's columns, and their variants.
+# Variants of the summary's columns, by the titles of the columns.
 _PEERS: Final = {
   "x f32": "f32",
   "x bf16": "bf16",
@@ -110,7 +110,7 @@ def block(row: results.RowResult) -> str:
 
 
 def _columns(cells: Sequence[str], marks: int) -> int:
-  """Returns how many columns of ratios fit, left of marks."""
+  """Returns how many columns of ratios fit to the left of the marks."""
   return (WIDTH - 2 - _NAME - marks - sum(map(len, cells))) // _CELL
 
 
@@ -150,7 +150,7 @@ def _line(
 
 
 def _forms(row: results.RowResult) -> Iterator[str]:
-  """Yields lines with the fastest form of peers that have several."""
+  """Yields lines with the fastest form of each peer that has several forms."""
   forms = [f"{v.name}: {v.form}" for v in row.variants if v.form and v.time]
   if forms:
     yield from _wrapped(f"fastest forms: {', '.join(forms)}")
@@ -182,7 +182,7 @@ def number(x: float, digits: int = 4) -> str:
 
 
 def details(run: results.BenchRun) -> str:
-  """Returns a block for each row, and what did not run."""
+  """Returns a block for each row, and the variants that did not run."""
   top = header(run.environment, run.ceilings).splitlines()
   parts = ["\n".join(line for row in top for line in _wrapped(row, ""))]
   if run.startup is not None:
@@ -199,7 +199,7 @@ def details(run: results.BenchRun) -> str:
 
 
 def unavailable(rows: Sequence[results.RowResult]) -> str:
-  """Returns variants that did not run, with reasons and rows; "" if none."""
+  """Returns the variants that did not run, with reasons and rows."""
   where: dict[tuple[str, str], list[str]] = {}
   for row in rows:
     for variant in row.variants:
@@ -220,7 +220,7 @@ def _few(places: Sequence[str]) -> str:
 
 
 def comparison(compared: results.Comparison) -> Iterator[console.Part]:
-  """Returns a row for each ratio, the largest losses first."""
+  """Yields a table with a row for each ratio, the largest losses first."""
   yield console.table(
     ["ratio", "before", "after", "change", ""],
     [
@@ -244,7 +244,7 @@ def comparison(compared: results.Comparison) -> Iterator[console.Part]:
 
 
 def summary(run: results.BenchRun) -> Iterator[console.Part]:
-  """Returns a line for each row: the chosen backend next to its peers."""
+  """Yields a table that has the chosen backend and peers of each row."""
   yield header(run.environment, run.ceilings)
   rows = [_summary_row(row) for row in run.rows]
   peers = [name for name in _PEERS if any(name in row for row in rows)]

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What may compute a product: candidates, and why others are pruned."""
+"""Candidates for a problem, and the reasons why others are pruned."""

@@ -23,9 +23,11 @@ from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.printing import console
 from jaxplugin.tables import records
 
-# Reasons not to measure a candidate: it breaks a rule or exceeds a limit;
-# another one does the same with less; the roofline model says that it is slow;
-# it failed before.
+# Why a candidate is not measured:
+#   resources  The candidate breaks a rule or exceeds a limit.
+#   dominated  Another candidate does the same with less.
+#   roofline   By the roofline model, other candidates are better.
+#   denied     The candidate failed before.
 Rule = Literal["resources", "dominated", "roofline", "denied"]
 RULES: Final[tuple[Rule, ...]] = (
   "resources",
@@ -62,12 +64,12 @@ def table(
   cells: Sequence[Mapping[str, str]],
   figures: Collection[str] = (),
 ) -> Iterator[console.Part]:
-  """Returns a table of candidates with the fields in which they differ.
+  """Yields a table of candidates. Fields in which they differ are columns.
 
   Args:
-    candidates: a row for each.
-    cells: cells of each row in front of the fields, by title.
-    figures: titles of columns of figures.
+    candidates: the candidates. Each has a row.
+    cells: the cells in front of the fields, by title, for each row.
+    figures: titles of the columns that contain numbers.
   """
   values: dict[str, list[str]] = {}
   for candidate in candidates:
@@ -84,7 +86,7 @@ def table(
     words = " ".join(f"{name}={word}" for name, word in shared.items())
     yield f"    every config: {words}"
   titles = list(dict.fromkeys(title for row in cells for title in row))
-  # A title wraps between its words.
+  # A title wraps at spaces.
   headers = [name.replace("_", " ") for name in fields]
   yield console.table(
     [*titles, *headers],
@@ -100,7 +102,7 @@ def table(
 
 
 def candidate_of(value: Mapping[str, Any]) -> TrialCandidate:
-  """Inverts `TrialCandidate.to_json`."""
+  """Returns the candidate that `to_json` converted to `value`."""
   return TrialCandidate(
     implementation=value["implementation"],
     config=records.fields_of("config", value["config"]),
@@ -117,9 +119,9 @@ class Listing:
 
   Attributes:
     problem, target: the problem and the target.
-    default: the choice without tuning tables; it is never pruned.
-    candidates: the candidates to measure, the default first.
-    pruned: the other configs, counted for each rule and reason.
+    default: the choice without tuning tables. It is never pruned.
+    candidates: the candidates to measure. The default comes first.
+    pruned: the other configs, with counts for each rule and reason.
     refused: backends that do not support the problem, each with its reason.
     notes: sentences about the model.
   """
@@ -141,7 +143,7 @@ class Listing:
     kept, pruned = [], list(self.pruned)
     for candidate in self.candidates:
       reason = denied.get(candidate.key)
-      # The default stays, because others are compared with it.
+      # The default is kept, because other candidates are compared with it.
       if reason is None or candidate == self.default:
         kept.append(candidate)
       else:
@@ -165,7 +167,7 @@ class Listing:
     return {rule: found[rule] for rule in RULES if found[rule]}
 
   def parts(self) -> Iterator[console.Part]:
-    """Returns the report: candidates, refused backends, and pruned configs."""
+    """Yields the report: candidates, refused backends, and pruned configs."""
     yield f"{self.problem} on {self.target}"
     total = len(self.candidates)
     yield f"  {total} candidate{'s' if total > 1 else ''}:"
@@ -205,9 +207,9 @@ def of_problem(
 
   Args:
     problem: the problem.
-    target: the device; it need not be attached.
-    limits: limits of the model.
-    implementations: names of backends to list next to the default; None is all.
+    target: the device, which need not be attached.
+    limits: limits on the candidates that the model keeps.
+    implementations: names of backends to list besides the default. None is all.
   """
   tuned = registry.of(problem)
   decision = tuned.default(problem, target)
@@ -235,7 +237,7 @@ def of_problem(
       others = () if listed is None else listed(problem, target)
       space = spaces.Space(configs=((), *others))
     for config in space.configs:
-      # `config_error` needs the libraries of a process that can lower it.
+      # `config_error` needs the libraries with which the backend is lowered.
       error = None
       if backend.lowering_refusal(target) is None:
         error = backend.config_error(config, problem, target)

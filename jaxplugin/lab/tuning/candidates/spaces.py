@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The configs of one backend for one problem, kept and pruned."""
+"""The configs of one backend for one problem: measured and pruned."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from jaxplugin.tables import records
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchLimits:
-  """Limits of the candidates that a model keeps.
+  """Limits on the candidates that a model keeps.
 
   Attributes:
-    margin: a tile is pruned if its estimate is this many times the least one.
+    margin: a tile is pruned if its estimate is more than this many times the
+      larger of the least estimate and the time of a launch.
     tiles: number of tiles to keep.
-    ways: number of configs of one tile to keep.
+    ways: number of configs to keep for each tile.
   """
 
   margin: float = 2.0
@@ -31,7 +32,7 @@ LIMITS: Final = SearchLimits()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pruned:
-  """Configs that are not measured, for one reason.
+  """Configs that are not measured for the same reason.
 
   Attributes:
     rule: one of `listing.RULES`.

@@ -27,7 +27,8 @@ from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records
 
 _NAME: Final = "triton"
-# All values that are enumerated, next to the default's.
+# The enumerated values. The default config is a candidate even if its values
+# are not listed.
 _SIZES: Final = {
   "block_m": (16, 32, 64, 128, 256),
   "block_n": (16, 32, 64, 128, 256),
@@ -47,7 +48,8 @@ _SCARCE: Final = (
   ("tensor memory", "much"),
   ("accumulators", "many"),
 )
-_LEAST_DEPTH: Final = {"upcast": 32}  # of block_k, by path; others 128
+# Least k that a halved block_k must cover, by path; 128 for other paths.
+_LEAST_DEPTH: Final = {"upcast": 32}
 
 
 class _Pruning:
@@ -83,10 +85,10 @@ def space(
   target: targets.Target,
   limits: spaces.SearchLimits,
 ) -> spaces.Space:
-  """Returns the configs for a problem that the kernels support.
+  """Returns the supported configs of the Triton kernels for a problem.
 
-  The model ranks only tiles, so it prunes tiles first. Then the ways to compute
-  each remaining tile are enumerated, those most like the default first.
+  The model ranks only tiles, so tiles are pruned first. Then the configs of
+  each remaining tile are enumerated. Configs most like the default come first.
   """
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
@@ -99,7 +101,8 @@ def space(
     tile: 0.0 if model is None else model.seconds(tile) for tile in tiles
   }
   notes = _notes(seconds, default, model, target, limits)
-  # The model ignores latency, so it cannot rank tiles within a launch's time.
+  # The model ignores latency, so it cannot rank tiles that take less than a
+  # launch.
   least = max(min(seconds.values(), default=0.0), LAUNCH_SECONDS)
   kept: list[configs.MatmulConfig] = []
   used = 0
@@ -152,10 +155,10 @@ def _notes(
 def _unlike(
   config: configs.MatmulConfig, default: configs.MatmulConfig
 ) -> tuple[Any, ...]:
-  """Returns a key that sorts configs, those most like the default first.
+  """Returns a sort key. Configs most like the default come first.
 
-  Among configs that differ in equally many fields, one that differs in an
-  earlier field of `_VARIED` comes first.
+  If two configs differ from the default in equally many fields, the config that
+  differs in an earlier field of `_VARIED` comes first.
   """
   differs = [
     getattr(config, name) != getattr(default, name) for name in _VARIED
@@ -173,7 +176,7 @@ def _possible_tiles(
   default: configs.MatmulConfig,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
-  """Returns the tiles of all paths, with the default's other fields."""
+  """Returns the tiles of all paths. Other fields are those of the default."""
   found = []
   for path in configs.PATHS:
     why = _path_error(path, shape, architecture)
@@ -197,7 +200,7 @@ def _configs_of_tile(
   limits: spaces.SearchLimits,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
-  """Returns configs of a tile that fit and that no other one equals."""
+  """Returns the supported configs of a tile, without dominated configs."""
   found: list[configs.MatmulConfig] = []
   for config in sorted(
     _ways(tile, architecture), key=lambda c: _unlike(c, default)
@@ -219,7 +222,7 @@ def _configs_of_tile(
 def _choices(
   path: configs.Path, architecture: architectures.Architecture
 ) -> dict[str, tuple[Any, ...]]:
-  """Returns the values of the fields that do not describe a tile."""
+  """Returns the enumerated values of the fields outside a tile."""
   return {
     "group_m": _GROUPS,
     "num_warps": _WARPS,
@@ -250,7 +253,7 @@ def _path_error(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
 ) -> str:
-  """Returns why no config of a path is supported; "" if one may be."""
+  """Returns why a path is not supported; "" if it may be supported."""
   error = None
   if path == "native":
     error = constraints.native_error(shape, architecture)
@@ -258,7 +261,8 @@ def _path_error(
     error = constraints.fp8_error(shape, architecture)
   elif path == "small_m":
     error = constraints.small_m_error(shape)
-    # As in `tiles_by_rule`: lanes of other GPUs read in another order.
+    # With mma.sync, Triton already orders k so that a lane reads adjacent
+    # values (`tiles_by_rule`).
     if not (architecture.has_wgmma or architecture.has_tensor_memory):
       error = (
         f"small_m needs wgmma or tcgen05, which {architecture.name} does not"
@@ -268,7 +272,7 @@ def _path_error(
 
 
 def _waste(config: configs.MatmulConfig, shape: configs.MatmulShape) -> str:
-  """Returns why a smaller tile does the same with less; "" if none does."""
+  """Returns why a smaller tile or split is better; "" if none is better."""
   least = constraints.MIN_DOT_SIZE
   for name, block, size in (
     ("block_m", config.block_m, shape.m),
@@ -291,7 +295,7 @@ def _same_as(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
 ) -> str:
-  """Returns why another config is the same or better; "" if none is."""
+  """Returns why another config is as good or better; "" if none is."""
   tiling = configs.Tiling(shape=shape, config=config)
   if config.num_stages > max(tiling.steps, 1):
     return "more stages than steps"
@@ -309,7 +313,7 @@ def _same_as(
 
 
 def _brief(error: str, config: configs.MatmulConfig) -> str:
-  """Returns an error without the config's numbers, so that equal ones merge."""
+  """Returns an error without the config's numbers, so that errors merge."""
   text = error.replace(f"{config} ", "").replace(f", got {config}", "")
   for word, much in _SCARCE:
     if word in text:
@@ -317,8 +321,8 @@ def _brief(error: str, config: configs.MatmulConfig) -> str:
   return text
 
 
-# The cache of H100 and A100 delivers about 2 to 5 times the bandwidth of memory
-# (arXiv:2402.13499). The higher number prunes less.
+# Bandwidth of the L2 cache / bandwidth of memory: about 2 to 5 on H100 and A100
+# (arXiv:2402.13499). A higher ratio prunes fewer configs.
 CACHE_RATE: Final = 5.0
 LAUNCH_SECONDS: Final = 2e-6
 _F32_BYTES: Final = 4
@@ -328,23 +332,26 @@ _F32_BYTES: Final = 4
 class Model:
   """The least time of a config on one GPU: a roofline with tiles.
 
-  A matmul takes at least the largest of three times, which overlap:
+  A matmul takes at least the longest of three times, which overlap:
 
-    the time to read each operand from memory once and to write the result;
-    the time in which the busiest core reads all tiles of its programs. A core
-      reads from the cache at `CACHE_RATE` times its share of the bandwidth;
-    the time in which that core multiplies whole tiles, at its share of the
-      published rate.
+    memory      Reading each operand once, and writing the result.
+    cache       Reading all tiles of the busiest core's programs. A core reads
+                from the cache at `CACHE_RATE` times its share of the memory
+                bandwidth.
+    arithmetic  Multiplying the busiest core's whole tiles, at the core's share
+                of the published rate. The fp8 path is modelled at the bf16
+                rate.
 
-  If k is split, writing and reading the partial sums and a launch are added.
-  The model ignores latency, registers, and how well stages hide loads. So it
-  ranks tiles, but not numbers of warps or stages.
+  If k is split, the model adds a launch, and the time to write and read the
+  partial sums. The model ignores latency, registers, and how well stages hide
+  loads, so it cannot rank numbers of warps or stages.
 
   Attributes:
     shape: the shape and formats of the matmul.
     bandwidth: bandwidth of memory, bytes per second.
-    bf16, native: operations per second with operands decoded to bf16, and with
-      quantized operands of the matrix instruction.
+    bf16: operations per second if operands are decoded to bf16.
+    native: operations per second if the matrix instruction reads quantized
+      operands and their block scales.
     core_count: number of cores of the GPU.
   """
 

@@ -78,9 +78,9 @@ def _build(
 def _add_global_scale(
   arrays: dict[str, Any], problem: problems.DotProblem
 ) -> np.float32:
-  """Adds the problem's global scale to the operands; returns its value.
+  """Adds the problem's global scale to `arrays`, and returns its value.
 
-  If the problem has two factors, an operand has the second one.
+  If the global scale is a product of two factors, an operand has one factor.
   """
   first, second = _GLOBAL_SCALES
   arrays["global_scale"] = np.float32(first)
@@ -106,7 +106,7 @@ def _add_global_scale(
 def function(
   problem: problems.DotProblem, implementation: str | None = None
 ) -> Callable[[dict[str, Any]], jax.Array]:
-  """Returns the dot of the operands, to be traced."""
+  """Returns a function that computes the dot, for tracing."""
   sides = (problem.lhs, problem.rhs)
   lead = 0 if problem.batch == 1 else 1
   contracting = [
@@ -154,7 +154,7 @@ def _tail(problem: problems.DotProblem) -> problems.DotProblem:
   sides = (problem.lhs, problem.rhs)
   blocks = [s.format.block_size for s in sides if s.format is not None]
   assert problem.m is not None
-  # Odd, and not above m: a config may only support few rows.
+  # Odd if possible. At most m, because some configs support only few rows.
   m = min(problem.m, 67)
   return dataclasses.replace(
     problem,
@@ -179,7 +179,7 @@ def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
     problem, lhs=padded(problem.lhs), rhs=padded(problem.rhs)
   )
   sides = (found.lhs, found.rhs)
-  # One call takes padded scales for both of its sides, as raw arrays.
+  # Padded scales are passed as arrays, so both sides must have padding.
   can_be = all(s.scale_is_padded for s in sides if s.format is not None)
   return found if can_be else None
 
@@ -189,7 +189,7 @@ def _cpu_space(
   target: targets.Target,
   limits: spaces.SearchLimits,
 ) -> spaces.Space:
-  """Returns all configs of the C++ kernels; they are few."""
+  """Returns all configs of the C++ kernels, because they are few."""
   del limits
   kept = cpu_configs.candidates(problem, target)
   pruned = []

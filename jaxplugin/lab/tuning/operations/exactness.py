@@ -13,12 +13,12 @@ import numpy as np
 from jaxplugin.dot import reference
 
 # Implementations of gelu and silu approximate tanh and exp in f32. Their tests
-# check a tighter bound; this one finds a wrong activation or a wrong product.
+# check a tighter bound. This bound only finds a wrong activation or matmul.
 _ACTIVATION_ERROR: Final = 2.0**-16
 
 
 class InexactResultError(Exception):
-  """A candidate's result is wrong; the text says where."""
+  """A candidate's result is wrong. The message has the place."""
 
   kind = "wrong"
 
@@ -26,12 +26,11 @@ class InexactResultError(Exception):
 def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   """Raises InexactResultError unless a result has the expected numbers.
 
-  0 and -0 are equal. Results of gelu and silu may have the error of their
-  approximation.
+  0 and -0 are equal. Results of gelu and silu may have an approximation error.
 
   Args:
     result: the result for exact operands.
-    expected: `operands.Operands.expected`.
+    expected: `operands.ExactOperands.expected`.
     problem: the computed problem.
   """
   _check_type(result, expected, problem)
@@ -41,7 +40,7 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   if getattr(problem, "activation", None) in ("gelu", "silu"):
     rounding = reference.rounding_error(problem.out_dtype)
     limit = (np.abs(exact) + 1) * np.float32(_ACTIVATION_ERROR + rounding)
-  # A comparison with NaN is false, so NaN differs.
+  # Comparisons with NaN are false, so NaN differs.
   differs = ~((got == exact) | (np.abs(got - exact) <= limit))
   if differs.any():
     at = tuple(int(i) for i in np.argwhere(differs)[0])

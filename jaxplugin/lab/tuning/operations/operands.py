@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands whose result is exact, in the layouts that problems describe.
+"""Operands with exact results, in the layouts that problems describe.
 
-They are small integers with scales of few bits. f32 holds their products and
-sums exactly in every order of addition, so all implementations must give the
-same bits. The padding of an operand is NaN.
+Operands are small integers with scales of few bits. Their products and sums are
+exact in f32 in every order of addition, so all implementations must return the
+same bits, except for activations. The padding of scales is NaN.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import problems
 
-# Values are at most 3 and scales at most 2. So a sum of k products, each at
-# most 36 and a multiple of 1/4, stays below 2^24 quarters.
+# Values are at most 3, and scales are at most 2. A product is at most 36 and a
+# multiple of 1/4, so a sum of k products is at most 2^24 quarters.
 _LARGEST: Final = 3
 _MAX_K: Final = 2**24 // (4 * (2 * _LARGEST) ** 2)
 _SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 2.0)
@@ -34,7 +34,7 @@ _POISON_WIDTHS: Final = (3, 2)  # rows and columns
 
 
 class OperandsError(Exception):
-  """The tuner cannot create operands of a problem; the text says why."""
+  """The tuner cannot create operands. The message has the reason."""
 
   kind = "error"
 
@@ -44,8 +44,8 @@ class ExactOperands:
   """Operands of one call.
 
   Attributes:
-    arrays: the argument of `TunedOperation.function`, by name.
-    expected: the result, exact except for its last rounding and the error of
+    arrays: the operands by name, the argument of the traced function.
+    expected: the result, exact except for the final rounding and the error of
       an activation. None if the operands are not exact.
   """
 
@@ -86,7 +86,7 @@ def operand_of(
   rows: int,
   k: int,
 ) -> tuple[Any, np.ndarray]:
-  """Returns an operand, and its exact value f32[*lead, rows, k]."""
+  """Returns an operand and its exact value f32[*lead, rows, k]."""
   integers = small_integers(rng, (*lead, rows, k))
   if k > _MAX_K:
     integers = np.sign(integers)
@@ -127,7 +127,7 @@ def _stored(
     more_rows, more_columns = _POISON_WIDTHS
     scale = _padded(scale, (rows + more_rows, columns + more_columns))
   stored, scale = _transposed(stored, side), _transposed(scale, side)
-  if format.is_fp6 or side.is_interleaved:  # dtypes do not reveal the format
+  if format.is_fp6 or side.is_interleaved:  # dtypes do not identify it
     return scaled_array.ScaledArray(stored, scale, None, format)
   return stored, scale
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`TunedOperation`: an operation whose backends can be tried and timed."""
+"""`TunedOperation`: an operation whose backends the tuner checks and times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_TABLES: Final = resolution.Overlay(is_alone=True)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TunedOperation:
-  """One operation. The functions take a problem of it.
+  """One operation. Its functions are passed a problem of the operation.
 
   Attributes:
     operation: the description that tuning tables use.
@@ -46,13 +46,16 @@ class TunedOperation:
     refusal: why `build` cannot create operands; "" if it can.
     build: (problem, rng, is_exact) -> operands by name, and the expected result
       if `is_exact`.
-    function: the function to trace; it takes `operands.ExactOperands.arrays`.
+    function: returns the function to trace, whose argument is
+      `operands.ExactOperands.arrays`.
     flops: number of floating-point operations.
-    tail: a small problem of the same kind, whose sizes no tile divides.
+    tail: returns a small problem of the same kind. Tiles do not divide its
+      sizes.
     check: (result, expected, problem); raises `exactness.InexactResultError`.
-    poisoned: the problem with NaN in its padding; None if no operand can be
-      padded.
-    spaces: by backend, its configs. Other backends list their own configs.
+    poisoned: returns the problem with NaN in the padding of scales; None if
+      scales cannot be padded.
+    spaces: functions that return a backend's configs, by backend. Other
+      backends list their configs themselves.
     compiles: whether `triton_dots` compiles its Triton kernels.
   """
 

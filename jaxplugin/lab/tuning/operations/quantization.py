@@ -1,9 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing and dequantizing.
+"""Quantization and dequantization.
 
-An exact array is a value of the format times a scale of the format, and each
-block contains the format's largest value. Quantizing it must give these codes.
+The exact array is known before quantization: each element is a value of the
+format times a scale of the format, and each block contains the format's largest
+value. Quantizing the exact array must return these values and scales.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from jaxplugin.quantization import quantize_primitive
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 
-# Values of every element type, next to its largest one.
+# Values that every element type has, besides its largest value.
 _VALUES: Final = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 _MAX_EXPONENT: Final = 4  # of scales
 _WIDE: Final = 4096.0  # f16 overflows at this value times 2^_MAX_EXPONENT
 _SCALES: Final = (0.5, 1.0, 1.5, 2.0)  # of E4M3
 _GLOBAL_SCALE: Final = 0.125
-_LARGEST_SCALE: Final = 448.0  # of E4M3, in NVFP4's first block
+_LARGEST_SCALE: Final = 448.0  # of E4M3, in the first block
 _TAIL_BLOCKS: Final = 11
 _TAIL_ROWS: Final = 67
 
@@ -50,7 +51,7 @@ def _module(target: targets.Target) -> lowering.Module:
 def _shape_refusal(
   described: matching.MeasuredOperation[Any], problem: _Either
 ) -> str:
-  """Returns why a problem does not have two dimensions and whole blocks."""
+  """Returns why a shape is not supported; "" if it is supported."""
   fields = described.fields_of(problem)
   if fields is None:
     return "no row of a table can describe it"
@@ -64,7 +65,7 @@ def _shape_refusal(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Codes:
-  """A quantized array and its exact value; a row has k values.
+  """A quantized array and its exact value. A row has k values.
 
   Attributes:
     values: [m, k], of the format's element type.
@@ -107,7 +108,7 @@ def _codes(
 
 
 def _rows(problem: _Either) -> Any:
-  """Returns (m, k, axis) of an array of two dimensions."""
+  """Returns (m, k, axis) of an array with two dimensions."""
   if isinstance(problem, problems.DequantizationProblem):
     shape, axis = problem.logical_shape, problem.axis
   else:
@@ -136,7 +137,7 @@ def _tail(problem: Any) -> Any:
   m, k, axis = _rows(problem)
   m = min(m, _TAIL_ROWS)
   m = m if m % 2 else max(m - 1, 1)
-  # A byte may hold several values of the array to dequantize.
+  # A byte of the array to dequantize may hold several values.
   tail_k = _TAIL_BLOCKS * problem.format.block_size
   stored = problem.shape[axis] * tail_k // k
   return dataclasses.replace(
@@ -145,7 +146,7 @@ def _tail(problem: Any) -> Any:
 
 
 def _flops(problem: _Either) -> int:
-  return math.prod(problem.shape)  # about one a value: memory is the bound
+  return math.prod(problem.shape)  # about one for each value
 
 
 def _refusal(problem: problems.QuantizationProblem) -> str:

@@ -111,8 +111,8 @@ def _build(
   contracted, columns = (k, n) if problem.is_along_blocks else (n, k)
   sizes = _group_sizes(rng, problem, is_exact)
   lhs, rows = _operand(rng, problem.lhs, m, contracted)
-  # Group i has the weight of the first group, with its rows rolled by i: random
-  # numbers for gigabytes of weights take long.
+  # Generating gigabytes of random weights takes long. Group i therefore has the
+  # rows of the first group's weight, rolled by i.
   assert problem.rhs.format is not None
   first, weight = _operand(rng, problem.rhs, n, k)
   global_scale = None
@@ -152,7 +152,7 @@ def _build(
 
 
 def _rolled(x: Any, groups: int) -> np.ndarray:
-  """Returns [groups, rows, columns], with rows rolled by the group's number."""
+  """Returns [groups, rows, columns]. Group i has the rows rolled by i."""
   first = np.asarray(x)
   codes = first.view(np.uint8).reshape(first.shape)
   stack = [np.roll(codes, group, axis=0) for group in range(groups)]

@@ -25,10 +25,10 @@ BY_NAME: Final = {found.operation.name: found for found in _BY_PROBLEM.values()}
 
 
 def of(problem: operation.Problem) -> operation.TunedOperation:
-  """Returns the operation of a problem."""
+  """Returns the record of a problem's operation."""
   return _BY_PROBLEM[type(problem)]
 
 
 def name_of(problem: operation.Problem) -> str:
-  """Returns the name of the operation of a problem."""
+  """Returns the name of a problem's operation."""
   return of(problem).operation.name

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that a process of `pool` runs with candidates.
 
-The argument of a job is JSON. A problem in it is pickled, because both
-processes run the same program.
+The argument of a job is JSON. The problem and the target are pickled, because
+both processes run the same program.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from jaxplugin.tables import resolution
 Tell = Callable[[Any], None]
 
 _SEED: Final = 19
-_RUNS: Final = 2  # of each check, for results that are sometimes wrong
+_RUNS: Final = 2  # of each check, to find results that are sometimes wrong
 _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
-# The assumed time of a step on a GPU without published figures.
+# Assumed time of a step on a device without published figures.
 _STEP_SECONDS: Final = 1e-4
 
 
@@ -56,7 +56,7 @@ def _unpacked(text: str) -> Any:
 
 
 def compile(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
-  """Compiles the Triton kernels of a candidate; no GPU is needed.
+  """Compiles the Triton kernels of a candidate, without a GPU.
 
   Args:
     argument: "problem", "target", "candidate".
@@ -88,13 +88,14 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
 
   Args:
     argument: "problem" and "candidate".
-    tell: is called with the name of each check before it starts.
+    tell: is called with the name of each check before the check starts.
 
   Returns:
     The checks that were skipped, each with its reason.
 
   Raises:
-    InexactResultError: If a number is wrong.
+    InexactResultError: If a result is wrong.
+    UnexpectedDecisionError: If the program computes another candidate.
   """
   problem: operation.Problem = _unpacked(argument["problem"])
   candidate = listing.candidate_of(argument["candidate"])
@@ -162,7 +163,7 @@ def _check_decision(
   function: Callable[[Any], Any],
   arrays: Any,
 ) -> None:
-  """Raises unless `function` computes the problem by the candidate."""
+  """Raises UnexpectedDecisionError unless the decision is the candidate."""
   explanation = diagnostics.explain(function, arrays)
   decided = [(one.problem, one.decision) for one in explanation]
   for one in explanation.quantizations:
@@ -183,12 +184,12 @@ def _check_decision(
 
 
 def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
-  """Times candidates in turns, each with operands that no cache holds.
+  """Times candidates in turns. Operands are not in the cache.
 
   Args:
     argument: "problem", "candidates", "rounds", "seconds", and "announces":
-      whether to call `tell` before each timed call.
-    tell: is called with the key of the next candidate.
+      whether to call `tell` before each sample.
+    tell: is called with a candidate's key before the candidate's warm-up.
 
   Returns:
     "samples": a list of milliseconds for each candidate's key; "failed": the
@@ -232,7 +233,7 @@ def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 class _Sets:
-  """Copies of a problem's operands, together larger than the caches."""
+  """Copies of a problem's operands. All copies together exceed the caches."""
 
   def __init__(self, problem: operation.Problem, device: devices.BenchDevice):
     self._problem = problem

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device that checks and times candidates in other processes.
 
-Several checks run at once. Nothing else runs while candidates are timed.
+On a CPU, several checks run concurrently. On a GPU, compilations run
+concurrently, and one check runs at a time. No other job runs while candidates
+are timed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Progress = Callable[[str], None]
 
 
 class TrialError(Exception):
-  """No candidate of a problem can be timed; the text says why."""
+  """No candidate of a problem can be timed. The message has the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,8 @@ class TrialFault:
   """Why a candidate cannot be chosen.
 
   Attributes:
-    kind: a kind of `pool.JobOutcome`, "unstable" if it fails only sometimes, or
-      "spills" if its kernel spills registers.
+    kind: a kind of `pool.JobOutcome`, "unstable" if the candidate fails only
+      sometimes, or "spills" if a kernel spills registers.
     reason: the reason, in words.
   """
 
@@ -52,9 +54,9 @@ class Trials:
   """The results of trying candidates.
 
   Attributes:
-    faults: by key, candidates that failed.
-    notes: by key, the checks that were skipped.
-    samples: by key, milliseconds of each round of each process.
+    faults: the faults of candidates that failed, by key.
+    notes: the checks that were skipped, by key.
+    samples: milliseconds of each round of all processes, by key.
   """
 
   faults: Mapping[str, TrialFault] = dataclasses.field(default_factory=dict)
@@ -81,7 +83,7 @@ class TrialDevice(Protocol):
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """Times candidates that passed, in turns."""
+    """Times candidates that passed their checks, in turns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,14 +101,15 @@ class TrialOptions:
   """Limits of trials.
 
   Attributes:
-    workers: number of checks at once. On a GPU, number of compilations at once;
-      one check runs at a time.
-    seconds: limit to compile and check a candidate.
-    memory_bytes: limit of a process.
-    rounds: rounds of timing in a process.
-    timing_seconds: limit of a process for the rounds of all candidates.
-    processes: number of processes that time a problem, one after the other. The
-      times of a process depend on the memory pages that it gets.
+    workers: number of concurrent checks on a CPU, or of concurrent compilations
+      for a GPU.
+    seconds: time limit of compiling or checking a candidate.
+    memory_bytes: memory limit of a job.
+    rounds: number of rounds of timing in a process.
+    timing_seconds: time limit of a process for the rounds of all candidates.
+    processes: number of processes that time a problem, one after the other.
+      Several processes are used because times depend on the memory pages that
+      the system assigns to a process.
   """
 
   workers: int = 2
@@ -118,10 +121,10 @@ class TrialOptions:
 
 
 class LocalMachine:
-  """The attached device, or any target if it only compiles.
+  """The attached device. To only compile, any target.
 
-  The processes end with the context. Those that compile and check run until
-  then, and wait while another process times.
+  Processes that compile and check end with the context. They are idle while
+  another process times candidates.
   """
 
   def __init__(
@@ -171,7 +174,7 @@ class LocalMachine:
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """As `TrialDevice.check`. For a GPU, it compiles without the GPU first."""
+    """See `TrialDevice.check`. For a GPU, compiles without the GPU first."""
     faults: dict[str, TrialFault] = {}
     if self._is_gpu:
       faults |= self.compile(problem, candidates, progress).faults
@@ -198,7 +201,7 @@ class LocalMachine:
     count: int,
     environment: Mapping[str, str],
   ) -> Trials:
-    """Runs a job for each candidate, and once more for one that raises."""
+    """Runs a job for each candidate, and again if the job raises an error."""
     found: dict[str, pool.JobOutcome] = {}
     faults: dict[str, TrialFault] = {}
 
@@ -256,7 +259,7 @@ class LocalMachine:
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """As `TrialDevice.time`; a candidate that ends a process is dropped."""
+    """See `TrialDevice.time`. Drops candidates that end the process."""
     faults: dict[str, TrialFault] = {}
     taken: list[Mapping[str, list[float]]] = []
     announces = False
@@ -272,9 +275,9 @@ class LocalMachine:
           reason = f"it passed its check and failed in timing: {reason}"
           faults[key] = TrialFault(kind="unstable", reason=reason)
       elif not announces:
-        announces = True  # run again, to find the candidate that failed
+        announces = True  # runs again to find the candidate that failed
       else:
-        # The last one that it named, so each attempt drops one.
+        # Drops the last candidate that the process named.
         known = {c.key for c in left}
         named = [note for note in outcome.notes if note in known]
         if not named:
@@ -321,7 +324,7 @@ class LocalMachine:
       pool.Limits(memory_bytes=self._options.memory_bytes, is_fenced=is_fenced),
       modules=self._functions.modules,
       environment={
-        # Compilers and timing share the GPU's memory with this process.
+        # Processes that compile and time share the GPU's memory with this one.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         **self._environment,
         **environment,

@@ -1,13 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs jobs in separate processes, several at once, within limits.
+"""Runs jobs concurrently in separate processes, within limits.
 
-A job may crash, hang, use all memory, or raise. This is its outcome, and the
-next job runs in a new process. A process runs further jobs until one fails.
-Processes are spawned, not forked.
+A job may crash, hang, exhaust memory, or raise an error; see `JobOutcome.kind`.
+After a crash, a hang or exhausted memory, the next job runs in a new process.
+After any other error, the process continues with other jobs. Processes are
+spawned, not forked.
 
-On Linux a process ends with the *thread* that started it, so a pool belongs to
-one thread.
+On Linux, a process ends with the *thread* that started the process. Use a pool
+in only one thread.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from jaxplugin.runtime import child_process
 Kind = Literal["done", "error", "wrong", "crash", "hang", "memory"]
 
 _START_SECONDS: Final = 180.0  # imports are slow on a busy machine
-_LOOK_SECONDS: Final = 0.1  # interval of checks of memory and deadlines
+_LOOK_SECONDS: Final = 0.1  # how often memory and deadlines are checked
 _READ_BYTES: Final = 1 << 20
 _GB: Final = 1e9
 
@@ -43,7 +44,7 @@ class Job:
   """A function call for one process.
 
   Attributes:
-    function: "package.module:function"; called with the argument and with a
+    function: "package.module:function". It is passed the argument, and a
       function that sends a note.
     argument: any JSON.
     seconds: deadline of the call.
@@ -60,9 +61,10 @@ class JobOutcome:
 
   Attributes:
     kind: "done"; "error" or "wrong" if the function raised; "crash" if the
-      process ended; "hang" if the deadline passed; "memory" at the limit.
-    value: result of the function, if it is done.
-    reason: why the job is not done.
+      process ended; "hang" if the deadline passed; "memory" if the job exceeded
+      the memory limit or memory was exhausted.
+    value: result of the function, if `kind` is "done".
+    reason: why the kind is not "done".
     notes: notes that the function sent.
   """
 
@@ -74,11 +76,11 @@ class JobOutcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """Limits of each job of a pool.
+  """Limits on each job of a pool.
 
   Attributes:
-    memory_bytes: most memory of a job. On Linux it limits both the growth of
-      address space and the growth of resident memory.
+    memory_bytes: maximum memory of a job. On Linux, this is the limit of the
+      growth of resident memory, and of address space if `is_fenced`.
     is_fenced: whether address space is limited. GPU drivers reserve much
       address space, so jobs on a GPU are not fenced.
   """
@@ -131,14 +133,14 @@ class _Process:
         self._limits.memory_bytes if self._limits.is_fenced else 0
       ),
     }
-    # `read` notices that the process has ended.
+    # `read` detects that the process has ended.
     with contextlib.suppress(BrokenPipeError):
       assert self._child.stdin is not None
       self._child.stdin.write(json.dumps(request).encode() + b"\n")
       self._child.stdin.flush()
 
   def read(self) -> JobOutcome | None:
-    """Reads messages; returns the outcome if the job has ended."""
+    """Reads messages. Returns the outcome if the job has ended, else None."""
     data = os.read(self.descriptor, _READ_BYTES)
     if not data:
       return self._ended()
@@ -153,14 +155,14 @@ class _Process:
         self._notes.append(message["note"])
       elif "failed" in message:
         if message["failed"] == "memory":
-          self.stop()  # its memory may not be released
+          self.stop()  # the process may not release its memory
         return self._finished(message["failed"], reason=message["reason"])
       else:
         return self._finished("done", value=message["value"])
     return None
 
   def look(self) -> JobOutcome | None:
-    """Returns an outcome if the job exceeds a limit."""
+    """Returns an outcome if the job exceeds a limit, else None."""
     if self.is_idle:
       return None
     assert self._job is not None
@@ -207,10 +209,10 @@ def _resident(pid: int) -> int:
 
 
 class Pool:
-  """Processes that run jobs; they end with the context.
+  """Processes that run jobs. They end with the context.
 
   Args:
-    count: number of jobs that run at once.
+    count: number of jobs that run concurrently.
     limits: limits of each job.
     modules: modules that a process imports before its first job. The job's
       deadline does not include the imports.
@@ -248,14 +250,14 @@ class Pool:
     jobs: Sequence[Job],
     on_done: Callable[[int, JobOutcome], None] = lambda index, outcome: None,
   ) -> list[JobOutcome]:
-    """Runs all jobs; returns their outcomes in the jobs' order.
+    """Runs all jobs. Returns their outcomes in the order of the jobs.
 
     Args:
       jobs: the jobs.
       on_done: called with the index and the outcome of each job when it ends.
 
     Raises:
-      KeyboardInterrupt: After all processes were ended.
+      KeyboardInterrupt: If the user interrupts. All processes have then ended.
     """
     found: dict[int, JobOutcome] = {}
     waiting = list(enumerate(jobs))[::-1]
@@ -290,7 +292,7 @@ class Pool:
       index = process.index
       outcome = process.read() if process in ready else None
       if outcome is None:
-        outcome = process.look()  # also if notes arrive all the time
+        outcome = process.look()  # even if notes arrive all the time
       # A process that ends without a job is replaced when it is needed.
       if outcome is not None and index is not None:
         yield index, outcome

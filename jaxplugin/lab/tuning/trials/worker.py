@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process of `pool`, which runs jobs.
 
-It imports JAX only if a job or a module that `serve` is passed does. A message
-in either direction is a line of JSON. The worker sends {"ready": true} after
-its imports. A request has
+The worker itself does not import JAX. Jobs, and the modules passed to `serve`,
+may import JAX. A message in either direction is a line of JSON. After its
+imports, the worker sends {"ready": true}. A request has
 
-  function          "package.module:function". The function is called with the
-                    argument and with a function that sends a note.
+  function          "package.module:function". The function is passed the
+                    argument, and a function that sends a note.
   argument          any JSON
-  memory_bytes      limit for additional address space; 0 for no limit
+  memory_bytes      limit on additional address space; 0 for no limit
 
-The worker replies with any number of {"note": ...}, then with one of
+The worker replies with any number of {"note": ...}, then with either of
 
   value             result of the function
   failed, reason    the error's attribute `kind`, "memory" or "error", and the
@@ -41,12 +41,12 @@ if sys.platform != "win32":
   import resource
 
 _WATCH_SECONDS: Final = 1.0
-# Messages of XLA and C++ when memory is exhausted.
+# Parts of the messages of XLA and C++ if memory is exhausted.
 _OUT_OF_MEMORY: Final = ("RESOURCE_EXHAUSTED", "Out of memory", "bad_alloc")
 
 
 def serve(parent_id: str, *modules: str) -> None:
-  """Answers requests on standard input until it ends."""
+  """Answers requests on standard input until standard input ends."""
   parent = int(parent_id)
   child_process.end_with_parent(parent)
   threading.Thread(target=_watch, args=(parent,), daemon=True).start()
