@@ -339,7 +339,8 @@ class Measurement:
     cache: "cold" if inputs rotate through more memory than the caches have,
       else "warm".
     interval: meaning of `Candidate.interval_us`: "quartiles" of the rounds.
-    rounds: least number of rounds. All candidates ran once in each round.
+    rounds: maximum number of samples of a candidate. A candidate that used up
+      its share of the time has fewer.
   """
 
   clock: str

@@ -179,7 +179,7 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
       _DEFAULTS.memory_bytes / _GB,
       "GB that a process may use",
     ),
-    ("rounds", count, _DEFAULTS.rounds, "rounds of timing, in a process"),
+    ("rounds", count, _DEFAULTS.rounds, "most rounds of timing, in a process"),
     (
       "processes",
       count,

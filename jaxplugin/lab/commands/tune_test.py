@@ -241,7 +241,10 @@ class TunedTest(command_lines.CommandLineTestCase):
     status, out, err = self.tune()
     self.assertEqual((status, err), (0, ""))
     self.assertIn("cpu (default)", out)
-    (row,) = reading.read(self.path).rows
+    table = reading.read(self.path)
+    # QUICK: one process with at most five rounds.
+    self.assertEqual(table.header.measured.rounds, 5)
+    (row,) = table.rows
     self.assertEqual(dict(row.problem)["m"], 16)
     text = self.path.read_bytes()
     with jp.tuning(str(self.path)):

@@ -54,7 +54,8 @@ class Store:
       path: the file, or an existing folder for the file. None is the user's
         folder.
       operation: the operation of the rows.
-      rounds: the least number of rounds of each row, in all processes together.
+      rounds: the maximum number of rounds of each row, in all processes
+        together.
       is_again: whether to measure again the rows that the file has.
       date: the date of the measurement, today by default.
       implementations: backends that rows may name; None is all.

@@ -105,7 +105,7 @@ class TrialOptions:
       for a GPU.
     seconds: time limit of compiling or checking a candidate.
     memory_bytes: memory limit of a job.
-    rounds: number of rounds of timing in a process.
+    rounds: maximum number of rounds of timing in a process.
     timing_seconds: time limit of a process for the rounds of all candidates.
     processes: number of processes that time a problem, one after the other.
       Several processes are used because times depend on the memory pages that
