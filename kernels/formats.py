@@ -280,12 +280,12 @@ def readable_by_name(name: str) -> Format | None:
 
 
 def readable(
-  element: Element, scale: Element, block_size: int
+  element: Element, scale: Element, block_size: int, *, repeats: bool = True
 ) -> tuple[Format, int] | None:
   """Returns the format in which GPU matmul kernels read blocks, or None.
 
   If bf16 holds values times scales, large blocks are read as blocks of 32 or 16
-  whose scales repeat.
+  whose scales repeat, unless `repeats` is false.
 
   Returns:
     The format, and how often each scale of the blocks repeats.
@@ -305,7 +305,7 @@ def readable(
     assert unnamed is not None
     return unnamed
 
-  for size in _SHORT_BLOCKS:
+  for size in _SHORT_BLOCKS if repeats else ():
     if block_size % size == 0 and named(size).is_exact_in_bf16:
       return named(size), block_size // size
   return named(block_size), 1

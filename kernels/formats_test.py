@@ -153,6 +153,13 @@ class FormatTest(parameterized.TestCase):
     )
     self.assertEqual(format.scales_sums, not exact)
 
+  def test_scales_of_whole_blocks_do_not_repeat(self):
+    found = formats.readable(formats.E4M3, formats.E8M0, 128, repeats=False)
+    self.assertIsNotNone(found)
+    format, repeats = found
+    self.assertEqual((format.name, repeats), ("e4m3_e8m0_128", 1))
+    self.assertTrue(format.scales_sums)
+
   @parameterized.parameters("e4m3", "int8_128", "e4m3_e2m1_32", "bf16")
   def test_name_of_no_format_is_none(self, name):
     self.assertIsNone(formats.readable_by_name(name))

@@ -114,6 +114,7 @@ class ConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
     ("sm_90", "e4m3_f32_128", {}, None),
     ("sm_89", "e4m3_f32_256", {}, None),
+    ("sm_90", "e4m3_e8m0_128", {}, None),
     ("sm_90", "e4m3_f32_128", {"may_round_sums": False}, "fewer bits than f32"),
     ("sm_80", "e4m3_f32_128", {}, "sm_80 has no FP8 matrix instruction"),
     ("sm_100", "e4m3_f32_128", {}, "sm_100 has no FP8 matrix instruction"),

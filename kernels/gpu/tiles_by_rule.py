@@ -66,7 +66,9 @@ def default_config(
   Raises:
     ValueError: If no config fits. The message is about the smallest config.
   """
-  path = path or _path(shape, architecture, use_descriptors)
+  path = path or default_path(
+    shape, architecture, use_descriptors=use_descriptors
+  )
   tile = {
     "native": _native_tile,
     "small_m": _small_m_tile,
@@ -83,9 +85,10 @@ def default_config(
   raise ValueError(f"no config computes {shape}: {error}")
 
 
-def _path(
-  shape: MatmulShape, architecture: Architecture, use_descriptors: bool
+def default_path(
+  shape: MatmulShape, architecture: Architecture, *, use_descriptors: bool
 ) -> configs.Path:
+  """Returns the path that `default_config` chooses."""
   if constraints.native_error(shape, architecture) is None:
     return "native"
   if (

@@ -79,7 +79,7 @@ class TritonFastestDeviceTest(absltest.TestCase):
 
   def test_sums_of_fp8_instructions_are_within_their_bound(self):
     rng = np.random.default_rng(0)
-    for format in (jp.FP8_1X128, jp.FP8_ROW):
+    for format in (jp.FP8_1X128, jp.FP8_1X128_E8M0, jp.FP8_ROW):
       lhs, rhs = (
         contract.operand(rng, format, (rows, 2048), integers=False)
         for rows in (192, 160)

@@ -89,23 +89,23 @@ def operands_refusal(problem: Any) -> decisions.Unsupported | None:
 
 
 def _readable_format(
-  format: formats.BlockFormat,
-) -> tuple[formats.BlockFormat, int] | None:
-  """Returns (the format that kernels read, repeats of each scale), or None."""
+  format: formats.BlockFormat, *, repeats: bool = True
+) -> tuple[kernel_formats.Format, int] | None:
+  """Returns (the format that kernels read, repeats of each scale), or None.
+
+  The fp8 kernels read whole blocks: `repeats` is false.
+  """
   if (
     format.values_dtype not in formats.VALUES_DTYPES
     or format.scale_dtype not in formats.SCALE_DTYPES
   ):
     return None
-  found = kernel_formats.readable(
-    format.values_encoding, format.scale_encoding, format.block_size
+  return kernel_formats.readable(
+    format.values_encoding,
+    format.scale_encoding,
+    format.block_size,
+    repeats=repeats,
   )
-  if found is None:
-    return None
-  facts, repeats = found
-  return dataclasses.replace(
-    format, name=facts.name, block_size=facts.block_size
-  ), repeats
 
 
 def has_repeated_scale(format: formats.BlockFormat | None) -> bool:
@@ -124,16 +124,19 @@ def reads_swizzled(format: formats.BlockFormat | None) -> bool:
   return facts is not None and not facts.scales_sums
 
 
-def _with_readable_format(side: sides.Side) -> sides.Side:
-  """Returns the side in the format and with the scales that the kernels read.
+def _with_readable_format(side: sides.Side, name: str) -> sides.Side:
+  """Returns the side in the kernels' format `name`.
 
   It repeats each scale if the kernels' blocks are smaller.
   """
   if side.format is None or side.format.is_known:
     return side
-  found, axis = _readable_format(side.format), side.axis
-  assert found is not None and axis is not None
-  format, repeats = found
+  facts, axis = kernel_formats.readable_by_name(name), side.axis
+  assert facts is not None and axis is not None
+  format = dataclasses.replace(
+    side.format, name=name, block_size=facts.block_size
+  )
+  repeats = side.format.block_size // facts.block_size
   if repeats == 1:
     is_read = reads_swizzled(side.format)
     side = side if is_read else side.with_linear_scale()
@@ -242,6 +245,21 @@ def _dense_shape(
 
   The launched operands may have other strides (`strided`).
   """
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  whole = _shape_of(problem, target, repeats=False)
+  path = tiles_by_rule.default_path(
+    whole,
+    architecture,
+    use_descriptors=triton_library.uses_descriptors(target),
+  )
+  return whole if path == "fp8" else _shape_of(problem, target, repeats=True)
+
+
+def _shape_of(
+  problem: problems.DotProblem, target: targets.Target, *, repeats: bool
+) -> configs.MatmulShape:
+  """Returns `_dense_shape` with scales that may repeat or with whole blocks."""
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
@@ -251,7 +269,7 @@ def _dense_shape(
   assert k is not None
   operands = [
     configs.operand(
-      kind_name(side.format, side.dtype),
+      kind_name(side.format, side.dtype, repeats=repeats),
       rows,
       k,
       k_is_minor=side.contracting_is_minor,
@@ -280,13 +298,24 @@ def _dense_shape(
   )
 
 
-def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
-  """Returns the kernels' name for a supported format, or for plain floats."""
+def kind_name(
+  format: formats.BlockFormat | None,
+  dtype: np.dtype,
+  *,
+  repeats: bool = True,
+) -> str:
+  """Returns the kernels' name for a supported format, or for plain floats.
+
+  Args:
+    format: the format; None for plain floats.
+    dtype: dtype of plain floats.
+    repeats: whether scales of large blocks may repeat, for smaller blocks.
+  """
   if format is None:
     return PLAIN_NAMES[dtype]
   if format.is_known:
     return format.name
-  found = _readable_format(format)
+  found = _readable_format(format, repeats=repeats)
   assert found is not None, format
   return found[0].name
 
@@ -385,13 +414,12 @@ def _dot(
 ) -> jax.Array:
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = call.shape
-  lhs, rhs = _readable(call, problem)
+  matmul = _dense_shape(problem, target)
+  lhs, rhs = _readable(call, problem, matmul)
   arrays: dict[str, Any] = {}
   arrays["lhs"], arrays["lhs_scale"], lhs_kind = lhs
   arrays["rhs"], arrays["rhs_scale"], rhs_kind = rhs
-  matmul = dataclasses.replace(
-    _dense_shape(problem, target), lhs=lhs_kind, rhs=rhs_kind
-  )
+  matmul = dataclasses.replace(matmul, lhs=lhs_kind, rhs=rhs_kind)
   if call.is_of_layer:
     matmul = dataclasses.replace(matmul, layers=arrays["rhs"].shape[0])
     arrays["layer"] = call.rhs.layer.reshape(1)
@@ -479,9 +507,12 @@ def run(
 
 
 def _readable(
-  call: calls.DotCall, problem: problems.DotProblem
+  call: calls.DotCall,
+  problem: problems.DotProblem,
+  matmul: configs.MatmulShape,
 ) -> tuple[Readable, Readable]:
-  """Returns both sides as arrays that kernels can read."""
+  """Returns both sides as arrays in the formats of `matmul`."""
+  names = matmul.lhs.format, matmul.rhs.format
   if striding.are_copied(
     problem.k,
     (call.lhs.format, call.rhs.format),
@@ -489,16 +520,16 @@ def _readable(
   ):
     # k merges several dimensions, or has an odd number of FP4 values.
     lhs, rhs = call.dense_sides()
-    return _of_dense(lhs), _of_dense(rhs)
+    return _of_dense(lhs, names[0]), _of_dense(rhs, names[1])
   rhs = call.rhs.whole_stack() if call.is_of_layer else call.rhs
-  return strided(call.lhs), strided(rhs)
+  return strided(call.lhs, names[0]), strided(rhs, names[1])
 
 
-def _of_dense(side: sides.Side) -> Readable:
-  side = _with_readable_format(side)
+def _of_dense(side: sides.Side, name: str) -> Readable:
+  side = _with_readable_format(side, name)
   values, scale = _packed(side.values), side.scale
   kind = configs.OperandKind(
-    format=kind_name(side.format, np.dtype(values.dtype)),
+    format=name,
     strides=sides.dense_strides(values.shape),
     scale_strides=None if scale is None else sides.dense_strides(scale.shape),
   )
@@ -512,10 +543,14 @@ def _packed(values: jax.Array) -> jax.Array:
   return layouts.pack_fp4(values, axis=-1)
 
 
-def strided(side: sides.Side) -> Readable:
-  """Returns a side with one contracting dimension, and its strides."""
-  side = _with_readable_format(side)
-  name = kind_name(side.format, np.dtype(side.values.dtype))
+def strided(side: sides.Side, name: str) -> Readable:
+  """Returns a side with one contracting dimension, and its strides.
+
+  Args:
+    side: the side.
+    name: `kind_name` of its format.
+  """
+  side = _with_readable_format(side, name)
   scale = scale_strides = None
   if side.format is not None:
     scale, scale_strides = _strided_scale(side)

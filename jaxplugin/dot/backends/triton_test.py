@@ -364,6 +364,25 @@ class ScalesTest(interpreted.RecordedTestCase):
       x = jnp.ones((rows, 32 * blocks), jnp.bfloat16)
       np.testing.assert_array_equal(by_triton("h100", x, w), np.inf)
 
+  @parameterized.parameters(
+    (E8M0, E8M0, 70, "fp8_e4m3_e8m0_128_e4m3_e8m0_128"),
+    (F32, E8M0, 70, "fp8_e4m3_f32_128_e4m3_e8m0_128"),
+    (E8M0, E8M0, 5, "small_m_mxfp8_mxfp8"),
+  )
+  def test_fp8_instructions_sum_whole_blocks(
+    self, lhs_scale, rhs_scale, rows, kernel
+  ):
+    rng = np.random.default_rng(0)
+    (x, x_exact), (w, w_exact) = (
+      operand(
+        rng, Case(values=E4M3, scale=s, size=128, kernel="fp8", k=256), count
+      )
+      for s, count in ((lhs_scale, rows), (rhs_scale, 40))
+    )
+    result = by_triton("h100", x, w, precision="fastest")
+    np.testing.assert_array_equal(result, x_exact @ w_exact.T)
+    self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
+
   @parameterized.parameters("E5M2 on E4M3", "INT4 on f16", "INT8, rows")
   def test_scales_of_a_ragged_dot(self, name):
     rng = np.random.default_rng(1)
@@ -600,8 +619,12 @@ class OwnFormatsTest(parameterized.TestCase):
   @parameterized.parameters(
     ("h100", jp.FP8_1X128, 128, "fp8"),
     ("l40s", jp.FP8_1X128, 128, "fp8"),
+    ("h100", jp.FP8_1X128_E8M0, 128, "fp8"),
+    ("l40s", jp.FP8_1X128_E8M0, 128, "fp8"),
     ("h100", jp.FP8_1X128, 16, "small_m"),
+    ("h100", jp.FP8_1X128_E8M0, 16, "small_m"),
     ("a100", jp.FP8_1X128, 128, "upcast"),
+    ("a100", jp.FP8_1X128_E8M0, 128, "upcast"),
     ("h100", jp.INT8_32, 128, "upcast"),
   )
   def test_fastest_precision_sums_by_fp8_instructions(
@@ -613,7 +636,10 @@ class OwnFormatsTest(parameterized.TestCase):
       notes = " ".join(backends.choose(problem, target).notes)
       is_fp8 = is_fastest and path == "fp8"
       self.assertEqual(triton.plan(problem, target).is_native, is_fp8)
-      self.assertEqual("decoded to bf16" in notes, not is_fp8, notes)
+      scales = (
+        "is repeated 4" if format.scale_is_power_of_two else "decoded to bf16"
+      )
+      self.assertEqual(scales in notes, not is_fp8, notes)
       name = f"block_scaled_{path}_" if is_fastest else "block_scaled_"
       self.assertIn(name, notes)
       self.assertEqual("14 significant bits" in notes, is_fp8, notes)

@@ -227,7 +227,7 @@ def _ragged_dot(
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = _shape(problem, target)
   arrays: dict[str, Any] = {"group_sizes": call.group_sizes, "bias": call.bias}
-  lhs, rhs = _readable(call, target)
+  lhs, rhs = _readable(call, shape, target)
   arrays["lhs"], arrays["lhs_scale"], lhs_kind = lhs
   arrays["rhs"], arrays["rhs_scale"], rhs_kind = rhs
   factors = [x for x in (call.global_scale, call.global_power) if x is not None]
@@ -245,7 +245,7 @@ def _ragged_dot(
 
 
 def _readable(
-  call: calls.RaggedDotCall, target: targets.Target
+  call: calls.RaggedDotCall, shape: plans.RaggedShape, target: targets.Target
 ) -> tuple[triton.Readable, triton.Readable]:
   """Returns lhs as (1, m, k) and rhs as (groups, n, k), for the kernels."""
   lhs = call.lhs.in_usual_order().with_linear_scale()
@@ -255,7 +255,10 @@ def _readable(
   # rhs has the strides of a contraction along its blocks, also if the call
   # contracts across them.
   rhs = rhs.replace(batch=(0,), contracting=(2,))
-  return triton.strided(lhs), triton.strided(rhs)
+  return (
+    triton.strided(lhs, shape.lhs.format),
+    triton.strided(rhs, shape.rhs.format),
+  )
 
 
 def _call(

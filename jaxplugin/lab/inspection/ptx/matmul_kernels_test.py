@@ -166,6 +166,7 @@ class DefaultConfigTest(executed_cases.Case):
     formats=(
       ("e4m3_f32_128", "e4m3_f32_128"),
       ("e4m3_f32_576", "e4m3_f32_576"),
+      ("e4m3_e8m0_128", "e4m3_e8m0_128"),
     ),
   )
   def test_sums_of_fp8_instructions_are_within_their_bound(
