@@ -334,11 +334,14 @@ class _Accelerator:
     self._outcome.is_noted |= calls.any_contains(
       params, _scaled_dots(), in_kernels=True
     )
+
+    def accelerated(jaxpr: Any) -> Any:
+      new, is_noted = _accelerated_jaxpr(jaxpr, self._implementation)
+      self._outcome.is_noted |= is_noted
+      return new
+
     return {
-      name: _map_jaxprs(
-        lambda jaxpr: _accelerated_jaxpr(jaxpr, self._implementation), value
-      )
-      for name, value in params.items()
+      name: _map_jaxprs(accelerated, value) for name, value in params.items()
     }
 
   def inside(
@@ -516,15 +519,21 @@ def _scaled_dots() -> frozenset[str]:
 
 
 @jax_private.cache_by_jaxpr
-def _accelerated_jaxpr(jaxpr: Any, implementation: str | None) -> Any:
-  """Returns the jaxpr with its dots replaced; None if it has none."""
+def _accelerated_jaxpr(
+  jaxpr: Any, implementation: str | None
+) -> tuple[Any, bool]:
+  """Returns the jaxpr with its dots replaced, and `_Outcome.is_noted`.
+
+  The jaxpr is None if it has no dots.
+  """
   if not calls.contains(jaxpr, _scaled_dots() | _RAGGED | calls.CUSTOM_RULES):
-    return None
+    return None, False
+  outcome = _Outcome()
   new, consts = interception_private.intercept_jaxpr(
-    jaxpr, lambda extra, own: _Accelerator(implementation, _Outcome())
+    jaxpr, lambda extra, own: _Accelerator(implementation, outcome)
   )
   assert not consts  # neither the equations nor the interceptor make any
-  return new
+  return new, outcome.is_noted
 
 
 def _is_jaxpr(value: Any) -> bool:

@@ -18,9 +18,7 @@ from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 
 NT_3D = nn_cases.NT_3D
-JAX_PRIMITIVES = constructs.JAX_PRIMITIVES
-OURS = constructs.OURS
-count, dot, matmul = constructs.count, constructs.dot, constructs.matmul
+dot, matmul = constructs.dot, constructs.matmul
 
 MODES = ("mxfp8", "nvfp4")  # what JAX 0.10 has
 
@@ -66,18 +64,11 @@ PLACES = (
 )
 
 
-def alone(f):
-  return f
-
-
-def in_scan(f):
-  """The same dot, of operands that a scan hands on."""
-
-  def scan(lhs, rhs):
-    body = lambda carry, x: (carry, f(x[0][None], x[1][None])[0])
-    return lax.scan(body, 0, (lhs, rhs))[1]
-
-  return scan
+def around(derivative, f, outside):
+  """Accelerates a derivative, or takes that of an accelerated function."""
+  if outside:
+    return jp.accelerate(derivative(f))
+  return derivative(jp.accelerate(f))
 
 
 class GradientsTest(parameterized.TestCase):
@@ -88,15 +79,14 @@ class GradientsTest(parameterized.TestCase):
     weights = integers(3, shape=(2, 64, 32))
     grad = functools.partial(value_and_gradients, weights=weights)
     rows = {
-      f"{name}_{wrap.__name__}": place(wrap(general("mxfp8")), grad)
+      (name, wrap): place(wrap(general("mxfp8")), grad)
       for name, place in PLACES
-      for wrap in (alone, in_scan)
+      for wrap in (lambda f: f, constructs.in_scanned_operands)
     }
     for name, function in rows.items():
       with self.subTest(name):
-        found = count(function, lhs, rhs)
-        self.assertGreaterEqual(found[OURS], 3)
-        self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
+        found = constructs.assert_replaced(function, lhs, rhs)
+        self.assertGreaterEqual(found, 3)
     exact = lambda equation, a, b: np.einsum(
       equation, a.astype(np.float64), b.astype(np.float64)
     )
@@ -132,9 +122,7 @@ class GradientsTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   @pytest.mark.sample(1)
   def test_custom_vjp_keeps_its_rule_with_replaced_dots(self, outside):
-    args, exact, _ = constructs.operands(
-      5, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(5)
 
     @jax.custom_vjp
     def f(x):
@@ -149,26 +137,18 @@ class GradientsTest(parameterized.TestCase):
     value_and_grad = lambda f: lambda x: jax.vjp(f, x)[0:1] + jax.vjp(f, x)[1](
       jnp.ones_like(x)
     )
-    function = (
-      jp.accelerate(value_and_grad(f))
-      if outside
-      else value_and_grad(jp.accelerate(f))
-    )
+    function = around(value_and_grad, f, outside)
     for run in (function, jax.jit(function)):
       y, gradient = run(x)
       contract.assert_exact(y, 4 * exact, contract.F32)
       contract.assert_exact(gradient, 3 * exact, contract.F32)
-    found = count(function, x)
-    self.assertEqual(found[OURS], 3)
-    self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
+    self.assertEqual(constructs.assert_replaced(function, x), 3)
     contract.assert_exact(jp.accelerate(f)(x), 2 * exact, contract.F32)
 
   @parameterized.parameters(False, True)
   @pytest.mark.full
   def test_custom_jvp_keeps_its_rule_with_replaced_dots(self, outside):
-    args, exact, _ = constructs.operands(
-      6, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(6)
 
     @jax.custom_jvp
     def f(x):
@@ -185,14 +165,8 @@ class GradientsTest(parameterized.TestCase):
     jvp = lambda f: lambda x: jax.jvp(f, (x,), (x,))
     grad = lambda f: lambda x: jax.vjp(f, x)[1](x)
     for derivative in (jvp, grad):
-      function = (
-        jp.accelerate(derivative(f))
-        if outside
-        else derivative(jp.accelerate(f))
-      )
-      found = count(function, x)
-      self.assertGreaterEqual(found[OURS], 1)
-      self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
+      function = around(derivative, f, outside)
+      constructs.assert_replaced(function, x)
       for run in (function, jax.jit(function)):
         results = run(x)
         contract.assert_exact(results[-1], 6 * exact, contract.F32)

@@ -32,19 +32,23 @@ def count(function, *args):
   )
 
 
-def matmul(lhs, lhs_scale, rhs, rhs_scale):
-  return jax.nn.scaled_matmul(lhs, rhs, lhs_scale, rhs_scale)
+def functions_in(dtype):
+  """Returns JAX's functions for scaled dots, with results in `dtype`."""
+
+  def matmul(lhs, lhs_scale, rhs, rhs_scale):
+    return jax.nn.scaled_matmul(
+      lhs, rhs, lhs_scale, rhs_scale, preferred_element_type=dtype
+    )
+
+  def dot(lhs, lhs_scale, rhs, rhs_scale=None):
+    return nn_cases.scaled_dot(
+      (lhs, lhs_scale), (rhs, rhs_scale), NT_3D, dtype, lax.scaled_dot
+    )
+
+  return matmul, dot
 
 
-def dot(lhs, lhs_scale, rhs, rhs_scale):
-  return lax.scaled_dot(
-    lhs,
-    rhs,
-    lhs_scale=lhs_scale,
-    rhs_scale=rhs_scale,
-    dimension_numbers=NT_3D,
-    preferred_element_type=jnp.float32,
-  )
+matmul, dot = functions_in(jnp.float32)
 
 
 def operands(*seed, batch=2, m=5, n=3, k=64, **make):
@@ -62,12 +66,30 @@ def operands(*seed, batch=2, m=5, n=3, k=64, **make):
   return jax.device_put((*lhs, *rhs)), exact, magnitude
 
 
-# Constructs. Each takes a dot and returns a function of the same four arrays
-# that makes the dot in it count: its result is the dot times a small integer.
+def exact_operands(*seed):
+  """Four arrays of small integers, and their dot, which f32 holds exactly."""
+  args, exact, _ = operands(
+    *seed, values=nn_cases.small_integers, scale=nn_cases.small_scale
+  )
+  return args, exact
 
 
-def in_jit(f):
-  return jax.jit(f)
+def assert_dot(result, exact, magnitude, factor=1):
+  """Asserts that a result in f32 is within the contract of `factor` dots."""
+  bound = factor**2 * contract.DOT_BOUND * magnitude
+  contract.assert_within(result, factor * exact, bound, contract.F32)
+
+
+def assert_replaced(function, *args):
+  """Asserts that no dot of JAX is left; returns the number of ours."""
+  found = count(function, *args)
+  assert found[OURS] > 0, found
+  assert not any(found[name] for name in JAX_PRIMITIVES), found
+  return found[OURS]
+
+
+# Constructs. Each takes a function and returns another one of the same arrays,
+# whose result is the function's times a small integer.
 
 
 def in_nested_jits(f):
@@ -92,23 +114,10 @@ def in_scan(f):
   return scan
 
 
-def in_scanned_operands(f):
-  def scan(*args):
-    body = lambda carry, x: (carry, f(*(a[None] for a in x))[0])
-    return lax.scan(body, 0, args)[1]
-
-  return scan
-
-
-def in_map(f):
-  each = lambda x: f(*(a[None] for a in x))[0]
-  return lambda *args: lax.map(each, args)
-
-
 def in_while_body(f):
   def loop(*args):
     zero = jnp.zeros_like(f(*args))
-    bound = args[0].shape[0] * jnp.ones((), jnp.int32)
+    bound = 2 * jnp.ones((), jnp.int32)
     body = lambda state: (state[0] + 1, state[1] + f(*args))
     return lax.while_loop(lambda s: s[0] < bound, body, (0, zero))[1]
 
@@ -126,7 +135,7 @@ def in_while_condition(f):
 
 def in_cond(f):
   return lambda *args: lax.cond(
-    args[0].shape[0] * jnp.ones(()) > 1,
+    2 * jnp.ones(()) > 1,
     lambda args: f(*args),
     lambda args: f(*args) * 5,
     args,
@@ -136,10 +145,6 @@ def in_cond(f):
 def in_switch(f):
   branches = [lambda *args, i=i: f(*args) * i for i in range(3)]
   return lambda *args: lax.switch(jnp.array(2), branches, *args)
-
-
-def in_checkpoint(f):
-  return jax.checkpoint(f)
 
 
 def in_custom_jvp(f):
@@ -170,18 +175,28 @@ def in_custom_linear_solve(f):
   return solve
 
 
-def in_composite(f):
-  return lax.composite(f, name="test.composite")
+def with_closed_over_constants(f):
+  constant = np.full((1,), 2, np.float32)
+  inner = jax.jit(lambda first, rest: f(first, *rest) * constant)
+  return lambda *args: inner(args[0], args[1:])
 
 
-def in_vmap(f):
-  each = lambda *args: f(*(a[None] for a in args))[0]
-  return jax.vmap(each)
+def _each(f):
+  """Applies a function of batches to arrays of one example."""
+  return lambda *args: f(*(a[None] for a in args))[0]
+
+
+def in_scanned_operands(f):
+  def scan(*args):
+    body = lambda carry, x: (carry, _each(f)(*x))
+    return lax.scan(body, 0, args)[1]
+
+  return scan
 
 
 def in_nested_vmaps(f):
-  each = lambda *args: f(*(a[None] for a in args))[0]
-  return lambda *args: jax.vmap(jax.vmap(each))(*(a[None] for a in args))[0]
+  mapped = jax.vmap(jax.vmap(_each(f)))
+  return lambda *args: mapped(*(a[None] for a in args))[0]
 
 
 def in_shard_map(f, check_vma=True):
@@ -201,71 +216,51 @@ def in_scan_in_shard_map(f, check_vma=True):
   return in_shard_map(scan, check_vma)
 
 
-def in_pmap(f):
-  each = jax.pmap(lambda *args: f(*(a[None] for a in args))[0])
-  return lambda *args: each(*args)
-
-
-def in_named_scope(f):
-  return jax.named_call(f, name="attention")
-
-
-def with_closed_over_constants(f):
-  def close(*args):
-    constant = np.float32(2) * np.ones((2, 1, 1), np.float32)
-    return jax.jit(lambda lhs, rest: f(lhs, *rest) * constant)(
-      args[0], args[1:]
-    )
-
-  return close
-
-
-# Name, the dot's factor, and how many dots are traced.
-CONSTRUCTS = (
-  (in_jit, 1, 1),
-  (in_nested_jits, 1, 1),
-  (in_nested_functions, 1, 1),
-  (in_scan, 3, 2),
-  (in_scanned_operands, 1, 1),
-  (in_map, 1, 1),
-  (in_while_body, 2, 2),
-  (in_while_condition, 2, 2),
-  (in_cond, 1, 2),
-  (in_switch, 2, 3),
-  (in_checkpoint, 1, 1),
-  (in_custom_jvp, 1, 1),
-  (in_custom_vjp, 1, 1),
-  (in_custom_vmap, 1, 1),
-  (in_custom_linear_solve, 1, None),
-  (in_composite, 1, 1),
-  (in_vmap, 1, 1),
-  (in_nested_vmaps, 1, 1),
-  (in_shard_map, 1, 1),
-  (functools.partial(in_shard_map, check_vma=False), 1, 1),
-  (in_scan_in_shard_map, 2, 1),
-  (functools.partial(in_scan_in_shard_map, check_vma=False), 2, 1),
-  (in_pmap, 1, 1),
-  (in_named_scope, 1, 1),
-  (with_closed_over_constants, 2, 1),
-)
-
-
-def name_of(construct):
-  if isinstance(construct, functools.partial):
-    keywords = [f"_{k}_{v}" for k, v in construct.keywords.items()]
-    return "".join([construct.func.__name__, *keywords])
-  return construct.__name__
+# By name: a construct, its factor, and how often it traces the function.
+OF_ANY_ARRAYS = {
+  "jit": (jax.jit, 1, 1),
+  "nested_jits": (in_nested_jits, 1, 1),
+  "nested_functions": (in_nested_functions, 1, 1),
+  "scan": (in_scan, 3, 2),
+  "while_body": (in_while_body, 2, 2),
+  "while_condition": (in_while_condition, 2, 2),
+  "cond": (in_cond, 1, 2),
+  "switch": (in_switch, 2, 3),
+  "checkpoint": (jax.checkpoint, 1, 1),
+  "custom_jvp": (in_custom_jvp, 1, 1),
+  "custom_vjp": (in_custom_vjp, 1, 1),
+  "custom_vmap": (in_custom_vmap, 1, 1),
+  "custom_linear_solve": (in_custom_linear_solve, 1, None),
+  "composite": (lambda f: lax.composite(f, name="test.composite"), 1, 1),
+  "named_scope": (lambda f: jax.named_call(f, name="attention"), 1, 1),
+  "closed_over_constants": (with_closed_over_constants, 2, 1),
+}
+# Constructs of four arrays with a batch dimension.
+OF_BATCHES = {
+  "scanned_operands": (in_scanned_operands, 1, 1),
+  "map": (lambda f: lambda *args: lax.map(lambda x: _each(f)(*x), args), 1, 1),
+  "vmap": (lambda f: jax.vmap(_each(f)), 1, 1),
+  "nested_vmaps": (in_nested_vmaps, 1, 1),
+  "shard_map": (in_shard_map, 1, 1),
+  "shard_map_without_vma": (lambda f: in_shard_map(f, False), 1, 1),
+  "scan_in_shard_map": (in_scan_in_shard_map, 2, 1),
+  "scan_in_shard_map_without_vma": (
+    lambda f: in_scan_in_shard_map(f, False), 2, 1,
+  ),
+  "pmap": (lambda f: jax.pmap(_each(f)), 1, 1),
+}  # fmt: skip
 
 
 @functools.cache
 def rows(is_mapped=False):
   """Returns by name: a function, its factor, and the number of its dots."""
   return {
-    f"{name_of(construct)}_{f.__name__}": (construct(f), factor, number)
-    for construct, factor, number in CONSTRUCTS
+    f"{name}_{f.__name__}": (construct(f), factor, number)
+    for name, (construct, factor, number) in (
+      OF_ANY_ARRAYS | OF_BATCHES
+    ).items()
     # JAX has no rule to batch a composite.
-    if not is_mapped
-    or ("map" not in name_of(construct) and construct is not in_composite)
+    if not is_mapped or ("map" not in name and name != "composite")
     for f in (matmul, dot)
   }
 
@@ -283,27 +278,13 @@ def every(rows, transform=lambda f: f):
 
 
 class ConstructsTest(absltest.TestCase):
-  def check(self, result, exact, magnitude, factor):
-    contract.assert_within(
-      result,
-      factor * exact,
-      factor**2 * contract.DOT_BOUND * magnitude,
-      contract.F32,
-    )
-
-  def assert_replaced(self, function, args):
-    found = count(function, *args)
-    self.assertGreater(found[OURS], 0)
-    self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
-    return found[OURS]
-
   def assert_right(self, function, rows, args, exact, magnitude):
     """Runs all rows as one program."""
     for (name, (_, factor, _)), result in zip(
       rows.items(), function(*args), strict=True
     ):
       with self.subTest(name):
-        self.check(result, exact, magnitude, factor)
+        assert_dot(result, exact, magnitude, factor)
 
   def test_each_dot_is_replaced(self):
     args, *_ = operands(1)
@@ -312,7 +293,7 @@ class ConstructsTest(absltest.TestCase):
         before = count(original, *args)
         jaxs = sum(before[name] for name in JAX_PRIMITIVES)
         self.assertEqual(jaxs, number or jaxs)
-        ours = self.assert_replaced(jp.accelerate(original), args)
+        ours = assert_replaced(jp.accelerate(original), *args)
         self.assertEqual(ours, jaxs)
 
   def test_results_are_right(self):
@@ -341,7 +322,7 @@ class ConstructsTest(absltest.TestCase):
     ):
       for name, (original, *_) in mapped.items():
         with self.subTest(name):
-          self.assert_replaced(transform(original), args)
+          assert_replaced(transform(original), *args)
       function = jax.jit(every(mapped, transform))
       self.assert_right(function, mapped, args, exact, magnitude)
 
@@ -355,13 +336,13 @@ class ConstructsTest(absltest.TestCase):
       passed = [a if axis == 0 else a[1] for a, axis in pairs]
       picked = [a if axis == 0 else a[1:2] for a, axis in pairs]
       picked = [np.broadcast_to(a, (3, *a.shape[1:])) for a in picked]
-      exact, magnitude = contract.dot(
+      expected = contract.dot(
         nn_cases.dequantized(*picked[:2]),
         nn_cases.dequantized(*picked[2:]),
         NT_3D,
       )
       function = jax.vmap(jp.accelerate(each), in_axes=axes)
-      self.check(function(*passed), exact, magnitude, 1)
+      assert_dot(function(*passed), *expected)
 
 
 class SemanticsTest(parameterized.TestCase):
@@ -370,24 +351,8 @@ class SemanticsTest(parameterized.TestCase):
   )
   @pytest.mark.sample(1)
   def test_result_has_the_dtype_asked_for(self, dtype, implementation):
-    args, exact, _ = operands(
-      4,
-      values=nn_cases.small_integers,
-      scale=nn_cases.small_scale,
-    )
-    for f in (
-      lambda a, s, b, t: jax.nn.scaled_matmul(
-        a, b, s, t, preferred_element_type=dtype
-      ),
-      lambda a, s, b, t: lax.scaled_dot(
-        a,
-        b,
-        lhs_scale=s,
-        rhs_scale=t,
-        dimension_numbers=NT_3D,
-        preferred_element_type=dtype,
-      ),
-    ):
+    args, exact = exact_operands(4)
+    for f in functions_in(dtype):
       function = jp.accelerate(jax.jit(f), implementation=implementation)
       self.assertEqual(
         jax.eval_shape(function, *args), jax.eval_shape(f, *args)
@@ -401,24 +366,12 @@ class SemanticsTest(parameterized.TestCase):
     # JAX gives it a scale of ones and rounds it to bf16; one dot, one-sided.
     args, _, _ = operands(5)
     plain = nn_cases.rng_of(6).normal(size=(2, 3, 64)).astype(np.float32)
-    f = lambda a, s, b: lax.scaled_dot(
-      a,
-      b,
-      lhs_scale=s,
-      dimension_numbers=NT_3D,
-      preferred_element_type=jnp.float32,
-    )
-    f = jax.jit(f) if jitted else f
-    exact, magnitude = contract.dot(
+    f = jax.jit(dot) if jitted else dot
+    expected = contract.dot(
       nn_cases.dequantized(*map(np.asarray, args[:2])), plain, NT_3D
     )
     for function in (jp.accelerate(f), jax.jit(jp.accelerate(f))):
-      contract.assert_within(
-        function(*args[:2], plain),
-        exact,
-        contract.DOT_BOUND * magnitude,
-        contract.F32,
-      )
+      assert_dot(function(*args[:2], plain), *expected)
     (config,) = nn_cases.bound_configs(jp.accelerate(f), *args[:2], plain)
     self.assertEqual(config.lhs.format, jp.MXFP8)
     self.assertIsNone(config.rhs.format)
@@ -426,14 +379,9 @@ class SemanticsTest(parameterized.TestCase):
   def test_two_operands_without_scale_are_a_plain_product(self):
     rng = nn_cases.rng_of(11)
     lhs, rhs = (rng.normal(size=(2, n, 64)).astype(np.float32) for n in (5, 3))
-    f = lambda a, b: lax.scaled_dot(
-      a, b, dimension_numbers=NT_3D, preferred_element_type=jnp.float32
-    )
-    exact, magnitude = contract.dot(lhs, rhs, NT_3D)
+    f = lambda a, b: dot(a, None, b)
     for function in (jp.accelerate(f), jax.jit(jp.accelerate(jax.jit(f)))):
-      contract.assert_within(
-        function(lhs, rhs), exact, contract.DOT_BOUND * magnitude, contract.F32
-      )
+      assert_dot(function(lhs, rhs), *contract.dot(lhs, rhs, NT_3D))
       self.assertEqual(count(function, lhs, rhs)["scaled_dot"], 0)
 
   def test_scale_of_one_block_that_is_given_is_used(self):
@@ -496,15 +444,7 @@ class SemanticsTest(parameterized.TestCase):
 
   def test_jitted_function_called_before_is_accelerated_all_the_same(self):
     # JAX rounds f32 without a scale to bf16. jaxplugin does not.
-    f = jax.jit(
-      lambda a, s, b: lax.scaled_dot(
-        a,
-        b,
-        lhs_scale=s,
-        dimension_numbers=NT_3D,
-        preferred_element_type=jnp.float32,
-      )
-    )
+    f = jax.jit(lambda *args: dot(*args))
     args = (
       jnp.ones((1, 1, 32), E4M3),
       jnp.ones((1, 1, 1)).astype(E8M0),

@@ -26,23 +26,18 @@ from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 
 NT_3D = nn_cases.NT_3D
-JAX_PRIMITIVES = constructs.JAX_PRIMITIVES
 OURS = constructs.OURS
 count, dot, matmul = constructs.count, constructs.dot, constructs.matmul
 
 
 class CompositionTest(parameterized.TestCase):
   def test_exported_function_gives_the_result_where_it_is_loaded(self):
-    args, exact, magnitude = constructs.operands(8)
+    args, *expected = constructs.operands(8)
     function = jax.jit(jp.accelerate(jax.jit(matmul)))
     exported = jax.export.export(function, platforms=("cpu", "cuda", "tpu"))
     data = exported(*args).serialize()
-    contract.assert_within(
-      jax.export.deserialize(data).call(*args),
-      exact,
-      contract.DOT_BOUND * magnitude,
-      contract.F32,
-    )
+    result = jax.export.deserialize(data).call(*args)
+    constructs.assert_dot(result, *expected)
 
   @parameterized.parameters(matmul, dot)
   @pytest.mark.sample(1)
@@ -55,7 +50,7 @@ class CompositionTest(parameterized.TestCase):
       self.assertNotIn("xla.scaled_dot", text)
 
   def test_symbolic_sizes_of_known_formats_are_replaced(self):
-    args, exact, magnitude = constructs.operands(10)
+    args, *expected = constructs.operands(10)
     b, k = jax.export.symbolic_shape("b, k")
     shapes = [(b, 5, 32 * k), (b, 5, k), (b, 3, 32 * k), (b, 3, k)]
     specs = [
@@ -63,9 +58,7 @@ class CompositionTest(parameterized.TestCase):
       for shape, a in zip(shapes, args, strict=True)
     ]
     exported = jax.export.export(jax.jit(jp.accelerate(matmul)))(*specs)
-    contract.assert_within(
-      exported.call(*args), exact, contract.DOT_BOUND * magnitude, contract.F32
-    )
+    constructs.assert_dot(exported.call(*args), *expected)
 
   def test_inner_accelerate_decides(self):
     args, _, _ = constructs.operands(11)
@@ -101,7 +94,7 @@ class CompositionTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_sharded_by_the_partitioner_is_right(self):
-    args, exact, magnitude = constructs.operands(13, batch=4)
+    args, *expected = constructs.operands(13, batch=4)
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     inner = jax.jit(dot, in_shardings=(sharding,) * 4, out_shardings=sharding)
@@ -112,16 +105,14 @@ class CompositionTest(parameterized.TestCase):
     ):
       result = function(*args)
       self.assertTrue(result.sharding.is_equivalent_to(sharding, 3))
-      contract.assert_within(
-        result, exact, contract.DOT_BOUND * magnitude, contract.F32
-      )
+      constructs.assert_dot(result, *expected)
 
   @parameterized.product(
     f=(matmul, dot), wrap=(constructs.in_scan, constructs.in_cond)
   )
   @pytest.mark.sample(2)
   def test_types_on_an_explicit_mesh_are_jaxs(self, f, wrap):
-    args, exact, magnitude = constructs.operands(14, batch=4)
+    args, *expected = constructs.operands(14, batch=4)
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     factor = 3 if wrap is constructs.in_scan else 1
@@ -132,19 +123,12 @@ class CompositionTest(parameterized.TestCase):
         jax.make_jaxpr(function)(*args).out_avals,
         jax.make_jaxpr(wrap(f))(*args).out_avals,
       )
-      contract.assert_within(
-        function(*args),
-        factor * exact,
-        factor**2 * contract.DOT_BOUND * magnitude,
-        contract.F32,
-      )
+      constructs.assert_dot(function(*args), *expected, factor)
 
 
 class UntouchedTest(parameterized.TestCase):
   def test_arguments_and_results_pass_as_they_are(self):
-    args, exact, _ = constructs.operands(
-      15, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(15)
     seen = []
 
     def f(tree, mode, *, count=1, flag=None):
@@ -167,9 +151,7 @@ class UntouchedTest(parameterized.TestCase):
     self.assertIsNone(function({"x": x}, "other"))
 
   def test_static_arguments_and_donation_of_inner_jits_are_kept(self):
-    args, exact, _ = constructs.operands(
-      16, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(16)
 
     @functools.partial(
       jax.jit, static_argnames="times", static_argnums=2, donate_argnums=0
@@ -197,9 +179,7 @@ class UntouchedTest(parameterized.TestCase):
     self.assertEqual(eqn.params["donated_invars"][0], True)
 
   def test_effects_happen_in_order_and_once(self):
-    args, exact, _ = constructs.operands(
-      17, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(17)
     seen = []
 
     @jax.jit
@@ -218,9 +198,7 @@ class UntouchedTest(parameterized.TestCase):
       self.assertEqual(seen, ["before", 3 * exact[0, 0, 0]])
 
   def test_state_of_references_is_kept(self):
-    args, exact, _ = constructs.operands(
-      18, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(18)
 
     @jax.jit
     def f(*args):
@@ -314,9 +292,7 @@ class UntouchedTest(parameterized.TestCase):
     self.assertEqual(count(dot, *args)[OURS], 0)
 
   def test_internal_checks_of_jax_pass(self):
-    args, exact, _ = constructs.operands(
-      22, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(22)
     for rows in constructs.programs():
       with jax.enable_checks(True):
         results = jp.accelerate(jax.jit(constructs.every(rows)))(*args)
@@ -329,26 +305,15 @@ class LeftAloneTest(parameterized.TestCase):
   @parameterized.product(jitted=(False, True), outer=(False, True))
   @pytest.mark.sample(1)
   def test_integer_result_is_left_to_jax_with_a_warning(self, jitted, outer):
-    args, exact, _ = constructs.operands(
-      23, values=nn_cases.small_integers, scale=nn_cases.small_scale
-    )
+    args, exact = constructs.exact_operands(23)
 
-    def f(lhs, lhs_scale, rhs, rhs_scale):
-      return lax.scaled_dot(
-        lhs,
-        rhs,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=NT_3D,
-        preferred_element_type=jnp.int32,
-      )
-
+    _, f = constructs.functions_in(jnp.int32)
     function = jp.accelerate(jax.jit(f) if jitted else f)
     function = jax.jit(function) if outer else function
     with self.assertWarnsRegex(
       UserWarning,
-      "accelerate: left JAX's scaled_dot at .*acceleration_transforms_test.py:"
-      r"\d+ .*f\) as it is: the result is int32, not float32, bfloat16 or",
+      r"accelerate: left JAX's scaled_dot at .*/acceleration_test.py:\d+ .*dot"
+      r"\) as it is: the result is int32, not float32, bfloat16 or",
     ):
       result = function(*args)
     contract.assert_exact(result, exact, np.dtype(np.int32))

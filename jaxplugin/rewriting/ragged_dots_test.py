@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.rewriting import acceleration_test as constructs
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import ragged_dots
 from jaxplugin.testing import transformations
@@ -138,6 +139,32 @@ def text(function, *args):
   return str(jax.make_jaxpr(function)(*args))
 
 
+def check_rows(test, rows_of, x, w, *sizes):
+  """Asserts that each row is replaced and right, by one program of all.
+
+  Args:
+    test: the test case.
+    rows_of: by name, a function of the arrays, and its result's factor.
+    x: rows.
+    w: weights.
+    *sizes: sizes of groups, if they are an argument.
+  """
+  args = (x, w, *sizes)
+  for name, (function, _) in rows_of.items():
+    with test.subTest(name), warnings.catch_warnings():
+      warnings.simplefilter("error", jp.NotQuantizedWarning)
+      jaxpr = text(function, *args)
+      test.assertIn(OURS, jaxpr)
+      test.assertNotIn(JAXS, jaxpr)
+  program = jax.jit(lambda *args: [f(*args) for f, _ in rows_of.values()])
+  exact = expected(x, in_f64(w))
+  for (name, (_, factor)), result in zip(
+    rows_of.items(), program(*args), strict=True
+  ):
+    with test.subTest(name):
+      test.assertTrue(is_within(result, factor * exact))
+
+
 class RaggedDotsTest(parameterized.TestCase):
   """Replaced, and within the contract of the product that is meant."""
 
@@ -175,10 +202,10 @@ class RaggedDotsTest(parameterized.TestCase):
   def test_packed(self):
     for format in ("nvfp4", "mxfp4"):
       w = weights(format).pack()
-      fast = jp.accelerate(model(by_this_package))
-      self.check(fast, rows(), w, expected(rows(), in_f64(w)))
+      function = model(by_this_package)
+      self.check(function, rows(), w, expected(rows(), in_f64(w)))
       # The bytes themselves enter the product.
-      jaxpr = text(fast, rows(), w, SIZES)
+      jaxpr = text(jp.accelerate(function), rows(), w, SIZES)
       self.assertNotIn("f4_e2m1fn", jaxpr)
 
   def test_prepared(self):
@@ -250,31 +277,21 @@ class RaggedDotsTest(parameterized.TestCase):
       self.assertIn(OURS, text(fast, x, w))
       self.assertEqual(fast(x, w).dtype, dtype)
 
-  @parameterized.parameters("scan", "checkpoint", "cond", "nested_jit", "vmap")
-  @pytest.mark.sample(3)
-  def test_constructs(self, construct):
+  def test_constructs(self):
+    mapped = jax.vmap(jp.accelerate(model()), (0, None, None))
+    rows_of = {
+      name: (jp.accelerate(construct(model())), factor)
+      for name, (construct, factor, _) in constructs.OF_ANY_ARRAYS.items()
+    } | {"vmap": (lambda x, w, sizes: mapped(x[None], w, sizes)[0], 1)}
+    check_rows(self, rows_of, rows(), weights("mxfp8"), SIZES)
+
+  def test_scan_of_stacked_weights(self):
     w, x = weights("mxfp8"), rows()
-    f = model()
-    exact = expected(x, in_f64(w))
-    if construct == "scan":
-      stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), w)
-      function = lambda x, w, s: lax.scan(
-        lambda c, w: (c, f(x, w, s)), 0, stacked
-      )[1][1]
-    elif construct == "cond":
-      function = lambda x, w, s: lax.cond(
-        s[0] > 0, lambda: f(x, w, s), lambda: jnp.zeros((M, N))
-      )
-    elif construct == "vmap":
-      function = lambda x, w, s: jax.vmap(jp.accelerate(f), (0, None, None))(
-        x[None], w, s
-      )[0]
-    else:
-      wrap = {"checkpoint": jax.checkpoint, "nested_jit": jax.jit}[construct]
-      function = wrap(f)
-    fast = jp.accelerate(function)
-    self.assertIn(OURS, text(fast, x, w, SIZES))
-    self.assertTrue(is_within(jax.jit(fast)(x, w, SIZES), exact))
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), w)
+    scan = lambda x, stack, s: lax.scan(
+      lambda c, w: (c, model()(x, w, s)), 0, stack
+    )[1][1]
+    self.check(scan, x, stack, expected(x, in_f64(w)))
 
   def test_out_sharding_is_that_of_the_result(self):
     if jax.device_count() < 4:
@@ -360,6 +377,59 @@ class GradientsTest(parameterized.TestCase):
       self.assertGreater(np.abs(jaxs).max(), 0)
 
 
+def with_blocks_of_16(w):
+  scale = jnp.repeat(w.scale.astype(jnp.float32), 2, 2)
+  scale = jnp.repeat(scale[:, :, :4] + 0, 1, 2).astype(E8M0)
+  scale = jnp.repeat(scale.astype(jnp.float32), 16, axis=2)
+  return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
+
+
+def with_interleaved_blocks(w):
+  scale = jnp.tile(w.scale.astype(jnp.float32), (1, 1, 32))
+  return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
+
+
+def batched(x, w):
+  stacked = jax.tree.map(lambda leaf: leaf[None], w)
+  return jax.vmap(model())(x[None], stacked, SIZES[None])
+
+
+def of_weights(numbers):
+  return lambda x, w: lax.ragged_dot(x, numbers(x, w), SIZES)
+
+
+# By name: a function of rows and weights, and the warning if its weights are
+# block-scaled.
+LEFT = {
+  "plain": (of_weights(lambda x, w: jnp.ones((G, K, N))), None),
+  "one_scale_for_all": (
+    of_weights(lambda x, w: w.values.astype(jnp.float32).swapaxes(1, 2) * 0.25),
+    None,
+  ),
+  "gradient_of_weights": (
+    lambda x, w: lax.ragged_dot_general(
+      x,
+      x,
+      SIZES,
+      lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], []),
+    ),
+    None,
+  ),
+  "added": (of_weights(lambda x, w: by_repeat(w) + 1), "add changes"),
+  "scale_of_a_column": (
+    of_weights(lambda x, w: by_repeat(w) * x[0, :N]), "not per block"
+  ),
+  "unknown_format": (
+    of_weights(lambda x, w: with_blocks_of_16(w)), "not a known format"
+  ),
+  "interleaved_blocks": (
+    of_weights(lambda x, w: with_interleaved_blocks(w)),
+    "not consecutive elements",
+  ),
+  "batch": (batched, "batch dimensions"),
+}  # fmt: skip
+
+
 class LeftTest(parameterized.TestCase):
   """Stays JAX's; with a warning where the weights are block-scaled."""
 
@@ -378,16 +448,9 @@ class LeftTest(parameterized.TestCase):
       self.assertRegex(messages[0], f"left JAX's ragged_dot_general.*{warning}")
       self.assertIn("ragged_dots_test.py", messages[0])
 
-  def test_plain(self):
-    function = lambda x, w: lax.ragged_dot(x, w, SIZES)
-    self.check_left(function, rows(), jnp.ones((G, K, N)))
-
-  def test_one_scale_for_all(self):
-    w = weights("mxfp8")
-    function = lambda x, w: lax.ragged_dot(
-      x, w.values.astype(jnp.float32).swapaxes(1, 2) * 0.25, SIZES
-    )
-    self.check_left(function, rows(), w)
+  @parameterized.named_parameters((name, *row) for name, row in LEFT.items())
+  def test_left(self, function, warning):
+    self.check_left(function, rows(), weights("mxfp8"), warning=warning)
 
   def test_random_keys_pass(self):
     function = lambda key, x, w: lax.ragged_dot(
@@ -395,65 +458,10 @@ class LeftTest(parameterized.TestCase):
     )
     self.check_left(function, jax.random.key(0), rows(), jnp.ones((G, K, N)))
 
-  def test_what_is_no_product(self):
-    w = weights("mxfp8")
-    function = lambda x, w: lax.ragged_dot(
-      x, by_repeat(w).astype(x.dtype) + 1, SIZES
-    )
-    self.check_left(function, rows(), w, warning="add changes")
-
-  def test_gradient_of_weights(self):
-    numbers = lax.RaggedDotDimensionNumbers(
-      dot_dimension_numbers=(((0,), (0,)), ((), ())),
-      lhs_ragged_dimensions=[0],
-      rhs_group_dimensions=[],
-    )
-    function = lambda x, y: lax.ragged_dot_general(x, y, SIZES, numbers)
-    self.check_left(function, rows(), rows())
-
-  def test_scale_of_a_column(self):
-    w = weights("mxfp8")
-    function = lambda x, w, column: lax.ragged_dot(
-      x, by_repeat(w).astype(x.dtype) * column, SIZES
-    )
-    self.check_left(
-      function, rows(), w, jnp.ones((N,)), warning="not per block"
-    )
-
-  def test_unknown_format(self):
-    w = weights("mxfp8")
-
-    def dequantize(w):
-      scale = jnp.repeat(w.scale.astype(jnp.float32), 2, 2)  # blocks of 16
-      scale = jnp.repeat(scale[:, :, :4] + 0, 1, 2).astype(E8M0)
-      scale = jnp.repeat(scale.astype(jnp.float32), 16, axis=2)
-      return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
-
-    self.check_left(
-      model(dequantize), rows(), w, SIZES, warning="not a known format"
-    )
-
   def test_implementation_of_other_dots(self):
     fast = jp.accelerate(model(), implementation="cudnn")
     with self.assertWarnsRegex(UserWarning, "no implementation 'cudnn'"):
       self.assertIn(JAXS, text(fast, rows(), weights("mxfp8"), SIZES))
-
-  def test_interleaved_blocks(self):
-    def dequantize(w):
-      scale = jnp.tile(w.scale.astype(jnp.float32), (1, 1, 32))
-      return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
-
-    self.check_left(
-      *(model(dequantize), rows(), weights("mxfp8"), SIZES),
-      warning="not consecutive elements",
-    )
-
-  def test_batch(self):
-    w = weights("mxfp8")
-    stacked = jax.tree.map(lambda leaf: leaf[None], w)
-    f = lambda x, w, sizes: model()(x, w, sizes)
-    args = (rows()[None], stacked, SIZES[None])
-    self.check_left(jax.vmap(f), *args, warning="batch dimensions")
 
   def test_group_offset(self):
     # JAX 0.10.2 cannot bind one: it is a parameter, and an array has no hash.
@@ -480,115 +488,54 @@ class LeftTest(parameterized.TestCase):
       self.check_left(function, rows(), w, warning="result is float64")
 
 
-@jax.custom_vjp
-def ragged_of_a_library(x, w, sizes):
-  return lax.ragged_dot(x, w, sizes)
-
-
-ragged_of_a_library.defvjp(
-  lambda x, w, sizes: (lax.ragged_dot(x, w, sizes), (w, sizes)),
-  lambda kept, g: (
-    lax.ragged_dot(g, kept[0].swapaxes(1, 2), kept[1]),
-    None,
-    None,
-  ),
-)
-
-
-@jax.custom_jvp
-def ragged_with_jvp(x, w, sizes):
-  return lax.ragged_dot(x, w, sizes)
-
-
-ragged_with_jvp.defjvp(
-  lambda primals, tangents: (
-    lax.ragged_dot(*primals),
-    lax.ragged_dot(tangents[0], *primals[1:]),
-  )
-)
-
-
-@jax.custom_batching.custom_vmap
-def ragged_with_vmap(x, w, sizes):
-  return lax.ragged_dot(x, w, sizes)
-
-
-ragged_with_vmap.def_vmap(
-  lambda size, batched, *args: (lax.ragged_dot(*args), True)
-)
-
 DEVICES = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
 
 
-def in_shard_map(x, w, sizes):
+def in_shard_map(f):
   return jax.shard_map(
-    lax.ragged_dot, mesh=DEVICES, in_specs=P(), out_specs=P(), check_vma=False
-  )(x, w, sizes)
+    f, mesh=DEVICES, in_specs=P(), out_specs=P(), check_vma=False
+  )
 
 
-def in_while(x, w, sizes):
-  step = lambda c: (c[0] + 1, c[1] + lax.ragged_dot(x, w, sizes))
-  return lax.while_loop(lambda c: c[0] < 1, step, (0, jnp.zeros((M, N))))[1]
+def in_carry(f):
+  def scan(x, w, sizes):
+    step = lambda carry, _: (carry, f(x, carry, sizes))
+    return lax.scan(step, w, None, length=1)[1][0]
+
+  return scan
 
 
-def in_cond(x, w, sizes):
-  branch = lambda: lax.ragged_dot(x, w, sizes)
-  return lax.cond(x[0, 0] < 9, branch, lambda: branch() + 1)
-
-
-def in_scan(x, w, sizes):
-  step = lambda carry, _: (carry + lax.ragged_dot(x, w, sizes), None)
-  return lax.scan(step, jnp.zeros((M, N)), None, length=1)[0]
-
-
-def in_carry(x, w, sizes):
-  step = lambda carry, _: (carry, lax.ragged_dot(x, carry, sizes))
-  return lax.scan(step, w, None, length=1)[1][0]
-
-
-# Functions that are given dequantized weights, as a library's are. Each takes
-# rows, weights (groups, k, n) and sizes.
+# Functions that are given dequantized weights, as a library's are, by name with
+# their factors. Each takes rows, weights (groups, k, n) and sizes. Weights are
+# not followed into a linear solve or a composite.
 LIBRARY = {
-  "jit": jax.jit(lax.ragged_dot),
-  "jit_in_jit": jax.jit(lambda *args: jax.jit(lax.ragged_dot)(*args)),
-  "custom_vjp": ragged_of_a_library,
-  "jit_of_custom_vjp": jax.jit(ragged_of_a_library),
-  "custom_jvp": ragged_with_jvp,
-  "custom_vmap": ragged_with_vmap,
-  "checkpoint": jax.checkpoint(lax.ragged_dot),
-  "cond": in_cond,
-  "while": in_while,
-  "scan": in_scan,
-  "carry": in_carry,
-  "shard_map": in_shard_map,
+  name: (construct(lax.ragged_dot), factor)
+  for name, (construct, factor, _) in constructs.OF_ANY_ARRAYS.items()
+  if name not in ("custom_linear_solve", "composite")
+} | {
+  "jit_of_custom_vjp": (jax.jit(constructs.in_custom_vjp(lax.ragged_dot)), 1),
+  "carry": (in_carry(lax.ragged_dot), 1),
+  "shard_map": (in_shard_map(lax.ragged_dot), 1),
 }
 
 
 class InnerFunctionsTest(absltest.TestCase):
   """Dequantized weights are followed into functions inside."""
 
-  def check(self, transform, f, *args):
-    """All rows in one program: the contract, and nothing left to JAX."""
-    exact = expected(args[0], in_f64(args[1]))
-    for name, library in LIBRARY.items():
-      with self.subTest(name), warnings.catch_warnings():
-        warnings.simplefilter("error", jp.NotQuantizedWarning)
-        jaxpr = text(transform(f(library)), *args)
-        self.assertIn(OURS, jaxpr)
-        self.assertNotIn(JAXS, jaxpr)
-    every = [transform(f(library)) for library in LIBRARY.values()]
-    results = jax.jit(lambda *args: [each(*args) for each in every])(*args)
-    for name, result in zip(LIBRARY, results, strict=True):
-      with self.subTest(name):
-        self.assertTrue(is_within(result, exact))
+  def check(self, transform, f):
+    rows_of = {
+      name: (transform(f(library)), factor)
+      for name, (library, factor) in LIBRARY.items()
+    }
+    check_rows(self, rows_of, rows(), weights("mxfp8"))
 
   def test_accelerate(self):
     f = lambda library: lambda x, w: library(x, by_blocks(w), SIZES)
-    self.check(jp.accelerate, f, rows(), weights("mxfp8"))
+    self.check(jp.accelerate, f)
 
   def test_accept_quantized(self):
     f = lambda library: lambda x, w: library(x, w.swapaxes(1, 2), SIZES)
-    self.check(jp.accept_quantized, f, rows(), weights("mxfp8"))
+    self.check(jp.accept_quantized, f)
 
   def test_scan_over_stacked_experts(self):
     stack = weights("mxfp8", shape=(2, G, N, K))
@@ -607,9 +554,16 @@ class InnerFunctionsTest(absltest.TestCase):
     self.assertTrue(is_within(function(stack), exact))
 
   def test_forward_of_a_custom_vjp_is_followed_under_a_gradient(self):
-    loss = jp.accelerate(
-      lambda x, w: ragged_of_a_library(x, by_blocks(w), SIZES).sum()
+    ragged = jax.custom_vjp(lambda x, w, sizes: lax.ragged_dot(x, w, sizes))
+    ragged.defvjp(
+      lambda *args: (lax.ragged_dot(*args), args[1:]),
+      lambda kept, g: (
+        lax.ragged_dot(g, kept[0].swapaxes(1, 2), kept[1]),
+        None,
+        None,
+      ),
     )
+    loss = jp.accelerate(lambda x, w: ragged(x, by_blocks(w), SIZES).sum())
     jaxpr = text(jax.grad(loss), rows(), weights("mxfp8"))
     self.assertIn(OURS, jaxpr)
 
