@@ -309,7 +309,7 @@ class BlockFormat:
 
   @property
   def is_known(self) -> bool:
-    """Whether the format is one of `KNOWN`, which have tables and kernels."""
+    """Whether the format is one of `KNOWN`, which kernels can quantize."""
     return self in KNOWN
 
 
@@ -401,7 +401,7 @@ MXINT8: Final = BlockFormat(
 )
 # Formats that all kernels support.
 FORMATS: Final = (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)
-# Formats that the quantization kernels and tuning tables support.
+# Formats that the quantization kernels support.
 KNOWN: Final = (*FORMATS, MXFP6_E2M3, MXFP6_E3M2)
 # Formats that have a name.
 NAMED: Final = (

@@ -78,17 +78,19 @@ class Information:
     yield from self.tuning
     sizes = " ".join(f"{name}={size}" for name, size in _SIZES.items())
     yield f"backends, for a dot of {sizes}:"
-    names = [format.name for format in formats.KNOWN]
+    names = [format.name for format in formats.NAMED]
     yes, no = ("yes", "green"), ("no", "dim")
     yield console.table(
-      ["backend", *names],
+      ["format", *self.refusals],
       [
-        [backend, *(no if reasons[name] else yes for name in names)]
-        for backend, reasons in self.refusals.items()
+        [name, *(no if each[name] else yes for each in self.refusals.values())]
+        for name in names
       ],
       indent=2,
     )
-    for backend, reasons in self.refusals.items():
+    for backend, refusals in self.refusals.items():
+      # A reason may end with the formats that the backend got.
+      reasons = {n: text.split(", got ")[0] for n, text in refusals.items()}
       for reason in dict.fromkeys(filter(None, reasons.values())):
         refused = [name for name in names if reasons[name] == reason]
         only = "" if len(refused) == len(names) else f" {', '.join(refused)}"
@@ -107,7 +109,7 @@ def information() -> Information:
   refusals: dict[str, dict[str, str]] = {}
   for name, backend in backends.table().items():
     refusals[name] = {}
-    for format in formats.KNOWN:
+    for format in formats.NAMED:
       refusal = backend.supports(_sample_problem(format), target)
       refusals[name][format.name] = "" if refusal is None else refusal.reason
   return Information(
@@ -153,7 +155,8 @@ def version(package: str) -> str:
 
 
 def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:
-  operand = problems.SideProblem(format=format, dtype=format.array_dtype)
+  blocked = format.along(_SIZES["k"]).of_rows()
+  operand = problems.SideProblem(format=blocked, dtype=format.array_dtype)
   return problems.DotProblem(
     batch=1,
     m=_SIZES["m"],

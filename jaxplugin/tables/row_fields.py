@@ -23,7 +23,7 @@ DTYPES: Final = {
   dtype.name: dtype
   for dtype in (np.dtype(np.float32), formats.BF16, np.dtype(np.float16))
 }
-FORMATS: Final = {format.name: format for format in formats.KNOWN}
+FORMATS: Final = {format.name: format for format in formats.NAMED}
 
 
 class RowFields:
@@ -50,6 +50,8 @@ class RowFields:
 
   def size(self, name: str) -> int:
     """Reads a positive number."""
+    if name not in self._left:
+      raise ValueError(f"a problem of {self._what} must have {name}")
     value = self._left.pop(name)
     if type(value) is not int or value < 1:
       raise ValueError(f"{name} must be a positive number, got {value!r}")

@@ -139,8 +139,6 @@ def _problem_gate(
   lhs, rhs = problem.lhs.format, problem.rhs.format
   if lhs is None or rhs is None:
     return decisions.Unsupported("needs both operands quantized")
-  if not (lhs.is_standard and rhs.is_standard):
-    return decisions.Unsupported(f"does not support {lhs} x {rhs}")
   mx_pair = {lhs, rhs} <= {formats.MXFP8, formats.MXFP8_E5M2}
   if lhs == rhs == formats.MXFP8_E5M2:
     return decisions.Unsupported("does not multiply E5M2 by E5M2")

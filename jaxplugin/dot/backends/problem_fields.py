@@ -14,6 +14,7 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
 from jaxplugin.dot import problems
 from jaxplugin.tables import records
 from jaxplugin.tables import row_fields
@@ -130,12 +131,23 @@ def _side_fields(
   if side.format is None:
     if side.dtype.name not in row_fields.DTYPES:
       return None
-  elif not side.format.is_known:
-    return None
-  elif side.dtype != side.format.array_dtype:
-    fields[f"{name}_dtype"] = side.dtype.name
+  else:
+    named = row_fields.FORMATS.get(side.format.name)
+    if named is None or _blocked(named, side.format.block_size) != side.format:
+      return None
+    if not named.block_size:
+      fields[f"{name}_block_size"] = side.format.block_size
+    if side.dtype != side.format.array_dtype:
+      fields[f"{name}_dtype"] = side.dtype.name
   others = row_fields.not_default(side, _SIDE_DEFAULTS)
   return fields | {f"{name}_{field}": v for field, v in others.items()}
+
+
+def _blocked(
+  named: formats.BlockFormat, block_size: int
+) -> formats.BlockFormat:
+  """Returns the format of a problem whose operand has the format `named`."""
+  return named.along(block_size).of_rows()
 
 
 def _side_of(name: str, row: row_fields.RowFields) -> problems.SideProblem:
@@ -152,6 +164,8 @@ def _side_of(name: str, row: row_fields.RowFields) -> problems.SideProblem:
     return problems.SideProblem(
       format=None, dtype=row_fields.DTYPES[text], **changes
     )
+  size = format.block_size or row.size(f"{name}_block_size")
+  format = _blocked(format, size)
   dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
   dtype = format.array_dtype
   if f"{name}_dtype" in row:

@@ -41,6 +41,9 @@ class FieldsTest(parameterized.TestCase):
       num_contracting=2, blocked_k=64, blocks_pair_up=False
     )
     yield dot_tables.problem(lhs=jp.MXFP6_E2M3, rhs=jp.MXFP6_E3M2)
+    for format in formats.NAMED:
+      blocked = format.along(96).of_rows()
+      yield dot_tables.problem(lhs=blocked, rhs=blocked)
     yield dataclasses.replace(dot_tables.problem(), lhs=swizzled)
     yield dataclasses.replace(dot_tables.problem(), rhs=swizzled)
 
@@ -84,8 +87,16 @@ class FieldsTest(parameterized.TestCase):
     self.assertIsNone(problem_fields.fields_of(dot_tables.problem(**changes)))
 
   def test_no_row_is_about_a_format_of_ones_own(self):
-    own = dataclasses.replace(jp.MXFP4, name="mxfp4", block_size=64)
-    self.assertIsNone(problem_fields.fields_of(dot_tables.problem(rhs=own)))
+    for changes in ({"block_size": 64}, {"name": "own"}):
+      own = dataclasses.replace(jp.MXFP4, **changes)
+      self.assertIsNone(problem_fields.fields_of(dot_tables.problem(rhs=own)))
+
+  def test_a_row_with_a_scale_for_each_row_names_its_block_size(self):
+    row = dot_tables.problem(rhs=jp.INT8_ROW.along(96))
+    fields = dict(problem_fields.fields_of(row))
+    self.assertEqual(fields.pop("rhs_block_size"), 96)
+    with self.assertRaisesRegex(ValueError, "must have rhs_block_size"):
+      problem_fields.problem_of(records.fields_of("problem", fields))
 
   @parameterized.parameters(
     ({"m": 0}, "m must be a positive number, got 0"),

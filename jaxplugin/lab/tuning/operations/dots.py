@@ -169,7 +169,7 @@ def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
   def padded(side: problems.SideProblem) -> problems.SideProblem:
     can_be = (
       side.format is not None
-      and not side.format.is_fp6
+      and side.format.is_standard
       and not side.is_interleaved
       and side.scale_layout == layouts.LINEAR
     )

@@ -47,6 +47,14 @@ PROBLEMS: Final = {
   "packed": problem(
     side(jp.MXFP4, PACKED), side(jp.NVFP4, PACKED), global_scale="scalar"
   ),
+  "int4": problem(side(formats.BF16), side(jp.INT4_32, PACKED)),
+  "rows": problem(
+    side(jp.INT8_ROW.along(96)),
+    side(jp.MXINT8, contracting_is_minor=False),
+  ),
+  "short_block": problem(
+    side(jp.FP8_1X128), side(jp.FP8_128X128.of_rows()), k=200
+  ),
   "two_factors": problem(
     side(jp.NVFP4), side(jp.NVFP4), global_scale="scalar", has_global_power=True
   ),
@@ -94,17 +102,20 @@ class ExactTest(parameterized.TestCase):
       result = jax.jit(function)(made.arrays)
       exactness.check(result, made.expected, given)
 
-  @parameterized.parameters("mxfp8", "one_sided")
+  @parameterized.parameters("mxfp8", "one_sided", "rows")
   @pytest.mark.lab
   def test_tails_and_poison_are_of_the_kind_and_give_the_bits(self, name):
     tail = dots.DOT.tail(PROBLEMS[name])
     self.assertLessEqual(tail.m, PROBLEMS[name].m)
     poisoned = dots.DOT.poisoned(tail)
-    for given in (tail, poisoned):
+    for given in filter(None, (tail, poisoned)):
       made = dots.DOT.make(given, 1)
       self.assertEqual(decided(given, made.arrays), given)
       result = jax.jit(dots.function(given))(made.arrays)
       exactness.check(result, made.expected, given)
+    if name == "rows":  # A ScaledArray has no padded scale.
+      self.assertIsNone(poisoned)
+      return
     _, scale = made.arrays["rhs"]
     self.assertTrue(np.isnan(np.asarray(scale, np.float32)).any())
 

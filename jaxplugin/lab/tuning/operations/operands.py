@@ -22,6 +22,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import problems
+from jaxplugin.tables import row_fields
 
 # Values are at most 3, and scales are at most 2. A product is at most 36 and a
 # multiple of 1/4, so a sum of k products is at most 2^24 quarters.
@@ -29,7 +30,6 @@ _LARGEST: Final = 3
 _MAX_K: Final = 2**24 // (4 * (2 * _LARGEST) ** 2)
 _SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 2.0)
 _NARROW_SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 1.5, 2.0)  # E4M3, E5M2
-_NAN_CODE: Final = 0xFF  # of E8M0 and of E4M3
 _POISON_WIDTHS: Final = (3, 2)  # rows and columns
 
 
@@ -57,10 +57,10 @@ def side_refusal(side: problems.SideProblem) -> str:
   """Returns why `operand_of` cannot create an operand; "" if it can."""
   if side.format is None:
     return ""
-  if not side.format.is_known:
+  if side.format.name not in row_fields.FORMATS:
     return f"{side.format} is not a format of the package"
   if side.dtype == formats.PACKED and not (
-    side.format.is_fp4 or side.format.is_fp6
+    side.format.has_pairs or side.format.is_fp6
   ):
     return f"values of {side.format} are stored as bytes"
   return ""
@@ -98,6 +98,7 @@ def operand_of(
   blocks = -(-k // format.block_size)
   scale = rng.choice(np.asarray(known, np.float32), (*lead, rows, blocks))
   exact *= np.repeat(scale, format.block_size, axis=-1)[..., :k]
+  exact *= np.float32(2.0**-format.fraction_bits)
   values = integers.astype(format.values_dtype)
   if format.is_fp6:
     values = values.view(np.uint8)
@@ -111,7 +112,7 @@ def _stored(
   format = side.format
   assert format is not None
   stored: Any = jnp.asarray(values)
-  if side.dtype in (formats.PACKED, interleaving.WORDS) and format.is_fp4:
+  if side.dtype in (formats.PACKED, interleaving.WORDS) and format.has_pairs:
     stored = layouts.pack_fp4(stored)
   if side.is_interleaved:
     stored = interleaving.interleave(stored)
@@ -127,7 +128,8 @@ def _stored(
     more_rows, more_columns = _POISON_WIDTHS
     scale = _padded(scale, (rows + more_rows, columns + more_columns))
   stored, scale = _transposed(stored, side), _transposed(scale, side)
-  if format.is_fp6 or side.is_interleaved:  # dtypes do not identify it
+  # Dtypes do not identify the other formats.
+  if not format.is_standard or side.is_interleaved:
     return scaled_array.ScaledArray(stored, scale, None, format)
   return stored, scale
 
@@ -139,8 +141,9 @@ def _padded(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     for wanted, size in zip(shape, scale.shape[-2:], strict=True)
   ]
   widths = [*[(0, 0)] * (scale.ndim - 2), *missing]
-  codes = np.pad(scale.view(np.uint8), widths, constant_values=_NAN_CODE)
-  return codes.view(scale.dtype)
+  wide = scale.astype(np.float32)
+  padded = np.pad(wide, widths, constant_values=np.float32(np.nan))
+  return padded.astype(scale.dtype)
 
 
 def _transposed(x: Any, side: problems.SideProblem) -> Any:
