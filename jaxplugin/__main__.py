@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from jaxplugin.cli import arguments
-from jaxplugin.cli.commands import checkpoint
-from jaxplugin.cli.commands import explain
-from jaxplugin.cli.commands import info
-from jaxplugin.cli.commands import quantize
+from jaxplugin.cli.commands import checkpoints
+from jaxplugin.cli.commands import inspection
 from jaxplugin.cli.commands import rewrite
 from jaxplugin.explanation import information
 from jaxplugin.lab.commands import bench
@@ -26,14 +24,14 @@ from jaxplugin.lab.commands import tune
 
 # In the order of --help.
 COMMANDS: Final[tuple[arguments.Command, ...]] = (
-  info.COMMAND,
-  explain.COMMAND,
-  checkpoint.COMMAND,
+  inspection.INFO,
+  inspection.EXPLAIN,
+  checkpoints.CHECKPOINT,
   rewrite.COMMAND,
   compile.COMMAND,
   kernels.COMMAND,
   plan.COMMAND,
-  quantize.COMMAND,
+  checkpoints.QUANTIZE,
   bench.COMMAND,
   tune.COMMAND,
 )

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`: the backend of each dot of a module, or of one dot."""
+"""`info` and `explain`: what this machine supports, and what is chosen."""
 
 from __future__ import annotations
 
@@ -11,11 +11,30 @@ from jaxplugin.cli import arguments
 from jaxplugin.cli import dots
 from jaxplugin.cli import files
 from jaxplugin.explanation import diagnostics
+from jaxplugin.explanation import information
 
 _REFUSED: Final = 1
 
 
-def _add_arguments(command: argparse.ArgumentParser) -> None:
+def _run_info(args: argparse.Namespace) -> int:
+  found = information.information()
+  return arguments.print_result(found, found.parts(), as_json=args.json)
+
+
+INFO: Final = arguments.Command(
+  name="info",
+  group="inspect",
+  help="print versions, devices and the formats of each backend",
+  description="Prints the versions of packages, JAX's devices, tuning tables,"
+  " and the formats that each backend supports on this device.",
+  examples=("", "--json"),
+  add_arguments=arguments.add_json,
+  run=_run_info,
+  uses_devices=True,
+)
+
+
+def _add_explain_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "file", nargs="?", metavar="FILE", help=arguments.FILE_HELP
   )
@@ -32,7 +51,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   arguments.add_json(command)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run_explain(args: argparse.Namespace) -> int:
   target = arguments.target(args)
   required = {"--lhs": args.lhs, "--rhs": args.rhs}
   required |= {f"-{name}": getattr(args, name) for name in ("m", "n", "k")}
@@ -62,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
   return _REFUSED if is_refused and all(is_refused) else 0
 
 
-COMMAND: Final = arguments.Command(
+EXPLAIN: Final = arguments.Command(
   name="explain",
   group="inspect",
   help="print the backend of each dot of a module, or of one dot",
@@ -74,6 +93,6 @@ COMMAND: Final = arguments.Command(
     "- --target h100 --json < model.mlir",
   ),
   failure="the module has block-scaled calls and none can be lowered",
-  add_arguments=_add_arguments,
-  run=_run,
+  add_arguments=_add_explain_arguments,
+  run=_run_explain,
 )
