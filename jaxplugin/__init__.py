@@ -94,10 +94,10 @@ from jaxplugin.rewriting.sites import Site as Site
 from jaxplugin.stablehlo.modules import ModuleError as ModuleError
 from jaxplugin.stablehlo.rewriter import RewriteWarning as RewriteWarning
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
-from jaxplugin.tables.errors import TableError as TableError
-from jaxplugin.tables.errors import TableWarning as TableWarning
 from jaxplugin.tables.ranks import TablesDifferError as TablesDifferError
 from jaxplugin.tables.ranks import tuning_digest as tuning_digest
+from jaxplugin.tables.records import TableError as TableError
+from jaxplugin.tables.records import TableWarning as TableWarning
 from jaxplugin.tables.resolution import tuning as tuning
 from jaxplugin.training import checkpoint_policies as checkpoint_policies
 from jaxplugin.training.api import dot_general as dot_general
@@ -192,13 +192,7 @@ __all__ = [
   "use_target",
 ]
 
-
-def __dir__() -> list[str]:
-  """The public names, without the modules that importing them leaves here."""
-  return [*__all__, "__version__"]
-
-
 if not _typing.TYPE_CHECKING:
-
-  def __getattr__(name: str) -> _typing.NoReturn:
-    raise _error_context.missing_attribute(__name__, name)
+  __dir__, __getattr__ = _error_context.public_module(
+    __name__, [*__all__, "__version__"]
+  )

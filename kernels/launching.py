@@ -15,7 +15,7 @@ from jaxplugin.kernels import descriptors
 # The oldest PTX version that supports all architectures (8.8, from CUDA 12.9).
 # By default Triton writes the version of its ptxas. XLA may find an older one,
 # which refuses it: "Unsupported .version 9.4; current version is '9.0'".
-# jax-triton 0.4 has an option for the version. `triton_payload` sets it for
+# jax-triton 0.4 has an option for the version. `triton_calls` sets it for
 # every jax-triton.
 PTX_VERSION: Final = 88
 # The oldest version that converts E2M1 to bf16 (PTX ISA 9.2, "cvt"); see

@@ -18,9 +18,12 @@ import re
 import reprlib
 import sys
 import types
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import NoReturn
 
 import numpy as np
 
@@ -127,7 +130,18 @@ def require_bool(who: str, name: str, value: Any) -> None:
     raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
 
 
-def missing_attribute(module: str, name: str) -> AttributeError:
+def public_module(
+  module: str, names: Sequence[str]
+) -> tuple[Callable[[], list[str]], Callable[[str], NoReturn]]:
+  """Returns `__dir__` and `__getattr__` of a module with these public names."""
+
+  def missing(name: str) -> NoReturn:
+    raise _missing_attribute(module, name)
+
+  return lambda: list(names), missing
+
+
+def _missing_attribute(module: str, name: str) -> AttributeError:
   """Returns the error for a name that a public module does not have.
 
   The message has the public module with that name, or similar names.

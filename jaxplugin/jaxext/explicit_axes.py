@@ -16,10 +16,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
+
+
+def axes_of(mesh: Any) -> mesh_axes.Axes:
+  """Returns the mesh axes that appear in the shardings of types."""
+  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
 
 def sharding_of(x: Any) -> NamedSharding:
@@ -32,7 +39,7 @@ def mesh_of(arrays: Iterable[Any]) -> Any:
   """Returns the first mesh with explicit axes among the types, or None."""
   for x in arrays:
     mesh = sharding_of(x).mesh
-    if mesh_axes.explicit_axes(mesh):
+    if axes_of(mesh):
       return mesh
   return None
 
@@ -140,7 +147,7 @@ def shard_map(
     in_specs: spec of each argument. The arguments are resharded to it.
     out_specs: spec of the result, or a list with the spec of each result.
   """
-  axes = set(mesh_axes.explicit_axes(mesh))
+  axes = set(axes_of(mesh))
   given: Any
   if isinstance(out_specs, list):
     given = tuple(map(mesh_axes.partition_spec, out_specs))

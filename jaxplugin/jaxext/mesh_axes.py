@@ -41,12 +41,6 @@ def normalize_spec(spec: PartitionSpec | Sequence[Any], ndim: int) -> Spec:
   return tuple(axes(entry) for entry in entries)
 
 
-def explicit_axes(mesh: Any) -> Axes:
-  """Returns the mesh axes that appear in the shardings of types."""
-  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return tuple(name for name, kind in types if kind == AxisType.Explicit)
-
-
 def partition_spec(spec: Spec) -> PartitionSpec:
   return PartitionSpec(*(axes or None for axes in spec))
 

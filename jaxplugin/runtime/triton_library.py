@@ -34,7 +34,6 @@ from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import launching
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_calls
-from jaxplugin.runtime import triton_payload
 
 # Triton's variable. Triton writes source lines if it is false.
 _LINES: Final = "TRITON_DISABLE_LINE_INFO"
@@ -228,10 +227,9 @@ def _lower(ctx: Any, *inputs: Any, **params: Any) -> Any:
   with _without_lines():
     results = mlir.lower_fun(called, multiple_results=True)(ctx, *inputs)
   call_target = triton_calls.chosen(params["target"].platform)
-  change = functools.partial(
-    triton_payload.for_launch, ptx_version=params["launch"].ptx_version
+  triton_calls.rewrite(
+    results[0].owner, call_target, params["launch"].ptx_version
   )
-  triton_calls.rewrite(results[0].owner, call_target, change)
   return results
 
 

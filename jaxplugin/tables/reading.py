@@ -17,7 +17,6 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.core import strict_json
-from jaxplugin.tables import errors
 from jaxplugin.tables import records
 
 MAX_BYTES: Final = 4 << 20
@@ -38,8 +37,8 @@ def read(path: pathlib.Path) -> records.Table:
   text = read_text(path)
   try:
     return parse(text)
-  except errors.TableError as error:
-    raise errors.TableError(f"table {path}: {error}") from None
+  except records.TableError as error:
+    raise records.TableError(f"table {path}: {error}") from None
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -54,21 +53,21 @@ def read_text(path: pathlib.Path) -> str:
     with open(descriptor, "rb") as file:
       found = os.fstat(file.fileno())
       if not stat.S_ISREG(found.st_mode):
-        raise errors.TableError(f"table {path}: it must be a regular file")
+        raise records.TableError(f"table {path}: it must be a regular file")
       data = file.read(MAX_BYTES + 1)
   except OSError as error:
-    raise errors.TableError(
+    raise records.TableError(
       f"table {path}: it cannot be read: {error.strerror or error}"
     ) from None
   if len(data) > MAX_BYTES:
-    raise errors.TableError(
+    raise records.TableError(
       f"table {path}: it must have at most {MAX_BYTES} bytes, got"
       f" {max(found.st_size, len(data))}"
     )
   try:
     return data.decode()
   except UnicodeDecodeError as error:
-    raise errors.TableError(
+    raise records.TableError(
       f"table {path}: it must be UTF-8: byte {error.start} is not"
     ) from None
 
@@ -82,20 +81,20 @@ def parse(text: str) -> records.Table:
   """
   lines = text.split("\n")
   if lines[-2:] != [_END, ""] or len(lines) < 5 or lines[1] != _ROWS:
-    raise errors.TableError(
+    raise records.TableError(
       "it is truncated or not a table: line 1 must be the header, line 2 must"
       f" be {_ROWS}, and the last one {_END}"
     )
   start = '{"header":'
   if not lines[0].startswith(start) or not lines[0].endswith(","):
-    raise errors.TableError(f"line 1: it must start with {start} and end in ,")
+    raise records.TableError(f"line 1: it must start with {start} and end in ,")
   header = _in_line(1, _header, lines[0].removeprefix(start)[:-1])
   body = lines[2:-2]
   rows = []
   for number, line in enumerate(body, start=3):
     if number - 2 < len(body):
       if not line.endswith(","):
-        raise errors.TableError(f"line {number}: it must end in ,")
+        raise records.TableError(f"line {number}: it must end in ,")
       line = line[:-1]
     if line or len(body) > 1:  # a table without rows has one empty line
       rows.append(_in_line(number, _row, line))
@@ -104,7 +103,7 @@ def parse(text: str) -> records.Table:
   if canonical != text:
     pairs = zip(lines, canonical.split("\n"), strict=False)
     different = next(i for i, (a, b) in enumerate(pairs, start=1) if a != b)
-    raise errors.TableError(
+    raise records.TableError(
       f"line {different}: it must have sorted names, no blanks and the"
       f" shortest form of numbers, got {lines[different - 1][:80]!r}"
     )
@@ -115,16 +114,16 @@ def _in_line(number: int, function: Any, line: str) -> Any:
   """Returns `function` of a line's JSON. An error names the line."""
   try:
     if len(line) > MAX_LINE:
-      raise errors.TableError(f"it has more than {MAX_LINE} characters")
+      raise records.TableError(f"it has more than {MAX_LINE} characters")
     if line.count("{") + line.count("[") > _MAX_BRACKETS:
-      raise errors.TableError(f"it has more than {_MAX_BRACKETS} brackets")
+      raise records.TableError(f"it has more than {_MAX_BRACKETS} brackets")
     try:
       value = strict_json.loads(line)
     except ValueError as error:
-      raise errors.TableError(f"it must be JSON: {error}") from None
+      raise records.TableError(f"it must be JSON: {error}") from None
     return function(value)
-  except errors.TableError as error:
-    raise errors.TableError(f"line {number}: {error}") from None
+  except records.TableError as error:
+    raise records.TableError(f"line {number}: {error}") from None
 
 
 def _object(what: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def _object(what: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
   if not isinstance(value, dict) or set(value) != {*names}:
     given = sorted(value) if isinstance(value, dict) else type(value).__name__
     text = str(given)[: records.MAX_TEXT]
-    raise errors.TableError(
+    raise records.TableError(
       f"{what} must be an object of {sorted(names)}, got {text}"
     )
   return value
@@ -140,7 +139,7 @@ def _object(what: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 
 def _list(what: str, value: Any) -> list[Any]:
   if not isinstance(value, list):
-    raise errors.TableError(
+    raise records.TableError(
       f"{what} must be a list, got {type(value).__name__}"
     )
   return value
@@ -166,18 +165,18 @@ def _header(value: Any) -> records.Header:
     age = "another"
     if type(schema) is int:
       age = "a newer" if schema > records.SCHEMA else "an older"
-    raise errors.TableError(
+    raise records.TableError(
       f"schema must be {records.SCHEMA}, got {str(schema)[:20]}: {age} release"
       " wrote it; measure again with python -m jaxplugin tune"
     )
   header = _object("the header", value, _HEADER)
   if header["policy"] != records.POLICY:
-    raise errors.TableError(
+    raise records.TableError(
       f"policy must be {records.POLICY!r}, got {str(header['policy'])[:80]!r}"
     )
   implementations = header["implementations"]
   if not isinstance(implementations, dict):
-    raise errors.TableError("implementations must be an object")
+    raise records.TableError("implementations must be an object")
   device = _object(
     "device",
     header["device"],

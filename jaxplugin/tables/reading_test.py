@@ -13,8 +13,8 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.tables import errors
 from jaxplugin.tables import reading
+from jaxplugin.tables import records
 from jaxplugin.testing.measured import measured_tables
 from jaxplugin.testing.measured import users
 
@@ -271,7 +271,7 @@ class ParseTest(parameterized.TestCase):
   ):
     text = break_(TEXT)
     self.assertNotEqual(text, TEXT)
-    with self.assertRaisesRegex(errors.TableError, message):
+    with self.assertRaisesRegex(records.TableError, message):
       reading.parse(text)
 
   def test_there_are_forty_kinds(self):
@@ -279,7 +279,7 @@ class ParseTest(parameterized.TestCase):
 
   def test_a_table_cut_anywhere_is_refused(self):
     for end in range(len(TEXT)):
-      with self.assertRaises(errors.TableError):
+      with self.assertRaises(records.TableError):
         reading.parse(TEXT[:end])
 
   def test_what_is_read_of_a_damaged_table_is_what_the_file_says(self):
@@ -294,7 +294,7 @@ class ParseTest(parameterized.TestCase):
       text = "".join(damaged)
       try:
         table = reading.parse(text)
-      except errors.TableError:
+      except records.TableError:
         continue
       is_read += 1
       self.assertEqual(table.to_text(), text)
@@ -310,7 +310,7 @@ class FileTest(parameterized.TestCase):
 
   def refused(self, message, path=None):
     path = path or self.path
-    with self.assertRaisesRegex(errors.TableError, message) as caught:
+    with self.assertRaisesRegex(records.TableError, message) as caught:
       reading.read(path)
     self.assertIn(str(path), str(caught.exception))
 

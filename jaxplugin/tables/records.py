@@ -22,7 +22,6 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
-from jaxplugin.tables import errors
 
 # Schema of the files. A file with another schema is refused.
 SCHEMA: Final = 1
@@ -47,13 +46,22 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def _refuse(rule: str, given: object, remedy: str = "") -> errors.TableError:
+class TableError(ValueError):
+  """A tuning table breaks a rule, or its file cannot be read or written.
+
+  The text names the rule, and the file and its line if the table has one.
+  """
+
+
+class TableWarning(UserWarning):
+  """A tuning table of the user that is not used; the text has the reason."""
+
+
+def _refuse(rule: str, given: object, remedy: str = "") -> TableError:
   text = repr(given)
   if len(text) > MAX_TEXT:
     text = f"{text[:MAX_TEXT]}..."
-  return errors.TableError(
-    f"{rule}, got {text}" + (f"; {remedy}" if remedy else "")
-  )
+  return TableError(f"{rule}, got {text}" + (f"; {remedy}" if remedy else ""))
 
 
 def check_text(what: str, value: object) -> None:

@@ -9,7 +9,6 @@ import math
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.tables import errors
 from jaxplugin.tables import records
 from jaxplugin.testing.measured import measured_tables
 
@@ -125,7 +124,7 @@ class RecordsTest(parameterized.TestCase):
         interval_us=(1.0, 1.0),
       ),
     ):
-      with self.assertRaises(errors.TableError):
+      with self.assertRaises(records.TableError):
         make()
 
 

@@ -25,7 +25,6 @@ from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext.partitioner import contexts_private
-from jaxplugin.tables import errors
 from jaxplugin.tables import lookup
 from jaxplugin.tables import matching
 from jaxplugin.tables import reading
@@ -200,7 +199,7 @@ def standing() -> Stack:
     pathlib.Path(setting or folder), "user's table", is_wanted=bool(setting)
   )
   for trouble in user.troubles:
-    warnings.warn(trouble, errors.TableWarning, stacklevel=2)
+    warnings.warn(trouble, records.TableWarning, stacklevel=2)
   packaged_ = packaged()
   return Stack(
     tables=(*user.tables, *packaged_.tables),
@@ -247,7 +246,7 @@ def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
   for file in paths:
     try:
       table = reading.read(file)
-    except errors.TableError as error:
+    except records.TableError as error:
       text = str(error).removeprefix("table ")
       troubles.append(f"{kind} {text}; it is not used")
     else:
@@ -344,7 +343,7 @@ def _concerns(
 @functools.cache
 def _warn_once(text: str, name: str) -> None:
   if name.startswith("user"):
-    warnings.warn(text, errors.TableWarning, stacklevel=4)
+    warnings.warn(text, records.TableWarning, stacklevel=4)
 
 
 def told(

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from jaxplugin.tables import errors
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
 
@@ -71,7 +70,7 @@ def merge(
         table = _merged(path, reading.read(path), table)
       replace(path, table.to_text())
   except OSError as error:
-    raise errors.TableError(
+    raise records.TableError(
       f"table {path}: it cannot be written: {error.strerror or error}; the"
       " file was not changed"
     ) from None
@@ -82,7 +81,7 @@ def _merged(
   path: pathlib.Path, old: records.Table, new: records.Table
 ) -> records.Table:
   if old.header.identity != new.header.identity:
-    raise errors.TableError(
+    raise records.TableError(
       f"table {path}: the file is for another device, operation or version:"
       f" {difference(old, new)}; write to another file, or delete this one"
     )
@@ -123,7 +122,7 @@ def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         break
       except BlockingIOError:
         if time.monotonic() >= end:
-          raise errors.TableError(
+          raise records.TableError(
             f"table {path}: another process holds its lock, {name}, for more"
             f" than {seconds:g} s; end that process"
           ) from None

@@ -16,7 +16,6 @@ import tempfile
 import pytest
 from absl.testing import absltest
 
-from jaxplugin.tables import errors
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
 from jaxplugin.tables import writing
@@ -72,7 +71,7 @@ class MergeTest(Folder):
     sources["triton"] = dataclasses.replace(sources["triton"], kernels="b" * 64)
     other = measured_tables.table(sources=tuple(sources.items()))
     with self.assertRaisesRegex(
-      errors.TableError, "version: sources is .*bbbb"
+      records.TableError, "version: sources is .*bbbb"
     ):
       writing.merge(self.path, other)
     self.assertEqual(reading.read(self.path), TABLE)
@@ -82,7 +81,7 @@ class MergeTest(Folder):
 
   def test_a_broken_file_is_left_as_it_is(self):
     self.path.write_text(TABLE.to_text()[:100])
-    with self.assertRaisesRegex(errors.TableError, "truncated"):
+    with self.assertRaisesRegex(records.TableError, "truncated"):
       writing.merge(self.path, TABLE)
     self.assertEqual(self.path.read_text(), TABLE.to_text()[:100])
 
@@ -99,17 +98,17 @@ class MergeTest(Folder):
   def test_circle_of_links(self):
     self.path.symlink_to(self.folder / "b")
     (self.folder / "b").symlink_to(self.path)
-    with self.assertRaisesRegex(errors.TableError, "table .*symbolic links"):
+    with self.assertRaisesRegex(records.TableError, "table .*symbolic links"):
       writing.merge(self.path, TABLE)
 
   def test_directory_in_the_place_of_the_file(self):
     self.path.mkdir()
-    with self.assertRaisesRegex(errors.TableError, "Is a directory"):
+    with self.assertRaisesRegex(records.TableError, "Is a directory"):
       writing.merge(self.path, TABLE)
 
   def test_file_in_the_place_of_the_folder(self):
     self.path.write_text("x")
-    with self.assertRaisesRegex(errors.TableError, "cannot be written"):
+    with self.assertRaisesRegex(records.TableError, "cannot be written"):
       writing.merge(self.path / "table.json", TABLE)
 
   def test_file_is_for_others_to_read(self):
@@ -134,7 +133,7 @@ class FaultTest(Folder):
 
   def refused(self, message):
     more = measured_tables.table(measured_tables.row(512))
-    with self.assertRaisesRegex(errors.TableError, message):
+    with self.assertRaisesRegex(records.TableError, message):
       writing.merge(self.path, more)
     self.assertEqual(self.path.read_text(), TABLE.to_text())
     self.assertEqual(self.files(), [".table.json.lock", "table.json"])
@@ -156,7 +155,8 @@ class FaultTest(Folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
       with self.assertRaisesRegex(
-        errors.TableError, "cannot be written: File too large; the file was not"
+        records.TableError,
+        "cannot be written: File too large; the file was not",
       ):
         writing.merge(self.path, more)
     finally:
@@ -169,7 +169,9 @@ class FaultTest(Folder):
     (self.folder / ".table.json.lock").unlink()
     self.folder.chmod(0o555)
     users.become_nobody(self)
-    with self.assertRaisesRegex(errors.TableError, "Permission denied; the fi"):
+    with self.assertRaisesRegex(
+      records.TableError, "Permission denied; the fi"
+    ):
       writing.merge(self.path, TABLE)
     self.assertEqual(reading.read(self.path), TABLE)
 
@@ -187,7 +189,7 @@ class FaultTest(Folder):
     with (self.folder / ".table.json.lock").open() as lock:
       fcntl.flock(lock, fcntl.LOCK_EX)
       with self.assertRaisesRegex(
-        errors.TableError,
+        records.TableError,
         "another process holds its lock, .*lock, for more than 0.05 s",
       ):
         writing.merge(self.path, TABLE, lock_seconds=0.05)

@@ -34,12 +34,5 @@ __all__ = [
   "with_primals",
 ]
 
-
-def __dir__() -> list[str]:
-  return list(__all__)
-
-
 if not _typing.TYPE_CHECKING:
-
-  def __getattr__(name: str) -> _typing.NoReturn:
-    raise _error_context.missing_attribute(__name__, name)
+  __dir__, __getattr__ = _error_context.public_module(__name__, __all__)

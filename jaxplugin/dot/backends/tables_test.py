@@ -24,7 +24,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import triton_configs
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import errors
 from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
@@ -356,7 +355,7 @@ class UserFilesTest(FolderTestCase):
       warnings.simplefilter("always")
       decision = backends.choose(problem(), H200)
       self.assertEqual(backends.choose(problem(), H200), decision)
-    found = [w for w in caught if w.category is errors.TableWarning]
+    found = [w for w in caught if w.category is records.TableWarning]
     return decision, [str(w.message) for w in found]
 
   def assert_warned_once(self, words):

@@ -20,7 +20,6 @@ from jaxplugin.lab.tuning import failures
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.operations import operation as operation_lib
 from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.tables import errors
 from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
@@ -111,7 +110,7 @@ class Store:
     found = self.table()
     empty = records.table_of(self._header, ())
     if found is not None and found.header.identity != self._header.identity:
-      raise errors.TableError(
+      raise records.TableError(
         f"tune: table {self.path} is for another device, operation or version:"
         f" {writing.difference(found, empty)}; pass another -o, or delete it"
       )

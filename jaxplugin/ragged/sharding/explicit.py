@@ -110,7 +110,7 @@ def automatic(
     function: function of trees of arrays.
     sharding: sharding of its result.
   """
-  axes = mesh_axes.explicit_axes(sharding.mesh)
+  axes = explicit_axes.axes_of(sharding.mesh)
   wrapped: Any = jax.sharding.auto_axes(
     function, axes=axes, out_sharding=sharding
   )

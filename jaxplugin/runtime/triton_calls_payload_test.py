@@ -11,8 +11,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.runtime import triton_calls
 from jaxplugin.runtime import triton_library
-from jaxplugin.runtime import triton_payload
 
 quantize = lambda x: jp.quantize(x, "mxfp8")
 X = jax.ShapeDtypeStruct((256, 512), jnp.float32)
@@ -26,9 +26,7 @@ def delimited(tag, content):
 
 
 def for_launch(message, *, ptx_version=88):
-  return triton_payload.for_launch(
-    zlib.compress(message), ptx_version=ptx_version
-  )
+  return triton_calls.edited_payload(zlib.compress(message), ptx_version)
 
 
 class PayloadTest(parameterized.TestCase):
