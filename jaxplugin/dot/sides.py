@@ -137,7 +137,10 @@ class Side:
   def has_whole_pairs(self) -> bool:
     """Whether no byte holds 4-bit values of two blocks."""
     format = self.format
-    return format is None or not format.has_pairs or format.block_size % 2 == 0
+    if format is None or not format.has_pairs:
+      return True
+    assert self.axis is not None
+    return format.block_size % 2 == 0 and self.shape[self.axis] % 2 == 0
 
   @property
   def blocked_position(self) -> int | None:

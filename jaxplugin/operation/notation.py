@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -45,6 +46,20 @@ def specs(
 ) -> tuple[mesh_axes.Spec, ...]:
   """Returns the mesh axes of each dimension of each array."""
   return tuple(tuple(axes.get(name, ()) for name in n) for n in names_each)
+
+
+def granule_of(size: Any, *blocks: int) -> int:
+  """Returns the granule of a dimension, as in `Notation.sizes`.
+
+  It keeps blocks whole. A dimension whose last block is short is one granule.
+
+  Args:
+    size: size of the dimension; may be symbolic.
+    *blocks: block sizes of the arrays along it.
+  """
+  granule = math.lcm(*blocks)
+  is_short = isinstance(size, int) and size % granule != 0
+  return size if is_short else granule
 
 
 def sharding_rule(

@@ -30,15 +30,19 @@ def notation(call: calls.DotCall) -> notation_lib.Notation:
   for letter, dims in (("b", batch), ("k", contracting)):
     for i, (l, r) in enumerate(zip(*dims, strict=True)):
       name = lhs[l] = rhs[r] = f"{letter}{i}"
-      granule = math.lcm(block_of(call.lhs, l), block_of(call.rhs, r))
-      sizes[name] = lhs_shape[l], granule
+      size, blocks = (
+        lhs_shape[l],
+        (block_of(call.lhs, l), block_of(call.rhs, r)),
+      )
+      sizes[name] = size, notation_lib.granule_of(size, *blocks)
   for letter, names, shape, side in (
     ("m", lhs, lhs_shape, call.lhs),
     ("n", rhs, rhs_shape, call.rhs),
   ):
     for i, d in enumerate(side.free):
       names[d] = f"{letter}{i}"
-      sizes[names[d]] = shape[d], block_of(side, d)
+      granule = notation_lib.granule_of(shape[d], block_of(side, d))
+      sizes[names[d]] = shape[d], granule
   out = [lhs[d] for d in (*call.lhs.batch, *call.lhs.free)]
   out += [rhs[d] for d in call.rhs.free]
   of_sides = {"lhs": lhs, "rhs": rhs, "lhs_scale": lhs, "rhs_scale": rhs}

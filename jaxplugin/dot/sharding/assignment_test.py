@@ -239,6 +239,7 @@ class RuleTest(absltest.TestCase):
       ("blocks of the larger size are shared", 128, (2, 4), shared),
       ("an axis does not divide the blocks", 128, (3,), own),
       ("k has one block", 32, (), own),
+      ("the last block is short", 144, (2,), own),
     ):
       with self.subTest(claim):
         call = calls.DotCall(

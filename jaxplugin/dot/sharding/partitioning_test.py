@@ -126,6 +126,16 @@ class ShardedDotTest(explicit.AutoTestCase):
     result = jax.jit(jp.block_scaled_dot)(lhs, rhs)
     np.testing.assert_array_equal(result, product(64))
 
+  def test_a_short_last_block_leaves_m_and_n_sharded(self):
+    # Each row of the weight has four blocks of 128 and one of 64.
+    _, rhs = operands(jp.FP8_1X128_E8M0, k=576)
+    lhs = exact_numbers.integers(0, M, 576)
+    result, collectives = self.run_sharded(lhs, rhs, P("a"), P("b"), None)
+    self.assertEmpty(collectives)
+    self.assertEqual(result.sharding.spec, P("a", "b"))
+    _, collectives = self.run_sharded(lhs, rhs, P("a", "b"), P("b"), None)
+    self.assertEqual(collectives, [("all-gather", f"f32[{M // 2},576]")])
+
   def test_one_sided_operand_and_general_dimensions(self):
     lhs = exact_numbers.integers(0, 4, K, M)  # plain, [b, k, m]
     rhs = jp.quantize(

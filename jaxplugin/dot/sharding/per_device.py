@@ -22,7 +22,7 @@ Dot = Callable[[calls.DotCall], jax.Array]
 
 
 def can_partition(call: calls.DotCall) -> bool:
-  """Returns whether a call can be split: whole blocks, no empty dimensions."""
+  """Returns whether a call can be split: no byte of two blocks, no size 0."""
   call = call.without_origins_of_sides()
   if any(0 in x.shape for x in call.flatten()):
     return False

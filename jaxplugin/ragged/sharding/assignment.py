@@ -7,10 +7,8 @@ Unlike in a dot, weights stay on their devices, and rows are gathered to them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from jaxplugin.dot import sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
@@ -22,24 +20,15 @@ Spec = mesh_axes.Spec
 def can_partition(call: calls.RaggedDotCall) -> bool:
   """Returns whether the call can be split over devices.
 
-  Sizes must be static and not 0, and blocks whole.
+  Sizes must be static and not 0, and no byte may have values of two blocks.
   """
   problem = call.problem()
-  if not problem.sizes_are_static or problem.is_empty:
-    return False
-  if not all(map(has_whole_blocks, (call.lhs, call.rhs))):
-    return False
-  size, granule = notation(call).sizes["k"]
-  return size % granule == 0
-
-
-def has_whole_blocks(side: sides.Side) -> bool:
-  """Returns whether a side has whole blocks, and no byte of two blocks."""
-  if side.format is None:
-    return True
-  assert side.axis is not None
-  is_whole = side.shape[side.axis] % side.format.block_size == 0
-  return is_whole and side.has_whole_pairs
+  return (
+    problem.sizes_are_static
+    and not problem.is_empty
+    and call.lhs.has_whole_pairs
+    and call.rhs.has_whole_pairs
+  )
 
 
 def notation(call: calls.RaggedDotCall) -> notation_lib.Notation:
@@ -137,19 +126,21 @@ def _column_granule(call: calls.RaggedDotCall) -> int:
   It keeps the two columns of a gated result together. It keeps blocks of rhs
   whole if the columns are its blocked dimension.
   """
-  granule = 2 if call.is_gated else 1
+  blocks = [2 if call.is_gated else 1]
   format = call.rhs.format
   if format is not None and call.rhs.contracting != (call.rhs.axis,):
-    granule = math.lcm(granule, format.block_size)
-  return granule
+    blocks.append(format.block_size)
+  return notation_lib.granule_of(call.columns, *blocks)
 
 
 def _k_granule(call: calls.RaggedDotCall) -> int:
   """Returns the granule of k, which keeps blocks whole."""
-  return math.lcm(
+  size = call.rhs.shape[call.rhs.contracting[0]]
+  return notation_lib.granule_of(
+    size,
     *(
       side.format.block_size
       for side in (call.lhs, call.rhs)
       if side.format is not None and side.contracting == (side.axis,)
-    )
+    ),
   )

@@ -9,7 +9,6 @@ other axes, it computes partial sums.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.ragged import calls
-from jaxplugin.ragged.sharding import assignment as ragged_assignment
 from jaxplugin.ragged.sharding import per_device
 
 Local = Callable[[calls.RaggedContraction], jax.Array]
@@ -31,21 +29,22 @@ Local = Callable[[calls.RaggedContraction], jax.Array]
 def can_partition(call: calls.RaggedContraction) -> bool:
   """Returns whether the call can be split over devices.
 
-  Sizes must be static and not 0, and blocks whole.
+  Sizes must be static and not 0, and no byte may have values of two blocks.
   """
   problem = call.problem()
-  if not problem.sizes_are_static or problem.is_empty:
-    return False
-  rows, granule = notation(call).sizes["m"]
-  is_whole = map(ragged_assignment.has_whole_blocks, (call.lhs, call.rhs))
-  return all(is_whole) and rows % granule == 0
+  return (
+    problem.sizes_are_static
+    and not problem.is_empty
+    and call.lhs.has_whole_pairs
+    and call.rhs.has_whole_pairs
+  )
 
 
 def notation(call: calls.RaggedContraction) -> notation_lib.Notation:
   """Returns the names of the dimensions, as in "mn, mk -> gnk"."""
   num_groups, n, k = call.shape
   formats = (side.format for side in (call.lhs, call.rhs))
-  granule = math.lcm(*(f.block_size for f in formats if f is not None))
+  blocks = (f.block_size for f in formats if f is not None)
 
   def names(name: str, shape: Sequence[int]) -> notation_lib.Names:
     if name == "group_sizes":
@@ -59,7 +58,10 @@ def notation(call: calls.RaggedContraction) -> notation_lib.Notation:
     operands=[names(name, x.shape) for name, x in call.arrays().items()],
     results=["gnk"],
     sizes={
-      "m": (call.num_rows, granule),
+      "m": (
+        call.num_rows,
+        notation_lib.granule_of(call.num_rows, *blocks),
+      ),
       "g": (num_groups, 1),
       "n": (n, 1),
       "k": (k, 1),

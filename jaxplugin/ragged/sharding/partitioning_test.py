@@ -146,6 +146,17 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertEmpty(found)
     self.assert_spec(result, lhs_spec)
 
+  def test_a_short_last_block_leaves_rows_and_columns_sharded(self):
+    lhs = self.rng.integers(-4, 5, (M, 192)).astype(np.float32)
+    weights = self.rng.integers(-4, 5, (GROUPS, N, 192)).astype(np.float32)
+    rhs = jp.quantize(weights, jp.FP8_1X128_E8M0)
+    expected = expected_of(lhs, weights, SIZES)
+    result, found, _ = self.run_sharded(
+      lhs, rhs, SIZES, P("a"), P(None, "b"), P("a", "b")
+    )
+    self.assertEmpty(found)
+    np.testing.assert_array_equal(result, expected)
+
   @parameterized.product(
     case=((jp.MXFP8, None), (jp.NVFP4, P("b")), (jp.MXFP4, P())),
   )
