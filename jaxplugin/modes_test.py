@@ -585,7 +585,11 @@ def conversions(values, e4m3, e8m0, gguf):
 # Programs that JAX does not trace.
 
 
-@entry("checkpoints.load", "checkpoints.quantize", args=(), is_traced=False)
+@entry(
+  *("checkpoints.load", "checkpoints.quantize", "checkpoints.save"),
+  args=(),
+  is_traced=False,
+)
 def checkpoint():
   with tempfile.TemporaryDirectory() as folder:
     source = pathlib.Path(folder) / "model.safetensors"
@@ -595,7 +599,9 @@ def checkpoint():
     )
     target = pathlib.Path(folder) / "quantized.safetensors"
     jp.checkpoints.quantize(source, target, "nvfp4", verify=True)
-    found = jp.checkpoints.load(target)
+    saved = pathlib.Path(folder) / "saved.safetensors"
+    jp.checkpoints.save(saved, dict(jp.checkpoints.load(target)))
+    found = jp.checkpoints.load(saved)
     (array,) = dict(found).values()
     return jp.dequantize(jax.tree.map(jnp.asarray, array))
 

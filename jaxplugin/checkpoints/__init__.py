@@ -3,7 +3,8 @@
 """Reads and writes the quantized checkpoints of other tools.
 
 `load` opens a file or a folder: safetensors with index files, or GGUF.
-`quantize` writes a checkpoint in another tool's layout from plain weights.
+`quantize` writes a checkpoint in another tool's layout from plain weights, and
+`save` writes one from arrays in memory.
 `from_modelopt`, `from_compressed_tensors`, `from_gpt_oss`, `from_torchao`,
 `from_comfyui`, `from_deepseek`, `from_mlx`, `from_gptq`, `from_awq` and
 `from_gguf` convert arrays. Most results are views of the bytes.
@@ -40,6 +41,7 @@ from jaxplugin.checkpoints.packed_integers import from_awq as from_awq
 from jaxplugin.checkpoints.packed_integers import from_gptq as from_gptq
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.results import Quantized as Quantized
+from jaxplugin.checkpoints.writing.saving import save as save
 from jaxplugin.core import error_context as _error_context
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
   "from_torchao",
   "load",
   "quantize",
+  "save",
 ]
 
 if not _typing.TYPE_CHECKING:

@@ -748,13 +748,20 @@ def _recognize_torchao(
 def _torchao_parts(weight: records.WeightToWrite) -> list[records.Part]:
   module, _, leaf = weight.name.rpartition(".")
   prefix = f"{module}._{leaf}_"
+  shape = (weight.shape[0], 1, 1) if len(weight.shape) > 2 else ()
+
+  def take(array: scaled_array.ScaledArray) -> np.ndarray:
+    if not shape:
+      return _one(array)
+    return np.broadcast_to(scaled_array.full_global_scale(array), shape)
+
   return _parts(
     weight,
     f"{prefix}qdata",
     f"{prefix}scale",
     f"{prefix}per_tensor_scale",
-    take=lambda array: array.global_scale,
-    shape=(weight.shape[0], 1, 1) if len(weight.shape) > 2 else (),
+    take=take,
+    shape=shape,
     is_typed=True,
   )
 
@@ -1220,23 +1227,26 @@ WRITTEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.formats)
 WRITTEN_FORMATS: Final = tuple(map(str, (*_ALL, *_FLOAT_SCALED)))
 
 
-def find_written(
-  who: str, layout: str, format: formats.BlockFormat | str
-) -> tuple[records.Layout, formats.BlockFormat]:
-  """Returns a layout and a format that it stores.
+def find_written(who: str, layout: str) -> records.Layout:
+  """Returns a layout that can be written.
 
   Raises:
-    ValueError: If there is no such layout or format, or they do not fit.
+    ValueError: If there is no such layout.
   """
-  format = formats.resolve(who, format)
   if layout not in WRITTEN_LAYOUTS:
     raise ValueError(
       f"{who}: layout must be one of {', '.join(WRITTEN_LAYOUTS)}, got"
       f" {layout!r}"
     )
-  found = BY_NAME[layout]
-  if format in found.formats:
-    return found, format
+  return BY_NAME[layout]
+
+
+def require_format(
+  who: str, layout: records.Layout, format: formats.BlockFormat
+) -> None:
+  """Raises ValueError unless a layout stores a format."""
+  if format in layout.formats:
+    return
   others = [x.name for x in LAYOUTS if format in x.formats]
   if not others:
     raise ValueError(
@@ -1244,8 +1254,9 @@ def find_written(
       f" choose {', '.join(WRITTEN_FORMATS)}"
     )
   raise ValueError(
-    f"{who}: layout {layout} stores {', '.join(map(str, found.formats))},"
-    f" got {format}; for {format} choose layout {', '.join(others)}"
+    f"{who}: layout {layout.name} stores"
+    f" {', '.join(map(str, layout.formats))}, got {format}; for {format} choose"
+    f" layout {', '.join(others)}"
   )
 
 

@@ -95,7 +95,9 @@ def quantize(
   """
   errors.require_path(_WHO, "source", source)
   errors.require_path(_WHO, "target", target)
-  found, format = layouts.find_written(_WHO, layout, format)
+  format = formats.resolve(_WHO, format)
+  found = layouts.find_written(_WHO, layout)
+  layouts.require_format(_WHO, found, format)
   opened = sources.open_source(_WHO, pathlib.Path(source))
   rules = selection.SelectionRules(
     include=(
@@ -253,13 +255,8 @@ class _Job:
     for path in self._source.copied:
       staging.copy_file(self._source.path / path, folder / path)
     left = selection.unquantized_modules(self._decisions)
-    config = dict(self._source.config or {})
-    if self._layout.config is not None:
-      config[sources.QUANTIZATION] = self._layout.config(self._format, left)
-    staging.write_json(folder / sources.CONFIG, config)
-    if self._layout.quant_config is not None:
-      quant_config = self._layout.quant_config(self._format, left)
-      staging.write_json(folder / sources.QUANT_CONFIG, quant_config)
+    config = self._source.config or {}
+    staging.write_configs(folder, config, self._layout, self._format, left)
 
 
 class _Meter:

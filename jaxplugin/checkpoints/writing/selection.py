@@ -129,7 +129,7 @@ def choose(
       if found
       else f"{who}: the checkpoint must have tensors, got none"
     )
-  _require_one_name_each(who, found)
+  require_one_name_each(who, found)
   return found
 
 
@@ -183,18 +183,21 @@ def _decide(
     axis=_axis(tensor, rules),
     format=format,
   )
-  k = weight.shape[weight.axis]
-  may_be_short = format.may_be_short and not format.has_pairs
-  if not may_be_short and k % format.block_size:
-    reason = f"k={k} is not a multiple of {format.block_size}"
-  else:
-    reason = layout.refusal(weight) or ""
-  if reason:
+  if reason := refusal(layout, weight):
     return TensorDecision(tensor=tensor, reason=reason)
   _require_bias_agrees(who, weight, others)
   return TensorDecision(
     tensor=tensor, weight=weight, parts=tuple(layout.parts(weight))
   )
+
+
+def refusal(layout: records.Layout, weight: records.WeightToWrite) -> str:
+  """Returns why a layout cannot store a weight, or ""."""
+  format, k = weight.format, weight.shape[weight.axis]
+  may_be_short = format.may_be_short and not format.has_pairs
+  if not may_be_short and k % format.block_size:
+    return f"k={k} is not a multiple of {format.block_size}"
+  return layout.refusal(weight) or ""
 
 
 def _reason(tensor: stored.StoredTensor, rules: SelectionRules) -> str:
@@ -268,7 +271,8 @@ def _require_bias_agrees(
       )
 
 
-def _require_one_name_each(who: str, found: Iterable[TensorDecision]) -> None:
+def require_one_name_each(who: str, found: Iterable[TensorDecision]) -> None:
+  """Raises CheckpointError if two tensors to write have the same name."""
   seen: set[str] = set()
   for decision in found:
     names = [part.name for part in decision.parts] or [decision.tensor.name]

@@ -19,7 +19,10 @@ from typing import Final
 
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints.writing import shards
+from jaxplugin.checkpoints.writing import sources
+from jaxplugin.core import formats
 
 _TASK: Final = ".jaxplugin-quantize.json"
 
@@ -157,6 +160,30 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
   os.replace(unfinished, path)
+
+
+def write_configs(
+  folder: pathlib.Path,
+  config: Mapping[str, Any],
+  layout: records.Layout,
+  format: formats.BlockFormat,
+  left: list[str],
+) -> None:
+  """Writes config.json, and ModelOpt's file if the layout is ModelOpt's.
+
+  Args:
+    folder: the folder.
+    config: the model's configuration.
+    layout, format: the layout and the format of the quantized weights.
+    left: modules that stay unquantized.
+  """
+  config = dict(config)
+  if layout.config is not None:
+    config[sources.QUANTIZATION] = layout.config(format, left)
+  write_json(folder / sources.CONFIG, config)
+  if layout.quant_config is not None:
+    quant_config = layout.quant_config(format, left)
+    write_json(folder / sources.QUANT_CONFIG, quant_config)
 
 
 def copy_file(source: pathlib.Path, target: pathlib.Path) -> None:

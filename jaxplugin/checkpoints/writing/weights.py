@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import Any
 from typing import Final
 
 import jax.numpy as jnp
@@ -79,17 +80,7 @@ class Quantizer:
     if not self._allow_nonfinite:
       _require_finite(decision.tensor, x)
     array = quantize(self._layout, weight, x, self._shared(weight.name))
-    if array.global_scale is not None:
-      scales = np.asarray(array.global_scale, np.float32)
-      smallest, largest = assembly.GLOBAL_SCALE_RANGE
-      good = (scales >= smallest) & (scales <= largest) | (scales == 1)
-      if not good.all():
-        raise stored.fault(
-          decision.tensor,
-          f"its global scale, {float(scales[~good][0]):g}, is outside"
-          f" [{smallest:.4g}, {largest:.4g}], so readers would consider it"
-          " inverted; exclude the weight",
-        )
+    require_readable(decision.tensor, array.global_scale, "exclude the weight")
     return array
 
   def _shared(self, name: str) -> np.ndarray | None:
@@ -114,6 +105,24 @@ class Quantizer:
     if np.isin(codes, _NO_SCALE).all():
       return None
     return np.asarray(array.global_scale, np.float32).item()
+
+
+def require_readable(
+  tensor: stored.StoredTensor, global_scale: Any, remedy: str
+) -> None:
+  """Raises CheckpointError if readers would refuse a global scale."""
+  if global_scale is None:
+    return
+  scales = np.asarray(global_scale, np.float32)
+  smallest, largest = assembly.GLOBAL_SCALE_RANGE
+  good = (scales >= smallest) & (scales <= largest) | (scales == 1)
+  if not good.all():
+    raise stored.fault(
+      tensor,
+      f"its global scale, {float(scales[~good][0]):g}, is outside"
+      f" [{smallest:.4g}, {largest:.4g}], so readers would consider it"
+      f" inverted; {remedy}",
+    )
 
 
 def quantize(

@@ -1,0 +1,357 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`save`: writes a tree of arrays as a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import warnings
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+
+from jaxplugin.arrays import quantized_weight
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import layouts
+from jaxplugin.checkpoints import loading
+from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.writing import selection
+from jaxplugin.checkpoints.writing import shards
+from jaxplugin.checkpoints.writing import sources
+from jaxplugin.checkpoints.writing import staging
+from jaxplugin.checkpoints.writing import weights
+from jaxplugin.core import error_context
+from jaxplugin.printing import progress as printing
+
+_WHO: Final = "checkpoints.save"
+_FILE: Final = "model.safetensors"
+# torchao's files have the dtype of the weight before quantization, which a
+# `ScaledArray` does not store.
+_UNKNOWN_TYPE: Final = "BF16"
+_TYPE_NAMES: Final = {x: n for n, x in safetensors_files.DTYPES.items()}
+
+
+def save(
+  path: str | os.PathLike[str],
+  tree: Any,
+  *,
+  layout: str = layouts.MODELOPT,
+  config: Mapping[str, Any] | None = None,
+  progress: printing.Report | bool | None = None,
+) -> None:
+  """Writes a tree of quantized and plain arrays as a checkpoint.
+
+  A tensor's name consists of the keys of its leaf, joined by dots: the weight
+  of {"up": {"weight": w}} is "up.weight". `load` returns the same names and
+  bits. Each array is copied from its devices when it is written.
+
+  A `QuantizedWeight` becomes the matrix [n, k] of its `array`. Values and
+  scales are written as the layout orders them. A missing global scale of NVFP4
+  is written as 1. The target appears when it is complete.
+
+  Args:
+    path: a new .safetensors file, or a new folder that also gets a config.json.
+    tree: a dict or another pytree of `ScaledArray`, `QuantizedWeight`, NumPy
+      arrays and JAX arrays.
+    layout: one of `WRITTEN_LAYOUTS`, the layout of the quantized weights.
+    config: the model's configuration for config.json, whose
+      quantization_config is replaced. Only for a folder.
+    progress: see `Checkpoint.read`.
+
+  Raises:
+    TypeError: If path is not a path, or a leaf is not an array that this
+      process can read, or has a dtype that safetensors does not have.
+    ValueError: If the layout is unknown or does not store a weight's format, or
+      a file gets a config.
+    CheckpointError: If the layout cannot store a weight, two tensors would have
+      one name, or the path exists or cannot be written.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> tree = {"up": {"weight": jp.quantize(jnp.ones((32, 64)), "mxfp8")}}
+    >>> jp.checkpoints.save("saved.safetensors", tree)
+    >>> jp.checkpoints.load("saved.safetensors")["up.weight"].shape
+    (32, 64)
+  """
+  errors.require_path(_WHO, "path", path)
+  target = pathlib.Path(path)
+  is_file = target.suffix == loading.SAFETENSORS
+  found = layouts.find_written(_WHO, layout)
+  if not (config is None or isinstance(config, Mapping)):
+    raise TypeError(
+      f"{_WHO}: config must be a dict, got {error_context.shown(config)}"
+    )
+  if is_file and config is not None:
+    raise ValueError(
+      f"{_WHO}: config must be None for a file, got"
+      f" {error_context.shown(config)}; pass the path of a folder"
+    )
+  leaves = dict(_leaves(tree))
+  decisions = [_decide(found, target, n, x) for n, x in leaves.items()]
+  selection.require_one_name_each(_WHO, decisions)
+  written = [x.weight for x in decisions if x.weight is not None]
+  if found.config is not None and not is_file:
+    _require_one_format(written)
+  metadata = found.metadata([(x.tensor.name, x.weight) for x in decisions])
+  shard = shards.lay_out(
+    target.name if is_file else _FILE, decisions, {"format": "pt", **metadata}
+  )
+  with staging.writing(_WHO, target), printing.reporter(progress) as report:
+    staging.require_new(_WHO, target)
+    staging.require_space(_WHO, target, shard.size)
+    # No other call continues this one, because its numbers may differ.
+    place = staging.Staging(_WHO, target, {"save": secrets.token_hex()})
+    try:
+      file = place.folder / shard.name
+      shards.write(file, shard, _pieces(shard, leaves, report))
+      if not is_file:
+        _write_configs(place.folder, config or {}, found, decisions)
+      _require_read_back(file if is_file else place.folder, decisions)
+      place.finish(shard.name if is_file else None)
+    except BaseException:
+      place.give_up(0)
+      raise
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+  """Yields names and arrays of a tree.
+
+  Raises:
+    TypeError: If a leaf is not an array that this process can read.
+    CheckpointError: If two leaves have the same name.
+  """
+  kinds = (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
+  pairs, _ = jax.tree_util.tree_flatten_with_path(
+    tree, is_leaf=lambda x: isinstance(x, kinds)
+  )
+  seen: set[str] = set()
+  for keys, leaf in pairs:
+    name = jax.tree_util.keystr(keys, simple=True, separator=".")
+    if not name:
+      raise TypeError(
+        f"{_WHO}: tree must be a dict of arrays by name, got"
+        f" {error_context.shown(tree)}; pass {{name: array}}"
+      )
+    if name in seen:
+      raise errors.CheckpointError(
+        f"{_WHO}: two leaves of the tree have the name {name!r}; rename one"
+      )
+    if name == safetensors_files.METADATA:
+      raise errors.CheckpointError(
+        f"{_WHO}: {name!r} is a reserved name; rename the array"
+      )
+    seen.add(name)
+    for part in jax.tree.leaves(leaf):
+      _require_readable(name, part)
+    yield name, leaf
+
+
+def _require_readable(name: str, array: Any) -> None:
+  """Raises TypeError unless this process can read an array."""
+  if isinstance(array, jax.core.Tracer):
+    raise TypeError(
+      f"{_WHO}: {name!r} must be a concrete array, got a traced one; call save"
+      " outside of jax.jit and other transformations"
+    )
+  if not isinstance(array, (jax.Array, np.ndarray)):
+    raise TypeError(
+      f"{_WHO}: {name!r} must be an array, got {error_context.shown(array)}"
+    )
+  if isinstance(array, jax.Array) and not (
+    array.is_fully_addressable or array.is_fully_replicated
+  ):
+    raise TypeError(
+      f"{_WHO}: {name!r} must be an array that this process can read, got one"
+      " with shards on other hosts; gather it with"
+      " jax.experimental.multihost_utils.process_allgather(x, tiled=True)"
+    )
+
+
+def _decide(
+  layout: records.Layout, target: pathlib.Path, name: str, leaf: Any
+) -> selection.TensorDecision:
+  """Returns the tensors to write for a leaf.
+
+  Raises:
+    TypeError: If safetensors does not have its dtype.
+    ValueError: If the layout does not store its format.
+    CheckpointError: If the layout cannot store the weight.
+  """
+  array, type_name = leaf, _UNKNOWN_TYPE
+  if isinstance(leaf, quantized_weight.QuantizedWeight):
+    array = leaf.array
+    type_name = _TYPE_NAMES[leaf.dtype]
+  if not isinstance(array, scaled_array.ScaledArray):
+    if array.dtype not in _TYPE_NAMES:
+      raise TypeError(
+        f"{_WHO}: {name!r} must have a dtype that safetensors stores, got"
+        f" {array.dtype}; the dtypes are {', '.join(map(str, _TYPE_NAMES))}"
+      )
+    return selection.TensorDecision(tensor=_tensor(target, name, array))
+  who = f"{_WHO}: {name!r}"
+  layouts.require_format(who, layout, array.format)
+  weight = records.WeightToWrite(
+    name=name,
+    shape=tuple(array.shape),
+    type_name=type_name,
+    axis=array.axis - array.ndim,
+    format=array.format,
+  )
+  if reason := _refusal(layout, weight, array):
+    raise errors.CheckpointError(f"{who}: {reason}")
+  tensor = _tensor(target, name, array)
+  remedy = "quantize the weight with another global_scale"
+  weights.require_readable(tensor, array.global_scale, remedy)
+  return selection.TensorDecision(
+    tensor=tensor, weight=weight, parts=tuple(layout.parts(weight))
+  )
+
+
+def _tensor(target: pathlib.Path, name: str, x: Any) -> stored.StoredTensor:
+  """Returns a description of an array. `_pieces` reads its numbers."""
+  dtype = np.dtype(x.dtype)
+  return stored.StoredTensor(
+    file=str(target),
+    name=name,
+    type_name=_TYPE_NAMES.get(dtype, ""),
+    dtype=dtype,
+    shape=tuple(x.shape),
+    nbytes=x.nbytes,
+    read=lambda: np.asarray(x),
+  )
+
+
+def _refusal(
+  layout: records.Layout,
+  weight: records.WeightToWrite,
+  array: scaled_array.ScaledArray,
+) -> str:
+  """Returns why a layout cannot store an array, or ""."""
+  rank = len(weight.shape)
+  if rank not in (2, 3):
+    return f"a quantized weight must have rank 2 or 3, got rank {rank}"
+  if rank == 2 and weight.axis != -1:
+    return (
+      "a matrix must be blocked along its last dimension, got blocks along the"
+      " first one; save array.T"
+    )
+  if weight.axis == -3 or (weight.axis == -2 and layout.transposes_stacks):
+    return (
+      "experts must be [E, n, k] blocked along k, got blocks along dimension"
+      f" {array.axis} of {list(weight.shape)}; transpose the array"
+    )
+  if reason := selection.refusal(layout, weight):
+    return reason
+  scale = array.global_scale
+  if scale is None:
+    return ""
+  is_per_expert = layout.has_scale_of_each and rank == 3
+  if scale.size not in (1, weight.shape[0] if is_per_expert else 1):
+    each = " for each expert" if is_per_expert else ""
+    return (
+      f"layout {layout.name} stores one global scale{each}, got shape"
+      f" {list(scale.shape)}; quantize the weight with one"
+    )
+  g = np.asarray(scale, np.float32)
+  if layout.divides and layouts.divided(layouts.divided(g)) != g:
+    return (
+      f"layout {layout.name} stores 1 / global_scale in f32, which does not"
+      f" give back {float(g.reshape(())):g}; quantize the weight with"
+      " global_scale=1 / (1 / global_scale) in f32, or choose another layout"
+    )
+  return ""
+
+
+def _require_one_format(written: Sequence[records.WeightToWrite]) -> None:
+  for weight in written[1:]:
+    if weight.format != written[0].format:
+      raise errors.CheckpointError(
+        f"{_WHO}: all quantized weights must have the format that config.json"
+        f" names, got {written[0].format} for {written[0].name!r} and"
+        f" {weight.format} for {weight.name!r}; save a .safetensors file, which"
+        " has no config.json"
+      )
+
+
+def _pieces(
+  shard: shards.Shard, leaves: Mapping[str, Any], report: printing.Report
+) -> Iterator[shards.Piece]:
+  """Yields the bytes of all tensors, an array at a time."""
+  total, done = sum(x.tensor.nbytes for x in shard.decisions), 0
+  for decision in shard.decisions:
+    leaf = leaves[decision.tensor.name]
+    if decision.weight is None:
+      data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1)
+      yield decision.tensor.name, 0, data.view(np.uint8)
+    else:
+      array = _linear(getattr(leaf, "array", leaf))
+      for part in decision.parts:
+        yield part.name, 0, part.data(array)
+    done += decision.tensor.nbytes
+    report(done, total)
+
+
+def _linear(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
+  """Returns an array with packed values, linear scales and a global scale."""
+  array = array.without_surrogate().to_floats().pack()
+  scale = array.global_scale
+  if array.format.has_global_scale and scale is None:
+    scale = np.float32(1)
+  return scaled_array.ScaledArray(
+    array.values, array.linear_scale(), scale, array.format
+  )
+
+
+def _write_configs(
+  folder: pathlib.Path,
+  config: Mapping[str, Any],
+  layout: records.Layout,
+  decisions: Sequence[selection.TensorDecision],
+) -> None:
+  """Writes config.json, with a quantization if a weight is quantized."""
+  config = {k: x for k, x in config.items() if k != sources.QUANTIZATION}
+  found = [x.weight.format for x in decisions if x.weight is not None]
+  if found:
+    left = selection.unquantized_modules(decisions)
+    staging.write_configs(folder, config, layout, found[0], left)
+  else:
+    staging.write_json(folder / sources.CONFIG, config)
+
+
+def _require_read_back(
+  path: pathlib.Path, decisions: Sequence[selection.TensorDecision]
+) -> None:
+  """Raises CheckpointError unless `load` finds the weights under their names.
+
+  Plain tensors may have names and dtypes of a quantized weight.
+  """
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    entries = loading.load(path).entries
+  for decision in decisions:
+    tensor, weight = decision.tensor, decision.weight
+    entry = entries.get(tensor.name)
+    format = None if weight is None else weight.format
+    if entry is None or (entry.format, tuple(entry.shape)) != (
+      format,
+      tensor.shape,
+    ):
+      kind = "a plain array" if format is None else str(format)
+      found = "a part of another tensor" if entry is None else entry.type_name
+      raise errors.CheckpointError(
+        f"{_WHO}: {tensor.name!r} must be read back as {kind} of shape"
+        f" {list(tensor.shape)}, but load would read {found}"
+        + ("" if entry is None else f" of shape {list(entry.shape)}")
+        + "; rename the array"
+      )

@@ -1,0 +1,391 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`save` writes trees in memory as `load` reads them."""
+
+import json
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.checkpoints import layouts
+
+ERROR = jp.checkpoints.CheckpointError
+LAYOUTS = [x for x in layouts.LAYOUTS if x.formats]
+CASES = [(x.name, str(format)) for x in LAYOUTS for format in x.formats]
+
+
+def normal(*shape, dtype=ml_dtypes.bfloat16):
+  x = np.random.default_rng(list(shape)).standard_normal(shape)
+  return (x / 50).astype(dtype)
+
+
+def reciprocal(scale):
+  """Returns an f32 whose reciprocal's reciprocal is itself."""
+  return np.float32(1) / (np.float32(1) / np.asarray(scale, np.float32))
+
+
+def weight(format, *shape, **options):
+  """Returns a weight that all layouts of a format can store."""
+  x_q = jp.quantize(normal(*shape), format, **options)
+  if x_q.global_scale is None:
+    return x_q
+  scale = jnp.asarray(reciprocal(x_q.global_scale))
+  return jp.quantize(normal(*shape), format, global_scale=scale, **options)
+
+
+class Case(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(
+      self.enter_context(tempfile.TemporaryDirectory())
+    )
+
+  def saved(self, tree, *, is_file=True, **options):
+    path = self.folder / ("x.safetensors" if is_file else "x")
+    jp.checkpoints.save(path, tree, **options)
+    return jp.checkpoints.load(path)
+
+  def assert_same_bits(self, x, y):
+    self.assertEqual(x.format, y.format)
+    for part in ("values", "scale", "global_scale"):
+      a, b = (getattr(z, part) for z in (x, y))
+      if a is None:
+        self.assertIsNone(b)
+        continue
+      a, b = np.asarray(a), np.asarray(b)
+      self.assertEqual((a.dtype, a.size), (b.dtype, b.size))
+      self.assertEqual(a.tobytes(), b.tobytes())
+
+
+class RoundTripTest(Case):
+  @parameterized.parameters(*CASES)
+  @pytest.mark.sample(6)
+  def test_bits_come_back(self, layout, format):
+    shape = (2, 96, 256) if layout == "gpt-oss" else (96, 256)
+    name = "mlp.experts.up" if layout == "gpt-oss" else "mlp.up.weight"
+    w = weight(format, *shape)
+    *modules, leaf = name.split(".")
+    tree = {leaf: w}
+    for module in reversed(modules):
+      tree = {module: tree}
+    plain = {"norm": jnp.ones(3, jnp.bfloat16), "ids": [np.arange(3), None]}
+    found = self.saved({**tree, **plain}, is_file=False, layout=layout)
+    self.assertCountEqual(found, [name, "norm", "ids.0"])
+    self.assertEqual(found.entries[name].layout, layout)
+    got = found[name]
+    if layout == "comfyui":
+      got = jp.ScaledArray(
+        got.values, got.linear_scale(), got.global_scale, got.format
+      )
+    self.assert_same_bits(got, w)
+    self.assertEqual(found["norm"].dtype, ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(found["ids.0"], np.arange(3))
+
+  @parameterized.parameters(*CASES)
+  def test_files_are_those_of_quantize(self, layout, format):
+    """Saving a loaded checkpoint writes the same files again."""
+    is_stack = layout == "gpt-oss"
+    source = self.folder / "source"
+    source.mkdir()
+    tensors = {
+      "a.experts" if is_stack else "a.weight": normal(
+        *(2, 64, 256) if is_stack else (64, 256)
+      ),
+      "norm.weight": normal(256),
+    }
+    safetensors.numpy.save_file(
+      tensors, source / "model.safetensors", {"format": "pt"}
+    )
+    (source / "config.json").write_text(json.dumps({"model_type": "x"}))
+    one, two = self.folder / "one", self.folder / "two"
+    jp.checkpoints.quantize(source, one, format, layout=layout)
+    tree = dict(jp.checkpoints.load(one))
+    config = json.loads((one / "config.json").read_text())
+    jp.checkpoints.save(two, tree, layout=layout, config=config)
+    names = [x.name for x in one.iterdir()]
+    self.assertCountEqual(names, [x.name for x in two.iterdir()])
+    for name in names:
+      a, b = ((x / name).read_bytes() for x in (one, two))
+      if name.endswith(".json"):
+        self.assertEqual(json.loads(a), json.loads(b))
+      else:
+        self.assertEqual(a, b)
+
+  def test_experts(self):
+    for layout, name, array, scale in (
+      ("modelopt", "a", weight("nvfp4", 2, 64, 96, axis=1), (1, 1, 1)),
+      ("gpt-oss", "a", weight("mxfp4", 2, 96, 64), None),
+      ("torchao", "a.b", weight("nvfp4", 2, 96, 64, batch_dims=1), (2, 1, 1)),
+      ("torchao", "a.b", weight("nvfp4", 2, 96, 64), (2, 1, 1)),
+      ("torchao", "a.b", weight("mxfp8", 2, 96, 64), None),
+    ):
+      with self.subTest(layout):
+        path = self.folder / "x.safetensors"
+        jp.checkpoints.save(path, {name: array}, layout=layout)
+        found = jp.checkpoints.load(path)[name]
+        if scale is None:
+          self.assertIsNone(found.global_scale)
+        else:
+          self.assertEqual(found.global_scale.shape, scale)
+        a, b = (np.asarray(jp.dequantize(x)) for x in (array, found))
+        self.assertEqual(a.tobytes(), b.tobytes())
+        path.unlink()
+
+  def test_arrays_that_kernels_read_become_linear(self):
+    x = normal(64, 256)
+    linear = jp.quantize(x, "nvfp4")
+    for name, array in (
+      ("unpacked", linear.unpack()),
+      ("bytes", linear.to_bytes()),
+      ("prepared", jp.prepare_weights(linear)),
+      (
+        "swizzled",
+        jp.ScaledArray(
+          linear.values,
+          jp.swizzle_scale(linear.scale),
+          linear.global_scale,
+          "nvfp4",
+          scale_layout="swizzled_128x4",
+        ),
+      ),
+      ("weight", jp.QuantizedWeight(linear, (256, 64), (0,), jnp.bfloat16)),
+      (
+        "surrogate",
+        jp.quantize(x, "nvfp4", derivative="straight_through"),
+      ),
+    ):
+      with self.subTest(name):
+        path = self.folder / f"{name}.safetensors"
+        jp.checkpoints.save(path, {"a.weight": array})
+        self.assert_same_bits(jp.checkpoints.load(path)["a.weight"], linear)
+
+  def test_missing_global_scale_is_one(self):
+    linear = jp.quantize(normal(64, 256), "nvfp4")
+    array = jp.ScaledArray(
+      linear.values, jnp.ones_like(linear.scale), None, "nvfp4"
+    )
+    found = self.saved({"a.weight": array})["a.weight"]
+    self.assertEqual(np.asarray(found.global_scale).reshape(()), 1)
+    np.testing.assert_array_equal(found.values, array.values)
+
+  def test_sharded_arrays_are_fetched(self):
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    x_q = jp.quantize(normal(64 * len(devices), 64), "mxfp8")
+    placed = jax.device_put(x_q, rows)
+    plain = jax.device_put(jnp.arange(len(devices)), rows)
+    found = self.saved({"a.weight": placed, "b": plain})
+    self.assert_same_bits(found["a.weight"], x_q)
+    np.testing.assert_array_equal(found["b"], np.arange(len(devices)))
+
+  def test_tree_without_quantized_weights_has_no_quantization(self):
+    old = {"model_type": "x", "quantization_config": {"quant_method": "fp8"}}
+    self.saved({"a": np.ones(3)}, is_file=False, config=old)
+    config = json.loads((self.folder / "x/config.json").read_text())
+    self.assertEqual(config, {"model_type": "x"})
+
+  def test_progress_counts_all_bytes(self):
+    seen = []
+    tree = {"a.weight": jp.quantize(normal(64, 64), "mxfp8"), "b": np.ones(2)}
+    self.saved(tree, progress=lambda *x: seen.append(x))
+    total = 64 * 64 + 64 * 2 + 16
+    self.assertEqual(seen[-1], (total, total))
+
+
+class ErrorTest(Case):
+  def assert_refused(self, error, rule, tree, path="x.safetensors", **options):
+    with self.assertRaisesRegex(error, rule):
+      jp.checkpoints.save(self.folder / path, tree, **options)
+    self.assertEqual(list(self.folder.glob("*")), [])
+
+  def test_trees(self):
+    w = jp.quantize(normal(32, 64), "mxfp8")
+    for error, rule, tree in (
+      (TypeError, "tree must be a dict of arrays", w),
+      (TypeError, "'a.b' must be an array, got 3", {"a": {"b": 3}}),
+      (TypeError, "'a' must be an array, got 'x'", {"a": "x"}),
+      (
+        TypeError,
+        "'a' must have a dtype that safetensors stores, got int4",
+        {"a": jnp.ones(2, jnp.int4)},
+      ),
+      (
+        TypeError,
+        "'a' must have a dtype that safetensors stores, got key",
+        {"a": jax.random.key(0)},
+      ),
+      (
+        TypeError,
+        "'a' must be an array, got ShapeDtypeStruct",
+        {"a": jax.ShapeDtypeStruct((2,), jnp.float32)},
+      ),
+      (
+        ERROR,
+        "two leaves of the tree have the name 'a.b'",
+        {"a": {"b": np.ones(1)}, "a.b": np.ones(1)},
+      ),
+      (ERROR, "'__metadata__' is a reserved name", {"__metadata__": w}),
+      (
+        ERROR,
+        "two tensors would have the name 'a.weight_scale'",
+        {"a.weight": w, "a.weight_scale": np.ones(1)},
+      ),
+      # `load` would join these plain arrays.
+      (
+        ERROR,
+        r"'a.weight' must be read back as a plain array of shape \[32, 64\],"
+        r" but load would read mxfp8 of shape \[32, 64\]; rename",
+        {"a.weight": w.values, "a.weight_scale": w.scale},
+      ),
+      (
+        ERROR,
+        "it is quantized .it has 'a.weight_absmax'.: 4 bits of bitsandbytes",
+        {"a.weight": np.ones(2, np.uint8), "a.weight_absmax": np.ones(2)},
+      ),
+    ):
+      with self.subTest(rule):
+        self.assert_refused(error, rule, tree)
+
+  def test_traced_arrays(self):
+    @jax.jit
+    def f(x):
+      jp.checkpoints.save(self.folder / "x.safetensors", {"a": x})
+
+    with self.assertRaisesRegex(TypeError, "'a' must be a concrete array"):
+      f(jnp.ones(3))
+
+  def test_layouts_and_formats(self):
+    x = normal(32, 256)
+    for error, rule, layout, array in (
+      (
+        ValueError,
+        "layout must be one of modelopt, compressed-tensors, .*got 'awq'",
+        "awq",
+        jp.quantize(x, "mxfp8"),
+      ),
+      (
+        ValueError,
+        "'a.weight': layout deepseek stores fp8_128x128, got mxfp8; for mxfp8"
+        " choose layout modelopt, compressed-tensors, torchao, comfyui",
+        "deepseek",
+        jp.quantize(x, "mxfp8"),
+      ),
+      (
+        ValueError,
+        "'a.weight': format must be one that a layout stores, got mxint8",
+        "modelopt",
+        jp.quantize(x, "mxint8"),
+      ),
+      (
+        ERROR,
+        "'a.weight': a matrix must be blocked along its last.*save array.T",
+        "modelopt",
+        jp.quantize(x, "mxfp8", axis=0),
+      ),
+      (
+        ERROR,
+        "rank 2 or 3, got rank 1",
+        "modelopt",
+        jp.quantize(x[0], "mxfp8"),
+      ),
+      (
+        ERROR,
+        "layout compressed-tensors does not store experts in one tensor",
+        "compressed-tensors",
+        jp.quantize(x[None], "mxfp8"),
+      ),
+      (
+        ERROR,
+        r"experts must be \[E, n, k\] blocked along k, got blocks along dim",
+        "gpt-oss",
+        jp.quantize(x[None], "mxfp4", axis=1),
+      ),
+      (
+        ERROR,
+        "layout gpt-oss stores only quantized experts",
+        "gpt-oss",
+        jp.quantize(x, "mxfp4"),
+      ),
+      (
+        ERROR,
+        r"k=300 is not a multiple of 128",
+        "compressed-tensors",
+        jp.quantize(normal(8, 300), "int4_128"),
+      ),
+      (
+        ERROR,
+        r"modelopt stores one global scale, got shape \[2, 1, 1\]",
+        "modelopt",
+        jp.quantize(normal(2, 64, 32), "nvfp4", axis=1, batch_dims=1),
+      ),
+      (
+        ERROR,
+        "global scale, 0.5, is outside .*would consider it inverted",
+        "modelopt",
+        jp.quantize(x, "nvfp4", global_scale=0.5),
+      ),
+    ):
+      with self.subTest(rule):
+        self.assert_refused(error, rule, {"a.weight": array}, layout=layout)
+
+  def test_divisor_that_does_not_give_the_global_scale_back(self):
+    grid = np.arange(1, 2, 2.0**-10, np.float32) / 4096
+    scale = grid[reciprocal(grid) != grid][0]
+    x_q = jp.quantize(normal(32, 64), "nvfp4", global_scale=scale)
+    self.assert_refused(
+      ERROR,
+      "'a.weight': layout compressed-tensors stores 1 / global_scale in f32",
+      {"a.weight": x_q},
+      layout="compressed-tensors",
+    )
+    x_q = jp.quantize(normal(32, 64), "nvfp4", global_scale=reciprocal(scale))
+    found = self.saved({"a.weight": x_q}, layout="compressed-tensors")
+    self.assert_same_bits(found["a.weight"], x_q)
+
+  def test_formats_of_one_configuration(self):
+    tree = {
+      "a.weight": weight("nvfp4", 32, 64),
+      "b.weight": weight("mxfp8", 32, 64),
+    }
+    rule = "got nvfp4 for 'a.weight' and mxfp8 for 'b.weight'"
+    self.assert_refused(ERROR, rule, tree, "x")
+    found = self.saved(tree)
+    self.assertEqual(found["a.weight"].format, jp.NVFP4)
+    self.assertEqual(found["b.weight"].format, jp.MXFP8)
+
+  def test_paths(self):
+    tree = {"a": np.ones(2)}
+    with self.assertRaisesRegex(TypeError, "path must be a path, .* got 3"):
+      jp.checkpoints.save(3, tree)
+    self.assert_refused(
+      ValueError, "config must be None for a file", tree, config={}
+    )
+    self.assert_refused(
+      TypeError, "config must be a dict, got 3", tree, "x", config=3
+    )
+    self.assert_refused(ERROR, "must be an existing folder", tree, "no/x")
+    (self.folder / "x.safetensors").touch()
+    with self.assertRaisesRegex(ERROR, "x.safetensors already exists"):
+      jp.checkpoints.save(self.folder / "x.safetensors", tree)
+
+  def test_partial_folder_of_another_call_is_left_alone(self):
+    partial = self.folder / "x.safetensors.partial"
+    partial.mkdir()
+    (partial / "y").touch()
+    with self.assertRaisesRegex(ERROR, "is not an unfinished result"):
+      self.saved({"a": np.ones(2)})
+    self.assertTrue((partial / "y").exists())
+
+
+if __name__ == "__main__":
+  absltest.main()

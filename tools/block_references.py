@@ -1,0 +1,363 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares FP8 and integer formats with the packages that define them.
+
+    python tools/block_references.py [GGML_FOLDER]
+
+prints how many scales and values of `jp.quantize` have the bits of the package,
+and the reason of a difference. Tests do not need these packages: pip install
+jax==0.10.2 torch==2.13 torchao==0.18 compressed-tensors==0.20 gguf==0.19.
+GGML_FOLDER has llama.cpp's libraries, and adds its quantizer and its matmul:
+npm pack @node-llama-cpp/linux-x64@3.22.1, folder package/bins/linux-x64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import sys
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import compressed_tensors
+import gguf
+import ml_dtypes
+import numpy as np
+import torch
+import torchao
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization import utils as ct_utils
+from compressed_tensors.quantization.lifecycle import forward as ct_forward
+from torchao.quantization import quant_primitives as ao
+
+ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import jaxplugin as jp  # noqa: E402
+
+M, N, K = 16, 256, 1024
+E4M3: Final = torch.float8_e4m3fn
+HALF_RANGE: Final = "the scale is amax / {}, half the range, ours amax / {}"
+
+
+class Comparison(NamedTuple):
+  """Parts of a quantized weight, from a package and from jaxplugin."""
+
+  format: str
+  package: str
+  scales: str
+  values: str
+  error: float  # the largest difference of the numbers, in steps of a block
+  reason: str
+
+
+def weight() -> np.ndarray:
+  """Returns f32[N, K]: blocks of many magnitudes, of zeros, and with ties."""
+  draw = np.random.default_rng(0)
+  x = draw.standard_normal((N, K), np.float32) / 50
+  x *= np.exp2(draw.integers(-8, 8, (N, K // 32))).repeat(32, 1)
+  x[3, :128], x[5, :512] = 0, np.arange(512) / 64
+  return x.astype(np.float32)
+
+
+def same(ours: Any, theirs: Any) -> str:
+  a, b = (np.asarray(x, np.float32).reshape(-1) for x in (ours, theirs))
+  assert a.size == b.size, (a.size, b.size)
+  return f"{int((a == b).sum())} of {a.size}"
+
+
+def compare(
+  format: str, package: str, scale: Any, values: Any, reason: str = ""
+) -> Comparison:
+  """Compares the scales and values of a package with those of jaxplugin."""
+  x_q = jp.quantize(weight(), format).unpack()
+  scale, values = (np.asarray(x, np.float32) for x in (scale, values))
+  ours = np.asarray(x_q.scale, np.float32)
+  scale = scale.reshape(ours.shape)
+  steps = scale
+  for axis, size in enumerate(values.shape):
+    count = -(-size // steps.shape[axis])
+    steps = steps.repeat(count, axis)[: size if axis == 0 else None]
+  numbers = np.asarray(jp.dequantize(x_q)) - values * steps[:, :K]
+  with np.errstate(divide="ignore", invalid="ignore"):
+    error = np.abs(numbers) / np.where(steps, steps, 1)[:, :K]
+  return Comparison(
+    format,
+    package,
+    same(ours, scale),
+    same(x_q.values, values),
+    float(np.nanmax(error)),
+    reason,
+  )
+
+
+def of_compressed_tensors() -> list[Comparison]:
+  """Compares with `calculate_qparams` and `quantize`."""
+  package = f"compressed-tensors {compressed_tensors.__version__}"
+  x = torch.from_numpy(weight())
+  found = []
+  for format, options, dtype, reason in (
+    ("fp8_row", {"num_bits": 8, "type": "float"}, torch.float32, ""),
+    (
+      "int8_row",
+      {"num_bits": 8},
+      torch.float32,
+      HALF_RANGE.format("127.5", "127"),
+    ),
+    ("int4_128", {"num_bits": 4}, torch.float16, HALF_RANGE.format(7.5, 7)),
+    (
+      "fp8_128x128",
+      {"num_bits": 8, "type": "float", "block_structure": [128, 128]},
+      torch.float32,
+      "",
+    ),
+  ):
+    strategy, blocks = "channel", x
+    if format == "int4_128":
+      strategy, blocks = "group", x.reshape(N, -1, 128)
+      options = {**options, "group_size": 128}
+    elif "block_structure" in options:
+      strategy = "block"
+      blocks = x.reshape(N // 128, 128, K // 128, 128).permute(0, 2, 1, 3)
+      blocks = blocks.reshape(N // 128, K // 128, -1)
+    args = QuantizationArgs(symmetric=True, strategy=strategy, **options)
+    scale, zeros = ct_utils.calculate_qparams(
+      blocks.amin(-1, keepdim=strategy == "channel"),
+      blocks.amax(-1, keepdim=strategy == "channel"),
+      args,
+    )
+    scale = scale.to(dtype)
+    values = ct_forward.quantize(
+      x, scale.float(), zeros, args, dtype=torch.float32
+    )
+    found.append(compare(format, package, scale.float(), values, reason))
+  return found
+
+
+def of_torchao() -> list[Comparison]:
+  """Compares with `choose_qparams_affine` and float8's functions."""
+  package = f"torchao {torchao.__version__}"
+  x = torch.from_numpy(weight())
+  found = []
+  for format, block, dtype, limits in (
+    ("int8_row", (1, K), torch.float32, (-127, 127)),
+    ("int8_32", (1, 32), torch.float16, (-127, 127)),
+    ("int4_128", (1, 128), torch.float16, (-7, 7)),
+  ):
+    scale, zeros = ao.choose_qparams_affine(
+      *(x, ao.MappingType.SYMMETRIC, block, torch.int8, *limits),
+      eps=torch.finfo(torch.float32).tiny,
+      scale_dtype=dtype,
+    )
+    values = ao.quantize_affine(
+      *(x, block, scale.float(), zeros, torch.int8, *limits)
+    )
+    found.append(
+      compare(
+        *(format, package, scale.float(), values),
+        f"asked for values from {limits[0]}; zeros have another scale",
+      )
+    )
+  for format, block in (
+    ("fp8_row", (1, K)),
+    ("fp8_1x128", (1, 128)),
+    ("fp8_128x128", (128, 128)),
+  ):
+    scale = ao._choose_scale_float8(x, block, E4M3)
+    values = ao._quantize_affine_float8(x, scale, E4M3)
+    found.append(
+      compare(
+        *(format, package, scale, values.float()),
+        "values of a block of zeros are NaN" if format == "fp8_1x128" else "",
+      )
+    )
+  return found
+
+
+def of_deepseek() -> list[Comparison]:
+  """Compares with DeepSeek-V3's `act_quant`, and its `weight_dequant`.
+
+  Source: inference/kernel.py of DeepSeek-V3 and, with power-of-two scales,
+  DeepSeek-V3.1.
+  """
+  x = torch.from_numpy(weight())
+  found = []
+  for format, round_scale in (("fp8_1x128", False), ("fp8_1x128_e8m0", True)):
+    blocks = x.reshape(N, -1, 128)
+    scale = blocks.abs().amax(-1) / 448.0
+    if round_scale:
+      scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    values = (blocks / scale[..., None]).nan_to_num().to(E4M3).float()
+    found.append(
+      compare(
+        *(format, "DeepSeek act_quant", scale, values.reshape(N, K)),
+        "E8M0 has no 0; a block of zeros has the scale 2^-127"
+        if round_scale
+        else "",
+      )
+    )
+  draw = np.random.default_rng(1)
+  codes = draw.integers(0, 127, (N, K), np.uint8).view(ml_dtypes.float8_e4m3fn)
+  scales = draw.random((N // 128, K // 128), np.float32)
+  w_q = jp.checkpoints.from_deepseek(codes, scales)
+  wide = scales.repeat(128, 0).repeat(128, 1)
+  wanted = codes.astype(np.float32) * wide
+  found.append(
+    Comparison(
+      *("fp8_128x128", "DeepSeek weight_dequant", "-"),
+      same(jp.dequantize(w_q), wanted),
+      float(np.abs(np.asarray(jp.dequantize(w_q)) - wanted).max()),
+      "numbers instead of values",
+    )
+  )
+  return found
+
+
+class Ggml:
+  """The quantizer and the CPU matmul of ggml's libraries."""
+
+  def __init__(self, folder: pathlib.Path) -> None:
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    count = ctypes.c_int64
+
+    class Init(ctypes.Structure):
+      _fields_ = (
+        ("mem_size", size),
+        ("mem_buffer", pointer),
+        ("no_alloc", ctypes.c_bool),
+      )
+
+    base = ctypes.CDLL(str(folder / "libggml-base.so"), ctypes.RTLD_GLOBAL)
+    (path,) = folder.glob("libggml.v*.so")
+    loader = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+    def function(library: Any, name: str, result: Any, *arguments: Any) -> Any:
+      found = getattr(library, name)
+      found.restype, found.argtypes = result, arguments
+      return found
+
+    library = folder / "libggml-cpu-haswell.so"
+    load = function(loader, "ggml_backend_load", pointer, text)
+    registry = load(str(library).encode())
+    device = function(base, "ggml_backend_reg_dev_get", pointer, pointer, size)
+    start = function(base, "ggml_backend_dev_init", pointer, pointer, text)
+    self._backend = start(device(registry, 0), None)
+    self._memory = function(
+      base, "ggml_backend_get_default_buffer_type", pointer, pointer
+    )(self._backend)
+    self._start = function(base, "ggml_init", pointer, Init)
+    self._init = Init
+    self._tensor = function(
+      *(base, "ggml_new_tensor_2d", pointer),
+      *(pointer, ctypes.c_int, count, count),
+    )
+    self._matmul = function(base, "ggml_mul_mat", pointer, *3 * (pointer,))
+    self._graph = function(base, "ggml_new_graph", pointer, pointer)
+    self._expand = function(
+      base, "ggml_build_forward_expand", None, pointer, pointer
+    )
+    self._allocate = function(
+      base, "ggml_backend_alloc_ctx_tensors_from_buft", pointer, *2 * (pointer,)
+    )
+    transfer = (None, pointer, pointer, size, size)
+    self._write = function(base, "ggml_backend_tensor_set", *transfer)
+    self._read = function(base, "ggml_backend_tensor_get", *transfer)
+    self._compute = function(
+      base, "ggml_backend_graph_compute", ctypes.c_int, pointer, pointer
+    )
+    self._quantize = function(
+      *(base, "ggml_quantize_chunk", size, ctypes.c_int),
+      *(pointer, pointer, count, count, count, pointer),
+    )
+
+  def quantize(self, x: np.ndarray, kind: gguf.GGMLQuantizationType) -> Any:
+    """Returns the blocks of f32[n, k], uint8[n, bytes]."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    n, k = x.shape
+    found = np.zeros((n, k // block * size), np.uint8)
+    self._quantize(kind, x.ctypes.data, found.ctypes.data, 0, n, k, None)
+    return found
+
+  def matmul(
+    self, x: np.ndarray, blocks: np.ndarray, kind: gguf.GGMLQuantizationType
+  ) -> np.ndarray:
+    """Returns x[m, k] @ w.T of the blocks of w [n, k]."""
+    (m, k), n = x.shape, len(blocks)
+    context = self._start(self._init(1 << 20, None, True))
+    w = self._tensor(context, kind, k, n)
+    rows = self._tensor(context, 0, k, m)
+    product = self._matmul(context, w, rows)
+    graph = self._graph(context)
+    self._expand(graph, product)
+    assert self._allocate(context, self._memory)
+    self._write(w, blocks.ctypes.data, 0, blocks.nbytes)
+    self._write(rows, x.ctypes.data, 0, x.nbytes)
+    assert self._compute(self._backend, graph) == 0
+    result = np.empty((m, n), np.float32)
+    self._read(product, result.ctypes.data, 0, result.nbytes)
+    return result
+
+
+# Of each type of block: our format, and why its bits differ.
+GGML: Final = {
+  "Q8_0": (
+    "int8_32",
+    "values are rounded half away from 0, by the scale before its cast to f16",
+  ),
+  "Q4_0": (
+    "int4_32",
+    "the scale is the value of amax / -8, so values reach -8; ours -7 to 7",
+  ),
+}
+
+
+def of_ggml(folder: pathlib.Path) -> tuple[list[Comparison], list[str]]:
+  """Compares blocks and matmuls with ggml's."""
+  ggml = Ggml(folder)
+  x = np.random.default_rng(2).standard_normal((M, K)).astype(np.float32)
+  found, lines = [], []
+  for name, (format, reason) in GGML.items():
+    kind = gguf.GGMLQuantizationType[name]
+    blocks = ggml.quantize(weight(), kind)
+    w_q = jp.checkpoints.from_gguf(blocks, format)
+    theirs = gguf.dequantize(blocks, kind)
+    numbers = np.asarray(jp.dequantize(w_q))
+    assert (numbers == theirs).all(), name
+    parts = w_q.unpack()
+    found.append(
+      compare(format, f"ggml {name}", parts.scale, parts.values, reason)
+    )
+    exact = x.astype(np.float64) @ theirs.astype(np.float64).T
+    sums = np.abs(x).astype(np.float64) @ np.abs(theirs).astype(np.float64).T
+
+    def error(y: Any, exact: Any = exact, sums: Any = sums) -> str:
+      return f"{float((np.abs(np.asarray(y) - exact) / sums).max()):.1e}"
+
+    x_q = jp.quantize(x, "int8_32")
+    lines.append(
+      f"{name}: largest error over sum |x * w|: ggml"
+      f" {error(ggml.matmul(x, blocks, kind))}, jp.linear(f32)"
+      f" {error(jp.linear(x, w_q))}, jp.linear(int8_32)"
+      f" {error(jp.linear(x_q, w_q))}"
+    )
+  return found, lines
+
+
+def main(arguments: list[str]) -> None:
+  found = [*of_compressed_tensors(), *of_torchao(), *of_deepseek()]
+  lines: list[str] = []
+  if arguments:
+    more, lines = of_ggml(pathlib.Path(arguments[0]))
+    found += more
+  for row in found:
+    print(
+      f"{row.format:16}{row.package:26} scales {row.scales:16} values"
+      f" {row.values:18} error {row.error:.3g}  {row.reason}"
+    )
+  for line in lines:
+    print(line)
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])
