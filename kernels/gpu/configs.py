@@ -295,11 +295,14 @@ class Decoding:
       pairs of bf16 numbers, because LLVM does not.
     in_f32: whether values and scales are multiplied in f32, because the GPU has
       no bf16 multiplication.
+    reads_words: whether a register holds four adjacent one-byte values. With
+      the layout of a matrix instruction it holds two.
   """
 
   has_ptx: bool = False
   packs: bool = False
   in_f32: bool = False
+  reads_words: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,8 @@ _E4M3_TO_BF16 = tl.constexpr(inline_ptx.E4M3_TO_BF16)
 _E2M1_TO_BF16 = tl.constexpr(inline_ptx.E2M1_TO_BF16)
 _E2M1_TO_F32 = tl.constexpr(inline_ptx.E2M1_TO_F32)
 _PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
+_INT8_TO_BF16 = tl.constexpr(inline_ptx.INT8_TO_BF16)
+_INT8_PAIR_TO_BF16 = tl.constexpr(inline_ptx.INT8_PAIR_TO_BF16)
 _E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
 _E2M1_IN_F32 = tl.constexpr(0x81C00000 - 2**32)  # sign, and bits 22 to 24
 _HALVES = tl.constexpr(inline_ptx.HALVES)
@@ -117,12 +119,32 @@ def finite_to_bf16(code, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def int8_to_bf16(code, ELEMENT: tl.constexpr):
+def int8_to_bf16(code, ELEMENT: tl.constexpr, DECODING: tl.constexpr):
   """Returns exact bf16 of codes (uint8[...]) of 8-bit integers.
 
-  The code plus 128 becomes the low bits of an f32 number.
+  Without inline PTX, the code plus 128 becomes the low bits of an f32 number.
   """
   unit: tl.constexpr = ELEMENT.min_positive
+  if DECODING.has_ptx:
+    if DECODING.reads_words:
+      integers = tl.inline_asm_elementwise(
+        _INT8_TO_BF16,
+        "=r,=r,r",
+        [code],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=4,
+      )
+    else:
+      integers = tl.inline_asm_elementwise(
+        _INT8_PAIR_TO_BF16,
+        "=r,h",
+        [code],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=2,
+      )
+    return integers if unit == 1 else integers * unit
   offset: tl.constexpr = (2.0**23 + 128) * ELEMENT.min_positive
   bits = (code ^ 0x80).to(tl.uint32) | _INTEGERS_IN_F32
   return (bits.to(tl.float32, bitcast=True) * unit - offset).to(tl.bfloat16)
@@ -393,7 +415,7 @@ def values_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
     return int4_pairs_to_bf16(code, DECODING)
   elif OPERAND.element.is_twos_complement:
     integer: tl.constexpr = OPERAND.element
-    return int8_to_bf16(code, integer)
+    return int8_to_bf16(code, integer, DECODING)
   else:
     tl.static_assert(OPERAND.element.name == "e2m1")
     return e2m1_pairs_to_bf16(code, OPERAND, DECODING)

@@ -110,6 +110,7 @@ PLAIN = configs.Decoding()
 PTX = configs.Decoding(has_ptx=True)
 IN_F32 = configs.Decoding(in_f32=True)
 PACKED = configs.Decoding(has_ptx=True, packs=True)
+WORDS = configs.Decoding(has_ptx=True, reads_words=True)
 # By an instruction.
 CONVERTED = {"converted": PTX, "converted in f32": IN_F32}
 
@@ -174,13 +175,14 @@ class DecodeTest(parameterized.TestCase):
     expected = (CODES & 63).view(dtype).astype(np.float64)
     same(out, expected.astype(BF16).reshape(16, 16))
 
-  @parameterized.parameters(
-    ("int8_f32_128", 1.0),
-    ("int8_q6_e8m0_32", 2.0**-6),
+  @parameterized.product(
+    format_and_unit=(("int8_f32_128", 1.0), ("int8_q6_e8m0_32", 2.0**-6)),
+    decoding=(PLAIN, PTX, WORDS),
   )
-  def test_every_code_of_8_bit_integers(self, format, unit):
+  def test_every_code_of_8_bit_integers(self, format_and_unit, decoding):
+    format, unit = format_and_unit
     out = np.zeros((16, 16), BF16)
-    launch_values(CODES, out, kind(format), PLAIN)
+    launch_values(CODES, out, kind(format), decoding)
     expected = CODES.view(np.int8).astype(np.float64).reshape(16, 16)
     same(out, expected * unit)
 

@@ -54,6 +54,35 @@ E5M2_TO_BF16: Final = """{
   cvt.rn.bf16x2.f32 $1, high, low;
 }"""
 
+# $0: bf16 of the two INT8 codes in the 16 bits of $1, the lowest first.
+#
+# `prmt` puts a code below 0x43. With its lower 7 bits the bf16 number is 128
+# plus these bits. With its sign bit alone it is 128, or 256 if the bit is set.
+# `lop3` masks and negates the latter, so the sum of both is the integer.
+INT8_PAIR_TO_BF16: Final = """{
+  .reg .b32 x, low, high, one;
+  mov.b32 x, {$1, $1};
+  prmt.b32 x, x, 0x43, 0x4140;
+  and.b32 low, x, 0x437F437F;
+  lop3.b32 high, x, 0x43804380, 0x80008000, 0x6A;
+  mov.b32 one, 0x3F803F80;
+  fma.rn.bf16x2 $0, low, one, high;
+}"""
+
+# $0, $1: bf16 of the four INT8 codes of $2, the lowest first; two in each.
+INT8_TO_BF16: Final = """{
+  .reg .b32 x, y, low, high, one;
+  prmt.b32 x, $2, 0x43, 0x4140;
+  prmt.b32 y, $2, 0x43, 0x4342;
+  mov.b32 one, 0x3F803F80;
+  and.b32 low, x, 0x437F437F;
+  lop3.b32 high, x, 0x43804380, 0x80008000, 0x6A;
+  fma.rn.bf16x2 $0, low, one, high;
+  and.b32 low, y, 0x437F437F;
+  lop3.b32 high, y, 0x43804380, 0x80008000, 0x6A;
+  fma.rn.bf16x2 $1, low, one, high;
+}"""
+
 # $0 to $3: bf16 of the four pairs of E2M1 codes of $4, the lowest first; two in
 # each. PTX ISA 9.2, "cvt".
 E2M1_TO_BF16: Final = """{

@@ -131,6 +131,7 @@ def for_architecture(
       # Triton 3.9 disables LLVM's vectorizer only for sm_80.
       packs=architecture.name == "sm_80",
       in_f32=not architecture.multiplies_bf16,
+      reads_words=config.path == "small_m",
     ),
   }
 

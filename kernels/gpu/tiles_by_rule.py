@@ -30,6 +30,7 @@ _MAX_SPLIT: Final = 16
 _MIN_STEPS_OF_SPLIT: Final = 4
 _MIN_STEPS_OF_SMALL: Final = 3  # for small_m
 _FEW_ACCUMULATORS: Final = 16 * 128  # four warps with 128 registers a thread
+_FEW_SUMS: Final = 64 * 64  # six programs of blocks of 32 share an SM
 # Slowdown of a step if only so many programs run on a core, because few
 # programs do not hide each other's latency. For small_m on sm_90, by the model
 # in `jaxplugin/lab/inspection/simulation.py`.
@@ -205,6 +206,8 @@ def _upcast_tile(
   block_k = 32 if pieces > 1 else 128 if shape.m <= SMALL_M else 64
   num_warps = 8 if architecture.is_nvidia else 4
   num_stages = 3 if architecture.is_nvidia else 2
+  block_m = _block(shape.m, 128 if pieces == 1 else 64)
+  block_n = _block(shape.n, 128 if pieces == 1 else 64)
   blocks = constraints.scaled_blocks(shape).values()
   if blocks and pieces == 1:
     # Each step multiplies all accumulators, so longer steps are faster. By the
@@ -213,15 +216,25 @@ def _upcast_tile(
     if architecture.shared_memory_bytes >= _DEEP_TILE_BYTES:
       block_k = 128
     block_k = math.gcd(block_k, *blocks)
-    if block_k == 32 and shape.m <= SMALL_M and architecture.is_nvidia:
+    is_few = shape.m <= SMALL_M and architecture.is_nvidia
+    if block_k == 32 and (is_few or architecture.has_wgmma):
       # A step has few bytes. Four warps are 30 % faster by the same model, but
       # Triton 3.9 does not compile them for tensor memory.
       num_warps = 8 if architecture.has_tensor_memory else 4
       num_stages = 6
+    if (
+      block_k == 32 and architecture.has_wgmma and block_m * block_n > _FEW_SUMS
+    ):
+      # Three or more programs share an SM. One scales sums while others decode.
+      # Tiles of 128 x 128 take 40 to 60 % more time by the same model.
+      if swap:
+        block_n = min(block_n, 64)
+      else:
+        block_m = min(block_m, 64)
   return MatmulConfig(
     path="upcast",
-    block_m=_block(shape.m, 128 if pieces == 1 else 64),
-    block_n=_block(shape.n, 128 if pieces == 1 else 64),
+    block_m=block_m,
+    block_n=block_n,
     block_k=block_k,
     num_warps=num_warps,
     num_stages=num_stages,
@@ -247,7 +260,7 @@ def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
 def _programs_per_core(config: MatmulConfig, shape: MatmulShape) -> int:
   """Returns the number of programs that fit on a core at a time."""
   if config.block_k == 32 and constraints.scaled_blocks(shape):
-    return 6
+    return 6 if config.block_m * config.block_n <= _FEW_SUMS else 3
   if config.path != "small_m" or config.num_warps > 4:
     return 2
   has_few = config.block_m * config.block_n <= _FEW_ACCUMULATORS

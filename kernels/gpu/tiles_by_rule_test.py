@@ -101,6 +101,21 @@ class DefaultConfigTest(parameterized.TestCase):
     used = programs / (CORES * configs.cdiv(programs, CORES))
     self.assertGreaterEqual(used, 0.84, config)
 
+  @parameterized.parameters(
+    ("bf16", "int8_f16_32", 16, (16, 128)),
+    ("bf16", "int8_f16_32", 64, (64, 64)),
+    ("bf16", "int8_f16_32", 512, (128, 64)),
+    ("int8_f32_32", "bf16", 512, (64, 128)),
+    ("int8_f32_32", "int8_f16_32", 512, (64, 128)),
+    ("f32", "int4_f16_32", 512, (64, 64)),
+  )
+  def test_sums_of_32_values_have_small_tiles(self, lhs, rhs, m, tile):
+    config = tiles_by_rule.default_config(
+      product(lhs, rhs, m=m), SM_90, core_count=CORES
+    )
+    self.assertEqual((config.block_m, config.block_n), tile)
+    self.assertEqual(config.block_k, 32)
+
   def test_text_of_a_refusal_has_the_numbers(self):
     # The smallest tiles are two of 16 x 32 values with a scale for each row,
     # and the same values in bf16.

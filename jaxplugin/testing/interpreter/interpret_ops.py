@@ -277,6 +277,8 @@ _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
   inline_ptx.E4M3_TO_BF16: _bf16_of(ml_dtypes.float8_e4m3fn),
   inline_ptx.E2M1_TO_BF16: _e2m1_pairs,
   inline_ptx.E2M1_TO_F32: _e2m1_pair_in_f32,
+  inline_ptx.INT8_TO_BF16: _bf16_of(np.int8),
+  inline_ptx.INT8_PAIR_TO_BF16: _bf16_of(np.int8),
   inline_ptx.E5M2_TO_BF16: _bf16_of(ml_dtypes.float8_e5m2),
   inline_ptx.PRODUCTS_OF_PAIRS: _bf16_products,
   inline_ptx.HALVES: _halves,

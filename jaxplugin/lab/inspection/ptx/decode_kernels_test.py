@@ -50,6 +50,14 @@ def dequantize_kernel(
   tl.store(out + rows * K + tl.arange(0, K)[None, :], values)
 
 
+@triton.jit
+def values_kernel(codes, out, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """out[64, 64] = bf16 of codes[64, 64]."""
+  offsets = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+  values = decode.values_to_bf16(tl.load(codes + offsets), OPERAND, DECODING)
+  tl.store(out + offsets, values)
+
+
 @functools.cache
 def compiled(architecture, name, interleaved, ptxas_version=None):
   target = dataclasses.replace(
@@ -125,6 +133,34 @@ class DecodeKernelsTest(parameterized.TestCase):
       *compiled(architecture, name, False, architectures.E2M1_CONVERSION_PTXAS),
     )
     self.assertIn(CONVERSION, kernel.assembly)
+
+  @parameterized.product(
+    architecture=("sm_80", "sm_90"),
+    reads_words=(False, True),
+    format_and_unit=(("int8_f32_64", 1.0), ("int8_q6_e8m0_32", 2.0**-6)),
+  )
+  def test_every_code_of_8_bit_integers(
+    self, architecture, reads_words, format_and_unit
+  ):
+    format, unit = format_and_unit
+    decoding = configs.Decoding(has_ptx=True, reads_words=reads_words)
+    kernel = kernel_compile.compile_kernel(
+      values_kernel,
+      {"codes": "*u8", "out": "*bf16"},
+      {"OPERAND": configs.operand(format, 64, 64), "DECODING": decoding},
+      architectures.by_name(architecture),
+    )
+    codes = np.arange(4096).astype(np.uint8).reshape(64, 64)
+    done = launching.launch(
+      kernel.assembly,
+      [codes, np.zeros(codes.shape, BF16)],
+      grid=1,
+      shared_memory_bytes=kernel.shared_memory_bytes,
+    )
+    self.assertIn("0x437F437F", kernel.assembly)
+    np.testing.assert_array_equal(
+      done.arrays[-1].astype(np.float64), codes.view(np.int8) * unit
+    )
 
   def assert_exact(self, name, operand, kernel):
     interleaved = operand.is_interleaved

@@ -46,6 +46,8 @@ CASES = (
   ("sm_90", "e4m3_f32_128", "e4m3_f32_128", MIDDLE, {}),
   ("sm_90", "e4m3_f32_544", "e4m3_f32_128", SMALL, {}),
   ("sm_90", "bf16", "int8_f16_32", SMALL, {}),
+  ("sm_90", "bf16", "int8_f16_32", MIDDLE, {}),
+  ("sm_90", "int8_f32_544", "int8_f32_32", SMALL, {}),
   ("sm_90", "bf16", "int4_bf16_128", SMALL, {}),
   ("sm_90", "bf16", "int8_q6_e8m0_32", SMALL, {}),
 )
