@@ -30,11 +30,9 @@ def notation(call: calls.DotCall) -> notation_lib.Notation:
   for letter, dims in (("b", batch), ("k", contracting)):
     for i, (l, r) in enumerate(zip(*dims, strict=True)):
       name = lhs[l] = rhs[r] = f"{letter}{i}"
-      size, blocks = (
-        lhs_shape[l],
-        (block_of(call.lhs, l), block_of(call.rhs, r)),
-      )
-      sizes[name] = size, notation_lib.granule_of(size, *blocks)
+      blocks = block_of(call.lhs, l), block_of(call.rhs, r)
+      granule = notation_lib.granule_of(lhs_shape[l], *blocks)
+      sizes[name] = lhs_shape[l], granule
   for letter, names, shape, side in (
     ("m", lhs, lhs_shape, call.lhs),
     ("n", rhs, rhs_shape, call.rhs),
