@@ -32,6 +32,7 @@ LOWERED_MI355X = jp.named_target("mi355x").with_library(targets.JAX_TRITON)
 H200 = jp.named_target("h200")
 CPU = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
 X = jnp.ones((32, 64), jnp.float32)
+W = jp.quantize(jnp.ones((64, 64)), jp.MXFP8)
 mxfp8 = jp.dot_general(jp.MXFP8, jp.MXFP8)
 
 
@@ -58,11 +59,12 @@ class Layer(nnx.Module):
     return self.head(y)
 
 
-def linen_gradient(target):
+@functools.cache
+def linen_gradient():
   model = Model()
   params = jax.eval_shape(model.init, jax.random.key(0), X)
-  loss = lambda params, x: model.apply(params, x)
-  return jp.explain(jax.grad(loss, argnums=(0, 1)), params, X, target=target)
+  gradient = jax.grad(model.apply, argnums=(0, 1))
+  return jp.explain(gradient, params, X, target=B200)
 
 
 def quantizations(function, *args, target):
@@ -71,7 +73,7 @@ def quantizations(function, *args, target):
 
 class ModelTest(parameterized.TestCase):
   def test_layers_and_passes_of_a_linen_model(self):
-    explanation = linen_gradient(B200)
+    explanation = linen_gradient()
     self.assertCountEqual(
       [(dot.layer, dot.phase) for dot in explanation],
       [
@@ -90,7 +92,7 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual(sizes(wgrad.problem), (32, {64, 128}))
 
   def test_products_that_are_not_block_scaled_are_named(self):
-    explanation = linen_gradient(B200)
+    explanation = linen_gradient()
     self.assertCountEqual(
       [(other.layer, other.phase) for other in explanation.others],
       [
@@ -107,7 +109,7 @@ class ModelTest(parameterized.TestCase):
     self.assertIn("plain matmul", other.reason)
 
   def test_summary_counts_by_implementation(self):
-    explanation = linen_gradient(B200)
+    explanation = linen_gradient()
     figures = explanation.summary()
     self.assertEqual((figures["block_scaled"], figures["products"]), (6, 12))
     self.assertEqual(figures["implementations"], {"cudnn": 6})
@@ -142,9 +144,8 @@ class ModelTest(parameterized.TestCase):
       self.assertRegex(item.source, r"report_test\.py:\d+ \(Layer")
 
   def test_products_in_while_loops_count_once_and_that_is_said(self):
-    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
     function = lambda x: jax.lax.while_loop(
-      lambda x: x[0, 0] < 1, lambda x: jp.block_scaled_dot(x @ x.T @ x, w), x
+      lambda x: x[0, 0] < 1, lambda x: jp.block_scaled_dot(x @ x.T @ x, W), x
     )
     text = jp.explain(function, X, target=H200).details()
     self.assertIn("(3 in while loops with unknown trip counts, counted", text)
@@ -179,13 +180,12 @@ class ModelTest(parameterized.TestCase):
 
   @parameterized.parameters(("b200", True), ("h100", True), ("mi355x", False))
   def test_named_gpu_without_cudnn_says_so_in_a_line(self, name, is_said):
-    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
     text = str(
-      jp.explain(jp.block_scaled_dot, w, w, target=jp.named_target(name))
+      jp.explain(jp.block_scaled_dot, W, W, target=jp.named_target(name))
     )
     line = f'{name} was named without cudnn=, as in jp.named_target("{name}", '
     self.assertEqual(line in text, is_said)
-    told = jp.explain(jp.block_scaled_dot, w, w, target=B200).details()
+    told = jp.explain(jp.block_scaled_dot, W, W, target=B200).details()
     self.assertNotIn("without cudnn=", told)
 
   def test_table_has_a_row_for_each_matmul(self):
@@ -226,9 +226,13 @@ class ModelTest(parameterized.TestCase):
     self.assertRegex(text, r"f32 x f32 +2 +3 +5 +4 +1 ")
 
   def test_json_holds_everything(self):
-    parsed = json.loads(linen_gradient(B200).to_json())
-    self.assertLen(parsed["dots"], 6)
-    self.assertRegex(parsed["dots"][0]["layer"], r"^Model/Block_\d/Dense_0$")
+    explanation = linen_gradient()
+    parsed = json.loads(explanation.to_json())
+    for row, dot in zip(parsed["dots"], explanation, strict=True):
+      self.assertEqual(row["layer"], dot.layer)
+      self.assertEqual(row["problem"]["n"], dot.problem.n)
+      implementation = row["decision"]["implementation"]
+      self.assertEqual(implementation, dot.decision.implementation)
     self.assertLen(parsed["not_block_scaled"], 6)
     self.assertEqual(parsed["summary"]["products"], 12)
     self.assertNotEmpty(parsed["quantizations"])
@@ -239,8 +243,7 @@ class ModelTest(parameterized.TestCase):
       y = jp.block_scaled_dot(x, w)
       return y, jp.block_scaled_dot(x, w)
 
-    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
-    text = jp.explain(function, X, w, target=B200).details()
+    text = jp.explain(function, X, W, target=B200).details()
     self.assertEqual(text.count("not cpu:"), 1)
     self.assertIn("\n    as [0]", text)
 
@@ -441,11 +444,7 @@ class EstimateTest(parameterized.TestCase):
     (B200, jp.MXFP8, 4500),
     (H200, jp.NVFP4, 989),
     (jp.named_target("mi355x"), jp.MXFP4, 2517),
-    (
-      jp.named_target("mi355x").with_library(targets.JAX_TRITON),
-      jp.MXFP4,
-      10066,
-    ),
+    (LOWERED_MI355X, jp.MXFP4, 10066),
   )
   def test_time_of_a_large_product(self, target, format, tera_flops):
     x = jax.eval_shape(
@@ -461,10 +460,8 @@ class EstimateTest(parameterized.TestCase):
     )
 
   def test_trips_multiply_the_total(self):
-    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
-
     def function(x):
-      body = lambda x, _: (jp.block_scaled_dot(x, w), None)
+      body = lambda x, _: (jp.block_scaled_dot(x, W), None)
       return jax.lax.scan(body, x, length=8)[0]
 
     explanation = jp.explain(function, X, target=H200)
@@ -475,8 +472,7 @@ class EstimateTest(parameterized.TestCase):
     self.assertAlmostEqual(figures["seconds"], 8 * one.seconds)
 
   def test_device_without_published_figures_has_no_time(self):
-    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
-    explanation = jp.explain(jp.block_scaled_dot, X, w, target=CPU)
+    explanation = jp.explain(jp.block_scaled_dot, X, W, target=CPU)
     self.assertIsNone(explanation.summary()["seconds"])
     self.assertNotIn("estimate", explanation.details())
 
@@ -531,8 +527,7 @@ class EstimateTest(parameterized.TestCase):
 
   def test_gpu_without_published_figures_is_named(self):
     target = targets.Target(name="NVIDIA GH200 480GB", platform="cuda")
-    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
-    explanation = jp.explain(jp.block_scaled_dot, X, w, target=target)
+    explanation = jp.explain(jp.block_scaled_dot, X, W, target=target)
     self.assertIsNone(explanation.summary()["seconds"])
     self.assertIn(
       "no estimate: jaxplugin has no published figures for NVIDIA GH200 480GB",
@@ -566,6 +561,9 @@ class FlopsTest(absltest.TestCase):
       for rows in (self.M, self.N)
     ]
 
+  def explain(self, target):
+    return jp.explain(jp.block_scaled_dot, *self.operands(), target=target)
+
   def xla(self, function, *shapes):
     """Returns XLA's figures for a program of f32 arrays."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -576,17 +574,13 @@ class FlopsTest(absltest.TestCase):
       lambda a, b: a @ b.T, (self.M, self.K), (self.N, self.K)
     )
     self.assertEqual(expected["flops"], 2 * self.M * self.N * self.K)
-    explanation = jp.explain(
-      jp.block_scaled_dot, *self.operands(), target=self.H100
-    )
+    explanation = self.explain(self.H100)
     self.assertEqual(explanation.flops, expected["flops"])
     added = explanation.add_flops({"flops": -1.0, "bytes accessed": 3.0})
     self.assertEqual(added, {"flops": expected["flops"], "bytes accessed": 3.0})
 
   def test_dots_that_xla_sees_are_not_added(self):
-    explanation = jp.explain(
-      jp.block_scaled_dot, *self.operands(), target=self.CPU
-    )
+    explanation = self.explain(self.CPU)
     self.assertEqual(explanation.add_flops({"flops": 7.0}), {"flops": 7.0})
     self.assertEqual(explanation.flops, 2 * self.M * self.N * self.K)
 
@@ -647,9 +641,7 @@ class FlopsTest(absltest.TestCase):
     )
 
   def test_cost_without_flops_is_refused(self):
-    explanation = jp.explain(
-      jp.block_scaled_dot, *self.operands(), target=self.H100
-    )
+    explanation = self.explain(self.H100)
     with self.assertRaisesRegex(
       ValueError, "cost must have \"flops\", got \\['bytes accessed'\\]"
     ):

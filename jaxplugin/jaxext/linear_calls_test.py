@@ -125,5 +125,84 @@ class LinearCallTest(parameterized.TestCase):
     )
 
 
+# The function is a * x + b * y. Its transpose also multiplies by 10, so that
+# the result shows which of the two ran.
+@dataclasses.dataclass(frozen=True)
+class Combination(linear_calls.Linear):
+  def apply(self, linear, constants):
+    (x, y), (a, b) = linear, constants
+    return a * x + b * y
+
+  def transpose(self, wanted, g, constants):
+    return [
+      10 * c * g if is_wanted else None
+      for c, is_wanted in zip(constants, wanted, strict=True)
+    ]
+
+
+def combine(x, y, a, b):
+  return linear_calls.linear_call(Combination(), [x, y], [a, b])
+
+
+P, Q, C, D, H = (np.arange(3, dtype=np.float32) + i for i in range(1, 6))
+
+
+class TransposeTest(absltest.TestCase):
+  def test_value_with_and_without_jit(self):
+    for function in (combine, jax.jit(combine)):
+      np.testing.assert_array_equal(function(P, Q, C, D), C * P + D * Q)
+
+  def test_reverse_mode_runs_the_transpose(self):
+    _, vjp = jax.vjp(lambda x, y: combine(x, y, C, D), P, Q)
+    np.testing.assert_array_equal(vjp(H), [10 * C * H, 10 * D * H])
+    _, vjp = jax.vjp(lambda y: combine(P, y, C, D), Q)
+    np.testing.assert_array_equal(vjp(H), [10 * D * H])
+
+  def test_forward_mode_runs_the_function(self):
+    combined = lambda *args: jax.jvp(combine, args, (H, P, Q, 2 * P))[1]
+    expected = C * H + D * P + P * Q + 2 * Q * P
+    for function in (combined, jax.jit(combined)):
+      np.testing.assert_array_equal(function(P, Q, C, D), expected)
+    _, tangent = jax.jvp(lambda y: combine(P, y, C, D), (Q,), (H,))
+    np.testing.assert_array_equal(tangent, D * H)
+
+  def test_derivative_by_a_constant_is_that_of_the_function(self):
+    _, vjp = jax.vjp(lambda a: combine(P, Q, a, D), C)
+    np.testing.assert_array_equal(vjp(H), [P * H])
+
+  def test_transpose_is_differentiated_like_any_function(self):
+    gradient = lambda a: jax.grad(lambda x: combine(x, Q, a, D).sum())(P)
+    _, tangent = jax.jvp(gradient, (C,), (H,))
+    np.testing.assert_array_equal(tangent, 10 * H)
+
+  def test_vmap_maps_both_and_sums_what_is_the_same_for_all(self):
+    mapped = jax.vmap(combine, in_axes=(None, 1, 0, None))
+    y, a = np.stack([Q, 2 * Q], axis=1), np.stack([C, 3 * C])
+    expected = np.stack([C * P + D * Q, 3 * C * P + 2 * D * Q])
+    np.testing.assert_array_equal(mapped(P, y, a, D), expected)
+    g = np.stack([H, 2 * H])
+    for f in (mapped, jax.jit(mapped)):
+      _, vjp = jax.vjp(lambda x, y, f=f: f(x, y, a, D), P, y)
+      x_grad, y_grad = vjp(g)
+      np.testing.assert_array_equal(x_grad, 10 * (C * H + 3 * C * 2 * H))
+      np.testing.assert_array_equal(
+        y_grad, np.stack([10 * D * H, 10 * D * 2 * H], axis=1)
+      )
+
+  def test_scan_and_checkpoint_run_the_transpose(self):
+    def loss(x):
+      step = jax.checkpoint(lambda x, _: (combine(x, Q, C, D), None))
+      return jax.lax.scan(step, x, length=2)[0].sum()
+
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(P), 100 * C * C)
+
+  def test_zero_cotangent_is_zero(self):
+    def loss(x):
+      combine(x, Q, C, D)
+      return jnp.sum(x)
+
+    np.testing.assert_array_equal(jax.grad(loss)(P), np.ones(3))
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -1,10 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_dots` of functions whose weights are quantized already."""
+"""`quantize_dots` of functions whose weights are quantized already.
+
+Also in loops, branches and checkpoints.
+"""
 
 import dataclasses
 import functools
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +18,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
+from jaxplugin.testing import transformations
 
 MXFP8 = jp.training.MXFP8_RECIPE
 NVFP4 = dataclasses.replace(jp.training.NVFP4_RECIPE, stochastic_rounding=False)
@@ -25,6 +30,8 @@ PARAMS = {
 }
 X = jnp.asarray(RNG.normal(size=(16, 64)), jnp.float32)
 NUMBERS = (((1,), (0,)), ((), ()))
+ROWS = jnp.asarray(RNG.normal(size=(16, 32)), jnp.float32)
+WEIGHTS = jnp.asarray(RNG.normal(size=(4, 32, 32)), jnp.float32)
 
 
 def by_matmul(params, x):
@@ -116,14 +123,6 @@ class OperandsTest(parameterized.TestCase):
     actual = quantized(jp.quantize_operand(w, MXFP8), X)
     np.testing.assert_array_equal(actual, quantized(w, X))
 
-  def test_weights_are_not_quantized_again(self):
-    quantized = jp.quantize_dots(by_matmul, MXFP8)
-    anew, once = (
-      str(jax.make_jaxpr(quantized)(params, X)).count("quantize")
-      for params in (PARAMS, operands_of(MXFP8))
-    )
-    self.assertLess(once, anew)
-
   @pytest.mark.full
   def test_through_quantize_operand_and_microbatches(self):
     def step(params, batches):
@@ -150,6 +149,164 @@ class OperandsTest(parameterized.TestCase):
     quantized = jp.quantize_dots(function, MXFP8, params="w")
     actual = quantized(X, w=jp.quantize_operand(w, MXFP8))
     np.testing.assert_array_equal(actual, quantized(X, w=w))
+
+
+def by_scan(layer):
+  return lambda p, x: lax.scan(lambda c, w: (layer(c, w), None), x, p)[0]
+
+
+def by_unrolled_scan_of_checkpoints(layer):
+  layer = jax.checkpoint(layer)
+
+  def function(p, x):
+    return lax.scan(lambda c, w: (layer(c, w), None), x, p, unroll=2)[0]
+
+  return function
+
+
+def by_checkpoint_of_scan_of_jitted(layer):
+  policy = jax.checkpoint_policies.dots_saveable
+  return jax.checkpoint(by_scan(jax.jit(layer)), policy=policy)
+
+
+def by_scan_in_a_scan(layer):
+  def function(p, x):
+    again = lambda c, _: (by_scan(layer)(p, c), None)
+    return lax.scan(again, x, None, length=2)[0]
+
+  return function
+
+
+def by_constant_of_scan(layer):
+  return lambda p, x: lax.scan(
+    lambda c, _: (layer(c, p), None), x, None, length=3
+  )[0]
+
+
+def by_cond(layer):
+  other = lambda x, p: jnp.sin(layer(2 * x, p))
+  return lambda p, x: lax.switch(
+    jnp.int32(x[0, 0] > 9), [layer, other, lambda x, p: x], x, p
+  )
+
+
+def by_constrained(layer):
+  constrained = lambda p: lax.with_sharding_constraint(
+    p, jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  )
+  return jax.jit(lambda p, x: layer(x, constrained(p)))
+
+
+class NestedTest(parameterized.TestCase):
+  def check(self, around, weights, recipe, key=None):
+    """Bits are those without copies, which nothing makes again."""
+    layer = around(lambda x, w: jnp.tanh(x @ w))
+    loss = lambda p, x: jnp.sum(jnp.sin(layer(p, x)))
+    quantized = jp.quantize_dots(loss, recipe, key=key)
+    make = functools.partial(jp.quantize_operand, recipe=recipe)
+    in_turn = jax.vmap(make) if key is None else lambda w: lax.map(make, w)
+    made = jax.jit(make if weights.ndim == 2 else in_turn)(weights)
+    once = jp.quantize_dots(jax.value_and_grad(loss, (0, 1)), recipe, key=key)
+    if key is not None:  # keys are numbered otherwise there
+      once = lambda made, x: jax.value_and_grad(
+        lambda w, x: quantized(made.with_primal(w), x), (0, 1)
+      )(made.primal, x)
+
+    anew = jax.value_and_grad(quantized, (0, 1))
+    value, grads = jax.jit(once)(made, ROWS)
+    expected = jax.jit(anew)(weights, ROWS)
+    jax.tree.map(np.testing.assert_array_equal, (value, grads), expected)
+    self.assertGreater(np.abs(expected[1][0]).max(), 0)
+    self.assertEqual(set(quantized_shapes(once, made, ROWS)), {ROWS.shape})
+    self.assertIn(WEIGHTS.shape[1:], quantized_shapes(anew, weights, ROWS))
+
+  @parameterized.parameters(
+    (by_scan, WEIGHTS),
+    (by_unrolled_scan_of_checkpoints, WEIGHTS),
+    (by_checkpoint_of_scan_of_jitted, WEIGHTS),
+    (by_scan_in_a_scan, WEIGHTS),
+    (by_constant_of_scan, WEIGHTS[0]),
+    (by_cond, WEIGHTS[0]),
+    (by_constrained, WEIGHTS[0]),
+  )
+  @pytest.mark.sample(6)
+  def test_bits_of_quantizing_anew(self, around, weights):
+    self.check(around, weights, MXFP8)
+
+  @parameterized.parameters((by_scan, WEIGHTS), (by_cond, WEIGHTS[0]))
+  @pytest.mark.full
+  def test_keys_and_global_scales(self, around, weights):
+    recipe = jp.training.NVFP4_RECIPE
+    self.check(around, weights, recipe, key=jax.random.key(3))
+
+  def test_while_loops_of_one_weight(self):
+    def function(w, x):
+      go_on = lambda c: (c[0] < 3) & (jnp.max(c[1] @ w) < 1e9)
+      trip = lambda c: (c[0] + 1, jnp.tanh(c[1] @ w))
+      return lax.while_loop(go_on, trip, (0, x))[1]
+
+    w = WEIGHTS[0]
+    quantized = jax.jit(jp.quantize_dots(function, NVFP4))
+    made = jp.quantize_operand(w, NVFP4)
+    np.testing.assert_array_equal(quantized(made, ROWS), quantized(w, ROWS))
+    self.assertEqual(set(quantized_shapes(quantized, made, ROWS)), {ROWS.shape})
+    of = lambda w: jnp.sum(quantized(made.with_primal(w), ROWS))
+    with self.assertRaisesRegex(ValueError, "Reverse-mode"):  # JAX's own
+      jax.grad(of)(w)
+
+
+class Layer(flax.linen.Module):
+  @flax.linen.compact
+  def __call__(self, x, _):
+    return x + jnp.tanh(flax.linen.Dense(32)(x)), None
+
+
+class ModelsTest(absltest.TestCase):
+  def test_microbatches_of_a_scan_over_checkpointed_layers(self):
+    layers = flax.linen.scan(
+      flax.linen.remat(Layer),
+      variable_axes={"params": 0},
+      split_rngs={"params": True},
+      length=3,
+    )()
+    params = layers.init(jax.random.key(0), ROWS, None)
+    loss = lambda p, x: jnp.square(layers.apply(p, x, None)[0]).mean()
+    quantized = jp.quantize_dots(loss, MXFP8)
+    make = lambda w: jp.quantize_operand(w, MXFP8)
+
+    def step(quantize, params, batches):
+      made = jax.tree.map(quantize, params)
+
+      def microbatch(total, x):
+        of = lambda p: quantized(jp.training.with_primals(made, p), x)
+        return jax.tree.map(jnp.add, total, jax.grad(of)(params)), None
+
+      zeros = jax.tree.map(jnp.zeros_like, params)
+      return lax.scan(microbatch, zeros, batches)[0]
+
+    once = functools.partial(
+      step, lambda w: lax.map(make, w) if w.ndim == 3 else w
+    )
+    anew = functools.partial(step, lambda w: w)
+    batches = jnp.stack([ROWS, ROWS[::-1]])
+    expected = jax.jit(anew)(params, batches)
+    actual = jax.jit(once)(params, batches)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    counts = [
+      quantized_shapes(f, params, batches).count((32, 32)) for f in (once, anew)
+    ]
+    # Outside of the microbatches; without, in each pass of each microbatch.
+    self.assertEqual(counts[0], 1)
+    self.assertGreater(counts[1], 1)
+
+
+def quantized_shapes(function, *args):
+  """Shapes of what a function quantizes, at any depth."""
+  return [
+    eqn.invars[0].aval.shape
+    for eqn in transformations.equations(jax.make_jaxpr(function)(*args).jaxpr)
+    if eqn.primitive.name == "block_quantize"
+  ]
 
 
 class ErrorsTest(parameterized.TestCase):

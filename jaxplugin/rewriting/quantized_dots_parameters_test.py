@@ -85,6 +85,7 @@ LAYOUTS = {
     )(w),
   ),
   "stack": lambda w, x: dot(x, jnp.stack([w, w])[1]),
+  "concatenate": lambda w, x: dot(x, jnp.concatenate([w[:32], w[32:]])),
   "unstack": lambda w, x: dot(x, jnp.unstack(w[None])[0]),
   "tile": lambda w, x: dot(x, jnp.tile(w, (1, 2))),
   "pad": lambda w, x: dot(x, jnp.pad(w, ((0, 0), (0, 64)))),

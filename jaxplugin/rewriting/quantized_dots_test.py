@@ -325,16 +325,6 @@ class KeysTest(parameterized.TestCase):
     by_rows = np.asarray(jax.jit(jax.grad(quantized, 1))(w, x))
     self.assertLen(np.unique(by_rows.reshape(4, -1), axis=0), 4)
 
-  @pytest.mark.full
-  def test_layers_have_keys_of_their_own(self):
-    # The second dot by the first one's key has other bits.
-    expected = two_layers(by_hand(KEYED, 0), by_hand(KEYED, 0))
-    quantized = jp.quantize_dots(two_layers(plain, plain), KEYED, key=KEY)
-    same = jax.jit(jax.grad(expected))(W, X) == jax.jit(jax.grad(quantized))(
-      W, X
-    )
-    self.assertFalse(bool(same.all()))
-
   def test_key_after_a_cond_is_that_of_none_of_its_branches(self):
     def model(first, second, third):
       def f(w, x):
@@ -425,13 +415,6 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(KeyError, "mine"):
       jp.quantize_dots(f, MXFP8)(W, X)
     self.assertNotIn("bind", vars(lax.dot_general_p))
-
-  @pytest.mark.full
-  def test_quantized_recipe_by_dataclasses_replace(self):
-    recipe = dataclasses.replace(NVFP4, stochastic_rounding=False)
-    f = jax.jit(gradient(jp.quantize_dots(two_layers(plain, plain), recipe)))
-    hand = two_layers(by_hand(recipe), by_hand(recipe))
-    assert_same(f(W, X), jax.jit(gradient(hand))(W, X))
 
   @parameterized.parameters((-1,), (-2,), (-3,), ((0, -2),))
   def test_positions_of_parameters_are_counted_from_0(self, params):

@@ -365,13 +365,6 @@ class SourcesTest(parameterized.TestCase):
     )
     self.assertRegex(str(caught[0].message), "is older than the sources")
 
-  @needs_library
-  def test_loading_a_library_of_the_sources_does_not_warn(self):
-    with warnings.catch_warnings():
-      warnings.simplefilter("error")
-      with mock.patch.object(library, "stale_reason", return_value=""):
-        library.load(jax.ffi.include_dir())
-
 
 if __name__ == "__main__":
   absltest.main()

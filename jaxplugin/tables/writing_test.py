@@ -197,7 +197,9 @@ class FaultTest(Folder):
 
 
 class KilledWritersTest(Folder):
-  def killed(self, kills, rows, seed):
+  @pytest.mark.full
+  def test_writers_killed_at_random_lose_no_row_and_readers_read_whole(self):
+    kills, rows, seed = 300, 100, 1
     command = [sys.executable, "-m", "jaxplugin.testing.measured.table_writers"]
     out = subprocess.run(
       [*command, *map(str, (self.folder, kills, rows, seed))],
@@ -210,14 +212,6 @@ class KilledWritersTest(Folder):
     self.assertEqual(found["wrong_reads"], [])
     for file in found["files"]:
       self.assertNotIn("new", file)
-
-  @pytest.mark.full
-  def test_writers_killed_at_random_lose_no_row_and_readers_read_whole(self):
-    self.killed(kills=20, rows=5, seed=0)
-
-  @pytest.mark.full
-  def test_hundreds_of_writers_killed_at_random(self):
-    self.killed(kills=300, rows=100, seed=1)
 
 
 if __name__ == "__main__":

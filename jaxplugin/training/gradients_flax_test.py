@@ -97,26 +97,40 @@ def assert_close_and_not_zero(actual, expected):
     np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE * largest)
 
 
-class NnxTest(parameterized.TestCase):
+def nnx_model(layer):
+  """A function of parameters and x, and the parameters."""
+  graph, params = nnx.split(layer, nnx.Param)
+  return lambda params, x: nnx.merge(graph, params)(x), params
+
+
+def linen_model(layer):
+  return layer.apply, layer.init(jax.random.key(0), X)
+
+
+class LayersTest(parameterized.TestCase):
   @parameterized.parameters(
-    *((name, jp.MXFP8) for name in nnx_layers()), ("linear", jp.NVFP4)
+    *((linen_model, linen_layers, name, jp.MXFP8) for name in linen_layers()),
+    (linen_model, linen_layers, "dense", jp.NVFP4),
+    *((nnx_model, nnx_layers, name, jp.MXFP8) for name in nnx_layers()),
+    (nnx_model, nnx_layers, "linear", jp.NVFP4),
   )
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_values_and_gradients_are_those_of_quantized_products(
-    self, name, format
+    self, model, layers, name, format
   ):
     results = []
+    params = None
     for dot_general in dots(format):
-      layer = nnx_layers()[name](dot_general)
-      graph, params = nnx.split(layer, nnx.Param)
+      apply, own = model(layers()[name](dot_general))
+      params = own if params is None else params
       # Not symmetric: the gradients of a plain sum over tokens would cancel.
-      loss = lambda p, x, graph=graph: (
-        jnp.sin(3 * nnx.merge(graph, p)(x)).sum()
-      )
+      loss = lambda p, x, apply=apply: jnp.sin(3 * apply(p, x)).sum()
       grads = jax.grad(loss, argnums=(0, 1))(params, jnp.asarray(X))
-      results.append((layer(X), grads))
+      results.append((apply(params, X), grads))
     assert_close_and_not_zero(*jax.tree.map(np.asarray, results))
 
+
+class NnxTest(absltest.TestCase):
   @pytest.mark.full
   def test_einsum_takes_it(self):
     einsum = functools.partial(
@@ -166,25 +180,7 @@ class NnxTest(parameterized.TestCase):
     self.assertLess(second, first)
 
 
-class LinenTest(parameterized.TestCase):
-  @parameterized.parameters(
-    *((name, jp.MXFP8) for name in linen_layers()), ("dense", jp.NVFP4)
-  )
-  @pytest.mark.sample(1)
-  def test_values_and_gradients_are_those_of_quantized_products(
-    self, name, format
-  ):
-    params = linen_layers()[name](jax.lax.dot_general).init(
-      jax.random.key(0), X
-    )
-    results = []
-    for dot_general in dots(format):
-      layer = linen_layers()[name](dot_general)
-      loss = lambda p, x, layer=layer: jnp.sin(3 * layer.apply(p, x)).sum()
-      grads = jax.grad(loss, argnums=(0, 1))(params, jnp.asarray(X))
-      results.append((layer.apply(params, X), grads))
-    assert_close_and_not_zero(*results)
-
+class LinenTest(absltest.TestCase):
   @pytest.mark.full
   def test_attention_multiplies_scores_and_values_by_it(self):
     rng = np.random.default_rng(2)

@@ -167,6 +167,9 @@ class FunctionsTest(absltest.TestCase):
       lambda: jp.dot_general(recipe=training.NVFP4_RECIPE, weight="lhs"),
       lambda: jp.dot_general(recipe=RECIPE, weight="lhs"),
     )
+    by_name = jp.dot_general("mxfp8", "nvfp4", grad_format="mxfp4")
+    by_format = jp.dot_general(jp.MXFP8, jp.NVFP4, grad_format=jp.MXFP4)
+    self.assertEqual(by_name, by_format)
     made = [(make(), make()) for make in makers]
     for first, second in made:
       self.assertIsNot(first, second)

@@ -352,6 +352,12 @@ class ResidualsTest(parameterized.TestCase):
     self.assertEqual(counts, [1 + 4 + 2, 1 + 4 + 2, 1 + 4 + 2 + 1])
 
 
+PLAIN_WEIGHTS = training.Recipe(
+  activation_format="mxfp8", weight_format=None, grad_format=None
+)
+PLAIN_DGRAD = dataclasses.replace(training.MXFP8_RECIPE, quantize_dgrad=False)
+
+
 class ErrorsTest(parameterized.TestCase):
   @parameterized.parameters(
     ({"role": "weights"}, ValueError, "'weight', 'activation'.*'weights'"),
@@ -362,15 +368,7 @@ class ErrorsTest(parameterized.TestCase):
     ({"recipe": 8}, TypeError, "recipe must be a .*Recipe, .* got 8"),
     ({"recipe": "fp3"}, ValueError, "fp3.*mxfp8"),
     ({"x": W.astype(int)}, TypeError, "x must be float32, .* got int32"),
-    (
-      {
-        "recipe": training.Recipe(
-          activation_format="mxfp8", weight_format=None, grad_format=None
-        )
-      },
-      TypeError,
-      "recipe must quantize weights",
-    ),
+    ({"recipe": PLAIN_WEIGHTS}, TypeError, "recipe must quantize weights"),
   )
   def test_arguments(self, changes, error, message):
     kwargs = {"x": W, "recipe": "mxfp8", **changes}
@@ -379,41 +377,14 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     # Quantized for the other side, dimension, recipe or rounding.
-    (
-      {"role": "activation"},
-      {},
-      "rhs must be quantized with role=.weight.*role=.weight. to quantize_",
-    ),
-    (
-      {"contracting": 1},
-      {},
-      r"contracting dimensions \[0\].* for \[1\] and \[\]",
-    ),
-    (
-      {"recipe": "mxfp4"},
-      {},
-      "forward pass needs rhs as mxfp8 along .*got mxfp4 along",
-    ),
-    (
-      {"recipe": training.NVFP4_RECIPE},
-      {"weight_format": "nvfp4"},
-      "as nvfp4 along .* up, got nvfp4 along .* in square blocks",
-    ),
-    (
-      {},
-      {"dgrad_hadamard": 32},
-      "backward pass needs rhs .* groups of 32, got",
-    ),
-    (
-      {
-        "recipe": dataclasses.replace(
-          training.MXFP8_RECIPE, quantize_dgrad=False
-        )
-      },
-      {},
-      "backward pass needs rhs as mxfp8 .* got nothing",
-    ),
-  )
+    ({"role": "activation"}, {}, "role=.weight.*role=.weight. to quantize_"),
+    ({"contracting": 1}, {}, r"dimensions \[0\].* for \[1\] and \[\]"),
+    ({"recipe": "mxfp4"}, {}, "needs rhs as mxfp8 along .*got mxfp4 along"),
+    ({"recipe": training.NVFP4_RECIPE}, {"weight_format": "nvfp4"},
+     "as nvfp4 along .* up, got nvfp4 along .* in square blocks"),
+    ({}, {"dgrad_hadamard": 32}, "backward pass .* rhs .* groups of 32, got"),
+    ({"recipe": PLAIN_DGRAD}, {}, "backward .* rhs as mxfp8 .* got nothing"),
+  )  # fmt: skip
   def test_what_was_quantized_for_another_call(self, made, recipe, message):
     w = jp.quantize_operand(
       **{"x": normal(9, 64, 64), "recipe": training.MXFP8_RECIPE, **made}

@@ -169,23 +169,6 @@ class ProductsTest(parameterized.TestCase):
       np.testing.assert_array_equal(a, e)
 
   @pytest.mark.full
-  def test_codes_of_g_for_wgrad_are_those_of_dot_general(self):
-    # x is the identity, so the gradient of the weights is the rounded g.
-    recipe = dataclasses.replace(
-      training.NVFP4_RECIPE, activation_format=None, wgrad_hadamard=None
-    )
-    g = _fixed_point(3, _K, _N)
-    x, w = np.eye(_K, dtype=np.float32), _fixed_point(1, 1, _N, _K)
-    sizes = np.array([_K], np.int32)
-    dense = jp.dot_general(recipe=recipe, weight="rhs")
-    numbers = ((1,), (1,)), ((), ())
-    _, pull = _vjp(lambda w: _dot(recipe, sizes=sizes)(x, w), w)
-    _, dense_pull = _vjp(lambda w: dense(x, w, numbers, key=_KEY), w[0])
-    (ours,), (theirs,) = _pulled(pull, g), _pulled(dense_pull, g)
-    np.testing.assert_array_equal(ours[0], theirs)
-    self.assertTrue((g != np.asarray(theirs).T).any())
-
-  @pytest.mark.full
   def test_a_group_is_of_no_concern_to_another(self):
     x, w, g = _arrays()
     step = _step(_dot(training.MXFP8_RECIPE))

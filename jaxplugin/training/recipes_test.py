@@ -1,15 +1,22 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: what they are, and what they refuse to be."""
+"""Recipes: their formulas, transformations and errors.
+
+At equal keys, transformations give equal bits: sums of products of so few bits
+are exact in f32, in any order.
+"""
 
 import dataclasses
+import functools
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 
 import jaxplugin as jp
 from jaxplugin.testing.oracles import gradients_oracle
@@ -19,10 +26,10 @@ training = jp.training
 MATMUL = (((1,), (0,)), ((), ()))
 
 
-def fixed_point(seed, *shape):
-  """Normal numbers, of 2^-10: sums of a group are exact in f32."""
+def fixed_point(seed, *shape, bits=10):
+  """Normal numbers, of 2^-bits: sums of a group are exact in f32."""
   x = np.random.default_rng(seed).normal(size=shape)
-  return (np.round(x * 1024) / 1024).astype(np.float32)
+  return (np.round(x * 2**bits) / 2**bits).astype(np.float32)
 
 
 X, W, G = fixed_point(0, 40, 96), fixed_point(1, 96, 72), fixed_point(2, 40, 72)
@@ -286,7 +293,6 @@ class ArgumentsTest(absltest.TestCase):
 
   def test_a_name_is_a_format_everywhere_and_no_named_recipe(self):
     w = jnp.ones((64, 64))
-    numbers = (((1,), (0,)), ((), ()))
     expected = training.recipes.resolve("f", "recipe", "nvfp4")
     self.assertEqual(
       expected,
@@ -299,7 +305,7 @@ class ArgumentsTest(absltest.TestCase):
       jp.dot_general(recipe="nvfp4", weight="rhs"),
       jp.quantize_dots(lambda w, x, *_: x @ w, "nvfp4", params=1),
     ):
-      jax.make_jaxpr(jax.grad(lambda w, dot=dot: dot(w, w, numbers).sum()))(w)
+      jax.make_jaxpr(jax.grad(lambda w, dot=dot: dot(w, w, MATMUL).sum()))(w)
     sizes = jnp.array([64], jnp.int32)
     jax.make_jaxpr(
       jax.grad(
@@ -331,12 +337,6 @@ class ArgumentsTest(absltest.TestCase):
         recipe=recipe, weight="rhs"
       )(X, W, MATMUL, key=7),
     }
-    for pattern, call in type_errors.items():
-      with (
-        self.subTest(pattern),
-        self.assertRaisesRegex(TypeError, f"dot_general: .*{pattern}"),
-      ):
-        call()
     value_errors = {
       'weight must be "lhs", "rhs" or None, got 1': lambda: make(
         recipe=recipe, weight=1
@@ -345,12 +345,13 @@ class ArgumentsTest(absltest.TestCase):
         jp.NVFP4, jp.NVFP4, scale_rounding="floor"
       ),
     }
-    for pattern, call in value_errors.items():
-      with (
-        self.subTest(pattern),
-        self.assertRaisesRegex(ValueError, f"dot_general: .*{pattern}"),
-      ):
-        call()
+    for error, rows in ((TypeError, type_errors), (ValueError, value_errors)):
+      for pattern, call in rows.items():
+        with (
+          self.subTest(pattern),
+          self.assertRaisesRegex(error, f"dot_general: .*{pattern}"),
+        ):
+          call()
     make(jp.NVFP4, jp.NVFP4, grad_format=jp.MXFP8, scale_rounding="floor")
 
   def test_missing_key_is_an_error_where_a_gradient_is_rounded(self):
@@ -369,6 +370,192 @@ class ArgumentsTest(absltest.TestCase):
     )
     function = jp.dot_general(recipe=exact, weight="rhs")
     jax.make_jaxpr(jax.grad(loss))(X, W)
+
+
+NVFP4 = training.NVFP4_RECIPE
+# Compiled in less time.
+ROUNDED = dataclasses.replace(
+  training.MXFP8_RECIPE, stochastic_rounding=True, weight_2d=True
+)
+NUM_DEVICES = 4
+
+
+# Each of three products.
+XS, WS, GS = (
+  fixed_point(seed, *shape, bits=6)
+  for seed, shape in enumerate(((3, 40, 64), (3, 64, 48), (3, 40, 48)))
+)
+KEYS = jax.random.split(jax.random.key(5), 3)
+
+
+def loss_of(recipe, wrap=lambda f: f):
+  """sum(g * x w): its gradients are the backward products of g."""
+  function = jp.dot_general(recipe=recipe, weight="rhs")
+  dot = wrap(lambda x, w, key: function(x, w, MATMUL, key=key))
+  return lambda x, w, g, key: (dot(x, w, key) * g).sum()
+
+
+def assert_same(actual, expected):
+  for a, e in zip(actual, expected, strict=True):
+    np.testing.assert_array_equal(a, e)
+
+
+@functools.cache
+def grad_of(recipe):
+  return jax.jit(jax.grad(loss_of(recipe), (0, 1)))
+
+
+@functools.cache
+def plain():
+  """Gradients of each of three products."""
+  grad = grad_of(NVFP4)
+  each = [grad(*args) for args in zip(XS, WS, GS, KEYS, strict=True)]
+  return [np.stack(x) for x in zip(*each, strict=True)]
+
+
+class TransformationsTest(parameterized.TestCase):
+  @pytest.mark.full
+  def test_vmap_of_the_gradient_is_the_loop(self):
+    actual = jax.jit(jax.vmap(jax.grad(loss_of(NVFP4), (0, 1))))(
+      XS, WS, GS, KEYS
+    )
+    assert_same(actual, plain())
+
+  @pytest.mark.full
+  def test_gradient_of_vmap_is_the_loop_with_raw_keys_too(self):
+    each = jax.vmap(loss_of(NVFP4))
+    total = lambda x, w, g, keys: each(x, w, g, keys).sum()
+    data = jax.random.key_data(KEYS)
+    assert_same(jax.jit(jax.grad(total, (0, 1)))(XS, WS, GS, data), plain())
+
+  @pytest.mark.full
+  def test_vmap_with_one_key_is_the_loop_with_that_key(self):
+    grad = jax.grad(loss_of(NVFP4), (0, 1))
+    mapped = jax.jit(jax.vmap(grad, in_axes=(0, None, 0, None)))
+    actual = mapped(XS, WS[0], GS, KEYS[0])
+    for i in range(3):
+      expected = grad_of(NVFP4)(XS[i], WS[0], GS[i], KEYS[0])
+      assert_same([a[i] for a in actual], expected)
+
+  @pytest.mark.full
+  def test_scan_is_the_loop(self):
+    loss = loss_of(NVFP4)
+
+    def total(x, w):
+      step = lambda c, args: (c + loss(*args), None)
+      return jax.lax.scan(step, 0.0, (x, w, GS, KEYS))[0]
+
+    assert_same(jax.jit(jax.grad(total, (0, 1)))(XS, WS), plain())
+
+  @parameterized.parameters(
+    None,
+    jp.checkpoint_policies.dots_saveable,
+    jp.checkpoint_policies.quantized_saveable,
+    jax.checkpoint_policies.everything_saveable,
+  )
+  @pytest.mark.sample(1)
+  def test_remat_changes_no_bit(self, policy):
+    # JAX rounds floats that a policy saves as if their types had an Inf: of
+    # scales of NVFP4 above 240 that would be NaN.
+    wrap = functools.partial(jax.checkpoint, policy=policy)
+    grad = jax.jit(jax.grad(loss_of(NVFP4, wrap), (0, 1)))
+    assert_same(grad(XS[0], WS[0], GS[0], KEYS[0]), [e[0] for e in plain()])
+
+  def test_other_keys_have_other_bits_in_both_gradients(self):
+    actual = grad_of(NVFP4)(XS[0], WS[0], GS[0], KEYS[1])
+    for a, e in zip(actual, plain(), strict=True):
+      self.assertGreater(np.mean(np.asarray(a) != e[0]), 0.5)
+
+  @pytest.mark.full
+  def test_sharded_tokens_are_rounded_as_those_of_one_device(self):
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:NUM_DEVICES]), ("d",))
+    put = lambda x, *spec: jax.device_put(
+      x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    )
+    actual = grad_of(NVFP4)(
+      put(XS[0], "d"), put(WS[0]), put(GS[0], "d"), KEYS[0]
+    )
+    assert_same(actual, [e[0] for e in plain()])
+
+  @parameterized.parameters(True, False)
+  @pytest.mark.full
+  def test_shard_map_rounds_each_shard_by_its_key(self, one_key):
+    if jax.device_count() < 2:
+      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    spec = jax.sharding.PartitionSpec
+    loss = loss_of(ROUNDED)
+
+    @jax.shard_map(
+      mesh=mesh,
+      in_specs=(spec("d"), spec(), spec("d"), spec()),
+      out_specs=(spec("d"), spec()),
+    )
+    def step(x, w, g, key):
+      if not one_key:
+        key = jax.random.fold_in(key, jax.lax.axis_index("d"))
+      of_x, of_w = jax.grad(
+        lambda x, w: loss(x[0], w, g[0], key), argnums=(0, 1)
+      )(x, w)
+      # w is the same on both devices: its gradient is their sum.
+      return of_x, of_w
+
+    actual = jax.jit(step)(XS[:2], WS[0], GS[:2], KEYS[0])
+    grad = jax.jit(jax.grad(loss, (0, 1)))
+    keys = [KEYS[0]] * 2
+    if not one_key:
+      keys = [jax.random.fold_in(KEYS[0], i) for i in range(2)]
+    each = [grad(XS[i], WS[0], GS[i], keys[i]) for i in range(2)]
+    np.testing.assert_array_equal(actual[0], np.stack([e[0] for e in each]))
+    np.testing.assert_array_equal(actual[1], each[0][1] + each[1][1])
+
+
+class LayersTest(absltest.TestCase):
+  """What layers call, with the gradients that the formulas have."""
+
+  def assert_products(self, actual, key):
+    expected = recipes_oracle.products(ROUNDED, XS[0], WS[0], GS[0], key)
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(
+        a, e.value, rtol=0, atol=2.0**-20 * np.abs(e.magnitude).max()
+      )
+
+  def function(self, key):
+    function = jp.dot_general(recipe=ROUNDED, weight="rhs")
+    return functools.partial(function, key=key)
+
+  @pytest.mark.full
+  def test_linen(self):
+    @jax.jit
+    def step(w, x, g, key):
+      layer = flax.linen.Dense(
+        48, use_bias=False, dot_general=self.function(key)
+      )
+      apply = lambda w, x: layer.apply({"params": {"kernel": w}}, x)
+      result, vjp = jax.vjp(apply, w, x)
+      of_w, of_x = vjp(g)
+      return result, of_x, of_w
+
+    self.assert_products(step(WS[0], XS[0], GS[0], KEYS[0]), KEYS[0])
+
+  @pytest.mark.full
+  def test_nnx(self):
+    layer = nnx.Linear(64, 48, use_bias=False, rngs=nnx.Rngs(0))
+    layer.kernel[...] = jnp.asarray(WS[0])
+
+    @nnx.jit
+    def step(layer, x, g, key):
+      def loss(layer, x):
+        layer.dot_general = self.function(key)
+        result = layer(x)
+        return (result * g).sum(), result
+
+      grads, result = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+      return result, grads[1], grads[0].kernel[...]
+
+    self.assert_products(step(layer, XS[0], GS[0], KEYS[0]), KEYS[0])
 
 
 if __name__ == "__main__":

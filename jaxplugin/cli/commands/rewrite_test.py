@@ -21,41 +21,48 @@ from jaxplugin.testing import command_lines
 from jaxplugin.testing import written_modules
 
 B200 = ("--target", "b200", "--cudnn", "9.12")
+CPU = ("--target", "cpu")
+PROCESS = (sys.executable, "-m", "jaxplugin", "rewrite")
+MODULE = written_modules.dot_module()
+REWRITTEN = jp.rewrite(MODULE, jp.named_target("cpu"))
 
 
-class RewriteTest(command_lines.CommandLineTestCase):
+class RewriteTestCase(command_lines.CommandLineTestCase):
+  def setUp(self):
+    super().setUp()
+    self.path = self.write("m.mlir", MODULE)
+
+  def rewrite(self, *options):
+    return self.run_command("rewrite", self.path, *options)
+
+
+class RewriteTest(RewriteTestCase):
   def test_result_goes_to_stdout_and_one_line_a_call_to_stderr(self):
-    path = self.write("m.mlir", written_modules.dot_module())
-    status, out, err = self.run_command("rewrite", path, "--target", "cpu")
+    status, out, err = self.rewrite(*CPU)
     self.assertEqual(status, 0)
-    self.assertEqual(
-      out, jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
-    )
+    self.assertEqual(out, REWRITTEN)
     self.assertEqual(
       err.split(),
-      f"{path}:3:10: __op$block_scaled_dot: mxfp8 x mxfp8 -> float32, batch=1"
-      " m=8 n=16 k=64: xla, now a call to @block_scaled_dot.mxfp8_xla"
-      f" {path}: 1 of 1 calls rewritten for cpu (cpu)".split(),
+      f"{self.path}:3:10: __op$block_scaled_dot: mxfp8 x mxfp8 -> float32,"
+      " batch=1 m=8 n=16 k=64: xla, now a call to @block_scaled_dot.mxfp8_xla"
+      f" {self.path}: 1 of 1 calls rewritten for cpu (cpu)".split(),
     )
 
   def test_call_that_stays_is_told(self):
-    path = self.write("m.mlir", written_modules.dot_module())
-    status, out, err = self.run_command("rewrite", path, *B200)
-    self.assertEqual((status, out), (0, written_modules.dot_module()))
+    status, out, err = self.rewrite(*B200)
+    self.assertEqual((status, out), (0, MODULE))
     err = " ".join(err.split())
     self.assertIn("cudnn, needs no change", err)
     self.assertIn("0 of 1 calls rewritten for b200", err)
     self.assertEndsWith(err, "9.12.0), 1 needs no change")
 
   def test_refused_call_stays_and_its_line_says_why(self):
-    text = written_modules.dot_module()
-    path = self.write("m.mlir", text)
-    status, out, err = self.run_command(
-      "rewrite", path, *B200, "--implementation", "cpu"
-    )
-    self.assertEqual((status, out), (0, text))
+    status, out, err = self.rewrite(*B200, "--implementation", "cpu")
+    self.assertEqual((status, out), (0, MODULE))
     line = " ".join(err.split())
-    self.assertStartsWith(line, f"{path}:3:10: __op$block_scaled_dot: (tensor<")
+    self.assertStartsWith(
+      line, f"{self.path}:3:10: __op$block_scaled_dot: (tensor<"
+    )
     self.assertRegex(
       line, "not changed: .*implementation='cpu' does not support"
     )
@@ -66,27 +73,25 @@ class RewriteTest(command_lines.CommandLineTestCase):
     )
 
   def test_json_says_what_became_of_each_call(self):
-    path = self.write("m.mlir", written_modules.dot_module())
     output = str(self.directory / "out.mlir")
-    arguments = ("rewrite", path, "--target", "cpu", "--json")
-    status, out, err = self.run_command(*arguments, "-o", output)
+    status, out, err = self.rewrite(*CPU, "--json", "-o", output)
     self.assertEqual((status, err), (0, ""))
     (call,) = json.loads(out)["calls"]
-    self.assertEqual(call["source"], f"{path}:3:10")
+    self.assertEqual(call["source"], f"{self.path}:3:10")
     self.assertEqual(call["backend"], "xla")
     self.assertEqual(call["function"], "block_scaled_dot.mxfp8_xla")
+    arguments = ("rewrite", self.path, *CPU, "--json")
     self.check_error(arguments, "--json needs -o OUT")
 
   def test_cudnn_that_is_not_named_is_told(self):
-    path = self.write("m.mlir", written_modules.dot_module())
     notice = "no cuDNN is assumed: "
     for arguments, expected in (
       (("--target", "b200", "--implementation", "xla"), True),
       (("--target", "h100", "--implementation", "xla"), False),
       (B200, False),
-      (("--target", "cpu"), False),
+      (CPU, False),
     ):
-      status, _, err = self.run_command("rewrite", path, *arguments)
+      status, _, err = self.rewrite(*arguments)
       self.assertEqual((status, notice in err), (0, expected))
 
   def test_module_without_calls_comes_out_as_it_is(self):
@@ -98,35 +103,22 @@ class RewriteTest(command_lines.CommandLineTestCase):
 
   def test_standard_input(self):
     status, out, err = self.run_command(
-      "rewrite",
-      "-",
-      "--target",
-      "cpu",
-      stdin=written_modules.dot_module().encode(),
+      "rewrite", "-", *CPU, stdin=MODULE.encode()
     )
     self.assertEqual(status, 0)
-    self.assertEqual(
-      out, jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
-    )
+    self.assertEqual(out, REWRITTEN)
     self.assertStartsWith(err, "<stdin>:3:10: ")
 
   def test_cpu_target_is_one_that_any_process_can_run(self):
-    path = self.write("m.mlir", written_modules.dot_module())
-    _, out, _ = self.run_command("rewrite", path, "--target", "cpu")
+    _, out, _ = self.rewrite(*CPU)
     self.assertNotIn("custom_call", out)
 
   def test_local_device_is_the_default(self):
-    path = self.write("m.mlir", written_modules.dot_module())
-    _, out, _ = self.run_command("rewrite", path)
-    self.assertEqual(
-      out, jp.rewrite(written_modules.dot_module(), jp.detect_target())
-    )
+    _, out, _ = self.rewrite()
+    self.assertEqual(out, jp.rewrite(MODULE, jp.detect_target()))
 
   def test_implementation_and_scale_rounding_are_used(self):
-    path = self.write("m.mlir", written_modules.dot_module())
-    _, out, _ = self.run_command(
-      "rewrite", path, *B200, "--implementation", "xla"
-    )
+    _, out, _ = self.rewrite(*B200, "--implementation", "xla")
     self.assertIn("@block_scaled_dot.mxfp8_xla", out)
     array = written_modules.array
     module = written_modules.call_module(
@@ -145,9 +137,8 @@ class RewriteTest(command_lines.CommandLineTestCase):
   @parameterized.parameters("text", "bytecode", "portable")
   @pytest.mark.sample(1)
   def test_formats(self, format):
-    path = self.write("m.mlir", written_modules.dot_module())
     status, out, _ = self.run_binary(
-      "rewrite", path, "--target", "cpu", "--format", format
+      "rewrite", self.path, *CPU, "--format", format
     )
     self.assertEqual(status, 0)
     start = {
@@ -157,11 +148,10 @@ class RewriteTest(command_lines.CommandLineTestCase):
     }
     self.assertStartsWith(out, start[format])
     # Bytecode keeps the places of the text that was read, which text has not.
-    expected = jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
-    self.assertEqual(str(modules.read(out).module), expected)
+    self.assertEqual(str(modules.read(out).module), REWRITTEN)
 
   def test_format_of_the_input_is_the_default(self):
-    source = modules.read(written_modules.dot_module())
+    source = modules.read(MODULE)
     older = dataclasses.replace(source, version="1.10.0")
     for data in (source.serialize("bytecode"), older.serialize("portable")):
       path = self.write("m.mlirbc", data)
@@ -221,7 +211,6 @@ ENTRY main {
   )
   @pytest.mark.sample(8)
   def test_bad_input_is_one_line_and_status_2(self, line, pattern):
-    self.write("m.mlir", written_modules.dot_module())
     self.write("cpu.mlir", written_modules.cpu_module())
     self.write("bad.mlir", "module {\n func.func @x( }\n")
     self.write(
@@ -232,7 +221,7 @@ ENTRY main {
       "module {\n  func.func @f(%x: tensor<2xf32>) -> tensor<3xf32> {\n"
       "    return %x : tensor<2xf32>\n  }\n}",
     )
-    bytecode = modules.read(written_modules.dot_module()).serialize("bytecode")
+    bytecode = modules.read(MODULE).serialize("bytecode")
     self.write("cut.mlirbc", bytecode[: len(bytecode) // 2])
     self.write("start.mlirbc", bytecode[:3])
     self.write("garbage", b"\xff\xfe\x00")
@@ -247,13 +236,13 @@ ENTRY main {
   @pytest.mark.full
   def test_process_ends_with_one_line_for_a_future_artifact(self):
     # MLIR itself would write to the process's stderr here, not to Python's.
-    data = modules.read(written_modules.dot_module()).serialize("portable")
+    data = modules.read(MODULE).serialize("portable")
     version = data[len(b"ML\xefR\rStableHLO_v") :].split(b".")[0]
     future = data.replace(b"StableHLO_v" + version, b"StableHLO_v9", 1)
     future = future.replace(b"block_scaled_dot", b"block_scaled_do", 1)
     path = self.write("future.mlirbc", future)
     result = subprocess.run(
-      [sys.executable, "-m", "jaxplugin", "rewrite", path, "--target", "cpu"],
+      [*PROCESS, path, *CPU],
       env={**os.environ, "JAX_PLATFORMS": "cpu"},
       capture_output=True,
       text=True,
@@ -286,35 +275,29 @@ ENTRY main {
     self.assertIn("--elide needs --format text", err)
 
 
-class OutputTest(command_lines.CommandLineTestCase):
+class OutputTest(RewriteTestCase):
   def setUp(self):
     super().setUp()
-    self.input = self.write("m.mlir", written_modules.dot_module())
     self.output = str(self.directory / "out.mlir")
 
-  def rewrite(self, output, *options, path=None):
+  def rewrite_to(self, output, *options, path=None):
     return self.run_command(
-      "rewrite", path or self.input, "--target", "cpu", "-o", output, *options
+      "rewrite", path or self.path, *CPU, "-o", output, *options
     )
-
-  def expected(self):
-    return jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
 
   def check_refused(self, pattern, output, *options, path=None):
-    status, out, err = self.rewrite(output, *options, path=path)
+    status, out, err = self.rewrite_to(output, *options, path=path)
     self.assertEqual((status, out), (2, ""))
     self.assertRegex(err, pattern)
-    self.assertEqual(
-      pathlib.Path(self.input).read_text(), written_modules.dot_module()
-    )
+    self.assertEqual(pathlib.Path(self.path).read_text(), MODULE)
     leftovers = [p.name for p in self.directory.iterdir() if p.name[0] == "."]
     self.assertEqual(leftovers, [])
 
   def test_file_is_written_and_nothing_else(self):
-    status, out, err = self.rewrite(self.output)
+    status, out, err = self.rewrite_to(self.output)
     self.assertEqual((status, out), (0, ""))
     self.assertIn("1 of 1 calls rewritten", err)
-    self.assertEqual(pathlib.Path(self.output).read_text(), self.expected())
+    self.assertEqual(pathlib.Path(self.output).read_text(), REWRITTEN)
     names = sorted(path.name for path in self.directory.iterdir())
     self.assertEqual(names, ["m.mlir", "out.mlir"])
     mask = os.umask(0)
@@ -322,36 +305,25 @@ class OutputTest(command_lines.CommandLineTestCase):
     self.assertEqual(os.stat(self.output).st_mode & 0o777, 0o666 & ~mask)
 
   def test_dash_is_stdout(self):
-    status, out, _ = self.rewrite("-")
-    self.assertEqual((status, out), (0, self.expected()))
+    status, out, _ = self.rewrite_to("-")
+    self.assertEqual((status, out), (0, REWRITTEN))
 
   def test_input_is_never_written_over(self):
     link = str(self.directory / "symlink")
-    os.symlink(self.input, link)
+    os.symlink(self.path, link)
     hard = str(self.directory / "hard")
-    os.link(self.input, hard)
+    os.link(self.path, hard)
     other = str(self.directory / "." / "m.mlir")
-    for output in (self.input, link, hard, other):
+    for output in (self.path, link, hard, other):
       for options in ((), ("--force",)):
         self.check_refused("is the input file", output, *options)
-    self.check_refused("is the input file", self.input, "--force", path=link)
+    self.check_refused("is the input file", self.path, "--force", path=link)
 
   @pytest.mark.full
   def test_redirected_input_is_never_written_over(self):
-    with open(self.input, "rb") as file:
+    with open(self.path, "rb") as file:
       result = subprocess.run(
-        [
-          sys.executable,
-          "-m",
-          "jaxplugin",
-          "rewrite",
-          "-",
-          "--target",
-          "cpu",
-          "-o",
-          self.input,
-          "--force",
-        ],
+        [*PROCESS, "-", *CPU, "-o", self.path, "--force"],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdin=file,
         capture_output=True,
@@ -361,25 +333,23 @@ class OutputTest(command_lines.CommandLineTestCase):
       )
     self.assertEqual(result.returncode, 2)
     self.assertIn("is the input file", result.stderr)
-    self.assertEqual(
-      pathlib.Path(self.input).read_text(), written_modules.dot_module()
-    )
+    self.assertEqual(pathlib.Path(self.path).read_text(), MODULE)
 
   def test_what_exists_is_written_over_only_when_forced(self):
     self.write("out.mlir", "precious")
     self.check_refused("out.mlir exists; .*--force", self.output)
     self.assertEqual(pathlib.Path(self.output).read_text(), "precious")
-    status, _, _ = self.rewrite(self.output, "--force")
+    status, _, _ = self.rewrite_to(self.output, "--force")
     self.assertEqual(status, 0)
-    self.assertEqual(pathlib.Path(self.output).read_text(), self.expected())
+    self.assertEqual(pathlib.Path(self.output).read_text(), REWRITTEN)
 
   def test_what_a_link_points_to_stays(self):
     precious = self.write("precious", "precious")
     os.symlink(precious, self.output)
     self.check_refused("exists", self.output)
-    self.assertEqual(self.rewrite(self.output, "--force")[0], 0)
+    self.assertEqual(self.rewrite_to(self.output, "--force")[0], 0)
     self.assertEqual(pathlib.Path(precious).read_text(), "precious")
-    self.assertEqual(pathlib.Path(self.output).read_text(), self.expected())
+    self.assertEqual(pathlib.Path(self.output).read_text(), REWRITTEN)
 
   def test_directory_and_device_are_refused(self):
     for output in (str(self.directory), "/dev/null"):
@@ -391,7 +361,7 @@ class OutputTest(command_lines.CommandLineTestCase):
     self.check_refused(f"error: {output}: No such file or directory", output)
 
   def test_error_leaves_no_output(self):
-    status, _, _ = self.rewrite(
+    status, _, _ = self.rewrite_to(
       self.output, "--implementation", "cudnn", "--strict"
     )
     self.assertEqual(status, 2)

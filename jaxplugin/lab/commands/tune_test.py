@@ -24,7 +24,9 @@ from jaxplugin.tables import reading
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import written_modules
 
-ONE: Final = ("--shapes", "16x256x512", "--formats", "mxfp8")
+MXFP8: Final = ("--formats", "mxfp8")
+ONE: Final = ("--shapes", "16x256x512", *MXFP8)
+H100: Final = ("--target", "h100")
 QUICK: Final = (
   *("--rounds", "5", "--seconds", "0.05", "--processes", "1"),
   *("--workers", "1", "--implementations", "cpu"),
@@ -37,12 +39,13 @@ needs_kernels = unittest.skipIf(
 
 
 class DryRunTest(command_lines.CommandLineTestCase):
+  def dry_run(self, *arguments):
+    return self.run_command("tune", *arguments, "--dry-run")
+
   @parameterized.parameters("h100", "b200", "mi300x")
   @pytest.mark.lab
   def test_candidates_of_a_gpu_that_is_not_here(self, name):
-    status, out, err = self.run_command(
-      "tune", *ONE, "--target", name, "--dry-run"
-    )
+    status, out, err = self.dry_run(*ONE, "--target", name)
     self.assertEqual(status, 0)
     self.assertEqual("no cuDNN is assumed: b200" in err, name == "b200")
     self.assertLess(err.count("\n"), 3)
@@ -52,7 +55,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
       self.assertIn(said, out)
 
   def test_candidates_show_the_fields_in_which_they_differ(self):
-    _, out, _ = self.run_command("tune", *ONE, "--target", "h100", "--dry-run")
+    _, out, _ = self.dry_run(*ONE, *H100)
     (shared,) = [line for line in out.splitlines() if "every config:" in line]
     table = out.partition(shared)[2]
     header = table.partition("triton (default)")[0].split()
@@ -64,9 +67,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
 
   @pytest.mark.lab
   def test_json_has_all_of_it(self):
-    status, out, _ = self.run_command(
-      *("tune", *ONE, "--target", "h100", "--dry-run", "--json")
-    )
+    status, out, _ = self.dry_run(*ONE, *H100, "--json")
     (found,) = json.loads(out)
     self.assertEqual(status, 0)
     self.assertEqual(found["default"]["implementation"], "triton")
@@ -90,9 +91,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
 
     lowered = jax.jit(call).trace(values, scale).lower()
     path = self.write("step.mlir", lowered.as_text())
-    status, out, _ = self.run_command(
-      "tune", "--module", path, "--target", "h100", "--dry-run"
-    )
+    status, out, _ = self.dry_run("--module", path, *H100)
     self.assertEqual(status, 0)
     self.assertIn("mxfp8 x mxfp8 -> float32, batch=1 m=96 n=96 k=64", out)
 
@@ -107,24 +106,17 @@ class DryRunTest(command_lines.CommandLineTestCase):
     )
     self.enter_context(mock.patch.object(sys, "path", [*sys.path]))
     sys.path.insert(0, str(self.directory))
-    status, out, err = self.run_command(
-      *("tune", "--module", "tuned_model:mlp", "--target", "h100"),
-      *("--arg", "bfloat16[3,64]", "--arg", "nvfp4[128,64]"),
-      *("--arg", "mxfp8[64,128]", "--dry-run"),
+    status, out, err = self.dry_run(
+      *("--module", "tuned_model:mlp", *H100, "--arg", "bfloat16[3,64]"),
+      *("--arg", "nvfp4[128,64]", "--arg", "mxfp8[64,128]"),
     )
     self.assertEqual((status, err), (0, ""))
     self.assertIn("bfloat16 x nvfp4 -> float32, batch=1 m=3 n=128 k=64", out)
     self.assertIn("mxfp8 x mxfp8 -> float32, batch=1 m=3 n=64 k=128", out)
 
   def test_what_quantizes_and_experts_are_listed(self):
-    status, out, err = self.run_command(
-      *(
-        "tune",
-        "--shapes",
-        "quantize:64x128,dequantize:64x128,experts:4x2of8x64x128",
-      ),
-      *("--formats", "mxfp8", "--target", "h100", "--dry-run"),
-    )
+    shapes = "quantize:64x128,dequantize:64x128,experts:4x2of8x64x128"
+    status, out, err = self.dry_run("--shapes", shapes, *MXFP8, *H100)
     self.assertEqual((status, err), (0, ""))
     self.assertIn("bfloat16[64, 128] to mxfp8", out)
     self.assertIn("mxfp8 to bfloat16[64, 128]", out)
@@ -133,9 +125,9 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertIn("    triton (default)\n    xla\n", out)
 
   def test_operations_are_named(self):
-    status, out, err = self.run_command(
-      *("tune", "--shapes", "quantize:64x128,4x64x128", "--formats", "mxfp8"),
-      *("--operations", "quantize", "--target", "h100", "--dry-run"),
+    status, out, err = self.dry_run(
+      *("--shapes", "quantize:64x128,4x64x128", *MXFP8, *H100),
+      *("--operations", "quantize"),
     )
     self.assertEqual(status, 0)
     self.assertIn("bfloat16[64, 128] to mxfp8", out)
@@ -146,10 +138,8 @@ class DryRunTest(command_lines.CommandLineTestCase):
 
   @pytest.mark.lab
   def test_what_is_left_out_is_said(self):
-    status, _, err = self.run_command(
-      *("tune", "--shapes", "training:64x64x64,5x64x64,8x64x64"),
-      *("--formats", "mxfp8", "--target", "h100", "--dry-run"),
-    )
+    shapes = "training:64x64x64,5x64x64,8x64x64"
+    status, _, err = self.dry_run("--shapes", shapes, *MXFP8, *H100)
     self.assertEqual(status, 0)
     self.assertIn(
       "left out: training:64x64x64: not one operation",
@@ -271,13 +261,9 @@ class TunedTest(command_lines.CommandLineTestCase):
   def test_other_operations_are_tuned_into_tables_of_their_own(self):
     folder = self.directory / "tables"
     folder.mkdir()
+    shapes = "quantize:16x512,dequantize:16x512,experts:8x2of4x64x512"
     status, out, err = self.run_command(
-      *(
-        "tune",
-        "--shapes",
-        "quantize:16x512,dequantize:16x512,experts:8x2of4x64x512",
-      ),
-      *("--formats", "mxfp8", *QUICK[:-2], "-o", str(folder)),
+      *("tune", "--shapes", shapes, *MXFP8, *QUICK[:-2], "-o", str(folder))
     )
     self.assertEqual((status, err), (0, ""))
     self.assertEqual(out.count("cpu (default)"), 3, out)

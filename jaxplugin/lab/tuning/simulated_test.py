@@ -6,7 +6,9 @@ On a GPU that is simulated: its clock is fake, all else is real.
 """
 
 import datetime
+import math
 import pathlib
+import random
 import tempfile
 from typing import Final
 from unittest import mock
@@ -20,21 +22,89 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot.backends import triton
 from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import reading
-from jaxplugin.testing.trials import simulated
 
 pytestmark = pytest.mark.full
 
 TARGET: Final = targets.named_target("h100")
 LIMITS: Final = spaces.SearchLimits(tiles=3, ways=1)
 M, N, K = 16, 512, 1024
+ROUNDS = 9
+NOISE = 0.01
+# Of XLA's operations, and of each launch.
+XLA_MS = 1.0
+LAUNCH_MS = 0.002
+MS_PER_INSTRUCTION = 1e-6
+
+
+class SimulatedGpu:
+  """A `machine.TrialDevice` of a named target.
+
+  Its clock counts the compiled main loop's instructions, its steps, and rounds
+  of programs over the cores. So a test sees whether each candidate's own kernel
+  is measured.
+
+  Attributes:
+    times: milliseconds by key; given ones are not found by compiling.
+    kernels: names of the kernels of each candidate that was compiled, by key.
+  """
+
+  def __init__(self, target, times=None):
+    self._target = target
+    self._random = random.Random(0)
+    self.times = dict(times or {})
+    self.kernels = {}
+
+  def check(self, problem, candidates, progress):
+    faults = {}
+    for candidate in candidates:
+      progress(candidate.key)
+      if candidate.key in self.times:
+        continue
+      if candidate.implementation != "triton":
+        self.times[candidate.key] = XLA_MS
+        continue
+      try:
+        compiled = triton_dots.compile_dot(
+          problem, self._target, candidate.config
+        )
+      except RuntimeError as error:
+        faults[candidate.key] = machine.TrialFault(
+          kind="error", reason=str(error)
+        )
+        continue
+      self.kernels[candidate.key] = [k.name for k in compiled.launches]
+      self.times[candidate.key] = self._milliseconds(
+        problem, candidate, compiled
+      )
+    return machine.Trials(faults=faults)
+
+  def _milliseconds(self, problem, candidate, compiled):
+    _, launches = triton.launches(problem, self._target, candidate.config)
+    tiling = dict(launches[0].constexprs)["TILING"]
+    instructions = compiled.kernels[0].main_loop.instructions
+    rounds = math.ceil(tiling.programs / self._target.core_count)
+    spent = instructions * tiling.steps * rounds * MS_PER_INSTRUCTION
+    return spent + LAUNCH_MS * len(launches)
+
+  def time(self, problem, candidates, progress):
+    samples = {}
+    for candidate in candidates:
+      time_ms = self.times[candidate.key]
+      samples[candidate.key] = tuple(
+        time_ms * (1 + NOISE * self._random.random()) for _ in range(ROUNDS)
+      )
+    return machine.Trials(samples=samples)
 
 
 class SimulatedGpuTest(absltest.TestCase):
@@ -52,7 +122,7 @@ class SimulatedGpuTest(absltest.TestCase):
       TARGET,
       self.folder / name / "table.json",
       operation=backends.OPERATION,
-      rounds=simulated.ROUNDS,
+      rounds=ROUNDS,
       date=datetime.date(2026, 11, 23),
     )
     one = session.Session(
@@ -70,7 +140,7 @@ class SimulatedGpuTest(absltest.TestCase):
     return one.tune(item), kept.path
 
   def test_what_is_chosen_is_the_kernel_that_is_lowered(self):
-    gpu = simulated.SimulatedGpu(TARGET)
+    gpu = SimulatedGpu(TARGET)
     result, path = self.tune("first", gpu)
     self.assertEqual(result.status, "done", result.reason)
     chosen = result.row.chosen
@@ -84,7 +154,7 @@ class SimulatedGpuTest(absltest.TestCase):
     self.check_explained_and_lowered(path, chosen, gpu.kernels[key])
 
     # The same samples again: the same bytes.
-    again = simulated.SimulatedGpu(TARGET, times=gpu.times)
+    again = SimulatedGpu(TARGET, times=gpu.times)
     _, other = self.tune("second", again)
     self.assertEqual(other.read_bytes(), path.read_bytes())
 

@@ -2,16 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planted bugs in compiled kernels are caught when the PTX is executed."""
 
-import dataclasses
+import functools
 import re
 
+import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.testing.kernels import mutated
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.testing import contract
+from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import executed_cases
+from jaxplugin.testing.kernels import gpu_operands
 
 pytestmark = pytest.mark.lab
+
+WRONG = "wrong values"
+NOTHING = "nothing"
+MOST_INSTRUCTIONS = 100_000  # of a block; a mutated loop may not end
+
 
 SMALL = (5, 72, 544)
 WIDE = (5, 200, 544)
@@ -25,18 +35,67 @@ PRODUCTS = {
   "sm_90_swapped": ("sm_90", "bf16", "nvfp4", (130, 130, 320)),
   "sm_120_nvfp4": ("sm_120", "nvfp4", "nvfp4", (70, 72, 1056)),
 }
+BLACKWELL = {
+  "sm_100_mxfp8": ("sm_100", "mxfp8", "mxfp8", (5, 72, 416)),
+  "sm_100_bf16_nvfp4": ("sm_100", "bf16", "nvfp4", (5, 72, 544)),
+  "sm_100_nvfp4": ("sm_100", "nvfp4", "nvfp4", (70, 72, 544)),
+  "sm_100_mxfp8_mxfp4": ("sm_100", "mxfp8", "mxfp4", (70, 72, 288)),
+  "sm_100_bf16_mxfp4": ("sm_100", "bf16", "mxfp4", (70, 136, 160)),
+  "sm_100_f16_nvfp4": ("sm_100", "f16", "nvfp4", (5, 72, 416)),
+}
 # Sizes of whole tiles, so that all loaded values have an effect.
 WHOLE = {
   "sm_80_mxfp8_whole": ("sm_80", "mxfp8", "mxfp8", (16, 128, 512)),
   "sm_90_mxfp8_whole": ("sm_90", "mxfp8", "mxfp8", (128, 128, 320)),
   "sm_120_mxfp8_whole": ("sm_120", "mxfp8", "mxfp8", (128, 128, 512)),
 }
+ORIGINALS = {**PRODUCTS, **WHOLE, **BLACKWELL}
 FEW = ("sm_80_mxfp8", "sm_90_mxfp8", "sm_120_mxfp8")
 MANY = tuple(name for name in PRODUCTS if name not in FEW)
-WRONG = mutated.WRONG
-MOST_PLACES = 8  # of one kind in one kernel
-FEW_PLACES = 3  # where the whole kernel is run to see the values
+# The most places of one kind in one kernel. A wrong value costs a run of the
+# whole kernel.
+MOST_PLACES = 8
+WRONG_PLACES = 3
+BLACKWELL_PLACES = 5
 SWIZZLE_MODES = 3 << 62  # of a matrix descriptor
+
+
+@functools.cache
+def planned(name):
+  """Returns a product, its launch's kernel, PTX, exact result and magnitude."""
+  architecture, *formats, (m, n, k) = ORIGINALS[name]
+  rng = np.random.default_rng(3)
+  lhs, rhs = (
+    executed.dense(gpu_operands.make_operand(rng, format, (1, rows, k)))
+    for format, rows in zip(formats, (m, n), strict=True)
+  )
+  product = executed.product(architecture, lhs, rhs)
+  (launch,) = product.launches
+  # Comments hold no instruction.
+  ptx = re.sub(r"//[^\n]*", "", product.compiled(launch).assembly)
+  return product, launch.kernel, ptx, *contract.dot(lhs.exact, rhs.exact)
+
+
+def ptx(name):
+  return planned(name)[2]
+
+
+def outcome(name, text):
+  """Returns the kind of fault of a mutated kernel, `WRONG` or `NOTHING`."""
+  product, kernel, _, exact, magnitude = planned(name)
+  try:
+    result, _ = product.run(
+      ptx={kernel: text}, most_instructions=MOST_INSTRUCTIONS
+    )
+  except (faults.Fault, faults.NotModelled) as fault:
+    return type(fault).__name__
+  k = ORIGINALS[name][-1][-1]
+  bound = executed_cases.truncated_bound(k) * magnitude
+  try:
+    contract.assert_within(result, exact, bound, result.dtype)
+  except AssertionError:
+    return WRONG
+  return NOTHING
 
 
 def one_more(found):
@@ -45,6 +104,12 @@ def one_more(found):
 
 def other_swizzle(found):
   return f"{found[1]}{int(found[2]) ^ SWIZZLE_MODES};"
+
+
+def other_parity(found):
+  return (
+    f"{{ .reg .b32 other; xor.b32 other, {found[2]}, 1; {found[1]}other; }}"
+  )
 
 
 # A pattern, its replacement, the expected faults, and the number of places that
@@ -91,57 +156,124 @@ VALUES = {
     r"(block_scale.*)\{ 0, 0 \};", r"\1{ 1, 0 };", {WRONG, "Undefined"}, 0,
   ),
 }  # fmt: skip
-MUTATIONS = {**SYNCHRONIZATION, **MASKS, **VALUES}
+# Examples of places without an effect:
+#   a barrier before a wait for an mbarrier, where all threads meet anyway;
+#   the wait for the store of zeros to the sums, because another one follows;
+#   an mbarrier that stays in memory that nothing else uses;
+#   the last wait for copies, when none is in flight;
+#   sums that are kept when they are zero.
+TCGEN05 = {
+  "tcgen05_barrier": (r"\bbar\.sync\s+0;", "", {"Race"}, 3),
+  "tcgen05_proxy_fence": (
+    r"\bfence\.proxy\.async\S*;", "", {"MissingFence"}, 0,
+  ),
+  "tcgen05_wait_for_stores": (r"tcgen05\.wait::st\S*;", "", {"InFlight"}, 1),
+  "tcgen05_wait_for_loads": (r"tcgen05\.wait::ld\S*;", "", {"InFlight"}, 0),
+  "tcgen05_commit": (r"@%p\d+ tcgen05\.commit[^;]*;", "", {"Endless"}, 0),
+  "tcgen05_wait_for_products": (
+    r"mbarrier\.try_wait[^;]*;\s*(\.loc[^\n]*\n\s*)?@!complete[^;]*;",
+    "", {"InFlight"}, 0,
+  ),
+  "tcgen05_parity": (
+    r"(mbarrier\.try_wait\S* complete, \[%r\d+\], )(%r\d+);", other_parity,
+    {"InFlight", "Endless"}, 0,
+  ),
+  "tcgen05_begin_of_an_mbarrier": (
+    r"@%p\d+ mbarrier\.init[^;]*;", "", {"Barrier"}, 0,
+  ),
+  "tcgen05_end_of_an_mbarrier": (
+    r"@%p\d+ mbarrier\.inval[^;]*;", "", {"Barrier"}, 4,
+  ),
+  "tcgen05_deallocation": (
+    r"@%p\d+ tcgen05\.dealloc[^;]*;", "", {"TensorMemory"}, 0,
+  ),
+  "tcgen05_copies_wait": (
+    r"(cp\.async\.wait_group\s+)(\d+);", one_more, {"InFlight"}, 2,
+  ),
+  "tcgen05_product": (r"@%p\d+ tcgen05\.mma[^;]*;", "", {WRONG}, 0),
+  "tcgen05_store": (
+    r"@%p\d+ tcgen05\.st[^;]*;", "", {WRONG, "Undefined"}, 1,
+  ),
+  "tcgen05_sums_not_kept": (
+    r"(tcgen05\.mma[^;]*, )%p\d+;", r"\g<1>0;", {WRONG}, 1,
+  ),
+  "tcgen05_scale_of_other_rows": (
+    r"(tcgen05\.mma[^;]*\[ %r\d+ \+ )0( \], \[ %r\d+ \+ 0 \], %p\d+;)",
+    r"\g<1>1\2", {WRONG, "Undefined"}, 0,
+  ),
+  "tcgen05_operand_of_other_columns": (
+    r"(tcgen05\.mma\S* \[ %r\d+ \+ 0 \], \[ %r\d+ \+ )0( \])", r"\g<1>8\2",
+    {WRONG}, 0,
+  ),
+}  # fmt: skip
+MUTATIONS = {**SYNCHRONIZATION, **MASKS, **VALUES, **TCGEN05}
 # A thread reads what it copied of the weight itself: the barrier before is
 # followed by that of the decoded weight, as is the one after products.
 MORE_WITHOUT_EFFECT = {("sm_90_swapped", "barrier"): 1}
 OF_TAILS = (*SYNCHRONIZATION, *MASKS)
+# Most kernels end their mbarriers last, where nothing can follow.
+OF_MANY = tuple(k for k in TCGEN05 if k != "tcgen05_end_of_an_mbarrier")
+FIRST, *OTHERS = BLACKWELL
 
 
-def original(name):
-  return mutated.Original(*{**PRODUCTS, **WHOLE}[name])
+def rows(products, mutations, places):
+  return [(p, m, places) for p in products for m in mutations]
 
 
-class Case(mutated.Case):
-  def check_kind(self, product, mutation):
-    kind = mutated.Mutation(*MUTATIONS[mutation])
-    more = MORE_WITHOUT_EFFECT.get((product, mutation), 0)
-    self.check(
-      original(product),
-      dataclasses.replace(kind, without_effect=kind.without_effect + more),
-      MOST_PLACES if mutation in OF_TAILS else FEW_PLACES,
-    )
+class MutationsTest(parameterized.TestCase):
+  def check_kind(self, product, mutation, most_places):
+    """Mutates evenly spaced places of a kernel, one at a time."""
+    pattern, into, caught_as, without_effect = MUTATIONS[mutation]
+    without_effect += MORE_WITHOUT_EFFECT.get((product, mutation), 0)
+    text = ptx(product)
+    places = list(re.finditer(pattern, text))
+    if not places:
+      return
+    found = []
+    for i in np.linspace(0, len(places) - 1, min(most_places, len(places))):
+      place = places[int(i)]
+      new = into(place) if callable(into) else place.expand(into)
+      mutated = text[: place.start()] + new + text[place.end() :]
+      found.append(outcome(product, mutated))
+    caught = [kind for kind in found if kind != NOTHING]
+    self.assertContainsSubset(caught, caught_as, found)
+    self.assertLessEqual(len(found) - len(caught), without_effect, found)
+    self.assertNotEmpty(caught)
 
+  def check_original(self, product):
+    self.assertEqual(outcome(product, ptx(product)), NOTHING)
 
-class FewMutationsTest(Case):
-  @parameterized.product(product=FEW, mutation=OF_TAILS)
-  def test_is_caught(self, product, mutation):
-    self.check_kind(product, mutation)
+  @parameterized.parameters(
+    *rows(FEW, OF_TAILS, MOST_PLACES),
+    *rows(WHOLE, VALUES, WRONG_PLACES),
+    *rows([FIRST], TCGEN05, WRONG_PLACES),
+  )
+  def test_is_caught(self, *row):
+    self.check_kind(*row)
 
-  @parameterized.product(product=(*WHOLE,), mutation=(*VALUES,))
-  def test_of_whole_tiles_is_caught(self, product, mutation):
-    self.check_kind(product, mutation)
+  @parameterized.parameters(
+    *rows(MANY, OF_TAILS, MOST_PLACES),
+    *rows(OTHERS, OF_MANY, BLACKWELL_PLACES),
+  )
+  @pytest.mark.full
+  def test_of_more_kernels_is_caught(self, *row):
+    self.check_kind(*row)
 
-  @parameterized.parameters(*FEW, *WHOLE)
+  @parameterized.parameters(*FEW, *WHOLE, FIRST)
   def test_none_is_seen_where_none_is_planted(self, product):
-    self.check_original(original(product))
+    self.check_original(product)
+
+  @parameterized.parameters(*OTHERS)
+  @pytest.mark.full
+  def test_none_is_seen_in_more_kernels(self, product):
+    self.check_original(product)
 
   def test_every_kind_has_a_place(self):
     for name, (pattern, *_) in MUTATIONS.items():
+      products = [FIRST] if name in TCGEN05 else FEW
+      texts = [ptx(product) for product in products]
       with self.subTest(name):
-        self.assertTrue(
-          any(
-            re.search(pattern, mutated.ptx(original(product)))
-            for product in FEW
-          )
-        )
-
-
-@pytest.mark.full
-class ManyMutationsTest(Case):
-  @parameterized.product(product=MANY, mutation=OF_TAILS)
-  def test_is_caught(self, product, mutation):
-    self.check_kind(product, mutation)
+        self.assertTrue(any(re.search(pattern, text) for text in texts))
 
 
 if __name__ == "__main__":

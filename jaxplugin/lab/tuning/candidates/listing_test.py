@@ -47,6 +47,7 @@ def gpu(name):
 
 DECODE = problem(None, jp.NVFP4, m=1)
 SQUARE = problem()
+FP8 = problem(jp.FP8_1X128, jp.FP8_1X128, fastest_precision=True)
 
 
 class ListingTest(parameterized.TestCase):
@@ -252,20 +253,11 @@ class ModelTest(parameterized.TestCase):
     cost = model.seconds(twice) - model.seconds(once)
     self.assertAlmostEqual(cost / (partial + 2e-6), 1.0, places=6)
 
-  def test_fp8_instructions_multiply_at_their_rate(self):
-    model, config = self.model(
-      problem(jp.FP8_1X128, jp.FP8_1X128, fastest_precision=True)
-    )
-    self.assertEqual(config.path, "fp8")
+  @parameterized.parameters(("h100", FP8, "fp8"), ("b200", SQUARE, "native"))
+  def test_faster_instructions_multiply_at_their_rate(self, name, given, path):
+    model, config = self.model(given, name)
+    self.assertEqual(config.path, path)
     config = dataclasses.replace(config, block_m=128, block_n=128, split_k=1)
-    upcast = dataclasses.replace(config, path="upcast")
-    self.assertAlmostEqual(
-      model.seconds(upcast) / model.seconds(config), 2.0, delta=0.1
-    )
-
-  def test_native_instructions_multiply_at_their_rate(self):
-    model, config = self.model(SQUARE, "b200")
-    self.assertEqual(config.path, "native")
     upcast = dataclasses.replace(config, path="upcast")
     self.assertAlmostEqual(
       model.seconds(upcast) / model.seconds(config), 2.0, delta=0.1
