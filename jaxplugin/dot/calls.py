@@ -25,15 +25,15 @@ from jaxplugin.core import extents
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-from jaxplugin.operation import static_call
+from jaxplugin.operation import primitive
 from jaxplugin.tables import resolution
 
-# `primitive` registers the rules of this primitive.
+# `dot.primitive` registers the rules of this primitive.
 block_scaled_dot_p: Final = extend_core.Primitive("block_scaled_dot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DotCall(static_call.OperationCall):
+class DotCall(primitive.OperationCall):
   """The arrays and parameters of a block-scaled dot.
 
   Attributes:
@@ -95,7 +95,7 @@ class DotCall(static_call.OperationCall):
     for name in names
   }
   ARRAYS = (
-    static_call.paths_of_two_sides(
+    primitive.paths_of_two_sides(
       "global_scale", "bias", "residual", "global_power"
     )
     | ORIGINS

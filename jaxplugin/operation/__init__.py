@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts that all operations share.
 
-`static_call` defines a call: arrays, and hashable options. `primitive`
-registers a primitive's rules for lowering, batching, derivatives and
-partitioning. `choice` chooses between the backends of an operation.
+`primitive` defines a call, which is arrays and hashable options, and registers
+a primitive's rules for lowering, batching, derivatives and partitioning.
+`choice` chooses between the backends of an operation.
 
 `split` splits an operation over devices. `notation` names its dimensions
 ("mk, nk -> mn"), `assignment` assigns mesh axes to them, and `byte_arrays`

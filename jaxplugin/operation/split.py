@@ -23,7 +23,6 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext.partitioner import calls_private
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
-from jaxplugin.operation import static_call
 from jaxplugin.runtime import exporting
 
 Assignment = assignment_lib.Assignment
@@ -63,7 +62,7 @@ def of_call(
   per_device: Callable[..., jax.Array],
   whole: Callable[[Any], jax.Array] | None = None,
 ) -> Operation:
-  """Returns the `Operation` of a `static_call.OperationCall`.
+  """Returns the `Operation` of a `primitive.OperationCall`.
 
   Args:
     form: form of the call.
@@ -74,7 +73,6 @@ def of_call(
       -> a device's shard of the result.
     whole: call -> result.
   """
-  assert isinstance(form, static_call.OperationCall)
   return Operation(
     assign=lambda operands, specs, wanted, axis_sizes: assign(
       form.filled(operands), form.named(specs), wanted[0], axis_sizes

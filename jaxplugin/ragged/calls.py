@@ -16,11 +16,11 @@ from jax.extend import core as extend_core
 
 from jaxplugin.arrays import layouts
 from jaxplugin.dot import sides
-from jaxplugin.operation import static_call
+from jaxplugin.operation import primitive
 from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
 
-# `primitive` registers the rules of these primitives.
+# `ragged.primitive` registers the rules of these primitives.
 ragged_dot_p: Final = extend_core.Primitive("block_scaled_ragged_dot")
 ragged_contraction_p: Final = extend_core.Primitive(
   "block_scaled_ragged_contraction"
@@ -28,7 +28,7 @@ ragged_contraction_p: Final = extend_core.Primitive(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedDotCall(static_call.OperationCall):
+class RaggedDotCall(primitive.OperationCall):
   """The arrays and parameters of a ragged dot.
 
   Attributes:
@@ -65,7 +65,7 @@ class RaggedDotCall(static_call.OperationCall):
   overlay: resolution.Overlay | None = None
   reduce_dtype: np.dtype | None = None
 
-  ARRAYS = static_call.paths_of_two_sides(
+  ARRAYS = primitive.paths_of_two_sides(
     "group_sizes", "global_scale", "bias", "global_power"
   )
   PRIMITIVE = ragged_dot_p
@@ -155,7 +155,7 @@ class RaggedDotCall(static_call.OperationCall):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedContraction(static_call.OperationCall):
+class RaggedContraction(primitive.OperationCall):
   """The arrays and parameters of a ragged contraction.
 
   It contracts the rows of each group::
@@ -185,7 +185,7 @@ class RaggedContraction(static_call.OperationCall):
   overlay: resolution.Overlay | None = None
   reduce_dtype: np.dtype | None = None
 
-  ARRAYS = static_call.paths_of_two_sides(
+  ARRAYS = primitive.paths_of_two_sides(
     "group_sizes", "global_scale", "global_power"
   )
   PRIMITIVE = ragged_contraction_p

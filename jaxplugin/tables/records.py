@@ -124,11 +124,6 @@ def bucket(size: int) -> int:
   return 1 << (size - 1).bit_length()
 
 
-def significant(time_us: float) -> float:
-  """Rounds a time to six digits. Clocks are reliable to about three."""
-  return float(f"{time_us:.6g}")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
   """One way of computing a problem, and how long it took.

@@ -155,10 +155,10 @@ class Timed:
     analysis = self._function.memory_analysis()
     return 0 if analysis is None else int(analysis.temp_size_in_bytes)
 
-  def warm_up(self, seconds: float = WARM_UP_SECONDS) -> None:
-    start = time.perf_counter()
+  def warm_up(self) -> None:
+    end = time.perf_counter() + WARM_UP_SECONDS
     calls = 0
-    while calls < _MIN_WARM_UP_CALLS or time.perf_counter() - start < seconds:
+    while calls < _MIN_WARM_UP_CALLS or time.perf_counter() < end:
       self.sample()
       calls += 1
 

@@ -163,12 +163,8 @@ EXPERTS: Final[dict[str, tuple[int, int, tuple[tuple[str, int, int], ...]]]] = {
 _TOKENS: Final = (1, 8, 64, 512)
 
 
-def _dots(
-  *sizes: tuple[int, int, int], layer: str = ""
-) -> tuple[BenchRow, ...]:
-  return tuple(
-    BenchRow(kind="dot", m=m, n=n, k=k, layer=layer) for m, n, k in sizes
-  )
+def _dots(*sizes: tuple[int, int, int]) -> tuple[BenchRow, ...]:
+  return tuple(BenchRow(kind="dot", m=m, n=n, k=k) for m, n, k in sizes)
 
 
 def _also(formats: str, *rows: BenchRow) -> tuple[BenchRow, ...]:

@@ -187,7 +187,6 @@ def compile_kernel(
   *,
   num_warps: int = 4,
   num_stages: int = 3,
-  num_ctas: int = 1,
   max_registers: int | None = None,
   waves_per_eu: int | None = None,
   fp_fusion: bool = True,
@@ -205,7 +204,6 @@ def compile_kernel(
     target: an architecture or its name, such as "sm_90" or "gfx950".
     num_warps: number of warps of a block.
     num_stages: number of stages of software pipelining.
-    num_ctas: number of blocks of a cluster.
     max_registers: limit of a thread's registers, on NVIDIA.
     waves_per_eu: target occupancy, on AMD.
     fp_fusion: whether the compiler may fuse `a * b + c` into one fma, as
@@ -241,7 +239,6 @@ def compile_kernel(
   options = {
     "num_warps": num_warps,
     "num_stages": num_stages,
-    "num_ctas": num_ctas,
     "enable_fp_fusion": fp_fusion,
     **({} if max_registers is None else {"maxnreg": max_registers}),
     **({} if waves_per_eu is None else {"waves_per_eu": waves_per_eu}),

@@ -27,6 +27,9 @@ from typing import Final
 from jaxplugin.lab.inspection import scheduling
 
 QUARTERS: Final = 4  # each has a scheduler, pipes and a tensor core
+# The simulation ends when a warp has run this many iterations.
+_TURNS: Final = 16
+_WARM_UP_TURNS: Final = 4  # first iterations that `Simulation.cycles` omits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,8 +176,6 @@ def simulate(
   *,
   num_warps: int,
   blocks: int,
-  turns: int = 16,
-  warmup: int = 4,
 ) -> Simulation:
   """Simulates a loop as straight-line code, without its inner branches.
 
@@ -183,8 +184,6 @@ def simulate(
     core: an entry of `CORES`.
     num_warps: number of warps of a block, a multiple of four.
     blocks: number of blocks that run on an SM at once.
-    turns: the simulation ends when a warp has run this many iterations.
-    warmup: number of first iterations that `Simulation.cycles` leaves out.
 
   Raises:
     ValueError: If the model does not support an instruction of the loop,
@@ -206,9 +205,9 @@ def simulate(
     for warp in range(num_warps // QUARTERS)
   ]
   quarter = _Quarter(loop, core, warps)
-  while all(len(warp.turns) < turns for warp in warps):
+  while all(len(warp.turns) < _TURNS for warp in warps):
     quarter.issue()
-  counted = [warp.turns[warmup - 1 :] for warp in warps]
+  counted = [warp.turns[_WARM_UP_TURNS - 1 :] for warp in warps]
   spans = [x[-1] - x[0] for x in counted if len(x) > 1]
   whole = sum(len(x) - 1 for x in counted)
   all_turns = quarter.issued / len(loop)

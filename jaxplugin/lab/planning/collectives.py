@@ -50,7 +50,6 @@ _RECEIVED: Final[dict[str, Callable[[int], float]]] = {
   "recv": lambda g: 1,
   "reduce-scatter": lambda g: g - 1,
 }
-KINDS: Final = tuple(_RECEIVED)
 _OF_PAIRS: Final = ("collective-permute", "recv")
 # An asynchronous "-start" returns a tuple of operands and results.
 _START: Final = "-start"
@@ -66,7 +65,7 @@ class Collective:
   """Arrays of one element type that one instruction moves.
 
   Attributes:
-    kind: one of `KINDS`.
+    kind: a key of `_RECEIVED`.
     dtype: element type in HLO, such as "bf16" or "u8".
     axes: names of the mesh axes over which the collective communicates.
     group: number of devices in a group. For a permutation, number of devices

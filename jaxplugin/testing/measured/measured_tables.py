@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxplugin.lab.bench import timing
 from jaxplugin.tables import records
 
 
@@ -42,8 +43,8 @@ def candidate(
     config=records.fields_of("config", config),
     median_us=median_us,
     interval_us=(
-      records.significant(median_us * 0.95),
-      records.significant(median_us * 1.05),
+      timing.significant(median_us * 0.95),
+      timing.significant(median_us * 1.05),
     ),
   )
 

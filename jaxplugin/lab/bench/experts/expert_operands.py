@@ -66,9 +66,9 @@ class Routing(NamedTuple):
     return np.repeat(np.arange(self.experts, dtype=np.int32), self.group_sizes)
 
 
-def routing(row: workloads.BenchRow, i: int, seed: int = 0) -> Routing:
+def routing(row: workloads.BenchRow, i: int) -> Routing:
   """Returns the routing of set i."""
-  random = np.random.default_rng(seed)
+  random = np.random.default_rng(0)
   chosen = [
     random.choice(row.experts, row.top, replace=False) for _ in range(row.m)
   ]
@@ -108,9 +108,9 @@ class ExpertWeights:
   checkpoint.
   """
 
-  def __init__(self, experts: int, n: int, k: int, seed: int = 0):
+  def __init__(self, experts: int, n: int, k: int):
     self.experts = experts
-    first = jax.random.normal(jax.random.key(seed), (n, k), jnp.float32)
+    first = jax.random.normal(jax.random.key(0), (n, k), jnp.float32)
     self._first = first.astype(jnp.bfloat16)
     self._floats: dict[str, np.ndarray] = {}
     self._quantized: dict[str, Any] = {}
@@ -195,16 +195,14 @@ class ExpertOperands:
     weights: the weights, which all sets share.
   """
 
-  def __init__(
-    self, row: workloads.BenchRow, pair: workloads.Pair, seed: int = 1
-  ):
+  def __init__(self, row: workloads.BenchRow, pair: workloads.Pair):
     assert pair.rhs is not None  # workloads.check
     self.row = row
     self.pair = pair
     self.weights = weights_of(row.experts, row.n, row.k)
     self.format = pair.rhs
     shape = row.m * row.top, row.k
-    self._rows = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+    self._rows = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
   def routing(self, i: int) -> Routing:
     return routing(self.row, i)

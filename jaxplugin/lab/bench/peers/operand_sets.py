@@ -59,12 +59,10 @@ class DotOperands:
     row, pair: the sizes and the formats.
   """
 
-  def __init__(
-    self, row: workloads.BenchRow, pair: workloads.Pair, seed: int = 0
-  ):
+  def __init__(self, row: workloads.BenchRow, pair: workloads.Pair):
     self.row = row
     self.pair = pair
-    keys = jax.random.split(jax.random.key(seed), 2)
+    keys = jax.random.split(jax.random.key(0), 2)
     self._lhs = _normal(keys[0], row.m, row.k)
     self._rhs = _normal(keys[1], row.n, row.k)
     self._sets: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -97,12 +95,10 @@ def _ready(x: Operand, dtype: np.dtype) -> jax.Array:
 class CodecOperands:
   """Sets of f32[m, k], and the quantized array of each set."""
 
-  def __init__(
-    self, row: workloads.BenchRow, format: formats.BlockFormat, seed: int = 0
-  ):
+  def __init__(self, row: workloads.BenchRow, format: formats.BlockFormat):
     self.row = row
     self.format = format
-    self._first = _normal(jax.random.key(seed), row.m, row.k)
+    self._first = _normal(jax.random.key(0), row.m, row.k)
     self._floats: dict[int, jax.Array] = {}
     self._arrays: dict[int, scaled_array.ScaledArray] = {}
 

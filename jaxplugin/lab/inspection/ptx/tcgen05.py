@@ -233,7 +233,6 @@ def _lanes(m: int, first: int) -> tuple[int, ...]:
 _MOVED: Final = re.compile(
   r"tcgen05\.(?:ld|st)\.sync\.aligned\.(32x32b|16x32bx2)\.x(\d+)\.b32"
 )
-_WORD: Final = 4
 _HALF: Final = 16  # lanes of each half of 16x32bx2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from absl.testing import absltest
 
-from jaxplugin.operation import static_call
+from jaxplugin.operation import primitive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class _Side:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Call(static_call.OperationCall):
-  ARRAYS = static_call.paths_of_two_sides("bias", "sizes")
+class _Call(primitive.OperationCall):
+  ARRAYS = primitive.paths_of_two_sides("bias", "sizes")
 
   lhs: _Side
   rhs: _Side
