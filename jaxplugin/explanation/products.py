@@ -145,42 +145,55 @@ def explain(
       reason = _OWN_BACKWARD
   else:
     return None
-  avals = [v.aval for v in eqn.invars]
+  lhs, rhs, out = (v.aval for v in (*eqn.invars[:2], eqn.outvars[0]))
+  dimensions = None
+  if eqn.primitive.name == "dot_general":
+    (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+    dimensions = batch, contracting
   return report.NotBlockScaled(
     **place(operation),
     operation=_name(eqn.primitive),
-    description=(
-      f"{describe(avals[0])} x {describe(avals[1])} ->"
-      f" {describe(eqn.outvars[0].aval)}"
-    ),
+    description=f"{describe(lhs)} x {describe(rhs)} -> {describe(out)}",
     reason=reason,
-    operands=f"{avals[0].dtype.name} x {avals[1].dtype.name}",
-    sizes=_sizes(eqn),
-    estimate=_estimate(eqn, target or targets.current_target()),
+    operands=f"{lhs.dtype.name} x {rhs.dtype.name}",
+    **_figures(lhs, rhs, out, dimensions, target or targets.current_target()),
   )
 
 
-def _sizes(eqn: Any) -> tuple[int, int, int, int] | None:
-  """Returns (batch, m, n, k) of a `dot_general` with static sizes."""
-  if eqn.primitive.name != "dot_general":
-    return None
-  lhs, rhs = (v.aval.shape for v in eqn.invars)
-  (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-  return _sizes_of(lhs, rhs, batch, contracting)
+def _figures(
+  lhs: Any,
+  rhs: Any,
+  out: Any,
+  dimensions: tuple[Sequence[int], Sequence[int]] | None,
+  target: targets.Target,
+) -> dict[str, Any]:
+  """Returns the fields `sizes` and `estimate` of a `report.NotBlockScaled`.
 
-
-def _sizes_of(
-  lhs: Sequence[Any],
-  rhs: Sequence[Any],
-  batch_dims: Sequence[int],
-  contracting: Sequence[int],
-) -> tuple[int, int, int, int] | None:
-  if not all(isinstance(size, (int, np.integer)) for size in (*lhs, *rhs)):
-    return None
-  batch = math.prod(lhs[d] for d in batch_dims)
-  k = math.prod(lhs[d] for d in contracting)
+  Args:
+    lhs, rhs, out: shapes and dtypes of the operands and the result; None if not
+      known.
+    dimensions: batch and contracting dimensions of lhs; None if the operation
+      is not a dot.
+    target: the device to estimate for.
+  """
+  if dimensions is None or lhs is None or rhs is None:
+    return {}
+  static = (int, np.integer)
+  if not all(isinstance(size, static) for size in (*lhs.shape, *rhs.shape)):
+    return {}
+  batch, k = (math.prod(lhs.shape[d] for d in dims) for dims in dimensions)
   both = max(batch * k, 1)
-  return batch, math.prod(lhs) // both, math.prod(rhs) // both, k
+  m, n = math.prod(lhs.shape) // both, math.prod(rhs.shape) // both
+  sizes = batch, m, n, k
+  num_bytes = None if out is None else estimates.bytes_of((lhs, rhs, out))
+  if num_bytes is None:
+    return {"sizes": sizes}
+  flops = 2 * math.prod(out.shape) * k
+  precision = "bf16" if lhs.dtype in _HALF and rhs.dtype in _HALF else None
+  return {
+    "sizes": sizes,
+    "estimate": estimates.estimate(num_bytes, flops, precision, target),
+  }
 
 
 def of_module(
@@ -191,23 +204,27 @@ def of_module(
   if name is None:
     return None
   types = [x.type for x in (*operation.operands[:2], *operation.results)]
-  lhs, rhs, out = map(_describe_type, types)
+  arrays = [_array_type(x) for x in types]
+  lhs, rhs, out = (
+    str(ir_type) if array is None else describe(array)
+    for ir_type, array in zip(types, arrays, strict=True)
+  )
   return report.NotBlockScaled(
     source=source.location(operation),
     operation=operation.name,
     description=f"{lhs} x {rhs} -> {out}",
     reason=_REASONS[name],
     operands=f"{lhs.partition('[')[0]} x {rhs.partition('[')[0]}",
-    sizes=_sizes_of_module(operation, types),
-    estimate=_estimate_of_module(operation, types, target),
+    **_figures(*arrays, _dimensions_of_module(operation, arrays[0]), target),
   )
 
 
-def _describe_type(ir_type: Any) -> str:
+def _array_type(ir_type: Any) -> Any:
+  """Returns shape and dtype; None for f64 and for symbolic sizes."""
   try:
-    return describe(module_calls.array_type(ir_type))
-  except (TypeError, NotImplementedError):  # f64; symbolic sizes
-    return str(ir_type)
+    return module_calls.array_type(ir_type)
+  except (TypeError, NotImplementedError):
+    return None
 
 
 def _dimensions_of_module(
@@ -219,34 +236,9 @@ def _dimensions_of_module(
       operation.attributes["dot_dimension_numbers"]
     )
     return numbers.lhs_batching_dimensions, numbers.lhs_contracting_dimensions
-  if operation.name == "stablehlo.dot":
+  if operation.name == "stablehlo.dot" and lhs is not None:
     return [], [len(lhs.shape) - 1]
   return None
-
-
-def _sizes_of_module(
-  operation: Any, types: Sequence[Any]
-) -> tuple[int, int, int, int] | None:
-  try:
-    lhs, rhs = map(module_calls.array_type, types[:2])
-  except (TypeError, NotImplementedError):
-    return None
-  dimensions = _dimensions_of_module(operation, lhs)
-  return dimensions and _sizes_of(lhs.shape, rhs.shape, *dimensions)
-
-
-def _estimate_of_module(
-  operation: Any, types: Sequence[Any], target: targets.Target
-) -> estimates.Estimate | None:
-  """Estimates a dot; None for another product or symbolic sizes."""
-  try:
-    lhs, rhs, out = map(module_calls.array_type, types)
-  except (TypeError, NotImplementedError):
-    return None
-  dimensions = _dimensions_of_module(operation, lhs)
-  if dimensions is None:
-    return None
-  return _estimate_plain(lhs, rhs, out, dimensions[1], target)
 
 
 def _name(primitive: Any) -> str:
@@ -254,31 +246,3 @@ def _name(primitive: Any) -> str:
   if primitive in matmuls:
     return "jax.nn.scaled_matmul"
   return "jax.lax.scaled_dot" if primitive in dots else f"lax.{primitive.name}"
-
-
-def _estimate(eqn: Any, target: targets.Target) -> estimates.Estimate | None:
-  """Estimates a `dot_general`; None for others or if a size is symbolic."""
-  if eqn.primitive.name != "dot_general":
-    return None
-  lhs, rhs, out = (v.aval for v in (*eqn.invars, *eqn.outvars))
-  (contracting, _), _ = eqn.params["dimension_numbers"]
-  return _estimate_plain(lhs, rhs, out, contracting, target)
-
-
-def _estimate_plain(
-  lhs: Any,
-  rhs: Any,
-  out: Any,
-  contracting: Sequence[int],
-  target: targets.Target,
-) -> estimates.Estimate | None:
-  """Estimates a plain dot of arrays; None if a size is symbolic."""
-  num_bytes = estimates.bytes_of((lhs, rhs, out))
-  if num_bytes is None:
-    return None
-  k = math.prod(lhs.shape[d] for d in contracting)
-  flops = 2 * math.prod(out.shape) * k
-  is_half = lhs.dtype in _HALF and rhs.dtype in _HALF
-  return estimates.estimate(
-    num_bytes, flops, "bf16" if is_half else None, target
-  )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -262,30 +263,20 @@ class Explanation(Sequence):
     told: dict[tuple[str, ...], int] = {}
     for i, dot in enumerate(self.dots):
       what = f"{dot.call}: {dot.description}" if dot.call else str(dot.problem)
-      lines.append(f"[{i}] {_title(dot, what)}")
-      if dot.source:
-        lines.append(f"    at {dot.source}")
       details = tuple(_decision_lines(dot))
       first = told.setdefault(details, i)
       details = details if first == i else (f"as [{first}]",)
-      lines += [f"    {line}" for line in details]
+      lines += _section(f"[{i}]", dot, what, details)
     if self.quantizations:
       lines.append("quantizing and dequantizing:")
       for item in self.quantizations:
-        lines.append(
-          f"  {_title(item, f'{item.operation} {item.description}')}"
-        )
-        if item.source:
-          lines.append(f"    at {item.source}")
-        lines += [f"    {line}" for line in _quantization_lines(item)]
+        what = f"{item.operation} {item.description}"
+        lines += _section(" ", item, what, _quantization_lines(item))
     if self.others:
       lines.append("not block-scaled:")
       for other in self.others:
         what = f"{other.operation} {other.description}"
-        lines.append(f"  {_title(other, what)}")
-        if other.source:
-          lines.append(f"    at {other.source}")
-        lines.append(f"    {other.reason}")
+        lines += _section(" ", other, what, [other.reason])
     lines += self._site_lines()
     return "\n".join(lines)
 
@@ -432,13 +423,9 @@ class Explanation(Sequence):
     total = sum(site.count for site in self.sites)
     yield f"quantize_dots took {taken} of {total} matmuls:"
     for site in self.sites:
-      yield f"  {_title(site, site.description)}"
-      if site.source:
-        yield f"    at {site.source}"
       weight = f", {site.weight} is the weight" if site.weight else ""
-      yield (
-        f"    taken{weight}" if site.is_taken else f"    left: {site.reason}"
-      )
+      line = f"taken{weight}" if site.is_taken else f"left: {site.reason}"
+      yield from _section(" ", site, site.description, [line])
 
   def _products(self) -> list[Explained]:
     return [dot for dot in self.dots if dot.problem is not None or not dot.call]
@@ -594,6 +581,15 @@ def _title(place: Place, what: str) -> str:
   if place.is_conditional:
     times.append("in a branch")
   return f"{text} ({', '.join(times)})" if times else text
+
+
+def _section(
+  number: str, place: Place, what: str, lines: Iterable[str]
+) -> Iterator[str]:
+  yield f"{number} {_title(place, what)}"
+  if place.source:
+    yield f"    at {place.source}"
+  yield from (f"    {line}" for line in lines)
 
 
 def _decision_lines(dot: Explained) -> Iterator[str]:

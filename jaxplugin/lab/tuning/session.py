@@ -9,6 +9,7 @@ loses at most one row. The choice depends only on the samples of a problem.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -220,7 +221,7 @@ def parts(result: Result) -> Iterator[console.Part]:
     yield from _row_parts(result.row)
   for key, fault in result.faults.items():
     yield f"  not chosen: {key}: {fault}"
-  for note in _merged(result):
+  for note in dict.fromkeys(itertools.chain(*result.notes.values())):
     yield f"  not checked: {note}"
 
 
@@ -259,14 +260,6 @@ def to_json(result: Result) -> dict[str, Any]:
     "faults": {key: str(fault) for key, fault in result.faults.items()},
     "reason": result.reason,
   }
-
-
-def _merged(result: Result) -> Iterator[str]:
-  """Yields the notes of all candidates without duplicates."""
-  seen = dict.fromkeys(
-    note for notes in result.notes.values() for note in notes
-  )
-  yield from seen
 
 
 def summary(results: Sequence[Result]) -> Iterator[str]:
