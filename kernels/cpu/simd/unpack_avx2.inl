@@ -312,8 +312,10 @@ JAXPLUGIN_ALWAYS_INLINE __m256 LoadEightScales(ScaleKind kind,
 }
 
 // Decodes the scales of blocks [c0, c0 + count) of a row for DecodeScales.
-inline void DecodeBlockScales(const Operand& x, int64_t row, int64_t c0,
-                              int64_t count, int shift, float* __restrict out) {
+JAXPLUGIN_ALWAYS_INLINE void DecodeBlockScales(const Operand& x, int64_t row,
+                                               int64_t c0, int64_t count,
+                                               int shift,
+                                               float* __restrict out) {
   const ScaleKind kind = x.scale_kind;
   const int64_t size = ScaleSize(kind);
   const uint8_t* scales = ScaleAt(x, row, c0);
@@ -327,7 +329,16 @@ inline void DecodeBlockScales(const Operand& x, int64_t row, int64_t c0,
       }
     };
     switch (kind) {
-      case ScaleKind::kE8M0: decode(KindIs<ScaleKind::kE8M0>()); break;
+      case ScaleKind::kE8M0:
+        // Adding to the exponents leaves the multipliers to the dot.
+        for (; shift >= 0 && i + 8 <= count; i += 8) {
+          const __m256i s =
+              _mm256_castps_si256(LoadEightScales(kind, scales + i));
+          _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_add_epi32(
+                                        s, _mm256_set1_epi32(shift << 23))));
+        }
+        decode(KindIs<ScaleKind::kE8M0>());
+        break;
       case ScaleKind::kE4M3: decode(KindIs<ScaleKind::kE4M3>()); break;
       case ScaleKind::kF32: decode(KindIs<ScaleKind::kF32>()); break;
       case ScaleKind::kBF16: decode(KindIs<ScaleKind::kBF16>()); break;
@@ -345,12 +356,15 @@ constexpr int64_t kPiecesMax = kUnpackMax / 16;
 // Decodes the scales of pieces [p0, p0 + count) (PieceOf) of a safe row to
 // float32, times 2^shift (-60 <= shift <= 60). The scale of a zero block may
 // have any value. Scales above 2^62 become 2^62, so that the product of two
-// scales is finite and zero times it is zero.
-inline void DecodeScales(const Operand& x, int64_t row, int64_t p0,
-                         int64_t count, int shift, float* __restrict out) {
-  const int64_t each = x.block / PieceOf(x);
-  if (each == 1) return DecodeBlockScales(x, row, p0, count, shift, out);
+// scales is finite and zero times it is zero. Inlined, because with a call one
+// row of NVFP4 or MXFP4 takes 1.1 times as long.
+JAXPLUGIN_ALWAYS_INLINE void DecodeScales(const Operand& x, int64_t row,
+                                          int64_t p0, int64_t count, int shift,
+                                          float* __restrict out) {
+  // A block of up to 32 values is one piece.
+  if (x.block <= 32) return DecodeBlockScales(x, row, p0, count, shift, out);
   if (count == 0) return;
+  const int64_t each = x.block / PieceOf(x);
   float scale[kPiecesMax + 1];
   const int64_t c0 = p0 / each;
   DecodeBlockScales(x, row, c0, (p0 + count - 1) / each - c0 + 1, shift, scale);
