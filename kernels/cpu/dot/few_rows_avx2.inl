@@ -192,6 +192,9 @@ JAXPLUGIN_ALWAYS_INLINE float SumEight(__m256 v) {
 template <Format kFormat, int kBlock, int kRows>
 struct FloatGroup {
   static constexpr int kScales = GroupValues(kFormat) / kBlock;
+  // The products of a block are added in two chains if the registers suffice.
+  // E2M1 has one chain, because two would change the bits of its results.
+  static constexpr int kChains = kFormat == Format::kInt4 && kRows <= 2 ? 2 : 1;
 
   JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
                                           const NibbleTables& tables,
@@ -203,7 +206,6 @@ struct FloatGroup {
     // in the lower half of its vectors and block s + 2 in the upper half.
     constexpr int kSections = kScales == 4 ? 2 : 1;
     constexpr int kHigh = kScales / 2;  // offset of the upper half's block
-    constexpr int kChains = kFormat == Format::kInt4 && kRows <= 2 ? 2 : 1;
     const Expanded<kFormat> group(codes, tables);
 #pragma GCC unroll 2
     for (int s = 0; s < kSections; ++s) {
@@ -344,16 +346,17 @@ struct FewRowsSums {
   // Consecutive groups are added to kSums accumulators in turn. After
   // kSumGroups groups each, the accumulators are added to the total. The
   // roundings are at most 16 (see sums.inl):
-  //   in a block's products: 4 for one-byte codes, 4 or 8 for E2M1, 0 for
-  //     integers
+  //   in a block's products: 4 for one-byte codes, 4 or 8 for E2M1, 5 or 8 for
+  //     int4, 0 for integers
   //   in an accumulator: one per block (E2M1 with blocks of 16: two per group)
   //   in the sum of the accumulators: 1 for two, 2 for four
   //   3 in the sum of the lanes, and 1 in the total
   // A product of a value and a wide scale is rounded, too (GroupsOfSum).
   static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
+  static constexpr bool kIsLong = IsPacked(kFormat) && FloatStep::kChains == 1;
   static constexpr int64_t kSumGroups =
-      kSums == 4 ? (kIntegers ? 8 : IsPacked(kFormat) ? 3 : 7)
-                 : (kIntegers ? 12 : IsPacked(kFormat) ? 4 : 8);
+      kSums == 4 ? (kIntegers ? 8 : kIsLong ? 3 : IsPacked(kFormat) ? 5 : 7)
+                 : (kIntegers ? 12 : kIsLong ? 4 : IsPacked(kFormat) ? 6 : 8);
   static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
   static constexpr int64_t kXBytes =
       kIntegers ? FewRowsProblem::IntegerBytes(kFormat)
@@ -386,10 +389,12 @@ struct FewRowsSums {
 
   // Returns the groups that are added to the accumulators before these are added
   // to the total, a multiple of kTurn. It is one per accumulator less for each
-  // operand with wide scales.
+  // operand with wide scales, except for weights that floats multiply: their
+  // scales multiply the sum of a block and are rounded with it.
   static int64_t GroupsOfSum(const FewRowsProblem& rows) {
-    const int wide = static_cast<int>(IsWide(rows.x.scale_kind)) +
-                     static_cast<int>(IsWide(rows.weights.scale_kind));
+    const int wide =
+        static_cast<int>(IsWide(rows.x.scale_kind)) +
+        static_cast<int>(kIntegers && IsWide(rows.weights.scale_kind));
     return Max(kSums * (kSumGroups - wide) / kTurn, 1) * kTurn;
   }
 

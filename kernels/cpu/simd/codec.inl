@@ -281,19 +281,20 @@ template <typename Code, Format kF>
 inline bool AnyIsUnsafe(const uint8_t* scale, int64_t count) {
   constexpr FormatFacts kFacts = FactsOf(kF);
   constexpr int kBias = (1 << (kFacts.exponent_bits - 1)) - 1;
-  constexpr uint32_t kInf = static_cast<uint32_t>(kFacts.max_code) + 1;
+  constexpr Code kInf = static_cast<Code>(kFacts.max_code + 1);
   constexpr bool kIsShort = kBias < kSafeExponent;  // no finite one is unsafe
-  constexpr uint32_t kLow =
-      kIsShort ? 0 : (kBias - kSafeExponent) << kFacts.mantissa_bits;
-  constexpr uint32_t kHigh =
-      kIsShort ? kInf : (kBias + kSafeExponent + 1) << kFacts.mantissa_bits;
-  constexpr uint32_t kNotSign = (1u << (kFacts.bits - 1)) - 1;
-  uint32_t unsafe = 0;
+  constexpr Code kLow = static_cast<Code>(
+      kIsShort ? 0 : (kBias - kSafeExponent) << kFacts.mantissa_bits);
+  constexpr Code kHigh = static_cast<Code>(
+      kIsShort ? kInf : (kBias + kSafeExponent + 1) << kFacts.mantissa_bits);
+  constexpr Code kNotSign = static_cast<Code>(~0u) >> 1;
+  // Codes, not bool or int, so that a vector has many of them.
+  Code unsafe = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude =
-        LoadCode<Code>(scale + i * sizeof(Code)) & kNotSign;
-    unsafe |= ((magnitude != 0) & (magnitude < kLow)) |
-              ((magnitude >= kHigh) & (magnitude <= kInf));
+    const Code code = LoadCode<Code>(scale + i * sizeof(Code));
+    const Code magnitude = code & kNotSign;
+    unsafe |= static_cast<Code>((magnitude != 0) & (magnitude < kLow)) |
+              static_cast<Code>((magnitude >= kHigh) & (magnitude <= kInf));
   }
   return unsafe != 0;
 }
