@@ -60,6 +60,9 @@ from jaxplugin.core.formats import MXFP8 as MXFP8
 from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.core.formats import MXINT8 as MXINT8
 from jaxplugin.core.formats import NVFP4 as NVFP4
+from jaxplugin.core.formats import UINT4_32_MIN as UINT4_32_MIN
+from jaxplugin.core.formats import UINT4_128 as UINT4_128
+from jaxplugin.core.formats import UINT4_128_BF16 as UINT4_128_BF16
 from jaxplugin.core.formats import BlockFormat as BlockFormat
 from jaxplugin.core.targets import Target as Target
 from jaxplugin.core.targets import detect_target as detect_target
@@ -128,6 +131,9 @@ __all__ = [
   "MXFP8_E5M2",
   "MXINT8",
   "NVFP4",
+  "UINT4_32_MIN",
+  "UINT4_128",
+  "UINT4_128_BF16",
   "Backend",
   "BlockFormat",
   "Explanation",

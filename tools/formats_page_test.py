@@ -42,7 +42,8 @@ class FormatsPageTest(absltest.TestCase):
           size = f"{size} x {size}"
         self.assertEqual(block, size)
         self.assertEqual(
-          fractions.Fraction(largest), format.values_encoding.max
+          fractions.Fraction(largest),
+          format.values_encoding.max + format.code_offset,
         )
         self.assertEqual((bits, sqnr), measured(format))
 

@@ -44,8 +44,9 @@ class ScaledArray:
 
     values * repeat(scale, block_size) * global_scale
 
-  It is a pytree of these arrays. So it passes through `jit`, `vmap`, `scan`,
-  `jax.tree.map`, `device_put` and checkpoints.
+  `BlockFormat` says how `offset` changes that. It is a pytree of these arrays.
+  So it passes through `jit`, `vmap`, `scan`, `jax.tree.map`, `device_put` and
+  checkpoints.
 
   Attributes:
     values: format.values_dtype[..., k, ...]. MXFP6: uint8, a code in the low
@@ -63,6 +64,8 @@ class ScaledArray:
     surrogate: a float array of the logical shape that receives derivatives, or
       None. Its numbers are not used. `quantize` sets it if
       derivative="straight_through".
+    offset: format.offset_dtype of scale's shape; None for other formats. The
+      global scale is then None, and the scale linear.
 
   Raises:
     TypeError: If dtypes are not those of the format, or shapes do not fit.
@@ -90,6 +93,7 @@ class ScaledArray:
   format: formats.BlockFormat
   scale_layout: layouts.ScaleLayout
   surrogate: Any
+  offset: Any
   # (stack, number) if this array is `stack[number]`.
   _layer_of: tuple[ScaledArray, Any] | None = None
   # The array that `quantize` made this one from, and this array's leaves then.
@@ -104,6 +108,7 @@ class ScaledArray:
     *,
     scale_layout: layouts.ScaleLayout = layouts.LINEAR,
     surrogate: Any = None,
+    offset: Any = None,
   ) -> None:
     if isinstance(global_scale, (int, float)):
       rank = len(getattr(values, "shape", ()))
@@ -114,17 +119,22 @@ class ScaledArray:
     self.format = formats.resolve("ScaledArray", format)
     self.scale_layout = scale_layout
     self.surrogate = surrogate
+    self.offset = offset
     validation.validate(self)
 
   def tree_flatten_with_keys(self) -> tuple[Any, Any]:
     children, aux = self.tree_flatten()
     key = jax.tree_util.GetAttrKey
-    names = ("values", "scale", "global_scale", "surrogate")
+    names = ["values", "scale", "global_scale", "surrogate"]
+    if self.format.offset_dtype is not None:
+      names.insert(3, "offset")
     named = zip(map(key, names), children, strict=False)
     return tuple(named), aux
 
   def tree_flatten(self) -> tuple[Any, Any]:
     children: tuple[Any, ...] = (self.values, self.scale, self.global_scale)
+    if self.format.offset_dtype is not None:
+      children = (*children, self.offset)
     if self.surrogate is not None:
       children = (*children, self.surrogate)
     return children, (self.format, self.scale_layout)
@@ -133,17 +143,20 @@ class ScaledArray:
   def tree_unflatten(cls, aux: Any, children: Any) -> ScaledArray:
     # Leaves may be anything here (shardings, specs, None), so no validation.
     self = object.__new__(cls)
-    self.values, self.scale, self.global_scale, *rest = children
-    self.surrogate = rest[0] if rest else None
     self.format, self.scale_layout = aux
+    self.values, self.scale, self.global_scale, *rest = children
+    has_offset = self.format.offset_dtype is not None
+    self.offset = rest.pop(0) if has_offset else None
+    self.surrogate = rest[0] if rest else None
     return self
 
   def __repr__(self) -> str:
     layout = (
       "" if self.scale_layout == layouts.LINEAR else f", {self.scale_layout}"
     )
-    if self.surrogate is not None:
-      layout += f", surrogate={error_context.shown(self.surrogate)}"
+    for name in ("offset", "surrogate"):
+      if (leaf := getattr(self, name)) is not None:
+        layout += f", {name}={error_context.shown(leaf)}"
     return (
       f"ScaledArray({self.format}: values={error_context.shown(self.values)},"
       f" scale={error_context.shown(self.scale)},"
@@ -208,7 +221,7 @@ class ScaledArray:
       bits = 8 * interleaving.WORDS.itemsize
     total = extents.divide_up(self.values.size * bits, 8)
     total += self.scale.size * self.scale.dtype.itemsize
-    for leaf in (self.global_scale, self.surrogate):
+    for leaf in (self.global_scale, self.offset, self.surrogate):
       if leaf is not None:
         total += leaf.size * leaf.dtype.itemsize
     return total
@@ -395,8 +408,24 @@ class ScaledArray:
 
   def without_surrogate(self) -> ScaledArray:
     """Returns the array without a derivative by its source."""
-    (values, scale, global_scale, *_), aux = self.tree_flatten()
-    return self.tree_unflatten(aux, (values, scale, global_scale))
+    children, aux = self.tree_flatten()
+    count = len(children) - (self.surrogate is not None)
+    return self.tree_unflatten(aux, children[:count])
+
+  def without_offset(self) -> ScaledArray:
+    """Returns the array of values times scales, without the offset.
+
+    It remembers the stack that this array is a layer of.
+    """
+    if self.format.offset_dtype is None:
+      return self
+    (values, scale, _, _, *rest), _ = self.tree_flatten()
+    aux = self.format.without_offset(), self.scale_layout
+    result = self.tree_unflatten(aux, (values, scale, None, *rest))
+    if self._layer_of is not None:
+      stack, number = self._layer_of
+      result._layer_of = stack.without_offset(), number
+    return result
 
   def __getitem__(self, index: Any) -> ScaledArray:
     """Indexes all dimensions except the blocked one.
@@ -547,8 +576,9 @@ def _serialize_aux(
   record: Any = format.name
   if not format.is_named:
     record = dataclasses.asdict(format)
-    for field in ("values_dtype", "scale_dtype"):
-      record[field] = record[field].name
+    for field, value in record.items():
+      if isinstance(value, np.dtype):
+        record[field] = value.name
   return json.dumps([record, scale_layout]).encode()
 
 

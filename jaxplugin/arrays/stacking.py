@@ -339,12 +339,13 @@ def _made_of(
   arrays: Sequence[scaled_array.ScaledArray], join: Any, global_scale: Any
 ) -> scaled_array.ScaledArray:
   flat = [array.tree_flatten() for array in arrays]
-  (_, _, _, *rest), aux = max(flat, key=lambda f: len(f[0]))
+  longest, aux = max(flat, key=lambda f: len(f[0]))
   parts = []
   for array, (children, _) in zip(arrays, flat, strict=True):
     values, scale, _, *own = children
     # A surrogate that only others have is constant zeros, without a derivative.
-    own = own or [jnp.zeros(array.shape, x.dtype) for x in rest]
+    missing = longest[len(children) :]
+    own += [jnp.zeros(array.shape, x.dtype) for x in missing]
     parts.append((values, scale, *own))
   values, scale, *rest = map(join, zip(*parts, strict=True))
   return scaled_array.ScaledArray.tree_unflatten(

@@ -37,11 +37,18 @@ def validate(array: Any) -> None:
       f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
       f" got {error_context.shown(array.scale_layout)}"
     )
-  leaves = (array.values, array.scale, array.global_scale, array.surrogate)
+  leaves = (
+    array.values,
+    array.scale,
+    array.global_scale,
+    array.offset,
+    array.surrogate,
+  )
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
   _require_dtypes(array.format, array.values, array.scale)
   shape, axis = _checked_shape(array)
+  _validate_offset(array)
   validate_global_scale("ScaledArray", array.global_scale, shape, axis)
   if array.global_scale is None and array.format.has_global_scale:
     _warn_of_forgotten_global_scale(array.format, array.scale)
@@ -53,6 +60,34 @@ def validate(array: Any) -> None:
     raise TypeError(
       "ScaledArray: surrogate must be a float array of the logical shape"
       f" {shape}, got {surrogate.dtype}{list(surrogate.shape)}"
+    )
+
+
+def _validate_offset(array: Any) -> None:
+  """Raises TypeError unless the array has an offset if its format has one."""
+  format, offset = array.format, array.offset
+  if format.offset_dtype is None:
+    if offset is not None:
+      raise TypeError(
+        f"ScaledArray: offset must be None for {format}, got"
+        f" {error_context.shown(offset)}. Pass a format with offset_dtype, such"
+        " as jp.UINT4_128"
+      )
+    return
+  kind = "zero point" if format.has_zero_points else "minimum"
+  wanted, shape = format.offset_dtype, tuple(array.scale.shape)
+  if offset is None or (offset.dtype, tuple(offset.shape)) != (wanted, shape):
+    raise TypeError(
+      f"ScaledArray: offset of {format} must be {wanted.name}{list(shape)}, the"
+      f" {kind} of each block, got {error_context.shown(offset)}. Pass offset="
+      " with the dtype of the format and the shape of scale"
+    )
+  if array.global_scale is not None or array.scale_layout != layouts.LINEAR:
+    raise TypeError(
+      f"ScaledArray: global_scale must be None and scale_layout"
+      f' "{layouts.LINEAR}" for {format}, whose blocks have a {kind}, got'
+      f" {error_context.shown(array.global_scale)} and {array.scale_layout!r}."
+      " Multiply scale by the global scale"
     )
 
 
@@ -166,16 +201,17 @@ def require_unconverted(who: str, array: Any) -> None:
   leaves = {
     "scale": (array.scale, (format.scale_dtype,)),
     "values": (array.values, (*format.storage_dtypes, format.values_dtype)),
+    "offset": (array.offset, (format.offset_dtype,)),
   }
   for name, (leaf, allowed) in leaves.items():
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or dtype in allowed:
       continue
     if jnp.issubdtype(dtype, jnp.floating):
-      wanted = (format.array_dtype, format.scale_dtype)[name == "scale"].name
+      wanted = format.array_dtype if name == "values" else allowed[0]
       raise TypeError(
-        f"{who}: dtype of the {name} of {format} must be {wanted}, got"
-        f" {error_context.shown(leaf)}. Cast other leaves only:"
+        f"{who}: dtype of the {name} of {format} must be {wanted.name},"
+        f" got {error_context.shown(leaf)}. Cast other leaves only:"
         " jax.tree.map(lambda x: x if isinstance(x, jp.ScaledArray) else"
         " x.astype(dtype), tree, is_leaf=lambda x: isinstance(x,"
         " jp.ScaledArray))"

@@ -113,4 +113,6 @@ def _operand(
     jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
     global_scale if format.has_global_scale else None,
     format,
+    offset=format.offset_dtype
+    and jax.ShapeDtypeStruct(scale_shape, format.offset_dtype),
   )

@@ -5,6 +5,7 @@
 A block-scaled array stores low-precision `values` and one `scale` for every
 `block_size` consecutive values along one axis, or for a block of several rows.
 A value represents `value * scale` (times one f32 `global_scale` for NVFP4).
+Formats of integers may also have a zero point or a minimum for each block.
 Everything that other modules need from a format is a field or a property of
 `BlockFormat`.
 
@@ -49,6 +50,8 @@ FLOAT_VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1)
 VALUES_DTYPES: Final = (*FLOAT_VALUES_DTYPES, INT8, INT4)
 BYTE_SCALE_DTYPES: Final = (E8M0, E4M3, E5M2)
 SCALE_DTYPES: Final = (*BYTE_SCALE_DTYPES, F32, BF16, F16)
+# Zero points are integers, and minima are floats.
+OFFSET_DTYPES: Final = (PACKED, INT8, F32, BF16, F16)
 
 E8M0_BIAS: Final = formats.E8M0.bias
 E8M0_NAN: Final = formats.E8M0_NAN
@@ -108,6 +111,14 @@ class BlockFormat:
       for square blocks. The last two dimensions of an array in square blocks
       are both divided into blocks, so a matmul can contract either one.
     fraction_bits: integers count units of 2**-fraction_bits; 6 for MXINT8.
+    offset_dtype: None, or the dtype of an offset for each block of integers
+      with float32, bfloat16 or float16 scales. An offset of uint8 or int8 is a
+      zero point, and values are (code - zero_point) * scale. An offset of
+      float32, bfloat16 or float16 is a minimum, and values are
+      code * scale + minimum.
+    code_offset: codes are stored values plus this number. It is 0 for signed
+      codes. Unsigned codes have 8 for int4 and 128 for int8, and need an
+      offset_dtype.
 
   Raises:
     TypeError: If a dtype is not listed above.
@@ -135,6 +146,8 @@ class BlockFormat:
   has_global_scale: bool = False
   block_rows: int = 1
   fraction_bits: int = 0
+  offset_dtype: np.dtype | None = None
+  code_offset: int = 0
 
   def __post_init__(self) -> None:
     for field, allowed in (
@@ -183,6 +196,51 @@ class BlockFormat:
         f" the range of values, got True for {self.name}; leave"
         " has_global_scale out"
       )
+    self._validate_offset()
+
+  def _validate_offset(self) -> None:
+    unsigned = 1 << (self.value_bits - 1)
+    if self.offset_dtype is None:
+      if self.code_offset:
+        raise ValueError(
+          "BlockFormat: code_offset must be 0 without offset_dtype, got"
+          f" {error_context.shown(self.code_offset)} for {self.name}; pass"
+          " offset_dtype"
+        )
+      return
+    dtype = as_dtype(self.offset_dtype)
+    if dtype not in OFFSET_DTYPES:
+      raise TypeError(
+        "BlockFormat: offset_dtype must be None or"
+        f" {' or '.join(d.name for d in OFFSET_DTYPES)}, got"
+        f" {dtype or error_context.shown(self.offset_dtype)}"
+      )
+    object.__setattr__(self, "offset_dtype", dtype)
+    if (
+      not self.is_integer
+      or self.fraction_bits
+      or self.is_square
+      or self.scale_dtype not in FLOAT_DTYPES
+    ):
+      raise ValueError(
+        "BlockFormat: offset_dtype must be None unless values are integers"
+        " without fraction_bits, in blocks of one row, with float32, bfloat16"
+        f" or float16 scales, got {dtype.name} for {self.name}"
+      )
+    if self.code_offset not in (0, unsigned):
+      raise ValueError(
+        "BlockFormat: code_offset must be 0 for signed codes or"
+        f" {unsigned} for unsigned ones of {self.values_dtype.name}, got"
+        f" {error_context.shown(self.code_offset)}"
+      )
+    if self.has_zero_points:
+      limits = np.iinfo(dtype)
+      lowest, highest = self.code_range
+      if not limits.min <= lowest <= highest <= limits.max:
+        raise ValueError(
+          "BlockFormat: offset_dtype must hold all codes, which are zero"
+          f" points, got {dtype.name} for codes from {lowest} to {highest}"
+        )
 
   def __repr__(self) -> str:
     return self.name
@@ -208,10 +266,35 @@ class BlockFormat:
     """Returns the format after each row of square blocks got its own scale."""
     return dataclasses.replace(self, block_rows=1)
 
+  def without_offset(self) -> BlockFormat:
+    """Returns the format of values and scales, which kernels read.
+
+    It is a named format if one has these fields.
+    """
+    if self.offset_dtype is None:
+      return self
+    bare = dataclasses.replace(self, offset_dtype=None, code_offset=0)
+    for named in NAMED:
+      if dataclasses.replace(named, name=bare.name) == bare:
+        return named
+    return bare
+
+  @property
+  def has_zero_points(self) -> bool:
+    """Whether each block has an integer that `scale` does not multiply."""
+    return self.offset_dtype is not None and self.offset_dtype.kind in "iu"
+
+  @property
+  def code_range(self) -> tuple[int, int]:
+    """The smallest and the largest code of integers."""
+    half = 1 << (self.value_bits - 1)
+    return self.code_offset - half, self.code_offset + half - 1
+
   @property
   def facts(self) -> formats.Format:
     """The record of the format that kernels read."""
     assert self.block_size and self.block_rows == 1
+    assert self.offset_dtype is None
     return formats.Format(
       name=self.name,
       element=self.values_encoding,
@@ -291,7 +374,9 @@ class BlockFormat:
 
   @property
   def exact_in_bf16(self) -> bool:
-    """Whether value * scale fits bf16's significand, so bf16 loses nothing."""
+    """Whether bf16 holds every dequantized value."""
+    if self.offset_dtype is not None:
+      return False
     significand = _significand_bits(self.values_dtype)
     if not self.scale_is_power_of_two:
       significand += _significand_bits(self.scale_dtype)
@@ -391,6 +476,27 @@ INT4_128: Final = BlockFormat(
 INT4_128_BF16: Final = BlockFormat(
   name="int4_128_bf16", values_dtype=INT4, scale_dtype=BF16, block_size=128
 )
+# Asymmetric AWQ, GPTQ and compressed-tensors "pack-quantized" in groups of 128.
+UINT4_128: Final = BlockFormat(
+  name="uint4_128",
+  values_dtype=INT4,
+  scale_dtype=F16,
+  block_size=128,
+  offset_dtype=PACKED,
+  code_offset=8,
+)
+UINT4_128_BF16: Final = dataclasses.replace(
+  UINT4_128, name="uint4_128_bf16", scale_dtype=BF16
+)
+# GGUF's Q4_1.
+UINT4_32_MIN: Final = BlockFormat(
+  name="uint4_32_min",
+  values_dtype=INT4,
+  scale_dtype=F16,
+  block_size=32,
+  offset_dtype=F16,
+  code_offset=8,
+)
 # OCP MX v1.0, section 5.3.4.
 MXINT8: Final = BlockFormat(
   name="mxint8",
@@ -417,6 +523,9 @@ NAMED: Final = (
   INT4_32,
   INT4_128,
   INT4_128_BF16,
+  UINT4_128,
+  UINT4_128_BF16,
+  UINT4_32_MIN,
 )
 
 

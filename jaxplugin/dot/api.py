@@ -24,6 +24,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
+from jaxplugin.dot import offsets
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.dot import rules
@@ -126,6 +127,7 @@ def block_scaled_dot(
       reduce_dtype=reduce_dtype,
       implementation=implementation,
     )
+  lhs, rhs, offset = offsets.split(lhs, rhs)
   lhs_side = _with_source(side_of("lhs", lhs, lhs_scale), lhs)
   rhs_side = _with_source(side_of("rhs", rhs, rhs_scale), rhs)
   rhs_side = _with_stack(rhs_side, rhs)
@@ -168,7 +170,7 @@ def block_scaled_dot(
     call = call.replace(out_sharding=sharding)
   for side in (lhs_side, rhs_side):
     reject_negative_scale(side)
-  return _bind_with_epilogue(call, global_scale, bias, residual)
+  return _bind_with_epilogue(call, offset, global_scale, bias, residual)
 
 
 def _straight_through(
@@ -210,7 +212,11 @@ def _straight_through(
 
 
 def _bind_with_epilogue(
-  call: calls.DotCall, global_scale: Any, bias: Any, residual: Any
+  call: calls.DotCall,
+  offset: offsets.Offset | None,
+  global_scale: Any,
+  bias: Any,
+  residual: Any,
 ) -> jax.Array:
   """Brings global scales, bias and residual to the result's rank, and binds."""
   shape = call.shape
@@ -237,6 +243,13 @@ def _bind_with_epilogue(
   )
   call = call.form().filled(vary_alike(call.flatten()))
   rules.validate_epilogue(call)
+  if offset is not None:
+    return offsets.with_offset(call, offset, _bind)
+  return _bind(call)
+
+
+def _bind(call: calls.DotCall) -> jax.Array:
+  """Binds a checked call, with debug checks if they are enabled."""
   _validate_implementation(call)
   result = primitive.bind(call, targets.overriding_target())
   if guards.is_on():
@@ -321,7 +334,16 @@ def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:
 
 
 def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
-  """Returns a `Side` for a `ScaledArray`; its dimensions are not set yet."""
+  """Returns a `Side` for a `ScaledArray`; its dimensions are not set yet.
+
+  Raises:
+    NotImplementedError: If the array has offsets, which a side does not have.
+  """
+  if operand.offset is not None:
+    raise NotImplementedError(
+      f"{sides.who()}: {name} must have no zero points or minima, got"
+      f" {operand.format}. Pass {name}.dequantize()"
+    )
   # With k = 0, values and scale have the same shape, which does not show the
   # blocked axis.
   # Square blocks are blocked along the dimension that is contracted.

@@ -155,7 +155,7 @@ def version(package: str) -> str:
 
 
 def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:
-  blocked = format.along(_SIZES["k"]).of_rows()
+  blocked = format.without_offset().along(_SIZES["k"]).of_rows()
   operand = problems.SideProblem(format=blocked, dtype=format.array_dtype)
   return problems.DotProblem(
     batch=1,

@@ -27,6 +27,7 @@ from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
+from jaxplugin.quantization import asymmetric
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import explicit
@@ -71,8 +72,7 @@ def quantize(
 
   The arithmetic is f32, with equal bits on every platform. Casts round to
   nearest even and saturate. A block with a NaN or an Inf dequantizes to NaN
-  and does not affect the global scale. A block of zeros dequantizes to zeros
-  with their signs.
+  and does not affect the global scale. A block of zeros stays zeros.
 
   Args:
     x: f32, bf16, f16 or f64[..., k, ...]. f64 becomes f32 first.
@@ -108,7 +108,7 @@ def quantize(
     Array([[0.125]], dtype=float8_e8m0fnu)
 
   See also:
-    `jp.dequantize`, `jp.block_scaled_dot`; the page "Numerics".
+    `jp.dequantize`; the page "Numerics" for zero points and minima.
 
   Source: OCP MX v1.0 section 6.3; arXiv 2506.08027 ("up"); arXiv 2509.25149.
   """
@@ -149,7 +149,7 @@ def quantize(
     given=global_scale,
     batch_dims=batch_dims,
   )
-  values, scale, global_scale = _quantize(
+  values, scale, global_scale, offset = _quantize(
     x,
     global_scale,
     key,
@@ -165,6 +165,8 @@ def quantize(
     values, scale = explicit.moved(
       who, values, scale, format, axis, out_sharding
     )
+    if offset is not None:
+      offset = jax.sharding.reshard(offset, out_sharding)
   scale_signs.remember_positive(scale)
   result = scaled_array.ScaledArray(
     values,
@@ -173,6 +175,7 @@ def quantize(
     format,
     scale_layout=scale_layout,
     surrogate=surrogate,
+    offset=offset,
   )
   is_plain = (
     format.is_known
@@ -379,8 +382,8 @@ def _quantize(
   packed: bool,
   scale_layout: layouts.ScaleLayout,
   in_turn: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns values, scale and global scale of `quantize`.
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+  """Returns values, scale, global scale and offset of `quantize`.
 
   Args:
     in_turn: whether kernels quantize the tensors of `batch_dims` one after the
@@ -389,6 +392,9 @@ def _quantize(
   x, global_scale = _without_derivative("quantize", x, global_scale)
   size = x.shape[axis]
   format = format.along(size)
+  if format.offset_dtype is not None:
+    values, scale, offset = asymmetric.quantize(x, key, format, axis, packed)
+    return values, scale, None, offset
   if not format.has_global_scale:
     batch_dims = 0
   if key is not None and batch_dims:
@@ -444,7 +450,7 @@ def _quantize(
     values = lax.slice_in_dim(values, 0, stored, axis=axis)
   if rows is not None:  # the rows of a block have the same scale
     scale = lax.slice_in_dim(scale, 0, None, format.block_rows, axis=rows)
-  return values, scale, _of_rank(global_scale, x.ndim)
+  return values, scale, _of_rank(global_scale, x.ndim), None
 
 
 def _quantize_in_turn(

@@ -13,7 +13,11 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 
 NEW = (
-  *formats.NAMED[len(formats.KNOWN) :],
+  *(
+    format
+    for format in formats.NAMED[len(formats.KNOWN) :]
+    if format.offset_dtype is None
+  ),
   jp.BlockFormat(
     name="int4_64",
     values_dtype=ml_dtypes.int4,

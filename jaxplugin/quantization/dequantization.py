@@ -15,6 +15,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import operations
 
 
 def dequantize(
@@ -25,6 +26,8 @@ def dequantize(
   The product is computed in f32 and cast once::
 
     result = cast(values * scale * global_scale)
+    result = cast((code - zero_point) * scale)   (integer format.offset_dtype)
+    result = cast(code * scale + minimum)        (floating format.offset_dtype)
 
   It is exact in f32 for MX formats. For NVFP4 the product with the global scale
   is rounded once. A NaN scale makes its whole block NaN.
@@ -91,13 +94,19 @@ def _dequantize_straight_through_jvp(
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
-  values, scale = tangents.without_derivative(
-    (x.values, x.scale),
+  values, scale, offset = tangents.without_derivative(
+    (x.values, x.scale, x.offset),
     "dequantize: quantized values and block scales have no derivative."
     " Differentiate with respect to the array before quantize(...,"
     ' derivative="straight_through"), or with respect to the global scale,'
     " with jax.lax.stop_gradient around values and scale",
   )
+  if offset is not None:
+    format = x.format.along(x.shape[x.axis])
+    result = operations.dequantize_raw(
+      values, scale, format, axis=x.axis, offset=offset
+    )
+    return result.astype(dtype)
   x = x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )

@@ -179,11 +179,13 @@ def dequantize_raw(
   format: formats.BlockFormat,
   *,
   axis: int,
+  offset: jax.Array | None = None,
 ) -> jax.Array:
   """Returns f32 `values * repeat(scale, block_size, axis)`.
 
   If the size of `axis` is not a multiple of the block size, the last scale
-  covers the remainder.
+  covers the remainder. With the `offset` of a format, the zero points or minima
+  of blocks are applied.
   """
   if format.has_pairs and values.dtype == formats.PACKED:
     values = layouts.unpack_fp4(values, axis=axis, dtype=format.values_dtype)
@@ -191,11 +193,18 @@ def dequantize_raw(
   whole = scale.shape[axis] * format.block_size
   result = extents.pad_axis(_as_f32(values, format), axis, whole)
   blocks = _split(result, axis, format.block_size)
+  if offset is not None:
+    offset = jnp.expand_dims(offset.astype(jnp.float32), axis + 1)
+    blocks = blocks + format.code_offset
+    if format.has_zero_points:
+      blocks = blocks - offset
   factors: tuple[jax.Array, ...] = (scale.astype(jnp.float32),)
   if format.scale_is_power_of_two:
     factors = codes.decode_e8m0(scale)
   for factor in reversed(factors):
     blocks = blocks * jnp.expand_dims(factor, axis + 1)
+  if offset is not None and not format.has_zero_points:
+    blocks = blocks + offset
   result = blocks.reshape(result.shape)
   return lax.slice_in_dim(result, 0, size, axis=axis)
 

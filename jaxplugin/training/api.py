@@ -232,7 +232,7 @@ def _scheme_of_formats(
   resolved = {
     name: None
     if given.get(name) is None
-    else formats.resolve("dot_general", given[name], name)
+    else recipes.resolve_format("dot_general", given[name], name)
     for name in ("lhs_format", "rhs_format", "grad_format")
   }
   lhs_format, rhs_format, grad_format = resolved.values()

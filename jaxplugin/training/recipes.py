@@ -102,7 +102,7 @@ class Recipe:
     for name in ("activation_format", "weight_format", "grad_format"):
       format = getattr(self, name)
       if format is not None:
-        format = formats.resolve("Recipe", format, name)
+        format = resolve_format("Recipe", format, name)
         if format.is_square:
           if name != "weight_format":
             raise ValueError(
@@ -240,6 +240,22 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
   format = formats.resolve(who, recipe, name)
   rows = format.of_rows()
   return Recipe(activation_format=rows, weight_format=format, grad_format=rows)
+
+
+def resolve_format(who: str, format: Any, name: str) -> formats.BlockFormat:
+  """Returns the format of an argument, to which products can quantize.
+
+  Raises:
+    NotImplementedError: If the format has zero points or minima.
+  """
+  format = formats.resolve(who, format, name)
+  if format.offset_dtype is not None:
+    raise NotImplementedError(
+      f"{who}: {name} must have no zero points or minima, got {format}. Pass"
+      f" {format.without_offset()}, or quantize with jp.quantize and multiply"
+      " with jp.block_scaled_dot"
+    )
+  return format
 
 
 MXFP8_RECIPE: Final = Recipe(

@@ -179,6 +179,8 @@ def _checkpoints() -> dict[str, Row]:
   for format, m in itertools.product(
     formats.NAMED[len(formats.KNOWN) :], (5, 70)
   ):
+    if format.offset_dtype is not None:
+      continue  # kernels do not read it
     n, k = 40, 576
     w = side(format, n, k, storage="scaled_array")
     for kind in (contract.F32, contract.BF16, jp.MXFP8, format):

@@ -1,0 +1,244 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizes to formats with zero points or minima, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+
+INT8_64 = jp.BlockFormat(
+  name="int8_64",
+  values_dtype=np.int8,
+  scale_dtype=np.float32,
+  block_size=64,
+  offset_dtype=np.int8,
+)
+INT4_64_MIN = jp.BlockFormat(
+  name="int4_64_min",
+  values_dtype=ml_dtypes.int4,
+  scale_dtype=ml_dtypes.bfloat16,
+  block_size=64,
+  offset_dtype=np.float32,
+)
+UINT8_ROW = jp.BlockFormat(
+  name="uint8_row",
+  values_dtype=np.int8,
+  scale_dtype=np.float32,
+  block_size=0,
+  offset_dtype=np.uint8,
+  code_offset=128,
+)
+FORMATS = (
+  jp.UINT4_128,
+  jp.UINT4_128_BF16,
+  jp.UINT4_32_MIN,
+  INT8_64,
+  INT4_64_MIN,
+  UINT8_ROW,
+)
+F32_MAX = np.finfo(np.float32).max
+F32_TINY = np.finfo(np.float32).tiny
+
+
+def flushed(x):
+  return np.where(np.abs(x) < F32_TINY, np.float32(0), x)
+
+
+def oracle(x, format):
+  """Returns codes, scales and offsets of x, in blocks along the last axis.
+
+  All arithmetic is in f32, one operation at a time.
+  """
+  x = flushed(np.asarray(x, np.float32))
+  size = format.along(x.shape[-1]).block_size
+  bits = ml_dtypes.iinfo(format.values_dtype).bits
+  lowest = format.code_offset - 2 ** (bits - 1)
+  highest = lowest + 2**bits - 1
+  found = []
+  for start in range(0, x.shape[-1], size):
+    block = x[:, start : start + size]
+    found.append(_oracle_of_block(block, format, lowest, highest))
+  codes, scale, offset = zip(*found, strict=True)
+  return (
+    np.concatenate(codes, -1),
+    np.concatenate(scale, -1),
+    np.concatenate(offset, -1),
+  )
+
+
+@np.errstate(all="ignore")
+def _oracle_of_block(block, format, lowest, highest):
+  is_bad = ~np.isfinite(block).all(-1, keepdims=True)
+  block = np.where(is_bad, np.float32(0), block)
+  low, high = block.min(-1, keepdims=True), block.max(-1, keepdims=True)
+  has_zero_points = np.dtype(format.offset_dtype).kind in "iu"
+  if has_zero_points:
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+  steps = np.float32(highest - lowest)
+  extent = flushed(high - low)
+  step = np.where(np.isinf(extent), high / steps - low / steps, extent / steps)
+  info = ml_dtypes.finfo(format.scale_dtype)
+  smallest = max(np.float32(info.smallest_subnormal), F32_TINY)
+  step = np.clip(step, smallest, np.float32(info.max))
+  step = np.where(extent == 0, np.float32(0), step)
+  scale = step.astype(format.scale_dtype)
+  rounded = scale.astype(np.float32)
+  divisor = np.where(rounded == 0, np.float32(1), rounded)
+  if has_zero_points:
+    offset = np.clip(lowest + np.rint(-low / divisor), lowest, highest)
+    codes = np.clip(np.rint(block / divisor) + offset, lowest, highest)
+  else:
+    inverse = np.float32(1) / np.where(step == 0, np.float32(1), step)
+    inverse = np.where(step == 0, np.float32(0), inverse)
+    quotient = flushed(block - low) * inverse
+    codes = np.floor(quotient + np.float32(0.5)) + lowest
+    codes = np.clip(codes, lowest, highest)
+    largest = np.float32(ml_dtypes.finfo(format.offset_dtype).max)
+    half = np.float32(-lowest / 2) * rounded
+    offset = np.clip((low + half) + half, -largest, largest)
+  codes = np.where(is_bad, format.code_offset, codes)
+  scale = np.where(is_bad, np.nan, rounded).astype(format.scale_dtype)
+  offset = np.where(is_bad, 0, offset).astype(format.offset_dtype)
+  return codes, scale, offset
+
+
+def odd_numbers(n, k):
+  """Returns f32[n, k], n > 12, with special first rows."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(n, k)) * np.exp(2 * rng.normal(size=(n, k)))
+  x = x.astype(np.float32)
+  x[0] = 0
+  x[1] = 3.0
+  x[2] = np.abs(x[2])
+  x[3] = -np.abs(x[3])
+  x[4] = np.sign(x[4]) * F32_MAX
+  x[5] *= 1e-37
+  x[6, -1] = np.nan
+  x[7, 0] = -np.inf
+  x[8] *= 1e8
+  x[9] *= 1e-10
+  x[10] += 100
+  x[11] = np.float32(1e-40)
+  return x
+
+
+class AsymmetricTest(parameterized.TestCase):
+  def assert_is_oracle(self, found, x):
+    codes, scale, offset = oracle(x, found.format)
+    stored = np.asarray(found.unpack().values).astype(np.float64)
+    np.testing.assert_array_equal(stored + found.format.code_offset, codes)
+    for actual, expected in ((found.scale, scale), (found.offset, offset)):
+      self.assertEqual(actual.dtype, expected.dtype)
+      np.testing.assert_array_equal(
+        np.asarray(actual, np.float32), expected.astype(np.float32)
+      )
+
+  @parameterized.parameters(*FORMATS)
+  def test_bits_are_those_of_numpy(self, format):
+    x = odd_numbers(30, 576)
+    self.assert_is_oracle(jp.quantize(x, format), x)
+    self.assert_is_oracle(
+      jax.jit(lambda x: jp.quantize(x, format))(x[12:]), x[12:]
+    )
+
+  @parameterized.parameters(*FORMATS)
+  def test_any_axis_and_stacks(self, format):
+    x = odd_numbers(30, 320)[12:].reshape(2, 9, 320)
+    found = jp.quantize(x.transpose(0, 2, 1), format, axis=1)
+    wanted = jp.quantize(x, format)
+    self.assertEqual(found.axis, 1)
+    same = found.transpose(0, 2, 1).unpack(), wanted.unpack()
+    for actual, expected in zip(*map(jax.tree.leaves, same), strict=True):
+      np.testing.assert_array_equal(actual, expected)
+    for i in range(2):
+      self.assert_is_oracle(wanted[i], x[i])
+    columns, rows = jp.quantize_both(jnp.asarray(x), format, axes=(1, 2))
+    self.assertEqual((columns.axis, rows.axis), (1, 2))
+
+  @parameterized.parameters(*FORMATS)
+  def test_error_is_at_most_half_a_step(self, format):
+    x = odd_numbers(30, 576)[12:]
+    w = jp.quantize(x, format)
+    size = format.along(576).block_size
+    step = np.repeat(np.asarray(w.scale).astype(np.float64), size, -1)[:, :576]
+    # Zero points round to a code, and minima to 11 bits.
+    error = np.abs(np.asarray(w.dequantize()) - x)
+    self.assertLess((error / step).max(), 1.1)
+
+  def test_ggml_q4_1_of_a_block(self):
+    # ggml's quantize_row_q4_1_ref, by hand: d = 3 / 15, m = -1.
+    x = np.linspace(-1, 2, 31, dtype=np.float32)
+    x = np.append(x, np.float32(0.05))[None]
+    w = jp.quantize(x, jp.UINT4_32_MIN)
+    self.assertEqual(w.scale[0, 0], np.float16(3 / 15))
+    self.assertEqual(w.offset[0, 0], -1)
+    codes = np.asarray(w.unpack().values).astype(int)[0] + 8
+    np.testing.assert_array_equal(codes[::2][:16], np.arange(16))
+
+  @parameterized.parameters(*FORMATS)
+  def test_stochastic_rounding_has_the_mean(self, format):
+    x = jnp.asarray(odd_numbers(30, 320)[14:15])
+
+    @jax.jit
+    def mean(x):
+      keys = jax.random.split(jax.random.key(0), 2000)
+      many = jax.vmap(lambda key: jp.quantize(x, format, key=key).dequantize())
+      return jnp.mean(many(keys), 0)
+
+    scale = np.asarray(jp.quantize(x, format).scale).astype(np.float32)
+    size = format.along(320).block_size
+    step = np.repeat(scale, size, -1)[:, :320]
+    error = np.abs(mean(x) - x) / step
+    # The extremes of a block may saturate, by the rounding of its offset.
+    self.assertLess(
+      np.sort(np.asarray(error)[0])[: -2 * scale.size].max(), 0.06
+    )
+
+  def test_exact_values_are_kept_by_stochastic_rounding(self):
+    x = jnp.tile(jnp.arange(16.0), 8)[None]
+    for format in (jp.UINT4_128, jp.UINT4_32_MIN):
+      w = jp.quantize(x, format, key=jax.random.key(1))
+      np.testing.assert_array_equal(w.dequantize(), x)
+
+  @parameterized.parameters(
+    (dict(offset_dtype=np.int32), TypeError, "offset_dtype must be"),
+    (dict(values_dtype=np.int8), ValueError, "code_offset must be 0 for sign"),
+    (dict(code_offset=0), ValueError, "must hold all codes, .*uint8.* from -8"),
+    (dict(offset_dtype=None), ValueError, "code_offset must be 0 without"),
+    (dict(block_rows=128, values_dtype=np.int8), ValueError, "of one row"),
+    (dict(scale_dtype=ml_dtypes.float8_e8m0fnu), ValueError, "float16 scales"),
+    (dict(values_dtype=ml_dtypes.float8_e4m3fn), ValueError, "are integers"),
+  )
+  def test_bad_format_is_refused(self, fields, error, message):
+    fields = {
+      "name": "f",
+      "values_dtype": ml_dtypes.int4,
+      "scale_dtype": np.float16,
+      "block_size": 128,
+      "offset_dtype": np.uint8,
+      "code_offset": 8,
+    } | fields
+    with self.assertRaisesRegex(error, message):
+      jp.BlockFormat(**fields)
+
+  def test_bad_array_is_refused(self):
+    w = jp.quantize(jnp.ones((4, 256)), jp.UINT4_128)
+    leaves = w.values, w.scale, None, w.format
+    for offset in (None, w.offset[:1], w.offset.astype(jnp.int8)):
+      with self.assertRaisesRegex(
+        TypeError, r"offset .* must be uint8\[4, 2\]"
+      ):
+        jp.ScaledArray(*leaves, offset=offset)
+    with self.assertRaisesRegex(TypeError, "offset must be None for int4_128"):
+      jp.ScaledArray(w.values, w.scale, None, jp.INT4_128, offset=w.offset)
+    with self.assertRaisesRegex(TypeError, "global_scale must be None"):
+      jp.ScaledArray(w.values, w.scale, 2.0, w.format, offset=w.offset)
+
+
+if __name__ == "__main__":
+  absltest.main()
