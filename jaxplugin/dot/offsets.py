@@ -14,8 +14,10 @@ The second dot has one product where the first has a block. XLA computes it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,15 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import tangents
 
+SCOPE: Final = "block_offsets"  # named scope of the second dot
+_F32: Final = np.dtype(np.float32)
 
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["array"],
+  meta_fields=["name", "format"],
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offset:
   """The offset of one operand of a product.
@@ -56,17 +66,22 @@ def has_offset(operand: Any) -> bool:
 def split(lhs: Any, rhs: Any) -> tuple[Any, Any, Offset | None]:
   """Returns both operands without an offset, and the offset of one or None.
 
-  If both have one, lhs is dequantized to f32.
+  An lhs with an offset is dequantized to f32 if rhs is quantized, because block
+  sums of rhs would read all weights once more.
   """
-  if not has_offset(lhs) and not has_offset(rhs):
-    return lhs, rhs, None
+  for name, operand in (("lhs", lhs), ("rhs", rhs)):
+    if has_offset(operand):
+      scaled_array.require_numbers(sides.who(), name, operand)
+      scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
+  if has_offset(lhs) and isinstance(rhs, scaled_array.ScaledArray):
+    lhs = lhs.dequantize()
   if has_offset(rhs):
-    if has_offset(lhs):
-      lhs = lhs.dequantize()
     offset = Offset(name="rhs", format=rhs.format, array=rhs.offset)
     return lhs, rhs.without_offset(), offset
-  offset = Offset(name="lhs", format=lhs.format, array=lhs.offset)
-  return lhs.without_offset(), rhs, offset
+  if has_offset(lhs):
+    offset = Offset(name="lhs", format=lhs.format, array=lhs.offset)
+    return lhs.without_offset(), rhs, offset
+  return lhs, rhs, None
 
 
 def terms(
@@ -108,19 +123,26 @@ def with_offset(
   form = call.form()
 
   def function(
-    result: jax.Array, array: jax.Array, *arrays: jax.Array
+    result: jax.Array, offset: Offset, *arrays: jax.Array
   ) -> jax.Array:
     call = form.filled(arrays)
-    second = _product(call, dataclasses.replace(offset, array=array))
+    with jax.named_scope(SCOPE):
+      lhs, rhs = operands(call, offset)
+      second = reference.plain_dot(lhs, rhs, call.dimension_numbers, _F32)
     return epilogue.apply(result + second, call)
 
   return derivatives.partitioned(function, result)(
-    result, offset.array, *call.flatten()
+    result, offset, *call.flatten()
   )
 
 
-def _product(call: calls.DotCall, offset: Offset) -> jax.Array:
-  """Returns the second dot in f32, without global scales."""
+def operands(call: Any, offset: Offset) -> tuple[jax.Array, jax.Array]:
+  """Returns lhs and rhs of the second dot in f32, without global scales.
+
+  Args:
+    call: a `DotCall` or a `RaggedDotCall` of operands without the offset.
+    offset: the offset of one of them.
+  """
   side, other = call.lhs, call.rhs
   if offset.name == "rhs":
     side, other = other, side
@@ -133,6 +155,4 @@ def _product(call: calls.DotCall, offset: Offset) -> jax.Array:
       other.in_usual_order().dequantized(), axis, side.format.block_size
     ),
   }
-  return reference.plain_dot(
-    both["lhs"], both["rhs"], call.dimension_numbers, np.dtype(np.float32)
-  )
+  return both["lhs"], both["rhs"]

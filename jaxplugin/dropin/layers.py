@@ -27,6 +27,10 @@ from jax.interpreters import mlir
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import targets
+from jaxplugin.dot import epilogue
+from jaxplugin.dot import offsets
+from jaxplugin.dot import reference
+from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import jax_private
 from jaxplugin.ragged import api as ragged
@@ -68,6 +72,8 @@ def layer_dot(
     **options: activation, preferred_element_type, reduce_dtype and
       implementation, see `block_scaled_dot`.
   """
+  if isinstance(x, scaled_array.ScaledArray) and x.offset is not None:
+    x = x.dequantize()
   args = x, stack, layer, bias
   leaves, tree = jax.tree.flatten(args)
   if out_sharding is not None:
@@ -75,6 +81,9 @@ def layer_dot(
   if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     # Outside of a trace, each call would compile its own jaxprs.
     return _sliced(*args, **options)
+
+  if offsets.has_offset(stack):
+    return _with_offset(*args, **options)
 
   def traced(function: Any) -> Any:
     def of_leaves(*leaves: Any) -> list[Any]:
@@ -100,6 +109,39 @@ def _sliced(x: Any, stack: Any, layer: Any, bias: Any, **options: Any) -> Any:
     dimension_numbers=(((x.ndim - 1,), (1,)), ((), ())),
     bias=None if bias is None else bias[layer],
     **options,
+  )
+
+
+def _with_offset(
+  x: Any,
+  stack: scaled_array.ScaledArray,
+  layer: Any,
+  bias: Any,
+  *,
+  activation: Any,
+  preferred_element_type: Any,
+  **options: Any,
+) -> jax.Array:
+  """Adds the offsets of one layer to the dot without them (`dot.offsets`)."""
+  options |= {"activation": None, "preferred_element_type": jnp.float32}
+  result = layer_dot(x, stack.without_offset(), layer, None, **options)
+
+  def function(result: jax.Array, x: Any, own: Any, bias: Any) -> jax.Array:
+    plain = x.dequantize() if isinstance(x, scaled_array.ScaledArray) else x
+    k = x.ndim - 1
+    with jax.named_scope(offsets.SCOPE):
+      result += reference.plain_dot(
+        offsets.block_sums(plain, k, own.block_size),
+        offsets.terms(own.scale, own.offset, own.format),
+        (((k,), (1,)), ((), ())),
+        jnp.float32,
+      )
+    if bias is not None:
+      result += bias[layer].astype(jnp.float32)
+    return epilogue.activate(result, activation).astype(preferred_element_type)
+
+  return derivatives.partitioned(function, result)(
+    result, x, stack[layer], bias
   )
 
 

@@ -15,6 +15,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import offsets
 from jaxplugin.dot import traced
 from jaxplugin.explanation import estimates
 from jaxplugin.explanation import report
@@ -46,6 +47,10 @@ _OWN_BACKWARD: Final = (
 )
 _SCALED: Final = (
   "JAX's own scaled dot, which JAX lowers; wrap the function in jp.accelerate"
+)
+_OFFSETS: Final = (
+  "the second matmul of a block-scaled one; it adds the zero points or minima"
+  " of an operand"
 )
 _HALF: Final = (formats.BF16, np.dtype(np.float16))
 
@@ -143,6 +148,8 @@ def explain(
     reason = _REASONS[eqn.primitive.name]
     if operation.phase in ("dgrad", "wgrad"):
       reason = _OWN_BACKWARD
+    if offsets.SCOPE in operation.layer.split("/"):
+      reason = _OFFSETS
   else:
     return None
   lhs, rhs, out = (v.aval for v in (*eqn.invars[:2], eqn.outvars[0]))

@@ -153,8 +153,7 @@ class AsymmetricTest(parameterized.TestCase):
     wanted = jp.quantize(x, format)
     self.assertEqual(found.axis, 1)
     same = found.transpose(0, 2, 1).unpack(), wanted.unpack()
-    for actual, expected in zip(*map(jax.tree.leaves, same), strict=True):
-      np.testing.assert_array_equal(actual, expected)
+    jax.tree.map(np.testing.assert_array_equal, *same)
     for i in range(2):
       self.assert_is_oracle(wanted[i], x[i])
     columns, rows = jp.quantize_both(jnp.asarray(x), format, axes=(1, 2))

@@ -193,9 +193,10 @@ def dequantize_raw(
   whole = scale.shape[axis] * format.block_size
   result = extents.pad_axis(_as_f32(values, format), axis, whole)
   blocks = _split(result, axis, format.block_size)
+  if format.code_offset:
+    blocks = blocks + format.code_offset
   if offset is not None:
     offset = jnp.expand_dims(offset.astype(jnp.float32), axis + 1)
-    blocks = blocks + format.code_offset
     if format.has_zero_points:
       blocks = blocks - offset
   factors: tuple[jax.Array, ...] = (scale.astype(jnp.float32),)

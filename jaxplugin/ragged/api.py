@@ -13,16 +13,19 @@ import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import api
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
+from jaxplugin.dot import offsets
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.operation import choice
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import checks
+from jaxplugin.ragged import epilogue as ragged_epilogue
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
@@ -120,7 +123,8 @@ def _straight_through(
 ) -> jax.Array:
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
   call = _call(
-    *(given.lhs, given.rhs, given.group_sizes),
+    *offsets.split(given.lhs, given.rhs)[:2],
+    given.group_sizes,
     activation=options.activation,
     dtype=options.preferred_element_type,
     reduce_dtype=options.reduce_dtype,
@@ -161,6 +165,7 @@ def product(
   out_sharding: Any = None,
 ) -> jax.Array:
   """Computes `ragged_dot`; the weights may be unquantized."""
+  lhs, rhs, offset = offsets.split(lhs, rhs)
   call_of = functools.partial(
     _call,
     activation=activation,
@@ -171,15 +176,53 @@ def product(
   call = call_of(lhs, rhs, group_sizes)
   sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
   if sharding is None:
-    return _dot(call, bias)
-  dot = lambda bias, *arrays: _dot(call_of(*arrays), bias)
-  arrays = jax.tree.map(jnp.asarray, (bias, lhs, rhs, call.group_sizes))
+    return _dot(call, bias, offset)
+  dot = lambda bias, offset, *arrays: _dot(call_of(*arrays), bias, offset)
+  arrays = jax.tree.map(jnp.asarray, (bias, offset, lhs, rhs, call.group_sizes))
   return explicit.automatic(dot, sharding)(*arrays)
 
 
-def _dot(call: calls.RaggedDotCall, bias: Any) -> jax.Array:
+def _dot(
+  call: calls.RaggedDotCall, bias: Any, offset: offsets.Offset | None
+) -> jax.Array:
   """Adds the epilogue to a checked call and binds it."""
-  return bind(_with_epilogue(call, bias))
+  call = _with_epilogue(call, bias)
+  if offset is None:
+    return bind(call)
+  result = bind(call.bare())
+  with jax.named_scope(offsets.SCOPE):
+    second = bind(_second(call, offset))
+  return ragged_epilogue.apply(result + second, call)
+
+
+def _second(
+  call: calls.RaggedDotCall, offset: offsets.Offset
+) -> calls.RaggedDotCall:
+  """Returns the second call of `dot.offsets`, without global scales.
+
+  Zero points of weights are multiplied as values of blocks of one, so a backend
+  reads only those of groups that have rows.
+  """
+  format = offset.format
+  if offset.name == "lhs" or not format.has_zero_points:
+    lhs, rhs = offsets.operands(call, offset)
+    return calls.plain(lhs, rhs, call.group_sizes, 2)
+  weights = call.rhs
+  assert weights.format is not None
+  sums = offsets.block_sums(
+    call.lhs.in_usual_order().dequantized(), 1, weights.format.block_size
+  )
+  second = calls.plain(-sums, offset.array, call.group_sizes, 2)
+  zero_points = formats.UnquantizedFormat(
+    name=f"zero points of {format}",
+    values_dtype=offset.array.dtype,
+    scale_dtype=format.scale_dtype,
+    block_size=1,
+    code_offset=-format.code_offset,
+  )
+  return second.replace(
+    rhs=second.rhs.replace(scale=weights.scale, format=zero_points, axis=2)
+  )
 
 
 def bind(call: calls.RaggedDotCall | calls.RaggedContraction) -> jax.Array:
