@@ -4,7 +4,8 @@
 
 `api` checks arguments and binds `primitive.block_scaled_dot_p`. The lowering
 calls `backends.choose`, which picks a backend for the target and records why
-the others are refused. `reference` computes the results that tests expect.
+the others are refused. `offsets` adds the zero points or minima of an operand.
+`reference` computes the results that tests expect.
 """
 
 from jaxplugin.dot.api import Operand as Operand

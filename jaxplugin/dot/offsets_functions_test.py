@@ -172,6 +172,18 @@ class FunctionsTest(parameterized.TestCase):
     paths = [str(path[0]) for path, _ in jax.tree.leaves_with_path(w)]
     self.assertEqual(paths, [".values", ".scale", ".offset"])
 
+  def test_a_layer_remembers_its_stack(self):
+    found = []
+
+    @jax.make_jaxpr
+    def trace(w):
+      found.append(w[1].without_offset().layer_of())
+      return w.values
+
+    trace(weights())
+    ((stack, _),) = found
+    self.assertEqual((stack.format, stack.shape), (jp.INT4_128, (3, 16, 256)))
+
   def test_a_stack_may_mix_derivatives(self):
     w = weights()
     other = jp.quantize(

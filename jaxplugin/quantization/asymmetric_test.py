@@ -140,7 +140,7 @@ class AsymmetricTest(parameterized.TestCase):
 
   @parameterized.parameters(*FORMATS)
   def test_bits_are_those_of_numpy(self, format):
-    x = odd_numbers(30, 576)
+    x = odd_numbers(30, 580)  # the last block is short
     self.assert_is_oracle(jp.quantize(x, format), x)
     self.assert_is_oracle(
       jax.jit(lambda x: jp.quantize(x, format))(x[12:]), x[12:]
