@@ -119,6 +119,10 @@ class NamesTest(parameterized.TestCase):
     self.assertNotEmpty(told)
     self.assertEqual(self.launched, told)
 
+  def check_pair(self, name, lhs, rhs, **options):
+    arrays = lhs.operand, rhs.operand, lhs.scale, rhs.scale
+    self.check(name, *arrays, **options)
+
   @parameterized.parameters("a100", "l40s", "h100", "b200", "rtx5090", "mi355x")
   @pytest.mark.sample(1)
   def test_of_fuzzed_products(self, name):
@@ -130,12 +134,8 @@ class NamesTest(parameterized.TestCase):
       lhs = contract.make_operand(rng, case.lhs, integers=True)
       rhs = contract.make_operand(rng, case.rhs, integers=True)
       with self.subTest(f"random_case({index})", case=case):
-        self.check(
-          name,
-          lhs.operand,
-          rhs.operand,
-          lhs.scale,
-          rhs.scale,
+        self.check_pair(
+          *(name, lhs, rhs),
           dimension_numbers=case.dimension_numbers,
           block_size=case.block_size,
           preferred_element_type=case.dtype,
@@ -179,12 +179,8 @@ class NamesTest(parameterized.TestCase):
         for _ in range(2)
       )
       dims = tuple(range(1, 1 + len(sizes)))
-      self.check(
-        name,
-        lhs.operand,
-        rhs.operand,
-        lhs.scale,
-        rhs.scale,
+      self.check_pair(
+        *(name, lhs, rhs),
         dimension_numbers=((dims, dims), ((), ())),
         block_size=32,
       )
