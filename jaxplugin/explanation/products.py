@@ -163,26 +163,24 @@ def explain(
     description=f"{describe(lhs)} x {describe(rhs)} -> {describe(out)}",
     reason=reason,
     operands=f"{lhs.dtype.name} x {rhs.dtype.name}",
-    **_figures(lhs, rhs, out, dimensions, target or targets.current_target()),
+    **_figures((lhs, rhs, out), dimensions, target or targets.current_target()),
   )
 
 
 def _figures(
-  lhs: Any,
-  rhs: Any,
-  out: Any,
+  arrays: Sequence[Any],
   dimensions: tuple[Sequence[int], Sequence[int]] | None,
   target: targets.Target,
 ) -> dict[str, Any]:
   """Returns the fields `sizes` and `estimate` of a `report.NotBlockScaled`.
 
   Args:
-    lhs, rhs, out: shapes and dtypes of the operands and the result; None if not
-      known.
+    arrays: shapes and dtypes of lhs, rhs and the result; None if not known.
     dimensions: batch and contracting dimensions of lhs; None if the operation
       is not a dot.
     target: the device to estimate for.
   """
+  lhs, rhs, out = arrays
   if dimensions is None or lhs is None or rhs is None:
     return {}
   static = (int, np.integer)
@@ -196,11 +194,11 @@ def _figures(
   if num_bytes is None:
     return {"sizes": sizes}
   flops = 2 * math.prod(out.shape) * k
-  precision = "bf16" if lhs.dtype in _HALF and rhs.dtype in _HALF else None
-  return {
-    "sizes": sizes,
-    "estimate": estimates.estimate(num_bytes, flops, precision, target),
-  }
+  is_half = lhs.dtype in _HALF and rhs.dtype in _HALF
+  estimate = estimates.estimate(
+    num_bytes, flops, "bf16" if is_half else None, target
+  )
+  return {"sizes": sizes, "estimate": estimate}
 
 
 def of_module(
@@ -222,7 +220,7 @@ def of_module(
     description=f"{lhs} x {rhs} -> {out}",
     reason=_REASONS[name],
     operands=f"{lhs.partition('[')[0]} x {rhs.partition('[')[0]}",
-    **_figures(*arrays, _dimensions_of_module(operation, arrays[0]), target),
+    **_figures(arrays, _dimensions_of_module(operation, arrays[0]), target),
   )
 
 
