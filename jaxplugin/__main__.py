@@ -15,12 +15,12 @@ from jaxplugin.cli import arguments
 from jaxplugin.cli.commands import checkpoints
 from jaxplugin.cli.commands import inspection
 from jaxplugin.cli.commands import rewrite
-from jaxplugin.explanation import information
 from jaxplugin.lab.commands import bench
 from jaxplugin.lab.commands import compile
 from jaxplugin.lab.commands import kernels
 from jaxplugin.lab.commands import plan
 from jaxplugin.lab.commands import tune
+from jaxplugin.runtime import fingerprints
 
 # In the order of --help.
 COMMANDS: Final[tuple[arguments.Command, ...]] = (
@@ -76,8 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     epilog="\n\n".join([*epilog, _EXAMPLES]),
     formatter_class=arguments.HelpFormatter,
   )
-  version = f"{arguments.PROGRAM} {information.version('jaxplugin')}"
-  parser.add_argument("--version", action="version", version=version)
+  version = fingerprints.version("jaxplugin") or "not installed"
+  parser.add_argument(
+    "--version", action="version", version=f"{arguments.PROGRAM} {version}"
+  )
   parsers = parser.add_subparsers(
     dest="command", prog=arguments.PROGRAM, help=argparse.SUPPRESS
   )

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import platform
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from jaxplugin.plugins import registry
 from jaxplugin.printing import console
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.ragged import backends as ragged_backends
+from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import resolution
 
 PACKAGES: Final = (
@@ -115,7 +115,10 @@ def information() -> Information:
   return Information(
     versions={
       "python": platform.python_version(),
-      **{package: version(package) for package in PACKAGES},
+      **{
+        package: fingerprints.version(package) or "not installed"
+        for package in PACKAGES
+      },
     },
     devices=tuple(
       f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()
@@ -144,14 +147,6 @@ def info() -> str:
     ['jaxplugin: 0.1.0']
   """
   return console.text(information().parts())
-
-
-def version(package: str) -> str:
-  """Returns a package's version, or "not installed"."""
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return "not installed"
 
 
 def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:

@@ -92,11 +92,12 @@ def _versions() -> tuple[Any, ...]:
   """Returns versions of packages, and the digest of the C++ sources."""
   return (
     cpu_library.sources_digest(),
-    *((name, _version(name)) for name in _DISTRIBUTIONS),
+    *((name, version(name)) for name in _DISTRIBUTIONS),
   )
 
 
-def _version(distribution: str) -> str | None:
+def version(distribution: str) -> str | None:
+  """Returns the version of an installed distribution, else None."""
   try:
     return importlib.metadata.version(distribution)
   except importlib.metadata.PackageNotFoundError:

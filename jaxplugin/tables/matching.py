@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import pathlib
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
+from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import records
 
 AGAIN: Final = "rules choose until you run python -m jaxplugin tune"
@@ -221,7 +221,10 @@ def triton_source(
   """
   if target.platform not in ("cuda", "rocm"):
     return None
-  versions = [(name, installed(name)) for name in ("jax-triton", "triton")]
+  versions = [
+    (name, fingerprints.version(name) or "none")
+    for name in ("jax-triton", "triton")
+  ]
   versions += _assembled_by(target)
   digest = _kernels_digest(folders)
   return records.Source(kernels=digest, toolchain=tuple(versions))
@@ -255,11 +258,3 @@ def _kernels_digest(folders: tuple[str, ...]) -> str:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         lines.append(f"{name} {digest}\n")
   return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
-
-
-def installed(distribution: str) -> str:
-  """Returns the installed version of a distribution, or "none"."""
-  try:
-    return importlib.metadata.version(distribution)
-  except importlib.metadata.PackageNotFoundError:
-    return "none"

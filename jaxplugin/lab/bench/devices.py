@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -18,6 +17,7 @@ import jax
 
 from jaxplugin.core import targets
 from jaxplugin.explanation import information
+from jaxplugin.runtime import fingerprints
 
 PLATFORMS: Final = ("cpu", "gpu")
 
@@ -157,7 +157,9 @@ def environment(device: BenchDevice) -> dict[str, Any]:
     "runtime": str(device.device.client.platform_version).strip(),
     "python": platform.python_version(),
     "system": platform.platform(),
-    "versions": {p: v for p in _PACKAGES if (v := _version(p)) is not None},
+    "versions": {
+      p: v for p in _PACKAGES if (v := fingerprints.version(p)) is not None
+    },
     "commit": _commit(),
     "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
   }
@@ -172,13 +174,6 @@ def cpu_name() -> str:
       if name.strip() == "model name":
         return value.strip()
   return platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _driver() -> str | None:

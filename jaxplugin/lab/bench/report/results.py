@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Literal
 from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.peers import variants
+from jaxplugin.tables import writing
 
 # The schema of the files. `read` rejects other schemas.
 SCHEMA: Final = 2
@@ -176,19 +176,7 @@ class ResultError(ValueError):
 
 def write(run: BenchRun, path: str | os.PathLike[str]) -> None:
   """Writes `to_json` to a file, which is replaced atomically."""
-  path = pathlib.Path(path)
-  text = to_json(run)
-  descriptor, temporary = tempfile.mkstemp(
-    prefix=f".{path.name}.", dir=path.parent
-  )
-  try:
-    with open(descriptor, "w") as file:
-      file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
+  writing.replace(pathlib.Path(path), to_json(run))
 
 
 def to_json(run: BenchRun) -> str:
