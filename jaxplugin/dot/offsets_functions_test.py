@@ -164,6 +164,21 @@ class FunctionsTest(parameterized.TestCase):
     ):
       REFUSED[name](weights())
 
+  def test_exported_function_takes_any_number_of_rows(self):
+    w = weights()
+    (rows,) = jax.export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, 256), jnp.float32)
+
+    @jax.jit
+    def both(x, w):
+      x_q = jp.quantize(x, w.format)
+      return jp.ragged_dot(x, w, SIZES), jp.block_scaled_dot(x_q, w[0])
+
+    ragged_result, dot = jp.export(both)(x, w).call(X, w)
+    np.testing.assert_allclose(ragged_result, ragged(w), rtol=1e-4, atol=1e-4)
+    exact = plain(jp.quantize(X, w.format)) @ plain(w)[0].T
+    np.testing.assert_allclose(dot, exact, rtol=1e-4, atol=1e-4)
+
   def test_size_and_text_count_the_offsets(self):
     w = weights()
     leaves = jax.tree.leaves(w)

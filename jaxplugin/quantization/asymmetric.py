@@ -14,11 +14,12 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.quantization import codes
+from jaxplugin.quantization import operations
 
 _MIN_NORMAL: Final = 2.0**-126
 # An f32 holds the sum of an 8-bit quotient and a random fraction of 16 bits.
@@ -49,7 +50,7 @@ def quantize(
   x = _flushed(x.astype(jnp.float32))
   if missing := count * format.block_size - size:
     # A short last block repeats its last value, which changes no extremum.
-    last = jax.lax.slice_in_dim(x, size - 1, size, axis=axis)
+    last = lax.slice_in_dim(x, size - 1, size, axis=axis)
     shape = (*x.shape[:axis], missing, *x.shape[axis + 1 :])
     x = jnp.concatenate([x, jnp.broadcast_to(last, shape)], axis)
   blocks = x.reshape(
@@ -88,12 +89,16 @@ def quantize(
     offset = jnp.clip((low + half) + half, -largest, largest)
   stored = jnp.clip(code, lowest, highest) - format.code_offset
   stored = jnp.where(is_bad, 0, stored).astype(jnp.int8).reshape(x.shape)
-  values = stored
   if missing:
-    values = jax.lax.slice_in_dim(stored, 0, size, axis=axis)
-  values = values.astype(format.values_dtype)
-  if packed:
-    values = layouts.pack_fp4(values, axis=axis)
+    stored = lax.slice_in_dim(stored, 0, size, axis=axis)
+  values = lax.bitcast_convert_type(stored, jnp.uint8)
+  if format.has_pairs:
+    values &= 15
+  values = (
+    operations.two_a_byte(values, axis)
+    if packed
+    else codes.from_codes(values, format.values_dtype)
+  )
   nan = scale_codes.dtype.type(format.scale_encoding.nan_code)
   scale = codes.from_codes(
     jnp.where(is_bad, nan, scale_codes), format.scale_dtype

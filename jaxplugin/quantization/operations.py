@@ -136,7 +136,7 @@ def quantize(
       scale_up=scale_up,
     )
   if packed:
-    values = _two_a_byte(values, axis + 1)
+    values = two_a_byte(values, axis + 1)
     shape = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
     values = values.reshape(shape)
   else:
@@ -224,7 +224,7 @@ def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
   return x.reshape(*x.shape[:axis], blocks, block_size, *x.shape[axis + 1 :])
 
 
-def _two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
+def two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
   """Packs 4-bit codes uint8[...] along `axis`, the first in the low nibble."""
   size = fp4_codes.shape[axis]
   low, high = (
