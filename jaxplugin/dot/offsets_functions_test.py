@@ -99,6 +99,14 @@ PRODUCTS = {
     jax.jit(lambda w: jp.linear(X, w, layer=1)),
     lambda w: X @ w[1].T,
   ),
+  "layer with an epilogue": (
+    jax.jit(
+      lambda w: jp.linear(
+        X, w, layer=1, bias=np.ones((3, 16)), activation="relu"
+      )
+    ),
+    lambda w: np.maximum(X @ w[1].T + 1, 0),
+  ),
   "layer in a scan": (
     jax.jit(
       lambda w: jax.lax.map(lambda i: jp.linear(X, w, layer=i), jnp.arange(3))

@@ -71,19 +71,25 @@ class OffsetsTest(parameterized.TestCase):
   @parameterized.product(
     kind=KINDS, specs=((P("a"), P("b")), (P(None, "b"), P(None, None, "b")))
   )
-  def test_groups_and_layers(self, kind, specs):
+  def test_groups(self, kind, specs):
     mesh = explicit.mesh(self, kind=kind)
     x, w = normal(0, M, K), jp.quantize(normal(1, 4, N, K), "uint4_128")
     with jax.set_mesh(mesh):
       args = self.put(mesh, x, specs[0]), self.put(mesh, w, specs[1])
       found = jax.jit(lambda x, w: jp.ragged_dot(x, w, SIZES))(*args)
-      if kind == AxisType.Auto:
-        layer = jax.jit(lambda x, w: jp.linear(x, w, layer=2))(*args)
     e = np.asarray(w.dequantize())
     exact = np.concatenate([x[:3] @ e[0].T, x[3:7] @ e[2].T, x[7:] @ e[3].T])
     np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3)
-    if kind == AxisType.Auto:
-      np.testing.assert_allclose(layer, x @ e[2].T, rtol=1e-3, atol=1e-3)
+
+  @parameterized.parameters(*KINDS)
+  def test_layers(self, kind):
+    mesh = explicit.mesh(self, kind=kind)
+    x, w = normal(0, M, K), jp.quantize(normal(1, 4, N, K), "uint4_128")
+    with jax.set_mesh(mesh):
+      args = self.put(mesh, x, P("a")), self.put(mesh, w, P(None, "b"))
+      found = jax.jit(lambda x, w: jp.linear(x, w, layer=2))(*args)
+    exact = x @ np.asarray(w[2].dequantize()).T
+    np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3)
 
   def test_shard_map_over_rows_of_weights(self):
     mesh = explicit.mesh(self, kind=AxisType.Auto)
