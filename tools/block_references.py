@@ -48,6 +48,7 @@ class Comparison(NamedTuple):
   package: str
   scales: str
   values: str
+  offsets: str  # zero points or minima
   error: float  # the largest difference of the numbers, in steps of a block
   reason: str
 
@@ -68,27 +69,51 @@ def same(ours: Any, theirs: Any) -> str:
 
 
 def compare(
-  format: str, package: str, scale: Any, values: Any, reason: str = ""
+  format: str,
+  package: str,
+  scale: Any,
+  values: Any,
+  reason: str = "",
+  offset: Any = None,
 ) -> Comparison:
-  """Compares the scales and values of a package with those of jaxplugin."""
+  """Compares the parts of a package with those of jaxplugin.
+
+  Args:
+    format: the format that jaxplugin quantizes to.
+    package: the package's name.
+    scale, values: its scales, and its values or codes.
+    reason: why parts differ.
+    offset: its zero points or minima.
+  """
   x_q = jp.quantize(weight(), format).unpack()
   scale, values = (np.asarray(x, np.float32) for x in (scale, values))
-  ours = np.asarray(x_q.scale, np.float32)
-  scale = scale.reshape(ours.shape)
-  steps = scale
-  for axis, size in enumerate(values.shape):
-    count = -(-size // steps.shape[axis])
-    steps = steps.repeat(count, axis)[: size if axis == 0 else None]
-  numbers = np.asarray(jp.dequantize(x_q)) - values * steps[:, :K]
+  scale = scale.reshape(x_q.scale.shape)
+  numbers = [values, scale]
+  if offset is not None:
+    numbers.append(np.asarray(offset, np.float32).reshape(scale.shape))
+  for i, part in enumerate(numbers[1:], 1):
+    for axis, size in enumerate(values.shape):
+      part = part.repeat(-(-size // part.shape[axis]), axis)
+    numbers[i] = part[:N, :K]
+  codes, steps, *offsets = numbers
+  if not offsets:
+    theirs = codes * steps
+  elif x_q.format.has_zero_points:
+    theirs = (codes - offsets[0]) * steps
+  else:
+    theirs = codes * steps + offsets[0]
   with np.errstate(divide="ignore", invalid="ignore"):
-    error = np.abs(numbers) / np.where(steps, steps, 1)[:, :K]
+    error = np.abs(np.asarray(jp.dequantize(x_q)) - theirs)
+    error /= np.where(steps, steps, 1)
+  ours = np.asarray(x_q.values, np.float32) + x_q.format.code_offset
   return Comparison(
-    format,
-    package,
-    same(ours, scale),
-    same(x_q.values, values),
-    float(np.nanmax(error)),
-    reason,
+    format=format,
+    package=package,
+    scales=same(x_q.scale, scale),
+    values=same(ours, values),
+    offsets="-" if offset is None else same(x_q.offset, offset),
+    error=float(np.nanmax(error)),
+    reason=reason,
   )
 
 
@@ -107,6 +132,12 @@ def of_compressed_tensors() -> list[Comparison]:
     ),
     ("int4_128", {"num_bits": 4}, torch.float16, HALF_RANGE.format(7.5, 7)),
     (
+      "uint4_128",
+      {"num_bits": 4, "symmetric": False},
+      torch.float16,
+      "a block of zeros has another scale and zero point",
+    ),
+    (
       "fp8_128x128",
       {"num_bits": 8, "type": "float", "block_structure": [128, 128]},
       torch.float32,
@@ -114,14 +145,16 @@ def of_compressed_tensors() -> list[Comparison]:
     ),
   ):
     strategy, blocks = "channel", x
-    if format == "int4_128":
+    if "int4_128" in format:
       strategy, blocks = "group", x.reshape(N, -1, 128)
       options = {**options, "group_size": 128}
     elif "block_structure" in options:
       strategy = "block"
       blocks = x.reshape(N // 128, 128, K // 128, 128).permute(0, 2, 1, 3)
       blocks = blocks.reshape(N // 128, K // 128, -1)
-    args = QuantizationArgs(symmetric=True, strategy=strategy, **options)
+    args = QuantizationArgs(
+      **{"symmetric": True, **options, "strategy": strategy}
+    )
     scale, zeros = ct_utils.calculate_qparams(
       blocks.amin(-1, keepdim=strategy == "channel"),
       blocks.amax(-1, keepdim=strategy == "channel"),
@@ -131,7 +164,12 @@ def of_compressed_tensors() -> list[Comparison]:
     values = ct_forward.quantize(
       x, scale.float(), zeros, args, dtype=torch.float32
     )
-    found.append(compare(format, package, scale.float(), values, reason))
+    offset = None
+    if not args.symmetric:  # codes from -8 to 7
+      values, offset = values + 8, zeros.float() + 8
+    found.append(
+      compare(format, package, scale.float(), values, reason, offset)
+    )
   return found
 
 
@@ -156,9 +194,25 @@ def of_torchao() -> list[Comparison]:
     found.append(
       compare(
         *(format, package, scale.float(), values),
-        f"asked for values from {limits[0]}; zeros have another scale",
+        f"with values from {limits[0]} to {limits[1]}",
       )
     )
+  block = (1, 128)
+  scale, zeros = ao.choose_qparams_affine(
+    *(x, ao.MappingType.ASYMMETRIC, block, torch.uint8, 0, 15),
+    eps=torch.finfo(torch.float32).tiny,
+    scale_dtype=torch.float16,
+  )
+  values = ao.quantize_affine(
+    *(x, block, scale.float(), zeros, torch.uint8, 0, 15)
+  )
+  found.append(
+    compare(
+      *("uint4_128", package, scale.float(), values),
+      reason="blocks of zeros have another zero point",
+      offset=zeros,
+    )
+  )
   for format, block in (
     ("fp8_row", (1, K)),
     ("fp8_1x128", (1, 128)),
@@ -206,7 +260,7 @@ def of_deepseek() -> list[Comparison]:
   found.append(
     Comparison(
       *("fp8_128x128", "DeepSeek weight_dequant", "-"),
-      same(jp.dequantize(w_q), wanted),
+      *(same(jp.dequantize(w_q), wanted), "-"),
       float(np.abs(np.asarray(jp.dequantize(w_q)) - wanted).max()),
       "numbers instead of values",
     )
@@ -299,7 +353,7 @@ class Ggml:
     return result
 
 
-# Of each type of block: our format, and why its bits differ.
+# jaxplugin's format of each type, and the reason of different bits.
 GGML: Final = {
   "Q8_0": (
     "int8_32",
@@ -309,6 +363,7 @@ GGML: Final = {
     "int4_32",
     "the scale is the value of amax / -8, so values reach -8; ours -7 to 7",
   ),
+  "Q4_1": ("uint4_32_min", ""),
 }
 
 
@@ -320,13 +375,16 @@ def of_ggml(folder: pathlib.Path) -> tuple[list[Comparison], list[str]]:
   for name, (format, reason) in GGML.items():
     kind = gguf.GGMLQuantizationType[name]
     blocks = ggml.quantize(weight(), kind)
-    w_q = jp.checkpoints.from_gguf(blocks, format)
+    w_q = jp.checkpoints.from_gguf(blocks, name)
     theirs = gguf.dequantize(blocks, kind)
     numbers = np.asarray(jp.dequantize(w_q))
     assert (numbers == theirs).all(), name
     parts = w_q.unpack()
+    codes = np.asarray(parts.values, np.float32) + parts.format.code_offset
     found.append(
-      compare(format, f"ggml {name}", parts.scale, parts.values, reason)
+      compare(
+        *(format, f"ggml {name}", parts.scale, codes, reason, parts.offset)
+      )
     )
     exact = x.astype(np.float64) @ theirs.astype(np.float64).T
     sums = np.abs(x).astype(np.float64) @ np.abs(theirs).astype(np.float64).T
@@ -353,7 +411,8 @@ def main(arguments: list[str]) -> None:
   for row in found:
     print(
       f"{row.format:16}{row.package:26} scales {row.scales:16} values"
-      f" {row.values:18} error {row.error:.3g}  {row.reason}"
+      f" {row.values:18} offsets {row.offsets:14} error {row.error:.3g}"
+      f"  {row.reason}"
     )
   for line in lines:
     print(line)

@@ -20,7 +20,6 @@ from jaxplugin.checkpoints.conversions import (
   from_compressed_tensors as from_compressed_tensors,
 )
 from jaxplugin.checkpoints.conversions import from_deepseek as from_deepseek
-from jaxplugin.checkpoints.conversions import from_gguf as from_gguf
 from jaxplugin.checkpoints.conversions import from_gpt_oss as from_gpt_oss
 from jaxplugin.checkpoints.conversions import from_mlx as from_mlx
 from jaxplugin.checkpoints.conversions import from_modelopt as from_modelopt
@@ -31,6 +30,7 @@ from jaxplugin.checkpoints.errors import NumbersWarning as NumbersWarning
 from jaxplugin.checkpoints.errors import (
   PreQuantScaleWarning as PreQuantScaleWarning,
 )
+from jaxplugin.checkpoints.gguf_blocks import from_gguf as from_gguf
 from jaxplugin.checkpoints.layouts import OPEN_LAYOUTS as OPEN_LAYOUTS
 from jaxplugin.checkpoints.layouts import WRITTEN_FORMATS as WRITTEN_FORMATS
 from jaxplugin.checkpoints.layouts import WRITTEN_LAYOUTS as WRITTEN_LAYOUTS

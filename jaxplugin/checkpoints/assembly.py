@@ -241,6 +241,7 @@ def assemble(
   scale: Any,
   second: GlobalScale | None = None,
   *,
+  offset: Any = None,
   axis: int = -1,
   is_swizzled: bool = False,
 ) -> scaled_array.ScaledArray:
@@ -251,6 +252,7 @@ def assemble(
     values: values of the weight, or their bytes.
     scale: block scales in the shape of the result, or their bytes.
     second: the global scale; None if the layout has none.
+    offset: zero points or minima, if the format has an `offset_dtype`.
     axis: the axis along which blocks lie, -1 or -2.
     is_swizzled: whether block scales lie in tiles.
 
@@ -264,15 +266,16 @@ def assemble(
     multiplier = _multiplier(second, values, axis)
   dtype = formats.PACKED if format.has_pairs else format.array_dtype
   return scaled_array.ScaledArray(
-    _viewed(values, dtype),
-    _viewed(scale, format.scale_dtype),
+    viewed(values, dtype),
+    viewed(scale, format.scale_dtype),
     multiplier,
     format,
     scale_layout=layouts.SWIZZLED if is_swizzled else layouts.LINEAR,
+    offset=offset,
   )
 
 
-def _viewed(x: Any, dtype: np.dtype) -> Any:
+def viewed(x: Any, dtype: np.dtype) -> Any:
   """Returns the same bytes with another dtype of one byte."""
   if x.dtype == dtype:
     return x
@@ -346,7 +349,7 @@ def _folded(scale: Any, multiplier: Any) -> tuple[Any, Any]:
   largest = parts.max(axis=(-1, -2), keepdims=True)
   with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
     ratio = np.where(largest > 0, parts / largest, 1)
-    numbers = np.asarray(_viewed(scale, formats.E4M3)).astype(np.float64)
+    numbers = np.asarray(viewed(scale, formats.E4M3)).astype(np.float64)
     wanted = numbers * ratio
     codes = wanted.astype(formats.E4M3)
     is_exact = codes.astype(np.float64) == wanted

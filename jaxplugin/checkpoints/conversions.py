@@ -8,7 +8,7 @@ has two values a byte. NumPy arrays give views; JAX's are bitcast.
 
 Sources: NVIDIA Model Optimizer's unified Hugging Face export; the compressors
 of compressed-tensors 0.20; the weights of openai/gpt-oss; `NVFP4Tensor` and
-`MXTensor` of torchao 0.18; `quants.py` of gguf 0.19; OCP MX v1.0, section 5;
+`MXTensor` of torchao 0.18; OCP MX v1.0, section 5;
 comfy-kitchen's `float_utils.py` and `tensor/nvfp4.py` at 7d86acf, with
 ComfyUI's `ops.py`; `inference/convert.py` of DeepSeek-V4; `fp_quantize` of
 mlx/ops.cpp at 846d176.
@@ -20,25 +20,15 @@ import math
 from typing import Any
 from typing import Final
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import packed_integers
 from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.core import formats
 
-# GGUF: values of a block, and bytes of scales in front of the values.
-_GGUF_BLOCKS: Final = {
-  formats.MXFP4: (32, 1),
-  formats.NVFP4: (64, 4),
-  formats.INT8_32: (32, 2),
-  formats.INT4_32: (32, 2),
-}
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
 # MLX: 32-bit words of values for each scale.
 _MLX_FORMATS: Final = {2: formats.NVFP4, 4: formats.MXFP4, 8: formats.MXFP8}
@@ -107,16 +97,16 @@ def from_compressed_tensors(
   weight_global_scale: Any = None,
   *,
   weight_shape: Any = None,
+  weight_zero_point: Any = None,
   global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
   """Converts a weight of compressed-tensors (llm-compressor, vLLM).
 
   Its formats are nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized,
-  float-quantized, int-quantized and symmetric pack-quantized. FP8 weights of
-  ModelOpt and transformers have the same arrays as float-quantized. The numbers
-  are::
+  float-quantized, int-quantized and pack-quantized. The numbers are::
 
     weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
+    weight[i] = (integer[i] - zero_point[i // block]) * weight_scale[i // block]
 
   Args:
     weight_packed: same as `weight` of `from_modelopt`; or f8e4m3fn, f8e5m2 or
@@ -130,6 +120,9 @@ def from_compressed_tensors(
       leading index. MX: None.
     weight_shape: pack-quantized: [n, k], if k is not a multiple of 8, or if
       integers have 8 bits, int32[..., n, k / 4].
+    weight_zero_point: zero points of integers, or None. int-quantized: int8 of
+      the shape of weight_scale. pack-quantized: int32[..., n / 8, groups] (4
+      bits) or int32[..., n / 4, groups].
     global_scale_range: smallest and largest reciprocal, see `from_modelopt`.
 
   Returns:
@@ -160,10 +153,25 @@ def from_compressed_tensors(
     shape = packed_integers.default_shape(weight_packed)
     if weight_shape is not None:
       shape = tuple(map(int, weight_shape))
-    return packed_integers.unpack(who, weight_packed, weight_scale, shape)
+    zeros = weight_zero_point
+    if zeros is not None:
+      dtype = packed_integers.find_dtype(who, weight_packed, shape)
+      zeros = packed_integers.unpack_zero_points(
+        who, zeros, weight_scale, dtype
+      )
+    return packed_integers.unpack(
+      who, weight_packed, weight_scale, shape, zeros
+    )
   if given is None and is_scaled_by_floats(weight_packed, weight_scale):
     return scale_shapes.assemble(
-      who, weight_packed.dtype, weight_packed, weight_scale
+      *(who, weight_packed.dtype, weight_packed, weight_scale),
+      zero_points=weight_zero_point,
+    )
+  if weight_zero_point is not None:
+    raise TypeError(
+      f"{who}: weight_zero_point must be None for floats, got"
+      f" {assembly.brief(weight_zero_point)} for"
+      f" {assembly.brief(weight_packed)}; leave it out"
     )
   second = assembly.GlobalScale(
     who, name, given, global_scale_range, divides=True
@@ -552,119 +560,3 @@ def torchao_format(
     f" must fit one format, got {assembly.brief(qdata)} and"
     f" {assembly.brief(scale)}"
   )
-
-
-def from_gguf(
-  blocks: Any,
-  format: formats.BlockFormat | str,
-  scale: Any = None,
-  *,
-  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
-) -> scaled_array.ScaledArray:
-  """Converts a weight of GGUF: MXFP4, NVFP4, Q8_0 or Q4_0, in one copy.
-
-  A block of MXFP4 is an E8M0 byte and 16 bytes. Byte j has value j in the low
-  and j + 16 in the high nibble. A block of NVFP4 is 4 scale factors (E4M3
-  without a sign) of 16 values each, and 4 times 8 bytes. Byte j has values j
-  and j + 8. A block of Q8_0 and Q4_0 is an f16 and 32 integers, in Q4_0 plus 8
-  and in the order of MXFP4. The f16 may be negative. The numbers are gguf's,
-  except that MXFP4's scale byte 255 is NaN here.
-
-  Args:
-    blocks: MXFP4: uint8[..., n, 17 * k / 32]. NVFP4: uint8[..., n, 36 * k /
-      64]. Q8_0: uint8[..., n, 34 * k / 32]. Q4_0: uint8[..., n, 18 * k / 32].
-    format: `MXFP4`, `NVFP4`, `INT8_32` (Q8_0) or `INT4_32` (Q4_0), or its name.
-    scale: NVFP4: the tensor "NAME.scale" next to "NAME.weight", which
-      multiplies. f32, one number or one for each leading index; or None.
-    global_scale_range: same as in `from_modelopt`.
-
-  Returns:
-    A `ScaledArray`, blocked along the last dimension.
-
-  Raises:
-    TypeError: If a dtype or a shape differs.
-    ValueError: If the format is another one.
-    CheckpointError: If scale is out of range, or a block scale that is not
-      traced has a sign.
-
-  Source: `quants.py` of gguf 0.19.
-
-  Example:
-    >>> import numpy as np
-    >>> import jaxplugin as jp
-    >>> block = np.full((32, 17), 0x22, np.uint8)  # E2M1's 0010 is 1
-    >>> block[:, 0] = 127  # 2^0
-    >>> w_q = jp.checkpoints.from_gguf(block, "mxfp4")
-    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
-    mxfp4 (32, 32) 1.0
-  """
-  who = "checkpoints.from_gguf"
-  format = formats.resolve(who, format)
-  shape = gguf_shape(who, blocks, format)
-  xp: Any = np if isinstance(blocks, np.ndarray) else jnp
-  block, scale_bytes = _GGUF_BLOCKS[format]
-  rows = blocks.reshape(*shape[:-1], shape[-1] // block, -1)
-  scale_shape = (*shape[:-1], shape[-1] // format.block_size)
-  codes, data = rows[..., :scale_bytes], rows[..., scale_bytes:]
-  second = assembly.GlobalScale(who, "scale", scale, global_scale_range)
-  assembly.require_no_global(second, format)
-  if format == formats.INT8_32:
-    return assembly.assemble(format, data.reshape(shape), _as_f16(codes))
-  halves = data.reshape(*scale_shape, format.block_size // 2)
-  even, odd = halves[..., 0::2], halves[..., 1::2]
-  low = (even & 15) | (odd << 4)
-  high = (even >> 4) | (odd & 0xF0)
-  values = xp.concatenate([low, high], axis=-1).reshape(
-    *shape[:-1], shape[-1] // 2
-  )
-  if format == formats.INT4_32:
-    values = values ^ packed_integers.NIBBLE_SIGNS
-    return assembly.assemble(format, values, _as_f16(codes))
-  codes = codes.reshape(scale_shape)
-  if format == formats.MXFP4:
-    return assembly.assemble(format, values, codes.copy())
-  if assembly.is_known(codes) and bool((codes & assembly.SIGN).any()):
-    raise errors.CheckpointError(
-      f"{who}: NVFP4 scales of GGUF must be bytes below {assembly.SIGN:#x},"
-      " got a larger one; the blocks are damaged, or have another type"
-    )
-  # gguf reads this code as 0; in E4M3 it is NaN.
-  codes = xp.where(codes == assembly.E4M3_NAN, xp.uint8(0), codes)
-  return assembly.assemble(format, values, codes, second)
-
-
-def _as_f16(codes: Any) -> Any:
-  """Returns the f16 of each pair of bytes: f16[...] of uint8[..., 2]."""
-  if isinstance(codes, np.ndarray):
-    return np.ascontiguousarray(codes).view("<f2")[..., 0]
-  return lax.bitcast_convert_type(codes, jnp.float16)
-
-
-def gguf_shape(
-  who: str, blocks: Any, format: formats.BlockFormat
-) -> tuple[int, ...]:
-  """Returns the logical shape of GGUF's blocks.
-
-  Raises:
-    TypeError: If the array does not have whole blocks of bytes.
-    ValueError: If GGUF does not have this format.
-  """
-  if format not in _GGUF_BLOCKS:
-    raise ValueError(
-      f"{who}: format must be {', '.join(map(str, _GGUF_BLOCKS))}, got"
-      f" {format}; dequantize other types of GGUF and call jp.quantize"
-    )
-  block, scale_bytes = _GGUF_BLOCKS[format]
-  size = scale_bytes + block * format.value_bits // 8
-  shape = tuple(blocks.shape)
-  if (
-    blocks.dtype != formats.PACKED
-    or len(shape) < 2
-    or shape[-1] == 0
-    or shape[-1] % size
-  ):
-    raise TypeError(
-      f"{who}: blocks of {format} must be uint8[..., n, {size} * k / {block}],"
-      f" got {assembly.brief(blocks)}"
-    )
-  return (*shape[:-1], shape[-1] // size * block)

@@ -10,7 +10,7 @@ Numbers are little-endian. The fastest dimension comes first.
 Strings and arrays of the metadata are skipped, because a vocabulary has 262,144
 strings.
 
-Source: docs/gguf.md of ggml; `GGML_QUANT_SIZES` of the gguf package 0.19.
+Source: docs/gguf.md of ggml.
 """
 
 from __future__ import annotations
@@ -28,16 +28,9 @@ import ml_dtypes
 import numpy as np
 
 from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import gguf_blocks
 from jaxplugin.checkpoints import stored
-from jaxplugin.core import formats
 
-# Formats of the types of blocks that are read.
-BLOCKS: Final = {
-  "MXFP4": formats.MXFP4,
-  "NVFP4": formats.NVFP4,
-  "Q8_0": formats.INT8_32,
-  "Q4_0": formats.INT4_32,
-}
 # Number of files of one checkpoint; `StoredTensors.metadata` has it.
 SPLIT_COUNT: Final = "split.count"
 
@@ -53,43 +46,6 @@ _SCALARS: Final = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING: Final = 8
 _ARRAY: Final = 9
 
-# Types of tensors by number: the name, values and bytes of a block.
-TYPES: Final = {
-  0: ("F32", 1, 4),
-  1: ("F16", 1, 2),
-  2: ("Q4_0", 32, 18),
-  3: ("Q4_1", 32, 20),
-  6: ("Q5_0", 32, 22),
-  7: ("Q5_1", 32, 24),
-  8: ("Q8_0", 32, 34),
-  9: ("Q8_1", 32, 40),
-  10: ("Q2_K", 256, 84),
-  11: ("Q3_K", 256, 110),
-  12: ("Q4_K", 256, 144),
-  13: ("Q5_K", 256, 176),
-  14: ("Q6_K", 256, 210),
-  15: ("Q8_K", 256, 292),
-  16: ("IQ2_XXS", 256, 66),
-  17: ("IQ2_XS", 256, 74),
-  18: ("IQ3_XXS", 256, 98),
-  19: ("IQ1_S", 256, 50),
-  20: ("IQ4_NL", 32, 18),
-  21: ("IQ3_S", 256, 110),
-  22: ("IQ2_S", 256, 82),
-  23: ("IQ4_XS", 256, 136),
-  24: ("I8", 1, 1),
-  25: ("I16", 1, 2),
-  26: ("I32", 1, 4),
-  27: ("I64", 1, 8),
-  28: ("F64", 1, 8),
-  29: ("IQ1_M", 256, 56),
-  30: ("BF16", 1, 2),
-  34: ("TQ1_0", 256, 54),
-  35: ("TQ2_0", 256, 66),
-  39: ("MXFP4", 32, 17),
-  40: ("NVFP4", 64, 36),
-  41: ("Q1_0", 128, 18),
-}
 _PLAIN: Final = {
   "F64": np.dtype(np.float64),
   "F32": np.dtype(np.float32),
@@ -261,9 +217,9 @@ def _tensor(
   mapped: stored.MappedFile,
   file_size: int,
 ) -> stored.StoredTensor:
-  if number not in TYPES:
+  if number not in gguf_blocks.ALL_TYPES:
     raise _fault(path, f"{name!r}: its type must be known, got {number}")
-  type_name, block, block_bytes = TYPES[number]
+  type_name, block, block_bytes = gguf_blocks.ALL_TYPES[number]
   count = math.prod(shape)
   if math.prod(x for x in shape if x) * block_bytes > _MAX_SIZE:
     raise _fault(
@@ -287,11 +243,11 @@ def _tensor(
   if type_name not in _PLAIN:
     stored_shape = (*shape[:-1], shape[-1] // block * block_bytes)
   refusal = ""
-  if type_name not in (*_PLAIN, *BLOCKS):
+  if type_name not in (*_PLAIN, *gguf_blocks.TYPES):
     refusal = (
-      f"jaxplugin has no format for {type_name}; it reads {', '.join(BLOCKS)}"
-      f" and {', '.join(_PLAIN)}. Quantize the model to Q8_0 or Q4_0 with"
-      " llama-quantize"
+      f"jaxplugin has no format for {type_name}; it reads"
+      f" {', '.join((*gguf_blocks.TYPES, *_PLAIN))}. Quantize the model to one"
+      " of them with llama-quantize"
     )
   return stored.StoredTensor(
     file=str(path),

@@ -14,6 +14,7 @@ import numpy as np
 from absl.testing import absltest
 
 from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import gguf_blocks
 from jaxplugin.checkpoints import gguf_files
 
 CHANGES = 400
@@ -232,7 +233,7 @@ class PackageTest(Case):
     import gguf
 
     self.assertEqual(
-      gguf_files.TYPES,
+      gguf_blocks.ALL_TYPES,
       {
         int(kind): (kind.name, *sizes)
         for kind, sizes in gguf.GGML_QUANT_SIZES.items()
@@ -271,7 +272,7 @@ class PackageTest(Case):
         self.assertEqual(own.type_name, x.tensor_type.name)
         self.assertEqual(own.logical_shape, tuple(map(int, x.shape[::-1])))
         self.assertEqual((own.nbytes, own.begin), (x.n_bytes, x.data_offset))
-        if own.type_name in (*gguf_files.BLOCKS, "F32", "F16", "F64", "I64"):
+        if own.type_name in (*gguf_blocks.TYPES, "F32", "F16", "F64", "I64"):
           np.testing.assert_array_equal(own.read(), x.data)
         elif own.type_name == "BF16":
           self.assertEqual(own.read().dtype, ml_dtypes.bfloat16)

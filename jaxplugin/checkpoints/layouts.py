@@ -34,7 +34,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import comfyui_marks
 from jaxplugin.checkpoints import conversions
-from jaxplugin.checkpoints import gguf_files
+from jaxplugin.checkpoints import gguf_blocks
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import names
 from jaxplugin.checkpoints import packed_integers
@@ -73,6 +73,7 @@ _FLOAT_SCALES: Final = {
 # Global scales. A weight with one is quantized, even without block scales.
 _SECOND: Final = "weight_scale_2"
 _DIVISOR: Final = "weight_global_scale"
+_ZERO_POINT: Final = "weight_zero_point"
 # Names of Hugging Face, and the original ones.
 _GPT_OSS_SUFFIXES: Final = (("_blocks", "_scales"), (".blocks", ".scales"))
 _TORCHAO_BLOCKS: Final = {
@@ -96,6 +97,7 @@ _ALL: Final = (formats.NVFP4, formats.MXFP8, formats.MXFP4)
 _FLOAT_SCALED: Final = (
   *(formats.FP8_128X128, formats.FP8_ROW, formats.INT8_ROW),
   *(formats.INT4_128, formats.INT4_128_BF16, formats.INT4_32),
+  *(formats.UINT4_128, formats.UINT4_128_BF16),
 )
 _TYPE_NAMES: Final = {dtype: x for x, dtype in safetensors_files.DTYPES.items()}
 _BYTES: Final = _TYPE_NAMES[formats.PACKED]
@@ -495,8 +497,7 @@ def _recognize_compressed_tensors(
 def _read_packed_integers(
   contents: records.Contents, words: stored.StoredTensor, prefix: str
 ) -> records.Entry:
-  """Returns a weight of pack-quantized, which must be symmetric."""
-  _require_no_zero_point(contents, words, prefix)
+  """Returns a weight of pack-quantized."""
   if f"{prefix}weight_g_idx" in contents.tensors:
     raise stored.fault(
       words,
@@ -516,11 +517,21 @@ def _read_packed_integers(
       )
     shape = tuple(map(int, size.read()))
   dtype = packed_integers.find_dtype(_WHO, words, shape)
+  zeros = contents.tensors.get(f"{prefix}{_ZERO_POINT}")
+  zero_dtype = None
+  if zeros is not None:
+    zero_dtype = formats.PACKED if dtype == formats.INT4 else formats.INT8
+
+  def convert(x: Any, y: Any, _: Any, __: Any, z: Any, **___: Any) -> Any:
+    if z is not None:
+      z = packed_integers.unpack_zero_points(_WHO, z, y, dtype)
+    return packed_integers.unpack(_WHO, x, y, shape, z)
+
   return _entry(
     COMPRESSED_TENSORS,
-    scale_shapes.find_format(_WHO, dtype, shape, scale),
-    (words, scale, None, size),
-    lambda x, y, *_, **__: packed_integers.unpack(_WHO, x, y, shape),
+    scale_shapes.find_format(_WHO, dtype, shape, scale, zero_dtype),
+    (words, scale, None, size, zeros),
+    convert,
     name=f"{prefix}weight",
     shape=shape,
   )
@@ -529,7 +540,10 @@ def _read_packed_integers(
 def _read_compressed_tensors(
   contents: records.Contents, values: stored.StoredTensor, prefix: str
 ) -> records.Entry:
-  _require_no_zero_point(contents, values, prefix)
+  if f"{prefix}{_ZERO_POINT}" in contents.tensors:
+    raise stored.fault(
+      values, f"it has a {_ZERO_POINT}, and only formats of integers have one"
+    )
   base = prefix.removesuffix(".")
   convert = conversions.from_compressed_tensors
   entry, _ = _linear_entry(
@@ -559,10 +573,22 @@ def _packed_integer_parts(
   values, scale = _parts(
     weight, f"{base}{_PACKED}", f"{base}.weight_scale", "", is_typed=True
   )
+  word = _TYPE_NAMES[packed_integers.INT32]
+  zero_points = []
+  if weight.format.has_zero_points:
+    n, groups = weight.scale_shape
+    zero_points.append(
+      records.Part(
+        name=f"{base}.{_ZERO_POINT}",
+        type_name=word,
+        shape=(extents.divide_up(n, 8), groups),
+        take=lambda array: packed_integers.zero_point_words(array.offset),
+      )
+    )
   return [
     dataclasses.replace(
       values,
-      type_name=_TYPE_NAMES[packed_integers.INT32],
+      type_name=word,
       shape=weight.divided(8),
       take=lambda array: packed_integers.words_of(array.pack().values),
     ),
@@ -573,6 +599,7 @@ def _packed_integer_parts(
       shape=(2,),
       take=lambda _: np.asarray(weight.shape, np.int64),
     ),
+    *zero_points,
   ]
 
 
@@ -587,7 +614,7 @@ def _compressed_numbers(
   numbers = {
     "num_bits": format.value_bits,
     "type": "int" if format.is_integer else "float",
-    "symmetric": True,
+    "symmetric": not format.has_zero_points,
   }
   weights: dict[str, Any] = {**numbers, "dynamic": False}
   dynamic = {**numbers, "dynamic": True}
@@ -1028,14 +1055,27 @@ def _recognize_float_scales(
     is_odd = values.dtype == formats.INT8 and layout is not None
     if is_odd or f"{prefix}{_SECOND}" in contents.tensors:
       continue
-    _require_no_zero_point(contents, values, prefix)
     if layout is None:
       layout = MODELOPT if _is_modelopt(contents) else COMPRESSED_TENSORS
-    format = scale_shapes.find_format(_WHO, values.dtype, values.shape, scale)
+    zeros = contents.tensors.get(f"{prefix}{_ZERO_POINT}")
+    if zeros is not None and (
+      {zeros.dtype, values.dtype} != {formats.INT8}
+      or zeros.shape != scale.shape
+    ):
+      raise stored.fault(
+        zeros,
+        "zero points must be int8 of the shape of the scales, next to int8"
+        f" values, got {assembly.brief(zeros)} for {assembly.brief(values)} and"
+        f" {assembly.brief(scale)}",
+      )
+    format = scale_shapes.find_format(
+      *(_WHO, values.dtype, values.shape, scale),
+      zero_dtype=None if zeros is None else zeros.dtype,
+    )
     activation = f"{prefix}input_scale"
     entry = _entry(
-      *(layout, format, (values, scale)),
-      lambda x, y, **_: scale_shapes.assemble(_WHO, x.dtype, x, y),
+      *(layout, format, (values, scale, None, zeros)),
+      lambda x, y, _, z, **__: scale_shapes.assemble(_WHO, x.dtype, x, y, z),
       activation_scale=activation if activation in contents.tensors else None,
     )
     return _with_rest_of_product(contents, entry, prefix, axis=-1)
@@ -1046,15 +1086,6 @@ def _is_modelopt(contents: records.Contents) -> bool:
   if contents.layout is not None:
     return contents.layout == MODELOPT
   return MODELOPT in contents.config or "hf_quant_config" in contents.config
-
-
-def _require_no_zero_point(
-  contents: records.Contents, values: stored.StoredTensor, prefix: str
-) -> None:
-  if f"{prefix}weight_zero_point" in contents.tensors:
-    raise stored.fault(
-      values, "it has a weight_zero_point, and no block format has one"
-    )
 
 
 # Layouts that are only read.
@@ -1077,16 +1108,21 @@ def _recognize_words(
     *(_WHO, words, scale, zeros, order), is_awq=is_awq
   )
   across = dataclasses.replace(scale, shape=scale.shape[::-1])
+  is_v2 = "gptq_v2" in contents.config
 
   def convert(x: Any, y: Any, _: Any, z: Any, i: Any, **__: Any) -> Any:
     if is_awq:
       return packed_integers.from_awq(x, y, z)
-    is_v2 = "gptq_v2" in contents.config
     return packed_integers.from_gptq(x, y, z, i, is_v2=is_v2)
 
+  # Symmetric weights have zero points too, so their numbers decide.
+  points = packed_integers.zero_points_of(
+    zeros and zeros.read(), is_awq=is_awq, is_smaller=not (is_awq or is_v2)
+  )
+  zero_dtype = None if points is None else points.dtype
   return _entry(
     layout,
-    scale_shapes.find_format(_WHO, formats.INT4, (n, k), across),
+    scale_shapes.find_format(_WHO, formats.INT4, (n, k), across, zero_dtype),
     (words, scale, None, zeros, order),
     convert,
     name=f"{base}{names.WEIGHT}",
@@ -1118,9 +1154,10 @@ def _recognize_mlx(
 def _recognize_gguf(
   contents: records.Contents, blocks: stored.StoredTensor
 ) -> records.Entry | None:
-  if blocks.type_name not in gguf_files.BLOCKS:
+  name = blocks.type_name
+  if name not in gguf_blocks.TYPES:
     return None
-  format = gguf_files.BLOCKS[blocks.type_name]
+  format = gguf_blocks.TYPES[name].format
   scale = None
   if format == formats.NVFP4:
     base = _base(blocks.name)
@@ -1136,8 +1173,8 @@ def _recognize_gguf(
     scale = scales[0] if scales else None
   return _entry(
     *("gguf", format, (blocks, None, scale)),
-    lambda x, _, z, **options: conversions.from_gguf(x, format, z, **options),
-    shape=conversions.gguf_shape(_WHO, blocks, format),
+    lambda x, _, z, **options: gguf_blocks.from_gguf(x, name, z, **options),
+    shape=gguf_blocks.shape_of(_WHO, blocks, name),
   )
 
 

@@ -34,8 +34,10 @@ from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints import tables
 from jaxplugin.core import error_context
+from jaxplugin.core import formats
 from jaxplugin.printing import console
 from jaxplugin.printing import progress as printing
+from jaxplugin.quantization import api as quantization
 
 _WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
@@ -77,6 +79,8 @@ class Checkpoint(Mapping[str, Any]):
     unread: weight files in the same folder that were not opened.
     numbers: counts of NaNs and other odd values, by the names that have some;
       None unless `load` had check="numbers".
+    losses: the norm of the error over the norm of the weight, by names of
+      weights that requantize= changed when they were read.
 
   Example:
     >>> import numpy as np
@@ -99,6 +103,7 @@ class Checkpoint(Mapping[str, Any]):
     is_strict: bool = True,
     misfits: Mapping[str, str] | None = None,
     unread: Sequence[str] = (),
+    requantize: formats.BlockFormat | None = None,
   ) -> None:
     self.path = path
     self.config = config
@@ -106,6 +111,8 @@ class Checkpoint(Mapping[str, Any]):
     self.misfits = dict(misfits or {})
     self.unread = tuple(unread)
     self.numbers: Mapping[str, counting.Numbers] | None = None
+    self.losses: dict[str, float] = {}
+    self._requantize = requantize
     self._is_strict = is_strict
     self._global_scale_range = global_scale_range
 
@@ -128,6 +135,8 @@ class Checkpoint(Mapping[str, Any]):
       raise UnknownName(name, self)
     try:
       array = entry.make(self._global_scale_range)
+      if self._requantize is not None and _is_larger(array, entry):
+        array, self.losses[name] = _requantized(array, self._requantize)
     except errors.REFUSALS as error:
       raise stored.fault(entry.parts[0], str(error)) from None
     if isinstance(array, scaled_array.ScaledArray):
@@ -136,9 +145,12 @@ class Checkpoint(Mapping[str, Any]):
         kind, result = "NaN", "NaN"
         if infinities:
           kind, result = "NaN or infinite", "NaN or infinity"
+        parts = "block scales"
+        if array.offset is not None and not array.format.has_zero_points:
+          parts += " and minima"
         warnings.warn(
           f"{entry.parts[0].file}: {name!r}: {nans + infinities} of"
-          f" {array.linear_scale().size} block scales are {kind}, the first is"
+          f" {array.linear_scale().size} {parts} are {kind}, the first is"
           f" that of block {list(block)}; matmuls with these blocks give"
           f" {result}",
           errors.NumbersWarning,
@@ -236,6 +248,13 @@ class Checkpoint(Mapping[str, Any]):
     if self.misfits:
       yield f"left out, because they cannot be read: {len(self.misfits)}"
       yield from (f"  {x}" for x in errors.misfit_lines(self.misfits))
+    if self._requantize is not None:
+      yield (
+        f"weights that were read as {self._requantize}, and their errors:"
+        f" {len(self.losses)}"
+      )
+      for name, loss in self.losses.items():
+        yield f"  {naming.printable(name)}: {loss:.3g}"
     if self.numbers is not None:
       yield _numbers_line(self.numbers)
       for name, counts in self.numbers.items():
@@ -270,6 +289,21 @@ class Checkpoint(Mapping[str, Any]):
     return f"Checkpoint({str(self.path)!r}, {len(self.entries)} names)"
 
 
+def _is_larger(array: Any, entry: records.Entry) -> bool:
+  """Returns whether GGUF's blocks are smaller than the array."""
+  return entry.layout == "gguf" and array.nbytes > entry.nbytes
+
+
+def _requantized(
+  array: scaled_array.ScaledArray, format: formats.BlockFormat
+) -> tuple[scaled_array.ScaledArray, float]:
+  """Returns an array in another format, and its relative error."""
+  x = array.dequantize()
+  result = quantization.quantize(x, format)
+  error = jnp.linalg.norm(x - result.dequantize()) / jnp.linalg.norm(x)
+  return result, float(jnp.where(jnp.any(x != 0), error, 0))
+
+
 class UnknownName(KeyError):
   """A checkpoint does not have a name; the message has the nearest ones."""
 
@@ -296,6 +330,7 @@ def load(
   skip: str | Sequence[str] = (),
   check: str | None = None,
   layout: str | None = None,
+  requantize: formats.BlockFormat | str | None = None,
 ) -> Checkpoint:
   """Opens a checkpoint of quantized or plain weights; reads no values yet.
 
@@ -316,6 +351,8 @@ def load(
       scales that are 0: `Checkpoint.numbers`.
     layout: one of `OPEN_LAYOUTS`, for weights that fit several. None uses marks
       and configurations, or else ModelOpt's layout.
+    requantize: a format for GGUF's weights that need more bytes than in the
+      file: `Checkpoint.losses` gets their errors.
 
   Returns:
     A `Checkpoint`, a mapping of names to arrays. `print` shows a table.
@@ -357,6 +394,8 @@ def load(
       f"{_WHO}: layout must be None or one of"
       f" {', '.join(layouts.OPEN_LAYOUTS)}, got {error_context.shown(layout)}"
     )
+  if requantize is not None:
+    requantize = formats.resolve(_WHO, requantize, "requantize")
   path = pathlib.Path(path)
   files = files_of(path)
   source = _open(files)
@@ -387,6 +426,7 @@ def load(
     is_strict=strict,
     misfits=misfits,
     unread=_unread(path, files, source),
+    requantize=requantize,
   )
   if awq := _with_pre_quant_scale(entries):
     warnings.warn(

@@ -412,7 +412,7 @@ class GgufTest(Case):
     self.gguf(
       path,
       {
-        "q": (np.zeros((2, 20), np.uint8), "Q4_1"),
+        "q": (np.zeros((2, 54), np.uint8), "TQ1_0"),
         "n": (self.nvfp4(), "NVFP4"),
         "b": (np.zeros((2, 6), np.uint8), "BF16"),
       },
@@ -420,7 +420,7 @@ class GgufTest(Case):
     found = jp.checkpoints.load(path)
     self.assertEqual(
       {n: x.shape for n, x in found.entries.items()},
-      {"q": (2, 32), "n": (2, 128), "b": (2, 3)},
+      {"q": (2, 256), "n": (2, 128), "b": (2, 3)},
     )
 
   def test_integers_of_both_widths_are_read(self):
@@ -446,13 +446,13 @@ class GgufTest(Case):
       path,
       {
         "a": (np.float32([1, 2]), None),
-        "q": (np.zeros((2, 20), np.uint8), "Q4_1"),
+        "q": (np.zeros((2, 54), np.uint8), "TQ1_0"),
         "last": (self.nvfp4(), "NVFP4"),
       },
     )
     found = jp.checkpoints.load(path)
     with self.assertRaisesRegex(
-      ERROR, "'q': jaxplugin has no format for Q4_1"
+      ERROR, "'q': jaxplugin has no format for TQ1_0"
     ) as caught:
       found["q"]
     self.assertEqual(str(caught.exception).count(str(path)), 1)

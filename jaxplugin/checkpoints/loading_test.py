@@ -289,7 +289,7 @@ class GgufTest(Case):
     writer.add_tensor("blk.0.down.weight", nv, raw_dtype=kinds.NVFP4)
     writer.add_tensor("blk.0.down.scale", np.float32([G]))
     writer.add_tensor("norm.weight", np.float32([1, 2, 3]))
-    writer.add_tensor("q.weight", codes(N, 20), raw_dtype=kinds.Q4_1)
+    writer.add_tensor("q.weight", codes(N, 54), raw_dtype=kinds.TQ1_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -311,10 +311,10 @@ class GgufTest(Case):
   def test_type_without_a_format_is_an_error_when_it_is_read(self):
     found = jp.checkpoints.load(self.write()[0])
     with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError, "no format for Q4_1"
+      jp.checkpoints.CheckpointError, "no format for TQ1_0"
     ):
       found["q.weight"]
-    self.assertIn("Q4_1", str(found))
+    self.assertIn("TQ1_0", str(found))
 
   def test_damaged_files_are_refused(self):
     path, *_ = self.write()

@@ -26,7 +26,8 @@ class Numbers:
   """Counts of the numbers of a tensor that a matmul cannot use.
 
   Attributes:
-    nan_scales, inf_scales: block scales that are NaN, infinite.
+    nan_scales, inf_scales: block scales, and minima of blocks, that are NaN,
+      infinite.
     nan_values, inf_values: values, quantized or plain, that are NaN, infinite.
     nan_global_scales, zero_global_scales, inf_global_scales: global scales in
       the file that are NaN, 0, infinite.
@@ -112,11 +113,18 @@ def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
 def nonfinite_scales(
   array: scaled_array.ScaledArray,
 ) -> tuple[int, int, tuple[int, ...] | None]:
-  """Returns how many scales are NaN and infinite, and the first one's block."""
-  if not any(_nonfinite(np.asarray(array.scale))):
+  """Returns how many scales are NaN and infinite, and the first one's block.
+
+  Minima of blocks count as scales.
+  """
+  offsets = () if array.offset is None else (np.asarray(array.offset),)
+  if not any(map(any, map(_nonfinite, (np.asarray(array.scale), *offsets)))):
     return 0, 0, None
-  scale = np.asarray(array.linear_scale())  # without padding
-  return *_nonfinite(scale), first_nonfinite(scale)
+  # The linear scale has no padding.
+  parts = (np.asarray(array.linear_scale()), *offsets)
+  nans, infinities = map(sum, zip(*map(_nonfinite, parts), strict=True))
+  blocks = [x for part in parts if (x := first_nonfinite(part)) is not None]
+  return nans, infinities, blocks[0]
 
 
 def first_nonfinite(x: np.ndarray) -> tuple[int, ...] | None:

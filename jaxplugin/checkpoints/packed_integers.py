@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversions of integers that files pack into 32-bit words.
 
-An integer of b bits is stored as the integer plus 2^(b - 1). Results have two's
-complement integers along k, the last dimension.
+A word has unsigned integers of b bits. Results have these integers minus 2^(b -
+1), in two's complement along k, the last dimension. Zero points of 4 bits stay
+unsigned, and those of 8 bits become signed.
 
 Sources: `pack_to_int32` of compressed-tensors 0.20; `qlinear` of GPTQModel 4;
 `packing_utils.py` of AutoAWQ 0.2.
@@ -56,6 +57,14 @@ def words_of(packed: Any) -> np.ndarray:
   return (np.asarray(packed) ^ NIBBLE_SIGNS).view("<i4")
 
 
+def zero_point_words(zero_points: Any) -> np.ndarray:
+  """Returns int32[n / 8, groups] of uint8[n, groups], n rounded up."""
+  codes = np.asarray(zero_points).T
+  codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % _PER_WORD)))
+  packed = codes[:, 0::2] | codes[:, 1::2] << 4
+  return np.ascontiguousarray(packed).view("<i4").T
+
+
 def default_shape(words: Any) -> tuple[int, ...]:
   """Returns the shape of 4-bit integers that fill their words."""
   return (*words.shape[:-1], *(_PER_WORD * x for x in words.shape[-1:]))
@@ -79,7 +88,11 @@ def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
 
 
 def unpack(
-  who: str, words: Any, scale: Any, shape: tuple[int, ...]
+  who: str,
+  words: Any,
+  scale: Any,
+  shape: tuple[int, ...],
+  zero_points: Any = None,
 ) -> scaled_array.ScaledArray:
   """Returns the integers of words along k, cut to a shape, with scales."""
   dtype = find_dtype(who, words, shape)
@@ -88,7 +101,49 @@ def unpack(
     raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
   size = shape[-1] // 2 if dtype == formats.INT4 else shape[-1]
   values = bytes_of(words)[..., :size] ^ signs
-  return scale_shapes.assemble(who, dtype, values, scale)
+  return scale_shapes.assemble(who, dtype, values, scale, zero_points)
+
+
+def nibbles(words: Any) -> Any:
+  """Returns the 4-bit integers of words, the lowest first: uint8[..., k]."""
+  xp: Any = np if isinstance(words, np.ndarray) else jnp
+  codes = bytes_of(words)
+  pairs = xp.stack([codes & 15, codes >> 4], -1)
+  return pairs.reshape(*codes.shape[:-1], -1)
+
+
+def unpack_zero_points(
+  who: str, words: Any, scale: Any, dtype: np.dtype
+) -> Any:
+  """Returns zero points that compressed-tensors packs along n.
+
+  Args:
+    who: the function that an error names.
+    words: int32[..., n / 8, groups] (4 bits) or int32[..., n / 4, groups], n
+      rounded up.
+    scale: the scales [..., n, groups].
+    dtype: int4 or int8, the dtype of the integers.
+
+  Returns:
+    uint8 or int8, of the shape of scale.
+
+  Raises:
+    TypeError: If the shapes or the dtype do not fit.
+  """
+  per_word, signs = _DTYPES[dtype]
+  *lead, n, groups = scale.shape if len(scale.shape) > 1 else (0, 0)
+  wanted = (*lead, extents.divide_up(n, per_word), groups)
+  if words.dtype != INT32 or tuple(words.shape) != wanted:
+    raise TypeError(
+      f"{who}: weight_zero_point must be int32{list(wanted)}, got"
+      f" {assembly.brief(words)} for scales {assembly.brief(scale)}"
+    )
+  across = words.swapaxes(-1, -2)
+  if dtype == formats.INT4:
+    integers = nibbles(across)
+  else:
+    integers = assembly.viewed(bytes_of(across) ^ signs, formats.INT8)
+  return integers[..., :n].swapaxes(-1, -2)
 
 
 def from_gptq(
@@ -99,30 +154,30 @@ def from_gptq(
   *,
   is_v2: bool = False,
 ) -> scaled_array.ScaledArray:
-  """Converts a weight of GPTQ: symmetric integers of 4 bits in groups.
+  """Converts a weight of GPTQ: integers of 4 bits in groups.
 
   The numbers are::
 
-    weight[j, i] = (integer[i, j] - 8) * scales[i // group, j]
+    weight[j, i] = (integer[i, j] - zero[i // group, j]) * scales[i // group, j]
 
   Args:
     qweight: int32[k / 8, n]. Each word has 8 integers along k, the first in the
       lowest bits.
     scales: f16, bf16 or f32[k / group, n].
-    qzeros: int32[k / group, n / 8], the zero points. All must be 8. None means
-      8.
+    qzeros: int32[k / group, n / 8], the zero points. None means that all are 8.
     g_idx: int32[k], the group of each row, which must be i // group; or None.
     is_v2: whether `checkpoint_format` is gptq_v2, whose qzeros are zero points.
-      In the older format, qzeros are the zero points minus 1.
+      In the older format, qzeros are the zero points minus 1, modulo 16.
 
   Returns:
-    A `ScaledArray` [n, k] in the format `INT4_128`, or in the format that has
-    this group size and scale dtype.
+    A `ScaledArray` [n, k] in the format `UINT4_128`, or in the format that has
+    this group size and scale dtype. If all zero points are 8 and not traced, it
+    is `INT4_128`, or the format of this group size.
 
   Raises:
     TypeError: If dtypes and shapes do not fit 4 bits.
-    CheckpointError: If a zero point is not 8, or groups are not consecutive
-      (desc_act). Traced values are not checked.
+    CheckpointError: If groups are not consecutive (desc_act). A traced g_idx is
+      not checked.
 
   Source: `qlinear` of GPTQModel 4.
 
@@ -137,8 +192,8 @@ def from_gptq(
   """
   who = "checkpoints.from_gptq"
   n, k = word_shape(who, qweight, scales, qzeros, g_idx)
-  _require_zero_points(who, qzeros, _ZERO_POINT - (not is_v2), not is_v2)
-  array = unpack(who, qweight.T, scales.T, (n, k))
+  zeros = zero_points_of(qzeros, is_smaller=not is_v2)
+  array = unpack(who, qweight.T, scales.T, (n, k), zeros)
   if g_idx is not None and assembly.is_known(g_idx):
     order = np.arange(k) // array.block_size
     if not np.array_equal(np.asarray(g_idx), order):
@@ -158,22 +213,20 @@ def from_awq(
 
   The numbers are::
 
-    weight[j, i] = (integer[i, j] - 8) * scales[i // group, j]
+    weight[j, i] = (integer[i, j] - zero[i // group, j]) * scales[i // group, j]
 
   Args:
     qweight: int32[k, n / 8]. Each word has 8 integers along n, in the order 0,
       2, 4, 6, 1, 3, 5, 7 from the lowest bits.
     scales: f16, bf16 or f32[k / group, n].
-    qzeros: int32[k / group, n / 8], the zero points. All must be 8. None means
-      8.
+    qzeros: int32[k / group, n / 8], the zero points, in the same order. None
+      means that all are 8.
 
   Returns:
-    A `ScaledArray` [n, k] in the format `INT4_128`, or in the format that has
-    this group size and scale dtype.
+    A `ScaledArray` [n, k], see `from_gptq`.
 
   Raises:
     TypeError: If dtypes and shapes do not fit.
-    CheckpointError: If a zero point is not 8. Traced values are not checked.
 
   Source: `packing_utils.py` of AutoAWQ 0.2.
 
@@ -186,14 +239,39 @@ def from_awq(
     int4_32 -8.0
   """
   who = "checkpoints.from_awq"
-  n, k = word_shape(who, qweight, scales, qzeros, is_awq=True)
-  _require_zero_points(who, qzeros, _ZERO_POINT, False)
-  xp: Any = np if isinstance(qweight, np.ndarray) else jnp
-  codes = bytes_of(qweight)
-  nibbles = xp.stack([codes & 15, codes >> 4], -1).reshape(k, -1, _PER_WORD)
-  integers = nibbles[..., np.asarray(_AWQ_NIBBLES)].reshape(k, n).T
+  word_shape(who, qweight, scales, qzeros, is_awq=True)
+  integers = _awq_nibbles(qweight).T
   values = (integers[:, ::2] | integers[:, 1::2] << 4) ^ NIBBLE_SIGNS
-  return scale_shapes.assemble(who, formats.INT4, values, scales.T)
+  zeros = zero_points_of(qzeros, is_awq=True)
+  return scale_shapes.assemble(who, formats.INT4, values, scales.T, zeros)
+
+
+def _awq_nibbles(words: Any) -> Any:
+  """Returns the integers of words in AWQ's order: uint8[..., n]."""
+  integers = nibbles(words).reshape(*words.shape, _PER_WORD)
+  return integers[..., np.asarray(_AWQ_NIBBLES)].reshape(*words.shape[:-1], -1)
+
+
+def zero_points_of(
+  qzeros: Any, *, is_awq: bool = False, is_smaller: bool = False
+) -> Any:
+  """Returns zero points of GPTQ or AWQ, uint8[n, k / group].
+
+  The result is None if there are none, or if all are 8 and not traced.
+
+  Args:
+    qzeros: int32[k / group, n / 8], or None.
+    is_awq: whether integers are in AWQ's order.
+    is_smaller: whether the stored integers are the zero points minus 1.
+  """
+  if qzeros is None:
+    return None
+  zeros = (_awq_nibbles if is_awq else nibbles)(qzeros).T
+  if is_smaller:
+    zeros = (zeros + np.uint8(1)) & np.uint8(15)
+  if assembly.is_known(zeros) and bool((zeros == _ZERO_POINT).all()):
+    return None
+  return zeros
 
 
 def is_awq(qweight: Any, scales: Any) -> bool:
@@ -234,22 +312,4 @@ def word_shape(
     f"{who}: qweight, scales and qzeros must be int32[{words}] (4 bits), floats"
     " [k / group, n] and int32[k / group, n / 8], got"
     f" {assembly.brief(qweight)}, {assembly.brief(scales)}{zeros}; {_REMEDY}"
-  )
-
-
-def _require_zero_points(
-  who: str, qzeros: Any, stored: int, is_smaller: bool
-) -> None:
-  """Raises CheckpointError unless all stored zero points are one number."""
-  if qzeros is None or not assembly.is_known(qzeros):
-    return
-  codes = bytes_of(np.asarray(qzeros))
-  if (codes == stored * 0x11).all():
-    return
-  nibbles = np.stack([codes & 15, codes >> 4], -1)
-  wrong = int(nibbles[nibbles != stored][0]) + is_smaller
-  raise errors.CheckpointError(
-    f"{who}: all zero points (qzeros) must be {_ZERO_POINT}, because no block"
-    f" format has zero points, got {wrong}; use a symmetric checkpoint"
-    f" (sym=True), or {_REMEDY}"
   )

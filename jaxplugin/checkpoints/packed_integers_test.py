@@ -42,6 +42,11 @@ def zero_points(stored, count=N):
   return words(np.full((K // GROUP, count), stored))
 
 
+ZEROS = RNG.integers(0, 16, (N, K // GROUP))  # of unsigned integers
+ASYMMETRIC = (INTEGERS + 8 - np.repeat(ZEROS, GROUP, 1)) * np.repeat(
+  SCALES.astype(float), GROUP, 1
+)
+
 GPTQ = {
   "w.qweight": words(INTEGERS + 8).T,
   "w.scales": SCALES.T,
@@ -53,11 +58,16 @@ AWQ = {
   "w.scales": SCALES.T,
   "w.qzeros": zero_points(8),
 }
+ASYMMETRIC_GPTQ = {**GPTQ, "w.qzeros": words((ZEROS.T - 1) % 16)}
+ASYMMETRIC_AWQ = {**AWQ, "w.qzeros": words(ZEROS.T, AWQ_ORDER)}
 PACKED = {
   "w.weight_packed": words(INTEGERS + 8),
   "w.weight_scale": SCALES,
   "w.weight_shape": np.int64([N, K]),
 }
+
+
+ASYMMETRIC_PACKED = {**PACKED, "w.weight_zero_point": words(ZEROS.T).T}
 
 
 class Case(absltest.TestCase):
@@ -92,6 +102,22 @@ class FilesTest(Case):
       ),
       ("AWQ", AWQ, {}, "awq", "int4_128", NUMBERS),
       ("packed", PACKED, {}, "compressed-tensors", "int4_128", NUMBERS),
+      (
+        *("asymmetric GPTQ", ASYMMETRIC_GPTQ, {}),
+        *("gptq", "uint4_128", ASYMMETRIC),
+      ),
+      (
+        *("asymmetric v2", {**GPTQ, "w.qzeros": words(ZEROS.T)}),
+        *(v2, "gptq", "uint4_128", ASYMMETRIC),
+      ),
+      (
+        *("asymmetric AWQ", ASYMMETRIC_AWQ, {}),
+        *("awq", "uint4_128", ASYMMETRIC),
+      ),
+      (
+        *("asymmetric packed", ASYMMETRIC_PACKED, {}),
+        *("compressed-tensors", "uint4_128", ASYMMETRIC),
+      ),
     ):
       with self.subTest(what):
         found = self.load(tensors, **config)
@@ -140,11 +166,7 @@ class FilesTest(Case):
   def test_refused_by_name_with_a_remedy(self):
     moved = np.roll(GPTQ["w.g_idx"], 1)
     eight = np.zeros((K // 4, N), np.int32)
-    for rule, tensors in (
-      ("must be 8.* got 5; use a symmetric", {"w.qzeros": zero_points(4)}),
-      ("must be 8.* got 9; use a symmetric", {"w.qzeros": zero_points(8)}),
-      ("g_idx must .*desc_act", {"w.g_idx": moved}),
-    ):
+    for rule, tensors in (("g_idx must .*desc_act", {"w.g_idx": moved}),):
       with self.subTest(rule), self.assertRaisesRegex(ERROR, f"'w.q.*{rule}"):
         self.load({**GPTQ, **tensors})["w.weight"]
     for rule, tensors in (
@@ -154,10 +176,6 @@ class FilesTest(Case):
       (
         "'w.weight_packed': it has a weight_g_idx .* without it",
         {**PACKED, "w.weight_g_idx": GPTQ["w.g_idx"]},
-      ),
-      (
-        "'w.weight_packed': it has a weight_zero_point",
-        {**PACKED, "w.weight_zero_point": AWQ["w.qzeros"]},
       ),
       (
         "'w.weight_packed': .*8 bits.* quantize",
@@ -183,8 +201,56 @@ class FilesTest(Case):
     ):
       with self.subTest(rule, part=part), self.assertRaisesRegex(ERROR, rule):
         self.load({**given, **part})
-    with self.assertRaisesRegex(ERROR, "'w.qweight': .* must be 8.* got 7"):
-      self.load({**AWQ, "w.qzeros": zero_points(7)})["w.weight"]
+    with self.assertRaisesRegex(
+      ERROR,
+      r"'w.weight_packed': .*weight_zero_point must be int32\[3, 2\], got"
+      r" int32\[2, 3\]",
+    ):
+      self.load({**PACKED, "w.weight_zero_point": AWQ["w.qzeros"]})["w.weight"]
+
+  def test_zero_points_of_8_bits_and_of_odd_rows(self):
+    n = 13
+    for bits, format in (
+      (4, "uint4_1x64_zero_float16"),
+      (8, "int8_1x64_zero_float16"),
+    ):
+      half, per_word = 1 << (bits - 1), 32 // bits
+      integers = RNG.integers(-half, half, (n, K))
+      zeros = RNG.integers(-half, half, (n, K // 64))
+      scale = (RNG.random((n, K // 64)) + 0.5).astype(F16)
+      order = range(per_word)
+      found = self.load(
+        {
+          "w.weight_packed": words(integers + half, order, bits),
+          "w.weight_scale": scale,
+          "w.weight_zero_point": words(zeros.T + half, order, bits).T,
+          "w.weight_shape": np.int64([n, K]),
+        }
+      )
+      self.assertEqual(str(found.entries["w.weight"].format), format)
+      differences = integers - np.repeat(zeros, 64, 1)
+      numbers = differences * np.repeat(scale.astype(float), 64, 1)
+      self.assert_numbers(found["w.weight"], numbers)
+
+  def test_int_quantized_with_zero_points(self):
+    integers = RNG.integers(-128, 128, (N, K)).astype(np.int8)
+    zeros = RNG.integers(-128, 128, (N, 1)).astype(np.int8)
+    scale = (RNG.random((N, 1)) + 0.5).astype(np.float32)
+    tensors = {
+      "w.weight": integers,
+      "w.weight_scale": scale,
+      "w.weight_zero_point": zeros,
+    }
+    found = self.load(tensors)
+    format = found.entries["w.weight"].format
+    self.assertEqual(format.offset_dtype, np.int8)
+    self.assertEqual(found["w.weight"].format, format)
+    wide = integers.astype(np.int32) - zeros
+    self.assert_numbers(found["w.weight"], wide * scale)
+    with self.assertRaisesRegex(
+      ERROR, "'w.weight_zero_point': zero points must"
+    ):
+      self.load({**tensors, "w.weight_zero_point": zeros[:3]})
 
 
 class ArraysTest(Case):
@@ -197,6 +263,22 @@ class ArraysTest(Case):
     ):
       self.assert_numbers(jax.jit(convert)(*tensors), NUMBERS)
       self.assert_numbers(convert(*map(jnp.asarray, tensors)), NUMBERS)
+    for convert, tensors in (
+      (module.from_gptq, [*ASYMMETRIC_GPTQ.values()]),
+      (module.from_awq, [*ASYMMETRIC_AWQ.values()]),
+    ):
+      self.assert_numbers(jax.jit(convert)(*tensors), ASYMMETRIC)
+      self.assert_numbers(convert(*map(jnp.asarray, tensors)), ASYMMETRIC)
+    values, scale, _, zeros = ASYMMETRIC_PACKED.values()
+    array = module.from_compressed_tensors(
+      values, scale, weight_zero_point=zeros
+    )
+    self.assert_numbers(array, ASYMMETRIC)
+    with self.assertRaisesRegex(TypeError, "weight_zero_point must be None"):
+      codes = np.zeros((N, K // 2), np.uint8)
+      module.from_compressed_tensors(
+        codes, np.zeros((N, K // 32), np.uint8), weight_zero_point=zeros
+      )
 
   def test_zero_points_may_be_left_out(self):
     weight, scales = GPTQ["w.qweight"], GPTQ["w.scales"]

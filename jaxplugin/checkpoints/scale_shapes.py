@@ -26,6 +26,8 @@ from jaxplugin.core import formats
 _SIZES: Final = (128, 64, 32)
 _SHORT_SIZE: Final = 128  # the last group of a row may be short
 _SCALES: Final = (formats.F32, formats.BF16, formats.F16, formats.E8M0)
+# Codes of unsigned 4-bit integers are stored minus this number.
+_UNSIGNED: Final = 8
 _NAMES: Final = {
   formats.E4M3: "fp8",
   formats.E5M2: "fp8_e5m2",
@@ -35,7 +37,11 @@ _NAMES: Final = {
 
 
 def find_format(
-  who: str, dtype: np.dtype, shape: tuple[int, ...], scale: Any
+  who: str,
+  dtype: np.dtype,
+  shape: tuple[int, ...],
+  scale: Any,
+  zero_dtype: np.dtype | None = None,
 ) -> formats.BlockFormat:
   """Returns the format of values [..., n, k] whose scales multiply.
 
@@ -47,6 +53,7 @@ def find_format(
     shape: the logical shape of the values.
     scale: one number for the array or for each matrix; [..., n] or [..., n, 1];
       [..., n, k / size]; or [..., n / size, k / size], rounded up.
+    zero_dtype: dtype of zero points: uint8 for int4, int8 for int8; or None.
 
   Raises:
     TypeError: If the shape or the dtype of the scales does not fit.
@@ -60,12 +67,17 @@ def find_format(
     )
   rows, size = block
   name = f"{rows}x{size}" if size else "row"
+  is_unsigned = zero_dtype == formats.PACKED
+  if zero_dtype is not None:
+    name += "_zero"
   made = formats.BlockFormat(
-    name=f"{_NAMES[dtype]}_{name}_{scale.dtype}",
+    name=f"{'u' if is_unsigned else ''}{_NAMES[dtype]}_{name}_{scale.dtype}",
     values_dtype=dtype,
     scale_dtype=scale.dtype,
     block_size=size,
     block_rows=rows,
+    offset_dtype=zero_dtype,
+    code_offset=_UNSIGNED if is_unsigned else 0,
   )
   wide = [made]
   if assembly.is_float(scale):
@@ -108,7 +120,7 @@ def _block(
 
 
 def assemble(
-  who: str, dtype: np.dtype, values: Any, scale: Any
+  who: str, dtype: np.dtype, values: Any, scale: Any, zero_points: Any = None
 ) -> scaled_array.ScaledArray:
   """Returns a `ScaledArray` of values [..., n, k] and scales that multiply.
 
@@ -117,17 +129,28 @@ def assemble(
     dtype: the dtype of the values, int4 for bytes of two.
     values: the values.
     scale: see `find_format`. A scale for a matrix is repeated for its rows.
+    zero_points: uint8 (int4) or int8 (int8) of the shape of scale; or None.
   """
   *lead, n, k = values.shape
   shape = (*lead, n, k * 2) if dtype == formats.INT4 else (*lead, n, k)
-  format = find_format(who, dtype, shape, scale)
+  zero_dtype = None if zero_points is None else zero_points.dtype
+  format = find_format(who, dtype, shape, scale, zero_dtype)
   wanted = layouts.linear_scale_shape(format, shape, len(shape) - 1)
   if scale.dtype != format.scale_dtype:
     scale = scale.astype(format.scale_dtype)
+  offset = None
+  if zero_points is not None:
+    offset = _spread(zero_points, wanted)
+  return assembly.assemble(
+    format, values, _spread(scale, wanted), offset=offset
+  )
+
+
+def _spread(scale: Any, wanted: tuple[int, ...]) -> Any:
+  """Returns scales in the shape of the result, repeated for a matrix's rows."""
   if math.prod(scale.shape) == math.prod(wanted):
-    scale = scale.reshape(wanted)
-  else:
-    xp: Any = np if isinstance(scale, np.ndarray) else jnp
-    one_each = tuple(lead) if math.prod(scale.shape) > 1 else (1,) * len(lead)
-    scale = xp.broadcast_to(scale.reshape(*one_each, 1, 1), wanted).copy()
-  return assembly.assemble(format, values, scale)
+    return scale.reshape(wanted)
+  xp: Any = np if isinstance(scale, np.ndarray) else jnp
+  lead = wanted[:-2]
+  one_each = lead if math.prod(scale.shape) > 1 else (1,) * len(lead)
+  return xp.broadcast_to(scale.reshape(*one_each, 1, 1), wanted).copy()

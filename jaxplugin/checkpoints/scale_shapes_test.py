@@ -193,9 +193,9 @@ class FilesTest(Case):
         {"w.weight": FP8, "w.weight_scale": scales(2)},
       ),
       (
-        "'w.weight': it has a weight_zero_point",
+        "'w.weight_zero_point': zero points must be int8 .* got int8.* for fl",
         {
-          "w.weight": BYTES,
+          "w.weight": FP8,
           "w.weight_scale": TENSOR,
           "w.weight_zero_point": np.zeros(1, np.int8),
         },

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes checkpoints. Only this part of `checkpoints` imports an operation.
+"""Writes checkpoints.
 
 `selection` decides which tensors are weights, and `weights` quantizes them.
 `shards` computes a file's offsets before any values. `staging` renames the

@@ -309,7 +309,8 @@ def _linear(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
   if array.format.has_global_scale and scale is None:
     scale = np.float32(1)
   return scaled_array.ScaledArray(
-    array.values, array.linear_scale(), scale, array.format
+    *(array.values, array.linear_scale(), scale, array.format),
+    offset=array.offset,
   )
 
 

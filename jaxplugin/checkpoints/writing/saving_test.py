@@ -56,7 +56,7 @@ class Case(parameterized.TestCase):
 
   def assert_same_bits(self, x, y):
     self.assertEqual(x.format, y.format)
-    for part in ("values", "scale", "global_scale"):
+    for part in ("values", "scale", "global_scale", "offset"):
       a, b = (getattr(z, part) for z in (x, y))
       if a is None:
         self.assertIsNone(b)

@@ -99,7 +99,7 @@ def _require_same(
   found: scaled_array.ScaledArray,
   wanted: scaled_array.ScaledArray,
 ) -> None:
-  for part in ("values", "scale", "global_scale"):
+  for part in ("values", "scale", "global_scale", "offset"):
     x, y = getattr(found, part), getattr(wanted, part)
     if x is None and y is None:
       continue

@@ -1,0 +1,151 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF's blocks become arrays that have the bits of the gguf package."""
+
+import importlib.util
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.checkpoints import gguf_blocks
+
+INTEGERS = [x for x in gguf_blocks.TYPES if x not in ("MXFP4", "NVFP4")]
+N, K = 5, 512
+# Error of f32 sums in `block_scaled_dot`, see docs/concepts/numerics.md.
+SUM_TOLERANCE = 16 * 2.0**-24
+
+
+def blocks_of(name, *, finite=False):
+  """Returns random bytes: every code and factor, and f16 with both signs."""
+  kind = gguf_blocks.TYPES[name]
+  rng = np.random.default_rng(len(name))
+  blocks = rng.integers(0, 256, (N, K // kind.size, kind.nbytes), np.uint8)
+  if finite:
+    # Bytes 0x20 to 0x2F are f16 from 2^-7 to 2^-4, wherever they are.
+    blocks = np.where(blocks & 1, blocks & 0x8F, blocks & 0xAF) | 0x20
+  return blocks.reshape(N, -1)
+
+
+class BlocksTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if importlib.util.find_spec("gguf") is None:
+      self.skipTest("the gguf package is not installed")
+
+  def package(self, blocks, name):
+    import gguf
+
+    with np.errstate(invalid="ignore", over="ignore"):
+      kind = gguf.GGMLQuantizationType[name]
+      return gguf.quants.dequantize(blocks, kind)
+
+  def write(self, blocks):
+    """Writes a file with a tensor "NAME.weight" for each type's name."""
+    import gguf
+
+    path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    path = path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, data in blocks.items():
+      kind = gguf.GGMLQuantizationType[name]
+      writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+  @parameterized.parameters(*INTEGERS)
+  def test_bits_are_those_of_the_package(self, name):
+    blocks = blocks_of(name)
+    want = self.package(blocks, name)
+    self.assertGreater(np.isfinite(want).mean(), 0.5)
+    convert = jp.checkpoints.from_gguf
+    for array in (
+      convert(blocks, name),
+      jax.jit(lambda x: convert(x, name))(blocks),
+    ):
+      self.assertEqual(
+        (array.format, array.shape), (gguf_blocks.TYPES[name].format, (N, K))
+      )
+      got = np.asarray(jp.dequantize(array, jnp.float32))
+      np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+      is_number = ~np.isnan(want)
+      self.assertEqual(got[is_number].tobytes(), want[is_number].tobytes())
+
+  @parameterized.parameters(*INTEGERS)
+  def test_products_keep_the_contract(self, name):
+    blocks = blocks_of(name, finite=True)
+    w = self.package(blocks, name).astype(np.float64)
+    array = jp.checkpoints.from_gguf(blocks, name)
+    stored = np.abs(w)
+    if array.format.offset_dtype is not None:
+      # The bound has the stored values and the rest of the sum for each block.
+      bare = jp.dequantize(array.without_offset(), jnp.float32)
+      bare = np.asarray(bare, np.float64)
+      stored = np.abs(bare) + np.abs(w - bare)
+    x = np.random.default_rng(1).standard_normal((3, K)).astype(np.float32)
+    got = np.asarray(jp.linear(x, array), np.float64)
+    bound = SUM_TOLERANCE * (np.abs(x).astype(np.float64) @ stored.T)
+    self.assertTrue((np.abs(got - x.astype(np.float64) @ w.T) <= bound).all())
+
+  def test_files_are_read_and_requantized_on_request(self):
+    blocks = {name: blocks_of(name, finite=True) for name in INTEGERS}
+    path = self.write(blocks)
+    exact = jp.checkpoints.load(path)
+    less = jp.checkpoints.load(path, requantize="int4_32")
+    for name in INTEGERS:
+      with self.subTest(name):
+        full = f"{name}.weight"
+        entry, array = exact.entries[full], exact[full]
+        self.assertEqual((entry.layout, entry.shape), ("gguf", (N, K)))
+        self.assertEqual(array.format, entry.format)
+        x = self.package(blocks[name], name)
+        np.testing.assert_array_equal(jp.dequantize(array), x)
+        got = less[full]
+        if name in ("Q8_0", "Q4_0", "Q4_1"):  # as many bytes as in the file
+          self.assertEqual(got.format, entry.format)
+          self.assertNotIn(full, less.losses)
+          continue
+        wanted = jp.quantize(x, "int4_32")
+        np.testing.assert_array_equal(got.values, wanted.values)
+        np.testing.assert_array_equal(got.scale, wanted.scale)
+        y = np.asarray(jp.dequantize(wanted), np.float64)
+        loss = np.linalg.norm(x - y) / np.linalg.norm(x.astype(np.float64))
+        np.testing.assert_allclose(less.losses[full], loss, rtol=1e-5)
+        self.assertIn(f"  {full}: {loss:.2g}"[:-1], str(less))
+    with self.assertRaisesRegex(ValueError, "unknown block format 'int3'"):
+      jp.checkpoints.load(path, requantize="int3")
+
+  def test_minima_that_are_not_finite_are_named(self):
+    blocks = blocks_of("Q4_1", finite=True)
+    blocks[2, 20 * 3 + 2 : 20 * 3 + 4] = np.float16([np.inf]).view(np.uint8)
+    path = self.write({"Q4_1": blocks})
+    rule = r"1 of 80 block scales and minima are NaN or.* block \[2, 3\]"
+    with self.assertWarnsRegex(jp.checkpoints.NumbersWarning, rule):
+      jp.checkpoints.load(path)["Q4_1.weight"]
+    with self.assertWarns(jp.checkpoints.NumbersWarning):
+      found = jp.checkpoints.load(path, check="numbers")
+    self.assertEqual(found.numbers["Q4_1.weight"].inf_scales, 1)
+
+  def test_types_are_found_by_name_and_by_format(self):
+    blocks = blocks_of("Q4_1")
+    for given in ("Q4_1", "q4_1", jp.UINT4_32_MIN, "uint4_32_min"):
+      array = jp.checkpoints.from_gguf(blocks, given)
+      self.assertEqual(array.format, jp.UINT4_32_MIN)
+    with self.assertRaisesRegex(ValueError, "that jaxplugin reads, .*'TQ1_0'"):
+      jp.checkpoints.from_gguf(blocks, "TQ1_0")
+    with self.assertRaisesRegex(
+      TypeError, r"Q4_K must be uint8.* 144 \* k / 2"
+    ):
+      jp.checkpoints.from_gguf(blocks[:, :-1], "Q4_K")
+
+
+if __name__ == "__main__":
+  absltest.main()
