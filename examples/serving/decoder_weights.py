@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of a `decoder`: random ones, and each variant's form of them.
 
-A variant's name is a format, or "f32" or "bf16" for plain weights. For
-quantized weights the name says how rows are multiplied: "nvfp4" multiplies rows
-in bf16 (weight-only), "nvfp4 pair" quantizes the rows too.
+A variant's name is a format, "f32" or "bf16" for plain weights, or "stored" for
+the formats of a file. For quantized weights the name says how rows are
+multiplied: "nvfp4" multiplies rows in bf16 (weight-only), "nvfp4 pair"
+quantizes the rows too.
 
 Plain weights have three forms. By default, each layer is a separate array. In
 "f32 halves" each weight is two arrays, whose matmuls XLA:CPU can run at the
@@ -27,6 +28,7 @@ import jaxplugin as jp
 
 PLAIN: Final = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 FORMATS: Final = ("mxfp8", "mxfp4", "nvfp4")
+STORED: Final = "stored"
 PAIR: Final = " pair"
 HALVES: Final = " halves"
 SCAN: Final = " scan"
@@ -97,12 +99,26 @@ def random_params(config: decoder.Config, seed: int = 0) -> decoder.Params:
   }
 
 
-def model(name: str, config: decoder.Config, params: decoder.Params) -> Model:
-  """A variant, one of `NAMES`, of f32 params: stacks, the head the embedding.
+def model(
+  name: str,
+  config: decoder.Config,
+  params: decoder.Params,
+  stored: decoder.Params | None = None,
+) -> Model:
+  """Returns a variant.
+
+  Args:
+    name: one of `NAMES`, or "stored" if `stored` is given.
+    config: sizes of the decoder.
+    params: f32 parameters, with stacks of layers.
+    stored: parameters with the formats of a file.
 
   Raises:
-    ValueError: there is no variant of that name.
+    ValueError: If there is no variant of this name.
   """
+  if name == STORED and stored is not None:
+    how = decoder.Decoder(config=config, given="bfloat16")
+    return Model(name=name, decoder=how, params=stored)
   if name not in NAMES:
     raise ValueError(f"model: name must be one of {NAMES}, got {name!r}")
   format = name.removesuffix(PAIR)

@@ -268,7 +268,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _weights(args: argparse.Namespace) -> Any:
-  """Config, params, prompt and what makes text of tokens."""
+  """Returns config, params, stored params or None, prompt and to_text."""
   if args.weights != "random":
     try:
       checkpoint = smollm.load()
@@ -278,7 +278,8 @@ def _weights(args: argparse.Namespace) -> Any:
       print(f"{error}\nweights are random")
     else:
       prompt = checkpoint.encode(args.question)
-      return checkpoint.config, checkpoint.params, prompt, checkpoint.decode
+      *model, _ = checkpoint
+      return *model, prompt, checkpoint.decode
   changes = {
     name: value
     for name in ("layers", "width", "hidden", "vocabulary")
@@ -287,7 +288,7 @@ def _weights(args: argparse.Namespace) -> Any:
   config = dataclasses.replace(RANDOM, **changes)
   prompt = np.random.default_rng(0).integers(config.vocabulary, size=64)
   as_text = lambda tokens: " ".join(map(str, tokens))
-  return config, decoder_weights.random_params(config), prompt, as_text
+  return config, decoder_weights.random_params(config), None, prompt, as_text
 
 
 def main() -> None:
@@ -310,9 +311,12 @@ def main() -> None:
   if args.variants[0].partition(" ")[0] != "f32":
     parser.error("the first variant must be f32: others are compared with it")
 
-  config, params, prompt, to_text = _weights(args)
+  config, params, stored, prompt, to_text = _weights(args)
+  if stored is None and decoder_weights.STORED in args.variants:
+    parser.error("random weights have no stored form; leave the variant out")
   models = [
-    decoder_weights.model(name, config, params) for name in args.variants
+    decoder_weights.model(name, config, params, stored)
+    for name in args.variants
   ]
   bandwidth = read_bandwidth()
   rows = measure(

