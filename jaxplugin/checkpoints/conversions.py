@@ -16,6 +16,7 @@ mlx/ops.cpp at 846d176.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 from typing import Final
@@ -354,27 +355,33 @@ def deepseek_format(who: str, weight: Any, scale: Any) -> formats.BlockFormat:
   )
 
 
-def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
-  """Converts a weight of MLX in mode mxfp4, mxfp8 or nvfp4.
+def from_mlx(
+  weight: Any, scales: Any, biases: Any = None, *, bits: int = 4
+) -> scaled_array.ScaledArray:
+  """Converts a weight of MLX in mode mxfp4, mxfp8, nvfp4 or affine.
 
   The numbers are::
 
     weight[i] = value[i] * scale[i // block]
+    weight[i] = code[i] * scale[i // block] + bias[i // block]   (affine)
 
   Args:
-    weight: uint32, the first value in the lowest bits. FP4: [..., n, k / 8].
-      FP8 (E4M3): [..., n, k / 4].
+    weight: uint32, the first value in the lowest bits. FP4 and codes of 4 bits:
+      [..., n, k / 8]. FP8 (E4M3) and codes of 8 bits: [..., n, k / 4].
     scales: uint8. mxfp4, mxfp8: E8M0[..., n, k / 32]. nvfp4: E4M3[..., n, k /
-      16].
+      16]. affine: f16, bf16 or f32[..., n, k / group].
+    biases: affine: same dtype and shape as scales. Other modes: None.
+    bits: affine: 4 or 8, the bits of a code.
 
   Returns:
     A `ScaledArray` of views, blocked along the last dimension. NVFP4 has the
-    global scale 1.
+    global scale 1. An affine weight has the biases as minima.
 
   Raises:
     TypeError: If dtypes and shapes fit no format.
+    ValueError: If bits is not 4 or 8.
 
-  Source: `fp_quantize` of mlx/ops.cpp at 846d176.
+  Source: `fp_quantize` and `affine_quantize` of mlx/ops.cpp at 846d176.
 
   Example:
     >>> import numpy as np
@@ -386,6 +393,11 @@ def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
     mxfp4 (32, 64) 1.0
   """
   who = "checkpoints.from_mlx"
+  if biases is not None:
+    format = mlx_affine_format(who, weight, scales, biases, bits)
+    signs = packed_integers.NIBBLE_SIGNS if bits == 4 else assembly.SIGN
+    values = packed_integers.bytes_of(weight) ^ np.uint8(signs)
+    return assembly.assemble(format, values, scales, offset=biases)
   format = mlx_format(who, weight, scales)
   values = packed_integers.bytes_of(weight)
   one = np.float32(1) if format.has_global_scale else None
@@ -410,6 +422,51 @@ def mlx_format(who: str, weight: Any, scales: Any) -> formats.BlockFormat:
     " k / 32]) or nvfp4 (uint32[..., n, k / 8], uint8[..., n, k / 16]), got"
     f" {assembly.brief(weight)} and {assembly.brief(scales)}"
   )
+
+
+def mlx_affine_format(
+  who: str, weight: Any, scales: Any, biases: Any, bits: int
+) -> formats.BlockFormat:
+  """Returns the format of an affine MLX weight.
+
+  Raises:
+    TypeError: If dtypes and shapes do not fit.
+    ValueError: If bits is not 4 or 8.
+  """
+  if bits not in (4, 8):
+    raise ValueError(
+      f"{who}: bits must be 4 or 8, got {bits}; dequantize the weight with MLX,"
+      " and quantize the result"
+    )
+  k = weight.shape[-1] * 32 // bits if weight.shape else 0
+  groups = scales.shape[-1] if scales.shape else 0
+  if (
+    weight.dtype != _WORDS
+    or scales.dtype not in formats.FLOAT_DTYPES
+    or assembly.blocked_axis(weight, scales) != -1
+    or k % groups
+    or (biases.dtype, tuple(biases.shape))
+    != (scales.dtype, tuple(scales.shape))
+  ):
+    raise TypeError(
+      f"{who}: weight, scales and biases must be uint32[..., n, k * {bits} /"
+      " 32] and floats [..., n, k / group] of one dtype, got"
+      f" {assembly.brief(weight)}, {assembly.brief(scales)} and"
+      f" {assembly.brief(biases)}"
+    )
+  size = k // groups
+  format = formats.BlockFormat(
+    name=f"uint{bits}_{size}_min_{scales.dtype}",
+    values_dtype=formats.INT4 if bits == 4 else formats.INT8,
+    scale_dtype=scales.dtype,
+    block_size=size,
+    offset_dtype=scales.dtype,
+    code_offset=1 << (bits - 1),
+  )
+  for named in formats.NAMED:
+    if dataclasses.replace(format, name=named.name) == named:
+      return named
+  return format
 
 
 def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:

@@ -495,6 +495,33 @@ class MlxTest(absltest.TestCase):
           self.assertEqual(str(array.format), format)
           np.testing.assert_array_equal(numbers_of(array), expected)
 
+  def test_affine_codes_have_a_scale_and_a_bias_for_each_group(self):
+    rng = np.random.default_rng(8)
+    for bits, dtype, group, format in (
+      (4, np.float16, 32, "uint4_32_min"),
+      (4, ml_dtypes.bfloat16, 64, "uint4_64_min_bfloat16"),
+      (8, ml_dtypes.bfloat16, 64, "uint8_64_min_bfloat16"),
+    ):
+      codes = rng.integers(0, 1 << bits, (N, K))
+      scales = rng.standard_normal((N, K // group)).astype(dtype)
+      biases = rng.standard_normal((N, K // group)).astype(dtype)
+      parts = codes.reshape(N, -1, 32 // bits).astype(np.uint64)
+      places = np.arange(0, 32, bits, dtype=np.uint64)
+      words = (parts << places).sum(-1).astype(np.uint32)
+      wide = [x.astype(np.float32).repeat(group, 1) for x in (scales, biases)]
+      want = codes.astype(np.float32) * wide[0] + wide[1]
+      for xp in (np, jnp):
+        array = jp.checkpoints.from_mlx(
+          *map(xp.asarray, (words, scales, biases)), bits=bits
+        )
+        self.assertEqual(str(array.format), format)
+        got = np.asarray(jp.dequantize(array, jnp.float32))
+        np.testing.assert_array_equal(got, want)
+    with self.assertRaisesRegex(ValueError, "bits must be 4 or 8, got 3"):
+      jp.checkpoints.from_mlx(words, scales, biases, bits=3)
+    with self.assertRaisesRegex(TypeError, "floats .*of one dtype, got uint32"):
+      jp.checkpoints.from_mlx(words, scales, biases.astype(np.float16), bits=8)
+
   def test_other_shapes_and_dtypes_are_an_error(self):
     words = np.zeros((4, 16), np.uint32)
     for values, scale in (

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -59,6 +60,9 @@ _PACKED: Final = ".weight_packed"
 _VALUE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E5M2)
 _SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
 _WORDS: Final = np.dtype(np.uint32)
+# The size of groups in MLX's configuration, and the size without one.
+_MLX_GROUP: Final = re.compile(r"\bgroup_size (\d+)")
+_MLX_DEFAULT_GROUP: Final = 64
 _SVDQUANT: Final = ("svdquant_lora_a", "svdquant_lora_b")
 _DEEPSEEK_SCALES: Final = ("weight_scale_inv", "scale", "weight_scale")
 # Names of float scales and their layouts. Several layouts use the first name,
@@ -1133,12 +1137,16 @@ def _recognize_words(
 def _recognize_mlx(
   contents: records.Contents, values: stored.StoredTensor
 ) -> records.Entry | None:
-  """Returns a weight of MLX's float modes; None for affine ones."""
+  """Returns a weight of MLX; None for affine ones of other than 4 or 8 bits."""
   base = _base(values.name)
-  scales = contents.tensors.get(f"{base}.scales")
+  scales, biases = (
+    contents.tensors.get(f"{base}.{x}") for x in ("scales", "biases")
+  )
   if base == values.name or values.dtype != _WORDS or scales is None:
     return None
-  if scales.dtype != formats.PACKED or f"{base}.biases" in contents.tensors:
+  if biases is not None:
+    return _mlx_affine(contents, values, scales, biases)
+  if scales.dtype != formats.PACKED:
     return None
   if (name := f"{base}.global_scale") in contents.tensors:
     raise stored.fault(
@@ -1148,6 +1156,31 @@ def _recognize_mlx(
   return _entry(
     *("mlx", format, (values, scales)),
     lambda x, y, **_: conversions.from_mlx(x, y),
+  )
+
+
+def _mlx_affine(
+  contents: records.Contents,
+  values: stored.StoredTensor,
+  scales: stored.StoredTensor,
+  biases: stored.StoredTensor,
+) -> records.Entry | None:
+  """Returns an affine weight of MLX, or None if codes have other bits.
+
+  Shapes do not decide between, for example, 4 bits in groups of 64 and 8 bits
+  in groups of 32. The configuration has the size of groups, which is the same
+  for all weights, and some weights may have other bits.
+  """
+  found = _MLX_GROUP.search(contents.config)
+  size = int(found[1]) if found else _MLX_DEFAULT_GROUP
+  groups = math.prod(scales.shape[-1:])
+  bits, rest = divmod(32 * math.prod(values.shape[-1:]), size * groups or 1)
+  if rest or bits not in (4, 8):
+    return None
+  format = conversions.mlx_affine_format(_WHO, values, scales, biases, bits)
+  return _entry(
+    *("mlx", format, (values, scales, None, biases)),
+    lambda x, y, _, z, **__: conversions.from_mlx(x, y, z, bits=bits),
   )
 
 

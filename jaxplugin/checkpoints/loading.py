@@ -59,7 +59,7 @@ _CONFIGS: Final = (
       "expert_dtype",
     ),
   ),
-  ("config.json", "quantization", ("mode", "bits")),  # of MLX
+  ("config.json", "quantization", ("mode", "bits", "group_size")),  # of MLX
 )
 
 

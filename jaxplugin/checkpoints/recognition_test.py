@@ -328,6 +328,9 @@ NVFP4 = fp4(PACKED) * repeated(BLOCKS.astype(float), 16)
 MXFP4 = fp4(PACKED) * repeated(e8m0(SHARED), 32)
 MXFP8 = VALUES.astype(float) * repeated(e8m0(SHARED), 32)
 PARTS = np.float32([G, 3 * G, 2 * G])
+GROUPS = draw(1, 64, 96, K // 32).astype(np.float16)
+NIBBLES = np.stack([PACKED & 15, PACKED >> 4], -1).reshape(96, K)
+AFFINE = (NIBBLES + 2.0) * repeated(GROUPS.astype(float), 32)
 
 
 class NamesTest(Case):
@@ -420,6 +423,17 @@ class NamesTest(Case):
         found = self.quietly(tensors, config=config)
         self.assertEqual([*found], ["w.weight"])
         self.assert_read(found, "w.weight", layout, format, expected)
+
+  def test_affine_weights_of_mlx(self):
+    words = PACKED.view(np.uint32)
+    tensors = {"w.weight": words, "w.scales": GROUPS, "w.biases": 2 * GROUPS}
+    # The shapes are those of 4 bits, whatever other weights have.
+    config = {"quantization": {"group_size": 32, "bits": 8}}
+    found = self.quietly(tensors, config=config)
+    self.assertEqual(found.entries["w.weight"].layout, "mlx")
+    self.assertEqual(found.entries["w.weight"].format, jp.UINT4_32_MIN)
+    got = np.asarray(jp.dequantize(found["w.weight"]))
+    np.testing.assert_array_equal(got, AFFINE)
 
   def test_experts_with_a_global_scale_for_gate_and_up(self):
     parts = np.float32([[G, 2 * G], [G, 3 * G]])
