@@ -16,9 +16,12 @@ DOT_ARGUMENTS = "--lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32"
 
 
 class ExplainTest(command_lines.CommandLineTestCase):
+  def explain(self, line, *arguments, **options):
+    return self.run_command("explain", *line.split(), *arguments, **options)
+
   def test_explain_for_a_device_that_is_not_here(self):
-    line = "explain --lhs mxfp8 --rhs bfloat16 -m 1 -n 64 -k 96"
-    status, out, _ = self.run_command(*line.split(), *B200, "--verbose")
+    line = "--lhs mxfp8 --rhs bfloat16 -m 1 -n 64 -k 96"
+    status, out, _ = self.explain(line, *B200, "--verbose")
     self.assertEqual(status, 0)
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
     self.assertIn("mxfp8 x bfloat16 -> bfloat16, batch=1 m=1 n=64 k=96", out)
@@ -26,32 +29,30 @@ class ExplainTest(command_lines.CommandLineTestCase):
 
   @parameterized.parameters(*(format.name for format in formats.KNOWN))
   def test_every_format_is_known_by_its_name(self, name):
-    line = f"explain --lhs {name} --rhs {name} -m 3 -n 5 -k 64 --target h100"
-    status, out, _ = self.run_command(*line.split())
+    line = f"--lhs {name} --rhs {name} -m 3 -n 5 -k 64 --target h100"
+    status, out, _ = self.explain(line)
     self.assertEqual(status, 0)
     self.assertRegex(out, f"\n0  {name} x {name} +3 +5 +64 +1  triton")
 
   def test_explain_prints_json(self):
-    line = "explain --lhs nvfp4 --rhs nvfp4 -m 1 -n 64 -k 64 --json"
-    status, out, _ = self.run_command(*line.split())
+    line = "--lhs nvfp4 --rhs nvfp4 -m 1 -n 64 -k 64 --json"
+    status, out, _ = self.explain(line)
     (dot,) = json.loads(out)["dots"]
     self.assertEqual((status, dot["problem"]["k"]), (0, 64))
 
   def test_explain_of_a_file(self):
     path = self.write("m.mlir", written_modules.dot_module())
-    status, out, _ = self.run_command("explain", path, *B200)
+    status, out, _ = self.explain(path, *B200)
     self.assertEqual(status, 0)
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
     self.assertRegex(out, r" mxfp8 x mxfp8 +8 +16 +64 +1  cudnn ")
     self.assertNotIn("not cpu", out)
-    status, out, _ = self.run_command("explain", path, *B200, "--verbose")
+    status, out, _ = self.explain(path, *B200, "--verbose")
     self.assertIn(f"    at {path}:3:10\n    needs no change\n    cudnn: ", out)
 
   def test_explain_of_a_file_in_json_with_a_forced_implementation(self):
     path = self.write("m.mlir", written_modules.dot_module())
-    status, out, _ = self.run_command(
-      "explain", path, *B200, "--json", "--implementation", "xla"
-    )
+    status, out, _ = self.explain(f"{path} --json --implementation xla", *B200)
     (parsed,) = json.loads(out)["dots"]
     self.assertEqual(status, 0)
     self.assertEqual(parsed["decision"]["implementation"], "xla")
@@ -63,7 +64,7 @@ class ExplainTest(command_lines.CommandLineTestCase):
     both = good.rsplit("}", 1)[0] + bad.split("\n", 1)[1]
     for text, expected in ((good, 0), (bad, 1), (both, 0), ("module {}", 0)):
       path = self.write("m.mlir", text)
-      status, out, _ = self.run_command("explain", path, *B200)
+      status, out, _ = self.explain(path, *B200)
       self.assertEqual(status, expected, out)
     path = self.write("m.mlir", both)
     self.check_error(
@@ -71,9 +72,8 @@ class ExplainTest(command_lines.CommandLineTestCase):
     )
 
   def test_explain_of_standard_input(self):
-    status, out, _ = self.run_command(
-      "explain", "-", *B200, stdin=written_modules.dot_module().encode()
-    )
+    module = written_modules.dot_module().encode()
+    status, out, _ = self.explain("-", *B200, stdin=module)
     self.assertEqual(status, 0)
     self.assertIn("0  <stdin>:3:10  mxfp8 x mxfp8", out)
 
@@ -83,15 +83,13 @@ class ExplainTest(command_lines.CommandLineTestCase):
       ("", "FP4 is decoded by integer operations"),
       (" --ptxas 13.2", "FP4 is converted by cvt.rn.bf16x2.e2m1x2"),
     ):
-      status, out, _ = self.run_command(
-        "explain", *f"{dot}{more}".split(), "--verbose"
-      )
+      status, out, _ = self.explain(f"{dot}{more} --verbose")
       self.assertEqual(status, 0)
       self.assertIn(expected, " ".join(out.split()))
 
   def test_explain_of_a_module_without_calls_says_so(self):
     path = self.write("m.mlir", "module {}")
-    status, out, _ = self.run_command("explain", path)
+    status, out, _ = self.explain(path)
     self.assertEqual((status, out), (0, "no block-scaled dot\n"))
 
   @parameterized.parameters(
@@ -132,9 +130,7 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.check_error(line.split(), pattern)
 
   def test_empty_dot_is_explained(self):
-    status, out, _ = self.run_command(
-      "explain", *DOT_ARGUMENTS.split(), "-m", "0"
-    )
+    status, out, _ = self.explain(f"{DOT_ARGUMENTS} -m 0")
     self.assertEqual(status, 0)
     self.assertRegex(out, "mxfp8 x mxfp8  0  1  32")
 
