@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -178,6 +179,19 @@ class AsymmetricTest(parameterized.TestCase):
     self.assertEqual(w.offset[0, 0], -1)
     codes = np.asarray(w.unpack().values).astype(int)[0] + 8
     np.testing.assert_array_equal(codes[::2][:16], np.arange(16))
+
+  def test_bits_are_those_of_gguf(self):
+    quants = pytest.importorskip("gguf.quants")
+    x = odd_numbers(30, 320)[12:]
+    data = quants.quantize(x, quants.GGMLQuantizationType.Q4_1)
+    blocks = data.reshape(x.shape[0], -1, 20)  # f16, f16, 16 bytes of codes
+    w = jp.quantize(x, jp.UINT4_32_MIN)
+    for leaf, columns in ((w.scale, slice(0, 2)), (w.offset, slice(2, 4))):
+      exact = np.ascontiguousarray(blocks[..., columns]).view(np.float16)
+      np.testing.assert_array_equal(leaf, exact[..., 0])
+    codes = np.concatenate([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1)
+    found = np.asarray(w.unpack().values).astype(int) + 8
+    np.testing.assert_array_equal(found, codes.reshape(x.shape))
 
   @parameterized.parameters(*FORMATS)
   def test_stochastic_rounding_has_the_mean(self, format):
