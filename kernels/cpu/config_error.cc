@@ -96,12 +96,17 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
   const ShapeSides sides = SidesOf(shape);
   switch (engine) {
     case Engine::kIntegerAvx2:
-    case Engine::kVnni:
       if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {
         return {who + " needs two sides of e2m1", pair};
       }
-      if (engine == Engine::kVnni &&
-          !(IsBF16(shape.lhs) && IsBF16(shape.rhs))) {
+      break;
+    case Engine::kVnni:
+      if (AreIntegers(sides)) break;
+      if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {
+        return {who + " needs two sides of int8 or int4, or two sides of e2m1",
+                pair};
+      }
+      if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {
         return {who + " needs e8m0 or e4m3 scales per 16 or 32", pair};
       }
       break;
@@ -116,7 +121,7 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
         return {who + " multiplies f32 and f16 with e2m1 alone", pair};
       }
       if (!IsPlain(sides.strip.format) &&
-          (!IsDecodedByAvx512(sides.strip) ||
+          (!IsStreamedByAvx512(sides.strip) ||
            !(IsBF16(sides.panel) || IsPlain(sides.panel.format)))) {
         return {who + " needs float values with e8m0 or e4m3 scales per 16 or"
                       " 32",

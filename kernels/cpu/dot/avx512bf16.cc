@@ -29,6 +29,7 @@ using namespace emulated;
 #include "simd/unpack_avx512.inl"
 #include "dot/engine_bf16.inl"
 #include "dot/engine_vnni.inl"
+#include "dot/engine_vnni_integers.inl"
 #include "dot/few_rows_avx512.inl"
 #include "dot/bf16_factors.inl"
 
@@ -53,7 +54,10 @@ Engine EngineOf(const DotArgs& args) {
 bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   const Sides sides = ChooseSides(args);
   const Engine engine = EngineOf(args);
-  if (engine == Engine::kVnni) return VnniDot(args, sides, parallel);
+  if (engine == Engine::kVnni) {
+    return IsInteger(args.lhs.format) ? VnniIntegerDot(args, sides, parallel)
+                                      : VnniDot(args, sides, parallel);
+  }
   if (engine != Engine::kBF16 && engine != Engine::kFewRowsAvx512) {
     return DotBelow(args, parallel);
   }
@@ -65,7 +69,7 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
     // represents all of them. In float32, this engine supports only E2M1
     // weights.
     is_few = IsPlain(sides.panel->format) && IsE2M1(ShapeOf(*sides.strip)) &&
-             IsDecodedByAvx512(ShapeOf(*sides.strip)) &&
+             IsStreamedByAvx512(ShapeOf(*sides.strip)) &&
              (args.config.engine == engine ||
               sides.panel_rows <=
                   StreamedRowsAvx512(SidesOf(ShapeOf(args)), false));

@@ -59,11 +59,19 @@ JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
 }
 
 // Whether the engines of AVX-512 and AMX decode a quantized side. The engines of
-// AVX2 and of the baseline decode all.
+// AVX2 and of the baseline decode all. Blocks of more than 32 values must fit in
+// 512 values, or be a multiple of them (Unpacker). E2M1 with such blocks is left
+// to AVX2, which multiplies it as integers.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsDecodedByAvx512(SideShape x) {
   return !IsPlain(x.format) && !IsInteger(x.format) &&
          (x.scale == ScaleKind::kE8M0 || x.scale == ScaleKind::kE4M3) &&
-         (x.block == 16 || x.block == 32);
+         (x.block <= 32 || (!IsPacked(x.format) &&
+                            (512 % x.block == 0 || x.block % 512 == 0)));
+}
+
+// Whether the few_rows_avx512 engine decodes a side as its weights.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsStreamedByAvx512(SideShape x) {
+  return IsDecodedByAvx512(x) && x.block <= 32;
 }
 
 // Whether bf16 represents the values of a side exactly, in the engines of
@@ -116,7 +124,7 @@ inline constexpr int64_t kLongRow = 4096;
 
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
-  if (!IsDecodedByAvx512(sides.strip)) return 0;
+  if (!IsStreamedByAvx512(sides.strip)) return 0;
   if (!is_bf16 && !IsPlain(sides.panel.format)) return 0;
   if (IsPacked(sides.strip.format)) return 12;
   if (!is_bf16) return 0;
@@ -135,6 +143,14 @@ JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
 // few_rows_avx512; 2026-11.)
 JAXPLUGIN_ALWAYS_INLINE constexpr int64_t VnniRowsMin(bool is_block_32) {
   return is_block_32 ? 3 : 4;
+}
+
+// Whether both sides are integers, which vpdpbusd multiplies too. Up to
+// kStreamedRowsAvx2 rows, AVX2 streams them. For more rows, AVX2 would multiply
+// them in float32, with 8 products per instruction instead of 64. (No machine
+// has timed this choice.)
+JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
+  return IsInteger(sides.panel.format) && IsInteger(sides.strip.format);
 }
 
 // From this many rows, AMX is the fastest engine. AMX over few_rows_avx512 (for
@@ -179,10 +195,17 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
     if (sides.rows >= VnniRowsMin(sides.is_block_32)) return Engine::kVnni;
     if (sides.rows == 1 && sides.is_block_32) return RuleBelowBF16(x);
   }
+  if (AreIntegers(sides) && sides.rows > kStreamedRowsAvx2) {
+    return Engine::kVnni;
+  }
   if (sides.rows <= StreamedRowsAvx512(sides, is_bf16)) {
     return Engine::kFewRowsAvx512;
   }
-  return is_bf16 ? Engine::kBF16 : RuleBelowBF16(x);
+  // AVX2 streams few rows of weights with long blocks.
+  const bool is_few = sides.rows <= kStreamedRowsAvx2 &&
+                      IsDecodedByAvx512(sides.strip) &&
+                      !IsStreamedByAvx512(sides.strip);
+  return is_bf16 && !is_few ? Engine::kBF16 : RuleBelowBF16(x);
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {

@@ -120,6 +120,22 @@ JAXPLUGIN_ALWAYS_INLINE float DecodeScale(ScaleKind kind, const uint8_t* at) {
   return 1;
 }
 
+JAXPLUGIN_ALWAYS_INLINE float PowerOf(int exponent) {
+  return AsFloat(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+constexpr int kMostExponent = 62;
+
+// Decodes one scale, times 2^shift. A larger scale than 2^62 becomes 2^62, so
+// that the product of two scales is finite.
+JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, const uint8_t* at,
+                                         int shift) {
+  constexpr float kMost = 1ull << kMostExponent;
+  float scale = DecodeScale(kind, at);
+  scale = scale > kMost ? kMost : scale < -kMost ? -kMost : scale;
+  return scale * PowerOf(shift);
+}
+
 // Rounds to nearest even. NaN stays NaN (quiet, with its sign).
 JAXPLUGIN_ALWAYS_INLINE uint16_t ToBF16(float f) {
   const uint32_t bits = AsBits(f);

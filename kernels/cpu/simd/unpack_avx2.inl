@@ -242,27 +242,13 @@ JAXPLUGIN_ALWAYS_INLINE __m256 MoveFields(__m256i codes) {
   }
 }
 
-constexpr int kMostExponent = 62;
 constexpr uint32_t kMostScale = 127 + kMostExponent;  // its E8M0 code
-
-JAXPLUGIN_ALWAYS_INLINE float PowerOf(int exponent) {
-  return AsFloat(static_cast<uint32_t>(127 + exponent) << 23);
-}
 
 // A kind of scales as a type.
 template <ScaleKind kKind_>
 struct KindIs {
   static constexpr ScaleKind kKind = kKind_;
 };
-
-// Decodes one scale for DecodeScales.
-JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, const uint8_t* at,
-                                         int shift) {
-  constexpr float kMost = 1ull << kMostExponent;
-  float scale = DecodeScale(kind, at);
-  scale = scale > kMost ? kMost : scale < -kMost ? -kMost : scale;
-  return scale * PowerOf(shift);
-}
 
 // Whether no scale of one byte needs the special cases of ScaleTimes: NaN, and
 // E8M0 from 2^62 on.

@@ -305,17 +305,17 @@ struct Unpacker {
     }
     const Tables tables = table_bytes.Load();
     const uint8_t* scale = x.scale + row * x.scale_cols;
-    const int64_t units_per_16_scales = x.block / 8;
+    // The units whose scales are loaded together: 16 scales, or 512 values.
+    const int64_t step = Min(x.block / 8, 4);
     const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
     const __m512i magnitude = _mm512_set1_epi8(0x7f);
     const __m512i non_finite =
         _mm512_set1_epi8(static_cast<char>(FirstNonFinite(x.format)));
-    for (int64_t s = u0 / units_per_16_scales * units_per_16_scales; s < u1;
-         s += units_per_16_scales) {
-      const int64_t c = s / units_per_16_scales * 16;
+    for (int64_t s = u0 / step * step; s < u1; s += step) {
+      const int64_t c = s * kUnit / x.block;
       const __m512 scales =
           LoadScales(x.scale_kind, scale + c, x.scale_cols - c);
-      const int64_t end = Min(s + units_per_16_scales, u1);
+      const int64_t end = Min(s + step, u1);
       const bool is_shift =
           x.scale_kind == ScaleKind::kE8M0 &&
           _mm512_cmpeq_epi32_mask(_mm512_castps_si512(scales), nan) == 0;

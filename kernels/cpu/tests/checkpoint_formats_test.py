@@ -20,7 +20,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 CHECKPOINTS = testing.CHECKPOINTS
-checkpoint, call, oracle = testing.checkpoint, testing.call, testing.oracle
+any_side, checkpoint = testing.any_side, testing.checkpoint
+call, oracle = testing.call, testing.oracle
 WIDE = tuple(
   name
   for name, (_, scale, _) in CHECKPOINTS.items()
@@ -42,13 +43,6 @@ OTHERS = ("mxfp8", "nvfp4", "f32", "bf16", "f16")
 DOT_ERROR_ULPS = 16 * 2.0**-24
 # The large dots in AVX2's float32 have twice the bound (README.md).
 LARGE_DOT_ERROR_ULPS = 2 * DOT_ERROR_ULPS
-
-
-def any_side(name, shape, rng, exact):
-  if name in CHECKPOINTS:
-    return checkpoint(name, shape, rng, exact, packed=bool(rng.integers(2)))
-  make = testing.integers if exact else testing.gaussians
-  return make(name, shape, rng)
 
 
 class CheckpointFormatsTest(parameterized.TestCase):
@@ -129,6 +123,51 @@ class CheckpointFormatsTest(parameterized.TestCase):
       np.testing.assert_array_equal(
         call(lhs, rhs, isa=isa), expected.astype(np.float32)
       )
+
+  @testing.each(
+    lhs=("int8_32", "int4_128_bf16"), rhs=("int8_row", "int4_32"), m=(2, 9)
+  )
+  def test_special_scales_of_integer_pairs_behave_as_in_f32(
+    self, lhs, rhs, m, isa
+  ):
+    """They are in any piece of a row; one side has special scales."""
+    for special, row in itertools.product((np.nan, np.inf, 0), (0, 1)):
+      rng = np.random.default_rng(2)
+      sides = [checkpoint(lhs, (1, m, 320), rng, True)]
+      sides.append(checkpoint(rhs, (1, 37, 320), rng, True))
+      for i in (0, 1):
+        values = sides[i].values.astype(np.float64)
+        scale = sides[i].scale
+        if i == row:
+          scale[0, 1, -1] = special
+        sides[i] = testing.Side((lhs, rhs)[i], values, scale)
+      np.testing.assert_array_equal(
+        call(*sides, isa=isa), oracle(*sides).astype(np.float32)
+      )
+
+  @testing.each(other=("mxfp8", "bf16", "same"), m=(4, 5, 20))
+  def test_special_e8m0_scales_of_long_blocks(self, other, m, isa):
+    """Codes are NaN, far from 1, or 0 for a block of zeros."""
+    name = "fp8_1x128_e8m0"
+    for code in (255, 30, 220, 0):
+      rng = np.random.default_rng(2)
+      lhs = any_side(name if other == "same" else other, (1, m, 700), rng, True)
+      rhs = checkpoint(name, (1, 37, 700), rng, True)
+      values = rhs.values.astype(np.float64)
+      scale = rhs.scale.view(np.uint8).copy()
+      for row, column in ((1, 0), (30, 3), (36, 5)):
+        scale[0, row, column] = code
+        if code == 0:
+          values[0, row, column * 128 : (column + 1) * 128] = 0
+      rhs = testing.Side(name, values, scale)
+      expected = oracle(lhs, rhs)
+      with np.errstate(over="ignore"):
+        expected = expected.astype(np.float32)
+      got = call(lhs, rhs, isa=isa)
+      bound = LARGE_DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
+      is_close = np.abs(got.astype(np.float64) - expected) <= bound
+      same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+      self.assertTrue(np.all(same | is_close), code)
 
   @testing.each(name=("fp8_1x128", "int4_128_bf16", "fp8_row"), m=(1, 2, 20))
   def test_scales_far_from_one_lose_nothing(self, name, m, isa):

@@ -37,6 +37,8 @@ PAIRS = (
   *(("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp4", "nvfp4")),
   *(("mxfp8", "mxfp8"), ("mxfp6_e2m3", "nvfp4"), ("bf16", "mxfp4")),
   *(("f32", "mxfp4"), ("f16", "mxfp8"), ("mxfp8_e5m2", "bf16")),
+  *(("int8_32", "int8_row"), ("int4_128", "int4_32"), ("int8_32", "int4_128")),
+  ("int8_row", "mxfp4"),
 )
 
 
@@ -44,8 +46,13 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
   """Returns whether an engine supports m <= 32 rows of lhs and more of rhs."""
   fp4 = ("mxfp4", "nvfp4")
   plain = ("f32", "f16")
+  is_integer = [name.startswith("int") for name in (lhs, rhs)]
+  if engine == "vnni" and all(is_integer):
+    return True
   if engine in ("integer_avx2", "vnni"):
     return lhs in fp4 and rhs in fp4
+  if engine in ("bf16", "amx", "few_rows_avx512") and any(is_integer):
+    return False
   if engine in ("bf16", "amx"):
     return lhs not in plain and rhs not in plain
   if engine == "few_rows_avx512":
@@ -73,8 +80,8 @@ class DotConfigTest(parameterized.TestCase):
     is_few = engine.startswith("few_rows")
     for m, n, k in ((1, 40, 96), (5, 70, 1058), (32, 33, 130)):
       batch = int(rng.integers(1, 3))
-      lhs = testing.integers(pair[0], (batch, m, k), rng)
-      rhs = testing.integers(pair[1], (batch, n, k), rng)
+      lhs = testing.any_side(pair[0], (batch, m, k), rng, True)
+      rhs = testing.any_side(pair[1], (batch, n, k), rng, True)
       config = attributes(
         engine,
         panel_rows=int(rng.integers(0, 5 if is_few else 40)),
@@ -95,8 +102,8 @@ class DotConfigTest(parameterized.TestCase):
     if engine.startswith("few_rows") or not serves(engine, *pair, 9):
       return
     rng = np.random.default_rng(0)
-    lhs = testing.integers(pair[0], (2, 40, 96), rng)
-    rhs = testing.integers(pair[1], (2, 21, 96), rng)
+    lhs = testing.any_side(pair[0], (2, 40, 96), rng, True)
+    rhs = testing.any_side(pair[1], (2, 21, 96), rng, True)
     self.check(lhs, rhs, OWN[engine], attributes(engine, panel_rows=8))
 
   @parameterized.product(pair=PAIRS, engine=tuple(OWN))
@@ -105,8 +112,8 @@ class DotConfigTest(parameterized.TestCase):
     if not serves(engine, *pair, 9):
       return
     rng = np.random.default_rng(0)
-    lhs = testing.gaussians(pair[0], (1, 9, 1090), rng, 3)
-    rhs = testing.gaussians(pair[1], (1, 300, 1090), rng, 3)
+    lhs = testing.any_side(pair[0], (1, 9, 1090), rng, False)
+    rhs = testing.any_side(pair[1], (1, 300, 1090), rng, False)
     # threads=2 overrides the rule that a small dot uses one thread.
     first = testing.call(
       lhs, rhs, isa=isa, attributes=attributes(engine, threads=2)

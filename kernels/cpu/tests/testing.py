@@ -524,6 +524,15 @@ def checkpoint(name, shape, rng, exact=False, packed=False) -> Side:
   return Side(name, values, scale, packed)
 
 
+def any_side(name, shape, rng, exact) -> Side:
+  """Returns random values of any format, small integers if `exact`."""
+  if name in CHECKPOINTS:
+    return checkpoint(name, shape, rng, exact, packed=bool(rng.integers(2)))
+  if exact:
+    return integers(name, shape, rng)
+  return gaussians(name, shape, rng, 3)
+
+
 def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
   return dot(
     lhs.values,
