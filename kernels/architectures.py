@@ -49,6 +49,7 @@ class Architecture:
     ptxas_version: version of the ptxas that assembles the kernels. None if
       unknown, as in the table below; an unknown version counts as old.
     has_fp8_dot: whether its FP8 matrix instructions have no block scales.
+    has_int8_dot: whether kernels use its INT8 matrix instructions.
     multiplies_bf16: whether it has an instruction, besides matrix instructions,
       that multiplies bf16.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
@@ -76,6 +77,7 @@ class Architecture:
   ptxas_version: tuple[int, ...] | None = None
   multiplies_bf16: bool = True
   has_fp8_dot: bool = False
+  has_int8_dot: bool = False
   has_tma: bool = False
 
   @property
@@ -150,11 +152,12 @@ def _amd(
 
 
 # By generation. A later one has the features of the earlier ones, except wgmma.
-_ADA: Final = {"casts_to_fp8": True, "has_fp8_dot": True}
+_ADA: Final = {"casts_to_fp8": True, "has_fp8_dot": True, "has_int8_dot": True}
 _HOPPER: Final = {**_ADA, "has_tma": True, "has_wgmma": True}
 _BLACKWELL: Final = {
   **_ADA,
   "has_fp8_dot": False,
+  "has_int8_dot": False,
   "casts_to_fp4": True,
   "has_e2m1_conversion": True,
   "has_tma": True,
@@ -176,7 +179,10 @@ ARCHITECTURES: Final = {
   architecture.name: architecture
   for architecture in (
     _nvidia(
-      *(80, (8, 0), (8, 8), 163), has_fp8_pointers=False, converts_e4m3=False
+      *(80, (8, 0), (8, 8), 163),
+      has_fp8_pointers=False,
+      converts_e4m3=False,
+      has_int8_dot=True,
     ),
     _nvidia(89, (8, 9), (8, 9), 99, **_ADA),
     _nvidia(90, (9, 0), (9, 0), 227, **_HOPPER),

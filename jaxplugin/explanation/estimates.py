@@ -46,15 +46,16 @@ class Estimate:
 
 
 # Dense FLOP/s with accumulation in f32, in units of 10^12, for bf16, for 8-bit
-# and for 4-bit values. None if the vendor does not publish it, or if no kernel
-# of this package uses these instructions on the device. NVIDIA: data sheets
+# and for 4-bit values. INT8 accumulates in int32, and has the rate of FP8 if a
+# GPU has both. None if the vendor does not publish it, or if no kernel of this
+# package uses these instructions on the device. NVIDIA: data sheets
 # "A100 Tensor Core GPU", "L40S", "H100" and "H200"; "Blackwell Architecture
 # Technical Brief" (HGX B200) and HGX B300 data sheet, an eighth of eight GPUs;
 # "RTX Blackwell GPU Architecture" white paper, table of the RTX 5090. Data
 # sheets give figures with sparsity, which are twice these. AMD: data sheets of
 # MI300X and MI355X.
 _PEAKS: Final[dict[str, tuple[float | None, float | None, float | None]]] = {
-  "a100": (312, None, None),
+  "a100": (312, 624, None),
   "l40s": (362, 733, None),
   "h100": (989, 1979, None),
   "h200": (989, 1979, None),

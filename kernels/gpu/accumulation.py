@@ -81,7 +81,7 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
       else:
         a = tiles.to_bf16(a, a_scale, lhs_tile)
         b = tiles.to_bf16(b, b_scale, rhs_tile)
-    elif path == "fp8":
+    elif path == "fp8" or path == "int8":
       a = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
       b = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
     else:
@@ -94,15 +94,20 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
     if TILING.sums_steps:
       if path == "fp8":
         sums = tiles.dot_fp8(a, b, TILING)
+      elif path == "int8":
+        sums = tiles.dot_int8(a, b, None, TILING).to(tl.float32)
       else:
         sums = tiles.dot_exact(a, b, tiles.zero_accumulator(TILING), TILING)
       if scales_steps:
         sums = tiles.scaled(sums, factors, True, TILING)
       acc += sums
+    elif path == "int8":
+      acc = tiles.dot_int8(a, b, acc, TILING)
     elif path != "native":
       acc = tiles.dot_exact(a, b, acc, TILING)
       if TILING.waits and path == "upcast":
         acc = tiles.wait_for(acc)
+  acc = acc.to(tl.float32)
   if lhs_tile.scales_total or rhs_tile.scales_total:
     factors = tiles.load_factors(lhs, rhs, row, column, k, False, TILING)
     acc = tiles.scaled(acc, factors, False, TILING)

@@ -640,6 +640,19 @@ class ExtremeTest(MatmulTest):
       config = replace(UPCAST, path="fp8", block_k=128, split_k=split_k)
       self.check_exact(lhs, rhs, config, architecture="sm_90")
 
+  @parameterized.parameters(
+    ("int8_f32_328", "int8_f32_328", 128),
+    ("int8_f32_328", "int8_f16_128", 128),
+    ("int8_bf16_32", "int8_f32_64", 32),
+  )
+  def test_int8_instructions_sum_exactly(self, lhs, rhs, block_k):
+    lhs, rhs = self.make(lhs, rhs, batch=2, m=19, n=35, k=328, integers=True)
+    for split_k, swap in ((1, False), (2, True)):
+      config = replace(
+        UPCAST, path="int8", block_k=block_k, split_k=split_k, swap=swap
+      )
+      self.check_exact(lhs, rhs, config, architecture="sm_90")
+
   @parameterized.parameters("bf16", "f16", "f32")
   def test_infinity_of_e5m2_times_a_number_is_infinite(self, plain):
     # 1.0 leaves no lower pieces, and infinity times those would be NaN.

@@ -16,8 +16,8 @@ from typing import Literal
 from jaxplugin.kernels import constants
 from jaxplugin.kernels import formats
 
-Path = Literal["upcast", "native", "small_m", "fp8"]
-PATHS: Final = ("upcast", "native", "small_m", "fp8")
+Path = Literal["upcast", "native", "small_m", "fp8", "int8"]
+PATHS: Final = ("upcast", "native", "small_m", "fp8", "int8")
 
 BLOCK_FORMATS: Final = tuple(formats.FORMATS)
 PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
@@ -259,7 +259,8 @@ class MatmulConfig:
   Attributes:
     path: "upcast" decodes to bf16; "small_m" does this for few rows of lhs;
       "native" uses the block-scaled matrix instruction; "fp8" uses the FP8
-      matrix instruction, whose sums have fewer bits than f32.
+      matrix instruction, whose sums have fewer bits than f32; "int8" uses the
+      INT8 matrix instruction, whose sums are exact.
     block_m, block_n, block_k: sizes of a program's tile.
     split_k: number of programs that share the k of a tile.
     group_m: number of rows of tiles in one group of the program order.
@@ -437,6 +438,11 @@ class Tiling(constants.KernelConstant):
       return True
     pieces = max(self.shape.lhs.pieces, self.shape.rhs.pieces)
     return pieces > 1 or self.lhs.scales_steps or self.rhs.scales_steps
+
+  @property
+  def sums_integers(self) -> bool:
+    """Whether the accumulator is int32, because scales multiply its total."""
+    return self.config.path == "int8" and not self.sums_steps
 
   @property
   def repair(self) -> float:

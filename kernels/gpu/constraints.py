@@ -30,6 +30,7 @@ _TENSOR_MEMORY_LANES: Final = 128
 _SMALL_M_GROUP: Final = 128  # values of k that the small_m kernel reorders
 _LEAST_BLOCK_K: Final = 32  # of the upcast kernel
 _FP8_STEP: Final = 128  # values of k that FP8 matrix instructions sum
+_MAX_INT8_K: Final = 2**17 - 1  # a sum of products of -128 fits in int32
 
 # Limit on a thread's registers for accumulators. It has 255 in all.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
@@ -88,6 +89,20 @@ def fp8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   for name, size in scaled_blocks(shape).items():
     if size % _FP8_STEP:
       return f"blocks of {name} must have a multiple of {_FP8_STEP} values"
+  return None
+
+
+def int8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
+  """Returns why the int8 path does not support `shape`, or None."""
+  if not architecture.has_int8_dot:
+    return f"{architecture.name} has no INT8 matrix instruction"
+  for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
+    if not kind.scales_sums or kind.element != formats.INT8:
+      return f"{name} must be INT8 with scales that multiply sums"
+    if not kind.k_is_minor:
+      return f"k must be the minor dimension of {name}, got {kind.strides}"
+  if shape.k > _MAX_INT8_K:
+    return f"k must be at most {_MAX_INT8_K} for sums in int32, got {shape.k}"
   return None
 
 
@@ -162,6 +177,8 @@ def config_error(
     error = native_error(shape, architecture)
   elif config.path == "fp8":
     error = fp8_error(shape, architecture)
+  elif config.path == "int8":
+    error = int8_error(shape, architecture)
   elif config.path == "small_m":
     error = small_m_error(shape)
   else:
@@ -307,7 +324,7 @@ def shared_memory_bound(
       loaded += -loaded % _TMA_TILE_ALIGNMENT + _TMA_BARRIER_BYTES
     if kind.scales_values:
       loaded += values // kind.values_per_scale
-    if config.path not in ("native", "fp8"):
+    if config.path not in ("native", "fp8", "int8"):
       decoded += values * _BF16_BYTES * kind.pieces
   buffers = config.num_stages
   if not architecture.is_nvidia:

@@ -137,6 +137,34 @@ class ConfigErrorTest(parameterized.TestCase):
     self.assertIsNotNone(error)
 
   @parameterized.parameters(
+    ("sm_90", "int8_f32_256", "int8_f32_32", {}, None),
+    ("sm_80", "int8_f32_128", "int8_bf16_256", {}, None),
+    ("sm_100", "int8_f32_256", "int8_f32_256", {}, "has no INT8 matrix"),
+    ("gfx950", "int8_f32_256", "int8_f32_256", {}, "has no INT8 matrix"),
+    ("sm_90", "int8_f32_256", "int4_f32_256", {}, "rhs must be INT8"),
+    ("sm_90", "bf16", "int8_f32_256", {}, "lhs must be INT8 with scales"),
+    ("sm_90", "int8_q6_e8m0_32", "int8_f32_256", {}, "lhs must be INT8"),
+    (
+      *("sm_90", "int8_f32_256", "int8_f32_256"),
+      {"k_is_minor": False},
+      "minor",
+    ),
+    (*("sm_90", "int8_f32_131072", "int8_f32_131072"), {"k": 2**17}, "131071"),
+  )
+  def test_int8_path(self, name, lhs, rhs, options, message):
+    shape = product(lhs, rhs, **options)
+    architecture = architectures.by_name(name)
+    error = constraints.int8_error(shape, architecture)
+    config = replace(CONFIG, path="int8", block_k=32)
+    if message is None:
+      self.assertIsNone(error)
+      self.assertIsNone(constraints.config_error(config, shape, architecture))
+    else:
+      self.assertRegex(error, message)
+      error = constraints.config_error(config, shape, architecture)
+      self.assertIsNotNone(error)
+
+  @parameterized.parameters(
     ("sm_90", 256, None),
     ("sm_100", 256, None),
     ("sm_90", 264, "multiple of 16 if values are interleaved, got 264"),

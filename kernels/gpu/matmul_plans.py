@@ -228,9 +228,17 @@ def conversion_notes(
   )
 
 
-def rounding_notes(launch: launching.Launch) -> tuple[str, ...]:
-  """Returns a note if FP8 matrix instructions round sums, or none."""
+def instruction_notes(launch: launching.Launch) -> tuple[str, ...]:
+  """Returns a note if matrix instructions multiply the values, or none.
+
+  Native kernels have no note.
+  """
   tiling = dict(launch.constexprs)["TILING"]
+  if tiling.config.path == "int8":
+    return (
+      "INT8 matrix instructions sum products exactly, and the scales multiply"
+      " the sums",
+    )
   if tiling.config.path != "fp8":
     return ()
   return (

@@ -87,13 +87,17 @@ def matrix_of_rhs(batch, layer, TILING: tl.constexpr):
 
 @triton.jit
 def zero_accumulator(TILING: tl.constexpr):
-  """Returns zeros, f32[block_m, block_n] or its transpose if swapped."""
+  """Returns zeros, [block_m, block_n] or its transpose if swapped.
+
+  They are int32 if TILING `sums_integers`, otherwise f32.
+  """
   block_m: tl.constexpr = TILING.config.block_m
   block_n: tl.constexpr = TILING.config.block_n
+  dtype: tl.constexpr = tl.int32 if TILING.sums_integers else tl.float32
   if TILING.config.swap:
-    return tl.zeros((block_n, block_m), tl.float32)
+    return tl.zeros((block_n, block_m), dtype)
   else:
-    return tl.zeros((block_m, block_n), tl.float32)
+    return tl.zeros((block_m, block_n), dtype)
 
 
 @triton.jit
@@ -515,8 +519,24 @@ def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
 def dot_fp8(lhs, rhs, TILING: tl.constexpr):
   """Returns lhs rhs^T of FP8 [rows, k], summed by FP8 matrix instructions."""
   steps: tl.constexpr = TILING.config.block_k
-  tl.static_assert(not TILING.config.swap)
-  return tl.dot(lhs, tl.trans(rhs), max_num_imprecise_acc=steps)
+  if TILING.config.swap:
+    return tl.dot(rhs, tl.trans(lhs), max_num_imprecise_acc=steps)
+  else:
+    return tl.dot(lhs, tl.trans(rhs), max_num_imprecise_acc=steps)
+
+
+@triton.jit
+def dot_int8(lhs, rhs, acc, TILING: tl.constexpr):
+  """Returns acc + lhs rhs^T in int32 of INT8 codes [rows, k].
+
+  The result is transposed if swapped. acc: int32, or None for 0.
+  """
+  lhs = lhs.to(tl.int8, bitcast=True)
+  rhs = rhs.to(tl.int8, bitcast=True)
+  if TILING.config.swap:
+    return tl.dot(rhs, tl.trans(lhs), acc, out_dtype=tl.int32)
+  else:
+    return tl.dot(lhs, tl.trans(rhs), acc, out_dtype=tl.int32)
 
 
 @triton.jit

@@ -53,6 +53,10 @@ class DefaultConfigTest(parameterized.TestCase):
     ("sm_90", "mxfp8", "mxfp8", 65, "upcast"),
     ("sm_90", "mxfp8", "bf16", 1, "upcast"),
     ("sm_80", "mxfp8", "mxfp8", 1, "upcast"),
+    ("sm_80", "int8_f32_128", "int8_f32_4096", 1, "int8"),
+    ("sm_90", "int8_f32_32", "int8_f32_32", 4096, "int8"),
+    ("sm_90", "bf16", "int8_f32_128", 1, "small_m"),
+    ("sm_120", "int8_f32_128", "int8_f32_128", 4096, "upcast"),
     ("gfx950", "nvfp4", "nvfp4", 4096, "upcast"),
     ("gfx950", "mxfp4", "mxfp8", 4096, "native"),
   )
@@ -106,7 +110,7 @@ class DefaultConfigTest(parameterized.TestCase):
     ("bf16", "int8_f16_32", 64, (64, 64)),
     ("bf16", "int8_f16_32", 512, (128, 64)),
     ("int8_f32_32", "bf16", 512, (64, 128)),
-    ("int8_f32_32", "int8_f16_32", 512, (64, 128)),
+    ("int8_f32_32", "int4_f16_32", 512, (64, 128)),
     ("f32", "int4_f16_32", 512, (64, 64)),
   )
   def test_sums_of_32_values_have_small_tiles(self, lhs, rhs, m, tile):

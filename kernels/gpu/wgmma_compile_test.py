@@ -100,7 +100,7 @@ class Case(parameterized.TestCase):
     for version, path in assembling.assemblers().items():
       with self.subTest(ptxas=version):
         kernel = assembling.assembled(ptx(key), HOPPER, path)
-        self.assertRegex(kernel.sass, "[HQ]GMMA")
+        self.assertRegex(kernel.sass, "[HIQ]GMMA")
         found = wgmma_hazards.overwritten_operands(kernel.sass)
         self.assertEqual(found, [])
         self.assertEqual(kernel.wgmma_notes, [])

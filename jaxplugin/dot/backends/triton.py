@@ -209,15 +209,15 @@ def plan(
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  rounding = matmul_plans.rounding_notes(dense[0])
+  instructions = matmul_plans.instruction_notes(dense[0])
   return decisions.Plan(
     global_scale=applications[problem.global_scale],
     notes=(
       f"kernels: {names}",
-      *(rounding or scale_notes(problem.lhs.format, problem.rhs.format)),
+      *(instructions or scale_notes(problem.lhs.format, problem.rhs.format)),
       *matmul_plans.conversion_notes(dense[0], architecture),
     ),
-    is_native=architecture.has_scaled_dot or bool(rounding),
+    is_native=architecture.has_scaled_dot or bool(instructions),
   )
 
 

@@ -261,6 +261,11 @@ class Case:
   q: int = 0
 
   @property
+  def has_int8_sums(self) -> bool:
+    """Whether scales multiply sums of INT8 matrix instructions of an H100."""
+    return self.values == INT8 and self.scale != E8M0
+
+  @property
   def format(self) -> formats.BlockFormat:
     return formats.BlockFormat(
       name=f"own {self.values} {self.scale} {self.size}",
@@ -334,6 +339,8 @@ class ScalesTest(interpreted.RecordedTestCase):
           is_upcast = target == "h100" and case.kernel == NATIVE
           kernel = SMALL_M if is_upcast else case.kernel
           kernel = UPCAST if rows > 64 else kernel
+          if target == "h100" and case.has_int8_sums:
+            kernel = "int8"
           self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
 
   def test_sides_of_two_scales(self):
@@ -614,7 +621,10 @@ class OwnFormatsTest(parameterized.TestCase):
           is_repeated = is_exact and case.size in (64, 128)
           self.assertEqual("is repeated" in notes, is_repeated, notes)
           scales_sums = case.size == 104 or not (is_exact or case.q)
-          self.assertEqual("multiplies f32 sums" in notes, scales_sums, notes)
+          is_int8 = case.has_int8_sums and target in ("a100", "h100")
+          self.assertEqual("INT8 matrix instructions" in notes, is_int8, notes)
+          is_decoded = scales_sums and not is_int8
+          self.assertEqual("multiplies f32 sums" in notes, is_decoded, notes)
 
   @parameterized.parameters(
     ("h100", jp.FP8_1X128, 128, "fp8"),
@@ -625,7 +635,7 @@ class OwnFormatsTest(parameterized.TestCase):
     ("h100", jp.FP8_1X128_E8M0, 16, "small_m"),
     ("a100", jp.FP8_1X128, 128, "upcast"),
     ("a100", jp.FP8_1X128_E8M0, 128, "upcast"),
-    ("h100", jp.INT8_32, 128, "upcast"),
+    ("h100", jp.INT4_32, 128, "upcast"),
   )
   def test_fastest_precision_sums_by_fp8_instructions(
     self, target, format, m, path

@@ -68,15 +68,17 @@ _CONSUMER_BLACKWELL: Final = Core(
 # Architectures with tensor memory are missing: a tcgen05.mma has its size in a
 # register, not in the opcode.
 CORES: Final[Mapping[str, Core]] = {
-  "sm_80": Core(products={"HMMA": 256}, fma_pipes=1),
-  "sm_89": Core(products={"HMMA": 128, "QMMA": 256}),
-  "sm_90": Core(products={"HMMA": 256, "HGMMA": 512, "QGMMA": 1024}),
+  "sm_80": Core(products={"HMMA": 256, "IMMA": 512}, fma_pipes=1),
+  "sm_89": Core(products={"HMMA": 128, "QMMA": 256, "IMMA": 256}),
+  "sm_90": Core(
+    products={"HMMA": 256, "HGMMA": 512, "QGMMA": 1024, "IGMMA": 1024}
+  ),
   "sm_120": _CONSUMER_BLACKWELL,
   "sm_121": _CONSUMER_BLACKWELL,
 }
 
-_WGMMA: Final = re.compile(r"[HQ]GMMA\.64x(\d+)x(\d+)\.")
-_MMA: Final = re.compile(r"[HQO]MMA(?:\.SF)?\.16(8)(8|16|32|64)\b")
+_WGMMA: Final = re.compile(r"[HIQ]GMMA\.64x(\d+)x(\d+)\.")
+_MMA: Final = re.compile(r"[HIQO]MMA(?:\.SF)?\.16(8)(8|16|32|64)\b")
 _COUNT: Final = re.compile(r"(?:gsb0|SB0), 0x([0-9a-f]+)")
 
 _PIPES: Final = {
@@ -92,7 +94,7 @@ _PIPES: Final = {
     "uniform": "UMOV UIADD3 USHF ULEA ULOP3 UISETP UIMAD USGXT USEL UPLOP3"
     " VOTEU UPRMT UBMSK UFLO UP2UR UR2UP UVIADD UVIMNMX UIMNMX UIADD UPOPC"
     " UIABS UCSEL",
-    "matrix": "HMMA QMMA OMMA HGMMA QGMMA",
+    "matrix": "HMMA IMMA QMMA OMMA HGMMA IGMMA QGMMA",
     "": "BAR BRA NOP DEPBAR LDGDEPBAR WARPGROUP WARPSYNC BSYNC BSSY FENCE"
     " MEMBAR ERRBAR LDC LDCU ULDC R2UR S2R S2UR ELECT REDUX CALL EXIT",
   }.items()
@@ -377,7 +379,7 @@ class _Quarter:
 
 
 def _is_wgmma(item: scheduling.Scheduled) -> bool:
-  return item.base in ("HGMMA", "QGMMA")
+  return item.base in ("HGMMA", "IGMMA", "QGMMA")
 
 
 def _count(item: scheduling.Scheduled) -> int:

@@ -76,7 +76,7 @@ def overwritten_operands(sass: str) -> list[str]:
 def _after(
   instruction: machine_code.MachineInstruction, in_flight: _InFlight
 ) -> _InFlight:
-  if instruction.opcode.startswith(("HGMMA", "QGMMA")):
+  if instruction.opcode.startswith(("HGMMA", "IGMMA", "QGMMA")):
     left = _LEFT.match(instruction.operands)
     if left:
       first = int(left[1])
@@ -96,7 +96,7 @@ def _after(
 def _written(instruction: machine_code.MachineInstruction) -> Iterator[int]:
   """Yields the registers that an instruction writes, except accumulators."""
   name = instruction.opcode.partition(".")[0]
-  if name in _WRITING_NONE or name in ("HGMMA", "QGMMA"):
+  if name in _WRITING_NONE or name in ("HGMMA", "IGMMA", "QGMMA"):
     return
   for operand in instruction.operands.split(", ")[:2]:
     if register := _REGISTER.match(operand):

@@ -185,6 +185,21 @@ class DefaultConfigTest(executed_cases.Case):
     error = np.abs(result - exact) / magnitude
     self.assertGreater(error.max(), contract.DOT_BOUND)
 
+  @parameterized.parameters(
+    ("sm_80", "int8_f32_160", "int8_f32_160", 5),
+    ("sm_80", "int8_f32_160", "int8_bf16_128", 70),
+    ("sm_89", "int8_f16_32", "int8_f32_32", 70),
+    ("sm_90", "int8_f32_160", "int8_f32_160", 70),
+    ("sm_90", "int8_f32_160", "int8_bf16_128", 5),
+    ("sm_90", "int8_f16_32", "int8_f32_32", 70),
+  )
+  def test_int8_instructions_sum_exactly(self, architecture, left, right, m):
+    lhs, rhs = self.make(left, right, m=m, n=136, k=160)
+    product = self.check(architecture, lhs, rhs)
+    self.assertEqual(product.config.path, "int8")
+    ptx = product.compiled(product.launches[0]).assembly
+    self.assertIn(".s32.s8.s8", ptx)
+
   def test_conflicts_of_banks_are_counted(self):
     lhs, rhs = self.make("bf16", "mxfp4", **SMALL, interleaved=True)
     _, counts = executed.product("sm_80", lhs, rhs).run()

@@ -7,7 +7,7 @@ m16n8k16 (16-bit elements), m16n8k32 (8-bit) and m16n8k64 (4-bit), and "Block
 Scaling for mma.sync". The accumulator and the products are summed in f64. Each
 instruction truncates the sum to f32, as tensor cores do. Hardware also
 truncates each product, to a little more than f32's precision. FP8 without block
-scales is summed by `fp8_sum` instead.
+scales is summed by `fp8_sum` instead, and INT8 exactly in int32.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _ELEMENTS: Final = {
   "e4m3": (np.dtype(ml_dtypes.float8_e4m3fn), 8),
   "e5m2": (np.dtype(ml_dtypes.float8_e5m2), 8),
   "e2m1": (np.dtype(ml_dtypes.float4_e2m1fn), 4),
+  "s8": (np.dtype(np.int8), 8),
 }
 _SCALES: Final = {
   "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
@@ -120,19 +121,33 @@ def fp8_sum(products: np.ndarray, old: np.ndarray) -> np.ndarray:
   return total
 
 
+def int32_sum(sums: np.ndarray) -> np.ndarray:
+  """Returns f64 sums of integers as int32; a sum beyond it is not modelled."""
+  if np.abs(sums).max(initial=0) >= 2**31:
+    raise faults.NotModelled("a sum of integers that leaves int32")
+  return sums.astype(np.int32)
+
+
 def _add_and_write(
   block: blocks.Block,
   out: parsing.Operand,
   products: np.ndarray,
   sums: np.ndarray,
+  *,
+  is_integer: bool = False,
 ) -> None:
-  """Adds f64[warps, 16, 8] to the accumulators, and truncates to f32."""
+  """Adds f64[warps, 16, 8] to the accumulators, and truncates to f32.
+
+  If `is_integer`, the accumulators are int32.
+  """
+  dtype = np.int32 if is_integer else np.float32
+  to_register = int32_sum if is_integer else rounding.truncated_single
   for place, register in enumerate(registers(out)):
     row = GROUP + _N * (place // 2)
     column = 2 * PLACE + place % 2
-    old = sums[:, :, place].view(np.float32).astype(np.float64)
+    old = sums[:, :, place].view(dtype).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-      total = rounding.truncated_single(products[:, row, column] + old)
+      total = to_register(products[:, row, column] + old)
     block.write(register, total.view(np.uint32).reshape(-1))
 
 
@@ -146,21 +161,30 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
     _multiply_scaled(block, instruction)
     return
   is_fp8 = parts[3] == "m16n8k32" and parts[7:9] == ("e4m3", "e4m3")
-  if (
+  # Types follow .satfinite, which has no effect: see `int32_sum`.
+  is_integer = parts[3] == "m16n8k32" and parts[-4:] == (
+    "s32",
+    "s8",
+    "s8",
+    "s32",
+  )
+  if not is_integer and (
     (parts[3] != "m16n8k16" and not is_fp8)
     or parts[6] != "f32"
     or parts[9:] != ("f32",)
   ):
     raise faults.NotModelled(instruction.name)
   out, left, right, sums = instruction.operands
-  a = fragment(words(block, left), parts[7])
-  b = fragment(words(block, right), parts[8])
+  a = fragment(words(block, left), parts[-3])
+  b = fragment(words(block, right), parts[-2])
   if is_fp8:
     _add_fp8_and_write(block, out, a[:, :, None] * b[:, None], sums)
     return
   with np.errstate(invalid="ignore", over="ignore"):
     products = a @ b.swapaxes(1, 2)
-  _add_and_write(block, out, products, words(block, sums))
+  _add_and_write(
+    block, out, products, words(block, sums), is_integer=is_integer
+  )
 
 
 def _add_fp8_and_write(

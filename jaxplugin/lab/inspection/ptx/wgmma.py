@@ -73,16 +73,21 @@ def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   parts = instruction.parts
   shape = _SHAPE.fullmatch(parts[4])
-  if shape is None or parts[5] != "f32" or parts[6] != parts[7]:
-    raise faults.NotModelled(instruction.name)
-  if parts[6] not in ("bf16", "f16", "e4m3"):
+  if shape is None or parts[6] != parts[7]:
     raise faults.NotModelled(instruction.name)
   n, k, type = int(shape[1]), int(shape[2]), parts[6]
+  is_integer = type == "s8"
+  if parts[5] != ("s32" if is_integer else "f32") or type not in (
+    *("bf16", "f16", "e4m3", "s8"),
+  ):
+    raise faults.NotModelled(instruction.name)
   out, left, right, keeps, *rest = instruction.operands
   flags = [x.value for x in rest if isinstance(x, parsing.Immediate)]
   in_registers = isinstance(left, parsing.OperandGroup)
-  # Flags: the signs of both operands, then whether each is MN-major.
-  if flags[:2] != [1, 1] or any(flags[2:]):
+  # Flags: the signs of both operands, then whether each is MN-major. Integers
+  # have none.
+  signs = [] if is_integer else [1, 1]
+  if flags[:2] != signs or any(flags[2:]):
     raise faults.NotModelled(f"{instruction.name} with {flags}")
   block.counts["matrix products"] += block.threads // blocks.WARP
   accumulators = products.registers(out)
@@ -110,19 +115,21 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   row_of_warp = thread // blocks.WARP * products.GROUP.size // 2
   lane = thread % blocks.WARP
   busy, block.busy = block.busy, {}
+  dtype = np.int32 if is_integer else np.float32
+  to_register = products.int32_sum if is_integer else rounding.truncated_single
   for place, register in enumerate(accumulators):
     row = row_of_warp + products.GROUP[lane] + _ROWS * (place // 2 % 2)
     column = _ROWS * (place // 4) + 2 * products.PLACE[lane] + place % 2
     total = found[:, row, column]
     kept = np.zeros(keeps_sums.shape)
     if keeps_sums.any():
-      old = block.read_defined(register, 32).view(np.float32)
+      old = block.read_defined(register, 32).view(dtype)
       sums = old.astype(np.float64).reshape(-1, _THREADS)
       kept = np.where(keeps_sums, sums, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
       total = products.fp8_sum(total, kept) if is_fp8 else total + kept
     with np.errstate(invalid="ignore", over="ignore"):
-      bits = rounding.truncated_single(total).view(np.uint32).reshape(-1)
+      bits = to_register(total).view(np.uint32).reshape(-1)
     block.write(register, bits)
     block.since_fence.discard(register.name)
   block.busy = busy

@@ -64,7 +64,7 @@ class ListingTest(parameterized.TestCase):
     ways = 2 * 3 * 5 * copies
     total = sum(
       5 * 5 * 5 * 5 * ways * (1 if path == "small_m" else 2)
-      for path in ("upcast", "native", "small_m", "fp8")
+      for path in ("upcast", "native", "small_m", "fp8", "int8")
     )
     kept = len(found.configs) - 1  # and the rule
     pruned = sum(p.count for p in found.pruned)

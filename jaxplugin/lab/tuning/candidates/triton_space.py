@@ -259,6 +259,8 @@ def _path_error(
     error = constraints.native_error(shape, architecture)
   elif path == "fp8":
     error = constraints.fp8_error(shape, architecture)
+  elif path == "int8":
+    error = constraints.int8_error(shape, architecture)
   elif path == "small_m":
     error = constraints.small_m_error(shape)
     # With mma.sync, Triton already orders k so that a lane reads adjacent
@@ -371,7 +373,7 @@ class Model:
       config.block_m * _bytes_per_value(shape.lhs)
       + config.block_n * _bytes_per_value(shape.rhs)
     )
-    is_native = config.path in ("native", "fp8")
+    is_native = config.path in ("native", "fp8", "int8")
     rate = self.native if is_native else self.bf16
     flops = 2.0 * config.block_m * config.block_n * depth
     pieces = 1
