@@ -32,6 +32,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
+from jaxplugin.kernels import formats as kernel_formats
 
 # Up to this m the kernels for few rows run, which are not modelled.
 FEW_ROWS: Final = 64
@@ -177,9 +178,28 @@ def _is_modelled(problem: problems.DotProblem) -> bool:
     and all(
       side.dtype == formats.BF16
       if side.format is None
-      else side.format.is_known and side.scale_layout == "linear"
+      else side.scale_layout == "linear"
+      and _is_decoded(side.format, problem.fastest_precision)
       for side in sides
     )
+  )
+
+
+def _is_decoded(format: formats.BlockFormat, fastest_precision: bool) -> bool:
+  """Returns whether kernels decode a format as one with modelled cycles.
+
+  They read E8M0 blocks of 128 as blocks of 32 with repeated scales. With
+  precision="fastest" they may multiply these blocks without decoding.
+  """
+  if format.is_known:
+    return True
+  found = kernel_formats.readable(
+    format.values_encoding, format.scale_encoding, format.block_size
+  )
+  return (
+    not fastest_precision
+    and found is not None
+    and found[0].name in kernel_formats.FORMATS
   )
 
 

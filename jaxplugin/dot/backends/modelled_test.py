@@ -42,6 +42,14 @@ MEASURED = (
   (formats.MXFP8, formats.MXFP8, 8192, 4880.5, 1779.6),
   (formats.NVFP4, formats.NVFP4, 8192, 3594.8, 1984.3),
 )
+# The same of gpu_h100_checkpoints.json, with scales other than powers of two.
+CHECKPOINTS = (
+  (None, formats.FP8_128X128, 16, 38, 275),
+  (None, formats.FP8_128X128, 512, 220, 1495),
+  (formats.FP8_1X128, formats.FP8_128X128, 512, 324, 1488),
+  (None, formats.INT4_128, 512, 206, 1478),
+  (None, formats.INT8_32, 512, 395, 1489),
+)
 ALONE = resolution.Overlay(is_alone=True)  # no table of this machine
 
 
@@ -101,6 +109,29 @@ class ModelledTest(parameterized.TestCase):
     self.assertBetween(times.unfused * 1e6 / unfused, 0.85, 1.15)
     proposes_xla = modelled.proposal(asked, H100) is not None
     self.assertEqual(proposes_xla, fused / unfused > modelled.MARGIN)
+
+  @parameterized.parameters(*CHECKPOINTS)
+  def test_scales_of_sums_are_not_dequantized_first(
+    self, lhs, rhs, m, fused, unfused
+  ):
+    self.assertLess(fused, unfused)
+    lhs, rhs = (f and f.of_rows() for f in (lhs, rhs))
+    asked = problem(lhs, rhs, m)
+    self.assertIsNone(modelled.model(asked, H100))
+    self.assertEqual(chosen(asked, H100).implementation, "triton")
+
+  def test_power_of_two_scales_are_modelled_as_those_of_mxfp8(self):
+    pair = formats.FP8_1X128_E8M0, formats.FP8_128X128_E8M0.of_rows()
+    for m, implementation in ((128, "triton"), (512, "xla")):
+      asked = problem(*pair, m)
+      known = problem(formats.MXFP8, formats.MXFP8, m)
+      times, expected = (modelled.model(x, H100) for x in (asked, known))
+      self.assertEqual(times.fused, expected.fused)
+      self.assertBetween(times.unfused / expected.unfused, 0.98, 1)
+      self.assertEqual(chosen(asked, H100).implementation, implementation)
+    fastest = dataclasses.replace(asked, fastest_precision=True)
+    self.assertIsNone(modelled.model(fastest, H100))
+    self.assertEqual(chosen(fastest, H100).implementation, "triton")
 
   def test_attached_h100_is_modelled(self):
     device = types.SimpleNamespace(
