@@ -707,7 +707,8 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
 
   def test_info_lists_it(self):
     out = self.output("info")
-    self.assertIn("acme no no no no no no", out)
+    self.assertIn("format cudnn triton cpu xla cutile acme mxfp8 no no", out)
+    self.assertIn("mxfp8 no no yes yes no no", out)
     self.assertIn("not acme: is for m below 8, got m=128", out)
     self.assertTrue(
       out.endswith("backends of other packages: acme, of registered in code")

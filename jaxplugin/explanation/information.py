@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -45,6 +46,9 @@ _OPERATIONS: Final = (
   ragged_backends.OPERATION,
   ragged_backends.CONTRACTION,
 )
+_ANY_FORMAT: Final = "|".join(format.name for format in formats.NAMED)
+# The end of a reason that names the formats of one problem.
+_GOT_FORMATS: Final = re.compile(f", got ({_ANY_FORMAT})( x ({_ANY_FORMAT}))?$")
 _SIZES: Final = {"m": 128, "n": 4096, "k": 4096}
 
 
@@ -89,8 +93,7 @@ class Information:
       indent=2,
     )
     for backend, refusals in self.refusals.items():
-      # A reason may end with the formats that the backend got.
-      reasons = {n: text.split(", got ")[0] for n, text in refusals.items()}
+      reasons = {n: _GOT_FORMATS.sub("", r) for n, r in refusals.items()}
       for reason in dict.fromkeys(filter(None, reasons.values())):
         refused = [name for name in names if reasons[name] == reason]
         only = "" if len(refused) == len(names) else f" {', '.join(refused)}"
