@@ -38,7 +38,6 @@ import jaxplugin as jp  # noqa: E402
 
 M, N, K = 16, 256, 1024
 E4M3: Final = torch.float8_e4m3fn
-HALF_RANGE: Final = "the scale is amax / {}, half the range, ours amax / {}"
 
 
 class Comparison(NamedTuple):
@@ -75,6 +74,7 @@ def compare(
   values: Any,
   reason: str = "",
   offset: Any = None,
+  rule: str = "up",
 ) -> Comparison:
   """Compares the parts of a package with those of jaxplugin.
 
@@ -84,8 +84,9 @@ def compare(
     scale, values: its scales, and its values or codes.
     reason: why parts differ.
     offset: its zero points or minima.
+    rule: `scale_rounding` of `jp.quantize`.
   """
-  x_q = jp.quantize(weight(), format).unpack()
+  x_q = jp.quantize(weight(), format, scale_rounding=rule).unpack()
   scale, values = (np.asarray(x, np.float32) for x in (scale, values))
   scale = scale.reshape(x_q.scale.shape)
   numbers = [values, scale]
@@ -124,13 +125,13 @@ def of_compressed_tensors() -> list[Comparison]:
   found = []
   for format, options, dtype, reason in (
     ("fp8_row", {"num_bits": 8, "type": "float"}, torch.float32, ""),
+    ("int8_row", {"num_bits": 8}, torch.float32, ""),
     (
-      "int8_row",
-      {"num_bits": 8},
-      torch.float32,
-      HALF_RANGE.format("127.5", "127"),
+      "int4_128",
+      {"num_bits": 4},
+      torch.float16,
+      "a block of zeros has another scale",
     ),
-    ("int4_128", {"num_bits": 4}, torch.float16, HALF_RANGE.format(7.5, 7)),
     (
       "uint4_128",
       {"num_bits": 4, "symmetric": False},
@@ -167,8 +168,9 @@ def of_compressed_tensors() -> list[Comparison]:
     offset = None
     if not args.symmetric:  # codes from -8 to 7
       values, offset = values + 8, zeros.float() + 8
+    rule = "compressed_tensors" if format.startswith("int") else "up"
     found.append(
-      compare(format, package, scale.float(), values, reason, offset)
+      compare(format, package, scale.float(), values, reason, offset, rule)
     )
   return found
 
@@ -353,17 +355,11 @@ class Ggml:
     return result
 
 
-# jaxplugin's format of each type, and the reason of different bits.
+# jaxplugin's format and rule of each type.
 GGML: Final = {
-  "Q8_0": (
-    "int8_32",
-    "values are rounded half away from 0, by the scale before its cast to f16",
-  ),
-  "Q4_0": (
-    "int4_32",
-    "the scale is the value of amax / -8, so values reach -8; ours -7 to 7",
-  ),
-  "Q4_1": ("uint4_32_min", ""),
+  "Q8_0": ("int8_32", "ggml"),
+  "Q4_0": ("int4_32", "ggml"),
+  "Q4_1": ("uint4_32_min", "up"),
 }
 
 
@@ -372,7 +368,7 @@ def of_ggml(folder: pathlib.Path) -> tuple[list[Comparison], list[str]]:
   ggml = Ggml(folder)
   x = np.random.default_rng(2).standard_normal((M, K)).astype(np.float32)
   found, lines = [], []
-  for name, (format, reason) in GGML.items():
+  for name, (format, rule) in GGML.items():
     kind = gguf.GGMLQuantizationType[name]
     blocks = ggml.quantize(weight(), kind)
     w_q = jp.checkpoints.from_gguf(blocks, name)
@@ -383,7 +379,7 @@ def of_ggml(folder: pathlib.Path) -> tuple[list[Comparison], list[str]]:
     codes = np.asarray(parts.values, np.float32) + parts.format.code_offset
     found.append(
       compare(
-        *(format, f"ggml {name}", parts.scale, codes, reason, parts.offset)
+        *(format, f"ggml {name}", parts.scale, codes, "", parts.offset, rule)
       )
     )
     exact = x.astype(np.float64) @ theirs.astype(np.float64).T

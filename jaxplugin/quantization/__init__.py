@@ -4,8 +4,8 @@
 
 `api` checks arguments and binds a primitive. `backends` chooses between XLA
 ops, C++ kernels and Triton kernels, both for lowerings and for `explain`. All
-of them compute the same bits. `asymmetric` quantizes to formats with zero
-points or minima.
+of them compute the same bits. `integers` quantizes to formats with zero points
+or minima, and by the rules of other packages.
 """
 
 from jaxplugin.quantization.api import SCALE_ROUNDINGS as SCALE_ROUNDINGS

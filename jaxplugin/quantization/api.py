@@ -27,7 +27,7 @@ from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
-from jaxplugin.quantization import asymmetric
+from jaxplugin.quantization import integers
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import explicit
@@ -35,6 +35,7 @@ from jaxplugin.quantization.sharding import partial_scales
 
 ScaleRounding = arguments.ScaleRounding
 SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
+PackageRule = Literal["ggml", "compressed_tensors"]
 Derivative = Literal["straight_through"]
 STRAIGHT_THROUGH: Final = "straight_through"
 
@@ -44,7 +45,7 @@ def quantize(
   format: formats.BlockFormat | str,
   *,
   axis: int = -1,
-  scale_rounding: ScaleRounding = "up",
+  scale_rounding: ScaleRounding | PackageRule = "up",
   global_scale: jax.Array | float | None = None,
   key: jax.Array | None = None,
   batch_dims: int = 0,
@@ -71,14 +72,15 @@ def quantize(
     values = e2m1(clip(x / (scale * global_scale), -6, 6))
 
   The arithmetic is f32, with equal bits on every platform. Casts round to
-  nearest even and saturate. A block with a NaN or an Inf dequantizes to NaN
-  and does not affect the global scale. A block of zeros stays zeros.
+  nearest even and saturate. A block with a NaN or Inf dequantizes to NaN and
+  does not affect the global scale. A block of zeros stays zeros.
 
   Args:
     x: f32, bf16, f16 or f64[..., k, ...]. f64 becomes f32 first.
     format: a `BlockFormat` or its name, "mxfp8".
     axis: blocked axis; for an operand, the contracting dimension.
-    scale_rounding: MX formats: "up" never saturates, "floor" may.
+    scale_rounding: MX formats: "up" never saturates, "floor" may. Integers:
+      also "ggml" or "compressed_tensors".
     global_scale: positive f32[] that replaces the computed one, or f32 of the
       first `batch_dims` dimensions.
     key: `jax.random` key of stochastic rounding; None rounds to nearest.
@@ -108,7 +110,7 @@ def quantize(
     Array([[0.125]], dtype=float8_e8m0fnu)
 
   See also:
-    `jp.dequantize`; the page "Numerics" for zero points and minima.
+    `jp.dequantize`; the page "Numerics".
 
   Source: OCP MX v1.0 section 6.3; arXiv 2506.08027 ("up"); arXiv 2509.25149.
   """
@@ -121,7 +123,9 @@ def quantize(
     x = extents.pad_axis(
       x, axis, extents.round_up(x.shape[axis], format.block_size)
     )
-  arguments.validate(who, x, format, (axis,), scale_rounding)
+  rule = arguments.package_rule(who, scale_rounding, format)
+  rounding: ScaleRounding = "floor" if scale_rounding == "floor" else "up"
+  arguments.validate(who, x, format, (axis,), rounding)
   arguments.validate_key(who, key)
   packed = arguments.whether_packed(who, packed, format, x.shape[axis])
   arguments.validate_batch_dims(who, batch_dims, x.ndim, axis)
@@ -155,10 +159,11 @@ def quantize(
     key,
     format,
     axis,
-    scale_rounding,
+    rounding,
     batch_dims,
     packed,
     scale_layout,
+    rule=rule,
     in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
   if out_sharding is not None:
@@ -167,7 +172,8 @@ def quantize(
     )
     if offset is not None:
       offset = jax.sharding.reshard(offset, out_sharding)
-  scale_signs.remember_positive(scale)
+  if rule != "ggml":
+    scale_signs.remember_positive(scale)
   result = scaled_array.ScaledArray(
     values,
     scale,
@@ -368,6 +374,7 @@ def _quantize_blocked(
     "batch_dims",
     "packed",
     "scale_layout",
+    "rule",
     "in_turn",
   ),
 )
@@ -381,19 +388,23 @@ def _quantize(
   batch_dims: int,
   packed: bool,
   scale_layout: layouts.ScaleLayout,
+  rule: str | None = None,
   in_turn: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
   """Returns values, scale, global scale and offset of `quantize`.
 
   Args:
+    rule: one of `integers.PACKAGE_RULES`, or None.
     in_turn: whether kernels quantize the tensors of `batch_dims` one after the
       other. Otherwise XLA ops quantize all of them at once.
   """
   x, global_scale = _without_derivative("quantize", x, global_scale)
   size = x.shape[axis]
   format = format.along(size)
-  if format.offset_dtype is not None:
-    values, scale, offset = asymmetric.quantize(x, key, format, axis, packed)
+  if format.offset_dtype is not None or rule is not None:
+    values, scale, offset = integers.quantize(
+      x, key, format, axis, packed, rule
+    )
     return values, scale, None, offset
   if not format.has_global_scale:
     batch_dims = 0

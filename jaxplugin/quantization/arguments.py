@@ -16,6 +16,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
+from jaxplugin.quantization import integers
 from jaxplugin.quantization import operations
 
 ScaleRounding = operations.ScaleRounding
@@ -98,6 +99,38 @@ def validate_scale_rounding(
       f" {' and '.join(f.name for f in used)}, whose scales round to nearest;"
       " leave scale_rounding out"
     )
+
+
+def package_rule(
+  who: str, scale_rounding: Any, format: formats.BlockFormat
+) -> str | None:
+  """Returns `scale_rounding` if it is the rule of a package, or None.
+
+  Raises:
+    ValueError: If it is not a rule of `quantize`, or not one for the format.
+  """
+  rules = (*SCALE_ROUNDINGS, *integers.PACKAGE_RULES)
+  if scale_rounding not in rules:
+    raise ValueError(
+      f"{who}: scale_rounding must be one of {rules}, got"
+      f" {error_context.shown(scale_rounding)}"
+    )
+  if scale_rounding in SCALE_ROUNDINGS:
+    return None
+  if (
+    not format.is_integer
+    or format.fraction_bits
+    or format.scale_is_power_of_two
+    or format.offset_dtype is not None
+    or format.is_square
+  ):
+    raise ValueError(
+      f'{who}: scale_rounding must be "up" or "floor" unless the format has'
+      " integers with floating-point scales, in blocks of one row, without an"
+      f" offset, got {error_context.shown(scale_rounding)} for {format}. Leave"
+      " scale_rounding out"
+    )
+  return scale_rounding
 
 
 def validate(

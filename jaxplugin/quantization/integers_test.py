@@ -1,6 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes to formats with zero points or minima, against NumPy."""
+"""Quantizes to integers by the rules of other packages, against NumPy."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -251,6 +253,171 @@ class AsymmetricTest(parameterized.TestCase):
       jp.ScaledArray(w.values, w.scale, None, jp.INT4_128, offset=w.offset)
     with self.assertRaisesRegex(TypeError, "global_scale must be None"):
       jp.ScaledArray(w.values, w.scale, 2.0, w.format, offset=w.offset)
+
+
+PACKAGE_RULES = (
+  ("ggml", jp.INT8_32),
+  ("ggml", jp.INT4_32),
+  ("ggml", jp.INT8_ROW),
+  ("compressed_tensors", jp.INT8_ROW),
+  ("compressed_tensors", jp.INT4_128),
+  ("compressed_tensors", jp.INT4_128_BF16),
+)
+
+
+@np.errstate(all="ignore")
+def package_oracle(x, rule, format):
+  """Returns codes and scales of x, whose last axis has whole blocks.
+
+  All arithmetic is in f32, one operation at a time.
+  """
+  size = format.along(x.shape[-1]).block_size
+  blocks = flushed(x).reshape(*x.shape[:-1], -1, size)
+  is_bad = ~np.isfinite(blocks).all(-1, keepdims=True)
+  blocks = np.where(is_bad, np.float32(0), blocks)
+  bits = ml_dtypes.iinfo(format.values_dtype).bits
+  half = 2 ** (bits - 1)
+  amax = np.abs(blocks).max(-1, keepdims=True)
+  first = np.argmax(np.abs(blocks), -1)[..., None]
+  largest = np.take_along_axis(blocks, first, -1)
+  info = ml_dtypes.finfo(format.scale_dtype)
+  smallest = max(np.float32(info.smallest_subnormal), F32_TINY)
+  if rule == "compressed_tensors":
+    step = amax / np.float32(half - 0.5)
+  else:
+    step = amax / np.float32(half if bits == 4 else half - 1)
+  step = np.clip(step, smallest, np.float32(info.max))
+  step = np.where(amax == 0, np.float32(0), step)
+  if rule == "ggml" and bits == 4:
+    step = np.where(largest < 0, step, -step)
+  scale = step.astype(format.scale_dtype)
+  if rule == "compressed_tensors":
+    divisor = scale.astype(np.float32)
+    codes = np.rint(blocks / np.where(divisor == 0, np.float32(1), divisor))
+  else:
+    inverse = np.float32(1) / np.where(step == 0, np.float32(1), step)
+    quotient = blocks * np.where(step == 0, np.float32(0), inverse)
+    if bits == 4:
+      codes = np.trunc(quotient + np.float32(8.5)) - 8
+    else:
+      codes = np.trunc(quotient)
+      codes += np.sign(quotient) * (np.abs(quotient - codes) >= 0.5)
+  codes = np.clip(codes, -half, half - 1).reshape(x.shape)
+  scale = np.where(is_bad, np.nan, scale.astype(np.float32))
+  return codes, scale[..., 0]
+
+
+class PackageRulesTest(parameterized.TestCase):
+  def numbers(self):
+    x = odd_numbers(30, 640)
+    x[12] = np.arange(640) / 4  # halves
+    x[13] = -x[12]
+    x[14, ::2] = -x[14, 1::2]  # two numbers have the largest magnitude
+    return x
+
+  @parameterized.parameters(*PACKAGE_RULES)
+  def test_bits_are_those_of_numpy(self, rule, format):
+    x = self.numbers()
+    found = jp.quantize(x, format, scale_rounding=rule)
+    codes, scale = package_oracle(x, rule, format)
+    self.assertEqual((found.format, found.offset), (format, None))
+    np.testing.assert_array_equal(
+      np.asarray(found.unpack().values).astype(int), codes
+    )
+    found_scale = np.asarray(found.scale).astype(np.float32)
+    np.testing.assert_array_equal(found_scale, scale)
+    is_number = ~np.isnan(scale)
+    np.testing.assert_array_equal(
+      np.signbit(found_scale)[is_number], np.signbit(scale)[is_number]
+    )
+
+  @parameterized.parameters((jp.INT8_32, "Q8_0"), (jp.INT4_32, "Q4_0"))
+  def test_bits_are_those_of_gguf(self, format, name):
+    quants = pytest.importorskip("gguf.quants")
+    x = np.delete(self.numbers(), [4, 5, 6, 7, 8, 9, 11], 0)
+    data = quants.quantize(x, quants.GGMLQuantizationType[name])
+    blocks = data.reshape(x.shape[0], x.shape[1] // 32, -1)
+    found = jp.quantize(x, format, scale_rounding="ggml")
+    np.testing.assert_array_equal(
+      np.asarray(found.scale).view(np.uint16),
+      np.ascontiguousarray(blocks[..., :2]).view(np.uint16)[..., 0],
+    )
+    codes = blocks[..., 2:]
+    if format is jp.INT4_32:
+      codes = np.concatenate([codes & 15, codes >> 4], -1) ^ 8
+      codes = (codes << 4).view(np.int8) >> 4
+    np.testing.assert_array_equal(
+      np.asarray(found.unpack().values).astype(np.int8),
+      codes.view(np.int8).reshape(x.shape),
+    )
+
+  @parameterized.parameters(*PACKAGE_RULES)
+  def test_any_axis_and_short_blocks(self, rule, format):
+    x = self.numbers()[15:, :576]
+    wanted = jp.quantize(x, format, scale_rounding=rule)
+    found = jp.quantize(x.T, format, axis=0, scale_rounding=rule)
+    self.assertEqual(found.axis, 0)
+    same = found.T.unpack(), wanted.unpack()
+    jax.tree.map(np.testing.assert_array_equal, *same)
+    whole = jp.quantize(x[:, :512], format, scale_rounding=rule)
+    if format.block_size:
+      codes = np.asarray(wanted.unpack().values)[:, :512]
+      np.testing.assert_array_equal(codes, whole.unpack().values)
+
+  @parameterized.parameters(*PACKAGE_RULES)
+  def test_products_and_derivatives_are_those_of_the_numbers(
+    self, rule, format
+  ):
+    x = jnp.asarray(self.numbers()[15:])
+
+    def total(w):
+      w = jp.quantize(
+        w, format, scale_rounding=rule, derivative="straight_through"
+      )
+      return jnp.sum(jp.block_scaled_dot(x, w))
+
+    w = jp.quantize(x, format, scale_rounding=rule)
+    wide = np.asarray(x, np.float64)
+    exact = np.asarray(w.dequantize(), np.float64)
+    unit = 2.0**-24 * (np.abs(wide) @ np.abs(exact).T)
+    error = np.abs(np.asarray(jp.block_scaled_dot(x, w)) - wide @ exact.T)
+    self.assertLess((error / unit).max(), 16)
+    error = np.abs(np.asarray(jax.grad(total)(x)) - wide.sum(0))
+    self.assertLess((error / (2.0**-24 * np.abs(wide).sum(0))).max(), 16)
+
+  def test_stochastic_rounding_has_the_mean(self):
+    for rule, format in PACKAGE_RULES:
+      x = jnp.asarray(self.numbers()[20:21])
+      keys = jax.random.split(jax.random.key(0), 2000)
+
+      @jax.jit
+      @jax.vmap
+      def many(key, x=x, rule=rule, format=format):
+        return jp.quantize(x, format, scale_rounding=rule, key=key).dequantize()
+
+      scale = np.abs(np.asarray(jp.quantize(x, format).scale, np.float32))
+      step = np.repeat(scale, format.along(640).block_size, -1)
+      error = np.sort(np.abs(np.asarray(jnp.mean(many(keys), 0) - x) / step)[0])
+      # The largest numbers of a block may saturate.
+      self.assertLess(error[: -2 * scale.size].max(), 0.06)
+
+  @parameterized.parameters(
+    ("nearest", jp.INT8_32, "must be one of .*'ggml'"),
+    ("ggml", jp.MXFP8, "for mxfp8"),
+    ("ggml", jp.MXINT8, "for mxint8"),
+    ("compressed_tensors", jp.UINT4_128, "for uint4_128"),
+  )
+  def test_bad_rule_is_refused(self, rule, format, message):
+    with self.assertRaisesRegex(ValueError, f"^quantize: .*{message}"):
+      jp.quantize(jnp.ones((2, 128)), format, scale_rounding=rule)
+
+  def test_other_functions_refuse_the_rules(self):
+    x = jnp.ones((128, 128))
+    message = r"scale_rounding must be one of \('up', 'floor'\), got 'ggml'"
+    with self.assertRaisesRegex(ValueError, f"quantize_both: {message}"):
+      jp.quantize_both(x, jp.INT8_32, axes=(0, 1), scale_rounding="ggml")
+    with self.assertRaisesRegex(ValueError, f"Recipe: {message}"):
+      dataclasses.replace(jp.training.INT8_RECIPE, scale_rounding="ggml")
 
 
 if __name__ == "__main__":
