@@ -35,7 +35,6 @@ from jaxplugin.quantization.sharding import partial_scales
 
 ScaleRounding = arguments.ScaleRounding
 SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
-PackageRule = Literal["ggml", "compressed_tensors"]
 Derivative = Literal["straight_through"]
 STRAIGHT_THROUGH: Final = "straight_through"
 
@@ -45,7 +44,7 @@ def quantize(
   format: formats.BlockFormat | str,
   *,
   axis: int = -1,
-  scale_rounding: ScaleRounding | PackageRule = "up",
+  scale_rounding: ScaleRounding | integers.PackageRule = "up",
   global_scale: jax.Array | float | None = None,
   key: jax.Array | None = None,
   batch_dims: int = 0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxplugin.quantization import integers
 from jaxplugin.quantization import operations
 
 ScaleRounding = operations.ScaleRounding
-SCALE_ROUNDINGS: Final = ("up", "floor")
+SCALE_ROUNDINGS: Final = get_args(ScaleRounding)
 
 # Bytes that a B200 reads in 1 us (data sheet: 8 TB/s).
 _SMALL_BYTES: Final = 1 << 23
@@ -86,7 +87,9 @@ def validate_scale_rounding(
     scale_rounding: the argument.
     used: formats that the caller quantizes to; empty if unknown.
   """
-  if scale_rounding not in SCALE_ROUNDINGS:
+  if (
+    not isinstance(scale_rounding, str) or scale_rounding not in SCALE_ROUNDINGS
+  ):
     raise ValueError(
       f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
       f" got {error_context.shown(scale_rounding)}"
@@ -110,7 +113,7 @@ def package_rule(
     ValueError: If it is not a rule of `quantize`, or not one for the format.
   """
   rules = (*SCALE_ROUNDINGS, *integers.PACKAGE_RULES)
-  if scale_rounding not in rules:
+  if not isinstance(scale_rounding, str) or scale_rounding not in rules:
     raise ValueError(
       f"{who}: scale_rounding must be one of {rules}, got"
       f" {error_context.shown(scale_rounding)}"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 from typing import Final
+from typing import Literal
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,8 @@ from jaxplugin.core import formats
 from jaxplugin.quantization import codes
 from jaxplugin.quantization import operations
 
-PACKAGE_RULES: Final = ("ggml", "compressed_tensors")
+PackageRule = Literal["ggml", "compressed_tensors"]
+PACKAGE_RULES: Final = get_args(PackageRule)
 
 _MIN_NORMAL: Final = 2.0**-126
 # An f32 holds the sum of an 8-bit quotient and a random fraction of 16 bits.

@@ -310,9 +310,11 @@ def package_oracle(x, rule, format):
 class PackageRulesTest(parameterized.TestCase):
   def numbers(self):
     x = odd_numbers(30, 640)
-    x[12] = np.arange(640) / 4  # halves
-    x[13] = -x[12]
-    x[14, ::2] = -x[14, 1::2]  # two numbers have the largest magnitude
+    # Halves, where the largest magnitude of each block gives the scale 1.
+    for row, largest in ((12, 127), (13, -8), (14, 127.5), (15, 7.5)):
+      x[row] = (np.arange(640) % 13 - 6) + 0.5
+      x[row, ::32] = largest
+    x[16, ::2] = -x[16, 1::2]  # two numbers have the largest magnitude
     return x
 
   @parameterized.parameters(*PACKAGE_RULES)
@@ -353,7 +355,7 @@ class PackageRulesTest(parameterized.TestCase):
 
   @parameterized.parameters(*PACKAGE_RULES)
   def test_any_axis_and_short_blocks(self, rule, format):
-    x = self.numbers()[15:, :576]
+    x = self.numbers()[12:, :576]
     wanted = jp.quantize(x, format, scale_rounding=rule)
     found = jp.quantize(x.T, format, axis=0, scale_rounding=rule)
     self.assertEqual(found.axis, 0)
@@ -368,7 +370,7 @@ class PackageRulesTest(parameterized.TestCase):
   def test_products_and_derivatives_are_those_of_the_numbers(
     self, rule, format
   ):
-    x = jnp.asarray(self.numbers()[15:])
+    x = jnp.asarray(self.numbers()[12:])
 
     def total(w):
       w = jp.quantize(
@@ -403,6 +405,7 @@ class PackageRulesTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("nearest", jp.INT8_32, "must be one of .*'ggml'"),
+    (np.array(["ggml", "up"]), jp.INT8_32, "must be one of .*'ggml'"),
     ("ggml", jp.MXFP8, "for mxfp8"),
     ("ggml", jp.MXINT8, "for mxint8"),
     ("compressed_tensors", jp.UINT4_128, "for uint4_128"),
