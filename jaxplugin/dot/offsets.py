@@ -26,6 +26,7 @@ import numpy as np
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.dot import arguments
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
@@ -71,8 +72,7 @@ def split(lhs: Any, rhs: Any) -> tuple[Any, Any, Offset | None]:
   """
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
     if has_offset(operand):
-      scaled_array.require_numbers(sides.who(), name, operand)
-      scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
+      arguments.require_arrays(name, operand)
   if has_offset(lhs) and isinstance(rhs, scaled_array.ScaledArray):
     lhs = lhs.dequantize()
   if has_offset(rhs):

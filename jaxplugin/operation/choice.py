@@ -72,6 +72,24 @@ def choose(
   )
 
 
+def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
+  """Raises the error of `choose` unless it succeeds for a local target.
+
+  Inside `use_target`, that target is the only one.
+  """
+  override = targets.overriding_target()
+  refused = None
+  for target in [override] if override else targets.local_targets():
+    try:
+      choose(target)
+    except NotImplementedError as error:
+      refused = refused or error
+    else:
+      return
+  assert refused is not None
+  raise refused
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided(Generic[decisions.Problem]):
   """One equation of a jaxpr, and the decision about it.

@@ -15,7 +15,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import api
+from jaxplugin.dot import arguments
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
 from jaxplugin.dot import offsets
@@ -39,7 +39,7 @@ WHO: Final = "ragged_dot"
 
 
 def ragged_dot(
-  lhs: api.Operand,
+  lhs: arguments.Operand,
   rhs: scaled_array.ScaledArray,
   group_sizes: jax.Array,
   *,
@@ -102,11 +102,11 @@ def ragged_dot(
   """
   with error_context.in_function(error_context.who(WHO)):
     rules.require_quantized(rhs)
-    group_sizes = api.integers("group_sizes", group_sizes)
+    group_sizes = arguments.integers("group_sizes", group_sizes)
     arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
     options = straight_through.RaggedOptions(
       function=product,
-      preferred_element_type=api.result_dtype(preferred_element_type),
+      preferred_element_type=arguments.result_dtype(preferred_element_type),
       activation=activation,
       reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
       implementation=implementation,
@@ -131,7 +131,7 @@ def _straight_through(
     implementation=options.implementation,
   )
   arrays = [
-    x if x is None else api.as_operand(name, x)
+    x if x is None else arguments.as_operand(name, x)
     for name, x in given._asdict().items()
   ]
   dot = functools.partial(_straight_through_automatic, options)
@@ -148,13 +148,13 @@ def _straight_through_automatic(
   leaves, tree = jax.tree.flatten(straight_through.RaggedArrays(*arrays))
   # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes as
   # the result.
-  leaves = api.vary_alike(leaves)
+  leaves = arguments.vary_alike(leaves)
   return straight_through.dot(options, jax.tree.unflatten(tree, leaves))
 
 
 def product(
-  lhs: api.Operand,
-  rhs: api.Operand,
+  lhs: arguments.Operand,
+  rhs: arguments.Operand,
   group_sizes: Any,
   *,
   bias: Any = None,
@@ -227,10 +227,10 @@ def _second(
 
 def bind(call: calls.RaggedDotCall | calls.RaggedContraction) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
-  call = call.form().filled(api.vary_alike(call.flatten()))
+  call = call.form().filled(arguments.vary_alike(call.flatten()))
   if call.implementation is not None:
     # Raises if no local device supports the requested backend.
-    api.require_somewhere(
+    choice.require_somewhere(
       lambda target: backends.choose(
         call.problem(), target, call.implementation, overlay=call.overlay
       )
@@ -265,13 +265,13 @@ def across_blocks(
   call = calls.RaggedDotCall(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
-    group_sizes=api.integers("group_sizes", group_sizes),
-    preferred_element_type=api.result_dtype(preferred_element_type),
+    group_sizes=arguments.integers("group_sizes", group_sizes),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
     overlay=resolution.overlay(),
   )
-  api.reject_negative_scale(call.rhs)
+  arguments.reject_negative_scale(call.rhs)
   call = _with_epilogue(call, None)
-  call = call.form().filled(api.vary_alike(call.flatten()))
+  call = call.form().filled(arguments.vary_alike(call.flatten()))
   return primitive.bind(call, targets.overriding_target())
 
 
@@ -288,7 +288,7 @@ def _call(
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
     rules.validate_rank(side)
-  group_sizes = api.integers("group_sizes", group_sizes)
+  group_sizes = arguments.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, rhs_side.values.shape[0])
   choice.validate_name(backends.OPERATION, implementation)
   lhs_side = _contracting(lhs_side, 1)
@@ -297,7 +297,7 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=api.result_dtype(dtype),
+    preferred_element_type=arguments.result_dtype(dtype),
     activation=activation,
     implementation=implementation,
     overlay=resolution.overlay(),
@@ -309,17 +309,17 @@ def _call(
     lhs=_with_bytes(call.lhs, lhs), rhs=_with_bytes(call.rhs, rhs)
   )
   for side in (call.lhs, call.rhs):
-    api.reject_negative_scale(side)
+    arguments.reject_negative_scale(side)
   return call
 
 
 def _side_of(name: str, operand: Any) -> sides.Side:
   """Returns a `Side` for an argument. Bytes become abstract 8-bit floats."""
   if not isinstance(operand, scaled_array.ScaledArray) or not operand.is_bytes:
-    return api.side_of(name, operand)
-  api.require_arrays(name, operand)
+    return arguments.side_of(name, operand)
+  arguments.require_arrays(name, operand)
   to_floats = scaled_array.ScaledArray.to_floats
-  return api.scaled_side(name, jax.eval_shape(to_floats, operand))
+  return arguments.scaled_side(name, jax.eval_shape(to_floats, operand))
 
 
 def _with_bytes(side: sides.Side, operand: Any) -> sides.Side:
@@ -354,7 +354,7 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
 def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:
   """Adds the global scales, as one or two factors, and the bias."""
   if bias is not None:
-    bias = api.float_operand("bias", api.in_f32(api.array("bias", bias)))
+    bias = arguments.epilogue_operand("bias", bias)
     rules.validate_bias(bias, call.num_groups, call.columns)
   scales = [
     scale

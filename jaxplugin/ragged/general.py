@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import api
+from jaxplugin.dot import arguments
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
@@ -36,8 +36,8 @@ _PLACES: Final = {"lhs": {1: 1}, "rhs": {1: 2}}
 
 
 def ragged_dot_general(
-  lhs: api.Operand,
-  rhs: api.Operand,
+  lhs: arguments.Operand,
+  rhs: arguments.Operand,
   group_sizes: jax.Array,
   ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers,
   *,
@@ -100,8 +100,8 @@ def ragged_dot_general(
   with error_context.in_function(error_context.who(WHO)):
     order = Order.of(
       ragged_dot_dimension_numbers,
-      api.as_operand("lhs", lhs),
-      api.as_operand("rhs", rhs),
+      arguments.as_operand("lhs", lhs),
+      arguments.as_operand("rhs", rhs),
     )
     lhs, rhs = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
     if not order.is_contraction:
@@ -127,8 +127,8 @@ def ragged_dot_general(
 
 
 def contract(
-  lhs: api.Operand,
-  rhs: api.Operand,
+  lhs: arguments.Operand,
+  rhs: arguments.Operand,
   group_sizes: Any,
   *,
   preferred_element_type: Any = jnp.float32,
@@ -193,8 +193,8 @@ def align_groups(
     `jp.ragged_dot_general`, which takes both after `jp.quantize(axis=0)`.
   """
   with error_context.in_function("align_groups"):
-    x = api.array("x", x)
-    group_sizes = api.integers("group_sizes", group_sizes)
+    x = arguments.array("x", x)
+    group_sizes = arguments.integers("group_sizes", group_sizes)
     if not x.ndim:
       raise TypeError("align_groups: x must have rank 1 or more, got a scalar")
     rules.validate_groups(group_sizes, group_sizes.size)
@@ -325,7 +325,7 @@ def _call(
         ' derivative="straight_through", which this contraction does not'
         " support; for gradients call jaxplugin.training.ragged_dot_general"
       )
-  group_sizes = api.integers("group_sizes", group_sizes)
+  group_sizes = arguments.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, group_sizes.size)
   choice.validate_name(backends.CONTRACTION, implementation)
   lhs_side, rhs_side = _side("lhs", lhs), _side("rhs", rhs)
@@ -338,7 +338,7 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=api.result_dtype(dtype),
+    preferred_element_type=arguments.result_dtype(dtype),
     implementation=implementation,
     overlay=resolution.overlay(),
     reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
@@ -349,7 +349,7 @@ def _call(
 
 def _side(name: str, operand: Any) -> sides.Side:
   """Returns a checked side [m, columns], contracted along m."""
-  side = api.side_of(name, operand).replace(contracting=(0,))
+  side = arguments.side_of(name, operand).replace(contracting=(0,))
   dot_rules.validate_values(side)
   if side.format is None:
     return side
@@ -360,7 +360,7 @@ def _side(name: str, operand: Any) -> sides.Side:
     )
   side = side.replace(axis=0).in_rows()
   dot_rules.validate_scale(side)
-  api.reject_negative_scale(side)
+  arguments.reject_negative_scale(side)
   return side
 
 

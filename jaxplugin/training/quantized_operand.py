@@ -20,7 +20,7 @@ from jax import lax
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.dot import api
+from jaxplugin.dot import arguments
 from jaxplugin.dot import sides
 from jaxplugin.quantization import operands
 from jaxplugin.training import gradients
@@ -247,7 +247,7 @@ def quantize_operand(
       f"{WHO}: role must be one of {_ROLES}, got {error_context.shown(role)}"
     )
   with error_context.in_function(WHO):
-    x = api.float_operand("x", x)
+    x = arguments.float_operand("x", x)
   own = _own_dims(x.ndim, role, contracting, batch)
   wanted = _wanted(recipe, role, x, *own)
   forward, backward = _copies(wanted, recipe)

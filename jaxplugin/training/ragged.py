@@ -24,7 +24,7 @@ from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import api
+from jaxplugin.dot import arguments as dot_arguments
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
@@ -122,9 +122,9 @@ def ragged_dot_general(
   """
   with error_context.in_function(error_context.who(WHO)):
     recipe = recipes.resolve(sides.who(), "recipe", recipe)
-    lhs = api.float_operand("lhs", _unless_quantized(lhs))
+    lhs = dot_arguments.float_operand("lhs", _unless_quantized(lhs))
     given = rhs
-    rhs = api.float_operand("rhs", quantized_operand.primal_of(rhs))
+    rhs = dot_arguments.float_operand("rhs", quantized_operand.primal_of(rhs))
     order = general.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
     if order.is_contraction:
       raise NotImplementedError(
@@ -140,11 +140,11 @@ def ragged_dot_general(
         " the weights before you quantize them"
       )
     lhs, weights = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
-    group_sizes = api.integers("group_sizes", group_sizes)
+    group_sizes = dot_arguments.integers("group_sizes", group_sizes)
     rules.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
       preferred_element_type = dot_rules.product_dtype(lhs.dtype, weights.dtype)
-    dtype = api.result_dtype(preferred_element_type)
+    dtype = dot_arguments.result_dtype(preferred_element_type)
     rules.validate_dtype(dtype)
     arguments.validate_key(sides.who(), key)
     key_data = key_impl = None
@@ -287,5 +287,5 @@ class _Setting(settings.Setting):
     else:
       (dim,) = rhs_contracting
       call = calls.plain(lhs, rhs, sizes, dim, **options)
-    call = call.form().filled(api.vary_alike(call.flatten()))
+    call = call.form().filled(dot_arguments.vary_alike(call.flatten()))
     return primitive.bind(call, targets.overriding_target())
