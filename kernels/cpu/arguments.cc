@@ -112,30 +112,34 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
   const Dims dims = values.dimensions();
   const ffi::DataType type = values.element_type();
   const int64_t element = given.element;
-  if (!check.Require(dims.size() == rank,
-                     who + " must have rank " + std::to_string(rank),
-                     Text(values)) ||
-      !check.Require(element >= 0 && element < kElementCount &&
-                         (element == 0 || type == ffi::U8),
-                     who + "'s element must be 0, or for u8 1 (e2m3), 2 (e3m2),"
-                           " 3 (e4m3), 4 (e5m2), 5 (int8) or 6 (int4)",
-                     std::to_string(element) + " for " + Text(values))) {
+  if (!JAXPLUGIN_REQUIRE(check, dims.size() == rank,
+                         who + " must have rank " + std::to_string(rank),
+                         Text(values)) ||
+      !JAXPLUGIN_REQUIRE(
+          check,
+          element >= 0 && element < kElementCount &&
+              (element == 0 || type == ffi::U8),
+          who + "'s element must be 0, or for u8 1 (e2m3), 2 (e3m2),"
+                " 3 (e4m3), 4 (e5m2), 5 (int8) or 6 (int4)",
+          std::to_string(element) + " for " + Text(values))) {
     return false;
   }
   *out = Operand{};
-  if (!check.Require(ValuesFormat(type, element, &out->format),
-                     who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, s8, s4, u8"
-                           " (packed e2m1 or int4, or a code a byte), f32, bf16"
-                           " or f16",
-                     Text(values))) {
+  if (!JAXPLUGIN_REQUIRE(
+          check, ValuesFormat(type, element, &out->format),
+          who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, s8, s4, u8"
+                " (packed e2m1 or int4, or a code a byte), f32, bf16"
+                " or f16",
+          Text(values))) {
     return false;
   }
   const int64_t last = dims[rank - 1];
   const bool is_packed_here = IsPacked(out->format) && type == ffi::U8;
-  if (!check.Require(!IsPacked(out->format) || is_packed_here || last % 2 == 0,
-                     who + " of f4e2m1fn or s4 must have an even k",
-                     Text(values)) ||
-      !check.Require(
+  if (!JAXPLUGIN_REQUIRE(
+          check, !IsPacked(out->format) || is_packed_here || last % 2 == 0,
+          who + " of f4e2m1fn or s4 must have an even k", Text(values)) ||
+      !JAXPLUGIN_REQUIRE(
+          check,
           given.fraction_bits == 0 ||
               (IsInteger(out->format) && given.fraction_bits > 0 &&
                given.fraction_bits <= kFractionBitsMax),
@@ -153,34 +157,36 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
   out->block = 32;
   if (IsPlain(out->format)) {
     out->scale_kind = ScaleKind::kNone;
-    return check.Require(IsAbsent(scale),
-                         who + " without a format takes an empty scale",
-                         Text(scale));
+    return JAXPLUGIN_REQUIRE(check, IsAbsent(scale),
+                             who + " without a format takes an empty scale",
+                             Text(scale));
   }
   const bool is_bytes = scale.element_type() == ffi::U8;
-  if (!check.Require(given.scale_element == 0 ||
-                         (is_bytes && given.scale_element > 0 &&
-                          given.scale_element < kByteScaleCount),
-                     who + "_scale_element must be 0, or for u8 1 (e8m0), 2"
-                           " (e4m3) or 3 (e5m2)",
-                     std::to_string(given.scale_element) + " for " +
-                         Text(scale))) {
+  if (!JAXPLUGIN_REQUIRE(
+          check,
+          given.scale_element == 0 || (is_bytes && given.scale_element > 0 &&
+                                       given.scale_element < kByteScaleCount),
+          who + "_scale_element must be 0, or for u8 1 (e8m0), 2"
+                " (e4m3) or 3 (e5m2)",
+          std::to_string(given.scale_element) + " for " + Text(scale))) {
     return false;
   }
   out->scale_kind = KindOf(scale.element_type(), given.scale_element);
-  if (!check.Require(out->scale_kind != ScaleKind::kNone,
-                     who + "_scale must be f8e8m0fnu, f8e4m3fn, f8e5m2, f32,"
-                           " bf16 or f16, or u8 with " +
+  if (!JAXPLUGIN_REQUIRE(check, out->scale_kind != ScaleKind::kNone,
                          who +
-                         "_scale_element 1 (e8m0), 2 (e4m3) or 3 (e5m2)",
-                     Text(scale))) {
+                             "_scale must be f8e8m0fnu, f8e4m3fn, f8e5m2, f32,"
+                             " bf16 or f16, or u8 with " +
+                             who +
+                             "_scale_element 1 (e8m0), 2 (e4m3) or 3 (e5m2)",
+                         Text(scale))) {
     return false;
   }
   const int64_t block = given.block_size;
-  if (!check.Require(block > 0 && (block % 16 == 0 || block >= out->k),
-                     who + "_block_size must be a multiple of 16, or at least"
-                           " k for one scale a row",
-                     std::to_string(block))) {
+  if (!JAXPLUGIN_REQUIRE(
+          check, block > 0 && (block % 16 == 0 || block >= out->k),
+          who + "_block_size must be a multiple of 16, or at least"
+                " k for one scale a row",
+          std::to_string(block))) {
     return false;
   }
   // A block that has the whole row may have any size of at least k.
@@ -193,11 +199,12 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
   bool same = scale_dims.size() == rank;
   for (size_t i = 0; same && i + 1 < rank; ++i) same = scale_dims[i] == dims[i];
   same = same && scale_dims[rank - 1] == out->scale_cols;
-  return check.Require(same,
-                       who + "_scale must have " + who + "'s shape with " +
-                           std::to_string(out->scale_cols) +
-                           " columns for block size " + std::to_string(block),
-                       Text(scale) + " for " + Text(values));
+  return JAXPLUGIN_REQUIRE(check, same,
+                           who + "_scale must have " + who + "'s shape with " +
+                               std::to_string(out->scale_cols) +
+                               " columns for block size " +
+                               std::to_string(block),
+                           Text(scale) + " for " + Text(values));
 }
 
 bool ReadOperands(Checker& check, Attributes& attributes,
@@ -206,27 +213,28 @@ bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& rhs_scale, DotArgs* out,
                   const Kernels** kernels) {
   const int64_t isa = attributes.Required("isa");
-  const auto read = [&](const std::string& side) {
-    return OperandAttributes{attributes.Required(side + "_block_size"),
-                             attributes.Optional(side + "_element", 0),
-                             attributes.Optional(side + "_scale_element", 0),
-                             attributes.Optional(side + "_fraction_bits", 0)};
-  };
-  const OperandAttributes l = read("lhs");
-  const OperandAttributes r = read("rhs");
+  const OperandAttributes l{attributes.Required("lhs_block_size"),
+                            attributes.Optional("lhs_element", 0),
+                            attributes.Optional("lhs_scale_element", 0),
+                            attributes.Optional("lhs_fraction_bits", 0)};
+  const OperandAttributes r{attributes.Required("rhs_block_size"),
+                            attributes.Optional("rhs_element", 0),
+                            attributes.Optional("rhs_scale_element", 0),
+                            attributes.Optional("rhs_fraction_bits", 0)};
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
          ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
          ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&
-         check.Require(out->lhs.k == out->rhs.k,
-                       "lhs and rhs must have the same k",
-                       Text(lhs) + " and " + Text(rhs));
+         JAXPLUGIN_REQUIRE(check, out->lhs.k == out->rhs.k,
+                           "lhs and rhs must have the same k",
+                           Text(lhs) + " and " + Text(rhs));
 }
 
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
                      const float** out) {
   *out = nullptr;
-  if (!check.Require(x.element_type() == ffi::F32 && x.element_count() <= 1,
-                     "global_scale must be f32[] or f32[0]", Text(x))) {
+  if (!JAXPLUGIN_REQUIRE(check,
+                         x.element_type() == ffi::F32 && x.element_count() <= 1,
+                         "global_scale must be f32[] or f32[0]", Text(x))) {
     return false;
   }
   if (!IsAbsent(x)) *out = static_cast<const float*>(x.untyped_data());
@@ -235,10 +243,11 @@ bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
 
 bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out) {
   *out = static_cast<QuantizedFormat>(format);
-  return check.Require(format >= 0 && format < kQuantizedFormats,
-                       "format must be 0 (mxfp8), 1 (mxfp8_e5m2), 2 (mxfp4), 3"
-                       " (nvfp4), 4 (mxfp6_e2m3) or 5 (mxfp6_e3m2)",
-                       std::to_string(format));
+  return JAXPLUGIN_REQUIRE(
+      check, format >= 0 && format < kQuantizedFormats,
+      "format must be 0 (mxfp8), 1 (mxfp8_e5m2), 2 (mxfp4), 3"
+      " (nvfp4), 4 (mxfp6_e2m3) or 5 (mxfp6_e3m2)",
+      std::to_string(format));
 }
 
 void CheckQuantized(Checker& check, const QuantizedFacts& facts,
@@ -246,17 +255,19 @@ void CheckQuantized(Checker& check, const QuantizedFacts& facts,
                     int64_t rows, int64_t k, const ffi::AnyBuffer& x,
                     const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& global_scale) {
-  check.Require(rounding == 0 || rounding == 1,
-                "rounding must be 0 (up) or 1 (floor)",
-                std::to_string(rounding));
-  check.Require(
+  JAXPLUGIN_REQUIRE(check, rounding == 0 || rounding == 1,
+                    "rounding must be 0 (up) or 1 (floor)",
+                    std::to_string(rounding));
+  JAXPLUGIN_REQUIRE(
+      check,
       compute_global == 0 ||
           (compute_global == 1 && facts.has_global_scale && !is_given),
       "compute_global must be 0, or 1 for nvfp4 with global_scale f32[0]",
       std::to_string(compute_global));
   const bool is_bytes = values.element_type() == ffi::U8;
   const int64_t stored = is_bytes ? BytesOf(facts.values, k) : k;
-  check.Require(
+  JAXPLUGIN_REQUIRE(
+      check,
       IsDims(values.dimensions(), {rows, stored}) &&
           (is_bytes || values.element_type() == TypeOf(facts.values)),
       "values must be the format's dtype [rows, k], or u8[rows, k]"
@@ -265,20 +276,23 @@ void CheckQuantized(Checker& check, const QuantizedFacts& facts,
   const ffi::DataType scale_type = facts.scale == ScaleKind::kE4M3
                                        ? ffi::F8E4M3FN
                                        : ffi::F8E8M0FNU;
-  check.Require(
+  JAXPLUGIN_REQUIRE(
+      check,
       (scale.element_type() == ffi::U8 || scale.element_type() == scale_type) &&
           IsDims(scale.dimensions(), {rows, k / facts.block}),
       "scale must be the format's scale dtype or u8 [rows, k / block]",
       Text(scale) + " for " + Text(x));
-  check.Require(global_scale.element_type() == ffi::F32 &&
-                    global_scale.element_count() == 1,
-                "the global scale result must be f32[]", Text(global_scale));
+  JAXPLUGIN_REQUIRE(check,
+                    global_scale.element_type() == ffi::F32 &&
+                        global_scale.element_count() == 1,
+                    "the global scale result must be f32[]",
+                    Text(global_scale));
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {
   *kernels = isa >= 0 && isa <= 5 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
-  return check.Require(
-      *kernels != nullptr,
+  return JAXPLUGIN_REQUIRE(
+      check, *kernels != nullptr,
       "isa must be 0 (auto), 1 (baseline), 2 (avx2), 3 (avx512), 4"
       " (avx512_bf16) or 5 (amx_bf16), and one that this machine has",
       std::to_string(isa));

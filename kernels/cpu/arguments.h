@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
@@ -28,9 +29,9 @@ class Checker {
  public:
   explicit Checker(const char* who) : who_(who) {}
 
-  bool Require(bool ok, const std::string& rule, const std::string& given) {
-    if (ok || !rule_broken_.empty()) return ok && rule_broken_.empty();
-    rule_broken_ = std::string(who_) + ": " + rule + ", got " + given;
+  // Returns false.
+  bool Fail(const std::string& rule, const std::string& given) {
+    if (ok()) rule_broken_ = std::string(who_) + ": " + rule + ", got " + given;
     return false;
   }
   bool ok() const { return rule_broken_.empty(); }
@@ -41,28 +42,36 @@ class Checker {
   std::string rule_broken_;
 };
 
+// Checks a rule, and returns whether no rule is broken so far. A macro builds
+// the texts only if the rule is broken. As arguments of a function they took
+// 2.5 of the 4.8 us of a call of 1 x 4 x 32 (Zen 5, 2026-11).
+#define JAXPLUGIN_REQUIRE(check, holds, rule, given) \
+  ((holds) ? (check).ok() : (check).Fail(rule, given))
+
 // The int64 attributes of a call, by name.
 class Attributes {
  public:
   Attributes(Checker& check, const ffi::Dictionary& given)
       : check_(check), given_(given) {}
 
-  int64_t Required(const std::string& name) {
+  int64_t Required(std::string_view name) {
     const auto value = given_.get<int64_t>(name);
-    check_.Require(value.has_value(), "the attribute " + name + " must be i64",
-                   given_.contains(name) ? "another type" : "none");
+    JAXPLUGIN_REQUIRE(
+        check_, value.has_value(),
+        "the attribute " + std::string(name) + " must be i64",
+        given_.contains(name) ? "another type" : "none");
     ++read_;
     return value.has_value() ? *value : 0;
   }
-  int64_t Optional(const std::string& name, int64_t otherwise) {
+  int64_t Optional(std::string_view name, int64_t otherwise) {
     return given_.contains(name) ? Required(name) : otherwise;
   }
   // Checks that the call has no attributes besides those read so far. Call it
   // after the last Required or Optional.
   bool AreAll() {
-    return check_.Require(read_ == given_.size(),
-                          "no other attributes are known",
-                          std::to_string(given_.size()) + " attributes");
+    return JAXPLUGIN_REQUIRE(check_, read_ == given_.size(),
+                             "no other attributes are known",
+                             std::to_string(given_.size()) + " attributes");
   }
 
  private:

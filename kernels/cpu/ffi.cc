@@ -23,8 +23,9 @@ namespace {
 // Reads the global scale of a dot. f32[2] are two factors that are multiplied
 // one after the other, because their product may overflow or underflow f32.
 bool ReadGlobalScales(Checker& check, const ffi::AnyBuffer& x, DotArgs* out) {
-  if (!check.Require(x.element_type() == ffi::F32 && x.element_count() <= 2,
-                     "global_scale must be f32[], f32[2] or f32[0]", Text(x))) {
+  if (!JAXPLUGIN_REQUIRE(
+          check, x.element_type() == ffi::F32 && x.element_count() <= 2,
+          "global_scale must be f32[], f32[2] or f32[0]", Text(x))) {
     return false;
   }
   const float* numbers = static_cast<const float*>(x.untyped_data());
@@ -59,17 +60,20 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   args.n = rhs.dimensions()[1];
   args.k = args.lhs.k;
   args.rhs_batched = rhs.dimensions()[0] != 1 || args.batch == 1;
-  check.Require(rhs.dimensions()[0] == args.batch || rhs.dimensions()[0] == 1,
-                "rhs must have the batch of lhs, or 1",
-                Text(lhs) + " and " + Text(rhs));
-  check.Require(PlainFormat(out->element_type(), &args.out_format) &&
-                    IsDims(out->dimensions(), {args.batch, args.m, args.n}),
-                "the result must be f32, bf16 or f16[batch, m, n]",
-                Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
-  check.Require(bias.element_type() == ffi::F32 &&
-                    (IsAbsent(bias) || IsDims(bias.dimensions(), {args.n})),
-                "bias must be f32[n] or f32[0]", Text(bias));
-  check.Require(
+  JAXPLUGIN_REQUIRE(
+      check, rhs.dimensions()[0] == args.batch || rhs.dimensions()[0] == 1,
+      "rhs must have the batch of lhs, or 1", Text(lhs) + " and " + Text(rhs));
+  JAXPLUGIN_REQUIRE(check,
+                    PlainFormat(out->element_type(), &args.out_format) &&
+                        IsDims(out->dimensions(), {args.batch, args.m, args.n}),
+                    "the result must be f32, bf16 or f16[batch, m, n]",
+                    Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
+  JAXPLUGIN_REQUIRE(check,
+                    bias.element_type() == ffi::F32 &&
+                        (IsAbsent(bias) || IsDims(bias.dimensions(), {args.n})),
+                    "bias must be f32[n] or f32[0]", Text(bias));
+  JAXPLUGIN_REQUIRE(
+      check,
       PlainFormat(residual.element_type(), &args.residual_format) &&
           (IsAbsent(residual) ||
            (IsDims(residual.dimensions(), {args.batch, args.m, args.n}) &&
@@ -77,9 +81,10 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
              residual.element_type() == out->element_type()))),
       "residual must be [batch, m, n] of f32 or the result's dtype, or f32[0]",
       Text(residual) + " for a result " + Text(*out));
-  check.Require(activation >= 0 && activation <= 3,
-                "activation must be 0 (none), 1 (relu), 2 (gelu) or 3 (silu)",
-                std::to_string(activation));
+  JAXPLUGIN_REQUIRE(
+      check, activation >= 0 && activation <= 3,
+      "activation must be 0 (none), 1 (relu), 2 (gelu) or 3 (silu)",
+      std::to_string(activation));
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
   const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
@@ -87,7 +92,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
       WhyNot(LevelOf(*kernels),
              {ShapeOf(args.lhs), ShapeOf(args.rhs), rows, args.n, args.k},
              args.config);
-  if (!check.Require(error.rule.empty(), error.rule, error.given)) {
+  if (!JAXPLUGIN_REQUIRE(check, error.rule.empty(), error.rule, error.given)) {
     return check.error();
   }
   if (!IsAbsent(bias)) args.bias = static_cast<float*>(bias.untyped_data());
@@ -117,9 +122,10 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const Kernels* kernels = nullptr;
   if (!ReadKernels(check, isa, &kernels) ||
       !ReadGlobalScale(check, given_global, &args.given_global) ||
-      !check.Require(PlainFormat(x.element_type(), &args.x_format) &&
-                         x.dimensions().size() == 2,
-                     "x must be f32, bf16 or f16[rows, k]", Text(x)) ||
+      !JAXPLUGIN_REQUIRE(check,
+                         PlainFormat(x.element_type(), &args.x_format) &&
+                             x.dimensions().size() == 2,
+                         "x must be f32, bf16 or f16[rows, k]", Text(x)) ||
       !ReadFormat(check, format, &args.format)) {
     return check.error();
   }
@@ -127,10 +133,10 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const int64_t block = facts.block;
   args.rows = x.dimensions()[0];
   args.k = x.dimensions()[1];
-  check.Require(args.k % block == 0,
-                "k must be a multiple of the block size " +
-                    std::to_string(block),
-                Text(x));
+  JAXPLUGIN_REQUIRE(
+      check, args.k % block == 0,
+      "k must be a multiple of the block size " + std::to_string(block),
+      Text(x));
   CheckQuantized(check, facts, rounding, compute_global,
                  args.given_global != nullptr, args.rows, args.k, x, *values,
                  *scale, *global_scale);
@@ -158,11 +164,11 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
   if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
       !ReadOperand(check, "values", values, scale, operand, 2, &args.x) ||
       !ReadGlobalScale(check, global_scale, &args.global_scale) ||
-      !check.Require(
-          PlainFormat(out->element_type(), &args.out_format) &&
-              IsDims(out->dimensions(), {args.x.rows, args.x.k}),
-          "the result must be f32, bf16 or f16[rows, k]",
-          Text(*out) + " for " + Text(values))) {
+      !JAXPLUGIN_REQUIRE(check,
+                         PlainFormat(out->element_type(), &args.out_format) &&
+                             IsDims(out->dimensions(), {args.x.rows, args.x.k}),
+                         "the result must be f32, bf16 or f16[rows, k]",
+                         Text(*out) + " for " + Text(values))) {
     return check.error();
   }
   args.out = out->untyped_data();

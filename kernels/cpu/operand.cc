@@ -22,29 +22,34 @@ constexpr int64_t kMostTransformed = 256;  // largest Hadamard group
 void ReadExtras(Checker& check, const QuantizedFacts& facts, int64_t hadamard,
                 int64_t square, int64_t four_over_six, int64_t scale_up,
                 const ffi::AnyBuffer& key, OperandArgs* args) {
-  check.Require(hadamard >= 1 && hadamard <= kMostTransformed &&
-                    (hadamard & (hadamard - 1)) == 0,
-                "hadamard must be a power of two up to 256, or 1",
-                std::to_string(hadamard));
-  check.Require(args->padded >= args->k && args->padded % facts.block == 0 &&
-                    (hadamard < 1 || args->padded % hadamard == 0),
-                "values must have k padded to whole blocks of " +
-                    std::to_string(facts.block) + " and groups of hadamard",
-                std::to_string(args->padded) + " for k=" +
-                    std::to_string(args->k) + " and hadamard=" +
+  JAXPLUGIN_REQUIRE(check,
+                    hadamard >= 1 && hadamard <= kMostTransformed &&
+                        (hadamard & (hadamard - 1)) == 0,
+                    "hadamard must be a power of two up to 256, or 1",
                     std::to_string(hadamard));
+  JAXPLUGIN_REQUIRE(
+      check,
+      args->padded >= args->k && args->padded % facts.block == 0 &&
+          (hadamard < 1 || args->padded % hadamard == 0),
+      "values must have k padded to whole blocks of " +
+          std::to_string(facts.block) + " and groups of hadamard",
+      std::to_string(args->padded) + " for k=" + std::to_string(args->k) +
+          " and hadamard=" + std::to_string(hadamard));
   const int64_t rows = args->outer * args->inner;
-  check.Require(square == 0 || (square > 0 && rows % square == 0),
-                "square must be 0 or divide the rows",
-                std::to_string(square) + " for " + std::to_string(rows));
-  check.Require(
+  JAXPLUGIN_REQUIRE(check, square == 0 || (square > 0 && rows % square == 0),
+                    "square must be 0 or divide the rows",
+                    std::to_string(square) + " for " + std::to_string(rows));
+  JAXPLUGIN_REQUIRE(
+      check,
       four_over_six == 0 || (four_over_six == 1 && facts.has_global_scale),
       "four_over_six must be 0, or 1 for nvfp4", std::to_string(four_over_six));
-  check.Require(scale_up == 0 || (scale_up == 1 && facts.has_global_scale),
-                "scale_up must be 0, or 1 for nvfp4", std::to_string(scale_up));
-  check.Require(IsAbsent(key) || (key.element_type() == ffi::U32 &&
-                                  IsDims(key.dimensions(), {2})),
-                "key must be u32[2] or u32[0]", Text(key));
+  JAXPLUGIN_REQUIRE(
+      check, scale_up == 0 || (scale_up == 1 && facts.has_global_scale),
+      "scale_up must be 0, or 1 for nvfp4", std::to_string(scale_up));
+  JAXPLUGIN_REQUIRE(check,
+                    IsAbsent(key) || (key.element_type() == ffi::U32 &&
+                                      IsDims(key.dimensions(), {2})),
+                    "key must be u32[2] or u32[0]", Text(key));
   args->hadamard = hadamard;
   args->square = square;
   args->four_over_six = four_over_six == 1;
@@ -68,12 +73,14 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const Kernels* kernels = nullptr;
   if (!ReadKernels(check, isa, &kernels) ||
       !ReadGlobalScale(check, given_global, &args.given_global) ||
-      !check.Require(PlainFormat(x.element_type(), &args.x_format) &&
-                         x.dimensions().size() == 3,
-                     "x must be f32, bf16 or f16[outer, k, inner]", Text(x)) ||
+      !JAXPLUGIN_REQUIRE(check,
+                         PlainFormat(x.element_type(), &args.x_format) &&
+                             x.dimensions().size() == 3,
+                         "x must be f32, bf16 or f16[outer, k, inner]",
+                         Text(x)) ||
       !ReadFormat(check, format, &args.format) ||
-      !check.Require(values->dimensions().size() == 2,
-                     "values must be [outer * inner, k]", Text(*values))) {
+      !JAXPLUGIN_REQUIRE(check, values->dimensions().size() == 2,
+                         "values must be [outer * inner, k]", Text(*values))) {
     return check.error();
   }
   const QuantizedFacts facts = FactsOf(args.format);

@@ -19,12 +19,14 @@ constexpr int64_t kFirstGate = 4;  // the first gated `activation`
 // Reads the global scales: f32[1, groups], f32[2, groups], or empty for none.
 void ReadFactors(Checker& check, const ffi::AnyBuffer& x, RaggedArgs* out) {
   const int64_t groups = out->groups;
-  if (!check.Require(x.element_type() == ffi::F32 &&
-                         (IsAbsent(x) || IsDims(x.dimensions(), {1, groups}) ||
-                          IsDims(x.dimensions(), {2, groups})),
-                     "global_scale must be f32[1, groups], f32[2, groups] or"
-                     " f32[0]",
-                     Text(x)) ||
+  if (!JAXPLUGIN_REQUIRE(
+          check,
+          x.element_type() == ffi::F32 &&
+              (IsAbsent(x) || IsDims(x.dimensions(), {1, groups}) ||
+               IsDims(x.dimensions(), {2, groups})),
+          "global_scale must be f32[1, groups], f32[2, groups] or"
+          " f32[0]",
+          Text(x)) ||
       IsAbsent(x)) {
     return;
   }
@@ -57,23 +59,28 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   dot.m = lhs.dimensions()[0];
   dot.n = rhs.dimensions()[1];
   dot.k = dot.lhs.k;
-  check.Require(group_sizes.element_type() == ffi::S32 &&
-                    IsDims(group_sizes.dimensions(), {args.groups}),
-                "group_sizes must be i32[groups]", Text(group_sizes));
-  check.Require(activation >= 0 && activation <= kFirstGate + 1,
-                "activation must be 0 (none), 1 (relu), 2 (gelu), 3 (silu), 4"
-                " (swiglu) or 5 (swigluoai)",
-                std::to_string(activation));
+  JAXPLUGIN_REQUIRE(check,
+                    group_sizes.element_type() == ffi::S32 &&
+                        IsDims(group_sizes.dimensions(), {args.groups}),
+                    "group_sizes must be i32[groups]", Text(group_sizes));
+  JAXPLUGIN_REQUIRE(
+      check, activation >= 0 && activation <= kFirstGate + 1,
+      "activation must be 0 (none), 1 (relu), 2 (gelu), 3 (silu), 4"
+      " (swiglu) or 5 (swigluoai)",
+      std::to_string(activation));
   args.is_gated = activation >= kFirstGate;
-  check.Require(!args.is_gated || dot.n % 2 == 0,
-                "n must be even for a gated activation", Text(rhs));
+  JAXPLUGIN_REQUIRE(check, !args.is_gated || dot.n % 2 == 0,
+                    "n must be even for a gated activation", Text(rhs));
   const int64_t columns = args.is_gated ? dot.n / 2 : dot.n;
-  check.Require(PlainFormat(out->element_type(), &dot.out_format) &&
-                    IsDims(out->dimensions(), {dot.m, columns}),
-                "the result must be f32, bf16 or f16[m, n], of half the columns"
-                " for a gated activation",
-                Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
-  check.Require(
+  JAXPLUGIN_REQUIRE(
+      check,
+      PlainFormat(out->element_type(), &dot.out_format) &&
+          IsDims(out->dimensions(), {dot.m, columns}),
+      "the result must be f32, bf16 or f16[m, n], of half the columns"
+      " for a gated activation",
+      Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
+  JAXPLUGIN_REQUIRE(
+      check,
       bias.element_type() == ffi::F32 &&
           (IsAbsent(bias) || IsDims(bias.dimensions(), {args.groups, dot.n})),
       "bias must be f32[groups, n] or f32[0]", Text(bias));

@@ -81,22 +81,20 @@ struct FewRowsCodes {
   }
 };
 
-// The weights of a call.
-struct FewRowsWeights {
-  const Unpacker& unpacker;
-  TableBytes e4m3{Format::kE4M3};
-  // For E2M1 with blocks of 16: the indices, for each dword of vector v, of the
-  // two bytes of its scale in [low bytes, high bytes] of 32 bf16 scales.
-  alignas(64) uint8_t lanes[4][64];
+// For E2M1 with blocks of 16: the indices, for each dword of vector v, of the
+// two bytes of its scale in [low bytes, high bytes] of 32 bf16 scales.
+struct ScaleLanes {
+  alignas(64) uint8_t of[4][64];
 
-  explicit FewRowsWeights(const Unpacker& other) : unpacker(other) {
+  constexpr ScaleLanes() : of{} {
     for (int i = 0; i < 256; ++i) {
       const int scale = i / 8;
-      lanes[i / 64][i % 64] =
+      of[i / 64][i % 64] =
           static_cast<uint8_t>(i % 4 == 3 ? 64 + scale : scale);
     }
   }
 };
+constexpr ScaleLanes kScaleLanes;
 
 // How the scales of a step are decoded. kAny decodes 16 scales of any kind.
 // kE4M3 looks up 32 E4M3 scales in a table, for NVFP4 with its blocks of 16.
@@ -114,8 +112,8 @@ struct FewRowsScales {
   const ScaleIndex& index;
   ScaleKind kind;
 
-  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const FewRowsWeights& weights)
-      : index(weights.unpacker.index), kind(weights.unpacker.x.scale_kind) {}
+  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const Unpacker& weights)
+      : index(weights.index), kind(weights.x.scale_kind) {}
   JAXPLUGIN_ALWAYS_INLINE Some Load(const uint8_t* scale, int64_t left) const {
     return {LoadScales(kind, scale, left)};
   }
@@ -133,11 +131,10 @@ struct FewRowsScales<Scales::kE4M3> {
     __m512i low, high;
   };
 
-  const FewRowsWeights& weights;
   Tables tables;
 
-  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const FewRowsWeights& other)
-      : weights(other), tables(other.e4m3.Load()) {}
+  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const Unpacker&)
+      : tables(TablesOf(Format::kE4M3).Load()) {}
   JAXPLUGIN_ALWAYS_INLINE Some Load(const uint8_t* scale, int64_t left) const {
     const int64_t count = Min(left, kCount);
     const __m512i codes = _mm512_maskz_loadu_epi8(
@@ -151,7 +148,7 @@ struct FewRowsScales<Scales::kE4M3> {
   }
   JAXPLUGIN_ALWAYS_INLINE __m512 Spread(const Some& some, int v) const {
     return _mm512_castsi512_ps(_mm512_maskz_permutex2var_epi8(
-        0xcccccccccccccccc, some.low, _mm512_load_si512(weights.lanes[v]),
+        0xcccccccccccccccc, some.low, _mm512_load_si512(kScaleLanes.of[v]),
         some.high));
   }
 };
@@ -255,8 +252,8 @@ bool PackFloats(const Operand& x, int64_t row, int64_t padded, float* out) {
 // total: at most 16 (see sums.inl).
 template <int kBits, Factors kFactors, int kBlock, int kRows, int kWeights,
           typename Spread>
-JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const FewRowsWeights& weights,
-                                         int64_t w, const Tables& tables,
+JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
+                                         const Tables& tables,
                                          const Spread& scales, const uint8_t* x,
                                          int64_t x_row_bytes, float* out,
                                          int64_t ldc) {
@@ -264,7 +261,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const FewRowsWeights& weights,
   constexpr int64_t kStepBytes = kStep * kBits / 8;
   constexpr int kVectors = kStepBytes / 64;
   constexpr int kFactorBytes = FewRowsCodes<kBits, kFactors>::kFactorBytes;
-  const Operand& operand = weights.unpacker.x;
+  const Operand& operand = weights.x;
   const uint8_t* values = RowValues(operand, w);
   const uint8_t* scale = operand.scale + w * operand.scale_cols;
   typename Spread::Some some[kWeights];
@@ -323,12 +320,12 @@ constexpr int64_t kFirstCacheBytes = int64_t{32} << 10;
 // 4096, and 1.14x for bf16 and MXFP4 and 1.05x for MXFP8 at 8192 x 8192 (two
 // Zen 4 cores, 2026-11).
 template <int kBits, Factors kFactors, int kBlock, Scales kScales, int kRows>
-void FewRowsStrip(const FewRowsWeights& weights, int64_t w0, int64_t count,
+void FewRowsStrip(const Unpacker& weights, int64_t w0, int64_t count,
                   const uint8_t* x, int64_t x_row_bytes, float* c,
                   int64_t ldc) {
   // Loaded before the loops: the compiler would load the tables again in the
   // loops, because stores of results might overwrite them.
-  const Tables tables = weights.unpacker.table_bytes.Load();
+  const Tables tables = weights.table_bytes.Load();
   const FewRowsScales<kScales> scales(weights);
   int64_t w = 0;
   if constexpr (kRows > 2) {
@@ -343,7 +340,7 @@ void FewRowsStrip(const FewRowsWeights& weights, int64_t w0, int64_t count,
   }
 }
 
-using FewRowsFunction = void (*)(const FewRowsWeights&, int64_t, int64_t,
+using FewRowsFunction = void (*)(const Unpacker&, int64_t, int64_t,
                                  const uint8_t*, int64_t, float*, int64_t);
 
 template <int kBits, Factors kFactors, int kBlock,
@@ -402,7 +399,6 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
   uint8_t* slots = unsafe + flag_bytes;
 
   const EngineBF16 engine(sides);
-  const FewRowsWeights few_weights(engine.strip_unpacker);
   const auto pack_row = [&](int64_t r, uint8_t* row) {
     if (factors == Factors::kF32) {
       return PackFloats(x, r, x_padded, reinterpret_cast<float*>(row));
@@ -441,8 +437,9 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
         for (int64_t r = 0; r < rows; r += pass) {
           const FewRowsFunction function =
               ChooseFewRows(weights, factors, Min(pass, rows - r));
-          function(few_weights, w0, count, x_rows_packed + r * x_row_bytes,
-                   x_row_bytes, c + r * chunk, chunk);
+          function(engine.strip_unpacker, w0, count,
+                   x_rows_packed + r * x_row_bytes, x_row_bytes, c + r * chunk,
+                   chunk);
         }
         // The task is a panel of `rows` rows and a strip of `count` rows.
         StoreTile(sides, batch, 0, rows, j0, count, c, chunk,
