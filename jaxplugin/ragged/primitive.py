@@ -53,6 +53,7 @@ _rules = functools.partial(
   local=_local,
   jvp=derivatives.jvp,
   require_linear=derivatives.require_linear,
+  can_partition=assignment.can_partition,
   prepared=per_device.prepared,
 )
 primitive.register_call(
@@ -61,7 +62,6 @@ primitive.register_call(
     who=problems.WHO,
     cotangent=derivatives.cotangent,
     batch=batching.batch,
-    can_partition=assignment.can_partition,
     assign=assignment.assign,
     notation=assignment.notation,
     per_device=per_device.compute,
@@ -73,7 +73,6 @@ primitive.register_call(
     who=problems.CONTRACTION_WHO,
     cotangent=derivatives.contraction_cotangent,
     batch=batching.batch_contraction,
-    can_partition=contraction.can_partition,
     assign=contraction.assign,
     notation=contraction.notation,
     per_device=contraction.compute,

@@ -14,7 +14,6 @@ from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 from jaxplugin.ragged.sharding import assignment
-from jaxplugin.ragged.sharding import contraction
 from jaxplugin.runtime import lowering
 
 PRIMITIVES: Final = (calls.ragged_dot_p, calls.ragged_contraction_p)
@@ -41,9 +40,7 @@ def decide(
     call: Any, problem: problems.Problem, target: targets.Target
   ) -> decisions.Decision:
     # If the call is split, each device chooses a backend for its shard.
-    is_contraction = isinstance(call, calls.RaggedContraction)
-    rules: Any = contraction if is_contraction else assignment
-    is_partitioned = num_devices > 1 and not rules.can_partition(call)
+    is_partitioned = num_devices > 1 and not assignment.can_partition(call)
     module = lowering.Module(
       platforms=(target.platform,), is_partitioned=is_partitioned
     )

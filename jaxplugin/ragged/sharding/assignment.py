@@ -17,7 +17,9 @@ from jaxplugin.ragged import calls
 Spec = mesh_axes.Spec
 
 
-def can_partition(call: calls.RaggedDotCall) -> bool:
+def can_partition(
+  call: calls.RaggedDotCall | calls.RaggedContraction,
+) -> bool:
   """Returns whether the call can be split over devices.
 
   Sizes must be static and not 0, and no byte may have values of two blocks.

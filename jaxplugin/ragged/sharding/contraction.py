@@ -26,20 +26,6 @@ from jaxplugin.ragged.sharding import per_device
 Local = Callable[[calls.RaggedContraction], jax.Array]
 
 
-def can_partition(call: calls.RaggedContraction) -> bool:
-  """Returns whether the call can be split over devices.
-
-  Sizes must be static and not 0, and no byte may have values of two blocks.
-  """
-  problem = call.problem()
-  return (
-    problem.sizes_are_static
-    and not problem.is_empty
-    and call.lhs.has_whole_pairs
-    and call.rhs.has_whole_pairs
-  )
-
-
 def notation(call: calls.RaggedContraction) -> notation_lib.Notation:
   """Returns the names of the dimensions, as in "mn, mk -> gnk"."""
   num_groups, n, k = call.shape
