@@ -19,6 +19,7 @@ from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench import training_step
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.experts import expert_variants
+from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import codec_variants
 from jaxplugin.lab.bench.peers import decoder_variants
 from jaxplugin.lab.bench.peers import dot_variants
@@ -102,6 +103,11 @@ class RowMeasurement:
     # Formats and milliseconds of slow variants, by row and `same_as`.
     self._slow: dict[tuple[str, str], tuple[str, float]] = {}
     self._first_milliseconds = 0.0
+    self._libraries = processes.Processes(device.target.core_count or 1)
+
+  def close(self) -> None:
+    """Ends the processes of libraries."""
+    self._libraries.close()
 
   def measure(
     self, row: workloads.BenchRow, pair: workloads.Pair
@@ -159,9 +165,14 @@ class RowMeasurement:
       | training_step.TrainingVariants
       | expert_variants.ExpertVariants
     )
+    library_names = self._library_names(row)
     if row.kind == "dot":
       made = dot_variants.DotVariants(
-        row, pair, options.out_dtype, self.device.target
+        row,
+        pair,
+        options.out_dtype,
+        self.device.target,
+        quantizes_lhs=bool(library_names),
       )
     elif row.kind == "training":
       made = training_step.TrainingVariants(row, pair, self.device.target)
@@ -171,10 +182,20 @@ class RowMeasurement:
       made = decoder_variants.DecoderVariants(
         row, pair, self.device.target, self.device.cache_bytes
       )
-    found = [*made.ours(options.implementations), *made.peers(options.peers)]
+    names = [name for name in options.peers if name not in library_names]
+    found = [*made.ours(options.implementations), *made.peers(names)]
+    if library_names:
+      assert isinstance(made, dot_variants.DotVariants)
+      found += self._libraries.dots(library_names, row, pair, made.data)
     if row.m <= _MAX_MEMORY_BOUND_ROWS:
       found += roofline.read_variants(options.read_side, self.device.is_gpu)
     return found
+
+  def _library_names(self, row: workloads.BenchRow) -> list[str]:
+    """Returns the peers of a row that run in processes."""
+    if self.device.is_gpu or row.kind != "dot":
+      return []
+    return [name for name in self.options.peers if name in processes.NAMES]
 
   def _prepare(
     self, row: workloads.BenchRow, variant: variants.AnyVariant
@@ -256,13 +277,22 @@ class RowMeasurement:
     assert variant is not None
     self._progress(f"{row}: {variant.name} ({mode})")
     try:
-      timed = execution.Timed(variant, self._plan(row, variant, mode))
+      plan = self._plan(row, variant, mode)
+      timed = (
+        processes.Timed(self._libraries, variant, plan)
+        if isinstance(variant, processes.LibraryVariant)
+        else execution.Timed(variant, plan)
+      )
       if row.kind == "experts":
         _compile(timed)
       start = time.perf_counter()
       found = timed.results()
       taken = time.perf_counter() - start
       errors = [variant.check(i, y) for i, y in found]
+      if self._library_names(row) and variant.relative_error is not None:
+        entry.result = dataclasses.replace(
+          entry.result, relative_error=variant.relative_error(*found[0])
+        )
       del found
       if row.kind == "experts":
         entry.once = self._slow_time(timed, taken)

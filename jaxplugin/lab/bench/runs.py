@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 
@@ -95,10 +96,12 @@ def _measure_rows(
   ceilings: roofline.Ceilings,
 ) -> results.BenchRun:
   work = request.work()
-  with progress.shown(total=len(work)) as line:
+  with contextlib.ExitStack() as stack:
+    line = stack.enter_context(progress.shown(total=len(work)))
     measure = measurement.RowMeasurement(
       request.device, ceilings, request.options, line.describe
     )
+    stack.callback(measure.close)
     longest = 0.0
     for row, pair in work:
       # Assumes that a row takes as long as the longest row so far.

@@ -24,6 +24,7 @@ from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import runs
 from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.report import results
@@ -33,6 +34,11 @@ from jaxplugin.printing import console
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
+_PEERS: Final = tuple(dict.fromkeys((*dot_variants.PEERS, *processes.NAMES)))
+_DEFAULT_PEERS: Final = {
+  "cpu": tuple(p for p in dot_variants.PEERS if p not in processes.NAMES),
+  "gpu": dot_variants.PEERS,
+}
 _DEFAULT_ROUNDS: Final = 50
 _DEFAULT_SECONDS: Final = 3.0
 _QUICK_ROUNDS: Final = 7
@@ -78,8 +84,11 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   arguments.add_options(
     what,
     "LIST",
-    {"--peers": f"of {', '.join(dot_variants.PEERS)}, or none; default: all"},
-    default=",".join(dot_variants.PEERS),
+    {
+      "--peers": f"of {', '.join(_PEERS)}, or none;"
+      f" {', '.join(processes.NAMES)} run in processes of their own on a CPU,"
+      " and only if they are named; default: all others"
+    },
   )
   what.add_argument(
     "--isa",
@@ -241,7 +250,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
     args.implementations,
     (*backends.table(), variants.CHOSEN),
   )
-  peers = _names("--peers", args.peers, dot_variants.PEERS) or ()
+  peers = _names("--peers", args.peers, _PEERS)
   if args.shapes is not None:
     workloads.parse_rows(args.shapes, m)  # raises before JAX starts
   if args.isa is not None:
@@ -260,7 +269,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
     rounds=args.rounds or rounds,
     seconds=args.seconds or seconds,
     implementations=implementations,
-    peers=peers,
+    peers=_DEFAULT_PEERS[platform] if peers is None else peers,
     out_dtype=np.dtype(workloads.PLAIN_DTYPES[out]),
     read_side=sizes.side,
   )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin import dot
+from jaxplugin import quantization
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import preparation
@@ -53,8 +55,8 @@ _LAYOUTS: Final = {
 }
 # Number of values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
-# XLA:CPU multiplies this many rows by a faster routine than one row. A user can
-# pad one row, so padding is a form of the peers.
+# XLA:CPU multiplies this many rows by a faster routine than fewer rows. A user
+# can pad rows, so padding is a form of the peers.
 _PADDED_ROWS: Final = 8
 
 
@@ -81,7 +83,18 @@ class DotVariants:
     pair: workloads.Pair,
     out_dtype: np.dtype,
     target: targets.Target,
+    *,
+    quantizes_lhs: bool = False,
   ):
+    """Creates the variants.
+
+    Args:
+      row, pair: the sizes and the formats.
+      out_dtype: dtype of the results.
+      target: the device.
+      quantizes_lhs: whether dots that quantize lhs in the call are variants.
+    """
+    self.quantizes_lhs = quantizes_lhs and None not in (pair.lhs, pair.rhs)
     self.row = row
     self.pair = pair
     self.out_dtype = out_dtype
@@ -116,6 +129,8 @@ class DotVariants:
       yield self._implementation(name, relative=relative, is_chosen=is_chosen)
       if layout and table[name].reads(layout, problem, target):
         yield self._implementation(name, relative=relative, is_prepared=True)
+      if self.quantizes_lhs and is_chosen:
+        yield self._quantizing(name, relative)
       yield from self._experiments(table[name], problem)
 
     chosen = [decided.decision.implementation]
@@ -179,6 +194,25 @@ class DotVariants:
       is_chosen=is_chosen,
     )
 
+  def _quantizing(self, name: str, relative: float) -> variants.Variant:
+    """Returns a dot of f32 activations, which the call quantizes."""
+    format = self.pair.lhs
+    assert format is not None
+
+    def function(lhs: Any, rhs: Any) -> jax.Array:
+      return self._ours(name, quantization.quantize(lhs, format), rhs)
+
+    def operands(i: int) -> Any:
+      return self.data.floats(i)[0], self.data.quantized(i)[1]
+
+    quantized = self._implementation(name, relative=relative)
+    return dataclasses.replace(
+      quantized,
+      name=f"{name} with quantize",
+      function=function,
+      operands=operands,
+    )
+
   def _variant(
     self,
     name: str,
@@ -210,6 +244,10 @@ class DotVariants:
         result, self._expected(i, ready), bound=bound, relative=relative
       )
 
+    def relative_error(i: int, result: Any) -> float:
+      lhs, _ = self.data.floats(i)
+      return verification.relative_error(result, lhs, operands(i)[1])
+
     row = self.row
     result_bytes = row.m * row.n * self.out_dtype.itemsize
     return variants.Variant(
@@ -218,6 +256,7 @@ class DotVariants:
       function=function,
       operands=arranged,
       check=check,
+      relative_error=relative_error,
       num_bytes=operand_sets.num_bytes(*operands(0)) + result_bytes,
       flops=2 * row.m * row.n * row.k,
       arithmetic=variants.arithmetic_of(
@@ -236,7 +275,12 @@ class DotVariants:
       "numpy": self._numpy,
       **dict.fromkeys(torch_peers.NAMES, self._torch),
     }
-    return [makers[name](name) for name in names]
+    return [
+      makers[name](name)
+      if name in makers
+      else variants.missing_peer(name, "is run on CPUs only")
+      for name in names
+    ]
 
   def _forms(
     self,
@@ -270,8 +314,9 @@ class DotVariants:
       _DotForm("w (n, k)", lambda x, w: product(x, w, LAST)),
       _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
     ]
-    if self.row.m == 1:
+    if self.row.m < _PADDED_ROWS:
       forms += [_padded(form) for form in forms]
+    if self.row.m == 1:
       # XLA's fused loop may be faster than its dot.
       forms.append(
         _DotForm(
@@ -328,7 +373,7 @@ class DotVariants:
       _DotForm("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
       _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
     ]
-    if self.row.m == 1:
+    if self.row.m < _PADDED_ROWS:
       forms += [_padded(form) for form in forms]
     return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
 

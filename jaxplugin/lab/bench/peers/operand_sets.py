@@ -77,6 +77,13 @@ class DotOperands:
       )
     return self._sets[i, ""]
 
+  def floats(self, i: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the unquantized operands of `quantized(i)`, in f32."""
+    dtype = np.dtype(np.float32)
+    lhs, rhs = (_another(x, i, None, dtype) for x in (self._lhs, self._rhs))
+    assert isinstance(lhs, jax.Array) and isinstance(rhs, jax.Array)
+    return lhs, rhs
+
   def ready(self, i: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the dequantized operands, rounded to `dtype`."""
     dtype = np.dtype(dtype)

@@ -40,6 +40,8 @@ class Variant:
     wait: waits for work that a function on the host has started; None if the
       function returns when the work is done.
     form: the form of the expression, if the peer has several forms.
+    relative_error: returns norm(error) / norm(result) of a result of set i. The
+      exact result has the unquantized activations and this variant's weights.
     same_as: a key shared by variants that take the same time in all formats of
       a row; "" if the time depends on the formats. A slow variant of a mixture
       of experts is timed in only one of the formats.
@@ -57,6 +59,7 @@ class Variant:
   on_host: bool = False
   wait: Callable[[], None] | None = None
   form: str = ""
+  relative_error: Callable[[int, Any], float] | None = None
   same_as: str = ""
 
 

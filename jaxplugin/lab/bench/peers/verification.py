@@ -26,6 +26,7 @@ PEER_BOUND: Final = 256 * 2.0**-24
 UNIT: Final = 2.0**-24
 
 _MAX_ROWS: Final = 32
+_MAX_COLUMNS: Final = 512  # of a result whose relative error is computed
 _MAX_WEIGHTS: Final = 1 << 24  # number of values of rhs that are checked
 
 
@@ -129,6 +130,21 @@ def check_dot(
   own = np.maximum(error - np.abs(exact) * cast_error, 0)
   magnitude = np.maximum(expected.magnitude, np.finfo(np.float64).tiny)
   return float(np.max(own / magnitude) / UNIT)
+
+
+def relative_error(result: Any, lhs: Any, rhs: Any) -> float:
+  """Returns norm(result - exact) / norm(exact) of some rows and columns.
+
+  Args:
+    result: floats [m, n].
+    lhs: unquantized activations [m, k].
+    rhs: weights [n, k] as the measured code rounded them.
+  """
+  rows = some(lhs.shape[0], _MAX_ROWS)
+  columns = some(rhs.shape[0], _MAX_COLUMNS)
+  exact = f64(lhs, rows) @ f64(rhs, columns).T
+  found = np.asarray(result)[np.ix_(rows, columns)].astype(np.float64)
+  return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
 def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:

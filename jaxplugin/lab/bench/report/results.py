@@ -23,6 +23,9 @@ SCHEMA: Final = 2
 # If launching takes a larger fraction of the time, launching may be the limit.
 LAUNCH_BOUND: Final = 0.9
 
+# Peers whose relative error is at most this many times ours are as accurate.
+EQUAL_ACCURACY: Final = 1.1
+
 Status = Literal["ok", "wrong", "failed", "unavailable"]
 
 
@@ -39,6 +42,7 @@ class VariantResult:
     form: the peer's fastest form; "" if the peer has only one form. If the
       time was measured in other formats, "timed with" these formats.
     error: largest error, in units of 2^-24 * sum(|a * b|).
+    relative_error: as in `variants.Variant`; None if no library was timed.
     mode: the mode of `time`, "call" or "step" (see `execution`).
     time: milliseconds of one dot or step.
     other_time: milliseconds in the other mode, if measured.
@@ -56,6 +60,7 @@ class VariantResult:
   reason: str = ""
   form: str = ""
   error: float | None = None
+  relative_error: float | None = None
   mode: str = ""
   time: timing.Stats | None = None
   other_time: timing.Stats | None = None
@@ -106,6 +111,31 @@ class RowResult:
   variants: tuple[VariantResult, ...]
   ratios: tuple[Ratio, ...]
   seconds: float
+
+
+def best_peer(
+  row: RowResult, ours: VariantResult
+) -> tuple[VariantResult, Ratio] | None:
+  """Returns the fastest peer that is as accurate as `ours`, and its ratio.
+
+  None if libraries were not timed, or no peer is as accurate.
+  """
+  if ours.time is None or ours.relative_error is None:
+    return None
+  limit = EQUAL_ACCURACY * ours.relative_error
+  peers = {
+    v.name: v
+    for v in row.variants
+    if v.role == "peer"
+    and v.relative_error is not None
+    and v.relative_error <= limit
+  }
+  found = [
+    (peers[r.other], r)
+    for r in row.ratios
+    if r.ours == ours.name and r.other in peers
+  ]
+  return min(found, key=lambda one: one[1].ratio.median, default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

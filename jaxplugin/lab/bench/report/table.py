@@ -23,7 +23,9 @@ _PEERS: Final = {
   "x bf16": "bf16",
   "x XLA": "by xla",
 }
-_NAME: Final = 18
+# The fastest peer that is as accurate as the backend.
+_BEST: Final = ("best peer", "x best peer")
+_NAME: Final = 20
 _CELL: Final = 19
 
 LEGEND: Final = """\
@@ -32,7 +34,8 @@ as long as cpu, round by round. GB/s: what must be read and written at least,
 operands as they are stored. "of roof": the least time by the ceilings / the
 median. Ceilings of products: reading that memory, and the operations, those of
 FP4 pairs in integers; of quantizing on a CPU: a warm copy, into memory that is
-mapped. The package chooses what has a *."""
+mapped. The package chooses what has a *. "error": norm of the error / norm of
+the result, from f32 activations and the variant's own dequantized weights."""
 
 
 def header(
@@ -97,13 +100,19 @@ def block(row: results.RowResult) -> str:
   if has_flops:
     cells.append(_right("GFLOP/s", 9))
   cells.append(_right("of roof", 9))
+  has_relative = any(v.relative_error is not None for v in row.variants)
+  if has_relative:
+    cells.append(_right("error", 9))
   marks = max((len(_mark(v)) for v in row.variants), default=0)
   shown = ours[: _columns(cells, marks)]
   cells += [_right(f"x {name}"[: _CELL - 1], _CELL) for name in shown]
   lines = [title, f"  {'':{_NAME}}{''.join(cells)}"]
   for variant in row.variants:
     if variant.time is not None:
-      lines.append(_line(row, variant, shown, has_other, has_flops))
+      lines.append(
+        _line(row, variant, shown, has_other, has_flops, has_relative)
+      )
+  lines += _best_peers(row)
   lines += _forms(row)
   lines += _problems(row)
   return "\n".join(line.rstrip() for line in lines)
@@ -126,6 +135,7 @@ def _line(
   ours: Sequence[str],
   has_other: bool,
   has_flops: bool,
+  has_relative: bool,
 ) -> str:
   assert variant.time is not None
   time = variant.time
@@ -142,11 +152,26 @@ def _line(
     rate = f"{variant.gflop_per_s:.0f}" if variant.flops else ""
     cells.append(_right(rate, 9))
   cells.append(_right(f"{100 * variant.roof_fraction:.0f} %", 9))
+  if has_relative:
+    error = variant.relative_error
+    cells.append(_right("" if error is None else f"{error:.1e}", 9))
   ratios = {(r.ours, r.other): r.ratio for r in row.ratios}
   for one in ours:
     ratio = ratios.get((one, variant.name))
     cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
   return f"  {name:{_NAME}}{''.join(cells)}{_mark(variant)}"
+
+
+def _best_peers(row: results.RowResult) -> Iterator[str]:
+  """Yields the best peer of each variant of ours."""
+  for ours in row.variants:
+    best = results.best_peer(row, ours) if ours.role == "ours" else None
+    if best is not None:
+      peer, ratio = best
+      yield from _wrapped(
+        f"best peer as accurate as {ours.name}: {peer.name}, x"
+        f" {_ratio(ratio.ratio)}"
+      )
 
 
 def _forms(row: results.RowResult) -> Iterator[str]:
@@ -248,14 +273,15 @@ def summary(run: results.BenchRun) -> Iterator[console.Part]:
   yield header(run.environment, run.ceilings)
   rows = [_summary_row(row) for row in run.rows]
   peers = [name for name in _PEERS if any(name in row for row in rows)]
-  titles = ["row", "formats", "backend", "ms", *peers, "of roof"]
+  best = [name for name in _BEST if any(name in row for row in rows)]
+  titles = ["row", "formats", "backend", "ms", *peers, *best, "of roof"]
   if rows:
     yield ""
     yield console.table(
       titles,
       [[row.get(title, "") for title in titles] for row in rows],
       names=["row", "formats"],
-      figures=["ms", *peers, "of roof"],
+      figures=["ms", *peers, *best[1:], "of roof"],
     )
     yield (
       "ms: median time. x f32: how many times as fast as f32. of roof: the"
@@ -280,6 +306,11 @@ def _summary_row(row: results.RowResult) -> dict[str, console.Cell]:
   *_, best = max(timed, key=lambda item: item[:2])
   assert best.time is not None
   ratios = {r.other: r.ratio.median for r in row.ratios if r.ours == best.name}
+  accurate = results.best_peer(row, best)
+  if accurate is not None:
+    peer, ratio = accurate
+    cells["best peer"] = peer.name
+    cells["x best peer"] = f"{number(ratio.ratio.median, 2)}x"
   return {
     **cells,
     "backend": (best.name, "green"),

@@ -1,0 +1,269 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a process for each library, and times its dots as variants.
+
+A process is stopped (SIGSTOP) unless it answers a request. Threads of a
+library that wait for work in a loop therefore take no time from other
+variants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.libraries import ggml_dot
+from jaxplugin.lab.bench.libraries import onnxruntime_dot
+from jaxplugin.lab.bench.libraries import openvino_dot
+from jaxplugin.lab.bench.libraries import torch_dot
+from jaxplugin.lab.bench.libraries import worker
+from jaxplugin.lab.bench.peers import operand_sets
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import verification
+
+_MODULES: Final[dict[str, Any]] = {
+  "ggml": ggml_dot,
+  "openvino": openvino_dot,
+  "onnxruntime": onnxruntime_dot,
+  "torch": torch_dot,
+}
+NAMES: Final = tuple(_MODULES)
+_SIDES: Final = ("lhs", "rhs")
+# A dot with a larger relative error is wrong. 8-bit activations have 6e-3.
+_MAX_RELATIVE_ERROR: Final = 0.03
+# Threads of XLA that wait for work in a loop sleep after this time.
+_PAUSE_SECONDS: Final = 2e-3
+_EXIT_SECONDS: Final = 5.0
+_SHOWN_CHARACTERS: Final = 300  # of the messages of a process that ended
+
+
+def missing(name: str) -> str:
+  """Returns how to get a library; "" if it is installed."""
+  module = _MODULES[name]
+  if name == "ggml":
+    return ggml_dot.missing()
+  lacking = [p for p in module.PACKAGES if importlib.util.find_spec(p) is None]
+  if not lacking:
+    return ""
+  return f"{lacking[0]} is not installed; pip install {' '.join(lacking)}"
+
+
+class Process:
+  """A library in a process of its own."""
+
+  def __init__(self, command: Sequence[str]):
+    self.has_ended = False
+    # Not a `with` statement, because `close` ends the process.
+    self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+    self._process = subprocess.Popen(
+      command,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._errors,
+      text=True,
+    )
+    self._answer()
+
+  def ask(self, **request: Any) -> dict[str, Any]:
+    """Returns the answer to a request.
+
+    Raises:
+      RuntimeError: If the library raised an error, or the process ended.
+    """
+    self._process.send_signal(signal.SIGCONT)
+    assert self._process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # `_answer` says why it ended
+      self._process.stdin.write(json.dumps(request) + "\n")
+      self._process.stdin.flush()
+    return self._answer()
+
+  def _answer(self) -> dict[str, Any]:
+    assert self._process.stdout is not None
+    line = self._process.stdout.readline()
+    self._process.send_signal(signal.SIGSTOP)
+    if not line:
+      self.has_ended = True
+      self._errors.seek(0)
+      printed = self._errors.read().decode(errors="replace")
+      raise RuntimeError(
+        f"its process ended: {printed[-_SHOWN_CHARACTERS:].strip()}"
+      )
+    answer = json.loads(line)
+    if "problem" in answer:
+      raise RuntimeError(answer["problem"])
+    return answer
+
+  def close(self) -> None:
+    self._process.kill()
+    self._process.communicate()
+    self._errors.close()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LibraryVariant(variants.Variant):
+  """A dot of a library. `request` names the dot to the process."""
+
+  library: str
+  request: dict[str, Any]
+
+
+class Timed(execution.Timed):
+  """A dot of a library, ready to be timed. Its result is its error."""
+
+  def __init__(
+    self,
+    processes: Processes,
+    variant: LibraryVariant,
+    plan: execution.CallPlan,
+  ):
+    self.variant: LibraryVariant = variant
+    self.plan = plan
+    self.launch_seconds = 0.0
+    self.seconds = 0.0
+    self._processes = processes
+    self._error = self._prepare()
+
+  def _prepare(self) -> float:
+    self._process = self._processes.running(self.variant.library)
+    request = self.variant.request
+    return self._process.ask(**request, copies=self.plan.groups)[
+      "relative_error"
+    ]
+
+  def results(self) -> list[tuple[int, Any]]:
+    return [(0, self._error)]
+
+  def sample(self, round: int = 0) -> float:
+    if self._process.has_ended:  # in another dot
+      self._prepare()
+    time.sleep(_PAUSE_SECONDS)
+    names = {name: self.variant.request[name] for name in ("kind", "form")}
+    milliseconds = self._process.ask(**names)["milliseconds"]
+    self.seconds = milliseconds / 1e3
+    return milliseconds
+
+
+class Processes:
+  """The processes of a run, each started at its first dot."""
+
+  def __init__(self, threads: int):
+    self._threads = threads
+    self._processes: dict[str, Process] = {}
+    self._directory = tempfile.TemporaryDirectory()
+    self._row = ""
+
+  def close(self) -> None:
+    for process in self._processes.values():
+      process.close()
+    self._processes.clear()
+    self._directory.cleanup()
+
+  def dots(
+    self,
+    names: Sequence[str],
+    row: workloads.BenchRow,
+    pair: workloads.Pair,
+    data: operand_sets.DotOperands,
+  ) -> list[variants.AnyVariant]:
+    """Returns the dots of libraries with weights of as many bits, or bf16."""
+    found: list[variants.AnyVariant] = []
+    for name in names:
+      reason = missing(name)
+      if reason:
+        found.append(variants.missing_peer(name, reason))
+      else:
+        found += self._of_library(name, row, pair, data)
+    return found
+
+  def _of_library(
+    self,
+    name: str,
+    row: workloads.BenchRow,
+    pair: workloads.Pair,
+    data: operand_sets.DotOperands,
+  ) -> Iterator[variants.AnyVariant]:
+    bits = pair.rhs.value_bits if pair.rhs is not None else 0
+    operands = self._files(row, data)
+    for kind in _MODULES[name].KINDS:
+      if kind.value_bits in (bits, 16):
+        yield variants.Forms(
+          name=f"{name} {kind.name}",
+          role="peer",
+          forms=tuple(
+            _variant(name, kind, form, row, operands) for form in kind.forms
+          ),
+          of_floats=True,
+        )
+
+  def _files(
+    self, row: workloads.BenchRow, data: operand_sets.DotOperands
+  ) -> dict[str, str]:
+    """Writes the operands of a row to files. Returns the paths."""
+    directory = pathlib.Path(self._directory.name)
+    paths = {side: str(directory / f"{row}_{side}.npy") for side in _SIDES}
+    if self._row != str(row):
+      for old in directory.iterdir():
+        old.unlink()
+      for side, array in zip(_SIDES, data.floats(0), strict=True):
+        np.save(paths[side], np.asarray(array))
+      self._row = str(row)
+    return paths
+
+  def running(self, name: str) -> Process:
+    """Returns the process of a library. Starts it if it is not running."""
+    if name in self._processes and self._processes[name].has_ended:
+      self._processes.pop(name).close()
+    if name not in self._processes:
+      module = _MODULES[name].__name__
+      command = [sys.executable, "-m", module, str(self._threads)]
+      self._processes[name] = Process(command)
+    return self._processes[name]
+
+
+def _variant(
+  library: str,
+  kind: worker.Kind,
+  form: str,
+  row: workloads.BenchRow,
+  operands: dict[str, str],
+) -> LibraryVariant:
+  weights = row.n * row.k * (kind.value_bits + kind.scale_bits) / 8
+  floats = (row.m * row.k + row.m * row.n) * np.dtype(np.float32).itemsize
+  return LibraryVariant(
+    name=f"{library} {kind.name}",
+    role="peer",
+    form=form,
+    function=lambda: None,  # the process has the function
+    operands=lambda i: (),
+    check=_check,
+    relative_error=lambda i, error: error,
+    num_bytes=int(weights) + floats,
+    flops=2 * row.m * row.n * row.k,
+    arithmetic="int8",
+    on_host=True,
+    library=library,
+    request={"kind": kind.name, "form": form, **operands},
+  )
+
+
+def _check(i: int, error: float) -> None:
+  if not error <= _MAX_RELATIVE_ERROR:
+    raise verification.WrongResultError(
+      f"relative error {error:.3g} above {_MAX_RELATIVE_ERROR}"
+    )

@@ -1,0 +1,218 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries in processes of their own, and how they are timed."""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import targets
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import measurement
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.libraries import ggml_dot
+from jaxplugin.lab.bench.libraries import processes
+from jaxplugin.lab.bench.libraries import worker
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import operand_sets
+from jaxplugin.testing import bench_results
+from jaxplugin.testing import fake_library
+
+ERROR = 2**-8  # of the made-up library
+SHAPE = "3x40x64"
+
+
+def options(mode, peers):
+  return measurement.BenchOptions(
+    mode=mode,
+    rounds=3,
+    seconds=0.1,
+    implementations=("chosen",),
+    peers=peers,
+    out_dtype=np.dtype(jnp.float32),
+    read_side=64,
+  )
+
+
+def variants(row):
+  return {v.name: v for v in row.variants}
+
+
+class LibrariesTest(parameterized.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    """Measures a row in two pairs of formats."""
+    super().setUpClass()
+    patches = contextlib.ExitStack()
+    cls.addClassCleanup(patches.close)
+    for target, name, value in (
+      (processes, "_MODULES", {"fake": fake_library}),
+      (processes, "NAMES", ("fake",)),
+      (execution, "WARM_UP_SECONDS", 0.0),
+    ):
+      patches.enter_context(absltest.mock.patch.object(target, name, value))
+    cls.started = []
+    start = processes.Process
+
+    def recorded(command):
+      cls.started.append(start(command))
+      return cls.started[-1]
+
+    patches.enter_context(
+      absltest.mock.patch.object(processes, "Process", recorded)
+    )
+    measuring = measurement.RowMeasurement(
+      devices.find("cpu"),
+      bench_results.CEILINGS,
+      options("call", ("f32", "bf16", "fake")),
+    )
+    cls.addClassCleanup(measuring.close)
+    (row,) = workloads.parse_rows(SHAPE)
+    cls.one_sided, cls.pair = (
+      measuring.measure(row, pair)
+      for pair in workloads.parse_pairs("bf16xmxfp4,mxfp4")
+    )
+
+  def test_library_is_timed_in_its_fastest_form_beside_its_error(self):
+    good = variants(self.one_sided)["fake good"]
+    self.assertEqual((good.status, good.form), ("ok", "fast"))
+    self.assertLess(good.time.median, 20)
+    self.assertAlmostEqual(good.relative_error, ERROR, delta=1e-6)
+    self.assertEqual(good.num_bytes, 40 * 64 * 5 // 8 + (3 * 64 + 3 * 40) * 4)
+    others = [r.other for r in self.one_sided.ratios if r.ours != "fake good"]
+    self.assertIn("fake good", others)
+
+  def test_errors_of_all_refer_to_unrounded_activations(self):
+    # Rounding to bf16 changes a value by 2^-9 at most, and by a third of that
+    # in the root of the mean square.
+    for name, one in variants(self.one_sided).items():
+      if one.role != "ceiling" and not name.startswith("fake"):
+        self.assertBetween(one.relative_error, 2**-11, 2**-9, name)
+
+  def test_quantized_activations_are_also_timed_with_their_quantization(self):
+    found = variants(self.pair)
+    (name,) = (n for n in found if n.endswith(" with quantize"))
+    plain = found[name.removesuffix(" with quantize")]
+    self.assertEqual(found[name].status, "ok", found[name].reason)
+    # E2M1 has one bit after the point: errors up to a quarter.
+    self.assertBetween(found[name].relative_error, 0.05, 0.25)
+    self.assertAlmostEqual(found[name].relative_error, plain.relative_error)
+    self.assertFalse(any(" with" in n for n in variants(self.one_sided)))
+
+  @parameterized.parameters(
+    ("wrong", "wrong", "relative error 1"),
+    ("broken", "unavailable", "NotImplementedError: no such weights"),
+    ("ends", "unavailable", "its process ended: "),
+  )
+  def test_faults_of_a_library_are_reported(self, name, status, reason):
+    one = variants(self.one_sided)[f"fake {name}"]
+    self.assertEqual(one.status, status)
+    self.assertIn(reason, one.reason)
+    self.assertIsNone(one.time)
+
+  def test_process_that_ended_is_started_again(self):
+    # "good" was prepared before the process ended, in each of two rows.
+    self.assertEqual(variants(self.pair)["fake good"].status, "ok")
+    self.assertLen(self.started, 3)
+
+  def test_processes_rest_between_requests(self):
+    pid = self.started[-1]._process.pid
+    state = pathlib.Path(f"/proc/{pid}/stat")
+    if not state.exists():
+      self.skipTest("needs /proc")
+    self.assertEqual(state.read_text().rpartition(")")[2].split()[0], "T")
+
+  def test_weights_have_as_many_bits_as_ours(self):
+    made = processes.Processes(1)
+    self.addCleanup(made.close)
+    for pair, expected in (("f32xmxfp8", ["fake wide"]), ("mxfp6_e2m3", [])):
+      (row,), (pair,) = (
+        workloads.parse_rows(SHAPE),
+        workloads.parse_pairs(pair),
+      )
+      data = operand_sets.DotOperands(row, pair)
+      found = made.dots(["fake"], row, pair, data)
+      self.assertEqual([v.name for v in found], expected)
+
+
+class RowsTest(absltest.TestCase):
+  def test_rows_without_libraries_have_no_relative_errors(self):
+    measuring = measurement.RowMeasurement(
+      devices.find("cpu"), bench_results.CEILINGS, options("call", ())
+    )
+    self.addCleanup(measuring.close)
+    (row,), (pair,) = (
+      workloads.parse_rows(SHAPE),
+      workloads.parse_pairs("mxfp4"),
+    )
+    found = variants(measuring.measure(row, pair))
+    self.assertFalse(any("with quantize" in name for name in found))
+    for variant in found.values():
+      self.assertIsNone(variant.relative_error)
+
+  def test_libraries_are_not_timed_on_a_gpu(self):
+    row, pair = workloads.parse_rows(SHAPE), workloads.parse_pairs("nvfp4")
+    made = dot_variants.DotVariants(
+      *row, *pair, np.dtype(jnp.float32), targets.named_target("h100")
+    )
+    (found,) = made.peers(["ggml"])
+    self.assertEqual(found.reason, "is run on CPUs only")
+
+
+class MissingTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("openvino", "openvino is not installed; pip install openvino"),
+    ("torch", "torch is not installed; pip install torch"),
+    (
+      "onnxruntime",
+      "onnxruntime is not installed; pip install onnxruntime onnx",
+    ),
+  )
+  def test_missing_packages_are_named(self, name, expected):
+    with absltest.mock.patch.object(
+      importlib.util, "find_spec", lambda name: None
+    ):
+      self.assertEqual(processes.missing(name), expected)
+
+  def test_missing_folder_of_ggml_is_named(self):
+    with absltest.mock.patch.dict(os.environ):
+      os.environ.pop(ggml_dot.DIRECTORY, None)
+      self.assertIn("JAXPLUGIN_GGML_DIR must name", processes.missing("ggml"))
+      folder = self.enter_context(tempfile.TemporaryDirectory())
+      os.environ[ggml_dot.DIRECTORY] = folder
+      self.assertIn("unpack the npm package", processes.missing("ggml"))
+      (pathlib.Path(folder) / "libggml-cpu-x64.so").touch()
+      self.assertEqual(processes.missing("ggml"), "")
+
+  def test_libraries_are_imported_only_by_their_processes(self):
+    for name in ("openvino", "onnxruntime", "torch"):
+      self.assertNotIn(name, sys.modules)
+
+
+class QuantizationTest(parameterized.TestCase):
+  @parameterized.parameters(4, 8)
+  def test_integers_are_within_half_a_step(self, bits):
+    rhs = np.random.default_rng(0).normal(size=(5, 96)).astype(np.float32)
+    rhs[2, 32:64] = 0
+    values, scale = worker.integers(rhs, bits)
+    self.assertEqual(np.abs(values).max(), 2 ** (bits - 1) - 1)
+    error = np.abs(values * scale - rhs.reshape(5, 3, 32))
+    self.assertTrue((error <= scale * 0.5001).all())
+    self.assertFalse(values[2, 1].any())
+
+  def test_first_code_is_in_the_low_half(self):
+    packed = worker.packed(np.array([[1, 2, 15, 0]], np.float32))
+    np.testing.assert_array_equal(packed, [[0x21, 0x0F]])
+
+
+if __name__ == "__main__":
+  absltest.main()

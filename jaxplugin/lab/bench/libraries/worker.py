@@ -1,0 +1,166 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Times the dots of one library, in a process of its own.
+
+`processes` starts the process, sends a request on each line of stdin, and
+reads a line of stdout for each answer. A module with a library calls `serve`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+from typing import Protocol
+
+import numpy as np
+
+from jaxplugin.lab.bench.peers import verification
+
+BLOCK: Final = 32  # number of weights that share a scale
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+  """A type of weights that a library multiplies.
+
+  Attributes:
+    name: the name of the variant, without the library's name.
+    value_bits, scale_bits: bits of a weight, and of its part of a scale.
+    forms: ways to compute the dot. The fastest form counts.
+  """
+
+  name: str
+  value_bits: int
+  scale_bits: float = 0
+  forms: tuple[str, ...] = ("",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A dot of lhs f32[m, k] and rhs f32[n, k], which the library quantizes.
+
+  `copies` is the number of copies of the weights to rotate.
+  """
+
+  lhs: np.ndarray
+  rhs: np.ndarray
+  copies: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+  """A dot that is ready to run.
+
+  Attributes:
+    run: multiplies lhs with copy i of the weights.
+    result: returns [m, n] of copy 0.
+    weights: f32[n, k], dequantized by the library's definition.
+  """
+
+  run: Callable[[int], Any]
+  result: Callable[[], np.ndarray]
+  weights: np.ndarray
+
+
+class Library(Protocol):
+  """A library. The class is called with the number of threads."""
+
+  def prepare(self, kind: str, form: str, case: Case) -> Prepared:
+    """Quantizes the weights. Raises any error if the library cannot."""
+
+
+def integers(
+  weights: np.ndarray, bits: int, block: int = BLOCK
+) -> tuple[np.ndarray, np.ndarray]:
+  """Quantizes f32[n, k] to symmetric integers.
+
+  Returns:
+    Whole numbers f32[n, k / block, block] and scales f32[n, k / block, 1].
+  """
+  blocks = weights.reshape(len(weights), -1, block)
+  largest = 2 ** (bits - 1) - 1
+  amax = np.abs(blocks).max(axis=-1, keepdims=True)
+  scale = np.where(amax == 0, 1, amax / largest).astype(np.float32)
+  return np.clip(np.rint(blocks / scale), -largest, largest), scale
+
+
+def packed(codes: np.ndarray) -> np.ndarray:
+  """Packs codes of 4 bits, the first in the low half of a byte."""
+  codes = codes.astype(np.uint8)
+  return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def serve(make: Callable[[int], Library]) -> None:
+  """Answers requests until stdin ends. argv[1] is the number of threads."""
+  _end_with_parent()
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # libraries may print
+
+  def answer(function: Callable[..., Any], *arguments: Any) -> Any:
+    result = None
+    try:
+      result = function(*arguments)
+      line = {} if isinstance(result, _Dots) else result
+    except Exception as error:  # the parent reports any error of a library
+      line = {"problem": f"{type(error).__name__}: {error}"}
+    print(json.dumps(line), file=answers, flush=True)
+    return result
+
+  dots = answer(lambda: _Dots(make(int(sys.argv[1]))))
+  for line in sys.stdin:
+    answer(dots.handle, json.loads(line))
+
+
+class _Dots:
+  """The dots that are ready to run. All have the same operands."""
+
+  def __init__(self, library: Library):
+    self._library = library
+    self._operands: Any = None
+    self._prepared: dict[tuple[str, str], tuple[Prepared, float]] = {}
+    self._position = 0
+
+  def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+    key = request["kind"], request["form"]
+    if "lhs" in request:
+      return {"relative_error": self._prepare(key, request)}
+    return {"milliseconds": self._sample(self._prepared[key][0])}
+
+  def _prepare(self, key: tuple[str, str], request: dict[str, Any]) -> float:
+    operands = request["lhs"], request["rhs"]
+    if operands != self._operands:
+      self._prepared.clear()
+      self._operands = operands
+    if key not in self._prepared:
+      lhs, rhs = map(np.load, operands)
+      case = Case(lhs=lhs, rhs=rhs, copies=request["copies"])
+      dot = self._library.prepare(*key, case)
+      dot.run(0)
+      error = verification.relative_error(dot.result(), lhs, dot.weights)
+      dot = dataclasses.replace(dot, weights=np.empty(0))
+      self._prepared[key] = dot, error
+    return self._prepared[key][1]
+
+  def _sample(self, dot: Prepared) -> float:
+    """Returns the milliseconds of a call that follows an untimed call."""
+    dot.run(self._position)
+    start = time.perf_counter()
+    dot.run(self._position + 1)
+    end = time.perf_counter()
+    self._position += 2
+    return (end - start) * 1e3
+
+
+def _end_with_parent() -> None:
+  """Ends this process with its parent, also while it is stopped."""
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
