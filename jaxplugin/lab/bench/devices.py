@@ -26,6 +26,8 @@ _PACKAGES: Final = (
   "jax-rocm7-plugin",
   "torch",
   "torchao",
+  "openvino",
+  "onnxruntime",
 )
 _MIB: Final = 1 << 20
 # Assumed size of an unknown cache: at least the size on common devices.

@@ -26,6 +26,9 @@ class RowMeasurement:
     del device, options, progress
     self.ceilings = ceilings
 
+  def close(self):
+    pass
+
   def measure(self, row, pair):
     read = 2 * self.ceilings.read
     self.ceilings = self.ceilings.raised("read", read)

@@ -235,9 +235,16 @@ class PeerFormsTest(parameterized.TestCase):
       scaled_dot.reason, f"XLA has no {pair.rhs.values_dtype.name}"
     )
 
-  def test_sums_of_products_and_padding_are_for_one_row(self):
-    forms = {"w (n, k)", "w (k, n)"}
-    self.assertEqual(self.forms("f32", "2x96x256").keys(), forms)
+  def test_padding_is_for_few_rows_and_sums_of_products_for_one(self):
+    plain = {"w (n, k)", "w (k, n)"}
+    padded = {f"{form}, 8 rows" for form in plain}
+    for shape, forms in (
+      ("1x96x256", plain | padded | {"sum of products"}),
+      ("2x96x256", plain | padded),
+      ("7x96x256", plain | padded),
+      ("8x96x256", plain),
+    ):
+      self.assertEqual(self.forms("f32", shape).keys(), forms)
 
 
 if __name__ == "__main__":

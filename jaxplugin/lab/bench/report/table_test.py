@@ -1,0 +1,68 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that are as accurate as ours, in tables."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench.report import table
+from jaxplugin.printing import console
+from jaxplugin.testing import bench_results
+
+
+def variant(name, milliseconds, error, **fields):
+  return bench_results.variant(
+    name, milliseconds, relative_error=error, **fields
+  )
+
+
+def row(*peers, ours=1e-3):
+  cpu = variant("cpu", 2, ours, is_chosen=True)
+  return bench_results.row(cpu, *(variant(*peer) for peer in peers))
+
+
+class BestPeerTest(parameterized.TestCase):
+  @parameterized.parameters(
+    # (peers, the best)
+    ([("exact", 5, 1e-7), ("coarse", 1, 5e-3)], "exact"),
+    ([("exact", 5, 1e-7), ("equal", 3, 1.09e-3)], "equal"),
+    ([("exact", 5, 1e-7), ("worse", 3, 1.11e-3)], "exact"),
+    ([("slow", 9, 1e-4), ("fast", 4, 1e-4)], "fast"),
+    ([("coarse", 1, 5e-3)], None),
+    ([("unknown", 1, None)], None),
+  )
+  def test_best_peer_is_the_fastest_that_is_as_accurate(self, peers, expected):
+    one = row(*peers)
+    found = results.best_peer(one, one.variants[0])
+    self.assertEqual(found and found[0].name, expected)
+    if found is not None:
+      peer, ratio = found
+      self.assertEqual((ratio.ours, ratio.other), ("cpu", peer.name))
+      self.assertEqual(ratio.ratio.median, peer.time.median / 2)
+
+  def test_variants_of_ours_are_not_peers(self):
+    one = row(("xla", 1, 1e-7), ("f32", 3, 1e-7))
+    self.assertEqual(results.best_peer(one, one.variants[0])[0].name, "f32")
+
+  def test_runs_without_libraries_have_none(self):
+    one = row(("f32", 1, None), ours=None)
+    self.assertIsNone(results.best_peer(one, one.variants[0]))
+    self.assertNotIn("error", table.block(one))
+    self.assertNotIn("best peer", "".join(self.printed(one)))
+
+  def printed(self, one):
+    return console.text(table.summary(bench_results.run(one)))
+
+  def test_tables_name_the_best_peer_with_its_error(self):
+    one = row(("f32", 9, 1e-7), ("ggml q8_0", 1, 5.2e-3), ("bf16", 6, 1e-3))
+    text = table.block(one)
+    self.assertRegex(text, r"ggml q8_0 .* 5\.2e-03 .* 0\.50 ")
+    self.assertIn("best peer as accurate as cpu: bf16, x 3.00", text)
+    self.assertLessEqual(max(map(len, text.splitlines())), table.WIDTH)
+    self.assertRegex(self.printed(one), r"best peer +x best peer")
+    self.assertRegex(self.printed(one), r"bf16 +3x")
+
+
+if __name__ == "__main__":
+  absltest.main()
