@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder is the transformer that its reference defines, cached or not."""
 
+import dataclasses
+import functools
+
 import decoder
 import decoder_reference
 import decoder_weights
@@ -32,6 +35,8 @@ SLOTS = 16
 F32_TOLERANCE = 1e-5
 # Rows rounded to bf16, 2^-9 each, eight products deep.
 BF16_TOLERANCE = 8 * 2.0**-9
+# Keys and values rounded to float16, 2^-12 each, in two layers.
+F16_TOLERANCE = 4 * 2.0**-12
 
 
 def variant(name, given=None):
@@ -70,11 +75,11 @@ def reference(model, tokens):
   )
 
 
-def all_logits(model, tokens, parts, start=None):
+def all_logits(model, tokens, parts, start=None, dtype="float32"):
   """The same by the decoder: of some tokens, then of some more, and so on."""
   forward = jax.jit(decoder.forward, static_argnums=0)
   start = np.zeros(len(tokens)) if start is None else start
-  cache = model.new_cache(start, SLOTS)
+  cache = model.new_cache(start, SLOTS, dtype)
   given = np.split(np.asarray(tokens), np.cumsum(parts)[:-1], axis=1)
   results = []
   for part in given:
@@ -149,13 +154,82 @@ class CacheTest(parameterized.TestCase):
     expected = reference(model, TOKENS[:1])
     self.assertLess(relative(actual, expected), F32_TOLERANCE)
 
+  def test_a_float16_cache_errs_by_its_rounding(self):
+    model = variant("f32 scan")
+    expected = reference(variant("f32"), TOKENS)
+    actual = all_logits(model, TOKENS, [7, 1, 1], dtype="float16")
+    error = relative(actual, expected)
+    self.assertLess(error, F16_TOLERANCE)
+    self.assertGreater(error, F32_TOLERANCE)  # it is rounded
+
+  def test_a_prompt_in_padded_parts_gives_the_token_of_a_whole_one(self):
+    model = variant("f32 scan")
+    prefill = functools.partial(decoder.prefill, model.decoder, model.params)
+    expected, _ = prefill(
+      jnp.asarray(TOKENS), cache=model.new_cache([0, 0], SLOTS, "float32")
+    )
+    cache = model.new_cache([0, 0], SLOTS, "float32")
+    padded = np.pad(TOKENS, ((0, 0), (0, 1)), constant_values=7)
+    for part, count in ((padded[:, :5], 5), (padded[:, 5:], 4)):
+      token, cache = prefill(jnp.asarray(part), cache=cache, count=count)
+    np.testing.assert_array_equal(token, expected)
+    self.assertEqual(int(cache.length), 9)
+    # The padding's slot is written again, and not seen before.
+    args = {"steps": 3, "cache": cache}
+    tokens, _ = decoder.decode(model.decoder, model.params, token, **args)
+    text = np.concatenate([TOKENS, token[:, None], tokens[:-1].T], axis=1)
+    wanted = reference(variant("f32"), text)[:, 9:].argmax(axis=-1)
+    np.testing.assert_array_equal(tokens.T, wanted)
+
+
+class SamplingTest(parameterized.TestCase):
+  # Probabilities 1/2, 1/4, 1/8, 1/8, at temperature 1.
+  SCORES = jnp.log(jnp.array([1 / 8, 1 / 2, 1 / 8, 1 / 4]))
+
+  @parameterized.parameters(
+    ({"top_k": 4, "top_p": 1.0}, (1 / 8, 1 / 2, 1 / 8, 1 / 4)),
+    ({"top_k": 2, "top_p": 1.0}, (0, 2 / 3, 0, 1 / 3)),
+    ({"top_k": 4, "top_p": 0.6}, (0, 2 / 3, 0, 1 / 3)),
+    ({"top_k": 4, "top_p": 0.4}, (0, 1, 0, 0)),
+    ({"top_k": 2, "top_p": 1.0, "temperature": 0.5}, (0, 4 / 5, 0, 1 / 5)),
+  )
+  def test_tokens_are_drawn_with_their_probabilities(self, fields, expected):
+    sampling = decoder.Sampling(**{"temperature": 1.0} | fields)
+    count = 4000
+    scores = jnp.tile(self.SCORES, (count, 1))
+    tokens = sampling(scores, jax.random.key(0))
+    share = np.bincount(tokens, minlength=4) / count
+    # Five standard deviations of a share.
+    np.testing.assert_allclose(share, expected, atol=5 * 0.5 / count**0.5)
+    np.testing.assert_array_equal(share[np.equal(expected, 0)], 0)
+
+  def test_a_decoder_that_samples_needs_a_key(self):
+    model = variant("f32 scan")
+    how = dataclasses.replace(model.decoder, sampling=decoder.Sampling(top_k=4))
+    cache = lambda: model.new_cache([0], SLOTS)
+    prompt = jnp.asarray(TOKENS[:1])
+    with self.assertRaisesRegex(ValueError, "key must be"):
+      decoder.prefill(how, model.params, prompt, cache=cache())
+    texts = []
+    for seed in (0, 0, 1, 2, 3):
+      first, second = jax.random.split(jax.random.key(seed))
+      token, filled = decoder.prefill(
+        how, model.params, prompt, cache=cache(), key=first
+      )
+      tokens, _ = decoder.decode(
+        how, model.params, token, steps=6, cache=filled, key=second
+      )
+      texts.append((int(token[0]), *map(int, tokens[:, 0])))
+    self.assertEqual(texts[0], texts[1])
+    self.assertGreater(len(set(texts)), 2)
+
 
 class DecodeTest(parameterized.TestCase):
   @parameterized.parameters("f32", "f32 scan", "mxfp4")
   @pytest.mark.sample(1)
   def test_tokens_are_the_likeliest_ones(self, name):
     model = variant(name, "float32")
-    cache = model.new_cache([0, 0], SLOTS)
+    cache = model.new_cache([0, 0], SLOTS, "float32")
     prompt = jnp.asarray(TOKENS[:, :5])
     token, cache = decoder.prefill(
       model.decoder, model.params, prompt, cache=cache

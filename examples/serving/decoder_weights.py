@@ -62,9 +62,13 @@ class Model:
     read = {k: v for k, v in self.params.items() if k != "embed"}
     return num_bytes(read)
 
-  def new_cache(self, start: Any, slots: int) -> decoder.Cache:
+  def new_cache(
+    self, start: Any, slots: int, dtype: str = "float16"
+  ) -> decoder.Cache:
     config = self.decoder.config
-    return decoder.new_cache(config, start, slots, unrolled=self.is_unrolled)
+    return decoder.new_cache(
+      config, start, slots, unrolled=self.is_unrolled, dtype=dtype
+    )
 
 
 def num_bytes(tree: Any) -> int:

@@ -278,8 +278,9 @@ def _weights(args: argparse.Namespace) -> Any:
       print(f"{error}\nweights are random")
     else:
       prompt = checkpoint.encode(args.question)
-      *model, _ = checkpoint
-      return *model, prompt, checkpoint.decode
+      config, stored, _ = checkpoint
+      params = checkpoint.dequantized()
+      return config, params, stored, prompt, checkpoint.decode
   changes = {
     name: value
     for name in ("layers", "width", "hidden", "vocabulary")

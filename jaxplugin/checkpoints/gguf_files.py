@@ -173,16 +173,13 @@ def _tensors(
       raise _fault(path, rule)
     metadata[SPLIT_COUNT] = str(count)
   start = -(-header.at // alignment) * alignment
-  mapped = stored.MappedFile(path, size)
   tensors: dict[str, stored.StoredTensor] = {}
   misfits: dict[str, str] = {}
   for name, shape, number, offset in infos:
     if name in tensors or name in misfits:
       raise _fault(path, f"two tensors are called {name!r}")
     try:
-      tensors[name] = _tensor(
-        path, name, shape, number, start + offset, mapped, size
-      )
+      tensors[name] = _tensor(path, name, shape, number, start + offset, size)
     except errors.CheckpointError as error:
       misfits[name] = str(error)
   return stored.StoredTensors(
@@ -214,7 +211,6 @@ def _tensor(
   shape: tuple[int, ...],
   number: int,
   begin: int,
-  mapped: stored.MappedFile,
   file_size: int,
 ) -> stored.StoredTensor:
   if number not in gguf_blocks.ALL_TYPES:
@@ -257,7 +253,7 @@ def _tensor(
     shape=stored_shape,
     nbytes=nbytes,
     read=functools.partial(
-      _read, refusal, mapped, begin, nbytes, dtype, stored_shape
+      _read, refusal, path, file_size, begin, nbytes, dtype, stored_shape
     ),
     begin=begin,
     values_shape=shape,
@@ -265,10 +261,14 @@ def _tensor(
   )
 
 
-def _read(refusal: str, mapped: stored.MappedFile, *where: Any) -> np.ndarray:
+def _read(
+  refusal: str, path: pathlib.Path, file_size: int, *where: Any
+) -> np.ndarray:
   if refusal:
     raise errors.CheckpointError(refusal)
-  return mapped.read(*where)
+  # Each tensor maps the file: pages that were read count as memory of the
+  # process until their map is closed, and blocks are copied out of them.
+  return stored.MappedFile(path, file_size).read(*where)
 
 
 def _fault(path: pathlib.Path, rule: str) -> errors.CheckpointError:
