@@ -36,7 +36,7 @@ _PANELS: Final = (256,)
 _TASKS: Final = (64, 256)
 # Up to this work the rule uses one thread (`IsSerial` in
 # kernels/cpu/dot/rule.h).
-_SERIAL_WORK: Final = 1 << 22
+_SERIAL_WORK: Final = 3 << 19
 # With more columns lhs is the panel, even if it has more rows than rhs
 # (`PanelIsLhs` in kernels/cpu/dot/config.h).
 _PANEL_COLUMNS: Final = 256

@@ -133,7 +133,8 @@ JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
 
 // From this many rows, vpdpbusd is the fastest engine for two E2M1 operands.
 // Times in ms, n = k = 4096, one Zen 4 core. The others are few_rows_avx512 for
-// up to 4 rows (few_rows_avx2 for one row of MXFP4), and bf16 for 5.
+// up to 4 rows (few_rows_avx2 for one row of MXFP4, which takes 1.7 to 2.5
+// times as long as few_rows_avx512 on Zen 5), and bf16 for 5.
 //   rows                 1     2     3     4     5
 //   MXFP4, vpdpbusd   0.71  0.79  0.85  0.96  1.03
 //          others     0.49  0.71  0.91  1.21  2.93
@@ -193,7 +194,6 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
   if (is_bf16 && IsE2M1(sides.panel) && IsE2M1(sides.strip)) {
     if (sides.rows >= VnniRowsMin(sides.is_block_32)) return Engine::kVnni;
-    if (sides.rows == 1 && sides.is_block_32) return RuleBelowBF16(x);
   }
   if (AreIntegers(sides) && sides.rows > kStreamedRowsAvx2) {
     return Engine::kVnni;
@@ -217,9 +217,9 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {
 }
 
 // The largest work of a dot that one thread computes, in products; decoding a
-// weight counts as four. It takes about 50 us on a Zen 4 core, as long as
-// waking another thread of XLA's pool.
-inline constexpr int64_t kSerialWork = int64_t{1} << 22;
+// weight counts as four. One row of 150 KB of E2M1 weights takes 8 us on a Zen
+// 5 core, and 5 us with another thread of XLA's pool (README.md).
+inline constexpr int64_t kSerialWork = int64_t{3} << 19;
 
 JAXPLUGIN_ALWAYS_INLINE bool IsSerial(int64_t batch, int64_t m, int64_t n,
                                       int64_t k) {

@@ -193,7 +193,7 @@ JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
   if (kind == ScaleKind::kE8M0) {
     __m512i bits = _mm512_slli_epi32(code, 23);
     bits = _mm512_mask_mov_epi32(
-        bits, _mm512_testn_epi32_mask(code, code),
+        bits, mask & _mm512_testn_epi32_mask(code, code),
         _mm512_set1_epi32(0x00400000));
     bits = _mm512_mask_mov_epi32(
         bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255)), nan);
