@@ -118,13 +118,14 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       break;
     case Engine::kFewRowsAvx512:
       if (!IsBF16(sides.panel) && !IsPacked(sides.strip.format)) {
-        return {who + " multiplies f32 and f16 with e2m1 alone", pair};
+        return {who + " multiplies f32 and f16 with e2m1 and int4 alone", pair};
       }
       if (!IsPlain(sides.strip.format) &&
           (!IsStreamedByAvx512(sides.strip) ||
            !(IsBF16(sides.panel) || IsPlain(sides.panel.format)))) {
-        return {who + " needs float values with e8m0 or e4m3 scales per 16 or"
-                      " 32",
+        return {who + " needs weights without e5m2 scales, and blocks of 16,"
+                      " 32, 64, 128, 256, multiples of 512 or a row; and rows"
+                      " that bf16 represents, or floats",
                 pair};
       }
       [[fallthrough]];
@@ -200,8 +201,8 @@ ConfigError WhyNotNumbers(const int64_t dot[10]) {
 
 DotShape ShapeOf(const int64_t dot[10]) {
   const auto side = [dot](int i) {
-    return SideShape{static_cast<Format>(dot[1 + i]),
-                     static_cast<ScaleKind>(dot[8 + i]), dot[3 + i]};
+    return ShapeOf(static_cast<Format>(dot[1 + i]),
+                   static_cast<ScaleKind>(dot[8 + i]), dot[3 + i], dot[7]);
   };
   return {side(0), side(1), dot[5], dot[6], dot[7]};
 }

@@ -61,26 +61,26 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   if (engine != Engine::kBF16 && engine != Engine::kFewRowsAvx512) {
     return DotBelow(args, parallel);
   }
-  const bool is_bf16 =
-      BF16CanHold(args.lhs, parallel) && BF16CanHold(args.rhs, parallel);
+  const bool panel_is_bf16 = BF16CanHold(*sides.panel, parallel);
   bool is_few = engine == Engine::kFewRowsAvx512;
-  if (is_few && !is_bf16) {
+  if (is_few && !panel_is_bf16) {
     // The rule does not see the numbers, and may have assumed that bf16
-    // represents all of them. In float32, this engine supports only E2M1
-    // weights.
-    is_few = IsPlain(sides.panel->format) && IsE2M1(ShapeOf(*sides.strip)) &&
-             IsStreamedByAvx512(ShapeOf(*sides.strip)) &&
+    // represents all of them. In float32, this engine supports only weights of
+    // 4 bits.
+    is_few = IsPlain(sides.panel->format) && IsPacked(sides.strip->format) &&
              (args.config.engine == engine ||
               sides.panel_rows <=
                   StreamedRowsAvx512(SidesOf(ShapeOf(args)), false));
   }
   if (is_few) {
-    const Factors factors = is_bf16 ? Factors::kBF16 : Factors::kF32;
+    const Factors factors = panel_is_bf16 ? Factors::kBF16 : Factors::kF32;
     bool is_done = false;
     const bool ok = FewRowsDot(args, sides, factors, parallel, &is_done);
     if (is_done || !ok) return ok;
   }
-  if (!is_bf16) return DotBelow(args, parallel);
+  if (!panel_is_bf16 || !BF16CanHold(*sides.strip, parallel)) {
+    return DotBelow(args, parallel);
+  }
   return BlockedDot<EngineBF16>(args, parallel);
 }
 

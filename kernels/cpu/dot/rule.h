@@ -30,7 +30,7 @@ namespace jaxplugin {
 struct SideShape {
   Format format;
   ScaleKind scale;
-  int64_t block;  // block size
+  int64_t block;  // block size; 512 for a longer row with one scale
 };
 struct DotShape {
   SideShape lhs, rhs;
@@ -45,8 +45,13 @@ struct ShapeSides {
   bool is_block_32;  // both block sizes are 32
 };
 
+JAXPLUGIN_ALWAYS_INLINE SideShape ShapeOf(Format format, ScaleKind scale,
+                                          int64_t block, int64_t k) {
+  return {format, scale, block > 32 && block >= k ? 512 : block};
+}
+
 JAXPLUGIN_ALWAYS_INLINE SideShape ShapeOf(const Operand& x) {
-  return {x.format, x.scale_kind, x.block};
+  return ShapeOf(x.format, x.scale_kind, x.block, x.k);
 }
 
 JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
@@ -71,7 +76,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsDecodedByAvx512(SideShape x) {
 
 // Whether the few_rows_avx512 engine decodes a side as its weights.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsStreamedByAvx512(SideShape x) {
-  return IsDecodedByAvx512(x) && x.block <= 32;
+  return !IsPlain(x.format) && x.scale != ScaleKind::kE5M2 &&
+         (x.block <= 32 || 512 % x.block == 0 || x.block % 512 == 0);
 }
 
 // Whether bf16 represents the values of a side exactly, in the engines of
@@ -117,11 +123,14 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 //                 8192^2           0.79        0.90  0.93
 //                 1024^2           0.79        0.87  0.95
 //   f16 * NVFP4,  4096^2                       0.97
+// (Integers, wide scales and long blocks are not in the table. Their large dots
+// are AVX2's.)
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
 // and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
 // in L1.
 inline constexpr int64_t kLongRow = 4096;
 
+// `is_bf16`: bf16 represents the panel side.
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
   if (!IsStreamedByAvx512(sides.strip)) return 0;
@@ -198,14 +207,10 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   if (AreIntegers(sides) && sides.rows > kStreamedRowsAvx2) {
     return Engine::kVnni;
   }
-  if (sides.rows <= StreamedRowsAvx512(sides, is_bf16)) {
+  if (sides.rows <= StreamedRowsAvx512(sides, IsBF16(sides.panel))) {
     return Engine::kFewRowsAvx512;
   }
-  // AVX2 streams few rows of weights with long blocks.
-  const bool is_few = sides.rows <= kStreamedRowsAvx2 &&
-                      IsDecodedByAvx512(sides.strip) &&
-                      !IsStreamedByAvx512(sides.strip);
-  return is_bf16 && !is_few ? Engine::kBF16 : RuleBelowBF16(x);
+  return is_bf16 ? Engine::kBF16 : RuleBelowBF16(x);
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {

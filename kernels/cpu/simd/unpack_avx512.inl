@@ -91,6 +91,9 @@ inline uint16_t CodeToBF16(Format format, int code) {
     case Format::kE2M3: value = Decode<E2M3>(code); break;
     case Format::kE3M2: value = Decode<E3M2>(code); break;
     case Format::kE2M1: value = Decode<E2M1>(code); break;
+    // The index is the magnitude less 1.
+    case Format::kInt8: value = static_cast<float>(code + 1); break;
+    case Format::kInt4: value = static_cast<float>((code ^ 8) - 8); break;
     default: break;  // needs no table
   }
   return static_cast<uint16_t>(AsBits(value) >> 16);
@@ -99,8 +102,8 @@ inline uint16_t CodeToBF16(Format format, int code) {
 // Look-up tables of the bf16 values of a format. For formats with one code per
 // byte, they hold the high bytes and the low bytes of 128 codes. These are the
 // 8-bit codes without sign, or the 64 codes of 6 bits with sign, repeated. For
-// E2M1, high0 holds the 16 values, repeated: vpermw reads 5 bits of an index,
-// so the bit above the nibble needs no mask.
+// codes of 4 bits, high0 holds the 16 values, repeated: vpermw reads 5 bits of
+// an index, so the bit above the nibble needs no mask.
 struct Tables {
   __m512i high0, high1, low0, low1;
 };
@@ -145,15 +148,13 @@ inline const TableBytes& TablesOf(Format format) {
   return all.of[static_cast<int>(format)];
 }
 
-// Converts 64 codes, one per byte, to their even and odd values. Bit 7 of an
-// 8-bit code is its sign. A 6-bit code has 0 there, and the tables include its
-// sign.
-JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
-                                     __m512i* even, __m512i* odd) {
+// Returns the even and odd ones of 64 bf16 values, from the high bytes without
+// signs, the low bytes, and the signs in bit 7 of `codes`.
+JAXPLUGIN_ALWAYS_INLINE void Interleave(__m512i high, __m512i low,
+                                        __m512i codes, __m512i* even,
+                                        __m512i* odd) {
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
   const __m512i low_byte = _mm512_set1_epi16(0x00ff);
-  __m512i high = _mm512_permutex2var_epi8(t.high0, codes, t.high1);
-  const __m512i low = _mm512_permutex2var_epi8(t.low0, codes, t.low1);
   high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // a | (b & c)
   // c ? a : b
   *even = _mm512_ternarylogic_epi32(low, _mm512_slli_epi16(high, 8), low_byte,
@@ -163,7 +164,27 @@ JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
                                    0xd8);
 }
 
-// Converts 128 codes of E2M1. The first code of a byte is in the low nibble.
+// Converts 64 codes, one per byte, to their even and odd values. Bit 7 of an
+// 8-bit code is its sign. A 6-bit code has 0 there, and the tables include its
+// sign.
+JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
+                                     __m512i* even, __m512i* odd) {
+  Interleave(_mm512_permutex2var_epi8(t.high0, codes, t.high1),
+             _mm512_permutex2var_epi8(t.low0, codes, t.low1), codes, even, odd);
+}
+
+// The same for int8. The magnitude less 1 has 7 bits, except for 0. The low
+// bytes of 0 and 128 are the same.
+JAXPLUGIN_ALWAYS_INLINE void UnpackInt8(__m512i codes, const Tables& t,
+                                        __m512i* even, __m512i* odd) {
+  const __m512i index =
+      _mm512_sub_epi8(_mm512_abs_epi8(codes), _mm512_set1_epi8(1));
+  Interleave(_mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(codes, codes),
+                                            t.high0, index, t.high1),
+             _mm512_permutex2var_epi8(t.low0, index, t.low1), codes, even, odd);
+}
+
+// Converts 128 codes of 4 bits. The first code of a byte is in the low nibble.
 JAXPLUGIN_ALWAYS_INLINE Unit Unpack4(__m512i codes, __m512i table) {
   return Unit{{_mm512_permutexvar_epi16(codes, table),
                _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table),
@@ -179,10 +200,19 @@ JAXPLUGIN_ALWAYS_INLINE __m512i LoadBytes(const uint8_t* p, int64_t left) {
   return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), p);
 }
 
-// Loads the first `left` of 16 scale bytes (the others are 0), and converts
-// them to float32.
+// Loads the first `left` of 16 scales (the others are 0), and converts them to
+// float32.
 JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
                                           int64_t left) {
+  if (IsWide(kind)) {
+    const __m512i codes =
+        LoadBytes(scale, Min(left, 16) * ScaleSize(kind));
+    if (kind == ScaleKind::kF32) return _mm512_castsi512_ps(codes);
+    const __m256i words = _mm512_castsi512_si256(codes);
+    if (kind == ScaleKind::kF16) return _mm512_cvtph_ps(words);
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+  }
   const __mmask16 mask =
       left >= 16  ? 0xffff
       : left <= 0 ? 0

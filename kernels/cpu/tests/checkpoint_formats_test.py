@@ -239,8 +239,8 @@ class CheckpointFormatsTest(parameterized.TestCase):
       call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
     )
 
-  @testing.each(name=tuple(CHECKPOINTS), m=(1, 2, 3, 4))
-  def test_one_product_may_outweigh_all_others(self, name, m, isa):
+  @testing.each(name=tuple(CHECKPOINTS), plain=("f32", "bf16"), m=(1, 2, 3, 4))
+  def test_one_product_may_outweigh_all_others(self, name, plain, m, isa):
     """Each rounding of a sum then adds up to 2^-24 of it."""
     rng = np.random.default_rng(6)
     for k, seed in itertools.product((544, 4096), range(3)):
@@ -248,7 +248,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       rhs = checkpoint(name, (1, 9, k), rng)
       values = rng.uniform(0.5, 1, (1, m, k)) * np.sign(rhs.exact[:, :1])
       values[..., :1] *= 2.0 ** rng.uniform(18, 26, (1, m, 1))
-      lhs = testing.Side("f32", values, None)
+      lhs = testing.Side(plain, values, None)
       error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
       bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
       self.assertTrue(np.all(error <= bound), np.max(error / bound))

@@ -38,7 +38,8 @@ PAIRS = (
   *(("mxfp8", "mxfp8"), ("mxfp6_e2m3", "nvfp4"), ("bf16", "mxfp4")),
   *(("f32", "mxfp4"), ("f16", "mxfp8"), ("mxfp8_e5m2", "bf16")),
   *(("int8_32", "int8_row"), ("int4_128", "int4_32"), ("int8_32", "int4_128")),
-  ("int8_row", "mxfp4"),
+  *(("int8_row", "mxfp4"), ("bf16", "int8_row"), ("f32", "int4_128")),
+  *(("mxfp8", "int4_32"), ("bf16", "fp8_1x128"), ("f16", "int8_32")),
 )
 
 
@@ -51,12 +52,14 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
     return True
   if engine in ("integer_avx2", "vnni"):
     return lhs in fp4 and rhs in fp4
-  if engine in ("bf16", "amx", "few_rows_avx512") and any(is_integer):
-    return False
   if engine in ("bf16", "amx"):
-    return lhs not in plain and rhs not in plain
+    is_wide = rhs == "fp8_1x128"
+    return not (any(is_integer) or lhs in plain or rhs in plain or is_wide)
   if engine == "few_rows_avx512":
-    return rhs != "bf16" and (lhs not in plain or rhs in fp4)
+    is_packed = rhs in fp4 or rhs.startswith("int4")
+    return rhs != "bf16" and (
+      (lhs in plain and is_packed) or not (is_integer[0] or lhs in plain)
+    )
   return engine != "few_rows_avx2" or rhs != "bf16"
 
 

@@ -46,6 +46,7 @@ typedef float __m512 __attribute__((vector_size(64)));
 typedef long long __m512i __attribute__((vector_size(64)));
 typedef short __m512bh __attribute__((vector_size(64)));
 typedef long long __m128i __attribute__((vector_size(16)));
+typedef long long __m256i __attribute__((vector_size(32)));
 typedef uint16_t __mmask16;
 typedef uint32_t __mmask32;
 typedef uint64_t __mmask64;
@@ -56,6 +57,7 @@ typedef uint16_t Words __attribute__((vector_size(64)));
 typedef uint32_t Dwords __attribute__((vector_size(64)));
 typedef uint64_t Qwords __attribute__((vector_size(64)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef uint16_t Words16 __attribute__((vector_size(32)));
 
 // Loads and stores.
 
@@ -136,6 +138,38 @@ JAXPLUGIN_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
   return (__m512i)out;
 }
 
+JAXPLUGIN_EMULATED __m256i _mm512_castsi512_si256(__m512i a) {
+  __m256i out;
+  __builtin_memcpy(&out, &a, 32);
+  return out;
+}
+
+JAXPLUGIN_EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
+  const Words16 words = (Words16)a;
+  Dwords out;
+  for (int i = 0; i < 16; ++i) out[i] = words[i];
+  return (__m512i)out;
+}
+
+// Converts float16 to float32, with subnormals.
+JAXPLUGIN_EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
+  const Words16 words = (Words16)a;
+  __m512 out;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t exponent = words[i] >> 10 & 31, mantissa = words[i] & 1023;
+    const float sign = words[i] >> 15 ? -1.0f : 1.0f;
+    if (exponent == 31) {
+      out[i] = sign * (mantissa != 0 ? __builtin_nanf("") : __builtin_inff());
+    } else if (exponent == 0) {
+      out[i] = sign * static_cast<float>(mantissa) * 0x1p-24f;
+    } else {
+      out[i] = sign * static_cast<float>(1024 + mantissa) * 0x1p-25f *
+               static_cast<float>(uint64_t{1} << exponent);
+    }
+  }
+  return out;
+}
+
 // Bits and integers.
 
 JAXPLUGIN_EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) {
@@ -149,6 +183,12 @@ JAXPLUGIN_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
 }
 JAXPLUGIN_EMULATED __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
   return (__m512i)((Bytes)a - (Bytes)b);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_abs_epi8(__m512i a) {
+  const Bytes x = (Bytes)a;
+  Bytes out;
+  for (int i = 0; i < 64; ++i) out[i] = x[i] > 127 ? -x[i] : x[i];
+  return (__m512i)out;
 }
 JAXPLUGIN_EMULATED __m512i _mm512_max_epu8(__m512i a, __m512i b) {
   const Bytes x = (Bytes)a, y = (Bytes)b;
@@ -247,6 +287,9 @@ JAXPLUGIN_EMULATED __mmask64 _mm512_cmpeq_epi8_mask(__m512i a, __m512i b) {
   uint64_t mask = 0;
   for (int i = 0; i < 64; ++i) mask |= uint64_t{x[i] == y[i]} << i;
   return mask;
+}
+JAXPLUGIN_EMULATED __mmask64 _mm512_test_epi8_mask(__m512i a, __m512i b) {
+  return ~_mm512_cmpeq_epi8_mask(a & b, __m512i{});
 }
 // Sets the mask bits of lanes in which a & b is 0.
 JAXPLUGIN_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {

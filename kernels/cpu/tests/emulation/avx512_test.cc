@@ -42,6 +42,7 @@ struct Register {
   X(or_si512, _mm512_or_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
   X(add_epi32, _mm512_add_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
   X(sub_epi8, _mm512_sub_epi8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
+  X(abs_epi8, _mm512_abs_epi8(JAXPLUGIN_I(a)))                                \
   X(max_epu8, _mm512_max_epu8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
   X(min_epu8, _mm512_min_epu8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
   X(srai_epi32, _mm512_srai_epi32(JAXPLUGIN_I(a), 1))                         \
@@ -109,6 +110,12 @@ struct Register {
   X(test_epi16_mask, _mm512_set1_epi32(static_cast<int>(                      \
                          _mm512_test_epi16_mask(Pairs(JAXPLUGIN_I(a)),        \
                                                 JAXPLUGIN_I(b)))))            \
+  X(test_epi8_mask, _mm512_maskz_loadu_epi8(                                  \
+                        _mm512_test_epi8_mask(Pairs(JAXPLUGIN_I(a)),          \
+                                              JAXPLUGIN_I(b)),                \
+                        c->bytes))                                            \
+  X(cvtepu16_epi32,                                                           \
+    _mm512_cvtepu16_epi32(_mm512_castsi512_si256(JAXPLUGIN_I(a))))            \
   X(cmplt_epu32_mask, _mm512_set1_epi32(_mm512_cmplt_epu32_mask(              \
                           JAXPLUGIN_I(a), JAXPLUGIN_I(b))))                   \
   X(testn_epi32_mask, _mm512_set1_epi32(_mm512_testn_epi32_mask(              \
@@ -127,6 +134,7 @@ struct Register {
   X(castsi512_ps, _mm512_castsi512_ps(JAXPLUGIN_I(a)))                       \
   X(set1_ps, _mm512_set1_ps(First(a)))                                       \
   X(cvtepi32_ps, _mm512_cvtepi32_ps(JAXPLUGIN_I(a)))                         \
+  X(cvtph_ps, _mm512_cvtph_ps(_mm512_castsi512_si256(JAXPLUGIN_I(a))))       \
   X(reduce_add_ps, _mm512_set1_ps(_mm512_reduce_add_ps(JAXPLUGIN_F(a))))     \
   X(dpbf16_ps, _mm512_dpbf16_ps(JAXPLUGIN_F(c), (__m512bh)JAXPLUGIN_I(a),    \
                                 (__m512bh)JAXPLUGIN_I(b)))
@@ -227,6 +235,7 @@ const HalfIntrinsic kHalves[] = {
     {"or_si512", [](__m256i a, __m256i b) { return _mm256_or_si256(a, b); }},
     {"add_epi32", [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }},
     {"sub_epi8", [](__m256i a, __m256i b) { return _mm256_sub_epi8(a, b); }},
+    {"abs_epi8", [](__m256i a, __m256i) { return _mm256_abs_epi8(a); }},
     {"max_epu8", [](__m256i a, __m256i b) { return _mm256_max_epu8(a, b); }},
     {"min_epu8", [](__m256i a, __m256i b) { return _mm256_min_epu8(a, b); }},
     {"srai_epi32", [](__m256i a, __m256i) { return _mm256_srai_epi32(a, 1); }},
@@ -369,6 +378,19 @@ const NamedModel kModels[] = {
     JAXPLUGIN_MODEL(cvtepu8_epi32, return Fill<uint32_t>([=](int i) {
       return uint32_t{Bit(Mask(c), i) ? a->bytes[i] : uint8_t{0}};
     });),
+    JAXPLUGIN_MODEL(cvtepu16_epi32, return Fill<uint32_t>([=](int i) {
+      return uint32_t{Lane<uint16_t>(a, i)};
+    });),
+    JAXPLUGIN_MODEL(cvtph_ps, return Fill<float>([=](int i) {
+      const int code = Lane<uint16_t>(a, i), exponent = code >> 10 & 31;
+      const int mantissa = code & 1023;
+      const double magnitude =
+          exponent == 31 ? (mantissa ? NAN : INFINITY)
+          : exponent == 0
+              ? std::ldexp(mantissa, -24)
+              : std::ldexp(1 + mantissa / 1024.0, exponent - 15);
+      return static_cast<float>(code >> 15 ? -magnitude : magnitude);
+    });),
     JAXPLUGIN_MODEL(mask_mov_epi16, return Fill<uint16_t>([=](int i) {
       return Lane<uint16_t>(Bit(Mask(c), i) ? b : a, i);
     });),
@@ -431,6 +453,9 @@ const NamedModel kModels[] = {
       const int sum = Lane<uint16_t>(b, i) + Lane<uint16_t>(c, i);
       return Mask(c) >> i & 1 ? static_cast<uint16_t>(sum)
                               : Lane<uint16_t>(a, i);
+    });),
+    JAXPLUGIN_MODEL(test_epi8_mask, return Fill<uint8_t>([=](int i) {
+      return a->bytes[i] & b->bytes[i] & 3 ? c->bytes[i] : uint8_t{0};
     });),
     JAXPLUGIN_MODEL(
         test_epi16_mask, uint32_t mask = 0; for (int i = 0; i < 32; ++i) {
