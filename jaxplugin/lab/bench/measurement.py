@@ -172,7 +172,7 @@ class RowMeasurement:
         pair,
         options.out_dtype,
         self.device.target,
-        quantizes_lhs=bool(library_names),
+        beside_libraries=bool(library_names),
       )
     elif row.kind == "training":
       made = training_step.TrainingVariants(row, pair, self.device.target)

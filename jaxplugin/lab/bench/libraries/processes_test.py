@@ -108,6 +108,17 @@ class LibrariesTest(parameterized.TestCase):
     self.assertAlmostEqual(found[name].relative_error, plain.relative_error)
     self.assertFalse(any(" with" in n for n in variants(self.one_sided)))
 
+  def test_variants_in_place_of_a_library_are_right(self):
+    for row, suffixes in (
+      (self.one_sided, ("prepared", "fastest")),
+      (self.pair, ("prepared", "with quantize")),
+    ):
+      found = variants(row)
+      (name,) = (n for n in found if found[n].is_chosen)
+      for suffix in suffixes:
+        one = found[f"{name} {suffix}"]
+        self.assertEqual((one.role, one.status), ("ours", "ok"), one.reason)
+
   @parameterized.parameters(
     ("wrong", "wrong", "relative error 1"),
     ("broken", "unavailable", "NotImplementedError: no such weights"),

@@ -29,6 +29,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
+from jaxplugin.dot import rules
 from jaxplugin.dot import traced
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import operand_sets
@@ -53,6 +54,10 @@ _LAYOUTS: Final = {
   "interleaved": interleaving.INTERLEAVED,
   "swizzled": layouts.SWIZZLED,
 }
+# Bound of precision="fastest", in units of sum(|a * b|). It only finds wrong
+# results: half a step of 8 bits is 1/254 of a block's largest value, which is
+# about 3 times the mean of normally distributed values.
+_FASTEST_BOUND: Final = 1 / 64
 # Number of values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
 # XLA:CPU multiplies this many rows by a faster routine than fewer rows. A user
@@ -84,7 +89,7 @@ class DotVariants:
     out_dtype: np.dtype,
     target: targets.Target,
     *,
-    quantizes_lhs: bool = False,
+    beside_libraries: bool = False,
   ):
     """Creates the variants.
 
@@ -92,9 +97,11 @@ class DotVariants:
       row, pair: the sizes and the formats.
       out_dtype: dtype of the results.
       target: the device.
-      quantizes_lhs: whether dots that quantize lhs in the call are variants.
+      beside_libraries: whether libraries are peers. The chosen backend then
+        also has what users would write in place of a library's call: prepared
+        weights, and f32 activations that the call quantizes.
     """
-    self.quantizes_lhs = quantizes_lhs and None not in (pair.lhs, pair.rhs)
+    self.beside_libraries = beside_libraries
     self.row = row
     self.pair = pair
     self.out_dtype = out_dtype
@@ -129,19 +136,26 @@ class DotVariants:
       yield self._implementation(name, relative=relative, is_chosen=is_chosen)
       if layout and table[name].reads(layout, problem, target):
         yield self._implementation(name, relative=relative, is_prepared=True)
-      if self.quantizes_lhs and is_chosen:
-        yield self._quantizing(name, relative)
+      if self.beside_libraries and is_chosen:
+        yield from self._beside_libraries(name, relative)
       yield from self._experiments(table[name], problem)
 
     chosen = [decided.decision.implementation]
     names = None if names is None else sorted(names)
     return variants.ours(names, chosen, sorted(table), refusal, make)
 
-  def _ours(self, implementation: str | None, lhs: Any, rhs: Any) -> jax.Array:
+  def _ours(
+    self,
+    implementation: str | None,
+    lhs: Any,
+    rhs: Any,
+    precision: str | None = None,
+  ) -> jax.Array:
     return dot.block_scaled_dot(
       lhs,
       rhs,
       preferred_element_type=self.out_dtype,
+      precision=precision,
       implementation=implementation,
     )
 
@@ -173,6 +187,9 @@ class DotVariants:
       return ""
     return _LAYOUTS.get(preparation.preparation(rhs, self.target), "")
 
+  def _prepared(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    return lhs, preparation.prepare_weights(rhs, self.target)
+
   def _implementation(
     self,
     name: str,
@@ -181,37 +198,42 @@ class DotVariants:
     is_chosen: bool = False,
     is_prepared: bool = False,
   ) -> variants.Variant:
-    def prepared(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-      return lhs, preparation.prepare_weights(rhs, self.target)
-
     return self._variant(
       f"{name} prepared" if is_prepared else name,
       "ours",
       functools.partial(self._ours, name),
       bound=verification.OURS_BOUND,
       relative=relative,
-      arrange=prepared if is_prepared else None,
+      arrange=self._prepared if is_prepared else None,
       is_chosen=is_chosen,
     )
 
-  def _quantizing(self, name: str, relative: float) -> variants.Variant:
-    """Returns a dot of f32 activations, which the call quantizes."""
+  def _beside_libraries(
+    self, name: str, relative: float
+  ) -> Iterator[variants.Variant]:
+    """Yields variants that users would write in place of a library's call."""
+    prepared = self._implementation(name, relative=relative, is_prepared=True)
+    yield prepared
     format = self.pair.lhs
-    assert format is not None
+    if format is not None and self.pair.rhs is not None:
 
-    def function(lhs: Any, rhs: Any) -> jax.Array:
-      return self._ours(name, quantization.quantize(lhs, format), rhs)
+      def quantizing(lhs: Any, rhs: Any) -> jax.Array:
+        return self._ours(name, quantization.quantize(lhs, format), rhs)
 
-    def operands(i: int) -> Any:
-      return self.data.floats(i)[0], self.data.quantized(i)[1]
-
-    quantized = self._implementation(name, relative=relative)
-    return dataclasses.replace(
-      quantized,
-      name=f"{name} with quantize",
-      function=function,
-      operands=operands,
-    )
+      yield dataclasses.replace(
+        prepared,
+        name=f"{name} with quantize",
+        function=quantizing,
+        operands=lambda i: (self.data.floats(i)[0], prepared.operands(i)[1]),
+      )
+    elif self.pair.rhs is not None:
+      yield self._variant(
+        f"{name} fastest",
+        "ours",
+        functools.partial(self._ours, name, precision=rules.FASTEST),
+        bound=_FASTEST_BOUND,
+        arrange=self._prepared,
+      )
 
   def _variant(
     self,
