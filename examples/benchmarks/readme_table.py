@@ -6,8 +6,9 @@
   python examples/benchmarks/readme_table.py    # all that the pages link
 
 `summary` is the table in README.md: milliseconds, a format a column. `lines` is
-the table in docs/benchmarks/cpu.md: every row of the run, with peers. The runs
-of GPUs have `gpu_tables`, the tables in docs/benchmarks/gpu.md.
+the table in docs/benchmarks/cpu.md: every row of the run, with peers. A run
+with libraries as peers, whose file ends on `_peers`, has `peers_lines`. The
+runs of GPUs have `gpu_tables`, the tables in docs/benchmarks/gpu.md.
 
 Files of `results` are named by device, instruction set and cores, as
 cpu_epyc_avx512_2_cores.json, or as gpu_h100_dots.json. A run whose ceilings are
@@ -169,6 +170,90 @@ def summary(run):
   return result
 
 
+def peers_lines(run):
+  """Returns the table of a run with libraries as peers.
+
+  A line has the fastest of our variants with one error, the fastest peer that
+  is as accurate, and the fastest library.
+  """
+  header = ["rows x n x k", "operands", "ms", "error"]
+  header += ["peer as accurate", "ms", "error", "speedup"]
+  header += ["fastest library", "ms", "error", "speedup"]
+  result = [f"| {' | '.join(header)} |", "|---|---|--:|--:" * 3 + "|"]
+  for row in run.rows:
+    for ours in _distinct(row):
+      cells = [row.row, _operands(row, ours), *_figures(ours)]
+      best = results.best_peer(row, ours)
+      if best is None:
+        cells += [""] * 4
+      else:
+        cells += [best[0].name, *_figures(best[0]), _speedup(best[1])]
+      cells += _fastest_library(row, ours)
+      result.append(f"| {' | '.join(cells)} |")
+  return result
+
+
+def _distinct(row):
+  """Yields the fastest of our variants with each error.
+
+  Two errors are the same if they differ by less than a quarter. Operands that
+  are quantized before the call are left out.
+  """
+  ours = sorted(
+    (v for v in row.variants if v.role == "ours" and v.time),
+    key=lambda v: v.time.median,
+  )
+  if lhs_is_quantized(row):
+    ours = [v for v in ours if v.name.endswith(" with quantize")]
+  kept = []
+  for one in ours:
+    errors = [k.relative_error / one.relative_error for k in kept]
+    if all(not 0.8 < e < 1.25 for e in errors):
+      kept.append(one)
+  return sorted(kept, key=lambda v: v.relative_error)
+
+
+def lhs_is_quantized(row):
+  return sides(row)[0] not in workloads.PLAIN_DTYPES
+
+
+def _operands(row, ours):
+  lhs, rhs = sides(row)
+  if lhs_is_quantized(row):
+    lhs = f"f32, in {lhs.upper()}"
+  elif ours.name.endswith(" fastest"):
+    lhs += ", in int8"
+  return f"{lhs} x {rhs.upper()}"
+
+
+def _figures(variant):
+  """Milliseconds and relative error."""
+  time = f"{variant.time.median:.3g}"
+  return time, f"{variant.relative_error:.1e}".replace("e-0", "e-")
+
+
+def _speedup(ratio):
+  return f"{ratio.ratio.median:.2f}"
+
+
+def _fastest_library(row, ours):
+  """Returns cells of the fastest peer that is not XLA's."""
+  names = {
+    v.name: v
+    for v in row.variants
+    if v.role == "peer" and v.time and v.name not in PLAIN
+  }
+  ratio = min(
+    (r for r in row.ratios if r.ours == ours.name and r.other in names),
+    key=lambda r: r.ratio.median,
+    default=None,
+  )
+  if ratio is None:
+    return [""] * 4
+  peer = names[ratio.other]
+  return [peer.name, *_figures(peer), _speedup(ratio)]
+
+
 def _gpu_table(run, kind, columns, ours):
   """Returns the table of a GPU's rows: {name of a variant: its column}.
 
@@ -224,7 +309,9 @@ def gpu_tables(run):
 if __name__ == "__main__":
   for path in map(pathlib.Path, sys.argv[1:] or linked(README, PAGE)):
     found = results.read(path)
-    if path.name.startswith("gpu"):
+    if "_peers" in path.name:
+      print("\n".join(peers_lines(found)))
+    elif path.name.startswith("gpu"):
       print("\n\n".join("\n".join(table) for table in gpu_tables(found)))
     else:
       print("\n".join([*summary(found), "", *lines(found)]))

@@ -17,8 +17,8 @@ CPU_PAGES = (readme_table.README, readme_table.PAGE)
 
 def variant(name, milliseconds, **fields):
   fields = {"is_chosen": name.startswith("cpu"), **fields}
-  role = "ours" if fields["is_chosen"] else "peer"
-  return bench_results.variant(name, milliseconds, role=role, **fields)
+  fields = {"role": "ours" if fields["is_chosen"] else "peer", **fields}
+  return bench_results.variant(name, milliseconds, **fields)
 
 
 def run(*rows):
@@ -41,10 +41,13 @@ class ReadmeTableTest(absltest.TestCase):
     self.assertNotEmpty(files)
     for path in files:
       run = results.read(path)
-      for text, table in (
+      tables = [
         (readme, readme_table.summary(run)),
         (page, readme_table.lines(run)),
-      ):
+      ]
+      if "_peers" in path.name:
+        tables = [(page, readme_table.peers_lines(run))]
+      for text, table in tables:
         self.assertGreater(len(table), 2)
         self.assertTrue("\n".join(table) in text, path.name)
 
@@ -59,6 +62,8 @@ class ReadmeTableTest(absltest.TestCase):
 
   def test_a_cell_has_one_figure(self):
     for path in readme_table.linked(*CPU_PAGES):
+      if "_peers" in path.name:
+        continue
       run = results.read(path)
       for line in readme_table.summary(run) + readme_table.lines(run):
         self.assertNotIn(" / ", line)
@@ -101,6 +106,43 @@ class ReadmeTableTest(absltest.TestCase):
     )
     self.assertIn("% of the limit", table[0])
     self.assertEqual(table[0].count("|"), table[2].count("|"))
+
+  def test_libraries_stand_beside_our_fastest_variant_with_one_error(self):
+    def timed(name, milliseconds, error, **fields):
+      return variant(name, milliseconds, relative_error=error, **fields)
+
+    ours = {"role": "ours", "is_chosen": False}
+    rows = [
+      timed("cpu", 4, 1.6e-3),
+      timed("cpu prepared", 3, 1.6e-3, **ours),
+      timed("cpu fastest", 2, 5.3e-3, **ours),
+      timed("bf16", 9, 1.6e-3),
+      timed("openvino u4", 1.5, 5.2e-3),
+      timed("torch int4", 2.4, 2.3e-3),
+    ]
+    quantized = [
+      timed("cpu", 1, 1e-1),
+      timed("cpu with quantize", 2, 1e-1, **ours),
+      timed("bf16", 9, 1e-1),
+    ]
+    table = readme_table.peers_lines(
+      run(
+        ("4x64x64", "bf16xmxfp4", rows),
+        ("4x64x64", "mxfp4", quantized),
+      )
+    )
+    self.assertEqual(
+      table[2:],
+      [
+        "| 4x64x64 | bf16 x MXFP4 | 3 | 1.6e-3 | bf16 | 9 | 1.6e-3 | 3.00 |"
+        " openvino u4 | 1.5 | 5.2e-3 | 0.50 |",
+        "| 4x64x64 | bf16, in int8 x MXFP4 | 2 | 5.3e-3 | openvino u4 | 1.5 |"
+        " 5.2e-3 | 0.75 | openvino u4 | 1.5 | 5.2e-3 | 0.75 |",
+        "| 4x64x64 | f32, in MXFP4 x MXFP4 | 2 | 1.0e-1 | bf16 | 9 | 1.0e-1 |"
+        " 4.50 |  |  |  |  |",
+      ],
+    )
+    self.assertEqual(table[1].count("|"), table[2].count("|"))
 
   def test_decoders_have_a_line_in_a_scan_beside_the_faster_peers(self):
     variants = [

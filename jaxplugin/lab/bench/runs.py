@@ -31,6 +31,7 @@ class Request:
       end later are left out.
     command: the arguments of the command, for the file of results.
     output: path of the file of results, or None.
+    earlier: a run on the same machine, whose other rows the file keeps.
   """
 
   device: devices.BenchDevice
@@ -41,6 +42,7 @@ class Request:
   deadline: float
   command: tuple[str, ...]
   output: str | None
+  earlier: results.BenchRun | None = None
 
   def work(self) -> list[tuple[workloads.BenchRow, workloads.Pair]]:
     """Returns each row with each of its pairs of formats."""
@@ -81,6 +83,9 @@ def measure(request: Request) -> results.BenchRun:
     environment=devices.environment(request.device),
     ceilings=ceilings,
   )
+  if request.earlier is not None:
+    found = results.joined(request.earlier, found)
+    ceilings = found.ceilings
   if any(row.kind == "startup" for row in request.rows):
     found = dataclasses.replace(found, startup=startup.measure())
   if ceilings is not None:
@@ -116,7 +121,7 @@ def _measure_rows(
       longest = max(longest, done.seconds)
       found = results.with_fractions(
         dataclasses.replace(
-          found, rows=(*found.rows, done), ceilings=measure.ceilings
+          found, rows=(*found.without(done), done), ceilings=measure.ceilings
         )
       )
       line.advance()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run has one ceiling of each kind, for all of its rows."""
 
-import os
+import dataclasses
 import pathlib
 import tempfile
 import time
@@ -41,29 +41,61 @@ class RowMeasurement:
 
 
 class RunTest(absltest.TestCase):
-  def test_last_ceiling_counts_for_all_rows(self):
+  def setUp(self):
+    super().setUp()
     folder = self.enter_context(tempfile.TemporaryDirectory())
-    output = os.path.join(folder, "run.json")
+    self.output = pathlib.Path(folder) / "run.json"
+
+  def measured(self, shapes, earlier=None):
     request = runs.Request(
       device=devices.find("cpu"),
-      rows=tuple(workloads.parse_rows("1x32x32,1x64x64")),
+      rows=tuple(workloads.parse_rows(shapes)),
       pairs=tuple(workloads.parse_pairs("mxfp8")),
       options=mock.create_autospec(measurement.BenchOptions, instance=True),
       sizes=roofline.QUICK_SIZES,
       deadline=time.monotonic() + 60,
       command=("bench",),
-      output=output,
+      output=str(self.output),
+      earlier=earlier,
     )
-    # At first 1e8 bytes are 2 ms, at 50e9 a second; at the end 0.5 ms.
     with (
       mock.patch.object(roofline, "measure", lambda *_: bench_results.CEILINGS),
       mock.patch.object(measurement, "RowMeasurement", RowMeasurement),
     ):
-      found = runs.measure(request)
+      return runs.measure(request)
+
+  def test_last_ceiling_counts_for_all_rows(self):
+    # At first 1e8 bytes are 2 ms, at 50e9 a second; at the end 0.5 ms.
+    found = self.measured("1x32x32,1x64x64")
     self.assertEqual(found.ceilings.read, 200e9)
-    for run in (found, results.read(pathlib.Path(output))):
+    for run in (found, results.read(self.output)):
       fractions = [row.variants[0].roof_fraction for row in run.rows]
       self.assertEqual(fractions, [0.5 / 4] * 2)
+
+  def test_earlier_rows_are_kept_with_the_higher_ceilings(self):
+    first = self.measured("1x32x32,1x64x64")
+    earlier = dataclasses.replace(
+      first, ceilings=dataclasses.replace(first.ceilings, read=400e9)
+    )
+    self.measured("1x64x64,1x96x96", earlier)
+    found = results.read(self.output)
+    names = [row.row for row in found.rows]
+    self.assertEqual(names, ["1x32x32", "1x64x64", "1x96x96"])
+    # Each row doubles the ceiling.
+    self.assertEqual(found.ceilings.read, 1600e9)
+    fractions = [row.variants[0].roof_fraction for row in found.rows]
+    self.assertEqual(fractions, [0.0625 / 4] * 3)
+
+  def test_rows_of_another_machine_are_refused(self):
+    first = self.measured("1x32x32")
+    for name, value in (("device", "Another"), ("versions", {"jax": "0"})):
+      earlier = dataclasses.replace(
+        first, environment={**first.environment, name: value}
+      )
+      with self.assertRaisesRegex(
+        results.ResultError, f"--append needs a file of the same {name}, got"
+      ):
+        self.measured("1x64x64", earlier)
 
 
 if __name__ == "__main__":

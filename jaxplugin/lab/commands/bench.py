@@ -108,6 +108,12 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="output file for the results as JSON; without FILE they are printed in"
     " place of the summary",
   )
+  out.add_argument(
+    "--append",
+    action="store_true",
+    help="keep the rows that the file of --json has, if this run does not"
+    " measure them again",
+  )
   arguments.add_options(
     out,
     "FILE",
@@ -282,7 +288,17 @@ def _request(args: argparse.Namespace) -> runs.Request:
     deadline=time.monotonic() + (args.budget or float("inf")),
     command=tuple(sys.argv[1:]),
     output=None if _prints_json(args) else args.json,
+    earlier=_earlier(args),
   )
+
+
+def _earlier(args: argparse.Namespace) -> results.BenchRun | None:
+  """Returns the run whose rows the file of results keeps."""
+  if not args.append:
+    return None
+  if args.json is None or _prints_json(args):
+    raise ValueError("bench: --append needs a file, pass --json FILE")
+  return results.read(args.json) if os.path.exists(args.json) else None
 
 
 def _names(

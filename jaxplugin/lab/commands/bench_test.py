@@ -458,6 +458,7 @@ class BadArgumentsTest(BenchTestCase):
     ("--rounds 0", "--rounds must be above 0, got 0"),
     ("--seconds nan", "--seconds must be above 0, got nan"),
     ("--budget -1", "--budget must be above 0"),
+    ("--append", "--append needs a file, pass --json FILE"),
     ("--json no/such/r.json", "cannot write no/such/r.json"),
     ("--plot r.gif", "--plot must end in .png, .svg, .pdf, got r.gif"),
     ("--platform tpu", "invalid choice: 'tpu'"),

@@ -160,6 +160,12 @@ class BenchRun:
   left_out: tuple[str, ...] = ()
   schema: int = SCHEMA
 
+  def without(self, row: RowResult) -> Iterator[RowResult]:
+    """The rows other than an earlier measurement of `row`."""
+    for one in self.rows:
+      if (one.row, one.formats, one.out) != (row.row, row.formats, row.out):
+        yield one
+
   @property
   def bad(self) -> Iterator[tuple[RowResult, VariantResult]]:
     """Wrong variants, and variants of ours that failed."""
@@ -198,6 +204,32 @@ def with_fractions(run: BenchRun) -> BenchRun:
     for row in run.rows
   ]
   return dataclasses.replace(run, rows=tuple(rows))
+
+
+def joined(earlier: BenchRun, run: BenchRun) -> BenchRun:
+  """Returns `run` with the rows of `earlier`, and the higher ceilings.
+
+  Raises:
+    ResultError: If another machine or other versions measured `earlier`.
+  """
+  for name in ("device", "cores", "instruction_set", "versions"):
+    before, now = earlier.environment[name], run.environment[name]
+    if before != now:
+      raise ResultError(
+        f"bench: --append needs a file of the same {name}, got {before}, this"
+        f" is {now}; write to another file"
+      )
+  ceilings = run.ceilings or earlier.ceilings
+  if ceilings is not None and earlier.ceilings is not None:
+    for name in (*roofline.NAMES, "int8"):
+      ceilings = ceilings.raised(name, getattr(earlier.ceilings, name))
+  joined = dataclasses.replace(
+    run,
+    rows=earlier.rows,
+    startup=run.startup or earlier.startup,
+    ceilings=ceilings,
+  )
+  return with_fractions(joined)
 
 
 class ResultError(ValueError):
