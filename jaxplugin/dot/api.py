@@ -72,7 +72,7 @@ def block_scaled_dot(
     dimension_numbers: as for `lax.dot_general`. Default: contract the last
       dimensions; leading ones are batch, or rows if rhs has rank 2.
     preferred_element_type: f32, bf16 or f16.
-    precision: "highest": global scales stay f32. "fastest": FP8 sums (GPUs).
+    precision: "highest": f32 global scales. "fastest": FP8 sums, int8 rows.
     block_size: size or pair; accepts padded scales.
     bias: f32, bf16 or f16[n].
     activation: None, "relu", "gelu" (by tanh) or "silu".

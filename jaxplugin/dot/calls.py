@@ -49,7 +49,8 @@ class DotCall(primitive.OperationCall):
       (`with_scales_alone`).
     preferred_element_type: dtype of the result.
     highest_precision: whether every backend must apply the global scale in f32.
-    fastest_precision: whether sums over a block may have fewer bits than f32.
+    fastest_precision: whether sums over a block may have fewer bits than f32,
+      and rows may be quantized to int8.
     activation: None, "relu", "gelu" or "silu".
     implementation: the requested backend, or None to choose.
     padded_scales: whether scales may be larger than needed.

@@ -240,6 +240,17 @@ def dot_engine(dot: DotQuestion) -> int:
   return engine
 
 
+def quantizes_rows(dot: DotQuestion) -> bool:
+  """Returns whether the kernels quantize the side of floats to int8 if asked.
+
+  Raises:
+    library.LibraryError: If the library cannot be loaded.
+  """
+  function = _library().jaxplugin_cpu_dot_quantizes_rows
+  function.restype = ctypes.c_int64
+  return int(function(_int64s(dot.numbers()))) == 1
+
+
 def engine_name(engine: int) -> str | None:
   """Returns the name of an engine; None if no engine has the number."""
   function = _library().jaxplugin_cpu_engine_name

@@ -65,6 +65,7 @@ Isa IsaOf(Engine engine) {
     case Engine::kAmx: return Isa::kAmx;
     case Engine::kBF16:
     case Engine::kVnni:
+    case Engine::kFewRowsVnni:
     case Engine::kFewRowsAvx512: return Isa::kAvx512Bf16;
     case Engine::kFloatAvx2:
     case Engine::kIntegerAvx2:
@@ -85,7 +86,8 @@ bool Has(Isa isa, Engine engine) {
 }
 
 bool IsFewRows(Engine engine) {
-  return engine == Engine::kFewRowsAvx2 || engine == Engine::kFewRowsAvx512;
+  return engine == Engine::kFewRowsAvx2 || engine == Engine::kFewRowsAvx512 ||
+         engine == Engine::kFewRowsVnni;
 }
 
 // Checks the operands' formats and sizes.
@@ -103,8 +105,7 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
     case Engine::kVnni:
       if (AreIntegers(sides)) break;
       if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {
-        return {who + " needs two sides of int8 or int4, or two sides of e2m1",
-                pair};
+        return {who + " needs sides of int8, int4 or e2m1", pair};
       }
       if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {
         return {who + " needs e8m0 or e4m3 scales per 16 or 32", pair};
@@ -126,6 +127,13 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
         return {who + " needs weights without e5m2 scales, and blocks of 16,"
                       " 32, 64, 128, 256, multiples of 512 or a row; and rows"
                       " that bf16 represents, or floats",
+                pair};
+      }
+      [[fallthrough]];
+    case Engine::kFewRowsVnni:
+      if (engine == Engine::kFewRowsVnni && !AreIntegers(sides)) {
+        return {who + " needs a side of int8 or int4, and another one of int8,"
+                      " int4 or e2m1",
                 pair};
       }
       [[fallthrough]];
@@ -249,6 +257,14 @@ int64_t jaxplugin_cpu_dot_engine(const int64_t dot[10]) {
   if (!WhyNotNumbers(dot).rule.empty()) return -1;
   return static_cast<int64_t>(
       EngineByRule(static_cast<Isa>(dot[0]), ShapeOf(dot)));
+}
+
+// Returns 1 if a dot with the attribute quantize_rows quantizes its side of
+// floats, 0 if it does not, and -1 if the dot's isa or formats are out of range.
+int64_t jaxplugin_cpu_dot_quantizes_rows(const int64_t dot[10]) {
+  using namespace jaxplugin;
+  if (!WhyNotNumbers(dot).rule.empty()) return -1;
+  return QuantizesRows(static_cast<Isa>(dot[0]), ShapeOf(dot)) ? 1 : 0;
 }
 
 // Returns the name of an engine, or null if no engine has that number.

@@ -49,6 +49,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                  attributes.Optional("panel_rows", 0),
                  attributes.Optional("task_rows", 0),
                  attributes.Optional("threads", 0)};
+  const int64_t quantize_rows = attributes.Optional("quantize_rows", 0);
   const Kernels* kernels = nullptr;
   if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, &args,
                     &kernels) ||
@@ -85,13 +86,18 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
       check, activation >= 0 && activation <= 3,
       "activation must be 0 (none), 1 (relu), 2 (gelu) or 3 (silu)",
       std::to_string(activation));
+  JAXPLUGIN_REQUIRE(check, quantize_rows == 0 || quantize_rows == 1,
+                    "quantize_rows must be 0 or 1",
+                    std::to_string(quantize_rows));
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
+  args.quantize_rows = quantize_rows == 1;
   const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
-  const ConfigError error =
-      WhyNot(LevelOf(*kernels),
-             {ShapeOf(args.lhs), ShapeOf(args.rhs), rows, args.n, args.k},
-             args.config);
+  DotShape shape = {ShapeOf(args.lhs), ShapeOf(args.rhs), rows, args.n, args.k};
+  if (args.quantize_rows && QuantizesRows(LevelOf(*kernels), shape)) {
+    shape = WithQuantizedRows(shape);
+  }
+  const ConfigError error = WhyNot(LevelOf(*kernels), shape, args.config);
   if (!JAXPLUGIN_REQUIRE(check, error.rule.empty(), error.rule, error.given)) {
     return check.error();
   }

@@ -25,12 +25,12 @@ constexpr Kernels kBaselineKernels = {
     "baseline",
 #endif
     DotBaseline, GateBaseline, QuantizeBaseline, DequantizeBaseline,
-    QuantizeOperandBaseline};
+    QuantizeOperandBaseline, nullptr};
 
 #if defined(__x86_64__)
 
 constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, QuantizeAvx2,
-                                  DequantizeAvx2, QuantizeOperandAvx2};
+                                  DequantizeAvx2, QuantizeOperandAvx2, nullptr};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
@@ -57,11 +57,13 @@ constexpr auto kGateBelowBf16 = GateBaseline;
 // instruction set flags on other machines.
 constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
                                     kGateBelowBf16, QuantizeAvx512,
-                                    DequantizeAvx512, QuantizeOperandAvx512};
+                                    DequantizeAvx512, QuantizeOperandAvx512,
+                                    nullptr};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
                                         GateAvx512, QuantizeAvx512,
                                         DequantizeAvx512,
-                                        QuantizeOperandAvx512};
+                                        QuantizeOperandAvx512,
+                                        QuantizeRowsAvx512};
 
 bool HasAvx512() {
 #if defined(__x86_64__)
@@ -76,11 +78,13 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 #elif defined(__x86_64__)
 
 constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, GateAvx2, QuantizeAvx512,
-                                    DequantizeAvx512, QuantizeOperandAvx512};
+                                    DequantizeAvx512, QuantizeOperandAvx512,
+                                    nullptr};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
                                         GateAvx512, QuantizeAvx512,
                                         DequantizeAvx512,
-                                        QuantizeOperandAvx512};
+                                        QuantizeOperandAvx512,
+                                        QuantizeRowsAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&
@@ -96,7 +100,8 @@ bool HasAvx512Bf16() {
 }
 
 constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, QuantizeAvx512,
-                                 DequantizeAvx512, QuantizeOperandAvx512};
+                                 DequantizeAvx512, QuantizeOperandAvx512,
+                                 QuantizeRowsAvx512};
 
 // Asks Linux for permission to use the AMX tile registers (8 KiB per thread); a
 // process must ask once. Linux refuses if a thread's alternate signal stack is

@@ -61,6 +61,14 @@ struct DotArgs {
   // (kSafeExponent). The result is then invalid.
   uint32_t* gave_up;
   DotConfig config;  // the rules choose every field that is 0
+  // Whether the side of plain floats may be quantized to int8 (QuantizesRows).
+  bool quantize_rows;
+};
+
+// The int8 form of an operand of plain floats, with float32 scales.
+struct QuantizedRows {
+  int8_t* values;
+  float* scale;
 };
 
 // A gated activation: half of the n columns (f32) are gates, half are values.
@@ -130,6 +138,7 @@ bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
 bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
+bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
@@ -154,6 +163,8 @@ struct Kernels {
   bool (*quantize)(const QuantizeArgs&, const Parallel&);
   bool (*dequantize)(const DequantizeArgs&, const Parallel&);
   bool (*quantize_operand)(const OperandArgs&, const Parallel&);
+  // Null if no dot of the instruction set quantizes rows (QuantizesRows).
+  bool (*quantize_rows)(const Operand&, const QuantizedRows&, const Parallel&);
 };
 
 // The values of the `isa` attribute. kAuto selects the best instruction set of
@@ -167,7 +178,7 @@ const Kernels* GetKernels(Isa isa);
 // Returns the instruction set of kernels that GetKernels returned.
 Isa LevelOf(const Kernels& kernels);
 
-// Runs kernels.dot. If rows have scales far from 1, it rebases them and runs
+// Quantizes rows if asked, and runs kernels.dot. If rows have scales far from 1, it rebases them and runs
 // kernels.dot again (dot/rebase.cc).
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
 

@@ -33,6 +33,14 @@ _LHS_IS_DEQUANTIZED: Final = (
   "lhs is dequantized to f32 first, because the operands are blocked along"
   " different dimensions; only values in the normal range of f32 are exact"
 )
+# With precision="fastest".
+_ROWS_ARE_QUANTIZED: Final = (
+  'rows are quantized to int8 in blocks of 32, because of precision="fastest"'
+)
+_ROWS_STAY_FLOATS: Final = (
+  'precision="fastest" changes nothing, because {isa} kernels do not quantize'
+  " rows that are multiplied with {format}"
+)
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Attribute values of the custom call, listed in kernels/cpu/README.md.
@@ -86,19 +94,33 @@ def plan(
 ) -> decisions.Plan:
   """Returns the plan, which fuses a scalar global scale.
 
+  With precision="fastest" the plan says whether rows are quantized.
+
   If the sides are blocked along different dimensions, XLA ops dequantize lhs to
   f32 (`DotCall.dense_sides`). XLA:CPU flushes subnormals, and large values
   overflow.
   """
-  del target
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
     "array": "separate",
   }
-  notes = () if problem.blocks_pair_up else (_LHS_IS_DEQUANTIZED,)
+  notes: tuple[str, ...] = ()
+  if not problem.blocks_pair_up:
+    notes += (_LHS_IS_DEQUANTIZED,)
+  if cpu_configs.may_quantize_rows(problem):
+    notes += (_fastest_note(problem, target),)
   return decisions.Plan(
     global_scale=applications[problem.global_scale], notes=notes
+  )
+
+
+def _fastest_note(problem: problems.DotProblem, target: targets.Target) -> str:
+  """Returns what precision="fastest" changes for rows of floats."""
+  if cpu_configs.quantizes_rows(problem, target):
+    return _ROWS_ARE_QUANTIZED
+  return _ROWS_STAY_FLOATS.format(
+    isa=target.cpu_kernels, format=problem.lhs.format or problem.rhs.format
   )
 
 
@@ -153,6 +175,11 @@ def _dot(
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
   global_scale = epilogue.pair(call)
   result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
+  quantization = (
+    {"quantize_rows": np.int64(1)}
+    if cpu_configs.may_quantize_rows(problem)
+    else {}
+  )
   if residual is not None:
     residual = residual.reshape(batch, m, n)
   result = jax.ffi.ffi_call(_DOT, result_type)(
@@ -163,6 +190,7 @@ def _dot(
     or_absent(residual),
     **attributes("lhs", lhs),
     **attributes("rhs", rhs),
+    **quantization,
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
     **config.attributes(),

@@ -23,7 +23,7 @@ from jaxplugin.runtime import cpu_library
 
 BY_RULE: Final = "by_rule"
 
-_FEW_ROWS: Final = ("few_rows_avx2", "few_rows_avx512")
+_FEW_ROWS: Final = ("few_rows_avx2", "few_rows_avx512", "few_rows_vnni")
 # The sizes that `candidates` measures. On two Zen 4 cores (2026-11, measured by
 # kernels/cpu/tests/compare/compare.sh) tasks of 256 rows are 1.03x to 1.14x
 # faster than the rule at 1024^3 and for one row of two MXFP4 sides, and 1.0x to
@@ -93,12 +93,16 @@ class CpuConfig:
     return " ".join(fields) or BY_RULE
 
 
+# `kQuantizedRows` in kernels/cpu/dot/rule.h.
+_QUANTIZED_ROWS: Final = cpu_library.OperandValues(
+  dtype=np.dtype(np.int8), block_size=32, scale_dtype=np.dtype(np.float32)
+)
 _SIZES: Final = ("panel_rows", "task_rows", "threads")
 _FIELDS: Final = ("engine", *_SIZES)
 # An engine's index is its number in kernels/cpu/dot/config.h.
 ENGINES: Final = (
   *(BY_RULE, "f32", "float_avx2", "integer_avx2", "few_rows_avx2"),
-  *("bf16", "vnni", "few_rows_avx512", "amx"),
+  *("bf16", "vnni", "few_rows_avx512", "amx", "few_rows_vnni"),
 )
 
 
@@ -254,8 +258,46 @@ def _question(
     return "needs static sizes, some are symbolic"
   (m, n), (lhs, rhs) = _handed_over(problem)
   assert problem.k is not None
+  if quantizes_rows(problem, target):
+    lhs, rhs = (
+      _QUANTIZED_ROWS if side.block_size is None else side
+      for side in (lhs, rhs)
+    )
   return cpu_library.DotQuestion(
     instruction_set=target.cpu_kernels, lhs=lhs, rhs=rhs, m=m, n=n, k=problem.k
+  )
+
+
+def may_quantize_rows(problem: problems.DotProblem) -> bool:
+  """Returns whether kernels may quantize the side of floats to int8.
+
+  A quantized lhs that XLA dequantizes first is not quantized again.
+  """
+  return (
+    problem.fastest_precision
+    and problem.blocks_pair_up
+    and None in (problem.lhs.format, problem.rhs.format)
+  )
+
+
+def quantizes_rows(
+  problem: problems.DotProblem, target: targets.Target
+) -> bool:
+  """Returns whether the kernels quantize the side of floats to int8.
+
+  The sizes do not matter, and may be symbolic.
+  """
+  if not may_quantize_rows(problem) or target.cpu_kernels is None:
+    return False
+  return cpu_library.quantizes_rows(
+    cpu_library.DotQuestion(
+      instruction_set=target.cpu_kernels,
+      lhs=_values(problem.lhs),
+      rhs=_values(problem.rhs),
+      m=1,
+      n=1,
+      k=1,
+    )
   )
 
 

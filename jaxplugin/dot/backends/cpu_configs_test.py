@@ -102,7 +102,7 @@ class ServedTest(parameterized.TestCase):
       (),
       {},
       {"engine": "vnni"},
-      "two sides of e2m1, got e4m3 and e4",
+      "sides of int8, int4 or e2m1, got e4m3 and e4",
     ),
     (
       *("avx512_bf16", (np.float32, jp.MXFP8), {}, {"engine": "bf16"}),
@@ -154,7 +154,10 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 2, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 3, 4096, "vnni"),
     ("avx512_bf16", jp.NVFP4, jp.NVFP4, 3, 4096, "few_rows_avx512"),
-    ("avx512_bf16", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_avx2"),
+    ("avx512_bf16", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_vnni"),
+    ("avx512_bf16", jp.INT8_32, jp.NVFP4, 4, 4096, "few_rows_vnni"),
+    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 5, 4096, "vnni"),
+    ("avx2", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_avx2"),
     ("avx512_bf16", jp.INT8_32, jp.INT4_128, 5, 4096, "vnni"),
     ("amx_bf16", jp.INT4_32, jp.INT4_128, 64, 4096, "vnni"),
     ("avx512_bf16", jp.INT8_32, jp.MXFP8, 64, 4096, "float_avx2"),
@@ -175,6 +178,26 @@ class ServedTest(parameterized.TestCase):
   def test_engine_by_rule(self, isa, lhs, rhs, m, k, engine):
     asked = problem(lhs, rhs, m=m, k=k)
     self.assertEqual(cpu_configs.engine_by_rule(asked, on(isa)), engine)
+
+  @parameterized.parameters(
+    ("avx512_bf16", np.float32, jp.MXFP4, 4, "few_rows_vnni"),
+    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 5, "vnni"),
+    ("amx_bf16", jp.INT4_128, np.float32, 64, "vnni"),
+    ("avx512_bf16", jnp.bfloat16, jp.MXFP8, 64, "bf16"),
+    ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, "few_rows_avx512"),
+    ("avx512", np.float32, jp.MXFP4, 4, "few_rows_avx2"),
+  )
+  def test_engine_by_rule_of_fastest_precision(self, isa, lhs, rhs, m, engine):
+    asked = problem(lhs, rhs, m=m, k=4096, fastest_precision=True)
+    self.assertEqual(cpu_configs.engine_by_rule(asked, on(isa)), engine)
+    self.assertEqual(
+      cpu_configs.quantizes_rows(asked, on(isa)),
+      engine in ("vnni", "few_rows_vnni"),
+    )
+    exact = dataclasses.replace(asked, fastest_precision=False)
+    self.assertFalse(cpu_configs.quantizes_rows(exact, on(isa)))
+    apart = dataclasses.replace(asked, blocks_pair_up=False)
+    self.assertFalse(cpu_configs.quantizes_rows(apart, on(isa)))
 
   def test_a_vector_on_the_right_is_that_of_the_left(self):
     """The kernel gets it turned: one row against 900."""

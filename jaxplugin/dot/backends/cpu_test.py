@@ -130,6 +130,102 @@ class LayoutTest(absltest.TestCase):
     self.assertIn(cpu._DOT, text)
 
 
+# The format to which precision="fastest" quantizes rows.
+ROWS = jp.BlockFormat(
+  name="int8_32_f32",
+  values_dtype=np.int8,
+  scale_dtype=np.float32,
+  block_size=32,
+)
+# The bound of docs/concepts/numerics.md with rows that are already quantized.
+FASTEST_BOUND = 18 * 2.0**-24
+
+
+@absltest.skipUnless(
+  TARGET.cpu_kernels in ("avx512_bf16", "amx_bf16"), "needs AVX-512 VNNI"
+)
+class FastestPrecisionTest(parameterized.TestCase):
+  """precision="fastest" quantizes rows to int8 inside of the call."""
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.x = jnp.asarray(rng.standard_normal((4, 3, 96)), jnp.float32)
+    self.w = jnp.asarray(rng.standard_normal((40, 96)), jnp.float32)
+    self.q = jp.quantize(self.w, jp.NVFP4)
+
+  def dot(self, x, w, **options):
+    return jp.block_scaled_dot(
+      x, w, precision="fastest", implementation="cpu", **options
+    )
+
+  @parameterized.parameters(
+    jp.MXFP4, jp.NVFP4, jp.INT8_32, jp.INT4_128, jp.UINT4_32_MIN
+  )
+  def test_result_is_that_of_quantized_rows(self, format):
+    w = jp.quantize(self.w, format)
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+      for x in (self.x[0].astype(dtype), self.x.astype(dtype)):
+        rows = jp.quantize(x, ROWS)
+        got = self.dot(x, w)
+        if format is not jp.UINT4_32_MIN:  # whose minima add unrounded sums
+          np.testing.assert_array_equal(got, jp.block_scaled_dot(rows, w))
+        a, b = (np.asarray(jp.dequantize(q), np.float64) for q in (rows, w))
+        floats = np.asarray(x, np.float64)
+        half = np.repeat(np.asarray(rows.scale, np.float64), 32, -1) / 2
+        bound = half * (1 + 2.0**-16) @ np.abs(b.T)
+        bound += 2 * FASTEST_BOUND * (np.abs(a) @ np.abs(b.T))
+        error = np.abs(got - floats @ b.T)
+        if format is not jp.UINT4_32_MIN:
+          self.assertTrue(np.all(error <= bound))
+        self.assertLess(np.linalg.norm(error), 0.01 * np.linalg.norm(got))
+
+  def test_rows_are_never_quantized_unasked(self):
+    for precision in (None, "highest", "default"):
+      function = functools.partial(jp.block_scaled_dot, precision=precision)
+      text = jax.jit(function).lower(self.x, self.q).as_text()
+      self.assertNotIn("quantize_rows", text)
+    text = jax.jit(self.dot).lower(self.x, self.q).as_text()
+    self.assertIn("quantize_rows = 1", text)
+    rows = jp.quantize(self.x, jp.MXFP8)
+    text = jax.jit(self.dot).lower(rows, self.q).as_text()
+    self.assertNotIn("quantize_rows", text)
+
+  def test_transformations_keep_the_precision(self):
+    rows = jp.dequantize(jp.quantize(self.x, ROWS))
+    expected = self.dot(self.x, self.q)
+    mapped = jax.vmap(self.dot, in_axes=(0, None))(self.x, self.q)
+    np.testing.assert_array_equal(mapped, expected)
+    primal, tangent = jax.jvp(
+      lambda x: self.dot(x, self.q), (self.x,), (self.x,)
+    )
+    np.testing.assert_array_equal(primal, expected)
+    np.testing.assert_array_equal(tangent, expected)
+    scanned = jax.lax.scan(lambda c, x: (c, self.dot(x, self.q)), None, self.x)[
+      1
+    ]
+    np.testing.assert_allclose(scanned, expected, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(
+      expected, rows @ jp.dequantize(self.q).T, rtol=1e-4, atol=1e-4
+    )
+    # The derivative is that of the floats: dequantized weights.
+    gradient = jax.grad(lambda x: self.dot(x, self.q).sum())(self.x)
+    exact = np.ones((4, 3, 40)) @ np.asarray(jp.dequantize(self.q))
+    np.testing.assert_allclose(gradient, exact, rtol=0.02, atol=0.05)
+
+  def test_export_and_epilogue_keep_the_precision(self):
+    bias, residual = jnp.ones(40), jnp.ones((4, 3, 40))
+    options = {"bias": bias, "activation": "relu", "residual": residual}
+    function = jax.jit(functools.partial(self.dot, **options))
+    allow = jax.export.DisabledSafetyCheck.custom_call(cpu._DOT)
+    exported = jax.export.export(function, disabled_checks=[allow])(
+      self.x, self.q
+    )
+    again = jax.export.deserialize(exported.serialize())
+    expected = np.maximum(self.dot(self.x, self.q) + bias, 0) + residual
+    np.testing.assert_array_equal(again.call(self.x, self.q), expected)
+
+
 @needs_library
 class ThreadsTest(absltest.TestCase):
   @pytest.mark.full
@@ -276,6 +372,23 @@ class GateTest(parameterized.TestCase):
       self.assertEqual(dot.decision.implementation, "cpu")
       self.assertEqual(dot.decision.notes, () if lhs == rhs else (note,))
       self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
+
+  @parameterized.parameters(
+    ("avx512_bf16", jp.MXFP4, "rows are quantized to int8 in blocks of 32"),
+    ("amx_bf16", jp.INT4_128, "rows are quantized to int8 in blocks of 32"),
+    ("avx512_bf16", jp.MXFP8, "changes nothing, because avx512_bf16 kernels"),
+    ("avx2", jp.MXFP4, "changes nothing, because avx2 kernels do not"),
+  )
+  def test_note_tells_what_fastest_precision_changes(self, isa, format, words):
+    target = dataclasses.replace(self.TARGET, cpu_kernels=isa)
+    for pair in ((contract.F32, format), (format, contract.F32)):
+      problem = make_problem(*pair, fastest_precision=True)
+      (note,) = backends.choose(problem, target).notes
+      self.assertIn(words, note)
+      problem = dataclasses.replace(problem, fastest_precision=False)
+      self.assertEqual(backends.choose(problem, target).notes, ())
+    problem = make_problem(format, format, fastest_precision=True)
+    self.assertEqual(backends.choose(problem, target).notes, ())
 
   def test_one_side_without_blocks_needs_no_note(self):
     for pair in ((contract.F32, jp.MXFP8), (jp.MXFP8, contract.F32)):

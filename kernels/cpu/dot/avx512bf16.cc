@@ -31,6 +31,8 @@ using namespace emulated;
 #include "dot/engine_vnni.inl"
 #include "dot/engine_vnni_integers.inl"
 #include "dot/few_rows_avx512.inl"
+#include "dot/few_rows_vnni.inl"
+#include "dot/quantize_rows.inl"
 #include "dot/bf16_factors.inl"
 
 // Runs the engines of the next lower instruction set: AVX2, or the baseline if
@@ -54,9 +56,13 @@ Engine EngineOf(const DotArgs& args) {
 bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   const Sides sides = ChooseSides(args);
   const Engine engine = EngineOf(args);
+  if (engine == Engine::kFewRowsVnni) {
+    return FewRowsVnniDot(args, sides, parallel);
+  }
   if (engine == Engine::kVnni) {
-    return IsInteger(args.lhs.format) ? VnniIntegerDot(args, sides, parallel)
-                                      : VnniDot(args, sides, parallel);
+    return AreIntegers(SidesOf(ShapeOf(args)))
+               ? VnniIntegerDot(args, sides, parallel)
+               : VnniDot(args, sides, parallel);
   }
   if (engine != Engine::kBF16 && engine != Engine::kFewRowsAvx512) {
     return DotBelow(args, parallel);
@@ -82,6 +88,11 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
     return DotBelow(args, parallel);
   }
   return BlockedDot<EngineBF16>(args, parallel);
+}
+
+bool QuantizeRowsAvx512(const Operand& x, const QuantizedRows& out,
+                        const Parallel& parallel) {
+  return QuantizeRows(x, out, parallel);
 }
 
 bool GateAvx512(const GateArgs& args, const Parallel& parallel) {

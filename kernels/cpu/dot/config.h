@@ -25,13 +25,14 @@ enum class Engine : int64_t {
   kVnni,
   kFewRowsAvx512,
   kAmx,
+  kFewRowsVnni,
 };
 inline constexpr const char* kEngineNames[] = {
     "by_rule",       "f32",  "float_avx2", "integer_avx2",
     "few_rows_avx2", "bf16", "vnni",       "few_rows_avx512",
-    "amx",
+    "amx",           "few_rows_vnni",
 };
-inline constexpr int kEngines = 9;
+inline constexpr int kEngines = 10;
 
 // The panel side of a dot is mostly the operand with fewer rows (PanelIsLhs).
 // The other operand, mostly the weights, is the strip side and is cut into

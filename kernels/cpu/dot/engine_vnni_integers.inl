@@ -1,17 +1,126 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of the large dot for two operands of int8 or int4 on vpdpbusd. It
-// has the register tiles of engine_vnni.inl, and packs bytes without E2M1's
-// table.
+// The engine of the large dot for integers and integers or E2M1 on vpdpbusd. It
+// has the register tiles of engine_vnni.inl. Twice an E2M1 value is an integer.
 //
-// The strip's bytes are increased by 128 (int4: 8), so that they are unsigned.
+// The strip's bytes are increased by 128 (int4: 8, E2M1: 12), so that they are
+// unsigned.
 // A sum of 32 products of bytes is below 2^20. It is exact in 32 bits, with the
 // correction, and as float32. A scale of a longer block multiplies the sum of
 // each piece of 32 or 16 values.
 //
 // Roundings (see sums.inl): 16 in the sum of 16 blocks, 1 in the product of two
 // scales, 1 in the total.
+
+// The unit of the bytes that stand for a side's values, as a power of two.
+JAXPLUGIN_ALWAYS_INLINE int UnitExponent(const Operand& x) {
+  return x.format == Format::kE2M1 ? -1 : -x.fraction_bits;
+}
+
+// Decodes scales [c0, c0 + count) of a row, times the unit.
+inline void DecodeByteScales(const Operand& x, int64_t row, int64_t c0,
+                             int64_t count, float* out) {
+  const uint8_t* at = ScaleAt(x, row, c0);
+  const auto decode = [&](ScaleKind kind) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = ScaleTimes(kind, at + i * ScaleSize(kind), UnitExponent(x));
+    }
+  };
+  switch (x.scale_kind) {  // a loop for each kind, so that it is vectorized
+    case ScaleKind::kE8M0: return decode(ScaleKind::kE8M0);
+    case ScaleKind::kE4M3: return decode(ScaleKind::kE4M3);
+    case ScaleKind::kF32: return decode(ScaleKind::kF32);
+    case ScaleKind::kBF16: return decode(ScaleKind::kBF16);
+    case ScaleKind::kF16: return decode(ScaleKind::kF16);
+    default: return decode(x.scale_kind);
+  }
+}
+
+// The same for the first `left` of 16 scales of E8M0 or E4M3. For fewer than 64
+// of them compilers do not vectorize the loop above: 16 rows of MXFP4 then take
+// 1.2 times as long (Zen 5, 2026-11).
+JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(const Operand& x,
+                                              const uint8_t* at, int64_t left) {
+  __m512i bits = _mm512_castps_si512(LoadScales(x.scale_kind, at, left));
+  if (x.scale_kind == ScaleKind::kE8M0) {
+    const __m512i most = _mm512_set1_epi32((127 + kMostExponent) << 23);
+    const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
+    bits = _mm512_mask_mov_epi32(most,
+                                 _mm512_cmplt_epu32_mask(bits, most) |
+                                     _mm512_cmpeq_epi32_mask(bits, nan),
+                                 bits);
+  }
+  return _mm512_mul_ps(_mm512_castsi512_ps(bits),
+                       _mm512_set1_ps(PowerOf(UnitExponent(x))));
+}
+
+// Decodes the scales of kCount pieces of a row from piece `first` on. Those past
+// the end are any finite numbers.
+template <int kPiece, int kCount>
+void PieceScales(const Operand& x, int64_t row, int64_t first, float* out) {
+  static_assert(kCount % 16 == 0);
+  const int64_t each = x.block / kPiece;  // pieces of a block
+  const int64_t present = Min(kCount, CeilDiv(x.k, kPiece) - first);
+  if (kCount < 64 && each == 1 &&
+      (x.scale_kind == ScaleKind::kE8M0 || x.scale_kind == ScaleKind::kE4M3)) {
+    const uint8_t* at = ScaleAt(x, row, first);
+    for (int64_t i = 0; i < kCount; i += 16) {
+      _mm512_store_si512(out + i, _mm512_castps_si512(DecodeScales16(
+                                      x, at + i, present - i)));
+    }
+    return;
+  }
+  for (int64_t i = present; i < kCount; ++i) out[i] = 0;
+  if (each == 1) return DecodeByteScales(x, row, first, present, out);
+  const int64_t c0 = first / each;
+  float scale[kCount];
+  DecodeByteScales(x, row, c0, (first + present - 1) / each + 1 - c0, scale);
+  int64_t end = (c0 + 1) * each - first;  // of the pieces of scale[0]
+  for (int64_t i = 0, c = 0; i < present; ++c, end += each) {
+    for (; i < Min(end, present); ++i) out[i] = scale[c];
+  }
+}
+
+// The byte of a code of four bits: an int4 value, or twice an E2M1 value.
+inline int ByteOf(Format format, int code) {
+  return format == Format::kInt4
+             ? (code ^ 8) - 8
+             : static_cast<int>(2 * Decode<E2M1>(static_cast<uint32_t>(code)));
+}
+
+// The number that makes the bytes of a format unsigned when it is added.
+constexpr int BiasOf(Format format) {
+  return format == Format::kInt8 ? 128 : format == Format::kInt4 ? 8 : 12;
+}
+
+// The unsigned bytes of the codes of four bits, repeated, because a look-up
+// reads 6 bits.
+struct BiasedBytes {
+  alignas(64) uint8_t bytes[64];
+
+  explicit BiasedBytes(Format format) {
+    for (int i = 0; i < 64; ++i) {
+      bytes[i] = static_cast<uint8_t>(ByteOf(format, i & 15) + BiasOf(format));
+    }
+  }
+};
+
+// Reads the bytes of values [k0, k0 + 32) of a row; they are 0 past the end.
+inline void ReadBytes(const Operand& x, int64_t row, int64_t k0, int8_t* out) {
+  alignas(64) uint8_t codes[32] = {};
+  const int64_t begin = BytesOf(x.format, k0);
+  const int64_t count = Min(BytesOf(x.format, 32), x.row_bytes - begin);
+  if (count > 0) __builtin_memcpy(codes, RowValues(x, row) + begin, count);
+  if (x.format == Format::kInt8) {
+    __builtin_memcpy(out, codes, 32);
+    return;
+  }
+  for (int i = 0; i < 16; ++i) {
+    out[2 * i] = static_cast<int8_t>(ByteOf(x.format, codes[i] & 15));
+    out[2 * i + 1] = static_cast<int8_t>(ByteOf(x.format, codes[i] >> 4));
+  }
+}
 
 // kBlock is the smaller of both pieces (PieceOf). kStrip is the strip's format.
 template <int kBlock, Format kStrip>
@@ -31,10 +140,11 @@ struct EngineVnniIntegers {
   static constexpr int64_t kGroup = kIsPacked ? 128 : 64;
   static constexpr int64_t kGroupSteps = kGroup / kStep;
   static constexpr int64_t kChunkGroups = Tiles::kChunk / kGroup;
-  static constexpr int kBias = kIsPacked ? 8 : 128;
+  static constexpr int kBias = BiasOf(kStrip);
 
   const Operand& panel_operand;
   const Operand& strip_operand;
+  const BiasedBytes biased{kStrip};
 
   explicit EngineVnniIntegers(const Sides& sides)
       : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
@@ -44,43 +154,6 @@ struct EngineVnniIntegers {
     return Groups(k) * kGroupSteps * kStepBytes;
   }
   static int64_t StripBytes(int64_t) { return Tiles::kPartBytes; }
-
-  // Decodes scales [c0, c0 + count) of a row, times 2^-fraction_bits. `count` may
-  // be negative.
-  static void DecodeScales(const Operand& x, int64_t row, int64_t c0,
-                           int64_t count, float* out) {
-    const uint8_t* at = ScaleAt(x, row, c0);
-    const auto decode = [&](ScaleKind kind) __attribute__((always_inline)) {
-      for (int64_t i = 0; i < count; ++i) {
-        out[i] = ScaleTimes(kind, at + i * ScaleSize(kind), -x.fraction_bits);
-      }
-    };
-    switch (x.scale_kind) {  // a loop for each kind, so that it is vectorized
-      case ScaleKind::kE8M0: return decode(ScaleKind::kE8M0);
-      case ScaleKind::kF32: return decode(ScaleKind::kF32);
-      case ScaleKind::kBF16: return decode(ScaleKind::kBF16);
-      case ScaleKind::kF16: return decode(ScaleKind::kF16);
-      default: return decode(x.scale_kind);
-    }
-  }
-
-  // Reads values [k0, k0 + kStep) of a row; they are 0 past the end.
-  static void ReadValues(const Operand& x, int64_t row, int64_t k0,
-                         int8_t* out) {
-    alignas(64) uint8_t codes[kStep] = {};
-    const int64_t begin = BytesOf(x.format, k0);
-    const int64_t count = Min(BytesOf(x.format, kStep), x.row_bytes - begin);
-    if (count > 0) __builtin_memcpy(codes, RowValues(x, row) + begin, count);
-    if (x.format == Format::kInt8) {
-      __builtin_memcpy(out, codes, kStep);
-      return;
-    }
-    for (int i = 0; i < kStep / 2; ++i) {
-      // A shift of the whole code to the left moves its sign to the top.
-      out[2 * i] = static_cast<int8_t>(static_cast<int8_t>(codes[i] << 4) >> 4);
-      out[2 * i + 1] = static_cast<int8_t>(static_cast<int8_t>(codes[i]) >> 4);
-    }
-  }
 
   // Returns the index in 16 values of the byte at place i, in the order in which
   // PackPart stores the strip.
@@ -95,7 +168,7 @@ struct EngineVnniIntegers {
     for (int64_t s = 0; s < Groups(x.k) * kGroupSteps; ++s) {
       uint8_t* out = tile + (s * tile_rows + i) * kStepBytes;
       int8_t values[kStep];
-      ReadValues(x, row, s * kStep, values);
+      ReadBytes(x, row, s * kStep, values);
       for (int b = 0; b < kBlocks; ++b) {
         int sum = 0;
         for (int j = b * kBlock; j < (b + 1) * kBlock; ++j) {
@@ -104,7 +177,7 @@ struct EngineVnniIntegers {
         }
         const int64_t k0 = s * kStep + b * kBlock;
         float scale = 0;
-        if (k0 < x.k) DecodeScales(x, row, k0 / x.block, 1, &scale);
+        if (k0 < x.k) DecodeByteScales(x, row, k0 / x.block, 1, &scale);
         __builtin_memcpy(out + kStep + 4 * b, &sum, 4);
         __builtin_memcpy(out + kStep + 4 * (kBlocks + b), &scale, 4);
       }
@@ -124,9 +197,7 @@ struct EngineVnniIntegers {
   void PackPart(int64_t row, int64_t count, int64_t g0, int64_t groups,
                 uint8_t* strip) const {
     const Operand& x = strip_operand;
-    alignas(64) uint8_t biased[64];  // of int4; a look-up reads 6 bits
-    for (int i = 0; i < 64; ++i) biased[i] = static_cast<uint8_t>((i & 15) ^ 8);
-    const __m512i table = _mm512_load_si512(biased);
+    const __m512i table = _mm512_load_si512(biased.bytes);
     const __m512i bias = _mm512_set1_epi8(static_cast<char>(0x80));
     const int64_t ahead = Ahead(g0);
     for (int64_t g = 0; g < groups; ++g) {
@@ -162,21 +233,28 @@ struct EngineVnniIntegers {
   // Unpacks the scales of a chunk that begins at value k0 to [block][32 rows].
   void PackScales(int64_t row, int64_t count, int64_t k0,
                   uint8_t* strip) const {
-    const Operand& x = strip_operand;
     float* to = reinterpret_cast<float*>(strip + Tiles::kCodes);
-    const int64_t c0 = k0 / x.block;
-    int64_t column[kChunkBlocks];  // of a block's scale, from c0 on
-    for (int64_t b = 0; b < kChunkBlocks; ++b) {
-      column[b] = (k0 + b * kBlock) / x.block - c0;
-    }
-    const int64_t columns = column[kChunkBlocks - 1] + 1;
-    for (int64_t r = 0; r < kPartRows; ++r) {
-      float scale[kChunkBlocks] = {};
-      if (r < count) {
-        DecodeScales(x, row + r, c0, Min(columns, x.scale_cols - c0), scale);
+    alignas(64) float scale[16][kChunkBlocks];
+    for (int64_t r0 = 0; r0 < kPartRows; r0 += 16) {
+      for (int64_t r = 0; r < 16; ++r) {
+        if (r0 + r < count) {
+          const int64_t at = row + r0 + r;
+          const uint8_t* next = ScaleAt(strip_operand, at + kStripRows,
+                                        k0 / strip_operand.block);
+          _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+          PieceScales<kBlock, kChunkBlocks>(strip_operand, at, k0 / kBlock,
+                                            scale[r]);
+        } else {
+          for (float& zero : scale[r]) zero = 0;
+        }
       }
-      for (int64_t b = 0; b < kChunkBlocks; ++b) {
-        to[b * kPartRows + r] = scale[column[b]];
+      for (int64_t b = 0; b < kChunkBlocks; b += 16) {
+        __m512i in[16], out[16];
+        for (int r = 0; r < 16; ++r) in[r] = _mm512_load_si512(scale[r] + b);
+        Transpose16(in, out);
+        for (int i = 0; i < 16; ++i) {
+          _mm512_store_si512(to + (b + i) * kPartRows + r0, out[i]);
+        }
       }
     }
   }
@@ -200,17 +278,19 @@ struct EngineVnniIntegers {
   }
 };
 
-// Requires two operands of int8 or int4.
+// Requires operands of integers, or of integers and E2M1.
+template <Format kStrip>
+bool VnniIntegerDot(const DotArgs& args, const Parallel& parallel) {
+  return PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32
+             ? BlockedDot<EngineVnniIntegers<32, kStrip>>(args, parallel)
+             : BlockedDot<EngineVnniIntegers<16, kStrip>>(args, parallel);
+}
+
 bool VnniIntegerDot(const DotArgs& args, const Sides& sides,
                     const Parallel& parallel) {
-  const bool is_32 = PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32;
-  if (sides.strip->format == Format::kInt8) {
-    return is_32 ? BlockedDot<EngineVnniIntegers<32, Format::kInt8>>(args,
-                                                                    parallel)
-                 : BlockedDot<EngineVnniIntegers<16, Format::kInt8>>(args,
-                                                                    parallel);
+  switch (sides.strip->format) {
+    case Format::kInt8: return VnniIntegerDot<Format::kInt8>(args, parallel);
+    case Format::kInt4: return VnniIntegerDot<Format::kInt4>(args, parallel);
+    default: return VnniIntegerDot<Format::kE2M1>(args, parallel);
   }
-  return is_32
-             ? BlockedDot<EngineVnniIntegers<32, Format::kInt4>>(args, parallel)
-             : BlockedDot<EngineVnniIntegers<16, Format::kInt4>>(args, parallel);
 }

@@ -444,17 +444,17 @@ FewRowsFunction ChooseFewRows(const Operand& weights, Factors factors,
 }
 
 // The dot of few rows (the panel side) and quantized weights (the strip side).
-// The weights must have 4 bits if `factors` is kF32. If a float of the rows is then
-// too large or too small, it writes nothing and *is_done stays false.
-bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
-                const Parallel& parallel, bool* is_done) {
+// pack_row(row, out) writes a row's x_row_bytes. If it returns false for a row,
+// nothing is written to the result and *is_done stays false.
+// multiply(rows, w0, count, x, c, ldc) computes the dots of up to kFewRowsMax
+// packed rows and of weight rows [w0, w0 + count): c[r * ldc + j].
+template <typename PackRow, typename Multiply>
+bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
+                   const Parallel& parallel, const PackRow& pack_row,
+                   const Multiply& multiply, bool* is_done) {
   const Operand& x = *sides.panel;
-  const Operand& weights = *sides.strip;
   const int64_t rows = sides.panel_rows;
   const int64_t x_rows = args.batch * rows;
-  // Padded to 512 values, a step of FewRowsSums.
-  const int64_t x_padded = Max(RoundUp(args.k, 512), 512);
-  const int64_t x_row_bytes = x_padded * (factors == Factors::kF32 ? 4 : 2);
   const int64_t chunk = StreamedRows(sides, parallel);
   const int64_t chunks = CeilDiv(sides.strip_rows, chunk);
   const int64_t pass = PassRows(sides, kFewRowsMax);
@@ -468,16 +468,6 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
   uint8_t* unsafe = packed + x_bytes;
   uint8_t* slots = unsafe + flag_bytes;
 
-  const EngineBF16 engine(sides);
-  const auto pack_row = [&](int64_t r, uint8_t* row) {
-    if (factors == Factors::kF32) {
-      return PackFloats(x, r, x_padded, reinterpret_cast<float*>(row));
-    }
-    const int64_t bytes = CeilDiv(x.k, kUnit) * kUnitBytes;
-    engine.PackRow(r, row, 1, 0);
-    __builtin_memset(row + bytes, 0, x_row_bytes - bytes);
-    return true;
-  };
   const Parallel serial{1, nullptr, nullptr};
   const int64_t x_groups = Max(1, (int64_t{1} << 16) / Max(args.k, 1));
   const bool x_is_small = x_rows * args.k <= (1 << 17);
@@ -505,14 +495,39 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
         const uint8_t* x_rows_packed = packed + batch * rows * x_row_bytes;
         for (int64_t r = 0; r < rows; r += pass) {
-          const FewRowsFunction function =
-              ChooseFewRows(weights, factors, Min(pass, rows - r));
-          function(engine.strip_unpacker, w0, count,
-                   x_rows_packed + r * x_row_bytes, x_row_bytes, c + r * chunk,
-                   chunk);
+          multiply(Min(pass, rows - r), w0, count,
+                   x_rows_packed + r * x_row_bytes, c + r * chunk, chunk);
         }
         // The task is a panel of `rows` rows and a strip of `count` rows.
         StoreTile(sides, batch, 0, rows, j0, count, c, chunk,
                   unsafe + batch * rows, c + chunk * rows);
       });
+}
+
+// The weights must have 4 bits if `factors` is kF32. If a float of the rows is
+// then too large or too small, it writes nothing and *is_done stays false.
+bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
+                const Parallel& parallel, bool* is_done) {
+  const Operand& x = *sides.panel;
+  // Padded to 512 values, a step of FewRowsSums.
+  const int64_t x_padded = Max(RoundUp(args.k, 512), 512);
+  const int64_t x_row_bytes = x_padded * (factors == Factors::kF32 ? 4 : 2);
+  const EngineBF16 engine(sides);
+  return StreamWeights(
+      args, sides, x_row_bytes, parallel,
+      [&](int64_t r, uint8_t* row) {
+        if (factors == Factors::kF32) {
+          return PackFloats(x, r, x_padded, reinterpret_cast<float*>(row));
+        }
+        const int64_t bytes = CeilDiv(x.k, kUnit) * kUnitBytes;
+        engine.PackRow(r, row, 1, 0);
+        __builtin_memset(row + bytes, 0, x_row_bytes - bytes);
+        return true;
+      },
+      [&](int64_t rows, int64_t w0, int64_t count, const uint8_t* packed,
+          float* c, int64_t ldc) {
+        ChooseFewRows(*sides.strip, factors, rows)(
+            engine.strip_unpacker, w0, count, packed, x_row_bytes, c, ldc);
+      },
+      is_done);
 }

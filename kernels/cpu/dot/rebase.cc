@@ -1,6 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
+// What precedes the kernels of a dot. Rows of floats are quantized if asked.
+//
 // Dots whose scales are far from 1, for example of gradients of 1e-12. A row is
 // rebased: its scales are divided by a power of two, so that the row is safe
 // (RowIsSafe), and its sums are multiplied by it. Only the scales are copied. A kernel that finds an unsafe row stops, and runs again with rebased
@@ -113,9 +115,43 @@ int ThreadsOf(const DotArgs& args, int all) {
   return IsSerial(args.batch, args.m, args.n, args.k) ? 1 : all;
 }
 
+bool QuantizesRows(const Kernels& kernels, const DotArgs& args) {
+  return args.quantize_rows &&
+         QuantizesRows(LevelOf(kernels), {ShapeOf(args.lhs), ShapeOf(args.rhs),
+                                          args.m, args.n, args.k});
+}
+
+// Quantizes the side of floats, and computes the dot of integers. Its numbers
+// are those of a dot whose side was quantized before.
+bool DotOfQuantizedRows(const Kernels& kernels, const DotArgs& args,
+                        const Parallel& parallel) {
+  DotArgs integers = args;
+  integers.quantize_rows = false;
+  Operand& x = IsPlain(args.lhs.format) ? integers.lhs : integers.rhs;
+  const Operand floats = x;
+  x.format = kQuantizedRows.format;
+  x.scale_kind = kQuantizedRows.scale;
+  x.block = kQuantizedRows.block;
+  x.scale_cols = CeilDiv(x.k, x.block);
+  x.row_bytes = BytesOf(x.format, x.k);
+  const int64_t value_bytes = RoundUp(x.rows * x.row_bytes, 64);
+  Scratch scratch(value_bytes + x.rows * x.scale_cols * sizeof(float));
+  uint8_t* memory = scratch.get();
+  if (memory == nullptr) return false;
+  x.values = memory;
+  x.scale = memory + value_bytes;
+  const QuantizedRows quantized{reinterpret_cast<int8_t*>(memory),
+                                reinterpret_cast<float*>(memory + value_bytes)};
+  return kernels.quantize_rows(floats, quantized, parallel) &&
+         Dot(kernels, integers, parallel);
+}
+
 }  // namespace
 
 bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
+  if (QuantizesRows(kernels, args)) {
+    return DotOfQuantizedRows(kernels, args, all);
+  }
   Parallel parallel = all;
   parallel.threads = ThreadsOf(args, all.threads);
   uint32_t gave_up = 0;

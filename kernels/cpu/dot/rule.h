@@ -155,13 +155,42 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int64_t VnniRowsMin(bool is_block_32) {
   return is_block_32 ? 3 : 4;
 }
 
-// Whether both sides are integers, which vpdpbusd multiplies too. Up to
-// kStreamedRowsAvx2 rows, AVX2 streams them. For more rows, AVX2 would multiply
-// them in float32, with 8 products per instruction instead of 64. (No machine
-// has timed this choice.)
-JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
-  return IsInteger(sides.panel.format) && IsInteger(sides.strip.format);
+// Whether vpdpbusd multiplies the values of a format: integers, and twice the
+// values of E2M1.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBytes(Format f) {
+  return IsInteger(f) || f == Format::kE2M1;
 }
+
+// Whether one side is integers and the other one integers or E2M1, with scales
+// of any kind. AVX2 would multiply more than a few rows of them in float32,
+// with 8 products per instruction instead of 64.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
+  return IsBytes(sides.panel.format) && IsBytes(sides.strip.format) &&
+         (IsInteger(sides.panel.format) || IsInteger(sides.strip.format));
+}
+
+// Whether a dot that may quantize its rows does so (DotArgs::quantize_rows).
+// AVX2 multiplies bytes in instructions of 16 products, and has engines of bytes
+// only for two sides of E2M1 or few rows.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool QuantizesRows(Isa isa,
+                                                     const DotShape& x) {
+  return isa >= Isa::kAvx512Bf16 &&
+         ((IsPlain(x.lhs.format) && IsBytes(x.rhs.format)) ||
+          (IsBytes(x.lhs.format) && IsPlain(x.rhs.format)));
+}
+
+// The rows that a dot quantizes.
+inline constexpr SideShape kQuantizedRows = {Format::kInt8, ScaleKind::kF32,
+                                             32};
+
+// Returns the dot that remains if the rows are quantized.
+JAXPLUGIN_ALWAYS_INLINE constexpr DotShape WithQuantizedRows(DotShape x) {
+  (IsPlain(x.lhs.format) ? x.lhs : x.rhs) = kQuantizedRows;
+  return x;
+}
+
+// Up to this many rows, AVX-512 streams integers.
+inline constexpr int64_t kStreamedIntegerRowsAvx512 = 4;
 
 // From this many rows, AMX is the fastest engine. AMX over few_rows_avx512 (for
 // two E2M1 operands: over vpdpbusd), n = k = 4096, one Sapphire Rapids core:
@@ -204,8 +233,9 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   if (is_bf16 && IsE2M1(sides.panel) && IsE2M1(sides.strip)) {
     if (sides.rows >= VnniRowsMin(sides.is_block_32)) return Engine::kVnni;
   }
-  if (AreIntegers(sides) && sides.rows > kStreamedRowsAvx2) {
-    return Engine::kVnni;
+  if (AreIntegers(sides)) {
+    return sides.rows <= kStreamedIntegerRowsAvx512 ? Engine::kFewRowsVnni
+                                                    : Engine::kVnni;
   }
   if (sides.rows <= StreamedRowsAvx512(sides, IsBF16(sides.panel))) {
     return Engine::kFewRowsAvx512;

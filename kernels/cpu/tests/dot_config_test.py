@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 import pathlib
 import sys
 
@@ -25,6 +26,7 @@ ENGINES = {
   "vnni": (6, (BF16, "amx_bf16")),
   "few_rows_avx512": (7, (BF16, "amx_bf16")),
   "amx": (8, ("amx_bf16",)),
+  "few_rows_vnni": (9, (BF16, "amx_bf16")),
 }
 # Engine of this machine -> an instruction set that has it. It is avx512_bf16 if
 # possible, so that the tests of AVX2's engines pass through it.
@@ -40,6 +42,7 @@ PAIRS = (
   *(("int8_32", "int8_row"), ("int4_128", "int4_32"), ("int8_32", "int4_128")),
   *(("int8_row", "mxfp4"), ("bf16", "int8_row"), ("f32", "int4_128")),
   *(("mxfp8", "int4_32"), ("bf16", "fp8_1x128"), ("f16", "int8_32")),
+  *(("mxfp4", "int8_16"), ("nvfp4", "int4_32")),
 )
 
 
@@ -48,8 +51,11 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
   fp4 = ("mxfp4", "nvfp4")
   plain = ("f32", "f16")
   is_integer = [name.startswith("int") for name in (lhs, rhs)]
-  if engine == "vnni" and all(is_integer):
-    return True
+  is_bytes = [name in fp4 for name in (lhs, rhs)]
+  if engine in ("vnni", "few_rows_vnni") and any(is_integer):
+    return all(map(operator.or_, is_integer, is_bytes))
+  if engine == "few_rows_vnni":
+    return False
   if engine in ("integer_avx2", "vnni"):
     return lhs in fp4 and rhs in fp4
   if engine in ("bf16", "amx"):
@@ -61,6 +67,11 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
       (lhs in plain and is_packed) or not (is_integer[0] or lhs in plain)
     )
   return engine != "few_rows_avx2" or rhs != "bf16"
+
+
+def other_side(engine: str) -> str:
+  """Returns the format of an rhs that an engine multiplies with E2M1."""
+  return "mxint8" if engine == "few_rows_vnni" else "mxfp4"
 
 
 def attributes(engine: str, **sizes: int) -> dict[str, int]:
@@ -154,7 +165,7 @@ class DotConfigTest(parameterized.TestCase):
     lhs = testing.integers("mxfp4", (1, m, 192), rng)
     code = np.asarray(lhs.scale).view(np.uint8) - 70
     lhs = testing.Side("mxfp4", lhs.values, code)
-    rhs = testing.integers("mxfp4", (1, 40, 192), rng)
+    rhs = testing.any_side(other_side(engine), (1, 40, 192), rng, True)
     self.check(lhs, rhs, isa, attributes(engine))
 
   @parameterized.product(engine=tuple(OWN))
@@ -162,7 +173,7 @@ class DotConfigTest(parameterized.TestCase):
     isa = OWN[engine]
     rng = np.random.default_rng(0)
     lhs = testing.integers("nvfp4", (2, 6, 64), rng)
-    rhs = testing.integers("nvfp4", (2, 40, 64), rng)
+    rhs = testing.any_side(other_side(engine), (2, 40, 64), rng, True)
     bias = rng.integers(-9, 9, 40).astype(np.float32)
     residual = rng.integers(-9, 9, (2, 6, 40)).astype(np.float32)
     got = testing.call(
@@ -200,8 +211,8 @@ class DotConfigTest(parameterized.TestCase):
 
 class DotConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ({"engine": -1}, "engine must be 0 .by_rule. to 8, got -1"),
-    ({"engine": 9}, "engine must be .*got 9"),
+    ({"engine": -1}, "engine must be 0 .by_rule. to 9, got -1"),
+    ({"engine": 10}, "engine must be .*got 10"),
     ({"engine": 1 << 40}, "engine must be .*got 1099511627776"),
     ({"panel_rows": -1}, "panel_rows must be 0 .chosen.* to 4096, got -1"),
     ({"panel_rows": 4097}, "panel_rows must be .*got 4097"),
@@ -224,7 +235,8 @@ class DotConfigErrorTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     side = testing.integers("mxfp4", (1, 3, 64), rng)
     if isa in isas:
-      testing.call(side, side, isa=isa, attributes=attributes(engine))
+      rhs = testing.any_side(other_side(engine), (1, 3, 64), rng, True)
+      testing.call(side, rhs, isa=isa, attributes=attributes(engine))
       return
     with self.assertRaisesRegex(
       testing.HandlerError,

@@ -1,0 +1,224 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The dot of a few rows on vpdpbusd, for integers and integers or E2M1. The
+// weights are streamed as in few_rows_avx512.inl, and their bytes are made
+// unsigned as in engine_vnni_integers.inl. A dword of a vector holds 4 values of
+// one piece of a block (8 values if the weights are packed). Its sum is exact,
+// and is multiplied by the product of both scales.
+//
+// Roundings (see sums.inl): 1 in the product of two scales, 8 in a step (each of
+// up to 8 vectors), 4 in the sum of the lanes and 1 in the total.
+
+// kPiece is the smaller of both pieces (PieceOf).
+template <int kPiece, Format kWeights>
+struct FewRowsVnni {
+  static constexpr int64_t kStep = 512;  // values
+  // The steps whose scales are decoded at once. A decoding loop for the scales
+  // of one step takes longer than the step.
+  static constexpr int64_t kChunkSteps = 8;
+  static constexpr bool kIsPacked = IsPacked(kWeights);
+  static constexpr int kVectors = kStep * (kIsPacked ? 4 : 8) / 512;
+  static constexpr int kValues = kStep / kVectors;  // of a vector of codes
+  static constexpr int kPieces = kStep / kPiece;
+  static constexpr int kScaleVectors = kPieces / 16;
+  // The layout of a step of a row: [values][initial sums][scales].
+  static constexpr int64_t kSums = kStep;
+  static constexpr int64_t kScales = kSums + kVectors * 64;
+  static constexpr int64_t kStepBytes = kScales + kPieces * 4;
+
+  const Operand& weights;
+  const BiasedBytes biased{kWeights};
+  const ScaleIndex index{kPiece, kValues};
+
+  explicit FewRowsVnni(const Operand& x) : weights(x) {}
+
+  static int64_t Steps(int64_t k) { return CeilDiv(k, kStep); }
+
+  void PackRow(const Operand& x, int64_t row, uint8_t* out) const {
+    for (int64_t s = 0; s < Steps(x.k); ++s, out += kStepBytes) {
+      int8_t bytes[kStep];
+      for (int64_t i = 0; i < kStep; i += 32) {
+        ReadBytes(x, row, s * kStep + i, bytes + i);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        const int8_t* from = bytes + v * kValues;
+        uint8_t* to = out + v * kValues;
+        for (int i = 0; i < kValues; ++i) {
+          // Of packed weights, the even values, then the odd values.
+          const int at = kIsPacked ? i % 64 * 2 + i / 64 : i;
+          to[i] = static_cast<uint8_t>(from[at]);
+        }
+        int32_t sums[16] = {};
+        for (int i = 0; i < kValues; ++i) {
+          sums[i / (kValues / 16)] -= BiasOf(kWeights) * from[i];
+        }
+        __builtin_memcpy(out + kSums + v * 64, sums, 64);
+      }
+      alignas(64) float scale[kPieces];
+      PieceScales<kPiece, kPieces>(x, row, s * kPieces, scale);
+      __builtin_memcpy(out + kScales, scale, sizeof(scale));
+    }
+  }
+
+  // The constants of the loops.
+  struct Constants {
+    __m512i table, sign;
+    __m512i lanes[kVectors];  // the index of the scale of each dword
+
+    explicit Constants(const FewRowsVnni& x)
+        : table(_mm512_load_si512(x.biased.bytes)),
+          sign(_mm512_set1_epi8(static_cast<char>(0x80))) {
+      for (int v = 0; v < kVectors; ++v) {
+        lanes[v] = _mm512_load_si512(x.index.lanes[v]);
+      }
+    }
+  };
+
+  JAXPLUGIN_ALWAYS_INLINE static __m512 Floats(const void* p) {
+    return _mm512_castsi512_ps(_mm512_load_si512(p));
+  }
+
+  // Adds the dots of one step to the totals. If !kIsWhole, the weights have only
+  // the last `left` bytes.
+  template <int kRows, bool kIsWhole>
+  JAXPLUGIN_ALWAYS_INLINE static void Step(const Constants& constants,
+                                           const uint8_t* values, int64_t left,
+                                           const float* scale, const uint8_t* x,
+                                           int64_t x_row_bytes, __m512* total,
+                                           __m512* rest) {
+    __m512 scales[kRows][kScaleVectors], sum[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kScaleVectors; ++i) {
+        scales[r][i] =
+            _mm512_mul_ps(Floats(scale + 16 * i),
+                          Floats(x + r * x_row_bytes + kScales + 64 * i));
+      }
+      sum[r] = _mm512_setzero_ps();
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const uint8_t* at = values + v * 64;
+      _mm_prefetch(reinterpret_cast<const char*>(at + kFewRowsAhead),
+                   _MM_HINT_T1);
+      __m512i codes = kIsWhole ? _mm512_loadu_si512(at)
+                               : LoadBytes(at, left - v * 64);
+      KeepInRegister(&codes);
+      __m512i y[2];
+      if constexpr (kIsPacked) {
+        y[0] = _mm512_permutexvar_epi8(codes, constants.table);
+        y[1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, 4),
+                                       constants.table);
+      } else {
+        y[0] = _mm512_sub_epi8(codes, constants.sign);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* xr = x + r * x_row_bytes;
+        __m512i dot = _mm512_load_si512(xr + kSums + v * 64);
+#pragma GCC unroll 2
+        for (int i = 0; i < kValues / 64; ++i) {
+          dot = _mm512_dpbusd_epi32(
+              dot, y[i], _mm512_load_si512(xr + v * kValues + i * 64));
+        }
+        const __m512 spread =
+            _mm512_permutexvar_ps(constants.lanes[v],
+                                  scales[r][v * kScaleVectors / kVectors]);
+        sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), spread, sum[r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) AddExactly(sum[r], &total[r], &rest[r]);
+  }
+
+  // out[r * ldc] = weight row w . x row r
+  template <int kRows>
+  JAXPLUGIN_ALWAYS_INLINE void Sums(const Constants& constants, int64_t w,
+                                    const uint8_t* x, int64_t x_row_bytes,
+                                    float* out, int64_t ldc) const {
+    constexpr int64_t kCodes = kVectors * 64;  // bytes of a step
+    const uint8_t* values = RowValues(weights, w);
+    const int64_t whole = weights.k / kStep;
+    const int64_t left = weights.row_bytes - whole * kCodes;
+    const int64_t steps = Steps(weights.k);
+    __m512 total[kRows], rest[kRows];
+    for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
+    for (int64_t s0 = 0; s0 < steps; s0 += kChunkSteps) {
+      alignas(64) float scale[kChunkSteps * kPieces];
+      PieceScales<kPiece, kChunkSteps * kPieces>(weights, w, s0 * kPieces,
+                                                 scale);
+      const int64_t end = Min(s0 + kChunkSteps, whole);
+      int64_t s = s0;
+      for (; s < end; ++s) {
+        Step<kRows, true>(constants, values + s * kCodes, 0,
+                          scale + (s - s0) * kPieces, x + s * kStepBytes,
+                          x_row_bytes, total, rest);
+      }
+      if (s == whole && left > 0 && s < s0 + kChunkSteps) {
+        Step<kRows, false>(constants, values + s * kCodes, left,
+                           scale + (s - s0) * kPieces, x + s * kStepBytes,
+                           x_row_bytes, total, rest);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      out[r * ldc] = _mm512_reduce_add_ps(TotalOf(total[r], rest[r]));
+    }
+  }
+
+  template <int kRows>
+  void Strip(int64_t w0, int64_t count, const uint8_t* x, int64_t x_row_bytes,
+             float* c, int64_t ldc) const {
+    const Constants constants(*this);
+    for (int64_t w = 0; w < count; ++w) {
+      Sums<kRows>(constants, w0 + w, x, x_row_bytes, c + w, ldc);
+    }
+  }
+};
+
+template <int kPiece, Format kWeights>
+bool FewRowsVnniDot(const DotArgs& args, const Sides& sides,
+                    const Parallel& parallel) {
+  using Engine = FewRowsVnni<kPiece, kWeights>;
+  const Engine engine(*sides.strip);
+  const int64_t x_row_bytes = Engine::Steps(args.k) * Engine::kStepBytes;
+  bool is_done = false;
+  return StreamWeights(
+      args, sides, x_row_bytes, parallel,
+      [&](int64_t r, uint8_t* row) {
+        engine.PackRow(*sides.panel, r, row);
+        return true;
+      },
+      [&](int64_t rows, int64_t w0, int64_t count, const uint8_t* x, float* c,
+          int64_t ldc) {
+        switch (rows) {
+          case 1:
+            return engine.template Strip<1>(w0, count, x, x_row_bytes, c, ldc);
+          case 2:
+            return engine.template Strip<2>(w0, count, x, x_row_bytes, c, ldc);
+          case 3:
+            return engine.template Strip<3>(w0, count, x, x_row_bytes, c, ldc);
+          default:
+            return engine.template Strip<4>(w0, count, x, x_row_bytes, c, ldc);
+        }
+      },
+      &is_done);
+}
+
+template <Format kWeights>
+bool FewRowsVnniDot(const DotArgs& args, const Sides& sides,
+                    const Parallel& parallel) {
+  return PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32
+             ? FewRowsVnniDot<32, kWeights>(args, sides, parallel)
+             : FewRowsVnniDot<16, kWeights>(args, sides, parallel);
+}
+
+// Requires operands of integers, or of integers and E2M1.
+bool FewRowsVnniDot(const DotArgs& args, const Sides& sides,
+                    const Parallel& parallel) {
+  switch (sides.strip->format) {
+    case Format::kInt8:
+      return FewRowsVnniDot<Format::kInt8>(args, sides, parallel);
+    case Format::kInt4:
+      return FewRowsVnniDot<Format::kInt4>(args, sides, parallel);
+    default: return FewRowsVnniDot<Format::kE2M1>(args, sides, parallel);
+  }
+}

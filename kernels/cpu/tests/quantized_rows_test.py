@@ -1,0 +1,226 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests dots that quantize their rows of floats to int8 (`quantize_rows`)."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+ROWS = (testing.INT8, testing.F32, 32)
+# The instruction sets that quantize rows.
+QUANTIZING = tuple(
+  isa for isa in testing.ISAS if isa in ("avx512_bf16", "amx_bf16")
+)
+WEIGHTS = (
+  *("mxfp4", "nvfp4", "int8_32", "int4_32", "int4_128", "int8_row", "int4_16"),
+  *("mxint8", "e2m1_48", "e2m1_64", "int8_16", "int4_128_bf16"),
+)
+# Rows end within a block, a vector of codes and a step. The last shape has
+# weights as the side with fewer rows.
+SHAPES = (
+  *((1, 37, 96), (2, 21, 66), (3, 70, 576), (4, 19, 4130), (5, 70, 1056)),
+  *((19, 131, 544), (300, 60, 64)),
+)
+ENGINES = {"bf16": 5, "vnni": 6, "few_rows_vnni": 9}  # dot/config.h
+# README.md, "Accumulation": one rounding in the product of two scales, one in
+# its product with a sum.
+DOT_ERROR_ULPS = 18 * 2.0**-24
+
+
+def quantized(x: np.ndarray) -> testing.Side:
+  """Quantizes rows in NumPy, by the rule of docs/concepts/numerics.md."""
+  k = x.shape[-1]
+  blocks = np.zeros((*x.shape[:-1], -(-k // 32) * 32), np.float32)
+  blocks[..., :k] = x
+  blocks = blocks.reshape(*x.shape[:-1], -1, 32)
+  amax = np.abs(blocks).max(-1)
+  scale = np.maximum(amax / np.float32(127), np.float32(2.0**-126))
+  scale = np.where(amax == 0, np.float32(0), scale)
+  is_finite = np.isfinite(amax)
+  with np.errstate(all="ignore"):
+    values = np.rint((blocks / scale[..., None]).astype(np.float32))
+  keep = is_finite & (amax > 0)
+  values = np.where(keep[..., None], values, 0)
+  values = values.reshape(*x.shape[:-1], -1)[..., :k]
+  return testing.Side(ROWS, values, np.where(is_finite, scale, np.nan))
+
+
+def call(x: np.ndarray, rhs: testing.Side, *args, **kwargs) -> np.ndarray:
+  lhs = testing.Side("f32", x, None)
+  lhs.values = x
+  return testing.call(lhs, rhs, *args, quantize_rows=1, **kwargs)
+
+
+def weights(name: str, shape, rng) -> testing.Side:
+  if name in testing.CHECKPOINTS:
+    return testing.checkpoint(name, shape, rng, packed=bool(rng.integers(2)))
+  return testing.gaussians(name, shape, rng, packed=bool(rng.integers(2)))
+
+
+class QuantizedRowsTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if not QUANTIZING:
+      self.skipTest("no instruction set of this machine quantizes rows")
+
+  @parameterized.product(name=WEIGHTS, isa=QUANTIZING)
+  def test_results_are_those_of_rows_that_numpy_quantized(self, name, isa):
+    rng = np.random.default_rng(0)
+    for m, n, k in SHAPES:
+      for dtype in testing.FLOATS:
+        x = rng.standard_normal((1, m, k)).astype(dtype)
+        rhs = weights(name, (1, n, k), rng)
+        lhs = quantized(x.astype(np.float32))
+        got = call(x, rhs, isa=isa)
+        np.testing.assert_array_equal(got, testing.call(lhs, rhs, isa=isa))
+        error = np.abs(got - testing.oracle(lhs, rhs))
+        bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
+        self.assertTrue(np.all(error <= bound), (m, n, k, dtype))
+
+  @parameterized.product(
+    name=("mxfp4", "nvfp4", "int8_32", "int4_32"), isa=QUANTIZING, m=(1, 20)
+  )
+  def test_error_is_within_the_bound_of_half_a_step(self, name, isa, m):
+    """Some blocks have an outlier, and blocks differ in size."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, m, 1056)).astype(np.float32)
+    x *= np.repeat(np.exp2(rng.integers(-9, 9, (1, m, 33))), 32, -1)
+    x[..., ::97] *= 100
+    rhs = weights(name, (1, 50, 1056), rng)
+    lhs = testing.Side("f32", x, None)
+    error = np.abs(call(x, rhs, isa=isa) - testing.oracle(lhs, rhs))
+    amax = np.abs(x.astype(np.float64)).reshape(1, m, 33, 32).max(-1)
+    half = np.repeat(amax / 254, 32, -1) * (1 + 2.0**-16)
+    magnitude = np.abs(np.swapaxes(rhs.exact, 1, 2))
+    bound = half @ magnitude + DOT_ERROR_ULPS * (np.abs(x) + half) @ magnitude
+    self.assertTrue(np.all(error <= bound), np.max(error / bound))
+    # The bound is not much larger than the error of a single product.
+    one = np.zeros_like(x)
+    one[..., 0], one[..., 1] = 127, 0.5
+    one_rhs = testing.Side(
+      (testing.INT8, testing.F32, 32),
+      np.eye(1056)[None, :2],
+      np.ones((1, 2, 33)),
+    )
+    got = call(one, one_rhs, isa=isa)
+    np.testing.assert_array_equal(got[..., 0], 127)
+    np.testing.assert_array_equal(got[..., 1], 0)  # halves to even
+
+  @parameterized.product(
+    special=(np.nan, np.inf, -np.inf), isa=QUANTIZING, m=(2, 20)
+  )
+  def test_nan_and_inf_make_the_results_of_their_row_nan(self, special, isa, m):
+    rng = np.random.default_rng(2)
+    rhs = testing.integers("mxfp4", (1, 40, 160), rng)
+    x = rng.standard_normal((1, m, 160)).astype(np.float32)
+    expected = call(x, rhs, isa=isa)
+    x[0, -1, 70] = special
+    expected[0, -1] = np.nan
+    np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+
+  @parameterized.product(isa=QUANTIZING, m=(1, 3, 20))
+  def test_blocks_of_any_size_are_exact_on_integers(self, isa, m):
+    """Rows of zeros, of subnormals, and of steps far from each other."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(-4, 5, (1, m, 96)).astype(np.float64)
+    values[..., ::32] = 127
+    for exponents in ((0, 0, 0), (-126, -126, -126), (110, 115, 120)):
+      powers = np.repeat(np.exp2(np.array(exponents, np.float64)), 32)
+      x = (values * powers).astype(np.float32)
+      code = 127 - np.clip(exponents, -40, 40)
+      rhs = testing.constant("mxfp4", (1, 37, 96), 1)
+      scale = np.broadcast_to(code, rhs.scale.shape)
+      rhs = testing.Side("mxfp4", np.ones((1, 37, 96)), scale)
+      lhs = testing.Side("f32", x, None)
+      expected = testing.oracle(lhs, rhs).astype(np.float32)
+      np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+    x = np.zeros((1, m, 96), np.float32)
+    np.testing.assert_array_equal(
+      call(x, rhs, isa=isa), np.zeros((1, m, 37), np.float32)
+    )
+
+  @parameterized.product(isa=QUANTIZING, m=(1, 20))
+  def test_subnormal_steps_and_rows_of_all_sizes_keep_the_bound(self, isa, m):
+    rng = np.random.default_rng(4)
+    rhs = testing.gaussians("mxfp4", (1, 40, 96), rng)
+    for least, most in ((-149, -126), (-149, 90)):
+      exponents = rng.integers(least, most, (1, m, 96))
+      signs = rng.choice([-1.0, 1.0], exponents.shape)
+      x = np.ldexp(signs, exponents).astype(np.float32)
+      lhs = quantized(x)
+      error = np.abs(call(x, rhs, isa=isa) - testing.oracle(lhs, rhs))
+      bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs) + 2.0**-149
+      self.assertTrue(np.all(error <= bound), (least, most))
+
+  @parameterized.product(isa=QUANTIZING, m=(1, 7), rhs_batch=(1, 3))
+  def test_batches_and_the_epilogue_are_those_of_quantized_rows(
+    self, isa, m, rhs_batch
+  ):
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((3, m, 160)).astype(testing.BF16)
+    rhs = weights("nvfp4", (rhs_batch, 70, 160), rng)
+    bias = rng.standard_normal(70).astype(np.float32)
+    residual = rng.standard_normal((3, m, 70)).astype(np.float32)
+    options = {"activation": 2, "isa": isa}
+    args = (np.float32(0.3), bias, residual)
+    np.testing.assert_array_equal(
+      call(x, rhs, *args, **options),
+      testing.call(quantized(x.astype("f4")), rhs, *args, **options),
+    )
+
+  @parameterized.product(isa=QUANTIZING, m=(1, 40))
+  def test_floats_on_the_side_of_rhs_are_quantized_too(self, isa, m):
+    rng = np.random.default_rng(6)
+    lhs = weights("int4_32", (1, m, 96), rng)
+    x = rng.standard_normal((1, 37, 96)).astype(np.float32)
+    rhs = testing.Side("f32", x, None)
+    np.testing.assert_array_equal(
+      testing.call(lhs, rhs, quantize_rows=1, isa=isa),
+      testing.call(lhs, quantized(x), isa=isa),
+    )
+
+  @parameterized.product(isa=QUANTIZING)
+  def test_a_config_is_that_of_the_dot_of_integers(self, isa):
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, 6, 96)).astype(np.float32)
+    rhs = weights("mxfp4", (1, 40, 96), rng)
+    for engine in ("vnni", "few_rows_vnni"):
+      got = call(x, rhs, isa=isa, attributes={"engine": ENGINES[engine]})
+      error = np.abs(got - testing.oracle(quantized(x), rhs))
+      bound = DOT_ERROR_ULPS * testing.magnitudes(quantized(x), rhs)
+      self.assertTrue(np.all(error <= bound), engine)
+    with self.assertRaisesRegex(testing.HandlerError, "needs sides that are"):
+      call(x, rhs, isa=isa, attributes={"engine": ENGINES["bf16"]})
+
+
+class UnquantizedRowsTest(parameterized.TestCase):
+  @testing.each(name=("mxfp8", "mxfp4", "int8_32"), m=(1, 20))
+  def test_other_formats_and_instruction_sets_keep_their_bits(
+    self, name, m, isa
+  ):
+    if isa in QUANTIZING and name != "mxfp8":
+      return
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((1, m, 96)).astype(np.float32)
+    rhs = weights(name, (1, 40, 96), rng)
+    expected = testing.call(testing.Side("f32", x, None), rhs, isa=isa)
+    np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+
+  def test_another_number_than_0_and_1_is_an_error(self):
+    side = testing.constant("mxfp4", (1, 2, 32))
+    with self.assertRaisesRegex(
+      testing.HandlerError, "quantize_rows must be 0 or 1, got 2"
+    ):
+      testing.call(side, side, quantize_rows=2)
+
+
+if __name__ == "__main__":
+  absltest.main()
