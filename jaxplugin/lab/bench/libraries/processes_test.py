@@ -96,7 +96,9 @@ class LibrariesTest(parameterized.TestCase):
     # in the root of the mean square.
     for name, one in variants(self.one_sided).items():
       if one.role != "ceiling" and not name.startswith("fake"):
-        self.assertBetween(one.relative_error, 2**-11, 2**-9, name)
+        # Some CPUs round to 8 bits: half a step is 2^-7 of the usual value.
+        largest = 2**-7 if name.endswith(" fastest") else 2**-9
+        self.assertBetween(one.relative_error, 2**-11, largest, name)
 
   def test_quantized_activations_are_also_timed_with_their_quantization(self):
     found = variants(self.pair)
