@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 from typing import Final
@@ -36,6 +37,8 @@ import jaxplugin as jp
 Params = dict[str, Any]
 
 _LAST: Final = (((1,), (1,)), ((), ()))
+# Slots of the cache that attention reads at least.
+_WINDOW: Final = 256
 # Score of a masked slot. Its exp is 0, and a row whose slots are all masked has
 # no NaN.
 _UNSEEN: Final = -1e30
@@ -226,7 +229,13 @@ def forward(
   slots = cache.length + jnp.arange(tokens.shape[1])
   rotation = _rotation(config, slots[None] - cache.start[:, None])
   seen = _seen(cache, slots)
-  step = functools.partial(_layer, decoder, cache.length, rotation, seen)
+  window = sum(
+    (slots[-1] >= window).astype(jnp.int32)
+    for window in _windows(seen.shape[-1])[:-1]
+  )
+  step = functools.partial(
+    _layer, decoder, cache.length, rotation, seen, window
+  )
   if isinstance(layers, tuple):
     stacks: list[Any] = []
     for layer, *own in zip(layers, cache.keys, cache.values, strict=True):
@@ -338,6 +347,7 @@ def _layer(
   length: jax.Array,
   rotation: tuple[jax.Array, jax.Array],
   seen: jax.Array,
+  window: jax.Array,
   i: jax.Array | None,
   layer: Params,
   x: jax.Array,
@@ -360,29 +370,61 @@ def _layer(
   turned = _rotated(qkv[:, :, :to_value], *rotation)
   query, key = turned[:, :, :to_key], turned[:, :, to_key:]
   value = qkv[:, :, to_value:]
-  keys, key_layer = _put(own[0], key.swapaxes(1, 2), i, length, axis=2)
-  new_values = value.transpose(0, 2, 3, 1)
-  values, value_layer = _put(own[1], new_values, i, length, axis=3)
-  y = _attention(config, query, key_layer, value_layer, seen)
+  keys = _put(own[0], key.swapaxes(1, 2), i, length, axis=2)
+  values = _put(own[1], value.transpose(0, 2, 3, 1), i, length, axis=3)
+  y = lax.switch(
+    window,
+    [
+      functools.partial(_attention, config, slots, i)
+      for slots in _windows(seen.shape[-1])
+    ],
+    *(query, keys, values, seen),
+  )
   x = x + linear(y, "out").reshape(x.shape)
   gate, up = jnp.split(linear(norm("mlp_norm"), "gate_up"), 2, axis=1)
   y = linear(jax.nn.silu(gate) * up, "down")
   return x + y.reshape(x.shape), (keys, values)
 
 
+def _windows(slots: int) -> list[int]:
+  """Returns numbers of slots, of which attention reads the least that do.
+
+  With 2304 slots, attention of a token takes 27 us a layer instead of 212 while
+  the first 256 are in use (two Zen 5 cores, 2026-11).
+  """
+  return [
+    *itertools.takewhile(
+      lambda x: x < slots, (_WINDOW << i for i in itertools.count())
+    ),
+    slots,
+  ]
+
+
 def _attention(
   config: Config,
+  slots: int,
+  i: jax.Array | None,
   query: jax.Array,
   keys: jax.Array,
   values: jax.Array,
   seen: jax.Array,
 ) -> jax.Array:
-  """f32[batch * tokens, heads * head_size]."""
+  """Returns f32[batch * tokens, heads * head_size] for the first slots."""
   batch, tokens, _, size = query.shape
   query = query.reshape(batch, tokens, config.groups, -1, size)
-  keys, values = keys.astype(query.dtype), values.astype(query.dtype)
+
+  def first_slots(stack: jax.Array, axis: int) -> jax.Array:
+    if i is None:
+      x = lax.slice_in_dim(stack, 0, slots, axis=axis)
+    else:
+      sizes = [1, *stack.shape[1:]]
+      sizes[axis + 1] = slots
+      x = lax.dynamic_slice(stack, [i, 0, 0, 0, 0], sizes)[0]
+    return x.astype(query.dtype)
+
+  keys, values = first_slots(keys, 2), first_slots(values, 3)
   scores = jnp.einsum("btghd,bgsd->bghts", query, keys) / math.sqrt(size)
-  scores = jnp.where(seen[:, None, None], scores, _UNSEEN)
+  scores = jnp.where(seen[:, None, None, :, :slots], scores, _UNSEEN)
   part = jax.nn.softmax(scores, axis=-1)
   y = jnp.einsum("bghts,bgds->btghd", part, values)
   return y.reshape(batch * tokens, -1)
@@ -390,16 +432,14 @@ def _attention(
 
 def _put(
   stack: jax.Array, new: jax.Array, i: Any, length: jax.Array, *, axis: int
-) -> tuple[jax.Array, jax.Array]:
-  """A cache, or layer i of a stack, with what is new; and the layer itself."""
+) -> jax.Array:
+  """Returns a layer's cache, or a stack whose layer i is it, with new slots."""
   new = new.astype(stack.dtype)
   if i is None:
-    stack = lax.dynamic_update_slice_in_dim(stack, new, length, axis)
-    return stack, stack
+    return lax.dynamic_update_slice_in_dim(stack, new, length, axis)
   start = [jnp.int32(0)] * new.ndim
   start[axis] = length
-  stack = lax.dynamic_update_slice(stack, new[None], [i, *start])
-  return stack, lax.dynamic_index_in_dim(stack, i, keepdims=False)
+  return lax.dynamic_update_slice(stack, new[None], [i, *start])
 
 
 def _embedded(embed: Any, tokens: jax.Array) -> jax.Array:

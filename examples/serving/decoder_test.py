@@ -154,6 +154,29 @@ class CacheTest(parameterized.TestCase):
     expected = reference(model, TOKENS[:1])
     self.assertLess(relative(actual, expected), F32_TOLERANCE)
 
+  @parameterized.parameters("f32", "f32 scan")
+  def test_attention_reads_no_more_slots_than_its_window(self, name):
+    model = variant(name)
+    tokens = np.random.default_rng(2).integers(CONFIG.vocabulary, size=(1, 260))
+    slots = 300  # windows of 256 and 300
+    forward = jax.jit(decoder.forward, static_argnums=0)
+    cache = model.new_cache([0], slots, "float32")
+    # NaN in values of slots gives NaN even if they are masked.
+    poison = lambda x: x.at[..., 256:].set(np.nan)
+    cache = cache._replace(values=jax.tree.map(poison, cache.values))
+    rows = []
+    for part in np.split(tokens, (254, 255, 256, 257), axis=1):
+      if int(cache.length) == 256:
+        self.assertTrue(np.isfinite(np.concatenate(rows)).all())
+        cure = lambda x: jnp.nan_to_num(x, nan=0.0)
+        cache = cache._replace(values=jax.tree.map(cure, cache.values))
+      x, cache = forward(model.decoder, model.params, jnp.asarray(part), cache)
+      rows.append(x[0])
+    x = jnp.concatenate(rows)
+    actual = decoder.logits(model.decoder, model.params, x)
+    expected = reference(variant("f32"), tokens)[0]
+    self.assertLess(relative(actual, expected), F32_TOLERANCE)
+
   def test_a_float16_cache_errs_by_its_rounding(self):
     model = variant("f32 scan")
     expected = reference(variant("f32"), TOKENS)
