@@ -384,18 +384,19 @@ def main() -> None:
     environment = processes[args.models[0]].environment()
   print("\n".join(lines))
   if args.json:
-    runs = json.loads(args.json.read_text()) if args.json.exists() else []
-    runs.append(
+    result = {"environment": environment, "runs": []}
+    if args.json.exists():
+      result = json.loads(args.json.read_text())
+    result["runs"].append(
       {
         "what": args.what,
         "threads": args.threads,
         "llama_cpp": _build(args.library),
         "cpu": args.cpu,
-        "environment": environment,
         "rows": rows,
       }
     )
-    args.json.write_text(json.dumps(runs, indent=1) + "\n")
+    args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _build(library: pathlib.Path) -> Any:
