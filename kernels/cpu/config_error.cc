@@ -64,6 +64,7 @@ Isa IsaOf(Engine engine) {
   switch (engine) {
     case Engine::kAmx: return Isa::kAmx;
     case Engine::kBF16:
+    case Engine::kBF16Rows:
     case Engine::kVnni:
     case Engine::kFewRowsVnni:
     case Engine::kFewRowsAvx512: return Isa::kAvx512Bf16;
@@ -112,6 +113,7 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       }
       break;
     case Engine::kBF16:
+    case Engine::kBF16Rows:
     case Engine::kAmx:
       if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {
         return {who + " needs sides that are quantized, or bf16", pair};

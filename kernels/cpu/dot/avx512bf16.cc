@@ -28,6 +28,7 @@ using namespace emulated;
 #include "dot/blocked.inl"
 #include "simd/unpack_avx512.inl"
 #include "dot/engine_bf16.inl"
+#include "dot/engine_bf16_rows.inl"
 #include "dot/engine_vnni.inl"
 #include "dot/engine_vnni_integers.inl"
 #include "dot/few_rows_avx512.inl"
@@ -64,7 +65,8 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
                ? VnniIntegerDot(args, sides, parallel)
                : VnniDot(args, sides, parallel);
   }
-  if (engine != Engine::kBF16 && engine != Engine::kFewRowsAvx512) {
+  if (engine != Engine::kBF16 && engine != Engine::kBF16Rows &&
+      engine != Engine::kFewRowsAvx512) {
     return DotBelow(args, parallel);
   }
   const bool panel_is_bf16 = BF16CanHold(*sides.panel, parallel);
@@ -87,7 +89,9 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   if (!panel_is_bf16 || !BF16CanHold(*sides.strip, parallel)) {
     return DotBelow(args, parallel);
   }
-  return BlockedDot<EngineBF16>(args, parallel);
+  return engine == Engine::kBF16Rows
+             ? BlockedDot<EngineBF16Rows>(args, parallel)
+             : BlockedDot<EngineBF16>(args, parallel);
 }
 
 bool QuantizeRowsAvx512(const Operand& x, const QuantizedRows& out,

@@ -26,13 +26,14 @@ enum class Engine : int64_t {
   kFewRowsAvx512,
   kAmx,
   kFewRowsVnni,
+  kBF16Rows,
 };
 inline constexpr const char* kEngineNames[] = {
     "by_rule",       "f32",  "float_avx2", "integer_avx2",
     "few_rows_avx2", "bf16", "vnni",       "few_rows_avx512",
-    "amx",           "few_rows_vnni",
+    "amx",           "few_rows_vnni", "bf16_rows",
 };
-inline constexpr int kEngines = 10;
+inline constexpr int kEngines = 11;
 
 // The panel side of a dot is mostly the operand with fewer rows (PanelIsLhs).
 // The other operand, mostly the weights, is the strip side and is cut into

@@ -84,27 +84,6 @@ struct EngineAmx {
         });
   }
 
-  // Prefetches into L2 the codes that follow unit u1 of a strip row: the next
-  // chunk, or the first chunk of the same row in the next strip. The hardware
-  // does not prefetch such short runs.
-  JAXPLUGIN_ALWAYS_INLINE void AskForNext(int64_t row, int64_t u1) const {
-    const Operand& x = strip_unpacker.x;
-    const int64_t unit_bytes = IsPacked(x.format)  ? kUnit / 2
-                               : IsPlain(x.format) ? kUnit * 2
-                                                   : kUnit;
-    int64_t at = u1 * unit_bytes;
-    if (at >= x.row_bytes) {
-      row += kStripRows;
-      at = 0;
-    }
-    if (row >= x.rows) return;
-    const uint8_t* next = RowValues(x, row) + at;
-    const int64_t bytes = Min(kChunkUnits * unit_bytes, x.row_bytes - at);
-    for (int64_t i = 0; i < bytes; i += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T1);
-    }
-  }
-
   // Unpacks units [u0, u1) of `count` rows into a strip, padded with zero rows
   // to whole tiles.
   void PackStrip(int64_t row, int64_t count, int64_t u0, int64_t u1,
@@ -112,7 +91,7 @@ struct EngineAmx {
     for (int64_t r = 0; r < RoundUp(count, 16); ++r) {
       uint8_t* out = strip + r / 16 * kStripTileBytes + r % 16 * 64;
       if (r < count) {
-        AskForNext(row + r, u1);
+        strip_unpacker.Prefetch(row + r, u1, kChunkUnits, kStripRows);
         strip_unpacker.Row(row + r, u0, u1, [=](int64_t u, Unit unit) {
           uint8_t* at = out + (u - u0) * kVectors * kTileBytes;
           for (int q = 0; q < 4; ++q) {

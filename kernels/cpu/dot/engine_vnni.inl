@@ -346,8 +346,19 @@ struct EngineVnni {
   JAXPLUGIN_ALWAYS_INLINE void ExpandScales(__m512i codes, __m512i* out) const {
     if constexpr (kIsE4M3) {
       const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-      __m512i even, odd;  // as bf16
-      Unpack8(codes, scale_tables.Load(), &even, &odd);
+      const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+      const __m512i low_byte = _mm512_set1_epi16(0x00ff);
+      const Tables t = scale_tables.Load();
+      const __m512i low_bytes =  // of bf16
+          _mm512_permutex2var_epi8(t.low0, codes, t.low1);
+      const __m512i high_bytes = _mm512_ternarylogic_epi32(  // a | (b & c)
+          _mm512_permutex2var_epi8(t.high0, codes, t.high1), codes, sign, 0xf8);
+      // c ? a : b
+      const __m512i even = _mm512_ternarylogic_epi32(
+          low_bytes, _mm512_slli_epi16(high_bytes, 8), low_byte, 0xe4);
+      // c ? b : a
+      const __m512i odd = _mm512_ternarylogic_epi32(
+          high_bytes, _mm512_srli_epi16(low_bytes, 8), low_byte, 0xd8);
       out[0] = _mm512_slli_epi32(even, 16);
       out[1] = _mm512_slli_epi32(odd, 16);
       out[2] = _mm512_and_si512(even, high);

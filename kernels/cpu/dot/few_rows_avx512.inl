@@ -23,15 +23,6 @@ constexpr int64_t kFewRowsAhead = 4096;
 // INT4_32 and 1.2x in NVFP4 (two Zen 5 cores, 2026-11).
 constexpr int64_t kScalesAhead = 512;
 
-// Prevents the compiler from loading a vector again for each use.
-JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(__m512i* x) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(*x));
-#else
-  (void)x;
-#endif
-}
-
 // The type in which rows and weights are multiplied.
 enum class Factors { kBF16, kF32 };
 

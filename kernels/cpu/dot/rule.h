@@ -127,7 +127,14 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 // are AVX2's.)
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
 // and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
-// in L1.
+// in L1. From 9 rows of FP8 and FP6, bf16_rows is faster. Streamed
+// over bf16_rows, n = k = 4096, one Zen 5 core:
+//   rows              5     6     8    10    12
+//   bf16 * MXFP8   0.92  0.98  1.04  1.15  1.16
+//   bf16 * MXFP4   0.72  0.75  0.85  0.96  0.95
+//   bf16 * NVFP4   0.64  0.68  0.86  0.91  0.92
+// (ONE_THREAD=1 tests/compare/compare.sh HEAD 'bf16*mxfp8' 5 4096 4096 bf16_rows
+// few_rows_avx512, and so on; 2026-11. bf16_rows has not run on Zen 4.)
 inline constexpr int64_t kLongRow = 4096;
 
 // `is_bf16`: bf16 represents the panel side.
@@ -137,8 +144,25 @@ JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
   if (!is_bf16 && !IsPlain(sides.panel.format)) return 0;
   if (IsPacked(sides.strip.format)) return 12;
   if (!is_bf16) return 0;
+  if (IsBF16(sides.strip)) return 8;
   return sides.k > kLongRow ? 9 : 12;
 }
+
+// Up to this many rows, bf16_rows is faster than bf16, which transposes the
+// strip side. bf16_rows over bf16, one Zen 5 core:
+//   rows                      16    48    64    96
+//   bf16 * MXFP8, 4096^2    0.72        0.93  1.08
+//                 8192^2          0.98
+//                 2880^2          0.92
+//                 1024^2          0.93
+//   bf16 * MXFP4, 4096^2    0.68        0.92
+//   bf16 * NVFP4, 4096^2    0.71        0.98  1.07
+//                 8192^2          1.00
+//                 2880^2          0.90
+//                 1024^2          0.94
+// (ONE_THREAD=1 tests/compare/compare.sh HEAD 'bf16*mxfp8' 16 4096 4096 bf16
+// bf16_rows, and so on; 2026-11. bf16_rows has not run on Zen 4.)
+inline constexpr int64_t kBF16RowsMost = 64;
 
 // From this many rows, vpdpbusd is the fastest engine for two E2M1 operands.
 // Times in ms, n = k = 4096, one Zen 4 core. The others are few_rows_avx512 for
@@ -240,7 +264,8 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   if (sides.rows <= StreamedRowsAvx512(sides, IsBF16(sides.panel))) {
     return Engine::kFewRowsAvx512;
   }
-  return is_bf16 ? Engine::kBF16 : RuleBelowBF16(x);
+  if (!is_bf16) return RuleBelowBF16(x);
+  return sides.rows <= kBF16RowsMost ? Engine::kBF16Rows : Engine::kBF16;
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {

@@ -8,7 +8,8 @@
 // A dot does not depend on the order of k if both operands have the same order.
 // So values stay in the order in which decoding leaves them. Only the operand
 // that is unpacked less often is permuted to match the other one. The orders:
-//   byte order    vectors 2 g, 2 g + 1: even and odd values of 64 g + 0..63
+//   byte order    vectors 2 g, 2 g + 1: the first and the last 8 values of each
+//                 16 of 64 g + 0..63
 //   nibble order  vector q: values q, 4 + q, 8 + q, ...
 //   natural order plain bf16
 // In each order, a dword of a vector holds two values of one block.
@@ -27,7 +28,8 @@ JAXPLUGIN_ALWAYS_INLINE Order NativeOrder(Format format) {
 // Returns the index of the word that holds value v, among 128 words of a unit.
 inline int WordOf(Order order, int v) {
   switch (order) {
-    case Order::kByte: return (v / 64 * 2 + v % 2) * 32 + v % 64 / 2;
+    case Order::kByte:
+      return (v / 64 * 2 + v % 16 / 8) * 32 + v % 64 / 16 * 8 + v % 8;
     case Order::kNibble: return v % 4 * 32 + v / 4;
     case Order::kNatural: return v;
   }
@@ -37,6 +39,15 @@ inline int WordOf(Order order, int v) {
 struct Unit {
   __m512i q[4];
 };
+
+// Prevents the compiler from loading a vector again for each use.
+JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(__m512i* x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(*x));
+#else
+  (void)x;
+#endif
+}
 
 // Permutes units from one order to another.
 struct Reorder {
@@ -114,17 +125,19 @@ struct TableBytes {
   alignas(64) uint8_t low[128];
 
   TableBytes() = default;
-  explicit TableBytes(Format format) {
+  // `bits_of` returns 16 bits for a code.
+  explicit TableBytes(Format format,
+                      uint16_t (*bits_of)(Format, int) = CodeToBF16) {
     if (IsPacked(format)) {
       for (int i = 0; i < 32; ++i) {
-        const uint16_t bits = CodeToBF16(format, i & 15);
+        const uint16_t bits = bits_of(format, i & 15);
         high[2 * i] = static_cast<uint8_t>(bits);
         high[2 * i + 1] = static_cast<uint8_t>(bits >> 8);
       }
       return;
     }
     for (int i = 0; i < 128; ++i) {
-      const uint16_t bits = CodeToBF16(format, i);
+      const uint16_t bits = bits_of(format, i);
       high[i] = static_cast<uint8_t>(bits >> 8);
       low[i] = static_cast<uint8_t>(bits);
     }
@@ -136,52 +149,51 @@ struct TableBytes {
   }
 };
 
+// Returns the tables of a format, computed once per process.
+template <uint16_t (*kBitsOf)(Format, int) = CodeToBF16>
 inline const TableBytes& TablesOf(Format format) {
   static const struct All {
     TableBytes of[kFormats];
     All() {
       for (int i = 0; i < kFormats; ++i) {
-        of[i] = TableBytes(static_cast<Format>(i));
+        of[i] = TableBytes(static_cast<Format>(i), kBitsOf);
       }
     }
   } all;
   return all.of[static_cast<int>(format)];
 }
 
-// Returns the even and odd ones of 64 bf16 values, from the high bytes without
-// signs, the low bytes, and the signs in bit 7 of `codes`.
+// Returns 64 bf16 values in byte order, from the high bytes without signs, the
+// low bytes, and the signs in bit 7 of `codes`.
 JAXPLUGIN_ALWAYS_INLINE void Interleave(__m512i high, __m512i low,
-                                        __m512i codes, __m512i* even,
-                                        __m512i* odd) {
+                                        __m512i codes, __m512i* first,
+                                        __m512i* last) {
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  const __m512i low_byte = _mm512_set1_epi16(0x00ff);
   high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // a | (b & c)
-  // c ? a : b
-  *even = _mm512_ternarylogic_epi32(low, _mm512_slli_epi16(high, 8), low_byte,
-                                    0xe4);
-  // c ? b : a
-  *odd = _mm512_ternarylogic_epi32(high, _mm512_srli_epi16(low, 8), low_byte,
-                                   0xd8);
+  *first = _mm512_unpacklo_epi8(low, high);
+  *last = _mm512_unpackhi_epi8(low, high);
 }
 
-// Converts 64 codes, one per byte, to their even and odd values. Bit 7 of an
+// Converts 64 codes, one per byte, to two vectors in byte order. Bit 7 of an
 // 8-bit code is its sign. A 6-bit code has 0 there, and the tables include its
 // sign.
 JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
-                                     __m512i* even, __m512i* odd) {
+                                     __m512i* first, __m512i* last) {
   Interleave(_mm512_permutex2var_epi8(t.high0, codes, t.high1),
-             _mm512_permutex2var_epi8(t.low0, codes, t.low1), codes, even, odd);
+             _mm512_permutex2var_epi8(t.low0, codes, t.low1), codes, first,
+             last);
 }
 
 // The same for int8. The magnitude less 1 has 7 bits, except for 0. The low
 // bytes of 0 and 128 are the same.
 JAXPLUGIN_ALWAYS_INLINE void UnpackInt8(__m512i codes, const Tables& t,
-                                        __m512i* even, __m512i* odd) {
+                                        __m512i* first, __m512i* last) {
   const __m512i index =
       _mm512_sub_epi8(_mm512_abs_epi8(codes), _mm512_set1_epi8(1));
   Interleave(_mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(codes, codes),
                                             t.high0, index, t.high1),
-             _mm512_permutex2var_epi8(t.low0, index, t.low1), codes, even, odd);
+             _mm512_permutex2var_epi8(t.low0, index, t.low1), codes, first,
+             last);
 }
 
 // Converts 128 codes of 4 bits. The first code of a byte is in the low nibble.
@@ -282,31 +294,37 @@ JAXPLUGIN_ALWAYS_INLINE __m512i Fold(__m512i values, __m512 scale) {
       _mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xea);
 }
 
-// Converts E8M0 scales, none of which is NaN, to the numbers that Shift adds to
-// bf16 values, twice in each dword.
-JAXPLUGIN_ALWAYS_INLINE __m512i ExponentsOf(__m512 scales) {
-  const __m512i words = _mm512_add_epi32(
-      _mm512_srli_epi32(_mm512_castps_si512(scales), 16),
-      _mm512_set1_epi32(-(127 << 7)));
+// Codes whose scales are folded in by a subtraction. Their tables have values
+// times 2^kFoldExponent, and the subtracted number, as bits of bf16, divides by
+// 2^kFoldExponent / scale. A subtraction that saturates at 0 keeps zeros, which
+// have no sign then. In unsafe rows an exponent can overflow; the value is then
+// arbitrary, but zeros stay zeros.
+constexpr int kFoldExponent = 64;
+// In the low byte of 8-bit codes that are not finite, which a subtraction would
+// change. The values of a format have no bit there.
+constexpr int kFoldNonFinite = 1;
+// Mantissa bit of E2M1's values 1.5, 3 and 6 in bf16.
+constexpr int kFoldHalf = 1 << 6;
+
+// The sign is a bit of E2M1's and 6-bit values. For 8-bit codes, it is set for
+// all values except 0, and an AND with the code clears it.
+inline uint16_t CodeToFold(Format format, int code) {
+  const int bits = CodeToBF16(format, code);
+  const int sign = FactsOf(format).bits == 8 ? 0x8000 : 0;
+  if ((bits & 0x7fff) == 0) return 0;
+  const bool is_finite = (bits & 0x7f80) != 0x7f80;
+  return static_cast<uint16_t>(
+      sign | (is_finite ? bits + (kFoldExponent << 7) : kFoldNonFinite));
+}
+
+// Converts E8M0 scales, none of which is NaN, to the numbers to subtract, twice
+// in each dword.
+JAXPLUGIN_ALWAYS_INLINE __m512i FoldNumbers(__m512 scales) {
+  const __m512i words = _mm512_sub_epi32(
+      _mm512_set1_epi32((127 + kFoldExponent) << 7),
+      _mm512_srli_epi32(_mm512_castps_si512(scales), 16));
   return _mm512_or_si512(_mm512_slli_epi32(words, 16),
                          _mm512_and_si512(words, _mm512_set1_epi32(0xffff)));
-}
-
-// The same as Fold if the scales are powers of two and the values are finite.
-// Adds to the exponents of all nonzero values. In unsafe rows an exponent can
-// overflow; the value is then arbitrary.
-JAXPLUGIN_ALWAYS_INLINE __m512i Shift(__m512i values, __m512i exponents) {
-  const __mmask32 counts =
-      _mm512_test_epi16_mask(values, _mm512_set1_epi16(0x7fff));
-  return _mm512_mask_add_epi16(values, counts, values, exponents);
-}
-
-// Returns the smallest code without sign that is not finite, or 128 if all are
-// finite.
-JAXPLUGIN_ALWAYS_INLINE constexpr int FirstNonFinite(Format format) {
-  return format == Format::kE4M3   ? 0x7f
-         : format == Format::kE5M2 ? 0x7c
-                                   : 0x80;
 }
 
 // Transposes 16 rows of 16 dwords: out[i] has dword i of every row.
@@ -335,18 +353,111 @@ JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
   }
 }
 
+// E2M1 times E4M3's scales that are finite and not negative, for blocks of 16
+// values. A number v has the bits of its exponent and mantissa added to those
+// of the scale, which multiplies them if v has no mantissa. If it has (1.5, 3
+// and 6), a correction that depends on the scale is added.
+struct FoldE4M3 {
+  alignas(64) uint8_t low[128], high[128];  // numbers to subtract
+  alignas(64) uint8_t correction[128];
+  // For each dword of vector v of a step of 32 scales, the indices of the bytes
+  // of its scale in [low bytes, high bytes].
+  alignas(64) uint8_t lanes[4][64];
+
+  static const FoldE4M3& Get() {
+    static const FoldE4M3 fold;
+    return fold;
+  }
+  FoldE4M3() {
+    for (int i = 0; i < 128; ++i) {
+      const float scale = Decode<E4M3>(static_cast<uint32_t>(i));
+      const uint32_t bits = AsBits(scale) >> 16;
+      const uint32_t number = ((127 + kFoldExponent) << 7) - bits;
+      low[i] = static_cast<uint8_t>(number);
+      high[i] = static_cast<uint8_t>(number >> 8);
+      correction[i] = static_cast<uint8_t>((AsBits(1.5f * scale) >> 16) - bits -
+                                           kFoldHalf);
+    }
+    low[0] = high[0] = 0xff;  // scale 0: any difference is 0
+    correction[0] = 0;
+    for (int i = 0; i < 256; ++i) {
+      lanes[i / 64][i % 64] = static_cast<uint8_t>(i / 8 + i % 2 * 64);
+    }
+  }
+
+  // The numbers and corrections of 32 scales.
+  struct Some {
+    __m512i low, high, correction;
+  };
+
+  JAXPLUGIN_ALWAYS_INLINE Some Load(__m512i scales) const {
+    const auto look_up = [scales](const uint8_t* table) {
+      return _mm512_permutex2var_epi8(_mm512_load_si512(table), scales,
+                                      _mm512_load_si512(table + 64));
+    };
+    return {look_up(low), look_up(high), look_up(correction)};
+  }
+
+  // Multiplies the values of vector v of the step, which are CodeToFold's.
+  JAXPLUGIN_ALWAYS_INLINE Unit operator()(const Unit& unit, const Some& some,
+                                          int64_t v) const {
+    const __m512i at = _mm512_load_si512(lanes[v]);
+    const __m512i number = _mm512_permutex2var_epi8(some.low, at, some.high);
+    const __m512i correction = _mm512_maskz_permutex2var_epi8(
+        0x5555555555555555, some.correction, at, some.correction);
+    Unit out;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i product = _mm512_subs_epu16(unit.q[i], number);
+      out.q[i] = _mm512_mask_add_epi16(
+          product,
+          _mm512_test_epi16_mask(unit.q[i], _mm512_set1_epi16(kFoldHalf)),
+          product, correction);
+    }
+    return out;
+  }
+};
+
 // Unpacks rows of one operand. It is created once per call.
 struct Unpacker {
   const Operand& x;
   const TableBytes& table_bytes;
+  const TableBytes& fold_bytes;
+  const FoldE4M3& fold_e4m3;
   ScaleIndex index;
   const Reorder& reorder;
+  bool is_nvfp4;
 
   Unpacker(const Operand& operand, Order order)
       : x(operand),
         table_bytes(TablesOf(operand.format)),
+        fold_bytes(TablesOf<CodeToFold>(operand.format)),
+        fold_e4m3(FoldE4M3::Get()),
         index(operand.block, IsPacked(operand.format) ? 128 : 64),
-        reorder(ReorderOf(NativeOrder(operand.format), order)) {}
+        reorder(ReorderOf(NativeOrder(operand.format), order)),
+        is_nvfp4(operand.format == Format::kE2M1 && operand.block == 16 &&
+                 operand.scale_kind == ScaleKind::kE4M3) {}
+
+  // Prefetches into L2 the codes of `units` units of a row from unit u on, or,
+  // at the end of the row, the first ones of the row `next` rows further. The
+  // hardware does not prefetch such short runs.
+  JAXPLUGIN_ALWAYS_INLINE void Prefetch(int64_t row, int64_t u, int64_t units,
+                                        int64_t next) const {
+    const int64_t unit_bytes = IsPacked(x.format)  ? kUnit / 2
+                               : IsPlain(x.format) ? kUnit * 2
+                                                   : kUnit;
+    int64_t at = u * unit_bytes;
+    if (at >= x.row_bytes) {
+      row += next;
+      at = 0;
+    }
+    if (row >= x.rows) return;
+    const uint8_t* codes = RowValues(x, row) + at;
+    const int64_t bytes = Min(units * unit_bytes, x.row_bytes - at);
+    for (int64_t i = 0; i < bytes; i += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(codes + i), _MM_HINT_T1);
+    }
+  }
 
   // Calls emit(index of the unit, Unit) for units [u0, u1) of a row. Values are
   // multiplied by their scales, and are in the constructor's `order`.
@@ -365,57 +476,126 @@ struct Unpacker {
       }
       return;
     }
-    const Tables tables = table_bytes.Load();
     const uint8_t* scale = x.scale + row * x.scale_cols;
-    // The units whose scales are loaded together: 16 scales, or 512 values.
-    const int64_t step = Min(x.block / 8, 4);
-    const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
-    const __m512i magnitude = _mm512_set1_epi8(0x7f);
-    const __m512i non_finite =
-        _mm512_set1_epi8(static_cast<char>(FirstNonFinite(x.format)));
+    // The units whose scales are loaded together: 512 values, or 16 scales.
+    const int64_t step = is_nvfp4 ? 4 : Min(x.block / 8, 4);
     for (int64_t s = u0 / step * step; s < u1; s += step) {
       const int64_t c = s * kUnit / x.block;
-      const __m512 scales =
-          LoadScales(x.scale_kind, scale + c, x.scale_cols - c);
-      const int64_t end = Min(s + step, u1);
-      const bool is_shift =
-          x.scale_kind == ScaleKind::kE8M0 &&
-          _mm512_cmpeq_epi32_mask(_mm512_castps_si512(scales), nan) == 0;
-      const __m512 exponents = _mm512_castsi512_ps(ExponentsOf(scales));
-      for (int64_t u = Max(s, u0); u < end; ++u) {
-        Unit unit;
-        if (IsPacked(x.format)) {
-          unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
-                         tables.high0);
-          if (is_shift) {
-            const __m512i spread =
-                _mm512_castps_si512(index.Spread(exponents, u - s));
-            for (int i = 0; i < 4; ++i) unit.q[i] = Shift(unit.q[i], spread);
-          } else {
-            const __m512 spread = index.Spread(scales, u - s);
-            for (int i = 0; i < 4; ++i) unit.q[i] = Fold(unit.q[i], spread);
-          }
-        } else {
-          for (int half = 0; half < 2; ++half) {
-            const int64_t at = u * kUnit + half * 64;
-            const __m512i codes = LoadBytes(values + at, x.k - at);
-            __m512i* q = unit.q + 2 * half;
-            Unpack8(codes, tables, q, q + 1);
-            const int64_t g = 2 * (u - s) + half;
-            if (is_shift &&
-                _mm512_cmpge_epu8_mask(_mm512_and_si512(codes, magnitude),
-                                       non_finite) == 0) {
-              const __m512i spread =
-                  _mm512_castps_si512(index.Spread(exponents, g));
-              for (int i = 0; i < 2; ++i) q[i] = Shift(q[i], spread);
-            } else {
-              const __m512 spread = index.Spread(scales, g);
-              for (int i = 0; i < 2; ++i) q[i] = Fold(q[i], spread);
-            }
-          }
+      const int64_t begin = Max(s, u0), end = Min(s + step, u1);
+      const bool is_done =
+          is_nvfp4 ? FoldStepOfNVFP4(values, scale + c, x.scale_cols - c, s,
+                                     begin, end, emit)
+          : x.scale_kind == ScaleKind::kE8M0
+              ? FoldStep(values, scale + c, x.scale_cols - c, s, begin, end,
+                         emit)
+              : false;
+      if (!is_done) MultiplyStep(values, scale, begin, end, emit);
+    }
+  }
+
+ private:
+  // Calls emit for units [begin, end) of a step that starts at unit s. Returns
+  // false if a scale or a code is not finite; the units are then arbitrary.
+  template <typename Emit>
+  JAXPLUGIN_ALWAYS_INLINE bool FoldStep(const uint8_t* values,
+                                        const uint8_t* scale, int64_t count,
+                                        int64_t s, int64_t begin, int64_t end,
+                                        const Emit& emit) const {
+    const __m512 scales = LoadScales(ScaleKind::kE8M0, scale, count);
+    const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
+    if (_mm512_cmpeq_epi32_mask(_mm512_castps_si512(scales), nan) != 0) {
+      return false;
+    }
+    const __m512 numbers = _mm512_castsi512_ps(FoldNumbers(scales));
+    const Tables tables = fold_bytes.Load();
+    if (IsPacked(x.format)) {
+      for (int64_t u = begin; u < end; ++u) {
+        Unit unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
+                            tables.high0);
+        const __m512i number = _mm512_castps_si512(index.Spread(numbers, u - s));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          unit.q[i] = _mm512_subs_epu16(unit.q[i], number);
         }
         emit(u, reorder(unit));
       }
+      return true;
+    }
+    const __m512i sign = _mm512_set1_epi8(
+        static_cast<char>(FactsOf(x.format).bits == 8 ? 0x80 : 0));
+    __m512i flags = _mm512_setzero_si512();
+    for (int64_t u = begin; u < end; ++u) {
+      Unit unit;
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const int64_t at = u * kUnit + half * 64;
+        const __m512i codes = LoadBytes(values + at, x.k - at);
+        __m512i high =
+            _mm512_permutex2var_epi8(tables.high0, codes, tables.high1);
+        const __m512i low =
+            _mm512_permutex2var_epi8(tables.low0, codes, tables.low1);
+        high = _mm512_ternarylogic_epi32(high, codes, sign, 0xd0);  // a&(b|~c)
+        flags = _mm512_or_si512(flags, low);
+        const __m512i number = _mm512_castps_si512(
+            index.Spread(numbers, 2 * (u - s) + half));
+        unit.q[2 * half] =
+            _mm512_subs_epu16(_mm512_unpacklo_epi8(low, high), number);
+        unit.q[2 * half + 1] =
+            _mm512_subs_epu16(_mm512_unpackhi_epi8(low, high), number);
+      }
+      emit(u, reorder(unit));
+    }
+    return _mm512_test_epi16_mask(
+               flags, _mm512_set1_epi16(kFoldNonFinite * 0x101)) == 0;
+  }
+
+  // The same for E2M1 with E4M3 scales. Also returns false if a scale is
+  // negative.
+  template <typename Emit>
+  JAXPLUGIN_ALWAYS_INLINE bool FoldStepOfNVFP4(
+      const uint8_t* values, const uint8_t* scale, int64_t count, int64_t s,
+      int64_t begin, int64_t end, const Emit& emit) const {
+    const __m512i codes = LoadBytes(scale, Min(count, 32));
+    if (_mm512_cmpge_epu8_mask(codes, _mm512_set1_epi8(0x7f)) != 0) {
+      return false;
+    }
+    const FoldE4M3::Some some = fold_e4m3.Load(codes);
+    const __m512i table = fold_bytes.Load().high0;
+    for (int64_t u = begin; u < end; ++u) {
+      const Unit unit =
+          Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64), table);
+      emit(u, reorder(fold_e4m3(unit, some, u - s)));
+    }
+    return true;
+  }
+
+  // The same for any scales and codes, by multiplications in float32.
+  template <typename Emit>
+  __attribute__((noinline)) void MultiplyStep(const uint8_t* values,
+                                              const uint8_t* scale,
+                                              int64_t begin, int64_t end,
+                                              const Emit& emit) const {
+    const Tables tables = table_bytes.Load();
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t c = u * kUnit / x.block;
+      const __m512 scales =
+          LoadScales(x.scale_kind, scale + c, x.scale_cols - c);
+      Unit unit;
+      if (IsPacked(x.format)) {
+        unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
+                       tables.high0);
+        const __m512 spread = index.Spread(scales, 0);
+        for (int i = 0; i < 4; ++i) unit.q[i] = Fold(unit.q[i], spread);
+      } else {
+        for (int half = 0; half < 2; ++half) {
+          const int64_t at = u * kUnit + half * 64;
+          __m512i* q = unit.q + 2 * half;
+          Unpack8(LoadBytes(values + at, x.k - at), tables, q, q + 1);
+          const __m512 spread = index.Spread(scales, half);
+          for (int i = 0; i < 2; ++i) q[i] = Fold(q[i], spread);
+        }
+      }
+      emit(u, reorder(unit));
     }
   }
 };

@@ -27,7 +27,9 @@ ENGINES = {
   "few_rows_avx512": (7, (BF16, "amx_bf16")),
   "amx": (8, ("amx_bf16",)),
   "few_rows_vnni": (9, (BF16, "amx_bf16")),
+  "bf16_rows": (10, (BF16, "amx_bf16")),
 }
+BF16_ENGINES = ("bf16", "bf16_rows", "amx")
 # Engine of this machine -> an instruction set that has it. It is avx512_bf16 if
 # possible, so that the tests of AVX2's engines pass through it.
 OWN = {
@@ -58,7 +60,7 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
     return False
   if engine in ("integer_avx2", "vnni"):
     return lhs in fp4 and rhs in fp4
-  if engine in ("bf16", "amx"):
+  if engine in BF16_ENGINES:
     is_wide = rhs == "fp8_1x128"
     return not (any(is_integer) or lhs in plain or rhs in plain or is_wide)
   if engine == "few_rows_avx512":
@@ -211,8 +213,8 @@ class DotConfigTest(parameterized.TestCase):
 
 class DotConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ({"engine": -1}, "engine must be 0 .by_rule. to 9, got -1"),
-    ({"engine": 10}, "engine must be .*got 10"),
+    ({"engine": -1}, "engine must be 0 .by_rule. to 10, got -1"),
+    ({"engine": 11}, "engine must be .*got 11"),
     ({"engine": 1 << 40}, "engine must be .*got 1099511627776"),
     ({"panel_rows": -1}, "panel_rows must be 0 .chosen.* to 4096, got -1"),
     ({"panel_rows": 4097}, "panel_rows must be .*got 4097"),

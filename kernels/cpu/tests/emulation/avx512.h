@@ -181,6 +181,9 @@ JAXPLUGIN_EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) {
 JAXPLUGIN_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)((Dwords)a + (Dwords)b);
 }
+JAXPLUGIN_EMULATED __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
+  return (__m512i)((Dwords)a - (Dwords)b);
+}
 JAXPLUGIN_EMULATED __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
   return (__m512i)((Bytes)a - (Bytes)b);
 }
@@ -200,6 +203,15 @@ JAXPLUGIN_EMULATED __m512i _mm512_min_epu8(__m512i a, __m512i b) {
   const Bytes x = (Bytes)a, y = (Bytes)b;
   Bytes out;
   for (int i = 0; i < 64; ++i) out[i] = x[i] < y[i] ? x[i] : y[i];
+  return (__m512i)out;
+}
+// Saturates at 0.
+JAXPLUGIN_EMULATED __m512i _mm512_subs_epu16(__m512i a, __m512i b) {
+  const Words x = (Words)a, y = (Words)b;
+  Words out;
+  for (int i = 0; i < 32; ++i) {
+    out[i] = static_cast<uint16_t>(x[i] > y[i] ? x[i] - y[i] : 0);
+  }
   return (__m512i)out;
 }
 // Lanes whose mask bit is clear have the value of `from`.
@@ -388,6 +400,23 @@ JAXPLUGIN_EMULATED __m512i Unpack64(__m512i a, __m512i b, int first) {
     out[i + 1] = y[i + first];
   }
   return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i Unpack8Bits(__m512i a, __m512i b, int first) {
+  const Bytes x = (Bytes)a, y = (Bytes)b;
+  Bytes out;
+  for (int i = 0; i < 64; i += 16) {
+    for (int j = 0; j < 8; ++j) {
+      out[i + 2 * j] = x[i + first + j];
+      out[i + 2 * j + 1] = y[i + first + j];
+    }
+  }
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi8(__m512i a, __m512i b) {
+  return Unpack8Bits(a, b, 0);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi8(__m512i a, __m512i b) {
+  return Unpack8Bits(a, b, 8);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi32(__m512i a, __m512i b) {
   return Unpack32(a, b, 0);

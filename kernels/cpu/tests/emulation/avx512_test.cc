@@ -41,6 +41,7 @@ struct Register {
   X(and_si512, _mm512_and_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
   X(or_si512, _mm512_or_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
   X(add_epi32, _mm512_add_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
+  X(sub_epi32, _mm512_sub_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
   X(sub_epi8, _mm512_sub_epi8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
   X(abs_epi8, _mm512_abs_epi8(JAXPLUGIN_I(a)))                                \
   X(max_epu8, _mm512_max_epu8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
@@ -57,6 +58,9 @@ struct Register {
   X(slli_epi32_all, _mm512_slli_epi32(JAXPLUGIN_I(a), 32))                    \
   X(srli_epi32, _mm512_srli_epi32(JAXPLUGIN_I(a), 16))                        \
   X(srli_epi32_all, _mm512_srli_epi32(JAXPLUGIN_I(a), 32))                    \
+  X(subs_epu16, _mm512_subs_epu16(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))            \
+  X(unpacklo_epi8, _mm512_unpacklo_epi8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))      \
+  X(unpackhi_epi8, _mm512_unpackhi_epi8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))      \
   X(unpacklo_epi32, _mm512_unpacklo_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
   X(unpackhi_epi32, _mm512_unpackhi_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
   X(unpacklo_epi64, _mm512_unpacklo_epi64(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
@@ -77,6 +81,7 @@ struct Register {
                                           static_cast<uint16_t>(Mask(c)),     \
                                           JAXPLUGIN_I(b)))                    \
   X(ternarylogic_f8, JAXPLUGIN_TERNARY(0xf8))                                 \
+  X(ternarylogic_d0, JAXPLUGIN_TERNARY(0xd0))                                 \
   X(ternarylogic_e4, JAXPLUGIN_TERNARY(0xe4))                                 \
   X(ternarylogic_d8, JAXPLUGIN_TERNARY(0xd8))                                 \
   X(ternarylogic_ea, JAXPLUGIN_TERNARY(0xea))                                 \
@@ -257,6 +262,14 @@ const HalfIntrinsic kHalves[] = {
     {"srli_epi32", [](__m256i a, __m256i) { return _mm256_srli_epi32(a, 16); }},
     {"srli_epi32_all",
      [](__m256i a, __m256i) { return _mm256_srli_epi32(a, 32); }},
+    {"sub_epi32",
+     [](__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }},
+    {"subs_epu16",
+     [](__m256i a, __m256i b) { return _mm256_subs_epu16(a, b); }},
+    {"unpacklo_epi8",
+     [](__m256i a, __m256i b) { return _mm256_unpacklo_epi8(a, b); }},
+    {"unpackhi_epi8",
+     [](__m256i a, __m256i b) { return _mm256_unpackhi_epi8(a, b); }},
     {"unpacklo_epi32",
      [](__m256i a, __m256i b) { return _mm256_unpacklo_epi32(a, b); }},
     {"unpackhi_epi32",
@@ -399,6 +412,8 @@ const NamedModel kModels[] = {
     });),
     JAXPLUGIN_MODEL(ternarylogic_f8, return Ternary(
         a, b, c, [](bool x, bool y, bool z) { return x || (y && z); });),
+    JAXPLUGIN_MODEL(ternarylogic_d0, return Ternary(
+        a, b, c, [](bool x, bool y, bool z) { return x && (y || !z); });),
     JAXPLUGIN_MODEL(ternarylogic_e4, return Ternary(
         a, b, c, [](bool x, bool y, bool z) { return z ? x : y; });),
     JAXPLUGIN_MODEL(ternarylogic_d8, return Ternary(
