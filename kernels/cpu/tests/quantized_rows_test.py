@@ -148,6 +148,17 @@ class QuantizedRowsTest(parameterized.TestCase):
     )
 
   @parameterized.product(isa=QUANTIZING, m=(1, 20))
+  def test_zero_blocks_under_the_largest_scale_stay_zero(self, isa, m):
+    """The product of both scales would overflow."""
+    values = np.ones((1, 37, 96))
+    values[..., 32:64] = 0
+    scale = np.broadcast_to([127, 254, 127], (1, 37, 3))
+    rhs = testing.Side("mxfp4", values, scale)
+    x = np.full((1, m, 96), 127 * 2.0**20, np.float32)
+    expected = np.full((1, m, 37), 64 * 127 * 2.0**20, np.float32)
+    np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+
+  @parameterized.product(isa=QUANTIZING, m=(1, 20))
   def test_subnormal_steps_and_rows_of_all_sizes_keep_the_bound(self, isa, m):
     rng = np.random.default_rng(4)
     rhs = testing.gaussians("mxfp4", (1, 40, 96), rng)
