@@ -156,9 +156,10 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jp.NVFP4, jp.NVFP4, 3, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_vnni"),
     ("avx512_bf16", jp.INT8_32, jp.NVFP4, 4, 4096, "few_rows_vnni"),
-    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 5, 4096, "vnni"),
+    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 6, 4096, "few_rows_vnni"),
+    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 7, 4096, "vnni"),
     ("avx2", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_avx2"),
-    ("avx512_bf16", jp.INT8_32, jp.INT4_128, 5, 4096, "vnni"),
+    ("avx512_bf16", jp.INT8_32, jp.INT4_128, 7, 4096, "vnni"),
     ("amx_bf16", jp.INT4_32, jp.INT4_128, 64, 4096, "vnni"),
     ("avx512_bf16", jp.INT8_32, jp.MXFP8, 64, 4096, "float_avx2"),
     ("avx512", jp.INT8_32, jp.INT8_32, 64, 4096, "float_avx2"),
@@ -181,7 +182,7 @@ class ServedTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("avx512_bf16", np.float32, jp.MXFP4, 4, "few_rows_vnni"),
-    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 5, "vnni"),
+    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 7, "vnni"),
     ("amx_bf16", jp.INT4_128, np.float32, 64, "vnni"),
     ("avx512_bf16", jnp.bfloat16, jp.MXFP8, 64, "bf16_rows"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, "few_rows_avx512"),

@@ -213,8 +213,15 @@ JAXPLUGIN_ALWAYS_INLINE constexpr DotShape WithQuantizedRows(DotShape x) {
   return x;
 }
 
-// Up to this many rows, AVX-512 streams integers.
-inline constexpr int64_t kStreamedIntegerRowsAvx512 = 4;
+// Up to this many rows, AVX-512 streams integers. few_rows_vnni over vnni, rows
+// quantized in the call, n = k = 4096, one Zen 5 core (the least of 24 calls):
+//   rows         4     5     6     8
+//   MXFP4     0.73  0.99  0.83  1.19
+//   NVFP4     0.72  0.93  1.00  1.05
+//   INT4_32   0.62  0.82  0.79  0.87
+//   INT8_32   0.59  0.63  0.67  0.94
+// (2026-11; another program used the other core.)
+inline constexpr int64_t kStreamedIntegerRowsAvx512 = 6;
 
 // From this many rows, AMX is the fastest engine. AMX over few_rows_avx512 (for
 // two E2M1 operands: over vpdpbusd), n = k = 4096, one Sapphire Rapids core:

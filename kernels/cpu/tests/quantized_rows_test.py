@@ -214,16 +214,15 @@ class QuantizedRowsTest(parameterized.TestCase):
 
 class UnquantizedRowsTest(parameterized.TestCase):
   @testing.each(name=("mxfp8", "mxfp4", "int8_32"), m=(1, 20))
-  def test_other_formats_and_instruction_sets_keep_their_bits(
-    self, name, m, isa
-  ):
-    if isa in QUANTIZING and name != "mxfp8":
-      return
+  def test_only_asked_dots_of_some_formats_quantize_rows(self, name, m, isa):
     rng = np.random.default_rng(8)
     x = rng.standard_normal((1, m, 96)).astype(np.float32)
     rhs = weights(name, (1, 40, 96), rng)
-    expected = testing.call(testing.Side("f32", x, None), rhs, isa=isa)
-    np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+    unasked = testing.call(testing.Side("f32", x, None), rhs, isa=isa)
+    is_quantized = isa in QUANTIZING and name != "mxfp8"
+    self.assertEqual(
+      is_quantized, bool((call(x, rhs, isa=isa) != unasked).any())
+    )
 
   def test_another_number_than_0_and_1_is_an_error(self):
     side = testing.constant("mxfp4", (1, 2, 32))
