@@ -23,6 +23,7 @@ from jaxplugin.explanation import report
 
 _DEFAULT_BATCH: Final = 1
 _DEFAULT_OUT: Final = "bfloat16"
+_PRECISIONS: Final = ("highest", "fastest")
 
 
 def add_arguments(
@@ -62,6 +63,11 @@ def add_arguments(
     choices=plain,
     help=f"dtype of the result; default: {_DEFAULT_OUT}",
   )
+  command.add_argument(
+    "--precision",
+    choices=_PRECISIONS,
+    help="precision= of jp.block_scaled_dot; default: None",
+  )
 
 
 def explain(
@@ -83,6 +89,7 @@ def explain(
       lhs,
       rhs,
       preferred_element_type=jnp.dtype(args.out or _DEFAULT_OUT),
+      precision=args.precision,
       implementation=implementation,
     )
 

@@ -56,7 +56,7 @@ def sides_of(
   if block_size is not None:
     _validate_block_size(block_size, *result)
   padded = block_size is not None
-  lhs_side, rhs_side = (_with_axis(x, padded).in_rows() for x in result)
+  lhs_side, rhs_side = (_in_rows(_with_axis(x, padded)) for x in result)
   if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
       f"{sides.who()}: lhs or rhs must be quantized, got unquantized"
@@ -89,6 +89,14 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
       f" format pass a ScaledArray as {name}, without {name}_scale"
     )
   return sides.Side(name=name, values=values, scale=scale, format=format)
+
+
+def _in_rows(side: sides.Side) -> sides.Side:
+  """Returns `side.in_rows()`, which remembers the scale of square blocks."""
+  rows = side.in_rows()
+  if side.format is None or not side.format.is_square:
+    return rows
+  return rows.replace(square_scale=side.scale)
 
 
 def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:

@@ -90,8 +90,8 @@ class DotCall(primitive.OperationCall):
     f"{side}_{name}": (side, name)
     for side, names in (
       ("rhs", ("stack", "stack_scale", "layer")),
-      ("lhs", ("source", "source_global_scale")),
-      ("rhs", ("source", "source_global_scale")),
+      ("lhs", ("source", "source_global_scale", "square_scale")),
+      ("rhs", ("source", "source_global_scale", "square_scale")),
     )
     for name in names
   }

@@ -46,6 +46,8 @@ class SideProblem:
     scale_is_padded: whether the scale is larger than rows x ceil(k / block).
     is_interleaved: whether FP4 values are interleaved, as `prepare_weights`
       does for some GPUs.
+    has_square_scale: whether kernels may read the scale of square blocks, which
+      has one row for `format.block_size` rows of values.
   """
 
   format: formats.BlockFormat | None
@@ -54,6 +56,7 @@ class SideProblem:
   scale_layout: str = "linear"
   scale_is_padded: bool = False
   is_interleaved: bool = False
+  has_square_scale: bool = False
 
   def __str__(self) -> str:
     return self.dtype.name if self.format is None else self.format.name

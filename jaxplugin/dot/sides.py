@@ -41,7 +41,12 @@ PLAIN_DTYPES: Final = formats.FLOAT_DTYPES
 
 Dims = tuple[int, ...]
 _OF_STACK: Final = ("stack", "stack_scale", "layer")
-_OF_ORIGIN: Final = (*_OF_STACK, "source", "source_global_scale")
+_OF_ORIGIN: Final = (
+  *_OF_STACK,
+  "source",
+  "source_global_scale",
+  "square_scale",
+)
 DimensionNumbers = tuple[tuple[Dims, Dims], tuple[Dims, Dims]]
 
 
@@ -75,6 +80,8 @@ class Side:
       and scale; None if unknown. A backend that needs another layout may
       quantize them again.
     source_global_scale: global scale of `source`, f32 of one element, or None.
+    square_scale: scale of square blocks, from which `in_rows` repeated `scale`;
+      None if unknown. A backend may read it instead.
   """
 
   name: str
@@ -92,6 +99,7 @@ class Side:
   layer: Any = None
   source: Any = None
   source_global_scale: Any = None
+  square_scale: Any = None
 
   def replace(self, **changes: Any) -> Side:
     """Replaces fields. New arrays drop the side's origin."""
@@ -209,6 +217,10 @@ class Side:
       scale_layout=self.scale_layout,
       scale_is_padded=self.scale_is_padded,
       is_interleaved=is_interleaved,
+      # Square blocks must not cross the rows of different matrices.
+      has_square_scale=self.square_scale is not None
+      and not is_copied
+      and len(self.free) == 1,
     )
 
   @property

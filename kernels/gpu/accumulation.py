@@ -42,13 +42,20 @@ def accumulate(lhs, rhs, k, TILING: tl.constexpr):
   rhs = tiles.batch_of(rhs, rhs_scale, rhs_batch, rhs_tile)
 
   acc = tiles.zero_accumulator(TILING)
-  scales_steps: tl.constexpr = lhs_tile.scales_steps or rhs_tile.scales_steps
+  scales_steps: tl.constexpr = TILING.scales_steps
   a_ahead = tiles.first_scale(lhs, row, k, lhs_tile)
   b_ahead = tiles.first_scale(rhs, column, k, rhs_tile)
+  if TILING.loads_factors_ahead:
+    factors_ahead = tiles.load_factors(lhs, rhs, row, column, k, True, TILING)
   for step in range(steps):
     k_step = k + step * block_k
     k_next = k + tl.minimum(step + 1, steps - 1) * block_k
-    if scales_steps:
+    if TILING.loads_factors_ahead:
+      factors = factors_ahead
+      factors_ahead = tiles.load_factors(
+        lhs, rhs, row, column, k_next, True, TILING
+      )
+    elif scales_steps:
       factors = tiles.load_factors(lhs, rhs, row, column, k_step, True, TILING)
     # The order of loads and decoding keeps the number of registers low.
     if path == "small_m":

@@ -495,6 +495,26 @@ class CompileTest(parameterized.TestCase):
     self.assertEqual(count % pairs, 0)
     self.assertLessEqual(instructions_per_rhs_value("gfx950", key), 4.15)
 
+  @parameterized.parameters(
+    ("e4m3_f32_128", 1, 0.6),
+    ("e4m3_f32_128", 128, 0.8),
+    ("e4m3_e8m0_128", 128, 0.78),
+  )
+  def test_fp8_instructions_are_busy(self, format, rows_per_scale, least):
+    architecture = architectures.by_name("sm_90")
+    sizes = {"n": 8192, "k": 8192}
+    rhs = configs.operand(
+      format, *sizes.values(), rows_per_scale=rows_per_scale
+    )
+    shape = dataclasses.replace(
+      product(format, format, m=8192, **sizes, may_round_sums=True), rhs=rhs
+    )
+    config = tiles_by_rule.default_config(shape, architecture, core_count=132)
+    launch = matmul_plans.plan(shape, config, architecture)[0]
+    kernel = compile_launch(launch, shape, architecture)
+    self.assertEqual(kernel.spill_bytes, 0)
+    self.assertGreaterEqual(kernel.simulated.matrix_share, least)
+
   @parameterized.parameters(*architectures.ARCHITECTURES)
   def test_reduction_compiles(self, name):
     architecture = architectures.by_name(name)

@@ -63,6 +63,10 @@ INTEGER_PAIRS = (
   ("e2m3_f32_64", "int8_e4m3_32"),
   ("mxfp8", "e4m3_e8m0_104"),
 )
+SQUARE_PAIRS = (
+  ("e4m3_f32_64", "e4m3_f32_64"),
+  ("int8_bf16_64", "e5m2_e4m3_64"),
+)
 SMALL_M_K = 200
 SMALL_M_INTEGER_PAIRS = (
   ("bf16", "int4_f16_128"),
@@ -124,6 +128,7 @@ def of_splits(counts):
 
 ROWS_MINOR = {"k_is_minor": False}
 SWIZZLED = {"swizzled": True}
+SQUARE = {"rows_per_scale": 64}
 PLAIN_BY_BLOCK = tuple((lhs, "nvfp4") for lhs in PLAIN)
 MXFP6_BY_ITSELF = MXFP6_PAIRS[:2]
 # Pairs whose k is not minor.
@@ -163,6 +168,19 @@ CASES = {
   "scales_of_sums_whose_k_is_not_minor": cases(
     [UPCAST], [("int8_f16_64", "e4m3_f32_128"), ("bf16", "int4_f16_64")],
     lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR,
+  ),
+  "scales_of_square_blocks": cases(
+    [replace(UPCAST, split_k=2), replace(SWAPPED, block_k=64)],
+    SQUARE_PAIRS, batch=2, m=70, n=140, k=200,
+    lhs_storage=SQUARE, rhs_storage=SQUARE,
+  ),
+  "scale_of_square_blocks_as_long_as_k": cases(
+    [UPCAST, SWAPPED], [("int8_f32_64", "e4m3_bf16_64")],
+    m=70, n=140, k=64, is_exact=True, lhs_storage=SQUARE, rhs_storage=SQUARE,
+  ),
+  "scales_of_square_blocks_whose_k_is_not_minor": cases(
+    [UPCAST], [("bf16", "e4m3_f32_64")], n=140, k=200,
+    rhs_storage=SQUARE | ROWS_MINOR,
   ),
   "scales_of_sums_small_m": cases(
     [SMALL_M], SMALL_M_INTEGER_PAIRS, m=5, k=SMALL_M_K

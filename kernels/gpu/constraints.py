@@ -190,6 +190,15 @@ def config_error(
 
 def _step_error(config: MatmulConfig, shape: MatmulShape) -> str | None:
   """Returns which scales would multiply sums of two blocks, or None."""
+  for side, kind, rows in (
+    ("lhs", shape.lhs, config.block_m),
+    ("rhs", shape.rhs, config.block_n),
+  ):
+    if kind.rows_per_scale > 1 and kind.rows_per_scale % rows:
+      return (
+        f"tiles of {side} must divide the {kind.rows_per_scale} rows of a"
+        f" square block, got {rows} rows"
+      )
   for name, size in scaled_blocks(shape).items():
     if size % _LEAST_BLOCK_K:
       return (

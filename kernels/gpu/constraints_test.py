@@ -136,6 +136,16 @@ class ConfigErrorTest(parameterized.TestCase):
     error = constraints.config_error(config, shape, architecture)
     self.assertIsNotNone(error)
 
+  @parameterized.parameters("lhs", "rhs")
+  def test_tile_has_rows_of_one_square_block(self, side):
+    shape = product("e4m3_f32_128", "e4m3_f32_128")
+    square = configs.operand("e4m3_f32_128", 256, 256, rows_per_scale=32)
+    shape = replace(shape, **{side: square})
+    error = constraints.config_error(CONFIG, shape, SM_90)
+    self.assertRegex(error, f"tiles of {side} .* 32 rows .*, got 64 rows")
+    config = replace(CONFIG, **{"block_m" if side == "lhs" else "block_n": 32})
+    self.assertIsNone(constraints.config_error(config, shape, SM_90))
+
   @parameterized.parameters(
     ("sm_90", "int8_f32_256", "int8_f32_32", {}, None),
     ("sm_80", "int8_f32_128", "int8_bf16_256", {}, None),

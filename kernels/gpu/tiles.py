@@ -241,6 +241,7 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
       base,
       row,
       k,
+      1,
       per_element,
       strides,
       TILE.skips_overlap,
@@ -252,7 +253,8 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
 def load_scale(base, row, k, TILE: tl.constexpr):
   """Loads scale codes of a tile: uint8 or FP8[block_rows, block_k / VEC_SIZE].
 
-  If scales multiply sums, a tile has one scale for each row, of any dtype.
+  If scales multiply sums, a tile has one scale for each row, of any dtype, or
+  one scale if its rows are in one square block.
   Codes outside the logical scale are 0, which means 2^-127 or 0, never NaN. If
   TILE `shrinks_overlap`, codes are also 0 in blocks that the previous step has
   read. The other operand is 0 there, and values times 2^-127 are finite.
@@ -265,6 +267,7 @@ def load_scale(base, row, k, TILE: tl.constexpr):
       base,
       row,
       k,
+      TILE.operand.rows_per_scale,
       vec_size,
       strides,
       TILE.shrinks_overlap,
@@ -289,26 +292,32 @@ def _load_linear(
   base,
   row,
   k,
+  ROWS_PER_ELEMENT: tl.constexpr,
   PER_ELEMENT: tl.constexpr,
   STRIDES: tl.constexpr,
   SKIPS: tl.constexpr,
   TILE: tl.constexpr,
 ):
-  """Loads a tile of elements, each for PER_ELEMENT values of k."""
+  """Loads a tile of elements, each for PER_ELEMENT values of k.
+
+  If an element is for several rows, the rows of a tile share it.
+  """
   start = start_of_step(k, TILE)
   columns: tl.constexpr = (TILE.k + PER_ELEMENT - 1) // PER_ELEMENT
+  block_rows: tl.constexpr = TILE.block_rows if ROWS_PER_ELEMENT == 1 else 1
   block_columns: tl.constexpr = max(TILE.block_k // PER_ELEMENT, 1)
   return load_tile(
     base,
-    row,
+    row // ROWS_PER_ELEMENT,
     start // PER_ELEMENT,
     STRIDES[1],
     STRIDES[2],
     TILE.rows,
     columns,
-    TILE.block_rows,
+    block_rows,
     block_columns,
-    TILE.even_rows,
+    # The first row of a tile exists.
+    TILE.even_rows or ROWS_PER_ELEMENT > 1,
     TILE.even_k,
     TILE.pair,
     (k - start) // PER_ELEMENT,
@@ -423,7 +432,7 @@ def step_scales(ahead, operand, row, k, k_next, TILE: tl.constexpr):
 def load_factors(
   lhs, rhs, row, column, k, OF_STEP: tl.constexpr, TILING: tl.constexpr
 ):
-  """Loads the scales that multiply sums: f32[block_m, 1], f32[block_n, 1].
+  """Loads scales that multiply sums: [block_m, 1] or [1, 1], and of block_n.
 
   Args:
     lhs, rhs: operands.
@@ -433,7 +442,7 @@ def load_factors(
     TILING: constexpr.
 
   Returns:
-    The scales of lhs and rhs; 0 for an operand without such scales.
+    The stored scales of lhs and rhs; 0 for an operand without such scales.
   """
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs
@@ -445,10 +454,7 @@ def load_factors(
 @triton.jit
 def _load_factor(operand, row, k, OF_STEP: tl.constexpr, TILE: tl.constexpr):
   if TILE.scales_steps if OF_STEP else TILE.scales_total:
-    kind: tl.constexpr = TILE.operand
-    decoding: tl.constexpr = TILE.decoding
-    code = load_scale(operand[1], row, k, TILE)
-    return decode.scale_to_f32(code, kind, decoding)
+    return load_scale(operand[1], row, k, TILE)
   else:
     return 0
 
@@ -456,15 +462,23 @@ def _load_factor(operand, row, k, OF_STEP: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def scaled(sums, factors, OF_STEP: tl.constexpr, TILING: tl.constexpr):
   """Multiplies sums of products by the result of `load_factors`."""
-  lhs_factor, rhs_factor = factors
   lhs: tl.constexpr = TILING.lhs
   rhs: tl.constexpr = TILING.rhs
   # The product of both factors may leave f32's range when the result does not.
   if lhs.scales_steps if OF_STEP else lhs.scales_total:
-    sums *= tl.trans(lhs_factor) if TILING.config.swap else lhs_factor
+    factor = _factor_of(factors[0], lhs)
+    sums *= tl.trans(factor) if TILING.config.swap else factor
   if rhs.scales_steps if OF_STEP else rhs.scales_total:
-    sums *= rhs_factor if TILING.config.swap else tl.trans(rhs_factor)
+    factor = _factor_of(factors[1], rhs)
+    sums *= factor if TILING.config.swap else tl.trans(factor)
   return sums
+
+
+@triton.jit
+def _factor_of(scale, TILE: tl.constexpr):
+  kind: tl.constexpr = TILE.operand
+  decoding: tl.constexpr = TILE.decoding
+  return decode.scale_to_f32(scale, kind, decoding)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans
@@ -63,6 +64,10 @@ MANY = {
   "bf16_int4_f16_128_decode": dense("bf16", "int4_f16_128", 16),
   "f32_int4_f16_32": dense("f32", "int4_f16_32", 256),
   "fp8_sums": dense("e4m3_f32_128", "e4m3_f32_128", 4096, may_round_sums=True),
+  "fp8_sums_square": dataclasses.replace(
+    dense("e4m3_f32_128", "e4m3_f32_128", 4096, may_round_sums=True),
+    rhs=configs.operand("e4m3_f32_128", N, K, rows_per_scale=128),
+  ),
   "int8_rows": dense(f"int8_f32_{K}", f"int8_f32_{K}", 4096),
   "ragged_mxfp8": ragged("mxfp8", "mxfp8", 4096),
   "ragged_decode": ragged("bf16", "mxfp4", 4),

@@ -55,7 +55,11 @@ def _run_explain(args: argparse.Namespace) -> int:
   target = arguments.target(args)
   required = {"--lhs": args.lhs, "--rhs": args.rhs}
   required |= {f"-{name}": getattr(args, name) for name in ("m", "n", "k")}
-  optional = {"--batch": args.batch, "--out": args.out}
+  optional = {
+    "--batch": args.batch,
+    "--out": args.out,
+    "--precision": args.precision,
+  }
   given = [n for n, x in (required | optional).items() if x is not None]
   missing = [name for name, x in required.items() if x is None]
   if args.file is not None and given:

@@ -121,13 +121,18 @@ class ExplainTest(command_lines.CommandLineTestCase):
     ("explain --lhs mxfp8 -m 1 -k 32", "missing --rhs, -n"),
     ("explain --batch 3", "missing --lhs, --rhs, -m, -n, -k"),
     (
-      f"explain m.mlir {DOT_ARGUMENTS} --out float32",
-      "not both: got m.mlir and --lhs, --rhs, -m, -n, -k, --out",
+      f"explain m.mlir {DOT_ARGUMENTS} --out float32 --precision fastest",
+      "not both: got m.mlir and --lhs, --rhs, -m, -n, -k, --out, --precision",
     ),
     ("explain no/such/file", "error: no/such/file: No such file or directory"),
   )
   def test_bad_arguments_exit_with_2_and_a_reason(self, line, pattern):
     self.check_error(line.split(), pattern)
+
+  def test_precision_chooses_the_kernel(self):
+    dot = "--lhs fp8_1x128 --rhs fp8_128x128 -m 128 -n 128 -k 256"
+    _, out, _ = self.explain(f"{dot} --precision fastest --target h100 -v")
+    self.assertIn("14 significant bits", " ".join(out.split()))
 
   def test_empty_dot_is_explained(self):
     status, out, _ = self.explain(f"{DOT_ARGUMENTS} -m 0")

@@ -45,6 +45,7 @@ _SIDE_DEFAULTS: Final[dict[str, records.Scalar]] = {
   "scale_layout": layouts.LINEAR,
   "scale_is_padded": False,
   "is_interleaved": False,
+  "has_square_scale": False,
 }
 _LAYOUTS: Final = (layouts.LINEAR, layouts.SWIZZLED)
 

@@ -65,6 +65,7 @@ class FieldsTest(parameterized.TestCase):
       "format": jp.NVFP4, "dtype": formats.PACKED,
       "contracting_is_minor": False, "scale_layout": "swizzled_128x4",
       "scale_is_padded": True, "is_interleaved": True,
+        "has_square_scale": True,
     }  # fmt: skip
     names = {field.name for field in dataclasses.fields(problems.DotProblem)}
     self.assertEqual({*changes, "lhs", "rhs"}, names)

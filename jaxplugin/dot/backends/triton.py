@@ -46,6 +46,10 @@ from jaxplugin.runtime import triton_library
 # them.
 Readable = tuple[jax.Array, jax.Array | None, configs.OperandKind]
 
+# Square blocks of a multiple of this many rows are read as they are. Tiles of
+# kernels whose scales multiply sums have at most as many rows.
+_SQUARE_ROWS: Final = 128
+
 PLAIN_NAMES: Final = {
   np.dtype(np.float32): "f32",
   formats.BF16: "bf16",
@@ -277,6 +281,7 @@ def _shape_of(
       and reads_swizzled(side.format),
       interleaved=side.is_interleaved
       and _reads(interleaving.INTERLEAVED, problem, target),
+      rows_per_scale=_rows_per_scale(side, repeats=repeats),
     )
     for side, rows in ((lhs, problem.m), (rhs, problem.n))
   ]
@@ -318,6 +323,19 @@ def kind_name(
   found = _readable_format(format, repeats=repeats)
   assert found is not None, format
   return found[0].name
+
+
+def _rows_per_scale(side: problems.SideProblem, *, repeats: bool) -> int:
+  """Returns the `configs.OperandKind.rows_per_scale` of an operand."""
+  if not side.has_square_scale:
+    return 1
+  assert side.format is not None
+  facts = kernel_formats.readable_by_name(
+    kind_name(side.format, side.dtype, repeats=repeats)
+  )
+  assert facts is not None
+  rows = side.format.block_size
+  return rows if facts.scales_sums and rows % _SQUARE_ROWS == 0 else 1
 
 
 def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
@@ -512,7 +530,6 @@ def _readable(
   matmul: configs.MatmulShape,
 ) -> tuple[Readable, Readable]:
   """Returns both sides as arrays in the formats of `matmul`."""
-  names = matmul.lhs.format, matmul.rhs.format
   if striding.are_copied(
     problem.k,
     (call.lhs.format, call.rhs.format),
@@ -520,9 +537,12 @@ def _readable(
   ):
     # k merges several dimensions, or has an odd number of FP4 values.
     lhs, rhs = call.dense_sides()
-    return _of_dense(lhs, names[0]), _of_dense(rhs, names[1])
+    return (
+      _of_dense(lhs, matmul.lhs.format),
+      _of_dense(rhs, matmul.rhs.format),
+    )
   rhs = call.rhs.whole_stack() if call.is_of_layer else call.rhs
-  return strided(call.lhs, names[0]), strided(rhs, names[1])
+  return strided(call.lhs, matmul.lhs), strided(rhs, matmul.rhs)
 
 
 def _of_dense(side: sides.Side, name: str) -> Readable:
@@ -543,17 +563,18 @@ def _packed(values: jax.Array) -> jax.Array:
   return layouts.pack_fp4(values, axis=-1)
 
 
-def strided(side: sides.Side, name: str) -> Readable:
+def strided(side: sides.Side, dense: configs.OperandKind) -> Readable:
   """Returns a side with one contracting dimension, and its strides.
 
   Args:
     side: the side.
-    name: `kind_name` of its format.
+    dense: description of the dense operand.
   """
-  side = _with_readable_format(side, name)
+  square_scale = side.square_scale if dense.rows_per_scale > 1 else None
+  side = _with_readable_format(side, dense.format)
   scale = scale_strides = None
   if side.format is not None:
-    scale, scale_strides = _strided_scale(side)
+    scale, scale_strides = _strided_scale(side, square_scale)
   if side.is_interleaved:
     side = side.replace(values=interleaving.from_bytes(side.values))
   values, strides = side.values, side.strides()
@@ -561,16 +582,22 @@ def strided(side: sides.Side, name: str) -> Readable:
     values = side.merge(values)
   values = _packed(values)
   kind = configs.OperandKind(
-    format=name,
+    format=dense.format,
     strides=sides.dense_strides(values.shape) if strides is None else strides,
     scale_strides=scale_strides,
     is_interleaved=side.is_interleaved,
+    rows_per_scale=dense.rows_per_scale,
   )
   return values, scale, kind
 
 
-def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
-  """Returns a scale and its strides; a swizzled scale has strides of tiles."""
+def _strided_scale(
+  side: sides.Side, square_scale: jax.Array | None = None
+) -> tuple[jax.Array, tuple[int, ...]]:
+  """Returns a scale and its strides; a swizzled scale has strides of tiles.
+
+  The scale is `square_scale` unless that is None.
+  """
   scale, free = side.scale, side.free
   if side.stays_swizzled:
     tile_rows = layouts.SCALE_TILE_ROWS * scale.shape[-1]
@@ -579,9 +606,12 @@ def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
   strides_of = functools.partial(
     striding.strides, batch=side.batch, free=free, contracting=side.contracting
   )
-  strides = strides_of(scale.shape)
   is_linear = side.scale_layout == layouts.LINEAR
-  if len(free) > 1 or strides is None or not is_linear:
+  scale = side.scale if square_scale is None else square_scale
+  strides = strides_of(scale.shape)
+  if square_scale is None and (
+    len(free) > 1 or strides is None or not is_linear
+  ):
     scale = side.linear_scale()
     strides = strides_of(scale.shape)
   if strides is None:

@@ -390,6 +390,51 @@ class ScalesTest(interpreted.RecordedTestCase):
     np.testing.assert_array_equal(result, x_exact @ w_exact.T)
     self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
 
+  @parameterized.parameters(
+    ("fp8_1x128", 70, "fp8_e4m3_f32_128_e4m3_f32_128_square"),
+    ("fp8_128x128", 140, "fp8_e4m3_f32_128_square_e4m3_f32_128_square"),
+    ("fp8_1x128_e8m0", 70, "fp8_e4m3_e8m0_128_e4m3_f32_128_square"),
+    ("fp8_1x128", 5, "small_m_e4m3_f32_128_e4m3_f32_128_square"),
+    (None, 70, "upcast_bf16_e4m3_f32_128_square"),
+  )
+  def test_square_blocks_give_the_bits_of_repeated_scales(
+    self, format, rows, kernel
+  ):
+    n, k = 296, 336  # tails of tiles and of blocks
+    x = quantized(format, 2, rows, k)
+    w = quantized("fp8_128x128", 2, n, k, seed=1)
+    result = by_triton("h100", x, w, precision="fastest")
+    self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
+    x, w = (y if isinstance(y, jax.Array) else y.in_rows() for y in (x, w))
+    wanted = by_triton("h100", x, w, precision="fastest")
+    np.testing.assert_array_equal(result, wanted)
+
+  def test_scale_of_a_square_block_is_nan_in_its_columns_only(self):
+    w = quantized("fp8_128x128", 296, 256)
+    scale = np.array(w.scale)
+    scale[1, 0] = np.nan
+    w = jp.ScaledArray(w.values, jnp.asarray(scale), None, w.format)
+    x = quantized("fp8_1x128", 70, 256)
+    result = by_triton("h100", x, w, precision="fastest")
+    wanted = np.zeros((70, 296), bool)
+    wanted[:, 128:256] = True
+    np.testing.assert_array_equal(np.isnan(result), wanted)
+
+  def test_square_blocks_are_contracted_along_their_rows(self):
+    x, w = quantized(None, 70, 336), quantized("fp8_128x128", 336, 296)
+    numbers = (((1,), (0,)), ((), ()))
+    result = by_triton("h100", x, w, dimension_numbers=numbers)
+    self.assertRegex(self.names(), "upcast_bf16_e4m3_f32_128_square_")
+    np.testing.assert_array_equal(result, by_triton("h100", x, w.T))
+
+  def test_square_blocks_whose_rows_merge_have_repeated_scales(self):
+    x = quantized("fp8_128x128", 2, 40, 256)
+    w = quantized("fp8_1x128", 40, 256)
+    result = by_triton("h100", x, w, precision="fastest")
+    self.assertRegex(self.names(), "fp8_e4m3_f32_128_e4m3_f32_128_64")
+    wanted = by_triton("h100", x.in_rows(), w, precision="fastest")
+    np.testing.assert_array_equal(result, wanted)
+
   @parameterized.parameters("E5M2 on E4M3", "INT4 on f16", "INT8, rows")
   def test_scales_of_a_ragged_dot(self, name):
     rng = np.random.default_rng(1)

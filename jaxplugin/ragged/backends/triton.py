@@ -256,8 +256,8 @@ def _readable(
   # contracts across them.
   rhs = rhs.replace(batch=(0,), contracting=(2,))
   return (
-    triton.strided(lhs, shape.lhs.format),
-    triton.strided(rhs, shape.rhs.format),
+    triton.strided(lhs, shape.lhs),
+    triton.strided(rhs, shape.rhs),
   )
 
 

@@ -126,7 +126,11 @@ def dense(operand: gpu_operands.Operand) -> gpu_operands.Operand:
   return dataclasses.replace(
     operand,
     kind=configs.operand(
-      operand.kind.format, rows, k, interleaved=operand.kind.is_interleaved
+      operand.kind.format,
+      rows,
+      k,
+      interleaved=operand.kind.is_interleaved,
+      rows_per_scale=operand.kind.rows_per_scale,
     ),
     values=np.ascontiguousarray(operand.values),
     scale=None if scale is None else np.ascontiguousarray(scale),

@@ -96,6 +96,7 @@ def make_operand(
   k_is_minor: bool = True,
   swizzled: bool = False,
   interleaved: bool = False,
+  rows_per_scale: int = 1,
 ) -> Operand:
   """A random operand of `shape` (batch, rows, k).
 
@@ -108,6 +109,7 @@ def make_operand(
     k_is_minor: whether rows follow each other, or k.
     swizzled: the scale's layout.
     interleaved: whether FP4 values are.
+    rows_per_scale: number of rows of a square block.
   """
   if format in DTYPES:
     values = rng.integers(-8, 9, shape) if integers else rng.normal(size=shape)
@@ -115,7 +117,7 @@ def make_operand(
     return store_operand(format, values, None, k_is_minor=k_is_minor)
   block = block_format(format)
   columns = -(-shape[2] // block.block_size)
-  scale_shape = (*shape[:2], columns)
+  scale_shape = (shape[0], -(-shape[1] // rows_per_scale), columns)
   if integers:
     choices = np.arange(-6, 7)
     choices = choices[np.abs(choices) != 5].astype(block.values_dtype)
@@ -138,6 +140,7 @@ def make_operand(
     k_is_minor=k_is_minor,
     swizzled=swizzled,
     interleaved=interleaved,
+    rows_per_scale=rows_per_scale,
   )
 
 
@@ -161,6 +164,7 @@ def store_operand(
   k_is_minor: bool = True,
   swizzled: bool = False,
   interleaved: bool = False,
+  rows_per_scale: int = 1,
 ) -> Operand:
   """An operand of given codes (uint8[batch, rows, k]) and scales.
 
@@ -172,8 +176,9 @@ def store_operand(
     kind = configs.OperandKind(format=format, strides=_strides(values))
     return Operand(kind=kind, values=values, scale=None, exact=exact)
   block = block_format(format)
+  of_rows = np.repeat(scale, rows_per_scale, axis=1)[:, : values.shape[1]]
   exact = reference.oracle_dequantize(
-    values.view(block.array_dtype), scale.view(block.scale_dtype), block
+    values.view(block.array_dtype), of_rows.view(block.scale_dtype), block
   )
   if interleaved:
     values = interleave(values)
@@ -193,6 +198,7 @@ def store_operand(
     strides=_strides(values),
     scale_strides=scale_strides,
     is_interleaved=interleaved,
+    rows_per_scale=rows_per_scale,
   )
   return Operand(kind=kind, values=values, scale=scale, exact=exact)
 

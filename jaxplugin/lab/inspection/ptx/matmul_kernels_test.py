@@ -170,11 +170,16 @@ class DefaultConfigTest(executed_cases.Case):
       ("e4m3_f32_576", "e4m3_f32_576"),
       ("e4m3_e8m0_128", "e4m3_e8m0_128"),
     ),
+    rows_per_scale=(1, 128),
   )
   def test_sums_of_fp8_instructions_are_within_their_bound(
-    self, architecture, formats
+    self, architecture, formats, rows_per_scale
   ):
-    lhs, rhs = self.make(*formats, m=70, n=136, k=576)
+    make = gpu_operands.make_operand
+    lhs = make(self.rng, formats[0], (1, 70, 576))
+    rhs = make(
+      self.rng, formats[1], (1, 136, 576), rows_per_scale=rows_per_scale
+    )
     product = executed.product(architecture, lhs, rhs, may_round_sums=True)
     self.assertEqual(product.config.path, "fp8")
     result, _ = product.run()

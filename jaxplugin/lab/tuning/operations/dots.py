@@ -91,13 +91,14 @@ def _add_global_scale(
     if side.format is None or side.scale_is_padded:
       continue
     layout: layouts.ScaleLayout = layouts.LINEAR
+    format = side.format
     if isinstance(operand, tuple):
       values, scale = operand
     else:
       values, scale = operand.values, operand.scale
-      layout = operand.scale_layout
+      format, layout = operand.format, operand.scale_layout
     arrays[name] = scaled_array.ScaledArray(
-      values, scale, second, side.format, scale_layout=layout
+      values, scale, second, format, scale_layout=layout
     )
     return np.float32(first * second)
   return np.float32(first)

@@ -96,8 +96,11 @@ def operand_of(
     return _transposed(exact.astype(side.dtype), side), exact
   known = _SCALES if format.scale_is_power_of_two else _NARROW_SCALES
   blocks = -(-k // format.block_size)
-  scale = rng.choice(np.asarray(known, np.float32), (*lead, rows, blocks))
-  exact *= np.repeat(scale, format.block_size, axis=-1)[..., :k]
+  block_rows = format.block_size if side.has_square_scale else 1
+  scale_rows = -(-rows // block_rows)
+  scale = rng.choice(np.asarray(known, np.float32), (*lead, scale_rows, blocks))
+  of_row = np.repeat(scale, block_rows, axis=-2)[..., :rows, :]
+  exact *= np.repeat(of_row, format.block_size, axis=-1)[..., :k]
   exact *= np.float32(2.0**-format.fraction_bits)
   values = integers.astype(format.values_dtype)
   if format.is_fp6:
@@ -130,6 +133,8 @@ def _stored(
   stored, scale = _transposed(stored, side), _transposed(scale, side)
   # Dtypes do not identify the other formats.
   if not format.is_standard or side.is_interleaved:
+    if side.has_square_scale:
+      format = dataclasses.replace(format, block_rows=format.block_size)
     return scaled_array.ScaledArray(stored, scale, None, format)
   return stored, scale
 
