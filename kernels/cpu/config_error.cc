@@ -56,7 +56,7 @@ std::string Text(const SideShape& side) {
   const std::string values = Name(side.format);
   if (IsPlain(side.format) || IsDecodedByAvx512(side)) return values;
   return values + " with " + Name(side.scale) + " scales per " +
-         std::to_string(side.block);
+         (side.block == 512 ? "512 or row" : std::to_string(side.block));
 }
 
 // Returns the lowest instruction set that has the engine.
@@ -113,6 +113,8 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       }
       break;
     case Engine::kBF16:
+      if (IsBF16(sides.panel) && IsScaledByAvx512(sides.strip)) break;
+      [[fallthrough]];
     case Engine::kBF16Rows:
     case Engine::kAmx:
       if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {

@@ -86,6 +86,9 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
     const bool ok = FewRowsDot(args, sides, factors, parallel, &is_done);
     if (is_done || !ok) return ok;
   }
+  if (panel_is_bf16 && IsScaledByAvx512(ShapeOf(*sides.strip))) {
+    return BlockedDot<EngineBF16Of<true>>(args, parallel);
+  }
   if (!panel_is_bf16 || !BF16CanHold(*sides.strip, parallel)) {
     return DotBelow(args, parallel);
   }

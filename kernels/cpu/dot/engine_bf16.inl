@@ -3,7 +3,9 @@
 //
 // The engine of the large dot on vdpbf16ps, with 32 products per instruction.
 // The values of both operands are multiplied by their scales and stored as
-// bf16, which is exact for safe rows (RowIsSafe).
+// bf16, which is exact for safe rows (RowIsSafe). If the product of a value of
+// the strip and its scale does not fit in bf16 (kScaled), the values are stored
+// alone, and the scales multiply sums of 16 products.
 //
 // vdpbf16ps flushes subnormal inputs and results, whatever MXCSR contains.
 
@@ -11,7 +13,8 @@ JAXPLUGIN_ALWAYS_INLINE __m512 Dot32(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-struct EngineBF16 {
+template <bool kScaled>
+struct EngineBF16Of {
   // A register tile of 7 x 2 vectors has 14 parts and 14 sums.
   static constexpr int kTileRowsMax = 7;
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
@@ -22,21 +25,34 @@ struct EngineBF16 {
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int64_t kChunkUnits = 4;  // 512 values: 64 KiB of strip
   // Roundings (see sums.inl): 15 in a part (vdpbf16ps rounds twice, and the
-  // first product is exact), 15 in the sum of the parts of two units, 1 in the
-  // total: 31. A limit of 16 needs one more level of sums, for which there are
-  // no registers.
+  // first product is exact), 15 in the sum of the parts of two units (16 if
+  // kScaled), 1 in the total: 31 or 32. A limit of 16 needs one more level of
+  // sums, for which there are no registers.
   static constexpr int kPartDwords = 8;
   static constexpr int64_t kUnitParts = 64 / kPartDwords;
   static constexpr int64_t kSumUnits = 2;
 
   static constexpr int64_t kPartBytes = kPartRows * kChunkUnits * kUnitBytes;
+  // The scales of a strip follow its values: [part of 32 rows][part of k][32
+  // rows].
+  static constexpr int64_t kScaleBytes =
+      kScaled ? kChunkUnits * kUnitParts * kPartRows * 4 : 0;
+  static constexpr int64_t kScales = kStripRows * kChunkUnits * kUnitBytes;
 
   Unpacker panel_unpacker;
   Unpacker strip_unpacker;
+  const bool is_packed;  // the strip
+  // The index, among 16 scales, of the scale of each 32 values of a chunk.
+  const ScaleIndex scale_index;
 
-  explicit EngineBF16(const Sides& sides)
-      : panel_unpacker(*sides.panel, NativeOrder(sides.strip->format)),
-        strip_unpacker(*sides.strip, NativeOrder(sides.strip->format)) {}
+  explicit EngineBF16Of(const Sides& sides)
+      : panel_unpacker(*sides.panel,
+                       kScaled && IsPacked(sides.strip->format)
+                           ? Order::kNibbleBlocks
+                           : NativeOrder(sides.strip->format)),
+        strip_unpacker(*sides.strip, NativeOrder(sides.strip->format)),
+        is_packed(IsPacked(sides.strip->format)),
+        scale_index(sides.strip->block, kChunkUnits * kUnit) {}
 
   // The layout of a panel tile is [vector of k][row][16 dwords], and of a strip
   // [part of 32 rows][dword][32 rows].
@@ -44,7 +60,7 @@ struct EngineBF16 {
     return Max(CeilDiv(k, kUnit), 1) * kUnitBytes;
   }
   static int64_t StripBytes(int64_t) {
-    return kStripRows * kChunkUnits * kUnitBytes;
+    return kScales + kStripRows / kPartRows * kScaleBytes;
   }
 
   void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
@@ -82,18 +98,50 @@ struct EngineBF16 {
         for (int r = 0; r < 16; ++r) in[r] = rows[r][v];
         Transpose16(in, out);
         for (int d = 0; d < 16; ++d) {
-          _mm512_store_si512(
-              part + ((16 * v + d) * kPartRows + r0 % kPartRows) * 4, out[d]);
+          // kNibbleBlocks gathers the dwords of 32 values.
+          const int64_t at = kScaled && is_packed
+                                 ? (v / 4 * 4 + d / 4) * 16 + d % 4 * 4 + v % 4
+                                 : 16 * v + d;
+          _mm512_store_si512(part + (at * kPartRows + r0 % kPartRows) * 4,
+                             out[d]);
         }
       }
     }
   }
 
+  // Unpacks the scales of the chunk of `count` rows that begins at value k0.
+  void PackScales(int64_t row, int64_t count, int64_t k0,
+                  uint8_t* strip) const {
+    const Operand& x = strip_unpacker.x;
+    const int64_t column = k0 / x.block;
+    const __m512 unit = _mm512_set1_ps(PowerOf(-x.fraction_bits));
+    for (int64_t r0 = 0; r0 < RoundUp(count, kPartRows); r0 += 16) {
+      __m512i in[16], out[16];
+      for (int64_t r = 0; r < 16; ++r) {
+        const int64_t left = r0 + r < count ? x.scale_cols - column : 0;
+        const __m512 scales = LoadScales(
+            x.scale_kind, ScaleAt(x, row + r0 + r, column), left);
+        in[r] = _mm512_castps_si512(
+            _mm512_mul_ps(scale_index.Spread(scales, 0), unit));
+      }
+      Transpose16(in, out);
+      uint8_t* to = strip + kScales + r0 / kPartRows * kScaleBytes +
+                    r0 % kPartRows * 4;
+      for (int64_t p = 0; p < kChunkUnits * kUnitParts; ++p) {
+        // The block of 32 values of a part. In byte order, the parts of two
+        // vectors alternate.
+        const int64_t block = is_packed ? p / 2 : p / 4 * 2 + p % 2;
+        _mm512_store_si512(to + p * kPartRows * 4, out[block]);
+      }
+    }
+  }
+
   // Adds the products of kRows panel rows and 32 strip rows to c. k has `parts`
-  // parts of kPartDwords dwords.
+  // parts of kPartDwords dwords, with scales at `scale` if kScaled.
   template <int kRows>
   static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
-                   int64_t parts, bool is_first, float* c) {
+                   const uint8_t* scale, int64_t parts, bool is_first,
+                   float* c) {
     __m512 sum[kRows][2];
     for (int r = 0; r < kRows; ++r) {
       sum[r][0] = sum[r][1] = _mm512_setzero_ps();
@@ -115,9 +163,16 @@ struct EngineBF16 {
           part[r][1] = Dot32(part[r][1], x, b1);
         }
       }
-      for (int r = 0; r < kRows; ++r) {
-        sum[r][0] = _mm512_add_ps(sum[r][0], part[r][0]);
-        sum[r][1] = _mm512_add_ps(sum[r][1], part[r][1]);
+      for (int v = 0; v < 2; ++v) {
+        __m512 factor;
+        if constexpr (kScaled) {
+          factor = _mm512_castsi512_ps(
+              _mm512_load_si512(scale + (2 * p + v) * 64));
+        }
+        for (int r = 0; r < kRows; ++r) {
+          sum[r][v] = kScaled ? _mm512_fmadd_ps(part[r][v], factor, sum[r][v])
+                              : _mm512_add_ps(sum[r][v], part[r][v]);
+        }
       }
       // A vector of a panel row holds two parts.
       a += p % 2 == 0 ? kPartDwords * 4 : tile_rows * 64 - kPartDwords * 4;
@@ -132,11 +187,11 @@ struct EngineBF16 {
   }
 
   static void TileOf(int64_t rows, const uint8_t* a, int64_t tile_rows,
-                     const uint8_t* b, int64_t parts, bool is_first,
-                     float* c) {
+                     const uint8_t* b, const uint8_t* scale, int64_t parts,
+                     bool is_first, float* c) {
     switch (rows) {
 #define JAXPLUGIN_TILE(n) \
-  case n: return Tile<n>(a, tile_rows, b, parts, is_first, c)
+  case n: return Tile<n>(a, tile_rows, b, scale, parts, is_first, c)
       JAXPLUGIN_TILE(1);
       JAXPLUGIN_TILE(2);
       JAXPLUGIN_TILE(3);
@@ -159,6 +214,7 @@ struct EngineBF16 {
     for (int64_t u0 = 0; u0 < units; u0 += kChunkUnits) {
       const int64_t u1 = Min(units, u0 + kChunkUnits);
       PackStrip(row, count, u0, u1, strip);
+      if constexpr (kScaled) PackScales(row, count, u0 * kUnit, strip);
       for (int64_t r = 0, tile = 0; r < rows; r += tile_rows, ++tile) {
         const uint8_t* a =
             panel + tile * tile_bytes + u0 * tile_rows * kUnitBytes;
@@ -167,6 +223,8 @@ struct EngineBF16 {
             const int64_t past = (u - u0) * kUnitBytes;
             TileOf(Min(tile_rows, rows - r), a + past * tile_rows, tile_rows,
                    strip + j * kPartBytes + past * kPartRows,
+                   strip + kScales + j * kScaleBytes +
+                       (u - u0) * kUnitParts * kPartRows * 4,
                    Min(kSumUnits, u1 - u) * kUnitParts, u == 0,
                    c + r * kSumFloats + j * kPartRows);
           }
@@ -176,3 +234,5 @@ struct EngineBF16 {
     FinishTotals<kStripRows>(rows, c);
   }
 };
+
+using EngineBF16 = EngineBF16Of<false>;

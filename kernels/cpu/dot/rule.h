@@ -80,6 +80,12 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsStreamedByAvx512(SideShape x) {
          (x.block <= 32 || 512 % x.block == 0 || x.block % 512 == 0);
 }
 
+// Whether the bf16 engine multiplies sums by the scales of a strip side, because
+// the products of its values and scales do not fit in bf16.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsScaledByAvx512(SideShape x) {
+  return IsStreamedByAvx512(x) && !IsDecodedByAvx512(x) && x.block > 16;
+}
+
 // Whether bf16 represents the values of a side exactly, in the engines of
 // AVX-512 and AMX. Plain bf16 values also need the check of BF16CanHold.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(SideShape x) {
@@ -123,8 +129,6 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 //                 8192^2           0.79        0.90  0.93
 //                 1024^2           0.79        0.87  0.95
 //   f16 * NVFP4,  4096^2                       0.97
-// (Integers, wide scales and long blocks are not in the table. Their large dots
-// are AVX2's.)
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
 // and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
 // in L1. From 9 rows of FP8 and FP6, bf16_rows is faster. Streamed
@@ -137,12 +141,23 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 // few_rows_avx512, and so on; 2026-11. bf16_rows has not run on Zen 4.)
 inline constexpr int64_t kLongRow = 4096;
 
+// The same for int4 and other codes of 4 bits whose scales multiply sums.
+// Streamed over large, bf16 rows, n = k = 4096, one Zen 5 core (2026-11):
+//   rows        16    64
+//   INT4_32   0.65  1.15
+//   INT8_32   0.99  1.74
+//   FP8_1X128 0.92  1.59
+// (Not measured on Zen 4.)
+inline constexpr int64_t kScaledRows = 24;
+
 // `is_bf16`: bf16 represents the panel side.
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
   if (!IsStreamedByAvx512(sides.strip)) return 0;
   if (!is_bf16 && !IsPlain(sides.panel.format)) return 0;
-  if (IsPacked(sides.strip.format)) return 12;
+  if (IsPacked(sides.strip.format)) {
+    return is_bf16 && IsScaledByAvx512(sides.strip) ? kScaledRows : 12;
+  }
   if (!is_bf16) return 0;
   if (IsBF16(sides.strip)) return 8;
   return sides.k > kLongRow ? 9 : 12;
@@ -271,7 +286,11 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   if (sides.rows <= StreamedRowsAvx512(sides, IsBF16(sides.panel))) {
     return Engine::kFewRowsAvx512;
   }
-  if (!is_bf16) return RuleBelowBF16(x);
+  if (!is_bf16) {
+    const bool is_scaled =
+        IsBF16(sides.panel) && IsScaledByAvx512(sides.strip);
+    return is_scaled ? Engine::kBF16 : RuleBelowBF16(x);
+  }
   return sides.rows <= kBF16RowsMost ? Engine::kBF16Rows : Engine::kBF16;
 }
 

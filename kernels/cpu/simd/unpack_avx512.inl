@@ -11,13 +11,16 @@
 //   byte order    vectors 2 g, 2 g + 1: the first and the last 8 values of each
 //                 16 of 64 g + 0..63
 //   nibble order  vector q: values q, 4 + q, 8 + q, ...
+//   nibble blocks vector b: the dwords of nibble order that have values 32 b ..
+//                 32 b + 31
 //   natural order plain bf16
 // In each order, a dword of a vector holds two values of one block.
 
 constexpr int64_t kUnit = 128;
 constexpr int64_t kUnitBytes = kUnit * 2;  // as bf16
 
-enum class Order { kByte, kNibble, kNatural };
+enum class Order { kByte, kNibble, kNibbleBlocks, kNatural };
+constexpr int kOrders = 4;
 
 JAXPLUGIN_ALWAYS_INLINE Order NativeOrder(Format format) {
   return IsPacked(format)  ? Order::kNibble
@@ -31,6 +34,8 @@ inline int WordOf(Order order, int v) {
     case Order::kByte:
       return (v / 64 * 2 + v % 16 / 8) * 32 + v % 64 / 16 * 8 + v % 8;
     case Order::kNibble: return v % 4 * 32 + v / 4;
+    case Order::kNibbleBlocks:
+      return v / 32 * 32 + (v % 32 / 8 * 4 + v % 4) * 2 + v % 8 / 4;
     case Order::kNatural: return v;
   }
   return 0;
@@ -83,11 +88,11 @@ struct Reorder {
 // core, 2026-11).
 inline const Reorder& ReorderOf(Order from, Order to) {
   static const struct All {
-    Reorder of[3][3];
+    Reorder of[kOrders][kOrders];
     All() {
-      for (int i = 0; i < 9; ++i) {
-        of[i / 3][i % 3] =
-            Reorder(static_cast<Order>(i / 3), static_cast<Order>(i % 3));
+      for (int i = 0; i < kOrders * kOrders; ++i) {
+        of[i / kOrders][i % kOrders] = Reorder(
+            static_cast<Order>(i / kOrders), static_cast<Order>(i % kOrders));
       }
     }
   } all;
@@ -460,7 +465,8 @@ struct Unpacker {
   }
 
   // Calls emit(index of the unit, Unit) for units [u0, u1) of a row. Values are
-  // multiplied by their scales, and are in the constructor's `order`.
+  // multiplied by their scales if bf16 holds the products (IsBF16), and are in
+  // the constructor's `order`.
   template <typename Emit>
   JAXPLUGIN_ALWAYS_INLINE void Row(int64_t row, int64_t u0, int64_t u1,
                                    const Emit& emit) const {
@@ -471,6 +477,29 @@ struct Unpacker {
         for (int i = 0; i < 4; ++i) {
           const int64_t at = u * kUnitBytes + i * 64;
           unit.q[i] = LoadBytes(values + at, x.k * 2 - at);
+        }
+        emit(u, reorder(unit));
+      }
+      return;
+    }
+    if (!IsBF16(ShapeOf(x))) {
+      const Tables tables = table_bytes.Load();
+      for (int64_t u = u0; u < u1; ++u) {
+        Unit unit;
+        if (IsPacked(x.format)) {
+          unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
+                         tables.high0);
+        } else {
+          for (int half = 0; half < 2; ++half) {
+            const int64_t at = u * kUnit + half * 64;
+            const __m512i codes = LoadBytes(values + at, x.k - at);
+            __m512i* q = unit.q + 2 * half;
+            if (x.format == Format::kInt8) {
+              UnpackInt8(codes, tables, q, q + 1);
+            } else {
+              Unpack8(codes, tables, q, q + 1);
+            }
+          }
         }
         emit(u, reorder(unit));
       }
