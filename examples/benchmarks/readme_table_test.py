@@ -41,12 +41,13 @@ class ReadmeTableTest(absltest.TestCase):
     self.assertNotEmpty(files)
     for path in files:
       run = results.read(path)
-      tables = [
-        (readme, readme_table.summary(run)),
-        (page, readme_table.lines(run)),
-      ]
       if "_peers" in path.name:
         tables = [(page, readme_table.peers_lines(run))]
+      else:
+        tables = [
+          (readme, readme_table.summary(run)),
+          (page, readme_table.lines(run)),
+        ]
       for text, table in tables:
         self.assertGreater(len(table), 2)
         self.assertTrue("\n".join(table) in text, path.name)
@@ -125,10 +126,16 @@ class ReadmeTableTest(absltest.TestCase):
       timed("cpu with quantize", 2, 1e-1, **ours),
       timed("bf16", 9, 1e-1),
     ]
+    no_effect = [
+      timed("cpu", 4, 1.6e-3),
+      timed("cpu fastest", 3, 1.6e-3, **ours),
+      timed("bf16", 9, 1.6e-3),
+    ]
     table = readme_table.peers_lines(
       run(
         ("4x64x64", "bf16xmxfp4", rows),
         ("4x64x64", "mxfp4", quantized),
+        ("4x64x64", "bf16xmxfp8", no_effect),
       )
     )
     self.assertEqual(
@@ -140,6 +147,8 @@ class ReadmeTableTest(absltest.TestCase):
         " 5.2e-3 | 0.75 | openvino u4 | 1.5 | 5.2e-3 | 0.75 |",
         "| 4x64x64 | f32, in MXFP4 x MXFP4 | 2 | 1.0e-1 | bf16 | 9 | 1.0e-1 |"
         " 4.50 |  |  |  |  |",
+        "| 4x64x64 | bf16 x MXFP8 | 4 | 1.6e-3 | bf16 | 9 | 1.6e-3 | 2.25 |  |"
+        "  |  |  |",
       ],
     )
     self.assertEqual(table[1].count("|"), table[2].count("|"))

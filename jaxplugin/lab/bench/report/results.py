@@ -24,7 +24,9 @@ SCHEMA: Final = 2
 LAUNCH_BOUND: Final = 0.9
 
 # Peers whose relative error is at most this many times ours are as accurate.
+# Sums in f32 differ by their order only, so they are equally accurate.
 EQUAL_ACCURACY: Final = 1.1
+F32_ACCURACY: Final = 1e-6
 
 Status = Literal["ok", "wrong", "failed", "unavailable"]
 
@@ -122,7 +124,7 @@ def best_peer(
   """
   if ours.time is None or ours.relative_error is None:
     return None
-  limit = EQUAL_ACCURACY * ours.relative_error
+  limit = max(EQUAL_ACCURACY * ours.relative_error, F32_ACCURACY)
   peers = {
     v.name: v
     for v in row.variants

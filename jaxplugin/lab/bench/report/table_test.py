@@ -41,6 +41,10 @@ class BestPeerTest(parameterized.TestCase):
       self.assertEqual((ratio.ours, ratio.other), ("cpu", peer.name))
       self.assertEqual(ratio.ratio.median, peer.time.median / 2)
 
+  def test_sums_in_f32_are_equally_accurate(self):
+    one = row(("f32", 3, 9e-7), ("bf16", 1, 2e-6), ours=1e-7)
+    self.assertEqual(results.best_peer(one, one.variants[0])[0].name, "f32")
+
   def test_variants_of_ours_are_not_peers(self):
     one = row(("xla", 1, 1e-7), ("f32", 3, 1e-7))
     self.assertEqual(results.best_peer(one, one.variants[0])[0].name, "f32")
