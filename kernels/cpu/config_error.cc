@@ -67,7 +67,8 @@ Isa IsaOf(Engine engine) {
     case Engine::kBF16Rows:
     case Engine::kVnni:
     case Engine::kFewRowsVnni:
-    case Engine::kFewRowsAvx512: return Isa::kAvx512Bf16;
+    case Engine::kFewRowsAvx512:
+    case Engine::kFloatAvx512: return Isa::kAvx512Bf16;
     case Engine::kFloatAvx2:
     case Engine::kIntegerAvx2:
     case Engine::kFewRowsAvx2: return Isa::kAvx2;
@@ -119,6 +120,13 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
     case Engine::kAmx:
       if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {
         return {who + " needs sides that are quantized, or bf16", pair};
+      }
+      break;
+    case Engine::kFloatAvx512:
+      if (!IsFloatAvx512(shape)) {
+        return {who + " needs blocks of 16, 32, 64, 128, 256, multiples of 512"
+                      " or a row, and no e5m2 scales",
+                pair};
       }
       break;
     case Engine::kFewRowsAvx512:

@@ -35,6 +35,7 @@ needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
+BLOCKS_OF_48 = dataclasses.replace(jp.INT8_32, name="int8_48", block_size=48)
 PLAIN = tuple(np.dtype(x) for x in (np.float32, jnp.bfloat16, np.float16))
 
 
@@ -109,6 +110,11 @@ class ServedTest(parameterized.TestCase):
       "needs sides that are quantized, or bf16, got f32 and e4m3",
     ),
     (
+      *("avx512_bf16", (np.float32, BLOCKS_OF_48), {}),
+      {"engine": "float_avx512"},
+      "needs blocks of 16.*got f32 and int8 with f16 scales per 48",
+    ),
+    (
       *("avx512_bf16", (), {"blocks_pair_up": False}, {"engine": "bf16"}),
       "got f32 and e4m3",
     ),
@@ -139,7 +145,7 @@ class ServedTest(parameterized.TestCase):
     ("amx_bf16", jnp.bfloat16, jp.NVFP4, 5, 4096, "amx"),
     ("amx_bf16", jp.NVFP4, jp.NVFP4, 23, 4096, "vnni"),
     ("amx_bf16", jp.NVFP4, jp.NVFP4, 24, 4096, "amx"),
-    ("amx_bf16", np.float32, jp.MXFP4, 24, 4096, "float_avx2"),
+    ("amx_bf16", np.float32, jp.MXFP4, 24, 4096, "float_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 1, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 8, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 9, 4096, "bf16_rows"),
@@ -147,9 +153,12 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 65, 4096, "bf16"),
     ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 12, 8192, "few_rows_avx512"),
     ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 13, 1024, "bf16_rows"),
-    ("avx512_bf16", np.float32, jp.MXFP4, 12, 4096, "few_rows_avx512"),
-    ("avx512_bf16", np.float32, jp.MXFP4, 13, 4096, "float_avx2"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 8, 4096, "few_rows_avx512"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 9, 4096, "float_avx512"),
     ("avx512_bf16", np.float32, jp.MXFP8, 4, 4096, "few_rows_avx2"),
+    ("avx512_bf16", np.float32, jp.MXFP8, 5, 4096, "float_avx512"),
+    ("avx512_bf16", np.float32, jp.FP8_1X128, 5, 4096, "float_avx512"),
+    ("avx512", np.float32, jp.MXFP8, 5, 4096, "float_avx2"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 2, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 3, 4096, "vnni"),
@@ -161,20 +170,21 @@ class ServedTest(parameterized.TestCase):
     ("avx2", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_avx2"),
     ("avx512_bf16", jp.INT8_32, jp.INT4_128, 7, 4096, "vnni"),
     ("amx_bf16", jp.INT4_32, jp.INT4_128, 64, 4096, "vnni"),
-    ("avx512_bf16", jp.INT8_32, jp.MXFP8, 64, 4096, "float_avx2"),
+    ("avx512_bf16", jp.INT8_32, jp.MXFP8, 64, 4096, "float_avx512"),
+    ("avx512_bf16", np.float32, BLOCKS_OF_48, 64, 4096, "float_avx2"),
     ("avx512", jp.INT8_32, jp.INT8_32, 64, 4096, "float_avx2"),
     ("avx512_bf16", jp.MXFP8, jp.FP8_1X128_E8M0, 8, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.FP8_1X128_E8M0, 9, 4096, "bf16_rows"),
     ("avx512_bf16", jnp.bfloat16, jp.INT8_ROW, 4, 4130, "few_rows_avx512"),
     ("avx512_bf16", jnp.bfloat16, jp.INT4_32, 12, 4096, "few_rows_avx512"),
-    ("avx512_bf16", np.float32, jp.INT4_128, 12, 4096, "few_rows_avx512"),
+    ("avx512_bf16", np.float32, jp.INT4_128, 8, 4096, "few_rows_avx512"),
     ("avx512_bf16", np.float32, jp.INT8_32, 1, 4096, "few_rows_avx2"),
     ("amx_bf16", jnp.bfloat16, jp.FP8_1X128_E8M0, 5, 4096, "amx"),
     ("amx_bf16", jnp.bfloat16, jp.FP8_1X128, 64, 4096, "bf16"),
     ("avx512_bf16", jnp.bfloat16, jp.INT8_32, 13, 4096, "bf16"),
     ("avx512_bf16", jnp.bfloat16, jp.INT4_32, 24, 4096, "few_rows_avx512"),
     ("avx512_bf16", jnp.bfloat16, jp.INT4_32, 25, 4096, "bf16"),
-    ("avx512_bf16", jp.FP8_1X128, jp.FP8_1X128, 64, 4096, "float_avx2"),
+    ("avx512_bf16", jp.FP8_1X128, jp.FP8_1X128, 64, 4096, "float_avx512"),
     ("avx512", jp.MXFP8, jp.MXFP8, 4, 4096, "few_rows_avx2"),
     ("avx2", jp.MXFP8, jp.MXFP8, 5, 4096, "float_avx2"),
     ("avx2", jp.NVFP4, jp.NVFP4, 4, 4096, "integer_avx2"),

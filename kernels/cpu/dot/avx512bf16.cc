@@ -29,6 +29,7 @@ using namespace emulated;
 #include "simd/unpack_avx512.inl"
 #include "dot/engine_bf16.inl"
 #include "dot/engine_bf16_rows.inl"
+#include "dot/engine_float_avx512.inl"
 #include "dot/engine_vnni.inl"
 #include "dot/engine_vnni_integers.inl"
 #include "dot/few_rows_avx512.inl"
@@ -65,6 +66,9 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
                ? VnniIntegerDot(args, sides, parallel)
                : VnniDot(args, sides, parallel);
   }
+  if (engine == Engine::kFloatAvx512) {
+    return BlockedDot<EngineFloat>(args, parallel);
+  }
   if (engine != Engine::kBF16 && engine != Engine::kBF16Rows &&
       engine != Engine::kFewRowsAvx512) {
     return DotBelow(args, parallel);
@@ -90,7 +94,9 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
     return BlockedDot<EngineBF16Of<true>>(args, parallel);
   }
   if (!panel_is_bf16 || !BF16CanHold(*sides.strip, parallel)) {
-    return DotBelow(args, parallel);
+    return RuleFloatAvx512(ShapeOf(args)) == Engine::kFloatAvx512
+               ? BlockedDot<EngineFloat>(args, parallel)
+               : DotBelow(args, parallel);
   }
   return engine == Engine::kBF16Rows
              ? BlockedDot<EngineBF16Rows>(args, parallel)

@@ -27,13 +27,14 @@ enum class Engine : int64_t {
   kAmx,
   kFewRowsVnni,
   kBF16Rows,
+  kFloatAvx512,
 };
 inline constexpr const char* kEngineNames[] = {
     "by_rule",       "f32",  "float_avx2", "integer_avx2",
     "few_rows_avx2", "bf16", "vnni",       "few_rows_avx512",
-    "amx",           "few_rows_vnni", "bf16_rows",
+    "amx",           "few_rows_vnni", "bf16_rows",  "float_avx512",
 };
-inline constexpr int kEngines = 11;
+inline constexpr int kEngines = 12;
 
 // The panel side of a dot is mostly the operand with fewer rows (PanelIsLhs).
 // The other operand, mostly the weights, is the strip side and is cut into

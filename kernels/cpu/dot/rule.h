@@ -86,6 +86,13 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsScaledByAvx512(SideShape x) {
   return IsStreamedByAvx512(x) && !IsDecodedByAvx512(x) && x.block > 16;
 }
 
+// Whether the float_avx512 engine supports a dot. AVX2 multiplies the others in
+// float32.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsFloatAvx512(const DotShape& x) {
+  return (IsPlain(x.lhs.format) || IsStreamedByAvx512(x.lhs)) &&
+         (IsPlain(x.rhs.format) || IsStreamedByAvx512(x.rhs));
+}
+
 // Whether bf16 represents the values of a side exactly, in the engines of
 // AVX-512 and AMX. Plain bf16 values also need the check of BF16CanHold.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(SideShape x) {
@@ -110,8 +117,8 @@ inline constexpr int64_t kStreamedRowsAvx2 = 4;
 inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 
 // AVX-512 streams the weights for more rows, in passes of up to 4 rows, because
-// its large dots take as long for 5 rows as for 8. Streamed over large (for f32
-// and f16: over AVX2's large dot), two Zen 4 cores:
+// its large dots take as long for 5 rows as for 8. Streamed over large, two Zen 4
+// cores:
 //   rows                        5     8     9    12    16
 //   bf16 * MXFP4, 4096^2     0.56  0.66        0.84  0.97
 //                 8192^2              0.82  0.93  1.04
@@ -125,10 +132,6 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 //                 2880^2              0.80  0.89
 //                 1024^2              0.90  1.00  1.17
 //   MXFP6_E2M3,   4096^2     0.63  0.77        0.92
-//   f32 * MXFP4,  4096^2     0.60              0.87  0.94
-//                 8192^2           0.79        0.90  0.93
-//                 1024^2           0.79        0.87  0.95
-//   f16 * NVFP4,  4096^2                       0.97
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
 // and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
 // in L1. From 9 rows of FP8 and FP6, bf16_rows is faster. Streamed
@@ -149,16 +152,22 @@ inline constexpr int64_t kLongRow = 4096;
 //   FP8_1X128 0.92  1.59
 // (Not measured on Zen 4.)
 inline constexpr int64_t kScaledRows = 24;
+// f32 and f16 over float_avx512, one Zen 5 core, 2048 x 4096:
+//   rows             6     8    12
+//   f32 * MXFP4   0.66  0.97  1.08
+// (ONE_THREAD=1 tests/compare/compare.sh HEAD 'f32*mxfp4' 8 2048 4096
+// float_avx512 few_rows_avx512, and so on; 2026-11.)
+inline constexpr int64_t kStreamedFloatRows = 8;
 
 // `is_bf16`: bf16 represents the panel side.
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
   if (!IsStreamedByAvx512(sides.strip)) return 0;
   if (!is_bf16 && !IsPlain(sides.panel.format)) return 0;
+  if (!is_bf16) return IsPacked(sides.strip.format) ? kStreamedFloatRows : 0;
   if (IsPacked(sides.strip.format)) {
-    return is_bf16 && IsScaledByAvx512(sides.strip) ? kScaledRows : 12;
+    return IsScaledByAvx512(sides.strip) ? kScaledRows : 12;
   }
-  if (!is_bf16) return 0;
   if (IsBF16(sides.strip)) return 8;
   return sides.k > kLongRow ? 9 : 12;
 }
@@ -273,6 +282,20 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {
 #endif
 }
 
+// Returns the engine of a dot that bf16 cannot represent. AVX2 streams FP8
+// weights for up to 4 rows. Its time over that of float_avx512, one Zen 5 core,
+// 2048 x 4096:
+//   rows             1     2     3     4     5
+//   f32 * MXFP8         0.59  0.73  0.94
+//   f32 * f32     1.75  1.67        1.65
+// (as above, with few_rows_avx2 or float_avx2)
+JAXPLUGIN_ALWAYS_INLINE Engine RuleFloatAvx512(const DotShape& x) {
+  const ShapeSides sides = SidesOf(x);
+  const bool is_large =
+      IsPlain(sides.strip.format) || sides.rows > kStreamedRowsAvx2;
+  return is_large && IsFloatAvx512(x) ? Engine::kFloatAvx512 : RuleBelowBF16(x);
+}
+
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
   const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
@@ -289,7 +312,7 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   if (!is_bf16) {
     const bool is_scaled =
         IsBF16(sides.panel) && IsScaledByAvx512(sides.strip);
-    return is_scaled ? Engine::kBF16 : RuleBelowBF16(x);
+    return is_scaled ? Engine::kBF16 : RuleFloatAvx512(x);
   }
   return sides.rows <= kBF16RowsMost ? Engine::kBF16Rows : Engine::kBF16;
 }

@@ -41,18 +41,19 @@ inline int WordOf(Order order, int v) {
   return 0;
 }
 
-struct Unit {
-  __m512i q[4];
-};
-
 // Prevents the compiler from loading a vector again for each use.
-JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(__m512i* x) {
+template <typename Vector>
+JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(Vector* x) {
 #if defined(__AVX512F__)
   asm("" : "+v"(*x));
 #else
   (void)x;
 #endif
 }
+
+struct Unit {
+  __m512i q[4];
+};
 
 // Permutes units from one order to another.
 struct Reorder {

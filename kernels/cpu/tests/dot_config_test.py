@@ -28,6 +28,7 @@ ENGINES = {
   "amx": (8, ("amx_bf16",)),
   "few_rows_vnni": (9, (BF16, "amx_bf16")),
   "bf16_rows": (10, (BF16, "amx_bf16")),
+  "float_avx512": (11, (BF16, "amx_bf16")),
 }
 BF16_ENGINES = ("bf16", "bf16_rows", "amx")
 # Engine of this machine -> an instruction set that has it. It is avx512_bf16 if
@@ -45,13 +46,15 @@ PAIRS = (
   *(("int8_row", "mxfp4"), ("bf16", "int8_row"), ("f32", "int4_128")),
   *(("mxfp8", "int4_32"), ("bf16", "fp8_1x128"), ("f16", "int8_32")),
   *(("mxfp4", "int8_16"), ("nvfp4", "int4_32")),
+  *(("f32", "f16"), ("mxfp8", "f32")),
 )
 
 
 def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
   """Returns whether an engine supports m <= 32 rows of lhs and more of rhs."""
   fp4 = ("mxfp4", "nvfp4")
-  plain = ("f32", "f16")
+  wide = ("f32", "f16")
+  plain = (*wide, "bf16")
   is_integer = [name.startswith("int") for name in (lhs, rhs)]
   is_bytes = [name in fp4 for name in (lhs, rhs)]
   if engine in ("vnni", "few_rows_vnni") and any(is_integer):
@@ -64,15 +67,15 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
     is_scaled = [
       name.startswith("int") or name == "fp8_1x128" for name in (lhs, rhs)
     ]
-    return not (is_scaled[0] or lhs in plain or rhs in plain) and (
+    return not (is_scaled[0] or lhs in wide or rhs in wide) and (
       not is_scaled[1] or (engine == "bf16" and not rhs.endswith("_16"))
     )
   if engine == "few_rows_avx512":
     is_packed = rhs in fp4 or rhs.startswith("int4")
-    return rhs != "bf16" and (
-      (lhs in plain and is_packed) or not (is_integer[0] or lhs in plain)
+    return rhs not in plain and (
+      (lhs in wide and is_packed) or not (is_integer[0] or lhs in wide)
     )
-  return engine != "few_rows_avx2" or rhs != "bf16"
+  return engine != "few_rows_avx2" or rhs not in plain
 
 
 def other_side(engine: str) -> str:
@@ -219,8 +222,8 @@ class DotConfigTest(parameterized.TestCase):
 
 class DotConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ({"engine": -1}, "engine must be 0 .by_rule. to 10, got -1"),
-    ({"engine": 11}, "engine must be .*got 11"),
+    ({"engine": -1}, "engine must be 0 .by_rule. to 11, got -1"),
+    ({"engine": 12}, "engine must be .*got 12"),
     ({"engine": 1 << 40}, "engine must be .*got 1099511627776"),
     ({"panel_rows": -1}, "panel_rows must be 0 .chosen.* to 4096, got -1"),
     ({"panel_rows": 4097}, "panel_rows must be .*got 4097"),

@@ -424,7 +424,7 @@ int Main(int argc, char** argv) {
   const Kind lhs = KindOf(formats.substr(0, star));
   const Kind kind =
       star == std::string::npos ? lhs : KindOf(formats.substr(star + 1));
-  if (lhs.name == nullptr || kind.name == nullptr || IsPlain(kind.values)) {
+  if (lhs.name == nullptr || kind.name == nullptr) {
     std::fprintf(stderr, "usage: compare FORMAT M N K LIBRARY...; FORMAT may be"
                          " PLAIN*FORMAT\n");
     return 2;

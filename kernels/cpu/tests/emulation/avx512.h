@@ -105,7 +105,7 @@ JAXPLUGIN_EMULATED __m128i _mm_maskz_loadu_epi8(__mmask16 mask,
 }
 
 // A prefetch has no result and allows any address.
-enum { _MM_HINT_T1 = 2 };
+enum { _MM_HINT_T0 = 3, _MM_HINT_T1 = 2 };
 JAXPLUGIN_EMULATED void _mm_prefetch(const char*, int) {}
 
 // Constants and casts.
