@@ -143,7 +143,7 @@ def preparation(
   if capability is None or array.axis != array.ndim - 1 or 0 in array.shape:
     return "none"
   if capability >= _FIRST_NATIVE:
-    can = array.format.is_standard and array.ndim > 1
+    can = array.format.is_known and array.ndim > 1
     return "swizzled" if can else "none"
   if capability < _FIRST_UPCAST:
     return "none"

@@ -205,7 +205,6 @@ class PreparedTest(interpreted.RecordedTestCase):
     self.assertEqual((len(first), len(second)), (2, 3))
 
   @parameterized.product(format=dot_rows.FP6, name=("h200", "b200"))
-  @pytest.mark.sample(1)
   def test_prepared_mxfp6_gives_the_same_bits(self, format, name):
     w = quantized(format, 33, 160)
     prepared = jp.prepare_weights(w, targets.named_target(name))

@@ -86,8 +86,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "LIST",
     {
       "--peers": f"of {', '.join(_PEERS)}, or none;"
-      f" {', '.join(processes.NAMES)} run in processes of their own on a CPU,"
-      " and only if they are named; default: all others"
+      f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
+      " only if they are named; default: all others"
     },
   )
   what.add_argument(
