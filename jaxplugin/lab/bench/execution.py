@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -37,6 +38,9 @@ from jaxplugin.lab.bench.peers import variants
 Mode = Literal["call", "step"]
 
 WARM_UP_SECONDS: Final = 0.1
+# After another variant, one call does not bring back the caches and threads of
+# a short call: one of 0.22 ms in a loop took 0.38 ms (Zen 5, 2026-11).
+SETTLE_SECONDS: Final = 2e-3
 _MIN_WARM_UP_CALLS: Final = 1  # each after another untimed call
 # Durations of a call of several steps, and of a sample of several calls, that
 # hide the time of launching.
@@ -173,15 +177,18 @@ class Timed:
   def sample(self, round: int = 0) -> float:
     """Returns the milliseconds of one step.
 
-    An untimed call with other operands precedes the timed calls, because the
+    Untimed calls with other operands precede the timed calls, because the
     previous program may slow down the next call. After a program that frees a
     large temporary, a call took 2.0 ms instead of 0.93 ms on a CPU.
     """
     del round  # the rotation continues from sample to sample
     groups, count = self._groups, self.plan.repeats
-    self.run(self._position % len(groups))
-    first = self._position + 1
-    self._position += 1 + count
+
+    def run(position: int) -> None:
+      self.run(position % len(groups))
+
+    first = settle(run, self._position)
+    self._position = first + count
     start = time.perf_counter()
     for i in range(first, first + count):
       results = self._function(*groups[i % len(groups)])
@@ -204,6 +211,20 @@ def _after(
   element = first.reshape(-1)[0].astype(jnp.float32)
   zero = jnp.isnan(element).astype(jnp.int32)
   return lax.dynamic_index_in_dim(stack, i + zero, keepdims=False)
+
+
+def settle(run: Callable[[int], Any], position: int) -> int:
+  """Runs calls from `position` on for `SETTLE_SECONDS`, but at least one.
+
+  Returns:
+    The position of the next call.
+  """
+  end = time.monotonic() + SETTLE_SECONDS
+  run(position)
+  while time.monotonic() < end:
+    position += 1
+    run(position)
+  return position + 1
 
 
 def plan(

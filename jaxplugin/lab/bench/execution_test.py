@@ -90,6 +90,7 @@ class TimedTest(parameterized.TestCase):
     expected = product(variant.operands(2)[0], variant.operands(1)[1])
     np.testing.assert_allclose(results[1], expected, rtol=1e-5, atol=1e-5)
 
+  @absltest.mock.patch.object(execution, "SETTLE_SECONDS", 0.0)
   def test_samples_go_on_through_all_groups(self):
     seen = []
 
@@ -109,6 +110,19 @@ class TimedTest(parameterized.TestCase):
     # with the next of three groups.
     self.assertEqual(seen, [0, 1, 2, 3, 4, 5] * 2)
 
+  def test_untimed_calls_go_on_for_a_time(self):
+    seen = []
+    clock = itertools.count()  # seconds
+    with (
+      absltest.mock.patch.object(execution, "SETTLE_SECONDS", 2.5),
+      absltest.mock.patch.object(
+        execution.time, "monotonic", lambda: float(next(clock))
+      ),
+    ):
+      self.assertEqual(execution.settle(seen.append, 7), 10)
+    self.assertEqual(seen, [7, 8, 9])
+
+  @absltest.mock.patch.object(execution, "SETTLE_SECONDS", 0.0)
   def test_untimed_call_comes_before_the_clock_starts(self):
     events = []
     variant = made(
@@ -136,6 +150,7 @@ class TimedTest(parameterized.TestCase):
       self.assertEqual(timed.sample(), 2 * 1e3 / 8)
     self.assertEqual((timed.launch_seconds, timed.seconds), (1, 2))
 
+  @absltest.mock.patch.object(execution, "SETTLE_SECONDS", 0.0)
   def test_host_is_waited_for(self):
     waits = []
     variant = made(on_host=True, wait=lambda: waits.append(1))
