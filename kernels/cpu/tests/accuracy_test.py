@@ -150,6 +150,21 @@ class AccuracyTest(parameterized.TestCase):
         most = bound("f32", name, rows, isa)
         self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows))
 
+  @testing.each(rows=(5, 17))
+  def test_all_roundings_of_a_sum_may_go_up(self, isa, rows):
+    """Products of slightly more than half a unit are added to 1, one by one.
+
+    They are in the lane of the 1, or added to it with the other lanes.
+    """
+    k = 1024
+    values = np.zeros((1, rows, k), np.float32)
+    values[..., ::16] = 2.0**-24 * (1 + 2.0**-7)
+    values[..., [1, 2, 4, 8]] = values[..., 16, None]
+    values[..., 0] = 1
+    lhs = testing.Side("f32", values, None)
+    rhs = testing.Side("f32", np.ones((1, 9, k), np.float32), None)
+    self.assertLessEqual(worst(lhs, rhs, isa), bound("f32", "f32", rows, isa))
+
 
 if __name__ == "__main__":
   absltest.main()
