@@ -142,7 +142,7 @@ def _line(
   name = variant.name + ("*" if variant.is_chosen else "")
   cells = [
     _right(number(time.median), 10),
-    _right(f"{number(time.q1)}-{number(time.q3)}", 16),
+    _right(f"{number(time.q1, 3)}-{number(time.q3, 3)}", 16),
   ]
   if has_other:
     other = variant.other_time

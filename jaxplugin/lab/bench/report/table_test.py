@@ -67,6 +67,13 @@ class BestPeerTest(parameterized.TestCase):
     self.assertRegex(self.printed(one), r"best peer +x best peer")
     self.assertRegex(self.printed(one), r"bf16 +3x")
 
+  def test_columns_are_aligned_at_short_times(self):
+    one = bench_results.row(
+      bench_results.variant("cpu", 4.5132e-3), bench_results.variant("xla", 5.0)
+    )
+    first, second = table.block(one).splitlines()[2:4]
+    self.assertEqual(first.index(" %"), second.index(" %"), table.block(one))
+
 
 if __name__ == "__main__":
   absltest.main()
