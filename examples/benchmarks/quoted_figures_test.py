@@ -6,6 +6,7 @@ A failure prints the line or the phrase that the page must have.
 """
 
 import json
+import statistics
 import subprocess
 
 import readme_table
@@ -227,6 +228,34 @@ class PagesTest(absltest.TestCase):
         )
     gain = recipes["nvfp4"]["weights"]["each_over_this"]
     self.assertIn(f"between {gain['min']:.2f}x and {gain['max']:.2f}x", page)
+
+  def test_serving_page_has_the_table_of_speed(self):
+    page = (ROOT / "docs" / "benchmarks" / "serving_results.md").read_text()
+    data = json.loads((RESULTS / f"{AVX512}_serving.json").read_text())
+    for speed in data["runs"]:
+      if speed["what"] != "speed":
+        continue
+      setting = lambda row: (row["prompt_tokens"], row["decoded_tokens"])
+      peers = {
+        setting(row): row for row in speed["rows"] if row["name"] == "llama.cpp"
+      }
+      for row in speed["rows"]:
+        peer = peers[setting(row)]
+        prompt, token = "prompt_seconds", "token_seconds"
+        by_prompt, by_token = (
+          statistics.median(
+            a / b for a, b in zip(peer[key], row[key], strict=True)
+          )
+          for key in (prompt, token)
+        )
+        milliseconds = 1e3 * statistics.median(row[prompt])
+        rate = 1 / statistics.median(row[token])
+        self.assertIn(
+          f"| {speed['threads']} | {row['name']} | {row['prompt_tokens']} |"
+          f" {milliseconds:.0f} | {by_prompt:.2f} |"
+          f" {row['decoded_tokens']} | {rate:.0f} | {by_token:.2f} |",
+          page.splitlines(),
+        )
 
   def test_guide_of_export_has_the_table(self):
     page = (HOW_TO / "export.md").read_text()
