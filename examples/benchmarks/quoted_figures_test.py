@@ -229,6 +229,21 @@ class PagesTest(absltest.TestCase):
     gain = recipes["nvfp4"]["weights"]["each_over_this"]
     self.assertIn(f"between {gain['min']:.2f}x and {gain['max']:.2f}x", page)
 
+  def test_serving_page_has_the_table_of_the_text(self):
+    page = (ROOT / "docs" / "benchmarks" / "serving_results.md").read_text()
+    data = json.loads((RESULTS / f"{AVX512}_serving.json").read_text())
+    (text,) = (r for r in data["runs"] if r["what"] == "text")
+    for row in text["rows"]:
+      name = "f32 weights and rows" if row["name"] == "f32" else row["name"]
+      equal = sum(tokens == 64 for tokens in row["equal_tokens"])
+      error = row["logits_errors"]["llama.cpp"]
+      shown = f"{error:.1%}" if error else "0"
+      self.assertIn(
+        f"| {name} | {equal} of 10 | {row['agreement']:.1%} | {shown} |"
+        f" {row['perplexity']:.3f} |",
+        page.splitlines(),
+      )
+
   def test_serving_page_has_the_table_of_speed(self):
     page = (ROOT / "docs" / "benchmarks" / "serving_results.md").read_text()
     data = json.loads((RESULTS / f"{AVX512}_serving.json").read_text())
