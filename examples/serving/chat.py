@@ -150,6 +150,14 @@ def main() -> None:
   parser.add_argument("--slots", type=int, default=1024, help="longest chat")
   args = parser.parse_args()
   try:
+    _chat(args)
+  except ValueError as error:
+    raise SystemExit(f"chat: {error}") from None
+
+
+def _chat(args: argparse.Namespace) -> None:
+  """Runs the chat; raises ValueError if options are wrong or slots run out."""
+  try:
     checkpoint = smollm.load()
   except smollm.MissingError as error:
     raise SystemExit(str(error)) from None

@@ -4,25 +4,20 @@
 
 import contextlib
 import io
+import sys
 from unittest import mock
 
 import chat
 import decoder
+import decoder_reference
 import decoder_weights
+import jax
 import jax.numpy as jnp
 import numpy as np
 import smollm
 from absl.testing import absltest
 
-CONFIG = decoder.Config(
-  vocabulary=96,
-  width=64,
-  layers=2,
-  heads=4,
-  groups=2,
-  head_size=32,
-  hidden=96,
-)
+CONFIG = decoder_reference.CONFIG
 PARAMS = decoder_weights.random_params(CONFIG)
 RNG = np.random.default_rng(1)
 # Longer than a part, and not a multiple of one.
@@ -105,6 +100,32 @@ class ChatTest(absltest.TestCase):
     ]
     self.assertEqual(answers[0], answers[1])
     self.assertNotEqual(answers[0], answers[2])
+
+  def test_wrong_options_of_sampling_are_named(self):
+    for options in (
+      {"temperature": -1.0},
+      {"temperature": float("nan")},
+      {"top_k": 0},
+      {"top_p": 0.0},
+      {"top_p": 2.0},
+    ):
+      (name,), (value,) = options.keys(), options.values()
+      with self.assertRaisesRegex(ValueError, f"{name} must be .* got {value}"):
+        decoder.Sampling(**options)
+      option = f"--{name.replace('_', '-')}={value}"
+      argv = ["chat.py", "--question", "x", option]
+      load = mock.Mock(return_value=smollm.Checkpoint(CONFIG, PARAMS, None))
+      with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(smollm, "load", load),
+        self.assertRaisesRegex(SystemExit, f"{name} must be"),
+      ):
+        chat.main()
+
+  def test_more_likely_tokens_than_there_are_draws_among_all(self):
+    sampling = decoder.Sampling(top_k=1000, top_p=1.0, temperature=1e-3)
+    scores = jnp.zeros((1, 5)).at[0, 3].set(1.0)
+    self.assertEqual(int(sampling(scores, jax.random.key(0))[0]), 3)
 
   def test_text_has_whole_characters(self):
     checkpoint = smollm.Checkpoint(CONFIG, PARAMS, Tokenizer())

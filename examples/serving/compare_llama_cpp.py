@@ -160,7 +160,7 @@ def _padded(tokens: Sequence[int]) -> np.ndarray:
 
 
 class Process:
-  """A model in a process of its own, with some cores."""
+  """A model in a separate process, with some cores."""
 
   def __init__(self, args: argparse.Namespace, name: str, threads: int):
     context = multiprocessing.get_context("spawn")

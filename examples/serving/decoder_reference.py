@@ -3,14 +3,25 @@
 """The transformer of `decoder`, in NumPy and f64, from its definition alone.
 
 No cache, no batch, no fused weights: one sequence is read whole, head by head.
-Tests compare `decoder` with it.
+Tests compare `decoder` with it, at the sizes `CONFIG`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import decoder
 import numpy as np
+
+CONFIG = decoder.Config(
+  vocabulary=96,
+  width=64,
+  layers=2,
+  heads=4,
+  groups=2,
+  head_size=32,
+  hidden=96,
+)
 
 
 def logits(config: Any, params: Any, tokens: Any) -> np.ndarray:

@@ -17,15 +17,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 
-CONFIG = decoder.Config(
-  vocabulary=96,
-  width=64,
-  layers=2,
-  heads=4,
-  groups=2,
-  head_size=32,
-  hidden=96,
-)
+CONFIG = decoder_reference.CONFIG
 PARAMS = decoder_weights.random_params(CONFIG)
 TOKENS = np.random.default_rng(1).integers(CONFIG.vocabulary, size=(2, 9))
 SLOTS = 16

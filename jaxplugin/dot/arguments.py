@@ -39,8 +39,8 @@ def sides_of(
   `rules.validate_sides` checks their shapes.
 
   Raises:
-    TypeError: If an operand is no array or has no known format, the dimension
-      numbers are malformed, or neither operand is quantized.
+    TypeError: If an operand is not an array or its format is unknown, the
+      dimension numbers are malformed, or neither operand is quantized.
     ValueError: If `block_size` is not that of the formats.
   """
   both = side_of("lhs", lhs, lhs_scale), side_of("rhs", rhs, rhs_scale)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A made-up library for the tests of `bench`, in a process of its own."""
+"""A made-up library for the tests of `bench`, in a separate process."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 `runs` verifies results, then times variants next to their peers.
 `workloads` lists the problems. `peers` has operands, functions and checks.
-`libraries` has peers that run in processes of their own.
+`libraries` has peers that run in separate processes.
 `timing` measures, `roofline` measures the limits of the device, and `report`
 stores, compares and prints results.
 """

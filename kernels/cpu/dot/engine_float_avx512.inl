@@ -241,7 +241,7 @@ struct EngineFloat {
     float* strip = reinterpret_cast<float*>(scratch);
     for (int64_t u0 = 0; u0 < units; u0 += kChunkUnits) {
       const int64_t u1 = Min(u0 + kChunkUnits, units);
-      // Of the next chunk, or of the first chunk of the next strip.
+      // The distance to the next chunk or to the next strip's first chunk.
       const int64_t ahead =
           u1 == units
               ? kStripRows * x.row_bytes - BytesOf(x.format, u0 * kUnit)

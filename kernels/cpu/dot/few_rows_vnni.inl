@@ -45,7 +45,7 @@ struct FewRowsVnni {
         const int8_t* from = bytes + v * kValues;
         uint8_t* to = out + v * kValues;
         for (int i = 0; i < kValues; ++i) {
-          // Of packed weights, the even values, then the odd values.
+          // Packed weights have the even values first, then the odd values.
           const int at = kIsPacked ? i % 64 * 2 + i / 64 : i;
           to[i] = static_cast<uint8_t>(from[at]);
         }

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Peers that are other libraries, each in a process of its own."""
+"""Peers that are other libraries, each in a separate process."""

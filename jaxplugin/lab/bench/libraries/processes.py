@@ -65,7 +65,7 @@ def missing(name: str) -> str:
 
 
 class Process:
-  """A library in a process of its own."""
+  """A library in a separate process."""
 
   def __init__(self, command: Sequence[str]):
     self.has_ended = False

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries in processes of their own, and how they are timed."""
+"""Libraries in separate processes, and how they are timed."""
 
 import contextlib
 import importlib.util

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times the dots of one library, in a process of its own.
+"""Times the dots of one library, in a separate process.
 
 `processes` starts the process, sends a request on each line of stdin, and
 reads a line of stdout for each answer. A module with a library calls `serve`.
