@@ -17,6 +17,8 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.dropin import layers
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 
 WHO: Final = "linear"
 
@@ -95,6 +97,7 @@ def linear(
       is_plain = not isinstance(lhs, scaled_array.ScaledArray)
       preferred_element_type = lhs.dtype if is_plain else jnp.float32
     if layer is not None:
+      _require_whole_layers(rhs)
       return layers.layer_dot(
         lhs,
         rhs,
@@ -179,6 +182,18 @@ def _layer_number(layer: Any, count: int) -> jax.Array:
       f" got {int(layer)}"
     )
   return jnp.clip(number, 0, count - 1)
+
+
+def _require_whole_layers(stack: scaled_array.ScaledArray) -> None:
+  """Raises NotImplementedError if the type divides a stack's layers."""
+  spec = explicit_axes.spec_of(stack.values)
+  if spec[0]:
+    whole = mesh_axes.partition_spec(((), *spec[1:]))
+    raise NotImplementedError(
+      f"{WHO}: w_q must have all its layers on each device if layer is given,"
+      f" got a stack {tuple(stack.shape)} divided over the explicit mesh axes"
+      f" {spec[0]}; pass jp.shard(w_q, {whole})"
+    )
 
 
 def _stacked_bias(bias: Any, rhs: Any) -> jax.Array | None:

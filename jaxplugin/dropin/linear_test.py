@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
+from jax.sharding import AxisType
 
 import jaxplugin as jp
 from jaxplugin.core import formats
@@ -185,6 +186,22 @@ class LinearTest(parameterized.TestCase):
     self.assertEqual(actual.sharding.spec, jax.P("a", None))
     exact = x.exact @ (w.exact[1] if is_stack else w.exact).T
     contract.assert_exact(actual, exact, contract.F32)
+
+  def test_layers_divided_over_explicit_axes_are_refused(self):
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    rng = np.random.default_rng(8)
+    x, stack = make(rng, contract.F32, (4, K)), make(rng, jp.MXFP8, (4, N, K))
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Explicit,))
+    dot = jax.jit(lambda w: jp.linear(x.operand, w, layer=3))
+    remedy = lambda w: jp.shard(w, jax.P(None, None, None))
+    with jax.set_mesh(mesh):
+      divided = jp.shard(stack.operand, jax.P("a"))
+      message = r"linear: w_q .*\('a',\); pass jp\.shard\(w_q, P"
+      with self.assertRaisesRegex(NotImplementedError, message):
+        dot(divided)
+      actual = dot(remedy(divided))
+    contract.assert_exact(actual, x.exact @ stack.exact[3].T, contract.F32)
 
   @pytest.mark.full
   def test_f64_is_rounded_to_f32_and_multiplied(self):
