@@ -140,7 +140,7 @@ def block_scaled_dot(
     rhs=rhs_side,
     preferred_element_type=arguments.result_dtype(preferred_element_type),
     highest_precision=rules.canonical_precision(precision),
-    fastest_precision=isinstance(precision, str) and precision == rules.FASTEST,
+    fastest_precision=rules.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     padded_scales=block_size is not None,

@@ -70,6 +70,12 @@ def canonical_dimension_numbers(
     ) from None
 
 
+def is_fastest(precision: Any) -> bool:
+  """Returns whether `precision` is `FASTEST`; raises as below if invalid."""
+  canonical_precision(precision)
+  return isinstance(precision, str) and precision == FASTEST
+
+
 def canonical_precision(precision: Any) -> bool:
   """Returns whether `precision` is or contains HIGHEST.
 

@@ -69,7 +69,7 @@ def layer_dot(
     bias: floats[layers, n], or None.
     out_sharding: see `block_scaled_dot`. If given, the layer is sliced, because
       a device's part of a stack may not be whole groups.
-    **options: activation, preferred_element_type, reduce_dtype and
+    **options: activation, preferred_element_type, precision, reduce_dtype and
       implementation, see `block_scaled_dot`.
   """
   if isinstance(x, scaled_array.ScaledArray) and x.offset is not None:

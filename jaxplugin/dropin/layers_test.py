@@ -64,6 +64,31 @@ class LayersTest(parameterized.TestCase):
     exact = np.einsum("...k,nk->...n", x.exact, stack.exact[2])
     contract.assert_exact(actual, exact, contract.F32)
 
+  @absltest.skipUnless(
+    targets.detect_target("cpu").cpu_kernels in ("avx512_bf16", "amx_bf16"),
+    "needs AVX-512 VNNI",
+  )
+  def test_fastest_precision_reads_the_stack_and_quantizes_rows(self):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((5, K)).astype(np.float32)
+    w = rng.standard_normal((LAYERS, N, K)).astype(np.float32)
+    for format in (jp.NVFP4, jp.UINT4_32_MIN):
+      stack = jp.quantize(w, format)
+      function = functools.partial(each_layer, precision="fastest")
+      text = jax.jit(function).lower(x, stack).as_text()
+      self.assertIn("jaxplugin_ragged_dot", text)
+      self.assertIn("quantize_rows = 1", text)
+      actual = function(x, stack)
+      for i in range(LAYERS):
+        expected = jp.linear(x, stack[i], precision="fastest")
+        # Minima are added by different XLA operations.
+        error = {"rtol": 1e-6, "atol": 1e-5} if stack.offset is not None else {}
+        np.testing.assert_allclose(actual[i], expected, **error)
+        exact = jp.linear(x, stack[i])
+        self.assertGreater(np.abs(actual[i] - exact).max(), 1e-3)
+    with self.assertRaisesRegex(ValueError, "linear: precision must be None"):
+      jax.jit(functools.partial(each_layer, precision="fast"))(x, stack)
+
   @pytest.mark.full
   def test_global_scales_of_layers_are_their_own(self):
     rng = np.random.default_rng(2)

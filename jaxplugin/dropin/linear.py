@@ -31,6 +31,7 @@ def linear(
   *,
   layer: Any = None,
   preferred_element_type: Any = None,
+  precision: Any = None,
   out_sharding: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
@@ -53,6 +54,7 @@ def linear(
       x must then be unquantized or of rank 2.
     preferred_element_type: f32, bf16 or f16. Default: the dtype of x, or f32 if
       x is quantized or f64.
+    precision: as for `block_scaled_dot`.
     out_sharding: as for `block_scaled_dot`.
     reduce_dtype: as for `block_scaled_dot`.
     implementation: backend; None chooses.
@@ -105,6 +107,7 @@ def linear(
         _stacked_bias(bias, rhs),
         activation=activation,
         preferred_element_type=preferred_element_type,
+        precision=precision,
         out_sharding=out_sharding,
         reduce_dtype=reduce_dtype,
         implementation=implementation,
@@ -114,6 +117,7 @@ def linear(
       rhs,
       dimension_numbers=(((lhs.ndim - 1,), (1,)), ((), ())),
       preferred_element_type=preferred_element_type,
+      precision=precision,
       bias=bias,
       activation=activation,
       out_sharding=out_sharding,

@@ -46,6 +46,7 @@ def ragged_dot(
   bias: jax.Array | None = None,
   activation: problems.Activation | None = None,
   preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
   out_sharding: Any = None,
@@ -64,16 +65,17 @@ def ragged_dot(
 
   Args:
     lhs: f32, bf16, f16 or f64[m, k], or a `ScaledArray` blocked along k.
-    rhs: a `ScaledArray` [groups, n, k] blocked along k. Its global scale is one
-      number, or f32[groups, 1, 1].
-    group_sizes: integers[groups]. Groups end at row m; negative sizes count as
-      0. `debug_checks` reports both.
+    rhs: a `ScaledArray` [groups, n, k] blocked along k. Its global scale is
+      f32[] or f32[groups, 1, 1].
+    group_sizes: integers[groups]. Groups end at row m; negative sizes are 0.
+      `debug_checks` reports both.
     bias: f32, bf16 or f16[groups, n].
     activation: None, "relu", "gelu" (tanh approximation), "silu", or a gated
       one. "swiglu" is silu(first half) * second half. "swigluoai" is gpt-oss's:
       gate * sigmoid(1.702 * gate) * (value + 1), with gate = min(even columns,
       7) and value = clip(odd columns, -7, 7).
     preferred_element_type: f32, bf16 or f16.
+    precision: as for `block_scaled_dot`.
     reduce_dtype: as for `block_scaled_dot`, if k is sharded.
     implementation: "xla", "triton" or "cpu"; None chooses.
     out_sharding: as for `jax.lax.ragged_dot`. None keeps the operands' axes.
@@ -82,7 +84,7 @@ def ragged_dot(
     preferred_element_type[m, n], or [m, n / 2] after a gated activation.
 
   Raises:
-    TypeError: If a rank, dtype or shape does not fit.
+    TypeError: If a rank, dtype or shape is wrong.
     ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
     NotImplementedError: If the named backend does not support the call,
       quantized values are differentiated, or out_sharding has unreduced axes.
@@ -108,6 +110,7 @@ def ragged_dot(
       function=product,
       preferred_element_type=arguments.result_dtype(preferred_element_type),
       activation=activation,
+      precision=precision,
       reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
       implementation=implementation,
     )
@@ -127,6 +130,7 @@ def _straight_through(
     given.group_sizes,
     activation=options.activation,
     dtype=options.preferred_element_type,
+    precision=options.precision,
     reduce_dtype=options.reduce_dtype,
     implementation=options.implementation,
   )
@@ -160,6 +164,7 @@ def product(
   bias: Any = None,
   activation: problems.Activation | None = None,
   preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
   out_sharding: Any = None,
@@ -170,6 +175,7 @@ def product(
     _call,
     activation=activation,
     dtype=preferred_element_type,
+    precision=precision,
     reduce_dtype=reduce_dtype,
     implementation=implementation,
   )
@@ -281,6 +287,7 @@ def _call(
   group_sizes: Any,
   activation: problems.Activation | None,
   dtype: Any,
+  precision: Any,
   reduce_dtype: Any,
   implementation: str | None,
 ) -> calls.RaggedDotCall:
@@ -298,6 +305,7 @@ def _call(
     rhs=rhs_side,
     group_sizes=group_sizes,
     preferred_element_type=arguments.result_dtype(dtype),
+    fastest_precision=dot_rules.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     overlay=resolution.overlay(),

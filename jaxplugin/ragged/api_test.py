@@ -325,6 +325,9 @@ class ErrorsTest(parameterized.TestCase):
     self._check(v, "needs an even n", x, odd, _SIZES, activation="swiglu")
     self._check(v, "implementation must be", x, w_q, _SIZES, implementation="q")
     self._check(
+      v, "^ragged_dot: precision must be", x, w_q, _SIZES, precision="fast"
+    )
+    self._check(
       t, "preferred_element_type", x, w_q, _SIZES, preferred_element_type=int
     )
     varying = jp.ScaledArray(

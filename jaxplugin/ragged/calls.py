@@ -46,6 +46,7 @@ class RaggedDotCall(primitive.OperationCall):
     bias: float[groups, columns], or None.
     preferred_element_type: dtype of the result.
     activation: as for `ragged_dot`.
+    fastest_precision: as for `dot.calls.DotCall`.
     implementation: the requested backend, or None to choose.
     overlay: tuning tables in effect when the call was traced.
     reduce_dtype: as for `dot.calls.DotCall`, if k is sharded. If only groups
@@ -61,6 +62,7 @@ class RaggedDotCall(primitive.OperationCall):
   bias: Any = None
   preferred_element_type: np.dtype
   activation: problems.Activation | None = None
+  fastest_precision: bool = False
   implementation: str | None = None
   overlay: resolution.Overlay | None = None
   reduce_dtype: np.dtype | None = None
@@ -151,6 +153,7 @@ class RaggedDotCall(primitive.OperationCall):
       has_global_power=self.global_power is not None,
       has_bias=self.bias is not None,
       activation=self.activation,
+      fastest_precision=self.fastest_precision,
     )
 
 

@@ -42,6 +42,7 @@ def ragged_dot_general(
   ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers,
   *,
   preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
   out_sharding: Any = None,
@@ -72,6 +73,7 @@ def ragged_dot_general(
     group_sizes: integers[groups], as for `ragged_dot`.
     ragged_dot_dimension_numbers: one contracting and one ragged dimension.
     preferred_element_type: f32, bf16 or f16.
+    precision: as for `ragged_dot`. If m is contracted, it changes nothing.
     reduce_dtype: as for `block_scaled_dot`.
     implementation: backend; None chooses.
     out_sharding: as for `ragged_dot`.
@@ -111,6 +113,7 @@ def ragged_dot_general(
         cast(scaled_array.ScaledArray, rhs),
         group_sizes,
         preferred_element_type=preferred_element_type,
+        precision=precision,
         reduce_dtype=reduce_dtype,
         implementation=implementation,
         out_sharding=out_sharding,
@@ -120,6 +123,7 @@ def ragged_dot_general(
       rhs,
       group_sizes,
       preferred_element_type=preferred_element_type,
+      precision=precision,
       reduce_dtype=reduce_dtype,
       implementation=implementation,
       out_sharding=out_sharding,
@@ -132,11 +136,13 @@ def contract(
   group_sizes: Any,
   *,
   preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
   """Contracts (m, n) and (m, k) over the rows of each group."""
+  dot_rules.canonical_precision(precision)
   call_of = functools.partial(
     _call,
     dtype=preferred_element_type,

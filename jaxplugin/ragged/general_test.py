@@ -365,6 +365,7 @@ class ErrorsTest(parameterized.TestCase):
     self._check(t, "lhs without a scale must be", lhs.astype(int), rhs, _SIZES)
     self._check(t, "float32, bfloat16 or", *args, preferred_element_type=int)
     self._check(ValueError, "implementation must be", *args, implementation="q")
+    self._check(ValueError, "precision must be", *args, precision="fast")
     self._check(t, "RaggedDotDimensionNumbers, got None", *args, numbers=None)
     quantized = jp.quantize(np.ones((32, 32), np.float32), jp.MXFP8)
     self._check(

@@ -71,6 +71,7 @@ class RaggedDotProblem(_Problem):
     global_scale: kind of the global scale.
     has_global_power: whether the global scale is two factors (`dot.epilogue`).
     has_bias, activation: the epilogue.
+    fastest_precision: whether the call has precision="fastest".
   """
 
   is_along_blocks: bool = True
@@ -78,6 +79,12 @@ class RaggedDotProblem(_Problem):
   has_global_power: bool = False
   has_bias: bool = False
   activation: Activation | None = None
+  fastest_precision: bool = False
+
+  @property
+  def blocks_pair_up(self) -> bool:
+    """As for `dot.problems.DotProblem`."""
+    return self.is_along_blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,12 @@ ffi::Error NoMemory(const char* who) {
                     std::string(who) + ": scratch memory could not be had");
 }
 
+void CheckQuantizeRows(Checker& check, int64_t quantize_rows) {
+  JAXPLUGIN_REQUIRE(check, quantize_rows == 0 || quantize_rows == 1,
+                    "quantize_rows must be 0 or 1",
+                    std::to_string(quantize_rows));
+}
+
 bool IsDims(Dims dims, std::initializer_list<int64_t> expected) {
   return Dims(expected.begin(), expected.size()) == dims;
 }

@@ -82,6 +82,9 @@ class Attributes {
 
 ffi::Error NoMemory(const char* who);
 
+// Checks the attribute of a dot.
+void CheckQuantizeRows(Checker& check, int64_t quantize_rows);
+
 bool IsDims(Dims dims, std::initializer_list<int64_t> expected);
 bool IsAbsent(const ffi::AnyBuffer& x);
 bool PlainFormat(ffi::DataType type, Format* format);

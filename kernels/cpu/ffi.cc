@@ -86,9 +86,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
       check, activation >= 0 && activation <= 3,
       "activation must be 0 (none), 1 (relu), 2 (gelu) or 3 (silu)",
       std::to_string(activation));
-  JAXPLUGIN_REQUIRE(check, quantize_rows == 0 || quantize_rows == 1,
-                    "quantize_rows must be 0 or 1",
-                    std::to_string(quantize_rows));
+  CheckQuantizeRows(check, quantize_rows);
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
   args.quantize_rows = quantize_rows == 1;

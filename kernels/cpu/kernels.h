@@ -178,8 +178,18 @@ const Kernels* GetKernels(Isa isa);
 // Returns the instruction set of kernels that GetKernels returned.
 Isa LevelOf(const Kernels& kernels);
 
-// Quantizes rows if asked, and runs kernels.dot. If rows have scales far from 1, it rebases them and runs
-// kernels.dot again (dot/rebase.cc).
+// Whether a dot quantizes its side of floats to int8.
+bool QuantizesRows(const Kernels& kernels, const DotArgs&);
+
+// Quantizes that side to `memory`, which has QuantizedRowsBytes, and replaces
+// it in `args`. The dot then has the bits of a dot of a quantized operand.
+// Returns false if `memory` is null.
+int64_t QuantizedRowsBytes(const DotArgs&);
+bool QuantizeRows(const Kernels& kernels, uint8_t* memory, const Parallel&,
+                  DotArgs* args);
+
+// Quantizes rows if asked, and runs kernels.dot. If rows have scales far from
+// 1, it rebases them and runs kernels.dot again (dot/rebase.cc).
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
 
 // A row is safe if the exponent of each of its scales is within

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 from typing import Final
 
 import jax
@@ -108,20 +109,27 @@ def plan(
   notes: tuple[str, ...] = ()
   if not problem.blocks_pair_up:
     notes += (_LHS_IS_DEQUANTIZED,)
-  if cpu_configs.may_quantize_rows(problem):
-    notes += (_fastest_note(problem, target),)
+  notes += fastest_notes(problem, target)
   return decisions.Plan(
     global_scale=applications[problem.global_scale], notes=notes
   )
 
 
-def _fastest_note(problem: problems.DotProblem, target: targets.Target) -> str:
-  """Returns what precision="fastest" changes for rows of floats."""
+def fastest_notes(problem: Any, target: targets.Target) -> tuple[str, ...]:
+  """Returns what precision="fastest" changes for rows of floats.
+
+  Args:
+    problem: a problem of a dot or a ragged dot.
+    target: the target, which has CPU kernels.
+  """
+  if not cpu_configs.may_quantize_rows(problem):
+    return ()
   if cpu_configs.quantizes_rows(problem, target):
-    return _ROWS_ARE_QUANTIZED
-  return _ROWS_STAY_FLOATS.format(
+    return (_ROWS_ARE_QUANTIZED,)
+  note = _ROWS_STAY_FLOATS.format(
     isa=target.cpu_kernels, format=problem.lhs.format or problem.rhs.format
   )
+  return (note,)
 
 
 def emit(
@@ -175,11 +183,6 @@ def _dot(
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
   global_scale = epilogue.pair(call)
   result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
-  quantization = (
-    {"quantize_rows": np.int64(1)}
-    if cpu_configs.may_quantize_rows(problem)
-    else {}
-  )
   if residual is not None:
     residual = residual.reshape(batch, m, n)
   result = jax.ffi.ffi_call(_DOT, result_type)(
@@ -190,7 +193,7 @@ def _dot(
     or_absent(residual),
     **attributes("lhs", lhs),
     **attributes("rhs", rhs),
-    **quantization,
+    **rows_attribute(problem),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
     **config.attributes(),
@@ -223,6 +226,13 @@ def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
   if format.fraction_bits:
     attributes[f"{prefix}_fraction_bits"] = np.int64(format.fraction_bits)
   return attributes
+
+
+def rows_attribute(problem: Any) -> dict[str, np.int64]:
+  """Returns the attribute by which kernels may quantize rows, if they may."""
+  if cpu_configs.may_quantize_rows(problem):
+    return {"quantize_rows": np.int64(1)}
+  return {}
 
 
 def or_absent(x: jax.Array | None) -> jax.Array:

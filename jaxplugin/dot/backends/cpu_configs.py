@@ -269,10 +269,13 @@ def _question(
   )
 
 
-def may_quantize_rows(problem: problems.DotProblem) -> bool:
+def may_quantize_rows(problem: Any) -> bool:
   """Returns whether kernels may quantize the side of floats to int8.
 
   A quantized lhs that XLA dequantizes first is not quantized again.
+
+  Args:
+    problem: a problem of a dot or a ragged dot.
   """
   return (
     problem.fastest_precision
@@ -281,9 +284,7 @@ def may_quantize_rows(problem: problems.DotProblem) -> bool:
   )
 
 
-def quantizes_rows(
-  problem: problems.DotProblem, target: targets.Target
-) -> bool:
+def quantizes_rows(problem: Any, target: targets.Target) -> bool:
   """Returns whether the kernels quantize the side of floats to int8.
 
   The sizes do not matter, and may be symbolic.

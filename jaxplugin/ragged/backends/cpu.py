@@ -63,15 +63,20 @@ def supports(
 def plan(
   problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Plan:
-  """Returns the plan: global scales are fused, except one for each row."""
-  del target
+  """Returns the plan: global scales are fused, except one for each row.
+
+  With precision="fastest" the plan says whether rows are quantized.
+  """
   applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
     "group": "fused",
     "row": "separate",
   }
-  return decisions.Plan(global_scale=applications[problem.global_scale])
+  return decisions.Plan(
+    global_scale=applications[problem.global_scale],
+    notes=cpu.fastest_notes(problem, target),
+  )
 
 
 def emit(
@@ -86,11 +91,13 @@ def emit(
     sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
     return epilogue.apply(sums, call)
   if problem.global_scale == "row":
-    return epilogue.apply(_ragged_dot(call.bare()), call)
-  return _ragged_dot(call)
+    return epilogue.apply(_ragged_dot(call.bare(), problem), call)
+  return _ragged_dot(call, problem)
 
 
-def _ragged_dot(call: calls.RaggedDotCall) -> jax.Array:
+def _ragged_dot(
+  call: calls.RaggedDotCall, problem: problems.RaggedDotProblem
+) -> jax.Array:
   """Emits the custom call."""
   cpu_library.register()
   factors = [
@@ -109,6 +116,7 @@ def _ragged_dot(call: calls.RaggedDotCall) -> jax.Array:
     cpu.or_absent(bias),
     **cpu.attributes("lhs", call.lhs),
     **cpu.attributes("rhs", call.rhs),
+    **cpu.rows_attribute(problem),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(cpu.BEST_ISA),
   )

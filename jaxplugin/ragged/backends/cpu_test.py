@@ -1,17 +1,129 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The suite of the ragged dot for the cpu implementation."""
+"""The suite of the ragged dot for the cpu implementation, and int8 rows."""
 
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl.testing import absltest
+from absl.testing import parameterized
 
+import jaxplugin as jp
+from jaxplugin.ragged.backends import cpu
 from jaxplugin.testing.dot_suite import ragged_suite
+
+SIZES = np.array([5, 0, 4], np.int32)
 
 
 @pytest.mark.sample(1)
 class RaggedTest(ragged_suite.RaggedSuite):
   implementation = "cpu"
   has_loop = True
+
+
+@absltest.skipUnless(
+  jp.detect_target("cpu").cpu_kernels in ("avx512_bf16", "amx_bf16"),
+  "needs AVX-512 VNNI",
+)
+class FastestPrecisionTest(parameterized.TestCase):
+  """precision="fastest" quantizes rows to int8 inside of the call."""
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.x = jnp.asarray(rng.standard_normal((12, 96)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((3, 40, 96)), jnp.float32)
+    self.w = jp.quantize(w, "nvfp4", batch_dims=1)
+    self.dot = functools.partial(
+      jp.ragged_dot, precision="fastest", implementation="cpu"
+    )
+
+  def of_groups(self, x, **options):
+    """Computes each group by `block_scaled_dot`. Other rows are zeros."""
+    dot = functools.partial(
+      jp.block_scaled_dot, precision="fastest", implementation="cpu", **options
+    )
+    return jnp.concatenate(
+      [dot(x[:5], self.w[0]), dot(x[5:9], self.w[2]), jnp.zeros((3, 40))]
+    )
+
+  def test_groups_have_the_bits_of_their_dots(self):
+    expected = self.of_groups(self.x)
+    got = self.dot(self.x, self.w, SIZES)
+    np.testing.assert_array_equal(got, expected)
+    plain = jp.ragged_dot(self.x, self.w, SIZES)
+    self.assertGreater(np.abs(got - plain).max(), 1e-3)
+    for precision in (None, "highest", jax.lax.Precision.HIGHEST):
+      same = jp.ragged_dot(self.x, self.w, SIZES, precision=precision)
+      np.testing.assert_array_equal(same, plain)
+
+  def test_general_form_keeps_the_precision(self):
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+      (((1,), (2,)), ((), ())), (0,), (0,)
+    )
+    got = jp.ragged_dot_general(
+      self.x, self.w, SIZES, numbers, precision="fastest"
+    )
+    np.testing.assert_array_equal(got, self.of_groups(self.x))
+
+  def test_transformations_keep_the_precision(self):
+    expected = self.of_groups(self.x)
+    function = lambda x: self.dot(x, self.w, SIZES)
+    mapped = jax.vmap(function)(jnp.stack([self.x, 2 * self.x]))
+    # Twice as many rows may be summed in another order.
+    np.testing.assert_allclose(
+      mapped, [expected, 2 * expected], rtol=1e-6, atol=1e-5
+    )
+    primal, tangent = jax.jvp(function, (self.x,), (self.x,))
+    np.testing.assert_array_equal(primal, expected)
+    np.testing.assert_array_equal(tangent, expected)
+    # The derivative is that of the floats.
+    gradient = jax.grad(lambda x: function(x).sum())(self.x)
+    plain = lambda x: jp.ragged_dot(x, self.w, SIZES).sum()
+    np.testing.assert_allclose(gradient, jax.grad(plain)(self.x), rtol=1e-5)
+
+  def test_surrogates_keep_the_precision(self):
+    w = jp.dequantize(self.w)
+    got = self.dot(
+      self.x, jp.quantize(w, "mxfp4", derivative="straight_through"), SIZES
+    )
+    expected = self.dot(self.x, jp.quantize(w, "mxfp4"), SIZES)
+    np.testing.assert_array_equal(got, expected)
+
+  def test_exported_calls_keep_the_precision(self):
+    function = jax.jit(self.dot)
+    allow = jax.export.DisabledSafetyCheck.custom_call(cpu._RAGGED_DOT)
+    exported = jax.export.export(function, disabled_checks=[allow])(
+      self.x, self.w, SIZES
+    )
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(
+      again.call(self.x, self.w, SIZES), self.of_groups(self.x)
+    )
+
+
+class FastestNoteTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("avx512_bf16", "mxfp4", "rows are quantized to int8 in blocks of 32"),
+    ("avx512_bf16", "mxfp8", "changes nothing, because avx512_bf16 kernels"),
+    ("avx2", "mxfp4", "changes nothing, because avx2 kernels do not"),
+  )
+  def test_explain_says_what_fastest_precision_changes(self, isa, format, note):
+    target = dataclasses.replace(jp.named_target("cpu"), cpu_kernels=isa)
+    w = jp.quantize(jnp.ones((3, 16, 32)), format)
+    for precision, notes in (("fastest", 1), (None, 0)):
+      function = functools.partial(jp.ragged_dot, precision=precision)
+      (found,) = jp.explain(
+        function, jnp.ones((12, 32)), w, SIZES, target=target
+      )
+      self.assertEqual(found.decision.implementation, "cpu")
+      self.assertLen(found.decision.notes, notes)
+      if notes:
+        self.assertIn(note, found.decision.notes[0])
 
 
 if __name__ == "__main__":

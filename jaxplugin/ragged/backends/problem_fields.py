@@ -21,6 +21,7 @@ _RAGGED: Final[dict[str, records.Scalar]] = {
   "has_global_power": False,
   "has_bias": False,
   "activation": None,
+  "fastest_precision": False,
 }
 _RAGGED_WORDS: Final = {
   "global_scale": ("none", "scalar", "group", "row"),

@@ -44,7 +44,7 @@ CHANGES = {
 }  # fmt: skip
 OF_DOTS = {
   "is_along_blocks": False, "global_scale": "group", "has_global_power": True,
-  "has_bias": True, "activation": "swiglu",
+  "has_bias": True, "activation": "swiglu", "fastest_precision": True,
 }  # fmt: skip
 OF_CONTRACTIONS = {"global_scale": "array"}
 

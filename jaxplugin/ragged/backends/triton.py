@@ -38,6 +38,9 @@ from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching
 
 _SCHEDULE: Final = "each kernel program finds its rows on the device"
+_NOT_FASTER: Final = (
+  'precision="fastest" changes nothing, because ragged kernels sum in f32'
+)
 
 
 def supports(
@@ -113,6 +116,7 @@ def plan(
       *triton.scale_notes(problem.lhs.format, problem.rhs.format),
       *conversions,
       _SCHEDULE,
+      *((_NOT_FASTER,) if problem.fastest_precision else ()),
     ),
     is_native=_config(shape, target).path == "native",
   )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -101,6 +103,21 @@ class PlainWeightsTest(absltest.TestCase):
             call.problem(), targets.named_target(name), None
           )
           self.assertEqual(decision.implementation, "xla")
+
+
+class FastestPrecisionTest(absltest.TestCase):
+  def test_plan_says_that_fastest_precision_changes_nothing(self):
+    w = jp.quantize(jnp.ones((2, 64, 64)), "mxfp8")
+    args = (jnp.ones((32, 64)), w, jnp.array([30, 2]))
+    for precision, count in (("fastest", 1), (None, 0)):
+      (found,) = jp.explain(
+        functools.partial(jp.ragged_dot, precision=precision),
+        *args,
+        target=targets.named_target("h100"),
+      )
+      self.assertEqual(found.decision.implementation, "triton")
+      notes = [note for note in found.decision.notes if "fastest" in note]
+      self.assertLen(notes, count)
 
 
 if __name__ == "__main__":

@@ -55,14 +55,15 @@ class RaggedOptions:
   Attributes:
     function: `ragged_dot`, which here supports unquantized weights. It is
       called with the fields of `RaggedArrays` and the attributes below.
-    preferred_element_type, activation, implementation, reduce_dtype: as for
-      `ragged_dot`.
+    preferred_element_type, activation, implementation, precision, reduce_dtype:
+      as for `ragged_dot`.
   """
 
   function: Callable[..., jax.Array]
   preferred_element_type: np.dtype
   activation: problems.Activation | None
   implementation: str | None
+  precision: Any = None
   reduce_dtype: np.dtype | None = None
 
   def __call__(self, arrays: RaggedArrays, **options: Any) -> jax.Array:
@@ -72,6 +73,7 @@ class RaggedOptions:
       preferred_element_type=self.preferred_element_type,
       activation=self.activation,
       implementation=self.implementation,
+      precision=self.precision,
       reduce_dtype=self.reduce_dtype,
     )
 

@@ -232,7 +232,13 @@ bool Run(const Kernels& kernels, const RaggedArgs& args,
 bool RaggedDot(const Kernels& kernels, const RaggedArgs& args,
                const Parallel& parallel) {
   try {
-    return Run(kernels, args, parallel);
+    if (!QuantizesRows(kernels, args.dot)) return Run(kernels, args, parallel);
+    // All rows at once, because each part of a group would quantize its rows
+    // again.
+    Scratch scratch(QuantizedRowsBytes(args.dot));
+    RaggedArgs integers = args;
+    return QuantizeRows(kernels, scratch.get(), parallel, &integers.dot) &&
+           Run(kernels, integers, parallel);
   } catch (const std::bad_alloc&) {
     return false;
   }

@@ -144,42 +144,45 @@ int ThreadsOf(const DotArgs& args, int all) {
   return IsSerial(args.batch, args.m, args.n, args.k) ? 1 : all;
 }
 
+}  // namespace
+
 bool QuantizesRows(const Kernels& kernels, const DotArgs& args) {
   return args.quantize_rows &&
          QuantizesRows(LevelOf(kernels), {ShapeOf(args.lhs), ShapeOf(args.rhs),
                                           args.m, args.n, args.k});
 }
 
-// Quantizes the side of floats, and computes the dot of integers. Its numbers
-// are those of a dot whose side was quantized before.
-bool DotOfQuantizedRows(const Kernels& kernels, const DotArgs& args,
-                        const Parallel& parallel) {
-  DotArgs integers = args;
-  integers.quantize_rows = false;
-  Operand& x = IsPlain(args.lhs.format) ? integers.lhs : integers.rhs;
+int64_t QuantizedRowsBytes(const DotArgs& args) {
+  const Operand& x = IsPlain(args.lhs.format) ? args.lhs : args.rhs;
+  return RoundUp(x.rows * x.k, 64) +
+         x.rows * CeilDiv(x.k, kQuantizedRows.block) *
+             static_cast<int64_t>(sizeof(float));
+}
+
+bool QuantizeRows(const Kernels& kernels, uint8_t* memory,
+                  const Parallel& parallel, DotArgs* args) {
+  if (memory == nullptr) return false;
+  Operand& x = IsPlain(args->lhs.format) ? args->lhs : args->rhs;
   const Operand floats = x;
   x.format = kQuantizedRows.format;
   x.scale_kind = kQuantizedRows.scale;
   x.block = kQuantizedRows.block;
   x.scale_cols = CeilDiv(x.k, x.block);
-  x.row_bytes = BytesOf(x.format, x.k);
-  const int64_t value_bytes = RoundUp(x.rows * x.row_bytes, 64);
-  Scratch scratch(value_bytes + x.rows * x.scale_cols * sizeof(float));
-  uint8_t* memory = scratch.get();
-  if (memory == nullptr) return false;
+  x.row_bytes = x.k;
   x.values = memory;
-  x.scale = memory + value_bytes;
-  const QuantizedRows quantized{reinterpret_cast<int8_t*>(memory),
-                                reinterpret_cast<float*>(memory + value_bytes)};
-  return kernels.quantize_rows(floats, quantized, parallel) &&
-         Dot(kernels, integers, parallel);
+  x.scale = memory + RoundUp(x.rows * x.k, 64);
+  const QuantizedRows quantized{
+      reinterpret_cast<int8_t*>(memory),
+      reinterpret_cast<float*>(memory + RoundUp(x.rows * x.k, 64))};
+  return kernels.quantize_rows(floats, quantized, parallel);
 }
-
-}  // namespace
 
 bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
   if (QuantizesRows(kernels, args)) {
-    return DotOfQuantizedRows(kernels, args, all);
+    Scratch scratch(QuantizedRowsBytes(args));
+    DotArgs integers = args;
+    return QuantizeRows(kernels, scratch.get(), all, &integers) &&
+           Dot(kernels, integers, all);
   }
   Parallel parallel = all;
   parallel.threads = ThreadsOf(args, all.threads);

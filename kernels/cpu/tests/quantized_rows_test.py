@@ -212,6 +212,54 @@ class QuantizedRowsTest(parameterized.TestCase):
       call(x, rhs, isa=isa, attributes={"engine": ENGINES["bf16"]})
 
 
+class RaggedTest(parameterized.TestCase):
+  """Groups of rows with a weight each: few rows, none, many, no group."""
+
+  SIZES = (1, 0, 9, 3)
+
+  def ragged(self, lhs: testing.Side, rhs: testing.Side, **options):
+    return testing.ragged_dot(
+      lhs.values,
+      lhs.scale,
+      rhs.values,
+      rhs.scale,
+      np.asarray(self.SIZES, np.int32),
+      **testing.operand(lhs, "lhs_"),
+      **testing.operand(rhs, "rhs_"),
+      **options,
+    )
+
+  @parameterized.product(
+    name=("mxfp4", "nvfp4", "int8_32", "int4_128"),
+    isa=QUANTIZING,
+    activation=(0, *testing.GATES),
+  )
+  def test_results_are_those_of_rows_that_numpy_quantized(
+    self, name, isa, activation
+  ):
+    rng = np.random.default_rng(9)
+    # The third group is cut into parts.
+    for n, k in ((70, 160), (1600, 544)):
+      rhs = weights(name, (4, n, k), rng)
+      for dtype in testing.FLOATS:
+        x = rng.standard_normal((15, k)).astype(dtype)
+        lhs = testing.Side("f32", x, None)
+        lhs.values = x
+        options = {"isa": isa, "activation": activation}
+        got = self.ragged(lhs, rhs, quantize_rows=1, **options)
+        own = quantized(x.astype(np.float32))
+        np.testing.assert_array_equal(got, self.ragged(own, rhs, **options))
+        self.assertTrue((got != self.ragged(lhs, rhs, **options)).any())
+
+  def test_another_number_than_0_and_1_is_an_error(self):
+    rhs = testing.constant("mxfp4", (4, 2, 32))
+    lhs = testing.Side("f32", np.ones((15, 32), np.float32), None)
+    with self.assertRaisesRegex(
+      testing.HandlerError, "quantize_rows must be 0 or 1, got 2"
+    ):
+      self.ragged(lhs, rhs, quantize_rows=2)
+
+
 class UnquantizedRowsTest(parameterized.TestCase):
   @testing.each(name=("mxfp8", "mxfp4", "int8_32"), m=(1, 20))
   def test_only_asked_dots_of_some_formats_quantize_rows(self, name, m, isa):

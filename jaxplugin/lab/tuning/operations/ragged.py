@@ -171,6 +171,7 @@ def _function(
       bias=arrays.get("bias"),
       activation=problem.activation,
       preferred_element_type=problem.out_dtype,
+      precision="fastest" if problem.fastest_precision else None,
     )
 
   return call
