@@ -272,7 +272,7 @@ def _explain_dot(
     **products.place(operation),
     problem=decided.problem,
     target=decided.target,
-    decision=decided.decision,
+    decision=products.with_notes(operation, decided.decision),
     error=decided.error,
     **_explain_decided(operation.eqn, decided),
   )
@@ -313,7 +313,7 @@ def _explain_ragged(
     **products.place(operation),
     problem=decided.problem,
     target=decided.target,
-    decision=decided.decision,
+    decision=products.with_notes(operation, decided.decision),
     error=decided.error,
     launched_by=launched_by,
     estimate=products.estimate_ragged(operation.eqn, decided),

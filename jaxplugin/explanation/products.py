@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Final
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
+from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import offsets
+from jaxplugin.dot import primitive
 from jaxplugin.dot import traced
+from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
@@ -52,6 +56,16 @@ _OFFSETS: Final = (
   "the second matmul of a block-scaled one; it adds the zero points or minima"
   " of an operand"
 )
+# XLA:CPU passes whole arrays to custom calls.
+_SCANNED: Final = (
+  "rhs: a scan's slice of stacked weights, which is copied in each step; to"
+  " avoid the copy, scan over the layers' numbers and call linear(layer=)"
+)
+_SCANNED_GROUPS: Final = (
+  "rhs: a scan's slice of stacked weights, which is copied in each step; to"
+  " avoid the copy, make layers and groups one dimension, and set the sizes of"
+  " other layers' groups to 0"
+)
 _HALF: Final = (formats.BF16, np.dtype(np.float16))
 
 
@@ -64,6 +78,21 @@ def place(operation: program.TracedOperation) -> dict[str, Any]:
     "trips": operation.trips,
     "is_conditional": operation.is_conditional,
   }
+
+
+def with_notes(
+  operation: program.TracedOperation, decision: decisions.Decision | None
+) -> decisions.Decision | None:
+  """Adds a note if a scan slices the weights of a matmul."""
+  if decision is None or decision.implementation != cpu.BACKEND.name:
+    return decision
+  eqn = operation.eqn
+  numbers = eqn.params["call"].named(range(len(eqn.invars)))
+  if numbers["rhs"] not in operation.scanned:
+    return decision
+  is_dot = eqn.primitive is primitive.block_scaled_dot_p
+  note = _SCANNED if is_dot else _SCANNED_GROUPS
+  return dataclasses.replace(decision, notes=(*decision.notes, note))
 
 
 def describe(aval: Any) -> str:

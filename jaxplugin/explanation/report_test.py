@@ -418,6 +418,38 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(in_stack[0].estimate.num_bytes, num_bytes)
     self.assertEqual(alone[-1].estimate.num_bytes, num_bytes)
 
+  def test_slices_of_a_scan_over_weights_are_copied_on_a_cpu(self):
+    x = jnp.ones((64, 64))
+    target = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
+
+    def notes(function, *weights, target=target):
+      scan = lambda x, *weights: jax.lax.scan(function, x, weights)[0]
+      (dot,) = jp.explain(jax.jit(scan), x, *weights, target=target)
+      return dot.decision.notes
+
+    stack = jp.quantize(jnp.ones((5, 64, 64)), jp.MXFP8)
+    plain = lambda x, w: (jp.linear(x, w[0]), None)
+    (note,) = notes(plain, stack)
+    self.assertRegex(note, "copied in each step; .* linear.layer=")
+    # Bytes are viewed as floats, and the body has other functions.
+    inner = jax.jit(lambda x, w: jp.linear(x, w.to_floats()))
+    self.assertEqual(
+      notes(lambda x, w: (inner(x, w[0]), None), stack.to_bytes()), (note,)
+    )
+    experts = jp.quantize(jnp.ones((5, 2, 64, 64)), jp.MXFP8)
+    groups = lambda x, w: (jp.ragged_dot(x, w[0], jnp.array([60, 4])), None)
+    (note,) = notes(groups, experts)
+    self.assertRegex(note, "copied in each step; .* sizes of other layers")
+    # The weights are not scanned, or are activations.
+    whole = lambda x, i: (jp.linear(x, stack, layer=i[0]), None)
+    for function, given in (
+      (whole, jnp.arange(5)),
+      (lambda x, y: (jp.linear(y[0] + x, stack[0]), None), jnp.ones((5, 64))),
+    ):
+      self.assertNotIn("copied", str(notes(function, given)))
+    h100 = jp.named_target("h100")
+    self.assertNotIn("scan", str(notes(plain, stack, target=h100)))
+
   def test_bytes_and_time_of_a_decode(self):
     n = k = 8192
     x = jax.ShapeDtypeStruct((1, k), jnp.bfloat16)

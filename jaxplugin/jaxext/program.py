@@ -29,6 +29,8 @@ _PHASE_SCOPES: Final[dict[str, Phase]] = {
   "wgrad": "wgrad",
   "rematted_computation": "recomputed",
 }
+# Operations whose result is a slice if their operand is one.
+_VIEWS: Final = frozenset({"reshape", "squeeze", "bitcast_convert_type"})
 _NO_LAYERS: Final = frozenset({*_PHASE_SCOPES, "checkpoint", "while", "body"})
 
 
@@ -49,6 +51,7 @@ class TracedOperation:
       Sizes are then sizes of one device's arrays.
     num_devices: number of devices that arrays around it are sharded over, as
       far as known.
+    scanned: which operands are a `scan`'s slices of its inputs.
   """
 
   eqn: Any
@@ -59,6 +62,7 @@ class TracedOperation:
   is_conditional: bool
   is_local: bool
   num_devices: int
+  scanned: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +92,18 @@ def operations(jaxpr: Any, num_devices: int = 1) -> list[TracedOperation]:
   return list(_walk(jaxpr, _Around(num_devices=num_devices)))
 
 
-def _walk(jaxpr: Any, around: _Around) -> Iterator[TracedOperation]:
+def _walk(
+  jaxpr: Any, around: _Around, slices: frozenset[Any] = frozenset()
+) -> Iterator[TracedOperation]:
+  """Yields operations; `slices` are the variables that are a scan's slices."""
   for eqn in jaxpr.eqns:
+    scanned = frozenset(
+      i
+      for i, x in enumerate(eqn.invars)
+      if isinstance(x, extend_core.Var) and x in slices
+    )
+    if scanned and eqn.primitive.name in _VIEWS:
+      slices |= {*eqn.outvars}
     names = around.names + provenance_private.scopes(eqn.source_info)
     inside = [] if _is_leaf(eqn) else sub_jaxprs(eqn)
     if not inside:
@@ -105,12 +119,15 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[TracedOperation]:
         is_conditional=around.is_conditional,
         is_local=around.is_local,
         num_devices=around.num_devices,
+        scanned=scanned,
       )
       continue
     caller = provenance_private.user_frame(eqn.source_info) or around.caller
     within = dataclasses.replace(around, names=names, caller=caller)
     for sub in inside:
-      yield from _walk(sub, _inside(eqn, within))
+      yield from _walk(
+        sub, _inside(eqn, within), _slices_inside(eqn, sub, scanned)
+      )
 
 
 def _is_leaf(eqn: Any) -> bool:
@@ -148,6 +165,19 @@ def _inside(eqn: Any, around: _Around) -> _Around:
       num_devices=1 if is_local else max(around.num_devices, mesh.size),
     )
   return around
+
+
+def _slices_inside(
+  eqn: Any, sub: Any, scanned: frozenset[int]
+) -> frozenset[Any]:
+  """Returns the arguments of a sub-jaxpr that are a scan's slices."""
+  # A `cond` also has its index in front, and a `while` other constants.
+  offset = len(eqn.invars) - len(sub.invars)
+  found = {sub.invars[i - offset] for i in scanned if i >= offset >= 0}
+  if eqn.primitive.name == "scan":
+    first = eqn.params["num_consts"] + eqn.params["num_carry"]
+    found |= {*sub.invars[first:]}
+  return frozenset(found)
 
 
 def _layer_and_phase(
