@@ -49,6 +49,7 @@ _HALVES = tl.constexpr(inline_ptx.HALVES)
 # 2^23 in f32, whose last bit is 1, and a pair of 2^7 in bf16.
 _INTEGERS_IN_F32 = tl.constexpr(0x4B000000)
 _PAIR_OF_INTEGERS_IN_BF16 = tl.constexpr(0x43004300)
+_INT4_SHIFT = tl.constexpr(136.0)
 _E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
 
 
@@ -151,13 +152,13 @@ def int8_to_bf16(code, ELEMENT: tl.constexpr, DECODING: tl.constexpr):
 
 
 @triton.jit
-def _int4_to_bf16(words, DECODING: tl.constexpr):
-  """Returns bf16[..., 2] of the integers in bits 0-3 and 16-19 of words.
+def _shifted_int4(words, DECODING: tl.constexpr):
+  """Returns bf16[..., 2]: 136 plus the integers in bits 0-3 and 16-19 of words.
 
   The code plus 8 becomes the low bits of a bf16 number.
   """
   bits = ((words & 0x000F000F) ^ 0x00080008) | _PAIR_OF_INTEGERS_IN_BF16
-  return _pair(bits, DECODING) - 136.0
+  return _pair(bits, DECODING)
 
 
 @triton.jit
@@ -167,8 +168,10 @@ def int4_pairs_to_bf16(packed, DECODING: tl.constexpr):
   Returns bf16[rows, 2 * columns]. The low nibble is the first value.
   """
   word = packed.to(tl.uint32)
-  values = _int4_to_bf16(word | (word << 12), DECODING)
-  return values.reshape(packed.shape[0], 2 * packed.shape[1])
+  values = _shifted_int4(word | (word << 12), DECODING)
+  # Triton moves a last reshape behind the copy to shared memory, and then finds
+  # no layout for steps of 32 values on sm_90 ("Illegal shared layout").
+  return values.reshape(packed.shape[0], 2 * packed.shape[1]) - _INT4_SHIFT
 
 
 @triton.jit
@@ -192,8 +195,8 @@ def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   word = packed.to(tl.uint32)
   word = word | (word << 12)
   bits = ((word & 0x00080008) << 12) | ((word & 0x00070007) << 6)
-  values = _repaired(_pair(bits, DECODING), OPERAND)
-  return values.reshape(packed.shape[0], 2 * packed.shape[1])
+  values = _pair(bits, DECODING).reshape(packed.shape[0], 2 * packed.shape[1])
+  return _repaired(values, OPERAND)  # last, as in `int4_pairs_to_bf16`
 
 
 @triton.jit
@@ -205,7 +208,7 @@ def words_to_bf16(
   words: uint32[...], eight FP4 or INT4 values each.
   """
   if OPERAND.element.name == "int4":
-    return _int4_to_bf16(words >> (4 * I), DECODING)
+    return _shifted_int4(words >> (4 * I), DECODING) - _INT4_SHIFT
   else:
     return _e2m1_words_to_bf16(words, I, OPERAND, DECODING)
 

@@ -40,6 +40,7 @@ FEW = {
   "bf16_nvfp4": dense("bf16", "nvfp4", 4096),
   "ragged_bf16_mxfp4": ragged("bf16", "mxfp4", 4096, k=2880),
   "e4m3_f32_128": dense("e4m3_f32_128", "e4m3_f32_128", 4096),
+  "int8_int4_blocks_of_32": dense("int8_f16_32", "int4_f16_32", 256),
 }
 MANY = {
   "bf16_mxfp4": dense("bf16", "mxfp4", 4096),
@@ -63,6 +64,7 @@ MANY = {
   "bf16_int8_f16_32": dense("bf16", "int8_f16_32", 4096),
   "bf16_int4_f16_128_decode": dense("bf16", "int4_f16_128", 16),
   "f32_int4_f16_32": dense("f32", "int4_f16_32", 256),
+  "e2m1_f32_blocks_of_32": dense("mxfp8", "e2m1_f32_32", 256),
   "fp8_sums": dense("e4m3_f32_128", "e4m3_f32_128", 4096, may_round_sums=True),
   "fp8_sums_square": dataclasses.replace(
     dense("e4m3_f32_128", "e4m3_f32_128", 4096, may_round_sums=True),
