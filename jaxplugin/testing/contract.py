@@ -40,6 +40,10 @@ DOT_BOUND: Final = 16 * 2.0**-24
 # products and a sum to 13 bits after the leading bit of the largest, which is
 # at most the sum of magnitudes. Four instructions sum the 128 of a step.
 FP8_SUM_BOUND: Final = 4 * 33 * 2.0**-13
+# A matrix instruction truncates the accumulator by less than one ulp, which is
+# at most 2^-23 of its magnitude.
+_TRUNCATION: Final = 2.0**-23
+_INSTRUCTION_K: Final = 16  # the smallest k of a matrix instruction
 # One rounding to a dtype of p significant bits is off by at most half a unit
 # in the last place: 2^-p of the value, or half the smallest subnormal.
 ROUNDING: Final = {F32: 2.0**-24, BF16: 2.0**-8, F16: 2.0**-11}
@@ -281,6 +285,11 @@ def swizzle(scale: np.ndarray) -> np.ndarray:
   )
   out = out.reshape(*batch, row_tiles * 128, column_tiles * 4)
   return out.view(scale.dtype)
+
+
+def truncated_bound(k: int) -> float:
+  """Returns the bound of a dot whose instructions truncate, per sum|a b|."""
+  return DOT_BOUND + _TRUNCATION * -(-k // _INSTRUCTION_K)
 
 
 def dot(

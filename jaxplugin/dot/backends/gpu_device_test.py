@@ -71,6 +71,7 @@ class TritonFormatsDeviceTest(dot_rows.DotRowsTestCase):
   implementation = "triton"
   supports = staticmethod(triton.supports)
   in_leg = tuple(dot_rows.CHECKPOINTS)
+  truncates = True
 
 
 @on_a_gpu

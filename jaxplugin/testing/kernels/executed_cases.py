@@ -26,17 +26,6 @@ _ACTIVATIONS: Final = {
   ),
 }
 
-# A matrix instruction truncates the accumulator by less than one ulp, which is
-# at most 2^-23 of its magnitude.
-_TRUNCATION: Final = 2.0**-23
-_INSTRUCTION_K: Final = 16  # the smallest k of a matrix instruction
-
-
-def truncated_bound(k: int) -> float:
-  """Returns the bound of a matmul whose instructions truncate, per sum|a b|."""
-  return contract.DOT_BOUND + _TRUNCATION * -(-k // _INSTRUCTION_K)
-
-
 # Sizes of products that are drawn at random.
 _SIZES: Final = {
   "m": (1, 3, 16, 17, 33, 64, 65, 130),
@@ -82,7 +71,7 @@ class Case(parameterized.TestCase):
     exact, magnitude = contract.dot(lhs.exact, rhs.exact)
     bound = contract.DOT_BOUND
     if truncates:
-      bound = truncated_bound(lhs.exact.shape[-1])
+      bound = contract.truncated_bound(lhs.exact.shape[-1])
     contract.assert_within(result, exact, bound * magnitude, result.dtype)
     self.assertGreater(counts["matrix products"], 0)
     return product

@@ -13,7 +13,6 @@ from absl.testing import parameterized
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
 
 pytestmark = pytest.mark.lab
@@ -90,7 +89,7 @@ def outcome(name, text):
   except (faults.Fault, faults.NotModelled) as fault:
     return type(fault).__name__
   k = ORIGINALS[name][-1][-1]
-  bound = executed_cases.truncated_bound(k) * magnitude
+  bound = contract.truncated_bound(k) * magnitude
   try:
     contract.assert_within(result, exact, bound, result.dtype)
   except AssertionError:
