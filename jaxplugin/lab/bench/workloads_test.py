@@ -166,6 +166,7 @@ class PairsTest(parameterized.TestCase):
     ("mxfp8_e5m2xf32", formats.MXFP8_E5M2, None),
     ("mxfp6_e2m3xmxfp6_e3m2", formats.MXFP6_E2M3, formats.MXFP6_E3M2),
     ("fp8_1x128xfp8_128x128", formats.FP8_1X128, formats.FP8_128X128),
+    ("bf16xuint4_128", None, formats.UINT4_128),
   )
   def test_sides_are_told_apart(self, text, lhs, rhs):
     (pair,) = workloads.parse_pairs(text)

@@ -75,6 +75,22 @@ class OursTest(parameterized.TestCase):
     found = ours("mxfp8", targets.named_target("h200"), ["xla"])
     self.assertEqual(list(found), ["xla"])
 
+  @parameterized.parameters(
+    ("h100", "fp8_1x128xfp8_128x128", True),
+    ("h100", "mxfp8", False),  # its blocks are too short
+    ("a100", "fp8_1x128xfp8_128x128", False),  # has no FP8 instructions
+  )
+  def test_fastest_is_timed_where_it_changes_the_kernels(
+    self, device, pair, expected
+  ):
+    self.can_lower()
+    (row,) = workloads.parse_rows("128x256x256")
+    (pair,) = workloads.parse_pairs(pair)
+    target = targets.named_target(device)
+    made = dot_variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
+    names = [variant.name for variant in made.ours(["triton"])]
+    self.assertEqual("triton fastest" in names, expected)
+
   def test_descriptors_are_what_the_kernels_of_the_variant_use(self):
     self.can_lower()
     found = ours("bf16xmxfp4", targets.named_target("h200"), ["triton"])

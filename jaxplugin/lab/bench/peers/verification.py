@@ -73,8 +73,35 @@ def expected_dot(lhs: Any, rhs: Any) -> Expected:
     rows=rows,
     columns=columns,
     exact=a @ b,
-    magnitude=np.abs(a) @ np.abs(b),
+    magnitude=_magnitude(lhs, rows, a) @ _magnitude(rhs, columns, b.T).T,
   )
+
+
+def _magnitude(
+  operand: Any, rows: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+  """Returns f64[rows, k], the unit of errors of `values` from `f64`.
+
+  With zero points or minima it is |stored * scale| + |term| for a value
+  `stored * scale + term`.
+  """
+  if getattr(operand, "offset", None) is None:
+    return np.abs(values)
+  terms = _terms(operand, rows)
+  return np.abs(values - terms) + np.abs(terms)
+
+
+def _terms(operand: scaled_array.ScaledArray, rows: np.ndarray) -> np.ndarray:
+  """Returns f64[rows, k], what zero points or minima add to each value."""
+  format = operand.format.along(operand.shape[-1])
+  scale, offset = (
+    np.asarray(x)[rows].astype(np.float64)
+    for x in (operand.scale, operand.offset)
+  )
+  terms = format.code_offset * scale + offset
+  if format.has_zero_points:
+    terms = (format.code_offset - offset) * scale
+  return np.repeat(terms, format.block_size, axis=1)[:, : operand.shape[-1]]
 
 
 def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
@@ -89,6 +116,8 @@ def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
   )
   if operand.global_scale is not None:
     values = values * np.float64(operand.global_scale)
+  if operand.offset is not None:
+    values = values + _terms(operand, rows)
   return values
 
 

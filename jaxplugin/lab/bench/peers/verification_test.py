@@ -123,6 +123,20 @@ class DotTest(parameterized.TestCase):
     expected = np.asarray(quantization.dequantize(x))[rows]
     np.testing.assert_array_equal(found.astype(np.float32), expected)
 
+  @parameterized.parameters(formats.UINT4_128, formats.UINT4_32_MIN)
+  def test_offsets_count_in_values_and_in_the_unit_of_errors(self, format):
+    x = quantization.quantize(normal(4, 160) + 2, format)
+    expected = verification.expected_dot(x, np.eye(160, dtype=np.float32))
+    values = np.asarray(quantization.dequantize(x), np.float64)
+    stored = np.asarray(quantization.dequantize(x.without_offset()), np.float64)
+    magnitude = np.abs(stored) + np.abs(values - stored)
+    self.assertGreater(np.max(magnitude - np.abs(values)), 1)
+    for found, exact in (
+      (expected.exact, values),
+      (expected.magnitude, magnitude),
+    ):
+      self.assertLess(np.max(np.abs(found - exact) / magnitude), 2.0**-22)
+
   def test_large_results_are_sampled_with_both_ends(self):
     found = verification.some(100000, 50)
     self.assertLen(np.unique(found), 50)
