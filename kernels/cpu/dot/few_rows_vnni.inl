@@ -17,6 +17,9 @@ struct FewRowsVnni {
   // The steps whose scales are decoded at once. A decoding loop for the scales
   // of one step takes longer than the step.
   static constexpr int64_t kChunkSteps = 8;
+  // Weights of up to so many steps decode fewer scales at once: 1 x 3072 x 576 is
+  // 1.2x to 1.7x faster with INT4, MXFP4 and INT8 (two Zen 5 cores, 2026-11).
+  static constexpr int64_t kShortSteps = 3;
   static constexpr bool kIsPacked = IsPacked(kWeights);
   static constexpr int kVectors = kStep * (kIsPacked ? 4 : 8) / 512;
   static constexpr int kValues = kStep / kVectors;  // of a vector of codes
@@ -98,6 +101,7 @@ struct FewRowsVnni {
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
+      if (!kIsWhole && v * 64 >= left) break;
       const uint8_t* at = values + v * 64;
       _mm_prefetch(reinterpret_cast<const char*>(at + kFewRowsAhead),
                    _MM_HINT_T1);
@@ -144,8 +148,12 @@ struct FewRowsVnni {
     for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
     for (int64_t s0 = 0; s0 < steps; s0 += kChunkSteps) {
       alignas(64) float scale[kChunkSteps * kPieces];
-      PieceScales<kPiece, kChunkSteps * kPieces>(weights, w, s0 * kPieces,
-                                                 scale);
+      if (steps <= kShortSteps) {
+        PieceScales<kPiece, kShortSteps * kPieces>(weights, w, 0, scale);
+      } else {
+        PieceScales<kPiece, kChunkSteps * kPieces>(weights, w, s0 * kPieces,
+                                                   scale);
+      }
       const int64_t end = Min(s0 + kChunkSteps, whole);
       int64_t s = s0;
       for (; s < end; ++s) {
