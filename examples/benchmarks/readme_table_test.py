@@ -55,7 +55,7 @@ class ReadmeTableTest(absltest.TestCase):
   def test_gpu_page_has_the_tables_of_each_file_that_it_links(self):
     page = readme_table.GPU_PAGE.read_text()
     files = readme_table.linked(readme_table.GPU_PAGE)
-    self.assertLen(files, 5)
+    self.assertLen(files, 8)
     for path in files:
       run = results.read(path)
       for table in readme_table.gpu_tables(run):
