@@ -17,9 +17,10 @@ the processes take turns. The report has
   ms, tok/s    of prompts, and of decoding after one
   x       how many times as fast as llama.cpp, the median of rounds
 
-"stored, int8 rows" rounds the input of each matmul as llama.cpp does: to 8-bit
-integers with a scale for each 32. The text is a chapter of Python's language
-reference ("Objects, values and types"), in the standard library's `pydoc_data`.
+"stored, int8 rows" has precision="fastest": a matmul rounds its input to 8-bit
+integers with a scale for each 32, as llama.cpp does. The text is a chapter of
+Python's language reference ("Objects, values and types"), in the standard
+library's `pydoc_data`.
 """
 
 from __future__ import annotations
@@ -66,19 +67,7 @@ class Ours:
     import decoder
     import decoder_weights
     import jax
-    import jax.numpy as jnp
     import smollm
-
-    class Int8Rows(decoder.Decoder):
-      """Rows are rounded as llama.cpp's Q8_1, then multiplied in f32."""
-
-      def _given(self, x: jax.Array, format: Any) -> Any:
-        del format
-        blocks = x.reshape(len(x), -1, 32)
-        scale = jnp.abs(blocks).max(axis=-1, keepdims=True) / 127
-        integers = jnp.round(blocks / jnp.where(scale == 0, 1, scale))
-        stored = scale.astype(jnp.float16).astype(jnp.float32)
-        return (integers * stored).reshape(x.shape)
 
     checkpoint = smollm.load(path)
     if name in decoder_weights.NAMES:
@@ -86,11 +75,14 @@ class Ours:
         name, checkpoint.config, checkpoint.dequantized()
       )
     else:
-      kind = Int8Rows if name == INT8 else decoder.Decoder
-      given = "bfloat16" if name == BF16 else "float32"
+      how = decoder.Decoder(
+        config=checkpoint.config,
+        given="bfloat16" if name == BF16 else "float32",
+        precision="fastest" if name == INT8 else None,
+      )
       model = decoder_weights.Model(
         name=name,
-        decoder=kind(config=checkpoint.config, given=given),
+        decoder=how,
         params=checkpoint.params,
       )
     self._decoder, self._params = model.decoder, model.params

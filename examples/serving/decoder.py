@@ -178,11 +178,14 @@ class Decoder:
     given: form of the rows before a matmul with a quantized weight: the dtype
       "float32" or "bfloat16", or "quantized" to the weight's format. For an
       unquantized weight, rows have the weight's dtype.
+    precision: as for `jp.linear`.
+    precision: see `jp.linear`.
     sampling: how to choose tokens; None chooses the likeliest.
   """
 
   config: Config
   given: str = "bfloat16"
+  precision: str | None = None
   sampling: Sampling | None = None
 
   def linear(self, x: jax.Array, w: Any, layer: Any = None) -> jax.Array:
@@ -207,6 +210,7 @@ class Decoder:
       w,
       layer=layer,
       preferred_element_type=jnp.float32,
+      precision=self.precision,
     )
 
   def _given(self, x: jax.Array, format: jp.BlockFormat) -> Any:
