@@ -38,6 +38,11 @@ FIGURES: Final = ROOT / "docs" / "figures"
 RESULTS: Final = (
   ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores.json"
 )
+SERVING_RESULTS: Final = (
+  ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores_serving.json"
+)
+# The runs of `speed_serving`.
+_THREADS, _PROMPT_TOKENS, _DECODED_TOKENS = 2, 140, 128
 BASELINE: Final = ROOT / "examples/numerics/numerics_baseline.json"
 # Key in the baseline -> label in the figure.
 SQNR_DATA: Final = (
@@ -408,6 +413,73 @@ def speed_cpu() -> str:
   )
 
 
+def serving_rates() -> dict[str, tuple[float, float]]:
+  """Returns {model: tokens/s of the prompt and of decoding}, as medians."""
+  return {
+    row["name"]: (
+      row["prompt_tokens"] / float(np.median(row["prompt_seconds"])),
+      1 / float(np.median(row["token_seconds"])),
+    )
+    for run in json.loads(SERVING_RESULTS.read_text())["runs"]
+    if run["what"] == "speed" and run["threads"] == _THREADS
+    for row in run["rows"]
+    if row["prompt_tokens"] == _PROMPT_TOKENS
+    and row["decoded_tokens"] == _DECODED_TOKENS
+  }
+
+
+def speed_serving() -> str:
+  """Returns the plot of README.md: tokens a second next to llama.cpp."""
+  rates = serving_rates()
+  panels = (
+    f"reading a prompt of {_PROMPT_TOKENS} tokens",
+    f"decoding {_DECODED_TOKENS} tokens after it",
+  )
+  left, width, top, step = 150, 300, 106, 30
+  height = top + len(rates) * step + 16
+  parts = [
+    drawing.text(
+      _MARGIN,
+      34,
+      "SmolLM2-135M-Instruct from one GGUF file: tokens a second",
+      size=18,
+      weight="bold",
+    ),
+    drawing.text(
+      _MARGIN,
+      56,
+      f"{_THREADS} Zen 5 cores, medians; nvfp4, mxfp8 and mxfp4 are quantized"
+      " again from the file's integers",
+      size=12,
+      color=drawing.FAINT,
+    ),
+  ]
+  for i, title in enumerate(panels):
+    x = left + i * (width + 90)
+    most = max(rate[i] for rate in rates.values())
+    parts.append(drawing.text(x, top - 14, title, size=12))
+    for j, (name, rate) in enumerate(rates.items()):
+      y, length = top + j * step, rate[i] / most * width
+      color = drawing.FAINT if name == "llama.cpp" else drawing.BLUE
+      parts.append(drawing.box(x, y, length, step - 10, fill=color))
+      parts.append(
+        drawing.text(x + length + 6, y + 15, f"{rate[i]:.0f}", size=12)
+      )
+      if not i:
+        parts.append(drawing.text(x - 12, y + 15, name, size=12, anchor="end"))
+  words = [
+    f"{name}: {prompt:.0f} and {decode:.0f}"
+    for name, (prompt, decode) in rates.items()
+  ]
+  return drawing.document(
+    "Tokens a second of SmolLM2-135M-Instruct",
+    f"Tokens a second of {' and of '.join(panels)}. {'; '.join(words)}.",
+    _WIDTH,
+    height,
+    parts,
+  )
+
+
 def sqnr_table() -> dict[str, dict[str, float]]:
   """Returns {format: {data: dB}} of the committed baseline of the notebooks."""
   found = json.loads(BASELINE.read_text())["formats"]
@@ -476,6 +548,7 @@ DRAWN: Final[dict[str, Callable[[], str]]] = {
   "axes": axes,
   "blocks": blocks,
   "speed_cpu": speed_cpu,
+  "speed_serving": speed_serving,
   "sqnr": sqnr,
   "swizzle": swizzle,
 }

@@ -59,6 +59,15 @@ class FiguresTest(parameterized.TestCase):
     self.assertIn(words, figures.speed_cpu())
     self.assertIn(f"NVFP4 {plain / row['nvfp4']:.2f}", figures.speed_cpu())
 
+  def test_page_on_serving_has_the_rates_of_the_figure(self):
+    docs = figures.ROOT / "docs"
+    page = (docs / "benchmarks" / "serving_results.md").read_text()
+    for name, (prompt, decode) in figures.serving_rates().items():
+      with self.subTest(name):
+        ms = 1e3 * 140 / prompt
+        row = rf"\| 2 \| {name} \| 140 \| {ms:.0f} \| [\d.]+ \| 128 \|"
+        self.assertRegex(page, rf"{row} {decode:.0f} \|")
+
   def test_page_on_numerics_has_the_ratios_of_the_figure(self):
     page = (figures.ROOT / "docs" / "concepts" / "numerics.md").read_text()
     for format, found in figures.sqnr_table().items():
