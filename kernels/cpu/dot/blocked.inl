@@ -21,6 +21,8 @@
 //   PackRow(row, tile, tile_rows, i)        unpacks row i of a tile
 //   FinishTile(engine, tile, tile_rows, count, k)
 //       a free function that runs after the `count` rows of a tile are packed
+//   TileRows(engine, rows)
+//       a free function, the rows of a tile
 //   Strip(row, count, panel, rows, tile_rows, strip, c)
 //       c[r * kSumFloats + j] = dot of panel row r and strip row j
 // The dots include the block scales. They are right only for safe rows
@@ -157,6 +159,13 @@ template <typename Engine>
 JAXPLUGIN_ALWAYS_INLINE void FinishTile(const Engine&, uint8_t*, int64_t,
                                         int64_t, int64_t) {}
 
+// Returns the number of rows of a tile of a panel with `rows` rows. Tiles are
+// about equal, so that the last one is not small.
+template <typename Engine>
+JAXPLUGIN_ALWAYS_INLINE int64_t TileRows(const Engine&, int64_t rows) {
+  return CeilDiv(rows, CeilDiv(rows, Engine::kTileRowsMax));
+}
+
 template <typename Engine>
 struct Blocked {
   Sides sides;
@@ -180,7 +189,8 @@ struct Blocked {
     const int64_t padded = panel_block + Engine::kTileRowsMax;
     // Tiles have the same size in memory; the last one may have fewer rows.
     const int64_t tiles = CeilDiv(panel_block, Engine::kTileRowsMax);
-    panel_bytes = RoundUp((panel_block + tiles - 1) * row_bytes, 64);
+    panel_bytes =
+        RoundUp(tiles * TileRows(engine, panel_block) * row_bytes, 64);
     unsafe_bytes = RoundUp(panel_block, 64);
     strip_bytes = RoundUp(Engine::StripBytes(k), 64);
     c_bytes = RoundUp(padded * Engine::kSumFloats * 4, 64);
@@ -206,8 +216,7 @@ struct Blocked {
                         const Parallel& parallel, uint8_t* shared,
                         uint8_t* slots) const {
     uint8_t* unsafe = shared + panel_bytes;
-    const int64_t tile_count = CeilDiv(rows, Engine::kTileRowsMax);
-    const int64_t tile_rows = CeilDiv(rows, tile_count);
+    const int64_t tile_rows = TileRows(engine, rows);
     const int64_t tile_bytes = tile_rows * Engine::PanelRowBytes(k);
     const bool small = rows * k < 16384;  // too small to wake a thread
     const Parallel serial{1, nullptr, nullptr};

@@ -1,11 +1,15 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of the large dot for integers and integers or E2M1 on vpdpbusd. It
-// has the register tiles of engine_vnni.inl. Twice an E2M1 value is an integer.
+// The engine of the large dot for integers and integers or E2M1 on vpdpbusd.
+// Twice an E2M1 value is an integer.
+//
+// The lanes of a vector are rows of the panel, which is transposed once. The
+// strip, mostly the weights, is only expanded to bytes, four of which are
+// broadcast. So few rows do not pay for transposed weights.
 //
 // The strip's bytes are increased by 128 (int4: 8, E2M1: 12), so that they are
-// unsigned.
+// unsigned. The sums of a panel row begin with the correction.
 // A sum of 32 products of bytes is below 2^20. It is exact in 32 bits, with the
 // correction, and as float32. A scale of a longer block multiplies the sum of
 // each piece of 32 or 16 values.
@@ -122,175 +126,343 @@ inline void ReadBytes(const Operand& x, int64_t row, int64_t k0, int8_t* out) {
   }
 }
 
-// kBlock is the smaller of both pieces (PieceOf). kStrip is the strip's format.
-template <int kBlock, Format kStrip>
+// kBlock is the smaller of both pieces (PieceOf). kIsPacked says whether the
+// strip's codes have 4 bits.
+template <int kBlock, bool kIsPacked>
 struct EngineVnniIntegers {
-  using Tiles = EngineVnni<kBlock, ScaleProduct::kMultiplied>;
-  static constexpr int kTileRowsMax = Tiles::kTileRowsMax;
-  static constexpr int64_t kPanelRowsMax = Tiles::kPanelRowsMax;
-  static constexpr int kPartRows = Tiles::kPartRows;
-  static constexpr int kStripRows = Tiles::kStripRows;
-  static constexpr int kSumFloats = Tiles::kSumFloats;
-  static constexpr int64_t kStep = Tiles::kStep;
-  static constexpr int kBlocks = Tiles::kBlocks;  // blocks of a step
-  static constexpr int64_t kStepBytes = Tiles::kStepBytes;
-  static constexpr int64_t kChunkBlocks = Tiles::kChunk / kBlock;
-  static constexpr bool kIsPacked = IsPacked(kStrip);
-  // The values of one load of the strip's codes.
-  static constexpr int64_t kGroup = kIsPacked ? 128 : 64;
-  static constexpr int64_t kGroupSteps = kGroup / kStep;
-  static constexpr int64_t kChunkGroups = Tiles::kChunk / kGroup;
-  static constexpr int kBias = BiasOf(kStrip);
+  static constexpr int kTileRowsMax = 16;  // the lanes of a vector
+  // A chunk of k of this many rows stays in L2.
+  static constexpr int64_t kPanelRowsMax = 512;
+  // A register tile has 12 integer and 12 float accumulators: 12 strip rows and
+  // one tile of the panel, or 6 strip rows and two tiles.
+  static constexpr int kPartRows = 12;
+  static constexpr int kStripRows = 48;
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
+  static constexpr int64_t kChunk = 512;  // values of a strip row
+  static constexpr int64_t kChunkBlocks = kChunk / kBlock;
+  // The values of a group of the panel. Its layout in a tile is
+  // [16 dwords][row], [initial sums of a block][row], [scale of a block][row].
+  static constexpr int64_t kGroup = 64;
+  static constexpr int kBlocks = kGroup / kBlock;
+  static constexpr int kDwords = kBlock / 4;
+  static constexpr int64_t kRowBytes = kGroup + 8 * kBlocks;
+  static constexpr int64_t kGroupBytes = kTileRowsMax * kRowBytes;
+  static constexpr int64_t kSums = kTileRowsMax * kGroup;
+  static constexpr int64_t kScales = kSums + 64 * kBlocks;
+  static constexpr int64_t kSumGroups = 16 / kBlocks;
+  // A part of a strip: [row][kChunk bytes], then [row][scales].
+  static constexpr int64_t kCodes = kPartRows * kChunk;
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  const BiasedBytes biased{kStrip};
+  const BiasedBytes biased;
+  alignas(64) uint8_t order[64];  // the values of a group in a panel row
 
   explicit EngineVnniIntegers(const Sides& sides)
-      : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
+      : panel_operand(*sides.panel),
+        strip_operand(*sides.strip),
+        biased(strip_operand.format) {
+    for (int i = 0; i < 64; ++i) {
+      // A block of a packed strip has its even values, then its odd values.
+      const int at = i % kBlock;
+      order[i] = static_cast<uint8_t>(
+          kIsPacked ? i - at + at % (kBlock / 2) * 2 + at / (kBlock / 2) : i);
+    }
+  }
+
+  // Returns the distance in bytes from the strip bytes of block b in a chunk,
+  // to those of its dword i.
+  static constexpr int64_t PlaceOf(int64_t b, int i) {
+    if (!kIsPacked) return b * kBlock + 4 * i;
+    // 128 values have 64 bytes of even values, then 64 bytes of odd values.
+    const int64_t k = b * kBlock;
+    return k / 128 * 128 + k % 128 / 2 + i % (kDwords / 2) * 4 +
+           i / (kDwords / 2) * 64;
+  }
 
   static int64_t Groups(int64_t k) { return Max(CeilDiv(k, kGroup), 1); }
-  static int64_t PanelRowBytes(int64_t k) {
-    return Groups(k) * kGroupSteps * kStepBytes;
-  }
-  static int64_t StripBytes(int64_t) { return Tiles::kPartBytes; }
-
-  // Returns the index in 16 values of the byte at place i, in the order in which
-  // PackPart stores the strip.
-  static constexpr int Index(int i) {
-    return !kIsPacked ? i : i < 8 ? 2 * i : 2 * i - 15;
+  static int64_t PanelRowBytes(int64_t k) { return Groups(k) * kRowBytes; }
+  static int64_t StripBytes(int64_t) {
+    return kCodes + kPartRows * kChunkBlocks * 4;
   }
 
-  // The layout of a panel tile is [step][row][kStepBytes].
-  void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
-               int64_t i) const {
+  // Stores [row][64 bytes] instead of [16 dwords][row], until Transpose.
+  void PackRow(int64_t row, uint8_t* tile, int64_t, int64_t i) const {
     const Operand& x = panel_operand;
-    for (int64_t s = 0; s < Groups(x.k) * kGroupSteps; ++s) {
-      uint8_t* out = tile + (s * tile_rows + i) * kStepBytes;
-      int8_t values[kStep];
-      ReadBytes(x, row, s * kStep, values);
-      for (int b = 0; b < kBlocks; ++b) {
-        int sum = 0;
-        for (int j = b * kBlock; j < (b + 1) * kBlock; ++j) {
-          sum -= kBias * values[j];
-          out[j] = static_cast<uint8_t>(values[j / 16 * 16 + Index(j % 16)]);
+    const __m512i index = _mm512_load_si512(order);
+    alignas(64) float scale[kChunkBlocks];
+    for (int64_t g = 0; g < Groups(x.k); ++g, tile += kGroupBytes) {
+      __m512i values;
+      if (x.format == Format::kInt8) {
+        values = LoadBytes(RowValues(x, row) + g * 64, x.k - g * 64);
+      } else {
+        alignas(64) int8_t bytes[64];
+        for (int j = 0; j < 64; j += 32) {
+          ReadBytes(x, row, g * kGroup + j, bytes + j);
         }
-        const int64_t k0 = s * kStep + b * kBlock;
-        float scale = 0;
-        if (k0 < x.k) DecodeByteScales(x, row, k0 / x.block, 1, &scale);
-        __builtin_memcpy(out + kStep + 4 * b, &sum, 4);
-        __builtin_memcpy(out + kStep + 4 * (kBlocks + b), &scale, 4);
+        values = _mm512_load_si512(bytes);
+      }
+      _mm512_store_si512(tile + 64 * i, _mm512_permutexvar_epi8(index, values));
+      const int64_t b0 = g * kBlocks % kChunkBlocks;
+      if (b0 == 0) {
+        PieceScales<kBlock, kChunkBlocks>(x, row, g * kBlocks, scale);
+      }
+      for (int b = 0; b < kBlocks; ++b) {
+        __builtin_memcpy(tile + kScales + 64 * b + 4 * i, scale + b0 + b, 4);
       }
     }
   }
 
-  // Returns the distance in bytes from the codes of group g0 of a strip row to
-  // the codes to prefetch: the next chunk, or the first chunk of the same row
-  // in the next strip.
-  int64_t Ahead(int64_t g0) const {
-    return g0 + kChunkGroups < Groups(strip_operand.k)
-               ? kChunkGroups * 64
-               : kStripRows * strip_operand.row_bytes - g0 * 64;
+  // Transposes the values of a tile with `count` rows, and adds initial sums.
+  void Transpose(uint8_t* tile, int64_t count) const {
+    const __m512i bias =
+        _mm512_set1_epi8(static_cast<char>(BiasOf(strip_operand.format)));
+    for (int64_t g = 0; g < Groups(panel_operand.k); ++g, tile += kGroupBytes) {
+      __m512i in[16], out[16];
+      for (int r = 0; r < 16; ++r) {
+        in[r] = r < count ? _mm512_load_si512(tile + 64 * r)
+                          : _mm512_setzero_si512();
+      }
+      Transpose16(in, out);
+      for (int b = 0; b < kBlocks; ++b) {
+        __m512i sum = _mm512_setzero_si512();
+        for (int d = b * kDwords; d < (b + 1) * kDwords; ++d) {
+          _mm512_store_si512(tile + 64 * d, out[d]);
+          sum = _mm512_dpbusd_epi32(sum, bias, out[d]);
+        }
+        _mm512_store_si512(tile + kSums + 64 * b,
+                           _mm512_sub_epi32(_mm512_setzero_si512(), sum));
+        float* scale = reinterpret_cast<float*>(tile + kScales + 64 * b);
+        for (int64_t r = count; r < 16; ++r) scale[r] = 0;
+      }
+    }
   }
 
-  // Unpacks groups [g0, g0 + groups) of up to 32 rows to [dword][32 rows].
-  void PackPart(int64_t row, int64_t count, int64_t g0, int64_t groups,
-                uint8_t* strip) const {
+  // The codes to prefetch: the next chunk of the rows of a part, or the first
+  // chunk of these rows in the next strip. Null: none.
+  struct Next {
+    const uint8_t* codes;
+    int64_t row_bytes;
+  };
+  Next NextOf(int64_t row, int64_t k0) const {
+    const Operand& x = strip_operand;
+    const uint8_t* codes =
+        k0 + kChunk < x.k
+            ? RowValues(x, row) + BytesOf(x.format, k0 + kChunk)
+            : RowValues(x, row + kStripRows);
+    return {codes, x.row_bytes};
+  }
+
+  // Expands values [k0, k0 + kChunk) of `count` rows to bytes, with their
+  // scales.
+  void PackPart(int64_t row, int64_t count, int64_t k0, uint8_t* part) const {
     const Operand& x = strip_operand;
     const __m512i table = _mm512_load_si512(biased.bytes);
     const __m512i bias = _mm512_set1_epi8(static_cast<char>(0x80));
-    const int64_t ahead = Ahead(g0);
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t past = (g0 + g) * 64;
-      const int64_t left = x.row_bytes - past;
-      for (int64_t r0 = 0; r0 < kPartRows; r0 += 16) {
-        __m512i in[16], out[16];
-        for (int64_t r = 0; r < 16; ++r) {
-          const uint8_t* at = RowValues(x, row + r0 + r) + past;
-          _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T1);
-          in[r] = r0 + r < count ? LoadBytes(at, left) : _mm512_setzero_si512();
+    const int64_t past = BytesOf(x.format, k0);
+    const int64_t end = Min(x.row_bytes - past, BytesOf(x.format, kChunk));
+    float* scale = reinterpret_cast<float*>(part + kCodes);
+    for (int64_t r = 0; r < kPartRows;
+         ++r, part += kChunk, scale += kChunkBlocks) {
+      if (r >= count) {
+        for (int64_t b = 0; b < kChunkBlocks; ++b) scale[b] = 0;
+        continue;
+      }
+      const uint8_t* codes = RowValues(x, row + r) + past;
+      for (int64_t at = 0; at < end; at += 64) {
+        const __m512i in = LoadBytes(codes + at, end - at);
+        if constexpr (kIsPacked) {
+          _mm512_store_si512(part + 2 * at,
+                             _mm512_permutexvar_epi8(in, table));
+          _mm512_store_si512(
+              part + 2 * at + 64,
+              _mm512_permutexvar_epi8(_mm512_srli_epi16(in, 4), table));
+        } else {
+          _mm512_store_si512(part + at, _mm512_sub_epi8(in, bias));
         }
-        Transpose16(in, out);
-        uint8_t* to = strip + g * kGroupSteps * Tiles::kStepCodes + 4 * r0;
-        for (int d = 0; d < 16; ++d) {
-          if constexpr (kIsPacked) {
-            // Even values, then odd values.
-            const int even = d / 2 * 4 + d % 2;
-            _mm512_store_si512(to + even * 4 * kPartRows,
-                               _mm512_permutexvar_epi8(out[d], table));
-            _mm512_store_si512(
-                to + (even + 2) * 4 * kPartRows,
-                _mm512_permutexvar_epi8(_mm512_srli_epi16(out[d], 4), table));
-          } else {
-            _mm512_store_si512(to + d * 4 * kPartRows,
-                               _mm512_sub_epi8(out[d], bias));
+      }
+      _mm_prefetch(reinterpret_cast<const char*>(
+                       ScaleAt(x, row + r + kStripRows, k0 / x.block)),
+                   _MM_HINT_T1);
+      PieceScales<kBlock, kChunkBlocks>(x, row + r, k0 / kBlock, scale);
+    }
+  }
+
+  // Adds the products of kTiles tiles and kPartRows / kTiles strip rows, over
+  // `groups` groups of a chunk, to c. The prefetches are spread over the
+  // groups, because a burst of them waits for memory.
+  template <int kTiles>
+  static void Tile(const uint8_t* a, int64_t tile_bytes, const uint8_t* b,
+                   const float* scale, int64_t groups, bool is_first, Next next,
+                   float* c) {
+    constexpr int kRows = kPartRows / kTiles;
+    for (int64_t g0 = 0; g0 < groups; g0 += kSumGroups) {
+      __m512 sum[kRows][kTiles];
+#pragma GCC unroll 12
+      for (int w = 0; w < kRows; ++w) {
+#pragma GCC unroll 2
+        for (int t = 0; t < kTiles; ++t) sum[w][t] = _mm512_setzero_ps();
+      }
+      for (int64_t g = g0; g < Min(groups, g0 + kSumGroups); ++g) {
+        const uint8_t* y = b + PlaceOf(g * kBlocks, 0);
+        if (next.codes != nullptr && (!kIsPacked || g % 2 == 0)) {
+#pragma GCC unroll 12
+          for (int w = 0; w < kRows; ++w) {
+            _mm_prefetch(reinterpret_cast<const char*>(
+                             next.codes + w * next.row_bytes +
+                             (kIsPacked ? g / 2 : g) * 64),
+                         _MM_HINT_T1);
           }
+        }
+#pragma GCC unroll 4
+        for (int block = 0; block < kBlocks; ++block) {
+          __m512i dot[kRows][kTiles];
+#pragma GCC unroll 2
+          for (int t = 0; t < kTiles; ++t) {
+            const __m512i initial =
+                _mm512_load_si512(a + t * tile_bytes + kSums + 64 * block);
+#pragma GCC unroll 12
+            for (int w = 0; w < kRows; ++w) dot[w][t] = initial;
+          }
+#pragma GCC unroll 8
+          for (int d = 0; d < kDwords; ++d) {
+            __m512i x[kTiles];
+#pragma GCC unroll 2
+            for (int t = 0; t < kTiles; ++t) {
+              x[t] = _mm512_load_si512(a + t * tile_bytes +
+                                       64 * (block * kDwords + d));
+              KeepInRegister(&x[t]);
+            }
+#pragma GCC unroll 12
+            for (int w = 0; w < kRows; ++w) {
+              const __m512i four =
+                  Broadcast(y + w * kChunk + PlaceOf(block, d));
+#pragma GCC unroll 2
+              for (int t = 0; t < kTiles; ++t) {
+                dot[w][t] = _mm512_dpbusd_epi32(dot[w][t], four, x[t]);
+              }
+            }
+          }
+          __m512 x_scale[kTiles];
+#pragma GCC unroll 2
+          for (int t = 0; t < kTiles; ++t) {
+            x_scale[t] = _mm512_castsi512_ps(
+                _mm512_load_si512(a + t * tile_bytes + kScales + 64 * block));
+          }
+#pragma GCC unroll 12
+          for (int w = 0; w < kRows; ++w) {
+            const __m512 y_scale = _mm512_set1_ps(
+                scale[w * kChunkBlocks + g * kBlocks + block]);
+#pragma GCC unroll 2
+            for (int t = 0; t < kTiles; ++t) {
+              sum[w][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[w][t]),
+                                          _mm512_mul_ps(x_scale[t], y_scale),
+                                          sum[w][t]);
+            }
+          }
+        }
+        a += kGroupBytes;
+      }
+      for (int w = 0; w < kRows; ++w) {
+        for (int t = 0; t < kTiles; ++t) {
+          float* out = c + t * kTileRowsMax * kSumFloats + 16 * w;
+          AddExactly(sum[w][t], is_first && g0 == 0, out,
+                     out + 16 * kStripRows);
         }
       }
     }
   }
 
-  // Unpacks the scales of a chunk that begins at value k0 to [block][32 rows].
-  void PackScales(int64_t row, int64_t count, int64_t k0,
-                  uint8_t* strip) const {
-    float* to = reinterpret_cast<float*>(strip + Tiles::kCodes);
-    alignas(64) float scale[16][kChunkBlocks];
-    for (int64_t r0 = 0; r0 < kPartRows; r0 += 16) {
-      for (int64_t r = 0; r < 16; ++r) {
-        if (r0 + r < count) {
-          const int64_t at = row + r0 + r;
-          const uint8_t* next = ScaleAt(strip_operand, at + kStripRows,
-                                        k0 / strip_operand.block);
-          _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
-          PieceScales<kBlock, kChunkBlocks>(strip_operand, at, k0 / kBlock,
-                                            scale[r]);
-        } else {
-          for (float& zero : scale[r]) zero = 0;
-        }
+  // c has, for each tile of the panel, [totals of a strip row][16 rows], then
+  // the rests.
+  static void PartTimesPanel(const uint8_t* panel, int64_t tiles,
+                             int64_t tile_bytes, const uint8_t* part,
+                             int64_t groups, bool is_first, Next next,
+                             float* c) {
+    const float* scale = reinterpret_cast<const float*>(part + kCodes);
+    for (int64_t t = 0; t < tiles; t += 2, panel += 2 * tile_bytes) {
+      float* out = c + t * kTileRowsMax * kSumFloats;
+      if (t + 1 == tiles) {
+        return Tile<1>(panel, 0, part, scale, groups, is_first, next, out);
       }
-      for (int64_t b = 0; b < kChunkBlocks; b += 16) {
-        __m512i in[16], out[16];
-        for (int r = 0; r < 16; ++r) in[r] = _mm512_load_si512(scale[r] + b);
-        Transpose16(in, out);
-        for (int i = 0; i < 16; ++i) {
-          _mm512_store_si512(to + (b + i) * kPartRows + r0, out[i]);
-        }
+      for (int w = 0; w < kPartRows; w += kPartRows / 2) {
+        Tile<2>(panel, tile_bytes, part + w * kChunk, scale + w * kChunkBlocks,
+                groups, is_first, next, out + 16 * w);
+        if (next.codes != nullptr) next.codes += kPartRows / 2 * next.row_bytes;
+      }
+      next.codes = nullptr;
+    }
+  }
+
+  // Replaces the totals and rests of a tile by results, [row][strip row].
+  static void Finish(float* c) {
+    __m512i in[kStripRows], out[16];
+    for (int w = 0; w < kStripRows; ++w) {
+      const __m512 total =
+          TotalOf(Floats(c + 16 * w), Floats(c + 16 * (kStripRows + w)));
+      in[w] = _mm512_castps_si512(total);
+    }
+    for (int w = 0; w < kStripRows; w += 16) {
+      Transpose16(in + w, out);
+      for (int r = 0; r < 16; ++r) {
+        _mm512_store_si512(c + r * kSumFloats + w, out[r]);
       }
     }
   }
 
   void Strip(int64_t row, int64_t count, const uint8_t* panel, int64_t rows,
-             int64_t tile_rows, uint8_t* strip, float* c) const {
+             int64_t, uint8_t* strip, float* c) const {
     const int64_t k = strip_operand.k;
-    const int64_t groups = Groups(k);
-    const int64_t tile_bytes = tile_rows * PanelRowBytes(k);
-    for (int64_t g0 = 0; g0 < groups; g0 += kChunkGroups) {
-      const int64_t some = Min(kChunkGroups, groups - g0);
+    const int64_t tiles = CeilDiv(rows, kTileRowsMax);
+    const int64_t tile_bytes = kTileRowsMax * PanelRowBytes(k);
+    for (int64_t k0 = 0; k0 == 0 || k0 < k; k0 += kChunk) {
       for (int64_t j = 0; j < count; j += kPartRows) {
-        PackPart(row + j, count - j, g0, some, strip);
-        PackScales(row + j, count - j, g0 * kGroup, strip);
-        Tiles::PartTimesPanel(panel + g0 * kGroupSteps * tile_rows * kStepBytes,
-                              rows, tile_rows, tile_bytes, strip,
-                              some * kGroupSteps, g0 == 0, c + j);
+        PackPart(row + j, count - j, k0, strip);
+        PartTimesPanel(panel + k0 / kGroup * kGroupBytes, tiles, tile_bytes,
+                       strip, Groups(Min(k - k0, kChunk)), k0 == 0,
+                       NextOf(row + j, k0), c + 16 * j);
       }
     }
-    FinishTotals<kStripRows>(rows, c);
+    for (int64_t t = 0; t < tiles; ++t) {
+      Finish(c + t * kTileRowsMax * kSumFloats);
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE static __m512 Floats(const void* p) {
+    return _mm512_castsi512_ps(_mm512_load_si512(p));
+  }
+  JAXPLUGIN_ALWAYS_INLINE static __m512i Broadcast(const uint8_t* bytes) {
+    int dword;
+    __builtin_memcpy(&dword, bytes, 4);
+    return _mm512_set1_epi32(dword);
   }
 };
 
+template <int kBlock, bool kIsPacked>
+JAXPLUGIN_ALWAYS_INLINE int64_t
+TileRows(const EngineVnniIntegers<kBlock, kIsPacked>&, int64_t) {
+  return EngineVnniIntegers<kBlock, kIsPacked>::kTileRowsMax;
+}
+
+template <int kBlock, bool kIsPacked>
+JAXPLUGIN_ALWAYS_INLINE void FinishTile(
+    const EngineVnniIntegers<kBlock, kIsPacked>& engine, uint8_t* tile, int64_t,
+    int64_t count, int64_t) {
+  engine.Transpose(tile, count);
+}
+
 // Requires operands of integers, or of integers and E2M1.
-template <Format kStrip>
-bool VnniIntegerDot(const DotArgs& args, const Parallel& parallel) {
-  return PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32
-             ? BlockedDot<EngineVnniIntegers<32, kStrip>>(args, parallel)
-             : BlockedDot<EngineVnniIntegers<16, kStrip>>(args, parallel);
+template <int kBlock>
+bool VnniIntegerDot(const DotArgs& args, const Sides& sides,
+                    const Parallel& parallel) {
+  return IsPacked(sides.strip->format)
+             ? BlockedDot<EngineVnniIntegers<kBlock, true>>(args, parallel)
+             : BlockedDot<EngineVnniIntegers<kBlock, false>>(args, parallel);
 }
 
 bool VnniIntegerDot(const DotArgs& args, const Sides& sides,
                     const Parallel& parallel) {
-  switch (sides.strip->format) {
-    case Format::kInt8: return VnniIntegerDot<Format::kInt8>(args, parallel);
-    case Format::kInt4: return VnniIntegerDot<Format::kInt4>(args, parallel);
-    default: return VnniIntegerDot<Format::kE2M1>(args, parallel);
-  }
+  return PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32
+             ? VnniIntegerDot<32>(args, sides, parallel)
+             : VnniIntegerDot<16>(args, sides, parallel);
 }
