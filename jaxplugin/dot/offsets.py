@@ -8,24 +8,34 @@ every backend computes, plus a second dot::
 
     dot(sums of x over the blocks, terms)
 
-The second dot has one product where the first has a block. XLA computes it.
+The second dot has one product where the first has a block. XLA computes it, or
+for few rows on a CPU a kernel, which does not write the terms to memory.
+
+add_offsets_p: (result, x, scale, offset) -> f32. Parameters: format, the format
+  of the weight; target, the target of an enclosing `use_target`, or None.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as extend_core
+from jax.interpreters import ad
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import targets
 from jaxplugin.dot import arguments
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
@@ -33,6 +43,8 @@ from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import tangents
+from jaxplugin.operation import primitive
+from jaxplugin.runtime import cpu_library
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
 _F32: Final = np.dtype(np.float32)
@@ -127,13 +139,28 @@ def with_offset(
   ) -> jax.Array:
     call = form.filled(arrays)
     with jax.named_scope(SCOPE):
-      lhs, rhs = operands(call, offset)
-      second = reference.plain_dot(lhs, rhs, call.dimension_numbers, _F32)
-    return epilogue.apply(result + second, call)
+      both = _added(result, call, offset)
+    return epilogue.apply(both, call)
 
   return derivatives.partitioned(function, result)(
     result, offset, *call.flatten()
   )
+
+
+def _added(result: jax.Array, call: calls.DotCall, offset: Offset) -> jax.Array:
+  """Returns the sum of `result` and the second dot."""
+  k = call.lhs.values.ndim - 1
+  if (
+    offset.name == "rhs"
+    and call.dimension_numbers == (((k,), (1,)), ((), ()))
+    and call.rhs.values.ndim == 2
+    and call.implementation in (None, _CPU)
+  ):
+    x = call.lhs.in_usual_order().dequantized()
+    scale = call.rhs.linear_scale()
+    return add_offsets(result, x, scale, offset.array, offset.format)
+  lhs, rhs = operands(call, offset)
+  return result + reference.plain_dot(lhs, rhs, call.dimension_numbers, _F32)
 
 
 def operands(call: Any, offset: Offset) -> tuple[jax.Array, jax.Array]:
@@ -156,3 +183,142 @@ def operands(call: Any, offset: Offset) -> tuple[jax.Array, jax.Array]:
     ),
   }
   return both["lhs"], both["rhs"]
+
+
+# The primitive of the second dot.
+
+add_offsets_p = extend_core.Primitive("add_block_offsets")
+_CPU: Final = "cpu"
+# From here on XLA's dot of two matrices is faster (Zen 5, 2026-11).
+_MOST_ROWS: Final = 8
+
+
+def add_offsets(
+  result: jax.Array,
+  x: jax.Array,
+  scale: jax.Array,
+  offset: jax.Array,
+  format: formats.BlockFormat,
+) -> jax.Array:
+  """Returns f32[..., n]: `result` plus the dot of block sums and terms.
+
+  Args:
+    result: f32[..., n].
+    x: f32, bf16 or f16[..., k].
+    scale, offset: [n, blocks], of a weight.
+    format: the format of the weight.
+  """
+  arrays = (result, x, scale, offset)
+  if any(0 in array.shape for array in arrays):  # only XLA has empty arrays
+    return _by_xla(*arrays, format=format)
+  target = targets.overriding_target()
+  return add_offsets_p.bind(*arrays, format=format, target=target)
+
+
+def _by_xla(
+  result: jax.Array,
+  x: jax.Array,
+  scale: jax.Array,
+  offset: jax.Array,
+  *,
+  format: formats.BlockFormat,
+  target: targets.Target | None = None,
+) -> jax.Array:
+  del target
+  k = x.ndim - 1
+  sums = block_sums(x, k, format.along(x.shape[k]).block_size)
+  numbers = (((k,), (1,)), ((), ()))
+  second = terms(scale, offset, format)
+  return result + reference.plain_dot(sums, second, numbers, _F32)
+
+
+def _by_kernel(
+  result: jax.Array,
+  x: jax.Array,
+  scale: jax.Array,
+  offset: jax.Array,
+  *,
+  format: formats.BlockFormat,
+) -> jax.Array:
+  cpu_library.register()
+  rows = result.reshape(-1, result.shape[-1])
+  call = jax.ffi.ffi_call(
+    "jaxplugin_add_offsets",
+    jax.ShapeDtypeStruct(rows.shape, _F32),
+    input_output_aliases={0: 0},
+  )
+  k = x.shape[-1]
+  return call(
+    rows,
+    x.reshape(-1, k),
+    scale,
+    offset,
+    block_size=np.int64(format.along(k).block_size),
+    code_offset=np.int64(format.code_offset),
+    isa=np.int64(0),
+  ).reshape(result.shape)
+
+
+def _abstract_eval(*avals: Any, **params: Any) -> Any:
+  function = jax.jit(functools.partial(_by_xla, **params))
+  return function.trace(*avals).jaxpr.out_avals[0]
+
+
+def _jvp(
+  primals: Sequence[Any], tangents_in: Sequence[Any], **params: Any
+) -> tuple[Any, Any]:
+  active = [i for i, t in enumerate(tangents_in) if type(t) is not ad.Zero]
+
+  def function(*arrays: jax.Array) -> jax.Array:
+    given = dict(zip(active, arrays, strict=True))
+    return _by_xla(*(given.get(i, x) for i, x in enumerate(primals)), **params)
+
+  _, tangent = jax.jvp(
+    function,
+    tuple(primals[i] for i in active),
+    tuple(tangents_in[i] for i in active),
+  )
+  return add_offsets_p.bind(*primals, **params), tangent
+
+
+def _batch(
+  arrays: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> tuple[jax.Array, int]:
+  first, second, *weight = dims
+  if first is not None and second is not None and weight == [None, None]:
+    result, x = (
+      jnp.moveaxis(array, dim, 0)
+      for array, dim in zip(arrays, (first, second), strict=False)
+    )
+    return add_offsets_p.bind(result, x, *arrays[2:], **params), 0
+  function = functools.partial(_by_xla, **params)
+  return jax.vmap(function, in_axes=tuple(dims))(*arrays), 0
+
+
+def _lower(
+  context: primitive.LoweringContext,
+  *,
+  format: formats.BlockFormat,
+  target: targets.Target | None,
+) -> Callable[..., jax.Array]:
+  del target
+  shapes = [aval.shape for aval in context.avals_in]
+  may_call_kernel = (
+    context.module.kernels_refusal() is None
+    and context.target.platform == _CPU
+    and context.target.cpu_kernels is not None
+    and extents.are_static(itertools.chain(*shapes))
+    and math.prod(shapes[0][:-1]) <= _MOST_ROWS
+  )
+  function = _by_kernel if may_call_kernel else _by_xla
+  return functools.partial(function, format=format)
+
+
+primitive.register(
+  add_offsets_p,
+  who=sides.WHO,
+  abstract_eval=_abstract_eval,
+  batch=_batch,
+  jvp=_jvp,
+  lower=_lower,
+)

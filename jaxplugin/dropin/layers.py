@@ -29,7 +29,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import targets
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import offsets
-from jaxplugin.dot import reference
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import jax_private
@@ -128,13 +127,9 @@ def _with_offset(
 
   def function(result: jax.Array, x: Any, own: Any, bias: Any) -> jax.Array:
     plain = x.dequantize() if isinstance(x, scaled_array.ScaledArray) else x
-    k = x.ndim - 1
     with jax.named_scope(offsets.SCOPE):
-      result += reference.plain_dot(
-        offsets.block_sums(plain, k, own.block_size),
-        offsets.terms(own.scale, own.offset, own.format),
-        (((k,), (1,)), ((), ())),
-        jnp.float32,
+      result = offsets.add_offsets(
+        result, plain, own.scale, own.offset, own.format
       )
     if bias is not None:
       result += bias[layer].astype(jnp.float32)

@@ -179,9 +179,13 @@ def explain(
       reason = _OWN_BACKWARD
     if offsets.SCOPE in operation.layer.split("/"):
       reason = _OFFSETS
+  elif eqn.primitive is offsets.add_offsets_p:
+    reason = _OFFSETS
   else:
     return None
-  lhs, rhs, out = (v.aval for v in (*eqn.invars[:2], eqn.outvars[0]))
+  first = 1 if eqn.primitive is offsets.add_offsets_p else 0  # after result
+  sides = eqn.invars[first : first + 2]
+  lhs, rhs, out = (v.aval for v in (*sides, eqn.outvars[0]))
   dimensions = None
   if eqn.primitive.name == "dot_general":
     (contracting, _), (batch, _) = eqn.params["dimension_numbers"]

@@ -87,6 +87,25 @@ struct GateArgs {
   Format out_format;
 };
 
+// The dtypes of floats, and of zero points (integers).
+enum class OffsetKind { kF32, kBF16, kF16, kUint8, kInt8 };
+
+// out[i, j] = result[i, j] + sum_b term[j, b] * (sum of block b of x[i]), where
+// a term is what each value of a weight's block has beside code * scale:
+// (code_offset - zero point) * scale, or code_offset * scale + minimum.
+struct OffsetArgs {
+  const float* result;  // [m, n]; may be `out`
+  OffsetKind x_kind, scale_kind, offset_kind;
+  const uint8_t* x;       // floats [m, k]
+  const uint8_t* scale;   // floats [n, blocks]
+  const uint8_t* offset;  // [n, blocks]: integers are zero points, floats minima
+  float code_offset;
+  int64_t m, n, k;
+  int64_t block;   // values of a block
+  int64_t blocks;  // ceil(k / block)
+  float* out;      // [m, n]
+};
+
 struct QuantizeArgs {
   const void* x;  // [rows, k]
   Format x_format;
@@ -142,6 +161,8 @@ bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
+bool AddOffsetsBaseline(const OffsetArgs&, const Parallel&);
+bool AddOffsetsAvx2(const OffsetArgs&, const Parallel&);
 bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx512(const QuantizeArgs&, const Parallel&);
@@ -160,6 +181,7 @@ struct Kernels {
   const char* name;
   bool (*dot)(const DotArgs&, const Parallel&);
   bool (*gate)(const GateArgs&, const Parallel&);
+  bool (*add_offsets)(const OffsetArgs&, const Parallel&);
   bool (*quantize)(const QuantizeArgs&, const Parallel&);
   bool (*dequantize)(const DequantizeArgs&, const Parallel&);
   bool (*quantize_operand)(const OperandArgs&, const Parallel&);

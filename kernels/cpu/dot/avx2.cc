@@ -14,6 +14,7 @@ namespace {
 #include "dot/exact.inl"
 #include "dot/epilogue.inl"
 #include "dot/gate.inl"
+#include "dot/offsets.inl"
 #include "simd/sums.inl"
 #include "dot/blocked.inl"
 #include "simd/unpack_avx2.inl"
@@ -56,6 +57,10 @@ bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
 
 bool GateAvx2(const GateArgs& args, const Parallel& parallel) {
   return GateRows(args, parallel);
+}
+
+bool AddOffsetsAvx2(const OffsetArgs& args, const Parallel& parallel) {
+  return AddOffsets(args, parallel);
 }
 
 }  // namespace jaxplugin

@@ -12,6 +12,7 @@ namespace {
 #include "dot/exact.inl"
 #include "dot/epilogue.inl"
 #include "dot/gate.inl"
+#include "dot/offsets.inl"
 #include "simd/sums.inl"
 #include "dot/blocked.inl"
 #include "dot/engine_f32.inl"
@@ -23,6 +24,10 @@ bool DotBaseline(const DotArgs& args, const Parallel& parallel) {
 
 bool GateBaseline(const GateArgs& args, const Parallel& parallel) {
   return GateRows(args, parallel);
+}
+
+bool AddOffsetsBaseline(const OffsetArgs& args, const Parallel& parallel) {
+  return AddOffsets(args, parallel);
 }
 
 }  // namespace jaxplugin

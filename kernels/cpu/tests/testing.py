@@ -46,6 +46,7 @@ _HANDLERS = (
   "jaxplugin_dequantize",
   "jaxplugin_copy",
   "jaxplugin_ragged_dot",
+  "jaxplugin_add_offsets",
 )
 _NONE = np.zeros((0,), np.float32)
 _DOT_OPTIONS = {
@@ -387,6 +388,16 @@ def dequantize(
     _present(values, scale, global_scale),
     jax.ShapeDtypeStruct((values.shape[0], k), dtype),
     {"isa": 0} | _elements(**{"": values}) | options,
+  )
+
+
+def add_offsets(result, x, scale, offset, **options):
+  """Calls jaxplugin_add_offsets."""
+  return _handle(
+    "jaxplugin_add_offsets",
+    [result, x, scale, offset],
+    jax.ShapeDtypeStruct(result.shape, np.float32),
+    {"code_offset": 8, "isa": 0} | options,
   )
 
 
