@@ -20,6 +20,11 @@ KINDS: Final = (
   worker.Kind(name="ends", value_bits=4),
   worker.Kind(name="wide", value_bits=8),
 )
+# In a timed call, this kind ends the process.
+ENDS_LATER: Final = worker.Kind(name="ends later", value_bits=4)
+# More than the untimed calls and the first timed calls, two of which are made
+# for a sample.
+_CALLS_BEFORE_END: Final = 8
 _SLOW_SECONDS: Final = 0.02
 
 
@@ -38,8 +43,14 @@ class FakeLibrary:
     weights = (values * scale).reshape(case.rhs.shape)
     factor = 2 if kind == "wrong" else 1 + 2**-8
 
+    calls = 0
+
     def run(i: int) -> None:
-      if form == "slow":
+      nonlocal calls
+      calls += 1
+      if kind == "ends later" and calls > _CALLS_BEFORE_END:
+        os._exit(1)
+      if form == "slow" or kind == "ends later":
         time.sleep(_SLOW_SECONDS)
 
     def result() -> np.ndarray:

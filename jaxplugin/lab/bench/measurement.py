@@ -229,7 +229,7 @@ class RowMeasurement:
       known = self._fastest_forms[key]
       forms = tuple(form for form in forms if form.form == known)
     fastest = self._fastest([self._prepare(row, form) for form in forms])
-    if peer.of_floats and fastest.timed is not None:
+    if peer.of_floats and fastest.result.status == "ok":
       self._fastest_forms[key] = fastest.result.form
     return fastest
 
@@ -242,14 +242,15 @@ class RowMeasurement:
       if entry.result.status == "wrong":
         return entry
     timed = {
-      entry.result.form: entry.timed.sample
+      entry.result.form: _sampler(entry, entry.timed)
       for entry in forms
       if entry.timed is not None
     }
-    first = {name: sample(0) for name, sample in timed.items()}
+    called = {name: sample(0) for name, sample in timed.items()}
+    first = {name: t for name, t in called.items() if t is not None}
     timed = {
-      name: sample
-      for name, sample in timed.items()
+      name: timed[name]
+      for name in first
       if first[name] < _HOPELESS * min(first.values())
     }
     if len(timed) == 1:
@@ -259,6 +260,8 @@ class RowMeasurement:
     )
 
     def milliseconds(entry: _Measured) -> float:
+      if entry.result.status != "ok":
+        return np.inf
       taken = [s for s in samples.get(entry.result.form, ()) if s is not None]
       return float(np.median(taken)) if taken else np.inf
 
@@ -301,11 +304,8 @@ class RowMeasurement:
     except verification.WrongResultError as error:
       status: results.Status = "wrong"
       reason = str(error)
-    # A peer may raise any error, and the report prints the error. If a variant
-    # of ours raises, the run fails.
     except Exception as error:
-      status = "failed" if variant.role == "ours" else "unavailable"
-      reason = f"{type(error).__name__}: {error}"
+      status, reason = _problem(variant, error)
     else:
       return timed, max((e for e in errors if e is not None), default=None)
     entry.result = dataclasses.replace(
@@ -384,18 +384,13 @@ class RowMeasurement:
     running = {n: e for n, e in running.items() if e.once is None}
     self._progress(f"timing {', '.join(running)}")
 
-    def sample(entry: _Measured) -> Callable[[int], float]:
-      def call(i: int) -> float:
-        assert entry.timed is not None
-        milliseconds = entry.timed.sample(i)
-        entry.launches.append(entry.timed.launch_seconds / entry.timed.seconds)
-        return milliseconds
-
-      return call
-
     is_experts = row.kind == "experts"
     found = timing.in_turns(
-      {name: sample(entry) for name, entry in running.items()},
+      {
+        name: _sampler(entry, entry.timed)
+        for name, entry in running.items()
+        if entry.timed is not None
+      },
       rounds=self.options.rounds,
       seconds=self.options.seconds,
       min_rounds=_EXPERTS_ROUNDS if is_experts else timing.MIN_ROUNDS,
@@ -412,18 +407,22 @@ class RowMeasurement:
     timed = {}
     for name, entry in running.items():
       assert entry.variant is not None
+      if entry.result.status != "ok":  # it failed in the first mode
+        continue
       if not entry.variant.on_host and entry.variant.role != "ceiling":
         one, _ = self._ready(row, entry, other)
         if one is not None:
           timed[name] = one
     samples = timing.in_turns(
-      {name: one.sample for name, one in timed.items()},
+      {name: _sampler(running[name], one) for name, one in timed.items()},
       rounds=self.options.rounds,
       seconds=self.options.seconds * _OTHER_MODE_PART,
     )
     for name in timed:
       taken = [s for s in samples[name] if s is not None]
       entry = running[name]
+      if entry.result.status != "ok":
+        continue
       entry.result = dataclasses.replace(
         entry.result, other_time=timing.stats(taken)
       )
@@ -461,6 +460,46 @@ class RowMeasurement:
       ),
     )
     return results.with_fraction(result, self.ceilings)
+
+
+def _sampler(
+  entry: _Measured, timed: execution.Timed
+) -> Callable[[int], float | None]:
+  """Returns a function that returns the milliseconds of a step.
+
+  If a call raises an error, `entry.result` gets the reason, and later calls
+  return None.
+  """
+
+  def sample(round: int) -> float | None:
+    if entry.result.status != "ok":
+      return None
+    try:
+      milliseconds = timed.sample(round)
+    except Exception as error:
+      assert entry.variant is not None
+      status, reason = _problem(entry.variant, error)
+      entry.result = dataclasses.replace(
+        entry.result, status=status, reason=reason
+      )
+      return None
+    if timed is entry.timed:
+      entry.launches.append(timed.launch_seconds / timed.seconds)
+    return milliseconds
+
+  return sample
+
+
+def _problem(
+  variant: variants.Variant, error: Exception
+) -> tuple[results.Status, str]:
+  """Returns the status and reason of a variant that raised an error.
+
+  A peer may raise any error, and the report prints the error. If a variant of
+  ours raises, the run fails.
+  """
+  status: results.Status = "failed" if variant.role == "ours" else "unavailable"
+  return status, f"{type(error).__name__}: {error}"
 
 
 def _result_of(variant: variants.Variant) -> results.VariantResult:

@@ -11,6 +11,7 @@ import pytest
 from absl.testing import absltest
 
 from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import variants
@@ -102,6 +103,29 @@ class FormsTest(absltest.TestCase):
       ):
         self.assertEqual(result.variants[0].form, "fast")
       self.assertLen(checks, times)
+
+  def test_form_that_fails_in_a_timed_call_is_not_chosen(self):
+    calls = []
+
+    def function(x):
+      calls.append(x)
+      if len(calls) > 5:  # the check, the warm-up, the first sample
+        raise RuntimeError("made up")
+      time.sleep(0.003)  # more than the time of untimed calls
+      return x
+
+    def result_of(*forms):
+      calls.clear()
+      with absltest.mock.patch.object(execution, "WARM_UP_SECONDS", 0.0):
+        return self.measured(*forms)
+
+    failing = dataclasses.replace(form("failing"), function=function)
+    result = result_of(failing, form("slower", seconds=0.004))
+    self.assertEqual((result.form, result.status), ("slower", "ok"))
+    result = result_of(failing)
+    self.assertEqual(result.status, "unavailable")
+    self.assertEqual(result.reason, "RuntimeError: made up")
+    self.assertIsNone(result.time)
 
   @pytest.mark.lab
   def test_form_that_is_slow_at_first_is_not_tried_again(self):

@@ -43,7 +43,7 @@ def significant(x: float) -> float:
 
 
 def in_turns(
-  calls: Mapping[str, Callable[[int], float]],
+  calls: Mapping[str, Callable[[int], float | None]],
   *,
   rounds: int,
   seconds: float,
@@ -55,7 +55,8 @@ def in_turns(
   The order of calls differs between rounds, but not between runs. Side effects
   of a call (on caches, clocks and sleeping threads) therefore affect all other
   calls. After `min_rounds`, a call that has used its share of `seconds` does
-  not run again; the results of its later rounds are None.
+  not run again; the results of its later rounds are None. A call that failed
+  returns None.
 
   Args:
     calls: functions that are passed the round's number.

@@ -43,6 +43,18 @@ def options(mode, peers):
   )
 
 
+@contextlib.contextmanager
+def fake_libraries():
+  with contextlib.ExitStack() as patches:
+    for target, name, value in (
+      (processes, "_MODULES", {"fake": fake_library}),
+      (processes, "NAMES", ("fake",)),
+      (execution, "WARM_UP_SECONDS", 0.0),
+    ):
+      patches.enter_context(absltest.mock.patch.object(target, name, value))
+    yield
+
+
 def variants(row):
   return {v.name: v for v in row.variants}
 
@@ -54,12 +66,7 @@ class LibrariesTest(parameterized.TestCase):
     super().setUpClass()
     patches = contextlib.ExitStack()
     cls.addClassCleanup(patches.close)
-    for target, name, value in (
-      (processes, "_MODULES", {"fake": fake_library}),
-      (processes, "NAMES", ("fake",)),
-      (execution, "WARM_UP_SECONDS", 0.0),
-    ):
-      patches.enter_context(absltest.mock.patch.object(target, name, value))
+    patches.enter_context(fake_libraries())
     cls.started = []
     start = processes.Process
 
@@ -158,6 +165,28 @@ class LibrariesTest(parameterized.TestCase):
 
 
 class RowsTest(absltest.TestCase):
+  def test_row_is_timed_if_a_library_ends_in_a_timed_call(self):
+    self.enter_context(fake_libraries())
+    kinds = *fake_library.KINDS[:1], fake_library.ENDS_LATER
+    self.enter_context(absltest.mock.patch.object(fake_library, "KINDS", kinds))
+    measuring = measurement.RowMeasurement(
+      devices.find("cpu"), bench_results.CEILINGS, options("call", ("fake",))
+    )
+    self.addCleanup(measuring.close)
+    (row,), (pair,) = (
+      workloads.parse_rows(SHAPE),
+      workloads.parse_pairs("bf16xmxfp4"),
+    )
+    measured = measuring.measure(row, pair)
+    found = variants(measured)
+    ended = found.pop("fake ends later")
+    self.assertEqual((ended.status, ended.time), ("unavailable", None))
+    self.assertIn("its process ended: ", ended.reason)
+    self.assertNotEmpty(measured.ratios)
+    for name, variant in found.items():
+      self.assertEqual(variant.status, "ok", name)
+      self.assertIsNotNone(variant.time, name)
+
   def test_rows_without_libraries_have_no_relative_errors(self):
     measuring = measurement.RowMeasurement(
       devices.find("cpu"), bench_results.CEILINGS, options("call", ())
