@@ -109,7 +109,7 @@ class FormsTest(absltest.TestCase):
 
     def function(x):
       calls.append(x)
-      if len(calls) > 5:  # the check, the warm-up, the first sample
+      if len(calls) > 7:  # the check, the warm-up, two samples
         raise RuntimeError("made up")
       time.sleep(0.003)  # more than the time of untimed calls
       return x
