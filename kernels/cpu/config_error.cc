@@ -130,15 +130,9 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       }
       break;
     case Engine::kFewRowsAvx512:
-      if (!IsBF16(sides.panel) && !IsPacked(sides.strip.format)) {
-        return {who + " multiplies f32 and f16 with e2m1 and int4 alone", pair};
-      }
-      if (!IsPlain(sides.strip.format) &&
-          (!IsStreamedByAvx512(sides.strip) ||
-           !(IsBF16(sides.panel) || IsPlain(sides.panel.format)))) {
+      if (!IsPlain(sides.strip.format) && !IsStreamedByAvx512(sides.strip)) {
         return {who + " needs weights without e5m2 scales, and blocks of 16,"
-                      " 32, 64, 128, 256, multiples of 512 or a row; and rows"
-                      " that bf16 represents, or floats",
+                      " 32, 64, 128, 256, multiples of 512 or a row",
                 pair};
       }
       [[fallthrough]];

@@ -77,12 +77,10 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   bool is_few = engine == Engine::kFewRowsAvx512;
   if (is_few && !panel_is_bf16) {
     // The rule does not see the numbers, and may have assumed that bf16
-    // represents all of them. In float32, this engine supports only weights of
-    // 4 bits.
-    is_few = IsPlain(sides.panel->format) && IsPacked(sides.strip->format) &&
-             (args.config.engine == engine ||
-              sides.panel_rows <=
-                  StreamedRowsAvx512(SidesOf(ShapeOf(args)), false));
+    // represents all of them.
+    is_few = args.config.engine == engine ||
+             sides.panel_rows <=
+                 StreamedRowsAvx512(SidesOf(ShapeOf(args)), false);
   }
   if (is_few) {
     const Factors factors = panel_is_bf16 ? Factors::kBF16 : Factors::kF32;

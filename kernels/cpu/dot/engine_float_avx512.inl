@@ -16,9 +16,13 @@ inline int FloatPosition(Order order, int v) {
   return (word / 32 * 2 + word % 2) * 16 + word % 32 / 2;
 }
 
+// 24 KiB of strip rows in L1, next to 6 KiB of a tile and as much of the next.
+constexpr int kFloatStripRows = 16;
+
 // Converts units [u0, u1) of a row to float32 and multiplies them by their
 // scales, in the native order of the format. Values behind k are 0. Prefetches
-// the codes `ahead` bytes further, which may be outside of the array.
+// the codes `ahead` bytes further, and the same scales of the next strip. Both
+// may be outside of the array.
 inline void UnpackFloats(const Unpacker& unpacker, int64_t row, int64_t u0,
                          int64_t u1, int64_t ahead, float* out) {
   const Operand& x = unpacker.x;
@@ -35,6 +39,9 @@ inline void UnpackFloats(const Unpacker& unpacker, int64_t row, int64_t u0,
     for (int64_t i = count; i < (u1 - u0) * kUnit; ++i) out[i] = 0;
     return;
   }
+  _mm_prefetch(reinterpret_cast<const char*>(ScaleAt(
+                   x, row + kFloatStripRows, u0 * kUnit / x.block)),
+               _MM_HINT_T1);
   const Tables tables = TablesOf(x.format).Load();
   const __m512 unit = _mm512_set1_ps(PowerOf(-x.fraction_bits));
   const auto store = [&out](__m512i value, __m512 by) {
@@ -47,9 +54,11 @@ inline void UnpackFloats(const Unpacker& unpacker, int64_t row, int64_t u0,
     store(_mm512_slli_epi32(pairs, 16), by);
     store(_mm512_and_si512(pairs, high), by);
   };
-  // The units whose scales are loaded together: 16 scales, or 512 values.
+  // The units whose scales are loaded together: 16 scales, or 512 values. They
+  // begin at u0 if a block does.
   const int64_t step = Min(x.block / 8, 4);
-  for (int64_t s = u0 / step * step; s < u1; s += step) {
+  const int64_t first_unit = kUnit % x.block == 0 ? u0 : u0 / step * step;
+  for (int64_t s = first_unit; s < u1; s += step) {
     const int64_t c = s * kUnit / x.block;
     const __m512 scales = _mm512_mul_ps(
         LoadScales(x.scale_kind, ScaleAt(x, row, c), x.scale_cols - c), unit);
@@ -114,8 +123,7 @@ JAXPLUGIN_ALWAYS_INLINE __m512 SumSixteen(const __m512* v) {
 
 struct EngineFloat {
   static constexpr int kTileRowsMax = 4;
-  // 24 KiB of L1, next to 6 KiB of a tile and as much of the next one.
-  static constexpr int kStripRows = 16;
+  static constexpr int kStripRows = kFloatStripRows;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   // Roundings: 24 in a sum, which is a chunk, 4 in the sum of the lanes, 1 in
   // the total, and 1 in the product with each scale that is wide.

@@ -7,11 +7,10 @@
 // with their scales. One multiply-add per 64 bytes of codes multiplies the sums
 // by the scales of the weights.
 //
-// Rows that bf16 cannot represent (f32, f16) are multiplied with codes of 4 bits
-// in float32. For 64 bytes of codes that takes eight instructions and four
-// multiplications more. Splitting an f32 into three bf16 would take eight
-// multiplications more. AVX2 multiplies such rows with FP8, because the same in
-// AVX-512 takes 1.12 times as long.
+// Rows that bf16 cannot represent (f32, f16, values with wide scales) are
+// multiplied in float32. For 64 bytes of codes of 4 bits that takes eight
+// instructions and four multiplications more, and for codes of 8 bits half of
+// that. Splitting an f32 into three bf16 would take eight multiplications more.
 
 // Rows of a pass. Their sums are in registers and their values in L1. Passes of
 // 6 and 8 rows of 4096 values take 1.1 to 1.5 times as long as passes of 4.
@@ -40,16 +39,14 @@ template <Format kFormat, Factors kFactors>
 struct FewRowsCodes {
   static constexpr bool kIsFloats = kFactors == Factors::kF32;
   static constexpr int kBits = FactsOf(kFormat).stored_bits;
-  static_assert(kBits == 4 || !kIsFloats);
   static constexpr int kFactorBytes = kIsFloats ? 4 : 2;
   static constexpr int kParts = 8 * kFactorBytes / kBits;
-  static constexpr int kValues = 512 / kBits;
+  static constexpr int kPairs = kIsFloats ? kParts / 2 : kParts;  // of bf16
 
   __m512i part[kParts];
 
   FewRowsCodes() = default;
   JAXPLUGIN_ALWAYS_INLINE FewRowsCodes(__m512i codes, const Tables& tables) {
-    constexpr int kPairs = kIsFloats ? kParts / 2 : kParts;  // bf16 vectors
     __m512i pairs[kPairs];
     if constexpr (kBits == 4) {
       const Unit unit = Unpack4(codes, tables.high0);
@@ -161,17 +158,20 @@ struct FewRowsScales<Scales::kE4M3> {
 
 // sum[w][r] = the dots over one step of k, for kWeights weight rows and kRows
 // rows. A step has kVectors vectors of codes per weight row. If !kIsWhole, it
-// has only the last `left` bytes. Prefetches the same number of bytes
-// kFewRowsAhead further.
+// has only the last `left` bytes. Prefetches the same number of bytes `ahead`
+// further.
 //
 // Roundings: 3 in a block's products (7 for E2M1; the first product is exact),
-// and one for each of at most 8 vectors (4 for E2M1). In float32 there are 5
-// roundings in a block's products: each of two chains has four products, the
-// first of which rounds too, and the chains are added.
+// and one for each of at most 8 vectors (4 for E2M1). In float32 there are 3
+// roundings in a block's products (5 for E2M1): each of two chains has two or
+// four products, the first of which rounds too, and the chains are added. The
+// product of a row's value and its wide scale is rounded, too. So 8 vectors are
+// added in two halves, with 5 roundings.
 template <Format kFormat, Factors kFactors, int kVectors, int kRows, int kWeights,
           bool kIsWhole, typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
-                                         int64_t row_bytes, int64_t left,
+                                         int64_t row_bytes, int64_t ahead,
+                                         int64_t left,
                                          const Spread& scales,
                                          const typename Spread::Some* some,
                                          const Tables& tables, const uint8_t* x,
@@ -180,6 +180,11 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
   using Codes = FewRowsCodes<kFormat, kFactors>;
   constexpr int kParts = Codes::kParts;
   constexpr int kChains = Codes::kIsFloats ? 2 : 1;
+  constexpr int kHalf = Codes::kIsFloats && kVectors == 8 ? 4 : kVectors;
+  __m512 last[kWeights][kRows];  // the sums of the second half
+  for (int w = 0; w < kWeights; ++w) {
+    for (int r = 0; r < kRows; ++r) last[w][r] = _mm512_setzero_ps();
+  }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     if (!kIsWhole && v * 64 >= left) break;
@@ -188,8 +193,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
 #pragma GCC unroll 2
     for (int w = 0; w < kWeights; ++w) {
       const uint8_t* at = values + w * row_bytes + v * 64;
-      _mm_prefetch(reinterpret_cast<const char*>(at + kFewRowsAhead),
-                   _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T1);
       __m512i bytes = kIsWhole ? _mm512_loadu_si512(at)
                                : LoadBytes(at, left - v * 64);
       KeepInRegister(&bytes);
@@ -214,74 +218,113 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
       for (int w = 0; w < kWeights; ++w) {
         __m512 block = chain[w][0];
         if constexpr (kChains == 2) block = _mm512_add_ps(block, chain[w][1]);
-        sum[w][r] = v == 0 ? _mm512_mul_ps(block, spread[w])
-                           : _mm512_fmadd_ps(block, spread[w], sum[w][r]);
+        __m512& to = v < kHalf ? sum[w][r] : last[w][r];
+        to = v % kHalf == 0 ? _mm512_mul_ps(block, spread[w])
+                            : _mm512_fmadd_ps(block, spread[w], to);
+      }
+    }
+  }
+  if constexpr (kHalf < kVectors) {
+    for (int w = 0; w < kWeights; ++w) {
+      for (int r = 0; r < kRows; ++r) {
+        sum[w][r] = _mm512_add_ps(sum[w][r], last[w][r]);
       }
     }
   }
 }
 
 // Floats are multiplied by 2^kFloatShift, and their sums are divided by it. So
-// all floats from 2^-87 to 2^38 are supported. Their products with E2M1's
-// smallest value and the smallest safe scale are multiples of 2^-149, float32's
-// smallest number. The largest products are below 2^110.
+// all floats from 2^-87 to 2^38 are supported with codes of 4 bits, and up to
+// 2^25 with codes of 8 bits. Their products with E5M2's smallest value and the
+// smallest safe scale are multiples of 2^-149, float32's smallest number. The
+// largest products are below 2^110.
 constexpr int kFloatShift = 23;
 
-// Stores a row of floats. The factor of value i of a vector of codes goes to
-// lane i / kParts of part i % kParts. Returns false if a float is out of range
-// and not 0, NaN or Inf.
-bool PackFloats(const Operand& x, int64_t row, int64_t padded, float* out) {
-  using Codes = FewRowsCodes<Format::kE2M1, Factors::kF32>;
-  constexpr uint32_t kLeast = (127 - 87) << 23, kTooLarge = (127 + 38) << 23;
-  constexpr float kFactor = 1 << kFloatShift;
-  uint32_t outside = 0;
-  for (int64_t k0 = 0; k0 < padded; k0 += Codes::kValues) {
-    float natural[Codes::kValues] = {};
-    const int64_t count = Max(Min(Codes::kValues, x.k - k0), 0);
-    DecodeValues(x, RowValues(x, row), k0, count, natural);
-    for (int i = 0; i < Codes::kValues; ++i) {
-      const uint32_t magnitude = AsBits(natural[i]) & kMagnitude;
-      outside |= (magnitude - 1 < kLeast - 1) |
-                 ((magnitude >= kTooLarge) & (magnitude < kInfinity));
-    }
-    for (int p = 0; p < Codes::kParts; ++p) {
-      for (int i = 0; i < 16; ++i) {
-        out[k0 + p * 16 + i] = natural[i * Codes::kParts + p] * kFactor;
-      }
+// Stores rows of floats, or of values times their scales, in the order in which
+// codes are decoded.
+struct FloatRows {
+  uint8_t position[kUnit];  // of each value of a unit
+  uint32_t too_large;
+
+  explicit FloatRows(Format weights)
+      : too_large((127u + (IsPacked(weights) ? 38 : 25)) << 23) {
+    const int pairs = IsPacked(weights) ? 4 : 2;  // bf16 vectors of a vector
+    for (int v = 0; v < kUnit; ++v) {
+      const int word = WordOf(NativeOrder(weights), v);
+      const int part = word % 2 * pairs + word / 32 % pairs;
+      const int vector = word / 32 / pairs;
+      position[v] = static_cast<uint8_t>((vector * 2 * pairs + part) * 16 +
+                                         word % 32 / 2);
     }
   }
-  return outside == 0;
-}
 
-// The lanes of out[j][r] sum to the dot of weight row w + j and row r of x, for
-// j < kWeights. In addition to the roundings of a step there are 4 in the sum
-// of the lanes and 1 in the total: at most 16 (see sums.inl).
+  // Returns false if a float is out of range and not 0, NaN or Inf.
+  bool Pack(const Operand& x, int64_t row, int64_t padded, float* out) const {
+    constexpr uint32_t kLeast = (127 - 87) << 23;
+    constexpr float kFactor = 1 << kFloatShift;
+    uint32_t outside = 0;
+    for (int64_t k0 = 0; k0 < padded; k0 += kUnit) {
+      float natural[kUnit] = {};
+      const int64_t count = Max(Min(kUnit, x.k - k0), 0);
+      DecodeValues(x, RowValues(x, row), k0, count, natural);
+      ApplyScale(x, row, k0, count, natural);
+      for (int i = 0; i < kUnit; ++i) {
+        const uint32_t magnitude = AsBits(natural[i]) & kMagnitude;
+        outside |= (magnitude - 1 < kLeast - 1) |
+                   ((magnitude >= too_large) & (magnitude < kInfinity));
+        natural[i] *= kFactor;
+      }
+      for (int i = 0; i < kUnit; ++i) out[k0 + position[i]] = natural[i];
+    }
+    return outside == 0;
+  }
+};
+
+// Distances in bytes from which codes and scales are prefetched.
+struct FewRowsDistance {
+  int64_t codes, scales;
+};
+
+// The sums of a weight row and each of kRows rows.
+template <int kRows>
+struct FewRowsTotals {
+  __m512 total[kRows], rest[kRows];
+
+  JAXPLUGIN_ALWAYS_INLINE void Clear() {
+    for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
+  }
+};
+
+// Adds the dots of weight row w + j and each row of x over values [k0, k1) to
+// the lanes of sums[j], for j < kWeights. k0 is a multiple of a step. In
+// addition to the roundings of a step there are 4 in the sum of the lanes and 1
+// in the total: at most 16 (see sums.inl).
 template <Format kFormat, Factors kFactors, int kBlock, int kRows, int kWeights,
           typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
+                                         int64_t k0, int64_t k1,
                                          const Tables& tables,
                                          const Spread& scales, const uint8_t* x,
                                          int64_t x_row_bytes,
-                                         __m512 (*out)[kRows]) {
+                                         FewRowsDistance ahead,
+                                         FewRowsTotals<kRows>* sums) {
   constexpr int64_t kStep = Spread::kCount * kBlock;  // values
   constexpr int64_t kStepBytes = BytesOf(kFormat, kStep);
   constexpr int kVectors = kStepBytes / 64;
   constexpr int kFactorBytes = FewRowsCodes<kFormat, kFactors>::kFactorBytes;
   const Operand& operand = weights.x;
-  const uint8_t* values = RowValues(operand, w);
+  const uint8_t* values = RowValues(operand, w) + BytesOf(kFormat, k0);
+  x += k0 * kFactorBytes;
   typename Spread::Some some[kWeights];
-  __m512 total[kWeights][kRows], rest[kWeights][kRows], sum[kWeights][kRows];
-  for (int i = 0; i < kWeights; ++i) {
-    for (int r = 0; r < kRows; ++r) {
-      total[i][r] = rest[i][r] = _mm512_setzero_ps();
-    }
-  }
-  const auto load_scales = [&](int64_t k0) {
+  FewRowsTotals<kRows> totals[kWeights];
+  __m512 sum[kWeights][kRows];
+  for (int i = 0; i < kWeights; ++i) totals[i] = sums[i];
+  const auto load_scales = [&] {
     const int64_t column =
         operand.block > kBlock ? k0 / operand.block : k0 / kBlock;
     for (int i = 0; i < kWeights; ++i) {
       const uint8_t* scale = ScaleAt(operand, w + i, column);
-      _mm_prefetch(reinterpret_cast<const char*>(scale + kScalesAhead),
+      _mm_prefetch(reinterpret_cast<const char*>(scale + ahead.scales),
                    _MM_HINT_T1);
       some[i] = scales.Load(scale, operand.scale_cols - column);
     }
@@ -289,31 +332,28 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
   const auto add_sums = [&] {
     for (int i = 0; i < kWeights; ++i) {
       for (int r = 0; r < kRows; ++r) {
-        AddExactly(sum[i][r], &total[i][r], &rest[i][r]);
+        AddExactly(sum[i][r], &totals[i].total[r], &totals[i].rest[r]);
       }
     }
   };
-  int64_t k0 = 0;
-  for (; k0 + kStep <= operand.k; k0 += kStep) {
-    load_scales(k0);
+  for (; k0 + kStep <= k1; k0 += kStep) {
+    load_scales();
     FewRowsStep<kFormat, kFactors, kVectors, kRows, kWeights, true>(
-        values, operand.row_bytes, 0, scales, some, tables, x, x_row_bytes, sum);
+        values, operand.row_bytes, ahead.codes, 0, scales, some, tables, x,
+        x_row_bytes, sum);
     add_sums();
     values += kStepBytes;
     x += kStep * kFactorBytes;
   }
-  if (k0 < operand.k) {
-    load_scales(k0);
+  if (k0 < k1) {
+    load_scales();
     FewRowsStep<kFormat, kFactors, kVectors, kRows, kWeights, false>(
-        values, operand.row_bytes, operand.row_bytes - BytesOf(kFormat, k0),
-        scales, some, tables, x, x_row_bytes, sum);
+        values, operand.row_bytes, ahead.codes,
+        operand.row_bytes - BytesOf(kFormat, k0), scales, some, tables, x,
+        x_row_bytes, sum);
     add_sums();
   }
-  for (int i = 0; i < kWeights; ++i) {
-    for (int r = 0; r < kRows; ++r) {
-      out[i][r] = TotalOf(total[i][r], rest[i][r]);
-    }
-  }
+  for (int i = 0; i < kWeights; ++i) sums[i] = totals[i];
 }
 
 // Adds the 16 lanes of each vector, in the order of _mm512_reduce_add_ps. The
@@ -344,53 +384,121 @@ JAXPLUGIN_ALWAYS_INLINE __m512 AddLanes(__m512 a, __m512 b, __m512 c,
 
 // The size of L1. The rows of a pass should fit.
 constexpr int64_t kFirstCacheBytes = int64_t{32} << 10;
+// If they do not fit, this many of their values are multiplied with this many
+// weight rows of 8 bits before the next values. With weights of 4 bits, 3 rows
+// would take 1.07 times as long.
+constexpr int64_t kSharedValues = 1024;
+constexpr int64_t kSharedWeights = 8;
+
+// Returns the number by which the lanes of sums are multiplied.
+template <Factors kFactors>
+JAXPLUGIN_ALWAYS_INLINE float FewRowsUnit(const Operand& weights) {
+  return PowerOf(-weights.fraction_bits -
+                 (kFactors == Factors::kF32 ? kFloatShift : 0));
+}
+
+// Stores the sums of up to four weight rows: c[r * ldc + j].
+template <int kRows>
+JAXPLUGIN_ALWAYS_INLINE void StoreSums(const __m512 (*sums)[kRows],
+                                       int64_t count, float unit, float* c,
+                                       int64_t ldc) {
+  if (count >= 4) {
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 four = _mm512_mul_ps(
+          AddLanes(sums[0][r], sums[1][r], sums[2][r], sums[3][r]),
+          _mm512_set1_ps(unit));
+      __builtin_memcpy(c + r * ldc, &four, 16);
+    }
+    return;
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    for (int r = 0; r < kRows; ++r) {
+      c[r * ldc + j] = _mm512_reduce_add_ps(sums[j][r]) * unit;
+    }
+  }
+}
+
+// As FewRowsStrip, for rows that do not fit in L1. Two weight rows share each
+// load of a row's values. 3 and 4 rows of bf16 against MXFP8 at 4096 x 8192 are
+// 1.45x faster than without pieces of k (one Zen 5 core, 2026-11).
+template <Format kFormat, Factors kFactors, int kBlock, Scales kScales,
+          int kRows>
+__attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
+                                             int64_t w0, int64_t count,
+                                             const uint8_t* x,
+                                             int64_t x_row_bytes, float* c,
+                                             int64_t ldc) {
+  const Operand& operand = weights.x;
+  const Tables tables = weights.table_bytes.Load();
+  const FewRowsScales<kScales> scales(weights);
+  const int64_t piece = IsPacked(kFormat) ? operand.k : kSharedValues;
+  const FewRowsDistance ahead =
+      IsPacked(kFormat)
+          ? FewRowsDistance{kFewRowsAhead, kScalesAhead}
+          : FewRowsDistance{kSharedWeights * operand.row_bytes,
+                            kSharedWeights * operand.scale_cols *
+                                ScaleSize(operand.scale_kind)};
+  for (int64_t w = 0; w < count; w += kSharedWeights) {
+    const int64_t group = Min(kSharedWeights, count - w);
+    FewRowsTotals<kRows> totals[kSharedWeights];
+    for (int64_t j = 0; j < group; ++j) totals[j].Clear();
+    for (int64_t k0 = 0; k0 < operand.k; k0 += piece) {
+      const int64_t k1 = Min(k0 + piece, operand.k);
+      int64_t j = 0;
+      for (; j + 2 <= group; j += 2) {
+        FewRowsSums<kFormat, kFactors, kBlock, kRows, 2>(
+            weights, w0 + w + j, k0, k1, tables, scales, x, x_row_bytes, ahead,
+            totals + j);
+      }
+      if (j < group) {
+        FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
+            weights, w0 + w + j, k0, k1, tables, scales, x, x_row_bytes, ahead,
+            totals + j);
+      }
+    }
+    __m512 sums[kSharedWeights][kRows];
+    for (int64_t j = 0; j < group; ++j) {
+      for (int r = 0; r < kRows; ++r) {
+        sums[j][r] = TotalOf(totals[j].total[r], totals[j].rest[r]);
+      }
+    }
+    for (int64_t j = 0; j < group; j += 4) {
+      StoreSums<kRows>(sums + j, group - j, FewRowsUnit<kFactors>(operand),
+                       c + w + j, ldc);
+    }
+  }
+}
 
 // Computes the dots of weight rows [w0, w0 + count) and kRows rows. A thread
-// mostly reads one weight row at a time: two at a time take up to 1.25 times as
-// long, and four 1.9 times. But if the rows are read from L2, two weight rows
-// share each load. 4 rows are then 1.6x faster for f32 and MXFP4 at 4096 x
-// 4096, and 1.14x for bf16 and MXFP4 and 1.05x for MXFP8 at 8192 x 8192 (two
-// Zen 4 cores, 2026-11).
+// reads one weight row at a time: two at a time take up to 1.25 times as long,
+// and four 1.9 times. FewRowsShared multiplies rows that do not fit in L1.
 template <Format kFormat, Factors kFactors, int kBlock, Scales kScales,
           int kRows>
 void FewRowsStrip(const Unpacker& weights, int64_t w0, int64_t count,
                   const uint8_t* x, int64_t x_row_bytes, float* c,
                   int64_t ldc) {
+  if (kRows > 2 && kRows * x_row_bytes > kFirstCacheBytes) {
+    return FewRowsShared<kFormat, kFactors, kBlock, kScales, kRows>(
+        weights, w0, count, x, x_row_bytes, c, ldc);
+  }
   // Loaded before the loops: the compiler would load the tables again in the
   // loops, because stores of results might overwrite them.
   const Tables tables = weights.table_bytes.Load();
   const FewRowsScales<kScales> scales(weights);
-  const float unit =
-      PowerOf(-weights.x.fraction_bits -
-              (kFactors == Factors::kF32 ? kFloatShift : 0));
-  const bool is_shared = kRows > 2 && kRows * x_row_bytes > kFirstCacheBytes;
   __m512 sums[4][kRows];
-  int64_t w = 0;
-  for (; w + 4 <= count; w += 4) {
-    for (int i = 0; i < 4; i += 2) {
-      if (is_shared) {
-        FewRowsSums<kFormat, kFactors, kBlock, kRows, 2>(
-            weights, w0 + w + i, tables, scales, x, x_row_bytes, sums + i);
-        continue;
+  for (int64_t w = 0; w < count; w += 4) {
+    const int64_t group = Min(4, count - w);
+    for (int64_t j = 0; j < group; ++j) {
+      FewRowsTotals<kRows> totals;
+      totals.Clear();
+      FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
+          weights, w0 + w + j, 0, weights.x.k, tables, scales, x, x_row_bytes,
+          {kFewRowsAhead, kScalesAhead}, &totals);
+      for (int r = 0; r < kRows; ++r) {
+        sums[j][r] = TotalOf(totals.total[r], totals.rest[r]);
       }
-      for (int j = i; j < i + 2; ++j) {
-        FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
-            weights, w0 + w + j, tables, scales, x, x_row_bytes, sums + j);
-      }
     }
-    for (int r = 0; r < kRows; ++r) {
-      const __m512 four = _mm512_mul_ps(
-          AddLanes(sums[0][r], sums[1][r], sums[2][r], sums[3][r]),
-          _mm512_set1_ps(unit));
-      __builtin_memcpy(c + r * ldc + w, &four, 16);
-    }
-  }
-  for (; w < count; ++w) {
-    FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
-        weights, w0 + w, tables, scales, x, x_row_bytes, sums);
-    for (int r = 0; r < kRows; ++r) {
-      c[r * ldc + w] = _mm512_reduce_add_ps(sums[0][r]) * unit;
-    }
+    StoreSums<kRows>(sums, group, FewRowsUnit<kFactors>(weights.x), c + w, ldc);
   }
 }
 
@@ -429,8 +537,13 @@ FewRowsFunction ChooseFewRows(const Operand& weights, Factors factors,
                  ? FewRowsOf<Format::kE2M1, Factors::kF32>(weights, rows)
                  : FewRowsOf<Format::kE2M1, Factors::kBF16>(weights, rows);
     case Format::kInt8:
-      return FewRowsOf<Format::kInt8, Factors::kBF16>(weights, rows);
-    default: return FewRowsOf<Format::kE4M3, Factors::kBF16>(weights, rows);
+      return factors == Factors::kF32
+                 ? FewRowsOf<Format::kInt8, Factors::kF32>(weights, rows)
+                 : FewRowsOf<Format::kInt8, Factors::kBF16>(weights, rows);
+    default:
+      return factors == Factors::kF32
+                 ? FewRowsOf<Format::kE4M3, Factors::kF32>(weights, rows)
+                 : FewRowsOf<Format::kE4M3, Factors::kBF16>(weights, rows);
   }
 }
 
@@ -495,8 +608,8 @@ bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
       });
 }
 
-// The weights must have 4 bits if `factors` is kF32. If a float of the rows is
-// then too large or too small, it writes nothing and *is_done stays false.
+// If `factors` is kF32 and a float of the rows is too large or too small, it
+// writes nothing and *is_done stays false.
 bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
                 const Parallel& parallel, bool* is_done) {
   const Operand& x = *sides.panel;
@@ -504,11 +617,12 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
   const int64_t x_padded = Max(RoundUp(args.k, 512), 512);
   const int64_t x_row_bytes = x_padded * (factors == Factors::kF32 ? 4 : 2);
   const EngineBF16 engine(sides);
+  const FloatRows floats(sides.strip->format);
   return StreamWeights(
       args, sides, x_row_bytes, parallel,
       [&](int64_t r, uint8_t* row) {
         if (factors == Factors::kF32) {
-          return PackFloats(x, r, x_padded, reinterpret_cast<float*>(row));
+          return floats.Pack(x, r, x_padded, reinterpret_cast<float*>(row));
         }
         const int64_t bytes = CeilDiv(x.k, kUnit) * kUnitBytes;
         engine.PackRow(r, row, 1, 0);

@@ -158,13 +158,25 @@ inline constexpr int64_t kScaledRows = 24;
 // (ONE_THREAD=1 tests/compare/compare.sh HEAD 'f32*mxfp4' 8 2048 4096
 // float_avx512 few_rows_avx512, and so on; 2026-11.)
 inline constexpr int64_t kStreamedFloatRows = 8;
+// The same with codes of 8 bits, or values whose scales are wide. Streamed
+// over AVX2's engine (8 rows: over float_avx512), n = k = 4096, one Zen 5 core
+// (2026-11):
+//   rows             1     2     3     4     8
+//   f32 * MXFP8   0.72  0.78  0.79  0.78  1.06
+//   INT8_32       0.73  0.83  0.91  0.83  0.96
+//   FP8_1X128     0.70  0.76  0.74  0.72
+// (One Zen 4 core took 1.12 times as long as with AVX2, in an older version.)
+inline constexpr int64_t kStreamedFloatByteRows = 4;
 
 // `is_bf16`: bf16 represents the panel side.
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
   if (!IsStreamedByAvx512(sides.strip)) return 0;
-  if (!is_bf16 && !IsPlain(sides.panel.format)) return 0;
-  if (!is_bf16) return IsPacked(sides.strip.format) ? kStreamedFloatRows : 0;
+  if (!is_bf16) {
+    return IsPlain(sides.panel.format) && IsPacked(sides.strip.format)
+               ? kStreamedFloatRows
+               : kStreamedFloatByteRows;
+  }
   if (IsPacked(sides.strip.format)) {
     return IsScaledByAvx512(sides.strip) ? kScaledRows : 12;
   }
@@ -282,18 +294,11 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {
 #endif
 }
 
-// Returns the engine of a dot that bf16 cannot represent. AVX2 streams FP8
-// weights for up to 4 rows. Its time over that of float_avx512, one Zen 5 core,
-// 2048 x 4096:
-//   rows             1     2     3     4     5
-//   f32 * MXFP8         0.59  0.73  0.94
-//   f32 * f32     1.75  1.67        1.65
-// (as above, with few_rows_avx2 or float_avx2)
+// Returns the engine of a dot that bf16 cannot represent, and that is not
+// streamed. With two sides of f32, AVX2 takes 1.65 to 1.75 times as long as
+// float_avx512 (1 to 4 rows, 2048 x 4096, one Zen 5 core, 2026-11).
 JAXPLUGIN_ALWAYS_INLINE Engine RuleFloatAvx512(const DotShape& x) {
-  const ShapeSides sides = SidesOf(x);
-  const bool is_large =
-      IsPlain(sides.strip.format) || sides.rows > kStreamedRowsAvx2;
-  return is_large && IsFloatAvx512(x) ? Engine::kFloatAvx512 : RuleBelowBF16(x);
+  return IsFloatAvx512(x) ? Engine::kFloatAvx512 : RuleBelowBF16(x);
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {

@@ -253,6 +253,24 @@ class CheckpointFormatsTest(parameterized.TestCase):
       bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
+  @testing.each(name=tuple(CHECKPOINTS), m=(1, 2, 3, 4))
+  def test_one_product_of_wide_scales_may_outweigh_all_others(
+    self, name, m, isa
+  ):
+    """The product of a value and its scale is rounded, too."""
+    for k, seed in itertools.product((544, 4096), range(3)):
+      rng = np.random.default_rng(seed)
+      rhs = checkpoint(name, (1, 9, k), rng)
+      lhs = checkpoint("fp8_1x128", (1, m, k), rng)
+      values = np.abs(lhs.values.astype(np.float64)) * np.sign(rhs.exact[:, :1])
+      values[..., 1:128] = 0
+      values[..., 0] = 1.75
+      lhs.scale[..., 0] *= 2.0**24
+      lhs = testing.Side("fp8_1x128", values, lhs.scale)
+      error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
+      bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
+      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+
   @testing.each(name=tuple(CHECKPOINTS))
   def test_rows_of_a_ragged_dot_have_the_bits_of_a_dot(self, name, isa):
     rng = np.random.default_rng(7)

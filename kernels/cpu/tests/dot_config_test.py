@@ -70,12 +70,7 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
     return not (is_scaled[0] or lhs in wide or rhs in wide) and (
       not is_scaled[1] or (engine == "bf16" and not rhs.endswith("_16"))
     )
-  if engine == "few_rows_avx512":
-    is_packed = rhs in fp4 or rhs.startswith("int4")
-    return rhs not in plain and (
-      (lhs in wide and is_packed) or not (is_integer[0] or lhs in wide)
-    )
-  return engine != "few_rows_avx2" or rhs not in plain
+  return not engine.startswith("few_rows_avx") or rhs not in plain
 
 
 def other_side(engine: str) -> str:

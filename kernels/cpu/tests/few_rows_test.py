@@ -13,6 +13,7 @@ import resource
 import sys
 
 import jax
+import ml_dtypes
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -73,6 +74,17 @@ class FewRowsTest(parameterized.TestCase):
       values = rng.integers(-4, 5, (1, rows, 96)).astype(np.float64)
       lhs = testing.Side("f32", np.ldexp(values, exponent), None)
       self.check(lhs, rhs, isa)
+
+  @testing.each(weights=QUANTIZED, m=(1, 4))
+  def test_large_floats_do_not_overflow(self, weights, isa, m):
+    """The largest values have the largest safe scales, in many products."""
+    largest = float(ml_dtypes.finfo(FORMATS[weights][0]).max)
+    code = 0x7E if weights == "nvfp4" else 127 + 46
+    for exponent in (24, 37):
+      lhs = testing.constant("f32", (1, m, 4096), 2.0**exponent)
+      self.check(
+        lhs, testing.constant(weights, (1, 5, 4096), largest, code), isa
+      )
 
   @testing.each(m=(1, 3, 8), name=("f32", "bf16"))
   def test_tiny_floats_lose_nothing_against_subnormal_codes(self, isa, m, name):
