@@ -73,6 +73,24 @@ class AddOffsetsTest(parameterized.TestCase):
           error = np.abs(np.asarray(found, np.float64) - expected)
           self.assertLess(np.max(error / magnitude), 16 * UNIT)
 
+  @parameterized.product(
+    isa=testing.ISAS, k=(4096, 65536), block=(32, 4096, 65536)
+  )
+  def test_sums_of_equal_numbers_are_within_the_bound(self, isa, k, block):
+    blocks = -(-k // block)
+    given = (
+      np.zeros((1, 2), np.float32),
+      np.full((1, k), 0.1, np.float32),
+      np.ones((2, blocks), np.float32),
+      np.full((2, blocks), 0.3, np.float32),
+    )
+    found = testing.add_offsets(
+      *given, block_size=block, code_offset=0, isa=isa
+    )
+    expected, magnitude = exact(*given, block, code_offset=0)
+    error = np.abs(np.asarray(found, np.float64) - expected)
+    self.assertLess(np.max(error / magnitude), 16 * UNIT)
+
   @parameterized.parameters(*testing.ISAS)
   def test_integers_are_exact(self, isa):
     rng = np.random.default_rng(1)
