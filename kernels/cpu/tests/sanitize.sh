@@ -4,11 +4,12 @@
 #
 # Runs the tests under sanitizers:
 #   kernels/cpu/tests/sanitize.sh address,undefined [python] [Class[.test]]...
-#       the handlers' tests (handler_tests.sh) with an instrumented library. The
-#       sanitizer runtimes are preloaded, because python is not instrumented.
+#       the handlers' tests (handler_tests.sh) with an instrumented library; seven
+#       minutes. The sanitizer runtimes are preloaded, because python is not
+#       instrumented.
 #   kernels/cpu/tests/sanitize.sh thread [python]
-#       race_test, a program without Python. XLA's thread pool is not
-#       instrumented, so ThreadSanitizer would not see its locks and would
+#       race_test, a program without Python; two minutes. XLA's thread pool is
+#       not instrumented, so ThreadSanitizer would not see its locks and would
 #       report every handover between threads as a race.
 # With EMULATE_AVX512=ON the emulated AVX-512 kernels are tested too (see
 # emulate.sh).
