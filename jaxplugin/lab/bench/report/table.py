@@ -24,7 +24,7 @@ _PEERS: Final = {
   "x XLA": "by xla",
 }
 # The fastest peer that is as accurate as the backend.
-_BEST: Final = ("best peer", "x best peer")
+_BEST: Final = ("best peer", "x peer")
 _NAME: Final = 20
 _CELL: Final = 19
 
@@ -272,20 +272,29 @@ def summary(run: results.BenchRun) -> Iterator[console.Part]:
   """Yields a table that has the chosen backend and peers of each row."""
   yield header(run.environment, run.ceilings)
   rows = [_summary_row(row) for row in run.rows]
-  peers = [name for name in _PEERS if any(name in row for row in rows)]
   best = [name for name in _BEST if any(name in row for row in rows)]
+  # The best peer may be f32 or bf16. Columns of both would leave no space.
+  peers = [
+    name for name in _PEERS if not best and any(name in row for row in rows)
+  ]
   titles = ["row", "formats", "backend", "ms", *peers, *best, "of roof"]
   if rows:
     yield ""
     yield console.table(
       titles,
       [[row.get(title, "") for title in titles] for row in rows],
-      names=["row", "formats"],
+      names=["row", "formats", "best peer"],
       figures=["ms", *peers, *best[1:], "of roof"],
     )
+    speedup = "x f32: how many times as fast as f32."
+    if best:
+      speedup = (
+        "best peer: the fastest one as accurate. x peer: how many times as fast"
+        " as it."
+      )
     yield (
-      "ms: median time. x f32: how many times as fast as f32. of roof: the"
-      " least time by the ceilings / the median. --verbose prints all variants."
+      f"ms: median time. {speedup} of roof: the least time by the ceilings /"
+      " the median. --verbose prints all variants."
     )
   if run.startup is not None:
     yield f"\n{startup.text(run.startup)}"
@@ -310,7 +319,7 @@ def _summary_row(row: results.RowResult) -> dict[str, console.Cell]:
   if accurate is not None:
     peer, ratio = accurate
     cells["best peer"] = peer.name
-    cells["x best peer"] = f"{number(ratio.ratio.median, 2)}x"
+    cells["x peer"] = f"{number(ratio.ratio.median, 2)}x"
   return {
     **cells,
     "backend": (best.name, "green"),

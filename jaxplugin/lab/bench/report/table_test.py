@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers that are as accurate as ours, in tables."""
 
+import dataclasses
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -64,8 +66,14 @@ class BestPeerTest(parameterized.TestCase):
     self.assertRegex(text, r"ggml q8_0 .* 5\.2e-03 .* 0\.50 ")
     self.assertIn("best peer as accurate as cpu: bf16, x 3.00", text)
     self.assertLessEqual(max(map(len, text.splitlines())), table.WIDTH)
-    self.assertRegex(self.printed(one), r"best peer +x best peer")
+    self.assertRegex(self.printed(one), r"best peer +x peer")
     self.assertRegex(self.printed(one), r"bf16 +3x")
+
+  def test_names_are_whole_beside_all_peers(self):
+    one = row(("f32", 9, 1e-7), ("openvino mxfp4 f32", 5, 1e-4), ("bf16", 6, 1))
+    one = dataclasses.replace(one, row="16x4096x4096", formats="bf16xmxfp4")
+    text = self.printed(one)
+    self.assertRegex(text, r"16x4096x4096 +bf16xmxfp4 +cpu .* 2\.5x")
 
   def test_columns_are_aligned_at_short_times(self):
     one = bench_results.row(
