@@ -57,7 +57,7 @@ JAXPLUGIN_ALWAYS_INLINE void LoadFloats(const float* from, Eight* x) {
   __builtin_memcpy(x, from, sizeof(*x));
 }
 
-JAXPLUGIN_ALWAYS_INLINE float TotalOfEight(Eight x) {
+JAXPLUGIN_ALWAYS_INLINE float TotalOfEight(const Eight& x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
