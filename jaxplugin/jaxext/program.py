@@ -15,6 +15,7 @@ from typing import Literal
 from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import provenance_private
 
 Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
@@ -175,7 +176,7 @@ def _slices_inside(
   offset = len(eqn.invars) - len(sub.invars)
   found = {sub.invars[i - offset] for i in scanned if i >= offset >= 0}
   if eqn.primitive.name == "scan":
-    first = eqn.params["num_consts"] + eqn.params["num_carry"]
+    first = sum(binding_private.scan_sizes(eqn.params))
     found |= {*sub.invars[first:]}
   return frozenset(found)
 
