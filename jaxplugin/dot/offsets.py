@@ -154,11 +154,14 @@ def _added(result: jax.Array, call: calls.DotCall, offset: Offset) -> jax.Array:
     offset.name == "rhs"
     and call.dimension_numbers == (((k,), (1,)), ((), ()))
     and call.rhs.values.ndim == 2
-    and call.implementation in (None, _CPU)
   ):
     x = call.lhs.in_usual_order().dequantized()
     scale = call.rhs.linear_scale()
-    return add_offsets(result, x, scale, offset.array, offset.format)
+    return add_offsets(
+      *(result, x, scale, offset.array),
+      offset.format,
+      implementation=call.implementation,
+    )
   lhs, rhs = operands(call, offset)
   return result + reference.plain_dot(lhs, rhs, call.dimension_numbers, _F32)
 
@@ -199,6 +202,8 @@ def add_offsets(
   scale: jax.Array,
   offset: jax.Array,
   format: formats.BlockFormat,
+  *,
+  implementation: str | None,
 ) -> jax.Array:
   """Returns f32[..., n]: `result` plus the dot of block sums and terms.
 
@@ -207,9 +212,11 @@ def add_offsets(
     x: f32, bf16 or f16[..., k].
     scale, offset: [n, blocks], of a weight.
     format: the format of the weight.
+    implementation: the backend of the first dot; None chooses.
   """
   arrays = (result, x, scale, offset)
-  if any(0 in array.shape for array in arrays):  # only XLA has empty arrays
+  is_empty = any(0 in array.shape for array in arrays)
+  if is_empty or implementation not in (None, _CPU):
     return _by_xla(*arrays, format=format)
   target = targets.overriding_target()
   return add_offsets_p.bind(*arrays, format=format, target=target)

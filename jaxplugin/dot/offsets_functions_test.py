@@ -5,6 +5,8 @@
 import copy
 import pickle
 
+import functools
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -226,6 +228,12 @@ class FunctionsTest(parameterized.TestCase):
     text = jp.explain(jp.linear, X, weights()[0]).details()
     self.assertIn("the second matmul of a block-scaled one", text)
     self.assertIn("float32 x int4_128", text)
+
+  def test_xla_adds_offsets_if_it_is_named(self):
+    for implementation, expected in ((None, True), ("xla", False)):
+      dot = functools.partial(jp.linear, layer=1, implementation=implementation)
+      jaxpr = jax.make_jaxpr(dot)(X, weights())
+      self.assertEqual("add_block_offsets" in str(jaxpr), expected)
 
 
 class RaggedTest(parameterized.TestCase):

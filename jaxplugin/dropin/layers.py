@@ -129,7 +129,8 @@ def _with_offset(
     plain = x.dequantize() if isinstance(x, scaled_array.ScaledArray) else x
     with jax.named_scope(offsets.SCOPE):
       result = offsets.add_offsets(
-        result, plain, own.scale, own.offset, own.format
+        *(result, plain, own.scale, own.offset, own.format),
+        implementation=options.get("implementation"),
       )
     if bias is not None:
       result += bias[layer].astype(jnp.float32)
