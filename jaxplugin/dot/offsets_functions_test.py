@@ -3,9 +3,8 @@
 """Public functions of arrays with offsets: the right value, or a refusal."""
 
 import copy
-import pickle
-
 import functools
+import pickle
 
 import jax
 import jax.export
