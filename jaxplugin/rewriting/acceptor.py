@@ -284,16 +284,25 @@ class Acceptor:
       [tuple(map(int, dims)) for dims in pair] for pair in numbers
     )
     dims = views.stored_dims(view, contracting[index], batch[index])
-    pairs = [
-      (theirs, ours)
+    of_view = {
+      theirs: view.dims[ours]
       for pair in (contracting, batch)
       for theirs, ours in zip(pair[1 - index], pair[index], strict=True)
-    ]
-    x, num_own = views.other_side(x, view, dims, pairs)
-    product = self._product(x, view.weight, dims, num_own, result.dtype)
+    }
+    x_dims = [of_view.get(d, (facts.Atom(n),)) for d, n in enumerate(x.shape)]
+    own = [atoms for d, atoms in enumerate(x_dims) if d not in of_view]
+    stored_batch, stored_free = (
+      [view.stored[d] for d in kind] for kind in (dims.batch, dims.free)
+    )
+    x = facts.laid_out(x, x_dims, [*stored_batch, *own, view.stored[-1]])
+    product = self._product(x, view.weight, dims, result.dtype)
     free = sides.free_dims(len(view.dims), contracting[index], batch[index])
-    return views.in_order(
-      product, view, dims, num_own, batch[index], free, index == 0
+    free = [view.dims[d] for d in free]
+    lhs_rhs = [*free, *own] if index == 0 else [*own, *free]
+    return facts.laid_out(
+      product,
+      [*stored_batch, *own, *stored_free],
+      [*(view.dims[d] for d in batch[index]), *lhs_rhs],
     )
 
   def _product(
@@ -301,7 +310,6 @@ class Acceptor:
     x: jax.Array,
     weight: views.Weight,
     dims: views.Dims,
-    num_own: int,
     dtype: np.dtype,
   ) -> jax.Array:
     """Multiplies x (batch..., rows..., k) by a weight.

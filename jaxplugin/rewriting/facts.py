@@ -109,21 +109,25 @@ class Factor:
     array = jnp.asarray(self.array)
     if array.dtype != self.dtype and not as_bytes:
       array = lax.bitcast_convert_type(array, self.dtype)
-    return _laid_out(array, self.dims, dims)
+    return laid_out(array, self.dims, dims)
 
   def _packed(self, pair: Atom, dims: Sequence[Sequence[Atom]]) -> jax.Array:
     if any(dim and dim[-1] is pair for dim in dims):
       without = [[atom for atom in dim if atom is not pair] for dim in dims]
-      return _laid_out(self.array, self.dims, without)
+      return laid_out(self.array, self.dims, without)
     values = layouts.unpack_fp4(self.array[..., None])
-    return _laid_out(values, (*self.dims, (pair,)), dims)
+    return laid_out(values, (*self.dims, (pair,)), dims)
 
 
-def _laid_out(
+def laid_out(
   array: jax.Array,
   own_dims: Sequence[Sequence[Atom]],
   dims: Sequence[Sequence[Atom]],
 ) -> jax.Array:
+  """Lays out an array with dimensions of `own_dims` in dimensions of `dims`.
+
+  The array is repeated along atoms that it does not have.
+  """
   own = [atom for dim in own_dims for atom in dim]
   wanted = [atom for dim in dims for atom in dim]
   array = jnp.reshape(array, [atom.size for atom in own])

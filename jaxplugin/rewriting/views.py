@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin import quantization
@@ -148,92 +146,3 @@ def stored_dims(
       )
     kinds[any(is_batch)].append(d)
   return Dims(batch=tuple(kinds[True]), free=tuple(kinds[False]))
-
-
-def other_side(
-  x: jax.Array,
-  view: View,
-  dims: Dims,
-  pairs: Sequence[tuple[int, int]],
-) -> tuple[jax.Array, int]:
-  """Returns the other operand with dimensions in the weight's order.
-
-  Args:
-    x: the other operand.
-    view: the weight.
-    dims: of the weight.
-    pairs: each contracting or batch dimension of x, with that of the view.
-
-  Returns:
-    x with its batch dimensions in the stored order, then its noncontracting
-    ones, then one contracting dimension. Also the number of the noncontracting
-    dimensions.
-  """
-  of_view = dict(pairs)
-  sizes: list[int] = []
-  positions: dict[facts.Atom, int] = {}
-  own = []
-  for d, size in enumerate(x.shape):
-    if d not in of_view:
-      own.append(len(sizes))
-      sizes.append(size)
-      continue
-    for atom in view.dims[of_view[d]]:
-      positions[atom] = len(sizes)
-      sizes.append(atom.size)
-  batch = [[positions[a] for a in view.stored[d]] for d in dims.batch]
-  contracting = [positions[a] for a in view.stored[-1]]
-  order = [*(p for group in batch for p in group), *own, *contracting]
-  shape = (
-    *(math.prod(sizes[p] for p in group) for group in batch),
-    *(sizes[p] for p in own),
-    math.prod(sizes[p] for p in contracting),
-  )
-  x = x.reshape(sizes) if tuple(sizes) != x.shape else x
-  x = x.transpose(order) if order != sorted(order) else x
-  return (x.reshape(shape) if shape != x.shape else x), len(own)
-
-
-def in_order(
-  result: jax.Array,
-  view: View,
-  dims: Dims,
-  num_own: int,
-  batch: Sequence[int],
-  free: Sequence[int],
-  is_lhs: bool,
-) -> jax.Array:
-  """Returns the result with the dimensions of `lax.dot_general`.
-
-  Args:
-    result: has batch dimensions in the stored order, then noncontracting ones
-      of the other operand, then those of the weight in the stored order.
-    view, dims: of the weight.
-    num_own: number of noncontracting dimensions of the other operand.
-    batch, free: batch and noncontracting dimensions of the view, in order.
-    is_lhs: whether the weight is the lhs.
-  """
-  sizes: list[int] = []
-  positions: dict[facts.Atom, int] = {}
-
-  def split(stored: Sequence[int]) -> None:
-    for atom in (a for d in stored for a in view.stored[d]):
-      positions[atom] = len(sizes)
-      sizes.append(atom.size)
-
-  split(dims.batch)
-  first = len(dims.batch)
-  own = list(range(len(sizes), len(sizes) + num_own))
-  sizes.extend(result.shape[first : first + num_own])
-  split(dims.free)
-  of = lambda ds: [positions[a] for d in ds for a in view.dims[d]]
-  sides = (of(free), own) if is_lhs else (own, of(free))
-  order = [*of(batch), *sides[0], *sides[1]]
-  shape_of = lambda ds: [math.prod(a.size for a in view.dims[d]) for d in ds]
-  own_shape = [sizes[p] for p in own]
-  kept = shape_of(free)
-  tail = [*kept, *own_shape] if is_lhs else [*own_shape, *kept]
-  shape = (*shape_of(batch), *tail)
-  if order != sorted(order):
-    result = jnp.transpose(result.reshape(sizes), order)
-  return result.reshape(shape) if result.shape != shape else result
