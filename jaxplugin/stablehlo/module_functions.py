@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,15 @@ from jaxplugin.dot import traced as decisions
 from jaxplugin.dropin import nn_operands
 from jaxplugin.dropin import nn_scaled
 from jaxplugin.stablehlo import module_calls
+
+# Beginnings of functions' names.
+_KINDS: Final = {
+  module_calls.QUANTIZE: "quantize",
+  module_calls.DEQUANTIZE: "dequantize",
+  module_calls.DOT: "block_scaled_dot",
+  module_calls.SWIZZLED_DOT: "block_scaled_dot",
+  module_calls.SCALED_DOT: "scaled_dot",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,18 +93,11 @@ def lower(
     TypeError, ValueError, NotImplementedError: If the call cannot be computed
       on the target.
   """
-  make = {
-    module_calls.QUANTIZE: _quantize,
-    module_calls.DEQUANTIZE: _dequantize,
-    module_calls.DOT: _dot,
-    module_calls.SWIZZLED_DOT: _swizzled_dot,
-    module_calls.SCALED_DOT: _scaled_dot,
-  }[call.name]
   for array in (*call.operands, *call.results):
     if array.dtype.itemsize > 4:
       raise TypeError(f"64-bit arrays are not supported, got {array}")
-  kind, function = make(call, implementation, scale_rounding)
-  function.__name__ = kind  # names the operations in profiles
+  function = _function(call, implementation, scale_rounding)
+  function.__name__ = _KINDS[call.name]  # names the operations in profiles
   with targets.use_target(target):
     # An unused argument (a scale of ones) must stay an argument of the call.
     traced = jax.jit(function, keep_unused=True).trace(*call.operands)
@@ -109,10 +112,9 @@ def lower(
   eqns = list(decisions.dots(traced.jaxpr.jaxpr))
   eqn = eqns[0] if eqns else None
   decided = None if eqn is None else decisions.decide(eqn, target)
-  description = _description(call, decided)
   return Lowering(
-    name=_function_name(kind, call, decided),
-    description=description,
+    name=_function_name(call, decided),
+    description=_description(call, decided),
     decided=decided,
     dot=eqn,
     traced=traced,
@@ -120,16 +122,27 @@ def lower(
   )
 
 
-# The kind of a function, and the function.
-_Made = tuple[str, Callable[..., Any]]
-
-
-def _quantize(
+def _function(
   call: module_calls.ModuleCall,
   implementation: str | None,
   scale_rounding: quantization.ScaleRounding,
-) -> _Made:
-  del implementation
+) -> Callable[..., Any]:
+  """Returns the function that computes a call."""
+  if call.name == module_calls.QUANTIZE:
+    return _quantize(call, scale_rounding)
+  if call.name == module_calls.DEQUANTIZE:
+    return _dequantize(call)
+  dots = {
+    module_calls.DOT: _dot,
+    module_calls.SWIZZLED_DOT: _swizzled_dot,
+    module_calls.SCALED_DOT: _scaled_dot,
+  }
+  return dots[call.name](call, implementation)
+
+
+def _quantize(
+  call: module_calls.ModuleCall, scale_rounding: quantization.ScaleRounding
+) -> Callable[..., Any]:
   format = _format_of(call)
 
   def function(x):
@@ -144,22 +157,17 @@ def _quantize(
     )
     return result.values, result.scale
 
-  return "quantize", function
+  return function
 
 
-def _dequantize(
-  call: module_calls.ModuleCall,
-  implementation: str | None,
-  scale_rounding: quantization.ScaleRounding,
-) -> _Made:
-  del implementation, scale_rounding
+def _dequantize(call: module_calls.ModuleCall) -> Callable[..., Any]:
   format, dtype = _format_of(call), call.results[0].dtype
 
   def function(values, scale):
     array = scaled_array.ScaledArray(values, scale, None, format)
     return quantization.dequantize(array, dtype)
 
-  return "dequantize", function
+  return function
 
 
 def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
@@ -194,36 +202,28 @@ def _can_quantize_to(format: formats.BlockFormat) -> bool:
 
 
 def _dot(
-  call: module_calls.ModuleCall,
-  implementation: str | None,
-  scale_rounding: quantization.ScaleRounding,
-) -> _Made:
-  del scale_rounding
-
+  call: module_calls.ModuleCall, implementation: str | None
+) -> Callable[..., Any]:
   def function(lhs, rhs, lhs_scale, rhs_scale=None, global_scale=None):
-    sides, sizes, padded = [], [], []
-    for side, values, scale, size in (
-      ("lhs", lhs, lhs_scale, call.block_sizes[0]),
-      ("rhs", rhs, rhs_scale, call.block_sizes[-1]),
-    ):
-      operand, scale, is_padded = _operand(side, values, scale, size)
-      sides.append((operand, scale))
-      sizes.append(size)
-      padded.append(is_padded)
-    if global_scale is not None:
-      global_scale = global_scale.astype(jnp.float32)
+    sizes = call.block_sizes[0], call.block_sizes[-1]
+    lhs, lhs_scale, is_lhs_padded = _operand("lhs", lhs, lhs_scale, sizes[0])
+    rhs, rhs_scale, is_rhs_padded = _operand("rhs", rhs, rhs_scale, sizes[1])
     return dot.block_scaled_dot(
-      sides[0][0],
-      sides[1][0],
-      sides[0][1],
-      sides[1][1],
-      global_scale,
-      block_size=(sizes[0], sizes[1]) if any(padded) else None,
+      lhs,
+      rhs,
+      lhs_scale,
+      rhs_scale,
+      _as_f32(global_scale),
+      block_size=sizes if is_lhs_padded or is_rhs_padded else None,
       preferred_element_type=_result_dtype(call),
       implementation=implementation,
     )
 
-  return "block_scaled_dot", function
+  return function
+
+
+def _as_f32(global_scale: jax.Array | None) -> jax.Array | None:
+  return None if global_scale is None else global_scale.astype(jnp.float32)
 
 
 def _operand(
@@ -254,12 +254,8 @@ def _operand(
 
 
 def _swizzled_dot(
-  call: module_calls.ModuleCall,
-  implementation: str | None,
-  scale_rounding: quantization.ScaleRounding,
-) -> _Made:
-  del scale_rounding
-
+  call: module_calls.ModuleCall, implementation: str | None
+) -> Callable[..., Any]:
   def swizzled(side, values, scale):
     format = formats.infer(values.dtype, scale.dtype)
     if format is None or values.dtype == formats.PACKED:
@@ -272,28 +268,22 @@ def _swizzled_dot(
     )
 
   def function(lhs, rhs, lhs_scale, rhs_scale, global_scale=None):
-    if global_scale is not None:
-      global_scale = global_scale.astype(jnp.float32)
     result = dot.block_scaled_dot(
       swizzled("lhs", lhs, lhs_scale),
       swizzled("rhs", rhs, rhs_scale),
-      global_scale=global_scale,
+      global_scale=_as_f32(global_scale),
       preferred_element_type=_result_dtype(call),
       implementation=implementation,
     )
     workspace = call.results[1]
     return result, jnp.zeros(workspace.shape, workspace.dtype)
 
-  return "block_scaled_dot", function
+  return function
 
 
 def _scaled_dot(
-  call: module_calls.ModuleCall,
-  implementation: str | None,
-  scale_rounding: quantization.ScaleRounding,
-) -> _Made:
-  del scale_rounding
-
+  call: module_calls.ModuleCall, implementation: str | None
+) -> Callable[..., Any]:
   assert call.dimension_numbers is not None
   contracting, _ = call.dimension_numbers
 
@@ -318,7 +308,7 @@ def _scaled_dot(
       implementation=implementation,
     )
 
-  return "scaled_dot", function
+  return function
 
 
 def _repeated(
@@ -362,7 +352,7 @@ def _description(
 
 
 def _function_name(
-  kind: str, call: module_calls.ModuleCall, decided: decisions.Decided | None
+  call: module_calls.ModuleCall, decided: decisions.Decided | None
 ) -> str:
   """Returns a name such as block_scaled_dot.mxfp8_xla or quantize.nvfp4."""
   if call.name in (module_calls.QUANTIZE, module_calls.DEQUANTIZE):
@@ -373,4 +363,4 @@ def _function_name(
     problem: problems.DotProblem = decided.problem
     sides = dict.fromkeys((str(problem.lhs), str(problem.rhs)))
     parts = [*sides, decided.decision.implementation]
-  return f"{kind}.{re.sub(r'[^A-Za-z0-9]+', '_', '_'.join(parts))}"
+  return f"{_KINDS[call.name]}.{re.sub(r'[^A-Za-z0-9]+', '_', '_'.join(parts))}"
