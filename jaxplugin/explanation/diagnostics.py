@@ -17,7 +17,6 @@ import jax
 
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
-from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
 from jaxplugin.dot import traced
 from jaxplugin.explanation import products
@@ -28,7 +27,6 @@ from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
-from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.runtime import lowering
@@ -38,6 +36,7 @@ from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
 
 _NUMBERS: Final = (bool, int, float, complex)
+_MATMULS: Final = (primitive.block_scaled_dot_p, *ragged_traced.PRIMITIVES)
 
 
 def explain(
@@ -129,10 +128,8 @@ def explain(
   operations = program.operations(jaxpr.jaxpr, num_devices)
   dots, quantizations, others = [], [], []
   for operation in operations:
-    if operation.eqn.primitive is primitive.block_scaled_dot_p:
-      dots.append(_explain_dot(operation, target, for_export))
-    elif operation.eqn.primitive in ragged_traced.PRIMITIVES:
-      dots.append(_explain_ragged(operation, target, for_export))
+    if operation.eqn.primitive in _MATMULS:
+      dots.append(_explain_matmul(operation, target, for_export))
     elif operation.eqn.primitive is quantize_primitive.quantize_p:
       quantizations.append(explain_quantization(operation))
     elif (other := products.explain(operation, target)) is not None:
@@ -236,17 +233,15 @@ def _explain_call(
   item: rewriter.Rewritten, target: targets.Target
 ) -> report.Explained:
   """Explains one call of a module."""
-  decided = item.decided
+  fields: dict[str, Any] = {"problem": None, "target": target, "decision": None}
+  if item.decided is not None:
+    fields = _explain_decided(item.dot, item.decided)
   return report.Explained(
+    **fields | {"error": item.error},
     source=item.source,
-    problem=None if decided is None else decided.problem,
-    target=target,
-    decision=None if decided is None else decided.decision,
-    error=item.error,
     call=item.call,
     description=item.description,
     function=item.function,
-    **({} if decided is None else _explain_decided(item.dot, decided)),
   )
 
 
@@ -262,62 +257,38 @@ def _assumptions(
   )
 
 
-def _explain_dot(
+def _explain_matmul(
   operation: program.TracedOperation,
   target: targets.Target | None,
   for_export: bool,
 ) -> report.Explained:
-  decided = traced.decide(operation.eqn, target, for_export=for_export)
-  return report.Explained(
-    **products.place(operation),
-    problem=decided.problem,
-    target=decided.target,
-    decision=products.with_notes(operation, decided.decision),
-    error=decided.error,
-    **_explain_decided(operation.eqn, decided),
-  )
+  eqn = operation.eqn
+  decided: traced.Decided | ragged_traced.Decided
+  if eqn.primitive is primitive.block_scaled_dot_p:
+    decided = traced.decide(eqn, target, for_export=for_export)
+  else:
+    decided = ragged_traced.decide(
+      eqn, target, operation.num_devices, for_export=for_export
+    )
+  fields = _explain_decided(eqn, decided)
+  fields["decision"] = products.with_notes(operation, decided.decision)
+  return report.Explained(**products.place(operation), **fields)
 
 
-def _explain_decided(eqn: Any, decided: traced.Decided) -> dict[str, Any]:
+def _explain_decided(
+  eqn: Any, decided: traced.Decided | ragged_traced.Decided
+) -> dict[str, Any]:
   """Returns fields of a `report.Explained` that follow from a decision."""
-  if decided.decision is None:
-    return {}
-  backend = backends.table()[decided.decision.implementation]
-  refusal = backend.lowering_refusal(decided.target)
-  return {
-    "estimate": products.estimate_dot(eqn, decided),
-    "lowering_error": "" if refusal is None else refusal.reason,
-    "launched_by": (
-      backend.launched_by(decided.target) if refusal is None else ""
-    ),
-  }
-
-
-def _explain_ragged(
-  operation: program.TracedOperation,
-  target: targets.Target | None,
-  for_export: bool,
-) -> report.Explained:
-  decided = ragged_traced.decide(
-    operation.eqn, target, operation.num_devices, for_export=for_export
-  )
-  launched_by = ""
+  fields = dict(vars(decided))
   if decided.decision is not None:
-    # Backends of a contraction have the same names.
-    backend = ragged_backends.OPERATION.backends()[
-      decided.decision.implementation
-    ]
-    if backend.lowering_refusal(decided.target) is None:
-      launched_by = backend.launched_by(decided.target)
-  return report.Explained(
-    **products.place(operation),
-    problem=decided.problem,
-    target=decided.target,
-    decision=products.with_notes(operation, decided.decision),
-    error=decided.error,
-    launched_by=launched_by,
-    estimate=products.estimate_ragged(operation.eqn, decided),
-  )
+    backend = products.backend_of(decided)
+    refusal = backend.lowering_refusal(decided.target)
+    fields["estimate"] = products.estimate(eqn, decided)
+    if refusal is None:
+      fields["launched_by"] = backend.launched_by(decided.target)
+    else:
+      fields["lowering_error"] = refusal.reason
+  return fields
 
 
 def _explain_quantization(

@@ -118,11 +118,7 @@ def estimate(
   memory = num_bytes / bandwidth
   peaks = dict(zip(_COLUMNS, _PEAKS[sheet], strict=True))
   peak = None if precision is None else peaks[precision]
-  if peak is None:
-    return Estimate(
-      num_bytes=num_bytes, flops=flops, seconds=memory, bound="memory"
-    )
-  compute = flops / (peak * _TERA)
+  compute = 0.0 if peak is None else flops / (peak * _TERA)
   return Estimate(
     num_bytes=num_bytes,
     flops=flops,

@@ -19,6 +19,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import offsets
 from jaxplugin.dot import primitive
+from jaxplugin.dot import problems
 from jaxplugin.dot import traced
 from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates
@@ -30,6 +31,7 @@ from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.ragged import traced as ragged
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import modules
+from jaxplugin.tables import matching
 
 # Reasons why a matmul is not block-scaled, by its primitive in JAX.
 _REASONS: Final = {
@@ -99,69 +101,58 @@ def describe(aval: Any) -> str:
   return f"{aval.dtype.name}[{', '.join(map(str, aval.shape))}]"
 
 
-def estimate_dot(
-  eqn: Any, decided: traced.Decided
+def backend_of(
+  decided: traced.Decided | ragged.Decided,
+) -> decisions.BackendRecord[Any]:
+  """Returns the backend that was chosen for a matmul."""
+  operation: matching.MeasuredOperation[Any] = backends.OPERATION
+  if not isinstance(decided.problem, problems.DotProblem):
+    operation = ragged_backends.operation_of(decided.problem)
+  assert decided.decision is not None
+  return operation.backends()[decided.decision.implementation]
+
+
+def estimate(
+  eqn: Any, decided: traced.Decided | ragged.Decided
 ) -> estimates.Estimate | None:
-  """Estimates a block-scaled dot; None if a size is symbolic."""
-  problem, decision = decided.problem, decided.decision
-  call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  # If an operand is a layer of a stack, only this layer is read.
-  read = call.without_origins().flatten()
-  written = [v.aval for v in eqn.outvars]
-  num_bytes = estimates.bytes_of([*read, *written])
-  if num_bytes is None or decision is None:
-    return None
-  assert problem.batch is not None and problem.m is not None
-  assert problem.n is not None and problem.k is not None
-  flops = 2 * problem.batch * problem.m * problem.n * problem.k
-  backend = backends.table()[decision.implementation]
-  plan = backend.plan(problem, decided.target)
-  precision = estimates.precision_of(
-    problem.lhs, problem.rhs, is_native=plan.is_native
-  )
-  return estimates.estimate(num_bytes, flops, precision, decided.target)
+  """Estimates a matmul; None if a size is symbolic.
 
-
-def estimate_ragged(
-  eqn: Any, decided: ragged.Decided
-) -> estimates.Estimate | None:
-  """Estimates a ragged dot; None if a size is symbolic.
-
-  The number of groups with rows is unknown. The estimate assumes the smaller
-  of the number of rows and the number of groups. A contraction reads all rows
-  and writes all groups.
+  The number of groups with rows is unknown. The estimate of a ragged dot
+  assumes the smaller of the number of rows and the number of groups. A
+  contraction reads all rows and writes all groups.
   """
   problem = decided.problem
-  if not problem.sizes_are_static or decided.decision is None:
+  if decided.decision is None or not problem.sizes_are_static:
     return None
-  assert problem.m is not None and problem.groups is not None
-  assert problem.n is not None and problem.k is not None
+  assert problem.m is not None and problem.n is not None
+  assert problem.k is not None
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  is_contraction = isinstance(problem, ragged_problems.ContractionProblem)
-  weights = set() if is_contraction else {"rhs", "rhs_scale"}
-  all_weights = estimates.bytes_of(
-    x for name, x in call.arrays().items() if name in weights
-  )
-  others = estimates.bytes_of(
-    [
-      *(x for name, x in call.arrays().items() if name not in weights),
-      *(v.aval for v in eqn.outvars),
-    ]
-  )
-  assert all_weights is not None and others is not None
-  used = min(problem.m, problem.groups) / max(problem.groups, 1)
   flops = 2 * problem.m * problem.n * problem.k
+  grouped: tuple[str, ...] = ()
+  used = 1.0
+  if isinstance(problem, problems.DotProblem):
+    assert problem.batch is not None
+    # If an operand is a layer of a stack, only this layer is read.
+    call = call.without_origins()
+    flops *= problem.batch
+  elif isinstance(problem, ragged_problems.RaggedDotProblem):
+    assert problem.groups is not None
+    grouped = ("rhs", "rhs_scale")
+    used = min(problem.m, problem.groups) / max(problem.groups, 1)
+  arrays = call.arrays()
+  in_groups = estimates.bytes_of(arrays.pop(n) for n in grouped if n in arrays)
+  others = estimates.bytes_of(
+    [*arrays.values(), *(v.aval for v in eqn.outvars)]
+  )
+  assert in_groups is not None and others is not None
   is_native = False
-  if isinstance(problem, ragged_problems.RaggedDotProblem):
-    backend = ragged_backends.OPERATION.backends()[
-      decided.decision.implementation
-    ]
-    is_native = backend.plan(problem, decided.target).is_native
+  if not isinstance(problem, ragged_problems.ContractionProblem):
+    is_native = backend_of(decided).plan(problem, decided.target).is_native
   precision = estimates.precision_of(
     problem.lhs, problem.rhs, is_native=is_native
   )
   return estimates.estimate(
-    all_weights * used + others, flops, precision, decided.target
+    in_groups * used + others, flops, precision, decided.target
   )
 
 
@@ -171,8 +162,11 @@ def explain(
   """Explains a matmul that is not block-scaled; None for other operations."""
   eqn = operation.eqn
   matmuls, dots = jax_private.scaled_primitives()
-  if eqn.primitive in matmuls or eqn.primitive in dots:
-    reason = _SCALED
+  name, sides = f"lax.{eqn.primitive.name}", eqn.invars[:2]
+  if eqn.primitive in matmuls:
+    name, reason = "jax.nn.scaled_matmul", _SCALED
+  elif eqn.primitive in dots:
+    name, reason = "jax.lax.scaled_dot", _SCALED
   elif eqn.primitive.name in _REASONS:
     reason = _REASONS[eqn.primitive.name]
     if operation.phase in ("dgrad", "wgrad"):
@@ -180,11 +174,9 @@ def explain(
     if offsets.SCOPE in operation.layer.split("/"):
       reason = _OFFSETS
   elif eqn.primitive is offsets.add_offsets_p:
-    reason = _OFFSETS
+    reason, sides = _OFFSETS, eqn.invars[1:3]  # after the result
   else:
     return None
-  first = 1 if eqn.primitive is offsets.add_offsets_p else 0  # after result
-  sides = eqn.invars[first : first + 2]
   lhs, rhs, out = (v.aval for v in (*sides, eqn.outvars[0]))
   dimensions = None
   if eqn.primitive.name == "dot_general":
@@ -192,7 +184,7 @@ def explain(
     dimensions = batch, contracting
   return report.NotBlockScaled(
     **place(operation),
-    operation=_name(eqn.primitive),
+    operation=name,
     description=f"{describe(lhs)} x {describe(rhs)} -> {describe(out)}",
     reason=reason,
     operands=f"{lhs.dtype.name} x {rhs.dtype.name}",
@@ -228,10 +220,11 @@ def _figures(
     return {"sizes": sizes}
   flops = 2 * math.prod(out.shape) * k
   is_half = lhs.dtype in _HALF and rhs.dtype in _HALF
-  estimate = estimates.estimate(
-    num_bytes, flops, "bf16" if is_half else None, target
-  )
-  return {"sizes": sizes, "estimate": estimate}
+  precision: estimates.Precision | None = "bf16" if is_half else None
+  return {
+    "sizes": sizes,
+    "estimate": estimates.estimate(num_bytes, flops, precision, target),
+  }
 
 
 def of_module(
@@ -277,10 +270,3 @@ def _dimensions_of_module(
   if operation.name == "stablehlo.dot" and lhs is not None:
     return [], [len(lhs.shape) - 1]
   return None
-
-
-def _name(primitive: Any) -> str:
-  matmuls, dots = jax_private.scaled_primitives()
-  if primitive in matmuls:
-    return "jax.nn.scaled_matmul"
-  return "jax.lax.scaled_dot" if primitive in dots else f"lax.{primitive.name}"

@@ -218,11 +218,9 @@ class Explanation(Sequence):
 
     A matmul that is not block-scaled has "-" as its number and backend.
     """
-    if not (self.dots or self.quantizations or self.others or self.sites):
-      yield "no block-scaled dot"
+    yield from self._beginning()
+    if self._is_empty:
       return
-    yield from self._head()
-    yield from self._summary()
     rows = [_row(str(i), dot) for i, dot in enumerate(self.dots)]
     rows += [_row("-", other) for other in self.others]
     if rows:
@@ -257,9 +255,7 @@ class Explanation(Sequence):
       >>> print(explanation.details().splitlines()[-2].strip())
       not cpu: needs a CPU, the target's platform is cuda
     """
-    if not (self.dots or self.quantizations or self.others or self.sites):
-      return "no block-scaled dot"
-    lines = [*self._head(), *self._summary()]
+    lines = [*self._beginning()]
     told: dict[tuple[str, ...], int] = {}
     for i, dot in enumerate(self.dots):
       what = f"{dot.call}: {dot.description}" if dot.call else str(dot.problem)
@@ -430,20 +426,23 @@ class Explanation(Sequence):
   def _products(self) -> list[Explained]:
     return [dot for dot in self.dots if dot.problem is not None or not dot.call]
 
-  def _targets(self) -> list[targets.Target]:
+  @property
+  def _is_empty(self) -> bool:
+    return not (self.dots or self.quantizations or self.others or self.sites)
+
+  def _beginning(self) -> Iterator[str]:
+    """Yields the lines before those of each matmul."""
+    if self._is_empty:
+      yield "no block-scaled dot"
+      return
     found = [dot.target for dot in self.dots]
     found += [item.target for item in self.quantizations]
-    return list(dict.fromkeys(found))
-
-  def _head(self) -> Iterator[str]:
-    found = self._targets()
+    found = list(dict.fromkeys(found))
     if found:
       yield f"target: {', '.join(map(str, found))}"
     yield from filter(None, map(missing_cudnn, found))
     for assumption in self.assumptions:
       yield f"assumed: {assumption}"
-
-  def _summary(self) -> Iterator[str]:
     figures = self.summary()
     if figures["products"] > 1:
       counted = (
@@ -467,29 +466,24 @@ class Explanation(Sequence):
       yield (
         f"{number} quantize or dequantize: {_listed(figures['quantizations'])}"
       )
+    sheets = {t.name: estimates.sheet_of(t) for t in found}
     if figures["seconds"] is not None:
-      sheets = dict.fromkeys(map(estimates.sheet_of, self._targets()))
       yield (
         "estimate of the matmuls only, from published figures of"
-        f" {', '.join(map(str, sheets))}: "
+        f" {', '.join(map(str, dict.fromkeys(sheets.values())))}: "
         + estimates.in_words(
           figures["num_bytes"], figures["flops"], figures["seconds"]
         )
       )
     elif figures["products"]:
-      yield from self._missing_figures()
-
-  def _missing_figures(self) -> Iterator[str]:
-    names = [
-      target.name
-      for target in self._targets()
-      if estimates.is_gpu(target) and estimates.sheet_of(target) is None
-    ]
-    if names:
-      yield (
-        "no estimate: jaxplugin has no published figures for"
-        f" {', '.join(dict.fromkeys(names))}"
-      )
+      unknown = [
+        t.name for t in found if estimates.is_gpu(t) and not sheets[t.name]
+      ]
+      if unknown:
+        yield (
+          "no estimate: jaxplugin has no published figures for"
+          f" {', '.join(dict.fromkeys(unknown))}"
+        )
 
 
 def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:

@@ -318,15 +318,19 @@ class QuantizationTest(parameterized.TestCase):
     quantize = functools.partial(jp.quantize, format=jp.MXFP8)
     triton_library._import_error.cache_clear()
     self.addCleanup(triton_library._import_error.cache_clear)
-    w = jp.quantize(X, jp.MXFP8)
+    w, experts = (jp.quantize(x, jp.MXFP8) for x in (X, X[None]))
     with mock.patch.dict(sys.modules, {"jax_triton": None}):
       (told,) = quantizations(quantize, X, target=H200)
-      (dot,) = jp.explain(jp.block_scaled_dot, w, w, target=H200)
+      dots = [
+        *jp.explain(jp.block_scaled_dot, w, w, target=H200),
+        *jp.explain(jp.ragged_dot, X, experts, jnp.array([32]), target=H200),
+      ]
       self.assertEqual(self.lowered(quantize, X, target=H200), set())
     self.assertEqual(told.implementation, "xla")
     self.assertRegex(told.reason, "needs jax-triton, which cannot be imported")
-    self.assertEqual(dot.decision.implementation, "triton")
-    self.assertRegex(dot.lowering_error, "needs jax-triton, which cannot")
+    for dot in dots:
+      self.assertEqual(dot.decision.implementation, "triton")
+      self.assertRegex(dot.lowering_error, "needs jax-triton, which cannot")
 
   def test_each_device_of_a_partitioned_module_gets_kernels(self):
     types = (jax.sharding.AxisType.Auto,)

@@ -289,15 +289,19 @@ class Acceptor:
       for pair in (contracting, batch)
       for theirs, ours in zip(pair[1 - index], pair[index], strict=True)
     }
-    x_dims = [of_view.get(d, (facts.Atom(n),)) for d, n in enumerate(x.shape)]
+    x_dims: list[facts.Atoms] = [
+      of_view.get(d, (facts.Atom(n),)) for d, n in enumerate(x.shape)
+    ]
     own = [atoms for d, atoms in enumerate(x_dims) if d not in of_view]
     stored_batch, stored_free = (
       [view.stored[d] for d in kind] for kind in (dims.batch, dims.free)
     )
     x = facts.laid_out(x, x_dims, [*stored_batch, *own, view.stored[-1]])
     product = self._product(x, view.weight, dims, result.dtype)
-    free = sides.free_dims(len(view.dims), contracting[index], batch[index])
-    free = [view.dims[d] for d in free]
+    free = [
+      view.dims[d]
+      for d in sides.free_dims(len(view.dims), contracting[index], batch[index])
+    ]
     lhs_rhs = [*free, *own] if index == 0 else [*own, *free]
     return facts.laid_out(
       product,
