@@ -27,6 +27,7 @@ from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.runtime import exporting
+from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_calls
 
 # The custom calls of all backends. docs/how_to/export.md says which package
@@ -43,7 +44,7 @@ _PRIMITIVES: Final = (
   dequantize_primitive.dequantize_p,
   *ragged_traced.PRIMITIVES,
 )
-PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+PLATFORMS: Final = lowering.PLATFORMS
 # Platforms for which a decision needs no facts about the device.
 _NEED_NO_TARGET: Final = ("cpu", "tpu")
 # Names of GPUs that JAX accepts elsewhere, for the error's remedy.

@@ -481,7 +481,6 @@ def _loop_key(walker: Walker) -> Any:
 
 RULES: Final = {
   "jit": _call,
-  "pjit": _call,
   "checkpoint": _call,
   "remat2": _call,
   "cond": _cond,

@@ -213,7 +213,7 @@ def applied(
     operands: products, or None for an operand that is not one.
     params: of the operation.
   """
-  if primitive.name in ("jit", "pjit"):
+  if primitive.name == "jit":
     return _of_jaxpr(params["jaxpr"], operands)
   rule = _RULES.get(primitive.name)
   if rule is None or any(x is None for x in operands):
@@ -223,7 +223,7 @@ def applied(
 
 def has_rule(primitive: Any) -> bool:
   """Whether the results of an operation may be products."""
-  return primitive.name in _RULES or primitive.name in ("jit", "pjit")
+  return primitive.name in _RULES or primitive.name == "jit"
 
 
 def _of_jaxpr(

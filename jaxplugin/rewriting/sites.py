@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -428,14 +427,14 @@ def _left_text(what: str, left: Sequence[Site]) -> str:
   return "\n".join(lines)
 
 
+@dataclasses.dataclass(eq=False)
+class _Record:
+  """Sites that were decided about. JAX's caches of traces have it as a key."""
+
+  sites: list[Site] = dataclasses.field(default_factory=list)
+
+
 _recording: Final = jax.make_user_context(default_value=None)
-
-
-class _ThreadRecords(threading.local):
-  records: list[Site] | None = None
-
-
-_local: Final = _ThreadRecords()
 
 
 @contextlib.contextmanager
@@ -444,14 +443,11 @@ def recording() -> Iterator[list[Site]]:
 
   JAX traces functions again that it has traced before.
   """
-  before, _local.records = _local.records, []
-  try:
-    with _recording(object()):  # a key that no cache has
-      yield _local.records
-  finally:
-    _local.records = before
+  record = _Record()
+  with _recording(record):
+    yield record.sites
 
 
 def record(sites: Sequence[DecidedSite]) -> None:
-  if _local.records is not None:
-    _local.records += [site for site, _ in sites]
+  if _recording.value is not None:
+    _recording.value.sites.extend(site for site, _ in sites)

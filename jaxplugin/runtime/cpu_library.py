@@ -16,6 +16,7 @@ import ctypes
 import dataclasses
 import functools
 import threading
+from typing import Any
 from typing import Final
 
 import jax.ffi
@@ -213,15 +214,11 @@ def dot_config_error(dot: DotQuestion, config: tuple[int, ...]) -> str:
     dot: the dot.
     config: engine, panel_rows, task_rows and threads, as numbers.
   """
+  text = ctypes.create_string_buffer(_MAX_ERROR_BYTES)
   try:
-    function = _library().jaxplugin_cpu_dot_config_error
+    _ask("dot_config_error", dot, _int64s(config), text, len(text))
   except library.LibraryError as error:
     return str(error)
-  function.restype = ctypes.c_int64
-  text = ctypes.create_string_buffer(_MAX_ERROR_BYTES)
-  function(
-    _int64s(dot.numbers()), _int64s(config), text, ctypes.c_int64(len(text))
-  )
   return text.value.decode()
 
 
@@ -232,9 +229,7 @@ def dot_engine(dot: DotQuestion) -> int:
     library.LibraryError: If the library cannot be loaded.
     ValueError: If the kernels do not support the dot.
   """
-  function = _library().jaxplugin_cpu_dot_engine
-  function.restype = ctypes.c_int64
-  engine = int(function(_int64s(dot.numbers())))
+  engine = _ask("dot_engine", dot)
   if engine < 0:
     raise ValueError(f"dot_engine: the kernels must support the dot, got {dot}")
   return engine
@@ -246,9 +241,7 @@ def quantizes_rows(dot: DotQuestion) -> bool:
   Raises:
     library.LibraryError: If the library cannot be loaded.
   """
-  function = _library().jaxplugin_cpu_dot_quantizes_rows
-  function.restype = ctypes.c_int64
-  return int(function(_int64s(dot.numbers()))) == 1
+  return _ask("dot_quantizes_rows", dot) == 1
 
 
 def engine_name(engine: int) -> str | None:
@@ -262,6 +255,14 @@ def engine_name(engine: int) -> str | None:
 @functools.cache
 def _library() -> ctypes.CDLL:
   return library.load(jax.ffi.include_dir())
+
+
+def _ask(name: str, dot: DotQuestion, *more: Any) -> int:
+  """Calls a function of the library that answers a question about a dot."""
+  function = getattr(_library(), f"jaxplugin_cpu_{name}")
+  function.restype = ctypes.c_int64
+  more = tuple(ctypes.c_int64(x) if isinstance(x, int) else x for x in more)
+  return int(function(_int64s(dot.numbers()), *more))
 
 
 def _int64s(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:

@@ -19,7 +19,7 @@ the request was StableHLO text. The object has one of
 
   error                 text of a `ModuleError`
   died                  how the fork ended without a reply
-  version, is_text      attributes of `module_parsing.Parsed`; the module is
+  is_text               attribute of `module_parsing.Parsed`; the module is
                         valid
 
 The parent parses the text of a reply next. The fork has already parsed that
@@ -157,7 +157,7 @@ def _parse(
   given = data.decode() if request["is_text"] else data
   parsed = module_parsing.parse(given, name, context)
   module_parsing.read_places(parsed.module)
-  reply = {"version": parsed.version, "is_text": parsed.is_text}
+  reply = {"is_text": parsed.is_text}
   text = parsed.module.operation.get_asm(
     binary=True, enable_debug_info=True, print_generic_op_form=True
   )

@@ -42,13 +42,11 @@ class Parsed:
 
   Attributes:
     module: the module.
-    version: StableHLO version of a portable artifact, else None.
     is_text: whether the module was StableHLO text. Operations without a source
       location then have their position in that text.
   """
 
   module: ir.Module
-  version: str | None = None
   is_text: bool = False
 
 
@@ -96,7 +94,7 @@ def parse(data: str | bytes, name: str, context: ir.Context) -> Parsed:
   """
   try:
     if isinstance(data, bytes):
-      parsed = _parse_bytecode(data, name, context)
+      parsed = Parsed(module=_parse_bytecode(data, name, context))
     else:
       parsed = _parse_text(data, name, context)
     verify(parsed.module, name)
@@ -182,16 +180,15 @@ def _parse_text(text: str, name: str, context: ir.Context) -> Parsed:
   return Parsed(module=_parse(text, name, context), is_text=True)
 
 
-def _parse_bytecode(data: bytes, name: str, context: ir.Context) -> Parsed:
+def _parse_bytecode(data: bytes, name: str, context: ir.Context) -> ir.Module:
   if len(data) <= len(BYTECODE_MAGIC):
     raise ModuleError(f"{name}: the bytecode is truncated after {len(data)} B")
   # A portable artifact is bytecode of the VHLO dialect. The parser reads it and
   # raises an exception if its bytes are malformed.
   module = _parse(data, name, context)
-  version = portable_version(data)
-  if version is not None:
-    module = _of_portable_artifact(data, name, context)
-  return Parsed(module=module, version=version)
+  if portable_version(data) is None:
+    return module
+  return _of_portable_artifact(data, name, context)
 
 
 def _parse(data: str | bytes, name: str, context: ir.Context) -> ir.Module:

@@ -11,6 +11,7 @@ idle.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import select
@@ -58,31 +59,20 @@ def limits(size: int) -> ParsingLimits:
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Checked:
-  """A valid module.
-
-  Attributes:
-    text: StableHLO that this process can parse; None if the module was
-      StableHLO text.
-    version: attribute of `module_parsing.Parsed`.
-  """
-
-  text: str | None
-  version: str | None
-
-
 def is_available() -> bool:
   """Returns whether this system can fork; Windows cannot."""
   return hasattr(os, "fork")
 
 
-def checked(data: str | bytes, name: str) -> Checked:
+def checked(data: str | bytes, name: str) -> str | bytes:
   """Parses and verifies a module in the child process.
 
   Args:
     data: text, HLO text, bytecode or a portable artifact.
     name: name of the module in messages.
+
+  Returns:
+    StableHLO text that this process can parse; `data` itself if it is such.
 
   Raises:
     ModuleError: If the module is not valid, crashes the parser, or exceeds the
@@ -92,9 +82,8 @@ def checked(data: str | bytes, name: str) -> Checked:
   is_text = isinstance(data, str)
   # The child refuses surrogates, which are not valid in UTF-8.
   given = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-  allowed = limits(len(given))
-  request = {"name": name, "is_text": is_text, **dataclasses.asdict(allowed)}
-  header, text = _ask(request, given, allowed.wall_s)
+  request = {"name": name, "is_text": is_text, **vars(limits(len(given)))}
+  header, text = _ask(request, given)
   if "error" in header:
     raise module_parsing.ModuleError(header["error"])
   if "died" in header:
@@ -102,10 +91,7 @@ def checked(data: str | bytes, name: str) -> Checked:
       f"{name}: the module is malformed or too large: jaxlib's parser"
       f" {header['died']}"
     )
-  return Checked(
-    text=None if header["is_text"] else text.decode(),
-    version=header["version"],
-  )
+  return data if header["is_text"] else text.decode()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,47 +101,29 @@ class _Child:
   process: subprocess.Popen[bytes]
   owner: int
 
-  def ask(
-    self, request: dict[str, Any], data: bytes, wall_s: float
-  ) -> tuple[dict[str, Any], bytes] | None:
-    """Returns the child's reply, or None if the child has ended.
-
-    Raises:
-      TimeoutError: If the child neither replies nor ends.
-    """
-    stdin, stdout = self.process.stdin, self.process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    try:
-      module_child.write_message(stdin, request, data)
-    except BrokenPipeError:
-      return None
-    if not select.select([stdout], [], [], wall_s + _START_S)[0]:
-      raise TimeoutError
-    return module_child.read_message(stdout)
-
-  def stop(self) -> None:
-    if self.owner == os.getpid():  # a fork of this process must not end it
-      child_process.stop(self.process)
-
 
 _child: _Child | None = None
 _lock = threading.Lock()
 
 
-def _ask(
-  request: dict[str, Any], data: bytes, wall_s: float
-) -> tuple[dict[str, Any], bytes]:
+def _ask(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+  """Returns the child's reply."""
   global _child
   with _lock:
     for _ in range(2):  # a second try if the idle child has just ended
       if _child is None or _child.owner != os.getpid():
         _child = _start()
+      stdin, stdout = _child.process.stdin, _child.process.stdout
+      assert stdin is not None and stdout is not None
+      reply = None
       try:
-        reply = _child.ask(request, data, wall_s)
-      except TimeoutError:
-        reply = {"died": "does not reply"}, b""
-        stop()
+        with contextlib.suppress(BrokenPipeError):
+          module_child.write_message(stdin, request, data)
+          wait_s = request["wall_s"] + _START_S
+          if not select.select([stdout], [], [], wait_s)[0]:
+            stop()
+            return {"died": "does not reply"}, b""
+          reply = module_child.read_message(stdout)
       except BaseException:
         stop()  # the pipes may hold a part of a message
         raise
@@ -168,9 +136,10 @@ def _ask(
 def stop() -> None:
   """Ends the child, if there is one."""
   global _child
-  if _child is not None:
-    _child.stop()
-    _child = None
+  child, _child = _child, None
+  # A fork of this process must not end it.
+  if child is not None and child.owner == os.getpid():
+    child_process.stop(child.process)
 
 
 def _start() -> _Child:

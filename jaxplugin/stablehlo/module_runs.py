@@ -40,10 +40,8 @@ class Run:
 
   def inside(self, operation: Any) -> Run:
     """Returns the control flow around operations in an operation's regions."""
-    return Run(
-      self.is_in_loop or operation.name == _LOOP,
-      self.is_conditional or operation.name in _BRANCHES,
-    )
+    around = Run(operation.name == _LOOP, operation.name in _BRANCHES)
+    return self.within(around)
 
   def within(self, caller: Run) -> Run:
     """Adds the control flow around a call of the operation's function."""

@@ -296,8 +296,7 @@ def _parsed(given: str | bytes, name: str, trusted: bool) -> ParsedModule:
     version = module_parsing.portable_version(given)
     form = BYTECODE if version is None else PORTABLE
   if not trusted and module_process.is_available():
-    checked = module_process.checked(given, name)
-    data = given if checked.text is None else checked.text
+    data = module_process.checked(given, name)
   parsed = module_parsing.parse(data, name, jax_private.make_ir_context())
   source = ParsedModule(
     module=parsed.module, given=given, name=name, form=form, version=version

@@ -207,29 +207,6 @@ def readable(source: modules.ParsedModule) -> Iterator[None]:
     ) from error
 
 
-def _validate(
-  target: targets.Target, implementation: str | None, scale_rounding: str
-) -> None:
-  targets.require("rewrite", target)
-  backends.validate_name(implementation)
-  arguments.validate_scale_rounding("rewrite", scale_rounding)
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Emitted:
-  """The code for all equal calls.
-
-  Attributes:
-    lowering: the lowering of these calls.
-    module: the emitted module in the context of the module being rewritten.
-    functions: name of the added function in each symbol table.
-  """
-
-  lowering: module_functions.Lowering
-  module: ir.Module
-  functions: dict[Any, str] = dataclasses.field(default_factory=dict)
-
-
 class _Rewriter:
   """The rewriting of one module."""
 
@@ -242,7 +219,9 @@ class _Rewriter:
     *,
     is_examining: bool = False,
   ) -> None:
-    _validate(target, implementation, scale_rounding)
+    targets.require("rewrite", target)
+    backends.validate_name(implementation)
+    arguments.validate_scale_rounding("rewrite", scale_rounding)
     source.refuse_cpu_kernels(target)
     self._source = source
     self._options = (target, implementation, scale_rounding)
@@ -250,7 +229,10 @@ class _Rewriter:
     self._lowerings: dict[
       module_calls.ModuleCall, module_functions.Lowering | Exception
     ] = {}
-    self._emitted: dict[module_calls.ModuleCall, _Emitted] = {}
+    # The emitted module of equal calls, in the context of `source.module`.
+    self._emitted: dict[module_calls.ModuleCall, ir.Module] = {}
+    # The function that was added for a call to a symbol table.
+    self._functions: dict[tuple[module_calls.ModuleCall, Any], str] = {}
     self._decompositions: list[tuple[Any, str]] = []
 
   def rewrite_all(self, strict: bool) -> list[Rewritten]:
@@ -302,14 +284,22 @@ class _Rewriter:
       return dataclasses.replace(
         result, function=lowering.name, lowering_error=refusal
       )
-    emitted = self._emit(call, lowering)
-    if module_match.is_emitted(operation, call, emitted.module):
+    if call not in self._emitted:
+      self._emitted[call] = _imported(
+        lowering.stablehlo(), operation.context, lowering.name
+      )
+    emitted = self._emitted[call]
+    if module_match.is_emitted(operation, call, emitted):
       return result
     with operation.context, operation.location, ir.InsertionPoint(operation):
-      name = self._function(emitted, operation)
+      table = _symbol_table(operation)
+      if (call, table) not in self._functions:
+        name = _add_functions(emitted, table, lowering.name)
+        self._functions[call, table] = name
+      name = self._functions[call, table]
       if call.name == module_calls.SCALED_DOT:
         decomposition = operation.attributes["decomposition"].value
-        self._decompositions.append((_symbol_table(operation), decomposition))
+        self._decompositions.append((table, decomposition))
       _replace(operation, name, shardings)
     return dataclasses.replace(result, function=name)
 
@@ -324,24 +314,6 @@ class _Rewriter:
     if isinstance(lowering, Exception):
       raise lowering
     return lowering
-
-  def _emit(
-    self, call: module_calls.ModuleCall, lowering: module_functions.Lowering
-  ) -> _Emitted:
-    if call not in self._emitted:
-      module = _imported(
-        lowering.stablehlo(), self._source.module.context, lowering.name
-      )
-      self._emitted[call] = _Emitted(lowering=lowering, module=module)
-    return self._emitted[call]
-
-  def _function(self, emitted: _Emitted, operation: Any) -> str:
-    """Returns the name of the function for a call, and adds it if needed."""
-    table = _symbol_table(operation)
-    if table not in emitted.functions:
-      name = emitted.lowering.name
-      emitted.functions[table] = _add_functions(emitted.module, table, name)
-    return emitted.functions[table]
 
   def erase_unused_decompositions(self) -> None:
     """Erases decompositions of the composites that were replaced."""
