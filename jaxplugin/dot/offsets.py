@@ -250,9 +250,7 @@ def _by_kernel(
   cpu_library.register()
   rows = result.reshape(-1, result.shape[-1])
   call = jax.ffi.ffi_call(
-    "jaxplugin_add_offsets",
-    jax.ShapeDtypeStruct(rows.shape, _F32),
-    input_output_aliases={0: 0},
+    "jaxplugin_add_offsets", jax.ShapeDtypeStruct(rows.shape, _F32)
   )
   k = x.shape[-1]
   return call(
