@@ -416,12 +416,24 @@ def _significand_bits(dtype: np.dtype) -> int:
   return int(ml_dtypes.finfo(dtype).nmant) + 1
 
 
-def _of(facts: formats.Format) -> BlockFormat:
+def _named(
+  name: str, values: np.dtype, scale: np.dtype, block_size: int, **others: Any
+) -> BlockFormat:
   return BlockFormat(
-    name=facts.name,
-    values_dtype=_DTYPES[facts.element],
-    scale_dtype=_DTYPES[facts.scale],
-    block_size=facts.block_size,
+    name=name,
+    values_dtype=values,
+    scale_dtype=scale,
+    block_size=block_size,
+    **others,
+  )
+
+
+def _of(facts: formats.Format) -> BlockFormat:
+  return _named(
+    facts.name,
+    _DTYPES[facts.element],
+    _DTYPES[facts.scale],
+    facts.block_size,
     has_global_scale=facts.is_two_level,
   )
 
@@ -434,77 +446,35 @@ MXFP4: Final = _of(formats.MXFP4)
 NVFP4: Final = _of(formats.NVFP4)
 # E4M3 as in the checkpoints of DeepSeek-V3 and Qwen: square blocks of weights,
 # and blocks along rows of the activations.
-FP8_128X128: Final = BlockFormat(
-  name="fp8_128x128",
-  values_dtype=E4M3,
-  scale_dtype=F32,
-  block_size=128,
-  block_rows=128,
-)
-FP8_1X128: Final = BlockFormat(
-  name="fp8_1x128", values_dtype=E4M3, scale_dtype=F32, block_size=128
-)
+FP8_128X128: Final = _named("fp8_128x128", E4M3, F32, 128, block_rows=128)
+FP8_1X128: Final = _named("fp8_1x128", E4M3, F32, 128)
 # The same with power-of-two scales, as in DeepSeek-V3.1.
-FP8_128X128_E8M0: Final = BlockFormat(
-  name="fp8_128x128_e8m0",
-  values_dtype=E4M3,
-  scale_dtype=E8M0,
-  block_size=128,
-  block_rows=128,
+FP8_128X128_E8M0: Final = _named(
+  "fp8_128x128_e8m0", E4M3, E8M0, 128, block_rows=128
 )
-FP8_1X128_E8M0: Final = BlockFormat(
-  name="fp8_1x128_e8m0", values_dtype=E4M3, scale_dtype=E8M0, block_size=128
-)
+FP8_1X128_E8M0: Final = _named("fp8_1x128_e8m0", E4M3, E8M0, 128)
 # One scale for a row, as in compressed-tensors' "channel" and "token".
-FP8_ROW: Final = BlockFormat(
-  name="fp8_row", values_dtype=E4M3, scale_dtype=F32, block_size=0
-)
-INT8_ROW: Final = BlockFormat(
-  name="int8_row", values_dtype=INT8, scale_dtype=F32, block_size=0
-)
+FP8_ROW: Final = _named("fp8_row", E4M3, F32, 0)
+INT8_ROW: Final = _named("int8_row", INT8, F32, 0)
 # The values and scales of GGUF's Q8_0 and Q4_0.
-INT8_32: Final = BlockFormat(
-  name="int8_32", values_dtype=INT8, scale_dtype=F16, block_size=32
-)
-INT4_32: Final = BlockFormat(
-  name="int4_32", values_dtype=INT4, scale_dtype=F16, block_size=32
-)
+INT8_32: Final = _named("int8_32", INT8, F16, 32)
+INT4_32: Final = _named("int4_32", INT4, F16, 32)
 # Symmetric GPTQ and compressed-tensors "pack-quantized" in groups of 128.
-INT4_128: Final = BlockFormat(
-  name="int4_128", values_dtype=INT4, scale_dtype=F16, block_size=128
-)
-INT4_128_BF16: Final = BlockFormat(
-  name="int4_128_bf16", values_dtype=INT4, scale_dtype=BF16, block_size=128
-)
+INT4_128: Final = _named("int4_128", INT4, F16, 128)
+INT4_128_BF16: Final = _named("int4_128_bf16", INT4, BF16, 128)
 # Asymmetric AWQ, GPTQ and compressed-tensors "pack-quantized" in groups of 128.
-UINT4_128: Final = BlockFormat(
-  name="uint4_128",
-  values_dtype=INT4,
-  scale_dtype=F16,
-  block_size=128,
-  offset_dtype=PACKED,
-  code_offset=8,
+UINT4_128: Final = _named(
+  "uint4_128", INT4, F16, 128, offset_dtype=PACKED, code_offset=8
 )
-UINT4_128_BF16: Final = dataclasses.replace(
-  UINT4_128, name="uint4_128_bf16", scale_dtype=BF16
+UINT4_128_BF16: Final = _named(
+  "uint4_128_bf16", INT4, BF16, 128, offset_dtype=PACKED, code_offset=8
 )
 # GGUF's Q4_1.
-UINT4_32_MIN: Final = BlockFormat(
-  name="uint4_32_min",
-  values_dtype=INT4,
-  scale_dtype=F16,
-  block_size=32,
-  offset_dtype=F16,
-  code_offset=8,
+UINT4_32_MIN: Final = _named(
+  "uint4_32_min", INT4, F16, 32, offset_dtype=F16, code_offset=8
 )
 # OCP MX v1.0, section 5.3.4.
-MXINT8: Final = BlockFormat(
-  name="mxint8",
-  values_dtype=INT8,
-  scale_dtype=E8M0,
-  block_size=32,
-  fraction_bits=6,
-)
+MXINT8: Final = _named("mxint8", INT8, E8M0, 32, fraction_bits=6)
 # Formats that all kernels support.
 FORMATS: Final = (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)
 # Formats that the quantization kernels support.
