@@ -23,9 +23,9 @@ from jaxplugin.dot import offsets
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.dot import rules
+from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
-from jaxplugin.dot.sharding import explicit
 from jaxplugin.operation import choice
 from jaxplugin.tables import resolution
 
@@ -149,8 +149,8 @@ def block_scaled_dot(
   )
   rules.validate_sides(call)
   if out_sharding is not None:
-    sharding = explicit.asked_sharding(call, out_sharding)
-    call = call.replace(out_sharding=sharding)
+    asked = sharding.asked_sharding(call, out_sharding)
+    call = call.replace(out_sharding=asked)
   for side in (lhs_side, rhs_side):
     arguments.reject_negative_scale(side)
   return _bind_with_epilogue(call, offset, global_scale, bias, residual)

@@ -22,7 +22,6 @@ from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 
 from jaxplugin.core import extents
-from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.operation import primitive
@@ -163,14 +162,6 @@ class DotCall(primitive.OperationCall):
       lhs=self.lhs.in_usual_order(), rhs=self.rhs.in_usual_order()
     )
 
-  def with_linear_scales(self) -> DotCall:
-    """Returns the call with linear scales without padding."""
-    return self.replace(
-      lhs=self.lhs.with_linear_scale(),
-      rhs=self.rhs.with_linear_scale(),
-      padded_scales=False,
-    )
-
   def joined(self) -> DotCall:
     """Returns the call with its contracting dimensions merged, if possible.
 
@@ -200,7 +191,7 @@ class DotCall(primitive.OperationCall):
     if blocked is None:
       blocked = rhs.blocked_position
     assert blocked is not None
-    size = striding.padded_size(
+    size = problems.padded_size(
       lhs.shape[lhs.contracting[blocked]],
       (lhs.format, rhs.format),
       num_contracting=len(lhs.contracting),
@@ -265,7 +256,7 @@ class DotCall(primitive.OperationCall):
       global_scale = "scalar"
     k = _product(lhs[d] for d in self.lhs.contracting)
     num_contracting = len(self.lhs.contracting)
-    is_copied = striding.are_copied(
+    is_copied = problems.are_copied(
       k,
       (self.lhs.format, self.rhs.format),
       num_contracting=num_contracting,

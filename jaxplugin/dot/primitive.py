@@ -22,11 +22,9 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
+from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
-from jaxplugin.dot.sharding import assignment
-from jaxplugin.dot.sharding import explicit
-from jaxplugin.dot.sharding import per_device
 from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
@@ -178,13 +176,13 @@ operation_primitive.register_call(
     require_linear=derivatives.require_linear,
     cotangent=derivatives.cotangent,
     batch=_batch,
-    can_partition=per_device.can_partition,
-    prepared=per_device.prepared,
-    restored=per_device.restored,
-    assign=assignment.assign,
-    notation=assignment.notation,
-    per_device=per_device.compute,
-    result_sharding=explicit.result_sharding,
-    on_explicit_axes=explicit.split_dot,
+    can_partition=sharding.can_partition,
+    prepared=sharding.prepared,
+    restored=sharding.restored,
+    assign=sharding.assign,
+    notation=sharding.notation,
+    per_device=sharding.compute,
+    result_sharding=sharding.result_sharding,
+    on_explicit_axes=sharding.split_dot,
   ),
 )

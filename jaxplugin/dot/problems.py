@@ -1,10 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`DotProblem` describes a block-scaled dot for the choice of a backend."""
+"""`DotProblem` describes a block-scaled dot for the choice of a backend.
+
+Strides and copies of operands are functions of shapes and dtypes. Problems and
+lowerings both call them, so both describe the same kernels.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -12,12 +18,15 @@ from typing import Literal
 
 import numpy as np
 
-from jaxplugin.core import formats
-from jaxplugin.core import striding
+from jaxplugin.core import decisions
+from jaxplugin.core import extents
+from jaxplugin.core import formats as formats_lib
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
 GlobalScale = Literal["none", "scalar", "array"]
+Dims = tuple[int, ...]
+Strides = tuple[int, int, int]
 
 
 def matmul_text(problem: Any, dtype: np.dtype, sizes: Sequence[str]) -> str:
@@ -41,7 +50,7 @@ class SideProblem:
     format: its block format; None for a plain float operand.
     dtype: dtype of the stored values; uint8 is packed FP4.
     contracting_is_minor: whether values along k are contiguous in the array
-      that a kernel with strides reads (`striding`). Copies have k minor.
+      that a kernel with strides reads. Copies have k minor.
     scale_layout: "linear" or "swizzled_128x4".
     scale_is_padded: whether the scale is larger than rows x ceil(k / block).
     is_interleaved: whether FP4 values are interleaved, as `prepare_weights`
@@ -50,7 +59,7 @@ class SideProblem:
       has one row for `format.block_size` rows of values.
   """
 
-  format: formats.BlockFormat | None
+  format: formats_lib.BlockFormat | None
   dtype: np.dtype
   contracting_is_minor: bool = True
   scale_layout: str = "linear"
@@ -126,11 +135,124 @@ class DotProblem:
       return self.k
     # `dense_sides` dequantizes lhs if the blocks do not pair up.
     lhs = self.lhs.format if self.blocks_pair_up else None
-    padded = striding.padded_size(
+    padded = padded_size(
       size, (lhs, self.rhs.format), num_contracting=self.num_contracting
     )
     return self.k // size * padded
 
   @property
+  def is_copied(self) -> bool:
+    """Whether both operands are copied to row-major [batch, rows, k]."""
+    return are_copied(
+      self.k,
+      (self.lhs.format, self.rhs.format),
+      num_contracting=self.num_contracting,
+    )
+
+  @property
   def has_epilogue(self) -> bool:
     return self.has_bias or self.activation is not None or self.has_residual
+
+  @property
+  def fused_application(self) -> decisions.Application:
+    """How kernels that fuse a scalar global scale apply the global scale."""
+    if self.global_scale == "none":
+      return "none"
+    return "fused" if self.global_scale == "scalar" else "separate"
+
+
+def padded_size(
+  size: int,
+  formats: Sequence[formats_lib.BlockFormat | None],
+  *,
+  num_contracting: int,
+) -> int:
+  """Returns the padded size of the blocked contracting dimension.
+
+  Args:
+    size: size of the dimension.
+    formats: formats of both operands.
+    num_contracting: number of contracting dimensions. With one, 4-bit
+      values need an even size, for whole bytes. With several, dimensions are
+      merged, so each must have whole blocks.
+  """
+  granule = 1
+  for format in formats:
+    if format is None:
+      continue
+    if num_contracting > 1:
+      granule = math.lcm(granule, format.block_size)
+    elif format.has_pairs:
+      granule = math.lcm(granule, 2)
+  return extents.round_up(size, granule)
+
+
+def are_copied(
+  size: int | None,
+  formats: Sequence[formats_lib.BlockFormat | None],
+  *,
+  num_contracting: int,
+) -> bool:
+  """Returns whether both operands are copied to row-major [batch, rows, k].
+
+  Args:
+    size: size of the contracting dimension; None if it is symbolic.
+    formats, num_contracting: arguments of `padded_size`.
+  """
+  if num_contracting > 1:
+    return True
+  return size is not None and size != padded_size(
+    size, formats, num_contracting=num_contracting
+  )
+
+
+def values_strides(
+  values: Any,
+  format: formats_lib.BlockFormat | None,
+  *,
+  batch: Dims,
+  free: Dims,
+  contracting: Dims,
+) -> Strides | None:
+  """Returns strides of (batch, row, k) of values that are not `are_copied`.
+
+  Args:
+    values: an object with a shape and a dtype. For FP4 that is not packed, the
+      strides count bytes of its packed form.
+    format: format of the operand.
+    batch, free, contracting: all dimensions, by kind.
+
+  Returns:
+    The strides. None if the values must be copied to row-major [batch, rows,
+    k], because dimensions that must merge are not adjacent, or because FP4 must
+    be packed along k and k is not the last dimension.
+  """
+  shape = tuple(values.shape)
+  if format is not None and values.dtype in formats_lib.FOUR_BITS:
+    if contracting != (len(shape) - 1,):
+      return None
+    shape = (*shape[:-1], shape[-1] // 2)
+  return strides(shape, batch=batch, free=free, contracting=contracting)
+
+
+def strides(
+  shape: Sequence[int], *, batch: Dims, free: Dims, contracting: Dims
+) -> Strides | None:
+  """Returns strides of (batch, row, k) of a row-major array, or None."""
+  of_dim = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+  def merged(dims: Dims, unit: int) -> int | None:
+    dims = tuple(d for d in dims if shape[d] != 1)
+    for outer, inner in itertools.pairwise(dims):
+      if of_dim[outer] != of_dim[inner] * shape[inner]:
+        return None
+    return of_dim[dims[-1]] if dims else unit
+
+  of_batch, of_row, of_k = (
+    merged(batch, 0),
+    merged(free, 0),
+    merged(contracting, 1),
+  )
+  if of_batch is None or of_row is None or of_k is None:
+    return None
+  return of_batch, of_row, of_k

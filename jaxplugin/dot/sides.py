@@ -24,7 +24,6 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.operation import byte_arrays
 from jaxplugin.quantization import operations
@@ -39,7 +38,7 @@ def who() -> str:
 
 PLAIN_DTYPES: Final = formats.FLOAT_DTYPES
 
-Dims = tuple[int, ...]
+Dims = problems.Dims
 _OF_STACK: Final = ("stack", "stack_scale", "layer")
 _OF_ORIGIN: Final = (
   *_OF_STACK,
@@ -188,12 +187,12 @@ class Side:
     rows = self.values.shape[-2]
     return len(free) == 1 or rows % layouts.SCALE_TILE_ROWS == 0
 
-  def strides(self) -> striding.Strides | None:
+  def strides(self) -> problems.Strides | None:
     """Returns the values' strides of (batch, row, k), or None if not strided.
 
     The values then need a copy.
     """
-    return striding.values_strides(
+    return problems.values_strides(
       self.values,
       self.format,
       batch=self.batch,
@@ -443,7 +442,7 @@ class Side:
     return x.reshape(*sizes, math.prod(x.shape[x.ndim - num_contracting :]))
 
 
-def dense_strides(shape: Sequence[int]) -> striding.Strides:
+def dense_strides(shape: Sequence[int]) -> problems.Strides:
   """Returns the strides of a row-major [batch, rows, columns]."""
   _, rows, columns = shape
   return rows * columns, columns, 1

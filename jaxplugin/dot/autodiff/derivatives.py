@@ -36,8 +36,8 @@ from jaxplugin.core import formats
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
+from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
-from jaxplugin.dot.sharding import explicit
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import dequantize_primitive
@@ -231,7 +231,7 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
     spec = explicit_axes.spec_of(call.arrays()[name])
     # Dimension i of the operand is dimension `order[i]` of the product.
     out = tuple(axes for _, axes in sorted(zip(order, spec, strict=True)))
-    return explicit.product_across_blocks(local, g, other, numbers, out)
+    return sharding.product_across_blocks(local, g, other, numbers, out)
 
   return side_cotangent(name, g, product, factor, call.global_power, dims)
 

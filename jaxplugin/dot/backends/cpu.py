@@ -101,18 +101,11 @@ def plan(
   f32 (`DotCall.dense_sides`). XLA:CPU flushes subnormals, and large values
   overflow.
   """
-  applications: dict[problems.GlobalScale, decisions.Application] = {
-    "none": "none",
-    "scalar": "fused",
-    "array": "separate",
-  }
   notes: tuple[str, ...] = ()
   if not problem.blocks_pair_up:
     notes += (_LHS_IS_DEQUANTIZED,)
   notes += fastest_notes(problem, target)
-  return decisions.Plan(
-    global_scale=applications[problem.global_scale], notes=notes
-  )
+  return decisions.Plan(global_scale=problem.fused_application, notes=notes)
 
 
 def fastest_notes(problem: Any, target: targets.Target) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ A row has the fields of a `DotProblem` that differ from their defaults.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -21,32 +22,27 @@ from jaxplugin.tables import row_fields
 
 _SIZES: Final = ("m", "n", "k")
 GLOBAL_SCALES: Final = ("none", "scalar", "array")
-# Rows leave fields with these values out.
-_DEFAULTS: Final[dict[str, records.Scalar]] = {
-  "batch": 1,
-  "global_scale": "none",
-  "has_global_power": False,
-  "highest_precision": False,
-  "fastest_precision": False,
-  "has_bias": False,
-  "activation": None,
-  "has_residual": False,
-  "num_contracting": 1,
-  "blocked_k": None,
-  "blocks_pair_up": True,
-}
+
+
+def defaults_of(kind: type) -> dict[str, records.Scalar]:
+  """Returns the fields of a dataclass that have a default.
+
+  Rows leave a field out if it has its default.
+  """
+  return {
+    field.name: field.default
+    for field in dataclasses.fields(kind)
+    if field.default is not dataclasses.MISSING
+  }
+
+
+_DEFAULTS: Final = {"batch": 1, **defaults_of(problems.DotProblem)}
 _WORDS: Final = {
   "global_scale": GLOBAL_SCALES,
   "activation": problems.ACTIVATIONS,
 }
 _NUMBERS: Final = ("batch", "num_contracting", "blocked_k")
-_SIDE_DEFAULTS: Final[dict[str, records.Scalar]] = {
-  "contracting_is_minor": True,
-  "scale_layout": layouts.LINEAR,
-  "scale_is_padded": False,
-  "is_interleaved": False,
-  "has_square_scale": False,
-}
+_SIDE_DEFAULTS: Final = defaults_of(problems.SideProblem)
 _LAYOUTS: Final = (layouts.LINEAR, layouts.SWIZZLED)
 
 

@@ -22,7 +22,7 @@ from absl.testing import absltest
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import triton_configs
+from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching
 from jaxplugin.tables import reading
@@ -114,14 +114,14 @@ class ChooseTest(FolderTestCase):
     made = table(row(problem(m=64, **nvfp4), *ways))
     self.assertEqual(choose(made, m=128, **nvfp4).config, tiles())
     # Here kernels refuse it for more than 64 rows.
-    original = triton_configs.config_error
+    original = triton.shape_config_error
 
     def config_error(fields, shape, target):
       if shape.m > 64 and dict(fields)["block_m"] == 64:
         return "it is too small"
       return original(fields, shape, target)
 
-    with mock.patch.object(triton_configs, "config_error", config_error):
+    with mock.patch.object(triton, "shape_config_error", config_error):
       self.assertEqual(choose(made, m=128, **nvfp4).config, ())
 
   def test_argument_comes_first_and_a_table_says_how(self):
@@ -732,7 +732,7 @@ class TuningContextTest(FolderTestCase):
       jp.use_target(H200),
       resolution.pinned("triton", tiles()),
       mock.patch.object(
-        triton_configs, "config_error", side_effect=[None, None, "no way"]
+        triton, "shape_config_error", side_effect=[None, None, "no way"]
       ),
     ):
       traced = jax.jit(f).trace(x, w)

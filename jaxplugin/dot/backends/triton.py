@@ -27,20 +27,20 @@ from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
-from jaxplugin.core import striding
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-from jaxplugin.dot.backends import triton_configs
 from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.operation import choice
 from jaxplugin.runtime import triton_library
+from jaxplugin.tables import matching
 
 # Values (FP4 packed) and scale of a side, of any rank, and how kernels read
 # them.
@@ -49,6 +49,10 @@ Readable = tuple[jax.Array, jax.Array | None, configs.OperandKind]
 # Square blocks of a multiple of this many rows are read as they are. Tiles of
 # kernels whose scales multiply sums have at most as many rows.
 _SQUARE_ROWS: Final = 128
+
+_CONFIG_FIELDS: Final = {
+  field.name: field for field in dataclasses.fields(configs.MatmulConfig)
+}
 
 PLAIN_NAMES: Final = {
   np.dtype(np.float32): "f32",
@@ -181,11 +185,7 @@ def _reads(
         not problem.rhs.is_interleaved
         or _reads(interleaving.INTERLEAVED, problem, target)
       )
-    ) and not striding.are_copied(
-      problem.k,
-      (problem.lhs.format, problem.rhs.format),
-      num_contracting=problem.num_contracting,
-    )
+    ) and not problem.is_copied
   if layout != interleaving.INTERLEAVED:
     return layout in (layouts.SWIZZLED, layouts.TWO_GLOBAL_SCALES)
   architecture = triton_library.architecture_of(target)
@@ -204,18 +204,13 @@ def plan(
   config: decisions.Fields = (),
 ) -> decisions.Plan:
   """Returns the plan: it fuses scalar global scales and names the kernels."""
-  applications: dict[problems.GlobalScale, decisions.Application] = {
-    "none": "none",
-    "scalar": "fused",
-    "array": "separate",
-  }
   _, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   instructions = matmul_plans.instruction_notes(dense[0])
   return decisions.Plan(
-    global_scale=applications[problem.global_scale],
+    global_scale=problem.fused_application,
     notes=(
       f"kernels: {names}",
       *(instructions or scale_notes(problem.lhs.format, problem.rhs.format)),
@@ -235,7 +230,7 @@ def launches(
   Args:
     problem: the problem to compute.
     target: the target to compute on.
-    config: fields of a config (`triton_configs.fields_of`). If they are empty,
+    config: fields of a config (`fields_of`). If they are empty,
       a rule chooses the config.
   """
   shape = _dense_shape(problem, target)
@@ -388,14 +383,69 @@ def _launches(
   else:
     # The table's config was checked for dense operands. The operands that are
     # launched may have strides that the config does not support.
-    error = triton_configs.config_error(fields, shape, target)
+    error = shape_config_error(fields, shape, target)
     if error is not None:
       raise NotImplementedError(
         f"{sides.who()}: implementation triton with {dict(fields)}, which a"
         f" tuning table chose: {error}; or use jp.tuning(None)"
       )
-    config = triton_configs.config_of(fields)
+    config = config_of(fields)
   return matmul_plans.plan(shape, config, architecture)
+
+
+# Configs in tuning tables.
+
+
+def fields_of(config: configs.MatmulConfig) -> decisions.Fields:
+  """Returns all fields of a config, sorted."""
+  return tuple(sorted(dataclasses.asdict(config).items()))
+
+
+def config_of(fields: decisions.Fields) -> configs.MatmulConfig:
+  """Returns the config whose `fields_of` are `fields`.
+
+  Raises:
+    ValueError: If no config has these fields. The message names the field.
+  """
+  given: dict[str, Any] = dict(fields)
+  if given.keys() != _CONFIG_FIELDS.keys():
+    raise ValueError(
+      "a config of the Triton kernels must have"
+      f" {', '.join(sorted(_CONFIG_FIELDS))},"
+      f" got {', '.join(given) or 'none'}"
+    )
+  for name, value in given.items():
+    if name == "path":
+      allowed, is_right = f"one of {configs.PATHS}", value in configs.PATHS
+    elif isinstance(_CONFIG_FIELDS[name].default, bool):
+      allowed, is_right = "true or false", isinstance(value, bool)
+    else:
+      allowed, is_right = "a whole number", type(value) is int
+    if not is_right:
+      raise ValueError(f"{name} must be {allowed}, got {value!r}")
+  return configs.MatmulConfig(**given)
+
+
+def shape_config_error(
+  fields: decisions.Fields,
+  shape: configs.MatmulShape,
+  target: targets.Target,
+) -> str | None:
+  """Returns why fields are not a config for a shape, or None if they are."""
+  try:
+    config = config_of(fields)
+  except ValueError as error:
+    return str(error)
+  architecture = triton_library.architecture_of(target)
+  if architecture is None:
+    return f"there are no kernels for {target}"
+  if config.path == "small_m" and not config.swap:
+    return "swap must be true for small_m"
+  if config.use_descriptors:
+    refusal = triton_library.descriptors_refusal()
+    if refusal is not None:
+      return refusal.reason
+  return constraints.config_error(config, shape, architecture)
 
 
 def config_error(
@@ -407,9 +457,10 @@ def config_error(
   refusal = supports(problem, target)
   if refusal is not None:
     return refusal.reason
-  return triton_configs.config_error(
-    config, _dense_shape(problem, target), target
-  )
+  return shape_config_error(config, _dense_shape(problem, target), target)
+
+
+# Emission.
 
 
 def emit(
@@ -530,11 +581,7 @@ def _readable(
   matmul: configs.MatmulShape,
 ) -> tuple[Readable, Readable]:
   """Returns both sides as arrays in the formats of `matmul`."""
-  if striding.are_copied(
-    problem.k,
-    (call.lhs.format, call.rhs.format),
-    num_contracting=problem.num_contracting,
-  ):
+  if problem.is_copied:
     # k merges several dimensions, or has an odd number of FP4 values.
     lhs, rhs = call.dense_sides()
     return (
@@ -604,7 +651,7 @@ def _strided_scale(
     return scale, (math.prod(scale.shape[len(side.batch) :]), tile_rows)
   # Dimensions of a padded scale cannot merge into rows.
   strides_of = functools.partial(
-    striding.strides, batch=side.batch, free=free, contracting=side.contracting
+    problems.strides, batch=side.batch, free=free, contracting=side.contracting
   )
   is_linear = side.scale_layout == layouts.LINEAR
   scale = side.scale if square_scale is None else square_scale
@@ -642,7 +689,7 @@ BACKEND: Final = decisions.BackendRecord(
   launched_by=triton_library.launched_by,
   experiments=(("tma", triton_library.with_descriptors),),
   tunable=decisions.Tunable(
-    source=triton_configs.source,
+    source=matching.triton_source,
     config_error=config_error,
     configured=_configured,
   ),

@@ -15,19 +15,12 @@ from jaxplugin.ragged import problems
 from jaxplugin.tables import records
 
 _SIZES: Final = ("groups", "m", "n", "k")
-_RAGGED: Final[dict[str, records.Scalar]] = {
-  "is_along_blocks": True,
-  "global_scale": "none",
-  "has_global_power": False,
-  "has_bias": False,
-  "activation": None,
-  "fastest_precision": False,
-}
+_RAGGED: Final = problem_fields.defaults_of(problems.RaggedDotProblem)
 _RAGGED_WORDS: Final = {
   "global_scale": ("none", "scalar", "group", "row"),
   "activation": problems.ACTIVATIONS,
 }
-_CONTRACTION: Final[dict[str, records.Scalar]] = {"global_scale": "none"}
+_CONTRACTION: Final = problem_fields.defaults_of(problems.ContractionProblem)
 _CONTRACTION_WORDS: Final = {"global_scale": problem_fields.GLOBAL_SCALES}
 
 

@@ -16,7 +16,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
-from jaxplugin.dot.backends import triton_configs
+from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
@@ -45,7 +45,7 @@ def tiles(**changes: Any) -> records.Fields:
   config = configs.MatmulConfig(
     path="upcast", block_m=64, block_n=64, block_k=64, **changes
   )
-  return triton_configs.fields_of(config)
+  return triton.fields_of(config)
 
 
 def row(problem_: problems.DotProblem, *ways: Any) -> records.Row:

@@ -18,7 +18,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.dot.backends import triton
-from jaxplugin.dot.backends import triton_configs
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.lab.tuning.candidates import listing
@@ -69,11 +68,11 @@ class ListingTest(parameterized.TestCase):
     kept = len(found.configs) - 1  # and the rule
     pruned = sum(p.count for p in found.pruned)
     self.assertIn(total - pruned - kept, (0, 1))  # the default may be of them
-    self.assertNotIn(triton_configs.fields_of(default), found.configs)
+    self.assertNotIn(triton.fields_of(default), found.configs)
     self.assertEqual(found.configs[0], ())
     shape, _ = triton.launches(given, target)
     for fields in found.configs[1:]:
-      config = triton_configs.config_of(fields)
+      config = triton.config_of(fields)
       self.assertIsNone(
         constraints.config_error(config, shape, architecture), fields
       )
@@ -117,7 +116,7 @@ class ListingTest(parameterized.TestCase):
     found = triton_space.space(given, gpu("h100"), spaces.LIMITS)
     _, (launch, *_) = triton.launches(given, gpu("h100"))
     default = dict(launch.constexprs)["TILING"].config
-    first = triton_configs.config_of(found.configs[1])
+    first = triton.config_of(found.configs[1])
     names = ("path", "split_k", "block_k", "block_m", "block_n")
     for name in names:
       self.assertEqual(getattr(first, name), getattr(default, name), name)

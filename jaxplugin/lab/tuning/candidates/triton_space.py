@@ -16,7 +16,6 @@ from typing import Final
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
-from jaxplugin.dot.backends import triton_configs
 from jaxplugin.explanation import estimates
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import configs
@@ -65,7 +64,7 @@ class _Pruning:
     self, rule: str, reason: str, config: configs.MatmulConfig, count: int = 1
   ) -> None:
     self._found[rule, reason][0] += count
-    self._examples.setdefault((rule, reason), triton_configs.fields_of(config))
+    self._examples.setdefault((rule, reason), triton.fields_of(config))
 
   def all(self) -> tuple[spaces.Pruned, ...]:
     return tuple(
@@ -126,7 +125,7 @@ def space(
       used += bool(ways)
       kept += ways
   return spaces.Space(
-    configs=((), *(triton_configs.fields_of(c) for c in kept if c != default)),
+    configs=((), *(triton.fields_of(c) for c in kept if c != default)),
     pruned=pruning.all(),
     notes=notes,
   )
@@ -166,7 +165,7 @@ def _unlike(
   return (
     sum(differs),
     [not d for d in differs],
-    records.order(triton_configs.fields_of(config)),
+    records.order(triton.fields_of(config)),
   )
 
 

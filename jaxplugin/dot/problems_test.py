@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.core import striding
+from jaxplugin.dot import problems
 
 ONE_SIDE = {"batch": (), "free": (1,), "contracting": (0,)}
 
@@ -34,7 +34,7 @@ class StridesTest(parameterized.TestCase):
         for group in (batch, free, contracting)
       ]
       merged = moved.reshape(sizes)
-      strides = striding.strides(
+      strides = problems.strides(
         shape, batch=batch, free=free, contracting=contracting
       )
       if not np.shares_memory(merged, places):
@@ -57,12 +57,12 @@ class StridesTest(parameterized.TestCase):
     self, format, dtype, shape, expected
   ):
     values = jax.ShapeDtypeStruct(shape, dtype)
-    strides = striding.values_strides(values, format, **ONE_SIDE)
+    strides = problems.values_strides(values, format, **ONE_SIDE)
     self.assertEqual(None if strides is None else strides[2], expected)
 
   def test_fp4_is_counted_in_bytes(self):
     values = jax.ShapeDtypeStruct((3, 5, 64), formats.E2M1)
-    strides = striding.values_strides(
+    strides = problems.values_strides(
       values, jp.MXFP4, batch=(1,), free=(0,), contracting=(2,)
     )
     self.assertEqual(strides, (32, 5 * 32, 1))
@@ -71,7 +71,7 @@ class StridesTest(parameterized.TestCase):
     m, k = jax.export.symbolic_shape("m, k")
     values = jax.ShapeDtypeStruct((m, k), formats.E4M3)
     dims = {"batch": (), "free": (0,), "contracting": (1,)}
-    strides = striding.values_strides(values, jp.MXFP8, **dims)
+    strides = problems.values_strides(values, jp.MXFP8, **dims)
     self.assertEqual(strides, (0, k, 1))
 
 
@@ -88,15 +88,15 @@ class PaddingTest(parameterized.TestCase):
     self, size, formats_, num_contracting, expected
   ):
     options = {"num_contracting": num_contracting}
-    self.assertEqual(striding.padded_size(size, formats_, **options), expected)
+    self.assertEqual(problems.padded_size(size, formats_, **options), expected)
     self.assertEqual(
-      striding.are_copied(size, formats_, **options),
+      problems.are_copied(size, formats_, **options),
       num_contracting > 1 or expected != size,
     )
 
   def test_symbolic_size_is_not_padded(self):
     sides = (jp.MXFP4, jp.MXFP4)
-    self.assertFalse(striding.are_copied(None, sides, num_contracting=1))
+    self.assertFalse(problems.are_copied(None, sides, num_contracting=1))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.dot import calls
+from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
-from jaxplugin.dot.sharding import assignment
 from jaxplugin.operation import notation
 
 SIZES = {"f": 2, "t": 4}
@@ -152,8 +152,8 @@ def assign(lhs, rhs, contracting, lhs_spec, rhs_spec, wanted=None, **options):
     **options,
   )
   specs = {"lhs": lhs_spec, "rhs": rhs_spec}
-  got = assignment.assign(call, specs, wanted, SIZES)
-  (names,) = assignment.notation(call).results
+  got = sharding.assign(call, specs, wanted, SIZES)
+  (names,) = sharding.notation(call).results
   return {
     "lhs": got.operands[0],
     "rhs": got.operands[1],
@@ -250,7 +250,7 @@ class RuleTest(absltest.TestCase):
         )
         out = jax.ShapeDtypeStruct(call.shape, F32)
         found, kinds = notation.sharding_rule(
-          assignment.notation(call), call.flatten(), [out], axis_sizes
+          sharding.notation(call), call.flatten(), [out], axis_sizes
         )
         self.assertEqual(found, arrays + " -> b0 m0 n0")
         sizes = {"i0": 32, "i1": 16, "i2": 2} if arrays == shared else {}

@@ -1,0 +1,437 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled dots on several devices.
+
+`assign` decides which mesh axes shard which dimension, and `compute` is the
+part of each device. `operation/split.py` splits a call by them: over auto axes
+by a partitioning rule, over explicit axes by a `shard_map`, because the types
+of the arrays contain their shardings. Sides are converted to bytes, so that
+collectives move quantized data.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
+from jaxplugin.dot import sides
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import assignment as assignment_lib
+from jaxplugin.operation import byte_arrays
+from jaxplugin.operation import notation as notation_lib
+from jaxplugin.operation import split
+
+Spec = mesh_axes.Spec
+AxesByName = dict[str, mesh_axes.Axes]
+Dot = Callable[[calls.DotCall], jax.Array]
+
+# Assignment of mesh axes.
+
+
+def notation(call: calls.DotCall) -> notation_lib.Notation:
+  """Returns the names of the dimensions: b0, m0, n0, k0 and so on."""
+  lhs, rhs = [""] * call.lhs.ndim, [""] * call.rhs.ndim
+  lhs_shape, rhs_shape = call.lhs.shape, call.rhs.shape
+  sizes: dict[str, tuple[Any, int]] = {}
+  contracting, batch = call.dimension_numbers
+  for letter, dims in (("b", batch), ("k", contracting)):
+    for i, (l, r) in enumerate(zip(*dims, strict=True)):
+      name = lhs[l] = rhs[r] = f"{letter}{i}"
+      blocks = block_of(call.lhs, l), block_of(call.rhs, r)
+      granule = notation_lib.granule_of(lhs_shape[l], *blocks)
+      sizes[name] = lhs_shape[l], granule
+  for letter, names, shape, side in (
+    ("m", lhs, lhs_shape, call.lhs),
+    ("n", rhs, rhs_shape, call.rhs),
+  ):
+    for i, d in enumerate(side.free):
+      names[d] = f"{letter}{i}"
+      granule = notation_lib.granule_of(shape[d], block_of(side, d))
+      sizes[names[d]] = shape[d], granule
+  out = [lhs[d] for d in (*call.lhs.batch, *call.lhs.free)]
+  out += [rhs[d] for d in call.rhs.free]
+  of_sides = {"lhs": lhs, "rhs": rhs, "lhs_scale": lhs, "rhs_scale": rhs}
+
+  def of_result(shape: Sequence[Any]) -> list[str]:
+    dims = zip(shape, out if shape else (), strict=True)
+    return [name if size != 1 else notation_lib.OWN for size, name in dims]
+
+  return notation_lib.Notation(
+    operands=[
+      of_sides[name] if name in of_sides else of_result(x.shape)
+      for name, x in call.arrays().items()
+    ],
+    results=[out],
+    sizes=sizes,
+    reductions=[lhs[d] for d in call.lhs.contracting],
+  )
+
+
+def assign(
+  call: calls.DotCall,
+  specs: Mapping[str, Spec],
+  wanted: Spec | None,
+  axis_sizes: Mapping[str, int],
+) -> assignment_lib.Assignment:
+  """Decides which mesh axes shard which dimension.
+
+  In this order, an axis goes to the first dimension that has it:
+
+  1. Batch dimensions keep the sharding of either operand.
+  2. k keeps a sharding that both operands have.
+  3. m and n keep the sharding of their operand. If both have an axis, the
+     wanted result decides. If it does not use the axis, the smaller operand is
+     gathered over it.
+  4. k takes the sharding of one operand. The other operand is sliced, which
+     costs nothing.
+  5. Dimensions without sharding take that of the wanted result.
+
+  An axis that does not divide its dimension into whole blocks is dropped.
+
+  Args:
+    call: the call.
+    specs: mesh axes of each dimension of lhs and rhs.
+    wanted: axes wanted for the result; None if nothing is known.
+    axis_sizes: size of each mesh axis.
+  """
+  dims = notation(call)
+  lhs_names, rhs_names = dims.operands[:2]
+  (out,) = dims.results
+  wanted = wanted or ((),) * len(out)
+  want = dict(zip(out, wanted, strict=True))
+  lhs = dict(zip(lhs_names, specs["lhs"], strict=True))
+  rhs = dict(zip(rhs_names, specs["rhs"], strict=True))
+  m_first, n_first = _preferences(call, lhs, rhs, want)
+  k = dims.reductions
+  preferences = [
+    *((b, lhs[b] or rhs[b]) for b in out[: len(call.lhs.batch)]),
+    *((d, lhs[d]) for d in k if lhs[d] == rhs[d]),
+    *m_first,
+    *n_first,
+    *((d, lhs[d] or rhs[d]) for d in k if not (lhs[d] and rhs[d])),
+    *want.items(),
+  ]
+  found = assignment_lib.assign(
+    dims, preferences, wanted, call.shape, axis_sizes
+  )
+  # The epilogue follows the sum over devices, except for a global scale that
+  # multiplies each partial sum.
+  in_parts = steps(call)[0].arrays()
+  return found.with_axes_of(
+    dims,
+    [i for i, name in enumerate(call.arrays()) if name not in in_parts],
+    dict(zip(out, found.results[0], strict=True)),
+  )
+
+
+def _preferences(
+  call: calls.DotCall, lhs: AxesByName, rhs: AxesByName, want: AxesByName
+) -> list[list[tuple[str, mesh_axes.Axes]]]:
+  """Returns the axes of m and n, in order of priority.
+
+  If both sides are sharded over an axis and only one side's dimensions have it
+  in the wanted result, the other side is gathered over it. That side is also
+  gathered over its minor axes, because its data would otherwise move between
+  devices.
+  """
+  m = {name: axes for name, axes in lhs.items() if name[0] == "m"}
+  n = {name: axes for name, axes in rhs.items() if name[0] == "n"}
+  want_m = _flat(want[name] for name in m)
+  want_n = _flat(want[name] for name in n)
+  both = _flat(m.values()) & _flat(n.values())
+
+  def without(dims: AxesByName, gathered: set[str]) -> AxesByName:
+    return {
+      name: tuple(itertools.takewhile(lambda a: a not in gathered, axes))
+      for name, axes in dims.items()
+    }
+
+  m, n = (
+    without(m, both & (want_n - want_m)),
+    without(n, both & (want_m - want_n)),
+  )
+  is_n_first = not _flat(m.values()) & want_m and (
+    bool(_flat(n.values()) & want_n)
+    or _count(call.rhs.shape) > _count(call.lhs.shape)
+  )
+  order = (n, m) if is_n_first else (m, n)
+  return [list(dims.items()) for dims in order]
+
+
+def _flat(specs: Iterable[mesh_axes.Axes]) -> set[str]:
+  return {axis for axes in specs for axis in axes}
+
+
+def _count(shape: Sequence[Any]) -> int:
+  return math.prod(size for size in shape if isinstance(size, int))
+
+
+def block_of(side: sides.Side, dim: int) -> int:
+  """Returns the number of values along a dimension that share a scale.
+
+  In a gradient's matmul the blocked dimension is not contracted.
+  """
+  if side.format is None or side.axis != dim:
+    return 1
+  return side.format.block_size
+
+
+def steps(call: calls.DotCall) -> tuple[calls.DotCall, calls.DotCall]:
+  """Returns a call for partial sums and a call for the epilogue.
+
+  Each device computes the first call. The epilogue of the second call is
+  applied to the sum over devices.
+  """
+  if call.reduce_dtype is None:
+    return call.bare(), call
+  part = call.replace(
+    preferred_element_type=call.reduce_dtype,
+    bias=None,
+    activation=None,
+    residual=None,
+  )
+  return part, call.replace(global_scale=None, global_power=None)
+
+
+# The part of each device.
+
+
+def can_partition(call: calls.DotCall) -> bool:
+  """Returns whether a call can be split: no byte of two blocks, no size 0."""
+  call = call.without_origins_of_sides()
+  if any(0 in x.shape for x in call.flatten()):
+    return False
+  if not (call.lhs.has_whole_pairs and call.rhs.has_whole_pairs):
+    return False
+  dims = notation(call)
+  sizes = (dims.sizes[name] for name in dims.reductions)
+  return all(size % granule == 0 for size, granule in sizes)
+
+
+def prepared(call: calls.DotCall) -> calls.DotCall:
+  """Converts a call's sides to bytes, with linear scales without padding.
+
+  Two global scales stay separate, so that a backend may read both. A side loses
+  its origin: a shard of a layer is not a slice of the device's shard of the
+  stack, and quantizing a shard to NVFP4 would compute another global scale.
+  """
+  call = call.without_origins_of_sides().with_bytes().with_scales_alone()
+  return call.replace(
+    lhs=call.lhs.with_linear_scale().as_bytes(),
+    rhs=call.rhs.with_linear_scale().as_bytes(),
+    padded_scales=False,
+  )
+
+
+def restored(call: calls.DotCall) -> calls.DotCall:
+  """Undoes `prepared`: views bytes as values and scales of their dtypes."""
+  return call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
+
+
+def compute(
+  local: Dot,
+  call: calls.DotCall,
+  assignment: assignment_lib.Assignment,
+  axis_sizes: Mapping[str, int],
+) -> jax.Array:
+  """Computes a device's dot, the sum over devices, and the epilogue.
+
+  Args:
+    local: computes a call on one device.
+    call: `prepared` call of the device's shards.
+    assignment: assignment of mesh axes for the whole call.
+    axis_sizes: size of each mesh axis.
+  """
+  del axis_sizes
+  call = restored(call)
+  if not assignment.reduce:
+    return local(call)
+  part, after = steps(call)
+  total = assignment_lib.reduced(local(part), assignment)
+  if not after.has_epilogue:
+    # The result is the bare sum, so that XLA can merge nested all-reduces.
+    return total.astype(call.preferred_element_type)
+  return epilogue.apply(total.astype(np.float32), epilogue.with_product(after))
+
+
+# Meshes with explicit axes.
+
+
+def result_sharding(call: calls.DotCall) -> NamedSharding:
+  """Returns the sharding of the result's type.
+
+  It is `call.out_sharding`, or the one that `lax.dot_general` would return.
+
+  Args:
+    call: call of abstract arrays with shardings.
+
+  Raises:
+    ShardingTypeError: If both sides shard a contracting dimension and
+      `out_sharding` is None, or if the shardings of the sides do not fit.
+  """
+  if call.out_sharding is not None:
+    return call.out_sharding
+  if explicit_axes.mesh_of(call.flatten()) is None:
+    whole = PartitionSpec(*(None,) * len(call.shape))
+    return call.lhs.values.sharding.update(spec=whole)
+  return asked_sharding(call, None)
+
+
+def asked_sharding(call: calls.DotCall, out_sharding: Any) -> NamedSharding:
+  """Returns the sharding that the result of `lax.dot_general` would have.
+
+  Args:
+    call: call of arrays on a mesh with explicit axes.
+    out_sharding: as for `lax.dot_general`.
+
+  Raises:
+    NotImplementedError: If the result would be unreduced.
+  """
+  explicit_axes.refuse_unreduced(sides.who(), out_sharding)
+  mesh = explicit_axes.mesh_of(call.flatten())
+  types = [
+    explicit_axes.type_of(side.shape, side.values, mesh)
+    for side in (call.lhs, call.rhs)
+  ]
+  return _dot_general_sharding(
+    *types, call.dimension_numbers, out_sharding, mesh
+  )
+
+
+@functools.lru_cache(maxsize=1024)
+def _dot_general_sharding(
+  lhs: jax.ShapeDtypeStruct,
+  rhs: jax.ShapeDtypeStruct,
+  numbers: sides.DimensionNumbers,
+  out_sharding: Any,
+  mesh: Any,
+) -> NamedSharding:
+  dot_general = functools.partial(
+    lax.dot_general, dimension_numbers=numbers, out_sharding=out_sharding
+  )
+  return explicit_axes.result_sharding(dot_general, lhs, rhs, mesh=mesh)
+
+
+def split_dot(
+  local: Dot, call: calls.DotCall, sharding: NamedSharding
+) -> jax.Array:
+  """Computes a call split over the devices of a mesh with explicit axes.
+
+  Args:
+    local: computes a call on one device.
+    call: call of arrays with shardings in their types.
+    sharding: sharding of the result.
+  """
+  mesh: Any = sharding.mesh
+  with jax.sharding.use_abstract_mesh(mesh):
+    call = _prepared(call)
+  spec = mesh_axes.normalize_spec(sharding.spec, len(call.shape))
+  operation = split.of_call(
+    call.form(),
+    assign=assign,
+    notation=notation,
+    per_device=functools.partial(compute, local),
+  )
+  function = split.on_explicit_axes(operation, mesh, [spec])
+  return function(*call.flatten())[0]
+
+
+def product_across_blocks(
+  local: Callable[[jax.Array, sides.Side, sides.DimensionNumbers], jax.Array],
+  g: jax.Array,
+  side: sides.Side,
+  numbers: sides.DimensionNumbers,
+  out: mesh_axes.Spec,
+) -> jax.Array:
+  """Computes a gradient's matmul in f32, split over devices.
+
+  The quantized side is gathered as bytes.
+
+  Args:
+    local: (g, side, numbers) -> f32 result on one device.
+    g: unquantized cotangent, on a mesh with explicit axes.
+    side: quantized operand, not blocked along the contracting dimensions.
+    numbers: dimension numbers of g and `side`.
+    out: mesh axes of each dimension of the result.
+  """
+  (g_dims, side_dims), (g_batch, side_batch) = numbers
+  call = calls.DotCall(
+    lhs=sides.Side(name="lhs", values=g, contracting=g_dims, batch=g_batch),
+    rhs=side.replace(
+      name="rhs", contracting=side_dims, batch=side_batch, global_scale=None
+    ),
+    preferred_element_type=np.dtype(np.float32),
+    padded_scales=side.format is not None and side.scale_is_padded,
+  ).without_origins()
+  mesh = explicit_axes.sharding_of(g).mesh
+  return split_dot(
+    lambda call: local(call.lhs.values, call.rhs, call.dimension_numbers),
+    call,
+    NamedSharding(mesh, mesh_axes.partition_spec(out)),
+  )
+
+
+def _prepared(call: calls.DotCall) -> calls.DotCall:
+  """Converts a call's sides to bytes, with linear scales without padding."""
+  call = call.without_origins_of_sides().with_scales_alone()
+  call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))
+  return call.replace(
+    lhs=_prepared_side(call.lhs),
+    rhs=_prepared_side(call.rhs),
+    padded_scales=False,
+    out_sharding=None,
+  )
+
+
+def _prepared_side(side: sides.Side) -> sides.Side:
+  """Converts a side's values and scale to bytes on each device."""
+  if side.format is None:
+    return side
+  axis = side.axis
+  assert axis is not None
+  if side.comes_as_words:
+    # A word is 8 FP4 values of one device, so no device needs others' bytes.
+    values = _on_each_device(interleaving.to_bytes, side.values)
+    side = side.replace(values=values, is_interleaved=True)
+  if side.scale_layout != layouts.LINEAR or side.scale_is_padded:
+    # Shards of a swizzled or padded scale do not match shards of rows and
+    # blocks, so the scale is gathered first.
+    side = side.replace(scale=explicit_axes.gathered(side.scale))
+    side = side.with_linear_scale()
+  values = side.values
+  if values.dtype == formats.E2M1:
+    # Shards must hold whole bytes, which are pairs of FP4 values.
+    values = _on_each_device(
+      lambda x: byte_arrays.to_bytes(byte_arrays.packed(x, axis)),
+      explicit_axes.divided(values, axis, 2),
+    )
+  return side.replace(
+    values=byte_arrays.to_bytes(values), scale=byte_arrays.to_bytes(side.scale)
+  )
+
+
+def _on_each_device(
+  function: Callable[[jax.Array], jax.Array], x: jax.Array
+) -> jax.Array:
+  """Applies a function to each shard of `x`; keeps the sharding of `x`."""
+  spec = explicit_axes.spec_of(x)
+  mesh = explicit_axes.sharding_of(x).mesh
+  return explicit_axes.shard_map(function, mesh, (spec,), spec)(x)
