@@ -161,25 +161,6 @@ class Decision:
     return dataclasses.asdict(self)
 
 
-def _plain_plan(problem: Any, target: targets.Target) -> Plan:
-  del problem, target
-  return Plan()
-
-
-def _reads_no_other(layout: str, problem: Any, target: targets.Target) -> bool:
-  del layout, problem, target
-  return False
-
-
-def _lowers_anywhere(target: targets.Target) -> None:
-  del target
-
-
-def _launched_in_one_way(target: targets.Target) -> str:
-  del target
-  return ""
-
-
 def _has_no_configs(
   config: Fields, problem: Any, target: targets.Target
 ) -> str | None:
@@ -246,12 +227,16 @@ class BackendRecord(Generic[Problem]):
   rank: Callable[[targets.Target], int | None]
   supports: Callable[[Problem, targets.Target], Unsupported | None]
   emit: Callable[..., Any]
-  plan: Callable[[Problem, targets.Target], Plan] = _plain_plan
-  reads: Callable[[str, Problem, targets.Target], bool] = _reads_no_other
-  lowering_refusal: Callable[[targets.Target], Unsupported | None] = (
-    _lowers_anywhere
+  plan: Callable[[Problem, targets.Target], Plan] = (
+    lambda problem, target: Plan()
   )
-  launched_by: Callable[[targets.Target], str] = _launched_in_one_way
+  reads: Callable[[str, Problem, targets.Target], bool] = (
+    lambda layout, problem, target: False
+  )
+  lowering_refusal: Callable[[targets.Target], Unsupported | None] = (
+    lambda target: None
+  )
+  launched_by: Callable[[targets.Target], str] = lambda target: ""
   is_portable: bool = False
   experiments: tuple[
     tuple[str, Callable[[targets.Target], targets.Target]], ...

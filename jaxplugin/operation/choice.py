@@ -161,10 +161,6 @@ def rank_on(
   return lambda target: rank if target.platform in platforms else None
 
 
-def _supports(problem: Any, target: targets.Target) -> None:
-  del problem, target
-
-
 def _plan(problem: Any, target: targets.Target) -> decisions.Plan:
   del target
   scale = getattr(problem, "global_scale", "none")
@@ -195,7 +191,7 @@ def xla_backend(
     name="xla",
     summary=summary,
     rank=lambda target: 100,
-    supports=_supports,
+    supports=lambda problem, target: None,
     plan=plan,
     emit=emit,
     is_portable=True,

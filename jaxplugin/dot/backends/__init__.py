@@ -9,6 +9,8 @@ other packages (`plugins`). A backend's `emit` takes (call, problem, target).
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator
 from typing import Final
 
 import jax
@@ -110,6 +112,16 @@ def choose(
   )
 
 
+def _supporting(
+  problem: problems.DotProblem, target: targets.Target
+) -> Iterator[str]:
+  """Yields the backends that support a problem, in the order of their rank."""
+  backends = table()
+  for name in decisions.order(backends, target):
+    if backends[name].supports(problem, target) is None:
+      yield name
+
+
 def _modelled(
   problem: problems.DotProblem, target: targets.Target
 ) -> tuple[decisions.Measured, ...]:
@@ -117,17 +129,17 @@ def _modelled(
   proposal = modelled.proposal(problem, target)
   if proposal is None:
     return ()
-  backends = table()
-  for name in decisions.order(backends, target):
-    if backends[name].supports(problem, target) is None:
-      return (proposal,) if name == triton.BACKEND.name else ()
-  return ()
+  first = next(_supporting(problem, target), None)
+  return (proposal,) if first == triton.BACKEND.name else ()
 
 
-def _reads_layer(
-  implementation: str, problem: problems.DotProblem, target: targets.Target
+def _reads(
+  implementation: str,
+  layout: str,
+  problem: problems.DotProblem,
+  target: targets.Target,
 ) -> bool:
-  return table()[implementation].reads(layouts.LAYER, problem, target)
+  return table()[implementation].reads(layout, problem, target)
 
 
 def _for_layer(
@@ -142,18 +154,16 @@ def _for_layer(
   """
   if problem.m is None or problem.m > modelled.FEW_ROWS:
     return measured
-  backends = table()
-  tried = decisions.order(backends, target)
-  serving = [n for n in tried if backends[n].supports(problem, target) is None]
-  readers = [n for n in serving if _reads_layer(n, problem, target)]
+  found = list(_supporting(problem, target))
+  readers = [n for n in found if _reads(n, layouts.LAYER, problem, target)]
   if not readers:
     return measured
   measured = tuple(x for x in measured if x.implementation in readers)
-  if measured or serving[0] == readers[0]:
+  if measured or found[0] == readers[0]:
     return measured
   why = (
     "modelled, not measured: it reads the layer from the stack, and"
-    f" {serving[0]} would copy it first"
+    f" {found[0]} would copy it first"
   )
   return (
     decisions.Measured(
@@ -167,7 +177,7 @@ def _notes_on_layer(
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> tuple[str, ...]:
-  if _reads_layer(decision.implementation, problem, target):
+  if _reads(decision.implementation, layouts.LAYER, problem, target):
     return ("rhs: a layer of a stack, read from the stack",)
   if table()[decision.implementation].is_portable:
     return ()  # XLA fuses the slice into the dequantization
@@ -196,15 +206,6 @@ def _portable(measured: decisions.Measured) -> decisions.Measured:
   )
 
 
-def _reads_interleaved(
-  implementation: str,
-  problem: problems.DotProblem,
-  target: targets.Target,
-) -> bool:
-  backend = table()[implementation]
-  return backend.reads(interleaving.INTERLEAVED, problem, target)
-
-
 def _notes_on_order(
   implementation: str,
   problem: problems.DotProblem,
@@ -213,7 +214,7 @@ def _notes_on_order(
   sides = " and ".join(problem.interleaved_sides)
   if not sides:
     return ()
-  if _reads_interleaved(implementation, problem, target):
+  if _reads(implementation, interleaving.INTERLEAVED, problem, target):
     return (f"{sides}: prepared for {implementation}, which reads that order",)
   return (
     f"{sides}: prepared for other kernels; every call restores the order of"
@@ -227,39 +228,28 @@ def emit(
   """Emits a call with the backend of a decision."""
   call = call.with_bytes().joined()
   problem = call.problem()
+  reads = functools.partial(_reads, decision.implementation)
   if problem.interleaved_sides and (
-    not _reads_interleaved(decision.implementation, problem, target)
+    not reads(interleaving.INTERLEAVED, problem, target)
   ):
     call = call.in_usual_order()
     problem = call.problem()
-  if call.is_of_layer and not _reads_layer(
-    decision.implementation, problem, target
-  ):
+  if call.is_of_layer and not reads(layouts.LAYER, problem, target):
     call = call.without_stack()
-  backend = choice.backend_of(OPERATION, decision)
-  if not backend.reads(layouts.TWO_GLOBAL_SCALES, problem, target):
+  if not reads(layouts.TWO_GLOBAL_SCALES, problem, target):
     call = epilogue.with_product(call)
-  return backend.emit(call, problem, target)
+  return choice.backend_of(OPERATION, decision).emit(call, problem, target)
 
 
 def validate_name(requested: str | None) -> None:
   """Raises unless `requested` is an implementation's name or None."""
-  if requested is None:
-    return
-  if not isinstance(requested, str):
-    raise TypeError(
-      f"{sides.who()}: implementation must be a name or None, got"
-      f" {error_context.shown(requested)}"
-    )
-  if requested in BACKENDS:
-    return  # before `table` loads the backends of other packages
-  found = table()
-  if requested in found:
-    return
-  missing = registry.reason_missing(requested)
-  if missing:
-    raise ValueError(
-      f"{sides.who()}: implementation={error_context.shown(requested)} cannot"
-      f" be used: {missing}"
-    )
+  if isinstance(requested, str):
+    if requested in BACKENDS:
+      return  # before `table` loads the backends of other packages
+    missing = registry.reason_missing(requested)
+    if missing and requested not in table():
+      raise ValueError(
+        f"{sides.who()}: implementation={error_context.shown(requested)} cannot"
+        f" be used: {missing}"
+      )
   choice.validate_name(OPERATION, requested)
