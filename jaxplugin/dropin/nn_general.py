@@ -25,8 +25,8 @@ from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
+from jaxplugin.core import blocking
 from jaxplugin.core import error_context
-from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
@@ -444,45 +444,32 @@ def _quantize_and_dot(
   The dimensions are merged in the order of lhs. The order in `numbers` then
   does not change the blocks.
   """
-  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
-  order = np.argsort(lhs_k)
-  block = math.lcm(lhs[1].block_size, rhs[1].block_size)
-  sides = []
-  for (x, format, global_scale), contracting, batch in (
-    (lhs, [lhs_k[i] for i in order], lhs_batch),
-    (rhs, [rhs_k[i] for i in order], rhs_batch),
+  order = np.argsort(numbers[0][0])
+  multiple = math.lcm(lhs[1].block_size, rhs[1].block_size)
+  arrays, contracting, batches = [], [], []
+  for (x, format, global_scale), dims, batch in zip(
+    (lhs, rhs), *numbers, strict=True
   ):
-    x, axis, batch = _merge(x, tuple(contracting), batch)
-    x = _pad_to_blocks(x, axis, block)
-    x_q = quantization.quantize(
-      x, format, axis=axis, global_scale=global_scale, packed=False
+    merge = blocking.Blocking(
+      dims=tuple(dims[i] for i in order),
+      lead=(*batch, *sides.free_dims(x.ndim, dims, batch)),
+      multiple=multiple,
     )
-    sides.append((x_q, axis, batch))
-  (lhs_q, lhs_axis, lhs_batch), (rhs_q, rhs_axis, rhs_batch) = sides
+    arrays.append(
+      quantization.quantize(
+        merge.apply(x),
+        format,
+        axis=merge.axis(),
+        global_scale=global_scale,
+        packed=False,
+      )
+    )
+    contracting.append((merge.axis(),))
+    batches.append(tuple(map(merge.position, batch)))
   return dot.block_scaled_dot(
-    lhs_q,
-    rhs_q,
-    dimension_numbers=(((lhs_axis,), (rhs_axis,)), (lhs_batch, rhs_batch)),
+    *arrays,
+    dimension_numbers=(contracting, batches),
     preferred_element_type=dtype,
     reduce_dtype=dtype,  # as in JAX's function
     implementation=implementation,
   )
-
-
-def _merge(
-  x: jax.Array, contracting: sides.Dims, batch: sides.Dims
-) -> tuple[jax.Array, int, sides.Dims]:
-  """Merges the contracting dimensions; without any, adds one of size 1."""
-  if len(contracting) == 1:
-    return x, contracting[0], batch
-  free = sides.free_dims(x.ndim, contracting, batch)
-  lead = (*batch, *free)
-  sizes = [x.shape[d] for d in lead]
-  k = math.prod(x.shape[d] for d in contracting)
-  x = x.transpose(*lead, *contracting).reshape(*sizes, k)
-  return x, len(lead), tuple(range(len(batch)))
-
-
-def _pad_to_blocks(x: jax.Array, axis: int, block: int) -> jax.Array:
-  """Pads with zeros to whole blocks."""
-  return extents.pad_axis(x, axis, extents.round_up(x.shape[axis], block))

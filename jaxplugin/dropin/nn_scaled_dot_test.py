@@ -25,8 +25,15 @@ NT_2D, NT_3D = nn_cases.NT_2D, nn_cases.NT_3D
 SCALE_ROUNDING_BOUND = nn_cases.SCALE_ROUNDING_BOUND
 Side, mx = nn_cases.Side, nn_cases.mx
 rng_of, dequantized = nn_cases.rng_of, nn_cases.dequantized
+scaled_dot = nn_cases.scaled_dot
 
 INT8, INT32 = np.dtype(np.int8), np.dtype(np.int32)
+
+
+def assert_exact(result, lhs, rhs, numbers=NT_2D):
+  """Compares an f32 result with the f64 product of pairs (values, scale)."""
+  exact, _ = contract.dot(dequantized(*lhs), dequantized(*rhs), numbers)
+  contract.assert_exact(result, exact, F32)
 
 
 def unknown(name, k, lhs, rhs):
@@ -128,20 +135,13 @@ RESULT_DTYPES = [(BF16, F32)[i % 2] for i in range(len(SCALED_DOT_CASES))]
 
 
 @functools.cache
-def every_dot(scaled_dot):
+def every_dot(function):
   """Returns one program of the dots of all cases."""
 
   def run(operands):
     return [
-      scaled_dot(
-        lhs,
-        rhs,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=case[3],
-        preferred_element_type=dtype,
-      )
-      for case, dtype, ((lhs, lhs_scale), (rhs, rhs_scale)) in zip(
+      scaled_dot(*sides, case[3], dtype, function)
+      for case, dtype, sides in zip(
         SCALED_DOT_CASES, RESULT_DTYPES, operands, strict=True
       )
     ]
@@ -150,7 +150,7 @@ def every_dot(scaled_dot):
 
 
 class ScaledDotTest(parameterized.TestCase):
-  def check_every_dot(self, scaled_dot, *makers, bound=None):
+  def check_every_dot(self, function, *makers, bound=None):
     """Compares each result with f64: bits, unless there is a bound."""
     operands = [
       (lhs.make(rng := rng_of(1), *makers), rhs.make(rng, *makers))
@@ -160,7 +160,7 @@ class ScaledDotTest(parameterized.TestCase):
       SCALED_DOT_CASES,
       RESULT_DTYPES,
       operands,
-      every_dot(scaled_dot)(operands),
+      every_dot(function)(operands),
       strict=True,
     ):
       numbers = default_numbers(case[3], lhs[0].ndim)
@@ -196,15 +196,7 @@ class ScaledDotTest(parameterized.TestCase):
     rng = rng_of(3)
     (lhs, lhs_scale), (rhs, rhs_scale) = lhs.make(rng), rhs.make(rng)
     configs = nn_cases.bound_configs(
-      lambda a, b: nn.scaled_dot(
-        a,
-        b,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=numbers,
-      ),
-      lhs,
-      rhs,
+      lambda a, b: scaled_dot((a, lhs_scale), (b, rhs_scale), numbers), lhs, rhs
     )
     if is_known is None:  # nothing is quantized
       self.assertEmpty(configs)
@@ -227,13 +219,7 @@ class ScaledDotTest(parameterized.TestCase):
     # In bf16, where JAX's own function multiplies, they are 1 and 256.
     lhs = np.full((1, 32), number)
     rhs, rhs_scale = np.ones((1, 32), E4M3), np.ones((1, 1), E8M0)
-    result = nn.scaled_dot(
-      lhs,
-      rhs,
-      rhs_scale=rhs_scale,
-      dimension_numbers=NT_2D,
-      preferred_element_type=jnp.float32,
-    )
+    result = scaled_dot((lhs, None), (rhs, rhs_scale))
     np.testing.assert_array_equal(result, [[32 * float(number)]])
 
   @parameterized.named_parameters(
@@ -246,17 +232,10 @@ class ScaledDotTest(parameterized.TestCase):
     self, dtype, scale_dtype, block, nan
   ):
     lhs, lhs_scale = mx((3, 64), 1, dtype, block, scale_dtype).make(rng_of(6))
-    rhs, rhs_scale = mx((5, 64), 1, dtype, block, scale_dtype).make(rng_of(7))
+    rhs = mx((5, 64), 1, dtype, block, scale_dtype).make(rng_of(7))
     lhs[1, block : 2 * block] = 0
     lhs_scale.view(np.uint8)[1, 1] = nan
-    result = nn.scaled_dot(
-      lhs,
-      rhs,
-      lhs_scale=lhs_scale,
-      rhs_scale=rhs_scale,
-      dimension_numbers=NT_2D,
-    )
-    isnan = np.isnan(np.asarray(result, np.float32))
+    isnan = np.isnan(scaled_dot((lhs, lhs_scale), rhs))
     np.testing.assert_array_equal(isnan, [[False] * 5, [True] * 5, [False] * 5])
 
   @parameterized.named_parameters(
@@ -268,28 +247,19 @@ class ScaledDotTest(parameterized.TestCase):
   def test_nothing_to_add_up_is_zero(self, shape, scale_shape, scale_dtype):
     x = jnp.zeros(shape, E4M3)
     scale = None if scale_shape is None else jnp.ones(scale_shape, scale_dtype)
-    result = nn.scaled_dot(
-      x, x, lhs_scale=scale, rhs_scale=scale, dimension_numbers=NT_2D
-    )
+    result = scaled_dot((x, scale), (x, scale), dtype=BF16)
     np.testing.assert_array_equal(result, np.zeros((3, 3), BF16), strict=True)
 
   @parameterized.parameters(8, 16)
   @pytest.mark.sample(1)
   def test_only_nvfp4_refuses_negative_scales(self, block):
     lhs, lhs_scale = mx((3, 32), 1, E2M1, block, E4M3).make(rng_of(15))
-    lhs_scale = (-lhs_scale.astype(np.float32)).astype(E4M3)
-    dot = functools.partial(
-      nn.scaled_dot,
-      dimension_numbers=NT_2D,
-      preferred_element_type=jnp.float32,
-    )
+    pair = lhs, (-lhs_scale.astype(np.float32)).astype(E4M3)
     if block == 16:
       with self.assertRaisesRegex(ValueError, "lhs_scale of nvfp4 must not be"):
-        dot(lhs, lhs, lhs_scale=lhs_scale)
+        scaled_dot(pair, (lhs, None))
       return
-    x = dequantized(lhs, lhs_scale)
-    exact, _ = contract.dot(x, lhs.astype(np.float64), NT_2D)
-    contract.assert_exact(dot(lhs, lhs, lhs_scale=lhs_scale), exact, F32)
+    assert_exact(scaled_dot(pair, (lhs, None)), pair, (lhs, None))
 
   def test_no_rows_give_no_rows(self):
     lhs, lhs_scale = mx((0, 24), 1, block=8).make(rng_of(8))
@@ -315,14 +285,7 @@ class ScaledDotTest(parameterized.TestCase):
       arrays.append(x)
 
     def f(lhs, rhs, lhs_scale, rhs_scale):
-      return nn.scaled_dot(
-        lhs,
-        rhs,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=NT_3D,
-        preferred_element_type=jnp.float32,
-      )
+      return scaled_dot((lhs, lhs_scale), (rhs, rhs_scale), NT_3D)
 
     result = jax.jit(jax.vmap(f, in_axes))(*map(jnp.asarray, arrays))
     for i in range(4):
@@ -330,59 +293,29 @@ class ScaledDotTest(parameterized.TestCase):
         x if axis is None else x[i]
         for x, axis in zip(arrays, in_axes, strict=True)
       )
-      exact, _ = contract.dot(
-        dequantized(lhs, lhs_scale), dequantized(rhs, rhs_scale), NT_3D
-      )
-      contract.assert_exact(result[i], exact, F32)
+      assert_exact(result[i], (lhs, lhs_scale), (rhs, rhs_scale), NT_3D)
 
   @parameterized.parameters(8, 32)
   @pytest.mark.sample(1)
   def test_rows_may_be_symbolic(self, block):
     (m,) = jax.export.symbolic_shape("m")
-    rhs, rhs_scale = mx((5, 64), 1, block=block).make(rng_of(10))
-
-    @jax.jit
-    def f(lhs, lhs_scale):
-      return nn.scaled_dot(
-        lhs,
-        rhs,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=NT_2D,
-        preferred_element_type=jnp.float32,
-      )
-
+    rhs = mx((5, 64), 1, block=block).make(rng_of(10))
+    f = jax.jit(lambda *lhs: scaled_dot(lhs, rhs))
     exported = jax.export.export(f)(
       jax.ShapeDtypeStruct((m, 64), E4M3),
       jax.ShapeDtypeStruct((m, 64 // block), E8M0),
     )
-    lhs, lhs_scale = mx((7, 64), 1, block=block).make(rng_of(11))
-    exact, _ = contract.dot(
-      dequantized(lhs, lhs_scale), dequantized(rhs, rhs_scale), NT_2D
-    )
-    contract.assert_exact(exported.call(lhs, lhs_scale), exact, F32)
+    lhs = mx((7, 64), 1, block=block).make(rng_of(11))
+    assert_exact(exported.call(*lhs), lhs, rhs)
 
   def test_a_known_format_may_have_a_symbolic_contracting_size(self):
     (blocks,) = jax.export.symbolic_shape("blocks")
-
-    @jax.jit
-    def f(x, scale):
-      return nn.scaled_dot(
-        x,
-        x,
-        lhs_scale=scale,
-        rhs_scale=scale,
-        dimension_numbers=NT_2D,
-        preferred_element_type=jnp.float32,
-      )
-
-    exported = jax.export.export(f)(
+    exported = jax.export.export(jax.jit(lambda *x: scaled_dot(x, x)))(
       jax.ShapeDtypeStruct((3, 32 * blocks), E4M3),
       jax.ShapeDtypeStruct((3, blocks), E8M0),
     )
-    x, scale = mx((3, 64), 1).make(rng_of(12))
-    exact, _ = contract.dot(dequantized(x, scale), dequantized(x, scale), NT_2D)
-    contract.assert_exact(exported.call(x, scale), exact, F32)
+    x = mx((3, 64), 1).make(rng_of(12))
+    assert_exact(exported.call(*x), x, x)
 
   @parameterized.named_parameters(
     ("blocks_of_8", mx((8, 128), 1, block=8), "x"),
@@ -394,21 +327,9 @@ class ScaledDotTest(parameterized.TestCase):
     put = lambda array, axis: jax.device_put(
       array, jax.NamedSharding(mesh, jax.P(None, axis))
     )
-
-    @jax.jit
-    def f(x, scale):
-      return nn.scaled_dot(
-        x,
-        x,
-        lhs_scale=scale,
-        rhs_scale=scale,
-        dimension_numbers=NT_2D,
-        preferred_element_type=jnp.float32,
-      )
-
+    f = jax.jit(lambda *x: scaled_dot(x, x))
     result = f(put(x, "x"), put(scale, scale_axis))
-    exact, _ = contract.dot(dequantized(x, scale), dequantized(x, scale), NT_2D)
-    contract.assert_exact(result, exact, F32)
+    assert_exact(result, (x, scale), (x, scale))
 
   @pytest.mark.full
   def test_gradient_of_the_plain_side_is_exact(self):
