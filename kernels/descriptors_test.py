@@ -16,7 +16,6 @@ from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 
-from jaxplugin.dot import reference
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
 from jaxplugin.testing import contract
@@ -85,7 +84,7 @@ class MatmulTest(parameterized.TestCase):
     architecture = ARCHITECTURES[config.path]
     result = gpu_operands.run(lhs, rhs, config, architecture=architecture)
     numbers = (((2,), (2,)), ((0,), (0,)))
-    exact, magnitude = reference.oracle_dot(lhs.exact, rhs.exact, numbers)
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact, numbers)
     contract.assert_within(
       result, exact, contract.DOT_BOUND * magnitude, result.dtype
     )

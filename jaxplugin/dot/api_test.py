@@ -71,22 +71,6 @@ class SuiteTest(parameterized.TestCase):
     )
     self.assertLessEqual(largest, contract.MAX_EXACT_K)
 
-  @parameterized.parameters(range(40))
-  def test_oracle_agrees_with_einsum(self, index):
-    case = dot_cases.random_case(index)
-    rng = np.random.default_rng(index)
-    numbers = case.dimension_numbers or (
-      ((len(case.lhs.shape) - 1,),) * 2,
-      (tuple(range(len(case.lhs.shape) - 2)),) * 2,
-    )
-    lhs, rhs = rng.normal(size=case.lhs.shape), rng.normal(size=case.rhs.shape)
-    for actual, expected in zip(
-      reference.oracle_dot(lhs, rhs, numbers),
-      contract.dot(lhs, rhs, numbers),
-      strict=True,
-    ):
-      np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=1e-13)
-
   @parameterized.product(
     format=formats.FORMATS, axis=(0, 1), size=(96, 80), packed=(False, True)
   )

@@ -69,37 +69,6 @@ def oracle_dequantize(
     return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 
 
-def oracle_dot(
-  lhs: np.ndarray,
-  rhs: np.ndarray,
-  dimension_numbers: sides.DimensionNumbers,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the f64 dot of dequantized operands, and of their magnitudes.
-
-  Returns:
-    (dot, magnitude): f64 with batch dimensions first, then those of lhs, then
-    those of rhs. `magnitude` is sum(|a * b|), the unit of `ERROR_BOUND`.
-  """
-  (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = dimension_numbers
-
-  def to_3d(
-    x: np.ndarray, contracting: sides.Dims, batch: sides.Dims
-  ) -> tuple[np.ndarray, list[int], list[int]]:
-    free = sides.free_dims(x.ndim, contracting, batch)
-    kinds = [[x.shape[d] for d in dims] for dims in (batch, free, contracting)]
-    flat = [int(np.prod(kind, dtype=np.int64)) for kind in kinds]
-    x = x.transpose(*batch, *free, *contracting).reshape(flat)
-    return x, kinds[0], kinds[1]
-
-  lhs, batch, rows = to_3d(lhs, lhs_contracting, lhs_batch)
-  rhs, _, columns = to_3d(rhs, rhs_contracting, rhs_batch)
-  rhs = rhs.transpose(0, 2, 1)
-  with np.errstate(invalid="ignore"):
-    results = (lhs @ rhs, np.abs(lhs) @ np.abs(rhs))
-  shape = (*batch, *rows, *columns)
-  return results[0].reshape(shape), results[1].reshape(shape)
-
-
 def plain_dot(
   lhs: jax.Array,
   rhs: jax.Array,

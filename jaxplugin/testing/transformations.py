@@ -22,19 +22,6 @@ from jaxplugin.testing import contract
 PRIMITIVE: Final = "block_scaled_dot"
 
 
-def operand(
-  rng: np.random.Generator,
-  format: jp.BlockFormat,
-  shape: tuple[int, ...],
-  *,
-  axis: int | None = None,
-  storage: str = "scaled_array",
-) -> contract.Operand:
-  """An integer operand, blocked along its last dimension by default."""
-  case = contract.operand_case(format, *shape, axis=axis, storage=storage)
-  return contract.make_operand(rng, case, integers=True)
-
-
 def array(rng, format, shape, **kwargs) -> jp.ScaledArray:
   return contract.operand(rng, format, shape, **kwargs).operand
 

@@ -13,7 +13,6 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 
 from jaxplugin.core import formats
-from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import gpu_operands
 from jaxplugin.testing.kernels import matmul_shapes
@@ -241,7 +240,7 @@ EPILOGUE_BOUND = 16 * 2.0**-24
 
 def exact_dot(lhs, rhs):
   numbers = (((2,), (2,)), ((0,), (0,)))
-  return reference.oracle_dot(lhs.exact, rhs.exact, numbers)
+  return contract.dot(lhs.exact, rhs.exact, numbers)
 
 
 class MatmulTest(parameterized.TestCase):

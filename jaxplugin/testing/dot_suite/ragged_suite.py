@@ -20,10 +20,10 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import epilogue
 
 # Results of `preferred_element_type` that the fuzzed cases take in turns.
 _DTYPES: Final = contract.RESULT_DTYPES
-_PLAIN: Final = "plain"
 
 # (rhs, lhs, groups, m, n, k): every format; pairs, mixed and one-sided; n and k
 # with tails of every kernel's tiles; fewer rows than groups and many more.
@@ -291,16 +291,9 @@ class RaggedSuite(parameterized.TestCase):
 
 
 def activate(x: np.ndarray, activation: str | None) -> np.ndarray:
-  """In f64, by formulas written a second time."""
+  """Returns an activation by its definition in f64."""
   # Below, f64 overflows to a sigmoid of 0, and says so.
   sigmoid = lambda x: 1 / (1 + np.exp(-np.maximum(x, -700)))
-  if activation == "relu":
-    return np.maximum(x, 0)
-  if activation == "gelu":
-    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    return 0.5 * x * (1 + np.tanh(inner))
-  if activation == "silu":
-    return x * sigmoid(x)
   if activation == "swiglu":
     gate, value = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
     return gate * sigmoid(gate) * value
@@ -308,4 +301,4 @@ def activate(x: np.ndarray, activation: str | None) -> np.ndarray:
     gate = np.minimum(x[:, 0::2], 7.0)
     value = np.clip(x[:, 1::2], -7.0, 7.0)
     return gate * sigmoid(1.702 * gate) * (value + 1)
-  return x
+  return epilogue.activate(x, activation)
