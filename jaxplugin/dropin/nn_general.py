@@ -466,8 +466,10 @@ def _quantize_and_dot(
     )
     contracting.append((merge.axis(),))
     batches.append(tuple(map(merge.position, batch)))
+  lhs_q, rhs_q = arrays
   return dot.block_scaled_dot(
-    *arrays,
+    lhs_q,
+    rhs_q,
     dimension_numbers=(contracting, batches),
     preferred_element_type=dtype,
     reduce_dtype=dtype,  # as in JAX's function
