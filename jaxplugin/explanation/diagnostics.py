@@ -25,6 +25,7 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import traced as ragged_traced
@@ -304,15 +305,12 @@ def _explain_quantization(
     is_partitioned=is_partitioned,
     is_split=is_partitioned,
   )
-  avals = [v.aval for v in eqn.invars]
-  problem: quantization_backends.Problem
-  if eqn.primitive is dequantize_primitive.dequantize_p:
+  problem: quantization_backends.Problem = eqn.params["problem"]
+  if isinstance(problem, quantization_problems.DequantizationProblem):
     name = "dequantize"
-    problem = dequantize_primitive.problem_of(avals, eqn.params)
   else:
-    is_single = len(eqn.params["blockings"]) == 1
+    is_single = len(problem.blockings) == 1
     name = "quantize" if is_single else "quantize_both"
-    problem = quantize_primitive.problem_of(avals, eqn.params)
   found = quantization_split.explained(
     problem, module, target, eqn.params["overlay"], axis_sizes
   )

@@ -31,7 +31,7 @@ from jaxplugin.quantization import integers
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import explicit
-from jaxplugin.quantization.sharding import partial_scales
+from jaxplugin.quantization.sharding import global_scales
 
 ScaleRounding = arguments.ScaleRounding
 SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
@@ -53,7 +53,7 @@ def quantize(
   packed: bool | None = None,
   scale_layout: layouts.ScaleLayout = layouts.LINEAR,
   out_sharding: Any = None,
-  axis_name: partial_scales.AxisName | None = None,
+  axis_name: global_scales.AxisName | None = None,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -143,15 +143,16 @@ def quantize(
   surrogate, x, global_scale = _split_derivative(
     who, derivative, x, global_scale
   )
-  global_scale = partial_scales.global_scale(
-    who,
-    x,
-    format,
-    (axis,),
-    axis_name=axis_name,
-    given=global_scale,
-    batch_dims=batch_dims,
-  )
+  if axis_name is not None:
+    global_scale = global_scales.global_scale(
+      who,
+      x,
+      format,
+      (axis,),
+      axis_name=axis_name,
+      given=global_scale,
+      batch_dims=batch_dims,
+    )
   values, scale, global_scale, offset = _quantize(
     x,
     global_scale,
@@ -205,7 +206,7 @@ def quantize_both(
   global_scale: jax.Array | float | None = None,
   derivative: Derivative | None = None,
   packed: bool | None = None,
-  axis_name: partial_scales.AxisName | None = None,
+  axis_name: global_scales.AxisName | None = None,
 ) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
   """Quantizes `x` along two axes.
 
@@ -278,9 +279,10 @@ def quantize_both(
     x,
     arguments.given_global_scale("quantize_both", global_scale, format),
   )
-  global_scale = partial_scales.global_scale(
-    "quantize_both", x, format, axes, axis_name=axis_name, given=global_scale
-  )
+  if axis_name is not None:
+    global_scale = global_scales.global_scale(
+      "quantize_both", x, format, axes, axis_name=axis_name, given=global_scale
+    )
   first, second = quantize_blocked(
     x,
     format,

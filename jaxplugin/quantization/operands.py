@@ -163,7 +163,7 @@ def _transposed_on_devices(
     dtype=np.dtype(np.float32),
     format=spec.format,
     blockings=(spec.along, along),
-    options=spec.options,
+    options=(spec.options, problems.NO_OPTIONS),
   )
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
   names = dims.results[:: problem.results_each]  # dimensions of both values

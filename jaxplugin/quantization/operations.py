@@ -33,7 +33,6 @@ ScaleRounding = Literal["up", "floor"]
 # subnormal. The same is done for each block whose amax is below 2^-64, if the
 # format has no global scale.
 _TINY_EXPONENT: Final = -64
-_MIN_GLOBAL_SCALE: Final = 2.0**-126
 _MIN_NORMAL: Final = 2.0**-126
 
 # `four_over_six` may scale a block's amax to 4 instead of 6, the largest E2M1
@@ -122,8 +121,8 @@ def quantize(
     if not format.has_global_scale:
       global_scale = None
     elif global_scale is None:
-      global_scale = _computed_global_scale(
-        blocks, groups, format, four_over_six
+      global_scale = _global_scale_of_amax(
+        _finite_amax(blocks, groups), format, four_over_six
       )
     one = jnp.float32(1)
     values, scale = _quantize_two_level(
@@ -343,48 +342,22 @@ def _quantize_mx(
   return values, scale.astype(jnp.uint8)
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=("format", "axis", "square", "four_over_six"),
-  inline=True,
-)
-def partial_global_scale(
-  x: jax.Array,
-  format: formats.BlockFormat,
-  axis: int,
-  square: tuple[int, ...] | None = None,
-  four_over_six: bool = False,
-) -> jax.Array:
-  """Returns f32[]: the global scale computed from a shard.
-
-  It is 0 if the shard has no nonzero finite block. The maximum over shards
-  gives the array's global scale (`global_scale_of_partial`).
-  """
-  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
-  groups = _Groups.of(x.ndim, axis, format.block_size, square)
-  return _partial_global_scale(blocks, groups, format, four_over_six)
-
-
-def global_scale_of_partial(partial: jax.Array) -> jax.Array:
-  return jnp.where(partial == 0, jnp.float32(1), partial)
-
-
-def partial_scale_of_maxima(
+def global_scale_of_maxima(
   maxima: jax.Array, format: formats.BlockFormat, four_over_six: bool
 ) -> jax.Array:
-  """Returns f32[...]: the `partial_global_scale` of partial amax values.
+  """Returns f32[...]: the global scale computed from partial amax values.
 
   Args:
-    maxima: uint32[..., n], f32 bits of the amax of n pieces of the shard, each
+    maxima: uint32[..., n], f32 bits of the amax of n pieces of the array, each
       over blocks without NaN or Inf.
     format: the format to quantize to.
     four_over_six: as for `quantize`.
   """
   amax = jnp.max(maxima, axis=-1).astype(jnp.int32)
-  return _partial_scale_of_amax(amax, format, four_over_six)
+  return _global_scale_of_amax(amax, format, four_over_six)
 
 
-def _partial_scale_of_amax(
+def _global_scale_of_amax(
   amax: jax.Array, format: formats.BlockFormat, four_over_six: bool
 ) -> jax.Array:
   scale_max = format.scale_encoding.max
@@ -392,9 +365,8 @@ def _partial_scale_of_amax(
     scale_max = _FOUR_OVER_SIX_MAX
   range_max = scale_max * format.values_encoding.max
   quotient = codes.divide(codes.from_bits(amax), range_max)
-  # A subnormal could become zero in a maximum over devices.
-  quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
-  return jnp.where(amax == 0, jnp.float32(0), quotient)
+  quotient = jnp.maximum(quotient, _MIN_NORMAL)
+  return jnp.where(amax == 0, jnp.float32(1), quotient)
 
 
 @functools.partial(
@@ -410,28 +382,6 @@ def finite_amax(
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
   return _finite_amax(blocks, groups)
-
-
-def _computed_global_scale(
-  blocks: jax.Array,
-  groups: _Groups,
-  format: formats.BlockFormat,
-  four_over_six: bool,
-) -> jax.Array:
-  """Returns f32[]: amax of finite blocks / (scale max * values max)."""
-  return global_scale_of_partial(
-    _partial_global_scale(blocks, groups, format, four_over_six)
-  )
-
-
-def _partial_global_scale(
-  blocks: jax.Array,
-  groups: _Groups,
-  format: formats.BlockFormat,
-  four_over_six: bool,
-) -> jax.Array:
-  amax = _finite_amax(blocks, groups)
-  return _partial_scale_of_amax(amax, format, four_over_six)
 
 
 def _finite_amax(blocks: jax.Array, groups: _Groups) -> jax.Array:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -38,8 +39,6 @@ class RecipeOptions:
       random bits then depend only on its offset in the array.
     strides: strides of the whole array if x is a shard with stochastic
       rounding, whose key data is `offsets.words`; else None.
-    is_part: whether x is a shard, and the given global scale was computed for
-      four_over_six from the whole array.
   """
 
   hadamard: int | None = None
@@ -50,7 +49,6 @@ class RecipeOptions:
   key_impl: Any = None
   is_partitionable: bool = True
   strides: tuple[int, ...] | None = None
-  is_part: bool = False
 
   def __str__(self) -> str:
     parts = []
@@ -108,7 +106,7 @@ class QuantizationProblem:
       one for each. Otherwise each blocking computes one if the format has one:
       a NaN or an Inf invalidates different blocks along each axis.
     num_maxima: number of partial amax values that each blocking is given
-      instead of a global scale, if x is a shard (`sharding.partial_scales`);
+      instead of a global scale, if x is a shard (`sharding.global_scales`);
       else None.
     packed: whether values are packed, if the format can be packed.
     for_products: whether packed values have the blocked dimension last in
@@ -118,8 +116,7 @@ class QuantizationProblem:
       last dimension.
     pads_values: whether rows of zeros are appended to the values up to whole
       tiles of a swizzled scale, as cuDNN requires.
-    options: options of the first blocking.
-    more_options: options of the other blockings; empty if none has options.
+    options: options of each blocking; `NO_OPTIONS` by default.
   """
 
   shape: tuple[Any, ...]
@@ -133,8 +130,12 @@ class QuantizationProblem:
   for_products: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
   pads_values: bool = False
-  options: RecipeOptions = NO_OPTIONS
-  more_options: tuple[RecipeOptions, ...] = ()
+  options: tuple[RecipeOptions, ...] = ()
+
+  def __post_init__(self) -> None:
+    if not self.options:
+      each = (NO_OPTIONS,) * len(self.blockings)
+      object.__setattr__(self, "options", each)
 
   @classmethod
   def along(
@@ -151,12 +152,12 @@ class QuantizationProblem:
 
   def __str__(self) -> str:
     sizes = ", ".join(map(str, self.shape))
-    is_plain = set(self.options_each) == {NO_OPTIONS}
+    is_plain = set(self.options) == {NO_OPTIONS}
     is_single = len(self.blockings) == 1
     dims = " and ".join(
       f"{list(b.dims)}"
       + ("" if is_plain or is_single else f" ({e or 'plain'})")
-      for b, e in zip(self.blockings, map(str, self.options_each), strict=True)
+      for b, e in zip(self.blockings, map(str, self.options), strict=True)
     )
     where = f"dimensions {dims}"
     if is_single and len(self.blockings[0].dims) == 1:
@@ -166,7 +167,7 @@ class QuantizationProblem:
     if self.pads_values:
       where += ", rows of values in whole tiles"
     if is_single and not is_plain:
-      where += f", {self.options}"
+      where += f", {self.options[0]}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property
@@ -196,34 +197,66 @@ class QuantizationProblem:
     return *batch, extents.round_up(rows, layouts.SCALE_TILE_ROWS), k
 
   @property
-  def options_each(self) -> tuple[RecipeOptions, ...]:
-    """Options of each blocking."""
-    more = self.more_options or (NO_OPTIONS,) * (len(self.blockings) - 1)
-    return (self.options, *more)
+  def num_keys(self) -> int:
+    """Number of operands with key data."""
+    return sum(options.is_stochastic for options in self.options)
+
+  def result_types(self) -> list[tuple[tuple[Any, ...], np.dtype]]:
+    """Returns shape and dtype of each result."""
+    format = self.format
+    found: list[tuple[tuple[Any, ...], np.dtype]] = []
+    for b in self.blockings:
+      shape, axis = b.shape(self.shape), b.axis()
+      divided = lambda n, s=shape, d=axis: (*s[:d], s[d] // n, *s[d + 1 :])
+      scale = divided(format.block_size)
+      if self.packed:
+        found.append((divided(2), formats.PACKED))
+      else:
+        values = self.written_shape if self.pads_values else shape
+        found.append((values, format.array_dtype))
+      if self.scale_layout == layouts.SWIZZLED:
+        scale = layouts.swizzled_shape(scale)
+      found.append((scale, format.scale_dtype))
+      if self.computes_global_scale:
+        found.append(((), np.dtype(np.float32)))
+    return found
+
+  def with_global_scale(self) -> QuantizationProblem:
+    """Returns the problem with given global scales instead of maxima."""
+    return dataclasses.replace(self, num_maxima=None, has_global_scale=True)
+
+  def with_blockings(self, indices: Sequence[int]) -> QuantizationProblem:
+    """Returns the problem of some of the blockings."""
+    return dataclasses.replace(
+      self,
+      blockings=tuple(self.blockings[i] for i in indices),
+      options=tuple(self.options[i] for i in indices),
+    )
 
   def singles(self) -> list[QuantizationProblem]:
     """Returns the problem of each blocking."""
-    return [
-      dataclasses.replace(self, blockings=(b,), options=e, more_options=())
-      for b, e in zip(self.blockings, self.options_each, strict=True)
-    ]
+    return [self.with_blockings([i]) for i in range(len(self.blockings))]
 
   def each(self) -> list[QuantizationProblem]:
     """Returns a problem for each blocking, with the shape of the blocked x."""
-    return [
-      dataclasses.replace(
-        single,
-        shape=single.blockings[0].shape(self.shape),
-        blockings=(
-          blocking.Blocking.along(
-            single.blockings[0].axis(),
-            len(single.blockings[0].shape(self.shape)),
-            self.format.block_size,
-          ),
-        ),
+    found = []
+    for single in self.singles():
+      (b,) = single.blockings
+      shape = b.shape(self.shape)
+      along = blocking.Blocking.along(
+        b.axis(), len(shape), self.format.block_size
       )
-      for single in self.singles()
-    ]
+      found.append(dataclasses.replace(single, shape=shape, blockings=(along,)))
+    return found
+
+  def under_leading_dimension(self, size: int) -> QuantizationProblem:
+    """Returns the problem of arrays stacked along a new first dimension."""
+    return dataclasses.replace(
+      self,
+      shape=(size, *self.shape),
+      blockings=tuple(b.under_leading_dimension() for b in self.blockings),
+      options=tuple(e.under_leading_dimension() for e in self.options),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,10 @@ backends.
 quantize_p: (x[, global_scale], key data...) -> (values, scale[, global_scale])
   for each blocking. A computed global scale is a result. A given global scale
   is f32[] for all blockings or f32[n], one for each. For a shard, partial amax
-  values u32[n, maxima] may be given instead (`partial_scales_p`). Each blocking
-  with stochastic rounding has key data. Parameters: format, blockings,
-  scale_rounding, packed, for_products, scale_layout, pads_values, options and
-  more_options, as for `QuantizationProblem`; target, the target of an enclosing
-  `use_target`, or None; overlay, the tables of an enclosing `tuning`, or None.
+  values u32[n, maxima] may be given instead (`global_scales`). Each blocking
+  with stochastic rounding has key data. Parameters: problem; target, the target
+  of an enclosing `use_target`, or None; overlay, the tables of an enclosing
+  `tuning`, or None.
 
 If no result of a blocking is used, the blocking is dropped.
 """
@@ -23,10 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -34,39 +31,26 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import partial_eval
+from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
-from jaxplugin.operation import choice
+from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import global_scales
 from jaxplugin.quantization.sharding import operation
-from jaxplugin.quantization.sharding import partial_scales
-from jaxplugin.quantization.sharding import per_device
 from jaxplugin.tables import resolution
 
 # Values, scale, and global scale or None.
 Quantized = tuple[jax.Array, jax.Array, jax.Array | None]
-
-
-# The parameters that are fields of a problem.
-_ASKED: Final = (
-  "format",
-  "blockings",
-  "scale_rounding",
-  "packed",
-  "for_products",
-  "scale_layout",
-  "pads_values",
-  "options",
-  "more_options",
-)
 
 quantize_p = extend_core.Primitive("block_quantize")
 quantize_p.multiple_results = True
@@ -76,11 +60,12 @@ def quantize(
   x: jax.Array,
   global_scale: jax.Array | None,
   *,
-  blockings: tuple[blocking.Blocking, ...],
+  blockings: Sequence[blocking.Blocking],
   options: Sequence[problems.RecipeOptions] | None = None,
   keys: Sequence[jax.Array | None] | None = None,
+  packed: bool,
   for_products: bool = False,
-  **params: Any,
+  **fields: Any,
 ) -> list[Quantized]:
   """Computes `operations.quantize` of each blocking, with a chosen backend.
 
@@ -90,32 +75,42 @@ def quantize(
     blockings: blockings of the results, at least one.
     options: options of each blocking. `keys` sets the fields about keys.
     keys: key or None for each blocking. None rounds to nearest.
-    for_products: as for `QuantizationProblem`.
-    **params: the other parameters of `quantize_p`.
+    packed, for_products: as for `QuantizationProblem`.
+    **fields: other fields of a `QuantizationProblem`.
   """
-  given = [] if global_scale is None else [global_scale]
-  options = options or [problems.NO_OPTIONS] * len(blockings)
+  count = len(blockings)
   with_keys = [
     _with_key(e, key)
-    for e, key in zip(options, keys or [None] * len(blockings), strict=True)
+    for e, key in zip(
+      options or [problems.NO_OPTIONS] * count,
+      keys or [None] * count,
+      strict=True,
+    )
   ]
-  given += [data for _, data in with_keys if data is not None]
-  params |= _params_of(blockings, [e for e, _ in with_keys])
-  params["for_products"] = for_products and params["packed"]
-  params["pads_values"] = False
-  if 0 not in x.shape:
-    if x.dtype not in formats.FLOAT_DTYPES:
-      x = x.astype(jnp.float32)
-    results = quantize_p.bind(
-      x,
-      *given,
-      **params,
+  if x.dtype not in formats.FLOAT_DTYPES:
+    x = x.astype(jnp.float32)
+  problem = problems.QuantizationProblem(
+    shape=tuple(x.shape),
+    dtype=np.dtype(x.dtype),
+    blockings=tuple(blockings),
+    options=tuple(e for e, _ in with_keys),
+    has_global_scale=global_scale is not None,
+    packed=packed,
+    for_products=for_products and packed,
+    **fields,
+  )
+  given = [global_scale, *(data for _, data in with_keys)]
+  operands = [x, *(operand for operand in given if operand is not None)]
+  if 0 in x.shape:  # Only XLA ops support empty arrays.
+    results = _by_operations(*operands, problem=problem)
+  else:
+    results = _bind(
+      operands,
+      problem,
       target=targets.overriding_target(),
       overlay=resolution.overlay(),
     )
-  else:  # Only XLA ops support empty arrays.
-    results = _by_operations(x, *given, **params)
-  size = len(results) // len(blockings)
+  size = problem.results_each
   each = [results[i : i + size] for i in range(0, len(results), size)]
   return [
     (r[0], r[1], r[2] if size == 3 else _own_scales(global_scale, i, 1))
@@ -145,21 +140,29 @@ def quantize_in_whole_tiles(
     format.scale_dtype[..., rows padded to 128, k / block size padded to 4] in
     the layout "swizzled_128x4".
   """
-  along = blocking.Blocking.along(x.ndim - 1, x.ndim, format.block_size)
-  values, scale = quantize_p.bind(
-    x,
-    *([] if global_scale is None else [global_scale]),
+  problem = problems.QuantizationProblem.along(
+    x.ndim - 1,
+    shape=tuple(x.shape),
+    dtype=np.dtype(x.dtype),
     format=format,
-    **_params_of([along], [problems.NO_OPTIONS]),
-    scale_rounding="up",
-    packed=False,
-    for_products=False,
+    has_global_scale=global_scale is not None,
     scale_layout=layouts.SWIZZLED,
     pads_values=True,
-    target=target,
-    overlay=None,
   )
+  operands = [x] if global_scale is None else [x, global_scale]
+  values, scale = _bind(operands, problem, target=target, overlay=None)
   return values, scale
+
+
+def _bind(
+  operands: Sequence[jax.Array],
+  problem: problems.QuantizationProblem,
+  **params: Any,
+) -> list[jax.Array]:
+  x, *given = operands
+  for operand in given:  # All results vary over the same mesh axes as x.
+    x = jax_private.varying_as(x, operand)
+  return quantize_p.bind(x, *given, problem=problem, **params)
 
 
 def _with_key(
@@ -180,64 +183,17 @@ def _with_key(
   return options, key
 
 
-def _params_of(
-  blockings: Sequence[blocking.Blocking],
-  options: Sequence[problems.RecipeOptions],
-) -> dict[str, Any]:
-  """Returns `quantize_p`'s parameters for blockings and their options."""
-  first, *more = options
-  return {
-    "blockings": tuple(blockings),
-    "options": first,
-    "more_options": tuple(more) if set(more) - {problems.NO_OPTIONS} else (),
-  }
-
-
-def _options_each(
-  params: Mapping[str, Any],
-) -> tuple[problems.RecipeOptions, ...]:
-  more = params["more_options"]
-  more = more or (problems.NO_OPTIONS,) * (len(params["blockings"]) - 1)
-  return (params["options"], *more)
-
-
-def _keys_of(params: Mapping[str, Any]) -> int:
-  """Returns the number of key operands."""
-  return sum(options.is_stochastic for options in _options_each(params))
-
-
-def problem_of(
-  avals: Sequence[Any], params: Mapping[str, Any]
-) -> problems.QuantizationProblem:
-  """Returns the problem of an equation of `quantize_p`."""
-  fields = {n: params[n] for n in params if n not in ("target", "overlay")}
-  is_given = len(avals) > 1 + _keys_of(params)
-  num_maxima = None
-  if is_given and avals[1].dtype == jnp.uint32:
-    num_maxima = avals[1].shape[1]
-  return problems.QuantizationProblem(
-    shape=tuple(avals[0].shape),
-    dtype=np.dtype(avals[0].dtype),
-    has_global_scale=is_given and num_maxima is None,
-    num_maxima=num_maxima,
-    **fields,
-  )
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=_ASKED,
-  inline=True,
-)
-def _by_operations(*args, **params):
+@functools.partial(jax.jit, static_argnames="problem", inline=True)
+def _by_operations(*args, problem):
   """Computes the results of `quantize_p` with XLA ops."""
-  x, global_scale, keys = _operands(args, _options_each(params))
-  singles = problem_of(args, params).singles()
-  each = [
-    xla.quantize(x, _own_scales(global_scale, i, 1), single, key=key)
-    for i, (single, key) in enumerate(zip(singles, keys, strict=True))
+  x, global_scale, keys = _operands(args, problem.options)
+  return [
+    leaf
+    for i, (single, key) in enumerate(zip(problem.singles(), keys, strict=True))
+    for leaf in xla.quantize(
+      x, _own_scales(global_scale, i, 1), single, keys=[key]
+    )
   ]
-  return [leaf for results in each for leaf in results]
 
 
 def _operands(
@@ -263,15 +219,23 @@ def _own_scales(
 # Rules.
 
 
-def _abstract_eval(*args, target, overlay, **params):
-  """Returns the result types of `_by_operations`."""
+def _abstract_eval(x, *given, problem, target, overlay):
   del target, overlay
-  mesh = explicit_axes.mesh_of(args)
-  if mesh is None:
-    return _by_operations.trace(*args, **params).jaxpr.out_avals
-  avals = _by_operations.trace(*explicit.whole(args), **params).jaxpr.out_avals
-  problem = problem_of(args, params)
-  return explicit.quantize_types(problem, args[0], avals, mesh)
+  types = problem.result_types()
+  mesh, specs = explicit_axes.mesh_of([x, *given]), None
+  if mesh is not None:
+    specs = explicit.quantize_specs(problem, x, mesh)
+  else:
+    mesh, specs = x.sharding.mesh, [((),) * len(shape) for shape, _ in types]
+  return [
+    x.update(
+      shape=shape,
+      dtype=dtype,
+      weak_type=False,
+      sharding=NamedSharding(mesh, mesh_axes.partition_spec(spec)),
+    )
+    for (shape, dtype), spec in zip(types, specs, strict=True)
+  ]
 
 
 def _jvp(primals, tangents, **params):
@@ -281,36 +245,29 @@ def _jvp(primals, tangents, **params):
   return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
 
 
-def _batch(args, dims, *, blockings, target, overlay, **params):
-  x, *given = args
-  each = _options_each({"blockings": blockings, **params})
+def _batch(args, dims, *, problem, **params):
   # Kernels do not support a global scale or a key for each batch entry.
-  is_computed = params["format"].has_global_scale and not given
   if (
-    is_computed
-    or any(options.is_stochastic for options in each)
+    problem.computes_global_scale
+    or problem.num_keys
     or any(d is not None for d in dims[1:])
   ):
-    function = functools.partial(_by_operations, blockings=blockings, **params)
+    function = functools.partial(_by_operations, problem=problem)
     results = jax.vmap(function, in_axes=tuple(dims))(*args)
   else:
+    x = jnp.moveaxis(args[0], dims[0], 0)
     results = quantize_p.bind(
-      jnp.moveaxis(x, dims[0], 0),
-      *given,
-      target=target,
-      overlay=overlay,
-      **params
-      | _params_of(
-        [b.under_leading_dimension() for b in blockings],
-        [options.under_leading_dimension() for options in each],
-      ),
+      x,
+      *args[1:],
+      problem=problem.under_leading_dimension(x.shape[0]),
+      **params,
     )
   return results, (0,) * len(results)
 
 
 def _has_scale_each(eqn: Any) -> bool:
   """Returns whether each blocking is given a separate global scale."""
-  scales = eqn.invars[1 : len(eqn.invars) - _keys_of(eqn.params)]
+  scales = eqn.invars[1 : len(eqn.invars) - eqn.params["problem"].num_keys]
   return any(scale.aval.ndim for scale in scales)
 
 
@@ -327,79 +284,62 @@ def _without_unused(
     Whether each input is used, and the equation or None.
   """
   eqn = args[-1]
-  blockings = eqn.params["blockings"]
-  size = len(eqn.outvars) // len(blockings)
-  kept = [
-    i for i in range(len(blockings)) if any(used_outputs[i * size :][:size])
-  ]
+  problem = eqn.params["problem"]
+  size, count = problem.results_each, len(problem.blockings)
+  kept = [i for i in range(count) if any(used_outputs[i * size :][:size])]
   if kept and _has_scale_each(eqn):
-    kept = list(range(len(blockings)))
+    kept = list(range(count))
   if not kept:
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
-  if len(kept) < len(blockings):
-    each = _options_each(eqn.params)
-    has_key = [i for i, options in enumerate(each) if options.is_stochastic]
+  if len(kept) < count:
+    has_key = [i for i, e in enumerate(problem.options) if e.is_stochastic]
     if has_key:
       is_used[-len(has_key) :] = [i in kept for i in has_key]
     eqn = eqn.replace(
       invars=[v for v, used in zip(eqn.invars, is_used, strict=True) if used],
       outvars=[v for i in kept for v in eqn.outvars[i * size :][:size]],
-      params=eqn.params
-      | _params_of([blockings[i] for i in kept], [each[i] for i in kept]),
+      params=eqn.params | {"problem": problem.with_blockings(kept)},
     )
   return is_used, eqn
 
 
 def _emit(*args, parts, target):
-  options_each = [e for part in parts for e in part.problem.options_each]
+  options_each = [e for part in parts for e in part.problem.options]
   x, global_scale, keys = _operands(args, options_each)
   results, start = [], 0
   for part in parts:
-    backend = choice.backend_of(backends.QUANTIZE_OPERATION, part.decision)
     size = len(part.problem.blockings)
-    given = keys[start : start + size]
-    more: dict[str, Any] = {}
-    if any(key is not None for key in given):
-      more = {"key": given[0]} if size == 1 else {"keys": given}
     scales = _own_scales(global_scale, start, size)
-    results += backend.emit(x, scales, part.problem, target, **more)
+    given = keys[start : start + size]
+    results += backends.emit(part, x, scales, given, target)
     start += size
   return results
 
 
-def _bind(
-  operands: Sequence[jax.Array],
-  problem: problems.QuantizationProblem,
-  **params: Any,
-) -> list[jax.Array]:
-  """Binds `quantize_p` with the parameters of a problem."""
-  asked = {name: getattr(problem, name) for name in _ASKED}
-  return quantize_p.bind(*operands, **asked, **params)
+def _maxima(x, problem, *, context, target, overlay):
+  """Finds partial amax values of a shard, as many as a kernel reads."""
+  count = backends.num_maxima(
+    problem, context.module.of_device(), context.target, overlay
+  )
+  return global_scales.maxima(x, problem, target, overlay, count)
 
 
-def _lower(context, *, target, overlay, **params):
-  problem = problem_of(context.avals_in, params)
+def _lower(context, *, problem, target, overlay):
   # The functions of each device bind the primitives for its shard.
-  under = {"target": target, "overlay": overlay}
-  local = per_device.Local(
-    quantize=functools.partial(_bind, **under),
-    partial_scales=functools.partial(partial_scales.partial_scales, **under),
-    num_maxima=functools.partial(
-      backends.num_maxima,
-      module=context.module.of_device(),
-      target=context.target,
-      overlay=overlay,
-    ),
-  )
-  function = operation.lowered(
-    context,
-    operation.quantize(problem, local),
-    lambda *operands: local.quantize(operands, problem),
-    key=(quantize_p.name, problem, overlay, "quantize"),
-  )
-  if function is not None:
-    return function
+  bind = functools.partial(_bind, target=target, overlay=overlay)
+  if context.mesh is not None or context.module.is_split:
+    maxima = functools.partial(
+      _maxima, context=context, target=target, overlay=overlay
+    )
+    function = operation.lowered(
+      context,
+      operation.quantize(problem, bind, maxima),
+      lambda *operands: bind(operands, problem),
+      key=(quantize_p.name, problem, overlay, "quantize"),
+    )
+    if function is not None:
+      return function
   parts = backends.decide(problem, context.module, context.target, overlay)
   return functools.partial(_emit, parts=parts, target=context.target)
 

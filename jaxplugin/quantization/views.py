@@ -146,14 +146,16 @@ def _quantize_problem_of(
     format=problem.format,
     axis=b.axis(),
     scale_rounding=problem.scale_rounding,
-    computes_global_scale=problem.computes_global_scale,
+    # `backends.emit` computes it from maxima.
+    computes_global_scale=problem.computes_global_scale
+    and problem.num_maxima is None,
   )
 
 
 def _quantize_refusal(problem: problems.QuantizationProblem) -> str:
   if len(problem.blockings) > 1:
     return "backends of other packages quantize along one axis at a time"
-  if problem.options != problems.NO_OPTIONS or problem.num_maxima is not None:
+  if problem.options != (problems.NO_OPTIONS,):
     return "backends of other packages quantize whole arrays, without options"
   if problem.pads_values:
     return "backends of other packages write as many rows as x has"

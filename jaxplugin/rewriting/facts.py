@@ -31,6 +31,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import problems
 
 # Dtypes of dequantized values.
 WIDE: Final = frozenset(
@@ -389,11 +390,11 @@ def _dequantize(
   scale: ArrayProduct,
   global_scale: ArrayProduct | None = None,
   *,
-  format: formats.BlockFormat,
-  axis: int,
+  problem: problems.DequantizationProblem,
   **_: Any,
 ) -> ArrayProduct | None:
   """Returns the product of values and scales that `jp.dequantize` computes."""
+  format, axis = problem.format, problem.axis
   if format.array_dtype != format.values_dtype or format.is_integer:
     return None  # the values are codes
   if format.is_fp4 and len(values.factors) == 1:

@@ -10,7 +10,6 @@ kernels (`lowering.Module`) gets XLA ops, and the decision states the reason.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
 from jaxplugin.plugins import adapters
+from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import views
 from jaxplugin.quantization.backends import cpu
@@ -38,11 +38,6 @@ Problem = problems.QuantizationProblem | problems.DequantizationProblem
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
-# Functions that compute the global scale of a shard with kernels, by backend.
-# The other backends use XLA ops.
-_PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
-  triton.QUANTIZE.name: triton.partial_scales
-}
 
 QUANTIZE_OPERATION: Final[
   matching.MeasuredOperation[problems.QuantizationProblem]
@@ -131,26 +126,38 @@ def as_products_read(
   return dataclasses.replace(problem, for_products=False)
 
 
-def partial_scales(
-  x: jax.Array, parts: Sequence[Part], target: targets.Target
-) -> jax.Array:
-  """Returns f32[blockings]: the global scales computed from one shard.
-
-  A scale is 0 if the shard has no nonzero finite block. The maximum over shards
-  gives the array's global scale (`operations.global_scale_of_partial`).
+def emit(
+  part: Part,
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  keys: Sequence[jax.Array | None],
+  target: targets.Target,
+) -> list[jax.Array]:
+  """Computes the results of a part with its backend.
 
   Args:
-    x: shard of the array.
-    parts: result of `decide` for a problem that computes global scales.
-    target: target of the decisions.
+    part: one of the parts of x.
+    x: the array, or a shard.
+    global_scale: global scales or maxima of the part's blockings, or None.
+    keys: key data of each blocking, or None.
+    target: target of the decision.
   """
-  each = [
-    _PARTIAL_SCALES.get(part.decision.implementation, xla.partial_scales)(
-      x, part.problem, target
+  problem, scales = part.problem, []
+  if problem.num_maxima is not None and not _reads_maxima(part):
+    (options,) = problem.options
+    assert global_scale is not None
+    global_scale = operations.global_scale_of_maxima(
+      global_scale, problem.format, options.four_over_six
     )
-    for part in parts
-  ]
-  return each[0] if len(each) == 1 else jnp.concatenate(each)
+    problem, scales = problem.with_global_scale(), [global_scale]
+  backend = choice.backend_of(QUANTIZE_OPERATION, part.decision)
+  # Backends of other packages take no keys.
+  more = {"keys": keys} if any(key is not None for key in keys) else {}
+  return [*backend.emit(x, global_scale, problem, target, **more), *scales]
+
+
+def _reads_maxima(part: Part) -> bool:
+  return part.decision.implementation == triton.QUANTIZE.name
 
 
 def num_maxima(
@@ -159,19 +166,18 @@ def num_maxima(
   target: targets.Target,
   overlay: resolution.Overlay | None,
 ) -> int:
-  """Returns the number of partial amax values that a kernel finds per blocking.
+  """Returns the number of partial amax values of each blocking.
 
-  The kernel that quantizes computes the global scale from these values. The
-  number is 0 if no kernel does; the caller then uses `partial_scales`.
+  It is the number that one kernel finds for all blockings and another kernel
+  reads, or else 1.
 
   Args:
     problem: problem that computes its global scales.
     module, target, overlay: as for `decide`.
   """
   parts = decide(problem, module, target, overlay)
-  if [p.decision.implementation for p in parts] != [triton.QUANTIZE.name]:
-    return 0
-  return triton.num_maxima(problem, target)
+  is_one_kernel = len(parts) == 1 and _reads_maxima(parts[0])
+  return triton.num_maxima(problem, target) if is_one_kernel else 1
 
 
 def maxima(
@@ -187,7 +193,7 @@ def maxima(
   """
   each = [
     triton.maxima(x, part.problem, target)
-    if part.decision.implementation == triton.QUANTIZE.name
+    if _reads_maxima(part)
     else xla.maxima(x, part.problem)
     for part in parts
   ]

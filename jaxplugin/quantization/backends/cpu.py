@@ -85,13 +85,11 @@ def supports_quantize(
     return decisions.Unsupported("kernels quantize along one axis at a time")
   if problem.pads_values:
     return decisions.Unsupported("kernels write as many rows as x has")
-  if problem.num_maxima is not None:
-    return decisions.Unsupported("kernels take a global scale, got maxima")
   (single,) = problem.each()
   # Kernels write k last, so another axis needs a transpose of the result. For
   # codes of a byte this costs more time than the kernel saves.
   is_last = single.blockings[0].axis() == len(single.shape) - 1
-  is_plain = problem.options == problems.NO_OPTIONS
+  is_plain = problem.options == (problems.NO_OPTIONS,)
   if is_plain and not (is_last or problem.format.is_fp4):
     return decisions.Unsupported(
       f"kernels are slower for FP{problem.format.value_bits} along another"
@@ -103,7 +101,7 @@ def supports_quantize(
 def _options_refusal(
   problem: problems.QuantizationProblem,
 ) -> decisions.Unsupported | None:
-  options = problem.options
+  (options,) = problem.options
   if reason := options.bits_refusal() or options.part_refusal():
     return decisions.Unsupported(f"a kernel {reason}")
   (single,) = problem.each()
@@ -127,12 +125,15 @@ def _square_rows(problem: problems.QuantizationProblem) -> int | None:
   Rows are all dimensions except the blocked one, in order. The number is 0
   without square blocks, and None if their dimensions are not the last rows.
   """
-  square = problem.options.square
-  if not square:
+  (options,), (b,), (single,) = (
+    problem.options,
+    problem.blockings,
+    problem.each(),
+  )
+  if not options.square:
     return 0
-  (b,), (single,) = problem.blockings, problem.each()
   rows = [d for d in range(len(single.shape)) if d != b.axis()]
-  merged = list(map(b.position, square))
+  merged = list(map(b.position, options.square))
   if rows[-len(merged) :] != merged:
     return None
   return math.prod(single.shape[d] for d in merged)
@@ -173,7 +174,7 @@ def quantize(
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
-  key: jax.Array | None = None,
+  keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p`.
 
@@ -182,15 +183,15 @@ def quantize(
     global_scale: f32[], or None.
     problem: problem of one blocking.
     target: unused.
-    key: key data for stochastic rounding; None rounds to nearest.
+    keys: key data for stochastic rounding, if any.
   """
   del target
   cpu_library.register()
   (single,) = problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
-  if is_last and problem.options == problems.NO_OPTIONS:
+  if is_last and problem.options == (problems.NO_OPTIONS,):
     return _quantize_rows(x, global_scale, problem)
-  return _quantize_operand(x, global_scale, problem, key)
+  return _quantize_operand(x, global_scale, problem, *keys)
 
 
 def _quantize_rows(
@@ -213,10 +214,11 @@ def _quantize_operand(
   x: jax.Array,
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
-  key: jax.Array | None,
+  key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """Quantizes along any dimension, with the options of recipes."""
-  (b,), (single,), options = problem.blockings, problem.each(), problem.options
+  (b,), (single,) = problem.blockings, problem.each()
+  (options,) = problem.options
   axis, shape = b.axis(), single.shape
   # The kernel pads, so `apply` need not.
   x = dataclasses.replace(b, multiple=1).apply(x)

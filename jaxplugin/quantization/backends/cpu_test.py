@@ -35,7 +35,7 @@ def problem(options, axis=1, **fields):
     problems.QuantizationProblem.along(
       axis, shape=(48, 64, 80), dtype=np.dtype(np.float32), format=jp.NVFP4
     ),
-    options=options,
+    options=(options,),
     **fields,
   )
 

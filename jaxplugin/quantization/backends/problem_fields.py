@@ -9,7 +9,6 @@ blocked along a middle dimension or along merged dimensions has no row.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -62,9 +61,7 @@ def fields_of(problem: problems.QuantizationProblem) -> records.Fields | None:
     return None
   # With maxima a kernel reads x once, as with a given global scale.
   if problem.num_maxima is not None:
-    problem = dataclasses.replace(
-      problem, num_maxima=None, has_global_scale=True
-    )
+    problem = problem.with_global_scale()
   sizes = _sizes_of(problem)
   if sizes is None:
     return None
@@ -74,10 +71,10 @@ def fields_of(problem: problems.QuantizationProblem) -> records.Fields | None:
     "format": problem.format.name,
     **row_fields.not_default(problem, _QUANTIZE),
   }
-  for number, options in enumerate(problem.options_each):
+  for number, options in enumerate(problem.options):
     if options.key_impl not in (None, problems.THREEFRY):
       return None
-    if options.strides is not None or options.is_part:  # x is a shard
+    if options.strides is not None:  # x is a shard
       return None
     square = None if options.square is None else len(options.square)
     if square is not None and square != len(problem.shape) - 1:
@@ -128,7 +125,7 @@ def problem_of(fields: records.Fields) -> problems.QuantizationProblem:
   dtype = row_fields.DTYPES[row.text("dtype", row_fields.DTYPES)]
   places = along.split(",")
   found = row.optional(_QUANTIZE, _QUANTIZE_WORDS)
-  first, *more = (_options_of(row, i, p) for i, p in enumerate(places))
+  options = tuple(_options_of(row, i, p) for i, p in enumerate(places))
   row.finish()
   return problems.QuantizationProblem(
     shape=(k, m) if along == "first" else (m, k),
@@ -138,8 +135,7 @@ def problem_of(fields: records.Fields) -> problems.QuantizationProblem:
       blocking.Blocking.along(int(p == "last"), 2, format.block_size)
       for p in places
     ),
-    options=first,
-    more_options=tuple(more) if {*more} - {problems.NO_OPTIONS} else (),
+    options=options,
     **found,
   )
 

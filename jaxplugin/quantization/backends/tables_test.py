@@ -49,6 +49,7 @@ def dequantizing(**changes):
   return problems.DequantizationProblem(**{**given, **changes})
 
 
+PLAIN = problems.NO_OPTIONS
 STOCHASTIC = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 # Each differs from the others in one thing that may count.
 QUANTIZED = (
@@ -66,14 +67,14 @@ QUANTIZED = (
   along(1, packed=True, for_products=True),
   along(1, scale_layout="swizzled_128x4"),
   dataclasses.replace(along(1), dtype=formats.BF16),
-  along(1, options=problems.RecipeOptions(hadamard=16)),
-  along(1, options=problems.RecipeOptions(square=(0,))),
-  along(1, options=problems.RecipeOptions(four_over_six=True)),
-  along(1, options=problems.RecipeOptions(scale_up=True)),
-  along(1, options=STOCHASTIC),
-  along(1, options=dataclasses.replace(STOCHASTIC, is_partitionable=False)),
-  along(1, 0, more_options=(problems.RecipeOptions(square=(1,)),)),
-  along(1, 0, options=STOCHASTIC, more_options=(STOCHASTIC,)),
+  along(1, options=(problems.RecipeOptions(hadamard=16),)),
+  along(1, options=(problems.RecipeOptions(square=(0,)),)),
+  along(1, options=(problems.RecipeOptions(four_over_six=True),)),
+  along(1, options=(problems.RecipeOptions(scale_up=True),)),
+  along(1, options=(STOCHASTIC,)),
+  along(1, options=(dataclasses.replace(STOCHASTIC, is_partitionable=False),)),
+  along(1, 0, options=(PLAIN, problems.RecipeOptions(square=(1,)))),
+  along(1, 0, options=(STOCHASTIC,) * 2),
 )
 DEQUANTIZED = (
   dequantizing(),
@@ -98,10 +99,10 @@ class FieldsTest(parameterized.TestCase):
   def test_every_part_of_a_problem_is_compared(self):
     names = {f.name for f in dataclasses.fields(problems.RecipeOptions)}
     # No row is about a device's part of an array.
-    of_parts = {"strides", "is_part"}
+    of_parts = {"strides"}
     self.assertEqual(of_parts | {*problem_fields._OPTIONS}, names)
     names = {f.name for f in dataclasses.fields(problems.QuantizationProblem)}
-    told = {"shape", "dtype", "format", "blockings", "options", "more_options"}
+    told = {"shape", "dtype", "format", "blockings", "options"}
     told |= {"pads_values"}  # part of a product, which no row is about
     told |= {"num_maxima"}  # as if a global scale were given
     self.assertEqual(told | {*problem_fields._QUANTIZE}, names)
@@ -129,9 +130,8 @@ class FieldsTest(parameterized.TestCase):
       along(1),
       blockings=(blocking.Blocking(dims=(0, 1), lead=(), multiple=32),),
     ),
-    along(1, options=dataclasses.replace(STOCHASTIC, key_impl="rbg")),
-    along(1, options=dataclasses.replace(STOCHASTIC, strides=(64, 1))),
-    along(1, options=problems.RecipeOptions(four_over_six=True, is_part=True)),
+    along(1, options=(dataclasses.replace(STOCHASTIC, key_impl="rbg"),)),
+    along(1, options=(dataclasses.replace(STOCHASTIC, strides=(64, 1)),)),
     dequantizing(shape=(4, 32, 8)),
     dequantizing(out_dtype=np.dtype(np.float64)),
     dequantizing(global_shape=(M, 1)),

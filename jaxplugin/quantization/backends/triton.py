@@ -27,7 +27,6 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
 from jaxplugin.operation import choice
-from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
@@ -78,11 +77,11 @@ def _options_refusal(
   problem: problems.QuantizationProblem,
 ) -> decisions.Unsupported | None:
   """Returns why kernels do not support a recipe's options."""
-  for options in problem.options_each:
+  for options in problem.options:
     refusal = _refusal_of(options, problem)
     if refusal is not None:
       return refusal
-  if len({options.four_over_six for options in problem.options_each}) > 1:
+  if len({options.four_over_six for options in problem.options}) > 1:
     return decisions.Unsupported(
       "either quantizes every blocking with four_over_six, or none"
     )
@@ -96,7 +95,7 @@ def _refusal_of(
     return decisions.Unsupported(reason)
   if options.square is not None and len(problem.blockings) > 1:
     return decisions.Unsupported("computes square blocks along one axis only")
-  if options.four_over_six and problem.has_global_scale and not options.is_part:
+  if options.four_over_six and problem.has_global_scale:
     return decisions.Unsupported(
       "computes the global scale of four_over_six itself, and global_scale"
       " was passed"
@@ -114,7 +113,6 @@ def quantize(
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
   target: targets.Target,
-  key: jax.Array | None = None,
   keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` for a supported problem.
@@ -125,8 +123,7 @@ def quantize(
       uint32[n, num_maxima], if the problem has them; None to compute it.
     problem: a supported problem.
     target: a GPU.
-    key: key data of one blocking. A shard has `offsets.words` instead.
-    keys: key data of each blocking, used instead of `key`.
+    keys: key data of each blocking. A shard has `offsets.words` instead.
   """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)
@@ -144,10 +141,8 @@ def quantize(
     for i, name in zip(order, ("global_scale", "global_scale_t"), strict=False):
       one = global_scale[i] if global_scale.ndim else global_scale
       arrays[name] = one.reshape(1)
-  keys = keys or [key] * len(order)
   for i, name in zip(order, ("key", "key_t"), strict=False):
-    data = keys[i]
-    if data is not None:
+    if keys and (data := keys[i]) is not None:
       arrays[name] = data
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
@@ -168,21 +163,6 @@ def quantize(
     if problem.computes_global_scale:
       results[i].append(arrays[f"global_scale{suffix}"].reshape(()))
   return [leaf for i in range(len(each)) for leaf in results[i]]
-
-
-def partial_scales(
-  x: jax.Array, problem: problems.QuantizationProblem, target: targets.Target
-) -> jax.Array:
-  """Returns f32[blockings]: the global scales computed from a shard.
-
-  Args:
-    x: shard of an array.
-    problem: problem of the shard, which `supports` accepts.
-    target: a GPU.
-  """
-  return operations.partial_scale_of_maxima(
-    maxima(x, problem, target), problem.format, problem.options.four_over_six
-  )
 
 
 def maxima(

@@ -83,7 +83,7 @@ def problem_of(spec, shape, **fields):
     dtype=np.dtype(np.float32),
     format=spec.format,
     blockings=(spec.along,),
-    **{"options": spec.options} | fields,
+    **{"options": (spec.options,)} | fields,
   )
 
 
@@ -213,7 +213,7 @@ class RecipeTest(parameterized.TestCase):
   )
   def test_refusals_say_why(self, fields, reason):
     problem = problem_of(
-      spec_of(MXFP4, 1), (64, 128), options=problems.RecipeOptions(**fields)
+      spec_of(MXFP4, 1), (64, 128), options=(problems.RecipeOptions(**fields),)
     )
     self.assertRegex(triton.supports(problem, H200).reason, reason)
 

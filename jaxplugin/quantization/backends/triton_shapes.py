@@ -92,14 +92,14 @@ def _rows(
   Args:
     problem: problem of one blocking.
   """
-  (blocking,) = problem.blockings
+  (blocking,), (options,) = problem.blockings, problem.options
   shape, axis = blocking.shape(problem.shape), blocking.axis()
   swizzled = problem.scale_layout == layouts.SWIZZLED
   outer, k = math.prod(shape[:axis]), shape[axis]
   batch, rows, k_is_minor = outer, math.prod(shape[axis + 1 :]), False
   groups = [range(axis), range(axis + 1, len(shape)), (axis,)]
-  if problem.options.square:
-    square = tuple(map(blocking.position, problem.options.square))
+  if options.square:
+    square = tuple(map(blocking.position, options.square))
     first = axis - len(square) if axis == len(shape) - 1 else axis + 1
     if square != tuple(range(first, first + len(square))) or (
       axis < len(shape) - 1 and axis + 1 + len(square) < len(shape)
@@ -125,8 +125,8 @@ def _rows(
     k_is_minor=k_is_minor,
     swizzled=swizzled,
     pads_values=problem.pads_values,
-    options=_options(problem.options),
-    places=_places(shape, _strides(shape, problem.options), groups),
+    options=_options(options),
+    places=_places(shape, _strides(shape, options), groups),
     **_common(problem),
   )
 
@@ -201,7 +201,7 @@ def as_written(
     return problem
   blockings = tuple(
     b if options.is_stochastic else b.as_in_product(problem.shape)
-    for b, options in zip(problem.blockings, problem.options_each, strict=True)
+    for b, options in zip(problem.blockings, problem.options, strict=True)
   )
   return dataclasses.replace(problem, blockings=blockings)
 
@@ -272,8 +272,8 @@ def _matrices(
     k_t=of_rows.shape(shape)[of_rows.axis()],
     is_transposed=len(of_rows.dims) > 1,
     row=positions[0],
-    options=_options(problem.options_each[positions[0]]),
-    options_t=_options(problem.options_each[positions[1]]),
+    options=_options(problem.options[positions[0]]),
+    options_t=_options(problem.options[positions[1]]),
     places=of_bits[0],
     places_t=of_bits[1],
     **_common(problem),
@@ -291,7 +291,7 @@ def _strides_of_x(
     i: index of a blocking.
   """
   shape = problem.shape
-  strides = _strides(b.shape(shape), problem.options_each[i])
+  strides = _strides(b.shape(shape), problem.options[i])
   # Only the first of merged dimensions may be sharded.
   return [
     strides[b.axis()]

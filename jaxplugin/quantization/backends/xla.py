@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import jax
@@ -26,77 +27,49 @@ def quantize(
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
-  key: jax.Array | None = None,
+  keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` with one blocking.
 
   Args:
     x: the array.
-    global_scale: the global scale, or maxima, uint32[n], if the problem has
-      them.
+    global_scale: f32[], or None.
     problem: the problem of one blocking.
     target: unused.
-    key: data of a key for stochastic rounding.
+    keys: key data for stochastic rounding, if any.
   """
   del target
-  options = problem.options
-  if problem.num_maxima is not None:
-    assert global_scale is not None
-    global_scale = operations.global_scale_of_partial(
-      operations.partial_scale_of_maxima(
-        global_scale, problem.format, options.four_over_six
-      )
-    )
+  (b,), (options,) = problem.blockings, problem.options
+  (key,) = keys or (None,)
   if key is not None and options.strides is None:
     key = jax.random.wrap_key_data(key, impl=options.key_impl)
-  results: list[jax.Array] = []
-  for b in problem.blockings:
-    blocked, square = _blocked(x, b, options)
-    # The setting from tracing; the thread that lowers may have another one.
-    with jax.threefry_partitionable(options.is_partitionable):
-      quantized = operations.quantize(
-        blocked,
-        global_scale,
-        key,
-        format=problem.format,
-        axis=b.axis(),
-        scale_rounding=problem.scale_rounding,
-        packed=problem.packed,
-        scale_layout=problem.scale_layout,
-        square=square,
-        four_over_six=options.four_over_six,
-        scale_up=options.scale_up,
-        strides=options.strides,
-      )
-    values, *rest = quantized[: problem.results_each]
-    if problem.pads_values:
-      values = extents.pad_axis(values, -2, problem.written_shape[-2])
-    results += [values, *rest]
-  return results
-
-
-def partial_scales(
-  x: jax.Array,
-  problem: problems.QuantizationProblem,
-  target: targets.Target | None = None,
-) -> jax.Array:
-  """Returns f32[blockings]: the global scales computed from a shard."""
-  del target
-  found = []
-  for b, options in zip(problem.blockings, problem.options_each, strict=True):
-    blocked, square = _blocked(x, b, options)
-    found.append(
-      operations.partial_global_scale(
-        blocked, problem.format, b.axis(), square, options.four_over_six
-      )
+  blocked, square = _blocked(x, b, options)
+  # The setting from tracing; the thread that lowers may have another one.
+  with jax.threefry_partitionable(options.is_partitionable):
+    quantized = operations.quantize(
+      blocked,
+      global_scale,
+      key,
+      format=problem.format,
+      axis=b.axis(),
+      scale_rounding=problem.scale_rounding,
+      packed=problem.packed,
+      scale_layout=problem.scale_layout,
+      square=square,
+      four_over_six=options.four_over_six,
+      scale_up=options.scale_up,
+      strides=options.strides,
     )
-  return jnp.stack(found)
+  values, *rest = quantized[: problem.results_each]
+  if problem.pads_values:
+    values = extents.pad_axis(values, -2, problem.written_shape[-2])
+  return [values, *rest]
 
 
 def maxima(x: jax.Array, problem: problems.QuantizationProblem) -> jax.Array:
   """Returns uint32[blockings, 1]: f32 bits of the amax of finite blocks."""
   found = []
-  for b, options in zip(problem.blockings, problem.options_each, strict=True):
+  for b, options in zip(problem.blockings, problem.options, strict=True):
     blocked, square = _blocked(x, b, options)
     found.append(
       operations.finite_amax(blocked, problem.format, b.axis(), square)

@@ -37,7 +37,7 @@ def quantize_granules(
     else:
       granules[dim] = math.lcm(known, granule)
 
-  for b, options in zip(problem.blockings, problem.options_each, strict=True):
+  for b, options in zip(problem.blockings, problem.options, strict=True):
     block = problem.format.block_size
     size = math.prod(problem.shape[d] for d in b.dims)
     group = math.lcm(block, options.hadamard or 1)

@@ -28,7 +28,7 @@ class GranulesTest(parameterized.TestCase):
       shape=(256, 256),
       dtype=np.dtype(np.float32),
       format=format,
-      options=problems.RecipeOptions(**options),
+      options=(problems.RecipeOptions(**options),),
     )
     self.assertEqual(assignment.quantize_granules(problem), granules)
 

@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Types of quantized arrays on meshes with explicit axes."""
+"""Types and shardings of quantized arrays on meshes with explicit axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,18 +19,17 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import assignment
 
 
-def quantize_types(
-  problem: problems.QuantizationProblem, x: Any, avals: Sequence[Any], mesh: Any
-) -> list[Any]:
-  """Returns the types of the results of `quantize_p`.
+def quantize_specs(
+  problem: problems.QuantizationProblem, x: Any, mesh: Any
+) -> list[mesh_axes.Spec]:
+  """Returns the mesh axes of each dimension of `quantize_p`'s results.
 
-  Their mesh axes are those of x, except for axes that would cut a block. A
-  swizzled scale is replicated, because its tiles mix the rows of a matrix.
+  They are those of x, except for axes that would cut a block. A swizzled scale
+  is replicated, because its tiles mix the rows of a matrix.
 
   Args:
     problem: problem of the whole array.
     x: array whose type has a sharding.
-    avals: types of the results without shardings.
     mesh: mesh with explicit axes.
   """
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
@@ -43,31 +41,9 @@ def quantize_types(
   )
   specs = list(notation.specs(dims.results, axes))
   if problem.scale_layout != layouts.LINEAR:
-    for i in range(1, len(avals), problem.results_each):
-      specs[i] = ((),) * avals[i].ndim
-  return sharded(avals, specs, mesh)
-
-
-def sharded(
-  avals: Sequence[Any], specs: Sequence[mesh_axes.Spec], mesh: Any
-) -> list[Any]:
-  """Adds shardings on a mesh to types."""
-  return [
-    aval.update(sharding=NamedSharding(mesh, mesh_axes.partition_spec(spec)))
-    for aval, spec in zip(avals, specs, strict=True)
-  ]
-
-
-def whole(avals: Sequence[Any]) -> list[Any]:
-  """Replaces the shardings in types by replicated ones."""
-  return [
-    aval.update(
-      sharding=aval.sharding.update(
-        spec=mesh_axes.partition_spec(((),) * aval.ndim)
-      )
-    )
-    for aval in avals
-  ]
+    for i in range(1, len(specs), problem.results_each):
+      specs[i] = ((),) * len(specs[i])
+  return specs
 
 
 def moved(

@@ -56,18 +56,21 @@ def can_quantize(problem: problems.QuantizationProblem) -> bool:
     and 0 not in problem.shape
     and not problem.pads_values
     and not (format.has_pairs and format.block_size % 2)
-    and not any(options.bits_refusal() for options in problem.options_each)
+    and not any(options.bits_refusal() for options in problem.options)
   )
 
 
 def quantize(
-  problem: problems.QuantizationProblem, local: per_device.Local
+  problem: problems.QuantizationProblem,
+  local: per_device.Quantize,
+  maxima: per_device.Maxima,
 ) -> Shared | None:
   """Returns the split form of a `quantize_p` equation; None if it has none.
 
   Args:
     problem: problem of the whole array.
-    local: functions of one device, also traced for the result types.
+    local: quantizes on one device; also traced for the result types.
+    maxima: finds partial amax values on one device.
   """
   if not can_quantize(problem):
     return None
@@ -84,11 +87,9 @@ def quantize(
       assignment.assign_quantize(moved, operands, specs[0], wanted, axis_sizes)
     ),
     per_device=lambda parts, assigned, axis_sizes: per_device.quantize(
-      local, parts, moved, assigned, axis_sizes
+      local, maxima, parts, moved, assigned, axis_sizes
     ),
-    whole=lambda *operands: per_device.bytes_of(
-      local.quantize(operands, moved), moved
-    ),
+    whole=lambda *operands: per_device.bytes_of(local(operands, moved), moved),
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.quantize_notation(moved, operands), operands, results
     ),
@@ -132,7 +133,7 @@ def can_dequantize(problem: problems.DequantizationProblem) -> bool:
 
 
 def dequantize(
-  problem: problems.DequantizationProblem, local: per_device.LocalDequantize
+  problem: problems.DequantizationProblem, local: per_device.Dequantize
 ) -> Shared | None:
   """Returns the split form of a `dequantize_p` equation; None if it has none.
 

@@ -132,14 +132,14 @@ class BitwiseTest(lowerings.InterpretedTestCase):
       dtype=x.dtype,
       format=MXFP4,
       packed=True,
-      options=options,
+      options=(options,),
     )
     key = jax.random.key_data(KEYS[0])
     words = jnp.concatenate(
       [key, jnp.asarray([first >> 32, first % 2**32], jnp.uint32)]
     )
     actual = jax.jit(
-      lambda x, words: triton.quantize(x, None, problem, H200, key=words)
+      lambda x, words: triton.quantize(x, None, problem, H200, keys=[words])
     )(x, words)
     self.assertEqual(self.names, ["quantize_mxfp4_stochastic_of_part_16x128"])
     bits = np.asarray(offsets.bits(words, x.shape, strides))
@@ -150,7 +150,7 @@ class BitwiseTest(lowerings.InterpretedTestCase):
     hashed = jax.extend.random.threefry_2x32(key, pair.reshape(-1))
     self.assertEqual(bits[tuple(index)], hashed[0] ^ hashed[1])
     expected = jax.jit(
-      lambda x, words: xla.quantize(x, None, problem, key=words)
+      lambda x, words: xla.quantize(x, None, problem, keys=[words])
     )(x, words)
     contract.assert_same_bits(actual, expected)
 

@@ -49,7 +49,7 @@ def as_three(x, axis):
 @functools.partial(jax.jit, static_argnames="problem")
 def by_operations(x, global_scale, key, problem):
   data = None if key is None else jax.random.key_data(key)
-  return xla.quantize(x, global_scale, problem, key=data)
+  return xla.quantize(x, global_scale, problem, keys=[data])
 
 
 def numbers(rng, shape, dtype):
@@ -101,13 +101,15 @@ def fuzzed(name, seed):
     scale_rounding=("up", "floor")[rounding],
     has_global_scale=given is not None,
     packed=format.is_fp4,
-    options=problems.RecipeOptions(
-      hadamard=None if size == 1 else size,
-      square=square,
-      four_over_six=four_over_six,
-      scale_up=scale_up,
-      is_stochastic=key is not None,
-      key_impl=None if key is None else "threefry2x32",
+    options=(
+      problems.RecipeOptions(
+        hadamard=None if size == 1 else size,
+        square=square,
+        four_over_six=four_over_six,
+        scale_up=scale_up,
+        is_stochastic=key is not None,
+        key_impl=None if key is None else "threefry2x32",
+      ),
     ),
   )
   attributes = {
@@ -171,7 +173,7 @@ class OperationsTest(parameterized.TestCase):
       format=jp.NVFP4,
       blockings=(blocking.Blocking.along(1, 3, 16),),
       packed=True,
-      options=options,
+      options=(options,),
     )
     expected = by_operations(jnp.asarray(x), None, key, problem)
     padded = -(-shape[1] // 16) * 16

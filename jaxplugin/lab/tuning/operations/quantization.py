@@ -152,8 +152,9 @@ def _flops(problem: _Either) -> int:
 def _refusal(problem: problems.QuantizationProblem) -> str:
   if len(problem.blockings) > 1:
     return "it is quantized along several dimensions"
-  if problem.options != problems.NO_OPTIONS:
-    return f"the recipe's additions ({problem.options}) are not checked"
+  (options,) = problem.options
+  if options != problems.NO_OPTIONS:
+    return f"the recipe's additions ({options}) are not checked"
   if problem.scale_layout != layouts.LINEAR:
     return "its scales are swizzled"
   return _shape_refusal(backends.QUANTIZE_OPERATION, problem)

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Global scales of sharded arrays.
 
-`partial_scales_p` computes global scales from one shard. Their maximum over
-devices is the global scale of the array. On a GPU one kernel reads x once for
-all blockings and finds partial amax values, one for each piece of x. Devices
-exchange their maxima, and the kernel that quantizes reads these directly.
+`maxima_p` finds partial amax values of a shard, each of one piece of x. Their
+maximum over devices determines the global scale of the array. On a GPU one
+kernel reads x once for all blockings, and the kernel that quantizes reads the
+maxima over devices directly.
 
-partial_scales_p: x -> f32[n], a scale for each blocking, 0 if the shard has no
-  nonzero finite block; or u32[n, num_maxima], f32 bits of partial amax values.
-  Parameters: problem, the problem of the shard, which computes its global
-  scales; num_maxima, or None; target and overlay, as for `quantize_p`.
+maxima_p: x -> u32[n, count], f32 bits of the partial amax values of each
+  blocking, each over blocks without NaN or Inf. Parameters: problem, the
+  problem of the shard, which computes its global scales; count; target and
+  overlay, as for `quantize_p`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as extend_core
+from jax.sharding import PartitionSpec
 
 from jaxplugin.core import blocking
 from jaxplugin.core import error_context
@@ -43,68 +44,55 @@ from jaxplugin.tables import resolution
 
 AxisName = str | Sequence[str]
 
-partial_scales_p: Final = extend_core.Primitive("block_partial_scales")
+maxima_p: Final = extend_core.Primitive("block_maxima")
 
 
-def partial_scales(
+def maxima(
   x: jax.Array,
   problem: problems.QuantizationProblem,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
-  num_maxima: int | None = None,
+  count: int,
 ) -> jax.Array:
-  """Computes f32[n]: the global scale of each blocking from one shard.
-
-  A scale is 0 if the shard has no nonzero finite block. With num_maxima the
-  result is u32[n, num_maxima], f32 bits of partial amax values. Both results
-  can be combined by a maximum over devices.
+  """Computes u32[n, count]: f32 bits of partial amax values of a shard.
 
   Args:
     x: shard of an array.
     problem: problem of the shard. Its rounding has no effect.
     target, overlay: those of an enclosing `use_target` and `tuning`, or None.
-    num_maxima: result of `backends.num_maxima`, or None.
+    count: number of values for each blocking.
   """
-  first, *more = (
+  options = tuple(
     dataclasses.replace(
       options, scale_up=False, is_stochastic=False, key_impl=None, strides=None
     )
-    for options in problem.options_each
+    for options in problem.options
   )
-  problem = dataclasses.replace(
-    problem,
-    has_global_scale=False,
-    options=first,
-    more_options=tuple(more) if {*more} - {problems.NO_OPTIONS} else (),
-  )
-  return partial_scales_p.bind(
-    x, problem=problem, num_maxima=num_maxima, target=target, overlay=overlay
+  return maxima_p.bind(
+    x,
+    problem=dataclasses.replace(problem, options=options),
+    count=count,
+    target=target,
+    overlay=overlay,
   )
 
 
-@functools.partial(
-  jax.jit, static_argnames=("problem", "num_maxima"), inline=True
-)
 def _by_operations(
-  x: jax.Array, problem: problems.QuantizationProblem, num_maxima: int | None
+  x: jax.Array, problem: problems.QuantizationProblem, count: int
 ) -> jax.Array:
-  if num_maxima is None:
-    return xla.partial_scales(x, problem)
-  return extents.pad_axis(xla.maxima(x, problem), 1, num_maxima)
+  return extents.pad_axis(xla.maxima(x, problem), 1, count)
 
 
 def _abstract_eval(
-  x: Any,
-  *,
-  problem: problems.QuantizationProblem,
-  num_maxima: int | None,
-  **params: Any,
+  x: Any, *, problem: problems.QuantizationProblem, count: int, **params: Any
 ) -> Any:
-  """Returns the result type of `_by_operations`."""
   del params
-  traced = _by_operations.trace(x, problem=problem, num_maxima=num_maxima)
-  (aval,) = traced.jaxpr.out_avals
-  return aval
+  return x.update(
+    shape=(len(problem.blockings), count),
+    dtype=np.dtype(np.uint32),
+    weak_type=False,
+    sharding=x.sharding.update(spec=PartitionSpec(None, None)),
+  )
 
 
 def _batch(
@@ -112,14 +100,12 @@ def _batch(
   dims: Any,
   *,
   problem: problems.QuantizationProblem,
-  num_maxima: int | None,
+  count: int,
   **params: Any,
 ) -> tuple[jax.Array, int]:
-  """Computes a scale for each batch entry with XLA ops, not kernels."""
+  """Computes the values of each batch entry with XLA ops, not kernels."""
   del params
-  function = functools.partial(
-    _by_operations, problem=problem, num_maxima=num_maxima
-  )
+  function = functools.partial(_by_operations, problem=problem, count=count)
   return jax.vmap(function, in_axes=dims)(*args), 0
 
 
@@ -127,23 +113,19 @@ def _lower(
   context: primitive.LoweringContext,
   *,
   problem: problems.QuantizationProblem,
-  num_maxima: int | None,
+  count: int,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
 ) -> Callable[..., jax.Array]:
   del target  # `context.target` is derived from it.
   parts = backends.decide(problem, context.module, context.target, overlay)
-  if num_maxima is None:
-    return functools.partial(
-      backends.partial_scales, parts=parts, target=context.target
-    )
   return functools.partial(
-    backends.maxima, parts=parts, target=context.target, count=num_maxima
+    backends.maxima, parts=parts, target=context.target, count=count
   )
 
 
 primitive.register(
-  partial_scales_p,
+  maxima_p,
   who="quantize",
   abstract_eval=_abstract_eval,
   batch=_batch,
@@ -160,7 +142,7 @@ def global_scale(
   format: formats.BlockFormat,
   axes: Sequence[int],
   *,
-  axis_name: AxisName | None,
+  axis_name: AxisName,
   given: jax.Array | None,
   batch_dims: int = 0,
 ) -> jax.Array | None:
@@ -171,13 +153,13 @@ def global_scale(
     x: shard of the array.
     format: the format to quantize to.
     axes: blocked axis of each result.
-    axis_name: mesh or `vmap` axes that the array is sharded over, or None.
+    axis_name: mesh or `vmap` axes that the array is sharded over.
     given: global scale argument of the caller, or None.
     batch_dims: as for `quantize`.
 
   Returns:
     f32[] or f32[batch], or f32[n] for several axes, equal on all devices.
-    `given` if axis_name is None or the format has no global scale.
+    `given` if the format has no global scale or there are no axis names.
 
   Raises:
     ValueError: If an axis name is not bound, or `given` is passed too.
@@ -202,15 +184,16 @@ def global_scale(
     ),
   )
   function = functools.partial(
-    partial_scales,
+    maxima,
     problem=problem,
     target=targets.overriding_target(),
     overlay=resolution.overlay(),
+    count=1,
   )
   for _ in range(batch_dims):
     function = jax.vmap(function)  # type: ignore[assignment]
-  # `function` returns f32[batch, n]; the result has n first.
-  each = jnp.moveaxis(function(x), -1, 0)
+  # `function` returns u32[batch, n, 1]; the result has n first.
+  each = jnp.moveaxis(function(x), -2, 0)
   each = each if len(axes) > 1 else each[0]
   # `pmax` needs axes that x either varies or does not vary over.
   varying = jax_private.varying_axes(each)
@@ -221,12 +204,10 @@ def global_scale(
   for group in groups:
     if group:
       each = lax.pmax(each, group)
-  return operations.global_scale_of_partial(each)
+  return operations.global_scale_of_maxima(each, format, four_over_six=False)
 
 
 def _names(who: str, axis_name: Any) -> tuple[str, ...]:
-  if axis_name is None:
-    return ()
   names = (axis_name,) if isinstance(axis_name, str) else axis_name
   if not isinstance(names, (tuple, list)) or not all(
     isinstance(name, str) for name in names
