@@ -3,9 +3,10 @@
 """Launches of the quantize kernels, and expected results, for their tests.
 
 `jp.quantize` itself is tested against NumPy. An access outside the arrays is an
-error (`interpret`). Outputs are filled with a value that no test expects
-everywhere, so that a test finds bytes that the kernel does not write.
+error (`interpret`).
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +14,14 @@ import ml_dtypes
 import numpy as np
 
 import jaxplugin as jp
-import jaxplugin.kernels.formats
-from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.testing.interpreter import interpret
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.testing.kernels import gpu_operands
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-UNWRITTEN = 0xA5
 SM_90 = architectures.by_name("sm_90")
 FORMAT_NAMES = tuple(format.name for format in formats.FORMATS)
 
@@ -33,8 +32,10 @@ def rows_of(rows, k, format="nvfp4", **options):
   return quantize_config.Rows(rows=rows, k=k, format=format, **fields)
 
 
-def element_strides(x):
-  return tuple(stride // x.itemsize for stride in x.strides)
+def run(launches, x, **arrays):
+  """Returns the arrays of launches of the quantize kernels, by name."""
+  arrays = {"x": x, **arrays}
+  return gpu_operands.run_launches(quantize.KERNELS, launches, arrays)
 
 
 def run_quantize(
@@ -42,81 +43,47 @@ def run_quantize(
   format_name,
   *,
   global_scale=None,
-  scale_rounding="up",
-  swizzled=False,
-  pads_values=False,
   config=None,
   k_axis=2,
   check_races=True,
-  options=quantize_config.NO_OPTIONS,
-  key=None,
-  maxima=None,
-  computed_scale=None,
+  **fields,
 ):
-  """Values and scale, uint8, of x[batch, rows, k], the axis of k given.
+  """Returns values and scale, uint8, with the axes of x.
 
-  Both have the axes of `x`; a swizzled scale is [batch, rows, k]. With maxima
-  the kernel writes the global scale of what is given as one.
+  Args:
+    x: array [batch, rows, k], or [batch, k, rows] if `k_axis` is 1.
+    format_name: name of the format.
+    global_scale: array of one number, or None.
+    config: tiles; None for the default.
+    k_axis: 2 or 1.
+    check_races: see `interpret.launch`.
+    **fields: other fields of `quantize_config.Rows`.
   """
   order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
   batch, rows, k = (x.shape[axis] for axis in order)
-
-  def strides_of(array):
-    return tuple(element_strides(array)[axis] for axis in order)
-
-  facts = jp.kernels.formats.by_name(format_name)
-  grid_rows, grid_k = quantize_config.covered(
-    rows, k, format_name, swizzled=swizzled
-  )
-  if config is None:
-    config = quantize_config.default_config(
-      format_name,
-      SM_90,
-      grid_rows,
-      grid_k,
-      k_is_contiguous=k_axis == 2,
-      options=options,
-    )
-  stored_rows = grid_rows if pads_values else rows
-  shape = (batch, stored_rows, -(-k // facts.values_per_byte))
-  values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
-  shape = (batch, rows, -(-k // facts.block_size))
-  if swizzled:
-    shape = (batch, *layouts.swizzled_shape(shape[1:]))
-    scale = np.full(shape, UNWRITTEN, np.uint8)
-    scale_strides = (shape[1] * shape[2], 0, 0)
-  else:
-    scale = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
-    scale_strides = strides_of(scale)
-  interpret.launch(
-    quantize.quantize,
-    quantize_config.launch_grid(config, batch, grid_rows, grid_k),
-    x,
-    global_scale,
-    key,
-    computed_scale,
-    values,
-    scale,
+  described = rows_of(
     rows,
     k,
-    grid_rows,
-    grid_k,
-    strides_of(x),
-    tuple(((0, s),) for s in strides_of(np.empty(x.shape, np.uint8))),
-    strides_of(values),
-    scale_strides,
-    check_races=check_races,
-    **quantize_config.constexprs(
-      config,
-      format_name,
-      scale_rounding=scale_rounding,
-      swizzled=swizzled,
-      pads_values=pads_values,
-      options=options,
-      maxima=maxima,
-    ),
+    format_name,
+    batch=batch,
+    k_is_minor=k_axis == 2,
+    packed_in_place=True,
+    global_scale="none" if global_scale is None else "given",
+    **fields,
   )
-  return values, scale
+  if config is None:
+    config = quantize_config.default_config(described, SM_90)
+  launch = quantize_plans.quantize_launch(described, config, 0)
+  strides = tuple(x.strides[axis] // x.itemsize for axis in order)
+  constants = {**dict(launch.constexprs), "x_strides": strides}
+  launch = dataclasses.replace(launch, constexprs=tuple(constants.items()))
+  arrays = gpu_operands.run_launches(
+    quantize.KERNELS,
+    [launch],
+    {"x": x, "global_scale": global_scale},
+    check_races=check_races,
+  )
+  return arrays["values"], arrays["scale"]
 
 
 def expected(x, format_name, *, axis=-1, global_scale=None, **kwargs):

@@ -112,8 +112,8 @@ def _quantize_and_store(
 ):
   """Quantizes a tile along its second axis and stores what is inside.
 
-  `values` and `scale` are those of the tile's batch; the rest as `quantize` has
-  it, `row` the tile's rows and `k_start` its first k.
+  `batch` is that of the tile, `row` its rows and `k_start` its first k. The
+  rest is as for `quantize`.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
@@ -141,32 +141,24 @@ def _quantize_and_store(
   )
   packing: tl.constexpr = QUANTIZED.format.values_per_byte
   place = k_start // packing + tl.arange(0, BLOCK_K // packing)
-  pointers = values + row[:, None] * VALUES_STRIDES[1]
+  pointers = values + batch * VALUES_STRIDES[0]
+  pointers += row[:, None] * VALUES_STRIDES[1]
   pointers += place[None, :] * VALUES_STRIDES[2]
   stored_rows = rows
   if QUANTIZED.pads_values:
     stored_rows = tl.cdiv(rows, _TILE_ROWS) * _TILE_ROWS
-  inside = (row < stored_rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
+  inside = (row < stored_rows)[:, None] & (place < k // packing)[None, :]
   tl.store(pointers, codes, mask=inside)
   _store_scale(
-    scale,
+    scale + batch * SCALE_STRIDES[0],
     scales,
     row,
     k_start // vec_size + tl.arange(0, BLOCK_K // vec_size),
     rows,
-    tl.cdiv(k, vec_size),
+    k // vec_size,
     SCALE_STRIDES,
     swizzled,
   )
-
-
-@triton.jit
-def _scale_bytes(rows, columns, SWIZZLED: tl.constexpr):
-  """Bytes of a scale, the padding of a swizzled one included."""
-  if SWIZZLED:
-    rows = tl.cdiv(rows, _TILE_ROWS) * _TILE_ROWS
-    columns = tl.cdiv(columns, _TILE_COLUMNS) * _TILE_COLUMNS
-  return rows * columns
 
 
 @triton.jit
@@ -191,7 +183,7 @@ def quantize(
 ):
   """Quantizes `x` along k: one tile a program, `launch_grid` programs.
 
-  Masked: rows past `rows`; k past `k`, which count as zeros in the last block.
+  Masked: rows past `rows`, and k past `k`.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
@@ -200,11 +192,11 @@ def quantize(
     key: uint32[2], of threefry2x32, for random rounding; of a part of an array
       uint32[4], see `threefry.first_place`; else as before.
     computed_scale: f32[1], the global scale if it is computed; else as before.
-    values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)]; rows up
-      to whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
-    scale: uint8[batch, rows, ceil(k / block size)] where linear; swizzled,
-      batch times `swizzle_scale`'s bytes, its padding included, without gaps.
-    rows, k: sizes.
+    values: uint8[batch, rows, k], FP4 uint8[batch, rows, k / 2]; rows up to
+      whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
+    scale: uint8[batch, rows, k / block size] where linear; swizzled, batch
+      times `swizzle_scale`'s bytes, its padding included, without gaps.
+    rows, k: sizes; k has whole blocks.
     grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
       to whole scale tiles where the scale is swizzled.
     QUANTIZED: `quantize_config.QuantizeConstant`.
@@ -227,8 +219,8 @@ def quantize(
     global_scale,
     computed_scale,
     key,
-    values + batch * values_strides[0],
-    scale + batch * scale_strides[0],
+    values,
+    scale,
     batch,
     row,
     k_start,
@@ -260,21 +252,21 @@ def quantize_both(
   columns: tl.constexpr,
   k: tl.constexpr,
   k_t: tl.constexpr,
-  grid_rows: tl.constexpr,
-  grid_columns: tl.constexpr,
   x_strides: tl.constexpr,
   random_places: tl.constexpr,
   random_places_t: tl.constexpr,
+  values_strides: tl.constexpr,
+  scale_strides: tl.constexpr,
+  values_t_strides: tl.constexpr,
+  scale_t_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
   QUANTIZED_T: tl.constexpr,
-  TRANSPOSED: tl.constexpr,
-  VALUES_TRANSPOSED: tl.constexpr,
 ):
   """Quantizes the rows of `x`, and its columns, from one read.
 
-  Grid, tiles and masks as those of `quantize`. The outputs are dense.
+  Grid, tiles and masks as those of `quantize`, for sizes k_t and k.
 
   Args:
     x: f32, bf16 or f16[batch, rows, columns].
@@ -282,48 +274,37 @@ def quantize_both(
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
     key, key_t, computed_scale, computed_scale_t: as for `quantize`.
-    values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
-      its last axis, uint8[batch, rows, ceil(k / 2)].
-    scale: uint8[batch, rows, ceil(k / block size)], or swizzled.
-    values_t: blocked along rows: VALUES_TRANSPOSED uint8[batch, columns, k_t],
-      else uint8[batch, k_t, columns]; of FP4 half of k_t, rounded up.
-    scale_t: TRANSPOSED uint8[batch, columns, ceil(k_t / block size)], or
-      swizzled; else uint8[batch, ceil(k_t / block size), columns].
+    values, scale: blocked along columns, uint8[batch, rows, k]; FP4 has k / 2
+      bytes, and the scale k / block size.
+    values_t, scale_t: the same of columns, blocked along rows: uint8[batch,
+      columns, k_t], or uint8[batch, k_t, columns] by their strides.
     rows, columns: of `x`.
-    k, k_t: columns and rows, and zeros that are quantized after them.
-    grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
-      k_t and k).
+    k, k_t: columns and rows, and zeros that are quantized after them, which
+      make whole blocks.
     x_strides: (batch, row, column) in elements.
     random_places, random_places_t: see `quantize`; for (batch, row, column) and
       for (batch, column, row).
+    *_strides: (batch, row, k) of outputs in elements; rows of `values_t` and
+      `scale_t` are columns.
     QUANTIZED, QUANTIZED_T: they have the same format, and may have different
       options.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  swizzled: tl.constexpr = QUANTIZED.is_swizzled
   tl.static_assert(BLOCK_K % vec_size == 0 and BLOCK_M % vec_size == 0)
   tl.static_assert(k >= columns and k_t >= rows)
-  tl.static_assert(TRANSPOSED or not swizzled)
-  batch, row_start, column_start = tiles.of_program(
-    grid_rows, grid_columns, BLOCK_M, BLOCK_K
-  )
+  batch, row_start, column_start = tiles.of_program(k_t, k, BLOCK_M, BLOCK_K)
   row = row_start + tl.arange(0, BLOCK_M)
   column = column_start + tl.arange(0, BLOCK_K)
 
   tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
 
-  packing: tl.constexpr = QUANTIZED.format.values_per_byte
-  stored: tl.constexpr = (k + packing - 1) // packing
-  blocks: tl.constexpr = (k + vec_size - 1) // vec_size
-  values_strides: tl.constexpr = (rows * stored, stored, 1)
-  scale_strides: tl.constexpr = (0, blocks, 1)  # not of a swizzled one
   _quantize_and_store(
     tile,
     global_scale,
     computed_scale,
     key,
-    values + batch * values_strides[0],
-    scale + batch * _scale_bytes(rows, blocks, swizzled),
+    values,
+    scale,
     batch,
     row,
     column_start,
@@ -337,24 +318,13 @@ def quantize_both(
     QUANTIZED,
   )
 
-  stored_t: tl.constexpr = (k_t + packing - 1) // packing
-  blocks_t: tl.constexpr = (k_t + vec_size - 1) // vec_size
-  size_t: tl.constexpr = columns * stored_t
-  if VALUES_TRANSPOSED:
-    values_t_strides: tl.constexpr = (size_t, stored_t, 1)
-  else:
-    values_t_strides: tl.constexpr = (size_t, 1, columns)
-  if TRANSPOSED:
-    scale_t_strides: tl.constexpr = (0, blocks_t, 1)
-  else:
-    scale_t_strides: tl.constexpr = (0, 1, columns)
   _quantize_and_store(
     tl.trans(tile),
     global_scale_t,
     computed_scale_t,
     key_t,
-    values_t + batch * values_t_strides[0],
-    scale_t + batch * _scale_bytes(columns, blocks_t, swizzled),
+    values_t,
+    scale_t,
     batch,
     column,
     row_start,

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 from typing import Final
 from typing import Literal
 
@@ -21,6 +20,7 @@ FORMAT_NAMES: Final = tuple(formats.FORMATS)
 # are drawn for: (size, stride) of the dimensions that each one merges, major to
 # minor. The first size of each is not used.
 Places = tuple[tuple[tuple[int, int], ...], ...]
+Sizes = tuple[int, int, int]
 
 # Limits of the kernel in which one program reads a small array: values of a
 # tile, and number of tiles.
@@ -182,19 +182,19 @@ class Rows:
   options: QuantizeOptions = NO_OPTIONS
   places: Places = ()
 
-  def shape(self, k: int) -> tuple[int, int, int]:
-    """Returns the shape in memory of an array like x with another `k`."""
-    if self.k_is_minor:
-      return self.batch, self.rows, k
-    return self.batch, k, self.rows
-
-  def strides(self, k: int) -> tuple[int, int, int]:
-    """Returns the strides of batch, row and k, in elements."""
-    row, column = (k, 1) if self.k_is_minor else (1, self.rows)
-    return self.rows * k, row, column
+  def layout(self, k: int) -> tuple[Sizes, Sizes]:
+    """Returns `layout` of an array like x with another `k`."""
+    return layout(self.batch, self.rows, k, k_is_minor=self.k_is_minor)
 
   def covered(self) -> tuple[int, int]:
-    return covered(self.rows, self.k, self.format, swizzled=self.swizzled)
+    """Returns rows and k with the padding of a swizzled scale."""
+    if not self.swizzled:
+      return self.rows, self.k
+    block_size = formats.by_name(self.format).block_size
+    return (
+      _round_up(self.rows, formats.SCALE_TILE_ROWS),
+      _round_up(self.k, formats.SCALE_TILE_COLUMNS * block_size),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,48 +232,76 @@ class Matrices:
   places_t: Places = ()
 
 
+def layout(
+  batch: int, rows: int, k: int, *, k_is_minor: bool = True
+) -> tuple[Sizes, Sizes]:
+  """Returns the shape of a dense array, and its strides of (batch, row, k)."""
+  if k_is_minor:
+    return (batch, rows, k), (rows * k, k, 1)
+  return (batch, k, rows), (rows * k, 1, rows)
+
+
 def default_config(
-  format_name: str,
-  architecture: architectures.Architecture,
-  grid_rows: int,
-  grid_k: int,
-  *,
-  both: bool = False,
-  k_is_contiguous: bool = True,
-  options: QuantizeOptions = NO_OPTIONS,
+  x: Rows, architecture: architectures.Architecture
 ) -> QuantizeConfig:
-  """Returns the config that rules choose.
+  """Returns the config that rules choose for `quantize` and `finite_amax`.
 
   A thread has 32 values, which are four 16-byte loads of a 16-bit input at
-  once. It has 16 if it quantizes twice or needs all bits of quotients, because
-  registers would spill on sm_100. Tiles are long along the contiguous
-  dimension, so that a warp reads whole cache lines.
+  once. It has 16 if it needs all bits of quotients, because registers would
+  spill on sm_100. Tiles are long along the contiguous dimension, so that a warp
+  reads whole cache lines. They have whole squares and groups.
 
-  Args:
-    format_name: one of `FORMAT_NAMES`.
-    architecture: the GPU.
-    grid_rows, grid_k: sizes that the grid covers (`covered`).
-    both: whether the config is for `quantize_both` and `finite_amax_both`.
-    k_is_contiguous: whether the values of a block are contiguous in memory.
-    options: options of the results. A tile has whole squares and groups.
+  Raises:
+    ValueError: If the format is unknown.
   """
-  block_m, block_k = (16, 256) if k_is_contiguous else (128, 32)
-  if both:
-    block_m, block_k = 64, 64
-  else:
-    vec_size = formats.by_name(format_name).block_size
-    least_m = vec_size if options.is_square else 1
-    least_k = max(vec_size, options.hadamard)
-    block_m = max(least_m, min(block_m, _next_power_of_2(grid_rows)))
-    block_k = max(least_k, min(block_k, _next_power_of_2(grid_k)))
-  few = both or options.needs_all_bits
-  threads = block_m * block_k // (16 if few else 32)
+  grid_rows, grid_k = x.covered()
+  block_m, block_k = (16, 256) if x.k_is_minor else (128, 32)
+  vec_size = formats.by_name(x.format).block_size
+  least_m = vec_size if x.options.is_square else 1
+  least_k = max(vec_size, x.options.hadamard)
+  needs_all_bits = x.options.needs_all_bits
+  return _config_of_tile(
+    max(least_m, min(block_m, _next_power_of_2(grid_rows))),
+    max(least_k, min(block_k, _next_power_of_2(grid_k))),
+    architecture,
+    values_of_thread=16 if needs_all_bits else 32,
+    hardware_cast=not needs_all_bits
+    and casts_in_hardware(x.format, architecture),
+  )
+
+
+def config_of_both(
+  x: Matrices, architecture: architectures.Architecture
+) -> QuantizeConfig:
+  """Returns the config for `quantize_both` and `finite_amax_both`.
+
+  A thread has 16 values, because it quantizes twice (`default_config`).
+  """
+  needs_all_bits = x.options.needs_all_bits or x.options_t.needs_all_bits
+  return _config_of_tile(
+    64,
+    64,
+    architecture,
+    values_of_thread=16,
+    hardware_cast=not needs_all_bits
+    and casts_in_hardware(x.format, architecture),
+  )
+
+
+def _config_of_tile(
+  block_m: int,
+  block_k: int,
+  architecture: architectures.Architecture,
+  *,
+  values_of_thread: int,
+  hardware_cast: bool,
+) -> QuantizeConfig:
+  threads = block_m * block_k // values_of_thread
   return QuantizeConfig(
     block_m=block_m,
     block_k=block_k,
     num_warps=max(1, threads // architecture.warp_size),
-    hardware_cast=casts_in_hardware(format_name, architecture)
-    and not options.needs_all_bits,
+    hardware_cast=hardware_cast,
   )
 
 
@@ -291,16 +319,11 @@ def config_of_few(
   vec_size = formats.by_name(x.format).block_size
   block_k = max(vec_size, min(_TILE_OF_FEW, _next_power_of_2(x.k)))
   block_m = min(_TILE_OF_FEW // block_k, _next_power_of_2(x.rows))
-  threads = block_m * block_k // 32
-  few = QuantizeConfig(
-    block_m=block_m,
-    block_k=block_k,
-    num_warps=max(1, threads // architecture.warp_size),
-    hardware_cast=False,
+  few = _config_of_tile(
+    block_m, block_k, architecture, values_of_thread=32, hardware_cast=False
   )
-  return (
-    few if launch_grid(few, x.batch, x.rows, x.k)[0] <= _FEW_TILES else None
-  )
+  tiles = num_tiles(few, x.batch, x.rows, x.k)
+  return few if tiles <= _FEW_TILES else None
 
 
 def casts_in_hardware(
@@ -317,66 +340,9 @@ def casts_in_hardware(
   return element.name == "e2m1" and architecture.casts_to_fp4
 
 
-def covered(
-  rows: int, k: int, format_name: str, *, swizzled: bool
-) -> tuple[int, int]:
-  """Returns rows and k that a grid covers, with padding of a swizzled scale."""
-  if not swizzled:
-    return rows, k
-  tile_k = formats.SCALE_TILE_COLUMNS * formats.by_name(format_name).block_size
-  return _round_up(rows, formats.SCALE_TILE_ROWS), _round_up(k, tile_k)
-
-
-def covered_by_both(
-  rows: int, columns: int, format_name: str, *, swizzled: bool
-) -> tuple[int, int]:
-  """Returns `covered` sizes for `quantize_both`, with both scales' padding."""
-  first = covered(rows, columns, format_name, swizzled=swizzled)
-  second = covered(columns, rows, format_name, swizzled=swizzled)
-  return max(first[0], second[1]), max(first[1], second[0])
-
-
-def launch_grid(
-  config: QuantizeConfig, batch: int, grid_rows: int, grid_k: int
-) -> tuple[int]:
-  """Returns the number of programs of the kernels that read `x`."""
-  return (
-    batch * -(-grid_rows // config.block_m) * -(-grid_k // config.block_k),
-  )
-
-
-def constexprs(
-  config: QuantizeConfig,
-  format_name: str,
-  *,
-  scale_rounding: str = "up",
-  swizzled: bool = False,
-  pads_values: bool = False,
-  options: QuantizeOptions = NO_OPTIONS,
-  maxima: Maxima | None = None,
-) -> dict[str, Any]:
-  """Returns the constexprs of `quantize`, and of `quantize_both`'s first array.
-
-  Raises:
-    ValueError: If the format or the scale rounding is unknown.
-  """
-  if scale_rounding not in SCALE_ROUNDINGS:
-    raise ValueError(
-      f"scale_rounding must be one of {SCALE_ROUNDINGS}, got {scale_rounding!r}"
-    )
-  return {
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "QUANTIZED": QuantizeConstant(
-      format=formats.by_name(format_name),
-      rounds_up=scale_rounding == "up",
-      hardware_cast=config.hardware_cast,
-      is_swizzled=swizzled,
-      pads_values=pads_values,
-      options=options,
-      maxima=maxima,
-    ),
-  }
+def num_tiles(config: QuantizeConfig, batch: int, rows: int, k: int) -> int:
+  """Returns the number of tiles of an array."""
+  return batch * -(-rows // config.block_m) * -(-k // config.block_k)
 
 
 def measured(format_name: str, options: QuantizeOptions) -> QuantizeConstant:

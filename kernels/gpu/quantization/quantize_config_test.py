@@ -8,14 +8,12 @@ import functools
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import global_scales
-from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
-from jaxplugin.lab.inspection import compile as kernel_compile
+from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import quantize_cases
 
 SM_90 = architectures.by_name("sm_90")
@@ -24,6 +22,7 @@ CONFIG = quantize_config.QuantizeConfig(
 )
 FORMAT_NAMES = quantize_config.FORMAT_NAMES
 SIZE = 4096
+rows_of = quantize_cases.rows_of
 PLAIN = quantize_config.NO_OPTIONS
 TRANSFORMED_STOCHASTIC = quantize_config.QuantizeOptions(
   hadamard=64, sign_words=(0x1234567, -5), factor=0.125, is_stochastic=True
@@ -32,6 +31,8 @@ SQUARE_CHOSEN = quantize_config.QuantizeOptions(
   is_square=True, four_over_six=True
 )
 
+SQUARE_64 = quantize_config.QuantizeOptions(is_square=True, hadamard=64)
+
 
 class ConfigTest(parameterized.TestCase):
   def test_every_format_of_the_package_is_known(self):
@@ -39,61 +40,44 @@ class ConfigTest(parameterized.TestCase):
     self.assertContainsSubset(names, FORMAT_NAMES)
 
   def test_unknown_names_list_the_known(self):
-    with self.assertRaisesRegex(ValueError, "'fp6'.*mxfp8, mxfp8_e5m2"):
-      quantize_config.constexprs(CONFIG, "fp6")
-    with self.assertRaisesRegex(ValueError, "up.*floor.*'down'"):
-      quantize_config.constexprs(CONFIG, "mxfp8", scale_rounding="down")
+    for changes, message in (
+      ({"format": "fp6"}, "'fp6'.*mxfp8, mxfp8_e5m2"),
+      ({"scale_rounding": "down"}, "up.*floor.*'down'"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        quantize_plans.plan(rows_of(64, 64, **changes), SM_90)
 
   def test_grid_covers_the_array_and_the_padding_of_scales(self):
-    self.assertEqual(
-      quantize_config.launch_grid(CONFIG, 3, 17, 65), (3 * 2 * 2,)
-    )
-    self.assertEqual(
-      quantize_config.covered(17, 65, "nvfp4", swizzled=False), (17, 65)
-    )
-    self.assertEqual(
-      quantize_config.covered(17, 65, "nvfp4", swizzled=True), (128, 128)
-    )
-    self.assertEqual(
-      quantize_config.covered_by_both(17, 300, "mxfp8", swizzled=True),
-      (128, 384),
-    )
-    self.assertEqual(
-      quantize_config.covered_by_both(17, 300, "nvfp4", swizzled=True),
-      (128, 384),
-    )
+    self.assertEqual(quantize_config.num_tiles(CONFIG, 3, 17, 65), 3 * 2 * 2)
+    self.assertEqual(rows_of(17, 80).covered(), (17, 80))
+    self.assertEqual(rows_of(17, 80, swizzled=True).covered(), (128, 128))
 
-  def test_small_arrays_have_small_tiles(self):
-    small = quantize_config.default_config("mxfp8", SM_90, 1, 32)
-    self.assertEqual(
-      (small.block_m, small.block_k, small.num_warps), (1, 32, 1)
-    )
-    large = quantize_config.default_config("mxfp8", SM_90, 4096, 4096)
-    self.assertEqual((large.block_m, large.block_k), (16, 256))
-    self.assertTrue(large.hardware_cast)
-
-  def test_tiles_have_whole_squares_and_groups(self):
-    options = quantize_config.QuantizeOptions(is_square=True, hadamard=64)
-    small = quantize_config.default_config(
-      "nvfp4", SM_90, 1, 64, options=options
-    )
-    self.assertEqual((small.block_m, small.block_k), (16, 64))
-    across = quantize_config.default_config(
-      "mxfp8", SM_90, 4096, 4096, k_is_contiguous=False, options=options
-    )
-    self.assertEqual((across.block_m, across.block_k), (128, 64))
+  @parameterized.parameters(
+    ({"rows": 1, "k": 32}, (1, 32)),
+    ({"rows": 4096, "k": 4096}, (16, 256)),
+    ({"rows": 1, "k": 64, "format": "nvfp4", "options": SQUARE_64}, (16, 64)),
+    (
+      {"rows": 4096, "k": 4096, "k_is_minor": False, "options": SQUARE_64},
+      (128, 64),
+    ),
+  )
+  def test_tiles_are_small_for_small_arrays_and_have_whole_groups(
+    self, fields, tile
+  ):
+    x = rows_of(**({"format": "mxfp8"} | fields))
+    config = quantize_config.default_config(x, SM_90)
+    self.assertEqual((config.block_m, config.block_k), tile)
+    self.assertEqual(config.num_warps, max(1, tile[0] * tile[1] // 1024))
 
   def test_random_rounding_is_not_the_hardwares(self):
-    config = quantize_config.default_config(
-      "mxfp8", SM_90, 64, 64, options=TRANSFORMED_STOCHASTIC
-    )
-    self.assertFalse(config.hardware_cast)
+    for options in (PLAIN, TRANSFORMED_STOCHASTIC):
+      x = rows_of(64, 64, "mxfp8", options=options)
+      config = quantize_config.default_config(x, SM_90)
+      self.assertEqual(config.hardware_cast, options is PLAIN)
 
   def test_names_say_what_is_added(self):
     options = dataclasses.replace(TRANSFORMED_STOCHASTIC, is_square=True)
-    x = quantize_cases.rows_of(
-      64, 256, global_scale="computed", options=options
-    )
+    x = rows_of(64, 256, global_scale="computed", options=options)
     names = [launch.name for launch in quantize_plans.plan(x, SM_90)]
     self.assertEqual(
       names,
@@ -105,82 +89,51 @@ class ConfigTest(parameterized.TestCase):
 
 
 @functools.cache
-def compiled(
-  kernel,
-  format_name,
-  target,
-  dtype,
-  k_is_contiguous=True,
-  transposed=True,
-  options=(PLAIN, PLAIN),
-):
-  """`kernel` for large, dense arrays, sizes constexprs as a lowering has it."""
+def compiled(kernel, format_name, target, dtype="bfloat16", **fields):
+  """Returns `kernel` for large arrays, compiled as it is planned.
+
+  Args:
+    kernel: key of `quantize.KERNELS`.
+    format_name, target: names.
+    dtype: dtype of x.
+    **fields: other fields of `Rows` or `Matrices`.
+  """
   architecture = architectures.by_name(target)
-  both = kernel in (quantize.quantize_both, global_scales.finite_amax_both)
-  config = quantize_config.default_config(
-    format_name, architecture, SIZE, SIZE, both=both,
-    k_is_contiguous=k_is_contiguous, options=options[both],
-  )  # fmt: skip
-  facts = quantize_config.formats.by_name(format_name)
-  constexprs = quantize_config.constexprs(
-    config, format_name, options=options[0]
-  )
-  constexprs["QUANTIZED_T"] = dataclasses.replace(
-    constexprs["QUANTIZED"], options=options[1]
-  )
-  constexprs["TRANSPOSED"] = transposed
-  constexprs["VALUES_TRANSPOSED"] = transposed or facts.is_packed
-  constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
-  for name in kernel.arg_names:
-    if name.endswith("_strides"):
-      per_k = {"values": facts.values_per_byte, "scale": facts.block_size}
-      row = SIZE // per_k.get(name.removesuffix("_strides"), 1)
-      minor = (row, 1) if k_is_contiguous else (1, row)
-      constexprs[name] = (SIZE * SIZE, *minor)
-    if name.startswith("random_places"):
-      constexprs[name] = (((0, SIZE * SIZE),), ((0, SIZE),), ((0, 1),))
-    if name in ("rows", "k", "k_t", "columns") or name.startswith("grid_"):
-      constexprs[name] = SIZE
-  constexprs |= {
-    name: number
-    for name, number in {"ROW": 0, "PROGRAMS": 512, "TILES": 4096}.items()
-    if name in kernel.arg_names
-  }
-  types = {"x": f"*{dtype}"}
-  types |= dict.fromkeys(("global_scale", "global_scale_t"), "*fp32")
-  types |= dict.fromkeys(("key", "key_t"), "*u32")
-  types |= dict.fromkeys(("computed_scale", "computed_scale_t"), "*fp32")
-  types["maxima"] = "*u32"
-  return kernel_compile.compile_kernel(
-    kernel,
-    {
-      name: types.get(name, "*u8")
-      for name in kernel.arg_names
-      if name not in constexprs
-    },
-    constexprs,
-    architecture,
-    num_warps=config.num_warps,
+  fields |= {"format": format_name, "packed_in_place": True}
+  fields["global_scale"] = "given" if format_name == "nvfp4" else "none"
+  if kernel == "quantize":
+    x = rows_of(SIZE, SIZE, **fields)
+    (launch,) = quantize_plans.plan(x, architecture)
+  else:
+    sizes = dict.fromkeys(("rows", "columns", "k", "k_t"), SIZE)
+    sizes |= {"batch": 1, "is_transposed": True}
+    x = quantize_config.Matrices(**(sizes | fields))
+    launch = quantize_plans.plan_maxima_of_both(x, architecture)
+    if kernel == "quantize_both":
+      (launch,) = quantize_plans.plan_both(x, architecture)
+  dtypes = {"x": dtype, "key": "uint32"}
+  return executed.compiled_quantize(
+    target,
+    launch,
+    tuple(dtypes.get(name, "float32") for name in launch.inputs),
   )
 
 
 # Claim, kernel, format, architectures, and options of `compiled`.
-# fmt: off
 OTHERS = (
-  ("mxfp8_both_ways", quantize.quantize_both, "mxfp8",
+  ("mxfp8_both_ways", "quantize_both", "mxfp8",
    ("sm_90", "sm_100", "gfx950"), {}),
-  ("nvfp4_both_ways", quantize.quantize_both, "nvfp4",
+  ("nvfp4_both_ways", "quantize_both", "nvfp4",
    ("sm_90", "sm_100", "gfx950"), {}),
-  ("both_ways_in_place", quantize.quantize_both, "mxfp8",
-   ("sm_90", "gfx950"), {"transposed": False}),
-  ("largest_magnitudes_both_ways", global_scales.finite_amax_both, "nvfp4",
+  ("both_ways_in_place", "quantize_both", "mxfp8",
+   ("sm_90", "gfx950"), {"is_transposed": False}),
+  ("largest_magnitudes_both_ways", "finite_amax_both", "nvfp4",
    ("sm_100", "gfx950"), {}),
-  ("f32_input", quantize.quantize, "mxfp4",
-   ("sm_90", "gfx942"), {"dtype": "fp32"}),
-  ("axis_that_is_not_contiguous", quantize.quantize, "mxfp8",
-   ("sm_90", "gfx942"), {"k_is_contiguous": False}),
-)
-# fmt: on
+  ("f32_input", "quantize", "mxfp4",
+   ("sm_90", "gfx942"), {"dtype": "float32"}),
+  ("axis_that_is_not_contiguous", "quantize", "mxfp8",
+   ("sm_90", "gfx942"), {"k_is_minor": False}),
+)  # fmt: skip
 
 
 class CompiledTest(parameterized.TestCase):
@@ -204,7 +157,7 @@ class CompiledTest(parameterized.TestCase):
   )
   @pytest.mark.sample(2)
   def test_nothing_spills_and_loads_are_wide(self, target, format_name):
-    self.check(compiled(quantize.quantize, format_name, target, "bf16"))
+    self.check(compiled("quantize", format_name, target))
 
   @parameterized.named_parameters(
     (f"{claim}_{target}", kernel, format_name, target, options)
@@ -215,7 +168,6 @@ class CompiledTest(parameterized.TestCase):
   def test_others_spill_nothing_and_load_wide(
     self, kernel, format_name, target, options
   ):
-    options = {"dtype": "bf16"} | options
     self.check(compiled(kernel, format_name, target, **options))
 
   @parameterized.parameters(
@@ -229,15 +181,14 @@ class CompiledTest(parameterized.TestCase):
   )
   @pytest.mark.sample(2)
   def test_what_recipes_add_spills_nothing(
-    self, target, format_name, options, k_is_contiguous
+    self, target, format_name, options, k_is_minor
   ):
     kernel = compiled(
-      quantize.quantize,
+      "quantize",
       format_name,
       target,
-      "bf16",
-      k_is_contiguous,
-      options=(options, options),
+      k_is_minor=k_is_minor,
+      options=options,
     )
     self.check(kernel)
     # The key's two words, and NVFP4's global scale: no random bits are read.
@@ -253,10 +204,9 @@ class CompiledTest(parameterized.TestCase):
   def test_fp8_is_cast_by_hardware_from_sm_89_on(
     self, format_name, instruction
   ):
-    text = compiled(quantize.quantize, format_name, "sm_90", "bf16").assembly
-    self.assertIn(instruction, text)
-    text = compiled(quantize.quantize, format_name, "sm_80", "bf16").assembly
-    self.assertNotIn(instruction, text)
+    for name in ("sm_80", "sm_90"):
+      text = compiled("quantize", format_name, name).assembly
+      self.assertEqual(instruction in text, name == "sm_90")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 """The kernels that compute NVFP4's global scales agree with `jp.quantize`."""
 
 import dataclasses
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,81 +22,51 @@ from jaxplugin.testing.kernels import quantize_cases
 
 BF16 = quantize_cases.BF16
 SM_90 = quantize_cases.SM_90
-element_strides = quantize_cases.element_strides
-QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_OPTIONS)
-RANGE = 448 * 6.0
+rows_of = quantize_cases.rows_of
 setUpModule = interpret.skip_unless_supported
 
 
-def maxima_of(x, programs=None):
-  """Returns the maxima of `finite_amax`; by default each tile has a program."""
-  return launched_maxima(global_scales.finite_amax, x, programs)
+def computed(x, most=quantize_plans.MOST_MAXIMA):
+  """Returns the arrays of launches that compute x's global scale.
+
+  At most `most` programs find the maxima.
+  """
+  batch, rows, k = x.shape
+  described = rows_of(rows, k, batch=batch, global_scale="computed")
+  with mock.patch.object(quantize_plans, "MOST_MAXIMA", most):
+    launches = quantize_plans.plan(described, SM_90)
+  return quantize_cases.run(launches, x)
 
 
-def maxima_of_both(x, row=0, programs=None):
-  """Returns the maxima of `finite_amax_both`; those along rows are at `row`."""
-  kernel = global_scales.finite_amax_both
-  return launched_maxima(kernel, x, programs, ROW=row, QUANTIZED_T=QUANTIZED)
-
-
-def launched_maxima(kernel, x, programs, **constants):
-  config = quantize_config.default_config(
-    "nvfp4", SM_90, *x.shape[1:], both=bool(constants)
+def computed_both(x, row=0, most=quantize_plans.MOST_MAXIMA):
+  """Returns the same for both blockings; `row` is that of the columns'."""
+  batch, rows, columns = x.shape
+  described = quantize_config.Matrices(
+    batch=batch,
+    rows=rows,
+    columns=columns,
+    k=columns + -columns % 32,
+    k_t=rows + -rows % 32,
+    is_transposed=True,
+    format="nvfp4",
+    global_scale="computed",
+    row=row,
   )
-  (tiles,) = quantize_config.launch_grid(config, *x.shape)
-  programs = programs or tiles
-  rows = 2 if constants else 1
-  maxima = np.full((rows, programs), 0xFFFFFFFF, np.uint32)
-  interpret.launch(
-    kernel,
-    programs,
-    x,
-    maxima,
-    *x.shape[1:],
-    element_strides(x),
-    PROGRAMS=programs,
-    TILES=tiles,
-    BLOCK_M=config.block_m,
-    BLOCK_K=config.block_k,
-    QUANTIZED=QUANTIZED,
-    **constants,
-  )
-  return maxima
-
-
-def computed_scale(maxima, row=0):
-  """The global scale that a kernel which quantizes writes."""
-  maxima.flags.writeable = False
-  result = np.full(1, np.nan, np.float32)
-  made = quantize_config.Maxima(count=maxima.shape[1], row=row, range=RANGE)
-  quantize_cases.run_quantize(
-    np.zeros((1, 40, 32), BF16),  # of several programs
-    "nvfp4",
-    global_scale=maxima,
-    maxima=made,
-    computed_scale=result,
-  )
-  return result
+  with mock.patch.object(quantize_plans, "MOST_MAXIMA", most):
+    launches = quantize_plans.plan_both(described, SM_90)
+  return quantize_cases.run(launches, x)
 
 
 def global_scale_of_few(x, block_m, block_k):
-  result = np.full(1, np.nan, np.float32)
-  batch, rows, k = x.shape
-  interpret.launch(
-    global_scales.global_scale_of_few,
-    1,
-    x,
-    result,
-    rows,
-    k,
-    element_strides(x),
-    TILES=batch * -(-rows // block_m) * -(-k // block_k),
-    BLOCK_M=block_m,
-    BLOCK_K=block_k,
-    QUANTIZED=QUANTIZED,
-    RANGE=RANGE,
+  """Returns the global scale that one program computes from small tiles."""
+  config = quantize_config.QuantizeConfig(
+    block_m=block_m, block_k=block_k, num_warps=1, hardware_cast=False
   )
-  return result
+  batch, rows, k = x.shape
+  described = rows_of(rows, k, batch=batch, global_scale="computed")
+  with mock.patch.object(quantize_config, "config_of_few", return_value=config):
+    first, _ = quantize_plans.plan(described, SM_90)
+  return quantize_cases.run([first], x)["global_scale"]
 
 
 @triton.jit
@@ -162,14 +133,7 @@ class OfFewTest(parameterized.TestCase):
       quantize_config.NO_OPTIONS,
       quantize_config.QuantizeOptions(four_over_six=True),
     ):
-      x = quantize_config.Rows(
-        batch=batch,
-        rows=rows,
-        k=k,
-        k_is_minor=True,
-        format="nvfp4",
-        options=options,
-      )
+      x = rows_of(rows, k, batch=batch, options=options)
       few = quantize_config.config_of_few(x, SM_90)
       self.assertEqual(
         few and (few.block_m, few.block_k, few.num_warps), wanted
@@ -188,49 +152,45 @@ class GlobalScaleTest(parameterized.TestCase):
       (1.0, np.float32), (1e-37, np.float32), (1e-42, np.float32),
       (3e37, np.float32), (100.0, np.float16), (1e30, BF16), (0.0, np.float32),
     ),
-    programs=(None, 4, 1),
+    most=(512, 4, 1),
   )  # fmt: skip
   @pytest.mark.sample(4)
-  def test_it_is_that_of_jp_quantize(self, case, programs):
+  def test_results_are_those_of_jp_quantize(self, case, most):
     size, dtype = case
     rng = np.random.default_rng(12)
     x = (rng.standard_normal((3, 37, 560)) * size).astype(dtype)
-    wanted = jp.quantize(jnp.asarray(x), jp.NVFP4).global_scale
-    maxima = maxima_of(x, programs)
-    np.testing.assert_array_equal(computed_scale(maxima), wanted.ravel())
+    wanted = jp.quantize(jnp.asarray(x), jp.NVFP4)
+    found = computed(x, most)
+    self.assertLessEqual(found["maxima"].size, most)
+    np.testing.assert_array_equal(
+      found["global_scale"], wanted.global_scale.ravel()
+    )
+    for name, array in zip(
+      ("values", "scale"), quantize_cases.expected(x, "nvfp4"), strict=True
+    ):
+      np.testing.assert_array_equal(found[name], array)
 
-  @parameterized.parameters(None, 5)
+  @parameterized.parameters(512, 5)
   @pytest.mark.sample(1)
-  def test_largest_is_found_in_every_tile(self, programs):
+  def test_largest_is_found_in_every_tile(self, most):
     rng = np.random.default_rng(5)
     for _ in range(6):
       x = rng.normal(size=(3, 33, 272)).astype(np.float32)
       x.reshape(-1)[rng.integers(x.size)] = -100  # anywhere
-      maxima = maxima_of(x, programs)
+      maxima = computed(x, most)["maxima"]
       self.assertEqual(maxima.view(np.float32).max(), 100)
 
-  def test_values_are_divided_by_what_is_computed(self):
-    x = np.random.default_rng(6).normal(size=(1, 40, 96)).astype(np.float32)
-    maxima, result = maxima_of(x), np.full(1, np.nan, np.float32)
-    made = quantize_config.Maxima(count=maxima.size, row=0, range=RANGE)
-    got = quantize_cases.run_quantize(
-      x, "nvfp4", global_scale=maxima, maxima=made, computed_scale=result
-    )
-    wanted = quantize_cases.expected(x, "nvfp4")
-    np.testing.assert_array_equal(got[0], wanted[0])
-    np.testing.assert_array_equal(got[1], wanted[1])
-
   def test_blocks_with_nan_or_inf_take_no_part(self):
-    x = np.ones((1, 4, 64), np.float32)
+    x = np.ones((3, 40, 64), np.float32)
     x[0, 0, :4] = [np.nan, 1e30, -np.inf, 5]
     x[0, 3, 63] = -2688
-    self.assertEqual(computed_scale(maxima_of(x)), 1)
+    self.assertEqual(computed(x)["global_scale"], 1)
 
   @parameterized.product(
-    bad=(np.nan, np.inf, -np.inf), row=(0, 1), programs=(None, 3)
+    bad=(np.nan, np.inf, -np.inf), row=(0, 1), most=(512, 3)
   )
   @pytest.mark.sample(4)
-  def test_each_axis_leaves_out_its_own_blocks(self, bad, row, programs):
+  def test_each_axis_leaves_out_its_own_blocks(self, bad, row, most):
     x = np.random.default_rng(14).standard_normal((2, 75, 96))
     x = x.astype(np.float32)
     x[0, 40, 50] = bad
@@ -241,16 +201,17 @@ class GlobalScaleTest(parameterized.TestCase):
       for a in (x, np.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 5))))
     ]
     self.assertEqual(wanted, [np.float32(g) / 2688 for g in (100, 200)])
-    maxima = maxima_of_both(x, row, programs)
-    self.assertEqual(
-      [computed_scale(maxima, r) for r in (row, 1 - row)], wanted
-    )
+    found = computed_both(x, row, most)
+    largest = found["maxima"].view(np.float32).max(1)
+    self.assertEqual(largest[row], 100)
+    self.assertEqual([found["global_scale"], found["global_scale_t"]], wanted)
 
   def test_tensor_of_zeros_has_global_scale_one(self):
-    x = np.zeros((1, 2, 32), BF16)
-    np.testing.assert_array_equal(maxima_of(x), [[0]])
-    np.testing.assert_array_equal(maxima_of_both(x), [[0], [0]])
-    self.assertEqual(computed_scale(maxima_of(x)), 1)
+    x = np.zeros((3, 40, 64), BF16)
+    found = computed(x)
+    self.assertFalse(found["maxima"].any())
+    self.assertEqual(found["global_scale"], 1)
+    self.assertFalse(computed_both(x)["maxima"].any())
 
 
 class ProgramsTest(parameterized.TestCase):
@@ -265,10 +226,7 @@ class ProgramsTest(parameterized.TestCase):
     self, shape, programs, block, warps
   ):
     rows, k = shape
-    x = quantize_config.Rows(
-      batch=1, rows=rows, k=k, k_is_minor=True, format="nvfp4"
-    )
-    launch = quantize_plans.plan_maxima(x, SM_90)
+    launch = quantize_plans.plan_maxima(rows_of(rows, k), SM_90)
     constants = dict(launch.constexprs)
     self.assertEqual(launch.grid, programs)
     self.assertEqual(constants["PROGRAMS"], programs)
@@ -278,9 +236,7 @@ class ProgramsTest(parameterized.TestCase):
     self.assertEqual(constants["TILES"], tiles)
 
   def test_those_that_are_computed_are_read_by_what_quantizes(self):
-    x = quantize_config.Rows(
-      batch=1, rows=64, k=2048, k_is_minor=True, format="nvfp4"
-    )
+    x = rows_of(64, 2048)
     first, second = quantize_plans.plan(
       dataclasses.replace(x, global_scale="computed"), SM_90
     )

@@ -14,6 +14,7 @@ and a sum, which would change bits.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from typing import Final
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -47,29 +48,15 @@ def plan(
   Raises:
     ValueError: If the format or the scale rounding is unknown.
   """
-  config = _config(x, architecture)
+  config = quantize_config.default_config(x, architecture)
   if x.global_scale != "computed":
-    return [_quantize_launch(x, config, x.num_maxima)]
+    return [quantize_launch(x, config, x.num_maxima)]
   few = quantize_config.config_of_few(x, architecture)
   if few is not None:
     given = dataclasses.replace(x, global_scale="given")
-    return [_launch_of_few(x, few), _quantize_launch(given, config, 0)]
-  first = _maxima_launch(x, config)
-  return [first, _quantize_launch(x, config, first.grid)]
-
-
-def plan_maxima(
-  x: quantize_config.Rows, architecture: architectures.Architecture
-) -> launching.Launch:
-  """Returns the launch that finds partial amax values of x."""
-  return _maxima_launch(x, _config(x, architecture))
-
-
-def plan_maxima_of_both(
-  x: quantize_config.Matrices, architecture: architectures.Architecture
-) -> launching.Launch:
-  """Returns the launch that finds partial amax values for both blockings."""
-  return _maxima_of_both_launch(x, _config_of_both(x, architecture))
+    return [_launch_of_few(x, few), quantize_launch(given, config, 0)]
+  first = plan_maxima(x, architecture)
+  return [first, quantize_launch(x, config, first.grid)]
 
 
 def plan_both(
@@ -80,14 +67,110 @@ def plan_both(
   Raises:
     ValueError: If the format or the scale rounding is unknown.
   """
-  config = _config_of_both(x, architecture)
+  config = quantize_config.config_of_both(x, architecture)
   if x.global_scale != "computed":
     return [_quantize_both_launch(x, config, x.num_maxima)]
-  first = _maxima_of_both_launch(x, config)
+  first = plan_maxima_of_both(x, architecture)
   return [first, _quantize_both_launch(x, config, first.grid)]
 
 
-def _quantize_launch(
+def plan_maxima(
+  x: quantize_config.Rows, architecture: architectures.Architecture
+) -> launching.Launch:
+  """Returns the launch that finds partial amax values of x."""
+  config, tiles, programs = _programs(
+    quantize_config.default_config(x, architecture), x.batch, x.rows, x.k
+  )
+  measured = quantize_config.measured(x.format, x.options)
+  return _amax_launch(
+    "finite_amax",
+    config,
+    launching.Output("maxima", (1, programs), "uint32"),
+    suffix=measured.options.suffix,
+    grid=programs,
+    rows=x.rows,
+    k=x.k,
+    x_strides=x.layout(x.k)[1],
+    PROGRAMS=programs,
+    TILES=tiles,
+    QUANTIZED=measured,
+  )
+
+
+def plan_maxima_of_both(
+  x: quantize_config.Matrices, architecture: architectures.Architecture
+) -> launching.Launch:
+  """Returns the launch that finds partial amax values for both blockings."""
+  config, tiles, programs = _programs(
+    quantize_config.config_of_both(x, architecture),
+    *(x.batch, x.rows, x.columns),
+  )
+  measured, measured_t = (
+    quantize_config.measured(x.format, options)
+    for options in (x.options, x.options_t)
+  )
+  return _amax_launch(
+    "finite_amax_both",
+    config,
+    launching.Output("maxima", (2, programs), "uint32"),
+    suffix=_both_suffix(measured.options, measured_t.options),
+    grid=programs,
+    rows=x.rows,
+    columns=x.columns,
+    x_strides=quantize_config.layout(x.batch, x.rows, x.columns)[1],
+    ROW=x.row,
+    PROGRAMS=programs,
+    TILES=tiles,
+    QUANTIZED=measured,
+    QUANTIZED_T=measured_t,
+  )
+
+
+def _launch_of_few(
+  x: quantize_config.Rows, config: quantize_config.QuantizeConfig
+) -> launching.Launch:
+  """Returns a launch that computes the global scale before x is quantized.
+
+  cuDNN's matmul needs it. A second kernel writes its codes in whole tiles, and
+  XLA drops the first quantize kernel if nothing else uses its codes.
+  """
+  tiles = quantize_config.num_tiles(config, x.batch, x.rows, x.k)
+  return _amax_launch(
+    "global_scale_of_few",
+    config,
+    launching.Output("global_scale", (1,), "float32"),
+    rows=x.rows,
+    k=x.k,
+    x_strides=x.layout(x.k)[1],
+    TILES=tiles,
+    QUANTIZED=quantize_config.measured(x.format, x.options),
+    RANGE=_maxima(tiles, 0, x.format, x.options).range,
+  )
+
+
+def _amax_launch(
+  kernel: str,
+  config: quantize_config.QuantizeConfig,
+  output: launching.Output,
+  *,
+  suffix: str = "",
+  grid: int = 1,
+  **constants: Any,
+) -> launching.Launch:
+  """Returns the launch of a kernel that reads x and writes one array."""
+  constants |= {"BLOCK_M": config.block_m, "BLOCK_K": config.block_k}
+  return launching.Launch(
+    kernel=kernel,
+    name=f"{kernel}{suffix}_{_tile_name(config)}",
+    inputs=("x",),
+    outputs=(output,),
+    constexprs=tuple(constants.items()),
+    grid=grid,
+    num_warps=config.num_warps,
+  )
+
+
+def quantize_launch(
   x: quantize_config.Rows,
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
@@ -101,39 +184,34 @@ def _quantize_launch(
       the kernel does not compute it.
   """
   format = formats.by_name(x.format)
-  blocks = x.k // format.block_size
   stored = x.k // format.values_per_byte
+  blocks = x.k // format.block_size
   grid_rows, grid_k = x.covered()
+  values, values_strides = x.layout(stored)
   if x.pads_values or (format.is_packed and not x.packed_in_place):
-    values = (x.batch, grid_rows if x.pads_values else x.rows, stored)
-    values_strides = (values[1] * values[2], values[2], 1)
-  else:
-    values = x.shape(stored)
-    values_strides = x.strides(stored)
-  scale: tuple[int, ...] = x.shape(blocks)
-  scale_strides = x.strides(blocks)
+    values, values_strides = quantize_config.layout(
+      x.batch, grid_rows if x.pads_values else x.rows, stored
+    )
+  scale, scale_strides = x.layout(blocks)
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
+  x_strides = x.layout(x.k)[1]
   constants = {
     "rows": x.rows,
     "k": x.k,
     "grid_rows": grid_rows,
     "grid_k": grid_k,
-    "x_strides": x.strides(x.k),
-    "random_places": x.places or tuple(((0, s),) for s in x.strides(x.k)),
+    "x_strides": x_strides,
+    "random_places": x.places or tuple(((0, s),) for s in x_strides),
     "values_strides": values_strides,
     "scale_strides": scale_strides,
-    **quantize_config.constexprs(
-      config,
-      x.format,
-      scale_rounding=x.scale_rounding,
-      swizzled=x.swizzled,
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "QUANTIZED": dataclasses.replace(
+      _constant(x, config, x.options, num_maxima, 0),
+      is_swizzled=x.swizzled,
       pads_values=x.pads_values,
-      options=x.options,
-      maxima=_maxima(num_maxima, 0, x.format, x.options)
-      if num_maxima
-      else None,
     ),
   }
   # The kernel's fourth argument: the global scale that it computes, if it does.
@@ -157,63 +235,7 @@ def _quantize_launch(
       launching.Output("scale", scale, "uint8"),
     ),
     constexprs=tuple(constants.items()),
-    grid=quantize_config.launch_grid(config, x.batch, grid_rows, grid_k)[0],
-    num_warps=config.num_warps,
-  )
-
-
-def _maxima_launch(
-  x: quantize_config.Rows, config: quantize_config.QuantizeConfig
-) -> launching.Launch:
-  config, tiles, programs = _programs(config, x.batch, x.rows, x.k)
-  made = quantize_config.measured(x.format, x.options)
-  constants = {
-    "rows": x.rows,
-    "k": x.k,
-    "x_strides": x.strides(x.k),
-    "PROGRAMS": programs,
-    "TILES": tiles,
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "QUANTIZED": made,
-  }
-  return launching.Launch(
-    kernel="finite_amax",
-    name=f"finite_amax{made.options.suffix}_{_tile_name(config)}",
-    inputs=("x",),
-    outputs=(launching.Output("maxima", (1, programs), "uint32"),),
-    constexprs=tuple(constants.items()),
-    grid=programs,
-    num_warps=config.num_warps,
-  )
-
-
-def _launch_of_few(
-  x: quantize_config.Rows, config: quantize_config.QuantizeConfig
-) -> launching.Launch:
-  """Returns a launch that computes the global scale before x is quantized.
-
-  cuDNN's matmul needs it. A second kernel writes its codes in whole tiles, and
-  XLA drops the first quantize kernel if nothing else uses its codes.
-  """
-  (tiles,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
-  constants = {
-    "rows": x.rows,
-    "k": x.k,
-    "x_strides": x.strides(x.k),
-    "TILES": tiles,
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "QUANTIZED": quantize_config.measured(x.format, x.options),
-    "RANGE": _maxima(tiles, 0, x.format, x.options).range,
-  }
-  return launching.Launch(
-    kernel="global_scale_of_few",
-    name=f"global_scale_of_few_{_tile_name(config)}",
-    inputs=("x",),
-    outputs=(launching.Output("global_scale", (1,), "float32"),),
-    constexprs=tuple(constants.items()),
-    grid=1,
+    grid=quantize_config.num_tiles(config, x.batch, grid_rows, grid_k),
     num_warps=config.num_warps,
   )
 
@@ -223,43 +245,35 @@ def _quantize_both_launch(
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
 ) -> launching.Launch:
-  """Returns the launch of `quantize_both`; for args see `_quantize_launch`."""
+  """Returns the launch of `quantize_both`; for args see `quantize_launch`."""
   format = formats.by_name(x.format)
-  packing = format.values_per_byte
-  batch, rows, columns = x.batch, x.rows, x.columns
-  k, k_t = x.k, x.k_t
-  values_t: tuple[int, ...] = (batch, columns, k_t // packing)
-  scale_t: tuple[int, ...] = (batch, columns, k_t // format.block_size)
-  is_minor = format.is_packed and not x.packed_in_place
-  if not x.is_transposed:
-    scale_t = (batch, k_t // format.block_size, columns)
-    if not is_minor:
-      values_t = (batch, k_t // packing, columns)
-  sizes = {"rows": rows, "columns": columns, "k": k, "k_t": k_t}
-  made = quantize_config.constexprs(
-    config,
-    x.format,
-    scale_rounding=x.scale_rounding,
-    options=x.options,
+  packing, block = format.values_per_byte, format.block_size
+  layout = quantize_config.layout
+  values, values_strides = layout(x.batch, x.rows, x.k // packing)
+  scale, scale_strides = layout(x.batch, x.rows, x.k // block)
+  is_minor = x.is_transposed or (format.is_packed and not x.packed_in_place)
+  values_t, values_t_strides = layout(
+    x.batch, x.columns, x.k_t // packing, k_is_minor=is_minor
   )
-  of_columns, of_rows = (
-    _maxima(num_maxima, row, x.format, x.options) if num_maxima else None
-    for row in (x.row, 1 - x.row)
+  scale_t, scale_t_strides = layout(
+    x.batch, x.columns, x.k_t // block, k_is_minor=x.is_transposed
   )
   constants = {
-    **sizes,
-    "grid_rows": k_t,
-    "grid_columns": k,
-    "x_strides": (rows * columns, columns, 1),
+    "rows": x.rows,
+    "columns": x.columns,
+    "k": x.k,
+    "k_t": x.k_t,
+    "x_strides": layout(x.batch, x.rows, x.columns)[1],
     "random_places": x.places,
     "random_places_t": x.places_t,
-    **made,
-    "QUANTIZED": dataclasses.replace(made["QUANTIZED"], maxima=of_columns),
-    "QUANTIZED_T": dataclasses.replace(
-      made["QUANTIZED"], options=x.options_t, maxima=of_rows
-    ),
-    "TRANSPOSED": x.is_transposed,
-    "VALUES_TRANSPOSED": x.is_transposed or is_minor,
+    "values_strides": values_strides,
+    "scale_strides": scale_strides,
+    "values_t_strides": values_t_strides,
+    "scale_t_strides": scale_t_strides,
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "QUANTIZED": _constant(x, config, x.options, num_maxima, x.row),
+    "QUANTIZED_T": _constant(x, config, x.options_t, num_maxima, 1 - x.row),
   }
   read = read_t = _READ[x.global_scale]
   computed: tuple[launching.Output, ...] = ()
@@ -283,46 +297,13 @@ def _quantize_both_launch(
     inputs=("x", read, read_t, *keys, *not_computed),
     outputs=(
       *computed,
-      launching.Output("values", (batch, rows, k // packing), "uint8"),
-      launching.Output("scale", (batch, rows, k // format.block_size), "uint8"),
+      launching.Output("values", values, "uint8"),
+      launching.Output("scale", scale, "uint8"),
       launching.Output("values_t", values_t, "uint8"),
       launching.Output("scale_t", scale_t, "uint8"),
     ),
     constexprs=tuple(constants.items()),
-    grid=quantize_config.launch_grid(config, batch, k_t, k)[0],
-    num_warps=config.num_warps,
-  )
-
-
-def _maxima_of_both_launch(
-  x: quantize_config.Matrices, config: quantize_config.QuantizeConfig
-) -> launching.Launch:
-  rows, columns = x.rows, x.columns
-  config, tiles, programs = _programs(config, x.batch, rows, columns)
-  made, made_t = (
-    quantize_config.measured(x.format, options)
-    for options in (x.options, x.options_t)
-  )
-  constants = {
-    "rows": rows,
-    "columns": columns,
-    "x_strides": (rows * columns, columns, 1),
-    "ROW": x.row,
-    "PROGRAMS": programs,
-    "TILES": tiles,
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "QUANTIZED": made,
-    "QUANTIZED_T": made_t,
-  }
-  suffix = f"{_both_suffix(made.options, made_t.options)}_{_tile_name(config)}"
-  return launching.Launch(
-    kernel="finite_amax_both",
-    name=f"finite_amax_both{suffix}",
-    inputs=("x",),
-    outputs=(launching.Output("maxima", (2, programs), "uint32"),),
-    constexprs=tuple(constants.items()),
-    grid=programs,
+    grid=quantize_config.num_tiles(config, x.batch, x.k_t, x.k),
     num_warps=config.num_warps,
   )
 
@@ -335,7 +316,7 @@ def _programs(
   The config is that of the quantize kernel, with more rows if there are many
   tiles.
   """
-  (tiles,) = quantize_config.launch_grid(config, batch, rows, k)
+  tiles = quantize_config.num_tiles(config, batch, rows, k)
   if tiles > MOST_MAXIMA:
     times = 1 << (tiles // MOST_MAXIMA).bit_length() - 1
     times = min(times, max(1, _WARPS_OF_MANY // config.num_warps))
@@ -344,8 +325,32 @@ def _programs(
       block_m=config.block_m * times,
       num_warps=config.num_warps * times,
     )
-    (tiles,) = quantize_config.launch_grid(config, batch, rows, k)
+    tiles = quantize_config.num_tiles(config, batch, rows, k)
   return config, tiles, min(tiles, MOST_MAXIMA)
+
+
+def _constant(
+  x: quantize_config.Rows | quantize_config.Matrices,
+  config: quantize_config.QuantizeConfig,
+  options: quantize_config.QuantizeOptions,
+  num_maxima: int,
+  row: int,
+) -> quantize_config.QuantizeConstant:
+  """Returns the constant of one result, whose maxima have index `row`."""
+  rounding = x.scale_rounding
+  if rounding not in quantize_config.SCALE_ROUNDINGS:
+    raise ValueError(
+      f"scale_rounding must be one of {quantize_config.SCALE_ROUNDINGS}, got"
+      f" {rounding!r}"
+    )
+  return quantize_config.QuantizeConstant(
+    format=formats.by_name(x.format),
+    rounds_up=rounding == "up",
+    hardware_cast=config.hardware_cast,
+    is_swizzled=False,
+    options=options,
+    maxima=_maxima(num_maxima, row, x.format, options) if num_maxima else None,
+  )
 
 
 def _maxima(
@@ -358,35 +363,6 @@ def _maxima(
   scale = FOUR_OVER_SIX_MAX if options.four_over_six else format.scale.max
   return quantize_config.Maxima(
     count=count, row=row, range=scale * format.element.max
-  )
-
-
-def _config(
-  x: quantize_config.Rows, architecture: architectures.Architecture
-) -> quantize_config.QuantizeConfig:
-  return quantize_config.default_config(
-    x.format,
-    architecture,
-    *x.covered(),
-    k_is_contiguous=x.k_is_minor,
-    options=x.options,
-  )
-
-
-def _config_of_both(
-  x: quantize_config.Matrices, architecture: architectures.Architecture
-) -> quantize_config.QuantizeConfig:
-  return quantize_config.default_config(
-    x.format, architecture, x.k_t, x.k, both=True, options=_of_either(x)
-  )
-
-
-def _of_either(x: quantize_config.Matrices) -> quantize_config.QuantizeOptions:
-  """Returns the options that determine the tiles and casts of both arrays."""
-  return quantize_config.QuantizeOptions(
-    hadamard=max(x.options.hadamard, x.options_t.hadamard),
-    four_over_six=x.options.four_over_six or x.options_t.four_over_six,
-    is_stochastic=x.options.is_stochastic or x.options_t.is_stochastic,
   )
 
 

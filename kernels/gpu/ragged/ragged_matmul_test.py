@@ -71,7 +71,7 @@ def run(
     plans.plan(shape, config, architecture),
     arrays,
     programs=programs,
-  )
+  )["out"]
 
 
 @triton.jit
