@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Any
 from typing import Final
 from typing import Literal
 
@@ -27,6 +28,18 @@ _EXPERTS_FORMATS: Final = (
 )
 # Fewer formats for a decoder's step, which takes half a minute to measure.
 _ONE_SIDED_STEPS: Final = "f32xmxfp8,f32xnvfp4"
+# Number of channels of an attention head.
+HEAD_SIZE: Final = 64
+# The text of each kind of row. The "x1" of a decoder with m = 1 is left out.
+_SIZES: Final[dict[Kind, str]] = {
+  "dot": "{m}x{n}x{k}",
+  "decoder": "decoder:{layers}x{k}x{n}x{m}",
+  "training": "training:{m}x{k}x{n}",
+  "experts": "experts:{m}x{top}of{experts}x{n}x{k}",
+  "quantize": "quantize:{m}x{k}",
+  "dequantize": "dequantize:{m}x{k}",
+  "startup": "startup",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,18 +81,8 @@ class BenchRow:
     return self.kind in ("dot", "decoder", "training", "experts")
 
   def __str__(self) -> str:
-    if self.kind == "dot":
-      return f"{self.m}x{self.n}x{self.k}"
-    if self.kind == "decoder":
-      rows = "" if self.m == 1 else f"x{self.m}"
-      return f"{self.kind}:{self.layers}x{self.k}x{self.n}{rows}"
-    if self.kind == "training":
-      return f"{self.kind}:{self.m}x{self.k}x{self.n}"
-    if self.kind == "experts":
-      return f"experts:{self.m}x{self.top}of{self.experts}x{self.n}x{self.k}"
-    if self.kind == "startup":
-      return self.kind
-    return f"{self.kind}:{self.m}x{self.k}"
+    text = _SIZES[self.kind].format(**dataclasses.asdict(self))
+    return text.removesuffix("x1") if self.kind == "decoder" else text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,14 +240,6 @@ SETS: Final[dict[str, tuple[BenchRow, ...]]] = {
   "quick": (*_dots((1, 1024, 1024), (64, 512, 512)), *_codec(1024)),
 }
 
-_DOT: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
-_DECODER_SIZES: Final = re.compile(r"decoder:(\d+)x(\d+)x(\d+)(?:x(\d+))?")
-_TRAINING_SIZES: Final = re.compile(r"training:(\d+)x(\d+)x(\d+)")
-_EXPERTS_SIZES: Final = re.compile(r"experts:(\d+)x(\d+)of(\d+)x(\d+)x(\d+)")
-# Number of channels of an attention head.
-HEAD_SIZE: Final = 64
-_CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
-
 
 def parse_rows(
   text: str, m: Sequence[int] | None = None
@@ -277,34 +272,13 @@ def parse_rows(
 
 
 def _parse_row(item: str) -> BenchRow:
-  dot = _DOT.fullmatch(item)
-  decoder = _DECODER_SIZES.fullmatch(item)
-  training = _TRAINING_SIZES.fullmatch(item)
-  experts = _EXPERTS_SIZES.fullmatch(item)
-  codec = _CODEC.fullmatch(item)
-  if dot:
-    m, n, k = map(int, dot.groups())
-    row = BenchRow(kind="dot", m=m, n=n, k=k)
-  elif decoder:
-    layers, k, n, m = (int(size or 1) for size in decoder.groups())
-    row = BenchRow(kind="decoder", m=m, n=n, k=k, layers=layers)
-  elif training:
-    m, k, n = map(int, training.groups())
-    row = BenchRow(kind="training", m=m, n=n, k=k)
-  elif experts:
-    m, top, count, n, k = map(int, experts.groups())
-    row = BenchRow(
-      kind="experts",
-      m=m,
-      n=n,
-      k=k,
-      experts=count,
-      top=top,
-      formats=_EXPERTS_FORMATS,
-    )
-  elif codec:
-    m, k = int(codec[2]), int(codec[3])
-    row = BenchRow(kind=codec[1], m=m, k=k)  # type: ignore[arg-type]
+  for kind, text in _SIZES.items():
+    pattern = re.sub(r"{(\w+)}", r"(?P<\1>\\d+)", text)
+    found = re.fullmatch(pattern, item)
+    if found is None and kind == "decoder":
+      found = re.fullmatch(pattern, f"{item}x1")
+    if found is not None:
+      break
   else:
     raise ValueError(
       f"unknown shape {item!r}; known: {', '.join(SETS)}, sizes MxNxK"
@@ -312,15 +286,17 @@ def _parse_row(item: str) -> BenchRow:
       " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
       " quantize:MxK and dequantize:MxK"
     )
-  sizes = [int(size) for size in re.findall(r"\d+", item)]
-  if 0 in sizes:
+  sizes: dict[str, Any] = {n: int(x) for n, x in found.groupdict().items()}
+  if 0 in sizes.values():
     raise ValueError(f"bench: sizes must be at least 1, got {item!r}")
+  formats = _EXPERTS_FORMATS if kind == "experts" else FORMATS
+  row = BenchRow(kind=kind, formats=formats, **sizes)
   if row.top > row.experts:
     raise ValueError(
       f"bench: a token must have at most {row.experts} experts, got {item!r}"
     )
-  if (decoder or training) and row.k % HEAD_SIZE:
-    what = "decoder" if decoder else "block"
+  if kind in ("decoder", "training") and row.k % HEAD_SIZE:
+    what = "decoder" if kind == "decoder" else "block"
     raise ValueError(
       f"bench: channels of a {what} must be a multiple of {HEAD_SIZE}, got"
       f" {row.k} in {item!r}"
