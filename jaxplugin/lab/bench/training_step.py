@@ -25,7 +25,6 @@ from jax import lax
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import traced
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
@@ -126,26 +125,26 @@ class TrainingVariants:
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns variants of the backends `names`. None is the chosen backends."""
-    decided = self._decided()
-    chosen = sorted({one.decision.implementation for one in decided})
-    table = backends.table()
+    decided = variants.decided(
+      functools.partial(self._quantized, None),
+      (*self._operands(0), jax.random.key(0)),
+      self.target,
+    )
     formats = self.recipe.formats
 
-    def refusal(name: str) -> str:
-      found = (table[name].supports(x.problem, self.target) for x in decided)
-      return next((one.reason for one in found if one is not None), "")
-
-    def make(name: str, is_chosen: bool) -> list[variants.Variant]:
+    def make(backend: backends.Backend, is_chosen: bool) -> list[Any]:
       variant = self._variant(
-        name,
+        backend.name,
         "ours",
-        functools.partial(self._quantized, name),
+        functools.partial(self._quantized, backend.name),
         bits=min(f.facts.element.significand_bits for f in formats),
         is_chosen=is_chosen,
       )
       return [variant]
 
-    return variants.ours(names, chosen, chosen, refusal, make)
+    return variants.ours(
+      names, decided, backends.table(), make, default=[variants.CHOSEN]
+    )
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns `names` of `dot_variants.PEERS`, each with its forms."""
@@ -187,12 +186,6 @@ class TrainingVariants:
       implementation=implementation,
     )
     return gradients(function, weights, x, g)
-
-  def _decided(self) -> list[Any]:
-    """Returns the decision for each matmul of the recipe."""
-    operands = (*self._operands(0), jax.random.key(0))
-    jaxpr = jax.make_jaxpr(functools.partial(self._quantized, None))(*operands)
-    return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
 
   def _operands(
     self,

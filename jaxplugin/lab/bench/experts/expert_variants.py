@@ -24,6 +24,7 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import reference
@@ -35,8 +36,6 @@ from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
-from jaxplugin.ragged import primitive
-from jaxplugin.ragged import problems
 from jaxplugin.ragged import traced
 
 DENSE: Final = "dense dots"
@@ -66,34 +65,23 @@ class ExpertVariants:
     jaxpr = jax.make_jaxpr(functools.partial(self._ragged, None))(
       *self._quantized(0)
     )
-    (eqn,) = (e for e in jaxpr.eqns if e.primitive is primitive.ragged_dot_p)
-    decided = traced.decide(eqn, self.target)
-    assert isinstance(decided.problem, problems.RaggedDotProblem)
-    assert decided.decision is not None
-    problem = decided.problem
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive in traced.PRIMITIVES)
 
-    def refusal(name: str) -> str:
-      if name not in backends.BACKENDS:
-        return "ragged_dot has no such implementation"
-      found = backends.BACKENDS[name].supports(problem, self.target)
-      return "" if found is None else found.reason
-
-    def make(name: str, is_chosen: bool) -> list[variants.Variant]:
+    def make(
+      backend: decisions.BackendRecord[Any], is_chosen: bool
+    ) -> list[variants.Variant]:
       variant = self._variant(
-        name,
+        backend.name,
         "ours",
-        functools.partial(self._ragged, name),
+        functools.partial(self._ragged, backend.name),
         self._quantized,
         bound=verification.OURS_BOUND,
         is_chosen=is_chosen,
       )
       return [variant]
 
-    chosen = [decided.decision.implementation]
-    names = None if names is None else sorted(names)
-    return variants.ours(
-      names, chosen, sorted(backends.BACKENDS), refusal, make
-    )
+    decided = traced.decide(eqn, self.target)
+    return variants.ours(names, [decided], backends.BACKENDS, make)
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns the peers.

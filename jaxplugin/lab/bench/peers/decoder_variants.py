@@ -20,7 +20,6 @@ from typing import Final
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -30,7 +29,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
-from jaxplugin.dot import traced
 from jaxplugin.dropin import linear
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import decoder_check
@@ -90,23 +88,24 @@ class DecoderVariants:
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns variants of the backends `names`. None is the chosen backends."""
-    decided = self._decided()
-    chosen = sorted({one.decision.implementation for one in decided})
-    problems = [one.problem for one in decided]
-    table, target = backends.table(), self.target
 
-    def refusal(name: str) -> str:
-      found = (table[name].supports(problem, target) for problem in problems)
-      return next((one.reason for one in found if one is not None), "")
+    def form_of(implementation: str | None) -> _DecoderForm:
+      product = functools.partial(self._ours, implementation)
+      return _DecoderForm("", product, store=self._prepared)
 
-    def make(name: str, is_chosen: bool) -> Iterator[variants.Variant]:
-      plans = [table[name].plan(problem, target) for problem in problems]
-      product = functools.partial(self._ours, name)
+    form = form_of(None)
+    step = functools.partial(decoder_model.numbered, form.linear)
+    decided = variants.decided(step, self._operands(0, form, True), self.target)
+
+    def make(
+      backend: backends.Backend, is_chosen: bool
+    ) -> Iterator[variants.Variant]:
+      plans = [backend.plan(one.problem, self.target) for one in decided]
       for in_scan in (False, True):
         yield self._variant(
-          name,
+          backend.name,
           "ours",
-          _DecoderForm("", product, store=self._prepared),
+          form_of(backend.name),
           in_scan,
           rounded=self._given,
           bound=verification.OURS_BOUND,
@@ -114,15 +113,9 @@ class DecoderVariants:
           is_chosen=is_chosen,
         )
 
-    return variants.ours(names, chosen, chosen, refusal, make)
-
-  def _decided(self) -> list[Any]:
-    """Returns the decision for each matmul of a layer."""
-    product = functools.partial(self._ours, None)
-    form = _DecoderForm("", product, store=self._prepared)
-    step = functools.partial(decoder_model.numbered, product)
-    jaxpr = jax.make_jaxpr(step)(*self._operands(0, form, True))
-    return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
+    return variants.ours(
+      names, decided, backends.table(), make, default=[variants.CHOSEN]
+    )
 
   def _prepared(self, w: Any) -> Any:
     return preparation.prepare_weights(w, self.target)
@@ -174,7 +167,7 @@ class DecoderVariants:
         "w (k, n)",
         lambda x, w: dot(x.astype(dtype), w, dot_variants.MATMUL),
         dtype.name,
-        _with_rows_along_k,
+        dot_variants.transposed,
         "(k, n)",
       ),
     ]
@@ -201,24 +194,11 @@ class DecoderVariants:
     if lacks is not None:
       return lacks
 
-    def multiply(
-      x: jax.Array, w: scaled_array.ScaledArray, numbers: Any
-    ) -> Any:
+    def multiply(x: jax.Array, w: Any, numbers: Any) -> Any:
       given = self._given_to_products(x)
       if isinstance(given, scaled_array.ScaledArray):
         given = given.unpack()
-      lhs, lhs_scale, lhs_global = dot_variants.parts(given)
-      result = lax.scaled_dot(
-        lhs,
-        w.values,
-        lhs_scale=lhs_scale,
-        rhs_scale=w.scale,
-        dimension_numbers=numbers,
-        preferred_element_type=np.float32,
-      )
-      for scale in (lhs_global, w.global_scale):
-        result = result if scale is None else result * scale
-      return result
+      return dot_variants.scaled_dot(given, w, numbers, np.dtype(np.float32))
 
     forms = [
       _DecoderForm(
@@ -230,7 +210,7 @@ class DecoderVariants:
       _DecoderForm(
         "w (k, n)",
         lambda x, w: multiply(x, w, dot_variants.MATMUL),
-        store=_with_rows_along_k,
+        store=dot_variants.transposed,
         stored="(k, n)",
       ),
     ]
@@ -345,13 +325,3 @@ def _sum_of_products(dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies one row. XLA's fused loop is often faster than its dot."""
   x = x.astype(dtype).astype(np.float32)
   return (x * w.astype(np.float32)).sum(axis=1)[None]
-
-
-def _with_rows_along_k(w: Any) -> Any:
-  """Returns a transposed copy (..., k, n) of weights (..., n, k)."""
-  if not isinstance(w, scaled_array.ScaledArray):
-    return jnp.copy(jnp.swapaxes(w, -1, -2))
-  w = w.unpack()
-  return dot_variants.with_parts(
-    w, *(jnp.copy(jnp.swapaxes(x, -1, -2)) for x in (w.values, w.scale))
-  )

@@ -108,7 +108,7 @@ class VariantsTest(parameterized.TestCase):
 
   @pytest.mark.lab
   def test_implementations_are_asked_for_by_name(self):
-    xla, in_scan, triton = made().ours(["xla", "triton"])
+    triton, xla, in_scan = made().ours(["xla", "triton"])
     self.assertEqual((xla.name, in_scan.name), ("xla", "xla in scan"))
     self.assertIn("platform is cpu", triton.reason)
     xla.check(0, result_of(xla))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -30,7 +31,6 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot import rules
-from jaxplugin.dot import traced
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import torch_peers
@@ -117,39 +117,73 @@ class DotVariants:
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns variants of backends. None is all that support the row."""
-    function = functools.partial(self._ours, None)
-    jaxpr = jax.make_jaxpr(function)(*self.data.quantized(0))
-    (eqn,) = traced.dots(jaxpr.jaxpr)
-    decided = traced.decide(eqn, self.target)
-    assert decided.decision is not None
-    problem, target = decided.problem, self.target
-    table = backends.table()
+    decided = variants.decided(
+      functools.partial(self._ours, None), self.data.quantized(0), self.target
+    )
+    (one,) = decided
+    make = functools.partial(self._of_backend, one.problem)
+    return variants.ours(names, decided, backends.table(), make)
+
+  def _of_backend(
+    self,
+    problem: problems.DotProblem,
+    backend: backends.Backend,
+    is_chosen: bool,
+  ) -> Iterator[variants.Variant]:
+    """Yields the variants of a backend that supports the problem."""
+    name, target, format = backend.name, self.target, self.pair.lhs
+    plan = backend.plan(problem, target)
+    plain = self._variant(
+      name,
+      "ours",
+      functools.partial(self._ours, name),
+      bound=verification.OURS_BOUND,
+      relative=plan.relative_error,
+      is_chosen=is_chosen,
+    )
+    prepared = dataclasses.replace(
+      plain,
+      name=f"{name} prepared",
+      operands=lambda i: self._prepared(*self.data.quantized(i)),
+      is_chosen=False,
+    )
+    fastest = self._variant(
+      f"{name} fastest",
+      "ours",
+      functools.partial(self._ours, name, precision=rules.FASTEST),
+      bound=_FASTEST_BOUND,
+      arrange=self._prepared,
+    )
+    yield plain
     layout = self._prepared_layout()
-
-    def refusal(name: str) -> str:
-      found = table[name].supports(problem, target)
-      if table[name].rank(target) is None:  # runs only if the caller names it
-        found = found or table[name].lowering_refusal(target)
-      return "" if found is None else found.reason
-
-    def make(name: str, is_chosen: bool) -> Iterator[variants.Variant]:
-      relative = table[name].plan(problem, target).relative_error
-      yield self._implementation(name, relative=relative, is_chosen=is_chosen)
-      if layout and table[name].reads(layout, problem, target):
-        yield self._implementation(name, relative=relative, is_prepared=True)
-      if self.beside_libraries and is_chosen:
-        yield from self._beside_libraries(name, relative)
-      rounding = dataclasses.replace(problem, fastest_precision=True)
-      plan = table[name].plan
-      if target.platform != "cpu" and plan(rounding, target) != plan(
-        problem, target
-      ):
-        yield self._fastest(name)
-      yield from self._experiments(table[name], problem)
-
-    chosen = [decided.decision.implementation]
-    names = None if names is None else sorted(names)
-    return variants.ours(names, chosen, sorted(table), refusal, make)
+    if layout and backend.reads(layout, problem, target):
+      yield prepared
+    if self.beside_libraries and is_chosen:
+      yield prepared
+      if format is not None and self.pair.rhs is not None:
+        yield dataclasses.replace(
+          prepared,
+          name=f"{name} with quantize",
+          function=lambda lhs, rhs: self._ours(
+            name, quantization.quantize(lhs, format), rhs
+          ),
+          operands=lambda i: (self.data.floats(i)[0], prepared.operands(i)[1]),
+        )
+      elif self.pair.rhs is not None:
+        yield fastest
+    rounding = dataclasses.replace(problem, fastest_precision=True)
+    if target.platform != "cpu" and backend.plan(rounding, target) != plan:
+      yield fastest
+    for word, asking in backend.experiments:
+      asked = asking(target)
+      refusal = backend.lowering_refusal(asked)
+      if (refusal or backend.supports(problem, asked)) is None:
+        yield dataclasses.replace(
+          plain,
+          name=f"{name} {word}",
+          function=functools.partial(self._ours, name, target=asked),
+          is_chosen=False,
+        )
 
   def _ours(
     self,
@@ -157,35 +191,17 @@ class DotVariants:
     lhs: Any,
     rhs: Any,
     precision: str | None = None,
+    target: targets.Target | None = None,
   ) -> jax.Array:
-    return dot.block_scaled_dot(
-      lhs,
-      rhs,
-      preferred_element_type=self.out_dtype,
-      precision=precision,
-      implementation=implementation,
-    )
-
-  def _experiments(
-    self, backend: backends.Backend, problem: problems.DotProblem
-  ) -> Iterator[variants.Variant]:
-    """Yields variants of a backend's experiments, which a target enables."""
-    for word, asking in backend.experiments:
-      target = asking(self.target)
-      refusal = backend.lowering_refusal(target)
-      if (refusal or backend.supports(problem, target)) is None:
-        yield self._variant(
-          f"{backend.name} {word}",
-          "ours",
-          functools.partial(self._ours_for, target, backend.name),
-          bound=verification.OURS_BOUND,
-        )
-
-  def _ours_for(
-    self, target: targets.Target, implementation: str, lhs: Any, rhs: Any
-  ) -> jax.Array:
-    with targets.use_target(target):
-      return self._ours(implementation, lhs, rhs)
+    use = targets.use_target(target) if target else contextlib.nullcontext()
+    with use:
+      return dot.block_scaled_dot(
+        lhs,
+        rhs,
+        preferred_element_type=self.out_dtype,
+        precision=precision,
+        implementation=implementation,
+      )
 
   def _prepared_layout(self) -> str:
     """Returns the layout of a prepared rhs on this target; "" if none."""
@@ -196,55 +212,6 @@ class DotVariants:
 
   def _prepared(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     return lhs, preparation.prepare_weights(rhs, self.target)
-
-  def _implementation(
-    self,
-    name: str,
-    *,
-    relative: float,
-    is_chosen: bool = False,
-    is_prepared: bool = False,
-  ) -> variants.Variant:
-    return self._variant(
-      f"{name} prepared" if is_prepared else name,
-      "ours",
-      functools.partial(self._ours, name),
-      bound=verification.OURS_BOUND,
-      relative=relative,
-      arrange=self._prepared if is_prepared else None,
-      is_chosen=is_chosen,
-    )
-
-  def _beside_libraries(
-    self, name: str, relative: float
-  ) -> Iterator[variants.Variant]:
-    """Yields variants that users would write in place of a library's call."""
-    prepared = self._implementation(name, relative=relative, is_prepared=True)
-    yield prepared
-    format = self.pair.lhs
-    if format is not None and self.pair.rhs is not None:
-
-      def quantizing(lhs: Any, rhs: Any) -> jax.Array:
-        return self._ours(name, quantization.quantize(lhs, format), rhs)
-
-      yield dataclasses.replace(
-        prepared,
-        name=f"{name} with quantize",
-        function=quantizing,
-        operands=lambda i: (self.data.floats(i)[0], prepared.operands(i)[1]),
-      )
-    elif self.pair.rhs is not None:
-      yield self._fastest(name)
-
-  def _fastest(self, name: str) -> variants.Variant:
-    """Returns the variant with `precision="fastest"`."""
-    return self._variant(
-      f"{name} fastest",
-      "ours",
-      functools.partial(self._ours, name, precision=rules.FASTEST),
-      bound=_FASTEST_BOUND,
-      arrange=self._prepared,
-    )
 
   def _variant(
     self,
@@ -301,8 +268,8 @@ class DotVariants:
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns `names` of `PEERS`, in every form that could be the fastest."""
     makers: dict[str, Callable[[str], Any]] = {
-      "f32": self._f32,
-      "bf16": self._bf16,
+      "f32": self._plain,
+      "bf16": self._plain,
       "lax.scaled_dot": self._scaled_dot,
       "nn.scaled_matmul": self._scaled_matmul,
       "numpy": self._numpy,
@@ -339,10 +306,20 @@ class DotVariants:
       name=name, role="peer", forms=tuple(made), of_floats=bool(ready)
     )
 
-  def _plain_forms(
-    self, product: Callable[[Any, Any, Any], jax.Array]
-  ) -> list[_DotForm]:
-    """Returns the ways to multiply floats by `product(lhs, rhs, numbers)`."""
+  def _plain(self, name: str) -> variants.Forms:
+    """Returns the ways to multiply floats."""
+    is_f32 = name == "f32"
+
+    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
+      return lax.dot_general(
+        lhs,
+        rhs,
+        numbers,
+        # Without HIGHEST, a GPU multiplies in TF32.
+        precision=lax.Precision.HIGHEST if is_f32 else None,
+        preferred_element_type=np.float32 if is_f32 else self.out_dtype,
+      ).astype(self.out_dtype)
+
     forms = [
       _DotForm("w (n, k)", lambda x, w: product(x, w, LAST)),
       _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
@@ -361,24 +338,8 @@ class DotVariants:
           ),
         )
       )
-    return forms
-
-  def _f32(self, name: str) -> variants.Forms:
-    # Without HIGHEST, a GPU multiplies in TF32.
-    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
-      return lax.dot_general(
-        lhs, rhs, numbers, precision=lax.Precision.HIGHEST
-      ).astype(self.out_dtype)
-
-    return self._forms(name, self._plain_forms(product), ready="float32")
-
-  def _bf16(self, name: str) -> variants.Forms:
-    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
-      return lax.dot_general(
-        lhs, rhs, numbers, preferred_element_type=self.out_dtype
-      )
-
-    return self._forms(name, self._plain_forms(product), ready="bfloat16")
+    ready = workloads.PLAIN_DTYPES[name].name
+    return self._forms(name, forms, ready=ready)
 
   def _scaled_dot(self, name: str) -> variants.Forms | variants.Unavailable:
     lacks = jax_lacks(name, self.pair)
@@ -386,20 +347,9 @@ class DotVariants:
       return lacks
 
     def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
-      lhs_values, lhs_scale, lhs_global = parts(lhs)
-      rhs_values, rhs_scale, rhs_global = parts(rhs)
       if turned:
-        rhs_values = rhs_values.T
-        rhs_scale = None if rhs_scale is None else rhs_scale.T
-      result = lax.scaled_dot(
-        lhs_values,
-        rhs_values,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=numbers,
-        preferred_element_type=self._peer_result(lhs_global, rhs_global),
-      )
-      return self._with_globals(result, lhs_global, rhs_global)
+        rhs = jax.tree.map(lambda x: x.T, rhs)
+      return scaled_dot(lhs, rhs, numbers, self.out_dtype)
 
     forms = [
       _DotForm("w (n, k)", lambda x, w: product(x, w, LAST, False)),
@@ -420,32 +370,20 @@ class DotVariants:
       return lacks
 
     def function(lhs: Any, rhs: Any) -> Any:
-      lhs_values, lhs_scale, lhs_global = parts(lhs)
-      rhs_values, rhs_scale, rhs_global = parts(rhs)
-      result = jax.nn.scaled_matmul(
-        lhs_values[None],
-        rhs_values[None],
-        lhs_scale[None],
-        rhs_scale[None],
-        preferred_element_type=self._peer_result(lhs_global, rhs_global),
-      )[0]
-      return self._with_globals(result, lhs_global, rhs_global)
+      return _times_globals(
+        lambda dtype: jax.nn.scaled_matmul(
+          lhs.values[None],
+          rhs.values[None],
+          lhs.scale[None],
+          rhs.scale[None],
+          preferred_element_type=dtype,
+        )[0],
+        lhs,
+        rhs,
+        self.out_dtype,
+      )
 
     return self._variant(name, "peer", function, arrange=_unpacked)
-
-  def _peer_result(self, *global_scales: Any) -> Any:
-    """Returns the result dtype of a peer, before global scales are applied.
-
-    The dtype is f32 if an operand has a global scale. The result is rounded
-    after the global scales are applied.
-    """
-    is_scaled = any(scale is not None for scale in global_scales)
-    return np.dtype(np.float32) if is_scaled else self.out_dtype
-
-  def _with_globals(self, result: jax.Array, *global_scales: Any) -> jax.Array:
-    for scale in global_scales:
-      result = result if scale is None else result * scale
-    return result.astype(self.out_dtype)
 
   def _numpy(self, name: str) -> variants.Variant | variants.Unavailable:
     row = self.row
@@ -520,17 +458,20 @@ def _padded(form: _DotForm) -> _DotForm:
 
 def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
   """Returns lhs, and the weights as (k, n). Runs before timing."""
-  if not isinstance(rhs, scaled_array.ScaledArray):
-    return lhs, jnp.copy(rhs.T)
-  lhs, rhs = _unpacked(lhs, rhs)
-  values, scale = jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T)
-  return lhs, with_parts(rhs, values, scale)
+  return _unpacked(lhs)[0], transposed(rhs)
+
+
+def transposed(w: Any) -> Any:
+  """Returns a copy (..., k, n) of weights (..., n, k), with unpacked FP4."""
+  return jax.tree.map(
+    lambda x: jnp.copy(jnp.swapaxes(x, -1, -2)), _unpacked(w)[0]
+  )
 
 
 def with_parts(
   x: scaled_array.ScaledArray, values: jax.Array, scale: jax.Array
 ) -> scaled_array.ScaledArray:
-  """Returns `x` with other values and scales, which may be transposed."""
+  """Returns `x` with other values and scales."""
   return x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
@@ -544,11 +485,48 @@ def _unpacked(*operands: Any) -> tuple[Any, ...]:
   )
 
 
-def parts(operand: Any) -> tuple[Any, Any, Any]:
-  """Returns values, scale and global scale, or (floats, None, None)."""
-  if isinstance(operand, scaled_array.ScaledArray):
-    return operand.values, operand.scale, operand.global_scale
-  return operand, None, None
+def scaled_dot(
+  lhs: Any, rhs: Any, numbers: Any, out_dtype: np.dtype
+) -> jax.Array:
+  """Multiplies floats or unpacked ScaledArrays by `lax.scaled_dot`."""
+  (lhs_values, lhs_scale), (rhs_values, rhs_scale) = (
+    (x.values, x.scale)
+    if isinstance(x, scaled_array.ScaledArray)
+    else (x, None)
+    for x in (lhs, rhs)
+  )
+  return _times_globals(
+    lambda dtype: lax.scaled_dot(
+      lhs_values,
+      rhs_values,
+      lhs_scale=lhs_scale,
+      rhs_scale=rhs_scale,
+      dimension_numbers=numbers,
+      preferred_element_type=dtype,
+    ),
+    lhs,
+    rhs,
+    out_dtype,
+  )
+
+
+def _times_globals(
+  multiply: Callable[[np.dtype], jax.Array],
+  lhs: Any,
+  rhs: Any,
+  out_dtype: np.dtype,
+) -> jax.Array:
+  """Returns `multiply(dtype)` times the global scales of both operands.
+
+  The dtype is f32 if an operand has a global scale, so that the result is
+  rounded only once, after the multiplication.
+  """
+  found = [getattr(x, "global_scale", None) for x in (lhs, rhs)]
+  scales = [scale for scale in found if scale is not None]
+  result = multiply(np.dtype(np.float32) if scales else out_dtype)
+  for scale in scales:
+    result = result * scale
+  return result.astype(out_dtype)
 
 
 def _numpy_f32(operand: Any) -> np.ndarray:

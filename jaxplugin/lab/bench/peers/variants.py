@@ -7,10 +7,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
+
+import jax
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot import traced
 
 # Stands for the backends of the decision in a list of backends' names.
 CHOSEN: Final = "chosen"
@@ -103,34 +110,52 @@ def arithmetic_of(role: Role, is_f32: bool, is_fp4: bool) -> Arithmetic:
   return "int8" if role == "ours" and is_fp4 else "floats"
 
 
+def decided(
+  function: Callable[..., Any], operands: Sequence[Any], target: targets.Target
+) -> list[Any]:
+  """Returns the decision for each block-scaled dot of a function."""
+  jaxpr = jax.make_jaxpr(function)(*operands)
+  return [traced.decide(eqn, target) for eqn in traced.dots(jaxpr.jaxpr)]
+
+
 def ours(
   names: Sequence[str] | None,
-  chosen: Sequence[str],
-  default: Iterable[str],
-  refusal: Callable[[str], str],
-  make: Callable[[str, bool], Iterable[Variant]],
+  dots: Sequence[Any],
+  table: Mapping[str, decisions.BackendRecord[Any]],
+  make: Callable[[decisions.BackendRecord[Any], bool], Iterable[Variant]],
+  *,
+  default: Sequence[str] | None = None,
 ) -> list[AnyVariant]:
   """Returns the variants of backends. The backends of the decision come first.
 
   Args:
     names: names of backends, or `CHOSEN`. None is the backends of `default`
       that support the row.
-    chosen: the backends of the decision.
-    default: names of backends.
-    refusal: returns why a backend does not support the row; "" if it does.
+    dots: the `choice.Decided` of each dot of the row.
+    table: the backends by name.
     make: returns the variants of a backend. The second argument is whether the
-      backend is in `chosen`.
+      decision chose the backend.
+    default: names of backends, or `CHOSEN`. None is the whole table.
   """
-  wanted = [
-    name
-    for named in (default if names is None else names)
-    for name in (chosen if named == CHOSEN else (named,))
-  ]
+  chosen = {one.decision.implementation for one in dots}
+
+  def refusal(name: str) -> str:
+    if name not in table:
+      return "ragged_dot has no such implementation"
+    backend, target = table[name], dots[0].target
+    refusals = [backend.supports(one.problem, target) for one in dots]
+    if backend.rank(target) is None:  # runs only if the caller names it
+      refusals.append(backend.lowering_refusal(target))
+    return next((one.reason for one in refusals if one is not None), "")
+
+  wanted: set[str] = set()
+  for name in names if names is not None else default or table:
+    wanted |= chosen if name == CHOSEN else {name}
   found: list[AnyVariant] = []
-  for name in sorted(dict.fromkeys(wanted), key=lambda n: n not in chosen):
+  for name in sorted(wanted, key=lambda name: (name not in chosen, name)):
     reason = refusal(name)
     if not reason:
-      found += make(name, name in chosen)
+      found += make(table[name], name in chosen)
     elif names is not None:
       found.append(Unavailable(name=name, role="ours", reason=reason))
   return found
