@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 from typing import Final
 
 import numpy as np
@@ -84,6 +85,44 @@ class _Measured:
   once: float | None = None  # milliseconds of the only call
   launches: list[float] = dataclasses.field(default_factory=list)
 
+  def update(self, **fields: Any) -> None:
+    self.result = dataclasses.replace(self.result, **fields)
+
+  def fail(self, error: Exception) -> None:
+    """Records an error.
+
+    A peer may raise any error, and the report prints the error. If a variant of
+    ours raises, the run fails.
+    """
+    if isinstance(error, verification.WrongResultError):
+      self.update(status="wrong", reason=str(error))
+    else:
+      is_ours = self.result.role == "ours"
+      self.update(
+        status="failed" if is_ours else "unavailable",
+        reason=f"{type(error).__name__}: {error}",
+      )
+
+  def sampler(self, timed: execution.Timed) -> Callable[[int], float | None]:
+    """Returns a function that returns the milliseconds of a step.
+
+    The function returns None after a call that raised an error.
+    """
+
+    def sample(round: int) -> float | None:
+      if self.result.status != "ok":
+        return None
+      try:
+        milliseconds = timed.sample(round)
+      except Exception as error:
+        self.fail(error)
+        return None
+      if timed is self.timed:
+        self.launches.append(timed.launch_seconds / timed.seconds)
+      return milliseconds
+
+    return sample
+
 
 class RowMeasurement:
   """Measures rows on one device, and raises ceilings that a row exceeds."""
@@ -116,10 +155,8 @@ class RowMeasurement:
     start = time.perf_counter()
     self._first_milliseconds = 0.0
     entries = [
-      self._of_slow(row, variant) or self._prepare(row, variant)
-      for variant in self._variants(row, pair)
+      self._prepare(row, pair, variant) for variant in self._variants(row, pair)
     ]
-    self._keep_slow(row, pair, entries)
     running = {
       e.result.name: e
       for e in entries
@@ -130,8 +167,7 @@ class RowMeasurement:
     self._time_other_mode(row, running)
     for name, entry in running.items():
       if entry.result.status == "ok":
-        taken = [s for s in samples[name] if s is not None]
-        entry.result = self._finished(entry, timing.stats(taken))
+        _finish(entry, [s for s in samples[name] if s is not None])
     found = [entry.result for entry in entries]
     return results.RowResult(
       row=str(row),
@@ -159,12 +195,7 @@ class RowMeasurement:
         warm, _, fresh = roofline.copy_variants(row.m, row.k)
         codec += [warm, fresh]
       return codec
-    made: (
-      dot_variants.DotVariants
-      | decoder_variants.DecoderVariants
-      | training_step.TrainingVariants
-      | expert_variants.ExpertVariants
-    )
+    made: Any
     library_names = self._library_names(row)
     if row.kind == "dot":
       made = dot_variants.DotVariants(
@@ -185,7 +216,6 @@ class RowMeasurement:
     names = [name for name in options.peers if name not in library_names]
     found = [*made.ours(options.implementations), *made.peers(names)]
     if library_names:
-      assert isinstance(made, dot_variants.DotVariants)
       found += self._libraries.dots(library_names, row, pair, made.data)
     if row.m <= _MAX_MEMORY_BOUND_ROWS:
       found += roofline.read_variants(options.read_side, self.device.is_gpu)
@@ -198,11 +228,14 @@ class RowMeasurement:
     return [name for name in self.options.peers if name in processes.NAMES]
 
   def _prepare(
-    self, row: workloads.BenchRow, variant: variants.AnyVariant
+    self,
+    row: workloads.BenchRow,
+    pair: workloads.Pair,
+    variant: variants.AnyVariant,
   ) -> _Measured:
     """Prepares a variant, or records why the variant cannot be timed."""
     if isinstance(variant, variants.Forms):
-      return self._prepare_fastest(row, variant)
+      return self._prepare_fastest(row, pair, variant)
     if isinstance(variant, variants.Unavailable):
       return _Measured(
         result=results.VariantResult(
@@ -213,22 +246,27 @@ class RowMeasurement:
         )
       )
     entry = _Measured(result=_result_of(variant), variant=variant)
+    key = str(row), variant.same_as
+    if key in self._slow:
+      known, entry.once = self._slow[key]
+      entry.update(form=f"timed with {known}", mode="call")
+      return entry
     entry.timed, error = self._ready(row, entry, self.options.mode)
     if entry.timed is not None:
-      entry.result = dataclasses.replace(
-        entry.result, error=error, mode=entry.timed.plan.mode
-      )
+      entry.update(error=error, mode=entry.timed.plan.mode)
+    if entry.once is not None and variant.same_as:
+      self._slow[key] = str(pair), entry.once
     return entry
 
   def _prepare_fastest(
-    self, row: workloads.BenchRow, peer: variants.Forms
+    self, row: workloads.BenchRow, pair: workloads.Pair, peer: variants.Forms
   ) -> _Measured:
     key = str(row), peer.name
     forms = peer.forms
     if peer.of_floats and key in self._fastest_forms:
       known = self._fastest_forms[key]
       forms = tuple(form for form in forms if form.form == known)
-    fastest = self._fastest([self._prepare(row, form) for form in forms])
+    fastest = self._fastest([self._prepare(row, pair, form) for form in forms])
     if peer.of_floats and fastest.result.status == "ok":
       self._fastest_forms[key] = fastest.result.form
     return fastest
@@ -242,7 +280,7 @@ class RowMeasurement:
       if entry.result.status == "wrong":
         return entry
     timed = {
-      entry.result.form: _sampler(entry, entry.timed)
+      entry.result.form: entry.sampler(entry.timed)
       for entry in forms
       if entry.timed is not None
     }
@@ -293,25 +331,16 @@ class RowMeasurement:
       taken = time.perf_counter() - start
       errors = [variant.check(i, y) for i, y in found]
       if self._library_names(row) and variant.relative_error is not None:
-        entry.result = dataclasses.replace(
-          entry.result, relative_error=variant.relative_error(*found[0])
-        )
+        entry.update(relative_error=variant.relative_error(*found[0]))
       del found
       if row.kind == "experts":
         entry.once = self._slow_time(timed, taken)
       if entry.once is None:
         timed.warm_up()
-    except verification.WrongResultError as error:
-      status: results.Status = "wrong"
-      reason = str(error)
     except Exception as error:
-      status, reason = _problem(variant, error)
-    else:
-      return timed, max((e for e in errors if e is not None), default=None)
-    entry.result = dataclasses.replace(
-      entry.result, status=status, reason=reason
-    )
-    return None, None
+      entry.fail(error)
+      return None, None
+    return timed, max((e for e in errors if e is not None), default=None)
 
   def _slow_time(self, timed: execution.Timed, seconds: float) -> float | None:
     """Returns the milliseconds of one call; None if the variant is not slow.
@@ -349,53 +378,23 @@ class RowMeasurement:
       max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
     )
 
-  def _of_slow(
-    self, row: workloads.BenchRow, variant: variants.AnyVariant
-  ) -> _Measured | None:
-    """Returns a slow variant's result in other formats; None if not timed."""
-    if not isinstance(variant, variants.Variant) or not variant.same_as:
-      return None
-    known = self._slow.get((str(row), variant.same_as))
-    if known is None:
-      return None
-    pair, milliseconds = known
-    result = dataclasses.replace(
-      _result_of(variant), form=f"timed with {pair}", mode="call"
-    )
-    return _Measured(result=result, variant=variant, once=milliseconds)
-
-  def _keep_slow(
-    self,
-    row: workloads.BenchRow,
-    pair: workloads.Pair,
-    entries: Sequence[_Measured],
-  ) -> None:
-    for entry in entries:
-      if entry.once is not None and entry.variant and entry.variant.same_as:
-        key = str(row), entry.variant.same_as
-        self._slow.setdefault(key, (str(pair), entry.once))
-
   def _time(
     self, row: workloads.BenchRow, running: dict[str, _Measured]
   ) -> dict[str, list[float | None]]:
-    once: dict[str, list[float | None]] = {
-      n: [e.once] for n, e in running.items() if e.once is not None
+    samplers = {
+      name: entry.sampler(entry.timed)
+      for name, entry in running.items()
+      if entry.once is None and entry.timed is not None
     }
-    running = {n: e for n, e in running.items() if e.once is None}
-    self._progress(f"timing {', '.join(running)}")
-
+    self._progress(f"timing {', '.join(samplers)}")
     is_experts = row.kind == "experts"
-    found = timing.in_turns(
-      {
-        name: _sampler(entry, entry.timed)
-        for name, entry in running.items()
-        if entry.timed is not None
-      },
+    samples = timing.in_turns(
+      samplers,
       rounds=self.options.rounds,
       seconds=self.options.seconds,
       min_rounds=_EXPERTS_ROUNDS if is_experts else timing.MIN_ROUNDS,
     )
-    return found | once
+    return {n: samples.get(n, [e.once]) for n, e in running.items()}
 
   def _time_other_mode(
     self, row: workloads.BenchRow, running: dict[str, _Measured]
@@ -412,20 +411,16 @@ class RowMeasurement:
       if not entry.variant.on_host and entry.variant.role != "ceiling":
         one, _ = self._ready(row, entry, other)
         if one is not None:
-          timed[name] = one
+          timed[name] = entry.sampler(one)
     samples = timing.in_turns(
-      {name: _sampler(running[name], one) for name, one in timed.items()},
+      timed,
       rounds=self.options.rounds,
       seconds=self.options.seconds * _OTHER_MODE_PART,
     )
-    for name in timed:
-      taken = [s for s in samples[name] if s is not None]
-      entry = running[name]
-      if entry.result.status != "ok":
-        continue
-      entry.result = dataclasses.replace(
-        entry.result, other_time=timing.stats(taken)
-      )
+    for name, found in samples.items():
+      if running[name].result.status == "ok":
+        taken = [s for s in found if s is not None]
+        running[name].update(other_time=timing.stats(taken))
 
   def _raise_ceilings(
     self,
@@ -445,61 +440,18 @@ class RowMeasurement:
       elif name in roofline.PRODUCTS:
         self.ceilings = self.ceilings.raised(name, result.flops / seconds)
 
-  def _finished(
-    self, entry: _Measured, stats: timing.Stats
-  ) -> results.VariantResult:
-    result = entry.result
-    seconds = stats.median / 1e3
-    result = dataclasses.replace(
-      result,
-      time=stats,
-      gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
-      gflop_per_s=timing.significant(result.flops / seconds / 1e9),
-      launch_fraction=timing.significant(
-        float(np.median(entry.launches)) if entry.launches else 0.0
-      ),
-    )
-    return results.with_fraction(result, self.ceilings)
 
-
-def _sampler(
-  entry: _Measured, timed: execution.Timed
-) -> Callable[[int], float | None]:
-  """Returns a function that returns the milliseconds of a step.
-
-  If a call raises an error, `entry.result` gets the reason, and later calls
-  return None.
-  """
-
-  def sample(round: int) -> float | None:
-    if entry.result.status != "ok":
-      return None
-    try:
-      milliseconds = timed.sample(round)
-    except Exception as error:
-      assert entry.variant is not None
-      status, reason = _problem(entry.variant, error)
-      entry.result = dataclasses.replace(
-        entry.result, status=status, reason=reason
-      )
-      return None
-    if timed is entry.timed:
-      entry.launches.append(timed.launch_seconds / timed.seconds)
-    return milliseconds
-
-  return sample
-
-
-def _problem(
-  variant: variants.Variant, error: Exception
-) -> tuple[results.Status, str]:
-  """Returns the status and reason of a variant that raised an error.
-
-  A peer may raise any error, and the report prints the error. If a variant of
-  ours raises, the run fails.
-  """
-  status: results.Status = "failed" if variant.role == "ours" else "unavailable"
-  return status, f"{type(error).__name__}: {error}"
+def _finish(entry: _Measured, samples: Sequence[float]) -> None:
+  """Adds the time and rates of a variant, from its samples."""
+  stats = timing.stats(samples)
+  result, seconds = entry.result, stats.median / 1e3
+  launched = np.median(entry.launches) if entry.launches else 0.0
+  entry.update(
+    time=stats,
+    gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
+    gflop_per_s=timing.significant(result.flops / seconds / 1e9),
+    launch_fraction=timing.significant(float(launched)),
+  )
 
 
 def _result_of(variant: variants.Variant) -> results.VariantResult:

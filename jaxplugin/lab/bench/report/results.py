@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Final
 from typing import Literal
+from typing import NamedTuple
 
 from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
@@ -50,8 +51,8 @@ class VariantResult:
     other_time: milliseconds in the other mode, if measured.
     num_bytes, flops, arithmetic: as in `variants.Variant`.
     gb_per_s, gflop_per_s: rates of the median time.
-    roof_fraction: the roofline's least time / the median time. During a run,
-      the roofline has the ceilings measured so far.
+    roof_fraction: the roofline's least time / the median time
+      (`with_fractions`).
     launch_fraction: time to launch all calls of a sample / time of the sample.
   """
 
@@ -177,20 +178,6 @@ class BenchRun:
           yield row, variant
 
 
-def with_fraction(
-  result: VariantResult, ceilings: roofline.Ceilings
-) -> VariantResult:
-  """Returns a result with the `roof_fraction` for `ceilings`."""
-  if result.time is None:
-    return result
-  if roofline.ceiling_of(result.name) == "read":
-    least = result.num_bytes / ceilings.read
-  else:
-    least = ceilings.seconds(result.num_bytes, result.flops, result.arithmetic)
-  fraction = timing.significant(1e3 * least / result.time.median)
-  return dataclasses.replace(result, roof_fraction=fraction)
-
-
 def with_fractions(run: BenchRun) -> BenchRun:
   """Returns the run with each `roof_fraction` for the run's last ceilings.
 
@@ -199,10 +186,21 @@ def with_fractions(run: BenchRun) -> BenchRun:
   ceilings = run.ceilings
   if ceilings is None:
     return run
+
+  def updated(result: VariantResult) -> VariantResult:
+    if result.time is None:
+      return result
+    if roofline.ceiling_of(result.name) == "read":
+      least = result.num_bytes / ceilings.read
+    else:
+      least = ceilings.seconds(
+        result.num_bytes, result.flops, result.arithmetic
+      )
+    fraction = timing.significant(1e3 * least / result.time.median)
+    return dataclasses.replace(result, roof_fraction=fraction)
+
   rows = [
-    dataclasses.replace(
-      row, variants=tuple(with_fraction(v, ceilings) for v in row.variants)
-    )
+    dataclasses.replace(row, variants=tuple(map(updated, row.variants)))
     for row in run.rows
   ]
   return dataclasses.replace(run, rows=tuple(rows))
@@ -291,35 +289,21 @@ def _run(data: dict[str, Any]) -> BenchRun:
 
 
 def _row(data: dict[str, Any]) -> RowResult:
+  for variant in data["variants"]:
+    for name in ("time", "other_time"):
+      variant[name] = variant[name] and timing.Stats(**variant[name])
+  for ratio in data["ratios"]:
+    ratio["ratio"] = timing.Stats(**ratio["ratio"])
   return RowResult(
     **{
       **data,
-      "variants": tuple(
-        VariantResult(
-          **{
-            **variant,
-            "time": _stats(variant["time"]),
-            "other_time": _stats(variant["other_time"]),
-          }
-        )
-        for variant in data["variants"]
-      ),
-      "ratios": tuple(
-        Ratio(**{**ratio, "ratio": _stats(ratio["ratio"])})
-        for ratio in data["ratios"]
-      ),
+      "variants": tuple(VariantResult(**one) for one in data["variants"]),
+      "ratios": tuple(Ratio(**one) for one in data["ratios"]),
     }
   )
 
 
-def _stats(data: dict[str, Any] | None) -> timing.Stats | None:
-  if data is None:
-    return None
-  return timing.Stats(**data)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
   """A `Ratio` in two files. `factor` is below 1 if ours became slower."""
 
   row: str
@@ -368,21 +352,9 @@ def compare(before: BenchRun, after: BenchRun, threshold: float) -> Comparison:
       "bench: the two files must share a ratio to a peer, got none"
     )
   return Comparison(
-    changes=tuple(
-      Change(
-        row=key[0],
-        formats=key[1],
-        ours=key[2],
-        other=key[3],
-        before=old[key],
-        after=new[key],
-      )
-      for key in common
-    ),
+    changes=tuple(Change(*key, old[key], new[key]) for key in common),
     missing=tuple(
-      f"{row} {formats}: {ours} to {other}"
-      for row, formats, ours, other in old
-      if (row, formats, ours, other) not in new
+      "{} {}: {} to {}".format(*key) for key in old if key not in new
     ),
     threshold=threshold,
   )
