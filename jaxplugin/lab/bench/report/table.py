@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,9 @@ _PEERS: Final = {
 _BEST: Final = ("best peer", "x peer")
 _NAME: Final = 20
 _CELL: Final = 19
+
+# The title of a column, its width, and the text of a timed variant.
+_Column = tuple[str, int, Callable[[Any], str]]
 
 LEGEND: Final = """\
 Times are medians and quartiles, of one product or step. "x cpu": how many times
@@ -84,82 +88,69 @@ def _ceilings(ceilings: roofline.Ceilings) -> str:
 
 def block(row: results.RowResult) -> str:
   """Returns a table of one row, with a line for each variant."""
-  ours = [
-    v.name for v in row.variants if v.role == "ours" and v.time is not None
-  ]
   title = f"{row.row}  {row.formats} -> {row.out}"
   if row.layer:
     title += f"  ({row.layer})"
-  cells = [_right("median ms", 10), _right("quartiles", 16)]
-  has_other = any(v.other_time for v in row.variants)
-  if has_other:
-    mode = next(v.mode for v in row.variants if v.mode)
-    cells.append(_right("step ms" if mode == "call" else "call ms", 9))
-  cells += [_right("GB/s", 7)]
-  has_flops = any(v.flops for v in row.variants)
-  if has_flops:
-    cells.append(_right("GFLOP/s", 9))
-  cells.append(_right("of roof", 9))
-  has_relative = any(v.relative_error is not None for v in row.variants)
-  if has_relative:
-    cells.append(_right("error", 9))
   marks = max((len(_mark(v)) for v in row.variants), default=0)
-  shown = ours[: _columns(cells, marks)]
-  cells += [_right(f"x {name}"[: _CELL - 1], _CELL) for name in shown]
-  lines = [title, f"  {'':{_NAME}}{''.join(cells)}"]
+  columns = [*_columns(row)]
+  width = WIDTH - 2 - _NAME - marks - sum(width for _, width, _ in columns)
+  columns += _ratio_columns(row)[: width // _CELL]
+  names = "".join(f"{name:>{width}}" for name, width, _ in columns)
+  lines = [title, f"  {'':{_NAME}}{names}"]
   for variant in row.variants:
     if variant.time is not None:
-      lines.append(
-        _line(row, variant, shown, has_other, has_flops, has_relative)
-      )
+      name = variant.name + ("*" if variant.is_chosen else "")
+      cells = "".join(f"{text(variant):>{width}}" for _, width, text in columns)
+      lines.append(f"  {name:{_NAME}}{cells}{_mark(variant)}")
   lines += _best_peers(row)
   lines += _forms(row)
   lines += _problems(row)
   return "\n".join(line.rstrip() for line in lines)
 
 
-def _columns(cells: Sequence[str], marks: int) -> int:
-  """Returns how many columns of ratios fit to the left of the marks."""
-  return (WIDTH - 2 - _NAME - marks - sum(map(len, cells))) // _CELL
+def _columns(row: results.RowResult) -> Iterator[_Column]:
+  """Yields the columns to the left of the ratios."""
+  yield "median ms", 10, lambda v: number(v.time.median)
+  yield (
+    "quartiles",
+    16,
+    lambda v: f"{number(v.time.q1, 3)}-{number(v.time.q3, 3)}",
+  )
+  if any(v.other_time for v in row.variants):
+    mode = next(v.mode for v in row.variants if v.mode)
+    yield (
+      "step ms" if mode == "call" else "call ms",
+      9,
+      lambda v: number(v.other_time.median) if v.other_time else "",
+    )
+  yield "GB/s", 7, lambda v: f"{v.gb_per_s:.1f}"
+  if any(v.flops for v in row.variants):
+    yield "GFLOP/s", 9, lambda v: f"{v.gflop_per_s:.0f}" if v.flops else ""
+  yield "of roof", 9, lambda v: f"{100 * v.roof_fraction:.0f} %"
+  if any(v.relative_error is not None for v in row.variants):
+    yield (
+      "error",
+      9,
+      lambda v: "" if v.relative_error is None else f"{v.relative_error:.1e}",
+    )
+
+
+def _ratio_columns(row: results.RowResult) -> list[_Column]:
+  """Returns a column of ratios for each timed variant of ours."""
+  ratios = {(r.ours, r.other): _ratio(r.ratio) for r in row.ratios}
+
+  def column(ours: str) -> _Column:
+    title = f"x {ours}"[: _CELL - 1]
+    return title, _CELL, lambda v: ratios.get((ours, v.name), "")
+
+  timed = [v for v in row.variants if v.time is not None]
+  return [column(v.name) for v in timed if v.role == "ours"]
 
 
 def _mark(variant: results.VariantResult) -> str:
   mark = " launch-bound?" if variant.is_launch_bound else ""
   is_one = variant.time is not None and variant.time.count == 1
   return mark + (" one call" if is_one else "")
-
-
-def _line(
-  row: results.RowResult,
-  variant: results.VariantResult,
-  ours: Sequence[str],
-  has_other: bool,
-  has_flops: bool,
-  has_relative: bool,
-) -> str:
-  assert variant.time is not None
-  time = variant.time
-  name = variant.name + ("*" if variant.is_chosen else "")
-  cells = [
-    _right(number(time.median), 10),
-    _right(f"{number(time.q1, 3)}-{number(time.q3, 3)}", 16),
-  ]
-  if has_other:
-    other = variant.other_time
-    cells.append(_right(number(other.median) if other else "", 9))
-  cells.append(_right(f"{variant.gb_per_s:.1f}", 7))
-  if has_flops:
-    rate = f"{variant.gflop_per_s:.0f}" if variant.flops else ""
-    cells.append(_right(rate, 9))
-  cells.append(_right(f"{100 * variant.roof_fraction:.0f} %", 9))
-  if has_relative:
-    error = variant.relative_error
-    cells.append(_right("" if error is None else f"{error:.1e}", 9))
-  ratios = {(r.ours, r.other): r.ratio for r in row.ratios}
-  for one in ours:
-    ratio = ratios.get((one, variant.name))
-    cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
-  return f"  {name:{_NAME}}{''.join(cells)}{_mark(variant)}"
 
 
 def _best_peers(row: results.RowResult) -> Iterator[str]:
@@ -337,7 +328,3 @@ def _wrapped(text: str, indent: str = "  ") -> list[str]:
   return textwrap.wrap(
     text, WIDTH, initial_indent=indent, subsequent_indent="    "
   )
-
-
-def _right(text: str, width: int) -> str:
-  return f"{text:>{width}}"
