@@ -190,7 +190,7 @@ class RowMeasurement:
     options = self.options
     if not row.is_product:
       assert pair.rhs is not None
-      codec = codec_variants.CodecVariants(row, pair.rhs).all()
+      codec = codec_variants.make(row, pair.rhs)
       if not self.device.is_gpu:
         warm, _, fresh = roofline.copy_variants(row.m, row.k)
         codec += [warm, fresh]

@@ -304,9 +304,7 @@ class RunTest(BenchTestCase):
       raise RuntimeError("no such luck")
 
     with (
-      absltest.mock.patch.object(
-        codec_variants.CodecVariants, "_quantize_portably", fail
-      ),
+      absltest.mock.patch.object(codec_variants, "_quantize_portably", fail),
       absltest.mock.patch.object(dot_variants.lax, "scaled_dot", fail),
     ):
       status, out, err = self.run_bench(

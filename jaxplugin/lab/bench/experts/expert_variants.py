@@ -265,7 +265,6 @@ def _first_rows(rows: Any, count: int) -> Any:
   return dot_variants.with_parts(rows, rows.values[:count], rows.scale[:count])
 
 
-_LAST: Final = (((1,), (1,)), ((), ()))
 _RAGGED: Final = lax.RaggedDotDimensionNumbers(
   dot_dimension_numbers=(((1,), (2,)), ((), ())),
   lhs_ragged_dimensions=[0],
@@ -290,7 +289,7 @@ def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
   return lax.dot_general(
     x,
     w,
-    _LAST,
+    dot_variants.LAST,
     precision=_precision(x),
     preferred_element_type=jnp.float32,
   )

@@ -41,11 +41,6 @@ def _weights(
   return quantization.quantize(stack, format, batch_dims=1)
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
-def _ready(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
-  return quantization.dequantize(x, dtype)
-
-
 class DecoderOperands:
   """Sets of operands of a decoder's step.
 
@@ -70,7 +65,6 @@ class DecoderOperands:
     keys = jax.random.split(jax.random.key(0), 3)
     self._x_key, self._caches_key, self._weights_key = keys
     self._made: dict[Any, Any] = {}
-    self._rows: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
 
   def x(self, i: int) -> jax.Array:
     """Returns f32[m, channels]."""
@@ -78,9 +72,8 @@ class DecoderOperands:
     shape = self.sizes.rows, self.sizes.channels
     return self._once(("x", i), lambda: jax.random.normal(key, shape))
 
-  def caches(self, i: int) -> dict[str, jax.Array]:
+  def caches(self) -> dict[str, jax.Array]:
     """Returns `decoder_model.CACHES`, f32[layers, m, groups, length, d]."""
-    del i  # all sets share the caches
     shape = self.sizes.layers, *self.sizes.cache
     keys = jax.random.split(self._caches_key, len(decoder_model.CACHES))
     return self._once(
@@ -110,7 +103,10 @@ class DecoderOperands:
     dtype = np.dtype(dtype)
     return self._once(
       (dtype.name, self._copy_of(i)),
-      lambda: {n: _ready(w, dtype) for n, w in self.quantized(i).items()},
+      lambda: {
+        n: quantization.dequantize(w, dtype)
+        for n, w in self.quantized(i).items()
+      },
     )
 
   def arranged(self, i: int, name: Any, make: Any) -> Any:
@@ -128,14 +124,15 @@ class DecoderOperands:
       product: one of `decoder_model.PRODUCTS`.
       ready: dtype of dequantized weights; "" if weights are quantized.
     """
-    key = self._copy_of(i), layer, product, ready
-    if key not in self._rows:
+
+    def make() -> tuple[np.ndarray, np.ndarray]:
       stacks = self.ready(i, ready) if ready else self.quantized(i)
       w: Any = stacks[product][layer]
       n, k = w.shape
       columns = verification.some(n, max(2, _MAX_WEIGHTS // k))
-      self._rows[key] = columns, verification.f64(w, columns)
-    return self._rows[key]
+      return columns, verification.f64(w, columns)
+
+    return self.arranged(i, ("sampled", layer, product, ready), make)
 
   def _copy_of(self, i: int) -> int:
     sizes = self.sizes

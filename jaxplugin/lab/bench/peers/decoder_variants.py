@@ -251,16 +251,12 @@ class DecoderVariants:
       weights: dict[str, Any] = (
         data.ready(i, form.ready) if form.ready else data.quantized(i)
       )
-      stacks = {**weights, **data.caches(i)}
+      caches = data.caches()
       if in_scan:
-        return {
-          n: form.store(w) if n in weights else w for n, w in stacks.items()
-        }
+        return {n: form.store(w) for n, w in weights.items()} | caches
       return tuple(
-        {
-          n: form.store(w[layer]) if n in weights else w[layer]
-          for n, w in stacks.items()
-        }
+        {n: form.store(w[layer]) for n, w in weights.items()}
+        | {n: cache[layer] for n, cache in caches.items()}
         for layer in range(self.row.layers)
       )
 
@@ -289,7 +285,7 @@ class DecoderVariants:
       return decoder_check.check(
         result,
         data.x(i),
-        data.caches(i),
+        data.caches(),
         weights=lambda layer, product: data.sampled(
           i, layer, product, form.ready
         ),
@@ -309,7 +305,7 @@ class DecoderVariants:
       operands=lambda i: self._operands(i, form, in_scan),
       check=check,
       num_bytes=operand_sets.num_bytes(
-        *weights.values(), *data.caches(0).values()
+        *weights.values(), *data.caches().values()
       )
       + 2 * x.nbytes,
       flops=data.sizes.flops,

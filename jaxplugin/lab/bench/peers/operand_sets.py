@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of dots and codecs, with copies that together exceed the caches.
+"""Operands of dots, with copies that together exceed the caches.
 
 Operands are normally distributed numbers that the package quantizes. Checks
 compute the expected result from the quantized operands.
@@ -36,12 +36,12 @@ def copies(num_bytes: int, cache_bytes: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("rows", "k"))
-def _normal(key: jax.Array, rows: int, k: int) -> jax.Array:
+def normal(key: jax.Array, rows: int, k: int) -> jax.Array:
   return jax.random.normal(key, (rows, k), jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("format", "dtype"))
-def _another(
+def another(
   x: jax.Array,
   shift: jax.Array,
   format: formats.BlockFormat | None,
@@ -63,8 +63,8 @@ class DotOperands:
     self.row = row
     self.pair = pair
     keys = jax.random.split(jax.random.key(0), 2)
-    self._lhs = _normal(keys[0], row.m, row.k)
-    self._rhs = _normal(keys[1], row.n, row.k)
+    self._lhs = normal(keys[0], row.m, row.k)
+    self._rhs = normal(keys[1], row.n, row.k)
     self._sets: dict[tuple[int, str], tuple[Any, Any]] = {}
 
   def quantized(self, i: int) -> tuple[Operand, Operand]:
@@ -72,15 +72,15 @@ class DotOperands:
     pair = self.pair
     if (i, "") not in self._sets:
       self._sets[i, ""] = (
-        _another(self._lhs, i, pair.lhs, pair.plain),
-        _another(self._rhs, i, pair.rhs, pair.plain),
+        another(self._lhs, i, pair.lhs, pair.plain),
+        another(self._rhs, i, pair.rhs, pair.plain),
       )
     return self._sets[i, ""]
 
   def floats(self, i: int) -> tuple[jax.Array, jax.Array]:
     """Returns the unquantized operands of `quantized(i)`, in f32."""
     dtype = np.dtype(np.float32)
-    lhs, rhs = (_another(x, i, None, dtype) for x in (self._lhs, self._rhs))
+    lhs, rhs = (another(x, i, None, dtype) for x in (self._lhs, self._rhs))
     assert isinstance(lhs, jax.Array) and isinstance(rhs, jax.Array)
     return lhs, rhs
 
@@ -97,29 +97,6 @@ def _ready(x: Operand, dtype: np.dtype) -> jax.Array:
   if isinstance(x, scaled_array.ScaledArray):
     return quantization.dequantize(x, dtype)
   return x.astype(dtype)
-
-
-class CodecOperands:
-  """Sets of f32[m, k], and the quantized array of each set."""
-
-  def __init__(self, row: workloads.BenchRow, format: formats.BlockFormat):
-    self.row = row
-    self.format = format
-    self._first = _normal(jax.random.key(0), row.m, row.k)
-    self._floats: dict[int, jax.Array] = {}
-    self._arrays: dict[int, scaled_array.ScaledArray] = {}
-
-  def floats(self, i: int) -> jax.Array:
-    """Returns f32[m, k]."""
-    if i not in self._floats:
-      self._floats[i] = _another(self._first, i, None, np.dtype(np.float32))
-    return self._floats[i]
-
-  def quantized(self, i: int) -> scaled_array.ScaledArray:
-    """Returns `floats(i)` quantized along k."""
-    if i not in self._arrays:
-      self._arrays[i] = quantization.quantize(self.floats(i), self.format)
-    return self._arrays[i]
 
 
 def num_bytes(*operands: Any) -> int:
