@@ -79,15 +79,22 @@ def instruction_set_limit() -> str | None:
   return os.environ.get(_KERNELS_LIMIT)
 
 
-def find(name: str | None) -> BenchDevice:
+def find(
+  name: str | None, *, isa: str | None = None, who: str = "bench"
+) -> BenchDevice:
   """Returns the first local device of a platform.
 
   Args:
     name: the platform. None is JAX's default platform.
+    isa: the instruction set to limit XLA and the CPU kernels to.
+    who: the command, for errors about `isa`.
 
   Raises:
-    ValueError: If JAX has no such device, or the device is not a CPU or GPU.
+    ValueError: If JAX has no such device, the device is not a CPU or GPU, or
+      the instruction set cannot be limited.
   """
+  if isa is not None:
+    limit_instruction_set(isa)
   try:
     device = jax.local_devices(backend=name)[0]
   except RuntimeError as error:
@@ -108,6 +115,11 @@ def find(name: str | None) -> BenchDevice:
     name = "rocm" if "rocm" in version else "cuda"
     target = targets.detect_target(name)
     size, source = gpu_cache_bytes(target)
+  if isa is not None and target.cpu_kernels != isa:
+    raise ValueError(
+      f"{who}: --isa {isa} needs a CPU with kernels and a process in which JAX"
+      f" has no devices yet, got {target}"
+    )
   return BenchDevice(
     device=device, target=target, cache_bytes=size, cache_source=source
   )
@@ -169,13 +181,18 @@ def environment(device: BenchDevice) -> dict[str, Any]:
 
 def cpu_name() -> str:
   """Returns the system's name of the CPU model."""
+  return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def cpu_info(field: str) -> str:
+  """Returns a field of the first CPU in /proc/cpuinfo; "" if unknown."""
   info = pathlib.Path("/proc/cpuinfo")
-  if info.exists():
-    for line in info.read_text(errors="replace").splitlines():
-      name, _, value = line.partition(":")
-      if name.strip() == "model name":
-        return value.strip()
-  return platform.processor() or platform.machine()
+  lines = info.read_text(errors="replace").splitlines() if info.exists() else ()
+  for line in lines:
+    name, _, value = line.partition(":")
+    if name.strip() == field:
+      return value.strip()
+  return ""
 
 
 def _driver() -> str | None:

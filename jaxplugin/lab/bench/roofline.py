@@ -35,7 +35,6 @@ import contextlib
 import dataclasses
 import functools
 import mmap
-import pathlib
 from collections.abc import Callable
 from collections.abc import Collection
 from typing import Any
@@ -311,22 +310,13 @@ def ceiling_of(variant: str) -> str:
 
 def with_factors(found: Ceilings, flags: Collection[str]) -> Ceilings:
   """Returns the ceilings, with bf16 and int8 derived from a CPU's f32 rate."""
-  factors = {
-    name: next((factor for flag, factor in known if flag in flags), 0.0)
-    for name, known in (("bf16", _BF16_FACTORS), ("int8", _INT8_FACTORS))
-  }
-  for name, factor in factors.items():
+  for name, known in (("bf16", _BF16_FACTORS), ("int8", _INT8_FACTORS)):
+    factor = next((factor for flag, factor in known if flag in flags), 0.0)
     found = found.raised(name, factor * found.f32)
   return found
 
 
 def _cpu_flags() -> frozenset[str]:
-  info = pathlib.Path("/proc/cpuinfo")
-  if not info.exists():
-    return frozenset()
-  lines = info.read_text(errors="replace").splitlines()
-  flags = next((line for line in lines if line.startswith("flags")), "")
-  found = frozenset(flags.partition(":")[2].split())
-  if devices.instruction_set_limit() is None:
-    return found
-  return frozenset(flag for flag in found if flag in _LIMITED_FLAGS)
+  found = frozenset(devices.cpu_info("flags").split())
+  is_limited = devices.instruction_set_limit() is not None
+  return found.intersection(_LIMITED_FLAGS) if is_limited else found

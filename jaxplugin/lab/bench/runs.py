@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import measurement
@@ -75,21 +76,17 @@ def measure(request: Request) -> results.BenchRun:
     Interrupted: If Ctrl-C ends the measurement of a row.
   """
   work = request.work()
-  ceilings = None
-  if work:
-    ceilings = roofline.measure(request.device, request.sizes)
   found = results.BenchRun(
     command=request.command,
     environment=devices.environment(request.device),
-    ceilings=ceilings,
+    ceilings=roofline.measure(request.device, request.sizes) if work else None,
   )
   if request.earlier is not None:
     found = results.joined(request.earlier, found)
-    ceilings = found.ceilings
   if any(row.kind == "startup" for row in request.rows):
     found = dataclasses.replace(found, startup=startup.measure())
-  if ceilings is not None:
-    found = _measure_rows(request, found, ceilings)
+  if found.ceilings is not None:
+    found = _measure_rows(request, work, found, found.ceilings)
   if request.output is not None:
     results.write(found, request.output)
   return found
@@ -97,17 +94,19 @@ def measure(request: Request) -> results.BenchRun:
 
 def _measure_rows(
   request: Request,
+  work: Sequence[tuple[workloads.BenchRow, workloads.Pair]],
   found: results.BenchRun,
   ceilings: roofline.Ceilings,
 ) -> results.BenchRun:
-  work = request.work()
-  with contextlib.ExitStack() as stack:
-    line = stack.enter_context(progress.shown(total=len(work)))
-    measure = measurement.RowMeasurement(
-      request.device, ceilings, request.options, line.describe
-    )
-    stack.callback(measure.close)
-    longest = 0.0
+  longest = 0.0
+  with (
+    progress.shown(total=len(work)) as line,
+    contextlib.closing(
+      measurement.RowMeasurement(
+        request.device, ceilings, request.options, line.describe
+      )
+    ) as measuring,
+  ):
     for row, pair in work:
       # Assumes that a row takes as long as the longest row so far.
       if time.monotonic() + longest > request.deadline:
@@ -115,13 +114,13 @@ def _measure_rows(
         found = dataclasses.replace(found, left_out=(*found.left_out, name))
         continue
       try:
-        done = measure.measure(row, pair)
+        done = measuring.measure(row, pair)
       except KeyboardInterrupt:
         raise Interrupted(found) from None
       longest = max(longest, done.seconds)
       found = results.with_fractions(
         dataclasses.replace(
-          found, rows=(*found.without(done), done), ceilings=measure.ceilings
+          found, rows=(*found.without(done), done), ceilings=measuring.ceilings
         )
       )
       line.advance()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import pathlib
@@ -53,36 +54,25 @@ def measure() -> dict[str, Any]:
     "jnp.dot": (lambda x, w: jnp.dot(x, w.T), x),
     "block_scaled_dot": (dot.block_scaled_dot, x_q),
   }
-  samples: dict[str, dict[str, list[float]]] = {
-    name: {phase: [] for phase in PHASES} for name in calls
-  }
+  samples = collections.defaultdict(list)
   for i in range(_ROUNDS + 1):
     for name, (function, operand) in calls.items():
       taken = _phases(function, operand, i)
       if i:  # JAX's caches are empty in the first round
-        for phase in PHASES:
-          samples[name][phase].append(taken[phase])
-  found: dict[str, Any] = {
-    name: {
-      phase: dataclasses.asdict(timing.stats(times))
-      for phase, times in by_phase.items()
-    }
-    for name, by_phase in samples.items()
-  }
-  imports: dict[str, list[float]] = {"jax": [], "jaxplugin": []}
+        for phase, milliseconds in zip(PHASES, taken, strict=True):
+          samples[name, phase].append(milliseconds)
   for _ in range(_IMPORT_ROUNDS):
-    for module, times in imports.items():
-      times.append(_import_ms(module))
-  found["import"] = {
-    module: dataclasses.asdict(timing.stats(times))
-    for module, times in imports.items()
-  }
+    for module in ("jax", "jaxplugin"):
+      samples["import", module].append(_import_ms(module))
+  found: dict[str, dict[str, Any]] = {}
+  for (name, part), times in samples.items():
+    found.setdefault(name, {})[part] = dataclasses.asdict(timing.stats(times))
   return found
 
 
 def _phases(
   function: Callable[..., Any], operand: Any, i: int
-) -> dict[str, float]:
+) -> tuple[float, float, float]:
   """Returns the milliseconds of each phase of a new function."""
 
   def fresh(x: Any, w: Any) -> Any:
@@ -95,11 +85,11 @@ def _phases(
   after_lower = time.perf_counter()
   lowered.compile()
   end = time.perf_counter()
-  return {
-    "trace": (after_trace - start) * 1e3,
-    "lower": (after_lower - after_trace) * 1e3,
-    "compile": (end - after_lower) * 1e3,
-  }
+  return (
+    (after_trace - start) * 1e3,
+    (after_lower - after_trace) * 1e3,
+    (end - after_lower) * 1e3,
+  )
 
 
 def _import_ms(module: str) -> float:

@@ -174,7 +174,6 @@ def _run(args: argparse.Namespace) -> int:
     found = results.read(args.show)
   else:
     request = _request(args)
-    _check_instruction_set(args.isa, request.device)
     with jax.default_device(request.device.device):
       try:
         found = runs.measure(request)
@@ -209,16 +208,6 @@ def _print(found: results.BenchRun, args: argparse.Namespace) -> None:
     console.show(table.summary(found))
 
 
-def _check_instruction_set(
-  isa: str | None, device: devices.BenchDevice
-) -> None:
-  if isa is not None and device.target.cpu_kernels != isa:
-    raise ValueError(
-      f"bench: --isa {isa} needs a CPU with kernels and a process in which JAX"
-      f" has no devices yet, got {device.target}"
-    )
-
-
 def _check_writable(path: str | None) -> None:
   """Raises ValueError if a file cannot be written to `path`.
 
@@ -234,9 +223,8 @@ def _check_writable(path: str | None) -> None:
 def _plotter(path: str | None) -> Callable[..., None] | None:
   if path is None:
     return None
-  from jaxplugin.lab.bench.report import (
-    plot,
-  )  # matplotlib is optional, and slow
+  # matplotlib is optional, and slow.
+  from jaxplugin.lab.bench.report import plot
 
   plot.check(path)
   return plot.draw
@@ -259,9 +247,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
   peers = _names("--peers", args.peers, _PEERS)
   if args.shapes is not None:
     workloads.parse_rows(args.shapes, m)  # raises before JAX starts
-  if args.isa is not None:
-    devices.limit_instruction_set(args.isa)
-  device = devices.find(args.platform)
+  device = devices.find(args.platform, isa=args.isa)
   platform = "gpu" if device.is_gpu else "cpu"
   shapes = args.shapes or ("quick" if args.quick else _DEFAULT_SHAPES[platform])
   sizes = roofline.GPU_SIZES if device.is_gpu else roofline.CPU_SIZES

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -29,7 +30,6 @@ from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import spaces
-from jaxplugin.lab.tuning.operations import operation as operation_lib
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
@@ -250,20 +250,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _target(args: argparse.Namespace) -> targets.Target:
-  if args.isa is not None:
-    devices.limit_instruction_set(args.isa)
   named = arguments.target(args)
   if named is not None:
     arguments.print_missing_cudnn(named)
     # A dry run needs only Triton, not jax-triton.
     return named.with_library(targets.JAX_TRITON)
-  device = devices.find(args.platform)
-  if args.isa is not None and device.target.cpu_kernels != args.isa:
-    raise ValueError(
-      f"tune: --isa {args.isa} needs a CPU with kernels and a process in which"
-      f" JAX has no devices yet, got {device.target}"
-    )
-  return device.target
+  return devices.find(args.platform, isa=args.isa, who="tune").target
 
 
 def _workload(
@@ -352,15 +344,12 @@ def _implementations(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
-  limits = spaces.SearchLimits(margin=args.margin)
-  implementations = _implementations(args)
-
-  def list_candidates(problem: operation_lib.Problem) -> listing.Listing:
-    return listing.of_problem(
-      problem, target, limits=limits, implementations=implementations
-    )
-
-  return list_candidates
+  return functools.partial(
+    listing.of_problem,
+    target=target,
+    limits=spaces.SearchLimits(margin=args.margin),
+    implementations=_implementations(args),
+  )
 
 
 def _options(args: argparse.Namespace) -> machine.TrialOptions:

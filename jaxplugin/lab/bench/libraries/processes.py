@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -49,7 +48,6 @@ _SIDES: Final = ("lhs", "rhs")
 _MAX_RELATIVE_ERROR: Final = 0.03
 # Threads of XLA that wait for work in a loop sleep after this time.
 _PAUSE_SECONDS: Final = 2e-3
-_EXIT_SECONDS: Final = 5.0
 _SHOWN_CHARACTERS: Final = 300  # of the messages of a process that ended
 
 
@@ -182,34 +180,26 @@ class Processes:
     data: operand_sets.DotOperands,
   ) -> list[variants.AnyVariant]:
     """Returns the dots of libraries with weights of as many bits, or bf16."""
+    bits = pair.rhs.value_bits if pair.rhs is not None else 0
     found: list[variants.AnyVariant] = []
     for name in names:
       reason = missing(name)
       if reason:
         found.append(variants.missing_peer(name, reason))
-      else:
-        found += self._of_library(name, row, pair, data)
+        continue
+      operands = self._files(row, data)
+      for kind in _MODULES[name].KINDS:
+        if kind.value_bits in (bits, 16):
+          forms = [_variant(name, kind, f, row, operands) for f in kind.forms]
+          found.append(
+            variants.Forms(
+              name=forms[0].name,
+              role="peer",
+              forms=tuple(forms),
+              of_floats=True,
+            )
+          )
     return found
-
-  def _of_library(
-    self,
-    name: str,
-    row: workloads.BenchRow,
-    pair: workloads.Pair,
-    data: operand_sets.DotOperands,
-  ) -> Iterator[variants.AnyVariant]:
-    bits = pair.rhs.value_bits if pair.rhs is not None else 0
-    operands = self._files(row, data)
-    for kind in _MODULES[name].KINDS:
-      if kind.value_bits in (bits, 16):
-        yield variants.Forms(
-          name=f"{name} {kind.name}",
-          role="peer",
-          forms=tuple(
-            _variant(name, kind, form, row, operands) for form in kind.forms
-          ),
-          of_floats=True,
-        )
 
   def _files(
     self, row: workloads.BenchRow, data: operand_sets.DotOperands
