@@ -12,6 +12,8 @@ undefined.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -83,7 +85,7 @@ class Block:
     self.all_active = True
     self.live = np.ones(kernel.threads, bool)
     self.copies: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[]]
-    self.products: list[list[tuple[tuple[str, ...], list[np.ndarray]]]] = [[]]
+    self.products: list[list[tuple[dict[str, str], list[np.ndarray]]]] = [[]]
     # Maps registers that a wgmma in flight uses to "read" or "written".
     self.busy: dict[str, str] = {}
     # Registers written since the last wgmma.fence, in kernels with wgmma.
@@ -171,10 +173,6 @@ class Block:
       return np.zeros(self.threads, DTYPES[bits])
     return found.astype(DTYPES[bits])
 
-  def unknown(self, operand: parsing.Operand, bits: int) -> np.ndarray | None:
-    """Returns `undefined_bits` if the instruction has read any; else None."""
-    return self.undefined_bits(operand, bits) if self.is_doubtful else None
-
   @property
   def is_doubtful(self) -> bool:
     """Whether the instruction has read undefined bits."""
@@ -209,8 +207,7 @@ class Block:
       )
     if self.tracks_fences:
       self.since_fence.add(name)
-    if value.dtype != dtype:
-      value = value.astype(dtype)
+    value = np.ascontiguousarray(value, dtype)  # readers may view it as pairs
     doubt = None
     if self._doubtful is not None:
       if undefined is None:
@@ -234,6 +231,31 @@ class Block:
       self._undefined[name] = doubt
     elif self._undefined:
       self._undefined.pop(name, None)
+
+  def rearrange(
+    self,
+    out: parsing.Operand,
+    function: Callable[..., np.ndarray],
+    operands: Sequence[parsing.Operand],
+    bits: int,
+    selectors: Sequence[parsing.Operand] = (),
+  ) -> None:
+    """Writes the result of a function that only moves bits, or clears them.
+
+    The function is passed the operands and the selectors, which have 32 bits.
+    It also maps the undefined bits of the operands to those of the result. An
+    undefined selector makes the result undefined.
+    """
+    chosen = [self.read(x, 32) for x in selectors]
+    value = function(*(self.read(x, bits) for x in operands), *chosen)
+    undefined = None
+    if self.is_doubtful:
+      unknown = (self.undefined_bits(x, bits) for x in operands)
+      undefined = function(*unknown, *chosen)
+      for selector in selectors:
+        defined = self.undefined_bits(selector, 32) == 0
+        undefined = np.where(defined, undefined, ~undefined.dtype.type(0))
+    self.write(out, value, undefined)
 
   def addresses(self, operand: parsing.Operand) -> np.ndarray:
     """Returns the addresses of an operand, int64[threads].
@@ -259,19 +281,18 @@ class Block:
 
   def _special(self, name: str) -> np.ndarray:
     """Returns a special register. Only dimension x of blocks has an extent."""
-    if name == "%tid.x":
-      return self.thread
-    if name == "%laneid":
-      return self.thread % WARP
-    if name == "%ctaid.x":
-      return self._constant(self.number, 32)
-    if name == "%nctaid.x":
-      return self._constant(self.blocks, 32)
-    if name == "%ntid.x":
-      return self._constant(self.threads, 32)
+    found = {
+      "%tid.x": self.thread,
+      "%laneid": self.thread % WARP,
+      "%ctaid.x": self._constant(self.number, 32),
+      "%nctaid.x": self._constant(self.blocks, 32),
+      "%ntid.x": self._constant(self.threads, 32),
+    }.get(name)
     if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
       return self._constant(0, 32)
-    raise faults.NotModelled(f"special register {name}")
+    if found is None:
+      raise faults.NotModelled(f"special register {name}")
+    return found
 
 
 def _name(operand: parsing.Operand) -> str:

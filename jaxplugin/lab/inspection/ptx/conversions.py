@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import ml_dtypes
@@ -46,35 +47,34 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
   elif to in _NARROW and source == "f32":
     if "satfinite" not in modifiers:
       raise faults.NotModelled(f"{instruction.name}: not saturating")
-    high, low = (_narrowed(block, operand, to) for operand in operands)
-    bits = _NARROW[to][1]
-    block.write(out, low | high << np.uint16(bits))
+    high, low = (_narrowed(_floats(block, x, source), to) for x in operands)
+    block.write(out, _joined([low, high], 2 * _NARROW[to][1]))
   elif source in _NARROW and to in _PAIRS:
-    _widen(block, instruction)
+    block.write(out, _widened(block.read(operands[0], 16), source, _PAIRS[to]))
   elif to in _PAIRS and source == "f32":
     high, low = (
-      rounding.to_bits(
-        rounding.to_float(block.read(operand, 32), "f32"), _PAIRS[to]
-      )
-      for operand in operands
+      rounding.to_bits(_floats(block, x, source), _PAIRS[to]) for x in operands
     )
-    block.write(out, rounding.joined(low, high))
+    block.write(out, _joined([low, high], 32))
   elif to in rounding.DTYPES and source in rounding.DTYPES:
-    value = block.read(operands[0], rounding.BITS[source])
-    wide = rounding.to_float(value, source)
-    block.write(out, rounding.to_bits(wide, to))
+    value = _floats(block, operands[0], source)
+    block.write(out, rounding.to_bits(value, to))
   elif to in rounding.DTYPES and source in _INTEGERS:
-    _integer_to_float(block, instruction)
+    block.write(out, rounding.to_bits(_integers(block, instruction), to))
   elif to in _INTEGERS and source in rounding.DTYPES:
     found = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if len(found) != 1:
       raise faults.NotModelled(f"{instruction.name}: no rounding to integers")
-    value = rounding.to_float(
-      block.read(operands[0], rounding.BITS[source]), source
-    )
+    value = _floats(block, operands[0], source)
     block.write(out, _saturated(found[0](value), to))
   else:
     raise faults.NotModelled(instruction.name)
+
+
+def _floats(
+  block: blocks.Block, operand: parsing.Operand, type: str
+) -> np.ndarray:
+  return rounding.to_float(block.read(operand, rounding.BITS[type]), type)
 
 
 def _integer_to_integer(
@@ -83,40 +83,34 @@ def _integer_to_integer(
   """Truncates, or extends with sign bits or zeros."""
   out, operand = instruction.operands
   *_, to, source = instruction.parts
-  bits, to_bits = int(source[1:]), int(to[1:])
+  bits = int(source[1:])
   # cvt.s32.s8 reads the low byte of a wider register.
   register = operand.bits if isinstance(operand, parsing.Register) else bits
 
   def converted(x: np.ndarray) -> np.ndarray:
     cut = x.astype(f"uint{bits}")
-    wide = cut.astype(np.int64 if source[0] == "u" else np.uint64)
-    if source[0] == "s":
-      wide = integers.signed(cut).astype(np.int64)
-    kept = wide.astype(f"uint{min(to_bits, 64)}")
-    if to[0] == "s" and to_bits < 64:
-      # The register may be wider than the result; extend the sign.
-      return integers.signed(kept).astype(np.int64).astype(np.uint64)
-    return kept.astype(np.uint64)
+    kept = (integers.signed(cut) if source[0] == "s" else cut).astype(
+      f"uint{to[1:]}"
+    )
+    # The register may be wider than the result; extend the sign.
+    return (integers.signed(kept) if to[0] == "s" else kept).astype(np.uint64)
 
-  value = block.read(operand, register)
-  unknown = block.unknown(operand, register)
-  block.write(
-    out, converted(value), None if unknown is None else converted(unknown)
-  )
+  block.rearrange(out, converted, [operand], register)
 
 
-def _integer_to_float(
+def _integers(
   block: blocks.Block, instruction: parsing.Instruction
-) -> None:
-  out, operand = instruction.operands
+) -> np.ndarray:
+  """Returns the operand of a conversion from integers, in f64."""
   *_, to, source = instruction.parts
   bits = int(source[1:])
-  value = block.read(operand, max(bits, 16)).astype(f"uint{bits}")
-  if source[0] == "s":
-    value = integers.signed(value)
   if bits == 64:
     raise faults.NotModelled(f"cvt.{to}.{source}")
-  block.write(out, rounding.to_bits(value.astype(np.float64), to))
+  value = block.read(instruction.operands[1], max(bits, 16))
+  value = value.astype(f"uint{bits}")
+  return (integers.signed(value) if source[0] == "s" else value).astype(
+    np.float64
+  )
 
 
 def _saturated(value: np.ndarray, to: str) -> np.ndarray:
@@ -128,67 +122,53 @@ def _saturated(value: np.ndarray, to: str) -> np.ndarray:
   return inside.astype(np.int64).astype(np.uint64)
 
 
-def _narrowed(
-  block: blocks.Block, operand: parsing.Operand, to: str
-) -> np.ndarray:
-  """Returns uint16 codes of f32, rounded to nearest even and saturated."""
+def _narrowed(value: np.ndarray, to: str) -> np.ndarray:
+  """Returns uint8 codes of f32, rounded to nearest even and saturated."""
   dtype, bits, nan = _NARROW[to]
-  value = rounding.to_float(block.read(operand, 32), "f32")
   largest = float(ml_dtypes.finfo(dtype).max)
   # ml_dtypes rounds f32 to these dtypes once.
   single = np.clip(value, -largest, largest).astype(np.float32)
   with np.errstate(invalid="ignore"):
-    codes = single.astype(dtype).view(np.uint8).astype(np.uint16)
-  codes &= np.uint16(blocks.all_bits(bits))
-  return np.where(np.isnan(value), np.uint16(nan), codes)
+    codes = single.astype(dtype).view(np.uint8)
+  codes &= np.uint8(blocks.all_bits(bits))
+  return np.where(np.isnan(value), np.uint8(nan), codes)
 
 
-def _widen(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  out, operand = instruction.operands
-  *_, to, source = instruction.parts
+def _widened(codes: np.ndarray, source: str, to: str) -> np.ndarray:
+  """Converts pairs of codes to pairs of bf16 or f16."""
   dtype, bits, _ = _NARROW[source]
-  codes = block.read(operand, 16)
-  halves = []
-  for place in (0, bits):
-    code = codes >> np.uint16(place) & np.uint16(blocks.all_bits(bits))
-    value = code.astype(np.uint8).view(dtype).astype(np.float64)
-    halves.append(rounding.to_bits(value, _PAIRS[to]))
-  block.write(out, rounding.joined(*halves))
+  parts = [codes >> place & blocks.all_bits(bits) for place in (0, bits)]
+  values = (part.astype(np.uint8).view(dtype) for part in parts)
+  return _joined(
+    [rounding.to_bits(x.astype(np.float64), to) for x in values], 32
+  )
 
 
 def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Copies a register, or splits or joins the parts of one."""
   out, source = instruction.operands
-  bits = integers.bits_of(instruction.type)
-  if isinstance(out, parsing.OperandGroup):
-    value = block.read(source, bits)
-    unknown = block.unknown(source, bits)
-    width = bits // len(out.items)
-    for place, register in enumerate(out.items):
-      by = value.dtype.type(width * place)
-      block.write(
-        register, value >> by, None if unknown is None else unknown >> by
-      )
+  bits = instruction.bits
+  if isinstance(source, parsing.OperandGroup):
+
+    def joined(*parts: np.ndarray) -> np.ndarray:
+      return _joined(parts, bits)
+
+    block.rearrange(out, joined, source.items, bits // len(source.items))
     return
-  if not isinstance(source, parsing.OperandGroup):
-    value = block.read(source, bits)
-    block.write(out, value, block.unknown(source, bits))
-    return
-  width = bits // len(source.items)
-  parts = [block.read(item, width) for item in source.items]
-  unknown = None
-  if block.is_doubtful:
-    unknown = _packed(
-      [block.undefined_bits(item, width) for item in source.items], bits
-    )
-  block.write(out, _packed(parts, bits), unknown)
+  outs = out.items if isinstance(out, parsing.OperandGroup) else (out,)
+  for place, register in enumerate(outs):
+
+    def part(x: np.ndarray, by: int = bits // len(outs) * place) -> np.ndarray:
+      return x >> by if by else x
+
+    block.rearrange(register, part, [source], bits)
 
 
-def _packed(parts: list[np.ndarray], bits: int) -> np.ndarray:
-  whole = np.dtype(f"uint{bits}")
-  value = np.zeros(len(parts[0]), whole)
+def _joined(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
+  """Returns registers of some bits from their parts, lowest bits first."""
+  value = np.zeros(len(parts[0]), np.dtype(f"uint{max(bits, 8)}"))
   for place, part in enumerate(parts):
-    value |= part.astype(whole) << whole.type(bits // len(parts) * place)
+    value |= part.astype(value.dtype) << bits // len(parts) * place
   return value
 
 

@@ -10,6 +10,7 @@ descriptor" (9.7.16.4.2, tables 42 to 44) of tcgen05.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,10 +26,49 @@ _SWIZZLE_64: Final = (64, 4)
 _SWIZZLE_32: Final = (32, 2)
 _OF_WGMMA: Final = {1: _SWIZZLE_128, 2: _SWIZZLE_64, 3: _SWIZZLE_32}
 _OF_TCGEN05: Final = {2: _SWIZZLE_128, 4: _SWIZZLE_64, 6: _SWIZZLE_32}
-# Element types by code: for kind f16, for kind mxf8f6f4, for FP4 kinds.
+# Element types by code (tables 42 to 44).
 _TYPES_16: Final = {0: "f16", 1: "bf16"}
 _TYPES_8: Final = {0: "e4m3", 1: "e5m2", 5: "e2m1"}
 _TYPES_4: Final = {1: "e2m1"}
+# By kind and block size: k, element types, number of scale factors along k, and
+# scale types by bit 23 (tables 54 and 55).
+_KINDS: Final[
+  dict[tuple[str, str | None], tuple[int, dict[int, str], int, dict[int, str]]]
+] = {
+  ("f16", None): (16, _TYPES_16, 0, {}),
+  ("mxf8f6f4", "block32"): (32, _TYPES_8, 1, {1: "ue8m0"}),
+  ("mxf4", "block32"): (64, _TYPES_4, 2, {1: "ue8m0"}),
+  ("mxf4nvf4", "block32"): (64, _TYPES_4, 2, {1: "ue8m0"}),
+  ("mxf4nvf4", "block16"): (64, _TYPES_4, 4, {0: "ue4m3", 1: "ue8m0"}),
+}
+# Fields (first bit, last bit, name) that must be 0: in descriptors of matrices,
+# in all descriptors of instructions, in those without block scales (table 42),
+# and in those with block scales (table 43 for mxf8f6f4, else 44; in table 44
+# the type of B has one bit less, and bit 31 selects k = 96).
+_RESERVED: Final = (
+  (14, 15, "bits 14-15"),
+  (30, 31, "bits 30-31"),
+  (49, 51, "a base offset"),
+  (52, 52, "an absolute leading address"),
+  (53, 60, "bits 53-60"),
+)
+_COMMON: Final = (
+  (2, 2, "sparsity"),
+  (3, 3, "saturation"),
+  (6, 6, "bit 6"),
+  (13, 14, "negated operands"),
+)
+_PLAIN: Final = (
+  (0, 1, "a sparsity selector"),
+  (23, 23, "bit 23"),
+  (29, 29, "bit 29"),
+  (30, 31, "a shift of B"),
+)
+_SCALED: Final = (
+  (0, 1, "bits 0-1"),
+  (24, 26, "bits 24-26"),
+  (31, 31, "bit 31"),
+)
 _LEAST_N: Final = 8  # n is a multiple of 8 (table 39)
 _MOST_N: Final = 256
 
@@ -53,6 +93,15 @@ def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
   )
 
 
+def _refuse(
+  what: str, descriptor: int, fields: Sequence[tuple[int, int, str]]
+) -> None:
+  """Raises NotModelled if one of the fields (first bit, last bit) is not 0."""
+  for first, last, name in fields:
+    if _field(descriptor, first, last):
+      raise faults.NotModelled(f"{what} with {name}")
+
+
 def tcgen05_places(
   descriptor: int, rows: int, width: int, element_bytes: int | None = None
 ) -> np.ndarray:
@@ -65,15 +114,7 @@ def tcgen05_places(
   """
   if _field(descriptor, 46, 48) != 1:
     raise faults.NotModelled("a descriptor whose bits 46-48 are not 0b001")
-  for first, last, what in (
-    (14, 15, "bits 14-15"),
-    (30, 31, "bits 30-31"),
-    (49, 51, "a base offset"),
-    (52, 52, "an absolute leading address"),
-    (53, 60, "bits 53-60"),
-  ):
-    if _field(descriptor, first, last):
-      raise faults.NotModelled(f"a descriptor with {what}")
+  _refuse("a descriptor", descriptor, _RESERVED)
   mode = _field(descriptor, 61, 63)
   if mode and mode not in _OF_TCGEN05:
     raise faults.NotModelled(f"a descriptor of swizzling mode {mode}")
@@ -81,6 +122,15 @@ def tcgen05_places(
   if element_bytes is not None:
     return _places_along_rows(descriptor, swizzle, rows, width, element_bytes)
   return _places(descriptor, swizzle, rows, width)
+
+
+def _offsets(descriptor: int) -> tuple[int, int, int]:
+  """Returns the start, the leading offset and the stride, in bytes."""
+  return (
+    _field(descriptor, 0, 13) * _UNIT,
+    _field(descriptor, 16, 29) * _UNIT,
+    _field(descriptor, 32, 45) * _UNIT,
+  )
 
 
 def _places(
@@ -92,9 +142,7 @@ def _places(
   the leading offset is the offset between core matrices along k. With swizzling
   it is not used.
   """
-  start = _field(descriptor, 0, 13) * _UNIT
-  leading = _field(descriptor, 16, 29) * _UNIT
-  stride = _field(descriptor, 32, 45) * _UNIT
+  start, leading, stride = _offsets(descriptor)
   row = np.arange(rows)[:, None]
   column = np.arange(width)[None, :]
   if swizzle is None:
@@ -118,14 +166,12 @@ def _places_along_rows(
   stride is the offset to the next core matrix along k, and the leading offset
   is the offset along rows. Without swizzling, the two are exchanged.
   """
-  start = _field(descriptor, 0, 13) * _UNIT
-  leading = _field(descriptor, 16, 29) * _UNIT
-  stride = _field(descriptor, 32, 45) * _UNIT
-  k, byte = np.divmod(np.arange(width)[None, :], element_bytes)
-  along = np.arange(rows)[:, None] * element_bytes + byte
-  line, period = (_UNIT, 1) if swizzle is None else swizzle
+  start, leading, stride = _offsets(descriptor)
   if swizzle is None:
     leading, stride = stride, leading
+  k, byte = np.divmod(np.arange(width)[None, :], element_bytes)
+  along = np.arange(rows)[:, None] * element_bytes + byte
+  line, period = swizzle or (_UNIT, 1)
   place = start + along % line + along // line * leading
   return _swizzled(place + k % _ROWS * line + k // _ROWS * stride, period)
 
@@ -176,113 +222,49 @@ def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
     faults.NotModelled: If the kind, a size or a type is not modelled, or if
       reserved bits or bits of features that are not modelled are set.
   """
-  if (kind, blocks) == ("f16", None):
-    found = _plain(descriptor)
-  elif (kind, blocks) in _SCALED:
-    found = _scaled(descriptor, kind, *_SCALED[kind, blocks])
-  else:
+  if (kind, blocks) not in _KINDS:
     raise faults.NotModelled(f"tcgen05.mma of kind {kind} with {blocks}")
-  if not _LEAST_N <= found.n <= _MOST_N:
-    raise faults.NotModelled(f"tcgen05.mma of n = {found.n}")
-  return found
-
-
-def _refuse(descriptor: int, *fields: tuple[int, int, str]) -> None:
-  for first, last, what in fields:
-    if _field(descriptor, first, last):
-      raise faults.NotModelled(f"an instruction descriptor with {what}")
-
-
-_COMMON: Final = (
-  (2, 2, "sparsity"),
-  (3, 3, "saturation"),
-  (6, 6, "bit 6"),
-  (13, 14, "negated operands"),
-)
-
-
-def _type(types: dict[int, str], code: int) -> str:
-  if code not in types:
-    raise faults.NotModelled(f"an instruction descriptor with type {code}")
-  return types[code]
-
-
-def _plain(descriptor: int) -> ProductShape:
-  """Decodes a descriptor of .kind::f16 (table 42)."""
+  k, types, scales, scale_types = _KINDS[kind, blocks]
   _refuse(
+    "an instruction descriptor",
     descriptor,
-    (0, 1, "a sparsity selector"),
-    *_COMMON,
-    (23, 23, "bit 23"),
-    (29, 29, "bit 29"),
-    (30, 31, "a shift of B"),
+    (*_COMMON, *(_SCALED if scales else _PLAIN)),
   )
-  if _field(descriptor, 4, 5) != 1:
+  if not scales and _field(descriptor, 4, 5) != 1:
     raise faults.NotModelled("sums of tcgen05.mma that are not f32")
-  m = _field(descriptor, 24, 28) << 4
-  if m not in (64, 128):
-    raise faults.NotModelled(f"tcgen05.mma of m = {m}")
+  if scales:
+    m = _field(descriptor, 27, 28) << 7
+  else:
+    m = _field(descriptor, 24, 28) << 4
+  if m != 128 and (scales or m != 64):
+    what = " with block scales" if scales else ""
+    raise faults.NotModelled(f"tcgen05.mma of m = {m}{what}")
+  scale_bit, scale_bytes = _field(descriptor, 23, 23), (0, 0)
+  if scales:
+    if scale_bit not in scale_types:
+      raise faults.NotModelled(f"kind {kind} with scales of type {scale_bit}")
+    scale_bytes = _field(descriptor, 29, 30), _field(descriptor, 4, 5)
+    if any(byte % scales for byte in scale_bytes):
+      raise faults.NotModelled(
+        f"{scales} scales of a word from byte {scale_bytes}"
+      )
+  codes = _field(descriptor, 7, 9), _field(descriptor, 10, 12)
+  for code in codes:
+    if code not in types:
+      raise faults.NotModelled(f"an instruction descriptor with type {code}")
+  n = _field(descriptor, 17, 22) << 3
+  if not _LEAST_N <= n <= _MOST_N:
+    raise faults.NotModelled(f"tcgen05.mma of n = {n}")
   return ProductShape(
     m=m,
-    n=_field(descriptor, 17, 22) << 3,
-    k=16,
-    lhs=_type(_TYPES_16, _field(descriptor, 7, 9)),
-    rhs=_type(_TYPES_16, _field(descriptor, 10, 12)),
-    lhs_k_is_minor=not _field(descriptor, 15, 15),
-    rhs_k_is_minor=not _field(descriptor, 16, 16),
-  )
-
-
-# By kind and block size: k, number of scale factors along k, element types by
-# code, and scale types by bit 23 (tables 54 and 55).
-_SCALED: Final[
-  dict[tuple[str, str | None], tuple[int, int, dict[int, str], dict[int, str]]]
-] = {
-  ("mxf8f6f4", "block32"): (32, 1, _TYPES_8, {1: "ue8m0"}),
-  ("mxf4", "block32"): (64, 2, _TYPES_4, {1: "ue8m0"}),
-  ("mxf4nvf4", "block32"): (64, 2, _TYPES_4, {1: "ue8m0"}),
-  ("mxf4nvf4", "block16"): (64, 4, _TYPES_4, {0: "ue4m3", 1: "ue8m0"}),
-}
-
-
-def _scaled(
-  descriptor: int,
-  kind: str,
-  k: int,
-  scales: int,
-  types: dict[int, str],
-  scale_types: dict[int, str],
-) -> ProductShape:
-  """Decodes a descriptor with block scales: table 43 for mxf8f6f4, else 44.
-
-  In table 44, the type of B has one bit less and bit 31 selects k = 96.
-  """
-  _refuse(
-    descriptor,
-    (0, 1, "bits 0-1"),
-    *_COMMON,
-    (24, 26, "bits 24-26"),
-    (31, 31, "bit 31"),
-  )
-  m = _field(descriptor, 27, 28) << 7
-  if m != 128:
-    raise faults.NotModelled(f"tcgen05.mma of m = {m} with block scales")
-  scale_bit = _field(descriptor, 23, 23)
-  if scale_bit not in scale_types:
-    raise faults.NotModelled(f"kind {kind} with scales of type {scale_bit}")
-  ids = (_field(descriptor, 29, 30), _field(descriptor, 4, 5))
-  if any(number % scales for number in ids):
-    raise faults.NotModelled(f"{scales} scales of a word from byte {ids}")
-  return ProductShape(
-    m=m,
-    n=_field(descriptor, 17, 22) << 3,
+    n=n,
     k=k,
-    lhs=_type(types, _field(descriptor, 7, 9)),
-    rhs=_type(types, _field(descriptor, 10, 12)),
+    lhs=types[codes[0]],
+    rhs=types[codes[1]],
     lhs_k_is_minor=not _field(descriptor, 15, 15),
     rhs_k_is_minor=not _field(descriptor, 16, 16),
     scales=scales,
-    scale_type=scale_types[scale_bit],
-    lhs_scale_byte=ids[0],
-    rhs_scale_byte=ids[1],
+    scale_type=scale_types.get(scale_bit),
+    lhs_scale_byte=scale_bytes[0],
+    rhs_scale_byte=scale_bytes[1],
   )

@@ -30,15 +30,16 @@ from jaxplugin.lab.inspection.ptx import wgmma
 
 MOST_INSTRUCTIONS: Final = 1_000_000  # per block
 
-_OF_ANY_TYPE: Final[dict[str, integers.Handler]] = {
+# By the first parts of a name. The longest match is used.
+_HANDLERS: Final[dict[str, integers.Handler]] = {
   **conversions.HANDLERS,
-  **movement.HANDLERS,
-  **warps.HANDLERS,
-  **products.HANDLERS,
-  **wgmma.HANDLERS,
+  **integers.HANDLERS,
   **mbarriers.HANDLERS,
+  **movement.HANDLERS,
+  **products.HANDLERS,
   **tcgen05.HANDLERS,
-  "selp": integers.select,
+  **warps.HANDLERS,
+  **wgmma.HANDLERS,
 }
 _BRANCHES: Final = ("bra", "ret", "exit")
 _ALL_TAKE: Final = re.compile(
@@ -52,23 +53,18 @@ def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
   Raises:
     faults.NotModelled: If the instruction is not modelled.
   """
-  name = instruction.parts[0]
-  if name in _BRANCHES:
+  parts = instruction.parts
+  if parts[0] in _BRANCHES:
     return None
-  found = _OF_ANY_TYPE.get(name)
-  if found is None:
-    handlers = integers.HANDLERS
-    if instruction.type in floats.TYPES:
-      handlers = floats.HANDLERS
-    elif instruction.type in integers.PACKED_TYPES:
-      handlers = integers.PACKED_HANDLERS
-    found = handlers.get(name)
-  if found is None:
-    raise faults.NotModelled(
-      f"line {instruction.line}: {instruction.text}: this instruction is not"
-      " modelled"
-    )
-  return found
+  if instruction.type in floats.TYPES and parts[0] in floats.HANDLERS:
+    return floats.HANDLERS[parts[0]]
+  for count in range(len(parts), 0, -1):
+    if found := _HANDLERS.get(".".join(parts[:count])):
+      return found
+  raise faults.NotModelled(
+    f"line {instruction.line}: {instruction.text}: this instruction is not"
+    " modelled"
+  )
 
 
 class Program:

@@ -174,6 +174,9 @@ FORBIDDEN = {
   "a sum with unwritten bits": (
     faults.Undefined, "%r5", ("add.u32 %r5, %r77, %r4; and.b32 %r5, %r5, 1;",),
   ),
+  "a field at an unwritten place": (
+    faults.Undefined, "%r5", ("bfe.u32 %r5, %r4, %r77, 4;",),
+  ),
   "a barrier that some reach": (
     faults.Divergence, "not all threads",
     ("mov.u32 %r5, %r4; setp.lt.u32 %p1, %r4, 32; @%p1 bra $L1;", BARRIER,
@@ -211,6 +214,15 @@ class FaultsTest(parameterized.TestCase):
       grid=3,
     ).arrays[0]
     np.testing.assert_array_equal(left[:4], [3, 3, 3, 9])
+
+  def test_lanes_of_a_warp_must_agree_whether_wgmma_keeps_sums(self):
+    with self.assertRaisesRegex(faults.Divergence, "scale-d differs"):
+      run(
+        "setp.lt.u32 %p1, %r4, 5; wgmma.fence.sync.aligned;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16",
+        "{%r10, %r11, %r12, %r13}, %rd0, %rd0, %p1, 1, 1, 0, 0;",
+        threads=128,
+      )
 
   def test_bytes_between_rows_are_out_of_bounds(self):
     array = np.zeros((4, 5), np.uint32)[:, :4]

@@ -13,6 +13,7 @@ computed in f64, so hardware's last bits may differ.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -23,22 +24,20 @@ from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
-# The element type of each type, and the number of elements in a register.
-ELEMENTS: Final = {
-  "f16": ("f16", 1),
-  "bf16": ("bf16", 1),
-  "f32": ("f32", 1),
-  "f16x2": ("f16", 2),
-  "bf16x2": ("bf16", 2),
-  "f32x2": ("f32", 2),
+# The element type of each type, and the bits of a register.
+TYPES: Final = {
+  "f16": ("f16", 16),
+  "bf16": ("bf16", 16),
+  "f32": ("f32", 32),
+  "f16x2": ("f16", 32),
+  "bf16x2": ("bf16", 32),
+  "f32x2": ("f32", 64),
 }
-TYPES: Final = tuple(ELEMENTS)
 
 _Function = Callable[..., np.ndarray]
 _MODIFIERS: Final = frozenset(
-  ("rn", "ftz", "approx", "full", "NaN", "xorsign", "abs", *ELEMENTS)
+  ("rn", "ftz", "approx", "full", "NaN", "xorsign", "abs", *TYPES)
 )
-_SIGN: Final = {16: 0x8000, 32: 0x80000000}
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).tiny)
 
 
@@ -72,16 +71,13 @@ _ARITHMETIC: Final[dict[str, _Function]] = {
   "rsqrt": lambda x: 1 / np.sqrt(x),
   "tanh": np.tanh,
 }
-_ORDERED: Final[dict[str, _Function]] = {
+_COMPARISONS: Final[dict[str, _Function]] = {
   "eq": np.equal,
   "ne": lambda x, y: (x < y) | (x > y),
   "lt": np.less,
   "le": np.less_equal,
   "gt": np.greater,
   "ge": np.greater_equal,
-}
-_COMPARISONS: Final[dict[str, _Function]] = {
-  **_ORDERED,
   # equ to geu are true if an operand is NaN.
   "equ": lambda x, y: ~((x < y) | (x > y)),
   "neu": np.not_equal,
@@ -94,21 +90,27 @@ _COMPARISONS: Final[dict[str, _Function]] = {
 }
 
 
-def _elements(
+def _bits(
   block: blocks.Block, operand: parsing.Operand, type: str
+) -> np.ndarray:
+  """Returns the bits of the elements of all registers."""
+  element, bits = TYPES[type]
+  return block.read(operand, bits).view(f"uint{rounding.BITS[element]}")
+
+
+def _values(
+  block: blocks.Block, operands: Iterable[parsing.Operand], type: str
 ) -> list[np.ndarray]:
-  """Returns the bits of each element in a register."""
-  element, count = ELEMENTS[type]
-  value = block.read(operand, count * rounding.BITS[element])
-  return [value] if count == 1 else list(rounding.halves(value))
+  """Returns the elements of all registers of each operand, in f64."""
+  element, _ = TYPES[type]
+  return [rounding.to_float(_bits(block, x, type), element) for x in operands]
 
 
 def _write(
-  block: blocks.Block, operand: parsing.Operand, elements: list[np.ndarray]
+  block: blocks.Block, operand: parsing.Operand, bits: np.ndarray
 ) -> None:
-  block.write(
-    operand, elements[0] if len(elements) == 1 else rounding.joined(*elements)
-  )
+  """Writes the bits of the elements of all registers."""
+  block.write(operand, bits.view(f"u{bits.nbytes // block.threads}"))
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
@@ -121,72 +123,53 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if unknown := set(instruction.parts[1:]) - _MODIFIERS:
     raise faults.NotModelled(f"{instruction.name}: {unknown}")
   flushes = "ftz" in instruction.parts
-  element = ELEMENTS[type][0]
   out, *operands = instruction.operands
-  columns = [_elements(block, operand, type) for operand in operands]
-  results = []
-  for bits in zip(*columns, strict=True):
-    values = [rounding.to_float(x, element) for x in bits]
-    if flushes:
-      values = [_flushed(x) for x in values]
-    negative = np.logical_xor.reduce([np.signbit(x) for x in values])
-    if "abs" in instruction.parts:
-      values = [np.abs(x) for x in values]
-    with np.errstate(all="ignore"):
-      result = _ARITHMETIC[name](*values)
-    if "xorsign" in instruction.parts:
-      result = np.where(negative, -result, result)
-    if "NaN" in instruction.parts:  # min.NaN and max.NaN propagate NaN
-      result = np.where(np.isnan(values).any(axis=0), np.nan, result)
-    results.append(
-      rounding.to_bits(_flushed(result) if flushes else result, element)
-    )
-  _write(block, out, results)
+  values = _values(block, operands, type)
+  if flushes:
+    values = [_flushed(x) for x in values]
+  negative = np.logical_xor.reduce([np.signbit(x) for x in values])
+  if "abs" in instruction.parts:
+    values = [np.abs(x) for x in values]
+  with np.errstate(all="ignore"):
+    result = _ARITHMETIC[name](*values)
+  if "xorsign" in instruction.parts:
+    result = np.where(negative, -result, result)
+  if "NaN" in instruction.parts:  # min.NaN and max.NaN propagate NaN
+    result = np.where(np.isnan(values).any(axis=0), np.nan, result)
+  if flushes:
+    result = _flushed(result)
+  _write(block, out, rounding.to_bits(result, TYPES[type][0]))
 
 
 def _sign(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes neg and abs, which change only the sign bit."""
   out, operand = instruction.operands
-  results = []
-  for bits in _elements(block, operand, instruction.type):
-    sign = bits.dtype.type(_SIGN[8 * bits.itemsize])
-    is_neg = instruction.parts[0] == "neg"
-    results.append(bits ^ sign if is_neg else bits & ~sign)
-  _write(block, out, results)
+  bits = _bits(block, operand, instruction.type)
+  sign = bits.dtype.type(1 << 8 * bits.itemsize - 1)
+  is_neg = instruction.parts[0] == "neg"
+  _write(block, out, bits ^ sign if is_neg else bits & ~sign)
 
 
 def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if len(instruction.parts) != 3:
     raise faults.NotModelled(f"{instruction.name}: a combining setp")
+  _, comparison, type = instruction.parts
   out, *operands = instruction.operands
-  element = ELEMENTS[instruction.type][0]
-  columns = [_elements(block, x, instruction.type) for x in operands]
-  found = [
-    _COMPARISONS[instruction.parts[1]](
-      *(rounding.to_float(x, element) for x in bits)
-    )
-    for bits in zip(*columns, strict=True)
-  ]
+  found = _COMPARISONS[comparison](*_values(block, operands, type))
   outs = out.items if isinstance(out, parsing.OperandGroup) else (out,)
-  for register, value in zip(outs, found, strict=True):
+  of_outs = found.reshape(block.threads, -1).T
+  for register, value in zip(outs, of_outs, strict=True):
     block.write(register, value)
 
 
 def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes set, which sets all bits of an element if a comparison holds."""
   _, comparison, to, type = instruction.parts
-  if ELEMENTS[type][1] != 2 or to != "u32":
+  if type not in ("f16x2", "bf16x2") or to != "u32":
     raise faults.NotModelled(f"{instruction.name}: set of no pair")
   out, *operands = instruction.operands
-  element = ELEMENTS[type][0]
-  columns = [_elements(block, x, type) for x in operands]
-  results = []
-  for bits in zip(*columns, strict=True):
-    found = _COMPARISONS[comparison](
-      *(rounding.to_float(x, element) for x in bits)
-    )
-    results.append(np.where(found, 0xFFFF, 0).astype(bits[0].dtype))
-  _write(block, out, results)
+  found = _COMPARISONS[comparison](*_values(block, operands, type))
+  _write(block, out, np.where(found, 0xFFFF, 0).astype(np.uint16))
 
 
 HANDLERS: Final[dict[str, integers.Handler]] = {

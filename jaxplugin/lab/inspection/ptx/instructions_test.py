@@ -16,6 +16,7 @@ U8, U16, U32, U64 = np.uint8, np.uint16, np.uint32, np.uint64
 I16, I32, I64 = np.int16, np.int32, np.int64
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+FP4 = ml_dtypes.float4_e2m1fn
 THREADS = 1024
 
 
@@ -259,12 +260,6 @@ class InstructionTest(parameterized.TestCase):
     got = ptx_programs.apply(text, x, y, out=U32)
     np.testing.assert_array_equal(got, COMPARISONS[name](x, y).astype(U32))
 
-  def test_larger_of_zeros_is_the_positive(self):
-    x = np.resize(np.array([0.0, -0.0], F32), 32)
-    for name, sign in (("max", False), ("min", True)):
-      got = ptx_programs.apply(f"{name}.f32 y, x0, x1;", x, -x, out=F32)
-      np.testing.assert_array_equal(np.signbit(got), sign)
-
   @parameterized.parameters(("f32", F32), ("bf16", BF16), ("f16", F16))
   def test_fma_rounds_once(self, name, dtype):
     a, b, c = (near(self.rng, dtype) for _ in range(3))
@@ -305,41 +300,22 @@ class InstructionTest(parameterized.TestCase):
       expected = expected.reshape(-1).astype(dtype)
     self.assert_same(got, expected)
 
-  def test_every_fp4_value_is_converted(self):
-    codes = np.arange(16, dtype=U8).view(ml_dtypes.float4_e2m1fn).astype(F32)
-    middle = (codes[:7] + codes[1:8]) / 2
-    x = np.resize(np.concatenate([codes, middle, -middle, [9, -1e9]]), 64)
-    x = x.astype(F32)
-    got = ptx_programs.apply(
-      "cvt.rn.satfinite.e2m1x2.f32 y, x0, x1;", x, -x, out=U16
-    )
-    for place, values in ((4, x), (0, -x)):
-      expected = np.clip(values, -6, 6).astype(ml_dtypes.float4_e2m1fn)
-      np.testing.assert_array_equal(got >> place & 15, expected.view(U8))
-
-  def test_every_nan_is_the_largest_fp4_value(self):
-    sign = np.array([0, 1 << 31], U32)[:, None]
-    mantissa = np.array([1, 1 << 22, (1 << 23) - 1, 0x5A5A5A], U32)
-    bits = np.resize(sign | 0x7F800000 | mantissa, 64).astype(U32)
-    got = ptx_programs.apply(
-      "cvt.rn.satfinite.e2m1x2.f32 y, x0, x1;",
-      bits.view(F32),
-      np.full(64, -np.inf, F32),
-      out=U16,
-    )
-    np.testing.assert_array_equal(got, 0x7F)  # of -Inf the most negative
-
-  def test_random_floats_are_rounded_to_fp4(self):
-    x = np.exp2(self.rng.uniform(-4, 4, 1024)) * self.rng.choice([-1, 1], 1024)
-    x = x.astype(F32)
-    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], F32)
-    for i, towards in enumerate((-np.inf, np.inf)):
-      x[7 * i :][:7] = np.nextafter(ties, F32(towards))
-    got = ptx_programs.apply(
-      "cvt.rn.satfinite.e2m1x2.f32 y, x0, x0;", x, out=U16
-    )
-    expected = np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(U8)
-    np.testing.assert_array_equal(got, expected * 17)
+  def test_fp4_is_saturated_and_rounded_to_even(self):
+    codes = np.arange(8, dtype=U8).view(FP4).astype(F32)
+    ties = (codes[:-1] + codes[1:]) / 2
+    near_ties = [np.nextafter(ties, F32(x)) for x in (-np.inf, np.inf)]
+    mantissas = np.array([1, 1 << 22, (1 << 23) - 1, 0x5A5A5A], U32)
+    nan = (0x7F800000 | mantissas).view(F32)
+    random = np.exp2(self.rng.uniform(-4, 4, 1000)).astype(F32)
+    large = np.array([9, 1e9, np.inf], F32)
+    x = np.concatenate([codes, ties, *near_ties, large, nan, random])
+    x = np.resize(np.concatenate([x, -x]), 2080)
+    with np.errstate(invalid="ignore"):
+      expected = np.clip(x, -6, 6).astype(FP4).view(U8)
+    expected[np.isnan(x)] = 7  # NaN of either sign is the largest value
+    text = "cvt.rn.satfinite.e2m1x2.f32 y, x0, x1;"
+    got = ptx_programs.apply(text, x, x[::-1].copy(), out=U16)
+    np.testing.assert_array_equal(got, expected << 4 | expected[::-1])
 
   def test_of_three_the_largest_is_taken(self):
     x, y, z = (floats(self.rng, F32) for _ in range(3))
@@ -358,23 +334,22 @@ class InstructionTest(parameterized.TestCase):
     got = ptx_programs.apply("max.NaN.f32 y, x0, x1, x2;", x, y, z, out=F32)
     self.assert_same(got, np.where(with_nan, np.nan, wanted))
 
-  def test_clamp_keeps_the_sign(self):
-    x = np.resize(np.array([-5, 5, -0.0, 0.5, -0.5, np.nan, -np.inf], F32), 64)
-    two = np.full(64, 2, F32)
-    text = "min.xorsign.abs.f32 y, x0, x1;"
-    got = ptx_programs.apply(text, x, two, out=F32)
-    wanted = np.array([-2, 2, -0.0, 0.5, -0.5, 2, -2], F32)
-    np.testing.assert_array_equal(got[:7].view(U32), wanted.view(U32))
-    got = ptx_programs.apply(text, x, -two, out=F32)
-    np.testing.assert_array_equal(got[:5].view(U32), (-wanted[:5]).view(U32))
-
-  def test_flushing_makes_subnormals_zeros(self):
-    x = np.resize(np.array([1e-40, -1e-40, 1.0, 2e-38], F32), 32)
-    one = np.ones_like(x)
-    got = ptx_programs.apply("mul.ftz.f32 y, x0, x1;", x, one, out=F32)
-    np.testing.assert_array_equal(got[:4], np.array([0, 0, 1, 2e-38], F32))
-    got = ptx_programs.apply("mul.f32 y, x0, x1;", x, one, out=F32)
-    np.testing.assert_array_equal(got, x)
+  @parameterized.parameters(
+    ("max.f32", [0.0, -0.0], [-0.0, 0.0], [0, 0]),
+    ("min.f32", [0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0]),
+    # The sign is that of the product, the magnitude at most 2.
+    ("min.xorsign.abs.f32", [-5, 5, -0.0, 0.5, -0.5, np.nan, -np.inf], [2] * 7,
+     [-2, 2, -0.0, 0.5, -0.5, 2, -2]),
+    ("min.xorsign.abs.f32", [-5, 5, -0.0, 0.5, -0.5], [-2] * 5,
+     [2, -2, 0.0, -0.5, 0.5]),
+    ("mul.ftz.f32", [1e-40, -1e-40, 1.0, 2e-38], [1] * 4, [0, -0.0, 1, 2e-38]),
+    ("mul.f32", [1e-40, -1e-40, 1.0, 2e-38], [1] * 4,
+     [1e-40, -1e-40, 1.0, 2e-38]),
+  )  # fmt: skip
+  def test_has_the_bits_of(self, name, *columns):
+    x, y, wanted = (np.resize(np.array(c, F32), 64) for c in columns)
+    got = ptx_programs.apply(f"{name} y, x0, x1;", x, y, out=F32)
+    np.testing.assert_array_equal(got.view(U32), wanted.view(U32))
 
   @parameterized.parameters(
     ("idx", lambda lane: lane * 0 + 5),

@@ -9,6 +9,7 @@ PTX ISA: "Integer Arithmetic Instructions", "Logic and Shift Instructions",
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -31,25 +32,11 @@ _COMPARISONS: Final[dict[str, Callable[..., np.ndarray]]] = {
   "hi": np.greater,
   "hs": np.greater_equal,
 }
-# Operations on packed pairs.
-_PACKED: Final[dict[str, Callable[..., np.ndarray]]] = {
-  "add": np.add,
-  "min": np.minimum,
-  "max": np.maximum,
-}
 _LOGIC: Final[dict[str, Callable[..., np.ndarray]]] = {
   "and": np.bitwise_and,
   "or": np.bitwise_or,
   "xor": np.bitwise_xor,
 }
-PACKED_TYPES: Final = ("u16x2", "s16x2")
-
-
-def bits_of(type: str) -> int:
-  """Returns the number of bits of a register with a PTX type."""
-  if type not in parsing.REGISTER_BITS:
-    raise faults.NotModelled(f"an instruction of type {type}")
-  return parsing.REGISTER_BITS[type]
 
 
 def signed(x: np.ndarray) -> np.ndarray:
@@ -61,92 +48,65 @@ def unsigned(x: np.ndarray) -> np.ndarray:
   return x.view(np.dtype(f"uint{8 * x.itemsize}"))
 
 
-def _as_numbers(x: np.ndarray, type: str) -> np.ndarray:
-  return signed(x) if type[0] == "s" else x
+def _numbers(
+  block: blocks.Block, operands: Iterable[parsing.Operand], type: str
+) -> list[np.ndarray]:
+  """Returns integers of a type; a packed pair is two successive integers."""
+  element, is_pair, _ = type.partition("x2")
+  bits = parsing.bits_of(element)
+  dtype = np.dtype(f"{'int' if type[0] == 's' else 'uint'}{bits}")
+  register_bits = 2 * bits if is_pair else bits
+  return [block.read(x, register_bits).view(dtype) for x in operands]
 
 
-def _two(
-  block: blocks.Block, instruction: parsing.Instruction
-) -> tuple[np.ndarray, np.ndarray]:
-  bits = bits_of(instruction.type)
-  _, x, y = instruction.operands
-  return block.read(x, bits), block.read(y, bits)
+def _elementwise(function: Callable[..., np.ndarray]) -> Handler:
+  """Returns a handler that applies a function to integers."""
+
+  def handler(block: blocks.Block, instruction: parsing.Instruction) -> None:
+    out, *operands = instruction.operands
+    found = function(*_numbers(block, operands, instruction.type))
+    block.write(out, found.view(f"u{found.nbytes // block.threads}"))
+
+  return handler
 
 
-def _add_sub(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  x, y = _two(block, instruction)
-  found = x + y if instruction.parts[0] == "add" else x - y
-  block.write(instruction.operands[0], found)
-
-
-def _product(x: np.ndarray, y: np.ndarray, part: str, type: str) -> np.ndarray:
-  """Computes mul.lo, mul.hi or mul.wide."""
+def _high_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
   bits = 8 * x.itemsize
-  if part == "lo":
-    return x * y
-  x, y = _as_numbers(x, type), _as_numbers(y, type)
-  if bits == 64:  # "hi"
-    high = [
-      (int(a) * int(b) >> bits) & blocks.all_bits(bits)
-      for a, b in zip(x, y, strict=True)
-    ]
+  if bits == 64:
+    ones = blocks.all_bits(bits)
+    high = [int(a) * int(b) >> bits & ones for a, b in zip(x, y, strict=True)]
     return np.array(high, np.uint64)
+  return (_wide_product(x, y) >> bits).astype(x.dtype)
+
+
+def _wide_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
   wide = np.dtype(f"{x.dtype.kind}{2 * x.itemsize}")
-  whole = unsigned(x.astype(wide) * y.astype(wide))
-  if part == "wide":
-    return whole
-  return (whole >> whole.dtype.type(bits)).astype(f"uint{bits}")
+  found: np.ndarray = x.astype(wide) * y.astype(wide)
+  return found
 
 
-def _mul(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  x, y = _two(block, instruction)
-  product = _product(x, y, instruction.parts[1], instruction.type)
-  block.write(instruction.operands[0], product)
+_PRODUCTS: Final[dict[str, Callable[..., np.ndarray]]] = {
+  "lo": np.multiply,
+  "hi": _high_product,
+  "wide": _wide_product,
+}
 
 
 def _mad(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  bits = bits_of(instruction.type)
-  out, first, second, third = instruction.operands
-  x, y = block.read(first, bits), block.read(second, bits)
-  product = _product(x, y, instruction.parts[1], instruction.type)
-  block.write(out, product + block.read(third, 8 * product.itemsize))
-
-
-def _min_max(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  x, y = (_as_numbers(a, instruction.type) for a in _two(block, instruction))
-  choose = np.minimum if instruction.parts[0] == "min" else np.maximum
-  block.write(instruction.operands[0], unsigned(choose(x, y)))
-
-
-def _packed_pair(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Computes add, min and max of pairs of 16-bit integers."""
-  out, first, second = instruction.operands
-  x, y = (
-    _as_numbers(block.read(operand, 32).view(np.uint16), instruction.type)
-    for operand in (first, second)
-  )
-  found = _PACKED[instruction.parts[0]](x, y)
-  block.write(out, unsigned(found).view(np.uint32))
-
-
-def _neg_abs(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  out, operand = instruction.operands
-  x = block.read(operand, bits_of(instruction.type))
-  negative = ~x + x.dtype.type(1)
-  if instruction.parts[0] == "abs":
-    negative = np.where(signed(x) < 0, negative, x)
-  block.write(out, negative)
+  out, *factors, addend = instruction.operands
+  x, y = _numbers(block, factors, instruction.type)
+  product = unsigned(_PRODUCTS[instruction.parts[1]](x, y))
+  block.write(out, product + block.read(addend, 8 * product.itemsize))
 
 
 def _logic(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes and, or and xor."""
-  out, first, second = instruction.operands
-  x, y = _two(block, instruction)
-  name, undefined = instruction.parts[0], None
+  out, *operands = instruction.operands
+  name, bits = instruction.parts[0], instruction.bits
+  x, y = (block.read(operand, bits) for operand in operands)
+  undefined = None
   if block.is_doubtful:
-    bits = bits_of(instruction.type)
-    x_unknown = block.undefined_bits(first, bits)
-    y_unknown = block.undefined_bits(second, bits)
+    x_unknown, y_unknown = (block.undefined_bits(o, bits) for o in operands)
     undefined = x_unknown | y_unknown
     if name == "and":
       # A defined zero in one operand makes the result a defined zero.
@@ -156,9 +116,8 @@ def _logic(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 def _not(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, operand = instruction.operands
-  bits = bits_of(instruction.type)
-  value = ~block.read(operand, bits)
-  block.write(out, value, block.undefined_bits(operand, bits))
+  value = ~block.read(operand, instruction.bits)
+  block.write(out, value, block.undefined_bits(operand, instruction.bits))
 
 
 def _shifted(x: np.ndarray, by: np.ndarray, name: str, type: str) -> np.ndarray:
@@ -174,12 +133,11 @@ def _shifted(x: np.ndarray, by: np.ndarray, name: str, type: str) -> np.ndarray:
 def _shift(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, operand, amount = instruction.operands
   name, type = instruction.parts[0], instruction.type
-  bits = bits_of(type)
-  x, by = block.read(operand, bits), block.read(amount, 32)
-  undefined = None
-  if block.is_doubtful and not block.undefined_bits(amount, 32).any():
-    undefined = _shifted(block.undefined_bits(operand, bits), by, name, type)
-  block.write(out, _shifted(x, by, name, type), undefined)
+
+  def shifted(x: np.ndarray, by: np.ndarray) -> np.ndarray:
+    return _shifted(x, by, name, type)
+
+  block.rearrange(out, shifted, [operand], instruction.bits, [amount])
 
 
 def _funnel(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -197,36 +155,40 @@ def _funnel(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, (found & np.uint64(0xFFFFFFFF)).astype(np.uint32))
 
 
+def _field(
+  place: np.ndarray, length: np.ndarray, bits: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first bit and the number of bits of a bit field."""
+  start, count = (np.minimum(x & 0xFF, bits) for x in (place, length))
+  return start.astype(np.uint32), count.astype(np.uint32)
+
+
 def _extract(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes bfe: extracts a bit field, and sign-extends it if it is signed."""
-  out, operand, place, length = instruction.operands
-  type = instruction.type
-  bits = bits_of(type)
-  x = block.read(operand, bits)
-  start = np.minimum(block.read(place, 32) & 0xFF, bits).astype(np.uint32)
-  count = np.minimum(block.read(length, 32) & 0xFF, bits).astype(np.uint32)
+  out, operand, *selectors = instruction.operands
+  type, bits = instruction.type, instruction.bits
 
-  def extracted(x: np.ndarray) -> np.ndarray:
+  def extracted(
+    x: np.ndarray, place: np.ndarray, length: np.ndarray
+  ) -> np.ndarray:
+    start, count = _field(place, length, bits)
+    if type[0] == "s" and ((start + count > bits) & block.active).any():
+      raise faults.NotModelled("bfe of signed bits beyond the register")
     # The field's highest bit is shifted to the sign bit, and back.
     field = _shifted(x, start, "shr", f"u{bits}")
     top = _shifted(field, bits - count, "shl", type)
     down = _shifted(top, bits - count, "shr", type)
     return np.where(count == 0, x.dtype.type(0), down)
 
-  if type[0] == "s" and ((start + count > bits) & block.active).any():
-    raise faults.NotModelled("bfe of signed bits beyond the register")
-  unknown = block.unknown(operand, bits)
-  block.write(
-    out, extracted(x), None if unknown is None else extracted(unknown)
-  )
+  block.rearrange(out, extracted, [operand], bits, selectors)
 
 
 def _insert(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes bfi: inserts the low bits of one word into another."""
-  out, source, into, place, length = instruction.operands
-  bits = bits_of(instruction.type)
-  start = np.minimum(block.read(place, 32) & 0xFF, bits).astype(np.uint32)
-  count = np.minimum(block.read(length, 32) & 0xFF, bits).astype(np.uint32)
+  out, source, into, *selectors = instruction.operands
+  bits = instruction.bits
+  place, length = (block.read(selector, 32) for selector in selectors)
+  start, count = _field(place, length, bits)
   x, y = block.read(source, bits), block.read(into, bits)
   ones = np.full_like(x, blocks.all_bits(bits))
   field = ones ^ _shifted(ones, count, "shl", "b")
@@ -249,16 +211,8 @@ def _permuted(low: np.ndarray, high: np.ndarray, by: np.ndarray) -> np.ndarray:
 def _permute(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if instruction.type != "b32":
     raise faults.NotModelled(f"{instruction.name}: a mode of prmt")
-  out, *operands = instruction.operands
-  low, high, by = (block.read(operand, 32) for operand in operands)
-  undefined = None
-  if block.is_doubtful and not block.undefined_bits(operands[2], 32).any():
-    undefined = _permuted(
-      block.undefined_bits(operands[0], 32),
-      block.undefined_bits(operands[1], 32),
-      by,
-    )
-  block.write(out, _permuted(low, high, by), undefined)
+  out, low, high, by = instruction.operands
+  block.rearrange(out, _permuted, [low, high], 32, [by])
 
 
 def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -278,7 +232,7 @@ def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _count(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes popc (counts ones) and clz (counts leading zeros)."""
   out, operand = instruction.operands
-  x = block.read(operand, bits_of(instruction.type))
+  x = block.read(operand, instruction.bits)
   planes = np.unpackbits(x[:, None].view(np.uint8), axis=1, bitorder="little")
   if instruction.parts[0] == "popc":
     found = planes.sum(axis=1)
@@ -293,39 +247,31 @@ def _count(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if len(instruction.parts) != 3:
     raise faults.NotModelled(f"{instruction.name}: a combining setp")
-  x, y = (_as_numbers(a, instruction.type) for a in _two(block, instruction))
-  found = _COMPARISONS[instruction.parts[1]](x, y)
-  block.write(instruction.operands[0], found)
+  out, *operands = instruction.operands
+  x, y = _numbers(block, operands, instruction.type)
+  block.write(out, _COMPARISONS[instruction.parts[1]](x, y))
 
 
-def select(block: blocks.Block, instruction: parsing.Instruction) -> None:
+def _select(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes selp of any type."""
   out, first, second, condition = instruction.operands
-  bits = bits_of(instruction.type)
   chosen = block.read_defined(condition, 1)
-  value = np.where(chosen, block.read(first, bits), block.read(second, bits))
-  undefined = None
-  if block.is_doubtful:
-    undefined = np.where(
-      chosen,
-      block.undefined_bits(first, bits),
-      block.undefined_bits(second, bits),
-    )
-  block.write(out, value, undefined)
+
+  def selected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.where(chosen, x, y)
+
+  block.rearrange(out, selected, [first, second], instruction.bits)
 
 
-PACKED_HANDLERS: Final[dict[str, Handler]] = dict.fromkeys(
-  _PACKED, _packed_pair
-)
 HANDLERS: Final[dict[str, Handler]] = {
-  "add": _add_sub,
-  "sub": _add_sub,
-  "mul": _mul,
+  "add": _elementwise(np.add),
+  "sub": _elementwise(np.subtract),
+  "min": _elementwise(np.minimum),
+  "max": _elementwise(np.maximum),
+  "neg": _elementwise(np.negative),
+  "abs": _elementwise(np.abs),
+  **{f"mul.{part}": _elementwise(f) for part, f in _PRODUCTS.items()},
   "mad": _mad,
-  "min": _min_max,
-  "max": _min_max,
-  "neg": _neg_abs,
-  "abs": _neg_abs,
   **dict.fromkeys(_LOGIC, _logic),
   "not": _not,
   "shl": _shift,
@@ -338,5 +284,5 @@ HANDLERS: Final[dict[str, Handler]] = {
   "popc": _count,
   "clz": _count,
   "setp": _setp,
-  "selp": select,
+  "selp": _select,
 }

@@ -125,18 +125,8 @@ def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, np.ones(block.threads, bool))
 
 
-_FORMS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, integers.Handler]] = {
   "mbarrier.init.shared::cta.b64": _init,
   "mbarrier.inval.shared::cta.b64": _invalidate,
   "mbarrier.try_wait.parity.shared::cta.b64": _wait,
 }
-
-
-def _mbarrier(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  handler = _FORMS.get(instruction.name)
-  if handler is None:
-    raise faults.NotModelled(instruction.name)
-  handler(block, instruction)
-
-
-HANDLERS: Final[dict[str, integers.Handler]] = {"mbarrier": _mbarrier}

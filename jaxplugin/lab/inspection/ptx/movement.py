@@ -8,6 +8,7 @@ ldmatrix, stmatrix".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -48,16 +49,14 @@ def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, address = instruction.operands[:2]
   space = _space(instruction)
   assert isinstance(address, parsing.Address)
+  bits = instruction.bits
   if space == "param":
     assert isinstance(address.base, parsing.Symbol)
-    value = block.parameters[address.base.name]
-    bits = integers.bits_of(instruction.type)
-    block.write(out, block.read(parsing.Immediate(value), bits))
+    value = parsing.Immediate(block.parameters[address.base.name])
+    block.write(out, block.read(value, bits))
     return
   registers = _registers(out)
-  bits = integers.bits_of(instruction.type)
-  width = bits // 8
-  size = width * len(registers)
+  size = bits // 8 * len(registers)
   addresses = block.addresses(address)[block.active]
   lanes = block.lanes()
   if space == "global":
@@ -65,9 +64,9 @@ def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
     block.counts["global bytes loaded"] += data.size
   else:
     data = block.shared.load(addresses, size, lanes, "ld.shared")
-  for place, register in enumerate(registers):
-    column = np.ascontiguousarray(data[:, width * place : width * (place + 1)])
-    part = column.view(f"uint{bits}")[:, 0]
+  for register, part in zip(
+    registers, data.view(f"u{bits // 8}").T, strict=True
+  ):
     if instruction.type[0] == "s":
       part = integers.signed(part).astype(np.int64).astype(np.uint64)
     whole = np.zeros(block.threads, part.dtype)
@@ -78,15 +77,14 @@ def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
   address, source = instruction.operands[:2]
   space = _space(instruction)
-  bits = integers.bits_of(instruction.type)
   lanes = block.lanes()
   addresses = block.addresses(address)[block.active]
-  columns = []
-  for register in _registers(source):
-    # Undefined bits must not be stored, even if no test compares them.
-    value = block.read_defined(register, bits)[block.active]
-    columns.append(value[:, None].view(np.uint8))
-  data = np.concatenate(columns, axis=1)
+  # Undefined bits must not be stored, even if no test compares them.
+  columns = [
+    block.read_defined(register, instruction.bits)[block.active]
+    for register in _registers(source)
+  ]
+  data = np.stack(columns, axis=1).view(np.uint8)
   if space == "global":
     block.global_memory.store(addresses, data, block.number)
     block.counts["global bytes stored"] += data.size
@@ -96,21 +94,13 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
     raise faults.NotModelled(f"{instruction.name}: a state space")
 
 
-def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes cp.async, commit_group, wait_group and wait_all.
+def _copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """Executes cp.async.
 
   A copy writes global bytes, or zeros, to shared memory. The emulator writes
   the bytes when threads wait for their group. Hardware may write the bytes
   earlier, so an access before the wait is a fault.
   """
-  if instruction.name == "cp.async.commit_group":
-    block.copies.append([])
-    return
-  if instruction.parts[2] in ("wait_group", "wait_all"):
-    _wait_for_copies(block, instruction)
-    return
-  if instruction.parts[2] not in ("ca", "cg"):
-    raise faults.NotModelled(instruction.name)
   to, source, size_operand, *rest = instruction.operands
   assert isinstance(size_operand, parsing.Immediate)
   size = size_operand.value
@@ -131,15 +121,22 @@ def copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.copies[-1].append((places, data[block.active], lanes))
 
 
+def _commit_copies(
+  block: blocks.Block, instruction: parsing.Instruction
+) -> None:
+  del instruction
+  block.copies.append([])
+
+
 def _wait_for_copies(
   block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
   """Executes wait_group n: waits until at most n groups are in flight."""
   if not block.all_active:
     raise faults.Divergence(f"{instruction.name}: taken by some threads alone")
+  left = 0
   if instruction.parts[2] == "wait_all":
     block.copies.append([])
-    left = 0
   else:
     (count,) = instruction.operands
     assert isinstance(count, parsing.Immediate)
@@ -149,82 +146,76 @@ def _wait_for_copies(
       block.shared.end_copy(places, data, lanes)
 
 
-def _matrices(instruction: parsing.Instruction) -> tuple[int, bool]:
-  """Returns the number of matrices, and whether each is transposed."""
+# The row of each lane's two elements of a matrix, and their columns.
+_ROW: Final = np.arange(blocks.WARP)[:, None] // 4
+_COLUMNS: Final = np.arange(blocks.WARP)[:, None] % 4 * 2 + np.arange(2)
+
+
+def _matrices(
+  block: blocks.Block,
+  instruction: parsing.Instruction,
+  address: parsing.Operand,
+  operand: parsing.Operand,
+) -> Iterator[tuple[parsing.Operand, np.ndarray]]:
+  """Yields the register and the row addresses of each matrix.
+
+  Lanes 8 j to 8 j + 7 of a warp have the row addresses of matrix j.
+  """
   if "m8n8" not in instruction.parts or instruction.type != "b16":
     raise faults.NotModelled(instruction.name)
   (count,) = (int(x[1]) for x in instruction.parts if x in ("x1", "x2", "x4"))
-  return count, "trans" in instruction.parts
+  found = block.addresses(address).reshape(-1, 4, _MATRIX_ROWS)
+  rows = found[block.warps(instruction)].swapaxes(0, 1)
+  for register, addresses in zip(
+    _registers(operand)[:count], rows, strict=False
+  ):
+    yield register, addresses.reshape(-1)
 
 
-def _matrix_rows(
-  block: blocks.Block, address: parsing.Operand, warps: np.ndarray
-) -> np.ndarray:
-  """Returns the row addresses of each of four matrices, [4, warps * 8]."""
-  found = block.addresses(address).reshape(-1, 4, _MATRIX_ROWS)[warps]
-  return found.swapaxes(0, 1).reshape(4, -1)
+def _row_actors(block: blocks.Block, warps: np.ndarray) -> np.ndarray:
+  return np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS)
 
 
-def _fragment_places() -> tuple[np.ndarray, np.ndarray]:
-  """Returns the row, and the first of two columns, that each lane loads."""
-  lane = np.arange(blocks.WARP)
-  return lane // 4, 2 * (lane % 4)
-
-
-def load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  """Executes ldmatrix, which loads matrices of 8 x 8 elements.
-
-  Lanes 8 j to 8 j + 7 have the row addresses of matrix j. Each lane of the warp
-  loads two elements of matrix j.
-  """
+def _load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """Executes ldmatrix, which loads matrices of 8 x 8 elements."""
   out, address = instruction.operands
-  count, transposed = _matrices(instruction)
   warps = block.warps(instruction)
-  rows = _matrix_rows(block, address, warps)
-  row, column = _fragment_places()
-  for pointed, register in zip(rows, _registers(out)[:count], strict=False):
-    data = block.shared.load(
-      pointed,
-      _MATRIX_ROW_BYTES,
-      np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS),
-      "ldmatrix",
-    )
+  actors = _row_actors(block, warps)
+  for register, rows in _matrices(block, instruction, address, out):
+    data = block.shared.load(rows, _MATRIX_ROW_BYTES, actors, "ldmatrix")
     elements = data.view(np.uint16).reshape(-1, _MATRIX_ROWS, _MATRIX_ROWS)
-    if transposed:
+    if "trans" in instruction.parts:
       elements = elements.swapaxes(1, 2)
-    low = elements[:, row, column].astype(np.uint32)
-    high = elements[:, row, column + 1].astype(np.uint32)
-    value = np.zeros((block.threads // blocks.WARP, blocks.WARP), np.uint32)
-    value[warps] = low | high << np.uint32(16)
-    block.write(register, value.reshape(-1))
+    value = np.zeros((block.threads // blocks.WARP, blocks.WARP, 2), np.uint16)
+    value[warps] = elements[:, _ROW, _COLUMNS]
+    block.write(register, value.view(np.uint32).reshape(-1))
 
 
-def store_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
+def _store_matrix(
+  block: blocks.Block, instruction: parsing.Instruction
+) -> None:
   """Executes stmatrix, whose layout is that of ldmatrix."""
   address, source = instruction.operands
-  count, transposed = _matrices(instruction)
   warps = block.warps(instruction)
-  rows = _matrix_rows(block, address, warps)
-  row, column = _fragment_places()
-  for pointed, register in zip(rows, _registers(source)[:count], strict=False):
-    value = block.read_defined(register, 32).reshape(-1, blocks.WARP)[warps]
+  actors = _row_actors(block, warps)
+  for register, rows in _matrices(block, instruction, address, source):
+    value = block.read_defined(register, 32).view(np.uint16)
     elements = np.zeros((len(warps), _MATRIX_ROWS, _MATRIX_ROWS), np.uint16)
-    elements[:, row, column] = value.astype(np.uint16)
-    elements[:, row, column + 1] = (value >> np.uint32(16)).astype(np.uint16)
-    if transposed:
+    elements[:, _ROW, _COLUMNS] = value.reshape(-1, blocks.WARP, 2)[warps]
+    if "trans" in instruction.parts:
       elements = np.ascontiguousarray(elements.swapaxes(1, 2))
-    block.shared.store(
-      pointed,
-      elements.reshape(-1, _MATRIX_ROWS).view(np.uint8),
-      np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS),
-      "stmatrix",
-    )
+    data = elements.reshape(-1, _MATRIX_ROWS).view(np.uint8)
+    block.shared.store(rows, data, actors, "stmatrix")
 
 
 HANDLERS: Final[dict[str, integers.Handler]] = {
   "ld": _load,
   "st": _store,
-  "cp": copy_async,
-  "ldmatrix": load_matrix,
-  "stmatrix": store_matrix,
+  "cp.async.ca": _copy_async,
+  "cp.async.cg": _copy_async,
+  "cp.async.commit_group": _commit_copies,
+  "cp.async.wait_group": _wait_for_copies,
+  "cp.async.wait_all": _wait_for_copies,
+  "ldmatrix": _load_matrix,
+  "stmatrix": _store_matrix,
 }

@@ -31,8 +31,10 @@ _PARAMETER: Final = re.compile(r"\.param\s+\.(\w+)\b[^,]*?([\w$]+)\s*(?:,|$)")
 _SHARED: Final = re.compile(
   r"\.extern\s+\.shared\b[^;]*?([\w$]+)\s*\[\s*\]\s*;"
 )
-_LABEL: Final = re.compile(r"([\w$%]+):(?!:)")
-_LINE_DIRECTIVE: Final = re.compile(r"\.loc\b[^\n]*")
+_STATEMENT: Final = re.compile(
+  r"\s*([{}]|\.loc\b[^\n]*|(?P<label>[\w$%]+):(?!:)|(?P<text>[^;]*);)"
+)
+_COMMA: Final = re.compile(r",(?![^{\[]*[}\]])")  # outside of braces
 _GUARD: Final = re.compile(r"@(!?)\s*([\w$%]+)\s+")
 _REG: Final = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
 _FAMILY: Final = re.compile(r"([\w$%]+)<\d+>")
@@ -40,6 +42,13 @@ _ADDRESS: Final = re.compile(r"([\w$%]+)\s*(?:\+\s*(-?\w+))?")
 _INTEGER: Final = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?")
 _FLOAT_BITS: Final = re.compile(r"0[fFdD]([0-9a-fA-F]{8}(?:[0-9a-fA-F]{8})?)")
 _NUMBERED: Final = re.compile(r"\d+$")
+
+
+def bits_of(type: str) -> int:
+  """Returns the number of bits of a register with a PTX type."""
+  if type not in REGISTER_BITS:
+    raise faults.NotModelled(f"an instruction of type {type}")
+  return REGISTER_BITS[type]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +134,11 @@ class Instruction:
     """The last part of the name, usually a type: "s32", "bf16x2"."""
     return self.parts[-1]
 
+  @property
+  def bits(self) -> int:
+    """The bits of a register of the instruction's type."""
+    return bits_of(self.type)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
@@ -166,8 +180,8 @@ def parse(ptx: str) -> Kernel:
       f"{entry[1]}: needs .reqntid of one dimension, has {entry[3].strip()!r}"
     )
   shared = _SHARED.search(text)
-  reader = _Reader(text, entry.end(), None if shared is None else shared[1])
-  reader.read()
+  reader = _Reader()
+  reader.read(text, entry.end())
   return Kernel(
     name=entry[1],
     parameters=tuple(
@@ -183,53 +197,46 @@ def parse(ptx: str) -> Kernel:
 class _Reader:
   """Reads statements up to the brace that ends the entry's body."""
 
-  def __init__(self, text: str, start: int, shared: str | None):
+  def __init__(self) -> None:
     self.instructions: list[Instruction] = []
     self.labels: dict[str, int] = {}
-    self._text = text
-    self._place = start
-    self._line = text.count("\n", 0, start) + 1
-    self._shared = shared
     self._families: dict[str, int] = {}
+    # Registers of the enclosing scopes, and suffixes of their labels.
     self._scopes: list[dict[str, Register]] = [{}]
-    self._scope_names = [""]  # label suffixes of the enclosing scopes
+    self._suffixes = [""]
     self._scope_count = 0
     self._branches: list[tuple[int, tuple[str, ...]]] = []
 
-  def read(self) -> None:
-    while True:
-      self._skip(re.compile(r"\s*"))
-      character = self._text[self._place : self._place + 1]
-      if character == "{":
-        self._scopes.append({})
-        self._scope_count += 1
-        self._scope_names.append(f"@{self._scope_count}")
-        self._place += 1
-      elif character == "}":
-        self._scopes.pop()
-        self._scope_names.pop()
-        self._place += 1
-        if not self._scopes:
-          self._resolve()
-          return
-      elif character == "":
+  def read(self, text: str, place: int) -> None:
+    line = text.count("\n", 0, place) + 1
+    while self._scopes:
+      found = _STATEMENT.match(text, place)
+      if found is None:
         raise faults.NotModelled("PTX ends within the kernel's body")
-      elif _LINE_DIRECTIVE.match(self._text, self._place):
-        self._skip(_LINE_DIRECTIVE)
-      elif label := _LABEL.match(self._text, self._place):
-        name = f"{label[1]}{self._scope_names[-1]}"
+      line += text.count("\n", place, found.start(1))
+      if found[1] == "{":
+        self._scope_count += 1
+        self._scopes.append({})
+        self._suffixes.append(f"@{self._scope_count}")
+      elif found[1] == "}":
+        self._scopes.pop()
+        self._suffixes.pop()
+      elif found["label"]:
+        name = f"{found['label']}{self._suffixes[-1]}"
         self.labels[name] = len(self.instructions)
-        self._place = label.end()
-      else:
-        self._statement()
+      elif found["text"]:
+        self._statement(" ".join(found["text"].split()), line)
+      line += found[1].count("\n")
+      place = found.end()
+    self._resolve()
 
   def _resolve(self) -> None:
     """Resolves the labels of branches, from the innermost scope outwards."""
-    for place, scopes in self._branches:
+    for place, suffixes in self._branches:
       branch = self.instructions[place]
       (target,) = branch.operands
       assert isinstance(target, Symbol), branch.text
-      names = [f"{target.name}{scope}" for scope in reversed(scopes)]
+      names = [f"{target.name}{suffix}" for suffix in reversed(suffixes)]
       found = next((name for name in names if name in self.labels), None)
       if found is None:
         raise faults.NotModelled(f"line {branch.line}: {branch.text}: no label")
@@ -237,27 +244,12 @@ class _Reader:
         branch, operands=(Symbol(found),)
       )
 
-  def _skip(self, pattern: re.Pattern[str]) -> None:
-    found = pattern.match(self._text, self._place)
-    assert found is not None
-    self._line += found[0].count("\n")
-    self._place = found.end()
-
-  def _statement(self) -> None:
-    end = self._text.find(";", self._place)
-    if end < 0:
-      raise faults.NotModelled("PTX ends within a statement")
-    line, whole = self._line, self._text[self._place : end]
-    self._line += whole.count("\n")
-    self._place = end + 1
-    text = " ".join(whole.split())
+  def _statement(self, text: str, line: int) -> None:
     if text.startswith(".reg"):
       self._declare(text)
-    elif text.startswith(".pragma"):
-      return
-    elif text.startswith("."):
+    elif text.startswith(".") and not text.startswith(".pragma"):
       raise faults.NotModelled(f"line {line}: {text}")
-    elif text:
+    elif text and text[0] != ".":
       self._instruction(text, line)
 
   def _declare(self, text: str) -> None:
@@ -282,8 +274,8 @@ class _Reader:
       rest = rest[found.end() :]
     name, _, operands = rest.partition(" ")
     if name.partition(".")[0] == "bra":
-      scopes = tuple(self._scope_names)
-      self._branches.append((len(self.instructions), scopes))
+      suffixes = tuple(self._suffixes)
+      self._branches.append((len(self.instructions), suffixes))
     self.instructions.append(
       Instruction(
         # "kind::mxf4" is one part.
@@ -335,14 +327,5 @@ class _Reader:
 
 def _split(text: str) -> list[str]:
   """Splits operands at commas outside of braces and brackets."""
-  items, depth, start = [], 0, 0
-  for place, character in enumerate(text):
-    if character in "{[":
-      depth += 1
-    elif character in "}]":
-      depth -= 1
-    elif character == "," and depth == 0:
-      items.append(text[start:place])
-      start = place + 1
-  items.append(text[start:])
-  return [item.strip() for item in items if item.strip()]
+  items = (item.strip() for item in _COMMA.split(text))
+  return [item for item in items if item]

@@ -45,6 +45,13 @@ _SCALES: Final = {
 }
 # k of the instruction, by the bits of an element.
 _K: Final = {16: 16, 8: 32, 4: 64}
+# The shape and the type of sums, by element type, without block scales.
+_PLAIN: Final = {
+  "bf16": ("m16n8k16", "f32"),
+  "f16": ("m16n8k16", "f32"),
+  "e4m3": ("m16n8k32", "f32"),
+  "s8": ("m16n8k32", "s32"),
+}
 
 
 def element_bits(type: str) -> int:
@@ -128,27 +135,58 @@ def int32_sum(sums: np.ndarray) -> np.ndarray:
   return sums.astype(np.int32)
 
 
-def _add_and_write(
-  block: blocks.Block,
-  out: parsing.Operand,
-  products: np.ndarray,
-  sums: np.ndarray,
-  *,
-  is_integer: bool = False,
-) -> None:
-  """Adds f64[warps, 16, 8] to the accumulators, and truncates to f32.
+def _places(count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the row and column of accumulators, int[32, count].
 
-  If `is_integer`, the accumulators are int32.
+  Four registers of a lane belong to an accumulator of 16 rows and 8 columns.
+  More registers belong to further columns.
   """
-  dtype = np.int32 if is_integer else np.float32
-  to_register = int32_sum if is_integer else rounding.truncated_single
-  for place, register in enumerate(registers(out)):
-    row = GROUP + _N * (place // 2)
-    column = 2 * PLACE + place % 2
-    old = sums[:, :, place].view(dtype).astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-      total = to_register(products[:, row, column] + old)
-    block.write(register, total.view(np.uint32).reshape(-1))
+  register = np.arange(count)
+  row = GROUP[:, None] + _N * (register // 2 % 2)
+  column = 2 * PLACE[:, None] + register % 2 + _N * (register // 4)
+  return row, column
+
+
+def accumulators(
+  block: blocks.Block, operand: parsing.Operand, type: str
+) -> np.ndarray:
+  """Returns f64[warps, 16, columns], sums of products of a PTX type."""
+  found = words(block, operand).view(np.int32 if type == "s8" else np.float32)
+  count = found.shape[2]
+  sums = np.empty((len(found), _M, 2 * count))
+  sums[:, *_places(count)] = found
+  return sums
+
+
+def write_accumulators(
+  block: blocks.Block, operand: parsing.Operand, sums: np.ndarray
+) -> None:
+  """Writes f32 or int32[warps, 16, columns]."""
+  outs = registers(operand)
+  found = sums.view(np.uint32)[:, *_places(len(outs))]
+  for place, register in enumerate(outs):
+    block.write(register, found[:, :, place].reshape(-1))
+
+
+def multiply(
+  a: np.ndarray, b: np.ndarray, sums: np.ndarray, type: str
+) -> np.ndarray:
+  """Returns a @ b.T + sums as f32, or as int32 for type s8.
+
+  Args:
+    a: f64[..., m, k].
+    b: f64[..., n, k].
+    sums: f64[..., m, n].
+    type: the PTX element type, without block scales.
+  """
+  with np.errstate(invalid="ignore", over="ignore"):
+    if type == "e4m3":
+      total = fp8_sum(a[..., :, None, :] * b[..., None, :, :], sums)
+    else:
+      total = a @ b.swapaxes(-1, -2) + sums
+    if type == "s8":
+      return int32_sum(total)
+    return rounding.truncated_single(total)
 
 
 def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -160,48 +198,19 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if "block_scale" in parts:
     _multiply_scaled(block, instruction)
     return
-  is_fp8 = parts[3] == "m16n8k32" and parts[7:9] == ("e4m3", "e4m3")
-  # Types follow .satfinite, which has no effect: see `int32_sum`.
-  is_integer = parts[3] == "m16n8k32" and parts[-4:] == (
-    "s32",
-    "s8",
-    "s8",
-    "s32",
-  )
-  if not is_integer and (
-    (parts[3] != "m16n8k16" and not is_fp8)
-    or parts[6] != "f32"
-    or parts[9:] != ("f32",)
+  out_type, type, rhs_type, sum_type = parts[-4:]
+  # .satfinite has no effect: see `int32_sum`.
+  if (
+    _PLAIN.get(type) != (parts[3], sum_type)
+    or (rhs_type, out_type) != (type, sum_type)
+    or parts[6:-4] not in ((), ("satfinite",))
   ):
     raise faults.NotModelled(instruction.name)
   out, left, right, sums = instruction.operands
-  a = fragment(words(block, left), parts[-3])
-  b = fragment(words(block, right), parts[-2])
-  if is_fp8:
-    _add_fp8_and_write(block, out, a[:, :, None] * b[:, None], sums)
-    return
-  with np.errstate(invalid="ignore", over="ignore"):
-    products = a @ b.swapaxes(1, 2)
-  _add_and_write(
-    block, out, products, words(block, sums), is_integer=is_integer
-  )
-
-
-def _add_fp8_and_write(
-  block: blocks.Block,
-  out: parsing.Operand,
-  products: np.ndarray,
-  sums: parsing.Operand,
-) -> None:
-  """Adds f64[warps, 16, 8, k] to the accumulators with `fp8_sum`."""
-  old_words = words(block, sums)
-  for place, register in enumerate(registers(out)):
-    row = GROUP + _N * (place // 2)
-    column = 2 * PLACE + place % 2
-    old = old_words[:, :, place].view(np.float32).astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-      total = fp8_sum(products[:, row, column], old).astype(np.float32)
-    block.write(register, total.view(np.uint32).reshape(-1))
+  a = fragment(words(block, left), type)
+  b = fragment(words(block, right), type)
+  total = multiply(a, b, accumulators(block, sums, type), type)
+  write_accumulators(block, out, total)
 
 
 def _multiply_scaled(
@@ -222,20 +231,20 @@ def _multiply_scaled(
   ):
     raise faults.NotModelled(instruction.name)
   out, left, right, sums, *scales = instruction.operands
-  left_scale, right_scale = (
-    _scale(block, scales[2 * side], scales[2 * side + 1], rows, blocks_of_k)
-    for side, rows in enumerate((_M, _N))
-  )
-  a = fragment(words(block, left), left_type)
-  b = fragment(words(block, right), right_type)
-  per_scale = a.shape[2] // blocks_of_k
-  with np.errstate(invalid="ignore", over="ignore"):
-    a = a * np.repeat(decoded_scales(left_scale, scale_type), per_scale, axis=2)
-    b = b * np.repeat(
-      decoded_scales(right_scale, scale_type), per_scale, axis=2
-    )
-    products = a @ b.swapaxes(1, 2)
-  _add_and_write(block, out, products, words(block, sums))
+  sides = []
+  for operand, type, scale, selector, rows in (
+    (left, left_type, scales[0], scales[1], _M),
+    (right, right_type, scales[2], scales[3], _N),
+  ):
+    codes = _scale(block, scale, selector, rows, blocks_of_k)
+    values = fragment(words(block, operand), type)
+    factors = decoded_scales(codes, scale_type)
+    with np.errstate(invalid="ignore", over="ignore"):
+      per_scale = values.shape[2] // blocks_of_k
+      sides.append(values * np.repeat(factors, per_scale, axis=2))
+  a, b = sides
+  total = multiply(a, b, accumulators(block, sums, "f32"), "f32")
+  write_accumulators(block, out, total)
 
 
 def decoded_scales(codes: np.ndarray, type: str) -> np.ndarray:

@@ -89,17 +89,3 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
   wrong = np.isfinite(total) & (dropped != 0) & ((bits & 1) == 0)
   toward = np.where(dropped > 0, np.inf, -np.inf)
   return np.where(wrong, np.nextafter(total, toward), total)
-
-
-def halves(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the low and the high half of each register."""
-  width = 4 * bits.itemsize
-  half = np.dtype(f"uint{width}")
-  return bits.astype(half), (bits >> bits.dtype.type(width)).astype(half)
-
-
-def joined(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-  """Returns registers from their halves, the inverse of `halves`."""
-  width = 8 * low.itemsize
-  whole = np.dtype(f"uint{2 * width}")
-  return low.astype(whole) | high.astype(whole) << whole.type(width)

@@ -29,6 +29,30 @@ _BANKS: Final = 32
 _WORD: Final = 4  # bytes
 
 
+class _Accesses:
+  """The last read, or the last write, of each byte.
+
+  Attributes:
+    actor, warp: the actor and its warp, or `_SEVERAL`.
+    time: the time of the access.
+  """
+
+  def __init__(self, size: int):
+    self.actor = np.full(size, _NOBODY, np.int32)
+    self.warp = np.full(size, _NOBODY, np.int32)
+    self.time = np.full(size, _NEVER, np.int64)
+
+  def record(
+    self, places: np.ndarray, actors: np.ndarray, warps: np.ndarray, time: int
+  ) -> None:
+    for who, given in ((self.actor, actors), (self.warp, warps)):
+      who[places] = given
+      others = who[places] != given
+      if others.any():  # several actors access a byte
+        who[places[others]] = _SEVERAL
+    self.time[places] = time
+
+
 class SharedMemory:
   """A memory of `size` bytes, all initially unwritten."""
 
@@ -45,12 +69,7 @@ class SharedMemory:
     self._block_barrier = 0
     self._warp_barriers = np.zeros(warps, np.int64)
     self._written = np.zeros(size, bool)
-    self._writer = np.full(size, _NOBODY, np.int32)
-    self._writer_warp = np.full(size, _NOBODY, np.int32)
-    self._write_time = np.full(size, _NEVER, np.int64)
-    self._reader = np.full(size, _NOBODY, np.int32)
-    self._reader_warp = np.full(size, _NOBODY, np.int32)
-    self._read_time = np.full(size, _NEVER, np.int64)
+    self._writes, self._reads = _Accesses(size), _Accesses(size)
     self._arriving = np.zeros(size, np.int32)  # number of cp.async in flight
     self._async_reads = np.zeros(size, np.int32)  # matmuls in flight
     self._unfenced = np.zeros(size, bool)
@@ -87,7 +106,8 @@ class SharedMemory:
     barrier.
     """
     self._unfenced &= ~(
-      np.isin(self._writer, actors) | (self._write_time < self._block_barrier)
+      np.isin(self._writes.actor, actors)
+      | (self._writes.time < self._block_barrier)
     )
 
   def load(
@@ -95,7 +115,7 @@ class SharedMemory:
   ) -> np.ndarray:
     """Loads uint8[accesses, size]. `kind` names the counter of wavefronts."""
     places = self._places(addresses, size, actors, kind)
-    self._read(places, np.repeat(actors, size).reshape(places.shape))
+    self._read(places, actors[:, None])
     return self._bytes[places]
 
   def store(
@@ -104,9 +124,8 @@ class SharedMemory:
     """Stores `data`, uint8[accesses, size]."""
     size = data.shape[1]
     places = self._places(addresses, size, actors, kind)
-    actor = np.repeat(actors, size).reshape(places.shape)
-    self._check_write(places, actor)
-    self._write(places, data, actor)
+    self._check_write(places, actors[:, None])
+    self._write(places, data, actors[:, None])
     if (self._bytes[places] != data).any():
       raise faults.Race("threads store different values to one byte")
 
@@ -115,7 +134,7 @@ class SharedMemory:
   ) -> np.ndarray:
     """Begins a cp.async; returns the byte indices, int64[threads, size]."""
     places = self._places(addresses, size, actors, "cp.async")
-    self._check_write(places, np.repeat(actors, size).reshape(places.shape))
+    self._check_write(places, actors[:, None])
     np.add.at(self._arriving, places, 1)
     return places
 
@@ -124,8 +143,7 @@ class SharedMemory:
   ) -> None:
     """Ends a cp.async. Other threads need a barrier before they read it."""
     np.subtract.at(self._arriving, places, 1)
-    actor = np.repeat(actors, places.shape[1]).reshape(places.shape)
-    self._write(places, data, actor)
+    self._write(places, data, actors[:, None])
 
   def begin_async_read(self, places: np.ndarray, who: str) -> np.ndarray:
     """Returns the bytes that a matmul reads through the async proxy.
@@ -145,7 +163,7 @@ class SharedMemory:
       raise faults.MissingFence(
         f"{who} reads what threads wrote without fence.proxy.async"
       )
-    if (self._write_time[places] >= self._block_barrier).any():
+    if (self._writes.time[places] >= self._block_barrier).any():
       raise faults.Race(f"{who} reads bytes written since the last barrier")
     unique = np.unique(places)
     self._async_reads[unique] += 1
@@ -161,34 +179,30 @@ class SharedMemory:
     self._async_reads[unique] -= 1
     if by_all:
       return
-    self._reader[unique] = _SEVERAL
-    self._reader_warp[unique] = _SEVERAL
-    self._read_time[unique] = self._clock
+    several = np.full(len(unique), _SEVERAL)
+    self._reads.record(unique, several, several, self._clock)
 
   def place_barrier(self, address: int, actors: np.ndarray) -> None:
     """Places an mbarrier. Loads and stores of its bytes are faults."""
-    places = self._barrier_places(address)
-    self.store(
-      np.array([address]), np.zeros((1, MBARRIER_BYTES), np.uint8), actors, ""
-    )
-    self._is_barrier[places] = True
+    self._store_barrier(address, actors)
+    self._is_barrier[self._barrier_places(address)] = True
 
   def use_barrier(self, address: int, actors: np.ndarray) -> None:
     """Records a use of an mbarrier, which must be ordered after its init."""
     places = self._barrier_places(address)
-    self._read(
-      np.broadcast_to(places, (len(actors), MBARRIER_BYTES)),
-      np.repeat(actors, MBARRIER_BYTES).reshape(-1, MBARRIER_BYTES),
-    )
+    shape = len(actors), MBARRIER_BYTES
+    self._read(np.broadcast_to(places, shape), actors[:, None])
 
   def remove_barrier(self, address: int, actors: np.ndarray) -> None:
     """Removes an mbarrier, and marks its bytes as unwritten."""
     places = self._barrier_places(address)
     self._is_barrier[places] = False
-    self.store(
-      np.array([address]), np.zeros((1, MBARRIER_BYTES), np.uint8), actors, ""
-    )
+    self._store_barrier(address, actors)
     self._written[places] = False
+
+  def _store_barrier(self, address: int, actors: np.ndarray) -> None:
+    zeros = np.zeros((1, MBARRIER_BYTES), np.uint8)
+    self.store(np.array([address]), zeros, actors, "")
 
   def _barrier_places(self, address: int) -> np.ndarray:
     if not 0 <= address <= len(self._bytes) - MBARRIER_BYTES:
@@ -221,37 +235,49 @@ class SharedMemory:
       self._counts[f"{kind} least wavefronts"] += least
     return places
 
-  def _before(
-    self, time: np.ndarray, warp: np.ndarray, now_warp: np.ndarray
+  def _is_before(
+    self, accesses: _Accesses, places: np.ndarray, warps: np.ndarray
   ) -> np.ndarray:
-    """Returns whether a barrier followed an access by `warp` at `time`."""
-    in_warp = (warp == now_warp) & (time < self._warp_barriers[now_warp])
-    return (time < self._block_barrier) | in_warp
+    """Returns whether a barrier followed the last access of each byte."""
+    time = accesses.time[places]
+    in_warp = accesses.warp[places] == warps
+    in_warp &= time < self._warp_barriers[warps]
+    found: np.ndarray = (time < self._block_barrier) | in_warp
+    return found
+
+  def _check_order(
+    self,
+    before: str,
+    accesses: _Accesses,
+    now: str,
+    places: np.ndarray,
+    actors: np.ndarray,
+  ) -> None:
+    """Raises Race unless accesses are ordered after the last accesses."""
+    ordered = accesses.actor[places] == actors
+    ordered |= self._is_before(accesses, places, self._warp_of[actors])
+    if not ordered.all():
+      raise faults.Race(
+        f"{now} of byte {int(places[~ordered][0])} of shared memory, which"
+        f" another thread has {before} since the last barrier"
+      )
 
   def _read(self, places: np.ndarray, actors: np.ndarray) -> None:
+    """Records reads of bytes [accesses, size] by actors [accesses, 1]."""
     if self._arriving[places].any():
       raise faults.InFlight("read of shared bytes that a cp.async still writes")
     if not self._written[places].all():
       raise faults.Undefined("read of shared bytes that nothing has written")
-    warps = self._warp_of[actors]
-    writer = self._writer[places]
-    ordered = (writer == actors) | self._before(
-      self._write_time[places], self._writer_warp[places], warps
-    )
-    if not ordered.all():
-      self._raise_race("read", "written", places, ordered)
-    reader, reader_warp = self._reader[places], self._reader_warp[places]
-    time = self._read_time[places]
-    old = self._before(time, reader_warp, warps)
-    self._note(
-      self._reader, places, np.where(old | (reader == actors), actors, _SEVERAL)
-    )
-    self._note(
-      self._reader_warp,
+    self._check_order("written", self._writes, "read", places, actors)
+    warps, last = self._warp_of[actors], self._reads
+    is_old = self._is_before(last, places, warps)
+    is_same, in_warp = last.actor[places] == actors, last.warp[places] == warps
+    last.record(
       places,
-      np.where(old | (reader_warp == warps), warps, _SEVERAL),
+      np.where(is_old | is_same, actors, _SEVERAL),
+      np.where(is_old | in_warp, warps, _SEVERAL),
+      self._clock,
     )
-    self._read_time[places] = self._clock
 
   def _check_write(self, places: np.ndarray, actors: np.ndarray) -> None:
     if self._arriving[places].any():
@@ -260,46 +286,16 @@ class SharedMemory:
       raise faults.InFlight(
         "write of bytes that a matrix product in flight reads"
       )
-    warps = self._warp_of[actors]
-    reader = self._reader[places]
-    ordered = (reader == actors) | self._before(
-      self._read_time[places], self._reader_warp[places], warps
-    )
-    if not ordered.all():
-      self._raise_race("write", "read", places, ordered)
-    writer = self._writer[places]
-    ordered = (writer == actors) | self._before(
-      self._write_time[places], self._writer_warp[places], warps
-    )
-    if not ordered.all():
-      self._raise_race("write", "written", places, ordered)
+    self._check_order("read", self._reads, "write", places, actors)
+    self._check_order("written", self._writes, "write", places, actors)
 
   def _write(
     self, places: np.ndarray, data: np.ndarray, actors: np.ndarray
   ) -> None:
     self._bytes[places] = data
     self._written[places] = True
-    self._note(self._writer, places, actors)
-    self._note(self._writer_warp, places, self._warp_of[actors])
-    self._write_time[places] = self._clock
+    self._writes.record(places, actors, self._warp_of[actors], self._clock)
     self._unfenced[places] = True
-
-  def _note(
-    self, who: np.ndarray, places: np.ndarray, actors: np.ndarray
-  ) -> None:
-    """Sets the actor of each byte, or `_SEVERAL` if actors share a byte."""
-    who[places] = actors
-    others = who[places] != actors
-    if others.any():
-      who[places[others]] = _SEVERAL
-
-  def _raise_race(
-    self, now: str, before: str, places: np.ndarray, ordered: np.ndarray
-  ) -> None:
-    raise faults.Race(
-      f"{now} of byte {int(places[~ordered][0])} of shared memory, which"
-      f" another thread has {before} since the last barrier"
-    )
 
 
 def wavefronts(

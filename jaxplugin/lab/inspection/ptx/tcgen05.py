@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -47,7 +48,7 @@ def split(address: int) -> tuple[int, int]:
   return address >> 16, address & 0xFFFF
 
 
-def multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
+def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes tcgen05.mma, which each active thread issues."""
   _, _, group, kind, *scaling = instruction.parts
   if (
@@ -298,102 +299,89 @@ def _relinquish(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.tensor.relinquish()
 
 
-def _regions(
-  instruction: parsing.Instruction, warp: int, address: int, half: int | None
-) -> list[tuple[int, tensor_memory.Region]]:
-  """Returns the first lane of the warp and the cells of each access.
-
-  With shape 32x32b, each lane of the warp accesses one lane of tensor memory.
-  With shape 16x32bx2, lanes 0 to 15 of the warp access 16 lanes of tensor
-  memory. Lanes 16 to 31 access other columns of the same 16 lanes.
-  """
-  shape = _MOVED.fullmatch(instruction.name)
-  assert shape is not None
-  columns = int(shape[2])
-  lane, column = split(address)
-  quarter = tensor_memory.QUARTER * (warp % 4)
-  if half is None:
-    if lane != quarter:
-      raise faults.TensorMemory(
-        f"{instruction.name}: warp {warp} has lanes from {quarter}, not {lane}"
-      )
-    lanes = tuple(range(lane, lane + tensor_memory.QUARTER))
-    region = tensor_memory.Region(lanes=lanes, column=column, columns=columns)
-    return [(0, region)]
-  if lane not in (quarter, quarter + _HALF):
-    raise faults.TensorMemory(
-      f"{instruction.name}: warp {warp} has lanes from {quarter}, not {lane}"
-    )
-  lanes = tuple(range(lane, lane + _HALF))
-  return [
-    (
-      first,
-      tensor_memory.Region(lanes=lanes, column=column + more, columns=columns),
-    )
-    for first, more in ((0, 0), (_HALF, half))
-  ]
-
-
-def _moved(
+def _columns(
   instruction: parsing.Instruction,
+  operand: parsing.Operand,
   address: parsing.Operand,
-  rest: tuple[parsing.Operand, ...],
-) -> int | None:
-  """Returns the column offset of lanes 16 to 31; None for 32x32b."""
+  rest: Sequence[parsing.Operand],
+) -> tuple[tuple[parsing.Operand, ...], int | None]:
+  """Returns the registers, and the column offset of lanes 16 to 31.
+
+  The offset is None for shape 32x32b, in which each lane of the warp accesses
+  one lane of tensor memory.
+  """
   shape = _MOVED.fullmatch(instruction.name)
   if shape is None or not isinstance(address, parsing.Address):
     raise faults.NotModelled(instruction.name)
-  if shape[1] == "32x32b":
-    if rest:
-      raise faults.NotModelled(instruction.text)
-    return None
-  if len(rest) != 1 or not isinstance(rest[0], parsing.Immediate):
-    raise faults.NotModelled(instruction.text)
-  return rest[0].value
-
-
-def _items(
-  instruction: parsing.Instruction, operand: parsing.Operand
-) -> tuple[parsing.Operand, ...]:
-  shape = _MOVED.fullmatch(instruction.name)
-  assert shape is not None and isinstance(operand, parsing.OperandGroup)
+  assert isinstance(operand, parsing.OperandGroup)
   if len(operand.items) != int(shape[2]):
     raise faults.NotModelled(f"{instruction.name}: {len(operand.items)} items")
-  return operand.items
+  offsets = [x.value for x in rest if isinstance(x, parsing.Immediate)]
+  expected = 1 if shape[1] == "16x32bx2" else 0
+  if (len(rest), len(offsets)) != (expected, expected):
+    raise faults.NotModelled(instruction.text)
+  return operand.items, offsets[0] if offsets else None
+
+
+def _regions(
+  instruction: parsing.Instruction,
+  warp: int,
+  address: int,
+  columns: int,
+  offset: int | None,
+) -> list[tuple[slice, tensor_memory.Region]]:
+  """Returns the lanes of the warp, and the cells, of each access.
+
+  With shape 16x32bx2, lanes 0 to 15 of the warp access 16 lanes of tensor
+  memory. Lanes 16 to 31 access other columns of the same 16 lanes.
+  """
+  lane, column = split(address)
+  quarter = tensor_memory.QUARTER * (warp % 4)
+  if lane != quarter and (offset is None or lane != quarter + _HALF):
+    raise faults.TensorMemory(
+      f"{instruction.name}: warp {warp} has lanes from {quarter}, not {lane}"
+    )
+  count, offsets = (
+    (blocks.WARP, [0]) if offset is None else (_HALF, [0, offset])
+  )
+  return [
+    (
+      slice(count * part, count * (part + 1)),
+      tensor_memory.Region(
+        lanes=tuple(range(lane, lane + count)),
+        column=column + more,
+        columns=columns,
+      ),
+    )
+    for part, more in enumerate(offsets)
+  ]
 
 
 def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
   address, *rest, source = instruction.operands
-  half = _moved(instruction, address, tuple(rest))
-  columns = [block.read_defined(x, 32) for x in _items(instruction, source)]
-  words = np.stack(columns, axis=1).reshape(-1, blocks.WARP, len(columns))
+  items, offset = _columns(instruction, source, address, rest)
+  words = products.words(block, source)
   for warp, base in _of_warps(block, instruction, address):
-    regions = _regions(instruction, warp, base, half)
-    given = [
-      words[warp, first : first + len(region.lanes)]
-      for first, region in regions
-    ]
-    if half == 0:  # both halves access the same cells
-      if (given[0] != given[1]).any():
+    regions = _regions(instruction, warp, base, len(items), offset)
+    if offset == 0:  # both halves access the same cells
+      (lanes, _), (others, _) = regions
+      if (words[warp, lanes] != words[warp, others]).any():
         raise faults.Race("lanes store different values to one column")
       regions = regions[:1]
     elif len(regions) > 1 and regions[0][1].overlaps(regions[1][1]):
       raise faults.NotModelled(f"{instruction.text}: halves that overlap")
-    for (_, region), part in zip(regions, given, strict=False):
-      block.tensor.store(warp, region, part)
+    for lanes, region in regions:
+      block.tensor.store(warp, region, words[warp, lanes])
 
 
 def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, address, *rest = instruction.operands
-  half = _moved(instruction, address, tuple(rest))
-  items = _items(instruction, out)
-  words = np.zeros(
-    (block.threads // blocks.WARP, blocks.WARP, len(items)), np.uint32
-  )
+  items, offset = _columns(instruction, out, address, rest)
+  warps = block.threads // blocks.WARP
+  words = np.zeros((warps, blocks.WARP, len(items)), np.uint32)
   for warp, base in _of_warps(block, instruction, address):
-    for first, region in _regions(instruction, warp, base, half):
-      last = first + len(region.lanes)
-      words[warp, first:last] = block.tensor.load(warp, region)
+    for lanes, region in _regions(instruction, warp, base, len(items), offset):
+      words[warp, lanes] = block.tensor.load(warp, region)
   for place, register in enumerate(items):
     block.write(register, words[:, :, place].reshape(-1))
 
@@ -419,7 +407,7 @@ def _commit(block: blocks.Block, instruction: parsing.Instruction) -> None:
     )
 
 
-_FORMS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, integers.Handler]] = {
   "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32": _allocate,
   "tcgen05.dealloc.cta_group::1.sync.aligned.b32": _deallocate,
   "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned": _relinquish,
@@ -428,19 +416,7 @@ _FORMS: Final[dict[str, integers.Handler]] = {
   "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64": (
     _commit
   ),
+  "tcgen05.ld": _load,
+  "tcgen05.st": _store,
+  "tcgen05.mma": _multiply,
 }
-_FAMILIES: Final[dict[str, integers.Handler]] = {
-  "ld": _load,
-  "st": _store,
-  "mma": multiply,
-}
-
-
-def _tcgen05(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  handler = _FORMS.get(instruction.name) or _FAMILIES.get(instruction.parts[1])
-  if handler is None:
-    raise faults.NotModelled(instruction.name)
-  handler(block, instruction)
-
-
-HANDLERS: Final[dict[str, integers.Handler]] = {"tcgen05": _tcgen05}

@@ -132,6 +132,42 @@ class TensorMemoryTest(parameterized.TestCase):
         END.replace("64", "512"))  # fmt: skip
 
 
+def swizzled(width, byte):
+  """Rows of `width` bytes: 16-byte units change places in 128-byte lines."""
+
+  def place(n, k):
+    return byte(n, k) ^ byte(n, k) // 128 % (width // 16) * 16
+
+  return place
+
+
+# A descriptor, whether k is minor, and the byte of row n and k.
+PLACES = {
+  "core matrices": (
+    K_MINOR_DESCRIPTOR, True,
+    lambda n, k: n // 8 * 256 + k // 8 * 128 + n % 8 * 16 + k % 8 * 2,
+  ),
+  **{
+    f"swizzled rows of {width} bytes": (
+      1 << 46 | mode << 61 | 8 * width >> 4 << 32, True,
+      swizzled(width, lambda n, k, width=width: n * width + 2 * k),
+    )
+    for mode, width in ((6, 32), (4, 64), (2, 128))
+  },
+  # 32-byte lines of 16 rows, 8 k one after another, then the next 8.
+  "rows that are minor": (
+    1 << 46 | 6 << 61 | 256 >> 4 << 32, False,
+    swizzled(32, lambda n, k: 32 * k + 2 * n),
+  ),
+  # Core matrices of 8 k, each 8 rows: 128 bytes to the next rows, 512 to the
+  # next k.
+  "rows that are minor without swizzling": (
+    1 << 46 | 512 >> 4 << 16 | 128 >> 4 << 32, False,
+    lambda n, k: n // 8 * 128 + k // 8 * 512 + k % 8 * 16 + n % 8 * 2,
+  ),
+}  # fmt: skip
+
+
 class ProductTest(parameterized.TestCase):
   """bf16 products whose right operand is in shared memory."""
 
@@ -157,59 +193,23 @@ class ProductTest(parameterized.TestCase):
       [[flat[place(n, k) // 2] for k in range(16)] for n in range(16)]
     )
 
-  def test_core_matrices_without_swizzling(self):
-    found, lhs, flat = self.product()
-    rhs = self.rhs(
-      flat, lambda n, k: n // 8 * 256 + k // 8 * 128 + n % 8 * 16 + k % 8 * 2
-    )
-    np.testing.assert_allclose(found, lhs @ rhs.T, rtol=1e-6, atol=1e-5)
-
-  @parameterized.parameters((6, 32), (4, 64), (2, 128))
-  def test_swizzled_rows(self, mode, width):
-    # 8 rows of `width` bytes; 16-byte units change places in 128-byte lines.
-    descriptor = 1 << 46 | mode << 61 | 8 * width >> 4 << 32
-    found, lhs, flat = self.product(descriptor=descriptor)
-
-    def place(n, k):
-      byte = n * width + 2 * k
-      return byte ^ byte // 128 % (width // 16) * 16
-
+  @parameterized.parameters(*PLACES)
+  def test_operand_lies_at(self, name):
+    descriptor, k_is_minor, place = PLACES[name]
+    more = 0 if k_is_minor else 1 << 16
+    found, lhs, flat = self.product(descriptor=descriptor, more=more)
     np.testing.assert_allclose(
       found, lhs @ self.rhs(flat, place).T, rtol=1e-6, atol=1e-5
     )
-
-  def test_rows_that_are_minor(self):
-    # 32-byte lines of 16 rows, 8 k one after another, then the next 8.
-    descriptor = 1 << 46 | 6 << 61 | 256 >> 4 << 32
-    found, lhs, flat = self.product(descriptor=descriptor, more=1 << 16)
-
-    def place(n, k):
-      byte = 32 * k + 2 * n
-      return byte ^ byte // 128 % 2 * 16
-
-    np.testing.assert_allclose(
-      found, lhs @ self.rhs(flat, place).T, rtol=1e-6, atol=1e-5
-    )
-
-  def test_rows_that_are_minor_without_swizzling(self):
-    # Core matrices of 8 k, each 8 rows: 128 bytes to the next rows, 512 to
-    # the next k.
-    descriptor = 1 << 46 | 512 >> 4 << 16 | 128 >> 4 << 32
-    found, lhs, flat = self.product(descriptor=descriptor, more=1 << 16)
-    rhs = self.rhs(
-      flat, lambda n, k: n // 8 * 128 + k // 8 * 512 + k % 8 * 16 + n % 8 * 2
-    )
-    np.testing.assert_allclose(found, lhs @ rhs.T, rtol=1e-6, atol=1e-5)
 
   def test_half_of_the_lanes(self):
     # m = 64: 16 rows in the first 16 of each 32 lanes.
     found, lhs, flat = self.product(m=64)
-    rhs = self.rhs(
-      flat, lambda n, k: n // 8 * 256 + k // 8 * 128 + n % 8 * 16 + k % 8 * 2
-    )
+    *_, place = PLACES["core matrices"]
     rows = np.arange(THREADS) % 32 < 16
+    expected = lhs @ self.rhs(flat, place).T
     np.testing.assert_allclose(
-      found[rows], (lhs @ rhs.T)[rows], rtol=1e-6, atol=1e-5
+      found[rows], expected[rows], rtol=1e-6, atol=1e-5
     )
     np.testing.assert_array_equal(found[~rows], found[rows])
 

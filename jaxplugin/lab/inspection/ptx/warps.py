@@ -82,11 +82,8 @@ def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
   }[mode]
   valid = (wanted >= 0) & (wanted < blocks.WARP)
   place = block.thread - lane + np.where(valid, wanted, lane)
-  value = block.read(source, 32)
-  unknown = block.unknown(source, 32)
-  undefined = None if unknown is None else unknown[place]
   results = out.items if isinstance(out, parsing.OperandGroup) else (out,)
-  block.write(results[0], value[place], undefined)
+  block.rearrange(results[0], lambda x: x[place], [source], 32)
   for predicate in results[1:]:
     block.write(predicate, valid)
 
