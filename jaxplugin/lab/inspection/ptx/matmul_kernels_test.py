@@ -7,12 +7,15 @@ undefined, and using one is a fault; so are races and missing fences.
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
@@ -24,6 +27,9 @@ pytestmark = pytest.mark.lab
 # Neither m nor n is a multiple of a tile, nor k of one's k; several steps.
 SMALL = {"m": 5, "n": 72, "k": 544}
 MIDDLE = {"m": 70, "n": 136, "k": 160}
+# Sizes of sm_100's kernels, and of those with the conversion of FP4.
+SHORT = {"m": 5, "n": 72, "k": 288}
+WIDE = {"m": 70, "n": 72, "k": 288}
 CASES = (
   ("sm_80", "bf16", "nvfp4", SMALL, {}),
   ("sm_80", "bf16", "mxfp4", SMALL, {"interleaved": True}),
@@ -50,8 +56,34 @@ CASES = (
   ("sm_90", "int8_f32_544", "int8_f32_32", SMALL, {}),
   ("sm_90", "bf16", "int4_bf16_128", SMALL, {}),
   ("sm_90", "bf16", "int8_q6_e8m0_32", SMALL, {}),
+  ("sm_100", "mxfp8", "mxfp8", WIDE, {}),
+  ("sm_100", "mxfp8", "mxfp4", SHORT, {}),
+  ("sm_100", "mxfp4", "mxfp4", SHORT, {}),
+  ("sm_100", "nvfp4", "nvfp4", WIDE, {}),
+  ("sm_100", "bf16", "nvfp4", SHORT, {}),
+  ("sm_100", "bf16", "mxfp4", WIDE, {}),
+  ("sm_100", "f16", "nvfp4", SHORT, {}),
+  ("sm_100", "e4m3_f32_128", "e4m3_f32_128", WIDE, {}),
+  ("sm_100", "bf16", "int4_f16_32", SHORT, {}),
+  ("sm_100", "bf16", "int4_f16_128", SHORT, {}),
+  ("sm_100", "int8_f32_288", "int8_f32_288", SHORT, {}),
 )
-NATIVE = ".block_scale."  # in the names of sm_120's instructions
+# Parts of the names of instructions that read block scales.
+SCALED = ".block_scale."
+TCGEN05 = "tcgen05.mma.cta_group::1.kind::"
+TCGEN05_KINDS = {
+  ("mxfp8", "mxfp8"): "mxf8f6f4.block_scale.block32",
+  ("mxfp8", "mxfp4"): "mxf8f6f4.block_scale.block32",
+  ("mxfp4", "mxfp4"): "mxf4.block_scale.block32",
+  ("nvfp4", "nvfp4"): "mxf4nvf4.block_scale.block16",
+}
+TCGEN05_DECODED = (
+  ("bf16", "nvfp4"),
+  ("bf16", "mxfp4"),
+  ("bf16", "mxfp8"),
+  ("f16", "nvfp4"),
+)
+# Architectures without tensor memory.
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_120")
 PAIRS = (
   ("bf16", "nvfp4"),
@@ -71,24 +103,55 @@ PAIRS = (
   ("f32", "int4_bf16_128"),
   ("int8_f16_32", "int8_f16_32"),
 )
+TCGEN05_PAIRS = (
+  *TCGEN05_KINDS,
+  *TCGEN05_DECODED,
+  ("f32", "mxfp8_e5m2"),
+  ("bf16", "mxfp6_e2m3"),
+  ("mxfp8", "nvfp4"),
+  ("mxfp8_e5m2", "mxfp8"),
+  ("mxfp4", "mxfp8"),
+)
+NEW_PTXAS = architectures.E2M1_CONVERSION_PTXAS
+OLD_PTXAS = (13, 1, 115)
+CONVERSION = "cvt.rn.bf16x2.e2m1x2"
 
 
-class DefaultConfigTest(executed_cases.Case):
-  @parameterized.parameters(*CASES)
-  def test_product(self, architecture, lhs, rhs, sizes, storage):
+class Case(executed_cases.Case):
+  def check_product(self, architecture, lhs, rhs, sizes, storage):
     operands = self.make(lhs, rhs, **sizes, **storage)
     product = self.check(architecture, *operands)
-    launch = product.launches[0]
-    ptx = product.compiled(launch).assembly
+    ptx = product.compiled(product.launches[0]).assembly
+    kind = TCGEN05_KINDS.get((lhs, rhs), "f16")
+    has_tcgen05 = architecture == "sm_100"
+    is_native = kind != "f16" if has_tcgen05 else lhs == rhs
+    is_native &= architecture in ("sm_100", "sm_120")
     self.assertEqual("wgmma.mma_async" in ptx, architecture == "sm_90")
-    native = architecture == "sm_120" and lhs == rhs
-    self.assertEqual(NATIVE in ptx, native)
-    self.assertEqual(product.config.path == "native", native)
+    self.assertEqual(f"{TCGEN05}{kind} " in ptx, has_tcgen05)
+    self.assertEqual(SCALED in ptx, is_native)
+    self.assertEqual(product.config.path == "native", is_native)
 
-  @parameterized.parameters("sm_80", "sm_90")
-  def test_sums_are_split_and_added(self, architecture):
-    lhs, rhs = self.make("bf16", "mxfp8", m=16, n=64, k=2048)
-    product = self.check(architecture, lhs, rhs)
+  def check_k_not_minor(self, architecture, lhs, rhs, sizes, minor):
+    m, n, k = sizes
+    make = gpu_operands.make_operand
+    self.check(
+      architecture,
+      make(self.rng, lhs, (1, m, k), k_is_minor=minor[0]),
+      make(self.rng, rhs, (1, n, k), k_is_minor=minor[1]),
+    )
+
+
+class DefaultConfigTest(Case):
+  @parameterized.parameters(*CASES)
+  def test_product(self, *case):
+    self.check_product(*case)
+
+  @parameterized.parameters(
+    ("sm_80", "bf16", 2048), ("sm_90", "bf16", 2048), ("sm_100", "mxfp8", 1024)
+  )
+  def test_sums_are_split_and_added(self, architecture, lhs, k):
+    operands = self.make(lhs, "mxfp8", m=16, n=64, k=k)
+    product = self.check(architecture, *operands)
     self.assertLen(product.launches, 2)
     self.assertGreater(product.config.split_k, 1)
 
@@ -148,20 +211,49 @@ class DefaultConfigTest(executed_cases.Case):
     rhs = make(self.rng, "nvfp4", (2, 40, 160), swizzled=True)
     self.check(architecture, lhs, rhs)
 
-  def test_k_that_is_not_minor(self):
-    make = gpu_operands.make_operand
-    lhs = make(self.rng, "bf16", (1, 20, 104))
-    rhs = make(self.rng, "mxfp8", (1, 40, 104), k_is_minor=False)
-    self.check("sm_80", lhs, rhs)
+  @parameterized.parameters(
+    ("sm_80", "bf16", "mxfp8", (20, 40, 104), (True, False)),
+    ("sm_100", "mxfp8", "mxfp8", (20, 40, 128), (False, False)),
+  )
+  def test_k_that_is_not_minor(self, *case):
+    self.check_k_not_minor(*case)
 
   @parameterized.parameters(
-    ("sm_80", "relu", "bf16"),
-    ("sm_90", "silu", "f16"),
-    ("sm_90", "gelu", "f32"),
+    ("sm_80", "bf16", "relu", "bf16"),
+    ("sm_90", "bf16", "silu", "f16"),
+    ("sm_90", "bf16", "gelu", "f32"),
+    ("sm_100", "mxfp8", "relu", "bf16"),
   )
-  def test_epilogue(self, architecture, activation, out_dtype):
-    lhs, rhs = self.make("bf16", "mxfp8", m=5, n=72, k=160)
-    self.check_epilogue(architecture, lhs, rhs, activation, out_dtype)
+  def test_epilogue(self, architecture, lhs, activation, out_dtype):
+    operands = self.make(lhs, "mxfp8", m=5, n=72, k=160)
+    self.check_epilogue(architecture, *operands, activation, out_dtype)
+
+  @parameterized.parameters(
+    ("sm_80", "bf16", "nvfp4", 5, "upcast"),
+    ("sm_90", "bf16", "mxfp4", 5, "small_m"),
+    ("sm_120", "mxfp8", "mxfp8", 70, "native"),
+  )
+  def test_layer_of_stacked_weights_has_the_bits_of_the_layer_alone(
+    self, architecture, lhs, rhs, m, path
+  ):
+    n, k, layer = 72, 160, 2
+    x = executed.dense(gpu_operands.make_operand(self.rng, lhs, (1, m, k)))
+    stack = gpu_operands.make_operand(self.rng, rhs, (layer + 1, n, k))
+    stack = executed.dense(stack)
+    alone = dataclasses.replace(
+      stack,
+      values=stack.values[layer:].copy(),
+      scale=stack.scale[layer:].copy(),
+      exact=stack.exact[layer:],
+    )
+    of_stack = executed.product(architecture, x, stack, layer=layer)
+    of_alone = executed.product(architecture, x, alone, config=of_stack.config)
+    self.assertEqual(of_stack.config.path, path)
+    result, _ = of_stack.run()
+    exact, magnitude = contract.dot(x.exact, alone.exact)
+    bound = contract.DOT_BOUND * magnitude
+    contract.assert_within(result, exact, bound, result.dtype)
+    np.testing.assert_array_equal(result, of_alone.run()[0])
 
   @parameterized.product(
     architecture=("sm_89", "sm_90"),
@@ -215,12 +307,111 @@ class DefaultConfigTest(executed_cases.Case):
     self.assertEqual(counts["ldmatrix wavefronts"], least)
 
 
+class ConversionTest(Case):
+  """Kernels that convert FP4 by an instruction of a new ptxas."""
+
+  @parameterized.parameters(
+    ("sm_100", "bf16", "mxfp4", SHORT, "small_m"),
+    ("sm_100", "f16", "nvfp4", SHORT, "small_m"),
+    ("sm_100", "bf16", "nvfp4", MIDDLE, "upcast"),
+    ("sm_120", "bf16", "mxfp4", SHORT, "upcast"),
+    ("sm_120", "bf16", "nvfp4", MIDDLE, "upcast"),
+    ("sm_120", "mxfp8", "mxfp4", MIDDLE, "upcast"),
+    ("sm_120", "nvfp4", "mxfp8", SHORT, "upcast"),
+  )
+  def test_product(self, architecture, lhs, rhs, sizes, path):
+    operands = self.make(lhs, rhs, **sizes)
+    product = self.check(architecture, *operands, ptxas_version=NEW_PTXAS)
+    launch = product.launches[0]
+    self.assertEqual(product.config.path, path)
+    self.assertIn(CONVERSION, product.compiled(launch).assembly)
+    self.assertEqual(launch.ptx_version, launching.E2M1_CONVERSION_PTX_VERSION)
+
+  @parameterized.parameters("mxfp4", "nvfp4")
+  def test_sums_in_the_same_order_have_the_same_bits(self, format):
+    lhs, rhs = self.make("bf16", format, **SHORT)
+    results = [
+      executed.product("sm_120", lhs, rhs, ptxas_version=version).run()[0]
+      for version in (None, NEW_PTXAS)
+    ]
+    np.testing.assert_array_equal(*results)
+
+  @parameterized.parameters("sm_100", "sm_120")
+  def test_older_and_unknown_ptxas_get_the_same_kernel(self, architecture):
+    lhs, rhs = self.make("bf16", "nvfp4", **SHORT)
+    old, unknown = (
+      executed.product(architecture, lhs, rhs, ptxas_version=version)
+      for version in (OLD_PTXAS, None)
+    )
+    self.assertEqual(old.launches, unknown.launches)
+    for launch in old.launches:
+      self.assertEqual(launch.ptx_version, launching.PTX_VERSION)
+      self.assertNotIn(CONVERSION, old.compiled(launch).assembly)
+
+  @parameterized.parameters(
+    ("sm_90", "bf16", "nvfp4", False),
+    ("sm_80", "bf16", "mxfp4", True),
+    ("sm_120", "nvfp4", "nvfp4", False),
+    ("sm_120", "bf16", "mxfp8", False),
+  )
+  def test_what_decodes_no_fp4_is_the_same_for_all(
+    self, architecture, lhs, rhs, interleaved
+  ):
+    operands = self.make(lhs, rhs, **SHORT, interleaved=interleaved)
+    old, new = (
+      executed.product(architecture, *operands, ptxas_version=version)
+      for version in (None, NEW_PTXAS)
+    )
+    self.assertEqual(old.launches, new.launches)
+
+
+@pytest.mark.full
+class Tcgen05Test(Case):
+  """More kernels of sm_100, whose products are `tcgen05.mma`."""
+
+  @parameterized.product(
+    pair=(*TCGEN05_KINDS, *TCGEN05_DECODED), sizes=(SHORT, WIDE)
+  )
+  def test_product(self, pair, sizes):
+    self.check_product("sm_100", *pair, sizes, {})
+
+  def test_tile_of_all_columns(self):
+    # Scale factors of 256 columns take eight columns of tensor memory.
+    operands = self.make("mxfp8", "mxfp8", m=130, n=300, k=160)
+    product = self.check("sm_100", *operands)
+    self.assertEqual(product.config.block_n, 256)
+
+  def test_batch_and_swizzled_scale(self):
+    make = gpu_operands.make_operand
+    lhs = make(self.rng, "nvfp4", (2, 3, 160))
+    rhs = make(self.rng, "nvfp4", (2, 40, 160), swizzled=True)
+    self.check("sm_100", lhs, rhs)
+
+  @parameterized.product(
+    lhs=("bf16", "mxfp8"), minor=((True, False), (False, True), (False, False))
+  )
+  def test_k_that_is_not_minor(self, lhs, minor):
+    self.check_k_not_minor("sm_100", lhs, "mxfp8", (70, 136, 160), minor)
+
+  @parameterized.parameters(
+    ("nvfp4", "nvfp4", "silu", "f16"),
+    ("bf16", "mxfp4", "gelu", "f32"),
+    ("bf16", "nvfp4", "relu", "bf16"),
+  )
+  def test_epilogue(self, lhs, rhs, activation, out_dtype):
+    operands = self.make(lhs, rhs, m=70, n=72, k=160)
+    self.check_epilogue("sm_100", *operands, activation, out_dtype)
+
+
 @pytest.mark.full
 class FuzzTest(executed_cases.Case):
-  @parameterized.product(architecture=ARCHITECTURES, pair=PAIRS)
+  @parameterized.parameters(
+    *itertools.product(ARCHITECTURES, PAIRS),
+    *(("sm_100", pair) for pair in TCGEN05_PAIRS),
+  )
   def test_random_products(self, architecture, pair):
     self.rng = np.random.default_rng(
-      [ARCHITECTURES.index(architecture), PAIRS.index(pair)]
+      [*map(ord, "".join((architecture, *pair)))]
     )
     self.check_random(architecture, *pair)
 
