@@ -9,14 +9,12 @@ its registers, spills and memory, and the instructions of its main loop.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import pathlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -101,15 +99,18 @@ class CompiledKernel:
         f"{self.name} needs {self.tensor_memory_columns} columns of tensor"
         f" memory, {target.name} has {target.tensor_memory_columns}"
       )
-    threads = self.num_warps * target.warp_size
-    allocated = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
-    if allocated * threads > target.registers_per_core:
+    if self._block_registers > target.registers_per_core:
       return (
         f"{self.name} needs {self.registers} registers for each of"
-        f" {threads} threads, a core of {target.name} has"
-        f" {target.registers_per_core}"
+        f" {self.num_warps * target.warp_size} threads, a core of"
+        f" {target.name} has {target.registers_per_core}"
       )
     return None
+
+  @property
+  def _block_registers(self) -> int:
+    allocated = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
+    return allocated * self.num_warps * self.architecture.warp_size
 
   @property
   def resident_blocks(self) -> int:
@@ -118,9 +119,7 @@ class CompiledKernel:
     Counts registers, shared memory and tensor memory, but not threads.
     """
     target = self.architecture
-    threads = self.num_warps * target.warp_size
-    allocated = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
-    limits = [target.registers_per_core // (allocated * threads)]
+    limits = [target.registers_per_core // self._block_registers]
     # CUDA reserves 1 KiB of shared memory for each block (CUDA programming
     # guide, "Compute capabilities").
     reserved = _RESERVED_SHARED_MEMORY_BYTES if target.is_nvidia else 0
@@ -160,21 +159,19 @@ class CompiledKernel:
 
   def write(self, directory: str | pathlib.Path) -> list[pathlib.Path]:
     """Writes assembly, machine code and binary; returns the files' paths."""
-    stem = f"{self.name}.{self.architecture.name}"
-    files: dict[str, str | bytes] = {"amdgcn": self.assembly}
-    files["hsaco"] = self.binary
+    files = {"amdgcn": self.assembly.encode(), "hsaco": self.binary}
     if self.architecture.is_nvidia:
-      files = {"ptx": self.assembly, "sass": self.disassembly}
-      files["cubin"] = self.binary
+      files = {
+        "ptx": self.assembly.encode(),
+        "sass": self.disassembly.encode(),
+        "cubin": self.binary,
+      }
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for suffix, content in files.items():
-      path = directory / f"{stem}.{suffix}"
-      if isinstance(content, str):
-        path.write_text(content)
-      else:
-        path.write_bytes(content)
+      path = directory / f"{self.name}.{self.architecture.name}.{suffix}"
+      path.write_bytes(content)
       paths.append(path)
     return paths
 
@@ -191,7 +188,6 @@ def compile_kernel(
   waves_per_eu: int | None = None,
   fp_fusion: bool = True,
   divisible_by_16: Sequence[str] | None = None,
-  cache_directory: str | pathlib.Path | None = None,
 ) -> CompiledKernel:
   """Compiles `kernel` for `target`.
 
@@ -211,7 +207,6 @@ def compile_kernel(
     divisible_by_16: names of integers that are multiples of 16, and of pointers
       that are aligned to 16 bytes. The default is all pointers, because XLA
       aligns arrays.
-    cache_directory: Triton's cache, by default ~/.triton/cache.
 
   Raises:
     TypeError: If signature and constexprs do not match the kernel's arguments.
@@ -243,15 +238,16 @@ def compile_kernel(
     **({} if max_registers is None else {"maxnreg": max_registers}),
     **({} if waves_per_eu is None else {"waves_per_eu": waves_per_eu}),
   }
-  with _cache(cache_directory):
+  gpu = backends_compiler.GPUTarget(
+    target.backend, target.triton_arch, target.warp_size
+  )
+  cache = triton.knobs.cache
+  # jax-triton 0.3.1 sets TRITON_CACHE_DIR to "", which makes Triton fail.
+  directory = cache.dir or cache.get_triton_dir("cache")
+  with cache.scope():
+    cache.dir = directory
     try:
-      compiled = triton.compile(
-        source,
-        target=backends_compiler.GPUTarget(
-          target.backend, target.triton_arch, target.warp_size
-        ),
-        options=options,
-      )
+      compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:
       raise CompileError(
         f"{kernel.__name__} does not compile for {target.name} with"
@@ -263,7 +259,7 @@ def compile_kernel(
     architecture=target,
     num_warps=compiled.metadata.num_warps,
     shared_memory_bytes=compiled.metadata.shared,
-    **read(kernel.__name__, compiled),
+    **read(compiled),
   )
 
 
@@ -300,24 +296,14 @@ def _check_arguments(
     )
 
 
-@contextlib.contextmanager
-def _cache(directory: str | pathlib.Path | None) -> Iterator[None]:
-  cache = triton.knobs.cache
-  # jax-triton 0.3.1 sets TRITON_CACHE_DIR to "", which makes Triton fail.
-  default = cache.dir or cache.get_triton_dir("cache")
-  with cache.scope():
-    cache.dir = default if directory is None else str(directory)
-    yield
-
-
-def _read_nvidia(name: str, compiled: Any) -> dict[str, Any]:
+def _read_nvidia(compiled: Any) -> dict[str, Any]:
   ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
   with tempfile.TemporaryDirectory() as directory:
-    path = pathlib.Path(directory) / f"{name}.cubin"
+    path = pathlib.Path(directory) / "kernel.cubin"
     path.write_bytes(cubin)
-    nvdisasm = triton.knobs.nvidia.nvdisasm.path
-    with_words = _run(nvdisasm, "-c", "-hex", str(path))
-    usage = _run(triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path))
+    tools = triton.knobs.nvidia
+    with_words = _run(tools.nvdisasm.path, "-c", "-hex", str(path))
+    usage = _run(tools.cuobjdump.path, "-res-usage", str(path))
   registers, stack, local = map(
     int,
     _search(
@@ -342,8 +328,7 @@ def _read_nvidia(name: str, compiled: Any) -> dict[str, Any]:
   }
 
 
-def _read_amd(name: str, compiled: Any) -> dict[str, Any]:
-  del name
+def _read_amd(compiled: Any) -> dict[str, Any]:
   text = compiled.asm["amdgcn"]
   instructions = machine_code.matrix_instructions_of_amdgcn(text)
 

@@ -57,13 +57,8 @@ class Scheduled(machine_code.MachineInstruction):
 
 def without_words(text: str) -> str:
   """Converts the output of `nvdisasm -c -hex` to that of `nvdisasm -c`."""
-  lines = text.splitlines()
-  kept = [_WORD.sub("", line).rstrip() for line in lines]
-  return "".join(
-    line + "\n"
-    for line, original in zip(kept, lines, strict=True)
-    if line or not original
-  )
+  lines = ((line, _WORD.sub("", line).rstrip()) for line in text.splitlines())
+  return "".join(f"{kept}\n" for line, kept in lines if kept or not line)
 
 
 def read(text: str) -> Iterator[Scheduled | str]:
@@ -81,26 +76,18 @@ def read(text: str) -> Iterator[Scheduled | str]:
       second = _WORD.match(lines[number + 1]) if lines[number + 1 :] else None
       if second is None:
         raise ValueError(f"no second word of the instruction {line.strip()!r}")
-      yield _scheduled(item, int(second[1], 16) >> _CONTROL_SHIFT)
+      control = int(second[1], 16) >> _CONTROL_SHIFT
+      yield Scheduled(
+        **vars(item),
+        stall=control & 15,
+        result_scoreboard=_scoreboard(control >> 5 & 7),
+        operand_scoreboard=_scoreboard(control >> 8 & 7),
+        waits=tuple(x for x in range(SCOREBOARDS) if control >> 11 >> x & 1),
+      )
 
 
-def _scheduled(
-  item: machine_code.MachineInstruction, control: int
-) -> Scheduled:
-  def scoreboard(shift: int) -> int | None:
-    number = control >> shift & 7
-    return None if number == _NO_SCOREBOARD else number
-
-  return Scheduled(
-    **{
-      field.name: getattr(item, field.name)
-      for field in dataclasses.fields(item)
-    },
-    stall=control & 15,
-    result_scoreboard=scoreboard(5),
-    operand_scoreboard=scoreboard(8),
-    waits=tuple(x for x in range(SCOREBOARDS) if control >> 11 >> x & 1),
-  )
+def _scoreboard(number: int) -> int | None:
+  return None if number == _NO_SCOREBOARD else number
 
 
 def main_loop(text: str) -> list[Scheduled] | None:

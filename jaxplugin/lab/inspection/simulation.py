@@ -9,7 +9,7 @@ pipes, and fixed latencies. It ignores cache misses, bandwidth outside of the
 SM, bank conflicts, the instruction cache and clocks. Use the model to compare
 versions of a kernel: absolute times may be off by a third.
 
-The numbers of a `Core` come from the CUDA programming guide ("Throughput of
+The numbers come from the CUDA programming guide ("Throughput of
 native arithmetic instructions"), from data sheets (products), and from Luo et
 al., "Benchmarking and dissecting the NVIDIA Hopper GPU architecture", 2024
 (latencies).
@@ -39,27 +39,10 @@ class Core:
   Attributes:
     products: multiplications per cycle of a matrix instruction, by opcode.
     fma_pipes: number of pipes for floats; the first also multiplies integers.
-    integer_cycles, fma_cycles, special_cycles: cycles that a warp's instruction
-      occupies a pipe. The special pipe executes conversions and `MUFU`.
-    least_wgmma_cycles: cycles of a wgmma with few columns (an assumption;
-      rankings do not change between 16 and 32).
-    wgmma_queue_cycles: cycles that a wgmma may issue before its pipe is free.
-    load_cycles: latency of a load or copy from global memory. L2 takes 260 to
-      300 cycles, and memory 500 to 800.
-    shared_cycles: latency of a load from shared memory.
-    barrier_cycles: cycles from the last warp's arrival until warps continue.
   """
 
   products: Mapping[str, int]
   fma_pipes: int = 2
-  integer_cycles: int = 2
-  fma_cycles: int = 2
-  special_cycles: int = 8
-  least_wgmma_cycles: int = 19
-  wgmma_queue_cycles: int = 48
-  load_cycles: int = 600
-  shared_cycles: int = 30
-  barrier_cycles: int = 20
 
 
 _CONSUMER_BLACKWELL: Final = Core(
@@ -100,10 +83,26 @@ _PIPES: Final = {
   }.items()
   for opcode in opcodes.split()
 }
-_UNIFORM_CYCLES: Final = 2
-_VARIABLE_CYCLES: Final = (
-  20  # latency of instructions that do not access memory
-)
+# Cycles that a warp's instruction occupies a pipe. The special pipe executes
+# conversions and MUFU.
+_PIPE_CYCLES: Final = {
+  "": 0,
+  "integer": 2,
+  "multiply": 2,
+  "fma": 2,
+  "special": 8,
+  "uniform": 2,
+}
+# Cycles of a wgmma with few columns (an assumption; rankings do not change
+# between 16 and 32), and cycles that it may issue before its pipe is free.
+_LEAST_WGMMA_CYCLES: Final = 19
+_WGMMA_QUEUE_CYCLES: Final = 48
+# Latency of a load or copy from global memory. L2 takes 260 to 300 cycles, and
+# memory 500 to 800.
+LOAD_CYCLES: Final = 600
+_SHARED_CYCLES: Final = 30  # latency of a load from shared memory
+BARRIER_CYCLES: Final = 20  # from the last warp's arrival until warps continue
+_VARIABLE_CYCLES: Final = 20  # latency without an access to memory
 _SHUFFLE_CYCLES: Final = 24
 _OPERANDS_READ_CYCLES: Final = 12
 _STORE_CYCLES: Final = 10
@@ -285,7 +284,7 @@ class _Quarter:
     pipe = self._pipe(item)
     ahead = {
       "memory": _MEMORY_QUEUE_CYCLES,
-      "matrix": self.core.wgmma_queue_cycles if _is_wgmma(item) else 0,
+      "matrix": _WGMMA_QUEUE_CYCLES if _is_wgmma(item) else 0,
     }
     limits.append((self.free[pipe] - ahead.get(pipe, 0), f"pipe {pipe}"))
     return max(limits, key=lambda limit: limit[0])
@@ -304,18 +303,11 @@ class _Quarter:
     pipe = _PIPES[item.base]
     if pipe == "matrix":
       cycles = products_of(item) / self.core.products[item.base]
-      least = self.core.least_wgmma_cycles if _is_wgmma(item) else 0
+      least = _LEAST_WGMMA_CYCLES if _is_wgmma(item) else 0
       return max(cycles, least)
     if pipe == "memory":
       return _CYCLES_A_WORD * _words(item)
-    return {
-      "": 0,
-      "integer": self.core.integer_cycles,
-      "multiply": self.core.fma_cycles,
-      "fma": self.core.fma_cycles,
-      "special": self.core.special_cycles,
-      "uniform": _UNIFORM_CYCLES,
-    }[pipe]
+    return _PIPE_CYCLES[pipe]
 
   def _issue(self, warp: _Warp, item: scheduling.Scheduled) -> None:
     pipe = self._pipe(item)
@@ -356,9 +348,9 @@ class _Quarter:
   def _done(self, item: scheduling.Scheduled, pipe: str) -> float:
     """Returns when an instruction's result is ready."""
     if item.base in ("LDG", "LDGSTS"):
-      return self.now + self.core.load_cycles
+      return self.now + LOAD_CYCLES
     if item.base in ("LDS", "LDSM"):
-      return self.free[pipe] + self.core.shared_cycles
+      return self.free[pipe] + _SHARED_CYCLES
     if pipe == "memory":
       is_shuffle = item.base == "SHFL"
       return self.free[pipe] + (
@@ -375,7 +367,7 @@ class _Quarter:
       for x in others:
         x.is_at_barrier = False
         self.waits["a barrier"] += self.now - x.issued if x is not warp else 0
-        x.ready = max(x.ready, self.now + self.core.barrier_cycles)
+        x.ready = max(x.ready, self.now + BARRIER_CYCLES)
 
 
 def _is_wgmma(item: scheduling.Scheduled) -> bool:

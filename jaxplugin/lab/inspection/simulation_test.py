@@ -136,7 +136,7 @@ class SimulateTest(parameterized.TestCase):
   def test_load_that_is_waited_for_takes_its_latency(self):
     load = line("LDG.E.U8 R4, [R8.64]", result=2)
     use = line(INTEGER, waits=(2,))
-    expected = HOPPER.load_cycles + 1 + 1 + STALL_OF_BRANCH
+    expected = simulation.LOAD_CYCLES + 1 + 1 + STALL_OF_BRANCH
     self.assertEqual(cycles(load, use, MMA), expected)
     # Blocks wait at the same time.
     two = cycles(load, use, MMA, blocks=2)
@@ -186,7 +186,7 @@ class SimulateTest(parameterized.TestCase):
     # The one that issued its 20 integers second is the later one.
     body = [INTEGER] * 20 + ["BAR.SYNC.DEFER_BLOCKING 0x0", MMA]
     both = cycles(*body, num_warps=8)
-    self.assertBetween(both, 2 * 2 * 20 + HOPPER.barrier_cycles - 8, 120)
+    self.assertBetween(both, 2 * 2 * 20 + simulation.BARRIER_CYCLES - 8, 120)
     simulated = simulation.simulate(
       loop_of(*body), HOPPER, num_warps=8, blocks=1
     )
