@@ -69,7 +69,7 @@ class Session:
 
   def __init__(
     self,
-    device: machine.TrialDevice,
+    device: machine.LocalMachine,
     rows: store.Store,
     list_candidates: Lister,
     *,
@@ -326,13 +326,13 @@ class Slowdown:
     """Number of rows that have no measurement of the neighbour's choice."""
     return sum(row.choice is None for row in self.rows)
 
-  def lines(self) -> Iterator[str]:
-    """Yields the lines of the report."""
+  def __str__(self) -> str:
+    lines = []
     alone = sum(row.neighbour is None for row in self.rows)
     slowdowns = self.slowdowns
     if slowdowns:
       mean = math.exp(sum(map(math.log, slowdowns)) / len(slowdowns))
-      yield (
+      lines.append(
         f"{len(slowdowns)} held-out problems: their neighbours' choices take"
         f" {mean:.3f} times as long as their own (geometric mean), at worst"
         f" {max(slowdowns):.3f}"
@@ -342,19 +342,15 @@ class Slowdown:
         key=lambda row: row.slowdown or 0.0,
       )
       if max(slowdowns) > 1:
-        yield f"the worst: {dict(worst.row.problem)}"
+        lines.append(f"the worst: {dict(worst.row.problem)}")
     if self.unmeasured:
-      yield (
+      lines.append(
         f"{self.unmeasured} whose neighbour chose a candidate that was not"
         " measured for them"
       )
     if alone:
-      yield f"{alone} without a neighbour, for which the rule chooses"
-    if not self.rows:
-      yield "no rows"
-
-  def __str__(self) -> str:
-    return "\n".join(self.lines())
+      lines.append(f"{alone} without a neighbour, for which the rule chooses")
+    return "\n".join(lines) if self.rows else "no rows"
 
 
 def held_out(
@@ -369,24 +365,15 @@ def held_out(
       candidate can compute the row's problem (`BackendRecord.config_error`). If
       not, the next candidate is tried, as in a decision.
   """
-  return Slowdown(
-    rows=tuple(_held_out(table, row, allows) for row in table.rows)
-  )
 
+  def of_row(row: records.Row) -> HeldOut:
+    measured = {candidate.way: candidate for candidate in row.candidates}
+    for _, neighbour in lookup.nearest(table, row.problem):
+      for candidate in neighbour.preferred if neighbour is not row else ():
+        if allows(row, candidate):
+          choice = measured.get(candidate.way)
+          return HeldOut(row=row, neighbour=neighbour, choice=choice)
+    default = row.candidates[row.default]
+    return HeldOut(row=row, neighbour=None, choice=default)
 
-def _held_out(
-  table: records.Table,
-  row: records.Row,
-  allows: Callable[[records.Row, records.Candidate], bool],
-) -> HeldOut:
-  measured = {candidate.way: candidate for candidate in row.candidates}
-  for _, neighbour in lookup.nearest(table, row.problem):
-    if neighbour is row:
-      continue
-    for candidate in neighbour.preferred:
-      if allows(row, candidate):
-        return HeldOut(
-          row=row, neighbour=neighbour, choice=measured.get(candidate.way)
-        )
-  default = row.candidates[row.default]
-  return HeldOut(row=row, neighbour=None, choice=default)
+  return Slowdown(rows=tuple(map(of_row, table.rows)))

@@ -31,9 +31,6 @@ from jaxplugin.testing.measured import measured_tables
 from jaxplugin.testing.trials import faults
 
 FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
-FUNCTIONS: Final = machine.Functions(
-  check="faults:check", time="faults:time_all", modules=("faults",)
-)
 OPTIONS: Final = machine.TrialOptions(
   seconds=1.0, memory_bytes=200_000_000, rounds=10, timing_seconds=0.0
 )
@@ -88,7 +85,7 @@ def local_machine(**changes):
   return machine.LocalMachine(
     TARGET,
     dataclasses.replace(OPTIONS, **changes),
-    FUNCTIONS,
+    "faults",
     {"PYTHONPATH": FOLDER},
   )
 
@@ -343,46 +340,42 @@ def table(*rows):
 
 
 class NearestTest(absltest.TestCase):
-  def found(self, m, *sizes):
-    rows = table(*(row(size, 1.0, 2.0) for size in sizes))
-    problem = records.fields_of("problem", {"m": m, "n": 64})
-    near = lookup.nearest(rows, problem)
-    return [(distance, row.size("m")) for distance, row in near]
-
-  def test_nearest_first_and_of_two_the_one_of_more_rows(self):
-    self.assertEqual(
-      self.found(64, 16, 32, 64, 128, 256),
-      [(0, 64), (1, 128), (1, 32), (2, 256), (2, 16)],
-    )
-
-  def test_nothing_beyond_two_buckets(self):
-    self.assertEqual(self.found(64, 8, 512), [])
-    self.assertEqual(self.found(1, 1, 2, 3, 5), [(0, 1), (1, 2), (2, 3)])
-
-  def test_a_row_is_found_by_its_bucket(self):
-    self.assertEqual(self.found(100, 65), [(0, 65)])
+  def test_nearest_buckets_come_first_and_of_two_the_larger(self):
+    for m, sizes, expected in (
+      (64, (16, 32, 64, 128, 256),
+       [(0, 64), (1, 128), (1, 32), (2, 256), (2, 16)]),
+      # Nothing beyond two buckets.
+      (64, (8, 512), []),
+      (1, (1, 2, 3, 5), [(0, 1), (1, 2), (2, 3)]),
+      (100, (65,), [(0, 65)]),  # in the same bucket
+    ):  # fmt: skip
+      rows = table(*(row(size, 1.0, 2.0) for size in sizes))
+      problem = records.fields_of("problem", {"m": m, "n": 64})
+      near = lookup.nearest(rows, problem)
+      found = [(distance, row.size("m")) for distance, row in near]
+      self.assertEqual(found, expected)
 
   def test_other_sizes_are_as_measured(self):
     rows = table(row(64, 1.0, 2.0))
-    problem = records.fields_of("problem", {"m": 64, "n": 65})
-    self.assertEqual(list(lookup.nearest(rows, problem)), [])
-    problem = records.fields_of("problem", {"m": 64, "n": 64, "batch": 2})
-    self.assertEqual(list(lookup.nearest(rows, problem)), [])
+    for other in ({"n": 65}, {"n": 64, "batch": 2}):
+      problem = records.fields_of("problem", {"m": 64, **other})
+      self.assertEqual(list(lookup.nearest(rows, problem)), [])
 
 
-class SlowdownTest(absltest.TestCase):
-  def test_neighbours_that_choose_alike_lose_nothing(self):
-    found = session.held_out(table(row(16, 10.0, 5.0), row(32, 20.0, 8.0)))
-    self.assertEqual(found.slowdowns, (1.0, 1.0))
-    self.assertIn("1.000 times", str(found))
-
-  def test_slowdown_is_of_what_the_neighbour_chose(self):
+class SlowdownTest(parameterized.TestCase):
+  @parameterized.parameters(
+    # Neighbours that choose alike lose nothing.
+    ((row(16, 10.0, 5.0), row(32, 20.0, 8.0)), (1.0, 1.0), "1.000 times"),
     # At 16 rows Triton is right, at 32 XLA, each measured four times slower by
     # the other's choice.
-    found = session.held_out(table(row(16, 1.0, 4.0), row(32, 12.0, 3.0)))
-    self.assertEqual(found.slowdowns, (4.0, 4.0))
-    self.assertIn("take 4.000 times as long", str(found))
-    self.assertIn("at worst 4.000", str(found))
+    ((row(16, 1.0, 4.0), row(32, 12.0, 3.0)), (4.0, 4.0),
+     "take 4.000 times as long .* at worst 4.000"),
+    ((), (), "^no rows$"),
+  )  # fmt: skip
+  def test_slowdown_is_of_what_the_neighbour_chose(self, rows, expected, text):
+    found = session.held_out(table(*rows))
+    self.assertEqual(found.slowdowns, expected)
+    self.assertRegex(str(found), text)
 
   def test_without_a_neighbour_the_rule_chooses(self):
     found = session.held_out(table(row(16, 9.0, 3.0), row(1024, 1.0, 2.0)))
@@ -408,9 +401,6 @@ class SlowdownTest(absltest.TestCase):
       lambda row, candidate: candidate.implementation != "xla",
     )
     self.assertEqual(found.slowdowns, (2.0, 3.0))
-
-  def test_an_empty_table_has_none(self):
-    self.assertEqual(str(session.held_out(table())), "no rows")
 
 
 if __name__ == "__main__":

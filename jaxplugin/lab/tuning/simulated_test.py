@@ -48,7 +48,7 @@ MS_PER_INSTRUCTION = 1e-6
 
 
 class SimulatedGpu:
-  """A `machine.TrialDevice` of a named target.
+  """A `machine.LocalMachine` of a named target.
 
   Its clock counts the compiled main loop's instructions, its steps, and rounds
   of programs over the cores. So a test sees whether each candidate's own kernel

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -13,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
-from typing import Literal
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
@@ -28,13 +26,7 @@ from jaxplugin.tables import records
 #   dominated  Another candidate does the same with less.
 #   roofline   By the roofline model, other candidates are better.
 #   denied     The candidate failed before.
-Rule = Literal["resources", "dominated", "roofline", "denied"]
-RULES: Final[tuple[Rule, ...]] = (
-  "resources",
-  "dominated",
-  "roofline",
-  "denied",
-)
+RULES: Final = ("resources", "dominated", "roofline", "denied")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,13 +150,6 @@ class Listing:
     return dataclasses.replace(
       self, candidates=tuple(kept), pruned=tuple(pruned)
     )
-
-  def counts(self) -> dict[str, int]:
-    """Returns the number of configs that each rule pruned."""
-    found = collections.Counter[str]()
-    for pruned in self.pruned:
-      found[pruned.rule] += pruned.count
-    return {rule: found[rule] for rule in RULES if found[rule]}
 
   def parts(self) -> Iterator[console.Part]:
     """Yields the report: candidates, refused backends, and pruned configs."""

@@ -55,15 +55,13 @@ class _Pruning:
   """Counts pruned configs for each rule and reason, with an example."""
 
   def __init__(self) -> None:
-    self._found: dict[tuple[str, str], list[int]] = collections.defaultdict(
-      lambda: [0]
-    )
+    self._counts = collections.Counter[tuple[str, str]]()
     self._examples: dict[tuple[str, str], records.Fields] = {}
 
   def add(
     self, rule: str, reason: str, config: configs.MatmulConfig, count: int = 1
   ) -> None:
-    self._found[rule, reason][0] += count
+    self._counts[rule, reason] += count
     self._examples.setdefault((rule, reason), triton.fields_of(config))
 
   def all(self) -> tuple[spaces.Pruned, ...]:
@@ -75,7 +73,7 @@ class _Pruning:
         count=count,
         example=self._examples[rule, reason],
       )
-      for (rule, reason), (count,) in self._found.items()
+      for (rule, reason), count in self._counts.items()
     )
 
 
@@ -409,22 +407,22 @@ def model_of(
   target: targets.Target,
 ) -> Model | None:
   """Returns the model; None if the GPU's figures are not published."""
-  rates: list[float | None] = []
-  for is_native in (False, True):
+
+  def rate(is_native: bool) -> float | None:
     precision = estimates.precision_of(
       problem.lhs, problem.rhs, is_native=is_native
     )
     # One operation takes 1 / peak seconds.
     least = estimates.estimate(0.0, 1.0, precision, target)
     if least.seconds is None or least.bound != "compute":
-      rates.append(None)
-    else:
-      rates.append(1 / least.seconds)
+      return None
+    return 1 / least.seconds
+
   sheet = estimates.sheet_of(target)
   if sheet is None or target.core_count is None:
     return None
   bandwidth = targets.named_target(sheet).memory_bandwidth
-  bf16, native = rates
+  bf16, native = rate(False), rate(True)
   known = bf16 or native
   if bandwidth is None or known is None:
     return None

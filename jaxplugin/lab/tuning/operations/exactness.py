@@ -30,7 +30,7 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
 
   Args:
     result: the result for exact operands.
-    expected: `operands.ExactOperands.expected`.
+    expected: the expected result.
     problem: the computed problem.
   """
   _check_type(result, expected, problem)

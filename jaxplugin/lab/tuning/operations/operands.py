@@ -39,20 +39,6 @@ class OperandsError(Exception):
   kind = "error"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExactOperands:
-  """Operands of one call.
-
-  Attributes:
-    arrays: the operands by name, the argument of the traced function.
-    expected: the result, exact except for the final rounding and the error of
-      an activation. None if the operands are not exact.
-  """
-
-  arrays: dict[str, Any]
-  expected: Any
-
-
 def side_refusal(side: problems.SideProblem) -> str:
   """Returns why `operand_of` cannot create an operand; "" if it can."""
   if side.format is None:

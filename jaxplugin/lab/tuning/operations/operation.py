@@ -46,8 +46,8 @@ class TunedOperation:
     refusal: why `build` cannot create operands; "" if it can.
     build: (problem, rng, is_exact) -> operands by name, and the expected result
       if `is_exact`.
-    function: returns the function to trace, whose argument is
-      `operands.ExactOperands.arrays`.
+    function: returns the function to trace, whose argument is the operands by
+      name.
     flops: number of floating-point operations.
     tail: returns a small problem of the same kind. Tiles do not divide its
       sizes.
@@ -79,8 +79,11 @@ class TunedOperation:
 
   def make(
     self, problem: Any, seed: int, is_exact: bool = True
-  ) -> operands.ExactOperands:
-    """Returns a problem's operands, with the expected result if `is_exact`.
+  ) -> tuple[dict[str, jax.Array], Any]:
+    """Returns a problem's operands by name, and the expected result.
+
+    The result is exact except for the final rounding and the error of an
+    activation. It is None unless `is_exact`.
 
     Raises:
       operands.OperandsError: If `refusal` has a reason.
@@ -91,6 +94,4 @@ class TunedOperation:
       )
     rng = np.random.default_rng(seed)
     arrays, expected = self.build(problem, rng, is_exact)
-    return operands.ExactOperands(
-      arrays=jax.tree.map(jnp.asarray, arrays), expected=expected
-    )
+    return jax.tree.map(jnp.asarray, arrays), expected

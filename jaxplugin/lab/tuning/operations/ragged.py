@@ -134,21 +134,23 @@ def _build(
   if not is_exact:
     return arrays, None
   result = np.zeros((m, columns), np.float32)
-  start = 0
-  for group, size in enumerate(sizes):
+  for group, of_group in enumerate(_slices(sizes)):
     own = np.roll(weight, group, axis=0)
-    product = rows[start : start + size] @ (
-      own.T if problem.is_along_blocks else own
-    )
+    product = rows[of_group] @ (own.T if problem.is_along_blocks else own)
     if global_scale is not None:
       product = product * global_scale[group % len(global_scale), 0, 0]
     if problem.has_bias:
       product = product + arrays["bias"][group]
     if problem.activation is not None:
       product = operands.ACTIVATIONS[problem.activation](product)
-    result[start : start + size] = product
-    start += size
+    result[of_group] = product
   return arrays, result.astype(problem.out_dtype)
+
+
+def _slices(sizes: np.ndarray) -> list[slice]:
+  """Returns the rows of each group."""
+  ends = np.cumsum(sizes)
+  return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _rolled(x: Any, groups: int) -> np.ndarray:
@@ -209,11 +211,8 @@ def _build_contraction(
   arrays = {"lhs": lhs, "rhs": rhs, "sizes": sizes}
   if not is_exact:
     return arrays, None
-  groups = [
-    slice(end - size, end)
-    for size, end in zip(sizes, np.cumsum(sizes), strict=True)
-  ]
-  expected = np.stack([left[rows].T @ right[rows] for rows in groups])
+  products = [left[rows].T @ right[rows] for rows in _slices(sizes)]
+  expected = np.stack(products)
   return arrays, expected.astype(problem.out_dtype)
 
 

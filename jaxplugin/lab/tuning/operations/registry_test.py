@@ -101,9 +101,9 @@ class CheckedTest(parameterized.TestCase):
   def test_a_wrong_number_is_found_in_every_part(self, shapes, formats):
     (problem,) = of_shapes(shapes, formats)
     operation = registry.of(problem)
-    made = operation.make(problem, 0, True)
-    result = operation.function(problem)(made.arrays)
-    operation.check(result, made.expected, problem)
+    arrays, expected = operation.make(problem, 0, True)
+    result = operation.function(problem)(arrays)
+    operation.check(result, expected, problem)
     leaves, tree = jax.tree.flatten(result)
     for i, leaf in enumerate(leaves):
       codes = np.array(leaf)
@@ -111,7 +111,7 @@ class CheckedTest(parameterized.TestCase):
       codes.reshape(-1)[-1:].view(f"u{codes.itemsize}")[:] ^= 1
       wrong = jax.tree.unflatten(tree, [*leaves[:i], codes, *leaves[i + 1 :]])
       with self.assertRaises(exactness.InexactResultError):
-        operation.check(wrong, made.expected, problem)
+        operation.check(wrong, expected, problem)
 
   @pytest.mark.lab
   def test_what_is_not_tuned_says_why(self):

@@ -136,12 +136,12 @@ def _check_one(
   problem: operation.Problem, candidate: listing.TrialCandidate
 ) -> None:
   found = registry.of(problem)
-  operands = found.make(problem, _SEED)
+  arrays, expected = found.make(problem, _SEED)
   function = _pinned(problem, candidate)
-  _check_decision(problem, candidate, function, operands.arrays)
+  _check_decision(problem, candidate, function, arrays)
   compiled = jax.jit(function)
   for _ in range(_RUNS):
-    found.check(compiled(operands.arrays), operands.expected, problem)
+    found.check(compiled(arrays), expected, problem)
 
 
 def _pinned(
@@ -183,7 +183,7 @@ def _check_decision(
     )
 
 
-def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def time_all(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
   """Times candidates in turns. Operands are not in the cache.
 
   Args:
@@ -238,7 +238,7 @@ class _Sets:
   def __init__(self, problem: operation.Problem, device: devices.BenchDevice):
     self._problem = problem
     tuned = registry.of(problem)
-    first = tuned.make(problem, _SEED, False).arrays
+    first, _ = tuned.make(problem, _SEED, False)
     self._sets = [jax.block_until_ready(first)]
     self._flops = tuned.flops(problem)
     results = jax.eval_shape(tuned.function(problem), first)

@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Final
-from typing import Protocol
 
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.candidates import listing
@@ -22,8 +20,6 @@ from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.lab.tuning.trials import pool
-
-_MODULE: Final = "jaxplugin.lab.tuning.trials.jobs"
 
 Progress = Callable[[str], None]
 
@@ -66,36 +62,6 @@ class Trials:
   )
 
 
-class TrialDevice(Protocol):
-  """A device that tries candidates."""
-
-  def check(
-    self,
-    problem: operation.Problem,
-    candidates: Sequence[listing.TrialCandidate],
-    progress: Progress,
-  ) -> Trials:
-    """Tries each candidate on exact operands."""
-
-  def time(
-    self,
-    problem: operation.Problem,
-    candidates: Sequence[listing.TrialCandidate],
-    progress: Progress,
-  ) -> Trials:
-    """Times candidates that passed their checks, in turns."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Functions:
-  """The jobs, as \"package.module:function\", and modules to import first."""
-
-  compile: str = f"{_MODULE}:compile"
-  check: str = f"{_MODULE}:check"
-  time: str = f"{_MODULE}:time"
-  modules: tuple[str, ...] = (_MODULE,)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialOptions:
   """Limits of trials.
@@ -125,18 +91,24 @@ class LocalMachine:
 
   Processes that compile and check end with the context. They are idle while
   another process times candidates.
+
+  Args:
+    target: the target.
+    options: limits.
+    jobs_module: the module of the functions `compile`, `check` and `time_all`.
+    environment: additional environment variables of the processes.
   """
 
   def __init__(
     self,
     target: targets.Target,
     options: TrialOptions,
-    functions: Functions = Functions(),
+    jobs_module: str = jobs.__name__,
     environment: Mapping[str, str] | None = None,
   ):
     self._target = target
     self._options = options
-    self._functions = functions
+    self._module = jobs_module
     self._environment = dict(environment or {})
     self._is_gpu = target.platform != "cpu"
     self._standing: dict[str, pool.Pool] = {}
@@ -159,7 +131,7 @@ class LocalMachine:
       return Trials()
     triton = [c for c in candidates if c.implementation == "triton"]
     return self._try(
-      self._functions.compile,
+      "compile",
       "compiling",
       problem,
       triton,
@@ -174,13 +146,16 @@ class LocalMachine:
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """See `TrialDevice.check`. For a GPU, compiles without the GPU first."""
+    """Tries each candidate on exact operands.
+
+    For a GPU, compiles without the GPU first.
+    """
     faults: dict[str, TrialFault] = {}
     if self._is_gpu:
       faults |= self.compile(problem, candidates, progress).faults
     left = [c for c in candidates if c.key not in faults]
     found = self._try(
-      self._functions.check,
+      "check",
       "checking",
       problem,
       left,
@@ -202,7 +177,6 @@ class LocalMachine:
     environment: Mapping[str, str],
   ) -> Trials:
     """Runs a job for each candidate, and again if the job raises an error."""
-    found: dict[str, pool.JobOutcome] = {}
     faults: dict[str, TrialFault] = {}
 
     def run(trying: Sequence[listing.TrialCandidate]) -> list[pool.JobOutcome]:
@@ -218,7 +192,7 @@ class LocalMachine:
       return self._standing[function].run(
         [
           pool.Job(
-            function=function,
+            function=f"{self._module}:{function}",
             argument={
               "problem": jobs.packed(problem),
               "target": jobs.packed(self._target),
@@ -231,8 +205,8 @@ class LocalMachine:
         on_done,
       )
 
-    for candidate, outcome in zip(candidates, run(candidates), strict=True):
-      found[candidate.key] = outcome
+    keys = [candidate.key for candidate in candidates]
+    found = dict(zip(keys, run(candidates), strict=True))
     again = [c for c in candidates if found[c.key].kind == "error"]
     for candidate, outcome in zip(again, run(again), strict=True):
       first = found[candidate.key].reason
@@ -259,7 +233,10 @@ class LocalMachine:
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """See `TrialDevice.time`. Drops candidates that end the process."""
+    """Times candidates that passed their checks, in turns.
+
+    Drops candidates that end the process.
+    """
     faults: dict[str, TrialFault] = {}
     taken: list[Mapping[str, list[float]]] = []
     announces = False
@@ -304,7 +281,7 @@ class LocalMachine:
   ) -> pool.JobOutcome:
     options = self._options
     job = pool.Job(
-      function=self._functions.time,
+      function=f"{self._module}:time_all",
       argument={
         "problem": jobs.packed(problem),
         "candidates": [candidate.to_json() for candidate in candidates],
@@ -322,7 +299,7 @@ class LocalMachine:
     return pool.Pool(
       count,
       pool.Limits(memory_bytes=self._options.memory_bytes, is_fenced=is_fenced),
-      modules=self._functions.modules,
+      modules=(self._module,),
       environment={
         # Processes that compile and time share the GPU's memory with this one.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
