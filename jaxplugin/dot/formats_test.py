@@ -180,7 +180,9 @@ class DotTest(FormatsTest):
 
 class RaggedDotTest(FormatsTest):
   @parameterized.parameters(
-    (jp.FP8_1X128, jp.FP8_128X128), (jnp.float32, jp.INT4_128)
+    (jp.FP8_1X128, jp.FP8_128X128),
+    (jnp.float32, jp.INT4_128),
+    (jnp.float32, jp.INT8_ROW),
   )
   def test_each_group_has_its_product(self, lhs_format, rhs_format):
     x = operand(0, lhs_format, 10, 200)
