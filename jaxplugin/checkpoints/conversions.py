@@ -16,7 +16,6 @@ mlx/ops.cpp at 846d176.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 from typing import Final
@@ -455,18 +454,16 @@ def mlx_affine_format(
       f" {assembly.brief(biases)}"
     )
   size = k // groups
-  format = formats.BlockFormat(
-    name=f"uint{bits}_{size}_min_{scales.dtype}",
-    values_dtype=formats.INT4 if bits == 4 else formats.INT8,
-    scale_dtype=scales.dtype,
-    block_size=size,
-    offset_dtype=scales.dtype,
-    code_offset=1 << (bits - 1),
+  return formats.named(
+    formats.BlockFormat(
+      name=f"uint{bits}_{size}_min_{scales.dtype}",
+      values_dtype=formats.INT4 if bits == 4 else formats.INT8,
+      scale_dtype=scales.dtype,
+      block_size=size,
+      offset_dtype=scales.dtype,
+      code_offset=1 << (bits - 1),
+    )
   )
-  for named in formats.NAMED:
-    if dataclasses.replace(format, name=named.name) == named:
-      return named
-  return format
 
 
 def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:

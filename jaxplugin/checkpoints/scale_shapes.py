@@ -79,14 +79,10 @@ def find_format(
     offset_dtype=zero_dtype,
     code_offset=_UNSIGNED if is_unsigned else 0,
   )
-  wide = [made]
-  if assembly.is_float(scale):
-    wide.append(dataclasses.replace(made, scale_dtype=formats.F32))
-  for wanted in wide:
-    for named in formats.NAMED:
-      if dataclasses.replace(wanted, name=named.name) == named:
-        return named
-  return made
+  found = formats.named(made)
+  if not found.is_named and assembly.is_float(scale):
+    found = formats.named(dataclasses.replace(made, scale_dtype=formats.F32))
+  return found if found.is_named else made
 
 
 def _block(

@@ -273,11 +273,7 @@ class BlockFormat:
     """
     if self.offset_dtype is None:
       return self
-    bare = dataclasses.replace(self, offset_dtype=None, code_offset=0)
-    for named in NAMED:
-      if dataclasses.replace(named, name=bare.name) == bare:
-        return named
-    return bare
+    return named(dataclasses.replace(self, offset_dtype=None, code_offset=0))
 
   @property
   def has_zero_points(self) -> bool:
@@ -514,6 +510,14 @@ def infer(values_dtype: np.dtype, scale_dtype: np.dtype) -> BlockFormat | None:
     ):
       return candidate
   return None
+
+
+def named(format: BlockFormat) -> BlockFormat:
+  """Returns the named format with a format's fields, or else the format."""
+  for candidate in NAMED:
+    if dataclasses.replace(candidate, name=format.name) == format:
+      return candidate
+  return format
 
 
 def by_name(name: str) -> BlockFormat:
