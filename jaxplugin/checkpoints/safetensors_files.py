@@ -21,7 +21,6 @@ import os
 import pathlib
 from collections.abc import Container
 from collections.abc import Mapping
-from collections.abc import MutableMapping
 from typing import Any
 from typing import Final
 from typing import TypeVar
@@ -64,6 +63,7 @@ DTYPES: Final = {
   "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
   "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
+TYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 # Bits of narrower dtypes. FP4 is read packed, FP6 as bytes.
 BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
@@ -93,19 +93,21 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
       )
     text = file.read(length)
   header = json_text.parse_object(f"{path}: the header", text)
-  metadata = _metadata(path, header.pop(METADATA, {}))
+  metadata = header.pop(METADATA, {})
+  if not _is_strings(metadata):
+    raise _fault(path, f"{METADATA} must be an object of strings")
   start = SIZE_BYTES + length
-  misfits: dict[str, str] = {}
-  spans = {
-    name: _span(path, name, entry, misfits) for name, entry in header.items()
-  }
-  _require_no_holes(path, spans, size - start)
   mapped = stored.MappedFile(path, size)
-  tensors = {
-    name: _tensor(path, name, header[name], start + begin, mapped)
-    for name, (begin, _) in spans.items()
-    if name not in misfits
-  }
+  spans: dict[str, tuple[int, int]] = {}
+  tensors: dict[str, stored.StoredTensor] = {}
+  misfits: dict[str, str] = {}
+  for name, entry in header.items():
+    spans[name] = _span(path, name, entry)
+    if entry["dtype"] in {*DTYPES, *BITS}:
+      tensors[name] = _tensor(path, name, entry, start, mapped)
+    else:
+      misfits[name] = str(_unknown_dtype(path, name, entry["dtype"]))
+  _require_no_holes(path, spans, size - start)
   return stored.StoredTensors(
     tensors=tensors, metadata=metadata, misfits=misfits
   )
@@ -233,36 +235,25 @@ def _without(
   return {name: x for name, x in named.items() if name not in names}
 
 
-def _metadata(path: pathlib.Path, given: Any) -> Mapping[str, str]:
-  if not _is_strings(given):
-    raise _fault(path, f"{METADATA} must be an object of strings")
-  return given
-
-
 def _is_strings(x: Any) -> bool:
   return isinstance(x, dict) and all(isinstance(v, str) for v in x.values())
 
 
-def _span(
-  path: pathlib.Path,
-  name: str,
-  entry: Any,
-  misfits: MutableMapping[str, str],
-) -> tuple[int, int]:
-  """Returns first and last offset of a tensor, checked against its shape.
+def _unknown_dtype(
+  path: pathlib.Path, name: str, dtype: Any
+) -> errors.CheckpointError:
+  known = ", ".join([*DTYPES, *BITS])
+  rule = f"{name!r}: dtype must be one of {known}, got {_short(dtype)}"
+  return _fault(path, rule)
 
-  A tensor whose dtype is not in `DTYPES` or `BITS` is a misfit.
-  """
+
+def _span(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
+  """Returns first and last offset of a tensor, after checks of its fields."""
   if not isinstance(entry, dict) or set(entry) != _FIELDS:
     raise _fault(path, f"{name!r}: it must have exactly {sorted(_FIELDS)}")
   dtype, shape, span = (entry[x] for x in ("dtype", "shape", "data_offsets"))
-  is_known = isinstance(dtype, str) and dtype in {*DTYPES, *BITS}
-  if not is_known:
-    known = ", ".join([*DTYPES, *BITS])
-    rule = f"{name!r}: dtype must be one of {known}, got {_short(dtype)}"
-    if not isinstance(dtype, str):
-      raise _fault(path, rule)
-    misfits[name] = str(_fault(path, rule))
+  if not isinstance(dtype, str):
+    raise _unknown_dtype(path, name, dtype)
   if not _is_sizes(shape) or len(shape) > _MAX_RANK:
     raise _fault(
       path,
@@ -274,26 +265,6 @@ def _span(
       path,
       f"{name!r}: data_offsets must be [begin, end] with 0 <= begin <= end, got"
       f" {_short(span)}",
-    )
-  if not is_known:
-    return span[0], span[1]
-  bits = BITS.get(dtype) or 8 * DTYPES[dtype].itemsize
-  # NumPy refuses shapes beyond 2^63 even if another size is 0.
-  if math.prod(size for size in shape if size) * bits > _MAX_SIZE:
-    raise _fault(
-      path, f"{name!r}: shape must have less than 2^63 bits, got {shape}"
-    )
-  size = math.prod(shape) * bits
-  if size != 8 * (span[1] - span[0]):
-    raise _fault(
-      path,
-      f"{name!r}: {dtype}{shape} must have {size / 8:g} bytes, got"
-      f" data_offsets {span}",
-    )
-  if dtype in BITS and (not shape or shape[-1] * bits % 8):
-    raise _fault(
-      path,
-      f"{name!r}: rows of {dtype} must be whole bytes, got shape {shape}",
     )
   return span[0], span[1]
 
@@ -327,26 +298,46 @@ def _tensor(
   path: pathlib.Path,
   name: str,
   entry: Mapping[str, Any],
-  begin: int,
+  start: int,
   mapped: stored.MappedFile,
 ) -> stored.StoredTensor:
-  shape = tuple(entry["shape"])
-  type_name = entry["dtype"]
+  """Returns a tensor whose shape has as many bytes as its offsets."""
+  type_name, sizes, span = (
+    entry[x] for x in ("dtype", "shape", "data_offsets")
+  )
   dtype = DTYPES.get(type_name, np.dtype(np.uint8))
-  values_shape = shape
+  bits = BITS.get(type_name, 8 * dtype.itemsize)
+  # NumPy refuses shapes beyond 2^63 even if another size is 0.
+  if math.prod(size for size in sizes if size) * bits > _MAX_SIZE:
+    raise _fault(
+      path, f"{name!r}: shape must have less than 2^63 bits, got {sizes}"
+    )
+  count = math.prod(sizes) * bits
+  if count != 8 * (span[1] - span[0]):
+    raise _fault(
+      path,
+      f"{name!r}: {type_name}{sizes} must have {count / 8:g} bytes, got"
+      f" data_offsets {span}",
+    )
+  shape = tuple(sizes)
   if type_name in BITS:
-    shape = (*shape[:-1], shape[-1] * BITS[type_name] // 8)
-  size = math.prod(shape) * dtype.itemsize
+    if not sizes or sizes[-1] * bits % 8:
+      raise _fault(
+        path,
+        f"{name!r}: rows of {type_name} must be whole bytes, got shape {sizes}",
+      )
+    shape = (*shape[:-1], shape[-1] * bits // 8)
+  begin, nbytes = start + span[0], count // 8
   return stored.StoredTensor(
     file=str(path),
     name=name,
     type_name=type_name,
     dtype=dtype,
     shape=shape,
-    nbytes=size,
-    read=functools.partial(mapped.read, begin, size, dtype, shape),
+    nbytes=nbytes,
+    read=functools.partial(mapped.read, begin, nbytes, dtype, shape),
     begin=begin,
-    values_shape=values_shape,
+    values_shape=tuple(sizes),
   )
 
 

@@ -38,7 +38,6 @@ _FILE: Final = "model.safetensors"
 # torchao's files have the dtype of the weight before quantization, which a
 # `ScaledArray` does not store.
 _UNKNOWN_TYPE: Final = "BF16"
-_TYPE_NAMES: Final = {x: n for n, x in safetensors_files.DTYPES.items()}
 
 
 def save(
@@ -191,12 +190,13 @@ def _decide(
   array, type_name = leaf, _UNKNOWN_TYPE
   if isinstance(leaf, quantized_weight.QuantizedWeight):
     array = leaf.array
-    type_name = _TYPE_NAMES[leaf.dtype]
+    type_name = safetensors_files.TYPE_NAMES[leaf.dtype]
   if not isinstance(array, scaled_array.ScaledArray):
-    if array.dtype not in _TYPE_NAMES:
+    if array.dtype not in safetensors_files.TYPE_NAMES:
+      known = ", ".join(map(str, safetensors_files.TYPE_NAMES))
       raise TypeError(
         f"{_WHO}: {name!r} must have a dtype that safetensors stores, got"
-        f" {array.dtype}; the dtypes are {', '.join(map(str, _TYPE_NAMES))}"
+        f" {array.dtype}; the dtypes are {known}"
       )
     return selection.TensorDecision(tensor=_tensor(target, name, array))
   who = f"{_WHO}: {name!r}"
@@ -224,7 +224,7 @@ def _tensor(target: pathlib.Path, name: str, x: Any) -> stored.StoredTensor:
   return stored.StoredTensor(
     file=str(target),
     name=name,
-    type_name=_TYPE_NAMES.get(dtype, ""),
+    type_name=safetensors_files.TYPE_NAMES.get(dtype, ""),
     dtype=dtype,
     shape=tuple(x.shape),
     nbytes=x.nbytes,

@@ -67,7 +67,8 @@ def lay_out(
   tensors: list[tuple[str, str, tuple[int, ...], int]] = []
   for decision in decisions:
     if decision.weight is None:
-      tensors.append(_as_stored(decision.tensor))
+      x = decision.tensor
+      tensors.append((x.name, x.type_name, x.logical_shape, x.nbytes))
     for part in decision.parts:
       tensors.append((part.name, part.type_name, part.shape, part.nbytes))
   tensors.sort(key=lambda x: -_itemsize(x[1]))
@@ -98,17 +99,6 @@ def lay_out(
     begins={tensor: len(head) + x for tensor, x in begins.items()},
     size=len(head) + end,
   )
-
-
-def _as_stored(
-  tensor: stored.StoredTensor,
-) -> tuple[str, str, tuple[int, ...], int]:
-  """Returns a copied tensor's name, dtype, shape and bytes for the header."""
-  shape = tensor.shape
-  bits = safetensors_files.BITS.get(tensor.type_name)
-  if bits is not None:  # narrower than a byte, read as bytes
-    shape = (*shape[:-1], shape[-1] * 8 // bits)
-  return tensor.name, tensor.type_name, shape, tensor.nbytes
 
 
 def _itemsize(type_name: str) -> int:
