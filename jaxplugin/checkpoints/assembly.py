@@ -442,25 +442,22 @@ def _replace_zeros(
   is_odd = ~_is_allowed(numbers, usable, second.divides)
   if not is_odd.any():
     return scale, second
+  lead = tuple(values.shape[:-2])
   magnitudes = np.asarray(values).view(np.uint8) & _FP4_MAGNITUDES
-  codes = np.asarray(scale).view(np.uint8)
-  lead, rows = tuple(values.shape[:-2]), _rows(values, axis)
-  is_zero: Any
+  has_number = np.asarray(magnitudes.any(axis))
   if parts == 0:
-    is_zero, spread = ~magnitudes.any(), (1,) * codes.ndim
-  elif parts == 1:
-    is_zero, spread = ~magnitudes.any((-2, -1)), (*lead, 1, 1)
+    where = np.asarray(is_odd.reshape(()) & ~has_number.any())
   else:
-    is_zero = (~magnitudes.any(axis)).reshape(*lead, parts, -1).all(-1)
-    spread = (*lead, rows, 1) if axis == -1 else (*lead, 1, rows)
-  is_replaced = is_odd & is_zero.reshape(numbers.shape)
-  where = is_replaced
+    has_number = has_number.reshape(*lead, parts, -1).any(-1)
+    where = is_odd.reshape(*lead, parts) & ~has_number
+  numbers = np.where(where.reshape(numbers.shape), np.float32(1), numbers)
   if parts > 1:
-    where = np.repeat(is_replaced, rows // parts, axis=-1)
+    where = where.repeat(_rows(values, axis) // parts, -1)
+  if parts:
+    where = np.expand_dims(where, axis)
+  codes = np.asarray(scale).view(np.uint8)
   is_nan = (codes & ~np.uint8(SIGN)) == E4M3_NAN
-  scale = np.where(is_nan & where.reshape(spread), np.uint8(0), codes)
-  scale = scale.view(formats.E4M3)
-  numbers = np.where(is_replaced, np.float32(1), numbers)
+  scale = np.where(is_nan & where, np.uint8(0), codes).view(formats.E4M3)
   return scale, dataclasses.replace(second, given=numbers)
 
 

@@ -103,7 +103,7 @@ _FLOAT_SCALED: Final = (
   *(formats.INT4_128, formats.INT4_128_BF16, formats.INT4_32),
   *(formats.UINT4_128, formats.UINT4_128_BF16),
 )
-_TYPE_NAMES: Final = {dtype: x for x, dtype in safetensors_files.DTYPES.items()}
+_TYPE_NAMES: Final = safetensors_files.TYPE_NAMES
 _BYTES: Final = _TYPE_NAMES[formats.PACKED]
 
 
@@ -113,8 +113,11 @@ _BYTES: Final = _TYPE_NAMES[formats.PACKED]
 def _entry(
   layout: str,
   format: formats.BlockFormat,
-  parts: Sequence[stored.StoredTensor | None],
   convert: Callable[..., scaled_array.ScaledArray],
+  parts: Sequence[stored.StoredTensor | None],
+  *,
+  has_range: bool = False,
+  others: Sequence[stored.StoredTensor | None] = (),
   **fields: Any,
 ) -> records.Entry:
   """Returns an entry.
@@ -122,25 +125,28 @@ def _entry(
   Args:
     layout: the layout's name.
     format: the format.
-    parts: values, block scales and the global scale, None for a missing one;
-      then other tensors that belong to the weight.
-    convert: takes the arrays of all parts, and global_scale_range.
+    convert: takes the arrays of the parts, None for a missing one.
+    parts: the tensors that hold the numbers, the values first.
+    has_range: whether the last part is a global scale, and `convert` takes
+      global_scale_range.
+    others: other tensors that belong to the weight.
     **fields: other fields of the entry. By default the name is the name of the
       values, and values lie along the last axis.
   """
-  values, _, *rest = parts
+  values = parts[0]
   assert values is not None
 
   def make(allowed: assembly.Range | None) -> scaled_array.ScaledArray:
-    return convert(*(x and x.read() for x in parts), global_scale_range=allowed)
+    options = {"global_scale_range": allowed} if has_range else {}
+    return convert(*(x and x.read() for x in parts), **options)
 
   return records.Entry(
     **{"name": values.name, "shape": _shape(format, values), **fields},
     layout=layout,
     format=format,
-    parts=tuple(x for x in parts if x is not None),
+    parts=tuple(x for x in (*parts, *others) if x is not None),
     make=make,
-    global_scale=rest[0] if rest else None,
+    global_scale=parts[-1] if has_range else None,
   )
 
 
@@ -193,7 +199,8 @@ def _linear_entry(
   if second is not None:
     assembly.require_global_scale(_WHO, second.name, second, values, axis)
   entry = _entry(
-    *(layout, format, (values, scale, second), convert),
+    *(layout, format, convert, (values, scale, second)),
+    has_range=True,
     shape=_shape(format, values, axis),
     activation_scale=_activation(contents, layout, prefix),
   )
@@ -211,7 +218,7 @@ def _torchao_entry(
   """Returns a weight that `from_torchao` converts."""
   format = conversions.torchao_format(_WHO, *parts[:2], is_swizzled)
   convert = functools.partial(conversions.from_torchao, is_swizzled=is_swizzled)
-  return _entry(layout, format, parts, convert, **fields)
+  return _entry(layout, format, convert, parts, has_range=True, **fields)
 
 
 def _recognize_named_scales(
@@ -526,7 +533,7 @@ def _read_packed_integers(
   if zeros is not None:
     zero_dtype = formats.PACKED if dtype == formats.INT4 else formats.INT8
 
-  def convert(x: Any, y: Any, _: Any, __: Any, z: Any, **___: Any) -> Any:
+  def convert(x: Any, y: Any, z: Any) -> Any:
     if z is not None:
       z = packed_integers.unpack_zero_points(_WHO, z, y, dtype)
     return packed_integers.unpack(_WHO, x, y, shape, z)
@@ -534,8 +541,9 @@ def _read_packed_integers(
   return _entry(
     COMPRESSED_TENSORS,
     scale_shapes.find_format(_WHO, dtype, shape, scale, zero_dtype),
-    (words, scale, None, size, zeros),
     convert,
+    (words, scale, zeros),
+    others=(size,),
     name=f"{prefix}weight",
     shape=shape,
   )
@@ -692,8 +700,7 @@ def _recognize_gpt_oss(
       conversions.require_gpt_oss(_WHO, blocks, scales)
       format = formats.MXFP4
       return _entry(
-        *("gpt-oss", format, (blocks, scales)),
-        lambda x, y, **_: conversions.from_gpt_oss(x, y),
+        *("gpt-oss", format, conversions.from_gpt_oss, (blocks, scales)),
         name=base,
         shape=(*scales.shape[:-1], scales.shape[-1] * format.block_size),
       )
@@ -915,12 +922,12 @@ def _read_comfyui(
   second = contents.tensors.get(f"{prefix}{_SECOND}")
   format = conversions.comfyui_format(_WHO, values, scale, second is not None)
   rows = _comfyui_rows(contents, values, prefix, format, mark)
-  mark_tensor = None if mark is None else mark.tensor
   entry = _entry(
-    *(COMFYUI, format, (values, scale, second, mark_tensor)),
-    lambda x, y, z, *_, **options: conversions.from_comfyui(
-      x, y, z, rows=rows, **options
-    ),
+    *(COMFYUI, format),
+    functools.partial(conversions.from_comfyui, rows=rows),
+    (values, scale, second),
+    has_range=True,
+    others=() if mark is None else (mark.tensor,),
     shape=(rows, *_shape(format, values)[1:]),
     activation_scale=_activation(contents, COMFYUI, prefix),
   )
@@ -1020,10 +1027,8 @@ def _recognize_deepseek(
     scale = contents.tensors.get(f"{_prefix(values.name)}{leaf}")
     if scale is not None and scale.dtype in (formats.PACKED, formats.E8M0):
       format = conversions.deepseek_format(_WHO, values, scale)
-      return _entry(
-        *(DEEPSEEK, format, (values, scale)),
-        lambda x, y, **_: conversions.from_deepseek(x, y),
-      )
+      convert = conversions.from_deepseek
+      return _entry(DEEPSEEK, format, convert, (values, scale))
   return _recognize_float_scales(contents, values)
 
 
@@ -1078,8 +1083,9 @@ def _recognize_float_scales(
     )
     activation = f"{prefix}input_scale"
     entry = _entry(
-      *(layout, format, (values, scale, None, zeros)),
-      lambda x, y, _, z, **__: scale_shapes.assemble(_WHO, x.dtype, x, y, z),
+      *(layout, format),
+      functools.partial(scale_shapes.assemble, _WHO, values.dtype),
+      (values, scale, zeros),
       activation_scale=activation if activation in contents.tensors else None,
     )
     return _with_rest_of_product(contents, entry, prefix, axis=-1)
@@ -1114,21 +1120,19 @@ def _recognize_words(
   across = dataclasses.replace(scale, shape=scale.shape[::-1])
   is_v2 = "gptq_v2" in contents.config
 
-  def convert(x: Any, y: Any, _: Any, z: Any, i: Any, **__: Any) -> Any:
-    if is_awq:
-      return packed_integers.from_awq(x, y, z)
-    return packed_integers.from_gptq(x, y, z, i, is_v2=is_v2)
-
   # Symmetric weights have zero points too, so their numbers decide.
   points = packed_integers.zero_points_of(
     zeros and zeros.read(), is_awq=is_awq, is_smaller=not (is_awq or is_v2)
   )
   zero_dtype = None if points is None else points.dtype
+  convert: Any = functools.partial(packed_integers.from_gptq, is_v2=is_v2)
+  if is_awq:
+    convert = lambda x, y, z, _: packed_integers.from_awq(x, y, z)
   return _entry(
     layout,
     scale_shapes.find_format(_WHO, formats.INT4, (n, k), across, zero_dtype),
-    (words, scale, None, zeros, order),
     convert,
+    (words, scale, zeros, order),
     name=f"{base}{names.WEIGHT}",
     shape=(n, k),
   )
@@ -1153,10 +1157,7 @@ def _recognize_mlx(
       values, f"it has the global scale {name!r} of MLX, which is not supported"
     )
   format = conversions.mlx_format(_WHO, values, scales)
-  return _entry(
-    *("mlx", format, (values, scales)),
-    lambda x, y, **_: conversions.from_mlx(x, y),
-  )
+  return _entry("mlx", format, conversions.from_mlx, (values, scales))
 
 
 def _mlx_affine(
@@ -1178,10 +1179,8 @@ def _mlx_affine(
   if rest or bits not in (4, 8):
     return None
   format = conversions.mlx_affine_format(_WHO, values, scales, biases, bits)
-  return _entry(
-    *("mlx", format, (values, scales, None, biases)),
-    lambda x, y, _, z, **__: conversions.from_mlx(x, y, z, bits=bits),
-  )
+  convert = functools.partial(conversions.from_mlx, bits=bits)
+  return _entry("mlx", format, convert, (values, scales, biases))
 
 
 def _recognize_gguf(
@@ -1205,8 +1204,10 @@ def _recognize_gguf(
       )
     scale = scales[0] if scales else None
   return _entry(
-    *("gguf", format, (blocks, None, scale)),
-    lambda x, _, z, **options: gguf_blocks.from_gguf(x, name, z, **options),
+    *("gguf", format),
+    lambda x, y, **options: gguf_blocks.from_gguf(x, name, y, **options),
+    (blocks, scale),
+    has_range=True,
     shape=gguf_blocks.shape_of(_WHO, blocks, name),
   )
 

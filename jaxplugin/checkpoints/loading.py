@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import warnings
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -32,7 +33,6 @@ from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints import tables
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.printing import console
@@ -240,7 +240,7 @@ class Checkpoint(Mapping[str, Any]):
   def parts(self) -> Iterator[console.Part]:
     """Yields the parts of the report that `str` prints."""
     yield f"{self.path}: {self.config or 'no quantization_config'}"
-    yield from tables.parts(tables.rows(self.entries.values()))
+    yield from _table(_rows(self.entries.values()))
     if awq := _with_pre_quant_scale(self.entries):
       yield (f"{len(awq)} weights need inputs multiplied by pre_quant_scale")
     if open_ones := _open_layouts(self.entries):
@@ -270,7 +270,7 @@ class Checkpoint(Mapping[str, Any]):
 
   def to_json(self) -> str:
     """Returns the report as JSON."""
-    found = tables.rows(self.entries.values())
+    found = _rows(self.entries.values())
     return json.dumps(
       {
         "path": str(self.path),
@@ -287,6 +287,66 @@ class Checkpoint(Mapping[str, Any]):
 
   def __repr__(self) -> str:
     return f"Checkpoint({str(self.path)!r}, {len(self.entries)} names)"
+
+
+@dataclasses.dataclass(kw_only=True)
+class _TensorGroup:
+  """Tensors of one layout, format and shape whose names differ in numbers.
+
+  Attributes:
+    layout: the layout; "" for plain tensors.
+    format: the format or dtype.
+    shape: the shape of each tensor.
+    name: their names, with * for numbers.
+    bytes: bytes of all tensors.
+    count: number of tensors.
+  """
+
+  layout: str
+  format: str
+  shape: tuple[int, ...]
+  name: str
+  bytes: int = 0
+  count: int = 0
+
+
+def _rows(entries: Iterable[records.Entry]) -> list[_TensorGroup]:
+  """Returns a row for each group of similar tensors."""
+  found: dict[tuple[object, ...], _TensorGroup] = {}
+  for entry in entries:
+    row = _TensorGroup(
+      layout=entry.layout or "",
+      format=entry.type_name,
+      shape=tuple(entry.shape),
+      name=naming.starred(entry.name),
+    )
+    key = (row.layout, row.format, row.shape, row.name)
+    row = found.setdefault(key, row)
+    row.bytes += entry.nbytes
+    row.count += 1
+  return list(found.values())
+
+
+def _table(found: Sequence[_TensorGroup]) -> Iterator[console.Part]:
+  """Yields a table of rows, and the totals."""
+  yield console.table(
+    ("layout", "format", "shape", "bytes", "count", "name"),
+    [
+      (
+        row.layout or "-",
+        row.format,
+        str(list(row.shape)),
+        f"{row.bytes:,}",
+        str(row.count),
+        row.name,
+      )
+      for row in found
+    ],
+    names=("name",),
+    figures=("shape", "bytes", "count"),
+  )
+  count = sum(row.count for row in found)
+  yield f"{count} names, {sum(row.bytes for row in found):,} bytes"
 
 
 def _is_larger(array: Any, entry: records.Entry) -> bool:
@@ -404,7 +464,7 @@ def load(
   misfits: dict[str, str] = {}
   entries = recognition.recognize(source, layout, misfits, config)
   entries = {n: x for n, x in entries.items() if not _is_skipped(globs, x)}
-  misfits = {n: x for n, x in misfits.items() if not _any_match(globs, [n])}
+  misfits = {n: x for n, x in misfits.items() if not naming.matches(globs, n)}
   if not strict:
     for name, entry in entries.items():
       refusals = [x.refusal for x in entry.parts if x.refusal]
@@ -483,11 +543,8 @@ def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
 
 
 def _is_skipped(globs: Sequence[str], entry: records.Entry) -> bool:
-  return _any_match(globs, [entry.name, entry.parts[0].name])
-
-
-def _any_match(globs: Sequence[str], names: Sequence[str]) -> bool:
-  return any(naming.matches(glob, name) for glob in globs for name in names)
+  names = (entry.name, entry.parts[0].name)
+  return any(naming.matches(globs, name) for name in names)
 
 
 def _with_pre_quant_scale(

@@ -37,10 +37,12 @@ def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
   return found
 
 
-def matches(pattern: str, name: str) -> bool:
+def matches(patterns: Iterable[str], name: str) -> bool:
   """Returns whether a glob matches a name, with or without ".weight"."""
   return any(
-    fnmatch.fnmatchcase(x, pattern) for x in (name, name.removesuffix(WEIGHT))
+    fnmatch.fnmatchcase(x, pattern)
+    for pattern in patterns
+    for x in (name, name.removesuffix(WEIGHT))
   )
 
 

@@ -8,14 +8,54 @@ quantized and fits no layout is an error. All other tensors pass through.
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections.abc import MutableMapping
+from collections.abc import Sequence
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
 
 from jaxplugin.checkpoints import comfyui_marks
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import layouts
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints import unsupported
+
+# Signs that a tensor is quantized in an unsupported format: integers or FP8
+# with a scale, zero point or codebook in another tensor. The names come from
+# public checkpoints. `_VALUES` have their other parts in the same module.
+_VALUES: Final = frozenset(
+  {
+    *("weight", "weight_packed", "qweight", "q_weight", "W_q", "codes"),
+    *("Qidxs", "trellis"),
+  }
+)
+_PACKED_FLOATS: Final = ("F4", "F6_E2M3", "F6_E3M2")
+_INTEGERS: Final = tuple(
+  np.dtype(x) for x in ("uint8", "int8", "int16", "uint16", "int32", "uint32")
+)
+_SIGN: Final = re.compile(
+  r"scale|absmax|quant_map|quant_state|\bSCB\b|zero_?point|zeros|g_idx|codebook"
+  r"|comfy_quant|\bs[uv]h\b|\bmeta\b|\bbiases\b",
+)
+# Quantizations: a pattern of the values' name, a pattern of the other parts'
+# names, and a description. The first that matches is used.
+_FAMILIES: Final = tuple(
+  (re.compile(values), re.compile(beside), name)
+  for values, beside, name in (
+    (r"\.qweight$", r"wscales|smooth", "integers of Nunchaku (SVDQuant)"),
+    (r"\.qweight$", r"", "integers of GPTQ or AWQ"),
+    (r"\.q_weight$", r"", "integers of ExLlama"),
+    (r"\.W_q$", r"", "integers of HQQ"),
+    (r"\.codes$", r"codebook", "codes of AQLM"),
+    (r"\.Qidxs$", r"", "codes of QuIP#"),
+    (r"\.trellis$", r"", "codes of EXL3"),
+    (r"", r"quant_state|quant_map|absmax", "4 bits of bitsandbytes"),
+    (r"", r"\bSCB\b", "INT8 of bitsandbytes"),
+  )
+)
 
 
 def recognize(
@@ -47,7 +87,7 @@ def recognize(
     layout=layout,
     config=config,
   )
-  found: list[records.Entry] = []
+  weights: dict[str, records.Entry] = {}
   for name, tensor in source.tensors.items():
     if name in wrong:
       continue
@@ -57,15 +97,14 @@ def recognize(
       wrong[name] = str(stored.fault(tensor, str(error)))
       continue
     if entry is not None:
-      found.append(entry)
+      weights[entry.parts[0].name] = entry
   # A part belongs to its weight, in any order of the file.
-  taken = {part.name for entry in found for part in entry.parts}
-  weights = {entry.parts[0].name: entry for entry in found}
-  signs = unsupported.Signs(source, config)
+  taken = {part.name for entry in weights.values() for part in entry.parts}
+  names = sorted(source.tensors)
   for name, tensor in source.tensors.items():
     if name in taken or name in wrong:
       continue
-    if (reason := signs.find(tensor)) is not None:
+    if (reason := _unsupported(contents, names, tensor)) is not None:
       wrong[name] = str(stored.fault(tensor, reason))
   entries: dict[str, records.Entry] = {}
   for name, tensor in source.tensors.items():
@@ -110,3 +149,93 @@ def _plain(tensor: stored.StoredTensor) -> records.Entry:
     parts=(tensor,),
     make=lambda _: tensor.read(),
   )
+
+
+def _unsupported(
+  contents: records.Contents, names: Sequence[str], tensor: stored.StoredTensor
+) -> str | None:
+  """Returns why a tensor looks quantized, and how; None if it does not.
+
+  Args:
+    contents: the checkpoint.
+    names: the names of its tensors, sorted.
+    tensor: a tensor that is not a part of a recognized weight.
+  """
+  if tensor.refusal or not _may_be_quantized(tensor):
+    return None
+  beside = _signs(names, tensor.name)
+  leaf = tensor.name.rpartition(".")[2]
+  if beside:
+    sign = f"it has {_quoted(beside)}"
+  elif contents.config and leaf in _VALUES and len(tensor.shape) > 1:
+    sign = f"{contents.config}, and it has no scale"
+  else:
+    return None
+  what = _family(tensor, [contents.tensors[x] for x in beside])
+  return (
+    f"it is quantized ({sign}): {what}. jaxplugin has no such format."
+    " Dequantize it with the tool that wrote it, and quantize the result"
+  )
+
+
+def _signs(names: Sequence[str], name: str) -> list[str]:
+  """Returns names of other parts of a tensor that show a quantization."""
+  found = []
+  for prefix in (f"{name}.", f"{name}_"):
+    its = _starting(names, prefix)
+    found += [x for x in its if _SIGN.search(x[len(name) :])]
+  module, dot, leaf = name.rpartition(".")
+  if dot and leaf in _VALUES:
+    prefix = f"{module}."
+    found += [
+      x
+      for x in _starting(names, prefix)
+      if x not in found
+      and x != name
+      and "." not in x[len(prefix) :]
+      and _SIGN.search(x[len(prefix) :])
+    ]
+  return found
+
+
+def _starting(names: Sequence[str], prefix: str) -> Sequence[str]:
+  after = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # sorted after all of them
+  first, last = (bisect.bisect_left(names, x) for x in (prefix, after))
+  return names[first:last]
+
+
+def _may_be_quantized(tensor: stored.StoredTensor) -> bool:
+  return (
+    tensor.type_name in _PACKED_FLOATS
+    or tensor.dtype in _INTEGERS
+    or (
+      tensor.dtype.itemsize == 1 and jnp.issubdtype(tensor.dtype, np.floating)
+    )
+  )
+
+
+def _quoted(names: Sequence[str]) -> str:
+  shown = [repr(x) for x in names[:3]]
+  more = len(names) - len(shown)
+  return " and ".join([*shown, *([f"{more} more"] if more else [])])
+
+
+def _family(
+  tensor: stored.StoredTensor, beside: Sequence[stored.StoredTensor]
+) -> str:
+  names = " ".join(x.name for x in beside)
+  for values, others, name in _FAMILIES:
+    if values.search(tensor.name) and others.search(names):
+      return f"{name}, {_brief(tensor)}"
+  scales = [x for x in beside if "scale" in x.name]
+  of = f" with {_brief(scales[0])}" if scales else ""
+  if tensor.type_name in _PACKED_FLOATS:
+    return f"{tensor.type_name}, {_brief(tensor)}{of}"
+  if tensor.dtype == np.uint32 and any("biases" in x.name for x in beside):
+    return f"integers of MLX's affine mode, {_brief(tensor)}{of}"
+  kind = "FP8" if tensor.dtype not in _INTEGERS else "packed or INT8"
+  return f"{kind}, {_brief(tensor)}{of}"
+
+
+def _brief(x: stored.StoredTensor) -> str:
+  return f"{x.type_name}{list(x.shape)}"

@@ -159,10 +159,9 @@ class _Job:
     ends = self._target.suffix == loading.SAFETENSORS
     if ends == self._source.is_folder:
       kind = "a folder" if self._source.is_folder else "a .safetensors file"
-      raise sources.fault(
-        _WHO,
-        f"the target must be {kind}, as {self._source.path} is, got"
-        f" {self._target}",
+      raise errors.CheckpointError(
+        f"{_WHO}: the target must be {kind}, as {self._source.path} is, got"
+        f" {self._target}"
       )
     with staging.writing(_WHO, self._target):
       staging.require_new(_WHO, self._target)

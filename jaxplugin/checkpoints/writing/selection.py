@@ -107,15 +107,19 @@ def choose(
       would have the same name.
   """
   by_name = {tensor.name: tensor for tensor in tensors}
-  _require_matches(who, "exclude", rules.exclude, by_name)
-  _require_matches(who, "transposed", rules.transposed, by_name)
-  _require_matches(who, "include", rules.include or (), by_name)
+  for what in ("exclude", "transposed", "include"):
+    for pattern in getattr(rules, what) or ():
+      if not any(naming.matches([pattern], name) for name in by_name):
+        raise errors.CheckpointError(
+          f"{who}: {what}={pattern!r} must match a tensor; list their names"
+          " with dry_run=True (--dry-run)"
+        )
   found = [
     _decide(who, tensor, layout, format, rules, by_name)
     for tensor in by_name.values()
   ]
   for pattern in rules.include or ():
-    of_it = [x for x in found if naming.matches(pattern, x.tensor.name)]
+    of_it = [x for x in found if naming.matches([pattern], x.tensor.name)]
     if all(x.weight is None for x in of_it):
       raise errors.CheckpointError(
         f"{who}: include={pattern!r} must match a tensor that can be"
@@ -148,21 +152,6 @@ def unquantized_modules(decisions: Iterable[TensorDecision]) -> list[str]:
   }
   # The head stays unquantized even if it is another name of an embedding.
   return sorted({*copied, _HEAD} - quantized)
-
-
-def _any_matches(patterns: Sequence[str], name: str) -> bool:
-  return any(naming.matches(pattern, name) for pattern in patterns)
-
-
-def _require_matches(
-  who: str, what: str, patterns: Sequence[str], names: Iterable[str]
-) -> None:
-  for pattern in patterns:
-    if not any(naming.matches(pattern, name) for name in names):
-      raise errors.CheckpointError(
-        f"{who}: {what}={pattern!r} must match a tensor; list their names with"
-        " dry_run=True (--dry-run)"
-      )
 
 
 def _decide(
@@ -203,9 +192,9 @@ def refusal(layout: records.Layout, weight: records.WeightToWrite) -> str:
 def _reason(tensor: stored.StoredTensor, rules: SelectionRules) -> str:
   """Returns why a tensor is not quantized to any format, or ""."""
   name = tensor.name
-  if _any_matches(rules.exclude, name):
+  if naming.matches(rules.exclude, name):
     return "excluded"
-  if rules.include is not None and not _any_matches(rules.include, name):
+  if rules.include is not None and not naming.matches(rules.include, name):
     return "not included"
   if tensor.type_name not in _FLOATS:
     return f"{tensor.type_name} is not one of {', '.join(_FLOATS)}"
@@ -235,7 +224,7 @@ def _axis(tensor: stored.StoredTensor, rules: SelectionRules) -> int:
   """Returns the axis of k: the last one, except in experts of some models."""
   if len(tensor.shape) != 3:
     return -1
-  if _any_matches(rules.transposed, tensor.name):
+  if naming.matches(rules.transposed, tensor.name):
     return -2
   is_before = rules.model_type in _K_BEFORE_N and _K_BEFORE_N_NAMES.search(
     tensor.name

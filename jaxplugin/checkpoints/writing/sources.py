@@ -123,10 +123,6 @@ def open_source(who: str, path: pathlib.Path) -> SourceCheckpoint:
   )
 
 
-def fault(who: str, rule: str) -> errors.CheckpointError:
-  return errors.CheckpointError(f"{who}: {rule}")
-
-
 def _require_plain(
   who: str,
   config_file: pathlib.Path,

@@ -16,6 +16,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
+from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import numbers
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
@@ -65,7 +66,9 @@ def verified(
     name = decision.tensor.name
     entry = written.get(name)
     if entry is None or (entry.layout is None) != (decision.weight is None):
-      raise sources.fault(who, f"{name!r} was not read back from {folder}")
+      raise errors.CheckpointError(
+        f"{who}: {name!r} was not read back from {folder}"
+      )
     if decision.weight is None:
       _require_same_bytes(decision.tensor, entry.parts[0])
     else:
