@@ -444,9 +444,9 @@ def _replace_zeros(
     return scale, second
   lead = tuple(values.shape[:-2])
   magnitudes = np.asarray(values).view(np.uint8) & _FP4_MAGNITUDES
-  has_number = np.asarray(magnitudes.any(axis))
+  has_number: Any = magnitudes.any(axis)
   if parts == 0:
-    where = np.asarray(is_odd.reshape(()) & ~has_number.any())
+    where = is_odd.reshape(()) & ~has_number.any()
   else:
     has_number = has_number.reshape(*lead, parts, -1).any(-1)
     where = is_odd.reshape(*lead, parts) & ~has_number
