@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other tools' tensors convert to the numbers that tables here decode."""
 
-import importlib.util
-import warnings
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -554,122 +551,6 @@ class ActivationScaleTest(absltest.TestCase):
     for given in (np.float32([1, 2]), np.int32(1)):
       with self.assertRaisesRegex(TypeError, "must be one float, got"):
         read("modelopt", given)
-
-
-def _traced_from_gguf(blocks, format):
-  return jax.jit(lambda x: jp.checkpoints.from_gguf(x, format))(blocks)
-
-
-class GgufTest(parameterized.TestCase):
-  def blocks(self, format, scale_last=254):
-    """Returns blocks made by their definition, and the numbers in f64."""
-    rng = np.random.default_rng(3)
-    rows = []
-    numbers = np.zeros((N, K))
-    size = 32 if format == "mxfp4" else 64
-    for row in range(N):
-      data = []
-      for b in range(K // size):
-        if format == "mxfp4":
-          codes = rng.integers(0, 16, 32)
-          exponent = int(rng.integers(0, scale_last + 1))
-          data += [exponent]
-          data += [codes[j] | codes[j + 16] << 4 for j in range(16)]
-          # ggml has a table of doubled numbers, times 2^(e - 128).
-          block = np.ldexp(2 * E2M1[codes], exponent - 128)
-        else:
-          codes = rng.integers(0, 16, 64)
-          scales = rng.integers(0, 0x80, 4)
-          scales[b] = 0x7F  # ggml reads 0, not NaN
-          data += [*scales]
-          for s in range(4):
-            sub = codes[16 * s : 16 * s + 16]
-            data += [sub[j] | sub[j + 8] << 4 for j in range(8)]
-          of_scales = np.where(scales == 0x7F, 0, e4m3(scales))
-          block = E2M1[codes] * np.repeat(of_scales, 16)
-        numbers[row, b * size : (b + 1) * size] = block
-      rows.append(data)
-    return np.array(rows, np.uint8), numbers
-
-  @parameterized.product(format=("mxfp4", "nvfp4"), xp=(np, jnp))
-  @pytest.mark.sample(1)
-  def test_numbers_are_those_of_the_blocks(self, format, xp):
-    blocks, expected = self.blocks(format)
-    scale = None
-    if format == "nvfp4":
-      scale = np.float32([2.0**-12])
-      expected = expected * 2.0**-12
-    array = jp.checkpoints.from_gguf(xp.asarray(blocks), format, scale)
-    self.assertEqual(array.shape, (N, K))
-    np.testing.assert_array_equal(numbers_of(array), expected)
-
-  @parameterized.parameters("mxfp4", "nvfp4")
-  def test_numbers_are_those_of_the_gguf_package(self, format):
-    if importlib.util.find_spec("gguf") is None:
-      self.skipTest("the gguf package is not installed")
-    import gguf
-
-    blocks, _ = self.blocks(format)
-    kind = gguf.GGMLQuantizationType[format.upper()]
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore")
-      want = gguf.quants.dequantize(blocks, kind)
-      array = jp.checkpoints.from_gguf(blocks, format)
-    np.testing.assert_array_equal(numbers_of(array).astype(np.float32), want)
-
-  def integer_blocks(self, kind):
-    """Returns blocks of Q8_0 or Q4_0 by ggml's structs, and the numbers."""
-    rng = np.random.default_rng(4)
-    scales = rng.standard_normal((N, K // 32)).astype(np.float16)
-    if kind == "Q8_0":
-      integers = rng.integers(-128, 128, (N, K // 32, 32))
-      data = integers.astype(np.int8).view(np.uint8)
-    else:
-      integers = rng.integers(-8, 8, (N, K // 32, 32))
-      low, high = integers[..., :16] + 8, integers[..., 16:] + 8
-      data = (low | high << 4).astype(np.uint8)
-    head = scales.view(np.uint8).reshape(N, K // 32, 2)
-    blocks = np.concatenate([head, data], -1).reshape(N, -1)
-    return blocks, (integers * scales.astype(float)[..., None]).reshape(N, K)
-
-  @parameterized.product(kind=("Q8_0", "Q4_0"), xp=(np, jnp))
-  def test_integers_are_those_of_ggml(self, kind, xp):
-    blocks, numbers = self.integer_blocks(kind)
-    format = {"Q8_0": jp.INT8_32, "Q4_0": jp.INT4_32}[kind]
-    want = numbers.astype(np.float32)
-    for convert in (jp.checkpoints.from_gguf, _traced_from_gguf):
-      array = convert(xp.asarray(blocks), format)
-      self.assertEqual((array.format, array.shape), (format, (N, K)))
-      got = np.asarray(jp.dequantize(array, jnp.float32))
-      np.testing.assert_array_equal(got, want)
-    if importlib.util.find_spec("gguf") is not None:
-      import gguf
-
-      other = gguf.GGMLQuantizationType[kind]
-      other = gguf.quants.dequantize(blocks, other)
-      np.testing.assert_array_equal(other, want)
-    x = np.random.default_rng(5).standard_normal((3, K)).astype(np.float32)
-    bound = SUM_TOLERANCE * (np.abs(x) @ np.abs(numbers).T)
-    got = np.asarray(jp.block_scaled_dot(x, array), float)
-    self.assertTrue((np.abs(got - x.astype(float) @ numbers.T) <= bound).all())
-
-  def test_scale_with_a_sign_is_refused(self):
-    blocks, _ = self.blocks("nvfp4")
-    blocks[2, 3] |= 0x80
-    with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError, "bytes below 0x80"
-    ):
-      jp.checkpoints.from_gguf(blocks, "nvfp4")
-
-  def test_other_shapes_and_formats_are_an_error(self):
-    with self.assertRaisesRegex(TypeError, r"n, 17 \* k / 32\], got uint8\[5"):
-      jp.checkpoints.from_gguf(np.zeros((5, 18), np.uint8), jp.MXFP4)
-    with self.assertRaisesRegex(
-      ValueError, "or the format of one, got 'mxfp8'"
-    ):
-      jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp8")
-    with self.assertRaisesRegex(TypeError, "scale must be None for mxfp4"):
-      jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp4", 1.0)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's blocks become arrays that have the bits of the gguf package."""
 
-import importlib.util
-import pathlib
-import tempfile
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +10,8 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import gguf_blocks
+from jaxplugin.testing import checkpoint_files as files
+from jaxplugin.testing import installed
 
 INTEGERS = [x for x in gguf_blocks.TYPES if x not in ("MXFP4", "NVFP4")]
 N, K = 5, 512
@@ -29,15 +27,16 @@ def blocks_of(name, *, finite=False):
   if finite:
     # Bytes 0x20 to 0x2F are f16 from 2^-7 to 2^-4, wherever they are.
     blocks = np.where(blocks & 1, blocks & 0x8F, blocks & 0xAF) | 0x20
+  if name == "MXFP4":
+    blocks[..., 0] %= 255  # the package reads 255 as a number
+  if name == "NVFP4":
+    blocks[..., :4] &= 0x7F
+    blocks[0, :, 0] = 0x7F  # read as 0, not NaN
   return blocks.reshape(N, -1)
 
 
-class BlocksTest(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    if importlib.util.find_spec("gguf") is None:
-      self.skipTest("the gguf package is not installed")
-
+@installed.needs("gguf")
+class BlocksTest(files.CheckpointTestCase):
   def package(self, blocks, name):
     import gguf
 
@@ -47,21 +46,12 @@ class BlocksTest(parameterized.TestCase):
 
   def write(self, blocks):
     """Writes a file with a tensor "NAME.weight" for each type's name."""
-    import gguf
-
-    path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-    path = path / "x.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, data in blocks.items():
-      kind = gguf.GGMLQuantizationType[name]
-      writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = self.empty() / "x.gguf"
+    tensors = {f"{name}.weight": (name, x) for name, x in blocks.items()}
+    files.write_gguf(path, tensors)
     return path
 
-  @parameterized.parameters(*INTEGERS)
+  @parameterized.parameters(*gguf_blocks.TYPES)
   def test_bits_are_those_of_the_package(self, name):
     blocks = blocks_of(name)
     want = self.package(blocks, name)
@@ -69,15 +59,17 @@ class BlocksTest(parameterized.TestCase):
     convert = jp.checkpoints.from_gguf
     for array in (
       convert(blocks, name),
+      convert(jnp.asarray(blocks), name),
       jax.jit(lambda x: convert(x, name))(blocks),
     ):
       self.assertEqual(
         (array.format, array.shape), (gguf_blocks.TYPES[name].format, (N, K))
       )
       got = np.asarray(jp.dequantize(array, jnp.float32))
-      np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-      is_number = ~np.isnan(want)
-      self.assertEqual(got[is_number].tobytes(), want[is_number].tobytes())
+      np.testing.assert_array_equal(got, want)
+      if not array.format.is_fp4:  # for FP4's -0 the package returns 0
+        signs = [np.signbit(x[~np.isnan(want)]) for x in (got, want)]
+        np.testing.assert_array_equal(*signs)
 
   @parameterized.parameters(*INTEGERS)
   def test_products_keep_the_contract(self, name):
@@ -96,11 +88,11 @@ class BlocksTest(parameterized.TestCase):
     self.assertTrue((np.abs(got - x.astype(np.float64) @ w.T) <= bound).all())
 
   def test_files_are_read_and_requantized_on_request(self):
-    blocks = {name: blocks_of(name, finite=True) for name in INTEGERS}
+    blocks = {n: blocks_of(n, finite=True) for n in gguf_blocks.TYPES}
     path = self.write(blocks)
     exact = jp.checkpoints.load(path)
     less = jp.checkpoints.load(path, requantize="int4_32")
-    for name in INTEGERS:
+    for name in blocks:
       with self.subTest(name):
         full = f"{name}.weight"
         entry, array = exact.entries[full], exact[full]
@@ -109,7 +101,8 @@ class BlocksTest(parameterized.TestCase):
         x = self.package(blocks[name], name)
         np.testing.assert_array_equal(jp.dequantize(array), x)
         got = less[full]
-        if name in ("Q8_0", "Q4_0", "Q4_1"):  # as many bytes as in the file
+        # These have as many bytes as in the file.
+        if name in ("MXFP4", "NVFP4", "Q8_0", "Q4_0", "Q4_1"):
           self.assertEqual(got.format, entry.format)
           self.assertNotIn(full, less.losses)
           continue
@@ -145,6 +138,24 @@ class BlocksTest(parameterized.TestCase):
       TypeError, r"Q4_K must be uint8.* 144 \* k / 2"
     ):
       jp.checkpoints.from_gguf(blocks[:, :-1], "Q4_K")
+
+  def test_nvfp4_scale_with_a_sign_is_refused(self):
+    blocks = blocks_of("NVFP4")
+    blocks[2, 3] |= 0x80
+    with self.assertRaisesRegex(
+      jp.checkpoints.CheckpointError, "bytes below 0x80"
+    ):
+      jp.checkpoints.from_gguf(blocks, "nvfp4")
+
+  def test_other_shapes_and_formats_are_an_error(self):
+    with self.assertRaisesRegex(TypeError, r"n, 17 \* k / 32\], got uint8\[5"):
+      jp.checkpoints.from_gguf(np.zeros((5, 18), np.uint8), jp.MXFP4)
+    with self.assertRaisesRegex(
+      ValueError, "or the format of one, got 'mxfp8'"
+    ):
+      jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp8")
+    with self.assertRaisesRegex(TypeError, "scale must be None for mxfp4"):
+      jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp4", 1.0)
 
 
 if __name__ == "__main__":

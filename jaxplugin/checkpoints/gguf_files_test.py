@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF headers are read like the gguf package reads them, or are refused."""
 
-import importlib.util
-import pathlib
+import contextlib
 import random
 import struct
 import sys
-import tempfile
 
 import ml_dtypes
 import numpy as np
 from absl.testing import absltest
 
+import jaxplugin as jp
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import gguf_blocks
 from jaxplugin.checkpoints import gguf_files
+from jaxplugin.testing import checkpoint_files as files
+from jaxplugin.testing import installed
 
 CHANGES = 400
 TOKENS = 262_144
@@ -137,12 +138,9 @@ MISFITS = {
 }
 
 
-class Case(absltest.TestCase):
+class Case(files.CheckpointTestCase):
   def write(self, data):
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder) / "x.gguf"
-    path.write_bytes(data)
-    return path
+    return super().write(data, "x.gguf")
 
 
 class HeaderTest(Case):
@@ -193,8 +191,11 @@ class HeaderTest(Case):
         data[choose.randrange(len(good) - 100)] = choose.randrange(256)
       else:
         del data[choose.randrange(len(data)) :]
+      path = self.write(bytes(data))
+      with contextlib.suppress(errors.CheckpointError):
+        str(jp.checkpoints.load(path, strict=False))
       try:
-        source = gguf_files.open_file(self.write(bytes(data)))
+        source = gguf_files.open_file(path)
       except errors.CheckpointError:
         refused += 1
         continue
@@ -223,12 +224,8 @@ class HeaderTest(Case):
     self.assertLess(calls, CALLS_PER_TOKEN * TOKENS)
 
 
+@installed.needs("gguf")
 class PackageTest(Case):
-  def setUp(self):
-    super().setUp()
-    if importlib.util.find_spec("gguf") is None:
-      self.skipTest("the gguf package is not installed")
-
   def test_types_are_those_of_the_package(self):
     import gguf
 

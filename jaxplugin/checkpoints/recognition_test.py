@@ -2,27 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files with quantized tensors are read correctly or refused.
 
-Tables here decode the expected numbers in f64.
+Tables decode the expected numbers in f64.
 """
 
 import json
-import pathlib
-import tempfile
 import warnings
 
-import ml_dtypes
 import numpy as np
-import safetensors.numpy
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
+from jaxplugin.testing import checkpoint_files as files
 
-F8 = np.dtype(ml_dtypes.float8_e4m3fn)
-E8 = np.dtype(ml_dtypes.float8_e8m0fnu)
-BF16 = np.dtype(ml_dtypes.bfloat16)
+ERROR = jp.checkpoints.CheckpointError
+F8, E8, BF16 = files.F8, files.E8, files.BF16
 G = 2.0**-12
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-E2M1 = np.concatenate([E2M1, -E2M1])
 K = 64
 SECOND = np.float32(G)
 
@@ -31,248 +26,170 @@ def draw(low, high, *shape):
   return np.random.default_rng(shape).integers(low, high, shape, np.uint8)
 
 
-def fp4(packed, high_first=False):
-  pairs = [packed & 15, packed >> 4]
-  pairs = np.stack(pairs[::-1] if high_first else pairs, -1)
-  return E2M1[pairs.reshape(*packed.shape[:-1], -1)]
-
-
 def repeated(scales, block):
   return np.repeat(scales, block, -1)
 
 
-def e8m0(codes):
-  return 2.0 ** (codes.astype(np.float64) - 127)
+def turned(x):
+  return x.swapaxes(-1, -2)
 
 
-def tiled(scale):
-  """Returns cuBLAS's tiles of 128 rows and 4 columns, padded with zeros."""
-  rows, columns = (
-    -(-x // y) for x, y in zip(scale.shape, (128, 4), strict=True)
-  )
-  flat = np.zeros(rows * columns * 512, np.uint8)
-  for r, c in np.ndindex(*scale.shape):
-    tile = r // 128 * columns + c // 4
-    flat[tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4] = scale.view(
-      np.uint8
-    )[r, c]
-  return flat.view(scale.dtype).reshape(128 * rows, 4 * columns)
+def named(base, values, **parts):
+  """Returns values under a name, and other parts with this prefix."""
+  return {base: values, **{f"{base}_{name}": x for name, x in parts.items()}}
 
 
-def numbers_of(array):
-  """Returns the numbers of a `ScaledArray` in f64."""
-  codes = np.asarray(array.values).view(np.uint8)
-  values = (
-    fp4(codes) if array.format.is_fp4 else codes.view(F8).astype(np.float64)
-  )
-  n, k = values.shape[-2:]
-  scale = np.asarray(array.scale)
-  if array.scale_layout != "linear":
-    columns = scale.shape[-1] // 4
-    r, c = np.indices((n, k // array.format.block_size))
-    at = (r // 128 * columns + c // 4) * 512
-    at += r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-    scale = scale.reshape(-1)[at]
-  scales = np.asarray(scale.astype(np.float64))
-  numbers = values * repeated(scales, array.format.block_size)
-  if array.global_scale is not None:
-    numbers = numbers * np.asarray(array.global_scale, np.float64)
-  return numbers
+def weight(values, **parts):
+  """Returns the parts of "w.weight"."""
+  parts = {"weight": values, **parts}
+  return {f"w.{name}": x for name, x in parts.items() if x is not None}
 
 
-def mark(**told):
-  return np.frombuffer(json.dumps(told).encode(), np.uint8)
+def mark(**fields):
+  return np.frombuffer(json.dumps(fields).encode(), np.uint8)
 
 
 def header(layers, **more):
-  told = {"format_version": "1.0", "layers": layers}
-  return {"_quantization_metadata": json.dumps(told), **more}
+  fields = {"format_version": "1.0", "layers": layers}
+  return {"_quantization_metadata": json.dumps(fields), **more}
 
 
-class Case(absltest.TestCase):
-  def load(self, tensors, metadata=None, config=None, **options):
-    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-    given = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-    for name, x in tensors.items():  # ascontiguousarray gives scalars rank 1
-      given[name] = given[name].reshape(np.shape(x))
-    data = safetensors.numpy.save(given, metadata)
-    (folder / "x.safetensors").write_bytes(data)
-    if config is not None:
-      (folder / "config.json").write_text(json.dumps(config))
-    return jp.checkpoints.load(folder, **options)
-
-  def quietly(self, *args, **options):
-    with warnings.catch_warnings():
-      warnings.simplefilter("error")
-      return self.load(*args, **options)
-
+class Case(files.CheckpointTestCase):
   def assert_read(self, found, name, layout, format, expected):
     entry = found.entries[name]
     self.assertEqual((entry.layout, str(entry.format)), (layout, format))
     self.assertEqual(entry.shape, expected.shape)
     array = found[name]
     self.assertEqual(array.shape, expected.shape)
-    np.testing.assert_array_equal(numbers_of(array), expected)
+    np.testing.assert_array_equal(files.numbers_of(array), expected)
+
+  def assert_refused(self, rule, tensors, metadata=None, config=None):
+    with (
+      self.subTest(rule),
+      self.assertRaisesRegex(ERROR, f"x.safetensors: .*{rule}"),
+    ):
+      self.load(tensors, metadata, config)
 
 
 def comfyui_nvfp4(n):
-  """Returns tensors of "a.q" with rows padded to 16, and numbers [n, K]."""
+  """Returns tensors of "w" with rows padded to 16, and numbers [n, K]."""
   packed, scale = draw(0, 256, n, K // 2), draw(1, 0x7F, n, K // 16).view(F8)
-  expected = fp4(packed, high_first=True)
-  expected = expected * repeated(scale.astype(float), 16) * G
-  tensors = {
-    "a.q.weight": np.pad(packed, ((0, -n % 16), (0, 0))),
-    "a.q.weight_scale": tiled(scale),
-    "a.q.weight_scale_2": SECOND,
-  }
-  return tensors, expected
+  numbers = files.fp4(packed, high_first=True)
+  numbers = numbers * repeated(files.fp8(scale), 16) * G
+  padded = np.pad(packed, ((0, -n % 16), (0, 0)))
+  scales = {"weight_scale": files.tiled(scale), "weight_scale_2": SECOND}
+  return weight(padded, **scales), numbers
 
 
 def comfyui_mxfp8():
   values, scale = draw(0, 0x7F, 128, 128).view(F8), draw(110, 140, 128, 4)
-  expected = values.astype(float) * repeated(e8m0(scale), 32)
-  return {"a.q.weight": values, "a.q.weight_scale": tiled(scale)}, expected
+  numbers = files.fp8(values) * repeated(files.e8m0(scale), 32)
+  return weight(values, weight_scale=files.tiled(scale)), numbers
 
 
 class ComfyuiTest(Case):
   def test_marks(self):
+    fields = {"format": "nvfp4"}
     for n in (128, 96):
       tensors, expected = comfyui_nvfp4(n)
-      told = {"format": "nvfp4"}
+      tensors = {f"a.{name}": x for name, x in tensors.items()}
       for what, more, metadata in (
-        ("tensor", {"a.q.comfy_quant": mark(**told, x=1)}, None),
-        ("header", {}, header({"a.q": told})),
-        ("word", {}, header({"a.q": "nvfp4"})),
-        ("without its start", {}, header({"q": told})),
-        ("both", {"a.q.comfy_quant": mark(**told)}, header({"a.q": told})),
+        ("tensor", {"a.w.comfy_quant": mark(**fields, x=1)}, None),
+        ("header", {}, header({"a.w": fields})),
+        ("word", {}, header({"a.w": "nvfp4"})),
+        ("without its start", {}, header({"w": fields})),
+        ("both", {"a.w.comfy_quant": mark(**fields)}, header({"a.w": fields})),
       ):
         with self.subTest(what, n=n):
           found = self.quietly({**tensors, **more}, metadata)
-          self.assertEqual([*found], ["a.q.weight"])
-          self.assert_read(found, "a.q.weight", "comfyui", "nvfp4", expected)
+          self.assertEqual([*found], ["a.w.weight"])
+          self.assert_read(found, "a.w.weight", "comfyui", "nvfp4", expected)
     tensors, _ = comfyui_nvfp4(128)
-    shorter = {name.removeprefix("a."): x for name, x in tensors.items()}
-    found = self.load({**tensors, **shorter}, header({"q": told}))
-    self.assertEqual(found.entries["q.weight"].layout, "comfyui")
-    self.assertNotEqual(found.entries["a.q.weight"].layout, "comfyui")
+    longer = {f"a.{name}": x for name, x in tensors.items()}
+    with self.assertWarns(jp.checkpoints.LayoutWarning):
+      found = self.load({**longer, **tensors}, header({"w": fields}))
+    self.assertEqual(found.entries["w.weight"].layout, "comfyui")
+    self.assertNotEqual(found.entries["a.w.weight"].layout, "comfyui")
     tensors, expected = comfyui_mxfp8()
-    tensors["a.q.comfy_quant"] = mark(format="mxfp8")
+    tensors["w.comfy_quant"] = mark(format="mxfp8")
     for dtype in (np.uint8, E8):
-      scale = tensors["a.q.weight_scale"].view(dtype)
-      found = self.quietly({**tensors, "a.q.weight_scale": scale})
-      self.assert_read(found, "a.q.weight", "comfyui", "mxfp8", expected)
+      scale = tensors["w.weight_scale"].view(dtype)
+      found = self.quietly({**tensors, "w.weight_scale": scale})
+      self.assert_read(found, "w.weight", "comfyui", "mxfp8", expected)
 
   def test_padding_of_rows_is_known_by_the_mark_or_the_bias(self):
     tensors, expected = comfyui_nvfp4(90)
-    told = {"format": "nvfp4"}
-    for what, more, rows in (
-      ("nothing", {"a.q.comfy_quant": mark(**told)}, 96),
-      ("mark", {"a.q.comfy_quant": mark(**told, orig_shape=[90, K])}, 90),
-      (
-        "bias",
-        {
-          "a.q.comfy_quant": mark(**told),
-          "a.q.bias": np.zeros(90, np.float32),
-        },
-        90,
-      ),
-      (
-        "bias of another",
-        {
-          "a.q.comfy_quant": mark(**told),
-          "a.q.bias": np.zeros(70, np.float32),
-        },
-        96,
-      ),
+    for what, shape, bias, rows in (
+      ("nothing", {}, None, 96),
+      ("mark", {"orig_shape": [90, K]}, None, 90),
+      ("bias", {}, 90, 90),
+      ("bias of another", {}, 70, 96),
     ):
       with self.subTest(what):
+        more = {"w.comfy_quant": mark(format="nvfp4", **shape)}
+        if bias is not None:
+          more["w.bias"] = np.zeros(bias, np.float32)
         found = self.quietly({**tensors, **more})
         want = np.pad(expected, ((0, rows - 90), (0, 0)))
-        self.assert_read(found, "a.q.weight", "comfyui", "nvfp4", want)
-    tensors["a.q.comfy_quant"] = mark(**told, orig_shape=[50, K])
-    with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "50 rows"):
-      self.load(tensors)
+        self.assert_read(found, "w.weight", "comfyui", "nvfp4", want)
 
   def test_rows_of_a_mark_that_no_padding_gives_are_refused(self):
     # A mark of 128 rows does not fit: 144 rows of scales need one more tile.
-    for n, rows in ((96, 0), (96, -16), (144, 128), (96, 112)):
+    for n, rows in ((96, 0), (96, -16), (144, 128), (96, 112), (96, 50)):
       tensors, _ = comfyui_nvfp4(n)
-      tensors["a.q.comfy_quant"] = mark(format="nvfp4", orig_shape=[rows, K])
-      tensors["norm.weight"] = np.ones(4, np.float32)
-      with self.subTest(n=n, rows=rows):
-        rule = f"'a.q.weight': its {n} rows must be {rows} rows padded"
-        with self.assertRaisesRegex(jp.checkpoints.CheckpointError, rule):
-          self.load(tensors)
-        found = self.load(tensors, strict=False)
-        self.assertEqual([*found.misfits], ["a.q.weight"])
-        self.assertIn("norm.weight", found)
+      tensors["w.comfy_quant"] = mark(format="nvfp4", orig_shape=[rows, K])
+      rule = f"'w.weight': its {n} rows must be {rows} rows padded"
+      self.assert_refused(rule, tensors)
 
   def test_marks_that_are_refused_name_the_tensor_and_the_sign(self):
     tensors, _ = comfyui_nvfp4(128)
-    scale = tensors["a.q.weight_scale"]
-    for rule, more, metadata in (
-      ("'a.q.comfy_quant' says .* rotated", {"convrot": True}, None),
+    for rule, more, layers in (
+      ("'w.comfy_quant' says .* rotated", {"convrot": True}, None),
       ("rotated", {"params": {"convrot": True}}, None),
       (
-        "'a.q.comfy_quant' says .* 'int8_tensorwise'",
+        "'w.comfy_quant' says .* 'int8_tensorwise'",
         {"format": "int8_tensorwise"},
         None,
       ),
       ("says that it is mxfp8, .* nvfp4", {"format": "mxfp8"}, None),
-      ("header's .* rotated", None, {"a.q": {"format": "nvfp4", "convrot": 1}}),
-      ("header's .* 'float8_e4m3fn'", None, {"a.q": "float8_e4m3fn"}),
+      ("header's .* rotated", None, {"w": {"format": "nvfp4", "convrot": 1}}),
+      ("header's .* 'float8_e4m3fn'", None, {"w": "float8_e4m3fn"}),
     ):
-      with self.subTest(rule):
-        told = {"format": "nvfp4", **(more or {})}
-        given = dict(tensors)
-        if more is not None:
-          given["a.q.comfy_quant"] = mark(**told)
-        with self.assertRaisesRegex(
-          jp.checkpoints.CheckpointError, f"x.safetensors.*'a.q.weight'.*{rule}"
-        ):
-          self.load(given, metadata and header(metadata))
-    with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "be JSON"):
-      self.load({**tensors, "a.q.comfy_quant": np.uint8([123])})
-    with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError,
-      "'a.q.comfy_quant': it must say the format",
+      given = dict(tensors)
+      if more is not None:
+        given["w.comfy_quant"] = mark(**{"format": "nvfp4", **more})
+      rule = f"'w.weight'.*{rule}"
+      self.assert_refused(rule, given, layers and header(layers))
+    for rule, given in (
+      ("be JSON", {"w.comfy_quant": np.uint8([123])}),
+      ("'w.comfy_quant': it must say the format", {"w.comfy_quant": mark(f=1)}),
+      (
+        "tiles of 128 rows .* got uint8.128, 32. and",
+        {
+          "w.comfy_quant": mark(format="nvfp4"),
+          "w.weight_scale": tensors["w.weight_scale"][:96],
+        },
+      ),
     ):
-      self.load({**tensors, "a.q.comfy_quant": mark(format=1)})
-    with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "layers must"):
+      self.assert_refused(rule, {**tensors, **given})
+    lone = {"w.comfy_quant": mark(format="nvfp4")}
+    lone["w.weight"] = tensors["w.weight"]
+    self.assert_refused("'w.weight_scale', must be there", lone)
+    with self.assertRaisesRegex(ERROR, "layers must"):
       self.load(tensors, {"_quantization_metadata": "{}"})
-    for rule, wrong in (
-      ("tiles of 128 rows .* got uint8.128, 32. and", scale[:96]),
-      ("'a.q.weight_scale', must be there", None),
-    ):
-      given = {**tensors, "a.q.comfy_quant": mark(format="nvfp4")}
-      given["a.q.weight_scale"] = wrong
-      if wrong is None:
-        del given["a.q.weight_scale"]
-      with self.assertRaisesRegex(jp.checkpoints.CheckpointError, rule):
-        self.load(given)
-
-  def test_pre_quant_scale_is_spoken_of(self):
-    tensors, _ = comfyui_nvfp4(128)
-    tensors["a.q.comfy_quant"] = mark(format="nvfp4")
-    tensors["a.q.pre_quant_scale"] = np.ones(K, np.float32)
-    with self.assertWarns(jp.checkpoints.PreQuantScaleWarning):
-      found = self.load(tensors)
-    entry = found.entries["a.q.weight"]
-    self.assertEqual(entry.pre_quant_scale, "a.q.pre_quant_scale")
 
   def test_without_a_mark_the_report_says_so_and_layout_decides(self):
     """ModelOpt's tensors have the same names, dtypes and shapes."""
     tensors, tiles = comfyui_nvfp4(128)
-    scale = tensors["a.q.weight_scale"]
-    packed = tensors["a.q.weight"]
-    linear = fp4(packed) * repeated(scale.astype(float), 16) * G
-    swapped = packed << 4 | packed >> 4
+    scale, packed = tensors["w.weight_scale"], tensors["w.weight"]
+    linear = files.fp4(packed) * repeated(files.fp8(scale), 16) * G
     modelopt = {"producer": {"name": "modelopt"}, "quant_algo": "NVFP4"}
     ours = header(
-      {"a.q": {"format": "nvfp4"}}, quantization_config=json.dumps(modelopt)
+      {"w": {"format": "nvfp4"}}, quantization_config=json.dumps(modelopt)
     )
     config = {"quantization_config": {**modelopt, "quant_method": "modelopt"}}
     several = "modelopt-swizzled or comfyui"
+    marked = header({"w": "nvfp4"})
     for what, metadata, said, layout, others, read, expected in (
       ("nothing", None, None, None, several, "modelopt", linear),
       ("ModelOpt's header", ours, None, None, "-swizzled,", "modelopt", linear),
@@ -280,43 +197,41 @@ class ComfyuiTest(Case):
       ("comfyui", None, None, "comfyui", "", "comfyui", tiles),
       ("over config", None, config, "comfyui", "", "comfyui", tiles),
       ("modelopt", None, None, "modelopt", "", "modelopt", linear),
-      ("over the mark", header({"q": "nvfp4"}), None, "modelopt", "")
-      + ("modelopt", linear),
+      ("over the mark", marked, None, "modelopt", "", "modelopt", linear),
     ):
       with self.subTest(what):
         options = {"layout": layout, "config": said}
         if others:
           with self.assertWarnsRegex(
             jp.checkpoints.LayoutWarning,
-            f"1 weights, the first 'a.q.weight'.*{others}",
+            f"1 weights, the first 'w.weight'.*{others}",
           ):
             found = self.load(tensors, metadata, **options)
           self.assertRegex(str(found), f"read as {read}, .*{others}")
         else:
           found = self.quietly(tensors, metadata, **options)
           self.assertNotIn("layout=", str(found))
-        self.assert_read(found, "a.q.weight", read, "nvfp4", expected)
+        self.assert_read(found, "w.weight", read, "nvfp4", expected)
+    name = "modelopt-swizzled"
     with self.subTest("ModelOpt's nibbles and tiles"):
-      found = self.quietly(
-        {**tensors, "a.q.weight": swapped}, layout="modelopt-swizzled"
-      )
-      name = "modelopt-swizzled"
-      self.assert_read(found, "a.q.weight", name, "nvfp4", tiles)
+      swapped = {**tensors, "w.weight": packed << 4 | packed >> 4}
+      found = self.quietly(swapped, layout=name)
+      self.assert_read(found, "w.weight", name, "nvfp4", tiles)
     with self.subTest("tiles alone"):
       tensors, tiles = comfyui_nvfp4(96)
       with self.assertWarnsRegex(jp.checkpoints.LayoutWarning, "as comfyui"):
         found = self.load(tensors)
-      self.assert_read(found, "a.q.weight", "comfyui", "nvfp4", tiles)
-      swapped = tensors["a.q.weight"] << 4 | tensors["a.q.weight"] >> 4
-      found = self.quietly({**tensors, "a.q.weight": swapped}, ours)
-      self.assert_read(found, "a.q.weight", name, "nvfp4", tiles)
+      self.assert_read(found, "w.weight", "comfyui", "nvfp4", tiles)
+      swapped = tensors["w.weight"] << 4 | tensors["w.weight"] >> 4
+      found = self.quietly({**tensors, "w.weight": swapped}, ours)
+      self.assert_read(found, "w.weight", name, "nvfp4", tiles)
     with self.subTest("MXFP8"):
       tensors, tiles = comfyui_mxfp8()
       with self.assertWarnsRegex(jp.checkpoints.LayoutWarning, "be comfyui,"):
         found = self.load(tensors)
-      self.assertEqual(found.entries["a.q.weight"].layout, "modelopt")
+      self.assertEqual(found.entries["w.weight"].layout, "modelopt")
       found = self.quietly(tensors, layout="comfyui")
-      self.assert_read(found, "a.q.weight", "comfyui", "mxfp8", tiles)
+      self.assert_read(found, "w.weight", "comfyui", "mxfp8", tiles)
     with self.assertRaisesRegex(ValueError, "comfyui, .* got 'comfy'"):
       self.load(tensors, layout="comfy")
 
@@ -324,205 +239,258 @@ class ComfyuiTest(Case):
 PACKED, BLOCKS = draw(0, 256, 96, K // 2), draw(1, 0x7F, 96, K // 16).view(F8)
 SHARED = draw(110, 140, 96, K // 32)
 VALUES = draw(0, 0x7F, 96, K).view(F8)
-NVFP4 = fp4(PACKED) * repeated(BLOCKS.astype(float), 16)
-MXFP4 = fp4(PACKED) * repeated(e8m0(SHARED), 32)
-MXFP8 = VALUES.astype(float) * repeated(e8m0(SHARED), 32)
+NVFP4 = files.fp4(PACKED) * repeated(files.fp8(BLOCKS), 16)
+MXFP4 = files.fp4(PACKED) * repeated(files.e8m0(SHARED), 32)
+MXFP8 = files.fp8(VALUES) * repeated(files.e8m0(SHARED), 32)
+# One scale for 32 x 32 values, and NVFP4 in groups of 32.
+SQUARES = SHARED[::32].view(E8)
+WIDE = np.repeat(repeated(files.e8m0(SQUARES), 32), 32, 0) * files.fp8(VALUES)
+HALVES = files.fp4(PACKED) * repeated(files.fp8(BLOCKS[:, ::2]), 32) * G
 PARTS = np.float32([G, 3 * G, 2 * G])
-GROUPS = draw(1, 64, 96, K // 32).astype(np.float16)
-NIBBLES = np.stack([PACKED & 15, PACKED >> 4], -1).reshape(96, K)
-AFFINE = (NIBBLES + 2.0) * repeated(GROUPS.astype(float), 32)
+WORDS = PACKED.view(np.uint32)
+FLOATS = BLOCKS.astype(np.float32)
+COMPRESSED = {
+  "w.weight_packed": PACKED,
+  "w.weight_scale": BLOCKS,
+  "w.weight_global_scale": np.float32([1 / G]),
+}
+EXPERTS = (PACKED.reshape(1, 96, 2, 16), SHARED[None])
+MODELOPT = weight(PACKED, weight_scale=BLOCKS, weight_scale_2=SECOND)
+
+
+def config_of(**fields):
+  return {"quantization_config": fields}
+
+
+FP8 = {**config_of(quant_method="fp8"), "expert_dtype": "fp4"}
+MLX = {"quantization": {"mode": "mxfp4", "group_size": 32, "bits": 4}}
+
+# The file's tensors and config.json; the layout, the format and the numbers.
+READ = {
+  "ModelOpt": (
+    *(MODELOPT, config_of(quant_method="modelopt")),
+    *("modelopt", "nvfp4", NVFP4 * G),
+  ),
+  "F32 block scales": (
+    {**MODELOPT, "w.weight_scale": FLOATS},
+    *(None, "modelopt", "nvfp4", NVFP4 * G),
+  ),
+  "groups of 32": (
+    {**MODELOPT, "w.weight_scale": BLOCKS[:, ::2]},
+    *(None, "modelopt", "nvfp4", HALVES),
+  ),
+  "q, k and v in one": (
+    {**MODELOPT, "w.weight_scale_2": PARTS},
+    *(None, "modelopt", "nvfp4", NVFP4 * np.repeat(PARTS, 32)[:, None]),
+  ),
+  "MXFP4 of ModelOpt": (
+    weight(PACKED, weight_scale=SHARED),
+    *(config_of(quant_method="modelopt"), "modelopt", "mxfp4", MXFP4),
+  ),
+  "MXFP8 without a configuration": (
+    weight(VALUES, weight_scale=SHARED),
+    *(None, "modelopt", "mxfp8", MXFP8),
+  ),
+  "compressed-tensors": (
+    *(COMPRESSED, None, "compressed-tensors", "nvfp4", NVFP4 * G),
+  ),
+  "q, k and v in one, of compressed-tensors": (
+    {**COMPRESSED, "w.weight_global_scale": np.float32([1, 2, 4]) / SECOND},
+    *(None, "compressed-tensors", "nvfp4"),
+    NVFP4 * np.repeat([G, G / 2, G / 4], 32)[:, None],
+  ),
+  "MXFP4 of compressed-tensors": (
+    weight(PACKED, weight_scale=SHARED),
+    config_of(quant_method="compressed-tensors"),
+    *("compressed-tensors", "mxfp4", MXFP4),
+  ),
+  "gpt-oss": (
+    {"w.weight_blocks": EXPERTS[0], "w.weight_scales": EXPERTS[1]},
+    *(None, "gpt-oss", "mxfp4", MXFP4[None]),
+  ),
+  "original gpt-oss": (
+    {"w.weight.blocks": EXPERTS[0], "w.weight.scales": EXPERTS[1]},
+    *(None, "gpt-oss", "mxfp4", MXFP4[None]),
+  ),
+  "DeepSeek-V4": (
+    weight(PACKED.view(np.int8), scale=SHARED.view(E8)),
+    *(FP8, "deepseek", "mxfp4", MXFP4),
+  ),
+  "DeepSeek-V4.1": (
+    *(weight(VALUES, scale=SQUARES), FP8, "deepseek", "mxfp8", WIDE),
+  ),
+  "its scales by another name": (
+    *(weight(VALUES, weight_scale=SQUARES), FP8, "deepseek", "mxfp8", WIDE),
+  ),
+  "MiniMax-M3": (
+    weight(VALUES, weight_scale_inv=SHARED),
+    *(config_of(quant_method="mxfp8"), "deepseek", "mxfp8", MXFP8),
+  ),
+  "MLX mxfp4": (weight(WORDS, scales=SHARED), MLX, "mlx", "mxfp4", MXFP4),
+  "MLX nvfp4": (
+    weight(WORDS, scales=BLOCKS.view(np.uint8)),
+    *(None, "mlx", "nvfp4", NVFP4),
+  ),
+  "MLX mxfp8": (
+    weight(VALUES.view(np.uint32), scales=SHARED),
+    *(None, "mlx", "mxfp8", MXFP8),
+  ),
+}
+
+# Parts that are missing or do not fit.
+REFUSED = {
+  "'w.weight_scale', must be there.*'w.weight_scale_2' says .* NVFP4": weight(
+    PACKED, weight_scale_2=SECOND
+  ),
+  "'w.weight_scale', must be there.*'w.weight_global_scale' says": weight(
+    PACKED, weight_global_scale=SECOND
+  ),
+  "'experts.up_weight_scale', must be there": named(
+    "experts.up", PACKED[None], weight_scale_2=SECOND
+  ),
+  "'up_scales', must be there": {"up_blocks": EXPERTS[0][0]},
+  "w.weight_scale_2 must be .* the 96 rows, .* got float32.5": {
+    **MODELOPT,
+    "w.weight_scale_2": np.full(5, SECOND),
+  },
+  "w.scales', must be there|U32": weight(WORDS, biases=FLOATS),
+  "MLX's mxfp4 .* got uint32.96, 8. and uint8.96, 8": weight(
+    WORDS, scales=draw(0, 9, 96, 8)
+  ),
+  "scale 'w.global_scale' of MLX": weight(
+    WORDS, scales=BLOCKS.view(np.uint8), global_scale=SECOND
+  ),
+  "two weights have the name": {**COMPRESSED, "w.weight": SECOND},
+  "pre_quant_scale'.*must have k=64 numbers, got shape .4": {
+    **MODELOPT,
+    "w.pre_quant_scale": np.zeros(4, np.float32),
+  },
+  "packed FP6 .* is not supported, got uint8.96, 48": {
+    "w.weight_packed": draw(0, 256, 96, 48),
+    "w.weight_scale": SHARED,
+  },
+}
 
 
 class NamesTest(Case):
+  @pytest.mark.smoke
   def test_weights_that_are_read(self):
-    of_32 = SHARED[::32]
-    wide = VALUES.astype(float) * np.repeat(repeated(e8m0(of_32), 32), 32, 0)
-    words = PACKED.view(np.uint32)
-    halves = fp4(PACKED) * repeated(BLOCKS[:, ::2].astype(float), 32) * G
-    fp8 = {
-      "quantization_config": {"quant_method": "fp8"},
-      "expert_dtype": "fp4",
-    }
-    mlx = {"quantization": {"mode": "mxfp4", "group_size": 32, "bits": 4}}
-    second = {"w.weight_scale_2": SECOND}
-    packed = {"w.weight": PACKED, "w.weight_scale": BLOCKS}
-    for what, tensors, config, layout, format, expected in (
-      (
-        "DeepSeek-V4",
-        {"w.weight": PACKED.view(np.int8), "w.scale": SHARED.view(E8)},
-        fp8,
-        *("deepseek", "mxfp4", MXFP4),
-      ),
-      (
-        "DeepSeek-V4.1",
-        {"w.weight": VALUES, "w.scale": of_32.view(E8)},
-        fp8,
-        *("deepseek", "mxfp8", wide),
-      ),
-      (
-        "its scales by another name",
-        {"w.weight": VALUES, "w.weight_scale": of_32.view(E8)},
-        fp8,
-        *("deepseek", "mxfp8", wide),
-      ),
-      (
-        "MiniMax-M3",
-        {"w.weight": VALUES, "w.weight_scale_inv": SHARED},
-        {"quantization_config": {"quant_method": "mxfp8"}},
-        *("deepseek", "mxfp8", MXFP8),
-      ),
-      (
-        "MLX mxfp4",
-        {"w.weight": words, "w.scales": SHARED},
-        mlx,
-        *("mlx", "mxfp4", MXFP4),
-      ),
-      (
-        "MLX nvfp4",
-        {"w.weight": words, "w.scales": BLOCKS.view(np.uint8)},
-        None,
-        *("mlx", "nvfp4", NVFP4),
-      ),
-      (
-        "MLX mxfp8",
-        {"w.weight": VALUES.view(np.uint32), "w.scales": SHARED},
-        None,
-        *("mlx", "mxfp8", MXFP8),
-      ),
-      (
-        "F32 block scales",
-        {**packed, "w.weight_scale": BLOCKS.astype(np.float32), **second},
-        None,
-        *("modelopt", "nvfp4", NVFP4 * G),
-      ),
-      (
-        "groups of 32",
-        {**packed, "w.weight_scale": BLOCKS[:, ::2], **second},
-        None,
-        *("modelopt", "nvfp4", halves),
-      ),
-      (
-        "q, k and v in one",
-        {**packed, "w.weight_scale_2": PARTS},
-        None,
-        *("modelopt", "nvfp4", NVFP4 * np.repeat(PARTS, 32)[:, None]),
-      ),
-      (
-        "q, k and v in one, of compressed-tensors",
-        {
-          "w.weight_packed": PACKED,
-          "w.weight_scale": BLOCKS,
-          "w.weight_global_scale": np.float32([1 / G, 2 / G, 4 / G]),
-        },
-        None,
-        *("compressed-tensors", "nvfp4"),
-        NVFP4 * np.repeat([G, G / 2, G / 4], 32)[:, None],
-      ),
-    ):
+    for what, (tensors, config, *wanted) in READ.items():
       with self.subTest(what):
         found = self.quietly(tensors, config=config)
         self.assertEqual([*found], ["w.weight"])
-        self.assert_read(found, "w.weight", layout, format, expected)
+        self.assert_read(found, "w.weight", *wanted)
+
+  def test_torchao(self):
+    for is_swizzled in (False, True):
+      fields = {
+        "_type": "NVFP4Tensor",
+        "_data": {"block_size": 16, "is_swizzled_scales": is_swizzled},
+      }
+      metadata = {
+        "0.w.weight": json.dumps(fields),
+        "0.norm.weight": json.dumps({"_type": "Tensor"}),
+      }
+      tensors = {
+        "0.w._weight_qdata": PACKED,
+        "0.w._weight_scale": files.tiled(BLOCKS) if is_swizzled else BLOCKS,
+        "0.w._weight_per_tensor_scale": SECOND,
+        "0.norm.weight": SECOND,
+      }
+      found = self.load(tensors, metadata)
+      self.assertCountEqual(found, ["0.w.weight", "0.norm.weight"])
+      self.assert_read(found, "0.w.weight", "torchao", "nvfp4", NVFP4 * G)
 
   def test_affine_weights_of_mlx(self):
-    words = PACKED.view(np.uint32)
-    tensors = {"w.weight": words, "w.scales": GROUPS, "w.biases": 2 * GROUPS}
+    groups = draw(1, 64, 96, K // 32).astype(np.float16)
     # The shapes are those of 4 bits, whatever other weights have.
     config = {"quantization": {"group_size": 32, "bits": 8}}
+    tensors = weight(WORDS, scales=groups, biases=2 * groups)
     found = self.quietly(tensors, config=config)
     self.assertEqual(found.entries["w.weight"].layout, "mlx")
     self.assertEqual(found.entries["w.weight"].format, jp.UINT4_32_MIN)
-    got = np.asarray(jp.dequantize(found["w.weight"]))
-    np.testing.assert_array_equal(got, AFFINE)
+    codes = np.stack([PACKED & 15, PACKED >> 4], -1).reshape(96, K)
+    self.assert_numbers(found["w.weight"], (codes + 2.0) * repeated(groups, 32))
 
-  def test_experts_with_a_global_scale_for_gate_and_up(self):
-    parts = np.float32([[G, 2 * G], [G, 3 * G]])
+  def test_experts_have_global_scales_for_each_or_for_gate_and_up(self):
     base = "mlp.experts.gate_up_proj"
-    for is_turned in (False, True):
-      turned = (lambda x: x.swapaxes(-1, -2)) if is_turned else (lambda x: x)
-      found = self.quietly(
-        {
-          base: turned(np.stack([PACKED, PACKED])),
-          f"{base}_weight_scale": turned(np.stack([BLOCKS, BLOCKS])),
-          f"{base}_weight_scale_2": parts,
-        }
-      )
-      array = found[base]
-      got = np.asarray(array.dequantize(np.float32), np.float64)
-      want = NVFP4 * np.repeat(parts.astype(float), 48, -1)[..., None]
-      # One of the two products of the three f32 factors is rounded.
-      np.testing.assert_allclose(got, turned(want), rtol=2.0**-23)
+    for parts in (
+      np.float32([[G], [2 * G]]),
+      np.float32([[G, 2 * G], [G, 3 * G]]),
+    ):
+      for turn in (lambda x: x, turned):
+        tensors = named(
+          base,
+          turn(np.stack([PACKED, PACKED])),
+          weight_scale=turn(np.stack([BLOCKS, BLOCKS])),
+          weight_scale_2=parts.squeeze(),
+          input_scale=np.float32(0.5),
+          bias=SECOND,
+        )
+        found = self.quietly(tensors)
+        names = [base, f"{base}_input_scale", f"{base}_bias"]
+        self.assertCountEqual(found, names)
+        rows = np.repeat(parts.astype(float), 96 // parts.shape[1], -1)
+        want = turn(NVFP4 * rows[..., None])
+        self.assertEqual(found.entries[base].shape, want.shape)
+        got = np.asarray(found[base].dequantize(np.float32), np.float64)
+        # One of the two products of the three f32 factors is rounded.
+        np.testing.assert_allclose(got, want, rtol=2.0**-23)
+
+  def test_pre_quant_scale_is_kept_and_spoken_of(self):
+    comfyui = {**comfyui_nvfp4(128)[0], "w.comfy_quant": mark(format="nvfp4")}
+    awq = np.arange(K, dtype=np.float32)
+    for tensors in (MODELOPT, comfyui):
+      with self.assertWarnsRegex(
+        jp.checkpoints.PreQuantScaleWarning, "1 weights, .*w.pre_quant_scale"
+      ):
+        found = self.load({**tensors, "w.pre_quant_scale": awq})
+      entry = found.entries["w.weight"]
+      self.assertEqual(entry.pre_quant_scale, "w.pre_quant_scale")
+      np.testing.assert_array_equal(found[entry.pre_quant_scale], awq)
+      self.assertIn("1 weights need inputs multiplied", str(found))
+      self.assertNotIn("need inputs", str(self.load(tensors)))
 
   def test_parts_that_are_missing_or_do_not_fit(self):
-    packed = {"w.weight": PACKED, "w.weight_scale": BLOCKS}
-    nvfp4 = {"quantization_config": {"quant_algo": "NVFP4"}}
-    base = "experts.up"
-    floats = BLOCKS.astype(np.float32)
-    for rule, tensors, config in (
-      (
-        "'w.weight_scale', must be there.*'w.weight_scale_2' says .* NVFP4",
-        {"w.weight": PACKED, "w.weight_scale_2": SECOND},
-        None,
-      ),
-      (
-        "'w.weight_scale', must be there.*'w.weight_global_scale' says",
-        {"w.weight": PACKED, "w.weight_global_scale": SECOND},
-        None,
-      ),
-      (
-        "'experts.up_weight_scale', must be there",
-        {base: PACKED[None], f"{base}_weight_scale_2": SECOND},
-        None,
-      ),
-      (
-        "'up_scales', must be there",
-        {"up_blocks": PACKED.reshape(96, 2, 16)},
-        None,
-      ),
-      (
-        "w.weight_scale_2 must be .* the 96 rows, .* got float32.5",
-        {**packed, "w.weight_scale_2": np.full(5, G, np.float32)},
-        None,
-      ),
-      (
-        "weight_scale_2 must be given",
-        {**packed, "w.weight_scale": floats},
-        nvfp4,
-      ),
-      (
-        "w.scales', must be there|U32",
-        {"w.weight": PACKED.view(np.uint32), "w.biases": floats},
-        None,
-      ),
-      (
-        "MLX's mxfp4 .* got uint32.96, 8. and uint8.96, 8",
-        {"w.weight": PACKED.view(np.uint32), "w.scales": draw(0, 9, 96, 8)},
-        None,
-      ),
-      (
-        "scale 'w.global_scale' of MLX",
-        {
-          "w.weight": PACKED.view(np.uint32),
-          "w.scales": BLOCKS.view(np.uint8),
-          "w.global_scale": SECOND,
-        },
-        None,
-      ),
-    ):
-      with (
-        self.subTest(rule),
-        self.assertRaisesRegex(
-          jp.checkpoints.CheckpointError, f"x.safetensors: '.*{rule}"
-        ),
-      ):
-        self.load(tensors, config=config)
-    found = self.load(
-      {**packed, "w.weight_scale": floats * 1.01, "w.weight_scale_2": SECOND}
-    )
-    with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError, "'w.weight'.*representable in E4M3"
-    ):
+    for rule, tensors in REFUSED.items():
+      self.assert_refused(rule, tensors)
+    tensors = weight(PACKED, weight_scale=FLOATS)
+    config = config_of(quant_algo="NVFP4")
+    rule = "weight_scale_2 must be given"
+    self.assert_refused(rule, tensors, config=config)
+    found = self.load({**MODELOPT, "w.weight_scale": FLOATS * 1.01})
+    with self.assertRaisesRegex(ERROR, "'w.weight'.*representable in E4M3"):
       found["w.weight"]
+
+  def test_torchao_metadata_that_does_not_fit(self):
+    tensors = {"0._weight_qdata": PACKED, "0._weight_scale": BLOCKS}
+    for rule, fields in (
+      ("must be JSON", "{"),
+      ("blocks of 16", {"_type": "NVFP4Tensor", "_data": {"block_size": 32}}),
+      ("blocks of 32", {"_type": "MXTensor", "_data": []}),
+      (
+        "true or false",
+        {
+          "_type": "NVFP4Tensor",
+          "_data": {"block_size": 16, "is_swizzled_scales": 1},
+        },
+      ),
+      (
+        "'0._weight_qdata'.* Int4Tensor of torchao",
+        {"_type": "Int4Tensor", "_data": {"block_size": 128}},
+      ),
+    ):
+      text = fields if isinstance(fields, str) else json.dumps(fields)
+      self.assert_refused(rule, tensors, {"0.weight": text})
+
+  def test_fp6_of_its_own_dtype(self):
+    fields = {
+      "w.weight": files.entry("F6_E2M3", [2, 32], 0, 48),
+      "w.weight_scale": files.entry("F8_E8M0", [2, 1], 48, 50),
+    }
+    path = self.write(files.file_of(fields, bytes(50)))
+    with self.assertRaisesRegex(ERROR, "w.weight.*packed FP6"):
+      jp.checkpoints.load(path)
 
 
 ONE = np.float32(1)
@@ -565,35 +533,19 @@ UNSUPPORTED = (
 class UnsupportedTest(Case):
   def test_quantized_tensors_that_are_not_read_are_named_with_their_signs(self):
     for family, values, *beside in UNSUPPORTED:
-      with self.subTest(family, name=values[0]):
-        tensors = {"norm.weight": ROW, **dict([values, *beside])}
-        sign = beside[-1][0] if len(beside) == 1 else ""
-        with self.assertRaisesRegex(
-          jp.checkpoints.CheckpointError,
-          f"x.safetensors: {values[0]!r}: it is quantized .*{sign}.*{family}",
-        ):
-          self.load(tensors)
-        found = self.load(tensors, strict=False)
-        self.assertNotIn(values[0], found)
-        self.assertIn("norm.weight", found)
-        self.assertEqual([*found.misfits], [values[0]])
+      tensors = {"norm.weight": ROW, **dict([values, *beside])}
+      sign = beside[-1][0] if len(beside) == 1 else ""
+      rule = f"{values[0]!r}: it is quantized .*{sign}.*{family}"
+      self.assert_refused(rule, tensors)
+      found = self.load(tensors, strict=False)
+      self.assertNotIn(values[0], found)
+      self.assertIn("norm.weight", found)
+      self.assertEqual([*found.misfits], [values[0]])
 
   def test_configuration_is_a_sign(self):
-    told = {"quantization_config": {"quant_method": "fp8"}}
-    with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError,
-      "'w.weight': .*config.json says quant_method fp8, and it has no scale",
-    ):
-      self.load({"w.weight": F8_VALUES}, config=told)
-
-  def test_types_of_torchao_that_are_not_read(self):
-    told = {"_type": "Int4Tensor", "_data": {"block_size": 128}}
-    tensors = {"w._weight_qdata": INT8, "w._weight_scale": ROW}
-    with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError,
-      "'w._weight_qdata'.* Int4Tensor of torchao",
-    ):
-      self.load(tensors, {"w.weight": json.dumps(told)})
+    rule = "'w.weight': .*config.json says quant_method fp8, and it has no scal"
+    config = config_of(quant_method="fp8")
+    self.assert_refused(rule, {"w.weight": F8_VALUES}, config=config)
 
   def test_tensors_without_a_sign_pass_through(self):
     tensors = {
@@ -613,43 +565,23 @@ class UnsupportedTest(Case):
 
 class ActivationScaleTest(Case):
   def test_of_each_layout(self):
-    packed = {"w.weight": PACKED, "w.weight_scale": BLOCKS}
-    tensors, _ = comfyui_nvfp4(128)
-    tensors["a.q.comfy_quant"] = mark(format="nvfp4")
-    compressed = {
-      "w.weight_packed": PACKED,
-      "w.weight_scale": BLOCKS,
-      "w.weight_global_scale": np.float32([1 / G]),
-    }
-    for what, given, name, weight, scale, want in (
-      (
-        *("modelopt", {**packed, "w.weight_scale_2": SECOND}),
-        *("w.input_scale", "w.weight", np.float32(0.25), 0.25),
-      ),
-      (
-        *("compressed-tensors", compressed, "w.input_global_scale"),
-        *("w.weight", np.float32([64]), 1 / 64),
-      ),
-      (
-        *("comfyui", tensors, "a.q.input_scale", "a.q.weight"),
-        *(np.float32(0.5), 0.5),
-      ),
+    comfyui = {**comfyui_nvfp4(128)[0], "w.comfy_quant": mark(format="nvfp4")}
+    for given, leaf, scale, want in (
+      (MODELOPT, "input_scale", np.float32(0.25), 0.25),
+      (COMPRESSED, "input_global_scale", np.float32([64]), 1 / 64),
+      (comfyui, "input_scale", np.float32(0.5), 0.5),
     ):
-      with self.subTest(what):
+      with self.subTest(leaf, want=want):
+        name = f"w.{leaf}"
         found = self.quietly({**given, name: scale})
-        self.assertIn(name, found)
-        self.assertEqual(found.entries[weight].activation_scale, name)
-        self.assertEqual(float(found.activation_scale(weight)), want)
-        self.assertIsNone(self.quietly(given).activation_scale(weight))
+        self.assertEqual(found[name], scale)
+        self.assertEqual(found.entries["w.weight"].activation_scale, name)
+        self.assertEqual(float(found.activation_scale("w.weight")), want)
+        self.assertIsNone(self.quietly(given).activation_scale("w.weight"))
         with self.assertRaises(KeyError):
           found.activation_scale("no")
 
   def test_scale_that_is_left_out_is_none(self):
-    packed = {
-      "w.weight": PACKED,
-      "w.weight_scale": BLOCKS,
-      "w.weight_scale_2": SECOND,
-    }
     # Its name marks it as quantized in an unsupported format.
     refused = {
       "w.input_scale": np.ones(2, F8),
@@ -661,7 +593,7 @@ class ActivationScaleTest(Case):
     ):
       with self.subTest(options=options), warnings.catch_warnings():
         warnings.simplefilter("ignore", jp.checkpoints.LayoutWarning)
-        found = self.load({**packed, **given}, **options)
+        found = self.load({**MODELOPT, **given}, **options)
         self.assertNotIn("w.input_scale", found)
         self.assertIsNone(found.activation_scale("w.weight"))
         for name in ("w.input_scale", "no"):
