@@ -1,6 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other tools' tensors convert to the numbers that tables here decode."""
+"""Other tools' tensors convert to the numbers that their bytes mean."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.testing import checkpoint_files as files
 
-E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-E2M1 = np.array([*E2M1, *(-x for x in E2M1)])
+ERROR = jp.checkpoints.CheckpointError
+F8, numbers_of = files.F8, files.numbers_of
 E = 3
 N, K = 5, 192
 
@@ -28,71 +31,38 @@ M, C, T = (
 )
 
 
-def e4m3(codes):
-  """Decodes OCP E4M3: 4 bits of exponent with bias 7, 3 of mantissa."""
-  codes = codes.astype(np.int64)
-  exponent, mantissa = codes >> 3 & 15, codes & 7
-  subnormal = np.ldexp(mantissa.astype(float), -9)
-  normal = np.ldexp(1 + mantissa / 8, exponent - 7)
-  magnitude = np.where(exponent == 0, subnormal, normal)
-  return np.where(codes & 128, -magnitude, magnitude)
-
-
-def e8m0(codes):
-  return np.ldexp(1.0, codes.astype(np.int64) - 127)
-
-
-def nibbles(packed):
-  pairs = np.stack([packed & 15, packed >> 4], axis=-1)
-  return E2M1[pairs.reshape(*packed.shape[:-1], -1)]
-
-
 def finite_e4m3(rng, shape, last=0x7E):
   codes = rng.integers(0, last + 1, shape, np.uint8)
   return codes | rng.choice(np.array([0, 128], np.uint8), shape)
 
 
-def tensors(format, *lead, seed=0):
+def tensors(format, *lead, n=N):
   """Returns values and scale as uint8, and value * scale in f64."""
-  rng = np.random.default_rng(seed)
-  shape, block = (*lead, N, K), 16 if format == "nvfp4" else 32
+  rng = np.random.default_rng(0)
+  shape, block = (*lead, n, K), 16 if format == "nvfp4" else 32
   if format == "mxfp8":
     values = finite_e4m3(rng, shape)
-    numbers = e4m3(values)
+    numbers = files.fp8(values)
   else:
     values = rng.integers(0, 256, (*shape[:-1], K // 2), np.uint8)
-    numbers = nibbles(values)
+    numbers = files.fp4(values)
   scale_shape = (*shape[:-1], K // block)
   if format == "nvfp4":
     scale = rng.integers(1, 0x7F, scale_shape, np.uint8)
-    scales = e4m3(scale)
+    scales = files.fp8(scale)
   else:
     scale = rng.integers(110, 140, scale_shape, np.uint8)
-    scales = e8m0(scale)
+    scales = files.e8m0(scale)
   return values, scale, numbers * np.repeat(scales, block, axis=-1)
 
 
 def as_stored(values, scale, format):
   """Returns the arrays with the dtypes of files."""
   if format == "mxfp8":
-    values = values.view(ml_dtypes.float8_e4m3fn)
+    values = values.view(F8)
   if format == "nvfp4":
-    scale = scale.view(ml_dtypes.float8_e4m3fn)
+    scale = scale.view(F8)
   return values, scale
-
-
-def numbers_of(array):
-  """Returns the numbers of a `ScaledArray` in f64, by the tables above."""
-  values = np.asarray(array.values)
-  codes = values.view(np.uint8)
-  numbers = nibbles(codes) if array.format.is_fp4 else e4m3(codes)
-  scale = np.asarray(array.linear_scale()).view(np.uint8)
-  decode = e8m0 if array.format.scale_is_power_of_two else e4m3
-  block = array.format.block_size
-  numbers = numbers * np.repeat(decode(scale), block, axis=-1)
-  if array.global_scale is not None:
-    numbers = numbers * np.asarray(array.global_scale, np.float64)
-  return numbers
 
 
 def is_view(array, *of):
@@ -157,9 +127,7 @@ class ModeloptTest(parameterized.TestCase):
   def test_global_scale_used_the_wrong_way_is_refused(self, convert, given):
     values, scale, _ = tensors("nvfp4")
     for xp in (np, jnp):
-      with self.assertRaisesRegex(
-        jp.checkpoints.CheckpointError, f"got {given:g}.*range=None"
-      ):
+      with self.assertRaisesRegex(ERROR, f"got {given:g}.*range=None"):
         convert(values, scale, xp.float32(given))
       array = convert(values, scale, xp.float32(given), global_scale_range=None)
       self.assertEqual(array.global_scale.shape, (1, 1))
@@ -186,21 +154,6 @@ class ModeloptTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, "must be None for mxfp4"):
       convert(values, scale, np.float32(1e-4))
 
-  @parameterized.parameters(
-    ((5, 96), np.uint8, (5, 11), np.uint8),
-    ((5, 96), np.uint8, (4, 12), np.uint8),
-    ((96,), np.uint8, (12,), np.uint8),
-    ((5, 0), np.uint8, (5, 0), np.uint8),
-    ((5, 96), np.int8, (5, 12), np.uint8),
-    ((5, 96), np.uint8, (5, 6), np.float32),
-    ((5, 96), np.uint8, (5, 12), np.int32),
-    ((5, 96), np.uint8, (5, 12), ml_dtypes.float8_e8m0fnu),
-    ((5, 96), np.uint8, (5, 3), ml_dtypes.float8_e4m3fn),
-  )
-  def test_other_shapes_and_dtypes_are_an_error(self, v_shape, v, s_shape, s):
-    with self.assertRaisesRegex(TypeError, "from_modelopt: values and scales"):
-      M(np.zeros(v_shape, v), np.zeros(s_shape, s), np.float32(1e-4))
-
   def test_global_scale_of_another_shape_is_an_error(self):
     values, scale, _ = tensors("nvfp4", E)
     for shape in ((2,), (3, 0), (3, 2), (3, 4), (2, 5), (3, 5, 1)):
@@ -211,7 +164,7 @@ class ModeloptTest(parameterized.TestCase):
 
   def test_block_scales_of_wider_floats_and_of_groups_of_32(self):
     values, scale, expected = tensors("nvfp4", E)
-    scale, numbers = scale.view(ml_dtypes.float8_e4m3fn), nibbles(values)
+    scale, numbers = scale.view(F8), files.fp4(values)
     g = np.float32(2.0**-12)
     for dtype in (np.float32, ml_dtypes.bfloat16, np.float16):
       wide = scale.astype(dtype)
@@ -220,7 +173,7 @@ class ModeloptTest(parameterized.TestCase):
         np.testing.assert_array_equal(numbers_of(array), expected * g)
       wide[1, 2, 3] = 1.0625  # E4M3 has 1 and 1.125
       with self.assertRaisesRegex(
-        jp.checkpoints.CheckpointError,
+        ERROR,
         "must be representable in E4M3.* got 1.0625",
       ):
         M(values, wide, g)
@@ -228,7 +181,7 @@ class ModeloptTest(parameterized.TestCase):
       jax.jit(lambda x: M(values, x, g))(scale.astype(np.float32))
     codes = np.ascontiguousarray(scale[..., ::2])
     array = M(values, codes, g)
-    want = numbers * np.repeat(e4m3(codes.view(np.uint8)), 32, -1) * g
+    want = numbers * np.repeat(files.fp8(codes.view(np.uint8)), 32, -1) * g
     np.testing.assert_array_equal(numbers_of(array), want)
 
   def test_equal_parts_of_the_rows_have_a_global_scale_each(self):
@@ -261,7 +214,7 @@ class ModeloptTest(parameterized.TestCase):
     values, scale = (np.concatenate([x, x[:, :1]], 1) for x in (values, scale))
     expected = np.concatenate([expected, expected[:, :1]], 1)
     scale = scale & 0x78 | 0x40  # powers of two from 2 on
-    expected = nibbles(values) * np.repeat(e4m3(scale), 16, -1)
+    expected = files.fp4(values) * np.repeat(files.fp8(scale), 16, -1)
     parts = np.float32([[1, 2], [4, 1], [1, 1.125]]) * np.float32(2.0**-12)
     rows = np.repeat(parts, 3, -1)[..., None]
     array = M(values, scale, parts[:2].repeat(2, 0)[:E])
@@ -299,12 +252,6 @@ class GptOssTest(absltest.TestCase):
     bound = 16 * SUM_TOLERANCE * sums + 1e-5 * np.abs(want).max()
     np.testing.assert_allclose(np.asarray(y), want, rtol=0, atol=bound)
 
-  def test_other_shapes_are_an_error(self):
-    blocks = np.zeros((E, N, 6, 16), np.uint8)
-    for scale_shape in ((E, N, 5), (E, N), (E, N, 6, 1)):
-      with self.assertRaisesRegex(TypeError, "from_gpt_oss: blocks must be"):
-        jp.checkpoints.from_gpt_oss(blocks, np.zeros(scale_shape, np.uint8))
-
 
 class TorchaoTest(parameterized.TestCase):
   @parameterized.product(
@@ -317,17 +264,9 @@ class TorchaoTest(parameterized.TestCase):
         np.concatenate([x] * 128, axis=1) for x in (values, scale, expected)
       )
     values, scale = as_stored(values, scale, format)
-    rows, columns = scale.shape[-2:]
     if swizzled:
-      # PTX's 128 x 4 tiles, byte by byte.
-      tiles = (-(-rows // 128), -(-columns // 4))
-      flat = np.zeros((*lead, tiles[0] * tiles[1] * 512), scale.dtype)
-      for r in range(rows):
-        for c in range(columns):
-          tile = r // 128 * tiles[1] + c // 4
-          at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-          flat[..., at] = scale[..., r, c]
-      scale = flat.reshape(*lead, 32 * tiles[0], 16 * tiles[1])
+      scale = files.tiled(scale)
+      scale = scale.reshape(*lead, scale.shape[-2] // 4, -1)
     per_tensor = np.float32(2.0**-12) if format == "nvfp4" else None
     array = T(values, scale, per_tensor, is_swizzled=swizzled)
     if format == "nvfp4":
@@ -337,46 +276,16 @@ class TorchaoTest(parameterized.TestCase):
     np.testing.assert_array_equal(numbers_of(array), expected)
     self.assertTrue(is_view(array, values, scale))
 
-  def test_parts_of_a_stack_that_share_tiles_are_refused(self):
-    values, _, _ = tensors("mxfp4", E)
-    values = np.concatenate([values] * 64, axis=1)
-    self.assertEqual(values.shape[1] % 128, 64)
-    with self.assertRaisesRegex(NotImplementedError, "a multiple of 128"):
-      T(values, np.zeros((128, 8), np.uint8), is_swizzled=True)
-
-  def test_swizzled_scale_of_another_size_is_an_error(self):
-    values, _, _ = tensors("mxfp4")
-    with self.assertRaisesRegex(TypeError, "must fit one format"):
-      T(values, np.zeros((128, 12), np.uint8), is_swizzled=True)
-
 
 class ComfyuiTest(parameterized.TestCase):
   def parts(self, format, n):
-    """Returns the tensors of [n, 64] with padded rows, and the numbers."""
-    rng = np.random.default_rng(5)
-    k, is_fp4 = 64, format == "nvfp4"
-    block, unit = (16, 16) if is_fp4 else (32, 32)
-    if is_fp4:
-      values = rng.integers(0, 256, (n, k // 2), np.uint8)
-      pairs = np.stack([values >> 4, values & 15], -1)  # high nibble first
-      numbers = E2M1[pairs.reshape(n, k)]
-      scale = rng.integers(1, 0x7F, (n, k // block), np.uint8)
-      scales = e4m3(scale)
-    else:
-      values = finite_e4m3(rng, (n, k))
-      numbers = e4m3(values)
-      scale = rng.integers(110, 140, (n, k // block), np.uint8)
-      scales = e8m0(scale)
+    """Returns the tensors of [n, 192] with padded rows, and the numbers."""
+    values, scale, numbers = tensors(format, n=n)
+    unit = 32
+    if format == "nvfp4":
+      unit, values = 16, values << 4 | values >> 4  # high nibble first
     values = np.pad(values, ((0, -n % unit), (0, 0)))
-    columns = -(-scale.shape[1] // 4)
-    tiles = np.zeros(-(-n // 128) * columns * 512, np.uint8)
-    for r in range(n):  # byte (r, c) of cuBLAS's tiles
-      for c in range(scale.shape[1]):
-        tile = r // 128 * columns + c // 4
-        at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-        tiles[at] = scale[r, c]
-    tiles = tiles.reshape(-1, 4 * columns)
-    return values, tiles, numbers * np.repeat(scales, block, -1)
+    return values, files.tiled(scale), numbers
 
   @parameterized.product(format=("nvfp4", "mxfp8"), n=(128, 96, 90, 130))
   @pytest.mark.sample(1)
@@ -391,11 +300,11 @@ class ComfyuiTest(parameterized.TestCase):
       (jnp.asarray(stored_values), jnp.asarray(tiles)),
     ):
       array = jp.checkpoints.from_comfyui(*given, *second, rows=n)
-      self.assertEqual(array.shape, (n, 64))
+      self.assertEqual(array.shape, (n, K))
       self.assertEqual(array.scale_layout, "swizzled_128x4")
       np.testing.assert_array_equal(numbers_of(array), expected)
     whole = jp.checkpoints.from_comfyui(stored_values, tiles, *second)
-    self.assertEqual(whole.shape, (len(values), 64))
+    self.assertEqual(whole.shape, (len(values), K))
     np.testing.assert_array_equal(numbers_of(whole)[:n], expected)
     self.assertFalse(numbers_of(whole)[n:].any())
 
@@ -418,14 +327,12 @@ class ComfyuiTest(parameterized.TestCase):
     values, tiles, _ = self.parts("nvfp4", 130)
     with self.assertRaisesRegex(ValueError, "as many tiles .* got 128"):
       read(values, tiles, second, rows=128)
-    with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "got 5000"):
+    with self.assertRaisesRegex(ERROR, "got 5000"):
       read(values, tiles, np.float32(5000))
 
   def test_unusable_global_scale_of_a_part_is_an_error(self):
     values, tiles, _ = self.parts("nvfp4", 32)
-    with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError, "weight_scale_2 multiplies.*got 0"
-    ):
+    with self.assertRaisesRegex(ERROR, "weight_scale_2 multiplies.*got 0"):
       jp.checkpoints.from_comfyui(values, tiles, np.float32([1e-4, 0]))
 
 
@@ -434,7 +341,7 @@ class DeepseekTest(absltest.TestCase):
     for lead in ((), (E,)):
       values, scale, expected = tensors("mxfp4", *lead)
       for given in (
-        (values.view(np.int8), scale.view(ml_dtypes.float8_e8m0fnu)),
+        (values.view(np.int8), scale.view(files.E8)),
         (values, scale),
         (jnp.asarray(values.view(np.int8)), jnp.asarray(scale)),
       ):
@@ -448,33 +355,14 @@ class DeepseekTest(absltest.TestCase):
       *((5, 1, 32), (33, 32, 32), (200, 128, 128), (2, 1, 128)),
       (129, 128, 32),
     ):
-      k = 192
-      values = finite_e4m3(rng, (n, k))
-      scale = rng.integers(
-        110, 140, (-(-n // rows), -(-k // columns)), np.uint8
-      )
-      want = np.empty((n, k))
-      for i in range(n):
-        for j in range(k):
-          want[i, j] = e8m0(scale[i // rows, j // columns])
-      want *= e4m3(values)
-      array = jp.checkpoints.from_deepseek(
-        values.view(ml_dtypes.float8_e4m3fn), scale
-      )
+      values = finite_e4m3(rng, (n, K))
+      shape = (-(-n // rows), -(-K // columns))
+      scale = rng.integers(110, 140, shape, np.uint8)
+      i, j = np.indices((n, K))
+      want = files.e8m0(scale)[i // rows, j // columns] * files.fp8(values)
+      array = jp.checkpoints.from_deepseek(values.view(F8), scale)
       self.assertEqual(array.format, jp.MXFP8)
       np.testing.assert_array_equal(numbers_of(array), want)
-
-  def test_other_shapes_and_dtypes_are_an_error(self):
-    f8 = ml_dtypes.float8_e4m3fn
-    for values, scale in (
-      (np.zeros((4, 64), np.int8), np.zeros((4, 2), np.float32)),
-      (np.zeros((4, 64), f8), np.zeros((4, 4), np.uint8)),
-      (np.zeros((4, 48), f8), np.zeros((4, 2), np.uint8)),
-      (np.zeros((4, 64), np.int8), np.zeros((4, 2), np.uint8)),
-      (np.zeros((4, 64), np.int32), np.zeros((4, 4), np.uint8)),
-    ):
-      with self.assertRaisesRegex(TypeError, "from_deepseek: weight and scale"):
-        jp.checkpoints.from_deepseek(values, scale)
 
 
 class MlxTest(absltest.TestCase):
@@ -519,16 +407,61 @@ class MlxTest(absltest.TestCase):
     with self.assertRaisesRegex(TypeError, "floats .*of one dtype, got uint32"):
       jp.checkpoints.from_mlx(words, scales, biases.astype(np.float16), bits=8)
 
+
+U8, I8, F32 = np.uint8, np.int8, np.float32
+SWIZZLED = functools.partial(T, is_swizzled=True)
+# Shapes and dtypes of values and scales that fit no format.
+WRONG = {
+  "from_modelopt: values and scales": (
+    M,
+    (((5, 96), U8), ((5, 11), U8)),
+    (((5, 96), U8), ((4, 12), U8)),
+    (((96,), U8), ((12,), U8)),
+    (((5, 0), U8), ((5, 0), U8)),
+    (((5, 96), I8), ((5, 12), U8)),
+    (((5, 96), U8), ((5, 6), F32)),
+    (((5, 96), U8), ((5, 12), np.int32)),
+    (((5, 96), U8), ((5, 12), files.E8)),
+    (((5, 96), U8), ((5, 3), F8)),
+  ),
+  "from_gpt_oss: blocks must be": (
+    jp.checkpoints.from_gpt_oss,
+    (((E, N, 6, 16), U8), ((E, N, 5), U8)),
+    (((E, N, 6, 16), U8), ((E, N), U8)),
+    (((E, N, 6, 16), U8), ((E, N, 6, 1), U8)),
+  ),
+  "must fit one format": (SWIZZLED, (((N, 96), U8), ((128, 12), U8))),
+  "from_deepseek: weight and scale": (
+    jp.checkpoints.from_deepseek,
+    (((4, 64), I8), ((4, 2), F32)),
+    (((4, 64), F8), ((4, 4), U8)),
+    (((4, 48), F8), ((4, 2), U8)),
+    (((4, 64), I8), ((4, 2), U8)),
+    (((4, 64), np.int32), ((4, 4), U8)),
+  ),
+  "from_mlx: weight and scales": (
+    jp.checkpoints.from_mlx,
+    (((4, 16), np.uint32), ((4, 16), U8)),
+    (((4, 16), np.uint32), ((4, 4), np.float16)),
+    (((4, 16), np.int32), ((4, 4), U8)),
+    (((4, 16), np.uint32), ((3, 4), U8)),
+  ),
+}
+
+
+class WrongTest(absltest.TestCase):
   def test_other_shapes_and_dtypes_are_an_error(self):
-    words = np.zeros((4, 16), np.uint32)
-    for values, scale in (
-      (words, np.zeros((4, 16), np.uint8)),
-      (words, np.zeros((4, 4), np.float16)),
-      (words.view(np.int32), np.zeros((4, 4), np.uint8)),
-      (words, np.zeros((3, 4), np.uint8)),
-    ):
-      with self.assertRaisesRegex(TypeError, "from_mlx: weight and scales"):
-        jp.checkpoints.from_mlx(values, scale)
+    for rule, (convert, *cases) in WRONG.items():
+      for values, scale in cases:
+        with (
+          self.subTest(rule, values=values, scale=scale),
+          self.assertRaisesRegex(TypeError, rule),
+        ):
+          convert(np.zeros(*values), np.zeros(*scale))
+
+  def test_parts_of_a_stack_that_share_tiles_are_refused(self):
+    with self.assertRaisesRegex(NotImplementedError, "a multiple of 128"):
+      SWIZZLED(np.zeros((E, 320, 96), U8), np.zeros((128, 8), U8))
 
 
 class ActivationScaleTest(absltest.TestCase):

@@ -4,9 +4,7 @@
 
 import json
 import os
-import pathlib
 import random
-import tempfile
 import tracemalloc
 from unittest import mock
 
@@ -19,23 +17,18 @@ from absl.testing import parameterized
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.testing import checkpoint_files as files
 
 CHANGES = 600
 FEW_ITEMS = 50_000
 
 
-def entry(dtype, shape, begin, end):
-  return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+entry, file_of = files.entry, files.file_of
 
 
-def file_of(header, data=b"", length=None):
-  """Returns a file's bytes; the header is a dict, text or bytes."""
-  if isinstance(header, dict):
-    header = json.dumps(header)
-  if isinstance(header, str):
-    header = header.encode()
-  length = len(header) if length is None else length
-  return length.to_bytes(8, "little") + header + data
+def of_a(*fields, data=b"0"):
+  """Returns a file with one tensor, "a"."""
+  return file_of({"a": entry(*fields)}, data)
 
 
 GOOD = {
@@ -48,18 +41,7 @@ GOOD = {
 DATA = np.arange(6, dtype=np.float32).tobytes() + b"\x38\x40\x7e\x80\x3f"
 
 
-class Case(parameterized.TestCase):
-  def empty(self):
-    """Returns a folder that is deleted after the test."""
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
-  def write(self, data, name="x.safetensors"):
-    path = self.empty() / name
-    path.write_bytes(data)
-    return path
-
-
-class ReadTest(Case):
+class ReadTest(files.CheckpointTestCase):
   def test_tensors_are_those_of_the_bytes(self):
     source = safetensors_files.open_file(self.write(file_of(GOOD, DATA)))
     self.assertEqual(source.metadata, {"format": "pt"})
@@ -115,6 +97,7 @@ class ReadTest(Case):
     )
     tensor = safetensors_files.open_file(path).tensors["w"]
     self.assertEqual(tensor.read().tolist(), [[0, 1], [2, 3], [4, 5]])
+    self.assertEqual(tensor.logical_shape, (3, 4))
 
 
 BIG = 2**63
@@ -145,34 +128,34 @@ BAD = {
     file_of({"a": {**entry("U8", [0], 0, 0), "x": 1}}),
     "'a': it must have",
   ),
-  "dtype_list": (file_of({"a": entry(["U8"], [1], 0, 1)}, b"0"), "dtype must"),
-  "shape_negative": (file_of({"a": entry("U8", [-1], 0, 1)}, b"0"), r"\[-1\]"),
-  "shape_bool": (file_of({"a": entry("U8", [True], 0, 1)}, b"0"), "shape must"),
-  "shape_float": (file_of({"a": entry("U8", [1.0], 0, 1)}, b"0"), "shape must"),
-  "shape_text": (file_of({"a": entry("U8", "1", 0, 1)}, b"0"), "shape must"),
-  "shape_2^63": (file_of({"a": entry("U8", [BIG], 0, 1)}, b"0"), "shape must"),
+  "dtype_list": (of_a(["U8"], [1], 0, 1), "dtype must"),
+  "shape_negative": (of_a("U8", [-1], 0, 1), r"\[-1\]"),
+  "shape_bool": (of_a("U8", [True], 0, 1), "shape must"),
+  "shape_float": (of_a("U8", [1.0], 0, 1), "shape must"),
+  "shape_text": (of_a("U8", "1", 0, 1), "shape must"),
+  "shape_2^63": (of_a("U8", [BIG], 0, 1), "shape must"),
   "shape_wraps": (
-    file_of({"a": entry("U8", [2**32, 2**32], 0, 0)}),
+    of_a("U8", [2**32, 2**32], 0, 0, data=b""),
     "less than 2.63 bits",
   ),
   "shape_empty_and_big": (
-    file_of({"a": entry("U8", [2**62, 2**62, 0], 0, 0)}),
+    of_a("U8", [2**62, 2**62, 0], 0, 0, data=b""),
     "less than 2.63 bits",
   ),
-  "rank": (file_of({"a": entry("U8", [1] * 33, 0, 1)}, b"0"), "at most 32"),
-  "size": (file_of({"a": entry("F32", [2], 0, 4)}, b"0000"), "have 8 bytes"),
-  "offsets_back": (file_of({"a": entry("U8", [1], 1, 0)}, b"0"), "begin"),
-  "offsets_negative": (file_of({"a": entry("U8", [1], -1, 0)}, b"0"), "begin"),
+  "rank": (of_a("U8", [1] * 33, 0, 1), "at most 32"),
+  "size": (of_a("F32", [2], 0, 4, data=b"0000"), "have 8 bytes"),
+  "offsets_back": (of_a("U8", [1], 1, 0), "begin"),
+  "offsets_negative": (of_a("U8", [1], -1, 0), "begin"),
   "offsets_three": (
     file_of({"a": {**entry("U8", [1], 0, 1), "data_offsets": [0, 1, 1]}}, b"0"),
     "data_offsets must be",
   ),
   "offsets_2^63": (
-    file_of({"a": entry("U8", [1], BIG, BIG + 1)}, b"0"),
+    of_a("U8", [1], BIG, BIG + 1),
     "data_offsets must be",
   ),
-  "beyond_the_file": (file_of({"a": entry("U8", [9], 0, 9)}, b"0"), "end with"),
-  "bytes_left": (file_of({"a": entry("U8", [1], 0, 1)}, b"00"), "end with"),
+  "beyond_the_file": (of_a("U8", [9], 0, 9), "end with"),
+  "bytes_left": (of_a("U8", [1], 0, 1, data=b"00"), "end with"),
   "hole": (
     file_of({"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 2, 3)}, b"000"),
     "'b': tensors must be contiguous",
@@ -181,15 +164,15 @@ BAD = {
     file_of({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"000"),
     "'b': tensors must be contiguous",
   ),
-  "half_a_byte": (file_of({"a": entry("F4", [3], 0, 2)}, b"00"), "1.5 bytes"),
+  "half_a_byte": (of_a("F4", [3], 0, 2, data=b"00"), "1.5 bytes"),
   "fp4_rows": (
-    file_of({"a": entry("F4", [2, 3], 0, 3)}, b"000"),
+    of_a("F4", [2, 3], 0, 3, data=b"000"),
     "must be whole bytes",
   ),
 }
 
 
-class RefusedTest(Case):
+class RefusedTest(files.CheckpointTestCase):
   @parameterized.named_parameters((name, *case) for name, case in BAD.items())
   def test_is_refused_by_its_rule(self, data, rule):
     path = self.write(data)
@@ -261,7 +244,7 @@ class RefusedTest(Case):
     self.assertBetween(refused, CHANGES // 2, CHANGES - 10)
 
 
-class IndexTest(Case):
+class IndexTest(files.CheckpointTestCase):
   def index(self, weight_map, **files):
     folder = self.empty()
     for name, data in files.items():
@@ -271,7 +254,7 @@ class IndexTest(Case):
     return path
 
   def test_tensors_come_from_their_files(self):
-    one = file_of({"a": entry("U8", [1], 0, 1)}, b"\x01")
+    one = of_a("U8", [1], 0, 1, data=b"\x01")
     two = file_of(
       {
         "b": entry("U8", [1], 0, 1),
@@ -314,7 +297,7 @@ class IndexTest(Case):
       safetensors_files.open_index(path)
 
   def test_name_that_the_index_leaves_open_is_refused(self):
-    file = file_of({"a": entry("U8", [1], 0, 1)}, b"\x01")
+    file = of_a("U8", [1], 0, 1, data=b"\x01")
     other = file_of(
       {"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 1, 2)}, b"\x02\x03"
     )

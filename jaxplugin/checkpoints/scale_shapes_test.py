@@ -5,25 +5,18 @@
 Expected numbers are value * scale in f64, which hold every product exactly.
 """
 
-import json
-import pathlib
-import tempfile
-import warnings
-
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import scale_shapes
+from jaxplugin.testing import checkpoint_files as files
 
-F8, E5 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
-E8 = np.dtype(ml_dtypes.float8_e8m0fnu)
-BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype("f2"), np.dtype("f4")
+F8, E8, BF16 = files.F8, files.E8, files.BF16
+E5, F16, F32 = map(np.dtype, (ml_dtypes.float8_e5m2, "f2", "f4"))
 INT8, INT4 = np.dtype("i1"), np.dtype(ml_dtypes.int4)
 # A size that is a multiple of 64 and not of 128, as in published models.
 N, K = 192, 576
@@ -45,128 +38,106 @@ TENSOR, ROWS, GROUPS = scales(1), scales(N, 1, dtype=BF16), scales(N, 5)
 SQUARES = scales(2, 5)
 SQUARE_NUMBERS = expand(expand(SQUARES, 128, 0, N), 128, 1, K)
 HALVES = scales(N, K // 32, dtype=F16)
-COMPRESSED = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+BF16_SQUARES = expand(expand(SQUARES.astype(BF16), 128, 0, N), 128, 1, K)
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+INTEGERS = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+STACK = np.stack([FP8, FP8])
+
+
+def weight(values, **scale):
+  """Returns the parts of "w.weight"."""
+  return {f"w.{name}": x for name, x in {"weight": values, **scale}.items()}
+
 
 # The file's tensors and quantization_config; layout, format and scales.
 FILES = {
   "DeepSeek-V3, GLM": (
-    {"w.weight": FP8, "w.weight_scale_inv": SQUARES},
-    {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    ("deepseek", "fp8_128x128", SQUARE_NUMBERS),
+    *(weight(FP8, weight_scale_inv=SQUARES), BLOCKS),
+    *("deepseek", "fp8_128x128", SQUARE_NUMBERS),
   ),
   "Qwen, with bf16 scales": (
-    {"w.weight": FP8, "w.weight_scale_inv": SQUARES.astype(BF16)},
-    {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    (
-      *("deepseek", "fp8_128x128"),
-      expand(expand(SQUARES.astype(BF16), 128, 0, N), 128, 1, K),
-    ),
+    *(weight(FP8, weight_scale_inv=SQUARES.astype(BF16)), BLOCKS),
+    *("deepseek", "fp8_128x128", BF16_SQUARES),
   ),
   "DeepSeek-V3.1, f32 powers of two": (
-    {"w.weight": FP8, "w.weight_scale_inv": np.float32([[0.5] * 5] * 2)},
+    weight(FP8, weight_scale_inv=np.float32([[0.5] * 5] * 2)),
     {"quant_method": "fp8", "scale_fmt": "ue8m0"},
-    ("deepseek", "fp8_128x128", 0.5),
+    *("deepseek", "fp8_128x128", 0.5),
   ),
   "experts of transformers": (
-    {"w": np.stack([FP8, FP8]), "w_scale_inv": np.stack([SQUARES, SQUARES])},
-    {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    ("deepseek", "fp8_128x128", SQUARE_NUMBERS),
+    *({"w": STACK, "w_scale_inv": np.stack([SQUARES, SQUARES])}, BLOCKS),
+    *("deepseek", "fp8_128x128", SQUARE_NUMBERS),
   ),
   "experts with one scale each": (
-    {"w": np.stack([FP8, FP8]), "w_scale_inv": np.float32([0.5, 3])},
-    None,
-    ("deepseek", "fp8_row", np.float32([0.5, 3])[:, None, None]),
+    *({"w": STACK, "w_scale_inv": np.float32([0.5, 3])}, {}),
+    *("deepseek", "fp8_row", np.float32([0.5, 3])[:, None, None]),
   ),
   "float-quantized, block": (
-    {"w.weight": FP8, "w.weight_scale": SQUARES},
-    {"quant_method": "compressed-tensors", "format": "float-quantized"},
-    ("compressed-tensors", "fp8_128x128", SQUARE_NUMBERS),
+    *(weight(FP8, weight_scale=SQUARES), FLOATS),
+    *("compressed-tensors", "fp8_128x128", SQUARE_NUMBERS),
   ),
   "float-quantized, channel": (
-    {"w.weight": FP8, "w.weight_scale": ROWS},
-    {"quant_method": "compressed-tensors", "format": "float-quantized"},
-    ("compressed-tensors", "fp8_row", ROWS.astype(float)),
+    *(weight(FP8, weight_scale=ROWS), FLOATS),
+    *("compressed-tensors", "fp8_row", ROWS.astype(float)),
   ),
   "float-quantized, tensor": (
-    {"w.weight": FP8, "w.weight_scale": TENSOR},
-    {"quant_method": "compressed-tensors", "format": "float-quantized"},
-    ("compressed-tensors", "fp8_row", TENSOR.astype(float)),
+    *(weight(FP8, weight_scale=TENSOR), FLOATS),
+    *("compressed-tensors", "fp8_row", TENSOR.astype(float)),
   ),
   "float-quantized, group": (
-    {"w.weight": FP8, "w.weight_scale": GROUPS},
-    {"quant_method": "compressed-tensors", "format": "float-quantized"},
-    ("compressed-tensors", "fp8_1x128", expand(GROUPS, 128, 1, K)),
+    *(weight(FP8, weight_scale=GROUPS), FLOATS),
+    *("compressed-tensors", "fp8_1x128", expand(GROUPS, 128, 1, K)),
   ),
   "int-quantized, channel": (
-    {"w.weight": BYTES, "w.weight_scale": ROWS},
-    COMPRESSED,
-    ("compressed-tensors", "int8_row", ROWS.astype(float)),
+    *(weight(BYTES, weight_scale=ROWS), INTEGERS),
+    *("compressed-tensors", "int8_row", ROWS.astype(float)),
   ),
   "int-quantized, tensor": (
-    {"w.weight": BYTES, "w.weight_scale": TENSOR},
-    COMPRESSED,
-    ("compressed-tensors", "int8_row", TENSOR.astype(float)),
+    *(weight(BYTES, weight_scale=TENSOR), INTEGERS),
+    *("compressed-tensors", "int8_row", TENSOR.astype(float)),
   ),
   "int-quantized, group": (
-    {"w.weight": BYTES, "w.weight_scale": HALVES},
-    COMPRESSED,
-    ("compressed-tensors", "int8_32", expand(HALVES, 32, 1, K)),
+    *(weight(BYTES, weight_scale=HALVES), INTEGERS),
+    *("compressed-tensors", "int8_32", expand(HALVES, 32, 1, K)),
   ),
   "ModelOpt FP8": (
-    {"w.weight": FP8, "w.weight_scale": TENSOR.reshape(())},
+    weight(FP8, weight_scale=TENSOR.reshape(())),
     {"quant_method": "modelopt", "quant_algo": "FP8"},
-    ("modelopt", "fp8_row", TENSOR.astype(float)),
+    *("modelopt", "fp8_row", TENSOR.astype(float)),
   ),
   "fbgemm_fp8 of transformers": (
-    {"w.weight": FP8, "w.weight_scale": ROWS.astype(F32)},
+    weight(FP8, weight_scale=ROWS.astype(F32)),
     {"quant_method": "fbgemm_fp8"},
-    ("compressed-tensors", "fp8_row", ROWS.astype(float)),
+    *("compressed-tensors", "fp8_row", ROWS.astype(float)),
   ),
   "ComfyUI's older FP8": (
-    {"w.weight": FP8, "w.scale_weight": TENSOR.reshape(())},
-    None,
-    ("comfyui", "fp8_row", TENSOR.astype(float)),
+    *(weight(FP8, scale_weight=TENSOR.reshape(())), {}),
+    *("comfyui", "fp8_row", TENSOR.astype(float)),
   ),
 }
 
 
-class Case(parameterized.TestCase):
-  def load(self, tensors, config=None, **options):
-    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-    data = safetensors.numpy.save(
-      {n: np.asarray(x) for n, x in tensors.items()}
-    )
-    (folder / "x.safetensors").write_bytes(data)
-    if config is not None:
-      text = json.dumps({"quantization_config": config})
-      (folder / "config.json").write_text(text)
-    return jp.checkpoints.load(folder, **options)
-
-
-class FilesTest(Case):
+class FilesTest(files.CheckpointTestCase):
   @parameterized.named_parameters(*((name, *x) for name, x in FILES.items()))
-  def test_numbers_are_values_times_scales(self, tensors, config, expected):
-    layout, format, scale = expected
-    with warnings.catch_warnings():
-      warnings.simplefilter("error")
-      found = self.load(tensors, config)
+  def test_numbers_are_values_times_scales(
+    self, tensors, config, layout, format, scale
+  ):
+    found = self.quietly(tensors, config={"quantization_config": config})
     (name,) = found  # the scales are parts of the weight
     entry, array = found.entries[name], found[name]
     self.assertEqual((entry.layout, str(entry.format)), (layout, format))
     values = next(iter(tensors.values()))
     self.assertEqual(entry.shape, values.shape)
     self.assertEqual(array.shape, values.shape)
-    want = (values.astype(float) * scale).astype(F32)
-    got = np.asarray(jp.dequantize(array, jnp.float32))
-    np.testing.assert_array_equal(got, want)
+    self.assert_numbers(array, values.astype(float) * scale)
 
   def test_weight_is_multiplied(self):
-    tensors, config, (_, _, scale) = FILES["DeepSeek-V3, GLM"]
-    weight = self.load(tensors, config)["w.weight"]
+    found = self.load(weight(FP8, weight_scale_inv=SQUARES))
     x = RNG.standard_normal((3, K)).astype(F32)
-    w = FP8.astype(float) * scale
+    w = FP8.astype(float) * SQUARE_NUMBERS
     bound = 16 * 2.0**-24 * (np.abs(x) @ np.abs(w).T)
-    got = np.asarray(jp.block_scaled_dot(x, weight), float)
+    got = np.asarray(jp.block_scaled_dot(x, found["w.weight"]), float)
     self.assertTrue((np.abs(got - x.astype(float) @ w.T) <= bound).all())
 
   def test_activation_and_cache_scales_keep_their_names(self):
@@ -179,7 +150,7 @@ class FilesTest(Case):
         "attn.k_scale": half,
         "attn.v_scale": half,
       },
-      COMPRESSED,
+      config={"quantization_config": INTEGERS},
     )
     names = ["q.weight", "q.input_scale", "attn.k_scale", "attn.v_scale"]
     self.assertCountEqual(found, names)
@@ -187,33 +158,26 @@ class FilesTest(Case):
     self.assertEqual(float(found.activation_scale("q.weight")), 0.5)
 
   def test_refused_by_name(self):
-    for rule, tensors in (
+    zero = np.zeros(1, np.int8)
+    for rule, scales_of in (
       (
         r"a square block of 128, 64, 32, got float32\[2\] for float8",
-        {"w.weight": FP8, "w.weight_scale": scales(2)},
+        {"weight_scale": scales(2)},
       ),
       (
         "'w.weight_zero_point': zero points must be int8 .* got int8.* for fl",
-        {
-          "w.weight": FP8,
-          "w.weight_scale": TENSOR,
-          "w.weight_zero_point": np.zeros(1, np.int8),
-        },
+        {"weight_scale": TENSOR, "weight_zero_point": zero},
       ),
       (
         "'w.weight': it is quantized .*weight_scale_2",
-        {
-          "w.weight": FP8,
-          "w.weight_scale": TENSOR,
-          "w.weight_scale_2": TENSOR,
-        },
+        {"weight_scale": TENSOR, "weight_scale_2": TENSOR},
       ),
     ):
       with self.subTest(rule), self.assertRaisesRegex(ERROR, rule):
-        self.load(tensors)
+        self.load(weight(FP8, **scales_of))
 
 
-class ShapesTest(Case):
+class ShapesTest(absltest.TestCase):
   def test_shape_of_scales_decides_the_format(self):
     for dtype, shape, scale, name in (
       (F8, (N, K), scales(N), "fp8_row"),
