@@ -3,19 +3,16 @@
 """A killed process leaves no incomplete files, and memory is bounded."""
 
 import json
-import pathlib
 import random
-import subprocess
-import sys
-import tempfile
 
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 from absl.testing import absltest
 
 import jaxplugin as jp
+from jaxplugin.testing import checkpoint_files as files
+from jaxplugin.testing import contract
 
 FEW_KILLS, MANY_KILLS = 2, 10
 SHARDS, WEIGHTS = 5, 3
@@ -79,20 +76,12 @@ for i, source in enumerate((few, few, many)):  # the first one compiles
 
 
 def run(source, *args):
-  done = subprocess.run(
-    [sys.executable, "-c", source, *map(str, args)],
-    check=True,
-    capture_output=True,
-    text=True,
-  )
+  done = contract.run_program(source, *args)
+  done.check_returncode()
   return done.stdout.splitlines()
 
 
-class Case(absltest.TestCase):
-  def empty(self):
-    """Returns a folder that is deleted after the test."""
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class Case(files.CheckpointTestCase):
   def checkpoint(self, shards, weights, size):
     """Returns a folder of bf16 weights [size, size]."""
     folder = self.empty()
@@ -100,7 +89,7 @@ class Case(absltest.TestCase):
     block = (block / 50).astype(ml_dtypes.bfloat16)
     for i in range(shards):
       tensors = {f"{i}.{j}.weight": np.roll(block, i) for j in range(weights)}
-      safetensors.numpy.save_file(tensors, folder / f"{i}.safetensors")
+      self.file(tensors, path=folder / f"{i}.safetensors")
     (folder / "tokenizer.json").write_text("words")
     return folder
 

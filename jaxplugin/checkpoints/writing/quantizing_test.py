@@ -3,16 +3,15 @@
 """Checkpoints are written in their layout, or not at all."""
 
 import contextlib
-import io
 import json
 import pathlib
 import resource
 import shutil
 import signal
-import tempfile
 import warnings
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -22,9 +21,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import __main__ as main
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints.writing import shards
+from jaxplugin.testing import checkpoint_files as files
+from jaxplugin.testing import command_lines
+from jaxplugin.testing import contract
 
 D = 64
 ERROR = jp.checkpoints.CheckpointError
@@ -68,27 +69,16 @@ WEIGHTS = [
 ]
 
 
-class Case(parameterized.TestCase):
-  def empty(self):
-    """Returns a folder that is deleted after the test."""
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
-  def file(self, tensors, name="x.safetensors", metadata=None):
-    path = self.empty() / name
-    safetensors.numpy.save_file(
-      {n: np.ascontiguousarray(x) for n, x in tensors.items()}, path, metadata
-    )
-    return path
-
-  def folder(self, config=None, files=None):
+class Case(files.CheckpointTestCase):
+  def folder(self, config=None, shards=None):
     """Returns a checkpoint in Hugging Face's form."""
     folder = self.empty() / "in"
     folder.mkdir()
     names = {}
-    for i, tensors in enumerate(files or model()):
-      name = f"model-{i}.safetensors"
-      safetensors.numpy.save_file(tensors, folder / name, {"format": "pt"})
-      names |= dict.fromkeys(tensors, name)
+    for i, tensors in enumerate(shards or model()):
+      path = folder / f"model-{i}.safetensors"
+      self.file(tensors, {"format": "pt"}, path)
+      names |= dict.fromkeys(tensors, path.name)
     (folder / "model.safetensors.index.json").write_text(
       json.dumps({"metadata": {"total_size": 1}, "weight_map": names})
     )
@@ -104,16 +94,18 @@ class Case(parameterized.TestCase):
     target = target or self.empty() / name
     return jp.checkpoints.quantize(source, target, format, **options)
 
-  def assert_same_bits(self, x, y):
-    self.assertEqual(x.format, y.format)
-    for part in ("values", "scale", "global_scale", "offset"):
-      a, b = (getattr(z, part) for z in (x, y))
-      if a is None:
-        self.assertIsNone(b)
-        continue
-      a, b = np.asarray(a), np.asarray(b)
-      self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape))
-      self.assertEqual(a.tobytes(), b.tobytes())
+
+@contextlib.contextmanager
+def file_size_limit(size):
+  """Makes writing more bytes to a file an error."""
+  limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+  previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  try:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    signal.signal(signal.SIGXFSZ, previous)
 
 
 def nearest_reciprocal(scale):
@@ -148,7 +140,7 @@ class RoundTripTest(Case):
         if layout == "compressed-tensors":
           scale = nearest_reciprocal(np.float32(scale))
       wanted = jp.quantize(tensors[name], format, global_scale=scale)
-      self.assert_same_bits(found[name], wanted)
+      contract.assert_same_bits(found[name], wanted)
     for name in {*tensors} - {*WEIGHTS}:
       self.assertEqual(found[name].tobytes(), tensors[name].tobytes())
       self.assertEqual(found[name].dtype, tensors[name].dtype)
@@ -177,7 +169,7 @@ class RoundTripTest(Case):
     found = jp.checkpoints.load(done.path)
     entry = found.entries["a.weight"]
     self.assertEqual((entry.layout, str(entry.format)), (layout, format))
-    self.assert_same_bits(found["a.weight"], jp.quantize(x, format))
+    contract.assert_same_bits(found["a.weight"], jp.quantize(x, format))
     # Blocks of INT4 are whole, and other float scales allow a short block.
     is_left = "int4" in format
     self.assertEqual(found.entries["b.weight"].format is None, is_left)
@@ -201,59 +193,50 @@ class RoundTripTest(Case):
       word = int(parts["a.weight_packed"][row, column // 8])
       self.assertEqual(word >> 4 * (column % 8) & 15, codes[row, column])
 
-  def test_experts_of_gpt_oss_in_either_order(self):
+  def test_experts(self):
     x = normal(2, 2 * D, D)  # [E, n, k]
-    for name, dot in (("mlp.experts.down_proj", "_"), ("a.mlp1_weight", ".")):
-      turned = name.startswith("mlp")
-      path = self.file(
-        {
-          name: x.swapaxes(1, 2) if turned else x,
-          f"{name}_bias": normal(2, 2 * D),
-        }
-      )
-      options = {"transposed": [name]} if turned else {}
-      done = self.quantize(
-        path, "mxfp4", layout="gpt-oss", verify=True, **options
-      )
-      header = safetensors.numpy.load_file(done.path)
-      self.assertEqual(header[f"{name}{dot}blocks"].shape, (2, 2 * D, 2, 16))
-      found = jp.checkpoints.load(done.path)
-      self.assert_same_bits(found[name], jp.quantize(x, "mxfp4"))
-      exact = np.asarray(jp.dequantize(found[name], jnp.float32), np.float64)
-      norm = np.linalg.norm(exact - x.astype(float)) / np.linalg.norm(
-        x.astype(float)
-      )
-      np.testing.assert_allclose(done.errors[name], norm, rtol=1e-9)
-
-  def test_square_experts_are_turned_too(self):
-    x = normal(2, D, D)
-    name = "mlp.experts.down_proj"
-    done = self.quantize(
-      self.folder({"model_type": "gpt_oss"}, [{name: x.swapaxes(1, 2).copy()}]),
-      "mxfp4",
-      layout="gpt-oss",
-      verify=True,
-    )
-    found = jp.checkpoints.load(done.path)[name]
-    self.assert_same_bits(found, jp.quantize(x, "mxfp4"))
-    self.assertLess(done.errors[name], 0.2)
-
-  def test_experts_of_modelopt_keep_their_shape(self):
-    x = normal(2, D, 2 * D)  # [E, k, n]
-    name = "experts.gate_up_proj"
-    done = self.quantize(self.file({name: x}), transposed=[name], verify=True)
-    found = jp.checkpoints.load(done.path)
-    self.assertEqual(found.entries[name].shape, x.shape)
-    self.assert_same_bits(found[name], jp.quantize(x, "nvfp4", axis=1))
-
-  def test_experts_of_torchao_have_a_global_scale_each(self):
-    x = normal(2, 2 * D, D) * np.array([1, 9])[:, None, None]
-    x = x.astype(np.float32)
-    done = self.quantize(
-      self.file({"a.experts.up": x}), layout="torchao", verify=True
-    )
-    found = jp.checkpoints.load(done.path)["a.experts.up"]
-    self.assert_same_bits(found, jp.quantize(x, "nvfp4", batch_dims=1))
+    square = normal(2, D, D)
+    scaled = (x * np.float32([1, 9])[:, None, None]).astype(np.float32)
+    down, gpt_oss = "mlp.experts.down_proj", {"model_type": "gpt_oss"}
+    for layout, name, stored, options, wanted in (
+      *(
+        ("gpt-oss", name, stored, options, jp.quantize(x, "mxfp4"))
+        for name, stored, options in (
+          (down, x.swapaxes(1, 2), {"transposed": [down]}),
+          ("a.mlp1_weight", x, {}),
+        )
+      ),
+      # The model's type says that k comes first.
+      (
+        "gpt-oss",
+        down,
+        square.swapaxes(1, 2),
+        {},
+        jp.quantize(square, "mxfp4"),
+      ),
+      (
+        *("modelopt", down, x, {"transposed": [down]}),
+        jp.quantize(x, "nvfp4", axis=1),
+      ),
+      (
+        *("torchao", "a.experts.up", scaled, {}),
+        jp.quantize(scaled, "nvfp4", batch_dims=1),
+      ),
+    ):
+      with self.subTest(layout, name=name, options=options):
+        config = {} if options or name != down else gpt_oss
+        source = self.folder(config, [{name: stored}])
+        done = self.quantize(
+          source, str(wanted.format), layout=layout, verify=True, **options
+        )
+        found = jp.checkpoints.load(done.path)
+        contract.assert_same_bits(jax.tree.map(np.asarray, found[name]), wanted)
+        y = np.asarray(jp.dequantize(wanted, jnp.float32), np.float64)
+        if layout == "gpt-oss" and name == down:
+          y = y.swapaxes(1, 2)
+        norm = np.linalg.norm(y - stored.astype(float))
+        norm /= np.linalg.norm(stored.astype(float))
+        np.testing.assert_allclose(done.errors[name], norm, rtol=1e-9)
 
   def test_zeros_and_numbers_that_are_none_come_back(self):
     x = normal(D, D, dtype=np.float32)
@@ -277,7 +260,9 @@ class RoundTripTest(Case):
         with warnings.catch_warnings():
           warnings.simplefilter("ignore", jp.checkpoints.NumbersWarning)
           got = found[name]
-        self.assert_same_bits(got, jp.quantize(x_, "nvfp4", global_scale=scale))
+        contract.assert_same_bits(
+          got, jp.quantize(x_, "nvfp4", global_scale=scale)
+        )
 
 
 class NonfiniteTest(Case):
@@ -381,7 +366,7 @@ class FilesTest(Case):
         self.assertEqual(said["exclude_modules"], sorted(left))
 
   def test_tied_head_is_among_what_is_left(self):
-    done = self.quantize(self.folder(files=[{"a.weight": normal(D, D)}]))
+    done = self.quantize(self.folder(shards=[{"a.weight": normal(D, D)}]))
     config = json.loads((done.path / "config.json").read_text())
     self.assertEqual(config["quantization_config"]["ignore"], ["lm_head"])
 
@@ -472,6 +457,7 @@ class SelectionTest(Case):
       "nvfp4",
       "stores mxfp4, got nvfp4; for nvfp4 choose layout modelopt, comp",
     ),
+    ("comfyui", "mxfp4", "comfyui stores nvfp4, mxfp8, got"),
     ("modelopt", "mxfp6_e2m3", "that a layout stores, got mxfp6_e2m3"),
     ("modelopt", "int4", "int4"),
   )
@@ -589,27 +575,15 @@ class RefusedTest(Case):
       x.stat().st_size for x in [source, *source.parent.glob("in/*")]
     )
     self.quantize(source)  # compiles, which may write files
-    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (biggest // 8, most))
+    with file_size_limit(biggest // 8):
       self.assert_refused("was not written: File too large", source)
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-      signal.signal(signal.SIGXFSZ, previous)
 
   @parameterized.parameters(False, True)
   def test_disk_that_is_full_at_the_first_byte(self, is_folder):
     source = self.folder() if is_folder else self.file(model()[1])
     target = self.empty() / ("out" if is_folder else "out.safetensors")
-    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    with file_size_limit(0):
       self.assert_refused("was not written: File too large", source, target)
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-      signal.signal(signal.SIGXFSZ, previous)
     self.quantize(source, target=target)
     self.assertEqual([*target.parent.iterdir()], [target])
 
@@ -624,15 +598,7 @@ class RefusedTest(Case):
 
   def test_finished_files_stay_for_the_next_time(self):
     source, target = self.folder(), self.empty() / "out"
-    told = []
-
-    def stop(done, total):
-      told.append((done, total))
-      if len(told) == 12:  # in the second file
-        raise KeyboardInterrupt
-
-    with self.assertRaises(KeyboardInterrupt):
-      self.quantize(source, target=target, progress=stop)
+    self.interrupt(source, target)
     partial = target.with_name("out.partial")
     self.assertEqual([*target.parent.iterdir()], [partial])
     first = partial / "model-0.safetensors"
@@ -677,7 +643,7 @@ class RefusedTest(Case):
   def test_finished_files_of_another_source_are_not_taken(self):
     source, target = self.folder(), self.empty() / "out"
     other = self.folder(
-      files=[{name: -x for name, x in file.items()} for file in model()]
+      shards=[{name: -x for name, x in file.items()} for file in model()]
     )
     self.interrupt(source, target)
     self.quantize(other, target=target)
@@ -701,7 +667,7 @@ class RefusedTest(Case):
   def test_verify_sees_a_bit_that_differs(self):
     first, second = model()
     second["position_ids"] = np.arange(10_000)  # more than one chunk
-    write, source = shards.write, self.folder(files=(first, second))
+    write, source = shards.write, self.folder(shards=(first, second))
     target = self.empty() / "out"
     names = [f"{BASE}.self_attn.k_proj.weight", "position_ids"]
 
@@ -740,48 +706,12 @@ class RefusedTest(Case):
     self.quantize(source, target=target, progress=twice)
 
 
-def entry(dtype, shape, begin, end):
-  return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
 class DamagedSourceTest(Case):
-  def damaged(self, header, data=b"", length=None):
-    text = json.dumps(header).encode()
-    path = self.empty() / "x.safetensors"
-    length = len(text) if length is None else length
-    path.write_bytes(length.to_bytes(8, "little") + text + data)
-    return path
-
-  @parameterized.named_parameters(
-    ("empty", None, b"", 2**63, "must be at most"),
-    (
-      "overlap",
-      {"a.weight": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)},
-      b"000",
-      None,
-      "tensors must be contiguous",
-    ),
-    (
-      "size_2^63",
-      {"a.weight": entry("BF16", [2**31, 2**32], 0, 2**63)},
-      b"",
-      None,
-      "less than 2.63 bits|data_offsets must be",
-    ),
-    (
-      "truncated",
-      {"a.weight": entry("F32", [64, 64], 0, 16384)},
-      bytes(9000),
-      None,
-      "must end with the file",
-    ),
-  )
-  def test_source_is_refused_and_nothing_is_written(
-    self, header, data, length, rule
-  ):
-    path = self.damaged(header or {}, data, length)
+  def test_source_is_refused_and_nothing_is_written(self):
+    header = {"a.weight": files.entry("F32", [64, 64], 0, 16384)}
+    path = self.write(files.file_of(header, bytes(9000)))
     target = self.empty() / "out.safetensors"
-    with self.assertRaisesRegex(ERROR, rule):
+    with self.assertRaisesRegex(ERROR, "must end with the file"):
       self.quantize(path, target=target)
     self.assertEqual([*target.parent.iterdir()], [])
 
@@ -808,26 +738,13 @@ class DamagedSourceTest(Case):
       self.quantize(source, target=target, progress=cut)
     self.assertFalse(target.exists())
 
-  def test_index_that_leads_elsewhere(self):
-    source = self.folder()
-    (source / "model.safetensors.index.json").write_text(
-      json.dumps({"weight_map": {"a": "../in/model-0.safetensors"}})
-    )
-    with self.assertRaisesRegex(ERROR, "its own folder"):
-      self.quantize(source)
 
-
-class CommandTest(Case):
-  def run_command(self, *args):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      status = main.main(["quantize", *map(str, args)])
-    return status, out.getvalue(), err.getvalue()
-
+class CommandTest(Case, command_lines.CommandLineTestCase):
   def test_table_tells_all(self):
     target = self.empty() / "out"
     status, out, _ = self.run_command(
-      *(self.folder(), target, "--format", "mxfp8", "--verify"),
+      *("quantize", str(self.folder()), str(target)),
+      *("--format", "mxfp8", "--verify"),
       *("--exclude", "*.q_proj", "*.k_proj", "--layout", "torchao"),
     )
     self.assertEqual(status, 0)
@@ -848,9 +765,8 @@ class CommandTest(Case):
     )
 
   def test_errors_are_lines(self):
-    status, _, err = self.run_command(self.folder(), self.folder())
-    self.assertEqual(status, 2)
-    self.assertRegex(err, "error: .* already exists")
+    folders = map(str, (self.folder(), self.folder()))
+    self.check_error(["quantize", *folders], "error: .* already exists")
 
 
 if __name__ == "__main__":

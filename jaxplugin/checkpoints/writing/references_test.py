@@ -8,18 +8,17 @@ wrote it.
 
 import json
 import pathlib
-import tempfile
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.testing import checkpoint_files as files
 
 FACTS = json.loads(
   pathlib.Path(__file__).with_name("references_test.json").read_text()
@@ -36,14 +35,8 @@ def array(raw):
   return data.reshape(raw["shape"])
 
 
-class ReferencesTest(parameterized.TestCase):
-  def file(self, tensors, metadata=None):
-    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-    path = folder / "x.safetensors"
-    safetensors.numpy.save_file(tensors, path, metadata)
-    return path
-
-  def assert_numbers(self, path, name, reading):
+class ReferencesTest(files.CheckpointTestCase):
+  def assert_near(self, path, name, reading):
     found = jp.checkpoints.load(path)[name]
     got = np.asarray(jp.dequantize(found, jnp.float32), np.float64)
     np.testing.assert_allclose(got, array(reading), rtol=ROUNDINGS, atol=0)
@@ -72,7 +65,7 @@ class ReferencesTest(parameterized.TestCase):
       self.assertEqual(list(parts[part].shape), raw["shape"])
       self.assertEqual(parts[part].read().dtype, array(raw).dtype)
       self.assertEqual(parts[part].read().tobytes().hex(), raw["hex"])
-    self.assert_numbers(target, name, fact["reading"])
+    self.assert_near(target, name, fact["reading"])
     # The numbers are those of the weight: NVFP4 and MXFP4 have 20 dB of SNR.
     x = array(FACTS["experts" if is_stack else "weight"]).astype(np.float64)
     if layout == "gpt-oss":
@@ -90,7 +83,7 @@ class ReferencesTest(parameterized.TestCase):
       {name: array(raw) for name, raw in fact["theirs"].items()},
       fact.get("metadata"),
     )
-    self.assert_numbers(path, "0.weight", fact["reading_of_theirs"])
+    self.assert_near(path, "0.weight", fact["reading_of_theirs"])
 
   def test_tools_make_the_same_bytes_where_they_round_alike(self):
     # torchao's NVFP4 is swizzled. compressed-tensors computes its divisor from

@@ -3,20 +3,19 @@
 """`save` writes trees in memory as `load` reads them."""
 
 import json
-import pathlib
-import tempfile
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import layouts
+from jaxplugin.testing import checkpoint_files as files
+from jaxplugin.testing import contract
 
 ERROR = jp.checkpoints.CheckpointError
 LAYOUTS = [x for x in layouts.LAYOUTS if x.formats]
@@ -42,28 +41,15 @@ def weight(format, *shape, **options):
   return jp.quantize(normal(*shape), format, global_scale=scale, **options)
 
 
-class Case(parameterized.TestCase):
+class Case(files.CheckpointTestCase):
   def setUp(self):
     super().setUp()
-    self.folder = pathlib.Path(
-      self.enter_context(tempfile.TemporaryDirectory())
-    )
+    self.target = self.empty()
 
   def saved(self, tree, *, is_file=True, **options):
-    path = self.folder / ("x.safetensors" if is_file else "x")
+    path = self.target / ("x.safetensors" if is_file else "x")
     jp.checkpoints.save(path, tree, **options)
     return jp.checkpoints.load(path)
-
-  def assert_same_bits(self, x, y):
-    self.assertEqual(x.format, y.format)
-    for part in ("values", "scale", "global_scale", "offset"):
-      a, b = (getattr(z, part) for z in (x, y))
-      if a is None:
-        self.assertIsNone(b)
-        continue
-      a, b = np.asarray(a), np.asarray(b)
-      self.assertEqual((a.dtype, a.size), (b.dtype, b.size))
-      self.assertEqual(a.tobytes(), b.tobytes())
 
 
 class RoundTripTest(Case):
@@ -86,7 +72,7 @@ class RoundTripTest(Case):
       got = jp.ScaledArray(
         got.values, got.linear_scale(), got.global_scale, got.format
       )
-    self.assert_same_bits(got, w)
+    contract.assert_same_bits(got, w)
     self.assertEqual(found["norm"].dtype, ml_dtypes.bfloat16)
     np.testing.assert_array_equal(found["ids.0"], np.arange(3))
 
@@ -94,19 +80,12 @@ class RoundTripTest(Case):
   def test_files_are_those_of_quantize(self, layout, format):
     """Saving a loaded checkpoint writes the same files again."""
     is_stack = layout == "gpt-oss"
-    source = self.folder / "source"
-    source.mkdir()
-    tensors = {
-      "a.experts" if is_stack else "a.weight": normal(
-        *(2, 64, 256) if is_stack else (64, 256)
-      ),
-      "norm.weight": normal(256),
-    }
-    safetensors.numpy.save_file(
-      tensors, source / "model.safetensors", {"format": "pt"}
-    )
-    (source / "config.json").write_text(json.dumps({"model_type": "x"}))
-    one, two = self.folder / "one", self.folder / "two"
+    shape = (2, 64, 256) if is_stack else (64, 256)
+    name = "a.experts" if is_stack else "a.weight"
+    tensors = {name: normal(*shape), "norm.weight": normal(256)}
+    source = self.folder(tensors, {"format": "pt"}, {"model_type": "x"})
+    (source / "x.safetensors").rename(source / "model.safetensors")
+    one, two = self.target / "one", self.target / "two"
     jp.checkpoints.quantize(source, one, format, layout=layout)
     tree = dict(jp.checkpoints.load(one))
     config = json.loads((one / "config.json").read_text())
@@ -129,7 +108,7 @@ class RoundTripTest(Case):
       ("torchao", "a.b", weight("mxfp8", 2, 96, 64), None),
     ):
       with self.subTest(layout):
-        path = self.folder / "x.safetensors"
+        path = self.target / "x.safetensors"
         jp.checkpoints.save(path, {name: array}, layout=layout)
         found = jp.checkpoints.load(path)[name]
         if scale is None:
@@ -164,9 +143,9 @@ class RoundTripTest(Case):
       ),
     ):
       with self.subTest(name):
-        path = self.folder / f"{name}.safetensors"
+        path = self.target / f"{name}.safetensors"
         jp.checkpoints.save(path, {"a.weight": array})
-        self.assert_same_bits(jp.checkpoints.load(path)["a.weight"], linear)
+        contract.assert_same_bits(jp.checkpoints.load(path)["a.weight"], linear)
 
   def test_missing_global_scale_is_one(self):
     linear = jp.quantize(normal(64, 256), "nvfp4")
@@ -185,13 +164,13 @@ class RoundTripTest(Case):
     placed = jax.device_put(x_q, rows)
     plain = jax.device_put(jnp.arange(len(devices)), rows)
     found = self.saved({"a.weight": placed, "b": plain})
-    self.assert_same_bits(found["a.weight"], x_q)
+    contract.assert_same_bits(found["a.weight"], x_q)
     np.testing.assert_array_equal(found["b"], np.arange(len(devices)))
 
   def test_tree_without_quantized_weights_has_no_quantization(self):
     old = {"model_type": "x", "quantization_config": {"quant_method": "fp8"}}
     self.saved({"a": np.ones(3)}, is_file=False, config=old)
-    config = json.loads((self.folder / "x/config.json").read_text())
+    config = json.loads((self.target / "x/config.json").read_text())
     self.assertEqual(config, {"model_type": "x"})
 
   def test_progress_counts_all_bytes(self):
@@ -205,136 +184,86 @@ class RoundTripTest(Case):
 class ErrorTest(Case):
   def assert_refused(self, error, rule, tree, path="x.safetensors", **options):
     with self.assertRaisesRegex(error, rule):
-      jp.checkpoints.save(self.folder / path, tree, **options)
-    self.assertEqual(list(self.folder.glob("*")), [])
+      jp.checkpoints.save(self.target / path, tree, **options)
+    self.assertEqual(list(self.target.glob("*")), [])
 
   def test_trees(self):
     w = jp.quantize(normal(32, 64), "mxfp8")
-    for error, rule, tree in (
-      (TypeError, "tree must be a dict of arrays", w),
-      (TypeError, "'a.b' must be an array, got 3", {"a": {"b": 3}}),
-      (TypeError, "'a' must be an array, got 'x'", {"a": "x"}),
-      (
-        TypeError,
-        "'a' must have a dtype that safetensors stores, got int4",
-        {"a": jnp.ones(2, jnp.int4)},
+    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
+    absmax = {"a.weight": np.ones(2, np.uint8), "a.weight_absmax": np.ones(2)}
+    no_dtype = "'a' must have a dtype that safetensors stores, got"
+    for rule, (error, tree) in {
+      "tree must be a dict of arrays": (TypeError, w),
+      "'a.b' must be an array, got 3": (TypeError, {"a": {"b": 3}}),
+      "'a' must be an array, got 'x'": (TypeError, {"a": "x"}),
+      "'a' must be an array, got ShapeDtypeStruct": (TypeError, {"a": struct}),
+      f"{no_dtype} int4": (TypeError, {"a": jnp.ones(2, jnp.int4)}),
+      f"{no_dtype} key": (TypeError, {"a": jax.random.key(0)}),
+      "two leaves of the tree have the name 'a.b'": (
+        *(ERROR, {"a": {"b": np.ones(1)}, "a.b": np.ones(1)}),
       ),
-      (
-        TypeError,
-        "'a' must have a dtype that safetensors stores, got key",
-        {"a": jax.random.key(0)},
-      ),
-      (
-        TypeError,
-        "'a' must be an array, got ShapeDtypeStruct",
-        {"a": jax.ShapeDtypeStruct((2,), jnp.float32)},
-      ),
-      (
-        ERROR,
-        "two leaves of the tree have the name 'a.b'",
-        {"a": {"b": np.ones(1)}, "a.b": np.ones(1)},
-      ),
-      (ERROR, "'__metadata__' is a reserved name", {"__metadata__": w}),
-      (
-        ERROR,
-        "two tensors would have the name 'a.weight_scale'",
-        {"a.weight": w, "a.weight_scale": np.ones(1)},
+      "'__metadata__' is a reserved name": (ERROR, {"__metadata__": w}),
+      "two tensors would have the name 'a.weight_scale'": (
+        *(ERROR, {"a.weight": w, "a.weight_scale": np.ones(1)}),
       ),
       # `load` would join these plain arrays.
-      (
-        ERROR,
-        r"'a.weight' must be read back as a plain array of shape \[32, 64\],"
-        r" but load would read mxfp8 of shape \[32, 64\]; rename",
-        {"a.weight": w.values, "a.weight_scale": w.scale},
+      r"'a.weight' must be read back as a plain array of shape \[32, 64\],"
+      r" but load would read mxfp8 of shape \[32, 64\]; rename": (
+        *(ERROR, {"a.weight": w.values, "a.weight_scale": w.scale}),
       ),
-      (
-        ERROR,
-        "it is quantized .it has 'a.weight_absmax'.: 4 bits of bitsandbytes",
-        {"a.weight": np.ones(2, np.uint8), "a.weight_absmax": np.ones(2)},
+      "it is quantized .it has 'a.weight_absmax'.: 4 bits of bitsandbytes": (
+        *(ERROR, absmax),
       ),
-    ):
+    }.items():
       with self.subTest(rule):
         self.assert_refused(error, rule, tree)
 
   def test_traced_arrays(self):
     @jax.jit
     def f(x):
-      jp.checkpoints.save(self.folder / "x.safetensors", {"a": x})
+      jp.checkpoints.save(self.target / "x.safetensors", {"a": x})
 
     with self.assertRaisesRegex(TypeError, "'a' must be a concrete array"):
       f(jnp.ones(3))
 
   def test_layouts_and_formats(self):
     x = normal(32, 256)
-    for error, rule, layout, array in (
-      (
-        ValueError,
-        "layout must be one of modelopt, compressed-tensors, .*got 'awq'",
-        "awq",
-        jp.quantize(x, "mxfp8"),
+    mxfp8, short = jp.quantize(x, "mxfp8"), normal(8, 300)
+    for rule, (error, layout, array) in {
+      "layout must be one of modelopt, compressed-tensors, .*got 'awq'": (
+        *(ValueError, "awq", mxfp8),
       ),
-      (
-        ValueError,
-        "'a.weight': layout deepseek stores fp8_128x128, got mxfp8; for mxfp8"
-        " choose layout modelopt, compressed-tensors, torchao, comfyui",
-        "deepseek",
-        jp.quantize(x, "mxfp8"),
+      "'a.weight': layout deepseek stores fp8_128x128, got mxfp8; for mxfp8"
+      " choose layout modelopt, compressed-tensors, torchao, comfyui": (
+        *(ValueError, "deepseek", mxfp8),
       ),
-      (
-        ValueError,
-        "'a.weight': format must be one that a layout stores, got mxint8",
-        "modelopt",
-        jp.quantize(x, "mxint8"),
+      "'a.weight': format must be one that a layout stores, got mxint8": (
+        *(ValueError, "modelopt", jp.quantize(x, "mxint8")),
       ),
-      (
-        ERROR,
-        "'a.weight': a matrix must be blocked along its last.*save array.T",
-        "modelopt",
-        jp.quantize(x, "mxfp8", axis=0),
+      "'a.weight': a matrix must be blocked along its last.*save array.T": (
+        *(ERROR, "modelopt", mxfp8.T),
       ),
-      (
-        ERROR,
-        "rank 2 or 3, got rank 1",
-        "modelopt",
-        jp.quantize(x[0], "mxfp8"),
+      "rank 2 or 3, got rank 1": (ERROR, "modelopt", mxfp8[0]),
+      "layout compressed-tensors does not store experts in one tensor": (
+        *(ERROR, "compressed-tensors", jp.stack([mxfp8])),
       ),
-      (
-        ERROR,
-        "layout compressed-tensors does not store experts in one tensor",
-        "compressed-tensors",
-        jp.quantize(x[None], "mxfp8"),
+      r"experts must be \[E, n, k\] blocked along k, got blocks along dim": (
+        *(ERROR, "gpt-oss", jp.quantize(x[None], "mxfp4", axis=1)),
       ),
-      (
-        ERROR,
-        r"experts must be \[E, n, k\] blocked along k, got blocks along dim",
-        "gpt-oss",
-        jp.quantize(x[None], "mxfp4", axis=1),
+      "layout gpt-oss stores only quantized experts": (
+        *(ERROR, "gpt-oss", jp.quantize(x, "mxfp4")),
       ),
-      (
-        ERROR,
-        "layout gpt-oss stores only quantized experts",
-        "gpt-oss",
-        jp.quantize(x, "mxfp4"),
+      "k=300 is not a multiple of 128": (
+        *(ERROR, "compressed-tensors", jp.quantize(short, "int4_128")),
       ),
-      (
-        ERROR,
-        r"k=300 is not a multiple of 128",
-        "compressed-tensors",
-        jp.quantize(normal(8, 300), "int4_128"),
-      ),
-      (
-        ERROR,
-        r"modelopt stores one global scale, got shape \[2, 1, 1\]",
-        "modelopt",
+      r"modelopt stores one global scale, got shape \[2, 1, 1\]": (
+        *(ERROR, "modelopt"),
         jp.quantize(normal(2, 64, 32), "nvfp4", axis=1, batch_dims=1),
       ),
-      (
-        ERROR,
-        "global scale, 0.5, is outside .*would consider it inverted",
-        "modelopt",
-        jp.quantize(x, "nvfp4", global_scale=0.5),
+      "global scale, 0.5, is outside .*would consider it inverted": (
+        *(ERROR, "modelopt", jp.quantize(x, "nvfp4", global_scale=0.5)),
       ),
-    ):
+    }.items():
       with self.subTest(rule):
         self.assert_refused(error, rule, {"a.weight": array}, layout=layout)
 
@@ -350,7 +279,7 @@ class ErrorTest(Case):
     )
     x_q = jp.quantize(normal(32, 64), "nvfp4", global_scale=reciprocal(scale))
     found = self.saved({"a.weight": x_q}, layout="compressed-tensors")
-    self.assert_same_bits(found["a.weight"], x_q)
+    contract.assert_same_bits(found["a.weight"], x_q)
 
   def test_formats_of_one_configuration(self):
     tree = {
@@ -374,12 +303,12 @@ class ErrorTest(Case):
       TypeError, "config must be a dict, got 3", tree, "x", config=3
     )
     self.assert_refused(ERROR, "must be an existing folder", tree, "no/x")
-    (self.folder / "x.safetensors").touch()
+    (self.target / "x.safetensors").touch()
     with self.assertRaisesRegex(ERROR, "x.safetensors already exists"):
-      jp.checkpoints.save(self.folder / "x.safetensors", tree)
+      jp.checkpoints.save(self.target / "x.safetensors", tree)
 
   def test_partial_folder_of_another_call_is_left_alone(self):
-    partial = self.folder / "x.safetensors.partial"
+    partial = self.target / "x.safetensors.partial"
     partial.mkdir()
     (partial / "y").touch()
     with self.assertRaisesRegex(ERROR, "is not an unfinished result"):
