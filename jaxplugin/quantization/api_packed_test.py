@@ -26,8 +26,6 @@ from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 
 FP4 = (MXFP4, NVFP4)
-NUM_DEVICES = 8
-P = jax.sharding.PartitionSpec
 numbers = quantization_lowerings.numbers
 
 
@@ -175,38 +173,6 @@ class ScanTest(parameterized.TestCase):
     error = np.abs(np.asarray(compiled(x, w_q)) - expected)
     # The contract's bound; dequantized weights are exact to 2^-24 each.
     self.assertTrue((error <= 17 * 2.0**-24 * magnitude).all())
-
-
-class ShardingTest(parameterized.TestCase):
-  @parameterized.product(format=FP4, spec=(P("x"), P(None, "x")))
-  @pytest.mark.sample(2)
-  def test_uneven_sharding_leaves_jit_with_the_right_numbers(
-    self, format, spec
-  ):
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    mesh = jax.make_mesh(
-      (NUM_DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
-    sharding = jax.sharding.NamedSharding(mesh, spec)
-    x = np.random.default_rng(4).normal(size=(3, 480)).astype(np.float32)
-
-    @jax.jit
-    def quantize(x):
-      x = lax.with_sharding_constraint(x, sharding)
-      result = quantization.quantize(x, format)
-      return jax.tree.map(
-        lambda leaf: (
-          lax.with_sharding_constraint(leaf, sharding)
-          if leaf.ndim == 2 and leaf.size > 1
-          else leaf
-        ),
-        result,
-      )
-
-    expected = quantization.quantize(x, format)
-    actual = jax.device_get(quantize(x))
-    contract.assert_same_bits(actual, expected)
 
 
 if __name__ == "__main__":

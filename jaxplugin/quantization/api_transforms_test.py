@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""quantize and dequantize under vmap, grad, scan and the like.
+"""quantize, quantize_both and dequantize under vmap, grad, scan and the like.
 
 A gradient is compared with that of the operations, or with a sum in NumPy.
 """
@@ -21,6 +21,15 @@ from jaxplugin.testing import quantization_lowerings as lowerings
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 X = lowerings.X
+# Functions of an array and a format, and arguments of `quantize`.
+QUANTIZERS = (quantization.quantize, quantization.quantize_both)
+
+
+def both_of(format):
+  """Returns a function that dequantizes both results of `quantize_both`."""
+  return lambda x: [
+    quantization.dequantize(q) for q in quantization.quantize_both(x, format)
+  ]
 
 
 class BatchingTest(parameterized.TestCase):
@@ -30,12 +39,17 @@ class BatchingTest(parameterized.TestCase):
     contract.assert_same_bits(actual, expected)
 
   @parameterized.product(
-    format=formats.FORMATS, in_axis=(0, 1, 2, -1), axis=(0, -1)
+    format=formats.FORMATS,
+    in_axis=(0, 1, 2, -1),
+    arguments=({"axis": 0}, {"axis": -1}, {"axes": (-1, -2)}),
   )
-  @pytest.mark.sample(3)
-  def test_vmap_of_quantize_is_quantize_of_each(self, format, in_axis, axis):
+  @pytest.mark.sample(6)
+  def test_vmap_of_quantize_is_quantize_of_each(
+    self, format, in_axis, arguments
+  ):
     x = np.random.default_rng(14).normal(size=(64, 32, 96)).astype(np.float32)
-    quantize = lambda x: quantization.quantize(x, format, axis=axis)
+    function = QUANTIZERS["axes" in arguments]
+    quantize = lambda x: function(x, format, **arguments)
     actual = jax.vmap(quantize, in_axes=in_axis)(x)
     self.assert_same(actual, [quantize(a) for a in np.moveaxis(x, in_axis, 0)])
 
@@ -44,12 +58,14 @@ class BatchingTest(parameterized.TestCase):
     quantize = lambda x: quantization.quantize(x, MXFP8, key=key)
     self.assert_same(jax.vmap(quantize)(x), [quantize(a) for a in x])
 
-  @parameterized.parameters((0, None), (None, 0), (0, 0), (1, 0))
-  @pytest.mark.sample(3)
-  def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):
-    x, g = X[:4, :, :], np.float32([1, 0.1, 3, 1e-3])
-    quantize = lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
-    in_axes = (x_axis, scale_axis)
+  @parameterized.product(
+    in_axes=((0, None), (None, 0), (0, 0), (1, 0)), function=QUANTIZERS
+  )
+  @pytest.mark.sample(4)
+  def test_vmap_over_a_given_global_scale(self, in_axes, function):
+    x, g = X.reshape(4, 4, 16, 8), np.float32([1, 0.1, 3, 1e-3])
+    x, (x_axis, scale_axis) = np.tile(x, (1, 1, 1, 2)), in_axes
+    quantize = lambda x, g: function(x, NVFP4, global_scale=g)
     args = (x, g if scale_axis == 0 else g[1])
     actual = jax.vmap(quantize, in_axes=in_axes)(*args)
     entry = lambda a, d, i: a if d is None else np.take(a, i, d)
@@ -191,11 +207,12 @@ class TransformTest(parameterized.TestCase):
     _, actual = jax.lax.scan(lambda c, x: (c, function(x)), 0, X)
     np.testing.assert_array_equal(actual, np.stack([function(x) for x in X]))
 
-  @parameterized.parameters(*formats.FORMATS)
-  def test_eval_shape_is_that_of_the_result(self, format):
+  @parameterized.product(format=formats.FORMATS, function=QUANTIZERS)
+  @pytest.mark.sample(4)
+  def test_eval_shape_is_that_of_the_result(self, format, function):
     for dtype in ("float32", "bfloat16"):
-      x = X.astype(dtype)
-      quantize = lambda x: quantization.quantize(x, format)
+      x = X.reshape(32, 64).astype(dtype)
+      quantize = lambda x: function(x, format)
       expected = quantize(x)
       shapes = jax.eval_shape(quantize, x)
       self.assertEqual(
@@ -203,20 +220,19 @@ class TransformTest(parameterized.TestCase):
         [(a.shape, a.dtype) for a in jax.tree.leaves(expected)],
       )
 
-  @parameterized.parameters(*formats.FORMATS)
-  def test_disable_jit_gives_the_same_bits(self, format):
-    function = lowerings.round_trip(format)
-    expected = function(X)
+  @parameterized.product(
+    format=formats.FORMATS, round_trip=(lowerings.round_trip, both_of)
+  )
+  @pytest.mark.sample(5)
+  def test_disabled_jit_and_no_tracing_give_the_same_bits(
+    self, format, round_trip
+  ):
+    x, function = jnp.asarray(X.reshape(32, 64)), round_trip(format)
+    expected = function(x)
+    with jax.no_tracing():  # a second eager call
+      contract.assert_same_bits(function(x), expected)
     with jax.disable_jit():
-      contract.assert_same_bits(function(X), expected)
-
-  @parameterized.parameters(*formats.FORMATS)
-  def test_second_eager_call_traces_and_compiles_nothing(self, format):
-    x = jnp.asarray(X)
-    first = lowerings.round_trip(format)(x)
-    with jax.no_tracing():
-      second = lowerings.round_trip(format)(x)
-    contract.assert_same_bits(first, second)
+      contract.assert_same_bits(function(x), expected)
 
   def test_call_without_use_for_its_results_is_dropped(self):
     compiled = jax.jit(

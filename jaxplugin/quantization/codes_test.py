@@ -119,18 +119,6 @@ class DecodeTest(parameterized.TestCase):
     for factor in factors:
       self.assertGreaterEqual(np.nanmin(factor), F32_MIN_NORMAL)
 
-  def test_e8m0_byte_0_is_2_to_the_minus_127(self):
-    zero = np.zeros(1, np.uint8).view(formats.E8M0)
-    first, second = codes.decode_e8m0(jnp.asarray(zero))
-    product = np.asarray(first) * np.asarray(second)  # NumPy: no flush to zero
-    self.assertEqual(product.view(np.uint32)[0], 0x00400000)
-    self.assertEqual(zero.astype(np.float32).view(np.uint32)[0], 0x00400000)
-
-  def test_e8m0_byte_255_is_nan(self):
-    nan = jnp.asarray(np.full(1, 255, np.uint8).view(formats.E8M0))
-    first, second = codes.decode_e8m0(nan)
-    self.assertTrue(np.isnan(np.asarray(first) * np.asarray(second))[0])
-
 
 class EncodeTest(parameterized.TestCase):
   @parameterized.parameters(*VALUES_DTYPES)
@@ -156,20 +144,6 @@ class EncodeTest(parameterized.TestCase):
     np.testing.assert_array_equal(encode(x.view(np.int32)), expected)
 
   @parameterized.parameters(*VALUES_DTYPES)
-  @pytest.mark.full
-  def test_a_tie_goes_to_the_even_code_and_its_neighbours_do_not(self, dtype):
-    values = representable(dtype)
-    ties = ((values[1:] + values[:-1]) / 2).astype(np.float32)
-    around = f32_neighbours(ties, 1)
-    actual = np.asarray(
-      codes.encode(jnp.asarray(around.view(np.int32)), formats.encoding(dtype))
-    )
-    below = np.arange(len(ties))
-    np.testing.assert_array_equal(actual[:, 0], below)
-    np.testing.assert_array_equal(actual[:, 1], below + below % 2)
-    np.testing.assert_array_equal(actual[:, 2], below + 1)
-
-  @parameterized.parameters(*VALUES_DTYPES)
   @pytest.mark.sample(1)
   def test_every_value_encodes_to_its_own_code(self, dtype):
     values = representable(dtype).astype(np.float32)
@@ -192,7 +166,7 @@ class EncodeTest(parameterized.TestCase):
     ("e2m1_subnormal", formats.E2M1, 0.0625, 0, 0.125),
     ("e2m1_odd_bits", formats.E2M1, 1.0 + 0.5 * 5 / 2**22, 2, 5 / 2**22),
   )
-  @pytest.mark.sample(1)
+  @pytest.mark.sample(4)
   def test_stochastic_rounding_goes_up_with_exactly_the_discarded_fraction(
     self, dtype, value, below, fraction
   ):

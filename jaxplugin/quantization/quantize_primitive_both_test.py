@@ -30,7 +30,6 @@ PER_16 = formats.BlockFormat(
   scale_dtype=formats.E8M0,
   block_size=16,
 )
-P = jax.sharding.PartitionSpec
 assert_same_bits = contract.assert_same_bits
 
 
@@ -103,11 +102,6 @@ class BitwiseTest(parameterized.TestCase):
     x = jnp.zeros(shape)
     assert_same_bits(quantization.quantize_both(x, format), each(x, format))
 
-  def test_f64_is_rounded_to_f32_before(self):
-    with jax.enable_x64(True):
-      x = np.asarray(numbers((64, 64)), np.float64) * (1 + 2.0**-40)
-      assert_same_bits(quantization.quantize_both(x, MXFP8), each(x, MXFP8))
-
   @parameterized.parameters(MXFP8, NVFP4)
   @pytest.mark.sample(1)
   def test_blockings_merge_and_pad_first(self, format):
@@ -129,53 +123,6 @@ class BitwiseTest(parameterized.TestCase):
 
 
 class TransformTest(parameterized.TestCase):
-  @parameterized.product(format=(MXFP8, NVFP4), in_axis=(0, -1))
-  @pytest.mark.sample(1)
-  def test_vmap_is_each_entry_alone(self, format, in_axis):
-    x = jnp.moveaxis(numbers((3, 64, 64)), 0, in_axis)
-    both = lambda x: quantization.quantize_both(x, format)
-    actual = jax.vmap(both, in_axes=in_axis)(x)
-    entries = [each(a, format) for a in jnp.moveaxis(x, in_axis, 0)]
-    assert_same_bits(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
-
-  @parameterized.parameters((0, None), (None, 0), (0, 0))
-  @pytest.mark.sample(1)
-  def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):
-    x, g = numbers((3, 64, 64)), np.float32([1, 0.1, 3])
-    args = (x if x_axis == 0 else x[0], g if scale_axis == 0 else g[1])
-    both = lambda x, g: quantization.quantize_both(x, NVFP4, global_scale=g)
-    actual = jax.vmap(both, in_axes=(x_axis, scale_axis))(*args)
-    of = lambda a, d, i: a if d is None else a[i]
-    entries = [
-      each(
-        of(args[0], x_axis, i), NVFP4, global_scale=of(args[1], scale_axis, i)
-      )
-      for i in range(3)
-    ]
-    assert_same_bits(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
-
-  @parameterized.parameters(MXFP8, NVFP4)
-  @pytest.mark.sample(1)
-  def test_jit_and_disable_jit_give_the_same_bits(self, format):
-    x = numbers((64, 64))
-    both = lambda x: quantization.quantize_both(x, format)
-    expected = each(x, format)
-    assert_same_bits(jax.jit(both)(x), expected)
-    with jax.disable_jit():
-      assert_same_bits(both(x), expected)
-    shapes = jax.eval_shape(both, x)
-    self.assertEqual(
-      [(a.shape, a.dtype) for a in jax.tree.leaves(shapes)],
-      [(a.shape, a.dtype) for a in jax.tree.leaves(expected)],
-    )
-
-  def test_second_eager_call_traces_and_compiles_nothing(self):
-    x = numbers((64, 64))
-    first = quantization.quantize_both(x, NVFP4)
-    with jax.no_tracing():
-      second = quantization.quantize_both(x, NVFP4)
-    assert_same_bits(first, second)
-
   @parameterized.parameters((MXFP8, "b, a, 64"), (NVFP4, "a*32, 64"))
   @pytest.mark.full
   def test_exported_module_serves_symbolic_sizes(self, format, shape):
@@ -235,69 +182,6 @@ class UnusedTest(parameterized.TestCase):
     both = lambda x: quantization.quantize_both(x, MXFP8)
     self.assertEqual(self.kernel_calls(both), 1)
     self.assertEqual(self.kernel_calls(lambda x: both(x)[1]), 0)
-
-
-class ShardingTest(parameterized.TestCase):
-  def mesh(self, kind):
-    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
-
-  @parameterized.parameters((MXFP8, P("x", "y")), (NVFP4, P(None, None, "y")))
-  @pytest.mark.sample(1)
-  def test_partitioned_module_keeps_shardings_and_bits(self, format, spec):
-    mesh = self.mesh(jax.sharding.AxisType.Auto)
-    sharding = jax.sharding.NamedSharding(mesh, spec)
-    x = numbers((8, 64, 64))
-    both = jax.jit(lambda x: quantization.quantize_both(x, format))
-    sharded = jax.device_put(x, sharding)
-    result = both(sharded)
-    assert_same_bits(result, each(x, format))
-    for q in result:
-      for leaf in (q.values, q.scale):
-        self.assertTrue(
-          leaf.sharding.is_equivalent_to(sharding, 3), leaf.sharding
-        )
-
-  def test_inside_of_shard_map_each_share_is_quantized(self):
-    format = NVFP4
-    x = numbers((8, 64, 64))
-    both = jax.jit(
-      jax.shard_map(
-        lambda x: [
-          quantization.dequantize(q)
-          for q in quantization.quantize_both(x, format)
-        ],
-        mesh=self.mesh(jax.sharding.AxisType.Auto),
-        in_specs=P("x"),
-        out_specs=P("x"),
-      )
-    )
-    shares = [
-      [quantization.dequantize(q) for q in each(share, format)]
-      for share in np.split(np.asarray(x), 4)
-    ]
-    for actual, *expected in zip(both(x), *shares, strict=True):
-      np.testing.assert_array_equal(actual, np.concatenate(expected))
-
-  def test_explicit_sharding_is_in_the_types_of_the_results(self):
-    mesh = self.mesh(jax.sharding.AxisType.Explicit)
-    spec = P("x", "y", None)
-    x = numbers((8, 64, 64))
-    with jax.set_mesh(mesh):
-      seen = []
-
-      @jax.jit
-      def both(x):
-        result = quantization.quantize_both(x, NVFP4)
-        seen.extend(
-          jax.typeof(a).sharding.spec
-          for q in result
-          for a in (q.values, q.scale)
-        )
-        return result
-
-      result = both(jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)))
-    self.assertEqual(seen, [spec] * 4)
-    assert_same_bits(result, each(x, NVFP4))
 
 
 if __name__ == "__main__":

@@ -308,23 +308,6 @@ class ShardingTest(parameterized.TestCase):
   def put(self, mesh, spec):
     return jax.device_put(X, jax.sharding.NamedSharding(mesh, spec))
 
-  @parameterized.product(
-    format=formats.FORMATS, spec=(P("x"), P("x", None, "y"))
-  )
-  @pytest.mark.sample(1)
-  def test_partitioned_module_keeps_shardings_and_bits(self, format, spec):
-    x = self.put(self.mesh, spec)
-    function = jax.jit(lambda x: quantization.quantize(x, format))
-    result = function(x)
-    contract.assert_same_bits(result, function(X))
-    for leaf in (result.values, result.scale):
-      self.assertTrue(
-        leaf.sharding.is_equivalent_to(
-          jax.sharding.NamedSharding(self.mesh, spec), 3
-        ),
-        leaf.sharding,
-      )
-
   @lowerings.needs_library
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(1)
@@ -374,30 +357,6 @@ class ShardingTest(parameterized.TestCase):
     # A global scale is of all that the manual axes leave together.
     expected = [lowerings.round_trip(format)(stage) for stage in np.split(X, 4)]
     np.testing.assert_array_equal(compiled(x), np.concatenate(expected))
-
-  @parameterized.parameters(*formats.FORMATS)
-  @pytest.mark.sample(1)
-  def test_explicit_sharding_is_in_the_types_of_the_results(self, format):
-    mesh = jax.make_mesh(
-      (4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
-    )
-    spec = P("x", "y", None)
-    with jax.set_mesh(mesh):
-      x = self.put(mesh, spec)
-      seen = []
-
-      @jax.jit
-      def function(x):
-        q = quantization.quantize(x, format)
-        floats = quantization.dequantize(q)
-        seen.extend(
-          jax.typeof(a).sharding.spec for a in (q.values, q.scale, floats)
-        )
-        return floats
-
-      result = function(x)
-    self.assertEqual(seen, [spec] * 3)
-    np.testing.assert_array_equal(result, lowerings.round_trip(format)(X))
 
   def test_mesh_of_one_device_agrees(self):
     for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What recipes add, by Triton kernels: bits in the interpreter, and modules.
+"""What recipes add, by Triton kernels: which problems, and which modules.
 
-Bits are compared with the formulas in NumPy (`recipes_oracle`). triton_test.py
-compares them with XLA's operations.
+triton_test.py compares the bits with XLA's operations, and operands_test.py
+compares these with the formulas in NumPy.
 """
 
 import dataclasses
@@ -24,10 +24,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
-from jaxplugin.testing.oracles import quantization_cases
-from jaxplugin.testing.oracles import recipes_oracle
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
 H200 = targets.named_target("h200")
@@ -39,44 +36,6 @@ def spec_of(format, axis, ndim=2, **fields):
   return operands.QuantizeSpec(format=format, along=along, **fields)
 
 
-def pair(format, *sizes):
-  """Returns two specs, with the sizes of their Hadamard transforms."""
-  return tuple(
-    quantization_cases.manner(format, dims, 3, 32, hadamard=size)
-    for dims, size in zip(((2,), (0, 1)), sizes, strict=True)
-  )
-
-
-@lowerings.needs_triton
-class BothTest(lowerings.InterpretedTestCase):
-  @parameterized.parameters(0, 1)
-  @pytest.mark.full
-  def test_key_of_what_is_not_used_goes_with_it(self, used):
-    keys = tuple(jax.random.key(i) for i in range(2))
-    specs = pair(MXFP4, 32, 32)
-
-    def quantize(x, *keys):
-      return operands.quantize_all(x, specs, keys)[used]
-
-    x = lowerings.numbers((2, 21, 96), np.float32)
-    self.assert_same_bits(lambda x: jax.jit(quantize)(x, *keys), x)
-    self.assertLen(self.names, 1)
-    self.assertNotIn("both", self.names[0])
-    alone = operands.quantize(x, specs[used], keys[used])
-    contract.assert_same_bits(alone, quantize(x, *keys))
-
-  @pytest.mark.full
-  def test_each_entry_of_a_vmap_has_the_bits_of_its_own_call(self):
-    specs = pair(NVFP4, None, 16)
-    quantize = lambda x: operands.quantize_all(x, specs, (None, None))
-    x = lowerings.numbers((3, 2, 32, 64), np.float32)
-    mapped = jax.vmap(quantize)(x)
-    for i in range(3):
-      contract.assert_same_bits(
-        jax.tree.map(lambda a, i=i: a[i], mapped), quantize(x[i])
-      )
-
-
 def problem_of(spec, shape, **fields):
   return problems.QuantizationProblem(
     shape=shape,
@@ -85,55 +44,6 @@ def problem_of(spec, shape, **fields):
     blockings=(spec.along,),
     **{"options": (spec.options,)} | fields,
   )
-
-
-@lowerings.needs_triton
-class FormulaTest(lowerings.InterpretedTestCase):
-  """The kernels against NumPy."""
-
-  @parameterized.parameters(
-    (MXFP8, False, False),
-    (MXFP4, False, False),
-    (MXFP8, True, False),
-    (NVFP4, False, False),
-    (NVFP4, False, True),
-    (MXFP4, True, False),
-    (NVFP4, True, False),
-    (NVFP4, True, True),
-  )
-  @pytest.mark.sample(4)
-  def test_kernels_compute_the_formulas(self, format, square, chosen):
-    rng = np.random.default_rng(4)
-    x = rng.normal(size=(41, 96)) * np.exp(rng.normal(size=(41, 96)))
-    # Scaled to 4, these blocks have smaller errors than scaled to 6.
-    x[:, 16:48] = rng.choice([1.0, 5 / 6], size=(41, 32))
-    x = x.astype(np.float32)
-    key = jax.random.key(11)
-    square_rows = (0,) if square else None
-    found = spec_of(format, 1, square=square_rows, four_over_six=chosen)
-    with targets.use_target(
-      dataclasses.replace(H200, name=f"interpreted {self.id()}")
-    ):
-      actual = operands.quantize(x, found, key)
-    self.assertNotEmpty(self.names)
-    expected = recipes_oracle.quantize(
-      x, format, is_square=square, four_over_six=chosen, key=key
-    )
-    recipes_oracle.assert_same(actual, expected)
-
-  @parameterized.parameters(64, 32, 16, 2)  # 64 signs are two words
-  @pytest.mark.sample(1)
-  def test_transform_is_the_matrix(self, size):
-    x = np.random.default_rng(12).integers(-99, 99, (24, 128))
-    x = x.astype(np.float32)
-    with targets.use_target(
-      dataclasses.replace(H200, name=f"interpreted {self.id()}")
-    ):
-      actual = operands.quantize(x, spec_of(MXFP8, 1, hadamard=size))
-    self.assertEqual(self.names, [f"quantize_mxfp8_hadamard{size}_16x128"])
-    transformed = recipes_oracle.transformed(x, size)
-    expected = recipes_oracle.quantize(transformed, MXFP8)
-    recipes_oracle.assert_same(actual, expected)
 
 
 def step(recipe):

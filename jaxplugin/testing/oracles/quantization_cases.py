@@ -319,7 +319,7 @@ RECIPES = (
   Case("e2m3_all", recipe(MXFP6_E2M3, (1,), **ALL), (75, 128)),
   Case("mxfp4_hadamard_2", recipe(MXFP4, (0,), hadamard=2), (128, 75), **FULL),
   Case("mxfp4_hadamard_64", recipe(MXFP4, (1,), hadamard=64), (75, 128),
-       **FULL),
+       triton=("quantize_mxfp4_hadamard64",)),
   Case("mxfp4_bits_floor", recipe(MXFP4, (0,), **BITS, **FLOOR), (128, 75),
        **FULL),
   Case("mxfp4_bits_bf16", recipe(MXFP4, (1,), **BITS), (40, 96), BF16),
@@ -380,6 +380,12 @@ RECIPES = (
        **FULL),
   Case("mxfp4_gradient", recipes(MXFP4, (32, 32), 13), (2, 21, 96), **PAIR,
        triton=("quantize_both_mxfp4_hadamard32_stochastic",)),
+  *(
+    Case(f"mxfp4_gradient_{i}_is_used",
+         jax.jit(lambda x, i=i: recipes(MXFP4, (32, 32), 13)(x)[i]),
+         (2, 21, 96), triton=("quantize_mxfp4_hadamard32_stochastic",), **FULL)
+    for i in range(2)
+  ),
   Case("mxfp4_activation", recipes(MXFP4, (None, 32)), (2, 21, 96), **PAIR,
        **FULL),
   Case("nvfp4_gradient", recipes(NVFP4, (None, 16), 13), (2, 21, 96), **PAIR,
