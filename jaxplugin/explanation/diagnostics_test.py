@@ -141,30 +141,8 @@ class ExplainTest(parameterized.TestCase):
 class ExplainModuleTest(parameterized.TestCase):
   B200 = jp.named_target("b200", cudnn="9.12")
 
-  # Values of both sides, then their scales.
-  OPERANDS = (
-    written_modules.array((8, 64), jnp.float8_e4m3fn),
-    written_modules.array((16, 64), jnp.float8_e4m3fn),
-    written_modules.array((8, 2), jnp.float8_e8m0fnu),
-    written_modules.array((16, 2), jnp.float8_e8m0fnu),
-  )
-
-  def dot_module(self):
-    result = written_modules.array((8, 16), np.float32)
-    return written_modules.call_module(
-      "__op$block_scaled_dot", list(self.OPERANDS), [result]
-    )
-
-  def quantize_module(self, values="float8_e4m3fn", scale="float8_e8m0fnu"):
-    array = written_modules.array
-    return written_modules.call_module(
-      "__op$quantize",
-      [array((8, 64), np.float32)],
-      [array((8, 64), values), array((8, 2), scale)],
-    )
-
   def test_dot_has_its_place_problem_decision_and_refusals(self):
-    explanation = jp.explain(self.dot_module(), target=self.B200)
+    explanation = jp.explain(written_modules.dot_module(), target=self.B200)
     (dot,), (parsed,) = explanation, json.loads(explanation.to_json())["dots"]
     self.assertEqual(dot.call, "__op$block_scaled_dot")
     self.assertEqual(dot.source, "<str>:3:10")
@@ -178,11 +156,13 @@ class ExplainModuleTest(parameterized.TestCase):
     self.assertEqual(dot.function, "")
 
   def test_report_says_what_becomes_of_a_call(self):
-    report = jp.explain(self.dot_module(), target=self.B200).details()
+    report = jp.explain(
+      written_modules.dot_module(), target=self.B200
+    ).details()
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", report)
     self.assertIn("    at <str>:3:10\n    needs no change\n    cudnn: ", report)
     report = jp.explain(
-      self.dot_module(), target=jp.named_target("cpu")
+      written_modules.dot_module(), target=jp.named_target("cpu")
     ).details()
     self.assertIn(
       "    becomes a call to @block_scaled_dot.mxfp8_xla\n    xla: ", report
@@ -192,15 +172,19 @@ class ExplainModuleTest(parameterized.TestCase):
     )
 
   def test_quantize_has_no_dot_to_decide_about(self):
-    (call,) = jp.explain(self.quantize_module(), target=self.B200)
+    (call,) = jp.explain(written_modules.quantize_module(), target=self.B200)
     self.assertIsNone(call.problem)
     self.assertIsNone(call.decision)
     self.assertEqual(call.description, "quantize float32[8,64] to mxfp8")
     self.assertEqual(call.function, "quantize.mxfp8")
 
   def test_call_that_cannot_be_lowered_says_why_beside_the_others(self):
-    bad = self.quantize_module("int8").replace("@main", "@bad").split("\n", 1)
-    module = self.dot_module().rsplit("}", 1)[0] + bad[1]
+    bad = (
+      written_modules.quantize_module("int8")
+      .replace("@main", "@bad")
+      .split("\n", 1)
+    )
+    module = written_modules.dot_module().rsplit("}", 1)[0] + bad[1]
     dot, quantize = jp.explain(module, target=self.B200)
     self.assertEqual(dot.error, "")
     self.assertRegex(quantize.error, "values must be floating-point, got int8")
@@ -211,7 +195,7 @@ class ExplainModuleTest(parameterized.TestCase):
     )
 
   def test_strict_raises_for_a_call_that_cannot_be_lowered(self):
-    module = self.quantize_module("int8")
+    module = written_modules.quantize_module("int8")
     self.assertNotEmpty(jp.explain(module, target=self.B200)[0].error)
     with self.assertRaisesRegex(TypeError, "values must be floating-point"):
       jp.explain(module, target=self.B200, strict=True)
@@ -222,18 +206,18 @@ class ExplainModuleTest(parameterized.TestCase):
 
   def test_decision_needs_no_package_that_lowers(self):
     h100 = jp.named_target("h100")
-    (expected,) = jp.explain(self.dot_module(), target=h100)
+    (expected,) = jp.explain(written_modules.dot_module(), target=h100)
     self.assertEqual(expected.decision.implementation, "triton")
     self.assertEqual(expected.lowering_error, "")
     with mock.patch.object(
       triton_library, "_import_error", lambda: "no jax_triton"
     ):
-      explanation = jp.explain(self.dot_module(), target=h100)
+      explanation = jp.explain(written_modules.dot_module(), target=h100)
       (found,) = explanation
       self.assertRegex(found.lowering_error, "needs jax-triton")
       self.assertIn("this process cannot lower it: ", explanation.details())
       with self.assertWarnsRegex(jp.RewriteWarning, "needs jax-triton"):
-        jp.rewrite(self.dot_module(), h100)
+        jp.rewrite(written_modules.dot_module(), h100)
     self.assertEqual(
       dataclasses.replace(found, lowering_error="", launched_by=""),
       dataclasses.replace(expected, launched_by=""),
@@ -248,8 +232,10 @@ class ExplainModuleTest(parameterized.TestCase):
       )
 
     for target in (self.B200, jp.named_target("h100")):
-      (expected,) = jp.explain(function, *self.OPERANDS, target=target)
-      (found,) = jp.explain(self.dot_module(), target=target)
+      (expected,) = jp.explain(
+        function, *written_modules.mx_operands(), target=target
+      )
+      (found,) = jp.explain(written_modules.dot_module(), target=target)
       self.assertEqual(found.estimate, expected.estimate)
       self.assertEqual(found.estimate.flops, 2 * 8 * 16 * 64)
 
@@ -291,7 +277,9 @@ class ExplainModuleTest(parameterized.TestCase):
     return %2 : tensor<8x16xf32>
   }
 """
-    function = self.dot_module().replace("public @main", "private @f")
+    function = written_modules.dot_module().replace(
+      "public @main", "private @f"
+    )
     (dot,) = jp.explain(
       text + function.split("\n", 1)[1], target=self.B200
     ).dots
@@ -304,7 +292,7 @@ class ExplainModuleTest(parameterized.TestCase):
     def function(x, w, x_scale, w_scale):
       return jax.lax.scaled_dot(x, w.T, lhs_scale=x_scale, rhs_scale=w_scale.T)
 
-    lowered = jax.jit(function).lower(*self.OPERANDS)
+    lowered = jax.jit(function).lower(*written_modules.mx_operands())
     module = lowered.compiler_ir("stablehlo")
     text = lowered.as_text()
     for form in (lowered, module, text, text.encode()):
@@ -317,12 +305,12 @@ class ExplainModuleTest(parameterized.TestCase):
 
   def test_use_target_decides(self):
     with jp.use_target(self.B200):
-      (dot,) = jp.explain(self.dot_module())
+      (dot,) = jp.explain(written_modules.dot_module())
     self.assertEqual(dot.decision.implementation, "cudnn")
 
   def test_module_takes_no_arguments(self):
     with self.assertRaisesRegex(TypeError, "must be empty for a module, got 1"):
-      jp.explain(self.dot_module(), 1.0)
+      jp.explain(written_modules.dot_module(), 1.0)
 
 
 if __name__ == "__main__":

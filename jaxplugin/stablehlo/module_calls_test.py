@@ -27,19 +27,16 @@ def read(text):
   return module_calls.read(operation)
 
 
-def mx(m=8, n=16, k=64, lhs=(8, 2), rhs=(16, 2)):
-  return [
-    array((m, k), "float8_e4m3fn"),
-    array((n, k), "float8_e4m3fn"),
-    array(lhs, "float8_e8m0fnu"),
-    array(rhs, "float8_e8m0fnu"),
-  ]
+def mx(lhs=(8, 2), rhs=(16, 2), k=64):
+  (*values, _, _), scale = written_modules.mx_operands(k=k), "float8_e8m0fnu"
+  return [*values, array(lhs, scale), array(rhs, scale)]
 
 
 def dot(operands=None, result=None, attributes=""):
-  operands = operands or mx()
   result = result or array((8, 16), "float32")
-  return written_modules.call_module(DOT, operands, [result], attributes)
+  return written_modules.call_module(
+    DOT, operands or mx(), [result], attributes
+  )
 
 
 def quantize(x, values, scale):
@@ -150,12 +147,8 @@ class RefusalTest(parameterized.TestCase):
       read(dot(result=array((16, 8), "float32")))
 
   def test_padded_scale_that_is_too_small(self):
-    config = (
-      'backend_config = "{\\22block_scaled_dot_backend_config\\22:'
-      '{\\22block_size\\22:16}}"'
-    )
     with self.assertRaisesRegex(TypeError, "column for every 16 values"):
-      read(dot(attributes=config))
+      read(dot(attributes=written_modules.block_size(16)))
 
   def test_shapes_of_quantize(self):
     x = array((8, 64), "float32")

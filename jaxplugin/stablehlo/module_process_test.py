@@ -13,7 +13,6 @@ import time
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -27,6 +26,7 @@ from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
 
 CPU = jp.named_target("cpu")
+dot_module = written_modules.dot_module
 CASES = 400  # of each form
 # A case takes a millisecond, but some cases loop forever or use all memory.
 SMALL = module_process.ParsingLimits(
@@ -36,19 +36,6 @@ SMALL = module_process.ParsingLimits(
   stack_bytes=4 << 20,
   out_bytes=16 << 20,
 )
-
-
-def dot_module(attributes=""):
-  array = written_modules.array
-  operands = [
-    array((8, 64), jnp.float8_e4m3fn),
-    array((16, 64), jnp.float8_e4m3fn),
-    array((8, 2), jnp.float8_e8m0fnu),
-    array((16, 2), jnp.float8_e8m0fnu),
-  ]
-  return written_modules.call_module(
-    "__op$block_scaled_dot", operands, [array((8, 16), np.float32)], attributes
-  )
 
 
 def forms():
@@ -318,7 +305,7 @@ class DeepTest(parameterized.TestCase):
     ("\\FF\\FE", "got '.*xff.*xfe'"),
   )
   def test_backend_config(self, config, pattern):
-    text = dot_module(f'backend_config = "{config}"')
+    text = dot_module(attributes=f'backend_config = "{config}"')
     with self.assertRaisesRegex(
       ValueError,
       f"block_scaled_dot.* at .*backend_config must be JSON, .*{pattern}",

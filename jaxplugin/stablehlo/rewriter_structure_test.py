@@ -30,23 +30,11 @@ TPU = jp.Target(name="tpu", platform="tpu")
 B200_9_12 = jp.named_target("b200", cudnn="9.12")
 B200_9_13 = jp.named_target("b200", cudnn="9.13")
 TARGETS = (CPU, TPU, B200_9_12, B200_9_13)
+F32 = written_modules.array((), "float32")
 
-PADDED = (
-  'backend_config = "{\\22block_scaled_dot_backend_config\\22:'
-  '{\\22block_size\\22:32}}"'
-)
-
-
-def mx_operands(m=8, n=16, k=64, *, rows=None, columns=None):
-  """Returns lhs, rhs and their scales in MXFP8; scales may be padded."""
-  array = written_modules.array
-  scale = [(rows or size, columns or k // 32) for size in (m, n)]
-  return [
-    array((m, k), jnp.float8_e4m3fn),
-    array((n, k), jnp.float8_e4m3fn),
-    array(scale[0], jnp.float8_e8m0fnu),
-    array(scale[1], jnp.float8_e8m0fnu),
-  ]
+PADDED = written_modules.block_size(32)
+dot_module = written_modules.dot_module
+mx_operands = written_modules.mx_operands
 
 
 def nv_operands(m=8, n=16, k=64, *, dtype=None):
@@ -58,13 +46,6 @@ def nv_operands(m=8, n=16, k=64, *, dtype=None):
     array((n, k // 16), jnp.float8_e4m3fn),
   ]
   return operands + ([array((), dtype)] if dtype else [])
-
-
-def dot_module(operands, dtype="float32", attributes="", **options):
-  shape = (operands[0].shape[0], operands[1].shape[0])
-  return written_modules.call_module(
-    DOT, operands, [written_modules.array(shape, dtype)], attributes, **options
-  )
 
 
 def swizzled_module(operands, dtype="float32", **options):
@@ -82,20 +63,9 @@ def calls(text):
 
 class IdempotenceTest(parameterized.TestCase):
   def modules(self):
-    quantize = written_modules.call_module(
-      "__op$quantize",
-      [written_modules.array((8, 64), "float32")],
-      [
-        written_modules.array((8, 64), "float8_e4m3fn"),
-        written_modules.array((8, 2), "float8_e8m0fnu"),
-      ],
-    )
-    composite = jax.jit(
-      lambda l, r, ls, rs: lax.scaled_dot(l, r.T, lhs_scale=ls, rhs_scale=rs.T)
-    )
     swizzled = mx_operands(128, 128, 96, rows=128, columns=4)
     return {
-      "four": dot_module(mx_operands()),
+      "four": dot_module(),
       "four, batch": written_modules.call_module(
         DOT,
         [written_modules.array((3, *x.shape), x.dtype) for x in mx_operands()],
@@ -115,10 +85,8 @@ class IdempotenceTest(parameterized.TestCase):
           *mx_operands(k=96, rows=128, columns=4)[2:],
         ]
       ),
-      "quantize": quantize,
-      "composite": composite.trace(*mx_operands())
-      .lower(lowering_platforms=("cuda",))
-      .as_text(),
+      "quantize": written_modules.quantize_module(),
+      "composite": CompositeTest.lowered(self),
     }
 
   @parameterized.parameters(*TARGETS, jp.detect_target("cpu"))
@@ -152,51 +120,53 @@ class IdempotenceTest(parameterized.TestCase):
 
 
 class CudnnTest(parameterized.TestCase):
-  @parameterized.parameters(B200_9_12, B200_9_13)
-  def test_four_operands_stay(self, target):
-    module = dot_module(mx_operands())
-    self.assertEqual(jp.rewrite(module, target), module)
+  def test_calls_that_cudnn_takes_as_they_are_stay(self):
+    swizzled = mx_operands(128, 128, 128, rows=128, columns=4)
+    layout = "dense<[1, 0]> : tensor<2xindex>"
+    layouts = (
+      f"operand_layouts = [{', '.join([layout] * 4)}],"
+      f" result_layouts = [{layout}]"
+    )
+    for name, target, module in (
+      ("four, 9.12", B200_9_12, dot_module()),
+      ("four, 9.13", B200_9_13, dot_module()),
+      *(
+        (f"five, {x}", B200_9_13, dot_module(nv_operands(dtype=x), x))
+        for x in ("float32", "bfloat16")
+      ),
+      ("swizzled", B200_9_12, swizzled_module(swizzled)),
+      ("swizzled, five", B200_9_13, swizzled_module([*swizzled, F32])),
+      ("row-major", B200_9_12, dot_module(attributes=layouts)),
+    ):
+      with self.subTest(name):
+        self.assertEqual(jp.rewrite(module, target), module)
 
-  @parameterized.parameters("float32", "bfloat16")
-  def test_fused_global_scale_stays(self, dtype):
-    module = dot_module(nv_operands(dtype=dtype), dtype)
-    self.assertEqual(jp.rewrite(module, B200_9_13), module)
-
-  def test_global_scale_is_taken_out_of_what_ignores_it(self):
-    module = dot_module(nv_operands(dtype="bfloat16"), "bfloat16")
-    rewritten = jp.rewrite(module, B200_9_12)
-    self.assertEqual(calls(rewritten), [DOT])
-    (line,) = (x for x in rewritten.splitlines() if DOT in x)
-    self.assertEqual(line.split(" : ")[0].count("%"), 5)  # a result, 4 operands
-    self.assertIn("-> tensor<8x16xf32>", line)
-    self.assertIn("stablehlo.multiply", rewritten)
-
-  def test_float16_global_scale_is_taken_out(self):
-    module = dot_module(nv_operands(dtype="float16"), "float16")
-    rewritten = jp.rewrite(module, B200_9_13)
-    self.assertEqual(calls(rewritten), [DOT])
-    self.assertIn("stablehlo.multiply", rewritten)
+  def test_global_scale_that_cudnn_ignores_is_multiplied_outside(self):
+    # cuDNN 9.12 ignores it, and this package never passes one in f16.
+    swizzled = mx_operands(128, 128, 128, rows=128, columns=4)
+    for name, target, module, call in (
+      ("bf16", B200_9_12, dot_module(nv_operands(dtype="bfloat16"), "bfloat16"),
+       DOT),
+      ("f16", B200_9_13, dot_module(nv_operands(dtype="float16"), "float16"),
+       DOT),
+      ("swizzled", B200_9_12, swizzled_module([*swizzled, F32]), SWIZZLED_DOT),
+    ):  # fmt: skip
+      with self.subTest(name):
+        rewritten = jp.rewrite(module, target)
+        self.assertEqual(calls(rewritten), [call])
+        self.assertIn("stablehlo.multiply", rewritten)
+        (line,) = (x for x in rewritten.splitlines() if call in x)
+        # A result and 4 operands.
+        self.assertEqual(line.split(" : ")[0].count("%"), 5)
+        self.assertRegex(line, r"-> \(?tensor<\w+xf32>")
 
   @parameterized.parameters(TPU, CPU)
   def test_call_goes_where_cudnn_does_not_serve(self, target):
     for module in (
-      dot_module(mx_operands()),
+      dot_module(),
       swizzled_module(mx_operands(128, 128, 128, rows=128, columns=4)),
     ):
       self.assertEqual(calls(jp.rewrite(module, target)), [])
-
-  def test_swizzled_call_stays_swizzled(self):
-    module = swizzled_module(mx_operands(128, 256, 128, columns=4))
-    self.assertEqual(jp.rewrite(module, B200_9_12), module)
-
-  def test_fifth_operand_of_a_swizzled_call_is_never_ignored(self):
-    operands = mx_operands(128, 128, 128, rows=128, columns=4)
-    operands.append(written_modules.array((), "float32"))
-    module = swizzled_module(operands)
-    self.assertEqual(jp.rewrite(module, B200_9_13), module)
-    rewritten = jp.rewrite(module, B200_9_12)
-    self.assertEqual(calls(rewritten), [SWIZZLED_DOT])
-    self.assertIn("stablehlo.multiply", rewritten)
 
   def test_garbage_columns_are_masked_once(self):
     module = swizzled_module(mx_operands(128, 128, 96, rows=128, columns=4))
@@ -210,20 +180,13 @@ class CudnnTest(parameterized.TestCase):
       " tensor<2xindex>, dense<[0, 1]> : tensor<2xindex>, dense<[1, 0]> :"
       " tensor<2xindex>], result_layouts = [dense<[0, 1]> : tensor<2xindex>]"
     )
-    module = dot_module(mx_operands(), attributes=layouts)
+    module = dot_module(attributes=layouts)
     rewritten = jp.rewrite(module, B200_9_12)
     self.assertEqual(calls(rewritten), [DOT])
     self.assertNotIn("[0, 1]", rewritten)
 
-  def test_row_major_layouts_stay(self):
-    layout = "dense<[1, 0]> : tensor<2xindex>"
-    operand_layouts = f"operand_layouts = [{', '.join([layout] * 4)}]"
-    layouts = f"{operand_layouts}, result_layouts = [{layout}]"
-    module = dot_module(mx_operands(), attributes=layouts)
-    self.assertEqual(jp.rewrite(module, B200_9_12), module)
-
   def test_forced_implementation_is_used(self):
-    module = dot_module(mx_operands())
+    module = dot_module()
     rewritten = jp.rewrite(module, B200_9_12, implementation="xla")
     self.assertEqual(calls(rewritten), [])
     self.assertIn("@block_scaled_dot.mxfp8_xla", rewritten)
@@ -241,18 +204,19 @@ class PlaceTest(parameterized.TestCase):
     self.arrays = [sides[0].operand, sides[1].operand]
     self.arrays += [sides[0].scale, sides[1].scale]
     self.exact, _ = contract.dot(sides[0].exact, sides[1].exact)
+    types = [written_modules.tensor_type(x) for x in self.arrays]
+    self.types = ", ".join(types)
+    self.parameters = ", ".join(
+      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
+    )
 
   def dot(self, *arguments):
     result = written_modules.array((8, 8), "float32")
     return written_modules.custom_call(DOT, arguments, self.arrays, [result])
 
   def module(self, body, *, functions=""):
-    types = [written_modules.tensor_type(x) for x in self.arrays]
-    parameters = ", ".join(
-      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
-    )
     return f"""module {{
-  func.func public @main({parameters}) -> tensor<8x8xf32> {{
+  func.func public @main({self.parameters}) -> tensor<8x8xf32> {{
     {body}
   }}
   {functions}
@@ -266,16 +230,12 @@ class PlaceTest(parameterized.TestCase):
     return rewritten
 
   def test_called_function(self):
-    types = [written_modules.tensor_type(x) for x in self.arrays]
-    parameters = ", ".join(
-      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
-    )
-    helper = f"""func.func private @helper({parameters}) -> tensor<8x8xf32> {{
+    helper = f"""func.func private @helper({self.parameters}) -> tensor<8x8xf32> {{
     %0 = {self.dot("%a", "%b", "%c", "%d")}
     return %0 : tensor<8x8xf32>
   }}"""
-    body = f"""%0 = call @helper(%a, %b, %c, %d) : ({", ".join(types)}) -> tensor<8x8xf32>
-    %1 = call @helper(%a, %b, %c, %d) : ({", ".join(types)}) -> tensor<8x8xf32>
+    body = f"""%0 = call @helper(%a, %b, %c, %d) : ({self.types}) -> tensor<8x8xf32>
+    %1 = call @helper(%a, %b, %c, %d) : ({self.types}) -> tensor<8x8xf32>
     %2 = stablehlo.add %0, %1 : tensor<8x8xf32>
     return %2 : tensor<8x8xf32>"""
     rewritten = self.check(self.module(body, functions=helper), factor=2)
@@ -323,15 +283,11 @@ class PlaceTest(parameterized.TestCase):
     self.assertLen(re.findall(r"func\.func private", rewritten), 1)
 
   def test_decomposition_of_another_composite(self):
-    types = [written_modules.tensor_type(x) for x in self.arrays]
-    parameters = ", ".join(
-      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
-    )
-    inner = f"""func.func private @inner({parameters}) -> tensor<8x8xf32> {{
+    inner = f"""func.func private @inner({self.parameters}) -> tensor<8x8xf32> {{
     %0 = {self.dot("%a", "%b", "%c", "%d")}
     return %0 : tensor<8x8xf32>
   }}"""
-    body = f"""%0 = stablehlo.composite "my.op" %a, %b, %c, %d {{decomposition = @inner}} : ({", ".join(types)}) -> tensor<8x8xf32>
+    body = f"""%0 = stablehlo.composite "my.op" %a, %b, %c, %d {{decomposition = @inner}} : ({self.types}) -> tensor<8x8xf32>
     return %0 : tensor<8x8xf32>"""
     rewritten = self.check(self.module(body, functions=inner))
     self.assertIn('stablehlo.composite "my.op"', rewritten)
@@ -357,7 +313,7 @@ class PlaceTest(parameterized.TestCase):
     self.assertLen(re.findall(r"func\.func private", rewritten), 1)
 
   def test_calls_of_other_shapes_have_functions_of_their_own(self):
-    module = dot_module(mx_operands()).replace("@main", "@one", 1)
+    module = dot_module().replace("@main", "@one", 1)
     other = dot_module(mx_operands(m=9)).replace("@main", "@two", 1)
     other = other.split("\n", 1)[1].rsplit("}", 1)[0]
     module = module.rsplit("}", 1)[0] + other + "}"
@@ -366,7 +322,7 @@ class PlaceTest(parameterized.TestCase):
     self.assertIn("func private @block_scaled_dot.mxfp8_xla_0(", rewritten)
 
   def test_nested_module_gets_its_own_function(self):
-    inner = dot_module(mx_operands()).replace("@made", "@inner", 1)
+    inner = dot_module().replace("@made", "@inner", 1)
     rewritten = jp.rewrite(f"module @outer {{\n{inner}}}", CPU)
     context = jax_private.make_ir_context()
     outer = ir.Module.parse(rewritten, context)
@@ -378,27 +334,22 @@ class PlaceTest(parameterized.TestCase):
 
 
 class CompositeTest(parameterized.TestCase):
-  def lowered(self, function, *specs):
-    traced = jax.jit(function).trace(*specs)
+  def lowered(self, *specs, function=None):
+    function = function or (
+      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T)
+    )
+    traced = jax.jit(function).trace(*(specs or mx_operands()))
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
   def test_decomposition_that_is_no_longer_used_goes(self):
-    lhs, rhs, lhs_scale, rhs_scale = mx_operands()
-    module = self.lowered(
-      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T),
-      *(lhs, rhs, lhs_scale, rhs_scale),
-    )
+    module = self.lowered()
     self.assertIn("func private @xla.scaled_dot", module)
     rewritten = jp.rewrite(module, TPU)
     self.assertNotIn("xla.scaled_dot", rewritten)
     self.assertIn("@scaled_dot.mxfp8_xla", rewritten)
 
   def test_decomposition_that_others_use_stays(self):
-    lhs, rhs, lhs_scale, rhs_scale = mx_operands()
-    module = self.lowered(
-      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T),
-      *(lhs, rhs, lhs_scale, rhs_scale),
-    )
+    module = self.lowered()
     (composite,) = (x for x in module.splitlines() if "composite" in x)
     _, call = composite.split(" = ", 1)
     twin = f"%twin = {call.replace('xla.scaled_dot', 'my.op', 1)}"
@@ -410,18 +361,14 @@ class CompositeTest(parameterized.TestCase):
   def test_ones_that_jax_passes_for_a_missing_scale_are_no_scale(self):
     lhs, _, lhs_scale, _ = mx_operands()
     module = self.lowered(
-      lambda l, r, s: lax.scaled_dot(l, r, lhs_scale=s),
       *(lhs, written_modules.array((64, 16), "bfloat16"), lhs_scale),
+      function=lambda l, r, s: lax.scaled_dot(l, r, lhs_scale=s),
     )
     rewritten = jp.rewrite(module, TPU)
     self.assertIn("@scaled_dot.mxfp8_bfloat16_xla", rewritten)
 
   def test_cudnn_serves_it(self):
-    module = self.lowered(
-      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T),
-      *mx_operands(),
-    )
-    self.assertEqual(calls(jp.rewrite(module, B200_9_12)), [DOT])
+    self.assertEqual(calls(jp.rewrite(self.lowered(), B200_9_12)), [DOT])
 
 
 class KeptTest(parameterized.TestCase):
@@ -443,13 +390,13 @@ class KeptTest(parameterized.TestCase):
 
   def test_frontend_attributes_go_to_the_call(self):
     attributes = 'mhlo.frontend_attributes = {_xla_kind = "mine"}'
-    module = dot_module(mx_operands(), attributes=attributes)
+    module = dot_module(attributes=attributes)
     rewritten = jp.rewrite(module, CPU)
     (line,) = (x for x in rewritten.splitlines() if " call @" in x)
     self.assertIn(attributes, line)
 
   def test_source_locations_stay(self):
-    module = dot_module(mx_operands()).replace(
+    module = dot_module().replace(
       "-> tensor<8x16xf32>\n",
       '-> tensor<8x16xf32> loc("dot"("m.py":12:3))\n',
       1,
@@ -462,11 +409,11 @@ class KeptTest(parameterized.TestCase):
     self.assertNotIn("jaxplugin/", rewritten)
 
   def test_text_without_locations_gets_none(self):
-    self.assertNotIn("loc(", jp.rewrite(dot_module(mx_operands()), CPU))
+    self.assertNotIn("loc(", jp.rewrite(dot_module(), CPU))
 
   def test_sharding_of_a_result_becomes_a_constraint(self):
     sharding = 'mhlo.sharding = "{devices=[2,1]<=[2]}"'
-    module = dot_module(mx_operands(), attributes=sharding)
+    module = dot_module(attributes=sharding)
     rewritten = jp.rewrite(module, CPU)
     self.assertEqual(calls(rewritten), ["Sharding"])
     lines = rewritten.splitlines()
@@ -488,29 +435,17 @@ class KeptTest(parameterized.TestCase):
     ("{maximal device=1}", ["{maximal device=1}", "{maximal device=1}"]),
   )
   def test_each_result_keeps_its_part_of_a_sharding(self, sharding, parts):
-    module = written_modules.call_module(
-      "__op$quantize",
-      [written_modules.array((8, 64), "float32")],
-      [
-        written_modules.array((8, 64), "float8_e4m3fn"),
-        written_modules.array((8, 2), "float8_e8m0fnu"),
-      ],
-      f'mhlo.sharding = "{sharding}"',
+    module = written_modules.quantize_module(
+      attributes=f'mhlo.sharding = "{sharding}"'
     )
     rewritten = jp.rewrite(module, CPU)
     found = re.findall(r'@Sharding.*mhlo.sharding = "(.*?)"}', rewritten)
     self.assertEqual(found, parts)
 
   def test_sharding_that_fits_no_result_is_refused(self):
-    module = dot_module(mx_operands()).replace(DOT, "__op$quantize")
-    module = written_modules.call_module(
-      "__op$quantize",
-      [written_modules.array((8, 64), "float32")],
-      [
-        written_modules.array((8, 64), "float8_e4m3fn"),
-        written_modules.array((8, 2), "float8_e8m0fnu"),
-      ],
-      'mhlo.sharding = "{{replicated}, {replicated}, {replicated}}"',
+    sharding = "{{replicated}, {replicated}, {replicated}}"
+    module = written_modules.quantize_module(
+      attributes=f'mhlo.sharding = "{sharding}"'
     )
     with self.assertRaisesRegex(
       ValueError, "quantize.*sharding must have a part for each of 2 results"
@@ -554,12 +489,12 @@ class ErrorTest(parameterized.TestCase):
       self.assertRegex(str(caught.exception), pattern)
 
   def test_call_place_and_shapes_are_named(self):
-    module = dot_module(mx_operands()).replace(
+    module = dot_module().replace(
       "-> tensor<8x16xf32>\n", '-> tensor<8x16xf32> loc("m.py":12:3)\n', 1
     )
     for text, place in (
       (module, r"at m\.py:12:3"),
-      (dot_module(mx_operands()), r"at <str>:3:10"),
+      (dot_module(), r"at <str>:3:10"),
     ):
       self.check(
         text,
@@ -575,7 +510,7 @@ class ErrorTest(parameterized.TestCase):
 
   def test_module_is_left_as_it_was_by_an_error(self):
     context = jax_private.make_ir_context()
-    text = dot_module(mx_operands())
+    text = dot_module()
     module = ir.Module.parse(text, context)
     before = str(module)
     with self.assertRaises(NotImplementedError):
@@ -681,7 +616,7 @@ class OtherWritersTest(absltest.TestCase):
       jp.rewrite(text, CPU, strict=True)
 
   def test_forced_implementation_that_cannot_serve_leaves_the_module(self):
-    text = dot_module(mx_operands())
+    text = dot_module()
     with self.assertWarnsRegex(
       jp.RewriteWarning, "implementation='cudnn' does not support"
     ) as caught:

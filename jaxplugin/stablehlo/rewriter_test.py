@@ -70,13 +70,6 @@ def dot_module(lhs, rhs, dtype, *, global_scale=None, attributes="", name=DOT):
   return text, arrays
 
 
-def block_size_attribute(size):
-  return (
-    'backend_config = "{\\22block_scaled_dot_backend_config\\22:'
-    f'{{\\22block_size\\22:\\22{size}\\22}}}}"'
-  )
-
-
 class DotNumericsTest(parameterized.TestCase):
   def check(self, module, arrays, exact, magnitude, dtype, *, is_exact=False):
     """Runs a module that is rewritten for each CPU target."""
@@ -138,7 +131,8 @@ class DotNumericsTest(parameterized.TestCase):
     rng = np.random.default_rng(4)
     lhs = operand(rng, pair[0], (*batch, 5, 96), storage="padded")
     rhs = operand(rng, pair[1], (*batch, 7, 96), storage="padded")
-    attribute = block_size_attribute(pair[0].block_size)
+    size = f"\\22{pair[0].block_size}\\22"
+    attribute = written_modules.block_size(size)
     module, arrays = dot_module(lhs, rhs, np.float32, attributes=attribute)
     self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
 
@@ -355,32 +349,34 @@ class FormsTest(parameterized.TestCase):
     (result,) = written_modules.run(module, *self.arrays)
     contract.assert_exact(result, self.exact, np.dtype(np.float32))
 
-  def test_text(self):
-    rewritten = jp.rewrite(self.text, CPU)
-    self.assertIsInstance(rewritten, str)
-    self.assertNotIn("composite", rewritten)
-    self.check(rewritten)
+  def test_each_form_gives_its_form_and_is_kept(self):
+    bytecode, module = io.BytesIO(), self.lowered.compiler_ir("stablehlo")
+    module.operation.write_bytecode(bytecode)
+    hlo = self.lowered.compiler_ir("hlo").as_hlo_text()
+    self.assertStartsWith(hlo, "HloModule")
+    for name, given, kind in (
+      ("text", self.text, str),
+      ("hlo", hlo, str),
+      ("bytecode", bytecode.getvalue(), bytes),
+      ("what lower returns", self.lowered, ir.Module),
+      ("object", module, ir.Module),
+    ):
+      with self.subTest(name):
+        rewritten = jp.rewrite(given, CPU)
+        self.assertIsInstance(rewritten, kind)
+        if kind is bytes:
+          self.assertStartsWith(rewritten, b"ML\xefR\rMLIR")
+        else:
+          rewritten = str(rewritten)
+          self.assertIn("func.func", rewritten)
+          self.assertNotIn("composite", rewritten)
+        self.check(rewritten)
+    self.assertEqual(self.lowered.as_text(), self.text)
+    self.assertIn("composite", str(module))
 
   def test_text_in_bytes(self):
     rewritten = jp.rewrite(self.text.encode(), CPU)
     self.assertEqual(rewritten, jp.rewrite(self.text, CPU).encode())
-
-  def test_hlo_text_gives_stablehlo_text(self):
-    hlo = self.lowered.compiler_ir("hlo").as_hlo_text()
-    self.assertStartsWith(hlo, "HloModule")
-    rewritten = jp.rewrite(hlo, CPU)
-    self.assertIn("func.func", rewritten)
-    self.assertNotIn("composite", rewritten)
-    self.check(rewritten)
-
-  def test_bytecode(self):
-    bytecode = io.BytesIO()
-    given = self.lowered.compiler_ir("stablehlo").operation
-    given.write_bytecode(bytecode)
-    rewritten = jp.rewrite(bytecode.getvalue(), CPU)
-    self.assertIsInstance(rewritten, bytes)
-    self.assertStartsWith(rewritten, b"ML\xefR\rMLIR")
-    self.check(rewritten)
 
   def test_portable_artifact_keeps_its_version(self):
     exported = jax.export.export(self.function)(*self.arrays)
@@ -392,21 +388,6 @@ class FormsTest(parameterized.TestCase):
     self.assertNotEqual(rewritten, given)
     context = jax_private.make_ir_context()
     self.check(str(stablehlo.deserialize_portable_artifact(context, rewritten)))
-
-  def test_what_lower_returns_gives_a_module_and_is_kept(self):
-    rewritten = jp.rewrite(self.lowered, CPU)
-    self.assertIsInstance(rewritten, ir.Module)
-    self.check(str(rewritten))
-    self.assertEqual(self.lowered.as_text(), self.text)
-
-  def test_module_object_is_kept(self):
-    given = self.lowered.compiler_ir("stablehlo")
-    before = str(given)
-    rewritten = jp.rewrite(given, CPU)
-    self.assertIsInstance(rewritten, ir.Module)
-    self.check(str(rewritten))
-    self.assertEqual(str(given), before)
-    self.assertIn("composite", before)
 
   def test_exported_stays_one_that_can_be_called_and_serialized(self):
     exported = jax.export.export(self.function)(*self.arrays)

@@ -109,13 +109,57 @@ def e4m3_scale(x: np.ndarray) -> np.ndarray:
   return np.minimum(x, 448.0).astype(ml_dtypes.float8_e4m3fn)
 
 
-def dot_module(m: int = 8, n: int = 16, k: int = 64) -> str:
-  """A module with one MXFP8 `__op$block_scaled_dot` to f32."""
-  operands = [
+def mx_operands(
+  m: int = 8,
+  n: int = 16,
+  k: int = 64,
+  *,
+  rows: int | None = None,
+  columns: int | None = None,
+) -> list[jax.ShapeDtypeStruct]:
+  """Returns lhs, rhs and their scales in MXFP8; scales may be padded."""
+  columns = columns or k // 32
+  return [
     array((m, k), ml_dtypes.float8_e4m3fn),
     array((n, k), ml_dtypes.float8_e4m3fn),
-    array((m, k // 32), ml_dtypes.float8_e8m0fnu),
-    array((n, k // 32), ml_dtypes.float8_e8m0fnu),
+    array((rows or m, columns), ml_dtypes.float8_e8m0fnu),
+    array((rows or n, columns), ml_dtypes.float8_e8m0fnu),
   ]
-  result = array((m, n), np.float32)
-  return call_module("__op$block_scaled_dot", operands, [result])
+
+
+def dot_module(
+  operands: Sequence[Any] | None = None,
+  dtype: Any = np.float32,
+  attributes: str = "",
+  *,
+  m: int = 8,
+  n: int = 16,
+  k: int = 64,
+  module_attributes: str = "",
+) -> str:
+  """A module with one `__op$block_scaled_dot`, by default of MXFP8."""
+  operands = operands or mx_operands(m, n, k)
+  result = array((operands[0].shape[0], operands[1].shape[0]), dtype)
+  return call_module(
+    "__op$block_scaled_dot", operands, [result], attributes, module_attributes
+  )
+
+
+def quantize_module(
+  values: str = "float8_e4m3fn",
+  scale: str = "float8_e8m0fnu",
+  attributes: str = "",
+) -> str:
+  """A module with one `__op$quantize` of f32[8, 64] in blocks of 32."""
+  results = [array((8, 64), values), array((8, 2), scale)]
+  return call_module(
+    "__op$quantize", [array((8, 64), np.float32)], results, attributes
+  )
+
+
+def block_size(size: int | str) -> str:
+  """The attribute that gives a dot's block size."""
+  return (
+    'backend_config = "{\\22block_scaled_dot_backend_config\\22:'
+    f'{{\\22block_size\\22:{size}}}}}"'
+  )

@@ -120,12 +120,7 @@ class RewriteTest(RewriteTestCase):
   def test_implementation_and_scale_rounding_are_used(self):
     _, out, _ = self.rewrite(*B200, "--implementation", "xla")
     self.assertIn("@block_scaled_dot.mxfp8_xla", out)
-    array = written_modules.array
-    module = written_modules.call_module(
-      "__op$quantize",
-      [array((8, 64), np.float32)],
-      [array((8, 64), "float8_e4m3fn"), array((8, 2), "float8_e8m0fnu")],
-    )
+    module = written_modules.quantize_module()
     path = self.write("q.mlir", module)
     for rounding in ("up", "floor"):
       _, out, _ = self.run_command(
