@@ -23,7 +23,6 @@ from jax.interpreters import mlir
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
-from jaxplugin.dot import rules
 from jaxplugin.dropin import nn_scaled
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
@@ -476,10 +475,9 @@ def _only_equation(jaxpr: Any) -> Any:
 
 def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
   """Returns why jaxplugin does not support a dot that JAX does, or None."""
-  if dtype not in rules.RESULT_DTYPES:
-    return (
-      f"the result is {np.dtype(dtype).name}, not float32, bfloat16 or float16"
-    )
+  reason = calls.unsupported(np.dtype(dtype))
+  if reason:
+    return reason
   for x in args:
     if x is not None and jax.numpy.issubdtype(x.dtype, np.complexfloating):
       return f"an operand is {x.dtype}"

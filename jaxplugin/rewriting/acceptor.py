@@ -21,14 +21,12 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
 from jaxplugin.jaxext import tangents as tangents_lib
@@ -294,10 +292,10 @@ class Acceptor:
     ]
     own = [atoms for d, atoms in enumerate(x_dims) if d not in of_view]
     stored_batch, stored_free = (
-      [view.stored[d] for d in kind] for kind in (dims.batch, dims.free)
+      [view.stored[d] for d in kind] for kind in dims
     )
     x = facts.laid_out(x, x_dims, [*stored_batch, *own, view.stored[-1]])
-    product = self._product(x, view.weight, dims, result.dtype)
+    product = self._product(x, view.weight, dims[0], result.dtype)
     free = [
       view.dims[d]
       for d in sides.free_dims(len(view.dims), contracting[index], batch[index])
@@ -313,7 +311,7 @@ class Acceptor:
     self,
     x: jax.Array,
     weight: views.Weight,
-    dims: views.Dims,
+    batch: tuple[int, ...],
     dtype: np.dtype,
   ) -> jax.Array:
     """Multiplies x (batch..., rows..., k) by a weight.
@@ -323,7 +321,7 @@ class Acceptor:
     with error_context.in_function(WHO):
       function = functools.partial(
         _multiplied,
-        dims=dims,
+        batch=batch,
         dtype=dtype,
         implementation=self._options.implementation,
       )
@@ -369,15 +367,9 @@ def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
   """Raises NotSupported if a block-scaled dot cannot replace a matmul."""
   if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
     raise facts.NotSupported(f"the other operand is {x.dtype}")
-  if result.dtype not in rules.RESULT_DTYPES:
-    raise facts.NotSupported(
-      f"the result is {result.dtype}, not float32, bfloat16 or float16"
-    )
-  precision = params["precision"]
-  if precision is not None and not isinstance(
-    precision, (str, tuple, lax.Precision)
-  ):
-    raise facts.NotSupported(f"precision requests the algorithm {precision}")
+  reason = calls.unsupported(result.dtype, params["precision"])
+  if reason:
+    raise facts.NotSupported(reason)
   if params["out_sharding"] is not None:
     raise facts.NotSupported("it has an out_sharding")
 
@@ -387,12 +379,12 @@ def _multiplied(
   array: scaled_array.ScaledArray,
   layers: Sequence[Any],
   *,
-  dims: views.Dims,
+  batch: tuple[int, ...],
   dtype: np.dtype,
   implementation: str | None,
 ) -> jax.Array:
   """Multiplies x, plain or blocked along its last dimension, by a weight."""
-  is_matrix = array.ndim - len(layers) == 2 and not dims.batch
+  is_matrix = array.ndim - len(layers) == 2 and not batch
   if is_matrix and len(layers) == 1:
     return linear_lib.linear(
       x,
@@ -404,11 +396,11 @@ def _multiplied(
     )
   for layer in layers:
     array = array[layer]
-  batch = tuple(range(len(dims.batch)))
+  own_batch = tuple(range(len(batch)))
   return dot.block_scaled_dot(
     x,
     array,
-    dimension_numbers=(((x.ndim - 1,), (array.ndim - 1,)), (batch, dims.batch)),
+    dimension_numbers=(((x.ndim - 1,), (array.ndim - 1,)), (own_batch, batch)),
     preferred_element_type=dtype,
     reduce_dtype=dtype,
     implementation=implementation,

@@ -21,7 +21,9 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from jaxplugin.dot import rules
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import program
@@ -529,6 +531,22 @@ def own_args(
 
 # Their rules are functions, which may contain anything.
 CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+def unsupported(dtype: np.dtype, precision: Any = None) -> str:
+  """Returns why no block-scaled dot replaces a matmul; "" if one may.
+
+  Args:
+    dtype: of the result.
+    precision: parameter of `dot_general`.
+  """
+  if dtype not in rules.RESULT_DTYPES:
+    return f"the result is {dtype.name}, not float32, bfloat16 or float16"
+  if precision is not None and not isinstance(
+    precision, (str, tuple, lax.Precision)
+  ):
+    return f"precision requests the algorithm {precision}"
+  return ""
 
 
 @jax_private.cache_by_jaxpr

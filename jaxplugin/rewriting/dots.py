@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import ClassVar
 from typing import Final
 
 from jax.extend import core as extend_core
@@ -64,41 +65,34 @@ base_key_p.def_abstract_eval(lambda *, count, aval: aval)
 _DECIDED: Final = sites_lib.PRODUCTS | calls.CUSTOM_RULES | {base_key_p.name}
 
 
-def _reference(dots: Dots | None) -> Callable[[], Dots | None]:
-  """Returns a weak reference, because JAX keeps rules longer than a trace."""
-  return (lambda: None) if dots is None else weakref.ref(dots)
-
-
+@dataclasses.dataclass(eq=False)
 class Dots:
-  """Decides about the operations of one function that is being traced."""
+  """Decides about the operations of one function that is being traced.
 
-  def __init__(
-    self,
-    transform: sites_lib.Transform,
-    *,
-    prefix: tuple[str, ...] = (),
-    source: str = "",
-    key: Callable[[int], Any] | None = None,
-    number: int = 0,
-    parent: Dots | None = None,
-  ):
-    """Args:
+  Attributes:
     transform: arguments of `quantize_dots`.
     prefix: names of scopes around the function.
     source: line of its call if the function is JAX's, otherwise "".
     key: returns the base key, given how many numbers are in use; or None.
     number: the first number that is not in use.
-    parent: the `Dots` of the function around it, which counts the same numbers.
-    """
-    self.transform = transform
-    self.prefix = prefix
-    self.source = source
-    self.key = key
-    self.number = number
-    self._parent = _reference(parent)
-    self.sites: list[sites_lib.DecidedSite] = []
-    self.is_changed = False  # whether a matmul was replaced
-    self.is_rebuilding = False
+    parent: returns the `Dots` of the function around it, which counts the same
+      numbers, or None. A weak reference, because JAX keeps rules longer than a
+      trace.
+    sites: matmuls that were decided about.
+    is_changed: whether a matmul was replaced.
+  """
+
+  is_rebuilding: ClassVar[bool] = False
+
+  transform: sites_lib.Transform
+  _: dataclasses.KW_ONLY
+  prefix: tuple[str, ...] = ()
+  source: str = ""
+  key: Callable[[int], Any] | None = None
+  number: int = 0
+  parent: Callable[[], Dots | None] = lambda: None
+  sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
+  is_changed: bool = False
 
   def product(
     self,
@@ -262,7 +256,7 @@ class Dots:
     number = self.number + count
     while dots is not None:
       dots.number = max(dots.number, number)
-      dots = dots._parent()
+      dots = dots.parent()
 
   def _source_of(self, jaxpr: Any) -> str:
     if self.source:
@@ -280,7 +274,7 @@ class Dots:
     if self.key is None:
       return self
     new = copy.copy(self)
-    new._parent = weakref.ref(self)
+    new.parent = weakref.ref(self)
     new.key = None
     if operation not in calls.CUSTOM_RULES:
       base = self.key(self.number + _MOST_INSIDE)
@@ -295,7 +289,7 @@ class Dots:
       prefix=self.prefix + (names if is_reset else ()),
       key=None if operation in calls.CUSTOM_RULES else self.key,
       number=self.number,
-      parent=self,
+      parent=weakref.ref(self),
     )
 
   def inner(self) -> Dots:
@@ -309,7 +303,7 @@ class Dots:
 
   def note_change(self) -> None:
     self.is_changed = True
-    parent = self._parent()
+    parent = self.parent()
     if parent is not None:
       parent.note_change()
 

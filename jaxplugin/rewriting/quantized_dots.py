@@ -114,20 +114,6 @@ def quantize_dots(
   )
   positions = _positions(params)
 
-  def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-    base = None if key is None else (lambda count: key)
-    for p in positions:
-      _argument(p, args, kwargs)  # raises if the call lacks it
-    dots = dots_lib.Dots(transform, key=base)
-    origins = sources.Origins()
-    given: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
-    for place, tree in given:
-      argument = None if place in positions else place
-      for leaf in leaves.of(tree)[0]:
-        origin = sources.Origin(path=leaf.path, argument=argument)
-        origins.add(leaf.array, origin)
-    return _Watcher(dots, origins, sites.Seen(is_default=where is None))
-
   @functools.wraps(fn)
   def quantized(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
     quantized_already = operands.Operands()
@@ -138,20 +124,26 @@ def quantize_dots(
         into: Any = plain_kwargs if isinstance(p, str) else plain_args
         into[p] = quantized_already.arrays(x, f"argument {p!r}")
 
-    watchers = []
+    seen = sites.Seen(is_default=where is None)
 
     def watcher(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      made = make(args, kwargs)
-      made.operands = quantized_already
-      watchers.append(made)
-      return made
+      base = None if key is None else (lambda count: key)
+      origins = sources.Origins()
+      given: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
+      for place, tree in given:
+        argument = None if place in positions else place
+        for leaf in leaves.of(tree)[0]:
+          origin = sources.Origin(path=leaf.path, argument=argument)
+          origins.add(leaf.array, origin)
+      dots = dots_lib.Dots(transform, key=base)
+      return _Watcher(dots, origins, seen, known=quantized_already)
 
     with _traced_for(transform), error_context.explaining_nnx(WHO, _NNX):
       result = binding_private.call_watched(
         fn, watcher, *plain_args, **plain_kwargs
       )
     quantized_already.require_taken()
-    text = watchers[0].seen.warning()
+    text = seen.warning()
     if text:
       warnings.warn(
         f"{WHO}: {text}", error_context.NotQuantizedWarning, stacklevel=2
@@ -241,19 +233,21 @@ class _Watcher:
     origins: sources.Origins,
     seen: sites.Seen,
     *,
+    known: operands.Operands | None = None,
     is_rule: bool = False,
   ):
     """Args:
     dots: decides about matmuls.
     origins: origins of values, also of the functions around this one.
     seen: records all matmuls.
+    known: the `QuantizedOperand`s among the arguments.
     is_rule: whether no operand counts as a parameter, as in a `bwd`.
     """
     self._dots = dots
     self._is_rule = is_rule
-    self.operands = operands.Operands()
+    self._operands = operands.Operands() if known is None else known
     self._origins = origins
-    self.seen = seen
+    self._seen = seen
     # For functions inside that differentiate, by their traces.
     self._inner: weakref.WeakKeyDictionary[Any, dots_lib.Dots] = (
       weakref.WeakKeyDictionary()
@@ -271,7 +265,7 @@ class _Watcher:
       out = bind(*args, **params)
       if position.is_outer:
         self._origins.note(primitive, args, params, out)
-        self.operands.follow(primitive, args, out)
+        self._operands.follow(primitive, args, out)
       return out
     dots = self._dots_at(position)
     origins: list[sources.Origin | None] = [None] * len(args)
@@ -282,11 +276,11 @@ class _Watcher:
       origins = [new or old for new, old in zip(found, origins, strict=True)]
     start = len(dots.sites)
     out = self._bind(bind, primitive, args, params, dots, origins)
-    self.seen.sites += dots.sites[start:]
+    self._seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
     if "subfuns" not in params:
       jaxprs = program.jaxprs_of(tuple(params.values()))
-      self.seen.is_decided |= any(map(dots_lib.was_decided, jaxprs))
+      self._seen.is_decided |= any(map(dots_lib.was_decided, jaxprs))
     if position.is_outer:
       self._origins.note(primitive, args, params, out)
     return out
@@ -301,10 +295,10 @@ class _Watcher:
     origins: list[sources.Origin | None],
   ) -> Any:
     if primitive.name in sites.PRODUCTS:
-      out = dots.product(primitive, args, params, origins, self.operands)
+      out = dots.product(primitive, args, params, origins, self._operands)
       return bind(*args, **params) if out is None else out
     if "subfuns" in params:
-      self.operands.refuse_inside(primitive, args)
+      self._operands.refuse_inside(primitive, args)
       functions = params["subfuns"]
       if not provenance_private.is_own_function(functions[0]):
         dots = dots.for_functions(primitive.name)
@@ -315,7 +309,7 @@ class _Watcher:
           for i, f in enumerate(functions)
         )
       return bind(*args, **dict(params, subfuns=functions))
-    called = dots.call(primitive, args, params, origins, self.operands)
+    called = dots.call(primitive, args, params, origins, self._operands)
     if called is None:
       return bind(*args, **params)
     new_args, new_params, first = called
@@ -346,6 +340,6 @@ class _Watcher:
       for x, origin in zip(own, origins, strict=False):
         self._origins.add(x, origin)
       inside = dots.nested(names, primitive.name)
-      return _Watcher(inside, self._origins, self.seen, is_rule=is_rule)
+      return _Watcher(inside, self._origins, self._seen, is_rule=is_rule)
 
     return make

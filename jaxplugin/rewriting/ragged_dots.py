@@ -24,10 +24,10 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import rules
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
+from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
 
 NAME: Final = "ragged_dot_general"
@@ -275,19 +275,38 @@ def _product(
       "it has an out_sharding, and the weights are not blocked along the"
       " contracting dimension"
     )
-  result = jax.eval_shape(functools.partial(primitive.bind, **params), *args)
-  if result.dtype not in rules.RESULT_DTYPES:
-    raise facts.NotSupported(
-      f"the result is {result.dtype.name}, not float32, bfloat16 or float16"
-    )
+  bind = functools.partial(primitive.bind, **params)
+  result = jax.eval_shape(bind, *args)
+  reason = calls.unsupported(result.dtype)
+  if reason:
+    raise facts.NotSupported(reason)
   if rows is None and np.dtype(lhs.dtype) not in _FLOATS:
     raise facts.NotSupported(
       f"lhs is {lhs.dtype}, not float32, bfloat16 or float16"
     )
-  bind = functools.partial(primitive.bind, **params)
-  multiply = functools.partial(
-    _multiply, dims, result.dtype, implementation, params["out_sharding"]
-  )
+
+  def multiply(lhs: Any, weights: Any, group_sizes: jax.Array) -> jax.Array:
+    # A plain lhs has JAX's dimensions, a block-scaled one (m, k).
+    if isinstance(lhs, jax.Array) and dims.rows:
+      lhs = lhs.T
+    if weights.axis == 2:
+      return api.ragged_dot(
+        lhs,
+        weights,
+        group_sizes,
+        preferred_element_type=result.dtype,
+        implementation=implementation,
+        out_sharding=params["out_sharding"],
+      )
+    if isinstance(lhs, scaled_array.ScaledArray):
+      lhs = lhs.dequantize()
+    return api.across_blocks(
+      lhs,
+      weights.transpose(0, 2, 1),
+      group_sizes,
+      preferred_element_type=result.dtype,
+    )
+
   return _differentiable(bind, multiply)(lhs, rhs, group_sizes, rows, weights)
 
 
@@ -300,34 +319,6 @@ def _rows(
   except facts.NotSupported:
     return None
   return array if array is not None and array.axis == 1 else None
-
-
-def _multiply(
-  dims: _Dimensions,
-  dtype: np.dtype,
-  implementation: str | None,
-  out_sharding: Any,
-  lhs: jax.Array | scaled_array.ScaledArray,
-  weights: scaled_array.ScaledArray,
-  group_sizes: jax.Array,
-) -> jax.Array:
-  """Multiplies. A plain lhs has JAX's dimensions, a block-scaled one (m, k)."""
-  if isinstance(lhs, jax.Array) and dims.rows:
-    lhs = lhs.T
-  if weights.axis == 2:
-    return api.ragged_dot(
-      lhs,
-      weights,
-      group_sizes,
-      preferred_element_type=dtype,
-      implementation=implementation,
-      out_sharding=out_sharding,
-    )
-  if isinstance(lhs, scaled_array.ScaledArray):
-    lhs = lhs.dequantize()
-  return api.across_blocks(
-    lhs, weights.transpose(0, 2, 1), group_sizes, preferred_element_type=dtype
-  )
 
 
 def _differentiable(

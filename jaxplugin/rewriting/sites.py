@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax import lax
 
 from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import sources
 from jaxplugin.training import api as training
 from jaxplugin.training import recipes
@@ -226,20 +226,13 @@ def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
   for name, dtype in (("lhs", site.lhs_dtype), ("rhs", site.rhs_dtype)):
     if dtype not in sides.PLAIN_DTYPES:
       return f"{name} is {dtype.name}, not float32, bfloat16 or float16"
-  if site.result_dtype not in rules.RESULT_DTYPES:
-    return (
-      f"the result is {site.result_dtype.name}, not float32, bfloat16 or"
-      " float16"
-    )
+  reason = calls.unsupported(site.result_dtype, params["precision"])
+  if reason:
+    return reason
   if result.weak_type:
     return "the result is weakly typed"
   if not all(site.dimension_numbers[0]):
     return "it has no contracting dimension"
-  precision = params["precision"]
-  if precision is not None and not isinstance(
-    precision, (str, tuple, lax.Precision)
-  ):
-    return f"precision requests the algorithm {precision}"
   if getattr(getattr(params["out_sharding"], "spec", None), "unreduced", None):
     return "out_sharding has unreduced axes"
   return ""

@@ -103,23 +103,12 @@ class View:
     return value, facts.ArrayProduct(self.dims, (factor,))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dims:
-  """Dimensions of a stored weight in a matmul. The last one is contracted.
-
-  Attributes:
-    batch: batch dimensions.
-    free: noncontracting dimensions.
-  """
-
-  batch: tuple[int, ...]
-  free: tuple[int, ...]
-
-
 def stored_dims(
   view: View, contracting: Sequence[int], batch: Sequence[int]
-) -> Dims:
-  """Returns the dimensions of the stored weight in a matmul by a view.
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns batch and noncontracting dimensions of the weight in a matmul.
+
+  The last dimension of the stored weight is contracted.
 
   Args:
     view: an operand of the matmul.
@@ -145,4 +134,4 @@ def stored_dims(
         "only a part of a stored dimension is a batch dimension"
       )
     kinds[any(is_batch)].append(d)
-  return Dims(batch=tuple(kinds[True]), free=tuple(kinds[False]))
+  return tuple(kinds[True]), tuple(kinds[False])
