@@ -279,16 +279,15 @@ def done(point: Point) -> int:
 def _compile_by_hand(args: Any) -> jax.stages.Compiled:
   """Compiles a `__op$block_scaled_dot` of the unchanged operands."""
   arrays = dots.Dot(args).arguments
-  shape = (*arrays.lhs.shape[:-1], arrays.rhs.shape[-2])
+  shape = (*arrays["lhs"].shape[:-1], arrays["rhs"].shape[-2])
   result = jax.ShapeDtypeStruct(shape, args.out)
   config = None
   if args.lhs.scale is not None:
     block = {"block_size": BLOCK_SIZES[args.lhs.format.name]}
     config = json.dumps({"block_scaled_dot_backend_config": block})
-  operands = [arrays.lhs, arrays.rhs, arrays.lhs_scale]
-  if arrays.rhs_scale is not None:
-    operands.append(arrays.rhs_scale)
-  if arrays.global_scale is not None:
+  names = ("lhs", "rhs", "lhs_scale", "rhs_scale")
+  operands = [arrays[name] for name in names if name in arrays]
+  if "global_scale" in arrays:
     operands.append(jax.ShapeDtypeStruct((), args.out))
   call = jax.ffi.ffi_call(
     XLA_CALL,

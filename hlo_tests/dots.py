@@ -77,21 +77,6 @@ class Operand:
   scale: tuple[int, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments:
-  """Specs of the arrays of a dot, by name; absent arrays are None."""
-
-  lhs: Any
-  rhs: Any
-  lhs_scale: Any = None
-  rhs_scale: Any = None
-  lhs_global: Any = None
-  rhs_global: Any = None
-  global_scale: Any = None
-  bias: Any = None
-  residual: Any = None
-
-
 def sizes(text: str) -> tuple[int, ...]:
   """Parses "2x4" to (2, 4)."""
   if not re.fullmatch(r"\d+(x\d+)*", text):
@@ -184,7 +169,7 @@ class Dot:
 
   Attributes:
     lhs_dims, rhs_dims, out_dims: a letter for each dimension.
-    arguments: specs of the dot's arrays, without shardings.
+    arguments: specs of the dot's arrays by name, without shardings.
   """
 
   def __init__(self, args: argparse.Namespace) -> None:
@@ -208,7 +193,7 @@ class Dot:
     )
     self.arguments = self._arguments()
 
-  def _arguments(self) -> Arguments:
+  def _arguments(self) -> dict[str, Any]:
     args = self._args
     spec = jax.ShapeDtypeStruct
     lengths = dict(zip(self.lhs_dims, args.lhs.shape, strict=True))
@@ -219,30 +204,29 @@ class Dot:
     has_global = global_shape is not None
     lhs, lhs_scale, lhs_global = _specs(args.lhs, self._axis(self.lhs_dims))
     rhs, rhs_scale, rhs_global = _specs(args.rhs, self._axis(self.rhs_dims))
-    return Arguments(
-      lhs=lhs,
-      rhs=rhs,
-      lhs_scale=lhs_scale,
-      rhs_scale=rhs_scale,
-      lhs_global=lhs_global,
-      rhs_global=rhs_global,
-      global_scale=spec(global_shape, jnp.float32) if has_global else None,
-      bias=spec(shape[-1:], jnp.float32) if args.bias else None,
-      residual=spec(shape, jnp.dtype(args.out)) if args.residual else None,
-    )
+    found = {
+      "lhs": lhs,
+      "rhs": rhs,
+      "lhs_scale": lhs_scale,
+      "rhs_scale": rhs_scale,
+      "lhs_global": lhs_global,
+      "rhs_global": rhs_global,
+      "global_scale": spec(global_shape, jnp.float32) if has_global else None,
+      "bias": spec(shape[-1:], jnp.float32) if args.bias else None,
+      "residual": spec(shape, jnp.dtype(args.out)) if args.residual else None,
+    }
+    return {name: x for name, x in found.items() if x is not None}
 
   def _axis(self, dims: str) -> int:
     """Returns the blocked dimension, which is the last contracting one."""
     return max(i for i, d in enumerate(dims) if d in self.contracting)
 
-  def apply(self, arguments: Arguments) -> jax.Array:
+  def apply(self, *arrays: jax.Array) -> jax.Array:
+    """Computes the dot of arrays that have the specs of `arguments`."""
     args = self._args
-    lhs, lhs_scale = _passed(
-      args.lhs, arguments.lhs, arguments.lhs_scale, arguments.lhs_global
-    )
-    rhs, rhs_scale = _passed(
-      args.rhs, arguments.rhs, arguments.rhs_scale, arguments.rhs_global
-    )
+    given = dict(zip(self.arguments, arrays, strict=True))
+    lhs, lhs_scale = _passed("lhs", args.lhs, given)
+    rhs, rhs_scale = _passed("rhs", args.rhs, given)
     padded = [o for o in (args.lhs, args.rhs) if o.scale is not None]
     position = lambda dims, letters: tuple(dims.index(d) for d in letters)
     return jp.block_scaled_dot(
@@ -250,7 +234,7 @@ class Dot:
       rhs,
       lhs_scale,
       rhs_scale,
-      arguments.global_scale,
+      given.get("global_scale"),
       dimension_numbers=(
         (
           position(self.lhs_dims, self.contracting),
@@ -264,24 +248,15 @@ class Dot:
       preferred_element_type=jnp.dtype(args.out),
       precision=args.precision,
       block_size=padded[0].format.block_size if padded else None,
-      bias=arguments.bias,
+      bias=given.get("bias"),
       activation=args.activation,
-      residual=arguments.residual,
+      residual=given.get("residual"),
       implementation=args.implementation,
     )
 
   def function(self) -> tuple[Callable[..., jax.Array], dict[str, Any]]:
     """Returns a function of the call's arrays, and their specs by name."""
-    specs = {
-      name: spec
-      for name, spec in vars(self.arguments).items()
-      if spec is not None
-    }
-
-    def block_scaled_dot(*arrays):
-      return self.apply(Arguments(**dict(zip(specs, arrays, strict=True))))
-
-    return _with_parameters(block_scaled_dot, specs), specs
+    return _with_parameters(self.apply, self.arguments), self.arguments
 
   def sharded(
     self, mesh: jax.sharding.Mesh
@@ -361,14 +336,19 @@ def _specs(operand: Operand, axis: int) -> tuple[Any, Any, Any]:
 
 
 def _passed(
-  operand: Operand, values: Any, scale: Any, global_scale: Any
+  side: str, operand: Operand, given: dict[str, Any]
 ) -> tuple[Any, Any]:
   """Returns the operand and the scale as arguments of `block_scaled_dot`."""
+  values, scale = given[side], given.get(f"{side}_scale")
   if not (operand.swizzled or operand.has_global):
     return values, scale
   layout = layouts.SWIZZLED if operand.swizzled else layouts.LINEAR
   array = scaled_array.ScaledArray(
-    values, scale, global_scale, operand.format, scale_layout=layout
+    values,
+    scale,
+    given.get(f"{side}_global"),
+    operand.format,
+    scale_layout=layout,
   )
   return array, None
 

@@ -42,6 +42,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from jaxplugin.core import formats
+from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.stablehlo import module_parsing
 from jaxplugin.stablehlo import modules
@@ -301,13 +302,18 @@ def _as_python(attribute: Any) -> Any:
 
 def _block_sizes(call: ModuleCall, given: int | None) -> tuple[int, ...]:
   """Returns the block size of each (values, scale) pair of a call."""
-  if call.name == QUANTIZE:
-    values, scale = call.results
-    _require_same_shape("values", values, "the operand", call.operands[0])
-    return (_block_size("values", values, "scale", scale, None, False),)
-  if call.name == DEQUANTIZE:
-    values, scale = call.operands
-    _require_same_shape("values", values, "the result", call.results[0])
+  if call.name in (QUANTIZE, DEQUANTIZE):
+    pair, (floats,), other = (
+      (call.results, call.operands, "the operand")
+      if call.name == QUANTIZE
+      else (call.operands, call.results, "the result")
+    )
+    values, scale = pair
+    if values.shape != floats.shape:
+      raise TypeError(
+        f"values and {other} must have the same shape, got {values.shape} and"
+        f" {floats.shape}"
+      )
     return (_block_size("values", values, "scale", scale, None, False),)
   _check_dot(call)
   if call.name == SWIZZLED_DOT:
@@ -319,19 +325,6 @@ def _block_sizes(call: ModuleCall, given: int | None) -> tuple[int, ...]:
     _block_size(side, values, f"{side}_scale", scale, given, True)
     for side, values, scale in sides
   )
-
-
-def _require_same_shape(
-  name: str,
-  array: jax.ShapeDtypeStruct,
-  other_name: str,
-  other: jax.ShapeDtypeStruct,
-) -> None:
-  if array.shape != other.shape:
-    raise TypeError(
-      f"{name} and {other_name} must have the same shape, got {array.shape} and"
-      f" {other.shape}"
-    )
 
 
 def _block_size(
@@ -415,7 +408,7 @@ def _with_composite_attributes(call: ModuleCall, operation: Any) -> ModuleCall:
     ) from None
   operands = list(operation.operands)
   has_lhs_scale, has_rhs_scale = (
-    not (_is_plain(values) and _is_one(scale.owner))
+    not (values.dtype in sides.PLAIN_DTYPES and _is_one(scale.owner))
     for values, scale in zip(call.operands[:2], operands[2:], strict=True)
   )
   return dataclasses.replace(
@@ -423,10 +416,6 @@ def _with_composite_attributes(call: ModuleCall, operation: Any) -> ModuleCall:
     dimension_numbers=numbers,
     has_scale=(has_lhs_scale, has_rhs_scale),
   )
-
-
-def _is_plain(values: jax.ShapeDtypeStruct) -> bool:
-  return values.dtype in (np.float32, np.float16, formats.BF16)
 
 
 def _is_one(producer: Any) -> bool:

@@ -8,6 +8,7 @@ It imports jaxlib and not JAX, because the process that parses untrusted modules
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -229,23 +230,20 @@ def _of_portable_artifact(
       )
 
 
-class collected_diagnostics:
+@contextlib.contextmanager
+def collected_diagnostics(context: ir.Context) -> Iterator[list[str]]:
   """Collects diagnostics that MLIR would print to stderr."""
+  messages: list[str] = []
 
-  def __init__(self, context: ir.Context) -> None:
-    self._context = context
-    self._messages: list[str] = []
-
-  def __enter__(self) -> list[str]:
-    self._handler = self._context.attach_diagnostic_handler(self._collect)
-    return self._messages
-
-  def __exit__(self, *unused: Any) -> None:
-    self._handler.detach()
-
-  def _collect(self, diagnostic: Any) -> bool:
-    self._messages.append(diagnostic.message)
+  def collect(diagnostic: Any) -> bool:
+    messages.append(diagnostic.message)
     return True
+
+  handler = context.attach_diagnostic_handler(collect)
+  try:
+    yield messages
+  finally:
+    handler.detach()
 
 
 def _convert_hlo(text: str, name: str) -> bytes:

@@ -228,13 +228,8 @@ def read(
   return dataclasses.replace(source, given=given)
 
 
-def copy(module: ir.Module) -> ir.Module:
-  """Returns a copy in the same context."""
-  return ir.Module.parse(_bytecode(module), module.context)
-
-
 def imported(module: ir.Module, context: ir.Context) -> ir.Module:
-  """Returns a copy in another context."""
+  """Returns a copy in a context."""
   return ir.Module.parse(_bytecode(module), context)
 
 

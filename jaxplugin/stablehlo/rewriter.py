@@ -237,28 +237,18 @@ class _Rewriter:
 
   def rewrite_all(self, strict: bool) -> list[Rewritten]:
     """Rewrites every call of the module; `strict` raises for a refused one."""
-    rewrite_call = self._rewrite_or_raise if strict else self._rewrite_or_leave
-    return [rewrite_call(op) for op in module_calls.find(self._source)]
+    found = module_calls.find(self._source)
+    return [self._rewrite_call(operation, strict) for operation in found]
 
-  def _rewrite_or_raise(self, operation: Any) -> Rewritten:
-    """Replaces one call, or finds that it can stay.
-
-    Raises:
-      TypeError, ValueError, NotImplementedError: If it cannot be lowered.
-    """
+  def _rewrite_call(self, operation: Any, strict: bool) -> Rewritten:
     try:
       return self._rewrite(operation)
     except _REFUSALS as error:
-      who = f"rewrite: {module_calls.title(operation, self._source)}"
-      if isinstance(error, decisions.RefusedError):
-        raise error.with_function(who) from error
-      raise type(error)(f"{who}: {error}") from error
-
-  def _rewrite_or_leave(self, operation: Any) -> Rewritten:
-    """Replaces one call, finds that it can stay, or says why it has to."""
-    try:
-      return self._rewrite(operation)
-    except _REFUSALS as error:
+      if strict:
+        who = f"rewrite: {module_calls.title(operation, self._source)}"
+        if isinstance(error, decisions.RefusedError):
+          raise error.with_function(who) from error
+        raise type(error)(f"{who}: {error}") from error
       types = [str(operand.type) for operand in operation.operands]
       return Rewritten(
         call=str(module_calls.call_name(operation)),
@@ -268,6 +258,7 @@ class _Rewriter:
       )
 
   def _rewrite(self, operation: Any) -> Rewritten:
+    """Replaces one call, or finds that it can stay."""
     with readable(self._source):
       call = module_calls.read(operation)
     shardings = _shardings(operation)
@@ -355,7 +346,7 @@ def _add_functions(module: ir.Module, table: Any, name: str) -> str:
 
   They become private, and get names that are free, starting with `name`.
   """
-  module = modules.copy(module)
+  module = modules.imported(module, module.context)
   taken = set(_symbols(table)) | set(_symbols(module.operation))
   names = {}
   functions = list(module.body)

@@ -69,16 +69,12 @@ def _why(
   default = row.candidates[row.default]
   text = f"{candidate.median_us:g} us"
   if candidate is not default:
-    text += f", {_named(default)} {default.median_us:g} us"
+    text += f", the rule's {default.implementation} {default.median_us:g} us"
   else:
     text += ", the rule's own choice"
   if distance:
     text += f", measured at {bucketed}={row.size(bucketed)}"
   return text
-
-
-def _named(candidate: records.Candidate) -> str:
-  return f"the rule's {candidate.implementation}"
 
 
 def _apart(
