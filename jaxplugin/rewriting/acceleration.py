@@ -142,15 +142,11 @@ class _Outcome:
   is_noted: bool = False
 
 
-class _Accelerator:
+class _Accelerator(calls.Walker):
   """Replaces JAX's scaled dots; the `Interceptor` of one call.
 
   It is also a `calls.Walker` of dequantized values.
   """
-
-  is_rebuilding: Final = False
-  key: Final = None
-  number: Final = 0
 
   def __init__(self, implementation: str | None, outcome: _Outcome):
     self._implementation = implementation
@@ -193,10 +189,28 @@ class _Accelerator:
       _warn(primitive, reason)
       return None
     lhs, rhs, lhs_scale, rhs_scale = args
-    operands = (lhs, rhs, lhs_scale, rhs_scale)
-    if primitive in matmuls:
-      return [_with_jax_type(self._matmul(*operands, dtype))]
-    return _with_jax_type(self._dot(*operands, numbers, dtype))
+    # `scaled_dot_general` calls a matmul with configs of different block sizes.
+    if primitive in matmuls and lhs_scale.shape[2] == rhs_scale.shape[2]:
+      result = nn_scaled.scaled_matmul(
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        dtype,
+        implementation=self._implementation,
+      )
+    else:
+      result = nn_scaled.scaled_dot(
+        lhs,
+        rhs,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        dimension_numbers=numbers,
+        preferred_element_type=dtype,
+        implementation=self._implementation,
+      )
+    result = _with_jax_type(result)
+    return [result] if primitive in matmuls else result
 
   def _ragged_dot(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -241,21 +255,8 @@ class _Accelerator:
   ) -> None:
     self._lose(x, f"{operation}: {reason}")
 
-  def take_keys(self, count: int) -> list[Any]:
-    return []
-
-  def trace_inside(
-    self,
-    jaxpr: Any,
-    passed: Sequence[calls.Passed],
-    *,
-    in_loop: int = 0,
-    **_: Any,
-  ) -> calls.Inside:
-    return calls.trace(jaxpr, passed, self._entered, in_loop)
-
-  def _entered(
-    self, known: list[tuple[int, facts.ArrayProduct]], args: list[Any], *_: Any
+  def interceptor_of(
+    self, jaxpr: Any, known: list[tuple[int, Any]], args: list[Any]
   ) -> _Accelerator:
     child = self._child()
     for i, product in known:
@@ -292,40 +293,6 @@ class _Accelerator:
   def _lost_by(self, x: Any) -> str:
     """Returns why a value is lost (see `_lost`); "" if it is not."""
     return self._lost.get(x) or ""
-
-  def _matmul(
-    self, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, dtype: Any
-  ) -> jax.Array:
-    if lhs_scale.shape[2] == rhs_scale.shape[2]:
-      return nn_scaled.scaled_matmul(
-        lhs,
-        rhs,
-        lhs_scale,
-        rhs_scale,
-        dtype,
-        implementation=self._implementation,
-      )
-    # `scaled_dot_general` calls it with configs of different block sizes.
-    return self._dot(lhs, rhs, lhs_scale, rhs_scale, _MATMUL_NUMBERS, dtype)
-
-  def _dot(
-    self,
-    lhs: Any,
-    rhs: Any,
-    lhs_scale: Any,
-    rhs_scale: Any,
-    numbers: Any,
-    dtype: Any,
-  ) -> jax.Array:
-    return nn_scaled.scaled_dot(
-      lhs,
-      rhs,
-      lhs_scale=lhs_scale,
-      rhs_scale=rhs_scale,
-      dimension_numbers=numbers,
-      preferred_element_type=dtype,
-      implementation=self._implementation,
-    )
 
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
     if primitive.name in program.KERNELS:

@@ -74,12 +74,10 @@ class Outcome:
   is_taken: bool = False
 
 
-class Acceptor:
+class Acceptor(calls.Walker):
   """Replaces matmuls by weights in one function that is being traced."""
 
-  is_rebuilding: Final = True
-  key: Final = None
-  number: Final = 0
+  is_rebuilding = True
 
   def __init__(self, options: AcceptOptions, outcome: Outcome | None = None):
     """Args:
@@ -215,32 +213,18 @@ class Acceptor:
   ) -> None:
     self.warn(operation, [x], reason)
 
-  def take_keys(self, count: int) -> list[Any]:
-    return []
-
-  def trace_inside(
-    self,
-    jaxpr: Any,
-    passed: Sequence[calls.Passed],
-    *,
-    in_loop: int = 0,
-    **_: Any,
-  ) -> calls.Inside:
+  def interceptor_of(
+    self, jaxpr: Any, known: list[tuple[int, Any]], args: list[Any]
+  ) -> Acceptor:
+    child = self._child()
     invars = getattr(jaxpr, "jaxpr", jaxpr).invars
-
-    def start(
-      known: list[tuple[int, Any]], args: list[Any], *_: Any
-    ) -> Acceptor:
-      child = self._child()
-      for i, view in known:
-        value, product = child._rebuild(view, invars[i].aval.dtype)
-        if args[i] is None:
-          args[i] = value
-        else:
-          child._products.put(args[i], product)
-      return child
-
-    return calls.trace(jaxpr, passed, start, in_loop)
+    for i, view in known:
+      value, product = child._rebuild(view, invars[i].aval.dtype)
+      if args[i] is None:
+        args[i] = value
+      else:
+        child._products.put(args[i], product)
+    return child
 
   def _child(self) -> Acceptor:
     return Acceptor(self._options, self.outcome)
@@ -318,22 +302,36 @@ class Acceptor:
 
     The weight's noncontracting dimensions are the last ones of the result.
     """
-    with error_context.in_function(WHO):
-      function = functools.partial(
-        _multiplied,
-        batch=batch,
-        dtype=dtype,
-        implementation=self._options.implementation,
+    options: dict[str, Any] = {
+      "preferred_element_type": dtype,
+      "reduce_dtype": dtype,  # that of the matmul it replaces
+      "implementation": self._options.implementation,
+    }
+
+    def multiply(x: Any, array: Any, layers: Sequence[Any]) -> jax.Array:
+      is_matrix = array.ndim - len(layers) == 2 and not batch
+      if is_matrix and len(layers) == 1:
+        return linear_lib.linear(x, array, layer=layers[0], **options)
+      for layer in layers:
+        array = array[layer]
+      contracting = (x.ndim - 1,), (array.ndim - 1,)
+      return dot.block_scaled_dot(
+        x,
+        array,
+        dimension_numbers=(contracting, (tuple(range(len(batch))), batch)),
+        **options,
       )
+
+    with error_context.in_function(WHO):
       format = self._options.activations
       if format is None:
-        return function(x, weight.array, weight.layers)
+        return multiply(x, weight.array, weight.layers)
       if not format.fits(x.shape[-1]):
         raise facts.NotSupported(
           f"the contracting size {x.shape[-1]} of the activations is not a"
           f" multiple of the block size of {format}"
         )
-      both = _straight_through(function, format)
+      both = _straight_through(multiply, format)
       return both(x, weight.array, weight.layers)
 
   def _ragged_dot(
@@ -372,39 +370,6 @@ def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
     raise facts.NotSupported(reason)
   if params["out_sharding"] is not None:
     raise facts.NotSupported("it has an out_sharding")
-
-
-def _multiplied(
-  x: Any,
-  array: scaled_array.ScaledArray,
-  layers: Sequence[Any],
-  *,
-  batch: tuple[int, ...],
-  dtype: np.dtype,
-  implementation: str | None,
-) -> jax.Array:
-  """Multiplies x, plain or blocked along its last dimension, by a weight."""
-  is_matrix = array.ndim - len(layers) == 2 and not batch
-  if is_matrix and len(layers) == 1:
-    return linear_lib.linear(
-      x,
-      array,
-      layer=layers[0],
-      preferred_element_type=dtype,
-      reduce_dtype=dtype,  # that of the matmul it replaces
-      implementation=implementation,
-    )
-  for layer in layers:
-    array = array[layer]
-  own_batch = tuple(range(len(batch)))
-  return dot.block_scaled_dot(
-    x,
-    array,
-    dimension_numbers=(((x.ndim - 1,), (array.ndim - 1,)), (own_batch, batch)),
-    preferred_element_type=dtype,
-    reduce_dtype=dtype,
-    implementation=implementation,
-  )
 
 
 _NO_DERIVATIVE: Final = (

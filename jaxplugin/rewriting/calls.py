@@ -16,7 +16,6 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -161,20 +160,10 @@ class Inside:
   count: int = 0
 
 
-def trace(
-  jaxpr: Any,
-  passed: Sequence[Passed],
-  start: Callable[..., interception_private.Interceptor],
-  in_loop: int,
-) -> Inside:
-  """Traces a function without keys again, see `Extra.trace`."""
-  types = tuple(p.types() for p in passed)
-  new, consts = Extra(passed=types, in_loop=in_loop).trace(jaxpr, start)
-  return Inside(jaxpr=new, consts=consts)
-
-
-class Walker(Protocol):
+class Walker:
   """Knows facts about values, and replaces operations on them.
+
+  The defaults are those of a walker without keys.
 
   Attributes:
     is_rebuilding: whether functions inside an operation do not take arguments
@@ -183,14 +172,9 @@ class Walker(Protocol):
     number: the first number of a key that is not in use.
   """
 
-  @property
-  def is_rebuilding(self) -> bool: ...
-
-  @property
-  def key(self) -> Any: ...
-
-  @property
-  def number(self) -> int: ...
+  is_rebuilding: bool = False
+  key: Any = None
+  number: int = 0
 
   def layers(
     self, fact: Any, length: int
@@ -200,6 +184,7 @@ class Walker(Protocol):
     The second result says for each leaf of the fact whether a trip gets a
     slice of the leaf. Returns None if nothing is known about the slices.
     """
+    raise NotImplementedError
 
   def leave(self, operation: str, x: Any, fact: Any, reason: str) -> None:
     """Notes that functions of an operation do not know a fact."""
@@ -223,12 +208,30 @@ class Walker(Protocol):
       returns_trip: whether it returns the next trip's number before all else.
       number: the first number of its keys, by default the next one.
     """
+    extra = Extra(passed=tuple(p.types() for p in passed), in_loop=in_loop)
+    new, consts = extra.trace(
+      jaxpr, lambda known, args, *_: self.interceptor_of(jaxpr, known, args)
+    )
+    return Inside(jaxpr=new, consts=consts)
+
+  def interceptor_of(
+    self, jaxpr: Any, known: list[tuple[int, Any]], args: list[Any]
+  ) -> interception_private.Interceptor:
+    """Returns the interceptor of a function of an operation.
+
+    Args:
+      jaxpr: the function.
+      known: facts about arguments, each with the index of its argument.
+      args: the arguments. Those that are None must be replaced.
+    """
+    raise NotImplementedError
 
   def take_keys(self, count: int) -> list[Any]:
     """Returns the base key in a list, or an empty list if there is no key.
 
     The next `count` numbers of keys are in use from then on.
     """
+    return []
 
 
 # Arguments and parameters of a new operation, and how many results it returns

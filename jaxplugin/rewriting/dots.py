@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import ClassVar
 from typing import Final
 
 from jax.extend import core as extend_core
@@ -66,7 +65,7 @@ _DECIDED: Final = sites_lib.PRODUCTS | calls.CUSTOM_RULES | {base_key_p.name}
 
 
 @dataclasses.dataclass(eq=False)
-class Dots:
+class Dots(calls.Walker):
   """Decides about the operations of one function that is being traced.
 
   Attributes:
@@ -81,8 +80,6 @@ class Dots:
     sites: matmuls that were decided about.
     is_changed: whether a matmul was replaced.
   """
-
-  is_rebuilding: ClassVar[bool] = False
 
   transform: sites_lib.Transform
   _: dataclasses.KW_ONLY

@@ -75,6 +75,8 @@ class LoweringTest(parameterized.TestCase):
     self.enter_context(targets.use_target(WITH))
 
   def lower(self, function, x, platforms=("cpu",)):
+    """Returns whether kernels serve the module, and if it is partitioned."""
+    noted.clear()
     traced = jax.jit(lambda x: function(x)).trace(x)
     traced.lower(lowering_platforms=platforms)
     (told,) = noted
@@ -94,14 +96,27 @@ class LoweringTest(parameterized.TestCase):
     with exporting.going_on(exporting.Export(targets={"cuda": named})):
       self.assertEqual(resolve(None), named)
 
-  def test_kernels_serve_a_module_for_one_cpu(self):
-    self.assertEqual(self.lower(probe, X), (True, False))
-
-  @parameterized.parameters(
-    (("cuda",),), (("rocm",),), (("tpu",),), (("cpu", "cuda"),)
-  )
-  def test_kernels_serve_no_other_platform_and_no_choice_of_them(self, names):
-    self.assertEqual(self.lower(probe, X, names), (False, False))
+  def test_kernels_serve_a_module_for_one_cpu_that_nothing_partitions(self):
+    two = mesh((4, 2), ("x", "y"))
+    of_all, of_some = (
+      jax.shard_map(probe, mesh=two, in_specs=s, out_specs=s, axis_names=axes)
+      for s, axes in ((P("x", "y"), {"x", "y"}), (P("x"), {"x"}))
+    )
+    abstract = jax.sharding.AbstractMesh((8,), ("x",))
+    for name, function, x, platforms, expected in (
+      ("one cpu", probe, X, ("cpu",), (True, False)),
+      ("cuda", probe, X, ("cuda",), (False, False)),
+      ("rocm", probe, X, ("rocm",), (False, False)),
+      ("tpu", probe, X, ("tpu",), (False, False)),
+      ("a choice", probe, X, ("cpu", "cuda"), (False, False)),
+      ("8 devices", probe, sharded(mesh()), ("cpu",), (False, True)),
+      ("no devices", probe, sharded(abstract), ("cpu",), (False, True)),
+      ("1 device", probe, sharded(mesh((1,))), ("cpu",), (True, False)),
+      ("shard_map of all axes", of_all, sharded(two), ("cpu",), (True, False)),
+      ("shard_map of some", of_some, sharded(two), ("cpu",), (False, True)),
+    ):
+      with self.subTest(name):
+        self.assertEqual(self.lower(function, x, platforms), expected)
 
   def test_kernels_do_not_serve_a_target_without_them(self):
     with targets.use_target(WITHOUT):
@@ -120,35 +135,6 @@ class LoweringTest(parameterized.TestCase):
   def test_kernels_do_not_serve_an_exported_module(self, x):
     jax.export.export(jax.jit(probe), platforms=("cpu",))(x)
     self.assertEqual([serve for serve, _ in noted], [False])
-
-  def test_kernels_do_not_serve_a_partitioned_module(self):
-    self.assertEqual(self.lower(probe, sharded(mesh())), (False, True))
-
-  def test_module_for_an_abstract_mesh_is_partitioned(self):
-    x = sharded(jax.sharding.AbstractMesh((8,), ("x",)))
-    self.assertEqual(self.lower(probe, x), (False, True))
-
-  def test_mesh_of_one_device_is_not_partitioned(self):
-    x = sharded(mesh((1,)))
-    self.assertEqual(self.lower(probe, x), (True, False))
-
-  def test_inside_of_shard_map_over_all_axes_is_not_partitioned(self):
-    devices = mesh((4, 2), ("x", "y"))
-    function = jax.shard_map(
-      probe, mesh=devices, in_specs=P("x", "y"), out_specs=P("x", "y")
-    )
-    self.assertEqual(self.lower(function, sharded(devices)), (True, False))
-
-  def test_inside_of_shard_map_over_some_axes_is_partitioned(self):
-    devices = mesh((4, 2), ("x", "y"))
-    function = jax.shard_map(
-      probe,
-      mesh=devices,
-      in_specs=P("x"),
-      out_specs=P("x"),
-      axis_names={"x"},
-    )
-    self.assertEqual(self.lower(function, sharded(devices)), (False, True))
 
 
 class ResolveTargetTest(absltest.TestCase):

@@ -1,6 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Custom calls that launch Triton kernels, and how XLA compiles each."""
+"""Custom calls that launch Triton kernels, and how XLA compiles each.
+
+Payloads have everything except TTIR and paths, and the right PTX version.
+"""
 
 import importlib.util
 import os
@@ -41,6 +44,10 @@ needs_compiler = absltest.skipIf(
 )
 
 
+def quantize(x):
+  return jp.quantize(x, "mxfp8")
+
+
 def function(x):
   return jnp.tanh(jp.dequantize(jp.quantize(x, "mxfp8"), dtype=jnp.bfloat16))
 
@@ -49,6 +56,59 @@ def environment(target):
   """Patches the process's environment to ask for a custom call."""
   value = triton_calls.LEGACY if target == LEGACY else ""
   return mock.patch.dict(os.environ, {triton_calls.VARIABLE: value})
+
+
+def delimited(tag, content):
+  """Returns a protobuf field of less than 2^14 bytes."""
+  size = len(content)
+  sizes = [size] if size < 128 else [size & 127 | 128, size >> 7]
+  return bytes([tag, *sizes]) + content
+
+
+def for_launch(message, *, ptx_version=88):
+  return triton_calls.edited_payload(zlib.compress(message), ptx_version)
+
+
+class PayloadTest(parameterized.TestCase):
+  @parameterized.parameters(0, 1, 127, 128, 300, 10_000)
+  def test_all_but_ttir_is_kept(self, size):
+    # A tag is number << 3 | type. Types are 0 (varint), 1 (8 bytes), 5 (4
+    # bytes) and 2 (delimited).
+    name, ptx = delimited(0x0A, b"kernel"), delimited(0x22, b"p" * size)
+    ttir, last = delimited(0x2A, b"t" * 300), b"\x30\x80\x01"
+    fixed = b"\x39" + bytes(8) + b"\x45" + bytes(4)
+    grid = b"\x10\x80\x08" + delimited(0x2A, b"\x0a\x02\x10\x10")  # no TTIR
+    metadata = delimited(0x12, b"metadata")
+
+    def whole(kernel):
+      return delimited(0x0A, delimited(0x0A, kernel) + grid) + metadata
+
+    given = whole(name + ptx + ttir + last + fixed)
+    found = for_launch(given)
+    self.assertEqual(zlib.decompress(found), whole(name + ptx + last + fixed))
+
+  def test_without_ttir_it_is_as_it_was(self):
+    message = delimited(0x0A, delimited(0x0A, delimited(0x22, b"ptx")))
+    found = for_launch(message)
+    self.assertEqual(zlib.decompress(found), message)
+
+  @parameterized.parameters((88, b"8.8"), (92, b"9.2"))
+  def test_ptx_has_the_version_of_the_launch(self, number, version):
+    comment = b"// .version 9.4\n"
+    for code, expected in (
+      (b"//\n.version 9.4\n.target a\n", b"//\n.version %s\n" % version),
+      (comment + b".version 10.12\n", comment + b".version %s\n" % version),
+      (b"/tmp/kernel .version 9.4.hsaco", b"/tmp/kernel .version 9.4.hsaco"),
+    ):
+      message = delimited(0x0A, delimited(0x0A, delimited(0x22, code)))
+      found = for_launch(message, ptx_version=number)
+      self.assertIn(expected, zlib.decompress(found))
+
+  def test_names_are_no_ptx(self):
+    name = delimited(0x0A, b"\n.version 9.4\n")
+    message = delimited(0x0A, delimited(0x0A, name))
+    found = for_launch(message)
+    self.assertEqual(zlib.decompress(found), message)
 
 
 class ChosenTest(parameterized.TestCase):
@@ -89,36 +149,64 @@ class ChosenTest(parameterized.TestCase):
 
 @needs_jax_triton
 class ModuleTest(parameterized.TestCase):
-  def lowered(self, target):
-    with environment(target), jp.use_target(H200):
-      traced = jax.jit(lambda x: jp.quantize(x, "mxfp8")).trace(X)
+  def lowered(self, function, *args, target=H200, call=FFI):
+    """Returns the first launch of a module."""
+    with environment(call), jp.use_target(target):
+      # Not `function` itself, of which JAX keeps the other call.
+      traced = jax.jit(lambda *args: function(*args)).trace(*args)
       module = traced.lower(lowering_platforms=("cuda",)).compiler_ir()
-    (call,) = (
+    launch, *_ = (
       operation
       for each in module.body.operations
       for operation in each.regions[0].blocks[0].operations
-      if operation.name == "stablehlo.custom_call"
+      if "triton_kernel_call"
+      in str(operation.attributes.get("call_target_name", ""))
     )
-    attributes = call.attributes
-    fields = attributes["mhlo.backend_config"] if target == FFI else []
+    attributes = launch.attributes
+    fields = attributes["mhlo.backend_config"] if call == FFI else []
+    fields = {x.name: x.attr.value_bytes for x in fields}
+    payload = attributes["backend_config"].value_bytes
     return {
       "name": attributes["call_target_name"].value,
       "typed": "mhlo.backend_config" in attributes,
-      "bytes": attributes["backend_config"].value_bytes,
-      "fields": {x.name: x.attr.value_bytes for x in fields},
-      "types": [str(x.type) for x in (*call.operands, *call.results)],
+      "bytes": payload,
+      "fields": fields,
+      "types": [str(x.type) for x in (*launch.operands, *launch.results)],
+      "payload": zlib.decompress(fields.get("opaque", payload)),
     }
 
   @pytest.mark.full
   def test_both_calls_have_one_payload_and_nothing_of_each_other(self):
-    ffi, legacy = (self.lowered(target) for target in (FFI, LEGACY))
+    ffi, legacy = (self.lowered(quantize, X, call=c) for c in (FFI, LEGACY))
     self.assertEqual(
       (ffi["name"], ffi["typed"], ffi["bytes"]), (FFI.name, True, b"")
     )
     self.assertEqual((legacy["name"], legacy["typed"]), (LEGACY.name, False))
     self.assertEqual(ffi["fields"], {"opaque": legacy["bytes"]})
-    self.assertIn(b".entry quantize(", zlib.decompress(legacy["bytes"]))
     self.assertEqual(ffi["types"], legacy["types"])
+    self.assertIn(b".entry quantize(", ffi["payload"])
+    for absent in (b"#loc", b"tt.func", b".loc", b".file", b".py"):
+      self.assertNotIn(absent, ffi["payload"])
+
+  def test_a_module_is_assembled_by_a_ptxas_of_cuda_12_9(self):
+    for ptxas in (None, "13.2"):
+      target = jp.named_target("b200", cudnn="9.13", ptxas=ptxas)
+      payload = self.lowered(quantize, X, target=target)["payload"]
+      self.assertRegex(payload, rb"\n\.version 8\.8\n\.target sm_100a\n")
+
+  @parameterized.parameters(
+    (None, rb"8\.8"), ("13.1.999", rb"8\.8"), ("13.2", rb"9\.2")
+  )
+  @pytest.mark.full
+  def test_fp4_is_converted_where_ptxas_is_named_that_can(self, ptxas, version):
+    w = jax.ShapeDtypeStruct((256, 512), jnp.float32)
+    w = jax.eval_shape(lambda x: jp.quantize(x, "nvfp4"), w)
+    x = jax.ShapeDtypeStruct((1, 512), jnp.bfloat16)
+    target = jp.named_target("b200", cudnn="9.13", ptxas=ptxas)
+    payload = self.lowered(jp.block_scaled_dot, x, w, target=target)["payload"]
+    self.assertRegex(payload, rb"\n\.version %s\n\.target sm_100a\n" % version)
+    is_converted = b"cvt.rn.bf16x2.e2m1x2" in payload
+    self.assertEqual(is_converted, ptxas == "13.2")
 
   @parameterized.parameters(
     (FFI, "triton_kernel_call_ffi (CUDA graphs record it)"),
