@@ -420,28 +420,6 @@ class SemanticsTest(parameterized.TestCase):
     contract.assert_exact(function(lhs, rhs), exact, contract.F32)
     self.assertEqual(count(function, lhs, rhs)[OURS], 1)
 
-  def test_block_sizes_may_differ_between_the_sides(self):
-    rng = nn_cases.rng_of(7)
-    lhs = nn_cases.mx((2, 5, 64), 2).make(rng)
-    rhs = nn_cases.mx((2, 3, 64), 2, block=16).make(rng)
-    exact, _ = contract.dot(
-      nn_cases.dequantized(*lhs), nn_cases.dequantized(*rhs), NT_3D
-    )
-    contract.assert_exact(jp.accelerate(dot)(*lhs, *rhs), exact, contract.F32)
-
-  def test_what_is_no_format_is_served_by_xla(self):
-    rng = nn_cases.rng_of(8)
-    bf16 = contract.BF16
-    lhs = nn_cases.mx((2, 5, 64), 2, block=8, scale_dtype=bf16).make(rng)
-    rhs = nn_cases.mx((2, 3, 64), 2, block=8, scale_dtype=bf16).make(rng)
-    exact, _ = contract.dot(
-      nn_cases.dequantized(*lhs), nn_cases.dequantized(*rhs), NT_3D
-    )
-    function = jp.accelerate(matmul)
-    contract.assert_exact(function(*lhs, *rhs), exact, contract.F32)
-    (explained,) = jp.explain(function, *lhs, *rhs)
-    self.assertEqual(explained.decision.implementation, "xla")
-
   def test_jitted_function_called_before_is_accelerated_all_the_same(self):
     # JAX rounds f32 without a scale to bf16. jaxplugin does not.
     f = jax.jit(lambda *args: dot(*args))

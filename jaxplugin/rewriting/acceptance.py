@@ -204,7 +204,7 @@ class _Weights:
         path = leaf.path or name
         uses.append(self._enter_weight(path, leaf.array, beside))
       else:
-        uses.append(functools.partial(_itself, leaf.array))
+        uses.append(functools.partial(lambda x: x, leaf.array))
 
     def use() -> Any:
       copy = jax.tree.unflatten(structure, [use() for use in uses])
@@ -220,7 +220,8 @@ class _Weights:
     is_stored = isinstance(weight, quantized_weight.QuantizedWeight)
     array = weight.array if is_stored else weight
     own = weight.dtype if is_stored else beside
-    _require_weight(path, array)
+    scaled_array.require_numbers(WHO, path, array)
+    scaled_array.require_global_scale(f"{WHO}: {path}", array)
     value = self._acceptor.enter(
       views.Weight(path=path, array=acceptor_lib.without_derivative(array)),
       own if self._dtype is None else self._dtype,
@@ -265,10 +266,6 @@ class _Weights:
         ours.set_raw_value(self.quantized_again(theirs.get_raw_value()))
 
 
-def _itself(x: Any) -> Any:
-  return x
-
-
 def _variables(tree: Any) -> list[Any]:
   """Returns the variables of nnx in a tree. Without flax there are none."""
   nnx = sys.modules.get("flax.nnx")
@@ -286,8 +283,3 @@ def _common_dtype(arrays: Sequence[Any]) -> np.dtype:
     if isinstance(x, (jax.Array, np.ndarray)) and x.dtype in _FLOATS
   }
   return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
-
-
-def _require_weight(path: str, array: scaled_array.ScaledArray) -> None:
-  scaled_array.require_numbers(WHO, path, array)
-  scaled_array.require_global_scale(f"{WHO}: {path}", array)

@@ -207,7 +207,7 @@ class Dots(calls.Walker):
   def leave(
     self, operation: str, x: Any, fact: operands.Fact, reason: str
   ) -> None:
-    fact.leave(reason)
+    fact.note(False, reason)
 
   def trace_inside(
     self,

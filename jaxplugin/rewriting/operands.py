@@ -49,6 +49,11 @@ class _Entry:
   is_taken: bool = False
   reason: str = _NONE_CAME
 
+  def note(self, is_taken: bool, reason: str) -> None:
+    """Records whether a matmul uses the operand, and if not, why."""
+    self.is_taken |= is_taken
+    self.reason = reason
+
 
 @functools.partial(
   jax.tree_util.register_dataclass,
@@ -79,22 +84,17 @@ class Fact:
     """See `calls.Walker.layers`."""
     if all(x.shape[:1] == (length,) for x in self.copies):
       return self, (True,) * len(self.copies)
-    self.leave(
+    self.note(
+      False,
       "a scan iterates over it, and it was quantized as a whole, not with"
-      " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe), stack)"
+      " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe), stack)",
     )
     return Fact(origin=self.origin), ()
-
-  def leave(self, reason: str) -> None:
-    """Records why no matmul inside an operation uses the operand."""
-    if self.entry is not None:
-      self.entry.reason = reason
 
   def note(self, is_taken: bool, reason: str) -> None:
     """Records whether a matmul inside an operation uses the operand."""
     if self.entry is not None:
-      self.entry.is_taken |= is_taken
-      self.entry.reason = reason
+      self.entry.note(is_taken, reason)
 
 
 class Operands:
@@ -177,8 +177,7 @@ class Operands:
   def note(self, args: Sequence[Any], reason: str) -> None:
     """Records that a matmul uses its operands, or the reason why not."""
     for _, entry in self._among(args):
-      entry.is_taken |= not reason
-      entry.reason = reason
+      entry.note(not reason, reason)
 
   def facts(
     self, args: Sequence[Any], origins: Sequence[sources.Origin | None]

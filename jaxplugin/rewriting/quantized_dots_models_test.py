@@ -370,47 +370,35 @@ class SitesTest(parameterized.TestCase):
     self.assertEqual(site.is_taken, not site.reason)
     return site.reason
 
-  @parameterized.parameters(
-    ((64, 64), "^$"),
-    ((64, 48), "weight's other size, 48, is not a multiple of .* 32"),
-    ((40, 64), "weight's contracted size, 40, is not a multiple of .* 32"),
-    ((16, 64), "weight's contracted size, 16, "),
-  )
-  @pytest.mark.sample(1)
-  def test_sizes(self, shape, expected):
-    w, x = np.ones(shape, np.float32), np.ones((7, shape[0]), np.float32)
-    self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)
-
-  def test_largest_block_of_a_recipe_decides(self):
-    recipe = dataclasses.replace(jp.training.NVFP4_RECIPE, grad_format="mxfp8")
-    w, x = np.ones((48, 64), np.float32), np.ones((7, 48), np.float32)
-    reason = self.reason(lambda w, x: plain(x, w), w, x, recipe=recipe)
-    self.assertRegex(reason, "size, 48, is not a multiple of .* 32")
-
-  @parameterized.parameters(
-    (jnp.int8, jnp.int8, "lhs is int8, not float32"),
-    (jnp.complex64, jnp.complex64, "lhs is complex64"),
-    (jnp.float16, jnp.float16, "^$"),
-  )
-  @pytest.mark.sample(1)
-  def test_dtypes(self, lhs, rhs, expected):
-    w, x = jnp.ones((64, 64), rhs), jnp.ones((7, 64), lhs)
-    self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)
-
-  @parameterized.parameters(
-    ("lm_head", False),
-    ("decoder/logits_dense", False),
-    ("multi_head_attention", True),
-    ("heading", True),
-  )
-  @pytest.mark.sample(1)
-  def test_last_layers_by_their_names(self, name, is_taken):
-    def f(w, x):
-      with jax.named_scope(name):
-        return plain(x, w)
-
-    reason = self.reason(f, constructs.W[0], X)
-    self.assertEqual(reason == "", is_taken)
+  def test_sizes_dtypes_and_names(self):
+    mixed = dataclasses.replace(jp.training.NVFP4_RECIPE, grad_format="mxfp8")
+    single = jnp.float32
+    for shape, dtype, scope, recipe, expected in (
+      ((64, 64), single, "", MXFP8, "^$"),
+      (
+        (64, 48),
+        single,
+        "",
+        MXFP8,
+        "other size, 48, is not a multiple of .*32",
+      ),
+      ((40, 64), single, "", MXFP8, "contracted size, 40, is not a .* 32"),
+      ((16, 64), single, "", MXFP8, "weight's contracted size, 16, "),
+      # The largest block of a recipe decides.
+      ((48, 64), single, "", mixed, "size, 48, is not a multiple of .* 32"),
+      ((64, 64), jnp.int8, "", MXFP8, "lhs is int8, not float32"),
+      ((64, 64), jnp.complex64, "", MXFP8, "lhs is complex64"),
+      ((64, 64), jnp.float16, "", MXFP8, "^$"),
+      ((64, 64), single, "lm_head", MXFP8, "last layer: its name contains"),
+      ((64, 64), single, "decoder/logits_dense", MXFP8, "its name contains"),
+      ((64, 64), single, "multi_head_attention", MXFP8, "^$"),
+      ((64, 64), single, "heading", MXFP8, "^$"),
+    ):
+      f = lambda w, x: plain(x, w)
+      f = jax.named_call(f, name=scope) if scope else f
+      w, x = jnp.ones(shape, dtype), jnp.ones((7, shape[0]), dtype)
+      with self.subTest(shape=shape, dtype=dtype, scope=scope):
+        self.assertRegex(self.reason(f, w, x, recipe=recipe), expected)
 
   @parameterized.parameters("scan", "while")
   def test_a_carry_that_begins_as_a_parameter_is_none(self, loop):
