@@ -55,7 +55,7 @@ def _unpacked(text: str) -> Any:
   return pickle.loads(base64.b64decode(text))
 
 
-def compile(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def compile(argument: dict[str, Any], tell: Tell) -> int:
   """Compiles the Triton kernels of a candidate, without a GPU.
 
   Args:
@@ -63,21 +63,14 @@ def compile(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
     tell: unused.
 
   Returns:
-    The maximum over the kernels: "registers", "spill_bytes",
-    "shared_memory_bytes".
+    The most bytes of registers that a kernel spills.
   """
   del tell
   problem = _unpacked(argument["problem"])
   target = _unpacked(argument["target"])
   candidate = listing.candidate_of(argument["candidate"])
   found = triton_dots.compile_dot(problem, target, candidate.config)
-  return {
-    "registers": max(kernel.registers for kernel in found.kernels),
-    "spill_bytes": max(kernel.spill_bytes for kernel in found.kernels),
-    "shared_memory_bytes": max(
-      kernel.shared_memory_bytes for kernel in found.kernels
-    ),
-  }
+  return max(kernel.spill_bytes for kernel in found.kernels)
 
 
 def check(argument: dict[str, Any], tell: Tell) -> list[str]:
@@ -148,11 +141,10 @@ def _pinned(
   problem: operation.Problem, candidate: listing.TrialCandidate
 ) -> Callable[[Any], Any]:
   """Returns the problem's function, pinned to a candidate."""
-  function = registry.of(problem).function(problem)
 
   def call(arrays: Any) -> Any:
     with resolution.pinned(candidate.implementation, candidate.config):
-      return function(arrays)
+      return registry.of(problem).compute(problem, arrays)
 
   return call
 
@@ -241,7 +233,7 @@ class _Sets:
     first, _ = tuned.make(problem, _SEED, False)
     self._sets = [jax.block_until_ready(first)]
     self._flops = tuned.flops(problem)
-    results = jax.eval_shape(tuned.function(problem), first)
+    results = jax.eval_shape(lambda x: tuned.compute(problem, x), first)
     written = estimates.bytes_of(jax.tree.leaves(results)) or 0
     self._num_bytes = int(written) + sum(
       operand_sets.num_bytes(leaf) for leaf in jax.tree.leaves(first)

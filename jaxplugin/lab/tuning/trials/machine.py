@@ -10,9 +10,11 @@ are timed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Final
 
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.candidates import listing
@@ -22,6 +24,8 @@ from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.lab.tuning.trials import pool
 
 Progress = Callable[[str], None]
+
+_DOING: Final = {"compile": "compiling", "check": "checking"}
 
 
 class TrialError(Exception):
@@ -130,15 +134,7 @@ class LocalMachine:
     if not registry.of(problem).compiles:
       return Trials()
     triton = [c for c in candidates if c.implementation == "triton"]
-    return self._try(
-      "compile",
-      "compiling",
-      problem,
-      triton,
-      progress,
-      count=self._options.workers,
-      environment={"JAX_PLATFORMS": "cpu"},
-    )
+    return self._try("compile", problem, triton, progress)
 
   def check(
     self,
@@ -150,60 +146,44 @@ class LocalMachine:
 
     For a GPU, compiles without the GPU first.
     """
-    faults: dict[str, TrialFault] = {}
+    faults: Mapping[str, TrialFault] = {}
     if self._is_gpu:
-      faults |= self.compile(problem, candidates, progress).faults
+      faults = self.compile(problem, candidates, progress).faults
     left = [c for c in candidates if c.key not in faults]
-    found = self._try(
-      "check",
-      "checking",
-      problem,
-      left,
-      progress,
-      count=1 if self._is_gpu else self._options.workers,
-      environment={},
-    )
+    found = self._try("check", problem, left, progress)
     return dataclasses.replace(found, faults={**faults, **found.faults})
 
   def _try(
     self,
     function: str,
-    doing: str,
     problem: operation.Problem,
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
-    *,
-    count: int,
-    environment: Mapping[str, str],
   ) -> Trials:
     """Runs a job for each candidate, and again if the job raises an error."""
+    if function not in self._standing:
+      self._standing[function] = self._pool(function)
     faults: dict[str, TrialFault] = {}
 
     def run(trying: Sequence[listing.TrialCandidate]) -> list[pool.JobOutcome]:
-      done = 0
+      done = itertools.count(1)
 
       def on_done(i: int, outcome: pool.JobOutcome) -> None:
-        nonlocal done
-        done += 1
-        progress(f"{doing} {done}/{len(trying)}")
+        progress(f"{_DOING[function]} {next(done)}/{len(trying)}")
 
-      if function not in self._standing:
-        self._standing[function] = self._pool(count, environment)
-      return self._standing[function].run(
-        [
-          pool.Job(
-            function=f"{self._module}:{function}",
-            argument={
-              "problem": jobs.packed(problem),
-              "target": jobs.packed(self._target),
-              "candidate": candidate.to_json(),
-            },
-            seconds=self._options.seconds,
-          )
-          for candidate in trying
-        ],
-        on_done,
-      )
+      work = [
+        pool.Job(
+          function=f"{self._module}:{function}",
+          argument={
+            "problem": jobs.packed(problem),
+            "target": jobs.packed(self._target),
+            "candidate": candidate.to_json(),
+          },
+          seconds=self._options.seconds,
+        )
+        for candidate in trying
+      ]
+      return self._standing[function].run(work, on_done)
 
     keys = [candidate.key for candidate in candidates]
     found = dict(zip(keys, run(candidates), strict=True))
@@ -213,18 +193,16 @@ class LocalMachine:
       if outcome.kind == "done":
         reason = f"it failed in one of two trials: {first}"
         faults[candidate.key] = TrialFault(kind="unstable", reason=reason)
+    notes: dict[str, tuple[str, ...]] = {}
     for key, outcome in found.items():
       if outcome.kind != "done":
         fault = TrialFault(kind=outcome.kind, reason=outcome.reason)
         faults.setdefault(key, fault)
-      elif isinstance(outcome.value, dict) and outcome.value["spill_bytes"]:
-        spilled = f"{outcome.value['spill_bytes']} bytes of registers"
+      elif function == "check":
+        notes[key] = tuple(outcome.value)
+      elif outcome.value:
+        spilled = f"{outcome.value} bytes of registers"
         faults.setdefault(key, TrialFault(kind="spills", reason=spilled))
-    notes = {
-      key: tuple(outcome.value)
-      for key, outcome in found.items()
-      if outcome.kind == "done" and isinstance(outcome.value, list)
-    }
     return Trials(faults=faults, notes=notes)
 
   def time(
@@ -291,19 +269,21 @@ class LocalMachine:
       },
       seconds=options.timing_seconds + options.seconds,
     )
-    with self._pool(1, {}) as workers:
+    with self._pool("time_all") as workers:
       return workers.run([job])[0]
 
-  def _pool(self, count: int, environment: Mapping[str, str]) -> pool.Pool:
-    is_fenced = not self._is_gpu or "JAX_PLATFORMS" in environment
+  def _pool(self, function: str) -> pool.Pool:
+    is_on_gpu = self._is_gpu and function != "compile"
+    is_alone = is_on_gpu or function == "time_all"
     return pool.Pool(
-      count,
-      pool.Limits(memory_bytes=self._options.memory_bytes, is_fenced=is_fenced),
+      1 if is_alone else self._options.workers,
+      self._options.memory_bytes,
+      is_fenced=not is_on_gpu,
       modules=(self._module,),
       environment={
         # Processes that compile and time share the GPU's memory with this one.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         **self._environment,
-        **environment,
+        **({"JAX_PLATFORMS": "cpu"} if function == "compile" else {}),
       },
     )

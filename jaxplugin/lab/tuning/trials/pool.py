@@ -74,31 +74,17 @@ class JobOutcome:
   notes: tuple[Any, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-  """Limits on each job of a pool.
-
-  Attributes:
-    memory_bytes: maximum memory of a job. On Linux, this is the limit of the
-      growth of resident memory, and of address space if `is_fenced`.
-    is_fenced: whether address space is limited. GPU drivers reserve much
-      address space, so jobs on a GPU are not fenced.
-  """
-
-  memory_bytes: int
-  is_fenced: bool = True
-
-
 class _Process:
   """A child process and its current job."""
 
   def __init__(
     self,
-    limits: Limits,
+    memory_bytes: int,
+    is_fenced: bool,
     modules: Sequence[str],
     environment: Mapping[str, str],
   ):
-    self._limits = limits
+    self._memory_bytes, self._is_fenced = memory_bytes, is_fenced
     self._child = child_process.start(
       worker.__name__, (str(os.getpid()), *modules), environment
     )
@@ -129,9 +115,7 @@ class _Process:
     request = {
       "function": job.function,
       "argument": job.argument,
-      "memory_bytes": (
-        self._limits.memory_bytes if self._limits.is_fenced else 0
-      ),
+      "memory_bytes": self._memory_bytes if self._is_fenced else 0,
     }
     # `read` detects that the process has ended.
     with contextlib.suppress(BrokenPipeError):
@@ -171,10 +155,9 @@ class _Process:
       seconds = self._job.seconds if self._is_ready else _START_SECONDS
       return self._finished("hang", reason=f"no answer in {seconds:g} s")
     used = _resident(self._child.pid) - self._base
-    if self._is_ready and used > self._limits.memory_bytes:
+    if self._is_ready and used > self._memory_bytes:
       self.stop()
-      most = self._limits.memory_bytes / _GB
-      reason = f"takes more than {most:.3g} GB"
+      reason = f"takes more than {self._memory_bytes / _GB:.3g} GB"
       return self._finished("memory", reason=reason)
     return None
 
@@ -213,7 +196,10 @@ class Pool:
 
   Args:
     count: number of jobs that run concurrently.
-    limits: limits of each job.
+    memory_bytes: maximum memory of a job. On Linux, this is the limit of the
+      growth of resident memory, and of address space if `is_fenced`.
+    is_fenced: whether address space is limited. GPU drivers reserve much
+      address space, so jobs on a GPU are not fenced.
     modules: modules that a process imports before its first job. The job's
       deadline does not include the imports.
     environment: additional environment variables of the processes.
@@ -222,15 +208,14 @@ class Pool:
   def __init__(
     self,
     count: int,
-    limits: Limits,
+    memory_bytes: int,
     *,
+    is_fenced: bool = True,
     modules: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
   ):
     self._count = count
-    self._limits = limits
-    self._modules = tuple(modules)
-    self._environment = dict(environment or {})
+    self._arguments = memory_bytes, is_fenced, modules, dict(environment or {})
     self._processes: list[_Process] = []
 
   def __enter__(self) -> Pool:
@@ -279,7 +264,7 @@ class Pool:
       if not idle and len(self._processes) >= self._count:
         return
       if not idle:
-        idle = [_Process(self._limits, self._modules, self._environment)]
+        idle = [_Process(*self._arguments)]
         self._processes += idle
       idle[0].give(*waiting.pop())
 

@@ -50,11 +50,11 @@ def wait_until_gone(pids):
 
 @unittest.skipIf(sys.platform != "linux", "limits and signals are Linux's")
 class PoolTest(absltest.TestCase):
-  def make(self, count=2, **limits):
-    limits = {"memory_bytes": MEMORY_BYTES, **limits}
+  def make(self, count=2, **options):
     found = pool.Pool(
       count,
-      pool.Limits(**limits),
+      MEMORY_BYTES,
+      **options,
       modules=("faults",),
       environment={"PYTHONPATH": FOLDER},
     )
@@ -182,7 +182,7 @@ for suffix in ("", ".lab", ".lab.tuning", ".lab.tuning.trials", ".runtime"):
 from jaxplugin.lab.tuning.trials import pool
 workers = pool.Pool(
   1,
-  pool.Limits(memory_bytes=10**9),
+  10**9,
   environment={{"PYTHONPATH": {FOLDER!r}}},
 )
 workers.run(
