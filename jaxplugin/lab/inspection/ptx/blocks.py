@@ -297,3 +297,7 @@ class Block:
 
 def _name(operand: parsing.Operand) -> str:
   return operand.name if isinstance(operand, parsing.Register) else str(operand)
+
+
+# Executes an instruction.
+Handler = Callable[[Block, parsing.Instruction], None]

@@ -172,7 +172,7 @@ def _joined(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
   return value
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "cvt": _convert,
   "mov": _move,
 }

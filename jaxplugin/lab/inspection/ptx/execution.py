@@ -31,7 +31,7 @@ from jaxplugin.lab.inspection.ptx import wgmma
 MOST_INSTRUCTIONS: Final = 1_000_000  # per block
 
 # By the first parts of a name. The longest match is used.
-_HANDLERS: Final[dict[str, integers.Handler]] = {
+_HANDLERS: Final[dict[str, blocks.Handler]] = {
   **conversions.HANDLERS,
   **integers.HANDLERS,
   **mbarriers.HANDLERS,
@@ -47,7 +47,7 @@ _ALL_TAKE: Final = re.compile(
 )
 
 
-def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
+def handler_of(instruction: parsing.Instruction) -> blocks.Handler | None:
   """Returns the function that executes an instruction; None for a branch.
 
   Raises:

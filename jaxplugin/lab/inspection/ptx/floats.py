@@ -20,7 +20,6 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
@@ -172,7 +171,7 @@ def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
   _write(block, out, np.where(found, 0xFFFF, 0).astype(np.uint16))
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   **dict.fromkeys(_ARITHMETIC, _arithmetic),
   "neg": _sign,
   "abs": _sign,

@@ -18,8 +18,6 @@ from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import parsing
 
-Handler = Callable[[blocks.Block, parsing.Instruction], None]
-
 _COMPARISONS: Final[dict[str, Callable[..., np.ndarray]]] = {
   "eq": np.equal,
   "ne": np.not_equal,
@@ -59,7 +57,7 @@ def _numbers(
   return [block.read(x, register_bits).view(dtype) for x in operands]
 
 
-def _elementwise(function: Callable[..., np.ndarray]) -> Handler:
+def _elementwise(function: Callable[..., np.ndarray]) -> blocks.Handler:
   """Returns a handler that applies a function to integers."""
 
   def handler(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -263,7 +261,7 @@ def _select(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.rearrange(out, selected, [first, second], instruction.bits)
 
 
-HANDLERS: Final[dict[str, Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "add": _elementwise(np.add),
   "sub": _elementwise(np.subtract),
   "min": _elementwise(np.minimum),

@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 
 
@@ -125,7 +124,7 @@ def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, np.ones(block.threads, bool))
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "mbarrier.init.shared::cta.b64": _init,
   "mbarrier.inval.shared::cta.b64": _invalidate,
   "mbarrier.try_wait.parity.shared::cta.b64": _wait,

@@ -208,7 +208,7 @@ def _store_matrix(
     block.shared.store(rows, data, actors, "stmatrix")
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "ld": _load,
   "st": _store,
   "cp.async.ca": _copy_async,

@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
@@ -292,4 +291,4 @@ def _scale(
   return found.astype(np.uint8)
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {"mma": _multiply}
+HANDLERS: Final[dict[str, blocks.Handler]] = {"mma": _multiply}

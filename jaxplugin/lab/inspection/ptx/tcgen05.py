@@ -26,7 +26,6 @@ import numpy as np
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import descriptors
 from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import mbarriers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import products
@@ -407,7 +406,7 @@ def _commit(block: blocks.Block, instruction: parsing.Instruction) -> None:
     )
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32": _allocate,
   "tcgen05.dealloc.cta_group::1.sync.aligned.b32": _deallocate,
   "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned": _relinquish,

@@ -117,7 +117,7 @@ def _elect(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(is_leader, block.thread % blocks.WARP == 0)
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "bar": _barrier,
   "barrier": _barrier,
   "fence": _fence,

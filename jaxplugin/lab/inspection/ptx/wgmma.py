@@ -20,7 +20,6 @@ import numpy as np
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import descriptors
 from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import products
 
@@ -131,7 +130,7 @@ def _in_shared(
   return np.stack(values)
 
 
-HANDLERS: Final[dict[str, integers.Handler]] = {
+HANDLERS: Final[dict[str, blocks.Handler]] = {
   "wgmma.fence": _fence,
   "wgmma.commit_group": _commit,
   "wgmma.wait_group": _wait,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -104,10 +103,11 @@ def _add_global_scale(
   return np.float32(first)
 
 
-def function(
-  problem: problems.DotProblem, implementation: str | None = None
-) -> Callable[[dict[str, Any]], jax.Array]:
-  """Returns a function that computes the dot, for tracing."""
+def compute(
+  problem: problems.DotProblem,
+  arrays: dict[str, Any],
+  implementation: str | None = None,
+) -> jax.Array:
   sides = (problem.lhs, problem.rhs)
   lead = 0 if problem.batch == 1 else 1
   contracting = [
@@ -122,28 +122,25 @@ def function(
   def parts(operand: Any) -> tuple[Any, Any]:
     return operand if isinstance(operand, tuple) else (operand, None)
 
-  def call(arrays: dict[str, Any]) -> jax.Array:
-    lhs, lhs_scale = parts(arrays["lhs"])
-    rhs, rhs_scale = parts(arrays["rhs"])
-    return dot.block_scaled_dot(
-      lhs,
-      rhs,
-      lhs_scale,
-      rhs_scale,
-      dimension_numbers=numbers,
-      preferred_element_type=problem.out_dtype,
-      precision="highest"
-      if problem.highest_precision
-      else "fastest"
-      if problem.fastest_precision
-      else None,
-      block_size=block_size,
-      activation=problem.activation,
-      implementation=implementation,
-      **{name: arrays.get(name) for name in _EXTRAS},
-    )
-
-  return call
+  lhs, lhs_scale = parts(arrays["lhs"])
+  rhs, rhs_scale = parts(arrays["rhs"])
+  return dot.block_scaled_dot(
+    lhs,
+    rhs,
+    lhs_scale,
+    rhs_scale,
+    dimension_numbers=numbers,
+    preferred_element_type=problem.out_dtype,
+    precision="highest"
+    if problem.highest_precision
+    else "fastest"
+    if problem.fastest_precision
+    else None,
+    block_size=block_size,
+    activation=problem.activation,
+    implementation=implementation,
+    **{name: arrays.get(name) for name in _EXTRAS},
+  )
 
 
 def _flops(problem: problems.DotProblem) -> int:
@@ -217,7 +214,7 @@ DOT: Final = operation.TunedOperation(
   choose=backends.choose,
   refusal=_refusal,
   build=_build,
-  function=function,
+  compute=compute,
   flops=_flops,
   tail=_tail,
   poisoned=_poisoned,

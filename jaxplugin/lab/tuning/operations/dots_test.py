@@ -3,6 +3,7 @@
 """Exact operands of dots, and the check that finds wrong results."""
 
 import dataclasses
+import functools
 from typing import Final
 
 import jax
@@ -18,7 +19,6 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot import traced
 from jaxplugin.lab.tuning.operations import dots
-from jaxplugin.lab.tuning.operations import exactness
 from jaxplugin.lab.tuning.operations import operands
 
 PACKED: Final = formats.PACKED
@@ -85,9 +85,13 @@ PROBLEMS: Final = {
 
 
 def decided(given, arrays):
-  function = dots.function(given)
+  function = functools.partial(dots.compute, given)
   (eqn,) = traced.dots(jax.make_jaxpr(function)(arrays).jaxpr)
   return traced.decide(eqn, None).problem
+
+
+def computed(given, arrays, implementation=None):
+  return jax.jit(lambda x: dots.compute(given, x, implementation))(arrays)
 
 
 class ExactTest(parameterized.TestCase):
@@ -98,9 +102,8 @@ class ExactTest(parameterized.TestCase):
     arrays, expected = dots.DOT.make(given, 0)
     self.assertEqual(decided(given, arrays), given)
     for implementation in ("xla", None) if name in TWICE else (None,):
-      function = dots.function(given, implementation)
-      result = jax.jit(function)(arrays)
-      exactness.check(result, expected, given)
+      result = computed(given, arrays, implementation)
+      operands.check(result, expected, given)
 
   @parameterized.parameters("mxfp8", "one_sided", "rows")
   @pytest.mark.lab
@@ -111,8 +114,8 @@ class ExactTest(parameterized.TestCase):
     for given in filter(None, (tail, poisoned)):
       arrays, expected = dots.DOT.make(given, 1)
       self.assertEqual(decided(given, arrays), given)
-      result = jax.jit(dots.function(given))(arrays)
-      exactness.check(result, expected, given)
+      result = computed(given, arrays)
+      operands.check(result, expected, given)
     if name == "rows":  # A ScaledArray has no padded scale.
       self.assertIsNone(poisoned)
       return
@@ -163,8 +166,8 @@ class WrongTest(parameterized.TestCase):
     _, self.expected = dots.DOT.make(self.given, 0)
 
   def assert_wrong(self, result, message=""):
-    with self.assertRaisesRegex(exactness.InexactResultError, message):
-      exactness.check(jnp.asarray(result), self.expected, self.given)
+    with self.assertRaisesRegex(operands.InexactResultError, message):
+      operands.check(jnp.asarray(result), self.expected, self.given)
 
   def test_one_wrong_element_is_found(self):
     for by in (np.nan, np.inf, 0.25):
@@ -181,7 +184,7 @@ class WrongTest(parameterized.TestCase):
     self.given = dataclasses.replace(self.given, activation="silu")
     gelu = dataclasses.replace(self.given, activation="gelu")
     arrays, self.expected = dots.DOT.make(self.given, 0)
-    self.assert_wrong(jax.jit(dots.function(gelu))(arrays))
+    self.assert_wrong(computed(gelu, arrays))
 
 
 if __name__ == "__main__":

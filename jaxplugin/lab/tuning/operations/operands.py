@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands with exact results, in the layouts that problems describe.
+"""Operands with exact results, and the comparison with these results.
 
-Operands are small integers with scales of few bits. Their products and sums are
-exact in f32 in every order of addition, so all implementations must return the
-same bits, except for activations. The padding of scales is NaN.
+Operands have the layouts of a problem. They are small integers with scales of
+few bits. Their products and sums are exact in f32 in every order of addition,
+so all implementations must return the same bits, except for activations. The
+padding of scales is NaN.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from typing import Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +24,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import problems
+from jaxplugin.dot import reference
 from jaxplugin.tables import row_fields
 
 # Values are at most 3, and scales are at most 2. A product is at most 36 and a
@@ -31,6 +34,7 @@ _MAX_K: Final = 2**24 // (4 * (2 * _LARGEST) ** 2)
 _SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 2.0)
 _NARROW_SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 1.5, 2.0)  # E4M3, E5M2
 _POISON_WIDTHS: Final = (3, 2)  # rows and columns
+_ACTIVATION_ERROR: Final = 2.0**-16
 
 
 class OperandsError(Exception):
@@ -158,3 +162,67 @@ ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
   "gelu": _gelu,
   "silu": _silu,
 }
+
+
+class InexactResultError(Exception):
+  """A candidate's result is wrong. The message has the place."""
+
+  kind = "wrong"
+
+
+def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
+  """Raises InexactResultError unless a result has the expected numbers.
+
+  0 and -0 are equal. Results of gelu and silu may have an approximation error.
+
+  Args:
+    result: the result for exact operands.
+    expected: the expected result.
+    problem: the computed problem.
+  """
+  _check_type(result, expected, problem)
+  got: Any = np.asarray(result).astype(np.float32)
+  exact = expected.astype(np.float32)
+  limit = np.zeros_like(exact)
+  if getattr(problem, "activation", None) in ("gelu", "silu"):
+    rounding = reference.rounding_error(problem.out_dtype)
+    limit = (np.abs(exact) + 1) * np.float32(_ACTIVATION_ERROR + rounding)
+  # Comparisons with NaN are false, so NaN differs.
+  differs = ~((got == exact) | (np.abs(got - exact) <= limit))
+  if differs.any():
+    at = tuple(int(i) for i in np.argwhere(differs)[0])
+    raise InexactResultError(
+      f"{problem}: at {at} got {got[at]:.8g}, exact {exact[at]:.8g};"
+      f" {np.count_nonzero(differs)} of {differs.size} elements differ"
+    )
+
+
+def check_bits(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
+  """Raises InexactResultError unless each code equals the expected one.
+
+  Args:
+    result: an array of any dtype.
+    expected: the codes, of the same shape and dtype.
+    problem: the computed problem.
+  """
+  _check_type(result, expected, problem)
+  size = expected.dtype.itemsize
+  got, exact = (
+    np.ascontiguousarray(np.atleast_1d(x)).view(f"u{size}")
+    for x in (np.asarray(result), expected)
+  )
+  differs = got != exact
+  if differs.any():
+    at = tuple(int(i) for i in np.argwhere(differs)[0])
+    raise InexactResultError(
+      f"{problem}: at {at} got {expected.dtype.name} {got[at]:#x}, exact"
+      f" {exact[at]:#x}; {np.count_nonzero(differs)} of {differs.size} differ"
+    )
+
+
+def _check_type(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
+  if result.dtype != expected.dtype or result.shape != expected.shape:
+    raise InexactResultError(
+      f"{problem}: got {result.dtype.name}{list(result.shape)}, exact"
+      f" {expected.dtype.name}{list(expected.shape)}"
+    )

@@ -18,7 +18,6 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.lab.tuning.candidates import spaces
-from jaxplugin.lab.tuning.operations import exactness
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
@@ -46,12 +45,11 @@ class TunedOperation:
     refusal: why `build` cannot create operands; "" if it can.
     build: (problem, rng, is_exact) -> operands by name, and the expected result
       if `is_exact`.
-    function: returns the function to trace, whose argument is the operands by
-      name.
+    compute: (problem, operands by name) -> the result.
     flops: number of floating-point operations.
     tail: returns a small problem of the same kind. Tiles do not divide its
       sizes.
-    check: (result, expected, problem); raises `exactness.InexactResultError`.
+    check: (result, expected, problem); raises `operands.InexactResultError`.
     poisoned: returns the problem with NaN in the padding of scales; None if
       scales cannot be padded.
     spaces: functions that return a backend's configs, by backend. Other
@@ -63,10 +61,10 @@ class TunedOperation:
   choose: Callable[..., decisions.Decision]
   refusal: Callable[[Any], str]
   build: Callable[[Any, np.random.Generator, bool], tuple[dict[str, Any], Any]]
-  function: Callable[[Any], Callable[[dict[str, Any]], Any]]
+  compute: Callable[[Any, dict[str, Any]], Any]
   flops: Callable[[Any], int]
   tail: Callable[[Any], Any]
-  check: Callable[[Any, Any, Any], None] = exactness.check
+  check: Callable[[Any, Any, Any], None] = operands.check
   poisoned: Callable[[Any], Any] = lambda problem: None
   spaces: Mapping[
     str, Callable[[Any, targets.Target, spaces.SearchLimits], spaces.Space]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -22,7 +21,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.lab.tuning.operations import exactness
+from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import dequantize_primitive
@@ -183,28 +182,25 @@ def _build(
   return arrays, expected
 
 
-def _function(
-  problem: problems.QuantizationProblem,
-) -> Callable[[dict[str, Any]], list[jax.Array]]:
-  def call(arrays: dict[str, Any]) -> list[jax.Array]:
-    (quantized,) = quantize_primitive.quantize(
-      arrays["x"],
-      arrays.get("global_scale"),
-      blockings=problem.blockings,
-      format=problem.format,
-      scale_rounding=problem.scale_rounding,
-      packed=problem.packed,
-      for_products=problem.for_products,
-      scale_layout=problem.scale_layout,
-    )
-    return [x for x in quantized if x is not None]
-
-  return call
+def _compute(
+  problem: problems.QuantizationProblem, arrays: dict[str, Any]
+) -> list[jax.Array]:
+  (quantized,) = quantize_primitive.quantize(
+    arrays["x"],
+    arrays.get("global_scale"),
+    blockings=problem.blockings,
+    format=problem.format,
+    scale_rounding=problem.scale_rounding,
+    packed=problem.packed,
+    for_products=problem.for_products,
+    scale_layout=problem.scale_layout,
+  )
+  return [x for x in quantized if x is not None]
 
 
 def _check(result: list[jax.Array], expected: Any, problem: Any) -> None:
   for found, exact in zip(result, expected, strict=True):
-    exactness.check_bits(found, exact, problem)
+    operands.check_bits(found, exact, problem)
 
 
 QUANTIZE: Final = operation.TunedOperation(
@@ -214,7 +210,7 @@ QUANTIZE: Final = operation.TunedOperation(
   ),
   refusal=_refusal,
   build=_build,
-  function=_function,
+  compute=_compute,
   check=_check,
   flops=_flops,
   tail=_tail,
@@ -243,19 +239,6 @@ def _build_dequantize(
   return arrays, _transposed(exact, axis).astype(problem.out_dtype)
 
 
-def _dequantize_function(
-  problem: problems.DequantizationProblem,
-) -> Callable[[dict[str, Any]], jax.Array]:
-  return lambda arrays: dequantize_primitive.dequantize(
-    arrays["values"],
-    arrays["scale"],
-    arrays.get("global_scale"),
-    problem.format,
-    problem.axis,
-    problem.out_dtype,
-  )
-
-
 DEQUANTIZE: Final = operation.TunedOperation(
   operation=backends.DEQUANTIZE_OPERATION,
   choose=lambda problem, target, overlay: backends.decide_dequantize(
@@ -265,7 +248,14 @@ DEQUANTIZE: Final = operation.TunedOperation(
     backends.DEQUANTIZE_OPERATION, problem
   ),
   build=_build_dequantize,
-  function=_dequantize_function,
+  compute=lambda problem, arrays: dequantize_primitive.dequantize(
+    arrays["values"],
+    arrays["scale"],
+    arrays.get("global_scale"),
+    problem.format,
+    problem.axis,
+    problem.out_dtype,
+  ),
   flops=_flops,
   tail=_tail,
 )

@@ -9,7 +9,6 @@ of exact operands belong to no group.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -161,22 +160,19 @@ def _rolled(x: Any, groups: int) -> np.ndarray:
   return np.stack(stack).view(first.dtype)
 
 
-def _function(
-  problem: problems.RaggedDotProblem,
-) -> Callable[[dict[str, Any]], jax.Array]:
-  def call(arrays: dict[str, Any]) -> jax.Array:
-    given = arrays["lhs"], arrays["rhs"], arrays["sizes"]
-    if not problem.is_along_blocks:
-      return api.across_blocks(*given, preferred_element_type=problem.out_dtype)
-    return api.product(
-      *given,
-      bias=arrays.get("bias"),
-      activation=problem.activation,
-      preferred_element_type=problem.out_dtype,
-      precision="fastest" if problem.fastest_precision else None,
-    )
-
-  return call
+def _compute(
+  problem: problems.RaggedDotProblem, arrays: dict[str, Any]
+) -> jax.Array:
+  given = arrays["lhs"], arrays["rhs"], arrays["sizes"]
+  if not problem.is_along_blocks:
+    return api.across_blocks(*given, preferred_element_type=problem.out_dtype)
+  return api.product(
+    *given,
+    bias=arrays.get("bias"),
+    activation=problem.activation,
+    preferred_element_type=problem.out_dtype,
+    precision="fastest" if problem.fastest_precision else None,
+  )
 
 
 RAGGED: Final = operation.TunedOperation(
@@ -184,7 +180,7 @@ RAGGED: Final = operation.TunedOperation(
   choose=backends.choose,
   refusal=_refusal,
   build=_build,
-  function=_function,
+  compute=_compute,
   flops=_flops,
   tail=_tail,
 )
@@ -216,23 +212,17 @@ def _build_contraction(
   return arrays, expected.astype(problem.out_dtype)
 
 
-def _contraction_function(
-  problem: problems.ContractionProblem,
-) -> Callable[[dict[str, Any]], jax.Array]:
-  return lambda arrays: general.contract(
-    arrays["lhs"],
-    arrays["rhs"],
-    arrays["sizes"],
-    preferred_element_type=problem.out_dtype,
-  )
-
-
 CONTRACTION: Final = operation.TunedOperation(
   operation=backends.CONTRACTION,
   choose=backends.choose,
   refusal=_contraction_refusal,
   build=_build_contraction,
-  function=_contraction_function,
+  compute=lambda problem, arrays: general.contract(
+    arrays["lhs"],
+    arrays["rhs"],
+    arrays["sizes"],
+    preferred_element_type=problem.out_dtype,
+  ),
   flops=_flops,
   tail=_tail,
 )

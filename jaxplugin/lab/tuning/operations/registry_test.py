@@ -17,7 +17,6 @@ from jaxplugin.dot import problems as dot_problems
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import exactness
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
@@ -102,7 +101,7 @@ class CheckedTest(parameterized.TestCase):
     (problem,) = of_shapes(shapes, formats)
     operation = registry.of(problem)
     arrays, expected = operation.make(problem, 0, True)
-    result = operation.function(problem)(arrays)
+    result = operation.compute(problem, arrays)
     operation.check(result, expected, problem)
     leaves, tree = jax.tree.flatten(result)
     for i, leaf in enumerate(leaves):
@@ -110,7 +109,7 @@ class CheckedTest(parameterized.TestCase):
       # The lowest bit of one element: another code, or the next number.
       codes.reshape(-1)[-1:].view(f"u{codes.itemsize}")[:] ^= 1
       wrong = jax.tree.unflatten(tree, [*leaves[:i], codes, *leaves[i + 1 :]])
-      with self.assertRaises(exactness.InexactResultError):
+      with self.assertRaises(operands.InexactResultError):
         operation.check(wrong, expected, problem)
 
   @pytest.mark.lab
