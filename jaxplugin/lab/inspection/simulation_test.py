@@ -57,6 +57,28 @@ def cycles(*lines, core=HOPPER, num_warps=4, blocks=1):
   ).cycles
 
 
+LOAD = line("LDG.E.U8 R4, [R8.64]", result=2)
+USE = line(INTEGER, waits=(2,))
+LATENCY = simulation.LOAD_CYCLES + 1 + 1 + STALL_OF_BRANCH
+FLOATS = ["FMUL R3, R4, R5"] * 100 + [MMA]
+# Instructions, options of `cycles`, and the expected cycles within a tolerance.
+CYCLES = {
+  "stalls that ptxas wrote": (
+    [line(INTEGER, 4), line(INTEGER, 7), line(MMA, 10)], {},
+    4 + 7 + 10 + STALL_OF_BRANCH, 0,
+  ),
+  "integers, in every other cycle": (
+    [INTEGER] * 100 + [MMA], {"num_warps": 16}, 4 * 200, 12,
+  ),
+  "floats in two pipes": (FLOATS, {"num_warps": 16}, 4 * 102, 12),
+  "floats in Ampere's one pipe": (
+    FLOATS, {"num_warps": 16, "core": AMPERE}, 4 * 200, 12,
+  ),
+  "a load that is waited for": ([LOAD, USE, MMA], {}, LATENCY, 0),
+  "two blocks that wait at once": ([LOAD, USE, MMA], {"blocks": 2}, LATENCY, 3),
+}  # fmt: skip
+
+
 class SchedulingTest(absltest.TestCase):
   def test_control_word_is_read(self):
     text = line("LDG.E R4, [R8.64]", 9, result=2, operand=5, waits=(0, 3))
@@ -87,31 +109,25 @@ class SchedulingTest(absltest.TestCase):
       list(scheduling.read(first))
 
   def test_distance_of_a_load_is_to_the_wait_for_its_scoreboard(self):
-    load = line("LDG.E.U8 R4, [R8.64]", result=2)
     other = line(INTEGER, waits=(1,))
-    use = line(INTEGER, waits=(2,))
-    loop = loop_of(load, other, other, use, MMA)
-    self.assertEqual(scheduling.load_distances(loop), [2])
-
-  def test_distance_goes_on_into_the_next_turn(self):
-    load = line("LDG.E.U8 R4, [R8.64]", result=2)
-    use = line(INTEGER, waits=(2,))
-    loop = loop_of(use, INTEGER, load, MMA)
-    # MMA and the branch follow it.
-    self.assertEqual(scheduling.load_distances(loop), [2])
-    loop = loop_of(load, MMA)
-    self.assertEqual(scheduling.load_distances(loop), [len(loop)])
-
-  def test_copies_to_shared_memory_are_no_loads(self):
     copy = line("LDGSTS.E.BYPASS.128 [R3], [R8.64]", operand=2)
-    loop = loop_of(copy, line(INTEGER, waits=(2,)), MMA)
-    self.assertEqual(scheduling.load_distances(loop), [])
+    for loop, expected in (
+      ((LOAD, other, other, USE, MMA), [2]),
+      # In the next turn: MMA and the branch follow the load.
+      ((USE, INTEGER, LOAD, MMA), [2]),
+      # No instruction waits.
+      ((LOAD, MMA), [3]),
+      # A copy to shared memory is not a load.
+      ((copy, USE, MMA), []),
+    ):
+      self.assertEqual(scheduling.load_distances(loop_of(*loop)), expected)
 
 
 class SimulateTest(parameterized.TestCase):
-  def test_one_warp_takes_the_stalls_that_ptxas_wrote(self):
-    body = [line(INTEGER, 4), line(INTEGER, 7), line(MMA, 10)]
-    self.assertEqual(cycles(*body), 4 + 7 + 10 + STALL_OF_BRANCH)
+  @parameterized.parameters(*CYCLES)
+  def test_cycles_of(self, name):
+    body, options, expected, delta = CYCLES[name]
+    self.assertAlmostEqual(cycles(*body, **options), expected, delta=delta)
 
   @parameterized.parameters(1, 2)
   def test_one_instruction_a_cycle_is_issued(self, blocks):
@@ -123,31 +139,10 @@ class SimulateTest(parameterized.TestCase):
     self.assertAlmostEqual(simulated.cycles, 101 * warps, delta=8)
     self.assertAlmostEqual(simulated.instructions_per_cycle, 1, delta=0.02)
 
-  def test_integers_take_every_other_cycle(self):
-    body = [INTEGER] * 100 + [MMA]
-    self.assertAlmostEqual(cycles(*body, num_warps=16), 4 * 200, delta=12)
-
-  def test_float_pipes_are_two_but_on_ampere(self):
-    body = ["FMUL R3, R4, R5"] * 100 + [MMA]
-    self.assertAlmostEqual(cycles(*body, num_warps=16), 4 * 102, delta=12)
-    ampere = cycles(*body, num_warps=16, core=AMPERE)
-    self.assertAlmostEqual(ampere, 4 * 200, delta=12)
-
-  def test_load_that_is_waited_for_takes_its_latency(self):
-    load = line("LDG.E.U8 R4, [R8.64]", result=2)
-    use = line(INTEGER, waits=(2,))
-    expected = simulation.LOAD_CYCLES + 1 + 1 + STALL_OF_BRANCH
-    self.assertEqual(cycles(load, use, MMA), expected)
-    # Blocks wait at the same time.
-    two = cycles(load, use, MMA, blocks=2)
-    self.assertAlmostEqual(two, expected, delta=3)
-
   def test_work_between_load_and_use_hides_latency(self):
-    load = line("LDG.E.U8 R4, [R8.64]", result=2)
-    use = line(INTEGER, waits=(2,))
     work = [line(INTEGER, 10)] * 50
-    late = cycles(load, use, *work, MMA)
-    early = cycles(load, *work, use, MMA)
+    late = cycles(LOAD, USE, *work, MMA)
+    early = cycles(LOAD, *work, USE, MMA)
     self.assertAlmostEqual(late - early, 500, delta=1)
 
   def test_copies_in_flight_hide_latency(self):

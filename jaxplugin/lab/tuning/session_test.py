@@ -51,12 +51,12 @@ def candidate(**config):
 DEFAULT: Final = candidate(us=1000)
 
 
-def listed(*candidates):
+def listed(*candidates, default=DEFAULT):
   return listing.Listing(
     problem=PROBLEM,
     target=TARGET,
-    default=DEFAULT,
-    candidates=(DEFAULT, *candidates),
+    default=default,
+    candidates=(default, *candidates),
     pruned=(),
     refused=(),
   )
@@ -81,13 +81,27 @@ class Rows(list):
     return self._kernels
 
 
-def local_machine(**changes):
-  return machine.LocalMachine(
-    TARGET,
-    dataclasses.replace(OPTIONS, **changes),
-    "faults",
-    {"PYTHONPATH": FOLDER},
-  )
+class ScriptedMachine:
+  """Candidates take the times of a script, in microseconds; others take 1.
+
+  Attributes:
+    tried: the keys of the candidates of each check.
+  """
+
+  def __init__(self, times=None):
+    self._times = times or {}
+    self.tried = []
+
+  def check(self, problem, candidates, progress):
+    self.tried.append([c.key for c in candidates])
+    return machine.Trials()
+
+  def time(self, problem, candidates, progress):
+    samples = {
+      c.key: tuple(us / 1e3 for us in self._times.get(c.key, (1,)))
+      for c in candidates
+    }
+    return machine.Trials(samples=samples)
 
 
 def chosen_key(row):
@@ -102,23 +116,35 @@ class SessionTestCase(parameterized.TestCase):
       self.enter_context(tempfile.TemporaryDirectory())
     )
 
-  def make_rows(self, *rows, **changes):
-    return Rows(*rows, failures=self.folder / failures.NAME, **changes)
+  def tune(
+    self,
+    *candidates,
+    device,
+    default=DEFAULT,
+    problem=PROBLEM,
+    rows=(),
+    kernels="one",
+    is_retrying=True,
+  ):
+    self.rows = Rows(
+      *rows, failures=self.folder / failures.NAME, kernels=kernels
+    )
+    one = session.Session(
+      device,
+      self.rows,
+      lambda problem: listed(*candidates, default=default),
+      is_retrying=is_retrying,
+    )
+    return one.tune(workload.Item(problem=problem))
 
 
 @unittest.skipIf(sys.platform != "linux", "limits and signals are Linux's")
 class FaultsTest(SessionTestCase):
-  def tune(self, *candidates, device=None, is_retrying=True, **changes):
-    self.rows = self.make_rows(**changes)
-    if device is None:
-      device = self.enter_context(local_machine())
-    one = session.Session(
-      device,
-      self.rows,
-      lambda problem: listed(*candidates),
-      is_retrying=is_retrying,
+  def tune(self, *candidates, device=None, **options):
+    device = device or self.enter_context(
+      machine.LocalMachine(TARGET, OPTIONS, "faults", {"PYTHONPATH": FOLDER})
     )
-    return one.tune(workload.Item(problem=PROBLEM))
+    return super().tune(*candidates, device=device, **options)
 
   @pytest.mark.lab
   def test_faults_of_all_kinds_are_listed_and_the_best_other_is_chosen(self):
@@ -163,16 +189,8 @@ class FaultsTest(SessionTestCase):
     self.assertEqual(chosen_key(result.row), good.key)
 
   def test_a_row_whose_default_fails_fails(self):
-    fails = dataclasses.replace(
-      listed(candidate(us=500)),
-      default=candidate(do="wrong"),
-      candidates=(candidate(do="wrong"), candidate(us=500)),
-    )
-    rows = self.make_rows()
-    device = self.enter_context(local_machine())
-    one = session.Session(device, rows, lambda p: fails)
-    result = one.tune(workload.Item(problem=PROBLEM))
-    self.assertEqual((result.status, rows), ("failed", []))
+    result = self.tune(candidate(us=500), default=candidate(do="wrong"))
+    self.assertEqual((result.status, self.rows), ("failed", []))
     self.assertIn("the default cpu do=wrong failed: wrong:", result.reason)
 
   @pytest.mark.lab
@@ -182,34 +200,21 @@ class FaultsTest(SessionTestCase):
     self.tune(bad, good)
     (failure,) = failures.read(self.rows.failures)
     self.assertEqual((failure.candidate, failure.kind), (bad.key, "crash"))
-    tried = []
-
-    class Watching:
-      def check(self, problem, candidates, progress):
-        tried.append([c.key for c in candidates])
-        return machine.Trials()
-
-      def time(self, problem, candidates, progress):
-        return machine.Trials(samples={c.key: (1.0,) for c in candidates})
-
-    for kernels, is_retrying in (
-      ("one", False),
-      ("another", False),
-      ("one", True),
+    device = ScriptedMachine()
+    for options in (
+      dict(kernels="one", is_retrying=False),
+      dict(kernels="another", is_retrying=False),
+      dict(kernels="one", is_retrying=True),
     ):
-      self.tune(
-        *(bad, good),
-        device=Watching(),
-        kernels=kernels,
-        is_retrying=is_retrying,
-      )
+      self.tune(bad, good, device=device, **options)
     everything = [DEFAULT.key, bad.key, good.key]
-    self.assertEqual(tried, [[DEFAULT.key, good.key], everything, everything])
+    self.assertEqual(
+      device.tried, [[DEFAULT.key, good.key], everything, everything]
+    )
 
   def test_symbolic_problems_fail_with_a_reason(self):
-    item = workload.Item(problem=dataclasses.replace(PROBLEM, m=None))
-    one = session.Session(local_machine(), self.make_rows(), lambda p: listed())
-    result = one.tune(item)
+    symbolic = dataclasses.replace(PROBLEM, m=None)
+    result = self.tune(problem=symbolic, device=ScriptedMachine())
     self.assertEqual(result.status, "failed")
     self.assertIn("sizes are symbolic", result.reason)
 
@@ -228,32 +233,13 @@ class StoreTest(SessionTestCase):
     self.assertNotEqual(digests["h100"], digests["h200"])
 
 
-class ScriptedMachine:
-  """Candidates take the times of a script, in microseconds."""
-
-  def __init__(self, times):
-    self._times = times
-
-  def check(self, problem, candidates, progress):
-    return machine.Trials()
-
-  def time(self, problem, candidates, progress):
-    samples = {
-      c.key: tuple(us / 1e3 for us in self._times[c.key]) for c in candidates
-    }
-    return machine.Trials(samples=samples)
-
-
 class ChoiceTest(SessionTestCase):
   def row(self, times, order=None):
     candidates = [candidate(us=int(name)) for name in order or times]
     scripted = {f"cpu us={name}": taken for name, taken in times.items()}
-    one = session.Session(
-      ScriptedMachine({**scripted, DEFAULT.key: times["1000"]}),
-      self.make_rows(),
-      lambda problem: listed(*(c for c in candidates if c != DEFAULT)),
-    )
-    return one.tune(workload.Item(problem=PROBLEM)).row
+    return self.tune(
+      *(c for c in candidates if c != DEFAULT), device=ScriptedMachine(scripted)
+    ).row
 
   def test_the_default_wins_a_tie_within_the_interval(self):
     # The other's median is less, and the quartiles overlap.
@@ -286,16 +272,10 @@ class ChoiceTest(SessionTestCase):
     self.assertEqual(row.default, 15)
 
   def test_a_row_that_is_there_is_kept(self):
-    class Forbidden:
-      def check(self, *unused):
-        raise AssertionError("it is tried again")
-
-    row = self.row({"1000": [1000]})
-    rows = self.make_rows(row)
-    one = session.Session(Forbidden(), rows, lambda p: listed())
-    result = one.tune(workload.Item(problem=PROBLEM))
+    row, device = self.row({"1000": [1000]}), ScriptedMachine()
+    result = self.tune(rows=[row], device=device)
     self.assertEqual((result.status, result.row), ("kept", row))
-    self.assertEqual(rows, [row])
+    self.assertEqual((self.rows, device.tried), ([row], []))
 
   def test_pruned_by_denial_is_listed_and_never_the_default(self):
     bad = candidate(us=3)

@@ -121,12 +121,9 @@ class Block:
   def read(self, operand: parsing.Operand, bits: int) -> np.ndarray:
     """Returns an operand's value in each thread, as an unsigned integer."""
     if isinstance(operand, parsing.Register):
-      value = self._values.get(operand.name)
-      if value is None:
-        self._doubtful = np.ones(self.threads, bool)
-        value = self._constant(_POISON, operand.bits)
-      elif operand.name in self._undefined:
-        doubtful = self._undefined[operand.name] != 0
+      value, undefined = self._state(operand)
+      if undefined is not None:
+        doubtful = undefined != 0
         if self._doubtful is not None:
           doubtful = doubtful | self._doubtful
         self._doubtful = doubtful
@@ -163,15 +160,21 @@ class Block:
 
   def undefined_bits(self, operand: parsing.Operand, bits: int) -> np.ndarray:
     """Returns the undefined bits of an operand in each thread."""
-    found = None
     if isinstance(operand, parsing.Register):
-      if operand.name not in self._values:
-        found = self._constant(all_bits(operand.bits), operand.bits)
-      else:
-        found = self._undefined.get(operand.name)
-    if found is None:
-      return np.zeros(self.threads, DTYPES[bits])
-    return found.astype(DTYPES[bits])
+      _, found = self._state(operand)
+      if found is not None:
+        return found.astype(DTYPES[bits])
+    return np.zeros(self.threads, DTYPES[bits])
+
+  def _state(
+    self, register: parsing.Register
+  ) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns a register's value and undefined bits; None if there are none."""
+    name, bits = register.name, register.bits
+    if name not in self._values:
+      ones = self._constant(all_bits(bits), bits)
+      return self._constant(_POISON, bits), ones
+    return self._values[name], self._undefined.get(name)
 
   @property
   def is_doubtful(self) -> bool:
@@ -217,15 +220,15 @@ class Block:
       else:
         doubt = undefined.astype(dtype)
     if not self.all_active:
-      old = self._values.get(name)
-      if old is None:
-        old = self._constant(_POISON, operand.bits)
-        old_doubt = self._constant(all_bits(operand.bits), operand.bits)
-      else:
-        old_doubt = self._undefined.get(name, np.zeros(self.threads, dtype))
+      old, old_doubt = self._state(operand)
       value = np.where(self.active, value, old)
-      new_doubt = np.zeros(self.threads, dtype) if doubt is None else doubt
-      doubt = np.where(self.active, new_doubt, old_doubt)
+      if doubt is not None or old_doubt is not None:
+        none = np.zeros(self.threads, dtype)
+        doubt = np.where(
+          self.active,
+          none if doubt is None else doubt,
+          none if old_doubt is None else old_doubt,
+        )
     self._values[name] = value
     if doubt is not None and doubt.any():
       self._undefined[name] = doubt

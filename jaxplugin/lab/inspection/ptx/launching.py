@@ -80,9 +80,8 @@ def launch(
     if id(array) not in addresses:
       addresses[id(array)] = memory.add(f"argument {number}", array)
   given = [addresses[id(array)] for array in arguments]
-  nulls = [0] * (len(kernel.parameters) - len(given))
-  names = [name for name, _ in kernel.parameters]
-  parameters = dict(zip(names, given + nulls, strict=True))
+  parameters = dict.fromkeys(kernel.parameters, 0)
+  parameters.update(zip(kernel.parameters, given, strict=False))
   program = execution.Program(kernel)
   counts: collections.Counter[str] = collections.Counter()
   for number in range(grid) if some_blocks is None else some_blocks:
@@ -144,5 +143,5 @@ def run(
     some_blocks=some_blocks,
     most_instructions=most_instructions,
   )
-  names = [output.name for output in planned.outputs]
+  names = (output.name for output in planned.outputs)
   return dict(zip(names, done.arrays[len(inputs) :], strict=True)), done.counts

@@ -27,7 +27,7 @@ _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY: Final = re.compile(
   r"\.entry\s+([\w$]+)\s*\((.*?)\)([^{]*)\{", re.DOTALL
 )
-_PARAMETER: Final = re.compile(r"\.param\s+\.(\w+)\b[^,]*?([\w$]+)\s*(?:,|$)")
+_PARAMETER: Final = re.compile(r"\.param\s+\.\w+\b[^,]*?([\w$]+)\s*(?:,|$)")
 _SHARED: Final = re.compile(
   r"\.extern\s+\.shared\b[^;]*?([\w$]+)\s*\[\s*\]\s*;"
 )
@@ -146,7 +146,7 @@ class Kernel:
 
   Attributes:
     name: the name of the entry.
-    parameters: (name, type) of each parameter, in order. Types are "u64", ...
+    parameters: the names of the parameters, in order.
     threads: number of threads of a block.
     instructions: the instructions, in order.
     labels: the index of the instruction after each label.
@@ -154,7 +154,7 @@ class Kernel:
   """
 
   name: str
-  parameters: tuple[tuple[str, str], ...]
+  parameters: tuple[str, ...]
   threads: int
   instructions: tuple[Instruction, ...]
   labels: dict[str, int]
@@ -184,9 +184,7 @@ def parse(ptx: str) -> Kernel:
   reader.read(text, entry.end())
   return Kernel(
     name=entry[1],
-    parameters=tuple(
-      (name, type) for type, name in _PARAMETER.findall(entry[2])
-    ),
+    parameters=tuple(_PARAMETER.findall(entry[2])),
     threads=int(threads[1]),
     instructions=tuple(reader.instructions),
     labels=reader.labels,

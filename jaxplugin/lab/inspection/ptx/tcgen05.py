@@ -31,18 +31,16 @@ from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import products
 from jaxplugin.lab.inspection.ptx import tensor_memory
 
-_WORD_BITS: Final = 32
-_PARTS: Final = (
-  4  # parts of the lanes; each part has a copy of the scale factors
-)
-_PART: Final = 32  # lanes
+# Parts of the lanes, each with a copy of the scale factors, and their size.
+_PARTS: Final = 4
+_PART: Final = 32
 # In an 8-bit kind, 16 elements of 4 bits occupy 16 bytes of shared memory. Only
 # the first 8 bytes are used (9.7.16.10.4.4).
 _PADDED: Final = 16
 _PADDED_HALF: Final = 8
 
 
-def split(address: int) -> tuple[int, int]:
+def _split(address: int) -> tuple[int, int]:
   """Returns the lane and column of a tensor memory address (9.7.16.1.1)."""
   return address >> 16, address & 0xFFFF
 
@@ -79,7 +77,7 @@ class _Issue:
     block = self._block
     sums, lhs, rhs, descriptor, *scales, keeps = self._instruction.operands
     what = descriptors.product(self._value(descriptor, 32), kind, scaling)
-    lane, column = split(self._address(sums))
+    lane, column = _split(self._address(sums))
     lanes = _lanes(what.m, lane)
     packs = kind in ("mxf4", "mxf4nvf4")
     if isinstance(lhs, parsing.Address):
@@ -125,7 +123,7 @@ class _Issue:
 
   def _read(self, region: tensor_memory.Region) -> np.ndarray:
     self._reads.append(region)
-    return self._block.tensor.read_by_product(self._warp, region)
+    return self._block.tensor.read(self._warp, region, "tcgen05.mma")
 
   def _in_tensor_memory(
     self,
@@ -137,7 +135,7 @@ class _Issue:
     """Returns the left operand, f64[m, k]. Each lane has a row."""
     if not what.lhs_k_is_minor:
       raise faults.NotModelled("A in tensor memory, transposed")
-    lane, column = split(self._address(place))
+    lane, column = _split(self._address(place))
     if lane != sums_lane:
       raise faults.NotModelled(f"A from lane {lane}, and D from {sums_lane}")
     bits = products.element_bits(what.lhs)
@@ -147,7 +145,7 @@ class _Issue:
       tensor_memory.Region(
         lanes=_lanes(what.m, lane),
         column=column,
-        columns=what.k * bits // _WORD_BITS,
+        columns=what.k * bits // 32,
       )
     )
     return products.unpacked(words, what.lhs).reshape(what.m, what.k)
@@ -194,7 +192,7 @@ class _Issue:
     (9.7.16.10.7.2, 9.7.16.10.7.3).
     """
     assert what.scale_type is not None
-    lane, column = split(self._address(place))
+    lane, column = _split(self._address(place))
     if lane:
       raise faults.NotModelled(f"scale factors from lane {lane}")
     found = np.empty((rows, what.scales), np.uint8)
@@ -260,34 +258,27 @@ def _of_warps(
 
 
 def _one_warp(
-  block: blocks.Block,
-  instruction: parsing.Instruction,
-  operand: parsing.Operand,
-) -> tuple[int, int]:
-  found = _of_warps(block, instruction, operand)
-  if len(found) > 1:
-    raise faults.TensorMemory(f"{instruction.name} by {len(found)} warps")
-  return found[0]
+  block: blocks.Block, instruction: parsing.Instruction
+) -> tuple[int, int, int]:
+  """Returns the only warp that executes alloc or dealloc, and its operands."""
+  place, count = instruction.operands
+  (warp, address), *others = _of_warps(block, instruction, place)
+  (_, columns), *_ = _of_warps(block, instruction, count)
+  if others:
+    raise faults.TensorMemory(f"{instruction.name} by {len(others) + 1} warps")
+  return warp, address, columns
 
 
 def _allocate(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  place, count = instruction.operands
-  warp, address = _one_warp(block, instruction, place)
-  _, columns = _one_warp(block, instruction, count)
-  first = block.tensor.allocate(columns)
-  block.shared.store(
-    np.array([address]),
-    np.array([[first]], np.uint32).view(np.uint8),
-    block.shared.whole_warps(np.array([warp])),
-    "",
-  )
+  warp, address, columns = _one_warp(block, instruction)
+  first = np.array([[block.tensor.allocate(columns)]], np.uint32)
+  actors = block.shared.whole_warps(np.array([warp]))
+  block.shared.store(np.array([address]), first.view(np.uint8), actors, "")
 
 
 def _deallocate(block: blocks.Block, instruction: parsing.Instruction) -> None:
-  place, count = instruction.operands
-  warp, address = _one_warp(block, instruction, place)
-  _, columns = _one_warp(block, instruction, count)
-  lane, first = split(address)
+  warp, address, columns = _one_warp(block, instruction)
+  lane, first = _split(address)
   if lane:
     raise faults.TensorMemory(f"tcgen05.dealloc of lane {lane}")
   block.tensor.deallocate(warp, first, columns)
@@ -334,7 +325,7 @@ def _regions(
   With shape 16x32bx2, lanes 0 to 15 of the warp access 16 lanes of tensor
   memory. Lanes 16 to 31 access other columns of the same 16 lanes.
   """
-  lane, column = split(address)
+  lane, column = _split(address)
   quarter = tensor_memory.QUARTER * (warp % 4)
   if lane != quarter and (offset is None or lane != quarter + _HALF):
     raise faults.TensorMemory(

@@ -156,7 +156,7 @@ class TensorMemoryState:
 
   def load(self, warp: int, region: Region) -> np.ndarray:
     """Begins a tcgen05.ld; returns uint32[lanes, columns]."""
-    found = self._read(warp, region, "tcgen05.ld")
+    found = self.read(warp, region, "tcgen05.ld")
     self._loading[region.cells] |= np.uint32(1 << warp)
     return found
 
@@ -178,9 +178,13 @@ class TensorMemoryState:
     self._readers[ended] |= bit
     self._read_time[ended] = self._shared.now
 
-  def read_by_product(self, warp: int, region: Region) -> np.ndarray:
-    """Returns an operand or scale factors, uint32[lanes, columns]."""
-    return self._read(warp, region, "tcgen05.mma")
+  def read(self, warp: int, region: Region, who: str) -> np.ndarray:
+    """Returns uint32[lanes, columns] that the instruction `who` may read."""
+    self._check_owned(region)
+    self._check_products(region, writes=False)
+    self._check_written(warp, region, who)
+    found: np.ndarray = self._words[region.cells]
+    return found
 
   def sums(
     self, warp: int, product: ProductInFlight, keeps: bool
@@ -232,13 +236,6 @@ class TensorMemoryState:
         self._products.remove(product)
         for places in product.shared:
           self._shared.end_async_read(places, by_all=True)
-
-  def _read(self, warp: int, region: Region, who: str) -> np.ndarray:
-    self._check_owned(region)
-    self._check_products(region, writes=False)
-    self._check_written(warp, region, who)
-    found: np.ndarray = self._words[region.cells]
-    return found
 
   def _check_owned(self, region: Region) -> None:
     last = region.column + region.columns
