@@ -7,8 +7,8 @@ After a crash, a hang or exhausted memory, the next job runs in a new process.
 After any other error, the process continues with other jobs. Processes are
 spawned, not forked.
 
-On Linux, a process ends with the *thread* that started the process. Use a pool
-in only one thread.
+A thread of the pool runs one process at a time. On Linux, the process ends with
+the thread that started it, and so with this process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import contextlib
 import dataclasses
 import json
 import os
-import selectors
+import select
 import signal
+import threading
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any
 from typing import Final
 from typing import Literal
@@ -74,8 +75,16 @@ class JobOutcome:
   notes: tuple[Any, ...] = ()
 
 
+class _JobError(Exception):
+  """Ends a job. The message has the reason."""
+
+  def __init__(self, kind: Kind, reason: str):
+    super().__init__(reason)
+    self.kind: Kind = kind
+
+
 class _Process:
-  """A child process and its current job."""
+  """A child process that runs one job after the other."""
 
   def __init__(
     self,
@@ -88,94 +97,84 @@ class _Process:
     self._child = child_process.start(
       worker.__name__, (str(os.getpid()), *modules), environment
     )
-    assert self._child.stdout is not None
-    self.descriptor = self._child.stdout.fileno()
-    self.index: int | None = None
-    self._job: Job | None = None
     self._left = b""
-    self._notes: list[Any] = []
     self._is_ready = False
-    self._deadline = time.monotonic() + _START_SECONDS
-    self._base = 0
 
-  @property
-  def is_idle(self) -> bool:
-    return self.index is None
+  def run(self, job: Job) -> JobOutcome:
+    notes: list[Any] = []
+    try:
+      if not self._is_ready:
+        self._receive(time.monotonic(), _START_SECONDS, None)
+        self._is_ready = True
+      start, resident = time.monotonic(), _resident(self._child.pid)
+      self._send(job)
+      while True:
+        message = self._receive(start, job.seconds, resident)
+        if "value" in message:
+          return JobOutcome(
+            kind="done", value=message["value"], notes=tuple(notes)
+          )
+        if "failed" in message:
+          raise _JobError(message["failed"], message["reason"])
+        notes.append(message["note"])
+    except _JobError as error:
+      if error.kind in ("crash", "hang", "memory"):
+        self.stop()  # the process may not release its memory
+      return JobOutcome(kind=error.kind, reason=str(error), notes=tuple(notes))
 
-  def give(self, index: int, job: Job) -> None:
-    self.index, self._job, self._notes = index, job, []
-    if self._is_ready:
-      self._send()
-
-  def _send(self) -> None:
-    job = self._job
-    assert job is not None
-    self._deadline = time.monotonic() + job.seconds
-    self._base = _resident(self._child.pid)
+  def _send(self, job: Job) -> None:
     request = {
       "function": job.function,
       "argument": job.argument,
       "memory_bytes": self._memory_bytes if self._is_fenced else 0,
     }
-    # `read` detects that the process has ended.
+    # `_receive` detects that the process has ended.
     with contextlib.suppress(BrokenPipeError):
       assert self._child.stdin is not None
       self._child.stdin.write(json.dumps(request).encode() + b"\n")
       self._child.stdin.flush()
 
-  def read(self) -> JobOutcome | None:
-    """Reads messages. Returns the outcome if the job has ended, else None."""
-    data = os.read(self.descriptor, _READ_BYTES)
-    if not data:
-      return self._ended()
-    *lines, self._left = (self._left + data).split(b"\n")
-    for line in lines:
-      message = json.loads(line)
-      if "ready" in message:
-        self._is_ready = True
-        if self._job is not None:
-          self._send()
-      elif "note" in message:
-        self._notes.append(message["note"])
-      elif "failed" in message:
-        if message["failed"] == "memory":
-          self.stop()  # the process may not release its memory
-        return self._finished(message["failed"], reason=message["reason"])
-      else:
-        return self._finished("done", value=message["value"])
-    return None
+  def _receive(
+    self, start: float, seconds: float, resident: int | None
+  ) -> dict[str, Any]:
+    """Returns the next message.
 
-  def look(self) -> JobOutcome | None:
-    """Returns an outcome if the job exceeds a limit, else None."""
-    if self.is_idle:
-      return None
-    assert self._job is not None
-    if time.monotonic() > self._deadline:
-      self.stop()
-      seconds = self._job.seconds if self._is_ready else _START_SECONDS
-      return self._finished("hang", reason=f"no answer in {seconds:g} s")
-    used = _resident(self._child.pid) - self._base
-    if self._is_ready and used > self._memory_bytes:
-      self.stop()
-      reason = f"takes more than {self._memory_bytes / _GB:.3g} GB"
-      return self._finished("memory", reason=reason)
-    return None
+    Raises:
+      _JobError: If the process has ended, exceeds the time limit or, unless
+        `resident` is None, has grown by more than the memory limit.
+    """
+    assert self._child.stdout is not None
+    while True:
+      # Checks the limits even if notes arrive all the time.
+      if time.monotonic() > start + seconds:
+        raise _JobError("hang", f"no answer in {seconds:g} s")
+      if resident is not None:
+        used = _resident(self._child.pid) - resident
+        if used > self._memory_bytes:
+          most = self._memory_bytes / _GB
+          raise _JobError("memory", f"takes more than {most:.3g} GB")
+      line, newline, rest = self._left.partition(b"\n")
+      if newline:
+        self._left = rest
+        message: dict[str, Any] = json.loads(line)
+        return message
+      if select.select([self._child.stdout], [], [], _LOOK_SECONDS)[0]:
+        data = os.read(self._child.stdout.fileno(), _READ_BYTES)
+        if not data:
+          raise _JobError("crash", self._ended())
+        self._left += data
 
-  def _ended(self) -> JobOutcome:
+  def _ended(self) -> str:
+    """Returns how the process has ended."""
     self.stop()
     status = self._child.returncode
-    reason = f"the process ended with status {status}"
     if status < 0:
-      reason = f"the process was ended by {signal.Signals(-status).name}"
-    return self._finished("crash", reason=reason)
-
-  def _finished(self, kind: Kind, **fields: Any) -> JobOutcome:
-    self.index = self._job = None
-    return JobOutcome(kind=kind, notes=tuple(self._notes), **fields)
+      return f"the process was ended by {signal.Signals(-status).name}"
+    return f"the process ended with status {status}"
 
   @property
   def has_ended(self) -> bool:
-    return self._child.returncode is not None
+    return self._child.poll() is not None
 
   def stop(self) -> None:
     child_process.stop(self._child)
@@ -214,9 +213,11 @@ class Pool:
     modules: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
   ):
-    self._count = count
     self._arguments = memory_bytes, is_fenced, modules, dict(environment or {})
+    self._threads = futures.ThreadPoolExecutor(count)
+    self._of_thread = threading.local()  # the attribute `process`
     self._processes: list[_Process] = []
+    self._is_stopped = False
 
   def __enter__(self) -> Pool:
     return self
@@ -226,9 +227,10 @@ class Pool:
 
   def stop(self) -> None:
     """Ends all processes."""
+    self._is_stopped = True
+    self._threads.shutdown(wait=False, cancel_futures=True)
     for process in self._processes:
       process.stop()
-    self._processes = []
 
   def run(
     self,
@@ -244,40 +246,20 @@ class Pool:
     Raises:
       KeyboardInterrupt: If the user interrupts. All processes have then ended.
     """
-    found: dict[int, JobOutcome] = {}
-    waiting = list(enumerate(jobs))[::-1]
     try:
-      while len(found) < len(jobs):
-        self._fill(waiting)
-        for index, outcome in self._wait():
-          found[index] = outcome
-          on_done(index, outcome)
+      running = [self._threads.submit(self._run, job) for job in jobs]
+      for done in futures.as_completed(running):
+        on_done(running.index(done), done.result())
     except BaseException:
       self.stop()
       raise
-    return [found[i] for i in range(len(jobs))]
+    return [done.result() for done in running]
 
-  def _fill(self, waiting: list[tuple[int, Job]]) -> None:
-    self._processes = [p for p in self._processes if not p.has_ended]
-    while waiting:
-      idle = [p for p in self._processes if p.is_idle]
-      if not idle and len(self._processes) >= self._count:
-        return
-      if not idle:
-        idle = [_Process(*self._arguments)]
-        self._processes += idle
-      idle[0].give(*waiting.pop())
-
-  def _wait(self) -> Iterator[tuple[int, JobOutcome]]:
-    with selectors.DefaultSelector() as selector:
-      for process in self._processes:
-        selector.register(process.descriptor, selectors.EVENT_READ, process)
-      ready = [key.data for key, _ in selector.select(_LOOK_SECONDS)]
-    for process in self._processes:
-      index = process.index
-      outcome = process.read() if process in ready else None
-      if outcome is None:
-        outcome = process.look()  # even if notes arrive all the time
-      # A process that ends without a job is replaced when it is needed.
-      if outcome is not None and index is not None:
-        yield index, outcome
+  def _run(self, job: Job) -> JobOutcome:
+    process: _Process | None = getattr(self._of_thread, "process", None)
+    if process is None or process.has_ended:
+      process = self._of_thread.process = _Process(*self._arguments)
+      self._processes.append(process)
+      if self._is_stopped:  # while the process started
+        process.stop()
+    return process.run(job)

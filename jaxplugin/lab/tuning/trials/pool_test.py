@@ -138,6 +138,14 @@ class PoolTest(absltest.TestCase):
     (third,) = workers.run([job("process")])
     self.assertNotEqual(third.value, first.value)
 
+  def test_a_process_that_ends_between_jobs_is_replaced(self):
+    workers = self.make(count=1)
+    (first,) = workers.run([job("process")])
+    os.kill(first.value, signal.SIGKILL)
+    self.assertTrue(wait_until_gone([first.value]))
+    (second,) = workers.run([job("give", 1)])
+    self.assertEqual((second.kind, second.value), ("done", 1))
+
   def test_jobs_run_at_once(self):
     jobs = [job("process") for _ in range(2)]
     pids = {outcome.value for outcome in self.make(count=2).run(jobs)}
