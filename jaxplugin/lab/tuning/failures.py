@@ -12,7 +12,6 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable
-from typing import Any
 from typing import Final
 
 from jaxplugin.core import strict_json
@@ -20,7 +19,6 @@ from jaxplugin.tables import writing
 
 NAME: Final = "denied.jsonl"  # in the folder of the table
 _MAX_BYTES: Final = 4 << 20
-_FIELDS: Final = ("candidate", "kernels", "kind", "problem", "reason")
 _MAX_REASON: Final = 500
 
 
@@ -68,14 +66,11 @@ def read(path: pathlib.Path) -> tuple[Failure, ...]:
 
 def _parse(line: str) -> Failure | None:
   try:
-    value: Any = strict_json.loads(line)
-  except ValueError:
+    failure = Failure(**strict_json.loads(line))
+  except (ValueError, TypeError):  # TypeError: no object, or other fields
     return None
-  if not isinstance(value, dict) or sorted(value) != [*_FIELDS]:
-    return None
-  if not all(isinstance(text, str) for text in value.values()):
-    return None
-  return Failure(**value)
+  values = dataclasses.astuple(failure)
+  return failure if all(isinstance(x, str) for x in values) else None
 
 
 def add(path: pathlib.Path, failures: Iterable[Failure]) -> None:

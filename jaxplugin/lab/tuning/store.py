@@ -156,11 +156,7 @@ class Store:
   def allows(self, row: records.Row, candidate: records.Candidate) -> bool:
     """Whether a candidate, of another row, can compute the row's problem."""
     problem = self._operation.problem_of(row.problem)
-    backend = self._operation.backends()[candidate.implementation]
-    target = self._target
-    return backend.supports(problem, target) is None and (
-      backend.config_error(candidate.config, problem, target) is None
-    )
+    return not registry.refusal(problem, *candidate.way, self._target)
 
 
 def key_of(

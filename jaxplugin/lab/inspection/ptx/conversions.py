@@ -43,7 +43,15 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     raise faults.NotModelled(f"{instruction.name}: {unknown}")
   out, *operands = instruction.operands
   if to in _INTEGERS and source in _INTEGERS:
-    _integer_to_integer(block, instruction)
+    (operand,) = operands
+    # cvt.s32.s8 reads the low byte of a wider register.
+    bits = operand.bits if isinstance(operand, parsing.Register) else 64
+
+    def converted(x: np.ndarray) -> np.ndarray:
+      # The register may be wider than the result; extends the sign.
+      return _cast(_cast(x, source), to).astype(np.uint64)
+
+    block.rearrange(out, converted, [operand], bits)
   elif to in _NARROW and source == "f32":
     if "satfinite" not in modifiers:
       raise faults.NotModelled(f"{instruction.name}: not saturating")
@@ -60,7 +68,10 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     value = _floats(block, operands[0], source)
     block.write(out, rounding.to_bits(value, to))
   elif to in rounding.DTYPES and source in _INTEGERS:
-    block.write(out, rounding.to_bits(_integers(block, instruction), to))
+    if source[1:] == "64":
+      raise faults.NotModelled(f"cvt.{to}.{source}")
+    value = _cast(block.read(operands[0], 32), source)
+    block.write(out, rounding.to_bits(value.astype(np.float64), to))
   elif to in _INTEGERS and source in rounding.DTYPES:
     found = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if len(found) != 1:
@@ -77,40 +88,10 @@ def _floats(
   return rounding.to_float(block.read(operand, rounding.BITS[type]), type)
 
 
-def _integer_to_integer(
-  block: blocks.Block, instruction: parsing.Instruction
-) -> None:
-  """Truncates, or extends with sign bits or zeros."""
-  out, operand = instruction.operands
-  *_, to, source = instruction.parts
-  bits = int(source[1:])
-  # cvt.s32.s8 reads the low byte of a wider register.
-  register = operand.bits if isinstance(operand, parsing.Register) else bits
-
-  def converted(x: np.ndarray) -> np.ndarray:
-    cut = x.astype(f"uint{bits}")
-    kept = (integers.signed(cut) if source[0] == "s" else cut).astype(
-      f"uint{to[1:]}"
-    )
-    # The register may be wider than the result; extend the sign.
-    return (integers.signed(kept) if to[0] == "s" else kept).astype(np.uint64)
-
-  block.rearrange(out, converted, [operand], register)
-
-
-def _integers(
-  block: blocks.Block, instruction: parsing.Instruction
-) -> np.ndarray:
-  """Returns the operand of a conversion from integers, in f64."""
-  *_, to, source = instruction.parts
-  bits = int(source[1:])
-  if bits == 64:
-    raise faults.NotModelled(f"cvt.{to}.{source}")
-  value = block.read(instruction.operands[1], max(bits, 16))
-  value = value.astype(f"uint{bits}")
-  return (integers.signed(value) if source[0] == "s" else value).astype(
-    np.float64
-  )
+def _cast(x: np.ndarray, type: str) -> np.ndarray:
+  """Cuts or extends integers to a PTX type."""
+  cut = x.astype(f"uint{type[1:]}")
+  return integers.signed(cut) if type[0] == "s" else cut
 
 
 def _saturated(value: np.ndarray, to: str) -> np.ndarray:

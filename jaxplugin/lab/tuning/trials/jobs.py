@@ -94,6 +94,7 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
   candidate = listing.candidate_of(argument["candidate"])
   found = registry.of(problem)
   tail = found.tail(problem)
+  target = targets.current_target()
   skipped = []
   for name, given in (
     ("sizes", problem),
@@ -104,25 +105,14 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
     if given is None:
       skipped.append(f"{name}: these operands have no padding")
       continue
-    why = _refusal(given, candidate)
+    why = registry.refusal(
+      given, candidate.implementation, candidate.config, target
+    )
     if why and name != "sizes":
       skipped.append(f"{name}: {why}")
       continue
     _check_one(given, candidate)
   return skipped
-
-
-def _refusal(
-  problem: operation.Problem, candidate: listing.TrialCandidate
-) -> str:
-  """Returns why a candidate cannot compute a problem here; "" if it can."""
-  target = targets.current_target()
-  backends = registry.of(problem).operation.backends()
-  backend = backends[candidate.implementation]
-  refused = backend.supports(problem, target)
-  if refused is not None:
-    return refused.reason
-  return backend.config_error(candidate.config, problem, target) or ""
 
 
 def _check_one(
