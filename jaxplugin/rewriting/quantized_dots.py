@@ -303,8 +303,10 @@ class _Watcher:
       if not provenance_private.is_own_function(functions[0]):
         dots = dots.for_functions(primitive.name)
         functions = tuple(
-          binding_private.watch_wrapped(
-            f, self._maker(primitive, dots, i, origins)
+          binding_private.wrapped(
+            binding_private.call_watched,
+            f,
+            self._maker(primitive, dots, i, origins),
           )
           for i, f in enumerate(functions)
         )

@@ -177,8 +177,8 @@ def unwatched() -> Iterator[None]:
     _local.watch = watch
 
 
-class _TransparentTrace(core.Trace):
-  """Passes everything to its parent.
+class PassingTrace(core.Trace):
+  """Passes every operation to its parent, and does not wrap values.
 
   Outside of all traces JAX dispatches jitted functions without `bind`. With
   this trace it calls `bind`.
@@ -189,6 +189,11 @@ class _TransparentTrace(core.Trace):
     self.parent_trace = parent
     self.requires_low = parent.requires_low
 
+  def inside(self, primitive, args, *functions):
+    """Returns the functions of an operation, in place of `functions`."""
+    del primitive, args
+    return functions
+
   def stage_value(self, val):
     return self.parent_trace.stage_value(val)
 
@@ -196,21 +201,25 @@ class _TransparentTrace(core.Trace):
     return self.parent_trace.process_primitive(primitive, tracers, params)
 
   def process_call(self, primitive, f, tracers, params, /):
+    (f,) = self.inside(primitive, tracers, f)
     return self.parent_trace.process_call(primitive, f, tracers, params)
 
   def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+    functions = self.inside(primitive, tracers, fun, jvp)
     return self.parent_trace.process_custom_jvp_call(
-      primitive, fun, jvp, tracers, **params
+      primitive, *functions, tracers, **params
     )
 
   def process_custom_vjp_call(
     self, primitive, fun, fwd, bwd, tracers, /, **params
   ):
+    functions = self.inside(primitive, tracers, fun, fwd, bwd)
     return self.parent_trace.process_custom_vjp_call(
-      primitive, fun, fwd, bwd, tracers, **params
+      primitive, *functions, tracers, **params
     )
 
   def process_shard_map(self, primitive, fun, args, /, **params):
+    (fun,) = self.inside(primitive, args, fun)
     return self.parent_trace.process_shard_map(primitive, fun, args, **params)
 
 
@@ -230,7 +239,7 @@ def call_watched(
   watcher = make(args, kwargs)
   base = core.trace_ctx.trace
   if core.trace_state_clean():
-    base = _TransparentTrace(base)
+    base = PassingTrace(base)
   before = _local.watch
   _change_threads_inside(1, watcher.primitives)
   _local.watch = _Watch(watcher, base)
@@ -242,16 +251,17 @@ def call_watched(
     _change_threads_inside(-1, watcher.primitives)
 
 
-_watch_transformation = linear_util.transformation2(call_watched)
-
-
-def watch_wrapped(
-  fun: Any, make: Callable[[Sequence[Any], dict[str, Any]], Watcher]
-) -> Any:
-  """Wraps an operation's function so that each of its calls is watched."""
+def wrapped(call: Callable[..., Any], fun: Any, make: Any) -> Any:
+  """Wraps an operation's function: it becomes `call(fun, make, *args)`."""
   if isinstance(fun, linear_util.WrappedFun):
-    return _watch_transformation(fun, make)
-  return functools.partial(call_watched, fun, make)
+    return linear_util.transformation2(call)(fun, make)
+  return functools.partial(call, fun, make)
+
+
+def _inner(x: Any) -> Any:
+  """Returns the value below a tracer, or None."""
+  inner = getattr(x, "primal", None)
+  return getattr(x, "val", None) if inner is None else inner
 
 
 def identity(x: Any) -> Any:
@@ -259,12 +269,7 @@ def identity(x: Any) -> Any:
 
   This is the variable of the jaxpr for a traced value, and otherwise the array.
   """
-  while isinstance(x, core.Tracer):
-    inner = getattr(x, "primal", None)
-    if inner is None:
-      inner = getattr(x, "val", None)
-    if inner is None:
-      return x
+  while isinstance(x, core.Tracer) and (inner := _inner(x)) is not None:
     x = inner
   return x
 
@@ -274,11 +279,17 @@ def is_differentiated(x: Any) -> bool:
   while isinstance(x, core.Tracer):
     if isinstance(x, (ad.JVPTracer, ad.LinearizeTracer)):
       return True
-    inner = getattr(x, "val", None)
-    if inner is None:
-      return False
-    x = inner
+    x = getattr(x, "val", None)
   return False
+
+
+def _staged(x: Any) -> Any:
+  """Returns the tracer of a jaxpr below all transformations, or None."""
+  while isinstance(x, core.Tracer):
+    if isinstance(x, partial_eval.DynamicJaxprTracer):
+      return x
+    x = _inner(x)
+  return None
 
 
 def maker(x: Any) -> tuple[Any, Any] | None:
@@ -289,25 +300,17 @@ def maker(x: Any) -> tuple[Any, Any] | None:
     the index of its result that `x` is. None for an argument of the traced
     function, and for a constant.
   """
-  while isinstance(x, core.Tracer):
-    if isinstance(x, partial_eval.DynamicJaxprTracer):
-      if x.parent is None:
-        return None
-      index = next(i for i, v in enumerate(x.parent.outvars) if v is x.val)
-      return x.parent, index
-    inner = getattr(x, "primal", None)
-    x = getattr(x, "val", None) if inner is None else inner
-  return None
+  x = _staged(x)
+  if x is None or x.parent is None:
+    return None
+  index = next(i for i, v in enumerate(x.parent.outvars) if v is x.val)
+  return x.parent, index
 
 
 def is_traced_by(x: Any, trace: Any) -> bool:
   """Returns whether `trace` traces a value, below all transformations."""
-  while isinstance(x, core.Tracer):
-    if isinstance(x, partial_eval.DynamicJaxprTracer):
-      return x._trace is trace
-    inner = getattr(x, "primal", None)
-    x = getattr(x, "val", None) if inner is None else inner
-  return False
+  x = _staged(x)
+  return x is not None and x._trace is trace
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from jax._src import linear_util
 from jax._src.interpreters import partial_eval
 from jax.extend import core as extend_core
 
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import provenance_private
 
 
@@ -55,22 +56,17 @@ class Interceptor(Protocol):
 MakeInterceptor = Callable[[Sequence[Any]], Interceptor]
 
 
-class _InterceptingTrace(core.Trace):
+class _InterceptingTrace(binding_private.PassingTrace):
   """Shows each operation to an interceptor, then passes it to its parent.
 
-  The trace does not wrap values. A function gets the same values as without it,
-  such as concrete arrays. Functions inside an operation (`shard_map`,
-  `custom_jvp` and `custom_vjp`, and their rules) are also intercepted.
+  A function gets the same values as without it, such as concrete arrays.
+  Functions inside an operation (`shard_map`, `custom_jvp` and `custom_vjp`, and
+  their rules) are also intercepted.
   """
 
   def __init__(self, parent: Any, interceptor: Interceptor):
-    super().__init__()
-    self.parent_trace = parent
-    self.requires_low = parent.requires_low
+    super().__init__(parent)
     self.interceptor = interceptor
-
-  def stage_value(self, val):
-    return self.parent_trace.stage_value(val)
 
   def process_primitive(self, primitive, tracers, params, /):
     with core.set_current_trace(self.parent_trace):
@@ -78,37 +74,17 @@ class _InterceptingTrace(core.Trace):
       if out is not None:
         return out
       params = self.interceptor.rewrite(primitive, params)
-    out = self.parent_trace.process_primitive(primitive, tracers, params)
+    out = super().process_primitive(primitive, tracers, params)
     self.interceptor.note(primitive, tracers, params, out)
     return out
 
-  def process_call(self, primitive, f, tracers, params, /):
-    (f,) = self._inside(primitive, tracers, f)
-    return self.parent_trace.process_call(primitive, f, tracers, params)
-
-  def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
-    functions = self._inside(primitive, tracers, fun, jvp)
-    return self.parent_trace.process_custom_jvp_call(
-      primitive, *functions, tracers, **params
-    )
-
-  def process_custom_vjp_call(
-    self, primitive, fun, fwd, bwd, tracers, /, **params
-  ):
-    functions = self._inside(primitive, tracers, fun, fwd, bwd)
-    return self.parent_trace.process_custom_vjp_call(
-      primitive, *functions, tracers, **params
-    )
-
-  def process_shard_map(self, primitive, fun, args, /, **params):
-    (fun,) = self._inside(primitive, args, fun)
-    return self.parent_trace.process_shard_map(primitive, fun, args, **params)
-
-  def _inside(self, primitive, args, *functions):
+  def inside(self, primitive, args, *functions):
     if provenance_private.is_own_function(functions[0]):
       return functions
     return [
-      _intercept_wrapped(f, self.interceptor.inside(primitive, args, i))
+      binding_private.wrapped(
+        _call_intercepted, f, self.interceptor.inside(primitive, args, i)
+      )
       for i, f in enumerate(functions)
     ]
 
@@ -122,16 +98,6 @@ def _call_intercepted(
   parent = core.trace_ctx.trace
   with core.set_current_trace(_InterceptingTrace(parent, make(args))):
     return fn(*args, **kwargs)
-
-
-_intercept_transformation = linear_util.transformation2(_call_intercepted)
-
-
-def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
-  """Wraps an operation's function so that its calls are intercepted."""
-  if isinstance(fun, linear_util.WrappedFun):
-    return _intercept_transformation(fun, make)
-  return functools.partial(_call_intercepted, fun, make)
 
 
 def intercept(
