@@ -28,7 +28,7 @@ from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
-from jaxplugin.ragged import traced as ragged_traced
+from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
@@ -37,7 +37,7 @@ from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
 
 _NUMBERS: Final = (bool, int, float, complex)
-_MATMULS: Final = (primitive.block_scaled_dot_p, *ragged_traced.PRIMITIVES)
+_MATMULS: Final = (primitive.block_scaled_dot_p, *ragged_primitive.PRIMITIVES)
 
 
 def explain(
@@ -264,11 +264,11 @@ def _explain_matmul(
   for_export: bool,
 ) -> report.Explained:
   eqn = operation.eqn
-  decided: traced.Decided | ragged_traced.Decided
+  decided: traced.Decided | ragged_primitive.Decided
   if eqn.primitive is primitive.block_scaled_dot_p:
     decided = traced.decide(eqn, target, for_export=for_export)
   else:
-    decided = ragged_traced.decide(
+    decided = ragged_primitive.decide(
       eqn, target, operation.num_devices, for_export=for_export
     )
   fields = _explain_decided(eqn, decided)
@@ -277,7 +277,7 @@ def _explain_matmul(
 
 
 def _explain_decided(
-  eqn: Any, decided: traced.Decided | ragged_traced.Decided
+  eqn: Any, decided: traced.Decided | ragged_primitive.Decided
 ) -> dict[str, Any]:
   """Returns fields of a `report.Explained` that follow from a decision."""
   fields = dict(vars(decided))

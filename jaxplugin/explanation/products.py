@@ -27,8 +27,8 @@ from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.ragged import backends as ragged_backends
+from jaxplugin.ragged import primitive as ragged
 from jaxplugin.ragged import problems as ragged_problems
-from jaxplugin.ragged import traced as ragged
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import modules
 from jaxplugin.tables import matching

@@ -25,7 +25,7 @@ from jaxplugin.kernels.cpu import library
 from jaxplugin.plugins import adapters
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
-from jaxplugin.ragged import traced as ragged_traced
+from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_calls
@@ -42,7 +42,7 @@ _PRIMITIVES: Final = (
   primitive.block_scaled_dot_p,
   quantize_primitive.quantize_p,
   dequantize_primitive.dequantize_p,
-  *ragged_traced.PRIMITIVES,
+  *ragged_primitive.PRIMITIVES,
 )
 PLATFORMS: Final = lowering.PLATFORMS
 # Platforms for which a decision needs no facts about the device.

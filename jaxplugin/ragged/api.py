@@ -231,7 +231,7 @@ def _second(
   )
 
 
-def bind(call: calls.RaggedDotCall | calls.RaggedContraction) -> jax.Array:
+def bind(call: calls.Call) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
   call = call.form().filled(arguments.vary_alike(call.flatten()))
   if call.implementation is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 from typing import Final
+from typing import Self
 
 import numpy as np
 from jax.extend import core as extend_core
@@ -20,6 +21,7 @@ from jaxplugin.operation import primitive
 from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
 
+_F32: Final = np.dtype(np.float32)
 # `ragged.primitive` registers the rules of these primitives.
 ragged_dot_p: Final = extend_core.Primitive("block_scaled_ragged_dot")
 ragged_contraction_p: Final = extend_core.Primitive(
@@ -28,7 +30,48 @@ ragged_contraction_p: Final = extend_core.Primitive(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedDotCall(primitive.OperationCall):
+class _Call(primitive.OperationCall):
+  """Fields of `RaggedDotCall` and `RaggedContraction`.
+
+  Attributes:
+    lhs, rhs: the operands.
+    group_sizes: i32[groups].
+    global_scale: scale of the result, or None.
+    global_power: power of two, f32 of global_scale's shape, multiplied after
+      global_scale. It has no derivative.
+    preferred_element_type: dtype of the result.
+    implementation: the requested backend, or None to choose.
+    overlay: tuning tables in effect when the call was traced.
+    reduce_dtype: dtype of each device's partial sum; None is f32.
+  """
+
+  lhs: sides.Side
+  rhs: sides.Side
+  group_sizes: Any
+  global_scale: Any = None
+  global_power: Any = None
+  preferred_element_type: np.dtype
+  implementation: str | None = None
+  overlay: resolution.Overlay | None = None
+  reduce_dtype: np.dtype | None = None
+
+  def bare(self) -> Self:
+    """Returns the same call in f32, without global scale and epilogue."""
+    return self.replace(
+      preferred_element_type=_F32, global_scale=None, global_power=None
+    )
+
+  @property
+  def num_rows(self) -> Any:
+    return self.lhs.shape[0]
+
+  @property
+  def num_groups(self) -> Any:
+    return self.group_sizes.shape[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedDotCall(_Call):
   """The arrays and parameters of a ragged dot.
 
   Attributes:
@@ -39,33 +82,18 @@ class RaggedDotCall(primitive.OperationCall):
       be bytes, because viewing all groups as floats would copy them
       (`Side.as_elements`); `prepare_weights` returns bytes. Only gradients and
       training use an unquantized rhs.
-    group_sizes: i32[groups].
     global_scale: f32[], f32[groups] or f32[m, 1], or None.
-    global_power: power of two, f32 of global_scale's shape, multiplied after
-      global_scale. It has no derivative.
     bias: float[groups, columns], or None.
-    preferred_element_type: dtype of the result.
     activation: as for `ragged_dot`.
     fastest_precision: as for `dot.calls.DotCall`.
-    implementation: the requested backend, or None to choose.
-    overlay: tuning tables in effect when the call was traced.
     reduce_dtype: as for `dot.calls.DotCall`, if k is sharded. If only groups
       are sharded, sums over devices use the dtype of the result: each adds
       zeros to one device's result.
   """
 
-  lhs: sides.Side
-  rhs: sides.Side
-  group_sizes: Any
-  global_scale: Any = None
-  global_power: Any = None
   bias: Any = None
-  preferred_element_type: np.dtype
   activation: problems.Activation | None = None
   fastest_precision: bool = False
-  implementation: str | None = None
-  overlay: resolution.Overlay | None = None
-  reduce_dtype: np.dtype | None = None
 
   ARRAYS = primitive.paths_of_two_sides(
     "group_sizes", "global_scale", "bias", "global_power"
@@ -75,20 +103,11 @@ class RaggedDotCall(primitive.OperationCall):
   # Conversions.
 
   def bare(self) -> RaggedDotCall:
-    """Returns the same ragged dot in f32, without global scale and epilogue."""
-    return self.replace(
-      preferred_element_type=np.dtype(np.float32),
-      global_scale=None,
-      global_power=None,
-      bias=None,
-      activation=None,
-    )
+    return super().bare().replace(bias=None, activation=None)
 
   def before_activation(self) -> RaggedDotCall:
     """Returns the call in f32, without its activation."""
-    return self.replace(
-      preferred_element_type=np.dtype(np.float32), activation=None
-    )
+    return self.replace(preferred_element_type=_F32, activation=None)
 
   def steps(self) -> tuple[RaggedDotCall, RaggedDotCall]:
     """Splits the call for a sharded k.
@@ -110,14 +129,6 @@ class RaggedDotCall(primitive.OperationCall):
     )
 
   # Shapes and dtypes.
-
-  @property
-  def num_rows(self) -> Any:
-    return self.lhs.shape[0]
-
-  @property
-  def num_groups(self) -> Any:
-    return self.rhs.shape[0]
 
   @property
   def columns(self) -> Any:
@@ -158,7 +169,7 @@ class RaggedDotCall(primitive.OperationCall):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedContraction(primitive.OperationCall):
+class RaggedContraction(_Call):
   """The arrays and parameters of a ragged contraction.
 
   It contracts the rows of each group::
@@ -168,46 +179,13 @@ class RaggedContraction(primitive.OperationCall):
   Attributes:
     lhs: [m, n], blocked along m or unquantized. The contracting dimension is 0.
     rhs: [m, k], blocked along m or unquantized. The contracting dimension is 0.
-    group_sizes: i32[groups].
     global_scale: f32[], or f32[1, n or 1, k or 1], or None.
-    global_power: power of two, f32 of global_scale's shape, multiplied after
-      global_scale. It has no derivative.
-    preferred_element_type: dtype of the result, [groups, n, k].
-    implementation: the requested backend, or None to choose.
-    overlay: tuning tables in effect when the call was traced.
-    reduce_dtype: dtype of each device's partial sum; None is f32.
   """
-
-  lhs: sides.Side
-  rhs: sides.Side
-  group_sizes: Any
-  global_scale: Any = None
-  global_power: Any = None
-  preferred_element_type: np.dtype
-  implementation: str | None = None
-  overlay: resolution.Overlay | None = None
-  reduce_dtype: np.dtype | None = None
 
   ARRAYS = primitive.paths_of_two_sides(
     "group_sizes", "global_scale", "global_power"
   )
   PRIMITIVE = ragged_contraction_p
-
-  def bare(self) -> RaggedContraction:
-    """Returns the same contraction in f32, without a global scale."""
-    return self.replace(
-      preferred_element_type=np.dtype(np.float32),
-      global_scale=None,
-      global_power=None,
-    )
-
-  @property
-  def num_rows(self) -> Any:
-    return self.lhs.shape[0]
-
-  @property
-  def num_groups(self) -> Any:
-    return self.group_sizes.shape[0]
 
   @property
   def shape(self) -> tuple[Any, Any, Any]:
@@ -230,6 +208,9 @@ class RaggedContraction(primitive.OperationCall):
         "none" if scale is None else "array" if scale.ndim else "scalar"
       ),
     )
+
+
+Call = RaggedDotCall | RaggedContraction
 
 
 def plain(
@@ -265,7 +246,7 @@ def plain_contraction(
 
 def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
   return {
-    "preferred_element_type": np.dtype(np.float32),
+    "preferred_element_type": _F32,
     "overlay": resolution.overlay(),
   } | options
 

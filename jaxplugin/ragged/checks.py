@@ -25,9 +25,7 @@ from jaxplugin.ragged import primitive
 _F32: Final = np.dtype(np.float32)
 
 
-def check(
-  result: jax.Array, call: calls.RaggedDotCall | calls.RaggedContraction
-) -> None:
+def check(result: jax.Array, call: calls.Call) -> None:
   """Traces the checks of a call's group sizes and result."""
   who = sides.who()
   unexplained: Any = _unexplained
@@ -108,7 +106,7 @@ def _unexplained_sums(
 
 
 def _magnitude_of_scale(
-  call: calls.RaggedDotCall | calls.RaggedContraction,
+  call: calls.Call,
 ) -> jax.Array | None:
   """Returns the magnitude of the global scale, at least 1."""
   scale, power = call.global_scale, call.global_power

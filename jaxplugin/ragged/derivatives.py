@@ -45,7 +45,7 @@ _F32: Final = np.dtype(np.float32)
 
 def jvp(
   bind: Bind,
-  call: calls.RaggedDotCall | calls.RaggedContraction,
+  call: calls.Call,
   tangents: Mapping[str, Any],
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the result of a call and its tangent.
@@ -75,7 +75,7 @@ def jvp(
 
 def _linear_tangent(
   bind: Bind,
-  call: calls.RaggedDotCall | calls.RaggedContraction,
+  call: calls.Call,
   active: Mapping[str, Any],
 ) -> jax.Array:
   """Returns the tangent of a call without activation."""
@@ -185,9 +185,7 @@ REMEDY: Final = (
 )
 
 
-def require_linear(
-  call: calls.RaggedDotCall | calls.RaggedContraction, names: Sequence[str]
-) -> None:
+def require_linear(call: calls.Call, names: Sequence[str]) -> None:
   """Raises NotImplementedError unless a call is jointly linear in arrays.
 
   Only a user's `jax.linear_transpose` can violate it: `jvp` binds linear calls.

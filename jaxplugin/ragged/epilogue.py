@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import jax
@@ -59,6 +60,15 @@ def apply(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
   result = activate(result, call.activation)
   result = jnp.where(is_in_group(call), result, np.float32(0))
   return result.astype(call.preferred_element_type)
+
+
+def around_kernel(
+  kernel: Callable[[calls.RaggedDotCall], jax.Array], call: calls.RaggedDotCall
+) -> jax.Array:
+  """Computes a call by a kernel that fuses all but a global scale of rows."""
+  if call.problem().by_kernel == "separate":
+    return apply(kernel(call.bare()), call)
+  return kernel(call)
 
 
 def rows_of(call: calls.RaggedDotCall) -> jax.Array:

@@ -3,17 +3,20 @@
 """The primitives of the ragged dot and the contraction, and their JAX rules.
 
 The derivatives of each use both. `operation/primitive.py` describes their
-operands and parameters.
+operands and parameters. `decide` returns the decision about an equation.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+from typing import Final
 
 import jax
 
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.operation import choice
 from jaxplugin.operation import primitive
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
@@ -27,6 +30,8 @@ from jaxplugin.runtime import lowering
 
 ragged_dot_p = calls.ragged_dot_p
 ragged_contraction_p = calls.ragged_contraction_p
+PRIMITIVES: Final = (ragged_dot_p, ragged_contraction_p)
+Decided = choice.Decided[problems.Problem]
 bind = primitive.bind
 
 
@@ -34,17 +39,34 @@ def _local(
   call: Any, target: targets.Target, module: lowering.Module
 ) -> jax.Array:
   """Chooses a backend for the target and emits a call that is not split."""
-  unportable = module.kernels_refusal()
-  if call.implementation is not None and module.is_exported:
-    unportable = None
-  decision = backends.choose(
-    call.problem(),
-    target,
-    call.implementation,
-    unportable=unportable,
-    overlay=call.overlay,
-  )
-  return backends.emit(decision, call, target)
+  return backends.emit(backends.choose_in(module, call, target), call, target)
+
+
+def decide(
+  eqn: Any,
+  target: targets.Target | None,
+  num_devices: int = 1,
+  *,
+  for_export: bool = False,
+) -> Decided:
+  """Returns `choice.decide` of an equation of one of `PRIMITIVES`.
+
+  Args:
+    eqn, target, for_export: as for `choice.decide`.
+    num_devices: number of devices that XLA partitions the equation over.
+  """
+
+  def choose(
+    call: calls.Call, _: problems.Problem, target: targets.Target
+  ) -> decisions.Decision:
+    # If the call is split, each device chooses a backend for its shard.
+    is_partitioned = num_devices > 1 and not assignment.can_partition(call)
+    module = lowering.Module(
+      platforms=(target.platform,), is_partitioned=is_partitioned
+    )
+    return backends.choose_in(module, call, target)
+
+  return choice.decide(eqn, target, choose, for_export=for_export)
 
 
 _rules = functools.partial(

@@ -8,9 +8,11 @@ import dataclasses
 from typing import Any
 from typing import Final
 from typing import Literal
+from typing import get_args
 
 import numpy as np
 
+from jaxplugin.core import decisions
 from jaxplugin.dot import problems
 
 WHO: Final = "ragged_dot"
@@ -21,6 +23,7 @@ GATED: Final = ("swiglu", "swigluoai")
 ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
 # "scalar" is one global scale, "group" and "row" one for each group or row.
 GlobalScale = Literal["none", "scalar", "group", "row"]
+GLOBAL_SCALES: Final = get_args(GlobalScale)
 
 
 def static(size: Any) -> int | None:
@@ -80,6 +83,13 @@ class RaggedDotProblem(_Problem):
   has_bias: bool = False
   activation: Activation | None = None
   fastest_precision: bool = False
+
+  @property
+  def by_kernel(self) -> decisions.Application:
+    """How kernels apply the global scale: they do not fuse one for each row."""
+    if self.global_scale == "none":
+      return "none"
+    return "separate" if self.global_scale == "row" else "fused"
 
   @property
   def blocks_pair_up(self) -> bool:

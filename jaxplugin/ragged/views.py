@@ -8,7 +8,6 @@ import dataclasses
 from typing import Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import decisions
@@ -117,9 +116,6 @@ def _emit(
   target: targets.Target,
 ) -> jax.Array:
   call = call.in_usual_order()
-  if problem.is_empty:
-    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
-    return epilogue.apply(sums, call)
   call = call.replace(
     lhs=views.typed(call.lhs, reads_swizzled=False),
     rhs=views.typed(call.rhs, reads_swizzled=False),

@@ -279,7 +279,7 @@ class _Setting(settings.Setting):
       "preferred_element_type": np.dtype(dtype),
       "reduce_dtype": self.scheme.reduce_dtype or np.dtype(dtype),
     }
-    call: calls.RaggedDotCall | calls.RaggedContraction
+    call: calls.Call
     if rhs_contracting == (0,):
       if product is not None:
         sizes = extents.round_up(sizes, product.lhs.multiple)

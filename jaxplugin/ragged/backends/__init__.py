@@ -7,44 +7,84 @@ A backend's `emit` takes (call, problem, target).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 from typing import Final
 
 import jax
+import jax.numpy as jnp
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot.backends import problem_fields
 from jaxplugin.operation import choice
 from jaxplugin.plugins import adapters
 from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import views
 from jaxplugin.ragged.backends import cpu
-from jaxplugin.ragged.backends import problem_fields
 from jaxplugin.ragged.backends import triton
 from jaxplugin.ragged.backends import xla
+from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 
 BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
 CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
-OPERATION: Final[matching.MeasuredOperation[problems.RaggedDotProblem]] = (
-  matching.MeasuredOperation(
-    name=problems.WHO,
+
+def _measured(
+  kind: type[Any],
+  name: str,
+  backends: Callable[[], Mapping[str, Any]],
+  *,
+  what: str,
+  words: Mapping[str, tuple[str, ...]],
+) -> matching.MeasuredOperation[Any]:
+  """Returns an operation whose table rows have the fields of a problem.
+
+  Group sizes are not part of a problem, so a row applies to all group sizes.
+
+  Args:
+    kind: class of the problem. Rows leave out its defaults.
+    name: name of the public function.
+    backends: returns the backends by name.
+    what: name of the operation in errors.
+    words: allowed values of each string field.
+  """
+  sizes = ("groups", "m", "n", "k")
+  defaults = problem_fields.defaults_of(kind)
+  return matching.MeasuredOperation(
+    name=name,
     bucketed="m",
-    fields_of=problem_fields.fields_of,
-    problem_of=problem_fields.problem_of,
-    backends=lambda: BACKENDS | adapters.table(views.INTERFACE),
+    fields_of=functools.lru_cache(maxsize=4096)(
+      lambda problem: problem_fields.matmul_fields(problem, sizes, defaults)
+    ),
+    problem_of=lambda fields: kind(
+      **problem_fields.matmul_of(what, fields, sizes, defaults, words)
+    ),
+    backends=backends,
   )
+
+
+OPERATION: Final = _measured(
+  problems.RaggedDotProblem,
+  problems.WHO,
+  lambda: BACKENDS | adapters.table(views.INTERFACE),
+  what="the ragged dot",
+  words={
+    "global_scale": problems.GLOBAL_SCALES,
+    "activation": problems.ACTIVATIONS,
+  },
 )
-CONTRACTION: Final[matching.MeasuredOperation[problems.ContractionProblem]] = (
-  matching.MeasuredOperation(
-    name=problems.CONTRACTION_WHO,
-    bucketed="m",
-    fields_of=problem_fields.contraction_fields_of,
-    problem_of=problem_fields.contraction_problem_of,
-    backends=lambda: CONTRACTION_BACKENDS,
-  )
+CONTRACTION: Final = _measured(
+  problems.ContractionProblem,
+  problems.CONTRACTION_WHO,
+  lambda: CONTRACTION_BACKENDS,
+  what="the ragged contraction",
+  words={"global_scale": problem_fields.GLOBAL_SCALES},
 )
 
 
@@ -65,12 +105,31 @@ def choose(
   )
 
 
+def choose_in(
+  module: lowering.Module, call: calls.Call, target: targets.Target
+) -> decisions.Decision:
+  """Chooses a backend for a call that is lowered into a module."""
+  unportable = module.kernels_refusal()
+  if call.implementation is not None and module.is_exported:
+    unportable = None
+  return choose(
+    call.problem(),
+    target,
+    call.implementation,
+    unportable=unportable,
+    overlay=call.overlay,
+  )
+
+
 def emit(
-  decision: decisions.Decision,
-  call: calls.RaggedDotCall | calls.RaggedContraction,
-  target: targets.Target,
+  decision: decisions.Decision, call: calls.Call, target: targets.Target
 ) -> jax.Array:
-  """Emits a call with the backend of a decision."""
+  """Emits a call with the backend of a decision; zeros if the call is empty."""
   problem = call.problem()
-  backend = choice.backend_of(operation_of(problem), decision)
-  return backend.emit(call, problem, target)
+  if not problem.is_empty:
+    backend = choice.backend_of(operation_of(problem), decision)
+    return backend.emit(call, problem, target)
+  if isinstance(call, calls.RaggedContraction):
+    return jnp.zeros(call.shape, call.preferred_element_type)
+  sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
+  return epilogue.apply(sums, call)

@@ -8,6 +8,7 @@ result of a group's rows is bitwise that of `block_scaled_dot` of these rows.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import jax
@@ -67,14 +68,8 @@ def plan(
 
   With precision="fastest" the plan says whether rows are quantized.
   """
-  applications: dict[problems.GlobalScale, decisions.Application] = {
-    "none": "none",
-    "scalar": "fused",
-    "group": "fused",
-    "row": "separate",
-  }
   return decisions.Plan(
-    global_scale=applications[problem.global_scale],
+    global_scale=problem.by_kernel,
     notes=cpu.fastest_notes(problem, target),
   )
 
@@ -86,17 +81,12 @@ def emit(
 ) -> jax.Array:
   """Emits one custom call, and XLA ops for epilogues it does not fuse."""
   del target
-  call = call.in_usual_order()
-  if problem.is_empty:
-    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
-    return epilogue.apply(sums, call)
-  if problem.global_scale == "row":
-    return epilogue.apply(_ragged_dot(call.bare(), problem), call)
-  return _ragged_dot(call, problem)
+  kernel = functools.partial(_ragged_dot, problem)
+  return epilogue.around_kernel(kernel, call.in_usual_order())
 
 
 def _ragged_dot(
-  call: calls.RaggedDotCall, problem: problems.RaggedDotProblem
+  problem: problems.RaggedDotProblem, call: calls.RaggedDotCall
 ) -> jax.Array:
   """Emits the custom call."""
   cpu_library.register()

@@ -16,8 +16,8 @@ from jaxplugin.core import targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
+from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
-from jaxplugin.ragged import traced
 from jaxplugin.tables import matching
 from jaxplugin.tables import records
 from jaxplugin.testing.measured import operation_tables
@@ -142,7 +142,7 @@ class DecidedTest(absltest.TestCase):
     self.assert_under(jaxpr, tables)
 
   def assert_under(self, jaxpr, tables):
-    eqns = [e for e in jaxpr.eqns if e.primitive in traced.PRIMITIVES]
+    eqns = [e for e in jaxpr.eqns if e.primitive in primitive.PRIMITIVES]
     self.assertNotEmpty(eqns)
     for eqn in eqns:
       self.assertEqual(eqn.params["call"].overlay.tables, tables)

@@ -12,6 +12,7 @@ the blocks, so its kernels transpose tiles of rhs after decoding them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -95,13 +96,7 @@ def plan(
   problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Plan:
   """Returns the plan: global scales are fused, except one for each row."""
-  applications: dict[problems.GlobalScale, decisions.Application] = {
-    "none": "none",
-    "scalar": "fused",
-    "group": "fused",
-    "row": "separate",
-  }
-  global_scale = applications[problem.global_scale]
+  global_scale = problem.by_kernel
   if problem.is_empty:
     return decisions.Plan(global_scale=global_scale)
   shape, planned = launches(problem, target)
@@ -214,19 +209,14 @@ def emit(
   target: targets.Target,
 ) -> jax.Array:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
-  if problem.is_empty:
-    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
-    return epilogue.apply(sums, call)
-  if problem.global_scale == "row":
-    sums = _ragged_dot(call.bare(), problem, target)
-    return epilogue.apply(sums, call)
-  return _ragged_dot(call, problem, target)
+  kernel = functools.partial(_ragged_dot, problem, target)
+  return epilogue.around_kernel(kernel, call)
 
 
 def _ragged_dot(
-  call: calls.RaggedDotCall,
   problem: problems.RaggedDotProblem,
   target: targets.Target,
+  call: calls.RaggedDotCall,
 ) -> jax.Array:
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = _shape(problem, target)

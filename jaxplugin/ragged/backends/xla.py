@@ -94,11 +94,7 @@ def _emit(
 ) -> jax.Array:
   """Computes the sums in f32, and applies the epilogue."""
   call = call.in_usual_order()
-  if problem.is_empty:
-    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
-  else:
-    sums = _sums(call, problem, target)
-  return epilogue.apply(sums, call)
+  return epilogue.apply(_sums(call, problem, target), call)
 
 
 def _sums(
@@ -180,8 +176,6 @@ def _contract(
   target: targets.Target,
 ) -> jax.Array:
   """Computes the sums in f32, applies the global scale, and casts."""
-  if problem.is_empty:
-    return jnp.zeros(call.shape, call.preferred_element_type)
   dtype = xla.operand_dtype(call, target)
   tile = _tile_rows(problem, _MIN_CONTRACTION_TILE)
   # The padding lets the last tile extend beyond the last row.

@@ -18,7 +18,7 @@ Spec = mesh_axes.Spec
 
 
 def can_partition(
-  call: calls.RaggedDotCall | calls.RaggedContraction,
+  call: calls.Call,
 ) -> bool:
   """Returns whether the call can be split over devices.
 

@@ -90,7 +90,7 @@ def _own(
     rows=axes["m"],
     row_parts=row_parts,
     groups_=axes["g"],
-    num_groups=call.num_groups,
+    num_groups=call.rhs.shape[0],
   )
   by_rows = {"lhs", "lhs_scale"}
   if call.global_scale is not None and call.global_scale.ndim == 2:
@@ -148,7 +148,7 @@ def _clipped(
     size: number of rows of the shard.
   """
   ends = groups.ends(group_sizes, num_rows)
-  starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), ends[:-1]])
+  starts = groups.starts(ends)
   return jnp.clip(starts - begin, 0, size), jnp.clip(ends - begin, 0, size)
 
 
@@ -184,12 +184,9 @@ def _following(
     begin=_index(assignment.results[0][0]) * part,
     size=part,
   )
-  lhs, rhs = call.lhs.values, call.rhs.values
+  lhs = call.lhs.values
   of_rows = jax.ShapeDtypeStruct((part, *lhs.shape[1:]), lhs.dtype)
-  of_groups = jax.ShapeDtypeStruct((*starts.shape, *rhs.shape[1:]), rhs.dtype)
-  whole = call.with_arrays(
-    lhs=of_rows, rhs=of_groups, group_sizes=ends - starts
-  )
+  whole = call.with_arrays(lhs=of_rows, group_sizes=ends - starts)
   return epilogue.apply(total.astype(np.float32), whole.before_activation())
 
 

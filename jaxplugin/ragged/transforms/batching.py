@@ -157,7 +157,7 @@ def _of_groups(
   num_groups = sizes.shape[1]
   num_rows = entries("lhs").shape[1]
   ends = jax.vmap(groups.ends, (0, None))(sizes, num_rows)
-  starts = jnp.pad(ends, ((0, 0), (1, 0)))[:, :-1]
+  starts = jax.vmap(groups.starts)(ends)
   of_row = jax.vmap(groups.of_rows, (0, None))(ends, num_rows)
   new_sizes = ends - starts
   if has_weights:

@@ -188,5 +188,5 @@ def _product_of_both(
   )
 
 
-def _bind(call: calls.RaggedDotCall | calls.RaggedContraction) -> jax.Array:
+def _bind(call: calls.Call) -> jax.Array:
   return primitive.bind(call, targets.overriding_target())

@@ -36,7 +36,7 @@ from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
-from jaxplugin.ragged import traced
+from jaxplugin.ragged import primitive
 
 DENSE: Final = "dense dots"
 DEQUANTIZE: Final = "dequantize"
@@ -65,7 +65,7 @@ class ExpertVariants:
     jaxpr = jax.make_jaxpr(functools.partial(self._ragged, None))(
       *self._quantized(0)
     )
-    (eqn,) = (e for e in jaxpr.eqns if e.primitive in traced.PRIMITIVES)
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive in primitive.PRIMITIVES)
 
     def make(
       backend: decisions.BackendRecord[Any], is_chosen: bool
@@ -80,7 +80,7 @@ class ExpertVariants:
       )
       return [variant]
 
-    decided = traced.decide(eqn, self.target)
+    decided = primitive.decide(eqn, self.target)
     return variants.ours(names, [decided], backends.BACKENDS, make)
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.jaxext import program
-from jaxplugin.ragged import traced
+from jaxplugin.ragged import primitive
 
 
 def _moe(x, implementation=None):
@@ -80,7 +80,7 @@ class ExplainTest(parameterized.TestCase):
       for operation in program.operations(jaxpr.jaxpr)
       if operation.eqn.primitive.name == "block_scaled_ragged_dot"
     )
-    decided = traced.decide(eqn, None, num_devices=8)
+    decided = primitive.decide(eqn, None, num_devices=8)
     self.assertEqual(decided.decision.implementation, served)
     reasons = [r.reason for r in decided.decision.refusals]
     is_split = served == "cpu"
