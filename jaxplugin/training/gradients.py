@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import ClassVar
@@ -29,7 +28,6 @@ from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import linear_calls
 from jaxplugin.training import products
@@ -62,15 +60,15 @@ def quantized_dot(
     held: by side, `products.Held` of operands that are quantized already.
   """
   del key
-  held = held or {}
-  found = setting.operands(lhs, rhs, {"lhs": None, "rhs": None})
-  lhs_q = rhs_q = None
+  arrays: dict[products.Side, jax.Array] = {"lhs": lhs, "rhs": rhs}
+  now: dict[products.Side, Any] = dict.fromkeys(settings.SIDES)
   if setting.scheme.recipe.quantize_forward:
-    lhs_q, rhs_q = (
-      operand.quantize(x, sizes, False, held=held.get(operand.side))[0]
-      for operand, x in zip(found, (lhs, rhs), strict=True)
-    )
-  return setting.multiply(lhs, rhs, lhs_q, rhs_q, sizes)
+    found = setting.operands(lhs, rhs, dict.fromkeys(settings.SIDES))
+    for side, operand in found.items():
+      now[side], _ = operand.quantize(
+        arrays[side], sizes, is_needed=False, held=(held or {}).get(side)
+      )
+  return setting.multiply(lhs, rhs, now["lhs"], now["rhs"], sizes)
 
 
 def _dot_jvp(
@@ -79,26 +77,21 @@ def _dot_jvp(
   tangents: tuple[Any, Any, Any, Any, Any],
 ) -> tuple[jax.Array, Any]:
   lhs, rhs, key, sizes, held = primals
-  scheme = setting.scheme
   arrays: dict[products.Side, jax.Array] = {"lhs": lhs, "rhs": rhs}
   active = {
     side: not isinstance(t, SymbolicZero)
     for side, t in zip(settings.SIDES, tangents[:2], strict=True)
   }
-  dims = setting.gradient_dims(lhs, rhs)
   backward = setting.backward(lhs, rhs, active)
-  orders = {"lhs": dims.lhs_order, "rhs": dims.rhs_order}
-  shardings = setting.gradient_shardings(lhs, rhs)
   found = setting.operands(lhs, rhs, backward)
   kept: dict[products.Side, Any] = dict(arrays)
-  keeps_quantized = scheme.recipe.backward_from_quantized
+  keeps_quantized = setting.scheme.recipe.backward_from_quantized
   if not any(backward.values()) and not keeps_quantized:
     # `quantized_dot` has a custom derivative, so the result has a second one.
     result = quantized_dot(setting, lhs, rhs, key, sizes, held)
   else:
     now: dict[products.Side, Any] = {}
-    for operand in found:
-      side = operand.side
+    for side, operand in found.items():
       now[side], kept[side] = operand.quantize(
         arrays[side],
         sizes,
@@ -108,36 +101,35 @@ def _dot_jvp(
       )
     result = setting.multiply(lhs, rhs, now["lhs"], now["rhs"], sizes)
 
-  terms = []
-  linear, constants = [], []
-  for side, tangent in zip(settings.SIDES, tangents[:2], strict=True):
-    if not active[side]:
-      continue
-    other = products.other_side(side)
-    leaves, tree = jax.tree.flatten(kept[other])
-    terms.append(
-      _Term(
-        side=side,
-        shape=tuple(arrays[side].shape),
-        dtype=arrays[side].dtype,
-        numbers=dims.dgrad if side == "lhs" else dims.wgrad,
-        order=orders[side],
-        out_sharding=shardings[side],
-        other=found[settings.SIDES.index(other)],
-        kept=tree,
-      )
+  dims = setting.gradient_dims(lhs, rhs)
+  shardings = setting.gradient_shardings(lhs, rhs)
+  terms = [
+    _Term(
+      side=side,
+      dtype=arrays[side].dtype,
+      numbers=numbers,
+      order=order,
+      out_sharding=shardings[side],
+      other=found[products.other_side(side)],
     )
-    linear.append(tangent)
-    constants += leaves
-  constants += [x for x in (sizes, key) if x is not None]
+    for side, numbers, order in zip(
+      settings.SIDES,
+      (dims.dgrad, dims.wgrad),
+      (dims.lhs_order, dims.rhs_order),
+      strict=True,
+    )
+    if active[side]
+  ]
+  residuals = [kept[term.other.side] for term in terms]
+  constants, tree = jax.tree.flatten((residuals, sizes, key))
   function = _Tangent(
     setting=setting,
     terms=tuple(terms),
     shape=tuple(result.shape),
     dtype=result.dtype,
-    has_key=key is not None,
-    has_sizes=sizes is not None,
+    constants=tree,
   )
+  linear = [t for t in tangents[:2] if not isinstance(t, SymbolicZero)]
   return result, linear_calls.linear_call(function, linear, constants)
 
 
@@ -150,22 +142,18 @@ class _Term:
 
   Attributes:
     side: the operand.
-    shape, dtype: of the operand.
+    dtype: of the operand.
     numbers: dimension numbers of g and the other operand.
     order: brings the dimensions of their product into the operand's order.
     other: the other operand.
-    kept: structure of the other operand's residual, which is an array or a
-      `ScaledArray`.
     out_sharding: of the matmul's result on a mesh with explicit axes, or None.
   """
 
   side: products.Side
-  shape: tuple[Any, ...]
   dtype: np.dtype
   numbers: sides.DimensionNumbers
   order: tuple[int, ...]
   other: products.TrainingOperand
-  kept: Any
   out_sharding: NamedSharding | None = None
 
   @property
@@ -186,31 +174,18 @@ class _Tangent(linear_calls.Linear):
     setting: the call.
     terms: one for each operand that has a tangent.
     shape, dtype: of the result.
-    has_key: whether the last constant is the data of a key.
-    has_sizes: whether a constant is the sizes of groups. This is the last one
-      before the key.
+    constants: structure of the constants: the residual of the other operand for
+      each of `terms`, the sizes of groups or None, and the data of a key or
+      None.
   """
 
   setting: settings.Setting
   terms: tuple[_Term, ...]
   shape: tuple[Any, ...]
   dtype: np.dtype
-  has_key: bool
-  has_sizes: bool = False
+  constants: Any
 
   is_value: ClassVar[bool] = True
-
-  def _sizes(self, constants: Sequence[jax.Array]) -> Any:
-    return constants[-2 if self.has_key else -1] if self.has_sizes else None
-
-  def _kept(self, constants: Sequence[jax.Array]) -> list[Any]:
-    rest = list(constants)
-    kept = []
-    for term in self.terms:
-      count = term.kept.num_leaves
-      kept.append(term.kept.unflatten(rest[:count]))
-      rest = rest[count:]
-    return kept
 
   def apply(
     self, linear: Sequence[jax.Array], constants: Sequence[jax.Array]
@@ -222,11 +197,9 @@ class _Tangent(linear_calls.Linear):
       # Inside `shard_map` the transpose of a function of g sums over devices
       # if all devices have the same g.
       g = dot.vary_alike([jnp.zeros(self.shape, np.float32), *linear])[0]
-    sizes = self._sizes(constants)
+    residuals, sizes, _ = self.constants.unflatten(constants)
     summands = []
-    for term, tangent, kept in zip(
-      self.terms, linear, self._kept(constants), strict=True
-    ):
+    for term, tangent, kept in zip(self.terms, linear, residuals, strict=True):
       gradient = functools.partial(self._plain_gradient, term, kept, sizes)
       (summand,) = jax.linear_transpose(gradient, g)(tangent.astype(np.float32))
       summands.append(summand)
@@ -260,15 +233,14 @@ class _Tangent(linear_calls.Linear):
     g: jax.Array,
     constants: Sequence[jax.Array],
   ) -> list[jax.Array | None]:
-    key = constants[-1] if self.has_key else None
-    sizes = self._sizes(constants)
+    residuals, sizes, key = self.constants.unflatten(constants)
     pairs = zip(self.terms, wanted, strict=True)
     blocked = self._blocked_gradients(
       g, [term for term, is_wanted in pairs if is_wanted], key, sizes
     )
     result: list[jax.Array | None] = []
     for term, kept, is_wanted in zip(
-      self.terms, self._kept(constants), wanted, strict=True
+      self.terms, residuals, wanted, strict=True
     ):
       if not is_wanted:
         result.append(None)
@@ -339,39 +311,3 @@ class _Tangent(linear_calls.Linear):
     return term.product.gradient(
       blocked, other, term.dtype, self.setting.scheme, sizes, term.order
     )
-
-
-Product = Callable[[jax.Array, Any, sides.DimensionNumbers, Any], jax.Array]
-
-
-def gradients(
-  g: jax.Array,
-  lhs: Any,
-  rhs: Any,
-  numbers: sides.DimensionNumbers,
-  *,
-  dgrad: Product,
-  wgrad: Product,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the gradients of `dot_general(lhs, rhs, numbers)`.
-
-  Args:
-    g: gradient of the result, [batch..., m..., n...].
-    lhs, rhs: the operands, or replacements with the same ndim and dtype.
-    numbers: their dimension numbers.
-    dgrad: computes the gradient of lhs from (g, rhs, dimension_numbers, dtype).
-    wgrad: computes the gradient of rhs from (g, lhs, dimension_numbers, dtype).
-
-  Returns:
-    Gradients with the shapes and dtypes of lhs and rhs.
-  """
-  dims = derivatives.GradientDims.of(numbers, lhs.ndim, rhs.ndim)
-  # Profiles and `explain` print these names.
-  with jax.named_scope("dgrad"):
-    lhs_gradient = dgrad(g, rhs, dims.dgrad, lhs.dtype)
-  with jax.named_scope("wgrad"):
-    rhs_gradient = wgrad(g, lhs, dims.wgrad, rhs.dtype)
-  return (
-    lhs_gradient.transpose(dims.lhs_order).astype(lhs.dtype),
-    rhs_gradient.transpose(dims.rhs_order).astype(rhs.dtype),
-  )

@@ -30,7 +30,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext import tangents
@@ -154,6 +153,7 @@ class Product:
     shapes: tuple[Sequence[Any], Sequence[Any]],
     operand_formats: _Formats,
     hadamard: int | None = None,
+    out_sharding: NamedSharding | None = None,
   ) -> Self:
     """Returns the matmul of arrays of two shapes."""
     multiple = math.lcm(*(f.block_size or 1 for f in operand_formats if f))
@@ -162,49 +162,29 @@ class Product:
     ndims = tuple(map(len, shapes))
     frees = map(sides.free_dims, ndims, contracting, batch)
     (_, last), (_, shape) = contracting, shapes
-    if len(last) > 1 and _has_whole(shape[last[-1]], multiple):
-      lhs, rhs = (
-        blocking.Blocking(
-          dims=k[-1:], lead=(*b, *free, *k[:-1]), multiple=multiple
-        )
-        for k, b, free in zip(contracting, batch, frees, strict=True)
-      )
-      return cls(
-        lhs=lhs,
-        rhs=rhs,
-        numbers=numbers,
-        operand_formats=operand_formats,
-        hadamard=hadamard,
-      )
+    is_merged = len(last) == 1 or not _has_whole(shape[last[-1]], multiple)
     lhs, rhs = (
-      blocking.Blocking(dims=k, lead=(*b, *free), multiple=multiple)
+      blocking.Blocking(
+        dims=k if is_merged else k[-1:],
+        lead=(*b, *free) if is_merged else (*b, *free, *k[:-1]),
+        multiple=multiple,
+      )
       for k, b, free in zip(contracting, batch, frees, strict=True)
     )
-    # Merging brings the batch dimensions to the front.
-    lhs_batch, rhs_batch = (
-      tuple(range(len(b))) if len(k) > 1 else b
-      for k, b in zip(contracting, batch, strict=True)
-    )
+    if is_merged:
+      # Merging brings the batch dimensions to the front.
+      lhs_batch, rhs_batch = (
+        tuple(range(len(b))) if len(k) > 1 else b
+        for k, b in zip(contracting, batch, strict=True)
+      )
+      numbers = ((lhs.axis(),), (rhs.axis(),)), (lhs_batch, rhs_batch)
     return cls(
       lhs=lhs,
       rhs=rhs,
-      numbers=(((lhs.axis(),), (rhs.axis(),)), (lhs_batch, rhs_batch)),
+      numbers=numbers,
       operand_formats=operand_formats,
       hadamard=hadamard,
-    )
-
-  @classmethod
-  def forward(
-    cls,
-    scheme: Scheme,
-    numbers: sides.DimensionNumbers,
-    lhs: Any,
-    rhs: Any,
-  ) -> Self:
-    return cls.of(
-      numbers,
-      (lhs.shape, rhs.shape),
-      (scheme.format("lhs"), scheme.format("rhs")),
+      out_sharding=out_sharding,
     )
 
   def prepared(self, side: Side, x: jax.Array, sizes: Any) -> jax.Array:
@@ -369,30 +349,6 @@ def of_bits(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
   return x.tree_unflatten(aux, (values, scale, *rest))
 
 
-def backward_product(
-  kind: type[Product],
-  scheme: Scheme,
-  side: Side,
-  dims: derivatives.GradientDims,
-  g_shape: Sequence[Any],
-  other_shape: Sequence[Any],
-  out_sharding: NamedSharding | None = None,
-) -> Product | None:
-  """Returns the matmul for the gradient of `side`; None if not quantized."""
-  name = scheme.gradient(side)
-  recipe = scheme.recipe
-  operand_formats = (recipe.grad_format, scheme.format(other_side(side)))
-  if not recipe.is_quantized(name) or operand_formats == (None, None):
-    return None
-  product = kind.of(
-    dims.dgrad if side == "lhs" else dims.wgrad,
-    (g_shape, other_shape),
-    operand_formats,
-    recipe.hadamard(name),
-  )
-  return dataclasses.replace(product, out_sharding=out_sharding)
-
-
 class Held(NamedTuple):
   """Copies from `bits_of` of an operand that was quantized before.
 
@@ -533,12 +489,6 @@ class TrainingOperand:
     assert copy is not None
     return now, _KeptCopy(copy, guard)
 
-  def as_kept(self, kept: Any) -> jax.Array:
-    """Dequantizes a forward copy to an f32 array."""
-    assert self.forward is not None
-    x = quantization.dequantize(kept, np.float32)
-    return self.forward.along.undo(x, self.shape)
-
   def taken(self, kept: Any, sizes: Any) -> Any:
     """Returns the operand of the backward matmul from the residual."""
     if self.forward is None or not (self.keeps_forward or self.backward):
@@ -569,13 +519,15 @@ class TrainingOperand:
   def _to_backward(self, kept: scaled_array.ScaledArray, sizes: Any) -> Any:
     """Converts a forward copy to the operand of the backward matmul."""
     assert self.forward is not None
-    if self.backward is None:
-      return self.as_kept(kept)
-    if self.forward.square is not None:
+    if self.backward is not None and self.forward.square is not None:
       return operands.transposed(
         kept, self.forward, self.backward.along, self.shape
       )
+    x = quantization.dequantize(kept, np.float32)
+    x = self.forward.along.undo(x, self.shape)
+    if self.backward is None:
+      return x
     assert self.product is not None
-    x = self.product.prepared("rhs", self.as_kept(kept), sizes)
+    x = self.product.prepared("rhs", x, sizes)
     (later,) = quantized(x, [self.backward], who=self.who)
     return later

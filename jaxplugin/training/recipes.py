@@ -23,16 +23,6 @@ from jaxplugin.core import formats
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import hadamard
 
-_SWITCHES: Final = (
-  "stochastic_rounding",
-  "grad_scale_up",
-  "weight_2d",
-  "four_over_six",
-  "quantize_forward",
-  "quantize_dgrad",
-  "quantize_wgrad",
-  "backward_from_quantized",
-)
 _PRODUCTS: Final = ("dgrad", "wgrad")
 
 
@@ -116,11 +106,12 @@ class Recipe:
         "Recipe: activation_format or weight_format must be given, got None"
         " for both; without quantization use jax.lax.dot_general"
       )
-    for name in _SWITCHES:
-      if not isinstance(getattr(self, name), bool):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if isinstance(field.default, bool) and not isinstance(value, bool):
         raise TypeError(
-          f"Recipe: {name} must be True or False, got"
-          f" {error_context.shown(getattr(self, name))}"
+          f"Recipe: {field.name} must be True or False, got"
+          f" {error_context.shown(value)}"
         )
     arguments.validate_scale_rounding(
       "Recipe", self.scale_rounding, self.formats
@@ -154,31 +145,30 @@ class Recipe:
 
   def _validate_together(self) -> None:
     """Raises ValueError if one field leaves another without an effect."""
-    if self.stochastic_rounding and self.grad_format is None:
+    weights, gradients = self.weight_format, self.grad_format
+    if self.stochastic_rounding and gradients is None:
       raise ValueError(
         "Recipe: stochastic_rounding must be False if grad_format is None,"
         " got True; pass grad_format, or leave stochastic_rounding out"
       )
-    grad_format = self.grad_format
     if self.grad_scale_up and (
-      grad_format is None or grad_format.scale_is_power_of_two
+      gradients is None or gradients.scale_is_power_of_two
     ):
       raise ValueError(
         "Recipe: grad_scale_up must be False unless gradients have"
         " floating-point scales, as in nvfp4, got"
-        f" grad_format={grad_format and grad_format.name}; leave grad_scale_up"
+        f" grad_format={gradients and gradients.name}; leave grad_scale_up"
         " out, and round powers of two with scale_rounding"
       )
-    if self.weight_2d and self.weight_format is None:
+    if self.weight_2d and weights is None:
       raise ValueError(
         "Recipe: weight_2d must be False if weight_format is None, got True;"
         " pass weight_format, or leave weight_2d out"
       )
-    weight_format = self.weight_format
-    if self.weight_2d and weight_format and not weight_format.block_size:
+    if self.weight_2d and weights and not weights.block_size:
       raise ValueError(
         "Recipe: weight_2d must be False if a row of weights has one scale, got"
-        f" True for {weight_format}; leave weight_2d out"
+        f" True for {weights}; leave weight_2d out"
       )
     if self.weight_2d and self.dgrad_hadamard is not None:
       raise ValueError(

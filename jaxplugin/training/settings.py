@@ -85,8 +85,12 @@ class Setting:
     )
 
   def forward(self, lhs: Any, rhs: Any) -> products.Product:
-    product = self.kind.forward(self.scheme, self.numbers, lhs, rhs)
-    return dataclasses.replace(product, out_sharding=self.out_sharding)
+    return self.kind.of(
+      self.numbers,
+      (lhs.shape, rhs.shape),
+      (self.scheme.format("lhs"), self.scheme.format("rhs")),
+      out_sharding=self.out_sharding,
+    )
 
   def gradient_shardings(
     self, lhs: Any, rhs: Any
@@ -140,31 +144,34 @@ class Setting:
     wanted: dict[products.Side, bool],
   ) -> dict[products.Side, products.Product | None]:
     """Returns the matmuls for the wanted gradients; None in high precision."""
-    dims = self.gradient_dims(lhs, rhs)
-    operands: dict[products.Side, Any] = {"lhs": lhs, "rhs": rhs}
-    g_shape = self.shape(lhs, rhs)
+    dims, scheme = self.gradient_dims(lhs, rhs), self.scheme
     shardings = self.gradient_shardings(lhs, rhs)
-    return {
-      side: products.backward_product(
-        self.kind,
-        self.scheme,
-        side,
-        dims,
-        g_shape,
-        operands[products.other_side(side)].shape,
-        shardings[side],
+    found: dict[products.Side, products.Product | None] = dict.fromkeys(SIDES)
+    for side, other, numbers in zip(
+      SIDES, (rhs, lhs), (dims.dgrad, dims.wgrad), strict=True
+    ):
+      name = scheme.gradient(side)
+      formats = (
+        scheme.recipe.grad_format,
+        scheme.format(products.other_side(side)),
       )
-      if wanted[side]
-      else None
-      for side in SIDES
-    }
+      is_quantized = scheme.recipe.is_quantized(name)
+      if wanted[side] and is_quantized and formats != (None, None):
+        found[side] = self.kind.of(
+          numbers,
+          (self.shape(lhs, rhs), other.shape),
+          formats,
+          scheme.recipe.hadamard(name),
+          shardings[side],
+        )
+    return found
 
   def operands(
     self,
     lhs: Any,
     rhs: Any,
     backward: dict[products.Side, products.Product | None],
-  ) -> list[products.TrainingOperand]:
+  ) -> dict[products.Side, products.TrainingOperand]:
     """Returns both operands.
 
     Args:
@@ -173,8 +180,8 @@ class Setting:
     """
     product = self.forward(lhs, rhs)
     contracting, batch = self.numbers
-    return [
-      products.TrainingOperand.of(
+    return {
+      side: products.TrainingOperand.of(
         self.scheme,
         side,
         x,
@@ -185,15 +192,14 @@ class Setting:
       for side, x, k, b in zip(
         SIDES, (lhs, rhs), contracting, batch, strict=True
       )
-    ]
+    }
 
   def differentiated(
     self, lhs: Any, rhs: Any
   ) -> dict[products.Side, products.TrainingOperand]:
     """Returns both operands for a call whose two gradients are needed."""
     backward = self.backward(lhs, rhs, {"lhs": True, "rhs": True})
-    found = self.operands(lhs, rhs, backward)
-    return {operand.side: operand for operand in found}
+    return self.operands(lhs, rhs, backward)
 
   def key(self, data: Any, side: products.Side) -> Any:
     """Returns the key of an operand's gradient: 0 or 1 folded into `data`."""
