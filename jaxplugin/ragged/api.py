@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
-from jaxplugin.core import targets
 from jaxplugin.dot import arguments
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
 from jaxplugin.dot import offsets
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
+from jaxplugin.dot.autodiff import straight_through as dot_straight_through
 from jaxplugin.operation import choice
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
@@ -105,55 +105,46 @@ def ragged_dot(
   with error_context.in_function(error_context.who(WHO)):
     rules.require_quantized(rhs)
     group_sizes = arguments.integers("group_sizes", group_sizes)
-    arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
-    options = straight_through.RaggedOptions(
-      function=product,
-      preferred_element_type=arguments.result_dtype(preferred_element_type),
-      activation=activation,
-      precision=precision,
-      reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
-      implementation=implementation,
-    )
+    options: dict[str, Any] = {
+      "activation": activation,
+      "preferred_element_type": arguments.result_dtype(preferred_element_type),
+      "precision": precision,
+      "reduce_dtype": dot_rules.parts_dtype(reduce_dtype),
+      "implementation": implementation,
+    }
     if any(map(straight_through.has_surrogate, (lhs, rhs))):
-      return _straight_through(options, arrays, out_sharding)
-    return options(arrays, out_sharding=out_sharding)
+      arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
+      return _straight_through(arrays, out_sharding, **options)
+    return product(
+      lhs, rhs, group_sizes, bias=bias, out_sharding=out_sharding, **options
+    )
 
 
 def _straight_through(
-  options: straight_through.RaggedOptions,
-  given: straight_through.RaggedArrays,
-  out_sharding: Any,
+  given: straight_through.RaggedArrays, out_sharding: Any, **options: Any
 ) -> jax.Array:
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
-  call = _call(
-    *offsets.split(given.lhs, given.rhs)[:2],
-    given.group_sizes,
-    activation=options.activation,
-    dtype=options.preferred_element_type,
-    precision=options.precision,
-    reduce_dtype=options.reduce_dtype,
-    implementation=options.implementation,
+  lhs, rhs, _ = offsets.split(given.lhs, given.rhs)
+  call = _call(lhs, rhs, given.group_sizes, **options)
+  of = dot_straight_through.Options(
+    dtype=options.pop("preferred_element_type"),
+    activation=options.pop("activation"),
+    function=functools.partial(product, **options),
   )
+
+  def dot(*arrays: Any) -> jax.Array:
+    leaves, tree = jax.tree.flatten(straight_through.RaggedArrays(*arrays))
+    # Outside of the custom JVP, so that tangents vary over the same mesh axes
+    # as the result.
+    leaves = arguments.vary_alike(leaves)
+    return straight_through.dot(of, jax.tree.unflatten(tree, leaves))
+
   arrays = [
     x if x is None else arguments.as_operand(name, x)
     for name, x in given._asdict().items()
   ]
-  dot = functools.partial(_straight_through_automatic, options)
   sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
-  if sharding is None:
-    return dot(*arrays)
   return explicit.automatic(dot, sharding)(*arrays)
-
-
-def _straight_through_automatic(
-  options: straight_through.RaggedOptions, *arrays: Any
-) -> jax.Array:
-  """Computes the straight-through dot on arrays without explicit axes."""
-  leaves, tree = jax.tree.flatten(straight_through.RaggedArrays(*arrays))
-  # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes as
-  # the result.
-  leaves = arguments.vary_alike(leaves)
-  return straight_through.dot(options, jax.tree.unflatten(tree, leaves))
 
 
 def product(
@@ -162,23 +153,15 @@ def product(
   group_sizes: Any,
   *,
   bias: Any = None,
-  activation: problems.Activation | None = None,
-  preferred_element_type: Any = jnp.float32,
-  precision: Any = None,
-  reduce_dtype: Any = None,
-  implementation: str | None = None,
   out_sharding: Any = None,
+  **options: Any,
 ) -> jax.Array:
-  """Computes `ragged_dot`; the weights may be unquantized."""
+  """Computes `ragged_dot`; the weights may be unquantized.
+
+  The options are those of `_call`.
+  """
   lhs, rhs, offset = offsets.split(lhs, rhs)
-  call_of = functools.partial(
-    _call,
-    activation=activation,
-    dtype=preferred_element_type,
-    precision=precision,
-    reduce_dtype=reduce_dtype,
-    implementation=implementation,
-  )
+  call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
   sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
   if sharding is None:
@@ -233,7 +216,7 @@ def _second(
 
 def bind(call: calls.Call) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
-  call = call.form().filled(arguments.vary_alike(call.flatten()))
+  call = call.filled(arguments.vary_alike(call.flatten()))
   if call.implementation is not None:
     # Raises if no local device supports the requested backend.
     choice.require_somewhere(
@@ -241,7 +224,7 @@ def bind(call: calls.Call) -> jax.Array:
         call.problem(), target, call.implementation, overlay=call.overlay
       )
     )
-  result = primitive.bind(call, targets.overriding_target())
+  result = primitive.bind(call)
   if guards.is_on():
     checks.check(result, call)
   return result
@@ -277,19 +260,20 @@ def across_blocks(
   )
   arguments.reject_negative_scale(call.rhs)
   call = _with_epilogue(call, None)
-  call = call.form().filled(arguments.vary_alike(call.flatten()))
-  return primitive.bind(call, targets.overriding_target())
+  call = call.filled(arguments.vary_alike(call.flatten()))
+  return primitive.bind(call)
 
 
 def _call(
   lhs: Any,
   rhs: Any,
   group_sizes: Any,
-  activation: problems.Activation | None,
-  dtype: Any,
-  precision: Any,
-  reduce_dtype: Any,
-  implementation: str | None,
+  *,
+  activation: problems.Activation | None = None,
+  preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
+  reduce_dtype: Any = None,
+  implementation: str | None = None,
 ) -> calls.RaggedDotCall:
   """Returns the checked call without the arrays of the epilogue."""
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
@@ -304,7 +288,7 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=arguments.result_dtype(dtype),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
     fastest_precision=dot_rules.is_fastest(precision),
     activation=activation,
     implementation=implementation,

@@ -15,7 +15,6 @@ from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
-from jaxplugin.core import targets
 from jaxplugin.dot import guards
 from jaxplugin.dot import sides
 from jaxplugin.ragged import backends
@@ -75,9 +74,8 @@ def _unexplained(
 ) -> guards.NonFiniteValues:
   """Returns the NaN and Inf of a result that the operands do not explain."""
   call = form.filled(flat).in_usual_order().replace(implementation="xla")
-  bind = functools.partial(primitive.bind, target=targets.overriding_target())
-  expected = bind(call.replace(preferred_element_type=_F32))
-  magnitude = bind(_of_magnitudes(call))
+  expected = primitive.bind(call.replace(preferred_element_type=_F32))
+  magnitude = primitive.bind(_of_magnitudes(call))
   if call.is_gated:
     # A result depends on the sums of a gate and of a value, so an overflow of
     # any sum in the row explains it.
@@ -93,16 +91,16 @@ def _unexplained_sums(
 ) -> guards.NonFiniteValues:
   """Returns the NaN and Inf of a contraction that operands do not explain."""
   call = form.filled(flat).replace(implementation="xla")
-  bind = functools.partial(primitive.bind, target=targets.overriding_target())
   lhs, rhs = (
     jnp.abs(calls.in_usual_order(x).dequantized()) for x in (call.lhs, call.rhs)
   )
   magnitudes = calls.plain_contraction(
     lhs, rhs, call.group_sizes, global_scale=_magnitude_of_scale(call)
   )
-  expected = bind(call.replace(preferred_element_type=_F32))
+  expected = primitive.bind(call.replace(preferred_element_type=_F32))
   dtype = call.preferred_element_type
-  return guards.found(result, expected, bind(magnitudes), dtype)
+  magnitude = primitive.bind(magnitudes)
+  return guards.found(result, expected, magnitude, dtype)
 
 
 def _magnitude_of_scale(

@@ -29,7 +29,7 @@ class GradientsTest(parameterized.TestCase):
     def dot(x, w):
       call = calls.plain(x, w, _SIZES, 2)
       call = call.replace(global_scale=jnp.float32(scale))
-      return primitive.bind(call, None)
+      return primitive.bind(call)
 
     of_x, of_w = jax.jit(lambda g: jax.vjp(dot, x, w)[1](g))(g)
     expected_x, expected_w = np.zeros((_M, _K)), np.zeros((3, _N, _K))
@@ -49,7 +49,7 @@ class GradientsTest(parameterized.TestCase):
       def dot(scale):
         call = calls.plain(jnp.float32(x), jnp.float32(w), _SIZES, 2)
         call = call.replace(global_scale=scale, activation="gelu")
-        return primitive.bind(call, None)
+        return primitive.bind(call)
 
       return jax.vjp(dot, jnp.float32(2))[1](g)[0]
 

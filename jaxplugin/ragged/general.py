@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 from typing import Final
 from typing import cast
@@ -106,27 +105,22 @@ def ragged_dot_general(
       arguments.as_operand("rhs", rhs),
     )
     lhs, rhs = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
-    if not order.is_contraction:
-      rules.require_quantized(rhs)
-      return ragged_api.ragged_dot(
-        lhs,
-        cast(scaled_array.ScaledArray, rhs),
-        group_sizes,
-        preferred_element_type=preferred_element_type,
-        precision=precision,
-        reduce_dtype=reduce_dtype,
-        implementation=implementation,
-        out_sharding=out_sharding,
-      )
-    return contract(
+    options: dict[str, Any] = {
+      "preferred_element_type": preferred_element_type,
+      "reduce_dtype": reduce_dtype,
+      "implementation": implementation,
+      "out_sharding": out_sharding,
+    }
+    if order.is_contraction:
+      dot_rules.canonical_precision(precision)
+      return contract(lhs, rhs, group_sizes, **options)
+    rules.require_quantized(rhs)
+    return ragged_api.ragged_dot(
       lhs,
-      rhs,
+      cast(scaled_array.ScaledArray, rhs),
       group_sizes,
-      preferred_element_type=preferred_element_type,
       precision=precision,
-      reduce_dtype=reduce_dtype,
-      implementation=implementation,
-      out_sharding=out_sharding,
+      **options,
     )
 
 
@@ -135,31 +129,23 @@ def contract(
   rhs: arguments.Operand,
   group_sizes: Any,
   *,
-  preferred_element_type: Any = jnp.float32,
-  precision: Any = None,
-  reduce_dtype: Any = None,
-  implementation: str | None = None,
   out_sharding: Any = None,
+  **options: Any,
 ) -> jax.Array:
-  """Contracts (m, n) and (m, k) over the rows of each group."""
-  dot_rules.canonical_precision(precision)
-  call_of = functools.partial(
-    _call,
-    dtype=preferred_element_type,
-    reduce_dtype=reduce_dtype,
-    implementation=implementation,
-  )
+  """Contracts (m, n) and (m, k) over the rows of each group.
+
+  The options are those of `_call`.
+  """
+  call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
-  explicit_sharding = explicit.result_sharding(
-    call, contraction.assign, out_sharding
-  )
-  if explicit_sharding is None:
+  sharding = explicit.result_sharding(call, contraction.assign, out_sharding)
+  if sharding is None:
     return ragged_api.bind(_with_global_scale(call))
   product = lambda *arrays: ragged_api.bind(
     _with_global_scale(call_of(*arrays))
   )
   arrays = jax.tree.map(jnp.asarray, (lhs, rhs, call.group_sizes))
-  return explicit.automatic(product, explicit_sharding)(*arrays)
+  return explicit.automatic(product, sharding)(*arrays)
 
 
 def align_groups(
@@ -319,9 +305,10 @@ def _call(
   lhs: Any,
   rhs: Any,
   group_sizes: Any,
-  dtype: Any,
-  reduce_dtype: Any,
-  implementation: str | None,
+  *,
+  preferred_element_type: Any = jnp.float32,
+  reduce_dtype: Any = None,
+  implementation: str | None = None,
 ) -> calls.RaggedContraction:
   """Returns the checked call; the sides still have their global scales."""
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
@@ -344,7 +331,7 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=arguments.result_dtype(dtype),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
     implementation=implementation,
     overlay=resolution.overlay(),
     reduce_dtype=dot_rules.parts_dtype(reduce_dtype),

@@ -32,7 +32,11 @@ ragged_dot_p = calls.ragged_dot_p
 ragged_contraction_p = calls.ragged_contraction_p
 PRIMITIVES: Final = (ragged_dot_p, ragged_contraction_p)
 Decided = choice.Decided[problems.Problem]
-bind = primitive.bind
+
+
+def bind(call: calls.Call) -> jax.Array:
+  """Binds a call for the target of an enclosing `use_target`."""
+  return primitive.bind(call, targets.overriding_target())
 
 
 def _local(

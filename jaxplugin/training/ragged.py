@@ -23,7 +23,6 @@ from jaxplugin import dot
 from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import targets
 from jaxplugin.dot import arguments as dot_arguments
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
@@ -179,9 +178,7 @@ def ragged_dot_general(
       assignment.assign,
       out_sharding,
     )
-    if sharding is not None:
-      product = explicit.automatic(product, sharding)
-    return product(*arrays)
+    return explicit.automatic(product, sharding)(*arrays)
 
 
 def _unless_quantized(lhs: Any) -> Any:
@@ -287,5 +284,5 @@ class _Setting(settings.Setting):
     else:
       (dim,) = rhs_contracting
       call = calls.plain(lhs, rhs, sizes, dim, **options)
-    call = call.form().filled(dot_arguments.vary_alike(call.flatten()))
-    return primitive.bind(call, targets.overriding_target())
+    call = call.filled(dot_arguments.vary_alike(call.flatten()))
+    return primitive.bind(call)

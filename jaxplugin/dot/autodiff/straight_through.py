@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import NamedTuple
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
-from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
@@ -56,31 +56,36 @@ class DotArrays(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DotOptions:
+class Options:
   """A call without its arrays.
 
   Attributes:
-    function: `block_scaled_dot` with all other arguments bound. It is called
-      with the fields of `DotArrays`, preferred_element_type and activation.
-    dimension_numbers: dimension numbers in tuples.
+    function: the called function with all other arguments bound. It is called
+      with the fields of a named tuple, preferred_element_type and activation.
     dtype: dtype of the result.
-    activation: as for `block_scaled_dot`.
+    activation: as for the function.
   """
 
   function: Callable[..., jax.Array]
-  dimension_numbers: sides.DimensionNumbers
   dtype: np.dtype
-  activation: problems.Activation | None
+  activation: Any
 
-  def __call__(self, arrays: DotArrays) -> jax.Array:
+  def __call__(self, arrays: Any) -> jax.Array:
     return self.function(
       **arrays._asdict(),
       preferred_element_type=self.dtype,
       activation=self.activation,
     )
 
-  def replace(self, **changes: Any) -> DotOptions:
+  def replace(self, **changes: Any) -> Self:
     return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DotOptions(Options):
+  """A call of `block_scaled_dot`, with dimension numbers in tuples."""
+
+  dimension_numbers: sides.DimensionNumbers
 
 
 def has_surrogate(operand: Any) -> bool:

@@ -102,14 +102,16 @@ def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
 
 
 def automatic(
-  function: Callable[..., jax.Array], sharding: NamedSharding
+  function: Callable[..., jax.Array], sharding: NamedSharding | None
 ) -> Callable[..., jax.Array]:
   """Returns `function` with the explicit mesh axes made auto axes.
 
   Args:
     function: function of trees of arrays.
-    sharding: sharding of its result.
+    sharding: sharding of its result; None returns `function`.
   """
+  if sharding is None:
+    return function
   axes = explicit_axes.axes_of(sharding.mesh)
   wrapped: Any = jax.sharding.auto_axes(
     function, axes=axes, out_sharding=sharding

@@ -10,9 +10,7 @@ too, higher-order derivatives use it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 from typing import Final
 from typing import NamedTuple
@@ -23,7 +21,6 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import targets
 from jaxplugin.dot import guards
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
@@ -32,7 +29,6 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
-from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
 
 _F32: Final = np.dtype(np.float32)
@@ -48,51 +44,17 @@ class RaggedArrays(NamedTuple):
   bias: Any
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedOptions:
-  """A call without its arrays.
-
-  Attributes:
-    function: `ragged_dot`, which here supports unquantized weights. It is
-      called with the fields of `RaggedArrays` and the attributes below.
-    preferred_element_type, activation, implementation, precision, reduce_dtype:
-      as for `ragged_dot`.
-  """
-
-  function: Callable[..., jax.Array]
-  preferred_element_type: np.dtype
-  activation: problems.Activation | None
-  implementation: str | None
-  precision: Any = None
-  reduce_dtype: np.dtype | None = None
-
-  def __call__(self, arrays: RaggedArrays, **options: Any) -> jax.Array:
-    return self.function(
-      **arrays._asdict(),
-      **options,
-      preferred_element_type=self.preferred_element_type,
-      activation=self.activation,
-      implementation=self.implementation,
-      precision=self.precision,
-      reduce_dtype=self.reduce_dtype,
-    )
-
-  def in_f32(self) -> RaggedOptions:
-    """Returns the options with an f32 result and without activation."""
-    return dataclasses.replace(
-      self, preferred_element_type=_F32, activation=None
-    )
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dot(of: RaggedOptions, arrays: RaggedArrays) -> jax.Array:
+def dot(of: straight_through.Options, arrays: RaggedArrays) -> jax.Array:
   """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(straight_through.without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
 def _jvp(
-  of: RaggedOptions, primals: tuple[RaggedArrays], given: tuple[RaggedArrays]
+  of: straight_through.Options,
+  primals: tuple[RaggedArrays],
+  given: tuple[RaggedArrays],
 ) -> tuple[jax.Array, jax.Array]:
   (arrays,), (moved,) = primals, given
   result = dot(of, arrays)
@@ -102,24 +64,25 @@ def _jvp(
       tangent = tangents.tangent_of(function, arrays, moved)
       terms = [] if tangent is None else [tangent]
     else:
-      terms = _terms(of.in_f32(), arrays, moved)
+      terms = _terms(of.replace(dtype=_F32), arrays, moved)
   if not terms:
     return result, jnp.zeros_like(result)
   return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
 
 
-def _activated(of: RaggedOptions, arrays: RaggedArrays) -> jax.Array:
+def _activated(of: straight_through.Options, arrays: RaggedArrays) -> jax.Array:
   """Computes the dot without activation, then the activation as JAX ops."""
-  result = epilogue.activate(dot(of.in_f32(), arrays), of.activation)
+  result = dot(of.replace(dtype=_F32, activation=None), arrays)
+  result = epilogue.activate(result, of.activation)
   rows = result.shape[0]
   ends = groups.ends(arrays.group_sizes, rows)
   is_own = groups.of_rows(ends, rows)[:, None] < len(arrays.group_sizes)
   result = jnp.where(is_own, result, np.float32(0))
-  return result.astype(of.preferred_element_type)
+  return result.astype(of.dtype)
 
 
 def _terms(
-  of: RaggedOptions, arrays: RaggedArrays, moved: RaggedArrays
+  of: straight_through.Options, arrays: RaggedArrays, moved: RaggedArrays
 ) -> list[jax.Array]:
   """Returns f32 tangents whose sum is the tangent of the call."""
   terms = []
@@ -148,7 +111,10 @@ def _terms(
 
 
 def _tangent_by(
-  side: str, tangent: jax.Array, of: RaggedOptions, arrays: RaggedArrays
+  side: str,
+  tangent: jax.Array,
+  of: straight_through.Options,
+  arrays: RaggedArrays,
 ) -> jax.Array:
   """Returns the ragged dot of one side's tangent and the other side."""
   if tangent.dtype not in sides.PLAIN_DTYPES:
@@ -156,7 +122,8 @@ def _tangent_by(
   other = "rhs" if side == "lhs" else "lhs"
   if side == "rhs":
     # The requested backend may not support unquantized weights.
-    of = dataclasses.replace(of, implementation=None)
+    function = functools.partial(of.function, implementation=None)
+    of = of.replace(function=function)
   arrays = arrays._replace(**{side: tangent}, bias=None)
   if not has_surrogate(getattr(arrays, other)):
     return of(arrays)
@@ -164,14 +131,14 @@ def _tangent_by(
 
 
 def _product_of_both(
-  side: str, of: RaggedOptions, arrays: RaggedArrays
+  side: str, of: straight_through.Options, arrays: RaggedArrays
 ) -> jax.Array:
   """Returns the dot of `side`'s tangent and an operand with a surrogate."""
   # The backward pass uses the tuning tables of the forward pass.
   overlay = resolution.overlay()
 
   def plain(arrays: RaggedArrays) -> jax.Array:
-    return _bind(
+    return primitive.bind(
       calls.plain(
         arrays.lhs, arrays.rhs, arrays.group_sizes, 2, overlay=overlay
       )
@@ -180,13 +147,11 @@ def _product_of_both(
   def transpose(g: jax.Array, arrays: RaggedArrays, other: Any) -> jax.Array:
     sizes, other = arrays.group_sizes, quantization.dequantize(other)
     if side == "lhs":
-      return _bind(calls.plain(g, other, sizes, 1, overlay=overlay))
-    return _bind(calls.plain_contraction(g, other, sizes, overlay=overlay))
+      return primitive.bind(calls.plain(g, other, sizes, 1, overlay=overlay))
+    return primitive.bind(
+      calls.plain_contraction(g, other, sizes, overlay=overlay)
+    )
 
   return straight_through.product_of_both(
     side, arrays, "group_sizes", quantized=of, plain=plain, transpose=transpose
   )
-
-
-def _bind(call: calls.Call) -> jax.Array:
-  return primitive.bind(call, targets.overriding_target())
