@@ -31,22 +31,6 @@ def _operands(format=jp.NVFP4, seed=0):
   return x, w_q, np.asarray(jp.dequantize(w_q), np.float64)
 
 
-def _by_rows(x, weights, bias, sizes, activation=None):
-  """The same by gathering each row's weight, in JAX's own operations."""
-  of_row = ragged_suite.group_of_rows(sizes, _M)
-  z = jnp.einsum("mk,mnk->mn", x, weights[of_row], precision="highest")
-  if bias is not None:
-    z = z + bias[of_row]
-  if activation == "swiglu":
-    z = jax.nn.silu(z[:, : _N // 2]) * z[:, _N // 2 :]
-  elif activation == "swigluoai":
-    gate, value = jnp.minimum(z[:, ::2], 7), jnp.clip(z[:, 1::2], -7, 7)
-    z = gate * jax.nn.sigmoid(1.702 * gate) * (value + 1)
-  elif activation is not None:
-    z = getattr(jax.nn, activation)(z)
-  return jnp.where((of_row >= 0)[:, None], z, 0)
-
-
 class TransformationsTest(parameterized.TestCase):
   @parameterized.product(activation=_ACTIVATIONS, implementation=("xla", "cpu"))
   @pytest.mark.sample(1)
@@ -72,7 +56,9 @@ class TransformationsTest(parameterized.TestCase):
 
     def theirs(x, bias, scale):
       weights = jnp.asarray(w, jnp.float32) * scale
-      return jnp.sum(jnp.sin(_by_rows(x, weights, bias, _SIZES, activation)))
+      return jnp.sum(
+        jnp.sin(ragged_suite.by_rows(x, weights, bias, _SIZES, activation))
+      )
 
     actual = jax.grad(ours, (0, 1, 2))(x, bias, g_scale)
     expected = jax.grad(theirs, (0, 1, 2))(x, bias, g_scale)
@@ -121,44 +107,10 @@ class TransformationsTest(parameterized.TestCase):
     x, w_q, w = _operands()
     w = jnp.asarray(w, jnp.float32)
     f = lambda x: jnp.sum(jp.ragged_dot(x, w_q, _SIZES, activation="silu") ** 2)
-    h = lambda x: jnp.sum(_by_rows(x, w, None, _SIZES, "silu") ** 2)
+    h = lambda x: jnp.sum(ragged_suite.by_rows(x, w, None, _SIZES, "silu") ** 2)
     t = jnp.ones_like(x)
     along = lambda f: jax.jvp(jax.grad(f), (x,), (t,))[1]
     np.testing.assert_allclose(along(f), along(h), rtol=2e-3, atol=2e-2)
-
-  @parameterized.parameters("x", "sizes", "weights", "bias", "all")
-  @pytest.mark.sample(4)
-  def test_vmap(self, mapped):
-    x, w_q, _ = _operands()
-    rng = np.random.default_rng(4)
-    many = {
-      "x": rng.normal(size=(2, _M, _K)).astype(np.float32),
-      "sizes": np.array([[5, 0, 4], [1, 2, 9]], np.int32),
-      "weights": jp.quantize(rng.normal(size=(2, _GROUPS, _N, _K)), jp.MXFP8),
-      "bias": rng.normal(size=(2, _GROUPS, _N)).astype(np.float32),
-    }
-    one = {
-      "x": x,
-      "sizes": _SIZES,
-      "weights": jp.quantize(jp.dequantize(w_q), jp.MXFP8),
-      "bias": many["bias"][0],
-    }
-    is_mapped = {name: mapped in (name, "all") for name in one}
-    args = {name: (many if is_mapped[name] else one)[name] for name in one}
-    f = lambda x, sizes, weights, bias: jp.ragged_dot(
-      x, weights, sizes, bias=bias
-    )
-    order = ("x", "sizes", "weights", "bias")
-    axes = tuple(0 if is_mapped[name] else None for name in order)
-    actual = jax.vmap(f, axes)(*(args[name] for name in order))
-    for i in range(2):
-      pick = lambda name: (
-        jax.tree.map(lambda leaf: leaf[i], args[name])  # noqa: B023
-        if is_mapped[name]
-        else args[name]
-      )
-      expected = f(*map(pick, order))
-      np.testing.assert_allclose(actual[i], expected, rtol=1e-5, atol=1e-4)
 
   @pytest.mark.full
   def test_scan_remat_and_grad_of_a_stack_of_layers(self):

@@ -3,7 +3,6 @@
 """Sharded ragged contractions: right values, and what travels for them."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -16,40 +15,23 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import contraction_suite
 from jaxplugin.testing.dot_suite import ragged_suite
 from jaxplugin.testing.meshes import explicit
+from jaxplugin.testing.oracles import hlo_traffic
 
-NUM_DEVICES = 8
 GROUPS, M, N, K = 8, 256, 48, 64
 SIZES = np.array([50, 0, 33, 9, 0, 31, 2, 77], np.int32)
-COLLECTIVE = re.compile(
-  r"= \(?(\w+)\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all"
-  r"|collective-permute)(?:-start)?\("
-)
-NUMBERS = jax.lax.RaggedDotDimensionNumbers(
-  dot_dimension_numbers=(((0,), (0,)), ((), ())),
-  lhs_ragged_dimensions=[0],
-  rhs_group_dimensions=[],
-)
+NUMBERS = contraction_suite.NUMBERS
 
 
-def expected_of(lhs, rhs, sizes):
-  result = np.zeros((len(sizes), lhs.shape[1], rhs.shape[1]))
-  of_row = ragged_suite.group_of_rows(sizes, len(lhs))
-  for group in range(len(sizes)):
-    own = of_row == group
-    result[group] = lhs[own].T @ rhs[own]
-  return result
+def expected_of(*args):
+  return contraction_suite.oracle(*args)[0]
 
 
-class ShardedContractionTest(parameterized.TestCase):
+class ShardedContractionTest(explicit.AutoTestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.sharding.Mesh(
-      np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
-    )
     self.rng = np.random.default_rng(0)
 
   def operand(self, format, columns):
@@ -76,12 +58,8 @@ class ShardedContractionTest(parameterized.TestCase):
       jp.shard(rhs, sharding(rhs_spec)),
       sizes,
     )
-    found = []
     text = function.lower(*args).compile().as_text()
-    for dtype, dims, kind in COLLECTIVE.findall(text):
-      size = int(np.prod([int(d) for d in dims.split(",") if d]))
-      found.append((kind, dtype, size))
-    return function(*args), found
+    return function(*args), hlo_traffic.collectives(text)
 
   @parameterized.product(
     case=(
@@ -194,5 +172,5 @@ class ShardedContractionTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

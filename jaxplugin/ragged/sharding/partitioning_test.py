@@ -16,57 +16,112 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.meshes import explicit
+from jaxplugin.testing.oracles import hlo_traffic
 
-NUM_DEVICES = 8
 GROUPS, M, N, K = 8, 32, 64, 256
 SIZES = np.array([5, 0, 3, 9, 0, 1, 2, 7], np.int32)  # five rows left over
-COLLECTIVE = re.compile(
-  r"= \(?(\w+)\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all"
-  r"|collective-permute)(?:-start)?\("
-)
 KERNEL = re.compile(r'"jaxplugin_ragged_dot", operand_layout_constraints={(.*)')
+F32, BF16 = contract.F32, contract.BF16
+MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
+BY_EXPERT, BY_COLUMN, BY_K = P("b"), P(None, "b"), P(None, None, "b")
 
 
-def collectives(text):
-  """(kind, element type, elements) of each collective in optimized HLO."""
-  found = []
-  for dtype, dims, kind in COLLECTIVE.findall(text):
-    size = int(np.prod([int(d) for d in dims.split(",") if d]))
-    found.append((kind, dtype, size))
-  return found
+def gathered(format):
+  """Collectives of rows that are gathered as bytes."""
+  values, scales = M * K * format.value_bits // 8, M * K // format.block_size
+  return [("all-gather", "u8", values), ("all-gather", "u8", scales)]
 
 
-def expected_of(lhs, rhs, sizes, activation=None, bias=None):
-  """In NumPy and f64."""
-  result, _ = ragged_suite.oracle(lhs, rhs, sizes)
-  of_row = ragged_suite.group_of_rows(sizes, len(lhs))
-  if bias is not None:
-    result = result + bias[of_row]
-  result = ragged_suite.activate(result, activation)
-  return np.where((of_row >= 0)[:, None], result, 0)
+def summed(elements=M * N, kind="all-reduce"):
+  return (kind, "f32", elements)
 
 
-class ShardedRaggedTest(parameterized.TestCase):
+PERMUTED = [summed(M * N // 8, "collective-permute")] * 2
+# Formats, specs of rows and weights, the wanted spec of the result, options,
+# collectives, and the spec of a result without a wanted one.
+COLLECTIVES = {
+  "experts of an axis are each device's": (
+    *((F32, MXFP4), (P(), BY_EXPERT), None, {}),
+    [summed()],
+  ),
+  "rows over one axis and experts over another": (
+    *((MXFP8, MXFP4), (P("a"), BY_EXPERT), None),
+    {"has_bias": True, "activation": "relu"},
+    [summed(M * N // 2)],
+    P("a"),
+  ),
+  "rows over one axis and experts over another by xla": (
+    *((MXFP8, MXFP4), (P("a"), BY_EXPERT), None),
+    {"has_bias": True, "activation": "relu", "implementation": "xla"},
+    [summed(M * N // 2)],
+    P("a"),
+  ),
+  "rows of an axis": ((MXFP8, MXFP8), (P("a"), P()), None, {}, [], P("a")),
+  "rows of two axes": (
+    *((MXFP8, MXFP8), (P(("b", "a")), P()), None, {}, []),
+    P(("b", "a")),
+  ),
+  "rows over the axis of the experts are gathered as bytes": (
+    *((MXFP8, MXFP4), (P("b"), BY_EXPERT), None, {}),
+    [*gathered(MXFP8), summed(M * N // 4, "reduce-scatter")],
+  ),
+  "gathered rows of FP4 are packed": (
+    *((NVFP4, MXFP4), (P("b"), BY_EXPERT), P("b"), {}),
+    [*gathered(NVFP4), summed(M * N // 4, "reduce-scatter")],
+  ),
+  "a result that is wanted whole is an all-reduce": (
+    *((MXFP4, MXFP4), (P("b"), BY_EXPERT), P(), {}),
+    [
+      *gathered(MXFP4),
+      summed(M * N // 4, "reduce-scatter"),
+      summed(kind="all-gather"),
+    ],
+  ),
+  **{
+    f"columns of {activation}": (
+      *((BF16, NVFP4), (P(), BY_COLUMN), None),
+      {"has_bias": True, "activation": activation},
+      [],
+      BY_COLUMN,
+    )
+    for activation in (None, "silu", "swigluoai")
+  },
+  "k is summed in f32 before the epilogue": (
+    *((MXFP8, MXFP4), (BY_COLUMN, BY_K), None),
+    {"has_bias": True, "activation": "relu"},
+    [summed()],
+  ),
+  "k is scattered, and gates meet their values": (
+    *((MXFP8, MXFP4), (BY_COLUMN, BY_K), BY_COLUMN),
+    {"has_bias": True, "activation": "swiglu"},
+    [summed(M * N // 4, "reduce-scatter"), *PERMUTED],
+  ),
+  "k is scattered, and gates lie beside their values": (
+    *((MXFP8, MXFP4), (BY_COLUMN, BY_K), BY_COLUMN),
+    {"has_bias": True, "activation": "swigluoai"},
+    [summed(M * N // 4, "reduce-scatter")],
+  ),
+  "k is scattered over rows": (
+    *((MXFP8, MXFP4), (BY_COLUMN, BY_K), P("b")),
+    {"has_bias": True, "activation": "swiglu"},
+    [summed(M * N // 4, "reduce-scatter")],
+  ),
+  "experts and k are one sum": (
+    *((F32, MXFP8), (BY_COLUMN, P("a", None, "b")), None),
+    {"has_bias": True, "activation": "relu"},
+    [summed()],
+  ),
+}
+
+
+class ShardedRaggedTest(explicit.AutoTestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.sharding.Mesh(
-      np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
-    )
     self.rng = np.random.default_rng(0)
 
   def operand(self, format, shape):
     return ragged_suite.operand(self.rng, format, shape, integers=True)
-
-  def put(self, tree, spec, mesh=None):
-    """Placed, with what has one number on all devices."""
-    return jax.tree.map(
-      lambda leaf: jax.device_put(
-        leaf, NamedSharding(mesh or self.mesh, spec if leaf.size > 1 else P())
-      ),
-      tree,
-    )
 
   def run_sharded(
     self, lhs, rhs, sizes, lhs_spec, rhs_spec, out_spec=None, **options
@@ -80,9 +135,14 @@ class ShardedRaggedTest(parameterized.TestCase):
       ),
       out_shardings=None if out_spec is None else NamedSharding(mesh, out_spec),
     )
-    lhs, rhs = self.put(lhs, lhs_spec, mesh), self.put(rhs, rhs_spec, mesh)
-    text = function.lower(lhs, rhs, sizes, bias).compile().as_text()
-    return function(lhs, rhs, sizes, bias), collectives(text), text
+    args = (
+      explicit.put(mesh, lhs, lhs_spec),
+      explicit.put(mesh, rhs, rhs_spec),
+      sizes,
+      bias,
+    )
+    text = function.lower(*args).compile().as_text()
+    return function(*args), hlo_traffic.collectives(text), text
 
   def check(
     self, formats, specs, out_spec=None, *, n=N, has_bias=False, **options
@@ -98,94 +158,44 @@ class ShardedRaggedTest(parameterized.TestCase):
       *(lhs, rhs, sizes, *specs, out_spec), bias=bias, **options
     )
     activation = options.get("activation")
-    expected = expected_of(exact_lhs, exact_rhs, sizes, activation, bias)
+    expected = ragged_suite.expected_of(
+      exact_lhs, exact_rhs, sizes, bias, activation
+    )
     # Sums are exact. Activations have roundings of f32, and underflow.
     rtol, atol = (0, 0) if activation in (None, "relu") else (4e-6, 1e-30)
     np.testing.assert_allclose(found[0], expected, rtol=rtol, atol=atol)
     return found
 
-  def assert_spec(self, x, spec):
-    self.assertTrue(
-      x.sharding.is_equivalent_to(NamedSharding(self.mesh, spec), x.ndim),
-      x.sharding,
-    )
+  @parameterized.named_parameters(*((k, *v) for k, v in COLLECTIVES.items()))
+  @pytest.mark.sample(8)
+  def test_collectives(
+    self, formats, specs, out, options, expected, result_spec=None
+  ):
+    result, found, _ = self.check(formats, specs, out, **options)
+    self.assertCountEqual(found, expected)
+    if result_spec is not None:
+      sharding = NamedSharding(self.mesh, result_spec)
+      self.assertTrue(result.sharding.is_equivalent_to(sharding, 2))
 
-  @parameterized.product(
-    formats=(
-      (contract.F32, jp.MXFP4),
-      (jp.MXFP8, jp.MXFP8),
-      (jp.NVFP4, jp.NVFP4),
-    ),
-  )
+  @parameterized.product(formats=((F32, MXFP4), (MXFP8, MXFP8), (NVFP4, NVFP4)))
   @pytest.mark.sample(1)
-  def test_experts_over_an_axis_are_each_device_s_own(self, formats):
-    _, found, text = self.check(formats, (P(), P("b")))
-    self.assertEqual(found, [("all-reduce", "f32", M * N)])
-    # The kernel is used, and sees two of the eight experts.
-    (kernel,) = KERNEL.findall(text)
+  def test_kernels_see_the_experts_of_a_device(self, formats):
+    _, found, text = self.check(formats, (P(), BY_EXPERT))
+    self.assertEqual(found, [summed()])
+    (kernel,) = KERNEL.findall(text)  # two of the eight experts
     width = K * formats[1].value_bits // 8
     self.assertIn(f"u8[2,{N},{width}]", kernel)
-
-  @parameterized.product(implementation=("xla", None))
-  @pytest.mark.sample(2)
-  def test_rows_over_one_axis_and_experts_over_another(self, implementation):
-    result, found, _ = self.check(
-      (jp.MXFP8, jp.MXFP4),
-      (P("a"), P("b")),
-      has_bias=True,
-      activation="relu",
-      implementation=implementation,
-    )
-    self.assertEqual(found, [("all-reduce", "f32", M * N // 2)])
-    self.assert_spec(result, P("a"))
-
-  @parameterized.product(lhs_spec=(P("a"), P(("b", "a"))))
-  @pytest.mark.sample(1)
-  def test_rows_alone_need_no_collective(self, lhs_spec):
-    result, found, _ = self.check((jp.MXFP8, jp.MXFP8), (lhs_spec, P()))
-    self.assertEmpty(found)
-    self.assert_spec(result, lhs_spec)
 
   def test_a_short_last_block_leaves_rows_and_columns_sharded(self):
     lhs = self.rng.integers(-4, 5, (M, 192)).astype(np.float32)
     weights = self.rng.integers(-4, 5, (GROUPS, N, 192)).astype(np.float32)
     rhs = jp.quantize(weights, jp.FP8_1X128_E8M0)
-    expected = expected_of(lhs, weights, SIZES)
+    expected = ragged_suite.expected_of(lhs, weights, SIZES)
     result, found, _ = self.run_sharded(
-      lhs, rhs, SIZES, P("a"), P(None, "b"), P("a", "b")
+      lhs, rhs, SIZES, P("a"), BY_COLUMN, P("a", "b")
     )
     self.assertEmpty(found)
     np.testing.assert_array_equal(result, expected)
-
-  @parameterized.product(
-    case=((jp.MXFP8, None), (jp.NVFP4, P("b")), (jp.MXFP4, P())),
-  )
-  @pytest.mark.sample(1)
-  def test_rows_over_the_axis_of_the_experts_are_gathered_as_bytes(self, case):
-    format, out_spec = case
-    _, found, _ = self.check((format, jp.MXFP4), (P("b"), P("b")), out_spec)
-    values, scales = M * K * format.value_bits // 8, M * K // format.block_size
-    summed = [("reduce-scatter", "f32", M * N // 4)]
-    if out_spec == P():  # an all-reduce is both
-      summed.append(("all-gather", "f32", M * N))
-    self.assertCountEqual(
-      found,
-      [("all-gather", "u8", values), ("all-gather", "u8", scales), *summed],
-    )
-
-  @parameterized.product(
-    activation=(None, "silu", "swigluoai"),
-  )
-  @pytest.mark.sample(1)
-  def test_columns_need_no_collective(self, activation):
-    result, found, _ = self.check(
-      (contract.BF16, jp.NVFP4),
-      (P(), P(None, "b")),
-      has_bias=True,
-      activation=activation,
-    )
-    self.assertEmpty(found)
-    self.assert_spec(result, P(None, "b"))
 
   @parameterized.parameters(2, 3, 4, 5, 8)
   @pytest.mark.sample(4)
@@ -193,49 +203,13 @@ class ShardedRaggedTest(parameterized.TestCase):
     n = 16 * parts
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:parts]), "x")
     _, found, _ = self.check(
-      (jp.MXFP8, jp.MXFP8),
-      (P(), P(None, "x")),
-      P(None, "x"),
+      *((MXFP8, MXFP8), (P(), P(None, "x")), P(None, "x")),
       n=n,
       has_bias=True,
       activation="swiglu",
       mesh=mesh,
     )
-    permutation = ("collective-permute", "f32", M * n // parts // 2)
-    self.assertEqual(found, [permutation] * 2)
-
-  @parameterized.product(
-    case=(
-      ("relu", None, "all-reduce", 1),
-      ("swiglu", P(None, "b"), "reduce-scatter", 4),
-      ("swigluoai", P(None, "b"), "reduce-scatter", 4),
-      ("swiglu", P("b"), "reduce-scatter", 4),
-    ),
-  )
-  @pytest.mark.sample(2)
-  def test_contracting_sums_in_f32_before_what_follows(self, case):
-    activation, out_spec, kind, parts = case
-    _, found, _ = self.check(
-      (jp.MXFP8, jp.MXFP4),
-      (P(None, "b"), P(None, None, "b")),
-      out_spec,
-      has_bias=True,
-      activation=activation,
-    )
-    permuted = []
-    if activation == "swiglu" and out_spec == P(None, "b"):
-      permuted = [("collective-permute", "f32", M * N // 8)] * 2
-    self.assertEqual(found, [(kind, "f32", M * N // parts), *permuted])
-
-  @pytest.mark.full
-  def test_experts_and_contracting_are_one_sum(self):
-    _, found, _ = self.check(
-      (contract.F32, jp.MXFP8),
-      (P(None, "b"), P("a", None, "b")),
-      has_bias=True,
-      activation="relu",
-    )
-    self.assertEqual(found, [("all-reduce", "f32", M * N)])
+    self.assertEqual(found, [summed(M * n // parts // 2, PERMUTED[0][0])] * 2)
 
   @parameterized.product(
     specs=(
@@ -258,7 +232,8 @@ class ShardedRaggedTest(parameterized.TestCase):
       poisoned = np.where(is_own[:, None], lhs, np.float32(np.nan))
       result = dot(self.put(poisoned, specs[0]), placed, sizes)
       np.testing.assert_array_equal(
-        np.asarray(result), expected_of(exact_lhs, exact_rhs, sizes)
+        np.asarray(result),
+        ragged_suite.expected_of(exact_lhs, exact_rhs, sizes),
       )
 
   @parameterized.parameters(([40, 0, 1, 1, 1, 1, 1, 1],), ([-3, 9] * 4,))
@@ -294,7 +269,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(
       np.asarray(result),
-      expected_of(exact_lhs * of_lhs, exact_rhs * of_rhs, SIZES),
+      ragged_suite.expected_of(exact_lhs * of_lhs, exact_rhs * of_rhs, SIZES),
     )
 
   @parameterized.parameters("cpu", "b200", "h100")
@@ -304,7 +279,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     prepared = jp.prepare_weights(rhs, jp.named_target(target))
     result, found, text = self.run_sharded(lhs, prepared, SIZES, P(), P("b"))
     np.testing.assert_array_equal(
-      np.asarray(result), expected_of(exact_lhs, exact_rhs, SIZES)
+      np.asarray(result), ragged_suite.expected_of(exact_lhs, exact_rhs, SIZES)
     )
     self.assertEqual(found, [("all-reduce", "f32", M * 128)])
     if target == "cpu":
@@ -325,21 +300,15 @@ class ShardedRaggedTest(parameterized.TestCase):
     rhs, exact = self.operand(jp.MXFP4, (GROUPS, N, K))
     lhs = self.rng.normal(size=(M, K)).astype(np.float32)
     bias = self.rng.normal(size=(GROUPS, N)).astype(np.float32)
-    of_row = ragged_suite.group_of_rows(SIZES, M)
 
     def ours(lhs, rhs, bias):
       y = jp.ragged_dot(lhs, rhs, SIZES, bias=bias, activation=activation)
       return jnp.sum(jnp.sin(y / 64))
 
     def theirs(lhs, bias):
-      weights = jnp.asarray(exact, jnp.float32)[of_row]
-      z = jnp.einsum("mk,mnk->mn", lhs, weights, precision="highest")
-      z = z + bias[of_row]
-      if activation is not None:
-        gate, value = jnp.minimum(z[:, ::2], 7), jnp.clip(z[:, 1::2], -7, 7)
-        z = gate * jax.nn.sigmoid(1.702 * gate) * (value + 1)
-      z = jnp.where((of_row >= 0)[:, None], z, 0)
-      return jnp.sum(jnp.sin(z / 64))
+      weights = jnp.asarray(exact, jnp.float32)
+      y = ragged_suite.by_rows(lhs, weights, bias, SIZES, activation)
+      return jnp.sum(jnp.sin(y / 64))
 
     function = jax.jit(jax.grad(ours, (0, 2)))
     args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec), bias
@@ -349,11 +318,11 @@ class ShardedRaggedTest(parameterized.TestCase):
       scale = float(np.abs(expected).max())
       np.testing.assert_allclose(actual, expected, atol=2e-5 * scale, rtol=1e-4)
     text = function.lower(*args).compile().as_text()
-    for kind, dtype, size in collectives(text):
+    for kind, dtype, size in hlo_traffic.collectives(text):
       self.assertNotEqual(dtype, "u8", (kind, size))
       self.assertLessEqual(size, M * K, (kind, dtype))
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

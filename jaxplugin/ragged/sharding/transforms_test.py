@@ -15,10 +15,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.dot_suite import contraction_suite
 from jaxplugin.testing.dot_suite import ragged_suite
 from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 LAYERS, GROUPS, M, K = 3, 8, 32, 128
 SIZES = np.array([5, 0, 3, 9, 0, 1, 2, 7], np.int32)
 
@@ -36,25 +36,15 @@ def own_experts(rows, weights, sizes, *, implementation=None):
   return jax.lax.psum(jnp.roll(result, start, 0), "b")
 
 
-class TransformsTest(parameterized.TestCase):
+class TransformsTest(explicit.AutoTestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
-    self.mesh = jax.sharding.Mesh(self.devices, ("a", "b"))
     rng = np.random.default_rng(0)
     self.rhs, self.exact = ragged_suite.operand(
       rng, jp.MXFP4, (LAYERS, GROUPS, K, K), integers=True
     )
     self.lhs = rng.integers(-4, 5, (M, K)).astype(np.float32)
     self.expected, _ = ragged_suite.oracle(self.lhs, self.exact[0], SIZES)
-
-  def put(self, tree, spec, mesh=None):
-    return jax.tree.map(
-      lambda leaf: jax.device_put(leaf, NamedSharding(mesh or self.mesh, spec)),
-      tree,
-    )
 
   @parameterized.product(implementation=(None, "xla"), check_vma=(True, False))
   @pytest.mark.sample(1)
@@ -91,14 +81,8 @@ class TransformsTest(parameterized.TestCase):
 
   def test_shard_map_of_a_contraction(self):
     # Gradients of weights: of each half of the rows, summed.
-    numbers = jax.lax.RaggedDotDimensionNumbers(
-      dot_dimension_numbers=(((0,), (0,)), ((), ())),
-      lhs_ragged_dimensions=[0],
-      rhs_group_dimensions=[],
-    )
-
     def local(lhs, rhs, sizes):
-      part = jp.ragged_dot_general(lhs, rhs, sizes, numbers)
+      part = jp.ragged_dot_general(lhs, rhs, sizes, contraction_suite.NUMBERS)
       return jax.lax.psum(part, "a")
 
     mapped = jax.shard_map(
@@ -109,12 +93,10 @@ class TransformsTest(parameterized.TestCase):
     )
     sizes = SIZES // 2
     result = jax.jit(mapped)(self.lhs, self.lhs[:, :16], sizes)
-    expected = np.zeros((GROUPS, K, 16))
-    for half in np.split(self.lhs.astype(np.float64), 2):
-      of_row = ragged_suite.group_of_rows(sizes, len(half))
-      for group in range(GROUPS):
-        own = half[of_row == group]
-        expected[group] += own.T @ own[:, :16]
+    expected = sum(
+      contraction_suite.oracle(half, half[:, :16], sizes)[0]
+      for half in np.split(self.lhs.astype(np.float64), 2)
+    )
     np.testing.assert_array_equal(np.asarray(result), expected)
 
   @parameterized.parameters(None, "cpu")
@@ -146,10 +128,8 @@ class TransformsTest(parameterized.TestCase):
     step = jax.jit(jax.value_and_grad(loss))
 
     def exact(x):
-      of_row = ragged_suite.group_of_rows(SIZES, M)
-      for w in self.exact:
-        z = jnp.einsum("mk,mnk->mn", x, w[of_row].astype(np.float32))
-        x = jnp.where((of_row >= 0)[:, None], jax.nn.relu(z), 0) / 512
+      for w in self.exact.astype(np.float32):
+        x = ragged_suite.by_rows(x, w, None, SIZES, "relu") / 512
       return jnp.sum(x)
 
     expected = jax.value_and_grad(exact)(self.lhs)
@@ -158,8 +138,8 @@ class TransformsTest(parameterized.TestCase):
       mesh = explicit.mesh(self)
     with jax.set_mesh(mesh):
       args = (
-        self.put(self.lhs, P("a"), mesh),
-        self.put(self.rhs, P(None, "b"), mesh),
+        explicit.put(mesh, self.lhs, P("a")),
+        explicit.put(mesh, self.rhs, P(None, "b")),
       )
       value, gradient = step(*args)
       text = step.lower(*args).compile().as_text()
@@ -412,5 +392,5 @@ class ExplicitTest(explicit.ExplicitTestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

@@ -24,14 +24,6 @@ SIZES = np.array([[5, 0, 4, 1], [0, 0, 0, 0], [-2, 9, 7, 3]], np.int32)
 FITTING = np.array([[5, 0, 4, 1], [0, 0, 0, 0], [0, 9, 2, 0]], np.int32)
 
 
-def expected_of(lhs, rhs, sizes, bias=None):
-  result, _ = ragged_suite.oracle(lhs, rhs, sizes)
-  of_row = ragged_suite.group_of_rows(sizes, len(lhs))
-  if bias is not None:
-    result = np.where((of_row >= 0)[:, None], result + bias[of_row], 0)
-  return result
-
-
 def ragged_dots(function, *args):
   """How many ragged dots a function has, and how many of them in loops."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
@@ -85,7 +77,9 @@ class VmapTest(parameterized.TestCase):
     )
     actual = function(*args)
     for i in range(ENTRIES):
-      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)))
+      np.testing.assert_array_equal(
+        actual[i], ragged_suite.expected_of(*of_entry(i))
+      )
     self.assertEqual(ragged_dots(function, *args), (1, 0))
 
   @parameterized.product(
@@ -99,7 +93,9 @@ class VmapTest(parameterized.TestCase):
     function = jax.vmap(jp.ragged_dot, axes)
     actual = jax.jit(function)(*args[:3])
     for i in range(ENTRIES):
-      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
+      np.testing.assert_array_equal(
+        actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
+      )
 
   @parameterized.product(
     lhs_shape=((ENTRIES, 1, 1), (ENTRIES, M, 1), (M, 1), None),
@@ -129,7 +125,7 @@ class VmapTest(parameterized.TestCase):
     for i in range(ENTRIES):
       exact_lhs, exact_rhs, fitting, _ = of_entry(i)
       own = lambda x, ndim: np.float64(x[i] if x.ndim > ndim else x)  # noqa: B023
-      expected = expected_of(
+      expected = ragged_suite.expected_of(
         exact_lhs * own(of_lhs, 2), exact_rhs * own(of_rhs, 3), fitting
       )
       np.testing.assert_array_equal(actual[i], expected)
@@ -144,7 +140,7 @@ class VmapTest(parameterized.TestCase):
     for i in range(ENTRIES):
       exact_lhs, *rest = of_entry(i)[:3]
       np.testing.assert_array_equal(
-        actual[i], expected_of(exact_lhs * scale, *rest)
+        actual[i], ragged_suite.expected_of(exact_lhs * scale, *rest)
       )
 
   @parameterized.parameters("silu", "swigluoai")
@@ -181,7 +177,7 @@ class VmapTest(parameterized.TestCase):
     function = jax.vmap(inner, (0, None, None))
     actual = function(twice, rhs, sizes)
     for i in range(ENTRIES):
-      expected = expected_of(*of_entry(i)[:3])
+      expected = ragged_suite.expected_of(*of_entry(i)[:3])
       np.testing.assert_array_equal(actual[0, i], expected)
       np.testing.assert_array_equal(actual[1, i], expected)
     self.assertEqual(ragged_dots(function, twice, rhs, sizes), (1, 0))
@@ -198,7 +194,7 @@ class VmapTest(parameterized.TestCase):
       lhs, rhs, np.array(sizes, np.int32)
     )
     for i in range(ENTRIES):
-      expected = expected_of(*of_entry(i)[:2], np.array(fitting))
+      expected = ragged_suite.expected_of(*of_entry(i)[:2], np.array(fitting))
       np.testing.assert_array_equal(actual[i], expected)
 
   def test_symbolic_entries_of_rows(self):
@@ -212,7 +208,9 @@ class VmapTest(parameterized.TestCase):
     )
     actual = exported.call(lhs)
     for i in range(ENTRIES):
-      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
+      np.testing.assert_array_equal(
+        actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
+      )
 
   @pytest.mark.full
   def test_symbolic_rows_and_entries(self):
@@ -228,7 +226,9 @@ class VmapTest(parameterized.TestCase):
     loaded = jax.export.deserialize(exported.serialize())
     actual = loaded.call(lhs, sizes)
     for i in range(ENTRIES):
-      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
+      np.testing.assert_array_equal(
+        actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
+      )
 
 
 if __name__ == "__main__":

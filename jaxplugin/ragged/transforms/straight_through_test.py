@@ -19,7 +19,6 @@ from jaxplugin.testing.dot_suite import ragged_suite
 
 _GROUPS, _M, _N, _K = 3, 12, 16, 64
 _SIZES = np.array([5, 0, 4], np.int32)
-_OF_ROW = ragged_suite.group_of_rows(_SIZES, _M)
 _RNG = np.random.default_rng(0)
 X = _RNG.normal(size=(_M, _K)).astype(np.float32)
 W = _RNG.normal(size=(_GROUPS, _N, _K)).astype(np.float32)
@@ -33,17 +32,6 @@ def _rounded(x, format):
   constant = jax.lax.stop_gradient(x)
   exact = jp.dequantize(jp.quantize(constant, format))
   return exact + (x - constant)
-
-
-def _by_rows(x, w, bias, activation):
-  """The same by gathering each row's weight, in JAX's own operations."""
-  z = jnp.einsum("mk,mnk->mn", x, w[_OF_ROW], precision="highest")
-  z = z + bias[_OF_ROW]
-  if activation == "swiglu":
-    z = jax.nn.silu(z[:, : _N // 2]) * z[:, _N // 2 :]
-  elif activation is not None:
-    z = getattr(jax.nn, activation)(z)
-  return jnp.where((_OF_ROW >= 0)[:, None], z, 0)
 
 
 class StraightThroughTest(parameterized.TestCase):
@@ -63,7 +51,7 @@ class StraightThroughTest(parameterized.TestCase):
 
     def theirs(x, w, bias):
       x = x if lhs is None else _rounded(x, lhs)
-      y = _by_rows(x, _rounded(w, rhs), bias, activation)
+      y = ragged_suite.by_rows(x, _rounded(w, rhs), bias, _SIZES, activation)
       return jnp.sum(jnp.sin(y)), y
 
     (actual, y), (expected, z) = (
@@ -94,7 +82,9 @@ class StraightThroughTest(parameterized.TestCase):
     )
     weights = jnp.asarray(jp.dequantize(w_q))
     g = lambda x: jnp.sum(
-      jnp.sin(_by_rows(_rounded(x, jp.MXFP8), weights, 0 * BIAS, None))
+      jnp.sin(
+        ragged_suite.by_rows(_rounded(x, jp.MXFP8), weights, None, _SIZES)
+      )
     )
     np.testing.assert_allclose(jax.grad(f)(X), jax.grad(g)(X), atol=1e-4)
 
@@ -130,7 +120,7 @@ class StraightThroughTest(parameterized.TestCase):
       lambda: f(_through, lambda x, w: jp.ragged_dot(x, w, _SIZES))
     )()
     expected = jax.jit(
-      lambda: f(_rounded, lambda x, w: _by_rows(x, w, 0 * BIAS, None))
+      lambda: f(_rounded, lambda x, w: ragged_suite.by_rows(x, w, None, _SIZES))
     )()
     self.assertGreater(np.abs(expected).max(), 0.1)
     np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3)

@@ -11,11 +11,23 @@ _NAME = re.compile(r"^ +(?:ROOT )?%?(\S+) = ")
 _OPERAND = re.compile(r"%([\w.-]+)")
 _ARRAY = re.compile(r"([a-z]+\d+\w*)\[([\d,]*)\]")
 _BITS = re.compile(r"\d+")
+_COLLECTIVE = re.compile(
+  r"= \(*(\w+)\[([\d,]*)\].*? (all-gather|all-reduce|reduce-scatter|all-to-all"
+  r"|collective-permute)(?:-start)?\("
+)
 # What runs nothing, and what other devices take part in.
 _FREE = re.compile(
   r"parameter|bitcast|get-tuple-element|tuple|constant|after-all|partition-id"
   r"|(all|collective|reduce-scatter|async|send|recv|copy)-\S*"
 )
+
+
+def collectives(text):
+  """Returns (kind, element type, elements) of each collective."""
+  return [
+    (kind, dtype, math.prod(int(size) for size in sizes.split(",") if size))
+    for dtype, sizes, kind in _COLLECTIVE.findall(text)
+  ]
 
 
 def bytes_of(shape):
