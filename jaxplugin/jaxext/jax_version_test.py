@@ -9,9 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-import jax
 from absl.testing import absltest
-from absl.testing import parameterized
 
 import jaxplugin
 from jaxplugin.jaxext import jax_version
@@ -20,7 +18,7 @@ ROOT = pathlib.Path(jaxplugin.__file__).resolve().parent.parent
 OLD = ".".join(map(str, jax_version.OLDEST))
 
 
-class JaxVersionTest(parameterized.TestCase):
+class JaxVersionTest(absltest.TestCase):
   def test_import_says_what_is_found_and_what_is_needed(self):
     with tempfile.TemporaryDirectory() as directory:
       package = pathlib.Path(directory) / "jax"
@@ -47,16 +45,13 @@ class JaxVersionTest(parameterized.TestCase):
       rf" 0\.4\.38 in {re.escape(str(package))}.*; run pip install .*>={OLD}'$",
     )
 
-  @parameterized.parameters(((0, 10, 1),), ((0, 9, 99),), ((0, 10),))
-  def test_older_ones_are_refused(self, version):
-    name = ".".join(map(str, version))
-    with self.assertRaisesRegex(ImportError, f"found {name} in /there;"):
-      jax_version.check(version, name, "/there")
-
-  @parameterized.parameters((jax_version.OLDEST,), ((0, 10, 10),), ((1, 0, 0),))
-  def test_oldest_and_newer_ones_are_served(self, version):
-    jax_version.check(version, "", None)
-    jax_version.check(jax.__version_info__, jax.__version__, jax.__file__)
+  def test_older_ones_are_refused_and_newer_ones_pass(self):
+    for version in ((0, 10, 1), (0, 9, 99), (0, 10)):
+      name = ".".join(map(str, version))
+      with self.assertRaisesRegex(ImportError, f"found {name} in /there;"):
+        jax_version.check(version, name, "/there")
+    for version in (jax_version.OLDEST, (0, 10, 10), (1, 0, 0)):
+      jax_version.check(version, "", None)
 
   def test_it_is_the_one_that_the_package_asks_pip_for(self):
     project = ROOT / "pyproject.toml"

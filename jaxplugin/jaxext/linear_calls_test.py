@@ -10,9 +10,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import absltest
-from absl.testing import parameterized
 
 from jaxplugin.jaxext import linear_calls
 
@@ -20,18 +18,6 @@ RNG = np.random.default_rng(5)
 X = RNG.normal(size=(3, 4)).astype(np.float32)
 A = RNG.normal(size=(5, 4)).astype(np.float32)
 G = RNG.normal(size=(3, 5)).astype(np.float32)
-
-# The three functions are different multiples of a @ x, so that the result shows
-# which of them ran.
-DOUBLE = linear_calls.LinearInOne(
-  call=lambda x, a: 2 * (a @ x),
-  transpose_call=lambda g, a: 3 * (g @ a),
-  call_by_constants=lambda x, a: 5 * (a @ x),
-)
-
-
-def double(x, a):
-  return linear_calls.linear_call(DOUBLE, [x], [a])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,59 +65,16 @@ class TracedTest(absltest.TestCase):
     self.assertIsNone(kept())
 
 
-class LinearCallTest(parameterized.TestCase):
-  def test_each_derivative_is_of_its_own_function(self):
-    for wrap in (lambda f: f, jax.jit):
-      result, pullback = jax.vjp(wrap(lambda x: double(x, A)), X[0])
-      np.testing.assert_allclose(result, 2 * A @ X[0], rtol=1e-5)
-      np.testing.assert_allclose(pullback(G[0])[0], 3 * G[0] @ A, rtol=1e-5)
-      _, tangent = jax.jvp(wrap(double), (X[0], A), (X[1], A[::-1]))
-      expected = 2 * A @ X[1] + 5 * A[::-1] @ X[0]
-      np.testing.assert_allclose(tangent, expected, rtol=1e-5, atol=1e-5)
-
-  def test_the_transpose_is_differentiated_by_the_constants(self):
-    def gradient(a):
-      _, pullback = jax.vjp(lambda x: double(x, a), X[0])
-      return (pullback(G[0])[0] * X[1]).sum()
-
-    expected = 3 * np.outer(G[0], X[1])
-    np.testing.assert_allclose(jax.grad(gradient)(A), expected, rtol=1e-5)
-
-  @parameterized.parameters(((0, None),), ((None, 0),), ((0, 1),), ((1, 2),))
-  @pytest.mark.sample(1)
-  def test_vmap(self, in_axes):
-    args = [
-      np.stack([values * f for f in (1, 2, -1)], axis=axis or 0)
-      if axis is not None
-      else values
-      for values, axis in zip((X[0], A), in_axes, strict=True)
-    ]
-    vmapped = jax.vmap(double, in_axes)
-    plain = jax.vmap(lambda x, a: a @ x, in_axes)
-    g = G[:, ::-1]
-    result, pullback = jax.vjp(lambda x: vmapped(x, args[1]), args[0])
-    expected, plain_pullback = jax.vjp(lambda x: plain(x, args[1]), args[0])
-    np.testing.assert_allclose(result, 2 * expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(
-      pullback(g)[0], 3 * plain_pullback(g)[0], rtol=1e-5, atol=1e-5
-    )
-
-  def test_operations_inside_are_seen_in_a_program(self):
-    (eqn,) = jax.make_jaxpr(double)(X[0], A).jaxpr.eqns
-    names = [e.primitive.name for e in eqn.params["jaxpr"].jaxpr.eqns]
-    self.assertIn("dot_general", names)
-    np.testing.assert_allclose(
-      jax.jit(double)(X[0], A), double(X[0], jnp.asarray(A)), rtol=1e-6
-    )
-
-
-# The function is a * x + b * y. Its transpose also multiplies by 10, so that
-# the result shows which of the two ran.
+# The function is a * x + b * y. Its transpose also multiplies by 10, and its
+# derivative by constants by 100, so that the result shows which of them ran.
 @dataclasses.dataclass(frozen=True)
 class Combination(linear_calls.Linear):
   def apply(self, linear, constants):
     (x, y), (a, b) = linear, constants
     return a * x + b * y
+
+  def by_constants(self, linear, constants):
+    return 100 * self.apply(linear, constants)
 
   def transpose(self, wanted, g, constants):
     return [
@@ -147,7 +90,7 @@ def combine(x, y, a, b):
 P, Q, C, D, H = (np.arange(3, dtype=np.float32) + i for i in range(1, 6))
 
 
-class TransposeTest(absltest.TestCase):
+class LinearCallTest(absltest.TestCase):
   def test_value_with_and_without_jit(self):
     for function in (combine, jax.jit(combine)):
       np.testing.assert_array_equal(function(P, Q, C, D), C * P + D * Q)
@@ -160,15 +103,15 @@ class TransposeTest(absltest.TestCase):
 
   def test_forward_mode_runs_the_function(self):
     combined = lambda *args: jax.jvp(combine, args, (H, P, Q, 2 * P))[1]
-    expected = C * H + D * P + P * Q + 2 * Q * P
+    expected = C * H + D * P + 100 * (P * Q + 2 * Q * P)
     for function in (combined, jax.jit(combined)):
       np.testing.assert_array_equal(function(P, Q, C, D), expected)
     _, tangent = jax.jvp(lambda y: combine(P, y, C, D), (Q,), (H,))
     np.testing.assert_array_equal(tangent, D * H)
 
-  def test_derivative_by_a_constant_is_that_of_the_function(self):
+  def test_derivative_by_a_constant_is_that_of_its_function(self):
     _, vjp = jax.vjp(lambda a: combine(P, Q, a, D), C)
-    np.testing.assert_array_equal(vjp(H), [P * H])
+    np.testing.assert_array_equal(vjp(H), [100 * P * H])
 
   def test_transpose_is_differentiated_like_any_function(self):
     gradient = lambda a: jax.grad(lambda x: combine(x, Q, a, D).sum())(P)
@@ -188,6 +131,8 @@ class TransposeTest(absltest.TestCase):
       np.testing.assert_array_equal(
         y_grad, np.stack([10 * D * H, 10 * D * 2 * H], axis=1)
       )
+    _, tangent = jax.jvp(lambda a: mapped(P, y, a, D), (a,), (a,))
+    np.testing.assert_array_equal(tangent, 100 * a * P)
 
   def test_scan_and_checkpoint_run_the_transpose(self):
     def loss(x):
@@ -202,6 +147,25 @@ class TransposeTest(absltest.TestCase):
       return jnp.sum(x)
 
     np.testing.assert_array_equal(jax.grad(loss)(P), np.ones(3))
+
+  def test_operations_inside_are_seen_in_a_program(self):
+    (eqn,) = jax.make_jaxpr(combine)(P, Q, C, D).jaxpr.eqns
+    names = [e.primitive.name for e in eqn.params["jaxpr"].jaxpr.eqns]
+    self.assertIn("mul", names)
+
+  def test_three_functions_make_a_call(self):
+    function = linear_calls.LinearInOne(
+      call=lambda x, a: 2 * (a @ x),
+      transpose_call=lambda g, a: 3 * (g @ a),
+      call_by_constants=lambda x, a: 5 * (a @ x),
+    )
+    double = lambda x, a: linear_calls.linear_call(function, [x], [a])
+    result, pullback = jax.vjp(lambda x: double(x, A), X[0])
+    np.testing.assert_allclose(result, 2 * A @ X[0], rtol=1e-5)
+    np.testing.assert_allclose(pullback(G[0])[0], 3 * G[0] @ A, rtol=1e-5)
+    _, tangent = jax.jvp(double, (X[0], A), (X[1], A[::-1]))
+    expected = 2 * A @ X[1] + 5 * A[::-1] @ X[0]
+    np.testing.assert_allclose(tangent, expected, rtol=1e-5, atol=1e-5)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding
 
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
+NUM_DEVICES = explicit.NUM_DEVICES
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (6,), (3, 2), (12,), (2, 6), (24,))
 
 
@@ -80,8 +81,7 @@ class RefineTest(absltest.TestCase):
 class DecodeTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self)
     self.devices = tuple(jax.devices()[:NUM_DEVICES])
 
   def tiling(self, counts, numbers):
@@ -156,8 +156,7 @@ class DecodeTest(parameterized.TestCase):
 class GroupTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self)
     devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 1, 2, 2)
     kinds = jax.sharding.AxisType
     self.mesh = jax.sharding.Mesh(

@@ -352,82 +352,60 @@ class DebugChecksTest(parameterized.TestCase):
 
 
 class ErrorsTest(parameterized.TestCase):
-  def _check(self, error, pattern, *args, numbers=_NUMBERS, **options):
-    with self.assertRaisesRegex(error, f"ragged_dot_general: .*{pattern}"):
-      jp.ragged_dot_general(*args, numbers, **options)
-
   def test_names_rule_and_remedy(self):
     lhs, rhs = _arrays()
-    t, n = TypeError, NotImplementedError
     args = (lhs, rhs, _SIZES)
-    self._check(t, "contracting sizes must agree", lhs, rhs[:7], _SIZES)
-    self._check(t, "group_sizes must be integers", lhs, rhs, _SIZES * 1.0)
-    self._check(t, "lhs without a scale must be", lhs.astype(int), rhs, _SIZES)
-    self._check(t, "float32, bfloat16 or", *args, preferred_element_type=int)
-    self._check(ValueError, "implementation must be", *args, implementation="q")
-    self._check(ValueError, "precision must be", *args, precision="fast")
-    self._check(t, "RaggedDotDimensionNumbers, got None", *args, numbers=None)
-    quantized = jp.quantize(np.ones((32, 32), np.float32), jp.MXFP8)
-    self._check(
-      t, "rhs must be blocked along m", np.ones((32, 2)), quantized, _SIZES
-    )
-    dims = lambda *dot, ragged=(0,), group=(): _Numbers(dot, ragged, group)
-    plain = ((0,), (0,)), ((), ())
-    self._check(
-      t,
-      r"one dimension of lhs must be ragged, got \(\)",
-      *args,
-      numbers=dims(*plain, ragged=()),
-    )
-    self._check(
-      t,
-      r"lhs_ragged_dimensions \(2,\) must be",
-      *args,
-      numbers=dims(*plain, ragged=(2,)),
-    )
-    self._check(
-      t,
-      "must have one group dimension",
-      *args,
-      numbers=dims(*plain, group=(1,)),
-    )
     stacked = np.ones((2, _M, _N), np.float32)
-    self._check(
-      n,
-      "batch dimensions.* use jax.vmap",
-      stacked,
-      stacked,
-      _SIZES,
-      numbers=dims(((1,), (1,)), ((0,), (0,)), ragged=(1,)),
-    )
-    self._check(
-      n,
-      "merge other dimensions",
-      stacked,
-      rhs,
-      _SIZES,
-      numbers=dims(((1,), (0,)), ((), ()), ragged=(1,)),
-    )
-    through = jp.quantize(
-      np.ones((32, 4), np.float32),
-      jp.MXFP8,
-      axis=0,
-      derivative="straight_through",
-    )
-    self._check(
-      n,
-      "lhs was quantized with .*straight_through",
-      through,
-      np.ones((32, 2)),
-      _SIZES,
-    )
-
-  def test_ragged_rows_with_plain_weights_are_refused(self):
-    numbers = _Numbers((((1,), (2,)), ((), ())), (0,), (0,))
-    x, w = np.ones((4, 8), np.float32), np.ones((3, 2, 8), np.float32)
-    self._check(
-      *(TypeError, "rhs must be a ScaledArray", x, w, _SIZES), numbers=numbers
-    )
+    experts = np.ones((3, _N, _K), np.float32)
+    ones = np.ones((32, 32), np.float32)
+    quantized = jp.quantize(ones, jp.MXFP8)
+    through = jp.quantize(ones, jp.MXFP8, axis=0, derivative="straight_through")
+    plain = ((0,), (0,)), ((), ())
+    dims = lambda *dot, ragged=(0,), group=(): {
+      "ragged_dot_dimension_numbers": _Numbers(dot, ragged, group)
+    }
+    t, v, n = TypeError, ValueError, NotImplementedError
+    for error, pattern, given, options in (
+      (t, "contracting sizes must agree", (lhs, rhs[:7], _SIZES), {}),
+      (t, "group_sizes must be integers", (lhs, rhs, _SIZES * 1.0), {}),
+      (t, "lhs without a scale must be", (lhs.astype(int), rhs, _SIZES), {}),
+      (t, "float32, bfloat16 or", args, {"preferred_element_type": int}),
+      (v, "implementation must be", args, {"implementation": "q"}),
+      (v, "precision must be", args, {"precision": "fast"}),
+      (
+        *(t, "RaggedDotDimensionNumbers, got None", args),
+        {"ragged_dot_dimension_numbers": None},
+      ),
+      (t, "rhs must be blocked along m", (ones, quantized, _SIZES), {}),
+      (
+        *(t, r"one dimension of lhs must be ragged, got \(\)", args),
+        dims(*plain, ragged=()),
+      ),
+      (
+        *(t, r"lhs_ragged_dimensions \(2,\) must be", args),
+        dims(*plain, ragged=(2,)),
+      ),
+      (t, "must have one group dimension", args, dims(*plain, group=(1,))),
+      (
+        *(n, "batch dimensions.* use jax.vmap", (stacked, stacked, _SIZES)),
+        dims(((1,), (1,)), ((0,), (0,)), ragged=(1,)),
+      ),
+      (
+        *(n, "merge other dimensions", (stacked, rhs, _SIZES)),
+        dims(((1,), (0,)), ((), ()), ragged=(1,)),
+      ),
+      (n, "lhs was quantized with .*_through", (through, ones, _SIZES), {}),
+      (
+        *(t, "rhs must be a ScaledArray", (lhs, experts, _SIZES)),
+        dims(((1,), (1,)), ((), ()), group=(0,)),
+      ),
+    ):
+      options = {"ragged_dot_dimension_numbers": _NUMBERS} | options
+      with (
+        self.subTest(pattern),
+        self.assertRaisesRegex(error, f"ragged_dot_general: .*{pattern}"),
+      ):
+        jp.ragged_dot_general(*given, **options)
 
   def test_negative_nvfp4_scale_is_refused(self):
     rows = jp.quantize(np.ones((16, 4), np.float32), jp.NVFP4, axis=0)
@@ -435,7 +413,8 @@ class ErrorsTest(parameterized.TestCase):
     bad = jp.ScaledArray(
       rows.values, scale.astype(rows.scale.dtype), rows.global_scale, jp.NVFP4
     )
-    self._check(ValueError, "lhs_scale", bad, np.ones((16, 2)), _SIZES)
+    with self.assertRaisesRegex(ValueError, "ragged_dot_general: .*lhs_scale"):
+      _contract(bad, np.ones((16, 2)))
 
 
 if __name__ == "__main__":

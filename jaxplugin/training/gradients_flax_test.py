@@ -130,56 +130,6 @@ class LayersTest(parameterized.TestCase):
     assert_close_and_not_zero(*jax.tree.map(np.asarray, results))
 
 
-class NnxTest(absltest.TestCase):
-  @pytest.mark.full
-  def test_einsum_takes_it(self):
-    einsum = functools.partial(
-      jnp.einsum, _dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8)
-    )
-    layer = nnx.Einsum(
-      "bmk,kn->bmn",
-      (FEATURES, 24),
-      einsum_op=einsum,
-      rngs=nnx.Rngs(0),
-    )
-    value, magnitude = testing.expected_product(
-      X, "bmk", layer.kernel[...], "kn", "bmn", jp.MXFP8, jp.MXFP8
-    )
-    error = np.abs(np.asarray(layer(X), np.float64) - value)
-    np.testing.assert_array_less(error, testing.BOUND * magnitude)
-    grads = nnx.grad(lambda layer: layer(X).sum())(layer)
-    # Ones are exact in MXFP8.
-    value, magnitude = testing.expected_product(
-      np.ones((2, TOKENS, 24)), "bmn", X, "bmk", "kn", jp.MXFP8, jp.MXFP8
-    )
-    error = np.abs(np.asarray(grads.kernel[...], np.float64) - value)
-    np.testing.assert_array_less(error, testing.BOUND * magnitude)
-
-  @pytest.mark.full
-  def test_train_step_in_jit_descends(self):
-    layer = nnx_layers()["attention_in"](jp.dot_general(jp.MXFP8, jp.MXFP8))
-    target = jnp.asarray(np.random.default_rng(1).normal(size=X.shape))
-
-    @nnx.jit
-    def step(layer, x):
-      loss = lambda layer: ((layer(x) - target) ** 2).mean()
-      value, grads = nnx.value_and_grad(loss)(layer)
-      params = nnx.state(layer, nnx.Param)
-      nnx.update(layer, jax.tree.map(lambda p, g: p - g, params, grads))
-      return value, grads
-
-    leaves = lambda tree: [np.asarray(x) for x in jax.tree.leaves(tree)]
-    before = leaves(nnx.state(layer, nnx.Param))
-    first, grads = step(layer, X)
-    after = leaves(nnx.state(layer, nnx.Param))
-    self.assertLen(before, 4)
-    for b, g, a in zip(before, leaves(grads), after, strict=True):
-      self.assertGreater(np.abs(g).max(), 0)
-      np.testing.assert_allclose(a, b - g, rtol=0, atol=2e-7)  # of at most 1
-    second, _ = step(layer, X)
-    self.assertLess(second, first)
-
-
 class LinenTest(absltest.TestCase):
   @pytest.mark.full
   def test_attention_multiplies_scores_and_values_by_it(self):

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin import training
 from jaxplugin.testing import transformations
+from jaxplugin.testing.meshes import explicit
 
 KEY = jax.random.key(0)
 MATMUL = (((1,), (0,)), ((), ()))
@@ -366,7 +367,7 @@ class ResidualsTest(parameterized.TestCase):
     self.assertEqual(counts, [1 + 4 + 2, 1 + 4 + 2, 1 + 4 + 2 + 1])
 
 
-NUM_DEVICES = 8
+NUM_DEVICES = explicit.NUM_DEVICES
 RECIPE = training.MXFP8_RECIPE
 
 
@@ -531,8 +532,7 @@ class FunctionsTest(absltest.TestCase):
 class MeshTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self)
     self.w = BATCHES.reshape(-1, WIDTH)[:WIDTH]
     self.mesh = jax.make_mesh(
       (NUM_DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)

@@ -9,14 +9,12 @@ are exact in f32, in any order.
 import dataclasses
 import functools
 
-import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
-from flax import nnx
 
 import jaxplugin as jp
 from jaxplugin.testing.oracles import gradients_oracle
@@ -510,52 +508,6 @@ class TransformationsTest(parameterized.TestCase):
     each = [grad(XS[i], WS[0], GS[i], keys[i]) for i in range(2)]
     np.testing.assert_array_equal(actual[0], np.stack([e[0] for e in each]))
     np.testing.assert_array_equal(actual[1], each[0][1] + each[1][1])
-
-
-class LayersTest(absltest.TestCase):
-  """What layers call, with the gradients that the formulas have."""
-
-  def assert_products(self, actual, key):
-    expected = recipes_oracle.products(ROUNDED, XS[0], WS[0], GS[0], key)
-    for a, e in zip(actual, expected, strict=True):
-      np.testing.assert_allclose(
-        a, e.value, rtol=0, atol=2.0**-20 * np.abs(e.magnitude).max()
-      )
-
-  def function(self, key):
-    function = jp.dot_general(recipe=ROUNDED, weight="rhs")
-    return functools.partial(function, key=key)
-
-  @pytest.mark.full
-  def test_linen(self):
-    @jax.jit
-    def step(w, x, g, key):
-      layer = flax.linen.Dense(
-        48, use_bias=False, dot_general=self.function(key)
-      )
-      apply = lambda w, x: layer.apply({"params": {"kernel": w}}, x)
-      result, vjp = jax.vjp(apply, w, x)
-      of_w, of_x = vjp(g)
-      return result, of_x, of_w
-
-    self.assert_products(step(WS[0], XS[0], GS[0], KEYS[0]), KEYS[0])
-
-  @pytest.mark.full
-  def test_nnx(self):
-    layer = nnx.Linear(64, 48, use_bias=False, rngs=nnx.Rngs(0))
-    layer.kernel[...] = jnp.asarray(WS[0])
-
-    @nnx.jit
-    def step(layer, x, g, key):
-      def loss(layer, x):
-        layer.dot_general = self.function(key)
-        result = layer(x)
-        return (result * g).sum(), result
-
-      grads, result = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
-      return result, grads[1], grads[0].kernel[...]
-
-    self.assert_products(step(layer, XS[0], GS[0], KEYS[0]), KEYS[0])
 
 
 if __name__ == "__main__":
