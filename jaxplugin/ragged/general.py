@@ -25,7 +25,7 @@ from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import rules
-from jaxplugin.ragged.sharding import contraction
+from jaxplugin.ragged.sharding import assignment
 from jaxplugin.ragged.sharding import explicit
 from jaxplugin.tables import resolution
 
@@ -104,7 +104,7 @@ def ragged_dot_general(
       arguments.as_operand("lhs", lhs),
       arguments.as_operand("rhs", rhs),
     )
-    lhs, rhs = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
+    lhs, rhs = order.transposed(lhs, rhs)
     options: dict[str, Any] = {
       "preferred_element_type": preferred_element_type,
       "reduce_dtype": reduce_dtype,
@@ -138,7 +138,9 @@ def contract(
   """
   call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
-  sharding = explicit.result_sharding(call, contraction.assign, out_sharding)
+  sharding = explicit.result_sharding(
+    call, assignment.assign_contraction, out_sharding
+  )
   if sharding is None:
     return ragged_api.bind(_with_global_scale(call))
   product = lambda *arrays: ragged_api.bind(
@@ -276,11 +278,8 @@ class Order:
       is_contraction=False,
     )
 
-  def lhs_in_order(self, lhs: Any) -> Any:
-    return _transposed(lhs, self.lhs)
-
-  def rhs_in_order(self, rhs: Any) -> Any:
-    return _transposed(rhs, self.rhs)
+  def transposed(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    return _transposed(lhs, self.lhs), _transposed(rhs, self.rhs)
 
 
 def _transposed(x: Any, order: tuple[int, ...]) -> Any:

@@ -23,7 +23,6 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import derivatives
 from jaxplugin.ragged import problems
 from jaxplugin.ragged.sharding import assignment
-from jaxplugin.ragged.sharding import contraction
 from jaxplugin.ragged.sharding import per_device
 from jaxplugin.ragged.transforms import batching
 from jaxplugin.runtime import lowering
@@ -99,8 +98,8 @@ primitive.register_call(
     who=problems.CONTRACTION_WHO,
     cotangent=derivatives.contraction_cotangent,
     batch=batching.batch_contraction,
-    assign=contraction.assign,
-    notation=contraction.notation,
-    per_device=contraction.compute,
+    assign=assignment.assign_contraction,
+    notation=assignment.contraction_notation,
+    per_device=per_device.compute_contraction,
   ),
 )

@@ -10,7 +10,6 @@ from typing import Any
 from typing import Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
@@ -174,10 +173,7 @@ class QuantizedDotGeneral:
         "dot_general: preferred_element_type must be a dtype, got"
         f" {error_context.shown(preferred_element_type)}"
       )
-    arguments.validate_key("dot_general", key)
-    key_data = key_impl = None
-    if scheme.recipe.stochastic_rounding:
-      key_data, key_impl = data_of_key(key)
+    key_data, key_impl = settings.data_of_key(scheme, key)
     setting = settings.Setting(
       scheme=scheme,
       numbers=numbers,
@@ -300,13 +296,6 @@ def _scheme_of_recipe(
   return products.Scheme(
     recipe=recipe, weight=weight, implementation=implementation
   )
-
-
-def data_of_key(key: jax.Array | None) -> tuple[jax.Array | None, Any]:
-  """Returns the numbers of a key and its implementation, None for a raw key."""
-  if key is None or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-    return key, None
-  return jax.random.key_data(key), jax.random.key_impl(key)
 
 
 def _explicit_sharding(

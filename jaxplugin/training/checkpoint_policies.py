@@ -29,7 +29,6 @@ import jax
 from jax import lax
 
 from jaxplugin.dot import primitive
-from jaxplugin.dot import sides
 from jaxplugin.ragged import calls as ragged_calls
 from jaxplugin.training import gradients
 
@@ -101,7 +100,10 @@ class _AsDotGeneral:
     else:
       numbers = ((call.lhs.contracting, call.rhs.contracting), ((), ()))
     if prim is ragged_calls.ragged_dot_p:
-      rhs, numbers = _of_one_group(rhs, numbers)
+      # The weight of one group.
+      rhs = rhs.update(shape=rhs.shape[1:])
+      (dim,) = call.rhs.contracting
+      numbers = ((call.lhs.contracting, (dim - 1,)), ((), ()))
     return self.policy(
       lax.dot_general_p,
       lhs,
@@ -111,15 +113,6 @@ class _AsDotGeneral:
       preferred_element_type=call.preferred_element_type,
       out_sharding=None,
     )
-
-
-def _of_one_group(
-  weights: Any, numbers: sides.DimensionNumbers
-) -> tuple[Any, sides.DimensionNumbers]:
-  """Returns the abstract weight of one group, and dimension numbers for it."""
-  (lhs_contracting, (dim,)), batch = numbers
-  weight = weights.update(shape=weights.shape[1:])
-  return weight, ((lhs_contracting, (dim - 1,)), batch)
 
 
 dots_saveable = for_block_scaled_dots(jax.checkpoint_policies.dots_saveable)

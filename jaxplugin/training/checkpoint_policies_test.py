@@ -195,7 +195,7 @@ class BytesTest(parameterized.TestCase):
       dtype, sizes, side = re.fullmatch(
         r"(\w+)\[([\d,]*)\] named 'jaxplugin_quantized_(\w+)' .*", line
       ).groups()
-      itemsize = {"u8": 1, "f32": 4}[dtype]
+      itemsize = {"u8": 1, "u32": 4}[dtype]
       found[side] += itemsize * math.prod(map(int, sizes.split(",")))
     return found
 

@@ -329,24 +329,29 @@ def bits_of(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
   A policy of `jax.checkpoint` passes floats through `lax.reduce_precision`,
   which does not support dtypes without Inf: it turns E4M3 scales above 240 into
   NaN. In a scan over layers, XLA:CPU slices FP4 value by value, but not bytes.
+  Optimizers do not update integers.
   """
   if x.format.has_pairs and x.format.block_size % 2 == 0:
     x = x.pack()
-  (values, scale, *rest), aux = x.tree_flatten()
+  (values, scale, global_scale), aux = x.tree_flatten()
   if not x.is_packed:
     bits = jnp.uint4 if x.format.has_pairs else jnp.uint8
     values = lax.bitcast_convert_type(values, bits)
   scale = lax.bitcast_convert_type(scale, jnp.uint8)
-  return x.tree_unflatten(aux, (values, scale, *rest))
+  if global_scale is not None:
+    global_scale = lax.bitcast_convert_type(global_scale, jnp.uint32)
+  return x.tree_unflatten(aux, (values, scale, global_scale))
 
 
 def of_bits(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
   """Undoes `bits_of`; FP4 values stay packed."""
-  (values, scale, *rest), aux = x.tree_flatten()
+  (values, scale, global_scale), aux = x.tree_flatten()
   if not x.is_packed:
     values = lax.bitcast_convert_type(values, x.format.array_dtype)
   scale = lax.bitcast_convert_type(scale, x.format.scale_dtype)
-  return x.tree_unflatten(aux, (values, scale, *rest))
+  if global_scale is not None:
+    global_scale = lax.bitcast_convert_type(global_scale, jnp.float32)
+  return x.tree_unflatten(aux, (values, scale, global_scale))
 
 
 class Held(NamedTuple):

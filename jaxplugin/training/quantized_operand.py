@@ -12,7 +12,6 @@ from typing import Final
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import ad_checkpoint
 from jax import lax
@@ -79,7 +78,7 @@ class QuantizedOperand:
   use: Use
 
   def __init__(self, primal: Any, forward: Any, backward: Any, use: Use):
-    """Copies are results of `_integers`, or None."""
+    """Copies are results of `products.bits_of`, or None."""
     self.primal = primal
     self._forward = forward
     self._backward = backward
@@ -117,16 +116,16 @@ class QuantizedOperand:
   @property
   def forward(self) -> scaled_array.ScaledArray | None:
     """The copy for the forward matmul, or None if it uses another one."""
-    return _floats(self._forward)
+    return self._forward and products.of_bits(self._forward)
 
   @property
   def backward(self) -> scaled_array.ScaledArray | None:
     """The copy for the backward matmul, or None if it uses another one."""
-    return _floats(self._backward)
+    return self._backward and products.of_bits(self._backward)
 
   def held(self) -> products.Held:
     """Returns the copies in the form that matmuls take."""
-    return products.Held(_bits(self._forward), _bits(self._backward))
+    return products.Held(self._forward, self._backward)
 
   def with_primal(self, primal: Any) -> QuantizedOperand:
     """Returns the same copies with another array to receive the gradient.
@@ -259,7 +258,7 @@ def quantize_operand(
   specs = [m for m in (forward, backward) if m is not None]
   # Its derivative goes to the primal, past the copies.
   made = products.quantized(lax.stop_gradient(x), specs, who=WHO)
-  copies = dict(zip(specs, map(_integers, made), strict=True))
+  copies = dict(zip(specs, map(products.bits_of, made), strict=True))
   kept = forward if wanted.keeps_forward else backward
   if role == "activation" and kept is not None:
     copies[kept] = ad_checkpoint.checkpoint_name(
@@ -439,29 +438,3 @@ def _described(spec: operands.QuantizeSpec | None) -> str:
     f"{spec.format} along {list(along.dims)} in multiples of {along.multiple}"
     f", scales rounded {spec.scale_rounding}{', ' if options else ''}{options}"
   )
-
-
-def _integers(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
-  """Returns a copy as integers.
-
-  Optimizers do not update integers, and XLA:CPU slices them without a
-  conversion.
-  """
-  (values, scale, global_scale), aux = products.bits_of(x).tree_flatten()
-  if global_scale is not None:
-    global_scale = lax.bitcast_convert_type(global_scale, jnp.uint32)
-  return x.tree_unflatten(aux, (values, scale, global_scale))
-
-
-def _bits(x: Any) -> Any:
-  """Returns a copy of integers in the form of `products.bits_of`."""
-  if x is None:
-    return None
-  (values, scale, global_scale), aux = x.tree_flatten()
-  if global_scale is not None:
-    global_scale = lax.bitcast_convert_type(global_scale, jnp.float32)
-  return x.tree_unflatten(aux, (values, scale, global_scale))
-
-
-def _floats(x: Any) -> Any:
-  return None if x is None else products.of_bits(_bits(x))

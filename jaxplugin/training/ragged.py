@@ -27,7 +27,6 @@ from jaxplugin.dot import arguments as dot_arguments
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
-from jaxplugin.quantization import arguments
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import general
@@ -36,7 +35,6 @@ from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
 from jaxplugin.ragged.sharding import assignment
 from jaxplugin.ragged.sharding import explicit
-from jaxplugin.training import api as training_api
 from jaxplugin.training import gradients
 from jaxplugin.training import products
 from jaxplugin.training import quantized_operand
@@ -138,24 +136,22 @@ def ragged_dot_general(
         f" k), got {given!r} with {ragged_dot_dimension_numbers}; transpose"
         " the weights before you quantize them"
       )
-    lhs, weights = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
+    lhs, weights = order.transposed(lhs, rhs)
     group_sizes = dot_arguments.integers("group_sizes", group_sizes)
     rules.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
       preferred_element_type = dot_rules.product_dtype(lhs.dtype, weights.dtype)
     dtype = dot_arguments.result_dtype(preferred_element_type)
     rules.validate_dtype(dtype)
-    arguments.validate_key(sides.who(), key)
-    key_data = key_impl = None
-    if recipe.stochastic_rounding:
-      key_data, key_impl = training_api.data_of_key(key)
+    scheme = products.Scheme(
+      recipe=recipe,
+      weight="rhs",
+      who=sides.who(),
+      reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
+    )
+    key_data, key_impl = settings.data_of_key(scheme, key)
     setting = _Setting(
-      scheme=products.Scheme(
-        recipe=recipe,
-        weight="rhs",
-        who=sides.who(),
-        reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
-      ),
+      scheme=scheme,
       numbers=_FORWARD,
       precision=jax.lax.Precision.HIGHEST,
       dtype=dtype,

@@ -10,6 +10,7 @@ from typing import ClassVar
 from typing import Final
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxplugin.dot import reference
@@ -18,9 +19,26 @@ from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.quantization import arguments
 from jaxplugin.training import products
 
 SIDES: Final[tuple[products.Side, products.Side]] = ("lhs", "rhs")
+
+
+def data_of_key(scheme: products.Scheme, key: Any) -> tuple[Any, Any]:
+  """Returns the numbers of a key and its implementation, None for a raw key.
+
+  Both are None if the recipe needs no key. `Setting.key` is the inverse.
+
+  Raises:
+    TypeError: If `key` is not a key.
+  """
+  arguments.validate_key(scheme.who, key)
+  if key is None or not scheme.recipe.stochastic_rounding:
+    return None, None
+  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    return key, None
+  return jax.random.key_data(key), jax.random.key_impl(key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

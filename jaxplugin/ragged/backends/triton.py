@@ -265,10 +265,6 @@ def _call(
   )
 
 
-def _source(target: targets.Target) -> decisions.Source | None:
-  return matching.triton_source(target, "gpu/ragged")
-
-
 BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
   decisions.BackendRecord(
     name="triton",
@@ -280,6 +276,8 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
     reads=_reads,
     lowering_refusal=triton_library.lowering_refusal,
     launched_by=triton_library.launched_by,
-    tunable=decisions.Tunable(source=_source),
+    tunable=decisions.Tunable(
+      source=lambda target: matching.triton_source(target, "gpu/ragged")
+    ),
   )
 )

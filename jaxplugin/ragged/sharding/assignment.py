@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns mesh axes to the dimensions of a ragged dot.
+"""Assigns mesh axes to the dimensions of ragged dots and contractions.
 
 Unlike in a dot, weights stay on their devices, and rows are gathered to them.
 """
@@ -8,6 +8,7 @@ Unlike in a dot, weights stay on their devices, and rows are gathered to them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
@@ -120,6 +121,73 @@ def assign(
   after = [i for i, name in enumerate(call.arrays()) if name not in in_parts]
   rows, columns = found.results[0]
   return found.with_axes_of(dims, after, {"e": (), "m": rows, "n": columns})
+
+
+def contraction_notation(
+  call: calls.RaggedContraction,
+) -> notation_lib.Notation:
+  """Returns the names of the dimensions, as in "mn, mk -> gnk"."""
+  num_groups, n, k = call.shape
+  formats = (side.format for side in (call.lhs, call.rhs))
+  blocks = (f.block_size for f in formats if f is not None)
+
+  def names(name: str, shape: Sequence[int]) -> notation_lib.Names:
+    if name == "group_sizes":
+      return (notation_lib.WHOLE,)
+    if name in ("global_scale", "global_power"):
+      dims = zip(shape, "gnk" if shape else "", strict=True)
+      return [d if size != 1 else notation_lib.OWN for size, d in dims]
+    return "mn" if name.startswith("lhs") else "mk"
+
+  return notation_lib.Notation(
+    operands=[names(name, x.shape) for name, x in call.arrays().items()],
+    results=["gnk"],
+    sizes={
+      "m": (
+        call.num_rows,
+        notation_lib.granule_of(call.num_rows, *blocks),
+      ),
+      "g": (num_groups, 1),
+      "n": (n, 1),
+      "k": (k, 1),
+    },
+    reductions="m",
+  )
+
+
+def assign_contraction(
+  call: calls.RaggedContraction,
+  specs: Mapping[str, Spec],
+  wanted: Spec | None,
+  axis_sizes: Mapping[str, int],
+) -> assignment_lib.Assignment:
+  """Decides which mesh axes shard which dimension.
+
+  In this order, an axis goes to the first dimension that has it:
+
+  1. Groups take the sharding of the wanted result.
+  2. Rows keep a sharding that both operands have.
+  3. Columns keep that of their operand.
+  4. Rows take the sharding of one operand.
+  5. Columns take that of the wanted result.
+
+  The gradient of an expert is wanted on the expert's device. Rows that have
+  axes of the groups are gathered.
+  """
+  lhs, rhs = specs["lhs"], specs["rhs"]
+  wanted = wanted or ((),) * 3
+  preferences = [
+    ("g", wanted[0]),
+    ("m", lhs[0] if lhs[0] == rhs[0] else ()),
+    ("n", lhs[1]),
+    ("k", rhs[1]),
+    ("m", lhs[0] or rhs[0]),
+    ("n", wanted[1]),
+    ("k", wanted[2]),
+  ]
+  return assignment_lib.assign(
+    contraction_notation(call), preferences, wanted, call.shape, axis_sizes
+  )
 
 
 def _column_granule(call: calls.RaggedDotCall) -> int:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a ragged dot that each device computes.
+"""The part of a ragged dot or contraction that each device computes.
 
 A device multiplies its rows by its groups. A row belongs to one group, so one
 device computes its result and the others have zeros there. Their sum is
@@ -248,3 +248,50 @@ def _paired_halves(x: jax.Array, axes: mesh_axes.Axes, parts: int) -> jax.Array:
   gate = jnp.where(is_even, to_even, to_odd)
   value = jnp.where(is_even, to_odd, to_even)
   return jnp.concatenate([gate, value], axis=1)
+
+
+# Contractions.
+
+
+def compute_contraction(
+  local: Callable[[calls.RaggedContraction], jax.Array],
+  call: calls.RaggedContraction,
+  assignment: assignment_lib.Assignment,
+  axis_sizes: Mapping[str, int],
+) -> jax.Array:
+  """Computes a device's shard of a contraction.
+
+  A device computes its groups from all of their rows. If rows are sharded over
+  other axes, it computes partial sums.
+  """
+  taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
+  dtype = call.preferred_element_type
+  call = call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
+  if axes["m"] or axes["g"]:
+    sizes, first_row = own_sizes(
+      call.group_sizes,
+      call.num_rows,
+      rows=axes["m"],
+      row_parts=taker.count(axes["m"]),
+      groups_=axes["g"],
+      num_groups=call.num_groups // taker.count(axes["g"]),
+    )
+    call = call.replace(group_sizes=sizes)
+    if first_row is not None:
+      call = call.replace(
+        lhs=_rolled(call.lhs, -first_row), rhs=_rolled(call.rhs, -first_row)
+      )
+  if not axes["m"]:
+    return local(call)
+  part_dtype = call.reduce_dtype or np.dtype(np.float32)
+  part = local(call.replace(preferred_element_type=part_dtype))
+  return assignment_lib.reduced(part, assignment).astype(dtype)
+
+
+def _rolled(side: sides.Side, by: jax.Array) -> sides.Side:
+  """Dequantizes a side and rolls its rows.
+
+  Rolled rows would not start at a block boundary, so the side is dequantized.
+  """
+  plain = calls.in_usual_order(side).plain()
+  return plain.replace(values=rolled(plain.values, by))
