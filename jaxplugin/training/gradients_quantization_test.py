@@ -69,7 +69,7 @@ def primitives(function, *args):
   for eqn in transformations.equations(jaxpr):
     name = eqn.primitive.name
     if name == "block_quantize":
-      name += f" {len(eqn.params['blockings'])}"
+      name += f" {len(eqn.params['problem'].blockings)}"
     found[name] += 1
   return found
 
