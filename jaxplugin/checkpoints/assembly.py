@@ -70,10 +70,6 @@ def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
   Blocks lie along the last dimension, or along k of a stack [..., k, n]. NVFP4
   may have groups of 32, and block scales in F32, BF16 or F16.
 
-  Args:
-    who: the function that an error names.
-    values, scale: arrays or tensors with a `shape` and a `dtype`.
-
   Raises:
     TypeError: If they fit no format.
   """
@@ -115,13 +111,6 @@ def require_global_scale(
   who: str, name: str, given: Any, values: Any, axis: int
 ) -> int:
   """Returns how many equal parts of the rows have a global scale each.
-
-  Args:
-    who: the function that an error names.
-    name: the argument or tensor.
-    given: the global scale: an array, or a tensor with a `shape` and a `dtype`.
-    values: values of the weight.
-    axis: the axis along which blocks lie, -1 or -2.
 
   Returns:
     0 for one number, 1 for one number for each index of the leading dimensions,
@@ -247,14 +236,8 @@ def assemble(
 ) -> scaled_array.ScaledArray:
   """Returns a `ScaledArray` of parts whose format is known.
 
-  Args:
-    format: the format.
-    values: values of the weight, or their bytes.
-    scale: block scales in the shape of the result, or their bytes.
-    second: the global scale; None if the layout has none.
-    offset: zero points or minima, if the format has an `offset_dtype`.
-    axis: the axis along which blocks lie, -1 or -2.
-    is_swizzled: whether block scales lie in tiles.
+  Values and scales may be bytes. Scales have the shape of the result. `offset`
+  has the zero points or minima.
 
   Raises:
     TypeError: If the shape or dtype of the global scale does not fit.
@@ -419,14 +402,8 @@ def _replace_zeros(
 
   Some tools write a global scale of 0, infinity or NaN for a tensor of zeros,
   and NaN block scales. The global scale becomes 1 and NaN block scales become
-  0, so the weight is exactly 0. Traced arrays stay as they are.
-
-  Args:
-    values: packed FP4, because only NVFP4 has a global scale.
-    scale: block scales, with the leading dimensions of `values`.
-    second: the global scale.
-    axis: the axis along which blocks lie, -1 or -2.
-    is_swizzled: whether block scales lie in tiles.
+  0, so the weight is exactly 0. Traced arrays stay as they are. The values are
+  packed FP4, because only NVFP4 has a global scale.
   """
   given = second.given
   if not isinstance(given, jax.Array):

@@ -54,13 +54,7 @@ def open_regular(path: pathlib.Path) -> BinaryIO:
 def misfit_error(
   misfits: Mapping[str, str], remedy: str = ""
 ) -> CheckpointError:
-  """Returns one error that lists all misfits.
-
-  Args:
-    misfits: the reason of each tensor that cannot be read, by its name. A
-      reason names the file.
-    remedy: advice to the caller.
-  """
+  """Returns one error that lists all misfits, whose reasons name the file."""
   lines = misfit_lines(misfits)
   if len(misfits) > 1:
     lines.insert(0, f"{len(misfits)} tensors cannot be read:")

@@ -25,10 +25,6 @@ _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 def parse_object(where: str, data: bytes | str) -> dict[str, Any]:
   """Returns a JSON object, whose names must be unique.
 
-  Args:
-    where: names the file and the part in errors.
-    data: the text.
-
   Raises:
     CheckpointError: If it is not an object, or has more than `MAX_ITEMS` items.
   """

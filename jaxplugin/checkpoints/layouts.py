@@ -123,8 +123,7 @@ def _entry(
   """Returns an entry.
 
   Args:
-    layout: the layout's name.
-    format: the format.
+    layout, format: the layout's name, and the format.
     convert: takes the arrays of the parts, None for a missing one.
     parts: the tensors that hold the numbers, the values first.
     has_range: whether the last part is a global scale, and `convert` takes

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -270,13 +269,12 @@ class Checkpoint(Mapping[str, Any]):
 
   def to_json(self) -> str:
     """Returns the report as JSON."""
-    found = _rows(self.entries.values())
     return json.dumps(
       {
         "path": str(self.path),
         "config": self.config,
         "loads": not self.misfits,
-        "tensors": [dataclasses.asdict(row) for row in found],
+        "tensors": _rows(self.entries.values()),
         "misfits": self.misfits,
         "unread": self.unread,
         "numbers": self.numbers
@@ -289,64 +287,43 @@ class Checkpoint(Mapping[str, Any]):
     return f"Checkpoint({str(self.path)!r}, {len(self.entries)} names)"
 
 
-@dataclasses.dataclass(kw_only=True)
-class _TensorGroup:
-  """Tensors of one layout, format and shape whose names differ in numbers.
-
-  Attributes:
-    layout: the layout; "" for plain tensors.
-    format: the format or dtype.
-    shape: the shape of each tensor.
-    name: their names, with * for numbers.
-    bytes: bytes of all tensors.
-    count: number of tensors.
-  """
-
-  layout: str
-  format: str
-  shape: tuple[int, ...]
-  name: str
-  bytes: int = 0
-  count: int = 0
-
-
-def _rows(entries: Iterable[records.Entry]) -> list[_TensorGroup]:
-  """Returns a row for each group of similar tensors."""
-  found: dict[tuple[object, ...], _TensorGroup] = {}
+def _rows(entries: Iterable[records.Entry]) -> list[dict[str, Any]]:
+  """Returns a row for each group of tensors whose names differ in numbers."""
+  found: dict[tuple[object, ...], dict[str, Any]] = {}
   for entry in entries:
-    row = _TensorGroup(
-      layout=entry.layout or "",
-      format=entry.type_name,
-      shape=tuple(entry.shape),
-      name=naming.starred(entry.name),
-    )
-    key = (row.layout, row.format, row.shape, row.name)
-    row = found.setdefault(key, row)
-    row.bytes += entry.nbytes
-    row.count += 1
+    alike = {
+      "layout": entry.layout or "",
+      "format": entry.type_name,
+      "shape": tuple(entry.shape),
+      "name": naming.starred(entry.name),
+    }
+    new = {**alike, "bytes": 0, "count": 0}
+    row = found.setdefault(tuple(alike.values()), new)
+    row["bytes"] += entry.nbytes
+    row["count"] += 1
   return list(found.values())
 
 
-def _table(found: Sequence[_TensorGroup]) -> Iterator[console.Part]:
+def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[console.Part]:
   """Yields a table of rows, and the totals."""
   yield console.table(
     ("layout", "format", "shape", "bytes", "count", "name"),
     [
       (
-        row.layout or "-",
-        row.format,
-        str(list(row.shape)),
-        f"{row.bytes:,}",
-        str(row.count),
-        row.name,
+        row["layout"] or "-",
+        row["format"],
+        str(list(row["shape"])),
+        f"{row['bytes']:,}",
+        str(row["count"]),
+        row["name"],
       )
-      for row in found
+      for row in rows
     ],
     names=("name",),
     figures=("shape", "bytes", "count"),
   )
-  count = sum(row.count for row in found)
-  yield f"{count} names, {sum(row.bytes for row in found):,} bytes"
+  count, size = (sum(row[x] for row in rows) for x in ("count", "bytes"))
+  yield f"{count} names, {size:,} bytes"
 
 
 def _is_larger(array: Any, entry: records.Entry) -> bool:

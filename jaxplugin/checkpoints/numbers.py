@@ -73,12 +73,7 @@ _WORDS: Final = {
 
 
 def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
-  """Returns the counts of a tensor; reads all of it.
-
-  Args:
-    entry: the tensor.
-    allowed: the range of its global scale.
-  """
+  """Returns the counts of a tensor; reads all of it."""
   refusal = ""
   try:
     array = entry.make(allowed)

@@ -118,7 +118,7 @@ def unpack_zero_points(
   """Returns zero points that compressed-tensors packs along n.
 
   Args:
-    who: the function that an error names.
+    who: the caller.
     words: int32[..., n / 8, groups] (4 bits) or int32[..., n / 4, groups], n
       rounded up.
     scale: the scales [..., n, groups].

@@ -156,10 +156,7 @@ def _unsupported(
 ) -> str | None:
   """Returns why a tensor looks quantized, and how; None if it does not.
 
-  Args:
-    contents: the checkpoint.
-    names: the names of its tensors, sorted.
-    tensor: a tensor that is not a part of a recognized weight.
+  The names of all tensors are sorted.
   """
   if tensor.refusal or not _may_be_quantized(tensor):
     return None

@@ -361,9 +361,9 @@ REFUSED = {
     WORDS, scales=BLOCKS.view(np.uint8), global_scale=SECOND
   ),
   "two weights have the name": {**COMPRESSED, "w.weight": SECOND},
-  "pre_quant_scale'.*must have k=64 numbers, got shape .4": {
+  "pre_quant_scale'.*must have k=64 numbers, got shape .96": {
     **MODELOPT,
-    "w.pre_quant_scale": np.zeros(4, np.float32),
+    "w.pre_quant_scale": np.zeros(96, np.float32),
   },
   "packed FP6 .* is not supported, got uint8.96, 48": {
     "w.weight_packed": draw(0, 256, 96, 48),

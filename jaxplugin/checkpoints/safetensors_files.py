@@ -116,15 +116,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
 def read_bytes(
   tensor: stored.StoredTensor, start: int, size: int
 ) -> np.ndarray:
-  """Returns a copy of some bytes of a tensor; the file is not mapped.
-
-  Args:
-    tensor: a tensor of `open_file`.
-    start: offset of the first byte in the tensor.
-    size: number of bytes.
-
-  Returns:
-    uint8[size].
+  """Returns a copy of some bytes of a tensor, uint8[size]; maps no file.
 
   Raises:
     OSError: If the file cannot be read.

@@ -48,7 +48,7 @@ def find_format(
   Scales in bf16 or f16 become f32 if only the f32 format has a name.
 
   Args:
-    who: the function that an error names.
+    who: the caller.
     dtype: float8_e4m3fn, float8_e5m2, int8 or int4.
     shape: the logical shape of the values.
     scale: one number for the array or for each matrix; [..., n] or [..., n, 1];
@@ -121,7 +121,7 @@ def assemble(
   """Returns a `ScaledArray` of values [..., n, k] and scales that multiply.
 
   Args:
-    who: the function that an error names.
+    who: the caller.
     dtype: the dtype of the values, int4 for bytes of two.
     values: the values.
     scale: see `find_format`. A scale for a matrix is repeated for its rows.

@@ -69,10 +69,7 @@ def uses(
 ) -> Mapping[str, Uses]:
   """Returns the uses of the parameters of a tree, by path.
 
-  Args:
-    leaves, structure: of the tree.
-    is_parameter: whether an array is a parameter.
-    call: a function of the tree. It is traced, not run.
+  The function of the tree is traced, not run.
   """
   found = {leaf.path: Uses() for leaf in leaves if is_parameter(leaf.array)}
 

@@ -153,10 +153,9 @@ def register_backend(
     backend=backend, origin=IN_CODE, is_first=bool(first)
   )
   with _lock:
-    taken = _names_in_code(_state, backend.operation)
+    taken = _taken(_state, backend.operation)
     if _state.discovery is not None:
       taken |= {f.backend.name: f.origin for f in _state.discovery.found}
-    taken |= _own_names(_state)
     if backend.name in taken:
       raise ValueError(
         f"{_WHO}: the name {backend.name!r} is taken, by"
@@ -233,7 +232,7 @@ def _loaded() -> _State:
   with _lock:
     if _state.discovery is not None:
       return _state
-    found = _without(found, _names_in_code(_state))
+    found = _without(found, _taken(_state))
     state = _state = dataclasses.replace(_state, discovery=found)
   for text in found.warnings:
     warnings.warn(text, records.BackendWarning, stacklevel=2)
@@ -241,9 +240,9 @@ def _loaded() -> _State:
 
 
 def _discover(state: _State) -> discovery.Discovery:
-  taken = _own_names(state) | _names_in_code(state)
   try:
-    return discovery.load(discovery.installed(), taken, os.environ)
+    points = discovery.installed()
+    return discovery.load(points, _taken(state), os.environ)
   except Exception as error:  # Any installed package's metadata may be invalid.
     text = f"{type(error).__name__}: {error}"
     return discovery.Discovery(
@@ -251,20 +250,18 @@ def _discover(state: _State) -> discovery.Discovery:
     )
 
 
-def _own_names(state: _State) -> dict[str, str]:
-  return dict.fromkeys(state.own, "jaxplugin itself")
+def _taken(state: _State, operation: str | None = None) -> dict[str, str]:
+  """Returns {name: owner} of jaxplugin's backends and of those in code.
 
-
-def _names_in_code(
-  state: _State, operation: str | None = None
-) -> dict[str, str]:
-  """Returns {name: owner} of one or all operations' backends in code."""
-  names = (
+  If an operation is given, backends in code for other ones are left out.
+  """
+  in_code = (
     item.backend.name
     for _, item in state.in_code
     if operation in (None, item.backend.operation)
   )
-  return dict.fromkeys(names, "a backend registered in code")
+  own = dict.fromkeys(state.own, "jaxplugin itself")
+  return dict.fromkeys(in_code, "a backend registered in code") | own
 
 
 def _without(

@@ -120,12 +120,8 @@ def is_finished(path: pathlib.Path, shard: Shard) -> bool:
 def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
   """Writes a complete file or nothing.
 
-  It writes to a temporary file and renames that when it is on the disk.
-
-  Args:
-    path: the file.
-    shard: its layout.
-    pieces: all its bytes, each once, in any order.
+  It writes to a temporary file and renames that when it is on the disk. Pieces
+  have all bytes of the tensors, each once, in any order.
 
   Raises:
     OSError: If it cannot be written.

@@ -84,10 +84,7 @@ class Staging:
   ) -> None:
     """Continues an unfinished task, or starts it.
 
-    Args:
-      who: the function that an error names.
-      target: the final name.
-      task: a description that identifies the files to write, as JSON.
+    The task identifies the files to write, and is stored as JSON.
 
     Raises:
       OSError: If the folder cannot be created.
@@ -171,11 +168,7 @@ def write_configs(
 ) -> None:
   """Writes config.json, and ModelOpt's file if the layout is ModelOpt's.
 
-  Args:
-    folder: the folder.
-    config: the model's configuration.
-    layout, format: the layout and the format of the quantized weights.
-    left: modules that stay unquantized.
+  The modules in `left` stay unquantized.
   """
   config = dict(config)
   if layout.config is not None:

@@ -40,13 +40,7 @@ def verified(
 ) -> results.Quantized:
   """Returns the result with errors of its weights, if all bits are right.
 
-  Args:
-    who: the function that an error names.
-    folder: the folder of the written files.
-    source: the unquantized checkpoint.
-    result: the decisions.
-    quantizer: quantizes a weight of the source again.
-    report: called with the bytes of each tensor of the source.
+  It quantizes each weight of the source again, and reports its bytes.
 
   Raises:
     CheckpointError: If a bit differs, or a file breaks a rule.

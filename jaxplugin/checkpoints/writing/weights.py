@@ -134,13 +134,8 @@ def quantize(
   """Returns a weight quantized by `jp.quantize`, as a layout represents it.
 
   If the layout writes a global scale that divides, the result's global scale is
-  the reciprocal of an f32: the one nearest to the scale of `jp.quantize`.
-
-  Args:
-    layout: the layout.
-    weight: the description of the weight.
-    x: its numbers.
-    shared: a global scale to use, f32.
+  the reciprocal of an f32: the one nearest to the scale of `jp.quantize`, or to
+  the shared global scale.
   """
   axis = weight.axis
   if layout.transposes_stacks and axis != -1:
