@@ -67,41 +67,73 @@ _ROW: Final = np.array(
 )
 
 
+def _title(words: str, size: int = 20) -> str:
+  return drawing.text(_MARGIN, 34, words, size=size, weight="bold")
+
+
+def _note(y: float, words: str, *, x: float = _MARGIN, size: int = 13) -> str:
+  return drawing.text(x, y, words, size=size, color=drawing.FAINT)
+
+
+def _bold(x: float, y: float, words: str, size: int = 13) -> str:
+  return drawing.text(x, y, words, size=size, weight="bold")
+
+
+def _dot(x: str, y: str, radius: int, color: str) -> str:
+  return f"<circle cx='{x}' cy='{y}' r='{radius}' fill='{color}'/>"
+
+
+def _legend(x: int, y: int, color: str, words: str) -> list[str]:
+  return [
+    _dot(f"{x}", f"{y}", 6, color),
+    drawing.text(x + 12, y + 5, words, size=12),
+  ]
+
+
+def _cell(i: int, top: float, words: str, *, fill: str, size: int) -> list[str]:
+  """Returns the box of value i of a row, with its text."""
+  width = (_WIDTH - 2 * _MARGIN) / _ROW.size
+  x = _MARGIN + i * width
+  return [
+    drawing.box(x, top, width - 1, 26, fill=fill, stroke=drawing.LINE),
+    drawing.text(
+      x + (width - 1) / 2, top + 17, words, size=size, anchor="middle"
+    ),
+  ]
+
+
+def _factor(
+  x: float, top: float, width: float, words: str, color: str
+) -> list[str]:
+  """Returns the box of a scale factor, with its text."""
+  return [
+    drawing.box(x, top, width, 22, fill=color, radius=3),
+    drawing.text(
+      x + width / 2,
+      top + 15,
+      words,
+      size=11,
+      color=drawing.PAPER,
+      anchor="middle",
+    ),
+  ]
+
+
 def _row(top: float, name: str, array: Any, color: str) -> list[str]:
   """Returns a row of values with the scale factor of each block below it."""
   width = (_WIDTH - 2 * _MARGIN) / _ROW.size
   values = np.asarray(array.unpack().values, np.float32)
   scales = np.asarray(array.scale, np.float32)
   block = _ROW.size // scales.size
-  parts = [drawing.text(_MARGIN, top, name, weight="bold")]
+  parts = [_bold(_MARGIN, top, name)]
   for i, value in enumerate(values):
-    x = _MARGIN + i * width
     shade = drawing.PALE if (i // block) % 2 == 0 else "#dbe7f0"
-    parts.append(
-      drawing.box(x, top + 10, width - 1, 26, fill=shade, stroke=drawing.LINE)
-    )
-    parts.append(
-      drawing.text(
-        x + (width - 1) / 2,
-        top + 27,
-        f"{value + 0.0:g}",  # turns -0 into 0
-        size=10,
-        anchor="middle",
-      )
-    )
+    # Adding 0.0 turns -0 into 0.
+    parts += _cell(i, top + 10, f"{value + 0.0:g}", fill=shade, size=10)
   for i, scale in enumerate(scales):
-    x, length = _MARGIN + i * block * width, block * width - 1
-    parts.append(drawing.box(x, top + 40, length, 22, fill=color, radius=3))
-    parts.append(
-      drawing.text(
-        x + length / 2,
-        top + 55,
-        f"scale factor {scale:g} ({array.scale.dtype.name}), {block} values",
-        size=11,
-        color=drawing.PAPER,
-        anchor="middle",
-      )
-    )
+    words = f"scale factor {scale:g} ({array.scale.dtype.name}), {block} values"
+    x = _MARGIN + i * block * width
+    parts += _factor(x, top + 40, block * width - 1, words, color)
   return parts
 
 
@@ -109,23 +141,12 @@ def blocks() -> str:
   """Returns the figure of values, scale factors and the global scale."""
   nvfp4 = jp.quantize(jnp.asarray(_ROW), jp.NVFP4)
   mxfp4 = jp.quantize(jnp.asarray(_ROW), jp.MXFP4)
-  width = (_WIDTH - 2 * _MARGIN) / _ROW.size
   parts = [
-    drawing.text(
-      _MARGIN, 34, "Blocks and scale factors", size=20, weight="bold"
-    ),
-    drawing.text(_MARGIN, 64, "32 numbers (float32)", weight="bold"),
+    _title("Blocks and scale factors"),
+    _bold(_MARGIN, 64, "32 numbers (float32)"),
   ]
   for i, value in enumerate(_ROW):
-    x = _MARGIN + i * width
-    parts.append(
-      drawing.box(x, 74, width - 1, 26, fill="none", stroke=drawing.LINE)
-    )
-    parts.append(
-      drawing.text(
-        x + (width - 1) / 2, 91, f"{value:g}", size=9, anchor="middle"
-      )
-    )
+    parts += _cell(i, 74, f"{value:g}", fill="none", size=9)
   parts += _row(
     130,
     "NVFP4: 4-bit values, a scale factor per 16, one global scale",
@@ -133,35 +154,17 @@ def blocks() -> str:
     drawing.BLUE,
   )
   scale = np.asarray(nvfp4.global_scale).item()
-  parts.append(
-    drawing.box(
-      _MARGIN, 196, _WIDTH - 2 * _MARGIN - 1, 22, fill=drawing.GREEN, radius=3
-    )
-  )
-  parts.append(
-    drawing.text(
-      _WIDTH / 2,
-      211,
-      f"global scale {scale:.3g} (float32), all values of the array",
-      size=11,
-      color=drawing.PAPER,
-      anchor="middle",
-    )
-  )
+  words = f"global scale {scale:.3g} (float32), all values of the array"
+  width = _WIDTH - 2 * _MARGIN - 1
+  parts += _factor(_MARGIN, 196, width, words, drawing.GREEN)
   parts += _row(
     250,
     "MXFP4: 4-bit values, a scale factor per 32 (a power of two)",
     mxfp4,
     drawing.VERMILION,
   )
-  parts.append(
-    drawing.text(
-      _MARGIN,
-      334,
-      "dequantized value = value x scale factor (x global scale)",
-      color=drawing.FAINT,
-    )
-  )
+  words = "dequantized value = value x scale factor (x global scale)"
+  parts.append(_note(334, words))
   return drawing.document(
     "Blocks and scale factors",
     "A row of 32 numbers, quantized to NVFP4 and to MXFP4. NVFP4 has two"
@@ -188,35 +191,16 @@ def _operand(
   for i in range(count):
     for j in range(pieces):
       shade = "#8fc1e3" if j % 2 == 0 else "#d3e6f4"
-      if along_rows:
-        part = drawing.box(
-          x + j * length,
-          y + i * step,
-          length - 1,
-          step - 1,
-          fill=shade,
-        )
-      else:
-        part = drawing.box(
-          x + i * step,
-          y + j * length,
-          step - 1,
-          length - 1,
-          fill=shade,
-        )
-      parts.append(part)
-  parts.append(
-    drawing.text(x, y - 8, f"{name} [{rows}, {columns}]", weight="bold")
-  )
-  parts.append(
-    drawing.text(
-      x,
-      y + height + 16,
-      f"blocks along {blocked}",
-      size=11,
-      color=drawing.FAINT,
-    )
-  )
+      left, down = (
+        (j * length, i * step) if along_rows else (i * step, j * length)
+      )
+      size = (length, step) if along_rows else (step, length)
+      parts.append(
+        drawing.box(x + left, y + down, size[0] - 1, size[1] - 1, fill=shade)
+      )
+  parts.append(_bold(x, y - 8, f"{name} [{rows}, {columns}]"))
+  words = f"blocks along {blocked}"
+  parts.append(_note(y + height + 16, words, x=x, size=11))
   return parts
 
 
@@ -227,37 +211,22 @@ def axes() -> str:
     ("dgrad", "dx = dy @ w.T", ("dy", "m", "n"), ("w", "k", "n"), "n"),
     ("wgrad", "dw = x.T @ dy", ("x", "m", "k"), ("dy", "m", "n"), "m"),
   )
-  parts = [
-    drawing.text(
-      _MARGIN,
-      34,
-      "Blocks lie along the contracting dimension",
-      size=20,
-      weight="bold",
-    )
-  ]
+  title = "Blocks lie along the contracting dimension"
+  parts = [_title(title)]
   for i, (name, formula, lhs, rhs, contracting) in enumerate(rows):
     x = _MARGIN + i * 300
-    parts.append(drawing.text(x, 70, name, size=15, weight="bold"))
+    parts.append(_bold(x, 70, name, size=15))
     parts.append(drawing.text(x, 90, formula))
-    parts.append(
-      drawing.text(
-        x, 110, f"contracts {contracting}", size=12, color=drawing.FAINT
-      )
-    )
+    parts.append(_note(110, f"contracts {contracting}", x=x, size=12))
     parts += _operand(x, 146, *lhs, contracting)
     parts += _operand(x + 140, 146, *rhs, contracting)
-  parts.append(
-    drawing.text(
-      _MARGIN,
-      312,
-      "Each array takes part in two matmuls that contract different"
-      " dimensions, so it is quantized twice.",
-      color=drawing.FAINT,
-    )
+  words = (
+    "Each array takes part in two matmuls that contract different dimensions,"
+    " so it is quantized twice."
   )
+  parts.append(_note(312, words))
   return drawing.document(
-    "Blocks lie along the contracting dimension",
+    title,
     "Three matmuls of a layer y = x @ w. The forward matmul contracts k: x and"
     " w have blocks along k. dgrad contracts n: dy and w have blocks along n."
     " wgrad contracts m: x and dy have blocks along m.",
@@ -279,30 +248,16 @@ def swizzle() -> str:
   order = low.astype(int) + 256 * high.astype(int)
   colors = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE)
   parts = [
-    drawing.text(
-      _MARGIN,
-      34,
-      "A swizzled tile: 128 rows, 4 scale factors a row",
-      size=20,
-      weight="bold",
-    ),
-    drawing.text(_MARGIN, 70, "linear: [128, 4]", weight="bold"),
-    drawing.text(330, 70, "swizzled: 512 bytes, 16 a line", weight="bold"),
+    _title("A swizzled tile: 128 rows, 4 scale factors a row"),
+    _bold(_MARGIN, 70, "linear: [128, 4]"),
+    _bold(330, 70, "swizzled: 512 bytes, 16 a line"),
   ]
   for row in range(128):
     y = 84 + row * 3
     parts.append(drawing.box(_MARGIN + 80, y, 96, 2.6, fill=colors[row // 32]))
   for group in range(4):
-    y = 84 + group * 96
-    parts.append(
-      drawing.text(
-        _MARGIN,
-        y + 50,
-        f"{32 * group} to {32 * group + 31}",
-        size=12,
-        color=drawing.FAINT,
-      )
-    )
+    words = f"{32 * group} to {32 * group + 31}"
+    parts.append(_note(134 + group * 96, words, size=12))
   for position, source in enumerate(order):
     row, column = divmod(int(source), 4)
     line, place = divmod(position, 16)
@@ -329,14 +284,8 @@ def swizzle() -> str:
         anchor="end",
       )
     )
-  parts.append(
-    drawing.text(
-      _MARGIN,
-      492,
-      "byte of (row, column) = 16 (row mod 32) + 4 (row div 32) + column",
-      color=drawing.FAINT,
-    )
-  )
+  words = "byte of (row, column) = 16 (row mod 32) + 4 (row div 32) + column"
+  parts.append(_note(492, words))
   return drawing.document(
     "A swizzled tile of scale factors",
     "Scale factors of 128 rows and 4 columns become 32 lines of 16 bytes. A"
@@ -359,25 +308,17 @@ def speed_cpu() -> str:
   scale = (_WIDTH - left - right) / most
   height = top + len(times) * step + 46
   parts = [
-    drawing.text(
-      _MARGIN,
-      34,
-      "Quantized matmuls are fastest where reading weights is the limit",
-      size=18,
-      weight="bold",
+    _title(
+      "Quantized matmuls are fastest where reading weights is the limit", 18
     ),
-    drawing.text(
-      _MARGIN,
+    _note(
       56,
       "Speedup over the faster of XLA's f32 and bf16; 2 Zen 4 cores, medians",
       size=12,
-      color=drawing.FAINT,
     ),
   ]
   for i, (name, color) in enumerate(colors.items()):
-    x = left + i * 100
-    parts.append(f"<circle cx='{x}' cy='75' r='6' fill='{color}'/>")
-    parts.append(drawing.text(x + 12, 80, name.upper(), size=12))
+    parts += _legend(left + i * 100, 75, color, name.upper())
   bottom = top + len(times) * step
   for tick in range(int(most) + 1):
     x = left + tick * scale
@@ -395,9 +336,7 @@ def speed_cpu() -> str:
     ratios = {c: plain / found[c] for c in colors}
     for place, (format, ratio) in enumerate(ratios.items()):
       x, center = left + ratio * scale, y + (place - 1) * 11
-      parts.append(
-        f"<circle cx='{x:.1f}' cy='{center:g}' r='5' fill='{colors[format]}'/>"
-      )
+      parts.append(_dot(f"{x:.1f}", f"{center:g}", 5, colors[format]))
       parts.append(drawing.text(x + 9, center + 4, f"{ratio:.2f}", size=10))
     words.append(
       f"{name}: " + ", ".join(f"{c.upper()} {r:.2f}" for c, r in ratios.items())
@@ -438,20 +377,12 @@ def speed_serving() -> str:
   left, width, top, step = 150, 300, 106, 30
   height = top + len(rates) * step + 16
   parts = [
-    drawing.text(
-      _MARGIN,
-      34,
-      "SmolLM2-135M-Instruct from one GGUF file: tokens a second",
-      size=18,
-      weight="bold",
-    ),
-    drawing.text(
-      _MARGIN,
+    _title("SmolLM2-135M-Instruct from one GGUF file: tokens a second", 18),
+    _note(
       56,
       f"{_THREADS} Zen 5 cores, medians; nvfp4, mxfp8 and mxfp4 are quantized"
       " again from the file's integers",
       size=12,
-      color=drawing.FAINT,
     ),
   ]
   for i, title in enumerate(panels):
@@ -497,25 +428,11 @@ def sqnr() -> str:
   scale = (_WIDTH - left - right) / most
   bottom = top + len(table) * step
   parts = [
-    drawing.text(
-      _MARGIN,
-      34,
-      "Signal-to-noise ratio of each format",
-      size=20,
-      weight="bold",
-    ),
-    drawing.text(
-      _MARGIN,
-      54,
-      "SQNR in dB: more is better, and 6 dB halve the error",
-      size=12,
-      color=drawing.FAINT,
-    ),
+    _title("Signal-to-noise ratio of each format"),
+    _note(54, "SQNR in dB: more is better, and 6 dB halve the error", size=12),
   ]
   for i, (_, label) in enumerate(SQNR_DATA):
-    x = left + i * 220
-    parts.append(f"<circle cx='{x}' cy='73' r='6' fill='{colors[i]}'/>")
-    parts.append(drawing.text(x + 12, 78, label, size=12))
+    parts += _legend(left + i * 220, 73, colors[i], label)
   for tick in range(0, most + 1, 5):
     x = left + tick * scale
     parts.append(drawing.line(x, top, x, bottom))
@@ -528,9 +445,9 @@ def sqnr() -> str:
     name = format.upper().replace("_", " ")
     parts.append(drawing.text(left - 12, y + 4, name, size=12, anchor="end"))
     for place, value in enumerate(found.values()):
+      center = f"{y + 8 * (place - 1):g}"
       parts.append(
-        f"<circle cx='{left + value * scale:.1f}'"
-        f" cy='{y + 8 * (place - 1):g}' r='5' fill='{colors[place]}'/>"
+        _dot(f"{left + value * scale:.1f}", center, 5, colors[place])
       )
     words.append(
       f"{name}: " + ", ".join(f"{label} {v:.1f}" for label, v in found.items())
