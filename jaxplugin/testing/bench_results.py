@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up results for the tests of what reads them."""
+"""Rows, and made-up results, for the tests of the benchmark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import dataclasses
 
 from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.report import results
 
 CEILINGS = roofline.Ceilings(
@@ -24,6 +25,14 @@ ENVIRONMENT = {
   "versions": {"jaxplugin": "0.1.0", "jax": "0.10.2"},
   "date": "2026-11-21T12:00:00+00:00",
 }
+
+
+def parsed(
+  row: str, pair: str = "mxfp8"
+) -> tuple[workloads.BenchRow, workloads.Pair]:
+  """A row and a pair of formats, from their texts."""
+  (one,), (formats,) = workloads.parse_rows(row), workloads.parse_pairs(pair)
+  return one, formats
 
 
 def variant(name: str, milliseconds: float, **fields) -> results.VariantResult:

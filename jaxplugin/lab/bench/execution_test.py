@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How calls are made: rotation, steps, and their order."""
 
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
@@ -12,10 +13,10 @@ from absl.testing import parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.testing import bench_results
 
 STEPS = 3
 
@@ -56,7 +57,10 @@ class TimedTest(parameterized.TestCase):
     timed = execution.Timed(variant, plan)
     results = timed.run(1)
     self.assertLen(results, STEPS)
-    for i, result in enumerate(results, STEPS):  # the second group
+    # Those to check are of the first and the last step of the first group.
+    checked = timed.results()
+    self.assertEqual([i for i, _ in checked], [0, STEPS - 1])
+    for i, result in [*enumerate(results, STEPS), *checked]:
       lhs, rhs = variant.operands(i)
       expected = np.asarray(lhs, np.float64) @ np.asarray(rhs, np.float64).T
       np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
@@ -65,15 +69,6 @@ class TimedTest(parameterized.TestCase):
     plan = execution.CallPlan(mode="step", steps=STEPS, groups=1)
     text = execution.Timed(made(), plan).lower().as_text()
     self.assertEqual(text.count("optimization_barrier"), STEPS - 1)
-
-  def test_results_to_check_are_of_the_first_and_the_last_step(self):
-    variant = made()
-    timed = execution.Timed(variant, execution.CallPlan(steps=STEPS, groups=1))
-    (first, last) = timed.results()
-    self.assertEqual((first[0], last[0]), (0, STEPS - 1))
-    np.testing.assert_allclose(
-      last[1], product(*variant.operands(STEPS - 1)), rtol=1e-5, atol=1e-5
-    )
 
   def test_chained_step_waits_for_the_result_before_it(self):
     # A NaN in result 0 moves step 1 to the next lhs: so it read that result.
@@ -90,25 +85,37 @@ class TimedTest(parameterized.TestCase):
     expected = product(variant.operands(2)[0], variant.operands(1)[1])
     np.testing.assert_allclose(results[1], expected, rtol=1e-5, atol=1e-5)
 
-  @absltest.mock.patch.object(execution, "SETTLE_SECONDS", 0.0)
-  def test_samples_go_on_through_all_groups(self):
-    seen = []
+  def test_sample_is_an_untimed_call_and_then_timed_ones(self):
+    events = []
+    ticks = itertools.count()  # seconds
 
-    def function(x):
-      seen.append(int(x[0]))
-      return x
+    def clock():
+      events.append("clock")
+      return float(next(ticks))
 
     variant = made(
-      function=function, operands=lambda i: (np.array([i]),), on_host=True
+      function=lambda x: events.append(int(x[0])),
+      operands=lambda i: (np.array([i]),),
+      on_host=True,
+      wait=lambda: events.append("wait"),
     )
     timed = execution.Timed(
       variant, execution.CallPlan(steps=2, groups=3, repeats=2)
     )
-    timed.sample()
-    timed.sample()
-    # An untimed call and two timed ones a sample, each of two steps, and each
-    # with the next of three groups.
-    self.assertEqual(seen, [0, 1, 2, 3, 4, 5] * 2)
+    patch = absltest.mock.patch.object
+    with (
+      patch(execution, "SETTLE_SECONDS", 0.0),
+      patch(execution.time, "perf_counter", clock),
+    ):
+      times = [timed.sample(), timed.sample()]
+    # Each call has two steps, and the next of three groups. The clock is read
+    # at the start, when both calls are launched, and at the end.
+    untimed, launched = [0, 1, "wait"], [2, 3, 4, 5]
+    self.assertEqual(
+      events, [*untimed, "clock", *launched, "clock", "wait", "clock"] * 2
+    )
+    self.assertEqual(times, [2 * 1e3 / 4] * 2)
+    self.assertEqual((timed.launch_seconds, timed.seconds), (1, 2))
 
   def test_untimed_calls_go_on_for_a_time(self):
     seen = []
@@ -122,54 +129,17 @@ class TimedTest(parameterized.TestCase):
       self.assertEqual(execution.settle(seen.append, 7), 10)
     self.assertEqual(seen, [7, 8, 9])
 
-  @absltest.mock.patch.object(execution, "SETTLE_SECONDS", 0.0)
-  def test_untimed_call_comes_before_the_clock_starts(self):
-    events = []
-    variant = made(
-      function=lambda x: events.append("call"),
-      operands=lambda i: (np.array([i]),),
-      on_host=True,
-    )
-    timed = execution.Timed(variant, execution.CallPlan(groups=2))
-
-    def clock():
-      events.append("clock")
-      return 0.0
-
-    with absltest.mock.patch.object(execution.time, "perf_counter", clock):
-      timed.sample()
-    self.assertEqual(events, ["call", "clock", "call", "clock", "clock"])
-
-  def test_time_is_of_one_step(self):
-    clock = itertools.count()  # start, launched, end
-    plan = execution.CallPlan(steps=2, groups=1, repeats=4)
-    timed = execution.Timed(made(on_host=True), plan)
-    with absltest.mock.patch.object(
-      execution.time, "perf_counter", lambda: float(next(clock))
-    ):
-      self.assertEqual(timed.sample(), 2 * 1e3 / 8)
-    self.assertEqual((timed.launch_seconds, timed.seconds), (1, 2))
-
-  @absltest.mock.patch.object(execution, "SETTLE_SECONDS", 0.0)
-  def test_host_is_waited_for(self):
-    waits = []
-    variant = made(on_host=True, wait=lambda: waits.append(1))
-    execution.Timed(variant, execution.CallPlan(groups=1, repeats=3)).sample()
-    self.assertLen(waits, 2)  # after the untimed call, and after all others
-
 
 class CompiledStepsTest(parameterized.TestCase):
   """No compiler shares, merges or drops a step."""
 
   def timed(self, target, pair, implementation):
-    (row,) = workloads.parse_rows("8x256x512")
-    (pair,) = workloads.parse_pairs(pair)
+    row, pair = bench_results.parsed("8x256x512", pair)
     made = dot_variants.DotVariants(row, pair, np.dtype(jnp.float32), target)
     # Beside it there may be one with TMA descriptors.
     (variant,) = (
       v for v in made.ours((implementation,)) if v.name == implementation
     )
-    self.assertIsInstance(variant, variants.Variant)
     is_cpu = target.platform == "cpu"
     return execution.Timed(
       variant,
@@ -223,23 +193,19 @@ class PlanTest(parameterized.TestCase):
     others = plan.steps * plan.groups - 1
     self.assertGreater(others * num_bytes, 1000)
 
-  def test_call_is_one_step(self):
-    plan = self.plan(10, "call")
-    self.assertEqual((plan.mode, plan.steps, plan.repeats), ("call", 1, 1))
-
-  def test_short_steps_are_many(self):
-    self.assertEqual(self.plan(10, step_seconds=1e-6).steps, 32)
-    self.assertEqual(self.plan(10, step_seconds=1e-4).steps, 10)
-    long = self.plan(10, step_seconds=1)
-    self.assertEqual((long.steps, long.repeats), (2, 1))
-
-  def test_chained_calls_are_few_and_one_at_a_time(self):
-    plan = self.plan(10, step_seconds=1e-6, is_chained=True)
-    self.assertEqual((plan.steps, plan.repeats), (8, 1))
-
-  def test_memory_limits_the_steps(self):
-    plan = self.plan(2000, step_seconds=1e-6, max_bytes=10_000)
-    self.assertEqual(plan.steps, 5)
+  @parameterized.parameters(
+    (dict(mode="call"), dict(mode="call", steps=1, repeats=1)),
+    # Short steps are many.
+    (dict(step_seconds=1e-6), dict(steps=32)),
+    (dict(step_seconds=1e-4), dict(steps=10)),
+    (dict(step_seconds=1), dict(steps=2, repeats=1)),
+    # Chained calls are few, and one at a time.
+    (dict(step_seconds=1e-6, is_chained=True), dict(steps=8, repeats=1)),
+    (dict(num_bytes=2000, step_seconds=1e-6, max_bytes=10_000), dict(steps=5)),
+  )
+  def test_steps_fill_a_call_within_limits(self, options, expected):
+    plan = dataclasses.asdict(self.plan(**{"num_bytes": 10, **options}))
+    self.assertEqual(plan, {**plan, **expected})
 
 
 if __name__ == "__main__":

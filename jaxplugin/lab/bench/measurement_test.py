@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
@@ -45,7 +46,11 @@ def form(name, *, seconds=0.0, error=None):
   )
 
 
-class FormsTest(absltest.TestCase):
+FAULT = RuntimeError("no such luck")
+WRONG = verification.WrongResultError("0 is not 1")
+
+
+class FormsTest(parameterized.TestCase):
   def measured(self, *forms):
     """The result of a peer that has these forms."""
     (result,) = self.measured_twice(*forms)[0].variants
@@ -145,34 +150,26 @@ class FormsTest(absltest.TestCase):
     self.assertEqual(times["slow"], 2 * (1 + 2 + 2))
     self.assertGreater(times["fast"], 40)
 
-  def test_form_that_fails_leaves_the_others(self):
-    result = self.measured(
-      form("broken", error=RuntimeError("no such luck")), form("slow")
+  @parameterized.parameters(
+    # A form that fails leaves the others.
+    ([form("broken", error=FAULT), form("slow")], "ok", "slow", ""),
+    (
+      [form("broken", error=FAULT), form("too", error=FAULT)],
+      *("unavailable", "broken", "RuntimeError: no such luck"),
+    ),
+    ([form("fast"), form("bad", error=WRONG)], "wrong", "bad", "0 is not 1"),
+  )
+  def test_result_of_a_peer_with_a_bad_form(self, forms, status, name, reason):
+    result = self.measured(*forms)
+    self.assertEqual(
+      (result.status, result.form, result.reason), (status, name, reason)
     )
-    self.assertEqual((result.form, result.status), ("slow", "ok"))
-
-  def test_peer_without_a_form_that_runs_says_why(self):
-    result = self.measured(
-      form("broken", error=RuntimeError("no such luck")),
-      form("too", error=RuntimeError("nor here")),
-    )
-    self.assertEqual(result.status, "unavailable")
-    self.assertIn("no such luck", result.reason)
-    self.assertIsNone(result.time)
-
-  def test_wrong_form_is_told_though_another_is_right(self):
-    result = self.measured(
-      form("fast"),
-      form("bad", error=verification.WrongResultError("0 is not 1")),
-    )
-    self.assertEqual((result.status, result.form), ("wrong", "bad"))
-    self.assertEqual(result.reason, "0 is not 1")
+    self.assertEqual(result.time is None, status != "ok")
 
   @pytest.mark.lab
   def test_all_ways_to_read_are_timed_beside_rows_that_read(self):
-    (row,) = workloads.parse_rows("1x32x64")
-    (pair,) = workloads.parse_pairs("mxfp8")
-    names = [v.name for v in self.measuring()._variants(row, pair)]
+    row_and_pair = bench_results.parsed("1x32x64")
+    names = [v.name for v in self.measuring()._variants(*row_and_pair)]
     for name in ("read", "read by numpy", "read huge pages"):
       self.assertIn(name, names)
 
