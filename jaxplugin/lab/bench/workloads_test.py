@@ -7,6 +7,18 @@ from absl.testing import parameterized
 
 from jaxplugin.core import formats
 from jaxplugin.lab.bench import workloads
+from jaxplugin.testing import bench_results
+
+ROWS = {
+  "512x4096x1024": dict(kind="dot", m=512, n=4096, k=1024),
+  "dequantize:64x96": dict(kind="dequantize", m=64, k=96),
+  "decoder:2x64x96": dict(kind="decoder", layers=2, k=64, n=96, m=1),
+  "decoder:2x64x96x16": dict(kind="decoder", layers=2, k=64, n=96, m=16),
+  "training:32x64x96": dict(kind="training", m=32, k=64, n=96),
+  "experts:8x4of32x96x64": dict(
+    kind="experts", m=8, top=4, experts=32, n=96, k=64
+  ),
+}
 
 
 def texts(found):
@@ -14,10 +26,30 @@ def texts(found):
 
 
 class RowsTest(parameterized.TestCase):
-  def test_sizes_and_kinds_are_read(self):
-    dot, codec = workloads.parse_rows("512x4096x1024, dequantize:64x96")
-    self.assertEqual(dot, workloads.BenchRow(kind="dot", m=512, n=4096, k=1024))
-    self.assertEqual(codec, workloads.BenchRow(kind="dequantize", m=64, k=96))
+  def test_sizes_are_read_and_written(self):
+    for text, fields in ROWS.items():
+      with self.subTest(text):
+        (row,) = workloads.parse_rows(f"{text}, {text}")
+        expected = workloads.BenchRow(**fields, formats=row.formats)
+        self.assertEqual((row, str(row)), (expected, text))
+        for pair in workloads.parse_pairs(row.formats):
+          workloads.check(row, pair)
+    # The number 1 of a decoder's sequences is not written.
+    rows = workloads.parse_rows("decoder:2x64x96x1,training")
+    self.assertEqual(texts(rows), ["decoder:2x64x96", "training:512x512x2048"])
+
+  def test_m_replaces_the_rows_of_products_only(self):
+    found = texts(workloads.parse_rows(",".join(ROWS), [3, 5]))
+    expected = []
+    for text in (
+      "{}x4096x1024",
+      "dequantize:64x96",
+      "decoder:2x64x96x{}",
+      "training:{}x64x96",
+      "experts:{}x4of32x96x64",
+    ):
+      expected += dict.fromkeys(text.format(m) for m in (3, 5))
+    self.assertEqual(found, expected)
 
   def test_sets_hold_the_shapes_that_targets_are_stated_for(self):
     self.assertEqual(
@@ -55,60 +87,6 @@ class RowsTest(parameterized.TestCase):
       self.assertIsNone(pair.lhs)
       workloads.check(row, pair)
 
-  @parameterized.parameters(
-    ("decoder:2x64x96", 1, "decoder:2x64x96"),
-    ("decoder:2x64x96x1", 1, "decoder:2x64x96"),
-    ("decoder:2x64x96x16", 16, "decoder:2x64x96x16"),
-  )
-  def test_decoders_have_layers_channels_hidden_ones_and_rows(
-    self, text, m, name
-  ):
-    (row,) = workloads.parse_rows(text)
-    self.assertEqual((row.layers, row.k, row.n, row.m), (2, 64, 96, m))
-    self.assertEqual(str(row), name)
-    self.assertEqual(workloads.parse_rows(name), (row,))
-    (row,) = workloads.parse_rows(text, [4])
-    self.assertEqual(str(row), "decoder:2x64x96x4")
-
-  def test_decoders_need_quantized_weights_and_whole_blocks(self):
-    (row,) = workloads.parse_rows("decoder:2x64x80")
-    mxfp8xf32, mxfp8, nvfp4 = workloads.parse_pairs("mxfp8xf32,mxfp8,nvfp4")
-    workloads.check(row, nvfp4)
-    with self.assertRaisesRegex(ValueError, "multiple of 32.*k=80"):
-      workloads.check(row, mxfp8)
-    with self.assertRaisesRegex(ValueError, "weights of decoder:2x64x80 must"):
-      workloads.check(row, mxfp8xf32)
-
-  def test_training_has_tokens_channels_and_hidden_ones(self):
-    (row,) = workloads.parse_rows("training:32x64x96")
-    self.assertEqual((row.kind, row.m, row.k, row.n), ("training", 32, 64, 96))
-    self.assertEqual(workloads.parse_rows(str(row)), (row,))
-    (default,) = workloads.parse_rows("training")
-    self.assertEqual(str(default), "training:512x512x2048")
-    for pair in workloads.parse_pairs(default.formats):
-      workloads.check(row, pair)
-    for name in ("mxfp8xmxfp4", "f32xnvfp4", "mxfp8_e5m2"):
-      (pair,) = workloads.parse_pairs(name)
-      with self.assertRaisesRegex(ValueError, f"must be among .*got {name}"):
-        workloads.check(row, pair)
-    (row,) = workloads.parse_rows("training:32x64x80")
-    with self.assertRaisesRegex(ValueError, "multiple of 32.*k=80"):
-      workloads.check(row, workloads.parse_pairs("mxfp8")[0])
-
-  def test_experts_have_tokens_a_choice_and_sizes(self):
-    (row,) = workloads.parse_rows("experts:8x4of32x96x64")
-    self.assertEqual(
-      (row.m, row.top, row.experts, row.n, row.k), (8, 4, 32, 96, 64)
-    )
-    self.assertEqual(workloads.parse_rows(str(row)), (row,))
-    (other,) = workloads.parse_rows("experts:8x4of32x96x64", [2])
-    self.assertEqual(str(other), "experts:2x4of32x96x64")
-    for pair in workloads.parse_pairs(row.formats):
-      self.assertIsNone(pair.lhs)
-      workloads.check(row, pair)
-    with self.assertRaisesRegex(ValueError, "weights of experts:.* quantized"):
-      workloads.check(row, workloads.parse_pairs("mxfp8xf32")[0])
-
   def test_models_of_experts_have_published_sizes(self):
     self.assertEqual(
       texts(workloads.SETS["gpt-oss-20b-moe"])[::4],
@@ -118,14 +96,6 @@ class RowsTest(parameterized.TestCase):
       texts(workloads.SETS["qwen3-30b-moe"])[3::4],
       ["experts:512x8of128x1536x2048", "experts:512x8of128x2048x768"],
     )
-
-  def test_m_replaces_the_rows_of_products_only(self):
-    found = workloads.parse_rows("llama3-8b,quantize", [3, 5])
-    products = [row for row in found if row.kind == "dot"]
-    self.assertEqual({row.m for row in products}, {3, 5})
-    # Four products of a layer, each of two m.
-    self.assertLen(products, 8)
-    self.assertIn("quantize:4096x4096", texts(found))
 
   def test_rows_named_twice_are_measured_once(self):
     found = texts(workloads.parse_rows("decode,1x8192x8192,decode"))
@@ -191,25 +161,35 @@ class PairsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, pattern):
       workloads.parse_pairs(text)
 
-  def test_k_that_has_no_whole_blocks_is_refused(self):
-    (row,) = workloads.parse_rows("1x64x48")
-    mxfp8, nvfp4 = workloads.parse_pairs("mxfp8,nvfp4")
-    workloads.check(row, nvfp4)
-    with self.assertRaisesRegex(ValueError, "multiple of 32 for mxfp8.*k=48"):
-      workloads.check(row, mxfp8)
-
-  def test_last_block_may_be_short_if_the_format_allows_it(self):
-    (row,) = workloads.parse_rows("1x64x48")
-    for text in ("bf16xint4_128", "int8_row", "fp8_1x128xfp8_128x128"):
-      workloads.check(row, *workloads.parse_pairs(text))
-
   @parameterized.parameters(
-    "quantize:4x256", "decoder:1x64x64", "experts:2x1of3x64x128"
+    ("1x64x48", "mxfp8", "multiple of 32 for mxfp8.*k=48"),
+    ("1x64x48", "nvfp4", None),
+    # The last block may be short if the format allows it.
+    ("1x64x48", "bf16xint4_128", None),
+    ("1x64x48", "int8_row", None),
+    ("1x64x48", "fp8_1x128xfp8_128x128", None),
+    ("decoder:2x64x80", "nvfp4", None),
+    ("decoder:2x64x80", "mxfp8", "multiple of 32.*k=80"),
+    ("decoder:2x64x80", "mxfp8xf32", "weights of decoder:2x64x80 must"),
+    ("training:32x64x80", "mxfp8", "multiple of 32.*k=80"),
+    ("training", "mxfp8xmxfp4", "must be among .*got mxfp8xmxfp4"),
+    ("training", "f32xnvfp4", "must be among .*got f32xnvfp4"),
+    ("training", "mxfp8_e5m2", "must be among .*got mxfp8_e5m2"),
+    ("experts:8x4of32x96x64", "mxfp8xf32", "weights of experts:.* quantized"),
+    # Only dots have formats of checkpoints.
+    ("quantize:4x256", "bf16xint8_32", "must be among mxfp8, .*int8_32"),
+    ("decoder:1x64x64", "bf16xint8_32", "must be among mxfp8, .*int8_32"),
+    ("experts:2x1of3x64x128", "bf16xint8_32", "must be among mxfp8, .*int8_32"),
   )
-  def test_only_dots_have_formats_of_checkpoints(self, text):
-    (row,) = workloads.parse_rows(text)
-    with self.assertRaisesRegex(ValueError, "must be among mxfp8, .*int8_32"):
-      workloads.check(row, *workloads.parse_pairs("bf16xint8_32"))
+  def test_rows_refuse_formats_that_they_do_not_support(
+    self, row, pair, pattern
+  ):
+    row, pair = bench_results.parsed(row, pair)
+    if pattern is None:
+      workloads.check(row, pair)
+    else:
+      with self.assertRaisesRegex(ValueError, pattern):
+        workloads.check(row, pair)
 
 
 if __name__ == "__main__":
