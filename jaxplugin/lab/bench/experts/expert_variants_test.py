@@ -15,24 +15,25 @@ import jaxplugin as jp
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.experts import expert_operands
 from jaxplugin.lab.bench.experts import expert_variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
 
+SHAPE = "experts:3x2of5x96x64"
 _WAYS = ("lax", "loop", "scan", "take")
 
 
 def _row(text):
-  (row,) = workloads.parse_rows(text)
-  return row
+  return bench_results.parsed(text)[0]
 
 
-def _pair(text):
-  (pair,) = workloads.parse_pairs(text)
-  return pair
+def _made(row, pair):
+  """The variants of a row on a CPU."""
+  return expert_variants.ExpertVariants(
+    *bench_results.parsed(row, pair), jp.detect_target("cpu")
+  )
 
 
 class RoutingTest(parameterized.TestCase):
@@ -63,10 +64,7 @@ class VariantsTest(parameterized.TestCase):
   )
   @pytest.mark.lab
   def test_right_products_pass_and_wrong_ones_are_found(self, formats):
-    row = _row("experts:3x2of5x96x64")
-    made = expert_variants.ExpertVariants(
-      row, _pair(formats), jp.detect_target("cpu")
-    )
+    made = _made(SHAPE, formats)
     found = [*made.ours(["xla"]), *made.peers(["f32", "bf16"])]
     names = [f"{way} {dtype}" for dtype in ("f32", "bf16") for way in _WAYS]
     self.assertEqual(
@@ -101,10 +99,7 @@ class VariantsTest(parameterized.TestCase):
     )
     expert_operands.weights_of.cache_clear()
     self.addCleanup(expert_operands.weights_of.cache_clear)
-    row = _row("experts:3x2of5x96x64")
-    made = expert_variants.ExpertVariants(
-      row, _pair(formats), jp.detect_target("cpu")
-    )
+    made = _made(SHAPE, formats)
     weights = made.data.weights.quantized(made.data.format)
     is_interleaved = weights.is_interleaved
     self.assertEqual(is_interleaved, name == "h100")
@@ -119,12 +114,9 @@ class VariantsTest(parameterized.TestCase):
 
   @pytest.mark.lab
   def test_bytes_are_those_of_used_experts(self):
-    row = _row("experts:3x2of5x96x64")
-    made = expert_variants.ExpertVariants(
-      row, _pair("bf16xmxfp4"), jp.detect_target("cpu")
-    )
+    made = _made(SHAPE, "bf16xmxfp4")
     by_name = {v.name: v for v in made.ours(["xla"]) + made.peers(["bf16"])}
-    used = len(expert_operands.routing(row, 0).sizes)
+    used = len(expert_operands.routing(made.row, 0).sizes)
     rows, weight = 6 * 64 * 2 + 6 * 96 * 4, 96 * 64
     self.assertEqual(
       by_name["xla"].num_bytes, used * (weight // 2 + weight // 32) + rows
@@ -167,11 +159,11 @@ class MeasurementTest(absltest.TestCase):
     one = measurement.RowMeasurement(
       devices.find("cpu"), bench_results.CEILINGS, options
     )
-    return [one.measure(_row(row), _pair(pair)) for pair in formats]
+    return [one.measure(*bench_results.parsed(row, pair)) for pair in formats]
 
   @pytest.mark.lab
   def test_row_is_measured_in_turns(self):
-    (found,) = self.measure("experts:3x2of5x96x64", "bf16xmxfp4")
+    (found,) = self.measure(SHAPE, "bf16xmxfp4")
     by_name = {v.name: v for v in found.variants}
     chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
     self.assertTrue(by_name[chosen].is_chosen)

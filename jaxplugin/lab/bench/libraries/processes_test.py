@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries in separate processes, and how they are timed."""
 
-import contextlib
 import importlib.util
 import os
 import pathlib
@@ -18,7 +17,6 @@ from jaxplugin.core import targets
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.libraries import ggml_dot
 from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.libraries import worker
@@ -31,9 +29,21 @@ ERROR = 2**-8  # of the made-up library
 SHAPE = "3x40x64"
 
 
-def options(mode, peers):
-  return measurement.BenchOptions(
-    mode=mode,
+def measuring(test, peers, kinds=fake_library.KINDS):
+  """Measures with a made-up library until the test, or its class, ends."""
+  is_class = isinstance(test, type)
+  clean_up = test.addClassCleanup if is_class else test.addCleanup
+  for target, name, value in (
+    (processes, "_MODULES", {"fake": fake_library}),
+    (processes, "NAMES", ("fake",)),
+    (execution, "WARM_UP_SECONDS", 0.0),
+    (fake_library, "KINDS", kinds),
+  ):
+    patch = absltest.mock.patch.object(target, name, value)
+    patch.start()
+    clean_up(patch.stop)
+  options = measurement.BenchOptions(
+    mode="call",
     rounds=3,
     seconds=0.1,
     implementations=("chosen",),
@@ -41,18 +51,11 @@ def options(mode, peers):
     out_dtype=np.dtype(jnp.float32),
     read_side=64,
   )
-
-
-@contextlib.contextmanager
-def fake_libraries():
-  with contextlib.ExitStack() as patches:
-    for target, name, value in (
-      (processes, "_MODULES", {"fake": fake_library}),
-      (processes, "NAMES", ("fake",)),
-      (execution, "WARM_UP_SECONDS", 0.0),
-    ):
-      patches.enter_context(absltest.mock.patch.object(target, name, value))
-    yield
+  found = measurement.RowMeasurement(
+    devices.find("cpu"), bench_results.CEILINGS, options
+  )
+  clean_up(found.close)
+  return found
 
 
 def variants(row):
@@ -64,9 +67,6 @@ class LibrariesTest(parameterized.TestCase):
   def setUpClass(cls):
     """Measures a row in two pairs of formats."""
     super().setUpClass()
-    patches = contextlib.ExitStack()
-    cls.addClassCleanup(patches.close)
-    patches.enter_context(fake_libraries())
     cls.started = []
     start = processes.Process
 
@@ -74,19 +74,13 @@ class LibrariesTest(parameterized.TestCase):
       cls.started.append(start(command))
       return cls.started[-1]
 
-    patches.enter_context(
+    cls.enterClassContext(
       absltest.mock.patch.object(processes, "Process", recorded)
     )
-    measuring = measurement.RowMeasurement(
-      devices.find("cpu"),
-      bench_results.CEILINGS,
-      options("call", ("f32", "bf16", "fake")),
-    )
-    cls.addClassCleanup(measuring.close)
-    (row,) = workloads.parse_rows(SHAPE)
+    one = measuring(cls, ("f32", "bf16", "fake"))
     cls.one_sided, cls.pair = (
-      measuring.measure(row, pair)
-      for pair in workloads.parse_pairs("bf16xmxfp4,mxfp4")
+      one.measure(*bench_results.parsed(SHAPE, pair))
+      for pair in ("bf16xmxfp4", "mxfp4")
     )
 
   def test_library_is_timed_in_its_fastest_form_beside_its_error(self):
@@ -155,10 +149,7 @@ class LibrariesTest(parameterized.TestCase):
     made = processes.Processes(1)
     self.addCleanup(made.close)
     for pair, expected in (("f32xmxfp8", ["fake wide"]), ("mxfp6_e2m3", [])):
-      (row,), (pair,) = (
-        workloads.parse_rows(SHAPE),
-        workloads.parse_pairs(pair),
-      )
+      row, pair = bench_results.parsed(SHAPE, pair)
       data = operand_sets.DotOperands(row, pair)
       found = made.dots(["fake"], row, pair, data)
       self.assertEqual([v.name for v in found], expected)
@@ -166,18 +157,9 @@ class LibrariesTest(parameterized.TestCase):
 
 class RowsTest(absltest.TestCase):
   def test_row_is_timed_if_a_library_ends_in_a_timed_call(self):
-    self.enter_context(fake_libraries())
     kinds = *fake_library.KINDS[:1], fake_library.ENDS_LATER
-    self.enter_context(absltest.mock.patch.object(fake_library, "KINDS", kinds))
-    measuring = measurement.RowMeasurement(
-      devices.find("cpu"), bench_results.CEILINGS, options("call", ("fake",))
-    )
-    self.addCleanup(measuring.close)
-    (row,), (pair,) = (
-      workloads.parse_rows(SHAPE),
-      workloads.parse_pairs("bf16xmxfp4"),
-    )
-    measured = measuring.measure(row, pair)
+    one = measuring(self, ("fake",), kinds)
+    measured = one.measure(*bench_results.parsed(SHAPE, "bf16xmxfp4"))
     found = variants(measured)
     ended = found.pop("fake ends later")
     self.assertEqual((ended.status, ended.time), ("unavailable", None))
@@ -188,23 +170,17 @@ class RowsTest(absltest.TestCase):
       self.assertIsNotNone(variant.time, name)
 
   def test_rows_without_libraries_have_no_relative_errors(self):
-    measuring = measurement.RowMeasurement(
-      devices.find("cpu"), bench_results.CEILINGS, options("call", ())
-    )
-    self.addCleanup(measuring.close)
-    (row,), (pair,) = (
-      workloads.parse_rows(SHAPE),
-      workloads.parse_pairs("mxfp4"),
-    )
-    found = variants(measuring.measure(row, pair))
+    one = measuring(self, ())
+    found = variants(one.measure(*bench_results.parsed(SHAPE, "mxfp4")))
     self.assertFalse(any("with quantize" in name for name in found))
     for variant in found.values():
       self.assertIsNone(variant.relative_error)
 
   def test_libraries_are_not_timed_on_a_gpu(self):
-    row, pair = workloads.parse_rows(SHAPE), workloads.parse_pairs("nvfp4")
     made = dot_variants.DotVariants(
-      *row, *pair, np.dtype(jnp.float32), targets.named_target("h100")
+      *bench_results.parsed(SHAPE, "nvfp4"),
+      np.dtype(jnp.float32),
+      targets.named_target("h100"),
     )
     (found,) = made.peers(["ggml"])
     self.assertEqual(found.reason, "is run on CPUs only")

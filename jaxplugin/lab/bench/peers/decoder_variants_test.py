@@ -10,10 +10,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import decoder_model
 from jaxplugin.lab.bench.peers import decoder_variants
 from jaxplugin.lab.bench.peers import verification
+from jaxplugin.testing import bench_results
 
 SHAPE = "decoder:2x64x96"
 ONE_LAYER = "decoder:1x64x96"
@@ -24,8 +24,7 @@ QUICKLY = {"xla_backend_optimization_level": "0"}
 
 
 def made(pair="nvfp4", shape=SHAPE, cache_bytes=1 << 30):
-  (row,) = workloads.parse_rows(shape)
-  (pair,) = workloads.parse_pairs(pair)
+  row, pair = bench_results.parsed(shape, pair)
   target = jp.detect_target("cpu")
   return decoder_variants.DecoderVariants(row, pair, target, cache_bytes)
 
@@ -86,9 +85,10 @@ class VariantsTest(parameterized.TestCase):
     *_, peer = made("f32xmxfp8", ONE_LAYER).peers(["lax.scaled_dot"])
     self.check_right_and_wrong(peer.forms[0])
 
-  def test_scaled_dot_lacks_six_bits(self):
-    (peer,) = made("mxfp6_e2m3").peers(["lax.scaled_dot"])
-    self.assertEqual(peer.reason, "XLA has no float6_e2m3fn")
+  def test_peers_that_are_not_run_say_so(self):
+    numpy, scaled_dot = made("mxfp6_e2m3").peers(["numpy", "lax.scaled_dot"])
+    self.assertEqual(numpy.reason, "is not run for decoders")
+    self.assertEqual(scaled_dot.reason, "XLA has no float6_e2m3fn")
 
   @pytest.mark.lab
   def test_sum_of_products_is_for_one_row(self):
@@ -113,15 +113,11 @@ class VariantsTest(parameterized.TestCase):
     self.assertIn("platform is cpu", triton.reason)
     xla.check(0, result_of(xla))
 
-  def test_peer_that_is_not_run_says_so(self):
-    (peer,) = made().peers(["numpy"])
-    self.assertEqual(peer.reason, "is not run for decoders")
-
   @pytest.mark.lab
   def test_bytes_are_those_of_weights_caches_and_activations(self):
     decoder = made("mxfp8")
     found = peers_of(decoder)
-    sizes = decoder_model.DecoderSizes.of(workloads.parse_rows(SHAPE)[0])
+    sizes = decoder_model.DecoderSizes.of(decoder.row)
     # One head, which does not share its keys and values.
     weights = 2 * (64 * (64 + 2 * 64) + 64 * 64 + 3 * 64 * 96)
     caches = 2 * 2 * 512 * 64 * 4
@@ -173,11 +169,9 @@ class CheckTest(parameterized.TestCase):
     what = f"what goes into {product}" if part == "input" else product
     self.check_told(rf"layer {layer}, {what}.*at \(0, 7\)")
 
-  def test_wrong_end_is_told(self):
+  def test_wrong_end_and_nan_are_told(self):
     self.y[0, 5] *= 1 + 2.0**-12
     self.check_told(r"the result, at \(0, 5\)")
-
-  def test_nan_is_told(self):
     self.seen[1]["down"]["input"][0, 3] = np.nan
     self.check_told("layer 1, what goes into down")
 

@@ -16,17 +16,20 @@ from jaxplugin import dot
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import traced
-from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.runtime import triton_library
+from jaxplugin.testing import bench_results
 
 
-def ours(pair, target, names=None):
-  (row,) = workloads.parse_rows("5x96x256")
-  (pair,) = workloads.parse_pairs(pair)
-  made = dot_variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
-  return {variant.name: variant for variant in made.ours(names)}
+def made(shape, pair, target, dtype=jnp.bfloat16):
+  row, pair = bench_results.parsed(shape, pair)
+  return dot_variants.DotVariants(row, pair, np.dtype(dtype), target)
+
+
+def ours(pair, target, names=None, shape="5x96x256"):
+  found = made(shape, pair, target).ours(names)
+  return {variant.name: variant for variant in found}
 
 
 class OursTest(parameterized.TestCase):
@@ -44,23 +47,31 @@ class OursTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(
-    ("h200", "bf16xmxfp4", True),
-    ("b200", "nvfp4", True),
-    ("rtx5090", "mxfp8", True),
-    ("a100", "mxfp8", False),  # has no TMA
-    ("b200", "mxfp8xmxfp4", False),  # FP4 is padded beside FP8
-    ("mi300x", "mxfp8", False),
-    ("cpu", "mxfp8", False),
+    # Last words of names: "triton prepared tma" has "triton tma".
+    ("h200", "bf16xmxfp4", "triton prepared tma xla"),
+    ("h200", "bf16xmxfp8", "triton tma xla"),
+    ("b200 9.13", "nvfp4", "cudnn prepared triton prepared tma xla"),
+    ("rtx5090", "mxfp8", "triton prepared tma xla"),
+    ("a100", "mxfp8", "triton xla"),  # has no TMA
+    ("b200", "mxfp8xmxfp4", "triton prepared xla"),  # FP4 is padded
+    ("mi300x", "mxfp8", "xla"),
+    ("cpu", "nvfp4", "xla"),
+    # `precision="fastest"` changes the kernels. a100 has no FP8 instructions.
+    ("h100", "fp8_1x128xfp8_128x128", "triton fastest tma xla"),
+    ("a100", "fp8_1x128xfp8_128x128", "triton xla"),
   )
-  @pytest.mark.sample(4)
-  def test_descriptors_are_timed_where_kernels_can_use_them(
+  @pytest.mark.sample(5)
+  def test_variants_are_those_that_differ_on_a_device(
     self, device, pair, expected
   ):
     self.can_lower()
-    found = ours(pair, targets.named_target(device))
-    self.assertEqual("triton tma" in found, expected)
-    self.assertEqual("triton" in found, device not in ("cpu", "mi300x"))
-    self.assertFalse(expected and found["triton tma"].is_chosen)
+    name, *cudnn = device.split()
+    target = targets.named_target(name, cudnn=cudnn[0] if cudnn else None)
+    found = ours(pair, target, shape="128x256x256")
+    self.assertEqual([n.split()[-1] for n in found], expected.split())
+    first, *others = found.values()
+    self.assertTrue(first.is_chosen)
+    self.assertFalse(any(variant.is_chosen for variant in others))
 
   @parameterized.parameters({"calls": "no"}, {"descriptors": "no"})
   @pytest.mark.lab
@@ -69,27 +80,6 @@ class OursTest(parameterized.TestCase):
     found = ours("mxfp8", targets.named_target("h200"))
     self.assertIn("triton", found)
     self.assertNotIn("triton tma", found)
-
-  def test_implementation_without_triton_has_no_descriptors(self):
-    self.can_lower()
-    found = ours("mxfp8", targets.named_target("h200"), ["xla"])
-    self.assertEqual(list(found), ["xla"])
-
-  @parameterized.parameters(
-    ("h100", "fp8_1x128xfp8_128x128", True),
-    ("h100", "mxfp8", False),  # its blocks are too short
-    ("a100", "fp8_1x128xfp8_128x128", False),  # has no FP8 instructions
-  )
-  def test_fastest_is_timed_where_it_changes_the_kernels(
-    self, device, pair, expected
-  ):
-    self.can_lower()
-    (row,) = workloads.parse_rows("128x256x256")
-    (pair,) = workloads.parse_pairs(pair)
-    target = targets.named_target(device)
-    made = dot_variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
-    names = [variant.name for variant in made.ours(["triton"])]
-    self.assertEqual("triton fastest" in names, expected)
 
   def test_descriptors_are_what_the_kernels_of_the_variant_use(self):
     self.can_lower()
@@ -104,24 +94,6 @@ class OursTest(parameterized.TestCase):
       self.assertEqual("_tma" in decision.notes[0], used)
 
   @parameterized.parameters(
-    ("h200", None, "bf16xnvfp4", ["triton", "triton prepared", "xla"]),
-    ("h200", None, "bf16xmxfp8", ["triton", "xla"]),
-    (
-      "b200",
-      "9.13",
-      "nvfp4",
-      ["cudnn", "cudnn prepared", "triton", "triton prepared", "xla"],
-    ),
-    ("cpu", None, "nvfp4", ["xla"]),
-  )
-  def test_prepared_weights_are_timed_where_they_differ(
-    self, device, cudnn, pair, expected
-  ):
-    self.can_lower(descriptors="no TMA")
-    target = targets.named_target(device, cudnn=cudnn)
-    self.assertEqual(sorted(ours(pair, target)), expected)
-
-  @parameterized.parameters(
     (128, jnp.bfloat16, "9.13", True),
     (5, jnp.bfloat16, "9.13", False),  # by the kernel with a masked tile
     (128, jnp.bfloat16, "9.12", False),  # by a separate multiply in f32
@@ -132,23 +104,18 @@ class OursTest(parameterized.TestCase):
   def test_global_scale_that_cudnn_rounds_is_right_and_only_there(
     self, m, dtype, cudnn, is_rounded
   ):
-    dtype = np.dtype(dtype)
-    (row,), (pair,) = (
-      workloads.parse_rows(f"{m}x128x256"),
-      workloads.parse_pairs("nvfp4"),
-    )
     target = targets.named_target("b200", cudnn=cudnn)
-    made = dot_variants.DotVariants(row, pair, dtype, target)
+    one = made(f"{m}x128x256", "nvfp4", target, dtype)
     # Just above the middle between 1 and 1 + 2^-7, its neighbours in bf16.
     scale = np.float32(1 + 2.0**-8 + 2.0**-20)
     lhs, rhs = (
       jp.ScaledArray(x.values, x.scale, jnp.float32(number), jp.NVFP4)
       for x, number in zip(
-        made.data.quantized(0), (scale, 2.0**-12), strict=True
+        one.data.quantized(0), (scale, 2.0**-12), strict=True
       )
     )
-    made.data = mock.Mock(quantized=lambda i: (lhs, rhs))
-    cudnn_variant = made.ours(["cudnn"])[0]
+    one.data = mock.Mock(quantized=lambda i: (lhs, rhs))
+    cudnn_variant = one.ours(["cudnn"])[0]
     a, b = (verification.f64(x, np.arange(x.shape[0])) for x in (lhs, rhs))
     exact = a @ b.T / np.float64(scale)
     # The result of a kernel that multiplies by bf16(scale), then casts once.
@@ -183,12 +150,8 @@ class OursTest(parameterized.TestCase):
 
 class PeerFormsTest(parameterized.TestCase):
   def forms(self, name, shape="1x96x256", pair="nvfp4"):
-    (row,) = workloads.parse_rows(shape)
-    (pair,) = workloads.parse_pairs(pair)
-    made = dot_variants.DotVariants(
-      row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
-    )
-    (peer,) = made.peers([name])
+    cpu = targets.named_target("cpu")
+    (peer,) = made(shape, pair, cpu, jnp.float32).peers([name])
     return {variant.form: variant for variant in peer.forms}
 
   @parameterized.product(
@@ -240,15 +203,11 @@ class PeerFormsTest(parameterized.TestCase):
   def test_values_of_six_bits_are_numbers_to_numpy_and_unknown_to_jax(
     self, pair
   ):
-    (row,) = workloads.parse_rows("4x96x256")
-    (pair,) = workloads.parse_pairs(pair)
-    made = dot_variants.DotVariants(
-      row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
-    )
-    product, scaled_dot = made.peers(["numpy", "lax.scaled_dot"])
+    one = made("4x96x256", pair, targets.named_target("cpu"), jnp.float32)
+    product, scaled_dot = one.peers(["numpy", "lax.scaled_dot"])
     product.check(1, product.function(*product.operands(1)))
     self.assertEqual(
-      scaled_dot.reason, f"XLA has no {pair.rhs.values_dtype.name}"
+      scaled_dot.reason, f"XLA has no {one.pair.rhs.values_dtype.name}"
     )
 
   def test_padding_is_for_few_rows_and_sums_of_products_for_one(self):
