@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command, as it is called."""
 
-import contextlib
 import importlib
-import io
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 
 import jax
 import pytest
@@ -18,7 +15,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import __main__ as command_line
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench import roofline
@@ -33,30 +29,29 @@ from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import results
 from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
+from jaxplugin.testing import command_lines
 
-SMALL = ["--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"]
 OPTIONAL = ("matplotlib", "rich", "torch", "torchao")
 # Timed beside rows that read, on CPUs.
 READS = ("read", "read by numpy", "read huge pages")
 
 
-class InstructionSetTest(absltest.TestCase):
+class InstructionSetTest(command_lines.CommandLineTestCase):
   @pytest.mark.full
   def test_isa_limits_xla_and_kernels(self):
     """Runs a process, because the limit must precede the first device."""
     better = ("amx_bf16", "avx512_bf16", "avx512")
     if jp.detect_target("cpu").cpu_kernels not in better:
       self.skipTest("needs AVX-512 and the kernels")
-    with tempfile.TemporaryDirectory() as directory:
-      path = pathlib.Path(directory) / "run.json"
-      options = "--quick --isa avx2 --rounds 2 --seconds 0.01 --peers f32"
-      subprocess.run(
-        [sys.executable, "-m", "jaxplugin", "bench", *options.split()]
-        + ["--shapes", "8x64x64", "--formats", "mxfp4", "--json", str(path)],
-        check=True,
-        capture_output=True,
-      )
-      found = results.read(path)
+    path = self.directory / "run.json"
+    options = "--quick --isa avx2 --rounds 2 --seconds 0.01 --peers f32"
+    subprocess.run(
+      [sys.executable, "-m", "jaxplugin", "bench", *options.split()]
+      + ["--shapes", "8x64x64", "--formats", "mxfp4", "--json", str(path)],
+      check=True,
+      capture_output=True,
+    )
+    found = results.read(path)
     self.assertEqual(found.environment["instruction_set"], "avx2")
     self.assertIn("--xla_cpu_max_isa=AVX2", found.environment["xla_flags"])
     self.assertAlmostEqual(found.ceilings.int8, 2 * found.ceilings.f32)
@@ -66,18 +61,15 @@ class InstructionSetTest(absltest.TestCase):
     if jp.detect_target("cpu").cpu_kernels == "avx2":
       self.skipTest("has just that")
     with absltest.mock.patch.dict(os.environ):
-      error = io.StringIO()
-      with contextlib.redirect_stderr(error):
-        status = command_line.main(["bench", "--quick", "--isa", "avx2"])
-    self.assertNotEqual(status, 0)
-    self.assertIn("--isa avx2 needs a CPU with kernels", error.getvalue())
+      self.check_error(
+        ["bench", "--quick", "--isa", "avx2"],
+        "--isa avx2 needs a CPU with kernels",
+      )
 
 
-class BenchTestCase(parameterized.TestCase):
+class BenchTestCase(command_lines.CommandLineTestCase):
   def setUp(self):
     super().setUp()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    self.directory = pathlib.Path(directory)
     # Warm and cold matter to times, on which nothing here depends.
     self.enter_context(
       absltest.mock.patch.object(
@@ -104,27 +96,24 @@ class BenchTestCase(parameterized.TestCase):
     self.enter_context(absltest.mock.patch.object(timing, "in_turns", recorded))
     return taken
 
-  def run_bench(self, *arguments, stderr=None):
+  def run_bench(self, *arguments):
     """Returns the exit status, stdout and stderr."""
-    out, err = io.StringIO(), stderr or io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      try:
-        status = command_line.main(["bench", *map(str, arguments)])
-      except SystemExit as stop:
-        status = stop.code
-    return status, out.getvalue(), err.getvalue()
+    return self.run_command("bench", *map(str, arguments))
 
-  def check_error(self, arguments, pattern):
-    status, out, err = self.run_bench(*arguments)
-    self.assertEqual((status, out), (2, ""))
-    self.assertRegex(" ".join(err.split()), pattern)
-    self.assertNotIn("Traceback", err)
+  def measure(self, shapes, formats, *options):
+    """Measures rows. Returns the results as well."""
+    path = self.directory / "r.json"
+    status, out, err = self.run_bench(
+      *("--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"),
+      *("--shapes", shapes, "--formats", formats, "--json", path, "--verbose"),
+      *options,
+    )
+    return status, out, err, results.read(path)
 
 
 class RunTest(BenchTestCase):
   @pytest.mark.lab
   def test_small_run_is_verified_timed_printed_kept_and_drawn(self):
-    path = self.directory / "r.json"
     plot = self.directory / "r.png"
     # The first import of matplotlib on a machine prints the fonts it finds.
     importlib.import_module("matplotlib.font_manager")
@@ -134,12 +123,10 @@ class RunTest(BenchTestCase):
       absltest.mock.patch.object(dot_variants.jax.nn, "scaled_matmul", refuse)
     )
     taken = self.recorded_samples()
-    status, out, err = self.run_bench(
-      *SMALL, "--shapes", "2x64x96,quantize:32x64", "--formats", "mxfp8",
-      "--json", path, "--plot", plot, "--verbose",
-    )  # fmt: skip
+    status, out, err, run = self.measure(
+      "2x64x96,quantize:32x64", "mxfp8", "--plot", plot
+    )
     self.assertEqual((status, err), (0, ""))
-    run = results.read(path)
     dot, codec = run.rows
     (samples,) = (s for s in taken if "numpy" in s)
     self.check_dot(dot, samples)
@@ -155,6 +142,7 @@ class RunTest(BenchTestCase):
     self.assertIn("2x64x96  mxfp8 -> float32", out)
     self.assertRegex(out, r"not run:\n  nn.scaled_matmul.*not on a CPU")
     self.assertEqual(run.environment["versions"]["jaxplugin"], jp.__version__)
+    path = self.directory / "r.json"
     shown = self.run_bench("--show", path, "--verbose")
     self.assertEqual(shown, (0, out, ""))
     status, printed, _ = self.run_bench("--show", path, "--json")
@@ -189,13 +177,11 @@ class RunTest(BenchTestCase):
 
   @pytest.mark.lab
   def test_decoder_is_verified_timed_and_printed(self):
-    path = self.directory / "r.json"
-    status, out, err = self.run_bench(
-      *SMALL, "--shapes", "decoder:1x64x64x2", "--formats", "f32xmxfp8",
-      "--peers", "f32,numpy", "--json", path, "--verbose",
-    )  # fmt: skip
+    status, out, err, run = self.measure(
+      "decoder:1x64x64x2", "f32xmxfp8", "--peers", "f32,numpy"
+    )
     self.assertEqual((status, err), (0, ""))
-    (row,) = results.read(path).rows
+    (row,) = run.rows
     self.assertEqual((row.kind, row.m, row.n, row.k), ("decoder", 2, 64, 64))
     chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
     timed = [v.name for v in row.variants if v.time]
@@ -207,37 +193,33 @@ class RunTest(BenchTestCase):
     self.assertLess(row.variants[0].error, 32)
     self.assertIn("decoder:1x64x64x2  f32xmxfp8 -> float32", out)
     self.assertIn("numpy: is not run for decoders", out)
-    compared, told, _ = self.run_bench("--compare", path, path)
+    paths = [self.directory / "r.json"] * 2
+    compared, told, _ = self.run_bench("--compare", *paths)
     self.assertEqual(compared, 0)
     self.assertIn(f"decoder:1x64x64x2 f32xmxfp8->float32: f32 / {chosen}", told)
 
   @pytest.mark.lab
   def test_training_step_is_verified_timed_and_compared(self):
-    path = self.directory / "r.json"
-    status, out, err = self.run_bench(
-      *SMALL, "--shapes", "training:32x64x128", "--formats", "mxfp8",
-      "--peers", "f32,bf16,numpy", "--json", path, "--verbose",
-    )  # fmt: skip
+    status, out, err, run = self.measure(
+      "training:32x64x128", "mxfp8", "--peers", "f32,bf16,numpy"
+    )
     self.assertEqual((status, err), (0, ""))
     chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
-    for row in results.read(path).rows:
-      self.assertEqual(
-        (row.kind, row.m, row.k, row.n), ("training", 32, 64, 128)
-      )
-      # 3 products of each of 4 weights, and attention's.
-      flops = 6 * 32 * (4 * 64 * 64 + 2 * 64 * 128 + 2 * 32 * 64)
-      self.assertEqual(row.variants[0].flops, flops)
-      timed = [v.name for v in row.variants if v.time]
-      self.assertEqual(timed, [chosen, "f32", "bf16"])
-      ratios = {(r.ours, r.other) for r in row.ratios}
-      self.assertEqual(ratios, {(chosen, "f32"), (chosen, "bf16")})
+    (row,) = run.rows
+    self.assertEqual((row.kind, row.m, row.k, row.n), ("training", 32, 64, 128))
+    # 3 products of each of 4 weights, and attention's.
+    flops = 6 * 32 * (4 * 64 * 64 + 2 * 64 * 128 + 2 * 32 * 64)
+    self.assertEqual(row.variants[0].flops, flops)
+    timed = [v.name for v in row.variants if v.time]
+    self.assertEqual(timed, [chosen, "f32", "bf16"])
+    ratios = {(r.ours, r.other) for r in row.ratios}
+    self.assertEqual(ratios, {(chosen, "f32"), (chosen, "bf16")})
     self.assertIn("training:32x64x128  mxfp8 -> float32", out)
     self.assertIn("numpy: is not run for training", out)
 
   @pytest.mark.lab
   def test_wrong_gradients_are_found(self):
-    (row,) = workloads.parse_rows("training:32x64x128")
-    (pair,) = workloads.parse_pairs("mxfp8")
+    row, pair = bench_results.parsed("training:32x64x128")
     made = training_step.TrainingVariants(row, pair, jp.detect_target("cpu"))
     (variant,) = made.ours(["xla"])
     weights, x = jax.jit(variant.function)(*variant.operands(0))
@@ -284,18 +266,16 @@ class RunTest(BenchTestCase):
       result = right(*args, implementation=implementation, **kwargs)
       return result.at[0, 0].add(0.5) if implementation == "xla" else result
 
-    path = self.directory / "r.json"
     with absltest.mock.patch.object(
       dot_variants.dot, "block_scaled_dot", wrong
     ):
-      status, out, err = self.run_bench(
-        *SMALL, "--shapes", "2x32x64", "--formats", "nvfp4", "--peers", "none",
-        "--implementations", "xla", "--json", path, "--verbose",
-      )  # fmt: skip
+      status, out, err, run = self.measure(
+        *("2x32x64", "nvfp4", "--peers", "none", "--implementations", "xla")
+      )
     self.assertEqual(status, 1)
     self.assertIn("xla WRONG: at (0, 0): got", out)
     self.assertIn("2x32x64 nvfp4: xla is wrong", err)
-    variant, *_ = results.read(path).rows[0].variants
+    variant, *_ = run.rows[0].variants
     self.assertEqual((variant.status, variant.time), ("wrong", None))
 
   @pytest.mark.lab
@@ -307,36 +287,27 @@ class RunTest(BenchTestCase):
       absltest.mock.patch.object(codec_variants, "_quantize_portably", fail),
       absltest.mock.patch.object(dot_variants.lax, "scaled_dot", fail),
     ):
-      status, out, err = self.run_bench(
-        *SMALL, "--shapes", "2x32x64,quantize:32x64", "--formats", "mxfp8",
-        "--peers", "lax.scaled_dot", "--implementations", "xla", "--verbose",
-      )  # fmt: skip
+      status, out, err, _ = self.measure(
+        *("2x32x64,quantize:32x64", "mxfp8", "--peers", "lax.scaled_dot"),
+        *("--implementations", "xla,triton,chosen"),
+      )
     self.assertEqual(status, 1)
     self.assertIn("by xla FAILED: RuntimeError: no such luck", out)
     self.assertIn("by xla is failed", err)
-    self.assertRegex(out, r"not run:\n  lax.scaled_dot.*no such luck")
+    self.assertRegex(
+      out,
+      r"not run:\n  triton.*platform is cpu\n  lax.scaled_dot.*no such luck",
+    )
     self.assertNotIn("lax.scaled_dot", err)
 
   @pytest.mark.lab
-  def test_implementation_that_does_not_serve_is_told(self):
-    _, out, _ = self.run_bench(
-      *SMALL, "--shapes", "2x32x64", "--formats", "mxfp8", "--peers", "none",
-      "--implementations", "triton,chosen", "--verbose",
-    )  # fmt: skip
-    self.assertRegex(out, r"not run:\n  triton.*platform is cpu")
-
-  @pytest.mark.lab
   def test_rows_without_time_are_left_out_and_told(self):
-    path = self.directory / "r.json"
-    status, out, _ = self.run_bench(
-      *SMALL, "--shapes", "2x32x64,4x32x64", "--formats", "mxfp8",
-      "--budget", "0.001", "--json", path,
-    )  # fmt: skip
+    status, out, _, run = self.measure(
+      "2x32x64,4x32x64", "mxfp8", "--budget", "0.001"
+    )
     self.assertEqual(status, 0)
     self.assertIn("left out, no time: 2x32x64 mxfp8, 4x32x64 mxfp8", out)
-    self.assertEqual(
-      results.read(path).left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8")
-    )
+    self.assertEqual(run.left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8"))
 
   def test_interrupted_run_prints_the_rows_that_were_measured(self):
     row = bench_results.row(bench_results.variant("cpu", 2, is_chosen=True))
@@ -348,9 +319,7 @@ class RunTest(BenchTestCase):
     ):
       measurement.return_value.measure.side_effect = [row, KeyboardInterrupt]
       measurement.return_value.ceilings = ceilings
-      status, out, err = self.run_bench(
-        *SMALL, "--shapes", "2x32x64,4x32x64", "--formats", "mxfp8"
-      )
+      status, out, err, _ = self.measure("2x32x64,4x32x64", "mxfp8")
     self.assertEqual(status, 130)
     self.assertIn("1x4096x4096", out)
     self.assertIn("bench: interrupted", err)
@@ -401,7 +370,7 @@ class RunTest(BenchTestCase):
 
 
 class CompareTest(BenchTestCase):
-  def write(self, name, milliseconds):
+  def write_run(self, name, milliseconds):
     path = self.directory / name
     run = bench_results.run(
       bench_results.row(
@@ -412,32 +381,31 @@ class CompareTest(BenchTestCase):
     results.write(run, path)
     return path
 
-  @parameterized.parameters((1.0, 0), (1.04, 0), (1.1, 1), (0.5, 0))
-  def test_status_tells_of_a_regression(self, milliseconds, expected):
-    paths = self.write("a", 1.0), self.write("b", milliseconds)
-    status, out, err = self.run_bench("--compare", *paths)
+  @parameterized.parameters(
+    (1.0, "5", 0), (1.04, "5", 0), (1.1, "5", 1), (0.5, "5", 0),
+    (1.1, "20", 0), (1.1, "1", 1),
+  )  # fmt: skip
+  def test_status_tells_of_a_regression(self, milliseconds, percent, expected):
+    paths = self.write_run("a", 1.0), self.write_run("b", milliseconds)
+    threshold = ("--threshold", float(percent) / 100) if percent != "5" else ()
+    status, out, err = self.run_bench("--compare", *paths, *threshold)
     self.assertEqual((status, err), (expected, ""))
     self.assertIn("1x4096x4096 mxfp8->float32: f32 / cpu", out)
     self.assertEqual("REGRESSED" in out, bool(expected))
-    self.assertIn(f"{expected} of 1 ratios regressed by more than 5 %", out)
-
-  def test_threshold_is_used(self):
-    paths = self.write("a", 1.0), self.write("b", 1.1)
-    for threshold, expected in (("0.2", 0), ("0.01", 1)):
-      status, _, _ = self.run_bench(
-        "--compare", *paths, "--threshold", threshold
-      )
-      self.assertEqual(status, expected)
+    self.assertIn(
+      f"{expected} of 1 ratios regressed by more than {percent} %", out
+    )
 
   def test_bad_files_and_thresholds_are_told(self):
-    path = self.write("a", 1.0)
-    other = self.directory / "b"
-    other.write_text("{}")
-    self.check_error(["--compare", path, other], "b must be a file of results")
-    missing = self.directory / "c"
-    self.check_error(["--compare", path, missing], "c: No such file")
+    path = str(self.write_run("a", 1.0))
+    other = self.write("b", "{}")
     self.check_error(
-      ["--compare", path, path, "--threshold", "5"],
+      ["bench", "--compare", path, other], "b must be a file of results"
+    )
+    missing = str(self.directory / "c")
+    self.check_error(["bench", "--compare", path, missing], "c: No such file")
+    self.check_error(
+      ["bench", "--compare", path, path, "--threshold", "5"],
       "--threshold must be between 0 and 1, got 5",
     )
 
@@ -462,20 +430,22 @@ class BadArgumentsTest(BenchTestCase):
     ("--platform tpu", "invalid choice: 'tpu'"),
   )
   def test_are_told_with_what_is_known(self, line, pattern):
-    self.check_error(["--platform", "cpu", *line.split()], pattern)
+    self.check_error(["bench", "--platform", "cpu", *line.split()], pattern)
 
   def test_missing_gpu_is_told(self):
     try:
       jax.devices("gpu")
     except RuntimeError:
-      self.check_error(["--platform", "gpu"], "JAX has no gpu device, only cpu")
+      self.check_error(
+        ["bench", "--platform", "gpu"], "JAX has no gpu device, only cpu"
+      )
     else:
       self.skipTest("there is a GPU")
 
   def test_missing_matplotlib_is_told_with_the_remedy(self):
     with absltest.mock.patch.dict(sys.modules, {"matplotlib": None}):
       self.check_error(
-        ["--platform", "cpu", "--plot", "r.png"],
+        ["bench", "--platform", "cpu", "--plot", "r.png"],
         r"pip install 'jaxplugin\[bench\]'",
       )
 
