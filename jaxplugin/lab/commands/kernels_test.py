@@ -33,13 +33,6 @@ class KernelsTest(command_lines.CommandLineTestCase):
     self.assertEqual(set(err.split()), written)
 
   @pytest.mark.lab
-  def test_json_is_printed(self):
-    status, out, _ = self.run_command("kernels", *ONE_DOT, "--json")
-    self.assertEqual(status, 0)
-    names = [kernel["name"] for kernel in json.loads(out)["kernels"]]
-    self.assertTrue(all(re.match("block_scaled_", name) for name in names))
-
-  @pytest.mark.lab
   def test_compile_shows_kernels_with_tma_descriptors(self):
     status, out, _ = self.run_command("kernels", *ONE_DOT, "--descriptors")
     self.assertEqual(status, 0)
@@ -76,36 +69,31 @@ class KernelsTest(command_lines.CommandLineTestCase):
         self.assertEqual("cvt.rn.bf16x2.e2m1x2" in file.read(), bool(more))
 
   @pytest.mark.lab
-  def test_json_has_counts_of_what_is_executed(self):
+  def test_json_has_kernels_and_counts_of_what_is_executed(self):
     sizes = ("-m", "3", "-n", "16", "-k", "1024", "--run", "--json")
     status, out, _ = self.run_command("kernels", *ONE_DOT, *sizes)
     self.assertEqual(status, 0)
     read = json.loads(out)
     self.assertLess(read["error"], 1)
     self.assertGreater(read["kernels"][0]["counts"]["matrix products"], 0)
+    for kernel in read["kernels"]:
+      self.assertStartsWith(kernel["name"], "block_scaled_")
 
   @pytest.mark.lab
   def test_gpu_without_ptx_is_told(self):
     options = ("--run", "--target", "mi300x")
-    status, out, err = self.run_command("kernels", *ONE_DOT, *options)
-    self.assertEqual((status, out), (2, ""))
-    self.assertIn("choose an NVIDIA GPU", err)
-
-  def test_gpu_without_tma_is_told(self):
-    options = ("--descriptors", "--target", "a100")
-    status, out, err = self.run_command("kernels", *ONE_DOT, *options)
-    self.assertEqual((status, out), (2, ""))
-    self.assertIn("TMA descriptors need an NVIDIA GPU from sm_90 on", err)
+    self.check_error(("kernels", *ONE_DOT, *options), "choose an NVIDIA GPU")
 
   @parameterized.parameters(
-    ("h300", "unknown target 'h300'; known targets: a100"),
-    ("cpu", "needs an NVIDIA or AMD GPU"),
+    ("--target h300", "^error: unknown target 'h300'; known targets: a100"),
+    ("--target cpu", "^error: .*needs an NVIDIA or AMD GPU"),
+    (
+      "--descriptors --target a100",
+      "TMA descriptors need an NVIDIA GPU from sm_90 on",
+    ),
   )
-  def test_bad_target_is_one_message(self, target, message):
-    status, out, err = self.run_command("kernels", *ONE_DOT, "--target", target)
-    self.assertEqual((status, out), (2, ""))
-    self.assertTrue(err.startswith("error: "), err)
-    self.assertIn(message, err)
+  def test_bad_target_is_one_message(self, options, message):
+    self.check_error(("kernels", *ONE_DOT, *options.split()), message)
 
 
 if __name__ == "__main__":

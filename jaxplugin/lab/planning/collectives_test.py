@@ -142,30 +142,31 @@ backend_config={"known_trip_count":{"n":"5"},"x":"1"}
 }
 """
 
-  def run_of(self, line):
+  @parameterized.parameters(
+    # Loops count as often as they run, or once if that is unknown.
+    (
+      'w = f32[8] while(p), body=%outer, backend_config={"known_trip_count":'
+      '{"n":"3"}}',
+      *(24 * 5 * 3, False),
+    ),
+    ("w = f32[8] while(p), condition=%none, body=%inner", 24, True),
+    # The branch that moves most counts.
+    (
+      "c = f32[8] conditional(p), branch_computations={%inner, %more}",
+      *(48, False),
+    ),
+    ("c = f32[8] call(p), to_apply=%inner", 24, False),
+    ("c = f32[8] fusion(p), kind=kLoop, calls=%inner", 24, False),
+    # What begins and ends counts once.
+    (
+      "c = ((f32[8]), f32[16], u32[]) async-start(p), calls=%more",
+      *(48, False),
+    ),
+  )
+  def test_what_runs_counts(self, line, received, is_bound):
     found = of_lines(line, more=self.BODY)
-    return collectives.received(found), any(one.is_bound for one in found)
-
-  def test_loops_count_as_often_as_they_run(self):
-    config = '"known_trip_count":{"n":"3"}'
-    line = f"w = f32[8] while(p), body=%outer, backend_config={{{config}}}"
-    self.assertEqual(self.run_of(line), (24 * 5 * 3, False))
-
-  def test_loop_without_a_count_is_a_bound(self):
-    line = "w = f32[8] while(p), condition=%none, body=%inner"
-    self.assertEqual(self.run_of(line), (24, True))
-
-  def test_branch_that_moves_most_counts(self):
-    line = "c = f32[8] conditional(p), branch_computations={%inner, %more}"
-    self.assertEqual(self.run_of(line), (48, False))
-
-  @parameterized.parameters("call(p), to_apply", "fusion(p), kind=kLoop, calls")
-  def test_what_is_called_counts(self, text):
-    self.assertEqual(self.run_of(f"c = f32[8] {text}=%inner"), (24, False))
-
-  def test_what_begins_and_ends_counts_once(self):
-    line = "c = ((f32[8]), f32[16], u32[]) async-start(p), calls=%more"
-    self.assertEqual(self.run_of(line), (48, False))
+    self.assertEqual(collectives.received(found), received)
+    self.assertEqual(any(one.is_bound for one in found), is_bound)
 
 
 class ErrorTest(parameterized.TestCase):

@@ -43,16 +43,14 @@ class ParseTest(parameterized.TestCase):
       layouts.parse(text)
 
 
-class SpecTest(parameterized.TestCase):
-  def test_all_axes(self):
+class SpecTest(absltest.TestCase):
+  def test_axes_that_a_layout_has_split_arrays(self):
     layout = layouts.parse("dp=2,fsdp=4,tp=8,sp")
     self.assertEqual(layout.tokens(), P(("dp", "fsdp"), "tp", None))
     self.assertEqual(layout.hidden(), P(("dp", "fsdp"), None, "tp"))
     self.assertEqual(layout.weight(into_channels=False), P("fsdp", "tp"))
     self.assertEqual(layout.weight(into_channels=True), P("tp", "fsdp"))
     self.assertEqual(layout.size("dp", "tp", "ep"), 16)
-
-  def test_one_axis(self):
     layout = layouts.parse("tp=8")
     self.assertEqual(layout.tokens(), P(None, None, None))
     self.assertEqual(layout.weight(into_channels=True), P("tp", None))

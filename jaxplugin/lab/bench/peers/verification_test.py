@@ -54,20 +54,14 @@ class DotTest(parameterized.TestCase):
       with self.assertRaises(verification.WrongResultError):
         self.check(wrong)
 
-  def test_one_wrong_element_is_told_with_its_place(self):
+  @parameterized.parameters(
+    ((2, 4), 0.01, r"at \(2, 4\): got .*above the bound"),
+    ((0, 0), np.nan, "1 of 15 elements are not finite"),
+  )
+  def test_one_wrong_element_is_told(self, place, added, pattern):
     wrong = self.right.copy()
-    wrong[2, 4] += 0.01
-    with self.assertRaisesRegex(
-      verification.WrongResultError, r"at \(2, 4\): got .*above the bound"
-    ):
-      self.check(wrong)
-
-  def test_nan_is_wrong(self):
-    wrong = self.right.copy()
-    wrong[0, 0] = np.nan
-    with self.assertRaisesRegex(
-      verification.WrongResultError, "1 of 15 elements are not finite"
-    ):
+    wrong[place] += added
+    with self.assertRaisesRegex(verification.WrongResultError, pattern):
       self.check(wrong)
 
   def test_cast_to_the_results_dtype_does_not_count(self):
@@ -146,34 +140,28 @@ class DotTest(parameterized.TestCase):
 
 class CodecTest(parameterized.TestCase):
   @parameterized.named_parameters(*FORMATS)
-  def test_what_the_package_quantizes_passes(self, format):
+  def test_what_the_package_quantizes_passes_and_a_wrong_code_is_told(
+    self, format
+  ):
     x = normal(6, 96)
-    verification.check_quantized(quantization.quantize(x, format), x)
-
-  @parameterized.named_parameters(*FORMATS)
-  def test_one_wrong_code_is_told(self, format):
-    x = normal(6, 96)
-    right = quantization.quantize(x, format).unpack()
+    right = quantization.quantize(x, format)
+    verification.check_quantized(right, x)
+    right = right.unpack()
+    wrongs = []
     for name in ("values", "scale"):
       codes = np.array(getattr(right, name))
       codes.view(np.uint8)[5, 1] ^= 1
-      parts = {"values": right.values, "scale": right.scale} | {name: codes}
-      wrong = scaled_array.ScaledArray(
-        parts["values"], parts["scale"], right.global_scale, format
-      )
-      with self.assertRaisesRegex(
-        verification.WrongResultError, rf"{name} at \(5, 1\).* 1 of \d+ differ"
-      ):
+      pattern = rf"{name} at \(5, 1\).* 1 of \d+ differ"
+      wrongs.append(({name: codes}, pattern))
+    if format.has_global_scale:
+      scale = {"global_scale": right.global_scale * 2}
+      wrongs.append((scale, "global scale"))
+    for parts, pattern in wrongs:
+      names = ("values", "scale", "global_scale")
+      arrays = [parts.get(name, getattr(right, name)) for name in names]
+      wrong = scaled_array.ScaledArray(*arrays, format)
+      with self.assertRaisesRegex(verification.WrongResultError, pattern):
         verification.check_quantized(wrong, x)
-
-  def test_wrong_global_scale_is_told(self):
-    x = normal(6, 96)
-    right = quantization.quantize(x, formats.NVFP4)
-    wrong = scaled_array.ScaledArray(
-      right.values, right.scale, right.global_scale * 2, formats.NVFP4
-    )
-    with self.assertRaisesRegex(verification.WrongResultError, "global scale"):
-      verification.check_quantized(wrong, x)
 
   @parameterized.named_parameters(*FORMATS)
   @pytest.mark.sample(1)
