@@ -41,7 +41,6 @@ WARM_UP_SECONDS: Final = 0.1
 # After another variant, one call does not bring back the caches and threads of
 # a short call: one of 0.22 ms in a loop took 0.38 ms (Zen 5, 2026-11).
 SETTLE_SECONDS: Final = 2e-3
-_MIN_WARM_UP_CALLS: Final = 1  # each after another untimed call
 # Durations of a call of several steps, and of a sample of several calls, that
 # hide the time of launching.
 _CALL_SECONDS: Final = 1e-3
@@ -132,10 +131,6 @@ class Timed:
       results.append(self.variant.function(*operands))
     return results
 
-  def arguments(self, group: int) -> list[Any]:
-    """Returns the flat arguments of one call."""
-    return self._groups[group]
-
   def run(self, group: int) -> list[Any]:
     """Returns the results of one call when they are ready."""
     results = self._function(*self._groups[group])
@@ -161,10 +156,9 @@ class Timed:
 
   def warm_up(self) -> None:
     end = time.perf_counter() + WARM_UP_SECONDS
-    calls = 0
-    while calls < _MIN_WARM_UP_CALLS or time.perf_counter() < end:
+    self.sample()
+    while time.perf_counter() < end:
       self.sample()
-      calls += 1
 
   def single(self) -> float:
     """Returns the milliseconds of a step, without an untimed call first."""

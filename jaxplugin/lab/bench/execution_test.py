@@ -168,7 +168,7 @@ class CompiledStepsTest(parameterized.TestCase):
       with absltest.mock.patch.dict(globals(), STEPS=steps):
         timed = self.timed(target, "bf16xmxfp8", "triton")
       hlo = deviceless.compile(
-        timed.traced, *timed.arguments(0), target=target
+        timed.traced, *timed._groups[0], target=target
       ).as_text()
       counts[steps] = hlo.count('custom_call_target="triton_kernel_call')
     self.assertGreater(counts[1], 0)

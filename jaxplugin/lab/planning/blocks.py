@@ -31,7 +31,8 @@ _NUMBERS: Final = (((2,), (0,)), ((), ()))
 _EXPERTS_NUMBERS: Final = (((2,), (1,)), ((0,), (0,)))
 
 DotGeneral = Callable[..., jax.Array]
-# Quantizes an array once for several matmuls.
+# Quantizes an array once for several matmuls: for query, key and value, or for
+# gate and up.
 Share = Callable[[jax.Array], Any]
 Weights = dict[str, jax.Array]
 
@@ -156,7 +157,7 @@ def check(block: TransformerBlock, layout: layouts.MeshLayout) -> None:
     )
 
 
-def forward(
+def _forward(
   block: TransformerBlock,
   layout: layouts.MeshLayout,
   mesh: Mesh,
@@ -165,16 +166,7 @@ def forward(
   weights: Weights,
   x: jax.Array,
 ) -> jax.Array:
-  """Returns the block's output, bf16[batch, sequence, channels].
-
-  Args:
-    block, layout: sizes and shardings.
-    mesh: a mesh with the layout's axes.
-    dot_general: multiplies activations by weights, as `lax.dot_general` does.
-    share: quantizes an array once for several matmuls.
-    weights: bf16 arrays with the shapes of `TransformerBlock.weights`.
-    x: bf16[batch, sequence, channels].
-  """
+  """Returns the block's output, bf16[batch, sequence, channels]."""
 
   def split(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
@@ -251,8 +243,8 @@ def step(
   block: TransformerBlock,
   layout: layouts.MeshLayout,
   mesh: Mesh,
-  dot_general: DotGeneral = lax.dot_general,
-  share: Share = lambda x: x,
+  dot_general: DotGeneral,
+  share: Share,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
   """Returns a training step of a block and its abstract arguments.
 
@@ -260,7 +252,7 @@ def step(
     block, layout: sizes and shardings.
     mesh: a mesh with the layout's axes. The devices may be absent.
     dot_general: multiplies activations by weights, as `lax.dot_general` does.
-    share: quantizes an input once for query, key and value, or gate and up.
+    share: see `Share`.
 
   Returns:
     A function step(weights, x, g), and its arguments as abstract bf16 arrays
@@ -283,7 +275,7 @@ def step(
     for name, shape in block.weights.items()
   }
   function: Any = functools.partial(
-    forward, block, layout, mesh, dot_general, share
+    _forward, block, layout, mesh, dot_general, share
   )
   if block.remat:
     function = jax.checkpoint(function)

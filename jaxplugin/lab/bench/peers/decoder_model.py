@@ -142,11 +142,9 @@ def unrolled(
 
 def of_layer(seen: Any, i: int) -> dict[str, dict[str, Any]]:
   """Returns the inputs and outputs of layer i, from a step's second result."""
-  return seen[i] if isinstance(seen, tuple) else jax.tree.map(_at(i), seen)
-
-
-def _at(i: int) -> Callable[[Any], Any]:
-  return lambda x: x[i]
+  if isinstance(seen, tuple):
+    return seen[i]
+  return jax.tree.map(lambda stack: stack[i], seen)
 
 
 def _layer(

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -106,19 +107,16 @@ def figure(run: results.BenchRun) -> Any:
   return drawn
 
 
-class _Column:
+class _Column(NamedTuple):
   """The timed variants of one matmul; see `draw`."""
 
-  def __init__(
-    self,
-    row: results.RowResult,
-    timed: Sequence[results.VariantResult],
-    chosen: results.VariantResult,
-  ):
-    self.row = row
-    self.timed = timed
-    self.chosen = chosen
-    self.intensity = chosen.flops / chosen.num_bytes
+  row: results.RowResult
+  timed: Sequence[results.VariantResult]
+  chosen: results.VariantResult
+
+  @property
+  def intensity(self) -> float:
+    return self.chosen.flops / self.chosen.num_bytes
 
 
 def _column(row: results.RowResult) -> _Column | None:
