@@ -21,11 +21,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax import lax
 
 from jaxplugin import quantization
 from jaxplugin.arrays import preparation
-from jaxplugin.arrays import scaled_array
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
@@ -39,6 +37,7 @@ from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 
+_F32: Final = np.dtype(np.float32)
 IN_SCAN: Final = " in scan"
 PEERS: Final = ("f32", "bf16", "lax.scaled_dot")
 
@@ -132,7 +131,7 @@ class DecoderVariants:
       self._given_to_products(x),
       w,
       layer=layer,
-      preferred_element_type=np.float32,
+      preferred_element_type=_F32,
       implementation=implementation,
     )
 
@@ -151,41 +150,16 @@ class DecoderVariants:
     return result
 
   def _plain(self, name: str, in_scan: bool) -> variants.Forms:
-    dtype = np.dtype(workloads.PLAIN_DTYPES[name])
-    dot = functools.partial(
-      lax.dot_general,
-      preferred_element_type=np.float32,
-      precision=lax.Precision.HIGHEST if name == "f32" else None,
-    )
-    forms = [
-      _DecoderForm(
-        "w (n, k)",
-        lambda x, w: dot(x.astype(dtype), w, dot_variants.LAST),
-        dtype.name,
-      ),
-      _DecoderForm(
-        "w (k, n)",
-        lambda x, w: dot(x.astype(dtype), w, dot_variants.MATMUL),
-        dtype.name,
-        dot_variants.transposed,
-        "(k, n)",
-      ),
-    ]
-    if self.row.m == 1:
-      forms.append(
-        _DecoderForm(
-          "sum of products",
-          functools.partial(_sum_of_products, dtype),
-          dtype.name,
-        )
-      )
+    dtype = workloads.PLAIN_DTYPES[name]
     # XLA may omit or reorder roundings to bf16.
     cast = 0 if name == "f32" else reference.rounding_error(dtype)
     return self._forms(
       name,
-      forms,
+      dot_variants.plain_forms(name, self.row.m, _F32),
+      lambda x: x.astype(dtype),
       in_scan,
-      decoder_check.cast(np.float32),
+      decoder_check.cast(_F32),
+      ready=dtype.name,
       bound=verification.PEER_BOUND + cast,
     )
 
@@ -193,30 +167,10 @@ class DecoderVariants:
     lacks = dot_variants.jax_lacks(name, self.pair)
     if lacks is not None:
       return lacks
-
-    def multiply(x: jax.Array, w: Any, numbers: Any) -> Any:
-      given = self._given_to_products(x)
-      if isinstance(given, scaled_array.ScaledArray):
-        given = given.unpack()
-      return dot_variants.scaled_dot(given, w, numbers, np.dtype(np.float32))
-
-    forms = [
-      _DecoderForm(
-        "w (n, k)",
-        lambda x, w: multiply(x, w, dot_variants.LAST),
-        store=lambda w: w.unpack(),
-        stored="unpacked",
-      ),
-      _DecoderForm(
-        "w (k, n)",
-        lambda x, w: multiply(x, w, dot_variants.MATMUL),
-        store=dot_variants.transposed,
-        stored="(k, n)",
-      ),
-    ]
     return self._forms(
       name,
-      forms,
+      dot_variants.scaled_dot_forms(_F32),
+      lambda x: dot_variants.unpacked(self._given_to_products(x)),
       False,
       self._given,
       bound=dot_variants.scaled_dot_bound(self.pair),
@@ -225,20 +179,40 @@ class DecoderVariants:
   def _forms(
     self,
     name: str,
-    forms: Sequence[_DecoderForm],
+    forms: Sequence[dot_variants.Form],
+    convert: Callable[[jax.Array], Any],
     in_scan: bool,
     rounded: decoder_check.Rounded,
-    bound: float = verification.PEER_BOUND,
+    *,
+    ready: str = "",
+    bound: float,
   ) -> variants.Forms:
+    """Returns a peer that converts activations and multiplies in `forms`."""
+
+    def decoder_form(form: dot_variants.Form) -> _DecoderForm:
+      return _DecoderForm(
+        form.name,
+        lambda x, w: form.function(convert(x), w),
+        ready,
+        dot_variants.transposed
+        if form.is_transposed
+        else dot_variants.unpacked,
+        "(k, n)" if form.is_transposed else "(n, k)",
+      )
+
     made = tuple(
-      self._variant(name, "peer", form, in_scan, rounded=rounded, bound=bound)
+      self._variant(
+        name,
+        "peer",
+        decoder_form(form),
+        in_scan,
+        rounded=rounded,
+        bound=bound,
+      )
       for form in forms
     )
     return variants.Forms(
-      name=made[0].name,
-      role="peer",
-      forms=made,
-      of_floats=all(form.ready for form in forms),
+      name=made[0].name, role="peer", forms=made, of_floats=bool(ready)
     )
 
   def _operands(
@@ -315,9 +289,3 @@ class DecoderVariants:
       is_chosen=is_chosen,
       form=form.name,
     )
-
-
-def _sum_of_products(dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies one row. XLA's fused loop is often faster than its dot."""
-  x = x.astype(dtype).astype(np.float32)
-  return (x * w.astype(np.float32)).sum(axis=1)[None]

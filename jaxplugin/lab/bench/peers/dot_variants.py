@@ -66,7 +66,7 @@ _MAX_NUMPY_VALUES: Final = 1 << 22
 _PADDED_ROWS: Final = 8
 
 
-class _DotForm(NamedTuple):
+class Form(NamedTuple):
   """A way to write a dot.
 
   Attributes:
@@ -285,7 +285,7 @@ class DotVariants:
   def _forms(
     self,
     name: str,
-    forms: Sequence[_DotForm],
+    forms: Sequence[Form],
     *,
     ready: str = "",
     bound: float = verification.PEER_BOUND,
@@ -307,37 +307,9 @@ class DotVariants:
     )
 
   def _plain(self, name: str) -> variants.Forms:
-    """Returns the ways to multiply floats."""
-    is_f32 = name == "f32"
-
-    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
-      return lax.dot_general(
-        lhs,
-        rhs,
-        numbers,
-        # Without HIGHEST, a GPU multiplies in TF32.
-        precision=lax.Precision.HIGHEST if is_f32 else None,
-        preferred_element_type=np.float32 if is_f32 else self.out_dtype,
-      ).astype(self.out_dtype)
-
-    forms = [
-      _DotForm("w (n, k)", lambda x, w: product(x, w, LAST)),
-      _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
-    ]
+    forms = plain_forms(name, self.row.m, self.out_dtype)
     if self.row.m < _PADDED_ROWS:
-      forms += [_padded(form) for form in forms]
-    if self.row.m == 1:
-      # XLA's fused loop may be faster than its dot.
-      forms.append(
-        _DotForm(
-          "sum of products",
-          lambda x, w: (
-            (x.astype(np.float32) * w.astype(np.float32))
-            .sum(axis=1)[None]
-            .astype(self.out_dtype)
-          ),
-        )
-      )
+      forms += [_padded(form) for form in forms[:2]]
     ready = workloads.PLAIN_DTYPES[name].name
     return self._forms(name, forms, ready=ready)
 
@@ -346,16 +318,12 @@ class DotVariants:
     if lacks is not None:
       return lacks
 
-    def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
-      if turned:
-        rhs = jax.tree.map(lambda x: x.T, rhs)
-      return scaled_dot(lhs, rhs, numbers, self.out_dtype)
-
-    forms = [
-      _DotForm("w (n, k)", lambda x, w: product(x, w, LAST, False)),
-      _DotForm("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
-      _DotForm("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
-    ]
+    nk, kn = scaled_dot_forms(self.out_dtype)
+    turned = Form(
+      "w.T of (n, k)",
+      lambda x, w: kn.function(x, jax.tree.map(lambda part: part.T, w)),
+    )
+    forms = [nk, turned, kn]
     if self.row.m < _PADDED_ROWS:
       forms += [_padded(form) for form in forms]
     return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
@@ -409,6 +377,64 @@ class DotVariants:
     return torch_peers.variant(name, self.row, self.pair, self.data, is_gpu)
 
 
+def plain_forms(name: str, m: int, out_dtype: np.dtype) -> list[Form]:
+  """Returns the ways to multiply m rows of floats, "f32" or "bf16"."""
+  is_f32 = name == "f32"
+
+  def product(numbers: Any, lhs: Any, rhs: Any) -> jax.Array:
+    return lax.dot_general(
+      lhs,
+      rhs,
+      numbers,
+      # Without HIGHEST, a GPU multiplies in TF32.
+      precision=lax.Precision.HIGHEST if is_f32 else None,
+      preferred_element_type=np.float32 if is_f32 else out_dtype,
+    ).astype(out_dtype)
+
+  def sum_of_products(x: Any, w: Any) -> jax.Array:
+    # XLA's fused loop may be faster than its dot.
+    products = x.astype(np.float32) * w.astype(np.float32)
+    return products.sum(axis=1)[None].astype(out_dtype)
+
+  forms = [
+    Form("w (n, k)", functools.partial(product, LAST)),
+    Form("w (k, n)", functools.partial(product, MATMUL), True),
+  ]
+  if m == 1:
+    forms.append(Form("sum of products", sum_of_products))
+  return forms
+
+
+def scaled_dot_forms(out_dtype: np.dtype) -> list[Form]:
+  """Returns the ways to call `lax.scaled_dot` with unpacked operands."""
+
+  def product(numbers: Any, lhs: Any, rhs: Any) -> jax.Array:
+    (lhs_values, lhs_scale), (rhs_values, rhs_scale) = (
+      (x.values, x.scale)
+      if isinstance(x, scaled_array.ScaledArray)
+      else (x, None)
+      for x in (lhs, rhs)
+    )
+    return _times_globals(
+      lambda dtype: lax.scaled_dot(
+        lhs_values,
+        rhs_values,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        dimension_numbers=numbers,
+        preferred_element_type=dtype,
+      ),
+      lhs,
+      rhs,
+      out_dtype,
+    )
+
+  return [
+    Form("w (n, k)", functools.partial(product, LAST)),
+    Form("w (k, n)", functools.partial(product, MATMUL), True),
+  ]
+
+
 def scaled_dot_bound(pair: workloads.Pair) -> float:
   """Returns the error bound of `lax.scaled_dot`.
 
@@ -436,7 +462,7 @@ def peers_lack(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
   return None
 
 
-def _padded(form: _DotForm) -> _DotForm:
+def _padded(form: Form) -> Form:
   """Returns a form that pads the rows of lhs to `_PADDED_ROWS` first."""
 
   def pad(x: jax.Array) -> jax.Array:
@@ -451,21 +477,17 @@ def _padded(form: _DotForm) -> _DotForm:
       lhs = pad(lhs)
     return form.function(lhs, rhs)[:rows]
 
-  return _DotForm(
-    f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed
-  )
+  return Form(f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed)
 
 
 def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
   """Returns lhs, and the weights as (k, n). Runs before timing."""
-  return _unpacked(lhs)[0], transposed(rhs)
+  return unpacked(lhs), transposed(rhs)
 
 
 def transposed(w: Any) -> Any:
   """Returns a copy (..., k, n) of weights (..., n, k), with unpacked FP4."""
-  return jax.tree.map(
-    lambda x: jnp.copy(jnp.swapaxes(x, -1, -2)), _unpacked(w)[0]
-  )
+  return jax.tree.map(lambda x: jnp.copy(jnp.swapaxes(x, -1, -2)), unpacked(w))
 
 
 def with_parts(
@@ -479,35 +501,11 @@ def with_parts(
 
 def _unpacked(*operands: Any) -> tuple[Any, ...]:
   """Returns operands of peers, with unpacked FP4. Runs before timing."""
-  return tuple(
-    x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
-    for x in operands
-  )
+  return tuple(map(unpacked, operands))
 
 
-def scaled_dot(
-  lhs: Any, rhs: Any, numbers: Any, out_dtype: np.dtype
-) -> jax.Array:
-  """Multiplies floats or unpacked ScaledArrays by `lax.scaled_dot`."""
-  (lhs_values, lhs_scale), (rhs_values, rhs_scale) = (
-    (x.values, x.scale)
-    if isinstance(x, scaled_array.ScaledArray)
-    else (x, None)
-    for x in (lhs, rhs)
-  )
-  return _times_globals(
-    lambda dtype: lax.scaled_dot(
-      lhs_values,
-      rhs_values,
-      lhs_scale=lhs_scale,
-      rhs_scale=rhs_scale,
-      dimension_numbers=numbers,
-      preferred_element_type=dtype,
-    ),
-    lhs,
-    rhs,
-    out_dtype,
-  )
+def unpacked(x: Any) -> Any:
+  return x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
 
 
 def _times_globals(
