@@ -45,7 +45,7 @@ def example(format, shape=(3, 64), seed=0):
   codes = random_bytes(shape, 2**format.value_bits, seed)
   scale = random_bytes((*lead, k // format.block_size), seed=seed + 1)
   return jp.ScaledArray(
-    jnp.asarray(codes.view(format.values_dtype)),
+    jnp.asarray(codes.view(format.array_dtype)),
     jnp.asarray(scale.view(format.scale_dtype)),
     jnp.float32(0.37) if format.has_global_scale else None,
     format,
@@ -183,8 +183,8 @@ class PytreeTest(parameterized.TestCase):
       restored = checkpointer.restore(path, target)
     assert_same_bits(restored, tree)
 
-  @parameterized.parameters(*FORMATS)
-  @pytest.mark.sample(1)
+  @parameterized.parameters(jp.MXFP6_E3M2, *FORMATS)
+  @pytest.mark.sample(2)
   def test_exported_function_takes_and_returns_it(self, format):
     x = example(format)
 
@@ -236,6 +236,7 @@ class PropertiesTest(parameterized.TestCase):
     # 3 * 64 values: bytes of the values, of the scales, of the global scale.
     (jp.MXFP8, 192 + 6 + 0),
     (jp.MXFP8_E5M2, 192 + 6 + 0),
+    (jp.MXFP6_E2M3, 192 + 6 + 0),
     (jp.MXFP4, 96 + 6 + 0),
     (jp.NVFP4, 96 + 12 + 4),
   )
@@ -249,8 +250,8 @@ class PropertiesTest(parameterized.TestCase):
     for part in ("nvfp4", "uint8[3, 32]", "float8_e4m3fn[3, 4]", "float32[]"):
       self.assertIn(part, text)
 
-  @parameterized.parameters(jp.MXFP8, jp.MXFP8_E5M2)
-  def test_fp8_is_never_packed(self, format):
+  @parameterized.parameters(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP6_E2M3)
+  def test_fp8_and_fp6_are_never_packed(self, format):
     x = example(format)
     self.assertIs(x.pack(), x)
     self.assertIs(x.unpack(), x)
@@ -396,6 +397,8 @@ ERRORS = (
    "mxfp8 values must be float8_e4m3fn, got uint8"),
   (array((E4M3, 4, 64), (E4M3, 4, 4), jp.NVFP4), TypeError,
    "nvfp4 values must be float4_e2m1fn or uint8, got float8_e4m3fn"),
+  (array((ml_dtypes.float6_e2m3fn, 4, 64), (E8M0, 4, 2), jp.MXFP6_E2M3),
+   TypeError, r"must be uint8, got float6.*view it as uint8: array.view\(np"),
   (array((FP4, 4, 64), (E8M0, 4, 4), jp.NVFP4), TypeError,
    "nvfp4 scale must be float8_e4m3fn, got float8_e8m0fnu"),
   (array((jnp.uint8, 4, 32), (jnp.uint8, 4, 4), jp.NVFP4), TypeError,
@@ -414,6 +417,9 @@ ERRORS = (
    r"divided by 32.*\(4, 64\) and scale \(4, 1\)"),
   (array((FP4, 4, 64), (E4M3, 4, 2), jp.NVFP4), TypeError,
    r"divided by 16.*\(4, 64\) and scale \(4, 2\)"),
+  # Four codes of 6 bits in three bytes.
+  (array((jnp.uint8, 4, 48), (E8M0, 4, 2), jp.MXFP6_E3M2), TypeError,
+   r"divided by 32.*\(4, 48\)"),
   (array((E4M3, 64, 64), (E8M0, 2, 2), jp.MXFP8), TypeError,
    r"one axis divided by 32.*\(64, 64\) and scale \(2, 2\)"),
   (array((E4M3, 4, 64), (E8M0, 4, 64), jp.MXFP8), TypeError,

@@ -180,12 +180,13 @@ class IndexTest(parameterized.TestCase):
 
 class ConcatenateTest(parameterized.TestCase):
   @parameterized.parameters(
+    (jp.MXFP6_E2M3, 0, False),
     (jp.MXFP8, 0, False),
     (jp.NVFP4, 0, False),
     (jp.NVFP4, 1, True),
     (jp.MXFP4, -2, True),
   )
-  @pytest.mark.sample(1)
+  @pytest.mark.sample(2)
   def test_concatenate_joins_the_floats(self, format, axis, jit):
     shapes = [[2, 3, 64], [2, 3, 64], [2, 3, 64]]
     for i, shape in enumerate(shapes):

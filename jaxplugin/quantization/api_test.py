@@ -315,6 +315,8 @@ ERRORS = (
      f"^{name}: packed must be .*mxfp8 .float8_e4m3fn")
     for call, name in ((q, "quantize"), (both, "quantize_both"))
   ),
+  (q(32, 64, format=formats.MXFP6_E2M3, packed=True), ValueError,
+   "packed must be False or None unless the format has 4-bit values"),
   (q(32, 64, format=NVFP4, packed="yes"), ValueError,
    "True, False or None, got 'yes'"),
   (both(32, 64, format=NVFP4, packed="yes"), ValueError,
@@ -440,14 +442,6 @@ class StochasticRoundingTest(parameterized.TestCase):
     self.assertLess(np.abs(z_score).max(), MAX_Z_SCORE)
 
   @parameterized.parameters(*formats.FORMATS)
-  def test_exact_values_are_unchanged(self, format):
-    values = oracle.finite_values(oracle.VALUES[format][0])
-    index = np.linspace(0, len(values) - 1, format.block_size - 1).astype(int)
-    x = values[index] * np.where(index % 2, -1, 1)
-    drawn = self.draw(format, x)
-    np.testing.assert_array_equal(drawn, np.broadcast_to(x, drawn.shape))
-
-  @parameterized.parameters(*formats.FORMATS)
   def test_same_key_same_bits_other_key_other_bits(self, format):
     x = self.samples(format)
     first = self.draw(format, x, seed=1)
@@ -467,13 +461,6 @@ class StochasticRoundingTest(parameterized.TestCase):
     np.testing.assert_array_equal(
       oracle.as_codes(drawn.scale), oracle.as_codes(nearest.scale)
     )
-
-  def test_values_beyond_the_largest_saturate(self):
-    x = jnp.zeros(32).at[0].set(511.0).at[1].set(-450.0)
-    for seed in range(8):
-      result = oracle.jitted(MXFP8, "floor")(x, key=jax.random.key(seed))
-      values = np.asarray(result.unpack().values).astype(np.float64)
-      np.testing.assert_array_equal(values[:2], [448, -448])
 
 
 class IdempotenceTest(parameterized.TestCase):
@@ -501,50 +488,6 @@ class IdempotenceTest(parameterized.TestCase):
     f = oracle.jitted(format, "floor")
     once = f(self.blocks(format))
     oracle.assert_same(f(oracle.dequantize(once)), once)
-
-  @parameterized.parameters(*oracle.MX_FORMATS)
-  def test_up_codes_change_only_where_the_amax_rounded_to_half_the_maximum(
-    self, format
-  ):
-    # max / 2 with scale 2^e is max with scale 2^(e - 1): the same number.
-    f = oracle.jitted(format)
-    once = f(self.blocks(format))
-    twice = f(oracle.dequantize(once))
-    values = oracle.as_codes(once.unpack().values).view(format.values_dtype)
-    largest = np.abs(values.astype(np.float64)).max(-1)
-    halved = largest == oracle.VALUES[format][0].max / 2
-    self.assertTrue(halved.any())
-    self.assertTrue((~halved).any())
-    np.testing.assert_array_equal(
-      oracle.as_codes(twice.scale)[:, 0],
-      oracle.as_codes(once.scale)[:, 0] - halved,
-    )
-    np.testing.assert_array_equal(
-      oracle.as_codes(twice.unpack().values)[~halved],
-      oracle.as_codes(once.unpack().values)[~halved],
-    )
-    oracle.assert_same(f(oracle.dequantize(twice)), twice)
-
-  def test_nvfp4_codes_are_bitwise_stable_where_the_scale_is_normal(self):
-    # A subnormal E4M3 scale is off by up to 1/2 of itself, so that a block's
-    # amax need not come out as 6 and the scale may change. See the next test.
-    binade = 2**7
-    for top in (-40, 0, 60):
-      magnitudes = range((127 + top - 20) * binade, (127 + top) * binade)
-      once = oracle.jitted(NVFP4)(
-        oracle.every_value(ml_dtypes.bfloat16, 16, magnitudes)
-      )
-      twice = oracle.jitted(NVFP4)(oracle.dequantize(once), once.global_scale)
-      normal = np.asarray(once.scale).astype(np.float64)[:, 0] >= 2.0**-6
-      self.assertTrue(normal.any())
-      np.testing.assert_array_equal(
-        oracle.as_codes(twice.scale)[normal],
-        oracle.as_codes(once.scale)[normal],
-      )
-      np.testing.assert_array_equal(
-        oracle.as_codes(twice.unpack().values)[normal],
-        oracle.as_codes(once.unpack().values)[normal],
-      )
 
   def test_nvfp4_block_with_a_subnormal_scale_need_not_be_stable(self):
     # By hand, in units of 2^-9: amax / 6 = 1.5 rounds to 2 (ties to even),

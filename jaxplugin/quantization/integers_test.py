@@ -162,26 +162,6 @@ class AsymmetricTest(parameterized.TestCase):
     columns, rows = jp.quantize_both(jnp.asarray(x), format, axes=(1, 2))
     self.assertEqual((columns.axis, rows.axis), (1, 2))
 
-  @parameterized.parameters(*FORMATS)
-  def test_error_is_at_most_half_a_step(self, format):
-    x = odd_numbers(30, 576)[12:]
-    w = jp.quantize(x, format)
-    size = format.along(576).block_size
-    step = np.repeat(np.asarray(w.scale).astype(np.float64), size, -1)[:, :576]
-    # Zero points round to a code, and minima to 11 bits.
-    error = np.abs(np.asarray(w.dequantize()) - x)
-    self.assertLess((error / step).max(), 1.1)
-
-  def test_ggml_q4_1_of_a_block(self):
-    # ggml's quantize_row_q4_1_ref, by hand: d = 3 / 15, m = -1.
-    x = np.linspace(-1, 2, 31, dtype=np.float32)
-    x = np.append(x, np.float32(0.05))[None]
-    w = jp.quantize(x, jp.UINT4_32_MIN)
-    self.assertEqual(w.scale[0, 0], np.float16(3 / 15))
-    self.assertEqual(w.offset[0, 0], -1)
-    codes = np.asarray(w.unpack().values).astype(int)[0] + 8
-    np.testing.assert_array_equal(codes[::2][:16], np.arange(16))
-
   def test_bits_are_those_of_gguf(self):
     quants = pytest.importorskip("gguf.quants")
     x = odd_numbers(30, 320)[12:]
@@ -194,25 +174,6 @@ class AsymmetricTest(parameterized.TestCase):
     codes = np.concatenate([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1)
     found = np.asarray(w.unpack().values).astype(int) + 8
     np.testing.assert_array_equal(found, codes.reshape(x.shape))
-
-  @parameterized.parameters(*FORMATS)
-  def test_stochastic_rounding_has_the_mean(self, format):
-    x = jnp.asarray(odd_numbers(30, 320)[14:15])
-
-    @jax.jit
-    def mean(x):
-      keys = jax.random.split(jax.random.key(0), 2000)
-      many = jax.vmap(lambda key: jp.quantize(x, format, key=key).dequantize())
-      return jnp.mean(many(keys), 0)
-
-    scale = np.asarray(jp.quantize(x, format).scale).astype(np.float32)
-    size = format.along(320).block_size
-    step = np.repeat(scale, size, -1)[:, :320]
-    error = np.abs(mean(x) - x) / step
-    # The extremes of a block may saturate, by the rounding of its offset.
-    self.assertLess(
-      np.sort(np.asarray(error)[0])[: -2 * scale.size].max(), 0.06
-    )
 
   def test_exact_values_are_kept_by_stochastic_rounding(self):
     x = jnp.tile(jnp.arange(16.0), 8)[None]
@@ -388,7 +349,7 @@ class PackageRulesTest(parameterized.TestCase):
     self.assertLess((error / (2.0**-24 * np.abs(wide).sum(0))).max(), 16)
 
   def test_stochastic_rounding_has_the_mean(self):
-    for rule, format in PACKAGE_RULES:
+    for rule, format in (*PACKAGE_RULES, *(("up", f) for f in FORMATS)):
       x = jnp.asarray(self.numbers()[20:21])
       keys = jax.random.split(jax.random.key(0), 2000)
 
@@ -400,7 +361,7 @@ class PackageRulesTest(parameterized.TestCase):
       scale = np.abs(np.asarray(jp.quantize(x, format).scale, np.float32))
       step = np.repeat(scale, format.along(640).block_size, -1)
       error = np.sort(np.abs(np.asarray(jnp.mean(many(keys), 0) - x) / step)[0])
-      # The largest numbers of a block may saturate.
+      # The extremes of a block may saturate.
       self.assertLess(error[: -2 * scale.size].max(), 0.06)
 
   @parameterized.parameters(
