@@ -138,7 +138,7 @@ def block_scaled_dot(
   call = calls.DotCall(
     lhs=lhs_side,
     rhs=rhs_side,
-    preferred_element_type=arguments.result_dtype(preferred_element_type),
+    preferred_element_type=rules.result_dtype(preferred_element_type),
     highest_precision=rules.canonical_precision(precision),
     fastest_precision=rules.is_fastest(precision),
     activation=activation,
@@ -185,7 +185,7 @@ def _straight_through(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),
       dimension_numbers=numbers,
-      dtype=arguments.result_dtype(preferred_element_type),
+      dtype=rules.result_dtype(preferred_element_type),
       activation=activation,
     ),
     # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes
@@ -205,6 +205,8 @@ def _bind_with_epilogue(
   shape = call.shape
   scales = _global_scales(call, global_scale)
   factor, power = epilogue.product(scales)
+  if factor is not None:
+    rules.validate_global_scale(factor, shape)
   if bias is not None:
     bias = arguments.epilogue_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(call.rhs.free))
@@ -225,7 +227,6 @@ def _bind_with_epilogue(
     residual=residual,
   )
   call = call.form().filled(arguments.vary_alike(call.flatten()))
-  rules.validate_epilogue(call)
   if offset is not None:
     return offsets.with_offset(call, offset, _bind)
   return _bind(call)

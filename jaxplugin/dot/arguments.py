@@ -166,12 +166,8 @@ def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
   if side.format is None or side.axis is not None or side.format.is_square:
     return side
   rules.validate_values(side)
+  rules.validate_scale_rank(side)
   values, scale, name = side.values, side.scale, side.name
-  if scale.ndim != values.ndim:
-    raise TypeError(
-      f"{sides.who()}: {name}_scale must have the rank of {name}, got"
-      f" {name}_scale {tuple(scale.shape)} for {name} {tuple(values.shape)}"
-    )
 
   def fits(side: sides.Side) -> bool:
     pairs = zip(scale.shape, side.scale_shape, strict=True)
@@ -302,16 +298,6 @@ def as_global_scale(global_scale: Any) -> jax.Array | None:
       )
   result = jnp.asarray(global_scale, jnp.float32)
   return result.reshape(()) if result.size == 1 and result.ndim else result
-
-
-def result_dtype(dtype: Any) -> np.dtype:
-  result = formats.as_dtype(jnp.float32 if dtype is None else dtype)
-  if result is None:
-    raise TypeError(
-      f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
-      f" float16, got {error_context.shown(dtype)}"
-    )
-  return result
 
 
 def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:

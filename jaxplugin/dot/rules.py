@@ -109,11 +109,22 @@ def parts_dtype(dtype: Any) -> np.dtype | None:
   """Returns `reduce_dtype` as a NumPy dtype; raises TypeError."""
   if dtype is None:
     return None
+  return _float_dtype("reduce_dtype", dtype, ", or None for float32")
+
+
+def result_dtype(dtype: Any) -> np.dtype:
+  """Returns `preferred_element_type` as a NumPy dtype; raises TypeError."""
+  return _float_dtype(
+    "preferred_element_type", jnp.float32 if dtype is None else dtype
+  )
+
+
+def _float_dtype(name: str, dtype: Any, remedy: str = "") -> np.dtype:
   result = formats.as_dtype(dtype)
   if result not in RESULT_DTYPES:
     raise TypeError(
-      f"{sides.who()}: reduce_dtype must be float32, bfloat16 or float16, or"
-      f" None for float32, got {error_context.shown(dtype)}"
+      f"{sides.who()}: {name} must be float32, bfloat16 or float16{remedy}, got"
+      f" {result or error_context.shown(dtype)}"
     )
   return result
 
@@ -146,38 +157,6 @@ def validate_sides(call: calls.DotCall) -> None:
   for side in (call.lhs, call.rhs):
     if side.format is not None:
       validate_scale(side, padded=call.padded_scales)
-
-
-def validate_epilogue(call: calls.DotCall) -> None:
-  """Checks the result's dtype and the epilogue; raises TypeError."""
-  if call.preferred_element_type not in RESULT_DTYPES:
-    raise TypeError(
-      f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
-      f" float16, got {call.preferred_element_type.name}"
-    )
-  shape = call.shape
-  for name, factor in (
-    ("global_scale", call.global_scale),
-    ("global_power", call.global_power),
-  ):
-    if factor is not None:
-      if factor.dtype != np.float32:
-        raise TypeError(
-          f"{sides.who()}: {name} must be float32, got {factor.dtype}"
-        )
-      if factor.ndim:
-        _validate_broadcast(name, factor, shape)
-  for name, operand in (
-    ("bias", call.bias),
-    ("residual", call.residual),
-  ):
-    if operand is not None:
-      if operand.dtype not in sides.PLAIN_DTYPES:
-        raise TypeError(
-          f"{sides.who()}: {name} must be float32, bfloat16 or float16, got"
-          f" {operand.dtype}"
-        )
-      _validate_broadcast(name, operand, shape)
 
 
 def validate_dimension_numbers(
@@ -314,12 +293,8 @@ def validate_scale(side: sides.Side, *, padded: bool = False) -> None:
       f"{sides.who()}: {name} of {format} must be {format.scale_dtype.name},"
       f" got {scale.dtype}"
     )
+  validate_scale_rank(side)
   shape = side.shape
-  if scale.ndim != len(shape):
-    raise TypeError(
-      f"{sides.who()}: {name} must have the rank of {side.name}, got {name}"
-      f" {tuple(scale.shape)} for {side.name} {shape}"
-    )
   if axis not in contracting:
     raise TypeError(
       f"{sides.who()}: {side.name} must be blocked along a contracting"
@@ -357,6 +332,16 @@ def validate_scale(side: sides.Side, *, padded: bool = False) -> None:
     )
 
 
+def validate_scale_rank(side: sides.Side) -> None:
+  """Raises TypeError unless the scale has the rank of the values."""
+  if side.scale.ndim != side.values.ndim:
+    name = f"{side.name}_scale"
+    raise TypeError(
+      f"{sides.who()}: {name} must have the rank of {side.name}, got {name}"
+      f" {tuple(side.scale.shape)} for {side.name} {tuple(side.values.shape)}"
+    )
+
+
 def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
   pairs = zip(side.scale.shape, expected, strict=True)
   if any(
@@ -370,12 +355,16 @@ def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
     )
 
 
-def _validate_broadcast(name: str, operand: Any, shape: Sequence[int]) -> None:
-  if len(operand.shape) != len(shape) or any(
-    have != 1 and have != want
-    for have, want in zip(operand.shape, shape, strict=True)
+def validate_global_scale(scale: Any, shape: Sequence[int]) -> None:
+  """Raises TypeError unless a scale is scalar or broadcasts to the result."""
+  if scale.ndim and (
+    scale.ndim != len(shape)
+    or any(
+      have not in (1, want)
+      for have, want in zip(scale.shape, shape, strict=True)
+    )
   ):
     raise TypeError(
-      f"{sides.who()}: {name} of shape {tuple(operand.shape)} does not"
+      f"{sides.who()}: global_scale of shape {tuple(scale.shape)} does not"
       f" broadcast to the result's shape {tuple(shape)}"
     )

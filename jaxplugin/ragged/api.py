@@ -107,7 +107,7 @@ def ragged_dot(
     group_sizes = arguments.integers("group_sizes", group_sizes)
     options: dict[str, Any] = {
       "activation": activation,
-      "preferred_element_type": arguments.result_dtype(preferred_element_type),
+      "preferred_element_type": dot_rules.result_dtype(preferred_element_type),
       "precision": precision,
       "reduce_dtype": dot_rules.parts_dtype(reduce_dtype),
       "implementation": implementation,
@@ -255,7 +255,7 @@ def across_blocks(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
     group_sizes=arguments.integers("group_sizes", group_sizes),
-    preferred_element_type=arguments.result_dtype(preferred_element_type),
+    preferred_element_type=dot_rules.result_dtype(preferred_element_type),
     overlay=resolution.overlay(),
   )
   arguments.reject_negative_scale(call.rhs)
@@ -288,7 +288,7 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=arguments.result_dtype(preferred_element_type),
+    preferred_element_type=dot_rules.result_dtype(preferred_element_type),
     fastest_precision=dot_rules.is_fastest(precision),
     activation=activation,
     implementation=implementation,

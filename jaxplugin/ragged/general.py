@@ -326,17 +326,15 @@ def _call(
       f"{sides.who()}: lhs (m, n) and rhs (m, k) must have the same m, got"
       f" {lhs_side.shape} and {rhs_side.shape} (logical shapes)"
     )
-  call = calls.RaggedContraction(
+  return calls.RaggedContraction(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=arguments.result_dtype(preferred_element_type),
+    preferred_element_type=dot_rules.result_dtype(preferred_element_type),
     implementation=implementation,
     overlay=resolution.overlay(),
     reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
   )
-  rules.validate_dtype(call.preferred_element_type)
-  return call
 
 
 def _side(name: str, operand: Any) -> sides.Side:

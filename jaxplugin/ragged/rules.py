@@ -76,7 +76,7 @@ def validate_groups(group_sizes: Any, num_groups: Any) -> None:
 
 
 def validate(call: calls.RaggedDotCall) -> None:
-  """Checks values, scales, k and the result's dtype; raises TypeError."""
+  """Checks values, scales and k; raises TypeError."""
   for side in (call.lhs, call.rhs):
     rules.validate_values(side)
   lhs_k, rhs_k = call.lhs.shape[1], call.rhs.shape[2]
@@ -89,16 +89,6 @@ def validate(call: calls.RaggedDotCall) -> None:
   for side in (call.lhs, call.rhs):
     if side.format is not None:
       rules.validate_scale(side)
-  validate_dtype(call.preferred_element_type)
-
-
-def validate_dtype(dtype: np.dtype) -> None:
-  """Raises TypeError unless `dtype` is valid for a result."""
-  if dtype not in rules.RESULT_DTYPES:
-    raise TypeError(
-      f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
-      f" float16, got {dtype.name}"
-    )
 
 
 def validate_bias(bias: Any, num_groups: Any, columns: Any) -> None:

@@ -141,8 +141,7 @@ def ragged_dot_general(
     rules.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
       preferred_element_type = dot_rules.product_dtype(lhs.dtype, weights.dtype)
-    dtype = dot_arguments.result_dtype(preferred_element_type)
-    rules.validate_dtype(dtype)
+    dtype = dot_rules.result_dtype(preferred_element_type)
     scheme = products.Scheme(
       recipe=recipe,
       weight="rhs",

@@ -207,17 +207,6 @@ class CudnnGateTest(absltest.TestCase):
         reason = cudnn_reason(problem, target)
         self.assertRegex(reason, pattern or "^$")
 
-  def test_denied_versions_are_refused_with_their_reason(self):
-    denied = cudnn.DeniedVersions((9, 18, 0), (9, 20, 5), "it dreams")
-    text = "cuDNN 9.18.0 to 9.20.5 is denied, the target has {}: it dreams"
-    for version, dotted in (
-      *(("9.17.9", None), ("9.18", "9.18.0")),
-      *(("9.20.5", "9.20.5"), ("9.20.6", None)),
-    ):
-      with mock.patch.object(cudnn, "DENIED_VERSIONS", (denied,)):
-        reason = cudnn_reason(make_problem(), b200(version))
-      self.assertEqual(reason, text.format(dotted) if dotted else "")
-
 
 class CudnnPlanTest(absltest.TestCase):
   """How the global scale is applied, and what is padded."""

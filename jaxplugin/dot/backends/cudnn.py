@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import math
 from typing import Final
-from typing import NamedTuple
 
 import jax
 import jax.ffi
@@ -66,20 +65,6 @@ _PRODUCT_FIRST: Final = (
   " below 2^-126 becomes zero, and one beyond the range of float32 becomes"
   ' Inf; precision="highest" applies one after the other'
 )
-
-
-class DeniedVersions(NamedTuple):
-  """A range of cuDNN releases that the backend refuses, and the reason."""
-
-  first: targets.Version
-  last: targets.Version
-  reason: str
-
-
-# Releases whose block-scaled matmul is known to be wrong. None as of cuDNN
-# 9.28: the bugs published for 9.18 to 9.24 are of grouped matmuls and attention
-# (flashinfer-ai/flashinfer#3792, NVIDIA/cudnn-frontend#414).
-DENIED_VERSIONS: tuple[DeniedVersions, ...] = ()
 
 
 def _rank(target: targets.Target) -> int | None:
@@ -124,12 +109,9 @@ def _version_gate(
     return decisions.Unsupported(f"{needs} none")
   if have < MIN_VERSION:
     return decisions.Unsupported(f"{needs} {dotted(have)}")
-  for denied in DENIED_VERSIONS:
-    if denied.first <= have <= denied.last:
-      return decisions.Unsupported(
-        f"cuDNN {dotted(denied.first)} to {dotted(denied.last)} is denied, the"
-        f" target has {dotted(have)}: {denied.reason}"
-      )
+  # No release to 9.28 is known to be wrong: the bugs published for 9.18 to 9.24
+  # are of grouped matmuls and attention (flashinfer-ai/flashinfer#3792,
+  # NVIDIA/cudnn-frontend#414).
   return None
 
 
