@@ -35,7 +35,6 @@ from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import interpreted as triton_testing
-from jaxplugin.testing.dot_suite import shapes
 from jaxplugin.testing.dot_suite import suite
 from jaxplugin.testing.interpreter import tile_language
 
@@ -102,7 +101,7 @@ def interpret(test):
 
 
 @pytest.mark.full
-class CutileDotTest(shapes.DotShapesTestCase):
+class CutileDotTest(suite.DotShapesTestCase):
   """The shapes of the contract's suite; a call that it refuses goes to xla."""
 
   implementation = "cutile"

@@ -153,86 +153,59 @@ class Target:
     return f"{self.name} ({', '.join(details)})"
 
 
-def _nvidia(
-  name: str,
-  compute_capability: tuple[int, int],
-  core_count: int,
-  l2_mib: int,
-  bandwidth_gb_s: float,
-) -> Target:
-  known = architectures.of_compute_capability(compute_capability)
-  assert known is not None
-  return Target(
-    name=name,
-    platform="cuda",
-    compute_capability=compute_capability,
-    core_count=core_count,
-    shared_memory_bytes=known.shared_memory_bytes,
-    l2_bytes=l2_mib * _MIB,
-    memory_bandwidth=bandwidth_gb_s * 1e9,
-  )
-
-
 # jax-triton 0.3 and 0.4 query the attached device for its architecture. They
 # put the path of a file with the code into the module, not the code.
 _NAMED_AMD_TRITON_ERROR: Final = (
   "jax-triton lowers for AMD GPUs only if one is attached"
 )
-
-
-def _amd(
-  name: str,
-  architecture: str,
-  core_count: int,
-  l2_mib: int,
-  bandwidth_gb_s: float,
-) -> Target:
-  return Target(
-    name=name,
-    platform="rocm",
-    architecture=architecture,
-    core_count=core_count,
-    shared_memory_bytes=architectures.by_name(architecture).shared_memory_bytes,
-    l2_bytes=l2_mib * _MIB,
-    memory_bandwidth=bandwidth_gb_s * 1e9,
-    missing_libraries=((JAX_TRITON, _NAMED_AMD_TRITON_ERROR),),
-  )
-
-
+# By name: JAX's `device_kind`, which is the name that the driver returns from
+# cuDeviceGetName or hipDeviceGetName; the compute capability or LLVM's name;
+# SMs or CUs; MiB of last-level cache; GB/s of memory.
 # Sources: the vendors' data sheets and architecture papers. A100 and H100 are
 # the 80 GB SXM models. B300 has 148 of its silicon's 160 SMs, as the driver
 # reports for HGX boards. AMD's last-level cache is the Infinity Cache.
-_NAMED: Final = {
-  target.name: target
-  for target in (
-    _nvidia("a100", (8, 0), 108, 40, 2039),
-    _nvidia("l40s", (8, 9), 142, 96, 864),
-    _nvidia("h100", (9, 0), 132, 50, 3350),
-    _nvidia("h200", (9, 0), 132, 50, 4800),
-    _nvidia("b200", (10, 0), 148, 126, 8000),
-    _nvidia("b300", (10, 3), 148, 126, 8000),
-    _nvidia("rtx5090", (12, 0), 170, 96, 1792),
-    _nvidia("gb10", (12, 1), 48, 24, 273),
-    _amd("mi300x", "gfx942", 304, 256, 5300),
-    _amd("mi355x", "gfx950", 256, 256, 8000),
-    Target(name="cpu", platform="cpu"),
+_GPUS: Final[dict[str, tuple[str, tuple[int, int] | str, int, int, int]]] = {
+  "a100": ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 40, 2039),
+  "l40s": ("NVIDIA L40S", (8, 9), 142, 96, 864),
+  "h100": ("NVIDIA H100 80GB HBM3", (9, 0), 132, 50, 3350),
+  "h200": ("NVIDIA H200", (9, 0), 132, 50, 4800),
+  "b200": ("NVIDIA B200", (10, 0), 148, 126, 8000),
+  "b300": ("NVIDIA B300 SXM6 AC", (10, 3), 148, 126, 8000),
+  "rtx5090": ("NVIDIA GeForce RTX 5090", (12, 0), 170, 96, 1792),
+  "gb10": ("NVIDIA GB10", (12, 1), 48, 24, 273),
+  "mi300x": ("AMD Instinct MI300X", "gfx942", 304, 256, 5300),
+  "mi355x": ("AMD Instinct MI355X", "gfx950", 256, 256, 8000),
+}
+DEVICE_KINDS: Final = {name: kind for name, (kind, *_) in _GPUS.items()}
+
+
+def _gpu(name: str) -> Target:
+  _, chip, core_count, l2_mib, bandwidth_gb_s = _GPUS[name]
+  if isinstance(chip, str):
+    known: Any = architectures.by_name(chip)
+    own: Any = dict(
+      platform="rocm",
+      architecture=chip,
+      missing_libraries=((JAX_TRITON, _NAMED_AMD_TRITON_ERROR),),
+    )
+  else:
+    known = architectures.of_compute_capability(chip)
+    own = dict(platform="cuda", compute_capability=chip)
+  return Target(
+    name=name,
+    core_count=core_count,
+    shared_memory_bytes=known.shared_memory_bytes,
+    l2_bytes=l2_mib * _MIB,
+    memory_bandwidth=bandwidth_gb_s * 1e9,
+    **own,
   )
+
+
+_NAMED: Final = {
+  **{name: _gpu(name) for name in _GPUS},
+  "cpu": Target(name="cpu", platform="cpu"),
 }
 TARGET_NAMES: Final = tuple(_NAMED)
-# JAX's `device_kind` of each named GPU: the name that the driver returns from
-# cuDeviceGetName or hipDeviceGetName.
-DEVICE_KINDS: Final[Mapping[str, str]] = {
-  "a100": "NVIDIA A100-SXM4-80GB",
-  "l40s": "NVIDIA L40S",
-  "h100": "NVIDIA H100 80GB HBM3",
-  "h200": "NVIDIA H200",
-  "b200": "NVIDIA B200",
-  "b300": "NVIDIA B300 SXM6 AC",
-  "rtx5090": "NVIDIA GeForce RTX 5090",
-  "gb10": "NVIDIA GB10",
-  "mi300x": "AMD Instinct MI300X",
-  "mi355x": "AMD Instinct MI355X",
-}
 _BANDWIDTHS: Final = {
   kind: _NAMED[name].memory_bandwidth for name, kind in DEVICE_KINDS.items()
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 from typing import ClassVar
@@ -112,6 +113,14 @@ class DotCall(primitive.OperationCall):
       } | changes
     return super().replace(**changes)
 
+  def with_sides(
+    self, function: Callable[[sides.Side], sides.Side], **changes: Any
+  ) -> Self:
+    """Replaces both sides by a function of each, and other fields."""
+    return self.replace(
+      lhs=function(self.lhs), rhs=function(self.rhs), **changes
+    )
+
   def bare(self) -> DotCall:
     """Returns the same dot in f32, without global scale and epilogue."""
     return self.replace(
@@ -137,9 +146,7 @@ class DotCall(primitive.OperationCall):
 
   def without_origins_of_sides(self) -> DotCall:
     """Returns the call without the origins of its sides."""
-    return self.replace(
-      lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
-    )
+    return self.with_sides(sides.Side.without_origin)
 
   def with_scales_alone(self) -> DotCall:
     """Replaces the product of two global scales by its factors, if known."""
@@ -154,13 +161,11 @@ class DotCall(primitive.OperationCall):
 
   def with_bytes(self) -> DotCall:
     """Returns the call with FP4 words viewed as bytes."""
-    return self.replace(lhs=self.lhs.with_bytes(), rhs=self.rhs.with_bytes())
+    return self.with_sides(sides.Side.with_bytes)
 
   def in_usual_order(self) -> DotCall:
     """Returns the call with interleaved FP4 values put back in order."""
-    return self.replace(
-      lhs=self.lhs.in_usual_order(), rhs=self.rhs.in_usual_order()
-    )
+    return self.with_sides(sides.Side.in_usual_order)
 
   def joined(self) -> DotCall:
     """Returns the call with its contracting dimensions merged, if possible.

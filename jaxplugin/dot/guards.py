@@ -260,8 +260,10 @@ def found(
     dtype: dtype of the result.
   """
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
-  bound = jnp.abs(expected) * (1 + _relative_error(dtype)) + error
-  is_explained = ~(bound < _overflow(dtype))
+  # A backend may round a global scale to the result's dtype before the cast.
+  relative = reference.rounding_error(dtype) + _ACTIVATION_ERROR
+  bound = jnp.abs(expected) * (1 + relative) + error
+  is_explained = ~(bound < float(jnp.finfo(dtype).max))
   is_bad = ~jnp.isfinite(result) & ~is_explained
   index = _first(is_bad)
   at_index = lambda x: lax.dynamic_slice(x, index, (1,) * x.ndim).reshape(())
@@ -271,19 +273,6 @@ def found(
     actual=at_index(result).astype(jnp.float32),
     expected=at_index(expected),
   )
-
-
-def _relative_error(dtype: np.typing.DTypeLike) -> float:
-  """Returns the allowed error besides `reference.ERROR_BOUND`.
-
-  A backend may round a global scale to the result's dtype before the final
-  cast. An activation has an error too.
-  """
-  return reference.rounding_error(dtype) + _ACTIVATION_ERROR
-
-
-def _overflow(dtype: np.typing.DTypeLike) -> float:
-  return float(jnp.finfo(dtype).max)
 
 
 def _first(is_true: jax.Array) -> list[jax.Array]:

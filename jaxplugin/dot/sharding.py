@@ -234,16 +234,14 @@ def prepared(call: calls.DotCall) -> calls.DotCall:
   stack, and quantizing a shard to NVFP4 would compute another global scale.
   """
   call = call.without_origins_of_sides().with_bytes().with_scales_alone()
-  return call.replace(
-    lhs=call.lhs.with_linear_scale().as_bytes(),
-    rhs=call.rhs.with_linear_scale().as_bytes(),
-    padded_scales=False,
+  return call.with_sides(
+    lambda side: side.with_linear_scale().as_bytes(), padded_scales=False
   )
 
 
 def restored(call: calls.DotCall) -> calls.DotCall:
   """Undoes `prepared`: views bytes as values and scales of their dtypes."""
-  return call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
+  return call.with_sides(sides.Side.as_elements)
 
 
 def compute(
@@ -393,12 +391,7 @@ def _prepared(call: calls.DotCall) -> calls.DotCall:
   """Converts a call's sides to bytes, with linear scales without padding."""
   call = call.without_origins_of_sides().with_scales_alone()
   call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))
-  return call.replace(
-    lhs=_prepared_side(call.lhs),
-    rhs=_prepared_side(call.rhs),
-    padded_scales=False,
-    out_sharding=None,
-  )
+  return call.with_sides(_prepared_side, padded_scales=False, out_sharding=None)
 
 
 def _prepared_side(side: sides.Side) -> sides.Side:

@@ -9,6 +9,7 @@ changes only with `records.API_VERSION`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -506,9 +507,8 @@ def _emit(
   if problem.is_empty:
     return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
   reads_swizzled = layouts.SWIZZLED in adapter.backend.reads
-  seen = call.replace(
-    lhs=typed(call.lhs, reads_swizzled=reads_swizzled),
-    rhs=typed(call.rhs, reads_swizzled=reads_swizzled),
+  seen = call.with_sides(
+    functools.partial(typed, reads_swizzled=reads_swizzled)
   )
   result = adapter.emit(Call(seen, problem_of(problem), target, config))
   wanted = call.preferred_element_type

@@ -98,6 +98,14 @@ def linear(
     if preferred_element_type is None:
       is_plain = not isinstance(lhs, scaled_array.ScaledArray)
       preferred_element_type = lhs.dtype if is_plain else jnp.float32
+    options: dict[str, Any] = dict(
+      activation=activation,
+      preferred_element_type=preferred_element_type,
+      precision=precision,
+      out_sharding=out_sharding,
+      reduce_dtype=reduce_dtype,
+      implementation=implementation,
+    )
     if layer is not None:
       _require_whole_layers(rhs)
       return layers.layer_dot(
@@ -105,24 +113,14 @@ def linear(
         rhs,
         _layer_number(layer, rhs.shape[0]),
         _stacked_bias(bias, rhs),
-        activation=activation,
-        preferred_element_type=preferred_element_type,
-        precision=precision,
-        out_sharding=out_sharding,
-        reduce_dtype=reduce_dtype,
-        implementation=implementation,
+        **options,
       )
     return dot.block_scaled_dot(
       lhs,
       rhs,
       dimension_numbers=(((lhs.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=preferred_element_type,
-      precision=precision,
       bias=bias,
-      activation=activation,
-      out_sharding=out_sharding,
-      reduce_dtype=reduce_dtype,
-      implementation=implementation,
+      **options,
     )
 
 

@@ -24,7 +24,6 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.plugins import registry
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import bits
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.dot_suite import suite
 
@@ -172,7 +171,7 @@ class BackendSuite(suite.DotSuite):
             known = [block for block in blocks if block is not None]
             block_size = tuple(block or known[0] for block in blocks)
           actual = self.served(*made, block_size=block_size)
-          self.assertTrue(bits.same_bits(expected, actual))
+          self.assertTrue(suite.same_bits(expected, actual))
 
   def test_nan_scale_is_nan_in_its_row_alone_in_claimed_sizes(self):
     for kind, sizes in self.claims():
@@ -279,7 +278,7 @@ class BackendSuite(suite.DotSuite):
     exported = jax.export.export(function)(*args)
     again = jax.export.deserialize(exported.serialize())
     actual = again.call(*args)
-    self.assertTrue(bits.same_bits(actual, function(*args)))
+    self.assertTrue(suite.same_bits(actual, function(*args)))
 
   # Helpers of the tests.
 

@@ -185,3 +185,17 @@ class DotTestCase(parameterized.TestCase):
 
   def call(self, lhs: contract.Operand, rhs: contract.Operand, **kwargs: Any):
     return self.dot(lhs.operand, rhs.operand, lhs.scale, rhs.scale, **kwargs)
+
+  def check_dot(
+    self,
+    lhs: contract.Operand,
+    rhs: contract.Operand,
+    *,
+    dimension_numbers: Any = None,
+    integers: bool = True,
+    **kwargs: Any,
+  ) -> None:
+    """Checks a call with an f32 result: exact on integers, else bounded."""
+    actual = self.call(lhs, rhs, dimension_numbers=dimension_numbers, **kwargs)
+    expected = contract.dot(lhs.exact, rhs.exact, dimension_numbers)
+    contract.assert_dot(actual, *expected, integers=integers)
