@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded calls: right values, and no more communication than they need."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,24 +14,28 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.dot import reference
+from jaxplugin.testing import contract
 from jaxplugin.testing import exact_numbers
 from jaxplugin.testing.exported import reading
 from jaxplugin.testing.meshes import explicit
 
 BATCH, M, N, K = 8, 64, 96, 512
 SUM = ("all-reduce", f"f32[{M},{N}]")
+integers = exact_numbers.integers
+exact = exact_numbers.fours
 
 
 def operands(format=jp.MXFP8, rhs_format=None, *, batch=(), k=K):
   """Both sides, of small integers: their product is exact in f32."""
   return (
-    jp.quantize(exact_numbers.integers(0, *batch, M, k), format),
-    jp.quantize(exact_numbers.integers(1, *batch, N, k), rhs_format or format),
+    jp.quantize(integers(0, *batch, M, k), format),
+    jp.quantize(integers(1, *batch, N, k), rhs_format or format),
   )
 
 
 def product(k=K):
-  return exact_numbers.integers(0, M, k) @ exact_numbers.integers(1, N, k).T
+  return integers(0, M, k) @ integers(1, N, k).T
 
 
 class ShardedDotTest(explicit.AutoTestCase):
@@ -129,7 +135,7 @@ class ShardedDotTest(explicit.AutoTestCase):
   def test_a_short_last_block_leaves_m_and_n_sharded(self):
     # Each row of the weight has four blocks of 128 and one of 64.
     _, rhs = operands(jp.FP8_1X128_E8M0, k=576)
-    lhs = exact_numbers.integers(0, M, 576)
+    lhs = integers(0, M, 576)
     result, collectives = self.run_sharded(lhs, rhs, P("a"), P("b"), None)
     self.assertEmpty(collectives)
     self.assertEqual(result.sharding.spec, P("a", "b"))
@@ -137,10 +143,8 @@ class ShardedDotTest(explicit.AutoTestCase):
     self.assertEqual(collectives, [("all-gather", f"f32[{M // 2},576]")])
 
   def test_one_sided_operand_and_general_dimensions(self):
-    lhs = exact_numbers.integers(0, 4, K, M)  # plain, [b, k, m]
-    rhs = jp.quantize(
-      exact_numbers.integers(1, N, K, 4), jp.MXFP4, axis=1
-    )  # [n, k, b]
+    lhs = integers(0, 4, K, M)  # plain, [b, k, m]
+    rhs = jp.quantize(integers(1, N, K, 4), jp.MXFP4, axis=1)  # [n, k, b]
     numbers = (((1,), (1,)), ((0,), (2,)))
     function = jax.jit(
       lambda l, r: jp.block_scaled_dot(l, r, dimension_numbers=numbers)
@@ -163,8 +167,8 @@ class ShardedDotTest(explicit.AutoTestCase):
     self.run_sharded(swizzled, rhs, P("a"), P("b"), None)
 
   def test_vmap_of_a_sharded_weight_stays_local(self):
-    lhs = jp.quantize(exact_numbers.integers(0, BATCH, M, K), jp.MXFP8)
-    rhs = jp.quantize(exact_numbers.integers(1, N, K), jp.MXFP8)
+    lhs = jp.quantize(integers(0, BATCH, M, K), jp.MXFP8)
+    rhs = jp.quantize(integers(1, N, K), jp.MXFP8)
     function = jax.jit(jax.vmap(jp.block_scaled_dot, in_axes=(0, None)))
     expected = function(lhs, rhs)
     lhs, rhs = self.put(lhs, P("a")), self.put(rhs, P("b"))
@@ -198,7 +202,7 @@ class ShardedDotTest(explicit.AutoTestCase):
 
   @pytest.mark.full
   def test_sharded_training_step_equals_the_unsharded_one(self):
-    x, w = exact_numbers.integers(0, M, K), exact_numbers.integers(1, K, N)
+    x, w = integers(0, M, K), integers(1, K, N)
     dot_general = jp.dot_general(jp.MXFP8, jp.MXFP8)
     numbers = (((1,), (0,)), ((), ()))
 
@@ -215,9 +219,6 @@ class ShardedDotTest(explicit.AutoTestCase):
       # Sums over devices in another order: a few f32 roundings.
       bound = 16 * 2.0**-24 * float(np.abs(want).max()) * np.sqrt(K)
       np.testing.assert_allclose(have, want, rtol=0, atol=bound)
-
-
-exact = exact_numbers.fours
 
 
 def bits(x):
@@ -388,6 +389,137 @@ class SplitAxisTest(parameterized.TestCase):
     result = self.run_sharded((8,), function, (x,), (spec,))
     for have, want in zip(result, expected, strict=True):
       np.testing.assert_array_equal(bits(have), bits(want))
+
+
+# Sums of as many integers of magnitude 1 are exact in bf16.
+ROWS, COLUMNS, SUMMED = 16, 32, 256
+BF16, F16 = np.dtype(jnp.bfloat16), np.dtype(np.float16)
+
+
+def normal_pair():
+  """NVFP4 of random numbers, [ROWS, SUMMED] and [COLUMNS, SUMMED]."""
+  rng = np.random.default_rng(0)
+  return [
+    jp.quantize(rng.normal(size=(rows, SUMMED)).astype(np.float32), jp.NVFP4)
+    for rows in (ROWS, COLUMNS)
+  ]
+
+
+def with_global_scale(x, global_scale):
+  """Small integers as MXFP8, exactly, with a global scale of ours."""
+  x = jp.quantize(x, jp.MXFP8)
+  return jp.ScaledArray(x.values, x.scale, global_scale, x.format)
+
+
+class ReduceDtypeTest(explicit.AutoTestCase):
+  def run_sharded(self, function, lhs, rhs, out=P()):
+    """Runs a function of operands whose k is sharded over "a", in two parts."""
+    return jax.jit(function, out_shardings=NamedSharding(self.mesh, out))(
+      self.put(lhs, P(None, "a")), self.put(rhs, P(None, "a"))
+    )
+
+  @parameterized.parameters(BF16, F16)
+  @pytest.mark.full
+  def test_scaled_parts_are_rounded_and_summed_in_it(self, dtype):
+    lhs, rhs = integers(0, ROWS, SUMMED), integers(1, COLUMNS, SUMMED)
+    scale = np.float32(1 / 3)
+    bias = np.linspace(-2, 2, COLUMNS, dtype=np.float32)
+    result = self.run_sharded(
+      functools.partial(
+        jp.block_scaled_dot, bias=bias, activation="relu", reduce_dtype=dtype
+      ),
+      with_global_scale(jnp.asarray(lhs), jnp.full((1, 1), scale)),
+      jp.quantize(rhs, jp.MXFP8),
+    )
+    parts = [
+      (l @ r.T * scale).astype(dtype)
+      for l, r in zip(
+        np.split(lhs, 2, axis=1), np.split(rhs, 2, axis=1), strict=True
+      )
+    ]
+    wide = [part.astype(np.float32) for part in parts]
+    total = (wide[0] + wide[1]).astype(dtype).astype(np.float32)
+    expected = np.maximum(total + bias, 0)
+    np.testing.assert_array_equal(result, expected)
+    # They are rounded, or this would say nothing.
+    exact = np.maximum(lhs @ rhs.T * scale + bias, 0)
+    self.assertGreater(np.abs(expected - exact).max(), 0)
+
+  def test_unscaled_sums_beyond_its_range_are_in_range(self):
+    lhs, rhs = normal_pair()
+    exact, magnitude = contract.dot(
+      *(np.asarray(jp.dequantize(x), np.float64) for x in (lhs, rhs))
+    )
+    scales = float(lhs.global_scale.item() * rhs.global_scale.item())
+    self.assertGreater(np.abs(exact).max() / scales, 1e6)
+    dot = functools.partial(jp.block_scaled_dot, preferred_element_type=F16)
+    # Two parts, and their sum, are rounded.
+    bound = 2 * reference.rounding_error(F16) + reference.ERROR_BOUND
+    for dtype in (F16, None):
+      result = self.run_sharded(
+        functools.partial(dot, reduce_dtype=dtype), lhs, rhs
+      )
+      error = np.abs(np.asarray(result, np.float64) - exact)
+      np.testing.assert_array_less(error, bound * magnitude)
+
+  @parameterized.parameters(None, BF16, np.float32)
+  @pytest.mark.sample(1)
+  def test_scales_of_rows_and_scattered_sums(self, dtype):
+    lhs, rhs = (
+      integers(0, ROWS, SUMMED, most=1),
+      integers(1, COLUMNS, SUMMED, most=1),
+    )
+    rows = 2.0 ** np.arange(-8, 8, dtype=np.float32)[:, None]
+    columns = 2.0 ** np.arange(-16, 16, dtype=np.float32)[:, None]
+    for out in (P("a"), P(None, "a"), P("b", "a")):
+      result = self.run_sharded(
+        functools.partial(jp.block_scaled_dot, reduce_dtype=dtype),
+        with_global_scale(jnp.asarray(lhs), jnp.asarray(rows)),
+        with_global_scale(jnp.asarray(rhs), jnp.asarray(columns)),
+        out,
+      )
+      self.assertTrue(
+        result.sharding.is_equivalent_to(NamedSharding(self.mesh, out), 2)
+      )
+      expected = lhs @ rhs.T * rows * columns.T
+      np.testing.assert_array_equal(result, expected)
+
+  def test_changes_no_bit_where_no_sum_crosses_devices(self):
+    lhs, rhs = normal_pair()
+    expected = jax.jit(jp.block_scaled_dot)(lhs, rhs)
+    function = jax.jit(functools.partial(jp.block_scaled_dot, reduce_dtype=F16))
+    result = function(self.put(lhs, P("a")), self.put(rhs, P("b")))
+    np.testing.assert_array_equal(result, expected)
+
+  @pytest.mark.full
+  def test_sum_over_two_axes_is_dealt_out_along_two_dimensions(self):
+    x = integers(0, 8, 128, 16)
+    g = integers(1, 8, 128, 32)
+    numbers = (((0, 1), (0, 1)), ((), ()))
+    function = jax.jit(
+      functools.partial(jp.block_scaled_dot, dimension_numbers=numbers),
+      out_shardings=NamedSharding(self.mesh, P("b", "a")),
+    )
+    x_q, g_q = (jp.quantize(v, jp.MXFP8, axis=1) for v in (x, g))
+    rows = [self.put(v, P("a", "b")) for v in (g_q, x_q)]
+    result = function(*rows)
+    np.testing.assert_array_equal(result, np.einsum("bsn,bsk->nk", g, x))
+
+
+class ArgumentTest(parameterized.TestCase):
+  @parameterized.parameters("int8", "float64", "no dtype")
+  def test_other_dtypes_are_refused_by_name(self, dtype):
+    x = jp.quantize(np.ones((32, 32), np.float32), jp.MXFP8)
+    for function, args in (
+      (jp.block_scaled_dot, (x, x)),
+      (jp.linear, (x, x)),
+      (jp.dot_general, (jp.MXFP8, jp.MXFP8)),
+    ):
+      who = function.__name__
+      with self.assertRaisesRegex(
+        TypeError, f"^{who}: reduce_dtype must be float32.*got '?{dtype}"
+      ):
+        function(*args, reduce_dtype=dtype)
 
 
 if __name__ == "__main__":
