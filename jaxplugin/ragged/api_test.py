@@ -112,47 +112,6 @@ class TransformationsTest(parameterized.TestCase):
     along = lambda f: jax.jvp(jax.grad(f), (x,), (t,))[1]
     np.testing.assert_allclose(along(f), along(h), rtol=2e-3, atol=2e-2)
 
-  @pytest.mark.full
-  def test_scan_remat_and_grad_of_a_stack_of_layers(self):
-    rng = np.random.default_rng(5)
-    stack = jp.quantize(rng.normal(size=(4, _GROUPS, _K, _K)) / 8, jp.MXFP8)
-    x = rng.normal(size=(_M, _K)).astype(np.float32)
-
-    @jax.checkpoint
-    def layer(x, w):
-      return jp.ragged_dot(x, w, _SIZES, activation="silu"), None
-
-    scanned = lambda x: jnp.sum(jax.lax.scan(layer, x, stack)[0])
-
-    def unrolled(x):
-      for i in range(4):
-        x, _ = layer(x, stack[i])
-      return jnp.sum(x)
-
-    for a, e in zip(
-      jax.value_and_grad(scanned)(x),
-      jax.value_and_grad(unrolled)(x),
-      strict=True,
-    ):
-      np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
-
-  @pytest.mark.full
-  def test_export_with_a_symbolic_number_of_rows(self):
-    _, w_q, w = _operands()
-    f = lambda x, sizes: jp.ragged_dot(x, w_q, sizes)
-    (m,) = jax.export.symbolic_shape("m")
-    exported = jax.export.export(jax.jit(f))(
-      jax.ShapeDtypeStruct((m, _K), jnp.float32),
-      jax.ShapeDtypeStruct((_GROUPS,), jnp.int32),
-    )
-    loaded = jax.export.deserialize(exported.serialize())
-    rng = np.random.default_rng(6)
-    for m, sizes in ((7, [2, 0, 5]), (30, [9, 9, 9])):
-      x = rng.normal(size=(m, _K)).astype(np.float32)
-      expected, _ = ragged_suite.oracle(x, w, np.array(sizes))
-      actual = loaded.call(x, np.array(sizes, np.int32))
-      np.testing.assert_allclose(actual, expected, atol=1e-4)
-
   @parameterized.product(
     format=(jp.MXFP8, jp.MXFP6_E2M3, jp.MXFP4, jp.NVFP4),
     implementation=("cpu", "xla"),

@@ -21,6 +21,7 @@ import jaxplugin as jp
 from jaxplugin.dot import reference
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import collectives
+from jaxplugin.testing.oracles import gradients_oracle
 
 B200 = jp.named_target("b200", cudnn="9.13")
 NUM_DEVICES = 8
@@ -145,14 +146,12 @@ def results(make, dtype, mesh=None, specs=(P(), P(), P()), reduce_dtype=None):
   dot_general = jp.dot_general(jp.MXFP8, jp.MXFP8, reduce_dtype=reduce_dtype)
   arrays = [np.asarray(make(*shape), dtype) for shape in SHAPES]
 
-  def both(x, w, g):
-    y, vjp = jax.vjp(lambda x, w: dot_general(x, w, NUMBERS), x, w)
-    return y, *vjp(g)
-
-  function = jax.jit(both)
+  function = gradients_oracle.with_gradients(
+    lambda x, w: dot_general(x, w, NUMBERS)
+  )
   if mesh is not None:
     x, w, y = (NamedSharding(mesh, spec) for spec in specs)
-    function = jax.jit(both, out_shardings=(y, x, w))
+    function = jax.jit(function, out_shardings=(y, x, w))
     arrays = list(map(jax.device_put, arrays, (x, w, y)))
   return [np.asarray(r, np.float32) for r in function(*arrays)]
 

@@ -19,6 +19,7 @@ from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.dot import reference
 from jaxplugin.testing import transformations
+from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.training import products
 
 MATMUL = (((1,), (0,)), ((), ()))
@@ -47,13 +48,7 @@ def dot(lhs, lhs_axis, rhs, rhs_axis, dtype, batch=((), ()), **kwargs):
 
 def step(function, numbers):
   """The result and both gradients."""
-
-  @jax.jit
-  def both(lhs, rhs, g):
-    result, vjp = jax.vjp(lambda l, r: function(l, r, numbers), lhs, rhs)
-    return result, *vjp(g)
-
-  return both
+  return gradients_oracle.with_gradients(lambda l, r: function(l, r, numbers))
 
 
 def primitives(function, *args):

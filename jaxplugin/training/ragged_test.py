@@ -23,14 +23,10 @@ _M, _N, _K, _GROUPS = 70, 64, 96, 4
 _SIZES = np.array([37, 0, 5, 20], np.int32)
 _ROWS = 62  # of groups; the others are of none
 _KEY = jax.random.key(7)
+_fixed_point = gradients_oracle.fixed_point
+_step = gradients_oracle.with_gradients
 _Numbers = jax.lax.RaggedDotDimensionNumbers
 _NEAREST = dataclasses.replace(training.NVFP4_RECIPE, stochastic_rounding=False)
-
-
-def _fixed_point(seed, *shape):
-  """Normal numbers, of 2^-10: sums of a group are exact in f32."""
-  x = np.random.default_rng(seed).normal(size=shape)
-  return (np.round(x * 1024) / 1024).astype(np.float32)
 
 
 def _arrays(m=_M, groups=_GROUPS):
@@ -46,17 +42,6 @@ def _dot(recipe, key=_KEY, sizes=_SIZES, **options):
   return lambda x, w: training.ragged_dot_general(
     x, w, sizes, recipe=recipe, key=key, **options
   )
-
-
-def _step(dot):
-  """The result and both gradients, of what is given."""
-
-  @jax.jit
-  def run(x, w, g):
-    result, pull = jax.vjp(dot, x, w)
-    return result, *pull(g)
-
-  return run
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -24,12 +24,7 @@ training = jp.training
 MATMUL = (((1,), (0,)), ((), ()))
 
 
-def fixed_point(seed, *shape, bits=10):
-  """Normal numbers, of 2^-bits: sums of a group are exact in f32."""
-  x = np.random.default_rng(seed).normal(size=shape)
-  return (np.round(x * 2**bits) / 2**bits).astype(np.float32)
-
-
+fixed_point = gradients_oracle.fixed_point
 X, W, G = fixed_point(0, 40, 96), fixed_point(1, 96, 72), fixed_point(2, 40, 72)
 
 
@@ -40,14 +35,9 @@ def changed(recipe, **fields):
 def step(recipe, key=None, weight="rhs"):
   """The result and both gradients, of what is given."""
   function = jp.dot_general(recipe=recipe, weight=weight)
-
-  @jax.jit
-  def run(x, w, g):
-    dot = lambda x, w: function(x, w, MATMUL, key=key)
-    result, vjp = jax.vjp(dot, x, w)
-    return result, *vjp(g)
-
-  return run
+  return gradients_oracle.with_gradients(
+    lambda x, w: function(x, w, MATMUL, key=key)
+  )
 
 
 class ValuesTest(parameterized.TestCase):
@@ -426,7 +416,6 @@ class TransformationsTest(parameterized.TestCase):
     data = jax.random.key_data(KEYS)
     assert_same(jax.jit(jax.grad(total, (0, 1)))(XS, WS, GS, data), plain())
 
-  @pytest.mark.full
   def test_vmap_with_one_key_is_the_loop_with_that_key(self):
     grad = jax.grad(loss_of(NVFP4), (0, 1))
     mapped = jax.jit(jax.vmap(grad, in_axes=(0, None, 0, None)))

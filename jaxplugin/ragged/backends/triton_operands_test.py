@@ -203,19 +203,6 @@ class GradientTest(_TestCase):
     for a, e in zip(actual, expected, strict=True):
       np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4)
 
-  def test_vmap_of_rows_and_of_weights(self):
-    x, w_q, _ = _operands(jp.MXFP8)
-    dot = functools.partial(self.dot, group_sizes=_SIZES)
-    xs = np.stack([x, x[::-1]])
-    ws = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1]]), w_q)
-    with jp.use_target(targets.named_target("h200")):
-      of_rows = jax.vmap(lambda x: dot(x, w_q))(xs)
-      of_both = jax.vmap(lambda x, w: dot(x, w))(xs, ws)
-    for i in range(2):
-      np.testing.assert_array_equal(of_rows[i], dot(xs[i], w_q))
-      own = jax.tree.map(lambda leaf: leaf[i], ws)  # noqa: B023
-      np.testing.assert_array_equal(of_both[i], dot(xs[i], own))
-
 
 class ChoiceTest(parameterized.TestCase):
   """Results of `explain`, and errors."""

@@ -24,48 +24,35 @@ from jaxplugin.dot import sides
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment
+from jaxplugin.ragged import calls
 
 
 def result_sharding(
-  call: Any,
+  call: calls.Call,
   assign: Callable[..., assignment.Assignment],
   out_sharding: Any = None,
 ) -> NamedSharding | None:
   """Returns the sharding of the result's type; None without explicit axes.
 
   Args:
-    call: `RaggedDotCall` or `RaggedContraction`.
+    call: the call.
     assign: assigns mesh axes to the call.
-    out_sharding: requested sharding. None derives it from the operands.
+    out_sharding: requested `PartitionSpec`, or `NamedSharding` of explicit
+      axes. The result is the sharding that `lax.ragged_dot` would return. None
+      derives it from the operands.
 
   Raises:
     NotImplementedError: If the result would be unreduced.
-    ValueError: If `out_sharding` has more dimensions than the result.
+    ValueError: If `out_sharding` has more dimensions than the result. JAX
+      raises for other shardings that do not fit.
   """
-  if out_sharding is not None:
-    return asked_sharding(call, out_sharding)
   mesh = explicit_axes.mesh_of(call.flatten())
-  if mesh is None:
-    return None
-  specs = call.named(map(explicit_axes.spec_of, call.flatten()))
-  (spec,) = assign(call, specs, None, mesh.shape).results
-  return NamedSharding(mesh, mesh_axes.partition_spec(spec))
-
-
-def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
-  """Returns the sharding that the result of `lax.ragged_dot` would have.
-
-  JAX raises if `out_sharding` has another type, names an axis that is not
-  explicit, or does not divide a dimension.
-
-  Args:
-    call: `RaggedDotCall` or `RaggedContraction`.
-    out_sharding: `PartitionSpec`, or `NamedSharding` of explicit axes.
-
-  Raises:
-    NotImplementedError: If the result would be unreduced.
-    ValueError: If it has more dimensions than the result.
-  """
+  if out_sharding is None:
+    if mesh is None:
+      return None
+    specs = call.named(map(explicit_axes.spec_of, call.flatten()))
+    (spec,) = assign(call, specs, None, mesh.shape).results
+    return NamedSharding(mesh, mesh_axes.partition_spec(spec))
   who, shape = sides.who(), tuple(call.shape)
   explicit_axes.refuse_unreduced(who, out_sharding)
   spec = getattr(out_sharding, "spec", out_sharding)
@@ -74,8 +61,7 @@ def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
       f"{who}: out_sharding must have at most {len(shape)} dimensions, as the"
       f" result {shape} has, got {out_sharding}"
     )
-  mesh = getattr(out_sharding, "mesh", None)
-  mesh = mesh or explicit_axes.mesh_of(call.flatten())
+  mesh = getattr(out_sharding, "mesh", None) or mesh
   mesh = getattr(mesh, "abstract_mesh", mesh)
   result = functools.partial(_like_result, shape, out_sharding)
   return explicit_axes.result_sharding(result, mesh=mesh)

@@ -26,8 +26,6 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 
-LocalDot = Callable[[calls.RaggedDotCall], jax.Array]
-
 
 def prepared(call: Any) -> Any:
   """Converts a call's sides to bytes, with linear scales without padding."""
@@ -41,7 +39,7 @@ def _prepared(side: sides.Side) -> sides.Side:
 
 
 def compute(
-  local: LocalDot,
+  local: Callable[[calls.RaggedDotCall], jax.Array],
   call: calls.RaggedDotCall,
   assignment: assignment_lib.Assignment,
   axis_sizes: Mapping[str, int],

@@ -194,34 +194,13 @@ class ExplicitTest(explicit.ExplicitTestCase):
   def assert_type(self, x, *spec):
     self.assertEqual(tuple(jax.typeof(x).sharding.spec), spec)
 
-  @parameterized.product(
-    case=(
-      (P(), P("b"), (None, None)),
-      (P("a"), P("b"), ("a", None)),
-      (P("b"), P("b"), ("b", None)),
-      (P("a"), P(None, "b"), ("a", "b")),
-      (P(None, "b"), P(None, None, "b"), (None, None)),
-    ),
-    is_jitted=(True, False),
-  )
-  @pytest.mark.full
-  def test_types_of_results(self, case, is_jitted):
-    lhs_spec, rhs_spec, spec = case
-    lhs, exact_lhs = ragged_suite.operand(
-      self.rng, jp.MXFP8, (M, K), integers=True
-    )
-    rhs, exact_rhs = ragged_suite.operand(
-      self.rng, jp.NVFP4, (GROUPS, 64, K), integers=True
-    )
-    function = jax.jit(jp.ragged_dot) if is_jitted else jp.ragged_dot
-    with jax.set_mesh(self.mesh):
-      args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec), SIZES
-      result = function(*args)
-      self.assert_type(result, *spec)
-    expected, _ = ragged_suite.oracle(exact_lhs, exact_rhs, SIZES)
-    np.testing.assert_array_equal(np.asarray(result), expected)
-
   @parameterized.parameters(
+    # The type follows from the operands: rows keep their axes, and columns too.
+    (P(), P("b"), None, P()),
+    (P("a"), P("b"), None, P("a")),
+    (P("b"), P("b"), None, P("b")),
+    (P("a"), P(None, "b"), None, P("a", "b")),
+    (P(None, "b"), P(None, None, "b"), None, P()),
     # Rows of four devices' groups come to where they are wanted.
     (P("a"), P("b"), P(("a", "b"))),
     # Parts of k: a sum, scattered or everywhere.
@@ -232,11 +211,11 @@ class ExplicitTest(explicit.ExplicitTestCase):
     # What would stay is gathered.
     (P("a"), P(None, "b"), P()),
     # Half as many columns.
-    (P("a"), P(None, "b"), P("b"), "swiglu"),
+    (P("a"), P(None, "b"), P("b"), None, "swiglu"),
   )
-  @pytest.mark.sample(2)
-  def test_out_sharding_is_that_of_the_result(
-    self, lhs_spec, rhs_spec, out, activation=None
+  @pytest.mark.sample(4)
+  def test_type_of_the_result(
+    self, lhs_spec, rhs_spec, out, default=None, activation=None
   ):
     lhs, exact_lhs = ragged_suite.operand(
       self.rng, jp.MXFP8, (M, K), integers=True
@@ -248,11 +227,11 @@ class ExplicitTest(explicit.ExplicitTestCase):
     one_device = np.asarray(function(lhs, rhs, SIZES))
     with jax.set_mesh(self.mesh):
       args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec), SIZES
-      asked = jax.jit(functools.partial(function, out_sharding=out))
-      result = asked(*args)
-      named = NamedSharding(self.mesh, out)
+      result = jax.jit(functools.partial(function, out_sharding=out))(*args)
+      named = None if out is None else NamedSharding(self.mesh, out)
       same = function(*args, out_sharding=named)
-    self.assert_type(result, *out, *[None] * (2 - len(out)))
+    spec = default if out is None else out
+    self.assert_type(result, *spec, *[None] * (2 - len(spec)))
     self.assertEqual(jax.typeof(same), jax.typeof(result))
     np.testing.assert_array_equal(np.asarray(same), np.asarray(result))
     if activation is not None:  # by XLA's exp, and by the kernel's

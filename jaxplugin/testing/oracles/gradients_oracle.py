@@ -40,6 +40,23 @@ SIZES: Final = {
 Format = formats.BlockFormat | None
 
 
+def with_gradients(dot):
+  """A jitted function of (lhs, rhs, g): the result, and both gradients."""
+
+  @jax.jit
+  def run(lhs, rhs, g):
+    result, vjp = jax.vjp(dot, lhs, rhs)
+    return result, *vjp(g)
+
+  return run
+
+
+def fixed_point(seed, *shape, bits=10):
+  """Normal numbers, of 2^-bits: sums of a group are exact in f32."""
+  x = np.random.default_rng(seed).normal(size=shape)
+  return (np.round(x * 2**bits) / 2**bits).astype(np.float32)
+
+
 def numbers(lhs: str, rhs: str) -> Any:
   """Dimension numbers of an einsum whose result is batch, lhs, rhs."""
   batch = [c for c in lhs if c in rhs and c in "bB"]
