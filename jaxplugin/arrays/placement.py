@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jax.sharding import Sharding
 
 from jaxplugin.arrays import layouts
+from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
@@ -171,12 +172,6 @@ def _is_sharding(x: Any) -> bool:
   return isinstance(x, (Sharding, PartitionSpec))
 
 
-def _is_array(x: Any) -> bool:
-  return isinstance(
-    x, (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
-  )
-
-
 def _shardings(who: str, tree: Any, sharding: Any) -> Any:
   is_part = lambda x: _is_sharding(x) or x is None
   given: tuple[list[Any], Any] = jax.tree.flatten(sharding, is_leaf=is_part)
@@ -199,14 +194,16 @@ def _shardings(who: str, tree: Any, sharding: Any) -> Any:
     ) from error
 
   def of_leaf(x: Any, sharding: Any) -> Any:
-    if _is_array(x):
+    if leaves_lib.is_quantized(x):
       return _of_array(who, x, sharding)
     _require_rank(who, x, sharding)
     return sharding
 
   found = [
     jax.tree.map(
-      functools.partial(of_leaf, sharding=leaf), part, is_leaf=_is_array
+      functools.partial(of_leaf, sharding=leaf),
+      part,
+      is_leaf=leaves_lib.is_quantized,
     )
     for leaf, part in zip(leaves, parts, strict=True)
   ]

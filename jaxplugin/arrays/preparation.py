@@ -195,26 +195,15 @@ def _prepared(
   if how == "interleaved":
     if array.is_interleaved:
       return array
-    array = _unprepared(array)
-    return scaled_array.ScaledArray(
-      interleaving.interleave(array.pack().values),
-      array.scale,
-      array.global_scale,
-      array.format,
-      surrogate=array.surrogate,
-    )
+    (packed, *rest), aux = _unprepared(array).pack().tree_flatten()
+    return array.tree_unflatten(aux, (interleaving.interleave(packed), *rest))
   # An array that was prepared for another device gets the usual order first.
   if array.is_interleaved:
     array = array.pack()
   if array.scale_layout == layouts.SWIZZLED:
     return array
-  return scaled_array.ScaledArray(
-    array.values,
-    layouts.swizzle_scale(array.scale),
-    array.global_scale,
-    array.format,
-    scale_layout=layouts.SWIZZLED,
-    surrogate=array.surrogate,
+  return _with_scale(
+    array, layouts.swizzle_scale(array.scale), layouts.SWIZZLED
   )
 
 
@@ -225,10 +214,14 @@ def _unprepared(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
     array = array.pack()
   if array.scale_layout == layouts.LINEAR:
     return array
-  return scaled_array.ScaledArray(
-    array.values,
-    array.linear_scale(),
-    array.global_scale,
-    array.format,
-    surrogate=array.surrogate,
-  )
+  return _with_scale(array, array.linear_scale(), layouts.LINEAR)
+
+
+def _with_scale(
+  array: scaled_array.ScaledArray,
+  scale: jax.Array,
+  scale_layout: layouts.ScaleLayout,
+) -> scaled_array.ScaledArray:
+  (values, _, *rest), _ = array.tree_flatten()
+  aux = array.format, scale_layout
+  return array.tree_unflatten(aux, (values, scale, *rest))
