@@ -135,11 +135,7 @@ def axes_of_whole_blocks(
 ) -> dict[str, Axes]:
   """Returns the mesh axes of each named dimension that leave blocks whole.
 
-  Args:
-    dims: names and sizes of the dimensions.
-    names: name of each dimension of an array.
-    spec: mesh axes of each dimension of that array.
-    taker: taker of the mesh's axes.
+  `names` and `spec` are the dimensions' names and mesh axes in one array.
   """
   given = dict(zip(names, spec, strict=True))
   return {
@@ -170,13 +166,6 @@ def assign_dequantize(
 
   Collectives then move quantized bytes instead of floats. If the wanted axes
   are unknown, the values keep their sharding.
-
-  Args:
-    problem: problem of the whole array.
-    operands: values, scale, and perhaps a global scale.
-    values_spec: mesh axes of each dimension of the values.
-    wanted: mesh axes wanted for the result; None if unknown.
-    axis_sizes: size of each mesh axis.
   """
   dims = dequantize_notation(problem, operands, least_parts=1)
   spec = values_spec if wanted is None else wanted
@@ -225,12 +214,8 @@ def quantize_notation(
   """Returns names for the dimensions of x and of the results.
 
   Shardy may split a mesh axis that does not divide the number of blocks.
-  `assign_quantize` gives the rest of that axis to another dimension.
-
-  Args:
-    problem: problem of the whole array.
-    operands: x, and the replicated operands.
-    least_parts: number of granules that a dimension needs to have a name.
+  `assign_quantize` gives the rest of that axis to another dimension. A
+  dimension has a name if it has at least `least_parts` granules.
   """
   x, sizes = _dimensions(problem.shape, quantize_granules(problem), least_parts)
   results: list[notation.Names] = []

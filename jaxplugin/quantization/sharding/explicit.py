@@ -26,11 +26,6 @@ def quantize_specs(
 
   They are those of x, except for axes that would cut a block. A swizzled scale
   is replicated, because its tiles mix the rows of a matrix.
-
-  Args:
-    problem: problem of the whole array.
-    x: array whose type has a sharding.
-    mesh: mesh with explicit axes.
   """
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
   axes = assignment.axes_of_whole_blocks(
@@ -55,13 +50,6 @@ def moved(
   out_sharding: Any,
 ) -> tuple[jax.Array, jax.Array]:
   """Reshards values and a linear scale over explicit axes, as bytes.
-
-  Args:
-    who: name of the function in errors.
-    values, scale: array quantized along `axis`.
-    format: block format of the array.
-    axis: the blocked axis, at least 0.
-    out_sharding: `PartitionSpec`, or `NamedSharding` of explicit axes.
 
   Raises:
     ValueError: If the sharding would cut a block, or if JAX rejects it.

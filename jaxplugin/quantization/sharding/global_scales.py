@@ -54,13 +54,9 @@ def maxima(
   overlay: resolution.Overlay | None,
   count: int,
 ) -> jax.Array:
-  """Computes u32[n, count]: f32 bits of partial amax values of a shard.
+  """Computes u32[n, count]: `count` partial amax values of each blocking.
 
-  Args:
-    x: shard of an array.
-    problem: problem of the shard. Its rounding has no effect.
-    target, overlay: those of an enclosing `use_target` and `tuning`, or None.
-    count: number of values for each blocking.
+  The rounding of the shard's problem has no effect.
   """
   options = tuple(
     dataclasses.replace(

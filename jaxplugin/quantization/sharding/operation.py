@@ -3,24 +3,31 @@
 """Quantizing and dequantizing as operations split over devices.
 
 Their quantized arrays are bytes, so collectives after quantizing and before
-dequantizing move bytes.
+dequantizing move bytes. The results have the bits of the whole array. Functions
+of a shard run where the mesh axes' names are bound: in a partitioner callback
+or a `shard_map`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import notation
 from jaxplugin.operation import primitive
@@ -28,9 +35,20 @@ from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import assignment
-from jaxplugin.quantization.sharding import per_device
+from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
+
+# (operands, problem) -> results of `quantize_p`, computed on one device.
+LocalQuantize = Callable[
+  [Sequence[jax.Array], problems.QuantizationProblem], list[jax.Array]
+]
+# (x, problem) -> u32[blockings, count], partial amax values of a shard x.
+Maxima = Callable[[jax.Array, problems.QuantizationProblem], jax.Array]
+# (operands, problem) -> result of `dequantize_p`, computed on one device.
+LocalDequantize = Callable[
+  [Sequence[jax.Array], problems.DequantizationProblem], jax.Array
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +80,8 @@ def can_quantize(problem: problems.QuantizationProblem) -> bool:
 
 def quantize(
   problem: problems.QuantizationProblem,
-  local: per_device.Quantize,
-  maxima: per_device.Maxima,
+  local: LocalQuantize,
+  maxima: Maxima,
 ) -> Shared | None:
   """Returns the split form of a `quantize_p` equation; None if it has none.
 
@@ -86,10 +104,10 @@ def quantize(
     assign=lambda operands, specs, wanted, axis_sizes: (
       assignment.assign_quantize(moved, operands, specs[0], wanted, axis_sizes)
     ),
-    per_device=lambda parts, assigned, axis_sizes: per_device.quantize(
+    per_device=lambda parts, assigned, axis_sizes: _quantize_shard(
       local, maxima, parts, moved, assigned, axis_sizes
     ),
-    whole=lambda *operands: per_device.bytes_of(local(operands, moved), moved),
+    whole=lambda *operands: _bytes_of(local(operands, moved), moved),
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.quantize_notation(moved, operands), operands, results
     ),
@@ -133,7 +151,7 @@ def can_dequantize(problem: problems.DequantizationProblem) -> bool:
 
 
 def dequantize(
-  problem: problems.DequantizationProblem, local: per_device.Dequantize
+  problem: problems.DequantizationProblem, local: LocalDequantize
 ) -> Shared | None:
   """Returns the split form of a `dequantize_p` equation; None if it has none.
 
@@ -157,7 +175,7 @@ def dequantize(
   moved = dataclasses.replace(
     problem, shape=tuple(values.shape), dtype=values.dtype
   )
-  dequantized = lambda parts: [per_device.dequantize(local, parts, moved)]
+  dequantized = lambda parts: [_dequantize_shard(local, parts, moved)]
   operation = split.Operation(
     assign=lambda operands, specs, wanted, axis_sizes: (
       assignment.assign_dequantize(
@@ -173,6 +191,118 @@ def dequantize(
   return Shared(operation=operation, before=before)
 
 
+def _quantize_shard(
+  local: LocalQuantize,
+  maxima: Maxima,
+  operands: Sequence[jax.Array],
+  problem: problems.QuantizationProblem,
+  assigned: split.Assignment,
+  axis_sizes: Mapping[str, int],
+) -> list[jax.Array]:
+  """Computes a device's shards of the results of a problem, as bytes.
+
+  Global scales are computed for the whole array by one maximum over devices.
+  Random bits depend on the offset of a value in the whole array.
+  """
+  x, *given = operands
+  num_given = len(given) - problem.num_keys
+  scales, keys = given[:num_given], given[num_given:]
+  own = _own_problem(problem, assigned, tuple(x.shape))
+  keys = _own_keys(keys, problem, assigned, axis_sizes)
+  axes = tuple(a for dim in assigned.operands[0] for a in dim)
+  if problem.computes_global_scale and axes:
+    # XLA compiles a kernel for each f32 or s32 all-reduce (jaxlib 0.10.2), and
+    # a model may have hundreds of them. The communication library has a kernel
+    # for u32.
+    found = lax.pmax(maxima(x, own), axes)
+    own, scales = dataclasses.replace(own, num_maxima=found.shape[1]), [found]
+  return _bytes_of(local([x, *scales, *keys], own), own)
+
+
+def _own_problem(
+  problem: problems.QuantizationProblem,
+  assigned: split.Assignment,
+  shape: tuple[int, ...],
+) -> problems.QuantizationProblem:
+  """Returns the problem of a device's shard of x."""
+  blockings, options_each = [], []
+  for b, options in zip(problem.blockings, problem.options, strict=True):
+    if b.dims and assigned.operands[0][b.dims[0]]:
+      # A sharded dimension has whole blocks and groups, so it needs no padding.
+      multiple = math.lcm(problem.format.block_size, options.hadamard or 1)
+      b = dataclasses.replace(b, multiple=multiple)
+    if options.is_stochastic and any(assigned.operands[0]):
+      strides = offsets.strides(b.shape(problem.shape))
+      options = dataclasses.replace(options, strides=strides)
+    blockings.append(b)
+    options_each.append(options)
+  return dataclasses.replace(
+    problem,
+    shape=shape,
+    blockings=tuple(blockings),
+    options=tuple(options_each),
+  )
+
+
+def _own_keys(
+  keys: Sequence[jax.Array],
+  problem: problems.QuantizationProblem,
+  assigned: split.Assignment,
+  axis_sizes: Mapping[str, int],
+) -> list[jax.Array]:
+  """Returns key data with the offset of the shard's first value (`words`)."""
+  if not any(assigned.operands[0]):
+    return list(keys)
+  taker = mesh_axes.Taker(axis_sizes)
+  result, left = [], list(keys)
+  specs = assigned.results[:: problem.results_each]  # axes of the values
+  for b, options, spec in zip(
+    problem.blockings, problem.options, specs, strict=True
+  ):
+    if not options.is_stochastic:
+      continue
+    shape = b.shape(problem.shape)
+    firsts = [
+      lax.axis_index(axes) * (size // taker.count(axes))
+      if axes
+      else jnp.int32(0)
+      for axes, size in zip(spec, shape, strict=True)
+    ]
+    result.append(offsets.words(left.pop(0), firsts, offsets.strides(shape)))
+  return result
+
+
+def _bytes_of(
+  results: Sequence[jax.Array], problem: problems.QuantizationProblem
+) -> list[jax.Array]:
+  """Bitcasts the values and scales among `quantize_p`'s results to bytes."""
+  each = problem.results_each
+  return [
+    byte_arrays.to_bytes(x) if i % each < 2 else x  # global scale third
+    for i, x in enumerate(results)
+  ]
+
+
+def _dequantize_shard(
+  local: LocalDequantize,
+  operands: Sequence[jax.Array],
+  problem: problems.DequantizationProblem,
+) -> jax.Array:
+  """Computes a device's shard of the result from bytes of values and scale."""
+  values, scale, *given = operands
+  format = problem.format
+  if not format.has_pairs:
+    values = byte_arrays.from_bytes(values, format.array_dtype)
+  scale = byte_arrays.from_bytes(scale, format.scale_dtype)
+  own = dataclasses.replace(
+    problem,
+    shape=tuple(values.shape),
+    dtype=np.dtype(values.dtype),
+    global_shape=tuple(given[0].shape) if given else None,
+  )
+  return local([values, scale, *given], own)
+
+
 def lowered(
   context: primitive.LoweringContext,
   shared: Shared | None,
@@ -183,16 +313,15 @@ def lowered(
   """Returns a function that computes an equation on several devices.
 
   Args:
-    context: the equation.
+    context: the equation, in a split module or on a mesh with explicit axes.
     shared: split form of the equation; None if it has none.
     local: computes the equation on one device.
     key: arguments of `primitive.partition_key`.
 
   Returns:
-    Function of the equation's operands. None if one device computes the
-    equation, or if XLA gathers the operands.
+    Function of the equation's operands, or None if XLA gathers the operands.
   """
-  if context.mesh is None and (shared is None or not context.module.is_split):
+  if context.mesh is None and shared is None:
     return None
   found = shared or Shared(operation=_on_each(local))
   if context.mesh is not None:
