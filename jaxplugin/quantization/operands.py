@@ -73,10 +73,7 @@ def quantize(
 ) -> scaled_array.ScaledArray:
   """Quantizes an array: merges dimensions, pads, transforms and rounds.
 
-  Args:
-    x: array of floats.
-    spec: spec of the result.
-    key: key for stochastic rounding; None rounds to nearest.
+  With a key, values are rounded stochastically.
 
   Returns:
     `ScaledArray` of the shape `spec.along.shape(x.shape)`, FP4 packed. Each row
@@ -94,10 +91,7 @@ def quantize_all(
 ) -> list[scaled_array.ScaledArray]:
   """Quantizes an array for each spec, from one read if a kernel supports it.
 
-  Args:
-    x: array of floats.
-    specs: specs with the same format and scale rounding.
-    keys: key or None for each spec.
+  The specs have the same format and scale rounding.
   """
   first = specs[0]
   quantized = quantize_primitive.quantize(

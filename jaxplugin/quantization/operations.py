@@ -347,11 +347,8 @@ def global_scale_of_maxima(
 ) -> jax.Array:
   """Returns f32[...]: the global scale computed from partial amax values.
 
-  Args:
-    maxima: uint32[..., n], f32 bits of the amax of n pieces of the array, each
-      over blocks without NaN or Inf.
-    format: the format to quantize to.
-    four_over_six: as for `quantize`.
+  `maxima` are uint32[..., n], f32 bits of the amax of n pieces of the array,
+  each over blocks without NaN or Inf.
   """
   amax = jnp.max(maxima, axis=-1).astype(jnp.int32)
   return _global_scale_of_amax(amax, format, four_over_six)

@@ -76,12 +76,6 @@ class RecipeOptions:
       )
     return ""
 
-  def part_refusal(self) -> str:
-    """Returns why a kernel without offsets cannot quantize a shard, or ""."""
-    if self.strides is None:
-      return ""
-    return "draws the random bits of a whole array, and x is one device's shard"
-
   def under_leading_dimension(self) -> RecipeOptions:
     """Returns the options of arrays stacked along a new first dimension."""
     if self.square is None:

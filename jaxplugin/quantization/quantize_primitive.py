@@ -72,11 +72,9 @@ def quantize(
   Args:
     x: f32, bf16, f16 or f64 array.
     global_scale: f32[] for all blockings, f32[n] for each, or None.
-    blockings: blockings of the results, at least one.
     options: options of each blocking. `keys` sets the fields about keys.
     keys: key or None for each blocking. None rounds to nearest.
-    packed, for_products: as for `QuantizationProblem`.
-    **fields: other fields of a `QuantizationProblem`.
+    blockings, packed, for_products, **fields: of the `QuantizationProblem`.
   """
   count = len(blockings)
   with_keys = [
@@ -132,8 +130,7 @@ def quantize_in_whole_tiles(
   Args:
     x: f32, bf16 or f16[..., rows, k].
     global_scale: f32[] if the format has one; else None.
-    format: the format to quantize to.
-    target: target of the dot that reads the result.
+    format, target: those of the dot that reads the result.
 
   Returns:
     Values, format.array_dtype[..., rows padded to 128, k], and scale,

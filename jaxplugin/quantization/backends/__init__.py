@@ -136,11 +136,9 @@ def emit(
   """Computes the results of a part with its backend.
 
   Args:
-    part: one of the parts of x.
-    x: the array, or a shard.
+    part, x, target: a part of x, decided for a target.
     global_scale: global scales or maxima of the part's blockings, or None.
     keys: key data of each blocking, or None.
-    target: target of the decision.
   """
   problem, scales = part.problem, []
   if problem.num_maxima is not None and not _reads_maxima(part):
@@ -171,9 +169,7 @@ def num_maxima(
   It is the number that one kernel finds for all blockings and another kernel
   reads, or else 1.
 
-  Args:
-    problem: problem that computes its global scales.
-    module, target, overlay: as for `decide`.
+  The problem computes its global scales.
   """
   parts = decide(problem, module, target, overlay)
   is_one_kernel = len(parts) == 1 and _reads_maxima(parts[0])
@@ -185,11 +181,7 @@ def maxima(
 ) -> jax.Array:
   """Returns uint32[blockings, count]: f32 bits of partial amax values of x.
 
-  Args:
-    x: shard of the array.
-    parts: result of `decide` for a problem that computes global scales.
-    target: target of the decisions.
-    count: number of values for each blocking.
+  `parts` were decided for `target` and compute their global scales.
   """
   each = [
     triton.maxima(x, part.problem, target)

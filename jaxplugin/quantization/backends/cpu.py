@@ -60,63 +60,63 @@ _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
 
 
-def _no_kernels(target: targets.Target) -> decisions.Unsupported | None:
-  if target.cpu_kernels is None:
-    return decisions.Unsupported(
-      target.missing(targets.CPU_KERNELS) or "the target has no CPU kernels"
-    )
-  return None
+def _missing(target: targets.Target) -> str:
+  """Returns why a CPU has no kernels, or ""."""
+  if target.cpu_kernels is not None:
+    return ""
+  return target.missing(targets.CPU_KERNELS) or "the target has no CPU kernels"
 
 
 def supports_quantize(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports one blocking, with the options of training recipes."""
+  reason = _quantize_refusal(problem, target)
+  return decisions.Unsupported(reason) if reason else None
+
+
+def _quantize_refusal(
+  problem: problems.QuantizationProblem, target: targets.Target
+) -> str:
   if target.platform != "cpu":
-    return decisions.Unsupported(
-      f"needs a CPU, the target's platform is {target.platform}"
-    )
-  missing = _no_kernels(target)
-  if missing is not None:
-    return missing
+    return f"needs a CPU, the target's platform is {target.platform}"
+  if reason := _missing(target):
+    return reason
   if problem.format not in cpu_library.FORMATS:
-    return decisions.Unsupported(f"its kernels do not support {problem.format}")
+    return f"its kernels do not support {problem.format}"
   if len(problem.blockings) != 1:
-    return decisions.Unsupported("kernels quantize along one axis at a time")
+    return "kernels quantize along one axis at a time"
   if problem.pads_values:
-    return decisions.Unsupported("kernels write as many rows as x has")
-  (single,) = problem.each()
+    return "kernels write as many rows as x has"
+  (single,), (options,) = problem.each(), problem.options
   # Kernels write k last, so another axis needs a transpose of the result. For
   # codes of a byte this costs more time than the kernel saves.
-  is_last = single.blockings[0].axis() == len(single.shape) - 1
-  is_plain = problem.options == (problems.NO_OPTIONS,)
+  axis = single.blockings[0].axis()
+  is_last = axis == len(single.shape) - 1
+  is_plain = options == problems.NO_OPTIONS
   if is_plain and not (is_last or problem.format.is_fp4):
-    return decisions.Unsupported(
+    return (
       f"kernels are slower for FP{problem.format.value_bits} along another"
       " axis than the last"
     )
-  return _options_refusal(problem)
-
-
-def _options_refusal(
-  problem: problems.QuantizationProblem,
-) -> decisions.Unsupported | None:
-  (options,) = problem.options
-  if reason := options.bits_refusal() or options.part_refusal():
-    return decisions.Unsupported(f"a kernel {reason}")
-  (single,) = problem.each()
-  axis = single.blockings[0].axis()
+  if reason := options.bits_refusal():
+    return f"a kernel {reason}"
+  if options.strides is not None:
+    return (
+      "a kernel draws the random bits of a whole array, and x is one device's"
+      " shard"
+    )
   if options.hadamard is not None and single.shape[axis] % options.hadamard:
-    return decisions.Unsupported(
+    return (
       f"kernels transform whole groups of {options.hadamard}, got"
       f" {single.shape[axis]} values"
     )
   if options.is_stochastic and _square_rows(problem) is None:
-    return decisions.Unsupported(
+    return (
       "kernels draw random bits in the order of the array, whose square blocks"
       f" merge dimensions {list(options.square or ())}"
     )
-  return None
+  return ""
 
 
 def _square_rows(problem: problems.QuantizationProblem) -> int | None:
@@ -143,30 +143,30 @@ def supports_dequantize(
   problem: problems.DequantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the last axis, on CPUs."""
+  reason = _dequantize_refusal(problem, target)
+  return decisions.Unsupported(reason) if reason else None
+
+
+def _dequantize_refusal(
+  problem: problems.DequantizationProblem, target: targets.Target
+) -> str:
   if target.platform != "cpu":
-    return decisions.Unsupported(
-      "XLA fuses the operations with what uses the result"
-    )
-  missing = _no_kernels(target)
-  if missing is not None:
-    return missing
+    return "XLA fuses the operations with what uses the result"
+  if reason := _missing(target):
+    return reason
   k = problem.logical_shape[problem.axis]
-  reason = cpu_library.format_refusal(
+  refusal = cpu_library.format_refusal(
     problem.format, k if isinstance(k, int) else None
   )
-  if reason is not None:
-    return decisions.Unsupported(f"the kernel {reason}")
+  if refusal is not None:
+    return f"the kernel {refusal}"
   # Another axis would need a transpose of the kernel's f32 result.
   if problem.axis != len(problem.shape) - 1:
-    return decisions.Unsupported(
-      "kernels are slower along another axis than the last"
-    )
+    return "kernels are slower along another axis than the last"
   if problem.out_dtype not in formats.FLOAT_DTYPES:
-    return decisions.Unsupported(
-      f"kernels write {', '.join(d.name for d in formats.FLOAT_DTYPES)}, got"
-      f" {problem.out_dtype}"
-    )
-  return None
+    known = ", ".join(d.name for d in formats.FLOAT_DTYPES)
+    return f"kernels write {known}, got {problem.out_dtype}"
+  return ""
 
 
 def quantize(
@@ -176,15 +176,7 @@ def quantize(
   target: targets.Target | None = None,
   keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
-  """Computes the results of `quantize_p`.
-
-  Args:
-    x: the array.
-    global_scale: f32[], or None.
-    problem: problem of one blocking.
-    target: unused.
-    keys: key data for stochastic rounding, if any.
-  """
+  """Computes the results of `quantize_p` with one blocking."""
   del target
   cpu_library.register()
   (single,) = problem.each()

@@ -40,72 +40,47 @@ def supports(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the package's formats, f32, bf16 and f16, and static sizes."""
-  refusal = triton_library.refusal(target) or _input_refusal(problem)
-  if refusal is not None:
+  if refusal := triton_library.refusal(target):
     return refusal
+  if reason := _refusal(problem):
+    return decisions.Unsupported(reason)
   found = triton_shapes.launches(problem, target)
   return found if isinstance(found, decisions.Unsupported) else None
 
 
-def _input_refusal(
-  problem: problems.QuantizationProblem,
-) -> decisions.Unsupported | None:
+def _refusal(problem: problems.QuantizationProblem) -> str:
+  """Returns why no kernel supports a problem, whatever its shape; or ""."""
+  is_single = len(problem.blockings) == 1
   if not problem.format.is_known:
-    return decisions.Unsupported(
-      f"supports {', '.join(f.name for f in formats.KNOWN)}, got"
-      f" {problem.format}"
-    )
-  refusal = _options_refusal(problem)
-  if refusal is not None:
-    return refusal
-  if problem.dtype not in formats.FLOAT_DTYPES:
-    return decisions.Unsupported(
-      f"reads {', '.join(d.name for d in formats.FLOAT_DTYPES)}, got"
-      f" {problem.dtype}"
-    )
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
-  if 0 in problem.shape:
-    return decisions.Unsupported("needs sizes of at least 1")
-  is_linear = problem.scale_layout == layouts.LINEAR
-  if not is_linear and len(problem.blockings) > 1:
-    return decisions.Unsupported("swizzles the scale of one axis")
-  return None
-
-
-def _options_refusal(
-  problem: problems.QuantizationProblem,
-) -> decisions.Unsupported | None:
-  """Returns why kernels do not support a recipe's options."""
+    known = ", ".join(f.name for f in formats.KNOWN)
+    return f"supports {known}, got {problem.format}"
   for options in problem.options:
-    refusal = _refusal_of(options, problem)
-    if refusal is not None:
-      return refusal
+    if reason := options.bits_refusal():
+      return reason
+    if options.square is not None and not is_single:
+      return "computes square blocks along one axis only"
+    if options.four_over_six and problem.has_global_scale:
+      return (
+        "computes the global scale of four_over_six itself, and global_scale"
+        " was passed"
+      )
+    if (options.hadamard or 1) > _MAX_HADAMARD:
+      return (
+        f"transforms groups of up to {_MAX_HADAMARD} in registers, got"
+        f" {options.hadamard}"
+      )
   if len({options.four_over_six for options in problem.options}) > 1:
-    return decisions.Unsupported(
-      "either quantizes every blocking with four_over_six, or none"
-    )
-  return None
-
-
-def _refusal_of(
-  options: problems.RecipeOptions, problem: problems.QuantizationProblem
-) -> decisions.Unsupported | None:
-  if reason := options.bits_refusal():
-    return decisions.Unsupported(reason)
-  if options.square is not None and len(problem.blockings) > 1:
-    return decisions.Unsupported("computes square blocks along one axis only")
-  if options.four_over_six and problem.has_global_scale:
-    return decisions.Unsupported(
-      "computes the global scale of four_over_six itself, and global_scale"
-      " was passed"
-    )
-  if (options.hadamard or 1) > _MAX_HADAMARD:
-    return decisions.Unsupported(
-      f"transforms groups of up to {_MAX_HADAMARD} in registers, got"
-      f" {options.hadamard}"
-    )
-  return None
+    return "either quantizes every blocking with four_over_six, or none"
+  if problem.dtype not in formats.FLOAT_DTYPES:
+    known = ", ".join(d.name for d in formats.FLOAT_DTYPES)
+    return f"reads {known}, got {problem.dtype}"
+  if not problem.sizes_are_static:
+    return "needs static sizes, some are symbolic"
+  if 0 in problem.shape:
+    return "needs sizes of at least 1"
+  if problem.scale_layout != layouts.LINEAR and not is_single:
+    return "swizzles the scale of one axis"
+  return ""
 
 
 def quantize(
@@ -171,12 +146,7 @@ def maxima(
   """Returns uint32[blockings, n]: f32 bits of partial amax values of x.
 
   Each covers the blocks without NaN or Inf of a piece of x. It is 0 if all
-  blocks have one.
-
-  Args:
-    x: the array, or a shard.
-    problem: problem that `supports` accepts.
-    target: a GPU.
+  blocks have one. `supports` must accept the problem.
   """
   if len(problem.blockings) == 1:
     x = problem.blockings[0].apply(x)

@@ -65,9 +65,7 @@ def maxima_launch(
 ) -> launching.Launch:
   """Returns the launch that finds partial amax values of x.
 
-  Args:
-    problem: problem that `launches` supports.
-    target: a GPU.
+  `launches` must support the problem.
   """
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
@@ -88,9 +86,6 @@ def _rows(
   The rows are the dimensions after the blocked axis, or those before it if it
   is the last. With square blocks they are the dimensions of the squares' other
   side, which must be next to the axis.
-
-  Args:
-    problem: problem of one blocking.
   """
   (blocking,), (options,) = problem.blockings, problem.options
   shape, axis = blocking.shape(problem.shape), blocking.axis()
@@ -134,12 +129,7 @@ def _rows(
 def _strides(
   shape: Sequence[int], options: problems.RecipeOptions
 ) -> tuple[int, ...]:
-  """Returns strides, in the array whose offsets determine random bits.
-
-  Args:
-    shape: shape of the blocked array.
-    options: options. Their `strides` are set if x is a shard.
-  """
+  """Returns strides, in the array whose offsets determine random bits."""
   return offsets.strides(shape) if options.strides is None else options.strides
 
 
@@ -285,10 +275,7 @@ def _strides_of_x(
 ) -> list[int]:
   """Returns strides of x's dimensions in the array of random bits' offsets.
 
-  Args:
-    problem: problem of x.
-    b: blocking of index `i`, perhaps in the order that matmuls read.
-    i: index of a blocking.
+  `b` is the blocking of index `i`, perhaps in the order that matmuls read.
   """
   shape = problem.shape
   strides = _strides(b.shape(shape), problem.options[i])

@@ -29,15 +29,7 @@ def quantize(
   target: targets.Target | None = None,
   keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
-  """Computes the results of `quantize_p` with one blocking.
-
-  Args:
-    x: the array.
-    global_scale: f32[], or None.
-    problem: the problem of one blocking.
-    target: unused.
-    keys: key data for stochastic rounding, if any.
-  """
+  """Computes the results of `quantize_p` with one blocking."""
   del target
   (b,), (options,) = problem.blockings, problem.options
   (key,) = keys or (None,)
