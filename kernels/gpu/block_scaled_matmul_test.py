@@ -118,6 +118,24 @@ def cases(configs, pairs=(("mxfp8", "mxfp4"),), **fields):
   ]
 
 
+# For each path a GPU whose views of the values that path uses.
+DESCRIBING = {"upcast": "sm_90", "native": "sm_100"}
+DESCRIBED_PAIRS = {
+  "upcast": (
+    ("mxfp8", "mxfp8", 112), ("mxfp8_e5m2", "bf16", 112), ("f32", "mxfp8", 112),
+    ("mxfp4", "nvfp4", 96), ("mxfp8", "mxfp4", 96), ("f16", "nvfp4", 96),
+  ),
+  "native": (
+    ("mxfp8", "mxfp8", 112), ("mxfp8_e5m2", "mxfp8", 112),
+    ("mxfp4", "mxfp4", 96), ("nvfp4", "nvfp4", 96),
+  ),
+}  # fmt: skip
+
+
+def described(path):
+  return replace(PATHS[path], use_descriptors=True)
+
+
 def of_splits(counts):
   return [
     replace(config, split_k=count)
@@ -230,17 +248,32 @@ CASES = {
   "plain_lhs_whose_k_is_not_minor": cases(
     [UPCAST, SWAPPED], PLAIN_BY_BLOCK, lhs_storage=ROWS_MINOR
   ),
+  # Rows have whole 16 bytes, as descriptors need.
+  "descriptors": [
+    Case(config=described(path), lhs=lhs, rhs=rhs, k=k, batch=2)
+    for path, pairs in DESCRIBED_PAIRS.items()
+    for lhs, rhs, k in pairs
+  ],
+  "descriptors_swapped_and_split": [
+    Case(
+      config=replace(described(path), swap=True, split_k=3),
+      lhs=pair, rhs=pair, k=k, m=7, n=33,
+    )
+    for path, pair, k in (
+      ("upcast", "mxfp8", 112), ("upcast", "mxfp4", 96), ("native", "nvfp4", 96)
+    )
+  ],
+  # The only row of lhs has 52 bytes and is followed by poison.
+  "descriptors_of_sizes_of_one": cases(
+    [described("upcast"), described("native")], [MXFP4_PAIR], m=1, n=1
+  ),
+  "descriptors_of_interleaved_values": [
+    Case(
+      config=described("upcast"), lhs="bf16", rhs="nvfp4", batch=2, k=96,
+      rhs_storage={"interleaved": True},
+    )
+  ],
 }  # fmt: skip
-
-# Slope of gelu and silu, at most.
-MAX_SLOPE = 1.13
-# Roundings of f32 in the epilogue, of sums and exponentials.
-EPILOGUE_BOUND = 16 * 2.0**-24
-
-
-def exact_dot(lhs, rhs):
-  numbers = (((2,), (2,)), ((0,), (0,)))
-  return contract.dot(lhs.exact, rhs.exact, numbers)
 
 
 class MatmulTest(parameterized.TestCase):
@@ -260,17 +293,17 @@ class MatmulTest(parameterized.TestCase):
       ),
     )
 
-  def check(self, lhs, rhs, config, **options):
-    """The result is within the contract's bound of the exact one."""
+  def check(self, lhs, rhs, config, *, is_exact=False, **options):
+    """Checks a result against the contract's bound, or for equality."""
     result = gpu_operands.run(lhs, rhs, config, **options)
-    exact, magnitude = exact_dot(lhs, rhs)
-    contract.assert_within(
-      result, exact, contract.DOT_BOUND * magnitude, result.dtype
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    contract.assert_dot(
+      result, exact, magnitude, result.dtype, integers=is_exact
     )
+    return result
 
   def check_exact(self, lhs, rhs, config, **options):
-    result = gpu_operands.run(lhs, rhs, config, **options)
-    contract.assert_exact(result, exact_dot(lhs, rhs)[0], result.dtype)
+    self.check(lhs, rhs, config, is_exact=True, **options)
 
 
 class CaseTest(MatmulTest):
@@ -282,7 +315,18 @@ class CaseTest(MatmulTest):
       integers=case.is_exact, lhs_storage=case.lhs_storage,
       rhs_storage=case.rhs_storage,
     )  # fmt: skip
-    (self.check_exact if case.is_exact else self.check)(*operands, case.config)
+    config, options = case.config, {"is_exact": case.is_exact}
+    if not config.use_descriptors:
+      self.check(*operands, config, **options)
+      return
+    # Descriptors load the tiles that threads load.
+    options["architecture"] = DESCRIBING[config.path]
+    result = self.check(*operands, config, **options)
+    by_threads = replace(config, use_descriptors=False)
+    expected = self.check(*operands, by_threads, **options)
+    np.testing.assert_array_equal(
+      result.view(np.uint32), expected.view(np.uint32)
+    )
 
   @parameterized.named_parameters(
     (claim, cases[0]) for claim, cases in CASES.items()
@@ -308,6 +352,42 @@ class CaseTest(MatmulTest):
       format, format, batch=2, m=130, n=140, k=168, swizzled=True
     )
     self.check(*operands, config)
+
+  @parameterized.product(
+    config=(*PATHS, "split", "descriptors"),
+    layer=(0, 2),
+    swizzled=(False, True),
+  )
+  @pytest.mark.sample(1)
+  def test_layer_of_a_stack_has_the_bits_of_the_layer_alone(
+    self, config, layer, swizzled
+  ):
+    configs = PATHS | {
+      "split": replace(UPCAST, block_k=32, split_k=2),
+      "descriptors": replace(UPCAST, use_descriptors=True),
+    }
+    m, n, k = 19, 35, 128 if config == "descriptors" else 104
+    lhs_format, format = "f32", "mxfp4"
+    if config == "native":
+      lhs_format = format = "mxfp8"
+    make = gpu_operands.make_operand
+    lhs = make(self.rng, lhs_format, (1, m, k))
+    stack = make(self.rng, format, (3, n, k), swizzled=swizzled)
+    alone = replace(
+      stack,
+      **{
+        name: getattr(stack, name)[layer : layer + 1]
+        for name in ("values", "scale", "exact")
+      },
+    )
+    results = [
+      gpu_operands.run(
+        lhs, rhs, configs[config], layer=of, architecture="sm_90"
+      )
+      for rhs, of in ((stack, layer), (alone, None))
+    ]
+    self.assertEqual(results[0].shape, (1, m, n))
+    np.testing.assert_array_equal(*results)
 
 
 class FormatPairTest(MatmulTest):
@@ -458,30 +538,6 @@ class EpilogueTest(MatmulTest):
       residual=self.rng.normal(size=(batch, m, n)).astype(dtype),
     )
 
-  def expected(self, lhs, rhs, epilogue):
-    """(exact, bound) of the epilogue of the exact dot, in f64."""
-    x, magnitude = exact_dot(lhs, rhs)
-    scale = 1.0
-    if epilogue.global_scale is not None:
-      scale = float(epilogue.global_scale)
-    bound = contract.DOT_BOUND * magnitude * scale
-    x = x * scale
-    if epilogue.bias is not None:
-      x = x + epilogue.bias.astype(np.float64)
-    bound = bound + EPILOGUE_BOUND * np.abs(x)
-    functions = {
-      "none": lambda x: x,
-      "relu": lambda x: np.maximum(x, 0),
-      "silu": lambda x: x / (1 + np.exp(-x)),
-      "gelu": lambda x: (
-        x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-      ),
-    }
-    x = functions[epilogue.activation](x)
-    if epilogue.residual is not None:
-      x = x + epilogue.residual.astype(np.float64)
-    return x, MAX_SLOPE * bound + EPILOGUE_BOUND * np.abs(x)
-
   @parameterized.product(
     activation=configs.ACTIVATIONS,
     with_all=(False, True),
@@ -510,7 +566,7 @@ class EpilogueTest(MatmulTest):
       epilogue=epilogue,
       out_dtype=out_dtype,
     )
-    exact, bound = self.expected(lhs, rhs, epilogue)
+    exact, bound = gpu_operands.expected(lhs, rhs, epilogue)
     contract.assert_within(result, exact, bound, gpu_operands.DTYPES[out_dtype])
 
   @parameterized.product(
@@ -529,7 +585,7 @@ class EpilogueTest(MatmulTest):
       "bias": self.rng.integers(-9, 9, n).astype(np.float32),
       "residual": self.rng.integers(-9, 9, (1, m, n)).astype(np.float32),
     }
-    exact = exact_dot(lhs, rhs)[0]
+    exact = contract.dot(lhs.exact, rhs.exact)[0]
     given_too = {}
     if given == "two_global_scales":
       given = "global_scale"

@@ -70,6 +70,39 @@ class PlanTest(parameterized.TestCase):
       ("lhs", "lhs", "rhs", "rhs_scale", *["lhs"] * 3, "bias", "lhs"),
     )
 
+  @parameterized.product(lhs=("mxfp8", "bf16"), split_k=(1, 4))
+  def test_values_are_described_and_scales_are_not(self, lhs, split_k):
+    shape = product(lhs, "mxfp8", has_bias=True)
+    config = replace(
+      matmul_shapes.UPCAST, use_descriptors=True, split_k=split_k
+    )
+    matmul, *rest = self.plan(shape, config)
+    # In `inputs`, lhs replaces each absent array. These are pointers.
+    is_described = [spec is not None for spec in matmul.descriptors]
+    self.assertEqual(is_described, [True, False, True, *[False] * 6])
+    tiling = dict(matmul.constexprs)["TILING"]
+    self.assertTrue(tiling.lhs.is_described and tiling.rhs.is_described)
+    self.assertEndsWith(matmul.name, "_tma")
+    for launch in rest:
+      self.assertFalse(any(launch.descriptors))
+    element = {"mxfp8": "fp8e4nv", "bf16": "bf16"}[lhs]
+    signature = matmul_plans.signature(matmul, shape)
+    self.assertEqual(signature["lhs"], f"tensordesc<{element}[1,16,64]>")
+    self.assertEqual(signature["rhs"], "tensordesc<fp8e4nv[1,32,64]>")
+    self.assertEqual(signature["rhs_scale"], "*u8")
+    self.assertEqual(signature["residual"], f"*{element}")
+
+  def test_layer_of_a_stack_is_an_argument_and_in_the_name(self):
+    shape = product("bf16", "mxfp4")
+    stacked = replace(shape, layers=3)
+    for given, name in ((shape, "lhs"), (stacked, "layer")):
+      (launch,) = self.plan(given)
+      self.assertEqual(launch.inputs[4], name)
+      self.assertEqual(launch.name.endswith("_layer"), name == "layer")
+      signature = matmul_plans.signature(launch, given)
+      dtype = "*i32" if name == "layer" else "*bf16"
+      self.assertEqual(signature["layer"], dtype)
+
   @parameterized.product(steps=(0, 1, 5, 23, 64), split_k=(1, 2, 3, 7))
   def test_splits_have_every_step_once_and_mask_none(self, steps, split_k):
     block_k = CONFIG.block_k

@@ -23,6 +23,12 @@ product = matmul_shapes.product
 replace = dataclasses.replace
 
 
+def described_config(shape, name):
+  return tiles_by_rule.default_config(
+    shape, architectures.by_name(name), core_count=CORES, use_descriptors=True
+  )
+
+
 class DefaultConfigTest(parameterized.TestCase):
   @parameterized.product(
     name=tuple(architectures.ARCHITECTURES),
@@ -119,6 +125,34 @@ class DefaultConfigTest(parameterized.TestCase):
     )
     self.assertEqual((config.block_m, config.block_n), tile)
     self.assertEqual(config.block_k, 32)
+
+  def test_descriptors_are_asked_for_never_the_default(self):
+    for name in architectures.ARCHITECTURES:
+      architecture = architectures.by_name(name)
+      default = tiles_by_rule.default_config(
+        product(), architecture, core_count=CORES
+      )
+      self.assertFalse(default.use_descriptors)
+      if name not in ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121"):
+        message = f"m=256 .* sm_90 on, not {name}"
+        with self.assertRaisesRegex(ValueError, message):
+          described_config(product(), name)
+
+  @parameterized.parameters(
+    ("sm_90", "mxfp8", 4096, "upcast"),
+    ("sm_90", "bf16", 1, "upcast"),  # small_m without them
+    ("sm_100", "mxfp8", 1, "native"),
+    ("sm_103", "mxfp8", 256, "native"),
+    ("sm_120", "mxfp8", 256, "native"),
+    ("sm_121", "mxfp8", 256, "native"),
+  )
+  def test_config_by_rule_that_is_to_have_descriptors(self, name, lhs, m, path):
+    shape = product(lhs, m=m)
+    config = described_config(shape, name)
+    self.assertTrue(config.use_descriptors)
+    self.assertEqual(config.path, path)
+    architecture = architectures.by_name(name)
+    self.assertIsNone(constraints.config_error(config, shape, architecture))
 
   def test_text_of_a_refusal_has_the_numbers(self):
     # The smallest tiles are two of 16 x 32 values with a scale for each row,

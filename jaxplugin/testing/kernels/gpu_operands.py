@@ -27,6 +27,8 @@ from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import epilogue as dot_epilogue
 from jaxplugin.testing.interpreter import interpret
 
 DTYPES: Final = {
@@ -283,6 +285,32 @@ class Epilogue:
   bias: np.ndarray | None = None
   activation: str = "none"
   residual: np.ndarray | None = None
+
+
+# Roundings of f32 in an epilogue, of sums and exponentials, and hardware that
+# approximates exponentials and quotients.
+_EPILOGUE_BOUND: Final = 16 * 2.0**-24
+_SLOPE: Final = 1.13  # of gelu and silu, at most
+
+
+def expected(
+  lhs: Operand, rhs: Operand, epilogue: Epilogue
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a product with its epilogue in f64, and a bound on its error."""
+  x, magnitude = contract.dot(lhs.exact, rhs.exact)
+  factor = 1.0
+  if epilogue.global_scale is not None:
+    factor = float(epilogue.global_scale.item())
+  x = x * factor
+  if epilogue.bias is not None:
+    x = x + epilogue.bias.astype(np.float64)
+  bound = contract.DOT_BOUND * magnitude * abs(factor)
+  bound = bound + _EPILOGUE_BOUND * np.abs(x)
+  name = None if epilogue.activation == "none" else epilogue.activation
+  x = dot_epilogue.activate(x, name)
+  if epilogue.residual is not None:
+    x = x + epilogue.residual.astype(np.float64)
+  return x, _SLOPE * bound + _EPILOGUE_BOUND * np.abs(x)
 
 
 def shape_of(
