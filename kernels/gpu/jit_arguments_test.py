@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+from collections.abc import Iterator
 
 from absl.testing import absltest
 
@@ -27,14 +28,24 @@ def trees(*, are_kernels: bool) -> list[ast.Module]:
   return [ast.parse(t) for t in texts if ("@triton.jit" in t) == are_kernels]
 
 
-def jit_functions() -> list[ast.FunctionDef]:
-  return [
+def arguments() -> Iterator[tuple[ast.FunctionDef, ast.Call, ast.expr]]:
+  """Yields arguments of calls from functions of Triton to such functions."""
+  functions = [
     node
     for tree in trees(are_kernels=True)
     for node in ast.walk(tree)
     if isinstance(node, ast.FunctionDef)
     and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
   ]
+  names = {function.name for function in functions}
+  for function in functions:
+    for call in ast.walk(function):
+      if (
+        isinstance(call, ast.Call)
+        and ast.unparse(call.func).rpartition(".")[2] in names
+      ):
+        for argument in [*call.args, *(k.value for k in call.keywords)]:
+          yield function, call, argument
 
 
 def types_of_attributes() -> dict[str, set[str]]:
@@ -57,44 +68,24 @@ def types_of_attributes() -> dict[str, set[str]]:
 class JitArgumentsTest(absltest.TestCase):
   def test_attributes_that_are_passed_are_numbers(self):
     types = types_of_attributes()
-    functions = jit_functions()
-    names = {function.name for function in functions}
     checked = 0
-    for function in functions:
-      for call in ast.walk(function):
-        if not isinstance(call, ast.Call):
-          continue
-        if ast.unparse(call.func).rpartition(".")[2] not in names:
-          continue
-        for argument in [*call.args, *(k.value for k in call.keywords)]:
-          if isinstance(argument, ast.Attribute):
-            checked += 1
-            with self.subTest(ast.unparse(call)):
-              found = types.get(argument.attr, {"unknown"})
-              self.assertLessEqual(found, NUMBERS, argument.attr)
+    for _, call, argument in arguments():
+      if isinstance(argument, ast.Attribute):
+        checked += 1
+        with self.subTest(ast.unparse(call)):
+          found = types.get(argument.attr, {"unknown"})
+          self.assertLessEqual(found, NUMBERS, argument.attr)
     self.assertGreater(checked, 10)
 
   def test_items_that_are_passed_are_strides(self):
     # Items of other constants may be tuples.
-    functions = jit_functions()
-    names = {function.name for function in functions}
-    for function in functions:
-      constants = {
-        argument.arg
-        for argument in function.args.args
-        if argument.annotation is not None
-      }
-      for call in ast.walk(function):
-        if not isinstance(call, ast.Call):
-          continue
-        if ast.unparse(call.func).rpartition(".")[2] not in names:
-          continue
-        for argument in call.args:
-          if isinstance(argument, ast.Subscript):
-            base = ast.unparse(argument.value)
-            if base.partition(".")[0] in constants:
-              with self.subTest(ast.unparse(call)):
-                self.assertEndsWith(base.lower(), "strides")
+    for function, call, argument in arguments():
+      if isinstance(argument, ast.Subscript):
+        base = ast.unparse(argument.value)
+        constants = {x.arg for x in function.args.args if x.annotation}
+        if base.partition(".")[0] in constants:
+          with self.subTest(ast.unparse(call)):
+            self.assertEndsWith(base.lower(), "strides")
 
 
 if __name__ == "__main__":
