@@ -59,6 +59,59 @@ typedef uint64_t Qwords __attribute__((vector_size(64)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint16_t Words16 __attribute__((vector_size(32)));
 
+// What intrinsics of several lane types share. V is one of these types.
+
+template <typename V>
+constexpr int LanesOf(const V& x) {
+  return static_cast<int>(sizeof(x) / sizeof(x[0]));
+}
+
+// Returns a mask whose bit i is set if a comparison holds in lane i.
+template <typename V>
+JAXPLUGIN_EMULATED uint64_t MaskOf(V holds) {
+  uint64_t mask = 0;
+  for (int i = 0; i < LanesOf(holds); ++i) {
+    mask |= uint64_t{holds[i] != 0} << i;
+  }
+  return mask;
+}
+
+// Returns the lanes of x whose mask bit is set, and the other lanes of `other`.
+template <typename V>
+JAXPLUGIN_EMULATED __m512i Select(uint64_t mask, V x, V other) {
+  for (int i = 0; i < LanesOf(x); ++i) {
+    if (mask >> i & 1) other[i] = x[i];
+  }
+  return (__m512i)other;
+}
+
+// Permutes the lanes of x and y. The lanes of y have the higher indices, which
+// are taken modulo the number of lanes of both.
+template <typename V>
+JAXPLUGIN_EMULATED __m512i Permute(V at, V x, V y) {
+  V out;
+  const int lanes = LanesOf(x);
+  for (int i = 0; i < lanes; ++i) {
+    out[i] = (at[i] & lanes ? y : x)[at[i] & (lanes - 1)];
+  }
+  return (__m512i)out;
+}
+
+// Interleaves half of the lanes of x and y in each 128 bits.
+template <typename V>
+JAXPLUGIN_EMULATED __m512i Unpack(V x, V y, bool is_high) {
+  V out;
+  const int lanes = LanesOf(x) / 4;  // of 128 bits
+  const int first = is_high ? lanes / 2 : 0;
+  for (int i = 0; i < LanesOf(x); i += lanes) {
+    for (int j = 0; j < lanes / 2; ++j) {
+      out[i + 2 * j] = x[i + first + j];
+      out[i + 2 * j + 1] = y[i + first + j];
+    }
+  }
+  return (__m512i)out;
+}
+
 // Loads and stores.
 
 // Aligned loads and stores fault if the address is not aligned.
@@ -189,40 +242,23 @@ JAXPLUGIN_EMULATED __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
 }
 JAXPLUGIN_EMULATED __m512i _mm512_abs_epi8(__m512i a) {
   const Bytes x = (Bytes)a;
-  Bytes out;
-  for (int i = 0; i < 64; ++i) out[i] = x[i] > 127 ? -x[i] : x[i];
-  return (__m512i)out;
+  return (__m512i)(x > 127 ? -x : x);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_max_epu8(__m512i a, __m512i b) {
-  const Bytes x = (Bytes)a, y = (Bytes)b;
-  Bytes out;
-  for (int i = 0; i < 64; ++i) out[i] = x[i] > y[i] ? x[i] : y[i];
-  return (__m512i)out;
+  return (__m512i)((Bytes)a > (Bytes)b ? (Bytes)a : (Bytes)b);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_min_epu8(__m512i a, __m512i b) {
-  const Bytes x = (Bytes)a, y = (Bytes)b;
-  Bytes out;
-  for (int i = 0; i < 64; ++i) out[i] = x[i] < y[i] ? x[i] : y[i];
-  return (__m512i)out;
+  return (__m512i)((Bytes)a < (Bytes)b ? (Bytes)a : (Bytes)b);
 }
 // Saturates at 0.
 JAXPLUGIN_EMULATED __m512i _mm512_subs_epu16(__m512i a, __m512i b) {
   const Words x = (Words)a, y = (Words)b;
-  Words out;
-  for (int i = 0; i < 32; ++i) {
-    out[i] = static_cast<uint16_t>(x[i] > y[i] ? x[i] - y[i] : 0);
-  }
-  return (__m512i)out;
+  return (__m512i)(x > y ? x - y : Words{});
 }
 // Lanes whose mask bit is clear have the value of `from`.
 JAXPLUGIN_EMULATED __m512i _mm512_mask_add_epi16(__m512i from, __mmask32 mask,
                                                  __m512i a, __m512i b) {
-  const Words sums = (Words)a + (Words)b;
-  Words out = (Words)from;
-  for (int i = 0; i < 32; ++i) {
-    if (mask >> i & 1) out[i] = sums[i];
-  }
-  return (__m512i)out;
+  return Select(mask, (Words)a + (Words)b, (Words)from);
 }
 // Shifts by at least the width of a lane give 0.
 JAXPLUGIN_EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
@@ -277,28 +313,16 @@ JAXPLUGIN_EMULATED __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b,
 // Masks. Bit i belongs to lane i.
 
 JAXPLUGIN_EMULATED __mmask16 _mm512_cmpeq_epi32_mask(__m512i a, __m512i b) {
-  const Dwords x = (Dwords)a, y = (Dwords)b;
-  unsigned mask = 0;
-  for (int i = 0; i < 16; ++i) mask |= unsigned{x[i] == y[i]} << i;
-  return static_cast<__mmask16>(mask);
+  return static_cast<__mmask16>(MaskOf((Dwords)a == (Dwords)b));
 }
 JAXPLUGIN_EMULATED __mmask16 _mm512_cmplt_epu32_mask(__m512i a, __m512i b) {
-  const Dwords x = (Dwords)a, y = (Dwords)b;
-  unsigned mask = 0;
-  for (int i = 0; i < 16; ++i) mask |= unsigned{x[i] < y[i]} << i;
-  return static_cast<__mmask16>(mask);
+  return static_cast<__mmask16>(MaskOf((Dwords)a < (Dwords)b));
 }
 JAXPLUGIN_EMULATED __mmask64 _mm512_cmpge_epu8_mask(__m512i a, __m512i b) {
-  const Bytes x = (Bytes)a, y = (Bytes)b;
-  uint64_t mask = 0;
-  for (int i = 0; i < 64; ++i) mask |= uint64_t{x[i] >= y[i]} << i;
-  return mask;
+  return MaskOf((Bytes)a >= (Bytes)b);
 }
 JAXPLUGIN_EMULATED __mmask64 _mm512_cmpeq_epi8_mask(__m512i a, __m512i b) {
-  const Bytes x = (Bytes)a, y = (Bytes)b;
-  uint64_t mask = 0;
-  for (int i = 0; i < 64; ++i) mask |= uint64_t{x[i] == y[i]} << i;
-  return mask;
+  return MaskOf((Bytes)a == (Bytes)b);
 }
 JAXPLUGIN_EMULATED __mmask64 _mm512_test_epi8_mask(__m512i a, __m512i b) {
   return ~_mm512_cmpeq_epi8_mask(a & b, __m512i{});
@@ -310,125 +334,62 @@ JAXPLUGIN_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {
 
 // Sets the mask bits of lanes in which a & b is not 0.
 JAXPLUGIN_EMULATED __mmask32 _mm512_test_epi16_mask(__m512i a, __m512i b) {
-  const Words x = (Words)(a & b);
-  uint32_t mask = 0;
-  for (int i = 0; i < 32; ++i) mask |= uint32_t{x[i] != 0} << i;
-  return mask;
+  return static_cast<__mmask32>(MaskOf((Words)(a & b) != 0));
 }
 
-// Returns the lanes of a whose mask bit is set, and the other lanes of `other`.
 JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi16(__m512i other, __mmask32 mask,
                                                  __m512i a) {
-  Words out = (Words)other;
-  const Words x = (Words)a;
-  for (int i = 0; i < 32; ++i) out[i] = mask >> i & 1 ? x[i] : out[i];
-  return (__m512i)out;
+  return Select(mask, (Words)a, (Words)other);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi32(__m512i other, __mmask16 mask,
                                                  __m512i a) {
-  Dwords out = (Dwords)other;
-  const Dwords x = (Dwords)a;
-  for (int i = 0; i < 16; ++i) out[i] = mask >> i & 1 ? x[i] : out[i];
-  return (__m512i)out;
+  return Select(mask, (Dwords)a, (Dwords)other);
 }
 
-// Permutations. An index is taken modulo the number of source lanes.
+// Permutations.
 
 JAXPLUGIN_EMULATED __m512i _mm512_permutexvar_epi8(__m512i index, __m512i a) {
-  const Bytes at = (Bytes)index, x = (Bytes)a;
-  Bytes out;
-  for (int i = 0; i < 64; ++i) out[i] = x[at[i] & 63];
-  return (__m512i)out;
+  return Permute((Bytes)index, (Bytes)a, (Bytes)a);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
-  const Words at = (Words)index, x = (Words)a;
-  Words out;
-  for (int i = 0; i < 32; ++i) out[i] = x[at[i] & 31];
-  return (__m512i)out;
+  return Permute((Words)index, (Words)a, (Words)a);
 }
 JAXPLUGIN_EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
-  const Dwords at = (Dwords)index, x = (Dwords)a;
-  Dwords out;
-  for (int i = 0; i < 16; ++i) out[i] = x[at[i] & 15];
-  return (__m512)out;
+  return (__m512)Permute((Dwords)index, (Dwords)a, (Dwords)a);
 }
-// Permutes the lanes of a and b. The lanes of b have the higher indices.
 JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi8(__m512i a, __m512i index,
                                                     __m512i b) {
-  const Bytes at = (Bytes)index, x = (Bytes)a, y = (Bytes)b;
-  Bytes out;
-  for (int i = 0; i < 64; ++i) {
-    out[i] = at[i] & 64 ? y[at[i] & 63] : x[at[i] & 63];
-  }
-  return (__m512i)out;
+  return Permute((Bytes)index, (Bytes)a, (Bytes)b);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_maskz_permutex2var_epi8(__mmask64 mask,
                                                           __m512i a,
                                                           __m512i index,
                                                           __m512i b) {
-  Bytes out = (Bytes)_mm512_permutex2var_epi8(a, index, b);
-  for (int i = 0; i < 64; ++i) out[i] = mask >> i & 1 ? out[i] : 0;
-  return (__m512i)out;
+  const __m512i all = _mm512_permutex2var_epi8(a, index, b);
+  return Select(mask, (Bytes)all, Bytes{});
 }
 JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index,
                                                      __m512i b) {
-  const Words at = (Words)index, x = (Words)a, y = (Words)b;
-  Words out;
-  for (int i = 0; i < 32; ++i) {
-    out[i] = at[i] & 32 ? y[at[i] & 31] : x[at[i] & 31];
-  }
-  return (__m512i)out;
+  return Permute((Words)index, (Words)a, (Words)b);
 }
 
-// Interleaves two lanes of a and b, from index `first` on, in each 128 bits.
-JAXPLUGIN_EMULATED __m512i Unpack32(__m512i a, __m512i b, int first) {
-  const Dwords x = (Dwords)a, y = (Dwords)b;
-  Dwords out;
-  for (int i = 0; i < 16; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      out[i + 2 * j] = x[i + first + j];
-      out[i + 2 * j + 1] = y[i + first + j];
-    }
-  }
-  return (__m512i)out;
-}
-JAXPLUGIN_EMULATED __m512i Unpack64(__m512i a, __m512i b, int first) {
-  const Qwords x = (Qwords)a, y = (Qwords)b;
-  Qwords out;
-  for (int i = 0; i < 8; i += 2) {
-    out[i] = x[i + first];
-    out[i + 1] = y[i + first];
-  }
-  return (__m512i)out;
-}
-JAXPLUGIN_EMULATED __m512i Unpack8Bits(__m512i a, __m512i b, int first) {
-  const Bytes x = (Bytes)a, y = (Bytes)b;
-  Bytes out;
-  for (int i = 0; i < 64; i += 16) {
-    for (int j = 0; j < 8; ++j) {
-      out[i + 2 * j] = x[i + first + j];
-      out[i + 2 * j + 1] = y[i + first + j];
-    }
-  }
-  return (__m512i)out;
-}
 JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi8(__m512i a, __m512i b) {
-  return Unpack8Bits(a, b, 0);
+  return Unpack((Bytes)a, (Bytes)b, false);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi8(__m512i a, __m512i b) {
-  return Unpack8Bits(a, b, 8);
+  return Unpack((Bytes)a, (Bytes)b, true);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi32(__m512i a, __m512i b) {
-  return Unpack32(a, b, 0);
+  return Unpack((Dwords)a, (Dwords)b, false);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi32(__m512i a, __m512i b) {
-  return Unpack32(a, b, 2);
+  return Unpack((Dwords)a, (Dwords)b, true);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) {
-  return Unpack64(a, b, 0);
+  return Unpack((Qwords)a, (Qwords)b, false);
 }
 JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) {
-  return Unpack64(a, b, 1);
+  return Unpack((Qwords)a, (Qwords)b, true);
 }
 
 // Selects two 128-bit lanes of a, then two of b. Each has two bits of

@@ -235,64 +235,44 @@ struct HalfIntrinsic {
   HalfFunction function;
 };
 
+#define JAXPLUGIN_HALF(name, expression)         \
+  {#name, [](__m256i a, __m256i b) {             \
+     static_cast<void>(a), static_cast<void>(b); \
+     return expression;                          \
+   }}
+#define JAXPLUGIN_PS(function) \
+  _mm256_castps_si256(         \
+      function(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)))
 const HalfIntrinsic kHalves[] = {
-    {"and_si512", [](__m256i a, __m256i b) { return _mm256_and_si256(a, b); }},
-    {"or_si512", [](__m256i a, __m256i b) { return _mm256_or_si256(a, b); }},
-    {"add_epi32", [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }},
-    {"sub_epi8", [](__m256i a, __m256i b) { return _mm256_sub_epi8(a, b); }},
-    {"abs_epi8", [](__m256i a, __m256i) { return _mm256_abs_epi8(a); }},
-    {"max_epu8", [](__m256i a, __m256i b) { return _mm256_max_epu8(a, b); }},
-    {"min_epu8", [](__m256i a, __m256i b) { return _mm256_min_epu8(a, b); }},
-    {"srai_epi32", [](__m256i a, __m256i) { return _mm256_srai_epi32(a, 1); }},
-    {"srai_epi32_all",
-     [](__m256i a, __m256i) { return _mm256_srai_epi32(a, 32); }},
-    {"cvtepi32_ps",
-     [](__m256i a, __m256i) {
-       return _mm256_castps_si256(_mm256_cvtepi32_ps(a));
-     }},
-    {"slli_epi16", [](__m256i a, __m256i) { return _mm256_slli_epi16(a, 8); }},
-    {"slli_epi16_all",
-     [](__m256i a, __m256i) { return _mm256_slli_epi16(a, 16); }},
-    {"srli_epi16", [](__m256i a, __m256i) { return _mm256_srli_epi16(a, 12); }},
-    {"srli_epi16_all",
-     [](__m256i a, __m256i) { return _mm256_srli_epi16(a, 16); }},
-    {"slli_epi32", [](__m256i a, __m256i) { return _mm256_slli_epi32(a, 23); }},
-    {"slli_epi32_all",
-     [](__m256i a, __m256i) { return _mm256_slli_epi32(a, 32); }},
-    {"srli_epi32", [](__m256i a, __m256i) { return _mm256_srli_epi32(a, 16); }},
-    {"srli_epi32_all",
-     [](__m256i a, __m256i) { return _mm256_srli_epi32(a, 32); }},
-    {"sub_epi32",
-     [](__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }},
-    {"subs_epu16",
-     [](__m256i a, __m256i b) { return _mm256_subs_epu16(a, b); }},
-    {"unpacklo_epi8",
-     [](__m256i a, __m256i b) { return _mm256_unpacklo_epi8(a, b); }},
-    {"unpackhi_epi8",
-     [](__m256i a, __m256i b) { return _mm256_unpackhi_epi8(a, b); }},
-    {"unpacklo_epi32",
-     [](__m256i a, __m256i b) { return _mm256_unpacklo_epi32(a, b); }},
-    {"unpackhi_epi32",
-     [](__m256i a, __m256i b) { return _mm256_unpackhi_epi32(a, b); }},
-    {"unpacklo_epi64",
-     [](__m256i a, __m256i b) { return _mm256_unpacklo_epi64(a, b); }},
-    {"unpackhi_epi64",
-     [](__m256i a, __m256i b) { return _mm256_unpackhi_epi64(a, b); }},
-    {"add_ps",
-     [](__m256i a, __m256i b) {
-       return _mm256_castps_si256(
-           _mm256_add_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
-     }},
-    {"sub_ps",
-     [](__m256i a, __m256i b) {
-       return _mm256_castps_si256(
-           _mm256_sub_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
-     }},
-    {"mul_ps",
-     [](__m256i a, __m256i b) {
-       return _mm256_castps_si256(
-           _mm256_mul_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
-     }},
+    JAXPLUGIN_HALF(and_si512, _mm256_and_si256(a, b)),
+    JAXPLUGIN_HALF(or_si512, _mm256_or_si256(a, b)),
+    JAXPLUGIN_HALF(add_epi32, _mm256_add_epi32(a, b)),
+    JAXPLUGIN_HALF(sub_epi8, _mm256_sub_epi8(a, b)),
+    JAXPLUGIN_HALF(abs_epi8, _mm256_abs_epi8(a)),
+    JAXPLUGIN_HALF(max_epu8, _mm256_max_epu8(a, b)),
+    JAXPLUGIN_HALF(min_epu8, _mm256_min_epu8(a, b)),
+    JAXPLUGIN_HALF(srai_epi32, _mm256_srai_epi32(a, 1)),
+    JAXPLUGIN_HALF(srai_epi32_all, _mm256_srai_epi32(a, 32)),
+    JAXPLUGIN_HALF(cvtepi32_ps, _mm256_castps_si256(_mm256_cvtepi32_ps(a))),
+    JAXPLUGIN_HALF(slli_epi16, _mm256_slli_epi16(a, 8)),
+    JAXPLUGIN_HALF(slli_epi16_all, _mm256_slli_epi16(a, 16)),
+    JAXPLUGIN_HALF(srli_epi16, _mm256_srli_epi16(a, 12)),
+    JAXPLUGIN_HALF(srli_epi16_all, _mm256_srli_epi16(a, 16)),
+    JAXPLUGIN_HALF(slli_epi32, _mm256_slli_epi32(a, 23)),
+    JAXPLUGIN_HALF(slli_epi32_all, _mm256_slli_epi32(a, 32)),
+    JAXPLUGIN_HALF(srli_epi32, _mm256_srli_epi32(a, 16)),
+    JAXPLUGIN_HALF(srli_epi32_all, _mm256_srli_epi32(a, 32)),
+    JAXPLUGIN_HALF(sub_epi32, _mm256_sub_epi32(a, b)),
+    JAXPLUGIN_HALF(subs_epu16, _mm256_subs_epu16(a, b)),
+    JAXPLUGIN_HALF(unpacklo_epi8, _mm256_unpacklo_epi8(a, b)),
+    JAXPLUGIN_HALF(unpackhi_epi8, _mm256_unpackhi_epi8(a, b)),
+    JAXPLUGIN_HALF(unpacklo_epi32, _mm256_unpacklo_epi32(a, b)),
+    JAXPLUGIN_HALF(unpackhi_epi32, _mm256_unpackhi_epi32(a, b)),
+    JAXPLUGIN_HALF(unpacklo_epi64, _mm256_unpacklo_epi64(a, b)),
+    JAXPLUGIN_HALF(unpackhi_epi64, _mm256_unpackhi_epi64(a, b)),
+    JAXPLUGIN_HALF(add_ps, JAXPLUGIN_PS(_mm256_add_ps)),
+    JAXPLUGIN_HALF(sub_ps, JAXPLUGIN_PS(_mm256_sub_ps)),
+    JAXPLUGIN_HALF(mul_ps, JAXPLUGIN_PS(_mm256_mul_ps)),
 };
 
 // Models of the other intrinsics. They follow the manual's pseudocode for lane
@@ -358,6 +338,14 @@ float PairDot(const Register* a, const Register* b, const Register* c, int i) {
   return sum;
 }
 
+// Returns the lane of a (lower indices) or c that lane i of b selects.
+template <typename T>
+T OfBoth(const Register* a, const Register* b, const Register* c, int i) {
+  const int lanes = static_cast<int>(64 / sizeof(T));
+  const int from = Lane<T>(b, i) % (2 * lanes);
+  return Lane<T>(from < lanes ? a : c, from % lanes);
+}
+
 using Model = Register (*)(const Register* a, const Register* b,
                            const Register* c);
 struct NamedModel {
@@ -371,29 +359,25 @@ struct NamedModel {
      static_cast<void>(c);                                  \
      __VA_ARGS__                                            \
    }}
+// A model whose lanes have a type and a value.
+#define JAXPLUGIN_LANES(name, type, value) \
+  JAXPLUGIN_MODEL(name, return Fill<type>( \
+      [=]([[maybe_unused]] int i) { return static_cast<type>(value); });)
 const NamedModel kModels[] = {
-    JAXPLUGIN_MODEL(set1_epi8, return Fill<uint8_t>([=](int) {
-      return a->bytes[0];
-    });),
-    JAXPLUGIN_MODEL(set1_epi16,
-                    return Fill<short>([=](int) { return Half(a); });),
-    JAXPLUGIN_MODEL(set1_epi32,
-                    return Fill<int>([=](int) { return Whole(a); });),
-    JAXPLUGIN_MODEL(set1_ps, return Fill<int>([=](int) { return Whole(a); });),
+    JAXPLUGIN_LANES(set1_epi8, uint8_t, a->bytes[0]),
+    JAXPLUGIN_LANES(set1_epi16, short, Half(a)),
+    JAXPLUGIN_LANES(set1_epi32, int, Whole(a)),
+    JAXPLUGIN_LANES(set1_ps, int, Whole(a)),
     JAXPLUGIN_MODEL(loadu_si512, return *a;),
     JAXPLUGIN_MODEL(castps_si512, return *a;),
     JAXPLUGIN_MODEL(castsi512_ps, return *a;),
     JAXPLUGIN_MODEL(setzero_si512, return Register{};),
     JAXPLUGIN_MODEL(setzero_ps, return Register{};),
-    JAXPLUGIN_MODEL(maskz_loadu_epi8, return Fill<uint8_t>([=](int i) {
-      return static_cast<uint8_t>(Bit(Mask(c), i) ? a->bytes[i] : 0);
-    });),
-    JAXPLUGIN_MODEL(cvtepu8_epi32, return Fill<uint32_t>([=](int i) {
-      return uint32_t{Bit(Mask(c), i) ? a->bytes[i] : uint8_t{0}};
-    });),
-    JAXPLUGIN_MODEL(cvtepu16_epi32, return Fill<uint32_t>([=](int i) {
-      return uint32_t{Lane<uint16_t>(a, i)};
-    });),
+    JAXPLUGIN_LANES(maskz_loadu_epi8, uint8_t,
+                    Bit(Mask(c), i) ? a->bytes[i] : 0),
+    JAXPLUGIN_LANES(cvtepu8_epi32, uint32_t,
+                    Bit(Mask(c), i) ? a->bytes[i] : 0),
+    JAXPLUGIN_LANES(cvtepu16_epi32, uint32_t, Lane<uint16_t>(a, i)),
     JAXPLUGIN_MODEL(cvtph_ps, return Fill<float>([=](int i) {
       const int code = Lane<uint16_t>(a, i), exponent = code >> 10 & 31;
       const int mantissa = code & 1023;
@@ -404,12 +388,10 @@ const NamedModel kModels[] = {
               : std::ldexp(1 + mantissa / 1024.0, exponent - 15);
       return static_cast<float>(code >> 15 ? -magnitude : magnitude);
     });),
-    JAXPLUGIN_MODEL(mask_mov_epi16, return Fill<uint16_t>([=](int i) {
-      return Lane<uint16_t>(Bit(Mask(c), i) ? b : a, i);
-    });),
-    JAXPLUGIN_MODEL(mask_mov_epi32, return Fill<uint32_t>([=](int i) {
-      return Lane<uint32_t>(Bit(Mask(c), i) ? b : a, i);
-    });),
+    JAXPLUGIN_LANES(mask_mov_epi16, uint16_t,
+                    Lane<uint16_t>(Bit(Mask(c), i) ? b : a, i)),
+    JAXPLUGIN_LANES(mask_mov_epi32, uint32_t,
+                    Lane<uint32_t>(Bit(Mask(c), i) ? b : a, i)),
     JAXPLUGIN_MODEL(ternarylogic_f8, return Ternary(
         a, b, c, [](bool x, bool y, bool z) { return x || (y && z); });),
     JAXPLUGIN_MODEL(ternarylogic_d0, return Ternary(
@@ -432,46 +414,29 @@ const NamedModel kModels[] = {
       }
       return static_cast<int32_t>(sum);
     });),
-    JAXPLUGIN_MODEL(permutexvar_epi8, return Fill<uint8_t>([=](int i) {
-      return b->bytes[a->bytes[i] % 64];
-    });),
-    JAXPLUGIN_MODEL(permutexvar_epi16, return Fill<uint16_t>([=](int i) {
-      return Lane<uint16_t>(b, Lane<uint16_t>(a, i) % 32);
-    });),
-    JAXPLUGIN_MODEL(permutexvar_ps, return Fill<uint32_t>([=](int i) {
-      return Lane<uint32_t>(b, Lane<uint32_t>(a, i) % 16);
-    });),
-    JAXPLUGIN_MODEL(permutex2var_epi8, return Fill<uint8_t>([=](int i) {
-      const int from = b->bytes[i] % 128;
-      return from < 64 ? a->bytes[from] : c->bytes[from - 64];
-    });),
-    JAXPLUGIN_MODEL(maskz_permutex2var_epi8, return Fill<uint8_t>([=](int i) {
-      const int from = b->bytes[i] % 128;
-      const uint8_t byte = from < 64 ? a->bytes[from] : c->bytes[from - 64];
-      return static_cast<uint8_t>(Mask(a) >> i & 1 ? byte : 0);
-    });),
-    JAXPLUGIN_MODEL(permutex2var_epi16, return Fill<uint16_t>([=](int i) {
-      const int from = Lane<uint16_t>(b, i) % 64;
-      return Lane<uint16_t>(from < 32 ? a : c, from % 32);
-    });),
-    JAXPLUGIN_MODEL(cmpeq_epi8_mask, return Fill<uint8_t>([=](int i) {
-      const bool is_equal = a->bytes[i] % 4 == b->bytes[i] % 4;
-      return is_equal ? c->bytes[i] : uint8_t{0};
-    });),
+    JAXPLUGIN_LANES(permutexvar_epi8, uint8_t, b->bytes[a->bytes[i] % 64]),
+    JAXPLUGIN_LANES(permutexvar_epi16, uint16_t,
+                    Lane<uint16_t>(b, Lane<uint16_t>(a, i) % 32)),
+    JAXPLUGIN_LANES(permutexvar_ps, uint32_t,
+                    Lane<uint32_t>(b, Lane<uint32_t>(a, i) % 16)),
+    JAXPLUGIN_LANES(permutex2var_epi8, uint8_t, OfBoth<uint8_t>(a, b, c, i)),
+    JAXPLUGIN_LANES(maskz_permutex2var_epi8, uint8_t,
+                    Bit(Mask(a), i) ? OfBoth<uint8_t>(a, b, c, i) : 0),
+    JAXPLUGIN_LANES(permutex2var_epi16, uint16_t,
+                    OfBoth<uint16_t>(a, b, c, i)),
+    JAXPLUGIN_LANES(cmpeq_epi8_mask, uint8_t,
+                    a->bytes[i] % 4 == b->bytes[i] % 4 ? c->bytes[i] : 0),
     JAXPLUGIN_MODEL(cmpeq_epi32_mask, return Compare([=](int i) {
       return Lane<uint32_t>(a, i) % 4 == Lane<uint32_t>(b, i) % 4;
     });),
-    JAXPLUGIN_MODEL(cmpge_epu8_mask, return Fill<uint8_t>([=](int i) {
-      return a->bytes[i] >= b->bytes[i] ? c->bytes[i] : uint8_t{0};
-    });),
-    JAXPLUGIN_MODEL(mask_add_epi16, return Fill<uint16_t>([=](int i) {
-      const int sum = Lane<uint16_t>(b, i) + Lane<uint16_t>(c, i);
-      return Mask(c) >> i & 1 ? static_cast<uint16_t>(sum)
-                              : Lane<uint16_t>(a, i);
-    });),
-    JAXPLUGIN_MODEL(test_epi8_mask, return Fill<uint8_t>([=](int i) {
-      return a->bytes[i] & b->bytes[i] & 3 ? c->bytes[i] : uint8_t{0};
-    });),
+    JAXPLUGIN_LANES(cmpge_epu8_mask, uint8_t,
+                    a->bytes[i] >= b->bytes[i] ? c->bytes[i] : 0),
+    JAXPLUGIN_LANES(mask_add_epi16, uint16_t,
+                    Bit(Mask(c), i)
+                        ? Lane<uint16_t>(b, i) + Lane<uint16_t>(c, i)
+                        : Lane<uint16_t>(a, i)),
+    JAXPLUGIN_LANES(test_epi8_mask, uint8_t,
+                    a->bytes[i] & b->bytes[i] & 3 ? c->bytes[i] : 0),
     JAXPLUGIN_MODEL(
         test_epi16_mask, uint32_t mask = 0; for (int i = 0; i < 32; ++i) {
           const uint16_t some = Lane<uint16_t>(a, i) & Lane<uint16_t>(b, i);
@@ -483,9 +448,9 @@ const NamedModel kModels[] = {
     JAXPLUGIN_MODEL(testn_epi32_mask, return Compare([=](int i) {
       return (Lane<uint32_t>(a, i) & Lane<uint32_t>(b, i) & 3) == 0;
     });),
-    JAXPLUGIN_MODEL(fmadd_ps, return Fill<float>([=](int i) {
-      return std::fma(Lane<float>(a, i), Lane<float>(b, i), Lane<float>(c, i));
-    });),
+    JAXPLUGIN_LANES(fmadd_ps, float,
+                    std::fma(Lane<float>(a, i), Lane<float>(b, i),
+                             Lane<float>(c, i))),
     JAXPLUGIN_MODEL(reduce_add_ps, std::vector<float> lanes;
                     for (int i = 0; i < 16; ++i) {
                       lanes.push_back(Lane<float>(a, i));
@@ -496,9 +461,7 @@ const NamedModel kModels[] = {
                       }
                       lanes.resize(half);
                     } return Fill<float>([&](int) { return lanes[0]; });),
-    JAXPLUGIN_MODEL(dpbf16_ps, return Fill<float>([=](int i) {
-      return PairDot(a, b, c, i);
-    });),
+    JAXPLUGIN_LANES(dpbf16_ps, float, PairDot(a, b, c, i)),
 };
 
 // Draws registers of random bits, or, if is_near_one, of words that are bf16
