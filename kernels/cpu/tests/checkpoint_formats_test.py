@@ -40,9 +40,6 @@ SHAPES = (
   (19, 30, 190),
 )
 OTHERS = ("mxfp8", "nvfp4", "f32", "bf16", "f16")
-DOT_ERROR_ULPS = 16 * 2.0**-24
-# The large dots in AVX2's float32 have twice the bound (README.md).
-LARGE_DOT_ERROR_ULPS = 2 * DOT_ERROR_ULPS
 
 
 class CheckpointFormatsTest(parameterized.TestCase):
@@ -55,9 +52,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       for pair in ((name, other), (other, name)):
         lhs = any_side(pair[0], (1, m, k), rng, True)
         rhs = any_side(pair[1], (1, n, k), rng, True)
-        np.testing.assert_array_equal(
-          call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
-        )
+        testing.assert_exact(lhs, rhs, isa=isa)
 
   @testing.each(lhs=INTEGERS, rhs=INTEGERS, m=(1, 3, 20))
   def test_largest_integer_products_do_not_overflow(self, lhs, rhs, m, isa):
@@ -71,9 +66,9 @@ class CheckpointFormatsTest(parameterized.TestCase):
       if codes.dtype.itemsize == 1:
         codes = codes.view(np.uint8)
       sides.append(testing.Side(name, values, codes))
-    error = np.abs(call(*sides, isa=isa) - oracle(*sides))
-    bound = LARGE_DOT_ERROR_ULPS * testing.magnitudes(*sides)
-    self.assertTrue(np.all(error <= bound), np.max(error / bound))
+    testing.assert_within(
+      call(*sides, isa=isa), *sides, testing.LARGE_DOT_ERROR
+    )
 
   @testing.each(name=tuple(CHECKPOINTS), other=("same", "f32", "bf16", "mxfp8"))
   def test_random_dots_are_within_the_bound(self, name, other, isa):
@@ -81,10 +76,8 @@ class CheckpointFormatsTest(parameterized.TestCase):
     for m, k in ((1, 4130), (3, 1056), (20, 1568)):
       lhs = any_side(name if other == "same" else other, (1, m, k), rng, False)
       rhs = any_side(name, (1, 45, k), rng, False)
-      error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
-      ulps = DOT_ERROR_ULPS if m < 5 else LARGE_DOT_ERROR_ULPS
-      bound = ulps * testing.magnitudes(lhs, rhs)
-      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+      bound = testing.DOT_ERROR if m < 5 else testing.LARGE_DOT_ERROR
+      testing.assert_within(call(lhs, rhs, isa=isa), lhs, rhs, bound)
 
   @testing.each(name=("int8_row", "int8_32", "int4_32", "int4_128", "mxint8"))
   def test_every_code_is_read(self, name, isa):
@@ -102,9 +95,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       for shift in range(0, values.size, 97):
         lhs.values = np.roll(lhs.values, shift, -1)
         lhs.exact = lhs.values.astype(np.float64)
-        np.testing.assert_array_equal(
-          call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
-        )
+        testing.assert_exact(lhs, rhs, isa=isa)
 
   @testing.each(name=WIDE, m=(1, 20))
   def test_nan_and_infinite_scales_behave_as_in_f32(self, name, m, isa):
@@ -120,9 +111,8 @@ class CheckpointFormatsTest(parameterized.TestCase):
       lhs = testing.constant("f32", (1, m, 320))
       expected = oracle(lhs, rhs)
       self.assertFalse(np.isfinite(expected[..., 4]).any(), block)
-      np.testing.assert_array_equal(
-        call(lhs, rhs, isa=isa), expected.astype(np.float32)
-      )
+
+      testing.assert_exact(lhs, rhs, isa=isa)
 
   @testing.each(
     lhs=("int8_32", "int4_128_bf16"), rhs=("int8_row", "int4_32"), m=(2, 9)
@@ -141,9 +131,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
         if i == row:
           scale[0, 1, -1] = special
         sides[i] = testing.Side((lhs, rhs)[i], values, scale)
-      np.testing.assert_array_equal(
-        call(*sides, isa=isa), oracle(*sides).astype(np.float32)
-      )
+      testing.assert_exact(*sides, isa=isa)
 
   @testing.each(other=("mxfp8", "bf16", "same"), m=(4, 5, 20))
   def test_special_e8m0_scales_of_long_blocks(self, other, m, isa):
@@ -164,7 +152,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       with np.errstate(over="ignore"):
         expected = expected.astype(np.float32)
       got = call(lhs, rhs, isa=isa)
-      bound = LARGE_DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
+      bound = testing.LARGE_DOT_ERROR * testing.magnitudes(lhs, rhs)
       is_close = np.abs(got.astype(np.float64) - expected) <= bound
       same = (got == expected) | (np.isnan(got) & np.isnan(expected))
       self.assertTrue(np.all(same | is_close), code)
@@ -179,10 +167,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
         side = checkpoint(name, (1, rows, 384), rng, True)
         scale = np.ldexp(side.scale.astype(np.float64), exponent)
         sides.append(testing.Side(name, side.values.astype(np.float64), scale))
-      expected = oracle(*sides)
-      with np.errstate(over="ignore"):
-        expected = expected.astype(np.float32)
-      np.testing.assert_array_equal(call(*sides, isa=isa), expected)
+      testing.assert_exact(*sides, isa=isa)
 
   @testing.each(name=("fp8_1x128", "int4_128_bf16"), m=(1, 20))
   def test_scales_of_one_row_may_span_all_of_f32(self, name, m, isa):
@@ -193,9 +178,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
     lhs = testing.Side(
       "f32", np.repeat(1 / scale, 128, -1)[:, :1].repeat(m, 1), None
     )
-    np.testing.assert_array_equal(
-      call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
-    )
+    testing.assert_exact(lhs, rhs, isa=isa)
 
   @testing.each(name=("int8_row", "int4_32", "mxint8"), m=(1, 20))
   def test_blocks_of_the_most_negative_integer_are_not_zero(self, name, m, isa):
@@ -207,9 +190,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
     scale[0, 3] = 7 if is_e8m0 else 2.0 ** (-24 if name == "int4_32" else -120)
     rhs = testing.Side(name, values, scale)
     lhs = testing.constant("f32", (1, m, 96), 2.0**100)
-    np.testing.assert_array_equal(
-      call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
-    )
+    testing.assert_exact(lhs, rhs, isa=isa)
 
   @testing.each(name=WIDE, m=(1, 20))
   def test_zeros_under_an_infinite_scale_are_nan(self, name, m, isa):
@@ -235,9 +216,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       values[0, 3] = 0
     rhs = testing.Side(name, values, scales)
     lhs = testing.integers("f32", (1, m, 256), rng)
-    np.testing.assert_array_equal(
-      call(lhs, rhs, isa=isa), oracle(lhs, rhs).astype(np.float32)
-    )
+    testing.assert_exact(lhs, rhs, isa=isa)
 
   @testing.each(name=tuple(CHECKPOINTS), plain=("f32", "bf16"), m=(1, 2, 3, 4))
   def test_one_product_may_outweigh_all_others(self, name, plain, m, isa):
@@ -249,9 +228,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       values = rng.uniform(0.5, 1, (1, m, k)) * np.sign(rhs.exact[:, :1])
       values[..., :1] *= 2.0 ** rng.uniform(18, 26, (1, m, 1))
       lhs = testing.Side(plain, values, None)
-      error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
-      bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
-      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+      testing.assert_within(call(lhs, rhs, isa=isa), lhs, rhs)
 
   @testing.each(name=tuple(CHECKPOINTS), m=(1, 2, 3, 4))
   def test_one_product_of_wide_scales_may_outweigh_all_others(
@@ -267,9 +244,7 @@ class CheckpointFormatsTest(parameterized.TestCase):
       values[..., 0] = 1.75
       lhs.scale[..., 0] *= 2.0**24
       lhs = testing.Side("fp8_1x128", values, lhs.scale)
-      error = np.abs(call(lhs, rhs, isa=isa) - oracle(lhs, rhs))
-      bound = DOT_ERROR_ULPS * testing.magnitudes(lhs, rhs)
-      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+      testing.assert_within(call(lhs, rhs, isa=isa), lhs, rhs)
 
   @testing.each(name=tuple(CHECKPOINTS))
   def test_rows_of_a_ragged_dot_have_the_bits_of_a_dot(self, name, isa):

@@ -39,15 +39,6 @@ ISA_LEVELS = {
 # Differs from the names that the package registers, because one process may
 # register both.
 _TARGET = "{}_under_test".format
-_HANDLERS = (
-  "jaxplugin_block_scaled_dot",
-  "jaxplugin_quantize",
-  "jaxplugin_quantize_operand",
-  "jaxplugin_dequantize",
-  "jaxplugin_copy",
-  "jaxplugin_ragged_dot",
-  "jaxplugin_add_offsets",
-)
 _NONE = np.zeros((0,), np.float32)
 _DOT_OPTIONS = {
   "lhs_block_size": 32,
@@ -132,7 +123,7 @@ def library() -> ctypes.CDLL:
     path = build(directory)
   loaded = ctypes.CDLL(path)
   loaded.jaxplugin_cpu_isa.restype = ctypes.c_char_p
-  for name in _HANDLERS:
+  for name in installed.HANDLERS:
     jax.ffi.register_ffi_target(
       _TARGET(name), jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
     )
@@ -566,3 +557,31 @@ def oracle(lhs: Side, rhs: Side) -> np.ndarray:
 def magnitudes(lhs: Side, rhs: Side) -> np.ndarray:
   """Returns the sums of the products' magnitudes, for error bounds."""
   return np.abs(lhs.exact) @ np.abs(np.swapaxes(rhs.exact, -1, -2))
+
+
+# The bound of a dot in units of these sums, before the final cast
+# (docs/concepts/numerics.md, "The contract"). The large dots in AVX2's float32
+# have twice the bound (README.md, "Accumulation").
+DOT_ERROR = 16 * 2.0**-24
+LARGE_DOT_ERROR = 2 * DOT_ERROR
+
+
+def assert_exact(lhs: Side, rhs: Side, **options) -> None:
+  """Checks a dot whose sums have no rounding errors before the final cast."""
+  with np.errstate(over="ignore"):
+    expected = oracle(lhs, rhs).astype(np.float32)
+  np.testing.assert_array_equal(call(lhs, rhs, **options), expected)
+
+
+def assert_within(
+  got: np.ndarray, lhs: Side, rhs: Side, bound=DOT_ERROR, least=0.0
+) -> None:
+  """Checks that errors are at most `bound` times the magnitudes, plus `least`.
+
+  NaN must be where it is expected.
+  """
+  with np.errstate(invalid="ignore"):
+    limit = bound * magnitudes(lhs, rhs) + least
+    error = np.abs(got.astype(np.float64) - oracle(lhs, rhs))
+    is_right = (error <= limit) | (np.isnan(got) & np.isnan(limit))
+    assert is_right.all(), f"{np.nanmax(error / limit)} times the bound"
