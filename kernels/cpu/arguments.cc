@@ -81,12 +81,6 @@ ffi::Error NoMemory(const char* who) {
                     std::string(who) + ": scratch memory could not be had");
 }
 
-void CheckQuantizeRows(Checker& check, int64_t quantize_rows) {
-  JAXPLUGIN_REQUIRE(check, quantize_rows == 0 || quantize_rows == 1,
-                    "quantize_rows must be 0 or 1",
-                    std::to_string(quantize_rows));
-}
-
 bool IsDims(Dims dims, std::initializer_list<int64_t> expected) {
   return Dims(expected.begin(), expected.size()) == dims;
 }
@@ -219,6 +213,8 @@ bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& rhs_scale, DotArgs* out,
                   const Kernels** kernels) {
   const int64_t isa = attributes.Required("isa");
+  const int64_t quantize_rows = attributes.Optional("quantize_rows", 0);
+  out->quantize_rows = quantize_rows == 1;
   const OperandAttributes l{attributes.Required("lhs_block_size"),
                             attributes.Optional("lhs_element", 0),
                             attributes.Optional("lhs_scale_element", 0),
@@ -232,7 +228,10 @@ bool ReadOperands(Checker& check, Attributes& attributes,
          ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&
          JAXPLUGIN_REQUIRE(check, out->lhs.k == out->rhs.k,
                            "lhs and rhs must have the same k",
-                           Text(lhs) + " and " + Text(rhs));
+                           Text(lhs) + " and " + Text(rhs)) &&
+         JAXPLUGIN_REQUIRE(check, quantize_rows == 0 || quantize_rows == 1,
+                           "quantize_rows must be 0 or 1",
+                           std::to_string(quantize_rows));
 }
 
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
@@ -256,7 +255,7 @@ bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out) {
       std::to_string(format));
 }
 
-void CheckQuantized(Checker& check, const QuantizedFacts& facts,
+bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
                     int64_t rounding, int64_t compute_global, bool is_given,
                     int64_t rows, int64_t k, const ffi::AnyBuffer& x,
                     const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
@@ -288,11 +287,11 @@ void CheckQuantized(Checker& check, const QuantizedFacts& facts,
           IsDims(scale.dimensions(), {rows, k / facts.block}),
       "scale must be the format's scale dtype or u8 [rows, k / block]",
       Text(scale) + " for " + Text(x));
-  JAXPLUGIN_REQUIRE(check,
-                    global_scale.element_type() == ffi::F32 &&
-                        global_scale.element_count() == 1,
-                    "the global scale result must be f32[]",
-                    Text(global_scale));
+  return JAXPLUGIN_REQUIRE(check,
+                           global_scale.element_type() == ffi::F32 &&
+                               global_scale.element_count() == 1,
+                           "the global scale result must be f32[]",
+                           Text(global_scale));
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {

@@ -16,6 +16,12 @@
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
+// Lets XLA find the bindings of a handler that takes a thread pool.
+template <>
+struct xla::ffi::CtxBinding<xla::ffi::ThreadPool> {
+  using Ctx = ThreadPool;
+};
+
 namespace jaxplugin {
 
 namespace ffi = xla::ffi;
@@ -82,9 +88,6 @@ class Attributes {
 
 ffi::Error NoMemory(const char* who);
 
-// Checks the attribute of a dot.
-void CheckQuantizeRows(Checker& check, int64_t quantize_rows);
-
 bool IsDims(Dims dims, std::initializer_list<int64_t> expected);
 bool IsAbsent(const ffi::AnyBuffer& x);
 bool PlainFormat(ffi::DataType type, Format* format);
@@ -107,8 +110,8 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                  size_t rank, Operand* out);
 
 // Fills the operands of a dot from the arrays of lhs (of rank `lhs_rank`) and
-// rhs (of rank 3), and from their attributes. Calls attributes.AreAll(), so a
-// handler reads its other attributes first.
+// rhs (of rank 3), and from their attributes. Reads quantize_rows too, and
+// calls attributes.AreAll(), so a handler reads its other attributes first.
 bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
                   size_t lhs_rank, const ffi::AnyBuffer& rhs,
@@ -124,19 +127,25 @@ bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out);
 
 // Checks the attributes `rounding` and `compute_global`, and the results:
 // values [rows, k], scale [rows, k / block] and the global scale f32[].
-void CheckQuantized(Checker& check, const QuantizedFacts& facts,
+bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
                     int64_t rounding, int64_t compute_global, bool is_given,
                     int64_t rows, int64_t k, const ffi::AnyBuffer& x,
                     const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& global_scale);
 
-// Fills the fields that QuantizeArgs and OperandArgs share. Call it after the
-// checks.
+// Calls CheckQuantized and fills the fields that QuantizeArgs and OperandArgs
+// share.
 template <typename Args>
-void FillQuantized(int64_t rounding, int64_t compute_global, int64_t rows,
-                   int64_t k, const ffi::AnyBuffer& x, ffi::AnyBuffer& values,
-                   ffi::AnyBuffer& scale, ffi::AnyBuffer& global_scale,
-                   Args* out) {
+bool ReadQuantized(Checker& check, int64_t rounding, int64_t compute_global,
+                   int64_t rows, int64_t k, const ffi::AnyBuffer& x,
+                   ffi::AnyBuffer& values, ffi::AnyBuffer& scale,
+                   ffi::AnyBuffer& global_scale, Args* out) {
+  const QuantizedFacts facts = FactsOf(out->format);
+  if (!CheckQuantized(check, facts, rounding, compute_global,
+                      out->given_global != nullptr, rows, k, x, values, scale,
+                      global_scale)) {
+    return false;
+  }
   out->x = x.untyped_data();
   out->round_up = rounding == 0;
   out->compute_global = compute_global == 1;
@@ -144,7 +153,8 @@ void FillQuantized(int64_t rounding, int64_t compute_global, int64_t rows,
   out->scale = static_cast<uint8_t*>(scale.untyped_data());
   out->global_scale = static_cast<float*>(global_scale.untyped_data());
   // size_bytes() would count a byte per FP4 value.
-  AdviseHugePages(out->values, rows * BytesOf(FactsOf(out->format).values, k));
+  AdviseHugePages(out->values, rows * BytesOf(facts.values, k));
+  return true;
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels);

@@ -11,44 +11,22 @@
 namespace jaxplugin {
 namespace {
 
-const char* Name(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
-    case Isa::kAvx512Bf16: return "avx512_bf16";
-    case Isa::kAmx: return "amx_bf16";
-    default: return "baseline";
-  }
-}
+// In the order of Isa, Format and ScaleKind.
+constexpr const char* kIsaNames[] = {"auto",   "baseline",    "avx2",
+                                     "avx512", "avx512_bf16", "amx_bf16"};
+constexpr const char* kFormatNames[] = {"e4m3", "e5m2", "e2m1", "f32",
+                                        "bf16", "f16",  "e2m3", "e3m2",
+                                        "int8", "int4"};
+constexpr const char* kScaleNames[] = {"none", "e8m0", "e4m3", "e5m2",
+                                       "f32",  "bf16", "f16"};
+static_assert(sizeof(kFormatNames) / sizeof(kFormatNames[0]) == kFormats);
+static_assert(sizeof(kScaleNames) / sizeof(kScaleNames[0]) == kScaleKinds);
 
+const char* Name(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }
 const char* Name(Format format) {
-  switch (format) {
-    case Format::kE4M3: return "e4m3";
-    case Format::kE5M2: return "e5m2";
-    case Format::kE2M1: return "e2m1";
-    case Format::kE2M3: return "e2m3";
-    case Format::kE3M2: return "e3m2";
-    case Format::kF32: return "f32";
-    case Format::kBF16: return "bf16";
-    case Format::kF16: return "f16";
-    case Format::kInt8: return "int8";
-    case Format::kInt4: return "int4";
-  }
-  return "?";
+  return kFormatNames[static_cast<int>(format)];
 }
-
-const char* Name(ScaleKind kind) {
-  switch (kind) {
-    case ScaleKind::kE8M0: return "e8m0";
-    case ScaleKind::kE4M3: return "e4m3";
-    case ScaleKind::kE5M2: return "e5m2";
-    case ScaleKind::kF32: return "f32";
-    case ScaleKind::kBF16: return "bf16";
-    case ScaleKind::kF16: return "f16";
-    case ScaleKind::kNone: break;
-  }
-  return "?";
-}
+const char* Name(ScaleKind kind) { return kScaleNames[static_cast<int>(kind)]; }
 
 // Returns the name of the values' format, and the scales of those sides that
 // only some engines support.

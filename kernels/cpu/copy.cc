@@ -43,9 +43,6 @@ ffi::Error Copy(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
 
 #pragma GCC visibility push(default)
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_copy, jaxplugin::Copy,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()    // x
-                                  .Ret<ffi::AnyBuffer>());  // out
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_copy, jaxplugin::Copy);
 
 #pragma GCC visibility pop

@@ -49,7 +49,6 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                  attributes.Optional("panel_rows", 0),
                  attributes.Optional("task_rows", 0),
                  attributes.Optional("threads", 0)};
-  const int64_t quantize_rows = attributes.Optional("quantize_rows", 0);
   const Kernels* kernels = nullptr;
   if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, &args,
                     &kernels) ||
@@ -86,10 +85,8 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
       check, activation >= 0 && activation <= 3,
       "activation must be 0 (none), 1 (relu), 2 (gelu) or 3 (silu)",
       std::to_string(activation));
-  CheckQuantizeRows(check, quantize_rows);
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
-  args.quantize_rows = quantize_rows == 1;
   const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
   DotShape shape = {ShapeOf(args.lhs), ShapeOf(args.rhs), rows, args.n, args.k};
   if (args.quantize_rows && QuantizesRows(LevelOf(*kernels), shape)) {
@@ -133,20 +130,17 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
       !ReadFormat(check, format, &args.format)) {
     return check.error();
   }
-  const QuantizedFacts facts = FactsOf(args.format);
-  const int64_t block = facts.block;
+  const int64_t block = FactsOf(args.format).block;
   args.rows = x.dimensions()[0];
   args.k = x.dimensions()[1];
   JAXPLUGIN_REQUIRE(
       check, args.k % block == 0,
       "k must be a multiple of the block size " + std::to_string(block),
       Text(x));
-  CheckQuantized(check, facts, rounding, compute_global,
-                 args.given_global != nullptr, args.rows, args.k, x, *values,
-                 *scale, *global_scale);
-  if (!check.ok()) return check.error();
-  FillQuantized(rounding, compute_global, args.rows, args.k, x, *values, *scale,
-                *global_scale, &args);
+  if (!ReadQuantized(check, rounding, compute_global, args.rows, args.k, x,
+                     *values, *scale, *global_scale, &args)) {
+    return check.error();
+  }
   if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);
   return ffi::Error::Success();
 }
@@ -187,18 +181,7 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
-                              jaxplugin::BlockScaledDot,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // lhs
-                                  .Arg<xla::ffi::AnyBuffer>()  // lhs_scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // rhs
-                                  .Arg<xla::ffi::AnyBuffer>()  // rhs_scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // bias
-                                  .Arg<xla::ffi::AnyBuffer>()  // residual
-                                  .Ret<xla::ffi::AnyBuffer>()  // out
-                                  .Attrs());
+                              jaxplugin::BlockScaledDot);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
                               xla::ffi::Ffi::Bind()
@@ -214,14 +197,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
                                   .Attr<int64_t>("isa"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_dequantize,
-                              jaxplugin::DequantizeHandler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // values
-                                  .Arg<xla::ffi::AnyBuffer>()  // scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
-                                  .Ret<xla::ffi::AnyBuffer>()  // out
-                                  .Attrs());
+                              jaxplugin::DequantizeHandler);
 
 extern "C" {
 

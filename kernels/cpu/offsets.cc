@@ -90,14 +90,6 @@ ffi::Error AddOffsetsHandler(ffi::ThreadPool pool, ffi::AnyBuffer result,
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_add_offsets,
-                              jaxplugin::AddOffsetsHandler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // result
-                                  .Arg<xla::ffi::AnyBuffer>()  // x
-                                  .Arg<xla::ffi::AnyBuffer>()  // scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // offset
-                                  .Ret<xla::ffi::AnyBuffer>()  // out
-                                  .Attrs());
+                              jaxplugin::AddOffsetsHandler);
 
 #pragma GCC visibility pop

@@ -94,12 +94,10 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const int64_t rows = args.outer * args.inner;
   ReadExtras(check, facts, hadamard, square, four_over_six, scale_up, key,
              &args);
-  CheckQuantized(check, facts, rounding, compute_global,
-                 args.given_global != nullptr, rows, args.padded, x, *values,
-                 *scale, *global_scale);
-  if (!check.ok()) return check.error();
-  FillQuantized(rounding, compute_global, rows, args.padded, x, *values, *scale,
-                *global_scale, &args);
+  if (!ReadQuantized(check, rounding, compute_global, rows, args.padded, x,
+                     *values, *scale, *global_scale, &args)) {
+    return check.error();
+  }
   if (!kernels->quantize_operand(args, MakeParallel(pool))) {
     return NoMemory(kWho);
   }

@@ -46,7 +46,6 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   Checker check(kWho);
   Attributes attributes(check, given);
   const int64_t activation = attributes.Required("activation");
-  const int64_t quantize_rows = attributes.Optional("quantize_rows", 0);
   RaggedArgs args{};
   DotArgs& dot = args.dot;
   const Kernels* kernels = nullptr;
@@ -85,10 +84,8 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
       bias.element_type() == ffi::F32 &&
           (IsAbsent(bias) || IsDims(bias.dimensions(), {args.groups, dot.n})),
       "bias must be f32[groups, n] or f32[0]", Text(bias));
-  CheckQuantizeRows(check, quantize_rows);
   ReadFactors(check, global_scale, &args);
   if (!check.ok()) return check.error();
-  dot.quantize_rows = quantize_rows == 1;
   if (out->element_count() == 0) return ffi::Error::Success();
   args.sizes = static_cast<const int32_t*>(group_sizes.untyped_data());
   if (!IsAbsent(bias)) args.bias = static_cast<float*>(bias.untyped_data());
@@ -109,17 +106,6 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_ragged_dot,
-                              jaxplugin::RaggedDotHandler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // lhs
-                                  .Arg<xla::ffi::AnyBuffer>()  // lhs_scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // rhs
-                                  .Arg<xla::ffi::AnyBuffer>()  // rhs_scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // group_sizes
-                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // bias
-                                  .Ret<xla::ffi::AnyBuffer>()  // out
-                                  .Attrs());
+                              jaxplugin::RaggedDotHandler);
 
 #pragma GCC visibility pop

@@ -78,16 +78,7 @@ JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
       }
     }
   }
-  if (args.out_format == Format::kF32) {
-    __builtin_memcpy(static_cast<float*>(args.out) + at, v, n * sizeof(float));
-    return;
-  }
-  uint16_t* halves = static_cast<uint16_t*>(args.out) + at;
-  if (args.out_format == Format::kBF16) {
-    for (int i = 0; i < n; ++i) halves[i] = ToBF16(v[i]);
-  } else {
-    for (int i = 0; i < n; ++i) halves[i] = ToF16(v[i]);
-  }
+  StoreFloats(v, n, args.out_format, args.out, at);
 }
 
 // Stores `count` sums to out[row, j0...], where row = batch entry * m + i.

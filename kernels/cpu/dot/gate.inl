@@ -18,20 +18,6 @@ JAXPLUGIN_ALWAYS_INLINE float SwigluOai(float gate, float value) {
   return gate / (1.0f + Exp(-kAlpha * gate)) * (value + 1.0f);
 }
 
-JAXPLUGIN_ALWAYS_INLINE void StoreGated(const GateArgs& args, int64_t at, int n,
-                                        const float* v) {
-  if (args.out_format == Format::kF32) {
-    __builtin_memcpy(static_cast<float*>(args.out) + at, v, n * sizeof(float));
-    return;
-  }
-  uint16_t* halves = static_cast<uint16_t*>(args.out) + at;
-  if (args.out_format == Format::kBF16) {
-    for (int i = 0; i < n; ++i) halves[i] = ToBF16(v[i]);
-  } else {
-    for (int i = 0; i < n; ++i) halves[i] = ToF16(v[i]);
-  }
-}
-
 JAXPLUGIN_ALWAYS_INLINE void GateRun(const GateArgs& args, int64_t row,
                                      int64_t j, int n) {
   constexpr int kRun = 64;
@@ -45,7 +31,7 @@ JAXPLUGIN_ALWAYS_INLINE void GateRun(const GateArgs& args, int64_t row,
     values += 2 * j;
     for (int i = 0; i < n; ++i) v[i] = SwigluOai(gates[2 * i], values[2 * i]);
   }
-  StoreGated(args, row * args.out_columns + j, n, v);
+  StoreFloats(v, n, args.out_format, args.out, row * args.out_columns + j);
 }
 
 inline bool GateRows(const GateArgs& args, const Parallel& parallel) {

@@ -32,17 +32,7 @@ void DequantizeByLoops(const DequantizeArgs& args, int64_t row, int64_t k0,
     const float global = *args.global_scale;
     for (int64_t i = 0; i < count; ++i) buffer[i] *= global;
   }
-  const int64_t at = row * args.x.k + k0;
-  if (args.out_format == Format::kF32) {
-    __builtin_memcpy(static_cast<float*>(args.out) + at, buffer, count * 4);
-    return;
-  }
-  uint16_t* out = static_cast<uint16_t*>(args.out) + at;
-  if (args.out_format == Format::kBF16) {
-    for (int64_t i = 0; i < count; ++i) out[i] = ToBF16(buffer[i]);
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = ToF16(buffer[i]);
-  }
+  StoreFloats(buffer, count, args.out_format, args.out, row * args.x.k + k0);
 }
 
 // Returns the same array as one row, if no row ends within a block.

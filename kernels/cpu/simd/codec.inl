@@ -159,6 +159,23 @@ JAXPLUGIN_ALWAYS_INLINE uint16_t ToF16(float f) {
   return static_cast<uint16_t>(code | (bits >> 16 & 0x8000u));
 }
 
+// Stores `count` floats in an array of f32, bf16 or f16 from element `at` on.
+template <typename Count>
+JAXPLUGIN_ALWAYS_INLINE void StoreFloats(const float* v, Count count,
+                                         Format format, void* out,
+                                         int64_t at) {
+  if (format == Format::kF32) {
+    __builtin_memcpy(static_cast<float*>(out) + at, v, count * sizeof(float));
+    return;
+  }
+  uint16_t* halves = static_cast<uint16_t*>(out) + at;
+  if (format == Format::kBF16) {
+    for (Count i = 0; i < count; ++i) halves[i] = ToBF16(v[i]);
+  } else {
+    for (Count i = 0; i < count; ++i) halves[i] = ToF16(v[i]);
+  }
+}
+
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE void DecodeBytes(const uint8_t* codes, int64_t count,
                                          float* __restrict out) {
