@@ -29,7 +29,7 @@ from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
@@ -150,10 +150,10 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     "TIMES",
     {
       "--margin": "prune candidates whose estimate is this many times the least"
-      f" one; default: {spaces.LIMITS.margin:g}"
+      f" one; default: {operation.LIMITS.margin:g}"
     },
     type=float,
-    default=spaces.LIMITS.margin,
+    default=operation.LIMITS.margin,
   )
   arguments.add_options(
     how,
@@ -347,7 +347,7 @@ def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
   return functools.partial(
     listing.of_problem,
     target=target,
-    limits=spaces.SearchLimits(margin=args.margin),
+    limits=operation.SearchLimits(margin=args.margin),
     implementations=_implementations(args),
   )
 

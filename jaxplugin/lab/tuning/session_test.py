@@ -23,7 +23,7 @@ from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.tables import lookup
 from jaxplugin.tables import records
@@ -284,7 +284,7 @@ class ChoiceTest(SessionTestCase):
     self.assertEqual(
       found.pruned,
       (
-        spaces.Pruned(
+        operation.Pruned(
           rule="denied",
           reason="crash before",
           implementation="cpu",

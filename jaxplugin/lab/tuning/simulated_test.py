@@ -29,7 +29,7 @@ from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import reading
@@ -37,7 +37,7 @@ from jaxplugin.tables import reading
 pytestmark = pytest.mark.full
 
 TARGET: Final = targets.named_target("h100")
-LIMITS: Final = spaces.SearchLimits(tiles=3, ways=1)
+LIMITS: Final = operation.SearchLimits(tiles=3, ways=1)
 M, N, K = 16, 512, 1024
 ROUNDS = 9
 NOISE = 0.01

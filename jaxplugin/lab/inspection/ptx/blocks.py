@@ -56,7 +56,7 @@ class Block:
     copies: cp.async groups; the last one is open.
     products: wgmma groups; the last one is open.
     tensor: the tensor memory.
-    mbarriers: `mbarriers.Mbarrier` objects by address.
+    mbarriers: `synchronization.Mbarrier` objects by address.
   """
 
   def __init__(

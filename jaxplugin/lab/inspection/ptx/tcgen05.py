@@ -26,9 +26,9 @@ import numpy as np
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import descriptors
 from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import mbarriers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import products
+from jaxplugin.lab.inspection.ptx import synchronization
 from jaxplugin.lab.inspection.ptx import tensor_memory
 
 # Parts of the lanes, each with a copy of the scale factors, and their size.
@@ -389,7 +389,7 @@ def _commit(block: blocks.Block, instruction: parsing.Instruction) -> None:
   (place,) = instruction.operands
   for thread in block.lanes():
     products = block.tensor.products_of(int(thread))
-    mbarriers.arrive_later(
+    synchronization.arrive_later(
       block,
       int(block.addresses(place)[thread]),
       int(thread),

@@ -15,7 +15,6 @@ from typing import Final
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.lab.tuning.candidates import spaces
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.printing import console
@@ -122,7 +121,7 @@ class Listing:
   target: targets.Target
   default: TrialCandidate
   candidates: tuple[TrialCandidate, ...]
-  pruned: tuple[spaces.Pruned, ...]
+  pruned: tuple[operation.Pruned, ...]
   refused: tuple[decisions.Unsupported, ...]
   notes: tuple[str, ...] = ()
 
@@ -140,7 +139,7 @@ class Listing:
         kept.append(candidate)
       else:
         pruned.append(
-          spaces.Pruned(
+          operation.Pruned(
             rule="denied",
             reason=reason,
             implementation=candidate.implementation,
@@ -185,7 +184,7 @@ def of_problem(
   problem: operation.Problem,
   target: targets.Target,
   *,
-  limits: spaces.SearchLimits = spaces.LIMITS,
+  limits: operation.SearchLimits = operation.LIMITS,
   implementations: Iterable[str] | None = None,
 ) -> Listing:
   """Returns the candidates of a problem. Reads no table and times nothing.
@@ -200,7 +199,7 @@ def of_problem(
   decision = tuned.default(problem, target)
   wanted = None if implementations is None else {*implementations}
   kept: list[TrialCandidate] = []
-  pruned: list[spaces.Pruned] = []
+  pruned: list[operation.Pruned] = []
   refused: list[decisions.Unsupported] = []
   notes: list[str] = []
   default = TrialCandidate(implementation=decision.implementation)
@@ -220,7 +219,7 @@ def of_problem(
     else:
       listed = backend.tunable.candidates
       others = () if listed is None else listed(problem, target)
-      space = spaces.Space(configs=((), *others))
+      space = operation.Space(configs=((), *others))
     for config in space.configs:
       # `config_error` needs the libraries with which the backend is lowered.
       error = None
@@ -230,7 +229,7 @@ def of_problem(
         kept.append(TrialCandidate(implementation=name, config=config))
         continue
       pruned.append(
-        spaces.Pruned(
+        operation.Pruned(
           rule="resources", reason=error, implementation=name, example=config
         )
       )

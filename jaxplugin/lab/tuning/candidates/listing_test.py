@@ -21,8 +21,8 @@ from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.candidates import spaces
 from jaxplugin.lab.tuning.candidates import triton_space
+from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.runtime import triton_library
 
 
@@ -61,7 +61,7 @@ class ListingTest(parameterized.TestCase):
   def test_every_config_is_a_candidate_or_pruned(self, name, given):
     target = gpu(name)
     architecture = triton_library.architecture_of(target)
-    found = triton_space.space(given, target, spaces.LIMITS)
+    found = triton_space.space(given, target, operation.LIMITS)
     shape, default = planned(given, target)
     # Written a second time: all that there is.
     copies = 2 if architecture.has_tma else 1
@@ -102,7 +102,7 @@ class ListingTest(parameterized.TestCase):
   def test_the_margin_prunes(self):
     counts = []
     for margin in (4.0, 2.0, 1.1):
-      limits = spaces.SearchLimits(margin=margin)
+      limits = operation.SearchLimits(margin=margin)
       found = triton_space.space(SQUARE, gpu("h100"), limits)
       reason = f"at least {margin:g} times the best estimate"
       (count,) = (p.count for p in found.pruned if p.reason == reason)
@@ -113,7 +113,7 @@ class ListingTest(parameterized.TestCase):
   def test_within_a_launch_tiles_like_the_default_come_first(self):
     # All of these take less than 2 us, by a model without latency.
     given = problem(None, jp.MXFP8, m=16, n=512, k=256)
-    found = triton_space.space(given, gpu("h100"), spaces.LIMITS)
+    found = triton_space.space(given, gpu("h100"), operation.LIMITS)
     _, default = planned(given, gpu("h100"))
     first = triton.config_of(found.configs[1])
     names = ("path", "split_k", "block_k", "block_m", "block_n")

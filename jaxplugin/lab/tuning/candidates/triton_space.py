@@ -21,7 +21,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records
 
@@ -64,9 +64,9 @@ class _Pruning:
     self._counts[rule, reason] += count
     self._examples.setdefault((rule, reason), triton.fields_of(config))
 
-  def all(self) -> tuple[spaces.Pruned, ...]:
+  def all(self) -> tuple[operation.Pruned, ...]:
     return tuple(
-      spaces.Pruned(
+      operation.Pruned(
         rule=rule,
         reason=reason,
         implementation=_NAME,
@@ -80,8 +80,8 @@ class _Pruning:
 def space(
   problem: problems.DotProblem,
   target: targets.Target,
-  limits: spaces.SearchLimits,
-) -> spaces.Space:
+  limits: operation.SearchLimits,
+) -> operation.Space:
   """Returns the supported configs of the Triton kernels for a problem.
 
   The model ranks only tiles, so tiles are pruned first. Then the configs of
@@ -122,7 +122,7 @@ def space(
       )
       used += bool(ways)
       kept += ways
-  return spaces.Space(
+  return operation.Space(
     configs=((), *(triton.fields_of(c) for c in kept if c != default)),
     pruned=pruning.all(),
     notes=notes,
@@ -134,7 +134,7 @@ def _notes(
   default: configs.MatmulConfig,
   model: Model | None,
   target: targets.Target,
-  limits: spaces.SearchLimits,
+  limits: operation.SearchLimits,
 ) -> tuple[str, ...]:
   if model is None:
     return (
@@ -194,7 +194,7 @@ def _configs_of_tile(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
   default: configs.MatmulConfig,
-  limits: spaces.SearchLimits,
+  limits: operation.SearchLimits,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
   """Returns the supported configs of a tile, without dominated configs."""

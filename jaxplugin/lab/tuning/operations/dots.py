@@ -19,7 +19,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu_configs
-from jaxplugin.lab.tuning.candidates import spaces
 from jaxplugin.lab.tuning.candidates import triton_space
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import operation
@@ -185,8 +184,8 @@ def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
 def _cpu_space(
   problem: problems.DotProblem,
   target: targets.Target,
-  limits: spaces.SearchLimits,
-) -> spaces.Space:
+  limits: operation.SearchLimits,
+) -> operation.Space:
   """Returns all configs of the C++ kernels, because they are few."""
   del limits
   kept = cpu_configs.candidates(problem, target)
@@ -197,14 +196,14 @@ def _cpu_space(
     if error is None and config in kept:
       continue
     pruned.append(
-      spaces.Pruned(
+      operation.Pruned(
         rule="dominated" if error is None else "resources",
         reason=error or "it is what the rule chooses",
         implementation="cpu",
         example=cpu_configs.fields_of(config),
       )
     )
-  return spaces.Space(
+  return operation.Space(
     configs=tuple(map(cpu_configs.fields_of, kept)), pruned=tuple(pruned)
   )
 

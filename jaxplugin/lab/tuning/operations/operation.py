@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`TunedOperation`: an operation whose backends the tuner checks and times."""
+"""An operation whose backends the tuner checks and times."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
-from jaxplugin.lab.tuning.candidates import spaces
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
 from jaxplugin.tables import matching
+from jaxplugin.tables import records
 from jaxplugin.tables import resolution
 
 Problem = (
@@ -33,6 +33,71 @@ Problem = (
 )
 
 _NO_TABLES: Final = resolution.Overlay(is_alone=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchLimits:
+  """Limits on the candidates that a model keeps.
+
+  Attributes:
+    margin: a tile is pruned if its estimate is more than this many times the
+      larger of the least estimate and the time of a launch.
+    tiles: number of tiles to keep.
+    ways: number of configs to keep for each tile.
+  """
+
+  margin: float = 2.0
+  tiles: int = 8
+  ways: int = 4
+
+
+LIMITS: Final = SearchLimits()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pruned:
+  """Configs that are not measured for the same reason.
+
+  Attributes:
+    rule: one of `listing.RULES`.
+    reason: the reason, in words.
+    implementation: the backend of the configs.
+    count: number of configs.
+    example: one of the configs.
+  """
+
+  rule: str
+  reason: str
+  implementation: str
+  count: int = 1
+  example: records.Fields = ()
+
+  def __str__(self) -> str:
+    words = " ".join(f"{n}={str(v).lower()}" for n, v in self.example)
+    number = "config" if self.count == 1 else "configs"
+    of = f" ({words})" if self.count == 1 and words else ""
+    return (
+      f"{self.rule}: {self.count} {self.implementation} {number}{of}:"
+      f" {self.reason}"
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    return {**dataclasses.asdict(self), "example": dict(self.example)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Space:
+  """The configs of one backend for a problem.
+
+  Attributes:
+    configs: the configs to measure. The first is (), the backend's default.
+    pruned: the other configs.
+    notes: sentences about the model.
+  """
+
+  configs: tuple[records.Fields, ...]
+  pruned: tuple[Pruned, ...] = ()
+  notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,9 +131,9 @@ class TunedOperation:
   tail: Callable[[Any], Any]
   check: Callable[[Any, Any, Any], None] = operands.check
   poisoned: Callable[[Any], Any] = lambda problem: None
-  spaces: Mapping[
-    str, Callable[[Any, targets.Target, spaces.SearchLimits], spaces.Space]
-  ] = dataclasses.field(default_factory=dict)
+  spaces: Mapping[str, Callable[[Any, targets.Target, SearchLimits], Space]] = (
+    dataclasses.field(default_factory=dict)
+  )
   compiles: bool = False
 
   def default(self, problem: Any, target: targets.Target) -> decisions.Decision:
