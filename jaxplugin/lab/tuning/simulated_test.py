@@ -6,6 +6,7 @@ On a GPU that is simulated: its clock is fake, all else is real.
 """
 
 import datetime
+import importlib.util
 import math
 import pathlib
 import random
@@ -59,8 +60,7 @@ class SimulatedGpu:
     kernels: names of the kernels of each candidate that was compiled, by key.
   """
 
-  def __init__(self, target, times=None):
-    self._target = target
+  def __init__(self, times=None):
     self._random = random.Random(0)
     self.times = dict(times or {})
     self.kernels = {}
@@ -68,59 +68,46 @@ class SimulatedGpu:
   def check(self, problem, candidates, progress):
     faults = {}
     for candidate in candidates:
-      progress(candidate.key)
       if candidate.key in self.times:
         continue
-      if candidate.implementation != "triton":
-        self.times[candidate.key] = XLA_MS
-        continue
       try:
-        compiled = triton_dots.compile_dot(
-          problem, self._target, candidate.config
-        )
+        self.times[candidate.key] = self._milliseconds(problem, candidate)
       except RuntimeError as error:
-        faults[candidate.key] = machine.TrialFault(
-          kind="error", reason=str(error)
-        )
-        continue
-      self.kernels[candidate.key] = [k.name for k in compiled.launches]
-      self.times[candidate.key] = self._milliseconds(
-        problem, candidate, compiled
-      )
+        fault = machine.TrialFault(kind="error", reason=str(error))
+        faults[candidate.key] = fault
     return machine.Trials(faults=faults)
 
-  def _milliseconds(self, problem, candidate, compiled):
-    _, launches = triton.launches(problem, self._target, candidate.config)
+  def _milliseconds(self, problem, candidate):
+    if candidate.implementation != "triton":
+      return XLA_MS
+    compiled = triton_dots.compile_dot(problem, TARGET, candidate.config)
+    self.kernels[candidate.key] = [k.name for k in compiled.launches]
+    _, launches = triton.launches(problem, TARGET, candidate.config)
     tiling = dict(launches[0].constexprs)["TILING"]
     instructions = compiled.kernels[0].main_loop.instructions
-    rounds = math.ceil(tiling.programs / self._target.core_count)
+    rounds = math.ceil(tiling.programs / TARGET.core_count)
     spent = instructions * tiling.steps * rounds * MS_PER_INSTRUCTION
     return spent + LAUNCH_MS * len(launches)
 
   def time(self, problem, candidates, progress):
-    samples = {}
-    for candidate in candidates:
-      time_ms = self.times[candidate.key]
-      samples[candidate.key] = tuple(
-        time_ms * (1 + NOISE * self._random.random()) for _ in range(ROUNDS)
-      )
-    return machine.Trials(samples=samples)
+    return machine.Trials(
+      samples={
+        candidate.key: tuple(
+          self.times[candidate.key] * (1 + NOISE * self._random.random())
+          for _ in range(ROUNDS)
+        )
+        for candidate in candidates
+      }
+    )
 
 
+@absltest.skipIf(importlib.util.find_spec("triton") is None, "no triton")
 class SimulatedGpuTest(absltest.TestCase):
-  def setUp(self):
-    super().setUp()
-    try:
-      import triton  # noqa: F401
-    except ImportError as error:
-      self.skipTest(f"no triton: {error}")
+  def tune(self, gpu):
     folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
-
-  def tune(self, name, gpu):
     kept = store.Store(
       TARGET,
-      self.folder / name / "table.json",
+      pathlib.Path(folder) / "table.json",
       operation=backends.OPERATION,
       rounds=ROUNDS,
       date=datetime.date(2026, 11, 23),
@@ -140,25 +127,23 @@ class SimulatedGpuTest(absltest.TestCase):
     return one.tune(item), kept.path
 
   def test_what_is_chosen_is_the_kernel_that_is_lowered(self):
-    gpu = SimulatedGpu(TARGET)
-    result, path = self.tune("first", gpu)
+    gpu = SimulatedGpu()
+    result, path = self.tune(gpu)
     self.assertEqual(result.status, "done", result.reason)
     chosen = result.row.chosen
     self.assertEqual(chosen.implementation, "triton")
     medians = [candidate.median_us for candidate in result.row.candidates]
     self.assertEqual(chosen.median_us, min(medians))
     self.assertLess(chosen.median_us, max(medians) / 2)
+
+    # The same samples again: the same bytes.
+    _, other = self.tune(SimulatedGpu(gpu.times))
+    self.assertEqual(other.read_bytes(), path.read_bytes())
+
     key = listing.TrialCandidate(
       implementation="triton", config=chosen.config
     ).key
-    self.check_explained_and_lowered(path, chosen, gpu.kernels[key])
-
-    # The same samples again: the same bytes.
-    again = SimulatedGpu(TARGET, times=gpu.times)
-    _, other = self.tune("second", again)
-    self.assertEqual(other.read_bytes(), path.read_bytes())
-
-  def check_explained_and_lowered(self, path, chosen, kernels):
+    kernels = gpu.kernels[key]
     x = jax.ShapeDtypeStruct((M, K), jnp.bfloat16)
     w = jax.eval_shape(
       lambda w: jp.quantize(w, jp.MXFP8),

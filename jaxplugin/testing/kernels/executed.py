@@ -7,7 +7,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 from typing import Final
@@ -78,25 +77,22 @@ class Product:
     self,
     *,
     ptx: Mapping[str, str] | None = None,
-    some_blocks: Iterable[int] | None = None,
     **options: Any,
   ) -> tuple[np.ndarray, collections.Counter[str]]:
     """The result, and counts of all launches.
 
     Args:
       ptx: in the place of what is compiled, by the launch's kernel.
-      some_blocks: of the first launch; None for all.
       **options: as `launching.run` takes them.
     """
     arrays = dict(self.arrays)
     counts: collections.Counter[str] = collections.Counter()
-    for number, launch in enumerate(self.launches):
+    for launch in self.launches:
       outputs, found = launching.run(
         self.compiled(launch),
         launch,
         arrays,
         ptx=(ptx or {}).get(launch.kernel),
-        some_blocks=None if number else some_blocks,
         **options,
       )
       arrays.update(outputs)

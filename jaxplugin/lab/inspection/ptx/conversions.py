@@ -136,7 +136,7 @@ def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
     block.rearrange(out, joined, source.items, bits // len(source.items))
     return
-  outs = out.items if isinstance(out, parsing.OperandGroup) else (out,)
+  outs = parsing.items_of(out)
   for place, register in enumerate(outs):
 
     def part(x: np.ndarray, by: int = bits // len(outs) * place) -> np.ndarray:

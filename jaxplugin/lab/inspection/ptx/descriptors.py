@@ -183,31 +183,38 @@ def _swizzled(place: np.ndarray, period: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SideShape:
+  """One operand of a matmul.
+
+  Attributes:
+    rows: m or n.
+    type: the element type.
+    k_is_minor: whether an operand in shared memory is K-major.
+    scale_byte: byte of a 32-bit word at which the scale factors of a row start.
+  """
+
+  rows: int
+  type: str
+  k_is_minor: bool
+  scale_byte: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductShape:
   """The sizes and types of a dense matmul in an instruction descriptor.
 
   Attributes:
-    m, n, k: sizes of the instruction's matmul.
-    lhs, rhs: element types of the operands.
-    lhs_k_is_minor, rhs_k_is_minor: whether an operand in shared memory is
-      K-major.
+    k: size of the instruction's matmul along k.
+    lhs, rhs: the operands.
     scales: number of scale factors of a row along k; 0 without block scales.
-    scale_type: "ue8m0" or "ue4m3"; None without block scales.
-    lhs_scale_byte, rhs_scale_byte: byte of a 32-bit word at which the scale
-      factors of a row start.
+    scale_type: "ue8m0" or "ue4m3"; "" without block scales.
   """
 
-  m: int
-  n: int
   k: int
-  lhs: str
-  rhs: str
-  lhs_k_is_minor: bool
-  rhs_k_is_minor: bool
-  scales: int = 0
-  scale_type: str | None = None
-  lhs_scale_byte: int = 0
-  rhs_scale_byte: int = 0
+  lhs: SideShape
+  rhs: SideShape
+  scales: int
+  scale_type: str
 
 
 def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
@@ -255,16 +262,21 @@ def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
   n = _field(descriptor, 17, 22) << 3
   if not _LEAST_N <= n <= _MOST_N:
     raise faults.NotModelled(f"tcgen05.mma of n = {n}")
+  lhs, rhs = (
+    SideShape(
+      rows=rows,
+      type=types[code],
+      k_is_minor=not _field(descriptor, bit, bit),
+      scale_byte=scale_byte,
+    )
+    for rows, code, bit, scale_byte in zip(
+      (m, n), codes, (15, 16), scale_bytes, strict=True
+    )
+  )
   return ProductShape(
-    m=m,
-    n=n,
     k=k,
-    lhs=types[codes[0]],
-    rhs=types[codes[1]],
-    lhs_k_is_minor=not _field(descriptor, 15, 15),
-    rhs_k_is_minor=not _field(descriptor, 16, 16),
+    lhs=lhs,
+    rhs=rhs,
     scales=scales,
-    scale_type=scale_types.get(scale_bit),
-    lhs_scale_byte=scale_bytes[0],
-    rhs_scale_byte=scale_bytes[1],
+    scale_type=scale_types.get(scale_bit, ""),
   )

@@ -155,9 +155,8 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
   _, comparison, type = instruction.parts
   out, *operands = instruction.operands
   found = _COMPARISONS[comparison](*_values(block, operands, type))
-  outs = out.items if isinstance(out, parsing.OperandGroup) else (out,)
-  of_outs = found.reshape(block.threads, -1).T
-  for register, value in zip(outs, of_outs, strict=True):
+  columns = found.reshape(block.threads, -1).T
+  for register, value in zip(parsing.items_of(out), columns, strict=True):
     block.write(register, value)
 
 

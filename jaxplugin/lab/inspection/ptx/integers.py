@@ -216,11 +216,10 @@ def _permute(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes lop3: looks up bit `4 a + 2 b + c` of a table."""
   out, *operands, table = instruction.operands
-  assert isinstance(table, parsing.Immediate)
   a, b, c = (block.read(operand, 32) for operand in operands)
   value = np.zeros_like(a)
   for row in range(8):
-    if table.value >> row & 1:
+    if parsing.constant(table) >> row & 1:
       value |= (
         (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
       )

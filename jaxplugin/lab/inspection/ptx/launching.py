@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -77,7 +76,6 @@ def launch(
   *,
   grid: int,
   shared_memory_bytes: int,
-  some_blocks: Iterable[int] | None = None,
   most_instructions: int = MOST_INSTRUCTIONS,
 ) -> Launched:
   """Executes a kernel on copies of arrays.
@@ -89,7 +87,6 @@ def launch(
       address.
     grid: number of blocks.
     shared_memory_bytes: shared memory of a block.
-    some_blocks: the blocks to run; None for all.
     most_instructions: upper limit on the instructions of a block.
 
   Raises:
@@ -114,7 +111,7 @@ def launch(
   parameters.update(zip(kernel.parameters, given, strict=False))
   program = _Program(kernel)
   counts: collections.Counter[str] = collections.Counter()
-  for number in range(grid) if some_blocks is None else some_blocks:
+  for number in range(grid):
     block = blocks.Block(
       kernel,
       number=number,
@@ -136,7 +133,6 @@ def run(
   arrays: Mapping[str, np.ndarray | None],
   *,
   ptx: str | None = None,
-  some_blocks: Iterable[int] | None = None,
   most_instructions: int = MOST_INSTRUCTIONS,
 ) -> tuple[dict[str, np.ndarray], Mapping[str, int]]:
   """Executes a planned launch; returns outputs by name, and `Launched.counts`.
@@ -146,7 +142,7 @@ def run(
     planned: the launch.
     arrays: the launch's inputs by name.
     ptx: PTX to run instead of the kernel's.
-    some_blocks, most_instructions: see `launch`.
+    most_instructions: see `launch`.
 
   Raises:
     NotImplementedError: If the launch has TMA descriptors, or the PTX has
@@ -170,7 +166,6 @@ def run(
     given,
     grid=planned.grid,
     shared_memory_bytes=kernel.shared_memory_bytes,
-    some_blocks=some_blocks,
     most_instructions=most_instructions,
   )
   names = (output.name for output in planned.outputs)

@@ -39,12 +39,6 @@ def _space(instruction: parsing.Instruction) -> str:
   return space
 
 
-def _registers(operand: parsing.Operand) -> tuple[parsing.Operand, ...]:
-  return (
-    operand.items if isinstance(operand, parsing.OperandGroup) else (operand,)
-  )
-
-
 def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, address = instruction.operands[:2]
   space = _space(instruction)
@@ -55,7 +49,7 @@ def _load(block: blocks.Block, instruction: parsing.Instruction) -> None:
     value = parsing.Immediate(block.parameters[address.base.name])
     block.write(out, block.read(value, bits))
     return
-  registers = _registers(out)
+  registers = parsing.items_of(out)
   size = bits // 8 * len(registers)
   addresses = block.addresses(address)[block.active]
   lanes = block.lanes()
@@ -82,7 +76,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
   # Undefined bits must not be stored, even if no test compares them.
   columns = [
     block.read_defined(register, instruction.bits)[block.active]
-    for register in _registers(source)
+    for register in parsing.items_of(source)
   ]
   data = np.stack(columns, axis=1).view(np.uint8)
   if space == "global":
@@ -102,8 +96,7 @@ def _copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
   earlier, so an access before the wait is a fault.
   """
   to, source, size_operand, *rest = instruction.operands
-  assert isinstance(size_operand, parsing.Immediate)
-  size = size_operand.value
+  size = parsing.constant(size_operand)
   given = np.full(block.threads, size)
   if rest:
     given = block.read_defined(rest[0], 32).astype(np.int64)
@@ -138,9 +131,7 @@ def _wait_for_copies(
   if instruction.parts[2] == "wait_all":
     block.copies.append([])
   else:
-    (count,) = instruction.operands
-    assert isinstance(count, parsing.Immediate)
-    left = count.value
+    left = parsing.constant(instruction.operands[0])
   while len(block.copies) - 1 > left:
     for places, data, lanes in block.copies.pop(0):
       block.shared.end_copy(places, data, lanes)
@@ -167,7 +158,7 @@ def _matrices(
   found = block.addresses(address).reshape(-1, 4, _MATRIX_ROWS)
   rows = found[block.warps(instruction)].swapaxes(0, 1)
   for register, addresses in zip(
-    _registers(operand)[:count], rows, strict=False
+    parsing.items_of(operand)[:count], rows, strict=False
   ):
     yield register, addresses.reshape(-1)
 

@@ -105,6 +105,18 @@ Operand = (
 )
 
 
+def items_of(operand: Operand) -> tuple[Operand, ...]:
+  """Returns the items of a vector or of two results; else the operand."""
+  return operand.items if isinstance(operand, OperandGroup) else (operand,)
+
+
+def constant(operand: Operand) -> int:
+  """Returns the value of a constant."""
+  if not isinstance(operand, Immediate):
+    raise faults.NotModelled(f"{operand}, which is not a constant")
+  return operand.value
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
   """One instruction.

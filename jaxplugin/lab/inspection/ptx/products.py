@@ -268,12 +268,8 @@ def _scale(
   operand, lanes 2 t and 2 t + 1 of quad g have rows g and g + 8. For the right
   operand, lane t of quad g has column g.
   """
-  assert isinstance(selector, parsing.OperandGroup)
-  first, thread = (
-    x.value for x in selector.items if isinstance(x, parsing.Immediate)
-  )
-  if isinstance(operand, parsing.OperandGroup):
-    (operand,) = operand.items
+  first, thread = map(parsing.constant, parsing.items_of(selector))
+  (operand,) = parsing.items_of(operand)
   row = np.arange(rows)
   if rows == _M:
     lane = 4 * (row % _N) + 2 * thread + row // _N

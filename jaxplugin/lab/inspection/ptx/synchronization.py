@@ -86,9 +86,9 @@ def _shuffle(block: blocks.Block, instruction: parsing.Instruction) -> None:
   }[mode]
   valid = (wanted >= 0) & (wanted < blocks.WARP)
   place = block.thread - lane + np.where(valid, wanted, lane)
-  results = out.items if isinstance(out, parsing.OperandGroup) else (out,)
-  block.rearrange(results[0], lambda x: x[place], [source], 32)
-  for predicate in results[1:]:
+  result, *predicates = parsing.items_of(out)
+  block.rearrange(result, lambda x: x[place], [source], 32)
+  for predicate in predicates:
     block.write(predicate, valid)
 
 

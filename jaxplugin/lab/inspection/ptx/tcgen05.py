@@ -78,31 +78,25 @@ class _Issue:
     sums, lhs, rhs, descriptor, *scales, keeps = self._instruction.operands
     what = descriptors.product(self._value(descriptor, 32), kind, scaling)
     lane, column = _split(self._address(sums))
-    lanes = _lanes(what.m, lane)
     packs = kind in ("mxf4", "mxf4nvf4")
     if isinstance(lhs, parsing.Address):
       a = self._in_tensor_memory(lhs, what, lane, packs)
     else:
-      a = self._in_shared(
-        lhs, (what.m, what.k), what.lhs, what.lhs_k_is_minor, packs
-      )
-    b = self._in_shared(
-      rhs, (what.n, what.k), what.rhs, what.rhs_k_is_minor, packs
-    )
+      a = self._in_shared(lhs, what.lhs, what.k, packs)
+    b = self._in_shared(rhs, what.rhs, what.k, packs)
     with np.errstate(invalid="ignore", over="ignore"):
-      if what.scale_type is not None:
-        per_scale = what.k // what.scales
-        for side, place, first in (
-          (a, scales[0], what.lhs_scale_byte),
-          (b, scales[1], what.rhs_scale_byte),
-        ):
-          factors = self._scales(place, len(side), first, what)
-          side *= np.repeat(factors, per_scale, axis=1)
+      if what.scales:
+        a *= self._scales(scales[0], what.lhs, what)
+        b *= self._scales(scales[1], what.rhs, what)
       found = a @ b.T
     product = tensor_memory.ProductInFlight(
       thread=self._thread,
-      kind=f"{kind} {what.m}x{what.n}",
-      sums=tensor_memory.Region(lanes=lanes, column=column, columns=what.n),
+      kind=f"{kind} {what.lhs.rows}x{what.rhs.rows}",
+      sums=tensor_memory.Region(
+        lanes=_lanes(what.lhs.rows, lane),
+        column=column,
+        columns=what.rhs.rows,
+      ),
       reads=tuple(self._reads),
       shared=tuple(self._shared),
     )
@@ -133,86 +127,85 @@ class _Issue:
     packs: bool,
   ) -> np.ndarray:
     """Returns the left operand, f64[m, k]. Each lane has a row."""
-    if not what.lhs_k_is_minor:
+    side = what.lhs
+    if not side.k_is_minor:
       raise faults.NotModelled("A in tensor memory, transposed")
     lane, column = _split(self._address(place))
     if lane != sums_lane:
       raise faults.NotModelled(f"A from lane {lane}, and D from {sums_lane}")
-    bits = products.element_bits(what.lhs)
+    bits = products.element_bits(side.type)
     if bits == 4 and not packs:
       raise faults.NotModelled("4 bits among 8 in tensor memory")
     words = self._read(
       tensor_memory.Region(
-        lanes=_lanes(what.m, lane),
+        lanes=_lanes(side.rows, lane),
         column=column,
         columns=what.k * bits // 32,
       )
     )
-    return products.unpacked(words, what.lhs).reshape(what.m, what.k)
+    return products.unpacked(words, side.type).reshape(side.rows, what.k)
 
   def _in_shared(
     self,
     operand: parsing.Operand,
-    shape: tuple[int, int],
-    type: str,
-    k_is_minor: bool,
+    side: descriptors.SideShape,
+    k: int,
     packs: bool,
   ) -> np.ndarray:
     """Returns the operand of a matrix descriptor, f64[rows, k]."""
-    bits = products.element_bits(type)
-    rows, k = shape
+    bits = products.element_bits(side.type)
     is_padded = bits == 4 and not packs
     width = k if is_padded else k * bits // 8
-    if bits == 4 and not k_is_minor:
-      raise faults.NotModelled(f"{type} whose k is not minor")
+    if bits == 4 and not side.k_is_minor:
+      raise faults.NotModelled(f"{side.type} whose k is not minor")
     places = descriptors.tcgen05_places(
       self._value(operand, 64),
-      rows,
+      side.rows,
       width,
-      None if k_is_minor else bits // 8,
+      None if side.k_is_minor else bits // 8,
     )
     if is_padded:
       places = places[:, np.arange(width) % _PADDED < _PADDED_HALF]
     data = self._block.shared.begin_async_read(places, "tcgen05.mma")
     self._shared.append(places.reshape(-1))
     words = np.ascontiguousarray(data).view(np.uint32)
-    return products.unpacked(words, type).reshape(rows, k)
+    return products.unpacked(words, side.type).reshape(side.rows, k)
 
   def _scales(
     self,
     place: parsing.Operand,
-    rows: int,
-    first: int,
+    side: descriptors.SideShape,
     what: descriptors.ProductShape,
   ) -> np.ndarray:
-    """Returns the scale factors of one operand, f64[rows, scales].
+    """Returns the scale factor of each element of an operand, f64[rows, k].
 
     Column j has the scale factors of rows 32 j to 32 j + 31, one row in each
     lane. The four parts of the lanes must have equal scale factors
     (9.7.16.10.7.2, 9.7.16.10.7.3).
     """
-    assert what.scale_type is not None
     lane, column = _split(self._address(place))
     if lane:
       raise faults.NotModelled(f"scale factors from lane {lane}")
-    found = np.empty((rows, what.scales), np.uint8)
-    shifts = (8 * (first + np.arange(what.scales))).astype(np.uint32)
-    for group in range(-(-rows // _PART)):
-      start = _PART * group
-      count = min(_PART, rows - start)
-      lanes = tuple(
-        _PART * part + row for part in range(_PARTS) for row in range(count)
+    found = np.empty((side.rows, what.scales), np.uint8)
+    shifts = 8 * (side.scale_byte + np.arange(what.scales, dtype=np.uint32))
+    for start in range(0, side.rows, _PART):
+      rows = range(min(_PART, side.rows - start))
+      region = tensor_memory.Region(
+        lanes=tuple(
+          _PART * part + row for part in range(_PARTS) for row in rows
+        ),
+        column=column + start // _PART,
+        columns=1,
       )
-      words = self._read(
-        tensor_memory.Region(lanes=lanes, column=column + group, columns=1)
-      ).reshape(_PARTS, count)
-      codes = words[..., None] >> shifts & np.uint32(0xFF)
+      words = self._read(region).reshape(_PARTS, len(rows), 1)
+      codes = words >> shifts & np.uint32(0xFF)
       if (codes != codes[0]).any():
         raise faults.TensorMemory(
           "scale factors that differ between parts of the lanes"
         )
-      found[start : start + count] = codes[0]
-    return products.decoded_scales(found, what.scale_type)
+      found[start : start + len(rows)] = codes[0]
+    factors = products.decoded_scales(found, what.scale_type)
+    return np.repeat(factors, what.k // what.scales, axis=1)
 
 
 def _lanes(m: int, first: int) -> tuple[int, ...]:

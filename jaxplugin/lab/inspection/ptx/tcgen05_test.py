@@ -257,10 +257,16 @@ class DescriptorTest(parameterized.TestCase):
       "mxf8f6f4",
       "block32",
     )
-    self.assertEqual((found.m, found.n, found.k), (128, 64, 32))
-    self.assertEqual((found.lhs, found.rhs), ("e4m3", "e2m1"))
-    self.assertEqual((found.lhs_scale_byte, found.rhs_scale_byte), (3, 2))
-    self.assertEqual((found.scales, found.scale_type), (1, "ue8m0"))
+    sides = [
+      descriptors.SideShape(
+        rows=rows, type=type, k_is_minor=True, scale_byte=scale_byte
+      )
+      for rows, type, scale_byte in ((128, "e4m3", 3), (64, "e2m1", 2))
+    ]
+    self.assertEqual([found.lhs, found.rhs], sides)
+    self.assertEqual(
+      (found.k, found.scales, found.scale_type), (32, 1, "ue8m0")
+    )
 
 
 FAULTS = {

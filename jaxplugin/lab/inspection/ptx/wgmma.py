@@ -50,9 +50,7 @@ def _commit(block: blocks.Block, instruction: parsing.Instruction) -> None:
 def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes wait_group n: waits until at most n groups are in flight."""
   _check_group(block, instruction)
-  count = instruction.operands[0]
-  assert isinstance(count, parsing.Immediate)
-  while len(block.products) - 1 > count.value:
+  while len(block.products) - 1 > parsing.constant(instruction.operands[0]):
     for _, reads in block.products.pop(0):
       for places in reads:
         block.shared.end_async_read(places)
