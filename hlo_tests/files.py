@@ -43,14 +43,14 @@ def compile(text: str, target: targets.Target) -> jax.stages.Compiled:
 
   def call(*arrays):
     return module_p.bind(
-      *arrays, text=text, results=tuple(map(_spec, types.results))
+      *arrays,
+      text=text,
+      results=tuple(map(module_calls.array_type, types.results)),
     )
 
-  return deviceless.compile(call, *map(_spec, types.inputs), target=target)
-
-
-def _spec(ir_type: Any) -> jax.ShapeDtypeStruct:
-  return module_calls.array_type(ir_type)
+  return deviceless.compile(
+    call, *map(module_calls.array_type, types.inputs), target=target
+  )
 
 
 def _main(module: ir.Module) -> Any:

@@ -19,7 +19,6 @@ from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.params import recognition
 from jaxplugin.rewriting import acceptor as acceptor_lib
 from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import views
 
 _Role = Literal["layers", "contracted", "kept"]
 
@@ -98,7 +97,7 @@ def uses(
   data_fields=("array", "layers"),
   meta_fields=("path",),
 )
-class _Parameter(views.Weight):
+class _Parameter(acceptor_lib.Weight):
   """A weight that is not quantized."""
 
   def dequantized(self, dtype: Any) -> Any:

@@ -26,7 +26,6 @@ from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib
 from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import views
 
 WHO: Final = acceptor_lib.WHO
 
@@ -223,7 +222,9 @@ class _Weights:
     scaled_array.require_numbers(WHO, path, array)
     scaled_array.require_global_scale(f"{WHO}: {path}", array)
     value = self._acceptor.enter(
-      views.Weight(path=path, array=acceptor_lib.without_derivative(array)),
+      acceptor_lib.Weight(
+        path=path, array=acceptor_lib.without_derivative(array)
+      ),
       own if self._dtype is None else self._dtype,
     )
     if self.count == 1 and not isinstance(value, jax.core.Tracer):

@@ -3,8 +3,10 @@
 """Replaces matmuls of dequantized weights by those of the quantized weights.
 
 An `Acceptor` sees each operation of a function: it is an
-`interception_private.Interceptor`. It records which values are views of
-weights, and multiplies by the quantized weights.
+`interception_private.Interceptor`. Code gets a weight as a plain array. Its
+result after reshapes, transposes, conversions and slices is a `View`, which
+maps its dimensions to those of the weight. A matmul by a view is a matmul by
+the stored weight.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import ragged_dots
-from jaxplugin.rewriting import views
 
 WHO: Final = "accept_quantized"
 
@@ -46,6 +47,87 @@ _CUT: Final = (
   "shard_map splits it over devices; call accept_quantized inside shard_map,"
   " on quantized shards"
 )
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("array", "layers"),
+  meta_fields=("path",),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Weight:
+  """A quantized weight among the arguments of a function.
+
+  Attributes:
+    path: its name among the arguments.
+    array: stored (..., n, k), blocked along k.
+    layers: integers[], indices into the first dimensions, which select a layer.
+  """
+
+  path: str
+  array: scaled_array.ScaledArray
+  layers: tuple[Any, ...] = ()
+
+  @property
+  def ndim(self) -> int:
+    """The number of dimensions of the selected layer."""
+    return self.array.ndim - len(self.layers)
+
+  def selected(self) -> scaled_array.ScaledArray:
+    """Returns the selected layer."""
+    array = self.array
+    for layer in self.layers:
+      array = array[layer]
+    return array
+
+  def dequantized(self, dtype: Any) -> jax.Array:
+    return quantization.dequantize(self.selected(), dtype)
+
+  def at(self, layer: Any) -> Weight:
+    return dataclasses.replace(self, layers=(*self.layers, layer))
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("weight",),
+  meta_fields=("dims", "stored"),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+  """A value that has the elements of a weight, except for roundings.
+
+  Attributes:
+    weight: the weight.
+    dims: atoms of each dimension of the value.
+    stored: atoms of each dimension of the stored weight.
+  """
+
+  weight: Weight
+  dims: tuple[facts.Atoms, ...]
+  stored: tuple[facts.Atoms, ...]
+
+  def has_all_once(self) -> bool:
+    """Whether it has each element of the weight exactly once."""
+    own = [atom for dim in self.dims for atom in dim]
+    stored = [atom for dim in self.stored for atom in dim]
+    return len(own) == len(stored) and set(own) == set(stored)
+
+  def at(self, layer: Any) -> View | None:
+    """Returns one index of the first dimension; None if it is not of layers."""
+    if self.weight.ndim <= 2 or not self.dims:
+      return None
+    if self.dims[0] != self.stored[0]:
+      return None
+    return View(
+      weight=self.weight.at(layer), dims=self.dims[1:], stored=self.stored[1:]
+    )
+
+  def value(self, dtype: Any) -> tuple[jax.Array, facts.ArrayProduct]:
+    """Dequantizes the weight to this view, and returns it as a product too."""
+    stored = self.weight.dequantized(dtype)
+    factor = facts.Factor(array=stored, dims=self.stored, dtype=np.dtype(dtype))
+    value = factor.laid_out(self.dims)
+    return value, facts.ArrayProduct(self.dims, (factor,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,16 +170,16 @@ class Acceptor(calls.Walker):
     self.outcome = Outcome() if outcome is None else outcome
     self._products = facts.ArrayProducts()
     # Dequantized weights of this function.
-    self._weights = facts.Values[views.Weight]()
+    self._weights = facts.Values[Weight]()
 
-  def enter(self, weight: views.Weight, dtype: Any) -> jax.Array:
+  def enter(self, weight: Weight, dtype: Any) -> jax.Array:
     """Dequantizes a weight, and records the result as a view of it."""
     value = weight.dequantized(dtype)
     self._weights.put(value, weight)
     return value
 
   def _rebuild(
-    self, view: views.View, dtype: Any
+    self, view: View, dtype: Any
   ) -> tuple[jax.Array, facts.ArrayProduct]:
     """Dequantizes a view in this function, and records the result."""
     value, product = view.value(dtype)
@@ -106,7 +188,7 @@ class Acceptor(calls.Walker):
     self._products.put(value, product)
     return value, product
 
-  def view(self, x: Any) -> views.View | None:
+  def view(self, x: Any) -> View | None:
     """Returns the view of one weight that a value is, or None."""
     found = self._factors(x)
     if found is None or len(found.factors) != 1:
@@ -114,14 +196,14 @@ class Acceptor(calls.Walker):
     (factor,) = found.factors
     weight = self._weights.get(factor.array)
     assert weight is not None
-    return views.View(weight=weight, dims=found.dims, stored=factor.dims)
+    return View(weight=weight, dims=found.dims, stored=factor.dims)
 
   def _factors(self, x: Any) -> facts.ArrayProduct | None:
     """Returns the product that a value is, if a weight is among its factors."""
     found = self._products.of(x)
     return found if found is not None and self._weights_of(found) else None
 
-  def _weights_of(self, product: facts.ArrayProduct) -> list[views.Weight]:
+  def _weights_of(self, product: facts.ArrayProduct) -> list[Weight]:
     found = (self._weights.get(factor.array) for factor in product.factors)
     return [weight for weight in found if weight is not None]
 
@@ -199,8 +281,8 @@ class Acceptor(calls.Walker):
   # As a `calls.Walker`.
 
   def layers(
-    self, fact: views.View, length: int
-  ) -> tuple[views.View, tuple[bool, ...]] | None:
+    self, fact: View, length: int
+  ) -> tuple[View, tuple[bool, ...]] | None:
     layer = fact.at(jnp.arange(length, dtype=np.int32))
     if layer is None:
       return None
@@ -208,9 +290,7 @@ class Acceptor(calls.Walker):
     fixed = (False,) * (len(jax.tree.leaves(layer)) - 1)
     return layer, (*fixed, True)
 
-  def leave(
-    self, operation: str, x: Any, fact: views.View, reason: str
-  ) -> None:
+  def leave(self, operation: str, x: Any, fact: View, reason: str) -> None:
     self.warn(operation, [x], reason)
 
   def interceptor_of(
@@ -265,7 +345,7 @@ class Acceptor(calls.Walker):
     contracting, batch = (
       [tuple(map(int, dims)) for dims in pair] for pair in numbers
     )
-    dims = views.stored_dims(view, contracting[index], batch[index])
+    dims = _stored_dims(view, contracting[index], batch[index])
     of_view = {
       theirs: view.dims[ours]
       for pair in (contracting, batch)
@@ -294,7 +374,7 @@ class Acceptor(calls.Walker):
   def _product(
     self,
     x: jax.Array,
-    weight: views.Weight,
+    weight: Weight,
     batch: tuple[int, ...],
     dtype: np.dtype,
   ) -> jax.Array:
@@ -350,9 +430,41 @@ class Acceptor(calls.Walker):
     )
 
 
-def _as_stored(
-  view: views.View, order: Sequence[int]
-) -> scaled_array.ScaledArray:
+def _stored_dims(
+  view: View, contracting: Sequence[int], batch: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns batch and noncontracting dimensions of the weight in a matmul.
+
+  The last dimension of the stored weight is contracted.
+
+  Args:
+    view: an operand of the matmul.
+    contracting, batch: dimensions of the view.
+
+  Raises:
+    facts.NotSupported: If the matmul is not one by the stored weight.
+  """
+  if not view.has_all_once():
+    raise facts.NotSupported("its elements are repeated")
+  contracted = {atom for d in contracting for atom in view.dims[d]}
+  batched = {atom for d in batch for atom in view.dims[d]}
+  if contracted != set(view.stored[-1]):
+    raise facts.NotSupported(
+      "the matmul contracts other dimensions than the blocked one (a"
+      " derivative does: differentiate outside of the function)"
+    )
+  kinds: dict[bool, list[int]] = {True: [], False: []}
+  for d, atoms in enumerate(view.stored[:-1]):
+    is_batch = [atom in batched for atom in atoms]
+    if len(set(is_batch)) > 1:
+      raise facts.NotSupported(
+        "only a part of a stored dimension is a batch dimension"
+      )
+    kinds[any(is_batch)].append(d)
+  return tuple(kinds[True]), tuple(kinds[False])
+
+
+def _as_stored(view: View, order: Sequence[int]) -> scaled_array.ScaledArray:
   """Returns the quantized weight if it is stored in this order of the view."""
   if view.stored != tuple(view.dims[d] for d in order):
     raise facts.NotSupported(

@@ -199,6 +199,10 @@ class TruncatedTest(parameterized.TestCase):
       library.load(jax.ffi.include_dir(), path)
 
 
+def editable(url):
+  return {"url": url, "dir_info": {"editable": True}}
+
+
 class SearchPathTest(parameterized.TestCase):
   """A checkout hides an installed package, and uses its library."""
 
@@ -227,33 +231,26 @@ class SearchPathTest(parameterized.TestCase):
   def search_path(self):
     return library.search_path(self.here)
 
-  def test_nothing_installed(self):
-    self.assertEqual(self.search_path(), (self.here, self.built))
-
   @parameterized.named_parameters(
-    ("from_an_index", lambda checkout: None),
+    ("from_an_index", lambda checkout: None, True),
     (
       "from_a_wheel",
-      lambda checkout: {"url": "file:///dist/x.whl", "archive_info": {}},
+      lambda _: {"url": "file:///dist/x.whl", "archive_info": {}},
+      True,
     ),
     (
       "by_pip_install_dot",
       lambda checkout: {"url": checkout.as_uri(), "dir_info": {}},
+      True,
     ),
+    ("editable", lambda checkout: editable(checkout.as_uri()), True),
+    ("another_editable", lambda _: editable("file:///elsewhere"), False),
   )
-  def test_installed_wheel_is_found_from_the_checkout(self, origin):
-    self.install(origin(self.checkout))
-    self.assertEqual(self.search_path(), (self.here, self.built, self.wheel))
-
-  def test_editable_install_of_this_checkout_is_found(self):
-    self.install(
-      {"url": self.checkout.as_uri(), "dir_info": {"editable": True}}
-    )
-    self.assertEqual(self.search_path(), (self.here, self.built, self.wheel))
-
-  def test_editable_install_of_another_checkout_is_not(self):
-    self.install({"url": "file:///elsewhere", "dir_info": {"editable": True}})
+  def test_installed_library_is_found_from_its_checkout(self, origin, is_found):
     self.assertEqual(self.search_path(), (self.here, self.built))
+    self.install(origin(self.checkout))
+    found = (self.wheel,) if is_found else ()
+    self.assertEqual(self.search_path(), (self.here, self.built, *found))
 
   def test_of_several_the_first_on_the_path_comes_first(self):
     base = self.site.parent / "base"
