@@ -64,11 +64,6 @@ def function(text: str) -> Callable[..., Any]:
   return found
 
 
-def _long_name(name: str) -> str:
-  """Returns the dtype's name as JAX writes it."""
-  return _SHORT_FLOAT.sub(r"float\1_\2", _SHORT.get(name, name))
-
-
 def argument(text: str) -> Any:
   """Returns an abstract array, or a `ScaledArray` for "nvfp4[8,64]".
 
@@ -80,10 +75,10 @@ def argument(text: str) -> Any:
   try:
     if match is None:
       raise TypeError
-    sizes = map(int, match[2].split(",")) if match[2] else ()
-    shape = tuple(sizes)
+    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
     if name not in names:
-      return jax.ShapeDtypeStruct(shape, jnp.dtype(_long_name(name)))
+      dtype = _SHORT_FLOAT.sub(r"float\1_\2", _SHORT.get(name, name))
+      return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
   except TypeError:
     raise argparse.ArgumentTypeError(
       f"{text!r} must be an array; write it as bfloat16[16,4096], or with a"

@@ -501,13 +501,9 @@ def _accelerated_jaxpr(
   return new, outcome.is_noted
 
 
-def _is_jaxpr(value: Any) -> bool:
-  return isinstance(value, (extend_core.ClosedJaxpr, extend_core.Jaxpr))
-
-
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:
   """Replaces jaxprs in nested tuples unless `function` returns None."""
-  if _is_jaxpr(value):
+  if isinstance(value, (extend_core.ClosedJaxpr, extend_core.Jaxpr)):
     new = function(value)
     return value if new is None else new
   if not isinstance(value, (tuple, list)):

@@ -207,7 +207,8 @@ class _Weights:
 
     def use() -> Any:
       copy = jax.tree.unflatten(structure, [use() for use in uses])
-      self._note_variables(tree, copy)
+      for ours, theirs in zip(_variables(tree), _variables(copy), strict=True):
+        self._variables.append((ours, theirs, jax.tree.leaves(theirs)))
       return copy
 
     return use
@@ -253,11 +254,6 @@ class _Weights:
       return weight
 
     return jax.tree.map(of_leaf, tree)
-
-  def _note_variables(self, tree: Any, copy: Any) -> None:
-    for ours, theirs in zip(_variables(tree), _variables(copy), strict=True):
-      leaves = jax.tree.leaves(theirs)
-      self._variables.append((ours, theirs, leaves))
 
   def write_back(self) -> None:
     """Sets variables of nnx to the values that code has set in the copy."""

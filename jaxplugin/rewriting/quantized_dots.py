@@ -105,9 +105,14 @@ def quantize_dots(
   with error_context.in_function(WHO):
     backends.validate_name(implementation)
     parts_dtype = rules.parts_dtype(reduce_dtype)
+  if where is not None and not callable(where):
+    raise TypeError(
+      f"{WHO}: where must be a function of a site or None, got"
+      f" {error_context.shown(where)}"
+    )
   transform = sites.Transform(
     recipe=recipes.resolve(WHO, "recipe", recipe),
-    where=_validated_where(where),
+    where=where,
     implementation=implementation,
     key_type=None if key is None else _key_type(key),
     reduce_dtype=parts_dtype,
@@ -159,15 +164,6 @@ _NNX: Final = (
 
 # JAX's caches of traces have the transform in their keys.
 _traced_for: Final = jax.make_user_context(default_value=None)
-
-
-def _validated_where(where: Any) -> Any:
-  if where is not None and not callable(where):
-    raise TypeError(
-      f"{WHO}: where must be a function of a site or None, got"
-      f" {error_context.shown(where)}"
-    )
-  return where
 
 
 def _key_type(key: Any) -> Any:

@@ -40,15 +40,6 @@ def resolve_target(
   return targets.detect_target(platform)
 
 
-def is_portable(ctx: Any) -> bool:
-  """Returns whether processes without this package may load the module.
-
-  They may load the modules of `jax.export`, but not those of `jp.export`.
-  """
-  is_exported = ctx.module_context.lowering_parameters.for_export
-  return is_exported and exporting.current() is None
-
-
 def is_partitioned(ctx: Any) -> bool:
   """Returns whether XLA partitions this module over several devices."""
   axis_context = ctx.module_context.axis_context
@@ -106,7 +97,11 @@ class Module:
 def module_of(ctx: Any) -> Module:
   """Returns the module of a rule's `LoweringRuleContext`."""
   module = ctx.module_context
-  is_exported, is_split = is_portable(ctx), is_partitioned(ctx)
+  # Only processes with this package load the modules of `jp.export`.
+  is_exported = (
+    module.lowering_parameters.for_export and exporting.current() is None
+  )
+  is_split = is_partitioned(ctx)
   return Module(
     platforms=tuple(ctx.platforms or module.platforms),
     is_exported=is_exported,

@@ -88,7 +88,7 @@ def _runs_of_functions(module: Any) -> dict[str, Runs]:
   )
   runs: dict[str, Runs] = {name: collections.Counter() for name in functions}
   for name, function in functions.items():
-    if not _is_private(function):
+    if str(function.attributes.get("sym_visibility")) != '"private"':
       runs[name][Run()] += 1
   # A function is ready when all its callers are done; recursion never is.
   ready = [name for name in functions if not waiting[name]]
@@ -128,10 +128,3 @@ def _symbol(operation: Any) -> str:
   if "sym_name" not in attributes:
     return ""
   return module_parsing.string(attributes["sym_name"])
-
-
-def _is_private(function: Any) -> bool:
-  attributes = function.attributes
-  if "sym_visibility" not in attributes:
-    return False
-  return module_parsing.string(attributes["sym_visibility"]) == "private"

@@ -65,7 +65,9 @@ def merge(
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, lock_seconds):
-      _remove_left_over(path)
+      for name in os.listdir(path.parent):
+        if name.startswith(_prefix(path)):  # of a writer that has ended
+          (path.parent / name).unlink(missing_ok=True)
       if path.exists() or path.is_symlink():
         table = _merged(path, reading.read(path), table)
       replace(path, table.to_text())
@@ -134,13 +136,6 @@ def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 def _prefix(path: pathlib.Path) -> str:
   return f".{path.name}.new-"
-
-
-def _remove_left_over(path: pathlib.Path) -> None:
-  """Removes files of writers that have ended. Requires the lock."""
-  for name in os.listdir(path.parent):
-    if name.startswith(_prefix(path)):
-      (path.parent / name).unlink(missing_ok=True)
 
 
 def replace(path: pathlib.Path, text: str) -> None:
