@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import types
 from ctypes import c_char_p
 from ctypes import c_int
 from ctypes import c_int64
@@ -82,16 +83,50 @@ class _PoolParams(ctypes.Structure):
   )
 
 
-class _Function:
-  """A C function whose result and arguments have declared types."""
+_POINTERS: Final = (c_void_p, c_void_p)
+_COPY: Final = (None, c_void_p, c_void_p, c_size_t, c_size_t)
+_DEQUANTIZE: Final = (None, c_void_p, c_void_p, c_int64)
+# Result and arguments of each function.
+_SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
+  **{f"dequantize_row_{name}": _DEQUANTIZE for name in _TYPES},
+  "ggml_backend_alloc_ctx_tensors_from_buft": (c_void_p, *_POINTERS),
+  "ggml_backend_buffer_free": (None, c_void_p),
+  "ggml_backend_buft_name": (c_char_p, c_void_p),
+  "ggml_backend_cpu_set_n_threads": (None, c_void_p, c_int),
+  "ggml_backend_cpu_set_threadpool": (None, *_POINTERS),
+  "ggml_backend_dev_init": (c_void_p, c_void_p, c_char_p),
+  "ggml_backend_get_default_buffer_type": (c_void_p, c_void_p),
+  "ggml_backend_graph_compute": (c_int, *_POINTERS),
+  "ggml_backend_load": (c_void_p, c_char_p),
+  "ggml_backend_reg_dev_get": (c_void_p, c_void_p, c_size_t),
+  "ggml_backend_reg_get_proc_address": (c_void_p, c_void_p, c_char_p),
+  "ggml_backend_tensor_get": _COPY,
+  "ggml_backend_tensor_set": _COPY,
+  "ggml_build_forward_expand": (None, *_POINTERS),
+  "ggml_free": (None, c_void_p),
+  "ggml_init": (c_void_p, _InitParams),
+  "ggml_mul_mat": (c_void_p, c_void_p, *_POINTERS),
+  "ggml_new_graph": (c_void_p, c_void_p),
+  "ggml_new_tensor_2d": (c_void_p, c_void_p, c_int, c_int64, c_int64),
+  "ggml_quantize_chunk": (
+    *(c_size_t, c_int, *_POINTERS),
+    *(c_int64, c_int64, c_int64, c_void_p),
+  ),
+  "ggml_row_size": (c_size_t, c_int, c_int64),
+  "ggml_threadpool_new": (c_void_p, ctypes.POINTER(_PoolParams)),
+  "ggml_threadpool_params_init": (None, ctypes.POINTER(_PoolParams), c_int),
+}
 
-  def __init__(self, library: ctypes.CDLL, name: str, result: Any, *types: Any):
-    self._function = getattr(library, name)
-    self._function.restype = result
-    self._function.argtypes = types
 
-  def __call__(self, *arguments: Any) -> Any:
-    return self._function(*arguments)
+def _functions(*libraries: ctypes.CDLL) -> Any:
+  """Returns a namespace of the functions of `_SIGNATURES`."""
+  found = types.SimpleNamespace()
+  for name, (result, *arguments) in _SIGNATURES.items():
+    library = next(one for one in libraries if hasattr(one, name))
+    function = getattr(library, name)
+    function.restype, function.argtypes = result, arguments
+    setattr(found, name, function)
+  return found
 
 
 class Ggml:
@@ -106,125 +141,68 @@ class Ggml:
     registry = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     builds = [str(p) for p in directory.glob("libggml-cpu-*.so")]
     build = max(builds, key=lambda p: ctypes.CDLL(p).ggml_backend_score())
-    cpu = ctypes.CDLL(build)
-
-    def function(name: str, result: Any, *types: Any) -> _Function:
-      return _Function(base, name, result, *types)
-
-    load = _Function(registry, "ggml_backend_load", c_void_p, c_char_p)
-    device_of = function(
-      "ggml_backend_reg_dev_get", c_void_p, c_void_p, c_size_t
+    self.c = c = _functions(base, registry, ctypes.CDLL(build))
+    loaded = c.ggml_backend_load(build.encode())
+    device = c.ggml_backend_reg_dev_get(loaded, 0)
+    self._backend = c.ggml_backend_dev_init(device, None)
+    params = _PoolParams()
+    c.ggml_threadpool_params_init(ctypes.byref(params), threads)
+    c.ggml_backend_cpu_set_n_threads(self._backend, threads)
+    c.ggml_backend_cpu_set_threadpool(
+      self._backend, c.ggml_threadpool_new(ctypes.byref(params))
     )
-    init = function("ggml_backend_dev_init", c_void_p, c_void_p, c_char_p)
-    loaded = load(build.encode())
-    device = device_of(loaded, 0)
-    self._backend = init(device, None)
-    self._use_threads(base, cpu, threads)
-    default = function(
-      "ggml_backend_get_default_buffer_type", c_void_p, c_void_p
-    )
-    find = function(
-      "ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p
-    )
-    name_of = function("ggml_backend_buft_name", c_char_p, c_void_p)
     extras = ctypes.CFUNCTYPE(ctypes.POINTER(c_void_p), c_void_p)(
-      find(loaded, b"ggml_backend_dev_get_extra_bufts")
+      c.ggml_backend_reg_get_proc_address(
+        loaded, b"ggml_backend_dev_get_extra_bufts"
+      )
     )(device)
-    self._buffers = {_PLAIN: default(self._backend)}
+    self._buffers = {
+      _PLAIN: c.ggml_backend_get_default_buffer_type(self._backend)
+    }
     i = 0
     while extras[i]:
-      if name_of(extras[i]) == b"CPU_REPACK":
+      if c.ggml_backend_buft_name(extras[i]) == b"CPU_REPACK":
         self._buffers[_REPACKED] = extras[i]
       i += 1
-    self.context = function("ggml_init", c_void_p, _InitParams)
-    self.tensor = function(
-      "ggml_new_tensor_2d", c_void_p, c_void_p, c_int, c_int64, c_int64
-    )
-    self.allocate = function(
-      "ggml_backend_alloc_ctx_tensors_from_buft", c_void_p, c_void_p, c_void_p
-    )
-    self.free_buffer = function("ggml_backend_buffer_free", None, c_void_p)
-    self.free_context = function("ggml_free", None, c_void_p)
-    data = (c_void_p, c_void_p, c_size_t, c_size_t)
-    self.set = function("ggml_backend_tensor_set", None, *data)
-    self.get = function("ggml_backend_tensor_get", None, *data)
-    self._multiply = function(
-      "ggml_mul_mat", c_void_p, c_void_p, c_void_p, c_void_p
-    )
-    self._graph = function("ggml_new_graph", c_void_p, c_void_p)
-    self._expand = function(
-      "ggml_build_forward_expand", None, c_void_p, c_void_p
-    )
-    self._compute = function(
-      "ggml_backend_graph_compute", c_int, c_void_p, c_void_p
-    )
-    self._row_bytes = function("ggml_row_size", c_size_t, c_int, c_int64)
-    self._quantize = function(
-      "ggml_quantize_chunk", c_size_t, c_int, c_void_p, c_void_p,
-      c_int64, c_int64, c_int64, c_void_p,
-    )  # fmt: skip
-    self._dequantize = {
-      name: function(
-        f"dequantize_row_{name}", None, c_void_p, c_void_p, c_int64
-      )
-      for name in _TYPES
-    }
-
-  def _use_threads(
-    self, base: ctypes.CDLL, cpu: ctypes.CDLL, threads: int
-  ) -> None:
-    params = _PoolParams()
-    pointer = ctypes.POINTER(_PoolParams)
-    _Function(base, "ggml_threadpool_params_init", None, pointer, c_int)(
-      ctypes.byref(params), threads
-    )
-    pool = _Function(cpu, "ggml_threadpool_new", c_void_p, pointer)
-    use = _Function(
-      cpu, "ggml_backend_cpu_set_threadpool", None, c_void_p, c_void_p
-    )
-    count = _Function(
-      cpu, "ggml_backend_cpu_set_n_threads", None, c_void_p, c_int
-    )
-    count(self._backend, threads)
-    use(self._backend, pool(ctypes.byref(params)))
 
   def prepare(self, kind: str, form: str, case: worker.Case) -> worker.Prepared:
     buffer = self._buffers.get(form or _PLAIN)
     if buffer is None:
       raise NotImplementedError("this build has no repacked layouts")
-    number = _TYPES[kind]
+    c, number = self.c, _TYPES[kind]
     (m, k), n = case.lhs.shape, len(case.rhs)
     rhs = np.ascontiguousarray(case.rhs)
-    quantized = np.zeros(self._row_bytes(number, k) * n, np.uint8)
-    self._quantize(
+    quantized = np.zeros(c.ggml_row_size(number, k) * n, np.uint8)
+    weights = np.empty((n, k), np.float32)
+    c.ggml_quantize_chunk(
       number, rhs.ctypes.data, quantized.ctypes.data, 0, n, k, None
     )
-    weights = np.empty((n, k), np.float32)
-    self._dequantize[kind](
+    getattr(c, f"dequantize_row_{kind}")(
       quantized.ctypes.data, weights.ctypes.data, weights.size
     )
     plain = self._buffers[_PLAIN]
-    lhs = _Tensors(self)
-    x = self.tensor(lhs.context, _F32, k, m)
+    lhs = _Tensors(c)
+    x = c.ggml_new_tensor_2d(lhs.context, _F32, k, m)
     lhs.allocate(plain, x, np.ascontiguousarray(case.lhs))
     products = []
     for _ in range(case.copies):
-      copy, product = _Tensors(self), _Tensors(self)
-      w = self.tensor(copy.context, number, k, n)
+      copy, product = _Tensors(c), _Tensors(c)
+      w = c.ggml_new_tensor_2d(copy.context, number, k, n)
       copy.allocate(buffer, w, quantized)
-      y = self._multiply(product.context, w, x)
-      graph = self._graph(product.context)
-      self._expand(graph, y)
+      y = c.ggml_mul_mat(product.context, w, x)
+      graph = c.ggml_new_graph(product.context)
+      c.ggml_build_forward_expand(graph, y)
       product.allocate(plain)
       products.append((graph, y, (lhs, copy, product)))
 
     def run(i: int) -> None:
-      if self._compute(self._backend, products[i % len(products)][0]):
+      graph, *_ = products[i % len(products)]
+      if c.ggml_backend_graph_compute(self._backend, graph):
         raise RuntimeError("ggml_backend_graph_compute failed")
 
     def result() -> np.ndarray:
       y = np.empty((m, n), np.float32)
-      self.get(products[0][1], y.ctypes.data, 0, y.nbytes)
+      c.ggml_backend_tensor_get(products[0][1], y.ctypes.data, 0, y.nbytes)
       return y
 
     return worker.Prepared(run=run, result=result, weights=weights)
@@ -233,22 +211,24 @@ class Ggml:
 class _Tensors:
   """A context and the buffer of its tensors, which are freed together."""
 
-  def __init__(self, ggml: Ggml):
-    self._ggml = ggml
+  def __init__(self, c: Any):
+    self._c = c
     self._buffer: Any = None
-    self.context = ggml.context(_InitParams(_CONTEXT_BYTES, None, True))
+    self.context = c.ggml_init(_InitParams(_CONTEXT_BYTES, None, True))
 
   def allocate(
     self, buffer: Any, tensor: Any = None, data: np.ndarray | None = None
   ) -> None:
-    self._buffer = self._ggml.allocate(self.context, buffer)
+    self._buffer = self._c.ggml_backend_alloc_ctx_tensors_from_buft(
+      self.context, buffer
+    )
     if data is not None:
-      self._ggml.set(tensor, data.ctypes.data, 0, data.nbytes)
+      self._c.ggml_backend_tensor_set(tensor, data.ctypes.data, 0, data.nbytes)
 
   def __del__(self) -> None:
     if self._buffer is not None:
-      self._ggml.free_buffer(self._buffer)
-    self._ggml.free_context(self.context)
+      self._c.ggml_backend_buffer_free(self._buffer)
+    self._c.ggml_free(self.context)
 
 
 if __name__ == "__main__":

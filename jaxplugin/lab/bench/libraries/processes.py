@@ -135,14 +135,12 @@ class Timed(execution.Timed):
     self.launch_seconds = 0.0
     self.seconds = 0.0
     self._processes = processes
-    self._error = self._prepare()
+    self._prepare()
 
-  def _prepare(self) -> float:
+  def _prepare(self) -> None:
     self._process = self._processes.running(self.variant.library)
-    request = self.variant.request
-    return self._process.ask(**request, copies=self.plan.groups)[
-      "relative_error"
-    ]
+    request = {**self.variant.request, "copies": self.plan.groups}
+    self._error = self._process.ask(**request)["relative_error"]
 
   def results(self) -> list[tuple[int, Any]]:
     return [(0, self._error)]
