@@ -48,6 +48,8 @@ PEERS: Final = (
   "numpy",
   *torch_peers.NAMES,
 )
+# Peers that multiply values and scales.
+_SCALED: Final = ("lax.scaled_dot", "nn.scaled_matmul")
 # Layouts of prepared weights that a backend may read, by their names in
 # `BackendRecord.reads`.
 _LAYOUTS: Final = {
@@ -275,12 +277,15 @@ class DotVariants:
       "numpy": self._numpy,
       **dict.fromkeys(torch_peers.NAMES, self._torch),
     }
-    return [
-      makers[name](name)
-      if name in makers
-      else variants.missing_peer(name, "is run on CPUs only")
-      for name in names
-    ]
+    found: list[variants.AnyVariant] = []
+    for name in names:
+      reason = lacks(name, self.pair)
+      if name not in makers:
+        reason = "is run on CPUs only"
+      found.append(
+        variants.missing_peer(name, reason) if reason else makers[name](name)
+      )
+    return found
 
   def _forms(
     self,
@@ -313,11 +318,7 @@ class DotVariants:
     ready = workloads.PLAIN_DTYPES[name].name
     return self._forms(name, forms, ready=ready)
 
-  def _scaled_dot(self, name: str) -> variants.Forms | variants.Unavailable:
-    lacks = jax_lacks(name, self.pair)
-    if lacks is not None:
-      return lacks
-
+  def _scaled_dot(self, name: str) -> variants.Forms:
     nk, kn = scaled_dot_forms(self.out_dtype)
     turned = Form(
       "w.T of (n, k)",
@@ -328,15 +329,7 @@ class DotVariants:
       forms += [_padded(form) for form in forms]
     return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
 
-  def _scaled_matmul(
-    self, name: str
-  ) -> variants.Variant | variants.Unavailable:
-    if None in (self.pair.lhs, self.pair.rhs):
-      return variants.missing_peer(name, "takes two quantized operands")
-    lacks = jax_lacks(name, self.pair)
-    if lacks is not None:
-      return lacks
-
+  def _scaled_matmul(self, name: str) -> variants.Variant:
     def function(lhs: Any, rhs: Any) -> Any:
       return _times_globals(
         lambda dtype: jax.nn.scaled_matmul(
@@ -355,9 +348,6 @@ class DotVariants:
 
   def _numpy(self, name: str) -> variants.Variant | variants.Unavailable:
     row = self.row
-    lacks = peers_lack(name, self.pair)
-    if lacks is not None:
-      return lacks
     if (row.m + row.n) * row.k > _MAX_NUMPY_VALUES:
       return variants.missing_peer(
         name, f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only"
@@ -445,21 +435,17 @@ def scaled_dot_bound(pair: workloads.Pair) -> float:
   return verification.PEER_BOUND + cast
 
 
-def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
-  """Returns why JAX does not support these formats; None if it does."""
-  for format in (pair.lhs, pair.rhs):
-    if format is not None and format.is_fp6:
-      reason = f"XLA has no {format.values_dtype.name}"
-      return variants.missing_peer(name, reason)
-  return peers_lack(name, pair)
-
-
-def peers_lack(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
-  """Returns why a peer does not support these formats; None if it does."""
-  for format in (pair.lhs, pair.rhs):
-    if format is not None and not format.is_known:
-      return variants.missing_peer(name, f"does not multiply {format}")
-  return None
+def lacks(name: str, pair: workloads.Pair) -> str:
+  """Returns why a peer does not support these formats; "" if it does."""
+  given = [format for format in (pair.lhs, pair.rhs) if format is not None]
+  if name == "nn.scaled_matmul" and len(given) < 2:
+    return "takes two quantized operands"
+  for format in given:
+    if format.is_fp6 and name in _SCALED:
+      return f"XLA has no {format.values_dtype.name}"
+    if not format.is_known and name in (*_SCALED, "numpy"):
+      return f"does not multiply {format}"
+  return ""
 
 
 def _padded(form: Form) -> Form:

@@ -46,10 +46,7 @@ def variant(
   is_gpu: bool,
 ) -> variants.Variant | variants.Unavailable:
   """Returns the variant `name`, an element of `NAMES`, for one dot."""
-
-  def unavailable(reason: str) -> variants.Unavailable:
-    return variants.Unavailable(name=name, role="peer", reason=reason)
-
+  unavailable = functools.partial(variants.missing_peer, name)
   for package in ("torch", name):
     if importlib.util.find_spec(package) is None:
       return unavailable(f"{package} is not installed")
