@@ -26,16 +26,10 @@ class FiguresTest(parameterized.TestCase):
   @parameterized.parameters(
     *(path.name for path in sorted(figures.FIGURES.glob("*.svg")))
   )
-  def test_figure_has_a_title_and_a_description(self, name):
+  def test_figure_has_a_title_and_words_stay_inside(self, name):
     root = xml.etree.ElementTree.parse(figures.FIGURES / name).getroot()
     self.assertNotEmpty(root.find(f"{SVG}title").text)
     self.assertGreater(len(root.find(f"{SVG}desc").text), 60)
-
-  @parameterized.parameters(
-    *(path.name for path in sorted(figures.FIGURES.glob("*.svg")))
-  )
-  def test_words_stay_inside_the_figure(self, name):
-    root = xml.etree.ElementTree.parse(figures.FIGURES / name).getroot()
     for element in root.iter(f"{SVG}text"):
       width = len(element.text) * int(element.get("font-size")) * 0.62
       left = float(element.get("x"))
