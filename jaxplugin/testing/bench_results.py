@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench import workloads
@@ -33,6 +37,23 @@ def parsed(
   """A row and a pair of formats, from their texts."""
   (one,), (formats,) = workloads.parse_rows(row), workloads.parse_pairs(pair)
   return one, formats
+
+
+def measuring(
+  peers: tuple[str, ...], implementations: tuple[str, ...] | None = ("chosen",)
+) -> measurement.RowMeasurement:
+  """Measures rows on a CPU without a cache, in a short time."""
+  options = measurement.BenchOptions(
+    mode="call",
+    rounds=3,
+    seconds=0.1,
+    implementations=implementations,
+    peers=peers,
+    out_dtype=np.dtype(np.float32),
+    read_side=64,
+  )
+  device = dataclasses.replace(devices.find("cpu"), cache_bytes=0)
+  return measurement.RowMeasurement(device, CEILINGS, options)
 
 
 def variant(name: str, milliseconds: float, **fields) -> results.VariantResult:

@@ -5,15 +5,12 @@
 import dataclasses
 import time
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
@@ -61,21 +58,7 @@ class FormsTest(parameterized.TestCase):
     peer = variants.Forms(
       name="peer", role="peer", forms=forms, of_floats=of_floats
     )
-    return self.results_of(self.measuring(), peer)
-
-  def measuring(self):
-    options = measurement.BenchOptions(
-      mode="call",
-      rounds=3,
-      seconds=0.1,
-      implementations=(),
-      peers=("f32",),
-      out_dtype=np.dtype(jnp.float32),
-      read_side=64,
-    )
-    # No cache to go past: what is measured here has 64 bytes.
-    found = dataclasses.replace(devices.find("cpu"), cache_bytes=0)
-    return measurement.RowMeasurement(found, bench_results.CEILINGS, options)
+    return self.results_of(bench_results.measuring(("f32",), ()), peer)
 
   def results_of(self, measuring, variant):
     """Measures a row in two formats."""
@@ -169,14 +152,15 @@ class FormsTest(parameterized.TestCase):
   @pytest.mark.lab
   def test_all_ways_to_read_are_timed_beside_rows_that_read(self):
     row_and_pair = bench_results.parsed("1x32x64")
-    names = [v.name for v in self.measuring()._variants(*row_and_pair)]
+    measuring = bench_results.measuring(("f32",), ())
+    names = [v.name for v in measuring._variants(*row_and_pair)]
     for name in ("read", "read by numpy", "read huge pages"):
       self.assertIn(name, names)
 
   @pytest.mark.lab
   def test_product_of_floats_that_is_faster_raises_its_ceiling(self):
     for name, is_raised in (("f32", True), ("bf16", True), ("cpu", False)):
-      measuring = self.measuring()
+      measuring = bench_results.measuring(("f32",), ())
       fast = dataclasses.replace(form(""), name=name, flops=10**15)
       before = measuring.ceilings
       self.results_of(measuring, fast)

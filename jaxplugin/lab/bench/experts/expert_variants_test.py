@@ -12,7 +12,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench.experts import expert_operands
@@ -140,25 +139,11 @@ class VariantsTest(parameterized.TestCase):
 class MeasurementTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    patch = absltest.mock.patch.object
-    self.enter_context(patch(execution, "WARM_UP_SECONDS", 0.0))
-    self.enter_context(
-      patch(devices, "cpu_cache_bytes", lambda: (1 << 12, "a test"))
-    )
+    patch = absltest.mock.patch.object(execution, "WARM_UP_SECONDS", 0.0)
+    self.enter_context(patch)
 
   def measure(self, row, *formats):
-    options = measurement.BenchOptions(
-      mode="call",
-      rounds=3,
-      seconds=0.01,
-      implementations=("chosen", "cudnn"),
-      peers=("f32", "numpy"),
-      out_dtype=np.dtype(np.float32),
-      read_side=256,
-    )
-    one = measurement.RowMeasurement(
-      devices.find("cpu"), bench_results.CEILINGS, options
-    )
+    one = bench_results.measuring(("f32", "numpy"), ("chosen", "cudnn"))
     return [one.measure(*bench_results.parsed(row, pair)) for pair in formats]
 
   @pytest.mark.lab

@@ -14,9 +14,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import targets
-from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench.libraries import ggml_dot
 from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.libraries import worker
@@ -42,18 +40,7 @@ def measuring(test, peers, kinds=fake_library.KINDS):
     patch = absltest.mock.patch.object(target, name, value)
     patch.start()
     clean_up(patch.stop)
-  options = measurement.BenchOptions(
-    mode="call",
-    rounds=3,
-    seconds=0.1,
-    implementations=("chosen",),
-    peers=peers,
-    out_dtype=np.dtype(jnp.float32),
-    read_side=64,
-  )
-  found = measurement.RowMeasurement(
-    devices.find("cpu"), bench_results.CEILINGS, options
-  )
+  found = bench_results.measuring(peers)
   clean_up(found.close)
   return found
 
