@@ -155,6 +155,15 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
   out->row_bytes = BytesOf(out->format, out->k);
   out->fraction_bits = static_cast<int>(given.fraction_bits);
   out->block = 32;
+  const bool is_power_of_two =
+      given.scale_rows > 0 && (given.scale_rows & (given.scale_rows - 1)) == 0;
+  if (!JAXPLUGIN_REQUIRE(
+          check, is_power_of_two,
+          who + "_scale_rows must be a power of two",
+          std::to_string(given.scale_rows))) {
+    return false;
+  }
+  out->scale_shift = __builtin_ctzll(given.scale_rows);
   if (IsPlain(out->format)) {
     out->scale_kind = ScaleKind::kNone;
     return JAXPLUGIN_REQUIRE(check, IsAbsent(scale),
@@ -197,14 +206,23 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
   out->scale = static_cast<const uint8_t*>(scale.untyped_data());
   const Dims scale_dims = scale.dimensions();
   bool same = scale_dims.size() == rank;
-  for (size_t i = 0; same && i + 1 < rank; ++i) same = scale_dims[i] == dims[i];
-  same = same && scale_dims[rank - 1] == out->scale_cols;
+  for (size_t i = 0; same && i + 2 < rank; ++i) same = scale_dims[i] == dims[i];
+  const int64_t rows = dims[rank - 2];
+  const int64_t scale_rows = (rows + given.scale_rows - 1) / given.scale_rows;
+  same = same && scale_dims[rank - 2] == scale_rows &&
+         scale_dims[rank - 1] == out->scale_cols;
   return JAXPLUGIN_REQUIRE(check, same,
                            who + "_scale must have " + who + "'s shape with " +
+                               std::to_string(scale_rows) + " rows and " +
                                std::to_string(out->scale_cols) +
                                " columns for block size " +
                                std::to_string(block),
-                           Text(scale) + " for " + Text(values));
+                           Text(scale) + " for " + Text(values)) &&
+         JAXPLUGIN_REQUIRE(
+             check, rows % given.scale_rows == 0 || out->rows == rows,
+             who + "'s rows must be a multiple of scale_rows if there are"
+                   " several matrices",
+             std::to_string(given.scale_rows) + " for " + Text(values));
 }
 
 bool ReadOperands(Checker& check, Attributes& attributes,
@@ -218,11 +236,13 @@ bool ReadOperands(Checker& check, Attributes& attributes,
   const OperandAttributes l{attributes.Required("lhs_block_size"),
                             attributes.Optional("lhs_element", 0),
                             attributes.Optional("lhs_scale_element", 0),
-                            attributes.Optional("lhs_fraction_bits", 0)};
+                            attributes.Optional("lhs_fraction_bits", 0),
+                            attributes.Optional("lhs_scale_rows", 1)};
   const OperandAttributes r{attributes.Required("rhs_block_size"),
                             attributes.Optional("rhs_element", 0),
                             attributes.Optional("rhs_scale_element", 0),
-                            attributes.Optional("rhs_fraction_bits", 0)};
+                            attributes.Optional("rhs_fraction_bits", 0),
+                            attributes.Optional("rhs_scale_rows", 1)};
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
          ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
          ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&

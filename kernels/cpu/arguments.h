@@ -98,11 +98,11 @@ ffi::DataType TypeOf(Format format);
 // The attributes of an operand. `element` and `scale_element` give the formats
 // of u8 values and u8 scales.
 struct OperandAttributes {
-  int64_t block_size, element, scale_element, fraction_bits;
+  int64_t block_size, element, scale_element, fraction_bits, scale_rows = 1;
 };
 
-// Fills `out` from values [..., k] and scale [..., ceil(k / block_size)] of the
-// same rank. E2M1 is u8[..., k / 2] or f4e2m1fn[..., k], and int4 is u8[..., k /
+// Fills `out` from values [..., rows, k] and scale [..., ceil(rows /
+// scale_rows), ceil(k / block_size)] of the same rank. E2M1 is u8[..., k / 2] or f4e2m1fn[..., k], and int4 is u8[..., k /
 // 2] or s4[..., k]. XLA:CPU stores all of them packed, although size_bytes() of
 // f4e2m1fn counts a byte per value.
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,

@@ -29,13 +29,16 @@ struct Operand {
   Format format;
   ScaleKind scale_kind;
   const uint8_t* values;
-  const uint8_t* scale;  // [rows, scale_cols], linear; null if plain floats
+  const uint8_t* scale;  // [*, scale_cols], linear; null if plain floats
   int64_t rows;
   int64_t k;
   int64_t row_bytes;   // bytes of one row of values
   int64_t block;       // values that share a scale; a multiple of 16
   int64_t scale_cols;  // ceil(k / block)
   int fraction_bits;   // integers count units of 2^-fraction_bits
+  // Row r has row (r + scale_start) >> scale_shift of `scale`.
+  int scale_shift;
+  int64_t scale_start;
 };
 
 // out[b, i, j] = cast(activation(sum_k lhs[b, i, k] * rhs[b, j, k] * global

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
@@ -170,8 +171,12 @@ def _dot(
     if residual.dtype != dtype:
       residual = residual.astype(jnp.float32)
     residual = jnp.broadcast_to(residual, shape)
+  lhs_scale, rhs_scale = (
+    _scale_of(side, dense) for side, dense in ((call.lhs, lhs), (call.rhs, rhs))
+  )
   if cpu_configs.is_turned(problem.m, problem.n):
     lhs, rhs = rhs, lhs
+    lhs_scale, rhs_scale = rhs_scale, lhs_scale
     m, n = n, m
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
   global_scale = epilogue.pair(call)
@@ -179,13 +184,13 @@ def _dot(
   if residual is not None:
     residual = residual.reshape(batch, m, n)
   result = jax.ffi.ffi_call(_DOT, result_type)(
-    *arrays(lhs),
-    *arrays(rhs),
+    *(lhs.values, lhs_scale[0]),
+    *(rhs.values, rhs_scale[0]),
     or_absent(global_scale),
     or_absent(bias),
     or_absent(residual),
-    **attributes("lhs", lhs),
-    **attributes("rhs", rhs),
+    **attributes("lhs", lhs, lhs_scale[1]),
+    **attributes("rhs", rhs, rhs_scale[1]),
     **rows_attribute(problem),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
@@ -194,17 +199,47 @@ def _dot(
   return result.reshape(shape)
 
 
+def _scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
+  """Returns a scale for the kernels, and the number of rows that share it.
+
+  Kernels read the scale of square blocks, which has fewer bytes than the scale
+  of rows. With several matrices, each must have whole blocks.
+
+  Args:
+    side: an operand.
+    dense: the operand as [batch, rows, k].
+  """
+  if (
+    side.square_scale is None or len(side.free) > 1 or len(side.contracting) > 1
+  ):
+    return or_absent(dense.scale), 1
+  scale = side.merge(side.square_scale)
+  assert side.format is not None
+  size = side.format.block_size
+  batch, rows, _ = dense.values.shape
+  is_readable = (
+    size & (size - 1) == 0
+    and scale.shape
+    == (batch, extents.divide_up(rows, size), dense.scale.shape[2])
+    and (batch == 1 or rows % size == 0)
+  )
+  return (scale, size) if is_readable else (dense.scale, 1)
+
+
 def arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
   """Returns values and scale as operands of the custom call."""
   return side.values, or_absent(side.scale)
 
 
-def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
+def attributes(
+  prefix: str, side: sides.Side, scale_rows: int = 1
+) -> dict[str, np.int64]:
   """Returns the attributes of the custom call for one operand.
 
   Args:
     prefix: "lhs" or "rhs".
     side: the operand.
+    scale_rows: number of rows that share a row of the scale.
   """
   format = side.format
   if format is None:
@@ -216,6 +251,8 @@ def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
   if side.scale.dtype == formats.PACKED:
     element = cpu_library.SCALE_ELEMENTS[format.scale_dtype]
     attributes[f"{prefix}_scale_element"] = np.int64(element)
+  if scale_rows > 1:
+    attributes[f"{prefix}_scale_rows"] = np.int64(scale_rows)
   if format.fraction_bits:
     attributes[f"{prefix}_fraction_bits"] = np.int64(format.fraction_bits)
   return attributes

@@ -252,6 +252,57 @@ class ThreadsTest(absltest.TestCase):
         self.assertTrue(all(same))
 
 
+@needs_library
+class SquareBlocksTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ((1, 520), (300, 520), (((1,), (1,)), ((), ()))),
+    ((300, 520), (2, 520), (((1,), (1,)), ((), ()))),
+    ((2, 5, 130), (2, 256, 130), (((2,), (2,)), ((0,), (0,)))),
+  )
+  def test_scales_of_square_blocks_are_read_as_they_are(self, *case):
+    rng = np.random.default_rng(0)
+    lhs, rhs = (
+      jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in case[:2]
+    )
+    if lhs.shape[0] == 300:
+      lhs = jp.quantize(lhs, jp.FP8_128X128)
+    else:
+      rhs = jp.quantize(rhs, jp.FP8_128X128)
+    dot = jax.jit(
+      functools.partial(jp.block_scaled_dot, dimension_numbers=case[2])
+    )
+    self.assertIn("hs_scale_rows = 128", dot.lower(lhs, rhs).as_text())
+    in_rows = [
+      x if isinstance(x, jax.Array) else x.in_rows() for x in (lhs, rhs)
+    ]
+    np.testing.assert_array_equal(dot(lhs, rhs), dot(*in_rows))
+
+  def test_square_blocks_are_contracted_along_their_rows(self):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((70, 300)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((300, 520)), jnp.float32)
+    w = jp.quantize(w, jp.FP8_128X128)
+    dot = jax.jit(
+      functools.partial(
+        jp.block_scaled_dot, dimension_numbers=(((1,), (0,)), ((), ()))
+      )
+    )
+    self.assertIn("rhs_scale_rows = 128", dot.lower(x, w).as_text())
+    expected = jp.block_scaled_dot(x, w.T.in_rows())
+    np.testing.assert_array_equal(dot(x, w), expected)
+
+  def test_square_blocks_of_merged_rows_have_repeated_scales(self):
+    w = jp.quantize(jnp.ones((2, 40, 256)), jp.FP8_128X128)
+    x = jnp.ones((3, 256))
+    dot = jax.jit(
+      functools.partial(
+        jp.block_scaled_dot, dimension_numbers=(((2,), (1,)), ((), ()))
+      )
+    )
+    self.assertNotIn("scale_rows", dot.lower(w, x).as_text())
+    np.testing.assert_array_equal(dot(w, x), np.full((2, 40, 3), 256))
+
+
 class GateTest(parameterized.TestCase):
   """`supports` decides by its arguments alone."""
 

@@ -128,7 +128,7 @@ struct EngineVnni {
     const int64_t each = x.block / kBlock;  // blocks of kBlock per scale
     const int64_t c0 = b0 / each;
     const int64_t count = Min(kScales / each, x.scale_cols - c0);
-    const uint8_t* scale = x.scale + row * x.scale_cols + c0;
+    const uint8_t* scale = ScaleAt(x, row, c0);
     uint32_t nan = 0;
     for (int64_t i = 0; i < kScales; ++i) out[i] = 0;
     if (x.scale_kind == ScaleKind::kE8M0) {
@@ -289,7 +289,7 @@ struct EngineVnni {
         _mm512_set1_epi8(static_cast<char>(kIsE4M3 ? 0x7f : 0xff));
     const auto load = [&](int64_t r) {
       return r < count
-                 ? LoadBytes(x.scale + (row + r) * x.scale_cols + c0, present)
+                 ? LoadBytes(ScaleAt(x, row + r, c0), present)
                  : _mm512_setzero_si512();
     };
     __m512i in[16], out[16];

@@ -57,7 +57,10 @@ int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
 Operand Rows(Operand x, int64_t start, int64_t count) {
   x.values += start * x.row_bytes;
   if (x.scale != nullptr) {
-    x.scale += start * x.scale_cols * ScaleSize(x.scale_kind);
+    const int64_t first = x.scale_start + start;
+    const int64_t scale_row = first >> x.scale_shift;
+    x.scale += scale_row * x.scale_cols * ScaleSize(x.scale_kind);
+    x.scale_start = first - (scale_row << x.scale_shift);
   }
   x.rows = count;
   return x;

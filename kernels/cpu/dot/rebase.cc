@@ -126,6 +126,8 @@ bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
   const int64_t scale_bytes = given.scale_cols * ScaleSize(given.scale_kind);
   const int64_t group = Max(1, (int64_t{1} << 14) / Max(given.scale_cols, 1));
   x->scale = memory;
+  x->scale_start = 0;
+  x->scale_shift = 0;
   *shift = shifts;
   return ParallelFor(
       parallel, CeilDiv(given.rows, group), [&](int64_t index, int) {

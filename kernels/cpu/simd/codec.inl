@@ -243,7 +243,8 @@ JAXPLUGIN_ALWAYS_INLINE const uint8_t* RowValues(const Operand& x,
 // Returns the address of scale `c` of a row.
 JAXPLUGIN_ALWAYS_INLINE const uint8_t* ScaleAt(const Operand& x, int64_t row,
                                                int64_t c) {
-  return x.scale + (row * x.scale_cols + c) * ScaleSize(x.scale_kind);
+  const int64_t scale_row = (row + x.scale_start) >> x.scale_shift;
+  return x.scale + (scale_row * x.scale_cols + c) * ScaleSize(x.scale_kind);
 }
 
 // Kernels read a scale for each piece of a block, 32 or 16 values.
@@ -373,8 +374,11 @@ __attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
 // so, RowIsSafe is true for each row. One pass over the scales of many rows is
 // faster than one pass per row, because a row has few scales.
 inline bool ScalesAreSafe(const Operand& x, int64_t row, int64_t count) {
+  const int64_t first = row + x.scale_start;
+  const int64_t rows = ((first + count - 1) >> x.scale_shift) -
+                       (first >> x.scale_shift) + 1;
   return !ScalesAreUnsafe(x.scale_kind, ScaleAt(x, row, 0),
-                          count * x.scale_cols);
+                          rows * x.scale_cols);
 }
 
 // Whether the row is safe (see kSafeExponent). All-zero blocks, which have MX

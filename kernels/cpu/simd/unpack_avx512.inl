@@ -506,7 +506,7 @@ struct Unpacker {
       }
       return;
     }
-    const uint8_t* scale = x.scale + row * x.scale_cols;
+    const uint8_t* scale = ScaleAt(x, row, 0);
     // The units whose scales are loaded together: 512 values, or 16 scales.
     const int64_t step = is_nvfp4 ? 4 : Min(x.block / 8, 4);
     for (int64_t s = u0 / step * step; s < u1; s += step) {

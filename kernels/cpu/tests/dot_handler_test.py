@@ -89,6 +89,37 @@ class DotTest(parameterized.TestCase):
       # 2^-149: the error of rounding to a subnormal result.
       testing.assert_within(got, lhs, rhs, least=2.0**-149)
 
+  @testing.each(m=(1, 6, 20, 70))
+  def test_rows_that_share_scales_have_the_bits_of_repeated_ones(self, isa, m):
+    rng = np.random.default_rng(2)
+    for name, batch, n, rows in (
+      ("mxfp8", 1, 45, 32),
+      ("mxfp6_e2m3", 2, 64, 32),
+      ("fp8_1x128", 1, 300, 128),
+      ("int8_32", 1, 70, 32),
+    ):
+      k = 160
+      side = (testing.checkpoint if name in testing.CHECKPOINTS else gaussians)(
+        name, (batch, n, k), rng
+      )
+      if name == "mxfp8":  # rows that are not safe, of which some are rebased
+        side.scale = rng.integers(20, 235, side.scale.shape).astype("u1")
+        side.scale = side.scale.view(E8M0)
+      shared = side.scale[:, ::rows].copy()
+      side.scale = np.repeat(shared, rows, axis=1)[:, :n]
+      for dtype in ("bf16", "f32"):
+        lhs = gaussians(dtype, (batch, m, k), rng)
+        expected = call(lhs, side, isa=isa)
+        got = testing.dot(
+          *(lhs.values, lhs.scale, side.values, shared),
+          **testing.operand(side, "rhs_"),
+          shape=expected.shape,
+          isa=isa,
+          attributes={"rhs_scale_rows": rows},
+        )
+        with self.subTest(f"{name} {dtype}"):
+          np.testing.assert_array_equal(got, expected)
+
   @testing.each(m=(1, 20))
   def test_scale_bytes_b_against_254_minus_b_give_32(self, isa, m):
     for name in MX:
@@ -382,6 +413,24 @@ class DotErrorTest(parameterized.TestCase):
       "lhs_scale_element must be 0, .* got 4 for u8",
     ),
     ("block_16", {"lhs_block_size": 16}, "4 columns for block size 16"),
+    (
+      "scale_rows_of_three",
+      {"attributes": {"rhs_scale_rows": 3}},
+      "rhs_scale_rows must be a power of two, got 3",
+    ),
+    (
+      "scale_rows_of_none",
+      {"attributes": {"rhs_scale_rows": 0}},
+      "rhs_scale_rows must be a power of two, got 0",
+    ),
+    (
+      "scale_rows_of_a_batch",
+      {
+        "rhs_scale": np.ones((2, 2, 2), E8M0),
+        "attributes": {"rhs_scale_rows": 2},
+      },
+      "rhs's rows must be a multiple of scale_rows .* got 2",
+    ),
     ("global_shape", {"global_scale": np.ones(3, "f4")}, "global_scale must"),
     ("global_dtype", {"global_scale": np.ones((), BF16)}, "global_scale must"),
     ("bias_shape", {"bias": np.ones(4, "f4")}, "bias must be"),

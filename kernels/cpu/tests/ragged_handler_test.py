@@ -158,6 +158,21 @@ class RaggedDotTest(parameterized.TestCase):
       bound = 32 * 2.0**-24 * self.magnitude(sums, activation)
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
+  @testing.each()
+  def test_rows_that_share_scales_have_the_bits_of_repeated_ones(self, isa):
+    m, n, rows, parts = 21, 1664, 128, 3  # the second part begins at 576
+    k = parts * PART // (m * n) // 32 * 32 + 96
+    rng = np.random.default_rng(3)
+    lhs = gaussians("bf16", (2 * m, k), rng)
+    rhs = testing.checkpoint("fp8_1x128", (3, n, k), rng)
+    shared = rhs.scale[:, ::rows].copy()
+    rhs.scale = np.repeat(shared, rows, axis=1)
+    expected = call(lhs, rhs, (m, 0, m), isa=isa)
+    rhs.scale = shared
+    attributes = {"rhs_scale_rows": rows}
+    got = call(lhs, rhs, (m, 0, m), isa=isa, attributes=attributes)
+    np.testing.assert_array_equal(got, expected)
+
   def magnitude(self, x, activation):
     """Returns an upper limit of each result's terms, for error bounds."""
     x = np.abs(x.astype(np.float64))
