@@ -106,20 +106,6 @@ class PytreeTest(parameterized.TestCase):
     stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
     np.testing.assert_array_equal(jp.dequantize(stacked), x)
 
-  @parameterized.parameters(*FORMATS)
-  @pytest.mark.sample(1)
-  def test_scan_over_stacked_weights_sees_one_at_a_time(self, format):
-    x = np.random.default_rng(1).normal(size=(4, 3, 64)).astype(np.float32)
-    stacked = jax.vmap(lambda x: jp.quantize(x, format))(x)
-
-    def body(count, layer):
-      return count + 1, jp.dequantize(layer)
-
-    count, outputs = jax.lax.scan(body, 0, stacked)
-    expected = [jp.dequantize(jp.quantize(layer, format)) for layer in x]
-    self.assertEqual(count, 4)
-    np.testing.assert_array_equal(outputs, np.stack(expected))
-
   def test_missing_global_scale_is_no_leaf(self):
     self.assertLen(jax.tree.leaves(example(jp.MXFP8)), 2)
     self.assertLen(jax.tree.leaves(example(jp.NVFP4)), 3)

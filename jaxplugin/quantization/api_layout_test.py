@@ -38,48 +38,43 @@ def numbers(shape):
   return jnp.asarray(x)
 
 
+def plain(format, **options):
+  return lambda x: jp.quantize(x, format, **options)
+
+
+def mapped(format, **options):
+  return jax.vmap(plain(format, **options))
+
+
 class ScaleLayoutTest(parameterized.TestCase):
-  @parameterized.product(
-    format=formats.KNOWN, shape=((5, 96), (2, 130, 32), (128, 128))
+  @parameterized.parameters(
+    *(
+      (plain, format, shape)
+      for format in formats.KNOWN
+      for shape in ((5, 96), (2, 130, 32), (128, 128))
+    ),
+    (plain, jp.MXFP4, (5, 96), {"key": jax.random.key(3)}),
+    # Each matrix has its tiles.
+    *(
+      (call, format, (3, 5, 96), options)
+      for format in (jp.MXFP8, jp.NVFP4)
+      for call, options in ((mapped, {}), (plain, {"batch_dims": 1}))
+    ),
   )
-  @pytest.mark.sample(2)
-  def test_scale_is_that_of_swizzle_scale(self, format, shape):
-    x = numbers(shape)
-    expected = swizzled(jp.quantize(x, format))
-    quantize = lambda x: jp.quantize(x, format, scale_layout=SWIZZLED)
+  @pytest.mark.sample(6)
+  def test_scale_is_that_of_swizzle_scale(
+    self, call, format, shape, options=None
+  ):
+    x, options = numbers(shape), options or {}
+    linear = call(format, **options)(x)
+    quantize = call(format, scale_layout=SWIZZLED, **options)
     for f in (quantize, quantization_lowerings.by_operations(quantize)):
       actual = f(x)
       self.assertEqual(actual.scale_layout, SWIZZLED)
-      contract.assert_same_bits(actual, expected)
+      contract.assert_same_bits(actual, swizzled(linear))
       np.testing.assert_array_equal(
-        jp.dequantize(actual), jp.dequantize(jp.quantize(x, format))
+        jp.dequantize(actual), jp.dequantize(linear)
       )
-
-  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
-  @pytest.mark.sample(1)
-  def test_under_vmap_and_of_stacks_each_matrix_has_its_tiles(self, format):
-    x = numbers((3, 5, 96))
-    quantize = lambda x: jp.quantize(x, format, scale_layout=SWIZZLED)
-    mapped = jax.vmap(quantize)(x)
-    plain = jax.vmap(lambda x: jp.quantize(x, format))(x)
-    contract.assert_same_bits(mapped, swizzled(plain))
-    stack = jp.quantize(x, format, batch_dims=1, scale_layout=SWIZZLED)
-    plain = jp.quantize(x, format, batch_dims=1)
-    contract.assert_same_bits(stack, swizzled(plain))
-
-  def test_stochastic_rounding_takes_it_too(self):
-    x, key = numbers((5, 96)), jax.random.key(3)
-    actual = jp.quantize(x, jp.MXFP4, key=key, scale_layout=SWIZZLED)
-    expected = swizzled(jp.quantize(x, jp.MXFP4, key=key))
-    contract.assert_same_bits(actual, expected)
-
-  def test_product_has_the_bits_of_the_linear_scale(self):
-    x = numbers((5, 96))[:4]
-    w = jp.quantize(x, jp.NVFP4)
-    w_swizzled = jp.quantize(x, jp.NVFP4, scale_layout=SWIZZLED)
-    np.testing.assert_array_equal(
-      jp.block_scaled_dot(x, w_swizzled), jp.block_scaled_dot(x, w)
-    )
 
   def test_partitioned_module_agrees(self):
     mesh = jax.make_mesh((4,), ("x",))

@@ -195,54 +195,68 @@ class BitwiseTest(parameterized.TestCase):
       list(pool.map(run, range(NUM_THREADS)))
 
 
+def along_1(format):
+  return lowerings.round_trip(format, axis=1)
+
+
+def to_f64(x):
+  return quantization.dequantize(quantization.quantize(x, MXFP8), jnp.float64)
+
+
+def drawn(impl):
+  """Returns `quantize` with a key of an implementation."""
+  key = jax.random.key(0, impl=impl)
+  return lambda x: quantization.quantize(x, MXFP8, key=key)
+
+
+PER_16 = formats.BlockFormat(
+  name="mxfp8_per_16",
+  values_dtype=formats.E4M3,
+  scale_dtype=formats.E8M0,
+  block_size=16,
+)
+NVFP4_TRIP = lowerings.round_trip(NVFP4)
+BOTH, NEITHER = (1, 1), (0, 0)
+# (name, function, array, calls of the kernels that quantize and dequantize,
+# platforms of the module)
+CALLS = (
+  *((f.name, lowerings.round_trip(f), X, BOTH) for f in formats.KNOWN),
+  ("bf16", lowerings.round_trip(MXFP8), X.astype(jnp.bfloat16), BOTH),
+  ("rank_1", NVFP4_TRIP, X[0, 0], BOTH),
+  # Along another axis only FP4 is quantized by kernels.
+  ("mxfp8_axis_1", along_1(MXFP8), X.swapaxes(1, 2), NEITHER),
+  ("mxfp8_e5m2_axis_1", along_1(MXFP8_E5M2), X.swapaxes(1, 2), NEITHER),
+  ("mxfp4_axis_1", along_1(MXFP4), X.swapaxes(1, 2), (1, 0)),
+  ("nvfp4_axis_1", along_1(NVFP4), X.swapaxes(1, 2), (1, 0)),
+  *(
+    (name, NVFP4_TRIP, X, NEITHER, (name,)) for name in ("cuda", "rocm", "tpu")
+  ),
+  ("each_platform_is_decided_for_itself", NVFP4_TRIP, X, BOTH, ("cpu", "cuda")),
+  ("without_kernels", lowerings.by_operations(NVFP4_TRIP), X, NEITHER),
+  ("threefry", drawn("threefry2x32"), X, (1, 0)),
+  ("rbg", drawn("rbg"), X, NEITHER),
+  ("no_rows", NVFP4_TRIP, np.zeros((0, 64), np.float32), NEITHER),
+  ("no_columns", NVFP4_TRIP, np.zeros((4, 0), np.float32), NEITHER),
+  ("format_of_a_user", lowerings.round_trip(PER_16), X, (0, 1)),
+  ("f64_result", to_f64, X, (1, 0)),
+  ("f64", lowerings.round_trip(MXFP8), X.astype(np.float64), BOTH),
+)
+
+
 class LoweringTest(parameterized.TestCase):
-  """Which modules call the kernels."""
-
-  def assert_calls(self, function, expected, *args, **kwargs):
-    text = lowerings.lowered_text(function, *(args or (X,)), **kwargs)
-    self.assertEqual(lowerings.kernel_calls(text), expected)
-    self.assertEqual("custom_call @jaxplugin" in text, any(expected))
-
   @lowerings.needs_library
-  @parameterized.parameters(*formats.KNOWN)
-  @pytest.mark.sample(2)
-  def test_module_for_a_cpu_calls_both(self, format):
-    self.assert_calls(lowerings.round_trip(format), (1, 1))
-    self.assert_calls(
-      lowerings.round_trip(format), (1, 1), X.astype(jnp.bfloat16)
-    )
-    self.assert_calls(lowerings.round_trip(format), (1, 1), X[0, 0])
+  @parameterized.named_parameters(*CALLS)
+  @pytest.mark.sample(18)
+  def test_module_calls_kernels(self, function, x, calls, platforms=("cpu",)):
+    with jax.enable_x64(x.dtype == np.float64 or function is to_f64):
+      text = lowerings.lowered_text(function, x, platforms=platforms)
+    self.assertEqual(lowerings.kernel_calls(text), calls)
+    self.assertEqual("custom_call @jaxplugin" in text, any(calls))
 
   @lowerings.needs_library
   def test_target_of_a_gpu_does_not_matter_on_the_cpu(self):
     with targets.use_target(targets.named_target("b200")):
-      self.assert_calls(lowerings.round_trip(MXFP8), (1, 1))
-
-  @lowerings.needs_library
-  @parameterized.parameters(
-    (MXFP8, (0, 0)), (MXFP8_E5M2, (0, 0)), (MXFP4, (1, 0)), (NVFP4, (1, 0))
-  )
-  def test_along_another_axis_only_fp4_is_quantized_by_kernels(
-    self, format, expected
-  ):
-    self.assert_calls(
-      lowerings.round_trip(format, axis=1), expected, X.swapaxes(1, 2)
-    )
-
-  @parameterized.parameters("cuda", "rocm", "tpu")
-  def test_other_platforms_get_operations(self, platform):
-    self.assert_calls(
-      lowerings.round_trip(NVFP4), (0, 0), platforms=(platform,)
-    )
-
-  def test_each_platform_of_a_module_is_decided_for_itself(self):
-    self.assert_calls(
-      lowerings.round_trip(NVFP4), (1, 1), platforms=("cpu", "cuda")
-    )
-
-  def test_target_without_kernels_gets_operations(self):
-    with targets.use_target(lowerings.OPERATIONS):
-      self.assert_calls(lowerings.round_trip(NVFP4), (0, 0))
+      self.assertEqual(lowerings.calls(NVFP4_TRIP, X), BOTH)
 
   @parameterized.product(
     format=formats.FORMATS, shape=("a, 64*b", "a, 64", "8, 64")
@@ -252,47 +266,13 @@ class LoweringTest(parameterized.TestCase):
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
     function = jax.jit(lowerings.round_trip(format))
     exported = jax.export.export(function, platforms=("cpu",))(x)
-    self.assertEqual(lowerings.kernel_calls(exported.mlir_module()), (0, 0))
+    self.assertEqual(lowerings.kernel_calls(exported.mlir_module()), NEITHER)
     np.testing.assert_array_equal(exported.call(X[:, 0]), function(X[:, 0]))
-
-  @lowerings.needs_library
-  def test_stochastic_rounding_gets_a_kernel_that_draws_threefry(self):
-    for impl, calls in (("threefry2x32", (1, 0)), ("rbg", (0, 0))):
-      key = jax.random.key(0, impl=impl)
-      self.assert_calls(
-        lambda x, key=key: quantization.quantize(x, MXFP8, key=key), calls
-      )
-
-  @parameterized.parameters(((0, 64),), ((4, 0),))
-  def test_empty_array_gets_operations(self, shape):
-    x = np.zeros(shape, np.float32)
-    self.assert_calls(lowerings.round_trip(NVFP4), (0, 0), x)
-    self.assertEqual(lowerings.round_trip(NVFP4)(x).shape, shape)
-
-  def test_format_of_a_user_is_only_dequantized_by_a_kernel(self):
-    format = formats.BlockFormat(
-      name="mxfp8_per_16",
-      values_dtype=formats.E4M3,
-      scale_dtype=formats.E8M0,
-      block_size=16,
-    )
-    self.assert_calls(lowerings.round_trip(format), (0, 1))
-
-  @lowerings.needs_library
-  def test_result_dtype_that_kernels_do_not_write_gets_operations(self):
-    def function(x):
-      return quantization.dequantize(
-        quantization.quantize(x, MXFP8), jnp.float64
-      )
-
-    with jax.enable_x64(True):
-      self.assert_calls(function, (1, 0))
 
   @lowerings.needs_library
   def test_f64_is_rounded_to_f32_before_a_kernel(self):
     with jax.enable_x64(True):
       x = X.astype(np.float64) * (1 + 2.0**-40)
-      self.assert_calls(lowerings.round_trip(MXFP8), (1, 1), x)
       actual = quantization.quantize(x, MXFP8)
     expected = quantization.quantize(x.astype(np.float32), MXFP8)
     contract.assert_same_bits(actual, expected)
@@ -309,44 +289,16 @@ class ShardingTest(parameterized.TestCase):
     return jax.device_put(X, jax.sharding.NamedSharding(mesh, spec))
 
   @lowerings.needs_library
-  @parameterized.parameters(*formats.FORMATS)
-  @pytest.mark.sample(1)
-  def test_inside_of_shard_map_kernels_see_each_share(self, format):
-    spec = P("x", "y")
+  @parameterized.product(format=formats.FORMATS, names=(("x", "y"), ("x",)))
+  @pytest.mark.sample(2)
+  def test_inside_of_shard_map_kernels_see_each_share(self, format, names):
     function = jax.jit(
       jax.shard_map(
         lowerings.round_trip(format),
         mesh=self.mesh,
-        in_specs=spec,
-        out_specs=spec,
-      )
-    )
-    x = self.put(self.mesh, spec)
-    self.assertEqual(
-      lowerings.kernel_calls(function.lower(x).as_text()), (1, 1)
-    )
-    shares = [
-      np.concatenate(
-        [lowerings.round_trip(format)(b) for b in np.split(a, 2, axis=1)],
-        axis=1,
-      )
-      for a in np.split(X, 4)
-    ]
-    np.testing.assert_array_equal(function(x), np.concatenate(shares))
-
-  @lowerings.needs_library
-  @parameterized.parameters(*formats.FORMATS)
-  @pytest.mark.sample(1)
-  def test_inside_of_shard_map_over_some_axes_kernels_see_each_share(
-    self, format
-  ):
-    function = jax.jit(
-      jax.shard_map(
-        lowerings.round_trip(format),
-        mesh=self.mesh,
-        in_specs=P("x"),
-        out_specs=P("x"),
-        axis_names={"x"},
+        in_specs=P(*names),
+        out_specs=P(*names),
+        axis_names=set(names),
       )
     )
     x = self.put(self.mesh, P("x", "y"))
@@ -355,7 +307,12 @@ class ShardingTest(parameterized.TestCase):
       target = f'custom_call_target="jaxplugin_{kernel}"'
       self.assertEqual(compiled.as_text().count(target), 1, kernel)
     # A global scale is of all that the manual axes leave together.
-    expected = [lowerings.round_trip(format)(stage) for stage in np.split(X, 4)]
+    columns = 2 if "y" in names else 1
+    shares = [
+      [lowerings.round_trip(format)(b) for b in np.split(a, columns, axis=1)]
+      for a in np.split(X, 4)
+    ]
+    expected = [np.concatenate(rows, axis=1) for rows in shares]
     np.testing.assert_array_equal(compiled(x), np.concatenate(expected))
 
   def test_mesh_of_one_device_agrees(self):

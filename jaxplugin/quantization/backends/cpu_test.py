@@ -11,7 +11,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import blocking
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
@@ -24,10 +23,7 @@ MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 
 
-def spec_of(format, dims, ndim, multiple=32, **fields):
-  lead = tuple(d for d in range(ndim) if d not in dims)
-  along = blocking.Blocking(dims=dims, lead=lead, multiple=multiple)
-  return operands.QuantizeSpec(format=format, along=along, **fields)
+spec_of = quantization_cases.manner
 
 
 def problem(options, axis=1, **fields):

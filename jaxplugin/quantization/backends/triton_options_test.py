@@ -17,7 +17,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import blocking
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import operands
@@ -25,15 +24,14 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing.oracles import quantization_cases
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
 H200 = targets.named_target("h200")
 CHOSEN = {"four_over_six": True}
 
 
-def spec_of(format, axis, ndim=2, **fields):
-  along = blocking.Blocking.along(axis, ndim, format.block_size)
-  return operands.QuantizeSpec(format=format, along=along, **fields)
+spec_of = quantization_cases.manner
 
 
 def problem_of(spec, shape, **fields):
@@ -123,19 +121,21 @@ class RecipeTest(parameterized.TestCase):
   )
   def test_refusals_say_why(self, fields, reason):
     problem = problem_of(
-      spec_of(MXFP4, 1), (64, 128), options=(problems.RecipeOptions(**fields),)
+      spec_of(MXFP4, (1,)),
+      (64, 128),
+      options=(problems.RecipeOptions(**fields),),
     )
     self.assertRegex(triton.supports(problem, H200).reason, reason)
 
   @parameterized.parameters(((0, 2), 1), ((1, 0), 2))
   def test_squares_that_do_not_lie_last_are_refused(self, square, axis):
-    found = spec_of(NVFP4, axis, 3, square=square)
+    found = spec_of(NVFP4, (axis,), 3, square=square)
     shape = (3, 40, 64)[:: 2 * axis - 3]
     refusal = triton.supports(problem_of(found, shape), H200)
     self.assertRegex(refusal.reason, "square blocks over the last")
 
   def test_choice_under_a_given_global_scale_is_refused(self):
-    found = spec_of(NVFP4, 1, **CHOSEN)
+    found = spec_of(NVFP4, (1,), **CHOSEN)
     problem = problem_of(found, (64, 128), has_global_scale=True)
     self.assertRegex(
       triton.supports(problem, H200).reason, "computes the global scale"
@@ -170,7 +170,7 @@ class OptimizedTest(parameterized.TestCase):
   def test_kernels_alone_read_x(self, name, case, axis):
     format, kernels = case
     fields = {} if format is MXFP4 else CHOSEN
-    found = spec_of(format, axis, square=(1 - axis,), **fields)
+    found = spec_of(format, (axis,), square=(1 - axis,), **fields)
 
     def quantize(x, key):
       return operands.quantize(x, dataclasses.replace(found, hadamard=16), key)

@@ -45,6 +45,16 @@ CASES, MORE_CASES = (
 # One for each architecture of an NVIDIA GPU.
 NVIDIA_TARGETS = ("a100", "l40s", "h200", "b200", "b300", "rtx5090", "gb10")
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
+WITHOUT_TRITON = H200.without_library(targets.JAX_TRITON, "it is away")
+MXFP8_TRIP, NVFP4_TRIP = map(quantization_lowerings.round_trip, (MXFP8, NVFP4))
+
+
+def of_three_formats(x):
+  return (
+    quantization.quantize(x, MXFP8),
+    quantization.quantize(x, MXFP4, axis=0),
+    quantization.quantize(x, NVFP4),
+  )
 
 
 @quantization_lowerings.needs_triton
@@ -146,69 +156,45 @@ class LoweringTest(parameterized.TestCase):
     moved = text.count("stablehlo.transpose")
     self.assertEqual(moved > 0, layout != "linear")
 
-  def calls(self, function, *args, target="h200", platforms=("cuda",)):
-    if isinstance(target, str):
-      target = targets.named_target(target)
+  def calls(self, function, x=X, target=H200, platforms=("cuda",)):
     with targets.use_target(target):
       text = quantization_lowerings.lowered_text(
-        function, *(args or (X,)), platforms=platforms
+        function, x, platforms=platforms
       )
     return text.count("@triton_kernel_call")
 
-  @parameterized.parameters(*NVIDIA_TARGETS)
-  @pytest.mark.full
-  def test_every_architecture_is_compiled_for(self, target):
-    def quantize(x):
-      return (
-        quantization.quantize(x, MXFP8),
-        quantization.quantize(x, MXFP4, axis=0),
-        quantization.quantize(x, NVFP4),
-      )
-
-    self.assertEqual(self.calls(quantize, target=target), 1 + 1 + 2)
-
-  def test_round_trip_dequantizes_by_operations(self):
-    self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 1)
-
-  def test_each_platform_of_a_module_has_its_own(self):
-    count = self.calls(
-      quantization_lowerings.round_trip(NVFP4), platforms=("cuda", "cpu")
-    )
-    self.assertEqual(count, 2)
-
-  @parameterized.parameters((("cpu",),), (("tpu",),), (("rocm",),))
-  def test_other_platforms_and_choices_of_them_get_operations(self, platforms):
-    count = self.calls(
-      quantization_lowerings.round_trip(NVFP4), platforms=platforms
-    )
-    self.assertEqual(count, 0)
-
-  def test_amd_gpu_that_is_not_there_gets_operations(self):
-    count = self.calls(
-      quantization_lowerings.round_trip(MXFP8),
-      target="mi355x",
-      platforms=("rocm",),
-    )
-    self.assertEqual(count, 0)
-
-  def test_target_without_triton_gets_operations(self):
-    target = H200.without_library(targets.JAX_TRITON, "it is away")
-    quantize = quantization_lowerings.round_trip(MXFP8)
-    self.assertEqual(self.calls(quantize, target=target), 0)
+  @parameterized.named_parameters(
+    # (name, function, count, other arguments of `calls`)
+    *(
+      (target.name, of_three_formats, 1 + 1 + 2, {"target": target})
+      for target in map(targets.named_target, NVIDIA_TARGETS)
+    ),
+    ("dequantizes_by_operations", MXFP8_TRIP, 1, {}),
+    ("each_platform", NVFP4_TRIP, 2, {"platforms": ("cuda", "cpu")}),
+    *(
+      (name, NVFP4_TRIP, 0, {"platforms": (name,)})
+      for name in ("cpu", "tpu", "rocm")
+    ),
+    ("amd_gpu_that_is_not_attached", MXFP8_TRIP, 0,
+     {"target": targets.named_target("mi355x"), "platforms": ("rocm",)}),
+    ("without_triton", MXFP8_TRIP, 0, {"target": WITHOUT_TRITON}),
+    ("empty", NVFP4_TRIP, 0, {"x": jax.ShapeDtypeStruct((0, 64), "float32")}),
+  )  # fmt: skip
+  @pytest.mark.sample(9)
+  def test_module_calls_kernels(self, function, count, options):
+    self.assertEqual(self.calls(function, **options), count)
 
   def test_where_jax_triton_does_not_import_operations_are_lowered(self):
     triton_library._import_error.cache_clear()
     self.addCleanup(triton_library._import_error.cache_clear)
     with mock.patch.dict(sys.modules, {"jax_triton": None}):
-      self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 0)
+      self.assertEqual(self.calls(MXFP8_TRIP), 0)
       refusal = triton_library.lowering_refusal(H200)
       self.assertRegex(refusal.reason, "needs jax-triton.*cannot be imported")
 
   def test_exported_module_gets_operations(self):
     with targets.use_target(H200):
-      exported = jax.export.export(
-        jax.jit(quantization_lowerings.round_trip(NVFP4)), platforms=("cuda",)
-      )(X)
+      exported = jax.export.export(jax.jit(NVFP4_TRIP), platforms=("cuda",))(X)
     self.assertNotIn("triton_kernel_call", exported.mlir_module())
 
   @parameterized.parameters(
@@ -222,14 +208,7 @@ class LoweringTest(parameterized.TestCase):
     x = jax.ShapeDtypeStruct(
       X.shape, X.dtype, sharding=jax.sharding.NamedSharding(mesh, P("x"))
     )
-    round_trip = quantization_lowerings.round_trip(MXFP8)
-    self.assertEqual(self.calls(round_trip, x), count)
-
-  def test_empty_arrays_get_operations(self):
-    empty = jax.ShapeDtypeStruct((0, 64), jnp.float32)
-    self.assertEqual(
-      self.calls(quantization_lowerings.round_trip(NVFP4), empty), 0
-    )
+    self.assertEqual(self.calls(MXFP8_TRIP, x), count)
 
 
 @quantization_lowerings.needs_compiler
@@ -258,9 +237,8 @@ class OptimizedTest(parameterized.TestCase):
     )
 
   def test_operations_would_be_seen(self):
-    target = H200.without_library(targets.JAX_TRITON, "it is away")
     text = deviceless.compile(
-      lambda x: quantization.quantize(x, MXFP8), X, target=target
+      lambda x: quantization.quantize(x, MXFP8), X, target=WITHOUT_TRITON
     ).as_text()
     self.assertIn("fusion", self.opcodes(text))
     self.assertNotIn("triton_kernel_call", text)
