@@ -36,6 +36,11 @@ def require_path(who: str, name: str, path: Any) -> None:
     )
 
 
+def fault(path: pathlib.Path, rule: str) -> CheckpointError:
+  """Returns the error of a file that breaks a rule."""
+  return CheckpointError(f"{path}: {rule}")
+
+
 def open_regular(path: pathlib.Path) -> BinaryIO:
   """Opens a file for reading.
 
@@ -47,7 +52,7 @@ def open_regular(path: pathlib.Path) -> BinaryIO:
   mode = path.stat().st_mode
   if not stat.S_ISREG(mode):
     kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
-    raise CheckpointError(f"{path}: it must be a regular file, got {kind}")
+    raise fault(path, f"it must be a regular file, got {kind}")
   return open(path, "rb")
 
 

@@ -70,7 +70,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
   with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
     if not size:
-      raise _fault(path, "it must be a GGUF file, got 0 bytes")
+      raise errors.fault(path, "it must be a GGUF file, got 0 bytes")
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
       header = _Header(path, data, size)
       try:
@@ -78,7 +78,9 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
       except (struct.error, OverflowError):
         raise header.cut_short() from None
       except UnicodeDecodeError as error:
-        raise _fault(path, f"a name must be UTF-8: {error.reason}") from None
+        raise errors.fault(
+          path, f"a name must be UTF-8: {error.reason}"
+        ) from None
 
 
 class _Header:
@@ -112,7 +114,7 @@ class _Header:
       return None
     item = self.number("I") if kind == _ARRAY else kind
     if item not in (*_SCALARS, _STRING):
-      raise _fault(
+      raise errors.fault(
         self._path, f"{name!r}: metadata must have a known type, got {item}"
       )
     count = self.number("Q")
@@ -123,7 +125,7 @@ class _Header:
     return None
 
   def cut_short(self) -> errors.CheckpointError:
-    return _fault(
+    return errors.fault(
       self._path, f"the file ends in its header, after {self._size} bytes"
     )
 
@@ -145,24 +147,26 @@ def _tensors(
 ) -> stored.StoredTensors:
   """Returns the tensors that a header describes."""
   if header.bytes(len(_MAGIC)) != _MAGIC:
-    raise _fault(path, f"a GGUF file must begin with {_MAGIC.decode()}")
+    raise errors.fault(path, f"a GGUF file must begin with {_MAGIC.decode()}")
   version = header.number("I")
   if version not in _VERSIONS:
     hint = "; convert it to little-endian" if not version & 0xFFFF else ""
-    raise _fault(path, f"version must be 2 or 3, got {version}{hint}")
+    raise errors.fault(path, f"version must be 2 or 3, got {version}{hint}")
   tensor_count, value_count = header.number("Q"), header.number("Q")
   values: dict[str, Any] = {}
   for _ in range(value_count):
     name = header.string()
     if name in values:
-      raise _fault(path, f"{name!r}: metadata must have one value, got two")
+      raise errors.fault(
+        path, f"{name!r}: metadata must have one value, got two"
+      )
     values[name] = header.value(name)
   infos = [_info(path, header) for _ in range(tensor_count)]
   alignment = values.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
   # bit_count ignores the sign, and a negative alignment rounds the first byte
   # of the tensors down, into the header.
   if not _is_count(alignment) or alignment.bit_count() != 1:
-    raise _fault(
+    raise errors.fault(
       path, f"{_ALIGNMENT} must be a positive power of two, got {alignment!r}"
     )
   metadata: dict[str, str] = {}
@@ -170,14 +174,14 @@ def _tensors(
     count = values[SPLIT_COUNT]
     if not _is_count(count):
       rule = f"{SPLIT_COUNT} must be an integer from 0, got {count!r}"
-      raise _fault(path, rule)
+      raise errors.fault(path, rule)
     metadata[SPLIT_COUNT] = str(count)
   start = -(-header.at // alignment) * alignment
   tensors: dict[str, stored.StoredTensor] = {}
   misfits: dict[str, str] = {}
   for name, shape, number, offset in infos:
     if name in tensors or name in misfits:
-      raise _fault(path, f"two tensors are called {name!r}")
+      raise errors.fault(path, f"two tensors are called {name!r}")
     try:
       tensors[name] = _tensor(path, name, shape, number, start + offset, size)
     except errors.CheckpointError as error:
@@ -198,7 +202,7 @@ def _info(
   """Returns a tensor's name, sizes, type and offset."""
   name, rank = header.string(), header.number("I")
   if rank > _MAX_RANK:
-    raise _fault(
+    raise errors.fault(
       path, f"{name!r}: rank must be at most {_MAX_RANK}, got {rank}"
     )
   shape = [header.number("Q") for _ in range(rank)]
@@ -214,22 +218,22 @@ def _tensor(
   file_size: int,
 ) -> stored.StoredTensor:
   if number not in gguf_blocks.ALL_TYPES:
-    raise _fault(path, f"{name!r}: its type must be known, got {number}")
+    raise errors.fault(path, f"{name!r}: its type must be known, got {number}")
   type_name, block, block_bytes = gguf_blocks.ALL_TYPES[number]
   count = math.prod(shape)
   if math.prod(x for x in shape if x) * block_bytes > _MAX_SIZE:
-    raise _fault(
+    raise errors.fault(
       path, f"{name!r}: shape must have less than 2^63 bytes, got {list(shape)}"
     )
   if (shape[-1] if shape else 1) % block:
-    raise _fault(
+    raise errors.fault(
       path,
       f"{name!r}: rows of {type_name} must have whole blocks of {block}, got"
       f" shape {list(shape)}",
     )
   nbytes = count // block * block_bytes
   if begin + nbytes > file_size:
-    raise _fault(
+    raise errors.fault(
       path,
       f"{name!r}: {type_name}{list(shape)} must end with the file, at"
       f" {file_size}, got an end at {begin + nbytes}; the file is cut short",
@@ -269,7 +273,3 @@ def _read(
   # Each tensor maps the file: pages that were read count as memory of the
   # process until their map is closed, and blocks are copied out of them.
   return stored.MappedFile(path, file_size).read(*where)
-
-
-def _fault(path: pathlib.Path, rule: str) -> errors.CheckpointError:
-  return errors.CheckpointError(f"{path}: {rule}")

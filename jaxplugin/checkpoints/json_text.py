@@ -75,7 +75,6 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
-      raise errors.CheckpointError(
-        f"{path}: it must have at most {MAX_BYTES} bytes, got {size}"
-      )
+      rule = f"it must have at most {MAX_BYTES} bytes, got {size}"
+      raise errors.fault(path, rule)
     return parse_object(str(path), file.read(MAX_BYTES))

@@ -285,23 +285,19 @@ def _open_layout(
   Scales in tiles are padded to 128 rows and 4 columns. Often they need no
   padding, and shapes do not decide.
   """
-  tiled: tuple[str, ...] = (COMFYUI,)
-  if has_second:
-    tiled = (MODELOPT_SWIZZLED, COMFYUI)
+  if contents.layout in (COMFYUI, MODELOPT_SWIZZLED):
+    return contents.layout, ()
   try:
     conversions.comfyui_format(_WHO, values, scale, has_second)
   except TypeError:
-    tiled = ()
-  is_linear = assembly.blocked_axis(values, scale) is not None
-  if contents.layout in (COMFYUI, MODELOPT_SWIZZLED):
-    return contents.layout, ()
-  if contents.layout is not None or not tiled:
     return MODELOPT, ()
+  if contents.layout is not None:
+    return MODELOPT, ()
+  tiled = (MODELOPT_SWIZZLED, COMFYUI) if has_second else (COMFYUI,)
+  is_linear = assembly.blocked_axis(values, scale) is not None
   if contents.marks.are_modelopt:
     # ModelOpt's header does not say whether scales lie in tiles.
-    if not is_linear:
-      return tiled[0], ()
-    return MODELOPT, tiled[:1]
+    return (MODELOPT, tiled[:1]) if is_linear else (tiled[0], ())
   if is_linear:
     return MODELOPT, () if contents.config else tiled
   if contents.config:

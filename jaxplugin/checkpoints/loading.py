@@ -134,7 +134,9 @@ class Checkpoint(Mapping[str, Any]):
       raise UnknownName(name, self)
     try:
       array = entry.make(self._global_scale_range)
-      if self._requantize is not None and _is_larger(array, entry):
+      # GGUF's blocks may have fewer bytes than the array.
+      is_larger = entry.layout == "gguf" and array.nbytes > entry.nbytes
+      if self._requantize is not None and is_larger:
         array, self.losses[name] = _requantized(array, self._requantize)
     except errors.REFUSALS as error:
       raise stored.fault(entry.parts[0], str(error)) from None
@@ -239,10 +241,11 @@ class Checkpoint(Mapping[str, Any]):
   def parts(self) -> Iterator[console.Part]:
     """Yields the parts of the report that `str` prints."""
     yield f"{self.path}: {self.config or 'no quantization_config'}"
-    yield from _table(_rows(self.entries.values()))
-    if awq := _with_pre_quant_scale(self.entries):
+    entries = self.entries.values()
+    yield from _table(_rows(entries))
+    if awq := [x for x in entries if x.pre_quant_scale]:
       yield (f"{len(awq)} weights need inputs multiplied by pre_quant_scale")
-    if open_ones := _open_layouts(self.entries):
+    if open_ones := [x for x in entries if x.others]:
       yield _open_line(open_ones)
     if self.misfits:
       yield f"left out, because they cannot be read: {len(self.misfits)}"
@@ -324,11 +327,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[console.Part]:
   )
   count, size = (sum(row[x] for row in rows) for x in ("count", "bytes"))
   yield f"{count} names, {size:,} bytes"
-
-
-def _is_larger(array: Any, entry: records.Entry) -> bool:
-  """Returns whether GGUF's blocks are smaller than the array."""
-  return entry.layout == "gguf" and array.nbytes > entry.nbytes
 
 
 def _requantized(
@@ -465,7 +463,7 @@ def load(
     unread=_unread(path, files, source),
     requantize=requantize,
   )
-  if awq := _with_pre_quant_scale(entries):
+  if awq := [x for x in entries.values() if x.pre_quant_scale]:
     warnings.warn(
       f"{path}: the inputs of {len(awq)} weights, the first {awq[0].name!r},"
       " must be multiplied by their pre_quant_scale (AWQ)."
@@ -473,7 +471,7 @@ def load(
       errors.PreQuantScaleWarning,
       stacklevel=2,
     )
-  if open_ones := _open_layouts(entries):
+  if open_ones := [x for x in entries.values() if x.others]:
     warnings.warn(
       f"{path}: {_open_line(open_ones)}", errors.LayoutWarning, stacklevel=2
     )
@@ -492,12 +490,6 @@ def load(
         stacklevel=2,
       )
   return found
-
-
-def _open_layouts(
-  entries: Mapping[str, records.Entry],
-) -> list[records.Entry]:
-  return [x for x in entries.values() if x.others]
 
 
 def _open_line(entries: Sequence[records.Entry]) -> str:
@@ -522,12 +514,6 @@ def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
 def _is_skipped(globs: Sequence[str], entry: records.Entry) -> bool:
   names = (entry.name, entry.parts[0].name)
   return any(naming.matches(globs, name) for name in names)
-
-
-def _with_pre_quant_scale(
-  entries: Mapping[str, records.Entry],
-) -> list[records.Entry]:
-  return [x for x in entries.values() if x.pre_quant_scale is not None]
 
 
 def files_of(path: pathlib.Path) -> list[pathlib.Path]:

@@ -146,13 +146,10 @@ def _nonfinite(x: np.ndarray) -> tuple[int, int]:
 
 
 def _count_bytes(x: np.ndarray) -> tuple[int, int]:
-  codes = np.arange(256, dtype=np.uint8)
-  numbers = codes.view(x.dtype).astype(np.float32)
-  data = x.view(np.uint8)
-  return (
-    sum(_count(data == c) for c in codes[np.isnan(numbers)]),
-    sum(_count(data == c) for c in codes[np.isinf(numbers)]),
-  )
+  counts = np.bincount(x.view(np.uint8), minlength=256)
+  numbers = np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float32)
+  nans, infinities = counts[np.isnan(numbers)], counts[np.isinf(numbers)]
+  return int(nans.sum()), int(infinities.sum())
 
 
 def _count_words(x: np.ndarray) -> tuple[int, int]:

@@ -82,11 +82,11 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
     size = os.fstat(file.fileno()).st_size
     head = file.read(SIZE_BYTES)
     if len(head) < SIZE_BYTES:
-      raise _fault(path, f"a file has at least 8 bytes, got {len(head)}")
+      raise errors.fault(path, f"a file has at least 8 bytes, got {len(head)}")
     length = int.from_bytes(head, "little")
     limit = min(size - SIZE_BYTES, json_text.MAX_BYTES)
     if length > limit:
-      raise _fault(
+      raise errors.fault(
         path,
         f"the header's size must be at most {limit} (the size of the rest of"
         f" the file, and {json_text.MAX_BYTES}), got {length}",
@@ -95,7 +95,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
   header = json_text.parse_object(f"{path}: the header", text)
   metadata = header.pop(METADATA, {})
   if not _is_strings(metadata):
-    raise _fault(path, f"{METADATA} must be an object of strings")
+    raise errors.fault(path, f"{METADATA} must be an object of strings")
   start = SIZE_BYTES + length
   mapped = stored.MappedFile(path, size)
   spans: dict[str, tuple[int, int]] = {}
@@ -147,9 +147,11 @@ def read_weight_map(path: pathlib.Path) -> dict[str, str]:
   """
   weight_map: Any = json_text.read_object(path).get("weight_map")
   if not _is_strings(weight_map):
-    raise _fault(path, "weight_map must be an object of strings")
+    raise errors.fault(path, "weight_map must be an object of strings")
   if not weight_map:
-    raise _fault(path, "weight_map must name at least one tensor, got none")
+    raise errors.fault(
+      path, "weight_map must name at least one tensor, got none"
+    )
   return {name: _beside(path, file) for name, file in weight_map.items()}
 
 
@@ -173,7 +175,7 @@ def open_index(path: pathlib.Path) -> stored.StoredTensors:
       files[file] = open_file(path.parent / file)
     except FileNotFoundError:
       faults[file] = str(
-        _fault(path, f"weight_map names {file}, which does not exist")
+        errors.fault(path, f"weight_map names {file}, which does not exist")
       )
     except errors.CheckpointError as error:
       faults[file] = str(error)
@@ -188,7 +190,7 @@ def open_index(path: pathlib.Path) -> stored.StoredTensors:
       misfits[name] = files[file].misfits[name]
     else:
       rule = f"{name!r} must be in {file}, which has no such tensor"
-      misfits[name] = str(_fault(path, rule))
+      misfits[name] = str(errors.fault(path, rule))
   unnamed = stored.joined(
     {
       str(path.parent / file): stored.StoredTensors(
@@ -213,7 +215,7 @@ def _beside(path: pathlib.Path, file: str) -> str:
     or "\\" in file
     or not file.endswith(".safetensors")
   ):
-    raise _fault(
+    raise errors.fault(
       path,
       "weight_map must have names of safetensors files in its own folder, got"
       f" {file!r}",
@@ -236,24 +238,26 @@ def _unknown_dtype(
 ) -> errors.CheckpointError:
   known = ", ".join([*DTYPES, *BITS])
   rule = f"{name!r}: dtype must be one of {known}, got {_short(dtype)}"
-  return _fault(path, rule)
+  return errors.fault(path, rule)
 
 
 def _span(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
   """Returns first and last offset of a tensor, after checks of its fields."""
   if not isinstance(entry, dict) or set(entry) != _FIELDS:
-    raise _fault(path, f"{name!r}: it must have exactly {sorted(_FIELDS)}")
+    raise errors.fault(
+      path, f"{name!r}: it must have exactly {sorted(_FIELDS)}"
+    )
   dtype, shape, span = (entry[x] for x in ("dtype", "shape", "data_offsets"))
   if not isinstance(dtype, str):
     raise _unknown_dtype(path, name, dtype)
   if not _is_sizes(shape) or len(shape) > _MAX_RANK:
-    raise _fault(
+    raise errors.fault(
       path,
       f"{name!r}: shape must have at most {_MAX_RANK} sizes, each 0 or more,"
       f" got {_short(shape)}",
     )
   if not _is_sizes(span) or len(span) != 2 or span[0] > span[1]:
-    raise _fault(
+    raise errors.fault(
       path,
       f"{name!r}: data_offsets must be [begin, end] with 0 <= begin <= end, got"
       f" {_short(span)}",
@@ -274,14 +278,14 @@ def _require_no_holes(
   end = 0
   for name, span in sorted(spans.items(), key=lambda item: item[1]):
     if span[0] != end:
-      raise _fault(
+      raise errors.fault(
         path,
         f"{name!r}: tensors must be contiguous, and the previous one ends at"
         f" {end}, got data_offsets {list(span)}",
       )
     end = span[1]
   if end != size:
-    raise _fault(
+    raise errors.fault(
       path, f"its tensors must end with the file, at {size}, got {end}"
     )
 
@@ -301,12 +305,12 @@ def _tensor(
   bits = BITS.get(type_name, 8 * dtype.itemsize)
   # NumPy refuses shapes beyond 2^63 even if another size is 0.
   if math.prod(size for size in sizes if size) * bits > _MAX_SIZE:
-    raise _fault(
+    raise errors.fault(
       path, f"{name!r}: shape must have less than 2^63 bits, got {sizes}"
     )
   count = math.prod(sizes) * bits
   if count != 8 * (span[1] - span[0]):
-    raise _fault(
+    raise errors.fault(
       path,
       f"{name!r}: {type_name}{sizes} must have {count / 8:g} bytes, got"
       f" data_offsets {span}",
@@ -314,7 +318,7 @@ def _tensor(
   shape = tuple(sizes)
   if type_name in BITS:
     if not sizes or sizes[-1] * bits % 8:
-      raise _fault(
+      raise errors.fault(
         path,
         f"{name!r}: rows of {type_name} must be whole bytes, got shape {sizes}",
       )
@@ -336,7 +340,3 @@ def _tensor(
 def _short(x: Any) -> str:
   text = repr(x)
   return text if len(text) < 80 else f"{text[:77]}..."
-
-
-def _fault(path: pathlib.Path, rule: str) -> errors.CheckpointError:
-  return errors.CheckpointError(f"{path}: {rule}")

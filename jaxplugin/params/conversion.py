@@ -205,11 +205,11 @@ def _tied(leaves: Sequence[leaves_lib.Leaf]) -> dict[int, str]:
 
   The keys are identities, because a model may use such an array twice.
   """
-  found = {}
-  for leaf in leaves:
-    if parameter_names.reason_to_leave(leaf.path):
-      found[id(leaf.array)] = leaf.path
-  return found
+  return {
+    id(leaf.array): leaf.path
+    for leaf in leaves
+    if parameter_names.reason_to_leave(leaf.path)
+  }
 
 
 def _choice(

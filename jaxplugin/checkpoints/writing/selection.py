@@ -211,13 +211,10 @@ def _reason(tensor: stored.StoredTensor, rules: SelectionRules) -> str:
       return what
   if len(tensor.shape) == 2 and not name.endswith(naming.WEIGHT):
     return "not named *.weight"
-  if len(tensor.shape) == 3 and not _is_stack(name):
+  is_stack = _STACK.search(name) and not name.endswith("bias")
+  if len(tensor.shape) == 3 and not is_stack:
     return "rank 3, and not named experts"
   return ""
-
-
-def _is_stack(name: str) -> bool:
-  return bool(_STACK.search(name)) and not name.endswith("bias")
 
 
 def _axis(tensor: stored.StoredTensor, rules: SelectionRules) -> int:
