@@ -119,28 +119,21 @@ def require_global_scale(
   Raises:
     TypeError: If the shape or the dtype does not fit.
   """
-  parts = _count_parts(given, values, axis)
-  if parts is None:
-    lead = tuple(values.shape[:-2])
-    raise TypeError(
-      f"{who}: {name} must be one float, one for each index of the leading"
-      f" dimensions {lead}, or one for each of p equal parts of the"
-      f" {_rows(values, axis)} rows, {[*lead, 'p']}, got {brief(given)}"
-    )
-  return parts
-
-
-def _count_parts(given: Any, values: Any, axis: int) -> int | None:
-  """Returns the result of `require_global_scale`, or None if nothing fits."""
   lead, shape = tuple(values.shape[:-2]), tuple(given.shape)
-  if not jnp.issubdtype(given.dtype, jnp.floating):
-    return None
-  if math.prod(shape) == 1:
-    return 0
-  if shape in (lead, (*lead, 1, 1)):
-    return 1
-  count = shape[-1] if shape[:-1] == lead and shape else 0
-  return count if count and _rows(values, axis) % count == 0 else None
+  rows = _rows(values, axis)
+  if jnp.issubdtype(given.dtype, jnp.floating):
+    if math.prod(shape) == 1:
+      return 0
+    if shape in (lead, (*lead, 1, 1)):
+      return 1
+    count = shape[-1] if shape and shape[:-1] == lead else 0
+    if count and rows % count == 0:
+      return count
+  raise TypeError(
+    f"{who}: {name} must be one float, one for each index of the leading"
+    f" dimensions {lead}, or one for each of p equal parts of the {rows} rows,"
+    f" {[*lead, 'p']}, got {brief(given)}"
+  )
 
 
 def _rows(values: Any, axis: int) -> int:
@@ -245,8 +238,14 @@ def assemble(
   """
   multiplier = None
   if second is not None and second.given is not None:
-    scale, second = _replace_zeros(values, scale, second, axis, is_swizzled)
-    multiplier = _multiplier(second, values, axis)
+    given = second.given
+    if not isinstance(given, jax.Array):
+      given = np.asarray(given)
+    second = dataclasses.replace(second, given=given)
+    parts = require_global_scale(second.who, second.name, given, values, axis)
+    if parts < 2 or not is_swizzled:  # tiles do not have the order of rows
+      scale, second = _replace_zeros(values, scale, second, axis, parts)
+    multiplier = _multiplier(second, values, axis, parts)
   dtype = formats.PACKED if format.has_pairs else format.array_dtype
   return scaled_array.ScaledArray(
     viewed(values, dtype),
@@ -341,16 +340,12 @@ def _folded(scale: Any, multiplier: Any) -> tuple[Any, Any]:
   return codes, largest.astype(np.float32)
 
 
-def _multiplier(second: GlobalScale, values: Any, axis: int) -> Any:
+def _multiplier(second: GlobalScale, values: Any, axis: int, parts: int) -> Any:
   """Returns the f32 that multiplies, with the rank of values.
 
   Its shape is [..., n, 1] if parts of the rows have different global scales.
   """
-  given = second.given
-  if not isinstance(given, jax.Array):
-    given = np.asarray(given)
-  parts = require_global_scale(second.who, second.name, given, values, axis)
-  given = given.astype(np.float32)
+  given = second.given.astype(np.float32)
   if is_known(given):
     _require_range(second, np.asarray(given))
   with np.errstate(divide="ignore", over="ignore"):
@@ -396,7 +391,7 @@ def _is_allowed(given: np.ndarray, allowed: Range, divides: bool) -> np.ndarray:
 
 
 def _replace_zeros(
-  values: Any, scale: Any, second: GlobalScale, axis: int, is_swizzled: bool
+  values: Any, scale: Any, second: GlobalScale, axis: int, parts: int
 ) -> tuple[Any, GlobalScale]:
   """Returns block scales and global scale, changed if all values are 0.
 
@@ -405,15 +400,9 @@ def _replace_zeros(
   0, so the weight is exactly 0. Traced arrays stay as they are. The values are
   packed FP4, because only NVFP4 has a global scale.
   """
-  given = second.given
-  if not isinstance(given, jax.Array):
-    given = np.asarray(given)
-  if not all(map(is_known, (values, scale, given))):
+  if not all(map(is_known, (values, scale, second.given))):
     return scale, second
-  parts = _count_parts(given, values, axis)
-  if parts is None or (parts > 1 and is_swizzled):  # `_multiplier` raises
-    return scale, second
-  numbers = np.asarray(given, np.float32)
+  numbers = np.asarray(second.given, np.float32)
   limits = np.finfo(np.float32)
   usable = second.allowed or (float(limits.tiny), float(limits.max))
   is_odd = ~_is_allowed(numbers, usable, second.divides)
