@@ -173,8 +173,7 @@ class ModeloptTest(parameterized.TestCase):
         np.testing.assert_array_equal(numbers_of(array), expected * g)
       wide[1, 2, 3] = 1.0625  # E4M3 has 1 and 1.125
       with self.assertRaisesRegex(
-        ERROR,
-        "must be representable in E4M3.* got 1.0625",
+        ERROR, "must be representable in E4M3.* got 1.0625"
       ):
         M(values, wide, g)
     with self.assertRaisesRegex(TypeError, "float32 must be concrete"):

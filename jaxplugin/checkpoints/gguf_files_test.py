@@ -24,25 +24,29 @@ TOKENS = 262_144
 CALLS_PER_TOKEN = 1.01
 
 
+def pack(codes, *numbers):
+  return struct.pack(f"<{codes}", *numbers)
+
+
 def string(x):
   data = x.encode() if isinstance(x, str) else x
-  return struct.pack("<Q", len(data)) + data
+  return pack("Q", len(data)) + data
 
 
 def value(name, kind, data):
-  return string(name) + struct.pack("<I", kind) + data
+  return string(name) + pack("I", kind) + data
 
 
 def tensor(name, sizes, number, offset):
-  head = string(name) + struct.pack("<I", len(sizes))
-  head += struct.pack(f"<{len(sizes)}Q", *sizes)
-  return head + struct.pack("<IQ", number, offset)
+  head = string(name) + pack("I", len(sizes))
+  head += pack(f"{len(sizes)}Q", *sizes)
+  return head + pack("IQ", number, offset)
 
 
 def file_of(values=(), tensors=(), data=b"", version=3, counts=None):
   """Returns a file's bytes by docs/gguf.md of ggml."""
   counts = counts or (len(tensors), len(values))
-  head = b"GGUF" + struct.pack("<IQQ", version, *counts)
+  head = b"GGUF" + pack("IQQ", version, *counts)
   head += b"".join([*values, *tensors])
   return head + bytes(-len(head) % 32) + data
 
@@ -52,69 +56,61 @@ INT8, INT16, UINT32, INT32, BOOL, STRING, ARRAY, INT64 = 1, 3, 4, 5, 7, 8, 9, 11
 ALIGNMENT, SPLIT_COUNT = "general.alignment", "split.count"
 TWO = tensor("a", [2], F32, 0)
 DATA = np.float32([1, 2]).tobytes()
+POWER = "a positive power of two, got"
+COUNT = "split.count must be an integer from 0"
+ENDS = "ends in its header"
+
+
+def with_value(name, kind, data, *tensors):
+  return file_of([value(name, kind, data)], tensors, DATA if tensors else b"")
+
+
 BAD = {
   "nothing": (b"", "got 0 bytes"),
   "other": (b"GGML" + bytes(100), "begin with GGUF"),
   "version": (file_of(version=1), "version must be 2 or 3, got 1"),
   "big_endian": (file_of(version=3 << 24), "convert it to little-endian"),
-  "counts": (file_of(counts=(2**64 - 1, 0)), "ends in its header"),
-  "values": (file_of(counts=(0, 2**64 - 1)), "ends in its header"),
-  "long_name": (
-    file_of([struct.pack("<Q", 2**63) + b"a"]),
-    "ends in its header",
-  ),
-  "long_array": (
-    file_of([value("a", ARRAY, struct.pack("<IQ", UINT32, 2**62))]),
-    "ends in its header",
-  ),
+  "counts": (file_of(counts=(2**64 - 1, 0)), ENDS),
+  "values": (file_of(counts=(0, 2**64 - 1)), ENDS),
+  "long_name": (file_of([pack("Q", 2**63) + b"a"]), ENDS),
+  "long_array": (with_value("a", ARRAY, pack("IQ", UINT32, 2**62)), ENDS),
   "long_string": (
-    file_of(
-      [value("a", ARRAY, struct.pack("<IQQ", STRING, 2, 2**64 - 1) + bytes(9))]
-    ),
-    "ends in its header",
+    with_value("a", ARRAY, pack("IQQ", STRING, 2, 2**64 - 1) + bytes(9)),
+    ENDS,
   ),
   "nested": (
-    file_of([value("a", ARRAY, struct.pack("<IQ", ARRAY, 0))]),
+    with_value("a", ARRAY, pack("IQ", ARRAY, 0)),
     "'a': metadata must have a known type, got 9",
   ),
-  "value_type": (file_of([value("a", 99, b"")]), "known type, got 99"),
-  "utf8": (file_of([value(b"\xff", UINT32, bytes(4))]), "must be UTF-8"),
+  "value_type": (with_value("a", 99, b""), "known type, got 99"),
+  "utf8": (with_value(b"\xff", UINT32, bytes(4)), "must be UTF-8"),
   "value_twice": (
     file_of([value("a", UINT32, bytes(4))] * 2),
     "'a': metadata must have one value",
   ),
-  "alignment": (
-    file_of([value(ALIGNMENT, UINT32, struct.pack("<I", 24))]),
-    "a positive power of two, got 24",
-  ),
-  "alignment_0": (
-    file_of([value(ALIGNMENT, UINT32, bytes(4))]),
-    "a positive power of two, got 0",
-  ),
+  "alignment": (with_value(ALIGNMENT, UINT32, pack("I", 24)), f"{POWER} 24"),
+  "alignment_0": (with_value(ALIGNMENT, UINT32, bytes(4)), f"{POWER} 0"),
   # bit_count ignores the sign. The tensors would begin in the header.
   "alignment_int32": (
-    file_of([value(ALIGNMENT, INT32, struct.pack("<i", -32))], [TWO], DATA),
-    "a positive power of two, got -32",
+    with_value(ALIGNMENT, INT32, pack("i", -32), TWO),
+    f"{POWER} -32",
   ),
   "alignment_int8": (
-    file_of([value(ALIGNMENT, INT8, struct.pack("<b", -1))], [TWO], DATA),
-    "a positive power of two, got -1",
+    with_value(ALIGNMENT, INT8, pack("b", -1), TWO),
+    f"{POWER} -1",
   ),
   "alignment_int64": (
-    file_of([value(ALIGNMENT, INT64, struct.pack("<q", -(2**63)))]),
-    "a positive power of two, got -9223372036854775808",
+    with_value(ALIGNMENT, INT64, pack("q", -(2**63))),
+    f"{POWER} -9223372036854775808",
   ),
-  "alignment_bool": (
-    file_of([value(ALIGNMENT, BOOL, b"\1")], [TWO], DATA),
-    "a positive power of two, got True",
-  ),
+  "alignment_bool": (with_value(ALIGNMENT, BOOL, b"\1", TWO), f"{POWER} True"),
   "split_count": (
-    file_of([value(SPLIT_COUNT, INT16, struct.pack("<h", -1))], [TWO], DATA),
-    "split.count must be an integer from 0, got -1",
+    with_value(SPLIT_COUNT, INT16, pack("h", -1), TWO),
+    f"{COUNT}, got -1",
   ),
   "split_count_bool": (
-    file_of([value(SPLIT_COUNT, BOOL, b"\1")], [TWO], DATA),
-    "split.count must be an integer from 0, got True",
+    with_value(SPLIT_COUNT, BOOL, b"\1", TWO),
+    f"{COUNT}, got True",
   ),
   "tensor_twice": (file_of([], [TWO, TWO], DATA), "two tensors .* 'a'"),
   "rank": (file_of([], [tensor("a", [1] * 33, F32, 0)]), "at most 32, got 33"),
@@ -163,7 +159,7 @@ class HeaderTest(Case):
         self.assertEqual(source.misfits["b"].count(str(path)), 1)
 
   def test_tensors_begin_at_the_alignment_that_metadata_says(self):
-    alignment = value(ALIGNMENT, UINT32, struct.pack("<I", 128))
+    alignment = value(ALIGNMENT, UINT32, pack("I", 128))
     head = file_of([alignment], [TWO])
     self.assertLess(len(head), 128)
     path = self.write(head + bytes(128 - len(head)) + DATA)
@@ -172,7 +168,7 @@ class HeaderTest(Case):
 
   def test_merged_files_may_count_0_parts(self):
     """llama.cpp's gguf-split --merge writes this count."""
-    count = value(SPLIT_COUNT, INT16, struct.pack("<h", 0))
+    count = value(SPLIT_COUNT, INT16, pack("h", 0))
     source = gguf_files.open_file(self.write(file_of([count], [TWO], DATA)))
     self.assertEqual(source.tensors["a"].read().tolist(), [1, 2])
     self.assertEqual(source.metadata, {SPLIT_COUNT: "0"})
@@ -180,7 +176,7 @@ class HeaderTest(Case):
   def test_any_change_is_refused_or_read_within_the_file(self):
     values = [
       value("s", STRING, string("llama")),
-      value("t", ARRAY, struct.pack("<IQ", STRING, 2) + string("a") * 2),
+      value("t", ARRAY, pack("IQ", STRING, 2) + string("a") * 2),
     ]
     good = file_of(values, [TWO, tensor("q", [32, 2], Q8_0, 32)], bytes(100))
     choose = random.Random(6)
@@ -205,7 +201,7 @@ class HeaderTest(Case):
     self.assertBetween(refused, CHANGES // 3, CHANGES - 10)
 
   def test_tokens_are_stepped_over(self):
-    tokens = struct.pack("<IQ", STRING, TOKENS) + string("token") * TOKENS
+    tokens = pack("IQ", STRING, TOKENS) + string("token") * TOKENS
     path = self.write(
       file_of([value("tokenizer.ggml.tokens", ARRAY, tokens)], [TWO], DATA)
     )

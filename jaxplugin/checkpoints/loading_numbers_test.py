@@ -217,10 +217,7 @@ class CheckTest(Case):
     self.assertEqual(found.numbers["a"].nan_values, 1)
 
   def test_command_prints_counts_and_fails(self):
-    for tensors, status in (
-      (modelopt(), 0),
-      (modelopt(scale=e4m3((1, 2))), 1),
-    ):
+    for tensors, status in ((modelopt(), 0), (modelopt(scale=e4m3((1, 2))), 1)):
       path = str(self.file(tensors))
       got, out, err = self.run_command("checkpoint", path, "--check", "numbers")
       self.assertEqual((got, err), (status, ""))

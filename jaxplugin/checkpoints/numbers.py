@@ -159,10 +159,7 @@ def _count_words(x: np.ndarray) -> tuple[int, int]:
   magnitudes = x.view(words) & np.asarray(np.iinfo(words).max >> 1, words)
   if magnitudes.max() < infinity:
     return 0, 0
-  return (
-    _count(magnitudes > infinity),
-    _count(magnitudes == infinity),
-  )
+  return (_count(magnitudes > infinity), _count(magnitudes == infinity))
 
 
 def _count(is_bad: np.ndarray) -> int:

@@ -150,10 +150,7 @@ BAD = {
     file_of({"a": {**entry("U8", [1], 0, 1), "data_offsets": [0, 1, 1]}}, b"0"),
     "data_offsets must be",
   ),
-  "offsets_2^63": (
-    of_a("U8", [1], BIG, BIG + 1),
-    "data_offsets must be",
-  ),
+  "offsets_2^63": (of_a("U8", [1], BIG, BIG + 1), "data_offsets must be"),
   "beyond_the_file": (of_a("U8", [9], 0, 9), "end with"),
   "bytes_left": (of_a("U8", [1], 0, 1, data=b"00"), "end with"),
   "hole": (
@@ -165,10 +162,7 @@ BAD = {
     "'b': tensors must be contiguous",
   ),
   "half_a_byte": (of_a("F4", [3], 0, 2, data=b"00"), "1.5 bytes"),
-  "fp4_rows": (
-    of_a("F4", [2, 3], 0, 3, data=b"000"),
-    "must be whole bytes",
-  ),
+  "fp4_rows": (of_a("F4", [2, 3], 0, 3, data=b"000"), "must be whole bytes"),
 }
 
 

@@ -125,10 +125,7 @@ class RoundTripTest(Case):
         ),
       ),
       ("weight", jp.QuantizedWeight(linear, (256, 64), (0,), jnp.bfloat16)),
-      (
-        "surrogate",
-        jp.quantize(x, "nvfp4", derivative="straight_through"),
-      ),
+      ("surrogate", jp.quantize(x, "nvfp4", derivative="straight_through")),
     ):
       with self.subTest(name):
         path = self.target / f"{name}.safetensors"
