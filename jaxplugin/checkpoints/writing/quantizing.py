@@ -173,35 +173,30 @@ class _Job:
     meter = _Meter(
       report, times * sum(x.tensor.nbytes for x in self._decisions)
     )
-    with staging.writing(_WHO, self._target):
-      place = staging.Staging(_WHO, self._target, self._task())
-      finished = 0
-      try:
-        left = [
-          x
-          for x in self._shards
-          if not shards.is_finished(place.folder / x.name, x)
-        ]
-        finished = len(self._shards) - len(left)
-        staging.require_space(_WHO, self._target, sum(x.size for x in left))
-        for shard in self._shards:
-          if shard in left:
-            path = place.folder / shard.name
-            shards.write(path, shard, self._pieces(shard, meter))
-            finished += 1
-          else:
-            meter.add(sum(x.tensor.nbytes for x in shard.decisions))
-        self._write_rest(place.folder)
-        if verify:
-          written, finished = finished, 0  # a wrong result must not be reused
-          result = verification.verified(
-            _WHO, place.folder, self._source, result, self._quantizer, meter.add
-          )
-          finished = written
-        place.finish(None if self._source.is_folder else self._shards[0].name)
-      except BaseException:
-        place.give_up(finished)
-        raise
+    with (
+      staging.writing(_WHO, self._target),
+      staging.Staging(_WHO, self._target, self._task()) as place,
+    ):
+      paths = {x.name: place.folder / x.name for x in self._shards}
+      left = [
+        x for x in self._shards if not shards.is_finished(paths[x.name], x)
+      ]
+      place.finished = len(self._shards) - len(left)
+      staging.require_space(_WHO, self._target, sum(x.size for x in left))
+      for shard in self._shards:
+        if shard in left:
+          shards.write(paths[shard.name], shard, self._pieces(shard, meter))
+          place.finished += 1
+        else:
+          meter.add(sum(x.tensor.nbytes for x in shard.decisions))
+      self._write_rest(place.folder)
+      if verify:
+        place.finished = 0  # a wrong result must not be reused
+        result = verification.verified(
+          _WHO, place.folder, self._source, result, self._quantizer, meter.add
+        )
+        place.finished = len(self._shards)
+      place.finish(None if self._source.is_folder else self._shards[0].name)
     return result
 
   def _task(self) -> dict[str, Any]:

@@ -181,26 +181,14 @@ class RoundTripTest(Case):
     square = normal(2, D, D)
     scaled = (x * np.float32([1, 9])[:, None, None]).astype(np.float32)
     down, gpt_oss = "mlp.experts.down_proj", {"model_type": "gpt_oss"}
+    turned = {"transposed": [down]}
+    x_q, square_q = (jp.quantize(y, "mxfp4") for y in (x, square))
     for layout, name, stored, options, wanted in (
-      *(
-        ("gpt-oss", name, stored, options, jp.quantize(x, "mxfp4"))
-        for name, stored, options in (
-          (down, x.swapaxes(1, 2), {"transposed": [down]}),
-          ("a.mlp1_weight", x, {}),
-        )
-      ),
+      ("gpt-oss", down, x.swapaxes(1, 2), turned, x_q),
+      ("gpt-oss", "a.mlp1_weight", x, {}, x_q),
       # The model's type says that k comes first.
-      (
-        "gpt-oss",
-        down,
-        square.swapaxes(1, 2),
-        {},
-        jp.quantize(square, "mxfp4"),
-      ),
-      (
-        *("modelopt", down, x, {"transposed": [down]}),
-        jp.quantize(x, "nvfp4", axis=1),
-      ),
+      ("gpt-oss", down, square.swapaxes(1, 2), {}, square_q),
+      ("modelopt", down, x, turned, jp.quantize(x, "nvfp4", axis=1)),
       (
         *("torchao", "a.experts.up", scaled, {}),
         jp.quantize(scaled, "nvfp4", batch_dims=1),

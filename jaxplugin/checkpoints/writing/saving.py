@@ -110,17 +110,14 @@ def save(
     staging.require_new(_WHO, target)
     staging.require_space(_WHO, target, shard.size)
     # No other call continues this one, because its numbers may differ.
-    place = staging.Staging(_WHO, target, {"save": secrets.token_hex()})
-    try:
+    task = {"save": secrets.token_hex()}
+    with staging.Staging(_WHO, target, task) as place:
       file = place.folder / shard.name
       shards.write(file, shard, _pieces(shard, leaves, report))
       if not is_file:
         _write_configs(place.folder, config or {}, found, decisions)
       _require_read_back(file if is_file else place.folder, decisions)
       place.finish(shard.name if is_file else None)
-    except BaseException:
-      place.give_up(0)
-      raise
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -73,11 +73,17 @@ def require_space(who: str, target: pathlib.Path, size: int) -> None:
 
 
 class Staging:
-  """The folder NAME.partial.
+  """The folder NAME.partial, a context.
+
+  An error removes the folder unless files are finished, which stay for the next
+  call.
 
   Attributes:
     folder: its path.
+    finished: the number of finished files.
   """
+
+  finished = 0
 
   def __init__(
     self, who: str, target: pathlib.Path, task: Mapping[str, Any]
@@ -135,11 +141,12 @@ class Staging:
       (self._target / _TASK).unlink()
     else:
       shutil.rmtree(self.folder)
-    os.close(self._descriptor)
 
-  def give_up(self, finished: int) -> None:
-    """Keeps finished files for the next call, or removes the folder."""
-    if not finished:
+  def __enter__(self) -> Staging:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    if kind is not None and not self.finished:
       shutil.rmtree(self.folder, ignore_errors=True)
     os.close(self._descriptor)
 
