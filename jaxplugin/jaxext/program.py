@@ -227,7 +227,7 @@ def _devices_of(jaxpr: Any) -> int:
   most = 1
   for eqn in jaxpr.eqns:
     name, params = eqn.primitive.name, eqn.params
-    if name in ("jit", "pjit"):
+    if name == "jit":
       shardings = (*params["in_shardings"], *params["out_shardings"])
     elif name == "sharding_constraint":
       shardings = (params["sharding"],)

@@ -10,9 +10,9 @@ residuals `jax.checkpoint` saves.
 import typing as _typing
 
 from jaxplugin.core import error_context as _error_context
-from jaxplugin.training.operand_trees import primals as primals
-from jaxplugin.training.operand_trees import promote_dtype as promote_dtype
-from jaxplugin.training.operand_trees import with_primals as with_primals
+from jaxplugin.training.quantized_operand import primals as primals
+from jaxplugin.training.quantized_operand import promote_dtype as promote_dtype
+from jaxplugin.training.quantized_operand import with_primals as with_primals
 from jaxplugin.training.ragged import ragged_dot_general as ragged_dot_general
 from jaxplugin.training.recipes import FP8_BLOCK_RECIPE as FP8_BLOCK_RECIPE
 from jaxplugin.training.recipes import INT8_RECIPE as INT8_RECIPE

@@ -345,17 +345,7 @@ def resized_scan(
     every = ((more_consts, own_consts), carry, (more_xs, own_xs))
     return dict(params, ft_in=flattree.pack(every))
   num_consts = params["num_consts"]
-  first_x = num_consts + params["num_carry"]
-  params = dict(params, num_consts=sum(kept[:num_consts]) + consts)
-  if "linear" in params:
-    linear = list(zip(params["linear"], kept, strict=True))
-    params["linear"] = (
-      *[False] * consts,
-      *(flag for flag, is_kept in linear[:first_x] if is_kept),
-      *[False] * xs,
-      *(flag for flag, is_kept in linear[first_x:] if is_kept),
-    )
-  return params
+  return dict(params, num_consts=sum(kept[:num_consts]) + consts)
 
 
 def abstract_result(
