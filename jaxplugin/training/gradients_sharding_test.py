@@ -38,18 +38,6 @@ class SignatureTest(absltest.TestCase):
     expected.insert(at, ("key", inspect.Parameter.KEYWORD_ONLY, None))
     self.assertEqual(simplify(DOT_GENERAL), expected)
 
-  def test_einsum_passes_them_all(self):
-    result = jnp.einsum(
-      "mk,kn->mn",
-      X,
-      W,
-      precision="highest",
-      preferred_element_type=jnp.float32,
-      out_sharding=None,
-      _dot_general=DOT_GENERAL,
-    )
-    np.testing.assert_array_equal(result, X @ W)
-
 
 class ExplicitTest(explicit.ExplicitTestCase):
   def outcome(self, dot_general, x, w, out_sharding):

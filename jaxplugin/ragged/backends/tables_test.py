@@ -67,13 +67,6 @@ class FieldsTest(parameterized.TestCase):
     self.assertLen({*fields}, len(found))
 
   @parameterized.parameters(
-    {"m": None}, {"groups": 0}, {"out_dtype": np.dtype(np.int32)}
-  )
-  def test_no_row_is_about_what_has_no_size_or_name(self, **changes):
-    problem = problems.RaggedDotProblem(**BASE | changes)
-    self.assertIsNone(RAGGED.fields_of(problem))
-
-  @parameterized.parameters(
     ({"groups": 0}, "groups must be a positive number, got 0"),
     ({"activation": "tanh"}, "activation must be one of .*swiglu"),
     ({"batch": 2}, "a problem of the ragged dot has no batch"),
@@ -113,15 +106,6 @@ class DecidedTest(absltest.TestCase):
       (told,) = jp.explain(f, *args)
     self.assertEqual(told.decision.implementation_from, "overlay")
     self.assertIn("overlay: 10 us, the rule's cpu 20 us", told.decision.reason)
-
-  def test_argument_comes_first(self):
-    with jp.tuning(self.table):
-      (told,) = jp.explain(
-        lambda *args: jp.ragged_dot(*args, implementation="cpu"),
-        self.x, self.w, SIZES,
-      )  # fmt: skip
-    self.assertEqual(told.decision.implementation, "cpu")
-    self.assertEqual(told.decision.implementation_from, "argument")
 
   def test_derivatives_are_decided_by_the_tables_of_the_call(self):
     """Also where they are transposed outside of the context."""

@@ -54,7 +54,7 @@ def compute(
   """
   taker = mesh_axes.Taker(axis_sizes)
   axes = assignment.axes
-  own, first_row = _own(call, axes, taker.count(axes["m"]))
+  own, first_row = _own(call, axes, taker)
   if axes["k"]:
     part, after = own.steps()[0], call.steps()[1]
     rows = rolled(local(part), first_row)
@@ -73,23 +73,16 @@ def compute(
 
 
 def _own(
-  call: calls.RaggedDotCall, axes: Mapping[str, mesh_axes.Axes], row_parts: int
+  call: calls.RaggedDotCall,
+  axes: Mapping[str, mesh_axes.Axes],
+  taker: mesh_axes.Taker,
 ) -> tuple[calls.RaggedDotCall, jax.Array | None]:
   """Returns the call of a device's groups, and the first of their rows.
 
   Rows are rolled, so that the device's groups begin at row 0: group sizes
   cannot describe rows of other groups before them.
   """
-  if not axes["m"] and not axes["g"]:
-    return call, None
-  sizes, first_row = own_sizes(
-    call.group_sizes,
-    call.num_rows,
-    rows=axes["m"],
-    row_parts=row_parts,
-    groups_=axes["g"],
-    num_groups=call.rhs.shape[0],
-  )
+  sizes, first_row = _own_sizes(call, axes, taker, call.rhs.shape[0])
   by_rows = {"lhs", "lhs_scale"}
   if call.global_scale is not None and call.global_scale.ndim == 2:
     by_rows |= {"global_scale", "global_power"}
@@ -101,35 +94,34 @@ def _own(
   return call.with_arrays(group_sizes=sizes, **shifted), first_row
 
 
-def own_sizes(
-  group_sizes: jax.Array,
-  num_rows: int,
-  *,
-  rows: mesh_axes.Axes,
-  row_parts: int,
-  groups_: mesh_axes.Axes,
+def _own_sizes(
+  call: calls.Call,
+  axes: Mapping[str, mesh_axes.Axes],
+  taker: mesh_axes.Taker,
   num_groups: int,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Returns the sizes of a device's groups within its rows, and the first row.
 
+  The first row is None if each device has all groups.
+
   Args:
-    group_sizes: sizes of all groups within all rows.
-    num_rows: number of rows of a device.
-    rows: mesh axes of the rows.
-    row_parts: number of devices along `rows`.
-    groups_: mesh axes of the groups. Without axes, the first row is None.
+    call: call of the device's rows, with the sizes of all groups.
+    axes: mesh axes of the rows, "m", and of the groups, "g".
+    taker: taker that counts the devices along axes.
     num_groups: number of groups of a device.
   """
+  if not axes["m"] and not axes["g"]:
+    return call.group_sizes, None
   starts, ends = _clipped(
-    group_sizes,
-    num_rows=num_rows * row_parts,
-    begin=_index(rows) * num_rows,
-    size=num_rows,
+    call.group_sizes,
+    num_rows=call.num_rows * taker.count(axes["m"]),
+    begin=_index(axes["m"]) * call.num_rows,
+    size=call.num_rows,
   )
   sizes = ends - starts
-  if not groups_:
+  if not axes["g"]:
     return sizes, None
-  first_group = _index(groups_) * num_groups
+  first_group = _index(axes["g"]) * num_groups
   own = lax.dynamic_slice_in_dim(sizes, first_group, num_groups)
   return own, starts[first_group]
 
@@ -265,20 +257,13 @@ def compute_contraction(
   taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
   dtype = call.preferred_element_type
   call = call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
-  if axes["m"] or axes["g"]:
-    sizes, first_row = own_sizes(
-      call.group_sizes,
-      call.num_rows,
-      rows=axes["m"],
-      row_parts=taker.count(axes["m"]),
-      groups_=axes["g"],
-      num_groups=call.num_groups // taker.count(axes["g"]),
+  num_groups = call.num_groups // taker.count(axes["g"])
+  sizes, first_row = _own_sizes(call, axes, taker, num_groups)
+  call = call.replace(group_sizes=sizes)
+  if first_row is not None:
+    call = call.replace(
+      lhs=_rolled(call.lhs, -first_row), rhs=_rolled(call.rhs, -first_row)
     )
-    call = call.replace(group_sizes=sizes)
-    if first_row is not None:
-      call = call.replace(
-        lhs=_rolled(call.lhs, -first_row), rhs=_rolled(call.rhs, -first_row)
-      )
   if not axes["m"]:
     return local(call)
   part_dtype = call.reduce_dtype or np.dtype(np.float32)
