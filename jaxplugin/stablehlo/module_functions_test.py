@@ -44,6 +44,23 @@ def dot(
   )
 
 
+def scaled_dot(
+  values="float8_e4m3fn", columns=2, result=((8, 16), "float32"), **options
+):
+  return call(
+    module_calls.SCALED_DOT,
+    [
+      ((8, 64), values),
+      ((64, 16), values),
+      ((8, columns), "float8_e8m0fnu"),
+      ((columns, 16), "float8_e8m0fnu"),
+    ],
+    [result],
+    dimension_numbers=(((1,), (0,)), ((), ())),
+    **options,
+  )
+
+
 def quantize(values, scale, x="float32", block=32):
   return call(
     module_calls.QUANTIZE,
@@ -85,18 +102,7 @@ class NameTest(parameterized.TestCase):
     )
 
   def test_two_plain_sides_are_a_plain_dot(self):
-    made = call(
-      module_calls.SCALED_DOT,
-      [
-        ((8, 64), "bfloat16"),
-        ((64, 16), "bfloat16"),
-        ((8, 1), "float8_e8m0fnu"),
-        ((1, 16), "float8_e8m0fnu"),
-      ],
-      [((8, 16), "float32")],
-      dimension_numbers=(((1,), (0,)), ((), ())),
-      has_scale=(False, False),
-    )
+    made = scaled_dot("bfloat16", columns=1, has_scale=(False, False))
     lowering = lower(made)
     self.assertEqual(lowering.name, "scaled_dot.plain")
     self.assertIsNone(lowering.decided)
@@ -134,42 +140,26 @@ class RefusalTest(parameterized.TestCase):
       NotImplementedError,
       "cannot quantize to bfloat16",
     ),
+    (
+      scaled_dot(result=((16, 8), "float32")),
+      TypeError,
+      r"results must be float32\[8,16\], got float32\[16,8\]",
+    ),
+    (
+      call(
+        module_calls.SWIZZLED_DOT,
+        [
+          *(((128, 64), dtype) for dtype in ("uint8", "float8_e4m3fn")),
+          *[((128, 4), "float8_e8m0fnu")] * 2,
+        ],
+        [((128, 128), "float32"), ((0,), "uint8")],
+      ),
+      TypeError,
+      "lhs uint8 with lhs_scale float8_e8m0fnu is not a block format",
+    ),
   )
-  def test_dtypes(self, made, error, pattern):
+  def test_call_is_refused_with_its_types(self, made, error, pattern):
     with self.assertRaisesRegex(error, pattern):
-      lower(made)
-
-  def test_composite_with_another_result(self):
-    made = call(
-      module_calls.SCALED_DOT,
-      [
-        ((8, 64), "float8_e4m3fn"),
-        ((64, 16), "float8_e4m3fn"),
-        ((8, 2), "float8_e8m0fnu"),
-        ((2, 16), "float8_e8m0fnu"),
-      ],
-      [((16, 8), "float32")],
-      dimension_numbers=(((1,), (0,)), ((), ())),
-    )
-    with self.assertRaisesRegex(
-      TypeError, r"results must be float32\[8,16\], got float32\[16,8\]"
-    ):
-      lower(made)
-
-  def test_swizzled_call_of_no_format(self):
-    made = call(
-      module_calls.SWIZZLED_DOT,
-      [
-        ((128, 64), "uint8"),
-        ((128, 64), "float8_e4m3fn"),
-        ((128, 4), "float8_e8m0fnu"),
-        ((128, 4), "float8_e8m0fnu"),
-      ],
-      [((128, 128), "float32"), ((0,), "uint8")],
-    )
-    with self.assertRaisesRegex(
-      TypeError, "lhs uint8 with lhs_scale float8_e8m0fnu is not a block format"
-    ):
       lower(made)
 
 

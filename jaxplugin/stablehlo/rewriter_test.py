@@ -50,6 +50,15 @@ def operand(rng, format, shape, *, storage="raw", integers=False, dtype=None):
   return contract.make_operand(rng, case, integers=integers)
 
 
+def sides(lhs, rhs, batch=(), *, rows=5, k=96, dtype=None, **options):
+  """Returns random operands of a dot of these formats."""
+  rng = np.random.default_rng(0)
+  return (
+    operand(rng, lhs, (*batch, rows, k), **options),
+    operand(rng, rhs, (*batch, 7, k), dtype=dtype, **options),
+  )
+
+
 def leaves(side):
   """Returns values and scale of an operand, in any storage."""
   if isinstance(side.operand, jp.ScaledArray):
@@ -85,60 +94,50 @@ class DotNumericsTest(parameterized.TestCase):
           bound = contract.DOT_BOUND * magnitude
           contract.assert_within(result, exact, bound, np.dtype(dtype))
 
+  def check_dot(
+    self, lhs, rhs, dtype=np.float32, *, factor=1, is_exact=False, **options
+  ):
+    module, arrays = dot_module(lhs, rhs, np.dtype(dtype), **options)
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    exact *= factor
+    self.check(module, arrays, exact, magnitude, dtype, is_exact=is_exact)
+
   @parameterized.product(pair=PAIRS, batch=((), (2,)))
   @pytest.mark.sample(1)
   def test_four_operands(self, pair, batch):
-    rng = np.random.default_rng(0)
-    lhs = operand(rng, pair[0], (*batch, 5, 96))
-    rhs = operand(rng, pair[1], (*batch, 7, 96))
-    module, arrays = dot_module(lhs, rhs, np.float32)
-    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+    self.check_dot(*sides(*pair, batch))
 
   @parameterized.parameters("float32", "bfloat16", "float16")
   @pytest.mark.sample(1)
   def test_integers_are_exact_in_every_result_dtype(self, dtype):
-    rng = np.random.default_rng(1)
-    lhs = operand(rng, jp.MXFP8, (5, 96), integers=True)
-    rhs = operand(rng, jp.MXFP8_E5M2, (7, 96), integers=True)
-    module, arrays = dot_module(lhs, rhs, np.dtype(dtype))
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-    self.check(module, arrays, exact, magnitude, dtype, is_exact=True)
+    both = sides(jp.MXFP8, jp.MXFP8_E5M2, integers=True)
+    self.check_dot(*both, dtype, is_exact=True)
 
   @parameterized.parameters("float32", "bfloat16")
   def test_three_operands_take_a_plain_rhs(self, dtype):
-    rng = np.random.default_rng(2)
-    lhs = operand(rng, jp.NVFP4, (5, 96))
-    rhs = operand(rng, None, (7, 96), dtype=dtype)
-    module, arrays = dot_module(lhs, rhs, np.float32)
-    self.assertLen(arrays, 3)
-    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+    lhs, rhs = sides(jp.NVFP4, None, dtype=dtype)
+    self.assertIsNone(rhs.scale)
+    self.check_dot(lhs, rhs)
 
   @parameterized.parameters("float32", "bfloat16", "float16")
   @pytest.mark.sample(1)
   def test_fifth_operand_multiplies(self, dtype):
-    rng = np.random.default_rng(3)
-    lhs = operand(rng, jp.NVFP4, (5, 48), integers=True)
-    rhs = operand(rng, jp.NVFP4, (7, 48), integers=True)
-    module, arrays = dot_module(
-      lhs, rhs, np.dtype(dtype), global_scale=np.asarray(0.375, dtype)
+    self.check_dot(
+      *sides(jp.NVFP4, jp.NVFP4, k=48, integers=True),
+      dtype,
+      factor=0.375,
+      is_exact=True,
+      global_scale=np.asarray(0.375, dtype),
     )
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-    self.check(module, arrays, 0.375 * exact, magnitude, dtype, is_exact=True)
 
   @parameterized.product(pair=PAIRS[:3], batch=((), (2,)))
   @pytest.mark.sample(1)
   def test_garbage_in_padded_scales_never_matters(self, pair, batch):
-    rng = np.random.default_rng(4)
-    lhs = operand(rng, pair[0], (*batch, 5, 96), storage="padded")
-    rhs = operand(rng, pair[1], (*batch, 7, 96), storage="padded")
-    size = f"\\22{pair[0].block_size}\\22"
-    attribute = written_modules.block_size(size)
-    module, arrays = dot_module(lhs, rhs, np.float32, attributes=attribute)
-    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+    size = written_modules.block_size(f"\\22{pair[0].block_size}\\22")
+    self.check_dot(*sides(*pair, batch, storage="padded"), attributes=size)
 
   def test_more_rows_of_scale_need_no_block_size(self):
-    rng = np.random.default_rng(5)
-    lhs, rhs = (operand(rng, jp.MXFP8, (n, 64)) for n in (5, 7))
+    lhs, rhs = sides(jp.MXFP8, jp.MXFP8, k=64)
     module, arrays = dot_module(lhs, rhs, np.float32)
     arrays[2] = np.pad(np.asarray(arrays[2]).view(np.uint8), ((0, 3), (0, 0)))
     arrays[2] = arrays[2].view(ml_dtypes.float8_e8m0fnu)
@@ -150,11 +149,8 @@ class DotNumericsTest(parameterized.TestCase):
   )
   @pytest.mark.sample(1)
   def test_swizzled_scales(self, format, batch, rows):
-    rng = np.random.default_rng(6)
-    lhs = operand(rng, format, (*batch, rows, 96), storage="swizzled")
-    rhs = operand(rng, format, (*batch, 7, 96), storage="swizzled")
-    module, arrays = dot_module(lhs, rhs, np.float32, name=SWIZZLED_DOT)
-    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+    both = sides(format, format, batch, rows=rows, storage="swizzled")
+    self.check_dot(*both, name=SWIZZLED_DOT)
 
   def test_blocks_of_no_format_are_served(self):
     # E4M3 values with an E4M3 scale for 24 values, which XLA supports too.
@@ -325,12 +321,10 @@ class FormsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    rng = np.random.default_rng(0)
-    self.lhs = operand(rng, jp.MXFP8, (5, 64), integers=True)
-    self.rhs = operand(rng, jp.MXFP8, (7, 64), integers=True)
-    (lhs, lhs_scale), (rhs, rhs_scale) = leaves(self.lhs), leaves(self.rhs)
+    both = sides(jp.MXFP8, jp.MXFP8, k=64, integers=True)
+    (lhs, lhs_scale), (rhs, rhs_scale) = map(leaves, both)
     self.arrays = (lhs, rhs, lhs_scale, rhs_scale)
-    self.exact, _ = contract.dot(self.lhs.exact, self.rhs.exact)
+    self.exact, _ = contract.dot(*(side.exact for side in both))
 
     def function(lhs, rhs, lhs_scale, rhs_scale):
       return lax.scaled_dot(
