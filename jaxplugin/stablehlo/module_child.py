@@ -6,9 +6,9 @@ jaxlib's parsers abort on some malformed modules, after they corrupted memory.
 Each request is therefore handled in a new fork with limits. A crash of the fork
 is also a reply.
 
-A message in either direction is the length of a JSON object (4 bytes,
-little-endian), the object, and the number of bytes in the object's "size". The
-bytes of a request are the module. Its object has
+A message in either direction is a line with a JSON object, and then as many
+bytes as the object's "size". The bytes of a request are the module. Its object
+has
 
   name, is_text         see `module_parsing.parse`
   cpu_s, memory_bytes, stack_bytes, out_bytes, wall_s
@@ -34,7 +34,6 @@ import json
 import os
 import select
 import signal
-import struct
 import sys
 import tempfile
 from typing import IO
@@ -49,24 +48,22 @@ if sys.platform != "win32":  # Windows has no `os.fork` either
   import resource
 
 IDLE_S: Final = 60.0  # the process ends after this time without a request
-LENGTH: Final = struct.Struct("<I")
 
 
 def write_message(file: IO[bytes], header: dict[str, Any], data: bytes) -> None:
   """Writes one message."""
-  text = json.dumps({**header, "size": len(data)}).encode()
-  file.write(LENGTH.pack(len(text)))
-  file.write(text)
+  line = json.dumps({**header, "size": len(data)})
+  file.write(f"{line}\n".encode())
   file.write(data)
   file.flush()
 
 
 def read_message(file: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
   """Reads one message; None at the end of the file."""
-  start = file.read(LENGTH.size)
-  if len(start) < LENGTH.size:
+  line = file.readline()
+  if not line.endswith(b"\n"):
     return None
-  header = json.loads(file.read(LENGTH.unpack(start)[0]))
+  header = json.loads(line)
   data = file.read(header["size"])
   return None if len(data) < header["size"] else (header, data)
 
@@ -108,7 +105,7 @@ def _serve(
     if requests.fileno() in ready:  # the parent has gone
       sys.exit()
     file.seek(0)
-    with contextlib.suppress(ValueError, TypeError, KeyError, struct.error):
+    with contextlib.suppress(ValueError, TypeError, KeyError):
       reply = None if status else read_message(file)
       if reply is not None:
         return reply

@@ -175,9 +175,6 @@ ENTRY main {
 
   @parameterized.parameters(
     ("m.mlir --target x100", "unknown target 'x100'; known targets: a100,"),
-    ("m.mlir --target b200 --cudnn 9.x", "malformed version '9.x'"),
-    ("m.mlir --target mi300x --cudnn 9.9", "mi300x is not an NVIDIA GPU"),
-    ("m.mlir --cudnn 9.9", "--cudnn needs --target"),
     ("m.mlir --target b200 --implementation magic", "invalid choice: 'magic'"),
     (
       "m.mlir --target h100 --implementation cudnn --strict",
@@ -191,12 +188,7 @@ ENTRY main {
     ),
     ("none.mlir --target cpu", r"error: \S*none\.mlir: No such file"),
     ("bad.mlir", r"error: \S*bad\.mlir:2:15: expected"),
-    ("bad.hlo", r"error: \S*bad\.hlo:3:6: .*Unknown opcode"),
-    ("invalid.mlir", r"error: \S*invalid\.mlir:3:5: type of return operand 0"),
     ("cut.mlirbc", r"error: \S*cut\.mlirbc: malformed or truncated bytecode: "),
-    ("start.mlirbc", r"error: \S*start\.mlirbc: .*truncated after 3 B"),
-    ("garbage", r"error: \S*garbage: neither MLIR bytecode.*nor UTF-8 text"),
-    ("empty", r"error: \S*empty: the module is empty"),
     (".", r"error: \S*: Is a directory"),
     ("", "the following arguments are required: FILE"),
   )
@@ -204,19 +196,8 @@ ENTRY main {
   def test_bad_input_is_one_line_and_status_2(self, line, pattern):
     self.write("cpu.mlir", written_modules.cpu_module())
     self.write("bad.mlir", "module {\n func.func @x( }\n")
-    self.write(
-      "bad.hlo", "HloModule x\nENTRY main {\n x = f3[2] parameter(0)\n}"
-    )
-    self.write(
-      "invalid.mlir",
-      "module {\n  func.func @f(%x: tensor<2xf32>) -> tensor<3xf32> {\n"
-      "    return %x : tensor<2xf32>\n  }\n}",
-    )
     bytecode = modules.read(MODULE).serialize("bytecode")
     self.write("cut.mlirbc", bytecode[: len(bytecode) // 2])
-    self.write("start.mlirbc", bytecode[:3])
-    self.write("garbage", b"\xff\xfe\x00")
-    self.write("empty", " \n")
     arguments = line.split()
     if arguments:
       arguments[0] = str(self.directory / arguments[0])
