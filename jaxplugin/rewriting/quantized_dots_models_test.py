@@ -166,7 +166,7 @@ class Linear:
 
 class PytreeTest(parameterized.TestCase):
   @parameterized.parameters("inside", "outside_of_jit")
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_mapped_layers_with_the_weight_first(self, place):
     layer = Linear(jnp.asarray(constructs.W[0]), jnp.ones(64))
     loss = lambda layer, x: (jnp.tanh(jax.vmap(layer)(x)) ** 2).mean()

@@ -162,7 +162,7 @@ class Product:
     ndims = tuple(map(len, shapes))
     frees = map(sides.free_dims, ndims, contracting, batch)
     (_, last), (_, shape) = contracting, shapes
-    is_merged = len(last) == 1 or not _has_whole(shape[last[-1]], multiple)
+    is_merged = len(last) <= 1 or not _has_whole(shape[last[-1]], multiple)
     lhs, rhs = (
       blocking.Blocking(
         dims=k if is_merged else k[-1:],
