@@ -262,9 +262,7 @@ class DotCall(primitive.OperationCall):
     k = _product(lhs[d] for d in self.lhs.contracting)
     num_contracting = len(self.lhs.contracting)
     is_copied = problems.are_copied(
-      k,
-      (self.lhs.format, self.rhs.format),
-      num_contracting=num_contracting,
+      k, (self.lhs.format, self.rhs.format), num_contracting=num_contracting
     )
     positions = {self.lhs.blocked_position, self.rhs.blocked_position} - {None}
     return problems.DotProblem(

@@ -15,8 +15,7 @@ from jaxplugin.dot import epilogue
 
 _BITS_OF_FACTOR = 2.0**-24  # relative, of one rounding to f32
 _SPECIAL = np.array(
-  [0, -0.0, np.inf, -np.inf, np.nan, 1, -1.5, 2.0**-126, 2.0**127],
-  np.float32,
+  [0, -0.0, np.inf, -np.inf, np.nan, 1, -1.5, 2.0**-126, 2.0**127], np.float32
 )
 
 

@@ -37,13 +37,7 @@ UINT8_ROW = jp.BlockFormat(
   offset_dtype=np.uint8,
   code_offset=128,
 )
-FORMATS = (
-  jp.UINT4_128,
-  jp.UINT4_128_BF16,
-  jp.UINT4_32_MIN,
-  INT8_64,
-  UINT8_ROW,
-)
+FORMATS = (jp.UINT4_128, jp.UINT4_128_BF16, jp.UINT4_32_MIN, INT8_64, UINT8_ROW)
 
 
 def normal(seed, *shape):
@@ -309,10 +303,7 @@ PRODUCTS = {
   "matmul": (lambda w: X @ w[0].T, lambda w: X @ w[0].T),
   "matmul from the left": (lambda w: w[0] @ X.T, lambda w: w[0] @ X.T),
   "linear": (lambda w: jp.linear(X, w[0]), lambda w: X @ w[0].T),
-  "layer": (
-    jax.jit(lambda w: jp.linear(X, w, layer=1)),
-    lambda w: X @ w[1].T,
-  ),
+  "layer": (jax.jit(lambda w: jp.linear(X, w, layer=1)), lambda w: X @ w[1].T),
   "layer with an epilogue": (
     jax.jit(
       lambda w: jp.linear(
@@ -587,10 +578,7 @@ class ShardedTest(parameterized.TestCase):
         jp.block_scaled_dot(x, w[1]),
       )
       return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(P(), spec),
-        out_specs=(spec, spec),
+        local, mesh=mesh, in_specs=(P(), spec), out_specs=(spec, spec)
       )(x, w)
 
     groups, one = run(x, self.put(mesh, w, spec))

@@ -291,8 +291,7 @@ class EpilogueTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual[2][0], plain)
 
   @parameterized.product(
-    name=("lhs", "global_scale", "bias", "residual"),
-    activation=(None, "silu"),
+    name=("lhs", "global_scale", "bias", "residual"), activation=(None, "silu")
   )
   @pytest.mark.sample(1)
   def test_each_operand_alone_has_its_derivative(self, name, activation):

@@ -75,10 +75,7 @@ class MalformedCallTest(parameterized.TestCase):
     self.assertGreater(kinds[TypeError], 30)
     self.assertGreater(kinds[ValueError], 8)
 
-  @parameterized.product(
-    implementation=("cudnn", "triton", "cpu"),
-    mode=MODES,
-  )
+  @parameterized.product(implementation=("cudnn", "triton", "cpu"), mode=MODES)
   def test_forced_implementation_that_cannot_serve_is_refused(
     self, implementation, mode
   ):

@@ -27,12 +27,7 @@ ROWS = (F, T, NONE)
 CASES = {
   "forward_gathers_each_operand_over_one_axis": (
     *(X, W, ((2,), (0,)), ROWS, (F, T), (F, NONE, T)),
-    {
-      "lhs": (F, NONE, NONE),
-      "rhs": (NONE, T),
-      "out": (F, NONE, T),
-      "reduce": NONE,
-    },
+    dict(lhs=(F, NONE, NONE), rhs=(NONE, T), out=(F, NONE, T), reduce=NONE),
   ),
   "row_parallel_result_is_scattered_along_the_sequence": (
     *(H, (1024, 512), ((2,), (0,)), (F, NONE, T), (T, F), ROWS),
@@ -47,12 +42,7 @@ CASES = {
   ),
   "gradient_of_activations_gathers_each_operand_over_one_axis": (
     *(X, (1024, 512), ((2,), (1,)), ROWS, (T, F), (F, NONE, T)),
-    {
-      "lhs": (F, NONE, NONE),
-      "rhs": (T, NONE),
-      "out": (F, NONE, T),
-      "reduce": NONE,
-    },
+    dict(lhs=(F, NONE, NONE), rhs=(T, NONE), out=(F, NONE, T), reduce=NONE),
   ),
   "gradient_of_weights_keeps_batch_and_scatters_over_it": (
     *(H, X, ((0, 1), (0, 1)), (F, NONE, T), ROWS, (T, F)),

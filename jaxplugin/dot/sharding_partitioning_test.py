@@ -243,7 +243,7 @@ class SplitAxisTest(parameterized.TestCase):
       (jp.NVFP4, 480, (8,), None),
       (jp.MXFP4, 2880, (2, 4), None),
       (jp.MXFP8, 96, (6,), "xla"),
-    ),
+    )
   )
   @pytest.mark.sample(1)
   def test_blocks_of_a_sharded_k(self, case):
@@ -355,7 +355,7 @@ class SplitAxisTest(parameterized.TestCase):
       (jp.NVFP4, (24, 480), P(None, "x"), None),
       (jp.MXFP8, (24, 128), P(None, "x"), None),
       (jp.MXFP4, (24, 64), P("x"), (3, 8, 64)),
-    ),
+    )
   )
   @pytest.mark.sample(4)
   def test_quantize_gives_the_bits_of_one_device(self, case):

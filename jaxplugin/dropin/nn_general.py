@@ -196,10 +196,7 @@ def scaled_dot_general(
   if configs is None:
     nn_operands.require_portable(who, implementation, "configs=None")
     return lax.dot_general(
-      lhs,
-      rhs,
-      dimension_numbers,
-      preferred_element_type=preferred_element_type,
+      lhs, rhs, dimension_numbers, preferred_element_type=preferred_element_type
     )
   if dimension_numbers is None or preferred_element_type is None:
     raise TypeError(

@@ -432,8 +432,7 @@ class ConfigTest(parameterized.TestCase):
     lhs, rhs = floats(42, "mk"), floats(43, "nk")
     configs = [config("nvfp4", 0.25)] * 3
     assert_product(
-      *(jax.jit(dot)(lhs, rhs, configs), lhs, rhs),
-      quantizer("nvfp4", 0.25),
+      *(jax.jit(dot)(lhs, rhs, configs), lhs, rhs), quantizer("nvfp4", 0.25)
     )
 
 

@@ -287,10 +287,7 @@ def _abstract_eval(rules, *flat, call, target):
   if rules.result_sharding is not None:
     more["sharding"] = rules.result_sharding(call)
   return call.lhs.values.update(
-    shape=call.shape,
-    dtype=call.preferred_element_type,
-    weak_type=False,
-    **more,
+    shape=call.shape, dtype=call.preferred_element_type, weak_type=False, **more
   )
 
 

@@ -207,9 +207,7 @@ def _portable(measured: decisions.Measured) -> decisions.Measured:
 
 
 def _notes_on_order(
-  implementation: str,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  implementation: str, problem: problems.DotProblem, target: targets.Target
 ) -> tuple[str, ...]:
   sides = " and ".join(problem.interleaved_sides)
   if not sides:

@@ -139,9 +139,7 @@ def config_of(fields: decisions.Fields) -> CpuConfig:
 
 
 def fields_error(
-  fields: decisions.Fields,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  fields: decisions.Fields, problem: problems.DotProblem, target: targets.Target
 ) -> str | None:
   """Returns why fields are not a config for a problem, or None if they are."""
   try:

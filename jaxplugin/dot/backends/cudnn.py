@@ -78,9 +78,7 @@ def supports(
   return _device_gate(target) or _version_gate(target) or _problem_gate(problem)
 
 
-def _device_gate(
-  target: targets.Target,
-) -> decisions.Unsupported | None:
+def _device_gate(target: targets.Target) -> decisions.Unsupported | None:
   if target.platform != "cuda":
     return decisions.Unsupported(
       f"needs an NVIDIA GPU, the target's platform is {target.platform}"
@@ -99,9 +97,7 @@ def _device_gate(
   return None
 
 
-def _version_gate(
-  target: targets.Target,
-) -> decisions.Unsupported | None:
+def _version_gate(target: targets.Target) -> decisions.Unsupported | None:
   dotted = targets.format_version
   have = target.cudnn_version
   needs = f"needs cuDNN {dotted(MIN_VERSION)} or newer, the target has"
@@ -115,9 +111,7 @@ def _version_gate(
   return None
 
 
-def _problem_gate(
-  problem: problems.DotProblem,
-) -> decisions.Unsupported | None:
+def _problem_gate(problem: problems.DotProblem) -> decisions.Unsupported | None:
   lhs, rhs = problem.lhs.format, problem.rhs.format
   if lhs is None or rhs is None:
     return decisions.Unsupported("needs both operands quantized")

@@ -86,10 +86,7 @@ class TritonFastestDeviceTest(absltest.TestCase):
         for rows in (192, 160)
       )
       result = jp.block_scaled_dot(
-        lhs.operand,
-        rhs.operand,
-        implementation="triton",
-        precision="fastest",
+        lhs.operand, rhs.operand, implementation="triton", precision="fastest"
       )
       exact, magnitude = contract.dot(lhs.exact, rhs.exact)
       bound = (contract.FP8_SUM_BOUND + contract.DOT_BOUND) * magnitude

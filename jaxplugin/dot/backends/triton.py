@@ -157,9 +157,7 @@ def _with_readable_format(side: sides.Side, name: str) -> sides.Side:
   return side.replace(format=format, scale=scale, scale_layout=layouts.LINEAR)
 
 
-def _lowering_refusal(
-  target: targets.Target,
-) -> decisions.Unsupported | None:
+def _lowering_refusal(target: targets.Target) -> decisions.Unsupported | None:
   """Returns why this process cannot lower kernels, or None if it can.
 
   It needs jax-triton, a GPU, and TMA descriptors if kernels use them.
@@ -248,9 +246,7 @@ def _dense_shape(
   assert architecture is not None
   whole = _shape_of(problem, target, repeats=False)
   path = tiles_by_rule.default_path(
-    whole,
-    architecture,
-    use_descriptors=triton_library.uses_descriptors(target),
+    whole, architecture, use_descriptors=triton_library.uses_descriptors(target)
   )
   return whole if path == "fp8" else _shape_of(problem, target, repeats=True)
 
@@ -299,10 +295,7 @@ def _shape_of(
 
 
 def kind_name(
-  format: formats.BlockFormat | None,
-  dtype: np.dtype,
-  *,
-  repeats: bool = True,
+  format: formats.BlockFormat | None, dtype: np.dtype, *, repeats: bool = True
 ) -> str:
   """Returns the kernels' name for a supported format, or for plain floats.
 
@@ -372,9 +365,7 @@ def _default_config(
 
 
 def _launches(
-  shape: configs.MatmulShape,
-  target: targets.Target,
-  fields: decisions.Fields,
+  shape: configs.MatmulShape, target: targets.Target, fields: decisions.Fields
 ) -> tuple[launching.Launch, ...]:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
@@ -427,9 +418,7 @@ def config_of(fields: decisions.Fields) -> configs.MatmulConfig:
 
 
 def shape_config_error(
-  fields: decisions.Fields,
-  shape: configs.MatmulShape,
-  target: targets.Target,
+  fields: decisions.Fields, shape: configs.MatmulShape, target: targets.Target
 ) -> str | None:
   """Returns why fields are not a config for a shape, or None if they are."""
   try:
@@ -449,9 +438,7 @@ def shape_config_error(
 
 
 def config_error(
-  config: decisions.Fields,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  config: decisions.Fields, problem: problems.DotProblem, target: targets.Target
 ) -> str | None:
   """Returns why a config cannot compute a problem, or None if it can."""
   refusal = supports(problem, target)
@@ -576,9 +563,7 @@ def run(
 
 
 def _readable(
-  call: calls.DotCall,
-  problem: problems.DotProblem,
-  matmul: configs.MatmulShape,
+  call: calls.DotCall, problem: problems.DotProblem, matmul: configs.MatmulShape
 ) -> tuple[Readable, Readable]:
   """Returns both sides as arrays in the formats of `matmul`."""
   if problem.is_copied:

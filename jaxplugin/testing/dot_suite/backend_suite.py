@@ -151,10 +151,7 @@ class BackendSuite(suite.DotSuite):
       for scale in (0.5, of_rows.astype(np.float32)):
         with self.subTest(kind=kind, sizes=sizes, scale=np.shape(scale)):
           actual = self.served(
-            *(lhs, rhs, scale),
-            bias=bias,
-            activation="relu",
-            residual=residual,
+            *(lhs, rhs, scale), bias=bias, activation="relu", residual=residual
           )
           expected = np.maximum(exact * scale + bias, 0) + residual
           contract.assert_exact(actual, expected, contract.F32)
