@@ -558,8 +558,8 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   )
 
 
-def require_numbers(who: str, name: str, x: ScaledArray) -> None:
-  """Raises TypeError unless values and scale of a `ScaledArray` are arrays."""
+def require_arrays(who: str, name: str, x: ScaledArray) -> None:
+  """Raises TypeError unless a `ScaledArray`'s leaves are arrays that match."""
   for leaf in x.tree_flatten()[0][:2]:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
       raise TypeError(
@@ -567,6 +567,7 @@ def require_numbers(who: str, name: str, x: ScaledArray) -> None:
         f" {error_context.shown(x)}; for shapes and dtypes only,"
         " trace the call with jax.eval_shape"
       )
+  require_global_scale(f"{who}: {name}", x)
 
 
 def _serialize_aux(
@@ -599,16 +600,14 @@ jax_private.register_pytree_serialization(
 )
 
 
-def require_global_scale(who: str, array: ScaledArray) -> None:
+def require_global_scale(who: str, x: ScaledArray) -> None:
   """Raises TypeError unless the global scale's shape fits the array's.
 
   It may not fit if a caller joined or indexed the leaves one by one. A caller
   may also have cast single leaves, so the dtypes are checked first.
   """
-  validation.require_unconverted(who, array)
-  validation.validate_global_scale(
-    who, array.global_scale, array.shape, array.axis
-  )
+  validation.require_unconverted(who, x)
+  validation.validate_global_scale(who, x.global_scale, x.shape, x.axis)
 
 
 def full_global_scale(array: ScaledArray) -> Any:

@@ -190,18 +190,18 @@ def _is_on_host(x: Any) -> bool:
   )
 
 
-def require_unconverted(who: str, array: Any) -> None:
+def require_unconverted(who: str, x: Any) -> None:
   """Raises TypeError if a cast gave values or scale another float dtype.
 
   Casting all float leaves of a tree with `astype` causes this. Leaves that are
   not arrays pass, because JAX's transformations put other objects into a
   `ScaledArray`.
   """
-  format = array.format
+  format = x.format
   leaves = {
-    "scale": (array.scale, (format.scale_dtype,)),
-    "values": (array.values, (*format.storage_dtypes, format.values_dtype)),
-    "offset": (array.offset, (format.offset_dtype,)),
+    "scale": (x.scale, (format.scale_dtype,)),
+    "values": (x.values, (*format.storage_dtypes, format.values_dtype)),
+    "offset": (x.offset, (format.offset_dtype,)),
   }
   for name, (leaf, allowed) in leaves.items():
     dtype = getattr(leaf, "dtype", None)

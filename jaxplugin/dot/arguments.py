@@ -74,7 +74,7 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
         f"{sides.who()}: {name}_scale must be None if {name} is a ScaledArray,"
         f" which contains its scale; leave {name}_scale out"
       )
-    require_arrays(name, operand)
+    scaled_array.require_arrays(sides.who(), name, operand)
     return scaled_side(name, operand.to_floats())
   values = array(name, operand)
   if scale is None:
@@ -97,12 +97,6 @@ def _in_rows(side: sides.Side) -> sides.Side:
   if side.format is None or not side.format.is_square:
     return rows
   return rows.replace(square_scale=side.scale)
-
-
-def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:
-  """Raises TypeError unless the operand's leaves are arrays that match."""
-  scaled_array.require_numbers(sides.who(), name, operand)
-  scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
 
 
 def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:

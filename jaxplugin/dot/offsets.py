@@ -36,7 +36,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import arguments
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
@@ -84,7 +83,7 @@ def split(lhs: Any, rhs: Any) -> tuple[Any, Any, Offset | None]:
   """
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
     if has_offset(operand):
-      arguments.require_arrays(name, operand)
+      scaled_array.require_arrays(sides.who(), name, operand)
   if has_offset(lhs) and isinstance(rhs, scaled_array.ScaledArray):
     lhs = lhs.dequantize()
   if has_offset(rhs):

@@ -58,8 +58,7 @@ def dequantize(
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
-  scaled_array.require_numbers("dequantize", "x", x)
-  scaled_array.require_global_scale("dequantize", x)
+  scaled_array.require_arrays("dequantize", "x", x)
   if x.surrogate is None:
     return _dequantize(x, arguments.float_dtype(dtype))
   return _dequantize_straight_through(arguments.float_dtype(dtype), x)

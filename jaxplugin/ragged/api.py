@@ -309,7 +309,7 @@ def _side_of(name: str, operand: Any) -> sides.Side:
   """Returns a `Side` for an argument. Bytes become abstract 8-bit floats."""
   if not isinstance(operand, scaled_array.ScaledArray) or not operand.is_bytes:
     return arguments.side_of(name, operand)
-  arguments.require_arrays(name, operand)
+  scaled_array.require_arrays(sides.who(), name, operand)
   to_floats = scaled_array.ScaledArray.to_floats
   return arguments.scaled_side(name, jax.eval_shape(to_floats, operand))
 

@@ -220,8 +220,7 @@ class _Weights:
     is_stored = isinstance(weight, quantized_weight.QuantizedWeight)
     array = weight.array if is_stored else weight
     own = weight.dtype if is_stored else beside
-    scaled_array.require_numbers(WHO, path, array)
-    scaled_array.require_global_scale(f"{WHO}: {path}", array)
+    scaled_array.require_arrays(WHO, path, array)
     value = self._acceptor.enter(
       acceptor_lib.Weight(
         path=path, array=acceptor_lib.without_derivative(array)
