@@ -558,6 +558,10 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   )
 
 
+def has_surrogate(operand: Any) -> bool:
+  return isinstance(operand, ScaledArray) and operand.surrogate is not None
+
+
 def require_arrays(who: str, name: str, x: ScaledArray) -> None:
   """Raises TypeError unless a `ScaledArray`'s leaves are arrays that match."""
   for leaf in x.tree_flatten()[0][:2]:

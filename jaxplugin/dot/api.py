@@ -102,7 +102,7 @@ def block_scaled_dot(
   See also:
     `jp.linear`, `jp.explain`.
   """
-  if straight_through.has_surrogate(lhs) or straight_through.has_surrogate(rhs):
+  if scaled_array.has_surrogate(lhs) or scaled_array.has_surrogate(rhs):
     return _straight_through(
       lhs,
       rhs,
@@ -120,7 +120,7 @@ def block_scaled_dot(
       reduce_dtype=reduce_dtype,
       implementation=implementation,
     )
-  lhs, rhs, offset = offsets.split(lhs, rhs)
+  lhs, rhs, offset = arguments.split_offset(lhs, rhs)
   lhs_side, rhs_side = arguments.sides_of(
     lhs,
     rhs,
@@ -196,7 +196,7 @@ def _straight_through(
 
 def _bind_with_epilogue(
   call: calls.DotCall,
-  offset: offsets.Offset | None,
+  offset: arguments.Offset | None,
   global_scale: Any,
   bias: Any,
   residual: Any,
@@ -257,7 +257,7 @@ def _global_scales(call: calls.DotCall, explicit: Any) -> list[jax.Array]:
     positions = {d: i for i, d in enumerate(side.batch)}
     positions |= {d: i + offset for i, d in enumerate(side.free)}
     offset += len(side.free)
-    scales.append(epilogue.global_scale_of(side, positions, len(call.shape)))
+    scales.append(side.global_scale_in(positions, len(call.shape)))
   scales.append(arguments.as_global_scale(explicit))
   return [scale for scale in scales if scale is not None]
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 from typing import Final
 
@@ -64,6 +66,52 @@ def sides_of(
       " call jax.lax.dot_general"
     )
   return lhs_side, rhs_side
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["array"],
+  meta_fields=["name", "format"],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offset:
+  """The offset of one operand of a product.
+
+  Attributes:
+    name: "lhs" or "rhs".
+    format: the format of the operand, which has an `offset_dtype`.
+    array: the zero points or minima, of the shape of the operand's scale.
+  """
+
+  name: str
+  format: formats.BlockFormat
+  array: Any
+
+
+def has_offset(operand: Any) -> bool:
+  return (
+    isinstance(operand, scaled_array.ScaledArray) and operand.offset is not None
+  )
+
+
+def split_offset(lhs: Any, rhs: Any) -> tuple[Any, Any, Offset | None]:
+  """Returns both operands without an offset, and the offset of one or None.
+
+  An lhs with an offset is dequantized to f32 if rhs is quantized, because block
+  sums of rhs would read all weights once more.
+  """
+  for name, operand in (("lhs", lhs), ("rhs", rhs)):
+    if has_offset(operand):
+      scaled_array.require_arrays(sides.who(), name, operand)
+  if has_offset(lhs) and isinstance(rhs, scaled_array.ScaledArray):
+    lhs = lhs.dequantize()
+  if has_offset(rhs):
+    offset = Offset(name="rhs", format=rhs.format, array=rhs.offset)
+    return lhs, rhs.without_offset(), offset
+  if has_offset(lhs):
+    offset = Offset(name="lhs", format=lhs.format, array=lhs.offset)
+    return lhs.without_offset(), rhs, offset
+  return lhs, rhs, None
 
 
 def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:

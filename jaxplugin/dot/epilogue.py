@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -28,7 +27,6 @@ from jax import lax
 
 from jaxplugin.dot import calls
 from jaxplugin.dot import problems
-from jaxplugin.dot import sides
 
 _MANTISSA_BITS: Final = 23
 _BIAS: Final = 127
@@ -36,36 +34,6 @@ _EXPONENT_MASK: Final = 0x7F800000  # all ones for Inf and NaN
 _MAGNITUDE_MASK: Final = 0x7FFFFFFF
 _MIN_EXPONENT: Final = -126  # of normal numbers
 _MAX_EXPONENT: Final = 127
-
-
-def global_scale_of(
-  side: sides.Side, positions: Mapping[int, int], ndim: int
-) -> jax.Array | None:
-  """Returns a side's global scale, reshaped to broadcast to the result.
-
-  Args:
-    side: operand with or without a global scale.
-    positions: {noncontracting dimension of the side: dimension of the result}.
-    ndim: rank of the result.
-
-  Raises:
-    TypeError: If the global scale varies along a contracting dimension.
-  """
-  scale = side.global_scale
-  if scale is None or scale.size == 1:
-    return None if scale is None else scale.reshape(())
-  varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
-  if any(d not in positions for d in varying):
-    raise TypeError(
-      f"{sides.who()}: the global scale of {side.name} must have size 1 in"
-      f" contracting dimensions, got shape {tuple(scale.shape)}"
-    )
-  order = sorted(varying, key=lambda d: positions[d])
-  shape = [1] * ndim
-  for d in order:
-    shape[positions[d]] = scale.shape[d]
-  ones = tuple(d for d in range(scale.ndim) if d not in varying)
-  return jnp.transpose(scale, (*order, *ones)).reshape(shape)
 
 
 def product(

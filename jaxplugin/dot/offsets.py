@@ -17,7 +17,6 @@ add_offsets_p: (result, x, scale, offset) -> f32. Parameters: format, the format
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -32,10 +31,10 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 
-from jaxplugin.arrays import scaled_array
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import arguments
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
@@ -47,52 +46,6 @@ from jaxplugin.runtime import cpu_library
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
 _F32: Final = np.dtype(np.float32)
-
-
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["array"],
-  meta_fields=["name", "format"],
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Offset:
-  """The offset of one operand of a product.
-
-  Attributes:
-    name: "lhs" or "rhs".
-    format: the format of the operand, which has an `offset_dtype`.
-    array: the zero points or minima, of the shape of the operand's scale.
-  """
-
-  name: str
-  format: formats.BlockFormat
-  array: Any
-
-
-def has_offset(operand: Any) -> bool:
-  return (
-    isinstance(operand, scaled_array.ScaledArray) and operand.offset is not None
-  )
-
-
-def split(lhs: Any, rhs: Any) -> tuple[Any, Any, Offset | None]:
-  """Returns both operands without an offset, and the offset of one or None.
-
-  An lhs with an offset is dequantized to f32 if rhs is quantized, because block
-  sums of rhs would read all weights once more.
-  """
-  for name, operand in (("lhs", lhs), ("rhs", rhs)):
-    if has_offset(operand):
-      scaled_array.require_arrays(sides.who(), name, operand)
-  if has_offset(lhs) and isinstance(rhs, scaled_array.ScaledArray):
-    lhs = lhs.dequantize()
-  if has_offset(rhs):
-    offset = Offset(name="rhs", format=rhs.format, array=rhs.offset)
-    return lhs, rhs.without_offset(), offset
-  if has_offset(lhs):
-    offset = Offset(name="lhs", format=lhs.format, array=lhs.offset)
-    return lhs.without_offset(), rhs, offset
-  return lhs, rhs, None
 
 
 def terms(
@@ -120,7 +73,7 @@ def block_sums(x: jax.Array, axis: int, block_size: int) -> jax.Array:
 
 def with_offset(
   call: calls.DotCall,
-  offset: Offset,
+  offset: arguments.Offset,
   bind: Callable[[calls.DotCall], jax.Array],
 ) -> jax.Array:
   """Computes a call of which one operand has an offset.
@@ -134,7 +87,7 @@ def with_offset(
   form = call.form()
 
   def function(
-    result: jax.Array, offset: Offset, *arrays: jax.Array
+    result: jax.Array, offset: arguments.Offset, *arrays: jax.Array
   ) -> jax.Array:
     call = form.filled(arrays)
     with jax.named_scope(SCOPE):
@@ -146,7 +99,9 @@ def with_offset(
   )
 
 
-def _added(result: jax.Array, call: calls.DotCall, offset: Offset) -> jax.Array:
+def _added(
+  result: jax.Array, call: calls.DotCall, offset: arguments.Offset
+) -> jax.Array:
   """Returns the sum of `result` and the second dot."""
   k = call.lhs.values.ndim - 1
   if (
@@ -165,7 +120,9 @@ def _added(result: jax.Array, call: calls.DotCall, offset: Offset) -> jax.Array:
   return result + reference.plain_dot(lhs, rhs, call.dimension_numbers, _F32)
 
 
-def operands(call: Any, offset: Offset) -> tuple[jax.Array, jax.Array]:
+def operands(
+  call: Any, offset: arguments.Offset
+) -> tuple[jax.Array, jax.Array]:
   """Returns lhs and rhs of the second dot in f32, without global scales.
 
   Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -314,6 +315,35 @@ class Side:
     words = interleaving.from_bytes(side.values)
     values = interleaving.deinterleave(words)
     return side.replace(values=values, is_interleaved=False)
+
+  def global_scale_in(
+    self, positions: Mapping[int, int], ndim: int
+  ) -> jax.Array | None:
+    """Returns the global scale, reshaped to broadcast to the result, or None.
+
+    Args:
+      positions: {noncontracting dimension of the side: dimension of the
+        result}.
+      ndim: rank of the result.
+
+    Raises:
+      TypeError: If the global scale varies along a contracting dimension.
+    """
+    scale = self.global_scale
+    if scale is None or scale.size == 1:
+      return None if scale is None else scale.reshape(())
+    varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
+    if any(d not in positions for d in varying):
+      raise TypeError(
+        f"{who()}: the global scale of {self.name} must have size 1 in"
+        f" contracting dimensions, got shape {tuple(scale.shape)}"
+      )
+    order = sorted(varying, key=lambda d: positions[d])
+    shape = [1] * ndim
+    for d in order:
+      shape[positions[d]] = scale.shape[d]
+    ones = tuple(d for d in range(scale.ndim) if d not in varying)
+    return jnp.transpose(scale, (*order, *ones)).reshape(shape)
 
   def linear_scale(self) -> jax.Array:
     """Returns the scale in the linear layout, without padding."""

@@ -81,7 +81,7 @@ def layer_dot(
     # Outside of a trace, each call would compile its own jaxprs.
     return _sliced(*args, **options)
 
-  if offsets.has_offset(stack):
+  if stack.offset is not None:
     return _with_offset(*args, **options)
 
   def traced(function: Any) -> Any:

@@ -112,7 +112,7 @@ def ragged_dot(
       "reduce_dtype": dot_rules.parts_dtype(reduce_dtype),
       "implementation": implementation,
     }
-    if any(map(straight_through.has_surrogate, (lhs, rhs))):
+    if any(map(scaled_array.has_surrogate, (lhs, rhs))):
       arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
       return _straight_through(arrays, out_sharding, **options)
     return product(
@@ -124,7 +124,7 @@ def _straight_through(
   given: straight_through.RaggedArrays, out_sharding: Any, **options: Any
 ) -> jax.Array:
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
-  lhs, rhs, _ = offsets.split(given.lhs, given.rhs)
+  lhs, rhs, _ = arguments.split_offset(given.lhs, given.rhs)
   call = _call(lhs, rhs, given.group_sizes, **options)
   of = dot_straight_through.Options(
     dtype=options.pop("preferred_element_type"),
@@ -160,7 +160,7 @@ def product(
 
   The options are those of `_call`.
   """
-  lhs, rhs, offset = offsets.split(lhs, rhs)
+  lhs, rhs, offset = arguments.split_offset(lhs, rhs)
   call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
   sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
@@ -172,7 +172,7 @@ def product(
 
 
 def _dot(
-  call: calls.RaggedDotCall, bias: Any, offset: offsets.Offset | None
+  call: calls.RaggedDotCall, bias: Any, offset: arguments.Offset | None
 ) -> jax.Array:
   """Adds the epilogue to a checked call and binds it."""
   call = _with_epilogue(call, bias)
@@ -185,7 +185,7 @@ def _dot(
 
 
 def _second(
-  call: calls.RaggedDotCall, offset: offsets.Offset
+  call: calls.RaggedDotCall, offset: arguments.Offset
 ) -> calls.RaggedDotCall:
   """Returns the second call of `dot.offsets`, without global scales.
 

@@ -18,7 +18,6 @@ from jaxplugin.dot import arguments
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import straight_through
 from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import backends
@@ -311,7 +310,7 @@ def _call(
 ) -> calls.RaggedContraction:
   """Returns the checked call; the sides still have their global scales."""
   for name, operand in (("lhs", lhs), ("rhs", rhs)):
-    if straight_through.has_surrogate(operand):
+    if scaled_array.has_surrogate(operand):
       raise NotImplementedError(
         f"{sides.who()}: {name} was quantized with"
         ' derivative="straight_through", which this contraction does not'
@@ -359,8 +358,7 @@ def _with_global_scale(
 ) -> calls.RaggedContraction:
   """Moves the sides' global scales to the call."""
   scales = [
-    epilogue.global_scale_of(side, _PLACES[side.name], 3)
-    for side in (call.lhs, call.rhs)
+    side.global_scale_in(_PLACES[side.name], 3) for side in (call.lhs, call.rhs)
   ]
   factor, power = epilogue.product([x for x in scales if x is not None])
   return call.replace(

@@ -88,13 +88,6 @@ class DotOptions(Options):
   dimension_numbers: sides.DimensionNumbers
 
 
-def has_surrogate(operand: Any) -> bool:
-  return (
-    isinstance(operand, scaled_array.ScaledArray)
-    and operand.surrogate is not None
-  )
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def dot(of: DotOptions, arrays: DotArrays) -> jax.Array:
   """Computes `of(arrays)`, with derivatives by the surrogates."""
@@ -115,7 +108,7 @@ def _jvp(
   active = [
     side
     for side in ("lhs", "rhs")
-    if has_surrogate(getattr(arrays, side))
+    if scaled_array.has_surrogate(getattr(arrays, side))
     and not tangents.is_constant(getattr(arrays_tangent, side).surrogate)
   ]
   with guards.debug_checks(enabled=False):
@@ -179,7 +172,7 @@ def _tangent_by(
   product = arrays._replace(
     **{side: tangent, f"{side}_scale": None}, bias=None, residual=None
   )
-  if has_surrogate(getattr(arrays, other)):
+  if scaled_array.has_surrogate(getattr(arrays, other)):
     return _product_of_both(side, product, of, result)
   is_quantized = (
     isinstance(getattr(arrays, other), scaled_array.ScaledArray)

@@ -32,7 +32,6 @@ from jaxplugin.ragged import primitive
 from jaxplugin.tables import resolution
 
 _F32: Final = np.dtype(np.float32)
-has_surrogate = straight_through.has_surrogate
 
 
 class RaggedArrays(NamedTuple):
@@ -125,7 +124,7 @@ def _tangent_by(
     function = functools.partial(of.function, implementation=None)
     of = of.replace(function=function)
   arrays = arrays._replace(**{side: tangent}, bias=None)
-  if not has_surrogate(getattr(arrays, other)):
+  if not scaled_array.has_surrogate(getattr(arrays, other)):
     return of(arrays)
   return _product_of_both(side, of, arrays)
 
