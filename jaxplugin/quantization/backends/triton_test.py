@@ -21,6 +21,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
@@ -99,25 +100,15 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       linear = quantization.quantize(
         x, format, global_scale=given, packed=False
       )
-    *batch, rows, k = shape
+    *batch, rows, _ = shape
     more = [(0, 0)] * len(batch) + [(0, -rows % 128), (0, 0)]
     np.testing.assert_array_equal(
       np.asarray(values).astype(np.float32),
       np.pad(np.asarray(linear.values).astype(np.float32), more),
     )
-    codes = (
-      np.asarray(linear.scale)
-      .view(np.uint8)
-      .reshape(-1, rows, k // (format.block_size))
-    )
-    column_tiles = -(-codes.shape[2] // 4)
-    tiles = np.zeros((len(codes), -(-rows // 128) * column_tiles * 512), "u1")
-    for (i, row, column), code in np.ndenumerate(codes):
-      tile = row // 128 * column_tiles + column // 4
-      place = row % 32 * 16 + row % 128 // 32 * 4 + column % 4
-      tiles[i, tile * 512 + place] = code
     np.testing.assert_array_equal(
-      np.asarray(scale).view(np.uint8).reshape(tiles.shape), tiles
+      np.asarray(scale).view(np.uint8),
+      np.asarray(layouts.swizzle_scale(linear.scale)).view(np.uint8),
     )
 
   def test_f64_is_rounded_to_f32_before(self):
