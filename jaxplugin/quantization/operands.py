@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
@@ -40,31 +39,13 @@ class QuantizeSpec:
     format: the format to quantize to.
     along: blocking that merges the contracting dimensions into one.
     scale_rounding: as for `quantize`.
-    hadamard: group size of the Hadamard transform, or None for no transform.
-    square: dimensions that are merged, in this order, into the other side of
-      square blocks; None for blocks of one row.
-    four_over_six: whether each block's amax is scaled to 6 or 4, whichever has
-      the smaller error (`operations`).
-    scale_up: whether floating-point scales are rounded up (`operations`).
+    options: what `jp.quantize` does not support.
   """
 
   format: formats.BlockFormat
   along: blocking.Blocking
   scale_rounding: operations.ScaleRounding = "up"
-  hadamard: int | None = None
-  square: tuple[int, ...] | None = None
-  four_over_six: bool = False
-  scale_up: bool = False
-
-  @property
-  def options(self) -> problems.RecipeOptions:
-    """The fields that `jp.quantize` does not support."""
-    return problems.RecipeOptions(
-      hadamard=self.hadamard,
-      square=self.square,
-      four_over_six=self.four_over_six,
-      scale_up=self.scale_up,
-    )
+  options: problems.RecipeOptions = problems.NO_OPTIONS
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -110,7 +91,6 @@ def quantize_all(
   for values, scale, global_scale in quantized:
     if global_scale is not None:
       global_scale = global_scale.reshape((1,) * values.ndim)
-    scale_signs.remember_positive(scale)
     results.append(
       scaled_array.ScaledArray(values, scale, global_scale, first.format)
     )
@@ -132,7 +112,7 @@ def transposed(
   Args:
     x: array quantized by `spec`, packed or not.
     spec: spec with square blocks.
-    along: blocking of the array along `spec.square`.
+    along: blocking of the array along the squares' other side.
     shape: shape of the array before it was quantized.
 
   Returns:

@@ -13,6 +13,7 @@ from jaxplugin.core import blocking
 from jaxplugin.quantization import operands
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing.oracles import quantization_cases
 from jaxplugin.testing.oracles import recipes_oracle
 
 FORMATS = (jp.MXFP8, jp.MXFP4, jp.NVFP4)
@@ -27,9 +28,8 @@ def matrix(seed, rows, k, spread=2):
   return x.astype(np.float32)
 
 
-def spec_of(format, axis=1, ndim=2, **fields):
-  along = blocking.Blocking.along(axis, ndim, format.block_size)
-  return operands.QuantizeSpec(format=format, along=along, **fields)
+def spec_of(format, axis=1, **fields):
+  return quantization_cases.manner(format, (axis,), **fields)
 
 
 class BitsTest(parameterized.TestCase):
@@ -69,10 +69,7 @@ class BitsTest(parameterized.TestCase):
 
   def test_padding_is_of_zeros_before_the_transform(self):
     x = np.random.default_rng(2).integers(-99, 99, (8, 40)).astype(np.float32)
-    along = blocking.Blocking.along(1, 2, 32)
-    actual = operands.quantize(
-      x, operands.QuantizeSpec(format=jp.NVFP4, along=along, hadamard=32)
-    )
+    actual = operands.quantize(x, spec_of(jp.NVFP4, multiple=32, hadamard=32))
     transformed = recipes_oracle.transformed(recipes_oracle.padded(x, 32), 32)
     assert_same(actual, recipes_oracle.quantize(transformed, jp.NVFP4))
 
@@ -223,9 +220,7 @@ class TransposedTest(parameterized.TestCase):
     block = lambda dims, lead: blocking.Blocking(
       dims=dims, lead=(*batch, *lead), multiple=16
     )
-    found = operands.QuantizeSpec(
-      format=jp.NVFP4, along=block(k, free), square=free
-    )
+    found = quantization_cases.spec(jp.NVFP4, block(k, free), square=free)
     quantized = operands.quantize(w, found)
     backward = block(free, k)
     transposed = operands.transposed(quantized, found, backward, shape)

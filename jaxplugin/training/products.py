@@ -115,10 +115,12 @@ class Scheme:
       scale_rounding=(
         recipe.scale_rounding if format.scale_is_power_of_two else "up"
       ),
-      hadamard=transform,
-      square=square,
-      four_over_six=recipe.four_over_six and has_choice,
-      scale_up=recipe.grad_scale_up and is_gradient,
+      options=problems.RecipeOptions(
+        hadamard=transform,
+        square=square,
+        four_over_six=recipe.four_over_six and has_choice,
+        scale_up=recipe.grad_scale_up and is_gradient,
+      ),
     )
 
 
@@ -307,7 +309,7 @@ def quantized(
       packed=arguments.can_be_packed(first.format),
       for_products=True,
     )
-  if len(specs) > 1 and not any(spec.square for spec in specs):
+  if len(specs) > 1 and not any(spec.options.square for spec in specs):
     return list(operands.quantize_all(x, tuple(specs), tuple(keys)))
   return [
     quantization.quantize(
@@ -423,7 +425,7 @@ class TrainingOperand:
         )
     keeps_forward = now is not None and (
       scheme.recipe.backward_from_quantized
-      or (later is not None and now.square is not None)
+      or (later is not None and now.options.square is not None)
     )
     return cls(
       side=side,
@@ -524,7 +526,7 @@ class TrainingOperand:
   def _to_backward(self, kept: scaled_array.ScaledArray, sizes: Any) -> Any:
     """Converts a forward copy to the operand of the backward matmul."""
     assert self.forward is not None
-    if self.backward is not None and self.forward.square is not None:
+    if self.backward is not None and self.forward.options.square is not None:
       return operands.transposed(
         kept, self.forward, self.backward.along, self.shape
       )

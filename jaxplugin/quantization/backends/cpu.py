@@ -7,28 +7,16 @@ Along another axis without options they quantize only to FP4, for which XLA ops
 take longest. They dequantize along the last axis, and results below 2^-126 are
 exact.
 
-Milliseconds of XLA ops / of kernels, f32, medians of interleaved calls (AVX2
-kernels built with -fno-trapping-math, 2 cores of an EPYC, load 1.4 to 2.8, jax
-0.10.2, 2026-11; `python -m jaxplugin bench --shapes quantize:1536x384,
-dequantize:1536x384` measures those along the last axis):
+Compared with XLA ops on f32 (AVX2, 2 cores of an EPYC, jax 0.10.2, 2026-11),
+the kernels are:
 
-                        128 x 384       1536 x 384      4096 x 4096
-  quantize   mxfp8      0.25 / 0.07     1.01 / 0.46     16.8 / 12.7
-             mxfp8_e5m2 0.23 / 0.07     0.97 / 0.43     13.9 / 11.3
-             mxfp4      0.73 / 0.07     8.0 / 0.66      189 / 12.6
-             nvfp4      1.25 / 0.11     12.3 / 1.09     237 / 18.6
-  its axis 0 mxfp4      0.54 / 0.10     6.3 / 2.0       158 / 147
-             nvfp4      1.27 / 0.15     12.1 / 2.3      430 / 187
-  dequantize mxfp8      0.14 / 0.06     0.53 / 0.42     44 / 54
-             mxfp8_e5m2 0.14 / 0.06     0.56 / 0.42     43 / 57
-             mxfp4      0.18 / 0.06     1.06 / 0.52     62 / 56
-             nvfp4      0.12 / 0.05     0.91 / 0.51     61 / 68
+* along the last axis, 10x to 15x faster to FP4 and 1.2x to 3.6x to FP8
+* along axis 0, 1.1x to 8.5x faster to FP4, and 2.9x slower to FP8
+* dequantizing the last axis, 1.3x to 3x faster, but 0.8x to 1.1x for results of
+  64 MB, where page faults dominate; along axis 0, 2x to 10x slower
 
-Quantizing to FP8 along axis 0 of 2048 x 2048 took 5.8 / 17, dequantizing 5 / 48
-(FP4: 15 to 29 / 60), under a load of 3 to 6. Page faults dominate the time of
-results of 64 MB. A consumer that XLA fuses with the ops took 0.5 to 1.2 times
-as long after the kernel, under the same load. A later NVFP4 kernel takes 0.7
-times as long as the table says along the last axis.
+`python -m jaxplugin bench --shapes quantize:1536x384,dequantize:1536x384`
+measures those along the last axis.
 """
 
 from __future__ import annotations

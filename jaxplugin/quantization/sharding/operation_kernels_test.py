@@ -31,6 +31,7 @@ from jaxplugin.quantization.sharding import offsets
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.meshes import explicit
+from jaxplugin.testing.oracles import quantization_cases
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
 KEYS = (jax.random.key(np.uint32(0x87654321)), jax.random.key(5))
@@ -45,8 +46,7 @@ def along(*dims, lead):
 def quantizer(format, *specs, keys=KEYS):
   """A function that quantizes by each spec with its key."""
   each = tuple(
-    operands.QuantizeSpec(format=format, along=b, **fields)
-    for b, fields in specs
+    quantization_cases.spec(format, b, **fields) for b, fields in specs
   )
   keys = tuple(keys)[: len(each)]
   return lambda x: operands.quantize_all(x, each, keys)

@@ -23,6 +23,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.oracles import hlo_traffic
+from jaxplugin.testing.oracles import quantization_cases
 
 NUM_DEVICES = 8
 K = 2880  # 90 blocks of 32, which 8 devices do not share evenly
@@ -58,8 +59,7 @@ def quantized(format, *specs, **kwargs):
     else b
   )
   each = tuple(
-    operands.QuantizeSpec(format=format, along=along(b), **more)
-    for b, more in specs
+    quantization_cases.spec(format, along(b), **more) for b, more in specs
   )
   return lambda x, *keys: operands.quantize_all(x, each, keys or (None,) * 2)
 

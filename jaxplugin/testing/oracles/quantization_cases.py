@@ -21,6 +21,7 @@ from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.quantization import operands
+from jaxplugin.quantization import problems
 from jaxplugin.testing import quantization_lowerings
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
@@ -83,6 +84,16 @@ def mapped(call, **options):
   return jax.vmap(functools.partial(call, **options), in_axes=1)
 
 
+def spec(format, along, scale_rounding="up", **options):
+  """Returns a spec with `RecipeOptions`."""
+  return operands.QuantizeSpec(
+    format=format,
+    along=along,
+    scale_rounding=scale_rounding,
+    options=problems.RecipeOptions(**options),
+  )
+
+
 def manner(format, dims, ndim=2, multiple=None, **fields):
   """Returns the manner that merges `dims` into one blocked dimension."""
   along = blocking.Blocking(
@@ -90,7 +101,7 @@ def manner(format, dims, ndim=2, multiple=None, **fields):
     lead=tuple(d for d in range(ndim) if d not in dims),
     multiple=multiple or format.block_size,
   )
-  return operands.QuantizeSpec(format=format, along=along, **fields)
+  return spec(format, along, **fields)
 
 
 def recipe(*args, seed=None, **fields):
