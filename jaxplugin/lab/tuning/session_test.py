@@ -55,7 +55,6 @@ def listed(*candidates, default=DEFAULT):
   return listing.Listing(
     problem=PROBLEM,
     target=TARGET,
-    default=default,
     candidates=(default, *candidates),
     pruned=(),
     refused=(),

@@ -62,6 +62,7 @@ CASES = (
   ("sm_100", "nvfp4", "nvfp4", WIDE, {}),
   ("sm_100", "bf16", "nvfp4", SHORT, {}),
   ("sm_100", "bf16", "mxfp4", WIDE, {}),
+  ("sm_100", "bf16", "mxfp8", SHORT, {}),
   ("sm_100", "f16", "nvfp4", SHORT, {}),
   ("sm_100", "e4m3_f32_128", "e4m3_f32_128", WIDE, {}),
   ("sm_100", "bf16", "int4_f16_32", SHORT, {}),
@@ -77,12 +78,6 @@ TCGEN05_KINDS = {
   ("mxfp4", "mxfp4"): "mxf4.block_scale.block32",
   ("nvfp4", "nvfp4"): "mxf4nvf4.block_scale.block16",
 }
-TCGEN05_DECODED = (
-  ("bf16", "nvfp4"),
-  ("bf16", "mxfp4"),
-  ("bf16", "mxfp8"),
-  ("f16", "nvfp4"),
-)
 # Architectures without tensor memory.
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_120")
 PAIRS = (
@@ -105,7 +100,10 @@ PAIRS = (
 )
 TCGEN05_PAIRS = (
   *TCGEN05_KINDS,
-  *TCGEN05_DECODED,
+  ("bf16", "nvfp4"),
+  ("bf16", "mxfp4"),
+  ("bf16", "mxfp8"),
+  ("f16", "nvfp4"),
   ("f32", "mxfp8_e5m2"),
   ("bf16", "mxfp6_e2m3"),
   ("mxfp8", "nvfp4"),
@@ -118,19 +116,6 @@ CONVERSION = "cvt.rn.bf16x2.e2m1x2"
 
 
 class Case(executed_cases.Case):
-  def check_product(self, architecture, lhs, rhs, sizes, storage):
-    operands = self.make(lhs, rhs, **sizes, **storage)
-    product = self.check(architecture, *operands)
-    ptx = product.compiled(product.launches[0]).assembly
-    kind = TCGEN05_KINDS.get((lhs, rhs), "f16")
-    has_tcgen05 = architecture == "sm_100"
-    is_native = kind != "f16" if has_tcgen05 else lhs == rhs
-    is_native &= architecture in ("sm_100", "sm_120")
-    self.assertEqual("wgmma.mma_async" in ptx, architecture == "sm_90")
-    self.assertEqual(f"{TCGEN05}{kind} " in ptx, has_tcgen05)
-    self.assertEqual(SCALED in ptx, is_native)
-    self.assertEqual(product.config.path == "native", is_native)
-
   def check_k_not_minor(self, architecture, lhs, rhs, sizes, minor):
     m, n, k = sizes
     make = gpu_operands.make_operand
@@ -143,8 +128,18 @@ class Case(executed_cases.Case):
 
 class DefaultConfigTest(Case):
   @parameterized.parameters(*CASES)
-  def test_product(self, *case):
-    self.check_product(*case)
+  def test_product(self, architecture, lhs, rhs, sizes, storage):
+    operands = self.make(lhs, rhs, **sizes, **storage)
+    product = self.check(architecture, *operands)
+    ptx = product.compiled(product.launches[0]).assembly
+    kind = TCGEN05_KINDS.get((lhs, rhs), "f16")
+    has_tcgen05 = architecture == "sm_100"
+    is_native = kind != "f16" if has_tcgen05 else lhs == rhs
+    is_native &= architecture in ("sm_100", "sm_120")
+    self.assertEqual("wgmma.mma_async" in ptx, architecture == "sm_90")
+    self.assertEqual(f"{TCGEN05}{kind} " in ptx, has_tcgen05)
+    self.assertEqual(SCALED in ptx, is_native)
+    self.assertEqual(product.config.path == "native", is_native)
 
   @parameterized.parameters(
     ("sm_80", "bf16", 2048), ("sm_90", "bf16", 2048), ("sm_100", "mxfp8", 1024)
@@ -368,12 +363,6 @@ class ConversionTest(Case):
 @pytest.mark.full
 class Tcgen05Test(Case):
   """More kernels of sm_100, whose products are `tcgen05.mma`."""
-
-  @parameterized.product(
-    pair=(*TCGEN05_KINDS, *TCGEN05_DECODED), sizes=(SHORT, WIDE)
-  )
-  def test_product(self, pair, sizes):
-    self.check_product("sm_100", *pair, sizes, {})
 
   def test_tile_of_all_columns(self):
     # Scale factors of 256 columns take eight columns of tensor memory.

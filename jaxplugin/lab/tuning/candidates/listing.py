@@ -110,7 +110,6 @@ class Listing:
 
   Attributes:
     problem, target: the problem and the target.
-    default: the choice without tuning tables. It is never pruned.
     candidates: the candidates to measure. The default comes first.
     pruned: the other configs, with counts for each rule and reason.
     refused: backends that do not support the problem, each with its reason.
@@ -119,11 +118,15 @@ class Listing:
 
   problem: operation.Problem
   target: targets.Target
-  default: TrialCandidate
   candidates: tuple[TrialCandidate, ...]
   pruned: tuple[operation.Pruned, ...]
   refused: tuple[decisions.Unsupported, ...]
   notes: tuple[str, ...] = ()
+
+  @property
+  def default(self) -> TrialCandidate:
+    """The choice without tuning tables. It is never pruned."""
+    return self.candidates[0]
 
   def without(self, denied: Mapping[str, str]) -> Listing:
     """Returns the listing without candidates that failed before.
@@ -240,7 +243,6 @@ def of_problem(
   return Listing(
     problem=problem,
     target=target,
-    default=default,
     candidates=tuple(kept),
     pruned=tuple(pruned),
     refused=tuple(refused),
