@@ -240,12 +240,9 @@ class Row:
     return value
 
   def key(self, bucketed: str) -> Fields:
-    """Returns the problem with one size rounded up to its bucket."""
-    covered = bucket(self.size(bucketed))
-    return tuple(
-      (name, covered if name == bucketed else value)
-      for name, value in self.problem
-    )
+    """Returns `key_of` the problem, whose size is validated."""
+    self.size(bucketed)
+    return key_of(self.problem, bucketed)
 
   def to_json(self) -> dict[str, Any]:
     return {
@@ -253,6 +250,14 @@ class Row:
       "default": self.default,
       "problem": dict(self.problem),
     }
+
+
+def key_of(problem: Fields, bucketed: str) -> Fields:
+  """Returns a problem with one size rounded up to its bucket."""
+  return tuple(
+    (name, bucket(value) if name == bucketed else value)  # type: ignore[arg-type]
+    for name, value in problem
+  )
 
 
 def _pace(candidate: Candidate) -> tuple[Any, ...]:

@@ -131,7 +131,7 @@ class Store:
     table = self.table()
     if fields is None or table is None:
       return None
-    key = key_of(self._operation, fields)
+    key = records.key_of(fields, self._operation.bucketed)
     if self._is_again and key not in self._done:
       return None
     return next(
@@ -159,17 +159,6 @@ class Store:
     return not registry.refusal(problem, *candidate.way, self._target)
 
 
-def key_of(
-  operation: matching.MeasuredOperation[Any], fields: records.Fields
-) -> records.Fields:
-  """Returns the fields, with the bucketed size rounded to its bucket."""
-  bucketed = operation.bucketed
-  return tuple(
-    (name, records.bucket(value) if name == bucketed else value)  # type: ignore[arg-type]
-    for name, value in fields
-  )
-
-
 def one_a_bucket(work: workload.Workload) -> workload.Workload:
   """Returns the workload with only the largest problem of each bucket."""
   found: dict[object, list[tuple[int, workload.Item]]] = (
@@ -183,7 +172,7 @@ def one_a_bucket(work: workload.Workload) -> workload.Workload:
       continue
     size = dict(fields)[operation.bucketed]
     assert isinstance(size, int)
-    key = operation.name, key_of(operation, fields)
+    key = operation.name, records.key_of(fields, operation.bucketed)
     found[key].append((size, item))
   items, left_out = [], list(work.left_out)
   for group in found.values():
