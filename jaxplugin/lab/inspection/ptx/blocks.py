@@ -135,12 +135,8 @@ class Block:
       return value if operand.bits == bits else value.astype(DTYPES[bits])
     if isinstance(operand, parsing.Immediate):
       return self._constant(operand.value, bits)
-    if isinstance(operand, parsing.Special):
-      return self._special(operand.name).astype(DTYPES[bits])
-    if (
-      isinstance(operand, parsing.Symbol) and operand.name == self.kernel.shared
-    ):
-      return self._constant(0, bits)
+    if isinstance(operand, parsing.Symbol):
+      return self._symbol(operand.name).astype(DTYPES[bits])
     raise faults.NotModelled(f"operand {operand}")
 
   def read_defined(self, operand: parsing.Operand, bits: int) -> np.ndarray:
@@ -199,7 +195,7 @@ class Block:
       undefined: the undefined bits of the value. By default all bits are
         undefined in threads that have read undefined bits.
     """
-    if isinstance(operand, parsing.Discard):
+    if operand == parsing.DISCARD:
       return
     if not isinstance(operand, parsing.Register):
       raise faults.NotModelled(f"a result in {operand}")
@@ -282,8 +278,11 @@ class Block:
       )
     return self._constants[key]
 
-  def _special(self, name: str) -> np.ndarray:
-    """Returns a special register. Only dimension x of blocks has an extent."""
+  def _symbol(self, name: str) -> np.ndarray:
+    """Returns a special register, or the address of shared memory.
+
+    Only dimension x of blocks has an extent.
+    """
     found = {
       "%tid.x": self.thread,
       "%laneid": self.thread % WARP,
@@ -291,11 +290,11 @@ class Block:
       "%nctaid.x": self._constant(self.blocks, 32),
       "%ntid.x": self._constant(self.threads, 32),
     }.get(name)
-    if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
+    if found is not None:
+      return found
+    if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z", self.kernel.shared):
       return self._constant(0, 32)
-    if found is None:
-      raise faults.NotModelled(f"special register {name}")
-    return found
+    raise faults.NotModelled(f"operand {name}")
 
 
 def _name(operand: parsing.Operand) -> str:

@@ -60,13 +60,6 @@ class Register:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Special:
-  """A special register, such as "%tid.x"."""
-
-  name: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Immediate:
   """A constant: an integer, or the bits of a float."""
 
@@ -75,14 +68,12 @@ class Immediate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol:
-  """A label, a parameter, or the block's shared memory."""
+  """A special register ("%tid.x"), label, parameter, or shared memory."""
 
   name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Discard:
-  """`_`: a result that is not stored."""
+DISCARD: Final = Symbol("_")  # a result that is not stored
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,9 +91,7 @@ class OperandGroup:
   items: tuple[Operand, ...]
 
 
-Operand = (
-  Register | Special | Immediate | Symbol | Discard | Address | OperandGroup
-)
+Operand = Register | Immediate | Symbol | Address | OperandGroup
 
 
 def items_of(operand: Operand) -> tuple[Operand, ...]:
@@ -308,8 +297,6 @@ class _Reader:
       )
     if text[0] == "[":
       return self._address(text)
-    if text == "_":
-      return Discard()
     if found := _FLOAT_BITS.fullmatch(text):
       return Immediate(int(found[1], 16))
     if _INTEGER.fullmatch(text):
@@ -320,9 +307,7 @@ class _Reader:
     family = _NUMBERED.sub("", text)
     if family in self._families and family != text:
       return Register(text, self._families[family])
-    if text[0] == "%":
-      return Special(text)
-    if re.fullmatch(r"[\w$]+", text):
+    if re.fullmatch(r"%?[\w$.]+", text):
       return Symbol(text)
     raise faults.NotModelled(f"operand {text!r}")
 

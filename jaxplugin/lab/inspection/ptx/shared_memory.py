@@ -54,7 +54,13 @@ class _Accesses:
 
 
 class SharedMemory:
-  """A memory of `size` bytes, all initially unwritten."""
+  """A memory of `size` bytes, all initially unwritten.
+
+  Attributes:
+    now: the number of block and warp barriers so far.
+    last_barrier: the time of the last block barrier. Earlier accesses have
+      lower times.
+  """
 
   def __init__(self, size: int, threads: int, counts: collections.Counter[str]):
     self._bytes = np.full(size, _FILLER, np.uint8)
@@ -65,8 +71,8 @@ class SharedMemory:
     self._warp_of = np.concatenate(
       [np.arange(threads) // WARP, np.arange(warps)]
     )
-    self._clock = 0
-    self._block_barrier = 0
+    self.now = 0
+    self.last_barrier = 0
     self._warp_barriers = np.zeros(warps, np.int64)
     self._written = np.zeros(size, bool)
     self._writes, self._reads = _Accesses(size), _Accesses(size)
@@ -81,23 +87,13 @@ class SharedMemory:
 
   def block_barrier(self) -> None:
     """Records that all threads have arrived at a barrier."""
-    self._clock += 1
-    self._block_barrier = self._clock
+    self.now += 1
+    self.last_barrier = self.now
 
   def warp_barrier(self, warps: np.ndarray) -> None:
     """Records that all lanes of each of `warps` have arrived at a barrier."""
-    self._clock += 1
-    self._warp_barriers[warps] = self._clock
-
-  @property
-  def now(self) -> int:
-    """The number of block and warp barriers so far."""
-    return self._clock
-
-  @property
-  def last_barrier(self) -> int:
-    """The time of the last block barrier. Earlier accesses have lower times."""
-    return self._block_barrier
+    self.now += 1
+    self._warp_barriers[warps] = self.now
 
   def fence_proxy(self, actors: np.ndarray) -> None:
     """Executes fence.proxy.async.
@@ -107,7 +103,7 @@ class SharedMemory:
     """
     self._unfenced &= ~(
       np.isin(self._writes.actor, actors)
-      | (self._writes.time < self._block_barrier)
+      | (self._writes.time < self.last_barrier)
     )
 
   def load(
@@ -163,7 +159,7 @@ class SharedMemory:
       raise faults.MissingFence(
         f"{who} reads what threads wrote without fence.proxy.async"
       )
-    if (self._writes.time[places] >= self._block_barrier).any():
+    if (self._writes.time[places] >= self.last_barrier).any():
       raise faults.Race(f"{who} reads bytes written since the last barrier")
     unique = np.unique(places)
     self._async_reads[unique] += 1
@@ -180,7 +176,7 @@ class SharedMemory:
     if by_all:
       return
     several = np.full(len(unique), _SEVERAL)
-    self._reads.record(unique, several, several, self._clock)
+    self._reads.record(unique, several, several, self.now)
 
   def place_barrier(self, address: int, actors: np.ndarray) -> None:
     """Places an mbarrier. Loads and stores of its bytes are faults."""
@@ -242,7 +238,7 @@ class SharedMemory:
     time = accesses.time[places]
     in_warp = accesses.warp[places] == warps
     in_warp &= time < self._warp_barriers[warps]
-    found: np.ndarray = (time < self._block_barrier) | in_warp
+    found: np.ndarray = (time < self.last_barrier) | in_warp
     return found
 
   def _check_order(
@@ -276,7 +272,7 @@ class SharedMemory:
       places,
       np.where(is_old | is_same, actors, _SEVERAL),
       np.where(is_old | in_warp, warps, _SEVERAL),
-      self._clock,
+      self.now,
     )
 
   def _check_write(self, places: np.ndarray, actors: np.ndarray) -> None:
@@ -294,7 +290,7 @@ class SharedMemory:
   ) -> None:
     self._bytes[places] = data
     self._written[places] = True
-    self._writes.record(places, actors, self._warp_of[actors], self._clock)
+    self._writes.record(places, actors, self._warp_of[actors], self.now)
     self._unfenced[places] = True
 
 
