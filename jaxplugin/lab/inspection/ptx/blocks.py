@@ -145,14 +145,22 @@ class Block:
     Raises:
       faults.Undefined: If an active thread reads undefined bits.
     """
-    before, self._doubtful = self._doubtful, None
-    value = self.read(operand, bits)
-    if self.is_doubtful:
-      unknown = self.undefined_bits(operand, bits)
-      if (unknown[self.active] != 0).any():
-        raise faults.Undefined(f"{_name(operand)} is used, but not written")
-    self._doubtful = before
+    value, undefined = self.read_bits(operand, bits)
+    if (undefined[self.active] != 0).any():
+      raise faults.Undefined(f"{_name(operand)} is used, but not written")
     return value
+
+  def read_bits(
+    self, operand: parsing.Operand, bits: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an operand's value and undefined bits.
+
+    Undefined bits do not make the results of the instruction undefined.
+    """
+    before = self._doubtful
+    value = self.read(operand, bits)
+    self._doubtful = before
+    return value, self.undefined_bits(operand, bits)
 
   def undefined_bits(self, operand: parsing.Operand, bits: int) -> np.ndarray:
     """Returns the undefined bits of an operand in each thread."""
@@ -176,10 +184,6 @@ class Block:
   def is_doubtful(self) -> bool:
     """Whether the instruction has read undefined bits."""
     return self._doubtful is not None
-
-  def forget_doubt(self) -> None:
-    """Lets the instruction write defined results from undefined operands."""
-    self._doubtful = None
 
   def write(
     self,

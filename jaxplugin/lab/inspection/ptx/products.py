@@ -275,16 +275,14 @@ def _scale(
     lane = 4 * (row % _N) + 2 * thread + row // _N
   else:
     lane = 4 * row + thread
-  value = block.read(operand, 32).reshape(-1, blocks.WARP)[:, lane]
   shifts = (8 * (first + np.arange(count))).astype(np.uint32)
-  if block.is_doubtful:
-    unknown = block.undefined_bits(operand, 32).reshape(-1, blocks.WARP)
-    taken = unknown[:, lane, None] >> shifts & np.uint32(0xFF)
-    if taken.any():
-      raise faults.Undefined("a scale is used, but not written")
-    block.forget_doubt()
-  found = value[..., None] >> shifts & np.uint32(0xFF)
-  return found.astype(np.uint8)
+  codes, undefined = (
+    bits.reshape(-1, blocks.WARP)[:, lane, None] >> shifts & np.uint32(0xFF)
+    for bits in block.read_bits(operand, 32)
+  )
+  if undefined.any():
+    raise faults.Undefined("a scale is used, but not written")
+  return codes.astype(np.uint8)
 
 
 HANDLERS: Final[dict[str, blocks.Handler]] = {"mma": _multiply}

@@ -146,7 +146,7 @@ class SharedMemory:
 
     The bytes must not be written until `end_async_read`.
     """
-    if places.min() < 0 or places.max() >= len(self._bytes):
+    if places.max() >= len(self._bytes):
       raise faults.OutOfBounds(
         f"{who} reads byte {int(places.max())} of shared memory, which has"
         f" {len(self._bytes)}"
@@ -181,32 +181,22 @@ class SharedMemory:
   def place_barrier(self, address: int, actors: np.ndarray) -> None:
     """Places an mbarrier. Loads and stores of its bytes are faults."""
     self._store_barrier(address, actors)
-    self._is_barrier[self._barrier_places(address)] = True
+    self._is_barrier[address : address + MBARRIER_BYTES] = True
 
   def use_barrier(self, address: int, actors: np.ndarray) -> None:
     """Records a use of an mbarrier, which must be ordered after its init."""
-    places = self._barrier_places(address)
-    shape = len(actors), MBARRIER_BYTES
-    self._read(np.broadcast_to(places, shape), actors[:, None])
+    places = address + np.arange(MBARRIER_BYTES)
+    self._read(np.tile(places, (len(actors), 1)), actors[:, None])
 
   def remove_barrier(self, address: int, actors: np.ndarray) -> None:
     """Removes an mbarrier, and marks its bytes as unwritten."""
-    places = self._barrier_places(address)
-    self._is_barrier[places] = False
+    self._is_barrier[address : address + MBARRIER_BYTES] = False
     self._store_barrier(address, actors)
-    self._written[places] = False
+    self._written[address : address + MBARRIER_BYTES] = False
 
   def _store_barrier(self, address: int, actors: np.ndarray) -> None:
     zeros = np.zeros((1, MBARRIER_BYTES), np.uint8)
     self.store(np.array([address]), zeros, actors, "")
-
-  def _barrier_places(self, address: int) -> np.ndarray:
-    if not 0 <= address <= len(self._bytes) - MBARRIER_BYTES:
-      raise faults.OutOfBounds(
-        f"an mbarrier at byte {address} of shared memory, which has"
-        f" {len(self._bytes)}"
-      )
-    return address + np.arange(MBARRIER_BYTES)
 
   def _places(
     self, addresses: np.ndarray, size: int, actors: np.ndarray, kind: str
