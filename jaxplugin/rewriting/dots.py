@@ -77,6 +77,7 @@ class Dots(calls.Walker):
     parent: returns the `Dots` of the function around it, which counts the same
       numbers, or None. A weak reference, because JAX keeps rules longer than a
       trace.
+    known: the `QuantizedOperand`s of the function.
     sites: matmuls that were decided about.
     is_changed: whether a matmul was replaced.
   """
@@ -88,6 +89,9 @@ class Dots(calls.Walker):
   key: Callable[[int], Any] | None = None
   number: int = 0
   parent: Callable[[], Dots | None] = lambda: None
+  known: operands.Operands = dataclasses.field(
+    default_factory=operands.Operands
+  )
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
   is_changed: bool = False
 
@@ -97,14 +101,12 @@ class Dots(calls.Walker):
     args: Sequence[Any],
     params: dict[str, Any],
     origins: Sequence[sources.Origin | None],
-    known: operands.Operands,
   ) -> Any:
     """Returns the result to use instead of JAX's matmul; None to keep that.
 
     Args:
       primitive, args, params: the matmul.
       origins: the origin of each operand, or None.
-      known: operands, whose arrays may be among `args`.
     """
     result = binding_private.abstract_result(primitive, args, params)
     site = self._site(primitive, args, params, result, origins)
@@ -117,7 +119,7 @@ class Dots(calls.Walker):
       recipe, reason = None, _NO_KEY
     decided = dataclasses.replace(site, recipe=recipe, reason=reason)
     self.sites.append(sites_lib.DecidedSite(decided, origin))
-    known.note(args, reason)
+    self.known.note(args, reason)
     if recipe is None:
       return None
     self.note_change()
@@ -128,7 +130,7 @@ class Dots(calls.Walker):
     self.use(1)
     with sites_lib.scope_of(site):
       return self.transform.product(recipe, site.weight)(
-        *known.given(args),
+        *self.known.given(args),
         params["dimension_numbers"],
         precision=params["precision"],
         preferred_element_type=result.dtype,
@@ -173,14 +175,12 @@ class Dots(calls.Walker):
     args: Sequence[Any],
     params: dict[str, Any],
     origins: Sequence[sources.Origin | None],
-    known: operands.Operands,
   ) -> calls.Call | None:
     """Returns what to call instead of an operation with jaxprs inside.
 
     Args:
       primitive, args, params: the operation.
       origins: the origin of each argument, or None.
-      known: operands, whose arrays may be among `args`.
 
     Returns:
       See `calls.Call`; None if it can stay as it is.
@@ -190,11 +190,11 @@ class Dots(calls.Walker):
     if not calls.any_contains(params, _DECIDED):
       return None
     if primitive.name not in calls.RULES:
-      known.refuse_inside(primitive, args)
+      self.known.refuse_inside(primitive, args)
       if not primitive.name.startswith(_OWN):
         self._leave_inside(primitive, params)
       return None
-    facts = known.facts(args, origins)
+    facts = self.known.facts(args, origins)
     return calls.RULES[primitive.name](self, list(args), params, facts)
 
   # As a `calls.Walker`.
@@ -296,7 +296,7 @@ class Dots(calls.Walker):
       key = lambda count: base_key_p.bind(
         count=count, aval=self.transform.key_type
       )
-    return Dots(self.transform, key=key)
+    return Dots(self.transform, key=key, known=self.known)
 
   def note_change(self) -> None:
     self.is_changed = True
@@ -315,7 +315,7 @@ def _rewritten(
   extra: calls.Extra,
   returns_trip: bool,
 ) -> _Rewritten:
-  found: list[tuple[Dots, operands.Operands]] = []
+  found: list[Dots] = []
   rewritten: dict[str, Any] = {}
 
   def start(
@@ -325,21 +325,20 @@ def _rewritten(
       base = keys.fold_in(base, trip)
     key = None if base is None else (lambda count: base)
     dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
-    known = operands.Operands()
-    known.enter(facts, own)
-    found.append((dots, known))
+    dots.known.enter(facts, own)
+    found.append(dots)
     origins = [(own[i], fact.origin) for i, fact in facts]
-    return Rewriter(dots, origins, known)
+    return Rewriter(dots, origins)
 
   def finish(values: Sequence[Any]) -> list[Any]:
     # JAX caches the jaxpr, which must not keep values of a trace alive.
-    dots, known = found.pop()
+    dots = found.pop()
     dots.key = None
     rewritten.update(
       is_changed=dots.is_changed,
       sites=tuple(dots.sites),
       count=dots.number - number,
-      outcomes=known.outcomes(),
+      outcomes=dots.known.outcomes(),
     )
     return calls.next_trip(values) if returns_trip else []
 
@@ -354,15 +353,12 @@ class Rewriter:
     self,
     dots: Dots,
     origins: Sequence[tuple[Any, sources.Origin | None]],
-    known: operands.Operands | None = None,
   ):
     """Args:
     dots: decides about matmuls.
     origins: arguments of the jaxpr, each with its origin or None.
-    known: the `QuantizedOperand`s among the arguments.
     """
     self._dots = dots
-    self._operands = operands.Operands() if known is None else known
     self._depth = len(provenance_private.scopes())
     # The number of the first key of functions that differentiate.
     self._first: int | None = None
@@ -379,8 +375,8 @@ class Rewriter:
       return None
     given = (primitive, args, params, self._origins.of_all(args))
     if primitive.name in sites_lib.PRODUCTS:
-      return self._dots.product(*given, self._operands)
-    called = self._dots.call(*given, self._operands)
+      return self._dots.product(*given)
+    called = self._dots.call(*given)
     if called is None:
       return None
     new_args, new_params, first = called
@@ -418,12 +414,12 @@ class Rewriter:
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
     self._origins.note(primitive, args, params, out)
-    self._operands.follow(primitive, args, out)
+    self._dots.known.follow(primitive, args, out)
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
-    self._operands.refuse_inside(primitive, args)
+    self._dots.known.refuse_inside(primitive, args)
     name = primitive.name
     is_rule = calls.is_rule_of_tangents(name, index)
     origins = [] if is_rule else self._origins.of_all(args)

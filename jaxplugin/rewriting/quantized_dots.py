@@ -140,8 +140,8 @@ def quantize_dots(
         for leaf in leaves.of(tree)[0]:
           origin = sources.Origin(path=leaf.path, argument=argument)
           origins.add(leaf.array, origin)
-      dots = dots_lib.Dots(transform, key=base)
-      return _Watcher(dots, origins, seen, known=quantized_already)
+      dots = dots_lib.Dots(transform, key=base, known=quantized_already)
+      return _Watcher(dots, origins, seen)
 
     with _traced_for(transform), error_context.explaining_nnx(WHO, _NNX):
       result = binding_private.call_watched(
@@ -229,19 +229,16 @@ class _Watcher:
     origins: sources.Origins,
     seen: sites.Seen,
     *,
-    known: operands.Operands | None = None,
     is_rule: bool = False,
   ):
     """Args:
     dots: decides about matmuls.
     origins: origins of values, also of the functions around this one.
     seen: records all matmuls.
-    known: the `QuantizedOperand`s among the arguments.
     is_rule: whether no operand counts as a parameter, as in a `bwd`.
     """
     self._dots = dots
     self._is_rule = is_rule
-    self._operands = operands.Operands() if known is None else known
     self._origins = origins
     self._seen = seen
     # For functions inside that differentiate, by their traces.
@@ -261,7 +258,7 @@ class _Watcher:
       out = bind(*args, **params)
       if position.is_outer:
         self._origins.note(primitive, args, params, out)
-        self._operands.follow(primitive, args, out)
+        self._dots.known.follow(primitive, args, out)
       return out
     dots = self._dots_at(position)
     origins: list[sources.Origin | None] = [None] * len(args)
@@ -291,10 +288,10 @@ class _Watcher:
     origins: list[sources.Origin | None],
   ) -> Any:
     if primitive.name in sites.PRODUCTS:
-      out = dots.product(primitive, args, params, origins, self._operands)
+      out = dots.product(primitive, args, params, origins)
       return bind(*args, **params) if out is None else out
     if "subfuns" in params:
-      self._operands.refuse_inside(primitive, args)
+      self._dots.known.refuse_inside(primitive, args)
       functions = params["subfuns"]
       if not provenance_private.is_own_function(functions[0]):
         dots = dots.for_functions(primitive.name)
@@ -307,7 +304,7 @@ class _Watcher:
           for i, f in enumerate(functions)
         )
       return bind(*args, **dict(params, subfuns=functions))
-    called = dots.call(primitive, args, params, origins, self._operands)
+    called = dots.call(primitive, args, params, origins)
     if called is None:
       return bind(*args, **params)
     new_args, new_params, first = called

@@ -152,7 +152,7 @@ class ModuleTest(parameterized.TestCase):
   def lowered(self, function, *args, target=H200, call=FFI):
     """Returns the first launch of a module."""
     with environment(call), jp.use_target(target):
-      # Not `function` itself, of which JAX keeps the other call.
+      # A new function, because JAX keeps the module of the other call.
       traced = jax.jit(lambda *args: function(*args)).trace(*args)
       module = traced.lower(lowering_platforms=("cuda",)).compiler_ir()
     launch, *_ = (
