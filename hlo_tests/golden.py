@@ -64,6 +64,12 @@ class Run:
   def needs_compiler(self) -> bool:
     return self.tool[0] == "optimize"
 
+  @property
+  def prefixes(self) -> list[str]:
+    """Prefixes of its CHECK lines."""
+    chosen = options.parse_argv_options(["filecheck", *self.filecheck])
+    return chosen.check_prefixes
+
   def __str__(self) -> str:
     return shlex.join(("tool.py", *self.tool))
 
@@ -207,8 +213,7 @@ def regenerated(main: Main, path: pathlib.Path) -> str:
   """Returns a generated file's text with new CHECK lines for each prefix."""
   prefixes: dict[str, Run] = {}
   for run in runs(path):
-    chosen = options.parse_argv_options(["filecheck", *run.filecheck])
-    prefixes.setdefault(chosen.check_prefixes[0], run)
+    prefixes.setdefault(run.prefixes[0], run)
   is_check = re.compile(rf"// ({'|'.join(prefixes)})(-\w+)?:")
   lines = path.read_text().splitlines()
   kept = [line for line in lines if not is_check.match(line)]

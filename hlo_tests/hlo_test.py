@@ -40,14 +40,6 @@ def _named(path):
   }
 
 
-def _prefixes(run):
-  found = [a for a in run.filecheck if a.startswith("--check-prefix=")]
-  words = list(run.filecheck)
-  if "--check-prefix" in words:
-    found.append(words[words.index("--check-prefix") + 1])
-  return [word.removeprefix("--check-prefix=") for word in found] or ["CHECK"]
-
-
 class GoldenTest(parameterized.TestCase):
   def skip_without_compiler(self, runs):
     if any(run.needs_compiler for run in runs) and tool.missing_compiler():
@@ -68,7 +60,7 @@ class GoldenTest(parameterized.TestCase):
     # is made to match any text. The copy must fail.
     runs = golden.runs(path)
     self.skip_without_compiler(runs)
-    checked = {prefix: run for run in runs for prefix in _prefixes(run)}
+    checked = {prefix: run for run in runs for prefix in run.prefixes}
     pattern = re.compile(rf"// ({'|'.join(checked)})(-[A-Z]+(?:-\d+)?)?: ")
     lines = path.read_text().splitlines()
     found = [
