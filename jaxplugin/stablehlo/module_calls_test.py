@@ -161,35 +161,19 @@ class RefusalTest(parameterized.TestCase):
     ):
       read(quantize(x, values, array((16, 2), "float8_e8m0fnu")))
 
-  @parameterized.parameters(
-    (
-      "tensor<8x64xf8E4M3FN>",
-      "tensor<?x64xf8E4M3FN>",
-      NotImplementedError,
-      r"sizes must be static, got tensor<\?x64xf8E4M3FN>",
-    ),
-    (
-      "tensor<8x64xf8E4M3FN>",
-      "tensor<8x64xcomplex<f32>>",
-      TypeError,
-      "element type among .*complex",
-    ),
-    (
-      "tensor<8x64xf8E4M3FN>",
-      "tensor<8x64xf64>",
-      TypeError,
-      "element type among .*f64",
-    ),
-    (
-      "tensor<8x64xf8E4M3FN>",
-      "!stablehlo.token",
-      TypeError,
-      "must be arrays, got !stablehlo.token",
-    ),
-  )
-  def test_types(self, old, new, error, pattern):
-    with self.assertRaisesRegex(error, pattern):
-      read(dot().replace(old, new))
+  def test_types(self):
+    for new, error, pattern in (
+      (
+        "tensor<?x64xf8E4M3FN>",
+        NotImplementedError,
+        r"static, got tensor<\?x64",
+      ),
+      ("tensor<8x64xcomplex<f32>>", TypeError, "element type among .*complex"),
+      ("tensor<8x64xf64>", TypeError, "element type among .*f64"),
+      ("!stablehlo.token", TypeError, "must be arrays, got !stablehlo.token"),
+    ):
+      with self.assertRaisesRegex(error, pattern):
+        read(dot().replace("tensor<8x64xf8E4M3FN>", new))
 
   @parameterized.parameters(
     "called_computations = [@main]",
