@@ -12,7 +12,7 @@ from jaxplugin.testing import command_lines
 from jaxplugin.testing import written_modules
 
 B200 = ("--target", "b200", "--cudnn", "9.12")
-DOT_ARGUMENTS = "--lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32"
+DOT = "--lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32"
 
 
 class ExplainTest(command_lines.CommandLineTestCase):
@@ -93,41 +93,32 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertEqual((status, out), (0, "no block-scaled dot\n"))
 
   @parameterized.parameters(
-    ("explain --lhs int3 --rhs mxfp8 -m 1 -n 1 -k 32", "int3"),
-    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 33", "multiple of 32.*k=33"),
+    ("--lhs int3 --rhs mxfp8 -m 1 -n 1 -k 32", "int3"),
+    ("--lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 33", "multiple of 32.*k=33"),
+    (f"{DOT} --target x100", "'x100'; known targets: a100, .*mi355x"),
+    (f"{DOT} --target b200 --cudnn nine", "malformed version 'nine'"),
+    (f"{DOT} --cudnn 9.9", "--cudnn needs --target"),
+    (f"{DOT} --ptxas 13.2", "--ptxas needs --target"),
     (
-      f"explain {DOT_ARGUMENTS} --target x100",
-      "unknown target 'x100'; known targets: a100, .*mi355x",
-    ),
-    (
-      f"explain {DOT_ARGUMENTS} --target b200 --cudnn nine",
-      "malformed version 'nine'",
-    ),
-    (f"explain {DOT_ARGUMENTS} --cudnn 9.9", "--cudnn needs --target"),
-    (f"explain {DOT_ARGUMENTS} --ptxas 13.2", "--ptxas needs --target"),
-    (
-      f"explain {DOT_ARGUMENTS} --target mi300x --ptxas 13.2",
+      f"{DOT} --target mi300x --ptxas 13.2",
       "mi300x is not an NVIDIA GPU and has no ptxas, got ptxas='13.2'",
     ),
     (
-      f"explain {DOT_ARGUMENTS} --target mi300x --implementation cudnn",
+      f"{DOT} --target mi300x --implementation cudnn",
       "does not support.*platform is rocm",
     ),
+    ("--lhs float32 --rhs float32 -m 1 -n 1 -k 32", "rhs must be quantized"),
+    ("", "needs FILE, or .*missing --lhs, --rhs, -m, -n, -k"),
+    ("--lhs mxfp8 -m 1 -k 32", "missing --rhs, -n"),
+    ("--batch 3", "missing --lhs, --rhs, -m, -n, -k"),
     (
-      "explain --lhs float32 --rhs float32 -m 1 -n 1 -k 32",
-      "lhs or rhs must be quantized",
-    ),
-    ("explain", "needs FILE, or .*missing --lhs, --rhs, -m, -n, -k"),
-    ("explain --lhs mxfp8 -m 1 -k 32", "missing --rhs, -n"),
-    ("explain --batch 3", "missing --lhs, --rhs, -m, -n, -k"),
-    (
-      f"explain m.mlir {DOT_ARGUMENTS} --out float32 --precision fastest",
+      f"m.mlir {DOT} --out float32 --precision fastest",
       "not both: got m.mlir and --lhs, --rhs, -m, -n, -k, --out, --precision",
     ),
-    ("explain no/such/file", "error: no/such/file: No such file or directory"),
+    ("no/such/file", "error: no/such/file: No such file or directory"),
   )
   def test_bad_arguments_exit_with_2_and_a_reason(self, line, pattern):
-    self.check_error(line.split(), pattern)
+    self.check_error(["explain", *line.split()], pattern)
 
   def test_precision_chooses_the_kernel(self):
     dot = "--lhs fp8_1x128 --rhs fp8_128x128 -m 128 -n 128 -k 256"
@@ -135,7 +126,7 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertIn("14 significant bits", " ".join(out.split()))
 
   def test_empty_dot_is_explained(self):
-    status, out, _ = self.explain(f"{DOT_ARGUMENTS} -m 0")
+    status, out, _ = self.explain(f"{DOT} -m 0")
     self.assertEqual(status, 0)
     self.assertRegex(out, "mxfp8 x mxfp8  0  1  32")
 
