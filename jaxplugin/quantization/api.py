@@ -321,12 +321,9 @@ def quantize_blocked(
     packed,
     for_products,
   )
-  for _, scale, _ in results:
-    scale_signs.remember_positive(scale)
-  return [
-    scaled_array.ScaledArray(values, scale, computed, format)
-    for values, scale, computed in results
-  ]
+  for result in results:
+    scale_signs.remember_positive(result.scale)
+  return results
 
 
 @functools.partial(
@@ -347,7 +344,7 @@ def _quantize_blocked(
   scale_rounding: ScaleRounding,
   packed: bool,
   for_products: bool,
-) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
+) -> list[scaled_array.ScaledArray]:
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
   results = quantize_primitive.quantize(
     x,
@@ -360,7 +357,9 @@ def _quantize_blocked(
     scale_layout=layouts.LINEAR,
   )
   return [
-    (values, scale, _of_rank(computed, values.ndim))
+    scaled_array.ScaledArray(
+      values, scale, _of_rank(computed, values.ndim), format
+    )
     for values, scale, computed in results
   ]
 

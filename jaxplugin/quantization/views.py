@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
-from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.operation import byte_arrays
@@ -179,24 +178,19 @@ def _quantize(
     global_scale=global_scale,
   )
   found = adapter.emit(view)
-  shape, axis, format = view.problem.shape, b.axis(), problem.format
-  columns = extents.divide_up(shape[axis], format.block_size)
-  wanted: list[tuple[np.dtype, tuple[Any, ...]]] = [
-    (format.array_dtype, shape),
-    (format.scale_dtype, (*shape[:axis], columns, *shape[axis + 1 :])),
-  ]
-  if problem.computes_global_scale:
-    wanted.append((np.dtype(np.float32), ()))
+  wanted = dataclasses.replace(
+    problem, packed=False, scale_layout=layouts.LINEAR
+  ).result_types()
   if (
     not isinstance(found, tuple)
-    or [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in found]
+    or [(getattr(y, "shape", None), getattr(y, "dtype", None)) for y in found]
     != wanted
   ):
-    words = ", ".join(f"{d.name}{list(s)}" for d, s in wanted)
+    words = ", ".join(f"{d.name}{list(s)}" for s, d in wanted)
     raise adapter.wrong_result(f"({words})", found)
   values, scale, *rest = found
   if problem.packed:
-    values = layouts.pack_fp4(values, axis=axis)
+    values = layouts.pack_fp4(values, axis=b.axis())
   if problem.scale_layout == layouts.SWIZZLED:
     scale = layouts.swizzle_scale(scale)
   return [values, scale, *rest]

@@ -13,7 +13,6 @@ import functools
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Any
 from typing import Final
 
 import jax
@@ -126,9 +125,11 @@ def quantize(
   each = written.each()
   results: dict[int, list[jax.Array]] = {}
   for i, suffix in zip(order, ("", "_t"), strict=False):
+    shape, dtype = each[i].result_types()[1]
+    scale = arrays[f"scale{suffix}"].reshape(shape)
     results[i] = [
       _values_of_bytes(arrays[f"values{suffix}"], each[i]),
-      _scale_of_bytes(arrays[f"scale{suffix}"], each[i]),
+      lax.bitcast_convert_type(scale, dtype),
     ]
     if written.blockings[i] != problem.blockings[i]:
       moved = functools.partial(
@@ -221,21 +222,6 @@ def _values_of_bytes(
   if not problem.packed:
     values = layouts.unpack_fp4(values)
   return jnp.moveaxis(values, -1, axis)
-
-
-def _scale_of_bytes(
-  scale: jax.Array, problem: problems.QuantizationProblem
-) -> jax.Array:
-  """Converts the bytes of a kernel to the scale of a one-blocking problem."""
-  blocks: tuple[Any, ...] = problem.shape
-  axis = problem.blockings[0].axis()
-  size = blocks[axis] // problem.format.block_size
-  blocks = (*blocks[:axis], size, *blocks[axis + 1 :])
-  if problem.scale_layout == layouts.SWIZZLED:
-    blocks = layouts.swizzled_shape(blocks)
-  return lax.bitcast_convert_type(
-    scale.reshape(blocks), problem.format.scale_dtype
-  )
 
 
 QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
