@@ -57,20 +57,20 @@ class FunctionTest(command_lines.CommandLineTestCase):
 
 class ErrorTest(command_lines.CommandLineTestCase):
   @parameterized.parameters(
-    (("gpt5", "--layout=tp=2"), "unknown model 'gpt5'; known: small, llama3"),
-    (("small", "--layout=qp=2"), "sizes of dp, fsdp, ep, tp"),
-    (("small", "--layout=tp=2", "--formats=fp3"), "unknown format 'fp3'"),
-    (("small", "--layout=tp=2", "--target=cpu"), "NVIDIA GPU"),
-    (("small", "--layout=tp=3"), "multiple of the 3 devices"),
-    (("small", "--layout=tp=2", "--gradients"), "need a function"),
-    (("small", "--layout=tp=2", "--target=b1"), "b1"),
-    (("small", "--layout=tp=2", "--target=mi300x"), "GPU .*, got 'mi300x'"),
-    (("small", "--layout=tp=2", "--svg=/not/here.svg"), "here.svg: No such"),
-    ((NAME, "--layout=tp=2", "--batch=2"), "need a model, got a function"),
-    ((NAME, "--layout=tp=2", "--sequence=8"), "need a model"),
+    ("gpt5 --layout=tp=2", "unknown model 'gpt5'; known: small, llama3"),
+    ("small --layout=qp=2", "sizes of dp, fsdp, ep, tp"),
+    ("small --layout=tp=2 --formats=fp3", "unknown format 'fp3'"),
+    ("small --layout=tp=2 --target=cpu", "NVIDIA GPU"),
+    ("small --layout=tp=3", "multiple of the 3 devices"),
+    ("small --layout=tp=2 --gradients", "need a function"),
+    ("small --layout=tp=2 --target=b1", "b1"),
+    ("small --layout=tp=2 --target=mi300x", "GPU .*, got 'mi300x'"),
+    ("small --layout=tp=2 --svg=/not/here.svg", "here.svg: No such"),
+    (f"{NAME} --layout=tp=2 --batch=2", "need a model, got a function"),
+    (f"{NAME} --layout=tp=2 --sequence=8", "need a model"),
   )
-  def test_what_is_wrong_is_said(self, options, message):
-    self.check_error(("plan", *options), message)
+  def test_what_is_wrong_is_said(self, line, message):
+    self.check_error(("plan", *line.split()), message)
 
 
 @needs_compiler
