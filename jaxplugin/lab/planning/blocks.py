@@ -182,7 +182,7 @@ def _forward(
   size = block.head_size
   query, key, value = (
     split_inside(
-      linear(shared, name).reshape(*x.shape[:2], -1, size), layout.heads()
+      linear(shared, name).reshape(*x.shape[:2], -1, size), layout.hidden()
     )
     for name in ("query", "key", "value")
   )
@@ -219,16 +219,16 @@ def _experts(
   channels = x.shape[-1]
   y = jnp.repeat(x.reshape(devices, -1, channels), block.top, axis=1)
   y = y.reshape(devices, -1, block.experts, channels)
-  y = split(y, layout.sent(None))
-  y = split(y.transpose(2, 0, 1, 3), layout.sent("experts"))
+  y = split(y, layout.rows())
+  y = split(y.transpose(2, 0, 1, 3), layout.sent_rows())
   shape = y.shape
   y = y.reshape(block.experts, -1, channels)
   gate, up = (
     dot_general(y, weights[name], _EXPERTS_NUMBERS) for name in ("gate", "up")
   )
   y = dot_general(jax.nn.silu(gate) * up, weights["down"], _EXPERTS_NUMBERS)
-  y = split(y.reshape(shape), layout.sent("experts"))
-  y = split(y.transpose(1, 2, 0, 3), layout.sent(None))
+  y = split(y.reshape(shape), layout.sent_rows())
+  y = split(y.transpose(1, 2, 0, 3), layout.rows())
   y = y.reshape(*x.shape[:2], block.top, channels)
   return y.astype(jnp.float32).sum(2).astype(x.dtype)
 

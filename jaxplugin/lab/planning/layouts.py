@@ -75,24 +75,16 @@ class MeshLayout:
     return PartitionSpec(self.batch, sequence, None)
 
   def hidden(self) -> PartitionSpec:
-    """Returns the spec of [batch, sequence, heads or hidden channels]."""
+    """Returns the spec of [batch, sequence, heads or hidden channels, ...]."""
     return PartitionSpec(self.batch, None, self._present("tp"))
 
-  def heads(self) -> PartitionSpec:
-    """Returns the spec of [batch, sequence, heads, channels of a head]."""
-    return PartitionSpec(self.batch, None, self._present("tp"), None)
+  def rows(self) -> PartitionSpec:
+    """Returns the spec of [devices, ...], rows before they are sent."""
+    return PartitionSpec(self.batch)
 
-  def sent(self, to: str | None) -> PartitionSpec:
-    """Returns the spec of rows for experts.
-
-    Args:
-      to: None for [devices, rows, experts, channels] before rows are sent,
-        "experts" for [experts, devices, rows, channels] afterwards.
-    """
-    if to is None:
-      return PartitionSpec(self.batch, None, None, None)
-    rest = self._present("dp", "fsdp")
-    return PartitionSpec(self._present("ep"), rest, None, None)
+  def sent_rows(self) -> PartitionSpec:
+    """Returns the spec of [experts, devices, ...], rows of each expert."""
+    return PartitionSpec(self._present("ep"), self._present("dp", "fsdp"))
 
   def weight(
     self, *, into_channels: bool, of_experts: bool = False

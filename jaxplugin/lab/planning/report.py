@@ -93,12 +93,8 @@ def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
     found: plans.
     times: whether to print compile times, which vary between runs.
   """
-  groups: dict[tuple[str, str], list[plans.ModelPlan]] = {}
-  for plan in found:
-    groups.setdefault((plan.name, plan.layout), []).append(plan)
   parts = []
-  for (name, layout), group in groups.items():
-    title = f"{name}, {layout}: {group[0].devices} x {group[0].target}"
+  for title, group in _groups(found).items():
     lines = [title, "", table(group)]
     if any(one.is_bound for plan in group for one in plan.collectives):
       lines.append("\nLoops without a known count are counted once.")
@@ -107,6 +103,17 @@ def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
       lines.append(f"\ncompiled in {seconds}")
     parts.append("\n".join(lines))
   return "\n\n".join(parts)
+
+
+def _groups(
+  found: Sequence[plans.ModelPlan],
+) -> dict[str, list[plans.ModelPlan]]:
+  """Returns the plans of each name and layout, with a title as key."""
+  groups: dict[str, list[plans.ModelPlan]] = {}
+  for plan in found:
+    title = f"{plan.name}, {plan.layout}: {plan.devices} x {plan.target}"
+    groups.setdefault(title, []).append(plan)
+  return groups
 
 
 def to_json(found: Sequence[plans.ModelPlan]) -> str:
@@ -167,23 +174,19 @@ def draw(found: Sequence[plans.ModelPlan]) -> str:
   )
   scale = (_WIDTH - 2 * _MARGIN - _LABEL - _FIGURES) / longest
   lines, top = [], _MARGIN
-  last: tuple[str, str] | None = None
-  first: plans.ModelPlan | None = None
-  for plan, bar in zip(found, bars, strict=True):
-    if (plan.name, plan.layout) != last:
-      last, first = (plan.name, plan.layout), plan
-      title = f"{plan.name}, {plan.layout}: {plan.devices} x {plan.target}"
-      lines.append(_text(_MARGIN, top + 18, title, weight="bold"))
-      top += _TITLE
-    assert first is not None
-    lines.append(_text(_MARGIN, top + 14, plan.format))
-    left = float(_MARGIN + _LABEL)
-    for part in shown:
-      width = bar.get(part, 0) * scale
-      lines.append(_box(left, top, width, shown.index(part)))
-      left += width
-    lines.append(_text(left + 8, top + 14, _figures(plan, first), ink=_FAINT))
-    top += _STEP
+  for title, group in _groups(found).items():
+    lines.append(_text(_MARGIN, top + 18, title, weight="bold"))
+    top += _TITLE
+    for plan in group:
+      lines.append(_text(_MARGIN, top + 14, plan.format))
+      left, bar = float(_MARGIN + _LABEL), _parts(plan)
+      for i, part in enumerate(shown):
+        width = bar.get(part, 0) * scale
+        lines.append(_box(left, top, width, i))
+        left += width
+      figures = _figures(plan, group[0])
+      lines.append(_text(left + 8, top + 14, figures, ink=_FAINT))
+      top += _STEP
   top += _LEGEND // 2
   for i, (axes, dtype) in enumerate(shown):
     lines.append(_box(_MARGIN, top, _BAR, i))
