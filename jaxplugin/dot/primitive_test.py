@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot` under JAX's transformations: the same as the plain call.
 
-Control flow, a mesh of one device, `vmap` and export; derivatives have tests of
-their own.
+Control flow, a mesh of one device, `vmap`, export, and many rows; derivatives
+have tests of their own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
+from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
 from jaxplugin.testing import contract
+from jaxplugin.testing import exact_numbers
+from jaxplugin.testing import interpreted
 from jaxplugin.testing import transformations
+from jaxplugin.testing.oracles import quantization_oracle
 
 P = jax.sharding.PartitionSpec
 AxisType = jax.sharding.AxisType
@@ -544,6 +548,213 @@ class VmapTest(transformations.PrimitiveTestCase):
     empty = jax.tree.map(lambda a: jnp.zeros((0, *a.shape), a.dtype), x)
     actual = jax.vmap(dot, in_axes=(0, None))(empty, w)
     self.assertEqual(actual.shape, (0, 4, 5))
+
+
+LONG_K = 1056
+PAIRS = (
+  (None, jp.MXFP8),
+  (None, jp.NVFP4),
+  (jp.MXFP8, jp.MXFP8),
+  (jp.MXFP8, jp.MXFP4),
+  (jp.MXFP4, jp.MXFP4),
+  (jp.NVFP4, jp.NVFP4),
+)
+# From so many rows on one engine computes them, whatever they are
+# (kernels/cpu/dot/rule.h). The others run only where a CPU has them.
+SAME_FROM = {"avx2": 5, "avx512": 5, "avx512_bf16": 65, "amx_bf16": 24}
+
+
+def quantized(x, format):
+  if format is None:
+    return jnp.asarray(x, jnp.bfloat16)
+  # A computed global scale would depend on all rows.
+  scale = 2.0**-8 if format == jp.NVFP4 else None
+  return jp.quantize(x, format, global_scale=scale)
+
+
+def assert_same_rows(dot, numbers, x):
+  """Checks that rows have the same bits for each number of rows."""
+  results = [np.asarray(dot(x[:m])) for m in numbers]
+  for m, result in zip(numbers, results, strict=True):
+    np.testing.assert_array_equal(results[-1][:m], result, f"m={m}")
+
+
+def assert_same_places(dot, x):
+  """Checks that a row has the same bits in each place."""
+  order = np.random.default_rng(1).permutation(len(x))
+  np.testing.assert_array_equal(np.asarray(dot(x))[order], dot(x[order]))
+
+
+class CpuRowsTest(absltest.TestCase):
+  """Numbers of rows that give the same bits: docs/how_to/decode_loop.md."""
+
+  @pytest.mark.full
+  def test_rows_have_the_same_bits_from_some_number_on(self):
+    target = targets.detect_target("cpu")
+    first = SAME_FROM.get(target.cpu_kernels)
+    if first is None:
+      self.skipTest(f"no claim about kernels {target.cpu_kernels}")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, LONG_K)).astype(np.float32)
+    for lhs, rhs in PAIRS:
+      # AVX2 adds up two FP4 sides in one order: sums of a block are integers.
+      all_fp4 = lhs in (jp.MXFP4, jp.NVFP4) and rhs in (jp.MXFP4, jp.NVFP4)
+      start = 1 if all_fp4 and target.cpu_kernels == "avx2" else first
+      for n in (1, 40):
+        w = quantized(rng.normal(size=(n, LONG_K)).astype(np.float32), rhs)
+        dot = jax.jit(
+          lambda x, w=w, lhs=lhs: jp.block_scaled_dot(
+            quantized(x, lhs), w, implementation="cpu"
+          )
+        )
+        with self.subTest(lhs=lhs, rhs=rhs, n=n):
+          numbers = (start, start + 1, start + 32, 129, 300)
+          assert_same_rows(dot, numbers, x)
+          for m in (2, 3, 4, 300):
+            assert_same_places(dot, x[:m])
+
+
+@interpreted.needs_interpreter
+class TritonRowsTest(interpreted.RecordedTestCase):
+  """Launches of the same name add up a row's products in the same order.
+
+  Places are not compared: the interpreter's products are NumPy's, whose order
+  depends on the place (`interpreted.products_depend_on_rows`).
+  """
+
+  @pytest.mark.full
+  def test_rows_of_one_kernel_have_the_same_bits(self):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 288)).astype(np.float32)
+    for lhs, rhs in ((None, jp.MXFP8), (jp.MXFP8, jp.MXFP4)):
+      w = quantized(rng.normal(size=(40, 288)).astype(np.float32), rhs)
+      rows = quantized(x, lhs)
+      for numbers in ((1, 3, 16), (65, 90)):
+        with (
+          self.subTest(lhs=lhs, rhs=rhs, numbers=numbers),
+          jp.use_target(targets.named_target("h100")),
+        ):
+          self.launched.clear()
+
+          def dot(index, rows=rows, w=w):
+            lhs = jax.tree.map(lambda a: a[index], rows)
+            return jp.block_scaled_dot(lhs, w, implementation="triton")
+
+          assert_same_rows(dot, numbers, np.arange(90))
+          self.assertLen({launch.name for launch in self.launched}, 1)
+
+
+ROWS = 32_769
+MATVEC = (((0,), (1,)), ((), ()))
+RANK_7 = (2, 1, 3, 1, 2, 2, 32)
+OF_3 = jp.BlockFormat(
+  name="e4m3 of 3",
+  values_dtype=jp.MXFP8.values_dtype,
+  scale_dtype=jp.MXFP8.scale_dtype,
+  block_size=3,
+)
+
+
+def integers(shape, seed=0):
+  return exact_numbers.integers(seed, *shape)
+
+
+def exactly(x, format):
+  """Integers of a magnitude of up to 4, exactly, by a scale of 1."""
+  blocks = (*x.shape[:-1], x.shape[-1] // format.block_size)
+  return jp.ScaledArray(
+    jnp.asarray(x, format.values_dtype),
+    jnp.ones(blocks, format.scale_dtype),
+    None,
+    format,
+  )
+
+
+class ManyRowsTest(absltest.TestCase):
+  """Programs beyond the sizes at which XLA's CPU compiler is known to fail.
+
+  With jaxlib 0.10.2 `vmap(lambda r: sum((m @ r) ** 2))` of more than 32,768
+  rows of 3 gives wrong values (jax-ml/jax#39103), and some programs of rank 7
+  crash (jax-ml/jax#40412). Ours are right there. Numbers are small integers, so
+  that NumPy's products are exact.
+  """
+
+  def setUp(self):
+    super().setUp()
+    # XLA's operations, which kernels for CPUs would replace.
+    self.enter_context(targets.use_target(targets.named_target("cpu")))
+
+  @pytest.mark.full
+  def test_quantize(self):
+    for format in (jp.MXFP8, jp.NVFP4):
+      size = format.block_size
+      for shape in ((ROWS, size), (3, ROWS, size), RANK_7):
+        x = integers(shape)
+        with self.subTest(format.name, shape=shape):
+          result = jax.jit(lambda x, f=format: jp.quantize(x, f))(x)
+          codes, scale, *_ = quantization_oracle.reference(x, format)
+          quantization_oracle.assert_codes(result, codes, scale)
+
+  def test_dequantize(self):
+    for shape in ((ROWS, 32), (2, ROWS, 32), RANK_7):
+      x = integers(shape)
+      with self.subTest(shape=shape):
+        result = jax.jit(jp.dequantize)(exactly(x, jp.MXFP8))
+        np.testing.assert_array_equal(result, x)
+
+  @pytest.mark.full
+  def test_dots(self):
+    w = integers((3, 32), 1)
+    x = integers((ROWS, 32))
+    product = x @ w.T
+    batched = integers((2, 1, 3, 1, 2, 4, 32), 1)
+    rank_7 = integers(RANK_7)
+    product_of_7 = rank_7 @ batched.swapaxes(-1, -2)
+    few, of_3 = integers((ROWS, 3)), integers((3, 3), 1)
+    squares_of_3 = ((few @ of_3.T) ** 2).sum(1)
+    dot = jp.block_scaled_dot
+    squares = lambda rows, w: jax.vmap(
+      lambda row: jnp.sum(dot(row, w, dimension_numbers=MATVEC) ** 2)
+    )(rows)
+    table = {
+      "rows": (dot, x, w, jp.MXFP8, product),
+      "columns": (lambda x, w: dot(w, x), x, w, jp.MXFP8, product.T),
+      "vmap": (squares, x, w, jp.MXFP8, (product**2).sum(1)),
+      "vmap of rows of 3": (squares, few, of_3, OF_3, squares_of_3),
+      "rank 7": (dot, rank_7, batched, jp.MXFP8, product_of_7),
+    }
+    for name, (function, x, w, format, expected) in table.items():
+      for lhs in (x, exactly(x, format)):
+        with self.subTest(name, lhs=type(lhs).__name__):
+          result = jax.jit(function)(lhs, exactly(w, format))
+          np.testing.assert_array_equal(result, expected)
+
+  @pytest.mark.full
+  def test_gradients(self):
+    x, w = integers((ROWS, 32)), integers((3, 32), 1)
+    signs = np.sign(integers((ROWS, 3), 2))
+    dot = jp.dot_general("mxfp8", "mxfp8")
+
+    def loss(x, w):
+      return jnp.sum(dot(x, w, (((1,), (1,)), ((), ()))) * signs)
+
+    found = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
+    np.testing.assert_array_equal(found[0], signs @ w)
+    np.testing.assert_array_equal(found[1], signs.T @ x)
+
+  @pytest.mark.full
+  def test_ragged_dot(self):
+    x, w = integers((ROWS, 32)), integers((3, 8, 32), 1)
+    sizes = np.array([ROWS - 12, 0, 12])
+    expected = np.concatenate([x[:-12] @ w[0].T, x[-12:] @ w[2].T])
+    result = jax.jit(jp.ragged_dot)(x, exactly(w, jp.MXFP8), sizes)
+    np.testing.assert_array_equal(result, expected)
+    _, pullback = jax.vjp(
+      lambda x: jp.ragged_dot(x, exactly(w, jp.MXFP8), jnp.asarray(sizes)), x
+    )
+    cotangent = integers(expected.shape, 3)
+    wanted = np.concatenate([cotangent[:-12] @ w[0], cotangent[-12:] @ w[2]])
+    np.testing.assert_array_equal(pullback(cotangent)[0], wanted)
 
 
 if __name__ == "__main__":
