@@ -234,7 +234,17 @@ def _bind_with_epilogue(
 
 def _bind(call: calls.DotCall) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
-  _validate_implementation(call)
+  if call.implementation is not None:  # some local device must support it
+    problem = call.problem()
+    choice.require_somewhere(
+      lambda target: backends.choose(
+        problem,
+        target,
+        call.implementation,
+        overlay=call.overlay,
+        is_of_layer=call.is_of_layer,
+      )
+    )
   result = primitive.bind(call, targets.overriding_target())
   if guards.is_on():
     guards.check(result, call.without_origins())
@@ -272,19 +282,3 @@ def _expand_bias(
       f" dimensions that come from rhs, got {tuple(bias.shape)}"
     )
   return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))
-
-
-def _validate_implementation(call: calls.DotCall) -> None:
-  """Raises if no local device supports the requested backend."""
-  if call.implementation is None:
-    return
-  problem = call.problem()
-  choice.require_somewhere(
-    lambda target: backends.choose(
-      problem,
-      target,
-      call.implementation,
-      overlay=call.overlay,
-      is_of_layer=call.is_of_layer,
-    )
-  )
