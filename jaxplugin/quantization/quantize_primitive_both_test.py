@@ -176,13 +176,6 @@ class UnusedTest(parameterized.TestCase):
       )
       assert_same_bits(one(x, scales), expected)
 
-  @quantization_lowerings.needs_library
-  def test_fp8_along_the_first_axis_takes_no_kernel(self):
-    # As `quantize` has it there.
-    both = lambda x: quantization.quantize_both(x, MXFP8)
-    self.assertEqual(self.kernel_calls(both), 1)
-    self.assertEqual(self.kernel_calls(lambda x: both(x)[1]), 0)
-
 
 if __name__ == "__main__":
   absltest.main()

@@ -111,12 +111,6 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       np.asarray(layouts.swizzle_scale(linear.scale)).view(np.uint8),
     )
 
-  def test_f64_is_rounded_to_f32_before(self):
-    with jax.enable_x64(True):
-      x = quantization_lowerings.numbers((9, 64), np.float64) * (1 + 2.0**-40)
-      self.assertEqual(x.dtype, np.float64)
-      self.assert_same_bits(lambda x: quantization.quantize(x, MXFP8), x)
-
   def test_inside_of_shard_map_each_share_is_quantized_in_place(self):
     mesh = jax.make_mesh((8,), ("x",))
     quantize = jax.shard_map(
