@@ -250,6 +250,7 @@ def across_blocks(
   Returns:
     preferred_element_type[m, k].
   """
+  rhs = _in_rows("rhs", rhs)
   rhs_side = _contracting(_side_of("rhs", rhs), 2)
   call = calls.RaggedDotCall(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
@@ -276,6 +277,8 @@ def _call(
   implementation: str | None = None,
 ) -> calls.RaggedDotCall:
   """Returns the checked call without the arrays of the epilogue."""
+  given = rhs
+  lhs, rhs = _in_rows("lhs", lhs), _in_rows("rhs", rhs)
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
     rules.validate_rank(side)
@@ -302,7 +305,19 @@ def _call(
   )
   for side in (call.lhs, call.rhs):
     arguments.reject_negative_scale(side)
+  if rhs is not given:
+    call = call.replace(rhs=call.rhs.replace(square_scale=given.scale))
   return call
+
+
+def _in_rows(name: str, operand: Any) -> Any:
+  """Returns an operand whose rows of square blocks have separate scales."""
+  if not isinstance(operand, scaled_array.ScaledArray) or (
+    not operand.format.is_square
+  ):
+    return operand
+  arguments.require_arrays(name, operand)
+  return operand.in_rows()
 
 
 def _side_of(name: str, operand: Any) -> sides.Side:

@@ -61,6 +61,12 @@ class _Call(primitive.OperationCall):
       preferred_element_type=_F32, global_scale=None, global_power=None
     )
 
+  def without_origins(self) -> Self:
+    """Returns the call without the origins of its sides."""
+    return self.replace(
+      lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
+    )
+
   @property
   def num_rows(self) -> Any:
     return self.lhs.shape[0]
@@ -81,7 +87,7 @@ class RaggedDotCall(_Call):
       dimension is 2, or 1 in the gradient of lhs. 8-bit values and scales may
       be bytes, because viewing all groups as floats would copy them
       (`Side.as_elements`); `prepare_weights` returns bytes. Only gradients and
-      training use an unquantized rhs.
+      training use an unquantized rhs. A backend may read its `square_scale`.
     global_scale: f32[], f32[groups] or f32[m, 1], or None.
     bias: float[groups, columns], or None.
     activation: as for `ragged_dot`.
@@ -97,7 +103,7 @@ class RaggedDotCall(_Call):
 
   ARRAYS = primitive.paths_of_two_sides(
     "group_sizes", "global_scale", "bias", "global_power"
-  )
+  ) | {"rhs_square_scale": ("rhs", "square_scale")}
   PRIMITIVE = ragged_dot_p
 
   # Conversions.

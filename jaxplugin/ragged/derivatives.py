@@ -135,7 +135,7 @@ def _gradient_of_lhs(
   """Returns the ragged dot of g and the weights, which contracts columns."""
   (contracting,) = call.rhs.contracting
   lhs = sides.Side(name="lhs", values=g, contracting=(1,))
-  rhs = call.rhs.replace(contracting=(3 - contracting,))
+  rhs = call.rhs.without_origin().replace(contracting=(3 - contracting,))
   # The requested backend may not support a contraction across blocks.
   return call.bare().replace(lhs=lhs, rhs=rhs, implementation=None)
 

@@ -172,7 +172,7 @@ def _dot(
       residual = residual.astype(jnp.float32)
     residual = jnp.broadcast_to(residual, shape)
   lhs_scale, rhs_scale = (
-    _scale_of(side, dense) for side, dense in ((call.lhs, lhs), (call.rhs, rhs))
+    scale_of(side, dense) for side, dense in ((call.lhs, lhs), (call.rhs, rhs))
   )
   if cpu_configs.is_turned(problem.m, problem.n):
     lhs, rhs = rhs, lhs
@@ -199,7 +199,7 @@ def _dot(
   return result.reshape(shape)
 
 
-def _scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
+def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
   """Returns a scale for the kernels, and the number of rows that share it.
 
   Kernels read the scale of square blocks, which has fewer bytes than the scale

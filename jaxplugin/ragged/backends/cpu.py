@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import choice
 from jaxplugin.ragged import calls
@@ -81,15 +82,19 @@ def emit(
 ) -> jax.Array:
   """Emits one custom call, and XLA ops for epilogues it does not fuse."""
   del target
-  kernel = functools.partial(_ragged_dot, problem)
+  square = call.rhs.replace(batch=(0,))
+  kernel = functools.partial(_ragged_dot, problem, square)
   return epilogue.around_kernel(kernel, call.in_usual_order())
 
 
 def _ragged_dot(
-  problem: problems.RaggedDotProblem, call: calls.RaggedDotCall
+  problem: problems.RaggedDotProblem,
+  weights: sides.Side,
+  call: calls.RaggedDotCall,
 ) -> jax.Array:
-  """Emits the custom call."""
+  """Emits the custom call; `weights` has the scale of square blocks."""
   cpu_library.register()
+  rhs_scale, scale_rows = cpu.scale_of(weights, call.rhs)
   factors = [
     jnp.broadcast_to(x, (call.num_groups,))
     for x in (call.global_scale, call.global_power)
@@ -100,12 +105,12 @@ def _ragged_dot(
   result_type = jax.ShapeDtypeStruct(call.shape, call.preferred_element_type)
   return jax.ffi.ffi_call(_RAGGED_DOT, result_type)(
     *cpu.arrays(call.lhs),
-    *cpu.arrays(call.rhs),
+    *(call.rhs.values, rhs_scale),
     call.group_sizes,
     cpu.or_absent(global_scale),
     cpu.or_absent(bias),
     **cpu.attributes("lhs", call.lhs),
-    **cpu.attributes("rhs", call.rhs),
+    **cpu.attributes("rhs", call.rhs, scale_rows),
     **cpu.rows_attribute(problem),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(cpu.BEST_ISA),

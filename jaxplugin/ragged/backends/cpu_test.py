@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,65 @@ SIZES = np.array([5, 0, 4], np.int32)
 class RaggedTest(ragged_suite.RaggedSuite):
   implementation = "cpu"
   has_loop = True
+
+
+@absltest.skipIf(
+  jp.detect_target("cpu").cpu_kernels is None, "needs CPU kernels"
+)
+class SquareBlocksTest(parameterized.TestCase):
+  """A weight's scale of 128 x 128 blocks is read as it is."""
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.x = jnp.asarray(rng.standard_normal((12, 160)), jnp.float32)
+    self.w = jnp.asarray(rng.standard_normal((3, 256, 160)), jnp.float32)
+
+  def scale_rows(self, function, *args):
+    text = jax.jit(function).lower(*args).as_text()
+    return re.findall("rhs_scale_rows = ([0-9]+)", text)
+
+  @parameterized.product(
+    format=(jp.FP8_128X128, jp.FP8_128X128_E8M0), prepared=(False, True)
+  )
+  def test_bits_are_those_of_repeated_scales(self, format, prepared):
+    w = jp.quantize(self.w, format)
+    given = jp.prepare_weights(w) if prepared else w
+    args = self.x, given, SIZES
+    self.assertEqual(self.scale_rows(jp.ragged_dot, *args), ["128"])
+    np.testing.assert_array_equal(
+      jax.jit(jp.ragged_dot)(*args), jp.ragged_dot(self.x, w.in_rows(), SIZES)
+    )
+
+  @parameterized.parameters(0, 1, 2)
+  def test_mapped_arguments_keep_the_scales(self, mapped):
+    w = jp.quantize(self.w, jp.FP8_128X128)
+    args = [self.x, w, SIZES]
+    args[mapped] = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), args[mapped])
+    in_axes = [0 if i == mapped else None for i in range(3)]
+    dot = jax.vmap(jp.ragged_dot, in_axes)
+    self.assertEqual(self.scale_rows(dot, *args), ["128"])
+    wanted = dot(args[0], args[1].in_rows(), args[2])
+    np.testing.assert_array_equal(dot(*args), wanted)
+
+  def test_weights_of_partial_blocks_have_repeated_scales(self):
+    w = jp.quantize(self.w[:, :200], jp.FP8_128X128)
+    args = self.x, w, SIZES
+    self.assertEqual(self.scale_rows(jp.ragged_dot, *args), [])
+    np.testing.assert_array_equal(
+      jp.ragged_dot(*args), jp.ragged_dot(self.x, w.in_rows(), SIZES)
+    )
+
+  def test_sharded_weights_have_repeated_scales(self):
+    mesh = jax.make_mesh((2,), ("e",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("e")
+    w = jp.quantize(self.w[:2], jp.FP8_128X128)
+    sharded = jax.device_put(w, jax.sharding.NamedSharding(mesh, spec))
+    sizes = SIZES[:2]
+    np.testing.assert_array_equal(
+      jax.jit(jp.ragged_dot)(self.x, sharded, sizes),
+      jp.ragged_dot(self.x, w.in_rows(), sizes),
+    )
 
 
 @absltest.skipUnless(

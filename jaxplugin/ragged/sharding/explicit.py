@@ -46,6 +46,7 @@ def result_sharding(
     ValueError: If `out_sharding` has more dimensions than the result. JAX
       raises for other shardings that do not fit.
   """
+  call = call.without_origins()
   mesh = explicit_axes.mesh_of(call.flatten())
   if out_sharding is None:
     if mesh is None:

@@ -27,7 +27,7 @@ from jaxplugin.ragged import groups
 Bind = primitive.Bind
 
 _ROWS: Final = frozenset({"lhs", "lhs_scale"})
-_WEIGHTS: Final = frozenset({"rhs", "rhs_scale"})
+_WEIGHTS: Final = frozenset({"rhs", "rhs_scale", "rhs_square_scale"})
 _SCALES: Final = frozenset({"global_scale", "global_power"})
 _EPILOGUE: Final = _SCALES | {"bias"}
 
