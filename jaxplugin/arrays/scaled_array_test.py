@@ -282,24 +282,6 @@ class PackTest(parameterized.TestCase):
     self.assertEqual(unpacked.dtype, FP4)
     np.testing.assert_array_equal(unpacked.view(np.uint8), codes)
 
-  @parameterized.parameters(jp.MXFP4, jp.NVFP4)
-  @pytest.mark.sample(1)
-  def test_scaled_array_packs_along_its_own_axis(self, format):
-    x = jp.quantize(
-      np.random.default_rng(2).normal(size=(64, 6)),
-      format,
-      axis=0,
-      packed=False,
-    )
-    codes = np.asarray(x.values).view(np.uint8)
-    packed = x.pack()
-    np.testing.assert_array_equal(
-      packed.values, codes[::2] | (codes[1::2] << 4)
-    )
-    assert_same_bits(packed.unpack(), x)
-    self.assertIs(packed.pack(), packed)
-    self.assertIs(x.unpack(), x)
-
 
 def swizzled_by_formula(scale):
   """Swizzles by the formula of PTX ISA, tcgen05 scale factors "1X".

@@ -13,7 +13,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
-from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.quantization import operations
@@ -136,24 +135,6 @@ class DequantizeTest(parameterized.TestCase):
     self.assertEqual(packed.values.dtype, np.uint8)
     self.assertEqual(packed.shape, x.shape)
     np.testing.assert_array_equal(dequantize(packed), dequantize(x))
-
-  @parameterized.product(format=formats.KNOWN, packed=(False, True))
-  @pytest.mark.sample(1)
-  def test_swizzled_scale_dequantizes_to_the_same_bits(self, format, packed):
-    x = quantize(oracle.random_f32(19, (2, 131, 160), 3), format)
-    stored = x.pack() if packed else x.unpack()
-    swizzled = scaled_array.ScaledArray(
-      stored.values,
-      jax.jit(layouts.swizzle_scale)(x.scale),
-      x.global_scale,
-      format,
-      scale_layout="swizzled_128x4",
-    )
-    self.assertNotEqual(swizzled.scale.shape, x.scale.shape)
-    np.testing.assert_array_equal(
-      dequantize(swizzled),
-      dequantize(x),
-    )
 
   @parameterized.product(format=formats.KNOWN, axis=(0, 1, 2))
   @pytest.mark.sample(1)

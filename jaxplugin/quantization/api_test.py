@@ -440,20 +440,6 @@ class StochasticRoundingTest(parameterized.TestCase):
     np.testing.assert_array_equal(first, self.draw(format, x, seed=1))
     self.assertTrue((first != self.draw(format, x, seed=2)).any())
 
-  @parameterized.parameters(
-    *((format, "up") for format in formats.FORMATS),
-    *((format, "floor") for format in oracle.MX_FORMATS),
-  )
-  def test_scales_are_those_of_rounding_to_nearest(
-    self, format, scale_rounding
-  ):
-    x = oracle.special_blocks(format.block_size)
-    nearest = oracle.jitted(format, scale_rounding)(x)
-    drawn = oracle.jitted(format, scale_rounding)(x, key=jax.random.key(3))
-    np.testing.assert_array_equal(
-      oracle.as_codes(drawn.scale), oracle.as_codes(nearest.scale)
-    )
-
 
 class IdempotenceTest(parameterized.TestCase):
   """quantize(dequantize(.)) if f32 holds every dequantized value."""

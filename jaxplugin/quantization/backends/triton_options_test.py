@@ -141,20 +141,6 @@ class RecipeTest(parameterized.TestCase):
       triton.supports(problem, H200).reason, "computes the global scale"
     )
 
-  def test_key_of_another_kind_and_another_mode_get_operations(self):
-    def told(key, partitionable):
-      with jax.threefry_partitionable(partitionable):
-        found = jp.explain(
-          lambda x, key: jp.quantize(x, MXFP8, key=key), X, key, target=H200
-        )
-      (each,) = found.quantizations
-      return each.implementation
-
-    self.assertEqual(told(jax.random.key(0), True), "triton")
-    self.assertEqual(told(jax.random.PRNGKey(0), True), "triton")
-    self.assertEqual(told(jax.random.key(0), False), "xla")
-    self.assertEqual(told(jax.random.key(0, impl="rbg"), True), "xla")
-
 
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
