@@ -208,9 +208,8 @@ class SearchPathTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    directory = tempfile.TemporaryDirectory()
-    self.addCleanup(directory.cleanup)
-    root = pathlib.Path(directory.name).resolve()
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    root = pathlib.Path(directory).resolve()
     self.checkout, self.site = root / "checkout", root / "site"
     self.here = self.checkout / "kernels" / "cpu"
     self.built = self.checkout / "build" / "cpu"

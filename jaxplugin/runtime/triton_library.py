@@ -62,12 +62,7 @@ def with_descriptors(target: targets.Target) -> DescriptorTarget:
   Pass the result to `use_target`, `explain` or `compile_dot`. The kernels'
   configs then have `MatmulConfig.use_descriptors`.
   """
-  return DescriptorTarget(
-    **{
-      field.name: getattr(target, field.name)
-      for field in dataclasses.fields(target)
-    }
-  )
+  return DescriptorTarget(**vars(target))
 
 
 def uses_descriptors(target: targets.Target) -> bool:
