@@ -367,7 +367,7 @@ def _require_range(second: GlobalScale, given: np.ndarray) -> None:
   allowed, divides = second.allowed, second.divides
   if allowed is None:
     return
-  is_good = _is_allowed(given, allowed, divides)
+  is_good = is_allowed(given, allowed, divides)
   if is_good.all():
     return
   smallest, largest = allowed
@@ -383,7 +383,10 @@ def _require_range(second: GlobalScale, given: np.ndarray) -> None:
   )
 
 
-def _is_allowed(given: np.ndarray, allowed: Range, divides: bool) -> np.ndarray:
+def is_allowed(
+  given: np.ndarray, allowed: Range, divides: bool = False
+) -> np.ndarray:
+  """Returns which global scales are in a range, or 1."""
   smallest, largest = allowed
   with np.errstate(divide="ignore", over="ignore"):
     numbers = 1 / given.astype(np.float64) if divides else given
@@ -405,7 +408,7 @@ def _replace_zeros(
   numbers = np.asarray(second.given, np.float32)
   limits = np.finfo(np.float32)
   usable = second.allowed or (float(limits.tiny), float(limits.max))
-  is_odd = ~_is_allowed(numbers, usable, second.divides)
+  is_odd = ~is_allowed(numbers, usable, second.divides)
   if not is_odd.any():
     return scale, second
   lead = tuple(values.shape[:-2])

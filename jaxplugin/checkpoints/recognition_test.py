@@ -16,7 +16,7 @@ import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
 
 ERROR = jp.checkpoints.CheckpointError
-F8, E8, BF16 = files.F8, files.E8, files.BF16
+F8, E8, BF16, weight = files.F8, files.E8, files.BF16, files.weight
 G = 2.0**-12
 K = 64
 SECOND = np.float32(G)
@@ -37,12 +37,6 @@ def turned(x):
 def named(base, values, **parts):
   """Returns values under a name, and other parts with this prefix."""
   return {base: values, **{f"{base}_{name}": x for name, x in parts.items()}}
-
-
-def weight(values, **parts):
-  """Returns the parts of "w.weight"."""
-  parts = {"weight": values, **parts}
-  return {f"w.{name}": x for name, x in parts.items() if x is not None}
 
 
 def mark(**fields):

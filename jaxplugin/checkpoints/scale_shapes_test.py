@@ -15,7 +15,7 @@ import jaxplugin as jp
 from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.testing import checkpoint_files as files
 
-F8, E8, BF16 = files.F8, files.E8, files.BF16
+F8, E8, BF16, weight = files.F8, files.E8, files.BF16, files.weight
 E5, F16, F32 = map(np.dtype, (ml_dtypes.float8_e5m2, "f2", "f4"))
 INT8, INT4 = np.dtype("i1"), np.dtype(ml_dtypes.int4)
 # A size that is a multiple of 64 and not of 128, as in published models.
@@ -43,11 +43,6 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 INTEGERS = {"quant_method": "compressed-tensors", "format": "int-quantized"}
 STACK = np.stack([FP8, FP8])
-
-
-def weight(values, **scale):
-  """Returns the parts of "w.weight"."""
-  return {f"w.{name}": x for name, x in {"weight": values, **scale}.items()}
 
 
 # The file's tensors and quantization_config; layout, format and scales.

@@ -76,6 +76,11 @@ def numbers_of(array: jp.ScaledArray) -> np.ndarray:
   return numbers
 
 
+def weight(values: np.ndarray, **parts: Any) -> dict[str, Any]:
+  """Returns the tensors of "w.weight"; its other parts are "w.NAME"."""
+  return {f"w.{name}": x for name, x in {"weight": values, **parts}.items()}
+
+
 def entry(dtype: Any, shape: Any, begin: int, end: int) -> dict[str, Any]:
   """Returns a tensor's entry in the header of a safetensors file."""
   return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}

@@ -114,9 +114,9 @@ def require_readable(
   if global_scale is None:
     return
   scales = np.asarray(global_scale, np.float32)
-  smallest, largest = assembly.GLOBAL_SCALE_RANGE
-  good = (scales >= smallest) & (scales <= largest) | (scales == 1)
+  good = assembly.is_allowed(scales, assembly.GLOBAL_SCALE_RANGE)
   if not good.all():
+    smallest, largest = assembly.GLOBAL_SCALE_RANGE
     raise stored.fault(
       tensor,
       f"its global scale, {float(scales[~good][0]):g}, is outside"
