@@ -81,6 +81,10 @@ class DotGeneralTest(WithinTestCase):
     function = jp.dot_general(format, format)
     self.check_products(case, function, *[(format, format)] * 3)
 
+  def test_gradient_of_a_matrix_times_a_vector_contracts_nothing(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    self.check_products(("mk", "k"), function, *[(jp.MXFP8, jp.MXFP8)] * 3)
+
   @parameterized.product(
     formats=(
       (jp.MXFP8, jp.MXFP4, jp.MXFP8_E5M2),
