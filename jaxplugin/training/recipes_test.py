@@ -164,9 +164,8 @@ class ValuesTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_explain_says_what_is_done_to_each_operand(self):
-    found = str(
-      jp.explain(step(training.NVFP4_RECIPE, jax.random.key(0)), X, W, G)
-    )
+    step_of_recipe = step(training.NVFP4_RECIPE, jax.random.key(0))
+    found = jp.explain(step_of_recipe, X, W, G).details()
     # x forward and for wgrad, w in either pass, as no copy of it is kept, g for
     # dgrad and for wgrad.
     for line, count in (
