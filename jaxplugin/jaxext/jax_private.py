@@ -61,6 +61,12 @@ def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
   return mlir.lower_with_sharding_in_types(ctx, value, aval)
 
 
+def module_name(ctx: Any) -> str:
+  """Returns the name of the module of a lowering, like "jit_step"."""
+  attributes = ctx.module_context.module.operation.attributes
+  return attributes["sym_name"].value if "sym_name" in attributes else ""
+
+
 def mapped_mesh_axes() -> frozenset[str]:
   """Returns the explicit mesh axes that enclosing `vmap`s map over."""
   return frozenset(core.get_axis_env().explicit_mesh_axis_names)

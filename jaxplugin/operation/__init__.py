@@ -4,7 +4,8 @@
 
 `primitive` defines a call, which is arrays and hashable options, and registers
 a primitive's rules for lowering, batching, derivatives and partitioning.
-`choice` chooses between the backends of an operation.
+`choice` chooses between the backends of an operation, and `logs` reports what a
+lowered program runs.
 
 `split` splits an operation over devices. `notation` names its dimensions
 ("mk, nk -> mn"), `assignment` assigns mesh axes to them, and `byte_arrays`

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 from typing import Generic
 
+import jax
+
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
+from jaxplugin.operation import logs
 from jaxplugin.tables import matching
 from jaxplugin.tables import resolution
 
@@ -143,6 +146,47 @@ def backend_of(
   """Returns the chosen backend with the decision's config."""
   backend = operation.backends()[decision.implementation]
   return backend.configured(decision.config)
+
+
+def emit(
+  operation: matching.MeasuredOperation[decisions.Problem],
+  decision: decisions.Decision,
+  problem: decisions.Problem,
+  target: targets.Target,
+  *arrays: Any,
+  **options: Any,
+) -> Any:
+  """Emits a problem with the chosen backend, and logs the decision.
+
+  Args:
+    operation: the operation.
+    decision: the decision about the problem and the target.
+    problem, target: the last two arguments of the backend's `emit`.
+    *arrays: its other arguments.
+    **options: its keyword arguments.
+  """
+  backends = operation.backends()
+  tried = decisions.order(backends, target)
+  chosen = decision.implementation
+  before = tried[: tried.index(chosen)] if chosen in tried else tried
+  logs.decided(
+    operation.name,
+    problem,
+    target,
+    decision,
+    before=before,
+    # A product by XLA's operations, which dequantize its operands.
+    is_fallback=(
+      hasattr(problem, "lhs")
+      and backends[chosen].is_portable
+      and decision.implementation_from == decisions.RULE
+      and bool(before)
+    ),
+  )
+  with jax.named_scope(logs.scope(problem, chosen)):
+    return backend_of(operation, decision).emit(
+      *arrays, problem, target, **options
+    )
 
 
 def validate_name(

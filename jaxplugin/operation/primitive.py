@@ -35,6 +35,7 @@ from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import logs
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
 from jaxplugin.plugins import registry
@@ -104,10 +105,11 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
     avals_out=ctx.avals_out,
     mesh=explicit_axes.mesh_of(ctx.avals_in),
   )
-  results = mlir.lower_fun(
-    lower(context, target=target, **params),
-    multiple_results=primitive.multiple_results,
-  )(ctx, *args)
+  with logs.lowering(primitive.name, jax_private.module_name(ctx)):
+    results = mlir.lower_fun(
+      lower(context, target=target, **params),
+      multiple_results=primitive.multiple_results,
+    )(ctx, *args)
   return [
     jax_private.lower_with_sharding_in_types(ctx, x, aval)
     for x, aval in zip(results, ctx.avals_out, strict=True)

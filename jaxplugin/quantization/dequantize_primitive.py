@@ -145,8 +145,10 @@ def _batch(args, dims, *, problem, **params):
 
 
 def _emit(values, scale, global_scale=None, *, problem, decision, target):
-  backend = choice.backend_of(backends.DEQUANTIZE_OPERATION, decision)
-  return backend.emit(values, scale, global_scale, problem, target)
+  return choice.emit(
+    *(backends.DEQUANTIZE_OPERATION, decision, problem, target),
+    *(values, scale, global_scale),
+  )
 
 
 def _lower(context, *, problem, target, overlay):

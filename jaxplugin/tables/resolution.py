@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import logging
 import os
 import pathlib
 import warnings
@@ -344,6 +345,7 @@ def _concerns(
 def _warn_once(text: str, name: str) -> None:
   if name.startswith("user"):
     warnings.warn(text, records.TableWarning, stacklevel=4)
+    logging.getLogger("jaxplugin").warning("%s", text)
 
 
 def told(

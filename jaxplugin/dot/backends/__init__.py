@@ -236,7 +236,7 @@ def emit(
     call = call.without_stack()
   if not reads(layouts.TWO_GLOBAL_SCALES, problem, target):
     call = epilogue.with_product(call)
-  return choice.backend_of(OPERATION, decision).emit(call, problem, target)
+  return choice.emit(OPERATION, decision, problem, target, call)
 
 
 def validate_name(requested: str | None) -> None:

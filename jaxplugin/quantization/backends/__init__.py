@@ -148,10 +148,14 @@ def emit(
       global_scale, problem.format, options.four_over_six
     )
     problem, scales = problem.with_global_scale(), [global_scale]
-  backend = choice.backend_of(QUANTIZE_OPERATION, part.decision)
   # Backends of other packages take no keys.
   more = {"keys": keys} if any(key is not None for key in keys) else {}
-  return [*backend.emit(x, global_scale, problem, target, **more), *scales]
+  results = choice.emit(
+    *(QUANTIZE_OPERATION, part.decision, problem, target),
+    *(x, global_scale),
+    **more,
+  )
+  return [*results, *scales]
 
 
 def _reads_maxima(part: Part) -> bool:

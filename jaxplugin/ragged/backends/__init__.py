@@ -127,8 +127,8 @@ def emit(
   """Emits a call with the backend of a decision; zeros if the call is empty."""
   problem = call.problem()
   if not problem.is_empty:
-    backend = choice.backend_of(operation_of(problem), decision)
-    return backend.emit(call, problem, target)
+    operation = operation_of(problem)
+    return choice.emit(operation, decision, problem, target, call)
   if isinstance(call, calls.RaggedContraction):
     return jnp.zeros(call.shape, call.preferred_element_type)
   sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)

@@ -1,0 +1,183 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Log lines, events and names of what is lowered.
+
+`logging.getLogger("jaxplugin")` is silent unless the program configures
+`logging`, or the environment variable JAXPLUGIN_LOG is "info", "debug" or
+"json". INFO has a line for each different decision. WARNING has decisions that
+cost time although nobody asked for them. DEBUG also has the reasons of all
+backends, and how long each lowering took.
+
+`jax.monitoring` gets "/jaxplugin/decision" for each decision, and
+"/jaxplugin/lowering_duration" for each primitive that is lowered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.monitoring
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+
+VARIABLE: Final = "JAXPLUGIN_LOG"
+DECISION: Final = "/jaxplugin/decision"
+DURATION: Final = "/jaxplugin/lowering_duration"
+_SETTINGS: Final = ("info", "debug", "json")
+_LOGGER: Final = logging.getLogger("jaxplugin")
+# Without a handler, logging prints warnings to stderr.
+_LOGGER.addHandler(logging.NullHandler())
+# A program that lowers more different calls logs some of them again.
+_REMEMBERED: Final = 1 << 14
+
+_module: contextvars.ContextVar[str] = contextvars.ContextVar(
+  "module", default=""
+)
+
+
+class _JsonFormatter(logging.Formatter):
+  """Writes a record as one line of JSON."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    fields = getattr(record, "fields", {"message": record.getMessage()})
+    return json.dumps({"level": record.levelname, **fields}, default=str)
+
+
+@functools.cache
+def configure() -> None:
+  """Configures the logger as JAXPLUGIN_LOG says, once.
+
+  Raises:
+    ValueError: If the variable has another value.
+  """
+  setting = os.environ.get(VARIABLE)
+  if not setting:
+    return
+  if setting not in _SETTINGS:
+    raise ValueError(
+      f"jaxplugin: {VARIABLE} must be one of {_SETTINGS}, got {setting!r}. Set"
+      " another value, or none for no log."
+    )
+  handler = logging.StreamHandler()
+  text = logging.Formatter("%(levelname)s:%(name)s:%(message)s")
+  handler.setFormatter(_JsonFormatter() if setting == "json" else text)
+  _LOGGER.addHandler(handler)
+  _LOGGER.setLevel(logging.DEBUG if setting == "debug" else logging.INFO)
+  _LOGGER.propagate = False
+
+
+@contextlib.contextmanager
+def lowering(primitive: str, module: str) -> Iterator[None]:
+  """Names the module of decisions inside, and records the duration.
+
+  Args:
+    primitive: name of the primitive that is lowered.
+    module: name of the module that it is lowered into.
+  """
+  configure()
+  token = _module.set(module)
+  start = time.perf_counter()
+  try:
+    yield
+  finally:
+    _module.reset(token)
+  seconds = time.perf_counter() - start
+  jax.monitoring.record_event_duration_secs(
+    DURATION, seconds, operation=primitive
+  )
+  _LOGGER.debug("%s: lowered in %.1f ms", primitive, seconds * 1e3)
+
+
+def decided(
+  operation: str,
+  problem: Any,
+  target: targets.Target,
+  decision: decisions.Decision,
+  *,
+  before: Sequence[str],
+  is_fallback: bool,
+) -> None:
+  """Logs a decision that a lowering follows, and records its event.
+
+  Args:
+    operation: name of the operation.
+    problem, target: arguments of the decision.
+    decision: the decision.
+    before: names of the backends that come before the chosen one.
+    is_fallback: whether XLA dequantizes the operands of a product, because no
+      kernel supports it on a platform that has kernels.
+  """
+  jax.monitoring.record_event(
+    DECISION, operation=operation, implementation=decision.implementation
+  )
+  level = logging.WARNING if is_fallback else logging.INFO
+  if not _LOGGER.isEnabledFor(level):
+    return
+  call = (operation, _module.get(), problem, target, decision)
+  if _LOGGER.isEnabledFor(logging.DEBUG):
+    before = [refusal.implementation for refusal in decision.refusals]
+    _log(level, *call, tuple(before))
+  else:
+    _log_once(level, *call, tuple(before))
+
+
+def _log(
+  level: int,
+  operation: str,
+  module: str,
+  problem: Any,
+  target: targets.Target,
+  decision: decisions.Decision,
+  before: tuple[str, ...],
+) -> None:
+  reasons = {
+    refusal.implementation: refusal.reason
+    for refusal in decision.refusals
+    if refusal.implementation in before
+  }
+  text = f"{operation}: {problem}"
+  if module:
+    text += f" in {module}"
+  text += f" on {target}: {decision.implementation}, {decision.reason}"
+  if decision.config:
+    words = (f"{name}={value}" for name, value in decision.config)
+    text += f", with {' '.join(words)}"
+  for name, reason in reasons.items():
+    text += f"; not {name}: {reason}"
+  if level == logging.WARNING:
+    text += ". XLA dequantizes the operands; jp.explain has all reasons"
+  fields = {
+    "event": "decision",
+    "operation": operation,
+    "module": module,
+    "problem": str(problem),
+    "target": str(target),
+    "implementation": decision.implementation,
+    "reason": decision.reason,
+    "config": dict(decision.config),
+    "refusals": reasons,
+    "is_fallback": level == logging.WARNING,
+  }
+  _LOGGER.log(level, "%s", text, extra={"fields": fields})
+
+
+_log_once = functools.lru_cache(maxsize=_REMEMBERED)(_log)
+
+
+def scope(problem: Any, implementation: str) -> str:
+  """Returns the name of a call in profiles: its formats and its backend."""
+  without_sizes = re.sub(r"\[[^]]*\]", "", str(problem))
+  return f"{without_sizes.partition(',')[0]} by {implementation}"
