@@ -316,7 +316,7 @@ def _in_rows(name: str, operand: Any) -> Any:
     not operand.format.is_square
   ):
     return operand
-  arguments.require_arrays(name, operand)
+  scaled_array.require_arrays(sides.who(), name, operand)
   return operand.in_rows()
 
 

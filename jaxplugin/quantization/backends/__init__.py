@@ -149,10 +149,16 @@ def emit(
     )
     problem, scales = problem.with_global_scale(), [global_scale]
   # Backends of other packages take no keys.
-  more = {"keys": keys} if any(key is not None for key in keys) else {}
+  more: dict[str, Any] = (
+    {"keys": keys} if any(key is not None for key in keys) else {}
+  )
   results = choice.emit(
-    *(QUANTIZE_OPERATION, part.decision, problem, target),
-    *(x, global_scale),
+    QUANTIZE_OPERATION,
+    part.decision,
+    problem,
+    target,
+    x,
+    global_scale,
     **more,
   )
   return [*results, *scales]
