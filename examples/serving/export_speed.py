@@ -102,8 +102,7 @@ def measure(layout: str, m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     atol=_TOLERANCE * float(np.abs(results["jit"]).max()),
   )
 
-  def timed(name: str, i: int) -> float:
-    del i
+  def timed(name: str) -> float:
     call = calls[name]
     jax.block_until_ready(call(*args))  # what the one before it left behind
     start = time.perf_counter()

@@ -155,8 +155,7 @@ def measure(recipe: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     for weight, expected in results["each"].items():
       np.testing.assert_array_equal(results[name][weight], expected, weight)
 
-  def timed(name: str, i: int) -> float:
-    del i
+  def timed(name: str) -> float:
     start = time.perf_counter()
     jax.block_until_ready(steps[name](*given))
     return 1e3 * (time.perf_counter() - start)

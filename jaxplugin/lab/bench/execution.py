@@ -168,14 +168,13 @@ class Timed:
     self.seconds = time.perf_counter() - start
     return self.seconds * 1e3 / self.plan.steps
 
-  def sample(self, round: int = 0) -> float:
+  def sample(self) -> float:
     """Returns the milliseconds of one step.
 
     Untimed calls with other operands precede the timed calls, because the
     previous program may slow down the next call. After a program that frees a
     large temporary, a call took 2.0 ms instead of 0.93 ms on a CPU.
     """
-    del round  # the rotation continues from sample to sample
     groups, count = self._groups, self.plan.repeats
 
     def run(position: int) -> None:

@@ -103,17 +103,17 @@ class _Measured:
         reason=f"{type(error).__name__}: {error}",
       )
 
-  def sampler(self, timed: execution.Timed) -> Callable[[int], float | None]:
+  def sampler(self, timed: execution.Timed) -> Callable[[], float | None]:
     """Returns a function that returns the milliseconds of a step.
 
     The function returns None after a call that raised an error.
     """
 
-    def sample(round: int) -> float | None:
+    def sample() -> float | None:
       if self.result.status != "ok":
         return None
       try:
-        milliseconds = timed.sample(round)
+        milliseconds = timed.sample()
       except Exception as error:
         self.fail(error)
         return None
@@ -284,7 +284,7 @@ class RowMeasurement:
       for entry in forms
       if entry.timed is not None
     }
-    called = {name: sample(0) for name, sample in timed.items()}
+    called = {name: sample() for name, sample in timed.items()}
     first = {name: t for name, t in called.items() if t is not None}
     timed = {
       name: timed[name]

@@ -43,7 +43,7 @@ def significant(x: float) -> float:
 
 
 def in_turns(
-  calls: Mapping[str, Callable[[int], float | None]],
+  calls: Mapping[str, Callable[[], float | None]],
   *,
   rounds: int,
   seconds: float,
@@ -55,11 +55,10 @@ def in_turns(
   The order of calls differs between rounds, but not between runs. Side effects
   of a call (on caches, clocks and sleeping threads) therefore affect all other
   calls. After `min_rounds`, a call that has used its share of `seconds` does
-  not run again; the results of its later rounds are None. A call that failed
-  returns None.
+  not run again; the results of its later rounds are None.
 
   Args:
-    calls: functions that are passed the round's number.
+    calls: functions that return milliseconds, or None if they failed.
     rounds: maximum number of rounds.
     seconds: time limit of all calls together, checked after `min_rounds`.
     min_rounds: minimum number of rounds of each call.
@@ -78,7 +77,7 @@ def in_turns(
         samples[name].append(None)
         continue
       start = clock()
-      samples[name].append(calls[name](i))
+      samples[name].append(calls[name]())
       spent[name] += clock() - start
   return samples
 

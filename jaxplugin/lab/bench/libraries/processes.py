@@ -145,7 +145,7 @@ class Timed(execution.Timed):
   def results(self) -> list[tuple[int, Any]]:
     return [(0, self._error)]
 
-  def sample(self, round: int = 0) -> float:
+  def sample(self) -> float:
     if self._process.has_ended:  # in another dot
       self._prepare()
     time.sleep(_PAUSE_SECONDS)

@@ -9,6 +9,7 @@ both processes run the same program.
 from __future__ import annotations
 
 import base64
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -193,16 +194,13 @@ def time_all(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
     except Exception as error:
       failed[candidate.key] = f"{type(error).__name__}: {error}"
 
-  def sample(key: str) -> Callable[[int], float]:
-    def call(i: int) -> float:
-      if argument["announces"]:
-        tell(key)
-      return timed[key].sample(i)
-
-    return call
+  def sample(key: str) -> float:
+    if argument["announces"]:
+      tell(key)
+    return timed[key].sample()
 
   samples = timing.in_turns(
-    {key: sample(key) for key in timed},
+    {key: functools.partial(sample, key) for key in timed},
     rounds=argument["rounds"],
     seconds=argument["seconds"],
   )
