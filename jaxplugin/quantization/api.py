@@ -354,7 +354,6 @@ def _quantize_blocked(
     scale_rounding=scale_rounding,
     packed=packed,
     for_products=for_products,
-    scale_layout=layouts.LINEAR,
   )
   return [
     scaled_array.ScaledArray(

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
@@ -85,7 +84,6 @@ def quantize_all(
     scale_rounding=first.scale_rounding,
     packed=arguments.can_be_packed(first.format),
     for_products=True,
-    scale_layout=layouts.LINEAR,
   )
   results = []
   for values, scale, global_scale in quantized:

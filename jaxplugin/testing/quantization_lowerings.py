@@ -70,13 +70,6 @@ def by_operations(function):
   return wrapped
 
 
-def assert_same_as_operations(function, *args):
-  """Returns the result, which has the bits of the operations' result."""
-  actual = function(*args)
-  contract.assert_same_bits(actual, by_operations(function)(*args))
-  return actual
-
-
 def round_trip(format, **kwargs):
   return lambda x: quantization.dequantize(
     quantization.quantize(x, format, **kwargs)
