@@ -66,6 +66,11 @@ def codes(array):
   return np.asarray(array.unpack().values).view(np.uint8)
 
 
+def scanned(x, w):
+  step = lambda x, w: (jp.block_scaled_dot(x, w), None)
+  return jax.lax.scan(step, x, w)[0]
+
+
 class InterleavingTest(parameterized.TestCase):
   def test_each_bit_goes_to_its_own_place(self):
     self.assertLen({bit for bits in BITS for bit in bits}, 64)
@@ -262,36 +267,7 @@ class CpuTest(parameterized.TestCase):
 
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(1)
-  def test_products_have_the_bits_of_the_usual_order(self, format):
-    stack = stack_of(format)
-    prepared = jp.prepare_weights(stack, CPU)
-    x = np.random.default_rng(3).normal(size=(2, 96)).astype(np.float32)
-
-    def scanned(x, w):
-      step = lambda x, w: (jp.block_scaled_dot(x, w), None)
-      return jax.lax.scan(step, x, w)[0]
-
-    def expert(x, w):
-      return jp.block_scaled_dot(x, jax.tree.map(lambda a: a[1], w))
-
-    def batch(x, w):
-      return jp.block_scaled_dot(jp.quantize(x[None].repeat(3, 0), format), w)
-
-    def mapped(x, w):
-      return jax.vmap(jp.block_scaled_dot, (None, 0))(x, w)
-
-    for function in (scanned, expert, batch, mapped):
-      np.testing.assert_array_equal(
-        jax.jit(function)(x, prepared), jax.jit(function)(x, stack)
-      )
-
-  @parameterized.parameters(*formats.FORMATS)
-  @pytest.mark.sample(1)
   def test_a_scan_slices_bytes_and_nothing_wider(self, format):
-    def scanned(x, w):
-      step = lambda x, w: (jp.block_scaled_dot(x, w), None)
-      return jax.lax.scan(step, x, w)[0]
-
     def program(w):
       lowered = jax.jit(scanned).lower(np.ones((1, 96), np.float32), w)
       return jax_private.optimized_hlo(lowered.compile())
@@ -369,32 +345,29 @@ class DotTest(parameterized.TestCase):
     y = np.ones((3, 96), np.float32)
     self.check_bits(dot, y, weight(format))
 
-  def test_other_dots_have_the_same_bits(self):
+  @parameterized.product(format=formats.FORMATS, target=(CPU, H100, B200))
+  @pytest.mark.sample(4)
+  def test_stacks_have_the_bits_of_the_usual_order(self, format, target):
+    x = np.random.default_rng(3).normal(size=(2, 96)).astype(np.float32)
+    stack = stack_of(format)
+    prepared = jp.prepare_weights(stack, target)
     numbers = (((0, 2), (0, 2)), ((), ()))
-    x, w = weight(jp.MXFP4, (3, 5, 96), 1), weight(jp.MXFP4, (3, 33, 96))
-    dot = jp.block_scaled_dot
-    for function, args in (
-      (dot, [weight(jp.NVFP4, (2, n, 96), n) for n in (5, 33)]),
-      (functools.partial(dot, dimension_numbers=numbers), (x, w)),
-      (jax.vmap(dot), (x, w)),
-      (jax.vmap(dot, (None, 0)), (x[0], w)),
-      (jax.vmap(dot, (0, None)), (x, w[0])),
-    ):
-      self.check_bits(function, *args, targets=(H100,))
-
-  def test_scan_over_stacked_layers(self):
-    layers = [weight(jp.NVFP4, (96, 96), seed) for seed in range(3)]
-
-    def apply(x, layers):
-      stacked = jax.tree.map(lambda *w: jnp.stack(w), *layers)
-
-      def step(x, w):
-        return jp.block_scaled_dot(x, w), None
-
-      return jax.lax.scan(step, x, stacked)[0]
-
-    x = np.random.default_rng(3).normal(size=(4, 96)).astype(np.float32)
-    self.check_bits(apply, x, layers, targets=(H100,))
+    x3 = jp.quantize(x[None].repeat(3, 0), format)
+    functions = [
+      scanned,
+      lambda x, w: jp.block_scaled_dot(x, jax.tree.map(lambda a: a[1], w)),
+      lambda _, w: jp.block_scaled_dot(x3, w),
+      jax.vmap(jp.block_scaled_dot, (None, 0)),
+      lambda x, w: jax.vmap(jp.block_scaled_dot, (0, None))(x[None], w[0]),
+    ]
+    if not format.has_global_scale:  # one for each layer
+      functions.append(
+        lambda _, w: jp.block_scaled_dot(x3, w, dimension_numbers=numbers)
+      )
+    for function in functions:
+      np.testing.assert_array_equal(
+        jax.jit(function)(x, prepared), jax.jit(function)(x, stack)
+      )
 
   def test_contracting_another_dimension_is_refused(self):
     w = jp.prepare_weights(weight(jp.MXFP4, (32, 96)), H100)
