@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from typing import Final
 from typing import TypeVar
 
 import jax
@@ -128,6 +129,10 @@ batching.primitive_batchers[attach_guard_p] = lambda args, dims: (
   dims[0],
 )
 mlir.register_lowering(attach_guard_p, lambda ctx, x, _: [x])
+
+
+# The tangent of a constant in a call of `tangent_of`.
+CONSTANT: Final = np.zeros((), dtypes.float0)
 
 
 def is_constant(tangent: Any) -> bool:

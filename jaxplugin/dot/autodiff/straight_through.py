@@ -28,6 +28,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as extend_core
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
@@ -111,10 +112,28 @@ def _jvp(
     if scaled_array.has_surrogate(getattr(arrays, side))
     and not tangents.is_constant(getattr(arrays_tangent, side).surrogate)
   ]
+  # The product with an unquantized side depends on the other's surrogate.
+  plain = [
+    side
+    for side in ("lhs", "rhs")
+    if scaled_array.has_surrogate(getattr(arrays, _other(side)))
+    and not isinstance(getattr(arrays, side), scaled_array.ScaledArray)
+    and getattr(arrays, f"{side}_scale") is None
+    and not tangents.is_constant(getattr(arrays_tangent, side))
+  ]
+  bare_tangent = without_surrogates(arrays_tangent)
   with guards.debug_checks(enabled=False):
     rest = tangents.tangent_of(
-      of, without_surrogates(arrays), without_surrogates(arrays_tangent)
+      of,
+      without_surrogates(arrays),
+      bare_tangent._replace(**dict.fromkeys(plain, tangents.CONSTANT)),
     )
+    by_plain = [
+      _tangent_by_plain(side, getattr(bare_tangent, side), of, arrays, result)
+      for side in plain
+    ]
+    if by_plain:
+      rest = sum(by_plain) if rest is None else rest + sum(by_plain)
     single = rest is None and len(active) == 1
     term = of.replace(dtype=of.dtype if single else _F32)
     terms = [
@@ -184,6 +203,21 @@ def _tangent_by(
   return derivatives.partitioned(plain, result)(product)
 
 
+def _tangent_by_plain(
+  side: str,
+  tangent: jax.Array,
+  of: DotOptions,
+  arrays: DotArrays,
+  result: jax.Array,
+) -> jax.Array:
+  """Returns the tangent by an unquantized side, without activation.
+
+  The other side has a surrogate. The arguments are those of `_tangent_by`.
+  """
+  product = arrays._replace(**{side: tangent}, bias=None, residual=None)
+  return _product_of_both(side, product, of, result, keeps_rule=True)
+
+
 def _other(side: str) -> str:
   return "rhs" if side == "lhs" else "lhs"
 
@@ -198,7 +232,12 @@ def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:
 
 
 def _product_of_both(
-  side: str, arrays: DotArrays, of: DotOptions, result: jax.Array
+  side: str,
+  arrays: DotArrays,
+  of: DotOptions,
+  result: jax.Array,
+  *,
+  keeps_rule: bool = False,
 ) -> jax.Array:
   """Computes the dot of `side`'s tangent and an operand with a surrogate."""
   tangent = getattr(arrays, side)
@@ -228,6 +267,7 @@ def _product_of_both(
     plain=functools.partial(_plain_product, of),
     transpose=transpose,
     like=(tangent, result),
+    keeps_rule=keeps_rule,
   )
 
 
@@ -240,11 +280,13 @@ def product_of_both(
   plain: Callable[[Any], jax.Array],
   transpose: Callable[[jax.Array, Any, Any], jax.Array],
   like: tuple[jax.Array, jax.Array] | None = None,
+  keeps_rule: bool = False,
 ) -> jax.Array:
   """Computes the dot of `side`'s tangent and an operand with a surrogate.
 
   The forward pass computes one dot with the quantized operand. The backward
-  pass dequantizes that operand. Both are differentiable by its surrogate.
+  pass dequantizes that operand, or is the transpose of that dot. Both are
+  differentiable by the operand's surrogate.
 
   Args:
     side: "lhs" or "rhs", the side of the tangent.
@@ -256,6 +298,8 @@ def product_of_both(
       the tangent.
     like: the tangent and the result, whose types give the shardings on meshes
       with explicit axes; None if there are no such meshes.
+    keeps_rule: whether the backward pass is the transpose of `quantized`, whose
+      bits are those of an operand without a surrogate.
   """
   tangent, other = getattr(arrays, side), "rhs" if side == "lhs" else "lhs"
   constants, tree = jax.tree.flatten(
@@ -282,10 +326,33 @@ def product_of_both(
   if like is not None:
     transposed = derivatives.partitioned(transposed, like[0])
     by_constants = derivatives.partitioned(by_constants, like[1])
-  return linear_calls.linear_call(
-    linear_calls.LinearInOne(
+  if not keeps_rule:
+    function = linear_calls.LinearInOne(
       call=forward, transpose_call=transposed, call_by_constants=by_constants
-    ),
-    [tangent],
-    constants,
+    )
+    return linear_calls.linear_call(function, [tangent], constants)
+  # The tuning tables and the target are those of the forward pass.
+  traced = extend_core.jaxpr_as_fun(
+    jax.make_jaxpr(forward)(tangent, *constants)
   )
+  abstract = jax.typeof(tangent)
+
+  def by_rule(g: jax.Array, *flat: jax.Array) -> jax.Array:
+    (x,) = jax.linear_transpose(lambda x: traced(x, *flat)[0], abstract)(g)
+    return x
+
+  def backward(g: jax.Array, *flat: jax.Array) -> jax.Array:
+    function = linear_calls.LinearInOne(
+      call=by_rule, transpose_call=product, call_by_constants=transposed
+    )
+    return linear_calls.linear_call(function, [g], flat)
+
+  def product(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    function = linear_calls.LinearInOne(
+      call=lambda x, *flat: traced(x, *flat)[0],
+      transpose_call=backward,
+      call_by_constants=by_constants,
+    )
+    return linear_calls.linear_call(function, [x], flat)
+
+  return product(tangent, *constants)

@@ -154,12 +154,22 @@ class GradientTest(parameterized.TestCase):
       atol=0,
     )
 
-  def test_second_derivatives_in_all_modes(self):
+  @parameterized.parameters("both", "lhs", "rhs")
+  def test_second_derivatives_in_all_modes(self, quantized):
     x, w = X[:2, :32], W[:3, :32]
-    dot = product(jp.NVFP4, jp.NVFP4, activation="silu")
-    loss = lambda x, w: (dot(x, w) ** 2).sum()
+
+    def loss(*sides):
+      sides = [
+        quantize(side, jp.NVFP4) if quantized in ("both", name) else side
+        for name, side in zip(("lhs", "rhs"), sides, strict=True)
+      ]
+      return (jp.block_scaled_dot(*sides, activation="silu") ** 2).sum()
+
     formula = lambda x, w: (jax.nn.silu(x @ w.T) ** 2).sum()
-    sides = dequantized(x, jp.NVFP4), dequantized(w, jp.NVFP4)
+    sides = [
+      dequantized(side, jp.NVFP4) if quantized in ("both", name) else side
+      for name, side in (("lhs", x), ("rhs", w))
+    ]
     expected = in_f64(jax.hessian(formula, (0, 1)), *sides)
     for mode in (
       jax.hessian(loss, (0, 1)),
@@ -167,6 +177,16 @@ class GradientTest(parameterized.TestCase):
       jax.jacfwd(jax.jacfwd(loss, (0, 1)), (0, 1)),
     ):
       assert_near(jax.jit(mode)(x, w), expected, 4 * TOLERANCE)
+
+  def test_first_gradients_have_the_bits_without_a_surrogate(self):
+    for dtype in (np.float32, jnp.bfloat16):
+      x, g = jnp.asarray(X, dtype), jnp.asarray(G, dtype)
+      dot = functools.partial(
+        jp.block_scaled_dot, preferred_element_type=dtype, global_scale=FACTOR
+      )
+      by_x = lambda w, x=x, g=g, dot=dot: jax.vjp(lambda x: dot(x, w), x)[1](g)
+      w = quantize(W, jp.MXFP4)
+      np.testing.assert_array_equal(by_x(w), by_x(w.without_surrogate()))
 
   @pytest.mark.full
   def test_any_dimension_numbers_and_several_batches(self):
@@ -250,8 +270,10 @@ class GradientTest(parameterized.TestCase):
       with guards.debug_checks(function is loss):
         assert_near(jax.jit(jax.grad(function, (0, 1)))(X, layers), expected)
 
-  @parameterized.parameters("shard_map", "explicit")
-  def test_on_a_mesh(self, kind):
+  @parameterized.product(
+    kind=("shard_map", "explicit"), lhs_is_quantized=(True, False)
+  )
+  def test_on_a_mesh(self, kind, lhs_is_quantized):
     if len(jax.devices()) < 4:
       self.skipTest("needs 4 devices")
     is_explicit = kind == "explicit"
@@ -260,7 +282,10 @@ class GradientTest(parameterized.TestCase):
     mesh = jax.make_mesh((4,), ("d",), axis_types=axis_types)
     x, g = np.tile(X, (2, 1))[:8], np.tile(G, (2, 1))[:8]
     rows, everywhere = PartitionSpec("d"), PartitionSpec()
-    dot = product(jp.MXFP8, jp.MXFP8)
+    lhs = functools.partial(quantize, format=jp.MXFP8)
+    if not lhs_is_quantized:
+      lhs = lambda x: x
+    dot = lambda x, w: jp.block_scaled_dot(lhs(x), quantize(w, jp.MXFP8))
     loss = lambda x, w, g: (dot(x, w) * g).sum()
     function = loss
     if not is_explicit:
@@ -276,7 +301,10 @@ class GradientTest(parameterized.TestCase):
         for a, spec in ((x, rows), (W, everywhere), (g, rows))
       ]
       actual = jax.jit(jax.grad(function, (0, 1)))(*args)
-    assert_near(actual, expected_gradients(jp.MXFP8, x=x, g=g))
+    by_x, by_w = expected_gradients(jp.MXFP8, x=x, g=g)
+    if not lhs_is_quantized:
+      by_w = g.T.astype(float) @ x
+    assert_near(actual, (by_x, by_w))
 
 
 class CostTest(absltest.TestCase):
