@@ -128,12 +128,11 @@ def _jvp(
       without_surrogates(arrays),
       bare_tangent._replace(**dict.fromkeys(plain, tangents.CONSTANT)),
     )
-    by_plain = [
-      _tangent_by_plain(side, getattr(bare_tangent, side), of, arrays, result)
-      for side in plain
-    ]
-    if by_plain:
-      rest = sum(by_plain) if rest is None else rest + sum(by_plain)
+    for side in plain:
+      term_by_plain = _tangent_by_plain(
+        side, getattr(bare_tangent, side), of, arrays, result
+      )
+      rest = term_by_plain if rest is None else rest + term_by_plain
     single = rest is None and len(active) == 1
     term = of.replace(dtype=of.dtype if single else _F32)
     terms = [
