@@ -112,14 +112,10 @@ def _jvp(
     if scaled_array.has_surrogate(getattr(arrays, side))
     and not tangents.is_constant(getattr(arrays_tangent, side).surrogate)
   ]
-  # The product with an unquantized side depends on the other's surrogate.
   plain = [
-    side
-    for side in ("lhs", "rhs")
-    if scaled_array.has_surrogate(getattr(arrays, _other(side)))
-    and not isinstance(getattr(arrays, side), scaled_array.ScaledArray)
-    and getattr(arrays, f"{side}_scale") is None
-    and not tangents.is_constant(getattr(arrays_tangent, side))
+    name
+    for name in ("lhs", "rhs", "global_scale")
+    if _is_multiplied_by_surrogate(name, arrays, arrays_tangent)
   ]
   bare_tangent = without_surrogates(arrays_tangent)
   with guards.debug_checks(enabled=False):
@@ -128,11 +124,12 @@ def _jvp(
       without_surrogates(arrays),
       bare_tangent._replace(**dict.fromkeys(plain, tangents.CONSTANT)),
     )
-    for side in plain:
-      term_by_plain = _tangent_by_plain(
-        side, getattr(bare_tangent, side), of, arrays, result
+    by_plain = of.replace(dtype=of.dtype if len(plain) == 1 else _F32)
+    for name in plain:
+      added = _tangent_by_plain(
+        name, getattr(bare_tangent, name), by_plain, arrays, result
       )
-      rest = term_by_plain if rest is None else rest + term_by_plain
+      rest = added if rest is None else rest + added
     single = rest is None and len(active) == 1
     term = of.replace(dtype=of.dtype if single else _F32)
     terms = [
@@ -202,19 +199,68 @@ def _tangent_by(
   return derivatives.partitioned(plain, result)(product)
 
 
+def _is_multiplied_by_surrogate(
+  name: str, arrays: DotArrays, tangent: DotArrays
+) -> bool:
+  """Returns whether the tangent by a plain array depends on a surrogate.
+
+  Args:
+    name: "lhs", "rhs" or "global_scale".
+    arrays: primal arrays.
+    tangent: their tangents.
+  """
+  x = getattr(arrays, name)
+  return (
+    x is not None
+    and not isinstance(x, scaled_array.ScaledArray)
+    and getattr(arrays, f"{name}_scale", None) is None
+    and any(
+      scaled_array.has_surrogate(getattr(arrays, side))
+      for side in ("lhs", "rhs")
+    )
+    and not tangents.is_constant(getattr(tangent, name))
+  )
+
+
 def _tangent_by_plain(
-  side: str,
+  name: str,
   tangent: jax.Array,
   of: DotOptions,
   arrays: DotArrays,
   result: jax.Array,
 ) -> jax.Array:
-  """Returns the tangent by an unquantized side, without activation.
+  """Returns the tangent by an unquantized side or by the global scale.
 
-  The other side has a surrogate. The arguments are those of `_tangent_by`.
+  Args:
+    name: the array's field in `arrays`.
+    tangent: its tangent.
+    of, arrays, result: as for `_tangent_by`.
   """
-  product = arrays._replace(**{side: tangent}, bias=None, residual=None)
-  return _product_of_both(side, product, of, result, keeps_rule=True)
+  arrays = arrays._replace(bias=None, residual=None)
+  if name != "global_scale":
+    product = arrays._replace(**{name: tangent})
+    return _product_of_both(name, product, of, result, keeps_rule=True)
+  constants, tree = jax.tree.flatten(arrays)
+  aval = jax.typeof(tangent)
+
+  def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    given = without_surrogates(jax.tree.unflatten(tree, flat))
+    scaled = lambda scale: of(given._replace(global_scale=scale))
+    return jax.jvp(scaled, (given.global_scale,), (x,))[1]
+
+  def unscaled(flat: Sequence[jax.Array]) -> jax.Array:
+    given = jax.tree.unflatten(tree, flat)
+    return dot(of.replace(dtype=_F32), given._replace(global_scale=None))
+
+  return _by_rule(
+    tangent,
+    constants,
+    forward=forward,
+    by_constants=lambda x, *flat: (unscaled(flat) * x).astype(of.dtype),
+    transposed=lambda g, *flat: derivatives.sum_to(
+      unscaled(flat) * g.astype(_F32), aval
+    ).astype(aval.dtype),
+  )
 
 
 def _other(side: str) -> str:
@@ -325,11 +371,39 @@ def product_of_both(
   if like is not None:
     transposed = derivatives.partitioned(transposed, like[0])
     by_constants = derivatives.partitioned(by_constants, like[1])
-  if not keeps_rule:
-    function = linear_calls.LinearInOne(
-      call=forward, transpose_call=transposed, call_by_constants=by_constants
+  if keeps_rule:
+    return _by_rule(
+      tangent,
+      constants,
+      forward=forward,
+      by_constants=by_constants,
+      transposed=transposed,
     )
-    return linear_calls.linear_call(function, [tangent], constants)
+  function = linear_calls.LinearInOne(
+    call=forward, transpose_call=transposed, call_by_constants=by_constants
+  )
+  return linear_calls.linear_call(function, [tangent], constants)
+
+
+def _by_rule(
+  tangent: jax.Array,
+  constants: Sequence[jax.Array],
+  *,
+  forward: Callable[..., jax.Array],
+  by_constants: Callable[..., jax.Array],
+  transposed: Callable[..., jax.Array],
+) -> jax.Array:
+  """Computes a linear function, whose backward pass is its transpose.
+
+  Args:
+    tangent: the argument in which the function is linear.
+    constants: the other arguments.
+    forward: (tangent, *constants) -> result.
+    by_constants: computes `forward` from operations that are differentiable by
+      the constants.
+    transposed: (cotangent of the result, *constants) -> cotangent of the
+      tangent, from such operations.
+  """
   # The tuning tables and the target are those of the forward pass.
   traced = extend_core.jaxpr_as_fun(
     jax.make_jaxpr(forward)(tangent, *constants)

@@ -158,25 +158,35 @@ class GradientTest(parameterized.TestCase):
   def test_second_derivatives_in_all_modes(self, quantized):
     x, w = X[:2, :32], W[:3, :32]
 
-    def loss(*sides):
+    def loss(*args):
       sides = [
         quantize(side, jp.NVFP4) if quantized in ("both", name) else side
-        for name, side in zip(("lhs", "rhs"), sides, strict=True)
+        for name, side in zip(("lhs", "rhs"), args[:2], strict=True)
       ]
-      return (jp.block_scaled_dot(*sides, activation="silu") ** 2).sum()
+      result = jp.block_scaled_dot(
+        *sides, activation="silu", global_scale=args[2]
+      )
+      return (result**2).sum()
 
-    formula = lambda x, w: (jax.nn.silu(x @ w.T) ** 2).sum()
+    formula = lambda x, w, scale: (jax.nn.silu(x @ w.T * scale) ** 2).sum()
     sides = [
       dequantized(side, jp.NVFP4) if quantized in ("both", name) else side
       for name, side in (("lhs", x), ("rhs", w))
     ]
-    expected = in_f64(jax.hessian(formula, (0, 1)), *sides)
+    by = 0, 1, 2
+    expected = in_f64(jax.hessian(formula, by), *sides, FACTOR)
     for mode in (
-      jax.hessian(loss, (0, 1)),
-      jax.jacrev(jax.grad(loss, (0, 1)), (0, 1)),
-      jax.jacfwd(jax.jacfwd(loss, (0, 1)), (0, 1)),
+      jax.hessian(loss, by),
+      jax.jacrev(jax.grad(loss, by), by),
+      jax.jacfwd(jax.jacfwd(loss, by), by),
     ):
-      assert_near(jax.jit(mode)(x, w), expected, 4 * TOLERANCE)
+      for actual, row in zip(
+        jax.jit(mode)(x, w, FACTOR), expected, strict=True
+      ):
+        for a, e in zip(actual, row, strict=True):
+          # The global scale multiplies sums of all results.
+          size = max(1, np.abs(e).max() / 16)
+          assert_near(a, e, 4 * TOLERANCE * size)
 
   def test_first_gradients_have_the_bits_without_a_surrogate(self):
     for dtype in (np.float32, jnp.bfloat16):
