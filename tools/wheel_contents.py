@@ -35,7 +35,7 @@ SUITE: Final = (
   *(
     f"jaxplugin/testing/dot_suite/{name}.py"
     for name in (
-      *("__init__", "backend_suite", "bits", "dot_cases", "epilogue"),
+      *("__init__", "backend_suite", "dot_cases", "epilogue"),
       *("ragged_suite", "shapes", "suite", "values"),
     )
   ),

@@ -242,6 +242,21 @@ def _jvp(
   return add_offsets_p.bind(*primals, **params), tangent
 
 
+def _transpose(
+  g: jax.Array, *arrays: Any, **params: Any
+) -> list[jax.Array | None]:
+  """Returns the cotangents of XLA's operations."""
+  wanted = [i for i, x in enumerate(arrays) if ad.is_undefined_primal(x)]
+
+  def function(*linear: jax.Array) -> jax.Array:
+    given = dict(zip(wanted, linear, strict=True))
+    return _by_xla(*(given.get(i, x) for i, x in enumerate(arrays)), **params)
+
+  transposed = jax.linear_transpose(function, *(arrays[i].aval for i in wanted))
+  cotangents = dict(zip(wanted, transposed(g), strict=True))
+  return [cotangents.get(i) for i in range(len(arrays))]
+
+
 def _batch(
   arrays: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[jax.Array, int]:
@@ -283,3 +298,4 @@ primitive.register(
   jvp=_jvp,
   lower=_lower,
 )
+ad.primitive_transposes[add_offsets_p] = _transpose

@@ -142,7 +142,8 @@ class PartialManualTest(_Stages):
 
     compiled, args = self.compiled(function, mesh, (X,), (spec,), None)
     # The largest magnitude of a stage, and nothing else.
-    self.assertEqual(reading.collectives(compiled), [("all-reduce", "u32[1]")])
+    collectives = [("all-reduce", "u32[1,1]")]
+    self.assertEqual(reading.collectives(compiled), collectives)
     expected = zip(*map(function, X), strict=True)
     for have, want in zip(compiled(*args), expected, strict=True):
       self.assertEqual(np.asarray(have).tobytes(), np.stack(want).tobytes())
