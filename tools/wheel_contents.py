@@ -36,7 +36,7 @@ SUITE: Final = (
     f"jaxplugin/testing/dot_suite/{name}.py"
     for name in (
       *("__init__", "backend_suite", "dot_cases", "epilogue"),
-      *("ragged_suite", "shapes", "suite", "values"),
+      *("ragged_suite", "suite"),
     )
   ),
 )
