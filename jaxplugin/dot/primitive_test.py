@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot` under JAX's transformations: the same as the plain call.
 
-Control flow, a mesh of one device, `vmap`, export, and many rows; derivatives
-have tests of their own.
+Control flow, a mesh of one device, `vmap`, export, and many rows. The tests of
+`autodiff` cover derivatives.
 """
 
 from __future__ import annotations

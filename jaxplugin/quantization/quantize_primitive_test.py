@@ -101,7 +101,7 @@ CALLS = (
   *((f.name, lowerings.round_trip(f), X, BOTH) for f in formats.KNOWN),
   ("bf16", lowerings.round_trip(MXFP8), X.astype(jnp.bfloat16), BOTH),
   ("rank_1", NVFP4_TRIP, X[0, 0], BOTH),
-  # Along another axis only FP4 is quantized by kernels.
+  # Kernels quantize only FP4 along another axis.
   ("mxfp8_axis_1", along_1(MXFP8), X.swapaxes(1, 2), NEITHER),
   ("mxfp8_e5m2_axis_1", along_1(MXFP8_E5M2), X.swapaxes(1, 2), NEITHER),
   ("mxfp4_axis_1", along_1(MXFP4), X.swapaxes(1, 2), (1, 0)),

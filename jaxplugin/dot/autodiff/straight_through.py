@@ -11,7 +11,9 @@ where `other` is the quantized other operand with its own global scale, and
 `global_scale` is the argument of `block_scaled_dot`. A surrogate needs no
 global scale, because it is not quantized. The derivative of the activation is
 taken at the sums of the quantized operands. If `other` has a surrogate too,
-higher-order derivatives use it.
+higher-order derivatives use it. So do those by an unquantized operand and by
+`global_scale`, whose first derivatives have the bits of a call without
+surrogates.
 """
 
 from __future__ import annotations

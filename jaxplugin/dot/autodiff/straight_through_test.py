@@ -195,7 +195,7 @@ class GradientTest(parameterized.TestCase):
         jp.block_scaled_dot, preferred_element_type=dtype, global_scale=FACTOR
       )
       by_x = lambda w, x=x, g=g, dot=dot: jax.vjp(lambda x: dot(x, w), x)[1](g)
-      w = quantize(W, jp.MXFP4)
+      w = quantize(W, jp.NVFP4)
       np.testing.assert_array_equal(by_x(w), by_x(w.without_surrogate()))
 
   @pytest.mark.full

@@ -30,9 +30,9 @@ from jaxplugin.ragged import groups
 def prepared(call: Any) -> Any:
   """Converts a call's sides to bytes, with linear scales without padding.
 
-  A side loses its origin, because a shard may begin inside of a square block.
+  New arrays drop a side's `square_scale`, as a shard may begin inside of a
+  square block.
   """
-  call = call.without_origins()
   return call.replace(lhs=_prepared(call.lhs), rhs=_prepared(call.rhs))
 
 

@@ -266,7 +266,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     expected[[0, 254]] = 32 * smallest
     actual = np.diagonal(np.asarray(self.dot(*args)))
     np.testing.assert_array_equal(actual, expected)
-    if self.exact_beyond_f32:  # by kernels of few rows too
+    if self.exact_beyond_f32:  # one row at a time
       actual = self.dot(*(x[:, None] for x in args))[:, 0, 0]
       np.testing.assert_array_equal(actual, expected)
 

@@ -102,7 +102,7 @@ class DotTest(parameterized.TestCase):
       side = (testing.checkpoint if name in testing.CHECKPOINTS else gaussians)(
         name, (batch, n, k), rng
       )
-      if name == "mxfp8":  # rows that are not safe, of which some are rebased
+      if name == "mxfp8":  # Rows are not safe. The kernels rebase some of them.
         side.scale = rng.integers(20, 235, side.scale.shape).astype("u1")
         side.scale = side.scale.view(E8M0)
       shared = side.scale[:, ::rows].copy()
