@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 from typing import Final
+from typing import TypeVar
 
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import latency
@@ -25,16 +26,10 @@ from jaxplugin.kernels import launching
 
 # Names of each kernel's pointer arguments, in order.
 _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
-_EPILOGUE: Final = (
-  "global_scale",
-  "second_global_scale",
-  "bias",
-  "residual",
-  "out",
-)
+_EPILOGUE: Final = ("global_scale", "second_global_scale", "bias", "residual")
 _POINTERS: Final = {
-  "matmul": (*_OPERANDS, "layer", *_EPILOGUE),
-  "reduce": ("workspace", *_EPILOGUE),
+  "matmul": (*_OPERANDS, "layer", *_EPILOGUE, "out"),
+  "reduce": ("workspace", *_EPILOGUE, "out"),
   "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
   "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
 }
@@ -47,6 +42,8 @@ _TRITON_DTYPES: Final = {
   "float16": "fp16",
 }
 
+_Tiling = TypeVar("_Tiling", bound=configs.Tiling)
+
 
 def plan(
   shape: configs.MatmulShape,
@@ -57,10 +54,7 @@ def plan(
 
   The config is one for which `constraints.config_error` is None.
   """
-  tiling = configs.Tiling(
-    **for_path(converted(shape, config, architecture), config),
-    **for_architecture(shape, config, architecture),
-  )
+  tiling = tiling_of(configs.Tiling, shape, config, architecture)
   is_split = tiling.is_split
   result = (shape.batch, shape.m, shape.n)
   lhs, rhs = None, None
@@ -72,7 +66,7 @@ def plan(
     "rhs",
     "rhs_scale" if shape.rhs.is_quantized else "rhs",
     "layer" if shape.layers is not None else "lhs",
-    *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
+    *epilogue_inputs(shape, _EPILOGUE, absent=is_split, filler="lhs"),
   )
   out = launching.Output("out", result, configs.NUMPY_DTYPES[shape.out_dtype])
   workspace = launching.Output(
@@ -96,7 +90,7 @@ def plan(
     return (matmul,)
   inputs = (
     "workspace",
-    *_epilogue_inputs(shape, absent=False, filler="workspace"),
+    *epilogue_inputs(shape, _EPILOGUE, absent=False, filler="workspace"),
   )
   elements = math.prod(result)
   block = latency.reduce_block(elements)
@@ -113,27 +107,28 @@ def plan(
   return matmul, reduce
 
 
-def for_architecture(
+def tiling_of(
+  kind: type[_Tiling],
   shape: configs.MatmulShape,
   config: configs.MatmulConfig,
   architecture: architectures.Architecture,
-  *,
-  is_across: bool = False,
-) -> dict[str, Any]:
-  """Returns the fields of a `Tiling` that depend on the GPU."""
-  return {
-    "waits": architecture.has_wgmma,
-    "scales_ahead": (False, False)
-    if is_across
-    else latency.scales_ahead(shape, config, architecture),
-    "decoding": configs.Decoding(
+) -> _Tiling:
+  """Returns the constant of the kernels that compute `shape` with `config`."""
+  tiling = kind(
+    **for_path(converted(shape, config, architecture), config),
+    waits=architecture.has_wgmma,
+    decoding=configs.Decoding(
       has_ptx=architecture.is_nvidia,
       # Triton 3.9 disables LLVM's vectorizer only for sm_80.
       packs=architecture.name == "sm_80",
       in_f32=not architecture.multiplies_bf16,
       reads_words=config.path == "small_m",
     ),
-  }
+  )
+  if tiling.is_across:
+    return tiling
+  ahead = latency.scales_ahead(shape, config, architecture)
+  return dataclasses.replace(tiling, scales_ahead=ahead)
 
 
 def for_path(
@@ -292,9 +287,14 @@ def views(
   return tuple(found.items())
 
 
-def _epilogue_inputs(
-  shape: configs.MatmulShape, *, absent: bool, filler: str
+def epilogue_inputs(
+  shape: configs.MatmulShape,
+  names: tuple[str, ...],
+  *,
+  absent: bool,
+  filler: str,
 ) -> tuple[str, ...]:
+  """Returns `names`, with `filler` in the place of arrays that are absent."""
   present = {
     "global_scale": shape.has_global_scale,
     "second_global_scale": shape.has_two_global_scales,
@@ -302,7 +302,7 @@ def _epilogue_inputs(
     "residual": shape.has_residual,
   }
   return tuple(
-    name if has and not absent else filler for name, has in present.items()
+    name if present[name] and not absent else filler for name in names
   )
 
 

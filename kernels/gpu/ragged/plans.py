@@ -9,7 +9,7 @@ functions of plain values, without Triton.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
 from typing import Final
 
 from jaxplugin.kernels.gpu import configs
@@ -152,14 +152,7 @@ def plan(
 
   Requires that `config_error` is None.
   """
-  tiling = RaggedTiling(
-    **matmul_plans.for_path(
-      matmul_plans.converted(shape, config, architecture), config
-    ),
-    **matmul_plans.for_architecture(
-      shape, config, architecture, is_across=shape.is_across
-    ),
-  )
+  tiling = matmul_plans.tiling_of(RaggedTiling, shape, config, architecture)
   out = launching.Output(
     "out", (shape.m, shape.out_columns), configs.NUMPY_DTYPES[shape.out_dtype]
   )
@@ -167,17 +160,9 @@ def plan(
     "workspace", (config.split_k, shape.m, shape.n), "float32"
   )
   is_split = tiling.is_split
-
-  def epilogue(filler: str, *, absent: bool) -> tuple[str, ...]:
-    present = {
-      "global_scale": shape.has_global_scale,
-      "bias": shape.has_bias,
-    }
-    return tuple(
-      name if has and not absent else filler for name, has in present.items()
-    )
-
-  common: dict[str, Any] = {"fp_fusion": True}
+  epilogue = functools.partial(
+    matmul_plans.epilogue_inputs, shape, ("global_scale", "bias")
+  )
   ragged = launching.Launch(
     kernel="ragged",
     name=matmul_plans.kernel_name("ragged", tiling),
@@ -187,7 +172,7 @@ def plan(
       "rhs",
       "rhs_scale",
       "group_sizes",
-      *epilogue("lhs", absent=is_split),
+      *epilogue(filler="lhs", absent=is_split),
     ),
     outputs=(workspace if is_split else out,),
     views=matmul_plans.views(shape, config, architecture),
@@ -196,7 +181,7 @@ def plan(
     grid=tiling.programs,
     num_warps=config.num_warps,
     num_stages=config.num_stages,
-    **common,
+    fp_fusion=True,
   )
   if not is_split:
     return (ragged,)
@@ -207,13 +192,13 @@ def plan(
     inputs=(
       "workspace",
       "group_sizes",
-      *epilogue("workspace", absent=False),
+      *epilogue(filler="workspace", absent=False),
     ),
     outputs=(out,),
     constexprs=(("TILING", tiling), ("BLOCK", block)),
     grid=shape.m * configs.cdiv(shape.out_columns, block),
     num_warps=latency.REDUCE_WARPS,
-    **common,
+    fp_fusion=True,
   )
   return ragged, reduce
 
