@@ -145,10 +145,9 @@ def model(problem: problems.DotProblem, target: targets.Target) -> Times | None:
   assert problem.n is not None and problem.k is not None
   sides = (problem.lhs, problem.rhs)
   quantized = [side.format for side in sides if side.format is not None]
-  cycles = machine.cycles.get(
-    (len(quantized), max(f.value_bits for f in quantized))
-  )
-  if cycles is None:
+  widths = {f.value_bits for f in quantized}
+  cycles = machine.cycles.get((len(quantized), max(widths)))
+  if cycles is None or not widths <= machine.dequantize_share.keys():
     return None
   tiles = problem.batch * problem.m / _TILE * -(-problem.n // _TILE)
   rounds = tiles / (cores * machine.resident)

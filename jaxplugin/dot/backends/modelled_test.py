@@ -181,6 +181,7 @@ class ModelledTest(parameterized.TestCase):
     ("empty", problem(None, formats.NVFP4, 4096, n=0), H200),
     ("f32", problem(np.float32, formats.NVFP4, 4096), H200),
     ("mxfp6", problem(None, formats.MXFP6_E2M3, 4096), H200),
+    ("mxfp6_pair", problem(formats.MXFP8, formats.MXFP6_E3M2, 4096), H200),
     ("two_k", problem(None, formats.MXFP8, 4096, **TWO_K), H200),
     ("swizzled", problem(None, side(formats.MXFP8, **SWIZZLED), 4096), H200),
   )
