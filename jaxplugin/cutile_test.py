@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 import re
 import sys
 from unittest import mock
@@ -38,7 +37,6 @@ from jaxplugin.testing import interpreted as triton_testing
 from jaxplugin.testing.dot_suite import suite
 from jaxplugin.testing.interpreter import tile_language
 
-KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
 B200 = targets.named_target("b200", cudnn="9.13")
 # Formats whose pairs one matrix instruction multiplies.
 KINDS = (
@@ -51,11 +49,6 @@ KINDS = (
 )
 
 
-@functools.cache
-def kernel():
-  return tile_language.load_kernel(KERNEL).block_scaled_matmul
-
-
 def interpreted(launch, inputs):
   """`cutile._call` on NumPy arrays."""
   # FP8 has no NumPy layout that a callback may rely on: bytes.
@@ -65,18 +58,9 @@ def interpreted(launch, inputs):
   ]
 
   def on_host(*inputs):
-    arrays = {
-      argument.name: np.array(x).view(argument.dtype)
-      for argument, x in zip(launch.inputs, inputs, strict=True)
-    }
-    out = np.full(launch.output.shape, np.nan, launch.output.dtype)
-    arrays[launch.output.name] = out
-    arguments = [
-      arrays[x.name] if isinstance(x, plans.Argument) else x
-      for x in launch.arguments
-    ]
-    tile_language.launch(kernel(), launch.grid, arguments)
-    return out
+    names = [x.name for x in launch.inputs]
+    arrays = map(np.array, inputs)
+    return tile_language.run(launch, dict(zip(names, arrays, strict=True)))
 
   def in_thread(*inputs):
     return triton_testing.THREAD.submit(on_host, *inputs).result()

@@ -1,12 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The part of cuTile that the kernels here use, on NumPy arrays.
+"""The part of cuTile that `kernels/gpu/cutile` uses, on NumPy arrays.
 
-`load_kernel` runs a kernel's own source with this module in the place of
-cuda.tile, which has no interpreter and need not be installed. Operations follow
-cuTile's documentation. They refuse what the documentation leaves undefined: a
-tile entirely outside its array, a missing padding mode, operands of two types.
-So a test checks the kernel's source, and not the compiled code.
+`run` runs the kernel's source with this module as cuda.tile, which has no
+interpreter and need not be installed. Operations follow cuTile's documentation.
+They refuse what the documentation leaves undefined: a tile entirely outside its
+array, a missing padding mode, operands of two types. So a test checks the
+kernel's source, and not the compiled code.
 
 Source: cuTile Python's documentation, "Operations" and "Tile".
 """
@@ -14,6 +14,7 @@ Source: cuTile Python's documentation, "Operations" and "Tile".
 from __future__ import annotations
 
 import enum
+import functools
 import importlib.util
 import math
 import pathlib
@@ -29,6 +30,8 @@ from unittest import mock
 
 import ml_dtypes
 import numpy as np
+
+from jaxplugin.kernels.gpu.cutile import plans
 
 float32: Final = np.dtype(np.float32)
 bfloat16: Final = np.dtype(ml_dtypes.bfloat16)
@@ -235,9 +238,11 @@ def mma_scaled(
   return Tile((acc._f32() + lhs @ rhs).astype(np.float32))
 
 
-def load_kernel(path: pathlib.Path) -> types.ModuleType:
-  """A module of cuTile kernels, with this module as its cuda.tile."""
-  spec = importlib.util.spec_from_file_location(f"numpy_{path.stem}", path)
+@functools.cache
+def kernels() -> types.ModuleType:
+  """Returns `matmul_kernel` with this module as its cuda.tile."""
+  path = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
+  spec = importlib.util.spec_from_file_location("numpy_matmul_kernel", path)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
   package = types.ModuleType("cuda")
@@ -248,24 +253,31 @@ def load_kernel(path: pathlib.Path) -> types.ModuleType:
   return module
 
 
-def launch(
-  function: Callable[..., None],
-  grid: int,
-  arguments: Sequence[np.ndarray | int],
-) -> None:
-  """Runs every program; the first argument is what they write.
+def run(
+  launch: plans.CutileLaunch, arrays: Mapping[str, np.ndarray]
+) -> np.ndarray:
+  """Runs every program of a launch, and returns its result.
+
+  Args:
+    launch: the launch.
+    arrays: its inputs by name, or their bytes. Shapes may be split or merged.
 
   Raises:
-    RuntimeError: an element is not written exactly once.
+    RuntimeError: If an element is not written exactly once.
   """
-  given = [Array(x) if isinstance(x, np.ndarray) else x for x in arguments]
-  out = given[0]
-  assert isinstance(out, Array)
+  out = np.full(launch.output.shape, np.nan, launch.output.dtype)
+  arrays = {**arrays, launch.output.name: out}
+  given = [
+    Array(arrays[x.name].view(x.dtype).reshape(x.shape))
+    if isinstance(x, plans.Argument)
+    else x
+    for x in launch.arguments
+  ]
   _Program.stored = []
   with np.errstate(all="ignore"):
-    for number in range(grid):
+    for number in range(launch.grid):
       _Program.number = number
-      function(*given)
+      kernels().block_scaled_matmul(*given)
   written = np.zeros(out.shape, np.int64)
   for window in _Program.stored:
     written[window] += 1
@@ -274,3 +286,4 @@ def launch(
       f"of {math.prod(out.shape)} elements {(written == 0).sum()} are not"
       f" written and {(written > 1).sum()} more than once"
     )
+  return out

@@ -300,7 +300,7 @@ def expected(
   x, magnitude = contract.dot(lhs.exact, rhs.exact)
   factor = 1.0
   if epilogue.global_scale is not None:
-    factor = float(epilogue.global_scale.item())
+    factor = float(np.prod(epilogue.global_scale, dtype=np.float64))
   x = x * factor
   if epilogue.bias is not None:
     x = x + epilogue.bias.astype(np.float64)

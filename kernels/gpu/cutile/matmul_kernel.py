@@ -22,7 +22,7 @@ _ZERO = ct.PaddingMode.ZERO
 
 
 def _tile_of_program(program, m, n, block_m, block_n, group_m):
-  """Returns (batch, row, column) of a program's tile (`plans`)."""
+  """Returns (batch, row, column) of a program's tile."""
   rows, columns = ct.cdiv(m, block_m), ct.cdiv(n, block_n)
   batch, place = program // (rows * columns), program % (rows * columns)
   first = place // (group_m * columns) * group_m

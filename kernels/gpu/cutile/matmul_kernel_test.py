@@ -6,10 +6,6 @@ The tests check its tiles, tails, the layout of scales, the order of programs
 and the epilogue. They do not check the code that cuTile's compiler generates.
 """
 
-import functools
-import pathlib
-
-import ml_dtypes
 import numpy as np
 import pytest
 from absl.testing import absltest
@@ -17,93 +13,54 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu.cutile import plans
 
 from jaxplugin.kernels import architectures
+from jaxplugin.testing import contract
 from jaxplugin.testing.interpreter import tile_language
+from jaxplugin.testing.kernels import gpu_operands
 from jaxplugin.testing.kernels import matmul_shapes
 
-KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
-VALUES = {
-  "mxfp8": ml_dtypes.float8_e4m3fn,
-  "mxfp8_e5m2": ml_dtypes.float8_e5m2,
-  "mxfp4": ml_dtypes.float4_e2m1fn,
-  "nvfp4": ml_dtypes.float4_e2m1fn,
-}
 NAN = 255  # of E8M0
-# Sums of a hundred products of f32, and one rounding to bf16.
-TOLERANCE = {"float32": 2e-6, "bfloat16": 2.0**-8}
+F32, BF16 = gpu_operands.DTYPES["f32"], gpu_operands.DTYPES["bf16"]
+NOTHING = gpu_operands.Epilogue()
 
 
-@functools.cache
-def kernel():
-  return tile_language.load_kernel(KERNEL).block_scaled_matmul
+def operands(lhs, rhs, m, n, k, *, batch=1, integers=False):
+  """Random operands whose bytes of scales beyond k are 0, as `plans` has it."""
+  rng = np.random.default_rng(0)
+  made = [
+    gpu_operands.make_operand(
+      rng, format, (batch, rows, k), integers=integers, swizzled=True
+    )
+    for format, rows in ((lhs, m), (rhs, n))
+  ]
+  for x in made:
+    columns = -(-k // x.kind.values_per_scale) % 4
+    if columns:
+      _tiles(x)[:, :, -1, ..., columns:] = 0
+  return made
 
 
-def operand(rng, format, batch, rows, k):
-  """(what it stands for in f64, values, swizzled scales as bytes)."""
-  dtype = np.dtype(VALUES[format])
-  block = 16 if format == "nvfp4" else 32
-  values = rng.normal(size=(batch, rows, k)).astype(np.float32).astype(dtype)
-  columns = -(-k // block)
-  if format == "nvfp4":
-    scale = rng.uniform(0.5, 2, (batch, rows, columns)).astype(np.float32)
-    scale = scale.astype(ml_dtypes.float8_e4m3fn)
-  else:
-    code = rng.integers(123, 131, (batch, rows, columns)).astype(np.uint8)
-    scale = code.view(ml_dtypes.float8_e8m0fnu)
-  exact = values.astype(np.float64)
-  exact *= np.repeat(scale.astype(np.float64), block, axis=2)[:, :, :k]
-  stored = values
-  if dtype == ml_dtypes.float4_e2m1fn:
-    codes = values.view(np.uint8)
-    stored = codes[..., 0::2] | codes[..., 1::2] << 4
-  return exact, stored, swizzled(scale.view(np.uint8))
+def _tiles(operand):
+  """Scales as [batch, tile of rows, tile of columns, row % 32, row / 32, 4]."""
+  batch, rows, columns = operand.scale.shape
+  return operand.scale.reshape(batch, rows // 128, columns // 4, 32, 4, 4)
 
 
-def swizzled(code):
-  """Byte by byte, after the PTX ISA; rows that pad are NaN, columns 0."""
-  batch, rows, columns = code.shape
-  row_tiles, column_tiles = -(-rows // 128), -(-columns // 4)
-  out = np.full((batch, row_tiles, column_tiles, 512), NAN, np.uint8)
-  for row in range(row_tiles * 128):
-    for column in range(column_tiles * 4):
-      offset = row % 32 * 16 + row % 128 // 32 * 4 + column % 4
-      place = (slice(None), row // 128, column // 4, offset)
-      if column >= columns:
-        out[place] = 0
-      elif row < rows:
-        out[place] = code[:, row, column]
-  return out.reshape(batch, row_tiles, column_tiles, 32, 16)
-
-
-def run(shape, arrays, config=None, architecture="sm_100", residual="float32"):
-  target = architectures.by_name(architecture)
+def run(
+  lhs, rhs, epilogue=NOTHING, out_dtype="f32", *, name="sm_100", config=None
+):
+  """The product that the kernel's source computes."""
+  shape = gpu_operands.shape_of(lhs, rhs, epilogue, out_dtype, None)
+  target = architectures.by_name(name)
   config = config or plans.default_config(shape, target)
-  launch = plans.plan(shape, config, target, residual_dtype=residual)
-  out = np.full(launch.output.shape, np.nan, launch.output.dtype)
-  given = []
-  for argument in launch.arguments:
-    if isinstance(argument, plans.Argument):
-      array = out if argument.name == "out" else arrays[argument.name]
-      assert array.shape == argument.shape, (argument, array.shape)
-      assert array.dtype == argument.dtype, (argument, array.dtype)
-      argument = array
-    given.append(argument)
-  tile_language.launch(kernel(), launch.grid, given)
-  return out
-
-
-def product(lhs, rhs, m, n, k, *, batch=1, seed=0, **options):
-  """(shape, arrays, exact product without the epilogue)."""
-  rng = np.random.default_rng(seed)
-  a, lhs_values, lhs_scale = operand(rng, lhs, batch, m, k)
-  b, rhs_values, rhs_scale = operand(rng, rhs, batch, n, k)
-  shape = matmul_shapes.product(lhs, rhs, m, n, k, batch=batch, **options)
-  arrays = {
-    "lhs": lhs_values,
-    "lhs_scale": lhs_scale,
-    "rhs": rhs_values,
-    "rhs_scale": rhs_scale,
-  }
-  return shape, arrays, a @ b.transpose(0, 2, 1)
+  residual = epilogue.residual
+  launch = plans.plan(
+    shape,
+    config,
+    target,
+    residual_dtype="float32" if residual is None else residual.dtype.name,
+  )
+  arrays = gpu_operands.arrays_of(lhs, rhs, epilogue, None)
+  return tile_language.run(launch, arrays)
 
 
 class KernelTest(parameterized.TestCase):
@@ -116,13 +73,11 @@ class KernelTest(parameterized.TestCase):
     ("mxfp4", "mxfp8_e5m2"),
   )
   @pytest.mark.sample(2)
-  def test_product_of(self, lhs, rhs):
+  def test_product_of(self, *formats):
     # Tails of every dimension: no multiple of a tile, k of two tiles and more.
-    shape, arrays, exact = product(lhs, rhs, 133, 70, 288)
-    out = run(shape, arrays)
-    np.testing.assert_allclose(
-      out, exact, rtol=0, atol=TOLERANCE["float32"] * np.abs(exact).max()
-    )
+    lhs, rhs = operands(*formats, 133, 70, 288)
+    expected = gpu_operands.expected(lhs, rhs, NOTHING)
+    contract.assert_within(run(lhs, rhs), *expected, F32)
 
   @parameterized.parameters(
     ("sm_100", plans.TileConfig(block_m=256, block_n=128, block_k=256,
@@ -132,64 +87,41 @@ class KernelTest(parameterized.TestCase):
                                 group_m=1)),
   )  # fmt: skip
   @pytest.mark.lab
-  def test_batches_of_tiles_in_groups(self, architecture, config):
-    shape, arrays, exact = product("mxfp4", "mxfp4", 700, 400, 96, batch=2)
-    out = run(shape, arrays, config, architecture)
-    np.testing.assert_allclose(
-      out, exact, rtol=0, atol=TOLERANCE["float32"] * np.abs(exact).max()
-    )
+  def test_batches_of_tiles_in_groups(self, name, config):
+    lhs, rhs = operands("mxfp4", "mxfp4", 700, 400, 96, batch=2)
+    expected = gpu_operands.expected(lhs, rhs, NOTHING)
+    found = run(lhs, rhs, name=name, config=config)
+    contract.assert_within(found, *expected, F32)
 
-  def test_programs_are_numbered_as_plans_say(self):
-    config = plans.TileConfig(block_m=128, block_n=128, block_k=128, group_m=2)
-    m, n = 5 * 128 - 3, 3 * 128
-    tiles = [plans.tile_of_program(i, m, n, config) for i in range(2 * 15)]
-    self.assertLen(set(tiles), 30)
+  def test_two_rows_of_tiles_come_before_the_next_column(self):
+    # 5 x 3 tiles in groups of two rows, of which the last has one.
+    of_program = tile_language.kernels()._tile_of_program
+    tiles = [of_program(i, 637, 384, 128, 128, 2) for i in range(16)]
     self.assertEqual(tiles[:4], [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)])
-    self.assertEqual(tiles[12:16][:3], [(0, 4, 0), (0, 4, 1), (0, 4, 2)])
+    self.assertEqual(tiles[11:15], [(0, 3, 2), (0, 4, 0), (0, 4, 1), (0, 4, 2)])
     self.assertEqual(tiles[15], (1, 0, 0))
-    module = tile_language.load_kernel(KERNEL)
-    for i, tile in enumerate(tiles):
-      found = module._tile_of_program(i, m, n, 128, 128, 2)
-      self.assertEqual(found, tile)
 
   @parameterized.parameters("none", "relu", "gelu", "silu")
   def test_epilogue_is_in_order_and_f32(self, activation):
-    shape, arrays, exact = product(
-      *("mxfp8", "mxfp8", 65, 96, 64),
-      out_dtype="bf16",
-      has_global_scale=True,
-      has_global_power=True,
-      has_bias=True,
-      activation=activation,
-      has_residual=True,
-    )
+    lhs, rhs = operands("mxfp8", "mxfp8", 65, 96, 64, integers=True)
     rng = np.random.default_rng(1)
-    bias = rng.normal(size=(1, 1, 96)).astype(np.float32)
-    residual = rng.normal(size=exact.shape).astype(ml_dtypes.bfloat16)
-    arrays["global_scale"] = np.float32([3.0, 2.0**-7])
-    arrays["bias"], arrays["residual"] = bias, residual
-    out = run(shape, arrays, residual="bfloat16")
-    x = exact * 3 * 2.0**-7 + bias
-    cubic = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    expected = {
-      "none": x,
-      "relu": np.maximum(x, 0),
-      "gelu": x / 2 * (1 + np.tanh(cubic)),
-      "silu": x / (1 + np.exp(-x)),
-    }[activation] + residual.astype(np.float64)
-    np.testing.assert_allclose(
-      out.astype(np.float64), expected, rtol=TOLERANCE["bfloat16"], atol=1e-5
+    epilogue = gpu_operands.Epilogue(
+      global_scale=np.float32([3.0, 2.0**-9]),
+      bias=rng.normal(size=96).astype(np.float32),
+      activation=activation,
+      residual=rng.normal(size=(1, 65, 96)).astype(BF16),
     )
+    expected = gpu_operands.expected(lhs, rhs, epilogue)
+    found = run(lhs, rhs, epilogue, "bf16")
+    contract.assert_within(found, *expected, BF16)
 
   @parameterized.parameters("relu", "none")
   def test_nan_scale_is_of_its_row_alone(self, activation):
-    shape, arrays, _ = product(
-      "mxfp4", "mxfp4", 130, 64, 64, activation=activation
-    )
+    lhs, rhs = operands("mxfp4", "mxfp4", 130, 64, 64)
     # Row 129 of the second tile, its second block: NaN where values are 0 too.
-    arrays["lhs_scale"][0, 1, 0, 1, 1] = NAN
-    arrays["lhs"][0, 129] = 0
-    out = run(shape, arrays)
+    _tiles(lhs)[0, 1, 0, 1, 0, 1] = NAN
+    lhs.values[0, 129] = 0
+    out = run(lhs, rhs, gpu_operands.Epilogue(activation=activation))
     self.assertTrue(np.isnan(out[0, 129]).all())
     self.assertTrue(np.isfinite(out[0, :129]).all())
 

@@ -155,21 +155,6 @@ class CutileLaunch:
     }
 
 
-def tile_of_program(
-  program: int, m: int, n: int, config: TileConfig
-) -> tuple[int, int, int]:
-  """Returns (batch, row, column) of a program's tile, like the kernel."""
-  rows, columns = (
-    configs.cdiv(m, config.block_m),
-    configs.cdiv(n, config.block_n),
-  )
-  batch, place = divmod(program, rows * columns)
-  first = place // (config.group_m * columns) * config.group_m
-  size = min(rows - first, config.group_m)
-  within = place - first * columns
-  return batch, first + within % size, within // size
-
-
 def shape_error(
   shape: configs.MatmulShape, architecture: architectures.Architecture
 ) -> str | None:
