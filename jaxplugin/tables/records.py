@@ -346,7 +346,9 @@ class Measurement:
     clock: "device" or "wall".
     cache: "cold" if inputs rotate through more memory than the caches have,
       else "warm".
-    interval: meaning of `Candidate.interval_us`: "quartiles" of the rounds.
+    interval: meaning of `Candidate.interval_us`: "quartiles" of the rounds, or
+      "ratio_95", the 95 % confidence interval of the ratio to the default's
+      time, times the default's median. The median is then the same product.
     rounds: maximum number of samples of a candidate. A candidate that used up
       its share of the time has fewer.
   """
@@ -360,7 +362,7 @@ class Measurement:
     for name, words in (
       ("clock", ("device", "wall")),
       ("cache", ("cold", "warm")),
-      ("interval", ("quartiles",)),
+      ("interval", ("quartiles", "ratio_95")),
     ):
       if getattr(self, name) not in words:
         raise _refuse(

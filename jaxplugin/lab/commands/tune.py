@@ -326,7 +326,7 @@ def _tables(
       target,
       path,
       operation=registry.BY_NAME[name].operation,
-      rounds=args.rounds * args.processes,
+      rounds=_options(args).all_rounds,
       is_again=args.again,
       implementations=_named(args, target, work, name),
     )
@@ -413,14 +413,15 @@ def _tune(
         )
         for name, kept in tables.items()
       }
-      for item in work.items:
-        if time.monotonic() > end:
-          break
-        line.describe(str(item.problem))
-        one = sessions[registry.name_of(item.problem)]
-        results.append(one.tune(item, line.describe))
+      for result in session.tune_all(
+        work.items,
+        lambda item: sessions[registry.name_of(item.problem)],
+        line.describe,
+        is_over=lambda: time.monotonic() > end,
+      ):
+        results.append(result)
         if not args.json:
-          console.show(session.parts(results[-1]))
+          console.show(session.parts(result))
         line.advance()
   except KeyboardInterrupt:
     # Counts rows in the files, because `results` may lack the last row.
@@ -472,8 +473,8 @@ COMMAND: Final = arguments.Command(
   epilog=f"""\
 Lowering a program times nothing: it reads the tables. Another process
 compiles each candidate and checks it, on integers whose sum is exact, before
-it is timed. The default wins unless the quartiles of another candidate are
-below its own. Each row is written when it is done; the same command continues
+it is timed. The default wins unless another candidate is faster with 95 %
+confidence. Each row is written when it is done; the same command continues
 after an interruption.
 
 sets of shapes: {", ".join(workloads.SETS)}""",

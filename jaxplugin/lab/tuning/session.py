@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of the tuner, which writes a row of a table for each problem.
 
-The session writes each row when the row is done. An interruption therefore
-loses at most one row. The choice depends only on the samples of a problem.
+The session writes each row when the row is done. If the process is killed, at
+most one row is lost. The choice depends only on the samples of a problem.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import machine
+from jaxplugin.lab.tuning.trials import race
 from jaxplugin.printing import console
 from jaxplugin.tables import lookup
 from jaxplugin.tables import records
@@ -36,6 +37,9 @@ Status = Literal["done", "kept", "failed"]
 _US_PER_MS: Final = 1e3
 # Kinds of faults that a later run tries again.
 _TRIED_AGAIN: Final = ("spills",)
+# Number of problems whose candidates are compiled ahead. Their compilation
+# hides behind the measurement even if it takes several times as long.
+_PREPARED_PROBLEMS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,16 @@ class Session:
     self._rows = rows
     self._list = list_candidates
     self._is_retrying = is_retrying
+    self._prepared: dict[operation.Problem, listing.Listing] = {}
+
+  def prepare(self, item: workload.Item) -> None:
+    """Starts compiling a problem's candidates, unless its row is known."""
+    problem = item.problem
+    if problem in self._prepared or registry.of(problem).refusal(problem):
+      return
+    if self._rows.row(problem) is None:
+      self._prepared[problem] = self._listed(problem)
+      self._device.prepare(problem, self._prepared[problem].candidates)
 
   def tune(
     self, item: workload.Item, progress: machine.Progress = lambda text: None
@@ -109,9 +123,12 @@ class Session:
     why = registry.of(problem).refusal(problem)
     if why:
       return Result(item=item, status="failed", reason=f"not tuned: {why}")
-    listed = self._listed(problem)
+    self.prepare(item)
+    listed = self._prepared[problem]
     checked = self._device.check(problem, listed.candidates, progress)
     faults = dict(checked.faults)
+    # They are known to the next run even if this one is killed.
+    self._add_failures(problem, listed, faults)
     default = listed.default
     found = Result(item=item, status="failed", notes=checked.notes)
     if default.key not in faults:
@@ -121,11 +138,16 @@ class Session:
       except machine.TrialError as error:
         return dataclasses.replace(found, faults=faults, reason=str(error))
       faults |= timed.faults
-    self._add_failures(problem, listed, faults)
+      self._add_failures(problem, listed, timed.faults)
     if default.key in faults:
       reason = f"the default {default.key} failed: {faults[default.key]}"
       return dataclasses.replace(found, faults=faults, reason=reason)
-    row = row_of(self._rows.fields(problem), listed, timed.samples)
+    row = row_of(
+      self._rows.fields(problem),
+      listed,
+      timed.samples,
+      self._device.all_rounds,
+    )
     return dataclasses.replace(found, status="done", row=row, faults=faults)
 
   def _listed(self, problem: operation.Problem) -> listing.Listing:
@@ -163,10 +185,36 @@ class Session:
     )
 
 
+def tune_all(
+  items: Sequence[workload.Item],
+  session_of: Callable[[workload.Item], Session],
+  progress: machine.Progress = lambda text: None,
+  is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[Result]:
+  """Tunes problems in order. Yields each result when its row is written.
+
+  While a problem is measured, candidates of the next ones are compiled.
+
+  Args:
+    items: the problems.
+    session_of: returns the session of a problem.
+    progress: is called with a text.
+    is_over: whether to start no further problem.
+  """
+  for i, item in enumerate(items):
+    if is_over():
+      return
+    progress(str(item.problem))
+    for near in items[i : i + 1 + _PREPARED_PROBLEMS]:
+      session_of(near).prepare(near)
+    yield session_of(item).tune(item, progress)
+
+
 def row_of(
   fields: records.Fields,
   listed: listing.Listing,
   samples: Mapping[str, Sequence[float]],
+  rounds: int,
 ) -> records.Row:
   """Returns the row of a problem.
 
@@ -174,38 +222,38 @@ def row_of(
     fields: the fields of the problem.
     listed: the candidates.
     samples: milliseconds of each candidate that ran, including the default.
+    rounds: maximum number of rounds of the race.
   """
-  measured = {
-    candidate: _measured(candidate, samples[candidate.key])
-    for candidate in listed.candidates
-    if samples.get(candidate.key)
-  }
-  default = measured[listed.default]
-  ordered = sorted(
-    measured.values(),
-    key=lambda c: (c.median_us, c.implementation, records.order(c.config)),
+  default_us = _US_PER_MS * timing.stats(samples[listed.default.key]).median
+  ratios = race.Race(samples, listed.default.key, rounds).ratios()
+
+  def measured(candidate: listing.TrialCandidate) -> records.Candidate:
+    ratio = ratios[candidate.key]
+    median, low, high = (
+      timing.significant(default_us * math.exp(x))
+      for x in (ratio.estimate, ratio.low, ratio.high)
+    )
+    return records.Candidate(
+      implementation=candidate.implementation,
+      config=candidate.config,
+      median_us=median,
+      interval_us=(low, high),
+    )
+
+  found = [measured(c) for c in listed.candidates if c.key in ratios]
+  default, *others = found  # the default is the first candidate
+  others.sort(
+    key=lambda c: (c.median_us, c.implementation, records.order(c.config))
   )
   # A row has the default and the fastest other candidates.
-  others = [c for c in ordered if c is not default]
   kept = others[: records.MAX_CANDIDATES - 1]
   return records.row_of(fields, [default, *kept], default)
 
 
-def _measured(
-  candidate: listing.TrialCandidate, samples: Sequence[float]
-) -> records.Candidate:
-  stats = timing.stats([_US_PER_MS * sample for sample in samples])
-  return records.Candidate(
-    implementation=candidate.implementation,
-    config=candidate.config,
-    median_us=stats.median,
-    interval_us=(stats.q1, stats.q3),
-  )
-
-
 LEGEND: Final = (
-  "us: median, with its quartiles. ratio: to the time of the default. The"
-  " chosen candidate has a *."
+  "us: median. ratio: to the time of the default, with its"
+  f" {race.CONFIDENCE:.0%} interval. tie: the interval contains 1. The chosen"
+  " candidate has a *."
 )
 
 
@@ -229,15 +277,19 @@ def _row_parts(row: records.Row) -> Iterator[console.Part]:
   default = row.candidates[row.default]
   cells = []
   for candidate in row.candidates:
-    low, high = candidate.interval_us
-    suffix = " (default)" if candidate is default else ""
+    middle, low, high = (
+      us / default.median_us
+      for us in (candidate.median_us, *candidate.interval_us)
+    )
+    is_default = candidate is default
+    is_tie = low <= 1 <= high and not is_default
     cells.append(
       {
-        "": "*" if candidate is row.chosen else "",
+        "": "*" if candidate is row.chosen else "tie" if is_tie else "",
         "us": f"{candidate.median_us:.5g}",
-        "quartiles": f"[{low:.5g}, {high:.5g}]",
-        "ratio": f"{candidate.median_us / default.median_us:.3f}",
-        "backend": candidate.implementation + suffix,
+        "ratio": f"{middle:.3f}",
+        "interval": f"[{low:.3f}, {high:.3f}]",
+        "backend": candidate.implementation + is_default * " (default)",
       }
     )
   yield from listing.table(
@@ -246,7 +298,7 @@ def _row_parts(row: records.Row) -> Iterator[console.Part]:
       for x in row.candidates
     ],
     cells,
-    figures=("us", "quartiles", "ratio"),
+    figures=("us", "ratio", "interval"),
   )
 
 

@@ -64,6 +64,10 @@ class SimulatedGpu:
     self._random = random.Random(0)
     self.times = dict(times or {})
     self.kernels = {}
+    self.all_rounds = ROUNDS
+
+  def prepare(self, problem, candidates):
+    pass
 
   def check(self, problem, candidates, progress):
     faults = {}

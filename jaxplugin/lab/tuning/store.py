@@ -93,7 +93,7 @@ class Store:
         # On a GPU, steps measure device time (`bench.execution`).
         clock="wall" if is_cpu else "device",
         cache="cold",
-        interval="quartiles",
+        interval="ratio_95",
         rounds=rounds,
       ),
       date=(date or datetime.datetime.now(datetime.UTC).date()).isoformat(),

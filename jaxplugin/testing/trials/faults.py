@@ -30,6 +30,11 @@ def process(argument, tell):
   return os.getpid()
 
 
+def niceness(argument, tell):
+  del argument, tell
+  return os.nice(0)
+
+
 def imported(argument, tell):
   """Returns whether this process has imported a module."""
   del tell

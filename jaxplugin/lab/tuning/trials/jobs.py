@@ -11,7 +11,9 @@ from __future__ import annotations
 import base64
 import functools
 import pickle
+import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 from typing import Final
 
@@ -23,13 +25,13 @@ from jaxplugin.explanation import diagnostics
 from jaxplugin.explanation import estimates
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.lab.tuning.trials import race
 from jaxplugin.tables import resolution
 
 Tell = Callable[[Any], None]
@@ -167,11 +169,13 @@ def _check_decision(
 
 
 def time_all(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
-  """Times candidates in turns. Operands are not in the cache.
+  """Times candidates in a race. Operands are not in the cache.
 
   Args:
-    argument: "problem", "candidates", "rounds", "seconds", and "announces":
-      whether to call `tell` before each sample.
+    argument: "problem", "candidates", the default first; "samples": times of
+      earlier processes for each candidate's key; "rounds", "all_rounds" and
+      "seconds" of `race.run`; "announces": whether to call `tell` before each
+      sample.
     tell: is called with a candidate's key before the candidate's warm-up.
 
   Returns:
@@ -181,7 +185,7 @@ def time_all(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
   problem: operation.Problem = _unpacked(argument["problem"])
   device = devices.find(None)
   sets = _Sets(problem, device)
-  timed: dict[str, execution.Timed] = {}
+  calls: dict[str, Callable[[], float]] = {}
   failed: dict[str, str] = {}
   for value in argument["candidates"]:
     candidate = listing.candidate_of(value)
@@ -189,27 +193,47 @@ def time_all(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
     try:
       one = execution.Timed(sets.variant(candidate), sets.plan)
       one.warm_up()
-      timed[candidate.key] = one
+      calls[candidate.key] = one.sample
     # A candidate may raise any error. The other candidates are still timed.
     except Exception as error:
       failed[candidate.key] = f"{type(error).__name__}: {error}"
+  return {"samples": run_race(argument, calls, tell), "failed": failed}
+
+
+def run_race(
+  argument: dict[str, Any],
+  calls: Mapping[str, Callable[[], float]],
+  tell: Tell,
+  clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+  """Returns the new times of the candidates in `calls`.
+
+  Args:
+    argument, tell: those of `time_all`.
+    calls: a function that takes a sample, for each candidate that can run.
+    clock: returns seconds.
+  """
+  default = listing.candidate_of(argument["candidates"][0]).key
+  if default not in calls:
+    return {}
+  before = {key: argument["samples"][key] for key in calls}
 
   def sample(key: str) -> float:
     if argument["announces"]:
       tell(key)
-    return timed[key].sample()
+    return calls[key]()
 
-  samples = timing.in_turns(
-    {key: functools.partial(sample, key) for key in timed},
+  samples = {key: [*taken] for key, taken in before.items()}
+  race.run(
+    {key: functools.partial(sample, key) for key in calls},
+    samples,
+    default,
     rounds=argument["rounds"],
+    all_rounds=argument["all_rounds"],
     seconds=argument["seconds"],
+    clock=clock,
   )
-  return {
-    "samples": {
-      key: [s for s in taken if s is not None] for key, taken in samples.items()
-    },
-    "failed": failed,
-  }
+  return {key: taken[len(before[key]) :] for key, taken in samples.items()}
 
 
 class _Sets:

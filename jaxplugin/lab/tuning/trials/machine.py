@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device that checks and times candidates in other processes.
 
-On a CPU, several checks run concurrently. On a GPU, compilations run
-concurrently, and one check runs at a time. No other job runs while candidates
-are timed.
+On a CPU, several checks run concurrently, and no other job runs while
+candidates are timed. On a GPU, one check runs at a time. Kernels of the next
+problems are compiled while the GPU checks and times candidates. The processes
+that compile have a low priority.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Final
 
 from jaxplugin.core import targets
@@ -22,8 +24,12 @@ from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.lab.tuning.trials import pool
+from jaxplugin.lab.tuning.trials import race
 
 Progress = Callable[[str], None]
+
+# The jobs of a problem's candidates, by key.
+_Running = Mapping[str, futures.Future[pool.JobOutcome]]
 
 _DOING: Final = {"compile": "compiling", "check": "checking"}
 
@@ -37,8 +43,7 @@ class TrialFault:
   """Why a candidate cannot be chosen.
 
   Attributes:
-    kind: a kind of `pool.JobOutcome`, "unstable" if the candidate fails only
-      sometimes, or "spills" if a kernel spills registers.
+    kind: a kind of `pool.JobOutcome`, or "spills" if a kernel spills registers.
     reason: the reason, in words.
   """
 
@@ -56,7 +61,8 @@ class Trials:
   Attributes:
     faults: the faults of candidates that failed, by key.
     notes: the checks that were skipped, by key.
-    samples: milliseconds of each round of all processes, by key.
+    samples: milliseconds of each round of all processes, by key. A candidate
+      that left the race has fewer.
   """
 
   faults: Mapping[str, TrialFault] = dataclasses.field(default_factory=dict)
@@ -76,7 +82,8 @@ class TrialOptions:
     seconds: time limit of compiling or checking a candidate.
     memory_bytes: memory limit of a job.
     rounds: maximum number of rounds of timing in a process.
-    timing_seconds: time limit of a process for the rounds of all candidates.
+    timing_seconds: time limit of a process for the rounds of all candidates,
+      after `race.MIN_ROUNDS` rounds.
     processes: number of processes that time a problem, one after the other.
       Several processes are used because times depend on the memory pages that
       the system assigns to a process.
@@ -85,22 +92,26 @@ class TrialOptions:
   workers: int = 2
   seconds: float = 120.0
   memory_bytes: int = 8_000_000_000
-  rounds: int = 30
+  rounds: int = 256
   timing_seconds: float = 3.0
   processes: int = 2
+
+  @property
+  def all_rounds(self) -> int:
+    return self.rounds * self.processes
 
 
 class LocalMachine:
   """The attached device. To only compile, any target.
 
-  Processes that compile and check end with the context. They are idle while
-  another process times candidates.
+  Processes that compile and check end with the context.
 
   Args:
     target: the target.
     options: limits.
     jobs_module: the module of the functions `compile`, `check` and `time_all`.
     environment: additional environment variables of the processes.
+    make_pool: creates the processes that run jobs.
   """
 
   def __init__(
@@ -109,13 +120,16 @@ class LocalMachine:
     options: TrialOptions,
     jobs_module: str = jobs.__name__,
     environment: Mapping[str, str] | None = None,
+    make_pool: Callable[..., pool.Pool] = pool.Pool,
   ):
     self._target = target
     self._options = options
     self._module = jobs_module
     self._environment = dict(environment or {})
+    self._make_pool = make_pool
     self._is_gpu = target.platform != "cpu"
     self._standing: dict[str, pool.Pool] = {}
+    self._compiling: dict[operation.Problem, _Running] = {}
 
   def __enter__(self) -> LocalMachine:
     return self
@@ -124,6 +138,21 @@ class LocalMachine:
     for workers in self._standing.values():
       workers.stop()
 
+  @property
+  def all_rounds(self) -> int:
+    """Maximum number of rounds of a problem, in all processes together."""
+    return self._options.all_rounds
+
+  def prepare(
+    self,
+    problem: operation.Problem,
+    candidates: Sequence[listing.TrialCandidate],
+  ) -> None:
+    """Starts compiling for a GPU. `check` waits for the result."""
+    if self._is_gpu and registry.of(problem).compiles:
+      triton = [c for c in candidates if c.implementation == "triton"]
+      self._compiling[problem] = self._start("compile", problem, triton)
+
   def compile(
     self,
     problem: operation.Problem,
@@ -131,10 +160,9 @@ class LocalMachine:
     progress: Progress,
   ) -> Trials:
     """Compiles Triton's candidates. The target need not be attached."""
-    if not registry.of(problem).compiles:
-      return Trials()
-    triton = [c for c in candidates if c.implementation == "triton"]
-    return self._try("compile", problem, triton, progress)
+    if problem not in self._compiling:
+      self.prepare(problem, candidates)
+    return self._finish("compile", self._compiling.pop(problem, {}), progress)
 
   def check(
     self,
@@ -146,32 +174,23 @@ class LocalMachine:
 
     For a GPU, compiles without the GPU first.
     """
-    faults: Mapping[str, TrialFault] = {}
-    if self._is_gpu:
-      faults = self.compile(problem, candidates, progress).faults
+    faults = self.compile(problem, candidates, progress).faults
     left = [c for c in candidates if c.key not in faults]
-    found = self._try("check", problem, left, progress)
+    running = self._start("check", problem, left)
+    found = self._finish("check", running, progress)
     return dataclasses.replace(found, faults={**faults, **found.faults})
 
-  def _try(
+  def _start(
     self,
     function: str,
     problem: operation.Problem,
     candidates: Sequence[listing.TrialCandidate],
-    progress: Progress,
-  ) -> Trials:
-    """Runs a job for each candidate, and again if the job raises an error."""
+  ) -> _Running:
+    """Submits a job for each candidate."""
     if function not in self._standing:
       self._standing[function] = self._pool(function)
-    faults: dict[str, TrialFault] = {}
-
-    def run(trying: Sequence[listing.TrialCandidate]) -> list[pool.JobOutcome]:
-      done = itertools.count(1)
-
-      def on_done(i: int, outcome: pool.JobOutcome) -> None:
-        progress(f"{_DOING[function]} {next(done)}/{len(trying)}")
-
-      work = [
+    return {
+      candidate.key: self._standing[function].submit(
         pool.Job(
           function=f"{self._module}:{function}",
           argument={
@@ -180,29 +199,28 @@ class LocalMachine:
             "candidate": candidate.to_json(),
           },
           seconds=self._options.seconds,
+          is_retried=True,
         )
-        for candidate in trying
-      ]
-      return self._standing[function].run(work, on_done)
+      )
+      for candidate in candidates
+    }
 
-    keys = [candidate.key for candidate in candidates]
-    found = dict(zip(keys, run(candidates), strict=True))
-    again = [c for c in candidates if found[c.key].kind == "error"]
-    for candidate, outcome in zip(again, run(again), strict=True):
-      first = found[candidate.key].reason
-      if outcome.kind == "done":
-        reason = f"it failed in one of two trials: {first}"
-        faults[candidate.key] = TrialFault(kind="unstable", reason=reason)
+  def _finish(
+    self, function: str, running: _Running, progress: Progress
+  ) -> Trials:
+    """Waits for the jobs of all candidates."""
+    faults: dict[str, TrialFault] = {}
     notes: dict[str, tuple[str, ...]] = {}
-    for key, outcome in found.items():
+    for i, (key, future) in enumerate(running.items(), start=1):
+      outcome = future.result()
       if outcome.kind != "done":
-        fault = TrialFault(kind=outcome.kind, reason=outcome.reason)
-        faults.setdefault(key, fault)
+        faults[key] = TrialFault(kind=outcome.kind, reason=outcome.reason)
       elif function == "check":
         notes[key] = tuple(outcome.value)
       elif outcome.value:
         spilled = f"{outcome.value} bytes of registers"
-        faults.setdefault(key, TrialFault(kind="spills", reason=spilled))
+        faults[key] = TrialFault(kind="spills", reason=spilled)
+      progress(f"{_DOING[function]} {i}/{len(running)}")
     return Trials(faults=faults, notes=notes)
 
   def time(
@@ -211,21 +229,35 @@ class LocalMachine:
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """Times candidates that passed their checks, in turns.
+    """Times candidates that passed their checks, in a race.
 
-    Drops candidates that end the process.
+    A process continues the race of the process before. Drops candidates that
+    end the process.
+
+    Args:
+      problem: the problem.
+      candidates: the candidates, the default first.
+      progress: is called with a text.
     """
+    default = candidates[0].key
+    samples: dict[str, list[float]] = collections.defaultdict(list)
     faults: dict[str, TrialFault] = {}
-    taken: list[Mapping[str, list[float]]] = []
     announces = False
-    while len(taken) < self._options.processes:
+    done = 0
+    while done < self._options.processes and default not in faults:
       left = [c for c in candidates if c.key not in faults]
-      if not left:
-        break
-      progress(f"timing {len(taken) + 1}/{self._options.processes}")
-      outcome = self._time_once(problem, left, announces)
+      if done:
+        known = {c.key: samples[c.key] for c in left}
+        active = race.Race(known, default, self.all_rounds).active
+        left = [c for c in left if c.key in active]
+        if len(left) == 1:
+          break
+      progress(f"timing {done + 1}/{self._options.processes}")
+      outcome = self._time_once(problem, left, samples, announces)
       if outcome.kind == "done":
-        taken.append(outcome.value["samples"])
+        done += 1
+        for key, taken in outcome.value["samples"].items():
+          samples[key] += taken
         for key, reason in outcome.value["failed"].items():
           reason = f"it passed its check and failed in timing: {reason}"
           faults[key] = TrialFault(kind="unstable", reason=reason)
@@ -233,8 +265,8 @@ class LocalMachine:
         announces = True  # runs again to find the candidate that failed
       else:
         # Drops the last candidate that the process named.
-        known = {c.key for c in left}
-        named = [note for note in outcome.notes if note in known]
+        keys = {c.key for c in left}
+        named = [note for note in outcome.notes if note in keys]
         if not named:
           raise TrialError(f"{outcome.kind}: {outcome.reason}")
         faults[named[-1]] = TrialFault(
@@ -242,19 +274,14 @@ class LocalMachine:
         )
     return Trials(
       faults=faults,
-      samples={
-        candidate.key: tuple(
-          sample for samples in taken for sample in samples[candidate.key]
-        )
-        for candidate in candidates
-        if candidate.key not in faults
-      },
+      samples={k: tuple(v) for k, v in samples.items() if k not in faults},
     )
 
   def _time_once(
     self,
     problem: operation.Problem,
     candidates: Sequence[listing.TrialCandidate],
+    samples: Mapping[str, Sequence[float]],
     announces: bool,
   ) -> pool.JobOutcome:
     options = self._options
@@ -263,7 +290,9 @@ class LocalMachine:
       argument={
         "problem": jobs.packed(problem),
         "candidates": [candidate.to_json() for candidate in candidates],
+        "samples": {c.key: list(samples.get(c.key, ())) for c in candidates},
         "rounds": options.rounds,
+        "all_rounds": options.all_rounds,
         "seconds": options.timing_seconds,
         "announces": announces,
       },
@@ -275,10 +304,11 @@ class LocalMachine:
   def _pool(self, function: str) -> pool.Pool:
     is_on_gpu = self._is_gpu and function != "compile"
     is_alone = is_on_gpu or function == "time_all"
-    return pool.Pool(
+    return self._make_pool(
       1 if is_alone else self._options.workers,
       self._options.memory_bytes,
       is_fenced=not is_on_gpu,
+      is_background=function == "compile",
       modules=(self._module,),
       environment={
         # Processes that compile and time share the GPU's memory with this one.

@@ -32,11 +32,12 @@ from typing import Literal
 from jaxplugin.lab.tuning.trials import worker
 from jaxplugin.runtime import child_process
 
-Kind = Literal["done", "error", "wrong", "crash", "hang", "memory"]
+Kind = Literal["done", "error", "unstable", "wrong", "crash", "hang", "memory"]
 
 _START_SECONDS: Final = 180.0  # imports are slow on a busy machine
 _LOOK_SECONDS: Final = 0.1  # how often memory and deadlines are checked
 _READ_BYTES: Final = 1 << 20
+_NICENESS: Final = 10
 _GB: Final = 1e9
 
 
@@ -49,11 +50,13 @@ class Job:
       function that sends a note.
     argument: any JSON.
     seconds: deadline of the call.
+    is_retried: whether a function that raises an error is called again.
   """
 
   function: str
   argument: Any
   seconds: float
+  is_retried: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +64,10 @@ class JobOutcome:
   """How a job ended.
 
   Attributes:
-    kind: "done"; "error" or "wrong" if the function raised; "crash" if the
-      process ended; "hang" if the deadline passed; "memory" if the job exceeded
-      the memory limit or memory was exhausted.
+    kind: "done"; "error" or "wrong" if the function raised; "unstable" if it
+      raised an error only the first time; "crash" if the process ended; "hang"
+      if the deadline passed; "memory" if the job exceeded the memory limit or
+      memory was exhausted.
     value: result of the function, if `kind` is "done".
     reason: why the kind is not "done".
     notes: notes that the function sent.
@@ -73,6 +77,18 @@ class JobOutcome:
   value: Any = None
   reason: str = ""
   notes: tuple[Any, ...] = ()
+
+
+def tried(job: Job, run: Callable[[Job], JobOutcome]) -> JobOutcome:
+  """Runs a job with `run`, and again after an error if it is retried."""
+  outcome = run(job)
+  if outcome.kind != "error" or not job.is_retried:
+    return outcome
+  again = run(job)
+  if again.kind != "done":
+    return again
+  reason = f"it failed in one of two trials: {outcome.reason}"
+  return dataclasses.replace(again, kind="unstable", reason=reason)
 
 
 class _JobError(Exception):
@@ -176,6 +192,11 @@ class _Process:
   def has_ended(self) -> bool:
     return self._child.poll() is not None
 
+  def yield_to_others(self) -> None:
+    """Lowers the priority, if the system supports it."""
+    with contextlib.suppress(AttributeError, OSError):
+      os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICENESS)
+
   def stop(self) -> None:
     child_process.stop(self._child)
 
@@ -199,6 +220,7 @@ class Pool:
       growth of resident memory, and of address space if `is_fenced`.
     is_fenced: whether address space is limited. GPU drivers reserve much
       address space, so jobs on a GPU are not fenced.
+    is_background: whether other processes have priority.
     modules: modules that a process imports before its first job. The job's
       deadline does not include the imports.
     environment: additional environment variables of the processes.
@@ -210,10 +232,12 @@ class Pool:
     memory_bytes: int,
     *,
     is_fenced: bool = True,
+    is_background: bool = False,
     modules: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
   ):
     self._arguments = memory_bytes, is_fenced, modules, dict(environment or {})
+    self._is_background = is_background
     self._threads = futures.ThreadPoolExecutor(count)
     self._of_thread = threading.local()  # the attribute `process`
     self._processes: list[_Process] = []
@@ -232,34 +256,32 @@ class Pool:
     for process in self._processes:
       process.stop()
 
-  def run(
-    self,
-    jobs: Sequence[Job],
-    on_done: Callable[[int, JobOutcome], None] = lambda index, outcome: None,
-  ) -> list[JobOutcome]:
-    """Runs all jobs. Returns their outcomes in the order of the jobs.
+  def submit(self, job: Job) -> futures.Future[JobOutcome]:
+    """Runs a job after all jobs that were submitted before."""
+    return self._threads.submit(self._run, job)
 
-    Args:
-      jobs: the jobs.
-      on_done: called with the index and the outcome of each job when it ends.
+  def run(self, jobs: Sequence[Job]) -> list[JobOutcome]:
+    """Runs jobs. Returns their outcomes in the order of the jobs.
 
     Raises:
       KeyboardInterrupt: If the user interrupts. All processes have then ended.
     """
     try:
-      running = [self._threads.submit(self._run, job) for job in jobs]
-      for done in futures.as_completed(running):
-        on_done(running.index(done), done.result())
+      return [future.result() for future in [*map(self.submit, jobs)]]
     except BaseException:
       self.stop()
       raise
-    return [done.result() for done in running]
 
   def _run(self, job: Job) -> JobOutcome:
+    return tried(job, self._run_once)
+
+  def _run_once(self, job: Job) -> JobOutcome:
     process: _Process | None = getattr(self._of_thread, "process", None)
     if process is None or process.has_ended:
       process = self._of_thread.process = _Process(*self._arguments)
       self._processes.append(process)
+      if self._is_background:
+        process.yield_to_others()
       if self._is_stopped:  # while the process started
         process.stop()
     return process.run(job)

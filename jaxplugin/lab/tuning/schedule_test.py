@@ -1,0 +1,309 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Order, overlap, choices and resumption of runs, on a simulated device.
+
+The device's clock is virtual, so no test depends on the speed of this machine.
+"""
+
+import itertools
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Final
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.dot import backends
+from jaxplugin.dot import problems
+from jaxplugin.lab.tuning import failures
+from jaxplugin.lab.tuning import session
+from jaxplugin.lab.tuning import store
+from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning.trials import machine
+from jaxplugin.tables import reading
+from jaxplugin.tables import records
+from jaxplugin.testing.trials import simulated
+
+GPU: Final = jp.named_target("h100")
+CPU: Final = jp.Target(
+  name="some cpu", platform="cpu", core_count=2, cpu_kernels="avx2"
+)
+OPTIONS: Final = machine.TrialOptions(workers=4, seconds=30.0)
+# The project's goal for the wall time of a run.
+MOST_OVERHEAD: Final = 1.15
+SIDE: Final = problems.SideProblem(format=jp.MXFP8, dtype=jp.MXFP8.values_dtype)
+
+
+def item(i):
+  problem = problems.DotProblem(
+    batch=1,
+    m=1 << i,
+    n=32,
+    k=64,
+    lhs=SIDE,
+    rhs=SIDE,
+    out_dtype=np.dtype(np.float32),
+  )
+  return workload.Item(problem=problem)
+
+
+def candidate(number, implementation="triton"):
+  config = records.fields_of("config", {"number": number} if number else {})
+  return listing.TrialCandidate(implementation=implementation, config=config)
+
+
+def behaviours(items, of, count=6, implementation="triton"):
+  """Returns the table of a device; `of` is passed the indices of both."""
+  return {
+    (item.problem, candidate(number, implementation).key): of(i, number)
+    for i, item in enumerate(items)
+    for number in range(count)
+  }
+
+
+class Run:
+  """A session on a simulated device, with a table in a folder."""
+
+  def __init__(self, folder, table, target=GPU, seed=0, options=OPTIONS):
+    self.device = simulated.SimulatedDevice(table, seed)
+    implementation = "cpu" if target.platform == "cpu" else "triton"
+    count = len({key for _, key in table})
+
+    def listed(problem):
+      found = [candidate(number, implementation) for number in range(count)]
+      return listing.Listing(
+        problem=problem,
+        target=target,
+        candidates=tuple(found),
+        pruned=(),
+        refused=(),
+      )
+
+    self.rows = store.Store(
+      target,
+      folder / "table.json",
+      operation=backends.OPERATION,
+      rounds=options.all_rounds,
+    )
+    local = machine.LocalMachine(target, options, make_pool=self.device.pool)
+    self.session = session.Session(local, self.rows, listed)
+
+  def tune(self, items, **options):
+    return [*session.tune_all(items, lambda item: self.session, **options)]
+
+  def entries(self, *names):
+    return [e for e in self.device.log if e.job in names]
+
+
+def chosen_number(result):
+  return dict(result.row.chosen.config).get("number", 0)
+
+
+class ScheduleTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(
+      self.enter_context(tempfile.TemporaryDirectory())
+    )
+
+  @parameterized.named_parameters(
+    ("compilation_is_longer", 5.0, 2.0),
+    ("both_are_equal", 2.0, 2.0),
+    ("timing_is_longer", 1.0, 8.0),
+  )
+  def test_compilation_and_timing_overlap(self, compile_seconds, ms):
+    items = [item(i) for i in range(24)]
+    rng = random.Random(0)
+    table = behaviours(
+      items,
+      lambda i, number: simulated.Behaviour(
+        ms=ms * (1 + number / 10),
+        noise=0.02,
+        compile_seconds=rng.uniform(0.2, 1.8) * compile_seconds,
+      ),
+    )
+    run = Run(self.folder, table)
+    run.tune(items)
+    compiling = run.device.seconds("compile") / OPTIONS.workers
+    # Each process that times candidates has to start.
+    starts = simulated.START_SECONDS * len(run.entries("time_all"))
+    measuring = run.device.seconds("check", "time_all") + starts
+    overhead = run.device.now / max(compiling, measuring)
+    print(
+      f"wall {run.device.now:.0f} s, compilation {compiling:.0f} s,"
+      f" measurement {measuring:.0f} s: {overhead:.2f}"
+    )
+    self.assertBetween(overhead, 1.0, MOST_OVERHEAD)
+    self.assertGreater(compiling + measuring, 1.2 * run.device.now)
+
+  def test_order_of_jobs(self):
+    items = [item(i) for i in range(6)]
+    run = Run(
+      self.folder,
+      behaviours(items, lambda i, number: simulated.Behaviour(ms=1 + number)),
+    )
+    results = run.tune(items)
+    self.assertEqual([r.item for r in results], items)
+    on_device = run.entries("check", "time_all")
+    for first, second in itertools.pairwise(on_device):
+      self.assertLessEqual(first.end, second.start)
+    for i, one in enumerate(items):
+      compiled = [e for e in run.entries("compile") if e.problem == one.problem]
+      measured = [e for e in on_device if e.problem == one.problem]
+      self.assertLen(compiled, 6)
+      self.assertLessEqual(
+        max(e.end for e in compiled), min(e.start for e in measured)
+      )
+      if i:
+        before = [e for e in on_device if e.problem == items[i - 1].problem]
+        self.assertLess(
+          min(e.start for e in compiled), max(e.end for e in before)
+        )
+
+  def test_nothing_runs_on_a_cpu_while_it_is_timed(self):
+    items = [item(i) for i in range(4)]
+    table = behaviours(
+      items,
+      lambda i, number: simulated.Behaviour(ms=1 + number),
+      implementation="cpu",
+    )
+    run = Run(self.folder, table, CPU)
+    run.tune(items)
+    self.assertLen(run.entries("check"), 24)
+    for timed in run.entries("time_all"):
+      for other in run.device.log:
+        if other is not timed:
+          self.assertTrue(other.end <= timed.start or timed.end <= other.start)
+
+  def test_faults_of_all_kinds_and_the_fastest_other_one(self):
+    faults = {
+      1: ("crash", "compile"),
+      2: ("hang", "compile"),
+      3: ("error", "compile"),
+      4: ("wrong", "check"),
+      5: ("memory", "check"),
+      6: ("crash", "time_all"),
+      7: ("hang", "time_all"),
+    }
+
+    def of(i, number):
+      fault, during = faults.get(number, ("", ""))
+      return simulated.Behaviour(
+        ms={0: 1.0, 8: 0.8, 9: 0.9}.get(number, 0.1),
+        noise=0.02,
+        fault=fault,
+        during=during,
+      )
+
+    items = [item(i) for i in range(2)]
+    run = Run(self.folder, behaviours(items, of, count=10))
+    results = run.tune(items)
+    for result in results:
+      self.assertEqual(
+        {key: fault.kind for key, fault in result.faults.items()},
+        {candidate(n).key: kind for n, (kind, _) in faults.items()},
+      )
+      self.assertEqual(chosen_number(result), 8)
+    again = Run(self.folder, behaviours(items, of, count=10))
+    self.assertEqual([r.status for r in again.tune(items)], ["kept", "kept"])
+    self.assertEmpty(again.device.log)
+
+  def test_no_problem_starts_after_the_budget(self):
+    items = [item(i) for i in range(9)]
+    run = Run(
+      self.folder, behaviours(items, lambda i, number: simulated.Behaviour())
+    )
+    results = run.tune(items, is_over=lambda: run.device.now > 15)
+    self.assertBetween(len(results), 1, 8)
+    self.assertLen(run.rows.table().rows, len(results))
+
+
+# The run that is killed.
+
+KILLED: Final = 2  # the index of its last problem
+COUNT: Final = 5
+
+
+def killed_table(items):
+  def of(i, number):
+    is_bad = (i, number) == (KILLED, 1)
+    return simulated.Behaviour(
+      ms=1 + number / 10,
+      noise=0.02,
+      fault="crash" if is_bad else "",
+      during="check",
+    )
+
+  return behaviours(items, of, count=4)
+
+
+def run_until_killed(folder):
+  """Tunes in a folder. Never returns: it waits in the last problem's timing."""
+  items = [item(i) for i in range(COUNT)]
+  run = Run(pathlib.Path(folder), killed_table(items))
+  outcome = run.device.outcome
+
+  def wait(job, start):
+    found = outcome(job, start)
+    last = run.device.log[-1]
+    if last.job == "time_all" and last.problem == items[KILLED].problem:
+      print("waiting", flush=True)
+      signal.pause()
+    return found
+
+  run.device.outcome = wait
+  run.tune(items)
+
+
+class KilledTest(absltest.TestCase):
+  def test_run_continues_after_kill_9(self):
+    folders = [
+      pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+      for _ in range(2)
+    ]
+    program = (
+      "import sys; from jaxplugin.lab.tuning import schedule_test;"
+      "schedule_test.run_until_killed(sys.argv[1])"
+    )
+    killed = subprocess.Popen(
+      [sys.executable, "-c", program, str(folders[0])], stdout=subprocess.PIPE
+    )
+    self.assertEqual(killed.stdout.readline(), b"waiting\n")
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    self.assertEqual(killed.returncode, -signal.SIGKILL)
+
+    items = [item(i) for i in range(COUNT)]
+    first, second = (Run(f, killed_table(items)) for f in folders)
+    rows = reading.read(first.rows.path).rows
+    self.assertEqual([row.size("m") for row in rows], [1, 2])
+    # The crash was written before the timing started.
+    (failure,) = failures.read(first.rows.failures)
+    self.assertEqual(failure.candidate, candidate(1).key)
+
+    results = first.tune(items)
+    statuses = ["kept"] * KILLED + ["done"] * (COUNT - KILLED)
+    self.assertEqual([r.status for r in results], statuses)
+    tried = {e.problem.m for e in first.device.log}
+    self.assertEqual(tried, {1 << i for i in range(KILLED, COUNT)})
+    self.assertNotIn(
+      (items[KILLED].problem, candidate(1).key),
+      [(e.problem, e.key) for e in first.device.log],
+    )
+    # The table is that of a run without interruption.
+    second.tune(items)
+    self.assertEqual(
+      first.rows.path.read_bytes(), second.rows.path.read_bytes()
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
