@@ -23,22 +23,17 @@ _MIN_GLOBAL_SCALE = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def _finite_amax(
-  tile,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
-  """Returns int32[BLOCK_M, blocks]: f32 bits of each block's amax.
+def _finite_amax(tile, QUANTIZED: tl.constexpr):
+  """Returns int32[rows, blocks]: f32 bits of each block's amax.
 
   It is 0 for a block with a NaN or an Inf.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   options: tl.constexpr = QUANTIZED.options
-  tl.static_assert(BLOCK_K % vec_size == 0)
-  x = tiles.transform(tile, BLOCK_M, BLOCK_K, options)
+  tl.static_assert(tile.shape[1] % vec_size == 0)
+  x = tiles.transform(tile, options)
   magnitude = codec.f32_bits(x) & codec.MAGNITUDE_MASK
-  amax = tiles.block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size, options)
+  amax = tiles.block_amax(magnitude, vec_size, options)
   return tl.where(amax < codec.INFINITY_BITS, amax, 0)
 
 
@@ -68,7 +63,7 @@ def finite_amax(
   largest = tl.zeros((BLOCK_M, blocks), tl.int32)
   for start in range(0, TILES, PROGRAMS):
     tile = _tile(x, start, rows, k, x_strides, TILES, BLOCK_M, BLOCK_K)
-    amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
+    amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
   _store_largest(maxima + tl.program_id(0), largest)
 
@@ -100,9 +95,9 @@ def finite_amax_both(
   largest_t = tl.zeros((BLOCK_K, BLOCK_M // vec_size), tl.int32)
   for start in range(0, TILES, PROGRAMS):
     tile = _tile(x, start, rows, columns, x_strides, TILES, BLOCK_M, BLOCK_K)
-    amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
+    amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
-    amax = _finite_amax(tl.trans(tile), BLOCK_K, BLOCK_M, QUANTIZED_T)
+    amax = _finite_amax(tl.trans(tile), QUANTIZED_T)
     largest_t = tl.maximum(largest_t, amax)
   place = maxima + tl.program_id(0)
   _store_largest(place + ROW * PROGRAMS, largest)
@@ -166,7 +161,7 @@ def global_scale_of_few(
     row = row_start + tl.arange(0, BLOCK_M)
     column = k_start + tl.arange(0, BLOCK_K)
     tile = tiles.load(x, batch, row, column, rows, k, x_strides)
-    amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
+    amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
   scale = _scale_for(tl.max(tl.max(largest, 1), 0), RANGE)
   tl.store(global_scale, scale)

@@ -33,33 +33,6 @@ _TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
 
 
 @triton.jit
-def _quantize_tile(
-  x,
-  global_scale,
-  computed_scale,
-  random_bits,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
-  """Returns values and scales of a tile as uint8; FP4 is packed."""
-  if QUANTIZED.format.is_two_level:
-    codes, scale = codec.quantize_two_level(
-      x,
-      global_scales.load_or_compute(global_scale, computed_scale, QUANTIZED),
-      random_bits,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
-  else:
-    codes, scale = codec.quantize_mx(
-      x, random_bits, BLOCK_M, BLOCK_K, QUANTIZED
-    )
-  return codes.to(tl.uint8), scale.to(tl.uint8)
-
-
-@triton.jit
 def _store_scale(
   pointer,
   scale,
@@ -106,8 +79,6 @@ def _quantize_and_store(
   RANDOM_PLACES: tl.constexpr,
   VALUES_STRIDES: tl.constexpr,
   SCALE_STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Quantizes a tile along its second axis and stores what is inside.
@@ -115,6 +86,7 @@ def _quantize_and_store(
   `batch` is that of the tile, `row` its rows and `k_start` its first k. The
   rest is as for `quantize`.
   """
+  block_k: tl.constexpr = tile.shape[1]
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
   options: tl.constexpr = QUANTIZED.options
@@ -126,21 +98,22 @@ def _quantize_and_store(
     first = threefry.first_place(key, options.is_part)
     first += threefry.places_along(batch, batch_places)
     in_row = threefry.places_along(row, row_places)
-    column = k_start + tl.arange(0, BLOCK_K)
+    column = k_start + tl.arange(0, block_k)
     along_k = threefry.places_along(column, k_places)
     random_bits = threefry.bits(key, first + in_row[:, None] + along_k[None, :])
-  tile = tiles.transform(tile, BLOCK_M, BLOCK_K, options)
-  codes, scales = _quantize_tile(
-    tile,
-    global_scale,
-    computed_scale,
-    random_bits,
-    BLOCK_M,
-    BLOCK_K,
-    QUANTIZED,
-  )
+  tile = tiles.transform(tile, options)
+  if QUANTIZED.format.is_two_level:
+    divisor = global_scales.load_or_compute(
+      global_scale, computed_scale, QUANTIZED
+    )
+    codes, scales = codec.quantize_two_level(
+      tile, divisor, random_bits, QUANTIZED
+    )
+  else:
+    codes, scales = codec.quantize_mx(tile, random_bits, QUANTIZED)
+  codes, scales = codes.to(tl.uint8), scales.to(tl.uint8)
   packing: tl.constexpr = QUANTIZED.format.values_per_byte
-  place = k_start // packing + tl.arange(0, BLOCK_K // packing)
+  place = k_start // packing + tl.arange(0, block_k // packing)
   pointers = values + batch * VALUES_STRIDES[0]
   pointers += row[:, None] * VALUES_STRIDES[1]
   pointers += place[None, :] * VALUES_STRIDES[2]
@@ -153,7 +126,7 @@ def _quantize_and_store(
     scale + batch * SCALE_STRIDES[0],
     scales,
     row,
-    k_start // vec_size + tl.arange(0, BLOCK_K // vec_size),
+    k_start // vec_size + tl.arange(0, block_k // vec_size),
     rows,
     k // vec_size,
     SCALE_STRIDES,
@@ -229,8 +202,6 @@ def quantize(
     random_places,
     values_strides,
     scale_strides,
-    BLOCK_M,
-    BLOCK_K,
     QUANTIZED,
   )
 
@@ -313,8 +284,6 @@ def quantize_both(
     random_places,
     values_strides,
     scale_strides,
-    BLOCK_M,
-    BLOCK_K,
     QUANTIZED,
   )
 
@@ -333,8 +302,6 @@ def quantize_both(
     random_places_t,
     values_t_strides,
     scale_t_strides,
-    BLOCK_K,
-    BLOCK_M,
     QUANTIZED_T,
   )
 

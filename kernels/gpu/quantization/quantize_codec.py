@@ -139,26 +139,20 @@ def encode_e2m1(magnitude):
 
 
 @triton.jit
-def e2m1_bytes(
-  quotient,
-  bits,
-  is_nan,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
-  """Codes of quotients, two a byte, int32 or uint8[BLOCK_M, BLOCK_K / 2].
+def e2m1_bytes(quotient, bits, is_nan, QUANTIZED: tl.constexpr):
+  """Returns codes of quotients, two a byte: int32 or uint8[rows, k / 2].
 
   Args:
-    quotient: f32[BLOCK_M, BLOCK_K], signed where hardware casts; else
-      magnitudes, up to 6.
+    quotient: f32[rows, k], with signs if hardware casts; otherwise magnitudes
+      up to 6.
     bits: int32, f32 bits that have the signs of magnitudes.
-    is_nan: int1[BLOCK_M, blocks], blocks of which all codes are 0.
+    is_nan: int1[rows, blocks], blocks whose codes are all 0.
+    QUANTIZED: constexpr.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  is_nan = tiles.over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size)
+  is_nan = tiles.over_blocks(is_nan, vec_size)
   if QUANTIZED.hardware_cast:
-    low, high = _pairs(quotient, BLOCK_M, BLOCK_K)
+    low, high = _pairs(quotient)
     packed = tl.inline_asm_elementwise(
       _PAIRS_TO_E2M1,
       "=r,r,r,r,r,r,r,r,r",
@@ -167,19 +161,19 @@ def e2m1_bytes(
       is_pure=True,
       pack=4,
     )
-    is_nan, _ = _pairs(is_nan, BLOCK_M, BLOCK_K)
+    is_nan, _ = _pairs(is_nan)
     packed = _zeros_where(is_nan, packed)
   else:
     top = (bits.to(tl.uint32, bitcast=True) >> 28).to(tl.int32, bitcast=True)
     codes = (encode_e2m1(quotient) & 7) | (top & ~7)
-    packed = pack(tl.where(is_nan, 0, codes), BLOCK_M, BLOCK_K)
+    packed = pack(tl.where(is_nan, 0, codes))
   return packed
 
 
 @triton.jit
-def _pairs(x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-  """Values at even places along k, and those at odd ones."""
-  return tl.split(tl.reshape(x, (BLOCK_M, BLOCK_K // 2, 2)))
+def _pairs(x):
+  """Returns x[rows, k] at even places along k, and at odd places."""
+  return tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
 
 
 @triton.jit
@@ -217,20 +211,14 @@ def with_sign(codes, bits, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def pack(codes, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def pack(codes):
   """Two FP4 codes a byte, the first in the low nibble."""
-  low, high = _pairs(codes, BLOCK_M, BLOCK_K)
+  low, high = _pairs(codes)
   return low | (high << 4)
 
 
 @triton.jit
-def _block_amax(
-  x,
-  magnitude,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def _block_amax(x, magnitude, QUANTIZED: tl.constexpr):
   """`tiles.block_amax`; not below f32's Inf where a block has a NaN.
 
   Where hardware casts, of floats first, as many as one load has: then no sign
@@ -241,44 +229,36 @@ def _block_amax(
   options: tl.constexpr = QUANTIZED.options
   if QUANTIZED.hardware_cast and not options.is_square:
     largest = tl.abs(from_bits(f32_bits(x)))
-    for i in tl.static_range(rounds):
-      first, second = _pairs(largest, BLOCK_M, BLOCK_K >> i)
+    for _ in tl.static_range(rounds):
+      first, second = _pairs(largest)
       largest = tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
     bits = largest.to(tl.int32, bitcast=True) & MAGNITUDE_MASK
-    few: tl.constexpr = vec_size >> rounds
-    blocks: tl.constexpr = BLOCK_K // vec_size
-    amax = tl.max(tl.reshape(bits, (BLOCK_M, blocks, few)), axis=2)
+    amax = tl.max(tiles.in_blocks(bits, vec_size >> rounds), axis=2)
   else:
-    amax = tiles.block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size, options)
+    amax = tiles.block_amax(magnitude, vec_size, options)
   return amax
 
 
 @triton.jit
-def quantize_mx(
-  x,
-  random_bits,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def quantize_mx(x, random_bits, QUANTIZED: tl.constexpr):
   """Codes of a tile and of its E8M0 scales.
 
   Args:
-    x: f32, bf16 or f16[BLOCK_M, BLOCK_K].
-    random_bits: int32[BLOCK_M, BLOCK_K]; not used where values are rounded to
+    x: f32, bf16 or f16[rows, k].
+    random_bits: int32[rows, k]; not used where values are rounded to
       nearest.
 
   Returns:
-    codes: int or uint8[BLOCK_M, BLOCK_K], one a value; FP4 [BLOCK_M, BLOCK_K /
-      2], two a byte, the first in the low nibble.
-    scale: int32[BLOCK_M, BLOCK_K / block size].
+    codes: int or uint8[rows, k], one a value; FP4 [rows, k / 2],
+      two a byte, the first in the low nibble.
+    scale: int32[rows, k / block size].
   """
   element: tl.constexpr = QUANTIZED.format.element
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   max_bits: tl.constexpr = QUANTIZED.format.element.max_f32_bits
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
-  amax = _block_amax(x, magnitude, BLOCK_M, BLOCK_K, QUANTIZED)
+  amax = _block_amax(x, magnitude, QUANTIZED)
   scale = (amax >> 23) - ((max_bits >> 23) - 127)
   if QUANTIZED.rounds_up:
     exceeds = (amax & MANTISSA_MASK) > (max_bits & MANTISSA_MASK)
@@ -287,9 +267,7 @@ def quantize_mx(
   is_nan = amax >= INFINITY_BITS
   # A block without NaN has a scale of at most 253 (E2M1, f32 max): the factor
   # is a normal number, and the product is exact where it matters.
-  factor = tiles.over_blocks(
-    from_bits((E8M0_NAN - 1 - scale) << 23), BLOCK_M, BLOCK_K, vec_size
-  )
+  factor = tiles.over_blocks(from_bits((E8M0_NAN - 1 - scale) << 23), vec_size)
   if QUANTIZED.hardware_cast:
     tl.static_assert(not QUANTIZED.options.is_stochastic)
     quotient = from_bits(bits) * factor
@@ -298,7 +276,7 @@ def quantize_mx(
   if element.name == "e2m1" and not QUANTIZED.options.is_stochastic:
     if not (QUANTIZED.rounds_up or QUANTIZED.hardware_cast):
       quotient = tl.minimum(quotient, element.max)
-    codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
+    codes = e2m1_bytes(quotient, bits, is_nan, QUANTIZED)
   else:
     if QUANTIZED.hardware_cast:
       if element.name == "e4m3":
@@ -312,27 +290,21 @@ def quantize_mx(
       else:
         codes = encode(quotient, element)
       codes = with_sign(codes, bits, element)
-    codes = _stored(codes, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
+    codes = _stored(codes, is_nan, QUANTIZED)
   return codes, tl.where(is_nan, E8M0_NAN, scale)
 
 
 @triton.jit
-def _stored(
-  codes,
-  is_nan,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def _stored(codes, is_nan, QUANTIZED: tl.constexpr):
   """Codes as they are stored, with zeros where a block is NaN."""
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  is_nan = tiles.over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size)
+  is_nan = tiles.over_blocks(is_nan, vec_size)
   if QUANTIZED.hardware_cast:
     codes = _zeros_where(is_nan, codes)
   else:
     codes = tl.where(is_nan, 0, codes)
   if QUANTIZED.format.is_packed:
-    codes = pack(codes, BLOCK_M, BLOCK_K)
+    codes = pack(codes)
   return codes
 
 
@@ -415,14 +387,7 @@ def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
-def _divided(
-  numerator,
-  step,
-  reciprocal,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def _divided(numerator, step, reciprocal, QUANTIZED: tl.constexpr):
   """Magnitudes divided by their block's step.
 
   Of numbers with signs where hardware casts.
@@ -439,9 +404,9 @@ def _divided(
   # computed exceeds 9.
   ceiling = step * (16.0 if is_exact else 6.0)
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  steps = tiles.over_blocks(step, BLOCK_M, BLOCK_K, vec_size)
-  reciprocals = tiles.over_blocks(reciprocal, BLOCK_M, BLOCK_K, vec_size)
-  ceilings = tiles.over_blocks(ceiling, BLOCK_M, BLOCK_K, vec_size)
+  steps = tiles.over_blocks(step, vec_size)
+  reciprocals = tiles.over_blocks(reciprocal, vec_size)
+  ceilings = tiles.over_blocks(ceiling, vec_size)
   if not QUANTIZED.hardware_cast:
     numerator = tl.minimum(numerator, ceilings)
   elif not QUANTIZED.is_bounded:
@@ -457,40 +422,27 @@ def _divided(
 
 
 @triton.jit
-def _error(
-  quotient,
-  scale,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def _error(quotient, scale, QUANTIZED: tl.constexpr):
   """Sums of ((x - rounded) * scale)^2 over blocks, or squares."""
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   element: tl.constexpr = QUANTIZED.format.element
   options: tl.constexpr = QUANTIZED.options
   rounded = decode_e2m1(encode(quotient, element))
-  scales = tiles.over_blocks(decode_e4m3(scale), BLOCK_M, BLOCK_K, vec_size)
+  scales = tiles.over_blocks(decode_e4m3(scale), vec_size)
   error = (quotient - rounded) * scales
   error = error * error
   # Subnormals are zeros to some of XLA's platforms.
   is_zero = error.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS
   error = tl.where(is_zero, 0.0, error)
-  return tiles.block_sum(error, BLOCK_M, BLOCK_K, vec_size, options)
+  return tiles.block_sum(error, vec_size, options)
 
 
 @triton.jit
-def quantize_two_level(
-  x,
-  global_scale,
-  random_bits,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def quantize_two_level(x, global_scale, random_bits, QUANTIZED: tl.constexpr):
   """Codes of a tile, and of its scales of a two-level format: NVFP4's.
 
   Args:
-    x: f32, bf16 or f16[BLOCK_M, BLOCK_K].
+    x: f32, bf16 or f16[rows, k].
     global_scale: f32 scalar. Where it is not positive and finite, all is NaN.
       Where scales are chosen, that which is computed from x.
     random_bits: see `quantize_mx`.
@@ -507,7 +459,7 @@ def quantize_two_level(
   tl.static_assert(element.name == "e2m1" and scale_element.name == "e4m3")
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
-  amax = _block_amax(x, magnitude, BLOCK_M, BLOCK_K, QUANTIZED)
+  amax = _block_amax(x, magnitude, QUANTIZED)
   is_zero = amax == 0
   global_bits = global_scale.to(tl.int32, bitcast=True)
   is_nan = amax >= INFINITY_BITS
@@ -525,27 +477,25 @@ def quantize_two_level(
   scale, step, reciprocal = _scaled_to(
     amax, divisor, divisor_reciprocal, unit, largest, QUANTIZED
   )
-  quotient = _divided(numerator, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED)
+  quotient = _divided(numerator, step, reciprocal, QUANTIZED)
   if QUANTIZED.options.four_over_six:
     other, step, reciprocal = _scaled_to(
       amax, divisor, divisor_reciprocal, unit, FOUR, QUANTIZED
     )
-    other_quotient = _divided(
-      numerator, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED
-    )
-    error = _error(quotient, scale, BLOCK_M, BLOCK_K, QUANTIZED)
-    other_error = _error(other_quotient, other, BLOCK_M, BLOCK_K, QUANTIZED)
+    other_quotient = _divided(numerator, step, reciprocal, QUANTIZED)
+    error = _error(quotient, scale, QUANTIZED)
+    other_error = _error(other_quotient, other, QUANTIZED)
     is_other = other_error < error
     scale = tl.where(is_other, other, scale)
-    is_other = tiles.over_blocks(is_other, BLOCK_M, BLOCK_K, vec_size)
+    is_other = tiles.over_blocks(is_other, vec_size)
     quotient = tl.where(is_other, other_quotient, quotient)
   if QUANTIZED.options.is_stochastic:
     codes = encode_at_random(quotient, random_bits, element)
     codes = with_sign(codes, bits, element)
-    codes = _stored(codes, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
+    codes = _stored(codes, is_nan, QUANTIZED)
   else:
     if options.needs_all_bits:
       quotient = tl.minimum(quotient, largest)
-    codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
+    codes = e2m1_bytes(quotient, bits, is_nan, QUANTIZED)
   scale = tl.where(is_zero, 0, scale)
   return codes, tl.where(is_nan, scale_element.nan_code, scale)

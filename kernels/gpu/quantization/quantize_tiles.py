@@ -106,110 +106,98 @@ def _two_runs(
 
 
 @triton.jit
-def block_amax(
-  magnitude,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  OPTIONS: tl.constexpr,
-):
-  """Returns int32[BLOCK_M, blocks]: f32 bits of each scale block's amax.
+def block_amax(magnitude, VEC_SIZE: tl.constexpr, OPTIONS: tl.constexpr):
+  """Returns int32[rows, blocks]: f32 bits of each scale block's amax.
 
   With square blocks, all rows of a square have the amax of the square.
   """
-  blocks: tl.constexpr = BLOCK_K // VEC_SIZE
-  amax = tl.max(tl.reshape(magnitude, (BLOCK_M, blocks, VEC_SIZE)), axis=2)
+  amax = tl.max(in_blocks(magnitude, VEC_SIZE), axis=2)
   if OPTIONS.is_square:
-    tl.static_assert(BLOCK_M % VEC_SIZE == 0)
-    squares = tl.reshape(amax, (BLOCK_M // VEC_SIZE, VEC_SIZE, blocks))
-    amax = _over_squares(tl.max(squares, axis=1), BLOCK_M, blocks, VEC_SIZE)
+    amax = _over_squares(tl.max(_squares(amax, VEC_SIZE), axis=1), VEC_SIZE)
   return amax
 
 
 @triton.jit
-def block_sum(
-  x,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  OPTIONS: tl.constexpr,
-):
-  """Returns f32[BLOCK_M, blocks]: the sum of each scale block or square."""
-  blocks: tl.constexpr = BLOCK_K // VEC_SIZE
-  total = _tree_sum(
-    tl.reshape(x, (BLOCK_M, blocks, VEC_SIZE)), BLOCK_M, blocks, VEC_SIZE
-  )
+def block_sum(x, VEC_SIZE: tl.constexpr, OPTIONS: tl.constexpr):
+  """Returns f32[rows, blocks]: the sum of each scale block or square."""
+  total = _tree_sum(in_blocks(x, VEC_SIZE))
   if OPTIONS.is_square:
-    squares = tl.reshape(total, (BLOCK_M // VEC_SIZE, VEC_SIZE, blocks))
-    total = _tree_sum(
-      tl.permute(squares, (0, 2, 1)), BLOCK_M // VEC_SIZE, blocks, VEC_SIZE
-    )
-    total = _over_squares(total, BLOCK_M, blocks, VEC_SIZE)
+    squares = tl.permute(_squares(total, VEC_SIZE), (0, 2, 1))
+    total = _over_squares(_tree_sum(squares), VEC_SIZE)
   return total
 
 
 @triton.jit
-def over_blocks(
-  block_values,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-):
+def in_blocks(x, VEC_SIZE: tl.constexpr):
+  """Returns x[rows, k] as [rows, blocks, values of a block]."""
+  return tl.reshape(x, (x.shape[0], x.shape[1] // VEC_SIZE, VEC_SIZE))
+
+
+@triton.jit
+def _squares(x, VEC_SIZE: tl.constexpr):
+  """Returns x[rows, blocks] as [squares, rows of a square, blocks]."""
+  tl.static_assert(x.shape[0] % VEC_SIZE == 0)
+  return tl.reshape(x, (x.shape[0] // VEC_SIZE, VEC_SIZE, x.shape[1]))
+
+
+@triton.jit
+def over_blocks(block_values, VEC_SIZE: tl.constexpr):
   """Repeats the element of each scale block for each of its values."""
-  shape: tl.constexpr = (BLOCK_M, BLOCK_K // VEC_SIZE, VEC_SIZE)
-  repeated = tl.broadcast_to(block_values[:, :, None], shape)
-  return tl.reshape(repeated, (BLOCK_M, BLOCK_K))
+  rows: tl.constexpr = block_values.shape[0]
+  blocks: tl.constexpr = block_values.shape[1]
+  repeated = tl.broadcast_to(block_values[:, :, None], (rows, blocks, VEC_SIZE))
+  return tl.reshape(repeated, (rows, blocks * VEC_SIZE))
 
 
 @triton.jit
-def _over_squares(
-  square_values,
-  BLOCK_M: tl.constexpr,
-  BLOCKS: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-):
+def _over_squares(square_values, VEC_SIZE: tl.constexpr):
   """Repeats the element of each square for each of its rows."""
-  shape: tl.constexpr = (BLOCK_M // VEC_SIZE, VEC_SIZE, BLOCKS)
-  repeated = tl.broadcast_to(square_values[:, None, :], shape)
-  return tl.reshape(repeated, (BLOCK_M, BLOCKS))
+  squares: tl.constexpr = square_values.shape[0]
+  blocks: tl.constexpr = square_values.shape[1]
+  repeated = tl.broadcast_to(
+    square_values[:, None, :], (squares, VEC_SIZE, blocks)
+  )
+  return tl.reshape(repeated, (squares * VEC_SIZE, blocks))
 
 
 @triton.jit
-def _tree_sum(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
-  """Sums the last dimension of f32[ROWS, COLUMNS, SIZE], halves at a time."""
+def _tree_sum(x):
+  """Sums the last dimension of f32[rows, columns, size], halves at a time."""
+  rows: tl.constexpr = x.shape[0]
+  columns: tl.constexpr = x.shape[1]
+  size: tl.constexpr = x.shape[2]
   for i in tl.static_range(_MAX_ROUNDS):
-    if SIZE >> (i + 1) > 0:
-      halves = tl.reshape(x, (ROWS, COLUMNS, 2, SIZE >> (i + 1)))
+    if size >> (i + 1) > 0:
+      halves = tl.reshape(x, (rows, columns, 2, size >> (i + 1)))
       first, second = tl.split(tl.permute(halves, (0, 1, 3, 2)))
       x = first + second
-  return tl.reshape(x, (ROWS, COLUMNS))
+  return tl.reshape(x, (rows, columns))
 
 
 @triton.jit
-def _butterfly(
-  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, APART: tl.constexpr
-):
+def _butterfly(x, APART: tl.constexpr):
   """Replaces pairs of values that are APART by their sum and difference."""
-  pairs = tl.reshape(x, (BLOCK_M, BLOCK_K // (2 * APART), 2, APART))
+  rows: tl.constexpr = x.shape[0]
+  columns: tl.constexpr = x.shape[1]
+  pairs = tl.reshape(x, (rows, columns // (2 * APART), 2, APART))
   first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
   pairs = tl.join(first + second, first - second)
-  return tl.reshape(tl.permute(pairs, (0, 1, 3, 2)), (BLOCK_M, BLOCK_K))
+  return tl.reshape(tl.permute(pairs, (0, 1, 3, 2)), (rows, columns))
 
 
 @triton.jit
-def transform(
-  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, OPTIONS: tl.constexpr
-):
+def transform(x, OPTIONS: tl.constexpr):
   """Returns the random Hadamard transform of groups of values along k, in f32.
 
   It computes butterflies of values 1, 2, 4, ... apart and then multiplies by
   the factor, in the order of `jp.quantize`. Without a transform it returns x.
   """
   size: tl.constexpr = OPTIONS.hadamard
+  columns: tl.constexpr = x.shape[1]
   if size > 1:
-    tl.static_assert(BLOCK_K % size == 0)
-    place = tl.arange(0, BLOCK_K) % size
-    signs = tl.full((BLOCK_K,), OPTIONS.sign_words[0], tl.int32)
+    tl.static_assert(columns % size == 0)
+    place = tl.arange(0, columns) % size
+    signs = tl.full((columns,), OPTIONS.sign_words[0], tl.int32)
     for i in tl.static_range(1, size // 32):
       signs = tl.where(place // 32 == i, OPTIONS.sign_words[i], signs)
     flip = (signs >> (place % 32)) << 31
@@ -217,6 +205,6 @@ def transform(
     x = bits.to(tl.float32, bitcast=True)
     for i in tl.static_range(_MAX_ROUNDS):
       if 1 << i < size:
-        x = _butterfly(x, BLOCK_M, BLOCK_K, 1 << i)
+        x = _butterfly(x, 1 << i)
     x = x * OPTIONS.factor
   return x
