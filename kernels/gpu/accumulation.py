@@ -225,12 +225,7 @@ def _convert_words(words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """Computes `_dequantize_words` by an instruction, in the k order of FP8."""
   values = decode.converted_e2m1_words(words, DECODING)
   if not OPERAND.scales_sums:
-    rows: tl.constexpr = values.shape[0]
-    k: tl.constexpr = values.shape[1]
-    block_size: tl.constexpr = OPERAND.values_per_scale
-    blocks = values.reshape(rows, k // block_size, block_size)
-    blocks = blocks * decode.factor_of(scale, OPERAND, DECODING)[:, :, None]
-    values = blocks.reshape(rows, k)
+    values = decode.scaled(values, scale, OPERAND, DECODING)
   return _order_as_fp8(values)
 
 

@@ -66,14 +66,7 @@ def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
     # Through f32, because converting f16 to bf16 is a slow instruction.
     return code.to(tl.float32).to(tl.bfloat16)
   elif DECODING.packs and IS_VALUE:
-    return tl.inline_asm_elementwise(
-      _E4M3_TO_BF16,
-      "=r,=r,r",
-      [code],
-      dtype=tl.bfloat16,
-      is_pure=True,
-      pack=4,
-    )
+    return _four_to_bf16(code, _E4M3_TO_BF16)
   else:
     code = code.to(tl.int8, bitcast=True).to(tl.int32)
     # The shift by 20 puts exponent and mantissa in place, and the extended sign
@@ -84,6 +77,14 @@ def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
 
 
 @triton.jit
+def _four_to_bf16(code, PTX: tl.constexpr):
+  """Converts uint8 codes by inline PTX, four codes of a register at a time."""
+  return tl.inline_asm_elementwise(
+    PTX, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4
+  )
+
+
+@triton.jit
 def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
   """Converts E5M2 codes to bf16, exactly, including infinities and NaN.
 
@@ -91,14 +92,7 @@ def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
   IS_VALUE: see `e4m3_to_bf16`.
   """
   if DECODING.packs and IS_VALUE:
-    return tl.inline_asm_elementwise(
-      _E5M2_TO_BF16,
-      "=r,=r,r",
-      [code.to(tl.uint8, bitcast=True)],
-      dtype=tl.bfloat16,
-      is_pure=True,
-      pack=4,
-    )
+    return _four_to_bf16(code.to(tl.uint8, bitcast=True), _E5M2_TO_BF16)
   code = code.to(tl.uint8, bitcast=True).to(tl.uint16) << 8
   return code.to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
 
@@ -128,14 +122,7 @@ def int8_to_bf16(code, ELEMENT: tl.constexpr, DECODING: tl.constexpr):
   unit: tl.constexpr = ELEMENT.min_positive
   if DECODING.has_ptx:
     if DECODING.reads_words:
-      integers = tl.inline_asm_elementwise(
-        _INT8_TO_BF16,
-        "=r,=r,r",
-        [code],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
-      )
+      integers = _four_to_bf16(code, _INT8_TO_BF16)
     else:
       integers = tl.inline_asm_elementwise(
         _INT8_PAIR_TO_BF16,
@@ -301,17 +288,24 @@ def _pair(bits, DECODING: tl.constexpr):
   if DECODING.has_ptx:
     # Inline PTX hides the halves from LLVM, which would shift and mask each
     # half separately, with three times the operations (Triton 3.9).
-    low, high = tl.inline_asm_elementwise(
-      _HALVES,
-      "=h,=h,r",
-      [bits],
-      dtype=(tl.uint16, tl.uint16),
-      is_pure=True,
-      pack=1,
-    )
+    return _two_of(bits, _HALVES, "=h,=h,r")
   else:
     low = (bits & 0xFFFF).to(tl.uint16)
     high = (bits >> 16).to(tl.uint16)
+    return tl.join(low, high).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _two_of(bits, PTX: tl.constexpr, CONSTRAINTS: tl.constexpr):
+  """Returns bf16[..., 2], two results of inline PTX for each element."""
+  low, high = tl.inline_asm_elementwise(
+    PTX,
+    CONSTRAINTS,
+    [bits],
+    dtype=(tl.uint16, tl.uint16),
+    is_pure=True,
+    pack=1,
+  )
   return tl.join(low, high).to(tl.bfloat16, bitcast=True)
 
 
@@ -383,15 +377,8 @@ def _e4m3_pairs_to_bf16(code):
   pairs: tl.constexpr = code.shape[1] // 2
   code = code.to(tl.uint8, bitcast=True).reshape(rows, pairs, 2)
   low, high = tl.split(code)
-  low, high = tl.inline_asm_elementwise(
-    _E4M3_PAIR_TO_BF16,
-    "=h,=h,h",
-    [low.to(tl.uint16) | (high.to(tl.uint16) << 8)],
-    dtype=(tl.uint16, tl.uint16),
-    is_pure=True,
-    pack=1,
-  )
-  values = tl.join(low, high).to(tl.bfloat16, bitcast=True)
+  codes = low.to(tl.uint16) | (high.to(tl.uint16) << 8)
+  values = _two_of(codes, _E4M3_PAIR_TO_BF16, "=h,=h,h")
   return values.reshape(rows, 2 * pairs)
 
 
@@ -433,10 +420,16 @@ def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
     scale: as for `scale_to_bf16`, [rows, k / block size].
     OPERAND: `OperandKind` with a block format, which has missing_exponent.
   """
-  block_size: tl.constexpr = OPERAND.values_per_scale
   if DECODING.in_f32:
     return _dequantize_in_f32(code, scale, OPERAND, DECODING)
   values = values_to_bf16(code, OPERAND, DECODING)
+  return scaled(values, scale, OPERAND, DECODING)
+
+
+@triton.jit
+def scaled(values, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """Multiplies bf16 `values_to_bf16` by the factors of their blocks."""
+  block_size: tl.constexpr = OPERAND.values_per_scale
   rows: tl.constexpr = values.shape[0]
   columns: tl.constexpr = values.shape[1]
   blocks = values.reshape(rows, columns // block_size, block_size)
