@@ -473,23 +473,11 @@ class Tiling(constants.KernelConstant):
 
   @property
   def lhs(self) -> Tile:
-    return self._tile(
-      self.shape.lhs,
-      self.shape.m,
-      self.config.block_m,
-      is_ahead=self.scales_ahead[0],
-      skips=True,
-    )
+    return self._tile(0)
 
   @property
   def rhs(self) -> Tile:
-    return self._tile(
-      self.shape.rhs,
-      self.shape.n,
-      self.config.block_n,
-      is_ahead=self.scales_ahead[1],
-      skips=False,
-    )
+    return self._tile(1)
 
   @property
   def overlaps(self) -> bool:
@@ -512,36 +500,32 @@ class Tiling(constants.KernelConstant):
       and not (shape.lhs.is_swizzled or shape.rhs.is_swizzled)
     )
 
-  def _tile(
-    self,
-    operand: OperandKind,
-    rows: int,
-    block_rows: int,
-    *,
-    is_ahead: bool,
-    skips: bool,
-  ) -> Tile:
-    config = self.config
+  def _tile(self, side: int) -> Tile:
+    """Returns the tile of lhs, side 0, or of rhs, side 1."""
+    shape, config = self.shape, self.config
+    operand = (shape.lhs, shape.rhs)[side]
+    rows = (shape.m, shape.n)[side]
+    block_rows = (config.block_m, config.block_n)[side]
     return Tile(
       operand=operand,
       rows=rows,
-      k=self.shape.k,
+      k=shape.k,
       block_rows=block_rows,
       block_k=config.block_k,
       even_rows=rows % block_rows == 0,
       # If there are fewer steps than splits, a split begins beyond k.
       even_k=self.overlaps
       or (
-        self.shape.k % config.block_k == 0
-        and self.shape.k >= config.block_k * config.split_k
+        shape.k % config.block_k == 0
+        and shape.k >= config.block_k * config.split_k
       ),
       is_described=config.use_descriptors,
       decoding=self.decoding,
-      scale_is_ahead=is_ahead and operand.scales_values,
+      scale_is_ahead=self.scales_ahead[side] and operand.scales_values,
       overlaps=self.overlaps,
-      skips_overlap=self.overlaps and skips,
+      skips_overlap=self.overlaps and side == 0,
       # NVFP4 values times block scales are at most 6 * 448, so never infinite.
       shrinks_overlap=self.overlaps
-      and not skips
+      and side == 1
       and (operand.scale == formats.E8M0 or operand.scale.has_infinity),
     )

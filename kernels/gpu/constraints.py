@@ -27,9 +27,16 @@ MAX_INDEX: Final = 2**31 - 1
 _BF16_BYTES: Final = 2
 _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
-_SMALL_M_GROUP: Final = 128  # values of k that the small_m kernel reorders
-_LEAST_BLOCK_K: Final = 32  # of the upcast kernel
-_FP8_STEP: Final = 128  # values of k that FP8 matrix instructions sum
+# A tile has whole scale blocks and whole steps of the matrix instruction.
+LEAST_BLOCK_K: Final[dict[configs.Path, int]] = {
+  "upcast": 32,
+  "int8": 32,
+  "small_m": 128,  # values of k that the kernel reorders
+  "fp8": 128,  # values of k that matrix instructions sum
+  # kind::mxf4nvf4 and v_mfma_scale multiply 64 k at once. With 128, the scales
+  # of a row are whole 32-bit words, as tensor memory requires.
+  "native": 128,
+}
 _MAX_INT8_K: Final = 2**17 - 1  # a sum of products of -128 fits in int32
 
 # Limit on a thread's registers for accumulators. It has 255 in all.
@@ -81,14 +88,15 @@ def fp8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
     return "sums of FP8 matrix instructions have fewer bits than f32"
   if not architecture.has_fp8_dot:
     return f"{architecture.name} has no FP8 matrix instruction without scales"
-  for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
-    if not kind.scales_sums or kind.element != formats.E4M3:
-      return f"{name} must be E4M3 with scales that multiply sums"
-    if not kind.k_is_minor:
-      return f"k must be the minor dimension of {name}, got {kind.strides}"
+  error = _sums_error(shape, formats.E4M3)
+  if error is not None:
+    return error
   for name, size in scaled_blocks(shape).items():
-    if size % _FP8_STEP:
-      return f"blocks of {name} must have a multiple of {_FP8_STEP} values"
+    if size % LEAST_BLOCK_K["fp8"]:
+      return (
+        f"blocks of {name} must have a multiple of {LEAST_BLOCK_K['fp8']}"
+        " values"
+      )
   return None
 
 
@@ -96,13 +104,20 @@ def int8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   """Returns why the int8 path does not support `shape`, or None."""
   if not architecture.has_int8_dot:
     return f"{architecture.name} has no INT8 matrix instruction"
+  error = _sums_error(shape, formats.INT8)
+  if error is None and shape.k > _MAX_INT8_K:
+    return f"k must be at most {_MAX_INT8_K} for sums in int32, got {shape.k}"
+  return error
+
+
+def _sums_error(shape: MatmulShape, element: formats.Element) -> str | None:
+  """Returns why `element`'s instruction cannot sum codes, or None if it can."""
   for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
-    if not kind.scales_sums or kind.element != formats.INT8:
-      return f"{name} must be INT8 with scales that multiply sums"
+    if not kind.scales_sums or kind.element != element:
+      type_name = element.name.upper()
+      return f"{name} must be {type_name} with scales that multiply sums"
     if not kind.k_is_minor:
       return f"k must be the minor dimension of {name}, got {kind.strides}"
-  if shape.k > _MAX_INT8_K:
-    return f"k must be at most {_MAX_INT8_K} for sums in int32, got {shape.k}"
   return None
 
 
@@ -117,10 +132,10 @@ def small_m_error(shape: MatmulShape) -> str | None:
     if strides[2] != 1:
       return f"k must be the minor dimension of {name}, got strides {strides}"
   for name, size in scaled_blocks(shape).items():
-    if size % _SMALL_M_GROUP:
+    if size % LEAST_BLOCK_K["small_m"]:
       return (
-        f"blocks of {name} must have a multiple of {_SMALL_M_GROUP} values, got"
-        f" {size}"
+        f"blocks of {name} must have a multiple of {LEAST_BLOCK_K['small_m']}"
+        f" values, got {size}"
       )
   # FP4 and INT4 are loaded in words of eight values.
   if rhs.is_packed and shape.k % 8:
@@ -166,8 +181,7 @@ def config_error(
   error = _step_error(config, shape)
   if error is not None:
     return error
-  # A tile has whole scale blocks and whole steps of the matrix instruction.
-  least = _least_block_k(config, shape)
+  least = LEAST_BLOCK_K[config.path]
   if config.block_k < least:
     return f"block_k must be at least {least}, got {config.block_k}"
   # The grid has one dimension.
@@ -200,10 +214,10 @@ def _step_error(config: MatmulConfig, shape: MatmulShape) -> str | None:
         f" square block, got {rows} rows"
       )
   for name, size in scaled_blocks(shape).items():
-    if size % _LEAST_BLOCK_K:
+    if size % 32:
       return (
-        f"blocks of {name} must have a multiple of {_LEAST_BLOCK_K} values, or"
-        f" all of k, got {size}"
+        f"blocks of {name} must have a multiple of 32 values, or all of k, got"
+        f" {size}"
       )
     if size % config.block_k:
       return (
@@ -268,18 +282,6 @@ def _interleaving_error(
   if not architecture.is_nvidia:
     return f"interleaved values need an NVIDIA GPU, not {architecture.name}"
   return None
-
-
-def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
-  if config.path == "small_m":
-    return _SMALL_M_GROUP
-  if config.path == "fp8":
-    return _FP8_STEP
-  if config.path == "native":
-    # kind::mxf4nvf4 and v_mfma_scale multiply 64 k at once. With 128, the
-    # scales of a row are whole 32-bit words, as tensor memory requires.
-    return 128
-  return _LEAST_BLOCK_K
 
 
 def _resource_error(

@@ -55,30 +55,48 @@ def plan(
   The config is one for which `constraints.config_error` is None.
   """
   tiling = tiling_of(configs.Tiling, shape, config, architecture)
-  is_split = tiling.is_split
   result = (shape.batch, shape.m, shape.n)
+  matmul, *reduce = launches(
+    ("matmul", "reduce"), tiling, architecture, out=result, part=result, rows=1
+  )
   lhs, rhs = None, None
   if config.use_descriptors:
     lhs, rhs = operand_descriptors(shape, config)
-  inputs = (
-    "lhs",
-    "lhs_scale" if shape.lhs.is_quantized else "lhs",
-    "rhs",
-    "rhs_scale" if shape.rhs.is_quantized else "rhs",
-    "layer" if shape.layers is not None else "lhs",
-    *epilogue_inputs(shape, _EPILOGUE, absent=is_split, filler="lhs"),
+  described = (lhs, None, rhs, *(None for _ in matmul.inputs[3:]))
+  return dataclasses.replace(matmul, descriptors=described), *reduce
+
+
+def launches(
+  kernels: tuple[str, str],
+  tiling: configs.Tiling,
+  architecture: architectures.Architecture,
+  *,
+  out: tuple[int, ...],
+  part: tuple[int, ...],
+  rows: int,
+) -> tuple[launching.Launch, ...]:
+  """Returns the launch that multiplies, and one that adds parts of a split k.
+
+  Args:
+    kernels: names of both kernels.
+    tiling: their constant.
+    architecture: the GPU.
+    out: shape of the result.
+    part: shape of the sums of one split.
+    rows: number of rows of the result in which the second kernel's blocks lie.
+  """
+  config = tiling.config
+  elements = math.prod(out)
+  block = latency.reduce_block(elements)
+  written = launching.Output(
+    "out", out, configs.NUMPY_DTYPES[tiling.shape.out_dtype]
   )
-  out = launching.Output("out", result, configs.NUMPY_DTYPES[shape.out_dtype])
-  workspace = launching.Output(
-    "workspace", (config.split_k, *result), "float32"
-  )
-  matmul = launching.Launch(
-    kernel="matmul",
-    name=kernel_name("matmul", tiling),
-    inputs=inputs,
-    outputs=(workspace if is_split else out,),
-    descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
-    views=views(shape, config, architecture),
+  multiply = launching.Launch(
+    kernel=kernels[0],
+    name=kernel_name(kernels[0], tiling),
+    inputs=_inputs(kernels[0], tiling),
+    outputs=(written,),
+    views=views(tiling.shape, config, architecture),
     ptx_version=ptx_version(tiling, architecture),
     fp_fusion=True,
     constexprs=(("TILING", tiling),),
@@ -86,25 +104,42 @@ def plan(
     num_warps=config.num_warps,
     num_stages=config.num_stages,
   )
-  if not is_split:
-    return (matmul,)
-  inputs = (
-    "workspace",
-    *epilogue_inputs(shape, _EPILOGUE, absent=False, filler="workspace"),
-  )
-  elements = math.prod(result)
-  block = latency.reduce_block(elements)
-  reduce = launching.Launch(
-    kernel="reduce",
-    name=kernel_name("reduce", tiling),
-    inputs=inputs,
-    outputs=(out,),
+  if not tiling.is_split:
+    return (multiply,)
+  parts = launching.Output("workspace", (config.split_k, *part), "float32")
+  add = launching.Launch(
+    kernel=kernels[1],
+    name=kernel_name(kernels[1], tiling),
+    inputs=_inputs(kernels[1], tiling),
+    outputs=(written,),
     fp_fusion=True,
     constexprs=(("TILING", tiling), ("BLOCK", block)),
-    grid=configs.cdiv(elements, block),
+    grid=rows * configs.cdiv(elements // rows, block),
     num_warps=latency.REDUCE_WARPS,
   )
-  return matmul, reduce
+  return dataclasses.replace(multiply, outputs=(parts,)), add
+
+
+def _inputs(kernel: str, tiling: configs.Tiling) -> tuple[str, ...]:
+  """Returns the array of each pointer; another one's for an absent array."""
+  shape = tiling.shape
+  has_epilogue = kernel.endswith("reduce") or not tiling.is_split
+  present = {
+    "lhs_scale": shape.lhs.is_quantized,
+    "rhs_scale": shape.rhs.is_quantized,
+    "layer": shape.layers is not None,
+    "global_scale": has_epilogue and shape.has_global_scale,
+    "second_global_scale": has_epilogue and shape.has_two_global_scales,
+    "bias": has_epilogue and shape.has_bias,
+    "residual": has_epilogue and shape.has_residual,
+  }
+  names = _POINTERS[kernel][:-1]
+  return tuple(
+    name
+    if present.get(name, True)
+    else {"rhs_scale": "rhs"}.get(name, names[0])
+    for name in names
+  )
 
 
 def tiling_of(
@@ -285,25 +320,6 @@ def views(
     if kind.scale.bits > 8:
       found[f"{name}_scale"] = kind.scale.name
   return tuple(found.items())
-
-
-def epilogue_inputs(
-  shape: configs.MatmulShape,
-  names: tuple[str, ...],
-  *,
-  absent: bool,
-  filler: str,
-) -> tuple[str, ...]:
-  """Returns `names`, with `filler` in the place of arrays that are absent."""
-  present = {
-    "global_scale": shape.has_global_scale,
-    "second_global_scale": shape.has_two_global_scales,
-    "bias": shape.has_bias,
-    "residual": shape.has_residual,
-  }
-  return tuple(
-    name if present[name] and not absent else filler for name in names
-  )
 
 
 def signature(

@@ -275,8 +275,7 @@ def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
   while True:
     for num_stages in range(config.num_stages, 0, -1):
       yield dataclasses.replace(config, num_stages=num_stages)
-    least = {"upcast": 32, "int8": 32}.get(config.path, 128)
-    if config.block_k > least:
+    if config.block_k > constraints.LEAST_BLOCK_K[config.path]:
       config = dataclasses.replace(config, block_k=config.block_k // 2)
     elif max(config.block_m, config.block_n) > constraints.MIN_DOT_SIZE:
       axis = "block_n" if config.block_n >= config.block_m else "block_m"

@@ -214,12 +214,7 @@ def quantize_launch(
       pads_values=x.pads_values,
     ),
   }
-  # The kernel's fourth argument: the global scale that it computes, if it does.
-  computed: tuple[launching.Output, ...] = ()
-  not_computed: tuple[str, ...] = ("x",)
-  if num_maxima:
-    computed = (launching.Output("global_scale", (1,), "float32"),)
-    not_computed = ()
+  not_computed, computed = _global_scales(("global_scale",), num_maxima)
   return launching.Launch(
     kernel="quantize",
     name=f"quantize_{x.format}{x.options.suffix}_{_tile_name(config)}",
@@ -276,16 +271,11 @@ def _quantize_both_launch(
     "QUANTIZED_T": _constant(x, config, x.options_t, num_maxima, 1 - x.row),
   }
   read = read_t = _READ[x.global_scale]
-  computed: tuple[launching.Output, ...] = ()
-  not_computed: tuple[str, ...] = ("x", "x")
-  if num_maxima:
-    not_computed = ()
-    computed = tuple(
-      launching.Output(name, (1,), "float32")
-      for name in ("global_scale", "global_scale_t")
-    )
-  elif x.global_scale == "given":
+  if x.global_scale == "given":
     read_t = "global_scale_t"
+  not_computed, computed = _global_scales(
+    ("global_scale", "global_scale_t"), num_maxima
+  )
   keys = (
     "key" if x.options.is_stochastic else "x",
     "key_t" if x.options_t.is_stochastic else "x",
@@ -306,6 +296,15 @@ def _quantize_both_launch(
     grid=quantize_config.num_tiles(config, x.batch, x.k_t, x.k),
     num_warps=config.num_warps,
   )
+
+
+def _global_scales(
+  names: tuple[str, ...], num_maxima: int
+) -> tuple[tuple[str, ...], tuple[launching.Output, ...]]:
+  """Returns placeholders for global scales, or outputs if they are computed."""
+  if num_maxima:
+    return (), tuple(launching.Output(x, (1,), "float32") for x in names)
+  return ("x",) * len(names), ()
 
 
 def _programs(

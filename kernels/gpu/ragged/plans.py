@@ -9,12 +9,10 @@ functions of plain values, without Triton.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Final
 
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import latency
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 
@@ -153,54 +151,14 @@ def plan(
   Requires that `config_error` is None.
   """
   tiling = matmul_plans.tiling_of(RaggedTiling, shape, config, architecture)
-  out = launching.Output(
-    "out", (shape.m, shape.out_columns), configs.NUMPY_DTYPES[shape.out_dtype]
+  return matmul_plans.launches(
+    ("ragged", "ragged_reduce"),
+    tiling,
+    architecture,
+    out=(shape.m, shape.out_columns),
+    part=(shape.m, shape.n),
+    rows=shape.m,
   )
-  workspace = launching.Output(
-    "workspace", (config.split_k, shape.m, shape.n), "float32"
-  )
-  is_split = tiling.is_split
-  epilogue = functools.partial(
-    matmul_plans.epilogue_inputs, shape, ("global_scale", "bias")
-  )
-  ragged = launching.Launch(
-    kernel="ragged",
-    name=matmul_plans.kernel_name("ragged", tiling),
-    inputs=(
-      "lhs",
-      "lhs_scale" if shape.lhs.is_quantized else "lhs",
-      "rhs",
-      "rhs_scale",
-      "group_sizes",
-      *epilogue(filler="lhs", absent=is_split),
-    ),
-    outputs=(workspace if is_split else out,),
-    views=matmul_plans.views(shape, config, architecture),
-    ptx_version=matmul_plans.ptx_version(tiling, architecture),
-    constexprs=(("TILING", tiling),),
-    grid=tiling.programs,
-    num_warps=config.num_warps,
-    num_stages=config.num_stages,
-    fp_fusion=True,
-  )
-  if not is_split:
-    return (ragged,)
-  block = latency.reduce_block(shape.m * shape.out_columns)
-  reduce = launching.Launch(
-    kernel="ragged_reduce",
-    name=matmul_plans.kernel_name("ragged_reduce", tiling),
-    inputs=(
-      "workspace",
-      "group_sizes",
-      *epilogue(filler="workspace", absent=False),
-    ),
-    outputs=(out,),
-    constexprs=(("TILING", tiling), ("BLOCK", block)),
-    grid=shape.m * configs.cdiv(shape.out_columns, block),
-    num_warps=latency.REDUCE_WARPS,
-    fp_fusion=True,
-  )
-  return ragged, reduce
 
 
 def config_error(
