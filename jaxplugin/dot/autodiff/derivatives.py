@@ -198,12 +198,12 @@ def cotangent(
   if name in ("lhs", "rhs"):
     result = _side_cotangent(name, g, call)
   elif name == "global_scale":
-    result = sum_to(bind(call.bare()) * g.astype(_F32), aval)
+    result = _sum_to(bind(call.bare()) * g.astype(_F32), aval)
     power = call.global_power
     if power is not None:
       result = result * _sharded_as(result, power)
   else:
-    result = sum_to(g.astype(_F32), aval)
+    result = _sum_to(g.astype(_F32), aval)
   result = result.astype(aval.dtype)
   if not _is_explicit(g):
     return result
@@ -295,7 +295,7 @@ def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
   )
 
 
-def sum_to(x: jax.Array, aval: Any) -> jax.Array:
+def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
   """Sums `x` to the shape of `aval`, a scalar or an array of the same rank.
 
   This is the transpose of broadcasting `aval` to the shape of `x`.

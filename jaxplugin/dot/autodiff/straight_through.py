@@ -12,7 +12,7 @@ where `other` is the quantized other operand with its own global scale, and
 global scale, because it is not quantized. The derivative of the activation is
 taken at the sums of the quantized operands. If `other` has a surrogate too,
 higher-order derivatives use it. So do those by an unquantized operand and by
-`global_scale`, whose first derivatives have the bits of a call without
+global scales, whose first derivatives have the bits of a call without
 surrogates.
 """
 
@@ -44,6 +44,9 @@ from jaxplugin.jaxext import linear_calls
 from jaxplugin.jaxext import tangents
 
 _F32: Final = np.dtype(np.float32)
+
+# The argument of `block_scaled_dot`, and that of each quantized side.
+GLOBAL_SCALES: Final = "global_scale", "lhs.global_scale", "rhs.global_scale"
 
 
 class DotArrays(NamedTuple):
@@ -116,20 +119,19 @@ def _jvp(
   ]
   plain = [
     name
-    for name in ("lhs", "rhs", "global_scale")
-    if _is_multiplied_by_surrogate(name, arrays, arrays_tangent)
+    for name in ("lhs", "rhs", *GLOBAL_SCALES)
+    if is_multiplied_by_surrogate(name, arrays, arrays_tangent)
   ]
-  bare_tangent = without_surrogates(arrays_tangent)
   with guards.debug_checks(enabled=False):
     rest = tangents.tangent_of(
       of,
       without_surrogates(arrays),
-      bare_tangent._replace(**dict.fromkeys(plain, tangents.CONSTANT)),
+      without_surrogates(without_tangents(plain, arrays_tangent)),
     )
     by_plain = of.replace(dtype=of.dtype if len(plain) == 1 else _F32)
     for name in plain:
       added = _tangent_by_plain(
-        name, getattr(bare_tangent, name), by_plain, arrays, result
+        name, leaf(arrays_tangent, name), by_plain, arrays, result
       )
       rest = added if rest is None else rest + added
     single = rest is None and len(active) == 1
@@ -201,17 +203,47 @@ def _tangent_by(
   return derivatives.partitioned(plain, result)(product)
 
 
-def _is_multiplied_by_surrogate(
-  name: str, arrays: DotArrays, tangent: DotArrays
-) -> bool:
+def leaf(arrays: Any, name: str) -> Any:
+  """Returns an array of `arrays`, or None if there is none of this name.
+
+  Args:
+    arrays: a named tuple of arrays or tangents.
+    name: "lhs", "rhs" or one of `GLOBAL_SCALES`.
+  """
+  x = arrays
+  for part in name.split("."):
+    x = getattr(x, part, None)
+  return x
+
+
+def _with_leaf(arrays: Any, name: str, value: Any) -> Any:
+  """Returns `arrays` with another `leaf`. Its side keeps no surrogate."""
+  side, _, field = name.partition(".")
+  if not field:
+    return arrays._replace(**{name: value})
+  children, aux = getattr(arrays, side).without_surrogate().tree_flatten()
+  children = (*children[:2], value, *children[3:])
+  array = scaled_array.ScaledArray.tree_unflatten(aux, children)
+  return arrays._replace(**{side: array})
+
+
+def without_tangents(names: Sequence[str], moved: Any) -> Any:
+  """Returns tangents of which those of `names` are constant."""
+  for name in names:
+    moved = _with_leaf(moved, name, tangents.CONSTANT)
+  return moved
+
+
+def is_multiplied_by_surrogate(name: str, arrays: Any, moved: Any) -> bool:
   """Returns whether the tangent by a plain array depends on a surrogate.
 
   Args:
-    name: "lhs", "rhs" or "global_scale".
+    name: name of a `leaf`.
     arrays: primal arrays.
-    tangent: their tangents.
+    moved: their tangents.
   """
-  x = getattr(arrays, name)
+  x = leaf(arrays, name)
+  own = name.partition(".")[0]
   return (
     x is not None
     and not isinstance(x, scaled_array.ScaledArray)
@@ -219,8 +251,9 @@ def _is_multiplied_by_surrogate(
     and any(
       scaled_array.has_surrogate(getattr(arrays, side))
       for side in ("lhs", "rhs")
+      if side != own
     )
-    and not tangents.is_constant(getattr(tangent, name))
+    and not tangents.is_constant(leaf(moved, name))
   )
 
 
@@ -231,37 +264,80 @@ def _tangent_by_plain(
   arrays: DotArrays,
   result: jax.Array,
 ) -> jax.Array:
-  """Returns the tangent by an unquantized side or by the global scale.
+  """Returns the tangent by an unquantized side or by a global scale.
 
   Args:
-    name: the array's field in `arrays`.
+    name: name of a `leaf` of `arrays`.
     tangent: its tangent.
     of, arrays, result: as for `_tangent_by`.
   """
   arrays = arrays._replace(bias=None, residual=None)
-  if name != "global_scale":
+  if name in ("lhs", "rhs"):
     product = arrays._replace(**{name: tangent})
     return _product_of_both(name, product, of, result, keeps_rule=True)
+
+  def formula(arrays: DotArrays, scale: jax.Array) -> jax.Array:
+    if name == "global_scale":
+      unscaled = arrays._replace(global_scale=None)
+      return (dot(of.replace(dtype=_F32), unscaled) * scale).astype(of.dtype)
+    return _plain_product(of, dequantized(arrays, name, scale))
+
+  return tangent_by_global_scale(
+    name, tangent, arrays, of, formula, (tangent, result)
+  )
+
+
+def dequantized(arrays: Any, name: str, scale: jax.Array) -> Any:
+  """Returns `arrays` with dequantized sides, one with this global scale."""
+  given = _with_leaf(arrays, name, scale)
+  return given._replace(
+    lhs=quantization.dequantize(given.lhs),
+    rhs=quantization.dequantize(given.rhs),
+  )
+
+
+def tangent_by_global_scale(
+  name: str,
+  tangent: jax.Array,
+  arrays: Any,
+  quantized: Callable[[Any], jax.Array],
+  formula: Callable[[Any, jax.Array], jax.Array],
+  like: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+  """Returns the tangent of a dot by a global scale.
+
+  Args:
+    name: one of `GLOBAL_SCALES`.
+    tangent: its tangent.
+    arrays: arguments of the dot, without an epilogue.
+    quantized: arrays without surrogates -> dot.
+    formula: (arrays, global scale) -> dot with that global scale. It is
+      differentiable by the surrogates.
+    like: as for `product_of_both`.
+  """
   constants, tree = jax.tree.flatten(arrays)
-  aval = jax.typeof(tangent)
+  scale_of = lambda given: jax.lax.stop_gradient(leaf(given, name))
 
   def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
     given = without_surrogates(jax.tree.unflatten(tree, flat))
-    scaled = lambda scale: of(given._replace(global_scale=scale))
-    return jax.jvp(scaled, (given.global_scale,), (x,))[1]
+    scaled = lambda scale: quantized(_with_leaf(given, name, scale))
+    return jax.jvp(scaled, (scale_of(given),), (x,))[1]
 
-  def unscaled(flat: Sequence[jax.Array]) -> jax.Array:
+  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    return formula(jax.tree.unflatten(tree, flat), x)
+
+  def transposed(g: jax.Array, *flat: jax.Array) -> jax.Array:
     given = jax.tree.unflatten(tree, flat)
-    return dot(of.replace(dtype=_F32), given._replace(global_scale=None))
+    scaled = functools.partial(formula, given)
+    return jax.vjp(scaled, scale_of(given))[1](g)[0]
 
   return _by_rule(
     tangent,
     constants,
     forward=forward,
-    by_constants=lambda x, *flat: (unscaled(flat) * x).astype(of.dtype),
-    transposed=lambda g, *flat: derivatives.sum_to(
-      unscaled(flat) * g.astype(_F32), aval
-    ).astype(aval.dtype),
+    by_constants=by_constants,
+    transposed=transposed,
+    like=like,
   )
 
 
@@ -370,9 +446,6 @@ def product_of_both(
     cotangent = transpose(g, given, getattr(given, other))
     return cotangent.astype(tangent.dtype)
 
-  if like is not None:
-    transposed = derivatives.partitioned(transposed, like[0])
-    by_constants = derivatives.partitioned(by_constants, like[1])
   if keeps_rule:
     return _by_rule(
       tangent,
@@ -380,11 +453,27 @@ def product_of_both(
       forward=forward,
       by_constants=by_constants,
       transposed=transposed,
+      like=like,
     )
+  by_constants, transposed = _partitioned(by_constants, transposed, like)
   function = linear_calls.LinearInOne(
     call=forward, transpose_call=transposed, call_by_constants=by_constants
   )
   return linear_calls.linear_call(function, [tangent], constants)
+
+
+def _partitioned(
+  by_constants: Callable[..., jax.Array],
+  transposed: Callable[..., jax.Array],
+  like: tuple[jax.Array, jax.Array] | None,
+) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+  """Returns both functions with results sharded as those of `like`."""
+  if like is None:
+    return by_constants, transposed
+  return (
+    derivatives.partitioned(by_constants, like[1]),
+    derivatives.partitioned(transposed, like[0]),
+  )
 
 
 def _by_rule(
@@ -394,6 +483,7 @@ def _by_rule(
   forward: Callable[..., jax.Array],
   by_constants: Callable[..., jax.Array],
   transposed: Callable[..., jax.Array],
+  like: tuple[jax.Array, jax.Array] | None,
 ) -> jax.Array:
   """Computes a linear function, whose backward pass is its transpose.
 
@@ -405,7 +495,9 @@ def _by_rule(
       the constants.
     transposed: (cotangent of the result, *constants) -> cotangent of the
       tangent, from such operations.
+    like: as for `product_of_both`.
   """
+  by_constants, transposed = _partitioned(by_constants, transposed, like)
   # The tuning tables and the target are those of the forward pass.
   traced = extend_core.jaxpr_as_fun(
     jax.make_jaxpr(forward)(tangent, *constants)

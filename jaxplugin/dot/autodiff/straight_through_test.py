@@ -188,6 +188,28 @@ class GradientTest(parameterized.TestCase):
           size = max(1, np.abs(e).max() / 16)
           assert_near(a, e, 4 * TOLERANCE * size)
 
+  @parameterized.parameters(((),), ((2, 1),))
+  def test_second_derivatives_by_the_global_scale_of_a_side(self, shape):
+    x_q, w = quantization.quantize(X[:2, :32], jp.NVFP4), W[:3, :32]
+    scale = np.full(shape, x_q.global_scale[0, 0])
+
+    def loss(scale, w):
+      x = jp.ScaledArray(x_q.values, x_q.scale, scale, jp.NVFP4)
+      dot = jp.block_scaled_dot(x, quantize(w, jp.NVFP4), activation="silu")
+      return (dot**2).sum()
+
+    x = dequantized(X[:2, :32], jp.NVFP4) / np.float64(x_q.global_scale)
+    formula = lambda scale, w: (jax.nn.silu(x * scale @ w.T) ** 2).sum()
+    by = 0, 1
+    args = scale, dequantized(w, jp.NVFP4)
+    expected = in_f64(jax.hessian(formula, by), *args)
+    for mode in (jax.hessian, lambda f, by: jax.jacrev(jax.grad(f, by), by)):
+      actual = jax.jit(mode(loss, by))(scale, w)
+      leaves = zip(*map(jax.tree.leaves, (actual, expected)), strict=True)
+      for a, e in leaves:
+        # The derivatives by the scale are larger than those by numbers near 1.
+        assert_near(a, e, 4 * TOLERANCE * max(1, np.abs(e).max() / 16))
+
   def test_first_gradients_have_the_bits_without_a_surrogate(self):
     for dtype in (np.float32, jnp.bfloat16):
       x, g = jnp.asarray(X, dtype), jnp.asarray(G, dtype)

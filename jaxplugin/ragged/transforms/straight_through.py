@@ -91,10 +91,16 @@ def _terms(
       tangent = tangent.surrogate
     if tangent is not None and not tangents.is_constant(tangent):
       terms.append(_tangent_by(side, tangent, of, arrays))
-  # The tangents by the bias and by global scales.
-  bare, bare_moved = (
-    straight_through.without_surrogates(arrays),
-    straight_through.without_surrogates(moved),
+  scales = [
+    name
+    for name in straight_through.GLOBAL_SCALES
+    if straight_through.is_multiplied_by_surrogate(name, arrays, moved)
+  ]
+  terms += [_tangent_by_global_scale(n, arrays, moved, of) for n in scales]
+  # The tangents by the bias and by other global scales.
+  bare = straight_through.without_surrogates(arrays)
+  bare_moved = straight_through.without_surrogates(
+    straight_through.without_tangents(scales, moved)
   )
   names = [
     name
@@ -129,19 +135,37 @@ def _tangent_by(
   return _product_of_both(side, of, arrays)
 
 
+def _tangent_by_global_scale(
+  name: str,
+  arrays: RaggedArrays,
+  moved: RaggedArrays,
+  of: straight_through.Options,
+) -> jax.Array:
+  """Returns the tangent by a side's global scale."""
+  overlay = resolution.overlay()
+
+  def formula(arrays: RaggedArrays, scale: jax.Array) -> jax.Array:
+    plain = straight_through.dequantized(arrays, name, scale)
+    return _plain_product(overlay, plain)
+
+  tangent = straight_through.leaf(moved, name)
+  return straight_through.tangent_by_global_scale(
+    name, tangent, arrays._replace(bias=None), of, formula
+  )
+
+
+def _plain_product(overlay: Any, arrays: RaggedArrays) -> jax.Array:
+  lhs, rhs, sizes, _ = arrays
+  return primitive.bind(calls.plain(lhs, rhs, sizes, 2, overlay=overlay))
+
+
 def _product_of_both(
   side: str, of: straight_through.Options, arrays: RaggedArrays
 ) -> jax.Array:
   """Returns the dot of `side`'s tangent and an operand with a surrogate."""
   # The backward pass uses the tuning tables of the forward pass.
   overlay = resolution.overlay()
-
-  def plain(arrays: RaggedArrays) -> jax.Array:
-    return primitive.bind(
-      calls.plain(
-        arrays.lhs, arrays.rhs, arrays.group_sizes, 2, overlay=overlay
-      )
-    )
+  plain = functools.partial(_plain_product, overlay)
 
   def transpose(g: jax.Array, arrays: RaggedArrays, other: Any) -> jax.Array:
     sizes, other = arrays.group_sizes, quantization.dequantize(other)

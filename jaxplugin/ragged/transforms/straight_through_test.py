@@ -125,6 +125,26 @@ class StraightThroughTest(parameterized.TestCase):
     self.assertGreater(np.abs(expected).max(), 0.1)
     np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3)
 
+  def test_mixed_second_derivatives_by_a_global_scale(self):
+    x_q = jp.quantize(X, jp.NVFP4)
+    numbers = x_q.dequantize() / x_q.global_scale
+
+    def along(dot, rounded):
+      value = lambda s, w: jnp.sum(jnp.sin(dot(s, rounded(w, jp.MXFP8))))
+      return jax.grad(lambda w: jax.grad(value)(x_q.global_scale, w).sum())(W)
+
+    def ours(scale, w):
+      x = jp.ScaledArray(x_q.values, x_q.scale, scale, jp.NVFP4)
+      return jp.ragged_dot(x, w, _SIZES, bias=BIAS)
+
+    theirs = lambda scale, w: ragged_suite.by_rows(
+      numbers * scale, w, BIAS, _SIZES
+    )
+    actual = jax.jit(lambda: along(ours, _through))()
+    expected = jax.jit(lambda: along(theirs, _rounded))()
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-3 * size)
+
   @pytest.mark.full
   def test_vmap_scan_and_remat(self):
     stack = np.stack([W, 2 * W]) / 16
