@@ -9,15 +9,12 @@ every backend computes, plus a second dot::
     dot(sums of x over the blocks, terms)
 
 The second dot has one product where the first has a block. XLA computes it, or
-for few rows on a CPU a kernel, which does not write the terms to memory.
-
-add_offsets_p: (result, x, scale, offset) -> f32. Parameters: format, the format
-  of the weight; target, the target of an enclosing `use_target`, or None.
+the CPU's kernel of the first dot, which does not write the terms to memory.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -28,24 +25,26 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as extend_core
-from jax.interpreters import ad
 
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import targets
 from jaxplugin.dot import arguments
+from jaxplugin.dot import backends
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.dot.backends import cpu
+from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.jaxext import tangents
+from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive
-from jaxplugin.runtime import cpu_library
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
 _F32: Final = np.dtype(np.float32)
+# From here on XLA's dot of two matrices is faster (Zen 5, 2026-11).
+_MOST_ROWS: Final = 16
 
 
 def terms(
@@ -83,44 +82,131 @@ def with_offset(
     offset: the offset.
     bind: computes a call.
   """
-  result = bind(call.bare())
+  arrays = call.bare().arrays()
+  rows = tuple(name for name in ("lhs", "lhs_scale") if name in arrays)
+  names = (*rows, *(name for name in arrays if name not in rows))
+  total = _Total(
+    call=call.bare().form(),
+    names=names,
+    rows=len(rows),
+    side=offset.name,
+    format=offset.format,
+    bind=bind,
+  )
+  operands = (*(arrays[name] for name in names), offset.array)
+  if _has_kernel(call, offset):
+    result = alternatives.compute(total, *operands)
+  else:
+    result = total.operations(*operands)
   form = call.form()
 
-  def function(
-    result: jax.Array, offset: arguments.Offset, *arrays: jax.Array
-  ) -> jax.Array:
-    call = form.filled(arrays)
-    with jax.named_scope(SCOPE):
-      both = _added(result, call, offset)
-    return epilogue.apply(both, call)
+  def function(result: jax.Array, *arrays: jax.Array) -> jax.Array:
+    return epilogue.apply(result, form.filled(arrays))
 
-  return derivatives.partitioned(function, result)(
-    result, offset, *call.flatten()
-  )
+  return derivatives.partitioned(function, result)(result, *call.flatten())
 
 
-def _added(
-  result: jax.Array, call: calls.DotCall, offset: arguments.Offset
-) -> jax.Array:
-  """Returns the sum of `result` and the second dot."""
+def _has_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
+  """Whether a kernel may add the offset on some device."""
   k = call.lhs.values.ndim - 1
-  if (
+  return (
     offset.name == "rhs"
     and call.dimension_numbers == (((k,), (1,)), ((), ()))
     and call.rhs.values.ndim == 2
-  ):
-    x = call.lhs.in_usual_order().dequantized()
-    scale = call.rhs.linear_scale()
-    return add_offsets(
-      *(result, x, scale, offset.array),
-      offset.format,
-      implementation=call.implementation,
+    and call.implementation in (None, cpu.BACKEND.name)
+    and not derivatives.is_explicit(call.lhs.values)
+    and not any(0 in array.shape for array in call.flatten())
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Total(alternatives.Forms):
+  """The sum of both dots, without an epilogue.
+
+  Its operands are the arrays of the call and the offset.
+
+  Attributes:
+    call: form of the call.
+    names: names of the arrays in order; those of rows are first.
+    rows: number of arrays of rows.
+    side, format: as in `arguments.Offset`.
+    bind: computes a call.
+  """
+
+  call: calls.DotCall
+  names: tuple[str, ...]
+  rows: int
+  side: str
+  format: formats.BlockFormat
+  bind: Callable[[calls.DotCall], jax.Array]
+
+  @property
+  def num_rows(self) -> int:
+    return self.rows
+
+  def _call(self, arrays: Sequence[Any]) -> calls.DotCall:
+    named = dict(zip(self.names, arrays, strict=True))
+    return self.call.with_arrays(**named)
+
+  def operations(self, *operands: Any) -> jax.Array:
+    result = self.bind(self._call(operands[:-1]))
+
+    def second(result: jax.Array, *operands: Any) -> jax.Array:
+      *arrays, offset = operands
+      call = self._call(arrays)
+      lhs, rhs = operands_of(
+        call,
+        arguments.Offset(name=self.side, format=self.format, array=offset),
+      )
+      numbers = call.dimension_numbers
+      with jax.named_scope(SCOPE):
+        return result + reference.plain_dot(lhs, rhs, numbers, _F32)
+
+    return derivatives.partitioned(second, result)(result, *operands)
+
+  def _flat(self, arrays: Sequence[Any]) -> calls.DotCall:
+    """Returns the call of rows [m, k], without origins."""
+    flat = [_as_rows(x) for x in arrays[: self.rows]]
+    call = self._call([*flat, *arrays[self.rows :]])
+    lhs = call.lhs
+    axis = None if lhs.axis is None else 1
+    lhs = dataclasses.replace(lhs, axis=axis, contracting=(1,), batch=())
+    return call.replace(lhs=lhs).without_origins()
+
+  def kernel(
+    self, context: primitive.LoweringContext
+  ) -> Callable[..., jax.Array] | None:
+    shapes = [aval.shape for aval in context.avals_in]
+    if not extents.are_static(itertools.chain(*shapes)):
+      return None
+    call = self._flat(context.avals_in[:-1])
+    problem = call.problem()
+    if problem.m > _MOST_ROWS or cpu_configs.is_turned(problem.m, problem.n):
+      return None
+    decision = backends.choose(
+      problem, context.target, call.implementation, overlay=call.overlay
     )
-  lhs, rhs = operands(call, offset)
-  return result + reference.plain_dot(lhs, rhs, call.dimension_numbers, _F32)
+    if decision.implementation != cpu.BACKEND.name:
+      return None
+
+    def function(*operands: jax.Array) -> jax.Array:
+      *arrays, offset = operands
+      given = offset, self.format.code_offset
+      call = self._flat(arrays)
+      result = backends.emit(decision, call, context.target, offset=given)
+      return result.reshape(*shapes[0][:-1], -1)
+
+    return function
 
 
-def operands(
+def _as_rows(x: Any) -> Any:
+  shape = math.prod(x.shape[:-1]), x.shape[-1]
+  if isinstance(x, jax.core.ShapedArray):
+    return x.update(shape=shape)
+  return x.reshape(shape)
+
+
+def operands_of(
   call: Any, offset: arguments.Offset
 ) -> tuple[jax.Array, jax.Array]:
   """Returns lhs and rhs of the second dot in f32, without global scales.
@@ -142,160 +228,3 @@ def operands(
     ),
   }
   return both["lhs"], both["rhs"]
-
-
-# The primitive of the second dot.
-
-add_offsets_p = extend_core.Primitive("add_block_offsets")
-_CPU: Final = "cpu"
-# From here on XLA's dot of two matrices is faster (Zen 5, 2026-11).
-_MOST_ROWS: Final = 8
-
-
-def add_offsets(
-  result: jax.Array,
-  x: jax.Array,
-  scale: jax.Array,
-  offset: jax.Array,
-  format: formats.BlockFormat,
-  *,
-  implementation: str | None,
-) -> jax.Array:
-  """Returns f32[..., n]: `result` plus the dot of block sums and terms.
-
-  Args:
-    result: f32[..., n].
-    x: f32, bf16 or f16[..., k].
-    scale, offset: [n, blocks], of a weight.
-    format: the format of the weight.
-    implementation: the backend of the first dot; None chooses.
-  """
-  arrays = (result, x, scale, offset)
-  is_empty = any(0 in array.shape for array in arrays)
-  if is_empty or implementation not in (None, _CPU):
-    return _by_xla(*arrays, format=format)
-  target = targets.overriding_target()
-  return add_offsets_p.bind(*arrays, format=format, target=target)
-
-
-def _by_xla(
-  result: jax.Array,
-  x: jax.Array,
-  scale: jax.Array,
-  offset: jax.Array,
-  *,
-  format: formats.BlockFormat,
-  target: targets.Target | None = None,
-) -> jax.Array:
-  del target
-  k = x.ndim - 1
-  sums = block_sums(x, k, format.along(x.shape[k]).block_size)
-  numbers = (((k,), (1,)), ((), ()))
-  second = terms(scale, offset, format)
-  return result + reference.plain_dot(sums, second, numbers, _F32)
-
-
-def _by_kernel(
-  result: jax.Array,
-  x: jax.Array,
-  scale: jax.Array,
-  offset: jax.Array,
-  *,
-  format: formats.BlockFormat,
-) -> jax.Array:
-  cpu_library.register()
-  rows = result.reshape(-1, result.shape[-1])
-  call = jax.ffi.ffi_call(
-    "jaxplugin_add_offsets", jax.ShapeDtypeStruct(rows.shape, _F32)
-  )
-  k = x.shape[-1]
-  return call(
-    rows,
-    x.reshape(-1, k),
-    scale,
-    offset,
-    block_size=np.int64(format.along(k).block_size),
-    code_offset=np.int64(format.code_offset),
-    isa=np.int64(0),
-  ).reshape(result.shape)
-
-
-def _abstract_eval(*avals: Any, **params: Any) -> Any:
-  function = jax.jit(functools.partial(_by_xla, **params))
-  return function.trace(*avals).jaxpr.out_avals[0]
-
-
-def _jvp(
-  primals: Sequence[Any], tangents_in: Sequence[Any], **params: Any
-) -> tuple[Any, Any]:
-  active = [i for i, t in enumerate(tangents_in) if type(t) is not ad.Zero]
-
-  def function(*arrays: jax.Array) -> jax.Array:
-    given = dict(zip(active, arrays, strict=True))
-    return _by_xla(*(given.get(i, x) for i, x in enumerate(primals)), **params)
-
-  _, tangent = jax.jvp(
-    function,
-    tuple(primals[i] for i in active),
-    tuple(tangents_in[i] for i in active),
-  )
-  return add_offsets_p.bind(*primals, **params), tangent
-
-
-def _transpose(
-  g: jax.Array, *arrays: Any, **params: Any
-) -> list[jax.Array | None]:
-  """Returns the cotangents of XLA's operations."""
-  wanted = [i for i, x in enumerate(arrays) if ad.is_undefined_primal(x)]
-
-  def function(*linear: jax.Array) -> jax.Array:
-    given = dict(zip(wanted, linear, strict=True))
-    return _by_xla(*(given.get(i, x) for i, x in enumerate(arrays)), **params)
-
-  transposed = jax.linear_transpose(function, *(arrays[i].aval for i in wanted))
-  cotangents = dict(zip(wanted, transposed(g), strict=True))
-  return [cotangents.get(i) for i in range(len(arrays))]
-
-
-def _batch(
-  arrays: Sequence[Any], dims: Sequence[int | None], **params: Any
-) -> tuple[jax.Array, int]:
-  first, second, *weight = dims
-  if first is not None and second is not None and weight == [None, None]:
-    result, x = (
-      jnp.moveaxis(array, dim, 0)
-      for array, dim in zip(arrays, (first, second), strict=False)
-    )
-    return add_offsets_p.bind(result, x, *arrays[2:], **params), 0
-  function = functools.partial(_by_xla, **params)
-  return jax.vmap(function, in_axes=tuple(dims))(*arrays), 0
-
-
-def _lower(
-  context: primitive.LoweringContext,
-  *,
-  format: formats.BlockFormat,
-  target: targets.Target | None,
-) -> Callable[..., jax.Array]:
-  del target
-  shapes = [aval.shape for aval in context.avals_in]
-  may_call_kernel = (
-    context.module.kernels_refusal() is None
-    and context.target.platform == _CPU
-    and context.target.cpu_kernels is not None
-    and extents.are_static(itertools.chain(*shapes))
-    and math.prod(shapes[0][:-1]) <= _MOST_ROWS
-  )
-  function = _by_kernel if may_call_kernel else _by_xla
-  return functools.partial(function, format=format)
-
-
-primitive.register(
-  add_offsets_p,
-  who=sides.WHO,
-  abstract_eval=_abstract_eval,
-  batch=_batch,
-  jvp=_jvp,
-  lower=_lower,
-)
-ad.primitive_transposes[add_offsets_p] = _transpose

@@ -119,7 +119,15 @@ class OffsetsTest(parameterized.TestCase):
     x = jnp.asarray(normal(1, ROWS, K))
     x = jp.quantize(x, lhs) if isinstance(lhs, str) else x.astype(lhs)
     w = weight(format, COLUMNS, K)
-    self.assert_is_product(jax.jit(jp.block_scaled_dot)(x, w), x, w)
+
+    @jax.jit
+    def both(x, w):
+      return [
+        jp.block_scaled_dot(x, w, implementation=name) for name in (None, "xla")
+      ]
+
+    for found in both(x, w):
+      self.assert_is_product(found, x, w)
 
   @parameterized.parameters(*FORMATS)
   def test_both_sides_and_lhs_may_have_offsets(self, format):
@@ -323,6 +331,24 @@ PRODUCTS = {
     lambda w: plain(jp.quantize(X, "int8_row")) @ w[1].T,
   ),
   "ragged": (lambda w: jp.ragged_dot(X, w, SIZES), ragged),
+  "ragged by operations": (
+    lambda w: jp.ragged_dot(X, w, SIZES, implementation="xla"),
+    ragged,
+  ),
+  "mapped rows": (
+    jax.jit(
+      lambda w: jax.vmap(jp.block_scaled_dot, (1, None), 1)(X[:, None], w[0])[
+        :, 0
+      ]
+    ),
+    lambda w: X @ w[0].T,
+  ),
+  "mapped rows of a layer": (
+    jax.jit(
+      lambda w: jax.vmap(lambda x: jp.linear(x, w, layer=2), 1)(X[:, None])[0]
+    ),
+    lambda w: X @ w[2].T,
+  ),
   "ragged, general": (
     lambda w: jp.ragged_dot_general(X, w, SIZES, OF_GROUPS),
     ragged,
@@ -438,7 +464,19 @@ class PublicFunctionsTest(parameterized.TestCase):
     for implementation, expected in ((None, True), ("xla", False)):
       dot = functools.partial(jp.linear, layer=1, implementation=implementation)
       jaxpr = jax.make_jaxpr(dot)(X, weights())
-      self.assertEqual("add_block_offsets" in str(jaxpr), expected)
+      self.assertEqual("kernel_or_operations" in str(jaxpr), expected)
+
+  def test_one_cpu_kernel_computes_both_matmuls(self):
+    if jp.detect_target("cpu").cpu_kernels is None:
+      self.skipTest("the CPU kernels are not built")
+    for dot, call in (
+      (lambda x, w: jp.block_scaled_dot(x, w[0]), "block_scaled_dot"),
+      (lambda x, w: jp.linear(x, w, layer=1), "ragged_dot"),
+      (lambda x, w: jp.ragged_dot(x, w, SIZES), "ragged_dot"),
+    ):
+      text = jax.jit(dot).lower(X, weights()).as_text()
+      self.assertEqual(text.count(f"custom_call @jaxplugin_{call}("), 1)
+      self.assertNotIn("dot_general", text)
 
 
 class RaggedTest(parameterized.TestCase):

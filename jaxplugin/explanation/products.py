@@ -56,7 +56,8 @@ _SCALED: Final = (
 )
 _OFFSETS: Final = (
   "the second matmul of a block-scaled one; it adds the zero points or minima"
-  " of an operand"
+  " of an operand. On a CPU the kernel of the first matmul computes it if there"
+  " are few rows or groups"
 )
 # XLA:CPU passes whole arrays to custom calls.
 _SCANNED: Final = (
@@ -173,8 +174,6 @@ def explain(
       reason = _OWN_BACKWARD
     if offsets.SCOPE in operation.layer.split("/"):
       reason = _OFFSETS
-  elif eqn.primitive is offsets.add_offsets_p:
-    reason, sides = _OFFSETS, eqn.invars[1:3]  # after the result
   else:
     return None
   lhs, rhs, out = (v.aval for v in (*sides, eqn.outvars[0]))

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -21,7 +23,9 @@ from jaxplugin.dot import offsets
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through as dot_straight_through
+from jaxplugin.operation import alternatives
 from jaxplugin.operation import choice
+from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import checks
@@ -30,6 +34,7 @@ from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import rules
+from jaxplugin.ragged.backends import cpu
 from jaxplugin.ragged.sharding import assignment
 from jaxplugin.ragged.sharding import explicit
 from jaxplugin.ragged.transforms import straight_through
@@ -178,10 +183,58 @@ def _dot(
   call = _with_epilogue(call, bias)
   if offset is None:
     return bind(call)
-  result = bind(call.bare())
-  with jax.named_scope(offsets.SCOPE):
-    second = bind(_second(call, offset))
-  return ragged_epilogue.apply(result + second, call)
+  bare = call.bare()
+  total = _Total(call=bare.form(), side=offset.name, format=offset.format)
+  if offset.name == "rhs" and call.implementation in (None, cpu.BACKEND.name):
+    result = alternatives.compute(total, *bare.flatten(), offset.array)
+  else:
+    result = total.operations(*bare.flatten(), offset.array)
+  return ragged_epilogue.apply(result, call)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Total(alternatives.Forms):
+  """The dot of stored values plus that of offsets, without an epilogue.
+
+  Its operands are the arrays of the call and the offset.
+
+  Attributes:
+    call: form of the call.
+    side, format: as in `arguments.Offset`.
+  """
+
+  call: calls.RaggedDotCall
+  side: str
+  format: formats.BlockFormat
+
+  def operations(self, *operands: Any) -> jax.Array:
+    *arrays, array = operands
+    call = self.call.filled(arrays)
+    offset = arguments.Offset(name=self.side, format=self.format, array=array)
+    result = bind(call)
+    with jax.named_scope(offsets.SCOPE):
+      return result + bind(_second(call, offset))
+
+  def kernel(
+    self, context: operation_primitive.LoweringContext
+  ) -> Callable[..., jax.Array] | None:
+    call = self.call.filled(context.avals_in[:-1])
+    if call.problem().is_empty:
+      return None
+    decision = backends.choose_in(context.module, call, context.target)
+    if decision.implementation != cpu.BACKEND.name:
+      return None
+
+    def function(*operands: jax.Array) -> jax.Array:
+      *arrays, array = operands
+      return backends.emit(
+        decision,
+        self.call.filled(arrays),
+        context.target,
+        offset=(array, self.format.code_offset),
+      )
+
+    return function
 
 
 def _second(
@@ -194,7 +247,7 @@ def _second(
   """
   format = offset.format
   if offset.name == "lhs" or not format.has_zero_points:
-    lhs, rhs = offsets.operands(call, offset)
+    lhs, rhs = offsets.operands_of(call, offset)
     return calls.plain(lhs, rhs, call.group_sizes, 2)
   weights = call.rhs
   assert weights.format is not None

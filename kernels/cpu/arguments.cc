@@ -64,6 +64,51 @@ ScaleKind KindOf(ffi::DataType type, int64_t scale_element) {
 // numbers.
 constexpr int64_t kFractionBitsMax = 8;
 
+bool ReadOffsetKind(ffi::DataType type, OffsetKind* out) {
+  switch (type) {
+    case ffi::F32: *out = OffsetKind::kF32; return true;
+    case ffi::BF16: *out = OffsetKind::kBF16; return true;
+    case ffi::F16: *out = OffsetKind::kF16; return true;
+    case ffi::U8: *out = OffsetKind::kUint8; return true;
+    case ffi::S8: *out = OffsetKind::kInt8; return true;
+    default: return false;
+  }
+}
+
+// Reads the offsets of rhs, if `more` has them.
+bool ReadOffset(Checker& check, const ffi::RemainingArgs& more,
+                const ffi::AnyBuffer& scale, int64_t code_offset,
+                Operand* out) {
+  if (!JAXPLUGIN_REQUIRE(check, more.size() <= 1,
+                         "rhs_offset must be the last argument",
+                         std::to_string(more.size()) + " more arguments") ||
+      more.size() == 0) {
+    return check.ok();
+  }
+  const auto offset = more.get<ffi::AnyBuffer>(0);
+  if (!JAXPLUGIN_REQUIRE(check, offset.has_value(),
+                         "rhs_offset must be an array", "another argument")) {
+    return false;
+  }
+  const bool is_scaled_by_floats = out->scale_kind == ScaleKind::kF32 ||
+                                   out->scale_kind == ScaleKind::kBF16 ||
+                                   out->scale_kind == ScaleKind::kF16;
+  out->offset = static_cast<const uint8_t*>(offset->untyped_data());
+  out->code_offset = static_cast<float>(code_offset);
+  return JAXPLUGIN_REQUIRE(
+             check, is_scaled_by_floats && out->scale_shift == 0,
+             "rhs_scale must be f32, bf16 or f16 with a row for each row of"
+             " rhs, if rhs has offsets",
+             Text(scale)) &&
+         JAXPLUGIN_REQUIRE(
+             check,
+             ReadOffsetKind(offset->element_type(), &out->offset_kind) &&
+                 offset->dimensions() == scale.dimensions(),
+             "rhs_offset must be u8, s8, f32, bf16 or f16, with the shape of"
+             " rhs_scale",
+             Text(*offset) + " for " + Text(scale));
+}
+
 }  // namespace
 
 std::string Text(const ffi::AnyBuffer& x) {
@@ -228,7 +273,8 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
 bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
                   size_t lhs_rank, const ffi::AnyBuffer& rhs,
-                  const ffi::AnyBuffer& rhs_scale, DotArgs* out,
+                  const ffi::AnyBuffer& rhs_scale,
+                  const ffi::RemainingArgs& more, DotArgs* out,
                   const Kernels** kernels) {
   const int64_t isa = attributes.Required("isa");
   const int64_t quantize_rows = attributes.Optional("quantize_rows", 0);
@@ -243,15 +289,27 @@ bool ReadOperands(Checker& check, Attributes& attributes,
                             attributes.Optional("rhs_scale_element", 0),
                             attributes.Optional("rhs_fraction_bits", 0),
                             attributes.Optional("rhs_scale_rows", 1)};
+  const int64_t code_offset = attributes.Optional("rhs_code_offset", 0);
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
          ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
          ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&
+         ReadOffset(check, more, rhs_scale, code_offset, &out->rhs) &&
          JAXPLUGIN_REQUIRE(check, out->lhs.k == out->rhs.k,
                            "lhs and rhs must have the same k",
                            Text(lhs) + " and " + Text(rhs)) &&
          JAXPLUGIN_REQUIRE(check, quantize_rows == 0 || quantize_rows == 1,
                            "quantize_rows must be 0 or 1",
                            std::to_string(quantize_rows));
+}
+
+bool CheckOffsets(Checker& check, const DotArgs& args, bool has_epilogue) {
+  return args.rhs.offset == nullptr ||
+         JAXPLUGIN_REQUIRE(
+             check,
+             !has_epilogue && args.out_format == Format::kF32 &&
+                 args.activation == Activation::kNone,
+             "the result must be f32 without an epilogue if rhs has offsets",
+             has_epilogue ? "an epilogue" : "an activation or another dtype");
 }
 
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,

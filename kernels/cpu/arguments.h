@@ -110,13 +110,18 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                  size_t rank, Operand* out);
 
 // Fills the operands of a dot from the arrays of lhs (of rank `lhs_rank`) and
-// rhs (of rank 3), and from their attributes. Reads quantize_rows too, and
-// calls attributes.AreAll(), so a handler reads its other attributes first.
+// rhs (of rank 3), and from their attributes. `more` may have the offsets of
+// rhs. Reads quantize_rows too, and calls attributes.AreAll(), so a handler
+// reads its other attributes first.
 bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
                   size_t lhs_rank, const ffi::AnyBuffer& rhs,
-                  const ffi::AnyBuffer& rhs_scale, DotArgs* out,
+                  const ffi::AnyBuffer& rhs_scale,
+                  const ffi::RemainingArgs& more, DotArgs* out,
                   const Kernels** kernels);
+
+// Checks that a dot whose rhs has offsets has an f32 result, and no epilogue.
+bool CheckOffsets(Checker& check, const DotArgs& args, bool has_epilogue);
 
 // Reads an optional f32 scalar: f32[], f32[1], or an empty array for none.
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,

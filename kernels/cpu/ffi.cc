@@ -38,6 +38,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                           ffi::AnyBuffer lhs_scale, ffi::AnyBuffer rhs,
                           ffi::AnyBuffer rhs_scale, ffi::AnyBuffer global_scale,
                           ffi::AnyBuffer bias, ffi::AnyBuffer residual,
+                          ffi::RemainingArgs more,
                           ffi::Result<ffi::AnyBuffer> out,
                           ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_block_scaled_dot";
@@ -50,8 +51,8 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                  attributes.Optional("task_rows", 0),
                  attributes.Optional("threads", 0)};
   const Kernels* kernels = nullptr;
-  if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, &args,
-                    &kernels) ||
+  if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, more,
+                    &args, &kernels) ||
       !ReadGlobalScales(check, global_scale, &args)) {
     return check.error();
   }
@@ -85,6 +86,13 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
       check, activation >= 0 && activation <= 3,
       "activation must be 0 (none), 1 (relu), 2 (gelu) or 3 (silu)",
       std::to_string(activation));
+  args.activation = static_cast<Activation>(activation);
+  CheckOffsets(check, args,
+               !IsAbsent(global_scale) || !IsAbsent(bias) ||
+                   !IsAbsent(residual));
+  JAXPLUGIN_REQUIRE(check,
+                    args.rhs.offset == nullptr || rhs.dimensions()[0] == 1,
+                    "rhs must have batch 1 if it has offsets", Text(rhs));
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
   const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
@@ -98,7 +106,6 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   }
   if (!IsAbsent(bias)) args.bias = static_cast<float*>(bias.untyped_data());
   if (!IsAbsent(residual)) args.residual = residual.untyped_data();
-  args.activation = static_cast<Activation>(activation);
   args.out = out->untyped_data();
   if (!args.rhs_batched) {  // one rhs for all entries: fold the batch into m
     args.m *= args.batch;
@@ -181,7 +188,19 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
-                              jaxplugin::BlockScaledDot);
+                              jaxplugin::BlockScaledDot,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // bias
+                                  .Arg<xla::ffi::AnyBuffer>()  // residual
+                                  .RemainingArgs()             // rhs_offset
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
                               xla::ffi::Ffi::Bind()

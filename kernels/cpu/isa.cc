@@ -24,13 +24,13 @@ constexpr Kernels kBaselineKernels = {
 #else
     "baseline",
 #endif
-    DotBaseline, GateBaseline, AddOffsetsBaseline, QuantizeBaseline,
-    DequantizeBaseline, QuantizeOperandBaseline, nullptr};
+    DotBaseline, GateBaseline, SumBlocksBaseline, AddOffsetsBaseline,
+    QuantizeBaseline, DequantizeBaseline, QuantizeOperandBaseline, nullptr};
 
 #if defined(__x86_64__)
 
-constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, AddOffsetsAvx2,
-                                  QuantizeAvx2, DequantizeAvx2,
+constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, SumBlocksAvx2,
+                                  AddOffsetsAvx2, QuantizeAvx2, DequantizeAvx2,
                                   QuantizeOperandAvx2, nullptr};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
@@ -50,20 +50,22 @@ bool HasAvx2() {
 #if defined(__x86_64__)
 constexpr auto kDotBelowBf16 = DotAvx2;
 constexpr auto kGateBelowBf16 = GateAvx2;
+constexpr auto kSumBlocks = SumBlocksAvx2;
 constexpr auto kAddOffsets = AddOffsetsAvx2;
 #else
 constexpr auto kDotBelowBf16 = DotBaseline;
 constexpr auto kGateBelowBf16 = GateBaseline;
+constexpr auto kSumBlocks = SumBlocksBaseline;
 constexpr auto kAddOffsets = AddOffsetsBaseline;
 #endif
 // CMakeLists.txt compiles the emulated kernels for AVX2 on x86-64, and without
 // instruction set flags on other machines.
 constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
-                                    kGateBelowBf16, kAddOffsets, QuantizeAvx512,
+                                    kGateBelowBf16, kSumBlocks, kAddOffsets, QuantizeAvx512,
                                     DequantizeAvx512, QuantizeOperandAvx512,
                                     nullptr};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
-                                        GateAvx512, kAddOffsets, QuantizeAvx512,
+                                        GateAvx512, kSumBlocks, kAddOffsets, QuantizeAvx512,
                                         DequantizeAvx512,
                                         QuantizeOperandAvx512,
                                         QuantizeRowsAvx512};
@@ -80,11 +82,12 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 
 #elif defined(__x86_64__)
 
-constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, GateAvx2, AddOffsetsAvx2,
-                                    QuantizeAvx512, DequantizeAvx512,
+constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, GateAvx2, SumBlocksAvx2,
+                                    AddOffsetsAvx2, QuantizeAvx512, DequantizeAvx512,
                                     QuantizeOperandAvx512, nullptr};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
-                                        GateAvx512, AddOffsetsAvx2, QuantizeAvx512,
+                                        GateAvx512, SumBlocksAvx2,
+                                        AddOffsetsAvx2, QuantizeAvx512,
                                         DequantizeAvx512,
                                         QuantizeOperandAvx512,
                                         QuantizeRowsAvx512};
@@ -102,7 +105,8 @@ bool HasAvx512Bf16() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, AddOffsetsAvx2, QuantizeAvx512,
+constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, SumBlocksAvx2,
+                                 AddOffsetsAvx2, QuantizeAvx512,
                                  DequantizeAvx512, QuantizeOperandAvx512,
                                  QuantizeRowsAvx512};
 

@@ -23,6 +23,13 @@ namespace jaxplugin {
 
 enum class Activation { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
 
+// The dtypes of floats, and of zero points (integers).
+enum class OffsetKind { kF32, kBF16, kF16, kUint8, kInt8 };
+
+JAXPLUGIN_ALWAYS_INLINE int64_t OffsetSize(OffsetKind kind) {
+  return kind == OffsetKind::kF32 ? 4 : kind >= OffsetKind::kUint8 ? 1 : 2;
+}
+
 // A matrix [rows, k], with the contracting dimension last. The rows of all
 // batch entries follow each other.
 struct Operand {
@@ -39,7 +46,29 @@ struct Operand {
   // Row r has row (r + scale_start) >> scale_shift of `scale`.
   int scale_shift;
   int64_t scale_start;
+  // What each value of a block has beside code * scale: a zero point adds
+  // (code_offset - zero point) * scale, and a minimum adds
+  // code_offset * scale + minimum. Kernels read it only in AddOffsets.
+  const uint8_t* offset;  // [rows, scale_cols]; null: none
+  OffsetKind offset_kind;
+  float code_offset;
 };
+
+// Returns rows [start, start + count) of an operand.
+JAXPLUGIN_ALWAYS_INLINE Operand RowsOf(Operand x, int64_t start, int64_t count) {
+  x.values += start * x.row_bytes;
+  if (x.scale != nullptr) {
+    const int64_t first = x.scale_start + start;
+    const int64_t scale_row = first >> x.scale_shift;
+    x.scale += scale_row * x.scale_cols * ScaleSize(x.scale_kind);
+    x.scale_start = first - (scale_row << x.scale_shift);
+  }
+  if (x.offset != nullptr) {
+    x.offset += start * x.scale_cols * OffsetSize(x.offset_kind);
+  }
+  x.rows = count;
+  return x;
+}
 
 // out[b, i, j] = cast(activation(sum_k lhs[b, i, k] * rhs[b, j, k] * global
 //                                * power + bias[j]) + residual[b, i, j])
@@ -90,23 +119,19 @@ struct GateArgs {
   Format out_format;
 };
 
-// The dtypes of floats, and of zero points (integers).
-enum class OffsetKind { kF32, kBF16, kF16, kUint8, kInt8 };
+// Rows of block sums are padded with zeros to a multiple of this many.
+inline constexpr int64_t kTermsMultiple = 16;
 
-// out[i, j] = result[i, j] + sum_b term[j, b] * (sum of block b of x[i]), where
-// a term is what each value of a weight's block has beside code * scale:
-// (code_offset - zero point) * scale, or code_offset * scale + minimum.
+// The offsets of `n` rows of weights, and the block sums of `m` rows of x.
 struct OffsetArgs {
-  const float* result;  // [m, n]; may be `out`
-  OffsetKind x_kind, scale_kind, offset_kind;
-  const uint8_t* x;       // floats [m, k]
-  const uint8_t* scale;   // floats [n, blocks]
-  const uint8_t* offset;  // [n, blocks]: integers are zero points, floats minima
-  float code_offset;
-  int64_t m, n, k;
-  int64_t block;   // values of a block
-  int64_t blocks;  // ceil(k / block)
-  float* out;      // [m, n]
+  const Operand* weights;
+  int64_t row, n;       // rows [row, row + n) of the weights
+  const float* sums;    // [m, scale_cols rounded up to kTermsMultiple]
+  int64_t m;
+  const float* result;  // [m, n], whose rows are `result_stride` floats apart
+  int64_t result_stride;
+  float* out;           // may be `result`
+  int64_t out_stride;
 };
 
 struct QuantizeArgs {
@@ -164,8 +189,12 @@ bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
-bool AddOffsetsBaseline(const OffsetArgs&, const Parallel&);
-bool AddOffsetsAvx2(const OffsetArgs&, const Parallel&);
+// Writes the sums over the blocks of `weights` of each row of plain floats.
+void SumBlocksBaseline(const Operand& x, const Operand& weights, float* sums);
+void SumBlocksAvx2(const Operand& x, const Operand& weights, float* sums);
+// out[i, j] = result[i, j] + sum_b sums[i, b] * offset of block b of row j.
+bool AddOffsetsBaseline(const OffsetArgs&);
+bool AddOffsetsAvx2(const OffsetArgs&);
 bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx512(const QuantizeArgs&, const Parallel&);
@@ -184,7 +213,8 @@ struct Kernels {
   const char* name;
   bool (*dot)(const DotArgs&, const Parallel&);
   bool (*gate)(const GateArgs&, const Parallel&);
-  bool (*add_offsets)(const OffsetArgs&, const Parallel&);
+  void (*sum_blocks)(const Operand& x, const Operand& weights, float* sums);
+  bool (*add_offsets)(const OffsetArgs&);
   bool (*quantize)(const QuantizeArgs&, const Parallel&);
   bool (*dequantize)(const DequantizeArgs&, const Parallel&);
   bool (*quantize_operand)(const OperandArgs&, const Parallel&);
@@ -214,8 +244,12 @@ bool QuantizeRows(const Kernels& kernels, uint8_t* memory, const Parallel&,
                   DotArgs* args);
 
 // Quantizes rows if asked, and runs kernels.dot. If rows have scales far from
-// 1, it rebases them and runs kernels.dot again (dot/rebase.cc).
+// 1, it rebases them and runs kernels.dot again (dot/rebase.cc). If rhs has
+// offsets, the result must be f32 without an epilogue, and batch must be 1.
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
+
+// Dot for an rhs with offsets (dot/offsets.cc).
+bool DotWithOffsets(const Kernels& kernels, const DotArgs&, const Parallel&);
 
 // A row is safe if the exponent of each of its scales is within
 // +-kSafeExponent. NaN, scale 0, and finite scales of all-zero blocks do not

@@ -44,7 +44,6 @@ HANDLERS: Final = (
   "jaxplugin_dequantize",
   "jaxplugin_copy",
   "jaxplugin_ragged_dot",
-  "jaxplugin_add_offsets",
 )
 # Functions that check configs of a dot and name engines (config_error.cc).
 QUESTIONS: Final = (

@@ -40,6 +40,7 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                             ffi::AnyBuffer rhs_scale,
                             ffi::AnyBuffer group_sizes,
                             ffi::AnyBuffer global_scale, ffi::AnyBuffer bias,
+                            ffi::RemainingArgs more,
                             ffi::Result<ffi::AnyBuffer> out,
                             ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_ragged_dot";
@@ -49,8 +50,8 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   RaggedArgs args{};
   DotArgs& dot = args.dot;
   const Kernels* kernels = nullptr;
-  if (!ReadOperands(check, attributes, lhs, lhs_scale, 2, rhs, rhs_scale, &dot,
-                    &kernels)) {
+  if (!ReadOperands(check, attributes, lhs, lhs_scale, 2, rhs, rhs_scale, more,
+                    &dot, &kernels)) {
     return check.error();
   }
   args.groups = rhs.dimensions()[0];
@@ -85,6 +86,8 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
           (IsAbsent(bias) || IsDims(bias.dimensions(), {args.groups, dot.n})),
       "bias must be f32[groups, n] or f32[0]", Text(bias));
   ReadFactors(check, global_scale, &args);
+  CheckOffsets(check, dot,
+               !IsAbsent(global_scale) || !IsAbsent(bias) || activation != 0);
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
   args.sizes = static_cast<const int32_t*>(group_sizes.untyped_data());
@@ -106,6 +109,18 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_ragged_dot,
-                              jaxplugin::RaggedDotHandler);
+                              jaxplugin::RaggedDotHandler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // group_sizes
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // bias
+                                  .RemainingArgs()             // rhs_offset
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attrs());
 
 #pragma GCC visibility pop

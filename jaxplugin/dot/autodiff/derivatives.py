@@ -161,7 +161,7 @@ def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
 
   `x` has the rank of the result.
   """
-  sharding = jax.typeof(result).sharding if _is_explicit(result) else None
+  sharding = jax.typeof(result).sharding if is_explicit(result) else None
   return lax.broadcast_in_dim(
     x.astype(_F32), result.shape, range(x.ndim), out_sharding=sharding
   )
@@ -205,7 +205,7 @@ def cotangent(
   else:
     result = _sum_to(g.astype(_F32), aval)
   result = result.astype(aval.dtype)
-  if not _is_explicit(g):
+  if not is_explicit(g):
     return result
   # The cotangent of an operand without a mesh is replicated.
   return explicit_axes.reshard(result, explicit_axes.spec_of(aval))
@@ -225,7 +225,7 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
     return reference.plain_dot(g, plain, numbers, _F32)
 
   def product(g: jax.Array, numbers: sides.DimensionNumbers) -> jax.Array:
-    if not _is_explicit(g):
+    if not is_explicit(g):
       return local(g, other, numbers)
     order = dims.lhs_order if name == "lhs" else dims.rhs_order
     spec = explicit_axes.spec_of(call.arrays()[name])
@@ -270,7 +270,7 @@ def side_cotangent(
 
 def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
   """Reshards `x` to the explicit axes of `like`, to which it broadcasts."""
-  if not _is_explicit(like):
+  if not is_explicit(like):
     return x
   sizes = zip(x.shape, explicit_axes.spec_of(like), strict=True)
   return explicit_axes.reshard(
@@ -315,13 +315,14 @@ def partitioned(
     function: function of arrays.
     like: array with the shape and sharding of the function's result.
   """
-  if not _is_explicit(like):
+  if not is_explicit(like):
     return function
   sharding = jax.typeof(like).sharding
   return jax.sharding.auto_axes(function, out_sharding=sharding)
 
 
-def _is_explicit(x: jax.Array) -> bool:
+def is_explicit(x: jax.Array) -> bool:
+  """Whether the array is on a mesh with explicit axes."""
   return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 from typing import Final
 
 import jax
@@ -221,9 +222,12 @@ def _notes_on_order(
 
 
 def emit(
-  decision: decisions.Decision, call: calls.DotCall, target: targets.Target
+  decision: decisions.Decision,
+  call: calls.DotCall,
+  target: targets.Target,
+  **options: Any,
 ) -> jax.Array:
-  """Emits a call with the backend of a decision."""
+  """Emits a call with the backend of a decision, and the backend's options."""
   call = call.with_bytes().joined()
   problem = call.problem()
   reads = functools.partial(_reads, decision.implementation)
@@ -236,7 +240,7 @@ def emit(
     call = call.without_stack()
   if not reads(layouts.TWO_GLOBAL_SCALES, problem, target):
     call = epilogue.with_product(call)
-  return choice.emit(OPERATION, decision, problem, target, call)
+  return choice.emit(OPERATION, decision, problem, target, call, **options)
 
 
 def validate_name(requested: str | None) -> None:

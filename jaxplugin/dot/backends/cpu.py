@@ -131,6 +131,7 @@ def emit(
   problem: problems.DotProblem,
   target: targets.Target,
   config: decisions.Fields = (),
+  offset: tuple[jax.Array, int] | None = None,
 ) -> jax.Array:
   """Emits one custom call, and XLA ops for epilogues it does not fuse.
 
@@ -138,6 +139,8 @@ def emit(
     call, problem, target: as for every backend.
     config: fields of a config (`cpu_configs.fields_of`). If they are empty, the
       kernels use their own rules.
+    offset: offsets of rhs, which is not batched, and the format's
+      `code_offset`. The call then has no epilogue.
 
   Raises:
     ValueError: If the config cannot compute the problem on the target.
@@ -146,7 +149,9 @@ def emit(
     cpu_configs.check(config, problem, target, who=sides.who())
   if problem.is_empty:
     return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
-  dot = functools.partial(_dot, config=cpu_configs.config_of(config))
+  dot = functools.partial(
+    _dot, config=cpu_configs.config_of(config), offset=offset
+  )
   return epilogue.fused(dot, call, problem)
 
 
@@ -155,6 +160,7 @@ def _dot(
   problem: problems.DotProblem,
   *,
   config: cpu_configs.CpuConfig,
+  offset: tuple[jax.Array, int] | None,
 ) -> jax.Array:
   """Emits the custom call on operands reshaped to [batch, rows, k]."""
   cpu_library.register()
@@ -189,9 +195,11 @@ def _dot(
     or_absent(global_scale),
     or_absent(bias),
     or_absent(residual),
+    *offset_operand(offset, rhs_scale[0]),
     **attributes("lhs", lhs, lhs_scale[1]),
     **attributes("rhs", rhs, rhs_scale[1]),
     **rows_attribute(problem),
+    **offset_attribute(offset),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
     **config.attributes(),
@@ -263,6 +271,20 @@ def rows_attribute(problem: Any) -> dict[str, np.int64]:
   if cpu_configs.may_quantize_rows(problem):
     return {"quantize_rows": np.int64(1)}
   return {}
+
+
+def offset_operand(
+  offset: tuple[jax.Array, int] | None, scale: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Returns the custom call's last operand, if rhs has offsets."""
+  return () if offset is None else (offset[0].reshape(scale.shape),)
+
+
+def offset_attribute(
+  offset: tuple[jax.Array, int] | None,
+) -> dict[str, np.int64]:
+  """Returns the attribute that belongs to `offset_operand`."""
+  return {} if offset is None else {"rhs_code_offset": np.int64(offset[1])}
 
 
 def or_absent(x: jax.Array | None) -> jax.Array:

@@ -122,13 +122,19 @@ def choose_in(
 
 
 def emit(
-  decision: decisions.Decision, call: calls.Call, target: targets.Target
+  decision: decisions.Decision,
+  call: calls.Call,
+  target: targets.Target,
+  **options: Any,
 ) -> jax.Array:
-  """Emits a call with the backend of a decision; zeros if the call is empty."""
+  """Emits a call with the backend of a decision; zeros if the call is empty.
+
+  The options are those of the backend.
+  """
   problem = call.problem()
   if not problem.is_empty:
     operation = operation_of(problem)
-    return choice.emit(operation, decision, problem, target, call)
+    return choice.emit(operation, decision, problem, target, call, **options)
   if isinstance(call, calls.RaggedContraction):
     return jnp.zeros(call.shape, call.preferred_element_type)
   sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)

@@ -79,17 +79,22 @@ def emit(
   call: calls.RaggedDotCall,
   problem: problems.RaggedDotProblem,
   target: targets.Target,
+  offset: tuple[jax.Array, int] | None = None,
 ) -> jax.Array:
-  """Emits one custom call, and XLA ops for epilogues it does not fuse."""
+  """Emits one custom call, and XLA ops for epilogues it does not fuse.
+
+  With an offset, as for the dot's backend, the call has no epilogue.
+  """
   del target
   square = call.rhs.replace(batch=(0,))
-  kernel = functools.partial(_ragged_dot, problem, square)
+  kernel = functools.partial(_ragged_dot, problem, square, offset)
   return epilogue.around_kernel(kernel, call.in_usual_order())
 
 
 def _ragged_dot(
   problem: problems.RaggedDotProblem,
   weights: sides.Side,
+  offset: tuple[jax.Array, int] | None,
   call: calls.RaggedDotCall,
 ) -> jax.Array:
   """Emits the custom call; `weights` has the scale of square blocks."""
@@ -109,9 +114,11 @@ def _ragged_dot(
     call.group_sizes,
     cpu.or_absent(global_scale),
     cpu.or_absent(bias),
+    *cpu.offset_operand(offset, rhs_scale),
     **cpu.attributes("lhs", call.lhs),
     **cpu.attributes("rhs", call.rhs, scale_rows),
     **cpu.rows_attribute(problem),
+    **cpu.offset_attribute(offset),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(cpu.BEST_ISA),
   )

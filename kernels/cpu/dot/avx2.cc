@@ -59,9 +59,11 @@ bool GateAvx2(const GateArgs& args, const Parallel& parallel) {
   return GateRows(args, parallel);
 }
 
-bool AddOffsetsAvx2(const OffsetArgs& args, const Parallel& parallel) {
-  return AddOffsets(args, parallel);
+void SumBlocksAvx2(const Operand& x, const Operand& weights, float* sums) {
+  SumBlocks(x, weights, sums);
 }
+
+bool AddOffsetsAvx2(const OffsetArgs& args) { return AddOffsets(args); }
 
 }  // namespace jaxplugin
 

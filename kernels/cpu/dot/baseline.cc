@@ -26,9 +26,11 @@ bool GateBaseline(const GateArgs& args, const Parallel& parallel) {
   return GateRows(args, parallel);
 }
 
-bool AddOffsetsBaseline(const OffsetArgs& args, const Parallel& parallel) {
-  return AddOffsets(args, parallel);
+void SumBlocksBaseline(const Operand& x, const Operand& weights, float* sums) {
+  SumBlocks(x, weights, sums);
 }
+
+bool AddOffsetsBaseline(const OffsetArgs& args) { return AddOffsets(args); }
 
 }  // namespace jaxplugin
 

@@ -1,9 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What zero points or minima of a weight add to a dot (OffsetArgs). XLA would
-// write all terms to memory: for one row of bf16 x UINT4_128, 4096 x 4096, its
-// second dot takes 93 of 308 us (Zen 5, 2026-11).
+// What zero points or minima of a weight add to a dot. XLA would write all
+// terms to memory: for one row of bf16 x UINT4_128, 4096 x 4096, its second dot
+// takes 93 of 308 us (Zen 5, 2026-11).
 
 using Eight = float __attribute__((vector_size(32)));
 
@@ -66,118 +66,115 @@ JAXPLUGIN_ALWAYS_INLINE float TotalOfEight(const Eight& x) {
 // error of 87 units of the contract.
 constexpr int64_t kPlainSums = 8;
 
-// Returns sum_b sums[b] * term[b] of `count` terms, from term `first` on.
+// Writes the terms of a row of weights: what each value of a block has beside
+// code * scale. Zeros follow up to a multiple of kTermsMultiple.
 template <OffsetKind kScale, OffsetKind kOffset>
-JAXPLUGIN_ALWAYS_INLINE float DotOfTerms(const OffsetArgs& args, int64_t first,
-                                         int64_t count, const float* sums) {
+JAXPLUGIN_ALWAYS_INLINE void TermsOf(const Operand& weights, int64_t row,
+                                     float* terms) {
   constexpr bool kZeroPoints = kOffset >= OffsetKind::kUint8;
-  const float shift = args.code_offset;
-  const auto add = [&](int64_t i, Eight* to) {
-    Eight x, scale, offset;
-    LoadFloats(sums + i, &x);
-    DecodeEight(kScale, args.scale, first + i, &scale);
-    DecodeEight(kOffset, args.offset, first + i, &offset);
-    *to += x * (kZeroPoints ? (shift - offset) * scale : shift * scale + offset);
-  };
+  const float shift = weights.code_offset;
+  const int64_t count = weights.scale_cols;
+  const int64_t first = row * count;
   int64_t i = 0;
-  double result = 0;
-  while (i + 8 <= count) {
-    Eight total[2] = {};
-    const int64_t end = Min(count, i + 16 * kPlainSums);
-    for (; i + 16 <= end; i += 16) {
-      add(i, &total[0]);
-      add(i + 8, &total[1]);
-    }
-    if (i + 8 <= end) {
-      add(i, &total[0]);
-      i += 8;
-    }
-    result += TotalOfEight(total[0] + total[1]);
-  }
-  for (; i < count; ++i) {
-    const float scale = DecodeOffset(kScale, args.scale, first + i);
-    const float offset = DecodeOffset(kOffset, args.offset, first + i);
-    const float term =
+  for (; i + 8 <= count; i += 8) {
+    Eight scale, offset;
+    DecodeEight(kScale, weights.scale, first + i, &scale);
+    DecodeEight(kOffset, weights.offset, first + i, &offset);
+    const Eight term =
         kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
-    result += sums[i] * term;
+    __builtin_memcpy(terms + i, &term, sizeof(term));
+  }
+  for (int64_t j = i; j < RoundUp(count, kTermsMultiple); ++j) terms[j] = 0;
+  for (; i < count; ++i) {
+    const float scale = DecodeOffset(kScale, weights.scale, first + i);
+    const float offset = DecodeOffset(kOffset, weights.offset, first + i);
+    terms[i] = kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
+  }
+}
+
+// Returns sum_b sums[b] * terms[b]. `count` is a multiple of kTermsMultiple.
+JAXPLUGIN_ALWAYS_INLINE float DotOfTerms(const float* sums, const float* terms,
+                                         int64_t count) {
+  double result = 0;
+  for (int64_t i = 0; i < count;) {
+    Eight low{}, high{};
+    const int64_t end = Min(count, i + 16 * kPlainSums);
+    for (; i < end; i += 16) {
+      Eight x, term;
+      LoadFloats(sums + i, &x);
+      LoadFloats(terms + i, &term);
+      low += x * term;
+      LoadFloats(sums + i + 8, &x);
+      LoadFloats(terms + i + 8, &term);
+      high += x * term;
+    }
+    result += TotalOfEight(low + high);
   }
   return static_cast<float>(result);
 }
 
-// Writes the sums over the blocks of a row of x; the last block may be short.
-inline void SumBlocks(const OffsetArgs& args, int64_t row, float* sums) {
-  const OffsetKind kind = args.x_kind;
-  for (int64_t b = 0; b < args.blocks; ++b) {
-    int64_t i = row * args.k + b * args.block;
-    const int64_t end = row * args.k + Min(args.k, (b + 1) * args.block);
-    double sum = 0;
-    while (i + 8 <= end) {
-      Eight total{};
-      const int64_t chunk_end = Min(end, i + 8 * kPlainSums);
-      for (; i + 8 <= chunk_end; i += 8) {
-        Eight x;
-        DecodeEight(kind, args.x, i, &x);
-        total += x;
+// The last block of a row may be short. Zeros follow the sums of a row up to a
+// multiple of kTermsMultiple.
+inline void SumBlocks(const Operand& x, const Operand& weights, float* sums) {
+  const OffsetKind kind = x.format == Format::kF32    ? OffsetKind::kF32
+                          : x.format == Format::kBF16 ? OffsetKind::kBF16
+                                                      : OffsetKind::kF16;
+  const int64_t padded = RoundUp(weights.scale_cols, kTermsMultiple);
+  for (int64_t row = 0; row < x.rows; ++row, sums += padded) {
+    for (int64_t b = 0; b < padded; ++b) {
+      int64_t i = row * x.k + Min(x.k, b * weights.block);
+      const int64_t end = row * x.k + Min(x.k, (b + 1) * weights.block);
+      double sum = 0;
+      while (i + 8 <= end) {
+        Eight total{};
+        const int64_t chunk_end = Min(end, i + 8 * kPlainSums);
+        for (; i + 8 <= chunk_end; i += 8) {
+          Eight eight;
+          DecodeEight(kind, x.values, i, &eight);
+          total += eight;
+        }
+        sum += TotalOfEight(total);
       }
-      sum += TotalOfEight(total);
+      for (; i < end; ++i) sum += DecodeOffset(kind, x.values, i);
+      sums[b] = static_cast<float>(sum);
     }
-    for (; i < end; ++i) sum += DecodeOffset(kind, args.x, i);
-    sums[b] = static_cast<float>(sum);
   }
 }
 
 template <OffsetKind kScale, OffsetKind kOffset>
-inline bool AddOffsetsOf(const OffsetArgs& args, const Parallel& parallel) {
-  // A second thread takes 3 us to start, in which one thread multiplies a row
-  // by this many terms.
-  constexpr int64_t kSerial = int64_t{1} << 15;
-  float* const sums = static_cast<float*>(
-      AcquireScratch(args.m * Max(args.blocks, 1) * sizeof(float)));
-  if (sums == nullptr) return false;
-  for (int64_t i = 0; i < args.m; ++i) {
-    SumBlocks(args, i, sums + i * args.blocks);
+inline bool AddOffsetsOf(const OffsetArgs& args) {
+  const int64_t padded = RoundUp(args.weights->scale_cols, kTermsMultiple);
+  Scratch scratch(padded * sizeof(float));
+  float* const terms = reinterpret_cast<float*>(scratch.get());
+  if (terms == nullptr) return false;
+  for (int64_t j = 0; j < args.n; ++j) {
+    TermsOf<kScale, kOffset>(*args.weights, args.row + j, terms);
+    for (int64_t i = 0; i < args.m; ++i) {
+      args.out[i * args.out_stride + j] =
+          args.result[i * args.result_stride + j] +
+          DotOfTerms(args.sums + i * padded, terms, padded);
+    }
   }
-  const int64_t work = args.n * args.blocks * args.m;
-  const int64_t tasks = Min(args.n, CeilDiv(work, kSerial));
-  const Parallel serial{1, nullptr, nullptr};
-  const bool ok = ParallelFor(
-      tasks <= 1 ? serial : parallel, tasks, [&](int64_t task, int) {
-        const int64_t end = (task + 1) * args.n / tasks;
-        for (int64_t j = task * args.n / tasks; j < end; ++j) {
-          for (int64_t i = 0; i < args.m; ++i) {
-            args.out[i * args.n + j] =
-                args.result[i * args.n + j] +
-                DotOfTerms<kScale, kOffset>(args, j * args.blocks, args.blocks,
-                                            sums + i * args.blocks);
-          }
-        }
-      });
-  ReleaseScratch(sums);
-  return ok;
+  return true;
 }
 
 template <OffsetKind kScale>
-inline bool AddOffsetsOfScale(const OffsetArgs& args,
-                              const Parallel& parallel) {
-  switch (args.offset_kind) {
-    case OffsetKind::kF32:
-      return AddOffsetsOf<kScale, OffsetKind::kF32>(args, parallel);
+inline bool AddOffsetsOfScale(const OffsetArgs& args) {
+  switch (args.weights->offset_kind) {
+    case OffsetKind::kF32: return AddOffsetsOf<kScale, OffsetKind::kF32>(args);
     case OffsetKind::kBF16:
-      return AddOffsetsOf<kScale, OffsetKind::kBF16>(args, parallel);
-    case OffsetKind::kF16:
-      return AddOffsetsOf<kScale, OffsetKind::kF16>(args, parallel);
+      return AddOffsetsOf<kScale, OffsetKind::kBF16>(args);
+    case OffsetKind::kF16: return AddOffsetsOf<kScale, OffsetKind::kF16>(args);
     case OffsetKind::kUint8:
-      return AddOffsetsOf<kScale, OffsetKind::kUint8>(args, parallel);
-    default: return AddOffsetsOf<kScale, OffsetKind::kInt8>(args, parallel);
+      return AddOffsetsOf<kScale, OffsetKind::kUint8>(args);
+    default: return AddOffsetsOf<kScale, OffsetKind::kInt8>(args);
   }
 }
 
-inline bool AddOffsets(const OffsetArgs& args, const Parallel& parallel) {
-  switch (args.scale_kind) {
-    case OffsetKind::kF32:
-      return AddOffsetsOfScale<OffsetKind::kF32>(args, parallel);
-    case OffsetKind::kBF16:
-      return AddOffsetsOfScale<OffsetKind::kBF16>(args, parallel);
-    default: return AddOffsetsOfScale<OffsetKind::kF16>(args, parallel);
+inline bool AddOffsets(const OffsetArgs& args) {
+  switch (args.weights->scale_kind) {
+    case ScaleKind::kF32: return AddOffsetsOfScale<OffsetKind::kF32>(args);
+    case ScaleKind::kBF16: return AddOffsetsOfScale<OffsetKind::kBF16>(args);
+    default: return AddOffsetsOfScale<OffsetKind::kF16>(args);
   }
 }

@@ -53,26 +53,13 @@ int64_t Columns(const RaggedArgs& args) {
 
 int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
 
-// Returns rows [start, start + count) of an operand.
-Operand Rows(Operand x, int64_t start, int64_t count) {
-  x.values += start * x.row_bytes;
-  if (x.scale != nullptr) {
-    const int64_t first = x.scale_start + start;
-    const int64_t scale_row = first >> x.scale_shift;
-    x.scale += scale_row * x.scale_cols * ScaleSize(x.scale_kind);
-    x.scale_start = first - (scale_row << x.scale_shift);
-  }
-  x.rows = count;
-  return x;
-}
-
 // Returns the dot of a part's rows and columns [column, column + columns) of
 // its group's weight. The result goes to `out`.
 DotArgs PartOf(const RaggedArgs& args, const Part& part, int64_t column,
                int64_t columns, void* out) {
   DotArgs dot = args.dot;
-  dot.lhs = Rows(dot.lhs, part.row, part.rows);
-  dot.rhs = Rows(dot.rhs, part.group * args.dot.n + column, columns);
+  dot.lhs = RowsOf(dot.lhs, part.row, part.rows);
+  dot.rhs = RowsOf(dot.rhs, part.group * args.dot.n + column, columns);
   dot.m = part.rows;
   dot.n = columns;
   if (args.factors != nullptr) dot.global_scale = args.factors + part.group;

@@ -186,6 +186,7 @@ bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
     return QuantizeRows(kernels, scratch.get(), all, &integers) &&
            Dot(kernels, integers, all);
   }
+  if (args.rhs.offset != nullptr) return DotWithOffsets(kernels, args, all);
   Parallel parallel = all;
   parallel.threads = ThreadsOf(args, all.threads);
   uint32_t gave_up = 0;

@@ -1,9 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Zero points and minima are added within the bound of a dot."""
+"""Dots of weights with zero points or minima are within the bound of a dot."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 import sys
@@ -15,7 +16,7 @@ from absl.testing import parameterized
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
-UNIT = 2.0**-24
+CODE_OFFSET = 8
 FLOATS = (np.float32, testing.BF16, np.float16)
 OFFSETS = (np.uint8, np.int8, *FLOATS)
 SIZES = (  # m, n, k, block
@@ -25,114 +26,185 @@ SIZES = (  # m, n, k, block
   (3, 2, 33, 128),
   (2, 300, 4096, 16),
   (7, 9, 300, 300),
+  (33, 130, 96, 32),
+  (5, 700, 64, 32),
 )
 
 
-def arrays(m, n, k, block, kinds=(np.float32,) * 3, seed=0):
-  """Returns result, x, scale and offset."""
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Rows, weights, and the offsets of the weights' blocks."""
+
+  x: testing.Side
+  w: testing.Side
+  offset: np.ndarray
+
+  def call(self, **options):
+    return testing.call(self.x, self.w, **self._options(options))
+
+  def ragged(self, sizes, **options):
+    """Returns the dot of groups of rows; w has a matrix for each group."""
+    return testing.ragged_dot(
+      *(self.x.values[0], None, self.w.values, self.w.scale),
+      np.asarray(sizes, np.int32),
+      **testing.operand(self.x, "lhs_"),
+      **testing.operand(self.w, "rhs_"),
+      **self._options(options),
+    )
+
+  def _options(self, options):
+    attributes = {"rhs_code_offset": CODE_OFFSET}
+    return {"rhs_offset": self.offset, "attributes": attributes} | options
+
+  def exact(self):
+    """Returns the dot in f64, and the magnitude of its products."""
+    with np.errstate(invalid="ignore"):
+      scale = self.w.scale.astype(np.float64)
+      offset = self.offset.astype(np.float64)
+      if self.offset.dtype.kind in "iu":
+        terms = (CODE_OFFSET - offset) * scale
+        sizes = np.abs(terms)
+      else:
+        terms = CODE_OFFSET * scale + offset
+        sizes = np.abs(CODE_OFFSET * scale) + np.abs(offset)
+      terms, sizes = (
+        np.repeat(a, self.w.block, axis=-1)[..., : self.w.exact.shape[-1]]
+        for a in (terms, sizes)
+      )
+      turned = lambda a: np.swapaxes(a, -1, -2)
+      return (
+        self.x.exact @ turned(self.w.exact + terms),
+        np.abs(self.x.exact) @ turned(np.abs(self.w.exact) + sizes),
+      )
+
+  def assert_within(self, found, rows=slice(None)):
+    exact, magnitude = self.exact()
+    error = np.abs(np.asarray(found, np.float64) - exact)[..., rows, :]
+    limit = 2 * testing.DOT_ERROR * magnitude[..., rows, :] + 1e-30
+    np.testing.assert_array_less(error, limit)
+
+
+def random(
+  m, n, k, block, kinds=(np.float32,) * 3, seed=0, groups=1, x_format=None
+):
+  """Returns rows [1, m, k] and weights [groups, n, k]."""
   rng = np.random.default_rng(seed)
-  blocks = -(-k // block)
-  normal = lambda *shape: rng.normal(size=shape)
   x_kind, scale_kind, offset_kind = kinds
-  offset = normal(n, blocks)
+  scales = (groups, n, -(-k // block))
+  offset = rng.normal(size=scales)
   if np.dtype(offset_kind).kind in "iu":
-    offset = rng.integers(0, 100, (n, blocks))
-  return (
-    normal(m, n).astype(np.float32),
-    normal(m, k).astype(x_kind),
-    normal(n, blocks).astype(scale_kind),
+    offset = rng.integers(0, 100, scales)
+  x_format = x_format or (x_kind, None, 32)
+  x_scale = rng.uniform(0.5, 1, (1, m, -(-k // x_format[2])))
+  values = rng.normal(size=(1, m, k)) * (1 if x_format[1] is None else 40)
+  return Case(
+    testing.Side(x_format, values, x_scale),
+    testing.Side(
+      (np.int8, scale_kind, block),
+      rng.integers(-8, 8, (groups, n, k)),
+      rng.normal(size=scales),
+    ),
     offset.astype(offset_kind),
   )
 
 
-def exact(result, x, scale, offset, block, code_offset=8):
-  """Returns the sum and its magnitude in f64."""
-  result, x, scale, minima = (
-    a.astype(np.float64) for a in (result, x, scale, offset)
-  )
-  terms = code_offset * scale + minima
-  if offset.dtype.kind in "iu":
-    terms = (code_offset - minima) * scale
-  terms = np.repeat(terms, block, axis=1)[:, : x.shape[1]]
-  magnitude = np.abs(code_offset * scale) + np.abs(minima)
-  if offset.dtype.kind in "iu":
-    magnitude = np.abs(terms[:, ::block])
-  magnitude = np.repeat(magnitude, block, axis=1)[:, : x.shape[1]]
-  return result + x @ terms.T, np.abs(result) + np.abs(x) @ magnitude.T
-
-
-class AddOffsetsTest(parameterized.TestCase):
+class OffsetsTest(parameterized.TestCase):
   @parameterized.parameters(*testing.ISAS)
-  def test_sums_are_within_the_bound(self, isa):
-    for kinds in itertools.product(FLOATS, FLOATS, OFFSETS):
-      for m, n, k, block in SIZES:
-        given = arrays(m, n, k, block, kinds, seed=k)
-        found = testing.add_offsets(*given, block_size=block, isa=isa)
-        expected, magnitude = exact(*given, block)
-        with self.subTest(kinds=kinds, sizes=(m, n, k, block)):
-          error = np.abs(np.asarray(found, np.float64) - expected)
-          self.assertLess(np.max(error / magnitude), 16 * UNIT)
+  def test_dots_are_within_the_bound(self, isa):
+    all_kinds = itertools.product(FLOATS, FLOATS, OFFSETS)
+    for kinds, sizes in zip(all_kinds, itertools.cycle(SIZES), strict=False):
+      case = random(*sizes, kinds, seed=sizes[2])
+      with self.subTest(kinds=kinds, sizes=sizes):
+        case.assert_within(case.call(isa=isa))
 
   @parameterized.product(
     isa=testing.ISAS, k=(4096, 65536), block=(32, 4096, 65536)
   )
   def test_sums_of_equal_numbers_are_within_the_bound(self, isa, k, block):
-    blocks = -(-k // block)
-    given = (
-      np.zeros((1, 2), np.float32),
-      np.full((1, k), 0.1, np.float32),
-      np.ones((2, blocks), np.float32),
-      np.full((2, blocks), 0.3, np.float32),
+    scales = (1, 2, -(-k // block))
+    case = Case(
+      testing.Side((np.float32, None, 32), np.full((1, 1, k), 0.1), None),
+      testing.Side(
+        (np.int8, np.float32, min(block, k)),
+        np.zeros((1, 2, k)),
+        np.ones(scales),
+      ),
+      np.full(scales, 0.3, np.float32),
     )
-    found = testing.add_offsets(
-      *given, block_size=block, code_offset=0, isa=isa
-    )
-    expected, magnitude = exact(*given, block, code_offset=0)
-    error = np.abs(np.asarray(found, np.float64) - expected)
-    self.assertLess(np.max(error / magnitude), 16 * UNIT)
+    case.assert_within(case.call(isa=isa))
 
   @parameterized.parameters(*testing.ISAS)
   def test_integers_are_exact(self, isa):
     rng = np.random.default_rng(1)
     for m, n, k, block in SIZES:
-      blocks = -(-k // block)
-      given = (
-        rng.integers(-9, 9, (m, n)).astype(np.float32),
-        rng.integers(-4, 5, (m, k)).astype(testing.BF16),
-        np.exp2(rng.integers(-2, 3, (n, blocks))).astype(np.float16),
-        rng.integers(0, 16, (n, blocks)).astype(np.uint8),
+      scales = (1, n, -(-k // block))
+      case = Case(
+        testing.Side(
+          (testing.BF16, None, 32), rng.integers(-4, 5, (1, m, k)), None
+        ),
+        testing.Side(
+          (np.int8, np.float16, block),
+          rng.integers(-8, 8, (1, n, k)),
+          np.exp2(rng.integers(-2, 3, scales)),
+        ),
+        rng.integers(0, 16, scales).astype(np.uint8),
       )
-      found = testing.add_offsets(*given, block_size=block, isa=isa)
-      np.testing.assert_array_equal(found, exact(*given, block)[0])
+      np.testing.assert_array_equal(case.call(isa=isa), case.exact()[0])
+
+  @parameterized.product(isa=testing.ISAS, m=(1, 3, 40))
+  def test_rows_may_be_quantized(self, isa, m):
+    case = random(m, 70, 320, 32, x_format=(np.int8, np.float32, 32))
+    case.assert_within(case.call(isa=isa))
+
+  @parameterized.product(isa=testing.ISAS, sizes=((1, 0, 2), (0, 40, 5)))
+  def test_groups_have_the_offsets_of_their_weights(self, isa, sizes):
+    case = random(sum(sizes) + 1, 800, 96, 32, groups=3)
+    found = case.ragged(sizes, isa=isa)
+    ends = np.cumsum(sizes)
+    exact, magnitude = case.exact()
+    for group, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
+      error = np.abs(found[start:end] - exact[group, start:end])
+      limit = 2 * testing.DOT_ERROR * magnitude[group, start:end] + 1e-30
+      np.testing.assert_array_less(error, limit)
+    np.testing.assert_array_equal(found[ends[-1] :], 0)
 
   @parameterized.parameters(*testing.ISAS)
   def test_only_the_row_and_column_of_a_nan_are_nan(self, isa):
-    result, x, scale, offset = arrays(3, 20, 200, 32)
-    x[1, 7], offset[4, 3] = np.nan, np.inf
-    found = testing.add_offsets(
-      result, x, scale, offset, block_size=32, isa=isa
-    )
-    finite = np.isfinite(np.asarray(found))
-    expected = np.ones((3, 20), bool)
-    expected[1], expected[:, 4] = False, False
-    np.testing.assert_array_equal(finite, expected)
+    case = random(3, 20, 200, 32)
+    case.x.values[0, 1, 7], case.offset[0, 4, 3] = np.nan, np.inf
+    expected = np.ones((1, 3, 20), bool)
+    expected[0, 1], expected[0, :, 4] = False, False
+    np.testing.assert_array_equal(np.isfinite(case.call(isa=isa)), expected)
 
-  @parameterized.parameters(
-    ({"block_size": 0}, "block_size must be positive"),
-    ({"block_size": 16}, "scale must have ceil"),
-    ({"x": np.zeros((2, 64), np.int8)}, "x must be f32, bf16 or f16"),
-    ({"scale": np.zeros((5, 2), np.uint8)}, "scale must be f32, bf16 or f16"),
-    ({"offset": np.zeros((5, 3), np.uint8)}, "offset must be u8, s8"),
-    ({"offset": np.zeros((5, 2), np.int32)}, "offset must be u8, s8"),
-    ({"result": np.zeros((2, 4), np.float32)}, "result and out must be f32"),
-    ({"isa": 99}, "isa"),
-  )
-  def test_bad_arguments_are_errors(self, changed, message):
-    names = ("result", "x", "scale", "offset")
-    given = dict(zip(names, arrays(2, 5, 64, 32), strict=True))
-    given |= {"block_size": 32} | changed
-    with self.assertRaisesRegex(Exception, message):
-      testing.add_offsets(**given)
+  def test_bad_arguments_are_errors(self):
+    case = random(2, 5, 64, 32)
+    bf16 = case.offset.astype(testing.BF16)
+    for changed, message in (
+      ({"rhs_offset": case.offset[:, :4]}, "with the shape of rhs_scale"),
+      ({"rhs_offset": case.offset.astype(np.int32)}, "rhs_offset must be u8"),
+      ({"bias": np.zeros(5, np.float32)}, "without an epilogue if rhs has"),
+      ({"global_scale": np.ones((), np.float32)}, "got an epilogue"),
+      ({"attributes": {"activation": 1}}, "got an activation"),
+      ({"dtype": testing.BF16}, "must be f32 without an epilogue"),
+    ):
+      with self.subTest(message), self.assertRaisesRegex(Exception, message):
+        case.call(**changed)
+    sizes = np.array([1], np.int32)
+    with self.assertRaisesRegex(Exception, "must be f32 without an epilogue"):
+      case.ragged(sizes, attributes={"activation": 1})
+    case.ragged(sizes, rhs_offset=bf16)
+    batched = random(2, 5, 64, 32, groups=2)
+    with self.assertRaisesRegex(Exception, "rhs must have batch 1"):
+      testing.dot(
+        *(np.repeat(batched.x.values, 2, 0), None),
+        *(batched.w.values, batched.w.scale),
+        lhs_block_size=32,
+        rhs_block_size=32,
+        rhs_offset=batched.offset,
+      )
+    e8m0 = testing.gaussians("mxfp8", (1, 5, 64), np.random.default_rng(0))
+    with self.assertRaisesRegex(Exception, "rhs_scale must be f32, bf16 or"):
+      testing.call(case.x, e8m0, rhs_offset=case.offset)
 
 
 if __name__ == "__main__":

@@ -258,6 +258,7 @@ def dot(
   *,
   dtype=np.float32,
   shape=None,
+  rhs_offset=None,
   attributes=None,
   **options,
 ):
@@ -269,7 +270,10 @@ def dot(
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
   return _handle(
     "jaxplugin_block_scaled_dot",
-    _present(lhs, lhs_scale, rhs, rhs_scale, global_scale, bias, residual),
+    [
+      *_present(lhs, lhs_scale, rhs, rhs_scale, global_scale, bias, residual),
+      *([] if rhs_offset is None else [rhs_offset]),
+    ],
     jax.ShapeDtypeStruct(shape, dtype),
     _DOT_OPTIONS | _elements(lhs=lhs, rhs=rhs) | options | (attributes or {}),
   )
@@ -286,6 +290,7 @@ def ragged_dot(
   *,
   dtype=np.float32,
   shape=None,
+  rhs_offset=None,
   attributes=None,
   **options,
 ):
@@ -298,7 +303,11 @@ def ragged_dot(
     shape = (lhs.shape[0], rhs.shape[1] // (2 if is_gated else 1))
   return _handle(
     "jaxplugin_ragged_dot",
-    _present(lhs, lhs_scale, rhs, rhs_scale, group_sizes, global_scale, bias),
+    [
+      *_present(lhs, lhs_scale, rhs, rhs_scale),
+      *_present(group_sizes, global_scale, bias),
+      *([] if rhs_offset is None else [rhs_offset]),
+    ],
     jax.ShapeDtypeStruct(shape, dtype),
     _DOT_OPTIONS | _elements(lhs=lhs, rhs=rhs) | options | (attributes or {}),
   )
@@ -379,16 +388,6 @@ def dequantize(
     _present(values, scale, global_scale),
     jax.ShapeDtypeStruct((values.shape[0], k), dtype),
     {"isa": 0} | _elements(**{"": values}) | options,
-  )
-
-
-def add_offsets(result, x, scale, offset, **options):
-  """Calls jaxplugin_add_offsets."""
-  return _handle(
-    "jaxplugin_add_offsets",
-    [result, x, scale, offset],
-    jax.ShapeDtypeStruct(result.shape, np.float32),
-    {"code_offset": 8, "isa": 0} | options,
   )
 
 

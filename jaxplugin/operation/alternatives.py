@@ -1,0 +1,181 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operations that a kernel replaces on the devices that have it.
+
+A `Forms` has both forms of a computation, and `compute` leaves the choice to
+the lowering: the kernel if it supports the equation, else the operations.
+Derivatives are those of the operations.
+
+kernel_or_operations_p: operands -> array. Parameters: operations, a jaxpr;
+  forms, or None if no kernel computes the mapped operands; target, the target
+  of an enclosing `use_target`, or None.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+
+from jaxplugin.core import targets
+from jaxplugin.operation import primitive
+
+kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
+
+
+class Forms(abc.ABC):
+  """Both forms of a computation; subclasses are hashable.
+
+  Code that walks jaxprs sees only the operations, and counts a matmul once.
+  """
+
+  @property
+  def num_rows(self) -> int:
+    """The number of first operands that are rows [..., k].
+
+    If vmap maps only these, the kernel gets another leading dimension.
+    """
+    return 0
+
+  @abc.abstractmethod
+  def operations(self, *operands: Any) -> jax.Array:
+    """Returns the result of JAX's operations."""
+
+  @abc.abstractmethod
+  def kernel(
+    self, context: primitive.LoweringContext
+  ) -> Callable[..., jax.Array] | None:
+    """Returns the function that calls the kernel, or None if it cannot.
+
+    Args:
+      context: the equation. Its module may have kernels.
+    """
+
+
+def compute(forms: Forms, *operands: Any) -> jax.Array:
+  """Computes `forms` of the operands."""
+  if any(isinstance(x, jax.core.Tracer) for x in operands):
+    return _bind(forms, *operands)
+  return _compiled(forms, *operands)
+
+
+def _bind(forms: Forms, *operands: Any) -> jax.Array:
+  return kernel_or_operations_p.bind(
+    *operands,
+    operations=jax.make_jaxpr(forms.operations)(*operands),
+    forms=forms,
+    target=targets.overriding_target(),
+  )
+
+
+_compiled = jax.jit(_bind, static_argnums=0)
+
+
+def _function(operations: Any) -> Callable[..., jax.Array]:
+  function = extend_core.jaxpr_as_fun(operations)
+  return lambda *operands: function(*operands)[0]
+
+
+def _of_some(
+  operations: Any, operands: Sequence[Any], indices: Sequence[int]
+) -> Callable[..., jax.Array]:
+  """Returns the operations as a function of the operands at `indices`."""
+
+  def function(*some: jax.Array) -> jax.Array:
+    given = dict(zip(indices, some, strict=True))
+    return _function(operations)(
+      *(given.get(i, x) for i, x in enumerate(operands))
+    )
+
+  return function
+
+
+def _jvp(
+  primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[Any, Any]:
+  result = kernel_or_operations_p.bind(*primals, **params)
+  active = [
+    i
+    for i, t in enumerate(tangents)
+    if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0
+  ]
+  if not active:
+    return result, ad.Zero(jax.typeof(result).to_tangent_aval())
+  _, tangent = jax.jvp(
+    _of_some(params["operations"], primals, active),
+    [primals[i] for i in active],
+    [tangents[i] for i in active],
+  )
+  return result, tangent
+
+
+def _transpose(
+  g: jax.Array, *operands: Any, operations: Any, **params: Any
+) -> list[jax.Array | None]:
+  del params
+  wanted = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+  transposed = jax.linear_transpose(
+    _of_some(operations, operands, wanted), *(operands[i].aval for i in wanted)
+  )
+  cotangents = dict(zip(wanted, transposed(g), strict=True))
+  return [cotangents.get(i) for i in range(len(operands))]
+
+
+def _batch(
+  operands: Sequence[Any],
+  dims: Sequence[int | None],
+  *,
+  operations: Any,
+  forms: Forms | None,
+  target: targets.Target | None,
+) -> tuple[jax.Array, int]:
+  rows = 0 if forms is None else forms.num_rows
+  are_rows = None not in dims[:rows] and set(dims[rows:]) <= {None}
+  operands = [
+    x if dim is None else jnp.moveaxis(x, dim, 0)
+    for x, dim in zip(operands, dims, strict=True)
+  ]
+  in_axes = tuple(None if dim is None else 0 for dim in dims)
+  function = jax.vmap(_function(operations), in_axes)
+  result = kernel_or_operations_p.bind(
+    *operands,
+    operations=jax.make_jaxpr(function)(*operands),
+    forms=forms if are_rows else None,
+    target=target,
+  )
+  return result, 0
+
+
+def _lower(
+  context: primitive.LoweringContext,
+  *,
+  operations: Any,
+  forms: Forms | None,
+  target: targets.Target | None,
+) -> Callable[..., jax.Array]:
+  del target
+  kernel = None
+  if forms is not None and context.module.kernels_refusal() is None:
+    kernel = forms.kernel(context)
+  return kernel or _function(operations)
+
+
+primitive.register(
+  kernel_or_operations_p,
+  who="block_scaled_dot",
+  abstract_eval=lambda *avals, operations, **params: operations.out_avals[0],
+  batch=_batch,
+  jvp=_jvp,
+  lower=_lower,
+)
+ad.primitive_transposes[kernel_or_operations_p] = _transpose
+# Without jit, a compiled program would be used once.
+kernel_or_operations_p.def_impl(
+  lambda *operands, operations, **params: _function(operations)(*operands)
+)
