@@ -181,7 +181,8 @@ class _Total(alternatives.Forms):
       return None
     call = self._flat(context.avals_in[:-1])
     problem = call.problem()
-    if problem.m > _MOST_ROWS or cpu_configs.is_turned(problem.m, problem.n):
+    rows = math.prod(shapes[0][:-1])
+    if rows > _MOST_ROWS or cpu_configs.is_turned(rows, problem.n):
       return None
     decision = backends.choose(
       problem, context.target, call.implementation, overlay=call.overlay

@@ -7,7 +7,8 @@ a primitive's rules for lowering, batching, derivatives and partitioning.
 `choice` chooses between the backends of an operation, and `logs` reports what a
 lowered program runs.
 
-`alternatives` leaves the choice between a kernel and operations to the lowering.
+`alternatives` leaves the choice between a kernel and operations to the
+lowering.
 
 `split` splits an operation over devices. `notation` names its dimensions
 ("mk, nk -> mn"), `assignment` assigns mesh axes to them, and `byte_arrays`
