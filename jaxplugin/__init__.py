@@ -19,6 +19,7 @@ from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 from jaxplugin import backends as backends
 from jaxplugin import checkpoints as checkpoints
 from jaxplugin import nn as nn
+from jaxplugin import repro as repro
 from jaxplugin import training as training
 from jaxplugin.arrays.layouts import pack_fp4 as pack_fp4
 from jaxplugin.arrays.layouts import swizzle_scale as swizzle_scale
@@ -183,6 +184,7 @@ __all__ = [
   "ragged_dot_general",
   "register_backend",
   "register_flax_serialization",
+  "repro",
   "rewrite",
   "scaled_dot",
   "shard",

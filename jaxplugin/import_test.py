@@ -41,6 +41,7 @@ PUBLIC_MODULES = (
   "jaxplugin",
   "jaxplugin.backends",
   "jaxplugin.checkpoints",
+  "jaxplugin.repro",
   "jaxplugin.nn",
   "jaxplugin.training",
   "jaxplugin.training.checkpoint_policies",
@@ -213,7 +214,10 @@ class NamesTest(absltest.TestCase):
     }
     self.assertEqual(
       modules,
-      {"backends", "checkpoint_policies", "checkpoints", "nn", "training"},
+      {
+        *("backends", "checkpoint_policies", "checkpoints", "nn"),
+        *("repro", "training"),
+      },
     )
 
   def test_docstrings_name_only_public_places(self):

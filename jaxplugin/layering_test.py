@@ -45,6 +45,7 @@ PACKAGES = (
     "stablehlo",
     "explanation",
     "exports",
+    "repro",
     "cli",
   ),
   *("__init__", "cutile", "lab", "__main__", "testing"),

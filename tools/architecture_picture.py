@@ -27,6 +27,7 @@ Box = tuple[str, ...]
 ROWS: Final[tuple[tuple[tuple[int, int, Box], ...], ...]] = (
   ((0, 3, ("lab",)),),
   ((0, 3, ("cli", "explanation")),),
+  ((2, 1, ("repro",)),),
   (
     (0, 1, ("checkpoints",)),
     (1, 1, ("rewriting", "params")),
@@ -53,7 +54,7 @@ PADDING: Final = 10
 SIZE: Final = 12
 # Colors of rows: packages for users, operations, shared packages, kernels.
 _COLORS: Final = (
-  *(drawing.ORANGE,) * 5,
+  *(drawing.ORANGE,) * 6,
   *(drawing.BLUE,) * 3,
   *(drawing.GREEN,) * 3,
   drawing.VERMILION,

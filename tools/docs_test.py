@@ -42,7 +42,10 @@ MESSAGES_OF_OTHERS = (
   *("NOT_FOUND", "Unable to load cuDNN", "Unsupported .version"),
   *("needs flatbuffers",),
 )
-MODULES = ("backends", "checkpoint_policies", "checkpoints", "nn", "training")
+MODULES = (
+  *("backends", "checkpoint_policies", "checkpoints", "nn", "repro"),
+  "training",
+)
 
 
 def slug(heading):

@@ -27,7 +27,7 @@ from jaxplugin import __main__ as command_line
 ROOT = site_pages.ROOT
 FOLDERS = ("jaxplugin", "kernels", "hlo_tests", "tools", "examples")
 MODULES = (
-  *(jp, jp.backends, jp.checkpoints, jp.nn, jp.training),
+  *(jp, jp.backends, jp.checkpoints, jp.nn, jp.repro, jp.training),
   jp.training.checkpoint_policies,
 )
 # Phrase -> what to write instead. Each is searched for in a part of a sentence.

@@ -42,6 +42,7 @@ _PUBLIC_MODULES: Final = (
   "jaxplugin.checkpoints",
   "jaxplugin.training.checkpoint_policies",
   "jaxplugin.backends",
+  "jaxplugin.repro",
 )
 
 

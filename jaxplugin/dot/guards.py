@@ -38,6 +38,8 @@ from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.operation import failures
+from jaxplugin.operation import primitive
 
 # Allowed relative error of an activation: 16 roundings of f32.
 _ACTIVATION_ERROR: Final = 16 * 2.0**-24
@@ -136,6 +138,8 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
   if record:
     raise record[0] from failure
   if failure is not None:
+    if text := failures.handler_failed(failure):
+      failure.add_note(text)
     raise failure
 
 
@@ -158,7 +162,7 @@ def check(result: jax.Array, call: calls.DotCall) -> None:
   if 0 not in result.shape:
     check_finite(
       result,
-      call.flatten(),
+      call,
       functools.partial(_unexplained, call.form()),
       who=sides.WHO,
       description=describe(
@@ -169,7 +173,7 @@ def check(result: jax.Array, call: calls.DotCall) -> None:
 
 def check_finite(
   result: jax.Array,
-  flat: list[jax.Array],
+  call: primitive.OperationCall,
   unexplained: Callable[[jax.Array, list[jax.Array]], NonFiniteValues],
   *,
   who: str,
@@ -179,13 +183,15 @@ def check_finite(
 
   Args:
     result: result of the call, not empty.
-    flat: arrays of the call.
+    call: the call.
     unexplained: (result, flat) -> elements that the arrays do not explain. It
       runs only if the result is not finite.
     who: name of the operation in the error.
     description: text about the call in the error.
   """
-  report = functools.partial(_report, who, description)
+  report = functools.partial(
+    _report, who, description, call.PRIMITIVE.name, call.form()
+  )
 
   def explain(result: jax.Array, flat: list[jax.Array]) -> None:
     function = unexplained
@@ -194,14 +200,15 @@ def check_finite(
       # The partitioner shards sums and slices across devices.
       replicated = NamedSharding(mesh, PartitionSpec())
       function = jax.sharding.auto_axes(function, out_sharding=replicated)
-    jax.debug.callback(report, *function(result, flat))
+    operands = flat if failures.is_on() else []
+    jax.debug.callback(report, operands, *function(result, flat))
 
   lax.cond(
     jnp.all(jnp.isfinite(result)),
     lambda result, flat: None,
     explain,
     result,
-    flat,
+    call.flatten(),
   )
 
 
@@ -292,24 +299,32 @@ def _first(is_true: jax.Array) -> list[jax.Array]:
 def _report(
   who: str,
   description: str,
+  operation: str,
+  form: Any,
+  operands: list[np.ndarray],
   count: np.ndarray,
   index: np.ndarray,
   actual: np.ndarray,
   expected: np.ndarray,
 ) -> None:
-  """Fails on the host if elements are unexplained.
+  """Fails on the host if elements are unexplained, and writes the call.
 
   Under `vmap` the callback also runs for entries without such elements.
   """
   if count == 0:
     return
   where = tuple(int(i) for i in np.asarray(index))
+  written = ""
+  if operands:
+    written = (
+      f"\n  {failures.write('debug_checks', [(operation, form, operands)])}"
+    )
   fail(
     NonFiniteError(
       f"{who}: {int(count)} of the result's elements are NaN or Inf although"
       f" the operands give finite ones; the first is {float(actual)} at"
       f" {where}, where the reference has {float(expected)}\n"
-      f"{description}"
+      f"{description}{written}"
     )
   )
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.pjit import jit_p
 
@@ -30,6 +31,23 @@ def with_vjp_exported_in(exported: Any, context: Callable[[], Any]) -> Any:
       return export_vjp(primal)
 
   return dataclasses.replace(exported, _get_vjp=in_context)
+
+
+def mesh_of(exported: Any, devices: Sequence[Any]) -> jax.sharding.Mesh:
+  """Returns a mesh of the first devices for calling an `Exported`.
+
+  It has the axes of the mesh that the `Exported` was made with, or one axis if
+  no argument is sharded.
+  """
+  used = np.array(devices[: exported.nr_devices])
+  for sharding in exported._in_named_shardings:
+    if sharding is not None and sharding.mesh.size == used.size:
+      return jax.sharding.Mesh(
+        used.reshape(sharding.mesh.axis_sizes),
+        sharding.mesh.axis_names,
+        axis_types=sharding.mesh.axis_types,
+      )
+  return jax.sharding.Mesh(used, ("devices",))
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import failures
 from jaxplugin.operation import logs
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
@@ -86,12 +87,18 @@ def register(
     lower: (context, **params) -> function of the operands, which is lowered.
   """
   rule = functools.partial(_lower, primitive, who, lower)
-  primitive.def_impl(functools.partial(lowering.impl, primitive))
+  primitive.def_impl(functools.partial(_impl, primitive))
   primitive.def_abstract_eval(abstract_eval)
   if jvp is not None:
     ad.primitive_jvps[primitive] = jvp
   batching.primitive_batchers[primitive] = batch
   lowering.register_kernels(primitive, rule)
+
+
+def _impl(primitive, *args, **params):
+  with failures.noted():
+    results = lowering.impl(primitive, *args, **params)
+    return jax.block_until_ready(results) if failures.is_on() else results
 
 
 def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
@@ -105,6 +112,7 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
     avals_out=ctx.avals_out,
     mesh=explicit_axes.mesh_of(ctx.avals_in),
   )
+  failures.remember(primitive.name, params, ctx.avals_in)
   with logs.lowering(primitive.name, jax_private.module_name(ctx)):
     results = mlir.lower_fun(
       lower(context, target=target, **params),
@@ -151,7 +159,7 @@ _SIDE_ARRAYS: Final = {
 }
 
 
-class _Form(enum.Enum):
+class Placeholder(enum.Enum):
   """Placeholder of an array in `OperationCall.form`."""
 
   ARRAY = "array"
@@ -198,7 +206,7 @@ class OperationCall:
 
   def form(self) -> Self:
     """Returns the call with placeholders as arrays, which is hashable."""
-    return self.with_arrays(**dict.fromkeys(self.arrays(), _Form.ARRAY))
+    return self.with_arrays(**dict.fromkeys(self.arrays(), Placeholder.ARRAY))
 
   def named(self, flat: Iterable[Any]) -> dict[str, Any]:
     """Returns {name: item} for a list with an item for each array."""

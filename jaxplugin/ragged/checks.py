@@ -46,7 +46,7 @@ def check(result: jax.Array, call: calls.Call) -> None:
   if 0 not in result.shape:
     guards.check_finite(
       result,
-      call.flatten(),
+      call,
       functools.partial(unexplained, call.form()),
       who=who,
       description=description,

@@ -96,6 +96,14 @@ def _versions() -> tuple[Any, ...]:
   )
 
 
+def versions() -> dict[str, str | None]:
+  """Returns the version of each package that changes results, by name."""
+  names = ("jaxplugin", *_DISTRIBUTIONS)
+  return {name: version(name) for name in names} | {
+    "cpu kernels": cpu_library.sources_digest()
+  }
+
+
 def version(distribution: str) -> str | None:
   """Returns the version of an installed distribution, else None."""
   try:

@@ -138,12 +138,13 @@ def _prefix(path: pathlib.Path) -> str:
   return f".{path.name}.new-"
 
 
-def replace(path: pathlib.Path, text: str) -> None:
+def replace(path: pathlib.Path, content: str | bytes) -> None:
   """Replaces the file in one step, after its new content is on the disk."""
   descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
   try:
     with open(descriptor, "wb") as file:
-      file.write(text.encode())
+      data = content.encode() if isinstance(content, str) else content
+      file.write(data)
       file.flush()
       os.fchmod(file.fileno(), _MODE)
       os.fsync(file.fileno())

@@ -313,6 +313,15 @@ def is_traced_by(x: Any, trace: Any) -> bool:
   return x is not None and x._trace is trace
 
 
+def bind(eqn: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+  """Runs an equation's operation with other arguments and parameters."""
+  bound = eqn.primitive.get_bind_params(params)
+  functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+  with eqn.ctx.manager:
+    results = eqn.primitive.bind(*functions, *args, **bound)
+  return list(results) if eqn.primitive.multiple_results else [results]
+
+
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
   """Returns the numbers of constants and of values in the carry of a `scan`."""
   if "num_consts" in params:

@@ -3,7 +3,7 @@
 """Checks results before they are timed, in NumPy and f64.
 
 The checks do not use the measured code. `ml_dtypes` decodes the operands, and
-this module has a second implementation of quantization.
+`quantization.reference` quantizes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
+from jaxplugin.quantization import reference as quantization_reference
 
 # Bounds in units of sum(|a * b|). The package documents `OURS_BOUND`. Peers do
 # not document bounds, so `PEER_BOUND` only finds wrong results. It allows 256
@@ -179,7 +180,7 @@ def relative_error(result: Any, lhs: Any, rhs: Any) -> float:
 def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   """Raises WrongResultError unless a sample of rows has the expected bits.
 
-  `quantize_rows` computes the expected bits.
+  `quantization.reference` computes the expected bits.
 
   Args:
     result: `x`, quantized along its last axis with scales rounded up.
@@ -189,12 +190,14 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   rows = some(len(x), _MAX_ROWS)
   format = result.format
   result = result.unpack()
-  global_scale = global_scale_of(x, format)
+  global_scale = quantization_reference.global_scale_of(x, format)
   if global_scale is not None:
     given = np.asarray(result.global_scale).item()
     if given != global_scale:
       raise WrongResultError(f"global scale {given}, expected {global_scale}")
-  values, scale = quantize_rows(x[rows], format, global_scale)
+  values, scale = quantization_reference.quantize_rows(
+    x[rows], format, global_scale
+  )
   for name, got, expected in (
     ("scale", result.scale, scale),
     ("values", result.values, values),
@@ -210,44 +213,6 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
         f" expected {expected[r, c]}; {np.count_nonzero(differ)} of"
         f" {differ.size} differ"
       )
-
-
-def global_scale_of(
-  x: np.ndarray, format: formats.BlockFormat
-) -> np.float32 | None:
-  """Returns the global scale of nonzero `x`; None if the format has none."""
-  if not format.has_global_scale:
-    return None
-  largest = format.scale_encoding.max * format.values_encoding.max
-  return np.float32(np.abs(x).max() / np.float32(largest))
-
-
-def quantize_rows(
-  x: np.ndarray, format: formats.BlockFormat, global_scale: np.float32 | None
-) -> tuple[np.ndarray, np.ndarray]:
-  """Quantizes finite f32[rows, k] as `quantization.quantize` does.
-
-  Returns:
-    Values and scale in the format's dtypes.
-  """
-  blocks = x.reshape(len(x), -1, format.block_size)
-  amax = np.abs(blocks).max(axis=-1, keepdims=True)
-  largest = format.values_encoding.max
-  if format.scale_is_power_of_two:
-    exponent = np.frexp(amax)[1] - 1 - format.values_encoding.max_exponent
-    exceeds = amax.astype(np.float64) > np.ldexp(largest, exponent)
-    exponent = np.where(amax == 0, -formats.E8M0_BIAS, exponent + exceeds)
-    exponent = np.clip(exponent, -formats.E8M0_BIAS, formats.E8M0_BIAS)
-    scale = (exponent + formats.E8M0_BIAS).astype(np.uint8).view(formats.E8M0)
-    quotient = np.ldexp(blocks.astype(np.float64), -exponent)
-  else:
-    number = np.float32(1) if global_scale is None else global_scale
-    scale = (amax / np.float32(largest) / number).astype(format.scale_dtype)
-    step = scale.astype(np.float32) * number
-    quotient = blocks / np.where(step == 0, np.float32(np.inf), step)
-  values = np.clip(quotient, -largest, largest).astype(np.float32)
-  values = values.astype(format.values_dtype).reshape(x.shape)
-  return values, scale[..., 0]
 
 
 def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:

@@ -29,9 +29,11 @@ from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import race
+from jaxplugin.repro import saving
 from jaxplugin.tables import resolution
 
 Tell = Callable[[Any], None]
@@ -127,7 +129,11 @@ def _check_one(
   _check_decision(problem, candidate, function, arrays)
   compiled = jax.jit(function)
   for _ in range(_RUNS):
-    found.check(compiled(arrays), expected, problem)
+    try:
+      found.check(compiled(arrays), expected, problem)
+    except operands.InexactResultError as error:
+      written = saving.write_failure("tuner", function, arrays)
+      raise operands.InexactResultError(f"{error} {written}".strip()) from None
 
 
 def _pinned(

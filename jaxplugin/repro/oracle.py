@@ -1,0 +1,376 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Results of calls in NumPy and f64, with bounds on the error of kernels.
+
+Only byte layouts (packed, interleaved, swizzled) are undone by the code of the
+package. The bound is the one of docs/concepts/numerics.md for any data:
+
+  32 roundings of f32, and for each 16 products a truncation of 2 roundings
+
+in units of sum(|a * b|), then the roundings of the epilogue and of the cast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import layouts
+from jaxplugin.dot import calls
+from jaxplugin.dot import reference
+from jaxplugin.dot import sides
+from jaxplugin.quantization import problems
+from jaxplugin.quantization import reference as quantization_reference
+from jaxplugin.ragged import calls as ragged
+from jaxplugin.ragged import epilogue
+
+_ROUNDING: Final = 2.0**-24
+_MIN_NORMAL: Final = 2.0**-126  # smaller f32 numbers may be flushed to 0
+_EPILOGUE_ROUNDINGS: Final = 16
+_MAX_SLOPE: Final = 1.13  # of gelu and silu
+# precision="fastest": int8 rows, or 4 sums of 33 numbers with 13 bits.
+_FASTEST: Final = 1 / 127 + 4 * 33 * 2.0**-13
+_LEAST: Final = 2.0**-96  # quantizing smaller numbers may flush some
+_MAX_WORK: Final = 1 << 35  # multiplications of one dot; some rows beyond
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expected:
+  """An exact result, or some rows of it.
+
+  Attributes:
+    exact: f64[batch, rows, columns], before the cast.
+    bound: largest error before the cast, of the same shape.
+    rows: the rows of the result, as [batch, rows, columns].
+  """
+
+  exact: np.ndarray
+  bound: np.ndarray
+  rows: np.ndarray
+
+  def check(self, result: Any, relative_error: float = 0.0) -> Difference:
+    """Compares a result of a kernel.
+
+    A NaN must be NaN. An element may be anything if its bound exceeds the range
+    of the result.
+
+    Args:
+      result: the result of the call.
+      relative_error: see `decisions.Plan`.
+    """
+    result = np.asarray(result)
+    info = jnp.finfo(result.dtype)
+    shape = (self.exact.shape[0], -1, self.exact.shape[2])
+    got = result.reshape(shape)[:, self.rows].astype(np.float64)
+    rounding = reference.rounding_error(result.dtype) + relative_error
+    tiny = max(_MIN_NORMAL, float(info.smallest_subnormal))
+    with np.errstate(invalid="ignore", over="ignore"):
+      size = np.abs(self.exact) + self.bound
+      limit = self.bound + size * rounding + tiny
+      ratio = np.abs(got - self.exact) / limit
+    ratio = np.where(np.isfinite(got), ratio, np.inf)
+    ratio = np.where(size < float(info.max), ratio, 0.0)
+    is_nan = np.isnan(self.exact)
+    ratio = np.where(is_nan, np.where(np.isnan(got), 0.0, np.inf), ratio)
+    if not ratio.size:
+      return Difference(ratio=0.0)
+    at = np.unravel_index(np.argmax(ratio), ratio.shape)
+    b, r, c = map(int, at)
+    flat = (b * shape_rows(result, shape) + int(self.rows[r])) * shape[2] + c
+    where = tuple(map(int, np.unravel_index(flat, result.shape)))
+    return Difference(
+      ratio=float(ratio[at]),
+      text=f"at {list(where)}: got {got[at]:.8g}, exact {self.exact[at]:.8g},"
+      f" bound {limit[at]:.3g}; {np.count_nonzero(ratio > 1)} of {ratio.size}"
+      " are beyond their bounds",
+    )
+
+
+def shape_rows(result: np.ndarray, shape: Sequence[int]) -> int:
+  """Returns the number of rows of a result as [batch, rows, columns]."""
+  return result.size // max(shape[0] * shape[2], 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+  """How much a result differs.
+
+  Attributes:
+    ratio: largest error divided by its bound; more than 1 is wrong.
+    text: place and numbers of the largest error.
+  """
+
+  ratio: float
+  text: str = ""
+
+  @property
+  def is_wrong(self) -> bool:
+    return not self.ratio <= 1
+
+
+def values(side: sides.Side) -> np.ndarray:
+  """Returns an operand in f64, without its global scale."""
+  if side.format is None:
+    return np.asarray(side.values).astype(np.float64)
+  side = side.as_elements().in_usual_order().with_linear_scale()
+  assert side.format is not None and side.axis is not None
+  return reference.oracle_dequantize(
+    np.asarray(side.values), np.asarray(side.scale), side.format, axis=side.axis
+  )
+
+
+def _f64(x: Any, shape: Sequence[int] = ()) -> np.ndarray:
+  return np.broadcast_to(np.asarray(x).astype(np.float64), shape or np.shape(x))
+
+
+def product(
+  lhs: np.ndarray, rhs: np.ndarray, *, is_fastest: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns [..., m, k] x [..., n, k] and the bound of its sums in f32."""
+  rhs = np.swapaxes(rhs, -1, -2)
+  k = lhs.shape[-1]
+  with np.errstate(invalid="ignore", over="ignore"):
+    exact = lhs @ rhs
+    magnitude = np.abs(lhs) @ np.abs(rhs)
+    bound = (32 + math.ceil(k / 16) * 2) * _ROUNDING * magnitude
+    if is_fastest:
+      for a, b in ((lhs, rhs), (np.swapaxes(rhs, -1, -2), None)):
+        largest = np.abs(a).max(axis=-1, keepdims=True, initial=0)
+        if b is None:
+          sums = np.abs(lhs).sum(-1, keepdims=True)
+          bound = bound + _FASTEST * sums * np.swapaxes(largest, -1, -2)
+        else:
+          sums = np.abs(b).sum(-2, keepdims=True)
+          bound = bound + _FASTEST * largest * sums
+    # A dequantized value below the range of f32 may be flushed to 0.
+    flushed = [np.where(np.abs(x) < _MIN_NORMAL, 0, x) for x in (lhs, rhs)]
+    if any((a != b).any() for a, b in zip(flushed, (lhs, rhs), strict=True)):
+      bound = bound + magnitude - np.abs(flushed[0]) @ np.abs(flushed[1])
+  return exact, bound
+
+
+def dot(call: calls.DotCall) -> Expected:
+  """Returns the exact result of a dot, of some rows if it is large."""
+  lhs, rhs = (_merged(side) for side in (call.lhs, call.rhs))
+  batch, m, k = lhs.shape
+  n = rhs.shape[1]
+  most = max(1, _MAX_WORK // max(batch * n * k, 1))
+  rows = np.unique(np.linspace(0, m - 1, min(m, most)).astype(np.int64))
+  exact, bound = product(lhs[:, rows], rhs, is_fastest=call.fastest_precision)
+
+  def of_rows(x: Any) -> Any:
+    return _f64(x, call.shape).reshape(batch, m, n)[:, rows]
+
+  scales = [call.global_scale, call.global_power]
+  if call.global_scale is None:  # else the others are its factors
+    scales = [call.first_global_scale, call.second_global_scale]
+  for scale in scales:
+    if scale is not None:
+      exact, bound = exact * of_rows(scale), bound * np.abs(of_rows(scale))
+  exact, bound = _activated(
+    exact,
+    bound,
+    None if call.bias is None else of_rows(call.bias),
+    call.activation,
+  )
+  if call.residual is not None:
+    residual = of_rows(call.residual)
+    bound = bound + _EPILOGUE_ROUNDINGS * _ROUNDING * np.abs(residual)
+    exact = exact + residual
+  return Expected(exact=exact, bound=bound, rows=rows)
+
+
+def _merged(side: sides.Side) -> np.ndarray:
+  """Returns an operand as f64[batch, rows, k]."""
+  x = values(side)
+  kinds = (side.batch, side.free, side.contracting)
+  sizes = [math.prod(x.shape[d] for d in dims) for dims in kinds]
+  return x.transpose([d for dims in kinds for d in dims]).reshape(sizes)
+
+
+_ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
+  "relu": lambda x: np.maximum(x, 0),
+  # by tanh: Hendrycks and Gimpel, arXiv:1606.08415
+  "gelu": lambda x: (
+    x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+  ),
+  "silu": lambda x: x * _sigmoid(x),
+}
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+  return (1 + np.tanh(x / 2)) / 2
+
+
+def _activated(
+  exact: np.ndarray,
+  bound: np.ndarray,
+  bias: np.ndarray | None,
+  activation: str | None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Applies bias and activation; returns the result and its bound."""
+  roundings = _EPILOGUE_ROUNDINGS * _ROUNDING
+  with np.errstate(invalid="ignore", over="ignore"):
+    bound = bound + roundings * np.abs(exact)
+    if bias is not None:
+      exact, bound = exact + bias, bound + roundings * np.abs(bias)
+    if activation is None:
+      return exact, bound
+    if activation in _ACTIVATIONS:
+      exact = _ACTIVATIONS[activation](exact)
+      return exact, _MAX_SLOPE * bound + roundings * np.abs(exact)
+    if activation == "swiglu":
+      gate, up = np.split(exact, 2, axis=-1)
+      gate_bound, up_bound = np.split(bound, 2, axis=-1)
+      gate = _ACTIVATIONS["silu"](gate)
+    else:  # "swigluoai", see ragged/epilogue.py
+      limit = epilogue.OAI_LIMIT
+      gate = np.minimum(exact[..., 0::2], limit)
+      gate = gate * _sigmoid(epilogue.OAI_ALPHA * gate)
+      up = np.clip(exact[..., 1::2], -limit, limit) + 1
+      gate_bound, up_bound = bound[..., 0::2], bound[..., 1::2]
+    gate_bound = _MAX_SLOPE * gate_bound + roundings * np.abs(gate)
+    exact = gate * up
+    bound = gate_bound * (np.abs(up) + up_bound) + np.abs(gate) * up_bound
+    return exact, bound + roundings * np.abs(exact)
+
+
+def ragged_dot(call: ragged.RaggedDotCall) -> Expected:
+  """Returns the exact result of a ragged dot. Rows without a group are 0."""
+  lhs = values(call.lhs)
+  rhs = np.moveaxis(values(call.rhs), call.rhs.contracting[0], 2)
+  shape = (call.num_rows, call.columns)
+  exact, bound = np.zeros(shape), np.zeros(shape)
+  bias = None if call.bias is None else np.zeros(shape)
+  for g, rows in enumerate(_groups(call)):
+    exact[rows], bound[rows] = product(
+      lhs[rows], rhs[g], is_fastest=call.fastest_precision
+    )
+    for scale in (call.global_scale, call.global_power):
+      if scale is not None:
+        factor = _f64(scale)
+        factor = factor[g] if factor.ndim == 1 else factor
+        factor = factor[rows] if factor.ndim == 2 else factor
+        exact[rows] *= factor
+        bound[rows] *= np.abs(factor)
+    if bias is not None:
+      bias[rows] = _f64(call.bias)[g]
+  exact, bound = _activated(exact, bound, bias, call.activation)
+  every = np.arange(call.num_rows)
+  return Expected(exact=exact[None], bound=bound[None], rows=every)
+
+
+def contraction(call: ragged.RaggedContraction) -> Expected:
+  """Returns the exact result of a ragged contraction."""
+  lhs, rhs = values(call.lhs), values(call.rhs)
+  sums = [product(lhs[rows].T, rhs[rows].T) for rows in _groups(call)]
+  exact, bound = (
+    np.stack(x).reshape(call.shape) for x in zip(*sums, strict=True)
+  )
+  for scale in (call.global_scale, call.global_power):
+    if scale is not None:
+      exact, bound = exact * _f64(scale), bound * np.abs(_f64(scale))
+  bound = bound + _EPILOGUE_ROUNDINGS * _ROUNDING * np.abs(exact)
+  return Expected(exact=exact, bound=bound, rows=np.arange(call.shape[1]))
+
+
+def _groups(call: ragged.Call) -> list[slice]:
+  """Returns the rows of each group."""
+  sizes = np.asarray(call.group_sizes).astype(np.int64)
+  ends = np.minimum(np.cumsum(np.maximum(sizes, 0)), call.num_rows)
+  return [
+    slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)
+  ]
+
+
+def dequantized(
+  problem: problems.DequantizationProblem,
+  arrays: Sequence[Any],
+) -> Expected:
+  """Returns the exact result of dequantizing."""
+  stored, scale = map(np.asarray, arrays[:2])
+  exact = reference.oracle_dequantize(
+    stored, scale, problem.format, axis=problem.axis
+  )
+  if len(arrays) > 2:
+    exact = exact * _f64(arrays[2])
+  exact = exact.reshape(1, 1, -1)
+  with np.errstate(invalid="ignore"):
+    bound = 2 * _ROUNDING * np.abs(exact)
+    # The values times the block scales may be flushed first.
+    bound = np.where(np.abs(exact) < _MIN_NORMAL, np.abs(exact), bound)
+  return Expected(exact=exact, bound=bound, rows=np.arange(1))
+
+
+def same_bits(got: Sequence[Any], expected: Sequence[Any]) -> Difference:
+  """Compares codes and scales, which all implementations compute alike."""
+  for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+    a, b = np.asarray(a), np.asarray(b)
+    codes = [x.reshape(-1).view(f"u{x.dtype.itemsize}") for x in (a, b)]
+    # The high half of the byte of a 4-bit float is not part of it.
+    mask = 15 if a.dtype == jnp.float4_e2m1fn else ~codes[0].dtype.type(0)
+    differ = (codes[0] ^ codes[1]) & mask != 0
+    if differ.any():
+      at = int(np.argmax(differ))
+      where = tuple(map(int, np.unravel_index(at, a.shape)))
+      return Difference(
+        ratio=math.inf,
+        text=f"result {i} at {list(where)}: got {codes[0][at]:#x}, expected"
+        f" {codes[1][at]:#x}; {np.count_nonzero(differ)} of {differ.size}"
+        " differ",
+      )
+  return Difference(ratio=0.0)
+
+
+def quantized(
+  problem: problems.QuantizationProblem, arrays: Sequence[Any]
+) -> list[np.ndarray] | None:
+  """Returns the expected codes; None for the options of training recipes.
+
+  Also None for numbers near the limits of f32, where platforms differ.
+  """
+  x = np.asarray(arrays[0]).astype(np.float32)
+  format = problem.format
+  sizes = np.abs(x[x != 0])
+  is_plain = (
+    set(problem.options) == {problems.NO_OPTIONS}
+    and problem.scale_rounding == "up"
+    and problem.scale_layout == layouts.LINEAR
+    and problem.num_maxima is None
+    and not (format.is_square or format.is_integer)
+    and all(len(b.dims) == 1 for b in problem.blockings)
+    and bool(((sizes > _LEAST) & (sizes < 1 / _LEAST)).all())
+  )
+  if not is_plain:
+    return None
+  found = []
+  for i, b in enumerate(problem.blockings):
+    scale: Any = None
+    if problem.computes_global_scale:
+      scale = quantization_reference.global_scale_of(x, format)
+    elif len(arrays) > 1:
+      given = np.asarray(arrays[1]).astype(np.float32)
+      scale = given[i] if given.ndim else given[()]
+    last = np.moveaxis(x, b.axis(), -1)
+    padding = -last.shape[-1] % b.multiple
+    last = np.pad(last, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+    codes, scales = quantization_reference.quantize_rows(
+      last.reshape(-1, last.shape[-1]), format, scale
+    )
+    stored = codes.view(np.uint8) if format.is_fp6 else codes
+    if problem.packed:
+      nibbles = codes.view(np.uint8) & 15
+      stored = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+    for result in (stored, scales):
+      result = result.reshape(*last.shape[:-1], -1)
+      found.append(np.moveaxis(result, -1, b.axis()))
+    if problem.computes_global_scale:
+      found.append(np.asarray(scale))
+  return found

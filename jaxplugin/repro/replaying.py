@@ -1,0 +1,425 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`replay`: compares each implementation of a file's calls with f64."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.core import blocking
+from jaxplugin.core import decisions
+from jaxplugin.core import error_context
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import calls
+from jaxplugin.dot import sides
+from jaxplugin.jaxext import exports_private
+from jaxplugin.operation import primitive
+from jaxplugin.operation import repro_data
+from jaxplugin.operation import repro_files
+from jaxplugin.quantization import backends as quantization_backends
+from jaxplugin.quantization import problems
+from jaxplugin.ragged import backends as ragged_backends
+from jaxplugin.ragged import calls as ragged
+from jaxplugin.repro import oracle
+from jaxplugin.repro import tapping
+from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
+
+_CLASSES: Final[dict[str, Any]] = {
+  kind.__name__: kind
+  for kind in (
+    *(calls.DotCall, ragged.RaggedDotCall, ragged.RaggedContraction),
+    *(sides.Side, formats.BlockFormat, formats.UnquantizedFormat),
+    *(problems.QuantizationProblem, problems.DequantizationProblem),
+    *(problems.RecipeOptions, blocking.Blocking),
+  )
+} | {repro_files.ARRAY: primitive.Placeholder.ARRAY}
+_MAX_TRIPS: Final = 16  # of a call in a loop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """One implementation of one call, compared with f64.
+
+  Attributes:
+    implementation: name of the backend, with its config if it has one.
+    ratio: largest error divided by its bound; more than 1 is wrong.
+    text: place and numbers of the largest error, or the error that it raised.
+    is_wrong: whether the result is wrong, or there is none.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.repro.Comparison(implementation="cpu", ratio=0.01).is_wrong
+    False
+  """
+
+  implementation: str
+  ratio: float
+  text: str = ""
+
+  @property
+  def is_wrong(self) -> bool:
+    return not self.ratio <= 1
+
+  def __str__(self) -> str:
+    if self.is_wrong:
+      return f"{self.implementation}: WRONG, {self.text}"
+    return f"{self.implementation}: correct, {self.ratio:.2g} of the bound"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayedCall:
+  """One call of a file.
+
+  Attributes:
+    description: its operation and problem.
+    comparisons: the implementations that support it here.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.repro.ReplayedCall(description="dot", comparisons=()).is_wrong
+    False
+  """
+
+  description: str
+  comparisons: tuple[Comparison, ...]
+
+  @property
+  def is_wrong(self) -> bool:
+    return any(x.is_wrong for x in self.comparisons)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+  """The result of `replay`. `print` shows a report.
+
+  Attributes:
+    calls: the calls, in the order of the program.
+    seed: seed of the data; None if the file has the data.
+    program: a sentence about the results of the whole program.
+    environment: versions, target and tuning digest when the file was written.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.repro.Replay(calls=(), seed=0, program="").first_wrong
+  """
+
+  calls: tuple[ReplayedCall, ...]
+  seed: int | None
+  program: str
+  environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def first_wrong(self) -> int | None:
+    """Position of the first call with a wrong result; None if none has."""
+    wrong = (i for i, call in enumerate(self.calls) if call.is_wrong)
+    return next(wrong, None)
+
+  def __str__(self) -> str:
+    return "\n".join(self.lines())
+
+  def to_json(self) -> str:
+    """Returns the attributes as JSON. An infinite ratio is null."""
+    fields = dataclasses.asdict(self) | {"first_wrong": self.first_wrong}
+    for call in fields["calls"]:
+      for one in call["comparisons"]:
+        one["ratio"] = one["ratio"] if math.isfinite(one["ratio"]) else None
+    return json.dumps(fields, indent=2)
+
+  def lines(self) -> Iterator[str]:
+    """Yields the lines of the report."""
+    saved = self.environment.get("versions", {})
+    here = repro_files.environment()["versions"]
+    for name, version in saved.items():
+      if version != here.get(name):
+        yield f"{name} was {version}, and is {here.get(name)} here"
+    if self.seed is None:
+      yield "data: from the file"
+    else:
+      yield f"data: generated from statistics, seed {self.seed}"
+    for i, call in enumerate(self.calls):
+      yield f"call {i}: {call.description}"
+      yield from (f"  {comparison}" for comparison in call.comparisons)
+    if self.program:
+      yield self.program
+    if self.first_wrong is None:
+      yield f"No call of {len(self.calls)} is wrong."
+    else:
+      yield f"The first wrong call is {self.first_wrong}."
+
+
+def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
+  """Compares the calls of a file of `save` with f64, on this machine.
+
+  Each implementation that supports a call here computes it. The operands come
+  from the program by XLA's operations, so a wrong call does not change the
+  operands of a later one. The first wrong call is therefore the first fault.
+  Quantized codes must have the expected bits.
+
+  The program with kernels is compared with the one by XLA's operations, if this
+  process has its platform and its number of devices. Data that the file does
+  not have are random numbers with the same statistics. A call in a loop is
+  compared in up to 16 trips; in a `while` loop in the last one.
+
+  Replaying runs the program in the file. Open only files of people you trust.
+
+  Args:
+    path: the file.
+    seed: seed of the random numbers.
+
+  Returns:
+    A `Replay`.
+
+  Raises:
+    TypeError: If an argument has a wrong type.
+    ValueError: If a `shard_map` of the program needs more devices.
+    jp.repro.ReproError: If the file is damaged or of another version.
+    OSError: If the file cannot be read.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> jp.repro.save("codes.zip", jp.quantize, jnp.ones((2, 32)), "mxfp8")
+    >>> print(str(jp.repro.replay("codes.zip")).splitlines()[-1])
+    No call of 1 is wrong.
+  """
+  if not isinstance(path, (str, os.PathLike)):
+    raise TypeError(
+      f"replay: path must be a string or an os.PathLike, got"
+      f" {error_context.shown(path)}"
+    )
+  seed = error_context.require_integer("replay", "seed", seed)
+  repro = repro_files.read(pathlib.Path(path))
+  arrays = repro.data
+  if arrays is None:
+    streams = np.random.default_rng(seed).spawn(len(repro.inputs))
+    arrays = tuple(
+      repro_data.generate(x.shape, x.dtype, x.statistics, rng)
+      for x, rng in zip(repro.inputs, streams, strict=True)
+    )
+  text = ""
+  operands: Sequence[Any] = arrays
+  if repro.reference is not None:
+    results, operands = _run_reference(repro.reference, arrays)
+    assert repro.program is not None
+    text = _program_text(repro.program, arrays, results)
+  return Replay(
+    calls=tuple(_replayed(call, operands) for call in repro.calls),
+    seed=seed if repro.data is None else None,
+    program=text,
+    environment=repro.environment,
+  )
+
+
+def num_devices(path: str | os.PathLike[str]) -> int:
+  """Returns the number of devices that the programs of a file need."""
+  repro = repro_files.read(pathlib.Path(path))
+  exported = [x for x in (repro.program, repro.reference) if x is not None]
+  return max([1, *(_deserialized(x).nr_devices for x in exported)])
+
+
+def _deserialized(data: bytes) -> jax.export.Exported:
+  try:
+    return jax.export.deserialize(bytearray(data))
+  # The reader of JAX's format raises what a damaged file makes it raise.
+  except Exception as error:
+    raise repro_files.ReproError(
+      f"the program cannot be read ({type(error).__name__}: {error}). Install"
+      " the version of JAX that wrote the file"
+    ) from None
+
+
+def _call(
+  exported: jax.export.Exported, arrays: Sequence[np.ndarray]
+) -> list[Any]:
+  """Calls an exported program on as many devices as it was exported for."""
+  platform = exported.platforms[0]
+  devices = jax.devices("gpu" if platform in ("cuda", "rocm") else platform)
+  if len(devices) < exported.nr_devices:
+    raise ValueError(
+      f"replay: the program needs {exported.nr_devices} {platform} devices, got"
+      f" {len(devices)}. Run python -m jaxplugin repro, or on CPUs set"
+      f" JAX_NUM_CPU_DEVICES={exported.nr_devices}"
+    )
+  mesh = exports_private.mesh_of(exported, devices)
+  shardings = exported.in_shardings_jax(mesh)
+  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  placed = [
+    jax.device_put(x, sharding or everywhere)
+    for x, sharding in zip(arrays, shardings, strict=True)
+  ]
+  return jax.tree.leaves(jax.jit(exported.call)(*placed))
+
+
+def _run_reference(
+  data: bytes, arrays: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Returns the results of the program, and the taps."""
+  exported = _deserialized(data)
+  results, taps = jax.tree.unflatten(exported.out_tree, _call(exported, arrays))
+  return list(map(np.asarray, results)), [
+    np.asarray(x) for t in taps for x in t
+  ]
+
+
+def _program_text(
+  data: bytes, arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> str:
+  """Compares the results of the program with kernels; returns a sentence."""
+  exported = _deserialized(data)
+  platform = exported.platforms[0]
+  try:
+    got = list(map(np.asarray, _call(exported, arrays)))
+  except (RuntimeError, ValueError) as error:
+    what = str(error).partition("\n")[0]
+    return f"The program with {platform} kernels did not run: {what}"
+  worst = 0.0
+  for a, b in zip(got, expected, strict=True):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if (np.isfinite(a) != np.isfinite(b)).any():
+      return "The program with kernels has NaN or Inf at other places."
+    off, norm = (float(np.linalg.norm(np.nan_to_num(x))) for x in (a - b, b))
+    worst = max(worst, off / max(norm, 1e-30))
+  return (
+    "The results of the program with kernels differ from those by XLA's"
+    f" operations by {worst:.2g} of their norm."
+  )
+
+
+def _replayed(
+  call: repro_files.CallRecord, arrays: Sequence[Any]
+) -> ReplayedCall:
+  """Compares all implementations of one call, in each trip of its loops."""
+  bound = tapping.PRIMITIVES.get(call.operation)
+  form = repro_files.decode(call.form, _CLASSES)
+  if bound is None:
+    raise repro_files.ReproError(f"there is no operation {call.operation}")
+  try:
+    operands = [arrays[i] for i in call.operands]
+  except IndexError:
+    raise repro_files.ReproError("an operand of a call is missing") from None
+  worst: dict[str, Comparison] = {}
+  for trip in _trips(operands, call.loops):
+    for one in _comparisons(bound, form, trip, call.decisions):
+      before = worst.setdefault(one.implementation, one)
+      if not one.ratio <= before.ratio:
+        worst[one.implementation] = one
+  name = f" ({call.name})" if call.name else ""
+  return ReplayedCall(
+    description=f"{call.operation} {call.description}{name}",
+    comparisons=tuple(worst.values()),
+  )
+
+
+def _trips(operands: Sequence[Any], loops: int) -> Iterator[list[Any]]:
+  """Yields the operands of some trips, among them the first and the last."""
+  if loops == 0:
+    yield list(operands)
+    return
+  each = [np.asarray(x) for x in operands]
+  each = [x.reshape(-1, *x.shape[loops:]) for x in each]
+  count = len(each[0])
+  chosen = np.linspace(0, count - 1, min(count, _MAX_TRIPS)).astype(int)
+  for i in np.unique(chosen):
+    yield [x[i] for x in each]
+
+
+def _comparisons(
+  bound: Any, form: Any, operands: Sequence[Any], decided: Sequence[Any]
+) -> Iterator[Comparison]:
+  """Yields a comparison for each implementation that supports the call."""
+  arrays = list(map(jnp.asarray, operands))
+  problem, operation, check, run = _call_of(bound, form, arrays)
+  target = targets.current_target()
+  found = operation.backends()
+  candidates: dict[tuple[str, decisions.Fields], None] = {
+    (name, ()): None
+    for name, backend in found.items()
+    if backend.supports(problem, target) is None
+    and backend.lowering_refusal(target) is None
+  }
+  for one in decided:
+    name, config = one["implementation"], tuple(sorted(one["config"].items()))
+    if (name, ()) in candidates and (
+      found[name].config_error(config, problem, target) is None
+    ):
+      candidates[name, config] = None
+  for name, config in candidates:
+    words = [name, *(f"{field}={value}" for field, value in config)]
+    plan = found[name].configured(config).plan(problem, target)
+    try:
+      difference = check(run(name, config), plan.relative_error)
+    # A kernel may raise any error. The other implementations still run.
+    except Exception as error:
+      text = f"{type(error).__name__}: {error}".partition("\n")[0]
+      difference = oracle.Difference(ratio=math.inf, text=text)
+    yield Comparison(
+      implementation=" ".join(words),
+      ratio=difference.ratio,
+      text=difference.text,
+    )
+
+
+_Run = Callable[[str, decisions.Fields], list[Any]]
+_Check = Callable[[list[Any], float], oracle.Difference]
+
+
+def _call_of(
+  bound: Any, form: Any, arrays: Sequence[Any]
+) -> tuple[Any, matching.MeasuredOperation[Any], _Check, _Run]:
+  """Returns the problem, the operation, the check of results, and a function.
+
+  The function computes the call by an implementation with a config.
+  """
+
+  def pinned(name: str, config: decisions.Fields) -> resolution.Overlay:
+    return resolution.Overlay(is_alone=True, pin=(name, config))
+
+  if isinstance(form, primitive.OperationCall):
+    call: Any = form.filled(arrays)
+
+    def run_call(name: str, config: decisions.Fields) -> list[Any]:
+      changed = call.replace(implementation=name, overlay=pinned(name, config))
+      return [primitive.bind(changed, None)]
+
+    problem = call.problem()
+    operation: Any = backends.OPERATION
+    exact: Any = oracle.dot
+    if bound is not calls.block_scaled_dot_p:
+      operation = ragged_backends.operation_of(problem)
+      exact = oracle.ragged_dot
+    if isinstance(call, ragged.RaggedContraction):
+      exact = oracle.contraction
+    expected = exact(call)
+    check = lambda results, relative: expected.check(results[0], relative)
+    return problem, operation, check, run_call
+
+  def run(name: str, config: decisions.Fields) -> list[Any]:
+    overlay = pinned(name, config)
+    results = bound.bind(*arrays, problem=form, target=None, overlay=overlay)
+    return results if bound.multiple_results else [results]
+
+  if isinstance(form, problems.DequantizationProblem):
+    exactly = oracle.dequantized(form, arrays)
+    check = lambda results, relative: exactly.check(results[0], relative)
+    return form, quantization_backends.DEQUANTIZE_OPERATION, check, run
+  codes = oracle.quantized(form, arrays) or run("xla", ())
+  check = lambda results, _: oracle.same_bits(results, codes)
+  return form, quantization_backends.QUANTIZE_OPERATION, check, run

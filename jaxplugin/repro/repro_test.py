@@ -1,0 +1,446 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A replay names the first wrong call; files have nothing else than asked."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+import zipfile
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.dot import backends
+from jaxplugin.dot.backends import cpu
+from jaxplugin.operation import failures
+from jaxplugin.operation import repro_files
+from jaxplugin.quantization import backends as quantization_backends
+from jaxplugin.quantization import problems
+from jaxplugin.ragged import backends as ragged_backends
+from jaxplugin.repro import oracle
+from jaxplugin.repro import replaying
+from jaxplugin.testing import command_lines
+
+RNG = np.random.default_rng(5)
+MARKER = "zanzibar"
+SECRET = np.float32(-1.2345678)
+TABLES = {
+  "dot": (backends.BACKENDS, "cpu"),
+  "quantize": (quantization_backends.QUANTIZE, "cpu"),
+  "dequantize": (quantization_backends.DEQUANTIZE, "cpu"),
+  "ragged": (ragged_backends.BACKENDS, "cpu"),
+}
+
+
+def normal(*shape):
+  return RNG.normal(size=shape).astype(np.float32)
+
+
+WEIGHTS = jp.quantize(normal(3, 64, 64), "mxfp8")
+EXPERTS = jp.quantize(normal(4, 64, 64), "nvfp4")
+
+
+def zanzibar(x, w, sizes):
+  """Seven calls: 1 before a scan with 1, and 5 after it."""
+  with jax.named_scope("zanzibar_scope"):
+    h = jax.jit(lambda zanzibar_x: jp.linear(zanzibar_x, WEIGHTS[0]))(x)
+
+    def layer(h, zanzibar_w):
+      return jnp.tanh(jp.linear(h, zanzibar_w)), None
+
+    h, _ = jax.lax.scan(layer, h, WEIGHTS)
+  w_q = jp.quantize(w, "nvfp4")
+  y = jp.block_scaled_dot(jp.quantize(h, "nvfp4"), w_q, activation="silu")
+  z = jp.ragged_dot(h, EXPERTS, sizes, activation="swiglu")
+  return {"zanzibar_key": (y, z, jp.dequantize(w_q, jnp.float32))}
+
+
+X = normal(9, 64)
+X[2, 3] = SECRET
+ARGS = (X, normal(33, 64), np.array([4, 0, 2, 3], np.int32))
+# (operation, number of the call) in the order of the program.
+DOT, LAYER, QUANTIZE, QUANTIZE_2, DOT_2, RAGGED, DEQUANTIZE = range(7)
+
+
+@contextlib.contextmanager
+def planted(operation, change, is_meant=lambda _: True):
+  """Makes the cpu implementation of an operation wrong."""
+  table, name = TABLES[operation]
+  right = table[name]
+
+  def emit(*args, **options):
+    results = right.emit(*args, **options)
+    if not is_meant(args[-2]):
+      return results
+    if isinstance(results, (list, tuple)):
+      return [change(results[0]), *results[1:]]
+    return change(results)
+
+  jax.clear_caches()
+  with mock.patch.dict(table, {name: dataclasses.replace(right, emit=emit)}):
+    yield
+  jax.clear_caches()
+
+
+class ReproTestCase(command_lines.CommandLineTestCase):
+  def setUp(self):
+    super().setUp()
+    self.path = str(self.directory / "a.zip")
+
+
+class BisectTest(ReproTestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.file = pathlib.Path(folder) / "seven.zip"
+    jp.repro.save(cls.file, zanzibar, *ARGS)
+
+  def test_correct_program_has_no_wrong_call(self):
+    found = jp.repro.replay(self.file)
+    self.assertIsNone(found.first_wrong, str(found))
+    self.assertLen(found.calls, 7)
+    for call in found.calls:
+      names = [x.implementation for x in call.comparisons]
+      self.assertContainsSubset(["cpu", "xla"], names)
+    self.assertIn("seed 0", str(found))
+    self.assertRegex(
+      found.program, r"differ .* by \d(\.\d)?e-0[5-9] of|by 0 of"
+    )
+
+  @parameterized.parameters(
+    (DOT, "dot", lambda problem: problem.m == 9 and problem.n == 64),
+    (DOT_2, "dot", lambda problem: problem.n == 33),
+    (QUANTIZE, "quantize", lambda problem: problem.shape == (33, 64)),
+    (QUANTIZE_2, "quantize", lambda problem: problem.shape == (9, 64)),
+    (RAGGED, "ragged", lambda problem: True),
+    (DEQUANTIZE, "dequantize", lambda problem: True),
+  )
+  def test_first_wrong_call_is_named(self, number, operation, is_meant):
+    def change(x):
+      return x.at[(0,) * x.ndim].set(jnp.asarray(1e3, x.dtype))
+
+    if operation == "quantize":
+      change = lambda x: x.at[0, 0].set(x[0, 0] ^ 1)
+    with planted(operation, change, is_meant):
+      found = jp.repro.replay(self.file)
+    self.assertEqual(found.first_wrong, number, str(found))
+    wrong = {x.implementation: x for x in found.calls[number].comparisons}
+    self.assertTrue(wrong["cpu"].is_wrong)
+    self.assertFalse(wrong["xla"].is_wrong)
+    self.assertIn(f"The first wrong call is {number}.", str(found))
+    self.assertRegex(
+      wrong["cpu"].text, r"at \[0, 0\]: got|result 0 at \[0, 0\]"
+    )
+
+  def test_error_of_an_implementation_is_its_comparison(self):
+    def fail(x):
+      raise RuntimeError("planted")
+
+    with planted("ragged", fail):
+      found = jp.repro.replay(self.file)
+    text = "\n".join(map(str, found.calls[RAGGED].comparisons))
+    self.assertIn("cpu: WRONG, RuntimeError: planted", text)
+
+  def test_command_prints_the_call_and_its_status_says_wrong(self):
+    status, out, _ = self.run_command("repro", str(self.file))
+    self.assertEqual(status, 0)
+    self.assertIn("No call of 7 is wrong.", out)
+    with planted("dequantize", lambda x: x + 1):
+      status, out, _ = self.run_command("repro", str(self.file), "--seed=4")
+    self.assertEqual(status, 1)
+    self.assertIn("seed 4", out)
+    self.assertIn(f"The first wrong call is {DEQUANTIZE}.", out)
+
+  def test_names_and_data_are_not_in_the_file(self):
+    everything = b"".join(members(self.file).values())
+    self.assertNotIn(MARKER.encode(), everything)
+    self.assertNotIn(b".py", everything)
+    self.assertNotIn(SECRET.tobytes(), everything)
+    self.assertNotIn(b"1.23456", everything)
+    for home in (str(pathlib.Path.home()), str(self.directory)):
+      self.assertNotIn(home.encode(), everything.replace(b"/", b"/"))
+
+  def test_equal_programs_give_equal_bytes(self):
+    jp.repro.save(self.path, zanzibar, *ARGS)
+    self.assertEqual(
+      pathlib.Path(self.path).read_bytes(), self.file.read_bytes()
+    )
+
+  def test_damaged_files_are_refused(self):
+    data = self.file.read_bytes()
+    for size in (0, 10, len(data) // 2, len(data) - 1):
+      path = self.write("short.zip", data[:size])
+      with self.assertRaisesRegex(jp.repro.ReproError, "short.zip: it is dam"):
+        jp.repro.replay(path)
+      status, _, err = self.run_command("repro", path)
+      self.assertEqual((status, err[:7]), (2, "error: "))
+
+  @parameterized.parameters(
+    ("version", 2, "it has version 2, and this jaxplugin reads 1"),
+    ("format", "other", "not a file of jp.repro.save"),
+  )
+  def test_other_versions_are_refused(self, name, value, message):
+    found = members(self.file)
+    manifest = json.loads(found["manifest.json"])
+    found["manifest.json"] = json.dumps(manifest | {name: value}).encode()
+    path = self.directory / "other.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+      for member, data in found.items():
+        archive.writestr(member, data)
+    with self.assertRaisesRegex(jp.repro.ReproError, message):
+      jp.repro.replay(path)
+
+  def test_unknown_field_of_a_call_names_the_remedy(self):
+    form = {"class": "Blocking", "dims": [0], "lead": [], "new": 1}
+    with self.assertRaisesRegex(jp.repro.ReproError, "Install the version"):
+      repro_files.decode(form, replaying._CLASSES)
+
+
+def members(path):
+  with zipfile.ZipFile(path) as archive:
+    return {name: archive.read(name) for name in archive.namelist()}
+
+
+class SaveTest(ReproTestCase):
+  def test_names_and_data_are_saved_if_asked(self):
+    w_q = WEIGHTS[0]
+
+    def zanzibar(x):
+      with jax.named_scope("zanzibar_scope"):
+        return jp.linear(x["zanzibar_x"], w_q)
+
+    jp.repro.save(self.path, zanzibar, {"zanzibar_x": X}, data=True, names=True)
+    found = members(self.path)
+    self.assertIn(b"['zanzibar_x']", found["manifest.json"])
+    self.assertIn(b"repro_test.py", found["manifest.json"])
+    self.assertIn(b"zanzibar_scope", found["manifest.json"])
+    read = repro_files.read(pathlib.Path(self.path))
+    np.testing.assert_array_equal(read.data[-1], X)
+    replay = jp.repro.replay(self.path)
+    self.assertIsNone(replay.first_wrong)
+    self.assertIn("data: from the file", str(replay))
+
+  @parameterized.parameters(
+    (lambda x: x + 1, {}, ValueError, "must have a block-scaled call"),
+    (
+      lambda x: jax.debug.print("{}", jp.quantize(x, "mxfp8").scale[0]),
+      {},
+      NotImplementedError,
+      "must not call Python",
+    ),
+    (
+      lambda x: jp.quantize(x, "mxfp8"),
+      {"data": True},
+      ValueError,
+      "data=True needs arrays",
+    ),
+    (jp.quantize, {"data": 1}, TypeError, "data must be True or False, got 1"),
+    (3, {}, TypeError, "fn must be a function, got 3"),
+  )
+  def test_refusals(self, fn, options, error, message):
+    x = jax.ShapeDtypeStruct((2, 64), jnp.float32)
+    with self.assertRaisesRegex(error, message):
+      jp.repro.save(self.path, fn, x, **options)
+    self.assertFalse(pathlib.Path(self.path).exists())
+
+  def test_loops_and_branches(self):
+    w = WEIGHTS[0]
+
+    def step(state):
+      return state[0] + 1, jnp.tanh(jp.linear(state[1], w))
+
+    def function(x, flag):
+      x = jax.lax.while_loop(lambda s: s[0] < 3, step, (0, x))[1]
+      return jax.lax.cond(
+        flag, lambda x: x, lambda x: jp.linear(x, WEIGHTS[1]), x
+      )
+
+    jp.repro.save(self.path, function, X, False)
+    is_meant = lambda problem: problem.n == 64
+    with planted("dot", lambda x: x.at[0, 0].add(1), is_meant):
+      found = jp.repro.replay(self.path)
+    self.assertEqual([x.is_wrong for x in found.calls], [True, True])
+
+
+class ShardedTest(ReproTestCase):
+  def operands(self, axis_type):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), (axis_type,) * 2)
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    return mesh, put(normal(8, 64), "data"), put(normal(32, 64), "model")
+
+  def test_sharded_program_is_replayed_on_eight_devices_and_on_one(self):
+    mesh, x, w = self.operands(AxisType.Auto)
+
+    @jax.jit
+    def function(x, w):
+      y = jp.linear(x, jp.quantize(w, "mxfp8"))
+      return jax.lax.with_sharding_constraint(y, NamedSharding(mesh, P("data")))
+
+    jp.repro.save(self.path, function, x, w)
+    self.assertEqual(replaying.num_devices(self.path), 8)
+    manifest = members(self.path)["manifest.json"]
+    self.assertIn("('data',) of {'data': 4, 'model': 2}", manifest.decode())
+    found = jp.repro.replay(self.path)
+    self.assertIsNone(found.first_wrong)
+    self.assertIn("of their norm", found.program)
+    with mock.patch.object(jax, "devices", lambda _: jax.local_devices()[:1]):
+      found = jp.repro.replay(self.path)
+    self.assertIsNone(found.first_wrong)
+    self.assertIn("needs 8 cpu devices, got 1", found.program)
+
+  def test_shards_of_a_shard_map_are_compared(self):
+    mesh, x, w = self.operands(AxisType.Auto)
+
+    @jax.shard_map(mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    def function(x):
+      return jp.linear(x, jp.quantize(np.asarray(w), "mxfp8"))
+
+    jp.repro.save(self.path, function, x)
+    is_meant = lambda problem: problem.m == 2
+    with planted("dot", lambda x: x.at[1, 1].set(99), is_meant):
+      found = jp.repro.replay(self.path)
+    self.assertEqual([x.is_wrong for x in found.calls], [False, True])
+    with (
+      mock.patch.object(jax, "devices", lambda _: jax.local_devices()[:1]),
+      self.assertRaisesRegex(ValueError, "JAX_NUM_CPU_DEVICES=8"),
+    ):
+      jp.repro.replay(self.path)
+
+
+class OracleTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (1.0, 0.4, False), (1.0, 3.0, True), (np.nan, 0.0, True), (np.inf, 0, True)
+  )
+  def test_bound_decides(self, got, off, is_wrong):
+    exact = np.ones((1, 2, 3))
+    expected = oracle.Expected(
+      exact=exact, bound=0 * exact + 1e-3, rows=np.arange(2)
+    )
+    result = np.full((2, 3), 1, np.float32)
+    result[1, 2] = got + off * 1e-3
+    difference = expected.check(result)
+    self.assertEqual(difference.is_wrong, is_wrong)
+    self.assertStartsWith(difference.text, "at [1, 2]")
+
+  def test_nan_must_be_nan_and_overflow_is_free(self):
+    exact = np.array([[[np.nan, 1e39]]])
+    expected = oracle.Expected(exact=exact, bound=0 * exact, rows=np.arange(1))
+    check = lambda *x: expected.check(np.array([x], np.float32)).is_wrong
+    self.assertFalse(check(np.nan, np.inf))
+    self.assertTrue(check(1.0, np.inf))
+
+  def test_rows_of_a_large_dot_are_sampled(self):
+    with mock.patch.object(oracle, "_MAX_WORK", 3 * 64 * 64):
+      x, w = normal(40, 64), WEIGHTS[0]
+      call = jax.make_jaxpr(jp.linear)(x, w).eqns
+      (eqn,) = [e for e in call if "call" in e.params]
+      arrays = [x, w.values, w.scale]
+      expected = oracle.dot(eqn.params["call"].filled(map(jnp.asarray, arrays)))
+    self.assertLen(expected.rows, 3)
+    result = np.array(jp.linear(x, w))
+    self.assertFalse(expected.check(result).is_wrong)
+    result[39, 5] += 1
+    self.assertStartsWith(expected.check(result).text, "at [39, 5]")
+
+
+class AutomaticTest(ReproTestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = self.directory / "failures"
+    self.enter_context(
+      mock.patch.dict("os.environ", {failures.VARIABLE: str(self.folder)})
+    )
+    jax.clear_caches()
+    self.addCleanup(jax.clear_caches)
+    self.enter_context(mock.patch.object(sys, "excepthook", lambda *_: None))
+    failures._hook.cache_clear()
+    failures._lowered.clear()
+
+  def files(self):
+    return sorted(self.folder.glob("*"))
+
+  def test_debug_checks_write_the_call_once(self):
+    x_q = jp.quantize(normal(5, 64), "mxfp8")
+    poison = lambda x: x.at[1, 1].set(np.nan)
+    with planted("dot", poison):
+      for _ in range(2):
+        with self.assertRaises(jp.NonFiniteError) as caught, jp.debug_checks():
+          jax.jit(jp.block_scaled_dot)(x_q, x_q)
+      (path,) = self.files()
+      self.assertIn(str(path), str(caught.exception))
+      replay = jp.repro.replay(path)
+    self.assertEqual(replay.first_wrong, 0)
+    self.assertIn("got nan", str(replay))
+    self.assertIsNone(jp.repro.replay(path).first_wrong)
+    everything = b"".join(members(path).values())
+    self.assertNotIn(b".py", everything)
+    self.assertEqual(repro_files.read(path).reason, "debug_checks")
+
+  @parameterized.parameters("eager", "debug_checks", "uncaught")
+  def test_error_of_a_kernel_writes_its_call(self, how):
+    x_q = jp.quantize(normal(5, 64), "mxfp8")
+
+    def call():
+      return jp.block_scaled_dot(x_q, x_q, implementation="cpu")
+
+    with mock.patch.object(cpu, "BEST_ISA", 77):
+      with self.assertRaises(jax.errors.JaxRuntimeError) as caught:
+        if how == "eager":
+          call()
+        with jp.debug_checks() if how == "debug_checks" else mock.MagicMock():
+          jax.jit(call)().block_until_ready()
+      if how == "uncaught":
+        sys.excepthook(type(caught.exception), caught.exception, None)
+      else:
+        notes = "\n".join(caught.exception.__notes__)
+        self.assertIn(str(self.files()[0]), notes)
+      (path,) = self.files()
+      jax.clear_caches()
+      (found,) = jp.repro.replay(path).calls
+    texts = {x.implementation: x.text for x in found.comparisons}
+    self.assertRegex(texts["cpu"], "isa must be")
+    self.assertEqual(repro_files.read(path).reason, "handler")
+
+  def test_other_errors_write_nothing(self):
+    jp.quantize(normal(5, 64), "mxfp8")
+    error = jax.errors.JaxRuntimeError("INTERNAL: something else")
+    self.assertEqual(failures.handler_failed(error), "")
+    self.assertEmpty(self.files())
+
+  def test_folder_has_limits(self):
+    def write(i):
+      x = jax.ShapeDtypeStruct((2, 32 * i + 32), np.dtype(np.float32))
+      problem = problems.QuantizationProblem.along(
+        1, shape=x.shape, dtype=x.dtype, format=jp.MXFP8
+      )
+      return failures.write("handler", [("block_quantize", problem, [x])])
+
+    with mock.patch.object(failures, "MAX_FILES", 2):
+      self.assertIn("To reproduce it", write(0))
+      self.assertIn("Written before", write(0))
+      self.assertIn("To reproduce it", write(1))
+      self.assertIn("has 2 files", write(2))
+    with mock.patch.object(failures, "MAX_BYTES", 100):
+      self.assertRegex(write(2), r"of \d+ bytes. Remove some")
+    self.assertLen(self.files(), 2)
+
+  def test_nothing_is_written_without_the_variable(self):
+    with mock.patch.dict("os.environ", {failures.VARIABLE: ""}):
+      self.assertEqual(failures.write("handler", []), "")
+      self.assertFalse(self.folder.exists())
+
+
+if __name__ == "__main__":
+  absltest.main()
