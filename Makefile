@@ -5,6 +5,7 @@
 #   make check        run the smoke tests
 #   make test         create the environment, run lint and the test suite
 #   make test-lab     run the tests that compile and execute GPU kernels
+#   make test-arm     run the tests of the Arm kernels in QEMU
 #   make test-all     run every test
 #   make test PYTHON=python3.12 VENV=.venv-3.12   test with another Python
 #   make lint         check formatting, lint rules and types
@@ -13,7 +14,7 @@
 #   make regenerate   rewrite the generated golden files
 #   make bazel        build the C++ library and run all tests with Bazel
 #   make bazel-format format WORKSPACE, BUILD.bazel and .bzl files (needs npm)
-#   make release      build an sdist and a wheel in dist/, check and test them
+#   make release      build an sdist and wheels in dist/, check and test them
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,7 +27,7 @@ MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: quickstart check test test-lab test-all lint docs golden regenerate bazel bazel-format release clean
+.PHONY: quickstart check test test-lab test-arm test-all lint docs golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart/quickstart.py
@@ -39,6 +40,9 @@ test: $(STAMP) lint
 
 test-lab: $(STAMP)
 	$(PYTEST) --leg lab
+
+test-arm: $(STAMP)
+	kernels/cpu/tests/emulate.sh aarch64 $(BIN)/python
 
 test-all: $(STAMP)
 	$(PYTEST)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import json
 import pathlib
+import platform
 import shlex
 import shutil
 import subprocess
@@ -21,10 +22,10 @@ from absl.testing import absltest
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 CMAKE: Final = ROOT / "kernels" / "cpu"
 BAZEL: Final = ROOT / "tools" / "bazel" / "cc.bzl"
-# Options that change the code, except -fPIC, which Bazel adds, and the
-# standard, which CMake omits if it is the compiler's default.
+# Options that change the code, except -fPIC and -fPIE, which Bazel adds, and
+# the standard, which CMake omits if it is the compiler's default.
 DECISIVE: Final = ("-O", "-W", "-f", "-m")
-ADDED: Final = ("-fPIC",)
+ADDED: Final = ("-fPIC", "-fPIE")
 
 
 def constants(path: pathlib.Path) -> dict[str, Any]:
@@ -57,9 +58,10 @@ def bazel_options(name: str, given: dict[str, Any]) -> set[str]:
   """Returns Bazel's compiler options of the file NAME.cc."""
   kind, _, isa = name.partition("/")
   options = set(given["COPTS"])
-  if isa in given["_ISA_COPTS"]:
+  if isa in given["_ISA_COPTS"] | given["_ARM_COPTS"]:
     options |= set(given[f"{kind.upper()}_COPTS"])
-    options |= set(given["_ISA_COPTS"][isa])
+    machine = "_ARM" if platform.machine() == "aarch64" else "_ISA"
+    options |= set(given[f"{machine}_COPTS"].get(isa, ()))
   return {option for option in options if option.startswith(DECISIVE)}
 
 

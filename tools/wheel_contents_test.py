@@ -66,6 +66,13 @@ class WheelTest(parameterized.TestCase):
       ["the wheel's CPU kernels did not compile"],
     )
 
+  def test_wheel_for_any_platform_has_no_library(self):
+    faults = [
+      wheel_contents.wheel_faults(names, MODULES, has_library=False)
+      for names in (WHEEL - {LIBRARY}, WHEEL)
+    ]
+    self.assertEqual(faults, [[], [f"the wheel has {LIBRARY}"]])
+
   @parameterized.parameters(
     "kernels/gpu/configs.py",
     "jaxplugin/dot/api_test.py",
@@ -152,9 +159,15 @@ class DirectoryTest(absltest.TestCase):
   def pack(self, wheel, sdist):
     folder = self.root / "dist"
     folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / "jaxplugin-1.2-py3-none-any.whl", "w") as out:
-      for name in wheel:
-        out.writestr(name, "")
+    for platform, machine in wheel_contents.MACHINES.items():
+      path = folder / f"jaxplugin-1.2-py3-none-{platform}.whl"
+      with zipfile.ZipFile(path, "w") as out:
+        for name in wheel:
+          if name != LIBRARY:
+            out.writestr(name, "")
+          elif machine is not None:
+            # Not a library, except for the field that is read.
+            out.writestr(name, bytes(18) + machine.to_bytes(2, "little"))
     with tarfile.open(folder / "jaxplugin-1.2.tar.gz", "w:gz") as out:
       for name in sdist:
         out.addfile(tarfile.TarInfo(f"jaxplugin-1.2/{name}"))
@@ -204,19 +217,38 @@ class DirectoryTest(absltest.TestCase):
     folder = self.pack(wheel, SDIST)
     self.assertEqual(wheel_contents.faults(folder, self.root), [])
     folder = self.pack(wheel | {"jaxplugin/dot/api_test.py"}, sdist)
+    extra = "the wheel has jaxplugin/dot/api_test.py"
     self.assertEqual(
       wheel_contents.faults(folder, self.root),
       [
-        "the wheel has jaxplugin/dot/api_test.py",
+        *(f"{platform}: {extra}" for platform in wheel_contents.MACHINES),
         "the sdist lacks kernels/gpu/configs.py",
       ],
+    )
+
+  def test_library_for_another_machine_is_told(self):
+    folder = self.pack(WHEEL, SDIST)
+    x86, arm = (
+      folder / f"jaxplugin-1.2-py3-none-manylinux_2_28_{machine}.whl"
+      for machine in ("x86_64", "aarch64")
+    )
+    arm.write_bytes(x86.read_bytes())
+    found = wheel_contents.faults(folder, self.root)
+    self.assertIn(
+      f"manylinux_2_28_aarch64: {LIBRARY} is for ELF machine 62, not 183", found
     )
 
   def test_directory_with_older_builds_is_refused(self):
     folder = self.pack(WHEEL, SDIST)
     (folder / "jaxplugin-1.1.tar.gz").write_text("")
     (found,) = wheel_contents.faults(folder, self.root)
-    self.assertIn("one wheel and one sdist, got 1 and 2", found)
+    self.assertIn("got 2 and 3: any, manylinux_2_28_aarch64", found)
+
+  def test_wheel_of_every_platform_is_needed(self):
+    folder = self.pack(WHEEL, SDIST)
+    (folder / "jaxplugin-1.2-py3-none-manylinux_2_28_aarch64.whl").unlink()
+    (found,) = wheel_contents.faults(folder, self.root)
+    self.assertIn("got 1 and 2: any, manylinux_2_28_x86_64", found)
 
 
 if __name__ == "__main__":

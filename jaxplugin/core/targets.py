@@ -63,8 +63,8 @@ class Target:
     l2_bytes: size of the last-level cache, or None.
     memory_bandwidth: published bytes per second, or None.
     cpu_kernels: instruction set of the C++ kernels: "amx_bf16", "avx512_bf16",
-      "avx512", "avx2", "baseline" or "baseline_neon". None if they cannot run,
-      and for every named target.
+      "avx512", "avx2" or "baseline"; on Arm "neon_i8mm", "neon_dotprod" or
+      "baseline_neon". None if they cannot run, and for every named target.
     missing_libraries: (name, reason) of each library that cannot be used.
 
   Raises:

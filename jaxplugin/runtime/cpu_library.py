@@ -83,6 +83,8 @@ _INSTRUCTION_SETS: Final = {
   "avx512": 3,
   "avx512_bf16": 4,
   "amx_bf16": 5,
+  "neon_dotprod": 6,
+  "neon_i8mm": 7,
 }
 _PLAIN_BLOCK_SIZE: Final = 32  # passed for an operand without scale; not read
 _MAX_ERROR_BYTES: Final = 512

@@ -373,11 +373,13 @@ bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {
-  *kernels = isa >= 0 && isa <= 5 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
+  *kernels = isa >= 0 && isa < kIsas
+                 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
   return JAXPLUGIN_REQUIRE(
       check, *kernels != nullptr,
       "isa must be 0 (auto), 1 (baseline), 2 (avx2), 3 (avx512), 4"
-      " (avx512_bf16) or 5 (amx_bf16), and one that this machine has",
+      " (avx512_bf16), 5 (amx_bf16), 6 (neon_dotprod) or 7 (neon_i8mm), and one"
+      " that this machine has",
       std::to_string(isa));
 }
 

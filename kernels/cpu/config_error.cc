@@ -12,13 +12,15 @@ namespace jaxplugin {
 namespace {
 
 // In the order of Isa, Format and ScaleKind.
-constexpr const char* kIsaNames[] = {"auto",   "baseline",    "avx2",
-                                     "avx512", "avx512_bf16", "amx_bf16"};
+constexpr const char* kIsaNames[] = {"auto",     "baseline",     "avx2",
+                                     "avx512",   "avx512_bf16",  "amx_bf16",
+                                     "neon_dotprod", "neon_i8mm"};
 constexpr const char* kFormatNames[] = {"e4m3", "e5m2", "e2m1", "f32",
                                         "bf16", "f16",  "e2m3", "e3m2",
                                         "int8", "int4"};
 constexpr const char* kScaleNames[] = {"none", "e8m0", "e4m3", "e5m2",
                                        "f32",  "bf16", "f16"};
+static_assert(sizeof(kIsaNames) / sizeof(kIsaNames[0]) == kIsas);
 static_assert(sizeof(kFormatNames) / sizeof(kFormatNames[0]) == kFormats);
 static_assert(sizeof(kScaleNames) / sizeof(kScaleNames[0]) == kScaleKinds);
 
@@ -50,14 +52,18 @@ Isa IsaOf(Engine engine) {
     case Engine::kFloatAvx2:
     case Engine::kIntegerAvx2:
     case Engine::kFewRowsAvx2: return Isa::kAvx2;
+    case Engine::kNeonIntegers: return Isa::kNeonDotprod;
     default: return Isa::kBaseline;
   }
 }
 
 // Instruction sets above AVX2 also have AVX2's engines, but not the engine of
-// the baseline.
+// the baseline. Those of aarch64 have it.
 bool Has(Isa isa, Engine engine) {
   const Isa least = IsaOf(engine);
+  if (isa >= Isa::kNeonDotprod) {
+    return least == Isa::kBaseline || least >= Isa::kNeonDotprod;
+  }
 #if !defined(__x86_64__)
   // An emulated AVX-512 has no AVX2 engines unless the machine is x86-64.
   if (least == Isa::kAvx2) return false;
@@ -80,6 +86,11 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
     case Engine::kIntegerAvx2:
       if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {
         return {who + " needs two sides of e2m1", pair};
+      }
+      break;
+    case Engine::kNeonIntegers:
+      if (!IsBytes(shape.lhs.format) || !IsBytes(shape.rhs.format)) {
+        return {who + " needs sides of int8, int4 or e2m1", pair};
       }
       break;
     case Engine::kVnni:
@@ -175,8 +186,9 @@ ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config) {
 namespace {
 
 ConfigError WhyNotNumbers(const int64_t dot[10]) {
-  if (dot[0] < 1 || dot[0] > 5) {
-    return {"isa must be 1 to 5", std::to_string(dot[0])};
+  if (dot[0] < 1 || dot[0] >= kIsas) {
+    return {"isa must be 1 to " + std::to_string(kIsas - 1),
+            std::to_string(dot[0])};
   }
   for (int side = 1; side <= 2; ++side) {
     if (dot[side] >= 0 && dot[side] < kFormats) continue;
@@ -206,7 +218,7 @@ DotShape ShapeOf(const int64_t dot[10]) {
 
 extern "C" {
 
-// In the following functions, `dot` is: isa (1 to 5; the machine need not
+// In the following functions, `dot` is: isa (from 1 on; the machine need not
 // support it), the formats of lhs and rhs (simd/formats.h), their block sizes,
 // m, n, k, and the kinds of their scales.
 

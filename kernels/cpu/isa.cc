@@ -11,6 +11,9 @@
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 #endif
 
 #include "kernels.h"
@@ -142,19 +145,61 @@ bool HasAmx() {
 
 #endif
 
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+
+// Except for dots, Arm's instruction sets have the baseline's kernels.
+constexpr Kernels ArmKernels(const char* name,
+                             bool (*dot)(const DotArgs&, const Parallel&)) {
+  Kernels kernels = kBaselineKernels;
+  kernels.name = name;
+  kernels.dot = dot;
+  kernels.quantize_rows = QuantizeRowsNeon;
+  return kernels;
+}
+constexpr Kernels kNeonDotprodKernels =
+    ArmKernels("neon_dotprod", DotNeonDotprod);
+constexpr Kernels kNeonI8mmKernels = ArmKernels("neon_i8mm", DotNeonI8mm);
+
+// Whether Linux reports a feature (asm/hwcap.h). Both also need dotprod.
+bool HasFeature(bool is_i8mm) {
+#if defined(__linux__)
+  constexpr unsigned long kDotprod = 1ul << 20, kI8mm = 1ul << 13;
+  return (getauxval(AT_HWCAP) & kDotprod) != 0 &&
+         (!is_i8mm || (getauxval(AT_HWCAP2) & kI8mm) != 0);
+#else
+  return false;
+#endif
+}
+bool HasNeonDotprod() { return HasFeature(false); }
+bool HasNeonI8mm() { return HasFeature(true); }
+
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
 
 // Returns the upper limit of the instruction set, from the environment variable
-// JAXPLUGIN_CPU_ISA at the first call: "baseline", "avx2" or "avx512_bf16".
-// Other values set no limit.
+// JAXPLUGIN_CPU_ISA at the first call: the name of kernels. Other values set no
+// limit.
 Isa Limit() {
-  static const Isa limit = [] {
+  constexpr struct {
+    const Kernels& kernels;
+    Isa isa;
+  } kLimits[] = {{kBaselineKernels, Isa::kBaseline},
+#if defined(__x86_64__)
+                 {kAvx2Kernels, Isa::kAvx2},
+                 {kAvx512Bf16Kernels, Isa::kAvx512Bf16},
+#else
+                 {kNeonDotprodKernels, Isa::kNeonDotprod},
+#endif
+  };
+  static const Isa limit = [&] {
     const char* name = getenv("JAXPLUGIN_CPU_ISA");
-    if (name == nullptr) return Isa::kAmx;
-    if (strcmp(name, kBaselineKernels.name) == 0) return Isa::kBaseline;
-    if (strcmp(name, kAvx2Kernels.name) == 0) return Isa::kAvx2;
-    if (strcmp(name, kAvx512Bf16Kernels.name) == 0) return Isa::kAvx512Bf16;
-    return Isa::kAmx;
+    for (const auto& each : kLimits) {
+      if (name != nullptr && strcmp(name, each.kernels.name) == 0) {
+        return each.isa;
+      }
+    }
+    return Isa::kNeonI8mm;
   }();
   return limit;
 }
@@ -173,6 +218,9 @@ const Kernels* BestKernels() {
   }
 #endif
   if (Limit() > Isa::kBaseline && HasAvx2()) return &kAvx2Kernels;
+#elif defined(__aarch64__)
+  if (Limit() > Isa::kNeonDotprod && HasNeonI8mm()) return &kNeonI8mmKernels;
+  if (Limit() > Isa::kBaseline && HasNeonDotprod()) return &kNeonDotprodKernels;
 #endif
   return &kBaselineKernels;
 }
@@ -197,6 +245,11 @@ const Kernels* GetKernels(Isa isa) {
 #if defined(__x86_64__) && !defined(JAXPLUGIN_EMULATE_AVX512)
     case Isa::kAmx: return HasAmx() ? &kAmxKernels : nullptr;
 #endif
+#if defined(__aarch64__)
+    case Isa::kNeonDotprod:
+      return HasNeonDotprod() ? &kNeonDotprodKernels : nullptr;
+    case Isa::kNeonI8mm: return HasNeonI8mm() ? &kNeonI8mmKernels : nullptr;
+#endif
     default: return nullptr;
   }
 }
@@ -211,6 +264,10 @@ Isa LevelOf(const Kernels& kernels) {
 #endif
 #if defined(__x86_64__) && !defined(JAXPLUGIN_EMULATE_AVX512)
   if (&kernels == &kAmxKernels) return Isa::kAmx;
+#endif
+#if defined(__aarch64__)
+  if (&kernels == &kNeonDotprodKernels) return Isa::kNeonDotprod;
+  if (&kernels == &kNeonI8mmKernels) return Isa::kNeonI8mm;
 #endif
   return Isa::kBaseline;
 }

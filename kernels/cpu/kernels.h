@@ -185,7 +185,10 @@ bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
 bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
+bool DotNeonDotprod(const DotArgs&, const Parallel&);
+bool DotNeonI8mm(const DotArgs&, const Parallel&);
 bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
+bool QuantizeRowsNeon(const Operand&, const QuantizedRows&, const Parallel&);
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
@@ -223,8 +226,19 @@ struct Kernels {
 };
 
 // The values of the `isa` attribute. kAuto selects the best instruction set of
-// the machine.
-enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+// the machine. Only append: an instruction set has the engines of those before it
+// on the same architecture. From kNeonDotprod on they are of aarch64.
+enum class Isa {
+  kAuto = 0,
+  kBaseline,
+  kAvx2,
+  kAvx512,
+  kAvx512Bf16,
+  kAmx,
+  kNeonDotprod,
+  kNeonI8mm,
+};
+inline constexpr int kIsas = 8;
 
 // Returns the kernels of an instruction set, or null if the build or the
 // machine does not support it.

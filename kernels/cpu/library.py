@@ -52,6 +52,12 @@ QUESTIONS: Final = (
   "jaxplugin_cpu_engine_name",
 )
 
+_REMEDY: Final = (
+  "Install gcc or clang, then build the package from source: pip install"
+  " --force-reinstall --no-deps --no-binary jaxplugin jaxplugin, or pip install"
+  " . in a checkout"
+)
+
 _HERE: Final = pathlib.Path(__file__).resolve().parent
 _INSTALLED_DIRECTORY: Final = "jaxplugin/kernels/cpu"  # in site-packages
 # The first bytes of an ELF file (System V ABI, "ELF Header"): magic, 64 bits,
@@ -95,13 +101,10 @@ def find(directories: tuple[pathlib.Path, ...] | None = None) -> pathlib.Path:
       text = report.read_text(errors="replace").strip()
       raise LibraryError(
         "not built: the CPU kernels did not compile at install:"
-        f" {text.partition(chr(10))[0]} (all of it in {report})"
+        f" {text.partition(chr(10))[0]} (all of it in {report}). {_REMEDY}"
       )
   places = ", ".join(map(str, directories))
-  raise LibraryError(
-    f"not built: no {LIBRARY_NAME} in {places}; install the package (pip"
-    " install .) or build kernels/cpu with CMake"
-  )
+  raise LibraryError(f"not built: no {LIBRARY_NAME} in {places}. {_REMEDY}")
 
 
 def search_path(here: pathlib.Path = _HERE) -> tuple[pathlib.Path, ...]:

@@ -62,14 +62,20 @@ _ISA_COPTS = {
     ],
 }
 
+_ARM_COPTS = {
+    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
+    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+}
+
 def isa_library(name, copts, deps):
     """cc_library of NAME.cc; the file's name is the instruction set."""
-    isa_copts = _ISA_COPTS[name.split("/")[-1]]
+    isa = name.split("/")[-1]
     native.cc_library(
         name = name,
         srcs = [name + ".cc"],
         copts = COPTS + copts + select({
-            "@platforms//cpu:x86_64": isa_copts,
+            "@platforms//cpu:x86_64": _ISA_COPTS.get(isa, []),
+            "@platforms//cpu:aarch64": _ARM_COPTS.get(isa, []),
             "//conditions:default": [],
         }),
         linkstatic = True,

@@ -103,7 +103,7 @@ _FIELDS: Final = ("engine", *_SIZES)
 ENGINES: Final = (
   *(BY_RULE, "f32", "float_avx2", "integer_avx2", "few_rows_avx2"),
   *("bf16", "vnni", "few_rows_avx512", "amx", "few_rows_vnni"),
-  *("bf16_rows", "float_avx512"),
+  *("bf16_rows", "float_avx512", "neon_integers"),
 )
 
 

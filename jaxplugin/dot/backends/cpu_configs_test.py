@@ -34,7 +34,10 @@ CpuConfig = cpu_configs.CpuConfig
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
+INSTRUCTION_SETS = (
+  *("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"),
+  *("neon_dotprod", "neon_i8mm"),
+)
 BLOCKS_OF_48 = dataclasses.replace(jp.INT8_32, name="int8_48", block_size=48)
 PLAIN = tuple(np.dtype(x) for x in (np.float32, jnp.bfloat16, np.float16))
 
@@ -128,7 +131,19 @@ class ServedTest(parameterized.TestCase):
     ),
     ("avx2", (), {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),
     ("avx2", (), {"n": None}, {}, "static sizes"),
-    ("riscv", (), {}, {}, "isa must be 1 to 5, got -1"),
+    ("riscv", (), {}, {}, "isa must be 1 to 7, got -1"),
+    (
+      *("amx_bf16", (), {}, {"engine": "neon_integers"}),
+      "neon_integers needs neon_dotprod kernels, got amx_bf16",
+    ),
+    (
+      *("neon_i8mm", (), {}, {"engine": "float_avx2"}),
+      "float_avx2 needs avx2 kernels, got neon_i8mm",
+    ),
+    (
+      *("neon_i8mm", (), {}, {"engine": "neon_integers"}),
+      "neon_integers needs sides of int8, int4 or e2m1, got e4m3 and e4m3",
+    ),
     (None, (), {}, {}, "no CPU kernels"),
   )
   def test_config_error_says_why(self, isa, kinds, changes, config, message):
@@ -191,6 +206,11 @@ class ServedTest(parameterized.TestCase):
     ("avx2", jp.MXFP8, jp.MXFP8, 5, 4096, "float_avx2"),
     ("avx2", jp.NVFP4, jp.NVFP4, 4, 4096, "integer_avx2"),
     ("baseline_neon", jp.NVFP4, jp.NVFP4, 4, 4096, "f32"),
+    ("neon_dotprod", jp.NVFP4, jp.NVFP4, 4, 4096, "neon_integers"),
+    ("neon_dotprod", jp.MXFP4, jp.INT4_128, 128, 4096, "neon_integers"),
+    ("neon_i8mm", jp.INT8_32, jp.INT8_32, 1, 4096, "neon_integers"),
+    ("neon_i8mm", jp.MXFP8, jp.MXFP4, 128, 4096, "f32"),
+    ("neon_i8mm", jnp.bfloat16, jp.INT8_32, 1, 4096, "f32"),
   )
   def test_engine_by_rule(self, isa, lhs, rhs, m, k, engine):
     asked = problem(lhs, rhs, m=m, k=k)
@@ -203,13 +223,16 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jnp.bfloat16, jp.MXFP8, 64, "bf16_rows"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, "few_rows_avx512"),
     ("avx512", np.float32, jp.MXFP4, 4, "few_rows_avx2"),
+    ("baseline_neon", np.float32, jp.MXFP4, 4, "f32"),
+    ("neon_dotprod", np.float32, jp.MXFP4, 4, "neon_integers"),
+    ("neon_i8mm", jnp.bfloat16, jp.MXFP8, 4, "f32"),
   )
   def test_engine_by_rule_of_fastest_precision(self, isa, lhs, rhs, m, engine):
     asked = problem(lhs, rhs, m=m, k=4096, fastest_precision=True)
     self.assertEqual(cpu_configs.engine_by_rule(asked, on(isa)), engine)
     self.assertEqual(
       cpu_configs.quantizes_rows(asked, on(isa)),
-      engine in ("vnni", "few_rows_vnni"),
+      engine in ("vnni", "few_rows_vnni", "neon_integers"),
     )
     exact = dataclasses.replace(asked, fastest_precision=False)
     self.assertFalse(cpu_configs.quantizes_rows(exact, on(isa)))

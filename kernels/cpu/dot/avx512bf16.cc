@@ -31,6 +31,7 @@ using namespace emulated;
 #include "dot/engine_bf16_rows.inl"
 #include "dot/engine_float_avx512.inl"
 #include "dot/engine_vnni.inl"
+#include "dot/bytes.inl"
 #include "dot/engine_vnni_integers.inl"
 #include "dot/few_rows_avx512.inl"
 #include "dot/few_rows_vnni.inl"

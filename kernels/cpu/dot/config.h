@@ -28,13 +28,15 @@ enum class Engine : int64_t {
   kFewRowsVnni,
   kBF16Rows,
   kFloatAvx512,
+  kNeonIntegers,
 };
 inline constexpr const char* kEngineNames[] = {
     "by_rule",       "f32",  "float_avx2", "integer_avx2",
     "few_rows_avx2", "bf16", "vnni",       "few_rows_avx512",
     "amx",           "few_rows_vnni", "bf16_rows",  "float_avx512",
+    "neon_integers",
 };
-inline constexpr int kEngines = 12;
+inline constexpr int kEngines = 13;
 
 // The panel side of a dot is mostly the operand with fewer rows (PanelIsLhs).
 // The other operand, mostly the weights, is the strip side and is cut into

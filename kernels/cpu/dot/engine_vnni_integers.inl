@@ -17,33 +17,9 @@
 // Roundings (see sums.inl): 16 in the sum of 16 blocks, 1 in the product of two
 // scales, 1 in the total.
 
-// The unit of the bytes that stand for a side's values, as a power of two.
-JAXPLUGIN_ALWAYS_INLINE int UnitExponent(const Operand& x) {
-  return x.format == Format::kE2M1 ? -1 : -x.fraction_bits;
-}
-
-// Decodes scales [c0, c0 + count) of a row, times the unit.
-inline void DecodeByteScales(const Operand& x, int64_t row, int64_t c0,
-                             int64_t count, float* out) {
-  const uint8_t* at = ScaleAt(x, row, c0);
-  const auto decode = [&](ScaleKind kind) __attribute__((always_inline)) {
-    for (int64_t i = 0; i < count; ++i) {
-      out[i] = ScaleTimes(kind, at + i * ScaleSize(kind), UnitExponent(x));
-    }
-  };
-  switch (x.scale_kind) {  // a loop for each kind, so that it is vectorized
-    case ScaleKind::kE8M0: return decode(ScaleKind::kE8M0);
-    case ScaleKind::kE4M3: return decode(ScaleKind::kE4M3);
-    case ScaleKind::kF32: return decode(ScaleKind::kF32);
-    case ScaleKind::kBF16: return decode(ScaleKind::kBF16);
-    case ScaleKind::kF16: return decode(ScaleKind::kF16);
-    default: return decode(x.scale_kind);
-  }
-}
-
-// The same for the first `left` of 16 scales. For fewer than 64 scales compilers
-// do not vectorize the loop above: 16 rows of MXFP4 then take 1.2 times as long
-// (Zen 5, 2026-11).
+// The same as DecodeByteScales for the first `left` of 16 scales. Compilers do not
+// vectorize its loop for fewer than 64 scales: 16 rows of MXFP4 then take 1.2
+// times as long (Zen 5, 2026-11).
 JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(const Operand& x,
                                               const uint8_t* at, int64_t left) {
   const __m512i bits = _mm512_castps_si512(LoadScales(x.scale_kind, at, left));
@@ -60,37 +36,19 @@ JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(const Operand& x,
   return _mm512_mul_ps(scales, _mm512_set1_ps(PowerOf(UnitExponent(x))));
 }
 
-// Decodes the scales of kCount pieces of a row from piece `first` on. Those past
-// the end are any finite numbers.
+// The same as DecodePieceScales, faster for a few short blocks.
 template <int kPiece, int kCount>
 void PieceScales(const Operand& x, int64_t row, int64_t first, float* out) {
   static_assert(kCount % 16 == 0);
-  const int64_t each = x.block / kPiece;  // pieces of a block
-  const int64_t present = Min(kCount, CeilDiv(x.k, kPiece) - first);
-  if (kCount < 64 && each == 1 && x.scale_kind != ScaleKind::kE5M2) {
-    for (int64_t i = 0; i < kCount; i += 16) {
-      const __m512 some =
-          DecodeScales16(x, ScaleAt(x, row, first + i), present - i);
-      _mm512_store_si512(out + i, _mm512_castps_si512(some));
-    }
-    return;
+  if (kCount >= 64 || x.block != kPiece || x.scale_kind == ScaleKind::kE5M2) {
+    return DecodePieceScales<kPiece, kCount>(x, row, first, out);
   }
-  for (int64_t i = present; i < kCount; ++i) out[i] = 0;
-  if (each == 1) return DecodeByteScales(x, row, first, present, out);
-  const int64_t c0 = first / each;
-  float scale[kCount];
-  DecodeByteScales(x, row, c0, (first + present - 1) / each + 1 - c0, scale);
-  int64_t end = (c0 + 1) * each - first;  // of the pieces of scale[0]
-  for (int64_t i = 0, c = 0; i < present; ++c, end += each) {
-    for (; i < Min(end, present); ++i) out[i] = scale[c];
+  const int64_t present = CeilDiv(x.k, kPiece) - first;
+  for (int64_t i = 0; i < kCount; i += 16) {
+    const __m512 some =
+        DecodeScales16(x, ScaleAt(x, row, first + i), present - i);
+    _mm512_store_si512(out + i, _mm512_castps_si512(some));
   }
-}
-
-// The byte of a code of four bits: an int4 value, or twice an E2M1 value.
-inline int ByteOf(Format format, int code) {
-  return format == Format::kInt4
-             ? (code ^ 8) - 8
-             : static_cast<int>(2 * Decode<E2M1>(static_cast<uint32_t>(code)));
 }
 
 // The number that makes the bytes of a format unsigned when it is added.
@@ -109,22 +67,6 @@ struct BiasedBytes {
     }
   }
 };
-
-// Reads the bytes of values [k0, k0 + 32) of a row; they are 0 past the end.
-inline void ReadBytes(const Operand& x, int64_t row, int64_t k0, int8_t* out) {
-  alignas(64) uint8_t codes[32] = {};
-  const int64_t begin = BytesOf(x.format, k0);
-  const int64_t count = Min(BytesOf(x.format, 32), x.row_bytes - begin);
-  if (count > 0) __builtin_memcpy(codes, RowValues(x, row) + begin, count);
-  if (x.format == Format::kInt8) {
-    __builtin_memcpy(out, codes, 32);
-    return;
-  }
-  for (int i = 0; i < 16; ++i) {
-    out[2 * i] = static_cast<int8_t>(ByteOf(x.format, codes[i] & 15));
-    out[2 * i + 1] = static_cast<int8_t>(ByteOf(x.format, codes[i] >> 4));
-  }
-}
 
 // kBlock is the smaller of both pieces (PieceOf). kIsPacked says whether the
 // strip's codes have 4 bits.

@@ -367,7 +367,7 @@ struct FewRowsSums {
   // the rows leave too little room in L1. 1 x 8192 x 8192 in MXFP8 takes 3.0 ms
   // instead of 3.9 ms. More rows are read from L2 themselves. With them,
   // prefetching into L2 would take 1.1 times as long (4 x 4096).
-  static constexpr _mm_hint kPrefetchInto =
+  static constexpr auto kPrefetchInto =
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
   __m256 total[kRows], rest[kRows];

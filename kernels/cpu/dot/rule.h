@@ -231,7 +231,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
 
 // Whether a dot that may quantize its rows does so (DotArgs::quantize_rows).
 // AVX2 multiplies bytes in instructions of 16 products, and has engines of bytes
-// only for two sides of E2M1 or few rows.
+// only for two sides of E2M1 or few rows. AVX-512 and Arm's dotprod have them for
+// all dots.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool QuantizesRows(Isa isa,
                                                      const DotShape& x) {
   return isa >= Isa::kAvx512Bf16 &&
@@ -330,6 +331,12 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {
   return is_bf16 && sides.rows >= least ? Engine::kAmx : RuleAvx512Bf16(x);
 }
 
+// Arm multiplies all bytes as integers, and everything else in float32.
+JAXPLUGIN_ALWAYS_INLINE Engine RuleNeon(const DotShape& x) {
+  return IsBytes(x.lhs.format) && IsBytes(x.rhs.format) ? Engine::kNeonIntegers
+                                                        : Engine::kF32;
+}
+
 // The largest work of a dot that one thread computes, in products; decoding a
 // weight counts as four. One row of 150 KB of E2M1 weights takes 8 us on a Zen
 // 5 core, and 5 us with another thread of XLA's pool (README.md).
@@ -353,6 +360,8 @@ JAXPLUGIN_ALWAYS_INLINE Engine EngineByRule(Isa isa, const DotShape& x) {
     case Isa::kAvx512: return RuleBelowBF16(x);
     case Isa::kAvx512Bf16: return RuleAvx512Bf16(x);
     case Isa::kAmx: return RuleAmx(x);
+    case Isa::kNeonDotprod:
+    case Isa::kNeonI8mm: return RuleNeon(x);
     default: return Engine::kF32;
   }
 }

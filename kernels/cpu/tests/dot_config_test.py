@@ -16,9 +16,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 BF16 = "avx512_bf16"
+NEON = ("neon_dotprod", "neon_i8mm")
 # Engine -> its number, and the instruction sets that have it (dot/config.h).
 ENGINES = {
-  "f32": (1, ("baseline",)),
+  "f32": (1, ("baseline", *NEON)),
   "float_avx2": (2, ("avx2", "avx512", BF16, "amx_bf16")),
   "integer_avx2": (3, ("avx2", "avx512", BF16, "amx_bf16")),
   "few_rows_avx2": (4, ("avx2", "avx512", BF16, "amx_bf16")),
@@ -29,6 +30,7 @@ ENGINES = {
   "few_rows_vnni": (9, (BF16, "amx_bf16")),
   "bf16_rows": (10, (BF16, "amx_bf16")),
   "float_avx512": (11, (BF16, "amx_bf16")),
+  "neon_integers": (12, NEON),
 }
 BF16_ENGINES = ("bf16", "bf16_rows", "amx")
 # Engine of this machine -> an instruction set that has it. It is avx512_bf16 if
@@ -214,8 +216,8 @@ class DotConfigTest(parameterized.TestCase):
 
 class DotConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ({"engine": -1}, "engine must be 0 .by_rule. to 11, got -1"),
-    ({"engine": 12}, "engine must be .*got 12"),
+    ({"engine": -1}, "engine must be 0 .by_rule. to 12, got -1"),
+    ({"engine": 13}, "engine must be .*got 13"),
     ({"engine": 1 << 40}, "engine must be .*got 1099511627776"),
     ({"panel_rows": -1}, "panel_rows must be 0 .chosen.* to 4096, got -1"),
     ({"panel_rows": 4097}, "panel_rows must be .*got 4097"),

@@ -7,8 +7,9 @@
 #       the handlers' tests (handler_tests.sh) on a library whose AVX-512
 #       intrinsics are emulated; three minutes.
 #   kernels/cpu/tests/emulate.sh aarch64 [python]
-#       kernels_test and race_test, compiled for aarch64, in QEMU; two minutes.
-#       Needs Debian's g++-aarch64-linux-gnu and qemu-user.
+#       kernels_test and race_test, compiled for aarch64, in QEMU, on processors
+#       with i8mm, with dotprod and without both; one minute. Needs Debian's
+#       g++-aarch64-linux-gnu and qemu-user-static, which it installs for root.
 # With sanitizers:
 #   EMULATE_AVX512=ON kernels/cpu/tests/sanitize.sh address,undefined
 #
@@ -21,15 +22,18 @@ shift $(($# < 2 ? $# : 2))
 
 need() {
   command -v "$1" > /dev/null && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    apt-get install --quiet --quiet --yes "$2" > /dev/null && return
+  fi
   echo "emulate.sh: $1 is missing; install $2" >&2
   exit 69
 }
 
 case "$machine" in
-  avx512) options=() ;;
+  avx512) options=(-DJAXPLUGIN_EMULATE_AVX512=ON) ;;
   aarch64)
     need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
-    need qemu-aarch64 qemu-user
+    need qemu-aarch64-static qemu-user-static
     options=(-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
       -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++) ;;
   *)
@@ -40,13 +44,15 @@ need cmake cmake
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 include=$("$python" -c "import jax; print(jax.ffi.include_dir())")
-cmake -S .. -B "$build" -DJAXPLUGIN_EMULATE_AVX512=ON "${options[@]}" \
+cmake -S .. -B "$build" "${options[@]}" \
   -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
-cmake --build "$build" --parallel 2 --target all kernels_test
+cmake --build "$build" --parallel 2 --target all kernels_test race_test
 if [ "$machine" = aarch64 ]; then
-  for test in kernels_test race_test; do
-    qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/$test"
+  for processor in max cortex-a76 cortex-a57; do
+    qemu-aarch64-static -cpu "$processor" -L /usr/aarch64-linux-gnu \
+      "$build/kernels_test"
   done
+  qemu-aarch64-static -L /usr/aarch64-linux-gnu "$build/race_test"
   exit
 fi
 "$build/kernels_test" 4000

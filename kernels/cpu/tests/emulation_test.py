@@ -42,6 +42,11 @@ def x86_flags() -> str:
   return found[1] if found else ""
 
 
+def arm(features: str) -> tuple[str, ...]:
+  """Returns the option that allows Arm's features; none on x86-64."""
+  return () if IS_X86 else (f"-march=armv8.2-a{features}",)
+
+
 def why_not() -> str:
   """Returns why the tests cannot run on this machine, or an empty string."""
   if COMPILER is None:
@@ -114,6 +119,8 @@ class EmulationTest(absltest.TestCase):
       "dot/baseline": ("-O1", *DOT),
       "dot/avx2": ("-O1", *DOT, *avx2),
       "dot/avx512bf16": ("-O0", *DOT, *avx2),
+      "dot/neon_dotprod": ("-O1", *DOT, *arm("+dotprod")),
+      "dot/neon_i8mm": ("-O1", *DOT, *arm("+dotprod+i8mm")),
       "quantize/baseline": ("-O1", *QUANTIZE),
       "quantize/avx2": ("-O1", *QUANTIZE, *avx2),
       "quantize/avx512": ("-O1", *QUANTIZE, *avx2),

@@ -241,7 +241,7 @@ int Main() {
       {Format::kE2M3, ScaleKind::kE8M0, 1, 3, 300, 256},
   };
   int failures = 0;
-  for (int isa = 1; isa <= 5; ++isa) {
+  for (int isa = 1; isa < kIsas; ++isa) {
     const Kernels* kernels = GetKernels(static_cast<Isa>(isa));
     if (kernels == nullptr) continue;
     // `threads` overrides the rule that small dots use one thread. The second

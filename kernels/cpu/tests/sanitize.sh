@@ -24,7 +24,7 @@ include=$("$python" -c "import jax; print(jax.ffi.include_dir())")
 cmake -S .. -B "$build" -DJAXPLUGIN_SANITIZE="$sanitize" \
   -DJAXPLUGIN_EMULATE_AVX512="${EMULATE_AVX512:-OFF}" \
   -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
-cmake --build "$build" --parallel 2
+cmake --build "$build" --parallel 2 --target all race_test
 if [ "$sanitize" = thread ]; then
   TSAN_OPTIONS="halt_on_error=1" "$build/race_test"
   exit

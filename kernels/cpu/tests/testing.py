@@ -35,6 +35,8 @@ ISA_LEVELS = {
   "avx512": 3,
   "avx512_bf16": 4,
   "amx_bf16": 5,
+  "neon_dotprod": 6,
+  "neon_i8mm": 7,
 }
 # Differs from the names that the package registers, because one process may
 # register both.
@@ -159,7 +161,9 @@ def isa_levels() -> list[str]:
   If the library emulates AVX-512, the emulated ones follow.
   """
   best = library().jaxplugin_cpu_isa().decode()
-  names = list(ISA_LEVELS)
+  is_arm = "neon" in best
+  others = list(ISA_LEVELS)[1:]
+  names = ["baseline", *(x for x in others if ("neon" in x) == is_arm)]
   found = ["baseline"]
   if best in names:
     found = names[: names.index(best) + 1]

@@ -85,6 +85,10 @@ Bits BitsOf(Format format) {
 }
 
 double Value(Format format, uint32_t code) {
+  if (IsInteger(format)) {
+    const int sign = 1 << (FactsOf(format).bits - 1);
+    return ((static_cast<int>(code) & (2 * sign - 1)) ^ sign) - sign;
+  }
   const Bits bits = BitsOf(format);
   const int top = (1 << bits.exponent) - 1;
   const int exponent = static_cast<int>(code >> bits.mantissa) & top;
@@ -110,6 +114,7 @@ double ScaleValue(ScaleKind kind, int code) {
 }
 
 int BitCount(Format format) {
+  if (IsInteger(format)) return FactsOf(format).bits;
   const Bits bits = BitsOf(format);
   return 1 + bits.exponent + bits.mantissa;
 }
@@ -144,7 +149,8 @@ struct Side {
         exact(static_cast<size_t>(rows * k)) {
     const int64_t block = Block(kind);
     operand = {format,  kind, values.data(), scale.data(),       rows, k,
-               RowBytes(format, k), block,   Columns(kind, k),     0};
+               RowBytes(format, k), block,   Columns(kind, k),     0, 0, 0,
+               nullptr, OffsetKind::kF32, 0};
     for (int64_t i = 0; i < rows * Columns(kind, k); ++i) {
       static constexpr int kE4M3Codes[] = {0x30, 0x38, 0x40};
       const int small = kind == ScaleKind::kE8M0 ? 126 + random->Below(3)
@@ -155,15 +161,20 @@ struct Side {
       const int tame = any && random->Below(50) == 0 ? nan : small;
       scale.data()[i] = static_cast<uint8_t>(wild ? random->Below(256) : tame);
     }
-    uint32_t integers[5];
-    for (int i = 0; i < 5; ++i) integers[i] = Nearest(format, i);
+    uint32_t integers[2][5];  // codes of 0..4 and of 0..-4
+    const uint32_t sign = 1u << (BitCount(format) - 1);
+    for (uint32_t i = 0; i < 5; ++i) {
+      integers[0][i] = IsInteger(format) ? i : Nearest(format, i);
+      integers[1][i] =
+          IsInteger(format) ? (2 * sign - i) % (2 * sign) : integers[0][i] | sign;
+    }
     double decoded[256];
     for (uint32_t code = 0; code < 256; ++code) {
       decoded[code] = Value(format, code);
     }
     for (int64_t i = 0; i < rows * k; ++i) {
-      uint32_t code = integers[random->Below(5)];
-      code |= static_cast<uint32_t>(random->Below(2)) << (BitCount(format) - 1);
+      const int magnitude = random->Below(5);
+      uint32_t code = integers[random->Below(2)][magnitude];
       if (any) {
         code = static_cast<uint32_t>(random->Below(1 << BitCount(format)));
       }
@@ -197,10 +208,10 @@ struct Side {
 };
 
 Format RandomFormat(ScaleKind* kind, Random* random) {
-  static constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2,
-                                        Format::kE2M1, Format::kE2M1,
-                                        Format::kE2M3, Format::kE3M2};
-  const int i = random->Below(6);
+  static constexpr Format kFormats[] = {
+      Format::kE4M3, Format::kE5M2, Format::kE2M1, Format::kE2M1,
+      Format::kE2M3, Format::kE3M2, Format::kInt8, Format::kInt4};
+  const int i = random->Below(8);
   *kind = i == 3 ? ScaleKind::kE4M3 : ScaleKind::kE8M0;
   return kFormats[i];
 }
@@ -429,7 +440,7 @@ int OperandFailures(const Kernels& kernels, Random* random) {
 
 int Main(int dots) {
   int failures = 0;
-  for (int isa = 1; isa <= 4; ++isa) {
+  for (int isa = 1; isa < kIsas; ++isa) {
     const Kernels* kernels = GetKernels(static_cast<Isa>(isa));
     if (kernels == nullptr) continue;
     Random random;

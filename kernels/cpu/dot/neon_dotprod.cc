@@ -1,0 +1,36 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The dot for Armv8.2 with dotprod: Neoverse N1, Cortex-A76 and newer.
+
+#include "dot/rule.h"
+#include "kernels.h"
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+#include <arm_neon.h>
+
+namespace jaxplugin {
+namespace {
+#include "simd/codec.inl"
+#include "dot/exact.inl"
+#include "dot/epilogue.inl"
+#include "simd/sums.inl"
+#include "dot/blocked.inl"
+#include "dot/bytes.inl"
+#include "dot/engine_neon_integers.inl"
+#include "dot/quantize_rows.inl"
+}  // namespace
+
+bool DotNeonDotprod(const DotArgs& args, const Parallel& parallel) {
+  return NeonDot(args, parallel);
+}
+
+bool QuantizeRowsNeon(const Operand& x, const QuantizedRows& out,
+                      const Parallel& parallel) {
+  return QuantizeRows(x, out, parallel);
+}
+
+}  // namespace jaxplugin
+
+#endif
