@@ -23,6 +23,10 @@ PTX_VERSION: Final = 88
 E2M1_CONVERSION_PTX_VERSION: Final = 92
 
 
+# A size of `Output.shape` that is read from the array "m".
+READ: Final = -1
+
+
 class Output(NamedTuple):
   """An array that a kernel writes; `dtype` is NumPy's name of the dtype."""
 
@@ -68,6 +72,15 @@ class Launch:
   fp_fusion: bool = False
   views: tuple[tuple[str, str], ...] = ()
   descriptors: tuple[descriptors.Descriptor | None, ...] = ()
+
+  def with_size(self, size: Any) -> Launch:
+    """Returns the launch with outputs of a size, in place of `READ`."""
+
+    def sized(output: Output) -> Output:
+      shape = tuple(size if d == READ else d for d in output.shape)
+      return output._replace(shape=shape)
+
+    return dataclasses.replace(self, outputs=tuple(map(sized, self.outputs)))
 
   def described(self, arrays: Sequence[Any]) -> list[Any]:
     """Returns the inputs, each with its descriptor if it has one."""

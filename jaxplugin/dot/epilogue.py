@@ -14,6 +14,7 @@ in this order. If f32 holds `product`, the result is rounded like
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -231,7 +232,10 @@ def fused(
   if bias_is_over_n(call) and problem.global_scale != "array":
     return dot(call, problem)
   bare = call.bare()
-  return apply(dot(bare, bare.problem()), with_product(call))
+  planned = dataclasses.replace(
+    bare.problem(), m=problem.m, reads_m=problem.reads_m
+  )
+  return apply(dot(bare, planned), with_product(call))
 
 
 def bias_is_over_n(call: calls.DotCall) -> bool:

@@ -90,6 +90,8 @@ class DotProblem:
       sides differ. None with one contracting dimension or a symbolic size.
     blocks_pair_up: whether both sides are blocked along the same contracting
       dimension.
+    reads_m: whether a kernel reads m, and `m` is only the size that it is
+      planned for.
   """
 
   batch: int | None
@@ -109,6 +111,7 @@ class DotProblem:
   num_contracting: int = 1
   blocked_k: int | None = None
   blocks_pair_up: bool = True
+  reads_m: bool = False
 
   def __str__(self) -> str:
     return matmul_text(self, self.out_dtype, ("batch", "m", "n", "k"))

@@ -473,6 +473,9 @@ class Side:
 
 
 def dense_strides(shape: Sequence[int]) -> problems.Strides:
-  """Returns the strides of a row-major [batch, rows, columns]."""
+  """Returns the strides of a row-major [batch, rows, columns].
+
+  The batch must be 1 if rows are symbolic. Its stride is then 0.
+  """
   _, rows, columns = shape
-  return rows * columns, columns, 1
+  return rows * columns if extents.are_static([rows]) else 0, columns, 1

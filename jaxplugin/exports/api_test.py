@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.exports import api
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls
 from jaxplugin.tables import resolution
 from jaxplugin.testing import transformations
@@ -73,6 +77,60 @@ class ExportTest(parameterized.TestCase):
     exported = jp.export(jp.block_scaled_dot, target=target)(*operands())
     self.assertEqual(exported.platforms, ("cuda",))
     self.assertEqual(calls_in(exported), expected)
+
+  @pytest.mark.lab
+  @absltest.skipIf(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    "jax-cuda13-plugin is not installed",
+  )
+  @parameterized.parameters(0, 1)
+  def test_gpu_kernels_read_a_symbolic_m(self, axis):
+    self.require_triton({TRITON: 1})
+    (_, w), (m,) = operands(n=256), jax.export.symbolic_shape("m")
+    numbers = (((axis,), (1,)), ((), ()))
+    function = lambda x: jp.block_scaled_dot(
+      x, w, dimension_numbers=numbers, preferred_element_type=jnp.bfloat16
+    )
+    shape_of = lambda m: (m, 64) if axis == 1 else (64, m)
+    exported = jp.export(function, target=H100)(
+      jax.ShapeDtypeStruct(shape_of(m), jnp.bfloat16)
+    )
+    self.assertEqual(calls_in(exported), {TRITON: 5})
+    loaded = jax.export.deserialize(exported.serialize())
+    for rows in (1, 17, 4096):
+      x = jax.ShapeDtypeStruct(shape_of(rows), jnp.bfloat16)
+      hlo = deviceless.compile(loaded.call, x, target=H100).as_text()
+      self.assertIn(f"constant({{{rows}}})", hlo)
+      self.assertIn(f"bf16[1,{rows},256]", hlo)
+      self.assertEqual(hlo.count(f'custom_call_target="{TRITON}"'), 1)
+      self.assertNotIn("conditional", hlo)
+
+  @parameterized.parameters(
+    ("m, 64", "5, 64", "m <= 16: kernels: block_scaled_small_m_mxfp8_"),
+    ("m, 64", "5, 64", "m > 1024: kernels: block_scaled_upcast_mxfp8_"),
+    ("m, 8192", "8192, 8192", "m planned as 4096: xla, modelled"),
+    ("a, b, 64", "5, 64", "each kernel reads it from an array"),
+    ("2, 64", "n, 64", "needs static sizes except m, got symbolic ones"),
+    ("m, 32*k", "5, 32*k", "needs static sizes except m, got symbolic ones"),
+    ("2, m, 64", "2, 5, 64", "needs batch 1 if m is symbolic, got 2"),
+  )
+  def test_explain_has_kernels_or_the_reason_why_not(self, lhs, rhs, expected):
+    scope = jax.export.SymbolicScope()
+    specs = [
+      jax.ShapeDtypeStruct(
+        jax.export.symbolic_shape(text, scope=scope), jnp.float32
+      )
+      for text in (lhs, rhs)
+    ]
+
+    def function(x, w):
+      x, w = jp.quantize(x, jp.MXFP8), jp.quantize(w, jp.MXFP8)
+      dot = jp.linear if w.ndim == 2 else jp.block_scaled_dot
+      return dot(x, w)
+
+    with jp.use_target(H100):
+      told = jp.explain(function, *specs, for_export=True)
+    self.assertIn(expected, told.details())
 
   def test_each_platform_of_a_module_has_its_kernels(self):
     self.require_triton({TRITON: 1})

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Generic
 
 import jax
+import jax.numpy as jnp
 
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
@@ -187,6 +189,23 @@ def emit(
     return backend_of(operation, decision).emit(
       *arrays, problem, target, **options
     )
+
+
+def by_size(
+  size: Any, limits: Sequence[int], cases: Sequence[Callable[[], Any]]
+) -> Any:
+  """Returns the result of the first case whose limit is at least `size`.
+
+  A size above all limits takes the last case. When a symbolic size gets a
+  value, XLA drops the other cases.
+
+  Args:
+    size: a size, which may be symbolic.
+    limits: sizes in rising order.
+    cases: a function for each limit. All compute equal types.
+  """
+  exceeded = jnp.asarray(size, jnp.int32) > jnp.asarray(limits[:-1], jnp.int32)
+  return jax.lax.switch(jnp.sum(exceeded, dtype=jnp.int32), cases)
 
 
 def validate_name(

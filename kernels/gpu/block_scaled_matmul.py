@@ -68,6 +68,43 @@ def matmul_kernel(
   epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
+@triton.jit(repr=matmul_plans.kernel_name_of("matmul"))
+def matmul_of_m_kernel(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  layer,
+  m,
+  global_scale,
+  second_global_scale,
+  bias,
+  residual,
+  out,
+  TILING: tl.constexpr,
+):
+  """Computes `matmul_kernel` for m rows, which it reads: m is i32[1].
+
+  Grid: any number of programs. Program i computes the tiles i, i + programs,
+  and so on.
+  """
+  rows = tl.load(m)
+  tiles_m = tl.cdiv(rows, TILING.config.block_m)
+  num_tiles = tiles_m * TILING.tiles_n * TILING.config.split_k
+  for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+    plane, batch, row, column, k = tiles.position_of(tile, tiles_m, TILING)
+    matrix = tiles.matrix_of_rhs(batch, layer, TILING)
+    acc = accumulation.accumulate(
+      (lhs, lhs_scale, batch, (row, rows)),
+      (rhs, rhs_scale, matrix, column),
+      k,
+      TILING,
+    )
+    position = (plane, batch, (row, rows), column, k)
+    epilogue = (global_scale, second_global_scale, bias, residual)
+    epilogues.store_tile(acc, position, epilogue, out, TILING)
+
+
 @triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
 def reduce_kernel(
   workspace,
@@ -84,16 +121,51 @@ def reduce_kernel(
   workspace: f32[split_k, batch, m, n]; out: [batch, m, n]. Grid: one program
   for each BLOCK consecutive elements of out.
   """
-  shape: tl.constexpr = TILING.shape
   size: tl.constexpr = TILING.shape.batch * TILING.shape.m * TILING.shape.n
+  epilogue = (global_scale, second_global_scale, bias, residual)
+  i = tl.program_id(0).to(tl.int64)
+  _reduce(i, workspace, size, epilogue, out, TILING, BLOCK)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
+def reduce_of_m_kernel(
+  workspace,
+  m,
+  global_scale,
+  second_global_scale,
+  bias,
+  residual,
+  out,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+):
+  """Computes `reduce_kernel` for m rows; see `matmul_of_m_kernel`."""
+  size = tl.load(m).to(tl.int64) * TILING.shape.n
+  epilogue = (global_scale, second_global_scale, bias, residual)
+  first = tl.program_id(0).to(tl.int64)
+  for i in range(first, tl.cdiv(size, BLOCK), tl.num_programs(0)):
+    _reduce(i, workspace, size, epilogue, out, TILING, BLOCK)
+
+
+@triton.jit
+def _reduce(
+  i,
+  workspace,
+  size,
+  epilogue,
+  out,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+):
+  """Computes block i, int64, of `reduce_kernel`; out has `size` elements."""
+  shape: tl.constexpr = TILING.shape
   split_k: tl.constexpr = TILING.config.split_k
-  offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+  offsets = i * BLOCK + tl.arange(0, BLOCK)
   mask = offsets < size
   total = tl.zeros((BLOCK,), tl.float32)
   for split in tl.static_range(split_k):
     plane = workspace + tl.full((), split, tl.int64) * size
     total += tl.load(plane + offsets, mask=mask, other=0)
-  epilogue = (global_scale, second_global_scale, bias, residual)
   columns = offsets % shape.n
   total = epilogues.apply_epilogue(
     total, epilogue, columns, offsets, mask, mask, shape
@@ -104,5 +176,7 @@ def reduce_kernel(
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "matmul": matmul_kernel,
+  "matmul_of_m": matmul_of_m_kernel,
   "reduce": reduce_kernel,
+  "reduce_of_m": reduce_of_m_kernel,
 }

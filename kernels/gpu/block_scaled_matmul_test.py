@@ -389,6 +389,31 @@ class CaseTest(MatmulTest):
     self.assertEqual(results[0].shape, (1, m, n))
     np.testing.assert_array_equal(*results)
 
+  @parameterized.parameters(
+    # Programs of the grid that is planned for 16 rows compute several tiles.
+    ("upcast", 1, "bf16", "nvfp4", (1, 17, 70)),
+    ("upcast", 3, "mxfp8", "mxfp4", (1, 40)),
+    ("small_m", 2, "f32", "mxfp8", (3, 33)),
+    ("native", 1, "mxfp8", "mxfp8", (2, 33)),
+    ("int8", 1, "int8_f32_104", "int8_f32_104", (5, 33)),
+  )
+  def test_kernels_that_read_m_compute_any_m(self, path, split, lhs, rhs, ms):
+    config = PATHS.get(path) or replace(UPCAST, path="int8")
+    config = replace(config, split_k=split, group_m=2)
+    for m in ms:
+      operands = self.make(
+        lhs, rhs, batch=1, m=m, n=35, k=104, integers=path != "int8"
+      )
+      epilogue = gpu_operands.Epilogue(
+        bias=np.arange(35, dtype=np.float32),
+        residual=self.rng.integers(-9, 9, (1, m, 35)).astype(np.float32),
+      )
+      result = gpu_operands.run(
+        *operands, config, epilogue=epilogue, planned_m=16
+      )
+      expected, bound = gpu_operands.expected(*operands, epilogue)
+      contract.assert_within(result, expected, bound, result.dtype)
+
 
 class FormatPairTest(MatmulTest):
   @parameterized.product(

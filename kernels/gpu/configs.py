@@ -233,6 +233,8 @@ class MatmulShape:
       batch is then 1, and the first stride of rhs is the distance between two
       matrices. None if rhs is [batch, n, k].
     may_round_sums: whether sums over a block may have fewer bits than f32.
+    reads_m: whether kernels read m from an array. They compute any m, and `m`
+      is the number of rows that they are planned for. The batch is then 1.
   """
 
   batch: int
@@ -250,6 +252,7 @@ class MatmulShape:
   has_two_global_scales: bool = False
   layers: int | None = None
   may_round_sums: bool = False
+  reads_m: bool = False
 
   def __str__(self) -> str:
     return (
@@ -321,6 +324,7 @@ class Tile:
     rows, k: sizes of the operand.
     block_rows, block_k: sizes of the tile.
     even_rows, even_k: whether the tiles divide the sizes.
+    reads_rows: whether the kernel reads the number of rows from an array.
     is_described: whether the kernel gets a TMA descriptor instead of a pointer
       to the values.
     decoding: how values are decoded.
@@ -345,6 +349,7 @@ class Tile:
   even_rows: bool
   even_k: bool
   is_described: bool
+  reads_rows: bool = False
   decoding: Decoding = Decoding()
   pair: int | None = None
   takes_scale_tiles: bool = True
@@ -506,13 +511,15 @@ class Tiling(constants.KernelConstant):
     operand = (shape.lhs, shape.rhs)[side]
     rows = (shape.m, shape.n)[side]
     block_rows = (config.block_m, config.block_n)[side]
+    reads_rows = side == 0 and shape.reads_m
     return Tile(
       operand=operand,
       rows=rows,
       k=shape.k,
       block_rows=block_rows,
       block_k=config.block_k,
-      even_rows=rows % block_rows == 0,
+      even_rows=rows % block_rows == 0 and not reads_rows,
+      reads_rows=reads_rows,
       # If there are fewer steps than splits, a split begins beyond k.
       even_k=self.overlaps
       or (

@@ -159,6 +159,10 @@ def config_error(
   # are 64-bit.
   if max(shape.m, shape.n, shape.k) + max(blocks) > MAX_INDEX:
     return f"m, n and k must be below 2^31, got {shape}"
+  if shape.reads_m:
+    error = _reads_m_error(config, shape)
+    if error is not None:
+      return error
   # A mask selects whole bytes, which are pairs of values.
   for kind in (shape.lhs, shape.rhs):
     if shape.k % 2 and kind.is_packed:
@@ -200,6 +204,19 @@ def config_error(
   if error is None and config.use_descriptors:
     error = _use_of_descriptors_error(config, shape, architecture)
   return error or _resource_error(config, shape, architecture)
+
+
+def _reads_m_error(config: MatmulConfig, shape: MatmulShape) -> str | None:
+  """Returns why a kernel cannot read m from an array, or None if it can."""
+  if shape.batch != 1:
+    return f"the batch must be 1 if kernels read m, got {shape.batch}"
+  if shape.lhs.is_swizzled or shape.lhs.rows_per_scale > 1:
+    return "lhs must have a linear scale for each row if kernels read m"
+  if not shape.lhs.k_is_minor:
+    return "k must be the minor dimension of lhs if kernels read m"
+  if config.use_descriptors:
+    return "TMA descriptors have a fixed m, so kernels cannot read it"
+  return None
 
 
 def _step_error(config: MatmulConfig, shape: MatmulShape) -> str | None:

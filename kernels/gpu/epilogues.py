@@ -115,17 +115,18 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
 
   Args:
     acc: see `zero_accumulator`.
-    position: see `program_position`.
+    position: see `position_of`; its row as for `row_and_rows`.
     epilogue: pointers; see `apply_epilogue`.
     out: pointer to the result, or to f32 parts if k is split.
     TILING: constexpr.
   """
-  m: tl.constexpr = TILING.shape.m
   n: tl.constexpr = TILING.shape.n
   block_m: tl.constexpr = TILING.config.block_m
   block_n: tl.constexpr = TILING.config.block_n
   shape: tl.constexpr = TILING.shape
+  lhs: tl.constexpr = TILING.lhs
   plane, _, row, column, _ = position
+  row, m = tiles.row_and_rows(row, lhs)
   if TILING.config.swap:
     acc = tl.trans(acc)
   rows = row + tl.arange(0, block_m)

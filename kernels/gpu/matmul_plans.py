@@ -29,7 +29,9 @@ _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
 _EPILOGUE: Final = ("global_scale", "second_global_scale", "bias", "residual")
 _POINTERS: Final = {
   "matmul": (*_OPERANDS, "layer", *_EPILOGUE, "out"),
+  "matmul_of_m": (*_OPERANDS, "layer", "m", *_EPILOGUE, "out"),
   "reduce": ("workspace", *_EPILOGUE, "out"),
+  "reduce_of_m": ("workspace", "m", *_EPILOGUE, "out"),
   "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
   "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
 }
@@ -78,7 +80,7 @@ def launches(
   """Returns the launch that multiplies, and one that adds parts of a split k.
 
   Args:
-    kernels: names of both kernels.
+    kernels: names of both kernels. If they read m, `_of_m` is added.
     tiling: their constant.
     architecture: the GPU.
     out: shape of the result.
@@ -88,11 +90,16 @@ def launches(
   config = tiling.config
   elements = math.prod(out)
   block = latency.reduce_block(elements)
+  reads_m = tiling.shape.reads_m
+  keys = [f"{kernel}{'_of_m' * reads_m}" for kernel in kernels]
+  if reads_m:
+    out = (*out[:-2], launching.READ, out[-1])
+    part = (*part[:-2], launching.READ, part[-1])
   written = launching.Output(
     "out", out, configs.NUMPY_DTYPES[tiling.shape.out_dtype]
   )
   multiply = launching.Launch(
-    kernel=kernels[0],
+    kernel=keys[0],
     name=kernel_name(kernels[0], tiling),
     inputs=_inputs(kernels[0], tiling),
     outputs=(written,),
@@ -108,7 +115,7 @@ def launches(
     return (multiply,)
   parts = launching.Output("workspace", (config.split_k, *part), "float32")
   add = launching.Launch(
-    kernel=kernels[1],
+    kernel=keys[1],
     name=kernel_name(kernels[1], tiling),
     inputs=_inputs(kernels[1], tiling),
     outputs=(written,),
@@ -133,7 +140,7 @@ def _inputs(kernel: str, tiling: configs.Tiling) -> tuple[str, ...]:
     "bias": has_epilogue and shape.has_bias,
     "residual": has_epilogue and shape.has_residual,
   }
-  names = _POINTERS[kernel][:-1]
+  names = _POINTERS[f"{kernel}{'_of_m' * shape.reads_m}"][:-1]
   return tuple(
     name
     if present.get(name, True)
@@ -337,6 +344,7 @@ def signature(
     "rhs_scale": "u8",
     "group_sizes": "i32",
     "layer": "i32",
+    "m": "i32",
     "global_scale": "f32",
     "second_global_scale": "f32",
     "bias": bias_dtype,
@@ -365,14 +373,15 @@ def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
 def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
   """Returns the name of a kernel, a C identifier.
 
-  It is `block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma][_layer]`.
+  It is `block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma][_layer]`,
+  with `_of_m` at its end if the kernel reads m.
   Ragged kernels have "ragged" before the path, and "across" after it if they
   contract across the blocks of rhs.
   """
   shape, config = tiling.shape, tiling.config
   split = f"_split{config.split_k}" if tiling.is_split else ""
   if kernel.endswith("reduce"):
-    return f"block_scaled_{kernel}{split}"
+    return f"block_scaled_{kernel}{split}{'_of_m' * shape.reads_m}"
   if kernel == "matmul":
     kernel = config.path
   elif kernel == "ragged":
@@ -385,6 +394,7 @@ def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
     f"{'_swap' if config.swap and config.path != 'small_m' else ''}"
     f"{'_tma' if config.use_descriptors else ''}"
     f"{'_layer' if shape.layers is not None else ''}"
+    f"{'_of_m' * shape.reads_m}"
   )
 
 

@@ -23,15 +23,19 @@ _GROUP_ROWS = tl.constexpr(32)
 
 @triton.jit
 def program_position(TILING: tl.constexpr):
-  """Returns (plane, batch, row, column, k), the start of this program's tile.
+  """Returns `position_of` this program's tile."""
+  return position_of(tl.program_id(0), TILING.tiles_m, TILING)
+
+
+@triton.jit
+def position_of(pid, tiles_m, TILING: tl.constexpr):
+  """Returns (plane, batch, row, column, k), the start of tile number `pid`.
 
   Programs visit group_m rows of tiles column by column, so that programs that
   run at the same time share operands in L2. `plane` is split * batches + batch.
   """
-  tiles_m: tl.constexpr = TILING.tiles_m
   tiles_n: tl.constexpr = TILING.tiles_n
   group_m: tl.constexpr = TILING.config.group_m
-  pid = tl.program_id(0)
   plane = pid // (tiles_m * tiles_n)
   pid = pid % (tiles_m * tiles_n)
   first_m = pid // (group_m * tiles_n) * group_m
@@ -58,6 +62,19 @@ def steps_from(k, TILING: tl.constexpr):
     after_longer: tl.constexpr = TILING.longer_splits * TILING.steps
     steps -= (k >= after_longer * TILING.config.block_k).to(tl.int32)
   return steps
+
+
+@triton.jit
+def row_and_rows(row, TILE: tl.constexpr):
+  """Returns (first row of a tile, number of rows of the operand).
+
+  row: the first row; the pair itself if TILE `reads_rows`.
+  """
+  if TILE.reads_rows:
+    return row
+  else:
+    rows: tl.constexpr = TILE.rows
+    return row, rows
 
 
 @triton.jit
@@ -139,7 +156,7 @@ def load_tile(
   column,
   ROW_STRIDE: tl.constexpr,
   COLUMN_STRIDE: tl.constexpr,
-  ROWS: tl.constexpr,
+  rows_end,
   COLUMNS: tl.constexpr,
   BLOCK_ROWS: tl.constexpr,
   BLOCK_COLUMNS: tl.constexpr,
@@ -151,7 +168,7 @@ def load_tile(
 ):
   """Loads [BLOCK_ROWS, BLOCK_COLUMNS] elements from (row, column) on.
 
-  Elements outside [ROWS, COLUMNS] are zero and are not read. EVEN_ROWS and
+  Elements outside [rows_end, COLUMNS] are zero and are not read. EVEN_ROWS and
   EVEN_COLUMNS mean that no tile exceeds these sizes. With PAIR (`place_of`),
   row must be even. If SKIPS is true, the first `skipped` columns are zero, and
   EVEN_COLUMNS must be true.
@@ -172,14 +189,14 @@ def load_tile(
   if SKIPS:
     mask = (columns >= skipped)[None, :]
     if not EVEN_ROWS:
-      mask &= (rows < ROWS)[:, None]
+      mask &= (rows < rows_end)[:, None]
     tile = tl.load(base + offsets, mask=mask, other=0)
   else:
     tile = _masked_load(
       base + offsets,
       rows,
       column + columns,
-      ROWS,
+      rows_end,
       COLUMNS,
       EVEN_ROWS,
       EVEN_COLUMNS,
@@ -192,7 +209,7 @@ def _masked_load(
   pointers,
   rows,
   columns,
-  ROWS: tl.constexpr,
+  rows_end,
   COLUMNS: tl.constexpr,
   EVEN_ROWS: tl.constexpr,
   EVEN_COLUMNS: tl.constexpr,
@@ -200,11 +217,11 @@ def _masked_load(
   if EVEN_ROWS and EVEN_COLUMNS:
     return tl.load(pointers)
   elif EVEN_COLUMNS:
-    return tl.load(pointers, mask=(rows < ROWS)[:, None], other=0)
+    return tl.load(pointers, mask=(rows < rows_end)[:, None], other=0)
   elif EVEN_ROWS:
     return tl.load(pointers, mask=(columns < COLUMNS)[None, :], other=0)
   else:
-    mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
+    mask = (rows < rows_end)[:, None] & (columns < COLUMNS)[None, :]
     return tl.load(pointers, mask=mask, other=0)
 
 
@@ -303,6 +320,7 @@ def _load_linear(
   If an element is for several rows, the rows of a tile share it.
   """
   start = start_of_step(k, TILE)
+  row, rows = row_and_rows(row, TILE)
   columns: tl.constexpr = (TILE.k + PER_ELEMENT - 1) // PER_ELEMENT
   block_rows: tl.constexpr = TILE.block_rows if ROWS_PER_ELEMENT == 1 else 1
   block_columns: tl.constexpr = max(TILE.block_k // PER_ELEMENT, 1)
@@ -312,7 +330,7 @@ def _load_linear(
     start // PER_ELEMENT,
     STRIDES[1],
     STRIDES[2],
-    TILE.rows,
+    rows,
     columns,
     block_rows,
     block_columns,

@@ -21,6 +21,9 @@ Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
 MatmulShape = configs.MatmulShape
 
+# Kernels that read m from an array are planned for these m. The last one is for
+# all larger m.
+PLANNED_M: Final = (16, 64, 256, 1024, 4096)
 SMALL_M: Final = 64  # Up to this m, reading the weight bounds the time.
 _WIDE_M: Final = 32  # rows up to which a tile may be wider in n than in k
 # Shared memory for tiles of 128 x 128 x 128 in three stages.
@@ -284,6 +287,18 @@ def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
       return
 
 
+def is_for_any_m(shape: MatmulShape) -> bool:
+  """Returns whether a shape is the last one of `PLANNED_M`."""
+  return shape.reads_m and shape.m >= PLANNED_M[-1]
+
+
+def most_programs(
+  config: MatmulConfig, shape: MatmulShape, core_count: int
+) -> int:
+  """Returns the number of programs that run at a time."""
+  return _programs_per_core(config, shape) * core_count
+
+
 def _programs_per_core(config: MatmulConfig, shape: MatmulShape) -> int:
   """Returns the number of programs that fit on a core at a time."""
   if config.block_k == 32 and constraints.scaled_blocks(shape):
@@ -305,6 +320,8 @@ def _with_split(
   share of writing and reading the parts. Among nearly equal splits it takes the
   one with the fewest idle cores at the end, then the one with the fewest parts.
   """
+  if is_for_any_m(shape):
+    return config  # The parts of all rows could fill the memory.
   tiling = configs.Tiling(shape=shape, config=config)
   programs, steps = tiling.programs, tiling.steps
   sides = ((shape.lhs, config.block_m), (shape.rhs, config.block_n))
@@ -314,7 +331,7 @@ def _with_split(
   is_small = config.path == "small_m"
   least_steps = _MIN_STEPS_OF_SMALL if is_small else _MIN_STEPS_OF_SPLIT
   bytes_of_part = _PART_BYTES * shape.batch * shape.m * shape.n / core_count
-  most_programs = _programs_per_core(config, shape) * core_count
+  most = most_programs(config, shape, core_count)
 
   def cost(split: int) -> float:
     of_core = configs.cdiv(split * programs, core_count)
@@ -330,10 +347,7 @@ def _with_split(
     split
     for split in range(1, _MAX_SPLIT + 1)
     if split == 1
-    or (
-      split * programs <= most_programs
-      and configs.cdiv(steps, split) >= least_steps
-    )
+    or (split * programs <= most and configs.cdiv(steps, split) >= least_steps)
   ]
   best = min(map(cost, splits))
 

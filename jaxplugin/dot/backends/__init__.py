@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
@@ -32,6 +33,7 @@ from jaxplugin.dot.backends import modelled
 from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
+from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.operation import choice
 from jaxplugin.plugins import adapters
 from jaxplugin.plugins import discovery
@@ -97,6 +99,7 @@ def choose(
 
   def notes(decision: decisions.Decision) -> tuple[str, ...]:
     found = _notes_on_order(decision.implementation, problem, target)
+    found += _notes_on_cases(decision, problem, target)
     if is_of_layer:
       found = (*found, *_notes_on_layer(decision, problem, target))
     return found
@@ -190,6 +193,54 @@ def _notes_on_layer(
   return ("rhs: a layer of a stack, copied before every call",)
 
 
+def _cases(
+  decision: decisions.Decision,
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> Iterator[tuple[problems.DotProblem, decisions.Decision]]:
+  """Yields the planned problems of a symbolic m, with a decision on each.
+
+  The backend is that of `decision`, or xla if the model finds it faster.
+  """
+  for planned in triton.planned(problem):
+    proposal = None
+    if decision.implementation_from != decisions.ARGUMENT:
+      proposal = modelled.proposal(planned, target)
+    if proposal is None:
+      yield planned, decision
+    else:
+      yield (
+        planned,
+        dataclasses.replace(
+          decision,
+          implementation=proposal.implementation,
+          implementation_from=proposal.origin,
+          reason=proposal.why,
+        ),
+      )
+
+
+def _has_cases(
+  decision: decisions.Decision, problem: problems.DotProblem
+) -> bool:
+  return problem.m is None and decision.implementation == triton.BACKEND.name
+
+
+def _notes_on_cases(
+  decision: decisions.Decision,
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> tuple[str, ...]:
+  """Returns notes on the m for which XLA's operations are modelled faster."""
+  if not _has_cases(decision, problem):
+    return ()
+  return tuple(
+    f"m planned as {planned.m}: {found.implementation}, {found.reason}"
+    for planned, found in _cases(decision, problem, target)
+    if found is not decision
+  )
+
+
 def _portable(measured: decisions.Measured) -> decisions.Measured:
   """Drops the config of a proposal if it fits only this machine."""
   backend = table().get(measured.implementation)
@@ -240,7 +291,17 @@ def emit(
     call = call.without_stack()
   if not reads(layouts.TWO_GLOBAL_SCALES, problem, target):
     call = epilogue.with_product(call)
-  return choice.emit(OPERATION, decision, problem, target, call, **options)
+  if not _has_cases(decision, problem):
+    return choice.emit(OPERATION, decision, problem, target, call, **options)
+  call = call.replace(lhs=call.lhs.with_linear_scale())
+  m = math.prod(call.lhs.shape[d] for d in call.lhs.free)
+  cases = [
+    functools.partial(
+      choice.emit, OPERATION, found, planned, target, call, **options
+    )
+    for planned, found in _cases(decision, problem, target)
+  ]
+  return choice.by_size(m, tiles_by_rule.PLANNED_M, cases)
 
 
 def validate_name(requested: str | None) -> None:

@@ -26,6 +26,7 @@ from jax import lax
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
@@ -54,6 +55,11 @@ _CONFIG_FIELDS: Final = {
   field.name: field for field in dataclasses.fields(configs.MatmulConfig)
 }
 
+_READS_M: Final = (
+  "m is symbolic: each kernel reads it from an array, and a compiled program"
+  " keeps the kernels for its m"
+)
+
 PLAIN_NAMES: Final = {
   np.dtype(np.float32): "f32",
   formats.BF16: "bf16",
@@ -64,7 +70,7 @@ PLAIN_NAMES: Final = {
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Supports static sizes and readable formats for which a config exists."""
+  """Supports readable formats for which a config exists. m may be symbolic."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
@@ -76,11 +82,38 @@ def _problem_gate(
     return refusal
   if problem.is_empty:
     return decisions.Unsupported("needs sizes of at least 1")
+  if problem.m is None and triton_library.uses_descriptors(target):
+    return decisions.Unsupported(
+      "m is symbolic, and the target requests TMA descriptors, which have a"
+      " fixed m"
+    )
   try:
-    _default_config(_dense_shape(problem, target), target)
+    for each in planned(problem):
+      _default_config(_dense_shape(each, target), target)
   except ValueError as error:
     return decisions.Unsupported(str(error))
   return None
+
+
+def planned(problem: problems.DotProblem) -> tuple[problems.DotProblem, ...]:
+  """Returns the problems that kernels are planned for.
+
+  It is the problem itself. If m is symbolic, it is a problem for each of
+  `tiles_by_rule.PLANNED_M`, whose kernels read m. lhs is then row-major, with
+  a linear scale.
+  """
+  if problem.m is not None:
+    return (problem,)
+  lhs = dataclasses.replace(
+    problem.lhs,
+    contracting_is_minor=True,
+    scale_layout=layouts.LINEAR,
+    has_square_scale=False,
+  )
+  return tuple(
+    dataclasses.replace(problem, m=m, lhs=lhs, reads_m=True)
+    for m in tiles_by_rule.PLANNED_M
+  )
 
 
 def operands_refusal(problem: Any) -> decisions.Unsupported | None:
@@ -91,8 +124,15 @@ def operands_refusal(problem: Any) -> decisions.Unsupported | None:
         "kernels read FP8, FP6, FP4, INT8, INT4 and MXINT8 values with E8M0,"
         f" E4M3, E5M2, f32, bf16 or f16 scales, got {format}"
       )
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
+  with_m = dataclasses.replace(problem, m=problem.m or 1)
+  if not with_m.sizes_are_static:
+    return decisions.Unsupported(
+      f"needs static sizes except m, got symbolic ones: {problem}"
+    )
+  if problem.m is None and getattr(problem, "batch", 1) != 1:
+    return decisions.Unsupported(
+      f"needs batch 1 if m is symbolic, got {problem.batch}"
+    )
   return None
 
 
@@ -202,6 +242,8 @@ def plan(
   config: decisions.Fields = (),
 ) -> decisions.Plan:
   """Returns the plan: it fuses scalar global scales and names the kernels."""
+  if problem.m is None:
+    return _plan_of_symbolic(problem, target)
   _, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
@@ -216,6 +258,18 @@ def plan(
     ),
     is_native=architecture.has_scaled_dot or bool(instructions),
   )
+
+
+def _plan_of_symbolic(
+  problem: problems.DotProblem, target: targets.Target
+) -> decisions.Plan:
+  """Returns the plan for a symbolic m. It names the kernels for each m."""
+  plans = {f"m <= {each.m}": plan(each, target) for each in planned(problem)}
+  *fewer, last = plans
+  plans[fewer[-1].replace("<=", ">")] = plans.pop(last)
+  notes = (f"{rows}: {each.notes[0]}" for rows, each in plans.items())
+  first = plans[fewer[0]]
+  return dataclasses.replace(first, notes=(_READS_M, *notes, *first.notes[1:]))
 
 
 def launches(
@@ -291,6 +345,7 @@ def _shape_of(
     activation=problem.activation or "none",
     has_residual=problem.has_residual,
     may_round_sums=problem.fastest_precision,
+    reads_m=problem.reads_m,
   )
 
 
@@ -381,7 +436,13 @@ def _launches(
         f" tuning table chose: {error}; or use jp.tuning(None)"
       )
     config = config_of(fields)
-  return matmul_plans.plan(shape, config, architecture)
+  found = matmul_plans.plan(shape, config, architecture)
+  if not tiles_by_rule.is_for_any_m(shape):
+    return found
+  most = tiles_by_rule.most_programs(config, shape, target.core_count or 1)
+  return tuple(
+    dataclasses.replace(launch, grid=min(launch.grid, most)) for launch in found
+  )
 
 
 # Configs in tuning tables.
@@ -493,7 +554,11 @@ def _dot(
     arrays["bias"] = epilogue.bias_row(call)
   if call.residual is not None:
     arrays["residual"] = jnp.broadcast_to(call.residual, shape)
+  m = math.prod(call.lhs.shape[d] for d in call.lhs.free)
+  if problem.reads_m:
+    arrays["m"] = jnp.asarray(m, jnp.int32).reshape(1)
   for launch in _launches(matmul, target, config):
+    launch = launch.with_size(m)
     views = dict(launch.views)
     inputs = [view(arrays[name], views.get(name)) for name in launch.inputs]
     (output,) = launch.outputs
@@ -609,7 +674,7 @@ def strided(side: sides.Side, dense: configs.OperandKind) -> Readable:
     scale, scale_strides = _strided_scale(side, square_scale)
   if side.is_interleaved:
     side = side.replace(values=interleaving.from_bytes(side.values))
-  values, strides = side.values, side.strides()
+  values, strides = side.values, _static(side.strides())
   if strides is None:
     values = side.merge(values)
   values = _packed(values)
@@ -621,6 +686,11 @@ def strided(side: sides.Side, dense: configs.OperandKind) -> Readable:
     rows_per_scale=dense.rows_per_scale,
   )
   return values, scale, kind
+
+
+def _static(strides: problems.Strides | None) -> problems.Strides | None:
+  """Returns strides, or None if one is symbolic, so that a copy is made."""
+  return strides if strides and extents.are_static(strides) else None
 
 
 def _strided_scale(
@@ -646,6 +716,7 @@ def _strided_scale(
   ):
     scale = side.linear_scale()
     strides = strides_of(scale.shape)
+  strides = _static(strides)
   if strides is None:
     scale = side.merge(scale)
     strides = sides.dense_strides(scale.shape)

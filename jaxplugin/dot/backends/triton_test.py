@@ -27,6 +27,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import calls
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import triton
@@ -100,6 +101,41 @@ class BlackwellDotTest(TritonDotSuite):
 
 
 del TritonDotSuite
+
+
+@needs_interpreter
+class SymbolicRowsTest(interpreted.RecordedTestCase):
+  """Every call has a problem as if m were symbolic."""
+
+  def setUp(self):
+    super().setUp()
+    static = calls.DotCall._problem
+    self.enter_context(
+      mock.patch.object(
+        calls.DotCall,
+        "_problem",
+        lambda call: dataclasses.replace(static(call), m=None),
+      )
+    )
+
+  @parameterized.parameters(
+    (jp.NVFP4, jp.NVFP4, (3, 2), {"bias": np.ones(5), "activation": "relu"}),
+    (None, jp.NVFP4, (70,), {"residual": np.ones((70, 5), np.float32)}),
+    # The kernels do not fuse a global scale for each row.
+    (None, jp.MXFP8, (17,), {"global_scale": np.full((17, 1), 0.5)}),
+    (jp.FP8_128X128, jp.INT4_32, (1,), {}),
+  )
+  def test_result_is_that_of_the_oracle(self, lhs, rhs, rows, options):
+    x, w = quantized(lhs, *rows, 128), quantized(rhs, 5, 128, seed=1)
+    options = {
+      name: jnp.asarray(v) if name != "activation" else v
+      for name, v in options.items()
+    }
+    result = by_triton("h100", x, w, **options)
+    with jp.use_target(targets.named_target("h100")):
+      expected = jp.block_scaled_dot(x, w, implementation="xla", **options)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+    self.assertIn("_of_m", self.names())
 
 
 @needs_interpreter

@@ -62,6 +62,20 @@ class Product:
   arrays: Mapping[str, np.ndarray | None]
   ptxas_version: tuple[int, ...] | None = None
 
+  def with_planned_m(self, m: int) -> Product:
+    """Returns the product by kernels that read m and are planned for `m`."""
+    lhs = self.shape.lhs
+    of_scale = lhs.scale_strides and (0, *lhs.scale_strides[1:])
+    # The strides of the batch depend on m, and the kernel does not.
+    lhs = dataclasses.replace(
+      lhs, strides=(0, *lhs.strides[1:]), scale_strides=of_scale
+    )
+    return dataclasses.replace(
+      self,
+      shape=dataclasses.replace(self.shape, m=m, reads_m=True, lhs=lhs),
+      arrays={**self.arrays, "m": np.array([self.shape.m], np.int32)},
+    )
+
   @property
   def launches(self) -> tuple[planned.Launch, ...]:
     architecture = dataclasses.replace(
@@ -88,9 +102,10 @@ class Product:
     arrays = dict(self.arrays)
     counts: collections.Counter[str] = collections.Counter()
     for launch in self.launches:
+      m = arrays.get("m")
       outputs, found = launching.run(
         self.compiled(launch),
-        launch,
+        launch if m is None else launch.with_size(m.item()),
         arrays,
         ptx=(ptx or {}).get(launch.kernel),
         **options,

@@ -370,16 +370,25 @@ def run(
   out_dtype: str = "f32",
   architecture: str = "sm_80",
   layer: int | None = None,
+  planned_m: int | None = None,
 ) -> np.ndarray:
   """The product that the kernels compute in the interpreter.
 
-  With a layer the batches of rhs are layers, and this one is meant.
+  With a layer the batches of rhs are layers, and this one is meant. With
+  planned_m, kernels read m, and their grid is that of planned_m rows.
   """
   shape = shape_of(lhs, rhs, epilogue, out_dtype, layer)
   arrays = arrays_of(lhs, rhs, epilogue, layer)
-  launches = matmul_plans.plan(
-    shape, config, architectures.by_name(architecture)
-  )
+  m = shape.m
+  if planned_m is not None:
+    shape = dataclasses.replace(shape, m=planned_m, reads_m=True)
+    arrays["m"] = np.array([m], np.int32)
+  launches = [
+    launch.with_size(m)
+    for launch in matmul_plans.plan(
+      shape, config, architectures.by_name(architecture)
+    )
+  ]
   return run_launches(block_scaled_matmul.KERNELS, launches, arrays)["out"]
 
 

@@ -3,6 +3,7 @@
 """Executed instructions give what NumPy and ml_dtypes compute."""
 
 import fractions
+import math
 
 import ml_dtypes
 import numpy as np
@@ -81,6 +82,12 @@ INTEGER_CASES = (
    lambda x, y, z: x * y + z),
   ("min.s32 y, x0, x1;", (I32, I32), I32, min),
   ("max.u32 y, x0, x1;", (U32, U32), U32, max),
+  ("or.b32 x1, x1, 1; div.s32 y, x0, x1;", (I32, I32), I32,
+   lambda x, y: math.trunc(x / (y | 1))),
+  ("or.b32 x1, x1, 1; rem.s32 y, x0, x1;", (I32, I32), I32,
+   lambda x, y: int(math.fmod(x, y | 1))),
+  ("or.b32 x1, x1, 1; div.u32 y, x0, x1;", (U32, U32), U32,
+   lambda x, y: x // (y | 1)),
   ("neg.s32 y, x0;", (I32,), I32, lambda x: -x),
   ("abs.s32 y, x0;", (I32,), I32, abs),
   ("and.b32 y, x0, x1;", (U32, U32), U32, lambda x, y: x & y),

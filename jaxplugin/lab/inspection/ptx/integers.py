@@ -226,6 +226,22 @@ def _lop3(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, value)
 
 
+def _divide(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """Executes div and rem, which truncate. x / 0 and x % 0 are undefined."""
+  out, *operands = instruction.operands
+  x, y = _numbers(block, operands, instruction.type)
+  unknown = y == 0
+  for operand in operands:
+    unknown |= block.undefined_bits(operand, instruction.bits) != 0
+  y = np.where(y == 0, x.dtype.type(1), y)
+  with np.errstate(over="ignore"):
+    found = np.fmod(x, y)
+    if instruction.parts[0] == "div":
+      found = (x - found) // y
+  found = found.view(f"u{x.itemsize}")
+  block.write(out, found, np.where(unknown, ~np.zeros_like(found), 0))
+
+
 def _count(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes popc (counts ones) and clz (counts leading zeros)."""
   out, operand = instruction.operands
@@ -269,6 +285,8 @@ HANDLERS: Final[dict[str, blocks.Handler]] = {
   "abs": _elementwise(np.abs),
   **{f"mul.{part}": _elementwise(f) for part, f in _PRODUCTS.items()},
   "mad": _mad,
+  "div": _divide,
+  "rem": _divide,
   **dict.fromkeys(_LOGIC, _logic),
   "not": _not,
   "shl": _shift,

@@ -17,6 +17,7 @@ from absl.testing import parameterized
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import executed_cases
@@ -140,6 +141,31 @@ class DefaultConfigTest(Case):
     self.assertEqual(f"{TCGEN05}{kind} " in ptx, has_tcgen05)
     self.assertEqual(SCALED in ptx, is_native)
     self.assertEqual(product.config.path == "native", is_native)
+
+  @parameterized.parameters(
+    ("sm_80", "mxfp8", "mxfp8", 16, (1, 17)),
+    ("sm_90", "bf16", "nvfp4", 16, (1, 17)),
+    ("sm_90", "bf16", "nvfp4", 4096, (1, 17, 4096)),
+    ("sm_100", "mxfp8", "mxfp8", 256, (1, 17, 300)),
+  )
+  def test_one_kernel_computes_any_m(self, architecture, lhs, rhs, planned, ms):
+    kernels = set()
+    for m in ms:
+      operands = self.make(lhs, rhs, m=m, n=24, k=288)
+      product = executed.product(architecture, *operands)
+      product = product.with_planned_m(planned)
+      config = tiles_by_rule.default_config(
+        product.shape,
+        architectures.by_name(architecture),
+        core_count=executed.CORES[architecture],
+      )
+      product = dataclasses.replace(product, config=config)
+      result, _ = product.run()
+      exact, magnitude = contract.dot(*(x.exact for x in operands))
+      bound = contract.truncated_bound(288) * magnitude
+      contract.assert_within(result, exact, bound, result.dtype)
+      kernels.update(product.launches)
+    self.assertLen(kernels, len(product.launches))
 
   @parameterized.parameters(
     ("sm_80", "bf16", 2048), ("sm_90", "bf16", 2048), ("sm_100", "mxfp8", 1024)
