@@ -56,6 +56,8 @@ class BlocksTest(files.CheckpointTestCase):
     blocks = blocks_of(name)
     want = self.package(blocks, name)
     self.assertGreater(np.isfinite(want).mean(), 0.5)
+    if jp.detect_target("cpu").cpu_kernels is None:  # XLA flushes subnormals
+      want = np.where(np.abs(want) < np.finfo(np.float32).tiny, 0 * want, want)
     convert = jp.checkpoints.from_gguf
     for array in (
       convert(blocks, name),

@@ -210,7 +210,9 @@ class Checkout:
       failures = self._test(tests, leg, matrix)
     finally:
       path.write_text(text)
-    failures = [test for test in failures if self._passes(test, leg)]
+    for test in failures:
+      if not self._passes(test, leg):
+        raise RuntimeError(f"{test} fails without a fault. Mend it first.")
     status = "found" if failures else "missed"
     return self._outcome(mutant, status, failures, len(tests), start)
 
@@ -227,7 +229,7 @@ class Checkout:
     )
 
   def _passes(self, test: str, leg: str) -> bool:
-    """Whether a test passes without a fault; tests that fail find nothing."""
+    """Whether a test passes without a fault."""
     if "::" in test and test not in self._sound:
       self._sound[test] = not self._test([test], leg, matrix=False)
     return self._sound.get(test, True)
