@@ -3,13 +3,15 @@
 """Recipes, which quantize the matmuls of a training step.
 
 `jp.dot_general`, `jp.quantize_dots`, `jp.quantize_operand` and
-`ragged_dot_general` take a recipe. `jp.checkpoint_policies` chooses which
-residuals `jax.checkpoint` saves.
+`ragged_dot_general` take a recipe. `accumulate` sums gradients of microbatches
+over devices once. `jp.checkpoint_policies` chooses which residuals
+`jax.checkpoint` saves.
 """
 
 import typing as _typing
 
 from jaxplugin.core import error_context as _error_context
+from jaxplugin.training.accumulation import accumulate as accumulate
 from jaxplugin.training.quantized_operand import primals as primals
 from jaxplugin.training.quantized_operand import promote_dtype as promote_dtype
 from jaxplugin.training.quantized_operand import with_primals as with_primals
@@ -28,6 +30,7 @@ __all__ = [
   "MXFP8_RECIPE",
   "NVFP4_RECIPE",
   "Recipe",
+  "accumulate",
   "primals",
   "promote_dtype",
   "ragged_dot_general",
