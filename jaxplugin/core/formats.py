@@ -379,6 +379,12 @@ class BlockFormat:
     return significand <= BF16_SIGNIFICAND_BITS
 
   @property
+  def codes_are_exact_in_bf16(self) -> bool:
+    """Whether bf16 holds every value before it is multiplied by its scale."""
+    significand = _significand_bits(self.values_dtype)
+    return self.offset_dtype is None and significand <= BF16_SIGNIFICAND_BITS
+
+  @property
   def is_standard(self) -> bool:
     """Whether it is one of `FORMATS`, which kernels may support."""
     return self in FORMATS

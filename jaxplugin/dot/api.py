@@ -261,15 +261,9 @@ def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
 
 def _global_scales(call: calls.DotCall, explicit: Any) -> list[jax.Array]:
   """Returns a call's global scales, reshaped to the result's dimensions."""
-  scales = []
-  offset = len(call.lhs.batch)
-  for side in (call.lhs, call.rhs):
-    positions = {d: i for i, d in enumerate(side.batch)}
-    positions |= {d: i + offset for i, d in enumerate(side.free)}
-    offset += len(side.free)
-    scales.append(side.global_scale_in(positions, len(call.shape)))
-  scales.append(arguments.as_global_scale(explicit))
-  return [scale for scale in scales if scale is not None]
+  scales = call.scales_in_result()
+  scale = arguments.as_global_scale(explicit)
+  return scales if scale is None else [*scales, scale]
 
 
 def _expand_bias(

@@ -18,6 +18,7 @@ from typing import ClassVar
 from typing import Final
 from typing import Self
 
+import jax
 import numpy as np
 from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
@@ -112,6 +113,17 @@ class DotCall(primitive.OperationCall):
         "second_global_scale": None,
       } | changes
     return super().replace(**changes)
+
+  def scales_in_result(self) -> list[jax.Array]:
+    """Returns the sides' global scales, reshaped to broadcast to the result."""
+    scales = []
+    offset = len(self.lhs.batch)
+    for side in (self.lhs, self.rhs):
+      positions = {d: i for i, d in enumerate(side.batch)}
+      positions |= {d: i + offset for i, d in enumerate(side.free)}
+      offset += len(side.free)
+      scales.append(side.global_scale_in(positions, len(self.shape)))
+    return [scale for scale in scales if scale is not None]
 
   def with_sides(
     self, function: Callable[[sides.Side], sides.Side], **changes: Any

@@ -171,6 +171,18 @@ class Side:
     return self.format.exact_in_bf16
 
   @property
+  def scales_rows(self) -> bool:
+    """Whether only codes are exact in bf16, and a row has one scale."""
+    format = self.format
+    return (
+      format is not None
+      and format.codes_are_exact_in_bf16
+      and not format.scale_is_power_of_two
+      and not format.exact_in_bf16
+      and all(self.scale_shape[d] == 1 for d in self.contracting)
+    )
+
+  @property
   def stays_swizzled(self) -> bool:
     """Whether merging to [batch, rows, k] keeps a swizzled scale's layout.
 

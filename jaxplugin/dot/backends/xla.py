@@ -1,9 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The xla backend: dequantize and `dot_general`, on every platform."""
+"""The xla backend: dequantize and `dot_general`, on every platform.
+
+A scale factor of a whole row multiplies sums instead of values. Then a GPU or a
+TPU multiplies FP8 and INT8 codes in bf16, which holds them exactly. A product
+of a code and an f32 scale factor would need an f32 matmul.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from typing import Final
 
@@ -11,12 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
+from jaxplugin.dot import sides
 from jaxplugin.operation import choice
 
 
@@ -55,10 +63,32 @@ def emit(
 ) -> jax.Array:
   """Dequantizes both sides, multiplies in f32, and applies the epilogue."""
   del problem
-  lhs, rhs = call.lhs.dequantized(), call.rhs.dequantized()
-  dtype = operand_dtype(call, target)
-  result = multiply(lhs, rhs, call.dimension_numbers, dtype)
+  scaled = call.with_sides(functools.partial(_with_row_scale, target))
+  result = multiply(
+    scaled.lhs.dequantized(),
+    scaled.rhs.dequantized(),
+    call.dimension_numbers,
+    operand_dtype(scaled, target),
+  )
+  for scale in scaled.scales_in_result():
+    result = result * scale
   return epilogue.apply(result, call)
+
+
+def _with_row_scale(target: targets.Target, side: sides.Side) -> sides.Side:
+  """Returns codes with the scale of their rows as a global scale, if exact."""
+  if not side.scales_rows:
+    return side
+  scale = side.linear_scale().astype(jnp.float32)
+  codes = side.replace(scale=jnp.ones_like(scale), scale_layout=layouts.LINEAR)
+  dtype = jnp.float32 if target.platform == "cpu" else formats.BF16
+  return sides.Side(
+    name=side.name,
+    values=codes.dequantized().astype(dtype),
+    global_scale=scale,
+    contracting=side.contracting,
+    batch=side.batch,
+  )
 
 
 BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
