@@ -65,6 +65,9 @@ from jaxplugin.core.formats import UINT4_32_MIN as UINT4_32_MIN
 from jaxplugin.core.formats import UINT4_128 as UINT4_128
 from jaxplugin.core.formats import UINT4_128_BF16 as UINT4_128_BF16
 from jaxplugin.core.formats import BlockFormat as BlockFormat
+from jaxplugin.core.options import FallbackError as FallbackError
+from jaxplugin.core.options import FallbackWarning as FallbackWarning
+from jaxplugin.core.options import options as options
 from jaxplugin.core.targets import Target as Target
 from jaxplugin.core.targets import detect_target as detect_target
 from jaxplugin.core.targets import named_target as named_target
@@ -138,6 +141,8 @@ __all__ = [
   "Backend",
   "BlockFormat",
   "Explanation",
+  "FallbackError",
+  "FallbackWarning",
   "GlobalScaleWarning",
   "ModuleError",
   "NonFiniteError",
@@ -173,6 +178,7 @@ __all__ = [
   "linear",
   "named_target",
   "nn",
+  "options",
   "pack_fp4",
   "prepare_weights",
   "quantize",

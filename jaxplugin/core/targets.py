@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import os
 import re
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -25,8 +26,11 @@ import jax
 import jax.ffi
 
 from jaxplugin.core import error_context
+from jaxplugin.core import options as options_lib
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import program
 from jaxplugin.jaxext.partitioner import contexts_private
+from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import toolkits
 from jaxplugin.kernels.cpu import library
@@ -66,6 +70,7 @@ class Target:
       "avx512", "avx2" or "baseline"; on Arm "neon_i8mm", "neon_dotprod" or
       "baseline_neon". None if they cannot run, and for every named target.
     missing_libraries: (name, reason) of each library that cannot be used.
+    options: limits of `jp.options` for the call that is decided.
 
   Raises:
     TypeError: If ptxas_version is not three numbers.
@@ -93,6 +98,7 @@ class Target:
   memory_bandwidth: float | None = None
   cpu_kernels: str | None = None
   missing_libraries: tuple[tuple[str, str], ...] = ()
+  options: options_lib.Options = options_lib.NONE
 
   def __post_init__(self) -> None:
     version = self.ptxas_version
@@ -150,6 +156,8 @@ class Target:
       details.append(f"ptxas {format_version(self.ptxas_version)}")
     if self.cpu_kernels is not None:
       details.append(f"{self.cpu_kernels} kernels")
+    if self.options != options_lib.NONE:
+      details.append(str(self.options))
     return f"{self.name} ({', '.join(details)})"
 
 
@@ -255,13 +263,13 @@ def named_target(
       f" {', '.join(TARGET_NAMES)}"
     )
   versions: dict[str, Any] = {}
-  for program, given in (("cuDNN", cudnn), ("ptxas", ptxas)):
+  for tool, given in (("cuDNN", cudnn), ("ptxas", ptxas)):
     if given is None:
       continue
-    parameter = program.lower()
+    parameter = tool.lower()
     if target.platform != "cuda":
       raise ValueError(
-        f"target {target.name} is not an NVIDIA GPU and has no {program}, got"
+        f"target {target.name} is not an NVIDIA GPU and has no {tool}, got"
         f" {parameter}={error_context.shown(given)}"
       )
     versions[f"{parameter}_version"] = parse_version(given)
@@ -351,9 +359,50 @@ def overriding_target() -> Target | None:
   return _override.value
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """The wishes of the contexts in which a call is traced.
+
+  Attributes:
+    target: target of the innermost `use_target`, or None.
+    options: options of the innermost `options`, or those of the environment.
+    layer: names of the enclosing `jax.named_scope`s, for logs. It is not
+      compared, because JAX lowers equal calls once.
+  """
+
+  target: Target | None = None
+  options: options_lib.Options = options_lib.NONE
+  layer: str = dataclasses.field(default="", compare=False)
+
+
+def request() -> Request | None:
+  """Returns the request of a call that is traced now; None if it is empty."""
+  found = Request(
+    target=overriding_target(),
+    options=options_lib.current(),
+    layer=program.layer_and_phase(provenance_private.scopes())[0],
+  )
+  return found if found.layer or found != Request() else None
+
+
+def requested(
+  request: Request | None, find: Callable[[Target | None], Target]
+) -> Target:
+  """Returns the target of a request, with its options.
+
+  Args:
+    request: the request of a call, or None.
+    find: function of the request's target, which may be None.
+  """
+  if request is None:
+    return find(None)
+  target = find(request.target)
+  return dataclasses.replace(target, options=request.options)
+
+
 def current_target() -> Target:
   """Returns the overriding target, or the detected target."""
-  return overriding_target() or detect_target()
+  return requested(request(), lambda target: target or detect_target())
 
 
 def local_targets() -> list[Target]:
@@ -405,11 +454,11 @@ def _detected(platform: str | None) -> Target:
   if platform is None:
     platform = _default_platform()
   if platform == "cpu":
-    kernels, reason = _local_cpu_kernels()
+    kernels, cores, reason = _local_cpu_kernels()
     return Target(
       name="local cpu",
       platform="cpu",
-      core_count=_available_cores(),
+      core_count=cores or _affinity_cores(),
       cpu_kernels=kernels,
       missing_libraries=_missing({CPU_KERNELS: reason}),
     )
@@ -457,7 +506,7 @@ def _default_platform() -> str:
   return "rocm" if "rocm" in version.lower() else "cuda"
 
 
-def _available_cores() -> int:
+def _affinity_cores() -> int:
   return (
     len(os.sched_getaffinity(0))
     if hasattr(os, "sched_getaffinity")
@@ -466,13 +515,13 @@ def _available_cores() -> int:
 
 
 @functools.cache
-def _local_cpu_kernels() -> tuple[str | None, str]:
-  """Returns the instruction set of the CPU kernels, or why they cannot run."""
+def _local_cpu_kernels() -> tuple[str | None, int, str]:
+  """Returns instruction set and cores of CPU kernels, or why there are none."""
   try:
     loaded = library.load(jax.ffi.include_dir())
   except library.LibraryError as error:
-    return None, str(error)
-  return library.instruction_set(loaded), ""
+    return None, 0, str(error)
+  return library.instruction_set(loaded), library.available_cores(loaded), ""
 
 
 @functools.cache

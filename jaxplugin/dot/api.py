@@ -245,7 +245,7 @@ def _bind(call: calls.DotCall) -> jax.Array:
         is_of_layer=call.is_of_layer,
       )
     )
-  result = primitive.bind(call, targets.overriding_target())
+  result = primitive.bind(call, targets.request())
   if guards.is_on():
     guards.check(result, call.without_origins())
   return result

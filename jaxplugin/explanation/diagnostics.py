@@ -298,7 +298,10 @@ def _explain_quantization(
   axis_sizes: Mapping[str, int],
 ) -> report.ExplainedQuantization:
   eqn = operation.eqn
-  target = target or eqn.params["target"] or targets.detect_target()
+  target = targets.requested(
+    eqn.params["target"],
+    lambda asked: target or asked or targets.detect_target(),
+  )
   is_partitioned = operation.num_devices > 1
   module = lowering.Module(
     platforms=(target.platform,),

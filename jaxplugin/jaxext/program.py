@@ -108,7 +108,7 @@ def _walk(
     names = around.names + provenance_private.scopes(eqn.source_info)
     inside = [] if _is_leaf(eqn) else sub_jaxprs(eqn)
     if not inside:
-      layer, phase = _layer_and_phase(names)
+      layer, phase = layer_and_phase(names)
       yield TracedOperation(
         eqn=eqn,
         layer=layer,
@@ -181,7 +181,7 @@ def _slices_inside(
   return frozenset(found)
 
 
-def _layer_and_phase(
+def layer_and_phase(
   names: Sequence[provenance_private.Name],
 ) -> tuple[str, Phase]:
   layers: list[str] = []

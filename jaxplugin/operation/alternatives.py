@@ -7,8 +7,8 @@ the lowering: the kernel if it supports the equation, else the operations.
 Derivatives are those of the operations.
 
 kernel_or_operations_p: operands -> array. Parameters: operations, a jaxpr;
-  forms, or None if no kernel computes the mapped operands; target, the target
-  of an enclosing `use_target`, or None.
+  forms, or None if no kernel computes the mapped operands; target, the
+  `targets.Request` of the enclosing contexts, or None.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _bind(forms: Forms, *operands: Any) -> jax.Array:
     *operands,
     operations=jax.make_jaxpr(forms.operations)(*operands),
     forms=forms,
-    target=targets.overriding_target(),
+    target=targets.request(),
   )
 
 
@@ -133,7 +133,7 @@ def _batch(
   *,
   operations: Any,
   forms: Forms | None,
-  target: targets.Target | None,
+  target: targets.Request | None,
 ) -> tuple[jax.Array, int]:
   rows = 0 if forms is None else forms.num_rows
   are_rows = None not in dims[:rows] and set(dims[rows:]) <= {None}
@@ -157,7 +157,7 @@ def _lower(
   *,
   operations: Any,
   forms: Forms | None,
-  target: targets.Target | None,
+  target: targets.Request | None,
 ) -> Callable[..., jax.Array]:
   del target
   kernel = None

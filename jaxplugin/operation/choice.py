@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
+from jaxplugin.core import options as options_lib
 from jaxplugin.core import targets
 from jaxplugin.operation import logs
 from jaxplugin.tables import matching
@@ -39,7 +40,8 @@ def choose(
 ) -> decisions.Decision:
   """Chooses the backend for a problem on a target.
 
-  It is a pure function of its arguments and of the loaded tuning tables.
+  It is a pure function of its arguments and of the loaded tuning tables. A
+  config that only `target.options` refuses gets a note.
 
   Args:
     operation: the operation, with its backends.
@@ -60,8 +62,11 @@ def choose(
     ValueError: If `requested` is not a backend's name.
     NotImplementedError: If `requested` does not support the problem. The
       message lists every backend.
+    options_lib.FallbackError: If XLA would dequantize the operands, and the
+      target's options do not allow it.
   """
   asked = resolution.ask(operation, problem, target, overlay)
+  measured = asked.measured if propose is None else propose(asked.measured)
   decision = decisions.choose(
     operation.backends(),
     problem,
@@ -69,12 +74,70 @@ def choose(
     requested,
     who=error_context.who(operation.name),
     unportable=unportable,
-    measured=asked.measured if propose is None else propose(asked.measured),
+    measured=measured,
   )
+  if target.options.on_fallback == "raise" and _is_fallback(
+    operation, problem, decision
+  ):
+    reasons = "".join(
+      f"\n  {refusal.implementation}: {refusal.reason}"
+      for refusal in decision.refusals
+    )
+    raise options_lib.FallbackError(
+      f"{error_context.who(operation.name)}: a kernel must support the operands"
+      f' with on_fallback="raise", got {problem}{logs.place_text()} on'
+      f" {target}:{reasons}\nChange what a reason names, pass"
+      ' implementation="xla" to this call, or set on_fallback="warn".'
+    )
   more = () if notes is None else notes(decision)
   return dataclasses.replace(
-    decision, notes=(*decision.notes, *more, *asked.notes)
+    decision,
+    notes=(
+      *decision.notes,
+      *more,
+      *asked.notes,
+      *_limited(operation, measured, problem, target),
+    ),
   )
+
+
+def _is_fallback(
+  operation: matching.MeasuredOperation[decisions.Problem],
+  problem: Any,
+  decision: decisions.Decision,
+) -> bool:
+  """Returns whether XLA dequantizes a product, which nobody asked for."""
+  sides = (getattr(problem, "lhs", None), getattr(problem, "rhs", None))
+  return (
+    any(side is not None and side.format is not None for side in sides)
+    and not problem.is_empty
+    and operation.backends()[decision.implementation].is_portable
+    and decision.implementation_from == decisions.RULE
+  )
+
+
+def _limited(
+  operation: matching.MeasuredOperation[decisions.Problem],
+  measured: Proposals,
+  problem: decisions.Problem,
+  target: targets.Target,
+) -> tuple[str, ...]:
+  """Returns a note on each proposal that only the target's limits refuse."""
+  if target.options.workspace_bytes is None:
+    return ()
+  unlimited = dataclasses.replace(target, options=options_lib.NONE)
+  notes = []
+  for proposal in measured:
+    backend = operation.backends().get(proposal.implementation)
+    if backend is None:
+      continue
+    error, other = (
+      backend.config_error(proposal.config, problem, where)
+      for where in (target, unlimited)
+    )
+    if error is not None and other is None:
+      notes.append(f"{proposal.origin}: {proposal.implementation}: {error}")
+  return tuple(notes)
 
 
 def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
@@ -132,7 +195,9 @@ def decide(
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   problem = call.problem()
   detect = targets.detect_for_export if for_export else targets.detect_target
-  target = target or eqn.params["target"] or detect()
+  target = targets.requested(
+    eqn.params["target"], lambda asked: target or asked or detect()
+  )
   decision, error = None, ""
   try:
     decision = choose(call, problem, target)
@@ -177,13 +242,7 @@ def emit(
     target,
     decision,
     before=before,
-    # A product by XLA's operations, which dequantize its operands.
-    is_fallback=(
-      hasattr(problem, "lhs")
-      and backends[chosen].is_portable
-      and decision.implementation_from == decisions.RULE
-      and bool(before)
-    ),
+    is_fallback=_is_fallback(operation, problem, decision),
   )
   with jax.named_scope(logs.scope(problem, chosen)):
     return backend_of(operation, decision).emit(

@@ -22,6 +22,7 @@ import logging
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,9 @@ import jax
 import jax.monitoring
 
 from jaxplugin.core import decisions
+from jaxplugin.core import options as options_lib
 from jaxplugin.core import targets
+from jaxplugin.jaxext.tracing import provenance_private
 
 VARIABLE: Final = "JAXPLUGIN_LOG"
 DECISION: Final = "/jaxplugin/decision"
@@ -43,8 +46,9 @@ _LOGGER.addHandler(logging.NullHandler())
 # A program that lowers more different calls logs some of them again.
 _REMEMBERED: Final = 1 << 14
 
-_module: contextvars.ContextVar[str] = contextvars.ContextVar(
-  "module", default=""
+# Module and layer of what is being lowered.
+_place: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar(
+  "place", default=("", "")
 )
 
 
@@ -80,25 +84,55 @@ def configure() -> None:
 
 
 @contextlib.contextmanager
-def lowering(primitive: str, module: str) -> Iterator[None]:
-  """Names the module of decisions inside, and records the duration.
+def lowering(primitive: str, module: str, layer: str) -> Iterator[None]:
+  """Names the place of decisions inside, and records the duration.
 
   Args:
     primitive: name of the primitive that is lowered.
     module: name of the module that it is lowered into.
+    layer: names of the scopes around the first equation that is lowered so.
   """
   configure()
-  token = _module.set(module)
+  token = _place.set((module, layer))
   start = time.perf_counter()
   try:
     yield
   finally:
-    _module.reset(token)
+    _place.reset(token)
   seconds = time.perf_counter() - start
   jax.monitoring.record_event_duration_secs(
     DURATION, seconds, operation=primitive
   )
   _LOGGER.debug("%s: lowered in %.1f ms", primitive, seconds * 1e3)
+
+
+def disabled(target: targets.Target) -> None:
+  """Warns once about each library of kernels that a local target lacks."""
+  for name, reason in target.missing_libraries:
+    _disabled_once(name, reason)
+
+
+@functools.cache
+def _disabled_once(library: str, reason: str) -> None:
+  _LOGGER.warning("no kernel of %s is used: %s", library, reason)
+
+
+def place() -> dict[str, str]:
+  """Returns the module, the layer and the source line of a lowering.
+
+  JAX lowers equal calls of a module once. Layer and line are those of the first
+  one.
+  """
+  module, layer = _place.get()
+  source = provenance_private.user_frame()
+  return {"module": module, "layer": layer, "source": source}
+
+
+def place_text() -> str:
+  """Returns the place as in " in jit_step, layer_3, model.py:7 (f)"."""
+  if _place.get() == ("", ""):
+    return ""  # nothing is being lowered
+  return f" in {', '.join(filter(None, place().values()))}"
 
 
 def decided(
@@ -118,15 +152,21 @@ def decided(
     decision: the decision.
     before: names of the backends that come before the chosen one.
     is_fallback: whether XLA dequantizes the operands of a product, because no
-      kernel supports it on a platform that has kernels.
+      kernel supports it. The line is then a warning, if the platform has
+      kernels or `target.options` asks for a warning.
   """
   jax.monitoring.record_event(
     DECISION, operation=operation, implementation=decision.implementation
   )
-  level = logging.WARNING if is_fallback else logging.INFO
+  is_wanted = target.options.on_fallback == "warn"
+  level = logging.INFO
+  if is_fallback and (before or is_wanted):
+    level = logging.WARNING
+  if is_fallback and is_wanted:
+    _warn_once(operation, problem, target, decision)
   if not _LOGGER.isEnabledFor(level):
     return
-  call = (operation, _module.get(), problem, target, decision)
+  call = (operation, _place.get()[0], problem, target, decision)
   if _LOGGER.isEnabledFor(logging.DEBUG):
     before = [refusal.implementation for refusal in decision.refusals]
     _log(level, *call, tuple(before))
@@ -143,14 +183,13 @@ def _log(
   decision: decisions.Decision,
   before: tuple[str, ...],
 ) -> None:
+  del module  # of `place`; only different modules log equal decisions again
   reasons = {
     refusal.implementation: refusal.reason
     for refusal in decision.refusals
     if refusal.implementation in before
   }
-  text = f"{operation}: {problem}"
-  if module:
-    text += f" in {module}"
+  text = f"{operation}: {problem}{place_text()}"
   text += f" on {target}: {decision.implementation}, {decision.reason}"
   if decision.config:
     words = (f"{name}={value}" for name, value in decision.config)
@@ -162,7 +201,7 @@ def _log(
   fields = {
     "event": "decision",
     "operation": operation,
-    "module": module,
+    **place(),
     "problem": str(problem),
     "target": str(target),
     "implementation": decision.implementation,
@@ -172,6 +211,24 @@ def _log(
     "is_fallback": level == logging.WARNING,
   }
   _LOGGER.log(level, "%s", text, extra={"fields": fields})
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _warn_once(
+  operation: str,
+  problem: Any,
+  target: targets.Target,
+  decision: decisions.Decision,
+) -> None:
+  reasons = "; ".join(
+    f"{x.implementation}: {x.reason}" for x in decision.refusals
+  )
+  warnings.warn(
+    f"{operation}: XLA dequantizes the operands of {problem}{place_text()} on"
+    f" {target}, because no kernel supports it. {reasons}",
+    options_lib.FallbackWarning,
+    stacklevel=2,
+  )
 
 
 _log_once = functools.lru_cache(maxsize=_REMEMBERED)(_log)

@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.monitoring
@@ -15,6 +16,7 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.operation import logs
+from jaxplugin.runtime import lowering
 
 PROGRAM = """
 import jax, jax.numpy as jnp, jaxplugin as jp
@@ -72,14 +74,36 @@ class LogsTest(absltest.TestCase):
       ("dequantize", "mxfp8 to float32[32, 64], axis 1"),
       ("quantize", "float32[4, 64] to nvfp4, axis 1"),
     ):
-      start = f"{operation}: {words} in jit_model on local cpu"
+      start = f"{operation}: {words} in jit_model"
       (line,) = (line for line in lines if line.startswith(start))
-      self.assertIn(f": {chosen}, ", line)
+      self.assertRegex(line, f" on local cpu .*: {chosen}, ")
 
   def test_equal_decisions_of_a_module_are_one_line(self):
     self.assertLen(self.lines(jp.block_scaled_dot, X, weights()), 1)
     jax.clear_caches()
     self.assertEmpty(self.lines(jp.block_scaled_dot, X, weights()))
+
+  def test_a_line_has_the_first_layer_and_source_line(self):
+    def layer(x, w):
+      with jax.named_scope("dense"):
+        return jp.block_scaled_dot(x, w)
+
+    def model(x, w):
+      with jax.named_scope("layer_0"):
+        x = layer(x, w)
+      with jax.named_scope("layer_1"):
+        return layer(x, w)
+
+    square = jax.eval_shape(
+      lambda w: jp.quantize(w, "mxfp8"), jax.ShapeDtypeStruct((64, 64), X.dtype)
+    )
+    (line,) = self.lines(model, X, square)
+    self.assertRegex(line, r"jit_model, layer_0/dense, .*logs_test.py:\d+ \(")
+    jax.clear_caches()
+    logs._log_once.cache_clear()
+    backward = lambda x, w: jax.grad(lambda x: model(x, w).sum())(x)
+    lines = self.lines(backward, X, square)
+    self.assertTrue(any("layer_1/dense, " in line for line in lines), lines)
 
   def test_dequantization_that_nobody_asked_for_is_a_warning(self):
     with jp.use_target(jp.named_target("cpu")):
@@ -92,6 +116,17 @@ class LogsTest(absltest.TestCase):
     with jp.use_target(jp.named_target("cpu")):
       quantize = lambda x: jp.quantize(x, "mxfp8")
       self.assertEmpty(self.lines(quantize, X, level=logging.WARNING))
+
+  def test_kernels_that_an_error_disables_are_a_warning(self):
+    logs._disabled_once.cache_clear()
+    broken = jp.named_target("cpu").without_library("cpu-kernels", "truncated")
+    patch = mock.patch.object(lowering, "resolve_target", lambda *_: broken)
+    quantize = lambda x: jp.quantize(x, "mxfp8")
+    for expected in (["no kernel of cpu-kernels is used: truncated"], []):
+      jax.clear_caches()
+      with patch:
+        found = self.lines(quantize, X, level=logging.WARNING)
+      self.assertEqual(found, expected)
 
   def test_debug_has_all_reasons_and_durations(self):
     lines = self.lines(jp.block_scaled_dot, X, weights(), level=logging.DEBUG)
@@ -150,6 +185,7 @@ class VariableTest(absltest.TestCase):
     self.assertEqual(
       (line["event"], line["module"]), ("decision", "jit_block_scaled_dot")
     )
+    self.assertContainsSubset({"layer", "source"}, line)
     level = "WARNING" if line["is_fallback"] else "INFO"
     self.assertEqual(line["level"], level)
 

@@ -79,8 +79,8 @@ def register(
   """Registers the rules of a primitive.
 
   Args:
-    primitive: primitive with a parameter `target`, the target of an enclosing
-      `use_target`, or None.
+    primitive: primitive with a parameter `target`, the `targets.Request` of the
+      enclosing contexts, or None.
     who: name of the function in errors.
     abstract_eval, batch, jvp: JAX rules. A primitive without `jvp` has no
       derivative.
@@ -107,13 +107,21 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   ranks.check()
   context = LoweringContext(
     module=module,
-    target=lowering.resolve_target(target, platform or module.platforms[0]),
+    target=targets.requested(
+      target,
+      lambda asked: lowering.resolve_target(
+        asked, platform or module.platforms[0]
+      ),
+    ),
     avals_in=ctx.avals_in,
     avals_out=ctx.avals_out,
     mesh=explicit_axes.mesh_of(ctx.avals_in),
   )
   failures.remember(primitive.name, params, ctx.avals_in)
-  with logs.lowering(primitive.name, jax_private.module_name(ctx)):
+  layer = "" if target is None else target.layer
+  with logs.lowering(primitive.name, jax_private.module_name(ctx), layer):
+    if target is None or target.target is None:
+      logs.disabled(context.target)
     results = mlir.lower_fun(
       lower(context, target=target, **params),
       multiple_results=primitive.multiple_results,
@@ -268,7 +276,7 @@ class Rules:
   restored: Callable[[Call], Call] = lambda call: call
 
 
-def bind(call: OperationCall, target: targets.Target | None) -> jax.Array:
+def bind(call: OperationCall, target: targets.Request | None) -> jax.Array:
   """Binds the primitive of a validated call."""
   return call.PRIMITIVE.bind(*call.flatten(), call=call.form(), target=target)
 
@@ -277,7 +285,7 @@ def register_call(primitive: extend_core.Primitive, rules: Rules) -> None:
   """Registers the rules of a primitive that takes a call.
 
   Its operands are the arrays of the call. Its parameters are `call`, the form
-  of the call, and `target`.
+  of the call, and `target`, the `targets.Request` of its contexts.
   """
   register(
     primitive,

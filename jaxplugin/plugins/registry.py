@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import os
 import threading
 import warnings
@@ -236,6 +237,7 @@ def _loaded() -> _State:
     state = _state = dataclasses.replace(_state, discovery=found)
   for text in found.warnings:
     warnings.warn(text, records.BackendWarning, stacklevel=2)
+    logging.getLogger("jaxplugin").warning("%s", text)
   return state
 
 

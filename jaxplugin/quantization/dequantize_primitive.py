@@ -6,8 +6,8 @@ It computes `operations.dequantize`. `backends.decide_dequantize` chooses the
 backend of its lowering.
 
 dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: problem;
-  target, the target of an enclosing `use_target`, or None; overlay, the tables
-  of an enclosing `tuning`, or None.
+  target, the `targets.Request` of the enclosing contexts, or None; overlay, the
+  tables of an enclosing `tuning`, or None.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def dequantize(
   return _bind(
     [values, scale, *given],
     problem,
-    target=targets.overriding_target(),
+    target=targets.request(),
     overlay=resolution.overlay(),
   )
 

@@ -11,9 +11,9 @@ quantize_p: (x[, global_scale], key data...) -> (values, scale[, global_scale])
   for each blocking. A computed global scale is a result. A given global scale
   is f32[] for all blockings or f32[n], one for each. For a shard, partial amax
   values u32[n, maxima] may be given instead (`global_scales`). Each blocking
-  with stochastic rounding has key data. Parameters: problem; target, the target
-  of an enclosing `use_target`, or None; overlay, the tables of an enclosing
-  `tuning`, or None.
+  with stochastic rounding has key data. Parameters: problem; target, the
+  `targets.Request` of the enclosing contexts, or None; overlay, the tables of
+  an enclosing `tuning`, or None.
 
 If no result of a blocking is used, the blocking is dropped.
 """
@@ -105,7 +105,7 @@ def quantize(
     results = _bind(
       operands,
       problem,
-      target=targets.overriding_target(),
+      target=targets.request(),
       overlay=resolution.overlay(),
     )
   size = problem.results_each
@@ -147,7 +147,8 @@ def quantize_in_whole_tiles(
     pads_values=True,
   )
   operands = [x] if global_scale is None else [x, global_scale]
-  values, scale = _bind(operands, problem, target=target, overlay=None)
+  request = targets.Request(target=target, options=target.options)
+  values, scale = _bind(operands, problem, target=request, overlay=None)
   return values, scale
 
 

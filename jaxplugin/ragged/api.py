@@ -263,7 +263,8 @@ def _second(
     code_offset=-format.code_offset,
   )
   return second.replace(
-    rhs=second.rhs.replace(scale=weights.scale, format=zero_points, axis=2)
+    rhs=second.rhs.replace(scale=weights.scale, format=zero_points, axis=2),
+    implementation="xla",  # the only backend that reads blocks of one
   )
 
 

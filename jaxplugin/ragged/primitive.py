@@ -34,8 +34,8 @@ Decided = choice.Decided[problems.Problem]
 
 
 def bind(call: calls.Call) -> jax.Array:
-  """Binds a call for the target of an enclosing `use_target`."""
-  return primitive.bind(call, targets.overriding_target())
+  """Binds a call with the request of the enclosing contexts."""
+  return primitive.bind(call, targets.request())
 
 
 def _local(

@@ -126,6 +126,12 @@ def source(target: targets.Target) -> decisions.Source | None:
   return None if digest is None else decisions.Source(kernels=digest)
 
 
+def thread_limit(target: targets.Target | None) -> dict[str, np.int64]:
+  """Returns the attribute of a custom call that limits its threads, if any."""
+  threads = None if target is None else target.options.threads
+  return {} if threads is None else {"max_threads": np.int64(threads)}
+
+
 def format_refusal(
   format: formats.BlockFormat | None, k: int | None
 ) -> str | None:

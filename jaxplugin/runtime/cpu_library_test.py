@@ -4,6 +4,7 @@
 
 import concurrent.futures
 import json
+import os
 import pathlib
 import pickle
 import sys
@@ -360,6 +361,50 @@ class SourcesTest(parameterized.TestCase):
       [w.category for w in caught], [library.StaleLibraryWarning]
     )
     self.assertRegex(str(caught[0].message), "is older than the sources")
+
+
+@needs_library
+class AvailableCoresTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    ("no cgroups", None, {}, 0),
+    ("no quota", "0::/", {"cpu.max": "max 100000"}, 0),
+    ("container", "0::/", {"cpu.max": "100000 100000"}, 1),
+    ("parts count as one", "0::/a/b", {"a/b/cpu.max": "50000 100000"}, 1),
+    ("parent", "0::/a/b", {"a/cpu.max": "9 9", "a/b/cpu.max": "max 9"}, 1),
+    ("outside of the mount", "0::/docker/1f", {"cpu.max": "9 9"}, 1),
+    ("more than there are", "0::/", {"cpu.max": "100000000 1000"}, 0),
+    (
+      "version 1",
+      "5:memory:/b\n4:cpu,cpuacct:/a\n0::/",
+      {"cpu/a/cpu.cfs_quota_us": "90000", "cpu/a/cpu.cfs_period_us": "100000"},
+      1,
+    ),
+    (
+      "version 1 without quota",
+      "1:cpu:/",
+      {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+      0,
+    ),
+    ("another controller", "4:cpuset:/", {"cpu/cpu.cfs_quota_us": "1"}, 0),
+  )
+  def test_quotas_of_cgroups_limit_it(self, lines, files, expected):
+    root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    if lines is not None:
+      (root / "self").mkdir()
+      (root / "self" / "cgroup").write_text(lines + "\n")
+    for name, text in files.items():
+      (root / name).parent.mkdir(parents=True, exist_ok=True)
+      (root / name).write_text(text + "\n")
+    loaded = library.load(jax.ffi.include_dir())
+    found = library.available_cores(loaded, str(root), str(root))
+    self.assertEqual(found, expected or len(os.sched_getaffinity(0)))
+
+  def test_affinity_limits_it(self):
+    before = os.sched_getaffinity(0)
+    self.addCleanup(os.sched_setaffinity, 0, before)
+    os.sched_setaffinity(0, {min(before)})
+    loaded = library.load(jax.ffi.include_dir())
+    self.assertEqual(library.available_cores(loaded, "/none", "/none"), 1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Generic
 import jaxlib
 
 from jaxplugin.core import decisions
+from jaxplugin.core import options
 from jaxplugin.core import targets
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
@@ -114,6 +115,8 @@ def misfit(
 
   The reason has the rule that is broken, and the value that breaks it.
   """
+  # A limit refuses a config, and not the whole table.
+  target = dataclasses.replace(target, options=options.NONE)
   # A process may register backends at any time.
   return _misfit(table, operation, target, tuple(operation.backends().items()))
 

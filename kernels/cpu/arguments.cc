@@ -383,10 +383,23 @@ bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {
       std::to_string(isa));
 }
 
-Parallel MakeParallel(ffi::ThreadPool& pool) {
+int64_t ReadMaxThreads(Checker& check, Attributes& attributes) {
+  const int64_t given = attributes.Optional("max_threads", 0);
+  JAXPLUGIN_REQUIRE(check, given >= 0,
+                    "max_threads must be 0 (all threads) or positive",
+                    std::to_string(given));
+  return given;
+}
+
+Parallel MakeParallel(ffi::ThreadPool& pool, int64_t max_threads) {
   constexpr int64_t kThreadsMax = 256;
+  // XLA sizes its pool by the affinity of the process, but not by its cgroups.
+  static const int64_t cores = AvailableCores("/proc", "/sys/fs/cgroup");
   int64_t threads = pool.num_threads();
-  threads = threads < 1 ? 1 : threads > kThreadsMax ? kThreadsMax : threads;
+  for (const int64_t most : {kThreadsMax, cores, max_threads}) {
+    if (most > 0 && threads > most) threads = most;
+  }
+  if (threads < 1) threads = 1;
   return Parallel{static_cast<int>(threads),
                   [](void* opaque, void (*task)(void*), void* data) {
                     static_cast<ffi::ThreadPool*>(opaque)->Schedule(

@@ -164,7 +164,13 @@ bool ReadQuantized(Checker& check, int64_t rounding, int64_t compute_global,
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels);
 
-Parallel MakeParallel(ffi::ThreadPool& pool);
+// Returns the threads of a call: those of the pool, at most as many as cores are
+// available (AvailableCores), and at most the attribute `max_threads` if it is
+// not 0.
+Parallel MakeParallel(ffi::ThreadPool& pool, int64_t max_threads);
+
+// Reads the attribute `max_threads`.
+int64_t ReadMaxThreads(Checker& check, Attributes& attributes);
 
 }  // namespace jaxplugin
 

@@ -50,6 +50,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                  attributes.Optional("panel_rows", 0),
                  attributes.Optional("task_rows", 0),
                  attributes.Optional("threads", 0)};
+  const int64_t max_threads = ReadMaxThreads(check, attributes);
   const Kernels* kernels = nullptr;
   if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, more,
                     &args, &kernels) ||
@@ -113,7 +114,9 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
     args.rhs_batched = true;
   }
   AdviseHugePages(args.out, out->size_bytes());
-  if (!Dot(*kernels, args, MakeParallel(pool))) return NoMemory(kWho);
+  if (!Dot(*kernels, args, MakeParallel(pool, max_threads))) {
+    return NoMemory(kWho);
+  }
   return ffi::Error::Success();
 }
 
@@ -122,13 +125,18 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                            ffi::Result<ffi::AnyBuffer> values,
                            ffi::Result<ffi::AnyBuffer> scale,
                            ffi::Result<ffi::AnyBuffer> global_scale,
-                           int64_t format, int64_t rounding,
-                           int64_t compute_global, int64_t isa) {
+                           ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_quantize";
   Checker check(kWho);
+  Attributes attributes(check, given);
+  const int64_t format = attributes.Required("format");
+  const int64_t rounding = attributes.Required("rounding");
+  const int64_t compute_global = attributes.Required("compute_global");
+  const int64_t isa = attributes.Required("isa");
+  const int64_t max_threads = ReadMaxThreads(check, attributes);
   QuantizeArgs args{};
   const Kernels* kernels = nullptr;
-  if (!ReadKernels(check, isa, &kernels) ||
+  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
       !ReadGlobalScale(check, given_global, &args.given_global) ||
       !JAXPLUGIN_REQUIRE(check,
                          PlainFormat(x.element_type(), &args.x_format) &&
@@ -148,7 +156,9 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                      *values, *scale, *global_scale, &args)) {
     return check.error();
   }
-  if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);
+  if (!kernels->quantize(args, MakeParallel(pool, max_threads))) {
+    return NoMemory(kWho);
+  }
   return ffi::Error::Success();
 }
 
@@ -164,6 +174,7 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
                                   attributes.Optional("scale_element", 0),
                                   attributes.Optional("fraction_bits", 0)};
   const int64_t isa = attributes.Required("isa");
+  const int64_t max_threads = ReadMaxThreads(check, attributes);
   DequantizeArgs args{};
   const Kernels* kernels = nullptr;
   if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
@@ -178,7 +189,9 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
   }
   args.out = out->untyped_data();
   AdviseHugePages(args.out, out->size_bytes());
-  if (!kernels->dequantize(args, MakeParallel(pool))) return NoMemory(kWho);
+  if (!kernels->dequantize(args, MakeParallel(pool, max_threads))) {
+    return NoMemory(kWho);
+  }
   return ffi::Error::Success();
 }
 
@@ -202,18 +215,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // x
-                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
-                                  .Ret<xla::ffi::AnyBuffer>()  // values
-                                  .Ret<xla::ffi::AnyBuffer>()  // scale
-                                  .Ret<xla::ffi::AnyBuffer>()  // global_scale
-                                  .Attr<int64_t>("format")
-                                  .Attr<int64_t>("rounding")
-                                  .Attr<int64_t>("compute_global")
-                                  .Attr<int64_t>("isa"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_dequantize,
                               jaxplugin::DequantizeHandler);
@@ -229,6 +231,11 @@ int jaxplugin_cpu_ffi_api_version() {
 
 // Returns the digest of the sources; library.py compares it with the checkout.
 const char* jaxplugin_cpu_sources() { return JAXPLUGIN_SOURCES_DIGEST; }
+
+// Returns AvailableCores(proc, cgroups).
+int64_t jaxplugin_cpu_available_cores(const char* proc, const char* cgroups) {
+  return jaxplugin::AvailableCores(proc, cgroups);
+}
 
 // Returns the instruction set of isa=0 on this machine, e.g. "avx512_bf16".
 const char* jaxplugin_cpu_isa() {

@@ -225,6 +225,17 @@ def sources_digest(directory: pathlib.Path = _HERE) -> str | None:
   return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def available_cores(
+  library: ctypes.CDLL, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup"
+) -> int:
+  """Returns the cores of the affinity and of the cgroups; 0 if unknown."""
+  function = getattr(library, "jaxplugin_cpu_available_cores", None)
+  if function is None:
+    return 0  # an older library
+  function.restype = ctypes.c_int64
+  return int(function(proc.encode(), cgroups.encode()))
+
+
 def built_from(library: ctypes.CDLL) -> str | None:
   """Returns the library's `sources_digest`: "" if unknown, None if too old."""
   try:

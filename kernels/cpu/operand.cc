@@ -63,15 +63,22 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                                   ffi::Result<ffi::AnyBuffer> values,
                                   ffi::Result<ffi::AnyBuffer> scale,
                                   ffi::Result<ffi::AnyBuffer> global_scale,
-                                  int64_t format, int64_t rounding,
-                                  int64_t compute_global, int64_t hadamard,
-                                  int64_t square, int64_t four_over_six,
-                                  int64_t scale_up, int64_t isa) {
+                                  ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_quantize_operand";
   Checker check(kWho);
+  Attributes attributes(check, given);
+  const int64_t format = attributes.Required("format");
+  const int64_t rounding = attributes.Required("rounding");
+  const int64_t compute_global = attributes.Required("compute_global");
+  const int64_t hadamard = attributes.Required("hadamard");
+  const int64_t square = attributes.Required("square");
+  const int64_t four_over_six = attributes.Required("four_over_six");
+  const int64_t scale_up = attributes.Required("scale_up");
+  const int64_t isa = attributes.Required("isa");
+  const int64_t max_threads = ReadMaxThreads(check, attributes);
   OperandArgs args{};
   const Kernels* kernels = nullptr;
-  if (!ReadKernels(check, isa, &kernels) ||
+  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
       !ReadGlobalScale(check, given_global, &args.given_global) ||
       !JAXPLUGIN_REQUIRE(check,
                          PlainFormat(x.element_type(), &args.x_format) &&
@@ -98,7 +105,7 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                      *values, *scale, *global_scale, &args)) {
     return check.error();
   }
-  if (!kernels->quantize_operand(args, MakeParallel(pool))) {
+  if (!kernels->quantize_operand(args, MakeParallel(pool, max_threads))) {
     return NoMemory(kWho);
   }
   return ffi::Error::Success();
@@ -110,22 +117,6 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize_operand,
-                              jaxplugin::QuantizeOperandHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // x
-                                  .Arg<ffi::AnyBuffer>()  // global_scale
-                                  .Arg<ffi::AnyBuffer>()  // key
-                                  .Ret<ffi::AnyBuffer>()  // values
-                                  .Ret<ffi::AnyBuffer>()  // scale
-                                  .Ret<ffi::AnyBuffer>()  // global_scale
-                                  .Attr<int64_t>("format")
-                                  .Attr<int64_t>("rounding")
-                                  .Attr<int64_t>("compute_global")
-                                  .Attr<int64_t>("hadamard")
-                                  .Attr<int64_t>("square")
-                                  .Attr<int64_t>("four_over_six")
-                                  .Attr<int64_t>("scale_up")
-                                  .Attr<int64_t>("isa"));
+                              jaxplugin::QuantizeOperandHandler);
 
 #pragma GCC visibility pop

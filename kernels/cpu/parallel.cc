@@ -5,16 +5,21 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
+#include <sched.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace jaxplugin {
@@ -119,6 +124,38 @@ ScratchCache& Cache() {
   return *cache;
 }
 
+// Returns the number of cores of the process's affinity, or 0.
+int64_t AffinityCores() {
+#if defined(__linux__)
+  cpu_set_t set[16];  // 16384 cores
+  if (sched_getaffinity(getpid(), sizeof(set), set) == 0) {
+    return CPU_COUNT_S(sizeof(set), set);
+  }
+#endif
+  return 0;
+}
+
+// Reads up to two numbers from a file; returns how many it has.
+int ReadNumbers(const std::string& file, long long* first, long long* second) {
+  std::FILE* stream = std::fopen(file.c_str(), "r");
+  if (stream == nullptr) return 0;
+  const int found = std::fscanf(stream, "%lld %lld", first, second);
+  std::fclose(stream);
+  return found;
+}
+
+// Returns the CPU quota of a cgroup in cores, rounded up, or 0 for no quota.
+int64_t QuotaCores(const std::string& folder, bool is_v2) {
+  long long quota = 0, period = 0, none = 0;  // microseconds
+  if (is_v2) {  // without a quota, "max" stands for the first number
+    if (ReadNumbers(folder + "/cpu.max", &quota, &period) < 2) return 0;
+  } else {  // -1 if there is no quota
+    ReadNumbers(folder + "/cpu.cfs_quota_us", &quota, &none);
+    ReadNumbers(folder + "/cpu.cfs_period_us", &period, &none);
+  }
+  return quota > 0 && period > 0 ? (quota + period - 1) / period : 0;
+}
+
 }  // namespace
 
 bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
@@ -172,6 +209,36 @@ int64_t Parts::Next(int slot) {
     const int64_t next = part.next.fetch_add(1, std::memory_order_relaxed);
     if (next < part.end) return next;
   }
+}
+
+int64_t AvailableCores(const char* proc, const char* cgroups) {
+  int64_t cores = AffinityCores();
+  const std::string file = std::string(proc) + "/self/cgroup";
+  std::FILE* self = std::fopen(file.c_str(), "r");
+  if (self == nullptr) return cores;
+  // A line is "0::PATH" in version 2, and "NUMBER:CONTROLLERS:PATH" in version
+  // 1, for example "4:cpu,cpuacct:/docker/1f".
+  char line[4096];
+  while (std::fgets(line, sizeof(line), self) != nullptr) {
+    line[std::strcspn(line, "\n")] = 0;
+    const char* names = std::strchr(line, ':');
+    const char* end = names == nullptr ? nullptr : std::strchr(names + 1, ':');
+    if (end == nullptr) continue;
+    const std::string controllers = "," + std::string(names + 1, end) + ",";
+    const bool is_v2 = controllers == ",,";
+    if (!is_v2 && controllers.find(",cpu,") == std::string::npos) continue;
+    const std::string root = std::string(cgroups) + (is_v2 ? "" : "/cpu");
+    // The parents limit a cgroup too. In a container the path may lie outside
+    // of what is mounted, and the root has the container's quota.
+    for (std::string path = end + 1;; path.resize(path.rfind('/'))) {
+      if (path == "/") path.clear();
+      const int64_t quota = QuotaCores(root + path, is_v2);
+      if (quota > 0 && (cores == 0 || quota < cores)) cores = quota;
+      if (path.find('/') == std::string::npos) break;
+    }
+  }
+  std::fclose(self);
+  return cores;
 }
 
 void* AcquireScratch(size_t bytes) {

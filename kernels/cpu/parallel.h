@@ -85,6 +85,13 @@ JAXPLUGIN_ALWAYS_INLINE bool ParallelForInParts(const Parallel& parallel,
   });
 }
 
+// Returns the number of cores that the process may use: those of its affinity,
+// or fewer if the CPU quota of a cgroup is smaller. A quota of 1.5 cores counts
+// as 2. Returns 0 if the number is unknown.
+//   proc     folder of the system's processes, "/proc"
+//   cgroups  folder where cgroups are mounted, "/sys/fs/cgroup"
+int64_t AvailableCores(const char* proc, const char* cgroups);
+
 // Returns uninitialized memory aligned to 64 bytes, or null if allocation
 // fails. A cache keeps released blocks, up to a limit, and reuses them, because
 // page faults of new memory take longer than a small dot.

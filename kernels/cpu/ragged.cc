@@ -47,6 +47,7 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   Checker check(kWho);
   Attributes attributes(check, given);
   const int64_t activation = attributes.Required("activation");
+  const int64_t max_threads = ReadMaxThreads(check, attributes);
   RaggedArgs args{};
   DotArgs& dot = args.dot;
   const Kernels* kernels = nullptr;
@@ -99,7 +100,9 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   }
   dot.out = out->untyped_data();
   AdviseHugePages(dot.out, out->size_bytes());
-  if (!RaggedDot(*kernels, args, MakeParallel(pool))) return NoMemory(kWho);
+  if (!RaggedDot(*kernels, args, MakeParallel(pool, max_threads))) {
+    return NoMemory(kWho);
+  }
   return ffi::Error::Success();
 }
 

@@ -150,7 +150,10 @@ def emit(
   if problem.is_empty:
     return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
   dot = functools.partial(
-    _dot, config=cpu_configs.config_of(config), offset=offset
+    _dot,
+    target=target,
+    config=cpu_configs.config_of(config),
+    offset=offset,
   )
   return epilogue.fused(dot, call, problem)
 
@@ -159,6 +162,7 @@ def _dot(
   call: calls.DotCall,
   problem: problems.DotProblem,
   *,
+  target: targets.Target,
   config: cpu_configs.CpuConfig,
   offset: tuple[jax.Array, int] | None,
 ) -> jax.Array:
@@ -203,6 +207,7 @@ def _dot(
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
     **config.attributes(),
+    **cpu_library.thread_limit(target),
   )
   return result.reshape(shape)
 

@@ -60,6 +60,9 @@ MIN_COMPUTE_CAPABILITY: Final = targets.MIN_BLOCK_SCALED_CAPABILITY
 # 8 TB/s).
 _FEW_RESULTS: Final = 1 << 22
 
+_OWN_WORKSPACE: Final = (
+  "XLA chooses the workspace of cuDNN, which workspace_bytes does not limit"
+)
 _PRODUCT_FIRST: Final = (
   "both global scales are multiplied to one number for the call: a product"
   " below 2^-126 becomes zero, and one beyond the range of float32 becomes"
@@ -158,6 +161,8 @@ def plan(
       )
     if is_fused and problem.has_global_power:
       notes.append(_PRODUCT_FIRST)
+  if target.options.workspace_bytes is not None:
+    notes.append(_OWN_WORKSPACE)
   return decisions.Plan(
     global_scale=application,
     padding=_padding(problem),

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import math
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -28,6 +29,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import options as options_lib
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
@@ -244,7 +246,7 @@ def plan(
   """Returns the plan: it fuses scalar global scales and names the kernels."""
   if problem.m is None:
     return _plan_of_symbolic(problem, target)
-  _, dense = launches(problem, target, config)
+  shape, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
@@ -255,6 +257,13 @@ def plan(
       f"kernels: {names}",
       *(instructions or scale_notes(problem.lhs.format, problem.rhs.format)),
       *matmul_plans.conversion_notes(dense[0], architecture),
+      *(
+        ()
+        if config
+        else limits_notes(
+          target, functools.partial(_default_config, shape), shape
+        )
+      ),
     ),
     is_native=architecture.has_scaled_dot or bool(instructions),
   )
@@ -411,12 +420,63 @@ def _default_config(
 ) -> configs.MatmulConfig:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  return tiles_by_rule.default_config(
+  config = tiles_by_rule.default_config(
     shape,
     architecture,
     core_count=target.core_count or 1,
     use_descriptors=triton_library.uses_descriptors(target),
   )
+  return within_limits(config, shape, target)
+
+
+def within_limits(
+  config: configs.MatmulConfig,
+  shape: configs.MatmulShape,
+  target: targets.Target,
+) -> configs.MatmulConfig:
+  """Returns a rule's config with parts of k whose sums fit the workspace."""
+  if workspace_error(config, shape, target) is None:
+    return config
+  limit = target.options.workspace_bytes
+  assert limit is not None
+  split_k = max(1, limit // _part_bytes(shape))
+  return dataclasses.replace(config, split_k=split_k)
+
+
+def workspace_error(
+  config: configs.MatmulConfig,
+  shape: configs.MatmulShape,
+  target: targets.Target,
+) -> str | None:
+  """Returns why the partial sums of a config exceed a limit, or None."""
+  limit = target.options.workspace_bytes
+  needed = config.split_k * _part_bytes(shape) if config.split_k > 1 else 0
+  if limit is None or needed <= limit:
+    return None
+  return (
+    f"split_k={config.split_k} needs a workspace of {needed} bytes, more than"
+    f" workspace_bytes={limit}"
+  )
+
+
+def _part_bytes(shape: configs.MatmulShape) -> int:
+  """Returns the bytes of a part's sums (`matmul_plans.plan`), in f32."""
+  return 4 * shape.batch * shape.m * shape.n
+
+
+def limits_notes(
+  target: targets.Target,
+  default_config: Callable[[targets.Target], configs.MatmulConfig],
+  shape: configs.MatmulShape,
+) -> tuple[str, ...]:
+  """Returns a note if a limit changes the rule's config."""
+  unlimited = default_config(
+    dataclasses.replace(target, options=options_lib.NONE)
+  )
+  error = workspace_error(unlimited, shape, target)
+  if error is None:
+    return ()
+  return (f"{error}; split_k={default_config(target).split_k} is used",)
 
 
 def _launches(
@@ -495,7 +555,9 @@ def shape_config_error(
     refusal = triton_library.descriptors_refusal()
     if refusal is not None:
       return refusal.reason
-  return constraints.config_error(config, shape, architecture)
+  return constraints.config_error(
+    config, shape, architecture
+  ) or workspace_error(config, shape, target)
 
 
 def config_error(

@@ -165,19 +165,20 @@ def quantize(
   keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` with one blocking."""
-  del target
   cpu_library.register()
+  limit = cpu_library.thread_limit(target)
   (single,) = problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
   if is_last and problem.options == (problems.NO_OPTIONS,):
-    return _quantize_rows(x, global_scale, problem)
-  return _quantize_operand(x, global_scale, problem, *keys)
+    return _quantize_rows(x, global_scale, problem, limit)
+  return _quantize_operand(x, global_scale, problem, limit, *keys)
 
 
 def _quantize_rows(
   x: jax.Array,
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
+  limit: dict[str, np.int64],
 ) -> list[jax.Array]:
   """Quantizes along the last dimension, without options."""
   (b,) = problem.blockings
@@ -185,7 +186,7 @@ def _quantize_rows(
   *lead, k = x.shape
   rows = x.reshape(-1, k)
   results = jax.ffi.ffi_call(_QUANTIZE, _types(problem, rows.shape[0], k))(
-    rows, _or_absent(global_scale), **_attributes(problem)
+    rows, _or_absent(global_scale), **_attributes(problem), **limit
   )
   return _shaped(results, problem, (*lead, k))
 
@@ -194,6 +195,7 @@ def _quantize_operand(
   x: jax.Array,
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
+  limit: dict[str, np.int64],
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """Quantizes along any dimension, with the options of recipes."""
@@ -223,6 +225,7 @@ def _quantize_operand(
     square=np.int64(square),
     four_over_six=np.int64(options.four_over_six),
     scale_up=np.int64(options.scale_up),
+    **limit,
   )
   order = [d for d in order if d != b.axis()] + [b.axis()]
   results = _shaped(results, problem, tuple(shape[d] for d in order))
@@ -278,7 +281,6 @@ def dequantize(
   target: targets.Target | None = None,
 ) -> jax.Array:
   """Computes the result of `dequantize_p`."""
-  del target
   cpu_library.register()
   *lead, k = problem.logical_shape
   factor = None
@@ -303,6 +305,7 @@ def dequantize(
     _or_absent(factor if is_fused else None),
     **attributes,
     isa=np.int64(_BEST_ISA),
+    **cpu_library.thread_limit(target),
   ).reshape(*lead, k)
   if factor is None or is_fused:
     return result

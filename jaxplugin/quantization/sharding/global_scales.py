@@ -50,7 +50,7 @@ maxima_p: Final = extend_core.Primitive("block_maxima")
 def maxima(
   x: jax.Array,
   problem: problems.QuantizationProblem,
-  target: targets.Target | None,
+  target: targets.Request | None,
   overlay: resolution.Overlay | None,
   count: int,
 ) -> jax.Array:
@@ -110,7 +110,7 @@ def _lower(
   *,
   problem: problems.QuantizationProblem,
   count: int,
-  target: targets.Target | None,
+  target: targets.Request | None,
   overlay: resolution.Overlay | None,
 ) -> Callable[..., jax.Array]:
   del target  # `context.target` is derived from it.
@@ -182,7 +182,7 @@ def global_scale(
   function = functools.partial(
     maxima,
     problem=problem,
-    target=targets.overriding_target(),
+    target=targets.request(),
     overlay=resolution.overlay(),
     count=1,
   )

@@ -85,9 +85,8 @@ def emit(
 
   With an offset, as for the dot's backend, the call has no epilogue.
   """
-  del target
   square = call.rhs.replace(batch=(0,))
-  kernel = functools.partial(_ragged_dot, problem, square, offset)
+  kernel = functools.partial(_ragged_dot, problem, square, offset, target)
   return epilogue.around_kernel(kernel, call.in_usual_order())
 
 
@@ -95,6 +94,7 @@ def _ragged_dot(
   problem: problems.RaggedDotProblem,
   weights: sides.Side,
   offset: tuple[jax.Array, int] | None,
+  target: targets.Target,
   call: calls.RaggedDotCall,
 ) -> jax.Array:
   """Emits the custom call; `weights` has the scale of square blocks."""
@@ -121,6 +121,7 @@ def _ragged_dot(
     **cpu.offset_attribute(offset),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(cpu.BEST_ISA),
+    **cpu_library.thread_limit(target),
   )
 
 

@@ -110,6 +110,7 @@ def plan(
       f"kernels: {names}",
       *triton.scale_notes(problem.lhs.format, problem.rhs.format),
       *conversions,
+      *triton.limits_notes(target, functools.partial(_config, shape), shape),
       _SCHEDULE,
       *((_NOT_FASTER,) if problem.fastest_precision else ()),
     ),
@@ -190,9 +191,10 @@ def _config(
 ) -> configs.MatmulConfig:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  return plans.default_config(
+  config = plans.default_config(
     shape, architecture, core_count=target.core_count or 1
   )
+  return triton.within_limits(config, shape, target)
 
 
 def _launches(

@@ -227,6 +227,7 @@ class DotConfigErrorTest(parameterized.TestCase):
     ({"threads": 1025}, "threads must be 0 .chosen.* to 1024, got 1025"),
     ({"engine": np.int32(99)}, "the attribute engine must be i64"),
     ({"chunk": 2}, "no other attributes are known"),
+    ({"max_threads": -1}, "max_threads must be 0 .all threads. or positive"),
   )
   def test_a_bad_config_is_an_error(self, config, message):
     rng = np.random.default_rng(0)
