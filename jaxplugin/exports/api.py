@@ -69,9 +69,9 @@ def export(
   operations instead. docs/how_to/export.md has the custom calls, the releases
   that load them, and how shardings are exported.
 
-  On CPUs kernels accept symbolic m, n and batch. On GPUs, kernels of dots
-  accept a symbolic m, and XLA operations compute other symbolic sizes. Measured
-  configs of CPU kernels are not exported.
+  On CPUs kernels accept symbolic m, n and batch. On GPUs, kernels of dots and
+  of `quantize` accept a symbolic m, and XLA operations compute other symbolic
+  sizes. Measured configs of CPU kernels are not exported.
 
   Args:
     fn: a function, jitted or not.

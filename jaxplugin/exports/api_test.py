@@ -88,21 +88,29 @@ class ExportTest(parameterized.TestCase):
     self.require_triton({TRITON: 1})
     (_, w), (m,) = operands(n=256), jax.export.symbolic_shape("m")
     numbers = (((axis,), (1,)), ((), ()))
-    function = lambda x: jp.block_scaled_dot(
-      x, w, dimension_numbers=numbers, preferred_element_type=jnp.bfloat16
-    )
+    quantized = int(axis == 1)
+
+    def function(x):
+      return jp.block_scaled_dot(
+        jp.quantize(x, jp.MXFP8) if quantized else x,
+        w,
+        dimension_numbers=numbers,
+        preferred_element_type=jnp.bfloat16,
+      )
+
     shape_of = lambda m: (m, 64) if axis == 1 else (64, m)
     exported = jp.export(function, target=H100)(
       jax.ShapeDtypeStruct(shape_of(m), jnp.bfloat16)
     )
-    self.assertEqual(calls_in(exported), {TRITON: 5})
+    self.assertEqual(calls_in(exported), {TRITON: 5 + quantized})
     loaded = jax.export.deserialize(exported.serialize())
     for rows in (1, 17, 4096):
       x = jax.ShapeDtypeStruct(shape_of(rows), jnp.bfloat16)
       hlo = deviceless.compile(loaded.call, x, target=H100).as_text()
       self.assertIn(f"constant({{{rows}}})", hlo)
       self.assertIn(f"bf16[1,{rows},256]", hlo)
-      self.assertEqual(hlo.count(f'custom_call_target="{TRITON}"'), 1)
+      kernels = hlo.count(f'custom_call_target="{TRITON}"')
+      self.assertEqual(kernels, 1 + quantized)
       self.assertNotIn("conditional", hlo)
 
   @parameterized.parameters(
@@ -112,6 +120,7 @@ class ExportTest(parameterized.TestCase):
     ("a, b, 64", "5, 64", "each kernel reads it from an array"),
     ("2, 64", "n, 64", "needs static sizes except m, got symbolic ones"),
     ("m, 32*k", "5, 32*k", "needs static sizes except m, got symbolic ones"),
+    ("m, 64", "5, 64", "2 quantize or dequantize: 2 by triton"),
     ("2, m, 64", "2, 5, 64", "needs batch 1 if m is symbolic, got 2"),
   )
   def test_explain_has_kernels_or_the_reason_why_not(self, lhs, rhs, expected):

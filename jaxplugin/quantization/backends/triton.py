@@ -26,6 +26,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
 from jaxplugin.operation import choice
+from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
@@ -38,7 +39,10 @@ _MAX_HADAMARD: Final = 64
 def supports(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Supports the package's formats, f32, bf16 and f16, and static sizes."""
+  """Supports the package's formats, and f32, bf16 and f16.
+
+  Sizes before a blocked last dimension may be symbolic.
+  """
   if refusal := triton_library.refusal(target):
     return refusal
   if reason := _refusal(problem):
@@ -73,8 +77,6 @@ def _refusal(problem: problems.QuantizationProblem) -> str:
   if problem.dtype not in formats.FLOAT_DTYPES:
     known = ", ".join(d.name for d in formats.FLOAT_DTYPES)
     return f"reads {known}, got {problem.dtype}"
-  if not problem.sizes_are_static:
-    return "needs static sizes, some are symbolic"
   if 0 in problem.shape:
     return "needs sizes of at least 1"
   if problem.scale_layout != layouts.LINEAR and not is_single:
@@ -107,7 +109,7 @@ def quantize(
     found = triton_shapes.order(problem)
     assert found is not None
     order = found
-  arrays = {"x": x}
+  arrays, size = {"x": x}, math.prod(x.shape[:-1])
   if problem.num_maxima is not None:
     assert global_scale is not None
     arrays["maxima"] = global_scale
@@ -115,12 +117,19 @@ def quantize(
     for i, name in zip(order, ("global_scale", "global_scale_t"), strict=False):
       one = global_scale[i] if global_scale.ndim else global_scale
       arrays[name] = one.reshape(1)
+  if not problem.sizes_are_static:
+    arrays["m"] = jnp.asarray(size, jnp.int32).reshape(1)
+    if problem.computes_global_scale:
+      amax = operations.finite_amax(x, problem.format, x.ndim - 1)
+      arrays["global_scale"] = operations.global_scale_of_maxima(
+        amax.reshape(1), problem.format, four_over_six=False
+      ).reshape(1)
   for i, name in zip(order, ("key", "key_t"), strict=False):
     if keys and (data := keys[i]) is not None:
       arrays[name] = data
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
-  _run(launches, arrays, target)
+  _run([each.with_size(size) for each in launches], arrays, target)
   written = problem if single else triton_shapes.as_written(problem)
   each = written.each()
   results: dict[int, list[jax.Array]] = {}

@@ -30,6 +30,7 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import triton_library
 
+_PLANNED_ROWS: Final = 16  # if the number of rows is symbolic
 _MAX_PROGRAMS: Final = 2**31 - 1  # CUDA's limit on the first grid dimension
 
 
@@ -39,6 +40,8 @@ def launches(
   """Returns the launches for a problem, or why kernels do not support it."""
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
+  if not problem.sizes_are_static:
+    return _launches_of_m(problem, target)
   if len(problem.blockings) == 1:
     rows = _rows(problem)
     if isinstance(rows, decisions.Unsupported):
@@ -58,6 +61,44 @@ def launches(
       f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
     )
   return found
+
+
+def _launches_of_m(
+  problem: problems.QuantizationProblem, target: targets.Target
+) -> list[launching.Launch] | decisions.Unsupported:
+  """Returns the launch for symbolic sizes before a static, blocked last one."""
+  blocking = problem.blockings[0]
+  *lead, k = blocking.shape(problem.shape)
+  if (
+    len(problem.blockings) > 1
+    or blocking.axis() != len(lead)
+    or not extents.are_static([k])
+  ):
+    return decisions.Unsupported(
+      "needs static sizes, or one blocked dimension, which is static and the"
+      f" last one, got {problem}"
+    )
+  if problem.scale_layout != layouts.LINEAR or problem.num_maxima is not None:
+    return decisions.Unsupported(
+      "needs a linear scale of an unsharded array if sizes are symbolic"
+    )
+  if problem.options[0] != problems.NO_OPTIONS:
+    return decisions.Unsupported(
+      f"needs static sizes for {problem.options[0]}, got {problem}"
+    )
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  rows = quantize_config.Rows(
+    batch=1,
+    rows=_PLANNED_ROWS,
+    k=k,
+    k_is_minor=True,
+    **_common(
+      problem.with_global_scale() if problem.computes_global_scale else problem
+    ),
+  )
+  cores = target.core_count or 1
+  return [quantize_plans.plan_of_m(rows, architecture, cores)]
 
 
 def maxima_launch(

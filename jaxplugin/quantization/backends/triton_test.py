@@ -80,6 +80,25 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   def test_more_kernels_have_the_bits_of_operations(self, case):
     self.check(case)
 
+  @parameterized.parameters(
+    (MXFP8, (37, 352), {}),
+    (MXFP4, (3, 5, 96), {"packed": True}),
+    (NVFP4, (37, 80), {}),
+    (NVFP4, (1, 512), {"global_scale": np.float32(0.37)}),
+  )
+  def test_kernel_that_reads_m_has_the_bits_of_operations(
+    self, format, shape, options
+  ):
+    x = quantization_lowerings.numbers(shape, jnp.bfloat16)
+    call = functools.partial(quantization.quantize, format=format, **options)
+    target = dataclasses.replace(H200, core_count=1)
+    with mock.patch.object(
+      problems.QuantizationProblem, "sizes_are_static", False
+    ):
+      self.assert_same_bits(call, x, target)
+    self.assertEndsWith(self.names[0], "_of_m")
+    self.assertLen(self.names, 1)
+
   @parameterized.product(
     format=(MXFP8, MXFP8_E5M2, NVFP4), shape=((3, 7, 96), (130, 160), (128, 64))
   )
@@ -287,7 +306,16 @@ class ChoiceTest(parameterized.TestCase):
     ({}, "cpu", "needs an NVIDIA or AMD GPU, the target's platform is cpu"),
     ({"format": OTHER_FORMAT}, "h200", "supports mxfp8.*got mxfp8_per_16"),
     ({"dtype": np.dtype(np.float64)}, "h200", "float16, got float64"),
-    ({"shape": (None, 768)}, "h200", "needs static sizes"),
+    (
+      {"shape": jax.export.symbolic_shape("32*m, 64"), "axis": 0},
+      "h200",
+      "needs static sizes, or one blocked dimension",
+    ),
+    (
+      {"shape": (None, 768), "scale_layout": layouts.SWIZZLED},
+      "h200",
+      "needs a linear scale of an unsharded array",
+    ),
     ({"shape": (0, 768)}, "h200", "needs sizes of at least 1"),
     (
       {"shape": (2**31 * 32, 64)},

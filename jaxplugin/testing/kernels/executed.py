@@ -186,9 +186,14 @@ def quantized(
   x: np.ndarray,
   architecture: str,
   rows: quantize_config.Rows,
+  *,
+  planned_m: int | None = None,
   **arrays: np.ndarray,
 ) -> dict[str, np.ndarray]:
   """Returns the outputs of the launches of `quantize_plans.plan`, by name.
+
+  With planned_m it is `plan_of_m`'s launch for this number of rows, on a GPU
+  with one core.
 
   Args:
     x: the array that `rows` describes.
@@ -198,14 +203,19 @@ def quantized(
   """
   known: dict[str, np.ndarray] = {"x": x, **arrays}
   target = architectures.by_name(architecture)
-  for launch in quantize_plans.plan(rows, target):
+  launches = [*quantize_plans.plan(rows, target)]
+  if planned_m is not None:
+    known["m"] = np.array([rows.rows], np.int32)
+    any_m = dataclasses.replace(rows, rows=planned_m)
+    launches = [quantize_plans.plan_of_m(any_m, target, 1)]
+  for launch in launches:
     found, _ = launching.run(
       compiled_quantize(
         architecture,
         launch,
         tuple(known[name].dtype.name for name in launch.inputs),
       ),
-      launch,
+      launch.with_size(rows.rows),
       known,
     )
     known.update(found)

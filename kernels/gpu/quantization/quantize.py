@@ -207,6 +207,57 @@ def quantize(
 
 
 @triton.jit
+def quantize_of_m(
+  x,
+  m,
+  global_scale,
+  values,
+  scale,
+  k: tl.constexpr,
+  x_strides: tl.constexpr,
+  values_strides: tl.constexpr,
+  scale_strides: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Computes `quantize` for x[m, k], whose m it reads: m is i32[1].
+
+  Grid: any number of programs. Program i computes the tiles i, i + programs,
+  and so on. The scale is linear, and the global scale is given.
+  """
+  tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
+  rows = tl.load(m)
+  num_tiles = tl.cdiv(rows, BLOCK_M).to(tl.int64) * tl.cdiv(k, BLOCK_K)
+  first = tl.program_id(0).to(tl.int64)
+  for number in range(first, num_tiles, tl.num_programs(0)):
+    batch, row_start, k_start = tiles.of_number(
+      number, rows, k, BLOCK_M, BLOCK_K
+    )
+    row = row_start + tl.arange(0, BLOCK_M)
+    tile = tiles.load_runs(
+      x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
+    )
+    _quantize_and_store(
+      tile,
+      global_scale,
+      x,
+      x,
+      values,
+      scale,
+      batch,
+      row,
+      k_start,
+      rows,
+      k,
+      (),
+      values_strides,
+      scale_strides,
+      QUANTIZED,
+    )
+
+
+@triton.jit
 def quantize_both(
   x,
   global_scale,
@@ -309,6 +360,7 @@ def quantize_both(
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "quantize": quantize,
+  "quantize_of_m": quantize_of_m,
   "quantize_both": quantize_both,
   "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,

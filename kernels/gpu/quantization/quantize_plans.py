@@ -28,6 +28,8 @@ from jaxplugin.kernels import launching
 # is 6/7 of the programs that a B200 can run at once.
 MOST_MAXIMA: Final = 512
 _WARPS_OF_MANY: Final = 16
+# Programs of a kernel that reads the number of rows. A program has four warps.
+_PROGRAMS_PER_CORE: Final = 8
 # `four_over_six` may scale a block to 4 instead of 6, with 1.5 times the scale.
 # 256 is the largest E4M3 scale for which that is a scale (arXiv 2512.02010).
 FOUR_OVER_SIX_MAX: Final = 256.0
@@ -57,6 +59,38 @@ def plan(
     return [_launch_of_few(x, few), quantize_launch(given, config, 0)]
   first = plan_maxima(x, architecture)
   return [first, quantize_launch(x, config, first.grid)]
+
+
+def plan_of_m(
+  x: quantize_config.Rows,
+  architecture: architectures.Architecture,
+  core_count: int,
+) -> launching.Launch:
+  """Returns the launch that quantizes any number of rows, which it reads.
+
+  Args:
+    x: the array, with the number of rows that tiles are planned for. It is one
+      matrix with a minor k. The scale is linear, and a global scale is given.
+    architecture: the GPU.
+    core_count: number of SMs or CUs.
+  """
+  config = quantize_config.default_config(x, architecture)
+  launch = quantize_launch(x, config, 0)
+  constants = dict(launch.constexprs)
+  for name in ("rows", "grid_rows", "grid_k", "random_places"):
+    del constants[name]
+  return dataclasses.replace(
+    launch,
+    kernel="quantize_of_m",
+    name=f"{launch.name}_of_m",
+    inputs=("x", "m", _READ[x.global_scale]),
+    outputs=tuple(
+      output._replace(shape=(1, launching.READ, output.shape[-1]))
+      for output in launch.outputs
+    ),
+    constexprs=tuple(constants.items()),
+    grid=_PROGRAMS_PER_CORE * core_count,
+  )
 
 
 def plan_both(

@@ -74,6 +74,29 @@ class FewTest(Case):
     self.check(*case)
 
 
+class AnyRowsTest(Case):
+  @parameterized.parameters(("sm_90", "mxfp8"), ("sm_100", "nvfp4"))
+  def test_one_kernel_quantizes_any_m(self, architecture, format):
+    rng = np.random.default_rng(5)
+    given = {}
+    if format == "nvfp4":
+      given["global_scale"] = np.array([0.0123], np.float32)
+    for m in (1, 17, 4096):
+      x = rng.normal(size=(1, m, 64)).astype(DTYPES["bf16"])
+      rows = quantize_config.Rows(
+        batch=1,
+        rows=m,
+        k=64,
+        k_is_minor=True,
+        format=format,
+        global_scale="given" if given else "none",
+      )
+      got = executed.quantized(x, architecture, rows, planned_m=16, **given)
+      values, scale = quantize_cases.expected(x, format, **given)
+      np.testing.assert_array_equal(got["values"], values)
+      np.testing.assert_array_equal(got["scale"], scale)
+
+
 class WholeTilesTest(Case):
   """What cuDNN multiplies: padded values, and scales in tiles of 128 x 4."""
 
