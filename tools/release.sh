@@ -10,8 +10,9 @@
 #
 #   tools/release.sh [PYTHON]
 #
-# PYTHON creates the environments (python3 by default). Zig, from PyPI, compiles
-# the CPU kernels for both architectures. The script runs on Linux.
+# PYTHON creates the environments (python3 by default). The machine's compiler
+# builds the CPU kernels for x86-64, and Zig, from PyPI, those for aarch64. The
+# script runs on Linux on x86-64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,9 +24,6 @@ trap 'rm -rf "$work"' EXIT
 step() {
   echo "== $*"
 }
-
-# The oldest glibc that the wheels support; jaxlib's wheels need 2.27.
-export WHEEL_GLIBC=2.28
 
 step "build"
 "$python" -m venv "$work/tools"
@@ -40,24 +38,28 @@ quiet "$tools" -m build --sdist --outdir dist .
 wheel() {
   quiet "$tools" -m pip wheel --no-deps "$@" dist/*.tar.gz
 }
+# PyPI rejects Linux wheels without a glibc in their name. auditwheel names the
+# oldest one that the library supports.
+#
+# The compiler of this machine builds its wheel, which needs this machine's glibc.
+# Zig's library does not detect the instruction sets of x86-64.
+wheel --wheel-dir "$work/native"
+PATH="$work/tools/bin:$PATH" "$tools" -m auditwheel repair --wheel-dir dist \
+  --only-plat "$work"/native/*.whl
+
+# Zig links with the symbols of an old glibc. jaxlib's wheels need 2.27. Python
+# names the wheel for _PYTHON_HOST_PLATFORM. auditwheel knows only the platforms
+# of the machine that Python reports.
 ZIG=$("$tools" -c "import ziglang; print(ziglang.__path__[0] + '/zig')")
-export ZIG
-for WHEEL_MACHINE in x86_64 aarch64; do
-  export WHEEL_MACHINE
-  # Python names the wheel for this platform.
-  _PYTHON_HOST_PLATFORM=linux-$WHEEL_MACHINE wheel --wheel-dir "$work/built" \
-    --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/wheel.cmake"
-  # PyPI rejects Linux wheels without a glibc in their name. auditwheel checks
-  # that the library needs no newer one. It knows only the platforms of the
-  # machine that Python reports.
-  PATH="$work/tools/bin:$PATH" "$tools" -c "
+export ZIG WHEEL_MACHINE=aarch64 WHEEL_GLIBC=2.28
+_PYTHON_HOST_PLATFORM=linux-aarch64 wheel --wheel-dir "$work/built" \
+  --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/wheel.cmake"
+PATH="$work/tools/bin:$PATH" "$tools" -c "
 import platform, sys
-platform.machine = lambda: '$WHEEL_MACHINE'
+platform.machine = lambda: 'aarch64'
 from auditwheel.main import main
 sys.exit(main())" repair --wheel-dir dist --only-plat \
-    --plat "manylinux_${WHEEL_GLIBC/./_}_$WHEEL_MACHINE" \
-    "$work"/built/*"$WHEEL_MACHINE.whl"
-done
+  --plat manylinux_2_28_aarch64 "$work"/built/*.whl
 wheel --wheel-dir dist --config-settings=wheel.cmake=false
 
 step "check"
@@ -77,6 +79,7 @@ cd "$work/away"
 
 step "run the quickstart"
 "$clean" - "$work" <<'PROGRAM'
+import pathlib
 import sys
 
 import jaxplugin as jp
@@ -85,9 +88,12 @@ from jaxplugin.kernels.gpu import configs
 for module in (jp, configs):
   if not module.__file__.startswith(sys.argv[1]):
     sys.exit(f"imported from the checkout: {module.__file__}")
-error = jp.detect_target("cpu").missing("cpu-kernels")
-if error:
+target = jp.detect_target("cpu")
+if error := target.missing("cpu-kernels"):
   sys.exit(f"the wheel's CPU kernels do not load: {error}")
+has_avx2 = "avx2" in pathlib.Path("/proc/cpuinfo").read_text().split()
+if has_avx2 and target.cpu_kernels == "baseline":
+  sys.exit("the wheel's CPU kernels do not detect AVX2")
 PROGRAM
 "$clean" quickstart.py
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# CMake's toolchain file of the Linux wheels: Zig, a Clang that links with the
-# symbols of an old glibc, for x86-64 and aarch64 on any machine. tools/release.sh
-# sets the variables. -s strips the library, because the machine's own `strip`
+# CMake's toolchain file of the wheel for aarch64: Zig, a Clang that links with
+# the symbols of an old glibc, on any machine. tools/release.sh sets the
+# variables. -s strips the library, because the machine's own `strip`
 # may not support the other architecture.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR "$ENV{WHEEL_MACHINE}")

@@ -22,12 +22,10 @@ LIBRARY: Final = re.compile(
   r"jaxplugin/kernels/cpu/libjaxplugin_cpu\.(so|dylib)"
 )
 # The machine in the header of a wheel's library, by the platform in the wheel's
-# name (System V ABI, "ELF Header"). A wheel of platform "any" has no library.
-MACHINES: Final = {
-  "manylinux_2_28_x86_64": 62,
-  "manylinux_2_28_aarch64": 183,
-  "any": None,
-}
+# name without its glibc (System V ABI, "ELF Header"). A wheel of platform "any"
+# has no library.
+MACHINES: Final = {"x86_64": 62, "aarch64": 183, "any": None}
+_GLIBC: Final = re.compile(r"^manylinux_2_[0-9]+_")
 _E_MACHINE: Final = slice(18, 20)
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that a wheel must not have: tests and their helpers.
@@ -144,7 +142,8 @@ def version_faults(
 def faults(directory: pathlib.Path, root: pathlib.Path = ROOT) -> list[str]:
   """Returns faults of the wheel and the sdist in `directory`."""
   wheels = {
-    path.stem.rpartition("-")[2]: path for path in directory.glob("*.whl")
+    _GLIBC.sub("", path.stem.rpartition("-")[2]): path
+    for path in directory.glob("*.whl")
   }
   sdists = sorted(directory.glob("*.tar.gz"))
   count = len([*directory.glob("*.whl")])

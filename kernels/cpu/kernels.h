@@ -14,6 +14,9 @@
 #define JAXPLUGIN_KERNELS_CPU_KERNELS_H_
 
 #include <stdint.h>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include "dot/config.h"
 #include "parallel.h"

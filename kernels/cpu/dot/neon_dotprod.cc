@@ -8,8 +8,6 @@
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
-#include <arm_neon.h>
-
 namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"

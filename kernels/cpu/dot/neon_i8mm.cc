@@ -9,8 +9,6 @@
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 
-#include <arm_neon.h>
-
 namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"

@@ -182,10 +182,23 @@ JAXPLUGIN_ALWAYS_INLINE void DecodeBytes(const uint8_t* codes, int64_t count,
   for (int64_t i = 0; i < count; ++i) out[i] = Decode<T>(codes[i]);
 }
 
+#if defined(__aarch64__)
+#include "simd/decode_neon.inl"
+#else
+inline int64_t DecodeVectors(const Operand&, const uint8_t*, int64_t, int64_t,
+                             float*) {
+  return 0;
+}
+#endif
+
 // Decodes values [k0, k0 + count) of a row to float32, without their scales. If
 // the codes are packed, k0 and count are even.
 inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
                          int64_t count, float* __restrict out) {
+  const int64_t done = DecodeVectors(x, row, k0, count, out);
+  k0 += done;
+  count -= done;
+  out += done;
   switch (x.format) {
     case Format::kE4M3: return DecodeBytes<E4M3>(row + k0, count, out);
     case Format::kE5M2: return DecodeBytes<E5M2>(row + k0, count, out);
