@@ -6,15 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import re
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import Final
 
 import jax
 import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.pjit import jit_p
+
+_MESH: Final = re.compile(r"sdy\.mesh @\S+ = <\[(\"[^\]]+)\]")
+_AXIS: Final = re.compile(r'"([^"]+)"=(\d+)')
 
 
 def with_vjp_exported_in(exported: Any, context: Callable[[], Any]) -> Any:
@@ -37,16 +43,21 @@ def mesh_of(exported: Any, devices: Sequence[Any]) -> jax.sharding.Mesh:
   """Returns a mesh of the first devices for calling an `Exported`.
 
   It has the axes of the mesh that the `Exported` was made with, or one axis if
-  no argument is sharded.
+  the program has no mesh.
   """
   used = np.array(devices[: exported.nr_devices])
-  for sharding in exported._in_named_shardings:
+  named = exported._in_named_shardings + exported._out_named_shardings
+  for sharding in named:
     if sharding is not None and sharding.mesh.size == used.size:
-      return jax.sharding.Mesh(
-        used.reshape(sharding.mesh.axis_sizes),
-        sharding.mesh.axis_names,
-        axis_types=sharding.mesh.axis_types,
-      )
+      mesh = sharding.mesh
+      shape = used.reshape(mesh.axis_sizes)
+      return jax.sharding.Mesh(shape, mesh.axis_names, mesh.axis_types)
+  # Only the module has the mesh of a `shard_map` of unsharded arguments.
+  for axes in _MESH.findall(exported.mlir_module()):
+    found = [(name, int(size)) for name, size in _AXIS.findall(axes)]
+    names, sizes = zip(*found, strict=True)
+    if math.prod(sizes) == used.size:
+      return jax.sharding.Mesh(used.reshape(sizes), names)
   return jax.sharding.Mesh(used, ("devices",))
 
 

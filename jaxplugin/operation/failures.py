@@ -69,16 +69,20 @@ def write(reason: str, calls: Sequence[Call]) -> str:
   if not is_on():
     return ""
   inputs: list[Any] = []
-  records = []
-  for operation, form, operands in calls:
-    problem = form
-    if hasattr(form, "filled"):
-      problem = form.filled(operands).problem()
-    places = range(len(inputs), len(inputs) + len(operands))
-    records.append(
-      repro_files.record(operation, form, places, description=str(problem))
-    )
-    inputs += operands
+  records: list[repro_files.CallRecord] = []
+  try:
+    for operation, form, operands in calls:
+      problem = form
+      if hasattr(form, "filled"):
+        problem = form.filled(operands).problem()
+      places = range(len(inputs), len(inputs) + len(operands))
+      records.append(
+        repro_files.record(operation, form, places, description=str(problem))
+      )
+      inputs += operands
+  # The format of another package may hold other objects.
+  except TypeError as error:
+    return f"No file was written: {error}"
   return write_file(
     reason,
     records,

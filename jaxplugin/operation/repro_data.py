@@ -22,11 +22,14 @@ Statistics = dict[str, Any]
 def describe(x: np.ndarray) -> Statistics:
   """Returns the statistics of an array, which JSON can represent.
 
-  Floats: counts of zeros, NaN, Inf, negative numbers, and of the exponents of
-  the other magnitudes. 8-bit and smaller integers: counts of each number. Other
-  integers: minimum, maximum and sum.
+  Floats, and the two parts of complex numbers: minimum, maximum, mean, standard
+  deviation, counts of zeros, NaN, Inf and negative numbers, and of the
+  exponents of the other magnitudes. Integers of at most 8 bits: counts of each
+  number. Other integers: minimum, maximum and sum.
   """
   x = np.asarray(x).reshape(-1)
+  if x.dtype.kind == "c":
+    x = x.view(x.real.dtype)
   if not _is_float(x.dtype):
     numbers = x.astype(np.int64)
     if x.dtype.itemsize == 1:
@@ -45,8 +48,8 @@ def describe(x: np.ndarray) -> Statistics:
   return {
     "min": float(some.min()),
     "max": float(some.max()),
-    "mean": float(some.mean()),
-    "std": float(some.std()),
+    "mean": float(np.nan_to_num(some.mean())),
+    "std": float(np.nan_to_num(some.std())),
     "zeros": int(finite.size - nonzero.size),
     "negative": int(np.count_nonzero(nonzero < 0)),
     "nan": int(np.count_nonzero(np.isnan(wide))),
@@ -70,6 +73,9 @@ def generate(
       if unknown (`_unknown`).
     rng: source of the random numbers.
   """
+  if dtype.kind == "c":
+    part = np.empty(0, dtype).real.dtype
+    return generate((*shape, 2), part, statistics, rng).view(dtype)[..., 0]
   size = int(np.prod(shape, dtype=np.int64))
   if statistics is None:
     numbers = _unknown(size, dtype, rng)

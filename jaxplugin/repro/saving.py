@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.export
 import numpy as np
-from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 from jaxlib.mlir import ir
 
@@ -136,23 +135,34 @@ def _repro(
       " the arrays, or leave data out"
     )
   jaxpr = closed.jaxpr
-  num_consts = len(jaxpr.constvars)
+  constants = tapping.constants(closed)
+
+  def evaluated(flat: Sequence[Any], *, is_reference: bool) -> Any:
+    given = {
+      id(old): _as_given(x, old)
+      for x, old in zip(flat, constants, strict=False)
+    }
+    evaluation = tapping.Evaluation(constants=given, is_reference=is_reference)
+    return evaluation.run(closed, flat[len(constants) :])
 
   def as_written(*flat: Any) -> Any:
-    same = extend_core.ClosedJaxpr(jaxpr, flat[:num_consts])
-    return extend_core.jaxpr_as_fun(same)(*flat[num_consts:])
+    return evaluated(flat, is_reference=False)[0]
 
   taps: list[tapping.Tap] = []
 
   def by_xla(*flat: Any) -> Any:
-    results, taps[:] = tapping.evaluate(
-      jaxpr, flat[:num_consts], flat[num_consts:]
-    )
+    results, taps[:] = evaluated(flat, is_reference=True)
     return results, [tap.operands for tap in taps]
 
+  arrays = [*map(_data_of_key, constants), *arrays]
+  paths = [*("constant",) * len(constants), *paths]
   types = [
-    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=_sharding(x))
-    for v, x in zip([*jaxpr.constvars, *jaxpr.invars], arrays, strict=True)
+    jax.ShapeDtypeStruct(
+      x.shape,
+      jax.dtypes.canonicalize_dtype(x.dtype),
+      sharding=_sharding(x),
+    )
+    for x in arrays
   ]
   plain = types
   if not tapping.is_for_a_mesh(jaxpr):
@@ -189,25 +199,19 @@ def _repro(
 def _traced(
   fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Any], list[str]]:
-  """Returns the jaxpr, and its constants and arguments with their paths."""
+  """Returns the jaxpr, and its arguments with their paths."""
   found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
   leaves = [x for _, x in found]
   places = [i for i, x in enumerate(leaves) if _is_array(x)]
-  keys = {i for i in places if _is_key(leaves[i])}
-  arrays = [
-    jax.random.key_data(leaves[i]) if i in keys else leaves[i] for i in places
-  ]
+  arrays = [_data_of_key(leaves[i]) for i in places]
 
   def flat(*values: Any) -> list[Any]:
     given = list(leaves)
     for i, x in zip(places, values, strict=True):
-      if i in keys:
-        impl = jax.random.key_impl(leaves[i])
-        x = jax.random.wrap_key_data(x, impl=impl)
-      given[i] = x
+      given[i] = _as_given(x, leaves[i])
     args, kwargs = jax.tree.unflatten(tree, given)
     return [
-      jax.random.key_data(x) if _is_key(x) else x
+      _data_of_key(x)
       for x in jax.tree.leaves(fn(*args, **kwargs))
       if _is_array(x)
     ]
@@ -220,8 +224,19 @@ def _traced(
     for v, x in zip(closed.jaxpr.invars, arrays, strict=True)
   ]
   paths = [jax.tree_util.keystr(found[i][0]) for i in places]
-  consts = list(closed.consts)
-  return closed, [*consts, *arrays], [*("constant",) * len(consts), *paths]
+  return closed, arrays, paths
+
+
+def _data_of_key(x: Any) -> Any:
+  """Returns the data of a random key, or the array itself."""
+  return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _as_given(x: Any, given: Any) -> Any:
+  """Undoes `_data_of_key` of `given`."""
+  if not _is_key(given):
+    return x
+  return jax.random.wrap_key_data(x, impl=jax.random.key_impl(given))
 
 
 def _is_array(x: Any) -> bool:

@@ -314,10 +314,18 @@ def is_traced_by(x: Any, trace: Any) -> bool:
 
 
 def bind(eqn: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-  """Runs an equation's operation with other arguments and parameters."""
+  """Runs an equation's operation with other arguments and parameters.
+
+  The operation keeps its source line and its scopes.
+  """
   bound = eqn.primitive.get_bind_params(params)
   functions, bound = bound if isinstance(bound, tuple) else ((), bound)
-  with eqn.ctx.manager:
+  info = eqn.source_info
+  stack = source_info_util.current_name_stack() + info.name_stack
+  with (
+    source_info_util.user_context(info.traceback, name_stack=stack),
+    eqn.ctx.manager,
+  ):
     results = eqn.primitive.bind(*functions, *args, **bound)
   return list(results) if eqn.primitive.multiple_results else [results]
 

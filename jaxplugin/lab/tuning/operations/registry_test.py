@@ -4,6 +4,8 @@
 
 import contextlib
 import dataclasses
+import pathlib
+import tempfile
 from unittest import mock
 
 import jax
@@ -12,14 +14,18 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from jaxplugin import repro
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 from jaxplugin.dot import problems as dot_problems
+from jaxplugin.dot.backends import xla
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
+from jaxplugin.operation import failures
 from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
 
@@ -83,6 +89,28 @@ class CheckedTest(parameterized.TestCase):
       ),
     ):
       check(problem, candidate)
+
+  def test_a_wrong_candidate_writes_a_file(self):
+    (problem,) = of_shapes("8x32x64", "mxfp8")
+    candidate = listing.TrialCandidate(implementation="xla")
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    wrong = dataclasses.replace(
+      xla.BACKEND, emit=lambda *args: xla.BACKEND.emit(*args) + 1
+    )
+    with (
+      mock.patch.dict("os.environ", {failures.VARIABLE: folder}),
+      mock.patch.dict(backends.BACKENDS, {"xla": wrong}),
+      self.assertRaisesRegex(
+        operands.InexactResultError, f"jaxplugin repro {folder}"
+      ),
+    ):
+      check(problem, candidate)
+    (path,) = pathlib.Path(folder).glob("jaxplugin-tuner-*.zip")
+    with mock.patch.dict(backends.BACKENDS, {"xla": wrong}):
+      jax.clear_caches()
+      self.assertEqual(repro.replay(path).first_wrong, 0)
+    jax.clear_caches()
+    self.assertIsNone(repro.replay(path).first_wrong)
 
   @pytest.mark.lab
   def test_a_contraction_gives_exact_results(self):
