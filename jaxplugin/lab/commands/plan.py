@@ -60,8 +60,10 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "N",
     {
       "--batch": "sequences on all devices; default: one for each data-parallel"
-      " device",
+      " device and microbatch",
       "--sequence": f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
+      "--microbatches": "compare a loop over N microbatches, which sums over"
+      " devices in each, with jp.training.accumulate",
     },
     type=arguments.size(1),
   )
@@ -124,7 +126,8 @@ def _run(args: argparse.Namespace) -> int:
     files.check_output("", args.svg, args.force)
   make = _of_function if functions.is_function(args.source) else _of_model
   found = []
-  with progress.shown("compiling", len(chosen) * len(formats)) as line:
+  count = len(chosen) * len(formats) * (2 if args.microbatches else 1)
+  with progress.shown("compiling", count) as line:
     for one in make(args, chosen, formats, target):
       line.advance()
       found.append(one)
@@ -155,20 +158,35 @@ def _of_model(
   for layout in chosen:
     block = dataclasses.replace(
       model,
-      batch=args.batch or layout.size("dp", "fsdp", "ep"),
+      batch=args.batch
+      or layout.size("dp", "fsdp", "ep") * (args.microbatches or 1),
       sequence=args.sequence or _DEFAULT_SEQUENCE,
       remat=args.remat,
     )
-    blocks.check(block, layout)  # raises before anything is compiled
+    blocks.check(
+      block, layout, args.microbatches
+    )  # raises before anything is compiled
     cases.append((block, layout))
   for block, layout in cases:
     remat = " with remat" if block.remat else ""
     name = f"{args.source}'s layer, {block.batch} x {block.sequence}{remat}"
     name += ", inputs quantized for each product" if args.separate else ""
-    for format in formats:
-      yield plans.of_block(
-        name, block, layout, format, target, shares=not args.separate
-      )
+    steps = {name: False}
+    if args.microbatches:
+      name += f", {args.microbatches} microbatches"
+      steps = {f"{name}, sums in each": False, f"{name}, sums once": True}
+    for name, is_summed_once in steps.items():
+      for format in formats:
+        yield plans.of_block(
+          name,
+          block,
+          layout,
+          format,
+          target,
+          shares=not args.separate,
+          microbatches=args.microbatches,
+          is_summed_once=is_summed_once,
+        )
 
 
 def _of_function(
@@ -177,9 +195,10 @@ def _of_function(
   formats: list[str],
   target: targets.Target,
 ) -> Iterator[plans.ModelPlan]:
-  if args.batch or args.sequence or args.remat or args.separate:
+  names = "batch", "sequence", "microbatches", "remat", "separate"
+  if any(getattr(args, name) for name in names):
     raise ValueError(
-      "plan: --batch, --sequence, --remat and --separate need a model, got a"
+      f"plan: {', '.join(f'--{name}' for name in names)} need a model, got a"
       " function; pass the sizes of its arguments with --arg"
     )
   fn = functions.function(args.source)

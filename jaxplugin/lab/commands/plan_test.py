@@ -66,6 +66,12 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ("small --layout=tp=2 --target=b1", "b1"),
     ("small --layout=tp=2 --target=mi300x", "GPU .*, got 'mi300x'"),
     ("small --layout=tp=2 --svg=/not/here.svg", "here.svg: No such"),
+    (
+      "small --layout=fsdp=2 --batch=4 --microbatches=4",
+      "of 8, got fsdp=2 and",
+    ),
+    ("gpt-oss-120b --layout=ep=2 --microbatches=4", "without ep"),
+    (f"{NAME} --layout=tp=2 --microbatches=2", "need a model"),
     (f"{NAME} --layout=tp=2 --batch=2", "need a model, got a function"),
     (f"{NAME} --layout=tp=2 --sequence=8", "need a model"),
   )

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from jaxplugin.lab.planning import layouts
+from jaxplugin.training import accumulation
 
 _EPSILON: Final = 1e-5
 # [batch, sequence, k] x [k, n], and [experts, rows, k] x [experts, k, n].
@@ -120,13 +121,26 @@ MODELS: Final = {
 }
 
 
-def check(block: TransformerBlock, layout: layouts.MeshLayout) -> None:
-  """Checks that the layout fits the block.
+def check(
+  block: TransformerBlock,
+  layout: layouts.MeshLayout,
+  microbatches: int | None = None,
+) -> None:
+  """Checks that the layout fits the block, and the microbatches if given.
 
   Raises:
-    ValueError: If the layout does not divide a size of the block, or has ep
-      but the block has no experts.
+    ValueError: If the layout does not divide a size of the block, has ep but
+      the block has no experts or there are microbatches, or the microbatches do
+      not divide the rows of a device.
   """
+  if microbatches is not None:
+    parts = microbatches * layout.size("dp", "fsdp")
+    if "ep" in layout.names or block.batch % parts:
+      raise ValueError(
+        "plan: --microbatches needs a layout without ep and a batch that is a"
+        f" multiple of {parts}, got {layout} and batch {block.batch}. Change"
+        " --layout or --batch."
+      )
   tp, fsdp = layout.size("tp"), layout.size("fsdp")
   if "ep" in layout.names and not block.experts:
     raise ValueError(
@@ -169,6 +183,8 @@ def _forward(
   """Returns the block's output, bf16[batch, sequence, channels]."""
 
   def split(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    if not layout.axes:
+      return x
     return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
   def split_inside(x: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -239,6 +255,11 @@ def _norm(x: jax.Array) -> jax.Array:
   return (wide * lax.rsqrt(mean + _EPSILON)).astype(x.dtype)
 
 
+def _function(block: TransformerBlock, *args: Any) -> Callable[..., Any]:
+  function = functools.partial(_forward, block, *args)
+  return jax.checkpoint(function) if block.remat else function
+
+
 def step(
   block: TransformerBlock,
   layout: layouts.MeshLayout,
@@ -274,11 +295,7 @@ def step(
     )
     for name, shape in block.weights.items()
   }
-  function: Any = functools.partial(
-    _forward, block, layout, mesh, dot_general, share
-  )
-  if block.remat:
-    function = jax.checkpoint(function)
+  function = _function(block, layout, mesh, dot_general, share)
 
   def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
     y, vjp = jax.vjp(function, weights, x)
@@ -295,3 +312,84 @@ def step(
   }
   rows = jax.ShapeDtypeStruct(block.rows, jnp.bfloat16, sharding=tokens)
   return run, (weights, rows, rows)
+
+
+def microbatch_step(
+  block: TransformerBlock,
+  layout: layouts.MeshLayout,
+  mesh: Mesh,
+  dot_general: DotGeneral,
+  share: Share,
+  microbatches: int,
+  *,
+  is_summed_once: bool,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """Returns a training step that sums f32 gradients of microbatches.
+
+  Args:
+    block, layout, mesh, dot_general, share: as for `step`.
+    microbatches: number of microbatches. Each has rows of every device.
+    is_summed_once: whether `jp.training.accumulate` sums over dp and fsdp once.
+      Otherwise a loop constrains the gradients of each microbatch.
+
+  Returns:
+    A function and the arguments that `step` returns. The function returns a
+    loss and the gradients with respect to the weights and to a vector that is
+    added to each row. So the gradient with respect to the rows is computed,
+    too.
+
+  Raises:
+    ValueError: If the layout does not fit the block and the microbatches
+      (`check`).
+  """
+  check(block, layout, microbatches)
+  _, args = step(block, layout, mesh, dot_general, share)
+  axes = tuple(name for name in layout.names if name in ("dp", "fsdp"))
+  tokens = layout.tokens()
+  if is_summed_once:
+    rest = tuple(axis for axis in layout.axes if axis[0] not in axes)
+    layout = dataclasses.replace(layout, axes=rest)
+  function = _function(block, layout, mesh, dot_general, share)
+  shardings = jax.tree.map(lambda w: w.sharding, args[0])
+
+  def loss(params: Any, x: jax.Array, g: jax.Array) -> jax.Array:
+    weights, vector = params
+    y = function(weights, x + vector)
+    return (y.astype(jnp.float32) * g.astype(jnp.float32)).sum()
+
+  def keep(params: Any) -> Any:
+    weights, vector = params
+    return lax.with_sharding_constraint(weights, shardings), vector
+
+  def loop(params: Any, *batch: jax.Array) -> Any:
+    def part(total: Any, batch: Any) -> Any:
+      value, gradient = jax.value_and_grad(loss)(params, *batch)
+      found = value, keep(gradient)
+      return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, found), ()
+
+    def rows(x: jax.Array) -> jax.Array:
+      x = x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)
+      spec = PartitionSpec(None, *tokens)
+      return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+    total = jnp.zeros(()), keep(zeros)
+    return lax.scan(part, total, jax.tree.map(rows, batch))[0]
+
+  accumulated: Callable[..., Any] = loop
+  if is_summed_once:
+    accumulated = accumulation.accumulate(
+      loss,
+      microbatches,
+      axes=axes,
+      mesh=mesh,
+      batch_argnums=(1, 2),
+      reduction="sum",
+    )
+
+  def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
+    vector = jnp.zeros(block.channels, x.dtype)
+    value, gradient = accumulated((weights, vector), x, g)
+    return value, keep(gradient)
+
+  return run, args

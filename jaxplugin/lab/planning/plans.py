@@ -127,6 +127,8 @@ def of_block(
   target: targets.Target,
   *,
   shares: bool = True,
+  microbatches: int | None = None,
+  is_summed_once: bool = False,
 ) -> ModelPlan:
   """Returns the plan of a block, forward and backward.
 
@@ -137,10 +139,12 @@ def of_block(
     target: the GPU.
     shares: whether `jp.quantize_operand` quantizes an input once for query, key
       and value, and once for gate and up of a dense MLP.
+    microbatches, is_summed_once: as for `blocks.microbatch_step`; None is a
+      step without microbatches.
 
   Raises:
-    ValueError: If the layout does not fit the block (`blocks.check`), or
-      `format` is unknown. See also `deviceless.mesh`.
+    ValueError: If the layout does not fit the block (`blocks.check`) or the
+      microbatches, or `format` is unknown. See also `deviceless.mesh`.
     jax.errors.JaxRuntimeError: If XLA cannot compile the program.
   """
   recipe = recipe_of(format)
@@ -150,7 +154,13 @@ def of_block(
       quantized_operand.quantize_operand, recipe=recipe, role="activation"
     )
   mesh = make_mesh(layout, target)
-  step, args = blocks.step(block, layout, mesh, _dot_general(recipe), share)
+  given = block, layout, mesh, _dot_general(recipe), share
+  if microbatches is None:
+    step, args = blocks.step(*given)
+  else:
+    step, args = blocks.microbatch_step(
+      *given, microbatches, is_summed_once=is_summed_once
+    )
   return _measured(step, args, name, layout, format, target, mesh)
 
 

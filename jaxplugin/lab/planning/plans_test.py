@@ -81,6 +81,28 @@ class RowTest(PlanTestCase):
     self.check_plain("tp=8,sp")
     self.check_quantized("tp=8,sp", "mxfp8", MOST["mxfp8"])
 
+  @pytest.mark.lab
+  def test_sums_of_microbatches(self):
+    block = dataclasses.replace(blocks.MODELS["small"], batch=32, sequence=256)
+    in_each, once = (
+      collectives.received(
+        plans.of_block(
+          "small",
+          block,
+          layouts.parse("fsdp=8"),
+          plans.PLAIN,
+          B200,
+          microbatches=4,
+          is_summed_once=is_summed_once,
+        ).collectives,
+        kind="reduce-scatter",
+      )
+      for is_summed_once in (False, True)
+    )
+    # Gradients in bf16 in each microbatch, and one sum in f32.
+    self.assertAlmostEqual(in_each / (4 * W * 1e6 * 7 / 8), 1, places=3)
+    self.assertAlmostEqual(once / (2 * W * 1e6 * 7 / 8), 1, places=3)
+
 
 @needs_compiler
 @pytest.mark.full
