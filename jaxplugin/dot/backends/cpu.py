@@ -44,6 +44,11 @@ _ROWS_STAY_FLOATS: Final = (
   " rows that are multiplied with {format}"
 )
 
+_FLOATS_ARE_FASTER: Final = (
+  'rows stay floats despite precision="fastest", because a tuning table says'
+  " that quantizing them is slower"
+)
+
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Attribute values of the custom call, listed in kernels/cpu/README.md.
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -92,7 +97,9 @@ def unreadable(
 
 
 def plan(
-  problem: problems.DotProblem, target: targets.Target
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
 ) -> decisions.Plan:
   """Returns the plan, which fuses a scalar global scale.
 
@@ -105,7 +112,10 @@ def plan(
   notes: tuple[str, ...] = ()
   if not problem.blocks_pair_up:
     notes += (_LHS_IS_DEQUANTIZED,)
-  notes += fastest_notes(problem, target)
+  if cpu_configs.config_of(config).rows == cpu_configs.FLOATS:
+    notes += (_FLOATS_ARE_FASTER,)
+  else:
+    notes += fastest_notes(problem, target)
   return decisions.Plan(global_scale=problem.fused_application, notes=notes)
 
 
@@ -202,7 +212,7 @@ def _dot(
     *offset_operand(offset, rhs_scale[0]),
     **attributes("lhs", lhs, lhs_scale[1]),
     **attributes("rhs", rhs, rhs_scale[1]),
-    **rows_attribute(problem),
+    **rows_attribute(config.problem(problem)),
     **offset_attribute(offset),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
@@ -302,7 +312,9 @@ def _configured(
   config: decisions.Fields,
 ) -> decisions.BackendRecord[problems.DotProblem]:
   return dataclasses.replace(
-    BACKEND, emit=functools.partial(emit, config=config)
+    BACKEND,
+    emit=functools.partial(emit, config=config),
+    plan=functools.partial(plan, config=config),
   )
 
 

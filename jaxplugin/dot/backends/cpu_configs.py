@@ -22,6 +22,7 @@ from jaxplugin.dot import problems
 from jaxplugin.runtime import cpu_library
 
 BY_RULE: Final = "by_rule"
+FLOATS: Final = "floats"
 
 _FEW_ROWS: Final = ("few_rows_avx2", "few_rows_avx512", "few_rows_vnni")
 # The sizes that `candidates` measures. On two Zen 4 cores (2026-11, measured by
@@ -58,19 +59,23 @@ class CpuConfig:
     task_rows: rows of the other side in one task of a thread.
     threads: upper limit on the threads that share the work. The rule is all
       threads of the pool, or one if there is little work.
+    rows: "floats" does not quantize rows with precision="fastest". With few
+      rows and weights of 4 bits, quantizing them takes longer than it saves.
   """
 
   engine: str = BY_RULE
   panel_rows: int = 0
   task_rows: int = 0
   threads: int = 0
+  rows: str = BY_RULE
 
   def __post_init__(self) -> None:
-    if self.engine not in ENGINES:
-      raise ValueError(
-        f"CpuConfig: engine must be one of {ENGINES}, got"
-        f" {error_context.shown(self.engine)}"
-      )
+    for name, words in (("engine", ENGINES), ("rows", (BY_RULE, FLOATS))):
+      if getattr(self, name) not in words:
+        raise ValueError(
+          f"CpuConfig: {name} must be one of {words}, got"
+          f" {error_context.shown(getattr(self, name))}"
+        )
     for name in _SIZES:
       value = getattr(self, name)
       if type(value) is not int or value < 0:
@@ -85,8 +90,15 @@ class CpuConfig:
     numbers |= {name: getattr(self, name) for name in _SIZES}
     return {name: np.int64(value) for name, value in numbers.items() if value}
 
+  def problem(self, problem: problems.DotProblem) -> problems.DotProblem:
+    """Returns the problem that the kernels compute."""
+    if self.rows == FLOATS:
+      return dataclasses.replace(problem, fastest_precision=False)
+    return problem
+
   def __str__(self) -> str:
     fields = [] if self.engine == BY_RULE else [self.engine]
+    fields += [] if self.rows == BY_RULE else [f"rows={self.rows}"]
     fields += [
       f"{name}={getattr(self, name)}" for name in _SIZES if getattr(self, name)
     ]
@@ -98,7 +110,7 @@ _QUANTIZED_ROWS: Final = cpu_library.OperandValues(
   dtype=np.dtype(np.int8), block_size=32, scale_dtype=np.dtype(np.float32)
 )
 _SIZES: Final = ("panel_rows", "task_rows", "threads")
-_FIELDS: Final = ("engine", *_SIZES)
+_FIELDS: Final = ("engine", *_SIZES, "rows")
 # An engine's index is its number in kernels/cpu/dot/config.h.
 ENGINES: Final = (
   *(BY_RULE, "f32", "float_avx2", "integer_avx2", "few_rows_avx2"),
@@ -157,7 +169,9 @@ def config_error(
   The C++ library decides, also for instruction sets that this machine lacks.
   The backend's `supports` must accept the problem.
   """
-  question = _question(problem, target)
+  if config.rows == FLOATS and not quantizes_rows(problem, target):
+    return "the kernels do not quantize rows of this dot"
+  question = _question(config.problem(problem), target)
   if isinstance(question, str):
     return question
   numbers = (
@@ -190,7 +204,7 @@ def candidates(
   if problem.is_empty:
     return (by_rule,)
   rule = engine_by_rule(problem, target)
-  found = [by_rule]
+  found = [by_rule, CpuConfig(rows=FLOATS)]
   found += [CpuConfig(engine=name) for name in ENGINES[1:] if name != rule]
   found += _other_sizes(problem, target, is_few=rule in _FEW_ROWS)
   return tuple(

@@ -239,6 +239,31 @@ class ServedTest(parameterized.TestCase):
     apart = dataclasses.replace(asked, blocks_pair_up=False)
     self.assertFalse(cpu_configs.quantizes_rows(apart, on(isa)))
 
+  @parameterized.parameters(
+    ("avx512_bf16", jp.MXFP4, True, ""),
+    ("amx_bf16", jp.INT4_128, True, ""),
+    ("avx512_bf16", jp.MXFP4, False, "do not quantize rows"),
+    ("avx512_bf16", jp.MXFP8, True, "do not quantize rows"),
+    ("avx2", jp.MXFP4, True, "do not quantize rows"),
+  )
+  def test_rows_of_floats_where_they_would_be_quantized(
+    self, isa, format, is_fastest, words
+  ):
+    asked = problem(np.float32, format, fastest_precision=is_fastest)
+    config = CpuConfig(rows="floats")
+    error = cpu_configs.config_error(asked, on(isa), config)
+    self.assertIn(words, error or "")
+    found = cpu_configs.candidates(asked, on(isa))
+    self.assertEqual(config in found, error is None)
+    self.assertEqual(error is None, not words)
+    fields = (("rows", "floats"),)
+    self.assertEqual(cpu_configs.fields_of(config), fields)
+    self.assertEqual(cpu_configs.config_of(fields), config)
+    with self.assertRaisesRegex(
+      ValueError, "rows must be one of .* got 'int8'"
+    ):
+      CpuConfig(rows="int8")
+
   def test_a_vector_on_the_right_is_that_of_the_left(self):
     """The kernel gets it turned: one row against 900."""
     asked = problem(jp.MXFP4, np.float32, m=900, n=1)

@@ -28,6 +28,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.kernels.cpu import library
+from jaxplugin.tables import resolution
 from jaxplugin.testing import contract
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import dot_rows
@@ -167,6 +168,16 @@ class FastestPrecisionTest(parameterized.TestCase):
         if format is not jp.UINT4_32_MIN:
           self.assertTrue(np.all(error <= bound))
         self.assertLess(np.linalg.norm(error), 0.01 * np.linalg.norm(got))
+
+  def test_a_table_may_keep_floats(self):
+    with resolution.pinned("cpu", (("rows", "floats"),)):
+      got = self.dot(self.x, self.q, bias=jnp.arange(40.0))
+      (explained,) = jp.explain(self.dot, self.x, self.q)
+    exact = jp.block_scaled_dot(self.x, self.q, bias=jnp.arange(40.0))
+    np.testing.assert_array_equal(got, exact)
+    rounded = self.dot(self.x, self.q, bias=jnp.arange(40.0))
+    self.assertGreater(np.abs(rounded - exact).max(), 0)
+    self.assertIn("rows stay floats", explained.decision.notes[0])
 
   def test_rows_are_never_quantized_unasked(self):
     for precision in (None, "highest", "default"):

@@ -48,8 +48,17 @@ def _build(
   sizes = problem.batch, problem.m, problem.n, problem.k
   batch, m, n, k = (size for size in sizes if size is not None)
   lead = () if batch == 1 else (batch,)
-  lhs, lhs_exact = operands.operand_of(rng, problem.lhs, lead, m, k)
-  rhs, rhs_exact = operands.operand_of(rng, problem.rhs, lead, n, k)
+  (lhs, lhs_exact), (rhs, rhs_exact) = (
+    operands.operand_of(
+      rng,
+      side,
+      lead,
+      rows,
+      k,
+      may_quantize=cpu_configs.may_quantize_rows(problem),
+    )
+    for side, rows in ((problem.lhs, m), (problem.rhs, n))
+  )
   arrays: dict[str, Any] = {"lhs": lhs, "rhs": rhs}
   global_scale = np.float32(1)
   if problem.global_scale == "scalar":

@@ -59,6 +59,9 @@ PROBLEMS: Final = {
     side(jp.NVFP4), side(jp.NVFP4), global_scale="scalar", has_global_power=True
   ),
   "one_sided": problem(side(formats.BF16), side(jp.NVFP4, PACKED)),
+  "fastest": problem(
+    side(formats.BF16), side(jp.NVFP4, PACKED), fastest_precision=True
+  ),
   "swizzled": problem(side(jp.MXFP8, **SWIZZLED), side(jp.MXFP8, **SWIZZLED)),
   "across": problem(
     side(jp.MXFP8, contracting_is_minor=False),
@@ -105,7 +108,7 @@ class ExactTest(parameterized.TestCase):
       result = computed(given, arrays, implementation)
       operands.check(result, expected, given)
 
-  @parameterized.parameters("mxfp8", "one_sided", "rows")
+  @parameterized.parameters("mxfp8", "one_sided", "fastest", "rows")
   @pytest.mark.lab
   def test_tails_and_poison_are_of_the_kind_and_give_the_bits(self, name):
     tail = dots.DOT.tail(PROBLEMS[name])

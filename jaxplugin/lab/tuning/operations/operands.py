@@ -31,6 +31,9 @@ from jaxplugin.tables import row_fields
 # multiple of 1/4, so a sum of k products is at most 2^24 quarters.
 _LARGEST: Final = 3
 _MAX_K: Final = 2**24 // (4 * (2 * _LARGEST) ** 2)
+# Kernels may quantize blocks of values to int8. The scale of each is then 1.
+_INT8_BLOCK: Final = 32
+_LARGEST_INT8: Final = 127
 _SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 2.0)
 _NARROW_SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 1.5, 2.0)  # E4M3, E5M2
 _POISON_WIDTHS: Final = (3, 2)  # rows and columns
@@ -75,11 +78,23 @@ def operand_of(
   lead: tuple[int, ...],
   rows: int,
   k: int,
+  *,
+  may_quantize: bool = False,
 ) -> tuple[Any, np.ndarray]:
-  """Returns an operand and its exact value f32[*lead, rows, k]."""
+  """Returns an operand and its exact value f32[*lead, rows, k].
+
+  Args:
+    rng: the source of random values.
+    side: the operand to create.
+    lead, rows, k: sizes.
+    may_quantize: whether a kernel may quantize unquantized values to int8.
+  """
   integers = small_integers(rng, (*lead, rows, k))
   if k > _MAX_K:
     integers = np.sign(integers)
+  if may_quantize and side.format is None:
+    largest = integers[..., ::_INT8_BLOCK]
+    largest[...] = np.where(largest < 0, -_LARGEST_INT8, _LARGEST_INT8)
   exact = integers.astype(np.float32)
   format = side.format
   if format is None:

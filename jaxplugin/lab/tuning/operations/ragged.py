@@ -18,6 +18,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import problems as dot_problems
+from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.ragged import api
@@ -59,9 +60,12 @@ def _operand(
   side: dot_problems.SideProblem,
   rows: int,
   k: int,
+  may_quantize: bool = False,
 ) -> tuple[Any, np.ndarray]:
   """Returns an operand of ragged dots, and its exact value f32[rows, k]."""
-  operand, exact = operands.operand_of(rng, side, (), rows, k)
+  operand, exact = operands.operand_of(
+    rng, side, (), rows, k, may_quantize=may_quantize
+  )
   if isinstance(operand, tuple):
     assert side.format is not None
     values, scale = operand
@@ -109,7 +113,8 @@ def _build(
   assert n is not None and k is not None
   contracted, columns = (k, n) if problem.is_along_blocks else (n, k)
   sizes = _group_sizes(rng, problem, is_exact)
-  lhs, rows = _operand(rng, problem.lhs, m, contracted)
+  may_quantize = cpu_configs.may_quantize_rows(problem)
+  lhs, rows = _operand(rng, problem.lhs, m, contracted, may_quantize)
   # Generating gigabytes of random weights takes long. Group i therefore has the
   # rows of the first group's weight, rolled by i.
   assert problem.rhs.format is not None

@@ -74,6 +74,15 @@ class CheckedTest(parameterized.TestCase):
           check(problem, candidate), ["poison: these operands have no padding"]
         )
 
+  def test_rows_that_kernels_quantize_give_exact_results(self):
+    (dot,) = of_shapes("4x32x96", "bf16xmxfp4")
+    (ragged,) = of_shapes("experts:5x2of3x24x64", "bf16xmxfp4")
+    for problem in (dot, ragged):
+      problem = dataclasses.replace(problem, fastest_precision=True)
+      listed = listing.of_problem(problem, TARGET).candidates
+      for candidate in listed:
+        check(problem, candidate)
+
   @absltest.skipIf(TARGET.cpu_kernels is None, "there are no C++ kernels")
   def test_a_config_that_the_program_ignores_is_an_error(self):
     (problem,) = of_shapes("8x32x64", "mxfp8")
