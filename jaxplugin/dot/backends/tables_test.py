@@ -784,7 +784,7 @@ class FieldsTest(parameterized.TestCase):
       "global_scale": "array", "has_global_power": True,
       "highest_precision": True, "fastest_precision": True, "has_bias": True,
       "activation": "relu", "has_residual": True, "num_contracting": 2,
-      "blocked_k": 32, "blocks_pair_up": False,
+      "blocked_k": 32, "blocks_pair_up": False, "reads_m": True,
     }  # fmt: skip
     of_side = {
       "format": jp.NVFP4, "dtype": formats.PACKED,
