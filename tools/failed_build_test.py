@@ -72,14 +72,18 @@ class FailedBuildTest(parameterized.TestCase):
       f"failed to find the headers of jaxlib: {expected}",
     )
 
-  def test_missing_compiler_is_the_reason(self):
+  @parameterized.parameters({}, {"CXX": "g++"})
+  def test_missing_compiler_is_the_reason(self, **environment):
     generator = "Ninja" if shutil.which("ninja") else "Unix Makefiles"
     tools = self.folder / "tools"
     tools.mkdir()
     for name in ("cmake", GENERATORS[generator]):
       (tools / name).symlink_to(shutil.which(name))
     reason = self.reason(
-      generator, f"-DPython_EXECUTABLE={sys.executable}", PATH=str(tools)
+      generator,
+      f"-DPython_EXECUTABLE={sys.executable}",
+      PATH=str(tools),
+      **environment,
     )
     self.assertEqual(reason, "failed to configure: there is no C++ compiler")
 
