@@ -138,8 +138,7 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
   if record:
     raise record[0] from failure
   if failure is not None:
-    if text := failures.handler_failed(failure):
-      failure.add_note(text)
+    failures.note(failure)
     raise failure
 
 

@@ -168,9 +168,14 @@ def noted() -> Iterator[None]:
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
-    if text := handler_failed(error):
-      error.add_note(text)
+    note(error)
     raise
+
+
+def note(error: BaseException) -> None:
+  """Writes the calls of `handler_failed`, and adds its line to the error."""
+  if text := handler_failed(error):
+    error.add_note(text)
 
 
 @functools.cache
@@ -180,7 +185,7 @@ def _hook() -> None:
 
   def hook(kind: Any, error: BaseException, traceback: Any) -> None:
     if isinstance(error, jax.errors.JaxRuntimeError):
-      handler_failed(error)
+      note(error)
     before(kind, error, traceback)
 
   sys.excepthook = hook

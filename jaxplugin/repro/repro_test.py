@@ -221,8 +221,9 @@ class SaveTest(ReproTestCase):
     w_q = WEIGHTS[0]
 
     def zanzibar(x):
-      with jax.named_scope("zanzibar_scope"):
-        return jp.linear(x["zanzibar_x"], w_q)
+      with jax.named_scope("zanzibar_scope"), jp.options(threads=1):
+        codes = jp.quantize(x["zanzibar_x"], "mxfp8")
+        return jp.linear(x["zanzibar_x"], w_q), codes
 
     jp.repro.save(self.path, zanzibar, {"zanzibar_x": X}, data=True, names=True)
     found = members(self.path)
@@ -418,9 +419,8 @@ class AutomaticTest(ReproTestCase):
           jax.jit(call)().block_until_ready()
       if how == "uncaught":
         sys.excepthook(type(caught.exception), caught.exception, None)
-      else:
-        notes = "\n".join(caught.exception.__notes__)
-        self.assertIn(str(self.files()[0]), notes)
+      notes = "\n".join(caught.exception.__notes__)
+      self.assertIn(str(self.files()[0]), notes)
       (path,) = self.files()
       jax.clear_caches()
       (found,) = jp.repro.replay(path).calls

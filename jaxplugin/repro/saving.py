@@ -301,7 +301,10 @@ def _decided(
     one = decide(eqn, target)
     decided = () if one.decision is None else (one.decision,)
     return str(one.problem), decided
-  target = target or eqn.params["target"] or targets.detect_target()
+  target = targets.requested(
+    eqn.params["target"],
+    lambda asked: target or asked or targets.detect_target(),
+  )
   problem = eqn.params["problem"]
   found = quantization_backends.explained(
     problem,
