@@ -10,10 +10,8 @@
 // first, 8 bytes of the second]. Processors without smmla do the same with two
 // sdot.
 //
-// A register tile is 4 x 8 sums. 32 values of it need 32 smmla, 24 loads of
-// bytes, and for each block 8 conversions, products of scales and multiply-adds
-// and 6 loads of scales. That is 12.5 products per instruction in blocks of 32,
-// and 9.3 in blocks of 16.
+// A register tile is 4 x 8 sums. The loop over its blocks has 92 instructions for
+// 1024 products in blocks of 32, and 67 for 512 in blocks of 16 (Zig 0.17.1).
 //
 // Roundings (see sums.inl): 8 in the sum of 8 blocks, 1 in the product of two
 // scales, 1 in the total.
