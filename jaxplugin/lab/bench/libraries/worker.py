@@ -8,11 +8,9 @@ reads a line of stdout for each answer. A module with a library calls `serve`.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -24,9 +22,9 @@ import numpy as np
 
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench.peers import verification
+from jaxplugin.runtime import child_process
 
 BLOCK: Final = 32  # number of weights that share a scale
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ def packed(codes: np.ndarray) -> np.ndarray:
 
 def serve(make: Callable[[int], Library]) -> None:
   """Answers requests until stdin ends. argv[1] is the number of threads."""
-  _end_with_parent()
+  child_process.end_with_parent(os.getppid())
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)  # libraries may print
 
@@ -159,9 +157,3 @@ class _Dots:
     end = time.perf_counter()
     self._position = position + 1
     return (end - start) * 1e3
-
-
-def _end_with_parent() -> None:
-  """Ends this process with its parent, also while it is stopped."""
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
