@@ -5,6 +5,7 @@
   python tools/compile_time.py                          # 128 products, 8 GPUs
   python tools/compile_time.py --dots 16 --formats f32 nvfp4
   python tools/compile_time.py --axes explicit    # shardings in types
+  python tools/compile_time.py --logs 64 --rounds 9     # the cost of logs
 
 The step is a chain of matmuls, each with its own weight, and all their
 gradients. The rows of all arrays are split over the GPUs. Each format is
@@ -16,18 +17,25 @@ rounds counts.
 For formats that quantize, the program also prints the bytes that a GPU moves to
 quantize its part of an array along both axes, divided by the part's bytes. The
 kernels of the compiled program read and write these bytes.
+
+--logs measures something else: the time to trace and lower that many different
+matmuls for the local CPU, without logs and with each level. The lines are
+formatted, and dropped.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
+import logging
 import math
 import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -120,6 +128,40 @@ def measure(
   )
 
 
+def log_costs(dots: int, rounds: int) -> dict[str, float]:
+  """Returns the least ms to lower a program of matmuls, by log level.
+
+  Args:
+    dots: number of matmuls, each of another size.
+    rounds: number of times each level is measured. Levels take turns.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  import jaxplugin as jp
+  from jaxplugin.operation import logs
+
+  x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+  ws = [
+    jax.eval_shape(lambda n=n: jp.quantize(jnp.ones((n, 64)), "mxfp8"))
+    for n in range(8, 8 * (dots + 1), 8)
+  ]
+  logger = logging.getLogger("jaxplugin")
+  logger.propagate = False
+  handler = logging.StreamHandler(io.StringIO())
+  found: dict[str, float] = {}
+  for name in ["off", "INFO", "DEBUG"] * (rounds + 1):
+    jax.clear_caches()
+    logs._log_once.cache_clear()
+    logger.handlers = [logging.NullHandler()] if name == "off" else [handler]
+    logger.setLevel(logging.ERROR if name == "off" else name)
+    start = time.perf_counter()
+    jax.jit(lambda x, ws: [jp.linear(x, w) for w in ws]).lower(x, ws)
+    time_ms = (time.perf_counter() - start) * 1e3
+    found[name] = min(found.get(name, math.inf), time_ms)
+  return found
+
+
 def _cpu_seconds() -> float:
   """Returns CPU seconds of this process and of its children that have ended."""
   each = map(
@@ -149,9 +191,17 @@ def main(arguments: Sequence[str]) -> int:
   parser.add_argument("--axes", choices=AXES, default=AXES[0])
   parser.add_argument("--rounds", type=int, default=3)
   parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+  parser.add_argument("--logs", type=int, metavar="MATMULS")
   asked = parser.parse_args(arguments)
   if asked.rounds < 1:
     parser.error(f"--rounds must be at least 1, got {asked.rounds}")
+  if asked.logs is not None:
+    if asked.logs < 1:
+      parser.error(f"--logs must be at least 1, got {asked.logs}")
+    costs = log_costs(asked.logs, asked.rounds)
+    for name, time_ms in costs.items():
+      print(f"{name:6} {time_ms:8.1f} ms {time_ms / costs['off']:5.2f}x")
+    return 0
   how = {
     "dots": asked.dots,
     "devices": asked.devices,

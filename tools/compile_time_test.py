@@ -33,6 +33,11 @@ class CompileTimeTest(absltest.TestCase):
       ],
     )
 
+  def test_logs_are_measured_by_level(self):
+    costs = compile_time.log_costs(2, 1)
+    self.assertEqual([*costs], ["off", "INFO", "DEBUG"])
+    self.assertGreater(min(costs.values()), 0)
+
   @needs_compiler
   @pytest.mark.full
   def test_a_small_step_is_measured(self):

@@ -98,7 +98,9 @@ class Target:
   memory_bandwidth: float | None = None
   cpu_kernels: str | None = None
   missing_libraries: tuple[tuple[str, str], ...] = ()
-  options: options_lib.Options = options_lib.NONE
+  options: options_lib.Options = dataclasses.field(
+    default=options_lib.NONE, repr=False
+  )
 
   def __post_init__(self) -> None:
     version = self.ptxas_version
