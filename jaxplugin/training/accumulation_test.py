@@ -61,7 +61,6 @@ MESHES = {
 
 class MeshTest(parameterized.TestCase):
   @parameterized.parameters(*MESHES)
-  @pytest.mark.sample(5)
   def test_results_are_exact(self, name):
     kind, w_spec, axes, options = MESHES[name]
     mesh = explicit.mesh(self, kind=kind)
