@@ -429,9 +429,13 @@ def product_of_both(
     (getattr(arrays, other), getattr(arrays, constant))
   )
 
+  # The functions below refer to no array, so they do not keep tracers alive.
+  dtype = tangent.dtype
+  rest = arrays._replace(**dict.fromkeys((side, other, constant)))
+
   def merged(x: Any, flat: Sequence[jax.Array]) -> Any:
     array, value = jax.tree.unflatten(tree, flat)
-    return arrays._replace(**{side: x, other: array, constant: value})
+    return rest._replace(**{side: x, other: array, constant: value})
 
   def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
     return quantized(without_surrogates(merged(x, flat)))
@@ -444,7 +448,7 @@ def product_of_both(
   def transposed(g: jax.Array, *flat: jax.Array) -> jax.Array:
     given = merged(None, flat)
     cotangent = transpose(g, given, getattr(given, other))
-    return cotangent.astype(tangent.dtype)
+    return cotangent.astype(dtype)
 
   if keeps_rule:
     return _by_rule(

@@ -210,6 +210,15 @@ class GradientTest(parameterized.TestCase):
         # The derivatives by the scale are larger than those by numbers near 1.
         assert_near(a, e, 4 * TOLERANCE * max(1, np.abs(e).max() / 16))
 
+  def test_derivatives_keep_no_tracers_alive(self):
+    def loss(x, scale, w):
+      w_q = quantize(w, jp.NVFP4)
+      return jp.block_scaled_dot(x, w_q, global_scale=scale).sum()
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    with jax.checking_leaks():
+      jax.jit(lambda *x: jax.jvp(gradient, x, x)).trace(X, FACTOR, W)
+
   def test_first_gradients_have_the_bits_without_a_surrogate(self):
     for dtype in (np.float32, jnp.bfloat16):
       x, g = jnp.asarray(X, dtype), jnp.asarray(G, dtype)
