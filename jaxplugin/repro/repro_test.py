@@ -15,6 +15,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -128,6 +129,7 @@ class BisectTest(ReproTestCase):
     (RAGGED, "ragged", lambda problem: True),
     (DEQUANTIZE, "dequantize", lambda problem: True),
   )
+  @pytest.mark.sample(3)
   def test_first_wrong_call_is_named(self, number, operation, is_meant):
     def change(x):
       return x.at[(0,) * x.ndim].set(jnp.asarray(1e3, x.dtype))
