@@ -85,24 +85,38 @@ def matmul_of_m_kernel(
 ):
   """Computes `matmul_kernel` for m rows, which it reads: m is i32[1].
 
-  Grid: any number of programs. Program i computes the tiles i, i + programs,
-  and so on.
+  Grid: `TILING.programs`, each for one tile. For any m it is any number of
+  programs, and program i computes the tiles i, i + programs, and so on.
   """
+  left, right = (lhs, lhs_scale), (rhs, rhs_scale, layer)
+  epilogue = (global_scale, second_global_scale, bias, residual)
   rows = tl.load(m)
   tiles_m = tl.cdiv(rows, TILING.config.block_m)
   num_tiles = tiles_m * TILING.tiles_n * TILING.config.split_k
-  for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-    plane, batch, row, column, k = tiles.position_of(tile, tiles_m, TILING)
-    matrix = tiles.matrix_of_rhs(batch, layer, TILING)
-    acc = accumulation.accumulate(
-      (lhs, lhs_scale, batch, (row, rows)),
-      (rhs, rhs_scale, matrix, column),
-      k,
-      TILING,
-    )
-    position = (plane, batch, (row, rows), column, k)
-    epilogue = (global_scale, second_global_scale, bias, residual)
-    epilogues.store_tile(acc, position, epilogue, out, TILING)
+  # A loop needs 40 more registers (sm_90), because its invariants stay alive.
+  if TILING.shape.is_for_any_m:
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+      _multiply_tile(tile, rows, left, right, epilogue, out, TILING)
+  else:
+    tile = tl.program_id(0)
+    if tile < num_tiles:
+      _multiply_tile(tile, rows, left, right, epilogue, out, TILING)
+
+
+@triton.jit
+def _multiply_tile(tile, rows, lhs, rhs, epilogue, out, TILING: tl.constexpr):
+  """Computes one tile of `rows` rows, by its number."""
+  tiles_m = tl.cdiv(rows, TILING.config.block_m)
+  plane, batch, row, column, k = tiles.position_of(tile, tiles_m, TILING)
+  matrix = tiles.matrix_of_rhs(batch, rhs[2], TILING)
+  acc = accumulation.accumulate(
+    (lhs[0], lhs[1], batch, (row, rows)),
+    (rhs[0], rhs[1], matrix, column),
+    k,
+    TILING,
+  )
+  position = (plane, batch, (row, rows), column, k)
+  epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("reduce"))

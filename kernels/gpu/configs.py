@@ -26,6 +26,10 @@ FORMATS: Final = (*BLOCK_FORMATS, *PLAIN_BYTES)
 _PIECES: Final = {"f16": 2, "f32": 3}
 ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
 
+# Kernels that read m from an array are planned for these m. The last one is for
+# all larger m.
+PLANNED_M: Final = (16, 64, 256, 1024, 4096)
+
 WORD_BYTES: Final = 4
 VALUES_PER_WORD: Final = 8  # FP4 values
 INTERLEAVED_UNIT: Final = 16  # values that share two words
@@ -233,8 +237,8 @@ class MatmulShape:
       batch is then 1, and the first stride of rhs is the distance between two
       matrices. None if rhs is [batch, n, k].
     may_round_sums: whether sums over a block may have fewer bits than f32.
-    reads_m: whether kernels read m from an array. They compute any m, and `m`
-      is the number of rows that they are planned for. The batch is then 1.
+    reads_m: whether kernels read m from an array. They compute up to `m` rows,
+      or any number if `is_for_any_m`. The batch is then 1.
   """
 
   batch: int
@@ -253,6 +257,11 @@ class MatmulShape:
   layers: int | None = None
   may_round_sums: bool = False
   reads_m: bool = False
+
+  @property
+  def is_for_any_m(self) -> bool:
+    """Whether a shape is planned for the last one of `PLANNED_M`."""
+    return self.reads_m and self.m >= PLANNED_M[-1]
 
   def __str__(self) -> str:
     return (

@@ -21,9 +21,6 @@ Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
 MatmulShape = configs.MatmulShape
 
-# Kernels that read m from an array are planned for these m. The last one is for
-# all larger m.
-PLANNED_M: Final = (16, 64, 256, 1024, 4096)
 SMALL_M: Final = 64  # Up to this m, reading the weight bounds the time.
 _WIDE_M: Final = 32  # rows up to which a tile may be wider in n than in k
 # Shared memory for tiles of 128 x 128 x 128 in three stages.
@@ -287,11 +284,6 @@ def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
       return
 
 
-def is_for_any_m(shape: MatmulShape) -> bool:
-  """Returns whether a shape is the last one of `PLANNED_M`."""
-  return shape.reads_m and shape.m >= PLANNED_M[-1]
-
-
 def most_programs(
   config: MatmulConfig, shape: MatmulShape, core_count: int
 ) -> int:
@@ -320,7 +312,7 @@ def _with_split(
   share of writing and reading the parts. Among nearly equal splits it takes the
   one with the fewest idle cores at the end, then the one with the fewest parts.
   """
-  if is_for_any_m(shape):
+  if shape.is_for_any_m:
     return config  # The parts of all rows could fill the memory.
   tiling = configs.Tiling(shape=shape, config=config)
   programs, steps = tiling.programs, tiling.steps

@@ -33,7 +33,7 @@ from jaxplugin.dot.backends import modelled
 from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import configs
 from jaxplugin.operation import choice
 from jaxplugin.plugins import adapters
 from jaxplugin.plugins import discovery
@@ -301,7 +301,7 @@ def emit(
     )
     for planned, found in _cases(decision, problem, target)
   ]
-  return choice.by_size(m, tiles_by_rule.PLANNED_M, cases)
+  return choice.by_size(m, configs.PLANNED_M, cases)
 
 
 def validate_name(requested: str | None) -> None:

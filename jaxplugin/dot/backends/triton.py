@@ -101,7 +101,7 @@ def planned(problem: problems.DotProblem) -> tuple[problems.DotProblem, ...]:
   """Returns the problems that kernels are planned for.
 
   It is the problem itself. If m is symbolic, it is a problem for each of
-  `tiles_by_rule.PLANNED_M`, whose kernels read m. lhs is then row-major, with
+  `configs.PLANNED_M`, whose kernels read m. lhs is then row-major, with
   a linear scale.
   """
   if problem.m is not None:
@@ -114,7 +114,7 @@ def planned(problem: problems.DotProblem) -> tuple[problems.DotProblem, ...]:
   )
   return tuple(
     dataclasses.replace(problem, m=m, lhs=lhs, reads_m=True)
-    for m in tiles_by_rule.PLANNED_M
+    for m in configs.PLANNED_M
   )
 
 
@@ -497,7 +497,7 @@ def _launches(
       )
     config = config_of(fields)
   found = matmul_plans.plan(shape, config, architecture)
-  if not tiles_by_rule.is_for_any_m(shape):
+  if not shape.is_for_any_m:
     return found
   most = tiles_by_rule.most_programs(config, shape, target.core_count or 1)
   return tuple(

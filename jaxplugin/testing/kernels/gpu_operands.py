@@ -375,7 +375,7 @@ def run(
   """The product that the kernels compute in the interpreter.
 
   With a layer the batches of rhs are layers, and this one is meant. With
-  planned_m, kernels read m, and their grid is that of planned_m rows.
+  planned_m, kernels read m. If they are for any m, there are three programs.
   """
   shape = shape_of(lhs, rhs, epilogue, out_dtype, layer)
   arrays = arrays_of(lhs, rhs, epilogue, layer)
@@ -384,7 +384,10 @@ def run(
     shape = dataclasses.replace(shape, m=planned_m, reads_m=True)
     arrays["m"] = np.array([m], np.int32)
   launches = [
-    launch.with_size(m)
+    dataclasses.replace(
+      launch.with_size(m),
+      grid=min(launch.grid, 3) if shape.is_for_any_m else launch.grid,
+    )
     for launch in matmul_plans.plan(
       shape, config, architectures.by_name(architecture)
     )

@@ -143,10 +143,10 @@ class DefaultConfigTest(Case):
     self.assertEqual(product.config.path == "native", is_native)
 
   @parameterized.parameters(
-    ("sm_80", "mxfp8", "mxfp8", 16, (1, 17)),
-    ("sm_90", "bf16", "nvfp4", 16, (1, 17)),
+    ("sm_80", "mxfp8", "mxfp8", 64, (1, 17, 64)),
+    ("sm_90", "bf16", "nvfp4", 16, (1, 16)),
     ("sm_90", "bf16", "nvfp4", 4096, (1, 17, 4096)),
-    ("sm_100", "mxfp8", "mxfp8", 256, (1, 17, 300)),
+    ("sm_100", "mxfp8", "mxfp8", 256, (1, 17, 250)),
   )
   def test_one_kernel_computes_any_m(self, architecture, lhs, rhs, planned, ms):
     kernels = set()
