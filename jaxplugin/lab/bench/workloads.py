@@ -288,17 +288,17 @@ def _parse_row(item: str) -> BenchRow:
     )
   sizes: dict[str, Any] = {n: int(x) for n, x in found.groupdict().items()}
   if 0 in sizes.values():
-    raise ValueError(f"bench: sizes must be at least 1, got {item!r}")
+    raise ValueError(f"sizes must be at least 1, got {item!r}")
   formats = _EXPERTS_FORMATS if kind == "experts" else FORMATS
   row = BenchRow(kind=kind, formats=formats, **sizes)
   if row.top > row.experts:
     raise ValueError(
-      f"bench: a token must have at most {row.experts} experts, got {item!r}"
+      f"a token must have at most {row.experts} experts, got {item!r}"
     )
   if kind in ("decoder", "training") and row.k % HEAD_SIZE:
     what = "decoder" if kind == "decoder" else "block"
     raise ValueError(
-      f"bench: channels of a {what} must be a multiple of {HEAD_SIZE}, got"
+      f"channels of a {what} must be a multiple of {HEAD_SIZE}, got"
       f" {row.k} in {item!r}"
     )
   return row
@@ -309,7 +309,7 @@ def parse_sizes(option: str, text: str) -> tuple[int, ...]:
   items = _items(option, text)
   if not all(item.isdecimal() and int(item) > 0 for item in items):
     raise ValueError(
-      f"bench: {option} must be positive integers as 1,4,16, got {text!r}"
+      f"{option} must be positive integers as 1,4,16, got {text!r}"
     )
   return tuple(map(int, items))
 
@@ -343,7 +343,7 @@ def _parse_pair(item: str) -> Pair:
     )
   plain = [side for side in sides if side in PLAIN_DTYPES]
   if len(plain) == 2:
-    raise ValueError(f"bench: one side must be quantized, got {item!r}")
+    raise ValueError(f"one side must be quantized, got {item!r}")
   name = sides[0] if sides[0] == sides[1] else "x".join(sides)
   return Pair(
     name=name,
@@ -356,7 +356,7 @@ def _parse_pair(item: str) -> Pair:
 def _items(option: str, text: str) -> list[str]:
   items = [item.strip().lower() for item in text.split(",")]
   if not all(items):
-    raise ValueError(f"bench: {option} has an empty item: {text!r}")
+    raise ValueError(f"{option} has an empty item: {text!r}")
   return items
 
 
@@ -365,21 +365,17 @@ def check(row: BenchRow, pair: Pair) -> None:
   if row.kind == "startup":
     return
   if row.kind in ("decoder", "experts") and pair.rhs is None:
-    raise ValueError(f"bench: weights of {row} must be quantized, got {pair}")
+    raise ValueError(f"weights of {row} must be quantized, got {pair}")
   if row.kind == "training" and pair.name not in FORMATS.split(","):
-    raise ValueError(
-      f"bench: formats of {row} must be among {FORMATS}, got {pair}"
-    )
+    raise ValueError(f"formats of {row} must be among {FORMATS}, got {pair}")
   sides = [side for side in (pair.lhs, pair.rhs) if side is not None]
   if row.kind != "dot" and not all(side.is_known for side in sides):
     known = ", ".join(format.name for format in formats.KNOWN)
-    raise ValueError(
-      f"bench: formats of {row} must be among {known}, got {pair}"
-    )
+    raise ValueError(f"formats of {row} must be among {known}, got {pair}")
   # A layer contracts its k channels, and the n channels of its MLP.
   for k in (row.k, row.n) if row.kind in ("decoder", "training") else (row.k,):
     if k % pair.block_size:
       raise ValueError(
-        f"bench: k of {row} must be a multiple of {pair.block_size} for"
+        f"k of {row} must be a multiple of {pair.block_size} for"
         f" {pair}, got k={k}"
       )
