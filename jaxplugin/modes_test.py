@@ -432,6 +432,12 @@ def quantize_dots(x, stack, key):
   return results
 
 
+@entry("training.accumulate", args=(W, X))
+def sums_of_microbatches(w, x):
+  loss = lambda w, x: jp.linear(jp.quantize(x, jp.MXFP8), w).mean()
+  return jp.training.accumulate(loss, 2)(w, x)
+
+
 @entry("training.ragged_dot_general", args=(X, STACK, SIZES), has_key=True)
 def training_ragged(x, stack, sizes, key):
   results = []
@@ -615,6 +621,7 @@ NOT_HERE = {
   "export": "it lowers a program for other devices",
   "info": READS,
   "named_target": READS,
+  "options": SETS,
   "register_backend": SETS,
   "register_flax_serialization": SETS,
   "rewrite": READS,

@@ -183,6 +183,10 @@ def compile_dot(
       f"compile: triton does not support {problem} on {target}:"
       f" {refusal.reason}"
     )
+  if problem.m is None:  # an exported module has kernels for several ranges
+    raise NotImplementedError(
+      f"compile: needs static sizes, got a symbolic m in {problem}. Pass m."
+    )
   try:
     compile_lib = importlib.import_module("jaxplugin.lab.inspection.compile")
     matmul = importlib.import_module(
