@@ -43,8 +43,8 @@ from jaxplugin.operation import primitive
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
 _F32: Final = np.dtype(np.float32)
-# From here on XLA's dot of two matrices is faster (Zen 5, 2026-11).
-_MOST_ROWS: Final = 16
+# With more rows, XLA's dot of two matrices is faster (Zen 5, 2026-11).
+MOST_ROWS: Final = 16
 
 
 def terms(
@@ -182,7 +182,7 @@ class _Total(alternatives.Forms):
     call = self._flat(context.avals_in[:-1])
     problem = call.problem()
     rows = math.prod(shapes[0][:-1])
-    if rows > _MOST_ROWS or cpu_configs.is_turned(rows, problem.n):
+    if rows > MOST_ROWS or cpu_configs.is_turned(rows, problem.n):
       return None
     decision = backends.choose(
       problem, context.target, call.implementation, overlay=call.overlay

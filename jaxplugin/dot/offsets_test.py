@@ -320,6 +320,18 @@ PRODUCTS = {
     ),
     lambda w: np.maximum(X @ w[1].T + 1, 0),
   ),
+  "layer and many rows": (
+    jax.jit(
+      lambda w: jp.linear(
+        jnp.repeat(X, 17, 0),
+        w,
+        layer=1,
+        bias=jnp.ones((3, 16)),
+        activation="relu",
+      )
+    ),
+    lambda w: np.maximum(np.repeat(X, 17, 0) @ w[1].T + 1, 0),
+  ),
   "layer in a scan": (
     jax.jit(
       lambda w: jax.lax.map(lambda i: jp.linear(X, w, layer=i), jnp.arange(3))

@@ -22,6 +22,9 @@ import jax.numpy as jnp
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
+from jaxplugin.dot import epilogue
+from jaxplugin.dot import offsets
+from jaxplugin.dot import reference
 from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive
@@ -141,5 +144,36 @@ def _in_place(
     x = x.reshape(math.prod(lead), x.shape[-1])
   layers, n, _ = stack.shape
   sizes = jnp.where(jnp.arange(layers, dtype=jnp.int32) == layer, x.shape[0], 0)
-  result = ragged.ragged_dot(x, stack, sizes, bias=bias, **options)
+  if stack.offset is None or x.shape[0] <= offsets.MOST_ROWS:
+    result = ragged.ragged_dot(x, stack, sizes, bias=bias, **options)
+  else:
+    result = _many_rows(x, stack, sizes, layer, bias, **options)
   return result.reshape(*lead, n)
+
+
+def _many_rows(
+  x: Any,
+  stack: scaled_array.ScaledArray,
+  sizes: jax.Array,
+  layer: Any,
+  bias: Any,
+  *,
+  activation: Any,
+  preferred_element_type: Any,
+  **options: Any,
+) -> jax.Array:
+  """Adds the offsets of a layer by XLA's dot."""
+  result = ragged.ragged_dot(x, stack.without_offset(), sizes, **options)
+  own = stack[layer]
+  plain = x.dequantize() if isinstance(x, scaled_array.ScaledArray) else x
+  block_size = own.format.along(plain.shape[1]).block_size
+  with jax.named_scope(offsets.SCOPE):
+    result += reference.plain_dot(
+      offsets.block_sums(plain, 1, block_size),
+      offsets.terms(own.scale, own.offset, own.format),
+      (((1,), (1,)), ((), ())),
+      jnp.float32,
+    )
+  if bias is not None:
+    result += bias[layer].astype(jnp.float32)
+  return epilogue.activate(result, activation).astype(preferred_element_type)
