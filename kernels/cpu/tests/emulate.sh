@@ -15,9 +15,10 @@
 #
 # The exit status is 69 if the compiler or the emulator is missing.
 set -eu
-cd "$(dirname "$0")"
 machine=${1:-avx512}
 python=${2:-python3}
+if [ -x "$python" ]; then python=$(realpath --no-symlinks "$python"); fi
+cd "$(dirname "$0")"
 shift $(($# < 2 ? $# : 2))
 
 need() {
