@@ -14,9 +14,10 @@
 # With EMULATE_AVX512=ON the emulated AVX-512 kernels are tested too (see
 # emulate.sh).
 set -eu
-cd "$(dirname "$0")"
 sanitize=${1:-address,undefined}
 python=${2:-python3}
+if [ -x "$python" ]; then python=$(realpath --no-symlinks "$python"); fi
+cd "$(dirname "$0")"
 shift $(($# < 2 ? $# : 2))
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
