@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import arguments
@@ -85,7 +86,7 @@ def with_offset(
   arrays = call.bare().arrays()
   rows = tuple(name for name in ("lhs", "lhs_scale") if name in arrays)
   names = (*rows, *(name for name in arrays if name not in rows))
-  total = _Total(
+  total = _DotWithOffset(
     call=call.bare().form(),
     names=names,
     rows=len(rows),
@@ -107,12 +108,16 @@ def with_offset(
 
 
 def _has_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
-  """Whether a kernel may add the offset on some device."""
+  """Whether a kernel may add the offset on some device.
+
+  A swizzled scale of lhs has padded rows, which cannot be merged.
+  """
   k = call.lhs.values.ndim - 1
   return (
     offset.name == "rhs"
     and call.dimension_numbers == (((k,), (1,)), ((), ()))
     and call.rhs.values.ndim == 2
+    and call.lhs.scale_layout == layouts.LINEAR
     and call.implementation in (None, cpu.BACKEND.name)
     and not derivatives.is_explicit(call.lhs.values)
     and not any(0 in array.shape for array in call.flatten())
@@ -120,7 +125,7 @@ def _has_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Total(alternatives.Forms):
+class _DotWithOffset(alternatives.Forms):
   """The sum of both dots, without an epilogue.
 
   Its operands are the arrays of the call and the offset.

@@ -307,6 +307,9 @@ ARRAYS = {
     lambda w: w[0].T,
   ),
 }
+SWIZZLED = jp.quantize(
+  X.reshape(2, 2, 256), jp.MXFP8, scale_layout="swizzled_128x4"
+)
 PRODUCTS = {
   "matmul": (lambda w: X @ w[0].T, lambda w: X @ w[0].T),
   "matmul from the left": (lambda w: w[0] @ X.T, lambda w: w[0] @ X.T),
@@ -319,6 +322,13 @@ PRODUCTS = {
       )
     ),
     lambda w: np.maximum(X @ w[1].T + 1, 0),
+  ),
+  "swizzled rows": (
+    lambda w: [
+      jax.jit(f)(SWIZZLED, w[0])
+      for f in (jp.linear, jax.vmap(jp.linear, (0, None)))
+    ],
+    lambda w: [plain(SWIZZLED) @ w[0].T] * 2,
   ),
   "layer and many rows": (
     jax.jit(
@@ -343,7 +353,7 @@ PRODUCTS = {
     lambda w: plain(jp.quantize(X, "int8_row")) @ w[1].T,
   ),
   "ragged": (lambda w: jp.ragged_dot(X, w, SIZES), ragged),
-  "ragged by operations": (
+  "ragged of the xla backend": (
     lambda w: jp.ragged_dot(X, w, SIZES, implementation="xla"),
     ragged,
   ),

@@ -184,7 +184,9 @@ def _dot(
   if offset is None:
     return bind(call)
   bare = call.bare()
-  total = _Total(call=bare.form(), side=offset.name, format=offset.format)
+  total = _RaggedDotWithOffset(
+    call=bare.form(), side=offset.name, format=offset.format
+  )
   if offset.name == "rhs" and call.implementation in (None, cpu.BACKEND.name):
     result = alternatives.compute(total, *bare.flatten(), offset.array)
   else:
@@ -193,7 +195,7 @@ def _dot(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Total(alternatives.Forms):
+class _RaggedDotWithOffset(alternatives.Forms):
   """The dot of stored values plus that of offsets, without an epilogue.
 
   Its operands are the arrays of the call and the offset.

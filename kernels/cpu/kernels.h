@@ -49,9 +49,9 @@ struct Operand {
   // Row r has row (r + scale_start) >> scale_shift of `scale`.
   int scale_shift;
   int64_t scale_start;
-  // What each value of a block has beside code * scale: a zero point adds
-  // (code_offset - zero point) * scale, and a minimum adds
-  // code_offset * scale + minimum. Kernels read it only in AddOffsets.
+  // The zero point or minimum of each block. A value is code * scale, plus
+  // (code_offset - zero point) * scale or code_offset * scale + minimum. Only
+  // AddOffsets reads it.
   const uint8_t* offset;  // [rows, scale_cols]; null: none
   OffsetKind offset_kind;
   float code_offset;

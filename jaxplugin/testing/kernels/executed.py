@@ -63,7 +63,7 @@ class Product:
   ptxas_version: tuple[int, ...] | None = None
 
   def with_planned_m(self, m: int) -> Product:
-    """Returns the product by kernels that read m and are planned for `m`."""
+    """Returns the product of kernels that read m, with the plan for `m`."""
     lhs = self.shape.lhs
     of_scale = lhs.scale_strides and (0, *lhs.scale_strides[1:])
     # The strides of the batch depend on m, and the kernel does not.

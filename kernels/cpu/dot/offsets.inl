@@ -66,8 +66,8 @@ JAXPLUGIN_ALWAYS_INLINE float TotalOfEight(const Eight& x) {
 // error of 87 units of the contract.
 constexpr int64_t kPlainSums = 8;
 
-// Writes the terms of a row of weights: what each value of a block has beside
-// code * scale. Zeros follow up to a multiple of kTermsMultiple.
+// Writes the terms of a row of weights. A value is code * scale plus the term of
+// its block. Zeros follow up to a multiple of kTermsMultiple.
 template <OffsetKind kScale, OffsetKind kOffset>
 JAXPLUGIN_ALWAYS_INLINE void TermsOf(const Operand& weights, int64_t row,
                                      float* terms) {

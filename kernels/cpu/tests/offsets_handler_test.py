@@ -80,7 +80,7 @@ class Case:
   def assert_within(self, found, rows=slice(None)):
     exact, magnitude = self.exact()
     error = np.abs(np.asarray(found, np.float64) - exact)[..., rows, :]
-    limit = 2 * testing.DOT_ERROR * magnitude[..., rows, :] + 1e-30
+    limit = testing.DOT_ERROR * magnitude[..., rows, :] + 1e-30
     np.testing.assert_array_less(error, limit)
 
 
@@ -164,7 +164,7 @@ class OffsetsTest(parameterized.TestCase):
     exact, magnitude = case.exact()
     for group, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
       error = np.abs(found[start:end] - exact[group, start:end])
-      limit = 2 * testing.DOT_ERROR * magnitude[group, start:end] + 1e-30
+      limit = testing.DOT_ERROR * magnitude[group, start:end] + 1e-30
       np.testing.assert_array_less(error, limit)
     np.testing.assert_array_equal(found[ends[-1] :], 0)
 

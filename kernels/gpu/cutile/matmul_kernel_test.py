@@ -94,7 +94,7 @@ class KernelTest(parameterized.TestCase):
     contract.assert_within(found, *expected, F32)
 
   def test_two_rows_of_tiles_come_before_the_next_column(self):
-    # 5 x 3 tiles in groups of two rows, of which the last has one.
+    # 5 x 3 tiles in groups of two rows; the last group has one row.
     of_program = tile_language.kernels()._tile_of_program
     tiles = [of_program(i, 637, 384, 128, 128, 2) for i in range(16)]
     self.assertEqual(tiles[:4], [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)])
