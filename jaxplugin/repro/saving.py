@@ -217,11 +217,12 @@ def _traced(
     ]
 
   closed = jax.make_jaxpr(flat)(*arrays)
+  types: list[Any] = closed.in_avals
   arrays = [
     x
     if isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
-    else np.asarray(x, v.aval.dtype)
-    for v, x in zip(closed.jaxpr.invars, arrays, strict=True)
+    else np.asarray(x, aval.dtype)
+    for aval, x in zip(types, arrays, strict=True)
   ]
   paths = [jax.tree_util.keystr(found[i][0]) for i in places]
   return closed, arrays, paths
