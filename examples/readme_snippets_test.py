@@ -115,7 +115,3 @@ class ReaderTest(absltest.TestCase):
       self.assertEqual((frame.filename, frame.lineno), (str(README), 41))
     else:
       self.fail("nothing raised")
-
-
-if __name__ == "__main__":
-  absltest.main()

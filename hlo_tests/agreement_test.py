@@ -31,7 +31,6 @@ import dots
 import jax
 import pytest
 import tool
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -348,7 +347,3 @@ class AgreementTest(parameterized.TestCase):
     self.assertNotEmpty(found)
     self.assertIn(words, "\n".join(found))
     self.assertIn("call: --target", found[0])
-
-
-if __name__ == "__main__":
-  absltest.main()

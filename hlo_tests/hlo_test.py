@@ -230,7 +230,3 @@ class LitTest(absltest.TestCase):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("PASS: hlo_tests :: emitted/" + name, done.stdout)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -454,7 +454,3 @@ class InstalledTest(absltest.TestCase):
       [numbers.sub("", x) for x in attributes(lowered(x, x).as_text())],
       [numbers.sub("", x) for x in attributes(theirs.as_text())],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -151,7 +151,3 @@ class ErrorWordsTest(absltest.TestCase):
       self.assertNotIn(_DIGITS, str(error))
       return True
     return False
-
-
-if __name__ == "__main__":
-  absltest.main()

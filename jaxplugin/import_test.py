@@ -312,7 +312,3 @@ class InstalledFilesTest(absltest.TestCase):
     self.assertNotIn("kernels", {file.parts[0] for file in files})
     library = importlib.import_module("jaxplugin.kernels.cpu.library")
     self.assertEqual(library.__name__, "jaxplugin.kernels.cpu.library")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -292,7 +292,3 @@ class PlantedViolationTest(absltest.TestCase):
         "tiles.py imports jaxplugin.kernels.testing",
       ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -22,7 +22,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 
@@ -795,7 +794,3 @@ class IntegersTest(parameterized.TestCase):
     largest = np.array([20, min(np.iinfo(dtype).max, 2**40)], dtype)
     want = jp.ragged_dot(X, w_q, np.array([20, M - 20]))
     np.testing.assert_array_equal(jp.ragged_dot(X, w_q, largest), want)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 
@@ -279,7 +278,3 @@ class SizesTest(parameterized.TestCase):
       count = k if b else 0, n if b else 0
       for x, shape, want in zip(got, ((m, n), (m, k)), count, strict=True):
         np.testing.assert_array_equal(x, np.full((2, *shape), want, np.float32))
-
-
-if __name__ == "__main__":
-  absltest.main()

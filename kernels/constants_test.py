@@ -12,7 +12,6 @@ from unittest import mock
 
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
@@ -151,7 +150,3 @@ class KernelConstantTest(parameterized.TestCase):
         quantize_config.QuantizeConstant,
       },
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -129,7 +129,3 @@ class DescriptorTest(parameterized.TestCase):
       message = "None" if k else r"sizes must be positive, got \(1, 64, 0\)"
       error = descriptors.descriptor_error(descriptor, 1)
       self.assertRegex(str(error), message)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import dataclasses
 
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import formats
@@ -169,7 +168,3 @@ class FormatTest(parameterized.TestCase):
       self.assertEqual(hash(dataclasses.replace(record)), hash(record))
       with self.assertRaises(dataclasses.FrozenInstanceError):
         record.name = "other"
-
-
-if __name__ == "__main__":
-  absltest.main()

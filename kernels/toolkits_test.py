@@ -161,7 +161,3 @@ class XlaTest(Case):
 
   def test_one_of_a_toolkit_where_path_has_none(self):
     self.assert_agrees("/usr/bin:/bin")
-
-
-if __name__ == "__main__":
-  absltest.main()

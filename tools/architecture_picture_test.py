@@ -50,7 +50,3 @@ class ArchitecturePictureTest(absltest.TestCase):
       for package in box:
         for name in architecture_picture.imports(package):
           self.assertIn(name, {*box}.union(*reached))
-
-
-if __name__ == "__main__":
-  absltest.main()

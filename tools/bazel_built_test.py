@@ -41,7 +41,3 @@ class BuiltTest(absltest.TestCase):
     self.assertIn("bazel-out", path.parts)
     cpu_library.register()
     self.assertEqual(jp.detect_target("cpu").missing_libraries, ())
-
-
-if __name__ == "__main__":
-  absltest.main()

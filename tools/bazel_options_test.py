@@ -96,7 +96,3 @@ class BazelOptionsTest(absltest.TestCase):
     self.assertContainsSubset({"ffi", "isa", "dot/baseline"}, set(expected))
     for name, options in expected.items():
       self.assertEqual(bazel_options(name, given), options, name)
-
-
-if __name__ == "__main__":
-  absltest.main()

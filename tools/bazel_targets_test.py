@@ -234,7 +234,3 @@ class PlantedFileTest(absltest.TestCase):
     self.write(kernels__BUILD_bazel="py_library(name = f(1) if 1 else 2)")
     with self.assertRaisesRegex(SyntaxError, r"kernels/BUILD.bazel: f\(1\) if"):
       untargeted(self.root)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -22,7 +22,3 @@ class CompatibilityTableTest(absltest.TestCase):
     self.assertIn("cuDNN 9.12 | cudnn | triton | cudnn, global scale", table)
     self.assertIn("| b200, cuDNN 9.9 | triton | triton | triton |", table)
     self.assertIn("| CPU, kernels not built | xla | xla |", table)
-
-
-if __name__ == "__main__":
-  absltest.main()

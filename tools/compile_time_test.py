@@ -57,7 +57,3 @@ class CompileTimeTest(absltest.TestCase):
     # value, and a scale for each block, are written twice.
     self.assertGreater(int(quantized[4]), 5)
     self.assertEqual(quantized[5], f"{1 + (1 + 1 / 32):.2f}x")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -87,7 +87,3 @@ class DecisionPictureTest(absltest.TestCase):
         decision_picture.decide(call, target).implementation, "xla"
       )
     self.assertIn("mi355x: MXFP8 x MXFP8 xla", decision_picture.description())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -331,7 +331,3 @@ class BuildTest(absltest.TestCase):
   def test_importing_the_pages_needs_no_sphinx(self):
     code = "import sys, site_pages; sys.exit('sphinx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -154,7 +154,3 @@ class ReaderTest(absltest.TestCase):
     self.assertLen(faults_of_form(f"Returns x.\n\n{formula}" + "b " * 251), 1)
     self.assertLen(faults_of_form("Returns " + "x" * 64 + "."), 1)
     self.assertLen(faults_of_form("Returns x\nand y."), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

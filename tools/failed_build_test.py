@@ -109,7 +109,3 @@ class FailedBuildTest(parameterized.TestCase):
     path = self.folder / "toolchain.cmake"
     path.write_text(f'set(CMAKE_CXX_COMPILER "{compiler}")\n')
     return path
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import re
 import xml.etree.ElementTree
 
 import figures
-from absl.testing import absltest
 from absl.testing import parameterized
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -76,7 +75,3 @@ class FiguresTest(parameterized.TestCase):
     for position, (row, column) in enumerate(labels):
       row, column = int(row), int(column)
       self.assertEqual(position, 16 * (row % 32) + 4 * (row // 32) + column)
-
-
-if __name__ == "__main__":
-  absltest.main()

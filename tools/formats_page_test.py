@@ -46,7 +46,3 @@ class FormatsPageTest(absltest.TestCase):
           format.values_encoding.max + format.code_offset,
         )
         self.assertEqual((bits, sqnr), measured(format))
-
-
-if __name__ == "__main__":
-  absltest.main()

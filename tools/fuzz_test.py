@@ -10,7 +10,6 @@ from unittest import mock
 import fuzz
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -65,7 +64,3 @@ class FuzzTest(parameterized.TestCase):
     ):
       run("--case", "3")
     self.assertIn("--case needs one --only", err.getvalue())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -122,7 +122,3 @@ class SkipsTest(absltest.TestCase):
     ]
     kept = conftest.without_repeated_skips(items)
     self.assertEqual([item.name for item in kept], ["a", "c", "e", "f"])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -68,7 +68,3 @@ class PackagedTablesTest(absltest.TestCase):
           else ["tune", *piece[2:], "--dry-run", "--json"]
         )
       self.assertEqual(status, 0, out.getvalue())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -56,7 +56,3 @@ class PlanTablesTest(absltest.TestCase):
     (found,) = plan_tables.run(f"{command} --formats bf16")
     weights = (4 * 1024**2 + 3 * 1024 * 4096) * 2
     self.assertEqual(found.received, 2 * weights * 7 / 8)
-
-
-if __name__ == "__main__":
-  absltest.main()

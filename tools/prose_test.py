@@ -14,7 +14,6 @@ import re
 import sys
 from typing import NamedTuple
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
@@ -259,7 +258,3 @@ class PhrasesTest(parameterized.TestCase):
       ["jaxplugin.quantize", "jaxplugin.ScaledArray.dequantize"], names
     )
     self.assertIn(ROOT / "jaxplugin" / "dot" / "api.py", sources())
-
-
-if __name__ == "__main__":
-  absltest.main()

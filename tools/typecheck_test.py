@@ -65,7 +65,3 @@ class TypecheckTest(absltest.TestCase):
       ("jaxplugin/dot.py:2: error: no jaxplugin/kernels/a.py", None),
     ):
       self.assertEqual(typecheck.in_checkout(line, self.root), expected or line)
-
-
-if __name__ == "__main__":
-  absltest.main()

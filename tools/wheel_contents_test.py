@@ -248,7 +248,3 @@ class DirectoryTest(absltest.TestCase):
     (folder / "jaxplugin-1.2-py3-none-manylinux_2_28_aarch64.whl").unlink()
     (found,) = wheel_contents.faults(folder, self.root)
     self.assertIn("got 1 and 2: any, x86_64", found)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -51,7 +51,3 @@ class ExpertsTableTest(absltest.TestCase):
         "| a layer, bf16 x | 8 | NVFP4 | 3000 |  |  |  |  |  |  | 25 |",
       ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

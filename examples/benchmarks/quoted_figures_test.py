@@ -292,7 +292,3 @@ class PagesTest(absltest.TestCase):
         f" {ours['q3']:.2f} | {jax['median']:.0f} |",
         page.splitlines(),
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

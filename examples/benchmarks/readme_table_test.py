@@ -200,7 +200,3 @@ class ReadmeTableTest(absltest.TestCase):
       bench_results.run(bench_results.row(variant("cpu", 2)))
     )
     self.assertNotIn("limit", table[0])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -128,7 +128,3 @@ def is_running(pid):
     return False
   # One that has ended stays until whoever inherited it looks.
   return b") Z " not in pathlib.Path(f"/proc/{pid}/stat").read_bytes()
-
-
-if __name__ == "__main__":
-  absltest.main()

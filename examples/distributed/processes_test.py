@@ -68,7 +68,3 @@ class TwoProcessesTest(absltest.TestCase):
 class FourProcessesTest(TwoProcessesTest):
   PROCESSES = 4
   FORMATS = agreement.FORMATS
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -40,7 +40,3 @@ class TrainTest(absltest.TestCase):
       [*found.values()], [*expected.values()], rtol=RELATIVE_TOLERANCE
     )
     self.assertLess(found[4], 0.7 * found[0])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import moe
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -145,8 +144,3 @@ class ExpertParallelTest(parameterized.TestCase):
     self.assertGreater(count, 0)
     self.assertEqual(int(left_out), count)
     self.assertLess(moe.relative_error(result, exact), 1e-6)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

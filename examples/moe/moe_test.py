@@ -8,7 +8,6 @@ import jax
 import moe
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 
@@ -28,7 +27,3 @@ class MoeTest(parameterized.TestCase):
     ):
       run = jax.jit(functools.partial(moe.apply, experts_of=experts_of))
       self.assertLess(moe.relative_error(run(weights, x), exact), 1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

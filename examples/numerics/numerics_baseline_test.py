@@ -13,7 +13,6 @@ from unittest import mock
 
 import numerics_baseline
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 
@@ -142,7 +141,3 @@ class BaselineTest(parameterized.TestCase):
     self.assertEqual(set(sections), set(names))
     for name, figures in names.items():
       self.assertGreater(len(sections[name]), figures, name)
-
-
-if __name__ == "__main__":
-  absltest.main()

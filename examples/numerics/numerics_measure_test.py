@@ -231,7 +231,3 @@ class HadamardTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(first, other))
     # H[:, 0] is all ones, so the first column has the signs.
     self.assertEqual(set(np.sign(first[:, 0])), {-1, 1})
-
-
-if __name__ == "__main__":
-  absltest.main()

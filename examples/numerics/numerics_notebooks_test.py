@@ -20,7 +20,6 @@ import numerics_baseline
 import numerics_measure
 import numerics_notebooks as notebooks
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 minilm = numerics_measure.minilm
@@ -206,7 +205,3 @@ class RunnerTest(Base):
     with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
       notebooks.main(["numerics"])
     self.assertIn(", ".join(NAMES), errors.getvalue())
-
-
-if __name__ == "__main__":
-  absltest.main()

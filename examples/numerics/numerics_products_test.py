@@ -9,7 +9,6 @@ import fractions
 import numerics_measure as measure
 import numerics_products as products
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -97,7 +96,3 @@ class ProductsTest(parameterized.TestCase):
       if reason is not None:
         self.assertStartsWith(reason, f"{name}: ")
     self.assertEqual(set(reasons), {"cudnn", "triton", "cpu", "xla"})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import math
 import numerics_theory as theory
 import numpy as np
 import scipy.integrate
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -113,7 +112,3 @@ class FormulaTest(parameterized.TestCase):
   def test_ample_range_leaves_the_mantissa(self, format, mantissa_bits):
     value = theory.chen_qsnr_db(format, 2.5, 1.5)
     self.assertAlmostEqual(value, 13.80 + 6.02 * mantissa_bits, delta=0.01)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -493,7 +493,3 @@ class WithoutModelTest(absltest.TestCase):
   def test_sentences_are_many_and_distinct(self):
     self.assertGreaterEqual(len(sentences()), 24)
     self.assertLen(set(sentences()), len(sentences()))
-
-
-if __name__ == "__main__":
-  absltest.main()

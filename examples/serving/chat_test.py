@@ -148,7 +148,3 @@ class ChatTest(absltest.TestCase):
     self.assertRegex(err.getvalue(), r"answer: \d+ tokens, \d+ tokens/s")
     tokens = likeliest(prompt, 10)
     self.assertTrue(out.getvalue().startswith(bytes(tokens).decode()))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -105,7 +105,3 @@ class ProcessTest(absltest.TestCase):
       process.logits([1])
     self.assertNotIsInstance(error.exception, EOFError)
     process.close()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -290,7 +290,3 @@ class ErrorTest(absltest.TestCase):
       )
     with self.assertRaisesRegex(ValueError, "got 'int4'"):
       decoder_weights.model("int4", CONFIG, PARAMS)
-
-
-if __name__ == "__main__":
-  absltest.main()

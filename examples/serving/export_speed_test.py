@@ -56,8 +56,3 @@ class ExportSpeedTest(absltest.TestCase):
     patched = mock.patch.object(export_speed, "functions", wrong)
     with patched, self.assertRaises(AssertionError):
       export_speed.measure("one device", 1, 64, 64, rounds=1)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", export_speed.NUM_DEVICES)
-  absltest.main()

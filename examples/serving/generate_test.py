@@ -226,7 +226,3 @@ class SmolLMTest(absltest.TestCase):
       got = logits(checkpoint.params, given)
       error = np.linalg.norm(got - want) / np.linalg.norm(want)
       self.assertLess(error, tolerance)
-
-
-if __name__ == "__main__":
-  absltest.main()

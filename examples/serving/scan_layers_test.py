@@ -25,7 +25,3 @@ class ScanLayersTest(absltest.TestCase):
     refused = self.assertRaisesRegex(ValueError, "f32 is wrong by")
     with mock.patch.object(scan_layers, "variants", wrong), refused:
       scan_layers.measure(SHAPE, 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import serve
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -61,7 +60,3 @@ class ServeTest(parameterized.TestCase):
       self.assertRegex(printed, rf"f32 x nvfp4 +1 +\d+ +{k} .*cpu")
     self.assertRegex(printed, r"error of the logits: \d+\.\d%")
     self.assertRegex(printed, r"(?m)^nvfp4 .* ms a token: \d+ ")
-
-
-if __name__ == "__main__":
-  absltest.main()

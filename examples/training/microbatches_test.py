@@ -39,7 +39,3 @@ class MicrobatchesTest(absltest.TestCase):
     patched = mock.patch.object(microbatches, "step", wrong)
     with patched, self.assertRaises(AssertionError):
       microbatches.measure("mxfp8", sizes, rounds=1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -119,7 +119,3 @@ class CommittedResultsTest(parameterized.TestCase):
     page = page / "docs" / "benchmarks" / "training_results.md"
     guide = page.read_text("utf-8")
     self.assertIn(training_statistics.table(runs, "f32"), guide)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -116,7 +116,3 @@ class DigitsTest(absltest.TestCase):
       for image, target in zip(inputs, targets, strict=True):
         (place,) = np.flatnonzero((images == image).all(axis=1))
         self.assertEqual(target, labels[place])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -120,7 +120,3 @@ class MlpTest(absltest.TestCase):
     )
     first, second = (np.asarray(jax.random.key_data(k)) for k in record.keys)
     self.assertFalse(np.array_equal(first, second))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -236,7 +236,3 @@ class ResultsTest(absltest.TestCase):
     ):
       results.add(self.run_of("f32", 1))
     self.assertEqual(self.path.read_text(), before)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -119,7 +119,3 @@ class TableTest(absltest.TestCase):
     self.assertIn("higher, above the seeds' spread", rows["worse"])
     self.assertIn("+0.2003", rows["worse"])
     self.assertIn("1 of 2 variants differ significantly from f32", text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -119,7 +119,3 @@ class WithoutGpuTest(absltest.TestCase):
       "    not cudnn: needs cuDNN 9.10.0 or newer, the target has 9.9.0",
       self.lines,
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -247,7 +246,3 @@ class PlacementTest(parameterized.TestCase):
     for tree, sharding, error, words in rows:
       with self.subTest(words), self.assertRaisesRegex(error, words):
         jp.shard(tree, sharding)
-
-
-if __name__ == "__main__":
-  absltest.main()

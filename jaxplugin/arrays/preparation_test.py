@@ -483,7 +483,3 @@ class OptimizedTest(parameterized.TestCase):
   @pytest.mark.full
   def test_weight_prepared_for_another_target_is_shifted(self):
     self.assertIn("shift-right", self.compiled(H100, B200))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -116,7 +115,3 @@ class ScaleSignsTest(parameterized.TestCase):
       fp4(2, 32), fp4(6, 32), jnp.asarray(e4m3(2, 2)), jnp.asarray(e4m3(6, 2))
     )
     self.assertContainsSubset(set(scale_signs._known), before)
-
-
-if __name__ == "__main__":
-  absltest.main()

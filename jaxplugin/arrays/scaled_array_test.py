@@ -15,7 +15,6 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -523,7 +522,3 @@ class HelpersTest(parameterized.TestCase):
 
   def test_swizzled_shape_pads_the_last_two_dimensions(self):
     self.assertEqual(layouts.swizzled_shape((5, 131, 17)), (5, 256, 20))
-
-
-if __name__ == "__main__":
-  absltest.main()

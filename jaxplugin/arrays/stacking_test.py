@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -515,7 +514,3 @@ class FullGlobalScaleTest(parameterized.TestCase):
     x = quantized(jp.NVFP4, 4, 5, 64)
     x = jp.ScaledArray(x.values, x.scale, np.ones(shape, "f"), jp.NVFP4)
     self.assertEqual(scaled_array.full_global_scale(x).shape, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

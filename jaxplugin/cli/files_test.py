@@ -110,7 +110,3 @@ class FilesTest(parameterized.TestCase):
         self.assertRaisesRegex(ValueError, "<stdin>: .*at most 9 bytes"),
       ):
         files.read("-")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import argparse
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -46,7 +45,3 @@ class ArgumentTest(parameterized.TestCase):
   def test_what_is_none_is_refused(self, text, pattern):
     with self.assertRaisesRegex(argparse.ArgumentTypeError, pattern):
       functions.argument(text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import tomllib
 from unittest import mock
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -95,7 +94,3 @@ class MainTest(command_lines.CommandLineTestCase):
     self.check_error(
       [command, *ONE_DOT, option, size], f"argument {option}: {said}"
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -109,7 +109,3 @@ class WidthTest(command_lines.CommandLineTestCase):
       if importlib.util.find_spec(name) is None:
         self.skipTest(f"{name} is not installed")
     self.check(*line.split())
-
-
-if __name__ == "__main__":
-  absltest.main()

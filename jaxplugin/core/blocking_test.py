@@ -7,7 +7,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import blocking
@@ -78,7 +77,3 @@ class BlockingTest(parameterized.TestCase):
       jax.ShapeDtypeStruct((k, 3), jnp.float32)
     )
     self.assertEqual(exported.call(jnp.ones((11, 3))).shape, (64,))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -256,7 +256,3 @@ class TableTest(absltest.TestCase):
   def test_name_that_is_there_already_is_refused(self):
     with self.assertRaisesRegex(ValueError, "two backends are named 'a'"):
       decisions.table(backend("a"), backend("b"), backend("a"))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -97,7 +97,3 @@ class MissingAttributeTest(absltest.TestCase):
     self.assertFalse(hasattr(jp, "__wrapped__"))
     with self.assertRaisesRegex(AttributeError, "'_hidden'$"):
       _ = jp._hidden
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import gfloat.formats
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin.kernels.formats
@@ -268,7 +267,3 @@ class FormatsTest(parameterized.TestCase):
     self.assertEqual(loaded, format)
     self.assertEqual(hash(loaded), hash(format))
     self.assertEqual(repr(loaded), format.name)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -382,7 +382,3 @@ class ValuesTest(parameterized.TestCase):
         self.assertEqual(inner.threads, 5)
       with jp.options(threads=None) as inner:
         self.assertIsNone(inner.threads)
-
-
-if __name__ == "__main__":
-  absltest.main()

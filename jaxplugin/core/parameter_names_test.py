@@ -1,7 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import parameter_names
@@ -70,7 +69,3 @@ class ParameterNamesTest(parameterized.TestCase):
   )
   def test_weights_of_products_may_be_taken(self, name):
     self.assertEqual(parameter_names.reason_to_leave(name), "")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -287,7 +287,3 @@ class DetectTargetTest(parameterized.TestCase):
 
   def test_local_targets_end_with_the_cpu(self):
     self.assertEqual(targets.local_targets()[-1].platform, "cpu")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -311,7 +310,3 @@ class ExplainModuleTest(parameterized.TestCase):
   def test_module_takes_no_arguments(self):
     with self.assertRaisesRegex(TypeError, "must be empty for a module, got 1"):
       jp.explain(written_modules.dot_module(), 1.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -50,7 +50,3 @@ class InfoTest(absltest.TestCase):
     self.assertRegex(
       text, r"\n  not cudnn mxfp4, .*int8_row.*: supports mxfp8 pairs and nvfp4"
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

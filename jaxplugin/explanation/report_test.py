@@ -682,7 +682,3 @@ class FlopsTest(absltest.TestCase):
       ValueError, "cost must have \"flops\", got \\['bytes accessed'\\]"
     ):
       explanation.add_flops({"bytes accessed": 1.0})
-
-
-if __name__ == "__main__":
-  absltest.main()

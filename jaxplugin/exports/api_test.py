@@ -285,7 +285,3 @@ class ExportTest(parameterized.TestCase):
 
   def test_call_targets_are_those_of_the_library(self):
     self.assertContainsSubset({DOT, "jaxplugin_copy"}, api.CALL_TARGETS)
-
-
-if __name__ == "__main__":
-  absltest.main()

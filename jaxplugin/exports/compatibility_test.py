@@ -7,7 +7,6 @@ from __future__ import annotations
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -47,7 +46,3 @@ class CompatibilityTest(parameterized.TestCase):
     then = jax.export.deserialize(bytearray(sample.read(newest)))
     now = jax.export.deserialize(bytearray(sample.export()))
     self.assertEqual(reading.calls_in(now), reading.calls_in(then))
-
-
-if __name__ == "__main__":
-  absltest.main()

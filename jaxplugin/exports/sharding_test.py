@@ -9,7 +9,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -196,8 +195,3 @@ class LongShardedExportTest(ExportCase):
       jp.ragged_dot, self.quantized((M, K)), experts, sizes
     )
     self.assertNotIn("all-gather", {kind for kind, _ in moved})
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

@@ -58,7 +58,3 @@ class JaxVersionTest(absltest.TestCase):
     if not project.is_file():
       self.skipTest("an installed package has no pyproject.toml")
     self.assertIn(f'dependencies = ["jax>={OLD}"', project.read_text())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -166,7 +166,3 @@ class LinearCallTest(absltest.TestCase):
     _, tangent = jax.jvp(double, (X[0], A), (X[1], A[::-1]))
     expected = 2 * A @ X[1] + 5 * A[::-1] @ X[0]
     np.testing.assert_allclose(tangent, expected, rtol=1e-5, atol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -221,8 +221,3 @@ class GroupTest(parameterized.TestCase):
   def test_an_order_that_says_nothing_is_an_error(self, numbers, counts):
     with self.assertRaisesRegex(RuntimeError, r"\('a', 'b'\) of sizes \(2, 2"):
       self.order(numbers, counts)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

@@ -5,7 +5,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -208,7 +207,3 @@ class DevicesTest(parameterized.TestCase):
     shape = jax.ShapeDtypeStruct(X.shape, np.float32)
     function = pallas.pallas_call(kernel, out_shape=shape, interpret=True)
     self.assertEmpty(dots(function))
-
-
-if __name__ == "__main__":
-  absltest.main()

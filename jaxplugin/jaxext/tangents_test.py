@@ -68,7 +68,3 @@ class TangentOfTest(absltest.TestCase):
   def test_none_where_all_are_constant(self):
     zero = jax.custom_derivatives.SymbolicZero(jax.typeof(jnp.ones(())))
     self.assertIsNone(tangents.tangent_of(lambda x: x, jnp.ones(()), zero))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -79,7 +79,3 @@ class CastTest(absltest.TestCase):
     )
     self.assertEqual(done["bias"].dtype, jnp.bfloat16)
     self.assertIs(done["kernel"], array)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 
@@ -399,7 +398,3 @@ class WhereTest(parameterized.TestCase):
     with warnings.catch_warnings():
       warnings.simplefilter("error")
       self.quantize(None, kernel=normal(64, 64))
-
-
-if __name__ == "__main__":
-  absltest.main()

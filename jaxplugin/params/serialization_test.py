@@ -107,7 +107,3 @@ class OtherFilesTest(absltest.TestCase):
       ]
     found = jax.tree.unflatten(structure, read)
     self.assertEqual(with_bits(found), with_bits(tree))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -461,7 +460,3 @@ class ProcessTest(RegistryTestCase):
     """
     result = contract.run_program(program)
     self.assertEqual(result.stdout.strip(), "32.0", result.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

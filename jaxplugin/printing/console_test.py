@@ -68,7 +68,3 @@ class ShowTest(absltest.TestCase):
     path = "/a-b" * 30
     self.assertIn(path, shown(f"error: {path}", stream=io.StringIO()))
     self.assertEqual(shown("a  b ", stream=io.StringIO()), "a  b \n")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -49,7 +49,3 @@ class ProgressTest(absltest.TestCase):
     self.assertEqual(drawn(Terminal(), is_shown=False), ("a row\n", ""))
     _, err = drawn(io.StringIO(), is_shown=True, of_bytes=True)
     self.assertIn("2/2 bytes", err)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -187,7 +186,3 @@ class DequantizeTest(parameterized.TestCase):
 
 class OperationsTest(lowerings.WithOperations, DequantizeTest):
   pass
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -213,7 +212,3 @@ class FormatsOfCheckpointsTest(parameterized.TestCase):
   def test_square_blocks_need_two_dimensions(self):
     with self.assertRaisesRegex(TypeError, r"rank 2 or more .*\(128,\)"):
       jp.quantize(jnp.ones(128), jp.FP8_128X128)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -86,7 +85,3 @@ class ScaleLayoutTest(parameterized.TestCase):
     contract.assert_same_bits(
       quantize(sharded), swizzled(jp.quantize(x, jp.MXFP8))
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

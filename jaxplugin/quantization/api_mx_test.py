@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -158,7 +157,3 @@ class QuantizeMxTest(parameterized.TestCase):
 
 class OperationsMxTest(lowerings.WithOperations, QuantizeMxTest):
   pass
-
-
-if __name__ == "__main__":
-  absltest.main()

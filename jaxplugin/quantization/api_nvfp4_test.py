@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -205,7 +204,3 @@ class QuantizeNvfp4Test(parameterized.TestCase):
 
 class OperationsNvfp4Test(lowerings.WithOperations, QuantizeNvfp4Test):
   pass
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 
@@ -166,7 +165,3 @@ class ScanTest(parameterized.TestCase):
     text = jax.jit(layers).lower(x, w_q).compile().as_text()
     self.assertIn("u8[4,32,32]", text)
     self.assertEmpty(re.findall(r"f4e2m1fn\[4,.*", text))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -475,7 +474,3 @@ class IdempotenceTest(parameterized.TestCase):
     twice = oracle.jitted(NVFP4)(oracle.dequantize(once), np.float32(1))
     self.assertEqual(float(oracle.dequantize(once)[0]), 8 * 2.0**-9)
     self.assertEqual(float(oracle.dequantize(twice)[0]), 6 * 2.0**-9)
-
-
-if __name__ == "__main__":
-  absltest.main()

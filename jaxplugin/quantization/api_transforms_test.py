@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -241,7 +240,3 @@ class TransformTest(parameterized.TestCase):
       lambda x: (lowerings.round_trip(MXFP8)(x), x + 1)[1]
     ).lower(X)
     self.assertEqual(lowerings.kernel_calls(compiled.as_text()), (0, 0))
-
-
-if __name__ == "__main__":
-  absltest.main()

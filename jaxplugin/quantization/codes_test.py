@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -307,7 +306,3 @@ class DivideTest(parameterized.TestCase):
     below = jnp.array([0.0, 1.0, jnp.inf, jnp.nan], jnp.float32)
     for f in (codes.divide, jax.jit(codes.divide)):
       np.testing.assert_array_equal(f(zero, below), np.zeros(4))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.quantization import hadamard
@@ -76,7 +75,3 @@ class TransformTest(parameterized.TestCase):
     with jax.disable_jit():
       expected = hadamard.transform(x, 1, 32)
     np.testing.assert_array_equal(transform(x, 1, 32), expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

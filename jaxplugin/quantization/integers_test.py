@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -382,7 +381,3 @@ class PackageRulesTest(parameterized.TestCase):
       jp.quantize_both(x, jp.INT8_32, axes=(0, 1), scale_rounding="ggml")
     with self.assertRaisesRegex(ValueError, f"Recipe: {message}"):
       dataclasses.replace(jp.training.INT8_RECIPE, scale_rounding="ggml")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -274,7 +273,3 @@ class ScaleUpTest(parameterized.TestCase):
     # Only the quotient itself is rounded.
     step = np.repeat(expected.scale, 16, -1) * expected.global_scale
     self.assertTrue((np.abs(x) <= step * 6 * (1 + 2.0**-22)).all())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -175,7 +174,3 @@ class UnusedTest(parameterized.TestCase):
         x, NVFP4, axis=axis, global_scale=scales[i], packed=False
       )
       assert_same_bits(one(x, scales), expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

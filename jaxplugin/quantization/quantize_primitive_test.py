@@ -15,7 +15,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -191,7 +190,3 @@ class ShardingTest(parameterized.TestCase):
       with jax.set_mesh(mesh):
         result = jax.jit(lowerings.round_trip(NVFP4))(self.put(mesh, P("x")))
       np.testing.assert_array_equal(result, lowerings.round_trip(NVFP4)(X))
-
-
-if __name__ == "__main__":
-  absltest.main()

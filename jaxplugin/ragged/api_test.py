@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -289,7 +288,3 @@ class ErrorsTest(parameterized.TestCase):
       NotImplementedError, "(?s)^ragged_dot: .*needs a C"
     ):
       export(x, w_q, _SIZES)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -64,7 +63,3 @@ class GradientsTest(parameterized.TestCase):
     gradient = jax.jit(jax.grad(dot))(jnp.ones((_M, 32)))
     expected = np.repeat(_SIZES.sum() > np.arange(_M), 32).reshape(_M, 32) * _N
     np.testing.assert_array_equal(gradient, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

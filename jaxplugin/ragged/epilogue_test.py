@@ -26,7 +26,3 @@ class ActivationTest(absltest.TestCase):
     gate, up = np.minimum(gate, 7), np.minimum(np.maximum(up, -7), 7)
     expected = gate * _sigmoid(1.702 * gate) * (up + 1)
     np.testing.assert_allclose(actual[0], expected, rtol=_ROUNDING, atol=1e-30)
-
-
-if __name__ == "__main__":
-  absltest.main()

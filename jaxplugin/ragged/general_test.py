@@ -386,7 +386,3 @@ class ErrorsTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, "ragged_dot_general: .*lhs_scale"):
       _contract(bad, np.ones((16, 2)))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.ragged import groups
@@ -56,7 +55,3 @@ class GroupsTest(parameterized.TestCase):
     np.testing.assert_array_equal(rows[:, 0], [1, 1, 4, 0, 0])
     y = np.array([1, 2, 4, 8, np.nan], np.float32)
     np.testing.assert_array_equal(groups.sums(y, of_row, 3), [3, 0, 4])
-
-
-if __name__ == "__main__":
-  absltest.main()

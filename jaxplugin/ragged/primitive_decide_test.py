@@ -6,7 +6,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -87,7 +86,3 @@ class ExplainTest(parameterized.TestCase):
     self.assertEqual(
       any("XLA partitions the module" in r for r in reasons), not is_split
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -462,7 +462,3 @@ class SemanticsTest(parameterized.TestCase):
       with jp.use_target(target):
         (explained,) = jp.explain(function, *args)
       self.assertEqual(explained.target, target)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 from jax.experimental import pallas as pl
@@ -516,7 +515,3 @@ class ErrorsTest(parameterized.TestCase):
       NotImplementedError, "scaled_dot: implementation='cudnn' does not support"
     ):
       jax.eval_shape(function, *args)
-
-
-if __name__ == "__main__":
-  absltest.main()

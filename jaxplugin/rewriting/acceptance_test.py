@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 from jax import lax
@@ -762,7 +761,3 @@ class PlacedTest(parameterized.TestCase):
     np.testing.assert_array_equal(
       stack["kernel"].dequantize()[1], layers[1]["kernel"].dequantize()
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

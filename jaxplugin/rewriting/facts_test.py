@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -158,7 +157,3 @@ class ProductsTest(parameterized.TestCase):
         self.assertEqual(factors[0].dtype, jnp.uint8)
       else:
         np.testing.assert_array_equal(value(product), out)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 from jax import lax
@@ -475,7 +474,3 @@ class SitesTest(parameterized.TestCase):
     sites = jp.explain(quantize(step), *constructs.W[:2], X).sites
     (site,) = sites  # both are on one line
     self.assertEqual((site.count, site.weight, site.is_taken), (2, "rhs", True))
-
-
-if __name__ == "__main__":
-  absltest.main()

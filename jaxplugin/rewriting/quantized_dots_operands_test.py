@@ -376,7 +376,3 @@ class ErrorsTest(parameterized.TestCase):
     self.check(named, made["first"], "it is a last layer: its name")
     jitted = jax.jit(jax.grad(lambda w, x: jnp.sum(x @ w)))
     self.check(jitted, made["first"], "it reached no matmul")
-
-
-if __name__ == "__main__":
-  absltest.main()

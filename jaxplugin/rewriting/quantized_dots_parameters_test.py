@@ -402,7 +402,3 @@ class VariablesOfNnxTest(parameterized.TestCase):
         model, before = layer_of_nnx(), layer_of_nnx().kernel.get_value()
         nnx.jit(step)(model, X)
         self.assertFalse((model.kernel.get_value() == before).all())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 
@@ -428,7 +427,3 @@ class ErrorsTest(parameterized.TestCase):
       f"got {params!r} for a call with 1 positional .* keywords \\[\\]",
     ):
       quantized(jnp.ones((32, 32)))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -584,7 +584,3 @@ class InnerFunctionsTest(absltest.TestCase):
     function = jp.accept_quantized(lambda x, w: x + 1)
     with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of its 1"):
       text(function, rows(), weights("mxfp8"))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -405,7 +405,3 @@ class AvailableCoresTest(parameterized.TestCase):
     os.sched_setaffinity(0, {min(before)})
     loaded = library.load(jax.ffi.include_dir())
     self.assertEqual(library.available_cores(loaded, "/none", "/none"), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -15,7 +15,3 @@ class NumbersTest(absltest.TestCase):
     self.assertEqual(numbers(), [0, 1, 2, 3])
     export.begin("exporting")
     self.assertEqual(numbers(), [0, 0, 1, 1])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -112,7 +112,3 @@ class SourcesTest(absltest.TestCase):
       fingerprints._FOLDERS, before_ns=LATER_NS
     )
     self.assertIsNotNone(digest)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -147,7 +147,3 @@ class ResolveTargetTest(absltest.TestCase):
         lowering.resolve_target(override, "cpu"),
         targets.detect_target("cpu"),
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

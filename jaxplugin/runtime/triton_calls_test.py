@@ -276,7 +276,3 @@ class OptimizedTest(parameterized.TestCase):
     (indent,) = re.findall(r"^( *)\d+: kCustomCall\b", launches, re.MULTILINE)
     self.assertRegex(launches, r"(?m)^\d+: kCommandBuffer\b")
     self.assertEqual(bool(indent), target.is_captured)
-
-
-if __name__ == "__main__":
-  absltest.main()

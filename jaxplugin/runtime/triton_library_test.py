@@ -77,7 +77,3 @@ class TritonLibraryTest(parameterized.TestCase):
     else:
       self.assertEqual(architecture.name, expected)
       self.assertEqual(architecture.shared_memory_bytes, 99 << 10)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -263,7 +263,3 @@ class TupleTest(absltest.TestCase):
     self.assertEqual(call.results[1], array((8, 2), "float8_e8m0fnu"))
     self.assertEqual(call.block_sizes, (32,))
     self.assertEqual(call.operands, (array((8, 64), np.float32),))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lowering of a module's calls, and the errors of refused calls."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -161,7 +160,3 @@ class RefusalTest(parameterized.TestCase):
   def test_call_is_refused_with_its_types(self, made, error, pattern):
     with self.assertRaisesRegex(error, pattern):
       lower(made)
-
-
-if __name__ == "__main__":
-  absltest.main()

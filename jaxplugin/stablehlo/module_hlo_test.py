@@ -152,7 +152,3 @@ ENTRY main {
     self.assertIn('stablehlo.composite "mine.twice"', found)
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(written_modules.run(found, x)[0], 2 * x)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@
 # ruff: noqa: E501 (modules in the text)
 """Calls that already equal the call that would replace them."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.stablehlo import module_calls
@@ -126,7 +125,3 @@ class MatchTest(parameterized.TestCase):
       text = there.replace(") : (", f") {{{operands}, {results}}} : (", 1)
       matches = is_emitted(modules.read(text).module, module())
       self.assertEqual(matches, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

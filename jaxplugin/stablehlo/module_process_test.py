@@ -328,7 +328,3 @@ class DeepTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(modules.ModuleError, "ended by SIGABRT"):
       jp.rewrite(place, CPU)
-
-
-if __name__ == "__main__":
-  absltest.main()

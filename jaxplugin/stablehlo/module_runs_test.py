@@ -89,7 +89,3 @@ class RunsTest(absltest.TestCase):
         if operation.name != "func.func"
       ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

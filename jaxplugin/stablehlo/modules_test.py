@@ -10,7 +10,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -278,7 +277,3 @@ class InlineTest(parameterized.TestCase):
     for flag, expected in ((True, 12), (False, 6)):
       (value,) = run(x, np.bool_(flag))
       self.assertEqual(value, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

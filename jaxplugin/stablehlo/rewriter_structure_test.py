@@ -649,7 +649,3 @@ class OtherWritersTest(absltest.TestCase):
           for x, s in zip((lhs, rhs), scales, strict=True)
         ]
         np.testing.assert_array_equal(result, full[0] @ full[1].T)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 from jaxlib.mlir import ir
@@ -420,7 +419,3 @@ class FormsTest(parameterized.TestCase):
       jp.rewrite(self.text, CPU, implementation="cutlass")
     with self.assertRaisesRegex(ValueError, "scale_rounding.*'nearest'"):
       jp.rewrite(self.text, CPU, scale_rounding="nearest")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -117,7 +117,3 @@ class TwoProcessesTest(absltest.TestCase):
     errors = [text for text in outputs if text.startswith("error")]
     self.assertLen(errors, 1)
     self.assertRegex(errors[0], "process [01] and process [01] have different")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -374,7 +374,3 @@ class FileTest(parameterized.TestCase):
     self.folder.chmod(0o755)
     users.become_nobody(self)
     self.refused("cannot be read: Permission denied")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.tables import records
@@ -126,7 +125,3 @@ class RecordsTest(parameterized.TestCase):
     ):
       with self.assertRaises(records.TableError):
         make()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -16,7 +16,3 @@ class TuningTest(absltest.TestCase):
     with resolution.tuning(first, second), resolution.tuning(inner):
       self.assertEqual(resolution.overlay().tables, (inner, first, second))
     self.assertIsNone(resolution.overlay())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -205,7 +205,3 @@ class KilledWritersTest(Folder):
     self.assertEqual(found["wrong_reads"], [])
     for file in found["files"]:
       self.assertNotIn("new", file)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -260,7 +259,3 @@ class InterfaceTest(parameterized.TestCase):
         for name in ("quantize", "dequantize")
       ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -363,8 +363,3 @@ class CollectivesTest(parameterized.TestCase):
     compile = functools.partial(deviceless.compile, target=target, mesh=mesh)
     dot = jp.dot_general("mxfp8", "mxfp8")
     self.check(mesh, compile, dot, (up, down), by_hand)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

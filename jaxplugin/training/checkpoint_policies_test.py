@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -216,7 +215,3 @@ class BytesTest(parameterized.TestCase):
     self.assertEqual(self.kept(recipe, None), {"lhs": lhs, "rhs": rhs})
     # bf16 would be 2 a value.
     self.assertLess(lhs, 0.52 * 2 * m * k)
-
-
-if __name__ == "__main__":
-  absltest.main()

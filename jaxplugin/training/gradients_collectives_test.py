@@ -210,8 +210,3 @@ class ValuesTest(parameterized.TestCase):
       # Each is within it of the exact one; codes are a 16th more than values.
       bound = 2 * reference.ERROR_BOUND * 17 / 16 * 17 / 16
       np.testing.assert_array_less(np.abs(a - e), bound * m)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

@@ -154,7 +154,3 @@ class LinenTest(absltest.TestCase):
     np.testing.assert_array_less(np.abs(actual - expected), magnitude / 16)
     plain = attention()
     self.assertGreater(np.abs(actual - plain).max(), 1e-3)
-
-
-if __name__ == "__main__":
-  absltest.main()

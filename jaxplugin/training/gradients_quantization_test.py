@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -309,7 +308,3 @@ class KeptTest(parameterized.TestCase):
       [("float32", (40, 96)), ("float32", (96, 72))],
     )
     self.assertEqual(self.kept(None, jp.MXFP8)[0], ("float32", (40, 96)))
-
-
-if __name__ == "__main__":
-  absltest.main()

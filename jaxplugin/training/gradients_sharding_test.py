@@ -252,8 +252,3 @@ class LayoutsTest(parameterized.TestCase):
       lambda *args, **kw: dot_general(*args, key=key, **kw),
       bound=2.0**-20,
     )
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -469,7 +468,3 @@ class ForwardTest(WithinTestCase):
       tangent = along(x_put, w_put)
     self.assertEqual(jax.typeof(tangent).sharding.spec, spec("a", None))
     np.testing.assert_array_equal(tangent, 2 * x @ w)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -674,7 +674,3 @@ class ErrorsTest(parameterized.TestCase):
       TypeError, "rhs must be .*QuantizedOperand.* its .forward, a ScaledArray"
     ):
       jp.block_scaled_dot(X, w)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
@@ -377,7 +376,3 @@ class ErrorsTest(parameterized.TestCase):
       ValueError, "ragged_dot_general: .*key must be given"
     ):
       pull(g)
-
-
-if __name__ == "__main__":
-  absltest.main()

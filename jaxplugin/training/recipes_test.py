@@ -496,7 +496,3 @@ class TransformationsTest(parameterized.TestCase):
     each = [grad(XS[i], WS[0], GS[i], keys[i]) for i in range(2)]
     np.testing.assert_array_equal(actual[0], np.stack([e[0] for e in each]))
     np.testing.assert_array_equal(actual[1], each[0][1] + each[1][1])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 
@@ -780,7 +779,3 @@ class ExtremeTest(MatmulTest):
     rhs = self.operand("nvfp4", 2, 0xB8)  # 1.0 under -1.0
     lhs, _ = self.make("bf16", "nvfp4", batch=1, m=2, n=2, k=64, integers=True)
     self.check_exact(lhs, rhs, UPCAST)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import dataclasses
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
@@ -213,7 +212,3 @@ class PlanTest(parameterized.TestCase):
       matmul.name, "block_scaled_upcast_bf16_nvfp4_64x64x64_split2_swap"
     )
     self.assertEqual(reduce.name, "block_scaled_reduce_split2")
-
-
-if __name__ == "__main__":
-  absltest.main()

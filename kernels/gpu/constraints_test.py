@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
@@ -249,7 +248,3 @@ class ConfigErrorTest(parameterized.TestCase):
       replace(product("bf16", "nvfp4"), **changes)
     )
     self.assertRegex(str(error), str(message))
-
-
-if __name__ == "__main__":
-  absltest.main()

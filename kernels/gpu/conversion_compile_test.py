@@ -7,7 +7,6 @@ import functools
 import re
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import matmul_plans
@@ -99,7 +98,3 @@ class ConversionCompileTest(parameterized.TestCase):
         architectures.by_name("sm_120"), ptxas_version=version
       )
       self.assertEqual(blackwell.converts_e2m1, expected, version)
-
-
-if __name__ == "__main__":
-  absltest.main()

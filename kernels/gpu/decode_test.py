@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import decode
@@ -343,7 +342,3 @@ class DecodeTest(parameterized.TestCase):
     out = np.zeros((pieces, 512), BF16)
     interpret.launch(pieces_kernel, 1, x, out, SIZE=512, PIECES=pieces)
     same(out.astype(np.float64).sum(axis=0), x.astype(np.float64))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import epilogues
 
@@ -98,7 +97,3 @@ class TwoGlobalScalesTest(parameterized.TestCase):
       np.testing.assert_array_equal(
         np.signbit(got)[~np.isnan(got)], np.signbit(expected)[~np.isnan(got)]
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -86,7 +86,3 @@ class JitArgumentsTest(absltest.TestCase):
         if base.partition(".")[0] in constants:
           with self.subTest(ast.unparse(call)):
             self.assertEndsWith(base.lower(), "strides")
-
-
-if __name__ == "__main__":
-  absltest.main()

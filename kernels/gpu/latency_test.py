@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import latency
@@ -63,7 +62,3 @@ class ReduceTest(parameterized.TestCase):
     threads = 32 * latency.REDUCE_WARPS
     self.assertEqual(latency.reduce_block(64 * 8192), threads)
     self.assertEqual(latency.reduce_block(4096 * 8192), 4 * threads)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ layout"), so a child process compiles the kernels.
 """
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing import contract
@@ -56,7 +55,3 @@ class PackedCompileTest(parameterized.TestCase):
       found.returncode, 0, f"{started[-1:]}: {found.stderr[-2000:]}"
     )
     self.assertLen(started, 9)
-
-
-if __name__ == "__main__":
-  absltest.main()

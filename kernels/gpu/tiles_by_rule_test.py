@@ -5,7 +5,6 @@
 import dataclasses
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
@@ -184,7 +183,3 @@ class DefaultConfigTest(parameterized.TestCase):
       constraints.shared_memory_bound(config, shape, SM_100),
       max(3 * loaded + 16, accumulators),
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

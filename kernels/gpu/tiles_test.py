@@ -13,7 +13,6 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
@@ -217,7 +216,3 @@ class ReduceTest(parameterized.TestCase):
     options = {"programs": [(0, 0, 0)], "check_races": False}
     self.launch(1, planes, out, m=STRIDE, splits=3, **options)
     np.testing.assert_array_equal(out, planes.sum(0))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import functools
 import re
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
@@ -146,7 +145,3 @@ class ManyConfigsTest(Case):
   @parameterized.parameters(*MANY)
   def test_operands_are_kept_while_they_are_read(self, key):
     self.assert_safe(key)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -90,7 +90,3 @@ class LineCoverageTest(absltest.TestCase):
       self.assertGreater(record["seconds"], 0)
     files = set().union(*(record["lines"] for record in records))
     self.assertIn("jaxplugin/core/formats.py", files)
-
-
-if __name__ == "__main__":
-  absltest.main()

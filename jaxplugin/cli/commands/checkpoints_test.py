@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import safetensors.numpy
-from absl.testing import absltest
 
 from jaxplugin.testing import command_lines
 
@@ -71,7 +70,3 @@ class CheckpointTest(command_lines.CommandLineTestCase):
     self.assertIn("\nloads with jp.checkpoints.load: no, 1 tensors", out)
     status, out, _ = self.run_command("checkpoint", str(path), "--json")
     self.assertEqual((status, json.loads(out)["loads"]), (1, False))
-
-
-if __name__ == "__main__":
-  absltest.main()

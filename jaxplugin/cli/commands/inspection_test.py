@@ -4,7 +4,6 @@
 
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -129,7 +128,3 @@ class ExplainTest(command_lines.CommandLineTestCase):
     status, out, _ = self.explain(f"{DOT} -m 0")
     self.assertEqual(status, 0)
     self.assertRegex(out, "mxfp8 x mxfp8  0  1  32")
-
-
-if __name__ == "__main__":
-  absltest.main()

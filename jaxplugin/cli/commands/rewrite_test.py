@@ -12,7 +12,6 @@ import sys
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -330,7 +329,3 @@ class OutputTest(RewriteTestCase):
     )
     self.assertEqual(status, 2)
     self.assertFalse(os.path.lexists(self.output))
-
-
-if __name__ == "__main__":
-  absltest.main()

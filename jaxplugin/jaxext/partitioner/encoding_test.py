@@ -7,7 +7,6 @@ import enum
 
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.jaxext.partitioner import encoding
@@ -63,7 +62,3 @@ class EncodingTest(parameterized.TestCase):
     for held in (value, [value], {"a": value}, Point(1, value)):
       with self.assertRaisesRegex(encoding.NoEncodingError, "plain data"):
         encoding.encode(held)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -150,7 +149,3 @@ class BitsTest(parameterized.TestCase):
     # NVFP4 has a global scale for each: more than a kernel takes.
     kernels = int(format == jp.MXFP8)
     self.assert_same(jax.vmap(quantize), x, kernels=kernels)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -237,7 +236,3 @@ class DecidedTest(parameterized.TestCase):
     with jp.tuning(self.table(QUANTIZE, along(1, packed=True))):
       traced = f.trace(x)
     self.assertNotIn("jaxplugin_quantize", traced.lower().as_text())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -15,7 +15,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -200,7 +199,3 @@ class ChoiceTest(parameterized.TestCase):
     )
     refusal = triton.supports(problem, H200)
     self.assertRegex(refusal.reason, "needs the blocked dimensions")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -180,7 +179,3 @@ class OptimizedTest(parameterized.TestCase):
     ).as_text()
     self.assertIn("u32[512,768]", text)
     self.assertNotIn("triton_kernel_call", text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -17,7 +17,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -366,7 +365,3 @@ class ChoiceTest(parameterized.TestCase):
 
   def test_problem_is_printed_by_what_it_asks_for(self):
     self.assertEqual(str(problem()), "bfloat16[512, 768] to mxfp8, axis 1")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@
 """Which values of an array stay together on a device that quantizes them."""
 
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -31,7 +30,3 @@ class GranulesTest(parameterized.TestCase):
       options=(problems.RecipeOptions(**options),),
     )
     self.assertEqual(assignment.quantize_granules(problem), granules)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
@@ -109,8 +108,3 @@ class ExplicitTest(explicit.ExplicitTestCase):
     self.assertEqual(jax.typeof(result).sharding.spec, P(None, "a"))
     expected = jp.dequantize(jp.quantize(X[:, :96], jp.MXFP8), jnp.bfloat16)
     contract.assert_same_bits(result, expected)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
@@ -170,7 +169,3 @@ class NamedAxesTest(parameterized.TestCase):
         lambda x: quantize(x[None], jp.NVFP4, axis_name="i", global_scale=1.0),
         axis_name="i",
       )(np.ones((2, 64, 64), np.float32))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -23,7 +23,3 @@ class BitsTest(absltest.TestCase):
       np.testing.assert_array_equal(
         actual, (hashed[:8] ^ hashed[8:]).reshape(2, 4)
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

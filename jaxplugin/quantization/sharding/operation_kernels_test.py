@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -175,7 +174,3 @@ class OptimizedTest(parameterized.TestCase):
     self.assertEmpty(
       [dims for dims in sizes if math.prod(map(int, dims.split(","))) > 64]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

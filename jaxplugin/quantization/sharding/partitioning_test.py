@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -303,7 +302,3 @@ class OptimizedTest(MeshTestCase):
     moved = sum(size for _, size in hlo_traffic.kernels(compiled.as_text()))
     # A few bytes for each tile of 64 by 64.
     self.assertBetween(moved, least, 1.01 * least)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -179,7 +179,3 @@ class FastestNoteTest(absltest.TestCase):
       self.assertLen(found.decision.notes, len(notes))
       for have, want in zip(found.decision.notes, notes, strict=True):
         self.assertIn(want, have)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -66,7 +66,3 @@ class TritonDeviceTest(ragged_suite.RaggedSuite):
       sizes = ragged_suite.random_sizes(rng, 4, 40, kind)
       expected, _ = ragged_suite.oracle(x, exact, sizes)
       np.testing.assert_array_equal(f(sizes), expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -151,7 +151,3 @@ class DecidedTest(absltest.TestCase):
       (told,) = jp.explain(f, lhs, rhs)
     self.assertEqual(told.decision.implementation_from, "overlay")
     self.assertIn("20 us, the rule's own choice", told.decision.reason)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -273,7 +272,3 @@ class ChoiceTest(parameterized.TestCase):
         NotImplementedError, "ragged_dot: .* needs jax-triton"
       ):
         traced.lower(lowering_platforms=("cuda",))
-
-
-if __name__ == "__main__":
-  absltest.main()

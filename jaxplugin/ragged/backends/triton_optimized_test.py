@@ -142,7 +142,3 @@ class OptimizedTest(parameterized.TestCase):
       "h200", rows(), experts(jp.MXFP8), implementation="xla"
     )
     self.assertRegex(text, HOST)
-
-
-if __name__ == "__main__":
-  absltest.main()

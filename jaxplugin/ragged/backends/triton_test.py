@@ -118,7 +118,3 @@ class FastestPrecisionTest(absltest.TestCase):
       self.assertEqual(found.decision.implementation, "triton")
       notes = [note for note in found.decision.notes if "fastest" in note]
       self.assertLen(notes, count)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -55,7 +54,3 @@ class ContractionTest(contraction_suite.ContractionSuite):
       text = traced.lower(lowering_platforms=("cuda",)).as_text()
     (dot,) = re.findall(r"stablehlo.dot_general.*", text)
     self.assertRegex(dot, rf"\(tensor<64x16x{expected}>, .*x{expected}>\)")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -252,7 +252,3 @@ class RuleTest(absltest.TestCase):
           assignment.notation(whole), whole.flatten(), [out], axis_sizes
         )
         self.assertEqual(found, (rule, kinds))
-
-
-if __name__ == "__main__":
-  absltest.main()

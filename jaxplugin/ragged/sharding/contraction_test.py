@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -169,8 +168,3 @@ class ShardedContractionTest(explicit.AutoTestCase):
     expected = np.einsum("mnk,mk->mn", expected[of_row], exact_rhs) / 32
     expected[of_row < 0] = 0
     np.testing.assert_allclose(g, expected, rtol=1e-5, atol=1e-2)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

@@ -70,7 +70,3 @@ class OptimizedTest(parameterized.TestCase):
     self.assertEqual(found, collectives)
     self.assertIn("triton_kernel_call", text)
     self.assertNotRegex(text, r"\b(while|conditional)\(")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -320,8 +319,3 @@ class ShardedRaggedTest(explicit.AutoTestCase):
     for kind, dtype, size in hlo_traffic.collectives(text):
       self.assertNotEqual(dtype, "u8", (kind, size))
       self.assertLessEqual(size, M * K, (kind, dtype))
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

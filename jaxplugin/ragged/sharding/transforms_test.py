@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -368,8 +367,3 @@ class ExplicitTest(explicit.ExplicitTestCase):
       np.testing.assert_array_equal(np.asarray(tangent), expected)
       (told,) = jp.explain(jp.ragged_dot, rows, weights, SIZES)
       self.assertEqual(told.decision.implementation, "cpu")
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

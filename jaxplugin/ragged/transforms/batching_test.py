@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -229,7 +228,3 @@ class VmapTest(parameterized.TestCase):
       np.testing.assert_array_equal(
         actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -172,7 +171,3 @@ class StraightThroughTest(parameterized.TestCase):
     for i in range(2):
       for a, e in zip(many, jax.jit(f)(X, stack[i]), strict=True):
         np.testing.assert_allclose(a[i], e, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import unittest
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -218,7 +217,3 @@ class PlantedTest(parameterized.TestCase):
       [(names[0], "planted: never"), (names[2], "planted: never")],
     )
     self.assertLen(result.errors, 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

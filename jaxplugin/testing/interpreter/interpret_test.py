@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from triton import knobs
 
@@ -470,7 +469,3 @@ class ProcessTest(parameterized.TestCase):
       check=True,
       env={**os.environ, "TRITON_INTERPRET": "1"},
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

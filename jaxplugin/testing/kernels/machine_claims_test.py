@@ -6,7 +6,6 @@ import functools
 
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
@@ -135,7 +134,3 @@ class ClaimTest(parameterized.TestCase):
         "HMMA.16816.F32.BF16": 1,
       },
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -3,7 +3,6 @@
 """Overwritten operands are found in machine code that is written here."""
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing.kernels import wgmma_hazards
@@ -99,7 +98,3 @@ class OverwrittenOperandsTest(parameterized.TestCase):
       PRODUCT, "@P0 BRA `(.L_1)", wait(0), ".L_1:", "MOV R88, R3", "EXIT"
     )
     self.assertLen(wgmma_hazards.overwritten_operands(text), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

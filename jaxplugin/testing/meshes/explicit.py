@@ -1,10 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Two explicit mesh axes over eight devices, and arrays on them.
-
-A test file that runs as a program says first how many devices there are:
-`jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)`.
-"""
+"""Two explicit mesh axes over eight devices, and arrays on them."""
 
 from __future__ import annotations
 

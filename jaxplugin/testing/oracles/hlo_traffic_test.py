@@ -33,7 +33,3 @@ class HloTrafficTest(absltest.TestCase):
       hlo_traffic.kernels(TEXT),
       [("custom-call", 2 * 32 + 4 * 8 + 32 + 2), ("fusion", 32 + 32)],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -135,7 +135,3 @@ class EmulationTest(absltest.TestCase):
     found = self.output("kernels_test", str(DOTS))
     self.assertIn("avx512_emulated: 0 failures", found)
     self.assertIn("avx512_bf16_emulated: 0 failures", found)
-
-
-if __name__ == "__main__":
-  absltest.main()

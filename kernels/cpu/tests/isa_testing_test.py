@@ -60,7 +60,3 @@ class IsaTestingTest(absltest.TestCase):
       np.testing.assert_allclose(result, results[0], rtol=1e-3, atol=1e-3)
     ms = isa_testing.measure(call, inputs, {"baseline": 1})
     self.assertGreater(ms["baseline"], 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -117,7 +117,3 @@ class MissingTest(parameterized.TestCase):
     self.assertEqual(bool(text), refused)
     if refused:
       self.assertIn(f"from 1.7 to below 1.8, and {version}", text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ and the epilogue. They do not check the code that cuTile's compiler generates.
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.cutile import plans
 
@@ -192,7 +191,3 @@ class ShapeErrorTest(parameterized.TestCase):
         self.assertLen(set(found), len(found))
         for config in found:
           plans.plan(shape, config, target)
-
-
-if __name__ == "__main__":
-  absltest.main()

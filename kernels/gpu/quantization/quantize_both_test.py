@@ -4,7 +4,6 @@
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
@@ -84,7 +83,3 @@ class BothTest(parameterized.TestCase):
       scale_t = np.swapaxes(scale_t, 1, 2)
     np.testing.assert_array_equal(found["values_t"], values_t)
     np.testing.assert_array_equal(found["scale_t"], scale_t)
-
-
-if __name__ == "__main__":
-  absltest.main()

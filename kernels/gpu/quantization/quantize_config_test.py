@@ -6,7 +6,6 @@ import dataclasses
 import functools
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
@@ -207,7 +206,3 @@ class CompiledTest(parameterized.TestCase):
     for name in ("sm_80", "sm_90"):
       text = compiled("quantize", format_name, name).assembly
       self.assertEqual(instruction in text, name == "sm_90")
-
-
-if __name__ == "__main__":
-  absltest.main()

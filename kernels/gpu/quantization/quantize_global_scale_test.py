@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -246,7 +245,3 @@ class ProgramsTest(parameterized.TestCase):
     )
     self.assertEqual(second, given)
     self.assertEqual(first.outputs[0].name, second.inputs[1])
-
-
-if __name__ == "__main__":
-  absltest.main()

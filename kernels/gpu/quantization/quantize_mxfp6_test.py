@@ -7,7 +7,6 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing.interpreter import interpret
@@ -102,7 +101,3 @@ class Mxfp6Test(parameterized.TestCase):
       decoded = values.view(dtype).astype(np.float64)
       exact = largest if scale_code == 127 else 2.0**emax
       np.testing.assert_array_equal(decoded, exact)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
 
@@ -332,7 +331,3 @@ class ShapeTest(parameterized.TestCase):
     x[0] = self.normal((3, 32))
     got = run_quantize(x, "mxfp8", check_races=False)
     assert_same(got, expected(x.copy(), "mxfp8"))
-
-
-if __name__ == "__main__":
-  absltest.main()

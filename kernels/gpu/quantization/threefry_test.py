@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import threefry
 
@@ -61,7 +60,3 @@ class BitsTest(parameterized.TestCase):
     for is_part, place in ((True, 0x1289ABCDEF), (False, 0)):
       interpret.launch(_first_place, 1, key, out, IS_PART=is_part)
       self.assertEqual(out[0], place)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import tiles_by_rule
@@ -108,7 +107,3 @@ class ErrorTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, "shared memory, sm_90 has 1024"):
       plans.default_config(product(m=4), little, core_count=CORES)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import functools
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
@@ -127,7 +126,3 @@ class CompileTest(parameterized.TestCase):
   def test_split_of_k_is_among_them(self):
     self.assertGreater(compiled("sm_90_split")[1].split_k, 1)
     self.assertEqual(compiled("sm_90_prefill")[1].split_k, 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

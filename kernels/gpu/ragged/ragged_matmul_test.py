@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.ragged import plans
@@ -391,7 +390,3 @@ class RaggedTest(parameterized.TestCase):
     found = re.search(r"reads at byte (\d+)", str(caught.exception))
     self.assertIsNotNone(found, caught.exception)
     self.assertLess(abs(int(found[1]) - 3 * stride), 2**20)
-
-
-if __name__ == "__main__":
-  absltest.main()
