@@ -235,16 +235,7 @@ def _bind_with_epilogue(
 def _bind(call: calls.DotCall) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
   if call.implementation is not None:  # some local device must support it
-    problem = call.problem()
-    choice.require_somewhere(
-      lambda target: backends.choose(
-        problem,
-        target,
-        call.implementation,
-        overlay=call.overlay,
-        is_of_layer=call.is_of_layer,
-      )
-    )
+    choice.require_somewhere(functools.partial(backends.choose_for, call))
   result = primitive.bind(call, targets.request())
   if guards.is_on():
     guards.check(result, call.without_origins())

@@ -164,9 +164,7 @@ def check(result: jax.Array, call: calls.DotCall) -> None:
       call,
       functools.partial(_unexplained, call.form()),
       who=sides.WHO,
-      description=describe(
-        result, call, functools.partial(backends.choose, overlay=call.overlay)
-      ),
+      description=describe(result, call, backends.choose_for),
     )
 
 
@@ -344,7 +342,7 @@ def describe(
   Args:
     result: result of the call.
     call: call of a dot or a ragged dot.
-    choose: (problem, target, requested) -> decision.
+    choose: (call, target) -> decision.
   """
   arrays = ", ".join(
     f"{name} {x.dtype.name}[{', '.join(map(str, x.shape))}]"
@@ -372,6 +370,6 @@ def _implementation(
   override = targets.overriding_target()
   for target in [override] if override else targets.local_targets():
     with contextlib.suppress(NotImplementedError):
-      decision = choose(call.problem(), target, call.implementation)
+      decision = choose(call, target)
       return f"{decision.implementation}, as decided for {target}"
   return str(call.implementation)

@@ -83,18 +83,11 @@ def with_offset(
     offset: the offset.
     bind: computes a call.
   """
-  arrays = call.bare().arrays()
-  rows = tuple(name for name in ("lhs", "lhs_scale") if name in arrays)
-  names = (*rows, *(name for name in arrays if name not in rows))
+  bare = call.bare()
   total = _DotWithOffset(
-    call=call.bare().form(),
-    names=names,
-    rows=len(rows),
-    side=offset.name,
-    format=offset.format,
-    bind=bind,
+    call=bare.form(), side=offset.name, format=offset.format, bind=bind
   )
-  operands = (*(arrays[name] for name in names), offset.array)
+  operands = (*bare.flatten(), offset.array)
   if _has_kernel(call, offset):
     result = alternatives.compute(total, *operands)
   else:
@@ -132,33 +125,26 @@ class _DotWithOffset(alternatives.Forms):
 
   Attributes:
     call: form of the call.
-    names: names of the arrays in order; those of rows are first.
-    rows: number of arrays of rows.
     side, format: as in `arguments.Offset`.
     bind: computes a call.
   """
 
   call: calls.DotCall
-  names: tuple[str, ...]
-  rows: int
   side: str
   format: formats.BlockFormat
   bind: Callable[[calls.DotCall], jax.Array]
 
   @property
-  def num_rows(self) -> int:
-    return self.rows
-
-  def _call(self, arrays: Sequence[Any]) -> calls.DotCall:
-    named = dict(zip(self.names, arrays, strict=True))
-    return self.call.with_arrays(**named)
+  def rows(self) -> frozenset[int]:
+    names = enumerate(self.call.arrays())
+    return frozenset(i for i, x in names if x in ("lhs", "lhs_scale"))
 
   def operations(self, *operands: Any) -> jax.Array:
-    result = self.bind(self._call(operands[:-1]))
+    result = self.bind(self.call.filled(operands[:-1]))
 
     def second(result: jax.Array, *operands: Any) -> jax.Array:
       *arrays, offset = operands
-      call = self._call(arrays)
+      call = self.call.filled(arrays)
       lhs, rhs = operands_of(
         call,
         arguments.Offset(name=self.side, format=self.format, array=offset),
@@ -171,8 +157,9 @@ class _DotWithOffset(alternatives.Forms):
 
   def _flat(self, arrays: Sequence[Any]) -> calls.DotCall:
     """Returns the call of rows [m, k], without origins."""
-    flat = [_as_rows(x) for x in arrays[: self.rows]]
-    call = self._call([*flat, *arrays[self.rows :]])
+    call = self.call.filled(
+      _as_rows(x) if i in self.rows else x for i, x in enumerate(arrays)
+    )
     lhs = call.lhs
     axis = None if lhs.axis is None else 1
     lhs = dataclasses.replace(lhs, axis=axis, contracting=(1,), batch=())
@@ -185,13 +172,11 @@ class _DotWithOffset(alternatives.Forms):
     if not extents.are_static(itertools.chain(*shapes)):
       return None
     call = self._flat(context.avals_in[:-1])
-    problem = call.problem()
-    rows = math.prod(shapes[0][:-1])
-    if rows > MOST_ROWS or cpu_configs.is_turned(rows, problem.n):
+    lead = shapes[0][:-1]  # lhs is the first array
+    rows = math.prod(lead)
+    if rows > MOST_ROWS or cpu_configs.is_turned(rows, call.problem().n):
       return None
-    decision = backends.choose(
-      problem, context.target, call.implementation, overlay=call.overlay
-    )
+    decision = backends.choose_for(call, context.target)
     if decision.implementation != cpu.BACKEND.name:
       return None
 
@@ -200,7 +185,7 @@ class _DotWithOffset(alternatives.Forms):
       given = offset, self.format.code_offset
       call = self._flat(arrays)
       result = backends.emit(decision, call, context.target, offset=given)
-      return result.reshape(*shapes[0][:-1], -1)
+      return result.reshape(*lead, -1)
 
     return function
 

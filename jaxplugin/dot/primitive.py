@@ -10,7 +10,10 @@ mapped, the other array is broadcast.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,8 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.jaxext import program
+from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
@@ -154,16 +159,30 @@ def _local(
     # A process that loads the module may lack the kernel libraries, and
     # jax.export refuses custom calls without guaranteed stability.
     unportable = decisions.Unsupported(lowering.PORTABLE)
-  decision = backends.choose(
-    call.problem(),
-    target,
-    call.implementation,
-    unportable=unportable,
-    overlay=call.overlay,
-    for_export=exporting.current() is not None,
-    is_of_layer=call.is_of_layer,
+  for_export = exporting.current() is not None
+  decision = backends.choose_for(
+    call, target, unportable=unportable, for_export=for_export
   )
   return backends.emit(decision, call, target)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+  """Yields every equation of the primitive, also those in sub-jaxprs."""
+  for operation in program.operations(jaxpr):
+    if operation.eqn.primitive is block_scaled_dot_p:
+      yield operation.eqn
+
+
+def decide(
+  eqn: Any, target: targets.Target | None, *, for_export: bool = False
+) -> choice.Decided:
+  """Returns `choice.decide` of an equation of the primitive."""
+  return choice.decide(
+    eqn,
+    target,
+    functools.partial(backends.choose_for, for_export=for_export),
+    for_export=for_export,
+  )
 
 
 operation_primitive.register_call(

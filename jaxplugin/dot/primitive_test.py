@@ -26,6 +26,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
+from jaxplugin.dot import primitive
 from jaxplugin.testing import contract
 from jaxplugin.testing import exact_numbers
 from jaxplugin.testing import interpreted
@@ -161,6 +162,30 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
     x = jnp.ones((3, 32))
     expected = 3 * float(np.asarray(jp.dequantize(w)).sum() + 5)
     np.testing.assert_array_equal(jax.grad(loss)(x), np.full((3, 32), expected))
+
+
+class DecideTest(absltest.TestCase):
+  def equation(self, **options):
+    (x,) = arrays((jp.MXFP8, (4, 64)))
+    function = jax.jit(functools.partial(dot, **options))
+    jaxpr = jax.make_jaxpr(function)(x, x).jaxpr
+    (eqn,) = primitive.equations(jaxpr)
+    return eqn
+
+  def test_decision_is_for_the_given_the_recorded_or_the_local_target(self):
+    b200 = jp.named_target("b200", cudnn="9.12")
+    eqn = self.equation()
+    self.assertEqual(primitive.decide(eqn, None).target, jp.detect_target())
+    decided = primitive.decide(eqn, b200)
+    self.assertEqual(decided.target, b200)
+    self.assertEqual(decided.decision.implementation, "cudnn")
+    with jp.use_target(b200):
+      eqn = self.equation(implementation="cudnn")
+    self.assertEqual(primitive.decide(eqn, None).target, b200)
+    refused = primitive.decide(eqn, jp.named_target("cpu"))
+    self.assertIsNone(refused.decision)
+    self.assertRegex(refused.error, r"(?s)does not support.*platform is cpu")
+    self.assertEqual((refused.problem.m, refused.problem.k), (4, 64))
 
 
 def varying_axes(x: jax.Array) -> set[str]:

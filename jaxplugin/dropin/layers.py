@@ -86,8 +86,8 @@ class _Layer(alternatives.Forms):
   is_plain: bool
 
   @property
-  def num_rows(self) -> int:
-    return int(self.is_plain)
+  def rows(self) -> frozenset[int]:
+    return frozenset([0] if self.is_plain else ())
 
   def operations(self, *operands: Any) -> jax.Array:
     args = jax.tree.unflatten(self.tree, operands)

@@ -18,11 +18,11 @@ import jax
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
-from jaxplugin.dot import traced
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.operation import choice
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import problems as quantization_problems
@@ -264,9 +264,9 @@ def _explain_matmul(
   for_export: bool,
 ) -> report.Explained:
   eqn = operation.eqn
-  decided: traced.Decided | ragged_primitive.Decided
+  decided: choice.Decided
   if eqn.primitive is primitive.block_scaled_dot_p:
-    decided = traced.decide(eqn, target, for_export=for_export)
+    decided = primitive.decide(eqn, target, for_export=for_export)
   else:
     decided = ragged_primitive.decide(
       eqn, target, operation.num_devices, for_export=for_export
@@ -276,9 +276,7 @@ def _explain_matmul(
   return report.Explained(**products.place(operation), **fields)
 
 
-def _explain_decided(
-  eqn: Any, decided: traced.Decided | ragged_primitive.Decided
-) -> dict[str, Any]:
+def _explain_decided(eqn: Any, decided: choice.Decided) -> dict[str, Any]:
   """Returns fields of a `report.Explained` that follow from a decision."""
   fields = dict(vars(decided))
   if decided.decision is not None:

@@ -20,14 +20,13 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import offsets
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
-from jaxplugin.dot import traced
 from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.operation import choice
 from jaxplugin.ragged import backends as ragged_backends
-from jaxplugin.ragged import primitive as ragged
 from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import modules
@@ -103,7 +102,7 @@ def describe(aval: Any) -> str:
 
 
 def backend_of(
-  decided: traced.Decided | ragged.Decided,
+  decided: choice.Decided,
 ) -> decisions.BackendRecord[Any]:
   """Returns the backend that was chosen for a matmul."""
   operation: matching.MeasuredOperation[Any] = backends.OPERATION
@@ -113,9 +112,7 @@ def backend_of(
   return operation.backends()[decided.decision.implementation]
 
 
-def estimate(
-  eqn: Any, decided: traced.Decided | ragged.Decided
-) -> estimates.Estimate | None:
+def estimate(eqn: Any, decided: choice.Decided) -> estimates.Estimate | None:
   """Estimates a matmul; None if a size is symbolic.
 
   The number of groups with rows is unknown. The estimate of a ragged dot

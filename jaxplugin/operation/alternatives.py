@@ -16,6 +16,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from collections.abc import Sequence
+from collections.abc import Set
 from typing import Any
 
 import jax
@@ -36,12 +37,12 @@ class Forms(abc.ABC):
   """
 
   @property
-  def num_rows(self) -> int:
-    """The number of first operands that are rows [..., k].
+  def rows(self) -> Set[int]:
+    """The positions of operands that are rows [..., k].
 
     If vmap maps only these, the kernel gets another leading dimension.
     """
-    return 0
+    return frozenset()
 
   @abc.abstractmethod
   def operations(self, *operands: Any) -> jax.Array:
@@ -135,8 +136,8 @@ def _batch(
   forms: Forms | None,
   target: targets.Request | None,
 ) -> tuple[jax.Array, int]:
-  rows = 0 if forms is None else forms.num_rows
-  are_rows = None not in dims[:rows] and set(dims[rows:]) <= {None}
+  mapped = {i for i, dim in enumerate(dims) if dim is not None}
+  are_rows = forms is not None and mapped == forms.rows
   operands = [
     x if dim is None else jnp.moveaxis(x, dim, 0)
     for x, dim in zip(operands, dims, strict=True)

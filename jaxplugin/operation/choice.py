@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import Generic
 
 import jax
 import jax.numpy as jnp
@@ -159,7 +158,7 @@ def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decided(Generic[decisions.Problem]):
+class Decided:
   """One equation of a jaxpr, and the decision about it.
 
   Attributes:
@@ -170,7 +169,7 @@ class Decided(Generic[decisions.Problem]):
     error: the reason if decision is None.
   """
 
-  problem: decisions.Problem
+  problem: Any
   target: targets.Target
   decision: decisions.Decision | None
   error: str = ""
@@ -182,28 +181,29 @@ def decide(
   choose: Callable[..., decisions.Decision],
   *,
   for_export: bool = False,
-) -> Decided[Any]:
+) -> Decided:
   """Decides about an equation whose primitive takes a call.
 
   Args:
     eqn: the equation.
     target: the target to decide for. None uses the target that the equation was
       traced for, or the local one.
-    choose: (call, its problem, target) -> decision.
+    choose: (call, target) -> decision.
     for_export: whether to decide like `jp.export`.
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  problem = call.problem()
   detect = targets.detect_for_export if for_export else targets.detect_target
   target = targets.requested(
     eqn.params["target"], lambda asked: target or asked or detect()
   )
   decision, error = None, ""
   try:
-    decision = choose(call, problem, target)
+    decision = choose(call, target)
   except NotImplementedError as e:
     error = str(e)
-  return Decided(problem=problem, target=target, decision=decision, error=error)
+  return Decided(
+    problem=call.problem(), target=target, decision=decision, error=error
+  )
 
 
 def backend_of(

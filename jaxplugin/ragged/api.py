@@ -275,11 +275,7 @@ def bind(call: calls.Call) -> jax.Array:
   call = call.filled(arguments.vary_alike(call.flatten()))
   if call.implementation is not None:
     # Raises if no local device supports the requested backend.
-    choice.require_somewhere(
-      lambda target: backends.choose(
-        call.problem(), target, call.implementation, overlay=call.overlay
-      )
-    )
+    choice.require_somewhere(functools.partial(backends.choose_for, call))
   result = primitive.bind(call)
   if guards.is_on():
     checks.check(result, call)

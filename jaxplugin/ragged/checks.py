@@ -30,7 +30,7 @@ def check(result: jax.Array, call: calls.Call) -> None:
   unexplained: Any = _unexplained
   if isinstance(call, calls.RaggedContraction):
     unexplained = _unexplained_sums
-  description = guards.describe(result, call, backends.choose)
+  description = guards.describe(result, call, backends.choose_for)
   report = functools.partial(_report_sizes, who, description)
   sizes = call.group_sizes
   rows = call.num_rows

@@ -30,7 +30,6 @@ from jaxplugin.runtime import lowering
 ragged_dot_p = calls.ragged_dot_p
 ragged_contraction_p = calls.ragged_contraction_p
 PRIMITIVES: Final = (ragged_dot_p, ragged_contraction_p)
-Decided = choice.Decided[problems.Problem]
 
 
 def bind(call: calls.Call) -> jax.Array:
@@ -51,7 +50,7 @@ def decide(
   num_devices: int = 1,
   *,
   for_export: bool = False,
-) -> Decided:
+) -> choice.Decided:
   """Returns `choice.decide` of an equation of one of `PRIMITIVES`.
 
   Args:
@@ -59,9 +58,7 @@ def decide(
     num_devices: number of devices that XLA partitions the equation over.
   """
 
-  def choose(
-    call: calls.Call, _: problems.Problem, target: targets.Target
-  ) -> decisions.Decision:
+  def choose(call: calls.Call, target: targets.Target) -> decisions.Decision:
     # If the call is split, each device chooses a backend for its shard.
     is_partitioned = num_devices > 1 and not assignment.can_partition(call)
     module = lowering.Module(

@@ -23,7 +23,6 @@ from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
-from jaxplugin.dot import traced
 from jaxplugin.exports import api as exports
 from jaxplugin.jaxext import program
 from jaxplugin.operation import failures
@@ -298,7 +297,7 @@ def _decided(
   if "call" in eqn.params:
     decide: Any = ragged_primitive.decide
     if eqn.primitive is primitive.block_scaled_dot_p:
-      decide = traced.decide
+      decide = primitive.decide
     one = decide(eqn, target)
     decided = () if one.decision is None else (one.decision,)
     return str(one.problem), decided

@@ -23,12 +23,13 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
-from jaxplugin.dot import traced as decisions
 from jaxplugin.dropin import nn_operands
 from jaxplugin.dropin import nn_scaled
+from jaxplugin.operation import choice
 from jaxplugin.stablehlo import module_calls
 
 # Beginnings of functions' names.
@@ -56,7 +57,7 @@ class Lowering:
 
   name: str
   description: str
-  decided: decisions.Decided | None
+  decided: choice.Decided | None
   dot: Any
   traced: Any
   platform: str
@@ -109,9 +110,9 @@ def lower(
       f"its results must be {module_calls.shape_list(outputs)}, got"
       f" {module_calls.shape_list(call.results)}"
     )
-  eqns = list(decisions.dots(traced.jaxpr.jaxpr))
+  eqns = list(primitive.equations(traced.jaxpr.jaxpr))
   eqn = eqns[0] if eqns else None
-  decided = None if eqn is None else decisions.decide(eqn, target)
+  decided = None if eqn is None else primitive.decide(eqn, target)
   return Lowering(
     name=_function_name(call, decided),
     description=_description(call, decided),
@@ -338,7 +339,7 @@ def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:
 
 
 def _description(
-  call: module_calls.ModuleCall, decided: decisions.Decided | None
+  call: module_calls.ModuleCall, decided: choice.Decided | None
 ) -> str:
   if call.name == module_calls.QUANTIZE:
     (x,) = call.operands
@@ -352,7 +353,7 @@ def _description(
 
 
 def _function_name(
-  call: module_calls.ModuleCall, decided: decisions.Decided | None
+  call: module_calls.ModuleCall, decided: choice.Decided | None
 ) -> str:
   """Returns a name such as block_scaled_dot.mxfp8_xla or quantize.nvfp4."""
   if call.name in (module_calls.QUANTIZE, module_calls.DEQUANTIZE):

@@ -21,7 +21,7 @@ from jaxplugin import quantization
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import traced
+from jaxplugin.operation import choice
 from jaxplugin.quantization import arguments
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_functions
@@ -59,7 +59,7 @@ class Rewritten:
   call: str
   source: str
   description: str
-  decided: traced.Decided | None = None
+  decided: choice.Decided | None = None
   dot: Any = dataclasses.field(default=None, repr=False)
   function: str = ""
   error: str = ""

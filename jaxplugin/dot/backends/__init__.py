@@ -116,6 +116,25 @@ def choose(
   )
 
 
+def choose_for(
+  call: calls.DotCall,
+  target: targets.Target,
+  *,
+  unportable: decisions.Unsupported | None = None,
+  for_export: bool = False,
+) -> decisions.Decision:
+  """Chooses the backend of a call. The options are those of `choose`."""
+  return choose(
+    call.problem(),
+    target,
+    call.implementation,
+    unportable=unportable,
+    overlay=call.overlay,
+    for_export=for_export,
+    is_of_layer=call.is_of_layer,
+  )
+
+
 def _supporting(
   problem: problems.DotProblem, target: targets.Target
 ) -> Iterator[str]:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.dot import traced
+from jaxplugin.dot import primitive
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.testing import installed
 from jaxplugin.testing import interpreted
@@ -276,7 +276,7 @@ class TracedTest(absltest.TestCase):
     def tangent(x, stack):
       return jax.jvp(lambda x: jp.linear(x, stack[1]), (x,), (x,))
 
-    dots = traced.dots(jax.make_jaxpr(tangent)(x, stack).jaxpr)
+    dots = primitive.equations(jax.make_jaxpr(tangent)(x, stack).jaxpr)
     of_layers = [eqn.params["call"].is_of_layer for eqn in dots]
     self.assertEqual(of_layers, [True, False])
     text = self.lowered(jax.grad(loss), x, stack)

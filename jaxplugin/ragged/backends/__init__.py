@@ -112,12 +112,19 @@ def choose_in(
   unportable = module.kernels_refusal()
   if call.implementation is not None and module.is_exported:
     unportable = None
+  return choose_for(call, target, unportable=unportable)
+
+
+def choose_for(
+  call: calls.Call, target: targets.Target, **options: Any
+) -> decisions.Decision:
+  """Chooses a backend for a call; the options are those of `choice.choose`."""
   return choose(
     call.problem(),
     target,
     call.implementation,
-    unportable=unportable,
     overlay=call.overlay,
+    **options,
   )
 
 

@@ -15,7 +15,7 @@ import jaxplugin as jp
 from jaxplugin import dot
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.dot import traced
+from jaxplugin.dot import primitive
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.runtime import triton_library
@@ -88,8 +88,8 @@ class OursTest(parameterized.TestCase):
       variant = found[name]
       with jp.use_target(targets.named_target("h200")):
         jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
-      (eqn,) = traced.dots(jaxpr.jaxpr)
-      decision = traced.decide(eqn, None).decision
+      (eqn,) = primitive.equations(jaxpr.jaxpr)
+      decision = primitive.decide(eqn, None).decision
       self.assertEqual(decision.implementation, "triton")
       self.assertEqual("_tma" in decision.notes[0], used)
 

@@ -17,7 +17,7 @@ import jax
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.dot import traced
+from jaxplugin.dot import primitive
 
 # Stands for the backends of the decision in a list of backends' names.
 CHOSEN: Final = "chosen"
@@ -115,7 +115,9 @@ def decided(
 ) -> list[Any]:
   """Returns the decision for each block-scaled dot of a function."""
   jaxpr = jax.make_jaxpr(function)(*operands)
-  return [traced.decide(eqn, target) for eqn in traced.dots(jaxpr.jaxpr)]
+  return [
+    primitive.decide(eqn, target) for eqn in primitive.equations(jaxpr.jaxpr)
+  ]
 
 
 def ours(

@@ -15,9 +15,9 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
-from jaxplugin.dot import traced
 from jaxplugin.lab.tuning.operations import dots
 from jaxplugin.lab.tuning.operations import operands
 
@@ -89,8 +89,8 @@ PROBLEMS: Final = {
 
 def decided(given, arrays):
   function = functools.partial(dots.compute, given)
-  (eqn,) = traced.dots(jax.make_jaxpr(function)(arrays).jaxpr)
-  return traced.decide(eqn, None).problem
+  (eqn,) = primitive.equations(jax.make_jaxpr(function)(arrays).jaxpr)
+  return primitive.decide(eqn, None).problem
 
 
 def computed(given, arrays, implementation=None):
