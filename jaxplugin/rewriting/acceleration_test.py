@@ -326,24 +326,6 @@ class ConstructsTest(absltest.TestCase):
       function = jax.jit(every(mapped, transform))
       self.assert_right(function, mapped, args, exact, magnitude)
 
-  @pytest.mark.full
-  def test_vmap_of_the_accelerated_function_takes_every_pattern(self):
-    args, _, _ = operands(3, batch=3)
-    each = lambda *args: matmul(*(a[None] for a in args))[0]
-    for mapped in range(1, 16):
-      axes = [0 if mapped & (1 << i) else None for i in range(4)]
-      pairs = list(zip(args, axes, strict=True))
-      passed = [a if axis == 0 else a[1] for a, axis in pairs]
-      picked = [a if axis == 0 else a[1:2] for a, axis in pairs]
-      picked = [np.broadcast_to(a, (3, *a.shape[1:])) for a in picked]
-      expected = contract.dot(
-        nn_cases.dequantized(*picked[:2]),
-        nn_cases.dequantized(*picked[2:]),
-        NT_3D,
-      )
-      function = jax.vmap(jp.accelerate(each), in_axes=axes)
-      assert_dot(function(*passed), *expected)
-
 
 class SemanticsTest(parameterized.TestCase):
   @parameterized.product(

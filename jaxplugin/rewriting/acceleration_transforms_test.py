@@ -91,21 +91,6 @@ class CompositionTest(parameterized.TestCase):
       )
     self.assertEmpty(jp.explain(model, *args))
 
-  @pytest.mark.full
-  def test_sharded_by_the_partitioner_is_right(self):
-    args, *expected = constructs.operands(13, batch=4)
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(mesh, PartitionSpec("x"))
-    inner = jax.jit(dot, in_shardings=(sharding,) * 4, out_shardings=sharding)
-    for function in (
-      jp.accelerate(inner),
-      jax.jit(jp.accelerate(inner)),
-      jax.jit(jp.accelerate(dot), in_shardings=(sharding,) * 4),
-    ):
-      result = function(*args)
-      self.assertTrue(result.sharding.is_equivalent_to(sharding, 3))
-      constructs.assert_dot(result, *expected)
-
   @parameterized.product(
     f=(matmul, dot), wrap=(constructs.in_scan, constructs.in_cond)
   )
@@ -378,22 +363,6 @@ class UntouchedTest(parameterized.TestCase):
     text = lowered.as_text(debug_info=True)
     self.assertIn("@attention", text)
     self.assertIn("scores/block_scaled_dot", text)
-
-  @pytest.mark.full
-  def test_function_without_dots_is_traced_to_the_same(self):
-    @jax.jit
-    def f(x, key):
-      keys = jnp.broadcast_to(jax.random.key(1), (2,)).reshape(2)
-      x = jax.nn.gelu(jnp.sort(x)) + jax.random.normal(key, x.shape)
-      x += jax.vmap(jax.random.normal)(keys)[:, None]
-      x = lax.fori_loop(0, 3, lambda i, x: jax.nn.relu(x) * i + 1, x)
-      return jnp.linalg.norm(jax.scipy.special.logsumexp(x, axis=0)), 1.0
-
-    x, key = jnp.arange(6.0).reshape(2, 3), jax.random.key(0)
-    self.assertEqual(count(jp.accelerate(f), x, key), count(f, x, key))
-    for a, e in zip(jp.accelerate(f)(x, key), f(x, key), strict=True):
-      self.assertEqual(a, e)
-      self.assertEqual(jax.typeof(a), jax.typeof(e))
 
   def test_concrete_keys_of_random_numbers_pass(self):
     key = jax.random.key(2)

@@ -375,16 +375,6 @@ class DerivativesTest(AcceptedTest):
     ):
       jax.jit(jax.grad(call, allow_int=True))(w, x)
 
-  @pytest.mark.full
-  def test_one_taken_inside_is_right_and_said(self):
-    loss, *args = self.adapted("mxfp8")
-    call = jax.jit(jp.accept_quantized(jax.grad(loss)))
-    with self.assertWarnsRegex(UserWarning, "differentiate outside"):
-      actual = call(*args)
-    expected = jax.grad(loss)(*args[:2], args[2].dequantize())
-    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-      np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-
 
 class TrapsTest(AcceptedTest):
   """Warnings for slow uses, and errors for unsupported ones."""

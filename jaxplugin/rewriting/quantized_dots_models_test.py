@@ -93,32 +93,6 @@ class LinenTest(parameterized.TestCase):
     self.assertIn("left: it is a last layer: its name contains", text)
     self.assertIn(f"{pathlib.Path(__file__).name}:", text)
 
-  @pytest.mark.full
-  def test_stacked_layers_in_a_scan_with_remat(self):
-    def model(dot):
-      layers = flax.linen.scan(
-        flax.linen.remat(Layer),
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
-        length=3,
-      )
-      return layers(dot)
-
-    params = model(lax.dot_general).init(jax.random.key(0), X, None)
-    loss = lambda m: lambda p, x: (m.apply(p, x, None)[0] ** 2).mean()
-    expected = jax.jit(gradient(loss(model(HAND))))(params, X)
-    for place in ("inside", "outside_of_jit"):
-      f = loss(model(lax.dot_general))
-      assert_same(constructs.PLACES[place](f, quantize)(params, X), expected)
-
-
-class Layer(flax.linen.Module):
-  dot: object
-
-  @flax.linen.compact
-  def __call__(self, x, _):
-    return jnp.tanh(flax.linen.Dense(64, dot_general=self.dot)(x)), None
-
 
 class Perceptron(nnx.Module):
   def __init__(self, dot):
@@ -267,37 +241,6 @@ class EquinoxTest(parameterized.TestCase):
       wgrad = jp.explain(f, layer, BATCH[0])[-1]
       self.assertEqual(wgrad.phase, "wgrad")
       self.assertEqual(wgrad.problem.batch, batch)
-
-  @pytest.mark.full
-  def test_stacked_layers_in_a_scan_with_checkpoint(self):
-    def by_rows(layer, x):
-      return jax.vmap(jax.vmap(layer))(x)
-
-    # In a scan's body products have their batch: rows are blocked together.
-    def hand(layer, x):
-      dot = jp.dot_general(recipe=MXFP8, weight="lhs")
-      for i, part in enumerate(layer.layers):
-        y = dot(part.weight, x, (((1,), (2,)), ((), ())))
-        x = jnp.moveaxis(y, 0, 2) + part.bias
-        x = x if i else jax.nn.relu(x)
-      return x
-
-    def gradient(apply):
-      def loss(layers, x):
-        arrays, rest = eqx.partition(layers, eqx.is_array)
-
-        def step(x, arrays):
-          layer = eqx.combine(arrays, rest)
-          return eqx.filter_checkpoint(apply)(layer, x), None
-
-        return (lax.scan(step, x, arrays)[0] ** 2).mean()
-
-      return eqx.filter_jit(eqx.filter_value_and_grad(loss))
-
-    make = lambda key: eqx.nn.MLP(64, 64, 96, 1, key=key)
-    layers = eqx.filter_vmap(make)(jax.random.split(jax.random.key(1), 2))
-    actual = quantize(gradient(by_rows))(layers, BATCH)
-    assert_same(actual, gradient(hand)(layers, BATCH))
 
 
 def haiku_hand(call, args, kwargs, context):

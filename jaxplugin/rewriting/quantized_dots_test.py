@@ -256,33 +256,6 @@ class ConstructsTest(parameterized.TestCase):
     with jax.log_compiles(), self.assertNoLogs("jax", "WARNING"):
       jp.quantize_dots(gradient(f), MXFP8)(W, X)
 
-  @pytest.mark.full
-  def test_jitted_function_called_before_and_after_is_as_ever(self):
-    f = jax.jit(two_layers(plain, plain))
-    hand = jax.jit(two_layers(by_hand(MXFP8), by_hand(MXFP8)))
-    for _ in range(2):
-      assert_same(f(W, X), jax.jit(two_layers(plain, plain))(W, X))
-      assert_same(jp.quantize_dots(f, MXFP8)(W, X), hand(W, X))
-    self.assertNotIn("bind", vars(lax.dot_general_p))
-
-  @pytest.mark.full
-  def test_donation_static_arguments_and_side_outputs(self):
-    @functools.partial(jax.jit, static_argnames="scale", donate_argnums=0)
-    def step(w, x, scale):
-      loss = lambda w: ((scale * plain(x, w[0])) ** 2).mean()
-      aux = lambda w: (loss(w), {"name": w.sum()})
-      (value, aux), g = jax.value_and_grad(aux, has_aux=True)(w)
-      return w - g, value, aux
-
-    w = jnp.array(W)
-    new, _, aux = jp.quantize_dots(step, MXFP8)(w, X, scale=2)
-    self.assertTrue(w.is_deleted())
-    self.assertEqual(list(aux), ["name"])
-    dot = by_hand(MXFP8)
-    loss = lambda w: ((2 * dot(X, w[0])) ** 2).mean()
-    expected = jax.jit(lambda w: w - jax.grad(loss)(w))(W)
-    assert_same(new, expected)
-
   def test_function_with_nothing_to_take_is_traced_to_the_same(self):
     def f(w, x):
       image = x.reshape(1, 8, 8, 8)

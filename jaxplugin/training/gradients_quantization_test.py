@@ -170,29 +170,6 @@ class BitwiseTest(parameterized.TestCase):
     error = np.abs(np.asarray(w_grad) - np.asarray(flat))
     np.testing.assert_array_less(error, reference.ERROR_BOUND * magnitude)
 
-  @pytest.mark.full
-  def test_batch_dimension_stays_with_either(self):
-    format = jp.MXFP4
-    rng = np.random.default_rng(4)
-    x, w, g = (
-      rng.normal(size=s).astype(np.float32)
-      for s in ((2, 33, 64), (2, 31, 64), (2, 33, 31))
-    )
-    function = jp.dot_general(format, format, implementation="xla")
-    numbers = (((2,), (2,)), ((0,), (0,)))
-    kwargs = {"implementation": "xla", "batch": ((0,), (0,))}
-
-    @jax.jit
-    def expected(x, w, g):
-      q = lambda x, axis: quantized(x, axis, format)
-      return (
-        dot(q(x, 2), 2, q(w, 2), 2, np.float32, **kwargs),
-        dot(q(g, 2), 2, q(w, 1), 1, np.float32, **kwargs),
-        dot(q(g, 1), 1, q(x, 1), 1, np.float32, **kwargs),
-      )
-
-    self.assert_same(step(function, numbers)(x, w, g), expected(x, w, g))
-
   def test_unused_gradient_changes_no_bit_of_the_other(self):
     function = jp.dot_general(jp.NVFP4, jp.NVFP4)
     loss = lambda x, w: jnp.sin(function(x, w, MATMUL)).sum()

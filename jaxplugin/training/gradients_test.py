@@ -350,20 +350,6 @@ class ForwardTest(WithinTestCase):
     _, linear = jax.linearize(lambda rhs: dot(lhs, rhs), rhs)
     self.assert_within(linear(rhs_tangent), of_rhs)
 
-  @pytest.mark.full
-  def test_both_modes_have_one_jacobian(self):
-    # Reverse mode quantizes a g of one 1, exactly; all other terms are zero.
-    function = jp.dot_general(jp.NVFP4, jp.MXFP8)
-    lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")
-    dot = lambda lhs, rhs: function(lhs, rhs, MATMUL)
-    forward, reverse = (
-      jax.jit(jac(dot, argnums=(0, 1)))(lhs, rhs)
-      for jac in (jax.jacfwd, jax.jacrev)
-    )
-    for f, r in zip(forward, reverse, strict=True):
-      self.assertGreater(np.abs(f).max(), 0)
-      np.testing.assert_array_equal(f, r)
-
   def test_tangents_of_bf16_are_of_bf16(self):
     bf16 = ml_dtypes.bfloat16
     lhs, rhs = testing.normal(0, "mk", bf16), testing.normal(1, "kn", bf16)
@@ -378,22 +364,6 @@ class ForwardTest(WithinTestCase):
       expected_tangent(tangent, "mk", rhs, "kn", "mn", jp.MXFP8),
       rounding=testing.BF16_ROUNDING,
     )
-
-  @pytest.mark.full
-  def test_vmap_and_scan_are_the_loop(self):
-    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    lhs, rhs = testing.normal(0, "bmk"), testing.normal(1, "kn")
-    tangent = testing.normal(2, "kn")
-
-    def along(x):
-      dot = lambda rhs: jnp.sin(function(x, rhs, MATMUL))
-      return jax.jvp(dot, (rhs,), (tangent,))[1]
-
-    expected = np.stack([along(x) for x in lhs])
-    scanned = jax.lax.scan(lambda c, x: (c, along(x)), 0, lhs)[1]
-    for actual in (jax.vmap(along)(lhs), jnp.asarray(scanned)):
-      # Another program may round sums, and so the sine's slope, otherwise.
-      np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
 
   @pytest.mark.full
   def test_gradient_of_a_mapped_weight_is_the_sum(self):

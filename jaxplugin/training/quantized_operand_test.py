@@ -7,11 +7,8 @@ Also as flax, equinox, haiku and meshes have them.
 
 import dataclasses
 import functools
-from typing import Any
 
-import equinox as eqx
 import flax.linen
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -439,38 +436,6 @@ class ModelsTest(absltest.TestCase):
       return jnp.square(nnx.merge(graph, given)(x)).sum()
 
     self.assert_same_and_fewer(loss, params)
-
-  @pytest.mark.full
-  def test_equinox(self):
-    class Layer(eqx.Module):
-      w: Any
-      static_dot: Any = eqx.field(static=True)
-      dot: Any  # no array, nor anything with one
-
-      def __call__(self, x):
-        return self.static_dot(self.dot(x, self.w, MATMUL), self.w, MATMUL)
-
-    w = BATCHES[0, :32].repeat(2, 0)
-    given = Layer(jp.quantize_operand(w, RECIPE), make_dot(), make_dot())
-    loss = lambda layer, x: jnp.sin(layer(x)).sum()
-    step = eqx.filter_jit(eqx.filter_grad(loss))
-    gradient = step(given, BATCHES[1])
-    expected = step(Layer(w, make_dot(), make_dot()), BATCHES[1])
-    np.testing.assert_array_equal(gradient.w.primal, expected.w)
-    # Copies are not parameters.
-    self.assertLen(jax.tree.leaves(gradient), 1)
-
-  @pytest.mark.full
-  def test_haiku(self):
-    def forward(x, dot):
-      w = hk.get_parameter("w", (WIDTH, 96), init=hk.initializers.Constant(0.1))
-      return jnp.sin(dot(x, w, MATMUL))
-
-    model = hk.without_apply_rng(hk.transform(forward))
-    dot = make_dot()
-    params = model.init(jax.random.key(0), BATCHES[0], dot)
-    loss = lambda p, x: jnp.square(model.apply(p, x, dot)).sum()
-    self.assert_same_and_fewer(loss, params, operands=1)
 
   def test_promoting_leaves_operands_as_they_are(self):
     w = jp.quantize_operand(jnp.ones((4, 4), jnp.bfloat16), RECIPE)

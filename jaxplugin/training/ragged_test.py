@@ -49,11 +49,6 @@ def _vjp(dot, *args):
   return jax.vjp(dot, *args)
 
 
-@jax.jit
-def _pulled(pull, g):
-  return pull(g)
-
-
 class ProductsTest(parameterized.TestCase):
   @parameterized.named_parameters(
     *recipes_oracle.CASES,
@@ -114,58 +109,6 @@ class ProductsTest(parameterized.TestCase):
       for actual, e in zip(own, expected, strict=False):
         bound = gradients_oracle.BOUND * e.magnitude + 1e-300
         np.testing.assert_array_less(np.abs(actual - e.value), bound)
-
-  @parameterized.product(
-    recipe=(
-      training.MXFP8_RECIPE,
-      training.NVFP4_RECIPE,
-      training.MXFP4_RECIPE,
-    ),
-    m=(64, 45),
-  )
-  @pytest.mark.full
-  def test_one_group_is_dot_general(self, recipe, m):
-    x, w, g = _arrays(m, groups=1)
-    dense = jp.dot_general(recipe=recipe, weight="rhs")
-    numbers = ((1,), (1,)), ((), ())
-    sizes = np.array([m], np.int32)
-    result, pull = _vjp(_dot(recipe, sizes=sizes), x, w)
-    expected, expected_pull = _vjp(
-      lambda x, w: dense(x, w, numbers, key=_KEY), x, w[0]
-    )
-    # The same kernels, forward and for dgrad.
-    np.testing.assert_array_equal(result, expected)
-    (dx, dw) = _pulled(pull, g)
-    (expected_dx, expected_dw) = _pulled(expected_pull, g)
-    np.testing.assert_array_equal(dx, expected_dx)
-    # Both have the same codes, so only the roundings of sums differ.
-    np.testing.assert_allclose(dw[0], expected_dw, rtol=0, atol=2e-5)
-    codes = [
-      [np.asarray(a).ravel() for a in jax.tree.leaves(p) if a.dtype == np.uint8]
-      for p in (
-        (pull, jp.quantize_operand(w, recipe, contracting=2, batch=0)),
-        (expected_pull, jp.quantize_operand(w[0], recipe, contracting=1)),
-      )
-    ]
-    # Values and scales of rows, which are kept, and of weights, which are not.
-    self.assertGreaterEqual(len(codes[0]), 4)
-    for a, e in zip(*codes, strict=True):
-      np.testing.assert_array_equal(a, e)
-
-  @pytest.mark.full
-  def test_a_group_is_of_no_concern_to_another(self):
-    x, w, g = _arrays()
-    step = _step(_dot(training.MXFP8_RECIPE))
-    expected = step(x, w, g)
-    for name, value in (("large", 1e4), ("nan", np.nan)):
-      with self.subTest(name):
-        other_x, other_g = x.copy(), g.copy()
-        other_x[:37] *= value
-        other_g[:37] *= value
-        actual = step(other_x, w, other_g)
-        for a, e in zip(actual[:2], expected[:2], strict=True):
-          np.testing.assert_array_equal(a[37:], e[37:])
-        np.testing.assert_array_equal(actual[2][1:], expected[2][1:])
 
   @parameterized.parameters(*((a, b) for a in (0, 1) for b in range(3)))
   @pytest.mark.full

@@ -113,16 +113,6 @@ class ValuesTest(parameterized.TestCase):
         self.assertAlmostEqual(bias.mean(), -lost, delta=error)
         self.assertGreater(lost, 0.005)
 
-  @pytest.mark.full
-  def test_mxfp8_is_the_formats_alone(self):
-    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    result, vjp = jax.vjp(lambda x, w: function(x, w, MATMUL), X, W)
-    expected = (result, *vjp(jnp.asarray(G)))
-    for a, e in zip(
-      step(training.MXFP8_RECIPE)(X, W, G), expected, strict=True
-    ):
-      np.testing.assert_array_equal(a, e)
-
   def test_weight_may_be_either_side(self):
     # (x w)' = w' x', whose weight is the left side.
     recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
@@ -402,18 +392,25 @@ def plain():
 
 class TransformationsTest(parameterized.TestCase):
   @pytest.mark.full
-  def test_vmap_of_the_gradient_is_the_loop(self):
-    actual = jax.jit(jax.vmap(jax.grad(loss_of(NVFP4), (0, 1))))(
-      XS, WS, GS, KEYS
-    )
-    assert_same(actual, plain())
+  def test_vmap_and_scan_are_the_loop(self):
+    loss = loss_of(NVFP4)
 
-  @pytest.mark.full
-  def test_gradient_of_vmap_is_the_loop_with_raw_keys_too(self):
-    each = jax.vmap(loss_of(NVFP4))
-    total = lambda x, w, g, keys: each(x, w, g, keys).sum()
-    data = jax.random.key_data(KEYS)
-    assert_same(jax.jit(jax.grad(total, (0, 1)))(XS, WS, GS, data), plain())
+    def mapped(x, w, keys):
+      return jax.vmap(loss)(x, w, GS, keys).sum()
+
+    def scanned(x, w, keys):
+      step = lambda c, args: (c + loss(*args), None)
+      return jax.lax.scan(step, 0.0, (x, w, GS, keys))[0]
+
+    def gradients(x, w, keys):
+      return [
+        jax.vmap(jax.grad(loss, (0, 1)))(x, w, GS, keys),
+        jax.grad(mapped, (0, 1))(x, w, jax.random.key_data(keys)),
+        jax.grad(scanned, (0, 1))(x, w, keys),
+      ]
+
+    for actual in jax.jit(gradients)(XS, WS, KEYS):
+      assert_same(actual, plain())
 
   def test_vmap_with_one_key_is_the_loop_with_that_key(self):
     grad = jax.grad(loss_of(NVFP4), (0, 1))
@@ -422,16 +419,6 @@ class TransformationsTest(parameterized.TestCase):
     for i in range(3):
       expected = grad_of(NVFP4)(XS[i], WS[0], GS[i], KEYS[0])
       assert_same([a[i] for a in actual], expected)
-
-  @pytest.mark.full
-  def test_scan_is_the_loop(self):
-    loss = loss_of(NVFP4)
-
-    def total(x, w):
-      step = lambda c, args: (c + loss(*args), None)
-      return jax.lax.scan(step, 0.0, (x, w, GS, KEYS))[0]
-
-    assert_same(jax.jit(jax.grad(total, (0, 1)))(XS, WS), plain())
 
   @parameterized.parameters(
     None,

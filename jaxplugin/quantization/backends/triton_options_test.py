@@ -170,12 +170,3 @@ class OptimizedTest(parameterized.TestCase):
     # Nothing else touches what has the size of x; least of all random bits.
     self.assertNotRegex(text, r"bf16\[[0-9,]*\]\S* (?!parameter)[a-z-]+\(")
     self.assertNotIn("u32[512,768]", text)
-
-  @pytest.mark.full
-  def test_operations_would_be_seen(self):
-    target = H200.without_library(targets.JAX_TRITON, "it is away")
-    text = deviceless.compile(
-      lambda x: jp.quantize(x, MXFP8, key=jax.random.key(0)), X, target=target
-    ).as_text()
-    self.assertIn("u32[512,768]", text)
-    self.assertNotIn("triton_kernel_call", text)
