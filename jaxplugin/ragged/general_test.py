@@ -236,7 +236,8 @@ class AlignGroupsTest(parameterized.TestCase):
     x = rng.normal(size=(m, 3)).astype(np.float32)
     of_row = ragged_suite.group_of_rows(np.array(sizes), m)
     x[of_row < 0] = np.nan
-    rows, new = jp.align_groups(x, np.array(sizes, np.int32), multiple)
+    align = jax.jit(jp.align_groups, static_argnums=2)
+    rows, new = align(x, np.array(sizes, np.int32), multiple)
     own = [x[of_row == g] for g in range(len(sizes))]
     padded = [
       np.pad(part, ((0, -len(part) % multiple), (0, 0))) for part in own
@@ -262,17 +263,6 @@ class AlignGroupsTest(parameterized.TestCase):
     )
     actual = _contract(lhs_rows, rhs_rows, sizes)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
-
-  def test_blocks_of_a_group_do_not_depend_on_others(self):
-    lhs, _ = _arrays()
-    f = lambda x: jp.quantize(
-      jp.align_groups(x, _SIZES, 32)[0], jp.MXFP8, axis=0
-    )
-    other = lhs.copy()
-    other[:9] *= 1000
-    a, b = f(lhs), f(other)
-    np.testing.assert_array_equal(a.scale[1:], b.scale[1:])
-    np.testing.assert_array_equal(a.values[32:], b.values[32:])
 
   def test_its_derivative_brings_rows_back(self):
     lhs, _ = _arrays()

@@ -242,22 +242,6 @@ class ExplicitTest(explicit.ExplicitTestCase):
     expected, _ = ragged_suite.oracle(exact_lhs, exact_rhs, SIZES)
     np.testing.assert_array_equal(np.asarray(result), expected)
 
-  @pytest.mark.full
-  def test_sum_that_is_wanted_in_parts_is_scattered(self):
-    rhs, _ = ragged_suite.operand(
-      self.rng, jp.MXFP8, (GROUPS, 64, K), integers=True
-    )
-    with jax.set_mesh(self.mesh):
-      args = (
-        self.put(np.ones((M, K), np.float32), P(None, "b")),
-        self.put(rhs, P(None, None, "b")),
-        SIZES,
-      )
-      dot = functools.partial(jp.ragged_dot, out_sharding=P(None, "b"))
-      text = jax.jit(dot).lower(*args).compile().as_text()
-    self.assertIn("reduce-scatter", text)
-    self.assertNotIn("all-reduce", text)
-
   @parameterized.parameters(
     (P("a", "b", None), ValueError, r"at most 2 dimensions.*\(32, 64\)"),
     (P(None, ("a", "b")), ValueError, r"axis 1 .* 8 times.*size 60"),

@@ -210,21 +210,3 @@ class VmapTest(parameterized.TestCase):
       np.testing.assert_array_equal(
         actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
       )
-
-  @pytest.mark.full
-  def test_symbolic_rows_and_entries(self):
-    (lhs, rhs, sizes, _), of_entry = self.operands(
-      contract.F32, jp.MXFP8, ("lhs", "sizes")
-    )
-    entries, m = jax.export.symbolic_shape("entries, m")
-    function = jax.vmap(lambda x, s: jp.ragged_dot(x, rhs, s))
-    exported = jax.export.export(jax.jit(function))(
-      jax.ShapeDtypeStruct((entries, m, K), jnp.float32),
-      jax.ShapeDtypeStruct((entries, GROUPS), jnp.int32),
-    )
-    loaded = jax.export.deserialize(exported.serialize())
-    actual = loaded.call(lhs, sizes)
-    for i in range(ENTRIES):
-      np.testing.assert_array_equal(
-        actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
-      )
