@@ -9,7 +9,6 @@ import tempfile
 
 import gguf
 import gguf_metadata
-import jax
 import numpy as np
 import smollm
 from absl.testing import absltest
@@ -179,8 +178,3 @@ class MetadataTest(absltest.TestCase):
       path.write_bytes(b"GGML1234")
       with self.assertRaisesRegex(ValueError, "GGUF file, got .*b'GGML'"):
         gguf_metadata.read(path)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_platforms", "cpu")
-  absltest.main()
