@@ -11,8 +11,8 @@
 #   tools/release.sh [PYTHON]
 #
 # PYTHON creates the environments (python3 by default). The machine's compiler
-# builds the CPU kernels for x86-64, and Zig, from PyPI, those for aarch64. The
-# script runs on Linux on x86-64.
+# builds the CPU kernels for x86-64, and Zig, from PyPI, those for aarch64. Both
+# wheels need glibc 2.28. The script runs on Linux on x86-64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,28 +38,38 @@ quiet "$tools" -m build --sdist --outdir dist .
 wheel() {
   quiet "$tools" -m pip wheel --no-deps "$@" dist/*.tar.gz
 }
-# PyPI rejects Linux wheels without a glibc in their name. auditwheel names the
-# oldest one that the library supports.
-#
-# The compiler of this machine builds its wheel, which needs this machine's glibc.
-# Zig's library does not detect the instruction sets of x86-64.
-wheel --wheel-dir "$work/native"
-PATH="$work/tools/bin:$PATH" "$tools" -m auditwheel repair --wheel-dir dist \
-  --only-plat "$work"/native/*.whl
-
-# Zig links with the symbols of an old glibc. jaxlib's wheels need 2.27. Python
-# names the wheel for _PYTHON_HOST_PLATFORM. auditwheel knows only the platforms
-# of the machine that Python reports.
+# PyPI rejects Linux wheels without a glibc in their name. jaxlib's wheels need
+# 2.27. auditwheel knows only the platforms of the machine that Python reports.
 ZIG=$("$tools" -c "import ziglang; print(ziglang.__path__[0] + '/zig')")
-export ZIG WHEEL_MACHINE=aarch64 WHEEL_GLIBC=2.28
-_PYTHON_HOST_PLATFORM=linux-aarch64 wheel --wheel-dir "$work/built" \
-  --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/wheel.cmake"
-PATH="$work/tools/bin:$PATH" "$tools" -c "
+export ZIG WHEEL_GLIBC=2.28
+name_glibc() {  # MACHINE DIRECTORY
+  PATH="$work/tools/bin:$PATH" "$tools" -c "
 import platform, sys
-platform.machine = lambda: 'aarch64'
+platform.machine = lambda: '$1'
 from auditwheel.main import main
 sys.exit(main())" repair --wheel-dir dist --only-plat \
-  --plat manylinux_2_28_aarch64 "$work"/built/*.whl
+    --plat "manylinux_${WHEEL_GLIBC/./_}_$1" "$2"/*.whl
+}
+
+# The machine's compiler builds the wheel for x86-64, and links it with Zig's
+# stubs of the old glibc. A symbol that the old glibc lacks is an error.
+echo >"$work/empty.c"
+(cd "$work" && "$ZIG" build-lib empty.c -dynamic -lc -fno-compiler-rt \
+  -fno-ubsan-rt -target "x86_64-linux-gnu.$WHEEL_GLIBC" --global-cache-dir zig)
+glibc=$(dirname "$work"/zig/o/*/libc.so.6)
+mkdir "$work/lib"
+ln -s "$glibc/libm.so.6" "$work/lib/libm.so"
+echo "INPUT($glibc/libc.so.6 $glibc/libpthread.so.0 $glibc/libld.so.2)" \
+  >"$work/lib/libc.so"
+LDFLAGS="-L$work/lib -Wl,-z,defs" wheel --wheel-dir "$work/x86_64"
+name_glibc x86_64 "$work/x86_64"
+
+# Zig builds the wheel for aarch64. Python names it for _PYTHON_HOST_PLATFORM.
+WHEEL_MACHINE=aarch64 _PYTHON_HOST_PLATFORM=linux-aarch64 wheel \
+  --wheel-dir "$work/aarch64" \
+  --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/wheel.cmake"
+name_glibc aarch64 "$work/aarch64"
+
 wheel --wheel-dir dist --config-settings=wheel.cmake=false
 
 step "check"

@@ -22,11 +22,23 @@ LIBRARY: Final = re.compile(
   r"jaxplugin/kernels/cpu/libjaxplugin_cpu\.(so|dylib)"
 )
 # The machine in the header of a wheel's library, by the platform in the wheel's
-# name without its glibc (System V ABI, "ELF Header"). A wheel of platform "any"
-# has no library.
-MACHINES: Final = {"x86_64": 62, "aarch64": 183, "any": None}
-_GLIBC: Final = re.compile(r"^manylinux_2_[0-9]+_")
+# name (System V ABI, "ELF Header"). A wheel of platform "any" has no library.
+MACHINES: Final = {
+  "manylinux_2_28_x86_64": 62,
+  "manylinux_2_28_aarch64": 183,
+  "any": None,
+}
 _E_MACHINE: Final = slice(18, 20)
+# The newest symbols of manylinux_2_28 (manylinux-policy.json of auditwheel).
+NEWEST: Final = {
+  b"GLIBC": (2, 28),
+  b"GCC": (7, 0, 0),
+  b"GLIBCXX": (3, 4, 24),
+  b"CXXABI": (1, 3, 11),
+}
+_SYMBOL_VERSION: Final = re.compile(
+  rb"\0((%s)_([0-9.]+))(?=\0)" % b"|".join(NEWEST)
+)
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that a wheel must not have: tests and their helpers.
 SUPPORT: Final = re.compile(
@@ -105,9 +117,13 @@ def library_faults(wheel: zipfile.ZipFile, machine: int) -> list[str]:
   """Returns faults of the libraries in a wheel; `machine` is ELF's number."""
   faults = []
   for name in filter(LIBRARY.fullmatch, wheel.namelist()):
-    got = int.from_bytes(wheel.read(name)[_E_MACHINE], "little")
+    library = wheel.read(name)
+    got = int.from_bytes(library[_E_MACHINE], "little")
     if got != machine:
       faults.append(f"{name} is for ELF machine {got}, not {machine}")
+    for needed, source, version in _SYMBOL_VERSION.findall(library):
+      if (*map(int, version.split(b".")),) > NEWEST[source]:
+        faults.append(f"{name} needs symbols of {needed.decode()}")
   return faults
 
 
@@ -142,8 +158,7 @@ def version_faults(
 def faults(directory: pathlib.Path, root: pathlib.Path = ROOT) -> list[str]:
   """Returns faults of the wheel and the sdist in `directory`."""
   wheels = {
-    _GLIBC.sub("", path.stem.rpartition("-")[2]): path
-    for path in directory.glob("*.whl")
+    path.stem.rpartition("-")[2]: path for path in directory.glob("*.whl")
   }
   sdists = sorted(directory.glob("*.tar.gz"))
   count = len([*directory.glob("*.whl")])

@@ -140,7 +140,7 @@ class VersionTest(absltest.TestCase):
       )
 
 
-class DirectoryTest(absltest.TestCase):
+class DirectoryTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
@@ -156,19 +156,19 @@ class DirectoryTest(absltest.TestCase):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
-  def pack(self, wheel, sdist):
+  def pack(self, wheel, sdist, symbols=b"\0GLIBC_2.28\0GLIBC_2.3.4\0"):
     folder = self.root / "dist"
     folder.mkdir(exist_ok=True)
     for platform, machine in wheel_contents.MACHINES.items():
-      glibc = "" if machine is None else "manylinux_2_28_"
-      path = folder / f"jaxplugin-1.2-py3-none-{glibc}{platform}.whl"
+      path = folder / f"jaxplugin-1.2-py3-none-{platform}.whl"
       with zipfile.ZipFile(path, "w") as out:
         for name in wheel:
           if name != LIBRARY:
             out.writestr(name, "")
           elif machine is not None:
-            # Not a library, except for the field that is read.
-            out.writestr(name, bytes(18) + machine.to_bytes(2, "little"))
+            # Not a library, except for the fields that are read.
+            header = bytes(18) + machine.to_bytes(2, "little")
+            out.writestr(name, header + symbols)
     with tarfile.open(folder / "jaxplugin-1.2.tar.gz", "w:gz") as out:
       for name in sdist:
         out.addfile(tarfile.TarInfo(f"jaxplugin-1.2/{name}"))
@@ -235,16 +235,41 @@ class DirectoryTest(absltest.TestCase):
     )
     arm.write_bytes(x86.read_bytes())
     found = wheel_contents.faults(folder, self.root)
-    self.assertIn(f"aarch64: {LIBRARY} is for ELF machine 62, not 183", found)
+    self.assertIn(
+      f"manylinux_2_28_aarch64: {LIBRARY} is for ELF machine 62, not 183", found
+    )
+
+  @parameterized.parameters(
+    "GLIBC_2.29", "GLIBC_3.0", "GCC_14.0.0", "GLIBCXX_3.4.25", "CXXABI_1.3.12"
+  )
+  def test_symbol_of_a_newer_system_is_told(self, symbol):
+    folder = self.pack(WHEEL, SDIST, b"\0GLIBC_2.14\0%b\0" % symbol.encode())
+    found = wheel_contents.faults(folder, self.root)
+    self.assertEqual(
+      [fault for fault in found if "symbols" in fault],
+      [
+        f"manylinux_2_28_{machine}: {LIBRARY} needs symbols of {symbol}"
+        for machine in ("x86_64", "aarch64")
+      ],
+    )
+
+  def test_wheel_for_a_newer_glibc_is_told(self):
+    folder = self.pack(WHEEL, SDIST)
+    name = "jaxplugin-1.2-py3-none-manylinux_2_{}_x86_64.whl"
+    (folder / name.format(28)).rename(folder / name.format(36))
+    (found,) = wheel_contents.faults(folder, self.root)
+    self.assertIn("manylinux_2_36_x86_64", found)
 
   def test_directory_with_older_builds_is_refused(self):
     folder = self.pack(WHEEL, SDIST)
     (folder / "jaxplugin-1.1.tar.gz").write_text("")
     (found,) = wheel_contents.faults(folder, self.root)
-    self.assertIn("got 2 and 3: aarch64, any, x86_64", found)
+    self.assertIn(
+      "got 2 and 3: any, manylinux_2_28_aarch64, manylinux_2_28_x86_64", found
+    )
 
   def test_wheel_of_every_platform_is_needed(self):
     folder = self.pack(WHEEL, SDIST)
     (folder / "jaxplugin-1.2-py3-none-manylinux_2_28_aarch64.whl").unlink()
     (found,) = wheel_contents.faults(folder, self.root)
-    self.assertIn("got 1 and 2: any, x86_64", found)
+    self.assertIn("got 1 and 2: any, manylinux_2_28_x86_64", found)

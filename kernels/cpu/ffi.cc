@@ -198,6 +198,15 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
 }  // namespace
 }  // namespace jaxplugin
 
+#if defined(__linux__)
+// glibc has this variable since 2.32. The static C++ library reads this one
+// instead, so that wheels run with an older glibc (tools/release.sh). XLA always
+// starts threads.
+extern "C" {
+char __libc_single_threaded = 0;
+}
+#endif
+
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
