@@ -25,7 +25,6 @@ _PACKAGES: Final = (
   *information.PACKAGES,
   "jax-rocm7-plugin",
   "torch",
-  "torchao",
   "openvino",
   "onnxruntime",
 )

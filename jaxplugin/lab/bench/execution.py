@@ -112,12 +112,6 @@ class Timed:
       for i in range(self.plan.steps)
     ]
 
-  def _wait(self, results: Any) -> None:
-    if self.variant.wait is not None:
-      self.variant.wait()
-    elif not self.variant.on_host:
-      jax.block_until_ready(results)
-
   def traced(self, *flat: Any) -> list[Any]:
     """Returns the result of each step of one call."""
     count = self._tree.num_leaves
@@ -133,9 +127,7 @@ class Timed:
 
   def run(self, group: int) -> list[Any]:
     """Returns the results of one call when they are ready."""
-    results = self._function(*self._groups[group])
-    self._wait(results)
-    return results
+    return jax.block_until_ready(self._function(*self._groups[group]))
 
   def results(self) -> list[tuple[int, Any]]:
     """Returns (set, result) for the first and last set of the first group."""
@@ -186,7 +178,7 @@ class Timed:
     for i in range(first, first + count):
       results = self._function(*groups[i % len(groups)])
     launched = time.perf_counter()
-    self._wait(results)
+    jax.block_until_ready(results)
     end = time.perf_counter()
     self.launch_seconds = launched - start
     self.seconds = end - start

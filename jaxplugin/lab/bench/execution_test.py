@@ -5,6 +5,7 @@
 import dataclasses
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -97,7 +98,6 @@ class TimedTest(parameterized.TestCase):
       function=lambda x: events.append(int(x[0])),
       operands=lambda i: (np.array([i]),),
       on_host=True,
-      wait=lambda: events.append("wait"),
     )
     timed = execution.Timed(
       variant, execution.CallPlan(steps=2, groups=3, repeats=2)
@@ -106,6 +106,7 @@ class TimedTest(parameterized.TestCase):
     with (
       patch(execution, "SETTLE_SECONDS", 0.0),
       patch(execution.time, "perf_counter", clock),
+      patch(jax, "block_until_ready", lambda results: events.append("wait")),
     ):
       times = [timed.sample(), timed.sample()]
     # Each call has two steps, and the next of three groups. The clock is read

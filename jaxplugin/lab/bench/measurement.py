@@ -372,7 +372,7 @@ class RowMeasurement:
     return execution.plan(
       variant.num_bytes,
       self.device.cache_bytes,
-      mode="call" if variant.on_host and variant.wait is None else mode,
+      mode="call" if variant.on_host else mode,
       is_chained=is_chained,
       step_seconds=least,
       max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],

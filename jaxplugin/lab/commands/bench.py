@@ -34,11 +34,7 @@ from jaxplugin.printing import console
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
-_PEERS: Final = tuple(dict.fromkeys((*dot_variants.PEERS, *processes.NAMES)))
-_DEFAULT_PEERS: Final = {
-  "cpu": tuple(p for p in dot_variants.PEERS if p not in processes.NAMES),
-  "gpu": dot_variants.PEERS,
-}
+_PEERS: Final = (*dot_variants.PEERS, *processes.NAMES)
 _DEFAULT_ROUNDS: Final = 50
 _DEFAULT_SECONDS: Final = 3.0
 _QUICK_ROUNDS: Final = 7
@@ -261,7 +257,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
     rounds=args.rounds or rounds,
     seconds=args.seconds or seconds,
     implementations=implementations,
-    peers=_DEFAULT_PEERS[platform] if peers is None else peers,
+    peers=dot_variants.PEERS if peers is None else peers,
     out_dtype=np.dtype(workloads.PLAIN_DTYPES[out]),
     read_side=sizes.side,
   )

@@ -31,7 +31,7 @@ from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
 from jaxplugin.testing import command_lines
 
-OPTIONAL = ("matplotlib", "rich", "torch", "torchao")
+OPTIONAL = ("matplotlib", "rich", "torch")
 # Timed beside rows that read, on CPUs.
 READS = ("read", "read by numpy", "read huge pages")
 
@@ -128,7 +128,7 @@ class RunTest(BenchTestCase):
     )
     self.assertEqual((status, err), (0, ""))
     dot, codec = run.rows
-    (samples,) = (s for s in taken if "numpy" in s)
+    (samples,) = (s for s in taken if "lax.scaled_dot" in s)
     self.check_dot(dot, samples)
     self.assertEqual(
       [(v.name, v.status) for v in codec.variants],
@@ -154,7 +154,7 @@ class RunTest(BenchTestCase):
     chosen = [v.name for v in row.variants if v.is_chosen]
     target = jp.detect_target("cpu")
     self.assertEqual(chosen, ["cpu" if target.cpu_kernels else "xla"])
-    for name in ("xla", "f32", "bf16", "lax.scaled_dot", "numpy", *READS):
+    for name in ("xla", "f32", "bf16", "lax.scaled_dot", *READS):
       self.assertEqual(by_name[name].status, "ok", name)
       self.assertEqual(by_name[name].time.count, 3)
     for name in ("xla", "f32", "bf16"):
@@ -178,7 +178,7 @@ class RunTest(BenchTestCase):
   @pytest.mark.lab
   def test_decoder_is_verified_timed_and_printed(self):
     status, out, err, run = self.measure(
-      "decoder:1x64x64x2", "f32xmxfp8", "--peers", "f32,numpy"
+      "decoder:1x64x64x2", "f32xmxfp8", "--peers", "f32,ggml"
     )
     self.assertEqual((status, err), (0, ""))
     (row,) = run.rows
@@ -192,7 +192,7 @@ class RunTest(BenchTestCase):
     self.assertIn((f"{chosen} in scan", "f32 in scan"), ratios)
     self.assertLess(row.variants[0].error, 32)
     self.assertIn("decoder:1x64x64x2  f32xmxfp8 -> float32", out)
-    self.assertIn("numpy: is not run for decoders", out)
+    self.assertIn("ggml: is not run for decoders", out)
     paths = [self.directory / "r.json"] * 2
     compared, told, _ = self.run_bench("--compare", *paths)
     self.assertEqual(compared, 0)
@@ -201,7 +201,7 @@ class RunTest(BenchTestCase):
   @pytest.mark.lab
   def test_training_step_is_verified_timed_and_compared(self):
     status, out, err, run = self.measure(
-      "training:32x64x128", "mxfp8", "--peers", "f32,bf16,numpy"
+      "training:32x64x128", "mxfp8", "--peers", "f32,bf16,ggml"
     )
     self.assertEqual((status, err), (0, ""))
     chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
@@ -215,7 +215,7 @@ class RunTest(BenchTestCase):
     ratios = {(r.ours, r.other) for r in row.ratios}
     self.assertEqual(ratios, {(chosen, "f32"), (chosen, "bf16")})
     self.assertIn("training:32x64x128  mxfp8 -> float32", out)
-    self.assertIn("numpy: is not run for training", out)
+    self.assertIn("ggml: is not run for training", out)
 
   @pytest.mark.lab
   def test_wrong_gradients_are_found(self):

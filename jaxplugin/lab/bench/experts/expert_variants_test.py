@@ -143,7 +143,7 @@ class MeasurementTest(absltest.TestCase):
     self.enter_context(patch)
 
   def measure(self, row, *formats):
-    one = bench_results.measuring(("f32", "numpy"), ("chosen", "cudnn"))
+    one = bench_results.measuring(("f32", "ggml"), ("chosen", "cudnn"))
     return [one.measure(*bench_results.parsed(row, pair)) for pair in formats]
 
   @pytest.mark.lab
@@ -159,7 +159,7 @@ class MeasurementTest(absltest.TestCase):
       reasons,
       {
         "cudnn": "ragged_dot has no such implementation",
-        "numpy": "is not run for experts",
+        "ggml": "is not run for experts",
       },
     )
     ratios = {(r.ours, r.other) for r in found.ratios}

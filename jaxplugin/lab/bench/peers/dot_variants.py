@@ -33,23 +33,15 @@ from jaxplugin.dot import reference
 from jaxplugin.dot import rules
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import torch_peers
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 
 LAST: Final = (((1,), (1,)), ((), ()))
 MATMUL: Final = (((1,), (0,)), ((), ()))
 
-PEERS: Final = (
-  "f32",
-  "bf16",
-  "lax.scaled_dot",
-  "nn.scaled_matmul",
-  "numpy",
-  *torch_peers.NAMES,
-)
 # Peers that multiply values and scales.
 _SCALED: Final = ("lax.scaled_dot", "nn.scaled_matmul")
+PEERS: Final = ("f32", "bf16", *_SCALED)
 # Layouts of prepared weights that a backend may read, by their names in
 # `BackendRecord.reads`.
 _LAYOUTS: Final = {
@@ -61,8 +53,6 @@ _LAYOUTS: Final = {
 # about 3 times the mean of normally distributed values. Sums of FP8 matrix
 # instructions are within 132 * 2^-13 (numerics.md), which is a little more.
 _FASTEST_BOUND: Final = 1 / 60
-# Number of values that NumPy and ml_dtypes convert in well under a second.
-_MAX_NUMPY_VALUES: Final = 1 << 22
 # XLA:CPU multiplies this many rows by a faster routine than fewer rows. A user
 # can pad rows, so padding is a form of the peers.
 _PADDED_ROWS: Final = 8
@@ -274,8 +264,6 @@ class DotVariants:
       "bf16": self._plain,
       "lax.scaled_dot": self._scaled_dot,
       "nn.scaled_matmul": self._scaled_matmul,
-      "numpy": self._numpy,
-      **dict.fromkeys(torch_peers.NAMES, self._torch),
     }
     found: list[variants.AnyVariant] = []
     for name in names:
@@ -345,26 +333,6 @@ class DotVariants:
       )
 
     return self._variant(name, "peer", function, arrange=_unpacked)
-
-  def _numpy(self, name: str) -> variants.Variant | variants.Unavailable:
-    row = self.row
-    if (row.m + row.n) * row.k > _MAX_NUMPY_VALUES:
-      return variants.missing_peer(
-        name, f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only"
-      )
-
-    def function(lhs: Any, rhs: Any) -> Any:
-      product = _numpy_f32(lhs) @ _numpy_f32(rhs).T
-      return product.astype(self.out_dtype)
-
-    def arrange(*operands: Any) -> Any:
-      return tuple(jax.tree.map(np.asarray, x) for x in _unpacked(*operands))
-
-    return self._variant(name, "peer", function, arrange=arrange, on_host=True)
-
-  def _torch(self, name: str) -> variants.Variant | variants.Unavailable:
-    is_gpu = self.target.platform != "cpu"
-    return torch_peers.variant(name, self.row, self.pair, self.data, is_gpu)
 
 
 def plain_forms(name: str, m: int, out_dtype: np.dtype) -> list[Form]:
@@ -443,7 +411,7 @@ def lacks(name: str, pair: workloads.Pair) -> str:
   for format in given:
     if format.is_fp6 and name in _SCALED:
       return f"XLA has no {format.values_dtype.name}"
-    if not format.is_known and name in (*_SCALED, "numpy"):
+    if not format.is_known and name in _SCALED:
       return f"does not multiply {format}"
   return ""
 
@@ -511,16 +479,3 @@ def _times_globals(
   for scale in scales:
     result = result * scale
   return result.astype(out_dtype)
-
-
-def _numpy_f32(operand: Any) -> np.ndarray:
-  if not isinstance(operand, scaled_array.ScaledArray):
-    return operand.astype(np.float32)
-  size = operand.format.block_size
-  values = operand.values.view(operand.format.values_dtype)
-  blocks = values.reshape(*operand.scale.shape, size)
-  scale = operand.scale[..., None].astype(np.float32)
-  result = (blocks.astype(np.float32) * scale).reshape(operand.shape)
-  if operand.global_scale is None:
-    return result
-  return result * operand.global_scale

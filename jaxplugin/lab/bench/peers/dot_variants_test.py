@@ -200,12 +200,9 @@ class PeerFormsTest(parameterized.TestCase):
 
   @parameterized.parameters("mxfp6_e2m3", "bf16xmxfp6_e3m2")
   @pytest.mark.sample(1)
-  def test_values_of_six_bits_are_numbers_to_numpy_and_unknown_to_jax(
-    self, pair
-  ):
+  def test_values_of_six_bits_are_unknown_to_jax(self, pair):
     one = made("4x96x256", pair, targets.named_target("cpu"), jnp.float32)
-    product, scaled_dot = one.peers(["numpy", "lax.scaled_dot"])
-    product.check(1, product.function(*product.operands(1)))
+    (scaled_dot,) = one.peers(["lax.scaled_dot"])
     self.assertEqual(
       scaled_dot.reason, f"XLA has no {one.pair.rhs.values_dtype.name}"
     )

@@ -44,8 +44,6 @@ class Variant:
     arithmetic: the arithmetic whose ceiling applies.
     is_chosen: whether the package chooses this variant for the row.
     on_host: whether `function` is called without JAX.
-    wait: waits for work that a function on the host has started; None if the
-      function returns when the work is done.
     form: the form of the expression, if the peer has several forms.
     relative_error: returns norm(error) / norm(result) of a result of set i. The
       exact result has the unquantized activations and this variant's weights.
@@ -64,7 +62,6 @@ class Variant:
   arithmetic: Arithmetic = "floats"
   is_chosen: bool = False
   on_host: bool = False
-  wait: Callable[[], None] | None = None
   form: str = ""
   relative_error: Callable[[int, Any], float] | None = None
   same_as: str = ""
