@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m jaxplugin bench`: times each backend on this machine.
 
-`runs` verifies results, then times variants next to their peers.
+`measurement` verifies results, then times variants next to their peers.
 `workloads` lists the problems. `peers` has operands, functions and checks.
 `libraries` has peers that run in separate processes.
 `timing` measures, `roofline` measures the limits of the device, and `report`

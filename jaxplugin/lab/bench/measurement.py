@@ -1,12 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one row: checks every variant, then times them in turns."""
+"""Measures rows: checks every variant of a row, then times them in turns."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -27,6 +29,7 @@ from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import results
+from jaxplugin.printing import progress
 
 # Memory limit of the sets of operands of one call.
 _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
@@ -132,12 +135,12 @@ class RowMeasurement:
     device: devices.BenchDevice,
     ceilings: roofline.Ceilings,
     options: BenchOptions,
-    progress: Callable[[str], None] = lambda text: None,
+    describe: Callable[[str], None] = lambda text: None,
   ):
     self.device = device
     self.ceilings = ceilings
     self.options = options
-    self._progress = progress
+    self._describe = describe
     self._fastest_forms: dict[tuple[str, str], str] = {}
     # Formats and milliseconds of slow variants, by row and `same_as`.
     self._slow: dict[tuple[str, str], tuple[str, float]] = {}
@@ -186,7 +189,7 @@ class RowMeasurement:
   def _variants(
     self, row: workloads.BenchRow, pair: workloads.Pair
   ) -> Sequence[variants.AnyVariant]:
-    self._progress(f"{row} {pair}: data")
+    self._describe(f"{row} {pair}: data")
     options = self.options
     if not row.is_product:
       assert pair.rhs is not None
@@ -316,7 +319,7 @@ class RowMeasurement:
     """
     variant = entry.variant
     assert variant is not None
-    self._progress(f"{row}: {variant.name} ({mode})")
+    self._describe(f"{row}: {variant.name} ({mode})")
     try:
       plan = self._plan(row, variant, mode)
       timed = (
@@ -386,7 +389,7 @@ class RowMeasurement:
       for name, entry in running.items()
       if entry.once is None and entry.timed is not None
     }
-    self._progress(f"timing {', '.join(samplers)}")
+    self._describe(f"timing {', '.join(samplers)}")
     is_experts = row.kind == "experts"
     samples = timing.in_turns(
       samplers,
@@ -439,6 +442,49 @@ class RowMeasurement:
         )
       elif name in roofline.PRODUCTS:
         self.ceilings = self.ceilings.raised(name, result.flops / seconds)
+
+
+def measure_rows(
+  found: results.BenchRun,
+  work: Sequence[tuple[workloads.BenchRow, workloads.Pair]],
+  device: devices.BenchDevice,
+  options: BenchOptions,
+  deadline: float,
+) -> Iterator[results.BenchRun]:
+  """Yields `found` with the results so far, after each row.
+
+  Args:
+    found: a run with ceilings.
+    work: the rows, and their formats.
+    device: the device.
+    options: options of the measurement.
+    deadline: time of `time.monotonic` by which rows must end. A row is left out
+      if it would end later by taking as long as the longest row so far.
+  """
+  assert found.ceilings is not None
+  longest = 0.0
+  with (
+    progress.shown(total=len(work)) as line,
+    contextlib.closing(
+      RowMeasurement(device, found.ceilings, options, line.describe)
+    ) as measuring,
+  ):
+    for row, pair in work:
+      if time.monotonic() + longest > deadline:
+        left_out = (*found.left_out, f"{row} {pair}")
+        found = dataclasses.replace(found, left_out=left_out)
+      else:
+        done = measuring.measure(row, pair)
+        longest = max(longest, done.seconds)
+        found = results.with_fractions(
+          dataclasses.replace(
+            found,
+            rows=(*found.without(done), done),
+            ceilings=measuring.ceilings,
+          )
+        )
+      line.advance()
+      yield found
 
 
 def _finish(entry: _Measured, samples: Sequence[float]) -> None:

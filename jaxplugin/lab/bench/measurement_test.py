@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which form of a peer is measured."""
+"""Which form of a peer is measured, and the results of several rows."""
 
 import dataclasses
 import time
@@ -11,9 +11,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 
 
@@ -171,6 +173,58 @@ class FormsTest(parameterized.TestCase):
         if getattr(measuring.ceilings, field) > getattr(before, field)
       ]
       self.assertEqual(raised, [name] if is_raised else [])
+
+
+class DoublingMeasurement:
+  """Each row takes 4 ms, and finds that memory is read twice as fast."""
+
+  def __init__(self, device, ceilings, options, describe):
+    del device, options, describe
+    self.ceilings = ceilings
+
+  def close(self):
+    pass
+
+  def measure(self, row, pair):
+    read = 2 * self.ceilings.read
+    self.ceilings = self.ceilings.raised("read", read)
+    found = bench_results.variant("cpu", 4, flops=1)
+    return bench_results.row(found, row=str(row), formats=pair.name)
+
+
+class RowsTest(absltest.TestCase):
+  """A run has one ceiling of each kind, for all of its rows."""
+
+  def measured(self, shapes, found, deadline=np.inf):
+    work = workloads.pairs_of(
+      workloads.parse_rows(shapes), workloads.parse_pairs("mxfp8")
+    )
+    with absltest.mock.patch.object(
+      measurement, "RowMeasurement", DoublingMeasurement
+    ):
+      *_, last = measurement.measure_rows(found, work, None, None, deadline)
+    return last
+
+  def fractions(self, run):
+    return [row.variants[0].roof_fraction for row in run.rows]
+
+  def test_last_ceiling_counts_for_all_rows(self):
+    # At first 1e8 bytes are 2 ms, at 50e9 a second; at the end 0.5 ms.
+    found = self.measured("1x32x32,1x64x64", bench_results.run())
+    self.assertEqual(found.ceilings.read, 200e9)
+    self.assertEqual(self.fractions(found), [0.5 / 4] * 2)
+
+  def test_earlier_rows_are_kept_with_the_higher_ceilings(self):
+    earlier = self.measured("1x32x32,1x64x64", bench_results.run())
+    faster = dataclasses.replace(earlier.ceilings, read=400e9)
+    earlier = dataclasses.replace(earlier, ceilings=faster)
+    joined = results.joined(earlier, bench_results.run())
+    found = self.measured("1x64x64,1x96x96", joined)
+    names = [row.row for row in found.rows]
+    self.assertEqual(names, ["1x32x32", "1x64x64", "1x96x96"])
+    # Each row doubles the ceiling.
+    self.assertEqual(found.ceilings.read, 1600e9)
+    self.assertEqual(self.fractions(found), [0.0625 / 4] * 3)
 
 
 if __name__ == "__main__":

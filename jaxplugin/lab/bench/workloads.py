@@ -16,7 +16,7 @@ import numpy as np
 from jaxplugin.core import formats
 
 Kind = Literal[
-  "dot", "decoder", "training", "experts", "quantize", "dequantize", "startup"
+  "dot", "decoder", "training", "experts", "quantize", "dequantize"
 ]
 
 FORMATS: Final = "mxfp8,mxfp4,nvfp4"
@@ -38,7 +38,6 @@ _SIZES: Final[dict[Kind, str]] = {
   "experts": "experts:{m}x{top}of{experts}x{n}x{k}",
   "quantize": "quantize:{m}x{k}",
   "dequantize": "dequantize:{m}x{k}",
-  "startup": "startup",
 }
 
 
@@ -56,7 +55,6 @@ class BenchRow:
       "experts" multiplies each of m tokens with `top` of `experts` weights
         (n, k).
       "quantize" and "dequantize" convert (m, k), and n is 0.
-      "startup" has no sizes.
     m, n, k: sizes.
     layers: number of layers of a decoder.
     experts: number of experts.
@@ -66,9 +64,9 @@ class BenchRow:
   """
 
   kind: Kind
-  m: int = 0
+  m: int
   n: int = 0
-  k: int = 0
+  k: int
   layers: int = 0
   experts: int = 0
   top: int = 0
@@ -189,7 +187,6 @@ _DECODER: Final = BenchRow(
 )
 _TRAINING: Final = BenchRow(kind="training", m=512, n=2048, k=512)
 _DECODE: Final = _dots(*((m, 8192, 8192) for m in (1, 4, 8, 16)))
-_STARTUP: Final = (BenchRow(kind="startup"),)
 SETS: Final[dict[str, tuple[BenchRow, ...]]] = {
   **{
     model: tuple(
@@ -221,7 +218,6 @@ SETS: Final[dict[str, tuple[BenchRow, ...]]] = {
   "decoder": (_DECODER,),
   "training": (_TRAINING,),
   "quantize": _codec(4096),
-  "startup": _STARTUP,
   # The rows of the package's speed targets.
   "cpu-table": (
     *_also(ONE_SIDED, *_dots((1, 4096, 4096))),
@@ -250,7 +246,7 @@ def parse_rows(
     text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
       for M sequences), "training:TOKENSxCHANNELSxHIDDEN",
       "experts:TOKENSxTOPofEXPERTSxNxK", "quantize:MxK", "dequantize:MxK".
-    m: replaces m of all rows except "quantize", "dequantize" and "startup".
+    m: replaces m of all rows except "quantize" and "dequantize".
 
   Raises:
     ValueError: If an item is not the name of a set or valid sizes.
@@ -325,6 +321,27 @@ def parse_pairs(text: str) -> tuple[Pair, ...]:
   return tuple(dict.fromkeys(map(_parse_pair, _items("--formats", text))))
 
 
+def pairs_of(
+  rows: Sequence[BenchRow], pairs: Sequence[Pair] | None
+) -> list[tuple[BenchRow, Pair]]:
+  """Returns each row with each of `pairs`; None is the formats of each row.
+
+  Only matmuls have an unquantized side, or two formats.
+
+  Raises:
+    ValueError: If a row does not support the formats.
+  """
+  found = [
+    (row, pair)
+    for row in rows
+    for pair in (parse_pairs(row.formats) if pairs is None else pairs)
+    if row.is_product or pair.lhs == pair.rhs
+  ]
+  for row, pair in found:
+    check(row, pair)
+  return found
+
+
 def _parse_pair(item: str) -> Pair:
   by_name = {format.name: format for format in formats.NAMED}
   known = {**dict.fromkeys(PLAIN_DTYPES), **by_name}
@@ -362,8 +379,6 @@ def _items(option: str, text: str) -> list[str]:
 
 def check(row: BenchRow, pair: Pair) -> None:
   """Raises ValueError if a row does not support the formats."""
-  if row.kind == "startup":
-    return
   if row.kind in ("decoder", "experts") and pair.rhs is None:
     raise ValueError(f"weights of {row} must be quantized, got {pair}")
   if row.kind == "training" and pair.name not in FORMATS.split(","):

@@ -107,7 +107,7 @@ class RowsTest(parameterized.TestCase):
         self.assertEqual((n % 32, k % 32), (0, 0), f"{name} {layer}")
 
   @parameterized.parameters(
-    ("llama9", "unknown shape 'llama9'; known: llama3-8b, .*startup"),
+    ("llama9", "unknown shape 'llama9'; known: llama3-8b, .*quick"),
     ("1x2", "unknown shape '1x2'"),
     ("1x0x32", "at least 1, got '1x0x32'"),
     ("quantize:0x32", "at least 1"),
@@ -150,6 +150,23 @@ class PairsTest(parameterized.TestCase):
     self.assertEqual(
       workloads.parse_pairs("mxfp8xmxfp8,mxfp8"), workloads.parse_pairs("mxfp8")
     )
+
+  def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
+    rows = (
+      workloads.BenchRow(
+        kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"
+      ),
+      workloads.BenchRow(
+        kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"
+      ),
+    )
+    for pairs, expected in (
+      (None, ["1x32x32 mxfp8", "1x32x32 f32xnvfp4", "quantize:32x32 mxfp4"]),
+      ("nvfp4", ["1x32x32 nvfp4", "quantize:32x32 nvfp4"]),
+    ):
+      asked = pairs and workloads.parse_pairs(pairs)
+      found = workloads.pairs_of(rows, asked)
+      self.assertEqual([f"{row} {pair}" for row, pair in found], expected)
 
   @parameterized.parameters(
     ("int3", "unknown formats 'int3'; known: mxfp8, mxfp8_e5m2, mxfp4, nvfp4"),

@@ -22,7 +22,6 @@ from jaxplugin.dot import backends
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import runs
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import dot_variants
@@ -163,22 +162,14 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
 def _run(args: argparse.Namespace) -> int:
   if args.compare is not None:
     return _compare(args)
-  for path in (None if _prints_json(args) else args.json, args.plot):
-    _check_writable(path)
+  path = None if _prints_json(args) else args.json
+  for output in (path, args.plot):
+    _check_writable(output)
   plot = _plotter(args.plot)
   if args.show is not None:
     found = results.read(args.show)
   else:
-    request = _request(args)
-    with jax.default_device(request.device.device):
-      try:
-        found = runs.measure(request)
-      except runs.Interrupted as interruption:
-        _print(interruption.run, args)
-        print(
-          "bench: interrupted; other rows were not measured", file=sys.stderr
-        )
-        raise
+    found = _measure(args, path)
   _print(found, args)
   if plot is not None:
     plot(found, args.plot)
@@ -226,7 +217,8 @@ def _plotter(path: str | None) -> Callable[..., None] | None:
   return plot.draw
 
 
-def _request(args: argparse.Namespace) -> runs.Request:
+def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
+  """Measures each row, and writes the file of results after each row."""
   for name in ("rounds", "seconds", "budget"):
     value = getattr(args, name)
     if value is not None and not value > 0:
@@ -252,6 +244,8 @@ def _request(args: argparse.Namespace) -> runs.Request:
   rounds = _QUICK_ROUNDS if args.quick else _DEFAULT_ROUNDS
   seconds = _QUICK_SECONDS if args.quick else _DEFAULT_SECONDS
   out = args.out or _DEFAULT_OUT[platform]
+  work = workloads.pairs_of(workloads.parse_rows(shapes, m), pairs)
+  earlier = _earlier(args, path)
   options = measurement.BenchOptions(
     mode=args.mode or _DEFAULT_MODE[platform],
     rounds=args.rounds or rounds,
@@ -261,26 +255,36 @@ def _request(args: argparse.Namespace) -> runs.Request:
     out_dtype=np.dtype(workloads.PLAIN_DTYPES[out]),
     read_side=sizes.side,
   )
-  return runs.Request(
-    device=device,
-    rows=workloads.parse_rows(shapes, m),
-    pairs=pairs,
-    options=options,
-    sizes=sizes,
-    deadline=time.monotonic() + (args.budget or float("inf")),
-    command=tuple(sys.argv[1:]),
-    output=None if _prints_json(args) else args.json,
-    earlier=_earlier(args),
-  )
+  deadline = time.monotonic() + (args.budget or float("inf"))
+  with jax.default_device(device.device):
+    found = results.BenchRun(
+      command=tuple(sys.argv[1:]),
+      environment=devices.environment(device),
+      ceilings=roofline.measure(device, sizes),
+    )
+    if earlier is not None:
+      found = results.joined(earlier, found)
+    measured = measurement.measure_rows(found, work, device, options, deadline)
+    try:
+      for found in measured:
+        if path is not None:
+          results.write(found, path)
+    except KeyboardInterrupt:
+      _print(found, args)
+      print("bench: interrupted; other rows were not measured", file=sys.stderr)
+      raise
+  return found
 
 
-def _earlier(args: argparse.Namespace) -> results.BenchRun | None:
+def _earlier(
+  args: argparse.Namespace, path: str | None
+) -> results.BenchRun | None:
   """Returns the run whose rows the file of results keeps."""
   if not args.append:
     return None
-  if args.json is None or _prints_json(args):
+  if path is None:
     raise ValueError("bench: --append needs a file, pass --json FILE")
-  return results.read(args.json) if os.path.exists(args.json) else None
+  return results.read(path) if os.path.exists(path) else None
 
 
 def _names(

@@ -3,7 +3,6 @@
 """The command, as it is called."""
 
 import importlib
-import json
 import os
 import pathlib
 import subprocess
@@ -17,12 +16,10 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import measurement
 from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import runs
-from jaxplugin.lab.bench import startup
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench import training_step
-from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import codec_variants
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import verification
@@ -233,31 +230,6 @@ class RunTest(BenchTestCase):
     with self.assertRaisesRegex(verification.WrongResultError, "of input errs"):
       variant.check(0, (weights, x[::-1]))
 
-  def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
-    rows = (
-      workloads.BenchRow(
-        kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"
-      ),
-      workloads.BenchRow(
-        kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"
-      ),
-    )
-
-    def work(pairs):
-      request = runs.Request(
-        device=None, rows=rows, pairs=pairs, options=None, sizes=None,
-        deadline=0.0, command=(), output=None,
-      )  # fmt: skip
-      return [f"{row} {pair}" for row, pair in request.work()]
-
-    self.assertEqual(
-      work(None), ["1x32x32 mxfp8", "1x32x32 f32xnvfp4", "quantize:32x32 mxfp4"]
-    )
-    self.assertEqual(
-      work(workloads.parse_pairs("nvfp4")),
-      ["1x32x32 nvfp4", "quantize:32x32 nvfp4"],
-    )
-
   @pytest.mark.lab
   def test_wrong_result_is_told_not_timed_and_fails_the_run(self):
     right = dot_variants.dot.block_scaled_dot
@@ -315,34 +287,15 @@ class RunTest(BenchTestCase):
     patch = absltest.mock.patch.object
     with (
       patch(roofline, "measure", return_value=ceilings),
-      patch(runs.measurement, "RowMeasurement") as measurement,
+      patch(measurement, "RowMeasurement") as measuring,
     ):
-      measurement.return_value.measure.side_effect = [row, KeyboardInterrupt]
-      measurement.return_value.ceilings = ceilings
-      status, out, err, _ = self.measure("2x32x64,4x32x64", "mxfp8")
+      measuring.return_value.measure.side_effect = [row, KeyboardInterrupt]
+      measuring.return_value.ceilings = ceilings
+      status, out, err, run = self.measure("2x32x64,4x32x64", "mxfp8")
+    self.assertEqual([one.row for one in run.rows], ["1x4096x4096"])
     self.assertEqual(status, 130)
     self.assertIn("1x4096x4096", out)
     self.assertIn("bench: interrupted", err)
-
-  @pytest.mark.lab
-  def test_startup_is_measured(self):
-    path = self.directory / "r.json"
-    with (
-      absltest.mock.patch.object(startup, "_ROUNDS", 2),
-      absltest.mock.patch.object(startup, "_IMPORT_ROUNDS", 1),
-    ):
-      status, out, _ = self.run_bench(
-        "--platform", "cpu", "--shapes", "startup", "--json", path
-      )
-    self.assertEqual(status, 0)
-    found = json.loads(path.read_text())["startup"]
-    for name in ("jnp.dot", "block_scaled_dot"):
-      for phase in ("trace", "lower", "compile"):
-        self.assertEqual(found[name][phase]["count"], 2)
-        self.assertGreater(found[name][phase]["min"], 0.01)
-    # A module that imports jax takes longer than a tenth of a second.
-    self.assertGreater(found["import"]["jaxplugin"]["min"], 100)
-    self.assertRegex(out, r"block_scaled_dot +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d")
 
   def test_summary_has_a_line_for_each_row(self):
     wrong = bench_results.variant("xla", 1, status="wrong", time=None)

@@ -160,7 +160,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ("--shapes 16x256", "unknown shape '16x256'"),
     ("--shapes decode --formats int4", "unknown formats 'int4'"),
     ("ONE --dry-run --implementations magic", "must be None or one of"),
-    ("--shapes startup --dry-run --target h100", "found nothing to tune"),
+    ("--shapes training --dry-run --target h100", "found nothing to tune"),
     (
       "ONE --operations dequantise --dry-run",
       "--operations must be of block_scaled_dot, quantize, .*, got dequantise",

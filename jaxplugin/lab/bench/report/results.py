@@ -150,7 +150,6 @@ class BenchRun:
     environment: the result of `devices.environment`.
     ceilings: the highest rates of the run; None if no row needs them.
     rows: the results of the rows measured so far.
-    startup: the result of `startup.measure`; None if startup was not measured.
     left_out: rows that did not fit in the budget.
     schema: `SCHEMA`.
   """
@@ -159,7 +158,6 @@ class BenchRun:
   environment: dict[str, Any]
   ceilings: roofline.Ceilings | None
   rows: tuple[RowResult, ...] = ()
-  startup: dict[str, Any] | None = None
   left_out: tuple[str, ...] = ()
   schema: int = SCHEMA
 
@@ -223,13 +221,9 @@ def joined(earlier: BenchRun, run: BenchRun) -> BenchRun:
   if ceilings is not None and earlier.ceilings is not None:
     for name in (*roofline.NAMES, "int8"):
       ceilings = ceilings.raised(name, getattr(earlier.ceilings, name))
-  joined = dataclasses.replace(
-    run,
-    rows=earlier.rows,
-    startup=run.startup or earlier.startup,
-    ceilings=ceilings,
+  return with_fractions(
+    dataclasses.replace(run, rows=earlier.rows, ceilings=ceilings)
   )
-  return with_fractions(joined)
 
 
 class ResultError(ValueError):
@@ -277,6 +271,7 @@ def read(path: str | os.PathLike[str]) -> BenchRun:
 
 def _run(data: dict[str, Any]) -> BenchRun:
   ceilings = data["ceilings"]
+  data.pop("startup", None)  # earlier versions measured it
   return BenchRun(
     **{
       **data,

@@ -32,12 +32,15 @@ class FileTest(parameterized.TestCase):
       bench_results.row(
         bench_results.variant("cpu", 3, other_time=None), kind="quantize"
       ),
-      startup={"import": {"jax": {"median": 1.0}}},
       left_out=("a", "b"),
     )
     results.write(run, self.path)
     self.assertEqual(results.read(self.path), run)
     self.assertEqual(os.listdir(self.path.parent), ["r.json"])
+    # Earlier versions wrote one more field.
+    text = self.path.read_text().replace("{", '{"startup": null,', 1)
+    self.path.write_text(text)
+    self.assertEqual(results.read(self.path), run)
 
   def test_file_says_its_schema_and_quartiles(self):
     results.write(
@@ -103,6 +106,18 @@ class FileTest(parameterized.TestCase):
           self.assertAlmostEqual(found.roof_fraction, expected, places=5)
     none = dataclasses.replace(run, ceilings=None)
     self.assertEqual(results.with_fractions(none), none)
+
+
+class JoinedTest(absltest.TestCase):
+  def test_rows_of_another_machine_are_refused(self):
+    for name, value in (("device", "Another"), ("versions", {"jax": "0"})):
+      earlier = bench_results.run(
+        environment={**bench_results.ENVIRONMENT, name: value}
+      )
+      with self.assertRaisesRegex(
+        results.ResultError, f"--append needs a file of the same {name}, got"
+      ):
+        results.joined(earlier, bench_results.run())
 
 
 class CompareTest(absltest.TestCase):

@@ -12,7 +12,6 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import startup
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import console
@@ -201,8 +200,6 @@ def details(run: results.BenchRun) -> str:
   """Returns a block for each row, and the variants that did not run."""
   top = header(run.environment, run.ceilings).splitlines()
   parts = ["\n".join(line for row in top for line in _wrapped(row, ""))]
-  if run.startup is not None:
-    parts.append(startup.text(run.startup))
   if run.rows:
     parts.append(LEGEND)
   parts += map(block, run.rows)
@@ -287,8 +284,6 @@ def summary(run: results.BenchRun) -> Iterator[console.Part]:
       f"ms: median time. {speedup} of roof: the least time by the ceilings /"
       " the median. --verbose prints all variants."
     )
-  if run.startup is not None:
-    yield f"\n{startup.text(run.startup)}"
   if run.left_out:
     yield f"left out, no time: {', '.join(run.left_out)}"
 
