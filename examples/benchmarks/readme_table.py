@@ -1,14 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the tables of measured figures from a file of results.
+"""Prints the tables of measured figures from files of results.
 
   python examples/benchmarks/readme_table.py new.json
-  python examples/benchmarks/readme_table.py    # all that the pages link
+  python examples/benchmarks/readme_table.py    # all of CPUs that pages show
 
 `summary` is the table in README.md: milliseconds, a format a column. `lines` is
 the table in docs/benchmarks/cpu.md: every row of the run, with peers. A run
-with libraries as peers, whose file ends on `_peers`, has `peers_lines`. The
-runs of GPUs have `gpu_tables`, the tables in docs/benchmarks/gpu.md.
+with libraries as peers, whose file ends on `_peers`, has `peers_lines`. Rows of
+experts have `experts_lines`, in docs/benchmarks/experts.md. The runs of GPUs
+have `gpu_tables`, in docs/benchmarks/gpu.md.
 
 Files of `results` are named by device, instruction set and cores, as
 cpu_epyc_avx512_2_cores.json, or as gpu_h100_dots.json. A run whose ceilings are
@@ -16,6 +17,7 @@ limits, also of quantizing, has a column with the part of the limit that is
 reached.
 """
 
+import json
 import pathlib
 import re
 import statistics
@@ -28,6 +30,7 @@ DIRECTORY = pathlib.Path(__file__).resolve().parent
 README = DIRECTORY.parents[1] / "README.md"
 PAGE = DIRECTORY.parents[1] / "docs" / "benchmarks" / "cpu.md"
 GPU_PAGE = PAGE.with_name("gpu.md")
+EXPERTS_PAGE = PAGE.with_name("experts.md")
 # The rows of README.md: name in the run -> name on the page.
 SUMMARY = {
   "1x4096x4096": "1 x 4096 x 4096",
@@ -47,6 +50,15 @@ PEERS = {
   "warm copy": "warm copy",
   "fresh copy": "copy into fresh memory",
 }
+# Peers of experts. Of those in f32 and in bf16, the faster one counts.
+WAYS = {
+  "dense dots": "dense dots",
+  "loop": "a loop of f32 or bf16 dots",
+  "scan": "`fori_loop`",
+  "take": "`take` + einsum",
+  "lax": "`lax.ragged_dot`",
+  "dequantize": "dequantize + `lax.ragged_dot`",
+}
 # Only later runs have these peers.
 OPTIONAL_PEERS = ("fresh copy",)
 IN_SCAN = " in scan"
@@ -61,34 +73,56 @@ def linked(*pages):
   return [DIRECTORY / name for name in dict.fromkeys(names)]
 
 
-def number(value):
+def experts_files():
+  """Returns the files of CPUs that have rows of experts."""
+  files = sorted((DIRECTORY / "results").glob("cpu_*.json"))
+  of_bench = (
+    path for path in files if "schema" in json.loads(path.read_text())
+  )
+  return [path for path in of_bench if _of_kind(results.read(path), "experts")]
+
+
+def _of_kind(run, kind):
+  return [row for row in run.rows if row.kind == kind]
+
+
+def _table(header, rows, left=(0, 1)):
+  """Returns a table whose columns `left` are aligned to the left."""
+  rule = ("---" if i in left else "--:" for i in range(len(header)))
+  return [
+    f"| {' | '.join(header)} |".replace("|  |", "| |"),
+    f"|{'|'.join(rule)}|",
+    *(f"| {' | '.join(row)} |" for row in rows),
+  ]
+
+
+def _number(value):
   return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def peers_of(run):
-  """Those with a column."""
-  names = {variant.name for row in run.rows for variant in row.variants}
-  return [p for p in PEERS if p in names or p not in OPTIONAL_PEERS]
+def _limit(variant):
+  return f"{100 * variant.roof_fraction:.0f}"
 
 
-def cells(row, chosen, peers, has_limit):
+def _ratios(row, ours):
+  """Returns the median ratio of each other variant."""
+  return {r.other: r.ratio.median for r in row.ratios if r.ours == ours.name}
+
+
+def _cells(row, chosen, peers, has_limit):
   """Milliseconds of what is chosen, each peer's median ratio to it, limit."""
-  ratios = {
-    r.other: r.ratio.median for r in row.ratios if r.ours == chosen.name
-  }
+  ratios = _ratios(row, chosen)
 
   def ratio(peer):
     # In a scan or without one, whichever is faster.
     found = [ratios[p] for p in (peer, peer + IN_SCAN) if p in ratios]
-    return number(min(found)) if found else ""
+    return _number(min(found)) if found else ""
 
-  found = [number(chosen.time.median), *map(ratio, peers)]
-  if has_limit:
-    found.append(f"{100 * chosen.roof_fraction:.0f}")
-  return found
+  limit = [_limit(chosen)] if has_limit else []
+  return [_number(chosen.time.median), *map(ratio, peers), *limit]
 
 
-def sides(row):
+def _sides(row):
   """Names of the formats of lhs and rhs, or of a plain side's dtype."""
   (pair,) = workloads.parse_pairs(row.formats)
   if pair.lhs == pair.rhs:
@@ -97,36 +131,51 @@ def sides(row):
   return pair.name.removesuffix(f"x{rhs}"), rhs
 
 
-def by_line(run, peers, has_limit):
-  """Returns {name of a line: {format of weights: cells}}."""
-  lines_of = {}
+def lines(run):
+  """Returns the table of a run: a row a shape and a format of its weights."""
+  has_limit = bool(run.ceilings.warm)
+  names = {variant.name for row in run.rows for variant in row.variants}
+  peers = [p for p in PEERS if p in names or p not in OPTIONAL_PEERS]
+  header = ["", "weights", "ms", *(PEERS[p] for p in peers)]
+  if has_limit:
+    header.append("% of the limit")
+  lines_of = {}  # name -> format of weights -> cells
   for row in run.rows:
-    lhs, rhs = sides(row)
+    lhs, rhs = _sides(row)
     if rhs not in FORMATS or (lhs not in workloads.PLAIN_DTYPES and lhs != rhs):
       continue
     name = row.row.replace(":", " ") + ("" if lhs == rhs else f", {lhs} x")
     for chosen in (v for v in row.variants if v.is_chosen and v.time):
       scan = ", in a scan" if chosen.name.endswith(IN_SCAN) else ""
-      line = lines_of.setdefault(name + scan, {})
-      line[rhs] = cells(row, chosen, peers, has_limit)
-  return lines_of
+      line = lines_of.setdefault((name + scan,), {})
+      line[rhs] = _cells(row, chosen, peers, has_limit)
+  return _table(header, _by_format(lines_of))
 
 
-def lines(run):
-  """Returns the table of a run: a row a shape and a format of its weights."""
-  has_limit = bool(run.ceilings.warm)
-  peers = peers_of(run)
-  header = ["", "weights", "ms", *(PEERS[p] for p in peers)]
-  if has_limit:
-    header.append("% of the limit")
-  result = [f"| {' | '.join(header)} |".replace("|  |", "| |")]
-  result.append("|---|---" + "|--:" * (len(header) - 2) + "|")
-  for name, formats in by_line(run, peers, has_limit).items():
+def _by_format(lines_of):
+  """Yields rows from {cells left of the format: {format: further cells}}."""
+  for left, formats in lines_of.items():
     for format in FORMATS:
       if format in formats:
-        found = " | ".join([name, format.upper(), *formats[format]])
-        result.append(f"| {found} |")
-  return result
+        yield [*left, format.upper(), *formats[format]]
+
+
+def experts_lines(run):
+  """Returns the table: a row a matmul, number of tokens, and formats."""
+  lines_of = {}
+  for row in _of_kind(run, "experts"):
+    chosen = next(v for v in row.variants if v.is_chosen and v.time)
+    ratios = _ratios(row, chosen)
+    cells = [_number(chosen.time.median)]
+    for way in WAYS:
+      found = [x for name, x in ratios.items() if name.startswith(way)]
+      text = "{:.2f}".format if way == "dense dots" else _number
+      cells.append(text(min(found)) if found else "")
+    lhs, rhs = _sides(row)
+    left = f"{row.layer or row.row}, {lhs} x", str(row.m)
+    lines_of.setdefault(left, {})[rhs] = [*cells, _limit(chosen)]
+  header = ["", "tokens", "weights", "ms", *WAYS.values(), "% of the limit"]
+  return _table(header, _by_format(lines_of), left=(0, 2))
 
 
 def times(run):
@@ -151,10 +200,8 @@ def times(run):
   return found
 
 
-def milliseconds(value):
+def _milliseconds(value):
   """Returns two significant digits, or three from 10 ms on."""
-  if value >= 10:
-    return f"{value:.1f}"
   return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
@@ -162,12 +209,11 @@ def summary(run):
   """Returns the table of README.md: a figure a cell."""
   columns = [*PLAIN, *FORMATS]
   names = [c if c in PLAIN else c.upper() for c in columns]
-  result = [f"| rows x n x k | {' | '.join(names)} |"]
-  result.append("|---" + "|--:" * len(columns) + "|")
-  for row, found in times(run).items():
-    cells = " | ".join(milliseconds(found[c]) for c in columns)
-    result.append(f"| {SUMMARY[row]} | {cells} |")
-  return result
+  rows = (
+    [SUMMARY[row], *(_milliseconds(found[c]) for c in columns)]
+    for row, found in times(run).items()
+  )
+  return _table(["rows x n x k", *names], rows, left=(0,))
 
 
 def peers_lines(run):
@@ -179,18 +225,25 @@ def peers_lines(run):
   header = ["rows x n x k", "operands", "ms", "error"]
   header += ["peer as accurate", "ms", "error", "speedup"]
   header += ["fastest library", "ms", "error", "speedup"]
-  result = [f"| {' | '.join(header)} |", "|---|---|--:|--:" * 3 + "|"]
+  rows = []
   for row in run.rows:
     for ours in _distinct(row):
       cells = [row.row, _operands(row, ours), *_figures(ours)]
       best = results.best_peer(row, ours)
-      if best is None:
-        cells += [""] * 4
-      else:
-        cells += [best[0].name, *_figures(best[0]), _speedup(best[1])]
-      cells += _fastest_library(row, ours)
-      result.append(f"| {' | '.join(cells)} |")
-  return result
+      by_name = {v.name: v for v in row.variants if v.role == "peer" and v.time}
+      ratios = _ratios(row, ours)
+      libraries = [n for n in by_name if n not in PLAIN and n in ratios]
+      for name in (
+        best and best[0].name,
+        min(libraries, key=ratios.get, default=None),
+      ):
+        if name is None:
+          cells += [""] * 4
+        else:
+          figures = _figures(by_name[name])
+          cells += [name, *figures, f"{ratios[name]:.2f}"]
+      rows.append(cells)
+  return _table(header, rows, left=(0, 1, 4, 8))
 
 
 def _distinct(row):
@@ -204,7 +257,7 @@ def _distinct(row):
     (v for v in row.variants if v.role == "ours" and v.time),
     key=lambda v: (v.name.endswith(" fastest"), v.time.median),
   )
-  if lhs_is_quantized(row):
+  if _lhs_is_quantized(row):
     ours = [v for v in ours if v.name.endswith(" with quantize")]
   kept = []
   for one in ours:
@@ -214,13 +267,13 @@ def _distinct(row):
   return sorted(kept, key=lambda v: v.relative_error)
 
 
-def lhs_is_quantized(row):
-  return sides(row)[0] not in workloads.PLAIN_DTYPES
+def _lhs_is_quantized(row):
+  return _sides(row)[0] not in workloads.PLAIN_DTYPES
 
 
 def _operands(row, ours):
-  lhs, rhs = sides(row)
-  if lhs_is_quantized(row):
+  lhs, rhs = _sides(row)
+  if _lhs_is_quantized(row):
     lhs = f"f32, in {lhs.upper()}"
   elif ours.name.endswith(" fastest"):
     lhs += ", in int8"
@@ -233,62 +286,34 @@ def _figures(variant):
   return time, f"{variant.relative_error:.1e}".replace("e-0", "e-")
 
 
-def _speedup(ratio):
-  return f"{ratio.ratio.median:.2f}"
-
-
-def _fastest_library(row, ours):
-  """Returns cells of the fastest peer that is not XLA's."""
-  names = {
-    v.name: v
-    for v in row.variants
-    if v.role == "peer" and v.time and v.name not in PLAIN
-  }
-  ratio = min(
-    (r for r in row.ratios if r.ours == ours.name and r.other in names),
-    key=lambda r: r.ratio.median,
-    default=None,
-  )
-  if ratio is None:
-    return [""] * 4
-  peer = names[ratio.other]
-  return [peer.name, *_figures(peer), _speedup(ratio)]
-
-
 def _gpu_table(run, kind, columns, ours):
   """Returns the table of a GPU's rows: {name of a variant: its column}.
 
   The speedup is the time of the last variant by that of `ours`. Variants that
   no row has get no column.
   """
-  rows = sorted((r for r in run.rows if r.kind == kind), key=lambda r: r.m)
-  if not rows:
-    return []
+  rows = sorted(_of_kind(run, kind), key=lambda row: row.m)
   names = {v.name for row in rows for v in row.variants}
   columns = {name: columns[name] for name in columns if name in names}
   peer = list(columns)[-1]
   header = [*columns.values(), f"x {columns[peer]}", "% of the limit"]
-  result = [f"| rows x n x k | operands | {' | '.join(header)} |"]
-  result.append("|---|---" + "|--:" * len(header) + "|")
+  lines = []
   for row in rows:
     by_name = {v.name: v for v in row.variants if v.time}
     cells = [
       f"{by_name[name].time.median * 1000:.0f}" if name in by_name else ""
       for name in columns
     ]
-    ratio = next(
-      r.ratio.median for r in row.ratios if (r.ours, r.other) == (ours, peer)
-    )
-    limit = f"{100 * by_name[ours].roof_fraction:.0f}"
+    ratio = _ratios(row, by_name[ours])[peer]
     name = row.row.partition(":")[2] or row.row
     lhs, rhs = (
       side if side in workloads.PLAIN_DTYPES else side.upper()
-      for side in sides(row)
+      for side in _sides(row)
     )
     operands = lhs if lhs == rhs else f"{lhs} x {rhs}"
-    line = " | ".join([name, operands, *cells, f"{ratio:.2f}", limit])
-    result.append(f"| {line} |")
-  return result
+    limit = _limit(by_name[ours])
+    lines.append([name, operands, *cells, f"{ratio:.2f}", limit])
+  return _table(["rows x n x k", "operands", *header], lines)
 
 
 def gpu_tables(run):
@@ -302,20 +327,30 @@ def gpu_tables(run):
   names = {variant.name for row in run.rows for variant in row.variants}
   ours = "triton fastest" if "triton fastest" in names else "triton"
   codecs = {"jp.quantize": "`jp.quantize`", "by xla": "XLA operations"}
-  tables = (
-    _gpu_table(run, "dot", {**dots, "bf16": "bf16"}, ours),
-    _gpu_table(run, "experts", {**dots, "dense dots": "dots"}, "triton"),
-    _gpu_table(run, "quantize", codecs, "jp.quantize"),
-  )
-  return [table for table in tables if table]
+  return [
+    _gpu_table(run, kind, columns, ours)
+    for kind, columns, ours in (
+      ("dot", {**dots, "bf16": "bf16"}, ours),
+      ("experts", {**dots, "dense dots": "dots"}, "triton"),
+      ("quantize", codecs, "jp.quantize"),
+    )
+    if _of_kind(run, kind)
+  ]
+
+
+def tables(path):
+  """Returns the tables of a file, in the order of the pages."""
+  run = results.read(path)
+  if "_peers" in path.name:
+    return [peers_lines(run)]
+  if path.name.startswith("gpu"):
+    return gpu_tables(run)
+  if _of_kind(run, "experts"):
+    return [experts_lines(run)]
+  return [summary(run), lines(run)]
 
 
 if __name__ == "__main__":
-  for path in map(pathlib.Path, sys.argv[1:] or linked(README, PAGE)):
-    found = results.read(path)
-    if "_peers" in path.name:
-      print("\n".join(peers_lines(found)))
-    elif path.name.startswith("gpu"):
-      print("\n\n".join("\n".join(table) for table in gpu_tables(found)))
-    else:
-      print("\n".join([*summary(found), "", *lines(found)]))
+  shown = [*linked(README, PAGE), *experts_files()]
+  for path in map(pathlib.Path, sys.argv[1:] or shown):
+    print("\n\n".join("\n".join(table) for table in tables(path)))

@@ -34,32 +34,21 @@ def run(*rows):
 
 
 class ReadmeTableTest(absltest.TestCase):
-  def test_pages_have_the_table_of_each_file_that_they_link(self):
-    readme = readme_table.README.read_text()
-    page = readme_table.PAGE.read_text()
-    files = readme_table.linked(*CPU_PAGES)
-    self.assertNotEmpty(files)
-    for path in files:
-      run = results.read(path)
-      if "_peers" in path.name:
-        tables = [(page, readme_table.peers_lines(run))]
-      else:
-        tables = [
-          (readme, readme_table.summary(run)),
-          (page, readme_table.lines(run)),
-        ]
-      for text, table in tables:
-        self.assertGreater(len(table), 2)
-        self.assertTrue("\n".join(table) in text, path.name)
-
-  def test_gpu_page_has_the_tables_of_each_file_that_it_links(self):
-    page = readme_table.GPU_PAGE.read_text()
-    files = readme_table.linked(readme_table.GPU_PAGE)
-    self.assertLen(files, 8)
-    for path in files:
-      run = results.read(path)
-      for table in readme_table.gpu_tables(run):
-        self.assertIn("\n".join(table), page)
+  def test_pages_have_the_tables_of_each_file_that_they_name(self):
+    for pages, files, count in (
+      (CPU_PAGES, readme_table.linked(*CPU_PAGES), 2),
+      ([readme_table.GPU_PAGE], readme_table.linked(readme_table.GPU_PAGE), 8),
+      ([readme_table.EXPERTS_PAGE], readme_table.experts_files(), 3),
+    ):
+      texts = [page.read_text() for page in pages]
+      self.assertLen(files, count)
+      for path in files:
+        *_, text = texts
+        self.assertIn(f"results/{path.name}", text)
+        *others, last = ("\n".join(x) for x in readme_table.tables(path))
+        self.assertIn(last, text)
+        for table in others:
+          self.assertIn(table, texts[0])
 
   def test_a_cell_has_one_figure(self):
     for path in readme_table.linked(*CPU_PAGES):
@@ -178,6 +167,38 @@ class ReadmeTableTest(absltest.TestCase):
     table = readme_table.lines(run(("quantize:64x64", "mxfp8", codec)))
     self.assertIn("| warm copy | copy into fresh memory | %", table[0])
     self.assertIn(" | 0.5 | 1.5 | ", table[2])
+
+  def test_the_faster_of_two_dtypes_counts(self):
+    of = bench_results.variant
+    row = bench_results.row(
+      of("cpu", 2, is_chosen=True, roof_fraction=0.5),
+      of("dense dots", 2.1),
+      of("loop f32", 9),
+      of("loop bf16", 30),
+      of("lax bf16", 2600),
+      row="experts:8x4of32x5760x2880",
+      kind="experts",
+      m=8,
+      layer="a layer",
+      formats="bf16xmxfp4",
+    )
+    other = bench_results.row(
+      of("cpu", 3000, is_chosen=True, roof_fraction=0.25),
+      row="experts:8x4of32x5760x2880",
+      kind="experts",
+      m=8,
+      layer="a layer",
+      formats="bf16xnvfp4",
+    )
+    table = readme_table.experts_lines(bench_results.run(row, other))
+    self.assertEqual(
+      table[2:],
+      [
+        "| a layer, bf16 x | 8 | MXFP4 | 2.0 | 1.05 | 4.5 |  |  | 1300 |  |"
+        " 50 |",
+        "| a layer, bf16 x | 8 | NVFP4 | 3000 |  |  |  |  |  |  | 25 |",
+      ],
+    )
 
   def test_summary_has_medians_of_plain_peers_and_the_faster_chosen_form(self):
     rows = [
