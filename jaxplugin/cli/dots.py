@@ -9,10 +9,9 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxplugin import dot
-from jaxplugin.arrays import layouts
+from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.cli import arguments
 from jaxplugin.core import formats
@@ -113,13 +112,7 @@ def _operand(
     raise ValueError(
       f"k must be a multiple of {format.block_size} for {format}, got k={k}"
     )
-  scale_shape = layouts.linear_scale_shape(format, shape, 2)
-  global_scale = jax.ShapeDtypeStruct((), np.float32)
-  return scaled_array.ScaledArray(
-    jax.ShapeDtypeStruct(shape, format.array_dtype),
-    jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
-    global_scale if format.has_global_scale else None,
-    format,
-    offset=format.offset_dtype
-    and jax.ShapeDtypeStruct(scale_shape, format.offset_dtype),
+  return jax.eval_shape(
+    lambda x: quantization.quantize(x, format).unpack(),
+    jax.ShapeDtypeStruct(shape, jnp.float32),
   )
