@@ -163,9 +163,8 @@ def _of_model(
       sequence=args.sequence or _DEFAULT_SEQUENCE,
       remat=args.remat,
     )
-    blocks.check(
-      block, layout, args.microbatches
-    )  # raises before anything is compiled
+    # Raises before anything is compiled.
+    blocks.check(block, layout, args.microbatches)
     cases.append((block, layout))
   for block, layout in cases:
     remat = " with remat" if block.remat else ""

@@ -11,7 +11,6 @@ router: each device sends the same number of rows to each expert.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 from typing import Final
@@ -171,225 +170,195 @@ def check(
     )
 
 
-def _forward(
-  block: TransformerBlock,
-  layout: layouts.MeshLayout,
-  mesh: Mesh,
-  dot_general: DotGeneral,
-  share: Share,
-  weights: Weights,
-  x: jax.Array,
-) -> jax.Array:
-  """Returns the block's output, bf16[batch, sequence, channels]."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardedBlock:
+  """A block whose arrays are sharded.
 
-  def split(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    if not layout.axes:
-      return x
-    return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
-  def split_inside(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    return x if layout.is_free else split(x, spec)
-
-  def linear(x: Any, name: str) -> jax.Array:
-    return dot_general(x, weights[name], _NUMBERS)
-
-  x = split(x, layout.tokens())
-  shared = share(_norm(x))
-  size = block.head_size
-  query, key, value = (
-    split_inside(
-      linear(shared, name).reshape(*x.shape[:2], -1, size), layout.hidden()
-    )
-    for name in ("query", "key", "value")
-  )
-  y = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-  y = split(y.reshape(*x.shape[:2], -1), layout.hidden())
-  x = split(x + linear(y, "out"), layout.tokens())
-  y = _norm(x)
-  if block.experts:
-    return split(
-      x + _experts(block, layout, split, dot_general, weights, y),
-      layout.tokens(),
-    )
-  shared = share(y)
-  y = jax.nn.silu(linear(shared, "gate")) * linear(shared, "up")
-  y = split_inside(y, layout.hidden())
-  return split(x + linear(y, "down"), layout.tokens())
-
-
-def _experts(
-  block: TransformerBlock,
-  layout: layouts.MeshLayout,
-  split: Callable[[jax.Array, PartitionSpec], jax.Array],
-  dot_general: DotGeneral,
-  weights: Weights,
-  x: jax.Array,
-) -> jax.Array:
-  """Returns the sum of the outputs of each token's experts.
-
-  Each device repeats its tokens `top` times and sends the rows to the devices
-  of their experts, which send the results back. There is no router: row i of a
-  device belongs to expert i modulo the number of experts.
+  Attributes:
+    sizes, layout: sizes and shardings that fit (`check`).
+    mesh: a mesh with the layout's axes. The devices may be absent.
+    dot_general: multiplies activations by weights, as `lax.dot_general` does.
+    share: see `Share`.
   """
-  devices = layout.size("dp", "fsdp", "ep")
-  channels = x.shape[-1]
-  y = jnp.repeat(x.reshape(devices, -1, channels), block.top, axis=1)
-  y = y.reshape(devices, -1, block.experts, channels)
-  y = split(y, layout.rows())
-  y = split(y.transpose(2, 0, 1, 3), layout.sent_rows())
-  shape = y.shape
-  y = y.reshape(block.experts, -1, channels)
-  gate, up = (
-    dot_general(y, weights[name], _EXPERTS_NUMBERS) for name in ("gate", "up")
-  )
-  y = dot_general(jax.nn.silu(gate) * up, weights["down"], _EXPERTS_NUMBERS)
-  y = split(y.reshape(shape), layout.sent_rows())
-  y = split(y.transpose(1, 2, 0, 3), layout.rows())
-  y = y.reshape(*x.shape[:2], block.top, channels)
-  return y.astype(jnp.float32).sum(2).astype(x.dtype)
+
+  sizes: TransformerBlock
+  layout: layouts.MeshLayout
+  mesh: Mesh
+  dot_general: DotGeneral
+  share: Share
+
+  def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(self.mesh, spec)
+
+  def _split(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    if not self.layout.axes:
+      return x
+    return lax.with_sharding_constraint(x, self._sharding(spec))
+
+  def forward(self, weights: Weights, x: jax.Array) -> jax.Array:
+    """Returns the block's output, bf16[batch, sequence, channels]."""
+    layout, split = self.layout, self._split
+
+    def split_inside(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+      return x if layout.is_free else split(x, spec)
+
+    def linear(x: Any, name: str) -> jax.Array:
+      return self.dot_general(x, weights[name], _NUMBERS)
+
+    x = split(x, layout.tokens())
+    shared = self.share(_norm(x))
+    size = self.sizes.head_size
+    query, key, value = (
+      split_inside(
+        linear(shared, name).reshape(*x.shape[:2], -1, size), layout.hidden()
+      )
+      for name in ("query", "key", "value")
+    )
+    y = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    y = split(y.reshape(*x.shape[:2], -1), layout.hidden())
+    x = split(x + linear(y, "out"), layout.tokens())
+    y = _norm(x)
+    if self.sizes.experts:
+      return split(x + self._experts(weights, y), layout.tokens())
+    shared = self.share(y)
+    y = jax.nn.silu(linear(shared, "gate")) * linear(shared, "up")
+    y = split_inside(y, layout.hidden())
+    return split(x + linear(y, "down"), layout.tokens())
+
+  def _experts(self, weights: Weights, x: jax.Array) -> jax.Array:
+    """Returns the sum of the outputs of each token's experts.
+
+    Each device repeats its tokens `top` times and sends the rows to the devices
+    of their experts, which send the results back. There is no router: row i of
+    a device belongs to expert i modulo the number of experts.
+    """
+    layout, split = self.layout, self._split
+    experts, top = self.sizes.experts, self.sizes.top
+    devices = layout.size("dp", "fsdp", "ep")
+    channels = x.shape[-1]
+    y = jnp.repeat(x.reshape(devices, -1, channels), top, axis=1)
+    y = y.reshape(devices, -1, experts, channels)
+    y = split(y, layout.rows())
+    y = split(y.transpose(2, 0, 1, 3), layout.sent_rows())
+    shape = y.shape
+    y = y.reshape(experts, -1, channels)
+    gate, up = (
+      self.dot_general(y, weights[name], _EXPERTS_NUMBERS)
+      for name in ("gate", "up")
+    )
+    y = jax.nn.silu(gate) * up
+    y = self.dot_general(y, weights["down"], _EXPERTS_NUMBERS)
+    y = split(y.reshape(shape), layout.sent_rows())
+    y = split(y.transpose(1, 2, 0, 3), layout.rows())
+    y = y.reshape(*x.shape[:2], top, channels)
+    return y.astype(jnp.float32).sum(2).astype(x.dtype)
+
+  def _function(self) -> Callable[..., Any]:
+    return jax.checkpoint(self.forward) if self.sizes.remat else self.forward
+
+  def arguments(self) -> tuple[Weights, jax.ShapeDtypeStruct]:
+    """Returns weights and rows as abstract bf16 arrays with shardings."""
+
+    def array(shape: tuple[int, ...], spec: PartitionSpec) -> Any:
+      sharding = self._sharding(spec)
+      return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+
+    weights = {
+      name: array(
+        shape,
+        self.layout.weight(
+          into_channels=name in ("out", "down"), of_experts=len(shape) == 3
+        ),
+      )
+      for name, shape in self.sizes.weights.items()
+    }
+    return weights, array(self.sizes.rows, self.layout.tokens())
+
+  def step(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns a training step and its abstract arguments.
+
+    The function step(weights, x, g) returns the output and the gradients with
+    respect to weights and x, where g is the output's cotangent. A gradient has
+    the sharding of its array.
+    """
+    weights, rows = self.arguments()
+    shardings = jax.tree.map(lambda x: x.sharding, (weights, rows))
+
+    def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
+      y, vjp = jax.vjp(self._function(), weights, x)
+      # Without a constraint, XLA may replicate a gradient on every device.
+      return y, *lax.with_sharding_constraint(vjp(g), shardings)
+
+    return run, (weights, rows, rows)
+
+  def microbatch_step(
+    self, count: int, *, is_summed_once: bool
+  ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns a training step that sums f32 gradients of microbatches.
+
+    The function has the arguments of `step`. It returns a loss and the
+    gradients with respect to the weights and to a vector that is added to each
+    row. So the gradient with respect to the rows is computed, too.
+
+    Args:
+      count: number of microbatches. Each has rows of every device.
+      is_summed_once: whether `jp.training.accumulate` sums over dp and fsdp
+        once. Otherwise a loop constrains the gradients of each microbatch.
+    """
+    weights, rows = self.arguments()
+    shardings = jax.tree.map(lambda w: w.sharding, weights)
+    axes = tuple(n for n in self.layout.names if n in ("dp", "fsdp"))
+    block = self
+    if is_summed_once:
+      rest = tuple(axis for axis in self.layout.axes if axis[0] not in axes)
+      layout = dataclasses.replace(self.layout, axes=rest)
+      block = dataclasses.replace(self, layout=layout)
+    function = block._function()
+
+    def loss(params: Any, x: jax.Array, g: jax.Array) -> jax.Array:
+      weights, vector = params
+      y = function(weights, x + vector)
+      return (y.astype(jnp.float32) * g.astype(jnp.float32)).sum()
+
+    def keep(params: Any) -> Any:
+      weights, vector = params
+      return lax.with_sharding_constraint(weights, shardings), vector
+
+    def loop(params: Any, *batch: jax.Array) -> Any:
+      def part(total: Any, batch: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(params, *batch)
+        added = value, keep(gradient)
+        add = lambda a, b: a + b.astype(a.dtype)
+        return jax.tree.map(add, total, added), ()
+
+      def split(x: jax.Array) -> jax.Array:
+        x = x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)
+        return self._split(x, PartitionSpec(None, *self.layout.tokens()))
+
+      zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+      total = jnp.zeros(()), keep(zeros)
+      return lax.scan(part, total, jax.tree.map(split, batch))[0]
+
+    accumulated: Callable[..., Any] = loop
+    if is_summed_once:
+      accumulated = accumulation.accumulate(
+        loss,
+        count,
+        axes=axes,
+        mesh=self.mesh,
+        batch_argnums=(1, 2),
+        reduction="sum",
+      )
+
+    def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
+      vector = jnp.zeros(self.sizes.channels, x.dtype)
+      value, gradient = accumulated((weights, vector), x, g)
+      return value, keep(gradient)
+
+    return run, (weights, rows, rows)
 
 
 def _norm(x: jax.Array) -> jax.Array:
   wide = x.astype(jnp.float32)
   mean = jnp.square(wide).mean(-1, keepdims=True)
   return (wide * lax.rsqrt(mean + _EPSILON)).astype(x.dtype)
-
-
-def _function(block: TransformerBlock, *args: Any) -> Callable[..., Any]:
-  function = functools.partial(_forward, block, *args)
-  return jax.checkpoint(function) if block.remat else function
-
-
-def step(
-  block: TransformerBlock,
-  layout: layouts.MeshLayout,
-  mesh: Mesh,
-  dot_general: DotGeneral,
-  share: Share,
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  """Returns a training step of a block and its abstract arguments.
-
-  Args:
-    block, layout: sizes and shardings.
-    mesh: a mesh with the layout's axes. The devices may be absent.
-    dot_general: multiplies activations by weights, as `lax.dot_general` does.
-    share: see `Share`.
-
-  Returns:
-    A function step(weights, x, g), and its arguments as abstract bf16 arrays
-    with shardings. `step` returns the output and the gradients with respect to
-    weights and x, where g is the output's cotangent. A gradient has the
-    sharding of its array.
-
-  Raises:
-    ValueError: If the layout does not fit the block (`check`).
-  """
-  check(block, layout)
-  tokens = NamedSharding(mesh, layout.tokens())
-  weight_shardings = {
-    name: NamedSharding(
-      mesh,
-      layout.weight(
-        into_channels=name in ("out", "down"), of_experts=len(shape) == 3
-      ),
-    )
-    for name, shape in block.weights.items()
-  }
-  function = _function(block, layout, mesh, dot_general, share)
-
-  def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
-    y, vjp = jax.vjp(function, weights, x)
-    weights, x = vjp(g)
-    # Without a constraint, XLA may replicate a gradient on every device.
-    weights = lax.with_sharding_constraint(weights, weight_shardings)
-    return y, weights, lax.with_sharding_constraint(x, tokens)
-
-  weights = {
-    name: jax.ShapeDtypeStruct(
-      size, jnp.bfloat16, sharding=weight_shardings[name]
-    )
-    for name, size in block.weights.items()
-  }
-  rows = jax.ShapeDtypeStruct(block.rows, jnp.bfloat16, sharding=tokens)
-  return run, (weights, rows, rows)
-
-
-def microbatch_step(
-  block: TransformerBlock,
-  layout: layouts.MeshLayout,
-  mesh: Mesh,
-  dot_general: DotGeneral,
-  share: Share,
-  microbatches: int,
-  *,
-  is_summed_once: bool,
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  """Returns a training step that sums f32 gradients of microbatches.
-
-  Args:
-    block, layout, mesh, dot_general, share: as for `step`.
-    microbatches: number of microbatches. Each has rows of every device.
-    is_summed_once: whether `jp.training.accumulate` sums over dp and fsdp once.
-      Otherwise a loop constrains the gradients of each microbatch.
-
-  Returns:
-    A function and the arguments that `step` returns. The function returns a
-    loss and the gradients with respect to the weights and to a vector that is
-    added to each row. So the gradient with respect to the rows is computed,
-    too.
-
-  Raises:
-    ValueError: If the layout does not fit the block and the microbatches
-      (`check`).
-  """
-  check(block, layout, microbatches)
-  _, args = step(block, layout, mesh, dot_general, share)
-  axes = tuple(name for name in layout.names if name in ("dp", "fsdp"))
-  tokens = layout.tokens()
-  if is_summed_once:
-    rest = tuple(axis for axis in layout.axes if axis[0] not in axes)
-    layout = dataclasses.replace(layout, axes=rest)
-  function = _function(block, layout, mesh, dot_general, share)
-  shardings = jax.tree.map(lambda w: w.sharding, args[0])
-
-  def loss(params: Any, x: jax.Array, g: jax.Array) -> jax.Array:
-    weights, vector = params
-    y = function(weights, x + vector)
-    return (y.astype(jnp.float32) * g.astype(jnp.float32)).sum()
-
-  def keep(params: Any) -> Any:
-    weights, vector = params
-    return lax.with_sharding_constraint(weights, shardings), vector
-
-  def loop(params: Any, *batch: jax.Array) -> Any:
-    def part(total: Any, batch: Any) -> Any:
-      value, gradient = jax.value_and_grad(loss)(params, *batch)
-      found = value, keep(gradient)
-      return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, found), ()
-
-    def rows(x: jax.Array) -> jax.Array:
-      x = x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)
-      spec = PartitionSpec(None, *tokens)
-      return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-    total = jnp.zeros(()), keep(zeros)
-    return lax.scan(part, total, jax.tree.map(rows, batch))[0]
-
-  accumulated: Callable[..., Any] = loop
-  if is_summed_once:
-    accumulated = accumulation.accumulate(
-      loss,
-      microbatches,
-      axes=axes,
-      mesh=mesh,
-      batch_argnums=(1, 2),
-      reduction="sum",
-    )
-
-  def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
-    vector = jnp.zeros(block.channels, x.dtype)
-    value, gradient = accumulated((weights, vector), x, g)
-    return value, keep(gradient)
-
-  return run, args

@@ -134,17 +134,16 @@ def of_block(
 
   Args:
     name: the name of the model.
-    block, layout: sizes and shardings.
+    block, layout: sizes and shardings that fit (`blocks.check`).
     format: the format of matmuls, one of `FORMATS`.
     target: the GPU.
     shares: whether `jp.quantize_operand` quantizes an input once for query, key
       and value, and once for gate and up of a dense MLP.
-    microbatches, is_summed_once: as for `blocks.microbatch_step`; None is a
-      step without microbatches.
+    microbatches, is_summed_once: as for `ShardedBlock.microbatch_step`; None
+      is a step without microbatches.
 
   Raises:
-    ValueError: If the layout does not fit the block (`blocks.check`) or the
-      microbatches, or `format` is unknown. See also `deviceless.mesh`.
+    ValueError: If `format` is unknown. See also `deviceless.mesh`.
     jax.errors.JaxRuntimeError: If XLA cannot compile the program.
   """
   recipe = recipe_of(format)
@@ -154,12 +153,17 @@ def of_block(
       quantized_operand.quantize_operand, recipe=recipe, role="activation"
     )
   mesh = make_mesh(layout, target)
-  given = block, layout, mesh, _dot_general(recipe), share
-  if microbatches is None:
-    step, args = blocks.step(*given)
-  else:
-    step, args = blocks.microbatch_step(
-      *given, microbatches, is_summed_once=is_summed_once
+  sharded = blocks.ShardedBlock(
+    sizes=block,
+    layout=layout,
+    mesh=mesh,
+    dot_general=_dot_general(recipe),
+    share=share,
+  )
+  step, args = sharded.step()
+  if microbatches is not None:
+    step, args = sharded.microbatch_step(
+      microbatches, is_summed_once=is_summed_once
     )
   return _measured(step, args, name, layout, format, target, mesh)
 
