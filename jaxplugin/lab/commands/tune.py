@@ -211,7 +211,14 @@ def _run(args: argparse.Namespace) -> int:
   with resolution.tuning(None):
     work = _workload(args, target)
     if args.operations is not None:
-      work = workload.of_operations(work, _operations(args))
+      operations = _names(args.operations)
+      unknown = [name for name in operations if name not in registry.BY_NAME]
+      if unknown:
+        raise ValueError(
+          f"tune: --operations must be of {', '.join(registry.BY_NAME)}, got"
+          f" {', '.join(unknown)}"
+        )
+      work = workload.of_operations(work, operations)
     work = store.one_a_bucket(work)
   for text in work.left_out:
     console.show([f"tune: left out: {text}"], sys.stderr)
@@ -281,33 +288,17 @@ def _workload(
   )
 
 
-def _operations(args: argparse.Namespace) -> tuple[str, ...]:
-  names = tuple(name.strip() for name in args.operations.split(","))
-  unknown = [name for name in names if name not in registry.BY_NAME]
-  if unknown:
-    raise ValueError(
-      f"tune: --operations must be of {', '.join(registry.BY_NAME)}, got"
-      f" {', '.join(unknown)}"
-    )
-  return names
+def _names(text: str) -> tuple[str, ...]:
+  return tuple(name.strip() for name in text.split(","))
 
 
-def _named(
-  args: argparse.Namespace,
-  target: targets.Target,
-  work: workload.Workload,
-  operation: str,
-) -> set[str] | None:
-  """Returns the backends that rows of an operation may name."""
-  asked = _implementations(args)
-  if asked is None:
+def _implementations(args: argparse.Namespace) -> tuple[str, ...] | None:
+  if args.implementations is None:
     return None
-  tuned = registry.BY_NAME[operation]
-  return {*asked} | {
-    tuned.default(item.problem, target).implementation
-    for item in work.items
-    if registry.of(item.problem) is tuned
-  }
+  names = _names(args.implementations)
+  for name in names:
+    backends.validate_name(name)
+  return names
 
 
 def _tables(
@@ -315,32 +306,33 @@ def _tables(
 ) -> dict[str, store.Store]:
   """Returns the table of each operation of the workload."""
   path = None if args.output is None else pathlib.Path(args.output)
-  names = list(dict.fromkeys(registry.name_of(i.problem) for i in work.items))
-  if path is not None and len(names) > 1 and not path.is_dir():
+  problems: dict[str, list[operation.Problem]] = {}
+  for item in work.items:
+    name = registry.name_of(item.problem)
+    problems.setdefault(name, []).append(item.problem)
+  if path is not None and len(problems) > 1 and not path.is_dir():
     raise ValueError(
-      f"tune: a table must have one operation, got {' and '.join(names)} for"
-      f" {path}; pass --operations, or an existing folder as -o"
+      "tune: a table must have one operation, got"
+      f" {' and '.join(problems)} for {path}; pass --operations, or an existing"
+      " folder as -o"
     )
-  return {
-    name: store.Store(
+  asked = _implementations(args)
+  found = {}
+  for name, of_operation in problems.items():
+    tuned = registry.BY_NAME[name]
+    # Rows may also name the defaults.
+    named = asked and {*asked} | {
+      tuned.default(problem, target).implementation for problem in of_operation
+    }
+    found[name] = store.Store(
       target,
       path,
-      operation=registry.BY_NAME[name].operation,
+      operation=tuned.operation,
       rounds=_options(args).all_rounds,
       is_again=args.again,
-      implementations=_named(args, target, work, name),
+      implementations=named,
     )
-    for name in names
-  }
-
-
-def _implementations(args: argparse.Namespace) -> tuple[str, ...] | None:
-  if args.implementations is None:
-    return None
-  names = tuple(name.strip() for name in args.implementations.split(","))
-  for name in names:
-    backends.validate_name(name)
-  return names
+  return found
 
 
 def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
@@ -367,28 +359,24 @@ def _dry_run(
   args: argparse.Namespace, target: targets.Target, work: workload.Workload
 ) -> int:
   list_candidates = _lister(args, target)
-  told = []
+  found = []
   with (
     machine.LocalMachine(target, _options(args)) as local,
     progress.shown(total=len(work.items)) as line,
   ):
     for item in work.items:
       listed = list_candidates(item.problem)
-      trials = machine.Trials()
+      faults = {}
       if args.compile:
         trials = local.compile(item.problem, listed.candidates, line.describe)
-      if args.json:
         faults = {key: str(fault) for key, fault in trials.faults.items()}
-        told.append({**listed.to_json(), "faults": faults})
-      else:
+      found.append({**listed.to_json(), "faults": faults})
+      if not args.json:
         console.show(listed.parts())
-        console.show(
-          f"  cannot be chosen: {key}: {fault}"
-          for key, fault in trials.faults.items()
-        )
+        console.show(f"  cannot be chosen: {k}: {f}" for k, f in faults.items())
       line.advance()
   if args.json:
-    print(json.dumps(told, indent=2))
+    print(json.dumps(found, indent=2))
   return 0
 
 
