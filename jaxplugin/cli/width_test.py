@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """No line of `--help` or of a command's default output is over 80 columns."""
 
-import importlib.util
 import os
 
 import numpy as np
@@ -17,6 +16,7 @@ from jaxplugin.lab.bench.report import results
 from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
 from jaxplugin.testing import command_lines
+from jaxplugin.testing import installed
 from jaxplugin.testing import written_modules
 
 LONG = "model.layers.{}.a_long_name_of_a_module.q_proj.weight"
@@ -103,9 +103,7 @@ class WidthTest(command_lines.CommandLineTestCase):
     self.check(*line.split())
 
   @parameterized.parameters(*SLOW)
+  @installed.needs_gpu_compilers
   @pytest.mark.lab
   def test_output_of_compilers(self, line):
-    for name in ("triton", "jax_cuda13_plugin"):
-      if importlib.util.find_spec(name) is None:
-        self.skipTest(f"{name} is not installed")
     self.check(*line.split())

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `compile`."""
 
-import importlib.util
 import json
 import sys
 
@@ -13,12 +12,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing import command_lines
+from jaxplugin.testing import installed
 from jaxplugin.testing import written_modules
 
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 # Written to a directory that the command line finds modules in.
 MODEL = """
 import jax

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kernels`."""
 
-import importlib.util
 import json
 import re
 
@@ -11,14 +10,13 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing import command_lines
+from jaxplugin.testing import installed
 
 SIZES = ("-m", "128", "-n", "256", "-k", "4096")
 ONE_DOT = ("--target", "h200", "--lhs", "mxfp8", "--rhs", "mxfp8", *SIZES)
 
 
-@absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
+@installed.needs_triton
 class KernelsTest(command_lines.CommandLineTestCase):
   @pytest.mark.lab
   def test_report_is_printed_and_files_are_written(self):

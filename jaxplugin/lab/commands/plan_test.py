@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import jax.numpy as jnp
@@ -14,11 +13,9 @@ from absl.testing import parameterized
 
 from jaxplugin.lab.planning import report
 from jaxplugin.testing import command_lines
+from jaxplugin.testing import installed
 
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 
 
 def product(w, x):

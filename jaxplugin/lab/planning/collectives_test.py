@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,12 +16,10 @@ from jax.sharding import PartitionSpec
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import collectives
+from jaxplugin.testing import installed
 
 MESH = {"fsdp": 2, "tp": 4}
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 
 
 def of_lines(*lines, more="", mesh=MESH, partitions=8):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 
 import jax
 import pytest
@@ -21,12 +20,10 @@ from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import collectives
 from jaxplugin.lab.planning import layouts
 from jaxplugin.lab.planning import plans
+from jaxplugin.testing import installed
 
 B200 = jp.named_target("b200", cudnn="9.13")
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 # Which of a layer's sums XLA joins before devices exchange them, in bf16 too.
 joins_sums = absltest.skipIf(
   jax.__version_info__ >= (0, 12),
