@@ -59,20 +59,6 @@ class BenchDevice:
     return self.target.platform != "cpu"
 
 
-def limit_instruction_set(name: str) -> None:
-  """Limits XLA and the CPU kernels to an instruction set.
-
-  Call this function before JAX has devices. NumPy is not limited.
-
-  Args:
-    name: "avx2".
-  """
-  flags = os.environ.get(_XLA_FLAGS, "")
-  limit = f"--xla_cpu_max_isa={name.upper()}"
-  os.environ[_XLA_FLAGS] = f"{flags} {limit}".strip()
-  os.environ[_KERNELS_LIMIT] = name
-
-
 def instruction_set_limit() -> str | None:
   """Returns the instruction set that limits the CPU kernels, or None."""
   return os.environ.get(_KERNELS_LIMIT)
@@ -85,7 +71,8 @@ def find(
 
   Args:
     name: the platform. None is JAX's default platform.
-    isa: the instruction set to limit XLA and the CPU kernels to.
+    isa: the instruction set to limit XLA and the CPU kernels to, before JAX has
+      devices. NumPy is not limited.
     who: the command, for errors about `isa`.
 
   Raises:
@@ -93,7 +80,10 @@ def find(
       the instruction set cannot be limited.
   """
   if isa is not None:
-    limit_instruction_set(isa)
+    flags = os.environ.get(_XLA_FLAGS, "")
+    limit = f"--xla_cpu_max_isa={isa.upper()}"
+    os.environ[_XLA_FLAGS] = f"{flags} {limit}".strip()
+    os.environ[_KERNELS_LIMIT] = isa
   try:
     device = jax.local_devices(backend=name)[0]
   except RuntimeError as error:

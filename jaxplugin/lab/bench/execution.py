@@ -201,8 +201,7 @@ def _after(
 def settle(run: Callable[[int], Any], position: int) -> int:
   """Runs calls from `position` on for `SETTLE_SECONDS`, but at least one.
 
-  Returns:
-    The position of the next call.
+  Returns the position of the next call.
   """
   end = time.monotonic() + SETTLE_SECONDS
   run(position)
@@ -221,15 +220,10 @@ def plan(
   step_seconds: float,
   max_bytes: int,
 ) -> CallPlan:
-  """Returns how to call a variant.
+  """Returns how to call a variant whose set of operands has `num_bytes`.
 
-  Args:
-    num_bytes: size of one set of operands.
-    cache_bytes: size of the last-level cache.
-    mode: "call" or "step".
-    is_chained: as in `CallPlan`.
-    step_seconds: a lower bound on the time of a step.
-    max_bytes: limit on the size of all sets of one call.
+  A step takes at least `step_seconds`, and the sets of one call may have
+  `max_bytes`.
   """
   sets = operand_sets.copies(num_bytes, cache_bytes)
   if mode == "call":

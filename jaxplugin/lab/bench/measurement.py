@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -80,13 +81,25 @@ class BenchOptions:
 
 @dataclasses.dataclass(kw_only=True)
 class _Measured:
-  """A variant while it is measured."""
+  """A variant while it is measured.
+
+  Attributes:
+    result: the result so far.
+    variant: None if it cannot run here.
+    timed: None if it is not timed, or is timed by one call.
+    samples: milliseconds by round, or of the only call.
+    launches: `results.VariantResult.launch_fraction` of each sample.
+  """
 
   result: results.VariantResult
   variant: variants.Variant | None = None
   timed: execution.Timed | None = None
-  once: float | None = None  # milliseconds of the only call
+  samples: list[float | None] = dataclasses.field(default_factory=list)
   launches: list[float] = dataclasses.field(default_factory=list)
+
+  @property
+  def taken(self) -> list[float]:
+    return [s for s in self.samples if s is not None]
 
   def update(self, **fields: Any) -> None:
     self.result = dataclasses.replace(self.result, **fields)
@@ -141,8 +154,9 @@ class RowMeasurement:
     self.ceilings = ceilings
     self.options = options
     self._describe = describe
+    # By row and `same_as`: the fastest form of a peer; formats and milliseconds
+    # of slow variants.
     self._fastest_forms: dict[tuple[str, str], str] = {}
-    # Formats and milliseconds of slow variants, by row and `same_as`.
     self._slow: dict[tuple[str, str], tuple[str, float]] = {}
     self._first_milliseconds = 0.0
     self._libraries = processes.Processes(device.target.core_count or 1)
@@ -160,18 +174,13 @@ class RowMeasurement:
     entries = [
       self._prepare(row, pair, variant) for variant in self._variants(row, pair)
     ]
-    running = {
-      e.result.name: e
-      for e in entries
-      if e.timed is not None or e.once is not None
-    }
-    samples = self._time(row, running)
-    self._raise_ceilings(running, samples)
+    running = [e for e in entries if e.timed is not None]
+    self._time(row, running)
+    self._raise_ceilings(running)
     self._time_other_mode(row, running)
-    for name, entry in running.items():
-      if entry.result.status == "ok":
-        _finish(entry, [s for s in samples[name] if s is not None])
-    found = [entry.result for entry in entries]
+    timed = [e for e in entries if e.samples and e.result.status == "ok"]
+    for entry in timed:
+      _finish(entry)
     return results.RowResult(
       row=str(row),
       kind=row.kind,
@@ -181,8 +190,8 @@ class RowMeasurement:
       layer=row.layer,
       formats=pair.name,
       out=self.options.out_dtype.name if row.kind == "dot" else "float32",
-      variants=tuple(found),
-      ratios=tuple(_ratios(found, samples)),
+      variants=tuple(entry.result for entry in entries),
+      ratios=tuple(_ratios(timed)),
       seconds=time.perf_counter() - start,
     )
 
@@ -237,7 +246,7 @@ class RowMeasurement:
     variant: variants.AnyVariant,
   ) -> _Measured:
     """Prepares a variant, or records why the variant cannot be timed."""
-    if isinstance(variant, variants.Forms):
+    if isinstance(variant, tuple):
       return self._prepare_fastest(row, pair, variant)
     if isinstance(variant, variants.Unavailable):
       return _Measured(
@@ -251,26 +260,31 @@ class RowMeasurement:
     entry = _Measured(result=_result_of(variant), variant=variant)
     key = str(row), variant.same_as
     if key in self._slow:
-      known, entry.once = self._slow[key]
+      known, milliseconds = self._slow[key]
+      entry.samples = [milliseconds]
       entry.update(form=f"timed with {known}", mode="call")
       return entry
-    entry.timed, error = self._ready(row, entry, self.options.mode)
-    if entry.timed is not None:
-      entry.update(error=error, mode=entry.timed.plan.mode)
-    if entry.once is not None and variant.same_as:
-      self._slow[key] = str(pair), entry.once
+    timed, error = self._ready(row, entry, self.options.mode)
+    if timed is not None:
+      entry.update(error=error, mode=timed.plan.mode)
+    if not entry.samples:
+      entry.timed = timed
+    elif variant.same_as:
+      self._slow[key] = str(pair), entry.taken[0]
     return entry
 
   def _prepare_fastest(
-    self, row: workloads.BenchRow, pair: workloads.Pair, peer: variants.Forms
+    self,
+    row: workloads.BenchRow,
+    pair: workloads.Pair,
+    forms: Sequence[variants.Variant],
   ) -> _Measured:
-    key = str(row), peer.name
-    forms = peer.forms
-    if peer.of_floats and key in self._fastest_forms:
-      known = self._fastest_forms[key]
-      forms = tuple(form for form in forms if form.form == known)
+    key = str(row), forms[0].same_as
+    known = self._fastest_forms.get(key)
+    if known is not None:
+      forms = [form for form in forms if form.form == known]
     fastest = self._fastest([self._prepare(row, pair, form) for form in forms])
-    if peer.of_floats and fastest.result.status == "ok":
+    if key[1] and fastest.result.status == "ok":
       self._fastest_forms[key] = fastest.result.form
     return fastest
 
@@ -313,9 +327,8 @@ class RowMeasurement:
   ) -> tuple[execution.Timed | None, float | None]:
     """Compiles, checks and warms up a variant in one mode.
 
-    Returns:
-      The variant to time and its largest error. (None, None) if the variant
-      cannot be timed; `entry.result` then has the reason.
+    Returns the variant to time and its largest error, or (None, None) if it
+    cannot be timed. `entry.result` then has the reason.
     """
     variant = entry.variant
     assert variant is not None
@@ -337,30 +350,30 @@ class RowMeasurement:
         entry.update(relative_error=variant.relative_error(*found[0]))
       del found
       if row.kind == "experts":
-        entry.once = self._slow_time(timed, taken)
-      if entry.once is None:
+        entry.samples = self._slow_sample(timed, taken)
+      if not entry.samples:
         timed.warm_up()
     except Exception as error:
       entry.fail(error)
       return None, None
     return timed, max((e for e in errors if e is not None), default=None)
 
-  def _slow_time(self, timed: execution.Timed, seconds: float) -> float | None:
-    """Returns the milliseconds of one call; None if the variant is not slow.
+  def _slow_sample(
+    self, timed: execution.Timed, seconds: float
+  ) -> list[float | None]:
+    """Returns the only sample of a slow variant; [] if it is not slow.
 
-    Args:
-      timed: the variant.
-      seconds: seconds of the variant's first call.
+    Its first call took `seconds`.
     """
     first = self._first_milliseconds
     if not first:
       self._first_milliseconds = timed.single()
-      return None
+      return []
     milliseconds = 1e3 * seconds / timed.plan.steps
     if seconds < _CALLED_TWICE_SECONDS:
       milliseconds = timed.single()
     is_slow = milliseconds > max(1e3 * _SLOW_SECONDS, _SLOW_TIMES * first)
-    return milliseconds if is_slow else None
+    return [milliseconds] if is_slow else []
 
   def _plan(
     self,
@@ -382,12 +395,10 @@ class RowMeasurement:
     )
 
   def _time(
-    self, row: workloads.BenchRow, running: dict[str, _Measured]
-  ) -> dict[str, list[float | None]]:
+    self, row: workloads.BenchRow, running: Sequence[_Measured]
+  ) -> None:
     samplers = {
-      name: entry.sampler(entry.timed)
-      for name, entry in running.items()
-      if entry.once is None and entry.timed is not None
+      e.result.name: e.sampler(e.timed) for e in running if e.timed is not None
     }
     self._describe(f"timing {', '.join(samplers)}")
     is_experts = row.kind == "experts"
@@ -397,51 +408,52 @@ class RowMeasurement:
       seconds=self.options.seconds,
       min_rounds=_EXPERTS_ROUNDS if is_experts else timing.MIN_ROUNDS,
     )
-    return {n: samples.get(n, [e.once]) for n, e in running.items()}
+    for entry in running:
+      entry.samples = samples[entry.result.name]
 
   def _time_other_mode(
-    self, row: workloads.BenchRow, running: dict[str, _Measured]
+    self, row: workloads.BenchRow, running: Sequence[_Measured]
   ) -> None:
     """Times dots with few rows in the other mode as well."""
     if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
       return
     other: execution.Mode = "step" if self.options.mode == "call" else "call"
-    timed = {}
-    for name, entry in running.items():
-      assert entry.variant is not None
+    by_name = {}
+    samplers = {}
+    for entry in running:
+      variant = entry.variant
+      assert variant is not None
       if entry.result.status != "ok":  # it failed in the first mode
         continue
-      if not entry.variant.on_host and entry.variant.role != "ceiling":
-        one, _ = self._ready(row, entry, other)
-        if one is not None:
-          timed[name] = entry.sampler(one)
+      if not variant.on_host and variant.role != "ceiling":
+        timed, _ = self._ready(row, entry, other)
+        if timed is not None:
+          by_name[variant.name] = entry
+          samplers[variant.name] = entry.sampler(timed)
     samples = timing.in_turns(
-      timed,
+      samplers,
       rounds=self.options.rounds,
       seconds=self.options.seconds * _OTHER_MODE_PART,
     )
-    for name, found in samples.items():
-      if running[name].result.status == "ok":
-        taken = [s for s in found if s is not None]
-        running[name].update(other_time=timing.stats(taken))
+    for name, entry in by_name.items():
+      if entry.result.status == "ok":
+        taken = [s for s in samples[name] if s is not None]
+        entry.update(other_time=timing.stats(taken))
 
-  def _raise_ceilings(
-    self,
-    running: dict[str, _Measured],
-    samples: dict[str, list[float | None]],
-  ) -> None:
-    for name, entry in running.items():
+  def _raise_ceilings(self, running: Sequence[_Measured]) -> None:
+    for entry in running:
       result = entry.result
-      taken = [s for s in samples[name] if s is not None]
-      if not taken:
+      if not entry.taken:
         continue
-      seconds = min(taken) / 1e3
+      seconds = min(entry.taken) / 1e3
       if result.role == "ceiling":
         self.ceilings = self.ceilings.raised(
-          roofline.ceiling_of(name), result.num_bytes / seconds
+          roofline.ceiling_of(result.name), result.num_bytes / seconds
         )
-      elif name in roofline.PRODUCTS:
-        self.ceilings = self.ceilings.raised(name, result.flops / seconds)
+      elif result.name in roofline.PRODUCTS:
+        self.ceilings = self.ceilings.raised(
+          result.name, result.flops / seconds
+        )
 
 
 def measure_rows(
@@ -453,13 +465,8 @@ def measure_rows(
 ) -> Iterator[results.BenchRun]:
   """Yields `found` with the results so far, after each row.
 
-  Args:
-    found: a run with ceilings.
-    work: the rows, and their formats.
-    device: the device.
-    options: options of the measurement.
-    deadline: time of `time.monotonic` by which rows must end. A row is left out
-      if it would end later by taking as long as the longest row so far.
+  A row is left out if it would end after `deadline`, a time of
+  `time.monotonic`, by taking as long as the longest row so far.
   """
   assert found.ceilings is not None
   longest = 0.0
@@ -487,9 +494,9 @@ def measure_rows(
       yield found
 
 
-def _finish(entry: _Measured, samples: Sequence[float]) -> None:
+def _finish(entry: _Measured) -> None:
   """Adds the time and rates of a variant, from its samples."""
-  stats = timing.stats(samples)
+  stats = timing.stats(entry.taken)
   result, seconds = entry.result, stats.median / 1e3
   launched = np.median(entry.launches) if entry.launches else 0.0
   entry.update(
@@ -522,25 +529,16 @@ def _compile(timed: execution.Timed) -> None:
     )
 
 
-def _ratios(
-  found: Sequence[results.VariantResult],
-  samples: dict[str, list[float | None]],
-) -> list[results.Ratio]:
-  timed = [v for v in found if v.time is not None]
-  ratios = []
-  for ours in timed:
-    for other in timed:
-      if ours.role != "ours" or other.name == ours.name:
-        continue
-      assert ours.time is not None and other.time is not None
-      if 1 in (ours.time.count, other.time.count):
-        # A variant that was timed by one call has no samples by round.
-        alone = other.time.median / ours.time.median
-        ratio: timing.Stats | None = timing.stats([alone])
-      else:
-        ratio = timing.ratio(samples[other.name], samples[ours.name])
-      if ratio is not None:
-        ratios.append(
-          results.Ratio(ours=ours.name, other=other.name, ratio=ratio)
-        )
-  return ratios
+def _ratios(timed: Sequence[_Measured]) -> Iterator[results.Ratio]:
+  """Yields the ratio of each variant of ours to every other variant."""
+  for ours, other in itertools.permutations(timed, 2):
+    if ours.result.role != "ours":
+      continue
+    by_round: Any = other.samples, ours.samples
+    if 1 in (len(other.taken), len(ours.taken)):
+      # A variant that was timed by one call has no samples by round.
+      by_round = ([np.median(e.taken)] for e in (other, ours))
+    ratio = timing.ratio(*by_round)
+    if ratio is not None:
+      names = {"ours": ours.result.name, "other": other.result.name}
+      yield results.Ratio(**names, ratio=ratio)

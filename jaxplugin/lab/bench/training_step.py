@@ -151,7 +151,9 @@ class TrainingVariants:
     found: list[variants.AnyVariant] = []
     for name in names:
       if name not in PEERS:
-        found.append(variants.missing_peer(name, "is not run for training"))
+        found.append(
+          variants.Unavailable(name=name, reason="is not run for training")
+        )
         continue
       forms = tuple(
         self._variant(
@@ -166,9 +168,7 @@ class TrainingVariants:
         )
         for is_transposed in (False, True)
       )
-      found.append(
-        variants.Forms(name=name, role="peer", forms=forms, of_floats=True)
-      )
+      found.append(forms)
     return found
 
   def _quantized(
@@ -269,4 +269,5 @@ class TrainingVariants:
       arithmetic="f32" if name == "f32" else "floats",
       is_chosen=is_chosen,
       form="" if role == "ours" else ("w (k, n)", "w (n, k)")[is_transposed],
+      same_as="" if role == "ours" else name,
     )

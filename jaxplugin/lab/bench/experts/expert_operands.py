@@ -158,10 +158,7 @@ class ExpertWeights:
   ) -> scaled_array.ScaledArray:
     """Returns quantized rows of adjacent experts, as one matrix.
 
-    Args:
-      format: format of the weights.
-      experts: the experts.
-      rows: the rows of each expert. A slice of all rows is not copied.
+    A slice of all rows is not copied.
     """
     values, scale = self._on_host(format)
     stored = format.storage_dtypes[-1]
@@ -223,9 +220,7 @@ class ExpertOperands:
   def expected(self, i: int, dtype: Any = None) -> verification.Expected:
     """Returns a sample of the result of set i, in f64.
 
-    Args:
-      i: the set.
-      dtype: dtype of both operands; None is the pair's formats.
+    Both operands are floats of `dtype`, or in the pair's formats.
     """
     given = self.rows(i, dtype)
     rows = verification.some(given.shape[0], _MAX_ROWS)

@@ -101,13 +101,16 @@ class ExpertVariants:
       if num_bytes > _MAX_READY_BYTES:
         reason = f"its weights take {num_bytes / 1e9:.1f} GB"
         found += [
-          variants.missing_peer(f"{way} {name}", reason) for way in _READY
+          variants.Unavailable(name=f"{way} {name}", reason=reason)
+          for way in _READY
         ]
       else:
         found += self._ready(name, dtype)
     for name in names:
       if name not in _PEERS:
-        found.append(variants.missing_peer(name, "is not run for experts"))
+        found.append(
+          variants.Unavailable(name=name, reason="is not run for experts")
+        )
     return found
 
   def _ragged(
@@ -310,13 +313,7 @@ def by_ragged_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 def by_loop(
   x: jax.Array, weights: Sequence[jax.Array], *, sizes: Sequence[int]
 ) -> jax.Array:
-  """Computes a dot for each used expert, with static sizes.
-
-  Args:
-    x: rows.
-    weights: a separate array (n, k) for each used expert.
-    sizes: number of rows of each used expert.
-  """
+  """Computes a dot with the weights (n, k) of each used expert."""
   results, row = [], 0
   for w, size in zip(weights, sizes, strict=True):
     results.append(_dot(x[row : row + size], w))

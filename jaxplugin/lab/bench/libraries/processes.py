@@ -183,20 +183,13 @@ class Processes:
     for name in names:
       reason = missing(name)
       if reason:
-        found.append(variants.missing_peer(name, reason))
+        found.append(variants.Unavailable(name=name, reason=reason))
         continue
       operands = self._files(row, data)
       for kind in _MODULES[name].KINDS:
         if kind.value_bits in (bits, 16):
-          forms = [_variant(name, kind, f, row, operands) for f in kind.forms]
-          found.append(
-            variants.Forms(
-              name=forms[0].name,
-              role="peer",
-              forms=tuple(forms),
-              of_floats=True,
-            )
-          )
+          forms = (_variant(name, kind, f, row, operands) for f in kind.forms)
+          found.append(tuple(forms))
     return found
 
   def _files(
@@ -237,6 +230,7 @@ def _variant(
     name=f"{library} {kind.name}",
     role="peer",
     form=form,
+    same_as=f"{library} {kind.name}",
     function=lambda: None,  # the process has the function
     operands=lambda i: (),
     check=_check,

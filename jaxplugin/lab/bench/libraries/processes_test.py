@@ -139,7 +139,7 @@ class LibrariesTest(parameterized.TestCase):
       row, pair = bench_results.parsed(SHAPE, pair)
       data = operand_sets.DotOperands(row, pair)
       found = made.dots(["fake"], row, pair, data)
-      self.assertEqual([v.name for v in found], expected)
+      self.assertEqual([forms[0].name for forms in found], expected)
 
 
 class RowsTest(absltest.TestCase):

@@ -47,18 +47,14 @@ def check(
   bound: float,
   relative: float,
 ) -> float:
-  """Checks all results of a step.
+  """Checks all results of a step, and returns the largest error of a matmul.
 
   Args:
     result: the result of a function of `decoder_model`.
     x: f32[m, channels], the input of the step.
     caches: `decoder_model.CACHES`, f32[layers, m, groups, length, d].
     weights, rounded: see the types `Weights` and `Rounded`.
-    bound: bound of a matmul's error, in units of sum(|a * b|).
-    relative: additional relative error of a matmul's result.
-
-  Returns:
-    The largest error of a matmul, in units of 2^-24 * sum(|a * b|).
+    bound, relative: as for `verification.check_dot`.
 
   Raises:
     WrongResultError: If a result is wrong. The text names the layer.

@@ -17,7 +17,6 @@ two codes may be rounded to either code.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -42,51 +41,30 @@ Linear = Callable[[jax.Array, Any], jax.Array]
 Layer = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderSizes:
-  """Sizes of a decoder, from a row."""
+# Sizes of a decoder, from its row of k channels and n channels of the MLP.
 
-  rows: int
-  channels: int
-  hidden: int
-  layers: int
 
-  @classmethod
-  def of(cls, row: workloads.BenchRow) -> DecoderSizes:
-    return cls(rows=row.m, channels=row.k, hidden=row.n, layers=row.layers)
+def groups(row: workloads.BenchRow) -> int:
+  """Returns the number of key and value heads."""
+  found, others = divmod(row.k // workloads.HEAD_SIZE, _HEADS_A_GROUP)
+  return 1 if others else found
 
-  @property
-  def heads(self) -> int:
-    return self.channels // workloads.HEAD_SIZE
 
-  @property
-  def groups(self) -> int:
-    """The number of key and value heads."""
-    groups, others = divmod(self.heads, _HEADS_A_GROUP)
-    return 1 if others else groups
+def weight_shapes(row: workloads.BenchRow) -> dict[str, tuple[int, int]]:
+  """Returns the shape (n, k) of each weight of a layer."""
+  return {
+    "qkv": (row.k + 2 * groups(row) * workloads.HEAD_SIZE, row.k),
+    "out": (row.k, row.k),
+    "gate_up": (2 * row.n, row.k),
+    "down": (row.k, row.n),
+  }
 
-  @property
-  def weights(self) -> dict[str, tuple[int, int]]:
-    """The shape (n, k) of each weight of a layer."""
-    qkv = (self.heads + 2 * self.groups) * workloads.HEAD_SIZE
-    return {
-      "qkv": (qkv, self.channels),
-      "out": (self.channels, self.channels),
-      "gate_up": (2 * self.hidden, self.channels),
-      "down": (self.channels, self.hidden),
-    }
 
-  @property
-  def cache(self) -> tuple[int, ...]:
-    """The shape of a layer's keys, and of its values."""
-    return self.rows, self.groups, CACHE_LENGTH, workloads.HEAD_SIZE
-
-  @property
-  def flops(self) -> int:
-    """The FLOPs of all matmuls, including attention."""
-    weights = sum(n * k for n, k in self.weights.values())
-    attention = 2 * self.channels * (CACHE_LENGTH + 1)
-    return 2 * self.rows * self.layers * (weights + attention)
+def flops(row: workloads.BenchRow) -> int:
+  """Returns the FLOPs of all matmuls, including attention."""
+  weights = sum(n * k for n, k in weight_shapes(row).values())
+  attention = 2 * row.k * (CACHE_LENGTH + 1)
+  return 2 * row.m * row.layers * (weights + attention)
 
 
 def scanned(

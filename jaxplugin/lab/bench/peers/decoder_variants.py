@@ -64,15 +64,11 @@ def _weights(
 
 
 class DecoderOperands:
-  """Sets of operands of a decoder's step.
+  """Sets of operands of a decoder's step. Each is created at its first use.
 
   Each set has different activations. All sets share the key and value caches.
   All sets also share the weights if these are more than 2.5 times as large as
   the last-level cache. Otherwise, each set has different weights.
-
-  Attributes:
-    sizes: sizes of the decoder.
-    format: format of the weights.
   """
 
   def __init__(
@@ -81,9 +77,13 @@ class DecoderOperands:
     format: formats.BlockFormat,
     cache_bytes: int,
   ):
-    self.sizes = decoder_model.DecoderSizes.of(row)
+    self.row = row
     self.format = format
-    self._cache_bytes = cache_bytes
+    self._shapes = decoder_model.weight_shapes(row)
+    count = row.layers * sum(n * k for n, k in self._shapes.values())
+    smallest = count // format.values_encoding.values_per_byte
+    past_cache = (1 + operand_sets.PAST_CACHE) * cache_bytes
+    self._shares_weights = smallest > past_cache
     keys = jax.random.split(jax.random.key(0), 3)
     self._x_key, self._caches_key, self._weights_key = keys
     self._made: dict[Any, Any] = {}
@@ -91,12 +91,16 @@ class DecoderOperands:
   def x(self, i: int) -> jax.Array:
     """Returns f32[m, channels]."""
     key = jax.random.fold_in(self._x_key, i)
-    shape = self.sizes.rows, self.sizes.channels
+    shape = self.row.m, self.row.k
     return self._once(("x", i), lambda: jax.random.normal(key, shape))
 
   def caches(self) -> dict[str, jax.Array]:
     """Returns `decoder_model.CACHES`, f32[layers, m, groups, length, d]."""
-    shape = self.sizes.layers, *self.sizes.cache
+    row = self.row
+    shape = (
+      *(row.layers, row.m, decoder_model.groups(row)),
+      *(decoder_model.CACHE_LENGTH, workloads.HEAD_SIZE),
+    )
     keys = jax.random.split(self._caches_key, len(decoder_model.CACHES))
     return self._once(
       "caches",
@@ -106,30 +110,22 @@ class DecoderOperands:
       },
     )
 
-  def quantized(self, i: int) -> dict[str, scaled_array.ScaledArray]:
-    """Returns stacks (layers, n, k) of `decoder_model.PRODUCTS`."""
-    copy = self._copy_of(i)
-    key = jax.random.fold_in(self._weights_key, copy)
-    keys = jax.random.split(key, len(decoder_model.PRODUCTS))
-    shapes = self.sizes.weights
-    return self._once(
-      ("quantized", copy),
-      lambda: {
-        name: _weights(key, shapes[name], self.sizes.layers, self.format)
-        for name, key in zip(decoder_model.PRODUCTS, keys, strict=True)
-      },
-    )
+  def weights(self, i: int, ready: str = "") -> dict[str, Any]:
+    """Returns stacks (layers, n, k), quantized or dequantized to `ready`."""
 
-  def ready(self, i: int, dtype: Any) -> dict[str, jax.Array]:
-    """Returns the dequantized stacks, rounded to `dtype`."""
-    dtype = np.dtype(dtype)
-    return self._once(
-      (dtype.name, self._copy_of(i)),
-      lambda: {
-        n: quantization.dequantize(w, dtype)
-        for n, w in self.quantized(i).items()
-      },
-    )
+    def make() -> dict[str, Any]:
+      if ready:
+        weights = self.weights(i)
+        dequantized = operand_sets.dequantized
+        return {n: dequantized(w, ready) for n, w in weights.items()}
+      key = jax.random.fold_in(self._weights_key, self._copy_of(i))
+      keys = jax.random.split(key, len(decoder_model.PRODUCTS))
+      return {
+        name: _weights(key, self._shapes[name], self.row.layers, self.format)
+        for name, key in zip(decoder_model.PRODUCTS, keys, strict=True)
+      }
+
+    return self.arranged(i, ("weights", ready), make)
 
   def arranged(self, i: int, name: Any, make: Any) -> Any:
     """Returns `make()` for set i, cached by `name` and the set's weights."""
@@ -138,18 +134,10 @@ class DecoderOperands:
   def sampled(
     self, i: int, layer: int, product: str, ready: str
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a sample of columns, and their weights f64[columns, k].
-
-    Args:
-      i: the set.
-      layer: the layer.
-      product: one of `decoder_model.PRODUCTS`.
-      ready: dtype of dequantized weights; "" if weights are quantized.
-    """
+    """Returns a sample of columns, and their weights f64[columns, k]."""
 
     def make() -> tuple[np.ndarray, np.ndarray]:
-      stacks = self.ready(i, ready) if ready else self.quantized(i)
-      w: Any = stacks[product][layer]
+      w = self.weights(i, ready)[product][layer]
       n, k = w.shape
       columns = verification.some(n, max(2, _MAX_WEIGHTS // k))
       return columns, verification.f64(w, columns)
@@ -157,11 +145,7 @@ class DecoderOperands:
     return self.arranged(i, ("sampled", layer, product, ready), make)
 
   def _copy_of(self, i: int) -> int:
-    sizes = self.sizes
-    values = sizes.layers * sum(n * k for n, k in sizes.weights.values())
-    smallest = values // self.format.values_encoding.values_per_byte
-    past = smallest > (1 + operand_sets.PAST_CACHE) * self._cache_bytes
-    return 0 if past else i
+    return 0 if self._shares_weights else i
 
   def _once(self, key: Any, make: Any) -> Any:
     if key not in self._made:
@@ -175,16 +159,14 @@ class _DecoderForm(NamedTuple):
   Attributes:
     name: the name of the form; "" for our variants.
     linear: computes one matmul.
-    ready: dtype of dequantized weights; "" if weights are quantized.
     store: converts the weights to the layout of this form, before timing.
-    stored: the name of the layout.
+    ready: dtype of dequantized weights; "" if weights are quantized.
   """
 
   name: str
   linear: decoder_model.Linear
+  store: Callable[[Any], Any]
   ready: str = ""
-  store: Callable[[Any], Any] = lambda w: w
-  stored: str = ""
 
 
 class DecoderVariants:
@@ -217,7 +199,7 @@ class DecoderVariants:
 
     def form_of(implementation: str | None) -> _DecoderForm:
       product = functools.partial(self._ours, implementation)
-      return _DecoderForm("", product, store=self._prepared)
+      return _DecoderForm("", product, self._prepared)
 
     form = form_of(None)
     step = functools.partial(decoder_model.numbered, form.linear)
@@ -270,76 +252,44 @@ class DecoderVariants:
       if name not in PEERS:
         reason = "is not run for decoders"
       if reason:
-        result.append(variants.missing_peer(name, reason))
-      elif name == "lax.scaled_dot":
-        result.append(self._scaled_dot(name))
-      else:
-        result.append(self._plain(name, False))
-        if name == "f32":
-          result.append(self._plain(name, True))
+        result.append(variants.Unavailable(name=name, reason=reason))
+        continue
+      result.append(self._peer(name, False))
+      if name == "f32":
+        result.append(self._peer(name, True))
     return result
 
-  def _plain(self, name: str, in_scan: bool) -> variants.Forms:
-    dtype = workloads.PLAIN_DTYPES[name]
-    # XLA may omit or reorder roundings to bf16.
-    cast = 0 if name == "f32" else reference.rounding_error(dtype)
-    return self._forms(
-      name,
-      dot_variants.plain_forms(name, self.row.m, _F32),
-      lambda x: x.astype(dtype),
-      in_scan,
-      decoder_check.cast(_F32),
-      ready=dtype.name,
-      bound=verification.PEER_BOUND + cast,
-    )
-
-  def _scaled_dot(self, name: str) -> variants.Forms:
-    return self._forms(
-      name,
-      dot_variants.scaled_dot_forms(_F32),
-      lambda x: dot_variants.unpacked(self._given_to_products(x)),
-      False,
-      self._given,
-      bound=dot_variants.scaled_dot_bound(self.pair),
-    )
-
-  def _forms(
-    self,
-    name: str,
-    forms: Sequence[dot_variants.Form],
-    convert: Callable[[jax.Array], Any],
-    in_scan: bool,
-    rounded: decoder_check.Rounded,
-    *,
-    ready: str = "",
-    bound: float,
-  ) -> variants.Forms:
-    """Returns a peer that converts activations and multiplies in `forms`."""
+  def _peer(self, name: str, in_scan: bool) -> tuple[variants.Variant, ...]:
+    ready = dot_variants.ready_dtype(name)
+    bound = dot_variants.peer_bound(name, self.pair)
+    forms = dot_variants.scaled_dot_forms(_F32)
+    convert = lambda x: dot_variants.unpacked(self._given_to_products(x))
+    if ready:
+      forms = dot_variants.plain_forms(name, self.row.m, _F32)
+      convert = lambda x: x.astype(ready)
+    if name == "bf16":  # XLA may omit or reorder roundings to bf16
+      bound += reference.rounding_error(formats.BF16)
 
     def decoder_form(form: dot_variants.Form) -> _DecoderForm:
       return _DecoderForm(
         form.name,
         lambda x, w: form.function(convert(x), w),
-        ready,
         dot_variants.transposed
         if form.is_transposed
         else dot_variants.unpacked,
-        "(k, n)" if form.is_transposed else "(n, k)",
+        ready,
       )
 
-    made = tuple(
+    return tuple(
       self._variant(
         name,
         "peer",
         decoder_form(form),
         in_scan,
-        rounded=rounded,
+        rounded=decoder_check.cast(_F32) if ready else self._given,
         bound=bound,
       )
       for form in forms
-    )
-    return variants.Forms(
-      name=made[0].name, role="peer", forms=made, of_floats=bool(ready)
     )
 
   def _operands(
@@ -349,10 +299,7 @@ class DecoderVariants:
     data = self.data
 
     def make() -> Any:
-      weights: dict[str, Any] = (
-        data.ready(i, form.ready) if form.ready else data.quantized(i)
-      )
-      caches = data.caches()
+      weights, caches = data.weights(i, form.ready), data.caches()
       if in_scan:
         return {n: form.store(w) for n, w in weights.items()} | caches
       return tuple(
@@ -361,7 +308,7 @@ class DecoderVariants:
         for layer in range(self.row.layers)
       )
 
-    key = form.ready, form.stored, in_scan
+    key = form.ready, form.store, in_scan
     return data.x(i), data.arranged(i, key, make)
 
   def _variant(
@@ -395,24 +342,19 @@ class DecoderVariants:
         relative=relative,
       )
 
-    weights: dict[str, Any] = (
-      data.ready(0, form.ready) if form.ready else data.quantized(0)
-    )
-    x = data.x(0)
+    operands = *data.weights(0, form.ready).values(), *data.caches().values()
     return variants.Variant(
       name=name + IN_SCAN * in_scan,
       role=role,
       function=functools.partial(step, form.linear),
       operands=lambda i: self._operands(i, form, in_scan),
       check=check,
-      num_bytes=operand_sets.num_bytes(
-        *weights.values(), *data.caches().values()
-      )
-      + 2 * x.nbytes,
-      flops=data.sizes.flops,
+      num_bytes=operand_sets.num_bytes(*operands) + 2 * data.x(0).nbytes,
+      flops=decoder_model.flops(self.row),
       arithmetic=variants.arithmetic_of(
         role, form.ready == "float32", self.pair.is_fp4
       ),
       is_chosen=is_chosen,
       form=form.name,
+      same_as=form.ready and form.ready + IN_SCAN * in_scan,
     )

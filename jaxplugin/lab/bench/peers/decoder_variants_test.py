@@ -32,9 +32,9 @@ def made(pair="nvfp4", shape=SHAPE, cache_bytes=1 << 30):
 def peers_of(decoder):
   """Name and form -> variant."""
   return {
-    (peer.name, form.form): form
-    for peer in decoder.peers(decoder_variants.PEERS)
-    for form in peer.forms
+    (form.name, form.form): form
+    for forms in decoder.peers(decoder_variants.PEERS)
+    for form in forms
   }
 
 
@@ -83,7 +83,7 @@ class VariantsTest(parameterized.TestCase):
   @pytest.mark.lab
   def test_scaled_dot_rounds_a_plain_side(self):
     *_, peer = made("f32xmxfp8", ONE_LAYER).peers(["lax.scaled_dot"])
-    self.check_right_and_wrong(peer.forms[0])
+    self.check_right_and_wrong(peer[0])
 
   def test_peers_that_are_not_run_say_so(self):
     ggml, scaled_dot = made("mxfp6_e2m3").peers(["ggml", "lax.scaled_dot"])
@@ -117,7 +117,6 @@ class VariantsTest(parameterized.TestCase):
   def test_bytes_are_those_of_weights_caches_and_activations(self):
     decoder = made("mxfp8")
     found = peers_of(decoder)
-    sizes = decoder_model.DecoderSizes.of(decoder.row)
     # One head, which does not share its keys and values.
     weights = 2 * (64 * (64 + 2 * 64) + 64 * 64 + 3 * 64 * 96)
     caches = 2 * 2 * 512 * 64 * 4
@@ -127,12 +126,13 @@ class VariantsTest(parameterized.TestCase):
     for ours in decoder.ours(None):
       self.assertEqual(ours.num_bytes, weights + weights // 32 + rest)
     attention = 2 * 2 * 64 * 513
-    self.assertEqual(sizes.flops, 2 * (weights + attention))
+    flops = decoder_model.flops(decoder.row)
+    self.assertEqual(flops, 2 * (weights + attention))
 
   def test_weights_rotate_unless_they_are_past_the_cache(self):
     for cache_bytes, is_same in ((NO_CACHE, True), (1 << 30, False)):
       data = made(cache_bytes=cache_bytes).data
-      first, second = (data.quantized(i)["out"].values for i in (0, 1))
+      first, second = (data.weights(i)["out"].values for i in (0, 1))
       self.assertEqual(np.array_equal(first, second), is_same)
       self.assertFalse(np.array_equal(data.x(0), data.x(1)))
 
@@ -183,18 +183,16 @@ class CheckTest(parameterized.TestCase):
 
 class ModelTest(absltest.TestCase):
   def test_heads_share_keys_and_values_in_groups_of_eight(self):
-    def groups(channels):
-      return decoder_model.DecoderSizes(
-        rows=1, channels=channels, hidden=32, layers=1
-      ).groups
-
-    self.assertEqual([groups(64 * n) for n in (1, 8, 12, 32)], [1, 1, 1, 4])
+    rows = [
+      bench_results.parsed(f"decoder:1x{64 * n}x32")[0] for n in (1, 8, 12, 32)
+    ]
+    self.assertEqual([decoder_model.groups(row) for row in rows], [1, 1, 1, 4])
 
   @pytest.mark.lab
   def test_step_is_that_of_an_f64_decoder_without_a_cache_of_its_own(self):
     # A second way to write attention: one softmax over all that is seen.
     peer, _ = made("mxfp8", "decoder:1x512x64x2").peers(["f32"])
-    variant = peer.forms[0]
+    variant = peer[0]
     x, (layer,) = variant.operands(0)
     y, _ = result_of(variant)
     x, layer = jax.tree.map(lambda a: np.asarray(a, np.float64), (x, layer))

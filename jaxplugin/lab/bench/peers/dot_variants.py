@@ -86,13 +86,9 @@ class DotVariants:
   ):
     """Creates the variants.
 
-    Args:
-      row, pair: the sizes and the formats.
-      out_dtype: dtype of the results.
-      target: the device.
-      beside_libraries: whether libraries are peers. The chosen backend then
-        also has what users would write in place of a library's call: prepared
-        weights, and f32 activations that the call quantizes.
+    If libraries are peers, the chosen backend also has what users would write
+    in place of a library's call: prepared weights, and f32 activations that the
+    call quantizes.
     """
     self.beside_libraries = beside_libraries
     self.row = row
@@ -100,17 +96,14 @@ class DotVariants:
     self.out_dtype = out_dtype
     self.target = target
     self.data = operand_sets.DotOperands(row, pair)
-    self._expected = functools.lru_cache(maxsize=4)(self._expected_of)
-
-  def _expected_of(self, i: int, ready: str) -> verification.Expected:
-    if ready:
-      return verification.expected_dot(*self.data.ready(i, ready))
-    return verification.expected_dot(*self.data.quantized(i))
+    self._expected = functools.lru_cache(maxsize=4)(
+      lambda i, ready: verification.expected_dot(*self.data.operands(i, ready))
+    )
 
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns variants of backends. None is all that support the row."""
     decided = variants.decided(
-      functools.partial(self._ours, None), self.data.quantized(0), self.target
+      functools.partial(self._ours, None), self.data.operands(0), self.target
     )
     (one,) = decided
     make = functools.partial(self._of_backend, one.problem)
@@ -136,7 +129,7 @@ class DotVariants:
     prepared = dataclasses.replace(
       plain,
       name=f"{name} prepared",
-      operands=lambda i: self._prepared(*self.data.quantized(i)),
+      operands=lambda i: self._prepared(*self.data.operands(i)),
       is_chosen=False,
     )
     fastest = self._variant(
@@ -197,7 +190,7 @@ class DotVariants:
 
   def _prepared_layout(self) -> str:
     """Returns the layout of a prepared rhs on this target; "" if none."""
-    _, rhs = self.data.quantized(0)
+    _, rhs = self.data.operands(0)
     if not isinstance(rhs, scaled_array.ScaledArray):
       return ""
     return _LAYOUTS.get(preparation.preparation(rhs, self.target), "")
@@ -219,14 +212,11 @@ class DotVariants:
   ) -> variants.Variant:
     """Returns a variant of quantized operands, or of floats of dtype `ready`.
 
-    Args:
-      arrange: converts lhs and rhs to the arguments of `function`.
+    `arrange` converts lhs and rhs to the arguments of `function`.
     """
 
     def operands(i: int) -> Any:
-      if ready:
-        return self.data.ready(i, ready)
-      return self.data.quantized(i)
+      return self.data.operands(i, ready)
 
     def arranged(i: int) -> Any:
       return arrange(*operands(i)) if arrange else operands(i)
@@ -259,80 +249,62 @@ class DotVariants:
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns `names` of `PEERS`, in every form that could be the fastest."""
-    makers: dict[str, Callable[[str], Any]] = {
-      "f32": self._plain,
-      "bf16": self._plain,
-      "lax.scaled_dot": self._scaled_dot,
-      "nn.scaled_matmul": self._scaled_matmul,
-    }
-    found: list[variants.AnyVariant] = []
-    for name in names:
-      reason = lacks(name, self.pair)
-      if name not in makers:
-        reason = "is run on CPUs only"
-      found.append(
-        variants.missing_peer(name, reason) if reason else makers[name](name)
-      )
-    return found
+    return [self._peer(name) for name in names]
 
-  def _forms(
-    self,
-    name: str,
-    forms: Sequence[Form],
-    *,
-    ready: str = "",
-    bound: float = verification.PEER_BOUND,
-  ) -> variants.Forms:
-    made = [
+  def _peer(self, name: str) -> variants.AnyVariant:
+    reason = lacks(name, self.pair)
+    if name not in PEERS:
+      reason = "is run on CPUs only"
+    if reason:
+      return variants.Unavailable(name=name, reason=reason)
+    few_rows = self.row.m < _PADDED_ROWS
+    if name == "nn.scaled_matmul":
+      forms = [Form("", self._scaled_matmul)]
+    elif name == "lax.scaled_dot":
+      nk, kn = scaled_dot_forms(self.out_dtype)
+      turned = Form(
+        "w.T of (n, k)",
+        lambda x, w: kn.function(x, jax.tree.map(lambda part: part.T, w)),
+      )
+      forms = [nk, turned, kn]
+      forms += [_padded(form) for form in forms if few_rows]
+    else:
+      forms = plain_forms(name, self.row.m, self.out_dtype)
+      forms += [_padded(form) for form in forms[:2] if few_rows]
+    ready = ready_dtype(name)
+    return tuple(
       self._variant(
         name,
         "peer",
         form.function,
-        bound=bound,
+        bound=peer_bound(name, self.pair),
         ready=ready,
         arrange=_with_rows_along_k if form.is_transposed else _unpacked,
         form=form.name,
+        same_as=ready,
       )
       for form in forms
-    ]
-    return variants.Forms(
-      name=name, role="peer", forms=tuple(made), of_floats=bool(ready)
     )
 
-  def _plain(self, name: str) -> variants.Forms:
-    forms = plain_forms(name, self.row.m, self.out_dtype)
-    if self.row.m < _PADDED_ROWS:
-      forms += [_padded(form) for form in forms[:2]]
-    ready = workloads.PLAIN_DTYPES[name].name
-    return self._forms(name, forms, ready=ready)
-
-  def _scaled_dot(self, name: str) -> variants.Forms:
-    nk, kn = scaled_dot_forms(self.out_dtype)
-    turned = Form(
-      "w.T of (n, k)",
-      lambda x, w: kn.function(x, jax.tree.map(lambda part: part.T, w)),
+  def _scaled_matmul(self, lhs: Any, rhs: Any) -> jax.Array:
+    return _times_globals(
+      lambda dtype: jax.nn.scaled_matmul(
+        lhs.values[None],
+        rhs.values[None],
+        lhs.scale[None],
+        rhs.scale[None],
+        preferred_element_type=dtype,
+      )[0],
+      lhs,
+      rhs,
+      self.out_dtype,
     )
-    forms = [nk, turned, kn]
-    if self.row.m < _PADDED_ROWS:
-      forms += [_padded(form) for form in forms]
-    return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
 
-  def _scaled_matmul(self, name: str) -> variants.Variant:
-    def function(lhs: Any, rhs: Any) -> Any:
-      return _times_globals(
-        lambda dtype: jax.nn.scaled_matmul(
-          lhs.values[None],
-          rhs.values[None],
-          lhs.scale[None],
-          rhs.scale[None],
-          preferred_element_type=dtype,
-        )[0],
-        lhs,
-        rhs,
-        self.out_dtype,
-      )
 
-    return self._variant(name, "peer", function, arrange=_unpacked)
+def ready_dtype(name: str) -> str:
+  """Returns the dtype of a peer's floats; "" if it multiplies in formats."""
+  dtype = workloads.PLAIN_DTYPES.get(name)
+  return "" if dtype is None else dtype.name
 
 
 def plain_forms(name: str, m: int, out_dtype: np.dtype) -> list[Form]:
@@ -393,12 +365,13 @@ def scaled_dot_forms(out_dtype: np.dtype) -> list[Form]:
   ]
 
 
-def scaled_dot_bound(pair: workloads.Pair) -> float:
-  """Returns the error bound of `lax.scaled_dot`.
+def peer_bound(name: str, pair: workloads.Pair) -> float:
+  """Returns the error bound of a peer.
 
-  XLA rounds an unquantized operand to bf16.
+  XLA rounds an unquantized operand of `lax.scaled_dot` to bf16.
   """
   is_plain = None in (pair.lhs, pair.rhs) and pair.plain != formats.BF16
+  is_plain = is_plain and name == "lax.scaled_dot"
   cast = reference.rounding_error(formats.BF16) if is_plain else 0
   return verification.PEER_BOUND + cast
 

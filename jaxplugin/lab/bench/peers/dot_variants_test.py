@@ -110,11 +110,9 @@ class OursTest(parameterized.TestCase):
     scale = np.float32(1 + 2.0**-8 + 2.0**-20)
     lhs, rhs = (
       jp.ScaledArray(x.values, x.scale, jnp.float32(number), jp.NVFP4)
-      for x, number in zip(
-        one.data.quantized(0), (scale, 2.0**-12), strict=True
-      )
+      for x, number in zip(one.data.operands(0), (scale, 2.0**-12), strict=True)
     )
-    one.data = mock.Mock(quantized=lambda i: (lhs, rhs))
+    one.data = mock.Mock(operands=lambda i, ready="": (lhs, rhs))
     cudnn_variant = one.ours(["cudnn"])[0]
     a, b = (verification.f64(x, np.arange(x.shape[0])) for x in (lhs, rhs))
     exact = a @ b.T / np.float64(scale)
@@ -152,7 +150,7 @@ class PeerFormsTest(parameterized.TestCase):
   def forms(self, name, shape="1x96x256", pair="nvfp4"):
     cpu = targets.named_target("cpu")
     (peer,) = made(shape, pair, cpu, jnp.float32).peers([name])
-    return {variant.form: variant for variant in peer.forms}
+    return {variant.form: variant for variant in peer}
 
   @parameterized.product(
     name=("f32", "bf16", "lax.scaled_dot"), pair=("nvfp4", "bf16xmxfp8")

@@ -67,35 +67,28 @@ class DotOperands:
     self._rhs = normal(keys[1], row.n, row.k)
     self._sets: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-  def quantized(self, i: int) -> tuple[Operand, Operand]:
-    """Returns lhs (m, k) and rhs (n, k) in the pair's formats."""
+  def operands(self, i: int, ready: str = "") -> tuple[Any, Any]:
+    """Returns lhs (m, k) and rhs (n, k), dequantized to `ready` unless ""."""
     pair = self.pair
-    if (i, "") not in self._sets:
-      self._sets[i, ""] = (
-        another(self._lhs, i, pair.lhs, pair.plain),
-        another(self._rhs, i, pair.rhs, pair.plain),
-      )
-    return self._sets[i, ""]
+    if (i, ready) not in self._sets:
+      if ready:
+        lhs, rhs = (dequantized(x, ready) for x in self.operands(i))
+      else:
+        lhs = another(self._lhs, i, pair.lhs, pair.plain)
+        rhs = another(self._rhs, i, pair.rhs, pair.plain)
+      self._sets[i, ready] = lhs, rhs
+    return self._sets[i, ready]
 
-  def floats(self, i: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the unquantized operands of `quantized(i)`, in f32."""
+  def floats(self, i: int) -> tuple[Any, Any]:
+    """Returns the unquantized operands of `operands(i)`, in f32."""
     dtype = np.dtype(np.float32)
     lhs, rhs = (another(x, i, None, dtype) for x in (self._lhs, self._rhs))
-    assert isinstance(lhs, jax.Array) and isinstance(rhs, jax.Array)
     return lhs, rhs
 
-  def ready(self, i: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the dequantized operands, rounded to `dtype`."""
-    dtype = np.dtype(dtype)
-    if (i, dtype.name) not in self._sets:
-      lhs, rhs = self.quantized(i)
-      self._sets[i, dtype.name] = _ready(lhs, dtype), _ready(rhs, dtype)
-    return self._sets[i, dtype.name]
 
-
-def _ready(x: Operand, dtype: np.dtype) -> jax.Array:
+def dequantized(x: Operand, dtype: str) -> jax.Array:
   if isinstance(x, scaled_array.ScaledArray):
-    return quantization.dequantize(x, dtype)
+    return quantization.dequantize(x, np.dtype(dtype))
   return x.astype(dtype)
 
 

@@ -48,8 +48,9 @@ class Variant:
     relative_error: returns norm(error) / norm(result) of a result of set i. The
       exact result has the unquantized activations and this variant's weights.
     same_as: a key shared by variants that take the same time in all formats of
-      a row; "" if the time depends on the formats. A slow variant of a mixture
-      of experts is timed in only one of the formats.
+      a row; "" if the time depends on the formats. The fastest form of a peer
+      is searched in only one of the formats. A slow variant of a mixture of
+      experts is timed in only one.
   """
 
   name: str
@@ -68,36 +69,17 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Forms:
-  """A peer that users could write in several ways. The fastest form counts.
-
-  Attributes:
-    name, role: the name and role of each form.
-    forms: the variants to try. Each has a different `form`.
-    of_floats: whether the forms are the same for all formats of a row. If True,
-      the fastest form is searched only once.
-  """
-
-  name: str
-  role: Role
-  forms: tuple[Variant, ...]
-  of_floats: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Unavailable:
   """A variant that cannot run here, and the reason."""
 
   name: str
-  role: Role
+  role: Role = "peer"
   reason: str
 
 
-AnyVariant = Variant | Forms | Unavailable
-
-
-def missing_peer(name: str, reason: str) -> Unavailable:
-  return Unavailable(name=name, role="peer", reason=reason)
+# A tuple has the forms in which users could write one peer. The fastest form
+# counts.
+AnyVariant = Variant | tuple[Variant, ...] | Unavailable
 
 
 def arithmetic_of(role: Role, is_f32: bool, is_fp4: bool) -> Arithmetic:

@@ -199,20 +199,14 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
     x[rows], format, global_scale
   )
   for name, got, expected in (
-    ("scale", result.scale, scale),
-    ("values", result.values, values),
+    ("scale ", result.scale, scale),
+    ("values ", result.values, values),
   ):
-    codes = np.asarray(got)[rows].view(np.uint8)
+    got = np.asarray(got)[rows]
     # An E2M1 code is in the low half of its byte. The high half is ignored.
     mask = 15 if got.dtype == formats.E2M1 else 255
-    differ = (codes ^ expected.view(np.uint8)) & mask != 0
-    if differ.any():
-      r, c = (int(i) for i in np.argwhere(differ)[0])
-      raise WrongResultError(
-        f"{name} at {(int(rows[r]), c)}: got {np.asarray(got)[rows[r], c]},"
-        f" expected {expected[r, c]}; {np.count_nonzero(differ)} of"
-        f" {differ.size} differ"
-      )
+    differ = (got.view(np.uint8) ^ expected.view(np.uint8)) & mask != 0
+    _check_equal(name, got, expected, rows, differ)
 
 
 def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
@@ -222,17 +216,26 @@ def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
     result: f32[m, k].
     x: a quantized array whose values are normal f32 numbers, or zero.
   """
-  result = np.asarray(result)
   rows = some(len(result), _MAX_ROWS)
   exact = reference.oracle_dequantize(
     np.asarray(x.unpack().values)[rows], np.asarray(x.scale)[rows], x.format
   ).astype(np.float32)
   if x.global_scale is not None:
     exact = exact * np.asarray(x.global_scale)
-  differ = result[rows] != exact
+  got = np.asarray(result)[rows]
+  _check_equal("", got, exact, rows, got != exact)
+
+
+def _check_equal(
+  name: str,
+  got: np.ndarray,
+  expected: np.ndarray,
+  rows: np.ndarray,
+  differ: np.ndarray,
+) -> None:
   if differ.any():
     r, c = (int(i) for i in np.argwhere(differ)[0])
     raise WrongResultError(
-      f"at {(int(rows[r]), c)}: got {result[rows[r], c]}, expected"
-      f" {exact[r, c]}; {np.count_nonzero(differ)} of {differ.size} differ"
+      f"{name}at {(int(rows[r]), c)}: got {got[r, c]}, expected"
+      f" {expected[r, c]}; {np.count_nonzero(differ)} of {differ.size} differ"
     )
