@@ -50,7 +50,7 @@ PEERS = {
   "warm copy": "warm copy",
   "fresh copy": "copy into fresh memory",
 }
-# Peers of experts. Of those in f32 and in bf16, the faster one counts.
+# Peers of experts. If a peer ran in f32 and in bf16, the faster one counts.
 WAYS = {
   "dense dots": "dense dots",
   "loop": "a loop of f32 or bf16 dots",
