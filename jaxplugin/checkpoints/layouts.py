@@ -40,7 +40,6 @@ from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import names
 from jaxplugin.checkpoints import packed_integers
 from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.checkpoints import stored
 from jaxplugin.core import extents
@@ -103,8 +102,6 @@ _FLOAT_SCALED: Final = (
   *(formats.INT4_128, formats.INT4_128_BF16, formats.INT4_32),
   *(formats.UINT4_128, formats.UINT4_128_BF16),
 )
-_TYPE_NAMES: Final = safetensors_files.TYPE_NAMES
-_BYTES: Final = _TYPE_NAMES[formats.PACKED]
 
 
 # Shared by the readers.
@@ -308,60 +305,31 @@ def _open_layout(
 # Shared by the writers.
 
 
-def divided(scale: Any) -> np.ndarray:
-  """Returns 1 / scale in f32."""
-  return np.float32(1) / np.asarray(scale, np.float32)
+def divided(scale: Any) -> Any:
+  """Returns 1 / scale of an f32."""
+  return np.float32(1) / scale
 
 
-def _one(array: scaled_array.ScaledArray) -> np.ndarray:
-  return np.asarray(array.global_scale, np.float32).reshape(())
-
-
-def _parts(
-  weight: records.WeightToWrite,
+def _tensors(
+  array: scaled_array.ScaledArray,
   values: str,
   scale: str,
-  second: str,
+  second: str = "",
   *,
-  take: Callable[[scaled_array.ScaledArray], Any] = _one,
-  shape: tuple[int, ...] = (),
   is_typed: bool = False,
-) -> list[records.Part]:
-  """Returns values, block scales and, of NVFP4, a global scale.
+) -> dict[str, Any]:
+  """Returns values, block scales and, of NVFP4, a global scale f32[].
 
   Args:
-    weight: the weight.
+    array: the weight.
     values, scale, second: names of the tensors.
-    take: returns the numbers of the global scale.
-    shape: the shape of the global scale.
-    is_typed: whether scales have their dtype; otherwise E8M0 ones are bytes.
+    is_typed: whether E8M0 scales have their dtype; otherwise they are bytes.
   """
-  format = weight.format
-  has_second = format.has_global_scale
-  values_shape = weight.divided(2) if format.has_pairs else weight.shape
-  found = [
-    records.Part(
-      name=values,
-      type_name=_BYTES
-      if format.has_pairs
-      else _TYPE_NAMES[format.values_dtype],
-      shape=values_shape,
-      take=lambda array: array.values,
-    ),
-    records.Part(
-      name=scale,
-      type_name=(
-        _TYPE_NAMES[format.scale_dtype] if has_second or is_typed else _BYTES
-      ),
-      shape=weight.scale_shape,
-      take=lambda array: array.scale,
-    ),
-  ]
-  if has_second:
-    found.append(
-      records.Part(name=second, type_name="F32", shape=shape, take=take)
-    )
-  return found
+  if array.format.has_global_scale:
+    given = array.global_scale.astype(np.float32).reshape(())
+    return {values: array.values, scale: array.scale, second: given}
+  dtype = array.scale.dtype if is_typed else formats.PACKED
+  return {values: array.values, scale: assembly.viewed(array.scale, dtype)}
 
 
 def _matrix_refusal(layout: str, weight: records.WeightToWrite) -> str | None:
@@ -421,11 +389,11 @@ def _with_rest_of_product(
   return dataclasses.replace(entry, pre_quant_scale=awq.name)
 
 
-def _modelopt_parts(weight: records.WeightToWrite) -> list[records.Part]:
-  prefix = _prefix(weight.name)
-  return _parts(
-    weight, weight.name, f"{prefix}weight_scale", f"{prefix}{_SECOND}"
-  )
+def _modelopt_tensors(
+  name: str, array: scaled_array.ScaledArray
+) -> dict[str, Any]:
+  prefix = _prefix(name)
+  return _tensors(array, name, f"{prefix}weight_scale", f"{prefix}{_SECOND}")
 
 
 def _modelopt_refusal(weight: records.WeightToWrite) -> str | None:
@@ -559,55 +527,28 @@ def _read_compressed_tensors(
   return dataclasses.replace(entry, name=f"{base}{names.WEIGHT}")
 
 
-def _compressed_parts(weight: records.WeightToWrite) -> list[records.Part]:
-  base = _base(weight.name)
-  if weight.format.values_dtype == formats.INT4:
-    return _packed_integer_parts(weight, base)
-  return _parts(
-    weight,
-    f"{base}{_PACKED}" if weight.format.is_fp4 else weight.name,
-    f"{base}.weight_scale",
-    f"{base}.{_DIVISOR}",
-    take=lambda array: divided(_one(array)),
-    shape=(1,),
-    is_typed=weight.format in _FLOAT_SCALED,
+def _compressed_tensors(
+  name: str, array: scaled_array.ScaledArray
+) -> dict[str, Any]:
+  base, format = _base(name), array.format
+  second = f"{base}.{_DIVISOR}"
+  found = _tensors(
+    *(array, f"{base}{_PACKED}" if format.has_pairs else name),
+    *(f"{base}.weight_scale", second),
+    is_typed=format in _FLOAT_SCALED,
   )
-
-
-def _packed_integer_parts(
-  weight: records.WeightToWrite, base: str
-) -> list[records.Part]:
-  values, scale = _parts(
-    weight, f"{base}{_PACKED}", f"{base}.weight_scale", "", is_typed=True
-  )
-  word = _TYPE_NAMES[packed_integers.INT32]
-  zero_points = []
-  if weight.format.has_zero_points:
-    n, groups = weight.scale_shape
-    zero_points.append(
-      records.Part(
-        name=f"{base}.{_ZERO_POINT}",
-        type_name=word,
-        shape=(extents.divide_up(n, 8), groups),
-        take=lambda array: packed_integers.zero_point_words(array.offset),
-      )
-    )
-  return [
-    dataclasses.replace(
-      values,
-      type_name=word,
-      shape=weight.divided(8),
-      take=lambda array: packed_integers.words_of(array.pack().values),
-    ),
-    scale,
-    records.Part(
-      name=f"{base}.weight_shape",
-      type_name="I64",
-      shape=(2,),
-      take=lambda _: np.asarray(weight.shape, np.int64),
-    ),
-    *zero_points,
-  ]
+  if format.has_global_scale:
+    found[second] = divided(found[second]).reshape(1)
+  if format.values_dtype == formats.INT4:
+    words = packed_integers.words_of(array.values)
+    found |= {
+      f"{base}{_PACKED}": words,
+      f"{base}.weight_shape": np.asarray(array.shape, np.int64),
+    }
+  if format.has_zero_points:
+    zeros = packed_integers.zero_point_words(array.offset)
+    found[f"{base}.{_ZERO_POINT}"] = zeros
+  return found
 
 
 def _compressed_numbers(
@@ -702,28 +643,14 @@ def _recognize_gpt_oss(
   return None
 
 
-def _gpt_oss_parts(weight: records.WeightToWrite) -> list[records.Part]:
+def _gpt_oss_tensors(
+  name: str, array: scaled_array.ScaledArray
+) -> dict[str, Any]:
   # The original name "mlp1_weight" has a dot, names of Hugging Face do not.
-  dot = "." if weight.name.endswith("_weight") else "_"
-  *lead, n, k = weight.shape
-  if weight.axis == -2:
-    n, k = k, n
-  block_size = weight.format.block_size
-  blocks = (*lead, n, k // block_size)
-  return [
-    records.Part(
-      name=f"{weight.name}{dot}blocks",
-      type_name=_BYTES,
-      shape=(*blocks, block_size // 2),
-      take=lambda array: array.values,
-    ),
-    records.Part(
-      name=f"{weight.name}{dot}scales",
-      type_name=_BYTES,
-      shape=blocks,
-      take=lambda array: array.scale,
-    ),
-  ]
+  dot = "." if name.endswith("_weight") else "_"
+  found = _tensors(array, f"{name}{dot}blocks", f"{name}{dot}scales")
+  shape = (*array.scale.shape, array.block_size // 2)
+  return {**found, f"{name}{dot}blocks": array.values.reshape(shape)}
 
 
 def _gpt_oss_refusal(weight: records.WeightToWrite) -> str | None:
@@ -778,25 +705,22 @@ def _recognize_torchao(
   )
 
 
-def _torchao_parts(weight: records.WeightToWrite) -> list[records.Part]:
-  module, _, leaf = weight.name.rpartition(".")
+def _torchao_tensors(
+  name: str, array: scaled_array.ScaledArray
+) -> dict[str, Any]:
+  module, _, leaf = name.rpartition(".")
   prefix = f"{module}._{leaf}_"
-  shape = (weight.shape[0], 1, 1) if len(weight.shape) > 2 else ()
-
-  def take(array: scaled_array.ScaledArray) -> np.ndarray:
-    if not shape:
-      return _one(array)
-    return np.broadcast_to(scaled_array.full_global_scale(array), shape)
-
-  return _parts(
-    weight,
-    f"{prefix}qdata",
-    f"{prefix}scale",
-    f"{prefix}per_tensor_scale",
-    take=take,
-    shape=shape,
-    is_typed=True,
-  )
+  found: dict[str, Any] = {
+    f"{prefix}qdata": array.values,
+    f"{prefix}scale": array.scale,
+  }
+  if array.format.has_global_scale:
+    count = array.shape[0] if array.ndim > 2 else 1
+    scale = array.global_scale.astype(np.float32).reshape(-1)
+    scale = scale.repeat(count // scale.size)
+    shape = (count, 1, 1) if array.ndim > 2 else ()
+    found[f"{prefix}per_tensor_scale"] = scale.reshape(shape)
+  return found
 
 
 def _torchao_refusal(weight: records.WeightToWrite) -> str | None:
@@ -964,38 +888,25 @@ def _comfyui_rows(
   return rows
 
 
-def _comfyui_parts(weight: records.WeightToWrite) -> list[records.Part]:
-  prefix = _prefix(weight.name)
-  format, (n, k) = weight.format, weight.shape
-  rows = extents.round_up(n, comfyui_marks.ROWS[format])
-
-  def take_values(array: scaled_array.ScaledArray) -> np.ndarray:
-    codes = np.asarray(array.values).view(np.uint8)
-    if format.is_fp4:  # the first value in the high nibble
-      codes = np.bitwise_or(codes << 4, codes >> 4, dtype=np.uint8)
-    return np.pad(codes, ((0, rows - n), (0, 0)))
-
-  values, scale, *second = _parts(
-    weight, weight.name, f"{prefix}weight_scale", f"{prefix}{_SECOND}"
-  )
-  mark = comfyui_marks.mark(format, weight.shape)
-  return [
-    dataclasses.replace(
-      values, shape=(rows, values.shape[1]), take=take_values
-    ),
-    dataclasses.replace(
-      scale,
-      shape=array_layouts.swizzled_shape((n, k // format.block_size)),
-      take=lambda x: array_layouts.swizzle_scale(jnp.asarray(x.scale)),
-    ),
-    *second,
-    records.Part(
-      name=f"{_base(weight.name)}{comfyui_marks.SUFFIX}",
-      type_name=_BYTES,
-      shape=mark.shape,
-      take=lambda _: mark,
-    ),
-  ]
+def _comfyui_tensors(
+  name: str, array: scaled_array.ScaledArray
+) -> dict[str, Any]:
+  prefix, format = _prefix(name), array.format
+  scale = f"{prefix}weight_scale"
+  found = _tensors(array, name, scale, f"{prefix}{_SECOND}")
+  codes = assembly.viewed(array.values, formats.PACKED)
+  if format.is_fp4:  # the first value in the high nibble
+    codes = codes << 4 | codes >> 4
+  rows = extents.round_up(len(codes), comfyui_marks.ROWS[format])
+  xp: Any = np if isinstance(codes, np.ndarray) else jnp
+  codes = xp.pad(codes, ((0, rows - len(codes)), (0, 0)))
+  mark = comfyui_marks.mark(format, array.shape)
+  return {
+    **found,
+    name: assembly.viewed(codes, array.values.dtype),
+    scale: array_layouts.swizzle_scale(jnp.asarray(found[scale])),
+    f"{_base(name)}{comfyui_marks.SUFFIX}": mark,
+  }
 
 
 def _comfyui_metadata(
@@ -1027,9 +938,11 @@ def _recognize_deepseek(
   return _recognize_float_scales(contents, values)
 
 
-def _deepseek_parts(weight: records.WeightToWrite) -> list[records.Part]:
-  scale = f"{_prefix(weight.name)}weight_scale_inv"
-  return _parts(weight, weight.name, scale, "", is_typed=True)
+def _deepseek_tensors(
+  name: str, array: scaled_array.ScaledArray
+) -> dict[str, Any]:
+  scale = f"{_prefix(name)}weight_scale_inv"
+  return _tensors(array, name, scale, is_typed=True)
 
 
 def _deepseek_config(
@@ -1216,7 +1129,7 @@ LAYOUTS: Final = (
     read=_read_modelopt,
     activation_scale=("input_scale", False),
     formats=_ALL,
-    parts=_modelopt_parts,
+    tensors=_modelopt_tensors,
     refusal=_modelopt_refusal,
     config=_modelopt_config,
     quant_config=_modelopt_file,
@@ -1228,7 +1141,7 @@ LAYOUTS: Final = (
     read=_read_compressed_tensors,
     activation_scale=("input_global_scale", True),
     formats=(*_ALL, *_FLOAT_SCALED),
-    parts=_compressed_parts,
+    tensors=_compressed_tensors,
     refusal=functools.partial(_matrix_refusal, COMPRESSED_TENSORS),
     config=_compressed_config,
     divides=True,
@@ -1238,7 +1151,7 @@ LAYOUTS: Final = (
     name="gpt-oss",
     recognize=_recognize_gpt_oss,
     formats=(formats.MXFP4,),
-    parts=_gpt_oss_parts,
+    tensors=_gpt_oss_tensors,
     refusal=_gpt_oss_refusal,
     config=_gpt_oss_config,
     transposes_stacks=True,
@@ -1248,7 +1161,7 @@ LAYOUTS: Final = (
     recognize=_recognize_torchao,
     activation_scale=("act_per_tensor_scale", False),
     formats=_ALL,
-    parts=_torchao_parts,
+    tensors=_torchao_tensors,
     refusal=_torchao_refusal,
     config=_torchao_config,
     metadata=_torchao_metadata,
@@ -1259,7 +1172,7 @@ LAYOUTS: Final = (
     read=_read_comfyui,
     activation_scale=("input_scale", False),
     formats=tuple(comfyui_marks.FORMATS.values()),
-    parts=_comfyui_parts,
+    tensors=_comfyui_tensors,
     refusal=functools.partial(_matrix_refusal, COMFYUI),
     metadata=_comfyui_metadata,
   ),
@@ -1272,7 +1185,7 @@ LAYOUTS: Final = (
     name=DEEPSEEK,
     recognize=_recognize_deepseek,
     formats=(formats.FP8_128X128,),
-    parts=_deepseek_parts,
+    tensors=_deepseek_tensors,
     refusal=functools.partial(_matrix_refusal, DEEPSEEK),
     config=_deepseek_config,
   ),

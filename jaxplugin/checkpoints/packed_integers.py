@@ -52,17 +52,17 @@ def bytes_of(words: Any) -> Any:
   return split.reshape(*words.shape[:-1], -1)
 
 
-def words_of(packed: Any) -> np.ndarray:
+def words_of(packed: Any) -> Any:
   """Returns int32[..., k / 8] of packed int4 values uint8[..., k / 2]."""
-  return (np.asarray(packed) ^ NIBBLE_SIGNS).view("<i4")
+  return (packed ^ NIBBLE_SIGNS).view("<i4")
 
 
-def zero_point_words(zero_points: Any) -> np.ndarray:
+def zero_point_words(zero_points: Any) -> Any:
   """Returns int32[n / 8, groups] of uint8[n, groups], n rounded up."""
-  codes = np.asarray(zero_points).T
-  codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % _PER_WORD)))
-  packed = codes[:, 0::2] | codes[:, 1::2] << 4
-  return np.ascontiguousarray(packed).view("<i4").T
+  xp: Any = np if isinstance(zero_points, np.ndarray) else jnp
+  codes = zero_points.T
+  codes = xp.pad(codes, ((0, 0), (0, -codes.shape[1] % _PER_WORD)))
+  return (codes[:, 0::2] | codes[:, 1::2] << 4).copy().view("<i4").T
 
 
 def default_shape(words: Any) -> tuple[int, ...]:

@@ -8,19 +8,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import jax
 
-from jaxplugin.arrays import layouts as array_layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import comfyui_marks
-from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.core import formats
 
@@ -116,45 +113,35 @@ class WeightToWrite:
   axis: int
   format: formats.BlockFormat
 
-  def divided(self, by: int) -> tuple[int, ...]:
-    """Returns the shape with k divided."""
-    shape = list(self.shape)
-    shape[self.axis] //= by
-    return tuple(shape)
-
-  @property
-  def scale_shape(self) -> tuple[int, ...]:
-    axis = self.axis % len(self.shape)
-    return array_layouts.linear_scale_shape(self.format, self.shape, axis)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-  """A tensor to write for a quantized weight.
+class TensorDecision:
+  """The decision to quantize or to copy a tensor.
 
   Attributes:
-    name, type_name, shape: name, dtype and shape of the tensor in the file.
-    take: returns its numbers from a `ScaledArray`.
+    tensor: the tensor of the source.
+    weight: the weight to quantize; None if the tensor is copied.
+    parts: dtypes and shapes of the tensors that replace it, by their names;
+      empty if it is copied.
+    reason: why it is copied; "" if it is quantized.
   """
 
-  name: str
-  type_name: str
-  shape: tuple[int, ...]
-  take: Callable[[scaled_array.ScaledArray], Any]
+  tensor: stored.StoredTensor
+  weight: WeightToWrite | None = None
+  parts: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(
+    default_factory=dict
+  )
+  reason: str = ""
 
   @property
   def nbytes(self) -> int:
-    itemsize = safetensors_files.DTYPES[self.type_name].itemsize
-    return math.prod(self.shape) * itemsize
-
-  def data(self, array: scaled_array.ScaledArray) -> np.ndarray:
-    """Returns its bytes, uint8[nbytes]."""
-    data = np.ascontiguousarray(np.asarray(self.take(array)))
-    data = data.reshape(-1).view(np.uint8)
-    assert data.size == self.nbytes, (self.name, data.size, self.nbytes)
-    return data
+    """Bytes to write."""
+    if self.weight is None:
+      return self.tensor.nbytes
+    return sum(x.size * x.dtype.itemsize for x in self.parts.values())
 
 
+_Tensors = Callable[[str, scaled_array.ScaledArray], dict[str, Any]]
 # Takes a format and the modules that stay unquantized.
 _Config = Callable[[formats.BlockFormat, list[str]], dict[str, Any]]
 # Takes the names of a file's tensors and, for quantized ones, the weight.
@@ -177,7 +164,8 @@ class Layout:
     activation_scale: the tensor with the global scale of an activation, and
       whether it divides; None if the layout has no such tensor.
     formats: formats that can be written; () if the layout is only read.
-    parts: returns the tensors to write for a weight.
+    tensors: returns the tensors of a quantized weight, by its name and array.
+      Arrays are NumPy's, or traced to find the dtypes and shapes to write.
     refusal: returns why the layout cannot store a weight, or None.
     config: returns `quantization_config` of config.json, by the format and the
       unquantized modules; None if the tool reads none.
@@ -197,7 +185,7 @@ class Layout:
   read: Callable[[Contents, stored.StoredTensor, str], Entry] | None = None
   activation_scale: tuple[str, bool] | None = None
   formats: tuple[formats.BlockFormat, ...] = ()
-  parts: Callable[[WeightToWrite], list[Part]] = lambda weight: []
+  tensors: _Tensors = lambda name, array: {}
   refusal: Callable[[WeightToWrite], str | None] = lambda weight: None
   config: _Config | None = None
   quant_config: _Config | None = None

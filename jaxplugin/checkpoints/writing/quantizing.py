@@ -135,7 +135,7 @@ class _Job:
     layout: records.Layout,
     format: formats.BlockFormat,
     source: sources.SourceCheckpoint,
-    decisions: Sequence[selection.TensorDecision],
+    decisions: Sequence[records.TensorDecision],
     quantizer: weights.Quantizer,
     target: pathlib.Path,
   ) -> None:
@@ -226,8 +226,7 @@ class _Job:
         yield from shards.chunks(decision.tensor, _CHUNK_BYTES)
       else:
         array = self._quantizer.quantize(decision)
-        for part in decision.parts:
-          yield part.name, 0, part.data(array)
+        yield from weights.pieces(self._layout, array, decision.tensor.name)
         del array
       meter.add(decision.tensor.nbytes)
 

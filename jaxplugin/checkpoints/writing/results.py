@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 
 from jaxplugin.checkpoints import names as naming
-from jaxplugin.checkpoints.writing import selection
+from jaxplugin.checkpoints import records
 from jaxplugin.core import formats
 from jaxplugin.printing import console
 
@@ -51,7 +51,7 @@ class Quantized:
   path: pathlib.Path
   layout: str
   format: formats.BlockFormat
-  decisions: tuple[selection.TensorDecision, ...]
+  decisions: tuple[records.TensorDecision, ...]
   shared: tuple[tuple[str, ...], ...] = ()
   copied: tuple[pathlib.PurePath, ...] = ()
   left: tuple[pathlib.PurePath, ...] = ()
@@ -135,12 +135,12 @@ class Quantized:
       indent=2,
     )
 
-  def _format_of(self, decision: selection.TensorDecision) -> str:
+  def _format_of(self, decision: records.TensorDecision) -> str:
     return str(self.format) if decision.weight else decision.tensor.type_name
 
   def _rows(self) -> list[dict[str, str]]:
     """Returns a row for each group of similar tensors."""
-    alike: dict[tuple[str, ...], list[selection.TensorDecision]] = {}
+    alike: dict[tuple[str, ...], list[records.TensorDecision]] = {}
     for decision in self.decisions:
       key = (
         self._format_of(decision),
@@ -163,7 +163,7 @@ class Quantized:
       for (format, shape, name, reason), its in alike.items()
     ]
 
-  def _error(self, its: list[selection.TensorDecision]) -> str:
+  def _error(self, its: list[records.TensorDecision]) -> str:
     found = [
       self.errors[x.tensor.name]
       for x in its

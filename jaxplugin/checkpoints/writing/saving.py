@@ -113,7 +113,7 @@ def save(
     task = {"save": secrets.token_hex()}
     with staging.Staging(_WHO, target, task) as place:
       file = place.folder / shard.name
-      shards.write(file, shard, _pieces(shard, leaves, report))
+      shards.write(file, shard, _pieces(found, shard, leaves, report))
       if not is_file:
         _write_configs(place.folder, config or {}, found, decisions)
       _require_read_back(file if is_file else place.folder, decisions)
@@ -176,7 +176,7 @@ def _require_readable(name: str, array: Any) -> None:
 
 def _decide(
   layout: records.Layout, target: pathlib.Path, name: str, leaf: Any
-) -> selection.TensorDecision:
+) -> records.TensorDecision:
   """Returns the tensors to write for a leaf.
 
   Raises:
@@ -195,7 +195,7 @@ def _decide(
         f"{_WHO}: {name!r} must have a dtype that safetensors stores, got"
         f" {array.dtype}; the dtypes are {known}"
       )
-    return selection.TensorDecision(tensor=_tensor(target, name, array))
+    return records.TensorDecision(tensor=_tensor(target, name, array))
   who = f"{_WHO}: {name!r}"
   layouts.require_format(who, layout, array.format)
   weight = records.WeightToWrite(
@@ -210,8 +210,10 @@ def _decide(
   tensor = _tensor(target, name, array)
   remedy = "quantize the weight with another global_scale"
   weights.require_readable(tensor, array.global_scale, remedy)
-  return selection.TensorDecision(
-    tensor=tensor, weight=weight, parts=tuple(layout.parts(weight))
+  return records.TensorDecision(
+    tensor=tensor,
+    weight=weight,
+    parts=weights.parts(layout, jax.eval_shape(_linear, array), name),
   )
 
 
@@ -282,19 +284,21 @@ def _require_one_format(written: Sequence[records.WeightToWrite]) -> None:
 
 
 def _pieces(
-  shard: shards.Shard, leaves: Mapping[str, Any], report: printing.Report
+  layout: records.Layout,
+  shard: shards.Shard,
+  leaves: Mapping[str, Any],
+  report: printing.Report,
 ) -> Iterator[shards.Piece]:
   """Yields the bytes of all tensors, an array at a time."""
   total, done = sum(x.tensor.nbytes for x in shard.decisions), 0
   for decision in shard.decisions:
-    leaf = leaves[decision.tensor.name]
+    name = decision.tensor.name
+    leaf = leaves[name]
     if decision.weight is None:
-      data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1)
-      yield decision.tensor.name, 0, data.view(np.uint8)
+      yield shards.whole(name, leaf)
     else:
       array = _linear(getattr(leaf, "array", leaf))
-      for part in decision.parts:
-        yield part.name, 0, part.data(array)
+      yield from weights.pieces(layout, array, name)
     done += decision.tensor.nbytes
     report(done, total)
 
@@ -315,7 +319,7 @@ def _write_configs(
   folder: pathlib.Path,
   config: Mapping[str, Any],
   layout: records.Layout,
-  decisions: Sequence[selection.TensorDecision],
+  decisions: Sequence[records.TensorDecision],
 ) -> None:
   """Writes config.json, with a quantization if a weight is quantized."""
   config = {k: x for k, x in config.items() if k != sources.QUANTIZATION}
@@ -328,7 +332,7 @@ def _write_configs(
 
 
 def _require_read_back(
-  path: pathlib.Path, decisions: Sequence[selection.TensorDecision]
+  path: pathlib.Path, decisions: Sequence[records.TensorDecision]
 ) -> None:
   """Raises CheckpointError unless `load` finds the weights under their names.
 

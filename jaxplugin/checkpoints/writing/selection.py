@@ -23,6 +23,7 @@ from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.writing import weights
 from jaxplugin.core import formats
 
 _FLOATS: Final = ("F32", "BF16", "F16")
@@ -52,30 +53,6 @@ _CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorDecision:
-  """The decision to quantize or to copy a tensor.
-
-  Attributes:
-    tensor: the tensor of the source.
-    weight: the weight to quantize; None if the tensor is copied.
-    parts: tensors that replace it; () if it is copied.
-    reason: why it is copied; "" if it is quantized.
-  """
-
-  tensor: stored.StoredTensor
-  weight: records.WeightToWrite | None = None
-  parts: tuple[records.Part, ...] = ()
-  reason: str = ""
-
-  @property
-  def nbytes(self) -> int:
-    """Bytes to write."""
-    if self.weight is None:
-      return self.tensor.nbytes
-    return sum(part.nbytes for part in self.parts)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionRules:
   """The caller's choice of weights, and the model type.
 
@@ -98,7 +75,7 @@ def choose(
   layout: records.Layout,
   format: formats.BlockFormat,
   rules: SelectionRules,
-) -> list[TensorDecision]:
+) -> list[records.TensorDecision]:
   """Returns a decision for each tensor.
 
   Raises:
@@ -137,7 +114,9 @@ def choose(
   return found
 
 
-def unquantized_modules(decisions: Iterable[TensorDecision]) -> list[str]:
+def unquantized_modules(
+  decisions: Iterable[records.TensorDecision],
+) -> list[str]:
   """Returns modules whose weights are copied, and the head."""
   decisions = list(decisions)
   quantized = {
@@ -161,10 +140,10 @@ def _decide(
   format: formats.BlockFormat,
   rules: SelectionRules,
   others: Mapping[str, stored.StoredTensor],
-) -> TensorDecision:
+) -> records.TensorDecision:
   reason = _reason(tensor, rules)
   if reason:
-    return TensorDecision(tensor=tensor, reason=reason)
+    return records.TensorDecision(tensor=tensor, reason=reason)
   weight = records.WeightToWrite(
     name=tensor.name,
     shape=tensor.shape,
@@ -173,10 +152,12 @@ def _decide(
     format=format,
   )
   if reason := refusal(layout, weight):
-    return TensorDecision(tensor=tensor, reason=reason)
+    return records.TensorDecision(tensor=tensor, reason=reason)
   _require_bias_agrees(who, weight, others)
-  return TensorDecision(
-    tensor=tensor, weight=weight, parts=tuple(layout.parts(weight))
+  return records.TensorDecision(
+    tensor=tensor,
+    weight=weight,
+    parts=weights.parts(layout, weights.abstract(layout, weight), tensor.name),
   )
 
 
@@ -257,12 +238,13 @@ def _require_bias_agrees(
       )
 
 
-def require_one_name_each(who: str, found: Iterable[TensorDecision]) -> None:
+def require_one_name_each(
+  who: str, found: Iterable[records.TensorDecision]
+) -> None:
   """Raises CheckpointError if two tensors to write have the same name."""
   seen: set[str] = set()
   for decision in found:
-    names = [part.name for part in decision.parts] or [decision.tensor.name]
-    for name in names:
+    for name in decision.parts or [decision.tensor.name]:
       if name in seen:
         raise errors.CheckpointError(
           f"{who}: two tensors would have the name {name!r}; exclude one, or"

@@ -16,15 +16,16 @@ import os
 import pathlib
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import Any
 from typing import Final
 
 import numpy as np
 
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import selection
 
 _ALIGNMENT: Final = 8
 # Errors of a file system that cannot preallocate.
@@ -47,7 +48,7 @@ class Shard:
   """
 
   name: str
-  decisions: tuple[selection.TensorDecision, ...]
+  decisions: tuple[records.TensorDecision, ...]
   head: bytes
   begins: Mapping[str, int]
   size: int
@@ -55,7 +56,7 @@ class Shard:
 
 def lay_out(
   name: str,
-  decisions: Iterable[selection.TensorDecision],
+  decisions: Iterable[records.TensorDecision],
   metadata: Mapping[str, str],
 ) -> Shard:
   """Returns the layout of a file.
@@ -69,8 +70,10 @@ def lay_out(
     if decision.weight is None:
       x = decision.tensor
       tensors.append((x.name, x.type_name, x.logical_shape, x.nbytes))
-    for part in decision.parts:
-      tensors.append((part.name, part.type_name, part.shape, part.nbytes))
+    for name_of_part, part in decision.parts.items():
+      type_name = safetensors_files.TYPE_NAMES[part.dtype]
+      nbytes = part.size * part.dtype.itemsize
+      tensors.append((name_of_part, type_name, part.shape, nbytes))
   tensors.sort(key=lambda x: -_itemsize(x[1]))
   header: dict[str, object] = {}
   if metadata:
@@ -167,6 +170,12 @@ def sync_folder(path: pathlib.Path) -> None:
     os.fsync(descriptor)
   finally:
     os.close(descriptor)
+
+
+def whole(name: str, x: Any) -> Piece:
+  """Returns a tensor's bytes in one piece."""
+  data = np.ascontiguousarray(np.asarray(x)).reshape(-1)
+  return name, 0, data.view(np.uint8)
 
 
 def chunks(tensor: stored.StoredTensor, size: int) -> Iterable[Piece]:

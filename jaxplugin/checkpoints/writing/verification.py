@@ -19,10 +19,10 @@ from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import numbers
 from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import results
-from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import sources
 from jaxplugin.checkpoints.writing import weights
 from jaxplugin.quantization import dequantization
@@ -111,7 +111,7 @@ def _require_same(
 
 
 def _error(
-  decision: selection.TensorDecision,
+  decision: records.TensorDecision,
   found: scaled_array.ScaledArray,
   x: np.ndarray,
 ) -> float:

@@ -10,11 +10,15 @@ largest scale too.
 
 from __future__ import annotations
 
+import collections
+import functools
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 from typing import Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,8 +28,10 @@ from jaxplugin.checkpoints import layouts
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import numbers
 from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import selection
+from jaxplugin.checkpoints.writing import shards
+from jaxplugin.core import formats
 from jaxplugin.quantization import api
 
 _FUSED: Final = (
@@ -50,7 +56,7 @@ class Quantizer:
   def __init__(
     self,
     layout: records.Layout,
-    decisions: Iterable[selection.TensorDecision],
+    decisions: Iterable[records.TensorDecision],
     allow_nonfinite: bool,
   ) -> None:
     self._layout = layout
@@ -66,7 +72,7 @@ class Quantizer:
     )
 
   def quantize(
-    self, decision: selection.TensorDecision
+    self, decision: records.TensorDecision
   ) -> scaled_array.ScaledArray:
     """Returns a weight as it is written.
 
@@ -125,6 +131,47 @@ def require_readable(
     )
 
 
+def parts(
+  layout: records.Layout, array: scaled_array.ScaledArray, name: str
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns dtypes and shapes of the tensors to write for a quantized weight.
+
+  The array may consist of dtypes and shapes.
+  """
+  tensors = lambda x: collections.OrderedDict(layout.tensors(name, x))
+  with jax.enable_x64(True):  # some layouts have 64-bit integers
+    return jax.eval_shape(tensors, array)
+
+
+def pieces(
+  layout: records.Layout, array: scaled_array.ScaledArray, name: str
+) -> Iterator[shards.Piece]:
+  """Yields the bytes of the tensors to write for a quantized weight."""
+  tensors = layout.tensors(name, jax.tree.map(np.asarray, array))
+  for part, x in tensors.items():
+    yield shards.whole(part, x)
+
+
+def abstract(
+  layout: records.Layout, weight: records.WeightToWrite
+) -> scaled_array.ScaledArray:
+  """Returns dtypes and shapes of a weight quantized for a layout."""
+  dtype = safetensors_files.DTYPES[weight.type_name]
+  x = jax.ShapeDtypeStruct(weight.shape, dtype)
+  return _abstract(layout, weight.format, weight.axis, x)
+
+
+@functools.lru_cache
+def _abstract(
+  layout: records.Layout,
+  format: formats.BlockFormat,
+  axis: int,
+  x: jax.ShapeDtypeStruct,
+) -> scaled_array.ScaledArray:
+  quantize = functools.partial(_quantized, layout, format, axis)
+  return jax.eval_shape(quantize, x)
+
+
 def quantize(
   layout: records.Layout,
   weight: records.WeightToWrite,
@@ -137,29 +184,35 @@ def quantize(
   the reciprocal of an f32: the one nearest to the scale of `jp.quantize`, or to
   the shared global scale.
   """
-  axis = weight.axis
-  if layout.transposes_stacks and axis != -1:
-    x, axis = x.swapaxes(-1, -2), -1
-  given = jnp.asarray(x)
-  batch_dims = x.ndim - 2 if layout.has_scale_of_each else 0
-
-  def quantized(scale: np.ndarray | None) -> scaled_array.ScaledArray:
-    return api.quantize(
-      given,
-      weight.format,
-      axis=axis,
-      batch_dims=batch_dims,
-      global_scale=None if scale is None else jnp.asarray(scale),
-    )
-
+  quantized = functools.partial(
+    _quantized, layout, weight.format, weight.axis, x
+  )
   if not layout.divides or not weight.format.has_global_scale:
     return quantized(shared)
   if shared is None:
-    array = quantized(None)
+    array = quantized()
     shared = np.asarray(array.global_scale).reshape(())
     if layouts.divided(layouts.divided(shared)) == shared:
       return array
   return quantized(layouts.divided(layouts.divided(shared)))
+
+
+def _quantized(
+  layout: records.Layout,
+  format: formats.BlockFormat,
+  axis: int,
+  x: Any,
+  scale: np.ndarray | None = None,
+) -> scaled_array.ScaledArray:
+  if layout.transposes_stacks and axis != -1:
+    x, axis = x.swapaxes(-1, -2), -1
+  return api.quantize(
+    jnp.asarray(x),
+    format,
+    axis=axis,
+    batch_dims=x.ndim - 2 if layout.has_scale_of_each else 0,
+    global_scale=None if scale is None else jnp.asarray(scale),
+  )
 
 
 def _require_finite(tensor: stored.StoredTensor, x: np.ndarray) -> None:
