@@ -39,8 +39,8 @@ from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
 from jaxplugin.checkpoints.packed_integers import from_awq as from_awq
 from jaxplugin.checkpoints.packed_integers import from_gptq as from_gptq
+from jaxplugin.checkpoints.writing.quantizing import Quantized as Quantized
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
-from jaxplugin.checkpoints.writing.results import Quantized as Quantized
 from jaxplugin.checkpoints.writing.saving import save as save
 from jaxplugin.core import error_context as _error_context
 

@@ -214,10 +214,9 @@ class Checkpoint(Mapping[str, Any]):
       CheckpointError: If tensors cannot be read; the text lists all of them.
     """
     total = sum(entry.nbytes for entry in self.entries.values())
-    done = 0
     tree: dict[str, Any] = {}
     misfits: dict[str, str] = {}
-    with printing.reporter(progress) as report:
+    with printing.reporter(progress, total) as add:
       for name, entry in self.entries.items():
         try:
           array = self._make(name, stacklevel=3)
@@ -227,8 +226,7 @@ class Checkpoint(Mapping[str, Any]):
           # After a misfit, other tensors are read only to list misfits.
           if not misfits or not self._is_strict:
             tree[name] = jax.tree.map(jnp.asarray, array)
-        done += entry.nbytes
-        report(done, total)
+        add(entry.nbytes)
     if misfits and self._is_strict:
       raise errors.misfit_error(misfits, _REMEDY)
     self.misfits |= misfits

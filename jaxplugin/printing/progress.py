@@ -38,18 +38,28 @@ class Progress:
 
 
 @contextlib.contextmanager
-def reporter(progress: Report | bool | None) -> Iterator[Report]:
-  """Yields a function to call with the bytes done and the total bytes.
+def reporter(
+  progress: Report | bool | None, total: int
+) -> Iterator[Callable[[int], None]]:
+  """Yields a function to call with the number of bytes of each step.
 
   Args:
-    progress: this function. True shows a bar on standard error, False shows
-      nothing. None shows a bar if standard error is a terminal.
+    progress: a function of the bytes done and the total bytes. True shows a bar
+      on standard error, False shows nothing. None shows a bar if standard error
+      is a terminal.
+    total: the total bytes.
   """
-  if callable(progress):
-    yield progress
-    return
-  with shown(of_bytes=True, is_shown=progress) as bar:
-    yield bar.report
+  is_shown = None if progress is None else progress is True
+  with shown(of_bytes=True, is_shown=is_shown) as bar:
+    report = progress if callable(progress) else bar.report
+    done = 0
+
+    def add(count: int) -> None:
+      nonlocal done
+      done += count
+      report(done, total)
+
+    yield add
 
 
 @contextlib.contextmanager

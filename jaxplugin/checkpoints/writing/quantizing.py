@@ -1,13 +1,21 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize`: writes a quantized checkpoint from a plain one."""
+"""`quantize`: writes a quantized checkpoint from a plain one.
+
+The result, a `Quantized`, prints a table of tensors.
+"""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import hashlib
+import json
 import os
 import pathlib
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -18,7 +26,6 @@ from jaxplugin.checkpoints import loading
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints.writing import results
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import shards
 from jaxplugin.checkpoints.writing import sources
@@ -26,12 +33,176 @@ from jaxplugin.checkpoints.writing import staging
 from jaxplugin.checkpoints.writing import verification
 from jaxplugin.checkpoints.writing import weights
 from jaxplugin.core import formats
+from jaxplugin.printing import console
 from jaxplugin.printing import progress as printing
 
 _WHO: Final = "checkpoints.quantize"
 _CHUNK_BYTES: Final = 1 << 24
 _INDEX: Final = f"model{safetensors_files.INDEX_SUFFIX}"
 _TASK_VERSION: Final = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantized:
+  """The result of `quantize`: a decision for each tensor; `str` is a table.
+
+  Attributes:
+    path: the target.
+    layout: the layout of the target.
+    format: the format of its weights.
+    decisions: whether and how each tensor of the source is quantized.
+    shared: names of weights that share a global scale.
+    copied: other files that are copied.
+    left: other files that are not copied.
+    is_written: whether the target was written.
+    errors: norm of the error over the norm of the weight, by names of verified
+      weights; None without verify.
+    nonfinite: weights with NaNs or infinities. They are written under
+      allow_nonfinite; their bits are compared, and they do not count as
+      verified.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> from safetensors import numpy as safetensors
+    >>> weights = {"up.weight": np.ones((32, 64), np.float32)}
+    >>> safetensors.save_file(weights, "model.safetensors")
+    >>> done = jp.checkpoints.quantize(
+    ...   "model.safetensors", "quantized.safetensors", "mxfp8", dry_run=True)
+    >>> print(done.nbytes_before, done.nbytes, done.is_written)
+    8192 2112 False
+  """
+
+  path: pathlib.Path
+  layout: str
+  format: formats.BlockFormat
+  decisions: tuple[records.TensorDecision, ...]
+  shared: tuple[tuple[str, ...], ...] = ()
+  copied: tuple[pathlib.PurePath, ...] = ()
+  left: tuple[pathlib.PurePath, ...] = ()
+  is_written: bool = False
+  errors: Mapping[str, float] | None = None
+  nonfinite: tuple[str, ...] = ()
+
+  @property
+  def nbytes_before(self) -> int:
+    """Bytes of the source's tensors."""
+    return sum(x.tensor.nbytes for x in self.decisions)
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of the target's tensors."""
+    return sum(x.nbytes for x in self.decisions)
+
+  def __str__(self) -> str:
+    """Returns a table of tensors, and why some stay unquantized."""
+    return console.text(self.parts())
+
+  def parts(self) -> Iterator[console.Part]:
+    """Yields the parts of the report that `str` prints."""
+    yield f"{self.path}: {self.layout}, {self.format}"
+    found = self._rows()
+    header = ["format", "shape", "before", "after", "count", "name"]
+    if self.errors:
+      header.insert(-1, "error")
+    yield console.table(
+      header,
+      [[row[title] for title in header] for row in found],
+      names=("name",),
+      figures=("shape", "before", "after", "count", "error"),
+    )
+    yield self._summary()
+    for reason in dict.fromkeys(row["reason"] for row in found):
+      names = [row["name"] for row in found if row["reason"] == reason]
+      if reason:
+        yield f"not quantized, {reason}: {', '.join(dict.fromkeys(names))}"
+    for alike, count in _likes(self.shared).items():
+      yield f"one global scale: {', '.join(alike)} ({count} times)"
+    if self.copied:
+      yield f"copied: {', '.join(map(naming.printable, self.copied))}"
+    if self.left:
+      yield f"not copied: {', '.join(map(naming.printable, self.left))}"
+    if self.errors:
+      yield f"verified: {len(self.errors)} weights, bit by bit"
+    if self.nonfinite:
+      bad = ", ".join(map(naming.printable, self.nonfinite))
+      yield f"not verified, because of NaNs or infinities: {bad}"
+    if not self.is_written:
+      yield "nothing was written"
+
+  def to_json(self) -> str:
+    """Returns the report as JSON, with a row for each tensor."""
+    return json.dumps(
+      {
+        "path": str(self.path),
+        "layout": self.layout,
+        "format": str(self.format),
+        "bytes_before": self.nbytes_before,
+        "bytes": self.nbytes,
+        "tensors": [
+          {
+            "name": decision.tensor.name,
+            "shape": decision.tensor.logical_shape,
+            "format": self._format_of(decision),
+            "bytes_before": decision.tensor.nbytes,
+            "bytes": decision.nbytes,
+            "reason": decision.reason,
+            "error": (self.errors or {}).get(decision.tensor.name),
+          }
+          for decision in self.decisions
+        ],
+        "shared": self.shared,
+        "copied": list(map(str, self.copied)),
+        "not_copied": list(map(str, self.left)),
+        "not_finite": self.nonfinite,
+        "is_written": self.is_written,
+      },
+      indent=2,
+    )
+
+  def _format_of(self, decision: records.TensorDecision) -> str:
+    return str(self.format) if decision.weight else decision.tensor.type_name
+
+  def _rows(self) -> list[dict[str, str]]:
+    """Returns a row for each group of similar tensors."""
+    alike: dict[tuple[str, ...], list[records.TensorDecision]] = {}
+    for decision in self.decisions:
+      key = (
+        self._format_of(decision),
+        str(list(decision.tensor.logical_shape)),
+        naming.starred(decision.tensor.name),
+        decision.reason,
+      )
+      alike.setdefault(key, []).append(decision)
+    return [
+      {
+        "format": format,
+        "shape": shape,
+        "before": _size(sum(x.tensor.nbytes for x in its)),
+        "after": _size(sum(x.nbytes for x in its)),
+        "count": str(len(its)),
+        "error": self._error(its),
+        "name": name,
+        "reason": reason,
+      }
+      for (format, shape, name, reason), its in alike.items()
+    ]
+
+  def _error(self, its: list[records.TensorDecision]) -> str:
+    found = [
+      self.errors[x.tensor.name]
+      for x in its
+      if self.errors is not None and x.tensor.name in self.errors
+    ]
+    return f"{max(found):.4f}" if found else "-"
+
+  def _summary(self) -> str:
+    count = sum(x.weight is not None for x in self.decisions)
+    before, after = self.nbytes_before, self.nbytes
+    return (
+      f"{count} of {len(self.decisions)} tensors to {self.format}:"
+      f" {before:,} bytes become {after:,}, {before - after:,} fewer"
+    )
 
 
 def quantize(
@@ -47,7 +218,7 @@ def quantize(
   verify: bool = False,
   dry_run: bool = False,
   progress: printing.Report | bool | None = None,
-) -> results.Quantized:
+) -> Quantized:
   """Writes a quantized checkpoint, one tensor at a time, by `jp.quantize`.
 
   The default quantizes f32, bf16 and f16 matrices [n, k] called *.weight, and
@@ -109,7 +280,7 @@ def quantize(
   )
   decisions = selection.choose(_WHO, opened.tensors, found, format, rules)
   quantizer = weights.Quantizer(found, decisions, allow_nonfinite)
-  result = results.Quantized(
+  result = Quantized(
     path=pathlib.Path(target),
     layout=layout,
     format=format,
@@ -119,147 +290,142 @@ def quantize(
     left=opened.left,
     is_written=not dry_run,
   )
-  job = _Job(found, format, opened, decisions, quantizer, result.path)
-  job.require_target()
+  _require_target(opened, result.path)
+  by_name = {x.tensor.name: x for x in decisions}
+  to_write = []
+  for name, shard in opened.shards.items():
+    its = [by_name[tensor] for tensor in shard.tensors]
+    metadata = found.metadata([(x.tensor.name, x.weight) for x in its])
+    metadata = {**shard.metadata, **metadata}
+    to_write.append(shards.lay_out(name, its, metadata))
   if dry_run:
     return result
-  with printing.reporter(progress) as report:
-    return job.run(result, verify, report)
+  total = result.nbytes_before * (2 if verify else 1)
+  with printing.reporter(progress, total) as add:
+    return _write(result, opened, to_write, quantizer, verify, add)
 
 
-class _Job:
-  """One call of `quantize`, after all decisions."""
-
-  def __init__(
-    self,
-    layout: records.Layout,
-    format: formats.BlockFormat,
-    source: sources.SourceCheckpoint,
-    decisions: Sequence[records.TensorDecision],
-    quantizer: weights.Quantizer,
-    target: pathlib.Path,
-  ) -> None:
-    self._layout = layout
-    self._format = format
-    self._source = source
-    self._decisions = decisions
-    self._quantizer = quantizer
-    self._target = target
-    by_name = {x.tensor.name: x for x in decisions}
-    self._shards = []
-    for name, shard in source.shards.items():
-      its = [by_name[tensor] for tensor in shard.tensors]
-      metadata = layout.metadata([(x.tensor.name, x.weight) for x in its])
-      self._shards.append(
-        shards.lay_out(name, its, {**shard.metadata, **metadata})
-      )
-
-  def require_target(self) -> None:
-    """Raises CheckpointError if the target exists or has the wrong kind."""
-    ends = self._target.suffix == loading.SAFETENSORS
-    if ends == self._source.is_folder:
-      kind = "a folder" if self._source.is_folder else "a .safetensors file"
-      raise errors.CheckpointError(
-        f"{_WHO}: the target must be {kind}, as {self._source.path} is, got"
-        f" {self._target}"
-      )
-    with staging.writing(_WHO, self._target):
-      staging.require_new(_WHO, self._target)
-
-  def run(
-    self, result: results.Quantized, verify: bool, report: printing.Report
-  ) -> results.Quantized:
-    times = 2 if verify else 1
-    meter = _Meter(
-      report, times * sum(x.tensor.nbytes for x in self._decisions)
+def _require_target(
+  source: sources.SourceCheckpoint, target: pathlib.Path
+) -> None:
+  """Raises CheckpointError if the target exists or has the wrong kind."""
+  if (target.suffix == loading.SAFETENSORS) == source.is_folder:
+    kind = "a folder" if source.is_folder else "a .safetensors file"
+    raise errors.CheckpointError(
+      f"{_WHO}: the target must be {kind}, as {source.path} is, got {target}"
     )
-    with (
-      staging.writing(_WHO, self._target),
-      staging.Staging(_WHO, self._target, self._task()) as place,
-    ):
-      paths = {x.name: place.folder / x.name for x in self._shards}
-      left = [
-        x for x in self._shards if not shards.is_finished(paths[x.name], x)
-      ]
-      place.finished = len(self._shards) - len(left)
-      staging.require_space(_WHO, self._target, sum(x.size for x in left))
-      for shard in self._shards:
-        if shard in left:
-          shards.write(paths[shard.name], shard, self._pieces(shard, meter))
-          place.finished += 1
-        else:
-          meter.add(sum(x.tensor.nbytes for x in shard.decisions))
-      self._write_rest(place.folder)
-      if verify:
-        place.finished = 0  # a wrong result must not be reused
-        result = verification.verified(
-          _WHO, place.folder, self._source, result, self._quantizer, meter.add
-        )
-        place.finished = len(self._shards)
-      place.finish(None if self._source.is_folder else self._shards[0].name)
-    return result
+  with staging.writing(_WHO, target):
+    staging.require_new(_WHO, target)
 
-  def _task(self) -> dict[str, Any]:
-    """Returns a description that identifies the files to write."""
-    folder = self._source.path
-    folder = folder if folder.is_dir() else folder.parent
-    read = {name: os.stat(folder / name) for name in self._source.shards}
-    return {
-      "task": _TASK_VERSION,
-      "layout": self._layout.name,
-      "read": {n: [x.st_size, x.st_mtime_ns] for n, x in read.items()},
-      "written": {
-        x.name: hashlib.sha256(x.head).hexdigest() for x in self._shards
-      },
-      "axes": {
-        x.weight.name: x.weight.axis
-        for x in self._decisions
-        if x.weight is not None
-      },
-    }
 
-  def _pieces(
-    self, shard: shards.Shard, meter: _Meter
-  ) -> Iterator[shards.Piece]:
-    for decision in shard.decisions:
-      if decision.weight is None:
-        yield from shards.chunks(decision.tensor, _CHUNK_BYTES)
+def _write(
+  result: Quantized,
+  source: sources.SourceCheckpoint,
+  to_write: Sequence[shards.Shard],
+  quantizer: weights.Quantizer,
+  verify: bool,
+  add: Callable[[int], None],
+) -> Quantized:
+  """Writes the target, or the files that an earlier call did not finish."""
+  target = result.path
+  task = _task(result, source, to_write)
+  with (
+    staging.writing(_WHO, target),
+    staging.Staging(_WHO, target, task) as place,
+  ):
+    paths = {x.name: place.folder / x.name for x in to_write}
+    left = [x for x in to_write if not shards.is_finished(paths[x.name], x)]
+    place.finished = len(to_write) - len(left)
+    staging.require_space(_WHO, target, sum(x.size for x in left))
+    for shard in to_write:
+      if shard in left:
+        shards.write(paths[shard.name], shard, _pieces(shard, quantizer, add))
+        place.finished += 1
       else:
-        array = self._quantizer.quantize(decision)
-        yield from weights.pieces(self._layout, array, decision.tensor.name)
-        del array
-      meter.add(decision.tensor.nbytes)
-
-  def _write_rest(self, folder: pathlib.Path) -> None:
-    """Writes the index, copied files and configurations."""
-    if not self._source.is_folder:
-      return
-    if self._source.index is not None or len(self._shards) > 1:
-      index = self._source.index
-      names = {x: shard.name for shard in self._shards for x in shard.begins}
-      size = sum(shard.size - len(shard.head) for shard in self._shards)
-      staging.write_json(
-        folder / (_INDEX if index is None else index.name),
-        {
-          "metadata": {"total_size": size},
-          "weight_map": dict(sorted(names.items())),
-        },
+        add(sum(x.tensor.nbytes for x in shard.decisions))
+    if source.is_folder:
+      _write_rest(place.folder, result, source, to_write, quantizer.layout)
+    if verify:
+      place.finished = 0  # a wrong result must not be reused
+      norms, nonfinite = verification.verify(
+        _WHO, place.folder, source, result.decisions, quantizer, add
       )
-    for path in self._source.copied:
-      staging.copy_file(self._source.path / path, folder / path)
-    left = selection.unquantized_modules(self._decisions)
-    config = self._source.config or {}
-    staging.write_configs(folder, config, self._layout, self._format, left)
+      result = dataclasses.replace(result, errors=norms, nonfinite=nonfinite)
+      place.finished = len(to_write)
+    place.finish(None if source.is_folder else to_write[0].name)
+  return result
 
 
-class _Meter:
-  """Counts bytes and reports them."""
+def _task(
+  result: Quantized,
+  source: sources.SourceCheckpoint,
+  to_write: Sequence[shards.Shard],
+) -> dict[str, Any]:
+  """Returns a description that identifies the files to write."""
+  folder = source.path if source.is_folder else source.path.parent
+  read = {name: os.stat(folder / name) for name in source.shards}
+  return {
+    "task": _TASK_VERSION,
+    "layout": result.layout,
+    "read": {n: [x.st_size, x.st_mtime_ns] for n, x in read.items()},
+    "written": {x.name: hashlib.sha256(x.head).hexdigest() for x in to_write},
+    "axes": {
+      x.weight.name: x.weight.axis
+      for x in result.decisions
+      if x.weight is not None
+    },
+  }
 
-  def __init__(self, report: printing.Report, total: int) -> None:
-    self._report = report
-    self._total = total
-    self._done = 0
 
-  def add(self, count: int) -> None:
-    self._done += count
-    self._report(self._done, self._total)
+def _pieces(
+  shard: shards.Shard,
+  quantizer: weights.Quantizer,
+  add: Callable[[int], None],
+) -> Iterator[shards.Piece]:
+  for decision in shard.decisions:
+    if decision.weight is None:
+      yield from shards.chunks(decision.tensor, _CHUNK_BYTES)
+    else:
+      array = quantizer.quantize(decision)
+      yield from weights.pieces(quantizer.layout, array, decision.tensor.name)
+      del array
+    add(decision.tensor.nbytes)
+
+
+def _write_rest(
+  folder: pathlib.Path,
+  result: Quantized,
+  source: sources.SourceCheckpoint,
+  written: Sequence[shards.Shard],
+  layout: records.Layout,
+) -> None:
+  """Writes the index, copied files and configurations."""
+  if source.index is not None or len(written) > 1:
+    names = {x: shard.name for shard in written for x in shard.begins}
+    size = sum(shard.size - len(shard.head) for shard in written)
+    staging.write_json(
+      folder / (_INDEX if source.index is None else source.index.name),
+      {
+        "metadata": {"total_size": size},
+        "weight_map": dict(sorted(names.items())),
+      },
+    )
+  for path in source.copied:
+    staging.copy_file(source.path / path, folder / path)
+  left = selection.unquantized_modules(result.decisions)
+  config = source.config or {}
+  staging.write_configs(folder, config, layout, result.format, left)
+
+
+def _size(num_bytes: int) -> str:
+  from rich import filesize
+
+  return filesize.decimal(num_bytes)
+
+
+def _likes(
+  groups: tuple[tuple[str, ...], ...],
+) -> dict[tuple[str, ...], int]:
+  return dict(
+    collections.Counter(tuple(map(naming.starred, names)) for names in groups)
+  )

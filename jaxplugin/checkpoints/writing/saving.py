@@ -8,6 +8,7 @@ import os
 import pathlib
 import secrets
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -106,14 +107,18 @@ def save(
   shard = shards.lay_out(
     target.name if is_file else _FILE, decisions, {"format": "pt", **metadata}
   )
-  with staging.writing(_WHO, target), printing.reporter(progress) as report:
+  total = sum(x.tensor.nbytes for x in decisions)
+  with (
+    staging.writing(_WHO, target),
+    printing.reporter(progress, total) as add,
+  ):
     staging.require_new(_WHO, target)
     staging.require_space(_WHO, target, shard.size)
     # No other call continues this one, because its numbers may differ.
     task = {"save": secrets.token_hex()}
     with staging.Staging(_WHO, target, task) as place:
       file = place.folder / shard.name
-      shards.write(file, shard, _pieces(found, shard, leaves, report))
+      shards.write(file, shard, _pieces(found, shard, leaves, add))
       if not is_file:
         _write_configs(place.folder, config or {}, found, decisions)
       _require_read_back(file if is_file else place.folder, decisions)
@@ -287,10 +292,9 @@ def _pieces(
   layout: records.Layout,
   shard: shards.Shard,
   leaves: Mapping[str, Any],
-  report: printing.Report,
+  add: Callable[[int], None],
 ) -> Iterator[shards.Piece]:
   """Yields the bytes of all tensors, an array at a time."""
-  total, done = sum(x.tensor.nbytes for x in shard.decisions), 0
   for decision in shard.decisions:
     name = decision.tensor.name
     leaf = leaves[name]
@@ -299,8 +303,7 @@ def _pieces(
     else:
       array = _linear(getattr(leaf, "array", leaf))
       yield from weights.pieces(layout, array, name)
-    done += decision.tensor.nbytes
-    report(done, total)
+    add(decision.tensor.nbytes)
 
 
 def _linear(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
 
+import jax
+
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import records
@@ -154,11 +156,10 @@ def _decide(
   if reason := refusal(layout, weight):
     return records.TensorDecision(tensor=tensor, reason=reason)
   _require_bias_agrees(who, weight, others)
-  return records.TensorDecision(
-    tensor=tensor,
-    weight=weight,
-    parts=weights.parts(layout, weights.abstract(layout, weight), tensor.name),
-  )
+  x = jax.ShapeDtypeStruct(tensor.shape, tensor.dtype)
+  array = weights.abstract(layout, format, weight.axis, x)
+  parts = weights.parts(layout, array, tensor.name)
+  return records.TensorDecision(tensor=tensor, weight=weight, parts=parts)
 
 
 def refusal(layout: records.Layout, weight: records.WeightToWrite) -> str:

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Final
 
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import results
 from jaxplugin.checkpoints.writing import sources
 from jaxplugin.checkpoints.writing import weights
 from jaxplugin.quantization import dequantization
@@ -30,33 +29,33 @@ from jaxplugin.quantization import dequantization
 _CHUNK: Final = 1 << 16
 
 
-def verified(
+def verify(
   who: str,
   folder: pathlib.Path,
   source: sources.SourceCheckpoint,
-  result: results.Quantized,
+  decisions: Sequence[records.TensorDecision],
   quantizer: weights.Quantizer,
-  report: Callable[[int], None],
-) -> results.Quantized:
-  """Returns the result with errors of its weights, if all bits are right.
+  add: Callable[[int], None],
+) -> tuple[dict[str, float], tuple[str, ...]]:
+  """Returns errors by names of weights, and names of weights with NaNs.
 
   It quantizes each weight of the source again, and reports its bytes.
 
   Raises:
     CheckpointError: If a bit differs, or a file breaks a rule.
   """
-  tensors: dict[str, stored.StoredTensor] = {}
-  metadata: dict[str, str] = {}
-  for name in source.shards:
-    opened = sources.unmapped(safetensors_files.open_file(folder / name))
-    tensors |= opened.tensors
-    metadata |= opened.metadata
   written = recognition.recognize(
-    stored.StoredTensors(tensors=tensors, metadata=metadata), result.layout
+    stored.joined(
+      {
+        name: sources.unmapped(safetensors_files.open_file(folder / name))
+        for name in source.shards
+      }
+    ),
+    quantizer.layout.name,
   )
   norms: dict[str, float] = {}
   nonfinite: list[str] = []
-  for decision in result.decisions:
+  for decision in decisions:
     name = decision.tensor.name
     entry = written.get(name)
     if entry is None or (entry.layout is None) != (decision.weight is None):
@@ -73,8 +72,8 @@ def verified(
         norms[name] = _error(decision, found, x)
       else:
         nonfinite.append(name)
-    report(decision.tensor.nbytes)
-  return dataclasses.replace(result, errors=norms, nonfinite=tuple(nonfinite))
+    add(decision.tensor.nbytes)
+  return norms, tuple(nonfinite)
 
 
 def _require_same_bytes(

@@ -28,7 +28,6 @@ from jaxplugin.checkpoints import layouts
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import numbers
 from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import shards
 from jaxplugin.core import formats
@@ -49,6 +48,7 @@ class Quantizer:
   """Quantizes the weights of a checkpoint.
 
   Attributes:
+    layout: the layout to write.
     groups: for each weight that shares a global scale, the names of all weights
       that share it.
   """
@@ -59,7 +59,7 @@ class Quantizer:
     decisions: Iterable[records.TensorDecision],
     allow_nonfinite: bool,
   ) -> None:
-    self._layout = layout
+    self.layout = layout
     self._allow_nonfinite = allow_nonfinite
     self._scaled = {
       x.tensor.name: x
@@ -85,7 +85,7 @@ class Quantizer:
     x = decision.tensor.read()
     if not self._allow_nonfinite:
       _require_finite(decision.tensor, x)
-    array = quantize(self._layout, weight, x, self._shared(weight.name))
+    array = quantize(self.layout, weight, x, self._shared(weight.name))
     require_readable(decision.tensor, array.global_scale, "exclude the weight")
     return array
 
@@ -106,7 +106,7 @@ class Quantizer:
     """Returns the global scale of one weight; None if it is all zeros."""
     decision = self._scaled[name]
     assert decision.weight is not None
-    array = quantize(self._layout, decision.weight, decision.tensor.read())
+    array = quantize(self.layout, decision.weight, decision.tensor.read())
     codes = np.asarray(array.scale).view(np.uint8)
     if np.isin(codes, _NO_SCALE).all():
       return None
@@ -152,22 +152,14 @@ def pieces(
     yield shards.whole(part, x)
 
 
-def abstract(
-  layout: records.Layout, weight: records.WeightToWrite
-) -> scaled_array.ScaledArray:
-  """Returns dtypes and shapes of a weight quantized for a layout."""
-  dtype = safetensors_files.DTYPES[weight.type_name]
-  x = jax.ShapeDtypeStruct(weight.shape, dtype)
-  return _abstract(layout, weight.format, weight.axis, x)
-
-
 @functools.lru_cache
-def _abstract(
+def abstract(
   layout: records.Layout,
   format: formats.BlockFormat,
   axis: int,
   x: jax.ShapeDtypeStruct,
 ) -> scaled_array.ScaledArray:
+  """Returns dtypes and shapes of a weight quantized for a layout."""
   quantize = functools.partial(_quantized, layout, format, axis)
   return jax.eval_shape(quantize, x)
 
