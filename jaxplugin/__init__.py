@@ -83,11 +83,11 @@ from jaxplugin.explanation.report import Explanation as Explanation
 from jaxplugin.exports.api import export as export
 from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.params.conversion import Parameter as Parameter
+from jaxplugin.params.conversion import QuantizationReport as QuantizationReport
 from jaxplugin.params.conversion import quantize_params as quantize_params
 from jaxplugin.params.flax_states import (
   register_flax_serialization as register_flax_serialization,
 )
-from jaxplugin.params.report import QuantizationReport as QuantizationReport
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.quantization.dequantization import dequantize as dequantize

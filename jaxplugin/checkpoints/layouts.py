@@ -406,14 +406,13 @@ def _modelopt_refusal(weight: records.WeightToWrite) -> str | None:
   return None
 
 
-def _modelopt_quantization(format: formats.BlockFormat) -> dict[str, Any]:
-  # Engines run ModelOpt's MX formats with both operands quantized, so only
-  # NVFP4 has a word for unquantized activations.
-  if format == formats.NVFP4:
-    return {"quant_algo": "W4A16_NVFP4", "group_size": format.block_size}
-  if format == formats.MXFP8:
-    return {"quant_algo": "MXFP8", "group_size": format.block_size}
-  return {"quant_algo": str(format)}
+# Engines run ModelOpt's MX formats with both operands quantized, so only NVFP4
+# has a word for unquantized activations.
+_MODELOPT_QUANTIZATIONS: Final[Mapping[formats.BlockFormat, Any]] = {
+  formats.NVFP4: {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+  formats.MXFP8: {"quant_algo": "MXFP8", "group_size": 32},
+  formats.MXFP4: {"quant_algo": "mxfp4"},
+}
 
 
 def _modelopt_file(
@@ -422,7 +421,7 @@ def _modelopt_file(
   return {
     "producer": dict(_PRODUCER),
     "quantization": {
-      **_modelopt_quantization(format),
+      **_MODELOPT_QUANTIZATIONS[format],
       "kv_cache_quant_algo": None,
       "exclude_modules": left,
     },
@@ -446,7 +445,7 @@ def _modelopt_config(
   return {
     **config,
     "ignore": left,
-    "quant_algo": _modelopt_quantization(format)["quant_algo"],
+    "quant_algo": _MODELOPT_QUANTIZATIONS[format]["quant_algo"],
     "producer": dict(_PRODUCER),
     "quant_method": MODELOPT,
   }
@@ -495,16 +494,11 @@ def _read_packed_integers(
   zero_dtype = None
   if zeros is not None:
     zero_dtype = formats.PACKED if dtype == formats.INT4 else formats.INT8
-
-  def convert(x: Any, y: Any, z: Any) -> Any:
-    if z is not None:
-      z = packed_integers.unpack_zero_points(_WHO, z, y, dtype)
-    return packed_integers.unpack(_WHO, x, y, shape, z)
-
+  convert = conversions.from_compressed_tensors
   return _entry(
     COMPRESSED_TENSORS,
     scale_shapes.find_format(_WHO, dtype, shape, scale, zero_dtype),
-    convert,
+    lambda x, y, z: convert(x, y, weight_shape=shape, weight_zero_point=z),
     (words, scale, zeros),
     others=(size,),
     name=f"{prefix}weight",

@@ -19,11 +19,9 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Container
 from collections.abc import Mapping
 from typing import Any
 from typing import Final
-from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -31,8 +29,6 @@ import numpy as np
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import stored
-
-_Value = TypeVar("_Value")
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 SIZE_BYTES: Final = 8
@@ -172,39 +168,32 @@ def open_index(path: pathlib.Path) -> stored.StoredTensors:
   faults: dict[str, str] = {}
   for file in dict.fromkeys(weight_map.values()):
     try:
-      files[file] = open_file(path.parent / file)
+      source = open_file(path.parent / file)
     except FileNotFoundError:
       faults[file] = str(
         errors.fault(path, f"weight_map names {file}, which does not exist")
       )
     except errors.CheckpointError as error:
       faults[file] = str(error)
-  tensors: dict[str, stored.StoredTensor] = {}
+    else:
+      other = {name for name, its in weight_map.items() if its != file}
+      files[str(path.parent / file)] = stored.StoredTensors(
+        tensors={n: x for n, x in source.tensors.items() if n not in other},
+        metadata=source.metadata,
+        misfits={n: x for n, x in source.misfits.items() if n not in other},
+      )
+  found = stored.joined(files)
   misfits: dict[str, str] = {}
   for name, file in weight_map.items():
-    if file in faults:
-      misfits[name] = faults[file]
-    elif name in files[file].tensors:
-      tensors[name] = files[file].tensors[name]
-    elif name in files[file].misfits:
-      misfits[name] = files[file].misfits[name]
-    else:
+    if name not in found.tensors:
       rule = f"{name!r} must be in {file}, which has no such tensor"
-      misfits[name] = str(errors.fault(path, rule))
-  unnamed = stored.joined(
-    {
-      str(path.parent / file): stored.StoredTensors(
-        tensors=_without(x.tensors, weight_map),
-        metadata=x.metadata,
-        misfits=_without(x.misfits, weight_map),
-      )
-      for file, x in files.items()
-    }
-  )
+      reason = found.misfits.get(name) or faults.get(file)
+      misfits[name] = reason or str(errors.fault(path, rule))
+  order = [*weight_map, *found.tensors]
   return stored.StoredTensors(
-    tensors=tensors | {**unnamed.tensors},
-    metadata=unnamed.metadata,
-    misfits=misfits | {**unnamed.misfits},
+    tensors={n: found.tensors[n] for n in order if n in found.tensors},
+    metadata=found.metadata,
+    misfits={**misfits, **found.misfits},
   )
 
 
@@ -221,12 +210,6 @@ def _beside(path: pathlib.Path, file: str) -> str:
       f" {file!r}",
     )
   return file
-
-
-def _without(
-  named: Mapping[str, _Value], names: Container[str]
-) -> dict[str, _Value]:
-  return {name: x for name, x in named.items() if name not in names}
 
 
 def _is_strings(x: Any) -> bool:

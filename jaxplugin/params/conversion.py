@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
 from jaxplugin.params import observation
 from jaxplugin.params import recognition
-from jaxplugin.params import report as report_lib
 
 WHO: Final = "quantize_params"
 # 64 x 64. Smaller arrays have few bytes to save.
@@ -80,12 +80,89 @@ class Parameter:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrayReport:
+  """One array of a tree.
+
+  Attributes:
+    path: its name.
+    shape: its shape in the model, whatever order it is stored in.
+    dtype: name of its element type before quantization.
+    format: its format; None if it stays unquantized.
+    contracting: contracting dimensions of its matmul; empty if it stays
+      unquantized.
+    reason: why it stays unquantized; "" if it does not.
+    bytes_before, bytes_after: size of the array.
+  """
+
+  path: str
+  shape: tuple[int, ...]
+  dtype: str
+  format: formats.BlockFormat | None
+  contracting: tuple[int, ...]
+  reason: str
+  bytes_before: int
+  bytes_after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizationReport:
+  """A report of all arrays of a tree, in its order; `print` shows a table.
+
+  Attributes:
+    entries: one for each array, with its path, shape, format, reason and bytes.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> dense = {"kernel": jnp.ones((64, 128)), "bias": jnp.ones(128)}
+    >>> params_q, report = jp.quantize_params({"dense": dense}, "mxfp8")
+    >>> print(report.bytes_before, report.bytes_after)
+    33280 8960
+    >>> [entry.path for entry in report.quantized]
+    ['dense/kernel']
+  """
+
+  entries: tuple[ArrayReport, ...]
+
+  @property
+  def quantized(self) -> tuple[ArrayReport, ...]:
+    """The entries of quantized arrays."""
+    return tuple(e for e in self.entries if e.format is not None)
+
+  @property
+  def left(self) -> tuple[ArrayReport, ...]:
+    """The entries of arrays that stay unquantized."""
+    return tuple(e for e in self.entries if e.format is None)
+
+  @property
+  def bytes_before(self) -> int:
+    """The bytes of all arrays before quantization."""
+    return sum(entry.bytes_before for entry in self.entries)
+
+  @property
+  def bytes_after(self) -> int:
+    """The bytes of all arrays after quantization."""
+    return sum(entry.bytes_after for entry in self.entries)
+
+  def __str__(self) -> str:
+    """Returns the table."""
+    count = len(self.quantized)
+    lines = [
+      f"{count} of {len(self.entries)} arrays quantized:"
+      f" {_bytes(self.bytes_before)} before, {_bytes(self.bytes_after)} after"
+    ]
+    for name, entries in (("quantized", self.quantized), ("left", self.left)):
+      if entries:
+        lines += ["", f"{name}:", *_table(entries)]
+    return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Choice:
   """How to quantize an array; it stays unquantized if there is a reason."""
 
   format: formats.BlockFormat
-  lead: int = 0
-  contracting: tuple[int, ...] = ()
+  dims: recognition.WeightDims | None = None
   reason: str = ""
 
 
@@ -96,7 +173,7 @@ def quantize_params(
   where: Callable[[Parameter], Any] | None = None,
   call: Callable[[Any], Any] | None = None,
   min_size: int = MIN_SIZE,
-) -> tuple[Any, report_lib.QuantizationReport]:
+) -> tuple[Any, QuantizationReport]:
   """Returns a tree with the weights of matmuls quantized, and a report.
 
   Blocks lie along the contracting dimensions. Names and shapes of flax,
@@ -182,7 +259,7 @@ def quantize_params(
     results.append(result)
     if hasattr(leaf.array, "shape"):
       entries.append(_entry(leaf, result, choice))
-  report = report_lib.QuantizationReport(tuple(entries))
+  report = QuantizationReport(tuple(entries))
   if not report.quantized:
     warnings.warn(
       f"{WHO}: none of {len(entries)} arrays was quantized; print(report)"
@@ -221,8 +298,8 @@ def _choice(
 ) -> _Choice:
   """Returns the default choice."""
 
-  def left(reason: str, **known: Any) -> _Choice:
-    return _Choice(format=format, reason=reason, **known)
+  def left(reason: str, dims: Any = None) -> _Choice:
+    return _Choice(format=format, reason=reason, dims=dims)
 
   if leaves_lib.is_quantized(leaf.array):
     return left("it is quantized already")
@@ -237,19 +314,18 @@ def _choice(
       f"it is the same array as {tied[id(leaf.array)]}, which is not quantized"
     )
   try:
-    known = contraction(leaf)
+    dims = contraction(leaf)
   except recognition.NotKnown as error:
     return left(reason or str(error))
-  dims: dict[str, Any] = {"lead": known.lead, "contracting": known.contracting}
   if reason:
-    return left(reason, **dims)
-  k = math.prod(leaf.shape[d] for d in known.contracting)
+    return left(reason, dims)
+  k = math.prod(leaf.shape[d] for d in dims.contracting)
   if k == 0 or not format.fits(k):
-    return left(_indivisible(k, format), **dims)
+    return left(_indivisible(k, format), dims)
   size = math.prod(leaf.shape)
   if size < min_size:
-    return left(f"it has {size} values, fewer than min_size={min_size}", **dims)
-  return _Choice(format=format, **dims)
+    return left(f"it has {size} values, fewer than min_size={min_size}", dims)
+  return _Choice(format=format, dims=dims)
 
 
 def _indivisible(k: int, format: formats.BlockFormat) -> str:
@@ -263,12 +339,11 @@ def _decided(
   where: Callable[[Parameter], Any], leaf: leaves_lib.Leaf, choice: _Choice
 ) -> _Choice:
   """Returns the choice of `where`."""
-  contracting = choice.contracting or None
   answer = where(
     Parameter(
       path=leaf.path,
       array=leaf.array,
-      contracting=contracting,
+      contracting=(choice.dims and choice.dims.contracting) or None,
       reason=choice.reason,
     )
   )
@@ -280,20 +355,20 @@ def _decided(
   elif isinstance(answer, (str, formats.BlockFormat)):
     changes = {"format": formats.resolve(WHO, answer, "the result of where")}
   elif isinstance(answer, (int, np.integer, tuple)):
-    changes = _axes(answer, leaf)
+    changes = {"dims": _axes(answer, leaf)}
   else:
     raise TypeError(
       f"{WHO}: where must return True, False, an axis, a tuple of axes or a"
       f" format, got {error_context.shown(answer)} for {leaf.path}"
     )
   choice = dataclasses.replace(choice, **changes, reason="")
-  if not choice.contracting:
+  if choice.dims is None or not choice.dims.contracting:
     raise ValueError(
       f"{WHO}: the contracting axis of {leaf.path} of shape {leaf.shape}"
       " cannot be inferred, and where returned no axis; return the axis from"
       " where"
     )
-  k = math.prod(leaf.shape[d] for d in choice.contracting)
+  k = math.prod(leaf.shape[d] for d in choice.dims.contracting)
   if k == 0 or not choice.format.fits(k):
     raise ValueError(
       f"{WHO}: where must return False for {leaf.path} of shape {leaf.shape},"
@@ -303,7 +378,7 @@ def _decided(
   return choice
 
 
-def _axes(answer: Any, leaf: leaves_lib.Leaf) -> dict[str, Any]:
+def _axes(answer: Any, leaf: leaves_lib.Leaf) -> recognition.WeightDims:
   rank = len(leaf.shape)
   given = answer if isinstance(answer, tuple) else (answer,)
   axes = [a + rank if a < 0 else a for a in given]
@@ -315,15 +390,16 @@ def _axes(answer: Any, leaf: leaves_lib.Leaf) -> dict[str, Any]:
     )
   contracting = tuple(sorted(set(axes)))
   lead = min(contracting[0], max(rank - 1 - len(contracting), 0))
-  return {"lead": lead, "contracting": contracting}
+  return recognition.WeightDims(lead=lead, contracting=contracting)
 
 
 def _quantized(x: Any, choice: _Choice) -> tuple[Any, str]:
   """Returns the quantized array, or the array itself and a reason."""
   # A matrix of a stack has a noncontracting dimension.
-  lead = choice.lead
+  assert choice.dims is not None
+  lead = choice.dims.lead
   kernel_shape = tuple(x.shape[lead:])
-  contracting = tuple(d - lead for d in choice.contracting)
+  contracting = tuple(d - lead for d in choice.dims.contracting)
   free = [d for d in range(len(kernel_shape)) if d not in contracting]
   order = (*range(lead), *(lead + d for d in (*free, *contracting)))
   sizes = (
@@ -358,17 +434,15 @@ def _quantized(x: Any, choice: _Choice) -> tuple[Any, str]:
   return jax.jit(quantize, out_shardings=shardings)(x), ""
 
 
-def _entry(
-  leaf: leaves_lib.Leaf, result: Any, choice: _Choice
-) -> report_lib.ArrayReport:
-  is_taken = not choice.reason
+def _entry(leaf: leaves_lib.Leaf, result: Any, choice: _Choice) -> ArrayReport:
+  dims = None if choice.reason else choice.dims
   array = leaf.array
-  return report_lib.ArrayReport(
+  return ArrayReport(
     path=leaf.path,
     shape=leaf.shape,
     dtype=str(array.dtype),
-    format=choice.format if is_taken else None,
-    contracting=choice.contracting if is_taken else (),
+    format=choice.format if dims else None,
+    contracting=dims.contracting if dims else (),
     reason=choice.reason,
     bytes_before=_nbytes(array),
     bytes_after=_nbytes(result),
@@ -380,3 +454,42 @@ def _nbytes(x: Any) -> int:
     return x.nbytes
   # The dtype of a random key has no itemsize.
   return math.prod(x.shape) * getattr(x.dtype, "itemsize", 0)
+
+
+def _bytes(count: int) -> str:
+  for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    if count >= size:
+      return f"{count / size:.1f} {unit}"
+  return f"{count} bytes"
+
+
+def _table(entries: Sequence[ArrayReport]) -> list[str]:
+  """Returns a line for each entry, merged over numbers of layers."""
+  groups: dict[tuple[str, ...], list[str]] = {}
+  for entry in entries:
+    what = entry.reason
+    if entry.format is not None:
+      what = f"{entry.format}, contracts {_dims(entry.contracting)}"
+    path = re.sub(r"\d+", "*", entry.path)
+    shape = f"{entry.dtype}{list(entry.shape)}"
+    groups.setdefault((path, shape, what), []).append(entry.path)
+  rows = [
+    (path, f"x {len(paths)}", shape, what)
+    if len(paths) > 1
+    else (paths[0], "", shape, what)
+    for (path, shape, what), paths in groups.items()
+  ]
+  widths = [max(len(row[i]) for row in rows) for i in range(3)]
+  return [
+    "  "
+    + "  ".join(
+      text.ljust(width) for text, width in zip(row, widths, strict=False)
+    )
+    + f"  {row[3]}"
+    for row in rows
+  ]
+
+
+def _dims(contracting: Sequence[int]) -> str:
+  word = "dimension" if len(contracting) == 1 else "dimensions"
+  return f"{word} {', '.join(map(str, contracting))}"
