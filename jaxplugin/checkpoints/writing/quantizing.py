@@ -412,9 +412,7 @@ def _write_rest(
     )
   for path in source.copied:
     staging.copy_file(source.path / path, folder / path)
-  left = selection.unquantized_modules(result.decisions)
-  config = source.config or {}
-  staging.write_configs(folder, config, layout, result.format, left)
+  staging.write_configs(folder, source.config or {}, layout, result.decisions)
 
 
 def _size(num_bytes: int) -> str:

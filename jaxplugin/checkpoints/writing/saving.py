@@ -120,7 +120,9 @@ def save(
       file = place.folder / shard.name
       shards.write(file, shard, _pieces(found, shard, leaves, add))
       if not is_file:
-        _write_configs(place.folder, config or {}, found, decisions)
+        given = dict(config or {})
+        given.pop(sources.QUANTIZATION, None)
+        staging.write_configs(place.folder, given, found, decisions)
       _require_read_back(file if is_file else place.folder, decisions)
       place.finish(shard.name if is_file else None)
 
@@ -316,22 +318,6 @@ def _linear(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
     *(array.values, array.linear_scale(), scale, array.format),
     offset=array.offset,
   )
-
-
-def _write_configs(
-  folder: pathlib.Path,
-  config: Mapping[str, Any],
-  layout: records.Layout,
-  decisions: Sequence[records.TensorDecision],
-) -> None:
-  """Writes config.json, with a quantization if a weight is quantized."""
-  config = {k: x for k, x in config.items() if k != sources.QUANTIZATION}
-  found = [x.weight.format for x in decisions if x.weight is not None]
-  if found:
-    left = selection.unquantized_modules(decisions)
-    staging.write_configs(folder, config, layout, found[0], left)
-  else:
-    staging.write_json(folder / sources.CONFIG, config)
 
 
 def _require_read_back(

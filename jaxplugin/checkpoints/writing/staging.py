@@ -14,15 +14,16 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import shards
 from jaxplugin.checkpoints.writing import sources
-from jaxplugin.core import formats
 
 _TASK: Final = ".jaxplugin-quantize.json"
 
@@ -170,19 +171,20 @@ def write_configs(
   folder: pathlib.Path,
   config: Mapping[str, Any],
   layout: records.Layout,
-  format: formats.BlockFormat,
-  left: list[str],
+  decisions: Sequence[records.TensorDecision],
 ) -> None:
   """Writes config.json, and ModelOpt's file if the layout is ModelOpt's.
 
-  The modules in `left` stay unquantized.
+  They get a quantization if a weight is quantized.
   """
   config = dict(config)
-  if layout.config is not None:
-    config[sources.QUANTIZATION] = layout.config(format, left)
+  found = [x.weight.format for x in decisions if x.weight is not None]
+  left = selection.unquantized_modules(decisions)
+  if found and layout.config is not None:
+    config[sources.QUANTIZATION] = layout.config(found[0], left)
   write_json(folder / sources.CONFIG, config)
-  if layout.quant_config is not None:
-    quant_config = layout.quant_config(format, left)
+  if found and layout.quant_config is not None:
+    quant_config = layout.quant_config(found[0], left)
     write_json(folder / sources.QUANT_CONFIG, quant_config)
 
 
