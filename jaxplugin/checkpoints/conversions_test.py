@@ -483,7 +483,3 @@ class ActivationScaleTest(absltest.TestCase):
     for given in (np.float32([1, 2]), np.int32(1)):
       with self.assertRaisesRegex(TypeError, "must be one float, got"):
         read("modelopt", given)
-
-
-if __name__ == "__main__":
-  absltest.main()

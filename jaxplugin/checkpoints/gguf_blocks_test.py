@@ -5,7 +5,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -158,7 +157,3 @@ class BlocksTest(files.CheckpointTestCase):
       jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp8")
     with self.assertRaisesRegex(TypeError, "scale must be None for mxfp4"):
       jp.checkpoints.from_gguf(np.zeros((5, 17), np.uint8), "mxfp4", 1.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,7 +9,6 @@ import sys
 
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import errors
@@ -275,7 +274,3 @@ class PackageTest(Case):
             errors.CheckpointError, "has no format for"
           ):
             own.read()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import json
 
 import numpy as np
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin import __main__ as main
@@ -66,7 +65,3 @@ class ComfyuiTest(files.CheckpointTestCase):
     arguments = ["quantize", str(self.source), target, "--format", "mxfp8"]
     self.assertEqual(main.main([*arguments, *layout]), 0)
     self.assertEqual(main.main(["checkpoint", target, *layout]), 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

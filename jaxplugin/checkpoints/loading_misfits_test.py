@@ -7,7 +7,6 @@ import os
 
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
@@ -367,7 +366,3 @@ class GgufTest(Case):
     found = jp.checkpoints.load(folder)
     self.assertEqual(found["a"].tolist(), [1])
     self.assertEqual(found.unread, ("a.gguf",))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import warnings
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import numbers
@@ -283,7 +282,3 @@ class ZerosTest(Case):
     for bad in (0, np.inf, NAN):
       array = jp.checkpoints.from_gguf(blocks, "nvfp4", np.float32([bad]))
       self.assert_zeros(array)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -142,7 +141,3 @@ class CommandTest(files.CheckpointTestCase):
     self.assertIn("7 names", text)
     self.assertEqual(main.main(["checkpoint", str(folder)]), 0)
     self.assertEqual(main.main(["checkpoint", str(folder / "x.bin")]), 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ Tests pack integers one at a time, by the loops of the tools' sources.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
@@ -243,7 +242,3 @@ class ArraysTest(files.CheckpointTestCase):
   def test_zero_points_may_be_left_out(self):
     weight, scales = GPTQ["w.qweight"], GPTQ["w.scales"]
     self.assert_numbers(jp.checkpoints.from_gptq(weight, scales), NUMBERS)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import warnings
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
@@ -593,7 +592,3 @@ class ActivationScaleTest(Case):
         for name in ("w.input_scale", "no"):
           with self.assertRaisesRegex(KeyError, f"it has no '{name}'"):
             found.activation_scale(name)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.checkpoints import errors
@@ -338,7 +337,3 @@ class IndexTest(files.CheckpointTestCase):
     for name, rule in rules.items():
       self.assertRegex(source.misfits[name], rule)
       self.assertEqual(source.misfits[name].count(str(path.parent)), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

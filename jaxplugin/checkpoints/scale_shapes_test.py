@@ -224,7 +224,3 @@ class ShapesTest(absltest.TestCase):
       self.assertEqual(traced.format, array.format)
       np.testing.assert_array_equal(traced.scale, array.scale)
       self.assertTrue(np.shares_memory(array.values, FP8))
-
-
-if __name__ == "__main__":
-  absltest.main()

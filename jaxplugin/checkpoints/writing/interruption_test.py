@@ -8,7 +8,6 @@ import random
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
@@ -145,7 +144,3 @@ class MemoryTest(Case):
     _, most_of_few, most_of_many = map(int, told.split())
     self.assertGreater(most_of_few, 2 * SIZE * SIZE)
     self.assertLess(most_of_many - most_of_few, 2 * SIZE * SIZE)
-
-
-if __name__ == "__main__":
-  absltest.main()

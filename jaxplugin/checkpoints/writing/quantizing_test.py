@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -733,7 +732,3 @@ class CommandTest(Case, command_lines.CommandLineTestCase):
   def test_errors_are_lines(self):
     folders = map(str, (self.folder(), self.folder()))
     self.check_error(["quantize", *folders], "error: .* already exists")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -97,7 +96,3 @@ class ReferencesTest(files.CheckpointTestCase):
         "gpt-oss mxfp4 experts",
       ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -299,7 +298,3 @@ class ErrorTest(Case):
     with self.assertRaisesRegex(ERROR, "is not an unfinished result"):
       self.saved({"a": np.ones(2)})
     self.assertTrue((partial / "y").exists())
-
-
-if __name__ == "__main__":
-  absltest.main()
