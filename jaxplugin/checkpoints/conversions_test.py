@@ -3,6 +3,7 @@
 """Other tools' tensors convert to the numbers that their bytes mean."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,14 @@ M, C, T = (
   jp.checkpoints.from_compressed_tensors,
   jp.checkpoints.from_torchao,
 )
+MLX, DEEPSEEK, GPT_OSS = (
+  jp.checkpoints.from_mlx,
+  jp.checkpoints.from_deepseek,
+  jp.checkpoints.from_gpt_oss,
+)
+SWIZZLED = functools.partial(T, is_swizzled=True)
+FORMATS = ("nvfp4", "mxfp4", "mxfp8")
+G = 2.0**-12
 
 
 def finite_e4m3(rng, shape, last=0x7E):
@@ -70,38 +79,66 @@ def is_view(array, *of):
   return all(np.shares_memory(x, y) for x, y in zip(leaves, of, strict=True))
 
 
-class ModeloptTest(parameterized.TestCase):
-  @parameterized.product(
-    lead=((), (E,)),
-    convert=(M, C),
-    format=("nvfp4", "mxfp4", "mxfp8"),
-    xp=(np, jnp),
-    raw=(False, True),
-  )
-  @pytest.mark.sample(2)
-  def test_numbers_are_those_of_the_layout(
-    self, format, lead, convert, raw, xp
-  ):
-    values, scale, expected = tensors(format, *lead)
-    given = (values, scale)
-    if not raw:
-      given = as_stored(values, scale, format)
-    given = tuple(map(xp.asarray, given))
-    if format == "nvfp4":
-      # Powers of two have an exact reciprocal.
-      divisor = np.float32(2.0**12)
-      factor = divisor if convert is C else 1 / divisor
-      given = (*given, xp.asarray(factor, np.float32))
-      expected = expected * 2.0**-12
-    array = convert(*given)
-    self.assertEqual(array.format, getattr(jp, format.upper()))
-    self.assertEqual(array.shape, (*lead, N, K))
-    np.testing.assert_array_equal(numbers_of(array), expected)
-    if xp is np:
-      self.assertTrue(is_view(array, values, scale))
+def cases():
+  """Returns conversions, their arrays, the format and the numbers."""
+  found = []
+  for format, lead in itertools.product(FORMATS, ((), (E,))):
+    values, scale, numbers = tensors(format, *lead)
+    typed = as_stored(values, scale, format)
+    seconds = ((), (), ())
+    if format == "nvfp4":  # powers of two have an exact reciprocal
+      seconds = ((np.float32(G),), (np.float32(1 / G),), (np.float32(1),))
+    g, divisor, one = seconds
+    scaled = numbers * G if g else numbers
+    blocks = values.reshape(*values.shape[:-1], -1, 16)
+    found += [
+      (M, (values, scale, *g), format, scaled),
+      (M, (*typed, *g), format, scaled),
+      (C, (values, scale, *divisor), format, scaled),
+      (T, (*typed, *g), format, scaled),
+      *((x, (*typed, *one), format, numbers) for x in (M, C, T)),
+      (MLX, (values.view(np.uint32), scale), format, numbers),
+    ]
+    if format == "mxfp4":
+      given = values.view(np.int8), scale.view(files.E8)
+      found += [
+        (DEEPSEEK, given, format, numbers),
+        (DEEPSEEK, (values, scale), format, numbers),
+        (GPT_OSS, (blocks, scale), format, numbers),
+      ]
+    if lead:  # each matrix has whole tiles
+      values, scale, scaled = (
+        np.concatenate([x] * 128, axis=1) for x in (*typed, scaled)
+      )
     else:
-      self.assertIsInstance(array.values, jax.Array)
+      values, scale = typed
+    tiles = files.tiled(scale)
+    tiles = tiles.reshape(*lead, tiles.shape[-2] // 4, -1)
+    found.append((SWIZZLED, (values, tiles, *g), format, scaled))
+  return found
 
+
+class NumbersTest(absltest.TestCase):
+  def test_numbers_are_those_of_the_layout(self):
+    found = cases()
+    given = [arrays for _, arrays, *_ in found]
+    traced = jax.jit(
+      lambda given: [
+        convert(*x) for (convert, *_), x in zip(found, given, strict=True)
+      ]
+    )(given)
+    for i, (convert, arrays, format, want) in enumerate(found):
+      with self.subTest(f"{convert} {format} {want.shape}"):
+        array = convert(*arrays)
+        self.assertTrue(is_view(array, *arrays[:2]))
+        for x in (array, traced[i]):
+          self.assertEqual((str(x.format), x.shape), (format, want.shape))
+          is_swizzled = x.scale_layout == "swizzled_128x4"
+          self.assertEqual(is_swizzled, convert is SWIZZLED)
+          np.testing.assert_array_equal(numbers_of(x), want)
+
+
+class ModeloptTest(parameterized.TestCase):
   def test_products_are_those_of_the_numbers(self):
     values, scale, expected = tensors("nvfp4")
     x = np.random.default_rng(1).standard_normal((4, K)).astype(np.float32)
@@ -131,19 +168,6 @@ class ModeloptTest(parameterized.TestCase):
         convert(values, scale, xp.float32(given))
       array = convert(values, scale, xp.float32(given), global_scale_range=None)
       self.assertEqual(array.global_scale.shape, (1, 1))
-
-  def test_one_says_that_there_is_none(self):
-    values, scale, expected = tensors("nvfp4")
-    for convert in (M, C, T):
-      array = convert(values, scale, 1.0)
-      np.testing.assert_array_equal(numbers_of(array), expected)
-
-  def test_traced_arrays_are_taken(self):
-    values, scale, expected = tensors("nvfp4")
-    f = jax.jit(lambda *x: M(*x, jnp.float32(2.0**-12)))
-    np.testing.assert_array_equal(
-      numbers_of(f(values, scale)), expected * 2.0**-12
-    )
 
   @parameterized.parameters(M, C)
   def test_global_scale_is_there_just_for_nvfp4(self, convert):
@@ -228,15 +252,11 @@ class ModeloptTest(parameterized.TestCase):
 
 
 class GptOssTest(absltest.TestCase):
-  def test_experts_are_views_that_ragged_dot_takes(self):
+  def test_ragged_dot_takes_experts(self):
     values, scale, expected = tensors("mxfp4", E)
     expected = expected[:, : N - 1] * 2.0**-6  # rows are gates and values
-    values, scale = values[:, : N - 1], scale[:, : N - 1] - 6
-    values, scale = values.copy(), scale.copy()
-    blocks = values.reshape(E, N - 1, K // 32, 16)
-    array = jp.checkpoints.from_gpt_oss(blocks, scale)
-    self.assertTrue(is_view(array, blocks, scale))
-    np.testing.assert_array_equal(numbers_of(array), expected)
+    blocks = values[:, : N - 1].reshape(E, N - 1, K // 32, 16)
+    array = GPT_OSS(blocks, scale[:, : N - 1] - 6)
     rng = np.random.default_rng(2)
     x = (rng.standard_normal((6, K)) / 64).astype(np.float32)
     sizes = [2, 0, 4]
@@ -250,30 +270,6 @@ class GptOssTest(absltest.TestCase):
     sums = np.einsum("mk,mnk->mn", np.abs(x), np.abs(expected[group])).max()
     bound = 16 * SUM_TOLERANCE * sums + 1e-5 * np.abs(want).max()
     np.testing.assert_allclose(np.asarray(y), want, rtol=0, atol=bound)
-
-
-class TorchaoTest(parameterized.TestCase):
-  @parameterized.product(
-    format=("nvfp4", "mxfp4", "mxfp8"), swizzled=(False, True), lead=((), (E,))
-  )
-  def test_numbers_are_those_of_the_layout(self, format, swizzled, lead):
-    values, scale, expected = tensors(format, *lead)
-    if lead and swizzled:  # each matrix has whole tiles
-      values, scale, expected = (
-        np.concatenate([x] * 128, axis=1) for x in (values, scale, expected)
-      )
-    values, scale = as_stored(values, scale, format)
-    if swizzled:
-      scale = files.tiled(scale)
-      scale = scale.reshape(*lead, scale.shape[-2] // 4, -1)
-    per_tensor = np.float32(2.0**-12) if format == "nvfp4" else None
-    array = T(values, scale, per_tensor, is_swizzled=swizzled)
-    if format == "nvfp4":
-      expected = expected * 2.0**-12
-    layout = "swizzled_128x4" if swizzled else "linear"
-    self.assertEqual(array.scale_layout, layout)
-    np.testing.assert_array_equal(numbers_of(array), expected)
-    self.assertTrue(is_view(array, values, scale))
 
 
 class ComfyuiTest(parameterized.TestCase):
@@ -336,18 +332,6 @@ class ComfyuiTest(parameterized.TestCase):
 
 
 class DeepseekTest(absltest.TestCase):
-  def test_fp4(self):
-    for lead in ((), (E,)):
-      values, scale, expected = tensors("mxfp4", *lead)
-      for given in (
-        (values.view(np.int8), scale.view(files.E8)),
-        (values, scale),
-        (jnp.asarray(values.view(np.int8)), jnp.asarray(scale)),
-      ):
-        array = jp.checkpoints.from_deepseek(*given)
-        self.assertEqual(array.format, jp.MXFP4)
-        np.testing.assert_array_equal(numbers_of(array), expected)
-
   def test_fp8_with_a_scale_for_rows_and_columns(self):
     rng = np.random.default_rng(7)
     for n, rows, columns in (
@@ -359,26 +343,12 @@ class DeepseekTest(absltest.TestCase):
       scale = rng.integers(110, 140, shape, np.uint8)
       i, j = np.indices((n, K))
       want = files.e8m0(scale)[i // rows, j // columns] * files.fp8(values)
-      array = jp.checkpoints.from_deepseek(values.view(F8), scale)
+      array = DEEPSEEK(values.view(F8), scale)
       self.assertEqual(array.format, jp.MXFP8)
       np.testing.assert_array_equal(numbers_of(array), want)
 
 
 class MlxTest(absltest.TestCase):
-  def test_words_have_the_first_value_in_their_lowest_bits(self):
-    for format, per_word in (("nvfp4", 8), ("mxfp4", 8), ("mxfp8", 4)):
-      for lead in ((), (E,)):
-        values, scale, expected = tensors(format, *lead)
-        bits = 32 // per_word
-        nib = values if bits == 8 else np.stack([values & 15, values >> 4], -1)
-        codes = nib.reshape(*values.shape[:-1], -1, per_word).astype(np.uint64)
-        words = (codes << (bits * np.arange(per_word, dtype=np.uint64))).sum(-1)
-        words = words.astype(np.uint32)
-        for xp in (np, jnp):
-          array = jp.checkpoints.from_mlx(xp.asarray(words), xp.asarray(scale))
-          self.assertEqual(str(array.format), format)
-          np.testing.assert_array_equal(numbers_of(array), expected)
-
   def test_affine_codes_have_a_scale_and_a_bias_for_each_group(self):
     rng = np.random.default_rng(8)
     for bits, dtype, group, format in (
@@ -395,20 +365,17 @@ class MlxTest(absltest.TestCase):
       wide = [x.astype(np.float32).repeat(group, 1) for x in (scales, biases)]
       want = codes.astype(np.float32) * wide[0] + wide[1]
       for xp in (np, jnp):
-        array = jp.checkpoints.from_mlx(
-          *map(xp.asarray, (words, scales, biases)), bits=bits
-        )
+        array = MLX(*map(xp.asarray, (words, scales, biases)), bits=bits)
         self.assertEqual(str(array.format), format)
         got = np.asarray(jp.dequantize(array, jnp.float32))
         np.testing.assert_array_equal(got, want)
     with self.assertRaisesRegex(ValueError, "bits must be 4 or 8, got 3"):
-      jp.checkpoints.from_mlx(words, scales, biases, bits=3)
+      MLX(words, scales, biases, bits=3)
     with self.assertRaisesRegex(TypeError, "floats .*of one dtype, got uint32"):
-      jp.checkpoints.from_mlx(words, scales, biases.astype(np.float16), bits=8)
+      MLX(words, scales, biases.astype(np.float16), bits=8)
 
 
 U8, I8, F32 = np.uint8, np.int8, np.float32
-SWIZZLED = functools.partial(T, is_swizzled=True)
 # Shapes and dtypes of values and scales that fit no format.
 WRONG = {
   "from_modelopt: values and scales": (
@@ -424,14 +391,14 @@ WRONG = {
     (((5, 96), U8), ((5, 3), F8)),
   ),
   "from_gpt_oss: blocks must be": (
-    jp.checkpoints.from_gpt_oss,
+    GPT_OSS,
     (((E, N, 6, 16), U8), ((E, N, 5), U8)),
     (((E, N, 6, 16), U8), ((E, N), U8)),
     (((E, N, 6, 16), U8), ((E, N, 6, 1), U8)),
   ),
   "must fit one format": (SWIZZLED, (((N, 96), U8), ((128, 12), U8))),
   "from_deepseek: weight and scale": (
-    jp.checkpoints.from_deepseek,
+    DEEPSEEK,
     (((4, 64), I8), ((4, 2), F32)),
     (((4, 64), F8), ((4, 4), U8)),
     (((4, 48), F8), ((4, 2), U8)),
@@ -439,7 +406,7 @@ WRONG = {
     (((4, 64), np.int32), ((4, 4), U8)),
   ),
   "from_mlx: weight and scales": (
-    jp.checkpoints.from_mlx,
+    MLX,
     (((4, 16), np.uint32), ((4, 16), U8)),
     (((4, 16), np.uint32), ((4, 4), np.float16)),
     (((4, 16), np.int32), ((4, 4), U8)),
