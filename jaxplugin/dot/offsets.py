@@ -189,6 +189,10 @@ class _DotWithOffset(alternatives.Forms):
 
     return function
 
+  def fused(self, *operands: Any) -> alternatives.FusedCall:
+    call = self._flat(operands[:-1])
+    return alternatives.FusedCall(call=call, format=self.format)
+
 
 def _as_rows(x: Any) -> Any:
   shape = math.prod(x.shape[:-1]), x.shape[-1]

@@ -69,6 +69,28 @@ def oracle_dequantize(
     return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 
 
+def oracle_terms(
+  scale: np.ndarray,
+  offset: np.ndarray,
+  format: formats.BlockFormat,
+  size: int,
+  *,
+  axis: int = -1,
+) -> np.ndarray:
+  """Returns what zero points or minima add to `size` values in `axis`, in f64.
+
+  Args:
+    scale, offset: of the blocks of `axis`.
+    format, size, axis: the block format, and the blocked axis.
+  """
+  scale, offset = (np.asarray(x).astype(np.float64) for x in (scale, offset))
+  if format.has_zero_points:
+    terms = (format.code_offset - offset) * scale
+  else:
+    terms = format.code_offset * scale + offset
+  return np.repeat(terms, format.block_size, axis).take(range(size), axis)
+
+
 def plain_dot(
   lhs: jax.Array,
   rhs: jax.Array,

@@ -14,6 +14,7 @@ kernel_or_operations_p: operands -> array. Parameters: operations, a jaxpr;
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from collections.abc import Set
@@ -24,10 +25,24 @@ import jax.numpy as jnp
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.operation import primitive
 
 kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FusedCall:
+  """A call whose kernel also adds the offset of rhs.
+
+  Attributes:
+    call: an `OperationCall` without the offset.
+    format: the format of rhs, with zero points or minima.
+  """
+
+  call: Any
+  format: formats.BlockFormat
 
 
 class Forms(abc.ABC):
@@ -57,6 +72,14 @@ class Forms(abc.ABC):
     Args:
       context: the equation. Its module may have kernels.
     """
+
+  def fused(self, *operands: Any) -> FusedCall | None:
+    """Returns the call of the kernel; the last operand is its offset.
+
+    None if the function of `kernel` binds primitives, which are the calls.
+    """
+    del operands
+    return None
 
 
 def compute(forms: Forms, *operands: Any) -> jax.Array:

@@ -181,11 +181,16 @@ def note(error: BaseException) -> None:
 @functools.cache
 def _hook() -> None:
   """Makes an uncaught error of a kernel write a file. Only if `is_on`."""
-  before = sys.excepthook
+  before, before_in_thread = sys.excepthook, threading.excepthook
 
   def hook(kind: Any, error: BaseException, traceback: Any) -> None:
     if isinstance(error, jax.errors.JaxRuntimeError):
       note(error)
     before(kind, error, traceback)
 
-  sys.excepthook = hook
+  def thread_hook(args: threading.ExceptHookArgs) -> None:
+    if isinstance(args.exc_value, jax.errors.JaxRuntimeError):
+      note(args.exc_value)
+    before_in_thread(args)
+
+  sys.excepthook, threading.excepthook = hook, thread_hook

@@ -24,14 +24,18 @@ def describe(x: np.ndarray) -> Statistics:
 
   Floats, and the two parts of complex numbers: minimum, maximum, mean, standard
   deviation, counts of zeros, NaN, Inf and negative numbers, and of the
-  exponents of the other magnitudes. Integers of at most 8 bits: counts of each
-  number. Other integers: minimum, maximum and sum.
+  exponents of the other magnitudes. Consecutive integers: the first one. Other
+  integers of at most 8 bits: counts of each number. Others: minimum, maximum
+  and sum.
   """
   x = np.asarray(x).reshape(-1)
   if x.dtype.kind == "c":
     x = x.view(x.real.dtype)
   if not _is_float(x.dtype):
     numbers = x.astype(np.int64)
+    # Numbers of layers or positions must stay in order.
+    if x.size > 1 and (np.diff(numbers) == 1).all():
+      return {"start": int(numbers[0])}
     if x.dtype.itemsize == 1:
       values, counts = np.unique(numbers, return_counts=True)
       return {"counts": _pairs(values, counts)}
@@ -79,6 +83,8 @@ def generate(
   size = int(np.prod(shape, dtype=np.int64))
   if statistics is None:
     numbers = _unknown(size, dtype, rng)
+  elif "start" in statistics:
+    numbers = statistics["start"] + np.arange(size)
   elif "counts" in statistics:
     numbers = rng.permutation(_repeated(statistics["counts"]))
   elif "sum" in statistics:

@@ -29,6 +29,7 @@ CASES = {
   "packed": RNG.integers(0, 256, (9, 5)).astype(np.uint8),
   "int4": RNG.integers(-8, 8, (9, 5)).astype(ml_dtypes.int4),
   "groups": np.array([5, 0, 0, 11, 3], np.int32),
+  "layers": np.arange(-1, 4, dtype=np.int32),
   "one": np.array([5], np.int32),
   "key": RNG.integers(0, 2**32, 2).astype(np.uint32),
   "bool": RNG.random(20) < 0.3,
@@ -38,7 +39,7 @@ CASES = {
   "no_integers": np.zeros(0, np.int32),
 }
 EXACT = ("min", "max", "zeros", "negative", "nan", "positive_inf", "sum")
-EXACT += ("negative_inf", "counts")
+EXACT += ("negative_inf", "counts", "start")
 
 
 class ReproDataTest(parameterized.TestCase):
@@ -54,6 +55,8 @@ class ReproDataTest(parameterized.TestCase):
     json.dumps(found, allow_nan=False)
     for name in EXACT:
       self.assertEqual(found.get(name), statistics.get(name), name)
+    if "start" in statistics:
+      np.testing.assert_array_equal(made, x)
     if jnp.issubdtype(x.dtype, jnp.floating):
       wide = [np.abs(a.astype(np.float64)) for a in (x, made)]
       exponents = [

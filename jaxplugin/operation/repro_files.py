@@ -37,7 +37,8 @@ from jaxplugin.tables import ranks
 from jaxplugin.tables import writing
 
 FORMAT: Final = "jaxplugin repro"
-VERSION: Final = 1
+VERSION: Final = 2
+_READ_VERSIONS: Final = (1, VERSION)
 ARRAY: Final = "array"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the first time that zip can represent
 _MANIFEST: Final = "manifest.json"
@@ -87,19 +88,22 @@ class CallRecord:
     description: its problem, in words.
     operands: positions of its operands among the file's inputs, or among the
       taps of the reference program if the file has one.
-    loops: number of dimensions of the taps in front of the operands'.
+    loops: number of dimensions of each tap in front of the operand's; () if no
+      call of the file is in a loop.
     decisions: implementation and config of each decision, at the time of
       saving.
     name: source line and scope, if the user asked for names.
+    is_layer: whether its only group with rows is a layer of a stack.
   """
 
   operation: str
   form: Any
   description: str
   operands: tuple[int, ...]
-  loops: int = 0
+  loops: tuple[int, ...] = ()
   decisions: tuple[dict[str, Any], ...] = ()
   name: str = ""
+  is_layer: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -305,23 +309,27 @@ def read(path: pathlib.Path) -> Repro:
     raise ReproError(f"{path}: {why}") from None
 
 
+def _call(x: dict[str, Any]) -> CallRecord:
+  operands, loops = tuple(x["operands"]), x["loops"]
+  if isinstance(loops, int):  # version 1
+    loops = (loops,) * len(operands)
+  return CallRecord(**{**x, "operands": operands, "loops": tuple(loops)})
+
+
 def _parse(manifest: Any, members: dict[str, bytes]) -> Repro:
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise ReproError("it is not a file of jp.repro.save")
-  if manifest["version"] != VERSION:
+  if manifest["version"] not in _READ_VERSIONS:
     raise ReproError(
       f"it has version {manifest['version']}, and this jaxplugin reads"
-      f" {VERSION}. Install the version of jaxplugin that wrote the file:"
-      f" {manifest.get('environment', {}).get('versions', {})}"
+      f" {VERSION} and earlier. Install the version of jaxplugin that wrote the"
+      f" file: {manifest.get('environment', {}).get('versions', {})}"
     )
   inputs = tuple(
     Input(**{**x, "shape": tuple(x["shape"]), "dtype": jnp.dtype(x["dtype"])})
     for x in manifest["inputs"]
   )
-  calls = tuple(
-    CallRecord(**{**x, "operands": tuple(x["operands"])})
-    for x in manifest["calls"]
-  )
+  calls = tuple(map(_call, manifest["calls"]))
   data = None
   if _DATA in members:
     with np.load(io.BytesIO(members[_DATA])) as arrays:

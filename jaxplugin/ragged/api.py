@@ -238,6 +238,10 @@ class _RaggedDotWithOffset(alternatives.Forms):
 
     return function
 
+  def fused(self, *operands: Any) -> alternatives.FusedCall:
+    call = self.call.filled(operands[:-1])
+    return alternatives.FusedCall(call=call, format=self.format)
+
 
 def _second(
   call: calls.RaggedDotCall, offset: arguments.Offset

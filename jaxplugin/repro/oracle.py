@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
+from jaxplugin.dot import arguments
 from jaxplugin.dot import calls
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
@@ -39,6 +40,10 @@ _MAX_SLOPE: Final = 1.13  # of gelu and silu
 _FASTEST: Final = 1 / 127 + 4 * 33 * 2.0**-13
 _LEAST: Final = 2.0**-96  # quantizing smaller numbers may flush some
 _MAX_WORK: Final = 1 << 35  # multiplications of one dot; some rows beyond
+
+# Largest error divided by its bound, where more than 1 is wrong; and a text
+# with the place and the numbers of the largest error.
+Difference = tuple[float, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,42 +85,20 @@ class Expected:
     is_nan = np.isnan(self.exact)
     ratio = np.where(is_nan, np.where(np.isnan(got), 0.0, np.inf), ratio)
     if not ratio.size:
-      return Difference(ratio=0.0)
+      return 0.0, ""
     at = np.unravel_index(np.argmax(ratio), ratio.shape)
-    b, r, c = map(int, at)
-    flat = (b * shape_rows(result, shape) + int(self.rows[r])) * shape[2] + c
-    where = tuple(map(int, np.unravel_index(flat, result.shape)))
-    return Difference(
-      ratio=float(ratio[at]),
-      text=f"at {list(where)}: got {got[at]:.8g}, exact {self.exact[at]:.8g},"
+    batch, row, column = map(int, at)
+    rows = result.size // (shape[0] * shape[2])
+    flat = (batch * rows + int(self.rows[row])) * shape[2] + column
+    where = list(map(int, np.unravel_index(flat, result.shape)))
+    return float(ratio[at]), (
+      f"at {where}: got {got[at]:.8g}, exact {self.exact[at]:.8g},"
       f" bound {limit[at]:.3g}; {np.count_nonzero(ratio > 1)} of {ratio.size}"
-      " are beyond their bounds",
+      " are beyond their bounds"
     )
 
 
-def shape_rows(result: np.ndarray, shape: Sequence[int]) -> int:
-  """Returns the number of rows of a result as [batch, rows, columns]."""
-  return result.size // max(shape[0] * shape[2], 1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Difference:
-  """How much a result differs.
-
-  Attributes:
-    ratio: largest error divided by its bound; more than 1 is wrong.
-    text: place and numbers of the largest error.
-  """
-
-  ratio: float
-  text: str = ""
-
-  @property
-  def is_wrong(self) -> bool:
-    return not self.ratio <= 1
-
-
-def values(side: sides.Side) -> np.ndarray:
+def _values(side: sides.Side) -> np.ndarray:
   """Returns an operand in f64, without its global scale."""
   if side.format is None:
     return np.asarray(side.values).astype(np.float64)
@@ -126,14 +109,35 @@ def values(side: sides.Side) -> np.ndarray:
   )
 
 
+def _terms(side: sides.Side, offset: arguments.Offset) -> np.ndarray:
+  """Returns in f64 what zero points or minima add to an operand."""
+  axis = side.axis
+  assert axis is not None
+  scale, size = side.as_elements().linear_scale(), side.shape[axis]
+  return reference.oracle_terms(
+    np.asarray(scale), offset.array, offset.format, size, axis=axis
+  )
+
+
 def _f64(x: Any, shape: Sequence[int] = ()) -> np.ndarray:
   return np.broadcast_to(np.asarray(x).astype(np.float64), shape or np.shape(x))
 
 
-def product(
-  lhs: np.ndarray, rhs: np.ndarray, *, is_fastest: bool = False
+def _product(
+  lhs: np.ndarray,
+  rhs: np.ndarray,
+  terms: np.ndarray | None = None,
+  *,
+  is_fastest: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns [..., m, k] x [..., n, k] and the bound of its sums in f32."""
+  """Returns [..., m, k] x [..., n, k] and the bound of its sums in f32.
+
+  `terms` are added to rhs. A kernel adds their products separately.
+  """
+  if terms is not None:
+    both = [_product(lhs, x, is_fastest=is_fastest) for x in (rhs, terms)]
+    (exact, bound), (more, more_bound) = both
+    return exact + more, bound + more_bound + _ROUNDING * np.abs(exact + more)
   rhs = np.swapaxes(rhs, -1, -2)
   k = lhs.shape[-1]
   with np.errstate(invalid="ignore", over="ignore"):
@@ -156,14 +160,24 @@ def product(
   return exact, bound
 
 
-def dot(call: calls.DotCall) -> Expected:
-  """Returns the exact result of a dot, of some rows if it is large."""
-  lhs, rhs = (_merged(side) for side in (call.lhs, call.rhs))
+def dot(
+  call: calls.DotCall, offset: arguments.Offset | None = None
+) -> Expected:
+  """Returns the exact result of a dot, of some rows if it is large.
+
+  The offset, if there is one, belongs to rhs.
+  """
+  lhs, rhs = (_merged(side, _values(side)) for side in (call.lhs, call.rhs))
+  terms = None
+  if offset is not None:
+    terms = _merged(call.rhs, _terms(call.rhs, offset))
   batch, m, k = lhs.shape
   n = rhs.shape[1]
   most = max(1, _MAX_WORK // max(batch * n * k, 1))
   rows = np.unique(np.linspace(0, m - 1, min(m, most)).astype(np.int64))
-  exact, bound = product(lhs[:, rows], rhs, is_fastest=call.fastest_precision)
+  exact, bound = _product(
+    lhs[:, rows], rhs, terms, is_fastest=call.fastest_precision
+  )
 
   def of_rows(x: Any) -> Any:
     return _f64(x, call.shape).reshape(batch, m, n)[:, rows]
@@ -187,9 +201,8 @@ def dot(call: calls.DotCall) -> Expected:
   return Expected(exact=exact, bound=bound, rows=rows)
 
 
-def _merged(side: sides.Side) -> np.ndarray:
-  """Returns an operand as f64[batch, rows, k]."""
-  x = values(side)
+def _merged(side: sides.Side, x: np.ndarray) -> np.ndarray:
+  """Returns an array of the operand's shape as [batch, rows, k]."""
   kinds = (side.batch, side.free, side.contracting)
   sizes = [math.prod(x.shape[d] for d in dims) for dims in kinds]
   return x.transpose([d for dims in kinds for d in dims]).reshape(sizes)
@@ -242,16 +255,25 @@ def _activated(
     return exact, bound + roundings * np.abs(exact)
 
 
-def ragged_dot(call: ragged.RaggedDotCall) -> Expected:
-  """Returns the exact result of a ragged dot. Rows without a group are 0."""
-  lhs = values(call.lhs)
-  rhs = np.moveaxis(values(call.rhs), call.rhs.contracting[0], 2)
+def ragged_dot(
+  call: ragged.RaggedDotCall, offset: arguments.Offset | None = None
+) -> Expected:
+  """Returns the exact result of a ragged dot. Rows without a group are 0.
+
+  The offset, if there is one, belongs to rhs.
+  """
+  lhs = _values(call.lhs)
+  rhs = np.moveaxis(_values(call.rhs), call.rhs.contracting[0], 2)
+  terms = None if offset is None else _terms(call.rhs, offset)
   shape = (call.num_rows, call.columns)
   exact, bound = np.zeros(shape), np.zeros(shape)
   bias = None if call.bias is None else np.zeros(shape)
   for g, rows in enumerate(_groups(call)):
-    exact[rows], bound[rows] = product(
-      lhs[rows], rhs[g], is_fastest=call.fastest_precision
+    exact[rows], bound[rows] = _product(
+      lhs[rows],
+      rhs[g],
+      None if terms is None else terms[g],
+      is_fastest=call.fastest_precision,
     )
     for scale in (call.global_scale, call.global_power):
       if scale is not None:
@@ -269,8 +291,8 @@ def ragged_dot(call: ragged.RaggedDotCall) -> Expected:
 
 def contraction(call: ragged.RaggedContraction) -> Expected:
   """Returns the exact result of a ragged contraction."""
-  lhs, rhs = values(call.lhs), values(call.rhs)
-  sums = [product(lhs[rows].T, rhs[rows].T) for rows in _groups(call)]
+  lhs, rhs = _values(call.lhs), _values(call.rhs)
+  sums = [_product(lhs[rows].T, rhs[rows].T) for rows in _groups(call)]
   exact, bound = (
     np.stack(x).reshape(call.shape) for x in zip(*sums, strict=True)
   )
@@ -320,13 +342,12 @@ def same_bits(got: Sequence[Any], expected: Sequence[Any]) -> Difference:
     if differ.any():
       at = int(np.argmax(differ))
       where = tuple(map(int, np.unravel_index(at, a.shape)))
-      return Difference(
-        ratio=math.inf,
-        text=f"result {i} at {list(where)}: got {codes[0][at]:#x}, expected"
+      return math.inf, (
+        f"result {i} at {list(where)}: got {codes[0][at]:#x}, expected"
         f" {codes[1][at]:#x}; {np.count_nonzero(differ)} of {differ.size}"
-        " differ",
+        " differ"
       )
-  return Difference(ratio=0.0)
+  return 0.0, ""
 
 
 def quantized(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -26,11 +27,14 @@ from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import arguments
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
 from jaxplugin.dot import sides
+from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import exports_private
-from jaxplugin.operation import primitive
+from jaxplugin.operation import alternatives
+from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.operation import repro_data
 from jaxplugin.operation import repro_files
 from jaxplugin.quantization import backends as quantization_backends
@@ -48,9 +52,9 @@ _CLASSES: Final[dict[str, Any]] = {
     *(calls.DotCall, ragged.RaggedDotCall, ragged.RaggedContraction),
     *(sides.Side, formats.BlockFormat, formats.UnquantizedFormat),
     *(problems.QuantizationProblem, problems.DequantizationProblem),
-    *(problems.RecipeOptions, blocking.Blocking),
+    *(problems.RecipeOptions, blocking.Blocking, alternatives.FusedCall),
   )
-} | {repro_files.ARRAY: primitive.Placeholder.ARRAY}
+} | {repro_files.ARRAY: operation_primitive.Placeholder.ARRAY}
 _MAX_TRIPS: Final = 16  # of a call in a loop
 
 
@@ -307,53 +311,84 @@ def _replayed(
   call: repro_files.CallRecord, arrays: Sequence[Any]
 ) -> ReplayedCall:
   """Compares all implementations of one call, in each trip of its loops."""
-  bound = tapping.PRIMITIVES.get(call.operation)
+  primitive = tapping.PRIMITIVES.get(call.operation)
   form = repro_files.decode(call.form, _CLASSES)
-  if bound is None:
+  if primitive is None:
     raise repro_files.ReproError(f"there is no operation {call.operation}")
   try:
     operands = [arrays[i] for i in call.operands]
   except IndexError:
     raise repro_files.ReproError("an operand of a call is missing") from None
   worst: dict[str, Comparison] = {}
-  for trip in _trips(operands, call.loops):
-    for one in _comparisons(bound, form, trip, call.decisions):
-      before = worst.setdefault(one.implementation, one)
-      if not one.ratio <= before.ratio:
-        worst[one.implementation] = one
+  for trip, some in _trips(operands, call.loops):
+    checked = _checked(primitive, form, list(map(jnp.asarray, some)))
+    places = [f"trip or shard {trip}"] if trip else []
+    if call.is_layer:
+      sizes = checked.call.group_sizes
+      places.append(f"layer {int(np.argmax(np.asarray(sizes)))}")
+    for one in _comparisons(checked, call.decisions):
+      before = worst.get(one.implementation)
+      if before is None or not one.ratio <= before.ratio:
+        text = ", ".join([*places, one.text])
+        worst[one.implementation] = dataclasses.replace(one, text=text)
+  kind = "one layer of a stack, " if call.is_layer else ""
   name = f" ({call.name})" if call.name else ""
   return ReplayedCall(
-    description=f"{call.operation} {call.description}{name}",
+    description=f"{call.operation} {kind}{call.description}{name}",
     comparisons=tuple(worst.values()),
   )
 
 
-def _trips(operands: Sequence[Any], loops: int) -> Iterator[list[Any]]:
-  """Yields the operands of some trips, among them the first and the last."""
-  if loops == 0:
-    yield list(operands)
-    return
-  each = [np.asarray(x) for x in operands]
-  each = [x.reshape(-1, *x.shape[loops:]) for x in each]
-  count = len(each[0])
+def _trips(
+  operands: Sequence[Any], loops: Sequence[int]
+) -> Iterator[tuple[list[int], list[Any]]]:
+  """Yields some trips and their operands, among them the first and the last."""
+  loops = loops or (0,) * len(operands)
+  operands = list(map(np.asarray, operands))
+  depth, deepest = max(zip(loops, operands, strict=True), key=lambda x: x[0])
+  shape = deepest.shape[:depth]
+  count = math.prod(shape)
   chosen = np.linspace(0, count - 1, min(count, _MAX_TRIPS)).astype(int)
   for i in np.unique(chosen):
-    yield [x[i] for x in each]
+    trip = list(map(int, np.unravel_index(i, shape)))
+    yield (
+      trip,
+      [x[tuple(trip[:n])] for x, n in zip(operands, loops, strict=True)],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Checked:
+  """A call with its operands.
+
+  Attributes:
+    call: an `OperationCall`, or None.
+    problem, operation: its problem and operation.
+    check: (results, relative error) -> how much they differ from f64.
+    run: (implementation, config) -> the results.
+    names: the implementations that may compute it; None for all.
+  """
+
+  call: Any = None
+  problem: Any
+  operation: matching.MeasuredOperation[Any]
+  check: Callable[[list[Any], float], oracle.Difference]
+  run: Callable[[str, decisions.Fields], list[Any]]
+  names: tuple[str, ...] | None = None
 
 
 def _comparisons(
-  bound: Any, form: Any, operands: Sequence[Any], decided: Sequence[Any]
+  checked: _Checked, decided: Sequence[Any]
 ) -> Iterator[Comparison]:
   """Yields a comparison for each implementation that supports the call."""
-  arrays = list(map(jnp.asarray, operands))
-  problem, operation, check, run = _call_of(bound, form, arrays)
   target = targets.current_target()
-  found = operation.backends()
+  problem, found = checked.problem, checked.operation.backends()
   candidates: dict[tuple[str, decisions.Fields], None] = {
     (name, ()): None
     for name, backend in found.items()
     if backend.supports(problem, target) is None
     and backend.lowering_refusal(target) is None
+    and (checked.names is None or name in checked.names)
   }
   for one in decided:
     name, config = one["implementation"], tuple(sorted(one["config"].items()))
@@ -365,61 +400,92 @@ def _comparisons(
     words = [name, *(f"{field}={value}" for field, value in config)]
     plan = found[name].configured(config).plan(problem, target)
     try:
-      difference = check(run(name, config), plan.relative_error)
+      ratio, text = checked.check(
+        checked.run(name, config), plan.relative_error
+      )
     # A kernel may raise any error. The other implementations still run.
     except Exception as error:
+      ratio = math.inf
       text = f"{type(error).__name__}: {error}".partition("\n")[0]
-      difference = oracle.Difference(ratio=math.inf, text=text)
-    yield Comparison(
-      implementation=" ".join(words),
-      ratio=difference.ratio,
-      text=difference.text,
-    )
+    yield Comparison(implementation=" ".join(words), ratio=ratio, text=text)
 
 
-_Run = Callable[[str, decisions.Fields], list[Any]]
-_Check = Callable[[list[Any], float], oracle.Difference]
+def _pinned(name: str, config: decisions.Fields) -> resolution.Overlay:
+  return resolution.Overlay(is_alone=True, pin=(name, config))
 
 
-def _call_of(
-  bound: Any, form: Any, arrays: Sequence[Any]
-) -> tuple[Any, matching.MeasuredOperation[Any], _Check, _Run]:
-  """Returns the problem, the operation, the check of results, and a function.
-
-  The function computes the call by an implementation with a config.
-  """
-
-  def pinned(name: str, config: decisions.Fields) -> resolution.Overlay:
-    return resolution.Overlay(is_alone=True, pin=(name, config))
-
-  if isinstance(form, primitive.OperationCall):
-    call: Any = form.filled(arrays)
-
-    def run_call(name: str, config: decisions.Fields) -> list[Any]:
-      changed = call.replace(implementation=name, overlay=pinned(name, config))
-      return [primitive.bind(changed, None)]
-
-    problem = call.problem()
-    operation: Any = backends.OPERATION
-    exact: Any = oracle.dot
-    if bound is not calls.block_scaled_dot_p:
-      operation = ragged_backends.operation_of(problem)
-      exact = oracle.ragged_dot
-    if isinstance(call, ragged.RaggedContraction):
-      exact = oracle.contraction
-    expected = exact(call)
-    check = lambda results, relative: expected.check(results[0], relative)
-    return problem, operation, check, run_call
+def _checked(primitive: Any, form: Any, arrays: list[Any]) -> _Checked:
+  """Returns a call with its operands."""
+  if isinstance(form, alternatives.FusedCall):
+    offset = arguments.Offset(name="rhs", format=form.format, array=arrays[-1])
+    return _checked_call(form.call, arrays[:-1], offset)
+  if isinstance(form, operation_primitive.OperationCall):
+    return _checked_call(form, arrays)
 
   def run(name: str, config: decisions.Fields) -> list[Any]:
-    overlay = pinned(name, config)
-    results = bound.bind(*arrays, problem=form, target=None, overlay=overlay)
-    return results if bound.multiple_results else [results]
+    overlay = _pinned(name, config)
+    results = primitive.bind(
+      *arrays, problem=form, target=None, overlay=overlay
+    )
+    return results if primitive.multiple_results else [results]
 
   if isinstance(form, problems.DequantizationProblem):
-    exactly = oracle.dequantized(form, arrays)
-    check = lambda results, relative: exactly.check(results[0], relative)
-    return form, quantization_backends.DEQUANTIZE_OPERATION, check, run
+    expected = oracle.dequantized(form, arrays)
+    return _Checked(
+      problem=form,
+      operation=quantization_backends.DEQUANTIZE_OPERATION,
+      check=lambda results, relative: expected.check(results[0], relative),
+      run=run,
+    )
   codes = oracle.quantized(form, arrays) or run("xla", ())
-  check = lambda results, _: oracle.same_bits(results, codes)
-  return form, quantization_backends.QUANTIZE_OPERATION, check, run
+  return _Checked(
+    problem=form,
+    operation=quantization_backends.QUANTIZE_OPERATION,
+    check=lambda results, _: oracle.same_bits(results, codes),
+    run=run,
+  )
+
+
+def _checked_call(
+  form: Any, arrays: Sequence[Any], offset: arguments.Offset | None = None
+) -> _Checked:
+  call = form.filled(arrays)
+  problem = call.problem()
+  if isinstance(call, calls.DotCall):
+    operation, expected = backends.OPERATION, oracle.dot(call, offset)
+  else:
+    operation = ragged_backends.operation_of(problem)
+    if isinstance(call, ragged.RaggedContraction):
+      expected = oracle.contraction(call)
+    else:
+      expected = oracle.ragged_dot(call, offset)
+
+  def run(name: str, config: decisions.Fields) -> list[Any]:
+    changed = call.replace(implementation=name, overlay=_pinned(name, config))
+    if offset is None:
+      return [operation_primitive.bind(changed, None)]
+    given = *changed.flatten(), offset.array
+    return [_fused(*given, form=changed.form(), format=offset.format)]
+
+  return _Checked(
+    call=call,
+    problem=problem,
+    operation=operation,
+    check=lambda results, relative: expected.check(results[0], relative),
+    run=run,
+    names=None if offset is None else (cpu.BACKEND.name,),
+  )
+
+
+@functools.partial(jax.jit, static_argnames=("form", "format"))
+def _fused(*arrays: Any, form: Any, format: formats.BlockFormat) -> jax.Array:
+  """Computes a call and the offset of its rhs by one kernel."""
+  call = form.filled(arrays[:-1])
+  target = targets.current_target()
+  module = tapping.backends_of(call)
+  decision = module.choose(
+    call.problem(), target, call.implementation, overlay=call.overlay
+  )
+  offset = arrays[-1], format.code_offset
+  result: jax.Array = module.emit(decision, call, target, offset=offset)
+  return result

@@ -141,7 +141,9 @@ def _repro(
       id(old): _as_given(x, old)
       for x, old in zip(flat, constants, strict=False)
     }
-    evaluation = tapping.Evaluation(constants=given, is_reference=is_reference)
+    evaluation = tapping.Evaluation(
+      constants=given, is_reference=is_reference, target=target
+    )
     return evaluation.run(closed, flat[len(constants) :])
 
   def as_written(*flat: Any) -> Any:
@@ -240,7 +242,7 @@ def _as_given(x: Any, given: Any) -> Any:
 
 
 def _is_array(x: Any) -> bool:
-  return hasattr(x, "dtype") or isinstance(x, (bool, int, float))
+  return hasattr(x, "dtype")  # a Python number may be a static argument
 
 
 def _is_key(x: Any) -> bool:
@@ -270,20 +272,20 @@ def _records(
   places = {id(x.eqn): x for x in program.operations(jaxpr)} if names else {}
   records, start = [], 0
   for tap in taps:
-    description, decided = _decided(tap.eqn, target)
-    place = places.get(id(tap.eqn))
-    name = "" if place is None else f"{place.source} {place.layer}".strip()
+    problem, decided = _decided(tap, target)
+    place = places.get(id(tap.place or tap.eqn))
     end = start + len(tap.operands)
     params = tap.eqn.params
     records.append(
       repro_files.record(
-        tap.eqn.primitive.name,
-        params.get("call", params.get("problem")),
+        tap.operation,
+        tap.fused or params.get("call", params.get("problem")),
         range(start, end),
         decided,
-        description=description,
+        description=str(problem) + (" with offset" if tap.fused else ""),
         loops=tap.loops,
-        name=name,
+        is_layer=tap.is_layer,
+        name="" if place is None else f"{place.source} {place.layer}".strip(),
       )
     )
     start = end
@@ -291,20 +293,31 @@ def _records(
 
 
 def _decided(
-  eqn: Any, target: targets.Target | None
-) -> tuple[str, Sequence[decisions.Decision]]:
-  """Returns the problem of a call in words, and the decisions about it."""
+  tap: tapping.Tap, target: targets.Target | None
+) -> tuple[Any, Sequence[decisions.Decision]]:
+  """Returns the problem of a call, and the decisions about it."""
+  eqn = tap.eqn
   if "call" in eqn.params:
     decide: Any = ragged_primitive.decide
     if eqn.primitive is primitive.block_scaled_dot_p:
       decide = primitive.decide
     one = decide(eqn, target)
-    decided = () if one.decision is None else (one.decision,)
-    return str(one.problem), decided
+    return one.problem, () if one.decision is None else (one.decision,)
   target = targets.requested(
     eqn.params["target"],
     lambda asked: target or asked or targets.detect_target(),
   )
+  if tap.fused:
+    types = [
+      jax.ShapeDtypeStruct(x.shape[dims:], x.dtype)
+      for x, dims in zip(tap.operands, tap.loops, strict=True)
+    ]
+    call = tap.fused.call.filled(types[:-1])
+    choose = tapping.backends_of(call).choose
+    problem = call.problem()
+    return problem, [
+      choose(problem, target, call.implementation, overlay=call.overlay)
+    ]
   problem = eqn.params["problem"]
   found = quantization_backends.explained(
     problem,
@@ -312,7 +325,7 @@ def _decided(
     target,
     eqn.params["overlay"],
   )
-  return str(problem), found.decisions
+  return problem, found.decisions
 
 
 def _without_names(exported: jax.export.Exported) -> jax.export.Exported:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a program again, and collects its calls' operands.
 
-The calls are equations of this package's primitives. The operands of a call in
-a loop or in a `shard_map` get a dimension in front: the trips, or the devices.
+The calls are equations of this package's primitives, and kernels that replace
+several of them. An operand that differs between the trips of a loop or between
+the devices of a `shard_map` gets a dimension in front.
 """
 
 from __future__ import annotations
@@ -23,14 +24,20 @@ from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import calls
 from jaxplugin.dot import primitive
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives
+from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import primitive as ragged_primitive
+from jaxplugin.runtime import lowering
 
 PRIMITIVES: Final = {
   p.name: p
@@ -58,18 +65,37 @@ class Tap:
   """The operands of a call.
 
   Attributes:
-    eqn: the equation.
-    operands: its operands, with a dimension in front for each enclosing loop.
+    eqn: the equation of the call.
+    operands: its operands, with a dimension in front for each loop inside which
+      they differ.
+    loops: number of dimensions in front of each operand.
+    fused: the call that a kernel computes in place of `eqn`, or None.
+    is_layer: whether the kernel reads a layer of a stack as a group.
+    place: the equation of the program, if the call is not one itself.
   """
 
   eqn: Any
   operands: list[Any]
+  loops: tuple[int, ...]
+  fused: alternatives.FusedCall | None = None
+  is_layer: bool = False
+  place: Any = None
 
   @property
-  def loops(self) -> int:
-    """Number of dimensions in front."""
-    inside = self.eqn.invars[0].aval
-    return len(self.operands[0].shape) - len(inside.shape)
+  def operation(self) -> str:
+    """Name of the primitive of the call."""
+    call = self.fused.call.PRIMITIVE if self.fused else self.eqn.primitive
+    return str(call.name)
+
+  def outside(self, operands: Sequence[Any], more: Sequence[int]) -> Tap:
+    """Returns the tap with the operands outside of a loop."""
+    loops = tuple(a + b for a, b in zip(self.loops, more, strict=True))
+    return dataclasses.replace(self, operands=list(operands), loops=loops)
+
+
+def backends_of(call: Any) -> Any:
+  """Returns the module with the backends of a dot or a ragged dot."""
+  return backends if isinstance(call, calls.DotCall) else ragged_backends
 
 
 def constants(jaxpr: Any) -> list[Any]:
@@ -100,26 +126,72 @@ def _closed(jaxpr: Any) -> Any:
 
 
 class _Body:
-  """A function of a jaxpr whose taps are results.
+  """The body of a loop or a branch, whose taps are further results.
 
-  Tracing it sets `eqns`, the equations of the taps.
+  Operands of taps that depend only on the first arguments of the body are
+  computed outside of it. A loop would repeat them for each trip.
   """
 
-  def __init__(self, evaluation: Evaluation, jaxpr: Any):
-    self._evaluation = evaluation
-    self._jaxpr = jaxpr
-    self.eqns: list[Any] = []
+  def __init__(
+    self, evaluation: Evaluation, jaxpr: Any, consts: Sequence[Any] = ()
+  ):
+    self._taps: list[Tap] = []
 
-  def __call__(self, *args: Any) -> tuple[list[Any], list[list[Any]]]:
-    results, taps = self._evaluation.run(self._jaxpr, args)
-    self.eqns = [tap.eqn for tap in taps]
-    return results, [tap.operands for tap in taps]
+    def function(*args: Any) -> list[Any]:
+      results, self._taps[:] = evaluation.run(jaxpr, args)
+      return [*results, *(x for tap in self._taps for x in tap.operands)]
 
-  def taps(self, operands: Sequence[list[Any]]) -> list[Tap]:
-    return [
-      Tap(eqn=eqn, operands=x)
-      for eqn, x in zip(self.eqns, operands, strict=True)
+    closed = binding_private.traced(function, jaxpr.in_avals)
+    self._function = extend_core.jaxpr_as_fun(closed)
+    self._num_results = num = len(jaxpr.out_avals)
+    fixed = _computed(closed, consts)
+    self._fixed = [fixed.get(x) for x in closed.jaxpr.outvars[num:]]
+    self.types = [
+      aval
+      for aval, x in zip(closed.out_avals[num:], self._fixed, strict=True)
+      if x is None
     ]
+
+  def __call__(self, *args: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the results, and the operands that are computed inside."""
+    out = self._function(*args)
+    results, operands = out[: self._num_results], out[self._num_results :]
+    varying = zip(operands, self._fixed, strict=True)
+    return results, [x for x, fixed in varying if fixed is None]
+
+  def taps(self, inside: Sequence[Any], dims: int = 0) -> list[Tap]:
+    """Returns the taps, given the operands of `__call__` after the loop.
+
+    Args:
+      inside: the operands.
+      dims: number of dimensions that the loop has added to them.
+    """
+    rest, fixed = iter(inside), iter(self._fixed)
+    found = []
+    for tap in self._taps:
+      outside = [next(fixed) for _ in tap.operands]
+      operands = [next(rest) if x is None else x for x in outside]
+      found.append(
+        tap.outside(operands, [dims if x is None else 0 for x in outside])
+      )
+    return found
+
+
+def _computed(closed: Any, args: Sequence[Any]) -> dict[Any, Any]:
+  """Evaluates a jaxpr as far as its first arguments and constants allow."""
+  jaxpr = closed.jaxpr
+  values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+  values |= zip(jaxpr.invars, args, strict=False)
+  for eqn in jaxpr.eqns:
+    variables = [x for x in eqn.invars if isinstance(x, extend_core.Var)]
+    if variables and all(x in values for x in variables):
+      given = [
+        values[x] if isinstance(x, extend_core.Var) else x.val
+        for x in eqn.invars
+      ]
+      results = binding_private.bind(eqn, given, eqn.params)
+      values.update(zip(eqn.outvars, results, strict=True))
+  return {x: values[x] for x in jaxpr.outvars if x in values}
 
 
 _Results = tuple[Sequence[Any], list[Tap]]
@@ -133,11 +205,16 @@ class Evaluation:
     constants: values in place of the program's `constants`, by their `id`.
     is_reference: whether XLA's operations compute it, on one device if the
       program does not name devices. Otherwise it is the program as written,
-      and its taps are not used.
+      without taps.
+    target: the device whose kernels are tapped.
+    is_inside: whether it evaluates the operations of a kernel, which no other
+      kernel replaces.
   """
 
   constants: Mapping[int, Any]
   is_reference: bool
+  target: targets.Target | None = None
+  is_inside: bool = False
 
   def run(self, jaxpr: Any, args: Sequence[Any]) -> tuple[list[Any], list[Tap]]:
     """Returns the results of a jaxpr, and its taps in order."""
@@ -164,14 +241,15 @@ class Evaluation:
 
   def _equation(self, eqn: Any, args: list[Any]) -> _Results:
     name, params = eqn.primitive.name, eqn.params
-    if PRIMITIVES.get(name) is eqn.primitive:
-      if self.is_reference:
-        params = _by_xla(params)
-      results = binding_private.bind(eqn, args, params)
-      return results, [Tap(eqn=eqn, operands=args)]
+    if PRIMITIVES.get(name) is eqn.primitive and self.is_reference:
+      results = binding_private.bind(eqn, args, _by_xla(params))
+      loops = (0,) * len(args)
+      return results, [Tap(eqn=eqn, operands=args, loops=loops)]
     if self.is_reference and name in _DROPPED:
       return args[: len(eqn.outvars)], []
-    if name in _CALLS or (self.is_reference and name == _FORMS):
+    if name == _FORMS and self.is_reference:
+      return self._forms(eqn, args)
+    if name in _CALLS:
       (inner,) = _jaxprs(eqn)
       if self.is_reference or "in_shardings" not in params:
         return self.run(inner, args)
@@ -187,11 +265,52 @@ class Evaluation:
       return control[name](eqn, args)
     return binding_private.bind(eqn, args, params), []
 
+  def _forms(self, eqn: Any, args: list[Any]) -> _Results:
+    """Returns the taps of the kernel, and those of the operations."""
+    inside = dataclasses.replace(self, is_inside=True)
+    (inner,) = _jaxprs(eqn)
+    results, taps = inside.run(inner, args)
+    if self.is_inside:
+      return results, taps
+    place = next((tap.eqn for tap in taps), None)
+    kernels = self._kernels(eqn, args)
+    kernels = [dataclasses.replace(tap, place=place) for tap in kernels]
+    return results, [*kernels, *taps]
+
+  def _kernels(self, eqn: Any, args: list[Any]) -> list[Tap]:
+    """Returns the taps of the kernels that replace an equation on `target`."""
+    forms = eqn.params["forms"]
+    target = targets.requested(
+      eqn.params["target"],
+      lambda asked: self.target or asked or targets.detect_target(),
+    )
+    avals = [jax.typeof(x) for x in args]
+    context = operation_primitive.LoweringContext(
+      module=lowering.Module(platforms=(target.platform,)),
+      target=target,
+      avals_in=avals,
+      avals_out=[x.aval for x in eqn.outvars],
+      mesh=None,
+    )
+    kernel = None if forms is None else forms.kernel(context)
+    if kernel is None:
+      return []
+    fused = forms.fused(*args)
+    if fused is None:
+      closed = binding_private.traced(lambda *x: [kernel(*x)], avals)
+      _, taps = self.run(closed, args)
+      taps = [tap for tap in taps if tap.fused] or taps
+      return [dataclasses.replace(tap, is_layer=True) for tap in taps]
+    operands = [*fused.call.flatten(), args[-1]]
+    fused = dataclasses.replace(fused, call=fused.call.form())
+    loops = (0,) * len(operands)
+    return [Tap(eqn=eqn, operands=operands, loops=loops, fused=fused)]
+
   def _scan(self, eqn: Any, args: list[Any]) -> _Results:
     params = eqn.params
     num_consts, num_carry = binding_private.scan_sizes(params)
     consts, carry = args[:num_consts], args[num_consts:][:num_carry]
-    body = _Body(self, params["jaxpr"])
+    body = _Body(self, params["jaxpr"], consts)
 
     def step(carry: Any, xs: Any) -> Any:
       results, operands = body(*consts, *carry, *xs)
@@ -204,7 +323,7 @@ class Evaluation:
       length=params["length"],
       reverse=params["reverse"],
     )
-    return [*carry, *ys], body.taps(operands)
+    return [*carry, *ys], body.taps(operands, 1)
 
   def _while(self, eqn: Any, args: list[Any]) -> _Results:
     """Returns the taps of the last trip; zeros without trips."""
@@ -212,14 +331,15 @@ class Evaluation:
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, rest = args[:num_cond], args[num_cond:]
     consts, carry = rest[:num_body], rest[num_body:]
-    body = _Body(self, params["body_jaxpr"])
+    body = _Body(self, params["body_jaxpr"], consts)
 
     def goes_on(state: Any) -> Any:
       return self.run(params["cond_jaxpr"], [*cond_consts, *state[0]])[0][0]
 
-    _, types = jax.eval_shape(body, *consts, *carry)
     results, operands = lax.while_loop(
-      goes_on, lambda state: body(*consts, *state[0]), (carry, _zeros(types))
+      goes_on,
+      lambda state: body(*consts, *state[0]),
+      (carry, _zeros(body.types)),
     )
     return results, body.taps(operands)
 
@@ -227,11 +347,10 @@ class Evaluation:
     """Returns the taps of all branches; zeros of those that do not run."""
     index, *args = args
     bodies = [_Body(self, jaxpr) for jaxpr in eqn.params["branches"]]
-    types = [jax.eval_shape(body, *args)[1] for body in bodies]
 
     def branch(i: int) -> Callable[..., Any]:
       def run(*args: Any) -> Any:
-        taps = _zeros(types)
+        taps = [_zeros(body.types) for body in bodies]
         results, taps[i] = bodies[i](*args)
         return results, taps
 
@@ -244,14 +363,14 @@ class Evaluation:
 
   def _shard_map(self, eqn: Any, args: list[Any]) -> _Results:
     params = eqn.params
-    body = _Body(self, params["jaxpr"])
     axes = tuple(params["newly_manual_axes"])
+    taps: list[Tap] = []
 
     def shard(*args: Any) -> Any:
-      results, operands = body(*args)
-      return results, jax.tree.map(lambda x: x[None], operands)
+      results, taps[:] = self.run(params["jaxpr"], args)
+      return results, [[x[None] for x in tap.operands] for tap in taps]
 
-    results, operands = jax.shard_map(
+    results, each = jax.shard_map(
       shard,
       mesh=params["mesh"],
       in_specs=tuple(params["in_specs"]),
@@ -259,7 +378,9 @@ class Evaluation:
       axis_names=set(axes),
       check_vma=params["check_vma"],
     )(*args)
-    return results, body.taps(operands)
+    return results, [
+      tap.outside(x, (1,) * len(x)) for tap, x in zip(taps, each, strict=True)
+    ]
 
 
 def _by_xla(params: dict[str, Any]) -> dict[str, Any]:
@@ -280,8 +401,8 @@ def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
   ]
 
 
-def _zeros(types: Any) -> Any:
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
+def _zeros(types: Sequence[Any]) -> list[Any]:
+  return [jnp.zeros(x.shape, x.dtype) for x in types]
 
 
 def is_for_a_mesh(jaxpr: Any) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 from typing import Final
 from typing import Protocol
 
+from jax._src import api_util
 from jax._src import core
 from jax._src import linear_util
 from jax._src import source_info_util
@@ -30,6 +31,7 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
+from jax.extend import core as extend_core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -328,6 +330,14 @@ def bind(eqn: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
   ):
     results = eqn.primitive.bind(*functions, *args, **bound)
   return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def traced(fn: Callable[..., Any], avals: Sequence[Any]) -> Any:
+  """Returns the closed jaxpr of a function of arrays of given types."""
+  info = api_util.debug_info("traced", fn, avals, {})
+  function = linear_util.wrap_init(fn, debug_info=info)
+  jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(function, list(avals))
+  return extend_core.ClosedJaxpr(jaxpr, consts)
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

@@ -94,15 +94,9 @@ def _magnitude(
 
 def _terms(operand: scaled_array.ScaledArray, rows: np.ndarray) -> np.ndarray:
   """Returns f64[rows, k], what zero points or minima add to each value."""
-  format = operand.format.along(operand.shape[-1])
-  scale, offset = (
-    np.asarray(x)[rows].astype(np.float64)
-    for x in (operand.scale, operand.offset)
-  )
-  terms = format.code_offset * scale + offset
-  if format.has_zero_points:
-    terms = (format.code_offset - offset) * scale
-  return np.repeat(terms, format.block_size, axis=1)[:, : operand.shape[-1]]
+  k = operand.shape[-1]
+  scale, offset = (np.asarray(x)[rows] for x in (operand.scale, operand.offset))
+  return reference.oracle_terms(scale, offset, operand.format.along(k), k)
 
 
 def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
