@@ -113,6 +113,51 @@ class ExportTest(parameterized.TestCase):
       self.assertEqual(kernels, 1 + quantized)
       self.assertNotIn("conditional", hlo)
 
+  @pytest.mark.lab
+  @absltest.skipIf(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    "jax-cuda13-plugin is not installed",
+  )
+  def test_gpu_kernels_of_groups_read_a_symbolic_m(self):
+    self.require_triton({TRITON: 1})
+    weights = jp.quantize(jnp.ones((2, 64, 64)), jp.MXFP8)
+    function = lambda x, sizes: jp.ragged_dot(x, weights, sizes)
+    spec_of = lambda m: (
+      jax.ShapeDtypeStruct((m, 64), jnp.bfloat16),
+      jax.ShapeDtypeStruct((2,), jnp.int32),
+    )
+    (m,) = jax.export.symbolic_shape("m")
+    exported = jp.export(function, target=H100)(*spec_of(m))
+    self.assertEqual(calls_in(exported), {TRITON: 4})
+    loaded = jax.export.deserialize(exported.serialize())
+    for rows in (1, 17, 4096):
+      hlo = deviceless.compile(
+        loaded.call, *spec_of(rows), target=H100
+      ).as_text()
+      self.assertIn(f"f32[{rows},64]", hlo)
+      self.assertEqual(hlo.count(f'custom_call_target="{TRITON}"'), 1)
+      self.assertNotIn("conditional", hlo)
+
+  @parameterized.parameters(
+    ("m, 64", "64", "m <= 16: kernels: block_scaled_ragged_small_m_bf16"),
+    ("m, 64", "64", "m > 128: kernels: block_scaled_ragged_upcast_bf16"),
+    ("2, 32*k", "32*k", "needs static sizes except m, got symbolic ones"),
+  )
+  def test_explain_has_kernels_of_groups(self, lhs, k, expected):
+    scope = jax.export.SymbolicScope()
+    x, w = (
+      jax.ShapeDtypeStruct(
+        jax.export.symbolic_shape(text, scope=scope), jnp.bfloat16
+      )
+      for text in (lhs, f"2, 64, {k}")
+    )
+    function = lambda x, w: jp.ragged_dot(
+      x, jp.quantize(w, "mxfp8"), jnp.array([3, 1])
+    )
+    with jp.use_target(H100):
+      told = jp.explain(function, x, w, for_export=True)
+    self.assertIn(expected, told.details())
+
   @parameterized.parameters(
     ("m, 64", "5, 64", "m <= 16: kernels: block_scaled_small_m_mxfp8_"),
     ("m, 64", "5, 64", "m > 1024: kernels: block_scaled_upcast_mxfp8_"),

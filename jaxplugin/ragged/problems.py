@@ -75,6 +75,7 @@ class RaggedDotProblem(_Problem):
     has_global_power: whether the global scale is two factors (`dot.epilogue`).
     has_bias, activation: the epilogue.
     fastest_precision: whether the call has precision="fastest".
+    reads_m: as for `dot.problems.DotProblem`.
   """
 
   is_along_blocks: bool = True
@@ -83,6 +84,7 @@ class RaggedDotProblem(_Problem):
   has_bias: bool = False
   activation: Activation | None = None
   fastest_precision: bool = False
+  reads_m: bool = False
 
   @property
   def by_kernel(self) -> decisions.Application:

@@ -27,13 +27,19 @@ from jaxplugin.kernels import launching
 # Names of each kernel's pointer arguments, in order.
 _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
 _EPILOGUE: Final = ("global_scale", "second_global_scale", "bias", "residual")
+_EPILOGUE_OF_GROUP: Final = ("global_scale", "bias")
 _POINTERS: Final = {
   "matmul": (*_OPERANDS, "layer", *_EPILOGUE, "out"),
   "matmul_of_m": (*_OPERANDS, "layer", "m", *_EPILOGUE, "out"),
   "reduce": ("workspace", *_EPILOGUE, "out"),
   "reduce_of_m": ("workspace", "m", *_EPILOGUE, "out"),
-  "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
-  "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
+  "ragged": (*_OPERANDS, "group_sizes", *_EPILOGUE_OF_GROUP, "out"),
+  "ragged_of_m": (*_OPERANDS, "group_sizes", "m", *_EPILOGUE_OF_GROUP, "out"),
+  "ragged_reduce": ("workspace", "group_sizes", *_EPILOGUE_OF_GROUP, "out"),
+  "ragged_reduce_of_m": (
+    *("workspace", "group_sizes", "m"),
+    *(*_EPILOGUE_OF_GROUP, "out"),
+  ),
 }
 _TRITON_DTYPES: Final = {
   "f16": "fp16",

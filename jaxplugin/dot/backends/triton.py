@@ -15,6 +15,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -245,7 +246,9 @@ def plan(
 ) -> decisions.Plan:
   """Returns the plan: it fuses scalar global scales and names the kernels."""
   if problem.m is None:
-    return _plan_of_symbolic(problem, target)
+    return plan_of_symbolic(
+      {each.m: plan(each, target) for each in planned(problem)}
+    )
   shape, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
@@ -269,15 +272,15 @@ def plan(
   )
 
 
-def _plan_of_symbolic(
-  problem: problems.DotProblem, target: targets.Target
-) -> decisions.Plan:
-  """Returns the plan for a symbolic m. It names the kernels for each m."""
-  plans = {f"m <= {each.m}": plan(each, target) for each in planned(problem)}
-  *fewer, last = plans
-  plans[fewer[-1].replace("<=", ">")] = plans.pop(last)
-  notes = (f"{rows}: {each.notes[0]}" for rows, each in plans.items())
-  first = plans[fewer[0]]
+def plan_of_symbolic(plans: Mapping[Any, decisions.Plan]) -> decisions.Plan:
+  """Returns the plan for a symbolic m, from the plan for each planned m.
+
+  It names the kernels for each m.
+  """
+  *fewer, _ = plans
+  rows = (*(f"m <= {m}" for m in fewer), f"m > {fewer[-1]}")
+  first, *_ = found = (*plans.values(),)
+  notes = (f"{m}: {each.notes[0]}" for m, each in zip(rows, found, strict=True))
   return dataclasses.replace(first, notes=(_READS_M, *notes, *first.notes[1:]))
 
 
@@ -497,11 +500,24 @@ def _launches(
       )
     config = config_of(fields)
   found = matmul_plans.plan(shape, config, architecture)
+  return limited(found, config, shape, target)
+
+
+def limited(
+  launches: tuple[launching.Launch, ...],
+  config: configs.MatmulConfig,
+  shape: configs.MatmulShape,
+  target: targets.Target,
+) -> tuple[launching.Launch, ...]:
+  """Returns launches for any m with the programs that run at a time.
+
+  Other launches are unchanged.
+  """
   if not shape.is_for_any_m:
-    return found
+    return launches
   most = tiles_by_rule.most_programs(config, shape, target.core_count or 1)
   return tuple(
-    dataclasses.replace(launch, grid=min(launch.grid, most)) for launch in found
+    dataclasses.replace(each, grid=min(each.grid, most)) for each in launches
   )
 
 

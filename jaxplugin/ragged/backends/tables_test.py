@@ -45,6 +45,7 @@ CHANGES = {
 OF_DOTS = {
   "is_along_blocks": False, "global_scale": "group", "has_global_power": True,
   "has_bias": True, "activation": "swiglu", "fastest_precision": True,
+  "reads_m": True,
 }  # fmt: skip
 OF_CONTRACTIONS = {"global_scale": "array"}
 

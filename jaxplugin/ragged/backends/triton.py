@@ -47,7 +47,7 @@ _NOT_FASTER: Final = (
 def supports(
   problem: problems.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Supports static sizes and readable formats for which a config exists."""
+  """Supports readable formats for which a config exists. m may be symbolic."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
@@ -68,10 +68,28 @@ def _problem_gate(
   if problem.is_empty:
     return None
   try:
-    _config(_shape(problem, target), target)
+    for each in _planned(problem):
+      _config(_shape(each, target), target)
   except ValueError as error:
     return decisions.Unsupported(str(error))
   return None
+
+
+def _planned(
+  problem: problems.RaggedDotProblem,
+) -> tuple[problems.RaggedDotProblem, ...]:
+  """Returns the problems that kernels are planned for.
+
+  It is the problem itself. If m is symbolic, it is a problem for each of
+  `plans.planned_m`, whose kernels read m.
+  """
+  if problem.m is not None:
+    return (problem,)
+  assert problem.groups is not None
+  return tuple(
+    dataclasses.replace(problem, m=m, reads_m=True)
+    for m in plans.planned_m(problem.groups)
+  )
 
 
 def _reads(
@@ -99,6 +117,10 @@ def plan(
   global_scale = problem.by_kernel
   if problem.is_empty:
     return decisions.Plan(global_scale=global_scale)
+  if problem.m is None:
+    return triton.plan_of_symbolic(
+      {each.m: plan(each, target) for each in _planned(problem)}
+    )
   shape, planned = launches(problem, target)
   names = ", ".join(launch.name for launch in planned)
   architecture = triton_library.architecture_of(target)
@@ -155,6 +177,7 @@ def _shape(
     has_bias=is_fused and problem.has_bias,
     activation=(is_fused and problem.activation) or "none",
     is_across=is_across,
+    reads_m=problem.reads_m,
   )
 
 
@@ -202,7 +225,9 @@ def _launches(
 ) -> tuple[launching.Launch, ...]:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  return plans.plan(shape, _config(shape, target), architecture)
+  config = _config(shape, target)
+  found = plans.plan(shape, config, architecture)
+  return triton.limited(found, config, shape, target)
 
 
 def emit(
@@ -211,7 +236,18 @@ def emit(
   target: targets.Target,
 ) -> jax.Array:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
-  kernel = functools.partial(_ragged_dot, problem, target)
+
+  def kernel(call: calls.RaggedDotCall) -> jax.Array:
+    cases = [
+      functools.partial(_ragged_dot, each, target, call)
+      for each in _planned(problem)
+    ]
+    if problem.m is not None:
+      return cases[0]()
+    assert problem.groups is not None
+    limits = plans.planned_m(problem.groups)
+    return choice.by_size(call.num_rows, limits, cases)
+
   return epilogue.around_kernel(kernel, call)
 
 
@@ -230,7 +266,10 @@ def _ragged_dot(
   if factors:
     arrays["global_scale"] = jnp.stack(factors, axis=-1)
   shape = dataclasses.replace(shape, lhs=lhs_kind, rhs=rhs_kind)
+  if problem.reads_m:
+    arrays["m"] = jnp.asarray(call.num_rows, jnp.int32).reshape(1)
   for launch in _launches(shape, target):
+    launch = launch.with_size(call.num_rows)
     views = dict(launch.views)
     inputs = [
       triton.view(arrays[name], views.get(name)) for name in launch.inputs

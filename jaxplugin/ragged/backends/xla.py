@@ -166,7 +166,7 @@ def _contraction_notes(
   if problem.lhs.format is not None or problem.rhs.format is not None:
     notes.append("writes whole f32 or bf16 copies of block-scaled operands")
   if target.platform != "cpu":
-    notes.append(_HOST)
+    notes += ["Triton kernels do not contract the rows of groups", _HOST]
   return tuple(notes)
 
 

@@ -23,6 +23,8 @@ from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
+from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.lab.inspection import compile as kernel_compile
 from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing.kernels import gpu_operands
@@ -43,6 +45,7 @@ _TRITON_DTYPES: Final = {
   "uint32": "*u32",
 }
 _MODULES: Final = (quantize, global_scales)
+_KERNELS: Final = block_scaled_matmul.KERNELS | ragged_matmul.KERNELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,8 @@ class Product:
     architecture = dataclasses.replace(
       architectures.by_name(self.architecture), ptxas_version=self.ptxas_version
     )
+    if isinstance(self.shape, ragged_plans.RaggedShape):
+      return ragged_plans.plan(self.shape, self.config, architecture)
     return matmul_plans.plan(self.shape, self.config, architecture)
 
   def compiled(self, launch: planned.Launch) -> Any:
@@ -123,7 +128,7 @@ def _compiled(
   architecture: str, launch: planned.Launch, shape: configs.MatmulShape
 ) -> Any:
   return kernel_compile.compile_launch(
-    block_scaled_matmul.KERNELS[launch.kernel],
+    _KERNELS[launch.kernel],
     launch,
     matmul_plans.signature(launch, shape),
     architecture,

@@ -27,6 +27,8 @@ MatmulConfig = configs.MatmulConfig
 # adjacent columns with "swigluoai".
 GATED: Final = ("swiglu", "swigluoai")
 
+# Rows of a group, on average, that kernels which read m are planned for.
+_PLANNED_ROWS: Final = (4, 16, 64, 256)
 # Every program has a few numbers for each group in registers.
 _MAX_GROUPS: Final = 4095
 
@@ -48,6 +50,11 @@ class RaggedShape(configs.MatmulShape):
   groups: int
   is_across: bool = False
   has_scale_of_group: bool = False
+
+  @property
+  def is_for_any_m(self) -> bool:
+    """Whether a shape is planned for the last one of `planned_m`."""
+    return self.reads_m and self.m >= planned_m(self.groups)[-1]
 
   @property
   def is_gated(self) -> bool:
@@ -143,6 +150,16 @@ class RaggedTiling(configs.Tiling):
     )
 
 
+def planned_m(groups: int) -> tuple[int, ...]:
+  """Returns each m that kernels are planned for if they read m.
+
+  The last one is for all larger m.
+  """
+  few = configs.PLANNED_M[0]
+  averages = {max(few, rows * groups) for rows in _PLANNED_ROWS}
+  return tuple(sorted({few} | averages))
+
+
 def plan(
   shape: RaggedShape, config: MatmulConfig, architecture: Architecture
 ) -> tuple[launching.Launch, ...]:
@@ -225,6 +242,8 @@ def default_config(
     # The transposed tiles of rhs are in shared memory, so rhs is the right
     # operand of the matrix instruction.
     config = dataclasses.replace(config, swap=False)
+  if shape.is_for_any_m:  # The parts of all rows could fill the memory.
+    config = dataclasses.replace(config, split_k=1)
   error = config_error(config, shape, architecture)
   if error is not None:
     raise ValueError(f"no config computes {shape}: {error}")

@@ -56,6 +56,18 @@ class ConfigTest(parameterized.TestCase):
     self.assertGreater(few.split_k, 1)
     self.assertEqual(config_of(product(m=64, k=8192)).split_k, 1)
 
+  @parameterized.parameters(
+    (1, (16, 64, 256)), (32, (16, 128, 512, 2048, 8192))
+  )
+  def test_planned_m_grows_with_groups(self, groups, expected):
+    self.assertEqual(plans.planned_m(groups), expected)
+    for m in expected:
+      few = {"groups": groups, "m": m, "n": 16, "k": 65536}
+      config = config_of(product(**few, reads_m=True))
+      static = config_of(product(**few))
+      split_k = 1 if m == expected[-1] else static.split_k
+      self.assertEqual(config, dataclasses.replace(static, split_k=split_k))
+
   def test_across_its_blocks_a_weight_is_the_right_operand(self):
     config = config_of(product("f32", m=4, is_across=True, n=2880, k=5760))
     self.assertEqual((config.path, config.swap), ("upcast", False))

@@ -56,9 +56,10 @@ def ragged_kernel(
   epilogue, and rows without a group are not written.
   """
   groups: tl.constexpr = TILING.shape.groups
+  m: tl.constexpr = TILING.shape.m
   block_m: tl.constexpr = TILING.config.block_m
   plane, batch, row, column, k = tiles.program_position(TILING)
-  group, row, end = rows_of_tile(group_sizes, row // block_m, TILING)
+  group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
   if row >= end:
     return
   if group == groups:
@@ -69,10 +70,76 @@ def ragged_kernel(
   left = (lhs, lhs_scale, batch, row)
   right = (rhs, rhs_scale, group, column)
   acc = accumulation.accumulate(left, right, k, TILING)
+  place = (plane, group, row, end, column)
+  _store_sums(acc, place, m, (global_scale, bias), out, TILING)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
+def ragged_of_m_kernel(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  group_sizes,
+  m,
+  global_scale,
+  bias,
+  out,
+  TILING: tl.constexpr,
+):
+  """Computes `ragged_kernel` for m rows, which it reads: m is i32[1].
+
+  For the grid see `block_scaled_matmul.matmul_of_m_kernel`.
+  """
+  operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes)
+  epilogue = (global_scale, bias)
+  rows = tl.load(m)
+  used = tl.minimum(TILING.shape.groups + 1, rows)
+  tiles_m = (rows - used) // TILING.config.block_m + used
+  num_tiles = tiles_m * TILING.tiles_n * TILING.config.split_k
+  if TILING.shape.is_for_any_m:
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+      _multiply_tile(tile, tiles_m, rows, operands, epilogue, out, TILING)
+  else:
+    tile = tl.program_id(0)
+    if tile < num_tiles:
+      _multiply_tile(tile, tiles_m, rows, operands, epilogue, out, TILING)
+
+
+@triton.jit
+def _multiply_tile(
+  tile, tiles_m, m, operands, epilogue, out, TILING: tl.constexpr
+):
+  """Computes one tile by its number, of `tiles_m` for m rows in each plane."""
+  lhs, lhs_scale, rhs, rhs_scale, group_sizes = operands
+  groups: tl.constexpr = TILING.shape.groups
+  block_m: tl.constexpr = TILING.config.block_m
+  plane, batch, row, column, k = tiles.position_of(tile, tiles_m, TILING)
+  group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
+  # A loop allows no early return.
+  if row < end:
+    if group < groups:
+      left = (lhs, lhs_scale, batch, (row, end))
+      right = (rhs, rhs_scale, group, column)
+      acc = accumulation.accumulate(left, right, k, TILING)
+      place = (plane, group, row, end, column)
+      _store_sums(acc, place, m, epilogue, out, TILING)
+    elif not TILING.is_split:
+      _store_zeros(row, end, column, out, TILING)
+
+
+@triton.jit
+def _store_sums(acc, place, m, epilogue, out, TILING: tl.constexpr):
+  """Stores the result of a tile, or its part of a split k.
+
+  place: (plane, group, first row, end of the group's rows, first column).
+  """
+  plane, group, row, end, column = place
+  global_scale, bias = epilogue
   if TILING.config.swap:
     acc = tl.trans(acc)
   if TILING.is_split:
-    _store_part(acc, plane, row, end, column, out, TILING)
+    _store_part(acc, plane, row, end, m, column, out, TILING)
   else:
     result = _epilogue(acc, group, column, global_scale, bias, TILING)
     _store(result, row, end, column, out, TILING)
@@ -93,17 +160,55 @@ def ragged_reduce_kernel(
   workspace: f32[split_k, m, n]. For other arguments see `ragged_kernel`. Grid:
   one program for each BLOCK columns of a row of out.
   """
-  groups: tl.constexpr = TILING.shape.groups
   m: tl.constexpr = TILING.shape.m
+  operands = (workspace, group_sizes)
+  epilogue = (global_scale, bias)
+  _reduce(tl.program_id(0), m, operands, epilogue, out, TILING, BLOCK)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
+def ragged_reduce_of_m_kernel(
+  workspace,
+  group_sizes,
+  m,
+  global_scale,
+  bias,
+  out,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+):
+  """Computes `ragged_reduce_kernel` for m rows; see `ragged_of_m_kernel`."""
+  chunks: tl.constexpr = (TILING.shape.out_columns + BLOCK - 1) // BLOCK
+  rows = tl.load(m)
+  block = tl.program_id(0)
+  if block < rows * chunks:
+    operands = (workspace, group_sizes)
+    _reduce(block, rows, operands, (global_scale, bias), out, TILING, BLOCK)
+
+
+@triton.jit
+def _reduce(
+  block,
+  m,
+  operands,
+  epilogue,
+  out,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+):
+  """Computes one block of `ragged_reduce_kernel`, by its number."""
+  workspace, group_sizes = operands
+  global_scale, bias = epilogue
+  groups: tl.constexpr = TILING.shape.groups
   n: tl.constexpr = TILING.shape.n
   out_columns: tl.constexpr = TILING.shape.out_columns
   pair: tl.constexpr = TILING.pair
   chunks: tl.constexpr = (out_columns + BLOCK - 1) // BLOCK
   columns_of_one: tl.constexpr = n // out_columns
   split_k: tl.constexpr = TILING.config.split_k
-  row = tl.program_id(0) // chunks
-  column = tl.program_id(0) % chunks * BLOCK * columns_of_one
-  group = group_of_row(group_sizes, row, TILING)
+  row = block // chunks
+  column = block % chunks * BLOCK * columns_of_one
+  group = group_of_row(group_sizes, row, m, TILING)
 
   columns = column + tl.arange(0, BLOCK * columns_of_one)
   # Partial sums of rows without a group were not written.
@@ -197,9 +302,8 @@ def _store_zeros(row, end, column, out, TILING: tl.constexpr):
 
 
 @triton.jit
-def _store_part(acc, plane, row, end, column, out, TILING: tl.constexpr):
+def _store_part(acc, plane, row, end, m, column, out, TILING: tl.constexpr):
   """Stores partial sums of a split of k for the reduction kernel."""
-  m: tl.constexpr = TILING.shape.m
   n: tl.constexpr = TILING.shape.n
   block_m: tl.constexpr = TILING.config.block_m
   block_n: tl.constexpr = TILING.config.block_n
@@ -215,12 +319,14 @@ def _store_part(acc, plane, row, end, column, out, TILING: tl.constexpr):
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "ragged": ragged_kernel,
+  "ragged_of_m": ragged_of_m_kernel,
   "ragged_reduce": ragged_reduce_kernel,
+  "ragged_reduce_of_m": ragged_reduce_of_m_kernel,
 }
 
 
 @triton.jit
-def _group_rows(group_sizes, TILING: tl.constexpr):
+def _group_rows(group_sizes, m, TILING: tl.constexpr):
   """Returns i32[padded groups]: the number, first row and end of each group.
 
   Each program adds up the i32 sizes of all groups. Rows that belong to no group
@@ -228,7 +334,6 @@ def _group_rows(group_sizes, TILING: tl.constexpr):
   at m.
   """
   groups: tl.constexpr = TILING.shape.groups
-  m: tl.constexpr = TILING.shape.m
   index = tl.arange(0, TILING.padded_groups)
   # The group of the remaining rows gets size m, which is then clipped.
   sizes = tl.load(group_sizes + index, mask=index < groups, other=m)
@@ -240,14 +345,14 @@ def _group_rows(group_sizes, TILING: tl.constexpr):
 
 
 @triton.jit
-def rows_of_tile(group_sizes, tile, TILING: tl.constexpr):
+def rows_of_tile(group_sizes, tile, m, TILING: tl.constexpr):
   """Returns (group, first row, end of the group's rows) of a tile of rows.
 
   A tile has rows of one group. Group `groups` has the rows after all groups.
   For a spare tile the end is not after the first row.
   """
   block_m: tl.constexpr = TILING.config.block_m
-  index, starts, ends = _group_rows(group_sizes, TILING)
+  index, starts, ends = _group_rows(group_sizes, m, TILING)
   tiles = (ends - starts + block_m - 1) // block_m
   tile_ends = tl.cumsum(tiles, 0)
   group = tl.sum((tile_ends <= tile).to(tl.int32), 0)
@@ -260,7 +365,7 @@ def rows_of_tile(group_sizes, tile, TILING: tl.constexpr):
 
 
 @triton.jit
-def group_of_row(group_sizes, row, TILING: tl.constexpr):
+def group_of_row(group_sizes, row, m, TILING: tl.constexpr):
   """Returns the group of a row; `groups` if the row belongs to no group."""
-  _, _, ends = _group_rows(group_sizes, TILING)
+  _, _, ends = _group_rows(group_sizes, m, TILING)
   return tl.sum((ends <= row).to(tl.int32), 0)

@@ -58,16 +58,31 @@ def run(
   shape=None,
   programs=None,
   architecture=SM_90,
+  planned_m=None,
   **arrays,
 ):
-  """Runs the kernels and returns out; `arrays` are those of the epilogue."""
+  """Runs the kernels and returns out; `arrays` are those of the epilogue.
+
+  With planned_m, kernels read m. If they are for any m, there are 7 programs.
+  """
   shape = shape or make_shape(lhs, rhs)
+  m = shape.m
+  if planned_m is not None:
+    shape = dataclasses.replace(shape, m=planned_m, reads_m=True)
+    arrays["m"] = np.array([m], np.int32)
   arrays |= {"lhs": lhs.values, "lhs_scale": lhs.scale}
   arrays |= {"rhs": rhs.values, "rhs_scale": rhs.scale}
   arrays["group_sizes"] = np.array(sizes, np.int32)
+  launches = [
+    dataclasses.replace(
+      launch.with_size(m),
+      grid=min(launch.grid, 7) if shape.is_for_any_m else launch.grid,
+    )
+    for launch in plans.plan(shape, config, architecture)
+  ]
   return gpu_operands.run_launches(
     ragged_matmul.KERNELS,
-    plans.plan(shape, config, architecture),
+    launches,
     arrays,
     programs=programs,
   )["out"]
@@ -77,12 +92,13 @@ def run(
 def _probe_kernel(group_sizes, of_tiles, of_rows, TILING: tl.constexpr):
   """Writes the group and rows of each tile, and the group of each row."""
   pid = tl.program_id(0)
-  group, row, end = ragged_matmul.rows_of_tile(group_sizes, pid, TILING)
+  m: tl.constexpr = TILING.shape.m
+  group, row, end = ragged_matmul.rows_of_tile(group_sizes, pid, m, TILING)
   tl.store(of_tiles + 3 * pid, group)
   tl.store(of_tiles + 3 * pid + 1, row)
   tl.store(of_tiles + 3 * pid + 2, end)
-  if pid < TILING.shape.m:
-    group = ragged_matmul.group_of_row(group_sizes, pid, TILING)
+  if pid < m:
+    group = ragged_matmul.group_of_row(group_sizes, pid, m, TILING)
     tl.store(of_rows + pid, group)
 
 
@@ -197,6 +213,34 @@ class RaggedTest(parameterized.TestCase):
     config, lhs, rhs = pair
     config = dataclasses.replace(config, split_k=split_k)
     self.check(*self.make(lhs, rhs), config)
+
+  @parameterized.parameters(
+    (UPCAST, 1, "bf16", "mxfp4", 64),
+    (SMALL_M, 1, "mxfp8", "nvfp4", 1024),
+    (SWAPPED, 1, "f32", "nvfp4", 1024),
+    (SMALL_M, 3, "bf16", "mxfp4", 64),
+    (UPCAST, 3, "bf16", "mxfp8", 64),
+    (ACROSS, 1, "f32", "mxfp4", 1024),
+    (ACROSS, 2, "f32", "nvfp4", 64),
+  )
+  @pytest.mark.sample(3)
+  def test_kernels_that_read_m(self, config, split_k, lhs, rhs, planned_m):
+    config = dataclasses.replace(config, split_k=split_k)
+    is_across = config.block_n == ACROSS.block_n
+    lhs, rhs = self.make(lhs, rhs)
+    if is_across:
+      lhs = gpu_operands.make_operand(
+        self.rng, "f32", (1, self.M, self.N), integers=True
+      )
+    for sizes in (self.SIZES, (29, 0, 0, 0), (0, 0, 0, 1)):
+      self.check(
+        lhs,
+        rhs,
+        config,
+        sizes=sizes,
+        is_across=is_across,
+        planned_m=planned_m,
+      )
 
   @parameterized.parameters(
     (UPCAST, "mxfp8"), (SMALL_M, "mxfp4"), (NATIVE, "nvfp4")

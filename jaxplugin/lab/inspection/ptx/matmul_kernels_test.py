@@ -18,7 +18,9 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import ragged_suite
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
@@ -163,6 +165,56 @@ class DefaultConfigTest(Case):
       result, _ = product.run()
       exact, magnitude = contract.dot(*(x.exact for x in operands))
       bound = contract.truncated_bound(288) * magnitude
+      contract.assert_within(result, exact, bound, result.dtype)
+      kernels.update(product.launches)
+    self.assertLen(kernels, len(product.launches))
+
+  @parameterized.parameters(
+    ("sm_80", "mxfp8", "mxfp8", 96, False, 768, (1, 17, 4096)),
+    ("sm_90", "bf16", "nvfp4", 96, False, 768, (1, 17)),
+    ("sm_80", "f32", "mxfp4", 64, True, 192, (17,)),
+    ("sm_80", "bf16", "mxfp4", 1024, False, 16, (1, 16)),
+  )
+  def test_one_kernel_computes_groups_of_any_m(
+    self, architecture, lhs, rhs, k, is_across, planned, ms
+  ):
+    groups, n = 3, 32
+    kernels = set()
+    for m in ms:
+      weight = (k, n) if is_across else (n, k)
+      left, right = (
+        gpu_operands.make_operand(self.rng, format, shape)
+        for format, shape in ((lhs, (1, m, k)), (rhs, (groups, *weight)))
+      )
+      left, right = executed.dense(left), executed.dense(right)
+      sizes = np.array([m // 3, 0, m - m // 3 - m // 5], np.int32)
+      shape = gpu_operands.shape_of(
+        left, right, gpu_operands.Epilogue(), "f32", None
+      )
+      shape = ragged_plans.RaggedShape(
+        **vars(shape) | {"n": n}, groups=groups, is_across=is_across
+      )
+      config = ragged_plans.default_config(
+        dataclasses.replace(shape, m=planned, reads_m=True),
+        architectures.by_name(architecture),
+        core_count=executed.CORES[architecture],
+      )
+      product = executed.Product(
+        architecture=architecture,
+        shape=shape,
+        config=config,
+        arrays={
+          **gpu_operands.arrays_of(left, right, gpu_operands.Epilogue(), None),
+          "group_sizes": sizes,
+        },
+      ).with_planned_m(planned)
+      result, _ = product.run()
+      exact, magnitude = ragged_suite.oracle(
+        left.exact[0],
+        right.exact.swapaxes(1, 2) if is_across else right.exact,
+        sizes,
+      )
+      bound = contract.truncated_bound(k) * magnitude
       contract.assert_within(result, exact, bound, result.dtype)
       kernels.update(product.launches)
     self.assertLen(kernels, len(product.launches))
