@@ -30,6 +30,7 @@ from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import sites as sites_lib
+from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_runs
@@ -271,6 +272,10 @@ def _explain_matmul(
     decided = ragged_primitive.decide(
       eqn, target, operation.num_devices, for_export=for_export
     )
+  if for_export and (operation.is_local or operation.num_devices > 1):
+    error = exporting.symbolic_error([x.aval for x in eqn.invars])
+    if error is not None:
+      decided = dataclasses.replace(decided, decision=None, error=error)
   fields = _explain_decided(eqn, decided)
   fields["decision"] = products.with_notes(operation, decided.decision)
   return report.Explained(**products.place(operation), **fields)

@@ -69,9 +69,9 @@ def export(
   operations instead. docs/how_to/export.md has the custom calls, the releases
   that load them, and how shardings are exported.
 
-  On CPUs kernels accept symbolic m, n and batch. On GPUs, kernels of dots and
-  of `quantize` accept a symbolic m, and XLA operations compute other symbolic
-  sizes. Measured configs of CPU kernels are not exported.
+  On CPUs kernels accept symbolic m, n and batch. On GPUs, kernels of dots,
+  ragged dots and `quantize` accept a symbolic m, and XLA operations compute
+  other symbolic sizes. Measured configs of CPU kernels are not exported.
 
   Args:
     fn: a function, jitted or not.
@@ -90,8 +90,8 @@ def export(
     ValueError: If platforms are unknown, repeated or missing, or do not match
       the targets. Also if a GPU platform has neither a target nor a device.
     NotImplementedError: From the result, if a forced implementation does not
-      support a call. Also for automatic shardings (Auto axes) with symbolic
-      sizes or devices that are not attached.
+      support a call. Also for symbolic sizes on several devices, and for
+      automatic shardings (Auto axes) over devices that are not attached.
 
   See also `jp.explain(..., for_export=True)`.
 
@@ -275,14 +275,9 @@ def _listen(
   Raises:
     NotImplementedError: If sizes are symbolic.
   """
-  leaves = jax.tree.leaves((args, kwargs))
-  shapes = [x.shape for x in leaves if hasattr(x, "shape")]
-  if any(jax.export.is_symbolic_dim(d) for shape in shapes for d in shape):
-    raise NotImplementedError(
-      "export: sizes must be static if XLA's partitioner splits calls, got"
-      f" symbolic ones in {shapes}. Use Explicit mesh axes, split the call by"
-      " jax.shard_map, or export XLA operations by jax.export.export"
-    )
+  error = exporting.symbolic_error(jax.tree.leaves((args, kwargs)))
+  if error is not None:
+    raise NotImplementedError(f"export: {error}")
   current.begin("listening")
   traced = jitted.trace(*args, **kwargs)
   lowered = exports_private.lowered_with(traced, rules)

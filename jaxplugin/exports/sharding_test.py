@@ -148,16 +148,60 @@ class ShardedExportTest(ExportCase):
     ):
       jp.export(jp.block_scaled_dot)(spec, self.quantized((N, K)))
 
-  def test_symbolic_sizes_that_would_be_split_are_refused(self):
+  @parameterized.parameters(None, "auto", "explicit", "shard_map")
+  def test_symbolic_sizes_on_several_devices_are_refused(self, kind):
+    axis_type = AxisType.Explicit if kind == "explicit" else AxisType.Auto
+    mesh = jax.sharding.Mesh(self.mesh.devices, ("a", "b"), (axis_type,) * 2)
+    (m,) = jax.export.symbolic_shape("8*m")
+    sharding = None if kind is None else NamedSharding(mesh, P(("a", "b")))
+    x = jax.ShapeDtypeStruct((m, K), jnp.float32, sharding=sharding)
+    w = self.quantized((N, K), *(("a",) if kind is None else ()))
+    function = jp.linear
+    if kind == "shard_map":
+      spec = P(("a", "b"))
+      function = jax.shard_map(
+        jp.linear, mesh=mesh, in_specs=(spec, P()), out_specs=spec
+      )
+    elif kind == "explicit":
+      w = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P())), w)
+    message = r"must be static on several devices, got symbolic .*m, 256"
+    with self.assertRaisesRegex(NotImplementedError, message):
+      jp.export(function)(x, w)
+    (found,) = jp.explain(function, x, w, for_export=True)
+    self.assertRegex(found.error, message)
+
+  def test_symbolic_sizes_in_a_mesh_of_one_device(self):
+    mesh = jax.sharding.Mesh(self.mesh.devices[:1, :1], ("a", "b"))
     (m,) = jax.export.symbolic_shape("m")
-    x = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct((m, *x.shape[1:]), x.dtype),
-      self.quantized((M, K)),
+    w = jp.quantize(self.floats(N, K), "mxfp8")
+    function = jax.shard_map(
+      lambda x: jp.linear(x, w), mesh=mesh, in_specs=P("a"), out_specs=P("a")
     )
-    with self.assertRaisesRegex(
-      NotImplementedError, r"got symbolic .*\(m, 256"
-    ):
-      jp.export(jp.block_scaled_dot)(x, self.quantized((N, K), "a"))
+    x = jax.ShapeDtypeStruct((m, K), jnp.float32)
+    (found,) = jp.explain(function, x, for_export=True)
+    self.assertEqual(found.error, "")
+    exported = jp.export(function)(x)
+    loaded = jax.export.deserialize(exported.serialize())
+    x = self.floats(3, K)
+    np.testing.assert_array_equal(loaded.call(x), jax.jit(function)(x))
+
+  def test_devices_call_a_module_of_symbolic_size(self):
+    (m,) = jax.export.symbolic_shape("m")
+    w = self.quantized((N, K))
+    function = lambda x: jp.linear(x, w)
+    exported = jp.export(function)(jax.ShapeDtypeStruct((m, K), jnp.float32))
+    loaded = jax.export.deserialize(exported.serialize())
+    results = []
+    for of_device in (loaded.call, function):
+      spec = P(("a", "b"))
+      sharded = jax.shard_map(
+        of_device, mesh=self.mesh, in_specs=spec, out_specs=spec
+      )
+      for rows in (8, 24):
+        x = np.random.default_rng(rows).normal(size=(rows, K))
+        results.append(jax.jit(sharded)(jnp.asarray(x, jnp.float32)))
+    half = len(results) // 2
+    jax.tree.map(np.testing.assert_array_equal, results[:half], results[half:])
 
 
 @pytest.mark.full

@@ -48,8 +48,8 @@ class TracedOperation:
     trips: number of times that it runs in one run of the function; None inside
       a `while_loop`, whose trip count is unknown.
     is_conditional: whether it is in a branch of a `cond`, which may not run.
-    is_local: whether it is inside a `shard_map` over all axes of its mesh.
-      Sizes are then sizes of one device's arrays.
+    is_local: whether it is inside a `shard_map` over all axes of a mesh of
+      several devices. Sizes are then sizes of one device's arrays.
     num_devices: number of devices that arrays around it are sharded over, as
       far as known.
     scanned: which operands are a `scan`'s slices of its inputs.
@@ -158,12 +158,12 @@ def _inside(eqn: Any, around: _Around) -> _Around:
   if name == "shard_map":
     mesh = params["mesh"]
     manual = around.manual_axes | params["newly_manual_axes"]
-    is_local = manual == set(mesh.axis_names)
+    is_whole = manual == set(mesh.axis_names)
     return dataclasses.replace(
       around,
       manual_axes=manual,
-      is_local=is_local,
-      num_devices=1 if is_local else max(around.num_devices, mesh.size),
+      is_local=is_whole and mesh.size > 1,
+      num_devices=1 if is_whole else max(around.num_devices, mesh.size),
     )
   return around
 

@@ -104,6 +104,7 @@ def _impl(primitive, *args, **params):
 def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   module = lowering.module_of(ctx)
   lowering.require_shardy(who, module)
+  lowering.require_exportable(error_context.who(who), ctx)
   ranks.check()
   context = LoweringContext(
     module=module,

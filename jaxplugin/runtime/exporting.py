@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import Final
 from typing import Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
@@ -93,6 +95,22 @@ def going_on(export: Export) -> Iterator[Export]:
   """Makes `export` the current export."""
   with _current(export):
     yield export
+
+
+def symbolic_error(arrays: Sequence[Any]) -> str | None:
+  """Returns why `jp.export` refuses arrays on several devices, or None.
+
+  JAX 0.12 cannot compile a `shard_map` whose operations read a symbolic size.
+  """
+  shapes = [x.shape for x in arrays if hasattr(x, "shape")]
+  if not any(map(jax.export.is_symbolic_dim, itertools.chain(*shapes))):
+    return None
+  return (
+    f"sizes must be static on several devices, got symbolic ones in {shapes}."
+    " Export the function of one device, and call the loaded function inside a"
+    " jax.shard_map; or export XLA operations with Auto axes by"
+    " jax.export.export"
+  )
 
 
 def split(

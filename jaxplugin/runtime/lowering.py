@@ -126,6 +126,24 @@ def require_shardy(who: str, module: Module) -> None:
     )
 
 
+def require_exportable(who: str, ctx: Any) -> None:
+  """Raises NotImplementedError if `jp.export` cannot export a call.
+
+  Args:
+    who: the function that the error names.
+    ctx: the `LoweringRuleContext` of the call.
+  """
+  axis_context = ctx.module_context.axis_context
+  mesh = getattr(axis_context, "mesh", None)  # that of a shard_map
+  num_devices = getattr(axis_context, "num_devices", 1)
+  num_devices = num_devices if mesh is None else mesh.size
+  if exporting.current() is None or num_devices == 1:
+    return
+  error = exporting.symbolic_error(ctx.avals_in)
+  if error is not None:
+    raise NotImplementedError(f"{who}: {error}")
+
+
 def register_kernels(
   primitive: extend_core.Primitive, rule: Callable[..., Any]
 ) -> None:
