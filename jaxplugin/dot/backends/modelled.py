@@ -61,6 +61,8 @@ class Machine:
     cycles: cycles of one step of a tile, by (number of quantized sides, bits of
       the widest quantized value); the smallest count among the formats of a
       key.
+    cycles_of_rows: the same for two E4M3 sides with one scale for each row.
+      None if unknown.
   """
 
   matmul_flops: float
@@ -69,6 +71,7 @@ class Machine:
   clock_hz: float
   resident: int
   cycles: Mapping[tuple[int, int], int]
+  cycles_of_rows: int | None = None
 
 
 # sm_80: 265 TFLOP/s and 1.75 TB/s of an A100. XLA's dequantization was not
@@ -79,7 +82,8 @@ class Machine:
 # examples/benchmarks/results/gpu_h100_*.json. Rates are those of the peers
 # "bf16" (8192 x 8192 x 8192) and "copy". Dequantization is the difference of
 # "xla" and "bf16" with m = 1. Cycles follow from the times of "triton" with m =
-# 512 and 8192. The H200 is assumed to have the same shares.
+# 512 and 8192. The H200 is assumed to have the same shares. The unfused time of
+# sides with one scale for each row was not measured.
 MACHINES: Final[Mapping[tuple[int, int], Machine]] = {
   (8, 0): Machine(
     matmul_flops=265e12 / 108,
@@ -96,6 +100,7 @@ MACHINES: Final[Mapping[tuple[int, int], Machine]] = {
     clock_hz=1.755e9,
     resident=2,
     cycles={(1, 4): 1278, (1, 8): 1409, (2, 4): 1540, (2, 8): 2091},
+    cycles_of_rows=1265,
   ),
 }
 
@@ -147,6 +152,8 @@ def model(problem: problems.DotProblem, target: targets.Target) -> Times | None:
   quantized = [side.format for side in sides if side.format is not None]
   widths = {f.value_bits for f in quantized}
   cycles = machine.cycles.get((len(quantized), max(widths)))
+  if _scales_rows(problem):
+    cycles = machine.cycles_of_rows
   if cycles is None or not widths <= machine.dequantize_share.keys():
     return None
   tiles = problem.batch * problem.m / _TILE * -(-problem.n // _TILE)
@@ -178,9 +185,29 @@ def _is_modelled(problem: problems.DotProblem) -> bool:
       side.dtype == formats.BF16
       if side.format is None
       else side.scale_layout == "linear"
-      and _is_decoded(side.format, problem.fastest_precision)
+      and (
+        _scales_rows(problem)
+        or _is_decoded(side.format, problem.fastest_precision)
+      )
       for side in sides
     )
+  )
+
+
+def _scales_rows(problem: problems.DotProblem) -> bool:
+  """Returns whether both sides are E4M3 with one scale for each row.
+
+  The xla backend multiplies their codes in bf16, and the sums by the scales.
+  With precision="fastest", kernels multiply codes without decoding.
+  """
+  return not problem.fastest_precision and all(
+    side.format is not None
+    and side.format.values_dtype == formats.E4M3
+    and side.format.offset_dtype is None
+    and not side.format.scale_is_power_of_two
+    and problem.k is not None
+    and side.format.block_size >= problem.k
+    for side in (problem.lhs, problem.rhs)
   )
 
 
@@ -220,7 +247,11 @@ def _unfused_copies(
     if side.is_interleaved:  # another kernel deinterleaves it first
       seconds += values * 2 * bits / 8 / copies
     kernels += 1 + side.is_interleaved
-  if problem.global_scale != "none" or problem.has_epilogue:
+  if (
+    problem.global_scale != "none"
+    or problem.has_epilogue
+    or _scales_rows(problem)
+  ):
     a_result = 2 * _F32_BYTES + problem.out_dtype.itemsize
     seconds += problem.batch * problem.m * problem.n * a_result / copies
     kernels += 1

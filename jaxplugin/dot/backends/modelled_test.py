@@ -133,6 +133,30 @@ class ModelledTest(parameterized.TestCase):
     self.assertIsNone(modelled.model(fastest, H100))
     self.assertEqual(chosen(fastest, H100).implementation, "triton")
 
+  def test_rows_with_one_scale_are_converted_first(self):
+    # The median of gpu_h100_fastest.json, in microseconds.
+    row = formats.FP8_ROW.along(8192)
+    times = modelled.model(problem(row, row, 8192), H100)
+    self.assertBetween(times.fused * 1e6 / 2952, 0.95, 1.05)
+    # Codes are read and written in bf16, and the result is scaled.
+    num_bytes = 2 * 8192**2 * (1 + 1 / 8192 + 2)
+    unfused = num_bytes / (3.35e12 * 2.15 / 3.35) + 3 * 2.5e-6
+    unfused += 8192**2 * (4 + 4 + 2) / (3.35e12 * 2.94 / 3.35)
+    unfused += 2 * 8192**3 / 733e12
+    self.assertAlmostEqual(times.unfused / unfused, 1, places=6)
+    for lhs, rhs, m, fields, implementation in (
+      (row, row, 512, {}, "triton"),
+      (row, row, 1024, {}, "xla"),
+      (row, row, 8192, {}, "xla"),
+      (row, row, 8192, {"fastest_precision": True}, "triton"),
+      (None, row, 8192, {}, "triton"),
+      (formats.FP8_1X128, row, 8192, {}, "triton"),
+      (*(formats.INT8_ROW.along(8192),) * 2, 8192, {}, "triton"),
+    ):
+      with self.subTest(f"{lhs} x {rhs}", m=m, **fields):
+        decision = chosen(problem(lhs, rhs, m, **fields), H100)
+        self.assertEqual(decision.implementation, implementation)
+
   def test_attached_h100_is_modelled(self):
     device = types.SimpleNamespace(
       device_kind=targets.DEVICE_KINDS["h100"],
