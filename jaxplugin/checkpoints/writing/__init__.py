@@ -3,6 +3,5 @@
 """Writes checkpoints.
 
 `selection` decides which tensors are weights, and `weights` quantizes them.
-`shards` computes a file's offsets before any values. `staging` renames the
-result when it is complete on the disk.
+`staging` writes files, and renames the result when it is complete on the disk.
 """

@@ -27,7 +27,6 @@ from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints.writing import selection
-from jaxplugin.checkpoints.writing import shards
 from jaxplugin.checkpoints.writing import sources
 from jaxplugin.checkpoints.writing import staging
 from jaxplugin.checkpoints.writing import verification
@@ -297,7 +296,7 @@ def quantize(
     its = [by_name[tensor] for tensor in shard.tensors]
     metadata = found.metadata([(x.tensor.name, x.weight) for x in its])
     metadata = {**shard.metadata, **metadata}
-    to_write.append(shards.lay_out(name, its, metadata))
+    to_write.append(staging.lay_out(name, its, metadata))
   if dry_run:
     return result
   total = result.nbytes_before * (2 if verify else 1)
@@ -321,7 +320,7 @@ def _require_target(
 def _write(
   result: Quantized,
   source: sources.SourceCheckpoint,
-  to_write: Sequence[shards.Shard],
+  to_write: Sequence[staging.Shard],
   quantizer: weights.Quantizer,
   verify: bool,
   add: Callable[[int], None],
@@ -334,12 +333,12 @@ def _write(
     staging.Staging(_WHO, target, task) as place,
   ):
     paths = {x.name: place.folder / x.name for x in to_write}
-    left = [x for x in to_write if not shards.is_finished(paths[x.name], x)]
+    left = [x for x in to_write if not staging.is_finished(paths[x.name], x)]
     place.finished = len(to_write) - len(left)
     staging.require_space(_WHO, target, sum(x.size for x in left))
     for shard in to_write:
       if shard in left:
-        shards.write(paths[shard.name], shard, _pieces(shard, quantizer, add))
+        staging.write(paths[shard.name], shard, _pieces(shard, quantizer, add))
         place.finished += 1
       else:
         add(sum(x.tensor.nbytes for x in shard.decisions))
@@ -359,7 +358,7 @@ def _write(
 def _task(
   result: Quantized,
   source: sources.SourceCheckpoint,
-  to_write: Sequence[shards.Shard],
+  to_write: Sequence[staging.Shard],
 ) -> dict[str, Any]:
   """Returns a description that identifies the files to write."""
   folder = source.path if source.is_folder else source.path.parent
@@ -378,16 +377,18 @@ def _task(
 
 
 def _pieces(
-  shard: shards.Shard,
+  shard: staging.Shard,
   quantizer: weights.Quantizer,
   add: Callable[[int], None],
-) -> Iterator[shards.Piece]:
+) -> Iterator[staging.Piece]:
   for decision in shard.decisions:
     if decision.weight is None:
-      yield from shards.chunks(decision.tensor, _CHUNK_BYTES)
+      yield from staging.chunks(decision.tensor, _CHUNK_BYTES)
     else:
       array = quantizer.quantize(decision)
-      yield from weights.pieces(quantizer.layout, array, decision.tensor.name)
+      yield from staging.weight_pieces(
+        quantizer.layout, array, decision.tensor.name
+      )
       del array
     add(decision.tensor.nbytes)
 
@@ -396,7 +397,7 @@ def _write_rest(
   folder: pathlib.Path,
   result: Quantized,
   source: sources.SourceCheckpoint,
-  written: Sequence[shards.Shard],
+  written: Sequence[staging.Shard],
   layout: records.Layout,
 ) -> None:
   """Writes the index, copied files and configurations."""

@@ -20,7 +20,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints.writing import shards
+from jaxplugin.checkpoints.writing import staging
 from jaxplugin.testing import checkpoint_files as files
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import contract
@@ -616,10 +616,10 @@ class RefusedTest(Case):
 
   def test_finished_file_has_its_head_and_size(self):
     path = self.empty() / "x.safetensors"
-    shard = shards.Shard(
+    shard = staging.Shard(
       name=path.name, decisions=(), head=b"head", begins={}, size=6
     )
-    self.assertFalse(shards.is_finished(path, shard))
+    self.assertFalse(staging.is_finished(path, shard))
     for data, expected in (
       (b"head12", True),
       (b"heap12", False),
@@ -627,12 +627,12 @@ class RefusedTest(Case):
       (b"head123", False),
     ):
       path.write_bytes(data)
-      self.assertEqual(shards.is_finished(path, shard), expected, data)
+      self.assertEqual(staging.is_finished(path, shard), expected, data)
 
   def test_verify_sees_a_bit_that_differs(self):
     first, second = model()
     second["position_ids"] = np.arange(10_000)  # more than one chunk
-    write, source = shards.write, self.folder(shards=(first, second))
+    write, source = staging.write, self.folder(shards=(first, second))
     target = self.empty() / "out"
     names = [f"{BASE}.self_attn.k_proj.weight", "position_ids"]
 
@@ -654,7 +654,7 @@ class RefusedTest(Case):
         write(path, shard, changed())
 
       with (
-        mock.patch.object(shards, "write", spoilt),
+        mock.patch.object(staging, "write", spoilt),
         self.assertRaisesRegex(ERROR, "on the disk differs|it differs"),
       ):
         self.quantize(source, target=target, verify=True)

@@ -27,7 +27,6 @@ from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import selection
-from jaxplugin.checkpoints.writing import shards
 from jaxplugin.checkpoints.writing import sources
 from jaxplugin.checkpoints.writing import staging
 from jaxplugin.checkpoints.writing import weights
@@ -104,7 +103,7 @@ def save(
   if found.config is not None and not is_file:
     _require_one_format(written)
   metadata = found.metadata([(x.tensor.name, x.weight) for x in decisions])
-  shard = shards.lay_out(
+  shard = staging.lay_out(
     target.name if is_file else _FILE, decisions, {"format": "pt", **metadata}
   )
   total = sum(x.tensor.nbytes for x in decisions)
@@ -118,7 +117,7 @@ def save(
     task = {"save": secrets.token_hex()}
     with staging.Staging(_WHO, target, task) as place:
       file = place.folder / shard.name
-      shards.write(file, shard, _pieces(found, shard, leaves, add))
+      staging.write(file, shard, _pieces(found, shard, leaves, add))
       if not is_file:
         given = dict(config or {})
         given.pop(sources.QUANTIZATION, None)
@@ -292,19 +291,19 @@ def _require_one_format(written: Sequence[records.WeightToWrite]) -> None:
 
 def _pieces(
   layout: records.Layout,
-  shard: shards.Shard,
+  shard: staging.Shard,
   leaves: Mapping[str, Any],
   add: Callable[[int], None],
-) -> Iterator[shards.Piece]:
+) -> Iterator[staging.Piece]:
   """Yields the bytes of all tensors, an array at a time."""
   for decision in shard.decisions:
     name = decision.tensor.name
     leaf = leaves[name]
     if decision.weight is None:
-      yield shards.whole(name, leaf)
+      yield staging.whole(name, leaf)
     else:
       array = _linear(getattr(leaf, "array", leaf))
-      yield from weights.pieces(layout, array, name)
+      yield from staging.weight_pieces(layout, array, name)
     add(decision.tensor.nbytes)
 
 

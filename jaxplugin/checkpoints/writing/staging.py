@@ -1,31 +1,49 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a folder NAME.partial, and renames it to NAME when it is complete.
+"""Writes files to a folder NAME.partial, and renames it when it is complete.
 
-If a call ends early, finished files stay, and the same call continues.
+If a call ends early, finished files stay, and the same call continues. The
+offsets of a safetensors file are computed before any values. Tensors with the
+largest elements come first, as in the safetensors package, so each offset is a
+multiple of the element's size.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import BinaryIO
 from typing import Final
 
+import jax
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import selection
-from jaxplugin.checkpoints.writing import shards
 from jaxplugin.checkpoints.writing import sources
 
 _TASK: Final = ".jaxplugin-quantize.json"
+_ALIGNMENT: Final = 8
+# Errors of a file system that cannot preallocate.
+_NO_PREALLOCATION: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+# A tensor's name, an offset in the tensor, and uint8[...] bytes from there.
+Piece = tuple[str, int, np.ndarray]
 
 
 @contextlib.contextmanager
@@ -107,7 +125,6 @@ class Staging:
     except BaseException:
       # Without its task, the next call would refuse the folder.
       with contextlib.suppress(OSError):
-        _unfinished(self.folder / _TASK).unlink(missing_ok=True)
         self.folder.rmdir()
       os.close(self._descriptor)
       raise
@@ -133,11 +150,11 @@ class Staging:
   def finish(self, file: str | None = None) -> None:
     """Gives the target's name to the folder, or to one file in it."""
     for folder, _, _ in os.walk(self.folder):
-      shards.sync_folder(pathlib.Path(folder))
+      _sync_folder(pathlib.Path(folder))
     os.replace(
       self.folder if file is None else self.folder / file, self._target
     )
-    shards.sync_folder(self._target.parent)
+    _sync_folder(self._target.parent)
     if file is None:
       (self._target / _TASK).unlink()
     else:
@@ -158,13 +175,8 @@ def _unfinished(path: pathlib.Path) -> pathlib.Path:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
   """Writes a complete JSON file or nothing."""
-  unfinished = _unfinished(path)
-  with open(unfinished, "w", encoding="utf-8") as file:
-    json.dump(value, file, indent=2)
-    file.write("\n")
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(unfinished, path)
+  with _complete(path) as file:
+    file.write(f"{json.dumps(value, indent=2)}\n".encode())
 
 
 def write_configs(
@@ -211,3 +223,172 @@ def _lock(who: str, folder: pathlib.Path) -> int:
       f"{who}: another process writes {folder}; wait for it"
     ) from None
   return descriptor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+  """A file to write.
+
+  Attributes:
+    name: the file's name.
+    decisions: a decision for each tensor of the source's file of this name.
+    head: the header's size and the header.
+    begins: the offset of each tensor in the file.
+    size: bytes of the file.
+  """
+
+  name: str
+  decisions: tuple[records.TensorDecision, ...]
+  head: bytes
+  begins: Mapping[str, int]
+  size: int
+
+
+def lay_out(
+  name: str,
+  decisions: Iterable[records.TensorDecision],
+  metadata: Mapping[str, str],
+) -> Shard:
+  """Returns the layout of a file.
+
+  Raises:
+    CheckpointError: If its header is longer than readers accept.
+  """
+  decisions = tuple(decisions)
+  tensors: list[tuple[str, str, tuple[int, ...], int]] = []
+  for decision in decisions:
+    if decision.weight is None:
+      x = decision.tensor
+      tensors.append((x.name, x.type_name, x.logical_shape, x.nbytes))
+    for name_of_part, part in decision.parts.items():
+      type_name = safetensors_files.TYPE_NAMES[part.dtype]
+      nbytes = part.size * part.dtype.itemsize
+      tensors.append((name_of_part, type_name, part.shape, nbytes))
+  tensors.sort(key=lambda x: -_itemsize(x[1]))
+  header: dict[str, object] = {}
+  if metadata:
+    header[safetensors_files.METADATA] = dict(metadata)
+  begins: dict[str, int] = {}
+  end = 0
+  for tensor, type_name, shape, nbytes in tensors:
+    begins[tensor], end = end, end + nbytes
+    header[tensor] = {
+      "dtype": type_name,
+      "shape": list(shape),
+      "data_offsets": [begins[tensor], end],
+    }
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % _ALIGNMENT)
+  if len(text) > json_text.MAX_BYTES:
+    raise errors.CheckpointError(
+      f"{name}: its header must have at most {json_text.MAX_BYTES} bytes, got"
+      f" {len(text)}; split the file into several"
+    )
+  head = len(text).to_bytes(safetensors_files.SIZE_BYTES, "little") + text
+  return Shard(
+    name=name,
+    decisions=decisions,
+    head=head,
+    begins={tensor: len(head) + x for tensor, x in begins.items()},
+    size=len(head) + end,
+  )
+
+
+def _itemsize(type_name: str) -> int:
+  dtype = safetensors_files.DTYPES.get(type_name)
+  return dtype.itemsize if dtype is not None else 0
+
+
+def is_finished(path: pathlib.Path, shard: Shard) -> bool:
+  """Returns whether a file exists and has this head and size."""
+  try:
+    if path.stat().st_size != shard.size:
+      return False
+    with open(path, "rb") as file:
+      return file.read(len(shard.head)) == shard.head
+  except FileNotFoundError:
+    return False
+
+
+def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
+  """Writes a complete file or nothing.
+
+  Pieces have all bytes of the tensors, each once, in any order.
+
+  Raises:
+    OSError: If it cannot be written.
+  """
+  with _complete(path) as file:
+    _preallocate(file.fileno(), shard.size)
+    file.write(shard.head)
+    done = len(shard.head)
+    for name, start, data in pieces:
+      file.seek(shard.begins[name] + start)
+      file.write(data.data)
+      done += data.size
+    assert done == shard.size, (path, done, shard.size)
+  _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _complete(path: pathlib.Path) -> Iterator[BinaryIO]:
+  """Opens a temporary file, which gets the path when it is on the disk."""
+  unfinished = _unfinished(path)
+  try:
+    with open(unfinished, "wb") as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(unfinished, path)
+  except BaseException:
+    with contextlib.suppress(FileNotFoundError):
+      unfinished.unlink()
+    raise
+
+
+def _preallocate(descriptor: int, size: int) -> None:
+  """Reserves the file's bytes, so a full disk is an error before any work."""
+  if not hasattr(os, "posix_fallocate") or not size:
+    return
+  try:
+    os.posix_fallocate(descriptor, 0, size)
+  except OSError as error:
+    if error.errno not in _NO_PREALLOCATION:
+      raise
+
+
+def _sync_folder(path: pathlib.Path) -> None:
+  """Syncs a folder's entries to the disk, if the system supports it."""
+  if os.name != "posix":
+    return
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def whole(name: str, x: Any) -> Piece:
+  """Returns a tensor's bytes in one piece."""
+  data = np.ascontiguousarray(np.asarray(x)).reshape(-1)
+  return name, 0, data.view(np.uint8)
+
+
+def weight_pieces(
+  layout: records.Layout, array: scaled_array.ScaledArray, name: str
+) -> Iterator[Piece]:
+  """Yields the bytes of the tensors to write for a quantized weight."""
+  tensors = layout.tensors(name, jax.tree.map(np.asarray, array))
+  for part, x in tensors.items():
+    yield whole(part, x)
+
+
+def chunks(tensor: stored.StoredTensor, size: int) -> Iterable[Piece]:
+  """Yields a tensor's bytes in pieces."""
+  for start in range(0, tensor.nbytes, size):
+    count = min(size, tensor.nbytes - start)
+    yield (
+      tensor.name,
+      start,
+      safetensors_files.read_bytes(tensor, start, count),
+    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 from typing import Final
@@ -29,7 +28,6 @@ from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import numbers
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import shards
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
 
@@ -141,15 +139,6 @@ def parts(
   tensors = lambda x: collections.OrderedDict(layout.tensors(name, x))
   with jax.enable_x64(True):  # some layouts have 64-bit integers
     return jax.eval_shape(tensors, array)
-
-
-def pieces(
-  layout: records.Layout, array: scaled_array.ScaledArray, name: str
-) -> Iterator[shards.Piece]:
-  """Yields the bytes of the tensors to write for a quantized weight."""
-  tensors = layout.tensors(name, jax.tree.map(np.asarray, array))
-  for part, x in tensors.items():
-    yield shards.whole(part, x)
 
 
 @functools.lru_cache
