@@ -26,7 +26,6 @@ from typing import Final
 import numpy as np
 
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import stored
 from jaxplugin.core import formats
 
@@ -74,7 +73,7 @@ class Marks:
     self._layers: Mapping[str, Any] = {}
     text = source.metadata.get(METADATA)
     if text is not None:
-      layers = json_text.parse_object(f"{where} {METADATA}", text).get("layers")
+      layers = stored.parse_object(f"{where} {METADATA}", text).get("layers")
       if not isinstance(layers, dict):
         raise errors.CheckpointError(
           f"{where} {METADATA}: layers must be an object, got"
@@ -92,7 +91,7 @@ class Marks:
     tensor = self._tensors.get(f"{base}{SUFFIX}")
     if tensor is not None:
       where = f"{tensor.file}: {tensor.name!r}"
-      mark: Any = json_text.parse_object(where, bytes(tensor.read().data))
+      mark: Any = stored.parse_object(where, bytes(tensor.read().data))
     else:
       where = f"the header's {METADATA}"
       mark = self._in_header(base)

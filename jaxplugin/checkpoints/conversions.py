@@ -26,7 +26,6 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import packed_integers
-from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.core import formats
 
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
@@ -163,7 +162,7 @@ def from_compressed_tensors(
       who, weight_packed, weight_scale, shape, zeros
     )
   if given is None and is_scaled_by_floats(weight_packed, weight_scale):
-    return scale_shapes.assemble(
+    return assembly.assemble_scaled(
       *(who, weight_packed.dtype, weight_packed, weight_scale),
       zero_points=weight_zero_point,
     )
@@ -315,7 +314,7 @@ def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
   """
   who = "checkpoints.from_deepseek"
   if weight.dtype in _FP8 and assembly.is_float(scale):
-    return scale_shapes.assemble(who, weight.dtype, weight, scale)
+    return assembly.assemble_scaled(who, weight.dtype, weight, scale)
   format = deepseek_format(who, weight, scale)
   if not format.is_fp4:
     block = assembly.scale_block(weight, scale)

@@ -3,8 +3,8 @@
 """Checkpoint layouts: names, parts and configurations of each tool's weights.
 
 `LAYOUTS` at the end has a record for each layout. To add one, write its record
-and the functions that only this layout needs. `conversions.py`,
-`packed_integers.py` and `scale_shapes.py` compute with the arrays of a weight.
+and the functions that only this layout needs. `assembly.py`,
+`conversions.py` and `packed_integers.py` compute with the arrays of a weight.
 
 Sources of the written layouts: `hf_quant_config.json` and its conversion in
 NVIDIA Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16, MXFP4A16,
@@ -36,11 +36,9 @@ from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import comfyui_marks
 from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import gguf_blocks
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import names
 from jaxplugin.checkpoints import packed_integers
 from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.checkpoints import stored
 from jaxplugin.core import extents
 from jaxplugin.core import formats
@@ -497,7 +495,7 @@ def _read_packed_integers(
   convert = conversions.from_compressed_tensors
   return _entry(
     COMPRESSED_TENSORS,
-    scale_shapes.find_format(_WHO, dtype, shape, scale, zero_dtype),
+    assembly.find_scaled_format(_WHO, dtype, shape, scale, zero_dtype),
     lambda x, y, z: convert(x, y, weight_shape=shape, weight_zero_point=z),
     (words, scale, zeros),
     others=(size,),
@@ -674,7 +672,7 @@ def _recognize_torchao(
   if text is None or values.name != f"{prefix}qdata":
     return None
   where = f"{values.file}: metadata of {name!r}"
-  metadata = json_text.parse_object(where, text)
+  metadata = stored.parse_object(where, text)
   kind, data = metadata.get("_type"), metadata.get("_data")
   block_size = _TORCHAO_BLOCKS.get(kind) if isinstance(kind, str) else None
   if block_size is None:
@@ -979,14 +977,14 @@ def _recognize_float_scales(
         f" values, got {assembly.brief(zeros)} for {assembly.brief(values)} and"
         f" {assembly.brief(scale)}",
       )
-    format = scale_shapes.find_format(
+    format = assembly.find_scaled_format(
       *(_WHO, values.dtype, values.shape, scale),
       zero_dtype=None if zeros is None else zeros.dtype,
     )
     activation = f"{prefix}input_scale"
     entry = _entry(
       *(layout, format),
-      functools.partial(scale_shapes.assemble, _WHO, values.dtype),
+      functools.partial(assembly.assemble_scaled, _WHO, values.dtype),
       (values, scale, zeros),
       activation_scale=activation if activation in contents.tensors else None,
     )
@@ -1032,7 +1030,7 @@ def _recognize_words(
     convert = lambda x, y, z, _: packed_integers.from_awq(x, y, z)
   return _entry(
     layout,
-    scale_shapes.find_format(_WHO, formats.INT4, (n, k), across, zero_dtype),
+    assembly.find_scaled_format(_WHO, formats.INT4, (n, k), across, zero_dtype),
     convert,
     (words, scale, zeros, order),
     name=f"{base}{names.WEIGHT}",

@@ -24,7 +24,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import gguf_files
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import layouts
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import numbers as counting
@@ -604,7 +603,7 @@ def _config(folder: pathlib.Path) -> str:
   for file, key, words in _CONFIGS:
     path = folder / file
     if path.is_file():
-      section = json_text.read_object(path).get(key)
+      section = stored.read_object(path).get(key)
       if isinstance(section, dict):
         values = [f"{w} {section[w]}" for w in words if section.get(w)]
         found.append(

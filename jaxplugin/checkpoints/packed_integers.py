@@ -22,7 +22,6 @@ from jax import lax
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import scale_shapes
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 
@@ -101,7 +100,7 @@ def unpack(
     raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
   size = shape[-1] // 2 if dtype == formats.INT4 else shape[-1]
   values = bytes_of(words)[..., :size] ^ signs
-  return scale_shapes.assemble(who, dtype, values, scale, zero_points)
+  return assembly.assemble_scaled(who, dtype, values, scale, zero_points)
 
 
 def nibbles(words: Any) -> Any:
@@ -243,7 +242,7 @@ def from_awq(
   integers = _awq_nibbles(qweight).T
   values = (integers[:, ::2] | integers[:, 1::2] << 4) ^ NIBBLE_SIGNS
   zeros = zero_points_of(qzeros, is_awq=True)
-  return scale_shapes.assemble(who, formats.INT4, values, scales.T, zeros)
+  return assembly.assemble_scaled(who, formats.INT4, values, scales.T, zeros)
 
 
 def _awq_nibbles(words: Any) -> Any:

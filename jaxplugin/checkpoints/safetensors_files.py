@@ -27,7 +27,6 @@ import ml_dtypes
 import numpy as np
 
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import stored
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
@@ -80,15 +79,15 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
     if len(head) < SIZE_BYTES:
       raise errors.fault(path, f"a file has at least 8 bytes, got {len(head)}")
     length = int.from_bytes(head, "little")
-    limit = min(size - SIZE_BYTES, json_text.MAX_BYTES)
+    limit = min(size - SIZE_BYTES, stored.MAX_JSON_BYTES)
     if length > limit:
       raise errors.fault(
         path,
         f"the header's size must be at most {limit} (the size of the rest of"
-        f" the file, and {json_text.MAX_BYTES}), got {length}",
+        f" the file, and {stored.MAX_JSON_BYTES}), got {length}",
       )
     text = file.read(length)
-  header = json_text.parse_object(f"{path}: the header", text)
+  header = stored.parse_object(f"{path}: the header", text)
   metadata = header.pop(METADATA, {})
   if not _is_strings(metadata):
     raise errors.fault(path, f"{METADATA} must be an object of strings")
@@ -141,7 +140,7 @@ def read_weight_map(path: pathlib.Path) -> dict[str, str]:
     OSError: If it cannot be read.
     CheckpointError: If it breaks a rule, or does not name a tensor.
   """
-  weight_map: Any = json_text.read_object(path).get("weight_map")
+  weight_map: Any = stored.read_object(path).get("weight_map")
   if not _is_strings(weight_map):
     raise errors.fault(path, "weight_map must be an object of strings")
   if not weight_map:

@@ -14,8 +14,8 @@ import safetensors.numpy
 from absl.testing import parameterized
 
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
 from jaxplugin.testing import checkpoint_files as files
 
 CHANGES = 600
@@ -174,9 +174,9 @@ class RefusedTest(files.CheckpointTestCase):
     self.assertIn(str(path), str(caught.exception))
 
   def test_header_beyond_the_bound_is_refused_unread(self):
-    path = self.write(file_of("{}", length=json_text.MAX_BYTES + 1))
+    path = self.write(file_of("{}", length=stored.MAX_JSON_BYTES + 1))
     with open(path, "r+b") as file:
-      file.truncate(json_text.MAX_BYTES + 100)  # a sparse file
+      file.truncate(stored.MAX_JSON_BYTES + 100)  # a sparse file
     with self.assertRaisesRegex(errors.CheckpointError, "at most 100000000"):
       safetensors_files.open_file(path)
 
@@ -188,7 +188,7 @@ class RefusedTest(files.CheckpointTestCase):
   def test_header_of_very_many_parts_is_refused_unread(self, text):
     data = file_of(text(FEW_ITEMS + 1))
     path = self.write(data)
-    with mock.patch.object(json_text, "MAX_ITEMS", FEW_ITEMS):
+    with mock.patch.object(stored, "MAX_JSON_ITEMS", FEW_ITEMS):
       tracemalloc.start()
       self.addCleanup(tracemalloc.stop)
       with self.assertRaisesRegex(errors.CheckpointError, "at most 50000 obj"):
@@ -199,7 +199,7 @@ class RefusedTest(files.CheckpointTestCase):
   def test_signs_in_strings_are_no_parts(self):
     told = '[{"a": "b, c"}, \\\\]' * FEW_ITEMS
     path = self.write(file_of({**GOOD, "__metadata__": {"x": told}}, DATA))
-    with mock.patch.object(json_text, "MAX_ITEMS", FEW_ITEMS):
+    with mock.patch.object(stored, "MAX_JSON_ITEMS", FEW_ITEMS):
       source = safetensors_files.open_file(path)
     self.assertEqual(source.metadata["x"], told)
 

@@ -16,7 +16,6 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import loading
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
@@ -110,7 +109,7 @@ def open_source(who: str, path: pathlib.Path) -> SourceCheckpoint:
   config_file = files[0].parent / CONFIG
   config = None
   if config_file.is_file():
-    config = json_text.read_object(config_file)
+    config = stored.read_object(config_file)
   _require_plain(who, config_file, shards, config)
   copied, left = _other_files(path, {*shards, index.name if index else ""})
   return SourceCheckpoint(

@@ -30,7 +30,6 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import records
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
@@ -134,7 +133,7 @@ class Staging:
     _unfinished(task_file).unlink(missing_ok=True)
     wanted = json.loads(json.dumps(task))
     if task_file.is_file():
-      if json_text.read_object(task_file) == wanted:
+      if stored.read_object(task_file) == wanted:
         for path in self.folder.glob(".*.unfinished"):
           path.unlink()
         return
@@ -279,9 +278,9 @@ def lay_out(
     }
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-len(text) % _ALIGNMENT)
-  if len(text) > json_text.MAX_BYTES:
+  if len(text) > stored.MAX_JSON_BYTES:
     raise errors.CheckpointError(
-      f"{name}: its header must have at most {json_text.MAX_BYTES} bytes, got"
+      f"{name}: its header must have at most {stored.MAX_JSON_BYTES} bytes, got"
       f" {len(text)}; split the file into several"
     )
   head = len(text).to_bytes(safetensors_files.SIZE_BYTES, "little") + text

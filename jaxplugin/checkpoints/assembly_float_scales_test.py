@@ -12,7 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.checkpoints import scale_shapes
+from jaxplugin.checkpoints import assembly
 from jaxplugin.testing import checkpoint_files as files
 
 F8, E8, BF16, weight = files.F8, files.E8, files.BF16, files.weight
@@ -197,7 +197,7 @@ class ShapesTest(absltest.TestCase):
       (INT4, (N, 1024), scales(N, 1), "int4_row_float32"),
     ):
       with self.subTest(f"{dtype} {shape} {scale.shape} {scale.dtype}"):
-        found = scale_shapes.find_format("f", dtype, shape, scale)
+        found = assembly.find_scaled_format("f", dtype, shape, scale)
         self.assertEqual(str(found), name)
 
   def test_other_shapes_and_dtypes_are_an_error(self):
@@ -214,7 +214,7 @@ class ShapesTest(absltest.TestCase):
         self.subTest(f"{dtype} {shape} {scale.shape}"),
         self.assertRaisesRegex(TypeError, "f: scales must be floats"),
       ):
-        scale_shapes.find_format("f", dtype, shape, scale)
+        assembly.find_scaled_format("f", dtype, shape, scale)
 
   def test_traced_arrays_are_converted(self):
     convert = jp.checkpoints.from_compressed_tensors
