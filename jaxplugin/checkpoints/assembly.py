@@ -281,11 +281,17 @@ def viewed(x: Any, dtype: np.dtype) -> Any:
 
 
 def from_linear(
-  values: Any, scale: Any, second: GlobalScale
+  values: Any, scale: Any, second: GlobalScale, *, is_optional: bool = False
 ) -> scaled_array.ScaledArray:
-  """Returns a `ScaledArray` of values, linear scales and a global scale."""
+  """Returns a `ScaledArray` of values, linear scales and a global scale.
+
+  Unless it is optional, NVFP4 must have a global scale.
+  """
   format = find_format(second.who, values, scale)
-  require_known_global(second, format)
+  if is_optional:
+    require_no_global(second, format)
+  else:
+    require_known_global(second, format)
   axis = blocked_axis(values, scale)
   assert axis is not None  # they fit a format
   if is_float(scale):

@@ -537,8 +537,8 @@ def from_torchao(
   Args:
     qdata: FP4: uint8[..., n, k / 2], the low nibble first. FP8: f8e4m3fn or
       f8e5m2[..., n, k].
-    scale: NVFP4: f8e4m3fn. MX: f8e8m0fnu. [..., n, k / block], or swizzled in
-      any shape of as many bytes.
+    scale: NVFP4: f8e4m3fn, or same as in `from_modelopt`. MX: f8e8m0fnu. [...,
+      n, k / block], or swizzled in any shape of as many bytes.
     per_tensor_scale: NVFP4: f32[], f32[E, 1, 1] or None. MX: None.
     is_swizzled: the attribute `is_swizzled_scales`. The result then has
       scale_layout "swizzled_128x4".
@@ -566,15 +566,14 @@ def from_torchao(
     mxfp8 (32, 64)
   """
   who = "checkpoints.from_torchao"
-  format = torchao_format(who, qdata, scale, is_swizzled)
   name = "per_tensor_scale"
   second = assembly.GlobalScale(who, name, per_tensor_scale, global_scale_range)
+  if not is_swizzled:
+    return assembly.from_linear(qdata, scale, second, is_optional=True)
+  format = torchao_format(who, qdata, scale, is_swizzled)
   assembly.require_no_global(second, format)
-  if is_swizzled:
-    scale = scale.reshape(assembly.swizzled_shape(format, qdata))
-  return assembly.assemble(
-    format, qdata, scale, second, is_swizzled=is_swizzled
-  )
+  scale = scale.reshape(assembly.swizzled_shape(format, qdata))
+  return assembly.assemble(format, qdata, scale, second, is_swizzled=True)
 
 
 def torchao_format(

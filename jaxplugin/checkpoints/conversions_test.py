@@ -192,8 +192,8 @@ class ModeloptTest(parameterized.TestCase):
     g = np.float32(2.0**-12)
     for dtype in (np.float32, ml_dtypes.bfloat16, np.float16):
       wide = scale.astype(dtype)
-      for xp in (np, jnp):
-        array = M(values, xp.asarray(wide), g)
+      for convert, xp in itertools.product((M, T), (np, jnp)):
+        array = convert(values, xp.asarray(wide), g)
         np.testing.assert_array_equal(numbers_of(array), expected * g)
       wide[1, 2, 3] = 1.0625  # E4M3 has 1 and 1.125
       with self.assertRaisesRegex(
@@ -203,9 +203,9 @@ class ModeloptTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, "float32 must be concrete"):
       jax.jit(lambda x: M(values, x, g))(scale.astype(np.float32))
     codes = np.ascontiguousarray(scale[..., ::2])
-    array = M(values, codes, g)
     want = numbers * np.repeat(files.fp8(codes.view(np.uint8)), 32, -1) * g
-    np.testing.assert_array_equal(numbers_of(array), want)
+    for convert in (M, T):
+      np.testing.assert_array_equal(numbers_of(convert(values, codes, g)), want)
 
   def test_equal_parts_of_the_rows_have_a_global_scale_each(self):
     values, scale, expected = tensors("nvfp4")
