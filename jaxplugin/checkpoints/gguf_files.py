@@ -255,9 +255,8 @@ def _tensor(
     type_name=type_name,
     dtype=dtype,
     shape=stored_shape,
-    nbytes=nbytes,
     read=functools.partial(
-      _read, refusal, path, file_size, begin, nbytes, dtype, stored_shape
+      _read, refusal, path, file_size, begin, dtype, stored_shape
     ),
     begin=begin,
     values_shape=shape,

@@ -305,15 +305,14 @@ def _tensor(
         f"{name!r}: rows of {type_name} must be whole bytes, got shape {sizes}",
       )
     shape = (*shape[:-1], shape[-1] * bits // 8)
-  begin, nbytes = start + span[0], count // 8
+  begin = start + span[0]
   return stored.StoredTensor(
     file=str(path),
     name=name,
     type_name=type_name,
     dtype=dtype,
     shape=shape,
-    nbytes=nbytes,
-    read=functools.partial(mapped.read, begin, nbytes, dtype, shape),
+    read=functools.partial(mapped.read, begin, dtype, shape),
     begin=begin,
     values_shape=tuple(sizes),
   )

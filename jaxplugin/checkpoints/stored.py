@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import re
@@ -49,11 +50,14 @@ class StoredTensor:
   type_name: str
   dtype: np.dtype
   shape: tuple[int, ...]
-  nbytes: int
   read: Callable[[], np.ndarray]
   begin: int | None = None
   values_shape: tuple[int, ...] | None = None
   refusal: str = ""
+
+  @property
+  def nbytes(self) -> int:
+    return math.prod(self.shape) * self.dtype.itemsize
 
   @property
   def logical_shape(self) -> tuple[int, ...]:
@@ -134,10 +138,10 @@ class MappedFile:
     return np.asarray(mapped)
 
   def read(
-    self, begin: int, size: int, dtype: np.dtype, shape: tuple[int, ...]
+    self, begin: int, dtype: np.dtype, shape: tuple[int, ...]
   ) -> np.ndarray:
     """Returns a view of some bytes as an array."""
-    if not size:
+    if not (size := math.prod(shape) * dtype.itemsize):
       return np.zeros(shape, dtype)
     return self._bytes[begin : begin + size].view(dtype).reshape(shape)
 

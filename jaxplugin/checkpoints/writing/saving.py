@@ -106,7 +106,7 @@ def save(
   shard = staging.lay_out(
     target.name if is_file else _FILE, decisions, {"format": "pt", **metadata}
   )
-  total = sum(x.tensor.nbytes for x in decisions)
+  total = sum(x.nbytes for x in decisions)
   with (
     staging.writing(_WHO, target),
     printing.reporter(progress, total) as add,
@@ -232,7 +232,6 @@ def _tensor(target: pathlib.Path, name: str, x: Any) -> stored.StoredTensor:
     type_name=safetensors_files.TYPE_NAMES.get(dtype, ""),
     dtype=dtype,
     shape=tuple(x.shape),
-    nbytes=x.nbytes,
     read=lambda: np.asarray(x),
   )
 
@@ -304,7 +303,7 @@ def _pieces(
     else:
       array = _linear(getattr(leaf, "array", leaf))
       yield from staging.weight_pieces(layout, array, name)
-    add(decision.tensor.nbytes)
+    add(decision.nbytes)
 
 
 def _linear(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
