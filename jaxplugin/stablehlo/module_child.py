@@ -6,9 +6,7 @@ jaxlib's parsers abort on some malformed modules, after they corrupted memory.
 Each request is therefore handled in a new fork with limits. A crash of the fork
 is also a reply.
 
-A message in either direction is a line with a JSON object, and then as many
-bytes as the object's "size". The bytes of a request are the module. Its object
-has
+The bytes of a request (`child_process`) are the module. Its object has
 
   name, is_text         see `module_parsing.parse`
   cpu_s, memory_bytes, stack_bytes, out_bytes, wall_s
@@ -30,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import select
 import signal
@@ -50,34 +47,16 @@ if sys.platform != "win32":  # Windows has no `os.fork` either
 IDLE_S: Final = 60.0  # the process ends after this time without a request
 
 
-def write_message(file: IO[bytes], header: dict[str, Any], data: bytes) -> None:
-  """Writes one message."""
-  line = json.dumps({**header, "size": len(data)})
-  file.write(f"{line}\n".encode())
-  file.write(data)
-  file.flush()
-
-
-def read_message(file: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-  """Reads one message; None at the end of the file."""
-  line = file.readline()
-  if not line.endswith(b"\n"):
-    return None
-  header = json.loads(line)
-  data = file.read(header["size"])
-  return None if len(data) < header["size"] else (header, data)
-
-
 def serve() -> None:
   """Answers requests on standard input until it ends."""
   requests, replies = child_process.take_streams()
   context = jaxlib_private.make_ir_context()
   gc.disable()  # so that forks share memory that nothing writes to
   while select.select([requests], [], [], IDLE_S)[0]:
-    request = read_message(requests)
+    request = child_process.read_message(requests)
     if request is None:
       return
-    write_message(replies, *_serve(context, requests, *request))
+    child_process.write_message(replies, *_serve(context, requests, *request))
 
 
 def _serve(
@@ -106,21 +85,18 @@ def _serve(
       sys.exit()
     file.seek(0)
     with contextlib.suppress(ValueError, TypeError, KeyError):
-      reply = None if status else read_message(file)
+      reply = None if status else child_process.read_message(file)
       if reply is not None:
         return reply
-    return {"died": died or _ending(status)}, b""
+    status = os.waitstatus_to_exitcode(status)
+    ending = _ENDINGS.get(status) or child_process.ending(status)
+    return {"died": died or ending}, b""
 
 
-def _ending(status: int) -> str:
-  if os.WIFSIGNALED(status):
-    number = os.WTERMSIG(status)
-    if number == signal.SIGXCPU:
-      return "exceeded its CPU time"
-    if number == signal.SIGXFSZ:
-      return "returned too much text"
-    return f"ended by {signal.Signals(number).name}"
-  return f"ended with status {os.waitstatus_to_exitcode(status)}"
+_ENDINGS: Final = {
+  -signal.SIGXCPU: "exceeded its CPU time",
+  -signal.SIGXFSZ: "returned too much text",
+}
 
 
 def _answer(
@@ -141,7 +117,7 @@ def _answer(
     except Exception as error:  # the bindings raise any type of exception
       why = f"{request['name']}: malformed: {error!r}"
       reply, text = {"error": why}, b""
-    write_message(file, reply, text)
+    child_process.write_message(file, reply, text)
     status = 0
   finally:
     os._exit(status)  # no destructors, because objects may be corrupt

@@ -11,11 +11,8 @@ idle.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import os
-import select
-import subprocess
 import threading
 from typing import Any
 from typing import Final
@@ -94,15 +91,7 @@ def checked(data: str | bytes, name: str) -> str | bytes:
   return data if header["is_text"] else text.decode()
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Child:
-  """The child process, and the id of the process that started it."""
-
-  process: subprocess.Popen[bytes]
-  owner: int
-
-
-_child: _Child | None = None
+_child: child_process.Child | None = None
 _lock = threading.Lock()
 
 
@@ -111,25 +100,18 @@ def _ask(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
   global _child
   with _lock:
     for _ in range(2):  # a second try if the idle child has just ended
-      if _child is None or _child.owner != os.getpid():
+      if _child is None or not _child.is_own:
         _child = _start()
-      stdin, stdout = _child.process.stdin, _child.process.stdout
-      assert stdin is not None and stdout is not None
-      reply = None
       try:
-        with contextlib.suppress(BrokenPipeError):
-          module_child.write_message(stdin, request, data)
-          wait_s = request["wall_s"] + _START_S
-          if not select.select([stdout], [], [], wait_s)[0]:
-            stop()
-            return {"died": "does not reply"}, b""
-          reply = module_child.read_message(stdout)
+        _child.send(request, data, seconds=request["wall_s"] + _START_S)
+        return _child.receive()
+      except child_process.ChildError as error:
+        stop()
+        if error.kind == "hang":
+          return {"died": "does not reply"}, b""
       except BaseException:
         stop()  # the pipes may hold a part of a message
         raise
-      if reply is not None:
-        return reply
-      stop()
   return {"died": "cannot be reached"}, b""
 
 
@@ -137,16 +119,14 @@ def stop() -> None:
   """Ends the child, if there is one."""
   global _child
   child, _child = _child, None
-  # A fork of this process must not end it.
-  if child is not None and child.owner == os.getpid():
-    child_process.stop(child.process)
+  if child is not None:
+    child.stop()
 
 
-def _start() -> _Child:
-  process = child_process.start(
-    module_child.__name__, (), {"OPENBLAS_NUM_THREADS": "1"}
+def _start() -> child_process.Child:
+  return child_process.Child(
+    module_child.__name__, environment={"OPENBLAS_NUM_THREADS": "1"}
   )
-  return _Child(process=process, owner=os.getpid())
 
 
 atexit.register(stop)

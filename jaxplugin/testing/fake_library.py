@@ -59,5 +59,4 @@ class FakeLibrary:
     return worker.Prepared(run=run, result=result, weights=weights)
 
 
-if __name__ == "__main__":
-  worker.serve(FakeLibrary)
+LIBRARY: Final = FakeLibrary

@@ -231,5 +231,4 @@ class _Tensors:
     self._c.ggml_free(self.context)
 
 
-if __name__ == "__main__":
-  worker.serve(Ggml)
+LIBRARY: Final = Ggml

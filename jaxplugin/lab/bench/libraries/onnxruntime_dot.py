@@ -104,5 +104,4 @@ class OnnxRuntime:
     return model.SerializeToString()
 
 
-if __name__ == "__main__":
-  worker.serve(OnnxRuntime)
+LIBRARY: Final = OnnxRuntime

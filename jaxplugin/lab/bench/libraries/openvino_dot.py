@@ -124,5 +124,4 @@ def _integers(ov: Any, opset: Any, type_: str, rhs: np.ndarray) -> Any:
   return weights, [codes, zeros], product
 
 
-if __name__ == "__main__":
-  worker.serve(OpenVino)
+LIBRARY: Final = OpenVino

@@ -9,14 +9,11 @@ variants.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-import json
+import os
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -35,6 +32,8 @@ from jaxplugin.lab.bench.libraries import worker
 from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
+from jaxplugin.runtime import child_process
+from jaxplugin.runtime import job_child
 
 _MODULES: Final[dict[str, Any]] = {
   "ggml": ggml_dot,
@@ -65,18 +64,15 @@ def missing(name: str) -> str:
 class Process:
   """A library in a separate process."""
 
-  def __init__(self, command: Sequence[str]):
+  def __init__(self, module: str, threads: int):
     self.has_ended = False
+    self._library = {"library": module, "threads": threads}
     # Not a `with` statement, because `close` ends the process.
     self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-    self._process = subprocess.Popen(
-      command,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=self._errors,
-      text=True,
+    self._child = child_process.Child(
+      job_child.__name__, str(os.getpid()), errors=self._errors
     )
-    self._answer()
+    self._receive()
 
   def ask(self, **request: Any) -> dict[str, Any]:
     """Returns the answer to a request.
@@ -84,32 +80,35 @@ class Process:
     Raises:
       RuntimeError: If the library raised an error, or the process ended.
     """
-    self._process.send_signal(signal.SIGCONT)
-    assert self._process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # `_answer` says why it ended
-      self._process.stdin.write(json.dumps(request) + "\n")
-      self._process.stdin.flush()
-    return self._answer()
+    self._child.process.send_signal(signal.SIGCONT)
+    self._child.send(
+      {
+        "function": f"{worker.__name__}:{worker.answer.__name__}",
+        "argument": {**self._library, **request},
+        "memory_bytes": 0,
+      }
+    )
+    message = self._receive()
+    if "failed" in message:
+      raise RuntimeError(message["reason"])
+    value: dict[str, Any] = message["value"]
+    return value
 
-  def _answer(self) -> dict[str, Any]:
-    assert self._process.stdout is not None
-    line = self._process.stdout.readline()
-    self._process.send_signal(signal.SIGSTOP)
-    if not line:
+  def _receive(self) -> dict[str, Any]:
+    try:
+      message, _ = self._child.receive()
+    except child_process.ChildError:
       self.has_ended = True
       self._errors.seek(0)
       printed = self._errors.read().decode(errors="replace")
       raise RuntimeError(
         f"its process ended: {printed[-_SHOWN_CHARACTERS:].strip()}"
-      )
-    answer = json.loads(line)
-    if "problem" in answer:
-      raise RuntimeError(answer["problem"])
-    return answer
+      ) from None
+    self._child.process.send_signal(signal.SIGSTOP)
+    return message
 
   def close(self) -> None:
-    self._process.kill()
-    self._process.communicate()
+    self._child.stop()
     self._errors.close()
 
 
@@ -212,8 +211,7 @@ class Processes:
       self._processes.pop(name).close()
     if name not in self._processes:
       module = _MODULES[name].__name__
-      command = [sys.executable, "-m", module, str(self._threads)]
-      self._processes[name] = Process(command)
+      self._processes[name] = Process(module, self._threads)
     return self._processes[name]
 
 

@@ -57,8 +57,8 @@ class LibrariesTest(parameterized.TestCase):
     cls.started = []
     start = processes.Process
 
-    def recorded(command):
-      cls.started.append(start(command))
+    def recorded(*arguments):
+      cls.started.append(start(*arguments))
       return cls.started[-1]
 
     cls.enterClassContext(
@@ -126,7 +126,7 @@ class LibrariesTest(parameterized.TestCase):
     self.assertLen(self.started, 3)
 
   def test_processes_rest_between_requests(self):
-    pid = self.started[-1]._process.pid
+    pid = self.started[-1]._child.process.pid
     state = pathlib.Path(f"/proc/{pid}/stat")
     if not state.exists():
       self.skipTest("needs /proc")

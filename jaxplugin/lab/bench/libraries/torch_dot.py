@@ -83,5 +83,4 @@ class Torch:
     return weights.float().numpy(), weights.clone, torch.nn.functional.linear
 
 
-if __name__ == "__main__":
-  worker.serve(Torch)
+LIBRARY: Final = Torch

@@ -2,16 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the dots of one library, in a separate process.
 
-`processes` starts the process, sends a request on each line of stdin, and
-reads a line of stdout for each answer. A module with a library calls `serve`.
+`processes` starts the process, and sends requests to `answer`. A module with a
+library has the constant `LIBRARY`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import sys
+import functools
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,6 @@ import numpy as np
 
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench.peers import verification
-from jaxplugin.runtime import child_process
 
 BLOCK: Final = 32  # number of weights that share a scale
 
@@ -98,25 +96,15 @@ def packed(codes: np.ndarray) -> np.ndarray:
   return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
-def serve(make: Callable[[int], Library]) -> None:
-  """Answers requests until stdin ends. argv[1] is the number of threads."""
-  child_process.end_with_parent(os.getppid())
-  answers = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)  # libraries may print
+def answer(request: dict[str, Any], tell: Callable[[Any], None]) -> Any:
+  """Prepares or times a dot. A job of `job_child`."""
+  del tell
+  return _dots(request["library"], request["threads"]).handle(request)
 
-  def answer(function: Callable[..., Any], *arguments: Any) -> Any:
-    result = None
-    try:
-      result = function(*arguments)
-      line = {} if isinstance(result, _Dots) else result
-    except Exception as error:  # the parent reports any error of a library
-      line = {"problem": f"{type(error).__name__}: {error}"}
-    print(json.dumps(line), file=answers, flush=True)
-    return result
 
-  dots = answer(lambda: _Dots(make(int(sys.argv[1]))))
-  for line in sys.stdin:
-    answer(dots.handle, json.loads(line))
+@functools.cache
+def _dots(library: str, threads: int) -> _Dots:
+  return _Dots(importlib.import_module(library).LIBRARY(threads))
 
 
 class _Dots:

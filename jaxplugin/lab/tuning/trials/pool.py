@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
-import select
-import signal
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -29,16 +25,12 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
-from jaxplugin.lab.tuning.trials import worker
 from jaxplugin.runtime import child_process
+from jaxplugin.runtime import job_child
 
 Kind = Literal["done", "error", "unstable", "wrong", "crash", "hang", "memory"]
 
-_START_SECONDS: Final = 180.0  # imports are slow on a busy machine
-_LOOK_SECONDS: Final = 0.1  # how often memory and deadlines are checked
-_READ_BYTES: Final = 1 << 20
 _NICENESS: Final = 10
-_GB: Final = 1e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,14 +83,6 @@ def tried(job: Job, run: Callable[[Job], JobOutcome]) -> JobOutcome:
   return dataclasses.replace(again, kind="unstable", reason=reason)
 
 
-class _JobError(Exception):
-  """Ends a job. The message has the reason."""
-
-  def __init__(self, kind: Kind, reason: str):
-    super().__init__(reason)
-    self.kind: Kind = kind
-
-
 class _Process:
   """A child process that runs one job after the other."""
 
@@ -110,105 +94,52 @@ class _Process:
     environment: Mapping[str, str],
   ):
     self._memory_bytes, self._is_fenced = memory_bytes, is_fenced
-    self._child = child_process.start(
-      worker.__name__, (str(os.getpid()), *modules), environment
+    self._child = child_process.Child(
+      job_child.__name__, str(os.getpid()), *modules, environment=environment
     )
-    self._left = b""
     self._is_ready = False
 
   def run(self, job: Job) -> JobOutcome:
     notes: list[Any] = []
-    try:
-      if not self._is_ready:
-        self._receive(time.monotonic(), _START_SECONDS, None)
-        self._is_ready = True
-      start, resident = time.monotonic(), _resident(self._child.pid)
-      self._send(job)
-      while True:
-        message = self._receive(start, job.seconds, resident)
-        if "value" in message:
-          return JobOutcome(
-            kind="done", value=message["value"], notes=tuple(notes)
-          )
-        if "failed" in message:
-          raise _JobError(message["failed"], message["reason"])
-        notes.append(message["note"])
-    except _JobError as error:
-      if error.kind in ("crash", "hang", "memory"):
-        self.stop()  # the process may not release its memory
-      return JobOutcome(kind=error.kind, reason=str(error), notes=tuple(notes))
 
-  def _send(self, job: Job) -> None:
+    def outcome(kind: Kind, **fields: Any) -> JobOutcome:
+      if kind in ("crash", "hang", "memory"):
+        self.stop()  # the process may not release its memory
+      return JobOutcome(kind=kind, notes=tuple(notes), **fields)
+
     request = {
       "function": job.function,
       "argument": job.argument,
       "memory_bytes": self._memory_bytes if self._is_fenced else 0,
     }
-    # `_receive` detects that the process has ended.
-    with contextlib.suppress(BrokenPipeError):
-      assert self._child.stdin is not None
-      self._child.stdin.write(json.dumps(request).encode() + b"\n")
-      self._child.stdin.flush()
-
-  def _receive(
-    self, start: float, seconds: float, resident: int | None
-  ) -> dict[str, Any]:
-    """Returns the next message.
-
-    Raises:
-      _JobError: If the process has ended, exceeds the time limit or, unless
-        `resident` is None, has grown by more than the memory limit.
-    """
-    assert self._child.stdout is not None
-    while True:
-      # Checks the limits even if notes arrive all the time.
-      if time.monotonic() > start + seconds:
-        raise _JobError("hang", f"no answer in {seconds:g} s")
-      if resident is not None:
-        used = _resident(self._child.pid) - resident
-        if used > self._memory_bytes:
-          most = self._memory_bytes / _GB
-          raise _JobError("memory", f"takes more than {most:.3g} GB")
-      line, newline, rest = self._left.partition(b"\n")
-      if newline:
-        self._left = rest
-        message: dict[str, Any] = json.loads(line)
-        return message
-      if select.select([self._child.stdout], [], [], _LOOK_SECONDS)[0]:
-        data = os.read(self._child.stdout.fileno(), _READ_BYTES)
-        if not data:
-          raise _JobError("crash", self._ended())
-        self._left += data
-
-  def _ended(self) -> str:
-    """Returns how the process has ended."""
-    self.stop()
-    status = self._child.returncode
-    if status < 0:
-      return f"the process was ended by {signal.Signals(-status).name}"
-    return f"the process ended with status {status}"
+    try:
+      if not self._is_ready:
+        self._child.receive()
+        self._is_ready = True
+      self._child.send(
+        request, seconds=job.seconds, memory_bytes=self._memory_bytes
+      )
+      while True:
+        message, _ = self._child.receive()
+        if "value" in message:
+          return outcome("done", value=message["value"])
+        if "failed" in message:
+          return outcome(message["failed"], reason=message["reason"])
+        notes.append(message["note"])
+    except child_process.ChildError as error:
+      return outcome(error.kind, reason=str(error))
 
   @property
   def has_ended(self) -> bool:
-    return self._child.poll() is not None
+    return self._child.process.poll() is not None
 
   def yield_to_others(self) -> None:
     """Lowers the priority, if the system supports it."""
     with contextlib.suppress(AttributeError, OSError):
-      os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICENESS)
+      os.setpriority(os.PRIO_PROCESS, self._child.process.pid, _NICENESS)
 
   def stop(self) -> None:
-    child_process.stop(self._child)
-
-
-def _resident(pid: int) -> int:
-  """Returns the resident bytes of a process; 0 if the system has no /proc."""
-  try:
-    with open(f"/proc/{pid}/statm") as file:
-      pages = int(file.read().split()[1])
-  except (OSError, IndexError):
-    return 0
-  return pages * os.sysconf("SC_PAGE_SIZE")
+    self._child.stop()
 
 
 class Pool:

@@ -1,17 +1,17 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The child process of `pool`, which runs jobs.
+"""A child process that runs jobs.
 
-The worker itself does not import JAX. Jobs, and the modules passed to `serve`,
-may import JAX. A message in either direction is a line of JSON. After its
-imports, the worker sends {"ready": true}. A request has
+The process itself does not import JAX. Jobs, and the modules passed to `serve`,
+may import JAX. After its imports, the process sends {"ready": true}. A request
+(`child_process`) has
 
   function          "package.module:function". The function is passed the
                     argument, and a function that sends a note.
   argument          any JSON
   memory_bytes      limit on additional address space; 0 for no limit
 
-The worker replies with any number of {"note": ...}, then with either of
+The process replies with any number of {"note": ...}, then with either of
 
   value             result of the function
   failed, reason    the error's attribute `kind`, "memory" or "error", and the
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import sys
@@ -54,9 +53,9 @@ def serve(parent_id: str, *modules: str) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   for module in modules:
     importlib.import_module(module)
-  _write(replies, {"ready": True})
-  for line in requests:
-    _write(replies, _answer(json.loads(line), replies))
+  child_process.write_message(replies, {"ready": True})
+  while (message := child_process.read_message(requests)) is not None:
+    child_process.write_message(replies, _answer(message[0], replies))
 
 
 def _watch(parent: int) -> None:
@@ -65,18 +64,14 @@ def _watch(parent: int) -> None:
   os._exit(1)
 
 
-def _write(file: IO[bytes], message: dict[str, Any]) -> None:
-  file.write(json.dumps(message).encode() + b"\n")
-  file.flush()
-
-
 def _answer(request: dict[str, Any], replies: IO[bytes]) -> dict[str, Any]:
   module, _, name = request["function"].partition(":")
   try:
     function = getattr(importlib.import_module(module), name)
     with _limited(request["memory_bytes"]):
       value = function(
-        request["argument"], lambda note: _write(replies, {"note": note})
+        request["argument"],
+        lambda note: child_process.write_message(replies, {"note": note}),
       )
     return {"value": value}
   except MemoryError as error:
