@@ -125,7 +125,10 @@ def explain(
   for sharding in shardings:
     axis_sizes |= dict(getattr(getattr(sharding, "mesh", None), "shape", {}))
   explain_quantization = functools.partial(
-    _explain_quantization, target=target, axis_sizes=axis_sizes
+    _explain_quantization,
+    target=target,
+    axis_sizes=axis_sizes,
+    for_export=for_export,
   )
   operations = program.operations(jaxpr.jaxpr, num_devices)
   dots, quantizations, others = [], [], []
@@ -272,13 +275,19 @@ def _explain_matmul(
     decided = ragged_primitive.decide(
       eqn, target, operation.num_devices, for_export=for_export
     )
-  if for_export and (operation.is_local or operation.num_devices > 1):
-    error = exporting.symbolic_error([x.aval for x in eqn.invars])
-    if error is not None:
-      decided = dataclasses.replace(decided, decision=None, error=error)
+  error = _export_error(operation) if for_export else None
+  if error is not None:
+    decided = dataclasses.replace(decided, decision=None, error=error)
   fields = _explain_decided(eqn, decided)
   fields["decision"] = products.with_notes(operation, decided.decision)
   return report.Explained(**products.place(operation), **fields)
+
+
+def _export_error(operation: program.TracedOperation) -> str | None:
+  """Returns why `jp.export` refuses an operation, or None."""
+  if not operation.is_local and operation.num_devices == 1:
+    return None
+  return exporting.symbolic_error([x.aval for x in operation.eqn.invars])
 
 
 def _explain_decided(eqn: Any, decided: choice.Decided) -> dict[str, Any]:
@@ -299,6 +308,7 @@ def _explain_quantization(
   operation: program.TracedOperation,
   target: targets.Target | None,
   axis_sizes: Mapping[str, int],
+  for_export: bool,
 ) -> report.ExplainedQuantization:
   eqn = operation.eqn
   target = targets.requested(
@@ -317,14 +327,20 @@ def _explain_quantization(
   else:
     is_single = len(problem.blockings) == 1
     name = "quantize" if is_single else "quantize_both"
-  found = quantization_split.explained(
-    problem, module, target, eqn.params["overlay"], axis_sizes
-  )
-  return report.ExplainedQuantization(
+  explained = functools.partial(
+    report.ExplainedQuantization,
     **products.place(operation),
     operation=name,
     description=str(problem),
     target=target,
+  )
+  error = _export_error(operation) if for_export else None
+  if error is not None:
+    return explained(implementation="none", reason=error)
+  found = quantization_split.explained(
+    problem, module, target, eqn.params["overlay"], axis_sizes
+  )
+  return explained(
     implementation=found.implementation,
     reason=found.reason,
     decisions=found.decisions,

@@ -109,7 +109,7 @@ class ExplainedQuantization(Place):
     description: source and result in words.
     target: the device of the decision.
     implementation: "cpu", "triton" or "xla" (operations); for "quantize_both"
-      one for each axis if they differ.
+      one for each axis if they differ. "none" if `jp.export` refuses it.
     reason: why no kernel supports it; "" if one does.
     decisions: the decisions that lowering follows, with every refusal; one for
       each axis if no kernel supports both.

@@ -29,6 +29,10 @@ TRITON = triton_calls.FFI_CALL.name
 HAS_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
 
 calls_in = reading.calls_in
+needs_gpu_compiler = absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
 
 
 def operands(format=jp.MXFP8, m=3, n=5, k=64):
@@ -79,10 +83,7 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(calls_in(exported), expected)
 
   @pytest.mark.lab
-  @absltest.skipIf(
-    importlib.util.find_spec("jax_cuda13_plugin") is None,
-    "jax-cuda13-plugin is not installed",
-  )
+  @needs_gpu_compiler
   @parameterized.parameters(0, 1)
   def test_gpu_kernels_read_a_symbolic_m(self, axis):
     self.require_triton({TRITON: 1})
@@ -114,10 +115,7 @@ class ExportTest(parameterized.TestCase):
       self.assertNotIn("conditional", hlo)
 
   @pytest.mark.lab
-  @absltest.skipIf(
-    importlib.util.find_spec("jax_cuda13_plugin") is None,
-    "jax-cuda13-plugin is not installed",
-  )
+  @needs_gpu_compiler
   def test_gpu_kernels_of_groups_read_a_symbolic_m(self):
     self.require_triton({TRITON: 1})
     weights = jp.quantize(jnp.ones((2, 64, 64)), jp.MXFP8)
@@ -137,6 +135,29 @@ class ExportTest(parameterized.TestCase):
       self.assertIn(f"f32[{rows},64]", hlo)
       self.assertEqual(hlo.count(f'custom_call_target="{TRITON}"'), 1)
       self.assertNotIn("conditional", hlo)
+
+  @pytest.mark.lab
+  @needs_gpu_compiler
+  def test_gpus_call_a_module_of_symbolic_m(self):
+    self.require_triton({TRITON: 1})
+    (_, w), (m,) = operands(n=256), jax.export.symbolic_shape("m")
+    exported = jp.export(lambda x: jp.linear(x, w), target=H100)(
+      jax.ShapeDtypeStruct((m, 64), jnp.bfloat16)
+    )
+    loaded = jax.export.deserialize(exported.serialize())
+    mesh = deviceless.mesh(H100, (8,), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    sharded = jax.shard_map(
+      loaded.call, mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    for rows in (1, 17, 4096):
+      x = jax.ShapeDtypeStruct((8 * rows, 64), jnp.bfloat16, sharding=sharding)
+      hlo = deviceless.compile(sharded, x, target=H100, mesh=mesh).as_text()
+      self.assertIn(f"bf16[1,{rows},256]", hlo)
+      self.assertEqual(hlo.count(f'custom_call_target="{TRITON}"'), 1)
+      self.assertNotIn("conditional", hlo)
+      self.assertNotIn("all-", hlo)
 
   @parameterized.parameters(
     ("m, 64", "64", "m <= 16: kernels: block_scaled_ragged_small_m_bf16"),

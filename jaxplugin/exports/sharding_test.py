@@ -170,6 +170,17 @@ class ShardedExportTest(ExportCase):
     (found,) = jp.explain(function, x, w, for_export=True)
     self.assertRegex(found.error, message)
 
+  def test_symbolic_quantize_on_several_devices_is_refused(self):
+    (m,) = jax.export.symbolic_shape("8*m")
+    sharding = NamedSharding(self.mesh, P(("a", "b")))
+    x = jax.ShapeDtypeStruct((m, K), jnp.float32, sharding=sharding)
+    function = lambda x: jp.quantize(x, "mxfp8")
+    with self.assertRaisesRegex(NotImplementedError, "quantize: sizes must be"):
+      jp.export(function)(x)
+    (found,) = jp.explain(function, x, for_export=True).quantizations
+    self.assertEqual(found.implementation, "none")
+    self.assertIn("sizes must be static on several devices", found.reason)
+
   def test_symbolic_sizes_in_a_mesh_of_one_device(self):
     mesh = jax.sharding.Mesh(self.mesh.devices[:1, :1], ("a", "b"))
     (m,) = jax.export.symbolic_shape("m")
