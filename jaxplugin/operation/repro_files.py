@@ -13,6 +13,7 @@ for them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import io
@@ -20,6 +21,8 @@ import json
 import pathlib
 import platform
 import zipfile
+import zlib
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -286,6 +289,20 @@ def _zipped(members: Mapping[str, bytes]) -> bytes:
   return file.getvalue()
 
 
+@contextlib.contextmanager
+def reading(path: pathlib.Path) -> Iterator[None]:
+  """Raises a ReproError with the path if the content of a file is damaged."""
+  try:
+    yield
+  except (
+    *(zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError),
+    zlib.error,
+  ) as error:
+    is_typed = isinstance(error, ReproError)
+    why = str(error) if is_typed else f"it is damaged ({error!r})"
+    raise ReproError(f"{path}: {why}") from None
+
+
 def read(path: pathlib.Path) -> Repro:
   """Reads a file.
 
@@ -293,20 +310,16 @@ def read(path: pathlib.Path) -> Repro:
     OSError: If it cannot be read.
     ReproError: If it is damaged, or has another version.
   """
-  try:
-    with zipfile.ZipFile(path) as archive:
-      if archive.getinfo(_MANIFEST).file_size > _MAX_MANIFEST:
-        raise ReproError(f"the manifest has more than {_MAX_MANIFEST} bytes")
-      manifest = strict_json.loads(archive.read(_MANIFEST))
-      members = {
-        name: archive.read(name)
-        for name in archive.namelist()
-        if name != _MANIFEST
-      }
+  with reading(path), zipfile.ZipFile(path) as archive:
+    if archive.getinfo(_MANIFEST).file_size > _MAX_MANIFEST:
+      raise ReproError(f"the manifest has more than {_MAX_MANIFEST} bytes")
+    manifest = strict_json.loads(archive.read(_MANIFEST))
+    members = {
+      name: archive.read(name)
+      for name in archive.namelist()
+      if name != _MANIFEST
+    }
     return _parse(manifest, members)
-  except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as e:
-    why = str(e) if isinstance(e, ReproError) else f"it is damaged ({e!r})"
-    raise ReproError(f"{path}: {why}") from None
 
 
 def _call(x: dict[str, Any]) -> CallRecord:

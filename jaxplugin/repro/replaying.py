@@ -210,22 +210,24 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
       f" {error_context.shown(path)}"
     )
   seed = error_context.require_integer("replay", "seed", seed)
-  repro = repro_files.read(pathlib.Path(path))
-  arrays = repro.data
-  if arrays is None:
-    streams = np.random.default_rng(seed).spawn(len(repro.inputs))
-    arrays = tuple(
-      repro_data.generate(x.shape, x.dtype, x.statistics, rng)
-      for x, rng in zip(repro.inputs, streams, strict=True)
-    )
+  repro, program, reference = _opened(path)
+  with repro_files.reading(pathlib.Path(path)):
+    arrays = repro.data
+    if arrays is None:
+      streams = np.random.default_rng(seed).spawn(len(repro.inputs))
+      arrays = tuple(
+        repro_data.generate(x.shape, x.dtype, x.statistics, rng)
+        for x, rng in zip(repro.inputs, streams, strict=True)
+      )
   text = ""
   operands: Sequence[Any] = arrays
-  if repro.reference is not None:
-    results, operands = _run_reference(repro.reference, arrays)
-    assert repro.program is not None
-    text = _program_text(repro.program, arrays, results)
+  if program is not None and reference is not None:
+    results, operands = _run_reference(reference, arrays)
+    text = _program_text(program, arrays, results)
+  with repro_files.reading(pathlib.Path(path)):
+    saved = [_SavedCall.of(record, operands) for record in repro.calls]
   return Replay(
-    calls=tuple(_replayed(call, operands) for call in repro.calls),
+    calls=tuple(map(_replayed, saved)),
     seed=seed if repro.data is None else None,
     program=text,
     environment=repro.environment,
@@ -234,12 +236,20 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
 
 def num_devices(path: str | os.PathLike[str]) -> int:
   """Returns the number of devices that the programs of a file need."""
+  _, *exported = _opened(path)
+  return max([1, *(x.nr_devices for x in exported if x is not None)])
+
+
+def _opened(path: str | os.PathLike[str]) -> tuple[repro_files.Repro, Any, Any]:
+  """Reads a file, its program and its reference program."""
   repro = repro_files.read(pathlib.Path(path))
-  exported = [x for x in (repro.program, repro.reference) if x is not None]
-  return max([1, *(_deserialized(x).nr_devices for x in exported)])
+  with repro_files.reading(pathlib.Path(path)):
+    return repro, _deserialized(repro.program), _deserialized(repro.reference)
 
 
-def _deserialized(data: bytes) -> jax.export.Exported:
+def _deserialized(data: bytes | None) -> jax.export.Exported | None:
+  if data is None:
+    return None
   try:
     return jax.export.deserialize(bytearray(data))
   # The reader of JAX's format raises what a damaged file makes it raise.
@@ -273,10 +283,9 @@ def _call(
 
 
 def _run_reference(
-  data: bytes, arrays: Sequence[np.ndarray]
+  exported: jax.export.Exported, arrays: Sequence[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Returns the results of the program, and the taps."""
-  exported = _deserialized(data)
   results, taps = jax.tree.unflatten(exported.out_tree, _call(exported, arrays))
   return list(map(np.asarray, results)), [
     np.asarray(x) for t in taps for x in t
@@ -284,10 +293,11 @@ def _run_reference(
 
 
 def _program_text(
-  data: bytes, arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+  exported: jax.export.Exported,
+  arrays: Sequence[np.ndarray],
+  expected: Sequence[np.ndarray],
 ) -> str:
   """Compares the results of the program with kernels; returns a sentence."""
-  exported = _deserialized(data)
   platform = exported.platforms[0]
   try:
     got = list(map(np.asarray, _call(exported, arrays)))
@@ -307,34 +317,49 @@ def _program_text(
   )
 
 
-def _replayed(
-  call: repro_files.CallRecord, arrays: Sequence[Any]
-) -> ReplayedCall:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SavedCall:
+  """A call of a file: its record, its form, and its operands in some trips."""
+
+  record: repro_files.CallRecord
+  primitive: Any
+  form: Any
+  trips: list[tuple[list[int], list[Any]]]
+
+  @classmethod
+  def of(
+    cls, record: repro_files.CallRecord, arrays: Sequence[Any]
+  ) -> _SavedCall:
+    primitive = tapping.PRIMITIVES.get(record.operation)
+    if primitive is None:
+      raise repro_files.ReproError(f"there is no operation {record.operation}")
+    return cls(
+      record=record,
+      primitive=primitive,
+      form=repro_files.decode(record.form, _CLASSES),
+      trips=[*_trips([arrays[i] for i in record.operands], record.loops)],
+    )
+
+
+def _replayed(call: _SavedCall) -> ReplayedCall:
   """Compares all implementations of one call, in each trip of its loops."""
-  primitive = tapping.PRIMITIVES.get(call.operation)
-  form = repro_files.decode(call.form, _CLASSES)
-  if primitive is None:
-    raise repro_files.ReproError(f"there is no operation {call.operation}")
-  try:
-    operands = [arrays[i] for i in call.operands]
-  except IndexError:
-    raise repro_files.ReproError("an operand of a call is missing") from None
+  record = call.record
   worst: dict[str, Comparison] = {}
-  for trip, some in _trips(operands, call.loops):
-    checked = _checked(primitive, form, list(map(jnp.asarray, some)))
+  for trip, operands in call.trips:
+    checked = _checked(call.primitive, call.form, [*map(jnp.asarray, operands)])
     places = [f"trip or shard {trip}"] if trip else []
-    if call.is_layer:
+    if record.is_layer:
       sizes = checked.call.group_sizes
       places.append(f"layer {int(np.argmax(np.asarray(sizes)))}")
-    for one in _comparisons(checked, call.decisions):
+    for one in _comparisons(checked, record.decisions):
       before = worst.get(one.implementation)
       if before is None or not one.ratio <= before.ratio:
         text = ", ".join([*places, one.text])
         worst[one.implementation] = dataclasses.replace(one, text=text)
-  kind = "one layer of a stack, " if call.is_layer else ""
-  name = f" ({call.name})" if call.name else ""
+  kind = "one layer of a stack, " if record.is_layer else ""
+  name = f" ({record.name})" if record.name else ""
   return ReplayedCall(
-    description=f"{call.operation} {kind}{call.description}{name}",
+    description=f"{record.operation} {kind}{record.description}{name}",
     comparisons=tuple(worst.values()),
   )
 
@@ -482,10 +507,10 @@ def _fused(*arrays: Any, form: Any, format: formats.BlockFormat) -> jax.Array:
   """Computes a call and the offset of its rhs by one kernel."""
   call = form.filled(arrays[:-1])
   target = targets.current_target()
-  module = tapping.backends_of(call)
-  decision = module.choose(
-    call.problem(), target, call.implementation, overlay=call.overlay
+  result: jax.Array = tapping.backends_of(call).emit(
+    tapping.chosen(call, target),
+    call,
+    target,
+    offset=(arrays[-1], format.code_offset),
   )
-  offset = arrays[-1], format.code_offset
-  result: jax.Array = module.emit(decision, call, target, offset=offset)
   return result

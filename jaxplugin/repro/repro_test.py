@@ -226,6 +226,36 @@ class BisectTest(ReproTestCase):
     before = jp.repro.replay(self.file)
     self.assertEqual(str(jp.repro.replay(self.archive(found))), str(before))
 
+  def test_damaged_content_is_refused_with_the_path(self):
+    def change(part, **fields):
+      found = members(self.file)
+      manifest = json.loads(found["manifest.json"])
+      part(manifest).update(fields)
+      return found | {"manifest.json": json.dumps(manifest).encode()}
+
+    call = lambda manifest: manifest["calls"][0]
+    array = lambda manifest: manifest["inputs"][0]
+    program = members(self.file)["program"][:100]
+    for found, message in (
+      (change(call, operands=[99] * 3), "it is damaged"),
+      (change(call, loops=[5] * 3), "it is damaged"),
+      (change(call, operation="other"), "there is no operation other"),
+      (change(array, shape=[7, 7]), "it is damaged"),
+      (change(array, statistics={"a": 1}), "it is damaged"),
+      (members(self.file) | {"program": program}, "the program cannot be read"),
+    ):
+      with self.assertRaisesRegex(jp.repro.ReproError, f"other.zip: {message}"):
+        jp.repro.replay(self.archive(found))
+
+  def test_calls_whose_results_are_unused_are_not_compared(self):
+    def function(x):
+      jp.quantize(x, "mxfp8")
+      return jp.linear(x, WEIGHTS[0])
+
+    jp.repro.save(self.path, function, X)
+    (call,) = repro_files.read(pathlib.Path(self.path)).calls
+    self.assertEqual(call.operation, "block_scaled_dot")
+
   def test_unknown_field_of_a_call_names_the_remedy(self):
     form = {"class": "Blocking", "dims": [0], "lead": [], "new": 1}
     with self.assertRaisesRegex(jp.repro.ReproError, "Install the version"):

@@ -22,13 +22,13 @@ from jaxlib.mlir import ir
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
-from jaxplugin.dot import primitive
 from jaxplugin.exports import api as exports
 from jaxplugin.jaxext import program
+from jaxplugin.operation import alternatives
 from jaxplugin.operation import failures
+from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.operation import repro_files
 from jaxplugin.quantization import backends as quantization_backends
-from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.repro import tapping
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import modules
@@ -272,17 +272,16 @@ def _records(
   places = {id(x.eqn): x for x in program.operations(jaxpr)} if names else {}
   records, start = [], 0
   for tap in taps:
-    problem, decided = _decided(tap, target)
-    place = places.get(id(tap.place or tap.eqn))
+    description, decided = _decided(tap, target)
+    place = places.get(id(tap.eqn))
     end = start + len(tap.operands)
-    params = tap.eqn.params
     records.append(
       repro_files.record(
         tap.operation,
-        tap.fused or params.get("call", params.get("problem")),
+        tap.form,
         range(start, end),
         decided,
-        description=str(problem) + (" with offset" if tap.fused else ""),
+        description=description,
         loops=tap.loops,
         is_layer=tap.is_layer,
         name="" if place is None else f"{place.source} {place.layer}".strip(),
@@ -294,38 +293,32 @@ def _records(
 
 def _decided(
   tap: tapping.Tap, target: targets.Target | None
-) -> tuple[Any, Sequence[decisions.Decision]]:
-  """Returns the problem of a call, and the decisions about it."""
-  eqn = tap.eqn
-  if "call" in eqn.params:
-    decide: Any = ragged_primitive.decide
-    if eqn.primitive is primitive.block_scaled_dot_p:
-      decide = primitive.decide
-    one = decide(eqn, target)
-    return one.problem, () if one.decision is None else (one.decision,)
+) -> tuple[str, Sequence[decisions.Decision]]:
+  """Returns the problem of a call in words, and the decisions about it."""
   target = targets.requested(
-    eqn.params["target"],
+    tap.eqn.params["target"],
     lambda asked: target or asked or targets.detect_target(),
   )
-  if tap.fused:
-    types = [
-      jax.ShapeDtypeStruct(x.shape[dims:], x.dtype)
-      for x, dims in zip(tap.operands, tap.loops, strict=True)
-    ]
-    call = tap.fused.call.filled(types[:-1])
-    choose = tapping.backends_of(call).choose
-    problem = call.problem()
-    return problem, [
-      choose(problem, target, call.implementation, overlay=call.overlay)
-    ]
-  problem = eqn.params["problem"]
-  found = quantization_backends.explained(
-    problem,
-    lowering.Module(platforms=(target.platform,)),
-    target,
-    eqn.params["overlay"],
-  )
-  return problem, found.decisions
+  form, operands = tap.form, tap.operands
+  is_fused = isinstance(form, alternatives.FusedCall)
+  if is_fused:
+    form, operands = form.call, operands[:-1]
+  if not isinstance(form, operation_primitive.OperationCall):
+    module = lowering.Module(platforms=(target.platform,))
+    overlay = tap.eqn.params["overlay"]
+    found = quantization_backends.explained(form, module, target, overlay)
+    return str(form), found.decisions
+  types = [
+    jax.ShapeDtypeStruct(x.shape[dims:], x.dtype)
+    for x, dims in zip(operands, tap.loops, strict=False)
+  ]
+  call: Any = form.filled(types)
+  problem = call.problem()
+  description = f"{problem} with offset" if is_fused else str(problem)
+  try:
+    return description, [tapping.chosen(call, target)]
+  except NotImplementedError:  # the program has XLA's operations
+    return description, []
 
 
 def _without_names(exported: jax.export.Exported) -> jax.export.Exported:

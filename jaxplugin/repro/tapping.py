@@ -24,6 +24,7 @@ from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
@@ -65,27 +66,21 @@ class Tap:
   """The operands of a call.
 
   Attributes:
-    eqn: the equation of the call.
+    eqn: the equation of the program.
+    operation: name of the primitive of the call.
+    form: its parameter `call` or `problem`, or an `alternatives.FusedCall`.
     operands: its operands, with a dimension in front for each loop inside which
       they differ.
     loops: number of dimensions in front of each operand.
-    fused: the call that a kernel computes in place of `eqn`, or None.
-    is_layer: whether the kernel reads a layer of a stack as a group.
-    place: the equation of the program, if the call is not one itself.
+    is_layer: whether a kernel reads a layer of a stack as a group.
   """
 
   eqn: Any
+  operation: str
+  form: Any
   operands: list[Any]
   loops: tuple[int, ...]
-  fused: alternatives.FusedCall | None = None
   is_layer: bool = False
-  place: Any = None
-
-  @property
-  def operation(self) -> str:
-    """Name of the primitive of the call."""
-    call = self.fused.call.PRIMITIVE if self.fused else self.eqn.primitive
-    return str(call.name)
 
   def outside(self, operands: Sequence[Any], more: Sequence[int]) -> Tap:
     """Returns the tap with the operands outside of a loop."""
@@ -93,9 +88,31 @@ class Tap:
     return dataclasses.replace(self, operands=list(operands), loops=loops)
 
 
+def _tap(eqn: Any, operation: str, form: Any, operands: Sequence[Any]) -> Tap:
+  return Tap(
+    eqn=eqn,
+    operation=operation,
+    form=form,
+    operands=list(operands),
+    loops=(0,) * len(operands),
+  )
+
+
 def backends_of(call: Any) -> Any:
   """Returns the module with the backends of a dot or a ragged dot."""
   return backends if isinstance(call, calls.DotCall) else ragged_backends
+
+
+def chosen(call: Any, target: targets.Target) -> decisions.Decision:
+  """Returns the decision about a dot or a ragged dot."""
+  options: dict[str, Any] = {"overlay": call.overlay}
+  if isinstance(call, calls.DotCall):
+    options["is_of_layer"] = call.is_of_layer
+  choose = backends_of(call).choose
+  decision: decisions.Decision = choose(
+    call.problem(), target, call.implementation, **options
+  )
+  return decision
 
 
 def constants(jaxpr: Any) -> list[Any]:
@@ -118,6 +135,16 @@ def _jaxprs(eqn: Any) -> list[Any]:
     several = value if isinstance(value, (tuple, list)) else (value,)
     found += [x for x in several if isinstance(x, kinds)]
   return found
+
+
+def _used(jaxpr: Any) -> list[Any]:
+  """Returns the equations whose results are used, or that have effects."""
+  used, found = {*map(id, jaxpr.outvars)}, []
+  for eqn in reversed(jaxpr.eqns):
+    if eqn.effects or any(id(x) in used for x in eqn.outvars):
+      used |= {*map(id, eqn.invars)}
+      found.append(eqn)
+  return found[::-1]
 
 
 def _closed(jaxpr: Any) -> Any:
@@ -230,7 +257,7 @@ class Evaluation:
       is_literal = isinstance(x, extend_core.Literal)
       return self._value(x.val) if is_literal else values[x]
 
-    for eqn in inner.eqns:
+    for eqn in _used(inner):
       results, more = self._equation(eqn, [read(x) for x in eqn.invars])
       values.update(zip(eqn.outvars, results, strict=True))
       taps += more
@@ -243,8 +270,8 @@ class Evaluation:
     name, params = eqn.primitive.name, eqn.params
     if PRIMITIVES.get(name) is eqn.primitive and self.is_reference:
       results = binding_private.bind(eqn, args, _by_xla(params))
-      loops = (0,) * len(args)
-      return results, [Tap(eqn=eqn, operands=args, loops=loops)]
+      form = params.get("call", params.get("problem"))
+      return results, [_tap(eqn, name, form, args)]
     if self.is_reference and name in _DROPPED:
       return args[: len(eqn.outvars)], []
     if name == _FORMS and self.is_reference:
@@ -272,9 +299,11 @@ class Evaluation:
     results, taps = inside.run(inner, args)
     if self.is_inside:
       return results, taps
-    place = next((tap.eqn for tap in taps), None)
-    kernels = self._kernels(eqn, args)
-    kernels = [dataclasses.replace(tap, place=place) for tap in kernels]
+    # The equation of a kernel has no source line; those of its operations do.
+    kernels = [
+      dataclasses.replace(tap, eqn=taps[0].eqn if taps else eqn)
+      for tap in self._kernels(eqn, args)
+    ]
     return results, [*kernels, *taps]
 
   def _kernels(self, eqn: Any, args: list[Any]) -> list[Tap]:
@@ -299,12 +328,13 @@ class Evaluation:
     if fused is None:
       closed = binding_private.traced(lambda *x: [kernel(*x)], avals)
       _, taps = self.run(closed, args)
-      taps = [tap for tap in taps if tap.fused] or taps
+      fusing = lambda tap: isinstance(tap.form, alternatives.FusedCall)
+      taps = [*filter(fusing, taps)] or taps
       return [dataclasses.replace(tap, is_layer=True) for tap in taps]
-    operands = [*fused.call.flatten(), args[-1]]
-    fused = dataclasses.replace(fused, call=fused.call.form())
-    loops = (0,) * len(operands)
-    return [Tap(eqn=eqn, operands=operands, loops=loops, fused=fused)]
+    call = fused.call
+    form = dataclasses.replace(fused, call=call.form())
+    operands = *call.flatten(), args[-1]
+    return [_tap(eqn, call.PRIMITIVE.name, form, operands)]
 
   def _scan(self, eqn: Any, args: list[Any]) -> _Results:
     params = eqn.params
