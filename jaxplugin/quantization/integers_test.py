@@ -149,6 +149,7 @@ class AsymmetricTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(3)
   def test_any_axis_and_stacks(self, format):
     x = odd_numbers(30, 320)[12:].reshape(2, 9, 320)
     found = jp.quantize(x.transpose(0, 2, 1), format, axis=1)
@@ -216,8 +217,8 @@ class AsymmetricTest(parameterized.TestCase):
 
 
 PACKAGE_RULES = (
-  ("ggml", jp.INT8_32),
   ("ggml", jp.INT4_32),
+  ("ggml", jp.INT8_32),
   ("ggml", jp.INT8_ROW),
   ("compressed_tensors", jp.INT8_ROW),
   ("compressed_tensors", jp.INT4_128),
@@ -314,6 +315,7 @@ class PackageRulesTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*PACKAGE_RULES)
+  @pytest.mark.sample(3)
   def test_any_axis_and_short_blocks(self, rule, format):
     x = self.numbers()[12:, :576]
     wanted = jp.quantize(x, format, scale_rounding=rule)
@@ -348,7 +350,11 @@ class PackageRulesTest(parameterized.TestCase):
     self.assertLess((error / (2.0**-24 * np.abs(wide).sum(0))).max(), 16)
 
   def test_stochastic_rounding_has_the_mean(self):
-    for rule, format in (*PACKAGE_RULES, *(("up", f) for f in FORMATS)):
+    # A zero point, a minimum, int8 with a zero point, and rules without either.
+    for rule, format in (
+      *(("up", format) for format in FORMATS[1:4]),
+      *PACKAGE_RULES[::2],
+    ):
       x = jnp.asarray(self.numbers()[20:21])
       keys = jax.random.split(jax.random.key(0), 2000)
 

@@ -167,7 +167,7 @@ class InterpretedTestCase(parameterized.TestCase):
     )
 
   def assert_same_bits(self, quantize, x, target=H200):
-    expected = by_operations(quantize)(x)
+    expected = jax.jit(by_operations(quantize))(x)
     self.assertEmpty(self.names)
     # JAX must not reuse these traces under another target.
     with targets.use_target(
