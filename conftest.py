@@ -136,9 +136,19 @@ def pytest_collection_modifyitems(config, items):
     items[:] = kept
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+  # Modules and collected tests live until the end. Without gc.disable and
+  # gc.freeze the garbage collector visits them again and again, a fifth of the
+  # time of a collection and a tenth of that of the tests.
+  gc.disable()
+  try:
+    return (yield)
+  finally:
+    gc.enable()
+
+
 def pytest_collection_finish(session):
-  # Modules and collected tests live until the end. Without gc.freeze the
-  # garbage collector visits them again and again, a tenth of the time.
   gc.collect()
   gc.freeze()
 

@@ -77,7 +77,8 @@ def imports(package: str) -> list[str]:
   """Returns the packages that a package imports, the topmost first."""
   found = set()
   for path in folder(package).rglob("*.py"):
-    if path.stem.endswith(("_test", "testing")) or "tests" in path.parts:
+    folders = path.relative_to(ROOT).parts
+    if path.stem.endswith(("_test", "testing")) or "tests" in folders:
       continue
     for node in ast.walk(ast.parse(path.read_text())):
       if isinstance(node, ast.ImportFrom):

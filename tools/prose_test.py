@@ -125,7 +125,8 @@ def sources():
     path
     for folder in FOLDERS
     for path in (ROOT / folder).rglob("*.py")
-    if not path.name.endswith("_test.py") and "tests" not in path.parts
+    if not path.name.endswith("_test.py")
+    and "tests" not in path.relative_to(ROOT).parts
   )
 
 
