@@ -67,6 +67,7 @@ class FilesTest(files.CheckpointTestCase):
     x, y = (found[UP] for _ in range(2))
     self.assertTrue(np.shares_memory(x.values, y.values))
     self.assertTrue(np.shares_memory(x.scale, y.scale))
+    self.assertFalse(x.values.flags.writeable)
 
   def test_read_gives_arrays_of_jax_and_tells_how_far_it_is(self):
     found = self.load(MODELOPT)

@@ -187,9 +187,6 @@ class ErrorTest(Case):
         *(ERROR, {"a": {"b": np.ones(1)}, "a.b": np.ones(1)}),
       ),
       "'__metadata__' is a reserved name": (ERROR, {"__metadata__": w}),
-      "two tensors would have the name 'a.weight_scale'": (
-        *(ERROR, {"a.weight": w, "a.weight_scale": np.ones(1)}),
-      ),
       # `load` would join these plain arrays.
       r"'a.weight' must be read back as a plain array of shape \[32, 64\],"
       r" but load would read mxfp8 of shape \[32, 64\]; rename": (
@@ -212,7 +209,7 @@ class ErrorTest(Case):
 
   def test_layouts_and_formats(self):
     x = normal(32, 256)
-    mxfp8, short = jp.quantize(x, "mxfp8"), normal(8, 300)
+    mxfp8 = jp.quantize(x, "mxfp8")
     for rule, (error, layout, array) in {
       "'a.weight': layout deepseek stores fp8_128x128, got mxfp8; for mxfp8"
       " choose layout modelopt, compressed-tensors, torchao, comfyui": (
@@ -222,17 +219,11 @@ class ErrorTest(Case):
         *(ERROR, "modelopt", mxfp8.T),
       ),
       "rank 2 or 3, got rank 1": (ERROR, "modelopt", mxfp8[0]),
-      "layout compressed-tensors does not store experts in one tensor": (
-        *(ERROR, "compressed-tensors", jp.stack([mxfp8])),
-      ),
       r"experts must be \[E, n, k\] blocked along k, got blocks along dim": (
         *(ERROR, "gpt-oss", jp.quantize(x[None], "mxfp4", axis=1)),
       ),
       "layout gpt-oss stores only quantized experts": (
         *(ERROR, "gpt-oss", jp.quantize(x, "mxfp4")),
-      ),
-      "k=300 is not a multiple of 128": (
-        *(ERROR, "compressed-tensors", jp.quantize(short, "int4_128")),
       ),
       r"modelopt stores one global scale, got shape \[2, 1, 1\]": (
         *(ERROR, "modelopt"),
@@ -284,11 +275,3 @@ class ErrorTest(Case):
     (self.target / "x.safetensors").touch()
     with self.assertRaisesRegex(ERROR, "x.safetensors already exists"):
       jp.checkpoints.save(self.target / "x.safetensors", tree)
-
-  def test_partial_folder_of_another_call_is_left_alone(self):
-    partial = self.target / "x.safetensors.partial"
-    partial.mkdir()
-    (partial / "y").touch()
-    with self.assertRaisesRegex(ERROR, "is not an unfinished result"):
-      self.saved({"a": np.ones(2)})
-    self.assertTrue((partial / "y").exists())
