@@ -97,9 +97,9 @@ def count(entry: records.Entry, allowed: assembly.Range | None) -> Numbers:
     inf_scales=inf_scales,
     nan_values=nans,
     inf_values=infinities,
-    nan_global_scales=_count(np.isnan(of_global)),
-    zero_global_scales=_count(of_global == 0),
-    inf_global_scales=_count(np.isinf(of_global)),
+    nan_global_scales=int(np.count_nonzero(np.isnan(of_global))),
+    zero_global_scales=int(np.count_nonzero(of_global == 0)),
+    inf_global_scales=int(np.count_nonzero(np.isinf(of_global))),
     block=block,
     refusal=refusal,
   )
@@ -134,33 +134,13 @@ def _nonfinite(x: np.ndarray) -> tuple[int, int]:
   """Returns how many of the numbers are NaN and how many are infinite."""
   if not jnp.issubdtype(x.dtype, jnp.inexact):
     return 0, 0
-  if jnp.issubdtype(x.dtype, jnp.complexfloating):
-    x = np.stack([x.real, x.imag])
-  count_in = _count_bytes if x.dtype.itemsize == 1 else _count_words
   flat = x.reshape(-1)
   nans = infinities = 0
   for start in range(0, flat.size, _CHUNK):
-    found = count_in(flat[start : start + _CHUNK])
-    nans, infinities = nans + found[0], infinities + found[1]
+    chunk = flat[start : start + _CHUNK]
+    if chunk.dtype.kind == "V":  # f32 is faster than types of ml_dtypes
+      chunk = chunk.astype(np.float32)
+    if not np.isfinite(chunk).all():
+      nans += int(np.count_nonzero(np.isnan(chunk)))
+      infinities += int(np.count_nonzero(np.isinf(chunk)))
   return nans, infinities
-
-
-def _count_bytes(x: np.ndarray) -> tuple[int, int]:
-  counts = np.bincount(x.view(np.uint8), minlength=256)
-  numbers = np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float32)
-  nans, infinities = counts[np.isnan(numbers)], counts[np.isinf(numbers)]
-  return int(nans.sum()), int(infinities.sum())
-
-
-def _count_words(x: np.ndarray) -> tuple[int, int]:
-  # Bits are compared: NumPy tests bfloat16 at a tenth of the speed.
-  words = np.dtype(f"u{x.dtype.itemsize}")
-  infinity = np.asarray(np.inf, x.dtype).view(words)
-  magnitudes = x.view(words) & np.asarray(np.iinfo(words).max >> 1, words)
-  if magnitudes.max() < infinity:
-    return 0, 0
-  return (_count(magnitudes > infinity), _count(magnitudes == infinity))
-
-
-def _count(is_bad: np.ndarray) -> int:
-  return int(np.count_nonzero(is_bad))
