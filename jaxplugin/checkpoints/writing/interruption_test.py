@@ -13,7 +13,7 @@ import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
 from jaxplugin.testing import contract
 
-FEW_KILLS, MANY_KILLS = 2, 10
+KILLS = 10
 SHARDS, WEIGHTS = 5, 3
 SIZE = 768  # size of a square weight in the test of memory
 FEW, MANY = 6, 30
@@ -94,13 +94,14 @@ class Case(files.CheckpointTestCase):
 
 
 class KilledTest(Case):
-  def assert_survives(self, kills, seed):
+  @pytest.mark.full
+  def test_target_appears_whole_or_not_at_all(self):
     source = self.checkpoint(SHARDS, WEIGHTS, 64)
-    choose = random.Random(seed)
+    choose = random.Random(8)
     waits = [(2 * WEIGHTS + 1, None)]  # after two finished files
     waits += [
       (choose.randrange(1, SHARDS * WEIGHTS), choose.random() / 50)
-      for _ in range(kills)
+      for _ in range(KILLS)
     ]
     target = self.empty() / "out"
     told = run(KILLED, source, target, json.dumps([*waits, (99, 0)]))
@@ -123,16 +124,6 @@ class KilledTest(Case):
     self.assertIn("tokenizer.json", files)
     for name, inode in kept.items():
       self.assertEqual((target / name).stat().st_ino, inode)
-
-  @pytest.mark.full
-  def test_target_appears_whole_or_not_at_all(self):
-    self.assert_survives(FEW_KILLS, 7)
-
-
-@pytest.mark.full
-class ManyKillsTest(KilledTest):
-  def test_target_appears_whole_or_not_at_all(self):
-    self.assert_survives(MANY_KILLS, 8)
 
 
 class MemoryTest(Case):

@@ -347,7 +347,7 @@ def _complete(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 def _preallocate(descriptor: int, size: int) -> None:
   """Reserves the file's bytes, so a full disk is an error before any work."""
-  if not hasattr(os, "posix_fallocate") or not size:
+  if not hasattr(os, "posix_fallocate"):
     return
   try:
     os.posix_fallocate(descriptor, 0, size)
