@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -184,7 +183,3 @@ class DecodeKernelsTest(parameterized.TestCase):
       done.arrays[-1].astype(np.float64), expected.astype(np.float64)
     )
     return kernel
-
-
-if __name__ == "__main__":
-  absltest.main()

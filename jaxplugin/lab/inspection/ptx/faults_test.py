@@ -3,7 +3,6 @@
 """What PTX leaves undefined is found, and what it allows is not."""
 
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.inspection.ptx import faults
@@ -253,7 +252,3 @@ class BanksTest(parameterized.TestCase):
     self.assertEqual(
       shared_memory.wavefronts(addresses, size, lane // 32), (taken, least)
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

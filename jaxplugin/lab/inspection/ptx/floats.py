@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 from jaxplugin.lab.inspection.ptx import rounding
 
@@ -70,23 +71,15 @@ _ARITHMETIC: Final[dict[str, _Function]] = {
   "rsqrt": lambda x: 1 / np.sqrt(x),
   "tanh": np.tanh,
 }
-_COMPARISONS: Final[dict[str, _Function]] = {
-  "eq": np.equal,
-  "ne": lambda x, y: (x < y) | (x > y),
-  "lt": np.less,
-  "le": np.less_equal,
-  "gt": np.greater,
-  "ge": np.greater_equal,
-  # equ to geu are true if an operand is NaN.
-  "equ": lambda x, y: ~((x < y) | (x > y)),
-  "neu": np.not_equal,
-  "ltu": lambda x, y: ~(x >= y),
-  "leu": lambda x, y: ~(x > y),
-  "gtu": lambda x, y: ~(x <= y),
-  "geu": lambda x, y: ~(x < y),
-  "num": lambda x, y: ~(np.isnan(x) | np.isnan(y)),
-  "nan": lambda x, y: np.isnan(x) | np.isnan(y),
-}
+
+
+def _compared(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Compares numbers. equ to geu are true if an operand is NaN."""
+  nan = np.isnan(x) | np.isnan(y)
+  if name in ("nan", "num"):
+    return nan if name == "nan" else ~nan
+  found: np.ndarray = integers.COMPARISONS[name[:2]](x, y)
+  return found | nan if name.endswith("u") else found & ~nan
 
 
 def _bits(
@@ -154,7 +147,7 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
     raise faults.NotModelled(f"{instruction.name}: a combining setp")
   _, comparison, type = instruction.parts
   out, *operands = instruction.operands
-  found = _COMPARISONS[comparison](*_values(block, operands, type))
+  found = _compared(comparison, *_values(block, operands, type))
   columns = found.reshape(block.threads, -1).T
   for register, value in zip(parsing.items_of(out), columns, strict=True):
     block.write(register, value)
@@ -166,7 +159,7 @@ def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if type not in ("f16x2", "bf16x2") or to != "u32":
     raise faults.NotModelled(f"{instruction.name}: set of no pair")
   out, *operands = instruction.operands
-  found = _COMPARISONS[comparison](*_values(block, operands, type))
+  found = _compared(comparison, *_values(block, operands, type))
   _write(block, out, np.where(found, 0xFFFF, 0).astype(np.uint16))
 
 

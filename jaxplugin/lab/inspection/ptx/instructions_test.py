@@ -7,7 +7,6 @@ import math
 
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.inspection.ptx import faults
@@ -395,7 +394,3 @@ class InstructionTest(parameterized.TestCase):
     x = integers(self.rng, U32)[:64]
     with self.assertRaises(faults.NotModelled):
       ptx_programs.apply(text, x, out=U32)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -18,22 +18,27 @@ from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import parsing
 
-_COMPARISONS: Final[dict[str, Callable[..., np.ndarray]]] = {
+COMPARISONS: Final[dict[str, np.ufunc]] = {
   "eq": np.equal,
   "ne": np.not_equal,
   "lt": np.less,
   "le": np.less_equal,
   "gt": np.greater,
   "ge": np.greater_equal,
-  "lo": np.less,
-  "ls": np.less_equal,
-  "hi": np.greater,
-  "hs": np.greater_equal,
 }
-_LOGIC: Final[dict[str, Callable[..., np.ndarray]]] = {
+_UNSIGNED: Final = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+LOGIC: Final[dict[str, np.ufunc]] = {
   "and": np.bitwise_and,
   "or": np.bitwise_or,
   "xor": np.bitwise_xor,
+}
+ARITHMETIC: Final[dict[str, np.ufunc]] = {
+  "add": np.add,
+  "sub": np.subtract,
+  "min": np.minimum,
+  "max": np.maximum,
+  "neg": np.negative,
+  "abs": np.absolute,
 }
 
 
@@ -109,7 +114,7 @@ def _logic(block: blocks.Block, instruction: parsing.Instruction) -> None:
     if name == "and":
       # A defined zero in one operand makes the result a defined zero.
       undefined &= (x_unknown | x) & (y_unknown | y)
-  block.write(out, _LOGIC[name](x, y), undefined)
+  block.write(out, LOGIC[name](x, y), undefined)
 
 
 def _not(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -262,7 +267,8 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
     raise faults.NotModelled(f"{instruction.name}: a combining setp")
   out, *operands = instruction.operands
   x, y = _numbers(block, operands, instruction.type)
-  block.write(out, _COMPARISONS[instruction.parts[1]](x, y))
+  name = instruction.parts[1]
+  block.write(out, COMPARISONS[_UNSIGNED.get(name, name)](x, y))
 
 
 def _select(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -277,17 +283,12 @@ def _select(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 
 HANDLERS: Final[dict[str, blocks.Handler]] = {
-  "add": _elementwise(np.add),
-  "sub": _elementwise(np.subtract),
-  "min": _elementwise(np.minimum),
-  "max": _elementwise(np.maximum),
-  "neg": _elementwise(np.negative),
-  "abs": _elementwise(np.abs),
+  **{name: _elementwise(f) for name, f in ARITHMETIC.items()},
   **{f"mul.{part}": _elementwise(f) for part, f in _PRODUCTS.items()},
   "mad": _mad,
   "div": _divide,
   "rem": _divide,
-  **dict.fromkeys(_LOGIC, _logic),
+  **dict.fromkeys(LOGIC, _logic),
   "not": _not,
   "shl": _shift,
   "shr": _shift,

@@ -11,7 +11,6 @@ import itertools
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
@@ -502,7 +501,3 @@ class FuzzTest(executed_cases.Case):
         rhs,
         config=dataclasses.replace(config, num_stages=num_stages),
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.inspection.ptx import faults
@@ -273,7 +272,3 @@ class MutationsTest(parameterized.TestCase):
       texts = [ptx(product) for product in products]
       with self.subTest(name):
         self.assertTrue(any(re.search(pattern, text) for text in texts))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -148,7 +147,3 @@ class ManyTest(Case):
   )
   def test_blocks_along_columns(self, architecture, format):
     self.check(architecture, format, "f32", "up", k_axis=1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -22,14 +22,7 @@ from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
 
-_REDUCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {
-  "add": np.add.reduce,
-  "min": np.minimum.reduce,
-  "max": np.maximum.reduce,
-  "and": np.bitwise_and.reduce,
-  "or": np.bitwise_or.reduce,
-  "xor": np.bitwise_xor.reduce,
-}
+_REDUCTIONS: Final = {**integers.ARITHMETIC, **integers.LOGIC}
 
 
 def _barrier(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -101,7 +94,7 @@ def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
   value = block.read_defined(source, 32)
   if instruction.type == "s32":
     value = integers.signed(value)
-  found = _REDUCTIONS[instruction.parts[2]](
+  found = _REDUCTIONS[instruction.parts[2]].reduce(
     value.reshape(-1, blocks.WARP), axis=1, dtype=value.dtype
   )
   block.write(out, integers.unsigned(np.repeat(found, blocks.WARP)))

@@ -4,7 +4,6 @@
 
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.inspection.ptx import descriptors
@@ -409,7 +408,3 @@ class FaultsTest(parameterized.TestCase):
   def test_refuses(self, instruction):
     with self.assertRaises(faults.NotModelled):
       run(instruction)
-
-
-if __name__ == "__main__":
-  absltest.main()
