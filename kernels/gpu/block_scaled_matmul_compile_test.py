@@ -30,7 +30,6 @@ from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
 from jaxplugin.lab.inspection import machine_code
-from jaxplugin.lab.inspection import scheduling
 from jaxplugin.testing.kernels import machine_claims
 from jaxplugin.testing.kernels import matmul_shapes
 
@@ -286,7 +285,7 @@ def table_entry(name, key):
     "loop_instructions": kernel.main_loop.instructions,
     "matrix_instructions": dict(kernel.main_loop.matrix_instructions),
     "instructions_per_matrix_instruction": round(
-      kernel.main_loop.instructions_per_matrix_instruction, 1
+      kernel.main_loop.instructions / kernel.main_loop.matrix_count, 1
     ),
   }
   if near_loads(kernel):
@@ -303,7 +302,7 @@ def table_entry(name, key):
 
 def near_loads(kernel):
   """Distances of the main loop's loads that are `NEAR` their use, in order."""
-  distances = scheduling.load_distances(kernel.schedule or ())
+  distances = kernel.main_loop.load_distances()
   return sorted(distance for distance in distances if distance < NEAR)
 
 
@@ -412,7 +411,7 @@ class CompileTest(parameterized.TestCase):
     self.assertNotEmpty(needed)
     for bits, count in needed.items():
       self.assertGreaterEqual(kernel.global_load_bits.get(bits, 0), count, bits)
-    self.assertNotIn(machine_code.TENSOR_COPY, kernel.global_load_bits)
+    self.assertEqual(kernel.tensor_copies, 0)
 
   @parameterized.named_parameters(CASES)
   def test_nothing_is_atomic(self, name, key):
@@ -441,12 +440,11 @@ class CompileTest(parameterized.TestCase):
     # PTX ISA, "Tensor-map": 128 bytes, aligned to 64. One of lhs, one of rhs.
     parameters = re.findall(r"\.param \.align 64 \.b8 (\w+)\[128\]", entry)
     self.assertLen(parameters, 2)
-    copies = kernel.global_load_bits[machine_code.TENSOR_COPY]
-    self.assertGreaterEqual(copies, 2)
+    self.assertGreaterEqual(kernel.tensor_copies, 2)
     copy = "cp.async.bulk.tensor.3d.shared"
-    self.assertEqual(kernel.assembly.count(copy), copies)
-    # The remaining loads are those of scales and of the epilogue.
-    loads = sum(kernel.global_load_bits.values()) - copies
+    self.assertEqual(kernel.assembly.count(copy), kernel.tensor_copies)
+    # These loads are those of scales and of the epilogue.
+    loads = sum(kernel.global_load_bits.values())
     _, _, by_threads = compiled(name, key.removesuffix("_tma"))
     self.assertLess(loads, sum(by_threads.global_load_bits.values()))
 

@@ -191,7 +191,3 @@ except deviceless.DevicelessError as error:
     ).stdout
     self.assertIn("jaxplugin[deviceless]", out)
     self.assertIn("JAX_PLATFORMS=cpu", out)
-
-
-if __name__ == "__main__":
-  absltest.main()

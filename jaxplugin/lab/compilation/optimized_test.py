@@ -81,7 +81,3 @@ class OfModuleTest(parameterized.TestCase):
     self.assertIn("backend_config=", found.hlo())
     self.assertNotIn("backend_config=", found.hlo(elide=True))
     self.assertIn('custom_call_target="__cudnn$', found.hlo(elide=True))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -17,7 +17,6 @@ from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.lab.inspection import machine_code
 from jaxplugin.runtime import triton_library
 
 
@@ -84,9 +83,9 @@ def _figures(launch: launching.Launch, kernel: Any) -> dict[str, Any]:
       dict(loop.matrix_instructions) if loop else {}
     ),
     "global_loads_by_bits": {
-      str(bits): count for bits, count in _loads(kernel).items()
+      str(bits): count for bits, count in kernel.global_load_bits.items()
     },
-    "tensor_copies": _tensor_copies(kernel),
+    "tensor_copies": kernel.tensor_copies,
     "resident_blocks": kernel.resident_blocks,
     "simulated_cycles_a_step": _simulated_cycles(launch, kernel),
   }
@@ -118,9 +117,9 @@ def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
       f"main loop: {loop.instructions} instructions, {loop.matrix_count} of"
       f" them {', '.join(loop.matrix_instructions)}"
     )
-  loads = [f"{count} of {bits} bits" for bits, count in _loads(kernel).items()]
-  if _tensor_copies(kernel):
-    loads.append(f"{_tensor_copies(kernel)} of tiles by TMA")
+  loads = [f"{n} of {bits} bits" for bits, n in kernel.global_load_bits.items()]
+  if kernel.tensor_copies:
+    loads.append(f"{kernel.tensor_copies} of tiles by TMA")
   yield f"global loads: {', '.join(loads)}"
   yield f"at once: {kernel.resident_blocks} blocks a core"
   cycles = _simulated_cycles(launch, kernel)
@@ -139,20 +138,6 @@ def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
     return None
   tiling = dict(launch.constexprs)["TILING"]
   return round(kernel.simulated.cycles_of(tiling.products_of_step))
-
-
-def _loads(kernel: Any) -> dict[int, int]:
-  """Returns the number of global loads by width in bits, without TMA."""
-  return {
-    bits: count
-    for bits, count in kernel.global_load_bits.items()
-    if bits != machine_code.TENSOR_COPY
-  }
-
-
-def _tensor_copies(kernel: Any) -> int:
-  """Returns the number of TMA copies."""
-  return kernel.global_load_bits.get(machine_code.TENSOR_COPY, 0)
 
 
 def compile_dot(

@@ -22,10 +22,10 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.testing import contract
+from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import dot_cases
 
 needs_triton = absltest.skipIf(
@@ -34,16 +34,8 @@ needs_triton = absltest.skipIf(
 
 
 def make_problem(lhs, rhs, **changes):
-  operands = [
-    problems.SideProblem(
-      format=format,
-      dtype=formats.BF16 if format is None else format.values_dtype,
-    )
-    for format in (lhs, rhs)
-  ]
-  fields = dict(batch=1, m=256, n=512, k=4096, out_dtype=formats.BF16)
-  fields |= dict(lhs=operands[0], rhs=operands[1], **changes)
-  return problems.DotProblem(**fields)
+  fields = dict(m=256, n=512, k=4096, out_dtype=formats.BF16) | changes
+  return dot_problems.problem(lhs, rhs, **fields)
 
 
 @needs_triton
@@ -218,7 +210,3 @@ class ErrorTest(parameterized.TestCase):
       triton_dots.compile_dot(
         make_problem(jp.MXFP8, jp.MXFP8), jp.named_target("h200")
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -27,7 +27,6 @@ from triton.compiler import compiler
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.lab.inspection import machine_code
-from jaxplugin.lab.inspection import scheduling
 from jaxplugin.lab.inspection import simulation
 
 POINTER_ALIGNMENT_BYTES: Final = 16
@@ -59,12 +58,10 @@ class CompiledKernel:
     matrix_instructions: number of matrix instructions by name in the assembly.
     machine_instructions: number of matrix instructions by name in the machine
       code, for `machine_claims.broken`.
-    main_loop: the loop with the most matrix instructions; None if no loop has
-      matrix instructions.
-    global_load_bits: number of global loads by bits that a thread loads. TMA
-      copies have the key `machine_code.TENSOR_COPY`.
-    schedule: ptxas's schedule of the main loop; None without a main loop, and
-      on AMD.
+    main_loop: the loop with the most matrix instructions, on NVIDIA with
+      ptxas's schedule; None if no loop has matrix instructions.
+    global_load_bits: number of global loads by bits that a thread loads,
+      without TMA copies.
   """
 
   name: str
@@ -79,11 +76,13 @@ class CompiledKernel:
   tensor_memory_columns: int
   matrix_instructions: Mapping[str, int]
   machine_instructions: Mapping[str, int]
-  main_loop: machine_code.Loop | None
+  main_loop: machine_code.Loop | None = dataclasses.field(repr=False)
   global_load_bits: Mapping[int, int]
-  schedule: Sequence[scheduling.Scheduled] | None = dataclasses.field(
-    repr=False
-  )
+
+  @property
+  def tensor_copies(self) -> int:
+    """The number of TMA copies from global memory."""
+    return machine_code.tensor_copies_of_ptx(self.assembly)
 
   @property
   def limit_error(self) -> str | None:
@@ -145,13 +144,13 @@ class CompiledKernel:
     core = simulation.CORES.get(self.architecture.name)
     if (
       core is None
-      or self.schedule is None
+      or self.main_loop is None
       or self.num_warps % simulation.QUARTERS
-      or machine_code.TENSOR_COPY in self.global_load_bits
+      or self.tensor_copies
     ):
       return None
     return simulation.simulate(
-      self.schedule,
+      self.main_loop.body,
       core,
       num_warps=self.num_warps,
       blocks=max(self.resident_blocks, 1),
@@ -184,8 +183,6 @@ def compile_kernel(
   *,
   num_warps: int = 4,
   num_stages: int = 3,
-  max_registers: int | None = None,
-  waves_per_eu: int | None = None,
   fp_fusion: bool = True,
   divisible_by_16: Sequence[str] | None = None,
 ) -> CompiledKernel:
@@ -200,8 +197,6 @@ def compile_kernel(
     target: an architecture or its name, such as "sm_90" or "gfx950".
     num_warps: number of warps of a block.
     num_stages: number of stages of software pipelining.
-    max_registers: limit of a thread's registers, on NVIDIA.
-    waves_per_eu: target occupancy, on AMD.
     fp_fusion: whether the compiler may fuse `a * b + c` into one fma, as
       jax-triton does by default.
     divisible_by_16: names of integers that are multiples of 16, and of pointers
@@ -235,8 +230,6 @@ def compile_kernel(
     "num_warps": num_warps,
     "num_stages": num_stages,
     "enable_fp_fusion": fp_fusion,
-    **({} if max_registers is None else {"maxnreg": max_registers}),
-    **({} if waves_per_eu is None else {"waves_per_eu": waves_per_eu}),
   }
   gpu = backends_compiler.GPUTarget(
     target.backend, target.triton_arch, target.warp_size
@@ -312,25 +305,28 @@ def _read_nvidia(compiled: Any) -> dict[str, Any]:
       usage,
     ).groups(),
   )
-  sass = scheduling.without_words(with_words)
+  items = [*machine_code.read_sass(with_words)]
+  spills = any(
+    not isinstance(item, str) and item.base in ("LDL", "STL") for item in items
+  )
   return {
     "assembly": ptx,
-    "disassembly": sass,
+    "disassembly": machine_code.without_words(with_words),
     "binary": cubin,
     "registers": registers,
-    "spill_bytes": stack + local if machine_code.spills_in_sass(sass) else 0,
+    "spill_bytes": stack + local if spills else 0,
     "tensor_memory_columns": compiled.metadata.tmem_size or 0,
     "matrix_instructions": machine_code.matrix_instructions_of_ptx(ptx),
-    "machine_instructions": machine_code.matrix_instructions_of_sass(sass),
-    "main_loop": machine_code.main_loop_of_sass(sass),
+    "machine_instructions": machine_code.matrix_instructions(items),
+    "main_loop": machine_code.main_loop(items),
     "global_load_bits": machine_code.global_load_bits_of_ptx(ptx),
-    "schedule": scheduling.main_loop(with_words),
   }
 
 
 def _read_amd(compiled: Any) -> dict[str, Any]:
   text = compiled.asm["amdgcn"]
-  instructions = machine_code.matrix_instructions_of_amdgcn(text)
+  items = [*machine_code.read_amdgcn(text)]
+  instructions = machine_code.matrix_instructions(items)
 
   def number(key: str) -> int:
     return int(_search(rf"^\s*\.{key}:\s+(\d+)", text)[1])
@@ -344,9 +340,8 @@ def _read_amd(compiled: Any) -> dict[str, Any]:
     "tensor_memory_columns": 0,
     "matrix_instructions": instructions,
     "machine_instructions": instructions,
-    "main_loop": machine_code.main_loop_of_amdgcn(text),
+    "main_loop": machine_code.main_loop(items),
     "global_load_bits": machine_code.global_load_bits_of_amdgcn(text),
-    "schedule": None,
   }
 
 

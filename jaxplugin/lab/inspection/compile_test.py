@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
@@ -144,8 +143,7 @@ class VectorKernelTest(parameterized.TestCase):
       self.assertEqual(compiled.global_load_bits, wanted)
 
   def test_options_are_passed_on(self):
-    compiled = compile_vector("sm_90", max_registers=64, num_warps=8)
-    self.assertIn(".maxnreg 64", compiled.assembly)
+    compiled = compile_vector("sm_90", num_warps=8)
     self.assertEqual(compiled.num_warps, 8)
     self.assertIn(".reqntid 256", compiled.assembly)
 
@@ -159,9 +157,7 @@ class MatrixInstructionTest(parameterized.TestCase):
     ("sm_90", r"wgmma\.mma_async.*m64n64k16\.f32\.bf16\.bf16", "HGMMA",
      64**3 // (64 * 64 * 16)),
     ("sm_100", r"tcgen05\.mma.*kind::f16", "UTCHMMA", 64**3 // (64 * 64 * 16)),
-    ("sm_120", r"mma\.sync.*m16n8k16.*f32\.bf16\.bf16\.f32", "HMMA", None),
     ("gfx942", r"v_mfma_f32_\w+bf16", "v_mfma_f32", None),
-    ("gfx950", r"v_mfma_f32_\w+bf16", "v_mfma_f32", None),
     ("gfx1250", r"v_wmma_f32_\w+bf16", "v_wmma_f32", None),
   )  # fmt: skip
   def test_dot_of_bf16_uses(self, target, assembly, machine, count):
@@ -172,31 +168,6 @@ class MatrixInstructionTest(parameterized.TestCase):
     self.assertStartsWith(instruction, machine)
     if count is not None:
       self.assertEqual(compiled.main_loop.matrix_count, count)
-
-  @parameterized.parameters(
-    ("sm_100", "kind::mxf8f6f4.block_scale", "UTCQMMA"),
-    ("sm_103", "kind::mxf8f6f4.block_scale", "UTCQMMA"),
-    ("sm_120", "kind::mxf8f6f4.block_scale", "QMMA.SF"),
-    ("sm_121", "kind::mxf8f6f4.block_scale", "QMMA.SF"),
-    ("gfx950", "v_mfma_scale_f32", "v_mfma_scale"),
-    ("gfx1250", "v_wmma_scale_f32", "v_wmma_scale"),
-    ("sm_89", "bf16", None),
-    ("sm_90", "bf16", None),
-    ("gfx942", "bf16", None),
-  )
-  def test_scaled_dot_is_native_or_a_product_of_bf16(
-    self, target, assembly, machine
-  ):
-    tile = 128 if machine else 64
-    compiled = compiled_scaled_dot(target, tile, tile)
-    self.assertEqual(compiled.architecture.has_scaled_dot, bool(machine))
-    (instruction,) = compiled.matrix_instructions
-    self.assertIn(assembly, instruction)
-    if machine:
-      (instruction,) = compiled.main_loop.matrix_instructions
-      self.assertStartsWith(instruction, machine)
-    else:
-      self.assertNotIn("scale", instruction)
 
   def test_tensor_memory_holds_the_accumulator(self):
     # 128 lanes x 128 columns of f32, and the scales, to a power of two.
@@ -216,24 +187,22 @@ class LimitTest(parameterized.TestCase):
     )
     self.assertIsNone(compiled_scaled_dot("gfx942", 64, 64).limit_error)
 
-  # 128 values a thread, and far fewer registers.
+  # 128 values a thread, and more than a thread has registers.
   @parameterized.parameters(
-    ("sm_90", 32 * 128, {"max_registers": 64}),
-    ("gfx942", 64 * 128, {"waves_per_eu": 8}),
+    ("sm_90", 32 * 128, 32 * 512), ("gfx942", 64 * 128, 64 * 512)
   )
-  def test_spills_are_seen(self, target, size, options):
-    def spill_bytes(**options):
+  def test_spills_are_seen(self, target, small, large):
+    def spill_bytes(size):
       return kernel_compile.compile_kernel(
         _normalize_kernel,
         {"out": "*fp32", "x": "*fp32"},
         {"SIZE": size},
         target,
         num_warps=1,
-        **options,
       ).spill_bytes
 
-    self.assertEqual(spill_bytes(), 0)
-    self.assertGreater(spill_bytes(**options), 128)
+    self.assertEqual(spill_bytes(small), 0)
+    self.assertGreater(spill_bytes(large), 128)
 
 
 class ErrorTest(parameterized.TestCase):
@@ -338,28 +307,24 @@ class MachineCodeTest(parameterized.TestCase):
     # The loop from .L_x_2, with the wait .L_x_3 that jumps back into it: its
     # blocks are .L_x_2 (3), .L_x_4 (1) and .L_x_3 (2). The outer loop has no
     # more products; neither those before and after it nor the trap count.
-    loop = machine_code.main_loop_of_sass(SASS)
+    loop = machine_code.main_loop([*machine_code.read_sass(SASS)])
     self.assertEqual(loop.matrix_instructions, {"HMMA.16816.F32.BF16": 2})
     self.assertEqual(loop.instructions, 6)
-    self.assertEqual(loop.instructions_per_matrix_instruction, 3)
 
   def test_products_outside_of_loops_make_no_main_loop(self):
     straight = re.sub(r".*BRA.*\n", "", SASS)
-    self.assertIsNone(machine_code.main_loop_of_sass(straight))
+    items = [*machine_code.read_sass(straight)]
+    self.assertIsNone(machine_code.main_loop(items))
 
   def test_main_loop_of_amdgcn(self):
-    loop = machine_code.main_loop_of_amdgcn(AMDGCN)
+    items = [*machine_code.read_amdgcn(AMDGCN)]
+    loop = machine_code.main_loop(items)
     self.assertEqual(loop.matrix_instructions, {"v_mfma_f32_32x32x16_bf16": 1})
     self.assertEqual(loop.instructions, 3)
     self.assertEqual(
-      machine_code.matrix_instructions_of_amdgcn(AMDGCN),
+      machine_code.matrix_instructions(items),
       {"v_mfma_f32_32x32x16_bf16": 2},
     )
-
-  def test_local_memory_instructions_are_spills(self):
-    self.assertEqual(machine_code.spills_in_sass(SASS), 0)
-    spilling = SASS.replace("LDG.E R4, desc[UR4][R2.64]", "LDL.64 R4, [R1]")
-    self.assertEqual(machine_code.spills_in_sass(spilling), 1)
 
   def test_load_widths_of_ptx(self):
     text = """
@@ -373,9 +338,9 @@ class MachineCodeTest(parameterized.TestCase):
       @%p2 cp.async.bulk.tensor.3d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r5}], [%r4];
     """  # noqa: E501
     self.assertEqual(
-      machine_code.global_load_bits_of_ptx(text),
-      {machine_code.TENSOR_COPY: 2, 8: 1, 32: 1, 128: 3},
+      machine_code.global_load_bits_of_ptx(text), {8: 1, 32: 1, 128: 3}
     )
+    self.assertEqual(machine_code.tensor_copies_of_ptx(text), 2)
 
   def test_load_widths_of_amdgcn(self):
     text = """
@@ -394,7 +359,3 @@ class MachineCodeTest(parameterized.TestCase):
       machine_code.global_load_bits_of_amdgcn(text),
       {8: 2, 16: 1, 32: 1, 64: 2, 128: 3},
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,11 +1,20 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads SASS, AMDGCN and PTX texts: main loops, matrix instructions, loads.
+"""Reads SASS, AMDGCN and PTX texts: main loops, schedules, loads.
 
 A loop is a natural loop of the control-flow graph. Its back edge is a branch to
 a header that dominates the branch. The loop has all blocks that reach the
 branch without passing the header. Not every backward branch is a loop: ptxas
 moves waits for barriers behind the end of the kernel, and they jump back.
+
+Since Volta an instruction of SASS has 128 bits. Some of them are ptxas's
+schedule, and hardware does not compare registers (Jia et al., "Dissecting the
+NVIDIA Volta GPU architecture via microbenchmarking", 2018, section 2.1):
+
+  105 to 108  cycles until the warp's next instruction may issue
+  110 to 112  scoreboard that is released when the result is ready
+  113 to 115  scoreboard that is released when the operands have been read
+  116 to 121  scoreboards that the instruction waits for
 """
 
 from __future__ import annotations
@@ -14,9 +23,10 @@ import collections
 import dataclasses
 import functools
 import re
+from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 from typing import Final
 
 # HMMA, IMMA, QMMA (FP8 .. FP4), OMMA (FP4): mma.sync; HGMMA, QGMMA: wgmma;
@@ -29,6 +39,11 @@ _PTX_MATRIX: Final = re.compile(
 _SASS_LINE: Final = re.compile(
   r"\s*/\*[0-9a-f]{4,}\*/\s+(?:(@\S+)\s+)?([A-Z][\w.]*)\s*(.*)"
 )
+# `nvdisasm -hex` prints the first word of an instruction behind the text, and
+# the second word in the next line.
+_SASS_WORD: Final = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
+_SCHEDULE_SHIFT: Final = 105 - 64  # in the second word
+SCOREBOARDS: Final = 6
 # Operands that are descriptors or addresses in tensor memory.
 _SASS_OPERAND: Final = re.compile(r"\b([a-z]+desc|tmem)\[")
 _LABEL: Final = re.compile(r"\s*(\.?[A-Za-z_][\w.$]*):")
@@ -49,29 +64,6 @@ _AMDGCN_LOAD: Final = re.compile(
   r"\b(?:global|buffer)_load_(?:async_to_lds_|lds_)?"
   r"(dwordx(\d)|dword|ushort|ubyte|sbyte|short|b(\d+)|u8|u16|i8|i16|d16\w*)"
 )
-TENSOR_COPY: Final = 0  # stands for the width of a TMA copy
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loop:
-  """A loop with matrix instructions.
-
-  Attributes:
-    instructions: number of machine instructions.
-    matrix_instructions: number of matrix instructions by name, such as
-      {"HGMMA.64x128x16.F32.BF16": 8}.
-  """
-
-  instructions: int
-  matrix_instructions: Mapping[str, int]
-
-  @property
-  def matrix_count(self) -> int:
-    return sum(self.matrix_instructions.values())
-
-  @property
-  def instructions_per_matrix_instruction(self) -> float:
-    return self.instructions / self.matrix_count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +76,13 @@ class MachineInstruction:
     falls_through: whether execution may continue at the next instruction.
     is_matrix: whether the instruction multiplies matrices.
     operands: the text of the operands.
+    stall: cycles until the warp's next instruction may issue. It and the fields
+      below describe ptxas's schedule, if the text has the instructions' words.
+    result_scoreboard: the scoreboard that is released when the result is ready;
+      None if the latency is fixed.
+    operand_scoreboard: the scoreboard that is released after the operands are
+      read; None without one.
+    waits: scoreboards that must be released before the instruction may issue.
   """
 
   opcode: str
@@ -91,23 +90,60 @@ class MachineInstruction:
   falls_through: bool
   is_matrix: bool
   operands: str = ""
+  stall: int = 0
+  result_scoreboard: int | None = None
+  operand_scoreboard: int | None = None
+  waits: tuple[int, ...] = ()
+
+  @property
+  def base(self) -> str:
+    """The opcode without qualifiers."""
+    return self.opcode.partition(".")[0]
 
 
-def main_loop_of_sass(text: str) -> Loop | None:
-  """Returns the main loop in the output of `nvdisasm -c`."""
-  return _main_loop(list(read_sass(text)))
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """The instructions of a loop, in program order."""
+
+  body: tuple[MachineInstruction, ...]
+
+  @property
+  def instructions(self) -> int:
+    return len(self.body)
+
+  @property
+  def matrix_instructions(self) -> dict[str, int]:
+    """The number by name, such as {"HGMMA.64x128x16.F32.BF16": 8}."""
+    return dict(collections.Counter(x.opcode for x in self.body if x.is_matrix))
+
+  @property
+  def matrix_count(self) -> int:
+    return sum(item.is_matrix for item in self.body)
+
+  def load_distances(self) -> list[int]:
+    """Returns the number of instructions between each global load and its use.
+
+    The use is the first instruction that waits for the load's scoreboard, in
+    this iteration or the next. If no instruction waits, the number is the
+    loop's length. Copies to shared memory are left out.
+    """
+    loop, distances = self.body, []
+    for place, load in enumerate(loop):
+      if load.base != "LDG" or load.result_scoreboard is None:
+        continue
+      following = [*loop[place + 1 :], *loop[: place + 1]]
+      waiting = (
+        distance
+        for distance, item in enumerate(following)
+        if load.result_scoreboard in item.waits
+      )
+      distances.append(next(waiting, len(loop)))
+    return distances
 
 
-def spills_in_sass(text: str) -> int:
-  """Returns the number of instructions that access local memory."""
-  return sum(
-    item.opcode.partition(".")[0] in ("LDL", "STL")
-    for item in read_sass(text)
-    if isinstance(item, MachineInstruction)
-  )
-
-
-def matrix_instructions_of_sass(text: str) -> dict[str, int]:
+def matrix_instructions(
+  items: Iterable[MachineInstruction | str],
+) -> dict[str, int]:
   """Returns the number of matrix instructions by name and kinds of operands.
 
   An example of a key is "UTCHMMA gdesc gdesc tmem tmem idesc". The kinds of
@@ -116,14 +152,10 @@ def matrix_instructions_of_sass(text: str) -> dict[str, int]:
   return dict(
     collections.Counter(
       " ".join((item.opcode, *_SASS_OPERAND.findall(item.operands)))
-      for item in read_sass(text)
-      if isinstance(item, MachineInstruction) and item.is_matrix
+      for item in items
+      if not isinstance(item, str) and item.is_matrix
     )
   )
-
-
-def main_loop_of_amdgcn(text: str) -> Loop | None:
-  return _main_loop(list(_read_amdgcn(text)))
 
 
 def matrix_instructions_of_ptx(text: str) -> dict[str, int]:
@@ -131,20 +163,10 @@ def matrix_instructions_of_ptx(text: str) -> dict[str, int]:
   return dict(collections.Counter(_PTX_MATRIX.findall(text)))
 
 
-def matrix_instructions_of_amdgcn(text: str) -> dict[str, int]:
-  return dict(
-    collections.Counter(
-      item.opcode
-      for item in _read_amdgcn(text)
-      if isinstance(item, MachineInstruction) and item.is_matrix
-    )
-  )
-
-
 def global_load_bits_of_ptx(text: str) -> dict[int, int]:
   """Returns the number of global loads by bits that a thread loads.
 
-  Copies to shared memory count as loads. TMA copies have the key `TENSOR_COPY`.
+  Copies to shared memory count as loads, but TMA copies do not.
   """
   bits: collections.Counter[int] = collections.Counter()
   for match in _PTX_LOAD.finditer(text):
@@ -157,10 +179,12 @@ def global_load_bits_of_ptx(text: str) -> dict[int, int]:
     bits[width * vector] += 1
   for match in _PTX_COPY.finditer(text):
     bits[8 * int(match[1], 0)] += 1
-  tensor_copies = len(_PTX_TENSOR_COPY.findall(text))
-  if tensor_copies:
-    bits[TENSOR_COPY] += tensor_copies
   return dict(sorted(bits.items()))
+
+
+def tensor_copies_of_ptx(text: str) -> int:
+  """Returns the number of TMA copies from global memory."""
+  return len(_PTX_TENSOR_COPY.findall(text))
 
 
 def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
@@ -179,11 +203,18 @@ def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
 
 
 def read_sass(text: str) -> Iterator[MachineInstruction | str]:
-  """Yields instructions in the output of `nvdisasm -c`; labels are strings."""
-  for line in text.splitlines():
+  """Yields instructions and labels in the output of `nvdisasm -c`.
+
+  Labels are strings. With the option `-hex`, instructions have a schedule.
+
+  Raises:
+    ValueError: If the second word of an instruction is missing.
+  """
+  lines = text.splitlines()
+  for line, following in zip(lines, [*lines[1:], ""], strict=True):
     if label := _LABEL.match(line):
       yield label[1]
-    elif match := _SASS_LINE.match(line):
+    elif match := _SASS_LINE.match(_SASS_WORD.sub("", line)):
       predicate, opcode, operands = match.groups()
       base = opcode.partition(".")[0]
       target = None
@@ -199,10 +230,37 @@ def read_sass(text: str) -> Iterator[MachineInstruction | str]:
         falls_through=not leaves or conditional,
         is_matrix=_SASS_MATRIX.match(opcode) is not None,
         operands=operands,
+        **(_schedule(line, following) if _SASS_WORD.search(line) else {}),
       )
 
 
-def _read_amdgcn(text: str) -> Iterator[MachineInstruction | str]:
+def _schedule(line: str, following: str) -> dict[str, Any]:
+  """Returns the schedule of an instruction from the line with its second word.
+
+  7 stands for no scoreboard.
+  """
+  second = _SASS_WORD.match(following)
+  if second is None:
+    raise ValueError(f"no second word of the instruction {line.strip()!r}")
+  bits = int(second[1], 16) >> _SCHEDULE_SHIFT
+  result, operand = bits >> 5 & 7, bits >> 8 & 7
+  return {
+    "stall": bits & 15,
+    "result_scoreboard": None if result == 7 else result,
+    "operand_scoreboard": None if operand == 7 else operand,
+    "waits": tuple(x for x in range(SCOREBOARDS) if bits >> 11 >> x & 1),
+  }
+
+
+def without_words(text: str) -> str:
+  """Converts the output of `nvdisasm -c -hex` to that of `nvdisasm -c`."""
+  lines = (
+    (line, _SASS_WORD.sub("", line).rstrip()) for line in text.splitlines()
+  )
+  return "".join(f"{kept}\n" for line, kept in lines if kept or not line)
+
+
+def read_amdgcn(text: str) -> Iterator[MachineInstruction | str]:
   for line in text.splitlines():
     if label := _LABEL.match(line):
       yield label[1]
@@ -218,32 +276,23 @@ def _read_amdgcn(text: str) -> Iterator[MachineInstruction | str]:
       )
 
 
-def _main_loop(items: Sequence[MachineInstruction | str]) -> Loop | None:
-  body = main_loop_body(items)
-  if body is None:
-    return None
-  counts = collections.Counter(item.opcode for item in body if item.is_matrix)
-  return Loop(instructions=len(body), matrix_instructions=dict(counts))
+def main_loop(items: Sequence[MachineInstruction | str]) -> Loop | None:
+  """Returns the loop with the most matrix instructions.
 
-
-def main_loop_body(
-  items: Sequence[MachineInstruction | str],
-) -> list[MachineInstruction] | None:
-  """Returns the instructions of the loop with the most matrix instructions.
-
-  If several loops have as many, the shortest is returned. Instructions are in
-  program order. Returns None if no loop has matrix instructions.
+  If several loops have as many, the shortest is returned. Returns None if no
+  loop has matrix instructions.
   """
   blocks, successors = basic_blocks(items)
-  best: list[MachineInstruction] | None = None
-  best_rank = (0, 0)
-  for members in _natural_loops(successors):
-    body = [item for block in sorted(members) for item in blocks[block]]
-    count = sum(item.is_matrix for item in body)
-    rank = (count, -len(body))
-    if count and (best is None or rank > best_rank):
-      best, best_rank = body, rank
-  return best
+  loops = [
+    Loop(tuple(item for block in sorted(members) for item in blocks[block]))
+    for members in _natural_loops(successors)
+  ]
+  best = max(
+    loops,
+    key=lambda loop: (loop.matrix_count, -loop.instructions),
+    default=None,
+  )
+  return best if best and best.matrix_count else None
 
 
 def basic_blocks(

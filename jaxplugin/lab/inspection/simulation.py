@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models the cycles of a kernel's main loop. Nothing is measured.
 
-`simulate` replays a loop's SASS with ptxas's schedule (`scheduling`) on a
+`simulate` replays a loop's SASS with ptxas's schedule (`machine_code`) on a
 quarter of an SM, whose scheduler issues one instruction per cycle. The model
 has stall counts, scoreboards, barriers, groups of copies and wgmmas, occupied
 pipes, and fixed latencies. It ignores cache misses, bandwidth outside of the
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
 
-from jaxplugin.lab.inspection import scheduling
+from jaxplugin.lab.inspection import machine_code
 
 QUARTERS: Final = 4  # each has a scheduler, pipes and a tensor core
 # The simulation ends when a warp has run this many iterations.
@@ -125,7 +125,6 @@ class Simulation:
     products: multiplications of a block in an iteration.
     instructions_per_cycle: instructions that a scheduler issues per cycle.
     matrix_share: fraction of the cycles in which matrix units are busy.
-    waits: cycles that a warp waits in an iteration, by reason.
   """
 
   blocks: int
@@ -133,7 +132,6 @@ class Simulation:
   products: int
   instructions_per_cycle: float
   matrix_share: float
-  waits: Mapping[str, float]
 
   def cycles_of(self, products: int) -> float:
     """Returns an SM's cycles for `products`, while all resident blocks run."""
@@ -164,7 +162,7 @@ class _Warp:
   issued: float = -1
   is_at_barrier: bool = False
   scoreboards: list[float] = dataclasses.field(
-    default_factory=lambda: [0.0] * scheduling.SCOREBOARDS
+    default_factory=lambda: [0.0] * machine_code.SCOREBOARDS
   )
   copies: _AsyncGroups = dataclasses.field(default_factory=_AsyncGroups)
   products: _AsyncGroups = dataclasses.field(default_factory=_AsyncGroups)
@@ -172,7 +170,7 @@ class _Warp:
 
 
 def simulate(
-  loop: Sequence[scheduling.Scheduled],
+  loop: Sequence[machine_code.MachineInstruction],
   core: Core,
   *,
   num_warps: int,
@@ -181,7 +179,7 @@ def simulate(
   """Simulates a loop as straight-line code, without its inner branches.
 
   Args:
-    loop: the result of `scheduling.main_loop`.
+    loop: the body of a main loop with its schedule.
     core: an entry of `CORES`.
     num_warps: number of warps of a block, a multiple of four.
     blocks: number of blocks that run on an SM at once.
@@ -211,18 +209,16 @@ def simulate(
   counted = [warp.turns[_WARM_UP_TURNS - 1 :] for warp in warps]
   spans = [x[-1] - x[0] for x in counted if len(x) > 1]
   whole = sum(len(x) - 1 for x in counted)
-  all_turns = quarter.issued / len(loop)
   return Simulation(
     blocks=blocks,
     cycles=sum(spans) / whole,
     products=num_warps * sum(products_of(x) for x in loop),
     instructions_per_cycle=quarter.issued / quarter.now,
     matrix_share=quarter.matrix_cycles / quarter.now,
-    waits={k: v / all_turns for k, v in sorted(quarter.waits.items())},
   )
 
 
-def products_of(item: scheduling.Scheduled) -> int:
+def products_of(item: machine_code.MachineInstruction) -> int:
   """Returns the multiplications that an instruction does for one warp."""
   if wgmma := _WGMMA.match(item.opcode):
     return 64 * int(wgmma[1]) * int(wgmma[2]) // QUARTERS
@@ -238,7 +234,7 @@ class _Quarter:
 
   def __init__(
     self,
-    loop: Sequence[scheduling.Scheduled],
+    loop: Sequence[machine_code.MachineInstruction],
     core: Core,
     warps: Sequence[_Warp],
   ) -> None:
@@ -249,47 +245,38 @@ class _Quarter:
     self.issued = 0
     self.matrix_cycles = 0.0
     self.free: dict[str, float] = collections.defaultdict(float)
-    self.waits: dict[str, float] = collections.defaultdict(float)
 
   def issue(self) -> None:
     """Issues the instruction that is ready first.
 
     If several are ready, the warp that issued least recently goes first.
     """
-    best: tuple[float, float, int] | None = None
-    reason = ""
-    for number, warp in enumerate(self.warps):
-      if not warp.is_at_barrier:
-        time, why = self._earliest(warp)
-        rank = (max(time, self.now + 1), warp.issued, number)
-        if best is None or rank < best:
-          best, reason = rank, why if time > self.now else "a slot to issue"
-    assert best is not None, "all warps wait at a barrier that nobody reaches"
-    self.now = best[0]
-    warp = self.warps[best[2]]
-    if self.now > warp.ready:
-      self.waits[reason] += self.now - warp.ready
+    # All warps never wait at a barrier: the last to arrive ends the wait.
+    self.now, _, number = min(
+      (max(self._earliest(warp), self.now + 1), warp.issued, number)
+      for number, warp in enumerate(self.warps)
+      if not warp.is_at_barrier
+    )
+    warp = self.warps[number]
     self._issue(warp, self.loop[warp.place])
 
-  def _earliest(self, warp: _Warp) -> tuple[float, str]:
-    """Returns when a warp's next instruction may issue, and the reason."""
+  def _earliest(self, warp: _Warp) -> float:
+    """Returns when a warp's next instruction may issue."""
     item = self.loop[warp.place]
-    limits = [(warp.ready, "the one before")]
-    for number in item.waits:
-      limits.append((warp.scoreboards[number], "a scoreboard"))
+    limits = [warp.ready, *(warp.scoreboards[number] for number in item.waits)]
     if item.base == "DEPBAR":
-      limits.append((warp.copies.all_but(_count(item)), "copies"))
+      limits.append(warp.copies.all_but(_count(item)))
     if item.opcode.startswith("WARPGROUP.DEPBAR"):
-      limits.append((warp.products.all_but(_count(item)), "products"))
+      limits.append(warp.products.all_but(_count(item)))
     pipe = self._pipe(item)
     ahead = {
       "memory": _MEMORY_QUEUE_CYCLES,
       "matrix": _WGMMA_QUEUE_CYCLES if _is_wgmma(item) else 0,
     }
-    limits.append((self.free[pipe] - ahead.get(pipe, 0), f"pipe {pipe}"))
-    return max(limits, key=lambda limit: limit[0])
+    limits.append(self.free[pipe] - ahead.get(pipe, 0))
+    return max(limits)
 
-  def _pipe(self, item: scheduling.Scheduled) -> str:
+  def _pipe(self, item: machine_code.MachineInstruction) -> str:
     pipe = _PIPES[item.base]
     if pipe == "multiply":
       return "fma 0"
@@ -298,7 +285,7 @@ class _Quarter:
       return min(pipes, key=lambda name: self.free[name])
     return pipe
 
-  def _occupied(self, item: scheduling.Scheduled) -> float:
+  def _occupied(self, item: machine_code.MachineInstruction) -> float:
     """Returns the cycles that an instruction occupies its pipe."""
     pipe = _PIPES[item.base]
     if pipe == "matrix":
@@ -309,7 +296,7 @@ class _Quarter:
       return _CYCLES_A_WORD * _words(item)
     return _PIPE_CYCLES[pipe]
 
-  def _issue(self, warp: _Warp, item: scheduling.Scheduled) -> None:
+  def _issue(self, warp: _Warp, item: machine_code.MachineInstruction) -> None:
     pipe = self._pipe(item)
     occupied = self._occupied(item)
     if occupied:
@@ -345,7 +332,7 @@ class _Quarter:
       warp.place = 0
       warp.turns.append(self.now)
 
-  def _done(self, item: scheduling.Scheduled, pipe: str) -> float:
+  def _done(self, item: machine_code.MachineInstruction, pipe: str) -> float:
     """Returns when an instruction's result is ready."""
     if item.base in ("LDG", "LDGSTS"):
       return self.now + LOAD_CYCLES
@@ -366,15 +353,14 @@ class _Quarter:
     if all(x.is_at_barrier for x in others):
       for x in others:
         x.is_at_barrier = False
-        self.waits["a barrier"] += self.now - x.issued if x is not warp else 0
         x.ready = max(x.ready, self.now + BARRIER_CYCLES)
 
 
-def _is_wgmma(item: scheduling.Scheduled) -> bool:
+def _is_wgmma(item: machine_code.MachineInstruction) -> bool:
   return item.base in ("HGMMA", "IGMMA", "QGMMA")
 
 
-def _count(item: scheduling.Scheduled) -> int:
+def _count(item: machine_code.MachineInstruction) -> int:
   found = _COUNT.search(item.operands)
   if found is None:
     raise ValueError(
@@ -383,7 +369,7 @@ def _count(item: scheduling.Scheduled) -> int:
   return int(found[1], 16)
 
 
-def _words(item: scheduling.Scheduled) -> int:
+def _words(item: machine_code.MachineInstruction) -> int:
   """Returns the number of 32-bit words that each thread accesses."""
   if ".128" in item.opcode or item.opcode.endswith(".4"):
     return 4

@@ -6,7 +6,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.inspection import machine_code
-from jaxplugin.lab.inspection import scheduling
 from jaxplugin.lab.inspection import simulation
 
 HOPPER = simulation.CORES["sm_90"]
@@ -46,9 +45,8 @@ def line_of(item):
 
 
 def loop_of(*lines):
-  found = scheduling.main_loop(printed(*lines))
-  assert found is not None
-  return found
+  items = [*machine_code.read_sass(printed(*lines))]
+  return machine_code.main_loop(items).body
 
 
 def cycles(*lines, core=HOPPER, num_warps=4, blocks=1):
@@ -96,17 +94,17 @@ class SchedulingTest(absltest.TestCase):
     self.assertEqual(first.waits, ())
 
   def test_text_without_words_is_what_nvdisasm_prints_without_them(self):
-    plain = scheduling.without_words(printed(INTEGER, MMA))
+    plain = machine_code.without_words(printed(INTEGER, MMA))
     self.assertNotIn("/* 0x", plain)
     self.assertLen(plain.splitlines(), 2 + 3)
-    loop = machine_code.main_loop_of_sass(plain)
+    loop = machine_code.main_loop([*machine_code.read_sass(plain)])
     self.assertEqual(loop.instructions, 3)
 
   def test_missing_word_is_an_error(self):
     first, second, *_ = printed(MMA).splitlines()[2:]
     del second
     with self.assertRaisesRegex(ValueError, "second word .*HMMA"):
-      list(scheduling.read(first))
+      list(machine_code.read_sass(first))
 
   def test_distance_of_a_load_is_to_the_wait_for_its_scoreboard(self):
     other = line(INTEGER, waits=(1,))
@@ -120,7 +118,8 @@ class SchedulingTest(absltest.TestCase):
       # A copy to shared memory is not a load.
       ((copy, USE, MMA), []),
     ):
-      self.assertEqual(scheduling.load_distances(loop_of(*loop)), expected)
+      found = machine_code.Loop(loop_of(*loop)).load_distances()
+      self.assertEqual(found, expected)
 
 
 class SimulateTest(parameterized.TestCase):
@@ -182,10 +181,6 @@ class SimulateTest(parameterized.TestCase):
     body = [INTEGER] * 20 + ["BAR.SYNC.DEFER_BLOCKING 0x0", MMA]
     both = cycles(*body, num_warps=8)
     self.assertBetween(both, 2 * 2 * 20 + simulation.BARRIER_CYCLES - 8, 120)
-    simulated = simulation.simulate(
-      loop_of(*body), HOPPER, num_warps=8, blocks=1
-    )
-    self.assertIn("a barrier", simulated.waits)
 
   def test_products_are_those_of_the_shape(self):
     (mma, *_) = loop_of(MMA)
@@ -203,7 +198,3 @@ class SimulateTest(parameterized.TestCase):
   def test_blocks_that_are_no_quarters_are_refused(self, num_warps, blocks):
     with self.assertRaisesRegex(ValueError, f"got {num_warps} and {blocks}"):
       cycles(MMA, num_warps=num_warps, blocks=blocks)
-
-
-if __name__ == "__main__":
-  absltest.main()

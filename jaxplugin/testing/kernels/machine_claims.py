@@ -96,8 +96,7 @@ def broken(
     architecture: the name of the architecture.
     kind: a key of `CLAIMS[architecture]`.
     instructions: number of matrix instructions, with operands, from
-      `machine_code.matrix_instructions_of_sass` or its counterpart for AMD. All
-      of them must match the claim.
+      `machine_code.matrix_instructions`. All of them must match the claim.
   """
   claim = CLAIMS[architecture][kind]
   pattern = re.compile(rf"{claim}( .*)?")

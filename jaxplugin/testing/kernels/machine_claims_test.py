@@ -128,7 +128,7 @@ class ClaimTest(parameterized.TestCase):
         /*0030*/  UTCCP.T.S.4x32dp128bit tmem[UR4], gdesc[UR6] ;
     """  # noqa: E501
     self.assertEqual(
-      machine_code.matrix_instructions_of_sass(text),
+      machine_code.matrix_instructions(machine_code.read_sass(text)),
       {
         "UTCQMMA gdesc gdesc tmem tmem idesc tmem": 2,
         "HMMA.16816.F32.BF16": 1,

@@ -130,7 +130,9 @@ def compiled_entry(name, key):
   registers, shared = re.findall(r"REG:(\d+) .*SHARED:(\d+)", usage)[0]
   return {
     "launch": launch_of(name, key).specification(),
-    "matrix_instructions": machine_code.matrix_instructions_of_sass(sass),
+    "matrix_instructions": machine_code.matrix_instructions(
+      machine_code.read_sass(sass)
+    ),
     "other_instructions": {x: others[x] for x in OTHERS},
     "registers": int(registers),
     "shared_memory_bytes": int(shared),
