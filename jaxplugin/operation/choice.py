@@ -64,8 +64,9 @@ def choose(
     options_lib.FallbackError: If XLA would dequantize the operands, and the
       target's options do not allow it.
   """
-  asked = resolution.ask(operation, problem, target, overlay)
-  measured = asked.measured if propose is None else propose(asked.measured)
+  measured, table_notes = resolution.ask(operation, problem, target, overlay)
+  if propose is not None:
+    measured = propose(measured)
   decision = decisions.choose(
     operation.backends(),
     problem,
@@ -94,7 +95,7 @@ def choose(
     notes=(
       *decision.notes,
       *more,
-      *asked.notes,
+      *table_notes,
       *_limited(operation, measured, problem, target),
     ),
   )

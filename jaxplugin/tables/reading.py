@@ -8,11 +8,11 @@ has the number of the line.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import stat
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 from typing import Final
 
@@ -20,11 +20,13 @@ from jaxplugin.core import strict_json
 from jaxplugin.tables import records
 
 MAX_BYTES: Final = 4 << 20
-MAX_LINE: Final = 32 << 10  # characters of a line
-_MAX_BRACKETS: Final = 200  # a row with MAX_CANDIDATES candidates has 50
 
 _END: Final = "]}"
 _ROWS: Final = '"rows":['
+_HEADER: Final = (
+  *("about", "bucketed", "date", "device", "implementations", "measured"),
+  *("operation", "policy", "schema"),
+)
 
 
 def read(path: pathlib.Path) -> records.Table:
@@ -113,10 +115,6 @@ def parse(text: str) -> records.Table:
 def _in_line(number: int, function: Any, line: str) -> Any:
   """Returns `function` of a line's JSON. An error names the line."""
   try:
-    if len(line) > MAX_LINE:
-      raise records.TableError(f"it has more than {MAX_LINE} characters")
-    if line.count("{") + line.count("[") > _MAX_BRACKETS:
-      raise records.TableError(f"it has more than {_MAX_BRACKETS} brackets")
     try:
       value = strict_json.loads(line)
     except ValueError as error:
@@ -126,15 +124,19 @@ def _in_line(number: int, function: Any, line: str) -> Any:
     raise records.TableError(f"line {number}: {error}") from None
 
 
-def _object(what: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
+def _object(what: str, value: Any, names: Iterable[str]) -> dict[str, Any]:
   """Returns a value that must be an object with exactly these names."""
-  if not isinstance(value, dict) or set(value) != {*names}:
+  names = sorted(names)
+  if not isinstance(value, dict) or sorted(value) != names:
     given = sorted(value) if isinstance(value, dict) else type(value).__name__
     text = str(given)[: records.MAX_TEXT]
-    raise records.TableError(
-      f"{what} must be an object of {sorted(names)}, got {text}"
-    )
+    raise records.TableError(f"{what} must be an object of {names}, got {text}")
   return value
+
+
+def _fields(what: str, value: Any, record: type) -> dict[str, Any]:
+  """Returns a value that must be an object with the fields of a record."""
+  return _object(what, value, (f.name for f in dataclasses.fields(record)))
 
 
 def _list(what: str, value: Any) -> list[Any]:
@@ -143,19 +145,6 @@ def _list(what: str, value: Any) -> list[Any]:
       f"{what} must be a list, got {type(value).__name__}"
     )
   return value
-
-
-_HEADER: Final = (
-  "about",
-  "bucketed",
-  "date",
-  "device",
-  "implementations",
-  "measured",
-  "operation",
-  "policy",
-  "schema",
-)
 
 
 def _header(value: Any) -> records.Header:
@@ -177,14 +166,9 @@ def _header(value: Any) -> records.Header:
   implementations = header["implementations"]
   if not isinstance(implementations, dict):
     raise records.TableError("implementations must be an object")
-  device = _object(
-    "device",
-    header["device"],
-    ("architecture", "core_count", "kind", "platform"),
-  )
-  measured = _object(
-    "measured", header["measured"], ("cache", "clock", "interval", "rounds")
-  )
+  device = _fields("device", header["device"], records.Device)
+  measured = _fields("measured", header["measured"], records.Measurement)
+  about: Any = records.fields_of("about", header["about"])
   return records.Header(
     operation=header["operation"],
     bucketed=header["bucketed"],
@@ -194,47 +178,31 @@ def _header(value: Any) -> records.Header:
     ),
     measured=records.Measurement(**measured),
     date=header["date"],
-    about=_texts("about", header["about"]),
+    about=about,
   )
 
 
 def _source(name: str, value: Any) -> records.Source:
   what = f"implementation {name[: records.MAX_TEXT]!r}"
-  source = _object(what, value, ("kernels", "toolchain"))
-  return records.Source(
-    kernels=source["kernels"],
-    toolchain=_texts("toolchain", source["toolchain"]),
-  )
-
-
-def _texts(what: str, value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-  texts = []
-  for name, text in records.fields_of(what, value):
-    records.check_text(f"{name} of {what}", text)
-    texts.append((name, str(text)))
-  return tuple(texts)
+  source = _fields(what, value, records.Source)
+  toolchain: Any = records.fields_of("toolchain", source["toolchain"])
+  return records.Source(kernels=source["kernels"], toolchain=toolchain)
 
 
 def _row(value: Any) -> records.Row:
-  row = _object("a row", value, ("candidates", "default", "problem"))
+  row = _fields("a row", value, records.Row)
+  candidates = _list("candidates", row["candidates"])
   return records.Row(
     problem=records.fields_of("problem", row["problem"]),
-    candidates=tuple(
-      _candidate(c) for c in _list("candidates", row["candidates"])
-    ),
+    candidates=tuple(map(_candidate, candidates)),
     default=row["default"],
   )
 
 
 def _candidate(value: Any) -> records.Candidate:
-  candidate = _object(
-    "a candidate",
-    value,
-    ("config", "implementation", "interval_us", "median_us"),
-  )
+  candidate = _fields("a candidate", value, records.Candidate)
+  interval: Any = tuple(_list("interval_us", candidate["interval_us"]))
+  config = records.fields_of("config", candidate["config"])
   return records.Candidate(
-    implementation=candidate["implementation"],
-    config=records.fields_of("config", candidate["config"]),
-    median_us=candidate["median_us"],
-    interval_us=tuple(_list("interval_us", candidate["interval_us"])),  # type: ignore[arg-type]
+    **{**candidate, "config": config, "interval_us": interval}
   )

@@ -7,10 +7,8 @@ import os
 import pathlib
 import random
 import socket
-import sys
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.tables import reading
@@ -95,13 +93,9 @@ def same_bucket(text):
 # Name: (what is done to the text, what the error says).
 BROKEN = {
   # The file's form.
-  "empty": (lambda text: "", "truncated"),
-  "blank": (lambda text: "\n", "truncated"),
-  "no_table_but_json": (lambda text: "{}\n", "truncated"),
   "no_json": (lambda text: "# tuned\n" + text, "truncated or not a table"),
   "byte_order_mark": (lambda text: "\ufeff" + text, "line 1: it must start"),
   "lines_of_windows": (lambda text: text.replace("\n", "\r\n"), "truncated"),
-  "without_last_line_end": (lambda text: text[:-1], "truncated"),
   "without_end": (replaced("]}\n", ""), "truncated"),
   "more_after_end": (lambda text: text + "\n", "truncated"),
   "two_tables": (lambda text: text + text, "line 5: it must end in ,"),
@@ -111,7 +105,6 @@ BROKEN = {
     lambda text: text.replace(text.split("\n")[3], '{"candid,'),
     "line 4: it must be JSON",
   ),
-  "indented": (replaced('"median_us":', '"median_us": '), "line 3: .*sorted"),
   "names_unsorted": (
     replaced('{"k":4096,"lhs":"bfloat16"', '{"lhs":"bfloat16","k":4096'),
     "line 3: it must have sorted names",
@@ -126,16 +119,11 @@ BROKEN = {
   "control_character": (replaced("580.95", "\\u0007"), "driver of about"),
   "nested_deeply": (
     replaced('"default":0', '"default":' + "[" * 9999 + "]" * 9999),
-    "line 3: it has more than 200 brackets",
-  ),
-  "line_too_long": (
-    replaced('"default":0', '"default":' + " " * 40000 + "0"),
-    "line 3: it has more than 32768 characters",
+    "line 3: it must be JSON: its brackets are nested too deeply",
   ),
   # The header.
   "older_schema": (header(("schema", 0)), "got 0: an older release wrote it"),
   "newer_schema": (header(("schema", 2)), "got 2: a newer release wrote it"),
-  "schema_is_text": (header(("schema", "1")), "schema must be 1, got 1"),
   "schema_is_true": (header(("schema", True)), "schema must be 1, got True"),
   "no_schema": (header(("schema", DELETED)), "schema must be 1, got None"),
   "header_is_a_list": (
@@ -159,9 +147,7 @@ BROKEN = {
     r"clock of measured must be one of .*got 'sundial'",
   ),
   "no_rounds": (header(("measured", "rounds", -3)), "rounds of measured"),
-  "rounds_are_true": (header(("measured", "rounds", True)), "rounds of"),
   "no_day": (header(("date", "2026-02-30")), "date must be a day"),
-  "date_is_a_number": (header(("date", 20261123)), "date must be a day"),
   "date_written_otherwise": (header(("date", "20261123")), "date must be a"),
   "kernels_are_no_digest": (
     header(("implementations", "triton", "kernels", "abc")),
@@ -190,11 +176,9 @@ BROKEN = {
   "row_without_default": (row(("default", DELETED)), "line 4: a row must be"),
   "row_has_more": (row(("fast", True)), "line 4: a row must be an object"),
   "default_is_no_candidate": (row(("default", 2)), "one of 2 cand.*got 2"),
-  "default_is_negative": (row(("default", -1)), "one of 2 candidates, got -1"),
   "default_is_true": (row(("default", True)), "got True"),
   "no_candidates": (row(("candidates", [])), "must have 1 to 16 candidates"),
   "candidates_are_an_object": (row(("candidates", {})), "must be a list"),
-  "candidate_is_text": (row(("candidates", 0, "xla")), "a candidate must be"),
   "candidates_unsorted": (
     lambda text: text.replace("22.0", "92.0").replace("23.1", "93.1"),
     "line 4: candidates must be sorted by their medians",
@@ -223,21 +207,16 @@ BROKEN = {
   "time_is_nan": (replaced("22.0", "NaN"), "line 4: .*NaN is not allowed"),
   "time_is_infinite": (replaced("22.0", "Infinity"), "Infinity is not allowed"),
   "time_overflows": (replaced("22.0", "1e999"), "a number must fit"),
-  "time_is_negative": (candidate("median_us", -22.0), "must be above 0"),
   "time_is_zero": (candidate("median_us", 0.0), "must be above 0"),
   "time_is_a_week": (candidate("median_us", 6e11), "must be above 0 and at"),
   "time_is_whole": (candidate("median_us", 22), "a finite number with a point"),
-  "time_is_text": (candidate("median_us", "22.0"), "a finite number"),
-  "time_is_null": (candidate("median_us", None), "a finite number"),
   "interval_of_one": (candidate("interval_us", [22.0]), "must be two times"),
   "interval_beside_median": (
     candidate("interval_us", [23.0, 24.0]),
     "the median must lie inside its interval",
   ),
-  "interval_reversed": (candidate("interval_us", [23.1, 20.9]), "lie inside"),
   "interval_is_nested": (candidate("interval_us", [[1.0], 2.0]), "the first"),
   "config_is_null": (candidate("config", None), "config must be an object"),
-  "config_is_nested": (candidate("config", {"a": {}}), "a of config must be"),
   "config_has_a_fraction": (candidate("config", {"a": 0.5}), "a of config"),
   "config_is_huge": (
     candidate("config", {"block_m": 2**60}),
@@ -251,8 +230,6 @@ BROKEN = {
   ),
   "problem_is_empty": (row(("problem", {})), "problem must have a field"),
   "problem_without_m": (row(("problem", "m", DELETED)), "m of problem must be"),
-  "problem_of_no_rows": (row(("problem", "m", 0)), "a positive number, got 0"),
-  "m_is_text": (row(("problem", "m", "16")), "m of problem must be a positive"),
   "m_is_true": (row(("problem", "m", True)), "m of problem must be a positive"),
 }  # fmt: skip
 
@@ -298,79 +275,73 @@ class ParseTest(parameterized.TestCase):
     self.assertGreater(is_read, 0)  # another digit is another table
 
 
+def circle(path):
+  path.symlink_to(path.with_name("other.json"))
+  path.with_name("other.json").symlink_to(path)
+
+
+def listen(path):
+  with socket.socket(socket.AF_UNIX) as server:
+    server.bind(str(path))
+
+
+def fill_gigabytes(path):
+  with path.open("w") as file:
+    file.write(TEXT)
+    file.truncate(1 << 40)  # a hole
+
+
+# Name: (what is done with the path, what the error says).
+UNREADABLE = {
+  "no_file": (lambda path: None, "cannot be read: No such file"),
+  "directory": (pathlib.Path.mkdir, "cannot be read: Is a directory"),
+  "circle_of_links": (circle, "cannot be read: Too many levels of symbolic"),
+  "pipe": (os.mkfifo, "must be a regular file"),
+  "socket": (listen, "cannot be read"),
+  "device_without_end": (
+    lambda path: path.symlink_to("/dev/zero"), "must be a regular file",
+  ),
+  "bytes_that_are_no_text": (
+    lambda path: path.write_bytes(TEXT.encode().replace(b"580", b"\xff80")),
+    "must be UTF-8: byte [0-9]+ is not",
+  ),
+  "zeros": (lambda path: path.write_bytes(bytes(1000)), "truncated"),
+  "gigabytes": (
+    fill_gigabytes, f"at most {reading.MAX_BYTES} bytes, got {1 << 40}",
+  ),
+  "wrong_line": (
+    lambda path: path.write_text(row(("default", 9))(TEXT)),
+    "line 4: default must be the number of",
+  ),
+}  # fmt: skip
+
+
 class FileTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
-    self.path = self.folder / "table.json"
-
-  def refused(self, message, path=None):
-    path = path or self.path
-    with self.assertRaisesRegex(records.TableError, message) as caught:
-      reading.read(path)
-    self.assertIn(str(path), str(caught.exception))
+    self.path = pathlib.Path(folder) / "table.json"
 
   def test_a_file_is_read_through_a_link(self):
     self.path.write_text(TEXT)
-    link = self.folder / "link.json"
+    link = self.path.with_name("link.json")
     link.symlink_to(self.path)
     self.assertEqual(reading.read(link), TABLE)
 
-  def test_error_names_the_file_and_the_line(self):
-    self.path.write_text(row(("default", 9))(TEXT))
-    self.refused("table .*table.json: line 4: default must be the number of")
+  @parameterized.named_parameters(
+    (name, *case) for name, case in UNREADABLE.items()
+  )
+  def test_error_names_the_file_and_the_reason(self, make, message):
+    make(self.path)
+    with self.assertRaisesRegex(
+      records.TableError, f"^table {self.path}: .*{message}"
+    ):
+      reading.read(self.path)
 
-  def test_no_file(self):
-    self.refused("cannot be read: No such file")
-
-  def test_directory(self):
-    self.refused("cannot be read: Is a directory", self.folder)
-
-  def test_circle_of_links(self):
-    self.path.symlink_to(self.folder / "other.json")
-    (self.folder / "other.json").symlink_to(self.path)
-    self.refused("cannot be read: Too many levels of symbolic links")
-
-  def test_link_to_nothing(self):
-    self.path.symlink_to(self.folder / "gone.json")
-    self.refused("cannot be read: No such file")
-
-  def test_pipe_is_not_waited_for(self):
-    os.mkfifo(self.path)
-    self.refused("must be a regular file")
-
-  def test_socket(self):
-    with socket.socket(socket.AF_UNIX) as server:
-      server.bind(str(self.path))
-      self.refused("cannot be read")
-
-  @absltest.skipUnless(os.path.exists("/dev/zero"), "has no /dev/zero")
-  def test_device_without_end(self):
-    self.refused("must be a regular file", pathlib.Path("/dev/zero"))
-
-  def test_bytes_that_are_no_text(self):
-    self.path.write_bytes(TEXT.encode().replace(b"580", b"\xff80"))
-    self.refused("must be UTF-8: byte [0-9]+ is not")
-
-  def test_utf_16(self):
-    self.path.write_bytes(TEXT.encode("utf-16"))
-    self.refused("must be UTF-8: byte 0 is not")
-
-  def test_zeros(self):
-    self.path.write_bytes(bytes(1000))
-    self.refused("truncated")
-
-  def test_file_of_gigabytes_is_not_read(self):
-    with self.path.open("w") as file:
-      file.write(TEXT)
-      file.truncate(1 << 40)  # a hole
-    self.refused(f"at most {reading.MAX_BYTES} bytes, got {1 << 40}")
-
-  @absltest.skipIf(sys.platform == "win32", "has no such permissions")
   def test_file_of_somebody_else(self):
     self.path.write_text(TEXT)
     self.path.chmod(0)
-    self.folder.chmod(0o755)
+    self.path.parent.chmod(0o755)
     users.become_nobody(self)
-    self.refused("cannot be read: Permission denied")
+    with self.assertRaisesRegex(records.TableError, "Permission denied"):
+      reading.read(self.path)

@@ -78,11 +78,15 @@ def check_text(what: str, value: object) -> None:
 
 def _check_name(what: str, value: object) -> None:
   check_text(what, value)
-  assert isinstance(value, str)
-  if not _NAME.fullmatch(value):
+  if not _NAME.fullmatch(str(value)):
     raise _refuse(
       f"{what} must be a name of ASCII letters, digits and _ . -", value
     )
+
+
+def _check_positive(what: str, value: object) -> None:
+  if type(value) is not int or not 1 <= value <= MAX_INTEGER:
+    raise _refuse(f"{what} must be a positive number", value)
 
 
 def fields_of(what: str, values: Mapping[str, Any]) -> Fields:
@@ -234,10 +238,9 @@ class Row:
     Raises:
       TableError: If the size is missing or not a positive number.
     """
-    value = dict(self.problem).get(name)
-    if type(value) is not int or value < 1:
-      raise _refuse(f"{name} of problem must be a positive number", value)
-    return value
+    value: Any = dict(self.problem).get(name)
+    _check_positive(f"{name} of problem", value)
+    return int(value)
 
   def key(self, bucketed: str) -> Fields:
     """Returns `key_of` the problem, whose size is validated."""
@@ -315,12 +318,7 @@ class Device:
   def __post_init__(self) -> None:
     for name in ("platform", "kind", "architecture"):
       check_text(f"{name} of device", getattr(self, name))
-    if type(self.core_count) is not int or not (
-      1 <= self.core_count <= MAX_INTEGER
-    ):
-      raise _refuse(
-        "core_count of device must be a positive number", self.core_count
-      )
+    _check_positive("core_count of device", self.core_count)
 
   def __str__(self) -> str:
     return f"{self.kind} ({self.architecture}, {self.core_count} cores)"
@@ -368,8 +366,7 @@ class Measurement:
         raise _refuse(
           f"{name} of measured must be one of {words}", getattr(self, name)
         )
-    if type(self.rounds) is not int or not 1 <= self.rounds <= MAX_INTEGER:
-      raise _refuse("rounds of measured must be a positive number", self.rounds)
+    _check_positive("rounds of measured", self.rounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -417,15 +414,10 @@ class Header:
       check_text(f"{name} of about", text)
 
   @property
-  def identity(self) -> tuple[Any, ...]:
+  def identity(self) -> dict[str, Any]:
     """The parts that must be equal before rows of two tables are merged."""
-    return (
-      self.operation,
-      self.bucketed,
-      self.device,
-      self.sources,
-      self.measured,
-    )
+    names = ("operation", "bucketed", "device", "sources", "measured")
+    return {name: getattr(self, name) for name in names}
 
   @property
   def fingerprint(self) -> str:

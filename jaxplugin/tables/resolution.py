@@ -268,28 +268,16 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
   ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-  """The tables' answer for a problem.
-
-  Attributes:
-    measured: proposals, the best first.
-    notes: why tables were refused.
-  """
-
-  measured: tuple[decisions.Measured, ...] = ()
-  notes: tuple[str, ...] = ()
-
-
 def ask(
   operation: matching.MeasuredOperation[decisions.Problem],
   problem: decisions.Problem,
   target: targets.Target,
   over: Overlay | None = None,
-) -> Asked:
-  """Returns the tables' proposals for a problem on a target.
+) -> tuple[tuple[decisions.Measured, ...], tuple[str, ...]]:
+  """Returns the tables' proposals for a problem, and why tables were refused.
 
-  The result depends only on the arguments and the files that were read first.
+  The best proposal comes first. The result depends only on the arguments and
+  the files that were read first.
   """
   asked = stack(over)
   notes = [*asked.troubles]
@@ -320,7 +308,7 @@ def ask(
     if _concerns(named, operation, target) and not is_spare:
       notes.append(f"{named.name} is not used: {reason}")
       _warn_once(notes[-1], named.name)
-  return Asked(measured=tuple(measured), notes=tuple(notes))
+  return tuple(measured), tuple(notes)
 
 
 def _concerns(

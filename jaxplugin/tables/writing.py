@@ -85,27 +85,20 @@ def _merged(
   if old.header.identity != new.header.identity:
     raise records.TableError(
       f"table {path}: the file is for another device, operation or version:"
-      f" {difference(old, new)}; write to another file, or delete this one"
+      f" {difference(old.header, new.header)}; write to another file, or delete"
+      " this one"
     )
   newest = max((new.header, old.header), key=lambda header: header.date)
   return records.table_of(newest, (*old.rows, *new.rows))
 
 
-def difference(old: records.Table, new: records.Table) -> str:
-  """Returns the parts of two tables' headers that differ, for a message."""
-  parts = (
-    "operation",
-    "bucketed",
-    "device",
-    "sources",
-    "measured",
+def difference(old: records.Header, new: records.Header) -> str:
+  """Returns the parts of two headers that differ, for a message."""
+  return "; ".join(
+    f"{name} is {part} there, and {new.identity[name]} here"
+    for name, part in old.identity.items()
+    if part != new.identity[name]
   )
-  different = []
-  for name in parts:
-    a, b = getattr(old.header, name), getattr(new.header, name)
-    if a != b:
-      different.append(f"{name} is {a} there, and {b} here")
-  return "; ".join(different)
 
 
 @contextlib.contextmanager

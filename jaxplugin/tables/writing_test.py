@@ -95,21 +95,17 @@ class MergeTest(Folder):
     self.assertIn(".table.json.lock", self.files())
     self.assertNotIn(".link.json.lock", self.files())
 
-  def test_circle_of_links(self):
-    self.path.symlink_to(self.folder / "b")
-    (self.folder / "b").symlink_to(self.path)
-    with self.assertRaisesRegex(records.TableError, "table .*symbolic links"):
-      writing.merge(self.path, TABLE)
-
-  def test_directory_in_the_place_of_the_file(self):
+  def test_paths_that_are_no_file_are_refused(self):
     self.path.mkdir()
-    with self.assertRaisesRegex(records.TableError, "Is a directory"):
-      writing.merge(self.path, TABLE)
-
-  def test_file_in_the_place_of_the_folder(self):
-    self.path.write_text("x")
-    with self.assertRaisesRegex(records.TableError, "cannot be written"):
-      writing.merge(self.path / "table.json", TABLE)
+    (self.folder / "file").write_text("x")
+    (self.folder / "circle").symlink_to(self.folder / "circle")
+    for name, message in (
+      ("table.json", "Is a directory"),
+      ("file/table.json", "cannot be written"),
+      ("circle", "table .*symbolic links"),
+    ):
+      with self.assertRaisesRegex(records.TableError, message):
+        writing.merge(self.folder / name, TABLE)
 
   def test_file_is_for_others_to_read(self):
     writing.merge(self.path, TABLE)

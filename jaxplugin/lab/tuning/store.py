@@ -43,7 +43,6 @@ class Store:
     operation: matching.MeasuredOperation[Any],
     rounds: int,
     is_again: bool = False,
-    date: datetime.date | None = None,
     implementations: Iterable[str] | None = None,
   ):
     """Initializes the store. Writes nothing.
@@ -56,7 +55,6 @@ class Store:
       rounds: the maximum number of rounds of each row, in all processes
         together.
       is_again: whether to measure again the rows that the file has.
-      date: the date of the measurement, today by default.
       implementations: backends that rows may name; None is all.
 
     Raises:
@@ -96,7 +94,7 @@ class Store:
         interval="ratio_95",
         rounds=rounds,
       ),
-      date=(date or datetime.datetime.now(datetime.UTC).date()).isoformat(),
+      date=datetime.datetime.now(datetime.UTC).date().isoformat(),
       about=records.fields_of("about", about),  # type: ignore[arg-type]
     )
     self._operation = operation
@@ -108,11 +106,11 @@ class Store:
     self._is_again = is_again
     self._done: set[records.Fields] = set()
     found = self.table()
-    empty = records.table_of(self._header, ())
     if found is not None and found.header.identity != self._header.identity:
+      different = writing.difference(found.header, self._header)
       raise records.TableError(
         f"tune: table {self.path} is for another device, operation or version:"
-        f" {writing.difference(found, empty)}; pass another -o, or delete it"
+        f" {different}; pass another -o, or delete it"
       )
 
   def table(self) -> records.Table | None:
