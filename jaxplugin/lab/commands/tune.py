@@ -150,10 +150,10 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     "TIMES",
     {
       "--margin": "prune candidates whose estimate is this many times the least"
-      f" one; default: {operation.LIMITS.margin:g}"
+      f" one; default: {operation.MARGIN:g}"
     },
     type=float,
-    default=operation.LIMITS.margin,
+    default=operation.MARGIN,
   )
   arguments.add_options(
     how,
@@ -339,7 +339,7 @@ def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
   return functools.partial(
     listing.of_problem,
     target=target,
-    limits=operation.SearchLimits(margin=args.margin),
+    margin=args.margin,
     implementations=_implementations(args),
   )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -331,78 +332,43 @@ def summary(results: Sequence[Result]) -> Iterator[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeldOut:
-  """A row that is left out, and the choice of the other rows for its problem.
-
-  Attributes:
-    row: the row that is left out.
-    neighbour: the row whose choice is used; None if no row has a usable choice.
-      The rule then chooses.
-    choice: the chosen candidate, as measured in `row`; None if `row` does not
-      have this candidate.
-  """
-
-  row: records.Row
-  neighbour: records.Row | None
-  choice: records.Candidate | None
-
-  @property
-  def slowdown(self) -> float | None:
-    """Time of `choice` / time of the candidate that `row` chose."""
-    if self.choice is None:
-      return None
-    return self.choice.median_us / self.row.chosen.median_us
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Slowdown:
-  """The slowdowns of all rows of a table; `str` is a report.
+  """The loss if a table lacks one of its rows, for each row; `str` reports it.
 
   Attributes:
-    rows: the rows in order.
+    slowdowns: (slowdown, problem) of each row. The slowdown is the time of the
+      neighbour's choice / time of the row's own choice.
+    unmeasured: number of rows that have no measurement of the neighbour's
+      choice.
+    alone: number of rows without a neighbour, for which the rule chooses.
   """
 
-  rows: tuple[HeldOut, ...]
-
-  @property
-  def slowdowns(self) -> tuple[float, ...]:
-    """Slowdowns of rows that have a neighbour and a measured choice."""
-    return tuple(
-      row.slowdown
-      for row in self.rows
-      if row.neighbour is not None and row.slowdown is not None
-    )
-
-  @property
-  def unmeasured(self) -> int:
-    """Number of rows that have no measurement of the neighbour's choice."""
-    return sum(row.choice is None for row in self.rows)
+  slowdowns: tuple[tuple[float, records.Fields], ...]
+  unmeasured: int
+  alone: int
 
   def __str__(self) -> str:
     lines = []
-    alone = sum(row.neighbour is None for row in self.rows)
-    slowdowns = self.slowdowns
-    if slowdowns:
-      mean = math.exp(sum(map(math.log, slowdowns)) / len(slowdowns))
+    if self.slowdowns:
+      mean = statistics.geometric_mean(x for x, _ in self.slowdowns)
+      worst, problem = max(self.slowdowns, key=lambda pair: pair[0])
       lines.append(
-        f"{len(slowdowns)} held-out problems: their neighbours' choices take"
-        f" {mean:.3f} times as long as their own (geometric mean), at worst"
-        f" {max(slowdowns):.3f}"
+        f"{len(self.slowdowns)} held-out problems: their neighbours' choices"
+        f" take {mean:.3f} times as long as their own (geometric mean), at"
+        f" worst {worst:.3f}"
       )
-      worst = max(
-        (row for row in self.rows if row.neighbour is not None),
-        key=lambda row: row.slowdown or 0.0,
-      )
-      if max(slowdowns) > 1:
-        lines.append(f"the worst: {dict(worst.row.problem)}")
+      if worst > 1:
+        lines.append(f"the worst: {dict(problem)}")
     if self.unmeasured:
       lines.append(
         f"{self.unmeasured} whose neighbour chose a candidate that was not"
         " measured for them"
       )
-    if alone:
-      lines.append(f"{alone} without a neighbour, for which the rule chooses")
-    return "\n".join(lines) if self.rows else "no rows"
+    if self.alone:
+      lines.append(
+        f"{self.alone} without a neighbour, for which the rule chooses"
+      )
+    return "\n".join(lines) or "no rows"
 
 
 def held_out(
@@ -417,15 +383,25 @@ def held_out(
       candidate can compute the row's problem (`BackendRecord.config_error`). If
       not, the next candidate is tried, as in a decision.
   """
-
-  def of_row(row: records.Row) -> HeldOut:
+  slowdowns: list[tuple[float, records.Fields]] = []
+  unmeasured = alone = 0
+  for row in table.rows:
     measured = {candidate.way: candidate for candidate in row.candidates}
-    for _, neighbour in lookup.nearest(table, row.problem):
-      for candidate in neighbour.preferred if neighbour is not row else ():
-        if allows(row, candidate):
-          choice = measured.get(candidate.way)
-          return HeldOut(row=row, neighbour=neighbour, choice=choice)
-    default = row.candidates[row.default]
-    return HeldOut(row=row, neighbour=None, choice=default)
-
-  return Slowdown(rows=tuple(map(of_row, table.rows)))
+    choices = (
+      candidate.way
+      for _, neighbour in lookup.nearest(table, row.problem)
+      if neighbour is not row
+      for candidate in neighbour.preferred
+      if allows(row, candidate)
+    )
+    choice = next(choices, None)
+    if choice is None:
+      alone += 1
+    elif choice not in measured:
+      unmeasured += 1
+    else:
+      slowdown = measured[choice].median_us / row.chosen.median_us
+      slowdowns.append((slowdown, row.problem))
+  return Slowdown(
+    slowdowns=tuple(slowdowns), unmeasured=unmeasured, alone=alone
+  )

@@ -157,10 +157,6 @@ def _do(config, tell):
   what = config.get("do")
   if what == "crash":
     crash(None, tell)
-  elif what == "hang":
-    hang(None, tell)
-  elif what == "allocate":
-    allocate(10_000_000, tell)
   elif what == "wrong":
     wrong(None, tell)
   elif what == "refuse":

@@ -187,7 +187,7 @@ def of_problem(
   problem: operation.Problem,
   target: targets.Target,
   *,
-  limits: operation.SearchLimits = operation.LIMITS,
+  margin: float = operation.MARGIN,
   implementations: Iterable[str] | None = None,
 ) -> Listing:
   """Returns the candidates of a problem. Reads no table and times nothing.
@@ -195,7 +195,7 @@ def of_problem(
   Args:
     problem: the problem.
     target: the device, which need not be attached.
-    limits: limits on the candidates that the model keeps.
+    margin: upper limit on the estimates of tiles; see `operation.MARGIN`.
     implementations: names of backends to list besides the default. None is all.
   """
   tuned = registry.of(problem)
@@ -218,7 +218,7 @@ def of_problem(
       refused.append(decisions.Unsupported(why, name))
       continue
     if name in tuned.spaces:
-      space = tuned.spaces[name](problem, target, limits)
+      space = tuned.spaces[name](problem, target, margin)
     else:
       listed = backend.tunable.candidates
       others = () if listed is None else listed(problem, target)

@@ -9,13 +9,11 @@ import unittest
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
@@ -24,20 +22,12 @@ from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import triton_space
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.runtime import triton_library
+from jaxplugin.testing import dot_problems
 
 
 def problem(lhs=jp.MXFP8, rhs=jp.MXFP8, **changes):
-  fields = dict(batch=1, m=4096, n=4096, k=4096, out_dtype=formats.BF16)
-  sides = [
-    problems.SideProblem(
-      format=format,
-      dtype=formats.BF16 if format is None else format.array_dtype,
-    )
-    for format in (lhs, rhs)
-  ]
-  return problems.DotProblem(
-    lhs=sides[0], rhs=sides[1], **{**fields, **changes}
-  )
+  fields = dict(m=4096, n=4096, k=4096, out_dtype=formats.BF16) | changes
+  return dot_problems.problem(lhs, rhs, **fields)
 
 
 def gpu(name):
@@ -61,7 +51,7 @@ class ListingTest(parameterized.TestCase):
   def test_every_config_is_a_candidate_or_pruned(self, name, given):
     target = gpu(name)
     architecture = triton_library.architecture_of(target)
-    found = triton_space.space(given, target, operation.LIMITS)
+    found = triton_space.space(given, target, operation.MARGIN)
     shape, default = planned(given, target)
     # Written a second time: all that there is.
     copies = 2 if architecture.has_tma else 1
@@ -102,8 +92,7 @@ class ListingTest(parameterized.TestCase):
   def test_the_margin_prunes(self):
     counts = []
     for margin in (4.0, 2.0, 1.1):
-      limits = operation.SearchLimits(margin=margin)
-      found = triton_space.space(SQUARE, gpu("h100"), limits)
+      found = triton_space.space(SQUARE, gpu("h100"), margin)
       reason = f"at least {margin:g} times the best estimate"
       (count,) = (p.count for p in found.pruned if p.reason == reason)
       counts.append(count)
@@ -113,7 +102,7 @@ class ListingTest(parameterized.TestCase):
   def test_within_a_launch_tiles_like_the_default_come_first(self):
     # All of these take less than 2 us, by a model without latency.
     given = problem(None, jp.MXFP8, m=16, n=512, k=256)
-    found = triton_space.space(given, gpu("h100"), operation.LIMITS)
+    found = triton_space.space(given, gpu("h100"), operation.MARGIN)
     _, default = planned(given, gpu("h100"))
     first = triton.config_of(found.configs[1])
     names = ("path", "split_k", "block_k", "block_m", "block_n")
@@ -265,7 +254,3 @@ class ModelTest(parameterized.TestCase):
     bf16, _ = self.model(given)
     config = dataclasses.replace(config, block_m=128, block_n=128)
     self.assertAlmostEqual(f32.seconds(config) / bf16.seconds(config), 3.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

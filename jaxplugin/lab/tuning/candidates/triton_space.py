@@ -37,6 +37,8 @@ _SIZES: Final = {
 _GROUPS: Final = (1, 8)
 _WARPS: Final = (2, 4, 8)
 _STAGES: Final = (1, 2, 3, 4, 5)
+_MAX_TILES: Final = 8
+_MAX_WAYS: Final = 4  # configs of a tile
 # The order in which `_unlike` compares fields.
 _VARIED: Final = (
   *("path", "split_k", "block_k", "block_m", "block_n"),
@@ -78,9 +80,7 @@ class _Pruning:
 
 
 def space(
-  problem: problems.DotProblem,
-  target: targets.Target,
-  limits: operation.SearchLimits,
+  problem: problems.DotProblem, target: targets.Target, margin: float
 ) -> operation.Space:
   """Returns the supported configs of the Triton kernels for a problem.
 
@@ -97,7 +97,7 @@ def space(
   seconds = {
     tile: 0.0 if model is None else model.seconds(tile) for tile in tiles
   }
-  notes = _notes(seconds, default, model, target, limits)
+  notes = _notes(seconds, default, model, target, margin)
   # The model ignores latency, so it cannot rank tiles that take less than a
   # launch.
   least = max(min(seconds.values(), default=0.0), LAUNCH_SECONDS)
@@ -107,19 +107,17 @@ def space(
     seconds, key=lambda t: (max(seconds[t], least), *_unlike(t, default))
   ):
     count = _count(tile.path, architecture)
-    if seconds[tile] > limits.margin * least:
-      reason = f"at least {limits.margin:g} times the best estimate"
+    if seconds[tile] > margin * least:
+      reason = f"at least {margin:g} times the best estimate"
       pruning.add("roofline", reason, tile, count)
-    elif used == limits.tiles:
+    elif used == _MAX_TILES:
       reason = (
-        f"{limits.tiles} other tiles have a better estimate, or the same and"
+        f"{_MAX_TILES} other tiles have a better estimate, or the same and"
         " are more like the default's"
       )
       pruning.add("roofline", reason, tile, count)
     else:
-      ways = _configs_of_tile(
-        tile, shape, architecture, default, limits, pruning
-      )
+      ways = _configs_of_tile(tile, shape, architecture, default, pruning)
       used += bool(ways)
       kept += ways
   return operation.Space(
@@ -134,7 +132,7 @@ def _notes(
   default: configs.MatmulConfig,
   model: Model | None,
   target: targets.Target,
-  limits: operation.SearchLimits,
+  margin: float,
 ) -> tuple[str, ...]:
   if model is None:
     return (
@@ -144,8 +142,8 @@ def _notes(
   best = min([model.seconds(default), *seconds.values()])
   return (
     f"roofline: a tile takes at least {1e6 * best:.3g} us, the default's"
-    f" {1e6 * model.seconds(default):.3g} us; those of {limits.margin:g} times"
-    f" the least, and of {limits.margin:g} launches, are pruned",
+    f" {1e6 * model.seconds(default):.3g} us; those of {margin:g} times"
+    f" the least, and of {margin:g} launches, are pruned",
   )
 
 
@@ -194,7 +192,6 @@ def _configs_of_tile(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
   default: configs.MatmulConfig,
-  limits: operation.SearchLimits,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
   """Returns the supported configs of a tile, without dominated configs."""
@@ -208,8 +205,8 @@ def _configs_of_tile(
       pruning.add("resources", _brief(error, config), config)
     elif same:
       pruning.add("dominated", same, config)
-    elif len(found) == limits.ways:
-      reason = f"{limits.ways} of its tile are more like the default"
+    elif len(found) == _MAX_WAYS:
+      reason = f"{_MAX_WAYS} of its tile are more like the default"
       pruning.add("roofline", reason, config)
     else:
       found.append(config)

@@ -48,15 +48,9 @@ def _build(
   sizes = problem.batch, problem.m, problem.n, problem.k
   batch, m, n, k = (size for size in sizes if size is not None)
   lead = () if batch == 1 else (batch,)
+  may_quantize = cpu_configs.may_quantize_rows(problem)
   (lhs, lhs_exact), (rhs, rhs_exact) = (
-    operands.operand_of(
-      rng,
-      side,
-      lead,
-      rows,
-      k,
-      may_quantize=cpu_configs.may_quantize_rows(problem),
-    )
+    operands.operand_of(rng, side, (*lead, rows, k), may_quantize=may_quantize)
     for side, rows in ((problem.lhs, m), (problem.rhs, n))
   )
   arrays: dict[str, Any] = {"lhs": lhs, "rhs": rhs}
@@ -91,23 +85,17 @@ def _add_global_scale(
   """
   first, second = _GLOBAL_SCALES
   arrays["global_scale"] = np.float32(first)
-  if not problem.has_global_power:
-    return np.float32(first)
-  for name, side in (("rhs", problem.rhs), ("lhs", problem.lhs)):
+  for name in ("rhs", "lhs") if problem.has_global_power else ():
     operand = arrays[name]
-    if side.format is None or side.scale_is_padded:
-      continue
-    layout: layouts.ScaleLayout = layouts.LINEAR
-    format = side.format
-    if isinstance(operand, tuple):
-      values, scale = operand
-    else:
-      values, scale = operand.values, operand.scale
-      format, layout = operand.format, operand.scale_layout
-    arrays[name] = scaled_array.ScaledArray(
-      values, scale, second, format, scale_layout=layout
-    )
-    return np.float32(first * second)
+    if isinstance(operand, scaled_array.ScaledArray):
+      arrays[name] = scaled_array.ScaledArray(
+        operand.values,
+        operand.scale,
+        second,
+        operand.format,
+        scale_layout=operand.scale_layout,
+      )
+      return np.float32(first * second)
   return np.float32(first)
 
 
@@ -126,12 +114,10 @@ def compute(
   block_size: int | tuple[int, int] | None = None
   if any(side.scale_is_padded for side in sides):
     block_size = blocks[0] if len({*blocks}) == 1 else (blocks[0], blocks[1])
-
-  def parts(operand: Any) -> tuple[Any, Any]:
-    return operand if isinstance(operand, tuple) else (operand, None)
-
-  lhs, lhs_scale = parts(arrays["lhs"])
-  rhs, rhs_scale = parts(arrays["rhs"])
+  (lhs, lhs_scale), (rhs, rhs_scale) = (
+    operand if isinstance(operand, tuple) else (operand, None)
+    for operand in (arrays["lhs"], arrays["rhs"])
+  )
   return dot.block_scaled_dot(
     lhs,
     rhs,
@@ -193,10 +179,10 @@ def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
 def _cpu_space(
   problem: problems.DotProblem,
   target: targets.Target,
-  limits: operation.SearchLimits,
+  margin: float,
 ) -> operation.Space:
   """Returns all configs of the C++ kernels, because they are few."""
-  del limits
+  del margin
   kept = cpu_configs.candidates(problem, target)
   pruned = []
   for engine in cpu_configs.ENGINES:

@@ -10,80 +10,62 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.dot import primitive
-from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.lab.tuning.operations import dots
 from jaxplugin.lab.tuning.operations import operands
+from jaxplugin.testing import dot_problems
 
-PACKED: Final = formats.PACKED
-
-
-def side(format, dtype=None, **changes):
-  if isinstance(format, jp.BlockFormat):
-    return problems.SideProblem(
-      format=format, dtype=np.dtype(dtype or format.array_dtype), **changes
-    )
-  return problems.SideProblem(format=None, dtype=np.dtype(format))
+side = dot_problems.operand
 
 
 def problem(lhs, rhs, **changes):
-  fields = dict(batch=1, m=5, n=33, k=96, out_dtype=np.dtype(np.float32))
-  return problems.DotProblem(lhs=lhs, rhs=rhs, **{**fields, **changes})
+  return dot_problems.problem(lhs, rhs, **{"m": 5, "n": 33, "k": 96, **changes})
 
 
 # XLA's own operations take long to compile.
 TWICE: Final = ("mixed", "one_sided")
-SWIZZLED: Final = {"scale_layout": "swizzled_128x4"}
+PACKED_MXFP4: Final = side(jp.MXFP4, dtype=formats.PACKED)
+PACKED_NVFP4: Final = side(jp.NVFP4, dtype=formats.PACKED)
+SWIZZLED: Final = side(jp.MXFP8, scale_layout="swizzled_128x4")
 PROBLEMS: Final = {
-  "mxfp8": problem(side(jp.MXFP8), side(jp.MXFP8)),
-  "mixed": problem(side(jp.MXFP8_E5M2), side(jp.MXFP4), out_dtype=formats.BF16),
-  "fp6": problem(side(jp.MXFP6_E2M3), side(jp.MXFP6_E3M2)),
-  "packed": problem(
-    side(jp.MXFP4, PACKED), side(jp.NVFP4, PACKED), global_scale="scalar"
-  ),
-  "int4": problem(side(formats.BF16), side(jp.INT4_32, PACKED)),
+  "mxfp8": problem(jp.MXFP8, jp.MXFP8),
+  "mixed": problem(jp.MXFP8_E5M2, jp.MXFP4, out_dtype=formats.BF16),
+  "fp6": problem(jp.MXFP6_E2M3, jp.MXFP6_E3M2),
+  "packed": problem(PACKED_MXFP4, PACKED_NVFP4, global_scale="scalar"),
+  "int4": problem(None, side(jp.INT4_32, dtype=formats.PACKED)),
   "rows": problem(
-    side(jp.INT8_ROW.along(96)),
-    side(jp.MXINT8, contracting_is_minor=False),
+    jp.INT8_ROW.along(96), side(jp.MXINT8, contracting_is_minor=False)
   ),
-  "short_block": problem(
-    side(jp.FP8_1X128), side(jp.FP8_128X128.of_rows()), k=200
-  ),
+  "short_block": problem(jp.FP8_1X128, jp.FP8_128X128.of_rows(), k=200),
   "two_factors": problem(
-    side(jp.NVFP4), side(jp.NVFP4), global_scale="scalar", has_global_power=True
+    jp.NVFP4, jp.NVFP4, global_scale="scalar", has_global_power=True
   ),
-  "one_sided": problem(side(formats.BF16), side(jp.NVFP4, PACKED)),
-  "fastest": problem(
-    side(formats.BF16), side(jp.NVFP4, PACKED), fastest_precision=True
-  ),
-  "swizzled": problem(side(jp.MXFP8, **SWIZZLED), side(jp.MXFP8, **SWIZZLED)),
+  "one_sided": problem(None, PACKED_NVFP4),
+  "fastest": problem(None, PACKED_NVFP4, fastest_precision=True),
+  "swizzled": problem(SWIZZLED, SWIZZLED),
   "across": problem(
     side(jp.MXFP8, contracting_is_minor=False),
-    side(jp.MXFP4, PACKED, contracting_is_minor=False),
+    dataclasses.replace(PACKED_MXFP4, contracting_is_minor=False),
   ),
-  "batched": problem(side(jp.MXFP8), side(jp.MXFP8), batch=3),
+  "batched": problem(jp.MXFP8, jp.MXFP8, batch=3),
   "interleaved": problem(
-    side(formats.BF16),
-    side(jp.MXFP4, PACKED, is_interleaved=True),
+    None, dataclasses.replace(PACKED_MXFP4, is_interleaved=True)
   ),
   "relu": problem(
-    side(jp.MXFP8),
-    side(jp.MXFP8),
+    jp.MXFP8,
+    jp.MXFP8,
     has_bias=True,
     activation="relu",
     has_residual=True,
     out_dtype=np.dtype(np.float16),
   ),
-  "gelu": problem(
-    side(jp.MXFP8), side(jp.NVFP4), has_bias=True, activation="gelu"
-  ),
-  "silu": problem(side(jp.MXFP8), side(jp.MXFP8), activation="silu"),
+  "gelu": problem(jp.MXFP8, jp.NVFP4, has_bias=True, activation="gelu"),
+  "silu": problem(jp.MXFP8, jp.MXFP8, activation="silu"),
 }
 
 
@@ -130,11 +112,10 @@ class ExactTest(parameterized.TestCase):
     given = PROBLEMS["mixed"]
     arrays, expected = dots.DOT.make(given, 7)
     lhs, rhs = (
-      reference.oracle_dequantize(np.asarray(values), np.asarray(scale), format)
-      for (values, scale), format in (
-        (arrays["lhs"], jp.MXFP8_E5M2),
-        (arrays["rhs"], jp.MXFP4),
+      reference.oracle_dequantize(
+        np.asarray(arrays[name].values), np.asarray(arrays[name].scale), format
       )
+      for name, format in (("lhs", jp.MXFP8_E5M2), ("rhs", jp.MXFP4))
     )
     exact = (lhs @ rhs.T).astype(np.float32).astype(formats.BF16)
     np.testing.assert_array_equal(expected, exact)
@@ -142,19 +123,18 @@ class ExactTest(parameterized.TestCase):
 
   @pytest.mark.lab
   def test_sums_stay_exact_for_any_k(self):
-    given = problem(side(jp.NVFP4), side(jp.MXFP8), m=1, n=2, k=1 << 18)
-    arrays, _ = dots.DOT.make(given, 0)
-    values, scale = arrays["lhs"]
-    largest = np.abs(np.asarray(values, np.float32)).max() * 2
+    given = problem(jp.NVFP4, jp.MXFP8, m=1, n=2, k=1 << 18)
+    lhs = dots.DOT.make(given, 0)[0]["lhs"]
+    largest = np.abs(np.asarray(lhs.values, np.float32)).max() * 2
     self.assertLess(4 * given.k * largest * 2, 2**24)
-    self.assertEqual(np.asarray(scale, np.float32).max(), 2)
+    self.assertEqual(np.asarray(lhs.scale, np.float32).max(), 2)
 
   @parameterized.parameters(
     (dict(m=None), "symbolic"),
     (dict(n=0), "a size is 0"),
     (dict(num_contracting=2), "several dimensions"),
     (dict(global_scale="array"), "an array"),
-    (dict(lhs=side(jp.MXFP8, PACKED)), "stored as bytes"),
+    (dict(lhs=side(jp.MXFP8, dtype=formats.PACKED)), "stored as bytes"),
   )
   def test_what_cannot_be_made_says_why(self, changes, said):
     given = dataclasses.replace(PROBLEMS["mxfp8"], **changes)
@@ -188,7 +168,3 @@ class WrongTest(parameterized.TestCase):
     gelu = dataclasses.replace(self.given, activation="gelu")
     arrays, self.expected = dots.DOT.make(self.given, 0)
     self.assert_wrong(computed(gelu, arrays))
-
-
-if __name__ == "__main__":
-  absltest.main()

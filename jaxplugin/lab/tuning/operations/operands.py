@@ -75,21 +75,23 @@ def small_integers(
 def operand_of(
   rng: np.random.Generator,
   side: problems.SideProblem,
-  lead: tuple[int, ...],
-  rows: int,
-  k: int,
+  shape: tuple[int, ...],
   *,
   may_quantize: bool = False,
 ) -> tuple[Any, np.ndarray]:
   """Returns an operand and its exact value f32[*lead, rows, k].
 
+  The operand is a ScaledArray if it is quantized, but (values, scale) if its
+  scale is padded.
+
   Args:
     rng: the source of random values.
     side: the operand to create.
-    lead, rows, k: sizes.
+    shape: (*lead, rows, k).
     may_quantize: whether a kernel may quantize unquantized values to int8.
   """
-  integers = small_integers(rng, (*lead, rows, k))
+  *lead, rows, k = shape
+  integers = small_integers(rng, shape)
   if k > _MAX_K:
     integers = np.sign(integers)
   if may_quantize and side.format is None:
@@ -125,23 +127,19 @@ def _stored(
   if side.is_interleaved:
     stored = interleaving.interleave(stored)
   if side.scale_layout == layouts.SWIZZLED:
-    padded = layouts.swizzled_shape(scale.shape)
-    scale = _padded(scale, padded[-2:])
+    scale = _padded(scale, layouts.swizzled_shape(scale.shape)[-2:])
     swizzled = layouts.swizzle_scale(jnp.asarray(scale))
     return scaled_array.ScaledArray(
       stored, swizzled, None, format, scale_layout=layouts.SWIZZLED
     )
+  stored = _transposed(stored, side)
   if side.scale_is_padded:
-    rows, columns = scale.shape[-2:]
-    more_rows, more_columns = _POISON_WIDTHS
-    scale = _padded(scale, (rows + more_rows, columns + more_columns))
-  stored, scale = _transposed(stored, side), _transposed(scale, side)
-  # Dtypes do not identify the other formats.
-  if not format.is_standard or side.is_interleaved:
-    if side.has_square_scale:
-      format = dataclasses.replace(format, block_rows=format.block_size)
-    return scaled_array.ScaledArray(stored, scale, None, format)
-  return stored, scale
+    shape = tuple(np.add(scale.shape[-2:], _POISON_WIDTHS))
+    return stored, _transposed(_padded(scale, shape), side)
+  scale = _transposed(scale, side)
+  if side.has_square_scale:
+    format = dataclasses.replace(format, block_rows=format.block_size)
+  return scaled_array.ScaledArray(stored, scale, None, format)
 
 
 def _padded(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -35,23 +35,9 @@ Problem = (
 _NO_TABLES: Final = resolution.Overlay(is_alone=True)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchLimits:
-  """Limits on the candidates that a model keeps.
-
-  Attributes:
-    margin: a tile is pruned if its estimate is more than this many times the
-      larger of the least estimate and the time of a launch.
-    tiles: number of tiles to keep.
-    ways: number of configs to keep for each tile.
-  """
-
-  margin: float = 2.0
-  tiles: int = 8
-  ways: int = 4
-
-
-LIMITS: Final = SearchLimits()
+# A tile is pruned if its estimate is more than this many times the larger of
+# the least estimate and the time of a launch.
+MARGIN: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,8 +103,8 @@ class TunedOperation:
     check: (result, expected, problem); raises `operands.InexactResultError`.
     poisoned: returns the problem with NaN in the padding of scales; None if
       scales cannot be padded.
-    spaces: functions that return a backend's configs, by backend. Other
-      backends list their configs themselves.
+    spaces: by backend, (problem, target, margin) -> its configs. Other backends
+      list their configs themselves.
     compiles: whether `triton_dots` compiles its Triton kernels.
   """
 
@@ -131,7 +117,7 @@ class TunedOperation:
   tail: Callable[[Any], Any]
   check: Callable[[Any, Any, Any], None] = operands.check
   poisoned: Callable[[Any], Any] = lambda problem: None
-  spaces: Mapping[str, Callable[[Any, targets.Target, SearchLimits], Space]] = (
+  spaces: Mapping[str, Callable[[Any, targets.Target, float], Space]] = (
     dataclasses.field(default_factory=dict)
   )
   compiles: bool = False

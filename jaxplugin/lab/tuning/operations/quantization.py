@@ -62,26 +62,24 @@ def _shape_refusal(
   return ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Codes:
-  """A quantized array and its exact value. A row has k values.
+def _rows(problem: _Either) -> Any:
+  """Returns (m, k, axis) of an array with two dimensions."""
+  if isinstance(problem, problems.DequantizationProblem):
+    shape, axis = problem.logical_shape, problem.axis
+  else:
+    shape, axis = problem.shape, problem.blockings[0].axis()
+  return shape[1 - axis], shape[axis], axis
 
-  Attributes:
-    values: [m, k], of the format's element type.
-    scale: [m, k / block], of the format's scale type.
-    global_scale: 1 if the format has none.
-    exact: f32[m, k].
+
+def _quantized(
+  rng: np.random.Generator, problem: _Either, is_packed: bool
+) -> tuple[np.ndarray, np.ndarray, np.float32, np.ndarray]:
+  """Returns stored values, scale and global scale, and the exact array in f32.
+
+  The global scale is 1 if the format has none.
   """
-
-  values: np.ndarray
-  scale: np.ndarray
-  global_scale: float
-  exact: np.ndarray
-
-
-def _codes(
-  rng: np.random.Generator, format: formats.BlockFormat, m: int, k: int
-) -> _Codes:
+  format = problem.format
+  m, k, axis = _rows(problem)
   blocks = k // format.block_size
   largest = float(ml_dtypes.finfo(format.values_dtype).max)
   values = rng.choice(np.asarray(_VALUES, np.float32), (m, blocks, k // blocks))
@@ -92,44 +90,23 @@ def _codes(
     most = _MAX_EXPONENT if largest < _WIDE else 0
     exponents = rng.integers(-_MAX_EXPONENT, most + 1, (m, blocks))
     scale = np.exp2(exponents).astype(np.float32)
-    global_scale = 1.0
+    global_scale = np.float32(1)
   else:
     scale = rng.choice(np.asarray(_SCALES, np.float32), (m, blocks))
     scale[0, 0] = _LARGEST_SCALE
-    global_scale = _GLOBAL_SCALE
-  exact = (values * scale[..., None]).reshape(m, k) * np.float32(global_scale)
-  return _Codes(
-    values=values.reshape(m, k).astype(format.values_dtype),
-    scale=scale.astype(format.scale_dtype),
-    global_scale=global_scale,
-    exact=exact,
-  )
-
-
-def _rows(problem: _Either) -> Any:
-  """Returns (m, k, axis) of an array with two dimensions."""
-  if isinstance(problem, problems.DequantizationProblem):
-    shape, axis = problem.logical_shape, problem.axis
-  else:
-    shape, axis = problem.shape, problem.blockings[0].axis()
-  return shape[1 - axis], shape[axis], axis
-
-
-def _transposed(x: np.ndarray, axis: int) -> np.ndarray:
-  return x if axis == 1 else np.ascontiguousarray(x.T)
-
-
-def _stored(
-  codes: _Codes, format: formats.BlockFormat, axis: int, is_packed: bool
-) -> np.ndarray:
-  """Returns the values as arrays store them."""
-  values = codes.values
+    global_scale = np.float32(_GLOBAL_SCALE)
+  exact = (values * scale[..., None]).reshape(m, k) * global_scale
+  stored = values.reshape(m, k).astype(format.values_dtype)
   if is_packed:
-    bits = values.view(np.uint8) & 0xF
-    values = bits[:, ::2] | bits[:, 1::2] << 4
+    bits = stored.view(np.uint8) & 0xF
+    stored = bits[:, ::2] | bits[:, 1::2] << 4
   elif format.is_fp6:
-    values = values.view(np.uint8)
-  return _transposed(values, axis)
+    stored = stored.view(np.uint8)
+  stored, scale, exact = (
+    x if axis == 1 else np.ascontiguousarray(x.T)
+    for x in (stored, scale.astype(format.scale_dtype), exact)
+  )
+  return stored, scale, global_scale, exact
 
 
 def _tail(problem: Any) -> Any:
@@ -164,22 +141,13 @@ def _build(
   rng: np.random.Generator,
   is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:
-  m, k, axis = _rows(problem)
-  codes = _codes(rng, problem.format, m, k)
-  arrays: dict[str, Any] = {
-    "x": _transposed(codes.exact, axis).astype(problem.dtype)
-  }
+  values, scale, global_scale, exact = _quantized(rng, problem, problem.packed)
+  arrays: dict[str, Any] = {"x": exact.astype(problem.dtype)}
   if problem.has_global_scale:
-    arrays["global_scale"] = np.float32(codes.global_scale)
-  if not is_exact:
-    return arrays, None
-  expected: list[Any] = [
-    _stored(codes, problem.format, axis, problem.packed),
-    _transposed(codes.scale, axis),
-  ]
-  if problem.format.has_global_scale:
-    expected.append(np.float32(codes.global_scale))
-  return arrays, expected
+    arrays["global_scale"] = global_scale
+  has_global_scale = problem.format.has_global_scale
+  expected = [values, scale, *([global_scale] if has_global_scale else [])]
+  return arrays, expected if is_exact else None
 
 
 def _compute(
@@ -222,21 +190,14 @@ def _build_dequantize(
   rng: np.random.Generator,
   is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:
-  m, k, axis = _rows(problem)
-  format = problem.format
-  codes = _codes(rng, format, m, k)
-  is_packed = format.is_fp4 and problem.dtype == formats.PACKED
-  arrays: dict[str, Any] = {
-    "values": _stored(codes, format, axis, is_packed),
-    "scale": _transposed(codes.scale, axis),
-  }
-  exact = codes.exact / np.float32(codes.global_scale)
-  if problem.global_shape is not None:
-    arrays["global_scale"] = np.float32(codes.global_scale)
-    exact = codes.exact
-  if not is_exact:
-    return arrays, None
-  return arrays, _transposed(exact, axis).astype(problem.out_dtype)
+  is_packed = problem.format.is_fp4 and problem.dtype == formats.PACKED
+  values, scale, global_scale, exact = _quantized(rng, problem, is_packed)
+  arrays: dict[str, Any] = {"values": values, "scale": scale}
+  if problem.global_shape is None:
+    exact = exact / global_scale
+  else:
+    arrays["global_scale"] = global_scale
+  return arrays, exact.astype(problem.out_dtype) if is_exact else None
 
 
 DEQUANTIZE: Final = operation.TunedOperation(

@@ -55,24 +55,6 @@ def _group_sizes(
   return rng.multinomial(rows, shares).astype(np.int32)
 
 
-def _operand(
-  rng: np.random.Generator,
-  side: dot_problems.SideProblem,
-  rows: int,
-  k: int,
-  may_quantize: bool = False,
-) -> tuple[Any, np.ndarray]:
-  """Returns an operand of ragged dots, and its exact value f32[rows, k]."""
-  operand, exact = operands.operand_of(
-    rng, side, (), rows, k, may_quantize=may_quantize
-  )
-  if isinstance(operand, tuple):
-    assert side.format is not None
-    values, scale = operand
-    operand = scaled_array.ScaledArray(values, scale, None, side.format)
-  return operand, exact
-
-
 def _tail(problem: Any) -> Any:
   sides = (problem.lhs, problem.rhs)
   blocks = [s.format.block_size for s in sides if s.format is not None]
@@ -113,12 +95,16 @@ def _build(
   assert n is not None and k is not None
   contracted, columns = (k, n) if problem.is_along_blocks else (n, k)
   sizes = _group_sizes(rng, problem, is_exact)
-  may_quantize = cpu_configs.may_quantize_rows(problem)
-  lhs, rows = _operand(rng, problem.lhs, m, contracted, may_quantize)
+  lhs, rows = operands.operand_of(
+    rng,
+    problem.lhs,
+    (m, contracted),
+    may_quantize=cpu_configs.may_quantize_rows(problem),
+  )
   # Generating gigabytes of random weights takes long. Group i therefore has the
   # rows of the first group's weight, rolled by i.
   assert problem.rhs.format is not None
-  first, weight = _operand(rng, problem.rhs, n, k)
+  first, weight = operands.operand_of(rng, problem.rhs, (n, k))
   global_scale = None
   if problem.global_scale == "scalar":
     global_scale = np.full((1, 1, 1), _GLOBAL_SCALE, np.float32)
@@ -204,11 +190,11 @@ def _build_contraction(
   rng: np.random.Generator,
   is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:
-  assert problem.m is not None
-  assert problem.n is not None and problem.k is not None
+  m, n, k = problem.m, problem.n, problem.k
+  assert m is not None and n is not None and k is not None
   sizes = _group_sizes(rng, problem, is_exact)
-  lhs, left = _operand(rng, problem.lhs, problem.m, problem.n)
-  rhs, right = _operand(rng, problem.rhs, problem.m, problem.k)
+  lhs, left = operands.operand_of(rng, problem.lhs, (m, n))
+  rhs, right = operands.operand_of(rng, problem.rhs, (m, k))
   arrays = {"lhs": lhs, "rhs": rhs, "sizes": sizes}
   if not is_exact:
     return arrays, None

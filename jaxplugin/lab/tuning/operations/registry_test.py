@@ -169,7 +169,3 @@ class CheckedTest(parameterized.TestCase):
       self.assertEqual(operation.refusal(problem), reason)
       with self.assertRaisesRegex(operands.OperandsError, f": {reason}$"):
         operation.make(problem, 0, True)
-
-
-if __name__ == "__main__":
-  absltest.main()

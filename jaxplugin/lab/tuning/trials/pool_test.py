@@ -212,7 +212,3 @@ workers.run(
     self.assertTrue(wait_until_gone([worker]))
     with contextlib.suppress(ProcessLookupError):
       os.kill(grandchild, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-  absltest.main()

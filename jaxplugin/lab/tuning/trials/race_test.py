@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.tuning.trials import race
@@ -127,7 +126,3 @@ class RaceTest(parameterized.TestCase):
       clock=lambda: next(now),
     )
     self.assertEqual([len(x) for x in samples.values()], [13, 13, 5])
-
-
-if __name__ == "__main__":
-  absltest.main()
