@@ -169,7 +169,7 @@ class DefaultConfigTest(Case):
     self.assertLen(kernels, len(product.launches))
 
   @parameterized.parameters(
-    ("sm_80", "mxfp8", "mxfp8", 96, False, 768, (1, 17, 4096)),
+    ("sm_80", "mxfp8", "mxfp8", 64, False, 768, (1, 17, 4096)),
     ("sm_90", "bf16", "nvfp4", 96, False, 768, (1, 17)),
     ("sm_80", "f32", "mxfp4", 64, True, 192, (17,)),
     ("sm_80", "bf16", "mxfp4", 1024, False, 16, (1, 16)),
