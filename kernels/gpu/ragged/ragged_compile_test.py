@@ -36,6 +36,7 @@ product = functools.partial(
 
 DECODE = product("bf16", "mxfp4", m=4, activation="swigluoai", **EPILOGUE)
 PREFILL = product("bf16", "nvfp4", m=8192, activation="swiglu", **EPILOGUE)
+ANY_M = product("bf16", "nvfp4", m=8192, activation="swiglu", reads_m=True)
 GRADIENT = product(
   "f32", "mxfp4", m=8192, is_across=True, n=HIDDEN, k=2 * INTERMEDIATE
 )
@@ -52,6 +53,7 @@ CASES = {
   "sm_89_prefill": ("sm_89", PREFILL, "upcast", "mma.sync"),
   "sm_90_decode": ("sm_90", DECODE, "small_m", "wgmma.mma_async"),
   "sm_90_prefill": ("sm_90", PREFILL, "upcast", "wgmma.mma_async"),
+  "sm_90_any_m": ("sm_90", ANY_M, "upcast", "wgmma.mma_async"),
   "sm_90_gradient": ("sm_90", GRADIENT, "upcast", "wgmma.mma_async"),
   "sm_90_split": ("sm_90", SPLIT, "small_m", "wgmma.mma_async"),
   "sm_90_interleaved": ("sm_90", INTERLEAVED, "small_m", "wgmma.mma_async"),
