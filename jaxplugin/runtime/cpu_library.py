@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import threading
 from typing import Any
@@ -168,58 +167,39 @@ def format_refusal(
   return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OperandValues:
-  """Dtypes and block size of an operand.
+def dot_numbers(
+  instruction_set: str,
+  operands: tuple[formats.BlockFormat | np.dtype, ...],
+  sizes: tuple[int, int, int],
+) -> tuple[int, ...]:
+  """Returns a dot as the functions below take it, in config_error.cc's order.
 
-  Attributes:
-    dtype: dtype of a value, not of the bytes that may store it.
-    block_size, scale_dtype: values that share a scale, and dtype of the scales;
-      None for an unquantized operand.
-  """
-
-  dtype: np.dtype
-  block_size: int | None = None
-  scale_dtype: np.dtype | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DotQuestion:
-  """A dot that the library is asked about without computing it.
-
-  Attributes:
+  Args:
     instruction_set: a value of `Target.cpu_kernels`; this machine may lack it.
-    lhs, rhs: the operands, [m, k] and [n, k].
-    m, n, k: sizes.
+    operands: format of lhs and of rhs, or dtype of an unquantized one.
+    sizes: m, n, k of operands [m, k] and [n, k].
   """
-
-  instruction_set: str
-  lhs: OperandValues
-  rhs: OperandValues
-  m: int
-  n: int
-  k: int
-
-  def numbers(self) -> tuple[int, ...]:
-    """Returns the arguments in config_error.cc's order; -1 if unsupported."""
-    sides = (self.lhs, self.rhs)
-    return (
-      _INSTRUCTION_SETS.get(self.instruction_set, -1),
-      *(_VALUES.get(np.dtype(side.dtype), -1) for side in sides),
-      *(side.block_size or _PLAIN_BLOCK_SIZE for side in sides),
-      *(self.m, self.n, self.k),
-      *(
-        0 if side.scale_dtype is None else _SCALES.get(side.scale_dtype, -1)
-        for side in sides
-      ),
-    )
+  values, block_sizes, scales = zip(*map(_numbers, operands), strict=True)
+  isa = _INSTRUCTION_SETS.get(instruction_set, -1)
+  return (isa, *values, *block_sizes, *sizes, *scales)
 
 
-def dot_config_error(dot: DotQuestion, config: tuple[int, ...]) -> str:
+def _numbers(operand: formats.BlockFormat | np.dtype) -> tuple[int, int, int]:
+  """Returns numbers of values, block size, and of scales; -1 if unsupported."""
+  if not isinstance(operand, formats.BlockFormat):
+    return _VALUES.get(operand, -1), _PLAIN_BLOCK_SIZE, 0
+  return (
+    _VALUES.get(operand.values_dtype, -1),
+    operand.block_size or _PLAIN_BLOCK_SIZE,
+    _SCALES.get(operand.scale_dtype, -1),
+  )
+
+
+def dot_config_error(dot: tuple[int, ...], config: tuple[int, ...]) -> str:
   """Returns why the kernels do not support a config; "" if they do.
 
   Args:
-    dot: the dot.
+    dot: the dot's `dot_numbers`.
     config: engine, panel_rows, task_rows and threads, as numbers.
   """
   text = ctypes.create_string_buffer(_MAX_ERROR_BYTES)
@@ -230,20 +210,18 @@ def dot_config_error(dot: DotQuestion, config: tuple[int, ...]) -> str:
   return text.value.decode()
 
 
-def dot_engine(dot: DotQuestion) -> int:
+def dot_engine(dot: tuple[int, ...]) -> int:
   """Returns the number of the engine that the kernels' rule selects for a dot.
+
+  It is negative if the kernels do not support the dot.
 
   Raises:
     library.LibraryError: If the library cannot be loaded.
-    ValueError: If the kernels do not support the dot.
   """
-  engine = _ask("dot_engine", dot)
-  if engine < 0:
-    raise ValueError(f"dot_engine: the kernels must support the dot, got {dot}")
-  return engine
+  return _ask("dot_engine", dot)
 
 
-def quantizes_rows(dot: DotQuestion) -> bool:
+def quantizes_rows(dot: tuple[int, ...]) -> bool:
   """Returns whether the kernels quantize the side of floats to int8 if asked.
 
   Raises:
@@ -265,12 +243,12 @@ def _library() -> ctypes.CDLL:
   return library.load(jax.ffi.include_dir())
 
 
-def _ask(name: str, dot: DotQuestion, *more: Any) -> int:
+def _ask(name: str, dot: tuple[int, ...], *more: Any) -> int:
   """Calls a function of the library that answers a question about a dot."""
   function = getattr(_library(), f"jaxplugin_cpu_{name}")
   function.restype = ctypes.c_int64
   more = tuple(ctypes.c_int64(x) if isinstance(x, int) else x for x in more)
-  return int(function(_int64s(dot.numbers()), *more))
+  return int(function(_int64s(dot), *more))
 
 
 def _int64s(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:

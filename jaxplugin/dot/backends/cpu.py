@@ -151,12 +151,7 @@ def emit(
       kernels use their own rules.
     offset: offsets of rhs, which is not batched, and the format's
       `code_offset`. The call then has no epilogue.
-
-  Raises:
-    ValueError: If the config cannot compute the problem on the target.
   """
-  if config:
-    cpu_configs.check(config, problem, target, who=sides.who())
   if problem.is_empty:
     return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
   dot = functools.partial(

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.runtime import cpu_library
@@ -106,8 +107,8 @@ class CpuConfig:
 
 
 # `kQuantizedRows` in kernels/cpu/dot/rule.h.
-_QUANTIZED_ROWS: Final = cpu_library.OperandValues(
-  dtype=np.dtype(np.int8), block_size=32, scale_dtype=np.dtype(np.float32)
+_QUANTIZED_ROWS: Final = dataclasses.replace(
+  formats.INT8_32, scale_dtype=formats.F32
 )
 _SIZES: Final = ("panel_rows", "task_rows", "threads")
 _FIELDS: Final = ("engine", *_SIZES, "rows")
@@ -188,7 +189,8 @@ def engine_by_rule(
   question = _question(problem, target)
   if isinstance(question, str):
     return None
-  return ENGINES[cpu_library.dot_engine(question)]
+  engine = cpu_library.dot_engine(question)
+  return ENGINES[engine] if engine >= 0 else None
 
 
 def candidates(
@@ -234,24 +236,6 @@ def _other_sizes(
   return sizes
 
 
-def check(
-  config: decisions.Fields,
-  problem: problems.DotProblem,
-  target: targets.Target,
-  *,
-  who: str,
-) -> None:
-  """Raises ValueError unless fields are a config that supports a problem."""
-  error = fields_error(config, problem, target)
-  if error is not None:
-    words = " ".join(f"{name}={value}" for name, value in config)
-    found = "; ".join(map(str, candidates(problem, target)))
-    raise ValueError(
-      f"{who}: implementation cpu cannot use the config {words} for {problem}"
-      f" on {target}: {error}; leave config out, or choose one of: {found}"
-    )
-
-
 def is_turned(m: int | None, n: int | None) -> bool:
   """Returns whether lhs and rhs are swapped, because rhs is a vector.
 
@@ -263,22 +247,19 @@ def is_turned(m: int | None, n: int | None) -> bool:
 
 def _question(
   problem: problems.DotProblem, target: targets.Target
-) -> cpu_library.DotQuestion | str:
-  """Returns the arguments of the library's functions, or why there are none."""
+) -> tuple[int, ...] | str:
+  """Returns the argument of the library's functions, or why there is none."""
   if target.cpu_kernels is None:
     return "the target has no CPU kernels"
   if not problem.sizes_are_static:
     return "needs static sizes, some are symbolic"
-  (m, n), (lhs, rhs) = _handed_over(problem)
+  (m, n), sides = _handed_over(problem)
   assert problem.k is not None
   if quantizes_rows(problem, target):
-    lhs, rhs = (
-      _QUANTIZED_ROWS if side.block_size is None else side
-      for side in (lhs, rhs)
+    sides = tuple(
+      _QUANTIZED_ROWS if isinstance(side, np.dtype) else side for side in sides
     )
-  return cpu_library.DotQuestion(
-    instruction_set=target.cpu_kernels, lhs=lhs, rhs=rhs, m=m, n=n, k=problem.k
-  )
+  return cpu_library.dot_numbers(target.cpu_kernels, sides, (m, n, problem.k))
 
 
 def may_quantize_rows(problem: Any) -> bool:
@@ -303,39 +284,23 @@ def quantizes_rows(problem: Any, target: targets.Target) -> bool:
   """
   if not may_quantize_rows(problem) or target.cpu_kernels is None:
     return False
+  sides = tuple(
+    side.format or side.dtype for side in (problem.lhs, problem.rhs)
+  )
   return cpu_library.quantizes_rows(
-    cpu_library.DotQuestion(
-      instruction_set=target.cpu_kernels,
-      lhs=_values(problem.lhs),
-      rhs=_values(problem.rhs),
-      m=1,
-      n=1,
-      k=1,
-    )
+    cpu_library.dot_numbers(target.cpu_kernels, sides, (1, 1, 1))
   )
 
 
 def _handed_over(
   problem: problems.DotProblem,
-) -> tuple[
-  tuple[int, int], tuple[cpu_library.OperandValues, cpu_library.OperandValues]
-]:
-  """Returns (m, n) and the operands of the custom call."""
+) -> tuple[tuple[int, int], tuple[formats.BlockFormat | np.dtype, ...]]:
+  """Returns (m, n), and formats or dtypes of the custom call's operands."""
   m, n = problem.m, problem.n
   assert m is not None and n is not None
-  lhs, rhs = _values(problem.lhs), _values(problem.rhs)
+  lhs, rhs = (side.format or side.dtype for side in (problem.lhs, problem.rhs))
   if not problem.blocks_pair_up:  # `DotCall.dense_sides` dequantizes lhs
-    lhs = cpu_library.OperandValues(dtype=np.dtype(np.float32))
+    lhs = formats.F32
   if is_turned(m, n):
     return (n, m), (rhs, lhs)
   return (m, n), (lhs, rhs)
-
-
-def _values(side: problems.SideProblem) -> cpu_library.OperandValues:
-  if side.format is None:
-    return cpu_library.OperandValues(dtype=side.dtype)
-  return cpu_library.OperandValues(
-    dtype=np.dtype(side.format.values_dtype),
-    block_size=side.format.block_size,
-    scale_dtype=side.format.scale_dtype,
-  )

@@ -337,16 +337,6 @@ class LoweredTest(parameterized.TestCase):
     actual = lowered.compile()(self.x, self.w)
     np.testing.assert_array_equal(actual, x @ w.T)
 
-  def test_what_cannot_serve_is_refused_when_traced(self):
-    with self.assertRaisesRegex(
-      ValueError,
-      "block_scaled_dot: implementation cpu cannot use the config"
-      " engine=vnni for mxfp8 x mxfp4 -> float32, batch=1 m=3 n=40 k=64 on .*"
-      ": the engine vnni needs .*; leave config out, or choose one of:"
-      " by_rule; ",
-    ):
-      emit_configured(CpuConfig(engine="vnni"), self.x, self.w)
-
 
 @needs_library
 @pytest.mark.full
