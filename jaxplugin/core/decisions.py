@@ -11,6 +11,7 @@ call them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -177,7 +178,6 @@ class Tunable(Generic[Problem]):
       are unknown. A table measured with others is refused.
     config_error: (config, problem, target) -> why the config cannot compute the
       problem, or None if it can. It is not called with an empty config.
-    configured: the backend whose `plan` and `emit` follow a config.
     candidates: (problem, target) -> the configs that a tuner measures next to
       the empty one; None if the tuner lists them itself.
     configs_travel: whether a config computes a problem wherever a module that
@@ -188,7 +188,7 @@ class Tunable(Generic[Problem]):
   config_error: Callable[[Fields, Problem, targets.Target], str | None] = (
     _has_no_configs
   )
-  configured: Callable[[Fields], BackendRecord[Problem]] | None = None
+
   candidates: Callable[[Problem, targets.Target], Iterable[Fields]] | None = (
     None
   )
@@ -219,7 +219,8 @@ class BackendRecord(Generic[Problem]):
     experiments: (word, function) for each experimental variant. The function
       returns the target that enables it. The benchmark measures them too.
     origin: the distribution of the backend if it is not jaxplugin.
-    tunable: its part in tuning tables; None if they cannot name it.
+    tunable: its part in tuning tables; None if they cannot name it. `plan` and
+      `emit` have an argument `config` if it has configs.
   """
 
   name: str
@@ -227,9 +228,7 @@ class BackendRecord(Generic[Problem]):
   rank: Callable[[targets.Target], int | None]
   supports: Callable[[Problem, targets.Target], Unsupported | None]
   emit: Callable[..., Any]
-  plan: Callable[[Problem, targets.Target], Plan] = (
-    lambda problem, target: Plan()
-  )
+  plan: Callable[..., Plan] = lambda problem, target: Plan()
   reads: Callable[[str, Problem, targets.Target], bool] = (
     lambda layout, problem, target: False
   )
@@ -245,11 +244,14 @@ class BackendRecord(Generic[Problem]):
   tunable: Tunable[Problem] | None = None
 
   def configured(self, config: Fields) -> BackendRecord[Problem]:
-    """Returns the backend with a config; itself if the config is empty."""
+    """Returns the backend whose `plan` and `emit` follow a config, if any."""
     if not config:
       return self
-    assert self.tunable is not None and self.tunable.configured is not None
-    return self.tunable.configured(config)
+    return dataclasses.replace(
+      self,
+      plan=functools.partial(self.plan, config=config),
+      emit=functools.partial(self.emit, config=config),
+    )
 
   def config_error(
     self, config: Fields, problem: Problem, target: targets.Target

@@ -17,9 +17,7 @@ CPU = targets.Target(name="x", platform="cpu")
 GPU = targets.Target(name="y", platform="cuda")
 
 
-def backend(
-  name, *, rank=10, platform=None, below=None, planned=None, **fields
-):
+def backend(name, *, rank=10, platform=None, below=None, plan=None, **fields):
   """Returns a backend for numbers below `below`, tried on one platform only."""
 
   def is_there(target):
@@ -37,9 +35,8 @@ def backend(
     summary=f"what {name} does",
     rank=lambda target: rank if is_there(target) else None,
     supports=supports,
-    plan=lambda problem, target: (
-      planned or decisions.Plan(notes=(f"{name}: {problem}",))
-    ),
+    plan=plan
+    or (lambda problem, target: decisions.Plan(notes=(f"{name}: {problem}",))),
     emit=lambda problem: problem,
     **fields,
   )
@@ -65,16 +62,14 @@ def adder():
     del target
     return None if problem <= dict(config)["most"] else "it is too large"
 
-  def configured(config):
-    plan = decisions.Plan(notes=(f"adder: {dict(config)}",))
-    return backend("adder", rank=200, planned=plan)
+  def plan(problem, target, config=()):
+    del target
+    return decisions.Plan(notes=(f"adder: {dict(config) or problem}",))
 
   tunable = decisions.Tunable(
-    source=lambda target: decisions.Source(),
-    config_error=config_error,
-    configured=configured,
+    source=lambda target: decisions.Source(), config_error=config_error
   )
-  return backend("adder", rank=200, tunable=tunable)
+  return backend("adder", rank=200, plan=plan, tunable=tunable)
 
 
 def choose(problem, target, requested=None, **options):

@@ -15,17 +15,14 @@ CPU = targets.Target(name="cpu", platform="cpu")
 CONFIG = (("rows", 4),)
 
 
-def backend(name, emit):
-  plain = decisions.BackendRecord(
+def backend(name):
+  return decisions.BackendRecord(
     name=name,
     summary="a test",
     rank=choice.rank_on(1, "cpu"),
     supports=lambda problem, target: None,
-    emit=emit,
+    emit=lambda config=name: config,
   )
-  configured = lambda config: dataclasses.replace(plain, emit=lambda: config)
-  tunable = decisions.Tunable(source=lambda target: None, configured=configured)
-  return dataclasses.replace(plain, tunable=tunable)
 
 
 OPERATION = matching.MeasuredOperation(
@@ -33,9 +30,7 @@ OPERATION = matching.MeasuredOperation(
   bucketed="m",
   fields_of=lambda problem: None,
   problem_of=lambda fields: None,
-  backends=lambda: {
-    name: backend(name, lambda name=name: name) for name in ("a", "b")
-  },
+  backends=lambda: {name: backend(name) for name in ("a", "b")},
 )
 
 

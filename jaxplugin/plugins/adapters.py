@@ -102,26 +102,22 @@ def _adapted(
       tunable,
       config_error=adapter.config_error,
       candidates=adapter.candidates,
-      configured=lambda config: dataclasses.replace(
-        adapted,
-        plan=functools.partial(adapter.plan, config=config),
-        emit=functools.partial(interface.emit, adapter, dict(config)),
-      ),
     )
-  adapted = decisions.BackendRecord(
+  return decisions.BackendRecord(
     name=backend.name,
     summary=backend.summary or "of another package",
     origin=found.origin,
     rank=lambda target: rank if target.platform in backend.platforms else None,
     supports=adapter.supports,
     plan=adapter.plan,
-    emit=functools.partial(interface.emit, adapter, {}),
+    emit=lambda *args, config=(), **options: interface.emit(
+      adapter, dict(config), *args, **options
+    ),
     reads=lambda layout, problem, target: layout in backend.reads,
     lowering_refusal=adapter.lowering_refusal,
     is_portable=backend.is_portable,
     tunable=tunable,
   )
-  return adapted
 
 
 def _source(

@@ -9,7 +9,6 @@ are exact, unless the sides are blocked along different dimensions (`plan`).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 from typing import Final
@@ -303,16 +302,6 @@ def or_absent(x: jax.Array | None) -> jax.Array:
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
-def _configured(
-  config: decisions.Fields,
-) -> decisions.BackendRecord[problems.DotProblem]:
-  return dataclasses.replace(
-    BACKEND,
-    emit=functools.partial(emit, config=config),
-    plan=functools.partial(plan, config=config),
-  )
-
-
 BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
   decisions.BackendRecord(
     name="cpu",
@@ -324,7 +313,6 @@ BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
     tunable=decisions.Tunable(
       source=cpu_library.source,
       config_error=cpu_configs.fields_error,
-      configured=_configured,
       # An engine needs an instruction set that another CPU may lack.
       configs_travel=False,
     ),

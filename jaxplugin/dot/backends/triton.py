@@ -159,20 +159,16 @@ def _readable_format(
   )
 
 
-def has_repeated_scale(format: formats.BlockFormat | None) -> bool:
-  """Returns whether a format's blocks are larger than those of the kernels."""
+def _repeats(format: formats.BlockFormat | None) -> int:
+  """Returns how often each scale repeats, for the blocks of the kernels."""
   found = None if format is None else _readable_format(format)
-  return found is not None and found[1] > 1
+  return 1 if found is None else found[1]
 
 
 def reads_swizzled(format: formats.BlockFormat | None) -> bool:
   """Returns whether the kernels read a swizzled scale of a format."""
-  if format is None or has_repeated_scale(format):
-    return False
-  facts = kernel_formats.readable_by_name(
-    kind_name(format, format.values_dtype)
-  )
-  return facts is not None and not facts.scales_sums
+  found = None if format is None else _readable_format(format)
+  return found is not None and found[1] == 1 and not found[0].scales_sums
 
 
 def _with_readable_format(side: sides.Side, name: str) -> sides.Side:
@@ -221,7 +217,7 @@ def _reads(
   """
   if layout == layouts.LAYER:
     return (
-      not has_repeated_scale(problem.rhs.format)
+      _repeats(problem.rhs.format) == 1
       and (
         not problem.rhs.is_interleaved
         or _reads(interleaving.INTERLEAVED, problem, target)
@@ -373,8 +369,6 @@ def kind_name(
   """
   if format is None:
     return PLAIN_NAMES[dtype]
-  if format.is_known:
-    return format.name
   found = _readable_format(format, repeats=repeats)
   assert found is not None, format
   return found[0].name
@@ -385,12 +379,10 @@ def _rows_per_scale(side: problems.SideProblem, *, repeats: bool) -> int:
   if not side.has_square_scale:
     return 1
   assert side.format is not None
-  facts = kernel_formats.readable_by_name(
-    kind_name(side.format, side.dtype, repeats=repeats)
-  )
-  assert facts is not None
+  found = _readable_format(side.format, repeats=repeats)
+  assert found is not None
   rows = side.format.block_size
-  return rows if facts.scales_sums and rows % _SQUARE_ROWS == 0 else 1
+  return rows if found[0].scales_sums and rows % _SQUARE_ROWS == 0 else 1
 
 
 def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
@@ -402,12 +394,10 @@ def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
   for format in of:
     if format is None:
       continue
-    if has_repeated_scale(format):
-      found = _readable_format(format)
-      assert found is not None
+    if (repeats := _repeats(format)) > 1:
       notes.append(
-        f"each scale of {format.block_size} values is repeated {found[1]}"
-        f" times, for blocks of {found[0].block_size}"
+        f"each scale of {format.block_size} values is repeated {repeats}"
+        f" times, for blocks of {format.block_size // repeats}"
       )
     elif not reads_swizzled(format):
       notes.append(
@@ -801,16 +791,6 @@ def _strided_scale(
   return scale, strides
 
 
-def _configured(
-  config: decisions.Fields,
-) -> decisions.BackendRecord[problems.DotProblem]:
-  return dataclasses.replace(
-    BACKEND,
-    plan=functools.partial(plan, config=config),
-    emit=functools.partial(emit, config=config),
-  )
-
-
 BACKEND: Final = decisions.BackendRecord(
   name="triton",
   summary="Triton kernels that read the quantized bytes once",
@@ -823,8 +803,6 @@ BACKEND: Final = decisions.BackendRecord(
   launched_by=triton_library.launched_by,
   experiments=(("tma", triton_library.with_descriptors),),
   tunable=decisions.Tunable(
-    source=matching.triton_source,
-    config_error=config_error,
-    configured=_configured,
+    source=matching.triton_source, config_error=config_error
   ),
 )
