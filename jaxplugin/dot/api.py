@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -172,7 +171,7 @@ def _straight_through(
   ]
   names = straight_through.DotArrays._fields[2:]
   for name, x in zip(names, others, strict=True):
-    if name == "global_scale":
+    if name == "global_scale" and x is not None:
       x = arguments.as_global_scale(x)
     arrays.append(x if x is None else arguments.array(name, x))
   numbers = rules.canonical_dimension_numbers(
@@ -203,7 +202,9 @@ def _bind_with_epilogue(
 ) -> jax.Array:
   """Brings global scales, bias and residual to the result's rank, and binds."""
   shape = call.shape
-  scales = _global_scales(call, global_scale)
+  scales = call.scales_in_result()
+  if global_scale is not None:
+    scales.append(arguments.as_global_scale(global_scale))
   factor, power = epilogue.product(scales)
   if factor is not None:
     rules.validate_global_scale(factor, shape)
@@ -217,12 +218,16 @@ def _bind_with_epilogue(
         f"{sides.who()}: residual must have the result's shape {shape}, got"
         f" {tuple(residual.shape)}"
       )
+  first = second = None
+  if len(scales) == 2 and not any(scale.ndim for scale in scales):
+    first, second = map(jax.lax.stop_gradient, scales)
   call = call.replace(
     lhs=call.lhs.replace(global_scale=None),
     rhs=call.rhs.replace(global_scale=None),
     global_scale=factor,
     global_power=power,
-    **_of_two_numbers(scales),
+    first_global_scale=first,
+    second_global_scale=second,
     bias=bias,
     residual=residual,
   )
@@ -240,21 +245,6 @@ def _bind(call: calls.DotCall) -> jax.Array:
   if guards.is_on():
     guards.check(result, call.without_origins())
   return result
-
-
-def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
-  """Returns `DotCall`'s fields for two scalar global scales, {} for others."""
-  if len(scales) != 2 or any(scale.ndim for scale in scales):
-    return {}
-  first, second = map(jax.lax.stop_gradient, scales)
-  return {"first_global_scale": first, "second_global_scale": second}
-
-
-def _global_scales(call: calls.DotCall, explicit: Any) -> list[jax.Array]:
-  """Returns a call's global scales, reshaped to the result's dimensions."""
-  scales = call.scales_in_result()
-  scale = arguments.as_global_scale(explicit)
-  return scales if scale is None else [*scales, scale]
 
 
 def _expand_bias(

@@ -328,9 +328,7 @@ def integers(name: str, x: Any) -> jax.Array:
   return jnp.clip(x, low, high).astype(np.int32)
 
 
-def as_global_scale(global_scale: Any) -> jax.Array | None:
-  if global_scale is None:
-    return None
+def as_global_scale(global_scale: Any) -> jax.Array:
   if not isinstance(global_scale, (int, float)):
     global_scale = array("global_scale", global_scale)
     if global_scale.dtype != np.float32:

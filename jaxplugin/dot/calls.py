@@ -144,10 +144,6 @@ class DotCall(primitive.OperationCall):
       global_power=None,
     )
 
-  def without_stack(self) -> DotCall:
-    """Returns the call without the stack that rhs is a slice of."""
-    return self.replace(rhs=self.rhs.without_stack())
-
   def without_origins(self) -> DotCall:
     """Returns the call without the origins of sides and global scales."""
     call = self.without_origins_of_sides()
@@ -170,14 +166,6 @@ class DotCall(primitive.OperationCall):
       first_global_scale=self.first_global_scale,
       second_global_scale=self.second_global_scale,
     )
-
-  def with_bytes(self) -> DotCall:
-    """Returns the call with FP4 words viewed as bytes."""
-    return self.with_sides(sides.Side.with_bytes)
-
-  def in_usual_order(self) -> DotCall:
-    """Returns the call with interleaved FP4 values put back in order."""
-    return self.with_sides(sides.Side.in_usual_order)
 
   def joined(self) -> DotCall:
     """Returns the call with its contracting dimensions merged, if possible.

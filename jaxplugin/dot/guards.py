@@ -228,7 +228,7 @@ def _unexplained(
   form: calls.DotCall, result: jax.Array, flat: list[jax.Array]
 ) -> NonFiniteValues:
   """Returns the NaN and Inf of a result that the operands do not explain."""
-  call = form.filled(flat).in_usual_order()
+  call = form.filled(flat).with_sides(sides.Side.in_usual_order)
   in_f32 = call.replace(preferred_element_type=np.dtype(np.float32))
   lhs = call.lhs.dequantized().astype(jnp.float32)
   rhs = call.rhs.dequantized().astype(jnp.float32)

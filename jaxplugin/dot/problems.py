@@ -209,35 +209,6 @@ def are_copied(
   )
 
 
-def values_strides(
-  values: Any,
-  format: formats_lib.BlockFormat | None,
-  *,
-  batch: Dims,
-  free: Dims,
-  contracting: Dims,
-) -> Strides | None:
-  """Returns strides of (batch, row, k) of values that are not `are_copied`.
-
-  Args:
-    values: an object with a shape and a dtype. For FP4 that is not packed, the
-      strides count bytes of its packed form.
-    format: format of the operand.
-    batch, free, contracting: all dimensions, by kind.
-
-  Returns:
-    The strides. None if the values must be copied to row-major [batch, rows,
-    k], because dimensions that must merge are not adjacent, or because FP4 must
-    be packed along k and k is not the last dimension.
-  """
-  shape = tuple(values.shape)
-  if format is not None and values.dtype in formats_lib.FOUR_BITS:
-    if contracting != (len(shape) - 1,):
-      return None
-    shape = (*shape[:-1], shape[-1] // 2)
-  return strides(shape, batch=batch, free=free, contracting=contracting)
-
-
 def strides(
   shape: Sequence[int], *, batch: Dims, free: Dims, contracting: Dims
 ) -> Strides | None:

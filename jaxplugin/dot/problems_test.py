@@ -12,8 +12,12 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.dot import problems
+from jaxplugin.dot import sides
 
-ONE_SIDE = {"batch": (), "free": (1,), "contracting": (0,)}
+
+def side_of(shape, dtype, format, **dims):
+  values = jax.ShapeDtypeStruct(shape, dtype)
+  return sides.Side(name="lhs", values=values, format=format, **dims)
 
 
 class StridesTest(parameterized.TestCase):
@@ -56,23 +60,19 @@ class StridesTest(parameterized.TestCase):
   def test_fp4_that_is_not_packed_is_copied_unless_k_is_last(
     self, format, dtype, shape, expected
   ):
-    values = jax.ShapeDtypeStruct(shape, dtype)
-    strides = problems.values_strides(values, format, **ONE_SIDE)
+    side = side_of(shape, dtype, format, contracting=(0,))
+    strides = side.strides()
     self.assertEqual(None if strides is None else strides[2], expected)
 
   def test_fp4_is_counted_in_bytes(self):
-    values = jax.ShapeDtypeStruct((3, 5, 64), formats.E2M1)
-    strides = problems.values_strides(
-      values, jp.MXFP4, batch=(1,), free=(0,), contracting=(2,)
-    )
-    self.assertEqual(strides, (32, 5 * 32, 1))
+    dims = {"batch": (1,), "contracting": (2,)}
+    side = side_of((3, 5, 64), formats.E2M1, jp.MXFP4, **dims)
+    self.assertEqual(side.strides(), (32, 5 * 32, 1))
 
   def test_symbolic_sizes_have_strides(self):
     m, k = jax.export.symbolic_shape("m, k")
-    values = jax.ShapeDtypeStruct((m, k), formats.E4M3)
-    dims = {"batch": (), "free": (0,), "contracting": (1,)}
-    strides = problems.values_strides(values, jp.MXFP8, **dims)
-    self.assertEqual(strides, (0, k, 1))
+    side = side_of((m, k), formats.E4M3, jp.MXFP8, contracting=(1,))
+    self.assertEqual(side.strides(), (0, k, 1))
 
 
 class PaddingTest(parameterized.TestCase):

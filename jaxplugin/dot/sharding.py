@@ -233,9 +233,10 @@ def prepared(call: calls.DotCall) -> calls.DotCall:
   its origin: a shard of a layer is not a slice of the device's shard of the
   stack, and quantizing a shard to NVFP4 would compute another global scale.
   """
-  call = call.without_origins_of_sides().with_bytes().with_scales_alone()
+  call = call.without_origins_of_sides().with_scales_alone()
   return call.with_sides(
-    lambda side: side.with_linear_scale().as_bytes(), padded_scales=False
+    lambda side: side.with_bytes().with_linear_scale().as_bytes(),
+    padded_scales=False,
   )
 
 

@@ -203,14 +203,17 @@ class Side:
   def strides(self) -> problems.Strides | None:
     """Returns the values' strides of (batch, row, k), or None if not strided.
 
-    The values then need a copy.
+    The values then need a copy: dimensions that must merge are not adjacent, or
+    FP4 must be packed along k and k is not the last dimension. Strides of FP4
+    that is not packed count bytes of its packed form.
     """
-    return problems.values_strides(
-      self.values,
-      self.format,
-      batch=self.batch,
-      free=self.free,
-      contracting=self.contracting,
+    shape = tuple(self.values.shape)
+    if self.format is not None and self.values.dtype in formats.FOUR_BITS:
+      if self.contracting != (self.ndim - 1,):
+        return None
+      shape = (*shape[:-1], shape[-1] // 2)
+    return problems.strides(
+      shape, batch=self.batch, free=self.free, contracting=self.contracting
     )
 
   def problem(self, *, is_copied: bool) -> problems.SideProblem:
@@ -267,10 +270,6 @@ class Side:
       self.scale, other, self.shape[other], format.block_rows
     )
     return self.replace(format=format.of_rows(), scale=scale, axis=axis)
-
-  def without_stack(self) -> Side:
-    """Returns the side without the stack that it is a slice of."""
-    return self.replace(**dict.fromkeys(_OF_STACK))
 
   def without_origin(self) -> Side:
     """Returns the side without its stack and its source."""

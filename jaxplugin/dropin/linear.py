@@ -82,13 +82,14 @@ def linear(
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)
     _validate_ranks(lhs, rhs, layer)
     for name, operand in (("x", lhs), ("w_q", rhs)):
-      is_plain = not isinstance(operand, scaled_array.ScaledArray)
-      if is_plain and operand.dtype not in sides.PLAIN_DTYPES:
-        raise TypeError(
-          f"{WHO}: {name} must be float32, bfloat16, float16 or a ScaledArray,"
-          f" got {operand.dtype}{list(operand.shape)}; cast it, or quantize it"
-        )
-      if _is_blocked_elsewhere(operand):
+      if not isinstance(operand, scaled_array.ScaledArray):
+        if operand.dtype not in sides.PLAIN_DTYPES:
+          raise TypeError(
+            f"{WHO}: {name} must be float32, bfloat16, float16 or a"
+            f" ScaledArray, got {operand.dtype}{list(operand.shape)}; cast it,"
+            " or quantize it"
+          )
+      elif operand.axis != operand.ndim - 1:
         raise TypeError(
           f"{WHO}: {name} must be blocked along k, its last dimension, got"
           f" {name} {tuple(operand.shape)} blocked along dimension"
@@ -208,10 +209,3 @@ def _stacked_bias(bias: Any, rhs: Any) -> jax.Array | None:
       f" {tuple(rhs.shape[:2])}, got {tuple(bias.shape)}"
     )
   return bias
-
-
-def _is_blocked_elsewhere(operand: Any) -> bool:
-  return (
-    isinstance(operand, scaled_array.ScaledArray)
-    and operand.axis != operand.ndim - 1
-  )

@@ -336,7 +336,8 @@ def _block_scaled(
   scale = nn_operands.as_float(who, f"{side}_scale", scale)
   *others, axis = contracting
   for dim in others:
-    scale = _repeat(scale, values.shape[dim] // scale.shape[dim], dim)
+    count = values.shape[dim] // scale.shape[dim]
+    scale = jnp.repeat(scale, count, axis=dim)
   block_size = _block_size(who, side, values, scale, axis)
   format = nn_operands.block_format(
     values.dtype, scale.dtype, block_size, False
@@ -363,10 +364,3 @@ def _block_size(
       f" {tuple(values.shape)} with a scale {tuple(scale.shape)}"
     )
   return size // scale_size
-
-
-def _repeat(x: jax.Array, count: int, axis: int) -> jax.Array:
-  shape = (*x.shape[:axis], x.shape[axis] * count, *x.shape[axis + 1 :])
-  x = jnp.expand_dims(x, axis + 1)
-  repeated = (*x.shape[: axis + 1], count, *x.shape[axis + 2 :])
-  return jnp.broadcast_to(x, repeated).reshape(shape)

@@ -298,16 +298,18 @@ def emit(
   **options: Any,
 ) -> jax.Array:
   """Emits a call with the backend of a decision, and the backend's options."""
-  call = call.with_bytes().joined()
+  call = call.with_sides(sides.Side.with_bytes).joined()
   problem = call.problem()
   reads = functools.partial(_reads, decision.implementation)
   if problem.interleaved_sides and (
     not reads(interleaving.INTERLEAVED, problem, target)
   ):
-    call = call.in_usual_order()
+    call = call.with_sides(sides.Side.in_usual_order)
     problem = call.problem()
   if call.is_of_layer and not reads(layouts.LAYER, problem, target):
-    call = call.without_stack()
+    call = call.replace(
+      rhs=call.rhs.replace(stack=None, stack_scale=None, layer=None)
+    )
   if not reads(layouts.TWO_GLOBAL_SCALES, problem, target):
     call = epilogue.with_product(call)
   if not _has_cases(decision, problem):
