@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot` under JAX's transformations: the same as the plain call.
 
-Control flow, a mesh of one device, `vmap`, export, and many rows. The tests of
-`autodiff` cover derivatives.
+Control flow, `vmap`, export, and many rows. The tests of `autodiff` cover
+derivatives, those of sharding `shard_map`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from jaxplugin.testing import interpreted
 from jaxplugin.testing import transformations
 from jaxplugin.testing.oracles import quantization_oracle
 
-P = jax.sharding.PartitionSpec
-AxisType = jax.sharding.AxisType
 FORMATS: Final = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 MAPPED_SIZE: Final = 3
@@ -119,15 +117,6 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
     for run in (function, jax.jit(function)):
       jax.tree.map(self.assert_same, run(s), expected)
 
-  def test_rematted_dot_is_computed_again_in_the_backward_pass(self):
-    inner = jax.checkpoint(
-      lambda s, x: jnp.sin(s * dot(x, self.w)).sum(),
-      policy=jax.checkpoint_policies.nothing_saveable,
-    )
-    gradient = jax.grad(lambda s: inner(s, self.x))
-    jaxpr = jax.make_jaxpr(gradient)(jnp.float32(1)).jaxpr
-    self.assertGreaterEqual(len(dots_of(jaxpr)), 1)
-
   def test_donated_residual_is_reused(self):
     function = jax.jit(
       lambda residual, x, w: dot(x, w, residual=residual), donate_argnums=0
@@ -188,73 +177,10 @@ class DecideTest(absltest.TestCase):
     self.assertEqual((refused.problem.m, refused.problem.k), (4, 64))
 
 
-def varying_axes(x: jax.Array) -> set[str]:
-  """The mesh axes over which `x` differs, by its type, inside `shard_map`."""
-  return set(jax.typeof(x).manual_axis_type.varying)
-
-
-class OneDeviceMeshTest(transformations.PrimitiveTestCase):
-  def setUp(self):
-    super().setUp()
-    self.x, self.w = arrays((jp.MXFP8, (2, 3, 64)), (jp.MXFP4, (2, 5, 64)))
-    self.bias = jnp.arange(5, dtype=jnp.float32)
-    self.plain = dot(self.x, self.w, bias=self.bias)
-    self.mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
-
-  def shard_map(self, function, in_specs, out_specs, **options):
-    options |= {"in_specs": in_specs, "out_specs": out_specs}
-    return jax.shard_map(function, mesh=self.mesh, **options)
-
-  @parameterized.product(
-    check_vma=(True, False),
-    specs=(("x", None), (None, "x"), ("x", "x"), (None, None)),
-  )
-  @pytest.mark.sample(1)
-  def test_shard_map_equals_the_plain_call(self, check_vma, specs):
-    varying = {"x"} if check_vma and "x" in specs else set()
-
-    def local(x, w, b):
-      y = dot(x, w, bias=b)
-      self.assertEqual(varying_axes(y), varying)
-      return y
-
-    out = P("x" if "x" in specs else None)
-    function = self.shard_map(
-      local, (*map(P, specs), P(None)), out, check_vma=check_vma
-    )
-    for run in (function, jax.jit(function)):
-      self.assert_same(run(self.x, self.w, self.bias), self.plain)
-
-  def test_vmap_in_shard_map_equals_the_plain_call(self):
-    mapped = jax.vmap(dot, in_axes=(0, None))
-    function = self.shard_map(mapped, (P("x"), P()), P("x"))
-    w = entry(self.w, 0)
-    self.assert_same(jax.jit(function)(self.x, w), mapped(self.x, w))
-
-  @parameterized.parameters("b", "m", "n")
-  @pytest.mark.sample(1)
-  def test_explicit_sharding_is_in_the_results_type(self, where):
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
-    of = lambda dimensions: P(
-      *("x" if d == where else None for d in dimensions)
-    )
-    with jax.set_mesh(mesh):
-      operands = (self.x, of("bmk")), (self.w, of("bnk")), (self.bias, P(None))
-      args = [
-        jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
-        for a, spec in operands
-      ]
-      function = lambda x, w, b: dot(x, w, bias=b)
-      for run in (function, jax.jit(function)):
-        actual = run(*args)
-        self.assertEqual(jax.typeof(actual).sharding.spec, of("bmn"))
-        self.assert_same(actual, self.plain)
-
-
 class ExportTest(transformations.PrimitiveTestCase):
-  def assert_exported(self, function, types, *calls, **options):
+  def assert_exported(self, function, types, *calls):
     """Exports for types; a loaded function gives the same bits."""
-    exported = jax.export.export(function, **options)(*types)
+    exported = jax.export.export(function)(*types)
     again = jax.export.deserialize(exported.serialize())
     for args in calls:
       self.assert_same(again.call(*args), function(*args))
@@ -308,31 +234,27 @@ class ExportTest(transformations.PrimitiveTestCase):
     exported = self.assert_exported(jax.jit(function), types, *given)
     self.assertEqual(str(exported.out_avals[0].shape), "(b, m, n)")
 
-  def test_each_exported_platform_is_decided_for_itself(self):
-    args = arrays((jp.MXFP8, (3, 64)), (jp.MXFP8, (5, 64)))
-    with mock.patch.object(
-      backends, "choose", side_effect=backends.choose
-    ) as choose:
-      jax.export.export(jax.jit(dot), platforms=PLATFORMS)(*args)
-    decided = [args[0][1].platform for args in choose.call_args_list]
-    self.assertCountEqual(decided, PLATFORMS)
-
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
-  def test_symbolic_sizes_for_several_platforms_run_here(self, format):
+  def test_each_exported_platform_is_decided_for_itself(self, format):
     (m,) = jax.export.symbolic_shape("m")
     x, w = arrays((format, (7, 64)), (format, (5, 64)))
-    exported = self.assert_exported(
-      jax.jit(dot), (specs(x, m), w), (x, w), platforms=PLATFORMS
-    )
+    choose = mock.patch.object(backends, "choose", side_effect=backends.choose)
+    function = jax.jit(lambda x, w: dot(x, w))
+    with choose as choose:
+      exported = jax.export.export(function, platforms=PLATFORMS)(
+        specs(x, m), w
+      )
+    decided = [args[0][1].platform for args in choose.call_args_list]
+    self.assertCountEqual(decided, PLATFORMS)
     self.assertEqual(exported.platforms, PLATFORMS)
+    again = jax.export.deserialize(exported.serialize())
+    self.assert_same(again.call(x, w), dot(x, w))
 
-  def test_vmap_of_an_exported_call_equals_a_loop(self):
+  def test_vmap_over_symbolic_entries_is_exported(self):
     x, w = arrays((jp.MXFP8, (2, 3, 32)), (jp.MXFP8, (5, 32)))
     (b,) = jax.export.symbolic_shape("b")
     function = jax.jit(jax.vmap(dot, in_axes=(0, None)))
-    exported = jax.export.export(function)(specs(x, b), w)
-    expected = np.stack([dot(entry(x, i), w) for i in range(2)])
-    self.assert_same(exported.call(x, w), expected)
+    self.assert_exported(function, (specs(x, b), w), (x, w))
 
 
 def flat_dot(*flat, **static):

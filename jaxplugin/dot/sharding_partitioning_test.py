@@ -166,6 +166,38 @@ class ShardedDotTest(explicit.AutoTestCase):
     )
     self.run_sharded(swizzled, rhs, P("a"), P("b"), None)
 
+  @parameterized.product(
+    check_vma=(True, False),
+    specs=(
+      (P("a"), P(), P("a")),
+      (P(), P("b"), P(None, None, "b")),
+      (P(None, "a"), P("b"), P(None, "a", "b")),
+      (P(), P(), P()),
+    ),
+  )
+  @pytest.mark.sample(1)
+  def test_shard_map_says_over_which_axes_results_vary(self, check_vma, specs):
+    *in_specs, out = specs
+    varying = set(out) - {None} if check_vma else set()
+
+    def local(l, r):
+      dot = lambda l: jp.block_scaled_dot(l, r, bias=jnp.ones(r.shape[:1]))
+      for y in (dot(l), jax.vmap(dot)(l)):
+        self.assertEqual(set(jax.typeof(y).manual_axis_type.varying), varying)
+      return y
+
+    function = jax.shard_map(
+      local,
+      mesh=self.mesh,
+      in_specs=tuple(in_specs),
+      out_specs=out,
+      check_vma=check_vma,
+    )
+    lhs = jp.quantize(integers(0, 2, M, K), jp.MXFP8)
+    result = jax.jit(function)(lhs, operands()[1])
+    expected = integers(0, 2, M, K) @ integers(1, N, K).T + 1
+    np.testing.assert_array_equal(result, expected)
+
   def test_vmap_of_a_sharded_weight_stays_local(self):
     lhs = jp.quantize(integers(0, BATCH, M, K), jp.MXFP8)
     rhs = jp.quantize(integers(1, N, K), jp.MXFP8)

@@ -39,7 +39,9 @@ def config(base="mxfp8", **changes):
 
 
 MXFP8, NVFP4 = config(), "nvfp4"
-UNKNOWN_IMPLEMENTATION = "implementation must be None or one of .*, got 'cuda'"
+UNKNOWN_IMPLEMENTATION = (
+  "implementation must be None or one of .*'xla'.*, got 'cuda'"
+)
 
 MATMUL = {
   "lhs": ones(2, 3, 64),
@@ -97,7 +99,6 @@ MATMUL_TYPE_ERRORS = {
 }
 MATMUL_VALUE_ERRORS = {
   UNKNOWN_IMPLEMENTATION: {"implementation": "cuda"},
-  "one of .*'xla'": {"implementation": "cuda"},
   "lhs_scale of nvfp4 must not be negative": {
     "lhs": ones(2, 3, 64, dtype=E2M1),
     "rhs": ones(2, 3, 64, dtype=E2M1),
@@ -152,10 +153,7 @@ DOT_TYPE_ERRORS = {
   r"lhs_scale \(2, 3, 0\)": {"lhs_scale": scale(2, 3, 0)},
   "lhs_scale must be an array": {"lhs_scale": [1.0]},
 }
-DOT_VALUE_ERRORS = {
-  UNKNOWN_IMPLEMENTATION: {"implementation": "cuda"},
-  "one of .*'xla'": {"implementation": "cuda"},
-}
+DOT_VALUE_ERRORS = {UNKNOWN_IMPLEMENTATION: {"implementation": "cuda"}}
 DOT_GENERAL_VALUE_ERRORS = {
   "list of three, .* got BlockScaleConfig": {"configs": MXFP8},
   r"list of three, .* got \[BlockScaleConfig": {"configs": [MXFP8]},

@@ -456,9 +456,8 @@ class LibraryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    directory = tempfile.TemporaryDirectory()
-    self.addCleanup(directory.cleanup)
-    self.directory = pathlib.Path(directory.name)
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.directory = pathlib.Path(folder)
 
   def find_error(self):
     with self.assertRaises(library.LibraryError) as caught:
@@ -490,11 +489,7 @@ class LibraryTest(parameterized.TestCase):
       library.find((second, self.directory)), second / library.LIBRARY_NAME
     )
 
-  def test_file_that_is_not_the_library_is_an_error(self):
-    path = self.directory / library.LIBRARY_NAME
-    path.write_text("not ELF")
-    with self.assertRaisesRegex(library.LibraryError, "cannot be loaded"):
-      library.load(jax.ffi.include_dir(), path)
+  def test_another_library_is_an_error(self):
     with (
       mock.patch.object(library, "_open", return_value=ctypes.CDLL(None)),
       self.assertRaisesRegex(library.LibraryError, "x.so must be a library of"),
