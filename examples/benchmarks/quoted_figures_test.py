@@ -46,10 +46,7 @@ class Row:
 
   def ratio(self, other, ours=None):
     """The median ratio by rounds."""
-    key = (ours or self.chosen, other)
-    return next(
-      r.ratio.median for r in self.row.ratios if (r.ours, r.other) == key
-    )
+    return self.row.ratios_to(self.variant(ours or self.chosen))[other].median
 
   def by_medians(self, other):
     return self.ms(other) / self.ms()
@@ -182,11 +179,7 @@ class PagesTest(absltest.TestCase):
 
   def test_guide_of_decoding_has_the_gain_of_unrolled_layers(self):
     gains = [
-      next(
-        r.ratio.median
-        for r in row.ratios
-        if (r.ours, r.other) == ("cpu", "cpu in scan")
-      )
+      Row(AVX512, row.row, row.formats).ratio("cpu in scan", "cpu")
       for row in run(AVX512).rows
       if row.kind == "decoder"
     ]

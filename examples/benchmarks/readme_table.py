@@ -106,7 +106,7 @@ def _limit(variant):
 
 def _ratios(row, ours):
   """Returns the median ratio of each other variant."""
-  return {r.other: r.ratio.median for r in row.ratios if r.ours == ours.name}
+  return {name: ratio.median for name, ratio in row.ratios_to(ours).items()}
 
 
 def _cells(row, chosen, peers, has_limit):
@@ -229,12 +229,11 @@ def peers_lines(run):
   for row in run.rows:
     for ours in _distinct(row):
       cells = [row.row, _operands(row, ours), *_figures(ours)]
-      best = results.best_peer(row, ours)
       by_name = {v.name: v for v in row.variants if v.role == "peer" and v.time}
       ratios = _ratios(row, ours)
       libraries = [n for n in by_name if n not in PLAIN and n in ratios]
       for name in (
-        best and best[0].name,
+        row.best_peer(ours),
         min(libraries, key=ratios.get, default=None),
       ):
         if name is None:

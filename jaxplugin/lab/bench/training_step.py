@@ -38,6 +38,7 @@ RECIPES: Final = {
 }
 PEERS: Final = ("f32", "bf16")
 _EPSILON: Final = 1e-5
+_F32: Final = np.dtype(np.float32)
 
 # Relative errors of a gradient, in the Frobenius norm. Rounding to p bits has
 # an error of at most 2^-p / sqrt(3). Stochastic rounding has sqrt(2) times this
@@ -60,11 +61,8 @@ def _norm(x: jax.Array) -> jax.Array:
 def block(weights: Weights, x: jax.Array, *, is_transposed: bool) -> jax.Array:
   """Returns the block's output [tokens, channels].
 
-  Args:
-    weights: "qkv", "out", "up" and "down", each [k, n], or [n, k] if
-      `is_transposed`.
-    x: [tokens, channels].
-    is_transposed: whether weights are [n, k].
+  The weights "qkv", "out", "up" and "down" are [k, n], or [n, k] if
+  `is_transposed`.
   """
 
   def linear(x: jax.Array, name: str) -> jax.Array:
@@ -102,24 +100,20 @@ class TrainingVariants:
     self.row = row
     self.recipe = RECIPES[pair.name]
     self.target = target
-    self._made: dict[Any, tuple[Any, ...]] = {}
-    self._exact: dict[int, Any] = {}
-
-  @property
-  def sizes(self) -> dict[str, tuple[int, int]]:
-    """The shape (k, n) of each weight."""
-    channels, hidden = self.row.k, self.row.n
-    return {
-      "qkv": (channels, 3 * channels),
-      "out": (channels, channels),
-      "up": (channels, hidden),
-      "down": (hidden, channels),
+    # The shape (k, n) of each weight.
+    self.shapes = {
+      "qkv": (row.k, 3 * row.k),
+      "out": (row.k, row.k),
+      "up": (row.k, row.n),
+      "down": (row.n, row.k),
     }
+    self._operands = functools.cache(self._make_operands)
+    self._expected = functools.cache(self._compute_expected)
 
   @property
   def flops(self) -> int:
     """FLOPs of all matmuls. Each matmul has two matmuls in its gradient."""
-    weights = sum(k * n for k, n in self.sizes.values())
+    weights = sum(k * n for k, n in self.shapes.values())
     attention = 2 * self.row.m * self.row.k
     return 3 * 2 * self.row.m * (weights + attention)
 
@@ -127,7 +121,7 @@ class TrainingVariants:
     """Returns variants of the backends `names`. None is the chosen backends."""
     decided = variants.decided(
       functools.partial(self._quantized, None),
-      (*self._operands(0), jax.random.key(0)),
+      (*self._operands(0, _F32), jax.random.key(0)),
       self.target,
     )
     formats = self.recipe.formats
@@ -148,28 +142,30 @@ class TrainingVariants:
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns `names` of `dot_variants.PEERS`, each with its forms."""
-    found: list[variants.AnyVariant] = []
-    for name in names:
-      if name not in PEERS:
-        found.append(
-          variants.Unavailable(name=name, reason="is not run for training")
-        )
-        continue
-      forms = tuple(
-        self._variant(
-          name,
-          "peer",
-          functools.partial(
-            gradients, functools.partial(block, is_transposed=is_transposed)
-          ),
-          bits=_SIGNIFICAND_BITS[name],
-          dtype=workloads.PLAIN_DTYPES[name],
-          is_transposed=is_transposed,
-        )
-        for is_transposed in (False, True)
+    return [
+      self._forms(name)
+      if name in PEERS
+      else variants.Unavailable(name=name, reason="is not run for training")
+      for name in names
+    ]
+
+  def _forms(self, name: str) -> tuple[variants.Variant, ...]:
+    return tuple(
+      self._variant(
+        name,
+        "peer",
+        functools.partial(
+          gradients, functools.partial(block, is_transposed=is_transposed)
+        ),
+        bits=_SIGNIFICAND_BITS[name],
+        dtype=workloads.PLAIN_DTYPES[name],
+        is_transposed=is_transposed,
+        arithmetic="f32" if name == "f32" else "floats",
+        form="w (n, k)" if is_transposed else "w (k, n)",
+        same_as=name,
       )
-      found.append(forms)
-    return found
+      for is_transposed in (False, True)
+    )
 
   def _quantized(
     self,
@@ -187,39 +183,31 @@ class TrainingVariants:
     )
     return gradients(function, weights, x, g)
 
-  def _operands(
-    self,
-    i: int,
-    dtype: np.dtype = workloads.PLAIN_DTYPES["f32"],
-    is_transposed: bool = False,
+  def _make_operands(
+    self, i: int, dtype: np.dtype, is_transposed: bool = False
   ) -> tuple[Any, ...]:
-    key = i, dtype, is_transposed
-    if key not in self._made:
-      random = np.random.default_rng(i)
-      weights = {
-        name: random.normal(size=size) / math.sqrt(size[0])
-        for name, size in self.sizes.items()
-      }
-      rows = (self.row.m, self.row.k)
-      x, g = random.normal(size=rows), random.normal(size=rows)
-      if is_transposed:
-        weights = {name: w.T for name, w in weights.items()}
-      self._made[key] = jax.tree.map(
-        lambda a: jnp.asarray(a.astype(np.float32)).astype(dtype),
-        (weights, x, g),
-      )
-    return self._made[key]
+    random = np.random.default_rng(i)
+    weights = {
+      name: random.normal(size=shape) / math.sqrt(shape[0])
+      for name, shape in self.shapes.items()
+    }
+    rows = (self.row.m, self.row.k)
+    x, g = random.normal(size=rows), random.normal(size=rows)
+    if is_transposed:
+      weights = {name: w.T for name, w in weights.items()}
+    return jax.tree.map(
+      lambda a: jnp.asarray(a.astype(np.float32)).astype(dtype),
+      (weights, x, g),
+    )
 
-  def _expected(self, i: int) -> Any:
+  def _compute_expected(self, i: int) -> Any:
     """Returns the gradients of set i's f32 operands, computed in f64."""
-    if i not in self._exact:
-      operands = jax.tree.map(np.asarray, self._operands(i))
-      with jax.enable_x64(True):
-        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), operands)
-        function = functools.partial(block, is_transposed=False)
-        found = jax.jit(functools.partial(gradients, function))(*wide)
-        self._exact[i] = jax.tree.map(np.asarray, found)
-    return self._exact[i]
+    operands = jax.tree.map(np.asarray, self._operands(i, _F32))
+    with jax.enable_x64(True):
+      wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), operands)
+      function = functools.partial(block, is_transposed=False)
+      found = jax.jit(functools.partial(gradients, function))(*wide)
+      return jax.tree.map(np.asarray, found)
 
   def check(
     self, i: int, result: Any, *, bits: int, is_transposed: bool
@@ -247,9 +235,9 @@ class TrainingVariants:
     function: Callable[..., Any],
     *,
     bits: int,
-    dtype: np.dtype = workloads.PLAIN_DTYPES["f32"],
+    dtype: np.dtype = _F32,
     is_transposed: bool = False,
-    is_chosen: bool = False,
+    **fields: Any,
   ) -> variants.Variant:
     def operands(i: int) -> tuple[Any, ...]:
       made = self._operands(i, dtype, is_transposed)
@@ -266,8 +254,5 @@ class TrainingVariants:
       ),
       num_bytes=2 * sum(a.nbytes for a in given),
       flops=self.flops,
-      arithmetic="f32" if name == "f32" else "floats",
-      is_chosen=is_chosen,
-      form="" if role == "ours" else ("w (k, n)", "w (n, k)")[is_transposed],
-      same_as="" if role == "ours" else name,
+      **fields,
     )

@@ -115,30 +115,28 @@ class RowResult:
   ratios: tuple[Ratio, ...]
   seconds: float
 
+  def ratios_to(self, ours: VariantResult) -> dict[str, timing.Stats]:
+    """Returns the ratio of each other variant to a variant of ours."""
+    return {r.other: r.ratio for r in self.ratios if r.ours == ours.name}
 
-def best_peer(
-  row: RowResult, ours: VariantResult
-) -> tuple[VariantResult, Ratio] | None:
-  """Returns the fastest peer that is as accurate as `ours`, and its ratio.
+  def best_peer(self, ours: VariantResult) -> str | None:
+    """Returns the fastest peer that is as accurate as `ours`.
 
-  None if libraries were not timed, or no peer is as accurate.
-  """
-  if ours.time is None or ours.relative_error is None:
-    return None
-  limit = max(EQUAL_ACCURACY * ours.relative_error, F32_ACCURACY)
-  peers = {
-    v.name: v
-    for v in row.variants
-    if v.role == "peer"
-    and v.relative_error is not None
-    and v.relative_error <= limit
-  }
-  found = [
-    (peers[r.other], r)
-    for r in row.ratios
-    if r.ours == ours.name and r.other in peers
-  ]
-  return min(found, key=lambda one: one[1].ratio.median, default=None)
+    None if libraries were not timed, or no peer is as accurate.
+    """
+    if ours.time is None or ours.relative_error is None:
+      return None
+    limit = max(EQUAL_ACCURACY * ours.relative_error, F32_ACCURACY)
+    ratios = self.ratios_to(ours)
+    peers = [
+      v.name
+      for v in self.variants
+      if v.role == "peer"
+      and v.name in ratios
+      and v.relative_error is not None
+      and v.relative_error <= limit
+    ]
+    return min(peers, key=lambda name: ratios[name].median, default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -136,14 +136,14 @@ def _columns(row: results.RowResult) -> Iterator[_Column]:
 
 def _ratio_columns(row: results.RowResult) -> list[_Column]:
   """Returns a column of ratios for each timed variant of ours."""
-  ratios = {(r.ours, r.other): _ratio(r.ratio) for r in row.ratios}
 
-  def column(ours: str) -> _Column:
-    title = f"x {ours}"[: _CELL - 1]
-    return title, _CELL, lambda v: ratios.get((ours, v.name), "")
+  def column(ours: results.VariantResult) -> _Column:
+    ratios = {name: _ratio(r) for name, r in row.ratios_to(ours).items()}
+    title = f"x {ours.name}"[: _CELL - 1]
+    return title, _CELL, lambda v: ratios.get(v.name, "")
 
   timed = [v for v in row.variants if v.time is not None]
-  return [column(v.name) for v in timed if v.role == "ours"]
+  return [column(v) for v in timed if v.role == "ours"]
 
 
 def _mark(variant: results.VariantResult) -> str:
@@ -155,12 +155,11 @@ def _mark(variant: results.VariantResult) -> str:
 def _best_peers(row: results.RowResult) -> Iterator[str]:
   """Yields the best peer of each variant of ours."""
   for ours in row.variants:
-    best = results.best_peer(row, ours) if ours.role == "ours" else None
+    best = row.best_peer(ours) if ours.role == "ours" else None
     if best is not None:
-      peer, ratio = best
       yield from _wrapped(
-        f"best peer as accurate as {ours.name}: {peer.name}, x"
-        f" {_ratio(ratio.ratio)}"
+        f"best peer as accurate as {ours.name}: {best}, x"
+        f" {_ratio(row.ratios_to(ours)[best])}"
       )
 
 
@@ -300,20 +299,19 @@ def _summary_row(row: results.RowResult) -> dict[str, console.Cell]:
     return cells
   *_, best = max(timed, key=lambda item: item[:2])
   assert best.time is not None
-  ratios = {r.other: r.ratio.median for r in row.ratios if r.ours == best.name}
-  accurate = results.best_peer(row, best)
+  ratios = row.ratios_to(best)
+  peers = dict(_PEERS)
+  accurate = row.best_peer(best)
   if accurate is not None:
-    peer, ratio = accurate
-    cells["best peer"] = peer.name
-    cells["x peer"] = f"{number(ratio.ratio.median, 2)}x"
+    cells["best peer"] = peers["x peer"] = accurate
   return {
     **cells,
     "backend": (best.name, "green"),
     "ms": number(best.time.median, 3),
     "of roof": f"{100 * best.roof_fraction:.0f} %",
     **{
-      title: f"{number(ratios[peer], 2)}x"
-      for title, peer in _PEERS.items()
+      title: f"{number(ratios[peer].median, 2)}x"
+      for title, peer in peers.items()
       if peer in ratios
     },
   }
