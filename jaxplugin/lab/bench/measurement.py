@@ -46,12 +46,9 @@ _FORM_SECONDS: Final = 1.0
 _HOPELESS: Final = 2.0
 # A variant of a mixture of experts is slow if it takes longer than this, and
 # more than this many times as long as the first variant. A slow variant is
-# timed by one call.
+# timed by one call, its second.
 _SLOW_SECONDS: Final = 0.05
 _SLOW_TIMES: Final = 8.0
-# If a slow variant takes less than this, its second call is timed, not its
-# first.
-_CALLED_TWICE_SECONDS: Final = 1.0
 # A peer of a mixture of experts is not run if it needs more temporary memory.
 _MAX_TEMPORARY_BYTES: Final = 1 << 31
 _EXPERTS_ROUNDS: Final = 3  # minimum, for a mixture of experts
@@ -342,15 +339,13 @@ class RowMeasurement:
       )
       if row.kind == "experts":
         _compile(timed)
-      start = time.perf_counter()
       found = timed.results()
-      taken = time.perf_counter() - start
       errors = [variant.check(i, y) for i, y in found]
       if self._library_names(row) and variant.relative_error is not None:
         entry.update(relative_error=variant.relative_error(*found[0]))
       del found
       if row.kind == "experts":
-        entry.samples = self._slow_sample(timed, taken)
+        entry.samples = self._slow_sample(timed)
       if not entry.samples:
         timed.warm_up()
     except Exception as error:
@@ -358,21 +353,14 @@ class RowMeasurement:
       return None, None
     return timed, max((e for e in errors if e is not None), default=None)
 
-  def _slow_sample(
-    self, timed: execution.Timed, seconds: float
-  ) -> list[float | None]:
-    """Returns the only sample of a slow variant; [] if it is not slow.
-
-    Its first call took `seconds`.
-    """
-    first = self._first_milliseconds
-    if not first:
-      self._first_milliseconds = timed.single()
+  def _slow_sample(self, timed: execution.Timed) -> list[float | None]:
+    """Returns the only sample of a slow variant; [] if it is not slow."""
+    milliseconds = timed.single()
+    if not self._first_milliseconds:
+      self._first_milliseconds = milliseconds
       return []
-    milliseconds = 1e3 * seconds / timed.plan.steps
-    if seconds < _CALLED_TWICE_SECONDS:
-      milliseconds = timed.single()
-    is_slow = milliseconds > max(1e3 * _SLOW_SECONDS, _SLOW_TIMES * first)
+    least = max(1e3 * _SLOW_SECONDS, _SLOW_TIMES * self._first_milliseconds)
+    is_slow = milliseconds > least
     return [milliseconds] if is_slow else []
 
   def _plan(

@@ -173,46 +173,42 @@ class RunTest(BenchTestCase):
     )
 
   @pytest.mark.lab
-  def test_decoder_is_verified_timed_and_printed(self):
+  def test_decoder_and_training_are_verified_timed_and_compared(self):
     status, out, err, run = self.measure(
-      "decoder:1x64x64x2", "f32xmxfp8", "--peers", "f32,ggml"
+      "decoder:1x64x64x2,training:32x64x128",
+      *("mxfp8", "--peers", "f32,bf16,ggml"),
     )
     self.assertEqual((status, err), (0, ""))
-    (row,) = run.rows
-    self.assertEqual((row.kind, row.m, row.n, row.k), ("decoder", 2, 64, 64))
+    decoder, training = run.rows
     chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
-    timed = [v.name for v in row.variants if v.time]
-    self.assertEqual(
-      timed, [chosen, f"{chosen} in scan", "f32", "f32 in scan", *READS]
-    )
-    ratios = {(r.ours, r.other) for r in row.ratios}
-    self.assertIn((f"{chosen} in scan", "f32 in scan"), ratios)
-    self.assertLess(row.variants[0].error, 32)
-    self.assertIn("decoder:1x64x64x2  f32xmxfp8 -> float32", out)
-    self.assertIn("ggml: is not run for decoders", out)
+    for row, kind, sizes, timed in (
+      (
+        *(decoder, "decoder", (2, 64, 64)),
+        [chosen, f"{chosen} in scan", "f32", "f32 in scan", "bf16", *READS],
+      ),
+      (training, "training", (32, 128, 64), [chosen, "f32", "bf16"]),
+    ):
+      self.assertEqual((row.kind, row.m, row.n, row.k), (kind, *sizes))
+      self.assertEqual([v.name for v in row.variants if v.time], timed)
+      ours = [v for v in row.variants if v.role == "ours"]
+      ratios = {(v.name, other) for v in ours for other in row.ratios_to(v)}
+      names = {v.name for v in ours}
+      self.assertEqual(ratios, {(a, b) for a in names for b in timed if a != b})
+    self.assertLess(decoder.variants[0].error, 32)
+    # 3 products of each of 4 weights, and attention's.
+    flops = 6 * 32 * (4 * 64 * 64 + 2 * 64 * 128 + 2 * 32 * 64)
+    self.assertEqual(training.variants[0].flops, flops)
+    for text in (
+      "decoder:1x64x64x2  mxfp8 -> float32",
+      "training:32x64x128  mxfp8 -> float32",
+      "ggml (decoder:1x64x64x2 mxfp8): is not run for decoders",
+      "ggml (training:32x64x128 mxfp8): is not run for training",
+    ):
+      self.assertIn(text, out)
     paths = [self.directory / "r.json"] * 2
     compared, told, _ = self.run_bench("--compare", *paths)
     self.assertEqual(compared, 0)
-    self.assertIn(f"decoder:1x64x64x2 f32xmxfp8->float32: f32 / {chosen}", told)
-
-  @pytest.mark.lab
-  def test_training_step_is_verified_timed_and_compared(self):
-    status, out, err, run = self.measure(
-      "training:32x64x128", "mxfp8", "--peers", "f32,bf16,ggml"
-    )
-    self.assertEqual((status, err), (0, ""))
-    chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
-    (row,) = run.rows
-    self.assertEqual((row.kind, row.m, row.k, row.n), ("training", 32, 64, 128))
-    # 3 products of each of 4 weights, and attention's.
-    flops = 6 * 32 * (4 * 64 * 64 + 2 * 64 * 128 + 2 * 32 * 64)
-    self.assertEqual(row.variants[0].flops, flops)
-    timed = [v.name for v in row.variants if v.time]
-    self.assertEqual(timed, [chosen, "f32", "bf16"])
-    ratios = {(r.ours, r.other) for r in row.ratios}
-    self.assertEqual(ratios, {(chosen, "f32"), (chosen, "bf16")})
-    self.assertIn("training:32x64x128  mxfp8 -> float32", out)
-    self.assertIn("ggml: is not run for training", out)
+    self.assertIn(f"decoder:1x64x64x2 mxfp8->float32: f32 / {chosen}", told)
 
   @pytest.mark.lab
   def test_wrong_gradients_are_found(self):
