@@ -35,7 +35,7 @@ _CPU_CACHES: Final = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 _NVIDIA_DRIVER: Final = pathlib.Path("/proc/driver/nvidia/version")
 _GIT_SECONDS: Final = 10
 _XLA_FLAGS: Final = "XLA_FLAGS"
-_KERNELS_LIMIT: Final = "JAXPLUGIN_CPU_ISA"  # kernels/cpu/isa.cc
+KERNELS_LIMIT: Final = "JAXPLUGIN_CPU_ISA"  # kernels/cpu/isa.cc
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,6 @@ class BenchDevice:
     return self.target.platform != "cpu"
 
 
-def instruction_set_limit() -> str | None:
-  """Returns the instruction set that limits the CPU kernels, or None."""
-  return os.environ.get(_KERNELS_LIMIT)
-
-
 def find(
   name: str | None, *, isa: str | None = None, who: str = "bench"
 ) -> BenchDevice:
@@ -83,7 +78,7 @@ def find(
     flags = os.environ.get(_XLA_FLAGS, "")
     limit = f"--xla_cpu_max_isa={isa.upper()}"
     os.environ[_XLA_FLAGS] = f"{flags} {limit}".strip()
-    os.environ[_KERNELS_LIMIT] = isa
+    os.environ[KERNELS_LIMIT] = isa
   try:
     device = jax.local_devices(backend=name)[0]
   except RuntimeError as error:

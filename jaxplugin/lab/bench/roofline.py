@@ -35,6 +35,7 @@ import contextlib
 import dataclasses
 import functools
 import mmap
+import os
 from collections.abc import Callable
 from collections.abc import Collection
 from typing import Any
@@ -318,5 +319,5 @@ def with_factors(found: Ceilings, flags: Collection[str]) -> Ceilings:
 
 def _cpu_flags() -> frozenset[str]:
   found = frozenset(devices.cpu_info("flags").split())
-  is_limited = devices.instruction_set_limit() is not None
+  is_limited = devices.KERNELS_LIMIT in os.environ
   return found.intersection(_LIMITED_FLAGS) if is_limited else found

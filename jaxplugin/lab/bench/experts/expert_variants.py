@@ -95,22 +95,12 @@ class ExpertVariants:
     if wanted:
       found.append(self._dequantizing())
     for name in wanted:
-      dtype = workloads.PLAIN_DTYPES[name]
-      row = self.row
-      num_bytes = row.experts * row.n * row.k * dtype.itemsize
-      if num_bytes > _MAX_READY_BYTES:
-        reason = f"its weights take {num_bytes / 1e9:.1f} GB"
-        found += [
-          variants.Unavailable(name=f"{way} {name}", reason=reason)
-          for way in _READY
-        ]
-      else:
-        found += self._ready(name, dtype)
-    for name in names:
-      if name not in _PEERS:
-        found.append(
-          variants.Unavailable(name=name, reason="is not run for experts")
-        )
+      found += self._ready(name)
+    found += [
+      variants.Unavailable(name=name, reason="is not run for experts")
+      for name in names
+      if name not in _PEERS
+    ]
     return found
 
   def _ragged(
@@ -178,8 +168,16 @@ class ExpertVariants:
       same_as=f"{DEQUANTIZE} {dtype.name}",
     )
 
-  def _ready(self, name: str, dtype: np.dtype) -> list[variants.Variant]:
-    """Returns each way to multiply floats of one dtype."""
+  def _ready(self, name: str) -> list[variants.AnyVariant]:
+    """Returns each way to multiply floats of dtype "f32" or "bf16"."""
+    row, dtype = self.row, workloads.PLAIN_DTYPES[name]
+    num_bytes = row.experts * row.n * row.k * dtype.itemsize
+    if num_bytes > _MAX_READY_BYTES:
+      reason = f"its weights take {num_bytes / 1e9:.1f} GB"
+      return [
+        variants.Unavailable(name=f"{way} {name}", reason=reason)
+        for way in _READY
+      ]
     data = self.data
     stack = functools.cache(lambda: jax.device_put(data.weights.floats(dtype)))
 
