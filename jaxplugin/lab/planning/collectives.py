@@ -133,9 +133,33 @@ def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
       f" partitions, {count}, got {dict(mesh)}; pass the mesh of the program's"
       " shardings"
     )
-  walk = _Walk(program=hlo_text.parse(text), mesh=dict(mesh))
+  program = hlo_text.parse(text)
+
+  @functools.cache
+  def of_computation(name: str) -> tuple[Collective, ...]:
+    return tuple(
+      one
+      for instruction in program.computations.get(name, ())
+      for one in of_instruction(instruction)
+    )
+
+  def of_instruction(
+    instruction: hlo_text.HloInstruction,
+  ) -> Iterable[Collective]:
+    opcode = instruction.opcode
+    kind = opcode.removesuffix(_START)
+    if kind in _RECEIVED:
+      return _collective(kind, instruction, mesh)
+    if opcode not in ("fusion", *hlo_text.RUNNING):
+      return ()
+    run = [of_computation(name) for name in instruction.runs]
+    if opcode == "conditional":
+      return max(run, key=received, default=())
+    every = [one for ones in run for one in ones]
+    return _repeated(instruction, every) if opcode == "while" else every
+
   return tuple(
-    one for entry in walk.program.entries for one in walk.computation(entry)
+    one for entry in program.entries for one in of_computation(entry)
   )
 
 
@@ -164,71 +188,37 @@ def received(
   )
 
 
-class _Walk:
-  """The collectives in one run of each computation of a program."""
-
-  def __init__(self, *, program: hlo_text.HloProgram, mesh: dict[str, int]):
-    self.program = program
-    self.mesh = mesh
-    self._seen: dict[str, tuple[Collective, ...]] = {}
-
-  def computation(self, name: str) -> tuple[Collective, ...]:
-    if name not in self._seen:
-      self._seen[name] = ()  # HLO has no recursion
-      self._seen[name] = tuple(
-        one
-        for instruction in self.program.computations.get(name, ())
-        for one in self._instruction(instruction)
-      )
-    return self._seen[name]
-
-  def _instruction(
-    self, instruction: hlo_text.HloInstruction
-  ) -> Iterable[Collective]:
-    opcode = instruction.opcode
-    kind = opcode.removesuffix(_START)
-    if kind in _RECEIVED:
-      return self._collective(kind, instruction)
-    if opcode in ("fusion", *hlo_text.RUNNING):
-      run = [self.computation(name) for name in instruction.runs]
-      if opcode == "conditional":
-        return max(run, key=received, default=())
-      if opcode == "while":
-        return _repeated(instruction, run)
-      return [one for ones in run for one in ones]
-    return ()
-
-  def _collective(
-    self, kind: str, instruction: hlo_text.HloInstruction
-  ) -> Iterator[Collective]:
-    line = instruction.line
-    if kind in _OF_PAIRS:
-      groups = _pairs_of_line(line)
-      size = len(np.unique(groups))
-    else:
-      groups = _groups_of_line(line, math.prod(self.mesh.values()))
-      size = groups.shape[1]
-    axes = _axes_of(groups, self.mesh)
-    if not axes:
-      return
-    source = _NAME.search(line)
-    for dtype, num_bytes in _result_bytes(kind, instruction).items():
-      yield Collective(
-        kind=kind,
-        dtype=dtype,
-        axes=axes,
-        group=size,
-        num_bytes=num_bytes * _RECEIVED[kind](size),
-        is_bound=kind == "ragged-all-to-all",
-        source=source[1] if source is not None else "",
-      )
+def _collective(
+  kind: str, instruction: hlo_text.HloInstruction, mesh: Mapping[str, int]
+) -> Iterator[Collective]:
+  line = instruction.line
+  if kind in _OF_PAIRS:
+    groups = _pairs_of_line(line)
+    size = len(np.unique(groups))
+  else:
+    groups = _groups_of_line(line, math.prod(mesh.values()))
+    size = groups.shape[1]
+  axes = _axes_of(groups, mesh)
+  if not axes:
+    return
+  source = _NAME.search(line)
+  for dtype, num_bytes in _result_bytes(kind, instruction).items():
+    yield Collective(
+      kind=kind,
+      dtype=dtype,
+      axes=axes,
+      group=size,
+      num_bytes=num_bytes * _RECEIVED[kind](size),
+      is_bound=kind == "ragged-all-to-all",
+      source=source[1] if source is not None else "",
+    )
 
 
 def _repeated(
-  loop: hlo_text.HloInstruction, run: Iterable[Iterable[Collective]]
+  loop: hlo_text.HloInstruction, found: Iterable[Collective]
 ) -> Iterator[Collective]:
   trips = _TRIPS.search(loop.line)
-  for one in (one for ones in run for one in ones):
+  for one in found:
     yield dataclasses.replace(
       one,
       times=one.times * (int(trips[1]) if trips is not None else 1),
