@@ -152,14 +152,8 @@ def from_compressed_tensors(
     shape = packed_integers.default_shape(weight_packed)
     if weight_shape is not None:
       shape = tuple(map(int, weight_shape))
-    zeros = weight_zero_point
-    if zeros is not None:
-      dtype = packed_integers.find_dtype(who, weight_packed, shape)
-      zeros = packed_integers.unpack_zero_points(
-        who, zeros, weight_scale, dtype
-      )
     return packed_integers.unpack(
-      who, weight_packed, weight_scale, shape, zeros
+      who, weight_packed, weight_scale, shape, weight_zero_point
     )
   if given is None and is_scaled_by_floats(weight_packed, weight_scale):
     return assembly.assemble_scaled(

@@ -93,13 +93,15 @@ def unpack(
   shape: tuple[int, ...],
   zero_points: Any = None,
 ) -> scaled_array.ScaledArray:
-  """Returns the integers of words along k, cut to a shape, with scales."""
+  """Returns a weight of compressed-tensors, whose words are cut to a shape."""
   dtype = find_dtype(who, words, shape)
   _, signs = _DTYPES[dtype]
   if dtype == formats.INT4 and shape[-1] % 2:
     raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
   size = shape[-1] // 2 if dtype == formats.INT4 else shape[-1]
   values = bytes_of(words)[..., :size] ^ signs
+  if zero_points is not None:
+    zero_points = _unpack_zero_points(who, zero_points, scale, dtype)
   return assembly.assemble_scaled(who, dtype, values, scale, zero_points)
 
 
@@ -111,10 +113,10 @@ def nibbles(words: Any) -> Any:
   return pairs.reshape(*codes.shape[:-1], -1)
 
 
-def unpack_zero_points(
+def _unpack_zero_points(
   who: str, words: Any, scale: Any, dtype: np.dtype
 ) -> Any:
-  """Returns zero points that compressed-tensors packs along n.
+  """Returns zero points, uint8 or int8, that words hold along n.
 
   Args:
     who: the caller.
@@ -122,12 +124,6 @@ def unpack_zero_points(
       rounded up.
     scale: the scales [..., n, groups].
     dtype: int4 or int8, the dtype of the integers.
-
-  Returns:
-    uint8 or int8, of the shape of scale.
-
-  Raises:
-    TypeError: If the shapes or the dtype do not fit.
   """
   per_word, signs = _DTYPES[dtype]
   *lead, n, groups = scale.shape if len(scale.shape) > 1 else (0, 0)
@@ -190,9 +186,10 @@ def from_gptq(
     int4_128 (16, 256) 0.5
   """
   who = "checkpoints.from_gptq"
-  n, k = word_shape(who, qweight, scales, qzeros, g_idx)
+  _, k = word_shape(who, qweight, scales, qzeros, g_idx)
   zeros = zero_points_of(qzeros, is_smaller=not is_v2)
-  array = unpack(who, qweight.T, scales.T, (n, k), zeros)
+  values = bytes_of(qweight.T) ^ NIBBLE_SIGNS
+  array = assembly.assemble_scaled(who, formats.INT4, values, scales.T, zeros)
   if g_idx is not None and assembly.is_known(g_idx):
     order = np.arange(k) // array.block_size
     if not np.array_equal(np.asarray(g_idx), order):
