@@ -246,7 +246,12 @@ def quantize_params(
   if call is not None:
     seen = observation.uses(leaves, structure, _is_floats, call)
     contraction = lambda leaf: seen[leaf.path].contraction()
-  tied = _tied(leaves)
+  # By identity, because a model may use an array under two names.
+  tied = {
+    id(leaf.array): leaf.path
+    for leaf in leaves
+    if parameter_names.reason_to_leave(leaf.path)
+  }
   results, entries = [], []
   for leaf in leaves:
     choice = _choice(leaf, contraction, format, min_size, tied)
@@ -275,18 +280,6 @@ def _is_floats(x: Any) -> bool:
   if leaves_lib.is_quantized(x) or not hasattr(x, "shape"):
     return False
   return dtype in _FLOATS
-
-
-def _tied(leaves: Sequence[leaves_lib.Leaf]) -> dict[int, str]:
-  """Returns the path of each array that its name leaves unquantized.
-
-  The keys are identities, because a model may use such an array twice.
-  """
-  return {
-    id(leaf.array): leaf.path
-    for leaf in leaves
-    if parameter_names.reason_to_leave(leaf.path)
-  }
 
 
 def _choice(

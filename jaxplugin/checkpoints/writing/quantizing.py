@@ -115,8 +115,11 @@ class Quantized:
       names = [row["name"] for row in found if row["reason"] == reason]
       if reason:
         yield f"not quantized, {reason}: {', '.join(dict.fromkeys(names))}"
-    for alike, count in _likes(self.shared).items():
-      yield f"one global scale: {', '.join(alike)} ({count} times)"
+    alike = collections.Counter(
+      tuple(map(naming.starred, names)) for names in self.shared
+    )
+    for group, count in alike.items():
+      yield f"one global scale: {', '.join(group)} ({count} times)"
     if self.copied:
       yield f"copied: {', '.join(map(naming.printable, self.copied))}"
     if self.left:
@@ -420,11 +423,3 @@ def _size(num_bytes: int) -> str:
   from rich import filesize
 
   return filesize.decimal(num_bytes)
-
-
-def _likes(
-  groups: tuple[tuple[str, ...], ...],
-) -> dict[tuple[str, ...], int]:
-  return dict(
-    collections.Counter(tuple(map(naming.starred, names)) for names in groups)
-  )
