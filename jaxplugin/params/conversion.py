@@ -26,6 +26,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
 from jaxplugin.params import observation
 from jaxplugin.params import recognition
+from jaxplugin.printing import console
 
 WHO: Final = "quantize_params"
 # 64 x 64. Smaller arrays have few bytes to save.
@@ -149,7 +150,8 @@ class QuantizationReport:
     count = len(self.quantized)
     lines = [
       f"{count} of {len(self.entries)} arrays quantized:"
-      f" {_bytes(self.bytes_before)} before, {_bytes(self.bytes_after)} after"
+      f" {console.size(self.bytes_before)} before,"
+      f" {console.size(self.bytes_after)} after"
     ]
     for name, entries in (("quantized", self.quantized), ("left", self.left)):
       if entries:
@@ -447,13 +449,6 @@ def _nbytes(x: Any) -> int:
     return x.nbytes
   # The dtype of a random key has no itemsize.
   return math.prod(x.shape) * getattr(x.dtype, "itemsize", 0)
-
-
-def _bytes(count: int) -> str:
-  for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-    if count >= size:
-      return f"{count / size:.1f} {unit}"
-  return f"{count} bytes"
 
 
 def _table(entries: Sequence[ArrayReport]) -> list[str]:

@@ -70,6 +70,13 @@ def table(
   return made
 
 
+def size(num_bytes: int) -> str:
+  """Returns a number of bytes with a decimal unit, "33.3 kB"."""
+  from rich import filesize
+
+  return filesize.decimal(num_bytes)
+
+
 def text(parts: Iterable[Part]) -> str:
   """Returns a report as a string. Tables have at most `WIDTH` columns."""
   return "\n".join(

@@ -180,8 +180,8 @@ class Quantized:
       {
         "format": format,
         "shape": shape,
-        "before": _size(sum(x.tensor.nbytes for x in its)),
-        "after": _size(sum(x.nbytes for x in its)),
+        "before": console.size(sum(x.tensor.nbytes for x in its)),
+        "after": console.size(sum(x.nbytes for x in its)),
         "count": str(len(its)),
         "error": self._error(its),
         "name": name,
@@ -417,9 +417,3 @@ def _write_rest(
   for path in source.copied:
     staging.copy_file(source.path / path, folder / path)
   staging.write_configs(folder, source.config or {}, layout, result.decisions)
-
-
-def _size(num_bytes: int) -> str:
-  from rich import filesize
-
-  return filesize.decimal(num_bytes)
