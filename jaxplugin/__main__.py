@@ -5,9 +5,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
 
@@ -53,6 +57,7 @@ examples:
 
 _BAD_ARGUMENTS: Final = 2
 _INTERRUPTED: Final = 130  # 128 and SIGINT, the convention of shells
+_NOTICE_SECONDS: Final = 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status."""
+  for name in ("stdout", "stderr"):  # None if the shell closed it: >&-
+    if getattr(sys, name) is None:
+      setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
   parser = _parser()
   args = parser.parse_args(argv)
   if args.command is None:
@@ -103,18 +111,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     # installed. Other commands decide for devices that need not be there.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   status = 0
-  try:
-    status = command.run(args)
-    sys.stdout.flush()
-  except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-  except (ValueError, TypeError, RuntimeError, OSError) as error:
-    # On one line, which editors and scripts read.
-    print(f"error: {_message(error)}", file=sys.stderr)
-    return _BAD_ARGUMENTS
-  except KeyboardInterrupt:
-    return _INTERRUPTED
+  with _interruptible() as interrupted:
+    try:
+      status = command.run(args)
+      sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+      # Ctrl-C also ends child processes, and XLA reports the end of ptxas.
+      if interrupted.is_set():
+        return _INTERRUPTED
+      # On one line, which editors and scripts read.
+      print(f"error: {_message(error)}", file=sys.stderr)
+      return _BAD_ARGUMENTS
+    except KeyboardInterrupt:
+      return _INTERRUPTED
   return status
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+  """Yields an event that Ctrl-C sets. A second Ctrl-C ends the process.
+
+  Python raises KeyboardInterrupt only after a call of XLA returns. A thread
+  reads the signals meanwhile.
+  """
+  interrupted, done = threading.Event(), threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield interrupted
+    return
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+
+  def watch() -> None:
+    while number := os.read(reader, 1):
+      if number[0] != signal.SIGINT:
+        continue
+      if interrupted.is_set():
+        os._exit(_INTERRUPTED)
+      interrupted.set()
+      threading.Thread(target=notify, daemon=True).start()
+    os.close(reader)
+
+  def notify() -> None:
+    if not done.wait(_NOTICE_SECONDS):
+      print(
+        "interrupted: waiting for the current step. Press Ctrl-C again to"
+        " stop at once.",
+        file=sys.stderr,
+      )
+
+  threading.Thread(target=watch, daemon=True).start()
+  before = signal.set_wakeup_fd(writer)
+  try:
+    yield interrupted
+  finally:
+    done.set()
+    signal.set_wakeup_fd(before)
+    os.close(writer)  # ends `watch`
 
 
 def has_nvidia_gpu() -> bool:
@@ -123,8 +177,9 @@ def has_nvidia_gpu() -> bool:
 
 
 def _message(error: Exception) -> str:
-  if isinstance(error, OSError) and error.filename is not None:
-    return f"{error.filename}: {error.strerror}"
+  if isinstance(error, OSError) and error.strerror:
+    name = "" if error.filename is None else f"{error.filename}: "
+    return f"{name}{error.strerror}"
   return str(error)
 
 

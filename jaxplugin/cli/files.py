@@ -62,7 +62,7 @@ def check_output(path: str, output: str | None, force: bool) -> None:
   """Raises unless `output` may be written, reading from `path`.
 
   Raises:
-    FileNotFoundError: If its folder does not exist.
+    OSError: If its folder does not exist or is not writable.
     ValueError: If it is the input, or exists.
   """
   if output is None or output == STANDARD:
@@ -78,6 +78,24 @@ def check_output(path: str, output: str | None, force: bool) -> None:
     )
   if os.path.lexists(output) and not force:
     raise ValueError(f"{output} exists; choose another name, or pass --force")
+  check_folder(os.path.dirname(output))
+
+
+def check_folder(folder: str) -> None:
+  """Raises OSError unless files can be written to `folder`.
+
+  If it does not exist, it must be possible to create it.
+  """
+  found = folder or os.curdir
+  while not os.path.exists(found):
+    found = os.path.dirname(found) or os.curdir
+  code = 0
+  if not os.path.isdir(found):
+    code = errno.ENOTDIR
+  elif not os.access(found, os.W_OK):
+    code = errno.EACCES
+  if code:
+    raise OSError(code, os.strerror(code), found)
 
 
 def write(
@@ -113,7 +131,9 @@ def write(
     if os.path.exists(output):
       os.chmod(temporary, stat.S_IMODE(os.stat(output).st_mode) & 0o666)
     os.replace(temporary, output)
-  except BaseException:
+  except BaseException as error:
+    if isinstance(error, OSError) and error.filename is None:
+      error.filename = output  # a full disk gives no name
     os.unlink(temporary)
     if reserved:
       os.unlink(output)

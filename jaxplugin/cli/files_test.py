@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that the command line writes; `rewrite_test` has the rest."""
 
+import errno
 import os
 import pathlib
 import sys
@@ -34,9 +35,9 @@ class FilesTest(parameterized.TestCase):
         output.write_bytes(content)
       with (
         absltest.mock.patch.object(
-          os, "replace", side_effect=OSError("disk full")
+          os, "replace", side_effect=OSError(errno.ENOSPC, "disk full")
         ),
-        self.assertRaisesRegex(OSError, "disk full"),
+        self.assertRaisesRegex(OSError, f"disk full: '{output}'"),
       ):
         files.write("text", str(self.input), str(output), True)
       if content is None:
@@ -45,6 +46,17 @@ class FilesTest(parameterized.TestCase):
         self.assertEqual(output.read_bytes(), content)
     names = sorted(path.name for path in self.directory.iterdir())
     self.assertEqual(names, ["in.mlir", "old"])
+
+  def test_folder_of_outputs_must_be_writable(self):
+    files.check_folder("")
+    files.check_folder(str(self.directory / "new" / "newer"))
+    for folder in (self.input, self.input / "new"):
+      with self.assertRaisesRegex(NotADirectoryError, "in.mlir"):
+        files.check_folder(str(folder))
+    with absltest.mock.patch.object(os, "access", return_value=False):
+      for output in (self.directory / "out", self.directory / "new"):
+        with self.assertRaisesRegex(PermissionError, str(self.directory)):
+          files.check_output(str(self.input), str(output), force=False)
 
   def test_permissions_of_what_is_replaced_stay(self):
     output = self.directory / "out"

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: its help, version, statuses and `info`."""
 
+import contextlib
+import errno
 import importlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from unittest import mock
 
@@ -79,6 +83,52 @@ class MainTest(command_lines.CommandLineTestCase):
     ):
       status, _, err = self.run_command("info")
     self.assertEqual((status, err), (130, ""))
+
+  def interrupt(self, times):
+    """Returns a step that gets Ctrl-C, as a call of XLA would, and fails."""
+
+    def step():
+      for _ in range(times):
+        with contextlib.suppress(KeyboardInterrupt):
+          signal.raise_signal(signal.SIGINT)
+      time.sleep(0.2)  # a thread reads the signals
+      raise RuntimeError("ptxas failed")
+
+    return mock.patch.object(information, "information", side_effect=step)
+
+  def test_error_after_ctrl_c_is_an_interruption(self):
+    with self.interrupt(times=1):
+      self.assertEqual(self.run_command("info"), (130, "", ""))
+    with self.interrupt(times=0):
+      self.check_error(["info"], "^error: ptxas failed")
+
+  def test_second_ctrl_c_ends_the_process(self):
+    with mock.patch.object(os, "_exit") as end, self.interrupt(times=2):
+      self.run_command("info")
+    end.assert_called_once_with(130)
+    self.assertEqual(signal.set_wakeup_fd(-1), -1)
+
+  def test_ctrl_c_in_a_long_step_is_answered(self):
+    with (
+      mock.patch.object(main, "_NOTICE_SECONDS", 0.01),
+      self.interrupt(times=1),
+    ):
+      status, _, err = self.run_command("info")
+    self.assertEqual(status, 130)
+    self.assertIn("Press Ctrl-C again to stop at once", err)
+
+  def test_full_disk_is_an_error_without_its_number(self):
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(information, "information", side_effect=error):
+      self.check_error(["info"], "^error: No space left on device$")
+
+  def test_closed_output_is_no_error(self):
+    with (
+      mock.patch.object(sys, "stdout", None),
+      mock.patch.object(sys, "stderr", None),
+    ):
+      self.assertEqual(main.main(["explain", *ONE_DOT]), 0)
+      self.assertEqual(main.main(["explain"]), 2)
 
   @parameterized.product(
     given=(

@@ -8,6 +8,7 @@ Functions import rich, so that `import jaxplugin` does not load it.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import textwrap
 from collections.abc import Collection
@@ -80,7 +81,9 @@ def size(num_bytes: int) -> str:
 def text(parts: Iterable[Part]) -> str:
   """Returns a report as a string. Tables have at most `WIDTH` columns."""
   return "\n".join(
-    part if isinstance(part, str) else "\n".join(_lines(part, io.StringIO()))
+    part
+    if isinstance(part, str)
+    else "\n".join(_lines(part, _console(io.StringIO(), WIDTH)))
     for part in parts
   )
 
@@ -88,30 +91,32 @@ def text(parts: Iterable[Part]) -> str:
 def show(parts: Iterable[Part], stream: IO[str] | None = None) -> None:
   """Prints a report with the width of the terminal, or `WIDTH` columns.
 
-  Continuation lines are indented by four more columns. A word that is longer
-  than a line, such as a path, is not broken. Tables have colors on a terminal
-  unless NO_COLOR is set.
+  The environment variable COLUMNS sets another width. Continuation lines are
+  indented by four more columns. A word that is longer than a line, such as a
+  path, is not broken. Tables have colors on a terminal unless NO_COLOR is set.
 
   Args:
     parts: the report.
     stream: a file; standard output by default.
   """
   stream = sys.stdout if stream is None else stream
+  is_wide = stream.isatty() or "COLUMNS" in os.environ
+  console = _console(stream, None if is_wide else WIDTH)
   for part in parts:
     if isinstance(part, str):
-      lines = _wrapped(part, stream)
+      lines = _wrapped(part, console.width)
     else:
-      lines = _lines(part, stream)
+      lines = _lines(part, console)
     print("\n".join(lines), file=stream)
   stream.flush()
 
 
-def _console(stream: IO[str]) -> Any:
+def _console(stream: IO[str], width: int | None) -> Any:
   from rich import console as rich_console
 
   return rich_console.Console(
     file=stream,
-    width=None if stream.isatty() else WIDTH,
+    width=width,
     force_jupyter=False,
     markup=False,
     highlight=False,
@@ -119,15 +124,13 @@ def _console(stream: IO[str]) -> Any:
   )
 
 
-def _lines(part: rich_table.Table, stream: IO[str]) -> list[str]:
-  console = _console(stream)
+def _lines(part: rich_table.Table, console: Any) -> list[str]:
   with console.capture() as captured:
     console.print(part)
   return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def _wrapped(lines: str, stream: IO[str]) -> list[str]:
-  width = _console(stream).width
+def _wrapped(lines: str, width: int) -> list[str]:
   found = []
   for line in lines.split("\n"):
     indent = " " * (len(line) - len(line.lstrip()) + 4)

@@ -31,7 +31,8 @@ def shown(part, *, stream, **environment):
 
 class TextTest(absltest.TestCase):
   def test_names_wrap_and_figures_do_not(self):
-    text = console.text(["title", TABLE])
+    with mock.patch.dict(os.environ, {"COLUMNS": "200"}):
+      text = console.text(["title", TABLE])
     lines = text.splitlines()
     self.assertLessEqual(max(map(len, lines)), console.WIDTH)
     self.assertEqual(lines[0], "title")
@@ -56,13 +57,16 @@ class ShowTest(absltest.TestCase):
       text = shown(TABLE, stream=stream, **environment)
       self.assertEqual("\x1b[32mcpu" in text, expected)
 
-  def test_file_has_80_columns_and_a_terminal_its_own_width(self):
+  def test_width_is_80_columns_or_columns(self):
     line = "  " + "word " * 30
-    text = shown(line, stream=io.StringIO(), COLUMNS="50")
+    with mock.patch.dict(os.environ):
+      os.environ.pop("COLUMNS", None)
+      text = shown(line, stream=io.StringIO())
     self.assertBetween(max(map(len, text.splitlines())), 76, 80)
     self.assertStartsWith(text.splitlines()[1], "      word")
-    text = shown(line, stream=Terminal(), COLUMNS="50")
-    self.assertBetween(max(map(len, text.splitlines())), 46, 50)
+    for stream in (io.StringIO(), Terminal()):
+      text = shown(line, stream=stream, COLUMNS="50")
+      self.assertBetween(max(map(len, text.splitlines())), 46, 50)
 
   def test_long_path_stays_whole_and_a_short_line_keeps_its_spaces(self):
     path = "/a-b" * 30

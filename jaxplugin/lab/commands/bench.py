@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -164,7 +163,7 @@ def _run(args: argparse.Namespace) -> int:
     return _compare(args)
   path = None if _prints_json(args) else args.json
   for output in (path, args.plot):
-    _check_writable(output)
+    files.check_output("", output, force=True)
   plot = _plotter(args.plot)
   if args.show is not None:
     found = results.read(args.show)
@@ -193,18 +192,6 @@ def _print(found: results.BenchRun, args: argparse.Namespace) -> None:
     print(table.details(found))
   else:
     console.show(table.summary(found))
-
-
-def _check_writable(path: str | None) -> None:
-  """Raises ValueError if a file cannot be written to `path`.
-
-  Runs before the measurement, which takes minutes.
-  """
-  if path is None:
-    return
-  directory = pathlib.Path(path).resolve().parent
-  if not os.access(directory, os.W_OK):
-    raise ValueError(f"bench: cannot write {path}: no writable {directory}")
 
 
 def _plotter(path: str | None) -> Callable[..., None] | None:

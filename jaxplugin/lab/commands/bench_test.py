@@ -374,7 +374,8 @@ class BadArgumentsTest(BenchTestCase):
     ("--seconds nan", "--seconds must be above 0, got nan"),
     ("--budget -1", "--budget must be above 0"),
     ("--append", "--append needs a file, pass --json FILE"),
-    ("--json no/such/r.json", "cannot write no/such/r.json"),
+    ("--json no/such/r.json", "no/such/r.json: No such file"),
+    ("--json .", r"\. is not a regular file"),
     ("--plot r.gif", "--plot must end in .png, .svg, .pdf, got r.gif"),
     ("--platform tpu", "invalid choice: 'tpu'"),
   )

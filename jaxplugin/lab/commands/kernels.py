@@ -10,6 +10,7 @@ from typing import Final
 
 from jaxplugin.cli import arguments
 from jaxplugin.cli import dots
+from jaxplugin.cli import files
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import execution
 from jaxplugin.lab.compilation import triton_dots
@@ -47,6 +48,8 @@ def _run(args: argparse.Namespace) -> int:
   target = target.with_library(targets.JAX_TRITON)
   if args.descriptors:
     target = triton_library.with_descriptors(target)
+  if args.write is not None:
+    files.check_folder(args.write)
   explanation = dots.explain(args, target, "triton")
   (dot,) = explanation
   config = () if dot.decision is None else dot.decision.config

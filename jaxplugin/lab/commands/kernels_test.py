@@ -89,8 +89,9 @@ class KernelsTest(command_lines.CommandLineTestCase):
       "--descriptors --target a100",
       "TMA descriptors need an NVIDIA GPU from sm_90 on",
     ),
+    (f"--target h200 --write {__file__}", "kernels_test.py: Not a directory"),
   )
-  def test_bad_target_is_one_message(self, options, message):
+  def test_bad_argument_is_one_message(self, options, message):
     self.check_error(("kernels", *ONE_DOT, *options.split()), message)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import pathlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -136,7 +135,7 @@ def _run(args: argparse.Namespace) -> int:
   else:
     console.show([report.text(found)])
   if args.svg is not None:
-    pathlib.Path(args.svg).write_text(report.draw(found), encoding="utf-8")
+    files.write(report.draw(found), "", args.svg, args.force)
   return 0
 
 

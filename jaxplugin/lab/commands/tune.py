@@ -306,6 +306,8 @@ def _tables(
 ) -> dict[str, store.Store]:
   """Returns the table of each operation of the workload."""
   path = None if args.output is None else pathlib.Path(args.output)
+  if path is not None:
+    files.check_folder(str(path if path.is_dir() else path.parent))
   problems: dict[str, list[operation.Problem]] = {}
   for item in work.items:
     name = registry.name_of(item.problem)

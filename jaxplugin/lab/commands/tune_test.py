@@ -169,6 +169,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
       "--shapes quantize:64x64,1x64x64 -o both.json",
       "one operation, got quantize and block_scaled_dot for both.json",
     ),
+    (f"ONE -o {__file__}/a.json", "tune_test.py: Not a directory"),
     ("ONE --dry-run --target h900", "unknown target 'h900'"),
     ("--module nowhere.mlir", "nowhere.mlir: No such file"),
   )
