@@ -5,6 +5,8 @@
 import functools
 import importlib.util
 import itertools
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +56,17 @@ BITS = (
 def weight(format, shape=(33, 96), seed=0):
   x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
   return jp.quantize(x, format)
+
+
+def huge_page_bytes(place: int) -> int:
+  """Returns the bytes in huge pages of the mapping around an address."""
+  is_inside = False
+  for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+    if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+      is_inside = int(found[1], 16) <= place < int(found[2], 16)
+    elif is_inside and line.startswith("AnonHugePages:"):
+      return int(line.split()[1]) << 10
+  return 0
 
 
 def stack_of(format):
@@ -280,7 +293,7 @@ class CpuTest(parameterized.TestCase):
 
 
 class HugePagesTest(parameterized.TestCase):
-  """Large arrays are copied; a test of the kernels checks the pages."""
+  """Weights of 4 MiB or more in all are copied."""
 
   def setUp(self):
     super().setUp()
@@ -316,10 +329,51 @@ class HugePagesTest(parameterized.TestCase):
     self.assertIs(named.values, w.values)
     self.assertIs(jp.prepare_weights(w, H100).values, w.values)
 
+  def test_weights_of_a_tree_share_one_block_of_huge_pages(self):
+    ones = np.ones(8)
+    tree = {"norm": ones}
+    for i in range(9):
+      made = weight(jp.INT8_32, (1024, 513), seed=i)
+      tree[f"layer{i}"] = jax.tree.map(np.array, made)
+    prepared = jp.prepare_weights(tree, self.target)
+    self.assertIs(prepared["norm"], ones)
+    arrays = jax.tree.leaves({**prepared, "norm": None})
+    for given, got in zip(
+      jax.tree.leaves({**tree, "norm": None}), arrays, strict=True
+    ):
+      np.testing.assert_array_equal(got, given)
+    places = [x.unsafe_buffer_pointer() for x in arrays]
+    ends = [place + x.nbytes for place, x in zip(places, arrays, strict=True)]
+    self.assertEqual({place % 64 for place in places}, {0})
+    gaps = [b - a for a, b in zip(ends, places[1:], strict=False)]
+    self.assertBetween(min(gaps), 0, 63)
+    self.assertLess(max(gaps), 64)
+    switch = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if switch.exists() and "[never]" not in switch.read_text():
+      self.assertGreaterEqual(huge_page_bytes(places[0]), 4 << 20)
+
+  def test_copies_stay_on_their_device(self):
+    device = jax.devices("cpu")[-1]
+    given = self.put(jp.MXFP8)
+    with jax.default_device(device):
+      uncommitted = self.put(jp.MXFP8)
+    for w in (given, uncommitted, jax.device_put(given, device)):
+      prepared = jp.prepare_weights(w, self.target)
+      self.assertEqual(prepared.values.sharding, w.values.sharding)
+      self.assertEqual(prepared.values.committed, w.values.committed)
+
+  def test_copies_can_be_donated(self):
+    w = self.put(jp.MXFP8)
+    changed = jax.jit(lambda x: x.to_bytes(), donate_argnums=0)
+    got = changed(jp.prepare_weights(w, self.target))
+    np.testing.assert_array_equal(codes_or_bytes(got), codes_or_bytes(w))
+
   def test_while_tracing_nothing_is_copied(self):
     prepare = functools.partial(jp.prepare_weights, target=self.target)
-    jaxpr = jax.make_jaxpr(prepare)(self.put(jp.MXFP8))
-    self.assertNotIn("jaxplugin_copy", str(jaxpr))
+    w = self.put(jp.MXFP8)
+    jaxpr = jax.make_jaxpr(prepare)(w)
+    self.assertEmpty(jaxpr.eqns)
+    self.assertEqual(jax.eval_shape(prepare, w).shape, w.shape)
 
 
 class DotTest(parameterized.TestCase):

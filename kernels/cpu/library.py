@@ -42,7 +42,6 @@ HANDLERS: Final = (
   "jaxplugin_quantize",
   "jaxplugin_quantize_operand",
   "jaxplugin_dequantize",
-  "jaxplugin_copy",
   "jaxplugin_ragged_dot",
 )
 # Functions that check configs of a dot and name engines (config_error.cc).

@@ -549,7 +549,6 @@ class XlaTest(absltest.TestCase):
         *testing.quantize(x, format=3, compute_global=1),
         *testing.quantize_operand(x[..., None], format=2, hadamard=16),
         testing.dequantize(codes, scale, k=64, block_size=32, dtype=BF16),
-        testing.copy(codes),
       )  # fmt: skip
 
     arrays = lhs.values, bias, x, codes

@@ -395,15 +395,6 @@ def dequantize(
   )
 
 
-def copy(x, result=None):
-  """Calls jaxplugin_copy; returns an array like x, or like `result`."""
-  result = result or jax.ShapeDtypeStruct(x.shape, x.dtype)
-  if isinstance(x, jax.core.Tracer):
-    library()
-    return jax.ffi.ffi_call(_TARGET("jaxplugin_copy"), result)(x)
-  return frames.call(library().jaxplugin_copy, [x], [result], {})[0]
-
-
 # Operands, and their values in float64.
 
 
