@@ -189,9 +189,9 @@ class _DotWithOffset(alternatives.Forms):
 
     return function
 
-  def fused(self, *operands: Any) -> alternatives.FusedCall:
-    call = self._flat(operands[:-1])
-    return alternatives.FusedCall(call=call, format=self.format)
+  def fused(self, *operands: Any) -> tuple[alternatives.FusedCall, list[Any]]:
+    *arrays, offset = operands
+    return alternatives.fused(self._flat(arrays), self.format, offset)
 
 
 def _as_rows(x: Any) -> Any:

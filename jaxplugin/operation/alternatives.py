@@ -27,6 +27,7 @@ from jax.interpreters import ad
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.operation import failures
 from jaxplugin.operation import primitive
 
 kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
@@ -34,15 +35,24 @@ kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FusedCall:
-  """A call whose kernel also adds the offset of rhs.
+  """The form of a call whose kernel also adds the offset of rhs.
 
   Attributes:
-    call: an `OperationCall` without the offset.
+    call: form of the `OperationCall` without the offset.
     format: the format of rhs, with zero points or minima.
   """
 
   call: Any
   format: formats.BlockFormat
+
+  @property
+  def operation(self) -> str:
+    """Name of the primitive of the call."""
+    return str(self.call.PRIMITIVE.name)
+
+  def filled(self, operands: Sequence[Any]) -> Any:
+    """Returns the call without the offset, which is the last operand."""
+    return self.call.filled(operands[:-1])
 
 
 class Forms(abc.ABC):
@@ -73,13 +83,21 @@ class Forms(abc.ABC):
       context: the equation. Its module may have kernels.
     """
 
-  def fused(self, *operands: Any) -> FusedCall | None:
-    """Returns the call of the kernel; the last operand is its offset.
+  def fused(self, *operands: Any) -> tuple[FusedCall, list[Any]] | None:
+    """Returns the call of the kernel, and its operands.
 
     None if the function of `kernel` binds primitives, which are the calls.
     """
     del operands
     return None
+
+
+def fused(
+  call: primitive.OperationCall, format: formats.BlockFormat, offset: Any
+) -> tuple[FusedCall, list[Any]]:
+  """Returns the result of `Forms.fused`."""
+  form = FusedCall(call=call.form(), format=format)
+  return form, [*call.flatten(), offset]
 
 
 def compute(forms: Forms, *operands: Any) -> jax.Array:
@@ -187,6 +205,9 @@ def _lower(
   kernel = None
   if forms is not None and context.module.kernels_refusal() is None:
     kernel = forms.kernel(context)
+    if kernel is not None and (fused := forms.fused(*context.avals_in)):
+      form, avals = fused
+      failures.remember(form.operation, {"call": form}, avals)
   return kernel or _function(operations)
 
 

@@ -238,9 +238,9 @@ class _RaggedDotWithOffset(alternatives.Forms):
 
     return function
 
-  def fused(self, *operands: Any) -> alternatives.FusedCall:
-    call = self.call.filled(operands[:-1])
-    return alternatives.FusedCall(call=call, format=self.format)
+  def fused(self, *operands: Any) -> tuple[alternatives.FusedCall, list[Any]]:
+    *arrays, offset = operands
+    return alternatives.fused(self.call.filled(arrays), self.format, offset)
 
 
 def _second(

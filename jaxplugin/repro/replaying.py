@@ -225,9 +225,9 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
     results, operands = _run_reference(reference, arrays)
     text = _program_text(program, arrays, results)
   with repro_files.reading(pathlib.Path(path)):
-    saved = [_SavedCall.of(record, operands) for record in repro.calls]
+    read = [_read(record, operands) for record in repro.calls]
   return Replay(
-    calls=tuple(map(_replayed, saved)),
+    calls=tuple(_replayed(*x) for x in read),
     seed=seed if repro.data is None else None,
     program=text,
     environment=repro.environment,
@@ -317,36 +317,28 @@ def _program_text(
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _SavedCall:
-  """A call of a file: its record, its form, and its operands in some trips."""
-
-  record: repro_files.CallRecord
-  primitive: Any
-  form: Any
-  trips: list[tuple[list[int], list[Any]]]
-
-  @classmethod
-  def of(
-    cls, record: repro_files.CallRecord, arrays: Sequence[Any]
-  ) -> _SavedCall:
-    primitive = tapping.PRIMITIVES.get(record.operation)
-    if primitive is None:
-      raise repro_files.ReproError(f"there is no operation {record.operation}")
-    return cls(
-      record=record,
-      primitive=primitive,
-      form=repro_files.decode(record.form, _CLASSES),
-      trips=[*_trips([arrays[i] for i in record.operands], record.loops)],
-    )
+_Trips = list[tuple[list[int], list[Any]]]
 
 
-def _replayed(call: _SavedCall) -> ReplayedCall:
+def _read(
+  record: repro_files.CallRecord, arrays: Sequence[Any]
+) -> tuple[repro_files.CallRecord, Any, _Trips]:
+  """Returns a record, its form, and the operands in some trips."""
+  if record.operation not in tapping.PRIMITIVES:
+    raise repro_files.ReproError(f"there is no operation {record.operation}")
+  form = repro_files.decode(record.form, _CLASSES)
+  operands = [arrays[i] for i in record.operands]
+  return record, form, [*_trips(operands, record.loops)]
+
+
+def _replayed(
+  record: repro_files.CallRecord, form: Any, trips: _Trips
+) -> ReplayedCall:
   """Compares all implementations of one call, in each trip of its loops."""
-  record = call.record
+  primitive = tapping.PRIMITIVES[record.operation]
   worst: dict[str, Comparison] = {}
-  for trip, operands in call.trips:
-    checked = _checked(call.primitive, call.form, [*map(jnp.asarray, operands)])
+  for trip, operands in trips:
+    checked = _checked(primitive, form, [*map(jnp.asarray, operands)])
     places = [f"trip or shard {trip}"] if trip else []
     if record.is_layer:
       sizes = checked.call.group_sizes

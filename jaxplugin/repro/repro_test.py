@@ -555,6 +555,19 @@ class AutomaticTest(ReproTestCase):
     self.assertRegex(texts["cpu"], "isa must be")
     self.assertEqual(repro_files.read(path).reason, "handler")
 
+  def test_error_of_a_kernel_with_an_offset_writes_its_call(self):
+    w = jp.quantize(normal(64, 64), "uint4_32_min")
+    with mock.patch.object(cpu, "BEST_ISA", 77):
+      with self.assertRaises(jax.errors.JaxRuntimeError), jp.debug_checks():
+        jax.jit(lambda x: jp.linear(x, w))(X)
+      (path,) = self.files()
+      jax.clear_caches()
+      (found,) = jp.repro.replay(path).calls
+    (one,) = found.comparisons
+    self.assertRegex(one.text, "isa must be")
+    jax.clear_caches()
+    self.assertIsNone(jp.repro.replay(path).first_wrong)
+
   def test_other_errors_write_nothing(self):
     jp.quantize(normal(5, 64), "mxfp8")
     error = jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -26,7 +26,6 @@ from jaxplugin.exports import api as exports
 from jaxplugin.jaxext import program
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import failures
-from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.operation import repro_files
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.repro import tapping
@@ -299,21 +298,19 @@ def _decided(
     tap.eqn.params["target"],
     lambda asked: target or asked or targets.detect_target(),
   )
-  form, operands = tap.form, tap.operands
-  is_fused = isinstance(form, alternatives.FusedCall)
-  if is_fused:
-    form, operands = form.call, operands[:-1]
-  if not isinstance(form, operation_primitive.OperationCall):
+  form = tap.form
+  if not hasattr(form, "filled"):
     module = lowering.Module(platforms=(target.platform,))
     overlay = tap.eqn.params["overlay"]
     found = quantization_backends.explained(form, module, target, overlay)
     return str(form), found.decisions
   types = [
     jax.ShapeDtypeStruct(x.shape[dims:], x.dtype)
-    for x, dims in zip(operands, tap.loops, strict=False)
+    for x, dims in zip(tap.operands, tap.loops, strict=True)
   ]
   call: Any = form.filled(types)
   problem = call.problem()
+  is_fused = isinstance(form, alternatives.FusedCall)
   description = f"{problem} with offset" if is_fused else str(problem)
   try:
     return description, [tapping.chosen(call, target)]

@@ -137,9 +137,9 @@ def _jaxprs(eqn: Any) -> list[Any]:
   return found
 
 
-def _used(jaxpr: Any) -> list[Any]:
-  """Returns the equations whose results are used, or that have effects."""
-  used, found = {*map(id, jaxpr.outvars)}, []
+def _used(jaxpr: Any, outvars: Sequence[Any]) -> list[Any]:
+  """Returns the equations that `outvars` need, and those with effects."""
+  used, found = {*map(id, outvars)}, []
   for eqn in reversed(jaxpr.eqns):
     if eqn.effects or any(id(x) in used for x in eqn.outvars):
       used |= {*map(id, eqn.invars)}
@@ -171,8 +171,9 @@ class _Body:
     closed = binding_private.traced(function, jaxpr.in_avals)
     self._function = extend_core.jaxpr_as_fun(closed)
     self._num_results = num = len(jaxpr.out_avals)
-    fixed = _computed(closed, consts)
-    self._fixed = [fixed.get(x) for x in closed.jaxpr.outvars[num:]]
+    operands = closed.jaxpr.outvars[num:]
+    fixed = _computed(closed, consts, operands)
+    self._fixed = [fixed.get(id(x)) for x in operands]
     self.types = [
       aval
       for aval, x in zip(closed.out_avals[num:], self._fixed, strict=True)
@@ -204,12 +205,14 @@ class _Body:
     return found
 
 
-def _computed(closed: Any, args: Sequence[Any]) -> dict[Any, Any]:
-  """Evaluates a jaxpr as far as its first arguments and constants allow."""
+def _computed(
+  closed: Any, args: Sequence[Any], outvars: Sequence[Any]
+) -> dict[int, Any]:
+  """Returns the `outvars` that only the first arguments decide, by `id`."""
   jaxpr = closed.jaxpr
   values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
   values |= zip(jaxpr.invars, args, strict=False)
-  for eqn in jaxpr.eqns:
+  for eqn in _used(jaxpr, outvars):
     variables = [x for x in eqn.invars if isinstance(x, extend_core.Var)]
     if variables and all(x in values for x in variables):
       given = [
@@ -218,7 +221,8 @@ def _computed(closed: Any, args: Sequence[Any]) -> dict[Any, Any]:
       ]
       results = binding_private.bind(eqn, given, eqn.params)
       values.update(zip(eqn.outvars, results, strict=True))
-  return {x: values[x] for x in jaxpr.outvars if x in values}
+  variables = [x for x in outvars if isinstance(x, extend_core.Var)]
+  return {id(x): values[x] for x in variables if x in values}
 
 
 _Results = tuple[Sequence[Any], list[Tap]]
@@ -257,7 +261,7 @@ class Evaluation:
       is_literal = isinstance(x, extend_core.Literal)
       return self._value(x.val) if is_literal else values[x]
 
-    for eqn in _used(inner):
+    for eqn in _used(inner, inner.outvars):
       results, more = self._equation(eqn, [read(x) for x in eqn.invars])
       values.update(zip(eqn.outvars, results, strict=True))
       taps += more
@@ -331,10 +335,8 @@ class Evaluation:
       fusing = lambda tap: isinstance(tap.form, alternatives.FusedCall)
       taps = [*filter(fusing, taps)] or taps
       return [dataclasses.replace(tap, is_layer=True) for tap in taps]
-    call = fused.call
-    form = dataclasses.replace(fused, call=call.form())
-    operands = *call.flatten(), args[-1]
-    return [_tap(eqn, call.PRIMITIVE.name, form, operands)]
+    form, operands = fused
+    return [_tap(eqn, form.operation, form, operands)]
 
   def _scan(self, eqn: Any, args: list[Any]) -> _Results:
     params = eqn.params
