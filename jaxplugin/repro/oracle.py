@@ -263,17 +263,23 @@ def ragged_dot(
   The offset, if there is one, belongs to rhs.
   """
   lhs = _values(call.lhs)
-  rhs = np.moveaxis(_values(call.rhs), call.rhs.contracting[0], 2)
-  terms = None if offset is None else _terms(call.rhs, offset)
   shape = (call.num_rows, call.columns)
   exact, bound = np.zeros(shape), np.zeros(shape)
   bias = None if call.bias is None else np.zeros(shape)
   for g, rows in enumerate(_groups(call)):
+    if rows.start == rows.stop:  # a stack of layers may have many of these
+      continue
+    group = slice(g, g + 1)
+    side = call.rhs
+    scale = None if side.scale is None else side.scale[group]
+    side = side.replace(values=side.values[group], scale=scale)
+    terms = None
+    if offset is not None:
+      array = offset.array[group]
+      terms = _terms(side, dataclasses.replace(offset, array=array))[0]
+    rhs = np.moveaxis(_values(side), side.contracting[0], 2)[0]
     exact[rows], bound[rows] = _product(
-      lhs[rows],
-      rhs[g],
-      None if terms is None else terms[g],
-      is_fastest=call.fastest_precision,
+      lhs[rows], rhs, terms, is_fastest=call.fastest_precision
     )
     for scale in (call.global_scale, call.global_power):
       if scale is not None:

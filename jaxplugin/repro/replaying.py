@@ -361,17 +361,18 @@ def _trips(
 ) -> Iterator[tuple[list[int], list[Any]]]:
   """Yields some trips and their operands, among them the first and the last."""
   loops = loops or (0,) * len(operands)
-  operands = list(map(np.asarray, operands))
+  operands = [
+    np.asarray(x) if n else jnp.asarray(x)
+    for x, n in zip(operands, loops, strict=True)
+  ]
   depth, deepest = max(zip(loops, operands, strict=True), key=lambda x: x[0])
   shape = deepest.shape[:depth]
   count = math.prod(shape)
   chosen = np.linspace(0, count - 1, min(count, _MAX_TRIPS)).astype(int)
   for i in np.unique(chosen):
     trip = list(map(int, np.unravel_index(i, shape)))
-    yield (
-      trip,
-      [x[tuple(trip[:n])] for x, n in zip(operands, loops, strict=True)],
-    )
+    both = zip(operands, loops, strict=True)
+    yield trip, [x[tuple(trip[:n])] if n else x for x, n in both]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

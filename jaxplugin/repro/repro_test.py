@@ -310,6 +310,22 @@ class SaveTest(ReproTestCase):
       jp.repro.save(self.path, fn, x, **options)
     self.assertFalse(pathlib.Path(self.path).exists())
 
+  def test_types_of_keys_and_donated_arrays_have_no_statistics(self):
+    def function(key, x):
+      return jp.linear(x + jax.random.normal(key, x.shape), WEIGHTS[0])
+
+    x = jnp.asarray(X)
+    x.delete()
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="rbg"))
+    for args, are_known in (
+      ((key, x), [True, True, False, False]),
+      ((jax.random.key(0), X), [True] * 4),
+    ):
+      jp.repro.save(self.path, function, *args)
+      inputs = repro_files.read(pathlib.Path(self.path)).inputs
+      self.assertEqual([x.statistics is not None for x in inputs], are_known)
+      self.assertIsNone(jp.repro.replay(self.path).first_wrong)
+
   def test_loops_and_branches(self):
     w = WEIGHTS[0]
 

@@ -60,7 +60,7 @@ def save(
     path: file to write. An existing file is replaced.
     fn: a function, jitted or not.
     *args, **kwargs: its arguments: trees of arrays or `jax.ShapeDtypeStruct`s.
-      Other leaves are passed unchanged.
+      A donated array counts as its type. Other leaves are passed unchanged.
     data: whether the arrays themselves are saved.
     names: whether source lines, scopes, and names of functions and arguments
       are saved.
@@ -129,8 +129,8 @@ def _repro(
     )
   if data and not all(hasattr(x, "__array__") for x in arrays):
     raise ValueError(
-      "save: data=True needs arrays as arguments, got a ShapeDtypeStruct. Pass"
-      " the arrays, or leave data out"
+      "save: data=True needs arrays as arguments, got a ShapeDtypeStruct or a"
+      " donated array. Pass the arrays, or leave data out"
     )
   jaxpr = closed.jaxpr
   constants = tapping.constants(closed)
@@ -201,7 +201,7 @@ def _traced(
 ) -> tuple[Any, list[Any], list[str]]:
   """Returns the jaxpr, and its arguments with their paths."""
   found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-  leaves = [x for _, x in found]
+  leaves = [_live(x) for _, x in found]
   places = [i for i, x in enumerate(leaves) if _is_array(x)]
   arrays = [_data_of_key(leaves[i]) for i in places]
 
@@ -228,16 +228,29 @@ def _traced(
   return closed, arrays, paths
 
 
+def _live(x: Any) -> Any:
+  """Returns the type of an array that was donated, or `x` itself."""
+  if isinstance(x, jax.Array) and x.is_deleted():
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+  return x
+
+
 def _data_of_key(x: Any) -> Any:
   """Returns the data of a random key, or the array itself."""
-  return jax.random.key_data(x) if _is_key(x) else x
+  if not _is_key(x):
+    return x
+  if isinstance(x, jax.ShapeDtypeStruct):
+    return jax.eval_shape(jax.random.key_data, x)
+  return jax.random.key_data(x)
 
 
 def _as_given(x: Any, given: Any) -> Any:
   """Undoes `_data_of_key` of `given`."""
   if not _is_key(given):
     return x
-  return jax.random.wrap_key_data(x, impl=jax.random.key_impl(given))
+  kinds: list[Any] = []
+  jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), given)
+  return jax.random.wrap_key_data(x, impl=kinds[0])
 
 
 def _is_array(x: Any) -> bool:
