@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
@@ -31,14 +32,12 @@ def nearest(
   because its config covers the problem.
   """
   bucketed = table.header.bucketed
-  others, covered = _apart(problem, bucketed)
-  rows = _index(table).get(others, {})
-  near = [
-    (abs(size.bit_length() - covered.bit_length()), -size) for size in rows
-  ]
-  for distance, size in sorted(near):
-    if distance <= MAX_DISTANCE:
-      yield distance, rows[-size]
+  covered: Any = dict(records.key_of(problem, bucketed))[bucketed]
+  for distance in range(MAX_DISTANCE + 1):
+    for size in dict.fromkeys((covered << distance, covered >> distance)):
+      key = tuple((n, size if n == bucketed else v) for n, v in problem)
+      if row := _index(table).get(key):
+        yield distance, row
 
 
 def proposals(
@@ -77,23 +76,6 @@ def _why(
   return text
 
 
-def _apart(
-  problem: records.Fields, bucketed: str
-) -> tuple[records.Fields, int]:
-  """Returns the other fields of a problem, and the bucket of one size."""
-  size = dict(problem)[bucketed]
-  assert isinstance(size, int)
-  others = tuple(field for field in problem if field[0] != bucketed)
-  return others, records.bucket(size)
-
-
 @functools.lru_cache(maxsize=64)
-def _index(
-  table: records.Table,
-) -> Mapping[records.Fields, Mapping[int, records.Row]]:
-  """Returns rows by their other fields, then by the bucket of one size."""
-  found: dict[records.Fields, dict[int, records.Row]] = {}
-  for row in table.rows:
-    others, covered = _apart(row.problem, table.header.bucketed)
-    found.setdefault(others, {})[covered] = row
-  return found
+def _index(table: records.Table) -> Mapping[records.Fields, records.Row]:
+  return {row.key(table.header.bucketed): row for row in table.rows}

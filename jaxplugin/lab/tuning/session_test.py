@@ -27,6 +27,7 @@ from jaxplugin.printing import console
 from jaxplugin.tables import records
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import measured_tables
+from jaxplugin.testing.measured import operation_tables
 from jaxplugin.testing.trials import faults
 
 FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
@@ -285,17 +286,12 @@ class ChoiceTest(SessionTestCase):
 # Slowdowns of held-out rows, on tables with known answers.
 
 
-def timed(name, median_us):
-  return records.Candidate(
-    implementation=name,
-    median_us=median_us,
-    interval_us=(median_us, median_us),
-  )
-
-
 def row(m, triton_us, xla_us, n=64):
   """Triton is the default."""
-  triton, xla = timed("triton", triton_us), timed("xla", xla_us)
+  triton, xla = (
+    operation_tables.candidate("triton", triton_us),
+    operation_tables.candidate("xla", xla_us),
+  )
   problem = records.fields_of("problem", {"m": m, "n": n})
   return records.row_of(problem, [triton, xla], triton)
 
@@ -329,7 +325,7 @@ class SlowdownTest(parameterized.TestCase):
     self.assertIn("2 without a neighbour", str(found))
 
   def test_a_choice_that_was_not_measured_is_counted_and_not_guessed(self):
-    triton = timed("triton", 9.0)
+    triton = operation_tables.candidate("triton", 9.0)
     alone = records.row_of(
       records.fields_of("problem", {"m": 16, "n": 64}), [triton], triton
     )

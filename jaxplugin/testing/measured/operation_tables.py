@@ -10,6 +10,7 @@ from typing import Any
 from jaxplugin.core import targets
 from jaxplugin.tables import matching
 from jaxplugin.tables import records
+from jaxplugin.testing.measured import measured_tables
 
 
 def candidate(
@@ -44,18 +45,12 @@ def table(
   names = {c.implementation for row in rows for c in row.candidates}
   device = matching.device_of(target)
   assert device is not None
-  header = records.Header(
+  header = measured_tables.header(
     operation=operation.name,
     bucketed=operation.bucketed,
     device=device,
     sources=matching.sources_of(operation, target, names),
-    measured=records.Measurement(
-      clock="wall" if target.platform == "cpu" else "device",
-      cache="cold",
-      interval="quartiles",
-      rounds=20,
-    ),
-    date="2026-11-23",
+    about=(),
   )
   return records.table_of(dataclasses.replace(header, **changes), rows)
 
