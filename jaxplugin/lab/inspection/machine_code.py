@@ -44,6 +44,7 @@ _SASS_LINE: Final = re.compile(
 _SASS_WORD: Final = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _SCHEDULE_SHIFT: Final = 105 - 64  # in the second word
 SCOREBOARDS: Final = 6
+_NO_SCOREBOARD: Final = 7
 # Operands that are descriptors or addresses in tensor memory.
 _SASS_OPERAND: Final = re.compile(r"\b([a-z]+desc|tmem)\[")
 _LABEL: Final = re.compile(r"\s*(\.?[A-Za-z_][\w.$]*):")
@@ -235,10 +236,7 @@ def read_sass(text: str) -> Iterator[MachineInstruction | str]:
 
 
 def _schedule(line: str, following: str) -> dict[str, Any]:
-  """Returns the schedule of an instruction from the line with its second word.
-
-  7 stands for no scoreboard.
-  """
+  """Returns the schedule in an instruction's second word, a line below."""
   second = _SASS_WORD.match(following)
   if second is None:
     raise ValueError(f"no second word of the instruction {line.strip()!r}")
@@ -246,8 +244,8 @@ def _schedule(line: str, following: str) -> dict[str, Any]:
   result, operand = bits >> 5 & 7, bits >> 8 & 7
   return {
     "stall": bits & 15,
-    "result_scoreboard": None if result == 7 else result,
-    "operand_scoreboard": None if operand == 7 else operand,
+    "result_scoreboard": None if result == _NO_SCOREBOARD else result,
+    "operand_scoreboard": None if operand == _NO_SCOREBOARD else operand,
     "waits": tuple(x for x in range(SCOREBOARDS) if bits >> 11 >> x & 1),
   }
 

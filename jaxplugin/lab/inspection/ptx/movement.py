@@ -17,6 +17,7 @@ from jaxplugin.lab.inspection.ptx import blocks
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import integers
 from jaxplugin.lab.inspection.ptx import parsing
+from jaxplugin.lab.inspection.ptx import products
 
 _MATRIX_ROWS: Final = 8
 _MATRIX_ROW_BYTES: Final = 16
@@ -138,8 +139,8 @@ def _wait_for_copies(
 
 
 # The row of each lane's two elements of a matrix, and their columns.
-_ROW: Final = np.arange(blocks.WARP)[:, None] // 4
-_COLUMNS: Final = np.arange(blocks.WARP)[:, None] % 4 * 2 + np.arange(2)
+_ROW: Final = products.GROUP[:, None]
+_COLUMNS: Final = products.PLACE[:, None] * 2 + np.arange(2)
 
 
 def _matrices(

@@ -44,18 +44,23 @@ _SCALES: Final = {
 }
 # k of the instruction, by the bits of an element.
 _K: Final = {16: 16, 8: 32, 4: 64}
-# The shape and the type of sums, by element type, without block scales.
-_PLAIN: Final = {
-  "bf16": ("m16n8k16", "f32"),
-  "f16": ("m16n8k16", "f32"),
-  "e4m3": ("m16n8k32", "f32"),
-  "s8": ("m16n8k32", "s32"),
+# The type of sums by element type, without block scales.
+SUM_TYPES: Final = {"bf16": "f32", "f16": "f32", "e4m3": "f32", "s8": "s32"}
+# The bits of an element by kind, with block scales.
+_SCALED_BITS: Final = {
+  "kind::mxf8f6f4": 8,
+  "kind::mxf4": 4,
+  "kind::mxf4nvf4": 4,
 }
 
 
 def element_bits(type: str) -> int:
   """Returns the number of bits of a PTX element type."""
   return _ELEMENTS[type][1]
+
+
+def _shape(type: str) -> str:
+  return f"m{_M}n{_N}k{_K[element_bits(type)]}"
 
 
 def unpacked(words: np.ndarray, type: str) -> np.ndarray:
@@ -200,7 +205,8 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out_type, type, rhs_type, sum_type = parts[-4:]
   # .satfinite has no effect: see `int32_sum`.
   if (
-    _PLAIN.get(type) != (parts[3], sum_type)
+    SUM_TYPES.get(type) != sum_type
+    or parts[3] != _shape(type)
     or (rhs_type, out_type) != (type, sum_type)
     or parts[6:-4] not in ((), ("satfinite",))
   ):
@@ -220,13 +226,9 @@ def _multiply_scaled(
   vector = next(x for x in parts if x.startswith("scale_vec::"))
   blocks_of_k = int(vector[len("scale_vec::")])
   _, left_type, right_type, _, scale_type = parts[-5:]
-  expected = {
-    "kind::mxf8f6f4": ("m16n8k32", 8),
-    "kind::mxf4": ("m16n8k64", 4),
-    "kind::mxf4nvf4": ("m16n8k64", 4),
-  }
-  if kind not in expected or any(
-    (shape, _ELEMENTS[x][1]) != expected[kind] for x in (left_type, right_type)
+  if any(
+    element_bits(type) != _SCALED_BITS.get(kind) or shape != _shape(type)
+    for type in (left_type, right_type)
   ):
     raise faults.NotModelled(instruction.name)
   out, left, right, sums, *scales = instruction.operands

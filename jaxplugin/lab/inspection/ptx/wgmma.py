@@ -67,11 +67,11 @@ def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if shape is None or parts[6] != parts[7]:
     raise faults.NotModelled(instruction.name)
   n, k, type = int(shape[1]), int(shape[2]), parts[6]
+  if parts[5] != products.SUM_TYPES.get(type):
+    raise faults.NotModelled(instruction.name)
   # Flags: the signs of both operands, then whether each is MN-major. Integers
   # have none.
-  sum_type, signs = ("s32", []) if type == "s8" else ("f32", [1, 1])
-  if parts[5] != sum_type or type not in ("bf16", "f16", "e4m3", "s8"):
-    raise faults.NotModelled(instruction.name)
+  signs = [] if type == "s8" else [1, 1]
   out, left, right, keeps, *rest = instruction.operands
   flags = [x.value for x in rest if isinstance(x, parsing.Immediate)]
   if flags[:2] != signs or any(flags[2:]):
