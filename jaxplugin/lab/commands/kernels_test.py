@@ -77,6 +77,17 @@ class KernelsTest(command_lines.CommandLineTestCase):
     for kernel in read["kernels"]:
       self.assertStartsWith(kernel["name"], "block_scaled_")
 
+  @parameterized.parameters("fp8_128x128", "fp8_row", "int4_32", "mxint8")
+  @pytest.mark.lab
+  def test_formats_of_checkpoints_are_executed(self, rhs):
+    # Their names in kernels are not those of the package.
+    dot = f"--target h200 --lhs bfloat16 --rhs {rhs} -m 3 -n 16 -k 256"
+    status, out, _ = self.run_command(
+      "kernels", *dot.split(), "--run", "--json"
+    )
+    self.assertEqual(status, 0)
+    self.assertLess(json.loads(out)["error"], 1)
+
   @pytest.mark.lab
   def test_gpu_without_ptx_is_told(self):
     options = ("--run", "--target", "mi300x")

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 from typing import Final
 
-import ml_dtypes
 import numpy as np
 
 from jaxplugin.core import formats
@@ -23,6 +22,7 @@ from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import launching
 
 _SCALE_CODES: Final = (117, 138)  # E8M0: 2^-10 to 2^10
+_SCALE_EXPONENTS: Final = (-10, 10)  # of scales of several bytes
 # The first and the second global scale. The second is a power of two.
 _GLOBAL_SCALE: Final = (0.0123, 0.25)
 _WAVEFRONTS: Final = " wavefronts"
@@ -114,13 +114,14 @@ def run_dot(compiled: triton_dots.CompiledDot) -> ExecutedDot:
       f"run: the target must be an NVIDIA GPU, got {compiled.target}; choose"
       " an NVIDIA GPU"
     )
-  shape, _ = triton.launches(compiled.problem, compiled.target)
+  problem = compiled.problem
+  shape, _ = triton.launches(problem, compiled.target)
   rng = np.random.default_rng(0)
   lhs, lhs_scale, exact_lhs = _operand(
-    rng, shape.lhs, shape.batch, shape.m, shape.k
+    rng, shape.lhs, problem.lhs.format, (shape.batch, shape.m, shape.k)
   )
   rhs, rhs_scale, exact_rhs = _operand(
-    rng, shape.rhs, shape.batch, shape.n, shape.k
+    rng, shape.rhs, problem.rhs.format, (shape.batch, shape.n, shape.k)
   )
   scales = np.array(
     _GLOBAL_SCALE[: 1 + shape.has_two_global_scales], np.float32
@@ -169,29 +170,35 @@ def run_dot(compiled: triton_dots.CompiledDot) -> ExecutedDot:
 def _operand(
   rng: np.random.Generator,
   kind: configs.OperandKind,
-  batch: int,
-  rows: int,
-  k: int,
+  format: formats.BlockFormat | None,
+  shape: tuple[int, int, int],
 ) -> tuple[np.ndarray, np.ndarray | None, Any]:
   """Returns random values, their scale, and the dequantized operand in f64."""
   if kind.is_swizzled or kind.is_interleaved or not kind.k_is_minor:
     raise NotImplementedError("run: operands must be dense, with linear scales")
-  if kind.block_format is None:
+  if format is None:
     dtype = np.dtype(configs.NUMPY_DTYPES[kind.format])
-    plain = rng.normal(size=(batch, rows, k)).astype(dtype)
+    plain = rng.normal(size=shape).astype(dtype)
     return plain, None, plain.astype(np.float64)
-  format = formats.by_name(kind.format)
-  count = 2 ** ml_dtypes.finfo(format.values_dtype).bits
-  codes = np.arange(count, dtype=np.uint8)
+  codes = np.arange(1 << format.value_bits, dtype=np.uint8)
   with np.errstate(invalid="ignore"):
     numbers = codes.view(format.values_dtype).astype(np.float64)
   codes = codes[np.isfinite(numbers)]
-  values = codes[rng.integers(0, len(codes), (batch, rows, k))]
-  scale_shape = (batch, rows, -(-k // format.block_size))
-  low, high = _SCALE_CODES if format.scale_is_power_of_two else (0, 0x7F)
-  scale = rng.integers(low, high, scale_shape, np.uint8)
+  values = codes[rng.integers(0, len(codes), shape)]
+  batch, rows, k = shape
+  scale_rows = -(-rows // kind.rows_per_scale)
+  scale_shape = (batch, scale_rows, -(-k // format.block_size))
+  if format.scale_dtype.itemsize == 1:
+    low, high = _SCALE_CODES if format.scale_is_power_of_two else (0, 0x7F)
+    scale = rng.integers(low, high, scale_shape, np.uint8)
+    scale = scale.view(format.scale_dtype)
+  else:
+    scale = np.exp2(rng.uniform(*_SCALE_EXPONENTS, scale_shape))
+    scale = scale.astype(format.scale_dtype)
   exact = reference.oracle_dequantize(
-    values.view(format.array_dtype), scale.view(format.scale_dtype), format
+    values.view(format.array_dtype),
+    np.repeat(scale, kind.rows_per_scale, axis=1)[:, :rows],
+    format,
   )
   if kind.is_packed:
     values = values[..., 0::2] | values[..., 1::2] << np.uint8(4)
