@@ -7,7 +7,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -124,7 +123,3 @@ class SuiteTest(parameterized.TestCase):
       contract.assert_exact(exact.astype(np.float32) + 1, exact, contract.F32)
     with self.assertRaisesRegex(AssertionError, "dtype"):
       contract.assert_exact(exact.astype(np.float16), exact, contract.F32)
-
-
-if __name__ == "__main__":
-  absltest.main()

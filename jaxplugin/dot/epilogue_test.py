@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.dot import epilogue
@@ -135,7 +134,3 @@ class ProductTest(parameterized.TestCase):
 
     mixed = jax.grad(jax.grad(function, 0), 1)(jnp.float32(3), jnp.float32(5))
     self.assertEqual(mixed, 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

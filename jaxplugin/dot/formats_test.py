@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -324,8 +323,3 @@ class RecipeTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, f"^Recipe: {message}"):
       jp.training.Recipe(**formats | fields)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

@@ -17,7 +17,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -458,7 +457,3 @@ class ExplainedTest(Case):
     bias = jnp.zeros((N,)).at[3].set(np.nan)
     self.plant((1, 2))
     self.assert_found("1 of the result", dot, x, w, bias=bias)
-
-
-if __name__ == "__main__":
-  absltest.main()

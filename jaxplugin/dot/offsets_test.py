@@ -11,7 +11,6 @@ import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -644,8 +643,3 @@ class ShardedTest(parameterized.TestCase):
     groups, one = run(x, self.put(mesh, w, spec))
     np.testing.assert_allclose(groups, in_groups(x, exact), **NEAR)
     np.testing.assert_allclose(one, x @ exact[1].T, **NEAR)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 from jax import test_util
@@ -605,7 +604,3 @@ class ShardingTest(transformations.PrimitiveTestCase):
     )(*args, w, g)
     actual = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args)
     jax.tree.map(self.assert_same, actual, self.expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -702,7 +702,3 @@ class ManyRowsTest(absltest.TestCase):
     cotangent = integers(expected.shape, 3)
     wanted = np.concatenate([cotangent[:-12] @ w[0], cotangent[-12:] @ w[2]])
     np.testing.assert_array_equal(pullback(cotangent)[0], wanted)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import itertools
 
 import jax
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -97,7 +96,3 @@ class PaddingTest(parameterized.TestCase):
   def test_symbolic_size_is_not_padded(self):
     sides = (jp.MXFP4, jp.MXFP4)
     self.assertFalse(problems.are_copied(None, sides, num_contracting=1))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -181,7 +181,3 @@ class OptimizedPythonTest(absltest.TestCase):
     self.assertEqual(result.returncode, 0, output[-5000:])
     (ran,) = re.findall(r"Ran (\d+) tests", output)
     self.assertGreater(int(ran), len(CALLS))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -248,7 +248,3 @@ class RuleTest(absltest.TestCase):
         factors = {"need_replication_factors": tuple(sizes)}
         factors |= {"reduction_factors": summed, **sizes}
         self.assertEqual(kinds, factors)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -245,8 +245,3 @@ class TwoProcessesTest(absltest.TestCase):
     self.assertEqual(second["shares"], 0)
     self.assertEqual(second["sum"], first["sum"])
     self.assertTrue(np.isfinite(float.fromhex(first["sum"])))
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", DEVICES)
-  absltest.main()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -341,8 +340,3 @@ class GradientTest(explicit.InsideTestCase):
     compiled = jax.jit(restored.call).lower(x, w, g).compile()
     self.assertEqual(reading.kinds_moved(compiled), {("all-gather", "u8")})
     np.testing.assert_array_equal(compiled(x, w, g), G @ W)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

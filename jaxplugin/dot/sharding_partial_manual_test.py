@@ -255,8 +255,3 @@ class OptimizedTest(absltest.TestCase):
         "mesh['f'=2,'others_s'=2,'t'=2] {'f'}",
       ),
     )
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -532,8 +531,3 @@ class ArgumentTest(parameterized.TestCase):
         TypeError, f"^{who}: reduce_dtype must be float32.*got '?{dtype}"
       ):
         function(*args, reduce_dtype=dtype)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

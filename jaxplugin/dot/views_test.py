@@ -10,7 +10,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -701,7 +700,3 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
       (one,) = every.ours(["acme"])
       self.assertIsInstance(one, kind)
     self.assertEqual(one.reason, "is for m below 8, got m=9")
-
-
-if __name__ == "__main__":
-  absltest.main()

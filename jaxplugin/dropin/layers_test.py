@@ -311,8 +311,3 @@ class ErrorsTest(parameterized.TestCase):
       jp.linear(jnp.ones((1, K)), one, layer=0)
     with self.assertRaisesRegex(TypeError, r"pass w_q\[layer\]"):
       jp.linear(one, jnp.ones((3, N, K)), layer=0)
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

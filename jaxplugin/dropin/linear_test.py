@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 
@@ -249,8 +248,3 @@ class LinearTest(parameterized.TestCase):
       jp.linear(jnp.ones((2, K)), w, implementation="mlx")
     with self.assertRaisesRegex(TypeError, "linear: implementation .*'cpu'"):
       jp.linear(jnp.ones((2, K)), w, implementation=["cpu"])
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

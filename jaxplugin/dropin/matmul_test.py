@@ -321,7 +321,3 @@ class PadTest(parameterized.TestCase):
   def test_without_it_the_error_names_it(self):
     with self.assertRaisesRegex(TypeError, r"k=40.*pad x \(pad=True does\)"):
       jp.quantize(jnp.ones((3, 40)), jp.MXFP8)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -249,7 +249,3 @@ class MalformedCallTest(absltest.TestCase):
             with self.assertRaises(error) as raised:
               jax.eval_shape(lambda f=jaxs, args=args: f(**args))
             self.assertIs(type(raised.exception), error)
-
-
-if __name__ == "__main__":
-  absltest.main()

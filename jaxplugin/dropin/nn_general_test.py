@@ -14,7 +14,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 
@@ -434,7 +433,3 @@ class ConfigTest(parameterized.TestCase):
     assert_product(
       *(jax.jit(dot)(lhs, rhs, configs), lhs, rhs), quantizer("nvfp4", 0.25)
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -519,7 +518,3 @@ class ScaledDotTest(parameterized.TestCase):
 
     with self.assertRaisesRegex(NotImplementedError, "dot_general"):
       jax.grad(loss)(lhs)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -49,7 +49,3 @@ class ChoiceTest(absltest.TestCase):
     rank = choice.rank_on(10, "cuda", "rocm")
     self.assertIsNone(rank(CPU))
     self.assertEqual(rank(dataclasses.replace(CPU, platform="rocm")), 10)
-
-
-if __name__ == "__main__":
-  absltest.main()

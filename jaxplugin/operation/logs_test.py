@@ -194,7 +194,3 @@ class VariableTest(absltest.TestCase):
       run("verbose").stderr,
       "ValueError: jaxplugin: JAXPLUGIN_LOG must be one of .* got 'verbose'",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -157,7 +157,3 @@ class CallTest(absltest.TestCase):
     self.assertEqual(changed.bias, [7])
     with self.assertRaises(KeyError):
       _CALL.with_arrays(activation="b")
-
-
-if __name__ == "__main__":
-  absltest.main()

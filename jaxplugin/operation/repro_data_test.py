@@ -7,7 +7,6 @@ import json
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.operation import repro_data
@@ -84,7 +83,3 @@ class ReproDataTest(parameterized.TestCase):
         (64,), np.dtype(dtype), None, np.random.default_rng(0)
       )
       self.assertTrue(np.isfinite(made.astype(np.float64)).all())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -117,8 +117,3 @@ class GspmdTest(absltest.TestCase):
       ):
         with self.subTest(f"{name}_{claim}"):
           lower(lambda x, f=function: jax.tree.leaves(f(x)))
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-  absltest.main()

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -611,7 +610,3 @@ class AutomaticTest(ReproTestCase):
     with mock.patch.dict("os.environ", {failures.VARIABLE: ""}):
       self.assertEqual(failures.write("handler", []), "")
       self.assertFalse(self.folder.exists())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -506,7 +506,3 @@ class LeafTest(absltest.TestCase):
         scaled_array.ScaledArray(
           q.values, q.scale, None, jp.MXFP8, surrogate=wrong
         )
-
-
-if __name__ == "__main__":
-  absltest.main()

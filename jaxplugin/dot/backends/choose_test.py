@@ -309,7 +309,3 @@ class ProblemTest(absltest.TestCase):
     self.assertTrue(make_problem().sizes_are_static)
     for name in SIZES:
       self.assertFalse(make_problem(**{name: None}).sizes_are_static)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -369,7 +369,3 @@ class ConfiguredDotTest(suite.DotSuite):
   def tearDownClass(cls):
     super().tearDownClass()
     assert len(cls.seen) != 1, cls.seen
-
-
-if __name__ == "__main__":
-  absltest.main()

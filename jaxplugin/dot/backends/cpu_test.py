@@ -554,7 +554,3 @@ class LibraryTest(parameterized.TestCase):
     reason = r"built for XLA's FFI 0\.\d+, the installed jaxlib has 0\.2"
     self.assertRegex(result.stdout, reason)
     self.assertRegex(result.stdout, r"\n  cpu: .*" + reason)
-
-
-if __name__ == "__main__":
-  absltest.main()

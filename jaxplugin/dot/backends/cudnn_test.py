@@ -455,7 +455,3 @@ class CallTest(absltest.TestCase):
     poisoned = contract.swizzle(linear.view(formats.E8M0))
     clean = scale.view(formats.E8M0)
     self.assertTrue(np.isnan(cudnn_dot(values, values, poisoned, clean)).all())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -108,7 +108,3 @@ class XlaDeviceTest(DeviceDotSuite):
 
 
 del DeviceDotSuite
-
-
-if __name__ == "__main__":
-  absltest.main()

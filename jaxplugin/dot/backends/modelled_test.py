@@ -7,7 +7,6 @@ import types
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -245,7 +244,3 @@ class ModelledTest(parameterized.TestCase):
     decision = chosen(asked, H200, overlay=pin)
     self.assertEqual(decision.implementation, "triton")
     self.assertEqual(decision.implementation_from, "pin")
-
-
-if __name__ == "__main__":
-  absltest.main()

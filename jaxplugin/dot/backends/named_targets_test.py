@@ -12,7 +12,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -129,7 +128,3 @@ class NamedTargetsTest(parameterized.TestCase):
       traced = jax.jit(f).trace(*arguments)
       lowered = traced.lower(lowering_platforms=(target.platform,))
     self.assertEqual(lowered_as(lowered.as_text()), implementation)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -849,7 +849,3 @@ class FieldsTest(parameterized.TestCase):
       problem_fields.problem_of(
         (("k", 32), ("lhs", "bfloat16"), ("m", 1), ("rhs", "mxfp4"))
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -332,7 +332,3 @@ class DescriptorsTest(parameterized.TestCase):
     else:
       reason = dot_problems.reasons(decision)["triton"]
       self.assertRegex(reason, message)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -297,7 +297,3 @@ class TracedTest(absltest.TestCase):
     function = lambda x, w: product(x, w[1])
     _, told = notes(function, x, stack, target=H200)
     self.assertNotIn(IN_PLACE, told)
-
-
-if __name__ == "__main__":
-  absltest.main()

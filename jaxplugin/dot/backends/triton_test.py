@@ -797,8 +797,3 @@ class ErrorTest(parameterized.TestCase):
   def test_target_without_jax_triton_is_refused_with_the_reason(self):
     target = H200.without_library(targets.JAX_TRITON, "it is away")
     self.assertEqual(self.refusal(target), "it is away")
-
-
-if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
-  absltest.main()

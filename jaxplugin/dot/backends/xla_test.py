@@ -5,7 +5,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -99,7 +98,3 @@ class RowScaleTest(parameterized.TestCase):
     exact = [np.asarray(jp.dequantize(a), np.float64) for a in (x, w)]
     expected = np.einsum("amk,bmk->ab", *exact)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -55,7 +55,3 @@ class EnvironmentTest(absltest.TestCase):
       self.assertIsNone(found["commit"])
     else:
       self.assertRegex(found["commit"], r"^[0-9a-f]{40}\+?$")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -207,7 +207,3 @@ class PlanTest(parameterized.TestCase):
   def test_steps_fill_a_call_within_limits(self, options, expected):
     plan = dataclasses.asdict(self.plan(**{"num_bytes": 10, **options}))
     self.assertEqual(plan, {**plan, **expected})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -225,7 +225,3 @@ class RowsTest(absltest.TestCase):
     # Each row doubles the ceiling.
     self.assertEqual(found.ceilings.read, 1600e9)
     self.assertEqual(self.fractions(found), [0.0625 / 4] * 3)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -73,7 +73,3 @@ class MeasureTest(absltest.TestCase):
       self.assertEqual(np.shares_memory(outs[-1], again), is_warm)
     for variant in roofline.read_variants(64, False):
       self.assertEqual(roofline.ceiling_of(variant.name), "read")
-
-
-if __name__ == "__main__":
-  absltest.main()

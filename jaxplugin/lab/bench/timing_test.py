@@ -93,7 +93,3 @@ class StatsTest(absltest.TestCase):
 
   def test_ratio_without_a_common_round_is_none(self):
     self.assertIsNone(timing.ratio([1.0, None], [None, 1.0]))
-
-
-if __name__ == "__main__":
-  absltest.main()

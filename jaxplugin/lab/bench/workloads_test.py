@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows and formats by name."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -180,7 +179,3 @@ class PairsTest(parameterized.TestCase):
     else:
       with self.assertRaisesRegex(ValueError, pattern):
         workloads.check(row, pair)
-
-
-if __name__ == "__main__":
-  absltest.main()

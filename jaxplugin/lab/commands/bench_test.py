@@ -415,7 +415,3 @@ class ImportTest(absltest.TestCase):
       check=True,
     )
     self.assertEqual(done.stdout.strip(), "[]")
-
-
-if __name__ == "__main__":
-  absltest.main()

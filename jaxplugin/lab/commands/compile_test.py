@@ -128,7 +128,3 @@ class CompileTest(command_lines.CommandLineTestCase):
   def test_bad_arguments_are_one_message(self, source, options, pattern):
     target = ("--target", "b200", "--cudnn", "9.13")
     self.check_error(("compile", source, *target, *options), pattern)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import json
 import re
 
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing import command_lines
@@ -104,7 +103,3 @@ class KernelsTest(command_lines.CommandLineTestCase):
   )
   def test_bad_argument_is_one_message(self, options, message):
     self.check_error(("kernels", *ONE_DOT, *options.split()), message)
-
-
-if __name__ == "__main__":
-  absltest.main()

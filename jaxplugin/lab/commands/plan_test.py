@@ -8,7 +8,6 @@ import json
 
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.planning import report
@@ -90,7 +89,3 @@ class ArgumentErrorTest(command_lines.CommandLineTestCase):
     self.check_error(
       ("plan", NAME, "--layout=fsdp=8", f"--arg={argument}"), message
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

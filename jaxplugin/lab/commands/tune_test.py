@@ -14,7 +14,6 @@ from unittest import mock
 
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -279,7 +278,3 @@ class TunedTest(command_lines.CommandLineTestCase):
     rows = reading.read(self.path).rows
     self.assertBetween(len(rows), 1, 3)
     self.assertIn(f"{len(rows)} of 4 rows are in", err)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -221,7 +221,3 @@ class CompiledTest(absltest.TestCase):
       )
     self.assertEqual(collectives.received(found), sum(expected.values()))
     self.assertIn("dot_general", found[-1].source)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -96,7 +96,3 @@ class CheckTest(parameterized.TestCase):
       for shape in block.weights.values():
         count += block.layers * math.prod(shape)
       self.assertAlmostEqual(count / 1e9 / billions, 1, delta=2e-3, msg=name)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -125,7 +125,3 @@ class RowsTest(PlanTestCase):
   @joins_sums
   def test_sums_over_devices_are_as_bf16s(self):
     self.check_quantized("tp=8", "mxfp8", 1 + RELATIVE_TOLERANCE)
-
-
-if __name__ == "__main__":
-  absltest.main()

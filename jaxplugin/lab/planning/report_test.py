@@ -112,7 +112,3 @@ class PictureTest(absltest.TestCase):
     self.assertIn("a &lt;layer&gt;", text)
     self.assertIn("bf16 over fsdp and tp", text)
     self.assertIn("(0.50x)", text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -201,7 +201,3 @@ class MeasurementTest(absltest.TestCase):
       self.assertEqual(peer.status, "unavailable")
       self.assertRegex(peer.reason, "MemoryError: needs 0.0 GB besides its op")
     self.assertEqual({v.status for v in found.variants if v.is_chosen}, {"ok"})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -217,7 +217,3 @@ class QuantizationTest(parameterized.TestCase):
   def test_first_code_is_in_the_low_half(self):
     packed = worker.packed(np.array([[1, 2, 15, 0]], np.float32))
     np.testing.assert_array_equal(packed, [[0x21, 0x0F]])
-
-
-if __name__ == "__main__":
-  absltest.main()

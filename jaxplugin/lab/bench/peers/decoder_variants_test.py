@@ -186,7 +186,3 @@ class ModelTest(absltest.TestCase):
       bench_results.parsed(f"decoder:1x{64 * n}x32")[0] for n in (1, 8, 12, 32)
     ]
     self.assertEqual([decoder_model.groups(row) for row in rows], [1, 1, 1, 4])
-
-
-if __name__ == "__main__":
-  absltest.main()

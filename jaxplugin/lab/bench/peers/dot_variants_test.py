@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -215,7 +214,3 @@ class PeerFormsTest(parameterized.TestCase):
       ("8x96x256", plain),
     ):
       self.assertEqual(self.forms("f32", shape).keys(), forms)
-
-
-if __name__ == "__main__":
-  absltest.main()

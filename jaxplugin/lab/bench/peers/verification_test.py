@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
@@ -175,7 +174,3 @@ class CodecTest(parameterized.TestCase):
       verification.WrongResultError, r"at \(0, 7\).* 1 of 576 differ"
     ):
       verification.check_dequantized(wrong, x)
-
-
-if __name__ == "__main__":
-  absltest.main()

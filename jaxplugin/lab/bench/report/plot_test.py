@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The roofline: what is drawn, and files of it."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.bench.report import plot
@@ -89,7 +88,3 @@ class PlotTest(parameterized.TestCase):
   def test_file_names_are_checked(self):
     with self.assertRaisesRegex(ValueError, "must end in .png, .* got a.gif"):
       plot.check("a.gif")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -173,7 +173,3 @@ class CompareTest(absltest.TestCase):
     )
     with self.assertRaisesRegex(results.ResultError, "must share a ratio"):
       results.compare(before, before, 0.1)
-
-
-if __name__ == "__main__":
-  absltest.main()

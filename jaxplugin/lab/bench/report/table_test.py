@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.lab.bench.report import table
@@ -75,7 +74,3 @@ class BestPeerTest(parameterized.TestCase):
     )
     first, second = table.block(one).splitlines()[2:4]
     self.assertEqual(first.index(" %"), second.index(" %"), table.block(one))
-
-
-if __name__ == "__main__":
-  absltest.main()
