@@ -200,39 +200,6 @@ CASES = [
 # values at most this share of those with values in their usual order.
 INTERLEAVED_SHARE = {"sm_80": 0.75, "sm_89": 0.85, "sm_90": 0.85}
 
-# Names of matrix instructions in the machine code or the assembly.
-UPCAST_INSTRUCTION = {
-  "sm_80": "mma.sync",
-  "sm_89": "mma.sync",
-  "sm_90": "wgmma.mma_async",
-  "sm_100": "kind::f16",
-  "sm_103": "kind::f16",
-  "sm_120": "mma.sync",
-  "sm_121": "mma.sync",
-  "gfx942": "v_mfma_f32",
-  "gfx950": "v_mfma_f32",
-  "gfx1250": "v_wmma_f32",
-}
-NATIVE_INSTRUCTION = {
-  ("sm_100", "mxfp8"): "kind::mxf8f6f4.block_scale.block32",
-  ("sm_100", "nvfp4"): "kind::mxf4nvf4.block_scale.block16",
-  ("sm_103", "mxfp8"): "kind::mxf8f6f4.block_scale.block32",
-  ("sm_103", "nvfp4"): "kind::mxf4nvf4.block_scale.block16",
-  ("sm_120", "mxfp8"): "kind::mxf8f6f4.block_scale",
-  ("sm_120", "nvfp4"): "kind::mxf4nvf4.block_scale",
-  ("sm_121", "mxfp8"): "kind::mxf8f6f4.block_scale",
-  ("sm_121", "nvfp4"): "kind::mxf4nvf4.block_scale",
-  ("gfx950", "mxfp8"): "v_mfma_scale_f32",
-  ("gfx1250", "mxfp8"): "v_wmma_scale_f32",
-  # The PTX ISA has two kinds of FP4. mma.sync's kind takes both scale types.
-  ("sm_100", "mxfp4"): "kind::mxf4.block_scale.block32",
-  ("sm_103", "mxfp4"): "kind::mxf4.block_scale.block32",
-  ("sm_120", "mxfp4"): "kind::mxf4nvf4.block_scale.scale_vec::2X",
-  ("gfx950", "mxfp4"): "v_mfma_scale_f32",
-  ("sm_100", "mixed"): "kind::mxf8f6f4.block_scale.block32",
-  ("gfx950", "mixed"): "v_mfma_scale_f32",
-}
-
 
 @triton.jit
 def _count_kernel(out):
@@ -370,23 +337,6 @@ class CompileTest(parameterized.TestCase):
       ),
     )
     self.assertIn(launch.name, kernel.assembly)
-
-  @parameterized.named_parameters(CASES)
-  def test_matrix_instruction_is_the_best_there_is(self, name, key):
-    launch, _, kernel = compiled(name, key)
-    formats = {PRODUCTS[key].lhs.format, PRODUCTS[key].rhs.format}
-    kind = "mixed" if formats == {"mxfp8", "mxfp4"} else max(formats)
-    if formats <= {"mxfp8", "mxfp8_e5m2"}:
-      kind = "mxfp8"
-    is_plain = not formats.isdisjoint(configs.PLAIN_BYTES)
-    expected = UPCAST_INSTRUCTION[name]
-    if not is_plain:
-      expected = NATIVE_INSTRUCTION.get((name, kind), expected)
-    self.assertNotEmpty(kernel.matrix_instructions)
-    for instruction in kernel.matrix_instructions:
-      self.assertIn(expected, instruction, launch.name)
-      if expected == UPCAST_INSTRUCTION[name]:
-        self.assertIn("bf16", instruction.replace("kind::f16", "bf16"))
 
   @parameterized.named_parameters(CASES)
   def test_machine_code_is_made_of_what_is_claimed(self, name, key):
