@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import pathlib
@@ -38,8 +37,6 @@ from jaxplugin.checkpoints.writing import sources
 
 _TASK: Final = ".jaxplugin-quantize.json"
 _ALIGNMENT: Final = 8
-# Errors of a file system that cannot preallocate.
-_NO_PREALLOCATION: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 # A tensor's name, an offset in the tensor, and uint8[...] bytes from there.
 Piece = tuple[str, int, np.ndarray]
@@ -318,7 +315,6 @@ def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
     OSError: If it cannot be written.
   """
   with _complete(path) as file:
-    _preallocate(file.fileno(), shard.size)
     file.write(shard.head)
     done = len(shard.head)
     for name, start, data in pieces:
@@ -343,17 +339,6 @@ def _complete(path: pathlib.Path) -> Iterator[BinaryIO]:
     with contextlib.suppress(FileNotFoundError):
       unfinished.unlink()
     raise
-
-
-def _preallocate(descriptor: int, size: int) -> None:
-  """Reserves the file's bytes, so a full disk is an error before any work."""
-  if not hasattr(os, "posix_fallocate"):
-    return
-  try:
-    os.posix_fallocate(descriptor, 0, size)
-  except OSError as error:
-    if error.errno not in _NO_PREALLOCATION:
-      raise
 
 
 def _sync_folder(path: pathlib.Path) -> None:
