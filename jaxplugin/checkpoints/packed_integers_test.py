@@ -213,32 +213,24 @@ class FilesTest(files.CheckpointTestCase):
 
 
 class ArraysTest(files.CheckpointTestCase):
-  def test_traced_arrays_are_converted(self):
-    module = jp.checkpoints
-    for convert, tensors in (
-      (module.from_gptq, [*GPTQ.values()]),
-      (module.from_awq, [*AWQ.values()]),
-      (module.from_compressed_tensors, [*PACKED.values()][:2]),
+  def test_arrays_of_jax_and_traced_ones_are_converted(self):
+    gptq, awq = jp.checkpoints.from_gptq, jp.checkpoints.from_awq
+    packed = jp.checkpoints.from_compressed_tensors
+    for convert, tensors, count, numbers in (
+      (gptq, GPTQ, 4, NUMBERS),
+      (gptq, GPTQ, 2, NUMBERS),  # zero points may be left out
+      (awq, AWQ, 3, NUMBERS),
+      (packed, PACKED, 2, NUMBERS),
+      (gptq, ASYMMETRIC_GPTQ, 4, ASYMMETRIC),
+      (awq, ASYMMETRIC_AWQ, 3, ASYMMETRIC),
     ):
-      self.assert_numbers(jax.jit(convert)(*tensors), NUMBERS)
-      self.assert_numbers(convert(*map(jnp.asarray, tensors)), NUMBERS)
-    for convert, tensors in (
-      (module.from_gptq, [*ASYMMETRIC_GPTQ.values()]),
-      (module.from_awq, [*ASYMMETRIC_AWQ.values()]),
-    ):
-      self.assert_numbers(jax.jit(convert)(*tensors), ASYMMETRIC)
-      self.assert_numbers(convert(*map(jnp.asarray, tensors)), ASYMMETRIC)
+      given = [*tensors.values()][:count]
+      self.assert_numbers(jax.jit(convert)(*given), numbers)
+      self.assert_numbers(convert(*map(jnp.asarray, given)), numbers)
     values, scale, _, zeros = ASYMMETRIC_PACKED.values()
-    array = module.from_compressed_tensors(
-      values, scale, weight_zero_point=zeros
-    )
+    array = packed(values, scale, weight_zero_point=zeros)
     self.assert_numbers(array, ASYMMETRIC)
     with self.assertRaisesRegex(TypeError, "weight_zero_point must be None"):
       codes = np.zeros((N, K // 2), np.uint8)
-      module.from_compressed_tensors(
-        codes, np.zeros((N, K // 32), np.uint8), weight_zero_point=zeros
-      )
-
-  def test_zero_points_may_be_left_out(self):
-    weight, scales = GPTQ["w.qweight"], GPTQ["w.scales"]
-    self.assert_numbers(jp.checkpoints.from_gptq(weight, scales), NUMBERS)
+      scale = np.zeros((N, K // 32), np.uint8)
+      packed(codes, scale, weight_zero_point=zeros)
