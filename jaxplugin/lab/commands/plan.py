@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
   found = []
   count = len(chosen) * len(formats) * (2 if args.microbatches else 1)
   with progress.shown("compiling", count) as line:
-    for one in make(args, chosen, formats, target):
+    for one in make(args, chosen, formats, target, line.describe):
       line.advance()
       found.append(one)
   if args.json:
@@ -144,6 +144,7 @@ def _of_model(
   chosen: list[layouts.MeshLayout],
   formats: list[str],
   target: targets.Target,
+  describe: Callable[[str], None],
 ) -> Iterator[plans.ModelPlan]:
   if args.source not in blocks.MODELS:
     raise ValueError(
@@ -175,6 +176,7 @@ def _of_model(
       steps = {f"{name}, sums in each": False, f"{name}, sums once": True}
     for name, is_summed_once in steps.items():
       for format in formats:
+        describe(f"compiling {layout}, {format}")
         yield plans.of_block(
           name,
           block,
@@ -192,6 +194,7 @@ def _of_function(
   chosen: list[layouts.MeshLayout],
   formats: list[str],
   target: targets.Target,
+  describe: Callable[[str], None],
 ) -> Iterator[plans.ModelPlan]:
   names = "batch", "sequence", "microbatches", "remat", "separate"
   if any(getattr(args, name) for name in names):
@@ -206,6 +209,7 @@ def _of_function(
     mesh = plans.make_mesh(layout, target)
     specs = [_argument(text, mesh) for text in args.arg]
     for format in formats:
+      describe(f"compiling {layout}, {format}")
       yield plans.of_function(
         args.source, fn, specs, layout, format, target, mesh
       )

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import jax.numpy as jnp
 import pytest
 from absl.testing import parameterized
 
+from jaxplugin.lab.planning import plans
 from jaxplugin.lab.planning import report
+from jaxplugin.printing import progress
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import installed
 
@@ -49,6 +52,19 @@ class FunctionTest(command_lines.CommandLineTestCase):
     self.assertEqual({one.dtype for one in quantized.collectives}, {"u8"})
     self.assertEqual(plain.argument_bytes, 2 * (1024 * 512 + 8192 * 1024) // 8)
     self.assertEqual(json.loads(out)[0]["received_bytes"], 2 * weight)
+
+
+class ProgressTest(command_lines.CommandLineTestCase):
+  def test_line_names_the_layout_and_the_format(self):
+    steps = []
+    with (
+      mock.patch.object(plans, "of_block", side_effect=RuntimeError("stop")),
+      mock.patch.object(
+        progress.Progress, "describe", lambda _, text: steps.append(text)
+      ),
+    ):
+      self.check_error(["plan", "small", "--layout=fsdp=8,tp=2"], "stop")
+    self.assertEqual(steps, ["compiling fsdp=8,tp=2, bf16"])
 
 
 class ErrorTest(command_lines.CommandLineTestCase):
