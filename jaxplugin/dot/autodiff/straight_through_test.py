@@ -56,9 +56,8 @@ def dequantized(x, format, **kwargs):
 
 def in_f64(function, *args):
   with jax.enable_x64(True):
-    return jax.tree.map(
-      np.asarray, function(*(jnp.asarray(a, jnp.float64) for a in args))
-    )
+    args = (jnp.asarray(a, jnp.float64) for a in args)
+    return jax.tree.map(np.asarray, jax.jit(function)(*args))
 
 
 def assert_near(actual, expected, tolerance=TOLERANCE):
