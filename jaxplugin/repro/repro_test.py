@@ -222,8 +222,9 @@ class BisectTest(ReproTestCase):
       del call["is_layer"]
       call["loops"] = max(call["loops"])
     found["manifest.json"] = json.dumps(manifest).encode()
-    before = jp.repro.replay(self.file)
-    self.assertEqual(str(jp.repro.replay(self.archive(found))), str(before))
+    before, after = map(repro_files.read, (self.file, self.archive(found)))
+    self.assertEqual(before.calls, after.calls)
+    self.assertEqual(before.calls[LAYER].loops, (1,) * 3)
 
   def test_damaged_content_is_refused_with_the_path(self):
     def change(part, **fields):
@@ -389,6 +390,7 @@ class FusedTest(ReproTestCase):
     ("dot", True, None, 4, r"^at \[0, 0\]: got"),
     ("ragged", True, None, 6, r"^at \[0, 0\]: got"),
   )
+  @pytest.mark.sample(2)
   def test_first_wrong_kernel_is_named(
     self, operation, with_offset, layer, number, text
   ):
