@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.ragged import backends
+from jaxplugin.tables import resolution
 from jaxplugin.testing.dot_suite import ragged_suite
 
 _GROUPS, _M, _N, _K = 3, 12, 16, 64
@@ -151,6 +152,15 @@ class DebugChecksTest(parameterized.TestCase):
       jp.debug_checks(),
     ):
       jax.jit(jp.ragged_dot)(x, w_q, np.array(sizes, np.int32))
+
+  def test_error_names_the_implementation_of_the_tables(self):
+    x, w_q, _ = _operands()
+    with (
+      self.assertRaisesRegex(ValueError, "implementation: xla, as decided"),
+      jp.debug_checks(),
+      resolution.pinned("xla", ()),
+    ):
+      jp.ragged_dot(x, w_q, np.array([9, 9, 9], np.int32))
 
   def test_nan_without_a_cause_is_an_error(self):
     x, w_q, _ = _operands()
