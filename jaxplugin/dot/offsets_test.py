@@ -236,13 +236,6 @@ OF_GROUPS = jax.lax.RaggedDotDimensionNumbers(
   (((1,), (2,)), ((), ())), (0,), (0,)
 )
 OF_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
-WITH_MINIMA = jp.BlockFormat(
-  name="int8_64_min",
-  values_dtype=np.int8,
-  scale_dtype=np.float32,
-  block_size=64,
-  offset_dtype=np.float32,
-)
 
 
 def weights(format="uint4_128"):
@@ -410,7 +403,7 @@ class PublicFunctionsTest(parameterized.TestCase):
   """The right value, or a refusal."""
 
   @parameterized.product(
-    name=(*ARRAYS, *PRODUCTS), format=("uint4_128", WITH_MINIMA)
+    name=(*ARRAYS, *PRODUCTS), format=("uint4_128", INT8_64)
   )
   def test_value_has_the_offsets(self, name, format):
     function, exact = (ARRAYS | PRODUCTS)[name]
@@ -471,9 +464,9 @@ class PublicFunctionsTest(parameterized.TestCase):
     np.testing.assert_array_equal(both[1].dequantize(), other.dequantize())
 
   def test_a_cast_leaf_is_refused_by_name(self):
-    w = weights(WITH_MINIMA)[0]
+    w = weights(INT8_64)[0]
     cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), w)
-    with self.assertRaisesRegex(TypeError, "the scale of int8_64_min must be"):
+    with self.assertRaisesRegex(TypeError, "the scale of int8_64_with_minima"):
       jp.linear(X, cast)
 
   def test_explain_says_why_there_are_two_matmuls(self):
@@ -501,7 +494,7 @@ class PublicFunctionsTest(parameterized.TestCase):
 
 
 class RaggedTest(parameterized.TestCase):
-  @parameterized.parameters("uint4_128", WITH_MINIMA)
+  @parameterized.parameters("uint4_128", INT8_64)
   def test_epilogue_follows_the_sum(self, format):
     w, bias = weights(format), np.ones((3, 16), np.float32)
     found = jax.jit(

@@ -552,29 +552,17 @@ class ShardingTest(transformations.PrimitiveTestCase):
       put(self.g, "m", "n"),
     )
 
-  def test_partitioned_gradients_equal_those_on_one_device(self):
-    _, args = self.sharded(AxisType.Auto)
-    actual = jax.jit(self.gradients)(*args)
-    jax.tree.map(self.assert_same, actual, self.expected)
-
-  @parameterized.parameters(True, False)
-  @pytest.mark.full
-  def test_gradients_have_the_explicit_sharding_of_their_operands(self, is_jit):
-    mesh, args = self.sharded(AxisType.Explicit)
+  @parameterized.parameters(AxisType.Auto, AxisType.Explicit)
+  def test_gradients_are_those_of_one_device(self, kind):
+    mesh, args = self.sharded(kind)
     with jax.set_mesh(mesh):
-      run = jax.jit(self.gradients) if is_jit else self.gradients
-      actual = run(*args)
-      for a, arg in zip(actual, args, strict=False):
-        self.assertEqual(
-          jax.typeof(a).sharding.spec, jax.typeof(arg).sharding.spec
-        )
-    jax.tree.map(self.assert_same, actual, self.expected)
-
-  def test_operands_on_no_mesh_have_gradients_inside_an_explicit_one(self):
-    mesh, _ = self.sharded(AxisType.Explicit)
-    with jax.set_mesh(mesh):
-      actual = self.gradients(*self.args, self.w, self.g)
-    jax.tree.map(self.assert_same, actual, self.expected)
+      actual = jax.jit(self.gradients)(*args)
+      unplaced = self.gradients(*self.args, self.w, self.g)
+      if kind == AxisType.Explicit:
+        for a, arg in zip(actual, args, strict=False):
+          self.assertEqual(jax.typeof(a).sharding, jax.typeof(arg).sharding)
+    for gradients in (actual, unplaced):
+      jax.tree.map(self.assert_same, gradients, self.expected)
 
   def test_tangents_have_the_explicit_sharding_of_the_result(self):
     mesh, args = self.sharded(AxisType.Explicit)
