@@ -27,7 +27,6 @@ def backend(name):
 
 OPERATION = matching.MeasuredOperation(
   name="test",
-  bucketed="m",
   fields_of=lambda problem: None,
   problem_of=lambda fields: None,
   backends=lambda: {name: backend(name) for name in ("a", "b")},

@@ -31,11 +31,10 @@ def nearest(
   Of two rows at the same distance, the row with the larger size comes first,
   because its config covers the problem.
   """
-  bucketed = table.header.bucketed
-  covered: Any = dict(records.key_of(problem, bucketed))[bucketed]
+  covered: Any = dict(records.key_of(problem))[records.BUCKETED]
   for distance in range(MAX_DISTANCE + 1):
     for size in dict.fromkeys((covered << distance, covered >> distance)):
-      key = tuple((n, size if n == bucketed else v) for n, v in problem)
+      key = tuple(sorted({**dict(problem), records.BUCKETED: size}.items()))
       if row := _index(table).get(key):
         yield distance, row
 
@@ -55,16 +54,14 @@ def proposals(
       implementation=candidate.implementation,
       config=candidate.config,
       origin=origin,
-      why=_why(row, candidate, distance, table.header.bucketed),
+      why=_why(row, candidate, distance),
     )
     for distance, row in nearest(table, problem)
     for candidate in row.preferred
   ]
 
 
-def _why(
-  row: records.Row, candidate: records.Candidate, distance: int, bucketed: str
-) -> str:
+def _why(row: records.Row, candidate: records.Candidate, distance: int) -> str:
   default = row.candidates[row.default]
   text = f"{candidate.median_us:g} us"
   if candidate is not default:
@@ -72,10 +69,10 @@ def _why(
   else:
     text += ", the rule's own choice"
   if distance:
-    text += f", measured at {bucketed}={row.size(bucketed)}"
+    text += f", measured at m={row.size(records.BUCKETED)}"
   return text
 
 
 @functools.lru_cache(maxsize=64)
 def _index(table: records.Table) -> Mapping[records.Fields, records.Row]:
-  return {row.key(table.header.bucketed): row for row in table.rows}
+  return {row.key: row for row in table.rows}

@@ -39,7 +39,6 @@ class MeasuredOperation(Generic[decisions.Problem]):
 
   Attributes:
     name: name of the public function.
-    bucketed: name of the size that is rounded up to its bucket.
     fields_of: converts a problem to a row's fields; returns None if no row can
       describe the problem.
     problem_of: converts a row's fields to a problem; raises ValueError if no
@@ -48,7 +47,6 @@ class MeasuredOperation(Generic[decisions.Problem]):
   """
 
   name: str
-  bucketed: str
   fields_of: Callable[[decisions.Problem], records.Fields | None]
   problem_of: Callable[[records.Fields], decisions.Problem]
   backends: Callable[
@@ -132,11 +130,6 @@ def _misfit(
   header = table.header
   if header.operation != operation.name:
     return f"its operation is {header.operation}, not {operation.name}"
-  if header.bucketed != operation.bucketed:
-    return (
-      f"its buckets are sizes of {header.bucketed}, and {operation.name} now"
-      f" uses {operation.bucketed}; {AGAIN}"
-    )
   device = device_of(target)
   if header.device != device:
     here = device or f"{target}, whose architecture is unknown"

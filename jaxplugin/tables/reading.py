@@ -163,6 +163,11 @@ def _header(value: Any) -> records.Header:
     raise records.TableError(
       f"policy must be {records.POLICY!r}, got {str(header['policy'])[:80]!r}"
     )
+  if header["bucketed"] != records.BUCKETED:
+    raise records.TableError(
+      f"bucketed must be {records.BUCKETED!r}, got"
+      f" {str(header['bucketed'])[:80]!r}"
+    )
   implementations = header["implementations"]
   if not isinstance(implementations, dict):
     raise records.TableError("implementations must be an object")
@@ -171,7 +176,6 @@ def _header(value: Any) -> records.Header:
   about: Any = records.fields_of("about", header["about"])
   return records.Header(
     operation=header["operation"],
-    bucketed=header["bucketed"],
     device=records.Device(**device),
     sources=tuple(
       (name, _source(name, source)) for name, source in implementations.items()

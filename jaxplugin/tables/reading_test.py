@@ -164,7 +164,9 @@ BROKEN = {
   ),
   "operation_is_a_path": (header(("operation", "../../x")), "operation must"),
   "about_is_nested": (header(("about", "driver", {})), "driver of about"),
-  "other_bucketed_size": (header(("bucketed", "rows")), "rows of problem"),
+  "other_bucketed_size": (
+    header(("bucketed", "rows")), "bucketed must be 'm', got 'rows'",
+  ),
   # Rows.
   "rows_unsorted": (swapped(3, 4), "rows must be sorted"),
   "row_twice": (doubled, "must not repeat a problem"),

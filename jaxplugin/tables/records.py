@@ -32,6 +32,8 @@ POLICY: Final = (
   " default"
 )
 
+BUCKETED: Final = "m"  # the size of a problem that is rounded up
+
 MAX_CANDIDATES: Final = 16  # of a row
 MAX_FIELDS: Final = 64  # of a problem, a config, and each part of a header
 MAX_TEXT: Final = 200  # characters of a name or a text
@@ -242,10 +244,11 @@ class Row:
     _check_positive(f"{name} of problem", value)
     return int(value)
 
-  def key(self, bucketed: str) -> Fields:
-    """Returns `key_of` the problem, whose size is validated."""
-    self.size(bucketed)
-    return key_of(self.problem, bucketed)
+  @property
+  def key(self) -> Fields:
+    """`key_of` the problem, whose size is validated."""
+    self.size(BUCKETED)
+    return key_of(self.problem)
 
   def to_json(self) -> dict[str, Any]:
     return {
@@ -255,10 +258,10 @@ class Row:
     }
 
 
-def key_of(problem: Fields, bucketed: str) -> Fields:
-  """Returns a problem with one size rounded up to its bucket."""
+def key_of(problem: Fields) -> Fields:
+  """Returns a problem with m rounded up to its bucket."""
   return tuple(
-    (name, bucket(value) if name == bucketed else value)  # type: ignore[arg-type]
+    (name, bucket(value) if name == BUCKETED else value)  # type: ignore[arg-type]
     for name, value in problem
   )
 
@@ -375,7 +378,6 @@ class Header:
 
   Attributes:
     operation: name of the public function, for example "block_scaled_dot".
-    bucketed: name of the size that is rounded up to its `bucket`.
     device: the measured device.
     sources: (implementation, source) of every implementation in the rows,
       sorted.
@@ -385,7 +387,6 @@ class Header:
   """
 
   operation: str
-  bucketed: str
   device: Device
   sources: tuple[tuple[str, Source], ...]
   measured: Measurement
@@ -394,7 +395,6 @@ class Header:
 
   def __post_init__(self) -> None:
     _check_name("operation", self.operation)
-    _check_name("bucketed", self.bucketed)
     names = [name for name, _ in self.sources]
     for name, source in self.sources:
       _check_name("an implementation", name)
@@ -416,7 +416,7 @@ class Header:
   @property
   def identity(self) -> dict[str, Any]:
     """The parts that must be equal before rows of two tables are merged."""
-    names = ("operation", "bucketed", "device", "sources", "measured")
+    names = ("operation", "device", "sources", "measured")
     return {name: getattr(self, name) for name in names}
 
   @property
@@ -429,7 +429,7 @@ class Header:
   def to_json(self) -> dict[str, Any]:
     return {
       "about": dict(self.about),
-      "bucketed": self.bucketed,
+      "bucketed": BUCKETED,
       "date": self.date,
       "device": dataclasses.asdict(self.device),
       "implementations": {
@@ -460,7 +460,7 @@ class Table:
 
   def __post_init__(self) -> None:
     known = {name for name, _ in self.header.sources}
-    keys = [row.key(self.header.bucketed) for row in self.rows]
+    keys = [row.key for row in self.rows]
     previous: tuple[Any, ...] | None = None
     for key, row in zip(keys, self.rows, strict=True):
       current = order(key)
@@ -514,6 +514,6 @@ def table_of(header: Header, rows: Iterable[Row]) -> Table:
   Raises:
     TableError: If the rows break a rule of `Table`.
   """
-  by_key = {row.key(header.bucketed): row for row in rows}
+  by_key = {row.key: row for row in rows}
   keys = sorted(by_key, key=order)
   return Table(header=header, rows=tuple(by_key[key] for key in keys))

@@ -101,7 +101,6 @@ class RecordsTest(parameterized.TestCase):
     caches = {"cold", "warm"} - {header.measured.cache}
     for change in (
       {"operation": "other"},
-      {"bucketed": "n"},
       {"device": dataclasses.replace(header.device, kind="other")},
       {"sources": header.sources[:1]},
       {"measured": dataclasses.replace(header.measured, cache=caches.pop())},

@@ -58,7 +58,6 @@ def table() -> dict[str, Backend]:
 OPERATION: Final[matching.MeasuredOperation[problems.DotProblem]] = (
   matching.MeasuredOperation(
     name="block_scaled_dot",
-    bucketed="m",
     fields_of=problem_fields.fields_of,
     problem_of=problem_fields.problem_of,
     backends=lambda: table(),  # tests replace `table`

@@ -245,7 +245,6 @@ MISFITS = (
    OTHER_DEVICE),
   ("other cores", lambda: with_device(core_count=133), OTHER_DEVICE),
   ("unknown target", both, "whose architecture is unknown", UNKNOWN),
-  ("other buckets", lambda: both(bucketed="n"), "its buckets are sizes of n"),
   ("unknown implementation",
    lambda: both(sources=(("acme", records.Source()), *both().header.sources)),
    "implementation acme: this process has no such backend"),

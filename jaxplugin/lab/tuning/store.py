@@ -84,7 +84,6 @@ class Store:
     }
     self._header = records.Header(
       operation=operation.name,
-      bucketed=operation.bucketed,
       device=device,
       sources=matching.sources_of(operation, target, names),
       measured=records.Measurement(
@@ -129,18 +128,18 @@ class Store:
     table = self.table()
     if fields is None or table is None:
       return None
-    key = records.key_of(fields, self._operation.bucketed)
+    key = records.key_of(fields)
     if self._is_again and key not in self._done:
       return None
     return next(
-      (row for row in table.rows if row.key(self._operation.bucketed) == key),
+      (row for row in table.rows if row.key == key),
       None,
     )
 
   def add(self, row: records.Row) -> None:
     """Writes a row to the file."""
     writing.merge(self.path, records.table_of(self._header, (row,)))
-    self._done.add(row.key(self._operation.bucketed))
+    self._done.add(row.key)
 
   def kernels(self, implementation: str) -> str:
     """Returns a digest of a backend's sources and of the device."""
@@ -168,9 +167,9 @@ def one_a_bucket(work: workload.Workload) -> workload.Workload:
     if fields is None:
       found[number].append((0, item))
       continue
-    size = dict(fields)[operation.bucketed]
+    size = dict(fields)[records.BUCKETED]
     assert isinstance(size, int)
-    key = operation.name, records.key_of(fields, operation.bucketed)
+    key = operation.name, records.key_of(fields)
     found[key].append((size, item))
   items, left_out = [], list(work.left_out)
   for group in found.values():

@@ -43,7 +43,6 @@ QUANTIZE_OPERATION: Final[
   matching.MeasuredOperation[problems.QuantizationProblem]
 ] = matching.MeasuredOperation(
   name="quantize",
-  bucketed="m",
   fields_of=problem_fields.fields_of,
   problem_of=problem_fields.problem_of,
   backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
@@ -52,7 +51,6 @@ DEQUANTIZE_OPERATION: Final[
   matching.MeasuredOperation[problems.DequantizationProblem]
 ] = matching.MeasuredOperation(
   name="dequantize",
-  bucketed="m",
   fields_of=problem_fields.dequantize_fields_of,
   problem_of=problem_fields.dequantize_problem_of,
   backends=lambda: DEQUANTIZE | adapters.table(views.DEQUANTIZE),

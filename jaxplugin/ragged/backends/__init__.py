@@ -58,7 +58,6 @@ def _measured(
   defaults = problem_fields.defaults_of(kind)
   return matching.MeasuredOperation(
     name=name,
-    bucketed="m",
     fields_of=functools.lru_cache(maxsize=4096)(
       lambda problem: problem_fields.matmul_fields(problem, sizes, defaults)
     ),

@@ -14,7 +14,6 @@ from jaxplugin.tables import records
 def header(**changes: Any) -> records.Header:
   made = records.Header(
     operation="block_scaled_dot",
-    bucketed="m",
     device=records.Device(
       platform="cuda", kind="NVIDIA H200", architecture="sm_90", core_count=132
     ),

@@ -47,7 +47,6 @@ def table(
   assert device is not None
   header = measured_tables.header(
     operation=operation.name,
-    bucketed=operation.bucketed,
     device=device,
     sources=matching.sources_of(operation, target, names),
     about=(),
