@@ -43,8 +43,8 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
   """Returns the same weights in the order that `target` reads fastest.
 
   Shapes, formats and dequantized values do not change. Every function accepts
-  the result. A backend that needs the usual order restores it in each call;
-  `jp.explain` prints this. The page "Layouts" has the measurements.
+  the result. A backend that needs the usual order restores it in each call, and
+  `jp.explain` says so. The page "Layouts" has measurements.
 
   On CPUs:
 
@@ -52,9 +52,8 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
     them without a conversion. Do not prepare an FP8 stack that one dot takes as
     a batch, because each call would copy it.
   * Other FP4 weights are packed.
-  * Outside of `jit`, weights of 4 MiB or more in all are copied to huge pages
-    (Linux). Delete the original arrays. Pass all weights in one call, because
-    small weights then share pages.
+  * Linux, outside of `jit`: weights of 4 MiB or more in all are copied to huge
+    pages, which small weights share. Delete the original arrays.
 
   On NVIDIA GPUs, if the last axis is the blocked one:
 
