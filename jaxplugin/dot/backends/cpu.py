@@ -38,6 +38,11 @@ _LHS_IS_DEQUANTIZED: Final = (
 _ROWS_ARE_QUANTIZED: Final = (
   'rows are quantized to int8 in blocks of 32, because of precision="fastest"'
 )
+_MANY_ROWS_ARE_QUANTIZED: Final = f"{_ROWS_ARE_QUANTIZED}, except a few rows"
+_FEW_ROWS_STAY_FLOATS: Final = (
+  'rows stay floats despite precision="fastest", because quantizing so few rows'
+  " takes longer than it saves"
+)
 _ROWS_STAY_FLOATS: Final = (
   'precision="fastest" changes nothing, because {isa} kernels do not quantize'
   " rows that are multiplied with {format}"
@@ -127,12 +132,17 @@ def fastest_notes(problem: Any, target: targets.Target) -> tuple[str, ...]:
   """
   if not cpu_configs.may_quantize_rows(problem):
     return ()
-  if cpu_configs.quantizes_rows(problem, target):
-    return (_ROWS_ARE_QUANTIZED,)
-  note = _ROWS_STAY_FLOATS.format(
-    isa=target.cpu_kernels, format=problem.lhs.format or problem.rhs.format
-  )
-  return (note,)
+  quantizes = functools.partial(cpu_configs.quantizes_rows, problem, target)
+  if not quantizes(cpu_configs.MANY_ROWS):
+    note = _ROWS_STAY_FLOATS.format(
+      isa=target.cpu_kernels, format=problem.lhs.format or problem.rhs.format
+    )
+    return (note,)
+  if isinstance(problem, problems.DotProblem) and problem.sizes_are_static:
+    return (_ROWS_ARE_QUANTIZED if quantizes() else _FEW_ROWS_STAY_FLOATS,)
+  # Sizes of groups, too, are known at run time.
+  are_all = quantizes(cpu_configs.ONE_ROW)
+  return (_ROWS_ARE_QUANTIZED if are_all else _MANY_ROWS_ARE_QUANTIZED,)
 
 
 def emit(

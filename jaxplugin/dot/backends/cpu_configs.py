@@ -60,8 +60,8 @@ class CpuConfig:
     task_rows: rows of the other side in one task of a thread.
     threads: upper limit on the threads that share the work. The rule is all
       threads of the pool, or one if there is little work.
-    rows: "floats" does not quantize rows with precision="fastest". With few
-      rows and weights of 4 bits, quantizing them takes longer than it saves.
+    rows: "floats" does not quantize rows with precision="fastest". The rule
+      quantizes more than a few rows, and all rows if `engine` is given.
   """
 
   engine: str = BY_RULE
@@ -106,6 +106,9 @@ class CpuConfig:
     return " ".join(fields) or BY_RULE
 
 
+# Sizes (m, n) of which kernels quantize rows, if they quantize any.
+MANY_ROWS: Final = (1 << 20, 1 << 20)
+ONE_ROW: Final = (1, 1 << 20)
 # `kQuantizedRows` in kernels/cpu/dot/rule.h.
 _QUANTIZED_ROWS: Final = dataclasses.replace(
   formats.INT8_32, scale_dtype=formats.F32
@@ -170,9 +173,11 @@ def config_error(
   The C++ library decides, also for instruction sets that this machine lacks.
   The backend's `supports` must accept the problem.
   """
-  if config.rows == FLOATS and not quantizes_rows(problem, target):
+  if config.rows == FLOATS and not quantizes_rows(problem, target, MANY_ROWS):
     return "the kernels do not quantize rows of this dot"
-  question = _question(config.problem(problem), target)
+  question = _question(
+    config.problem(problem), target, by_rule=config.engine == BY_RULE
+  )
   if isinstance(question, str):
     return question
   numbers = (
@@ -246,16 +251,22 @@ def is_turned(m: int | None, n: int | None) -> bool:
 
 
 def _question(
-  problem: problems.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target, *, by_rule: bool = True
 ) -> tuple[int, ...] | str:
-  """Returns the argument of the library's functions, or why there is none."""
+  """Returns the argument of the library's functions, or why there is none.
+
+  Args:
+    problem, target: as for every backend.
+    by_rule: whether the kernels choose the engine, and so may keep few rows of
+      floats.
+  """
   if target.cpu_kernels is None:
     return "the target has no CPU kernels"
   if not problem.sizes_are_static:
     return "needs static sizes, some are symbolic"
   (m, n), sides = _handed_over(problem)
   assert problem.k is not None
-  if quantizes_rows(problem, target):
+  if quantizes_rows(problem, target, None if by_rule else MANY_ROWS):
     sides = tuple(
       _QUANTIZED_ROWS if isinstance(side, np.dtype) else side for side in sides
     )
@@ -277,18 +288,26 @@ def may_quantize_rows(problem: Any) -> bool:
   )
 
 
-def quantizes_rows(problem: Any, target: targets.Target) -> bool:
+def quantizes_rows(
+  problem: Any, target: targets.Target, sizes: tuple[int, int] | None = None
+) -> bool:
   """Returns whether the kernels quantize the side of floats to int8.
 
-  The sizes do not matter, and may be symbolic.
+  They keep a few rows of floats (kernels/cpu/dot/rule.h).
+
+  Args:
+    problem: a problem of a dot or a ragged dot.
+    target: the target.
+    sizes: (m, n). None is those of the problem, which must be static.
   """
   if not may_quantize_rows(problem) or target.cpu_kernels is None:
     return False
   sides = tuple(
     side.format or side.dtype for side in (problem.lhs, problem.rhs)
   )
+  numbers = (*(sizes or (problem.m, problem.n)), problem.k or 1)
   return cpu_library.quantizes_rows(
-    cpu_library.dot_numbers(target.cpu_kernels, sides, (1, 1, 1))
+    cpu_library.dot_numbers(target.cpu_kernels, sides, numbers)
   )
 
 

@@ -218,7 +218,12 @@ class ServedTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("avx512_bf16", np.float32, jp.MXFP4, 4, "few_rows_vnni"),
-    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 7, "vnni"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 1, "few_rows_avx512"),
+    ("avx512_bf16", np.float16, jp.INT8_32, 2, "few_rows_vnni"),
+    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 8, "few_rows_avx512"),
+    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 9, "vnni"),
+    ("amx_bf16", jnp.bfloat16, jp.INT8_32, 4, "few_rows_avx512"),
+    ("avx512_bf16", jnp.bfloat16, jp.INT8_32, 5, "few_rows_vnni"),
     ("amx_bf16", jp.INT4_128, np.float32, 64, "vnni"),
     ("avx512_bf16", jnp.bfloat16, jp.MXFP8, 64, "bf16_rows"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, "few_rows_avx512"),

@@ -154,7 +154,12 @@ class FastestPrecisionTest(parameterized.TestCase):
   def test_result_is_that_of_quantized_rows(self, format):
     w = jp.quantize(self.w, format)
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-      for x in (self.x[0].astype(dtype), self.x.astype(dtype)):
+      few = self.x[0].astype(dtype)
+      if dtype == jnp.bfloat16:
+        exact = jp.block_scaled_dot(few, w)
+        np.testing.assert_array_equal(self.dot(few, w), exact)
+        few = self.x[:3].astype(dtype)
+      for x in (few, self.x.astype(dtype)):
         rows = jp.quantize(x, ROWS)
         got = self.dot(x, w)
         if format is not jp.UINT4_32_MIN:  # whose minima add unrounded sums
@@ -385,14 +390,19 @@ class GateTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("avx512_bf16", jp.MXFP4, "rows are quantized to int8 in blocks of 32"),
+    ("avx512_bf16", jp.MXFP4, "rows stay floats despite", 1),
     ("amx_bf16", jp.INT4_128, "rows are quantized to int8 in blocks of 32"),
     ("avx512_bf16", jp.MXFP8, "changes nothing, because avx512_bf16 kernels"),
     ("avx2", jp.MXFP4, "changes nothing, because avx2 kernels do not"),
   )
-  def test_note_tells_what_fastest_precision_changes(self, isa, format, words):
+  def test_note_tells_what_fastest_precision_changes(
+    self, isa, format, words, rows=3
+  ):
     target = dataclasses.replace(self.TARGET, cpu_kernels=isa)
-    for pair in ((contract.F32, format), (format, contract.F32)):
-      problem = make_problem(*pair, fastest_precision=True)
+    sizes = {"m": rows, "n": 9}, {"m": 9, "n": rows}
+    pairs = (contract.F32, format), (format, contract.F32)
+    for pair, size in zip(pairs, sizes, strict=True):
+      problem = make_problem(*pair, fastest_precision=True, **size)
       (note,) = backends.choose(problem, target).notes
       self.assertIn(words, note)
       problem = dataclasses.replace(problem, fastest_precision=False)

@@ -171,7 +171,7 @@ class FastestNoteTest(absltest.TestCase):
     target = jp.named_target("cpu")
     target = dataclasses.replace(target, cpu_kernels="avx512_bf16")
     w = jp.quantize(jnp.ones((3, 16, 32)), "mxfp4")
-    note = "rows are quantized to int8 in blocks of 32"
+    note = 'because of precision="fastest", except a few rows'
     for precision, notes in (("fastest", [note]), (None, [])):
       dot = functools.partial(jp.ragged_dot, precision=precision)
       (found,) = jp.explain(dot, jnp.ones((12, 32)), w, SIZES, target=target)

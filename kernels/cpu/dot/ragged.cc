@@ -45,6 +45,7 @@ struct Part {
   int64_t group;
   int64_t row, rows;
   int64_t column, columns;
+  bool in_int8;  // rows are quantized
 };
 
 int64_t Columns(const RaggedArgs& args) {
@@ -57,7 +58,7 @@ int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
 // its group's weight. The result goes to `out`.
 DotArgs PartOf(const RaggedArgs& args, const Part& part, int64_t column,
                int64_t columns, void* out) {
-  DotArgs dot = args.dot;
+  DotArgs dot = part.in_int8 ? args.in_int8 : args.dot;
   dot.lhs = RowsOf(dot.lhs, part.row, part.rows);
   dot.rhs = RowsOf(dot.rhs, part.group * args.dot.n + column, columns);
   dot.m = part.rows;
@@ -160,12 +161,16 @@ void Cut(const RaggedArgs& args, Part group, int64_t count,
 }
 
 // Lists the groups that have rows. Returns the first row after the groups.
-int64_t GroupsOf(const RaggedArgs& args, std::vector<Part>* groups) {
+int64_t GroupsOf(const Kernels& kernels, const RaggedArgs& args,
+                 std::vector<Part>* groups) {
+  DotArgs dot = args.dot;
   int64_t row = 0;
   for (int64_t group = 0; group < args.groups; ++group) {
     const int64_t rows = Min(Max(args.sizes[group], 0), args.dot.m - row);
     if (rows == 0) continue;
-    groups->push_back({group, row, rows, 0, Columns(args)});
+    dot.m = rows;
+    const bool in_int8 = QuantizesRows(kernels, dot);
+    groups->push_back({group, row, rows, 0, Columns(args), in_int8});
     row += rows;
   }
   return row;
@@ -196,10 +201,11 @@ void Plan(const RaggedArgs& args, const std::vector<Part>& groups, int threads,
   }
 }
 
+// `rows` is the first row after the groups.
 bool Run(const Kernels& kernels, const RaggedArgs& args,
+         const std::vector<Part>& groups, int64_t rows,
          const Parallel& parallel) {
-  std::vector<Part> groups, shared, parts;
-  const int64_t rows = GroupsOf(args, &groups);
+  std::vector<Part> shared, parts;
   Plan(args, groups, parallel.threads, &shared, &parts);
   const int64_t row_bytes = Columns(args) * SizeOf(args.dot.out_format);
   std::memset(static_cast<uint8_t*>(args.dot.out) + rows * row_bytes, 0,
@@ -222,13 +228,19 @@ bool Run(const Kernels& kernels, const RaggedArgs& args,
 bool RaggedDot(const Kernels& kernels, const RaggedArgs& args,
                const Parallel& parallel) {
   try {
-    if (!QuantizesRows(kernels, args.dot)) return Run(kernels, args, parallel);
+    std::vector<Part> groups;
+    const int64_t rows = GroupsOf(kernels, args, &groups);
+    bool quantizes = false;
+    for (const Part& group : groups) quantizes |= group.in_int8;
+    RaggedArgs decided = args;
+    decided.dot.quantize_rows = false;
+    if (!quantizes) return Run(kernels, decided, groups, rows, parallel);
     // All rows at once, because each part of a group would quantize its rows
     // again.
+    decided.in_int8 = decided.dot;
     Scratch scratch(QuantizedRowsBytes(args.dot));
-    RaggedArgs integers = args;
-    return QuantizeRows(kernels, scratch.get(), parallel, &integers.dot) &&
-           Run(kernels, integers, parallel);
+    return QuantizeRows(kernels, scratch.get(), parallel, &decided.in_int8) &&
+           Run(kernels, decided, groups, rows, parallel);
   } catch (const std::bad_alloc&) {
     return false;
   }

@@ -151,7 +151,8 @@ int ThreadsOf(const DotArgs& args, int all) {
 bool QuantizesRows(const Kernels& kernels, const DotArgs& args) {
   return args.quantize_rows &&
          QuantizesRows(LevelOf(kernels), {ShapeOf(args.lhs), ShapeOf(args.rhs),
-                                          args.m, args.n, args.k});
+                                          args.m, args.n, args.k},
+                       args.config.engine);
 }
 
 int64_t QuantizedRowsBytes(const DotArgs& args) {

@@ -229,15 +229,46 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
          (IsInteger(sides.panel.format) || IsInteger(sides.strip.format));
 }
 
-// Whether a dot that may quantize its rows does so (DotArgs::quantize_rows).
-// AVX2 multiplies bytes in instructions of 16 products, and has engines of bytes
-// only for two sides of E2M1 or few rows. AVX-512 and Arm's dotprod have them for
-// all dots.
-JAXPLUGIN_ALWAYS_INLINE constexpr bool QuantizesRows(Isa isa,
-                                                     const DotShape& x) {
+// Whether a dot can quantize its rows. AVX2 multiplies bytes in instructions of
+// 16 products, and has engines of bytes only for two sides of E2M1 or few rows.
+// AVX-512 and Arm's dotprod have them for all dots.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool CanQuantizeRows(Isa isa,
+                                                       const DotShape& x) {
   return isa >= Isa::kAvx512Bf16 &&
          ((IsPlain(x.lhs.format) && IsBytes(x.rhs.format)) ||
           (IsBytes(x.lhs.format) && IsPlain(x.rhs.format)));
+}
+
+// Up to this many rows, AVX-512 multiplies floats faster than it quantizes them
+// and multiplies bytes. Bytes over floats, n = k = 4096, two Zen 5 cores (medians
+// in turns, 2026-11):
+//   rows                1     2     4     6     8    12    16
+//   bf16 * MXFP4     1.09  1.15  1.15  1.24  1.26  0.93  0.75
+//   bf16 * NVFP4     1.12  1.21  1.08  1.27  1.50  1.04  0.88
+//   bf16 * INT4_32   1.05  1.09  1.09  1.09  1.16  0.82  0.72
+//   bf16 * INT4_128  1.30  1.40  1.29  1.38  1.65  1.16  0.91
+//   bf16 * INT8_32   1.04  1.03  1.07  0.87  0.94  0.67  0.55
+//   f32 * MXFP4      0.96  0.82  0.53  0.64  0.69
+//   f32 * NVFP4      1.05  0.84  0.57  0.66  0.81
+//   f32 * INT4_32    0.99  0.79  0.53  0.57  0.73
+//   f32 * INT4_128   1.19  0.95  0.61  0.75  0.97
+//   f32 * INT8_32    1.01  0.94  0.69  0.56  0.72
+JAXPLUGIN_ALWAYS_INLINE constexpr int64_t FloatRowsMost(SideShape floats,
+                                                        SideShape weights) {
+  if (!IsStreamedByAvx512(weights)) return 0;
+  if (floats.format != Format::kBF16) return 1;
+  return IsPacked(weights.format) ? 8 : 4;
+}
+
+// Whether a dot that may quantize its rows (DotArgs::quantize_rows) does so. A
+// config that names an engine is one for bytes.
+JAXPLUGIN_ALWAYS_INLINE bool QuantizesRows(Isa isa, const DotShape& x,
+                                           Engine engine) {
+  if (!CanQuantizeRows(isa, x)) return false;
+  const ShapeSides sides = SidesOf(x);
+  return engine != Engine::kByRule || isa >= Isa::kNeonDotprod ||
+         !IsPlain(sides.panel.format) ||
+         sides.rows > FloatRowsMost(sides.panel, sides.strip);
 }
 
 // The rows that a dot quantizes.
