@@ -6,6 +6,7 @@
 // takes 93 of 308 us (Zen 5, 2026-11).
 
 using Eight = float __attribute__((vector_size(32)));
+using EightInts = int32_t __attribute__((vector_size(32)));
 
 JAXPLUGIN_ALWAYS_INLINE float DecodeOffset(OffsetKind kind, const uint8_t* at,
                                            int64_t i) {
@@ -61,54 +62,93 @@ JAXPLUGIN_ALWAYS_INLINE float TotalOfEight(const Eight& x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
+using Four = float __attribute__((vector_size(16)));
+
+// Returns TotalOfEight of four vectors, with the same bits.
+JAXPLUGIN_ALWAYS_INLINE Four TotalsOfEight(const Eight& a, const Eight& b,
+                                           const Eight& c, const Eight& d) {
+  const auto halves = [](const Eight& x) {
+    return __builtin_shufflevector(x, x, 0, 1, 2, 3) +
+           __builtin_shufflevector(x, x, 4, 5, 6, 7);
+  };
+  const auto quarters = [&](const Eight& x, const Eight& y) {
+    const Four u = halves(x), v = halves(y);
+    return __builtin_shufflevector(u, v, 0, 1, 4, 5) +
+           __builtin_shufflevector(u, v, 2, 3, 6, 7);
+  };
+  const Four ab = quarters(a, b), cd = quarters(c, d);
+  return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
+         __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+}
+
 // Sums in float32 are at most this many vectors long, and are added in float64.
 // With one float32 sum, a row of equal values with k = 4096 in one block has an
 // error of 87 units of the contract.
 constexpr int64_t kPlainSums = 8;
+constexpr int64_t kTermsSummed = 16 * kPlainSums;
 
 // Writes the terms of a row of weights. A value is code * scale plus the term of
-// its block. Zeros follow up to a multiple of kTermsMultiple.
+// its block. Zeros follow up to a multiple of kTermsMultiple. The last vector of
+// a row reads the start of the next row, too. Vectors are stored, because loads
+// of vectors wait for stores of single floats.
 template <OffsetKind kScale, OffsetKind kOffset>
 JAXPLUGIN_ALWAYS_INLINE void TermsOf(const Operand& weights, int64_t row,
                                      float* terms) {
   constexpr bool kZeroPoints = kOffset >= OffsetKind::kUint8;
+  const EightInts lanes = {0, 1, 2, 3, 4, 5, 6, 7};
   const float shift = weights.code_offset;
   const int64_t count = weights.scale_cols;
+  const int64_t padded = RoundUp(count, kTermsMultiple);
   const int64_t first = row * count;
+  const int64_t end = weights.rows * count;
   int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
+  for (; i < count && first + i + 8 <= end; i += 8) {
     Eight scale, offset;
     DecodeEight(kScale, weights.scale, first + i, &scale);
     DecodeEight(kOffset, weights.offset, first + i, &offset);
-    const Eight term =
-        kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
+    Eight term = kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
+    if (i + 8 > count) {
+      const int32_t left = static_cast<int32_t>(count - i);
+      term = reinterpret_cast<Eight>(reinterpret_cast<EightInts>(term) &
+                                     (lanes < left));
+    }
     __builtin_memcpy(terms + i, &term, sizeof(term));
   }
-  for (int64_t j = i; j < RoundUp(count, kTermsMultiple); ++j) terms[j] = 0;
-  for (; i < count; ++i) {
+  for (; i < count; ++i) {  // the last values of the last row
     const float scale = DecodeOffset(kScale, weights.scale, first + i);
     const float offset = DecodeOffset(kOffset, weights.offset, first + i);
     terms[i] = kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
   }
+  for (; i % 8 != 0; ++i) terms[i] = 0;
+  const Eight zeros{};
+  for (; i < padded; i += 8) __builtin_memcpy(terms + i, &zeros, sizeof(zeros));
+}
+
+// Writes sum_b sums[b] * terms[b] in eight parts. `count` is a multiple of
+// kTermsMultiple, and at most kTermsSummed.
+JAXPLUGIN_ALWAYS_INLINE void PartsOfTerms(const float* sums, const float* terms,
+                                          int64_t count, Eight* parts) {
+  Eight low{}, high{};
+  for (int64_t i = 0; i < count; i += 16) {
+    Eight x, term;
+    LoadFloats(sums + i, &x);
+    LoadFloats(terms + i, &term);
+    low += x * term;
+    LoadFloats(sums + i + 8, &x);
+    LoadFloats(terms + i + 8, &term);
+    high += x * term;
+  }
+  *parts = low + high;
 }
 
 // Returns sum_b sums[b] * terms[b]. `count` is a multiple of kTermsMultiple.
 JAXPLUGIN_ALWAYS_INLINE float DotOfTerms(const float* sums, const float* terms,
                                          int64_t count) {
   double result = 0;
-  for (int64_t i = 0; i < count;) {
-    Eight low{}, high{};
-    const int64_t end = Min(count, i + 16 * kPlainSums);
-    for (; i < end; i += 16) {
-      Eight x, term;
-      LoadFloats(sums + i, &x);
-      LoadFloats(terms + i, &term);
-      low += x * term;
-      LoadFloats(sums + i + 8, &x);
-      LoadFloats(terms + i + 8, &term);
-      high += x * term;
-    }
-    result += TotalOfEight(low + high);
+  for (int64_t i = 0; i < count; i += kTermsSummed) {
+    Eight parts;
+    PartsOfTerms(sums + i, terms + i, Min(count - i, kTermsSummed), &parts);
+    result += TotalOfEight(parts);
   }
   return static_cast<float>(result);
 }
@@ -144,10 +184,32 @@ inline void SumBlocks(const Operand& x, const Operand& weights, float* sums) {
 template <OffsetKind kScale, OffsetKind kOffset>
 inline bool AddOffsetsOf(const OffsetArgs& args) {
   const int64_t padded = RoundUp(args.weights->scale_cols, kTermsMultiple);
-  Scratch scratch(padded * sizeof(float));
+  Scratch scratch(4 * padded * sizeof(float));
   float* const terms = reinterpret_cast<float*>(scratch.get());
   if (terms == nullptr) return false;
-  for (int64_t j = 0; j < args.n; ++j) {
+  int64_t j = 0;
+  // Four rows of weights at a time have their lanes added together.
+  for (; j + 4 <= args.n && padded <= kTermsSummed; j += 4) {
+    for (int64_t r = 0; r < 4; ++r) {
+      TermsOf<kScale, kOffset>(*args.weights, args.row + j + r,
+                               terms + r * padded);
+    }
+    for (int64_t i = 0; i < args.m; ++i) {
+      const float* const sums = args.sums + i * padded;
+      Eight a, b, c, d;
+      PartsOfTerms(sums, terms, padded, &a);
+      PartsOfTerms(sums, terms + padded, padded, &b);
+      PartsOfTerms(sums, terms + 2 * padded, padded, &c);
+      PartsOfTerms(sums, terms + 3 * padded, padded, &d);
+      Four result;
+      __builtin_memcpy(&result, args.result + i * args.result_stride + j,
+                       sizeof(result));
+      result += TotalsOfEight(a, b, c, d);
+      __builtin_memcpy(args.out + i * args.out_stride + j, &result,
+                       sizeof(result));
+    }
+  }
+  for (; j < args.n; ++j) {
     TermsOf<kScale, kOffset>(*args.weights, args.row + j, terms);
     for (int64_t i = 0; i < args.m; ++i) {
       args.out[i * args.out_stride + j] =

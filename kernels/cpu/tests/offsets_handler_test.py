@@ -121,12 +121,12 @@ class OffsetsTest(parameterized.TestCase):
     isa=testing.ISAS, k=(4096, 65536), block=(32, 4096, 65536)
   )
   def test_sums_of_equal_numbers_are_within_the_bound(self, isa, k, block):
-    scales = (1, 2, -(-k // block))
+    scales = (1, 6, -(-k // block))
     case = Case(
       testing.Side((np.float32, None, 32), np.full((1, 1, k), 0.1), None),
       testing.Side(
         (np.int8, np.float32, min(block, k)),
-        np.zeros((1, 2, k)),
+        np.zeros((1, 6, k)),
         np.ones(scales),
       ),
       np.full(scales, 0.3, np.float32),
@@ -168,10 +168,10 @@ class OffsetsTest(parameterized.TestCase):
       np.testing.assert_array_less(error, limit)
     np.testing.assert_array_equal(found[ends[-1] :], 0)
 
-  @parameterized.parameters(*testing.ISAS)
-  def test_only_the_row_and_column_of_a_nan_are_nan(self, isa):
+  @parameterized.product(isa=testing.ISAS, block=(0, 3, 6))
+  def test_only_the_row_and_column_of_a_nan_are_nan(self, isa, block):
     case = random(3, 20, 200, 32)
-    case.x.values[0, 1, 7], case.offset[0, 4, 3] = np.nan, np.inf
+    case.x.values[0, 1, 7], case.offset[0, 4, block] = np.nan, np.inf
     expected = np.ones((1, 3, 20), bool)
     expected[0, 1], expected[0, :, 4] = False, False
     np.testing.assert_array_equal(np.isfinite(case.call(isa=isa)), expected)
