@@ -94,6 +94,9 @@ class MainTest(command_lines.CommandLineTestCase):
       time.sleep(0.2)  # a thread reads the signals
       raise RuntimeError("ptxas failed")
 
+    # A shell starts background processes with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, before)
     return mock.patch.object(information, "information", side_effect=step)
 
   def test_error_after_ctrl_c_is_an_interruption(self):
