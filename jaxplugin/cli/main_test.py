@@ -84,20 +84,37 @@ class MainTest(command_lines.CommandLineTestCase):
       status, _, err = self.run_command("info")
     self.assertEqual((status, err), (130, ""))
 
-  def interrupt(self, times):
-    """Returns a step that gets Ctrl-C, as a call of XLA would, and fails."""
+  @contextlib.contextmanager
+  def interrupt(self, times, until=None):
+    """Makes `info` a step that gets Ctrl-C, as a call of XLA would, and fails.
+
+    It fails when `until()`, or when a thread has read the first signal.
+    """
+    events = []
+    interruptible = main._interruptible
+
+    @contextlib.contextmanager
+    def kept():
+      with interruptible() as event:
+        events.append(event)
+        yield event
 
     def step():
       for _ in range(times):
         with contextlib.suppress(KeyboardInterrupt):
           signal.raise_signal(signal.SIGINT)
-      time.sleep(0.2)  # a thread reads the signals
+      while times and not (until or events[-1].is_set)():
+        time.sleep(0.01)
       raise RuntimeError("ptxas failed")
 
     # A shell starts background processes with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     self.addCleanup(signal.signal, signal.SIGINT, before)
-    return mock.patch.object(information, "information", side_effect=step)
+    with (
+      mock.patch.object(main, "_interruptible", kept),
+      mock.patch.object(information, "information", side_effect=step),
+    ):
+      yield
 
   def test_error_after_ctrl_c_is_an_interruption(self):
     with self.interrupt(times=1):
@@ -106,7 +123,10 @@ class MainTest(command_lines.CommandLineTestCase):
       self.check_error(["info"], "^error: ptxas failed")
 
   def test_second_ctrl_c_ends_the_process(self):
-    with mock.patch.object(os, "_exit") as end, self.interrupt(times=2):
+    with (
+      mock.patch.object(os, "_exit") as end,
+      self.interrupt(times=2, until=lambda: end.called),
+    ):
       self.run_command("info")
     end.assert_called_once_with(130)
     self.assertEqual(signal.set_wakeup_fd(-1), -1)
@@ -114,7 +134,7 @@ class MainTest(command_lines.CommandLineTestCase):
   def test_ctrl_c_in_a_long_step_is_answered(self):
     with (
       mock.patch.object(main, "_NOTICE_SECONDS", 0.01),
-      self.interrupt(times=1),
+      self.interrupt(1, until=lambda: "Press Ctrl-C" in sys.stderr.getvalue()),
     ):
       status, _, err = self.run_command("info")
     self.assertEqual(status, 130)

@@ -116,19 +116,24 @@ def plan(
   notes: tuple[str, ...] = ()
   if not problem.blocks_pair_up:
     notes += (_LHS_IS_DEQUANTIZED,)
-  if cpu_configs.config_of(config).rows == cpu_configs.FLOATS:
+  given = cpu_configs.config_of(config)
+  if given.rows == cpu_configs.FLOATS:
     notes += (_FLOATS_ARE_FASTER,)
   else:
-    notes += fastest_notes(problem, target)
+    by_rule = given.engine == cpu_configs.BY_RULE
+    notes += fastest_notes(problem, target, by_rule=by_rule)
   return decisions.Plan(global_scale=problem.fused_application, notes=notes)
 
 
-def fastest_notes(problem: Any, target: targets.Target) -> tuple[str, ...]:
+def fastest_notes(
+  problem: Any, target: targets.Target, *, by_rule: bool = True
+) -> tuple[str, ...]:
   """Returns what precision="fastest" changes for rows of floats.
 
   Args:
     problem: a problem of a dot or a ragged dot.
     target: the target, which has CPU kernels.
+    by_rule: whether the kernels choose the engine, and so may keep few rows.
   """
   if not cpu_configs.may_quantize_rows(problem):
     return ()
@@ -139,7 +144,8 @@ def fastest_notes(problem: Any, target: targets.Target) -> tuple[str, ...]:
     )
     return (note,)
   if isinstance(problem, problems.DotProblem) and problem.sizes_are_static:
-    return (_ROWS_ARE_QUANTIZED if quantizes() else _FEW_ROWS_STAY_FLOATS,)
+    are_quantized = quantizes() or not by_rule
+    return (_ROWS_ARE_QUANTIZED if are_quantized else _FEW_ROWS_STAY_FLOATS,)
   # Sizes of groups, too, are known at run time.
   are_all = quantizes(cpu_configs.ONE_ROW)
   return (_ROWS_ARE_QUANTIZED if are_all else _MANY_ROWS_ARE_QUANTIZED,)

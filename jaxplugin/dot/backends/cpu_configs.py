@@ -211,7 +211,9 @@ def candidates(
   if problem.is_empty:
     return (by_rule,)
   rule = engine_by_rule(problem, target)
-  found = [by_rule, CpuConfig(rows=FLOATS)]
+  found = [by_rule]
+  if quantizes_rows(problem, target):
+    found.append(CpuConfig(rows=FLOATS))
   found += [CpuConfig(engine=name) for name in ENGINES[1:] if name != rule]
   found += _other_sizes(problem, target, is_few=rule in _FEW_ROWS)
   return tuple(

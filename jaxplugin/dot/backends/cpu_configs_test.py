@@ -269,6 +269,21 @@ class ServedTest(parameterized.TestCase):
     ):
       CpuConfig(rows="int8")
 
+  def test_few_rows_are_floats_by_rule_and_bytes_by_a_named_engine(self):
+    target = on("avx512_bf16")
+    asked = problem(jnp.bfloat16, jp.MXFP4, m=4, fastest_precision=True)
+    found = cpu_configs.candidates(asked, target)
+    self.assertNotIn(CpuConfig(rows="floats"), found)
+    named = CpuConfig(engine="few_rows_vnni")
+    self.assertIn(named, found)
+    for config, words in (
+      (CpuConfig(), "rows stay floats"),
+      (named, "rows are quantized"),
+    ):
+      fields = cpu_configs.fields_of(config)
+      (note,) = cpu.plan(asked, target, fields).notes
+      self.assertIn(words, note)
+
   def test_a_vector_on_the_right_is_that_of_the_left(self):
     """The kernel gets it turned: one row against 900."""
     asked = problem(jp.MXFP4, np.float32, m=900, n=1)
