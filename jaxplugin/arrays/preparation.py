@@ -162,9 +162,9 @@ def preparation(
 def _in_huge_pages(weights: _Weights) -> _Weights:
   """Copies the arrays that are on one CPU device to huge pages.
 
-  All copies share one block of memory. An array in a block of its own would
-  have only the huge pages that are wholly inside of it. JAX uses the copies
-  where they are. The system gets the memory back when all are deleted.
+  All copies share one block of memory, because arrays in separate blocks have
+  small pages at both ends. JAX uses the copies where they are. The system gets
+  the memory back when all are deleted.
   """
   leaves, structure = jax.tree.flatten(weights)
   places = [i for i, x in enumerate(leaves) if _is_movable(x)]
