@@ -64,7 +64,7 @@ def _store_scale(
 
 
 @triton.jit
-def _quantize_and_store(
+def quantize_and_store(
   tile,
   global_scale,
   computed_scale,
@@ -84,7 +84,7 @@ def _quantize_and_store(
   """Quantizes a tile along its second axis and stores what is inside.
 
   `batch` is that of the tile, `row` its rows and `k_start` its first k. The
-  rest is as for `quantize`.
+  rest is as for `quantize`. Kernels of other modules call this too.
   """
   block_k: tl.constexpr = tile.shape[1]
   vec_size: tl.constexpr = QUANTIZED.format.block_size
@@ -187,7 +187,7 @@ def quantize(
     x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
   )
 
-  _quantize_and_store(
+  quantize_and_store(
     tile,
     global_scale,
     computed_scale,
@@ -238,7 +238,7 @@ def quantize_of_m(
     tile = tiles.load_runs(
       x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
     )
-    _quantize_and_store(
+    quantize_and_store(
       tile,
       global_scale,
       x,
@@ -320,7 +320,7 @@ def quantize_both(
 
   tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
 
-  _quantize_and_store(
+  quantize_and_store(
     tile,
     global_scale,
     computed_scale,
@@ -338,7 +338,7 @@ def quantize_both(
     QUANTIZED,
   )
 
-  _quantize_and_store(
+  quantize_and_store(
     tl.trans(tile),
     global_scale_t,
     computed_scale_t,
