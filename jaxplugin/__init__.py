@@ -91,6 +91,7 @@ from jaxplugin.params.flax_states import (
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.quantization.dequantization import dequantize as dequantize
+from jaxplugin.quantization.out_format import OutFormat as OutFormat
 from jaxplugin.ragged.api import ragged_dot as ragged_dot
 from jaxplugin.ragged.general import align_groups as align_groups
 from jaxplugin.ragged.general import ragged_dot_general as ragged_dot_general
@@ -147,6 +148,7 @@ __all__ = [
   "ModuleError",
   "NonFiniteError",
   "NotQuantizedWarning",
+  "OutFormat",
   "Parameter",
   "QuantizationReport",
   "QuantizedOperand",
