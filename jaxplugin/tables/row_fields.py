@@ -7,6 +7,7 @@ Methods of `RowFields` raise ValueError with the name of the field and the rule.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -71,6 +72,16 @@ class RowFields:
       raise ValueError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
     return value
 
+  def named(self, name: str, table: Mapping[str, Any]) -> Any:
+    """Reads a name, and returns its value in the table."""
+    return table[self.text(name, table)]
+
+  def stored_dtype(self, name: str, format: formats.BlockFormat) -> np.dtype:
+    """Reads the dtype of a format's values, by default its `array_dtype`."""
+    if name not in self:
+      return format.array_dtype
+    return self.named(name, {x.name: x for x in format.storage_dtypes})
+
   def optional(
     self,
     defaults: Mapping[str, records.Scalar],
@@ -100,6 +111,24 @@ class RowFields:
       raise ValueError(
         f"a problem of {self._what} has no {', '.join(self._left)}"
       )
+
+
+def defaults_of(
+  kind: type, without: Collection[str] = ()
+) -> dict[str, records.Scalar]:
+  """Returns the fields of a dataclass that have a default.
+
+  Rows leave a field out if it has its default.
+
+  Args:
+    kind: the dataclass.
+    without: names of fields to leave out.
+  """
+  return {
+    field.name: field.default
+    for field in dataclasses.fields(kind)
+    if field.default is not dataclasses.MISSING and field.name not in without
+  }
 
 
 def not_default(

@@ -56,11 +56,17 @@ def table() -> dict[str, Backend]:
 
 
 OPERATION: Final[matching.MeasuredOperation[problems.DotProblem]] = (
-  matching.MeasuredOperation(
-    name="block_scaled_dot",
-    fields_of=problem_fields.fields_of,
-    problem_of=problem_fields.problem_of,
-    backends=lambda: table(),  # tests replace `table`
+  problem_fields.measured(
+    problems.DotProblem,
+    "block_scaled_dot",
+    lambda: table(),  # tests replace `table`
+    what="the dot",
+    sizes=("m", "n", "k"),
+    words={
+      "global_scale": problem_fields.GLOBAL_SCALES,
+      "activation": problems.ACTIVATIONS,
+    },
+    numbers={"batch": 1, "num_contracting": 1, "blocked_k": None},
   )
 )
 

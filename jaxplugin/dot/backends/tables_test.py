@@ -25,7 +25,6 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
-from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching
@@ -773,8 +772,8 @@ class FieldsTest(parameterized.TestCase):
 
   def test_a_problem_comes_back_from_its_fields(self):
     for each in self.problems():
-      fields = problem_fields.fields_of(each)
-      self.assertEqual(problem_fields.problem_of(fields), each)
+      fields = backends.OPERATION.fields_of(each)
+      self.assertEqual(backends.OPERATION.problem_of(fields), each)
 
   def test_problems_that_differ_have_other_fields(self):
     """Each field of a problem is compared, those of its operands too."""
@@ -802,26 +801,26 @@ class FieldsTest(parameterized.TestCase):
       for name, value in of_side.items():
         other = dataclasses.replace(getattr(base, side), **{name: value})
         found.append(dataclasses.replace(base, **{side: other}))
-    fields = [problem_fields.fields_of(each) for each in found]
+    fields = [backends.OPERATION.fields_of(each) for each in found]
     self.assertLen({*fields}, len(found))
 
   @parameterized.parameters(
     ({"m": None},), ({"k": 0},), ({"out_dtype": np.dtype(np.int32)},)
   )
   def test_no_row_is_about_what_has_no_size_or_name(self, changes):
-    self.assertIsNone(problem_fields.fields_of(problem(**changes)))
+    self.assertIsNone(backends.OPERATION.fields_of(problem(**changes)))
 
   def test_no_row_is_about_a_format_of_ones_own(self):
     for changes in ({"block_size": 64}, {"name": "own"}):
       own = dataclasses.replace(jp.MXFP4, **changes)
-      self.assertIsNone(problem_fields.fields_of(problem(rhs=own)))
+      self.assertIsNone(backends.OPERATION.fields_of(problem(rhs=own)))
 
   def test_a_row_with_a_scale_for_each_row_names_its_block_size(self):
     row = problem(rhs=jp.INT8_ROW.along(96))
-    fields = dict(problem_fields.fields_of(row))
+    fields = dict(backends.OPERATION.fields_of(row))
     self.assertEqual(fields.pop("rhs_block_size"), 96)
     with self.assertRaisesRegex(ValueError, "must have rhs_block_size"):
-      problem_fields.problem_of(records.fields_of("problem", fields))
+      backends.OPERATION.problem_of(records.fields_of("problem", fields))
 
   @parameterized.parameters(
     ({"m": 0}, "m must be a positive number, got 0"),
@@ -839,12 +838,12 @@ class FieldsTest(parameterized.TestCase):
     ({"warp": 8}, "a problem of the dot has no warp"),
   )
   def test_fields_of_no_problem_say_what_is_wrong(self, changes, message):
-    fields = dict(problem_fields.fields_of(problem())) | changes
+    fields = dict(backends.OPERATION.fields_of(problem())) | changes
     with self.assertRaisesRegex(ValueError, message):
-      problem_fields.problem_of(records.fields_of("problem", fields))
+      backends.OPERATION.problem_of(records.fields_of("problem", fields))
 
   def test_missing_size_is_said(self):
     with self.assertRaisesRegex(ValueError, "must have n, out"):
-      problem_fields.problem_of(
+      backends.OPERATION.problem_of(
         (("k", 32), ("lhs", "bfloat16"), ("m", 1), ("rhs", "mxfp4"))
       )

@@ -21,13 +21,9 @@ from jaxplugin.quantization import problems
 from jaxplugin.tables import records
 from jaxplugin.tables import row_fields
 
-_QUANTIZE: Final[dict[str, records.Scalar]] = {
-  "scale_rounding": "up",
-  "has_global_scale": False,
-  "packed": False,
-  "for_products": False,
-  "scale_layout": layouts.LINEAR,
-}
+_QUANTIZE: Final = row_fields.defaults_of(
+  problems.QuantizationProblem, without=("num_maxima", "pads_values", "options")
+)
 _QUANTIZE_WORDS: Final = {
   "scale_rounding": ("up", "floor"),
   "scale_layout": (layouts.LINEAR, layouts.SWIZZLED),
@@ -36,13 +32,8 @@ _QUANTIZE_WORDS: Final = {
 # both of (m, k) in either order.
 _ALONG: Final = ("last", "first", "last,first", "first,last")
 _OPTIONS: Final[dict[str, records.Scalar]] = {
-  "hadamard": None,
+  **row_fields.defaults_of(problems.RecipeOptions, without=("strides",)),
   "square": False,
-  "four_over_six": False,
-  "scale_up": False,
-  "is_stochastic": False,
-  "key_impl": None,
-  "is_partitionable": True,
 }
 _OPTION_WORDS: Final = {"key_impl": (problems.THREEFRY,)}
 _OPTION_NUMBERS: Final = ("hadamard",)
@@ -121,8 +112,8 @@ def problem_of(fields: records.Fields) -> problems.QuantizationProblem:
   row = row_fields.RowFields("quantize", fields, ("m", "k", "dtype", "format"))
   m, k = row.size("m"), row.size("k")
   along = row.text("along", _ALONG) if "along" in row else "last"
-  format = row_fields.FORMATS[row.text("format", row_fields.FORMATS)]
-  dtype = row_fields.DTYPES[row.text("dtype", row_fields.DTYPES)]
+  format = row.named("format", row_fields.FORMATS)
+  dtype = row.named("dtype", row_fields.DTYPES)
   places = along.split(",")
   found = row.optional(_QUANTIZE, _QUANTIZE_WORDS)
   options = tuple(_options_of(row, i, p) for i, p in enumerate(places))
@@ -195,12 +186,9 @@ def dequantize_problem_of(
   row = row_fields.RowFields("dequantize", fields, ("m", "k", "format", "out"))
   m, k = row.size("m"), row.size("k")
   along = row.text("along", _ALONG[:2]) if "along" in row else "last"
-  format = row_fields.FORMATS[row.text("format", row_fields.FORMATS)]
-  out_dtype = row_fields.DTYPES[row.text("out", row_fields.DTYPES)]
-  dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
-  dtype = format.array_dtype
-  if "dtype" in row:
-    dtype = dtypes[row.text("dtype", dtypes)]
+  format = row.named("format", row_fields.FORMATS)
+  out_dtype = row.named("out", row_fields.DTYPES)
+  dtype = row.stored_dtype("dtype", format)
   found = row.optional(_DEQUANTIZE, _DEQUANTIZE_WORDS)
   row.finish()
   is_packed = format.is_fp4 and dtype == formats.PACKED

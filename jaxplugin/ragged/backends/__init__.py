@@ -7,9 +7,6 @@ A backend's `emit` takes (call, problem, target).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from collections.abc import Mapping
 from typing import Any
 from typing import Final
 
@@ -35,54 +32,25 @@ BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
 CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
 
-def _measured(
-  kind: type[Any],
-  name: str,
-  backends: Callable[[], Mapping[str, Any]],
-  *,
-  what: str,
-  words: Mapping[str, tuple[str, ...]],
-) -> matching.MeasuredOperation[Any]:
-  """Returns an operation whose table rows have the fields of a problem.
-
-  Group sizes are not part of a problem, so a row applies to all group sizes.
-
-  Args:
-    kind: class of the problem. Rows leave out its defaults.
-    name: name of the public function.
-    backends: returns the backends by name.
-    what: name of the operation in errors.
-    words: allowed values of each string field.
-  """
-  sizes = ("groups", "m", "n", "k")
-  defaults = problem_fields.defaults_of(kind)
-  return matching.MeasuredOperation(
-    name=name,
-    fields_of=functools.lru_cache(maxsize=4096)(
-      lambda problem: problem_fields.matmul_fields(problem, sizes, defaults)
-    ),
-    problem_of=lambda fields: kind(
-      **problem_fields.matmul_of(what, fields, sizes, defaults, words)
-    ),
-    backends=backends,
-  )
-
-
-OPERATION: Final = _measured(
+_SIZES: Final = ("groups", "m", "n", "k")
+# Group sizes are not part of a problem: a row applies to all group sizes.
+OPERATION: Final = problem_fields.measured(
   problems.RaggedDotProblem,
   problems.WHO,
   lambda: BACKENDS | adapters.table(views.INTERFACE),
   what="the ragged dot",
+  sizes=_SIZES,
   words={
     "global_scale": problems.GLOBAL_SCALES,
     "activation": problems.ACTIVATIONS,
   },
 )
-CONTRACTION: Final = _measured(
+CONTRACTION: Final = problem_fields.measured(
   problems.ContractionProblem,
   problems.CONTRACTION_WHO,
   lambda: CONTRACTION_BACKENDS,
   what="the ragged contraction",
+  sizes=_SIZES,
   words={"global_scale": problem_fields.GLOBAL_SCALES},
 )
 
