@@ -207,6 +207,15 @@ class BackendRecord(Generic[Problem]):
     supports: (problem, target) -> why it does not support the problem, or None.
     plan: (problem, target) -> how it computes a problem that it supports.
     emit: computes the operation. Each operation has other arguments.
+    quantized_refusal: (problem, out, target) -> why `emit_quantized` does not
+      support the problem, or "" if it does. `out` is the `QuantizationProblem`
+      of the f32 result, in the result's shape. It has one blocking, along the
+      last dimension, without options. Its global scale is given if the format
+      has one. No size is symbolic or 0.
+    emit_quantized: computes the operation by a kernel that quantizes the f32
+      result: the arguments of `emit`, and `out` and `global_scale` (f32[] or
+      None) as keyword arguments. Returns the arrays of `out.result_types()`:
+      values, scale, and amax if `out.returns_amax`.
     reads: (layout, problem, target) -> whether it reads operands in a layout
       ("interleaved", "swizzled_128x4") without a conversion. The layout "layer"
       is an rhs that is one layer of a stack.
@@ -219,8 +228,9 @@ class BackendRecord(Generic[Problem]):
     experiments: (word, function) for each experimental variant. The function
       returns the target that enables it. The benchmark measures them too.
     origin: the distribution of the backend if it is not jaxplugin.
-    tunable: its part in tuning tables; None if they cannot name it. `plan` and
-      `emit` have an argument `config` if it has configs.
+    tunable: its part in tuning tables; None if they cannot name it. If it has
+      configs, the functions `plan`, `emit`, `quantized_refusal` and
+      `emit_quantized` have an argument `config`.
   """
 
   name: str
@@ -229,6 +239,10 @@ class BackendRecord(Generic[Problem]):
   supports: Callable[[Problem, targets.Target], Unsupported | None]
   emit: Callable[..., Any]
   plan: Callable[..., Plan] = lambda problem, target: Plan()
+  quantized_refusal: Callable[..., str] = (
+    lambda problem, out, target: "it does not quantize results"
+  )
+  emit_quantized: Callable[..., Any] | None = None
   reads: Callable[[str, Problem, targets.Target], bool] = (
     lambda layout, problem, target: False
   )
@@ -244,14 +258,17 @@ class BackendRecord(Generic[Problem]):
   tunable: Tunable[Problem] | None = None
 
   def configured(self, config: Fields) -> BackendRecord[Problem]:
-    """Returns the backend whose `plan` and `emit` follow a config, if any."""
+    """Returns the backend whose functions follow a config, if any."""
     if not config:
       return self
-    return dataclasses.replace(
-      self,
-      plan=functools.partial(self.plan, config=config),
-      emit=functools.partial(self.emit, config=config),
-    )
+    names = ["plan", "emit"]
+    if self.emit_quantized is not None:
+      names += ["quantized_refusal", "emit_quantized"]
+    changes: dict[str, Any] = {
+      name: functools.partial(getattr(self, name), config=config)
+      for name in names
+    }
+    return dataclasses.replace(self, **changes)
 
   def config_error(
     self, config: Fields, problem: Problem, target: targets.Target

@@ -231,7 +231,8 @@ def emit(
     decision: the decision about the problem and the target.
     problem, target: the last two arguments of the backend's `emit`.
     *arrays: its other arguments.
-    **options: its keyword arguments.
+    **options: its keyword arguments. With `out` the backend quantizes the
+      result (`BackendRecord.emit_quantized`).
   """
   backends = operation.backends()
   tried = decisions.order(backends, target)
@@ -245,10 +246,11 @@ def emit(
     before=before,
     is_fallback=_is_fallback(operation, problem, decision),
   )
+  backend = backend_of(operation, decision)
+  function = backend.emit_quantized if "out" in options else backend.emit
+  assert function is not None
   with jax.named_scope(logs.scope(problem, chosen)):
-    return backend_of(operation, decision).emit(
-      *arrays, problem, target, **options
-    )
+    return function(*arrays, problem, target, **options)
 
 
 def by_size(

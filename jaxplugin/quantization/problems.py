@@ -111,6 +111,8 @@ class QuantizationProblem:
     pads_values: whether rows of zeros are appended to the values up to whole
       tiles of a swizzled scale, as cuDNN requires.
     options: options of each blocking; `NO_OPTIONS` by default.
+    returns_amax: whether the largest finite magnitude of x, f32[], is the last
+      result. Only kernels of matmuls that quantize their result support it.
   """
 
   shape: tuple[Any, ...]
@@ -125,6 +127,7 @@ class QuantizationProblem:
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
   pads_values: bool = False
   options: tuple[RecipeOptions, ...] = ()
+  returns_amax: bool = False
 
   def __post_init__(self) -> None:
     if not self.options:
@@ -213,6 +216,8 @@ class QuantizationProblem:
       found.append((scale, format.scale_dtype))
       if self.computes_global_scale:
         found.append(((), np.dtype(np.float32)))
+    if self.returns_amax:
+      found.append(((), np.dtype(np.float32)))
     return found
 
   def with_global_scale(self) -> QuantizationProblem:
