@@ -28,13 +28,14 @@ constexpr Kernels kBaselineKernels = {
     "baseline",
 #endif
     DotBaseline, GateBaseline, SumBlocksBaseline, AddOffsetsBaseline,
-    QuantizeBaseline, DequantizeBaseline, QuantizeOperandBaseline, nullptr};
+    QuantizeBaseline, DequantizeBaseline, QuantizeOperandBaseline,
+    QuantizeRunBaseline, nullptr};
 
 #if defined(__x86_64__)
 
 constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, SumBlocksAvx2,
                                   AddOffsetsAvx2, QuantizeAvx2, DequantizeAvx2,
-                                  QuantizeOperandAvx2, nullptr};
+                                  QuantizeOperandAvx2, QuantizeRunAvx2, nullptr};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
@@ -66,11 +67,11 @@ constexpr auto kAddOffsets = AddOffsetsBaseline;
 constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
                                     kGateBelowBf16, kSumBlocks, kAddOffsets, QuantizeAvx512,
                                     DequantizeAvx512, QuantizeOperandAvx512,
-                                    nullptr};
+                                    QuantizeRunAvx512, nullptr};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
                                         GateAvx512, kSumBlocks, kAddOffsets, QuantizeAvx512,
                                         DequantizeAvx512,
-                                        QuantizeOperandAvx512,
+                                        QuantizeOperandAvx512, QuantizeRunAvx512,
                                         QuantizeRowsAvx512};
 
 bool HasAvx512() {
@@ -87,12 +88,13 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 
 constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, GateAvx2, SumBlocksAvx2,
                                     AddOffsetsAvx2, QuantizeAvx512, DequantizeAvx512,
-                                    QuantizeOperandAvx512, nullptr};
+                                    QuantizeOperandAvx512, QuantizeRunAvx512,
+                                    nullptr};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
                                         GateAvx512, SumBlocksAvx2,
                                         AddOffsetsAvx2, QuantizeAvx512,
                                         DequantizeAvx512,
-                                        QuantizeOperandAvx512,
+                                        QuantizeOperandAvx512, QuantizeRunAvx512,
                                         QuantizeRowsAvx512};
 
 bool HasAvx512() {
@@ -111,7 +113,7 @@ bool HasAvx512Bf16() {
 constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, SumBlocksAvx2,
                                  AddOffsetsAvx2, QuantizeAvx512,
                                  DequantizeAvx512, QuantizeOperandAvx512,
-                                 QuantizeRowsAvx512};
+                                 QuantizeRunAvx512, QuantizeRowsAvx512};
 
 // Asks Linux for permission to use the AMX tile registers (8 KiB per thread); a
 // process must ask once. Linux refuses if a thread's alternate signal stack is

@@ -137,6 +137,13 @@ struct OffsetArgs {
   int64_t out_stride;
 };
 
+// How the blocks of a run of values are quantized.
+struct Codec {
+  QuantizedFormat format;
+  bool round_up;       // rounding of MX scales: "up"; else "floor"
+  float global_scale;  // of NVFP4
+};
+
 struct QuantizeArgs {
   const void* x;  // [rows, k]
   Format x_format;
@@ -202,8 +209,14 @@ void SumBlocksAvx2(const Operand& x, const Operand& weights, float* sums);
 bool AddOffsetsBaseline(const OffsetArgs&);
 bool AddOffsetsAvx2(const OffsetArgs&);
 bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
+void QuantizeRunBaseline(const Codec&, const float* x, int64_t count,
+                         uint8_t* values, uint8_t* scale);
 bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);
+void QuantizeRunAvx2(const Codec&, const float* x, int64_t count,
+                     uint8_t* values, uint8_t* scale);
 bool QuantizeAvx512(const QuantizeArgs&, const Parallel&);
+void QuantizeRunAvx512(const Codec&, const float* x, int64_t count,
+                       uint8_t* values, uint8_t* scale);
 bool QuantizeOperandBaseline(const OperandArgs&, const Parallel&);
 bool DequantizeBaseline(const DequantizeArgs&, const Parallel&);
 bool QuantizeOperandAvx2(const OperandArgs&, const Parallel&);
@@ -224,6 +237,11 @@ struct Kernels {
   bool (*quantize)(const QuantizeArgs&, const Parallel&);
   bool (*dequantize)(const DequantizeArgs&, const Parallel&);
   bool (*quantize_operand)(const OperandArgs&, const Parallel&);
+  // Quantizes x[0, count), whole blocks along a row, to the codes from `values`
+  // on and the scales from `scale` on. The bits are those of `quantize`. Call it
+  // in a parallel loop, because its float mode is that of the loop's bodies.
+  void (*quantize_run)(const Codec&, const float* x, int64_t count,
+                       uint8_t* values, uint8_t* scale);
   // Null if no dot of the instruction set quantizes rows (QuantizesRows).
   bool (*quantize_rows)(const Operand&, const QuantizedRows&, const Parallel&);
 };

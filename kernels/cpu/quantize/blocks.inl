@@ -220,7 +220,54 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
   }
 }
 
-constexpr int64_t kQuantizeChunk = 256;       // values converted at a time
+template <typename T>
+void QuantizeMx(const Codec& codec, const float* x, int64_t count,
+                uint8_t* values, uint8_t* scale) {
+  constexpr int64_t kValues = 32 * kMxBlocks;
+  for (int64_t i = 0; i < count; i += kValues) {
+    MxSteps steps;
+    const int blocks = static_cast<int>(Min(kValues, count - i)) / 32;
+    MxScales<T>(x + i, blocks, codec.round_up, scale + i / 32, &steps);
+    MxValues<T>(x + i, blocks, steps, values + BytesOf(T::kFormat, i));
+  }
+}
+
+template <bool kTiny>
+void QuantizeNvfp4(const Nvfp4Global& global, const float* x, int64_t count,
+                   uint8_t* values, uint8_t* scale) {
+  constexpr int64_t kValues = 16 * kNvfp4Blocks;
+  for (int64_t i = 0; i < count; i += kValues) {
+    Nvfp4Steps steps;
+    const int blocks = static_cast<int>(Min(kValues, count - i)) / 16;
+    Nvfp4Scales<kTiny>(x + i, blocks, global, scale + i / 16, &steps);
+    Nvfp4Values<kTiny>(x + i, blocks, steps, values + i / 2);
+  }
+}
+
+// Quantizes x[0, count), which has whole blocks. kernels.h has the contract.
+inline void QuantizeRun(const Codec& codec, const float* x, int64_t count,
+                        uint8_t* values, uint8_t* scale) {
+  switch (codec.format) {
+    case QuantizedFormat::kMxfp8:
+      return QuantizeMx<E4M3>(codec, x, count, values, scale);
+    case QuantizedFormat::kMxfp8E5m2:
+      return QuantizeMx<E5M2>(codec, x, count, values, scale);
+    case QuantizedFormat::kMxfp4:
+      return QuantizeMx<E2M1>(codec, x, count, values, scale);
+    case QuantizedFormat::kMxfp6E2m3:
+      return QuantizeMx<E2M3>(codec, x, count, values, scale);
+    case QuantizedFormat::kMxfp6E3m2:
+      return QuantizeMx<E3M2>(codec, x, count, values, scale);
+    case QuantizedFormat::kNvfp4: {
+      const Nvfp4Global global(codec.global_scale);
+      return global.tiny
+                 ? QuantizeNvfp4<true>(global, x, count, values, scale)
+                 : QuantizeNvfp4<false>(global, x, count, values, scale);
+    }
+  }
+}
+
+constexpr int64_t kQuantizeChunk = 1024;      // values converted at a time
 constexpr int64_t kQuantizeTask = 64 * 1024;  // values of a task
 
 // Returns `count` values from `begin` on as float32. Values of other types are
@@ -236,39 +283,6 @@ JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
     for (int64_t i = 0; i < count; ++i) buffer[i] = FromF16(halves[i]);
   }
   return buffer;
-}
-
-template <typename T>
-void QuantizeMx(const QuantizeArgs& args, int64_t begin, int64_t end) {
-  constexpr int64_t kValues = 32 * kMxBlocks;
-  static_assert(kValues == kQuantizeChunk, "ReadFloats fills one buffer");
-  uint8_t* values = args.values;
-  uint8_t* scale = args.scale;
-  for (int64_t i = begin; i < end; i += kValues) {
-    float buffer[kValues];
-    MxSteps steps;
-    const int count = static_cast<int>(Min(kValues, end - i));
-    const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
-    MxScales<T>(x, count / 32, args.round_up, scale + i / 32, &steps);
-    MxValues<T>(x, count / 32, steps, values + BytesOf(T::kFormat, i));
-  }
-}
-
-template <bool kTiny>
-void QuantizeNvfp4(const QuantizeArgs& args, const Nvfp4Global& global,
-                   int64_t begin, int64_t end) {
-  uint8_t* values = args.values;
-  uint8_t* scale = args.scale;
-  constexpr int64_t kValues = 16 * kNvfp4Blocks;
-  static_assert(kValues == kQuantizeChunk, "ReadFloats fills one buffer");
-  for (int64_t i = begin; i < end; i += kValues) {
-    float buffer[kValues];
-    Nvfp4Steps steps;
-    const int count = static_cast<int>(Min(kValues, end - i));
-    const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
-    Nvfp4Scales<kTiny>(x, count / 16, global, scale + i / 16, &steps);
-    Nvfp4Values<kTiny>(x, count / 16, steps, values + i / 2);
-  }
 }
 
 // Computes amax / (448 * 6), with amax over the blocks without NaN or Inf. The
@@ -311,28 +325,19 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
     return false;
   }
   *args.global_scale = global;
+  const Codec codec = {args.format, args.round_up, global};
+  const QuantizedFacts facts = FactsOf(args.format);
   const int64_t total = args.rows * args.k;
   return ParallelForInParts(
       parallel, CeilDiv(total, kQuantizeTask), [=, &args](int64_t t, int) {
-        // Computed in the task, which runs in the default float mode.
-        const Nvfp4Global shared(global);
-        const int64_t begin = t * kQuantizeTask;
-        const int64_t end = Min(total, begin + kQuantizeTask);
-        switch (args.format) {
-          case QuantizedFormat::kMxfp8:
-            return QuantizeMx<E4M3>(args, begin, end);
-          case QuantizedFormat::kMxfp8E5m2:
-            return QuantizeMx<E5M2>(args, begin, end);
-          case QuantizedFormat::kMxfp4:
-            return QuantizeMx<E2M1>(args, begin, end);
-          case QuantizedFormat::kMxfp6E2m3:
-            return QuantizeMx<E2M3>(args, begin, end);
-          case QuantizedFormat::kMxfp6E3m2:
-            return QuantizeMx<E3M2>(args, begin, end);
-          case QuantizedFormat::kNvfp4:
-            return shared.tiny
-                       ? QuantizeNvfp4<true>(args, shared, begin, end)
-                       : QuantizeNvfp4<false>(args, shared, begin, end);
+        const int64_t end = Min(total, (t + 1) * kQuantizeTask);
+        for (int64_t i = t * kQuantizeTask; i < end; i += kQuantizeChunk) {
+          float buffer[kQuantizeChunk];
+          const int64_t count = Min(kQuantizeChunk, end - i);
+          QuantizeRun(codec,
+                      ReadFloats(args.x, args.x_format, i, count, buffer),
+                      count, args.values + BytesOf(facts.values, i),
+                      args.scale + i / facts.block);
         }
       });
 }

@@ -22,6 +22,12 @@ bool JAXPLUGIN_NAME(Quantize)(const QuantizeArgs& args,
   return Quantize(args, parallel);
 }
 
+void JAXPLUGIN_NAME(QuantizeRun)(const Codec& codec, const float* x,
+                                 int64_t count, uint8_t* values,
+                                 uint8_t* scale) {
+  QuantizeRun(codec, x, count, values, scale);
+}
+
 bool JAXPLUGIN_NAME(QuantizeOperand)(const OperandArgs& args,
                                      const Parallel& parallel) {
   return QuantizeOperand(args, parallel);
