@@ -39,7 +39,8 @@ wheel() {
   quiet "$tools" -m pip wheel --no-deps "$@" dist/*.tar.gz
 }
 # PyPI rejects Linux wheels without a glibc in their name. jaxlib's wheels need
-# 2.27. auditwheel knows only the platforms of the machine that Python reports.
+# 2.27. auditwheel fails if a library needs newer symbols. It knows only the
+# platforms of the machine that Python reports.
 ZIG=$("$tools" -c "import ziglang; print(ziglang.__path__[0] + '/zig')")
 export ZIG WHEEL_GLIBC=2.28
 name_glibc() {  # MACHINE DIRECTORY

@@ -29,16 +29,6 @@ MACHINES: Final = {
   "any": None,
 }
 _E_MACHINE: Final = slice(18, 20)
-# The newest symbols of manylinux_2_28 (manylinux-policy.json of auditwheel).
-NEWEST: Final = {
-  b"GLIBC": (2, 28),
-  b"GCC": (7, 0, 0),
-  b"GLIBCXX": (3, 4, 24),
-  b"CXXABI": (1, 3, 11),
-}
-_SYMBOL_VERSION: Final = re.compile(
-  rb"\0((%s)_([0-9.]+))(?=\0)" % b"|".join(NEWEST)
-)
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that a wheel must not have: tests and their helpers.
 SUPPORT: Final = re.compile(
@@ -117,13 +107,9 @@ def library_faults(wheel: zipfile.ZipFile, machine: int) -> list[str]:
   """Returns faults of the libraries in a wheel; `machine` is ELF's number."""
   faults = []
   for name in filter(LIBRARY.fullmatch, wheel.namelist()):
-    library = wheel.read(name)
-    got = int.from_bytes(library[_E_MACHINE], "little")
+    got = int.from_bytes(wheel.read(name)[_E_MACHINE], "little")
     if got != machine:
       faults.append(f"{name} is for ELF machine {got}, not {machine}")
-    for needed, source, version in _SYMBOL_VERSION.findall(library):
-      if (*map(int, version.split(b".")),) > NEWEST[source]:
-        faults.append(f"{name} needs symbols of {needed.decode()}")
   return faults
 
 
