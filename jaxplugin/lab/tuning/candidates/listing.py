@@ -55,38 +55,34 @@ def table(
   cells: Sequence[Mapping[str, str]],
   figures: Collection[str] = (),
 ) -> Iterator[console.Part]:
-  """Yields a table of candidates. Fields in which they differ are columns.
+  """Yields a table of candidates, with the fields in which they differ.
 
   Args:
     candidates: the candidates. Each has a row.
-    cells: the cells in front of the fields, by title, for each row.
+    cells: the other cells of each row, by title.
     figures: titles of the columns that contain numbers.
   """
-  values: dict[str, list[str]] = {}
+  words: dict[str, list[str]] = {}
   for candidate in candidates:
     for name, value in candidate.config:
-      values.setdefault(name, []).append(_word(value))
+      words.setdefault(name, []).append(f"{name}={_word(value)}")
   number = sum(bool(candidate.config) for candidate in candidates)
   shared = {
-    name: words[0]
-    for name, words in values.items()
-    if len(words) == number and len({*words}) == 1 and number > 1
+    name: found[0]
+    for name, found in words.items()
+    if len(found) == number and len({*found}) == 1 and number > 1
   }
-  fields = [name for name in values if name not in shared]
   if shared:
-    words = " ".join(f"{name}={word}" for name, word in shared.items())
-    yield f"    every config: {words}"
+    yield f"    every config: {' '.join(shared.values())}"
   titles = list(dict.fromkeys(title for row in cells for title in row))
-  # A title wraps at spaces.
-  headers = [name.replace("_", " ") for name in fields]
   yield console.table(
-    [*titles, *headers],
+    [*titles, "config"],
     [
       [row.get(title, "") for title in titles]
-      + [_word(dict(candidate.config).get(name, "")) for name in fields]
-      for candidate, row in zip(candidates, cells, strict=True)
+      + [" ".join(f"{n}={_word(v)}" for n, v in each.config if n not in shared)]
+      for each, row in zip(candidates, cells, strict=True)
     ],
-    names=headers,
+    names=("config",),
     figures=figures,
     indent=4,
   )

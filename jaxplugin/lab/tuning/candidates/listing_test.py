@@ -9,6 +9,7 @@ import unittest
 
 import numpy as np
 import pytest
+from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -21,6 +22,7 @@ from jaxplugin.kernels.gpu import constraints
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import triton_space
 from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.printing import console
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import dot_problems
 
@@ -43,6 +45,29 @@ def planned(given, target):
 DECODE = problem(None, jp.NVFP4, m=1)
 SQUARE = problem()
 FP8 = problem(jp.FP8_1X128, jp.FP8_1X128, fastest_precision=True)
+
+
+class TableTest(absltest.TestCase):
+  def test_measured_candidates_fit_80_columns_in_a_line_each(self):
+    figures = {"us": "123456", "ratio": "1.000", "interval": "[0.999, 1.001]"}
+    configs = [
+      (),
+      (("engine", "few_rows_avx512"), ("threads", 2)),
+      (("engine", "neon_integers"), ("threads", 2)),
+    ]
+    candidates = [
+      listing.TrialCandidate(implementation="cpu", config=c) for c in configs
+    ]
+    cells = [{"": "tie", **figures, "backend": "cpu (default)"}] * 3
+    text = console.text(listing.table(candidates, cells, figures=figures))
+    shared, header, *rows = text.splitlines()
+    self.assertEqual(shared.split(), ["every", "config:", "threads=2"])
+    self.assertEqual(header.split(), [*figures, "backend", "config"])
+    self.assertEqual(
+      [row.split("(default)")[1].strip() for row in rows],
+      ["", "engine=few_rows_avx512", "engine=neon_integers"],
+    )
+    self.assertLessEqual(max(map(len, (header, *rows))), 80)
 
 
 class ListingTest(parameterized.TestCase):
