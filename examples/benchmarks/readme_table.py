@@ -181,22 +181,24 @@ def experts_lines(run):
 def times(run):
   """Returns {row: {column: ms}} of the rows and columns of README.md.
 
-  A plain column has the median over the rows of the three formats.
+  A plain column has the median over the rows of the three formats. Rows that
+  the run does not have in each column are left out.
   """
   found = {}
   for name in SUMMARY:
-    rows = [r for r in run.rows if r.row == name and r.formats in FORMATS]
-    columns = {}
-    for plain in PLAIN:
-      columns[plain] = statistics.median(
-        v.time.median for r in rows for v in r.variants if v.name == plain
-      )
-    for format in FORMATS:
-      (row,) = (r for r in rows if r.formats == format)
-      columns[format] = min(
-        v.time.median for v in row.variants if v.is_chosen and v.time
-      )
-    found[name] = columns
+    measured = {}
+    for row in run.rows:
+      if row.row != name or row.formats not in FORMATS:
+        continue
+      for v in row.variants:
+        column = row.formats if v.is_chosen else v.name
+        if v.time:
+          measured.setdefault(column, []).append(v.time.median)
+    if {*PLAIN, *FORMATS} <= {*measured}:
+      found[name] = {
+        **{plain: statistics.median(measured[plain]) for plain in PLAIN},
+        **{format: min(measured[format]) for format in FORMATS},
+      }
   return found
 
 
@@ -346,10 +348,18 @@ def tables(path):
     return gpu_tables(run)
   if _of_kind(run, "experts"):
     return [experts_lines(run)]
-  return [summary(run), lines(run)]
+  found = [*([summary(run)] if times(run) else []), lines(run)]
+  if len(found[-1]) == 2:  # only its header
+    raise results.ResultError(
+      f"{path} must have a row whose weights are {', '.join(FORMATS)}"
+    )
+  return found
 
 
 if __name__ == "__main__":
   shown = [*linked(README, PAGE), *experts_files()]
   for path in map(pathlib.Path, sys.argv[1:] or shown):
-    print("\n\n".join("\n".join(table) for table in tables(path)))
+    try:
+      print("\n\n".join("\n".join(table) for table in tables(path)))
+    except results.ResultError as error:
+      sys.exit(str(error))

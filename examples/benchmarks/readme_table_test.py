@@ -50,6 +50,21 @@ class ReadmeTableTest(absltest.TestCase):
         for table in others:
           self.assertIn(table, texts[0])
 
+  def test_each_committed_run_has_tables_or_an_error(self):
+    refused = []
+    for path in (readme_table.DIRECTORY / "results").glob("*.json"):
+      try:
+        found = readme_table.tables(path)
+      except results.ResultError as error:
+        self.assertIn(str(path), str(error))
+        refused.append(path.stem.rpartition("_")[2])
+        continue
+      self.assertNotEmpty(found)
+      for table in found:
+        self.assertGreater(len(table), 2)
+    # Runs of two examples, and one with other formats.
+    self.assertCountEqual(refused, ["serving", "export", "formats"])
+
   def test_a_cell_has_one_figure(self):
     for path in readme_table.linked(*CPU_PAGES):
       if "_peers" in path.name:
@@ -215,6 +230,10 @@ class ReadmeTableTest(absltest.TestCase):
       table[2], "| 1 x 4096 x 4096 | 6.0 | 8.0 | 2.0 | 2.0 | 0.50 |"
     )
     self.assertLen(table, 2 + len(readme_table.SUMMARY))
+    whole, *_, other = readme_table.SUMMARY
+    some = [row for row in rows if row[0] == whole]
+    some.append((other, "nvfp4", [variant("cpu", 1)]))
+    self.assertEqual(readme_table.summary(run(*some)), table[:3])
 
   def test_runs_from_before_there_were_limits_have_no_such_column(self):
     table = readme_table.lines(
