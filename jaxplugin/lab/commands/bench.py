@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -112,9 +111,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     out,
     "FILE",
     {
-      "--plot": "output file for a roofline plot (.png, .svg, .pdf)",
-      "--show": "measure nothing; print, and with --plot draw, the results of a"
-      " file",
+      "--show": "measure nothing; print the results of a file",
     },
   )
   out.add_argument(
@@ -162,16 +159,12 @@ def _run(args: argparse.Namespace) -> int:
   if args.compare is not None:
     return _compare(args)
   path = None if _prints_json(args) else args.json
-  for output in (path, args.plot):
-    files.check_output("", output, force=True)
-  plot = _plotter(args.plot)
+  files.check_output("", path, force=True)
   if args.show is not None:
     found = results.read(args.show)
   else:
     found = _measure(args, path)
   _print(found, args)
-  if plot is not None:
-    plot(found, args.plot)
   bad = list(found.bad)
   for row, variant in bad:
     print(
@@ -192,16 +185,6 @@ def _print(found: results.BenchRun, args: argparse.Namespace) -> None:
     print(table.details(found))
   else:
     console.show(table.summary(found))
-
-
-def _plotter(path: str | None) -> Callable[..., None] | None:
-  if path is None:
-    return None
-  # matplotlib is optional, and slow.
-  from jaxplugin.lab.bench.report import plot
-
-  plot.check(path)
-  return plot.draw
 
 
 def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
@@ -312,7 +295,7 @@ COMMAND: Final = arguments.Command(
   examples=(
     "--quick",
     "--shapes llama3-8b --m 1,16 --formats bf16xnvfp4",
-    "--json new.json --plot roofline.png",
+    "--json new.json",
     "--show new.json",
     "--compare old.json new.json --threshold 0.1",
   ),

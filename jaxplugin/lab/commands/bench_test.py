@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command, as it is called."""
 
-import importlib
 import os
 import pathlib
 import subprocess
@@ -110,19 +109,14 @@ class BenchTestCase(command_lines.CommandLineTestCase):
 
 class RunTest(BenchTestCase):
   @pytest.mark.lab
-  def test_small_run_is_verified_timed_printed_kept_and_drawn(self):
-    plot = self.directory / "r.png"
-    # The first import of matplotlib on a machine prints the fonts it finds.
-    importlib.import_module("matplotlib.font_manager")
+  def test_small_run_is_verified_timed_printed_and_kept(self):
     # JAX has it on CPUs since 0.12.
     refuse = absltest.mock.Mock(side_effect=NotImplementedError("not on a CPU"))
     self.enter_context(
       absltest.mock.patch.object(dot_variants.jax.nn, "scaled_matmul", refuse)
     )
     taken = self.recorded_samples()
-    status, out, err, run = self.measure(
-      "2x64x96,quantize:32x64", "mxfp8", "--plot", plot
-    )
+    status, out, err, run = self.measure("2x64x96,quantize:32x64", "mxfp8")
     self.assertEqual((status, err), (0, ""))
     dot, codec = run.rows
     (samples,) = (s for s in taken if {"xla", "read"} <= s.keys())
@@ -134,7 +128,6 @@ class RunTest(BenchTestCase):
         for name in ("jp.quantize", "by xla", "copy", "warm copy", "fresh copy")
       ],
     )
-    self.assertStartsWith(plot.read_bytes(), b"\x89PNG")
     self.assertLessEqual(max(map(len, out.splitlines())), table.WIDTH)
     self.assertIn("2x64x96  mxfp8 -> float32", out)
     self.assertRegex(out, r"not run:\n  nn.scaled_matmul.*not on a CPU")
@@ -376,7 +369,6 @@ class BadArgumentsTest(BenchTestCase):
     ("--append", "--append needs a file, pass --json FILE"),
     ("--json no/such/r.json", "no/such/r.json: No such file"),
     ("--json .", r"\. is not a regular file"),
-    ("--plot r.gif", "--plot must end in .png, .svg, .pdf, got r.gif"),
     ("--platform tpu", "invalid choice: 'tpu'"),
   )
   def test_are_told_with_what_is_known(self, line, pattern):
@@ -391,13 +383,6 @@ class BadArgumentsTest(BenchTestCase):
       )
     else:
       self.skipTest("there is a GPU")
-
-  def test_missing_matplotlib_is_told_with_the_remedy(self):
-    with absltest.mock.patch.dict(sys.modules, {"matplotlib": None}):
-      self.check_error(
-        ["bench", "--platform", "cpu", "--plot", "r.png"],
-        r"pip install 'jaxplugin\[bench\]'",
-      )
 
 
 class ImportTest(absltest.TestCase):

@@ -1,3 +1,3 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a run: records, files, tables and pictures."""
+"""Results of a run: records, files and tables."""
