@@ -15,6 +15,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.quantization import prologues
 
 # Kernels can draw random bits of keys with this implementation.
 THREEFRY: Final = "threefry2x32"
@@ -92,7 +93,9 @@ class QuantizationProblem:
   """One array x, quantized along one blocking or several.
 
   Attributes:
-    shape, dtype: shape and dtype of x. Sizes may be symbolic.
+    shape: shape of the quantized array: that of x, or of the prologue's result.
+      Sizes may be symbolic.
+    dtype: dtype of x.
     format: the format to quantize to.
     blockings: blocking of each result.
     scale_rounding: "up" or "floor".
@@ -113,6 +116,7 @@ class QuantizationProblem:
     options: options of each blocking; `NO_OPTIONS` by default.
     returns_amax: whether the largest finite magnitude of x, f32[], is the last
       result. Only kernels of matmuls that quantize their result support it.
+    prologue: function of x whose result is quantized; None quantizes x.
   """
 
   shape: tuple[Any, ...]
@@ -128,6 +132,7 @@ class QuantizationProblem:
   pads_values: bool = False
   options: tuple[RecipeOptions, ...] = ()
   returns_amax: bool = False
+  prologue: prologues.Prologue | None = None
 
   def __post_init__(self) -> None:
     if not self.options:
@@ -165,6 +170,8 @@ class QuantizationProblem:
       where += ", rows of values in whole tiles"
     if is_single and not is_plain:
       where += f", {self.options[0]}"
+    if self.prologue is not None:
+      where += f", after {self.prologue}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property
@@ -182,6 +189,11 @@ class QuantizationProblem:
     return 3 if self.computes_global_scale else 2
 
   @property
+  def returns_sum(self) -> bool:
+    """Whether the last result is the prologue's sum of x and residual."""
+    return self.prologue is not None and self.prologue.returns_sum
+
+  @property
   def sizes_are_static(self) -> bool:
     return extents.are_static(self.shape)
 
@@ -197,6 +209,21 @@ class QuantizationProblem:
   def num_keys(self) -> int:
     """Number of operands with key data."""
     return sum(options.is_stochastic for options in self.options)
+
+  def split_operands(
+    self, operands: Sequence[Any]
+  ) -> tuple[Any, dict[str, Any], list[Any], list[Any]]:
+    """Splits the operands of `quantize_p`.
+
+    Returns:
+      x; the prologue's other operands by name; the global scales or maxima if
+      given; and the key data of blockings with stochastic rounding.
+    """
+    x, *given = operands
+    names = () if self.prologue is None else self.prologue.operands
+    first_key = len(given) - self.num_keys
+    more = dict(zip(names, given, strict=False))
+    return x, more, given[len(names) : first_key], given[first_key:]
 
   def result_types(self) -> list[tuple[tuple[Any, ...], np.dtype]]:
     """Returns shape and dtype of each result."""
@@ -218,7 +245,14 @@ class QuantizationProblem:
         found.append(((), np.dtype(np.float32)))
     if self.returns_amax:
       found.append(((), np.dtype(np.float32)))
+    if self.returns_sum:
+      found.append((self.shape, self.dtype))
     return found
+
+  def without_prologue(self) -> QuantizationProblem:
+    """Returns the problem of quantizing the prologue's result."""
+    dtype = np.dtype(np.float32)
+    return dataclasses.replace(self, dtype=dtype, prologue=None)
 
   def with_global_scale(self) -> QuantizationProblem:
     """Returns the problem with given global scales instead of maxima."""

@@ -7,13 +7,14 @@ one read of the operand can quantize it for all of them. Each result has the
 bits of `operations.quantize` along its dimension. `backends.decide` chooses the
 backends.
 
-quantize_p: (x[, global_scale], key data...) -> (values, scale[, global_scale])
-  for each blocking. A computed global scale is a result. A given global scale
-  is f32[] for all blockings or f32[n], one for each. For a shard, partial amax
-  values u32[n, maxima] may be given instead (`global_scales`). Each blocking
-  with stochastic rounding has key data. Parameters: problem; target, the
-  `targets.Request` of the enclosing contexts, or None; overlay, the tables of
-  an enclosing `tuning`, or None.
+quantize_p: (x, prologue operands...[, global_scale], key data...) -> (values,
+  scale[, global_scale]) for each blocking[, sum]. The operands and the sum of a
+  prologue are those of `prologues.Prologue`. A computed global scale is a
+  result. A given global scale is f32[] for all blockings or f32[n], one for
+  each. For a shard, partial amax values u32[n, maxima] may be given instead
+  (`global_scales`). Each blocking with stochastic rounding has key data.
+  Parameters: problem; target, the `targets.Request` of the enclosing contexts,
+  or None; overlay, the tables of an enclosing `tuning`, or None.
 
 If no result of a blocking is used, the blocking is dropped.
 """
@@ -22,14 +23,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core as extend_core
 from jax.interpreters import ad
+from jax.interpreters import batching
 from jax.interpreters import partial_eval
 from jax.sharding import NamedSharding
 
@@ -43,6 +48,7 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import explicit
 from jaxplugin.quantization.sharding import global_scales
@@ -57,6 +63,17 @@ quantize_p.multiple_results = True
 
 
 def quantize(
+  x: jax.Array, global_scale: jax.Array | None, **params: Any
+) -> list[Quantized]:
+  """Computes `operations.quantize` of each blocking, with a chosen backend.
+
+  Args:
+    x, global_scale, **params: as for `produce`.
+  """
+  return produce(x, global_scale, **params)[0]
+
+
+def produce(
   x: jax.Array,
   global_scale: jax.Array | None,
   *,
@@ -65,16 +82,23 @@ def quantize(
   keys: Sequence[jax.Array | None] | None = None,
   packed: bool,
   for_products: bool = False,
+  prologue: prologues.Prologue | None = None,
+  more: Mapping[str, jax.Array] = types.MappingProxyType({}),
   **fields: Any,
-) -> list[Quantized]:
-  """Computes `operations.quantize` of each blocking, with a chosen backend.
+) -> tuple[list[Quantized], jax.Array | None]:
+  """Quantizes x, or the result of a prologue, with a chosen backend.
 
   Args:
     x: f32, bf16, f16 or f64 array.
     global_scale: f32[] for all blockings, f32[n] for each, or None.
     options: options of each blocking. `keys` sets the fields about keys.
     keys: key or None for each blocking. None rounds to nearest.
-    blockings, packed, for_products, **fields: of the `QuantizationProblem`.
+    more: the prologue's operands by name, of the types that it says.
+    blockings, packed, for_products, prologue, **fields: of the
+      `QuantizationProblem`.
+
+  Returns:
+    The results of each blocking, and the prologue's sum or None.
   """
   count = len(blockings)
   with_keys = [
@@ -87,19 +111,25 @@ def quantize(
   ]
   if x.dtype not in formats.FLOAT_DTYPES:
     x = x.astype(jnp.float32)
+  shape = x.shape if prologue is None else prologue.shape_of(x.shape)
   problem = problems.QuantizationProblem(
-    shape=tuple(x.shape),
+    shape=tuple(shape),
     dtype=np.dtype(x.dtype),
     blockings=tuple(blockings),
     options=tuple(e for e, _ in with_keys),
     has_global_scale=global_scale is not None,
     packed=packed,
     for_products=for_products and packed,
+    prologue=prologue,
     **fields,
   )
   given = [global_scale, *(data for _, data in with_keys)]
-  operands = [x, *(operand for operand in given if operand is not None)]
-  if 0 in x.shape:  # Only XLA ops support empty arrays.
+  operands = [
+    x,
+    *([] if prologue is None else [more[name] for name in prologue.operands]),
+    *(operand for operand in given if operand is not None),
+  ]
+  if 0 in problem.shape:  # Only XLA ops support empty arrays.
     results = _by_operations(*operands, problem=problem)
   else:
     results = _bind(
@@ -109,11 +139,12 @@ def quantize(
       overlay=resolution.overlay(),
     )
   size = problem.results_each
-  each = [results[i : i + size] for i in range(0, len(results), size)]
-  return [
+  each = [results[i * size :][:size] for i in range(count)]
+  quantized = [
     (r[0], r[1], r[2] if size == 3 else _own_scales(global_scale, i, 1))
     for i, r in enumerate(each)
   ]
+  return quantized, results[-1] if problem.returns_sum else None
 
 
 def quantize_in_whole_tiles(
@@ -184,25 +215,34 @@ def _with_key(
 @functools.partial(jax.jit, static_argnames="problem", inline=True)
 def _by_operations(*args, problem):
   """Computes the results of `quantize_p` with XLA ops."""
-  x, global_scale, keys = _operands(args, problem.options)
-  return [
+  x, more, global_scale, keys = _operands(args, problem)
+  total = []
+  if problem.prologue is not None:
+    x, *total = prologues.compute(problem.prologue, x, more)
+    problem = problem.without_prologue()
+  results = [
     leaf
     for i, (single, key) in enumerate(zip(problem.singles(), keys, strict=True))
     for leaf in xla.quantize(
       x, _own_scales(global_scale, i, 1), single, keys=[key]
     )
   ]
+  return [*results, *total]
 
 
 def _operands(
-  args: Sequence[jax.Array], options_each: Sequence[problems.RecipeOptions]
-) -> tuple[jax.Array, jax.Array | None, list[jax.Array | None]]:
-  """Returns x, the global scale, and each blocking's key data."""
-  x, *given = args
-  keys: list[jax.Array | None] = []
-  for options in reversed(options_each):
-    keys.insert(0, given.pop() if options.is_stochastic else None)
-  return x, given[0] if given else None, keys
+  args: Sequence[jax.Array], problem: problems.QuantizationProblem
+) -> tuple[
+  jax.Array, dict[str, jax.Array], jax.Array | None, list[jax.Array | None]
+]:
+  """Returns x, the prologue's operands, and the scale and keys or None."""
+  x, more, scales, given = problem.split_operands(args)
+  given_keys = iter(given)
+  keys = [
+    next(given_keys) if options.is_stochastic else None
+    for options in problem.options
+  ]
+  return x, more, scales[0] if scales else None, keys
 
 
 def _own_scales(
@@ -236,36 +276,44 @@ def _abstract_eval(x, *given, problem, target, overlay):
   ]
 
 
-def _jvp(primals, tangents, **params):
-  """Returns the results with zero tangents: codes have no derivative."""
-  del tangents
-  results = quantize_p.bind(*primals, **params)
-  return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+def _jvp(primals, tangents, *, problem, **params):
+  """Returns zero tangents of codes, and the tangent of a prologue's sum."""
+  results = quantize_p.bind(*primals, problem=problem, **params)
+  found = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+  if problem.returns_sum:
+    x, more, _, _ = problem.split_operands(tangents)
+    found[-1] = ad.add_tangents(x, more["residual"])
+  return results, found
 
 
 def _batch(args, dims, *, problem, **params):
-  # Kernels do not support a global scale or a key for each batch entry.
+  _, more, _, _ = problem.split_operands(dims)
+  rows = [0, *(i for i, n in enumerate(more, 1) if n in prologues.OF_X)]
+  others = set(range(len(args))) - {*rows}
+  # Kernels do not support a global scale, a key, or a norm's weight for each
+  # batch entry.
   if (
     problem.computes_global_scale
     or problem.num_keys
-    or any(d is not None for d in dims[1:])
+    or any(dims[i] is not None for i in others)
   ):
     function = functools.partial(_by_operations, problem=problem)
     results = jax.vmap(function, in_axes=tuple(dims))(*args)
   else:
-    x = jnp.moveaxis(args[0], dims[0], 0)
+    size = next(args[i].shape[dims[i]] for i in rows if dims[i] is not None)
+    moved = [
+      batching.bdim_at_front(x, dims[i], size) if i in rows else x
+      for i, x in enumerate(args)
+    ]
     results = quantize_p.bind(
-      x,
-      *args[1:],
-      problem=problem.under_leading_dimension(x.shape[0]),
-      **params,
+      *moved, problem=problem.under_leading_dimension(size), **params
     )
   return results, (0,) * len(results)
 
 
 def _has_scale_each(eqn: Any) -> bool:
   """Returns whether each blocking is given a separate global scale."""
-  scales = eqn.invars[1 : len(eqn.invars) - eqn.params["problem"].num_keys]
+  _, _, scales, _ = eqn.params["problem"].split_operands(eqn.invars)
   return any(scale.aval.ndim for scale in scales)
 
 
@@ -283,36 +331,45 @@ def _without_unused(
   """
   eqn = args[-1]
   problem = eqn.params["problem"]
+  sums = eqn.outvars[-1:] if problem.returns_sum and used_outputs[-1] else []
   size, count = problem.results_each, len(problem.blockings)
   kept = [i for i in range(count) if any(used_outputs[i * size :][:size])]
   if kept and _has_scale_each(eqn):
     kept = list(range(count))
-  if not kept:
+  if not kept and not sums:
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
-  if len(kept) < count:
+  if not kept:
+    x, more, _, _ = problem.split_operands(eqn.invars)
+    pair = [x, more["residual"]]
+    is_used = [v in pair for v in eqn.invars]
+    eqn = eqn.replace(invars=pair, outvars=sums, primitive=lax.add_p, params={})
+  elif len(kept) < count:
     has_key = [i for i, e in enumerate(problem.options) if e.is_stochastic]
     if has_key:
       is_used[-len(has_key) :] = [i in kept for i in has_key]
     eqn = eqn.replace(
       invars=[v for v, used in zip(eqn.invars, is_used, strict=True) if used],
-      outvars=[v for i in kept for v in eqn.outvars[i * size :][:size]],
+      outvars=[v for i in kept for v in eqn.outvars[i * size :][:size]]
+      + eqn.outvars[count * size :],
       params=eqn.params | {"problem": problem.with_blockings(kept)},
     )
   return is_used, eqn
 
 
-def _emit(*args, parts, target):
-  options_each = [e for part in parts for e in part.problem.options]
-  x, global_scale, keys = _operands(args, options_each)
+def _emit(*args, problem, parts, target):
+  x, more, global_scale, keys = _operands(args, problem)
+  total = []
+  if problem.prologue is not None and parts[0].problem.prologue is None:
+    x, *total = prologues.compute(problem.prologue, x, more)
   results, start = [], 0
   for part in parts:
     size = len(part.problem.blockings)
     scales = _own_scales(global_scale, start, size)
     given = keys[start : start + size]
-    results += backends.emit(part, x, scales, given, target)
+    results += backends.emit(part, x, scales, given, target, more)
     start += size
-  return results
+  return [*results, *total]
 
 
 def _maxima(x, problem, *, context, target, overlay):
@@ -339,7 +396,9 @@ def _lower(context, *, problem, target, overlay):
     if function is not None:
       return function
   parts = backends.decide(problem, context.module, context.target, overlay)
-  return functools.partial(_emit, parts=parts, target=context.target)
+  return functools.partial(
+    _emit, problem=problem, parts=parts, target=context.target
+  )
 
 
 primitive.register(

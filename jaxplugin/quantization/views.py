@@ -156,6 +156,8 @@ def _quantize_refusal(problem: problems.QuantizationProblem) -> str:
     return "backends of other packages quantize along one axis at a time"
   if problem.options != (problems.NO_OPTIONS,):
     return "backends of other packages quantize whole arrays, without options"
+  if problem.prologue is not None:
+    return "backends of other packages quantize x itself, without a prologue"
   if problem.pads_values:
     return "backends of other packages write as many rows as x has"
   return ""

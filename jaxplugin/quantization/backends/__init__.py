@@ -57,6 +57,9 @@ DEQUANTIZE_OPERATION: Final[
 )
 
 
+_SEPARATE: Final = "the prologue is a separate XLA operation, because "
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided:
   """An equation and the decisions about it, for `explain`.
@@ -93,16 +96,32 @@ def decide(
   """Divides the blockings of a problem into parts and chooses their backends.
 
   If a kernel computes all blockings from one read, they are one part. Otherwise
-  each blocking is a part with a separate choice.
+  each blocking is a part with a separate choice. If no kernel computes the
+  prologue, the parts quantize its result, which XLA ops compute.
   """
   problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)
-  if len(problem.blockings) == 1 or whole.implementation != xla.QUANTIZE.name:
+  if whole.implementation != xla.QUANTIZE.name:
+    return [Part(problem=problem, decision=whole)]
+  if problem.prologue is not None:
+    parts = decide(problem.without_prologue(), module, target, overlay)
+    reasons = _refusals(whole, QUANTIZE_OPERATION.backends(), target)
+    note = _SEPARATE + "; ".join(reasons)
+    return [_with_note(part, note) for part in parts]
+  if len(problem.blockings) == 1:
     return [Part(problem=problem, decision=whole)]
   return [
     Part(problem=single, decision=choose(single, module, target, overlay))
     for single in problem.singles()
   ]
+
+
+def _with_note(part: Part, note: str) -> Part:
+  if part.decision.implementation == xla.QUANTIZE.name:
+    return part  # XLA may fuse the prologue.
+  notes = (*part.decision.notes, note)
+  decision = dataclasses.replace(part.decision, notes=notes)
+  return dataclasses.replace(part, decision=decision)
 
 
 def as_products_read(
@@ -130,6 +149,7 @@ def emit(
   global_scale: jax.Array | None,
   keys: Sequence[jax.Array | None],
   target: targets.Target,
+  more: Mapping[str, jax.Array],
 ) -> list[jax.Array]:
   """Computes the results of a part with its backend.
 
@@ -137,6 +157,7 @@ def emit(
     part, x, target: a part of x, decided for a target.
     global_scale: global scales or maxima of the part's blockings, or None.
     keys: key data of each blocking, or None.
+    more: operands of the prologue by name, if the part has one.
   """
   problem, scales = part.problem, []
   if problem.num_maxima is not None and not _reads_maxima(part):
@@ -146,10 +167,12 @@ def emit(
       global_scale, problem.format, options.four_over_six
     )
     problem, scales = problem.with_global_scale(), [global_scale]
-  # Backends of other packages take no keys.
-  more: dict[str, Any] = (
-    {"keys": keys} if any(key is not None for key in keys) else {}
-  )
+  # Backends of other packages take neither keys nor prologues.
+  arguments: dict[str, Any] = {}
+  if any(key is not None for key in keys):
+    arguments["keys"] = keys
+  if problem.prologue is not None:
+    arguments["more"] = more
   results = choice.emit(
     QUANTIZE_OPERATION,
     part.decision,
@@ -157,7 +180,7 @@ def emit(
     target,
     x,
     global_scale,
-    **more,
+    **arguments,
   )
   return [*results, *scales]
 
@@ -221,6 +244,8 @@ def explained(
     parts = decide(problem, module, target, overlay)
     decided = [(part.problem, part.decision) for part in parts]
     if len(parts) > 1:
+      if parts[0].problem.prologue is None:
+        problem = problem.without_prologue()
       whole = choose(problem, module, target, overlay)
       refusals = _refusals(whole, table, target)
       reasons.append(f"a kernel per blocking: {'; '.join(refusals)}")

@@ -74,6 +74,8 @@ def _quantize_refusal(
     return f"its kernels do not support {problem.format}"
   if len(problem.blockings) != 1:
     return "kernels quantize along one axis at a time"
+  if problem.prologue is not None:
+    return f"kernels do not compute {problem.prologue}"
   if problem.pads_values:
     return "kernels write as many rows as x has"
   (single,), (options,) = problem.each(), problem.options

@@ -10,6 +10,7 @@ blocked along a middle dimension or along merged dimensions has no row.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 from typing import Final
@@ -18,11 +19,13 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.tables import records
 from jaxplugin.tables import row_fields
 
 _QUANTIZE: Final = row_fields.defaults_of(
-  problems.QuantizationProblem, without=("num_maxima", "pads_values", "options")
+  problems.QuantizationProblem,
+  without=("num_maxima", "pads_values", "options", "prologue"),
 )
 _QUANTIZE_WORDS: Final = {
   "scale_rounding": ("up", "floor"),
@@ -37,6 +40,21 @@ _OPTIONS: Final[dict[str, records.Scalar]] = {
 }
 _OPTION_WORDS: Final = {"key_impl": (problems.THREEFRY,)}
 _OPTION_NUMBERS: Final = ("hadamard",)
+# Fields of a prologue. Numbers such as its epsilon do not affect the time.
+_PROLOGUE: Final[dict[str, records.Scalar]] = {
+  "prologue": None,
+  "operands": "",
+  "halves": None,
+}
+_PROLOGUE_WORDS: Final = {
+  "prologue": (*prologues.NORMS, *prologues.GATED),
+  "operands": [
+    ",".join(names)
+    for count in range(1, len(prologues.OPERANDS) + 1)
+    for names in itertools.combinations(prologues.OPERANDS, count)
+  ],
+  "halves": prologues.HALVES,
+}
 _DEQUANTIZE: Final[dict[str, records.Scalar]] = {"global_scale": "none"}
 _DEQUANTIZE_WORDS: Final = {"global_scale": ("none", "scalar")}
 
@@ -62,6 +80,12 @@ def fields_of(problem: problems.QuantizationProblem) -> records.Fields | None:
     "format": problem.format.name,
     **row_fields.not_default(problem, _QUANTIZE),
   }
+  if (prologue := problem.prologue) is not None:
+    if "along" in sizes and len(problem.shape) != 2:
+      return None  # Rows merge dimensions that a norm does not.
+    values = (prologue.function, ",".join(prologue.operands), prologue.halves)
+    found = zip(_PROLOGUE, values, strict=True)
+    fields |= {name: value for name, value in found if value}
   for number, options in enumerate(problem.options):
     if options.key_impl not in (None, problems.THREEFRY):
       return None
@@ -117,6 +141,7 @@ def problem_of(fields: records.Fields) -> problems.QuantizationProblem:
   places = along.split(",")
   found = row.optional(_QUANTIZE, _QUANTIZE_WORDS)
   options = tuple(_options_of(row, i, p) for i, p in enumerate(places))
+  prologue = _prologue_of(row)
   row.finish()
   return problems.QuantizationProblem(
     shape=(k, m) if along == "first" else (m, k),
@@ -127,6 +152,7 @@ def problem_of(fields: records.Fields) -> problems.QuantizationProblem:
       for p in places
     ),
     options=options,
+    prologue=prologue,
     **found,
   )
 
@@ -143,6 +169,17 @@ def _options_of(
   other = (0,) if place == "last" else (1,)
   found["square"] = other if found["square"] else None
   return problems.RecipeOptions(**found)
+
+
+def _prologue_of(row: row_fields.RowFields) -> prologues.Prologue | None:
+  found = row.optional(_PROLOGUE, _PROLOGUE_WORDS)
+  if found["prologue"] is None:
+    return None
+  return prologues.Prologue(
+    function=found["prologue"],
+    operands=tuple(filter(None, found["operands"].split(","))),
+    halves=found["halves"],
+  )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.tables import records
 from jaxplugin.testing import contract
@@ -51,6 +52,8 @@ def dequantizing(**changes):
 PLAIN = problems.NO_OPTIONS
 STOCHASTIC = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 # Each differs from the others in one thing that may count.
+NORM = prologues.Prologue(function="rms_norm", operands=("weight",))
+GATED = prologues.Prologue(function="swigluoai", halves="interleaved")
 QUANTIZED = (
   along(1),
   along(0),
@@ -74,6 +77,12 @@ QUANTIZED = (
   along(1, options=(dataclasses.replace(STOCHASTIC, is_partitionable=False),)),
   along(1, 0, options=(PLAIN, problems.RecipeOptions(square=(1,)))),
   along(1, 0, options=(STOCHASTIC,) * 2),
+  along(1, prologue=prologues.Prologue(function="rms_norm")),
+  along(1, prologue=NORM),
+  along(1, prologue=dataclasses.replace(NORM, operands=("weight", "residual"))),
+  along(0, prologue=NORM),
+  along(1, prologue=GATED),
+  along(1, prologue=dataclasses.replace(GATED, halves="split")),
 )
 DEQUANTIZED = (
   dequantizing(),
@@ -104,7 +113,12 @@ class FieldsTest(parameterized.TestCase):
     told = {"shape", "dtype", "format", "blockings", "options"}
     told |= {"pads_values"}  # part of a product, which no row is about
     told |= {"num_maxima"}  # as if a global scale were given
+    told |= {"prologue"}
     self.assertEqual(told | {*problem_fields._QUANTIZE}, names)
+    names = {f.name for f in dataclasses.fields(prologues.Prologue)}
+    numbers = {"epsilon", "alpha", "limit"}  # The time does not depend on them.
+    told = {"function", "operands", "halves"}
+    self.assertEqual(told | numbers, names)
     names = {f.name for f in dataclasses.fields(problems.DequantizationProblem)}
     self.assertEqual(
       {"shape", "dtype", "format", "axis", "out_dtype", "global_shape"}, names
@@ -130,6 +144,7 @@ class FieldsTest(parameterized.TestCase):
       blockings=(blocking.Blocking(dims=(0, 1), lead=(), multiple=32),),
     ),
     along(1, options=(dataclasses.replace(STOCHASTIC, key_impl="rbg"),)),
+    along(0, shape=(K, 2, M), prologue=NORM),
     along(1, options=(dataclasses.replace(STOCHASTIC, strides=(64, 1)),)),
     dequantizing(shape=(4, 32, 8)),
     dequantizing(out_dtype=np.dtype(np.float64)),

@@ -57,6 +57,8 @@ def _refusal(problem: problems.QuantizationProblem) -> str:
   if not problem.format.is_known:
     known = ", ".join(f.name for f in formats.KNOWN)
     return f"supports {known}, got {problem.format}"
+  if problem.prologue is not None:
+    return f"kernels do not compute {problem.prologue}"
   for options in problem.options:
     if reason := options.bits_refusal():
       return reason

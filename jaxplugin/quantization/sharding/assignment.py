@@ -13,6 +13,7 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 
 Axes = mesh_axes.Axes
 Spec = mesh_axes.Spec
@@ -25,8 +26,9 @@ def quantize_granules(
 
   None means that the dimension must not be sharded. Granules keep blocks,
   Hadamard groups and both sides of square blocks whole. A padded dimension is
-  not sharded. Only the first of the dimensions merged into the blocked one may
-  be sharded, so that shards of the result are contiguous.
+  not sharded, nor is the last one of a norm. Only the first of the dimensions
+  merged into the blocked one may be sharded, so that shards of the result are
+  contiguous.
   """
   granules: list[int | None] = [1] * len(problem.shape)
 
@@ -51,6 +53,8 @@ def quantize_granules(
         options.square, _granules_of_merged(sizes, block), strict=True
       ):
         need(dim, granule)
+  if problem.prologue is not None and problem.prologue.is_norm:
+    need(-1, None)
   return tuple(granules)
 
 
@@ -89,7 +93,7 @@ def assign_quantize(
 
   Args:
     problem: problem of the whole array.
-    operands: x, and the replicated operands.
+    operands: operands of `quantize_p`, with paired halves.
     x_spec: mesh axes of each dimension of x.
     wanted: mesh axes wanted for each result; None if unknown.
     axis_sizes: size of each mesh axis.
@@ -211,10 +215,11 @@ def quantize_notation(
   operands: Sequence[Any] = (),
   least_parts: int = 2,
 ) -> notation.Notation:
-  """Returns names for the dimensions of x and of the results.
+  """Returns names for the dimensions of the operands and of the results.
 
-  Shardy may split a mesh axis that does not divide the number of blocks.
-  `assign_quantize` gives the rest of that axis to another dimension. A
+  A pair of halves has two dimensions (`prologues.pair`), and the pair itself is
+  not sharded. Shardy may split a mesh axis that does not divide the number of
+  blocks. `assign_quantize` gives the rest of that axis to another dimension. A
   dimension has a name if it has at least `least_parts` granules.
   """
   x, sizes = _dimensions(problem.shape, quantize_granules(problem), least_parts)
@@ -225,8 +230,20 @@ def quantize_notation(
       blocked = [x[b.dims[0]] if b.dims else notation.WHOLE]
       names = [x[d] for d in (b.lead if b.dims else range(len(x)))] + blocked
     results += [names, names, ()][: problem.results_each]
-  more = [[notation.WHOLE] * len(a.shape) for a in operands[1:]]
-  return notation.Notation(operands=[x, *more], results=results, sizes=sizes)
+  named: list[notation.Names] = [x]
+  if (prologue := problem.prologue) is not None:
+    if prologue.returns_sum:
+      results.append(x)
+    paired = prologues.paired(x, prologue.halves, notation.WHOLE)
+    if prologue.halves:
+      named = [paired]
+    for name in prologue.operands:
+      named.append(x if name in prologues.OF_X else x[-1:])
+      if name == "bias" and not prologue.is_norm:
+        named[-1] = paired[-2:]
+  others = operands[len(named) :]
+  named += [[notation.WHOLE] * len(a.shape) for a in others]
+  return notation.Notation(operands=named, results=results, sizes=sizes)
 
 
 def dequantize_notation(

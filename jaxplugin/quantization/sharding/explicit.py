@@ -16,6 +16,7 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import notation
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.quantization.sharding import assignment
 
 
@@ -28,11 +29,14 @@ def quantize_specs(
   is replicated, because its tiles mix the rows of a matrix.
   """
   dims = assignment.quantize_notation(problem, [x], least_parts=1)
+  spec = explicit_axes.spec_of(x)
+  if problem.prologue is not None and problem.prologue.halves:
+    # Shards of interleaved halves hold pairs. The others are gathered.
+    halves = problem.prologue.halves
+    last = spec[-1] if halves == "interleaved" else ()
+    spec = tuple(prologues.paired((*spec[:-1], last), halves, ()))
   axes = assignment.axes_of_whole_blocks(
-    dims,
-    dims.operands[0],
-    explicit_axes.spec_of(x),
-    mesh_axes.Taker(mesh.shape),
+    dims, dims.operands[0], spec, mesh_axes.Taker(mesh.shape)
   )
   specs = list(notation.specs(dims.results, axes))
   if problem.scale_layout != layouts.LINEAR:

@@ -34,6 +34,7 @@ from jaxplugin.operation import primitive
 from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import lowering
@@ -107,14 +108,41 @@ def quantize(
     per_device=lambda parts, assigned, axis_sizes: _quantize_shard(
       local, maxima, parts, moved, assigned, axis_sizes
     ),
-    whole=lambda *operands: _bytes_of(local(operands, moved), moved),
+    whole=lambda *operands: _bytes_of(
+      local(_with_pairs(_merged, moved, operands), moved), moved
+    ),
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.quantize_notation(moved, operands), operands, results
     ),
   )
   return Shared(
-    operation=operation, after=functools.partial(_as_asked, problem)
+    operation=operation,
+    before=lambda *operands: _with_pairs(prologues.pair, moved, operands),
+    after=functools.partial(_as_asked, problem),
   )
+
+
+def _with_pairs(
+  function: Callable[[jax.Array, str | None], jax.Array],
+  problem: problems.QuantizationProblem,
+  operands: Sequence[jax.Array],
+) -> list[jax.Array]:
+  """Applies a function to the operands that hold gates and factors."""
+  prologue, found = problem.prologue, list(operands)
+  if prologue is None or prologue.is_norm:
+    return found
+  if prologue.halves:
+    found[0] = function(found[0], prologue.halves)
+  if "bias" in prologue.operands:
+    i = 1 + prologue.operands.index("bias")
+    found[i] = function(found[i], prologue.halves)
+  return found
+
+
+def _merged(x: jax.Array, halves: str | None) -> jax.Array:
+  """Undoes `prologues.pair`."""
+  del halves
+  return x.reshape(*x.shape[:-2], -1)
 
 
 def _as_asked(
@@ -135,7 +163,7 @@ def _as_asked(
         values, axis=b.axis(), dtype=format.values_dtype
       )
     found += [values, scale, *rest]
-  return found
+  return [*found, *results[len(found) :]]
 
 
 def can_dequantize(problem: problems.DequantizationProblem) -> bool:
@@ -204,19 +232,23 @@ def _quantize_shard(
   Global scales are computed for the whole array by one maximum over devices.
   Random bits depend on the offset of a value in the whole array.
   """
-  x, *given = operands
-  num_given = len(given) - problem.num_keys
-  scales, keys = given[:num_given], given[num_given:]
+  operands = _with_pairs(_merged, problem, operands)
+  x, more, scales, keys = problem.split_operands(operands)
   own = _own_problem(problem, assigned, tuple(x.shape))
   keys = _own_keys(keys, problem, assigned, axis_sizes)
   axes = tuple(a for dim in assigned.operands[0] for a in dim)
+  total: list[jax.Array] = []
+  if problem.prologue is not None and problem.computes_global_scale:
+    x, *total = prologues.compute(problem.prologue, x, more)
+    own, more = own.without_prologue(), {}
   if problem.computes_global_scale and axes:
     # XLA compiles a kernel for each f32 or s32 all-reduce (jaxlib 0.10.2), and
     # a model may have hundreds of them. The communication library has a kernel
     # for u32.
     found = lax.pmax(maxima(x, own), axes)
     own, scales = dataclasses.replace(own, num_maxima=found.shape[1]), [found]
-  return _bytes_of(local([x, *scales, *keys], own), own)
+  found = local([x, *more.values(), *scales, *keys], own)
+  return [*_bytes_of(found, own), *total]
 
 
 def _own_problem(
@@ -225,13 +257,18 @@ def _own_problem(
   shape: tuple[int, ...],
 ) -> problems.QuantizationProblem:
   """Returns the problem of a device's shard of x."""
+  spec = list(assigned.operands[0])
+  if problem.prologue is not None:
+    shape = problem.prologue.shape_of(shape)
+    if problem.prologue.halves:
+      del spec[-1 if problem.prologue.halves == "interleaved" else -2]
   blockings, options_each = [], []
   for b, options in zip(problem.blockings, problem.options, strict=True):
-    if b.dims and assigned.operands[0][b.dims[0]]:
+    if b.dims and spec[b.dims[0]]:
       # A sharded dimension has whole blocks and groups, so it needs no padding.
       multiple = math.lcm(problem.format.block_size, options.hadamard or 1)
       b = dataclasses.replace(b, multiple=multiple)
-    if options.is_stochastic and any(assigned.operands[0]):
+    if options.is_stochastic and any(spec):
       strides = offsets.strides(b.shape(problem.shape))
       options = dataclasses.replace(options, strides=strides)
     blockings.append(b)
@@ -255,7 +292,8 @@ def _own_keys(
     return list(keys)
   taker = mesh_axes.Taker(axis_sizes)
   result, left = [], list(keys)
-  specs = assigned.results[:: problem.results_each]  # axes of the values
+  count = len(problem.blockings) * problem.results_each
+  specs = assigned.results[: count : problem.results_each]  # of the values
   for b, options, spec in zip(
     problem.blockings, problem.options, specs, strict=True
   ):
@@ -277,8 +315,10 @@ def _bytes_of(
 ) -> list[jax.Array]:
   """Bitcasts the values and scales among `quantize_p`'s results to bytes."""
   each = problem.results_each
+  count = each * len(problem.blockings)
   return [
-    byte_arrays.to_bytes(x) if i % each < 2 else x  # global scale third
+    # The global scale is third, and a prologue's sum last.
+    byte_arrays.to_bytes(x) if i < count and i % each < 2 else x
     for i, x in enumerate(results)
   ]
 

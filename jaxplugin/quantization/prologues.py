@@ -1,0 +1,187 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that are computed from x before it is quantized.
+
+A kernel computes a prologue and quantizes its result in one pass, so the result
+is not written as floats. All arithmetic is f32.
+
+Sources: arXiv 1910.07467 (RMSNorm); arXiv 1607.06450 (LayerNorm); arXiv
+2002.05202 (gated activations); arXiv 2508.10925, section 2.2 (swigluoai).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.jaxext import explicit_axes
+
+T = TypeVar("T")
+
+NORMS: Final = ("rms_norm", "layer_norm")
+GATED: Final = ("silu_and_mul", "gelu_and_mul", "swigluoai")
+OPERANDS: Final = ("up", "weight", "bias", "residual")
+OF_X: Final = ("up", "residual")  # operands with x's dtype and shape
+HALVES: Final = ("split", "interleaved")
+
+# gelu's tanh approximation: arXiv 1606.08415, section 2.
+_GELU_CUBIC: Final = 0.044715
+_GELU_FACTOR: Final = 2 * math.sqrt(2 / math.pi)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prologue:
+  """A function of x, whose result is quantized.
+
+  A norm computes, for each row along the last dimension::
+
+    s = cast(x + residual, x.dtype)
+    rms_norm    (s * rsqrt(mean(s * s) + epsilon)) * weight
+    layer_norm  (c * rsqrt(mean(c * c) + epsilon)) * weight + bias,
+                c = s - mean(s)
+
+  A gated activation computes for each gate g and each factor u::
+
+    silu_and_mul  (g * sigmoid(g)) * u
+    gelu_and_mul  (g * sigmoid(2 * sqrt(2 / pi) * (g + 0.044715 g^3))) * u
+    swigluoai     (g * sigmoid(alpha * g)) * (u + 1), after g = min(g, limit)
+                  and u = clip(u, -limit, limit)
+
+  Attributes:
+    function: one of `NORMS` or `GATED`.
+    operands: operands besides x, in the order of `OPERANDS`. `up` and
+      `residual` have the dtype and shape of x. A norm's `weight` and `bias` are
+      f32[k]. The `bias` of a gated activation is f32[2 * k]. It has the order
+      of x with `halves`; otherwise the gate's bias comes first.
+    epsilon: number added to the mean square of a norm.
+    halves: "split" if gates are the first half of x's last dimension and
+      factors the second half; "interleaved" if they alternate; None if the
+      factors are the operand `up`, or for norms.
+    alpha, limit: parameters of swigluoai.
+  """
+
+  function: str
+  operands: tuple[str, ...] = ()
+  epsilon: float = 0.0
+  halves: str | None = None
+  alpha: float = 1.702
+  limit: float = 7.0
+
+  def __str__(self) -> str:
+    parts = [*self.operands, *([f"{self.halves} halves"] * bool(self.halves))]
+    return self.function + (f" with {', '.join(parts)}" if parts else "")
+
+  @property
+  def is_norm(self) -> bool:
+    return self.function in NORMS
+
+  @property
+  def returns_sum(self) -> bool:
+    """Whether x + residual is a result, in the dtype and shape of x."""
+    return "residual" in self.operands
+
+  def x_shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the shape of x if the function's result has `shape`."""
+    *lead, k = shape
+    return (*lead, 2 * k if self.halves else k)
+
+  def shape_of(self, x_shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the shape of the function's result."""
+    *lead, k = x_shape
+    return (*lead, k // 2 if self.halves else k)
+
+  def operand_types(
+    self, shape: Sequence[Any], dtype: np.dtype
+  ) -> list[tuple[tuple[Any, ...], np.dtype]]:
+    """Returns shape and dtype of each operand besides x.
+
+    Args:
+      shape: shape of the function's result.
+      dtype: dtype of x.
+    """
+    k = shape[-1]
+    row = (k if self.is_norm else 2 * k,), np.dtype(np.float32)
+    return [
+      (tuple(shape), dtype) if name in OF_X else row for name in self.operands
+    ]
+
+
+def compute(
+  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+) -> list[jax.Array]:
+  """Computes a prologue with XLA ops.
+
+  Args:
+    prologue: the prologue.
+    x: floats of the shape `prologue.x_shape`.
+    more: `prologue.operands` by name.
+
+  Returns:
+    The function's result in f32, and x + residual in x's dtype if there is a
+    residual.
+  """
+  if not prologue.is_norm:
+    return [_gated(prologue, x, more)]
+  if (residual := more.get("residual")) is not None:
+    x = (_f32(x) + _f32(residual)).astype(x.dtype)
+  y = _f32(x)
+  mean = lambda values: jnp.mean(values, axis=-1, keepdims=True)
+  if prologue.function == "layer_norm":
+    y = y - mean(y)
+  y = y * jax.lax.rsqrt(mean(y * y) + jnp.float32(prologue.epsilon))
+  if (weight := more.get("weight")) is not None:
+    y = y * weight
+  if (bias := more.get("bias")) is not None:
+    y = y + bias
+  return [y, x] if prologue.returns_sum else [y]
+
+
+def pair(x: jax.Array, halves: str | None) -> jax.Array:
+  """Returns x[..., k, 2] if halves are interleaved, else x[..., 2, k]."""
+  *lead, k = x.shape
+  granule = 2 if halves == "interleaved" else k
+  x = explicit_axes.divided(x, x.ndim - 1, granule)
+  return x.reshape(paired((*lead, k // 2), halves, 2))
+
+
+def paired(row: Sequence[T], halves: str | None, pair: T) -> list[T]:
+  """Inserts the item of a pair next to that of the last dimension."""
+  *lead, k = row
+  return [*lead, k, pair] if halves == "interleaved" else [*lead, pair, k]
+
+
+def _gated(
+  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+) -> jax.Array:
+  def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    axis = -1 if prologue.halves == "interleaved" else -2
+    gate, up = jnp.unstack(pair(x, prologue.halves), axis=axis)
+    return _f32(gate), _f32(up)
+
+  gate, up = both(x) if prologue.halves else (_f32(x), _f32(more["up"]))
+  if (bias := more.get("bias")) is not None:
+    gate_bias, up_bias = both(bias)
+    gate, up = gate + gate_bias, up + up_bias
+  if prologue.function == "swigluoai":
+    limit = jnp.float32(prologue.limit)
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit) + 1
+    argument = jnp.float32(prologue.alpha) * gate
+  elif prologue.function == "gelu_and_mul":
+    cube = gate * gate * gate
+    argument = _GELU_FACTOR * (gate + _GELU_CUBIC * cube)
+  else:
+    argument = gate
+  return gate * jax.nn.sigmoid(argument) * up
+
+
+def _f32(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.float32)

@@ -1,0 +1,69 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prologues in f64, and quantizing after them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+from jaxplugin.quantization import api
+from jaxplugin.quantization import prologues
+from jaxplugin.quantization import quantize_primitive
+from jaxplugin.testing import prologue_cases
+
+SHAPE = (3, 5, 64)
+# f32 roundings of one value: a mean, rsqrt or sigmoid, and four products.
+RELATIVE = 16 * 2.0**-24
+
+
+def codes(quantized):
+  return [np.asarray(leaf).view(np.uint8) for leaf in quantized[:2]]
+
+
+class PrologueTest(parameterized.TestCase):
+  @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
+  def test_result_is_near_f64_and_codes_are_those_of_the_result(self, dtype):
+    given = [
+      prologue_cases.operands(p, SHAPE, dtype) for p in prologue_cases.CASES
+    ]
+    along = (blocking.Blocking.along(2, 3, 32),)
+
+    @jax.jit
+    def both(given):
+      found = []
+      for prologue, (x, more) in zip(prologue_cases.CASES, given, strict=True):
+        y, *sums = prologues.compute(prologue, x, more)
+        (result,), total = quantize_primitive.produce(
+          x,
+          None,
+          blockings=along,
+          format=formats.MXFP8,
+          packed=False,
+          prologue=prologue,
+          more=more,
+        )
+        found.append((y, sums, result, total))
+      return found
+
+    results = both(given)
+    for prologue, (x, more), (y, sums, result, total) in zip(
+      prologue_cases.CASES, given, results, strict=True
+    ):
+      with self.subTest(str(prologue)):
+        exact, exact_sum = prologue_cases.exact(prologue, x, more)
+        error = np.abs(np.asarray(y) - exact)
+        bound = RELATIVE * np.abs(exact).max(-1, keepdims=True)
+        self.assertLessEqual((error - bound).max(), 0)
+        quantized = api.quantize(y, "mxfp8")
+        for got, want in zip(
+          codes(result), codes((quantized.values, quantized.scale)), strict=True
+        ):
+          np.testing.assert_array_equal(got, want)
+        self.assertEqual(total is None, exact_sum is None)
+        for found in (*sums, *([] if total is None else [total])):
+          np.testing.assert_array_equal(
+            np.asarray(found).astype(np.float32), exact_sum.astype(np.float32)
+          )
