@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
+from typing import TypeGuard
 
 import jax
 import jax.export
@@ -558,7 +559,7 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   )
 
 
-def has_surrogate(operand: Any) -> bool:
+def has_surrogate(operand: Any) -> TypeGuard[ScaledArray]:
   return isinstance(operand, ScaledArray) and operand.surrogate is not None
 
 

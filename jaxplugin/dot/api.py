@@ -26,6 +26,8 @@ from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
 from jaxplugin.operation import choice
+from jaxplugin.quantization import out_format as out_format_lib
+from jaxplugin.quantization import quantized_results
 from jaxplugin.tables import resolution
 
 Operand = arguments.Operand
@@ -48,7 +50,8 @@ def block_scaled_dot(
   out_sharding: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
-) -> jax.Array:
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
   """Multiplies operands, one or both of them block-scaled.
 
   Computes, with f32 sums and one cast::
@@ -56,18 +59,18 @@ def block_scaled_dot(
     dot    = dot_general(lhs * lhs_scale, rhs * rhs_scale) * global_scale
     result = cast(activation(dot + bias) + residual)
 
-  A backend returns these bits if f32 holds all products and sums. Otherwise the
-  error before the cast is at most `16 * 2^-24 * sum|a * b|` on random data
-  (other data: docs/concepts/numerics.md). A NaN scale makes its block NaN.
+  If f32 holds all products and sums, a backend returns these bits. Otherwise
+  the error before the cast is at most `16 * 2^-24 * sum|a * b|` on random data
+  (docs/concepts/numerics.md). A NaN scale makes its block NaN.
   Unquantized arguments have derivatives.
 
   Args:
     lhs: `ScaledArray`, f32, bf16 or f16[..., m, k], or values with `lhs_scale`.
       Packed FP4: uint8[..., k / 2].
     rhs: the same, [..., n, k] or [n, k].
-    lhs_scale: f8e8m0fnu[..., m, k / 32]; NVFP4: f8e4m3fn[..., m, k / 16], >= 0.
-    rhs_scale: the same for rhs.
-    global_scale: f32 that broadcasts to the result; several multiply in turn.
+    lhs_scale, rhs_scale: f8e8m0fnu[..., m, k / 32]; NVFP4: f8e4m3fn[..., m, k /
+      16], >= 0.
+    global_scale: f32 that broadcasts to the result.
     dimension_numbers: as for `lax.dot_general`. Default: contract the last
       dimensions; leading ones are batch, or rows if rhs has rank 2.
     preferred_element_type: f32, bf16 or f16.
@@ -75,19 +78,20 @@ def block_scaled_dot(
     block_size: size or pair; accepts padded scales.
     bias: f32, bf16 or f16[n].
     activation: None, "relu", "gelu" (by tanh) or "silu".
-    residual: f32, bf16 or f16 of the result's shape.
+    residual: floats of the result's shape.
     out_sharding: as for `lax.dot_general`.
     reduce_dtype: dtype of sums over devices; None is f32.
     implementation: "cudnn", "triton", "cpu", "xla" or "cutile"; None chooses.
+    out_format: None, or format or `OutFormat` of a quantized result.
 
   Returns:
-    preferred_element_type[batch..., m..., n...].
+    preferred_element_type[batch..., m..., n...], or a quantized result.
 
   Raises:
     TypeError: If a rank, dtype or shape is wrong.
-    ValueError: If a parameter is invalid, or a known NVFP4 scale is negative.
-    NotImplementedError: If the named backend does not support the call, or
-      quantized values are differentiated.
+    ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
+    NotImplementedError: If the backend does not support the call, or quantized
+      values are differentiated.
 
   Example:
     >>> import jax.numpy as jnp
@@ -101,8 +105,14 @@ def block_scaled_dot(
   See also:
     `jp.linear`, `jp.explain`.
   """
+  out: out_format_lib.OutFormat | None = None
+  if out_format is not None:
+    out = out_format_lib.OutFormat.of_matmul(
+      sides.who(), out_format, preferred_element_type
+    )
+  source = None
   if scaled_array.has_surrogate(lhs) or scaled_array.has_surrogate(rhs):
-    return _straight_through(
+    source = _straight_through(
       lhs,
       rhs,
       lhs_scale,
@@ -118,6 +128,12 @@ def block_scaled_dot(
       out_sharding=out_sharding,
       reduce_dtype=reduce_dtype,
       implementation=implementation,
+    )
+    if out is None:
+      return source
+    lhs, rhs = (
+      x.without_surrogate() if scaled_array.has_surrogate(x) else x
+      for x in (lhs, rhs)
     )
   lhs, rhs, offset = arguments.split_offset(lhs, rhs)
   lhs_side, rhs_side = arguments.sides_of(
@@ -152,7 +168,30 @@ def block_scaled_dot(
     call = call.replace(out_sharding=asked)
   for side in (lhs_side, rhs_side):
     arguments.reject_negative_scale(side)
-  return _bind_with_epilogue(call, offset, global_scale, bias, residual)
+  call = _with_epilogue(call, global_scale, bias, residual)
+  if out is None:
+    return _bind_sum(call, offset)
+  if offset is not None:
+    source = _bind_sum(call, offset) if source is None else source
+    return out_format_lib.quantized(sides.who(), source, out)
+  return quantized_results.compute(
+    call,
+    out,
+    bind=_bind,
+    backends=backends,
+    operation=backends.OPERATION,
+    is_checked=guards.is_on(),
+    source=source,
+  )
+
+
+def _bind_sum(
+  call: calls.DotCall, offset: arguments.Offset | None
+) -> jax.Array:
+  """Binds a checked call, and adds the offset of an operand."""
+  if offset is None:
+    return _bind(call)
+  return offsets.with_offset(call, offset, _bind)
 
 
 def _straight_through(
@@ -193,14 +232,10 @@ def _straight_through(
   )
 
 
-def _bind_with_epilogue(
-  call: calls.DotCall,
-  offset: arguments.Offset | None,
-  global_scale: Any,
-  bias: Any,
-  residual: Any,
-) -> jax.Array:
-  """Brings global scales, bias and residual to the result's rank, and binds."""
+def _with_epilogue(
+  call: calls.DotCall, global_scale: Any, bias: Any, residual: Any
+) -> calls.DotCall:
+  """Adds global scales, bias and residual, brought to the result's rank."""
   shape = call.shape
   scales = call.scales_in_result()
   if global_scale is not None:
@@ -231,10 +266,7 @@ def _bind_with_epilogue(
     bias=bias,
     residual=residual,
   )
-  call = call.form().filled(arguments.vary_alike(call.flatten()))
-  if offset is not None:
-    return offsets.with_offset(call, offset, _bind)
-  return _bind(call)
+  return call.form().filled(arguments.vary_alike(call.flatten()))
 
 
 def _bind(call: calls.DotCall) -> jax.Array:

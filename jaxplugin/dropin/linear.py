@@ -19,6 +19,7 @@ from jaxplugin.dot import sides
 from jaxplugin.dropin import layers
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.quantization import out_format as out_format_lib
 
 WHO: Final = "linear"
 
@@ -35,7 +36,8 @@ def linear(
   out_sharding: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
-) -> jax.Array:
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
   """Multiplies rows by a quantized weight, as a linear layer does.
 
   The formula is that of `block_scaled_dot`, with its bound and derivatives::
@@ -58,9 +60,10 @@ def linear(
     out_sharding: as for `block_scaled_dot`.
     reduce_dtype: as for `block_scaled_dot`.
     implementation: backend; None chooses.
+    out_format: as for `block_scaled_dot`.
 
   Returns:
-    preferred_element_type[..., n].
+    preferred_element_type[..., n], or a quantized result.
 
   Raises:
     TypeError: If a rank, dtype or shape does not fit.
@@ -96,6 +99,12 @@ def linear(
           f" {operand.axis}; {_blocked_remedy(name, operand)}"
         )
     _validate_sizes(lhs, rhs)
+    out = None
+    if out_format is not None:
+      out = out_format_lib.OutFormat.of_matmul(
+        WHO, out_format, preferred_element_type
+      )
+      preferred_element_type = jnp.float32
     if preferred_element_type is None:
       is_plain = not isinstance(lhs, scaled_array.ScaledArray)
       preferred_element_type = lhs.dtype if is_plain else jnp.float32
@@ -109,18 +118,22 @@ def linear(
     )
     if layer is not None:
       _require_whole_layers(rhs)
-      return layers.layer_dot(
+      result = layers.layer_dot(
         lhs,
         rhs,
         _layer_number(layer, rhs.shape[0]),
         _stacked_bias(bias, rhs),
         **options,
       )
+      if out is None:
+        return result
+      return out_format_lib.quantized(WHO, result, out)
     return dot.block_scaled_dot(
       lhs,
       rhs,
       dimension_numbers=(((lhs.ndim - 1,), (1,)), ((), ())),
       bias=bias,
+      out_format=out,
       **options,
     )
 

@@ -136,7 +136,11 @@ def explain(
     if operation.eqn.primitive in _MATMULS:
       dots.append(_explain_matmul(operation, target, for_export))
     elif operation.eqn.primitive is quantize_primitive.quantize_p:
-      quantizations.append(explain_quantization(operation))
+      is_fused, _ = products.quantized_result(
+        operation, target, for_export=for_export
+      )
+      if not is_fused:
+        quantizations.append(explain_quantization(operation))
     elif (other := products.explain(operation, target)) is not None:
       others.append(other)
   # `accept_quantized` also adds dequantizations whose results are unused.
@@ -279,7 +283,8 @@ def _explain_matmul(
   if error is not None:
     decided = dataclasses.replace(decided, decision=None, error=error)
   fields = _explain_decided(eqn, decided)
-  fields["decision"] = products.with_notes(operation, decided.decision)
+  _, note = products.quantized_result(operation, target, for_export=for_export)
+  fields["decision"] = products.with_notes(operation, decided.decision, note)
   return report.Explained(**products.place(operation), **fields)
 
 

@@ -26,8 +26,10 @@ from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.operation import choice
+from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import problems as ragged_problems
+from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import modules
 from jaxplugin.tables import matching
@@ -83,18 +85,64 @@ def place(operation: program.TracedOperation) -> dict[str, Any]:
 
 
 def with_notes(
-  operation: program.TracedOperation, decision: decisions.Decision | None
+  operation: program.TracedOperation,
+  decision: decisions.Decision | None,
+  note: str,
 ) -> decisions.Decision | None:
-  """Adds a note if a scan slices the weights of a matmul."""
-  if decision is None or decision.implementation != cpu.BACKEND.name:
-    return decision
+  """Adds a note unless it is "", and one if a scan slices the weights."""
+  if decision is None:
+    return None
+  notes = [*decision.notes, *([note] if note else [])]
   eqn = operation.eqn
   numbers = eqn.params["call"].named(range(len(eqn.invars)))
-  if numbers["rhs"] not in operation.scanned:
-    return decision
-  is_dot = eqn.primitive is primitive.block_scaled_dot_p
-  note = _SCANNED if is_dot else _SCANNED_GROUPS
-  return dataclasses.replace(decision, notes=(*decision.notes, note))
+  if (
+    decision.implementation == cpu.BACKEND.name
+    and numbers["rhs"] in operation.scanned
+  ):
+    is_dot = eqn.primitive is primitive.block_scaled_dot_p
+    notes.append(_SCANNED if is_dot else _SCANNED_GROUPS)
+  return dataclasses.replace(decision, notes=tuple(notes))
+
+
+def quantized_result(
+  operation: program.TracedOperation,
+  target: targets.Target | None,
+  *,
+  for_export: bool,
+) -> tuple[bool, str]:
+  """Explains the quantization of a matmul's result (`out_format`).
+
+  Args:
+    operation: the matmul, or its quantization.
+    target, for_export: as for `explain`.
+
+  Returns:
+    Whether the kernel of the matmul quantizes, and a note; (False, "") without
+    `out_format`.
+  """
+  eqn = operation.alternative
+  forms = None if eqn is None else eqn.params["forms"]
+  if not isinstance(forms, quantized_results.QuantizedResult):
+    return False, ""
+  target = targets.requested(
+    eqn.params["target"],
+    lambda asked: target or asked or targets.detect_target(),
+  )
+  module = lowering.Module(
+    platforms=(target.platform,),
+    is_partitioned=operation.num_devices > 1,
+  )
+  refusal = module.kernels_refusal()
+  if for_export:
+    reason = "jp.export writes kernels of one operation"
+  elif refusal is not None:
+    reason = refusal.reason
+  else:
+    _, reason = forms.decide([x.aval for x in eqn.invars], target)
+  note = f"result: quantized to {forms.format}"
+  if reason:
+    return False, f"{note} separately, because {reason}"
+  return True, f"{note} by the kernel of the matmul (fused)"
 
 
 def describe(aval: Any) -> str:

@@ -53,6 +53,8 @@ class TracedOperation:
     num_devices: number of devices that arrays around it are sharded over, as
       far as known.
     scanned: which operands are a `scan`'s slices of its inputs.
+    alternative: the innermost equation around it with a parameter `forms`,
+      which a kernel may replace; None outside of them.
   """
 
   eqn: Any
@@ -64,6 +66,7 @@ class TracedOperation:
   is_local: bool
   num_devices: int
   scanned: frozenset[int]
+  alternative: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class _Around:
   # The innermost call that has a source line. A function that JAX traces
   # separately, such as a rule of `jax.custom_jvp`, has no lines of its callers.
   caller: str = ""
+  alternative: Any = None
 
 
 def operations(jaxpr: Any, num_devices: int = 1) -> list[TracedOperation]:
@@ -121,6 +125,7 @@ def _walk(
         is_local=around.is_local,
         num_devices=around.num_devices,
         scanned=scanned,
+        alternative=around.alternative,
       )
       continue
     caller = provenance_private.user_frame(eqn.source_info) or around.caller
@@ -148,6 +153,8 @@ def _inside(eqn: Any, around: _Around) -> _Around:
   ):
     # JAX may have traced it for an earlier call at another line.
     return dataclasses.replace(around, source=around.caller)
+  if "forms" in params:
+    return dataclasses.replace(around, alternative=eqn)
   if name == "scan":
     trips = None if around.trips is None else around.trips * params["length"]
     return dataclasses.replace(around, trips=trips)

@@ -6,7 +6,7 @@ A `Forms` has both forms of a computation, and `compute` leaves the choice to
 the lowering: the kernel if it supports the equation, else the operations.
 Derivatives are those of the operations.
 
-kernel_or_operations_p: operands -> array. Parameters: operations, a jaxpr;
+kernel_or_operations_p: operands -> arrays. Parameters: operations, a jaxpr;
   forms, or None if no kernel computes the mapped operands; target, the
   `targets.Request` of the enclosing contexts, or None.
 """
@@ -31,6 +31,7 @@ from jaxplugin.operation import failures
 from jaxplugin.operation import primitive
 
 kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
+kernel_or_operations_p.multiple_results = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,13 +71,13 @@ class Forms(abc.ABC):
     return frozenset()
 
   @abc.abstractmethod
-  def operations(self, *operands: Any) -> jax.Array:
-    """Returns the result of JAX's operations."""
+  def operations(self, *operands: Any) -> Any:
+    """Returns the result of JAX's operations: an array, or a list of arrays."""
 
   @abc.abstractmethod
   def kernel(
     self, context: primitive.LoweringContext
-  ) -> Callable[..., jax.Array] | None:
+  ) -> Callable[..., Any] | None:
     """Returns the function that calls the kernel, or None if it cannot.
 
     Args:
@@ -100,38 +101,34 @@ def fused(
   return form, [*call.flatten(), offset]
 
 
-def compute(forms: Forms, *operands: Any) -> jax.Array:
+def compute(forms: Forms, *operands: Any) -> Any:
   """Computes `forms` of the operands."""
   if any(isinstance(x, jax.core.Tracer) for x in operands):
     return _bind(forms, *operands)
   return _compiled(forms, *operands)
 
 
-def _bind(forms: Forms, *operands: Any) -> jax.Array:
-  return kernel_or_operations_p.bind(
-    *operands,
-    operations=jax.make_jaxpr(forms.operations)(*operands),
-    forms=forms,
-    target=targets.request(),
+def _bind(forms: Forms, *operands: Any) -> Any:
+  operations, result = jax.make_jaxpr(forms.operations, return_shape=True)(
+    *operands
   )
+  results = kernel_or_operations_p.bind(
+    *operands, operations=operations, forms=forms, target=targets.request()
+  )
+  return jax.tree.unflatten(jax.tree.structure(result), results)
 
 
 _compiled = jax.jit(_bind, static_argnums=0)
 
 
-def _function(operations: Any) -> Callable[..., jax.Array]:
-  function = extend_core.jaxpr_as_fun(operations)
-  return lambda *operands: function(*operands)[0]
-
-
 def _of_some(
   operations: Any, operands: Sequence[Any], indices: Sequence[int]
-) -> Callable[..., jax.Array]:
+) -> Callable[..., list[jax.Array]]:
   """Returns the operations as a function of the operands at `indices`."""
 
-  def function(*some: jax.Array) -> jax.Array:
+  def function(*some: jax.Array) -> list[jax.Array]:
     given = dict(zip(indices, some, strict=True))
-    return _function(operations)(
+    return extend_core.jaxpr_as_fun(operations)(
       *(given.get(i, x) for i, x in enumerate(operands))
     )
 
@@ -141,32 +138,33 @@ def _of_some(
 def _jvp(
   primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
-  result = kernel_or_operations_p.bind(*primals, **params)
+  results = kernel_or_operations_p.bind(*primals, **params)
   active = [
     i
     for i, t in enumerate(tangents)
     if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0
   ]
   if not active:
-    return result, ad.Zero(jax.typeof(result).to_tangent_aval())
-  _, tangent = jax.jvp(
+    return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+  _, found = jax.jvp(
     _of_some(params["operations"], primals, active),
     [primals[i] for i in active],
     [tangents[i] for i in active],
   )
-  return result, tangent
+  return results, found
 
 
 def _transpose(
-  g: jax.Array, *operands: Any, operations: Any, **params: Any
+  cotangents: Sequence[Any], *operands: Any, operations: Any, **params: Any
 ) -> list[jax.Array | None]:
   del params
   wanted = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
   transposed = jax.linear_transpose(
     _of_some(operations, operands, wanted), *(operands[i].aval for i in wanted)
   )
-  cotangents = dict(zip(wanted, transposed(g), strict=True))
-  return [cotangents.get(i) for i in range(len(operands))]
+  given = [ad.instantiate_zeros(g) for g in cotangents]
+  found = dict(zip(wanted, transposed(given), strict=True))
+  return [found.get(i) for i in range(len(operands))]
 
 
 def _batch(
@@ -176,7 +174,7 @@ def _batch(
   operations: Any,
   forms: Forms | None,
   target: targets.Request | None,
-) -> tuple[jax.Array, int]:
+) -> tuple[list[jax.Array], list[int]]:
   mapped = {i for i, dim in enumerate(dims) if dim is not None}
   are_rows = forms is not None and mapped == forms.rows
   operands = [
@@ -184,14 +182,14 @@ def _batch(
     for x, dim in zip(operands, dims, strict=True)
   ]
   in_axes = tuple(None if dim is None else 0 for dim in dims)
-  function = jax.vmap(_function(operations), in_axes)
-  result = kernel_or_operations_p.bind(
+  function = jax.vmap(extend_core.jaxpr_as_fun(operations), in_axes)
+  results = kernel_or_operations_p.bind(
     *operands,
     operations=jax.make_jaxpr(function)(*operands),
     forms=forms if are_rows else None,
     target=target,
   )
-  return result, 0
+  return results, [0] * len(results)
 
 
 def _lower(
@@ -200,7 +198,7 @@ def _lower(
   operations: Any,
   forms: Forms | None,
   target: targets.Request | None,
-) -> Callable[..., jax.Array]:
+) -> Callable[..., list[jax.Array]]:
   del target
   kernel = None
   if forms is not None and context.module.kernels_refusal() is None:
@@ -208,13 +206,15 @@ def _lower(
     if kernel is not None and (fused := forms.fused(*context.avals_in)):
       form, avals = fused
       failures.remember(form.operation, {"call": form}, avals)
-  return kernel or _function(operations)
+  if kernel is None:
+    return extend_core.jaxpr_as_fun(operations)
+  return lambda *operands: jax.tree.leaves(kernel(*operands))
 
 
 primitive.register(
   kernel_or_operations_p,
   who="block_scaled_dot",
-  abstract_eval=lambda *avals, operations, **params: operations.out_avals[0],
+  abstract_eval=lambda *avals, operations, **params: operations.out_avals,
   batch=_batch,
   jvp=_jvp,
   lower=_lower,
@@ -222,5 +222,7 @@ primitive.register(
 ad.primitive_transposes[kernel_or_operations_p] = _transpose
 # Without jit, a compiled program would be used once.
 kernel_or_operations_p.def_impl(
-  lambda *operands, operations, **params: _function(operations)(*operands)
+  lambda *operands, operations, **params: extend_core.jaxpr_as_fun(operations)(
+    *operands
+  )
 )

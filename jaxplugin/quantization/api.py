@@ -253,10 +253,11 @@ def quantize_both(
   See also:
     `jp.dot_general`, which does this for training.
   """
-  x = arguments.float_array("quantize_both", x)
-  format = formats.resolve("quantize_both", format)
-  axes = arguments.two_axes(axes, x.ndim)
-  arguments.validate("quantize_both", x, format, axes, scale_rounding)
+  who = error_context.who("quantize_both")
+  x = arguments.float_array(who, x)
+  format = formats.resolve(who, format)
+  axes = arguments.two_axes(who, axes, x.ndim)
+  arguments.validate(who, x, format, axes, scale_rounding)
   if format.may_be_short:
     along = lambda axis: quantize(
       x,
@@ -268,20 +269,18 @@ def quantize_both(
       packed=packed,
       axis_name=axis_name,
     )
-    with error_context.in_function("quantize_both"):
+    with error_context.in_function(who):
       return along(axes[0]), along(axes[1])
-  packed = arguments.whether_packed(
-    "quantize_both", packed, format, x.shape[axes[0]]
-  )
+  packed = arguments.whether_packed(who, packed, format, x.shape[axes[0]])
   surrogate, x, global_scale = _split_derivative(
-    "quantize_both",
+    who,
     derivative,
     x,
-    arguments.given_global_scale("quantize_both", global_scale, format),
+    arguments.given_global_scale(who, global_scale, format),
   )
   if axis_name is not None:
     global_scale = global_scales.global_scale(
-      "quantize_both", x, format, axes, axis_name=axis_name, given=global_scale
+      who, x, format, axes, axis_name=axis_name, given=global_scale
     )
   first, second = quantize_blocked(
     x,

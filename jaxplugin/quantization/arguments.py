@@ -61,16 +61,14 @@ def validate_key(who: str, key: Any) -> None:
     )
 
 
-def two_axes(axes: Any, ndim: int) -> tuple[int, int]:
+def two_axes(who: str, axes: Any, ndim: int) -> tuple[int, int]:
   if ndim < 2:
-    raise TypeError("quantize_both: x must have rank 2 or more, got rank 1")
+    raise TypeError(f"{who}: x must have rank 2 or more, got rank 1")
   given = axes if isinstance(axes, (tuple, list)) else ()
-  canonical = [
-    layouts.canonical_axis("quantize_both", axis, ndim) for axis in given
-  ]
+  canonical = [layouts.canonical_axis(who, axis, ndim) for axis in given]
   if len(canonical) != 2 or canonical[0] == canonical[1]:
     raise ValueError(
-      "quantize_both: axes must be two different axes, got"
+      f"{who}: axes must be two different axes, got"
       f" {error_context.shown(axes)} for rank"
       f" {ndim}; along one axis use quantize"
     )
@@ -163,8 +161,8 @@ def validate(
       raise TypeError(
         f"{who}: the size of axis {axis} must be a multiple of"
         f" {format.block_size} for {format.name.upper()}, got"
-        f" k={x.shape[axis]} in shape {x.shape}; pad x"
-        f"{' (pad=True does)' if who == 'quantize' else ''}"
+        f" k={x.shape[axis]} in shape {x.shape}; pad"
+        f"{' x (pad=True does)' if who == 'quantize' else ' it'}"
       )
 
 

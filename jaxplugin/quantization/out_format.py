@@ -9,10 +9,13 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
+from jaxplugin.quantization import arguments
 
 
 @functools.partial(
@@ -75,6 +78,11 @@ class OutFormat:
     format = formats.resolve(who, self.format)
     object.__setattr__(self, "format", format)
     error_context.require_bool(who, "returns_amax", self.returns_amax)
+    if self.derivative not in (None, api.STRAIGHT_THROUGH):
+      raise ValueError(
+        f"{who}: derivative must be None or {api.STRAIGHT_THROUGH!r}, got"
+        f" {error_context.shown(self.derivative)}. Leave derivative out"
+      )
     if isinstance(self.axis, (tuple, list)):
       axes = tuple(
         error_context.require_integer(who, "axis", axis) for axis in self.axis
@@ -94,9 +102,76 @@ class OutFormat:
       axis = error_context.require_integer(who, "axis", self.axis)
       object.__setattr__(self, "axis", axis)
 
+  @property
+  def block_format(self) -> formats.BlockFormat:
+    """The format if it was given by its name."""
+    return formats.resolve("OutFormat", self.format)
+
   @classmethod
   def of(cls, who: str, out_format: Any) -> OutFormat:
-    """Returns an argument `out_format` of a function as an `OutFormat`."""
-    if isinstance(out_format, cls):
-      return out_format
-    return cls(formats.resolve(who, out_format, "out_format"))
+    """Returns an argument `out_format` of a function as an `OutFormat`.
+
+    Its global scale is f32[] or None.
+    """
+    out = out_format
+    if not isinstance(out, cls):
+      out = cls(formats.resolve(who, out, "out_format"))
+    global_scale = arguments.given_global_scale(
+      f"{who}: out_format", out.global_scale, out.block_format
+    )
+    return dataclasses.replace(out, global_scale=global_scale)
+
+  @classmethod
+  def of_matmul(
+    cls, who: str, out_format: Any, preferred_element_type: Any
+  ) -> OutFormat:
+    """Returns `of`; raises unless the matmul's result is f32.
+
+    Args:
+      who, out_format: as for `of`.
+      preferred_element_type: argument of the matmul; None is the default.
+    """
+    if preferred_element_type not in (None, np.float32, "float32"):
+      raise ValueError(
+        f"{who}: preferred_element_type must be float32 if out_format is given,"
+        f" got {error_context.shown(preferred_element_type)}. Leave"
+        " preferred_element_type out: the f32 result is quantized"
+      )
+    return cls.of(who, out_format)
+
+
+def quantized(who: str, x: jax.Array, out: OutFormat) -> Any:
+  """Quantizes the f32 result of a function.
+
+  Args:
+    who: the function, for errors.
+    x, out: the result, and how to quantize it.
+
+  Returns:
+    A `ScaledArray`, or two if `out` has two axes; with out.returns_amax a tuple
+    of that and the amax.
+  """
+  options: dict[str, Any] = {
+    "scale_rounding": out.scale_rounding,
+    "global_scale": out.global_scale,
+    "derivative": out.derivative,
+    "packed": out.packed,
+  }
+  result: Any
+  with error_context.in_function(f"{who}: out_format"):
+    if isinstance(out.axis, tuple):
+      result = api.quantize_both(x, out.format, axes=out.axis, **options)
+    else:
+      result = api.quantize(
+        x, out.format, axis=out.axis, key=out.key, **options
+      )
+  return (result, amax(x)) if out.returns_amax else result
+
+
+def amax(x: jax.Array) -> jax.Array:
+  """Returns f32[]: the largest finite magnitude of an f32 array, or 0."""
+  magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
+  return jnp.max(magnitudes, initial=0)
+
+
+OutFormatLike = OutFormat | formats.BlockFormat | str

@@ -26,6 +26,8 @@ from jaxplugin.dot.autodiff import straight_through as dot_straight_through
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive
+from jaxplugin.quantization import out_format as out_format_lib
+from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import checks
@@ -55,7 +57,8 @@ def ragged_dot(
   reduce_dtype: Any = None,
   implementation: str | None = None,
   out_sharding: Any = None,
-) -> jax.Array:
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
   """Multiplies groups of rows, each with its own block-scaled weight.
 
   The first group_sizes[0] rows of lhs are group 0, and so on, like tokens
@@ -83,7 +86,8 @@ def ragged_dot(
     precision: as for `block_scaled_dot`.
     reduce_dtype: as for `block_scaled_dot`, if k is sharded.
     implementation: "xla", "triton" or "cpu"; None chooses.
-    out_sharding: as for `jax.lax.ragged_dot`. None keeps the operands' axes.
+    out_sharding: as for `jax.lax.ragged_dot`.
+    out_format: as for `block_scaled_dot`.
 
   Returns:
     preferred_element_type[m, n], or [m, n / 2] after a gated activation.
@@ -91,8 +95,8 @@ def ragged_dot(
   Raises:
     TypeError: If a rank, dtype or shape is wrong.
     ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
-    NotImplementedError: If the named backend does not support the call,
-      quantized values are differentiated, or out_sharding has unreduced axes.
+    NotImplementedError: If the backend does not support the call, quantized
+      values are differentiated, or out_sharding has unreduced axes.
 
   Example:
     >>> import jax.numpy as jnp
@@ -110,6 +114,11 @@ def ragged_dot(
   with error_context.in_function(error_context.who(WHO)):
     rules.require_quantized(rhs)
     group_sizes = arguments.integers("group_sizes", group_sizes)
+    out = None
+    if out_format is not None:
+      out = out_format_lib.OutFormat.of_matmul(
+        sides.who(), out_format, preferred_element_type
+      )
     options: dict[str, Any] = {
       "activation": activation,
       "preferred_element_type": dot_rules.result_dtype(preferred_element_type),
@@ -117,11 +126,22 @@ def ragged_dot(
       "reduce_dtype": dot_rules.parts_dtype(reduce_dtype),
       "implementation": implementation,
     }
+    source = None
     if any(map(scaled_array.has_surrogate, (lhs, rhs))):
       arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
-      return _straight_through(arrays, out_sharding, **options)
+      source = _straight_through(arrays, out_sharding, **options)
+      if out is None:
+        return source
+      lhs, rhs, *_ = dot_straight_through.without_surrogates(arrays)
     return product(
-      lhs, rhs, group_sizes, bias=bias, out_sharding=out_sharding, **options
+      lhs,
+      rhs,
+      group_sizes,
+      bias=bias,
+      out_sharding=out_sharding,
+      out=out,
+      source=source,
+      **options,
     )
 
 
@@ -159,21 +179,52 @@ def product(
   *,
   bias: Any = None,
   out_sharding: Any = None,
+  out: out_format_lib.OutFormat | None = None,
+  source: jax.Array | None = None,
   **options: Any,
-) -> jax.Array:
+) -> Any:
   """Computes `ragged_dot`; the weights may be unquantized.
 
-  The options are those of `_call`.
+  `out` and `source` are those of `quantized_results.compute`, the options those
+  of `_call`.
   """
   lhs, rhs, offset = arguments.split_offset(lhs, rhs)
   call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
   sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
-  if sharding is None:
-    return _dot(call, bias, offset)
-  dot = lambda bias, offset, *arrays: _dot(call_of(*arrays), bias, offset)
-  arrays = jax.tree.map(jnp.asarray, (bias, offset, lhs, rhs, call.group_sizes))
-  return explicit.automatic(dot, sharding)(*arrays)
+  if out is not None and offset is None and sharding is None:
+    return quantized(_with_epilogue(call, bias), out, source)
+  if source is None and sharding is None:
+    source = _dot(call, bias, offset)
+  elif source is None:
+    dot = lambda bias, offset, *arrays: _dot(call_of(*arrays), bias, offset)
+    arrays = jax.tree.map(
+      jnp.asarray, (bias, offset, lhs, rhs, call.group_sizes)
+    )
+    source = explicit.automatic(dot, sharding)(*arrays)
+  if out is None:
+    return source
+  return out_format_lib.quantized(sides.who(), source, out)
+
+
+def quantized(
+  call: calls.Call,
+  out: out_format_lib.OutFormat,
+  source: jax.Array | None = None,
+) -> Any:
+  """Binds a checked call, and quantizes its result.
+
+  The arguments are those of `quantized_results.compute`.
+  """
+  return quantized_results.compute(
+    call.filled(arguments.vary_alike(call.flatten())),
+    out,
+    bind=bind,
+    backends=backends,
+    operation=backends.operation_of(call.problem()),
+    is_checked=guards.is_on(),
+    source=source,
+  )
 
 
 def _dot(

@@ -19,6 +19,7 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
 from jaxplugin.operation import choice
+from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
@@ -44,7 +45,8 @@ def ragged_dot_general(
   reduce_dtype: Any = None,
   implementation: str | None = None,
   out_sharding: Any = None,
-) -> jax.Array:
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
   """Multiplies block-scaled operands, as `jax.lax.ragged_dot_general` does.
 
   One dimension of lhs is ragged: its first group_sizes[0] rows are group 0, and
@@ -74,7 +76,7 @@ def ragged_dot_general(
     precision: as for `ragged_dot`. If m is contracted, it changes nothing.
     reduce_dtype: as for `block_scaled_dot`.
     implementation: backend; None chooses.
-    out_sharding: as for `ragged_dot`.
+    out_sharding, out_format: as for `ragged_dot`.
 
   Returns:
     preferred_element_type[m, n], or [groups, n, k] if m is contracted.
@@ -112,13 +114,19 @@ def ragged_dot_general(
     }
     if order.is_contraction:
       dot_rules.canonical_precision(precision)
-      return contract(lhs, rhs, group_sizes, **options)
+      out = None
+      if out_format is not None:
+        out = out_format_lib.OutFormat.of_matmul(
+          sides.who(), out_format, preferred_element_type
+        )
+      return contract(lhs, rhs, group_sizes, out=out, **options)
     rules.require_quantized(rhs)
     return ragged_api.ragged_dot(
       lhs,
       cast(scaled_array.ScaledArray, rhs),
       group_sizes,
       precision=precision,
+      out_format=out_format,
       **options,
     )
 
@@ -129,11 +137,13 @@ def contract(
   group_sizes: Any,
   *,
   out_sharding: Any = None,
+  out: out_format_lib.OutFormat | None = None,
   **options: Any,
-) -> jax.Array:
+) -> Any:
   """Contracts (m, n) and (m, k) over the rows of each group.
 
-  The options are those of `_call`.
+  `out` is that of `quantized_results.compute`, the options are those of
+  `_call`.
   """
   call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
@@ -141,12 +151,20 @@ def contract(
     call, assignment.assign_contraction, out_sharding
   )
   if sharding is None:
-    return ragged_api.bind(_with_global_scale(call))
+    call = _with_global_scale(call)
+    return (
+      ragged_api.bind(call)
+      if out is None
+      else (ragged_api.quantized(call, out))
+    )
   product = lambda *arrays: ragged_api.bind(
     _with_global_scale(call_of(*arrays))
   )
   arrays = jax.tree.map(jnp.asarray, (lhs, rhs, call.group_sizes))
-  return explicit.automatic(product, sharding)(*arrays)
+  result = explicit.automatic(product, sharding)(*arrays)
+  if out is None:
+    return result
+  return out_format_lib.quantized(sides.who(), result, out)
 
 
 def align_groups(

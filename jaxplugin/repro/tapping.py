@@ -330,7 +330,8 @@ class Evaluation:
       return []
     fused = forms.fused(*args)
     if fused is None:
-      closed = binding_private.traced(lambda *x: [kernel(*x)], avals)
+      flat = lambda *x: jax.tree.leaves(kernel(*x))
+      closed = binding_private.traced(flat, avals)
       _, taps = self.run(closed, args)
       fusing = lambda tap: isinstance(tap.form, alternatives.FusedCall)
       taps = [*filter(fusing, taps)] or taps

@@ -1,0 +1,242 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Matmuls that quantize their result.
+
+`compute` binds a call and quantizes its f32 result. A backend of the call with
+`emit_quantized` replaces both by one kernel, if it supports the `OutFormat`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import scale_signs
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions
+from jaxplugin.core import error_context
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import tangents
+from jaxplugin.operation import alternatives
+from jaxplugin.operation import choice
+from jaxplugin.operation import primitive
+from jaxplugin.quantization import arguments
+from jaxplugin.quantization import out_format
+from jaxplugin.quantization import problems
+from jaxplugin.runtime import exporting
+from jaxplugin.tables import matching
+
+_F32: Final = np.dtype(np.float32)
+_NO_DERIVATIVE: Final = (
+  "the quantized result has no derivative. Pass"
+  ' out_format=jp.OutFormat(..., derivative="straight_through"), whose gradient'
+  " is that of the f32 result, or pass jax.lax.stop_gradient of the arguments"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizedResult(alternatives.Forms):
+  """A call whose result is quantized, and its kernel.
+
+  Its operands are the arrays of the call and the leaves of the `OutFormat`.
+
+  Attributes:
+    call: form of the call, whose result is f32.
+    out: structure of the `OutFormat`.
+    bind: computes a call.
+    backends: the package of the operation's backends: `choose_for`, `emit`.
+    operation: the operation, with its backends.
+  """
+
+  call: Any
+  out: Any
+  bind: Callable[[Any], jax.Array]
+  backends: Any
+  operation: matching.MeasuredOperation[Any]
+
+  @property
+  def format(self) -> formats.BlockFormat:
+    """Format of the result."""
+    leaves = [None] * self.out.num_leaves
+    format: formats.BlockFormat = self.out.unflatten(leaves).block_format
+    return format
+
+  def _filled(
+    self, operands: Sequence[Any]
+  ) -> tuple[Any, out_format.OutFormat]:
+    count = len(self.call.arrays())
+    out = jax.tree.unflatten(self.out, operands[count:])
+    return self.call.filled(operands[:count]), out
+
+  def operations(self, *operands: Any) -> Any:
+    call, out = self._filled(operands)
+    return out_format.quantized(
+      error_context.who(self.operation.name), self.bind(call), out
+    )
+
+  def kernel(
+    self, context: primitive.LoweringContext
+  ) -> Callable[..., Any] | None:
+    if context.mesh is not None or exporting.current() is not None:
+      return None
+    decision, reason = self.decide(context.avals_in, context.target)
+    return (
+      None
+      if reason
+      else lambda *operands: self._emit(decision, context.target, operands)
+    )
+
+  def decide(
+    self, avals: Sequence[Any], target: targets.Target
+  ) -> tuple[decisions.Decision, str]:
+    """Returns the decision about the call, and why no kernel quantizes, or "".
+
+    Args:
+      avals: types of the operands.
+      target: the target of one device.
+    """
+    call, out = self._filled(avals)
+    decision = self.backends.choose_for(call, target)
+    backend = choice.backend_of(self.operation, decision)
+    reason = refusal(call.shape, out)
+    if not reason:
+      reason = backend.quantized_refusal(
+        call.problem(), problem(call.shape, out), target
+      )
+      reason = reason and f"{backend.name}: {reason}"
+    return decision, reason
+
+  def _emit(
+    self,
+    decision: decisions.Decision,
+    target: targets.Target,
+    operands: Sequence[Any],
+  ) -> Any:
+    call, out = self._filled(operands)
+    global_scale = out.global_scale
+    values, scale, *amax = self.backends.emit(
+      decision,
+      call,
+      target,
+      out=problem(call.shape, out),
+      global_scale=global_scale,
+    )
+    if global_scale is not None:
+      global_scale = jnp.reshape(global_scale, (1,) * values.ndim)
+    result = scaled_array.ScaledArray(
+      values, scale, global_scale, out.block_format
+    )
+    return (result, *amax) if amax else result
+
+
+def compute(
+  call: primitive.OperationCall,
+  out: out_format.OutFormat,
+  *,
+  bind: Callable[[Any], jax.Array],
+  backends: Any,
+  operation: matching.MeasuredOperation[Any],
+  is_checked: bool,
+  source: jax.Array | None = None,
+) -> Any:
+  """Computes a call, and quantizes its result.
+
+  Args:
+    call: a call whose result is f32.
+    out: how to quantize.
+    bind, backends, operation: as for `QuantizedResult`.
+    is_checked: whether `bind` checks the result, which only operations have.
+    source: the f32 result, if an operand has a derivative that the arrays of
+      the call do not have; else None. Its numbers are not used.
+
+  Returns:
+    A `ScaledArray`, or two if `out` has two axes; with out.returns_amax a tuple
+    of that and the amax.
+  """
+  arrays = call.flatten()
+  if out.derivative is None:
+    message = f"{error_context.who(operation.name)}: {_NO_DERIVATIVE}"
+    arrays = tangents.without_derivative(arrays, message)
+    if source is not None:
+      guard = tangents.derivative_guard(source, message)
+      arrays = tangents.attach_guard(arrays, guard)
+    source = None
+  else:
+    source = bind(call) if source is None else source
+    arrays = lax.stop_gradient(arrays)
+    out = dataclasses.replace(out, derivative=None)
+  leaves, tree = jax.tree.flatten(out)
+  forms = QuantizedResult(
+    call=call.form(),
+    out=tree,
+    bind=bind,
+    backends=backends,
+    operation=operation,
+  )
+  # An explicit mesh has several devices, which no kernel supports.
+  if is_checked or explicit_axes.mesh_of(arrays) is not None:
+    result = forms.operations(*arrays, *leaves)
+  else:
+    result = alternatives.compute(forms, *arrays, *leaves)
+  is_array = lambda x: isinstance(x, scaled_array.ScaledArray)
+  for x in filter(is_array, jax.tree.leaves(result, is_leaf=is_array)):
+    scale_signs.remember_positive(x.scale)
+    x.surrogate = source
+  return result
+
+
+def refusal(shape: Sequence[Any], out: out_format.OutFormat) -> str:
+  """Returns why no kernel of a matmul can quantize its result, or ""."""
+  format = out.block_format
+  if isinstance(out.axis, tuple):
+    return "the result is quantized along two axes"
+  if out.axis % len(shape) != len(shape) - 1:
+    return f"the result is blocked along axis {out.axis}, which is not the last"
+  if not all(isinstance(size, int) for size in shape):
+    return "a size of the result is symbolic"
+  if 0 in shape:
+    return "the result is empty"
+  if format.is_square:
+    return f"blocks of {format} have {format.block_rows} rows"
+  if format.offset_dtype is not None:
+    return f"blocks of {format} have zero points or minima"
+  if out.scale_rounding not in arguments.SCALE_ROUNDINGS:
+    return f"it does not round scales like {out.scale_rounding}"
+  if shape[-1] % format.along(shape[-1]).block_size:
+    return "the last block of a row is short"
+  if out.key is not None:
+    return "values are rounded stochastically"
+  if format.has_global_scale and out.global_scale is None:
+    return (
+      "a second pass computes the global scale from the whole result; pass"
+      " OutFormat(global_scale=...) to avoid it"
+    )
+  return ""
+
+
+def problem(
+  shape: Sequence[Any], out: out_format.OutFormat
+) -> problems.QuantizationProblem:
+  """Returns the problem of a result that `refusal` does not refuse."""
+  format = out.block_format
+  size = shape[-1]
+  return problems.QuantizationProblem.along(
+    len(shape) - 1,
+    shape=tuple(shape),
+    dtype=_F32,
+    format=format.along(size),
+    scale_rounding=out.scale_rounding,
+    has_global_scale=out.global_scale is not None,
+    packed=arguments.whether_packed("OutFormat", out.packed, format, size),
+    returns_amax=out.returns_amax,
+  )
