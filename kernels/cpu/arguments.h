@@ -54,23 +54,21 @@ class Checker {
 #define JAXPLUGIN_REQUIRE(check, holds, rule, given) \
   ((holds) ? (check).ok() : (check).Fail(rule, given))
 
-// The int64 attributes of a call, by name.
+// The attributes of a call, by name.
 class Attributes {
  public:
   Attributes(Checker& check, const ffi::Dictionary& given)
       : check_(check), given_(given) {}
 
   int64_t Required(std::string_view name) {
-    const auto value = given_.get<int64_t>(name);
-    JAXPLUGIN_REQUIRE(
-        check_, value.has_value(),
-        "the attribute " + std::string(name) + " must be i64",
-        given_.contains(name) ? "another type" : "none");
-    ++read_;
-    return value.has_value() ? *value : 0;
+    return Read<int64_t>(name, "i64");
   }
   int64_t Optional(std::string_view name, int64_t otherwise) {
     return given_.contains(name) ? Required(name) : otherwise;
+  }
+  // Returns an f32 attribute, 0 if it is left out.
+  float OptionalFloat(std::string_view name) {
+    return given_.contains(name) ? Read<float>(name, "f32") : 0;
   }
   // Checks that the call has no attributes besides those read so far. Call it
   // after the last Required or Optional.
@@ -81,6 +79,17 @@ class Attributes {
   }
 
  private:
+  template <typename T>
+  T Read(std::string_view name, const char* type) {
+    const auto value = given_.get<T>(name);
+    JAXPLUGIN_REQUIRE(
+        check_, value.has_value(),
+        "the attribute " + std::string(name) + " must be " + type,
+        given_.contains(name) ? "another type" : "none");
+    ++read_;
+    return value.has_value() ? *value : T{};
+  }
+
   Checker& check_;
   const ffi::Dictionary& given_;
   size_t read_ = 0;

@@ -121,11 +121,120 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   return ffi::Error::Success();
 }
 
+bool IsLike(const ffi::AnyBuffer& x, const ffi::AnyBuffer& like) {
+  return x.element_type() == like.element_type() &&
+         x.dimensions() == like.dimensions();
+}
+
+// Reads the attributes of a prologue.
+void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
+  const int64_t function = attributes.Optional("prologue", 0);
+  const int64_t halves = attributes.Optional("halves", 0);
+  out->epsilon = attributes.OptionalFloat("epsilon");
+  out->alpha = attributes.OptionalFloat("alpha");
+  out->limit = attributes.OptionalFloat("limit");
+  JAXPLUGIN_REQUIRE(check, function >= 0 && function <= 5,
+                    "prologue must be 0 (none), 1 (rms_norm), 2 (layer_norm), 3"
+                    " (silu_and_mul), 4 (gelu_and_mul) or 5 (swigluoai)",
+                    std::to_string(function));
+  JAXPLUGIN_REQUIRE(
+      check, halves == 0 || (function >= 3 && (halves == 1 || halves == 2)),
+      "halves must be 0 (none), or 1 (split) or 2 (interleaved) for an"
+      " activation",
+      std::to_string(halves));
+  out->function = static_cast<PrologueFunction>(function);
+  out->halves = static_cast<PrologueHalves>(halves);
+}
+
+// Reads the further arguments of a prologue, (up, weight, bias, residual), of
+// which f32[0] is absent, and its further results: the sum with a residual,
+// then optionally the prologue's result.
+void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
+                        int64_t k, const ffi::RemainingArgs& arguments,
+                        ffi::RemainingRets& results, Prologue* out) {
+  const bool is_none = out->function == PrologueFunction::kNone;
+  const bool is_norm = out->function == PrologueFunction::kRmsNorm ||
+                       out->function == PrologueFunction::kLayerNorm;
+  ffi::AnyBuffer arrays[4] = {x, x, x, x};
+  bool has[4] = {};
+  if (!JAXPLUGIN_REQUIRE(check, arguments.size() == (is_none ? 0 : 4),
+                         "a prologue must have 4 more arguments, which are up,"
+                         " weight, bias and residual",
+                         std::to_string(arguments.size()))) {
+    return;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto array = arguments.get<ffi::AnyBuffer>(i);
+    if (!JAXPLUGIN_REQUIRE(check, array.has_value(),
+                           "the arguments of a prologue must be arrays",
+                           "another argument")) {
+      return;
+    }
+    arrays[i] = *array;
+    has[i] = !IsDims(array->dimensions(), {0});
+  }
+  const auto& [up, weight, bias, residual] = arrays;
+  const auto [has_up, has_weight, has_bias, has_residual] = has;
+  JAXPLUGIN_REQUIRE(
+      check,
+      has_up == (!is_none && !is_norm && out->halves == PrologueHalves::kNone) &&
+          (!has_up || IsLike(up, x)),
+      "up must have x's dtype and shape for an activation without halves, else"
+      " be f32[0]",
+      Text(up) + " for " + Text(x));
+  JAXPLUGIN_REQUIRE(
+      check,
+      !has_weight || (is_norm && weight.element_type() == ffi::F32 &&
+                      IsDims(weight.dimensions(), {k})),
+      "weight must be f32[k] for a norm, or f32[0]",
+      Text(weight) + " for " + Text(x));
+  JAXPLUGIN_REQUIRE(
+      check,
+      !has_bias || (bias.element_type() == ffi::F32 &&
+                    IsDims(bias.dimensions(), {is_norm ? k : 2 * k})),
+      "bias must be f32[k] for a norm, f32[2 * k] for an activation, or f32[0]",
+      Text(bias) + " for " + Text(x));
+  JAXPLUGIN_REQUIRE(check, !has_residual || (is_norm && IsLike(residual, x)),
+                    "residual must have x's dtype and shape for a norm, or be"
+                    " f32[0]",
+                    Text(residual) + " for " + Text(x));
+  const size_t sums = has_residual ? 1 : 0;
+  if (!JAXPLUGIN_REQUIRE(check,
+                         results.size() >= sums && results.size() <= sums + 1,
+                         "the further results must be the sum with a residual,"
+                         " and optionally the prologue's result",
+                         std::to_string(results.size())) ||
+      !check.ok()) {
+    return;
+  }
+  if (has_up) out->up = up.untyped_data();
+  if (has_weight) out->weight = static_cast<float*>(weight.untyped_data());
+  if (has_bias) out->bias = static_cast<float*>(bias.untyped_data());
+  if (has_residual) {
+    auto sum = results.get<ffi::AnyBuffer>(0);
+    JAXPLUGIN_REQUIRE(check, sum.has_value() && IsLike(**sum, x),
+                      "the sum must have x's dtype and shape",
+                      sum.has_value() ? Text(**sum) : "no array");
+    out->residual = residual.untyped_data();
+    if (check.ok()) out->sum = (*sum)->untyped_data();
+  }
+  if (results.size() > sums) {
+    auto y = results.get<ffi::AnyBuffer>(sums);
+    JAXPLUGIN_REQUIRE(check,
+                      y.has_value() && (*y)->element_type() == ffi::F32 &&
+                          IsDims((*y)->dimensions(), {rows, k}),
+                      "the prologue's result must be f32[rows, k]",
+                      y.has_value() ? Text(**y) : "no array");
+    if (check.ok()) out->y = static_cast<float*>((*y)->untyped_data());
+  }
+}
+
 ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
-                           ffi::AnyBuffer given_global,
+                           ffi::AnyBuffer given_global, ffi::RemainingArgs more,
                            ffi::Result<ffi::AnyBuffer> values,
                            ffi::Result<ffi::AnyBuffer> scale,
                            ffi::Result<ffi::AnyBuffer> global_scale,
+                           ffi::RemainingRets more_results,
                            ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_quantize";
   Checker check(kWho);
@@ -136,6 +245,7 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const int64_t isa = attributes.Required("isa");
   const int64_t max_threads = ReadMaxThreads(check, attributes);
   QuantizeArgs args{};
+  ReadPrologue(check, attributes, &args.prologue);
   const Kernels* kernels = nullptr;
   if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
       !ReadGlobalScale(check, given_global, &args.given_global) ||
@@ -147,12 +257,21 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
     return check.error();
   }
   const int64_t block = FactsOf(args.format).block;
+  const int64_t halves = args.prologue.halves == PrologueHalves::kNone ? 1 : 2;
   args.rows = x.dimensions()[0];
-  args.k = x.dimensions()[1];
+  args.k = x.dimensions()[1] / halves;
   JAXPLUGIN_REQUIRE(
-      check, args.k % block == 0,
+      check, args.k % block == 0 && x.dimensions()[1] % halves == 0,
       "k must be a multiple of the block size " + std::to_string(block),
       Text(x));
+  ReadPrologueArrays(check, x, args.rows, args.k, more, more_results,
+                     &args.prologue);
+  JAXPLUGIN_REQUIRE(
+      check,
+      compute_global == 0 ||
+          args.prologue.function == PrologueFunction::kNone,
+      "compute_global must be 0 with a prologue",
+      std::to_string(compute_global));
   if (!ReadQuantized(check, rounding, compute_global, args.rows, args.k, x,
                      *values, *scale, *global_scale, &args)) {
     return check.error();
@@ -225,7 +344,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .RemainingArgs()             // of a prologue
+                                  .Ret<xla::ffi::AnyBuffer>()  // values
+                                  .Ret<xla::ffi::AnyBuffer>()  // scale
+                                  .Ret<xla::ffi::AnyBuffer>()  // global_scale
+                                  .RemainingRets()             // of a prologue
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_dequantize,
                               jaxplugin::DequantizeHandler);

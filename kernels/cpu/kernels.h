@@ -144,10 +144,36 @@ struct Codec {
   float global_scale;  // of NVFP4
 };
 
+// The values of the attributes `prologue` and `halves` of quantize.
+enum class PrologueFunction {
+  kNone = 0,
+  kRmsNorm,
+  kLayerNorm,
+  kSiluAndMul,
+  kGeluAndMul,
+  kSwigluOai,
+};
+enum class PrologueHalves { kNone = 0, kSplit, kInterleaved };
+
+// A function of x, whose f32 result is quantized (quantize/prologue.inl).
+struct Prologue {
+  PrologueFunction function;
+  PrologueHalves halves;  // rows of x are 2 * k gates and factors
+  float epsilon;          // of norms
+  float alpha, limit;     // of swigluoai
+  const void* up;         // factors if !halves, same dtype and shape as x
+  const float* weight;    // [k], of norms; null: 1
+  const float* bias;      // [k], or [2 * k] of gates and factors; null: none
+  const void* residual;   // of norms, like x; null: none
+  void* sum;              // x + residual, like x
+  float* y;               // [rows, k] for the f32 result; null: not wanted
+};
+
 struct QuantizeArgs {
-  const void* x;  // [rows, k]
+  const void* x;  // [rows, k], unless the prologue has halves
   Format x_format;
   int64_t rows, k;
+  Prologue prologue;
   QuantizedFormat format;
   bool round_up;              // rounding of MX scales: "up"; else "floor"
   bool compute_global;        // NVFP4: global scale = amax(x) / 2688

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-Kernels quantize along the last axis, and along any axis with `RecipeOptions`.
-Along another axis without options they quantize only to FP4, for which XLA ops
-take longest. They dequantize along the last axis, and results below 2^-126 are
-exact.
+Kernels quantize along the last axis, where they also compute prologues, and
+along any axis with `RecipeOptions`. Along another axis without options they
+quantize only to FP4, for which XLA ops take longest. They dequantize along the
+last axis, and results below 2^-126 are exact.
 
 Compared with XLA ops on f32 (AVX2, 2 cores of an EPYC, jax 0.10.2, 2026-11),
 the kernels are:
@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
 
@@ -38,6 +40,7 @@ from jaxplugin.core import targets
 from jaxplugin.operation import choice
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.runtime import cpu_library
 
 _QUANTIZE: Final = "jaxplugin_quantize"
@@ -45,6 +48,11 @@ _QUANTIZE_OPERAND: Final = "jaxplugin_quantize_operand"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
 # Attribute values of the custom calls, listed in kernels/cpu/README.md.
 _ROUNDINGS: Final = {"up": 0, "floor": 1}
+_FUNCTIONS: Final = {
+  name: number
+  for number, name in enumerate((*prologues.NORMS, *prologues.GATED), 1)
+}
+_HALVES: Final = {None: 0, "split": 1, "interleaved": 2}
 _BEST_ISA: Final = 0
 
 
@@ -74,10 +82,10 @@ def _quantize_refusal(
     return f"its kernels do not support {problem.format}"
   if len(problem.blockings) != 1:
     return "kernels quantize along one axis at a time"
-  if problem.prologue is not None:
-    return f"kernels do not compute {problem.prologue}"
   if problem.pads_values:
     return "kernels write as many rows as x has"
+  if problem.prologue is not None:
+    return _prologue_refusal(problem)
   (single,), (options,) = problem.each(), problem.options
   # Kernels write k last, so another axis needs a transpose of the result. For
   # codes of a byte this costs more time than the kernel saves.
@@ -105,6 +113,22 @@ def _quantize_refusal(
     return (
       "kernels draw random bits in the order of the array, whose square blocks"
       f" merge dimensions {list(options.square or ())}"
+    )
+  return ""
+
+
+def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
+  """Returns why kernels do not compute the problem's prologue, or ""."""
+  (b,), (options,) = problem.blockings, problem.options
+  last = len(problem.shape) - 1
+  if b.dims != (last,) or problem.shape[last] % problem.format.block_size:
+    return "kernels compute a prologue only for whole blocks of the last axis"
+  if options != problems.NO_OPTIONS:
+    return f"kernels do not compute a prologue of values {options}"
+  if problem.computes_global_scale:
+    return (
+      "the global scale needs all of the prologue's result before a kernel"
+      " quantizes it"
     )
   return ""
 
@@ -165,6 +189,7 @@ def quantize(
   problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
   keys: Sequence[jax.Array | None] = (),
+  more: Mapping[str, jax.Array] = types.MappingProxyType({}),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` with one blocking."""
   cpu_library.register()
@@ -172,7 +197,7 @@ def quantize(
   (single,) = problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
   if is_last and problem.options == (problems.NO_OPTIONS,):
-    return _quantize_rows(x, global_scale, problem, limit)
+    return _quantize_rows(x, global_scale, problem, limit, more)
   return _quantize_operand(x, global_scale, problem, limit, *keys)
 
 
@@ -181,16 +206,44 @@ def _quantize_rows(
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
   limit: dict[str, np.int64],
+  more: Mapping[str, jax.Array],
 ) -> list[jax.Array]:
   """Quantizes along the last dimension, without options."""
-  (b,) = problem.blockings
-  x = b.apply(x)
-  *lead, k = x.shape
-  rows = x.reshape(-1, k)
-  results = jax.ffi.ffi_call(_QUANTIZE, _types(problem, rows.shape[0], k))(
-    rows, _or_absent(global_scale), **_attributes(problem), **limit
+  (b,), prologue = problem.blockings, problem.prologue
+  *lead, k = b.shape(problem.shape)
+  arrays: list[jax.Array] = []
+  attributes: dict[str, np.generic] = {}
+  if prologue is None:
+    x = b.apply(x)
+  else:
+    arrays = [
+      more[name].reshape(-1, more[name].shape[-1])
+      if name in more and name in prologues.OF_X
+      else _or_absent(more.get(name))
+      for name in prologues.OPERANDS
+    ]
+    attributes = {
+      "prologue": np.int64(_FUNCTIONS[prologue.function]),
+      "halves": np.int64(_HALVES[prologue.halves]),
+      "epsilon": np.float32(prologue.epsilon),
+      "alpha": np.float32(prologue.alpha),
+      "limit": np.float32(prologue.limit),
+    }
+  rows = x.reshape(-1, x.shape[-1])
+  sums = [jax.ShapeDtypeStruct(rows.shape, x.dtype)] * problem.returns_sum
+  *results, last = jax.ffi.ffi_call(
+    _QUANTIZE, (*_types(problem, rows.shape[0], k), *sums)
+  )(
+    rows,
+    _or_absent(global_scale),
+    *arrays,
+    **_attributes(problem),
+    **attributes,
+    **limit,
   )
-  return _shaped(results, problem, (*lead, k))
+  if not sums:
+    return _shaped([*results, last], problem, (*lead, k))
+  return [*_shaped(results, problem, (*lead, k)), last.reshape(x.shape)]
 
 
 def _quantize_operand(

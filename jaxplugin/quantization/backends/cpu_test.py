@@ -10,11 +10,14 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.core import blocking
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import quantize_primitive
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import contract
+from jaxplugin.testing import prologue_cases
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
@@ -149,3 +152,72 @@ class BitsTest(parameterized.TestCase):
     # NVFP4 has a global scale for each: more than a kernel takes.
     kernels = int(format == jp.MXFP8)
     self.assert_same(jax.vmap(quantize), x, kernels=kernels)
+
+
+@lowerings.needs_library
+class PrologueTest(parameterized.TestCase):
+  """kernels/cpu/tests/prologue_handler_test.py has the numerical tests."""
+
+  def problem(self, axis=1, format=jp.MXFP8, shape=(16, 64), **fields):
+    return problems.QuantizationProblem.along(
+      axis,
+      shape=shape,
+      dtype=np.dtype(np.float32),
+      format=format,
+      prologue=prologue_cases.CASES[0],
+      **fields,
+    )
+
+  @parameterized.parameters(
+    (
+      {"axis": 0, "shape": (32, 64), "format": jp.MXFP4},
+      "only for whole blocks of the last axis",
+    ),
+    ({"shape": (16, 40)}, "only for whole blocks of the last axis"),
+    ({"format": jp.NVFP4}, "the global scale needs all of the prologue's"),
+    ({"options": (DRAWN,)}, "a prologue of values rounded stochastically"),
+  )
+  def test_note_says_why_the_prologue_is_separate(self, fields, reason):
+    problem = self.problem(**fields)
+    parts = backends.decide(problem, MODULE, lowerings.TARGET)
+    for part in parts:
+      self.assertIsNone(part.problem.prologue)
+    self.assertRegex(
+      str(parts[0].decision), f"(?s)separate XLA operation, .*cpu: .*{reason}"
+    )
+
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4, jp.MXFP4)
+  def test_one_kernel_computes_and_quantizes(self, format):
+    """Codes differ from those of XLA's result if roundings of f32 do."""
+    shape, calls = (2, 5, 192), len(prologue_cases.CASES)
+    along = (blocking.Blocking.along(2, 3, format.block_size),)
+    scale = np.float32(0.01) if format == jp.NVFP4 else None
+    given = [
+      prologue_cases.operands(prologue, shape, jax.numpy.bfloat16)
+      for prologue in prologue_cases.CASES
+    ]
+
+    def produce(given):
+      return [
+        quantize_primitive.produce(
+          x,
+          scale,
+          blockings=along,
+          format=format,
+          packed=format.is_fp4,
+          prologue=prologue,
+          more=more,
+        )
+        for prologue, (x, more) in zip(prologue_cases.CASES, given, strict=True)
+      ]
+
+    self.assertEqual(lowerings.calls(produce, given), (calls, 0))
+    actual = jax.jit(produce)(given)
+    expected = jax.jit(lowerings.by_operations(produce))(given)
+    for (one, total), (other, other_total) in zip(
+      actual, expected, strict=True
+    ):
+      contract.assert_same_bits(total, other_total)
+      for got, want in zip(one[0][:2], other[0][:2], strict=True):
+        same = np.asarray(got).view(np.uint8) == np.asarray(want).view(np.uint8)
+        self.assertGreater(same.mean(), 0.998)

@@ -8,16 +8,6 @@ JAXPLUGIN_ALWAYS_INLINE float Swiglu(float gate, float value) {
   return Silu(gate) * value;
 }
 
-// The activation of gpt-oss. NaN passes the clamps, as in jnp.minimum and
-// jnp.clip.
-JAXPLUGIN_ALWAYS_INLINE float SwigluOai(float gate, float value) {
-  constexpr float kLimit = 7.0f, kAlpha = 1.702f;
-  gate = gate > kLimit ? kLimit : gate;
-  value = value > kLimit ? kLimit : value;
-  value = value < -kLimit ? -kLimit : value;
-  return gate / (1.0f + Exp(-kAlpha * gate)) * (value + 1.0f);
-}
-
 JAXPLUGIN_ALWAYS_INLINE void GateRun(const GateArgs& args, int64_t row,
                                      int64_t j, int n) {
   constexpr int kRun = 64;
@@ -29,7 +19,10 @@ JAXPLUGIN_ALWAYS_INLINE void GateRun(const GateArgs& args, int64_t row,
   } else {
     gates += 2 * j;
     values += 2 * j;
-    for (int i = 0; i < n; ++i) v[i] = SwigluOai(gates[2 * i], values[2 * i]);
+    constexpr float kAlpha = 1.702f, kLimit = 7.0f;
+    for (int i = 0; i < n; ++i) {
+      v[i] = SwigluOai(gates[2 * i], values[2 * i], kAlpha, kLimit);
+    }
   }
   StoreFloats(v, n, args.out_format, args.out, row * args.out_columns + j);
 }

@@ -38,3 +38,13 @@ JAXPLUGIN_ALWAYS_INLINE float Gelu(float x) {
 }
 
 JAXPLUGIN_ALWAYS_INLINE float Silu(float x) { return x / (1.0f + Exp(-x)); }
+
+// The activation of gpt-oss. NaN passes the clamps, as in jnp.minimum and
+// jnp.clip.
+JAXPLUGIN_ALWAYS_INLINE float SwigluOai(float gate, float value, float alpha,
+                                        float limit) {
+  gate = gate > limit ? limit : gate;
+  value = value > limit ? limit : value;
+  value = value < -limit ? -limit : value;
+  return gate / (1.0f + Exp(-alpha * gate)) * (value + 1.0f);
+}

@@ -11,7 +11,6 @@ import itertools
 import pathlib
 import sys
 
-import ml_dtypes
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -24,49 +23,6 @@ E2M1, E8M0 = testing.E2M1, testing.E8M0
 FORMATS = testing.FORMATS
 QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
 e8m0_value = testing.e8m0_value
-
-
-def quantized_reference(x, name, rounding, global_scale):
-  """Returns (codes u8, scale u8, global), by NumPy in float64 and float32."""
-  dtype, _, block = FORMATS[name]
-  limit = float(ml_dtypes.finfo(dtype).max)
-  blocks = x.astype(np.float32)
-  blocks = blocks.reshape(*x.shape[:-1], x.shape[-1] // block, block)
-  with np.errstate(all="ignore"):
-    bad = ~np.isfinite(blocks).all(-1, keepdims=True)
-    clean = np.where(bad, np.float32(0), blocks)
-    amax = np.abs(clean).max(-1, keepdims=True)
-    if name == "nvfp4":
-      if global_scale is None:
-        top = np.float32(amax.max(initial=0))
-        global_scale = np.float32(top / np.float32(2688))
-        global_scale = max(global_scale, np.float32(2.0**-126))
-        if top == 0:
-          global_scale = np.float32(1)
-      ideal = amax / np.float32(6) / global_scale
-      # At least E4M3's smallest positive number, except for a block of zeros.
-      ideal = np.clip(ideal, np.float32(2**-9), np.float32(448))
-      code = np.where(amax == 0, 0, ideal).astype(E4M3).view(np.uint8)
-      step = code.view(E4M3).astype(np.float32) * global_scale
-      quotient = np.where(code == 0, np.float32(0), clean / step)
-      nan_code = 0x7F
-    else:
-      exponent = np.frexp(amax.astype(np.float64))[1] - 1  # floor(log2)
-      exponent = np.where(amax == 0, -1000, exponent)
-      scale_exponent = exponent - int(np.log2(limit))
-      if rounding == 0:
-        over = amax.astype(np.float64) > np.ldexp(limit, scale_exponent)
-        scale_exponent = scale_exponent + over
-      code = np.clip(scale_exponent + 127, 0, 254).astype(np.uint8)
-      quotient = np.ldexp(clean.astype(np.float64), 127 - code.astype(int))
-      quotient = quotient.astype(np.float32)
-      nan_code = 255
-    # Zeros and values that underflow keep their sign.
-    magnitude = np.minimum(np.abs(quotient), np.float32(limit))
-    codes = np.copysign(magnitude, blocks).astype(dtype).view(np.uint8)
-    codes = np.where(bad, 0, codes & (1 << testing.bits(dtype)) - 1)
-    scale = np.where(bad, nan_code, code)[..., 0]
-  return codes.reshape(x.shape).astype(np.uint8), scale, global_scale
 
 
 class QuantizeTest(parameterized.TestCase):
@@ -103,7 +59,7 @@ class QuantizeTest(parameterized.TestCase):
         compute_global=int(name == "nvfp4" and given is None),
         isa=isa,
       )
-      expected = quantized_reference(x, name, rounding, given)
+      expected = testing.quantized_reference(x, name, rounding, given)
       codes = testing.one_a_byte(values, name)
       np.testing.assert_array_equal(codes, expected[0])
       np.testing.assert_array_equal(scale, expected[1])
@@ -122,7 +78,7 @@ class QuantizeTest(parameterized.TestCase):
     values, scale, _ = testing.quantize(
       x, given, format=number, rounding=rounding, isa=isa
     )
-    expected = quantized_reference(x, name, rounding, given)
+    expected = testing.quantized_reference(x, name, rounding, given)
     codes = testing.one_a_byte(values, name)
     np.testing.assert_array_equal(codes, expected[0])
     np.testing.assert_array_equal(np.asarray(scale), expected[1])
@@ -145,7 +101,7 @@ class QuantizeTest(parameterized.TestCase):
       values, actual, _ = testing.quantize(
         x, given, format=QUANTIZED.index("nvfp4"), isa=isa
       )
-      codes, scales, _ = quantized_reference(x, "nvfp4", 0, given)
+      codes, scales, _ = testing.quantized_reference(x, "nvfp4", 0, given)
       np.testing.assert_array_equal(testing.one_a_byte(values, "nvfp4"), codes)
       np.testing.assert_array_equal(np.asarray(actual), scales)
     self.assertGreater(moved, 1000)
@@ -160,7 +116,7 @@ class QuantizeTest(parameterized.TestCase):
     x[:, 5] = bits.ravel().view(np.float32)
     given = np.float32(given)
     values, scale, _ = testing.quantize(x, given, format=3, isa=isa)
-    expected = quantized_reference(x, "nvfp4", 0, given)
+    expected = testing.quantized_reference(x, "nvfp4", 0, given)
     np.testing.assert_array_equal(np.asarray(scale), expected[1])
     codes = testing.one_a_byte(values, "nvfp4")
     np.testing.assert_array_equal(codes, expected[0])

@@ -327,13 +327,50 @@ def _quantized(rows: int, k: int, format: int) -> tuple:
   )
 
 
-def quantize(x, global_scale=None, *, format, results=None, **options):
-  """Calls jaxplugin_quantize; returns (u8 values, u8 scale, f32[])."""
+def quantize(x, global_scale=None, *, format, more=(), results=None, **options):
+  """Calls jaxplugin_quantize; returns (u8 values, u8 scale, f32[]).
+
+  `more` are the arguments of a prologue.
+  """
   return _handle(
     "jaxplugin_quantize",
-    _present(x, global_scale),
+    _present(x, global_scale, *more),
     results or _quantized(*x.shape, format),
     {"rounding": 0, "compute_global": 0, "isa": 0, "format": format} | options,
+  )
+
+
+def prologue(
+  x,
+  global_scale=None,
+  *,
+  format=0,
+  function=1,
+  halves=0,
+  up=None,
+  weight=None,
+  bias=None,
+  residual=None,
+  results=(),
+  **options,
+):
+  """Calls jaxplugin_quantize with a prologue.
+
+  Returns values, scale, the global scale, the sum if there is a residual, and
+  the prologue's result. `results` replaces the types of the last ones.
+  """
+  rows, k = x.shape[0], x.shape[1] // (2 if halves else 1)
+  sums = [] if residual is None else [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+  last = results or (*sums, jax.ShapeDtypeStruct((rows, k), np.float32))
+  return quantize(
+    x,
+    global_scale,
+    format=format,
+    more=(up, weight, bias, residual),
+    results=(*_quantized(rows, k, format), *last),
+    prologue=function,
+    halves=halves,
+    **options,
   )
 
 
@@ -367,6 +404,49 @@ def quantize_operand(
     }
     | options,
   )
+
+
+def quantized_reference(x, name, rounding, global_scale):
+  """Returns (codes u8, scale u8, global), by NumPy in float64 and float32."""
+  dtype, _, block = FORMATS[name]
+  limit = float(ml_dtypes.finfo(dtype).max)
+  blocks = x.astype(np.float32)
+  blocks = blocks.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+  with np.errstate(all="ignore"):
+    bad = ~np.isfinite(blocks).all(-1, keepdims=True)
+    clean = np.where(bad, np.float32(0), blocks)
+    amax = np.abs(clean).max(-1, keepdims=True)
+    if name == "nvfp4":
+      if global_scale is None:
+        top = np.float32(amax.max(initial=0))
+        global_scale = np.float32(top / np.float32(2688))
+        global_scale = max(global_scale, np.float32(2.0**-126))
+        if top == 0:
+          global_scale = np.float32(1)
+      ideal = amax / np.float32(6) / global_scale
+      # At least E4M3's smallest positive number, except for a block of zeros.
+      ideal = np.clip(ideal, np.float32(2**-9), np.float32(448))
+      code = np.where(amax == 0, 0, ideal).astype(E4M3).view(np.uint8)
+      step = code.view(E4M3).astype(np.float32) * global_scale
+      quotient = np.where(code == 0, np.float32(0), clean / step)
+      nan_code = 0x7F
+    else:
+      exponent = np.frexp(amax.astype(np.float64))[1] - 1  # floor(log2)
+      exponent = np.where(amax == 0, -1000, exponent)
+      scale_exponent = exponent - int(np.log2(limit))
+      if rounding == 0:
+        over = amax.astype(np.float64) > np.ldexp(limit, scale_exponent)
+        scale_exponent = scale_exponent + over
+      code = np.clip(scale_exponent + 127, 0, 254).astype(np.uint8)
+      quotient = np.ldexp(clean.astype(np.float64), 127 - code.astype(int))
+      quotient = quotient.astype(np.float32)
+      nan_code = 255
+    # Zeros and values that underflow keep their sign.
+    magnitude = np.minimum(np.abs(quotient), np.float32(limit))
+    codes = np.copysign(magnitude, blocks).astype(dtype).view(np.uint8)
+    codes = np.where(bad, 0, codes & (1 << bits(dtype)) - 1)
+    scale = np.where(bad, nan_code, code)[..., 0]
+  return codes.reshape(x.shape).astype(np.uint8), scale, global_scale
 
 
 def quantize_changed(handler, x, change):

@@ -1,0 +1,96 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantizes all rows along the last dimension, or a prologue's result for them.
+
+constexpr int64_t kQuantizeChunk = 1024;      // values converted at a time
+constexpr int64_t kQuantizeTask = 64 * 1024;  // values of a task
+
+// Returns `count` values from `begin` on as float32. Values of other types are
+// converted to `buffer`.
+JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
+                                                int64_t begin, int64_t count,
+                                                float* buffer) {
+  if (format == Format::kF32) return static_cast<const float*>(x) + begin;
+  const uint16_t* halves = static_cast<const uint16_t*>(x) + begin;
+  if (format == Format::kBF16) {
+    for (int64_t i = 0; i < count; ++i) buffer[i] = FromBF16(halves[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) buffer[i] = FromF16(halves[i]);
+  }
+  return buffer;
+}
+
+// Quantizes `y`, values [i, i + count) of x or of the prologue's result. Copies
+// them if the call asks for them.
+inline void Store(const QuantizeArgs& args, const Codec& codec, int64_t i,
+                  int64_t count, const float* y) {
+  if (float* out = args.prologue.y) {
+    __builtin_memcpy(out + i, y, count * sizeof(float));
+  }
+  const QuantizedFacts facts = FactsOf(args.format);
+  QuantizeRun(codec, y, count, args.values + BytesOf(facts.values, i),
+              args.scale + i / facts.block);
+}
+
+#include "quantize/prologue.inl"
+
+// Computes amax / (448 * 6), with amax over the blocks without NaN or Inf. The
+// result is 1 if amax is 0.
+bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
+                        float* result) {
+  const int64_t total = args.rows * args.k;
+  const int64_t tasks = CeilDiv(total, kQuantizeTask);
+  Scratch scratch(static_cast<size_t>(Max(tasks, 1)) * 4);
+  uint32_t* maxima = reinterpret_cast<uint32_t*>(scratch.get());
+  if (maxima == nullptr) return false;
+  const bool ok = ParallelFor(parallel, tasks, [=, &args](int64_t t, int) {
+    uint32_t amax = 0;
+    const int64_t begin = t * kQuantizeTask;
+    const int64_t end = Min(total, begin + kQuantizeTask);
+    for (int64_t i = begin; i < end; i += kQuantizeChunk) {
+      float buffer[kQuantizeChunk];
+      const int64_t count = Min(kQuantizeChunk, end - i);
+      const uint32_t chunk = FiniteMax(
+          ReadFloats(args.x, args.x_format, i, count, buffer), count);
+      amax = chunk > amax ? chunk : amax;
+    }
+    maxima[t] = amax;
+  });
+  uint32_t amax = 0;
+  for (int64_t t = 0; t < tasks; ++t) {
+    amax = maxima[t] > amax ? maxima[t] : amax;
+  }
+  // A quotient below 2^-126 becomes 2^-126, also if the caller's float mode has
+  // flushed it to 0.
+  const float quotient = AsFloat(amax) / 2688.0f;
+  *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+  return ok;
+}
+
+bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
+  float global = args.given_global ? *args.given_global : 1.0f;
+  if (args.format == QuantizedFormat::kNvfp4 && args.compute_global &&
+      !ComputeGlobalScale(args, parallel, &global)) {
+    return false;
+  }
+  *args.global_scale = global;
+  const Codec codec = {args.format, args.round_up, global};
+  if (IsNorm(args.prologue.function)) {
+    return QuantizeNorms(args, codec, parallel);
+  }
+  const bool is_gated = args.prologue.function != PrologueFunction::kNone;
+  const int64_t total = args.rows * args.k;
+  return ParallelForInParts(
+      parallel, CeilDiv(total, kQuantizeTask), [=, &args](int64_t t, int) {
+        const int64_t begin = t * kQuantizeTask;
+        const int64_t end = Min(total, begin + kQuantizeTask);
+        if (is_gated) return QuantizeGated(args, codec, begin, end);
+        for (int64_t i = begin; i < end; i += kQuantizeChunk) {
+          float buffer[kQuantizeChunk];
+          const int64_t count = Min(kQuantizeChunk, end - i);
+          Store(args, codec, i, count,
+                ReadFloats(args.x, args.x_format, i, count, buffer));
+        }
+      });
+}

@@ -1,0 +1,219 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares quantize's prologues with NumPy in float64.
+
+Codes are those of quantizing the kernel's own f32 result, by NumPy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+BF16, F16, F32 = testing.BF16, testing.F16, testing.F32
+RMS_NORM, LAYER_NORM, SILU, GELU, SWIGLUOAI = range(1, 6)
+NONE, SPLIT, INTERLEAVED = range(3)
+# Roundings of a result, in units of its last place: at most half for each of
+# two products and a quotient, doubled by a change of the exponent, and one for
+# the exponential function.
+ULPS = 4
+# Below e^-88.7 the sum 1 + exp(-x) overflows, and an activation is 0.
+TINY = 2.0**-121
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  function: int
+  halves: int = NONE
+  dtype: type = F32
+  format: str = "mxfp8"
+  shape: tuple[int, int] = (9, 96)
+  operands: tuple[str, ...] = ()
+  epsilon: float = 1e-5
+  alpha: float = 1.702
+  limit: float = 7.0
+
+
+CASES = (
+  Case(RMS_NORM),
+  Case(RMS_NORM, NONE, BF16, "nvfp4", (9, 1040), ("weight",), 1e-6),
+  Case(RMS_NORM, NONE, BF16, "mxfp4", (70, 1056), ("weight", "residual")),
+  Case(RMS_NORM, NONE, F16, "mxfp8_e5m2", (9, 32), ("residual",)),
+  Case(LAYER_NORM, NONE, BF16, "mxfp6_e2m3", (9, 2080), ("weight", "bias")),
+  Case(LAYER_NORM, NONE, F32, "nvfp4", (9, 48), ("bias", "residual")),
+  Case(SILU, NONE, BF16, "mxfp8", (70, 1056)),
+  Case(SILU, SPLIT, F16, "mxfp6_e3m2", (9, 1120), ("bias",)),
+  Case(GELU, SPLIT, F32, "mxfp8"),
+  Case(GELU, NONE, BF16, "nvfp4", (9, 16), ("bias",)),
+  Case(SWIGLUOAI, INTERLEAVED, BF16, "mxfp4", (70, 1056), ("bias",)),
+  Case(SWIGLUOAI, SPLIT, F32, "nvfp4", (9, 1072), (), 0, 0.7, 2.5),
+)
+
+
+def inputs(case: Case) -> dict[str, np.ndarray]:
+  """Returns x and the other operands. Some rows have extreme numbers."""
+  rng = np.random.default_rng(0)
+  rows, k = case.shape
+  columns = 2 * k if case.halves else k
+  x = rng.standard_normal((rows, columns)).astype(np.float32) * 3
+  x[1] = 0
+  x[2, 5], x[3, 7], x[3, 8] = np.nan, np.inf, -np.inf
+  x[4] *= np.float32(1e-4)
+  x[5] = np.where(rng.integers(0, 2, columns), 5, -5)
+  x[6, :8] = -110, -100, -89, -80, 80, 89, 100, 1e4
+  found = {"x": x.astype(case.dtype)}
+  draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  if case.function >= SILU and not case.halves:
+    found["up"] = draw(rows, k).astype(case.dtype)
+  for name in case.operands:
+    size = 2 * k if case.function >= SILU else k
+    found[name] = draw(size)
+    if name == "residual":
+      found[name] = draw(rows, k).astype(case.dtype)
+  return found
+
+
+def reference(case: Case, x, up=None, weight=None, bias=None, residual=None):
+  """Returns the sum, the result in f64, and a bound of the f32 error."""
+  total = x
+  if residual is not None:
+    total = x.astype(np.float32) + residual.astype(np.float32)
+    total = total.astype(case.dtype)
+  if case.function <= LAYER_NORM:
+    s = total.astype(np.float64)
+    lost = 0.0
+    if case.function == LAYER_NORM:
+      mean = s.mean(-1, keepdims=True)
+      s, lost = s - mean, np.abs(mean) * 2.0**-24
+    factor = 1 / np.sqrt((s * s).mean(-1, keepdims=True) + case.epsilon)
+    factor = factor * (1 if weight is None else weight)
+    y, bias = s * factor, 0.0 if bias is None else bias
+    largest = np.abs(y) + np.abs(bias)
+    return total, y + bias, ULPS * spacing(largest) + lost * np.abs(factor)
+  k = case.shape[1]
+  pair = lambda v: (v[..., 0::2], v[..., 1::2])
+  if case.halves != INTERLEAVED:
+    pair = lambda v: (v[..., :k], v[..., k:])
+  f32 = lambda v: v.astype(np.float32)
+  gate, up = (f32(x), f32(up)) if up is not None else pair(f32(x))
+  if bias is not None:
+    gate, up = gate + pair(bias)[0], up + pair(bias)[1]
+  gate, up = gate.astype(np.float64), up.astype(np.float64)
+  if case.function == SILU:
+    argument, roundings = gate, 0.0
+  elif case.function == GELU:
+    argument = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    roundings = 3.0
+  else:
+    limit = np.float64(np.float32(case.limit))
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+    argument = np.float64(np.float32(case.alpha)) * gate
+    roundings = 0.5
+  y = gate / (1 + np.exp(-argument)) * up
+  # A rounding of the argument multiplies the exponential by e^(2^-24 argument).
+  ulps = ULPS + 2 * roundings * np.abs(argument)
+  return total, y, ulps * spacing(y) + TINY * np.abs(up)
+
+
+def spacing(x):
+  return np.spacing(np.abs(x).astype(np.float32)).astype(np.float64)
+
+
+def attributes(case: Case) -> dict[str, np.float32]:
+  if case.function <= LAYER_NORM:
+    return {"epsilon": np.float32(case.epsilon)}
+  if case.function == SWIGLUOAI:
+    return {"alpha": np.float32(case.alpha), "limit": np.float32(case.limit)}
+  return {}
+
+
+class PrologueTest(parameterized.TestCase):
+  @testing.each(case=CASES)
+  def test_result_is_that_of_f64_and_codes_are_those_of_the_result(
+    self, case, isa
+  ):
+    given = inputs(case)
+    scale = np.float32(0.01) if case.format == "nvfp4" else None
+    for rounding in (0, 1):
+      values, scales, _, *sums, y = testing.prologue(
+        **given,
+        **attributes(case),
+        global_scale=scale,
+        format=testing.QUANTIZED.index(case.format),
+        function=case.function,
+        halves=case.halves,
+        rounding=rounding,
+        isa=isa,
+      )
+      with np.errstate(all="ignore"):
+        total, expected, bound = reference(case, **given)
+        error = np.abs(y - expected)
+        same = (y == expected) | (np.isnan(y) & np.isnan(expected))
+      self.assertTrue(np.all(same | (error <= bound)), np.nanmax(error / bound))
+      self.assertFalse(np.isnan(y).all())
+      if "residual" in given:
+        np.testing.assert_array_equal(
+          *(v.astype("f4") for v in (sums[0], total))
+        )
+      codes, expected_scale, _ = testing.quantized_reference(
+        y, case.format, rounding, scale
+      )
+      np.testing.assert_array_equal(
+        testing.one_a_byte(values, case.format), codes
+      )
+      np.testing.assert_array_equal(scales, expected_scale)
+
+  def test_no_rows_and_no_columns_give_empty_results(self):
+    for shape in ((0, 64), (3, 0)):
+      x = np.zeros(shape, BF16)
+      *_, total, y = testing.prologue(
+        x, residual=x, weight=np.ones(shape[1], F32)
+      )
+      self.assertEqual((total.shape, y.shape), (shape, shape))
+
+  @parameterized.named_parameters(
+    ("function", {"function": 6}, "prologue must be"),
+    ("halves", {"halves": 1}, "halves must be"),
+    ("odd", {"x": np.ones((2, 65), "f4"), "halves": 1, "function": 3}, "k mus"),
+    ("no_up", {"function": 3}, "up must have"),
+    ("up", {"up": np.ones((2, 32), "f4")}, "up must have"),
+    ("up_dtype", {"function": 3, "up": np.ones((2, 32), BF16)}, "up must have"),
+    ("weight", {"weight": np.ones(33, "f4")}, "weight must be"),
+    (
+      "weight_of_activation",
+      {
+        "function": 3,
+        "up": np.ones((2, 32), "f4"),
+        "weight": np.ones(32, "f4"),
+      },
+      "weight must be",
+    ),
+    ("bias", {"bias": np.ones(64, "f4")}, "bias must be"),
+    ("residual", {"residual": np.ones((2, 32), BF16)}, "residual must have"),
+    ("computed", {"format": 3, "compute_global": 1}, "compute_global must be"),
+    ("sum", {"residual": np.ones((2, 32), "f4"), "results": [((2, 33), "f4")]},
+     "the sum must have"),
+    ("result", {"results": [((2, 32), BF16)]}, "the prologue's result must be"),
+    ("results", {"results": [((2, 32), "f4")] * 2}, "further results must be"),
+    ("epsilon", {"epsilon": np.int64(1)}, "attribute epsilon must be f32"),
+  )  # fmt: skip
+  def test_malformed_call_is_an_error(self, change, message):
+    arguments = {"x": np.ones((2, 32), "f4")} | change
+    types = arguments.pop("results", ())
+    with self.assertRaisesRegex(testing.HandlerError, message):
+      testing.prologue(
+        **arguments, results=[jax.ShapeDtypeStruct(*each) for each in types]
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()
