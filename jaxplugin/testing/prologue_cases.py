@@ -66,5 +66,5 @@ def exact(prologue, x, more):
     return gate / (1 + np.exp(-p.alpha * gate)) * (up + 1), None
   if p.function == "silu_and_mul":
     return gate / (1 + np.exp(-gate)) * up, None
-  inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-  return gate / 2 * (1 + np.tanh(inner)) * up, None
+  exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+  return gate / (1 + np.exp(-exponent)) * up, None

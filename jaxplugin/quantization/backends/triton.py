@@ -4,7 +4,8 @@
 
 The kernels write values and scale from one read of x, also along two axes if
 `triton_shapes` finds a launch. They apply recipes' options in the same pass.
-Their bits are the same as those of XLA ops.
+Their bits are the same as those of XLA ops. They also compute a prologue in the
+same pass, whose f32 result may differ from that of XLA ops in its last bits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import types
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
 
@@ -57,8 +60,9 @@ def _refusal(problem: problems.QuantizationProblem) -> str:
   if not problem.format.is_known:
     known = ", ".join(f.name for f in formats.KNOWN)
     return f"supports {known}, got {problem.format}"
-  if problem.prologue is not None:
-    return f"kernels do not compute {problem.prologue}"
+  if problem.prologue is not None and problem.computes_global_scale:
+    function = problem.prologue.function
+    return f"needs a given global scale to quantize with {function}"
   for options in problem.options:
     if reason := options.bits_refusal():
       return reason
@@ -92,6 +96,7 @@ def quantize(
   problem: problems.QuantizationProblem,
   target: targets.Target,
   keys: Sequence[jax.Array | None] = (),
+  more: Mapping[str, jax.Array] = types.MappingProxyType({}),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` for a supported problem.
 
@@ -102,16 +107,17 @@ def quantize(
     problem: a supported problem.
     target: a GPU.
     keys: key data of each blocking. A shard has `offsets.words` instead.
+    more: operands of the prologue by name.
   """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)
   if single:
     x = problem.blockings[0].apply(x)
   else:
-    found = triton_shapes.order(problem)
-    assert found is not None
-    order = found
-  arrays, size = {"x": x}, math.prod(x.shape[:-1])
+    positions = triton_shapes.order(problem)
+    assert positions is not None
+    order = positions
+  arrays, size = {"x": x, **more}, math.prod(x.shape[:-1])
   if problem.num_maxima is not None:
     assert global_scale is not None
     arrays["maxima"] = global_scale
@@ -149,7 +155,10 @@ def quantize(
       results[i] = list(map(moved, results[i]))
     if problem.computes_global_scale:
       results[i].append(arrays[f"global_scale{suffix}"].reshape(()))
-  return [leaf for i in range(len(each)) for leaf in results[i]]
+  found = [leaf for i in range(len(each)) for leaf in results[i]]
+  if problem.returns_sum:
+    found.append(arrays["total"].reshape(problem.shape))
+  return found
 
 
 def maxima(

@@ -32,6 +32,8 @@ from jaxplugin.runtime import triton_library
 
 _PLANNED_ROWS: Final = 16  # if the number of rows is symbolic
 _MAX_PROGRAMS: Final = 2**31 - 1  # CUDA's limit on the first grid dimension
+# Warps of a program that keeps a row of a norm in registers; more would spill.
+_MAX_WARPS: Final = 16
 
 
 def launches(
@@ -40,6 +42,8 @@ def launches(
   """Returns the launches for a problem, or why kernels do not support it."""
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
+  if reason := _prologue_refusal(problem):
+    return decisions.Unsupported(reason)
   if not problem.sizes_are_static:
     return _launches_of_m(problem, target)
   if len(problem.blockings) == 1:
@@ -60,7 +64,42 @@ def launches(
     return decisions.Unsupported(
       f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
     )
+  if found[-1].num_warps > _MAX_WARPS:
+    return decisions.Unsupported(
+      f"keeps a row of a norm in the registers of {_MAX_WARPS} warps, got"
+      f" {problem.shape[-1]} features"
+    )
   return found
+
+
+def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
+  """Returns why kernels compute the prologue separately, or ""."""
+  prologue, ndim = problem.prologue, len(problem.shape)
+  if prologue is None:
+    return ""
+  if not problem.sizes_are_static:
+    return f"needs static sizes for {prologue.function}, got {problem}"
+  dims = [b.dims for b in problem.blockings]
+  if prologue.is_norm and dims != [(ndim - 1,)]:
+    return (
+      f"computes {prologue.function} with blocks along the last dimension only,"
+      f" got {dims}"
+    )
+  if len(dims) == 1:
+    (b,) = problem.blockings
+    is_along = dims[0] == (ndim - 1,) or (
+      dims[0] == (ndim - 2,) and problem.shape[-1] > 1
+    )
+    is_found = is_along and b.shape(problem.shape) == problem.shape
+  else:
+    found = _found(problem)
+    is_found = found is None or found[2] == ndim - 1
+  if is_found:
+    return ""
+  return (
+    f"computes {prologue.function} with whole blocks along the last or the"
+    f" second to last dimension, got {dims} of {ndim}"
+  )
 
 
 def _launches_of_m(
@@ -163,6 +202,7 @@ def _rows(
     pads_values=problem.pads_values,
     options=_options(options),
     places=_places(shape, _strides(shape, options), groups),
+    prologue=_prologue(problem),
     **_common(problem),
   )
 
@@ -307,6 +347,7 @@ def _matrices(
     options_t=_options(problem.options[positions[1]]),
     places=of_bits[0],
     places_t=of_bits[1],
+    prologue=_prologue(problem),
     **_common(problem),
   )
 
@@ -328,6 +369,15 @@ def _strides_of_x(
     else strides[b.position(dim)]
     for dim in range(len(shape))
   ]
+
+
+def _prologue(
+  problem: problems.QuantizationProblem,
+) -> quantize_config.Prologue | None:
+  if problem.prologue is None:
+    return None
+  fields = dataclasses.asdict(problem.prologue)
+  return quantize_config.Prologue(dtype=problem.dtype.name, **fields)
 
 
 def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class AccessError(Exception):
 class Memory:
   """Copies of arrays in one buffer, with poison before, between and after.
 
+  An array that is passed twice has one copy.
+
   Strides are kept, so bytes between the elements of a strided array are poison
   as well, and no access to them is allowed.
 
@@ -35,7 +37,10 @@ class Memory:
   def __init__(
     self, arrays: Mapping[str, np.ndarray], *, check_races: bool
   ) -> None:
-    self._arrays = dict(arrays)
+    first: dict[int, str] = {}
+    for name, array in arrays.items():
+      first.setdefault(id(array), name)
+    self._arrays = {name: arrays[name] for name in first.values()}
     self._names = ["nobody", *self._arrays]
     self._writeable = np.array(
       [False, *(array.flags.writeable for array in self._arrays.values())]
@@ -48,6 +53,8 @@ class Memory:
       self._starts[name] = size
       size += _span(name, array) + _GAP_BYTES
       size += -size % _ALIGNMENT_BYTES
+    for name, array in arrays.items():
+      self._starts[name] = self._starts[first[id(array)]]
     buffer = np.zeros(size + _ALIGNMENT_BYTES, np.uint8)
     skip = -buffer.ctypes.data % _ALIGNMENT_BYTES
     self._buffer = buffer[skip : skip + size]

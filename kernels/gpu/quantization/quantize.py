@@ -22,6 +22,7 @@ from typing import Final
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu.quantization import global_scales
+from jaxplugin.kernels.gpu.quantization import prologues
 from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
 from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
 from jaxplugin.kernels.gpu.quantization import threefry
@@ -139,9 +140,13 @@ def quantize(
   x,
   global_scale,
   key,
+  other,
+  weight,
+  bias,
   computed_scale,
   values,
   scale,
+  total,
   rows: tl.constexpr,
   k: tl.constexpr,
   grid_rows: tl.constexpr,
@@ -159,16 +164,18 @@ def quantize(
   Masked: rows past `rows`, and k past `k`.
 
   Args:
-    x: f32, bf16 or f16[batch, rows, k].
+    x: f32, bf16 or f16[batch, rows, k]; see `prologues.load` for halves.
     global_scale: for NVFP4 f32[1], or what `global_scales.load_or_compute`
       computes one of; else any pointer or None, not read.
     key: uint32[2], of threefry2x32, for random rounding; of a part of an array
       uint32[4], see `threefry.first_place`; else as before.
+    other, weight, bias: of a prologue, see `prologues.load`; else as before.
     computed_scale: f32[1], the global scale if it is computed; else as before.
     values: uint8[batch, rows, k], FP4 uint8[batch, rows, k / 2]; rows up to
       whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
     scale: uint8[batch, rows, k / block size] where linear; swizzled, batch
       times `swizzle_scale`'s bytes, its padding included, without gaps.
+    total: x + residual, as x; None without a residual.
     rows, k: sizes; k has whole blocks.
     grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
       to whole scale tiles where the scale is swizzled.
@@ -183,9 +190,27 @@ def quantize(
   )
   row = row_start + tl.arange(0, BLOCK_M)
 
-  tile = tiles.load_runs(
-    x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
-  )
+  if QUANTIZED.has_prologue:
+    tile = prologues.load(
+      x,
+      other,
+      weight,
+      bias,
+      total,
+      batch,
+      row_start,
+      k_start,
+      rows,
+      k,
+      x_strides,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
+  else:
+    tile = tiles.load_runs(
+      x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
+    )
 
   quantize_and_store(
     tile,
@@ -264,6 +289,8 @@ def quantize_both(
   global_scale_t,
   key,
   key_t,
+  up,
+  bias,
   computed_scale,
   computed_scale_t,
   values,
@@ -291,11 +318,12 @@ def quantize_both(
   Grid, tiles and masks as those of `quantize`, for sizes k_t and k.
 
   Args:
-    x: f32, bf16 or f16[batch, rows, columns].
+    x: f32, bf16 or f16[batch, rows, columns]; see `prologues.load` for halves.
     global_scale, global_scale_t: as for `quantize`; of the rows and of the
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
     key, key_t, computed_scale, computed_scale_t: as for `quantize`.
+    up, bias: of a gated activation, see `prologues.load`; else not read.
     values, scale: blocked along columns, uint8[batch, rows, k]; FP4 has k / 2
       bytes, and the scale k / block size.
     values_t, scale_t: the same of columns, blocked along rows: uint8[batch,
@@ -318,7 +346,26 @@ def quantize_both(
   row = row_start + tl.arange(0, BLOCK_M)
   column = column_start + tl.arange(0, BLOCK_K)
 
-  tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
+  if QUANTIZED.has_prologue:
+    tl.static_assert(not QUANTIZED.prologue.is_norm)
+    tile = prologues.load(
+      x,
+      up,
+      bias,
+      bias,
+      None,
+      batch,
+      row_start,
+      column_start,
+      rows,
+      columns,
+      x_strides,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
+  else:
+    tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
 
   quantize_and_store(
     tile,

@@ -368,18 +368,25 @@ def _scaled_to(
 
 
 @triton.jit
+def approximate_reciprocal(x, BY_INSTRUCTION: tl.constexpr):
+  """1 / x within 2 ulp, if x and 1 / x are normal numbers."""
+  if BY_INSTRUCTION:
+    result = tl.inline_asm_elementwise(
+      _RECIPROCAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+  else:
+    result = 1.0 / x
+  return result
+
+
+@triton.jit
 def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
   """1 / x, correctly rounded, if x and 1 / x are normal numbers.
 
   Newton's steps round correctly except for a significand of all ones, whose
   result has the significand 1 + 2^-23 (Markstein, see `_divided`).
   """
-  if IS_APPROXIMATE:
-    result = tl.inline_asm_elementwise(
-      _RECIPROCAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
-  else:
-    result = 1.0 / x
+  result = approximate_reciprocal(x, IS_APPROXIMATE)
   for _ in tl.static_range(2):
     result = tl.fma(tl.fma(-x, result, 1.0), result, result)
   ones = ((x.to(tl.int32, bitcast=True) & MANTISSA_MASK) + 1) >> 23

@@ -98,6 +98,39 @@ NO_OPTIONS: Final = QuantizeOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Prologue:
+  """A function of x, whose result is quantized.
+
+  The fields are those of `jaxplugin/quantization/prologues.py`, and `dtype`,
+  NumPy's name of x's dtype.
+  """
+
+  function: str
+  dtype: str = "float32"
+  operands: tuple[str, ...] = ()
+  epsilon: float = 0.0
+  halves: str | None = None
+  alpha: float = 1.702
+  limit: float = 7.0
+
+  @property
+  def is_norm(self) -> bool:
+    return self.function.endswith("norm")
+
+  @property
+  def has_weight(self) -> bool:
+    return "weight" in self.operands
+
+  @property
+  def has_bias(self) -> bool:
+    return "bias" in self.operands
+
+  @property
+  def has_residual(self) -> bool:
+    return "residual" in self.operands
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Maxima:
   """Partial amax values of x, from which a kernel computes a global scale.
 
@@ -133,6 +166,7 @@ class QuantizeConstant(constants.KernelConstant):
     options: options of a recipe.
     maxima: the maxima from which a global scale is computed. None if the global
       scale is an argument, or if the format has none.
+    prologue: computes what is quantized; None quantizes x.
   """
 
   format: formats.Format
@@ -142,6 +176,11 @@ class QuantizeConstant(constants.KernelConstant):
   pads_values: bool = False
   options: QuantizeOptions = NO_OPTIONS
   maxima: Maxima | None = None
+  prologue: Prologue | None = None
+
+  @property
+  def has_prologue(self) -> bool:
+    return self.prologue is not None
 
   @property
   def is_bounded(self) -> bool:
@@ -166,6 +205,8 @@ class Rows:
       otherwise k is minor.
     options: options of a recipe. Squares do not span matrices of the batch.
     places: places of random bits; () for the offsets in x.
+    prologue: see `QuantizeConstant`. Its features are k if k is minor; else
+      they are the rows.
   """
 
   batch: int
@@ -181,10 +222,21 @@ class Rows:
   packed_in_place: bool = False
   options: QuantizeOptions = NO_OPTIONS
   places: Places = ()
+  prologue: Prologue | None = None
 
   def layout(self, k: int) -> tuple[Sizes, Sizes]:
-    """Returns `layout` of an array like x with another `k`."""
+    """Returns `layout` of the quantized array with another `k`."""
     return layout(self.batch, self.rows, k, k_is_minor=self.k_is_minor)
+
+  @property
+  def x_strides(self) -> Sizes:
+    """Strides of (batch, row, k) in x, whose halves are twice as long."""
+    batch, row, k = self.layout(self.k)[1]
+    if self.prologue is None or not self.prologue.halves:
+      return batch, row, k
+    return (
+      (2 * batch, 2 * row, k) if self.k_is_minor else (2 * batch, row, 2 * k)
+    )
 
   def covered(self) -> tuple[int, int]:
     """Returns rows and k with the padding of a swizzled scale."""
@@ -212,6 +264,8 @@ class Matrices:
     options, options_t: for the results blocked along columns and along rows.
     places, places_t: places of random bits for (batch, row, column) and for
       (batch, column, row); () if no bits are drawn.
+    prologue: see `QuantizeConstant`. A gated activation, whose features are
+      columns.
   """
 
   batch: int
@@ -230,6 +284,15 @@ class Matrices:
   options_t: QuantizeOptions = NO_OPTIONS
   places: Places = ()
   places_t: Places = ()
+  prologue: Prologue | None = None
+
+  @property
+  def x_strides(self) -> Sizes:
+    """Strides of (batch, row, column) in x, whose halves are twice as long."""
+    is_half = self.prologue is not None and self.prologue.halves
+    return layout(self.batch, self.rows, self.columns * (2 if is_half else 1))[
+      1
+    ]
 
 
 def layout(
@@ -249,13 +312,17 @@ def default_config(
   A thread has 32 values, which are four 16-byte loads of a 16-bit input at
   once. It has 16 if it needs all bits of quotients, because registers would
   spill on sm_100. Tiles are long along the contiguous dimension, so that a warp
-  reads whole cache lines. They have whole squares and groups.
+  reads whole cache lines. They have whole squares and groups, and whole rows
+  for a norm.
 
   Raises:
     ValueError: If the format is unknown.
   """
   grid_rows, grid_k = x.covered()
   block_m, block_k = (16, 256) if x.k_is_minor else (128, 32)
+  if x.prologue is not None and x.prologue.is_norm:
+    block_k = _next_power_of_2(grid_k)
+    block_m = max(1, block_m * 256 // block_k)
   vec_size = formats.by_name(x.format).block_size
   least_m = vec_size if x.options.is_square else 1
   least_k = max(vec_size, x.options.hadamard)

@@ -6,8 +6,9 @@
 quantizes along two axes, from one read. A computed global scale takes one read
 before, which finds the largest magnitudes of parts of x, or of a small x all of
 its global scale; `plan_maxima` and its twin for two have the former alone.
-Arrays are "x", "global_scale", "key", "maxima", "values" and "scale"; names
-that end in "_t" are of columns. No launch lets the compiler contract a product
+Arrays are "x", "global_scale", "key", "maxima", "values" and "scale", operands
+of a prologue, and its "total", x + residual; names that end in "_t" are of
+columns. No launch lets the compiler contract a product
 and a sum, which would change bits.
 """
 
@@ -77,7 +78,7 @@ def plan_of_m(
   config = quantize_config.default_config(x, architecture)
   launch = quantize_launch(x, config, 0)
   constants = dict(launch.constexprs)
-  for name in ("rows", "grid_rows", "grid_k", "random_places"):
+  for name in ("rows", "grid_rows", "grid_k", "random_places", "total"):
     del constants[name]
   return dataclasses.replace(
     launch,
@@ -124,7 +125,7 @@ def plan_maxima(
     grid=programs,
     rows=x.rows,
     k=x.k,
-    x_strides=x.layout(x.k)[1],
+    x_strides=x.x_strides,
     PROGRAMS=programs,
     TILES=tiles,
     QUANTIZED=measured,
@@ -151,7 +152,7 @@ def plan_maxima_of_both(
     grid=programs,
     rows=x.rows,
     columns=x.columns,
-    x_strides=quantize_config.layout(x.batch, x.rows, x.columns)[1],
+    x_strides=x.x_strides,
     ROW=x.row,
     PROGRAMS=programs,
     TILES=tiles,
@@ -175,7 +176,7 @@ def _launch_of_few(
     launching.Output("global_scale", (1,), "float32"),
     rows=x.rows,
     k=x.k,
-    x_strides=x.layout(x.k)[1],
+    x_strides=x.x_strides,
     TILES=tiles,
     QUANTIZED=quantize_config.measured(x.format, x.options),
     RANGE=_maxima(tiles, 0, x.format, x.options).range,
@@ -230,14 +231,14 @@ def quantize_launch(
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
-  x_strides = x.layout(x.k)[1]
+  places = x.places or tuple(((0, s),) for s in x.layout(x.k)[1])
   constants = {
     "rows": x.rows,
     "k": x.k,
     "grid_rows": grid_rows,
     "grid_k": grid_k,
-    "x_strides": x_strides,
-    "random_places": x.places or tuple(((0, s),) for s in x_strides),
+    "x_strides": x.x_strides,
+    "random_places": places,
     "values_strides": values_strides,
     "scale_strides": scale_strides,
     "BLOCK_M": config.block_m,
@@ -249,19 +250,27 @@ def quantize_launch(
     ),
   }
   not_computed, computed = _global_scales(("global_scale",), num_maxima)
+  total = []
+  if x.prologue is not None and x.prologue.has_residual:
+    shape, _ = x.layout(x.k)
+    total.append(launching.Output("total", shape, x.prologue.dtype))
+  else:
+    constants["total"] = None
   return launching.Launch(
     kernel="quantize",
-    name=f"quantize_{x.format}{x.options.suffix}_{_tile_name(config)}",
+    name=f"quantize_{_name(x)}{x.options.suffix}_{_tile_name(config)}",
     inputs=(
       "x",
       _READ[x.global_scale],
       "key" if x.options.is_stochastic else "x",
+      *_operands(x.prologue, ("up", "residual"), ("weight",), ("bias",)),
       *not_computed,
     ),
     outputs=(
       *computed,
       launching.Output("values", values, "uint8"),
       launching.Output("scale", scale, "uint8"),
+      *total,
     ),
     constexprs=tuple(constants.items()),
     grid=quantize_config.num_tiles(config, x.batch, grid_rows, grid_k),
@@ -292,7 +301,7 @@ def _quantize_both_launch(
     "columns": x.columns,
     "k": x.k,
     "k_t": x.k_t,
-    "x_strides": layout(x.batch, x.rows, x.columns)[1],
+    "x_strides": x.x_strides,
     "random_places": x.places,
     "random_places_t": x.places_t,
     "values_strides": values_strides,
@@ -317,8 +326,15 @@ def _quantize_both_launch(
   suffix = f"{_both_suffix(x.options, x.options_t)}_{_tile_name(config)}"
   return launching.Launch(
     kernel="quantize_both",
-    name=f"quantize_both_{x.format}{suffix}",
-    inputs=("x", read, read_t, *keys, *not_computed),
+    name=f"quantize_both_{_name(x)}{suffix}",
+    inputs=(
+      "x",
+      read,
+      read_t,
+      *keys,
+      *_operands(x.prologue, ("up",), ("bias",)),
+      *not_computed,
+    ),
     outputs=(
       *computed,
       launching.Output("values", values, "uint8"),
@@ -330,6 +346,21 @@ def _quantize_both_launch(
     grid=quantize_config.num_tiles(config, x.batch, x.k_t, x.k),
     num_warps=config.num_warps,
   )
+
+
+def _operands(
+  prologue: quantize_config.Prologue | None, *groups: tuple[str, ...]
+) -> list[str]:
+  """Returns the operand of each group that a prologue has, or a placeholder."""
+  given = () if prologue is None else prologue.operands
+  return [
+    next((name for name in group if name in given), "x") for group in groups
+  ]
+
+
+def _name(x: quantize_config.Rows | quantize_config.Matrices) -> str:
+  """Returns the function of x and the format, for names in profiles."""
+  return f"{x.prologue.function}_{x.format}" if x.prologue else x.format
 
 
 def _global_scales(
@@ -382,6 +413,7 @@ def _constant(
     hardware_cast=config.hardware_cast,
     is_swizzled=False,
     options=options,
+    prologue=x.prologue,
     maxima=_maxima(num_maxima, row, x.format, options) if num_maxima else None,
   )
 

@@ -1,0 +1,233 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels quantize a norm or a gated activation that is near its f64 result."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import triton
+import triton.language as tl
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu.quantization import prologues
+from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
+
+from jaxplugin.arrays import layouts
+from jaxplugin.testing import prologue_cases
+from jaxplugin.testing.interpreter import interpret
+from jaxplugin.testing.kernels import quantize_cases
+
+BF16 = quantize_cases.BF16
+expected = quantize_cases.expected
+setUpModule = interpret.skip_unless_supported
+
+# 16 roundings, of numbers that are not larger than the largest result.
+RELATIVE = 16 * 2.0**-24
+# Errors of e^z, and roundings of a quotient and of products.
+ULPS = 4
+# The exponent z of a sigmoid is rounded, and e^z has |z| times this error.
+ULPS_OF_EXPONENT = 2
+# The sigmoid is 0 below this number.
+LEAST = 2.0**-125
+
+
+@triton.jit
+def store_result(
+  x,
+  other,
+  weight,
+  bias,
+  y,
+  total,
+  rows: tl.constexpr,
+  k: tl.constexpr,
+  grid_rows: tl.constexpr,
+  grid_k: tl.constexpr,
+  x_strides: tl.constexpr,
+  y_strides: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Stores what `quantize` with the same arguments quantizes."""
+  batch, row_start, k_start = tiles.of_program(
+    grid_rows, grid_k, BLOCK_M, BLOCK_K
+  )
+  tile = prologues.load(
+    x,
+    other,
+    weight,
+    bias,
+    total,
+    batch,
+    row_start,
+    k_start,
+    rows,
+    k,
+    x_strides,
+    BLOCK_M,
+    BLOCK_K,
+    QUANTIZED,
+  )
+  row = row_start + tl.arange(0, BLOCK_M)
+  column = k_start + tl.arange(0, BLOCK_K)
+  pointers = y + batch * y_strides[0]
+  pointers += row[:, None] * y_strides[1] + column[None, :] * y_strides[2]
+  inside = (row < rows)[:, None] & (column < k)[None, :]
+  tl.store(pointers, tile, mask=inside)
+
+
+def described(prologue, shape, *, dtype, format="mxfp8", axis=2, **fields):
+  """Returns the description of an array that is quantized along `axis`."""
+  batch, rows, k = shape if axis == 2 else (shape[0], shape[2], shape[1])
+  return quantize_cases.rows_of(
+    rows,
+    k,
+    format,
+    batch=batch,
+    k_is_minor=axis == 2,
+    packed_in_place=True,
+    prologue=of(prologue, dtype),
+    **fields,
+  )
+
+
+def of(prologue, dtype):
+  """Returns the kernels' record of a prologue."""
+  fields = dataclasses.asdict(prologue)
+  return quantize_config.Prologue(dtype=np.dtype(dtype).name, **fields)
+
+
+def computed(rows, arrays, shape):
+  """Returns the f32 result of a prologue."""
+  (launch,) = quantize_plans.plan(rows, quantize_cases.SM_90)
+  constants = dict(launch.constexprs)
+  names = ("rows", "k", "grid_rows", "grid_k", "x_strides", "BLOCK_M")
+  x, _, _, *operands, _ = [arrays[name] for name in launch.inputs]
+  y = np.full(shape, np.nan, np.float32)
+  interpret.launch(
+    store_result,
+    launch.grid,
+    x,
+    *operands,
+    y,
+    np.empty_like(x) if "residual" in arrays else None,
+    **{name: constants[name] for name in (*names, "BLOCK_K", "QUANTIZED")},
+    y_strides=rows.layout(rows.k)[1],
+  )
+  return y
+
+
+def arrays_of(prologue, shape, dtype):
+  """Returns x with a row of zeros and special values, and its operands."""
+  x, more = prologue_cases.operands(prologue, shape, dtype)
+  arrays = {name: np.array(array) for name, array in {"x": x, **more}.items()}
+  arrays["x"][0, 1] = 0
+  arrays["x"][0, 2:, 7] = [np.nan, np.inf, -np.inf] + [0.0] * (shape[1] - 5)
+  return arrays
+
+
+class CodesTest(parameterized.TestCase):
+  def check(self, prologue, shape, dtype, axis=2, **fields):
+    arrays = arrays_of(prologue, shape, dtype)
+    one = None
+    if fields.get("format") == "nvfp4":
+      one = arrays["global_scale"] = np.array([0.02], np.float32)
+      fields["global_scale"] = "given"
+    rows = described(prologue, shape, dtype=dtype, axis=axis, **fields)
+    y = computed(rows, arrays, shape)
+    exact, _ = prologue_cases.exact(prologue, arrays["x"], arrays)
+    is_finite = np.isfinite(exact)
+    np.testing.assert_array_equal(np.isfinite(y), is_finite)
+    exact = exact[is_finite]
+    near = RELATIVE * np.abs(exact).max()
+    self.assertLess(np.abs(y[is_finite] - exact).max(), near)
+    found = quantize_cases.run(
+      quantize_plans.plan(rows, quantize_cases.SM_90), **arrays
+    )
+    values, scale = expected(y, rows.format, axis=axis, global_scale=one)
+    if rows.swizzled:
+      scale = np.asarray(layouts.swizzle_scale(jnp.asarray(scale)))
+      np.testing.assert_array_equal(found["values"][:, shape[1] :], 0)
+    np.testing.assert_array_equal(found["scale"], scale)
+    np.testing.assert_array_equal(found["values"][:, : values.shape[1]], values)
+    if "residual" in arrays:
+      total = arrays["x"].astype(np.float32) + arrays["residual"]
+      total = total.astype(dtype).astype(np.float32)
+      np.testing.assert_array_equal(found["total"].astype(np.float32), total)
+    return arrays, y
+
+  @parameterized.parameters(*prologue_cases.CASES)
+  def test_codes_are_those_of_the_result(self, prologue):
+    self.check(prologue, (2, 6, 288), BF16, format="nvfp4")
+    self.check(
+      prologue,
+      (1, 5, 96),
+      np.float16,
+      format="mxfp4",
+      swizzled=True,
+      pads_values=True,
+    )
+    if prologue.is_norm:
+      return
+    arrays, y = self.check(prologue, (1, 32, 130), np.float32, axis=1)
+    matrices = quantize_config.Matrices(
+      batch=1,
+      rows=32,
+      columns=130,
+      k=160,
+      k_t=64,
+      is_transposed=False,
+      format="mxfp8",
+      prologue=of(prologue, np.float32),
+    )
+    launches = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
+    found = quantize_cases.run(launches, **arrays)
+    for axis, suffix, padding in ((2, "", (0, 30)), (1, "_t", (32, 0))):
+      padded = np.pad(y, [(0, 0), *((0, n) for n in padding)])
+      values, scale = expected(padded, "mxfp8", axis=axis)
+      np.testing.assert_array_equal(found[f"values{suffix}"], values)
+      np.testing.assert_array_equal(found[f"scale{suffix}"], scale)
+
+
+class AccuracyTest(parameterized.TestCase):
+  def errors(self, prologue, **arrays):
+    """Returns the exact result, and errors of the kernel's result."""
+    shape = arrays["x"].shape
+    rows = described(prologue, shape, dtype=np.float32)
+    y = computed(rows, arrays, shape)
+    with np.errstate(over="ignore"):
+      exact, _ = prologue_cases.exact(prologue, arrays["x"], arrays)
+    return exact, np.abs(y - exact)
+
+  @parameterized.parameters(
+    ("silu_and_mul", lambda gate: 0 * gate),
+    ("swigluoai", lambda gate: 1.702 * gate),
+    ("gelu_and_mul", lambda gate: 1.5957691 * (gate + 0.044715 * gate**3)),
+  )
+  def test_gated_activations_are_within_ulps(self, function, exponent):
+    gate = np.linspace(-100, 100, 2**14, dtype=np.float32).reshape(1, 16, -1)
+    up = np.random.default_rng(0).normal(size=gate.shape).astype(np.float32)
+    prologue = prologue_cases.Prologue(function=function, operands=("up",))
+    exact, error = self.errors(prologue, x=gate, up=up)
+    ulps = ULPS + ULPS_OF_EXPONENT * np.abs(exponent(gate))
+    bound = ulps * np.spacing(np.abs(exact).astype(np.float32))
+    bound += np.abs(gate * (np.abs(up) + 1)) * LEAST
+    self.assertLessEqual(np.max(error - bound), 0)
+
+  @parameterized.parameters("rms_norm", "layer_norm")
+  def test_norms_are_within_ulps(self, function):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 3, 5000)).astype(np.float32) + 20
+    prologue = prologue_cases.Prologue(
+      function=function, operands=("weight",), epsilon=1e-5
+    )
+    weight = rng.normal(size=5000).astype(np.float32)
+    exact, error = self.errors(prologue, x=x, weight=weight)
+    largest = np.abs(exact)
+    if function == "layer_norm":  # The mean is rounded, and subtracted.
+      largest = np.abs(exact) + np.abs(20 * weight)
+    bound = ULPS * np.spacing(largest.astype(np.float32))
+    self.assertLessEqual(np.max(error - bound), 0)
