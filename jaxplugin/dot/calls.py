@@ -281,10 +281,19 @@ class DotCall(primitive.OperationCall):
       has_bias=self.bias is not None,
       activation=self.activation,
       has_residual=self.residual is not None,
+      has_array_bias=self.has_array_bias,
       num_contracting=num_contracting,
       blocked_k=self._blocked_k() if num_contracting > 1 else None,
       blocks_pair_up=len(positions) <= 1,
     )
+
+  @property
+  def has_array_bias(self) -> bool:
+    """Whether the bias varies over dimensions that rhs does not have."""
+    if self.bias is None:
+      return False
+    num_n = len(self.rhs.free)
+    return any(n != 1 for n in self.bias.shape[: self.bias.ndim - num_n])
 
   def _blocked_k(self) -> int | None:
     """Returns the size of the blocked contracting dimension.

@@ -229,7 +229,7 @@ def fused(
     call: the call.
     problem: problem of the call.
   """
-  if bias_is_over_n(call) and problem.global_scale != "array":
+  if problem.fuses_epilogue:
     return dot(call, problem)
   bare = call.bare()
   planned = dataclasses.replace(
@@ -238,16 +238,8 @@ def fused(
   return apply(dot(bare, planned), with_product(call))
 
 
-def bias_is_over_n(call: calls.DotCall) -> bool:
-  """Returns whether the bias varies only over rhs's dimensions."""
-  if call.bias is None:
-    return True
-  num_n = len(call.rhs.free)
-  return all(size == 1 for size in call.bias.shape[: call.bias.ndim - num_n])
-
-
 def bias_row(call: calls.DotCall) -> jax.Array:
-  """Returns the bias as f32[n]; requires `bias_is_over_n`."""
+  """Returns the bias as f32[n], if it varies only over n."""
   shape, num_n = call.shape, len(call.rhs.free)
   columns = shape[len(shape) - num_n :]
   ones = (1,) * (len(shape) - num_n)

@@ -85,6 +85,7 @@ class DotProblem:
     highest_precision: whether the call has precision="highest".
     fastest_precision: whether the call has precision="fastest".
     has_bias, activation, has_residual: the epilogue.
+    has_array_bias: whether the bias varies over more than n.
     num_contracting: number of contracting dimensions.
     blocked_k: size of the blocked contracting dimension, that of rhs if the
       sides differ. None with one contracting dimension or a symbolic size.
@@ -108,6 +109,7 @@ class DotProblem:
   has_bias: bool = False
   activation: Activation | None = None
   has_residual: bool = False
+  has_array_bias: bool = False
   num_contracting: int = 1
   blocked_k: int | None = None
   blocks_pair_up: bool = True
@@ -155,6 +157,11 @@ class DotProblem:
   @property
   def has_epilogue(self) -> bool:
     return self.has_bias or self.activation is not None or self.has_residual
+
+  @property
+  def fuses_epilogue(self) -> bool:
+    """Whether kernels fuse it: a scalar global scale and a bias over n."""
+    return self.global_scale != "array" and not self.has_array_bias
 
   @property
   def fused_application(self) -> decisions.Application:

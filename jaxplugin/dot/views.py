@@ -386,7 +386,7 @@ class Call(MatmulCall[Problem]):
     Args:
       kernel: (call) -> an array with the shape and dtype of the call.
     """
-    if epilogue.bias_is_over_n(self._call) and (
+    if not self._call.has_array_bias and (
       self._problem.global_scale != "array"
     ):
       return kernel(self)

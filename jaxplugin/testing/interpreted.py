@@ -71,10 +71,10 @@ def interpreted(launch, inputs, target):
   from jaxplugin.kernels.gpu import block_scaled_matmul
   from jaxplugin.kernels.gpu.ragged import ragged_matmul
   from jaxplugin.testing.interpreter import interpret
+  from jaxplugin.testing.kernels import gpu_operands
 
   kernels = {**block_scaled_matmul.KERNELS, **ragged_matmul.KERNELS}
 
-  (output,) = launch.outputs
   # E4M3 has no NumPy layout that a callback may rely on: bytes.
   is_e4m3 = [x.dtype == formats.E4M3 for x in inputs]
   inputs = [
@@ -84,7 +84,9 @@ def interpreted(launch, inputs, target):
 
   def on_host(*inputs):
     inputs = [np.array(x) for x in inputs]
-    out = np.full(output.shape, np.nan, output.dtype)
+    results = [
+      gpu_operands.unwritten(shape, dtype) for _, shape, dtype in launch.outputs
+    ]
     interpret.launch(
       kernels[launch.kernel],
       launch.grid,
@@ -94,16 +96,16 @@ def interpreted(launch, inputs, target):
           for x, e4m3 in zip(inputs, is_e4m3, strict=True)
         ]
       ),
-      out,
+      *results,
       **dict(launch.constexprs),
     )
-    return out
+    return results
 
   def in_thread(*inputs):
     return THREAD.submit(on_host, *inputs).result()
 
-  result = jax.ShapeDtypeStruct(output.shape, output.dtype)
-  return jax.pure_callback(in_thread, result, *inputs)
+  types = [jax.ShapeDtypeStruct(s, dtype) for _, s, dtype in launch.outputs]
+  return jax.pure_callback(in_thread, types, *inputs)
 
 
 class RecordedTestCase(parameterized.TestCase):

@@ -69,6 +69,40 @@ def matmul_kernel(
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("matmul"))
+def matmul_quantized_kernel(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  layer,
+  global_scale,
+  second_global_scale,
+  bias,
+  residual,
+  out_global_scale,
+  key,
+  maxima,
+  values,
+  scale,
+  TILING: tl.constexpr,
+  RESULT: tl.constexpr,
+):
+  """Quantizes the f32 result of `matmul_kernel` without a split of k.
+
+  For the arrays after `residual` see `epilogues.quantize_part`.
+  """
+  position = tiles.program_position(TILING)
+  _, batch, row, column, k = position
+  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
+  acc = accumulation.accumulate(
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
+  )
+  epilogue = (global_scale, second_global_scale, bias, residual)
+  out = (out_global_scale, key, maxima, values, scale)
+  epilogues.store_quantized_tile(acc, position, epilogue, out, TILING, RESULT)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("matmul"))
 def matmul_of_m_kernel(
   lhs,
   lhs_scale,
@@ -142,6 +176,44 @@ def reduce_kernel(
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
+def reduce_quantized_kernel(
+  workspace,
+  global_scale,
+  second_global_scale,
+  bias,
+  residual,
+  out_global_scale,
+  key,
+  maxima,
+  values,
+  scale,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+  RESULT: tl.constexpr,
+):
+  """Quantizes the f32 result of `reduce_kernel`, which is one long row.
+
+  For the arrays after `residual` see `epilogues.quantize_part`.
+  """
+  size: tl.constexpr = TILING.shape.batch * TILING.shape.m * TILING.shape.n
+  epilogue = (global_scale, second_global_scale, bias, residual)
+  i = tl.program_id(0).to(tl.int64)
+  total, _, mask = _sum(i, workspace, size, epilogue, TILING, BLOCK)
+  out = (out_global_scale, key, maxima, values, scale)
+  zero = tl.zeros((), tl.int64)
+  largest = epilogues.quantize_part(
+    total[None, :],
+    (zero, zero, i * BLOCK),
+    1,
+    mask[None, :],
+    tl.zeros((1, BLOCK), tl.int32),
+    out,
+    RESULT,
+  )
+  epilogues.store_amax(largest, out, RESULT)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
 def reduce_of_m_kernel(
   workspace,
   m,
@@ -172,6 +244,15 @@ def _reduce(
   BLOCK: tl.constexpr,
 ):
   """Computes block i, int64, of `reduce_kernel`; out has `size` elements."""
+  total, offsets, mask = _sum(i, workspace, size, epilogue, TILING, BLOCK)
+  tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sum(
+  i, workspace, size, epilogue, TILING: tl.constexpr, BLOCK: tl.constexpr
+):
+  """Returns (f32[BLOCK], offsets, mask) of `_reduce`."""
   shape: tl.constexpr = TILING.shape
   split_k: tl.constexpr = TILING.config.split_k
   offsets = i * BLOCK + tl.arange(0, BLOCK)
@@ -184,13 +265,15 @@ def _reduce(
   total = epilogues.apply_epilogue(
     total, epilogue, columns, offsets, mask, mask, shape
   )
-  tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
+  return total, offsets, mask
 
 
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "matmul": matmul_kernel,
+  "matmul_quantized": matmul_quantized_kernel,
   "matmul_of_m": matmul_of_m_kernel,
   "reduce": reduce_kernel,
+  "reduce_quantized": reduce_quantized_kernel,
   "reduce_of_m": reduce_of_m_kernel,
 }

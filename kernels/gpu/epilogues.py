@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The epilogue of the matmul kernels: global scale, bias, activation, residual.
 
+A kernel may quantize its f32 result afterwards, before the result leaves
+registers.
+
 The product of two f32 global scales may underflow f32. A kernel is therefore
 passed two factors, f32[2], or both scales, from which it computes these factors
 itself. In the latter case no kernel runs between quantize and matmul.
@@ -13,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import tiles
+from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
 
 # Bits of an f32. An exponent "in place" is one times 2^23.
 _MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
@@ -21,6 +26,7 @@ _IN_PLACE = tl.constexpr(1 << 23)
 _BIAS = tl.constexpr(127)
 _MIN_EXPONENT = tl.constexpr(-126)  # of normal numbers
 _MAX_EXPONENT = tl.constexpr(127)
+_MAX_HALVINGS = tl.constexpr(5)  # of a tile's columns
 
 
 @triton.jit
@@ -150,3 +156,119 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
       shape,
     )
   tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_quantized_tile(
+  acc, position, epilogue, out, TILING: tl.constexpr, RESULT: tl.constexpr
+):
+  """Applies the epilogue to an accumulator and stores it quantized along n.
+
+  It computes a part of the columns at a time, which needs fewer registers.
+
+  Args:
+    acc, position, epilogue: as for `store_tile`.
+    out: pointers; see `quantize_part`.
+    TILING, RESULT: constexprs.
+  """
+  m: tl.constexpr = TILING.shape.m
+  n: tl.constexpr = TILING.shape.n
+  block_m: tl.constexpr = TILING.config.block_m
+  block_n: tl.constexpr = TILING.config.block_n
+  size: tl.constexpr = min(RESULT.columns_of_part, block_n)
+  shape: tl.constexpr = TILING.shape
+  plane, _, row, column, _ = position
+  global_scale, second_global_scale, bias, residual = epilogue
+  if TILING.config.swap:
+    acc = tl.trans(acc)
+  row_mask = (row + tl.arange(0, block_m) < m)[:, None]
+  offsets = tiles.tile_offsets(block_m, size, n, 1)
+  if shape.has_residual:
+    residual += (plane.to(tl.int64) * m + row) * n + column
+  largest = tl.zeros((block_m, size), tl.int32)
+  for i in tl.static_range(block_n // size):
+    columns = column + i * size + tl.arange(0, size)
+    column_mask = (columns < n)[None, :]
+    mask = row_mask & column_mask
+    x = apply_epilogue(
+      part_of(acc, i, block_n // size),
+      (global_scale, second_global_scale, bias, residual + i * size),
+      columns[None, :],
+      offsets,
+      column_mask,
+      mask,
+      shape,
+    )
+    place = (plane, row, column + i * size)
+    largest = quantize_part(x, place, m, mask, largest, out, RESULT)
+  store_amax(largest, out, RESULT)
+
+
+@triton.jit
+def part_of(x, INDEX: tl.constexpr, COUNT: tl.constexpr):
+  """Returns part INDEX of COUNT, a power of two, of the columns of x."""
+  rows: tl.constexpr = x.shape[0]
+  for i in tl.static_range(_MAX_HALVINGS):
+    if COUNT >> (i + 1) > 0:
+      halves = tl.reshape(x, (rows, 2, x.shape[1] // 2))
+      first, second = tl.split(tl.permute(halves, (0, 2, 1)))
+      if INDEX // (COUNT >> (i + 1)) % 2 == 1:
+        x = second
+      else:
+        x = first
+  return x
+
+
+@triton.jit
+def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
+  """Quantizes f32 x[rows, columns] along the columns, and stores the result.
+
+  Args:
+    x: a part of the result.
+    place: (batch, first row, first column).
+    rows: end of the rows that are stored.
+    mask: elements that exist.
+    largest: int32 like x, the result for earlier parts; zeros at first.
+    out: pointers (out_global_scale, key, maxima, values, scale). Those that
+      RESULT does not need are not read.
+    RESULT: constexpr, a `quantized_plans.QuantizedResult`.
+
+  Returns:
+    Bits of the largest finite magnitudes, for `store_amax`.
+  """
+  out_global_scale, key, _, values, scale = out
+  batch, row, column = place
+  if RESULT.has_amax:
+    bits = codec.f32_bits(x) & _MAGNITUDE_MASK
+    bits = tl.where(mask & (bits < codec.INFINITY_BITS), bits, 0)
+    largest = tl.maximum(largest, bits)
+  random_places: tl.constexpr = RESULT.random_places
+  values_strides: tl.constexpr = RESULT.values_strides
+  scale_strides: tl.constexpr = RESULT.scale_strides
+  quantized: tl.constexpr = RESULT.quantized
+  quantize.quantize_and_store(
+    x,
+    out_global_scale,
+    out_global_scale,
+    key,
+    values,
+    scale,
+    batch.to(tl.int64),
+    row.to(tl.int64) + tl.arange(0, x.shape[0]),
+    column.to(tl.int64),
+    rows,
+    RESULT.columns,
+    random_places,
+    values_strides,
+    scale_strides,
+    quantized,
+  )
+  return largest
+
+
+@triton.jit
+def store_amax(largest, out, RESULT: tl.constexpr):
+  """Stores the largest of `largest` for this program, if RESULT has an amax."""
+  if RESULT.has_amax:
+    amax = codec.from_bits(tl.max(tl.max(largest, axis=1), axis=0))
+    tl.store(out[2] + tl.program_id(0), amax)

@@ -41,10 +41,13 @@ _POINTERS: Final = {
     *(*_EPILOGUE_OF_GROUP, "out"),
   ),
 }
+# A kernel with a quantized result replaces `out` by these.
+_QUANTIZED: Final = ("out_global_scale", "key", "maxima", "values", "scale")
 _TRITON_DTYPES: Final = {
   "f16": "fp16",
   "f32": "fp32",
   "e4m3": "fp8e4nv",
+  "uint8": "u8",
   "float32": "fp32",
   "bfloat16": "bf16",
   "float16": "fp16",
@@ -356,9 +359,14 @@ def signature(
     "bias": bias_dtype,
     "residual": residual_dtype,
     "workspace": "f32",
+    "out_global_scale": "f32",
+    "key": "u32",
     **dict(launch.views),
   }
-  names = _POINTERS[launch.kernel]
+  kernel = launch.kernel.removesuffix("_quantized")
+  names = _POINTERS[kernel]
+  if kernel != launch.kernel:
+    names = (*names[:-1], *_QUANTIZED)
   types = [*(arrays[name] for name in launch.inputs)]
   types += [output.dtype for output in launch.outputs]
   specs = [*launch.descriptors] or [None] * len(launch.inputs)
@@ -406,6 +414,11 @@ def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
 
 def kernel_name_of(kernel: str) -> Callable[[Any], str]:
   """Returns the `repr` argument of `triton.jit` for a kernel."""
-  return lambda specialization: kernel_name(
-    kernel, specialization.constants["TILING"]
-  )
+
+  def name(specialization: Any) -> str:
+    constants = specialization.constants
+    result = constants.get("RESULT")
+    suffix = "" if result is None else result.suffix
+    return kernel_name(kernel, constants["TILING"]) + suffix
+
+  return name

@@ -781,8 +781,9 @@ class FieldsTest(parameterized.TestCase):
       "batch": 2, "m": 65, "n": 8, "k": 32, "out_dtype": np.dtype(np.float32),
       "global_scale": "array", "has_global_power": True,
       "highest_precision": True, "fastest_precision": True, "has_bias": True,
-      "activation": "relu", "has_residual": True, "num_contracting": 2,
-      "blocked_k": 32, "blocks_pair_up": False, "reads_m": True,
+      "activation": "relu", "has_residual": True, "has_array_bias": True,
+      "num_contracting": 2, "blocked_k": 32, "blocks_pair_up": False,
+      "reads_m": True,
     }  # fmt: skip
     of_side = {
       "format": jp.NVFP4, "dtype": formats.PACKED,

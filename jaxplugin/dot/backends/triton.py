@@ -41,8 +41,12 @@ from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import quantized_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.operation import choice
+from jaxplugin.quantization import problems as quantization_problems
+from jaxplugin.quantization.backends import triton as quantize_triton
+from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching
 
@@ -590,6 +594,74 @@ def emit(
   return epilogue.fused(dot, call, problem)
 
 
+def quantized_refusal(
+  problem: problems.DotProblem,
+  out: quantization_problems.QuantizationProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
+) -> str:
+  """Returns why no kernel quantizes the result, or ""."""
+  if problem.m is None:
+    return "m is symbolic"
+  if not problem.fuses_epilogue:
+    return "XLA operations compute a part of the epilogue"
+  shape, planned = launches(problem, target, config)
+  return result_refusal(planned, out, shape.n)
+
+
+def result_refusal(
+  planned: Sequence[launching.Launch],
+  out: quantization_problems.QuantizationProblem,
+  n: int,
+) -> str:
+  """Returns why launches cannot quantize their result of n columns, or ""."""
+  if reason := quantize_triton.kernels_refusal(out):
+    return reason
+  if n % out.shape[-1]:
+    return "rhs has no dimension of the result, which is blocked"
+  return quantized_plans.blocks_error(planned, out.format.name) or ""
+
+
+def emit_quantized(
+  call: calls.DotCall,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
+  *,
+  out: quantization_problems.QuantizationProblem,
+  global_scale: jax.Array | None,
+) -> list[jax.Array]:
+  """Launches kernels whose last one quantizes the f32 result."""
+  arrays = _computed(call, problem, target, config, out, global_scale)
+  return quantized_results(arrays, out)
+
+
+def quantized_launches(
+  planned: Sequence[launching.Launch],
+  out: quantization_problems.QuantizationProblem,
+  sizes: tuple[int, int, int],
+  target: targets.Target,
+) -> tuple[launching.Launch, ...]:
+  """Returns launches that quantize their result of sizes (batch, m, n)."""
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  rows = triton_shapes.rows_of_matmul(out, sizes)
+  return quantized_plans.plan(
+    planned, rows, architecture, has_amax=out.returns_amax
+  )
+
+
+def quantized_results(
+  arrays: Mapping[str, jax.Array],
+  out: quantization_problems.QuantizationProblem,
+) -> list[jax.Array]:
+  """Returns the results of `emit_quantized` from the arrays of launches."""
+  shape, dtype = out.result_types()[1]
+  scale = lax.bitcast_convert_type(arrays["scale"].reshape(shape), dtype)
+  results = [quantize_triton.values_of_bytes(arrays["values"], out), scale]
+  return results + ([arrays["maxima"].max()] if out.returns_amax else [])
+
+
 def _dot(
   call: calls.DotCall,
   problem: problems.DotProblem,
@@ -597,6 +669,18 @@ def _dot(
   target: targets.Target,
   config: decisions.Fields,
 ) -> jax.Array:
+  """Computes a call whose epilogue the kernels fuse."""
+  return _computed(call, problem, target, config)["out"].reshape(call.shape)
+
+
+def _computed(
+  call: calls.DotCall,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields,
+  out: quantization_problems.QuantizationProblem | None = None,
+  out_global_scale: jax.Array | None = None,
+) -> dict[str, jax.Array]:
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = call.shape
   matmul = _dense_shape(problem, target)
@@ -625,13 +709,39 @@ def _dot(
   m = math.prod(call.lhs.shape[d] for d in call.lhs.free)
   if problem.reads_m:
     arrays["m"] = jnp.asarray(m, jnp.int32).reshape(1)
-  for launch in _launches(matmul, target, config):
-    launch = launch.with_size(m)
+  planned = _launches(matmul, target, config)
+  if out is not None:
+    sizes = (matmul.batch, matmul.m, matmul.n)
+    planned = quantized_launches(planned, out, sizes, target)
+    if out_global_scale is not None:
+      arrays["out_global_scale"] = out_global_scale.reshape(1)
+  return run_launches(
+    planned, arrays, m, functools.partial(_call, target=target)
+  )
+
+
+def run_launches(
+  planned: Sequence[launching.Launch],
+  arrays: Mapping[str, Any],
+  num_rows: Any,
+  call_kernel: Callable[..., Sequence[jax.Array]],
+) -> dict[str, Any]:
+  """Returns named arrays, and those that launches compute from them.
+
+  Args:
+    planned: the launches.
+    arrays: arrays by name.
+    num_rows: number of rows of the result if kernels read it.
+    call_kernel: (launch, inputs) -> outputs.
+  """
+  arrays = dict(arrays)
+  for launch in planned:
+    launch = launch.with_size(num_rows)
     views = dict(launch.views)
     inputs = [view(arrays[name], views.get(name)) for name in launch.inputs]
-    (output,) = launch.outputs
-    arrays[output.name] = _call(launch, inputs, target)
-  return arrays["out"].reshape(shape)
+    names = [output.name for output in launch.outputs]
+    arrays |= dict(zip(names, call_kernel(launch, inputs), strict=True))
+  return arrays
 
 
 def view(x: jax.Array, name: str | None) -> jax.Array:
@@ -656,7 +766,7 @@ def view(x: jax.Array, name: str | None) -> jax.Array:
 
 def _call(
   launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
-) -> jax.Array:
+) -> list[jax.Array]:
   module = "jaxplugin.kernels.gpu.block_scaled_matmul"
   return run(module, launch, inputs, target, who=sides.who())
 
@@ -668,7 +778,7 @@ def run(
   target: targets.Target,
   *,
   who: str,
-) -> jax.Array:
+) -> list[jax.Array]:
   """Runs a launch of one of a module's kernels.
 
   Args:
@@ -688,8 +798,7 @@ def run(
       ' implementation="xla"'
     )
   kernels = importlib.import_module(module).KERNELS
-  (result,) = triton_library.call(kernels, launch, inputs, target)
-  return result
+  return triton_library.call(kernels, launch, inputs, target)
 
 
 # Strided operands.
@@ -798,6 +907,8 @@ BACKEND: Final = decisions.BackendRecord(
   supports=supports,
   plan=plan,
   emit=emit,
+  quantized_refusal=quantized_refusal,
+  emit_quantized=emit_quantized,
   reads=_reads,
   lowering_refusal=_lowering_refusal,
   launched_by=triton_library.launched_by,

@@ -48,13 +48,13 @@ def supports(
   """
   if refusal := triton_library.refusal(target):
     return refusal
-  if reason := _refusal(problem):
+  if reason := kernels_refusal(problem):
     return decisions.Unsupported(reason)
   found = triton_shapes.launches(problem, target)
   return found if isinstance(found, decisions.Unsupported) else None
 
 
-def _refusal(problem: problems.QuantizationProblem) -> str:
+def kernels_refusal(problem: problems.QuantizationProblem) -> str:
   """Returns why no kernel supports a problem, whatever its shape; or ""."""
   is_single = len(problem.blockings) == 1
   if not problem.format.is_known:
@@ -145,7 +145,7 @@ def quantize(
     shape, dtype = each[i].result_types()[1]
     scale = arrays[f"scale{suffix}"].reshape(shape)
     results[i] = [
-      _values_of_bytes(arrays[f"values{suffix}"], each[i]),
+      values_of_bytes(arrays[f"values{suffix}"], each[i]),
       lax.bitcast_convert_type(scale, dtype),
     ]
     if written.blockings[i] != problem.blockings[i]:
@@ -221,7 +221,7 @@ def _call(
   return triton_library.call(kernels.KERNELS, launch, inputs, target)
 
 
-def _values_of_bytes(
+def values_of_bytes(
   values: jax.Array, problem: problems.QuantizationProblem
 ) -> jax.Array:
   """Converts the bytes of a kernel to the values of a problem.

@@ -207,6 +207,27 @@ def _rows(
   )
 
 
+def rows_of_matmul(
+  problem: problems.QuantizationProblem, sizes: tuple[int, int, int]
+) -> quantize_config.Rows:
+  """Returns the result of a matmul as rows. Its last dimension is blocked.
+
+  Args:
+    problem: problem of the f32 result.
+    sizes: (batch, m, n).
+  """
+  batch, m, n = sizes
+  (options,) = problem.options
+  return quantize_config.Rows(
+    batch=batch,
+    rows=m,
+    k=n,
+    k_is_minor=True,
+    options=_options(options),
+    **_common(problem),
+  )
+
+
 def _strides(
   shape: Sequence[int], options: problems.RecipeOptions
 ) -> tuple[int, ...]:

@@ -268,15 +268,9 @@ def _ragged_dot(
   shape = dataclasses.replace(shape, lhs=lhs_kind, rhs=rhs_kind)
   if problem.reads_m:
     arrays["m"] = jnp.asarray(call.num_rows, jnp.int32).reshape(1)
-  for launch in _launches(shape, target):
-    launch = launch.with_size(call.num_rows)
-    views = dict(launch.views)
-    inputs = [
-      triton.view(arrays[name], views.get(name)) for name in launch.inputs
-    ]
-    (output,) = launch.outputs
-    arrays[output.name] = _call(launch, inputs, target)
-  return arrays["out"]
+  call_kernel = functools.partial(_call, target=target)
+  planned = _launches(shape, target)
+  return triton.run_launches(planned, arrays, call.num_rows, call_kernel)["out"]
 
 
 def _readable(
@@ -298,7 +292,7 @@ def _readable(
 
 def _call(
   launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
-) -> jax.Array:
+) -> list[jax.Array]:
   """Runs a launch of one of the ragged kernels."""
   module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
   return triton.run(

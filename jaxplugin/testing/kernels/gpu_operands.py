@@ -395,6 +395,13 @@ def run(
   return run_launches(block_scaled_matmul.KERNELS, launches, arrays)["out"]
 
 
+def unwritten(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+  """Returns an array of `UNWRITTEN` bytes, or of NaN."""
+  out = np.empty(shape, dtype)
+  out.view(np.uint8)[...] = UNWRITTEN if dtype == "uint8" else POISON
+  return out
+
+
 def run_launches(
   kernels: Mapping[str, Any],
   launches: Sequence[launching.Launch],
@@ -413,9 +420,7 @@ def run_launches(
       for name in launch.inputs
     ]
     for output in launch.outputs:
-      out = arrays[output.name] = np.empty(output.shape, output.dtype)
-      is_bytes = output.dtype == "uint8"
-      out.view(np.uint8)[...] = UNWRITTEN if is_bytes else POISON
+      arrays[output.name] = unwritten(output.shape, output.dtype)
     interpret.launch(
       kernels[launch.kernel],
       launch.grid,

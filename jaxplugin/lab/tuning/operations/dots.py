@@ -34,6 +34,8 @@ def _refusal(problem: problems.DotProblem) -> str:
     return "several dimensions are contracted"
   if problem.global_scale == "array":
     return "the global scale is an array"
+  if problem.has_array_bias:
+    return "the bias is an array"
   for side in (problem.lhs, problem.rhs):
     if why := operands.side_refusal(side):
       return why

@@ -1,0 +1,122 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Plans matmuls whose f32 result is quantized before it leaves registers.
+
+Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels import constants
+from jaxplugin.kernels import formats
+from jaxplugin.kernels import launching
+
+# A row of FP8 then has a whole sector of memory.
+_COLUMNS_OF_PART: Final = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizedResult(constants.KernelConstant):
+  """The quantized result of a matmul kernel, as a compile-time constant.
+
+  Attributes:
+    quantized: its format and options.
+    columns: number of columns of the result.
+    random_places, values_strides, scale_strides: those of the `quantize`
+      kernel.
+    columns_of_part: number of columns that are quantized at a time.
+    has_amax: whether each program stores its largest finite magnitude.
+  """
+
+  quantized: quantize_config.QuantizeConstant
+  columns: int
+  random_places: quantize_config.Places
+  values_strides: quantize_config.Sizes
+  scale_strides: quantize_config.Sizes
+  columns_of_part: int
+  has_amax: bool
+
+  @property
+  def suffix(self) -> str:
+    """Suffix of kernel names."""
+    options = self.quantized.options.suffix
+    return f"_to_{self.quantized.format.name}{options}{'_amax' * self.has_amax}"
+
+
+def blocks_error(
+  launches: Sequence[launching.Launch], format: str
+) -> str | None:
+  """Returns why programs would share blocks of the result, or None."""
+  constants = dict(launches[-1].constexprs)
+  tiling = constants["TILING"]
+  width = getattr(tiling.shape, "out_columns", tiling.shape.n)
+  columns = tiling.config.block_n * width // tiling.shape.n
+  columns = constants.get("BLOCK", columns)
+  block_size = formats.by_name(format).block_size
+  if columns % block_size == 0:
+    return None
+  return f"a program has {columns} columns, not whole blocks of {block_size}"
+
+
+def plan(
+  launches: Sequence[launching.Launch],
+  rows: quantize_config.Rows,
+  architecture: architectures.Architecture,
+  *,
+  has_amax: bool = False,
+) -> tuple[launching.Launch, ...]:
+  """Returns the launches with a quantized result.
+
+  Args:
+    launches: launches that compute an f32 result of a static size.
+    rows: the result: a dense array with a linear scale. A global scale is
+      given.
+    architecture: the GPU.
+    has_amax: whether "maxima" is one more output, f32[programs].
+  """
+  *first, last = launches
+  tiling = dict(last.constexprs)["TILING"]
+  if tiling.is_split:  # The kernel that adds parts reads one long row.
+    size = rows.batch * rows.rows * rows.k
+    rows = dataclasses.replace(rows, batch=1, rows=1, k=size)
+  config = quantize_config.default_config(rows, architecture)
+  launch = quantize_plans.quantize_launch(rows, config, 0)
+  found = dict(launch.constexprs)
+  result = QuantizedResult(
+    quantized=found["QUANTIZED"],
+    columns=rows.k,
+    random_places=found["random_places"],
+    values_strides=found["values_strides"],
+    scale_strides=found["scale_strides"],
+    # An accumulator that is transposed is in registers as a whole.
+    columns_of_part=found["QUANTIZED"].format.block_size
+    if tiling.config.swap
+    else _COLUMNS_OF_PART,
+    has_amax=has_amax,
+  )
+  placeholder = last.inputs[0]
+  is_given = rows.global_scale == "given"
+  inputs = (
+    "out_global_scale" if is_given else placeholder,
+    "key" if rows.options.is_stochastic else placeholder,
+  )
+  maxima = launching.Output("maxima", (last.grid,), "float32")
+  last = dataclasses.replace(
+    last,
+    kernel=f"{last.kernel}_quantized",
+    name=f"{last.name}{result.suffix}",
+    inputs=(*last.inputs, *inputs, *(() if has_amax else (placeholder,))),
+    outputs=(*((maxima,) if has_amax else ()), *launch.outputs),
+    constexprs=(*last.constexprs, ("RESULT", result)),
+    descriptors=last.descriptors
+    and (*last.descriptors, *(None,) * (3 - has_amax)),
+  )
+  return (*first, last)

@@ -1,0 +1,114 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Matmul kernels that quantize their result give the bits of `jp.quantize`.
+
+The kernels run in the interpreter. The expected bits are those of the f32
+result of the same kernels, quantized by `jp.quantize`.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import quantized_plans
+from jaxplugin.kernels.gpu.quantization import quantize_config
+
+from jaxplugin.kernels import architectures
+from jaxplugin.testing.interpreter import interpret
+from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import quantize_cases
+
+setUpModule = interpret.skip_unless_supported
+
+SM_100 = matmul_shapes.SM_100
+PATHS = matmul_shapes.PATHS
+SPLIT = dataclasses.replace(PATHS["upcast"], split_k=3)
+# (config, operands, result, scale rounding, whether there is an epilogue).
+CASES = {
+  "upcast": (PATHS["upcast"], ("bf16", "mxfp4"), "mxfp8", "up", False),
+  "floor": (PATHS["upcast"], ("mxfp8", "nvfp4"), "mxfp4", "floor", True),
+  "native": (PATHS["native"], ("nvfp4", "nvfp4"), "nvfp4", "up", True),
+  "small_m": (PATHS["small_m"], ("bf16", "nvfp4"), "mxfp8_e5m2", "up", True),
+  "split": (SPLIT, ("mxfp8", "mxfp8"), "nvfp4", "up", True),
+  "split_mx": (SPLIT, ("bf16", "mxfp8"), "mxfp6_e2m3", "floor", False),
+}
+M, K, BATCH = 19, 264, 2
+# n has whole blocks. With blocks of 16, a tile of 32 columns has a tail.
+N = {"nvfp4": 80}
+GLOBAL_SCALE = np.array([0.37], np.float32)
+
+
+def rows_of(n, format, scale_rounding="up"):
+  return quantize_config.Rows(
+    batch=BATCH,
+    rows=M,
+    k=n,
+    k_is_minor=True,
+    format=format,
+    scale_rounding=scale_rounding,
+    global_scale="given" if format == "nvfp4" else "none",
+  )
+
+
+class QuantizedResultTest(parameterized.TestCase):
+  def epilogue(self, n):
+    """Returns an epilogue that makes a block with NaN, and one with -Inf."""
+    rng = np.random.default_rng(0)
+    residual = rng.normal(size=(BATCH, M, n)).astype(np.float32)
+    residual[0, 1, 3], residual[1, 2, 20] = np.nan, -np.inf
+    return gpu_operands.Epilogue(
+      global_scale=np.array([2.0**-6], np.float32),
+      bias=rng.normal(size=n).astype(np.float32),
+      activation="gelu",
+      residual=residual,
+    )
+
+  @parameterized.parameters(*CASES)
+  @pytest.mark.sample(6)
+  def test_bits_are_those_of_the_quantized_f32_result(self, key):
+    config, formats, result, rounding, has_epilogue = CASES[key]
+    n = N.get(result, 96)
+    rng = np.random.default_rng(len(key))
+    operands = [
+      gpu_operands.make_operand(rng, format, (BATCH, rows, K), integers=True)
+      for format, rows in zip(formats, (M, n), strict=True)
+    ]
+    operands[0].values[0, 4] = 0
+    epilogue = self.epilogue(n) if has_epilogue else gpu_operands.Epilogue()
+    shape = gpu_operands.shape_of(*operands, epilogue, "f32", None)
+    global_scale = GLOBAL_SCALE if result == "nvfp4" else None
+    arrays = gpu_operands.arrays_of(*operands, epilogue, None)
+    arrays["out_global_scale"] = global_scale
+    run = gpu_operands.run_launches
+    kernels = block_scaled_matmul.KERNELS
+    launches = matmul_plans.plan(shape, config, SM_100)
+    x = run(kernels, launches, arrays)["out"]
+    values, scale = quantize_cases.expected(
+      x, result, global_scale=global_scale, scale_rounding=rounding
+    )
+    for has_amax in (False, True):
+      planned = quantized_plans.plan(
+        launches, rows_of(n, result, rounding), SM_100, has_amax=has_amax
+      )
+      got = run(kernels, planned, arrays)
+      np.testing.assert_array_equal(got["scale"].reshape(scale.shape), scale)
+      np.testing.assert_array_equal(got["values"].reshape(values.shape), values)
+    self.assertEqual(got["maxima"].max(), np.abs(x[np.isfinite(x)]).max())
+
+  def test_a_program_with_a_part_of_a_block_is_refused(self):
+    shape = matmul_shapes.product(n=64)
+    config = dataclasses.replace(PATHS["upcast"], block_n=16)
+    launches = matmul_plans.plan(shape, config, SM_100)
+    self.assertIsNone(quantized_plans.blocks_error(launches, "nvfp4"))
+    self.assertEqual(
+      quantized_plans.blocks_error(launches, "mxfp8"),
+      "a program has 16 columns, not whole blocks of 32",
+    )
+    # The kernel that adds the parts of a split k has other programs.
+    split = dataclasses.replace(config, split_k=2)
+    launches = matmul_plans.plan(shape, split, architectures.by_name("sm_90"))
+    self.assertIsNone(quantized_plans.blocks_error(launches, "mxfp8"))
