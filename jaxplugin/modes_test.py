@@ -211,6 +211,24 @@ def weights(x, w):
   return jp.linear(x, prepared), jp.unprepare_weights(prepared)
 
 
+@entry(
+  *("nn.rms_norm", "nn.layer_norm", "nn.silu_and_mul", "nn.gelu_and_mul"),
+  *("nn.swigluoai", "dequantize"),
+  args=(X, X[0]),
+)
+def producers(x, weight):
+  out = jp.OutFormat("mxfp4", derivative="straight_through")
+  calls = [
+    lambda x, out: jp.nn.rms_norm(x, weight, residual=x, out_format=out),
+    lambda x, out: jp.nn.layer_norm(x, weight, weight, out_format=out),
+    lambda x, out: jp.nn.silu_and_mul(x, bias=weight, out_format=out),
+    lambda x, out: jp.nn.gelu_and_mul(x, x, out_format=out),
+    lambda x, out: jp.nn.swigluoai(x, out_format=out),
+  ]
+  norm = lambda x: calls[0](x, out)[0].dequantize()
+  return [f(x, o) for f in calls for o in (None, "nvfp4")], gradients(norm, x)
+
+
 # Dots.
 
 

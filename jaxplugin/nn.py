@@ -1,10 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Drop-ins for `jax.nn.scaled_*` and `jax.lax.scaled_dot`.
+"""Functions of `jax.nn` and `jax.lax`, and norms and activations that quantize.
 
-Names, defaults and meaning are JAX's. The functions run on every platform and
-accept `implementation=`. They differ in three points: sums are in f32 with one
-cast at the end, results are f32, bf16 or f16, and k = 0 gives zeros.
+Names, defaults and meaning of the matmuls are JAX's. They run on every platform
+and accept `implementation=`. They differ in three points: sums are in f32 with
+one cast at the end, results are f32, bf16 or f16, and k = 0 gives zeros.
+
+Norms and gated activations can return their result quantized (`out_format=`).
 """
 
 import typing as _typing
@@ -19,15 +21,25 @@ from jaxplugin.dropin.nn_general import (
 from jaxplugin.dropin.nn_general import scaled_dot_general as scaled_dot_general
 from jaxplugin.dropin.nn_scaled import scaled_dot as scaled_dot
 from jaxplugin.dropin.nn_scaled import scaled_matmul as scaled_matmul
+from jaxplugin.dropin.producers import gelu_and_mul as gelu_and_mul
+from jaxplugin.dropin.producers import layer_norm as layer_norm
+from jaxplugin.dropin.producers import rms_norm as rms_norm
+from jaxplugin.dropin.producers import silu_and_mul as silu_and_mul
+from jaxplugin.dropin.producers import swigluoai as swigluoai
 
 __all__ = [
   "MODES",
   "BlockScaleConfig",
   "Mode",
+  "gelu_and_mul",
   "get_scaled_dot_general_config",
+  "layer_norm",
+  "rms_norm",
   "scaled_dot",
   "scaled_dot_general",
   "scaled_matmul",
+  "silu_and_mul",
+  "swigluoai",
 ]
 
 if not _typing.TYPE_CHECKING:

@@ -1,7 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matmuls with JAX's names and signatures.
+"""Layers: matmuls, norms and gated activations.
 
-`jaxplugin.nn` has JAX's own names. `linear` is a layer, and `matmul` the
+`jaxplugin.nn` has the names of `jax.nn`, and norms and gated activations that
+can quantize their result (`producers`). `linear` is a layer, and `matmul` the
 operator `@`.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,12 @@ from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
 from jaxplugin.quantization import arguments
+
+NO_DERIVATIVE: Final = (
+  "the quantized result has no derivative. Pass"
+  ' out_format=jp.OutFormat(..., derivative="straight_through"), whose gradient'
+  " is that of the f32 result, or pass jax.lax.stop_gradient of the arguments"
+)
 
 
 @functools.partial(

@@ -132,16 +132,16 @@ def compute(
   if not prologue.is_norm:
     return [_gated(prologue, x, more)]
   if (residual := more.get("residual")) is not None:
-    x = (_f32(x) + _f32(residual)).astype(x.dtype)
+    x = (_f32(x) + _f32(_alike(residual, x))).astype(x.dtype)
   y = _f32(x)
   mean = lambda values: jnp.mean(values, axis=-1, keepdims=True)
   if prologue.function == "layer_norm":
     y = y - mean(y)
   y = y * jax.lax.rsqrt(mean(y * y) + jnp.float32(prologue.epsilon))
   if (weight := more.get("weight")) is not None:
-    y = y * weight
+    y = y * _alike(weight, y)
   if (bias := more.get("bias")) is not None:
-    y = y + bias
+    y = y + _alike(bias, y)
   return [y, x] if prologue.returns_sum else [y]
 
 
@@ -168,9 +168,10 @@ def _gated(
     return _f32(gate), _f32(up)
 
   gate, up = both(x) if prologue.halves else (_f32(x), _f32(more["up"]))
+  up = _alike(up, gate)
   if (bias := more.get("bias")) is not None:
     gate_bias, up_bias = both(bias)
-    gate, up = gate + gate_bias, up + up_bias
+    gate, up = gate + _alike(gate_bias, gate), up + _alike(up_bias, up)
   if prologue.function == "swigluoai":
     limit = jnp.float32(prologue.limit)
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit) + 1
@@ -181,6 +182,13 @@ def _gated(
   else:
     argument = gate
   return gate * jax.nn.sigmoid(argument) * up
+
+
+def _alike(x: jax.Array, like: jax.Array) -> jax.Array:
+  """Returns x with the rank, and over explicit axes the sharding, of like."""
+  if explicit_axes.mesh_of([x]) and explicit_axes.mesh_of([like]):
+    x = explicit_axes.reshard(x, explicit_axes.spec_of(like)[-x.ndim :])
+  return jnp.expand_dims(x, tuple(range(like.ndim - x.ndim)))
 
 
 def _f32(x: jax.Array) -> jax.Array:

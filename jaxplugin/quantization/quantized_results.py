@@ -37,11 +37,6 @@ from jaxplugin.runtime import exporting
 from jaxplugin.tables import matching
 
 _F32: Final = np.dtype(np.float32)
-_NO_DERIVATIVE: Final = (
-  "the quantized result has no derivative. Pass"
-  ' out_format=jp.OutFormat(..., derivative="straight_through"), whose gradient'
-  " is that of the f32 result, or pass jax.lax.stop_gradient of the arguments"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +160,7 @@ def compute(
   """
   arrays = call.flatten()
   if out.derivative is None:
-    message = f"{error_context.who(operation.name)}: {_NO_DERIVATIVE}"
+    message = f"{error_context.who(operation.name)}: {out_format.NO_DERIVATIVE}"
     arrays = tangents.without_derivative(arrays, message)
     if source is not None:
       guard = tangents.derivative_guard(source, message)

@@ -1,0 +1,318 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Norms and gated activations, plain and quantized."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.testing import prologue_cases
+from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing.meshes import explicit
+
+SHAPE = (4, 32, 64)
+CASES = prologue_cases.CASES
+NORM, GATED = CASES[1], CASES[-2]  # with residual, with interleaved halves
+OUTS = {
+  "mxfp8": jp.OutFormat("mxfp8"),
+  "nvfp4": jp.OutFormat("nvfp4", returns_amax=True),
+  "given": jp.OutFormat("nvfp4", global_scale=0.01, packed=False),
+  "both": jp.OutFormat("mxfp4", axis=(-2, -1), scale_rounding="floor"),
+  "key": jp.OutFormat("nvfp4", key=jax.random.key(3)),
+  "rows": jp.OutFormat("fp8_row", axis=1),
+  "square": jp.OutFormat("fp8_128x128"),
+  "offset": jp.OutFormat("uint4_32_min", returns_amax=True),
+}
+
+
+def call(prologue, x, more, out_format=None):
+  """Calls the public function of a prologue."""
+  options = {n: more[n] for n in ("bias", "residual") if n in more}
+  first = [more[n] for n in ("weight", "up") if n in more]
+  if prologue.is_norm:
+    options["epsilon"] = prologue.epsilon
+  if prologue.function == "swigluoai":
+    options |= {"alpha": prologue.alpha, "limit": prologue.limit}
+    options["interleaved"] = prologue.halves == "interleaved"
+  function = getattr(jp.nn, prologue.function)
+  return function(x, *first, **options, out_format=out_format)
+
+
+def result_of(prologue, returned):
+  return returned if not prologue.returns_sum else returned[0]
+
+
+def quantized(y, out):
+  """Returns what `quantize` returns for an f32 result."""
+  options = {
+    "scale_rounding": out.scale_rounding,
+    "global_scale": out.global_scale,
+    "packed": out.packed,
+  }
+  if isinstance(out.axis, tuple):
+    return jp.quantize_both(y, out.format, axes=out.axis, **options)
+  return jp.quantize(y, out.format, axis=out.axis, key=out.key, **options)
+
+
+class ProducersTest(parameterized.TestCase):
+  def assert_bits(self, got, want):
+    self.assertEqual(jax.tree.structure(got), jax.tree.structure(want))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      self.assertEqual((a.shape, a.dtype), (b.shape, b.dtype))
+      a, b = (np.asarray(leaf).reshape(-1).view(np.uint8) for leaf in (a, b))
+      np.testing.assert_array_equal(a, b)
+
+  @parameterized.parameters(jnp.bfloat16, jnp.float16)
+  def test_plain_result_has_the_dtype_of_x(self, dtype):
+    cases = [prologue_cases.operands(p, (3, 5, 8), dtype) for p in CASES]
+
+    @jax.jit
+    def run(cases):
+      return [call(p, *case) for p, case in zip(CASES, cases, strict=True)]
+
+    for p, (x, more), found in zip(CASES, cases, run(cases), strict=True):
+      exact, exact_sum = prologue_cases.exact(p, x, more)
+      y = result_of(p, found)
+      self.assertEqual(y.dtype, dtype)
+      size = np.abs(exact).max(-1, keepdims=True)
+      bound = float(jnp.finfo(dtype).eps) * size  # one rounding, and f32's
+      self.assertLess(
+        (np.abs(np.asarray(y, np.float64) - exact) - bound).max(), 0
+      )
+      if p.returns_sum:
+        np.testing.assert_array_equal(np.asarray(found[1]), exact_sum)
+
+  def test_bits_are_those_of_quantize_of_the_f32_result(self):
+    cases = [prologue_cases.operands(p, SHAPE, jnp.float32) for p in CASES]
+
+    # Two formats of each case.
+    names = [list(OUTS)[4 * (i % 2) + i // 4 :][:2] for i in range(len(CASES))]
+
+    @jax.jit
+    def run(cases):
+      plain, found = [], []
+      for p, (x, more), each in zip(CASES, cases, names, strict=True):
+        plain.append(result_of(p, call(p, x, more)))
+        found.append(
+          [result_of(p, call(p, x, more, OUTS[name])) for name in each]
+        )
+      return plain, found
+
+    # A kernel's f32 result may differ from that of XLA's operations by 4 ulp.
+    with jp.use_target(quantization_lowerings.OPERATIONS):
+      plain, found = run(cases)
+    for p, y, each, results in zip(CASES, plain, names, found, strict=True):
+      for name, result in zip(each, results, strict=True):
+        out = OUTS[name]
+        with self.subTest(f"{p}, {name}"):
+          if out.returns_amax:
+            result, amax = result
+            self.assertEqual(amax, np.abs(y).max())
+          self.assert_bits(result, quantized(y, out))
+
+  def test_bad_rows_and_scales(self):
+    x = np.ones((4, 64), np.float32)
+    x[1], x[2, 3], x[3, 3] = 0, np.nan, np.inf
+
+    @jax.jit
+    def run(x):
+      small = jp.OutFormat("nvfp4", global_scale=1e-6)
+      whole = jp.OutFormat("mxfp8", returns_amax=True)
+      return (
+        jp.nn.rms_norm(x, out_format=whole),
+        jp.nn.silu_and_mul(x[:2], x[:2], out_format=small),
+        jp.nn.silu_and_mul(x[:4], out_format="mxfp8"),
+      )
+
+    (norm, amax), saturated, halves = run(x)
+    norm = np.asarray(norm.dequantize())
+    self.assertAlmostEqual(amax, 1 / np.sqrt(1 + 1e-6), places=6)
+    np.testing.assert_array_equal(norm[0], 1)
+    np.testing.assert_array_equal(norm[1], 0)
+    self.assertTrue(np.isnan(norm[2]).all())
+    self.assertTrue(np.isnan(norm[3, :32]).all())  # the block of the Inf
+    np.testing.assert_array_equal(norm[3, 32:], 0)
+    most = np.float32(6 * 448 * 1e-6)
+    expected = np.repeat([[most], [0]], 64, axis=1)
+    np.testing.assert_allclose(saturated.dequantize(), expected, rtol=1e-6)
+    halves = np.asarray(halves.dequantize())
+    self.assertTrue(np.isnan(halves[2:]).all())
+    self.assertTrue(np.isfinite(halves[:2]).all())
+
+  def test_gradients_are_those_of_f64(self):
+    cases = [prologue_cases.operands(p, (2, 64), jnp.float32) for p in CASES]
+    rng = np.random.default_rng(1)
+    out = jp.OutFormat("mxfp8", derivative="straight_through")
+    weights = rng.standard_normal((2, 2, 64)).astype(np.float32)
+
+    @jax.jit
+    def run(cases):
+      def loss(case, p):
+        found = call(p, *case, out)
+        y, s = found if p.returns_sum else (found, None)
+        total = (y.dequantize() * weights[0]).sum()
+        return total if s is None else total + (s * weights[1]).sum()
+
+      return [
+        jax.grad(functools.partial(loss, p=p))(case)
+        for p, case in zip(CASES, cases, strict=True)
+      ]
+
+    step = 1e-6
+    for p, case, grads in zip(CASES, cases, run(cases), strict=True):
+      leaves, tree = jax.tree.flatten(case)
+      leaves = [np.asarray(leaf, np.float64) for leaf in leaves]
+      along = [rng.standard_normal(leaf.shape) for leaf in leaves]
+
+      def loss(size, p=p, leaves=leaves, along=along, tree=tree):
+        moved = [a + size * b for a, b in zip(leaves, along, strict=True)]
+        y, s = prologue_cases.exact(p, *jax.tree.unflatten(tree, moved))
+        total = (y * weights[0]).sum()
+        return total if s is None else total + (s * weights[1]).sum()
+
+      slope = (loss(step) - loss(-step)) / (2 * step)
+      terms = [
+        np.asarray(g, np.float64) * d
+        for g, d in zip(jax.tree.leaves(grads), along, strict=True)
+      ]
+      size = sum(np.abs(term).sum() for term in terms)
+      with self.subTest(str(p)):
+        error = abs(sum(term.sum() for term in terms) - slope)
+        self.assertLess(error, 1e-6 * size)  # 2^-20
+
+  def test_derivative_without_straight_through_is_refused(self):
+    loss = lambda x: jp.nn.rms_norm(x, out_format="mxfp8").dequantize().sum()
+    with self.assertRaisesRegex(
+      NotImplementedError, r"^rms_norm: the quantized result has no derivative"
+    ):
+      jax.grad(loss)(jnp.ones((2, 32)))
+
+  def test_transformed_functions_have_the_same_bits(self):
+    x, more = prologue_cases.operands(NORM, SHAPE, jnp.bfloat16)
+    weights = jnp.stack([more["weight"] * n for n in range(1, 5)])
+    out = OUTS["mxfp8"]
+    norm = lambda x, weight, residual: jp.nn.rms_norm(
+      x, weight, residual=residual, out_format=out
+    )
+
+    @jax.jit
+    def run(x, weight, residual):
+      def step(carry, layer):
+        y, total = norm(carry, layer, residual)
+        return total, y
+
+      return (
+        norm(x, weight, residual),
+        jax.vmap(norm, (0, None, 0))(x, weight, residual),
+        jax.vmap(norm, (1, None, None), out_axes=1)(x, weight, residual[:, 0]),
+        jax.vmap(norm)(x, weights, residual),
+        [norm(*args) for args in zip(x, weights, residual, strict=True)],
+        jax.lax.scan(step, x, weights),
+        norm(x, weights[0], residual),
+      )
+
+    whole, rows, columns, each, expected, (total, layers), first = run(
+      x, more["weight"], more["residual"]
+    )
+    self.assert_bits(rows, whole)
+    same = run(
+      x, more["weight"], jnp.broadcast_to(more["residual"][:, :1], x.shape)
+    )[0]
+    self.assert_bits(columns, same)
+    self.assert_bits(each, jax.tree.map(lambda *a: jnp.stack(a), *expected))
+    self.assert_bits(jax.tree.map(lambda a: a[0], layers), first[0])
+    self.assertEqual(total.dtype, jnp.bfloat16)
+
+  def test_unused_results_are_not_computed(self):
+    x, more = prologue_cases.operands(NORM, SHAPE, jnp.float32)
+    both = jp.OutFormat("mxfp8", axis=(-2, -1))
+
+    def text(use):
+      function = lambda x, more: use(call(NORM, x, more, both))
+      return jax.jit(function).lower(x, more).as_text()
+
+    text_of_sum = text(lambda found: found[1])
+    self.assertNotIn("rsqrt", text_of_sum)
+    self.assertIn("stablehlo.add", text_of_sum)
+    one, two = (
+      text(lambda found, n=n: found[0][:n]).count("f8E4M3FN>") for n in (1, 2)
+    )
+    self.assertBetween(one, 1, two - 1)
+
+  def test_explain_names_the_separate_prologue(self):
+    x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
+    norm = functools.partial(jp.nn.rms_norm, out_format="nvfp4")
+    target = jp.named_target("b200")
+    target = target.with_library("jax-triton")
+    text = jp.explain(norm, x, target=target).details()
+    self.assertIn("after rms_norm", text)
+    self.assertRegex(
+      text, "the prologue is a separate XLA operation, because tri"
+    )
+
+  @parameterized.parameters(
+    (TypeError, r"rms_norm: weight must have shape \(32,\), got \(3,\)",
+     lambda x: jp.nn.rms_norm(x, x[0, :3])),
+    (TypeError, r"layer_norm: residual must have the shape of x, got \(32,\)",
+     lambda x: jp.nn.layer_norm(x, residual=x[0])),
+    (TypeError, "silu_and_mul: up must be float32.*got int32",
+     lambda x: jp.nn.silu_and_mul(x, x.astype(jnp.int32))),
+    (TypeError, "gelu_and_mul: gate must have an even last.*3",
+     lambda x: jp.nn.gelu_and_mul(x[:, :3])),
+    (TypeError, "swigluoai: gate must have rank 1 or more",
+     lambda x: jp.nn.swigluoai(x[0, 0])),
+    (ValueError, "swigluoai: limit must be a finite number >= 0, got inf",
+     lambda x: jp.nn.swigluoai(x, limit=np.inf)),
+    (TypeError, "swigluoai: interleaved must be",
+     lambda x: jp.nn.swigluoai(x, interleaved=1)),
+    (ValueError, "rms_norm: epsilon must be a finite number >= 0, got -1",
+     lambda x: jp.nn.rms_norm(x, epsilon=-1)),
+    (TypeError, "silu_and_mul: the size of axis 1 must be a multiple of 32",
+     lambda x: jp.nn.silu_and_mul(x, out_format="mxfp8")),
+    (ValueError, "rms_norm: axis of OutFormat must name different axes",
+     lambda x: jp.nn.rms_norm(
+       x, out_format=jp.OutFormat("mxfp8", axis=(1, -1))
+     )),
+  )  # fmt: skip
+  def test_errors_name_the_rule_and_the_value(self, kind, message, run):
+    with self.assertRaisesRegex(kind, message):
+      run(jnp.ones((2, 32)))
+
+
+class ShardingCases:
+  """The bits of one device, for shardings of rows and columns."""
+
+  def test_results_have_the_bits_of_one_device(self):
+    cases = (NORM, CASES[5], GATED)
+    outs = [OUTS[name] for name in ("nvfp4", "both", "key")]
+    given = [
+      prologue_cases.operands(p, (8, 32, 256), jnp.bfloat16) for p in cases
+    ]
+
+    @jax.jit
+    def run(given):
+      return [
+        result_of(p, call(p, *operands, out))
+        for p, operands, out in zip(cases, given, outs, strict=True)
+      ]
+
+    (wanted, wanted_amax), *others = run(given)
+    spec = P("a", None, "b")
+    place = lambda a: self.put(a, spec if a.ndim == 3 else P("b"))
+    (found, amax), *found_others = run(jax.tree.map(place, given))
+    ProducersTest.assert_bits(self, (found, found_others), (wanted, others))
+    # Devices may sum a row in another order.
+    np.testing.assert_allclose(amax, wanted_amax, rtol=1e-6)
+
+
+class AutoShardingTest(ShardingCases, explicit.AutoTestCase):
+  pass
+
+
+class ExplicitShardingTest(ShardingCases, explicit.ExplicitTestCase):
+  pass
