@@ -58,7 +58,8 @@ def apply(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
     bias = call.bias.astype(jnp.float32)
     result = result + groups.per_row(bias, group_of_row)
   result = activate(result, call.activation)
-  result = jnp.where(is_in_group(call), result, np.float32(0))
+  if call.bias is not None or call.global_scale is not None:
+    result = jnp.where(is_in_group(call), result, np.float32(0))
   return result.astype(call.preferred_element_type)
 
 
