@@ -242,7 +242,7 @@ def _dot(
     result = alternatives.compute(total, *bare.flatten(), offset.array)
   else:
     result = total.operations(*bare.flatten(), offset.array)
-  return ragged_epilogue.apply(result, call)
+  return ragged_epilogue.apply(result, call, is_masked=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -47,10 +47,17 @@ def scaled(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
   return epilogue.multiply(result, scale, power)
 
 
-def apply(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
+def apply(
+  result: jax.Array, call: calls.RaggedDotCall, *, is_masked: bool = False
+) -> jax.Array:
   """Computes activation(result * global_scale + bias), cast to the result.
 
   Rows without a group become zero.
+
+  Args:
+    result: f32[m, columns].
+    call: the call.
+    is_masked: whether rows without a group are zero in `result`.
   """
   result = scaled(result, call)
   if call.bias is not None:
@@ -58,7 +65,8 @@ def apply(result: jax.Array, call: calls.RaggedDotCall) -> jax.Array:
     bias = call.bias.astype(jnp.float32)
     result = result + groups.per_row(bias, group_of_row)
   result = activate(result, call.activation)
-  if call.bias is not None or call.global_scale is not None:
+  # Every activation of 0 is 0.
+  if call.bias is not None or call.global_scale is not None or not is_masked:
     result = jnp.where(is_in_group(call), result, np.float32(0))
   return result.astype(call.preferred_element_type)
 

@@ -72,7 +72,8 @@ constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
                                         GateAvx512, kSumBlocks, kAddOffsets, QuantizeAvx512,
                                         DequantizeAvx512,
                                         QuantizeOperandAvx512, QuantizeRunAvx512,
-                                        QuantizeRowsAvx512};
+                                        QuantizeRowsAvx512,
+                                        DotOfFewRowsAvx512};
 
 bool HasAvx512() {
 #if defined(__x86_64__)
@@ -95,7 +96,8 @@ constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
                                         AddOffsetsAvx2, QuantizeAvx512,
                                         DequantizeAvx512,
                                         QuantizeOperandAvx512, QuantizeRunAvx512,
-                                        QuantizeRowsAvx512};
+                                        QuantizeRowsAvx512,
+                                        DotOfFewRowsAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&
@@ -113,7 +115,8 @@ bool HasAvx512Bf16() {
 constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, SumBlocksAvx2,
                                  AddOffsetsAvx2, QuantizeAvx512,
                                  DequantizeAvx512, QuantizeOperandAvx512,
-                                 QuantizeRunAvx512, QuantizeRowsAvx512};
+                                 QuantizeRunAvx512, QuantizeRowsAvx512,
+                                 DotOfFewRowsAvx512};
 
 // Asks Linux for permission to use the AMX tile registers (8 KiB per thread); a
 // process must ask once. Linux refuses if a thread's alternate signal stack is

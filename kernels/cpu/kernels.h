@@ -51,7 +51,7 @@ struct Operand {
   int64_t scale_start;
   // The zero point or minimum of each block. A value is code * scale, plus
   // (code_offset - zero point) * scale or code_offset * scale + minimum. Only
-  // AddOffsets reads it.
+  // AddOffsets and the kernels of a few rows read it.
   const uint8_t* offset;  // [rows, scale_cols]; null: none
   OffsetKind offset_kind;
   float code_offset;
@@ -98,6 +98,9 @@ struct DotArgs {
   DotConfig config;  // the rules choose every field that is 0
   // Whether the side of plain floats may be quantized to int8 (QuantizesRows).
   bool quantize_rows;
+  // The sums of each row of lhs over the blocks of rhs, as in OffsetArgs. If
+  // not null, the kernel adds the offsets of rhs (Kernels::dot_of_few_rows).
+  const float* block_sums;
 };
 
 // The int8 form of an operand of plain floats, with float32 scales.
@@ -221,6 +224,7 @@ bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
 bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
+bool DotOfFewRowsAvx512(const DotArgs&, const Parallel&, bool* is_done);
 bool DotNeonDotprod(const DotArgs&, const Parallel&);
 bool DotNeonI8mm(const DotArgs&, const Parallel&);
 bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
@@ -270,6 +274,10 @@ struct Kernels {
                        uint8_t* values, uint8_t* scale);
   // Null if no dot of the instruction set quantizes rows (QuantizesRows).
   bool (*quantize_rows)(const Operand&, const QuantizedRows&, const Parallel&);
+  // Computes a dot with offsets and block sums. *is_done stays false if it
+  // cannot. Null if the instruction set has no such kernels.
+  bool (*dot_of_few_rows)(const DotArgs&, const Parallel&,
+                          bool* is_done) = nullptr;
 };
 
 // The values of the `isa` attribute. kAuto selects the best instruction set of

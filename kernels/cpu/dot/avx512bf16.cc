@@ -102,6 +102,17 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
              : BlockedDot<EngineBF16>(args, parallel);
 }
 
+bool DotOfFewRowsAvx512(const DotArgs& args, const Parallel& parallel,
+                        bool* is_done) {
+  const Sides sides = ChooseSides(args);
+  if (!sides.panel_is_lhs || args.rhs.fraction_bits != 0 ||
+      EngineOf(args) != Engine::kFewRowsAvx512 ||
+      !BF16CanHold(*sides.panel, parallel)) {
+    return true;
+  }
+  return FewRowsDot(args, sides, Factors::kBF16, parallel, is_done);
+}
+
 bool QuantizeRowsAvx512(const Operand& x, const QuantizedRows& out,
                         const Parallel& parallel) {
   return QuantizeRows(x, out, parallel);

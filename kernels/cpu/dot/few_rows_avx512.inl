@@ -99,9 +99,41 @@ struct ScaleLanes {
 constexpr ScaleLanes kScaleLanes;
 
 // How the scales of a step are decoded. kAny decodes 16 scales of any kind, or
-// as many as 512 values have.
-// kE4M3 looks up 32 E4M3 scales in a table, for NVFP4 with its blocks of 16.
-enum class Scales { kAny, kE4M3 };
+// as many as 512 values have. kE4M3 looks up 32 E4M3 scales in a table, for
+// NVFP4 with its blocks of 16. kF16 and kF16Minima are for 16 blocks of 32
+// values with f16 scales, and f16 minima, as GGUF files have them: a row of 576
+// values takes fewer instructions than with kAny.
+enum class Scales { kAny, kE4M3, kF16, kF16Minima };
+
+// The zero points or minima of weights (kernels.h, Operand). They add
+// sum_b sums[r, b] * term[w, b] to a dot. These products are the first addends
+// of a step, so the products of codes are not rounded more often.
+struct FewRowsOffsets {
+  const float* sums;  // over blocks, of the few rows; null: no offsets
+  int64_t stride;     // of `sums`, a multiple of kTermsMultiple
+  int64_t blocks;     // in a step of kAny, at least 1
+  int64_t every;      // values after which a step has new blocks
+
+  explicit FewRowsOffsets(const DotArgs& args)
+      : sums(args.block_sums),
+        stride(RoundUp(args.rhs.scale_cols, kTermsMultiple)),
+        blocks(Max(1, (args.rhs.block == 16 ? 256 : 512) /
+                          Max(1, args.rhs.block))),
+        every(blocks > 1 ? 1 : args.rhs.block) {}
+
+  // Returns the sums of 16 blocks of a row. A row ends with zeros.
+  JAXPLUGIN_ALWAYS_INLINE __m512 Sums(int64_t row, int64_t column) const {
+    return _mm512_castsi512_ps(
+        _mm512_loadu_si512(sums + row * stride + column));
+  }
+  // Returns the sums of `count` blocks of a row, and zeros.
+  JAXPLUGIN_ALWAYS_INLINE __m512 Sums(int64_t row, int64_t column,
+                                      int64_t count) const {
+    const float* from = sums + row * stride + column;
+    return _mm512_castsi512_ps(
+        LoadBytes(reinterpret_cast<const uint8_t*>(from), 4 * count));
+  }
+};
 
 template <Scales kScales>
 struct FewRowsScales {
@@ -114,11 +146,75 @@ struct FewRowsScales {
 
   const ScaleIndex& index;
   ScaleKind kind;
+  uint64_t last;  // mask of the bytes of f16 scales in a short last step
 
   JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const Unpacker& weights)
-      : index(weights.index), kind(weights.x.scale_kind) {}
+      : index(weights.index),
+        kind(weights.x.scale_kind),
+        last((uint64_t{1} << 2 * (weights.x.scale_cols % kCount)) - 1) {}
   JAXPLUGIN_ALWAYS_INLINE Some Load(const uint8_t* scale, int64_t left) const {
+    if constexpr (kScales != Scales::kAny) return {LoadF16(scale, left)};
     return {LoadScales(kind, scale, left)};
+  }
+  // Returns 16 f16 numbers, or those that are left and zeros.
+  JAXPLUGIN_ALWAYS_INLINE __m512 LoadF16(const uint8_t* at,
+                                         int64_t left) const {
+    const uint64_t mask = left >= kCount ? 0xffffffff : last;
+    return _mm512_cvtph_ps(
+        _mm512_castsi512_si256(_mm512_maskz_loadu_epi8(mask, at)));
+  }
+  // The starts of the sums of a step: sum_b of the block's offset times the
+  // sums of the block in kRows rows, or zeros.
+  template <int kRows>
+  JAXPLUGIN_ALWAYS_INLINE void Start(const Operand& weights, int64_t w,
+                                     int64_t k0, int64_t column, __m512 scales,
+                                     const FewRowsOffsets& offsets,
+                                     __m512* sums) const {
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
+    const int64_t left = weights.scale_cols - column;
+    const int64_t at = w * weights.scale_cols + column;
+    const __m512 shift = _mm512_set1_ps(weights.code_offset);
+    if constexpr (kScales == Scales::kF16Minima) {
+      const uint8_t* minima = weights.offset + 2 * at;
+      _mm_prefetch(reinterpret_cast<const char*>(minima + kScalesAhead),
+                   _MM_HINT_T1);
+      const __m512 terms =
+          _mm512_fmadd_ps(shift, scales, LoadF16(minima, left));
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] = _mm512_mul_ps(terms, offsets.Sums(r, column));
+      }
+    } else if constexpr (kScales == Scales::kAny) {
+      if (offsets.sums == nullptr) return;
+      if (offsets.every > 1 && k0 % offsets.every != 0) return;
+      const int64_t count = Min(offsets.blocks, left);
+      const __m512 terms = Terms(weights, at, count, shift, scales);
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] = _mm512_mul_ps(terms, offsets.Sums(r, column, count));
+      }
+    }
+  }
+  // Returns the terms of `count` blocks, whose offsets begin at block `at`.
+  JAXPLUGIN_ALWAYS_INLINE static __m512 Terms(const Operand& weights,
+                                              int64_t at, int64_t count,
+                                              __m512 shift, __m512 scales) {
+    const OffsetKind kind = weights.offset_kind;
+    const int64_t size = OffsetSize(kind);
+    const __m512i bytes = LoadBytes(weights.offset + at * size, count * size);
+    if (kind >= OffsetKind::kUint8) {
+      const __m128i low = _mm512_castsi512_si128(bytes);
+      const __m512i point = kind == OffsetKind::kUint8
+                                ? _mm512_cvtepu8_epi32(low)
+                                : _mm512_cvtepi8_epi32(low);
+      return _mm512_mul_ps(_mm512_sub_ps(shift, _mm512_cvtepi32_ps(point)),
+                           scales);
+    }
+    const __m256i low = _mm512_castsi512_si256(bytes);
+    const __m512 minimum =
+        kind == OffsetKind::kF32   ? _mm512_castsi512_ps(bytes)
+        : kind == OffsetKind::kF16 ? _mm512_cvtph_ps(low)
+                                   : _mm512_castsi512_ps(_mm512_slli_epi32(
+                                         _mm512_cvtepu16_epi32(low), 16));
+    return _mm512_fmadd_ps(shift, scales, minimum);
   }
   // Returns the scale of each dword of vector v of the step.
   JAXPLUGIN_ALWAYS_INLINE __m512 Spread(const Some& some, int v) const {
@@ -156,7 +252,7 @@ struct FewRowsScales<Scales::kE4M3> {
   }
 };
 
-// sum[w][r] = the dots over one step of k, for kWeights weight rows and kRows
+// sum[w][r] += the dots over one step of k, for kWeights weight rows and kRows
 // rows. A step has kVectors vectors of codes per weight row. If !kIsWhole, it
 // has only the last `left` bytes. Prefetches the same number of bytes `ahead`
 // further.
@@ -219,8 +315,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
         __m512 block = chain[w][0];
         if constexpr (kChains == 2) block = _mm512_add_ps(block, chain[w][1]);
         __m512& to = v < kHalf ? sum[w][r] : last[w][r];
-        to = v % kHalf == 0 ? _mm512_mul_ps(block, spread[w])
-                            : _mm512_fmadd_ps(block, spread[w], to);
+        to = _mm512_fmadd_ps(block, spread[w], to);
       }
     }
   }
@@ -295,6 +390,13 @@ struct FewRowsTotals {
   }
 };
 
+// Whether a row has at most two steps. The plain sum of two is rounded once, as
+// their exact sum would be.
+template <int kBlock, typename Spread>
+JAXPLUGIN_ALWAYS_INLINE bool IsShort(const Operand& weights) {
+  return weights.k <= 2 * Spread::kCount * kBlock;
+}
+
 // Adds the dots of weight row w + j and each row of x over values [k0, k1) to
 // the lanes of sums[j], for j < kWeights. k0 is a multiple of a step. In
 // addition to the roundings of a step there are 4 in the sum of the lanes and 1
@@ -307,6 +409,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
                                          const Spread& scales, const uint8_t* x,
                                          int64_t x_row_bytes,
                                          FewRowsDistance ahead,
+                                         const FewRowsOffsets& offsets,
                                          FewRowsTotals<kRows>* sums) {
   constexpr int64_t kStep = Spread::kCount * kBlock;  // values
   constexpr int64_t kStepBytes = BytesOf(kFormat, kStep);
@@ -319,7 +422,8 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
   FewRowsTotals<kRows> totals[kWeights];
   __m512 sum[kWeights][kRows];
   for (int i = 0; i < kWeights; ++i) totals[i] = sums[i];
-  const auto load_scales = [&] {
+  const bool is_short = IsShort<kBlock, Spread>(operand);
+  const auto start_step = [&] {
     const int64_t column =
         operand.block > kBlock ? k0 / operand.block : k0 / kBlock;
     for (int i = 0; i < kWeights; ++i) {
@@ -327,17 +431,27 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
       _mm_prefetch(reinterpret_cast<const char*>(scale + ahead.scales),
                    _MM_HINT_T1);
       some[i] = scales.Load(scale, operand.scale_cols - column);
+      if constexpr (kFactors == Factors::kBF16 && Spread::kCount == 16) {
+        scales.template Start<kRows>(operand, w + i, k0, column,
+                                     some[i].scales, offsets, sum[i]);
+      } else {
+        for (int r = 0; r < kRows; ++r) sum[i][r] = _mm512_setzero_ps();
+      }
     }
   };
   const auto add_sums = [&] {
     for (int i = 0; i < kWeights; ++i) {
       for (int r = 0; r < kRows; ++r) {
-        AddExactly(sum[i][r], &totals[i].total[r], &totals[i].rest[r]);
+        if (is_short) {
+          totals[i].total[r] = _mm512_add_ps(totals[i].total[r], sum[i][r]);
+        } else {
+          AddExactly(sum[i][r], &totals[i].total[r], &totals[i].rest[r]);
+        }
       }
     }
   };
   for (; k0 + kStep <= k1; k0 += kStep) {
-    load_scales();
+    start_step();
     FewRowsStep<kFormat, kFactors, kVectors, kRows, kWeights, true>(
         values, operand.row_bytes, ahead.codes, 0, scales, some, tables, x,
         x_row_bytes, sum);
@@ -346,7 +460,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
     x += kStep * kFactorBytes;
   }
   if (k0 < k1) {
-    load_scales();
+    start_step();
     FewRowsStep<kFormat, kFactors, kVectors, kRows, kWeights, false>(
         values, operand.row_bytes, ahead.codes,
         operand.row_bytes - BytesOf(kFormat, k0), scales, some, tables, x,
@@ -426,8 +540,9 @@ template <Format kFormat, Factors kFactors, int kBlock, Scales kScales,
 __attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
                                              int64_t w0, int64_t count,
                                              const uint8_t* x,
-                                             int64_t x_row_bytes, float* c,
-                                             int64_t ldc) {
+                                             int64_t x_row_bytes,
+                                             const FewRowsOffsets& offsets,
+                                             float* c, int64_t ldc) {
   const Operand& operand = weights.x;
   const Tables tables = weights.table_bytes.Load();
   const FewRowsScales<kScales> scales(weights);
@@ -448,12 +563,12 @@ __attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
       for (; j + 2 <= group; j += 2) {
         FewRowsSums<kFormat, kFactors, kBlock, kRows, 2>(
             weights, w0 + w + j, k0, k1, tables, scales, x, x_row_bytes, ahead,
-            totals + j);
+            offsets, totals + j);
       }
       if (j < group) {
         FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
             weights, w0 + w + j, k0, k1, tables, scales, x, x_row_bytes, ahead,
-            totals + j);
+            offsets, totals + j);
       }
     }
     __m512 sums[kSharedWeights][kRows];
@@ -475,11 +590,11 @@ __attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
 template <Format kFormat, Factors kFactors, int kBlock, Scales kScales,
           int kRows>
 void FewRowsStrip(const Unpacker& weights, int64_t w0, int64_t count,
-                  const uint8_t* x, int64_t x_row_bytes, float* c,
-                  int64_t ldc) {
+                  const uint8_t* x, int64_t x_row_bytes,
+                  const FewRowsOffsets& offsets, float* c, int64_t ldc) {
   if (kRows > 2 && kRows * x_row_bytes > kFirstCacheBytes) {
     return FewRowsShared<kFormat, kFactors, kBlock, kScales, kRows>(
-        weights, w0, count, x, x_row_bytes, c, ldc);
+        weights, w0, count, x, x_row_bytes, offsets, c, ldc);
   }
   // Loaded before the loops: the compiler would load the tables again in the
   // loops, because stores of results might overwrite them.
@@ -493,7 +608,7 @@ void FewRowsStrip(const Unpacker& weights, int64_t w0, int64_t count,
       totals.Clear();
       FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
           weights, w0 + w + j, 0, weights.x.k, tables, scales, x, x_row_bytes,
-          {kFewRowsAhead, kScalesAhead}, &totals);
+          {kFewRowsAhead, kScalesAhead}, offsets, &totals);
       for (int r = 0; r < kRows; ++r) {
         sums[j][r] = TotalOf(totals.total[r], totals.rest[r]);
       }
@@ -503,7 +618,8 @@ void FewRowsStrip(const Unpacker& weights, int64_t w0, int64_t count,
 }
 
 using FewRowsFunction = void (*)(const Unpacker&, int64_t, int64_t,
-                                 const uint8_t*, int64_t, float*, int64_t);
+                                 const uint8_t*, int64_t, const FewRowsOffsets&,
+                                 float*, int64_t);
 
 template <Format kFormat, Factors kFactors, int kBlock,
           Scales kScales = Scales::kAny>
@@ -519,6 +635,18 @@ FewRowsFunction FewRowsOf(int64_t rows) {
 // Returns the function of weights with blocks of 16 values, or of more.
 template <Format kFormat, Factors kFactors>
 FewRowsFunction FewRowsOf(const Operand& weights, int64_t rows) {
+  if constexpr (kFormat != Format::kE4M3) {
+    if (weights.block == 32 && weights.scale_kind == ScaleKind::kF16) {
+      if (weights.offset == nullptr) {
+        return FewRowsOf<kFormat, kFactors, 32, Scales::kF16>(rows);
+      }
+      if constexpr (kFactors == Factors::kBF16) {
+        if (weights.offset_kind == OffsetKind::kF16) {
+          return FewRowsOf<kFormat, kFactors, 32, Scales::kF16Minima>(rows);
+        }
+      }
+    }
+  }
   if (weights.block != 16) return FewRowsOf<kFormat, kFactors, 32>(rows);
   if constexpr (IsPacked(kFormat)) {
     if (weights.format == Format::kE2M1 &&
@@ -550,8 +678,8 @@ FewRowsFunction ChooseFewRows(const Operand& weights, Factors factors,
 // The dot of few rows (the panel side) and quantized weights (the strip side).
 // pack_row(row, out) writes a row's x_row_bytes. If it returns false for a row,
 // nothing is written to the result and *is_done stays false.
-// multiply(rows, w0, count, x, c, ldc) computes the dots of up to kFewRowsMax
-// packed rows and of weight rows [w0, w0 + count): c[r * ldc + j].
+// multiply(r, rows, w0, count, x, c, ldc) computes the dots of up to kFewRowsMax
+// packed rows from r on and of weight rows [w0, w0 + count): c[i * ldc + j].
 template <typename PackRow, typename Multiply>
 bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
                    const Parallel& parallel, const PackRow& pack_row,
@@ -599,7 +727,7 @@ bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
         const uint8_t* x_rows_packed = packed + batch * rows * x_row_bytes;
         for (int64_t r = 0; r < rows; r += pass) {
-          multiply(Min(pass, rows - r), w0, count,
+          multiply(batch * rows + r, Min(pass, rows - r), w0, count,
                    x_rows_packed + r * x_row_bytes, c + r * chunk, chunk);
         }
         // The task is a panel of `rows` rows and a strip of `count` rows.
@@ -609,7 +737,8 @@ bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
 }
 
 // If `factors` is kF32 and a float of the rows is too large or too small, it
-// writes nothing and *is_done stays false.
+// writes nothing and *is_done stays false. Adds the offsets of the weights if
+// the args have block sums; `factors` is then kBF16.
 bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
                 const Parallel& parallel, bool* is_done) {
   const Operand& x = *sides.panel;
@@ -618,6 +747,7 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
   const int64_t x_row_bytes = x_padded * (factors == Factors::kF32 ? 4 : 2);
   const EngineBF16 engine(sides);
   const FloatRows floats(sides.strip->format);
+  const FewRowsOffsets offsets(args);
   return StreamWeights(
       args, sides, x_row_bytes, parallel,
       [&](int64_t r, uint8_t* row) {
@@ -629,10 +759,13 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
         __builtin_memset(row + bytes, 0, x_row_bytes - bytes);
         return true;
       },
-      [&](int64_t rows, int64_t w0, int64_t count, const uint8_t* packed,
-          float* c, int64_t ldc) {
+      [&](int64_t r, int64_t rows, int64_t w0, int64_t count,
+          const uint8_t* packed, float* c, int64_t ldc) {
+        FewRowsOffsets some = offsets;
+        if (some.sums != nullptr) some.sums += r * some.stride;
         ChooseFewRows(*sides.strip, factors, rows)(
-            engine.strip_unpacker, w0, count, packed, x_row_bytes, c, ldc);
+            engine.strip_unpacker, w0, count, packed, x_row_bytes, some, c,
+            ldc);
       },
       is_done);
 }

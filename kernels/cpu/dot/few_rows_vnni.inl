@@ -195,8 +195,8 @@ bool FewRowsVnniDot(const DotArgs& args, const Sides& sides,
         engine.PackRow(*sides.panel, r, row);
         return true;
       },
-      [&](int64_t rows, int64_t w0, int64_t count, const uint8_t* x, float* c,
-          int64_t ldc) {
+      [&](int64_t, int64_t rows, int64_t w0, int64_t count, const uint8_t* x,
+          float* c, int64_t ldc) {
         switch (rows) {
           case 1:
             return engine.template Strip<1>(w0, count, x, x_row_bytes, c, ldc);

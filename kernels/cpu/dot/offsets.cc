@@ -1,8 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot with weights that have zero points or minima. With few rows, each
-// task multiplies some columns and then adds their offsets, so that the scales
+// The dot with weights that have zero points or minima. The best kernels add
+// the offsets of few rows of bf16 themselves. Other few rows are multiplied
+// with some columns in each task, which then adds their offsets. So the scales
 // are read from memory once.
 
 #include <stdint.h>
@@ -65,6 +66,16 @@ bool DotWithOffsets(const Kernels& kernels, const DotArgs& args,
     return false;
   }
   kernels.sum_blocks(floats, weights, sums);
+
+  if (is_few && kernels.dot_of_few_rows != nullptr) {
+    uint32_t gave_up = 0;
+    bool is_done = false;
+    DotArgs whole = args;
+    whole.block_sums = sums;
+    whole.gave_up = &gave_up;
+    if (!kernels.dot_of_few_rows(whole, parallel, &is_done)) return false;
+    if (is_done && gave_up == 0) return true;
+  }
 
   DotArgs bare = args;
   bare.rhs.offset = nullptr;

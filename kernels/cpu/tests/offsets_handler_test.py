@@ -28,6 +28,8 @@ SIZES = (  # m, n, k, block
   (7, 9, 300, 300),
   (33, 130, 96, 32),
   (5, 700, 64, 32),
+  (3, 70, 2048, 1024),
+  (2, 70, 576, 32),
 )
 
 
@@ -111,7 +113,10 @@ def random(
 class OffsetsTest(parameterized.TestCase):
   @parameterized.parameters(*testing.ISAS)
   def test_dots_are_within_the_bound(self, isa):
-    all_kinds = itertools.product(FLOATS, FLOATS, OFFSETS)
+    all_kinds = [
+      *itertools.product(FLOATS, FLOATS, OFFSETS),
+      *itertools.repeat((testing.BF16, np.float16, np.float16), len(SIZES)),
+    ]
     for kinds, sizes in zip(all_kinds, itertools.cycle(SIZES), strict=False):
       case = random(*sizes, kinds, seed=sizes[2])
       with self.subTest(kinds=kinds, sizes=sizes):

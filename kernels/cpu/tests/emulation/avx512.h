@@ -191,6 +191,20 @@ JAXPLUGIN_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
   return (__m512i)out;
 }
 
+JAXPLUGIN_EMULATED __m512i _mm512_cvtepi8_epi32(__m128i a) {
+  int8_t bytes[16];
+  __builtin_memcpy(bytes, &a, 16);
+  Dwords out;
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<uint32_t>(bytes[i]);
+  return (__m512i)out;
+}
+
+JAXPLUGIN_EMULATED __m128i _mm512_castsi512_si128(__m512i a) {
+  __m128i out;
+  __builtin_memcpy(&out, &a, 16);
+  return out;
+}
+
 JAXPLUGIN_EMULATED __m256i _mm512_castsi512_si256(__m512i a) {
   __m256i out;
   __builtin_memcpy(&out, &a, 32);
