@@ -229,8 +229,8 @@ def _gated(gate, up, QUANTIZED: tl.constexpr):
   divisor = power + 1.0
   inverse = codec.approximate_reciprocal(divisor, QUANTIZED.hardware_cast)
   quotient = numerator * inverse
-  remainder = tl.fma(-quotient, divisor, numerator)
-  return tl.fma(remainder, inverse, quotient) * up
+  excess = tl.fma(quotient, divisor, -numerator)  # keeps the sign of a zero
+  return tl.fma(-excess, inverse, quotient) * up
 
 
 @triton.jit

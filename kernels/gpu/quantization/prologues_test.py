@@ -194,13 +194,13 @@ class CodesTest(parameterized.TestCase):
 
 class AccuracyTest(parameterized.TestCase):
   def errors(self, prologue, **arrays):
-    """Returns the exact result, and errors of the kernel's result."""
+    """Returns the kernel's result, the exact one, and the error."""
     shape = arrays["x"].shape
     rows = described(prologue, shape, dtype=np.float32)
     y = computed(rows, arrays, shape)
     with np.errstate(over="ignore"):
       exact, _ = prologue_cases.exact(prologue, arrays["x"], arrays)
-    return exact, np.abs(y - exact)
+    return y, exact, np.abs(y - exact)
 
   @parameterized.parameters(
     ("silu_and_mul", lambda gate: 0 * gate),
@@ -211,11 +211,12 @@ class AccuracyTest(parameterized.TestCase):
     gate = np.linspace(-100, 100, 2**14, dtype=np.float32).reshape(1, 16, -1)
     up = np.random.default_rng(0).normal(size=gate.shape).astype(np.float32)
     prologue = prologue_cases.Prologue(function=function, operands=("up",))
-    exact, error = self.errors(prologue, x=gate, up=up)
+    y, exact, error = self.errors(prologue, x=gate, up=up)
     ulps = ULPS + ULPS_OF_EXPONENT * np.abs(exponent(gate))
     bound = ulps * np.spacing(np.abs(exact).astype(np.float32))
     bound += np.abs(gate * (np.abs(up) + 1)) * LEAST
     self.assertLessEqual(np.max(error - bound), 0)
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(exact))
 
   @parameterized.parameters("rms_norm", "layer_norm")
   def test_norms_are_within_ulps(self, function):
@@ -225,7 +226,7 @@ class AccuracyTest(parameterized.TestCase):
       function=function, operands=("weight",), epsilon=1e-5
     )
     weight = rng.normal(size=5000).astype(np.float32)
-    exact, error = self.errors(prologue, x=x, weight=weight)
+    _, exact, error = self.errors(prologue, x=x, weight=weight)
     largest = np.abs(exact)
     if function == "layer_norm":  # The mean is rounded, and subtracted.
       largest = np.abs(exact) + np.abs(20 * weight)

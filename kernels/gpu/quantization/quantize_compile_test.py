@@ -15,6 +15,7 @@ import sys
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
+from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
 
 from jaxplugin.kernels import architectures
@@ -35,27 +36,51 @@ MOST = {
   "mxfp8": {"sm_80": 19.5, "sm_90": 8.1, "sm_100": 7.7, "sm_120": 8.1},
 }
 MOST_OF_F32 = 1.1  # as many
+# The same for a function of x, to MXFP8; its operands and halves.
+MOST_OF_PROLOGUES = {
+  ("silu_and_mul", (), "split"): {"sm_80": 53.8, "sm_90": 32.9, "sm_100": 24.9},
+  ("gelu_and_mul", ("up",), None): {"sm_90": 36.8, "sm_100": 27.1},
+  ("swigluoai", ("bias",), "interleaved"): {"sm_90": 41.4, "sm_100": 29.3},
+  ("rms_norm", ("weight",), None): {
+    "sm_80": 31.4,
+    "sm_90": 20.8,
+    "sm_100": 20.6,
+  },
+  ("layer_norm", ("weight", "bias", "residual"), None): {"sm_90": 30.5},
+}
 
 
 @functools.cache
-def kernel(format, architecture, dtype, computed=False):
+def kernel(format, architecture, dtype, computed=False, prologue=None, k=K):
   """The compiled kernel, and the values that each thread has.
 
   Args:
     computed: whether it computes NVFP4's global scale, which else is given.
+    prologue: (function, operands, halves), or None.
+    k: size of a row.
   """
   global_scale = "none"
   if format == "nvfp4":
     global_scale = "computed" if computed else "given"
-  rows = quantize_cases.rows_of(ROWS, K, format, global_scale=global_scale)
+  if prologue is not None:
+    function, operands, halves = prologue
+    prologue = quantize_config.Prologue(
+      function=function, operands=operands, halves=halves, dtype=dtype
+    )
+  rows = quantize_cases.rows_of(
+    ROWS, k, format, global_scale=global_scale, prologue=prologue
+  )
   target = architectures.by_name(architecture)
   launch = quantize_plans.plan(rows, target)[-1]
-  dtypes = {"x": dtype, "global_scale": "float32", "maxima": "uint32"}
+  dtypes = dict.fromkeys(("x", "up", "residual"), dtype) | dict.fromkeys(
+    ("global_scale", "weight", "bias"), "float32"
+  )
+  dtypes["maxima"] = "uint32"
   compiled = executed.compiled_quantize(
     architecture, launch, tuple(dtypes[name] for name in launch.inputs)
   )
   threads = launch.num_warps * target.warp_size * launch.grid
-  return compiled, ROWS * K / threads
+  return compiled, ROWS * k / threads
 
 
 def instructions_a_value(*args, **options):
@@ -121,6 +146,27 @@ class InstructionsTest(parameterized.TestCase):
       most if dtype == "bfloat16" else most * MOST_OF_F32,
     )
 
+  @parameterized.parameters(
+    *((p, a) for p, most in MOST_OF_PROLOGUES.items() for a in most)
+  )
+  def test_a_value_of_a_prologue_takes_few(self, prologue, architecture):
+    args = ("mxfp8", architecture, "bfloat16")
+    compiled, _ = kernel(*args, prologue=prologue)
+    self.assertEqual(compiled.spill_bytes, 0)
+    self.assertIn(128, compiled.global_load_bits)
+    self.assertLessEqual(
+      instructions_a_value(*args, prologue=prologue),
+      MOST_OF_PROLOGUES[prologue][architecture],
+    )
+
+  @parameterized.parameters("sm_80", "sm_90", "sm_100")
+  def test_long_rows_of_a_norm_stay_in_registers(self, architecture):
+    norm = ("layer_norm", ("weight", "bias", "residual"), None)
+    compiled, values = kernel(
+      "nvfp4", architecture, "float32", prologue=norm, k=16384
+    )
+    self.assertEqual((compiled.spill_bytes, values), (0, 32))
+
   @parameterized.parameters(("sm_90", 0), ("sm_100", 16), ("sm_120", 16))
   def test_hardware_casts_two_values_at_once(self, architecture, count):
     compiled, values = kernel("nvfp4", architecture, "bfloat16")
@@ -143,6 +189,12 @@ def print_table():
       counts = [instructions_a_value(format, a, dtype) for a in ARCHITECTURES]
       name = f"{dtype} to {format}"
       print(f"{name:24}", *(f"{count:7.2f}" for count in counts))
+  for prologue in MOST_OF_PROLOGUES:
+    counts = [
+      instructions_a_value("mxfp8", a, DTYPES[0], prologue=prologue)
+      for a in ARCHITECTURES
+    ]
+    print(f"{prologue[0]:24}", *(f"{count:7.2f}" for count in counts))
 
 
 if __name__ == "__main__":

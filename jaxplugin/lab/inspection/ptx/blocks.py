@@ -263,6 +263,8 @@ class Block:
   def addresses(self, operand: parsing.Operand) -> np.ndarray:
     """Returns the addresses of an operand, int64[threads].
 
+    Sums of 32-bit addresses wrap around.
+
     Raises:
       faults.Undefined: If the address of an active thread is undefined.
     """
@@ -272,7 +274,8 @@ class Block:
       operand.base.bits if isinstance(operand.base, parsing.Register) else 64
     )
     base = self.read_defined(operand.base, bits)
-    return base.astype(np.int64) + operand.offset
+    found: np.ndarray = base.astype(np.int64) + operand.offset
+    return found & 0xFFFFFFFF if bits == 32 else found
 
   def _constant(self, value: int, bits: int) -> np.ndarray:
     key = (value, bits)

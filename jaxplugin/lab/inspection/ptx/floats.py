@@ -3,11 +3,12 @@
 """Executes instructions on f32, f16, bf16, and packed pairs of each.
 
 PTX ISA: "Floating Point Instructions", "Half Precision Floating Point
-Instructions". Results are rounded to nearest even. Subnormals are kept, except
-with ".ftz". Instructions compute in f64 and round again, which is innocuous
-because f64 has enough bits (Figueroa: "When is double rounding innocuous?",
-1995). fma uses `rounding.fused`. Approximations (ex2, div.full, ...) are also
-computed in f64, so hardware's last bits may differ.
+Instructions", "Mixed Precision Floating Point Instructions". Results are
+rounded to nearest even. Subnormals are kept, except with ".ftz". Instructions
+compute in f64 and round again, which is innocuous because f64 has enough bits
+(Figueroa: "When is double rounding innocuous?", 1995). fma uses
+`rounding.fused`. Approximations (ex2, div.full, ...) are also computed in f64,
+so hardware's last bits may differ.
 """
 
 from __future__ import annotations
@@ -94,8 +95,13 @@ def _values(
   block: blocks.Block, operands: Iterable[parsing.Operand], type: str
 ) -> list[np.ndarray]:
   """Returns the elements of all registers of each operand, in f64."""
-  element, _ = TYPES[type]
-  return [rounding.to_float(_bits(block, x, type), element) for x in operands]
+  return [_value(block, operand, type) for operand in operands]
+
+
+def _value(
+  block: blocks.Block, operand: parsing.Operand, type: str
+) -> np.ndarray:
+  return rounding.to_float(_bits(block, operand, type), TYPES[type][0])
 
 
 def _write(
@@ -115,8 +121,10 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if unknown := set(instruction.parts[1:]) - _MODIFIERS:
     raise faults.NotModelled(f"{instruction.name}: {unknown}")
   flushes = "ftz" in instruction.parts
-  out, *operands = instruction.operands
-  values = _values(block, operands, type)
+  out, *operands, last = instruction.operands
+  # With two types, the result and the last operand have the first one.
+  result_type = next(part for part in instruction.parts if part in TYPES)
+  values = _values(block, operands, type) + [_value(block, last, result_type)]
   if flushes:
     values = [_flushed(x) for x in values]
   negative = np.logical_xor.reduce([np.signbit(x) for x in values])
@@ -130,7 +138,7 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
     result = np.where(np.isnan(values).any(axis=0), np.nan, result)
   if flushes:
     result = _flushed(result)
-  _write(block, out, rounding.to_bits(result, TYPES[type][0]))
+  _write(block, out, rounding.to_bits(result, TYPES[result_type][0]))
 
 
 def _sign(block: blocks.Block, instruction: parsing.Instruction) -> None:

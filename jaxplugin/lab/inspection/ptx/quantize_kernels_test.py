@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantize kernels' compiled PTX, executed, gives `jp.quantize`'s bits."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
 from absl.testing import parameterized
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.testing import prologue_cases
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import quantize_cases
 
@@ -128,6 +131,44 @@ class WholeTilesTest(Case):
       place = row % 32 * 16 + row // 32 * 4 + column % 4
       tiles[column // 4 * 512 + place] = code
     np.testing.assert_array_equal(got["scale"].reshape(-1), tiles)
+
+
+class PrologueTest(Case):
+  @parameterized.parameters(
+    ("sm_80", 4, "f32", "mxfp8"),
+    ("sm_90", 1, "bf16", "mxfp8"),
+    ("sm_90", 8, "bf16", "mxfp8"),
+    ("sm_100", 3, "f16", "nvfp4"),
+    ("sm_120", 7, "bf16", "mxfp4"),
+  )
+  def test_codes_are_those_of_the_f64_result(
+    self, architecture, index, dtype, format
+  ):
+    prologue = prologue_cases.CASES[index]
+    x, more = prologue_cases.operands(prologue, (1, ROWS, K), DTYPES[dtype])
+    arrays = {name: np.array(array) for name, array in more.items()}
+    given = {}
+    if format == "nvfp4":
+      given["global_scale"] = np.array([0.0123], np.float32)
+    rows = quantize_cases.rows_of(
+      ROWS,
+      K,
+      format,
+      global_scale="given" if given else "none",
+      prologue=quantize_config.Prologue(
+        dtype=DTYPES[dtype].name, **dataclasses.asdict(prologue)
+      ),
+    )
+    got = executed.quantized(np.array(x), architecture, rows, **arrays, **given)
+    exact, total = prologue_cases.exact(prologue, x, more)
+    values, scale = quantize_cases.expected(
+      exact.astype(np.float32), format, **given
+    )
+    np.testing.assert_array_equal(got["scale"], scale)
+    # A value next to a tie may have another code than its f64 result.
+    self.assertLess(np.mean(got["values"] != values), 0.002)
+    if total is not None:
+      np.testing.assert_array_equal(got["total"], total)
 
 
 @pytest.mark.full
