@@ -216,7 +216,10 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                       "the sum must have x's dtype and shape",
                       sum.has_value() ? Text(**sum) : "no array");
     out->residual = residual.untyped_data();
-    if (check.ok()) out->sum = (*sum)->untyped_data();
+    if (check.ok()) {
+      out->sum = (*sum)->untyped_data();
+      AdviseHugePages(out->sum, (*sum)->size_bytes());
+    }
   }
   if (results.size() > sums) {
     auto y = results.get<ffi::AnyBuffer>(sums);

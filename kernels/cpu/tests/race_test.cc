@@ -126,9 +126,10 @@ std::vector<float> Ragged(const Kernels& kernels, bool is_gated, Gate gate,
 }
 
 std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
+                              PrologueFunction function,
                               const Parallel& parallel) {
   const int64_t rows = 300, k = 512;
-  std::vector<float> x(rows * k);
+  std::vector<float> x(rows * k), sum(rows * k);
   for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 7919 % 1000) - 500;
   std::vector<uint8_t> out(rows * k + rows * k / 16 + 4);
   QuantizeArgs args{};
@@ -138,13 +139,23 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   args.k = k;
   args.format = format;
   args.round_up = true;
-  args.compute_global = FactsOf(format).has_global_scale;
+  const bool is_norm = function == PrologueFunction::kRmsNorm ||
+                       function == PrologueFunction::kLayerNorm;
+  args.prologue.function = function;
+  args.prologue.alpha = args.prologue.limit = 3;
+  args.prologue.up = x.data();
+  args.prologue.residual = is_norm ? x.data() : nullptr;
+  args.prologue.sum = sum.data();
+  args.compute_global = FactsOf(format).has_global_scale &&
+                        function == PrologueFunction::kNone;
   args.values = out.data();
   args.scale = out.data() + rows * k;
   float global = 0;
   args.global_scale = &global;
   kernels.quantize(args, parallel);
   std::memcpy(out.data() + out.size() - 4, &global, 4);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(sum.data());
+  out.insert(out.end(), bytes, bytes + 4 * sum.size());
   return out;
 }
 
@@ -262,8 +273,12 @@ int Main() {
     }
     for (int f = 0; f < kQuantizedFormats; ++f) {
       const auto format = static_cast<QuantizedFormat>(f);
-      failures += !SameBits(Quantize(*kernels, format, serial),
-                            Quantize(*kernels, format, parallel));
+      // As many formats as functions, and no function with each format.
+      for (int function : {0, f}) {
+        const auto prologue = static_cast<PrologueFunction>(function);
+        failures += !SameBits(Quantize(*kernels, format, prologue, serial),
+                              Quantize(*kernels, format, prologue, parallel));
+      }
       for (int64_t inner : {1, 64}) {
         failures += !SameBits(
             QuantizeOperand(*kernels, format, inner, serial),
