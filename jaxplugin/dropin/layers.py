@@ -28,6 +28,7 @@ from jaxplugin.dot import reference
 from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive
+from jaxplugin.quantization import out_format
 from jaxplugin.ragged import api as ragged
 from jaxplugin.runtime import cpu_library
 
@@ -39,8 +40,9 @@ def layer_dot(
   bias: jax.Array | None,
   *,
   out_sharding: Any = None,
+  out: out_format.OutFormat | None = None,
   **options: Any,
-) -> jax.Array:
+) -> Any:
   """Multiplies x (..., k) by stack[layer] (n, k), and adds bias[layer].
 
   Args:
@@ -50,12 +52,13 @@ def layer_dot(
     bias: floats[layers, n], or None.
     out_sharding: see `block_scaled_dot`. If given, the layer is sliced, because
       a device's part of a stack may not be whole groups.
+    out: how to quantize the result, or None.
     **options: activation, preferred_element_type, precision, reduce_dtype and
       implementation, see `block_scaled_dot`.
   """
   if isinstance(x, scaled_array.ScaledArray) and x.offset is not None:
     x = x.dequantize()
-  args = x, stack, layer, bias
+  args = x, stack, layer, bias, out
   if out_sharding is not None:
     return _sliced(*args, out_sharding=out_sharding, **options)
   if not _has_groups(x, stack, **options):
@@ -64,7 +67,7 @@ def layer_dot(
   forms = _Layer(
     tree=tree,
     options=tuple(options.items()),
-    is_plain=not isinstance(x, scaled_array.ScaledArray),
+    is_plain=not isinstance(x, scaled_array.ScaledArray) and out is None,
   )
   return alternatives.compute(forms, *leaves)
 
@@ -73,12 +76,12 @@ def layer_dot(
 class _Layer(alternatives.Forms):
   """The matmul by a slice of the stack, and by a group of the stack.
 
-  Its operands are the leaves of x, stack, layer and bias.
+  Its operands are the leaves of x, stack, layer, bias and out.
 
   Attributes:
     tree: structure of these arguments.
     options: options of `layer_dot`.
-    is_plain: whether x is a plain array.
+    is_plain: whether x is a plain array, and so is the result.
   """
 
   tree: Any
@@ -89,30 +92,33 @@ class _Layer(alternatives.Forms):
   def rows(self) -> frozenset[int]:
     return frozenset([0] if self.is_plain else ())
 
-  def operations(self, *operands: Any) -> jax.Array:
+  def operations(self, *operands: Any) -> Any:
     args = jax.tree.unflatten(self.tree, operands)
     return _sliced(*args, **dict(self.options))
 
   def kernel(
     self, context: primitive.LoweringContext
-  ) -> Callable[..., jax.Array] | None:
+  ) -> Callable[..., Any] | None:
     if cpu.missing(context.target) is not None:
       return None
 
-    def function(*operands: Any) -> jax.Array:
+    def function(*operands: Any) -> Any:
       args = jax.tree.unflatten(self.tree, operands)
       return _in_place(*args, **dict(self.options))
 
     return function
 
 
-def _sliced(x: Any, stack: Any, layer: Any, bias: Any, **options: Any) -> Any:
+def _sliced(
+  x: Any, stack: Any, layer: Any, bias: Any, out: Any, **options: Any
+) -> Any:
   """Slices the layer, and calls `block_scaled_dot`."""
   return dot.block_scaled_dot(
     x,
     stack[layer],
     dimension_numbers=(((x.ndim - 1,), (1,)), ((), ())),
     bias=None if bias is None else bias[layer],
+    out_format=out,
     **options,
   )
 
@@ -135,20 +141,36 @@ def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
 
 
 def _in_place(
-  x: Any, stack: Any, layer: Any, bias: Any, *, implementation: Any, **options
+  x: Any,
+  stack: Any,
+  layer: Any,
+  bias: Any,
+  out: Any,
+  *,
+  implementation: Any,
+  **options: Any,
 ) -> Any:
   """Calls `ragged_dot` with all rows in the group `layer`."""
   del implementation  # the lowering uses this jaxpr only for the CPU kernels
   lead = x.shape[:-1]
+  has_few_rows = math.prod(lead) <= offsets.MOST_ROWS
+  is_by_ragged_dot = stack.offset is None or has_few_rows
+  # The axes of `out` are those of the result's shape.
+  of_ragged_dot = out if is_by_ragged_dot and len(lead) == 1 else None
   if not isinstance(x, scaled_array.ScaledArray):
     x = x.reshape(math.prod(lead), x.shape[-1])
   layers, n, _ = stack.shape
   sizes = jnp.where(jnp.arange(layers, dtype=jnp.int32) == layer, x.shape[0], 0)
-  if stack.offset is None or x.shape[0] <= offsets.MOST_ROWS:
-    result = ragged.ragged_dot(x, stack, sizes, bias=bias, **options)
+  if is_by_ragged_dot:
+    result = ragged.ragged_dot(
+      x, stack, sizes, bias=bias, out_format=of_ragged_dot, **options
+    )
   else:
     result = _many_rows(x, stack, sizes, layer, bias, **options)
-  return result.reshape(*lead, n)
+  if of_ragged_dot is not None:
+    return result
+  result = result.reshape(*lead, n)
+  return result if out is None else out_format.quantized("linear", result, out)
 
 
 def _many_rows(

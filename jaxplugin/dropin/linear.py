@@ -118,16 +118,14 @@ def linear(
     )
     if layer is not None:
       _require_whole_layers(rhs)
-      result = layers.layer_dot(
+      return layers.layer_dot(
         lhs,
         rhs,
         _layer_number(layer, rhs.shape[0]),
         _stacked_bias(bias, rhs),
+        out=out,
         **options,
       )
-      if out is None:
-        return result
-      return out_format_lib.quantized(WHO, result, out)
     return dot.block_scaled_dot(
       lhs,
       rhs,

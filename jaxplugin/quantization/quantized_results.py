@@ -25,7 +25,6 @@ from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import tangents
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import choice
@@ -104,7 +103,9 @@ class QuantizedResult(alternatives.Forms):
     decision = self.backends.choose_for(call, target)
     backend = choice.backend_of(self.operation, decision)
     reason = refusal(call.shape, out)
-    if not reason:
+    if not reason and call.problem().is_empty:
+      reason = "the operands are empty"
+    elif not reason:
       reason = backend.quantized_refusal(
         call.problem(), problem(call.shape, out), target
       )
@@ -178,8 +179,7 @@ def compute(
     backends=backends,
     operation=operation,
   )
-  # An explicit mesh has several devices, which no kernel supports.
-  if is_checked or explicit_axes.mesh_of(arrays) is not None:
+  if is_checked:
     result = forms.operations(*arrays, *leaves)
   else:
     result = alternatives.compute(forms, *arrays, *leaves)

@@ -36,6 +36,7 @@ from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.runtime import lowering
@@ -313,6 +314,8 @@ class Evaluation:
   def _kernels(self, eqn: Any, args: list[Any]) -> list[Tap]:
     """Returns the taps of the kernels that replace an equation on `target`."""
     forms = eqn.params["forms"]
+    if isinstance(forms, quantized_results.QuantizedResult):
+      return []  # the taps are the matmul and the quantization
     target = targets.requested(
       eqn.params["target"],
       lambda asked: self.target or asked or targets.detect_target(),
