@@ -338,14 +338,17 @@ def _computed(
   """Computes the prologue of these fields, and may quantize its result."""
   given = {n: a for n in prologues.OPERANDS if (a := more.get(n)) is not None}
   prologue = prologues.Prologue(operands=tuple(given), **fields)
+  dtype = x.dtype
+  if dtype not in formats.FLOAT_DTYPES:  # f64
+    x, given = jax.tree.map(lambda a: a.astype(jnp.float32), (x, given))
   with error_context.in_function(who):
     if out_format is None:
       result, *sums = _plain(x, given, prologue)
-      result = result.astype(x.dtype)
+      result = result.astype(dtype)
     else:
       out = out_format_lib.OutFormat.of(who, out_format)
       result, *sums = _quantized(who, x, given, prologue, out)
-  return (result, *sums) if sums else result
+  return (result, *(s.astype(dtype) for s in sums)) if sums else result
 
 
 @functools.partial(jax.jit, static_argnames="prologue")

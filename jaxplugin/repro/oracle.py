@@ -20,6 +20,7 @@ from typing import Any
 from typing import Final
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from jaxplugin.arrays import layouts
@@ -356,6 +357,48 @@ def same_bits(got: Sequence[Any], expected: Sequence[Any]) -> Difference:
   return 0.0, ""
 
 
+def near(
+  got: Sequence[Any],
+  expected: Sequence[Any],
+  problem: problems.QuantizationProblem,
+) -> Difference:
+  """Compares codes of a prologue's results, which may differ by some ulp.
+
+  Values then differ by at most one step of the format, in the larger of two
+  scales. A step is at most twice the relative spacing of the block's amax.
+  """
+  size, format = problem.results_each, problem.format
+  spacing = (
+    1 / ml_dtypes.iinfo(format.values_dtype).max
+    if format.is_integer
+    else float(ml_dtypes.finfo(format.values_dtype).eps)
+  )
+
+  def blocks(results: Sequence[Any], i: int, axis: int) -> np.ndarray:
+    values, scale = results[i * size :][:2]
+    x = reference.oracle_dequantize(values, scale, format, axis=axis)
+    x = np.moveaxis(x, axis, -1)
+    return x.reshape(*x.shape[:-1], -1, format.block_size)
+
+  worst: Difference = (0.0, "")
+  for i, single in enumerate(problem.each()):
+    axis = single.blockings[0].axis()
+    a, b = (blocks(results, i, axis) for results in (got, expected))
+    with np.errstate(invalid="ignore", divide="ignore"):
+      amax = np.maximum(np.abs(a), np.abs(b)).max(-1, keepdims=True)
+      step = 2 * spacing * amax
+      ratio = np.where(a == b, 0, np.abs(a - b) / step)
+    ratio = np.where(np.isnan(a) & np.isnan(b), 0, ratio)
+    ratio = np.where(np.isnan(ratio), math.inf, ratio)
+    if ratio.size and ratio.max() > worst[0]:
+      at = np.unravel_index(np.argmax(ratio), a.shape)
+      text = f"result {i}, block {list(map(int, at[:-1]))}"
+      worst = float(ratio.max()), f"{text}: got {a[at]}, expected {b[at]}"
+  first = len(problem.blockings) * size  # the sum, if any, is last
+  exact = same_bits(got[first:], expected[first:])
+  return max(worst, exact, key=lambda found: found[0])
+
+
 def quantized(
   problem: problems.QuantizationProblem, arrays: Sequence[Any]
 ) -> list[np.ndarray] | None:
@@ -371,6 +414,7 @@ def quantized(
     and problem.scale_rounding == "up"
     and problem.scale_layout == layouts.LINEAR
     and problem.num_maxima is None
+    and problem.prologue is None
     and not (format.is_square or format.is_integer)
     and all(len(b.dims) == 1 for b in problem.blockings)
     and bool(((sizes > _LEAST) & (sizes < 1 / _LEAST)).all())

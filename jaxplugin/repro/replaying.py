@@ -39,6 +39,7 @@ from jaxplugin.operation import repro_data
 from jaxplugin.operation import repro_files
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls as ragged
 from jaxplugin.repro import oracle
@@ -52,7 +53,8 @@ _CLASSES: Final[dict[str, Any]] = {
     *(calls.DotCall, ragged.RaggedDotCall, ragged.RaggedContraction),
     *(sides.Side, formats.BlockFormat, formats.UnquantizedFormat),
     *(problems.QuantizationProblem, problems.DequantizationProblem),
-    *(problems.RecipeOptions, blocking.Blocking, alternatives.FusedCall),
+    *(problems.RecipeOptions, blocking.Blocking, prologues.Prologue),
+    alternatives.FusedCall,
   )
 } | {repro_files.ARRAY: operation_primitive.Placeholder.ARRAY}
 _MAX_TRIPS: Final = 16  # of a call in a loop
@@ -456,10 +458,14 @@ def _checked(primitive: Any, form: Any, arrays: list[Any]) -> _Checked:
       run=run,
     )
   codes = oracle.quantized(form, arrays) or run("xla", ())
+  if form.prologue is None:
+    check = lambda results, _: oracle.same_bits(results, codes)
+  else:
+    check = lambda results, _: oracle.near(results, codes, form)
   return _Checked(
     problem=form,
     operation=quantization_backends.QUANTIZE_OPERATION,
-    check=lambda results, _: oracle.same_bits(results, codes),
+    check=check,
     run=run,
   )
 

@@ -157,6 +157,28 @@ class BisectTest(ReproTestCase):
       wrong["cpu"].text, r"at \[0, 0\]: got|result 0 at \[0, 0\]"
     )
 
+  def test_wrong_prologue_is_named(self):
+    def producers(x):
+      y, total = jp.nn.rms_norm(x, x[0], residual=x, out_format="mxfp8")
+      out = jp.OutFormat("nvfp4", global_scale=0.01)
+      return y, total, jp.nn.silu_and_mul(total, out_format=out)
+
+    jp.repro.save(self.path, producers, normal(9, 64))
+    found = jp.repro.replay(self.path)
+    self.assertIsNone(found.first_wrong, str(found))
+    self.assertLen(found.calls, 2)
+    is_norm = lambda problem: problem.shape == (9, 64)
+    for bit, wrong in ((0x01, None), (0x80, 0)):  # the next code; the sign
+
+      def change(x, _, bit=bit):
+        codes = x.view(jnp.uint8)
+        is_nan_next = codes & 0x7F == 0x7E
+        return jnp.where(is_nan_next, codes, codes ^ bit).view(x.dtype)
+
+      with self.subTest(bit), planted("quantize", change, is_norm):
+        found = jp.repro.replay(self.path)
+        self.assertEqual(found.first_wrong, wrong, str(found))
+
   def test_error_of_an_implementation_is_its_comparison(self):
     def fail(*_):
       raise RuntimeError("planted")
