@@ -258,12 +258,16 @@ class TrainingTest(FormatsTest):
       grad_format="int8_row",
     )
     x, w, g = normal(0, 40, 96), normal(1, 96, 72), normal(2, 40, 72)
-    y, vjp = jax.vjp(functools.partial(_matmul, recipe), x, w)
-    x_bar, w_bar = vjp(jnp.asarray(g))
-    rows = lambda x: jp.quantize(np.ascontiguousarray(x), "int8_row")
-    self.assert_is_product(y, rows(x), rows(w.T))
-    self.assert_is_product(x_bar, rows(g), rows(w))
-    self.assert_is_product(w_bar, rows(x.T), rows(g.T))
+
+    @jax.jit
+    def run(x, w, g):
+      y, vjp = jax.vjp(functools.partial(_matmul, recipe), x, w)
+      rows = lambda x: jp.quantize(x, "int8_row")
+      pairs = ((x, w.T), (g, w), (x.T, g.T))
+      return (y, *vjp(g)), [(rows(lhs), rows(rhs)) for lhs, rhs in pairs]
+
+    for actual, (lhs, rhs) in zip(*run(x, w, g), strict=True):
+      self.assert_is_product(actual, lhs, rhs)
 
   def test_one_line_quantizes_a_model_in_blocks(self):
     def loss(params, x):
