@@ -7,12 +7,13 @@ from __future__ import annotations
 import errno
 import io
 import os
+import pathlib
 import stat
 import sys
-import tempfile
 from typing import Any
 from typing import Final
 
+from jaxplugin.core import atomic_files
 from jaxplugin.stablehlo import modules
 
 STANDARD: Final = "-"  # standard input or output
@@ -122,19 +123,16 @@ def write(
     # Fails where another process was faster.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     os.close(os.open(output, flags, 0o666))
-  directory, name = os.path.split(output)
-  descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
   try:
-    with open(descriptor, "wb") as file:
+    with atomic_files.replacing(pathlib.Path(output)) as file:
       file.write(data)
-    # `mkstemp` makes it private. A link's own mode says nothing: 0o777.
-    if os.path.exists(output):
-      os.chmod(temporary, stat.S_IMODE(os.stat(output).st_mode) & 0o666)
-    os.replace(temporary, output)
+      # A link's own mode says nothing: 0o777.
+      if os.path.exists(output):
+        mode = stat.S_IMODE(os.stat(output).st_mode) & 0o666
+        os.fchmod(file.fileno(), mode)
   except BaseException as error:
     if isinstance(error, OSError) and error.filename is None:
       error.filename = output  # a full disk gives no name
-    os.unlink(temporary)
     if reserved:
       os.unlink(output)
     raise

@@ -31,13 +31,13 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.core import atomic_files
 from jaxplugin.core import decisions
 from jaxplugin.core import strict_json
 from jaxplugin.core import targets
 from jaxplugin.operation import repro_data
 from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import ranks
-from jaxplugin.tables import writing
 
 FORMAT: Final = "jaxplugin repro"
 VERSION: Final = 2
@@ -271,7 +271,8 @@ def write(path: pathlib.Path, repro: Repro) -> None:
     members[_DATA] = _zipped(
       {f"{i}.npy": _npy(x) for i, x in enumerate(stored)}
     )
-  writing.replace(path, _zipped(members))
+  with atomic_files.replacing(path) as file:
+    file.write(_zipped(members))
 
 
 def _npy(x: np.ndarray) -> bytes:

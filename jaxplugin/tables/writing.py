@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tables to files, safely with several processes.
 
-A file is replaced in one step (POSIX rename), so a reader sees the old table or
-the new one. A process that merges holds a system lock on a file next to it. The
+A process that merges holds a system lock on a file next to the table. The
 system releases the lock when the process ends.
 """
 
@@ -14,17 +13,16 @@ import fcntl
 import os
 import pathlib
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Final
 
+from jaxplugin.core import atomic_files
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
 
 LOCK_SECONDS: Final = 60.0  # a merge takes milliseconds
 _POLL_SECONDS: Final = 0.01
-_MODE: Final = 0o644  # mkstemp's mode excludes other users
 
 
 def file_name(header: records.Header) -> str:
@@ -65,12 +63,12 @@ def merge(
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, lock_seconds):
-      for name in os.listdir(path.parent):
-        if name.startswith(_prefix(path)):  # of a writer that has ended
-          (path.parent / name).unlink(missing_ok=True)
       if path.exists() or path.is_symlink():
         table = _merged(path, reading.read(path), table)
-      replace(path, table.to_text())
+      # This also replaces the unfinished file of a process that ended.
+      unfinished = path.with_name(f".{path.name}.new")
+      with atomic_files.replacing(path, unfinished) as file:
+        file.write(table.to_text().encode())
   except OSError as error:
     raise records.TableError(
       f"table {path}: it cannot be written: {error.strerror or error}; the"
@@ -108,7 +106,7 @@ def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
   The lock's file is not removed. Otherwise two processes could hold two locks.
   """
   name = path.with_name(f".{path.name}.lock")
-  descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+  descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
   try:
     end = time.monotonic() + seconds
     while True:
@@ -125,28 +123,3 @@ def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     yield
   finally:
     os.close(descriptor)
-
-
-def _prefix(path: pathlib.Path) -> str:
-  return f".{path.name}.new-"
-
-
-def replace(path: pathlib.Path, content: str | bytes) -> None:
-  """Replaces the file in one step, after its new content is on the disk."""
-  descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
-  try:
-    with open(descriptor, "wb") as file:
-      data = content.encode() if isinstance(content, str) else content
-      file.write(data)
-      file.flush()
-      os.fchmod(file.fileno(), _MODE)
-      os.fsync(file.fileno())
-    os.replace(name, path)
-  except BaseException:
-    pathlib.Path(name).unlink(missing_ok=True)
-    raise
-  folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-  try:
-    os.fsync(folder)  # saves the file's name
-  finally:
-    os.close(folder)

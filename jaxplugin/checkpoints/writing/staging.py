@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-from typing import BinaryIO
 from typing import Final
 
 import jax
@@ -34,6 +33,7 @@ from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import sources
+from jaxplugin.core import atomic_files
 
 _TASK: Final = ".jaxplugin-quantize.json"
 _ALIGNMENT: Final = 8
@@ -146,11 +146,11 @@ class Staging:
   def finish(self, file: str | None = None) -> None:
     """Gives the target's name to the folder, or to one file in it."""
     for folder, _, _ in os.walk(self.folder):
-      _sync_folder(pathlib.Path(folder))
+      atomic_files.sync_folder(pathlib.Path(folder))
     os.replace(
       self.folder if file is None else self.folder / file, self._target
     )
-    _sync_folder(self._target.parent)
+    atomic_files.sync_folder(self._target.parent)
     if file is None:
       (self._target / _TASK).unlink()
     else:
@@ -171,7 +171,7 @@ def _unfinished(path: pathlib.Path) -> pathlib.Path:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
   """Writes a complete JSON file or nothing."""
-  with _complete(path) as file:
+  with atomic_files.replacing(path, _unfinished(path)) as file:
     file.write(f"{json.dumps(value, indent=2)}\n".encode())
 
 
@@ -314,7 +314,7 @@ def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
   Raises:
     OSError: If it cannot be written.
   """
-  with _complete(path) as file:
+  with atomic_files.replacing(path, _unfinished(path)) as file:
     file.write(shard.head)
     done = len(shard.head)
     for name, start, data in pieces:
@@ -322,34 +322,6 @@ def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
       file.write(data.data)
       done += data.size
     assert done == shard.size, (path, done, shard.size)
-  _sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def _complete(path: pathlib.Path) -> Iterator[BinaryIO]:
-  """Opens a temporary file, which gets the path when it is on the disk."""
-  unfinished = _unfinished(path)
-  try:
-    with open(unfinished, "wb") as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(unfinished, path)
-  except BaseException:
-    with contextlib.suppress(FileNotFoundError):
-      unfinished.unlink()
-    raise
-
-
-def _sync_folder(path: pathlib.Path) -> None:
-  """Syncs a folder's entries to the disk, if the system supports it."""
-  if os.name != "posix":
-    return
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
 
 
 def whole(name: str, x: Any) -> Piece:

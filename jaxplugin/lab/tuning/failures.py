@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Final
 
+from jaxplugin.core import atomic_files
 from jaxplugin.core import strict_json
 from jaxplugin.tables import writing
 
@@ -93,13 +94,10 @@ def add(path: pathlib.Path, failures: Iterable[Failure]) -> None:
         (failure.kernels, failure.problem, failure.candidate): failure
         for failure in (*read(path), *new)
       }
-      writing.replace(
-        path,
-        "".join(
-          json.dumps(dataclasses.asdict(failure), sort_keys=True) + "\n"
-          for failure in sorted(merged.values())
-        ),
-      )
+      with atomic_files.replacing(path) as file:
+        for failure in sorted(merged.values()):
+          line = json.dumps(dataclasses.asdict(failure), sort_keys=True)
+          file.write(f"{line}\n".encode())
   except OSError as error:
     raise FailuresError(
       f"{path}: cannot be written: {error.strerror}"

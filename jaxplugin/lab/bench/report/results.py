@@ -14,10 +14,10 @@ from typing import Final
 from typing import Literal
 from typing import NamedTuple
 
+from jaxplugin.core import atomic_files
 from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.peers import variants
-from jaxplugin.tables import writing
 
 # The schema of the files. `read` rejects other schemas.
 SCHEMA: Final = 2
@@ -230,7 +230,8 @@ class ResultError(ValueError):
 
 def write(run: BenchRun, path: str | os.PathLike[str]) -> None:
   """Writes `to_json` to a file, which is replaced atomically."""
-  writing.replace(pathlib.Path(path), to_json(run))
+  with atomic_files.replacing(pathlib.Path(path)) as file:
+    file.write(to_json(run).encode())
 
 
 def to_json(run: BenchRun) -> str:
