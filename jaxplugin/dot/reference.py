@@ -9,6 +9,7 @@ Derivatives and checks use `plain_dot`, the dot of plain operands in JAX.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -33,6 +34,35 @@ def rounding_error(dtype: np.typing.DTypeLike) -> float:
   value (`eps`). The rounding error is at most half of that, 2^-p.
   """
   return float(jnp.finfo(dtype).eps) / 2
+
+
+def finite_codes(
+  rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype
+) -> np.ndarray:
+  """Returns random codes of a dtype, uniform over all that are finite."""
+  codes = np.arange(2 ** formats.encoding(dtype).bits, dtype=np.uint8)
+  with np.errstate(invalid="ignore"):
+    codes = codes[np.isfinite(codes.view(dtype).astype(np.float64))]
+  return codes[rng.integers(0, len(codes), tuple(shape))].view(dtype)
+
+
+def random_scale(
+  rng: np.random.Generator,
+  shape: Sequence[int],
+  dtype: np.dtype,
+  largest_exponent: int,
+) -> np.ndarray:
+  """Returns random block scales.
+
+  E8M0 scales are 2^-e to 2^e for the largest exponent e. Other scales of one
+  byte are all that are not negative, and larger floats 2^-8 to 2^8.
+  """
+  if dtype == formats.E8M0:
+    low, high = 127 - largest_exponent, 128 + largest_exponent
+    return rng.integers(low, high, tuple(shape), np.uint8).view(dtype)
+  if dtype.itemsize == 1:
+    return rng.integers(0, 0x7F, tuple(shape), np.uint8).view(dtype)
+  return np.exp2(rng.uniform(-8, 8, tuple(shape))).astype(dtype)
 
 
 def oracle_dequantize(

@@ -16,6 +16,7 @@ from jax import lax
 from jaxlib.mlir import ir
 
 import jaxplugin as jp
+from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
 
@@ -153,11 +154,11 @@ class DotNumericsTest(parameterized.TestCase):
     # E4M3 values with an E4M3 scale for 24 values, which XLA supports too.
     rng = np.random.default_rng(7)
     values = [
-      contract.finite_codes(rng, (n, 48), np.dtype(jnp.float8_e4m3fn))
+      reference.finite_codes(rng, (n, 48), np.dtype(jnp.float8_e4m3fn))
       for n in (5, 7)
     ]
     scale = [
-      contract.finite_codes(rng, (n, 2), np.dtype(jnp.float8_e4m3fn))
+      reference.finite_codes(rng, (n, 2), np.dtype(jnp.float8_e4m3fn))
       for n in (5, 7)
     ]
     exact = [

@@ -27,6 +27,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.dot import reference
 
 F32: Final = np.dtype(np.float32)
 F16: Final = np.dtype(np.float16)
@@ -63,8 +64,7 @@ _INTEGERS: Final = {
   formats.INT4: tuple(range(-8, 8)),
 }
 _EXACT_SCALE_EXPONENTS: Final = (-2, -1, 0, 1, 2)
-RANDOM_SCALE_EXPONENT: Final = 30  # E8M0 scales of random data: 2^-30 to 2^30
-_FLOAT_SCALE_EXPONENT: Final = 8  # scales of several bytes: 2^-8 to 2^8
+_SCALE_EXPONENT: Final = 30  # E8M0 scales of random data: 2^-30 to 2^30
 
 # Ways to pass an operand; FP4 ones may have "packed_" before them.
 STORAGES: Final = ("raw", "padded", "scaled_array", "swizzled")
@@ -157,18 +157,10 @@ def make_operand(
     exponents = rng.choice(_EXACT_SCALE_EXPONENTS, scale_shape)
     scale = np.exp2(exponents.astype(np.float64)).astype(format.scale_dtype)
   else:
-    values = finite_codes(rng, case.shape, format.values_dtype)
-    if format.scale_is_power_of_two:
-      low, high = 127 - RANDOM_SCALE_EXPONENT, 128 + RANDOM_SCALE_EXPONENT
-      scale = rng.integers(low, high, scale_shape, np.uint8)
-      scale = scale.view(format.scale_dtype)
-    elif format.scale_dtype.itemsize == 1:
-      scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
-      scale = scale.view(format.scale_dtype)
-    else:
-      limit = _FLOAT_SCALE_EXPONENT
-      scale = np.exp2(rng.uniform(-limit, limit, scale_shape))
-      scale = scale.astype(format.scale_dtype)
+    values = reference.finite_codes(rng, case.shape, format.values_dtype)
+    scale = reference.random_scale(
+      rng, scale_shape, format.scale_dtype, _SCALE_EXPONENT
+    )
   return store(rng, case, values, scale)
 
 
@@ -188,16 +180,6 @@ def operand(
   """
   case = operand_case(kind, *shape, axis=axis, storage=storage)
   return make_operand(rng, case, integers=integers)
-
-
-def finite_codes(
-  rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype
-) -> np.ndarray:
-  """Codes of `dtype`, uniform over all that are finite."""
-  bits = formats.encoding(dtype).bits
-  codes = np.arange(2**bits, dtype=np.uint8).view(dtype)
-  codes = codes[np.isfinite(codes.astype(np.float64))]
-  return codes[rng.integers(0, len(codes), tuple(shape))]
 
 
 def store(

@@ -10,6 +10,7 @@ import numpy as np
 import jaxplugin as jp
 from jaxplugin import nn
 from jaxplugin.core import formats
+from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing import transformations
 
@@ -74,7 +75,7 @@ def small_scale(rng, shape, dtype):
 
 def random_values(rng, shape, dtype):
   if dtype in (E4M3, E5M2, E2M1):
-    return contract.finite_codes(rng, shape, dtype)
+    return reference.finite_codes(rng, shape, dtype)
   if dtype.kind == "i":
     return rng.integers(-100, 101, shape).astype(dtype)
   return rng.normal(size=shape).astype(dtype)

@@ -21,8 +21,7 @@ from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import launching
 
-_SCALE_CODES: Final = (117, 138)  # E8M0: 2^-10 to 2^10
-_SCALE_EXPONENTS: Final = (-10, 10)  # of scales of several bytes
+_SCALE_EXPONENT: Final = 10  # E8M0 scales are 2^-10 to 2^10
 # The first and the second global scale. The second is a power of two.
 _GLOBAL_SCALE: Final = (0.0123, 0.25)
 _WAVEFRONTS: Final = " wavefronts"
@@ -180,21 +179,14 @@ def _operand(
     dtype = np.dtype(configs.NUMPY_DTYPES[kind.format])
     plain = rng.normal(size=shape).astype(dtype)
     return plain, None, plain.astype(np.float64)
-  codes = np.arange(1 << format.value_bits, dtype=np.uint8)
-  with np.errstate(invalid="ignore"):
-    numbers = codes.view(format.values_dtype).astype(np.float64)
-  codes = codes[np.isfinite(numbers)]
-  values = codes[rng.integers(0, len(codes), shape)]
+  values = reference.finite_codes(rng, shape, format.values_dtype)
   batch, rows, k = shape
   scale_rows = -(-rows // kind.rows_per_scale)
   scale_shape = (batch, scale_rows, -(-k // format.block_size))
-  if format.scale_dtype.itemsize == 1:
-    low, high = _SCALE_CODES if format.scale_is_power_of_two else (0, 0x7F)
-    scale = rng.integers(low, high, scale_shape, np.uint8)
-    scale = scale.view(format.scale_dtype)
-  else:
-    scale = np.exp2(rng.uniform(*_SCALE_EXPONENTS, scale_shape))
-    scale = scale.astype(format.scale_dtype)
+  scale = reference.random_scale(
+    rng, scale_shape, format.scale_dtype, _SCALE_EXPONENT
+  )
+  values = values.view(np.uint8)
   exact = reference.oracle_dequantize(
     values.view(format.array_dtype),
     np.repeat(scale, kind.rows_per_scale, axis=1)[:, :rows],

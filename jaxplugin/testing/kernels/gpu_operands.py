@@ -45,12 +45,8 @@ _VIEWS: Final = {
 POISON: Final = 0xFF
 UNWRITTEN: Final = 0xA5  # bytes that no test expects everywhere
 _PADDING: Final = (1, 3, 16)  # elements beyond batch, rows and columns
-# E8M0 codes of random data: 2^-30 to 2^30, so that f32 holds every product.
-_SCALE_CODES: Final = (97, 158)
-
-
-# Scales of random integers, whose products with them f32 does not hold.
-_SCALE_EXPONENTS: Final = (-12, 12)
+# E8M0 scales of random data are 2^-30 to 2^30: f32 holds every product.
+_SCALE_EXPONENT: Final = 30
 
 
 def block_format(name: str) -> formats.BlockFormat:
@@ -128,14 +124,13 @@ def make_operand(
     scale = np.exp2(rng.integers(-2, 3, scale_shape).astype(np.float32))
     scale = _codes(scale.astype(block.scale_dtype))
   else:
-    values = _finite_codes(rng, shape, block.values_dtype)
-    if block.scale_is_power_of_two:
-      scale = rng.integers(*_SCALE_CODES, scale_shape, np.uint8)
-    elif block.scale_dtype.itemsize == 1:
-      scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
-    else:
-      scale = np.exp2(rng.uniform(*_SCALE_EXPONENTS, scale_shape))
-      scale = scale.astype(block.scale_dtype)
+    values = reference.finite_codes(rng, shape, block.values_dtype)
+    values = values.view(np.uint8)
+    scale = _codes(
+      reference.random_scale(
+        rng, scale_shape, block.scale_dtype, _SCALE_EXPONENT
+      )
+    )
   return store_operand(
     format,
     values,
@@ -145,14 +140,6 @@ def make_operand(
     interleaved=interleaved,
     rows_per_scale=rows_per_scale,
   )
-
-
-def _finite_codes(
-  rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
-  codes = np.arange(2 ** formats.encoding(dtype).bits, dtype=np.uint8)
-  codes = codes[np.isfinite(codes.view(dtype).astype(np.float64))]
-  return codes[rng.integers(0, len(codes), shape)]
 
 
 def _codes(scale: np.ndarray) -> np.ndarray:
