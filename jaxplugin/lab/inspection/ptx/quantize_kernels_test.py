@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing import prologue_cases
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import quantize_cases
@@ -169,6 +172,28 @@ class PrologueTest(Case):
     self.assertLess(np.mean(got["values"] != values), 0.002)
     if total is not None:
       np.testing.assert_array_equal(got["total"], total)
+
+  @parameterized.parameters(0, 5, 8)
+  def test_each_input_is_read_once(self, index):
+    prologue = prologue_cases.CASES[index]
+    x, more = prologue_cases.operands(prologue, (1, 16, 256), DTYPES["bf16"])
+    arrays = {name: np.array(a) for name, a in {"x": x, **more}.items()}
+    rows = quantize_cases.rows_of(
+      16,
+      256,
+      "mxfp8",
+      prologue=quantize_config.Prologue(
+        dtype="bfloat16", **dataclasses.asdict(prologue)
+      ),
+    )
+    (launch,) = quantize_plans.plan(rows, architectures.by_name("sm_90"))
+    dtypes = tuple(arrays[name].dtype.name for name in launch.inputs)
+    compiled = executed.compiled_quantize("sm_90", launch, dtypes)
+    outputs, counts = launching.run(compiled, launch, arrays)
+    read = sum(arrays[name].nbytes for name in {*launch.inputs})
+    written = sum(array.nbytes for array in outputs.values())
+    self.assertEqual(counts["global bytes loaded"], read)
+    self.assertEqual(counts["global bytes stored"], written)
 
 
 @pytest.mark.full
