@@ -154,7 +154,7 @@ class CacheTest(parameterized.TestCase):
     forward = jax.jit(decoder.forward, static_argnums=0)
     cache = model.new_cache([0], slots, "float32")
     # NaN in values of slots gives NaN even if they are masked.
-    poison = lambda x: x.at[..., 256:].set(np.nan)
+    poison = lambda x: x.at[..., 256:, :].set(np.nan)
     cache = cache._replace(values=jax.tree.map(poison, cache.values))
     rows = []
     for part in np.split(tokens, (254, 255, 256, 257), axis=1):
