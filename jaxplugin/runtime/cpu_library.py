@@ -36,6 +36,8 @@ FORMATS: Final = {
   formats.MXFP6_E2M3: 4,
   formats.MXFP6_E3M2: 5,
 }
+# Roundings of MX scales, with their numbers in kernels/cpu/README.md.
+ROUNDINGS: Final = {"up": 0, "floor": 1}
 # Element types of values that are passed as bytes. Other arrays have the
 # element type of their dtype.
 ELEMENTS: Final = {

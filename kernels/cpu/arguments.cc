@@ -274,8 +274,8 @@ bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
                   size_t lhs_rank, const ffi::AnyBuffer& rhs,
                   const ffi::AnyBuffer& rhs_scale,
-                  const ffi::RemainingArgs& more, DotArgs* out,
-                  const Kernels** kernels) {
+                  const ffi::RemainingArgs& more, bool is_quantized,
+                  DotArgs* out, const Kernels** kernels) {
   const int64_t isa = attributes.Required("isa");
   const int64_t quantize_rows = attributes.Optional("quantize_rows", 0);
   out->quantize_rows = quantize_rows == 1;
@@ -293,7 +293,8 @@ bool ReadOperands(Checker& check, Attributes& attributes,
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
          ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
          ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&
-         ReadOffset(check, more, rhs_scale, code_offset, &out->rhs) &&
+         (is_quantized ||
+          ReadOffset(check, more, rhs_scale, code_offset, &out->rhs)) &&
          JAXPLUGIN_REQUIRE(check, out->lhs.k == out->rhs.k,
                            "lhs and rhs must have the same k",
                            Text(lhs) + " and " + Text(rhs)) &&
@@ -333,20 +334,29 @@ bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out) {
       std::to_string(format));
 }
 
+bool CheckGlobalScale(Checker& check, const QuantizedFacts& facts,
+                      int64_t compute_global, bool is_given,
+                      const ffi::AnyBuffer& result) {
+  return JAXPLUGIN_REQUIRE(
+             check,
+             compute_global == 0 ||
+                 (compute_global == 1 && facts.has_global_scale && !is_given),
+             "compute_global must be 0, or 1 for nvfp4 with global_scale"
+             " f32[0]",
+             std::to_string(compute_global)) &&
+         JAXPLUGIN_REQUIRE(
+             check,
+             result.element_type() == ffi::F32 && result.element_count() == 1,
+             "the global scale result must be f32[]", Text(result));
+}
+
 bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
-                    int64_t rounding, int64_t compute_global, bool is_given,
-                    int64_t rows, int64_t k, const ffi::AnyBuffer& x,
-                    const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
-                    const ffi::AnyBuffer& global_scale) {
+                    int64_t rounding, int64_t rows, int64_t k,
+                    const ffi::AnyBuffer& x, const ffi::AnyBuffer& values,
+                    const ffi::AnyBuffer& scale) {
   JAXPLUGIN_REQUIRE(check, rounding == 0 || rounding == 1,
                     "rounding must be 0 (up) or 1 (floor)",
                     std::to_string(rounding));
-  JAXPLUGIN_REQUIRE(
-      check,
-      compute_global == 0 ||
-          (compute_global == 1 && facts.has_global_scale && !is_given),
-      "compute_global must be 0, or 1 for nvfp4 with global_scale f32[0]",
-      std::to_string(compute_global));
   const bool is_bytes = values.element_type() == ffi::U8;
   const int64_t stored = is_bytes ? BytesOf(facts.values, k) : k;
   JAXPLUGIN_REQUIRE(
@@ -359,17 +369,70 @@ bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
   const ffi::DataType scale_type = facts.scale == ScaleKind::kE4M3
                                        ? ffi::F8E4M3FN
                                        : ffi::F8E8M0FNU;
-  JAXPLUGIN_REQUIRE(
+  return JAXPLUGIN_REQUIRE(
       check,
       (scale.element_type() == ffi::U8 || scale.element_type() == scale_type) &&
           IsDims(scale.dimensions(), {rows, k / facts.block}),
       "scale must be the format's scale dtype or u8 [rows, k / block]",
       Text(scale) + " for " + Text(x));
-  return JAXPLUGIN_REQUIRE(check,
-                           global_scale.element_type() == ffi::F32 &&
-                               global_scale.element_count() == 1,
-                           "the global scale result must be f32[]",
-                           Text(global_scale));
+}
+
+bool ReadQuantizedResult(Checker& check, const ResultAttributes& given,
+                         const Kernels& kernels, const ffi::RemainingArgs& more,
+                         const ffi::AnyBuffer& lhs, int64_t rows,
+                         int64_t columns, ffi::AnyBuffer& values,
+                         const ffi::RemainingRets& more_results,
+                         QuantizedResult* out) {
+  const size_t expected = given.is_quantized() ? 1 : 0;
+  const size_t found = more_results.size();
+  if (!JAXPLUGIN_REQUIRE(
+          check, found == expected || found == 2 * expected,
+          "the results must be one array; if result_format is given, values and"
+          " scale, or values, scale and amax",
+          std::to_string(found + 1)) ||
+      !given.is_quantized()) {
+    return check.ok();
+  }
+  auto scale = more_results.get<ffi::AnyBuffer>(0);
+  auto amax = more_results.get<ffi::AnyBuffer>(1);
+  const auto global_scale = more.get<ffi::AnyBuffer>(0);
+  const float* global = nullptr;
+  if (!JAXPLUGIN_REQUIRE(
+          check,
+          more.size() == 1 && global_scale.has_value() && scale.has_value(),
+          "the last argument of a dot with a quantized result must be its"
+          " global scale",
+          std::to_string(more.size()) + " more arguments") ||
+      !ReadFormat(check, given.format, &out->codec.format) ||
+      !ReadGlobalScale(check, *global_scale, &global)) {
+    return false;
+  }
+  const QuantizedFacts facts = FactsOf(out->codec.format);
+  if (!JAXPLUGIN_REQUIRE(check, columns % facts.block == 0,
+                         "the columns of a quantized result must be a multiple"
+                         " of its block size",
+                         std::to_string(columns)) ||
+      !CheckQuantized(check, facts, given.rounding, rows, columns, lhs, values,
+                      **scale) ||
+      (amax.has_value() &&
+       !JAXPLUGIN_REQUIRE(check,
+                          (*amax)->element_type() == ffi::F32 &&
+                              (*amax)->element_count() == 1,
+                          "amax must be f32[]", Text(**amax)))) {
+    return false;
+  }
+  out->codec.round_up = given.rounding == 0;
+  out->codec.global_scale = global != nullptr ? *global : 1;
+  out->quantize_run = kernels.quantize_run;
+  out->values = static_cast<uint8_t*>(values.untyped_data());
+  out->scale = static_cast<uint8_t*>((*scale)->untyped_data());
+  out->columns = columns;
+  if (amax.has_value()) {
+    out->amax = static_cast<uint32_t*>((*amax)->untyped_data());
+    *out->amax = 0;
+  }
+  AdviseHugePages(out->values, rows * BytesOf(facts.values, columns));
+  return true;
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {

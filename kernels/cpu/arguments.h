@@ -121,13 +121,35 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
 // Fills the operands of a dot from the arrays of lhs (of rank `lhs_rank`) and
 // rhs (of rank 3), and from their attributes. `more` may have the offsets of
 // rhs. Reads quantize_rows too, and calls attributes.AreAll(), so a handler
-// reads its other attributes first.
+// reads its other attributes first. If the result is quantized, `more` has
+// other arguments (ReadQuantizedResult).
 bool ReadOperands(Checker& check, Attributes& attributes,
                   const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& lhs_scale,
                   size_t lhs_rank, const ffi::AnyBuffer& rhs,
                   const ffi::AnyBuffer& rhs_scale,
-                  const ffi::RemainingArgs& more, DotArgs* out,
-                  const Kernels** kernels);
+                  const ffi::RemainingArgs& more, bool is_quantized,
+                  DotArgs* out, const Kernels** kernels);
+
+// The attributes of a result that may be quantized.
+struct ResultAttributes {
+  ResultAttributes(Attributes& attributes)
+      : format(attributes.Optional("result_format", -1)),
+        rounding(attributes.Optional("result_rounding", 0)) {}
+  bool is_quantized() const { return format >= 0; }
+
+  int64_t format, rounding;
+};
+
+// Reads the quantized result of a dot [rows, columns] and its global scale, the
+// only one of `more`. `more_results` has the scale, and perhaps amax, which
+// becomes 0.
+// If the result is not quantized, checks only that there are no such results.
+bool ReadQuantizedResult(Checker& check, const ResultAttributes& given,
+                         const Kernels& kernels, const ffi::RemainingArgs& more,
+                         const ffi::AnyBuffer& lhs, int64_t rows,
+                         int64_t columns, ffi::AnyBuffer& values,
+                         const ffi::RemainingRets& more_results,
+                         QuantizedResult* out);
 
 // Checks that a dot whose rhs has offsets has an f32 result, and no epilogue.
 bool CheckOffsets(Checker& check, const DotArgs& args, bool has_epilogue);
@@ -139,15 +161,19 @@ bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
 // Reads the `format` attribute.
 bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out);
 
-// Checks the attributes `rounding` and `compute_global`, and the results:
-// values [rows, k], scale [rows, k / block] and the global scale f32[].
-bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
-                    int64_t rounding, int64_t compute_global, bool is_given,
-                    int64_t rows, int64_t k, const ffi::AnyBuffer& x,
-                    const ffi::AnyBuffer& values, const ffi::AnyBuffer& scale,
-                    const ffi::AnyBuffer& global_scale);
+// Checks the attribute `compute_global`, and the result f32[].
+bool CheckGlobalScale(Checker& check, const QuantizedFacts& facts,
+                      int64_t compute_global, bool is_given,
+                      const ffi::AnyBuffer& result);
 
-// Calls CheckQuantized and fills the fields that QuantizeArgs and OperandArgs
+// Checks the attribute `rounding`, and values [rows, k] and scale [rows, k /
+// block] of the quantized x.
+bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
+                    int64_t rounding, int64_t rows, int64_t k,
+                    const ffi::AnyBuffer& x, const ffi::AnyBuffer& values,
+                    const ffi::AnyBuffer& scale);
+
+// Checks the results and fills the fields that QuantizeArgs and OperandArgs
 // share.
 template <typename Args>
 bool ReadQuantized(Checker& check, int64_t rounding, int64_t compute_global,
@@ -155,9 +181,9 @@ bool ReadQuantized(Checker& check, int64_t rounding, int64_t compute_global,
                    ffi::AnyBuffer& values, ffi::AnyBuffer& scale,
                    ffi::AnyBuffer& global_scale, Args* out) {
   const QuantizedFacts facts = FactsOf(out->format);
-  if (!CheckQuantized(check, facts, rounding, compute_global,
-                      out->given_global != nullptr, rows, k, x, values, scale,
-                      global_scale)) {
+  if (!CheckQuantized(check, facts, rounding, rows, k, x, values, scale) ||
+      !CheckGlobalScale(check, facts, compute_global,
+                        out->given_global != nullptr, global_scale)) {
     return false;
   }
   out->x = x.untyped_data();

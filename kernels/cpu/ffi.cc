@@ -40,6 +40,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                           ffi::AnyBuffer bias, ffi::AnyBuffer residual,
                           ffi::RemainingArgs more,
                           ffi::Result<ffi::AnyBuffer> out,
+                          ffi::RemainingRets more_results,
                           ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_block_scaled_dot";
   Checker check(kWho);
@@ -51,9 +52,10 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                  attributes.Optional("task_rows", 0),
                  attributes.Optional("threads", 0)};
   const int64_t max_threads = ReadMaxThreads(check, attributes);
+  const ResultAttributes result(attributes);
   const Kernels* kernels = nullptr;
   if (!ReadOperands(check, attributes, lhs, lhs_scale, 3, rhs, rhs_scale, more,
-                    &args, &kernels) ||
+                    result.is_quantized(), &args, &kernels) ||
       !ReadGlobalScales(check, global_scale, &args)) {
     return check.error();
   }
@@ -65,9 +67,14 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   JAXPLUGIN_REQUIRE(
       check, rhs.dimensions()[0] == args.batch || rhs.dimensions()[0] == 1,
       "rhs must have the batch of lhs, or 1", Text(lhs) + " and " + Text(rhs));
+  QuantizedResult quantized{};
+  ReadQuantizedResult(check, result, *kernels, more, lhs, args.batch * args.m,
+                      args.n, *out, more_results, &quantized);
   JAXPLUGIN_REQUIRE(check,
-                    PlainFormat(out->element_type(), &args.out_format) &&
-                        IsDims(out->dimensions(), {args.batch, args.m, args.n}),
+                    result.is_quantized() ||
+                        (PlainFormat(out->element_type(), &args.out_format) &&
+                         IsDims(out->dimensions(),
+                                {args.batch, args.m, args.n})),
                     "the result must be f32, bf16 or f16[batch, m, n]",
                     Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
   JAXPLUGIN_REQUIRE(check,
@@ -108,13 +115,18 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   }
   if (!IsAbsent(bias)) args.bias = static_cast<float*>(bias.untyped_data());
   if (!IsAbsent(residual)) args.residual = residual.untyped_data();
-  args.out = out->untyped_data();
+  if (result.is_quantized()) {
+    args.quantized = &quantized;
+    args.out_format = Format::kF32;
+  } else {
+    args.out = out->untyped_data();
+    AdviseHugePages(args.out, out->size_bytes());
+  }
   if (!args.rhs_batched) {  // one rhs for all entries: fold the batch into m
     args.m *= args.batch;
     args.batch = 1;
     args.rhs_batched = true;
   }
-  AdviseHugePages(args.out, out->size_bytes());
   if (!Dot(*kernels, args, MakeParallel(pool, max_threads))) {
     return NoMemory(kWho);
   }
@@ -343,8 +355,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
                                   .Arg<xla::ffi::AnyBuffer>()  // global_scale
                                   .Arg<xla::ffi::AnyBuffer>()  // bias
                                   .Arg<xla::ffi::AnyBuffer>()  // residual
-                                  .RemainingArgs()             // rhs_offset
+                                  .RemainingArgs()  // rhs_offset
                                   .Ret<xla::ffi::AnyBuffer>()
+                                  .RemainingRets()  // scale, amax
                                   .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,

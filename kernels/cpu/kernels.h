@@ -73,6 +73,30 @@ JAXPLUGIN_ALWAYS_INLINE Operand RowsOf(Operand x, int64_t start, int64_t count) 
   return x;
 }
 
+// How the blocks of a run of values are quantized.
+struct Codec {
+  QuantizedFormat format;
+  bool round_up;       // rounding of MX scales: "up"; else "floor"
+  float global_scale;  // of NVFP4
+};
+
+// The columns of each run of a QuantizedResult are a multiple of this many, or
+// end with the row.
+inline constexpr int64_t kQuantizedColumns = 32;
+
+// A result that is quantized along its columns (dot/quantized.inl).
+struct QuantizedResult {
+  Codec codec;
+  // The function of Kernels.
+  void (*quantize_run)(const Codec&, const float* x, int64_t count,
+                       uint8_t* values, uint8_t* scale);
+  uint8_t* values;
+  uint8_t* scale;
+  int64_t columns;  // of a row, whole blocks
+  // Bits of the largest finite magnitude, 0 at first. Null: not computed.
+  uint32_t* amax;
+};
+
 // out[b, i, j] = cast(activation(sum_k lhs[b, i, k] * rhs[b, j, k] * global
 //                                * power + bias[j]) + residual[b, i, j])
 struct DotArgs {
@@ -87,6 +111,8 @@ struct DotArgs {
   Format residual_format;
   void* out;  // [batch, m, n]
   Format out_format;
+  // If not null, out_format is f32, and the result goes there instead of `out`.
+  const QuantizedResult* quantized;
   Activation activation;
   // The number that was subtracted from the exponents of a row's scales
   // (dot/rebase.cc); null if the rows are not rebased.
@@ -138,13 +164,6 @@ struct OffsetArgs {
   int64_t result_stride;
   float* out;           // may be `result`
   int64_t out_stride;
-};
-
-// How the blocks of a run of values are quantized.
-struct Codec {
-  QuantizedFormat format;
-  bool round_up;       // rounding of MX scales: "up"; else "floor"
-  float global_scale;  // of NVFP4
 };
 
 // The values of the attributes `prologue` and `halves` of quantize.

@@ -42,17 +42,19 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                             ffi::AnyBuffer global_scale, ffi::AnyBuffer bias,
                             ffi::RemainingArgs more,
                             ffi::Result<ffi::AnyBuffer> out,
+                            ffi::RemainingRets more_results,
                             ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_ragged_dot";
   Checker check(kWho);
   Attributes attributes(check, given);
   const int64_t activation = attributes.Required("activation");
   const int64_t max_threads = ReadMaxThreads(check, attributes);
+  const ResultAttributes result(attributes);
   RaggedArgs args{};
   DotArgs& dot = args.dot;
   const Kernels* kernels = nullptr;
   if (!ReadOperands(check, attributes, lhs, lhs_scale, 2, rhs, rhs_scale, more,
-                    &dot, &kernels)) {
+                    result.is_quantized(), &dot, &kernels)) {
     return check.error();
   }
   args.groups = rhs.dimensions()[0];
@@ -74,10 +76,14 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   JAXPLUGIN_REQUIRE(check, !args.is_gated || dot.n % 2 == 0,
                     "n must be even for a gated activation", Text(rhs));
   const int64_t columns = args.is_gated ? dot.n / 2 : dot.n;
+  QuantizedResult quantized{};
+  ReadQuantizedResult(check, result, *kernels, more, lhs, dot.m, columns, *out,
+                      more_results, &quantized);
   JAXPLUGIN_REQUIRE(
       check,
-      PlainFormat(out->element_type(), &dot.out_format) &&
-          IsDims(out->dimensions(), {dot.m, columns}),
+      result.is_quantized() ||
+          (PlainFormat(out->element_type(), &dot.out_format) &&
+           IsDims(out->dimensions(), {dot.m, columns})),
       "the result must be f32, bf16 or f16[m, n], of half the columns"
       " for a gated activation",
       Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
@@ -98,8 +104,13 @@ ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   } else {
     dot.activation = static_cast<Activation>(activation);
   }
-  dot.out = out->untyped_data();
-  AdviseHugePages(dot.out, out->size_bytes());
+  if (result.is_quantized()) {
+    dot.quantized = &quantized;
+    dot.out_format = Format::kF32;
+  } else {
+    dot.out = out->untyped_data();
+    AdviseHugePages(dot.out, out->size_bytes());
+  }
   if (!RaggedDot(*kernels, args, MakeParallel(pool, max_threads))) {
     return NoMemory(kWho);
   }
@@ -122,8 +133,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_ragged_dot,
                                   .Arg<xla::ffi::AnyBuffer>()  // group_sizes
                                   .Arg<xla::ffi::AnyBuffer>()  // global_scale
                                   .Arg<xla::ffi::AnyBuffer>()  // bias
-                                  .RemainingArgs()             // rhs_offset
+                                  .RemainingArgs()  // rhs_offset
                                   .Ret<xla::ffi::AnyBuffer>()
+                                  .RemainingRets()  // scale, amax
                                   .Attrs());
 
 #pragma GCC visibility pop

@@ -9,7 +9,9 @@ are exact, unless the sides are blocked along different dimensions (`plan`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from typing import Any
 from typing import Final
 
@@ -28,6 +30,7 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.operation import choice
+from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.runtime import cpu_library
 
 _LHS_IS_DEQUANTIZED: Final = (
@@ -58,6 +61,53 @@ _DOT: Final = "jaxplugin_block_scaled_dot"
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # attribute of an operand without scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+  """A quantized result of a custom call.
+
+  Attributes:
+    out: the problem of quantizing the f32 result.
+    global_scale: f32[], or None.
+  """
+
+  out: quantization_problems.QuantizationProblem
+  global_scale: jax.Array | None
+
+  @property
+  def operands(self) -> tuple[jax.Array]:
+    return (or_absent(self.global_scale),)
+
+  def types(self, rows: int) -> list[jax.ShapeDtypeStruct]:
+    """Returns the types of the custom call's results, in rows."""
+    return [
+      jax.ShapeDtypeStruct(
+        (rows, math.prod(shape) // rows) if shape else (), dtype
+      )
+      for shape, dtype in self.out.result_types()
+    ]
+
+  @property
+  def attributes(self) -> dict[str, np.int64]:
+    return {
+      "result_format": np.int64(cpu_library.FORMATS[self.out.format]),
+      "result_rounding": np.int64(
+        cpu_library.ROUNDINGS[self.out.scale_rounding]
+      ),
+    }
+
+  def results(self, found: Any) -> list[jax.Array]:
+    """Returns the results of `emit_quantized`."""
+    types = self.out.result_types()
+    return [x.reshape(t[0]) for x, t in zip(found, types, strict=True)]
+
+
+def result_refusal(out: quantization_problems.QuantizationProblem) -> str:
+  """Returns why kernels do not quantize a result, or ""."""
+  if out.format not in cpu_library.FORMATS:
+    return f"kernels do not write {out.format}"
+  return ""
 
 
 def supports(
@@ -178,14 +228,50 @@ def emit(
   return epilogue.fused(dot, call, problem)
 
 
+def quantized_refusal(
+  problem: problems.DotProblem,
+  out: quantization_problems.QuantizationProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
+) -> str:
+  """Returns why no custom call quantizes the result, or ""."""
+  del target, config
+  assert problem.n is not None
+  if problem.n % out.shape[-1]:
+    return "rhs has no dimension of the result, which is blocked"
+  if not problem.fuses_epilogue:
+    return "XLA operations compute a part of the epilogue"
+  return result_refusal(out)
+
+
+def emit_quantized(
+  call: calls.DotCall,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
+  *,
+  out: quantization_problems.QuantizationProblem,
+  global_scale: jax.Array | None,
+) -> list[jax.Array]:
+  """Emits one custom call, which quantizes the f32 result."""
+  return _dot(
+    call,
+    problem,
+    target=target,
+    config=cpu_configs.config_of(config),
+    quantized=Quantized(out, global_scale),
+  )
+
+
 def _dot(
   call: calls.DotCall,
   problem: problems.DotProblem,
   *,
   target: targets.Target,
   config: cpu_configs.CpuConfig,
-  offset: tuple[jax.Array, int] | None,
-) -> jax.Array:
+  offset: tuple[jax.Array, int] | None = None,
+  quantized: Quantized | None = None,
+) -> Any:
   """Emits the custom call on operands reshaped to [batch, rows, k]."""
   cpu_library.register()
   shape = call.shape
@@ -213,23 +299,28 @@ def _dot(
   result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
   if residual is not None:
     residual = residual.reshape(batch, m, n)
-  result = jax.ffi.ffi_call(_DOT, result_type)(
+  types = result_type if quantized is None else quantized.types(batch * m)
+  result: Any = jax.ffi.ffi_call(_DOT, types)(
     *(lhs.values, lhs_scale[0]),
     *(rhs.values, rhs_scale[0]),
     or_absent(global_scale),
     or_absent(bias),
     or_absent(residual),
     *offset_operand(offset, rhs_scale[0]),
+    *(quantized.operands if quantized else ()),
     **attributes("lhs", lhs, lhs_scale[1]),
     **attributes("rhs", rhs, rhs_scale[1]),
     **rows_attribute(config.problem(problem)),
     **offset_attribute(offset),
+    **(quantized.attributes if quantized else {}),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
     **config.attributes(),
     **cpu_library.thread_limit(target),
   )
-  return result.reshape(shape)
+  return (
+    result.reshape(shape) if quantized is None else quantized.results(result)
+  )
 
 
 def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
@@ -326,6 +417,8 @@ BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
     supports=supports,
     plan=plan,
     emit=emit,
+    quantized_refusal=quantized_refusal,
+    emit_quantized=emit_quantized,
     tunable=decisions.Tunable(
       source=cpu_library.source,
       config_error=cpu_configs.fields_error,

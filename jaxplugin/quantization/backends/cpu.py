@@ -47,7 +47,6 @@ _QUANTIZE: Final = "jaxplugin_quantize"
 _QUANTIZE_OPERAND: Final = "jaxplugin_quantize_operand"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
 # Attribute values of the custom calls, listed in kernels/cpu/README.md.
-_ROUNDINGS: Final = {"up": 0, "floor": 1}
 _FUNCTIONS: Final = {
   name: number
   for number, name in enumerate((*prologues.NORMS, *prologues.GATED), 1)
@@ -307,7 +306,7 @@ def _types(
 def _attributes(problem: problems.QuantizationProblem) -> dict[str, np.int64]:
   return {
     "format": np.int64(cpu_library.FORMATS[problem.format]),
-    "rounding": np.int64(_ROUNDINGS[problem.scale_rounding]),
+    "rounding": np.int64(cpu_library.ROUNDINGS[problem.scale_rounding]),
     "compute_global": np.int64(problem.computes_global_scale),
     "isa": np.int64(_BEST_ISA),
   }

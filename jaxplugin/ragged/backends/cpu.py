@@ -9,6 +9,7 @@ result of a group's rows is bitwise that of `block_scaled_dot` of these rows.
 from __future__ import annotations
 
 import functools
+from typing import Any
 from typing import Final
 
 import jax
@@ -21,6 +22,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import choice
+from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -86,8 +88,36 @@ def emit(
   With an offset, as for the dot's backend, the call has no epilogue.
   """
   square = call.rhs.replace(batch=(0,))
-  kernel = functools.partial(_ragged_dot, problem, square, offset, target)
+  kernel = functools.partial(_ragged_dot, problem, square, offset, target, None)
   return epilogue.around_kernel(kernel, call.in_usual_order())
+
+
+def quantized_refusal(
+  problem: problems.RaggedDotProblem,
+  out: quantization_problems.QuantizationProblem,
+  target: targets.Target,
+) -> str:
+  """Returns why no custom call quantizes the result, or ""."""
+  del target
+  if problem.by_kernel == "separate":
+    return "a separate operation multiplies rows by their global scales"
+  return cpu.result_refusal(out)
+
+
+def emit_quantized(
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
+  *,
+  out: quantization_problems.QuantizationProblem,
+  global_scale: jax.Array | None,
+) -> list[jax.Array]:
+  """Emits one custom call, which quantizes the f32 result."""
+  square = call.rhs.replace(batch=(0,))
+  quantized = cpu.Quantized(out, global_scale)
+  return _ragged_dot(
+    problem, square, None, target, quantized, call.in_usual_order()
+  )
 
 
 def _ragged_dot(
@@ -95,8 +125,9 @@ def _ragged_dot(
   weights: sides.Side,
   offset: tuple[jax.Array, int] | None,
   target: targets.Target,
+  quantized: cpu.Quantized | None,
   call: calls.RaggedDotCall,
-) -> jax.Array:
+) -> Any:
   """Emits the custom call; `weights` has the scale of square blocks."""
   cpu_library.register()
   rhs_scale, scale_rows = cpu.scale_of(weights, call.rhs)
@@ -108,21 +139,25 @@ def _ragged_dot(
   global_scale = jnp.stack(factors) if factors else None
   bias = None if call.bias is None else call.bias.astype(jnp.float32)
   result_type = jax.ShapeDtypeStruct(call.shape, call.preferred_element_type)
-  return jax.ffi.ffi_call(_RAGGED_DOT, result_type)(
+  types = result_type if quantized is None else quantized.types(call.num_rows)
+  result = jax.ffi.ffi_call(_RAGGED_DOT, types)(
     *cpu.arrays(call.lhs),
     *(call.rhs.values, rhs_scale),
     call.group_sizes,
     cpu.or_absent(global_scale),
     cpu.or_absent(bias),
     *cpu.offset_operand(offset, rhs_scale),
+    *(quantized.operands if quantized else ()),
     **cpu.attributes("lhs", call.lhs),
     **cpu.attributes("rhs", call.rhs, scale_rows),
     **cpu.rows_attribute(problem),
     **cpu.offset_attribute(offset),
+    **(quantized.attributes if quantized else {}),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(cpu.BEST_ISA),
     **cpu_library.thread_limit(target),
   )
+  return result if quantized is None else quantized.results(result)
 
 
 BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
@@ -133,6 +168,8 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
     supports=supports,
     plan=plan,
     emit=emit,
+    quantized_refusal=quantized_refusal,
+    emit_quantized=emit_quantized,
     tunable=decisions.Tunable(source=cpu_library.source),
   )
 )

@@ -16,6 +16,7 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 #include "dot/exact.inl"
+#include "dot/quantized.inl"
 #include "dot/epilogue.inl"
 #include "simd/sums.inl"
 #include "dot/blocked.inl"

@@ -22,6 +22,7 @@ using namespace emulated;
 #endif
 #include "simd/codec.inl"
 #include "dot/exact.inl"
+#include "dot/quantized.inl"
 #include "dot/epilogue.inl"
 #include "dot/gate.inl"
 #include "simd/sums.inl"

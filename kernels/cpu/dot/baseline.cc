@@ -10,6 +10,7 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 #include "dot/exact.inl"
+#include "dot/quantized.inl"
 #include "dot/epilogue.inl"
 #include "dot/gate.inl"
 #include "dot/offsets.inl"

@@ -44,6 +44,25 @@ struct Sides {
   JAXPLUGIN_ALWAYS_INLINE int StripShift(int64_t row) const {
     return Shift(panel_is_lhs ? args->rhs_shift : args->lhs_shift, row);
   }
+  // The strip rows of a task, and the panel rows of a panel, are multiples of
+  // these if they are columns of a quantized result.
+  JAXPLUGIN_ALWAYS_INLINE int64_t StripMultiple() const {
+    return args->quantized && panel_is_lhs ? kQuantizedColumns : 1;
+  }
+  JAXPLUGIN_ALWAYS_INLINE int64_t PanelMultiple() const {
+    return args->quantized && !panel_is_lhs ? kQuantizedColumns : 1;
+  }
+  // Returns the part of the result of panel rows and strip rows of a batch
+  // entry. `sums` has a float for each of its elements.
+  JAXPLUGIN_ALWAYS_INLINE ResultPart PartOf(int64_t batch, int64_t panel,
+                                      int64_t panel_count, int64_t strip,
+                                      int64_t strip_count, float* sums) const {
+    if (args->quantized == nullptr) return {};
+    const int64_t row = batch * args->m;
+    return panel_is_lhs
+               ? ResultPart{sums, row + panel, panel_count, strip, strip_count}
+               : ResultPart{sums, row + strip, strip_count, panel, panel_count};
+  }
   JAXPLUGIN_ALWAYS_INLINE static int Shift(const int16_t* shift, int64_t row) {
     return shift == nullptr ? 0 : shift[row];
   }
@@ -78,14 +97,16 @@ inline DotShape ShapeOf(const DotArgs& args) {
 // times as long (one bf16 row, two Zen 5 cores, 2026-11).
 inline int64_t StreamedRows(const Sides& sides, const Parallel& parallel) {
   const DotArgs& args = *sides.args;
+  const int64_t multiple = sides.StripMultiple();
   if (args.config.task_rows > 0) {
-    return Min(Min(args.config.task_rows, kTaskRowsMost), sides.strip_rows);
+    return Min(RoundUp(Min(args.config.task_rows, kTaskRowsMost), multiple),
+               sides.strip_rows);
   }
   const int64_t row_bytes = Max(sides.strip->row_bytes, 1);
   int64_t bytes =
       sides.strip_rows * row_bytes * args.batch / (2 * parallel.threads);
   bytes = Max(int64_t{16} << 10, Min(bytes, int64_t{256} << 10));
-  return Min(RoundUp(Max(1, bytes / row_bytes), 4), 1024);
+  return Min(RoundUp(Max(1, bytes / row_bytes), Max(4, multiple)), 1024);
 }
 
 // Returns the number of panel rows in one pass over the weights. Passes are
@@ -99,11 +120,11 @@ inline int64_t PassRows(const Sides& sides, int64_t most) {
 // Stores the sums c[r * ldc + j] of panel rows and strip rows to the result.
 // First multiplies the sums of rebased rows by their power of two, and computes
 // the sums of unsafe rows again in float64. `line` is scratch memory of
-// `panel_count` floats.
+// `panel_count` floats. If the result is quantized, the sums go to `part`.
 inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
                       int64_t panel_count, int64_t strip0, int64_t strip_count,
                       float* c, int64_t ldc, const uint8_t* panel_unsafe,
-                      float* line) {
+                      float* line, const ResultPart& part) {
   const DotArgs& args = *sides.args;
   const int64_t panel_row0 = batch * sides.panel_rows + panel0;
   const int64_t strip_row0 = batch * sides.strip_rows + strip0;
@@ -133,16 +154,16 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
   }
   if (sides.panel_is_lhs) {
     for (int64_t r = 0; r < panel_count; ++r) {
-      if (r + kRowsAhead < panel_count) {
+      if (part.sums == nullptr && r + kRowsAhead < panel_count) {
         PrefetchRow(args, panel_row0 + r + kRowsAhead, strip0, strip_count);
       }
-      StoreRow(args, panel_row0 + r, strip0, strip_count, c + r * ldc);
+      StoreRow(args, panel_row0 + r, strip0, strip_count, c + r * ldc, part);
     }
     return;
   }
   for (int64_t j = 0; j < strip_count; ++j) {
     for (int64_t r = 0; r < panel_count; ++r) line[r] = c[r * ldc + j];
-    StoreRow(args, strip_row0 + j, panel0, panel_count, line);
+    StoreRow(args, strip_row0 + j, panel0, panel_count, line, part);
   }
 }
 
@@ -174,7 +195,9 @@ struct Blocked {
   Engine engine;
   int64_t k;
   int64_t panel_block;  // rows of the largest panel
+  int64_t part_strips;  // strips that are stored together
   int64_t panel_bytes, unsafe_bytes, strip_bytes, c_bytes, line_bytes;
+  int64_t part_bytes;
 
   explicit Blocked(const DotArgs& args)
       : sides(ChooseSides(args)), engine(sides), k(args.k) {
@@ -187,7 +210,8 @@ struct Blocked {
     rows = Min(rows, Max(sides.panel_rows, 1));
     // Panels are about equal, so that the last one is not small.
     const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
-    panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);
+    panel_block = RoundUp(CeilDiv(Max(sides.panel_rows, 1), blocks),
+                          sides.PanelMultiple());
     const int64_t padded = panel_block + Engine::kTileRowsMax;
     // Tiles have the same size in memory; the last one may have fewer rows.
     const int64_t tiles = CeilDiv(panel_block, Engine::kTileRowsMax);
@@ -197,9 +221,17 @@ struct Blocked {
     strip_bytes = RoundUp(Engine::StripBytes(k), 64);
     c_bytes = RoundUp(padded * Engine::kSumFloats * 4, 64);
     line_bytes = RoundUp(panel_block * 4, 64);
+    // StripMultiple and kPower are powers of two.
+    constexpr int64_t kPower = Engine::kStripRows & -Engine::kStripRows;
+    part_strips = Max(1, sides.StripMultiple() / kPower);
+    part_bytes = args.quantized == nullptr
+                     ? 0
+                     : panel_block * part_strips * Engine::kStripRows * 4;
   }
   int64_t SharedBytes() const { return panel_bytes + unsafe_bytes; }
-  int64_t SlotBytes() const { return strip_bytes + c_bytes + line_bytes; }
+  int64_t SlotBytes() const {
+    return RoundUp(strip_bytes + c_bytes + line_bytes + part_bytes, 64);
+  }
 
   // Computes one batch entry. `shared` has SharedBytes(), `slots` has
   // SlotBytes() per thread.
@@ -240,21 +272,31 @@ struct Blocked {
     if (sides.args->config.task_rows > 0) {
       group = CeilDiv(sides.args->config.task_rows, Engine::kStripRows);
     }
+    group = RoundUp(group, part_strips);
     ok = ok && ParallelFor(
         parallel, CeilDiv(strips, group), [&](int64_t index, int slot) {
           uint8_t* strip = slots + slot * SlotBytes();
           float* c = reinterpret_cast<float*>(strip + strip_bytes);
           float* line = reinterpret_cast<float*>(strip + strip_bytes + c_bytes);
           const int64_t last = Min(strips, (index + 1) * group);
+          ResultPart part = {};
           for (int64_t s = index * group; s < last; ++s) {
             if (GaveUp(*sides.args)) return;
             const int64_t s0 = s * Engine::kStripRows;
-            const int64_t count =
-                Min(Engine::kStripRows, sides.strip_rows - s0);
+            const int64_t left = sides.strip_rows - s0;
+            if (s % part_strips == 0) {
+              part = sides.PartOf(batch, p0, rows, s0,
+                                  Min(part_strips * Engine::kStripRows, left),
+                                  line + line_bytes / 4);
+            }
+            const int64_t count = Min(Engine::kStripRows, left);
             engine.Strip(batch * sides.strip_rows + s0, count, shared, rows,
                          tile_rows, strip, c);
             StoreTile(sides, batch, p0, rows, s0, count, c, Engine::kSumFloats,
-                      unsafe, line);
+                      unsafe, line, part);
+            if (s + 1 == last || (s + 1) % part_strips == 0) {
+              part.Store(*sides.args);
+            }
           }
         });
     return ok;

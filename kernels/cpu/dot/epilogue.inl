@@ -7,11 +7,26 @@
 
 #include "simd/activations.inl"
 
-// Stores n sums of columns j, j + 1, ... at flat index `at` of the result.
-// StoreRow passes n as a constant, except for the tail.
+// The part of the result that a task computes at a time.
+struct ResultPart {
+  // If the result is quantized, its f32 [rows, columns]; else null.
+  float* sums;
+  int64_t row, rows;  // a row is batch entry * m + i
+  int64_t column, columns;
+
+  JAXPLUGIN_ALWAYS_INLINE void Store(const DotArgs& args) const {
+    if (sums == nullptr) return;
+    StoreQuantized(*args.quantized, sums, row, rows, column, columns);
+  }
+};
+
+// Stores n sums of columns j, j + 1, ... of a row to `out` from index `to` on.
+// Their index in a result that is not quantized is `at`. StoreRow passes n as a
+// constant, except for the tail.
 JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
                                       int64_t j, int n, float global,
-                                      float power, const float* dot) {
+                                      float power, const float* dot, void* out,
+                                      int64_t to) {
   constexpr int kRun = 64;
   float v[kRun];
   for (int i = 0; i < n; ++i) v[i] = dot[i] * global * power;
@@ -44,26 +59,33 @@ JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
       }
     }
   }
-  StoreFloats(v, n, args.out_format, args.out, at);
+  StoreFloats(v, n, args.out_format, out, to);
 }
 
 // Stores `count` sums to out[row, j0...], where row = batch entry * m + i.
 inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
-                     int64_t count, const float* dot) {
+                     int64_t count, const float* dot, const ResultPart& part) {
   constexpr int kRun = 64, kShortRun = 16;
   const float global = args.global_scale ? *args.global_scale : 1.0f;
   const float power = args.global_power ? *args.global_power : 1.0f;
+  const int64_t at = row * args.n + j0;
+  void* out = args.out;
+  int64_t to = at;
+  if (part.sums != nullptr) {
+    out = part.sums;
+    to = (row - part.row) * part.columns + j0 - part.column;
+  }
   int64_t c = 0;
   for (; c + kRun <= count; c += kRun) {
-    StoreRun(args, row * args.n + j0 + c, j0 + c, kRun, global, power, dot + c);
+    StoreRun(args, at + c, j0 + c, kRun, global, power, dot + c, out, to + c);
   }
   for (; c + kShortRun <= count; c += kShortRun) {
-    StoreRun(args, row * args.n + j0 + c, j0 + c, kShortRun, global, power,
-             dot + c);
+    StoreRun(args, at + c, j0 + c, kShortRun, global, power, dot + c, out,
+             to + c);
   }
   if (c < count) {
-    StoreRun(args, row * args.n + j0 + c, j0 + c, static_cast<int>(count - c),
-             global, power, dot + c);
+    StoreRun(args, at + c, j0 + c, static_cast<int>(count - c), global, power,
+             dot + c, out, to + c);
   }
 }
 

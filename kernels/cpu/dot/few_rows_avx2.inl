@@ -549,7 +549,9 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
 
   const int64_t x_bytes = RoundUp(x_rows * x_row_bytes, 64);
   const int64_t flag_bytes = RoundUp(x_rows, 64);
-  const int64_t slot_bytes = RoundUp(chunk * count * 4 + count * 4, 64);
+  const int64_t part_floats = args.quantized == nullptr ? 0 : chunk * count;
+  const int64_t slot_bytes =
+      RoundUp((chunk * count + count + part_floats) * 4, 64);
   Scratch scratch(x_bytes + flag_bytes + slot_bytes * parallel.threads);
   uint8_t* prepared = scratch.get();
   if (prepared == nullptr) return false;
@@ -589,7 +591,11 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
           function(rows, batch * sides.strip_rows + j0, strip,
                    prepared + r * x_row_bytes, r, c + r0 * chunk, chunk);
         }
+        float* line = c + chunk * count;
+        const ResultPart part =
+            sides.PartOf(batch, 0, count, j0, strip, line + count);
         StoreTile(sides, batch, 0, count, j0, strip, c, chunk,
-                  unsafe + batch * count, c + chunk * count);
+                  unsafe + batch * count, line, part);
+        part.Store(args);
       });
 }

@@ -693,7 +693,9 @@ bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
 
   const int64_t x_bytes = RoundUp(x_rows * x_row_bytes, 64);
   const int64_t flag_bytes = RoundUp(x_rows, 64);
-  const int64_t slot_bytes = RoundUp(chunk * rows * 4 + rows * 4, 64);
+  const int64_t part_floats = args.quantized == nullptr ? 0 : chunk * rows;
+  const int64_t slot_bytes =
+      RoundUp((chunk * rows + rows + part_floats) * 4, 64);
   Scratch scratch(x_bytes + flag_bytes + slot_bytes * parallel.threads);
   uint8_t* packed = scratch.get();
   if (packed == nullptr) return false;
@@ -731,8 +733,12 @@ bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
                    x_rows_packed + r * x_row_bytes, c + r * chunk, chunk);
         }
         // The task is a panel of `rows` rows and a strip of `count` rows.
+        float* line = c + chunk * rows;
+        const ResultPart part =
+            sides.PartOf(batch, 0, rows, j0, count, line + rows);
         StoreTile(sides, batch, 0, rows, j0, count, c, chunk,
-                  unsafe + batch * rows, c + chunk * rows);
+                  unsafe + batch * rows, line, part);
+        part.Store(args);
       });
 }
 

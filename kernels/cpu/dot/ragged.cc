@@ -20,6 +20,7 @@
 namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
+#include "dot/quantized.inl"
 
 // All threads share a group with at least this many products per thread, which
 // take 2 to 8 ms. With 2^28 instead, 32 groups of 64 rows, with rows and
@@ -78,6 +79,18 @@ uint8_t* OutOf(const RaggedArgs& args, const Part& part) {
              SizeOf(args.dot.out_format);
 }
 
+bool QuantizedPart(const Kernels& kernels, const RaggedArgs& args,
+                   const Part& part, const Parallel& parallel) {
+  QuantizedResult out = *args.dot.quantized;
+  const int64_t at = part.row * out.columns + part.column;
+  const QuantizedFacts facts = FactsOf(out.codec.format);
+  out.values += BytesOf(facts.values, at);
+  out.scale += at / facts.block;
+  DotArgs dot = PartOf(args, part, part.column, part.columns, nullptr);
+  dot.quantized = &out;
+  return Dot(kernels, dot, parallel);
+}
+
 bool PlainPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
                const Parallel& parallel) {
   uint8_t* out = OutOf(args, part);
@@ -103,9 +116,12 @@ bool PlainPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
 bool GatedPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
                const Parallel& parallel) {
   const int64_t n = 2 * part.columns;
-  Scratch scratch(part.rows * n * sizeof(float));
+  const QuantizedResult* quantized = args.dot.quantized;
+  const int64_t columns = quantized == nullptr ? n : n + part.columns;
+  Scratch scratch(part.rows * columns * sizeof(float));
   float* sums = reinterpret_cast<float*>(scratch.get());
   if (sums == nullptr) return false;
+  float* results = sums + part.rows * n;
   GateArgs gate{};
   gate.gate = args.gate;
   gate.gates = sums;
@@ -113,12 +129,17 @@ bool GatedPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
   gate.row_floats = n;
   gate.rows = part.rows;
   gate.columns = part.columns;
-  gate.out = OutOf(args, part);
-  gate.out_columns = Columns(args);
+  gate.out = results;
+  gate.out_columns = part.columns;
+  if (quantized == nullptr) {
+    gate.out = OutOf(args, part);
+    gate.out_columns = Columns(args);
+  }
   gate.out_format = args.dot.out_format;
   const auto dot = [&](int64_t column, int64_t columns, float* out) {
     DotArgs sums_args = PartOf(args, part, column, columns, out);
     sums_args.out_format = Format::kF32;
+    sums_args.quantized = nullptr;
     return Dot(kernels, sums_args, parallel);
   };
   bool ok = true;
@@ -132,13 +153,20 @@ bool GatedPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
          dot(Columns(args) + part.column, part.columns,
              sums + part.rows * part.columns);
   }
-  return ok && kernels.gate(gate, parallel);
+  if (!ok || !kernels.gate(gate, parallel)) return false;
+  return quantized == nullptr ||
+         ParallelFor(parallel, part.rows, [&](int64_t row, int) {
+           StoreQuantized(*quantized, results + row * part.columns,
+                          part.row + row, 1, part.column, part.columns);
+         });
 }
 
 bool RunPart(const Kernels& kernels, const RaggedArgs& args, const Part& part,
              const Parallel& parallel) {
-  return args.is_gated ? GatedPart(kernels, args, part, parallel)
-                       : PlainPart(kernels, args, part, parallel);
+  if (args.is_gated) return GatedPart(kernels, args, part, parallel);
+  return args.dot.quantized == nullptr
+             ? PlainPart(kernels, args, part, parallel)
+             : QuantizedPart(kernels, args, part, parallel);
 }
 
 // Cuts a group into at most about `count` parts.
@@ -201,15 +229,28 @@ void Plan(const RaggedArgs& args, const std::vector<Part>& groups, int threads,
   }
 }
 
+// Fills the rows from `row` on with zeros.
+void ClearRows(const RaggedArgs& args, int64_t row) {
+  const int64_t columns = Columns(args), rows = args.dot.m - row;
+  const auto clear = [&](void* out, int64_t row_bytes) {
+    std::memset(static_cast<uint8_t*>(out) + row * row_bytes, 0,
+                rows * row_bytes);
+  };
+  if (args.dot.quantized == nullptr) {
+    return clear(args.dot.out, columns * SizeOf(args.dot.out_format));
+  }
+  const QuantizedFacts facts = FactsOf(args.dot.quantized->codec.format);
+  clear(args.dot.quantized->values, BytesOf(facts.values, columns));
+  clear(args.dot.quantized->scale, columns / facts.block);
+}
+
 // `rows` is the first row after the groups.
 bool Run(const Kernels& kernels, const RaggedArgs& args,
          const std::vector<Part>& groups, int64_t rows,
          const Parallel& parallel) {
   std::vector<Part> shared, parts;
   Plan(args, groups, parallel.threads, &shared, &parts);
-  const int64_t row_bytes = Columns(args) * SizeOf(args.dot.out_format);
-  std::memset(static_cast<uint8_t*>(args.dot.out) + rows * row_bytes, 0,
-              (args.dot.m - rows) * row_bytes);
+  ClearRows(args, rows);
   for (const Part& part : shared) {
     if (!RunPart(kernels, args, part, parallel)) return false;
   }

@@ -16,6 +16,7 @@
 namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
+#include "dot/quantized.inl"
 
 // Whether scales of this kind may be unsafe and can be rebased. The others have
 // exponents in the safe range.
@@ -190,21 +191,35 @@ bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
   if (args.rhs.offset != nullptr) return DotWithOffsets(kernels, args, all);
   Parallel parallel = all;
   parallel.threads = ThreadsOf(args, all.threads);
-  uint32_t gave_up = 0;
+  uint32_t gave_up = 0, amax = 0;
   DotArgs first = args;
   first.gave_up = &gave_up;
+  QuantizedResult quantized{};
+  if (args.quantized != nullptr) {
+    // A kernel that stops may have raised amax by invalid sums.
+    quantized = *args.quantized;
+    if (quantized.amax != nullptr) quantized.amax = &amax;
+    first.quantized = &quantized;
+  }
   if (!kernels.dot(first, parallel)) return false;
-  if (gave_up == 0) return true;
-  DotArgs rebased = args;
-  const int64_t lhs_bytes = ScaleMemory(args.lhs) + ShiftMemory(args.lhs);
-  const int64_t rhs_bytes = ScaleMemory(args.rhs) + ShiftMemory(args.rhs);
-  Scratch scratch(lhs_bytes + rhs_bytes);
-  uint8_t* memory = scratch.get();
-  return memory != nullptr &&
-         Rebase(&rebased.lhs, &rebased.lhs_shift, memory, parallel) &&
-         Rebase(&rebased.rhs, &rebased.rhs_shift, memory + lhs_bytes,
-                parallel) &&
-         kernels.dot(rebased, parallel);
+  if (gave_up != 0) {
+    DotArgs rebased = first;
+    rebased.gave_up = nullptr;
+    amax = 0;
+    const int64_t lhs_bytes = ScaleMemory(args.lhs) + ShiftMemory(args.lhs);
+    const int64_t rhs_bytes = ScaleMemory(args.rhs) + ShiftMemory(args.rhs);
+    Scratch scratch(lhs_bytes + rhs_bytes);
+    uint8_t* memory = scratch.get();
+    if (memory == nullptr ||
+        !Rebase(&rebased.lhs, &rebased.lhs_shift, memory, parallel) ||
+        !Rebase(&rebased.rhs, &rebased.rhs_shift, memory + lhs_bytes,
+                parallel) ||
+        !kernels.dot(rebased, parallel)) {
+      return false;
+    }
+  }
+  if (quantized.amax != nullptr) RaiseAmax(amax, args.quantized->amax);
+  return true;
 }
 
 }  // namespace jaxplugin

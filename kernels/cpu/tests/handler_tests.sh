@@ -23,8 +23,8 @@ ran=0
 for test in accuracy_test.py checkpoint_formats_test.py dot_config_test.py \
   dot_handler_test.py few_rows_test.py float_mode_test.py fp4_pairs_test.py \
   offsets_handler_test.py operand_handler_test.py prologue_handler_test.py \
-  quantize_handlers_test.py quantized_rows_test.py ragged_handler_test.py \
-  scales_test.py; do
+  quantize_handlers_test.py quantized_result_test.py quantized_rows_test.py \
+  ragged_handler_test.py scales_test.py; do
   here=()
   for name in "${names[@]}"; do
     if grep -q "^class ${name%%.*}(" "$test"; then

@@ -7,8 +7,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import itertools
+import math
 import os
 import pathlib
 import shutil
@@ -263,12 +265,14 @@ def dot(
   dtype=np.float32,
   shape=None,
   rhs_offset=None,
+  out=None,
   attributes=None,
   **options,
 ):
   """Calls jaxplugin_block_scaled_dot; README.md describes its operands.
 
-  `attributes` are added to the other attributes, or replace them.
+  `attributes` are added to the other attributes, or replace them. With `out`
+  the result is quantized.
   """
   if shape is None:
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
@@ -277,9 +281,14 @@ def dot(
     [
       *_present(lhs, lhs_scale, rhs, rhs_scale, global_scale, bias, residual),
       *([] if rhs_offset is None else [rhs_offset]),
+      *([] if out is None else out.arguments()),
     ],
-    jax.ShapeDtypeStruct(shape, dtype),
-    _DOT_OPTIONS | _elements(lhs=lhs, rhs=rhs) | options | (attributes or {}),
+    jax.ShapeDtypeStruct(shape, dtype) if out is None else out.results(shape),
+    _DOT_OPTIONS
+    | _elements(lhs=lhs, rhs=rhs)
+    | (out.attributes() if out else {})
+    | options
+    | (attributes or {}),
   )
 
 
@@ -295,12 +304,14 @@ def ragged_dot(
   dtype=np.float32,
   shape=None,
   rhs_offset=None,
+  out=None,
   attributes=None,
   **options,
 ):
   """Calls jaxplugin_ragged_dot; README.md describes its operands.
 
-  `attributes` are added to the other attributes, or replace them.
+  `attributes` are added to the other attributes, or replace them. With `out`
+  the result is quantized.
   """
   if shape is None:
     is_gated = options.get("activation") in GATES
@@ -311,10 +322,53 @@ def ragged_dot(
       *_present(lhs, lhs_scale, rhs, rhs_scale),
       *_present(group_sizes, global_scale, bias),
       *([] if rhs_offset is None else [rhs_offset]),
+      *([] if out is None else out.arguments()),
     ],
-    jax.ShapeDtypeStruct(shape, dtype),
-    _DOT_OPTIONS | _elements(lhs=lhs, rhs=rhs) | options | (attributes or {}),
+    jax.ShapeDtypeStruct(shape, dtype) if out is None else out.results(shape),
+    _DOT_OPTIONS
+    | _elements(lhs=lhs, rhs=rhs)
+    | (out.attributes() if out else {})
+    | options
+    | (attributes or {}),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedResult:
+  """A dot's result in a format of `QUANTIZED`, with a global scale or None."""
+
+  name: str
+  global_scale: float | None = None
+  rounding: int = 0
+  has_amax: bool = True
+
+  def arguments(self):
+    return _present(
+      None if self.global_scale is None else np.float32(self.global_scale)
+    )
+
+  def results(self, shape) -> tuple:
+    rows, format = math.prod(shape[:-1]), QUANTIZED.index(self.name)
+    # amax has the type of a global scale.
+    return _quantized(rows, shape[-1], format)[: 2 + self.has_amax]
+
+  def attributes(self):
+    return {
+      "result_format": QUANTIZED.index(self.name),
+      "result_rounding": self.rounding,
+    }
+
+  def of(self, x: np.ndarray, isa) -> list[np.ndarray]:
+    """Returns what a dot must return whose f32 result is x."""
+    *arrays, _ = quantize(
+      x.reshape(-1, x.shape[-1]),
+      *self.arguments(),
+      format=QUANTIZED.index(self.name),
+      rounding=self.rounding,
+      isa=isa,
+    )
+    amax = np.max(np.abs(x), where=np.isfinite(x), initial=0)
+    return [*arrays, amax][: 2 + self.has_amax]
 
 
 def _quantized(rows: int, k: int, format: int) -> tuple:
