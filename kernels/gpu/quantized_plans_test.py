@@ -15,6 +15,8 @@ from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import quantized_plans
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
+from jaxplugin.kernels.gpu.ragged import ragged_matmul
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.interpreter import interpret
@@ -42,11 +44,23 @@ N = {"nvfp4": 80}
 GLOBAL_SCALE = np.array([0.37], np.float32)
 
 
-def rows_of(n, format, scale_rounding="up"):
+SPLIT_SMALL_M = dataclasses.replace(PATHS["small_m"], split_k=2)
+SWAPPED = dataclasses.replace(PATHS["upcast"], swap=True, block_n=64)
+# (config, format of rhs, activation, result).
+RAGGED = {
+  "upcast": (PATHS["upcast"], "mxfp4", "none", "mxfp8"),
+  "gated": (SWAPPED, "mxfp8", "swiglu", "nvfp4"),
+  "gated_mx": (SWAPPED, "nvfp4", "swigluoai", "mxfp4"),
+  "split": (SPLIT_SMALL_M, "nvfp4", "swigluoai", "mxfp8"),
+}
+
+
+def rows_of(sizes, format, scale_rounding="up"):
+  batch, rows, k = sizes
   return quantize_config.Rows(
-    batch=BATCH,
-    rows=M,
-    k=n,
+    batch=batch,
+    rows=rows,
+    k=k,
     k_is_minor=True,
     format=format,
     scale_rounding=scale_rounding,
@@ -83,21 +97,58 @@ class QuantizedResultTest(parameterized.TestCase):
     global_scale = GLOBAL_SCALE if result == "nvfp4" else None
     arrays = gpu_operands.arrays_of(*operands, epilogue, None)
     arrays["out_global_scale"] = global_scale
-    run = gpu_operands.run_launches
-    kernels = block_scaled_matmul.KERNELS
     launches = matmul_plans.plan(shape, config, SM_100)
+    rows = rows_of((BATCH, M, n), result, rounding)
+    self.check(block_scaled_matmul.KERNELS, launches, arrays, rows)
+
+  @parameterized.parameters(*RAGGED)
+  @pytest.mark.sample(4)
+  def test_ragged_bits_are_those_of_the_quantized_f32_result(self, key):
+    config, rhs, activation, result = RAGGED[key]
+    rng = np.random.default_rng(len(key))
+    groups, n, k = 4, 128, 264
+    shapes = (("bf16", (1, M, k)), (rhs, (groups, n, k)))
+    operands = [
+      gpu_operands.make_operand(rng, format, shape, integers=True)
+      for format, shape in shapes
+    ]
+    shape = ragged_plans.RaggedShape(
+      groups=groups, batch=1, m=M, n=n, k=k, lhs=operands[0].kind,
+      rhs=operands[1].kind, activation=activation, has_bias=True,
+      has_global_scale=True, has_scale_of_group=True,
+    )  # fmt: skip
+    bias = rng.normal(size=(groups, n)).astype(np.float32)
+    bias[2, 40] = np.inf
+    arrays = gpu_operands.arrays_of(*operands, gpu_operands.Epilogue(), None)
+    arrays |= {
+      # The second group is empty, and three rows are in no group.
+      "group_sizes": np.array([7, 0, 4, 5], np.int32),
+      "global_scale": np.exp2([-6, 1, -9, -4]).astype(np.float32)[:, None],
+      "bias": bias,
+      "out_global_scale": GLOBAL_SCALE if result == "nvfp4" else None,
+    }
+    launches = ragged_plans.plan(shape, config, matmul_shapes.SM_90)
+    rows = rows_of((1, M, shape.out_columns), result)
+    got = self.check(ragged_matmul.KERNELS, launches, arrays, rows)
+    self.assertFalse(got["values"].reshape(M, -1)[-3:].any())
+
+  def check(self, kernels, launches, arrays, rows):
+    """Returns the arrays of the launches with a quantized result."""
+    run = gpu_operands.run_launches
     x = run(kernels, launches, arrays)["out"]
     values, scale = quantize_cases.expected(
-      x, result, global_scale=global_scale, scale_rounding=rounding
+      x,
+      rows.format,
+      global_scale=arrays["out_global_scale"],
+      scale_rounding=rows.scale_rounding,
     )
     for has_amax in (False, True):
-      planned = quantized_plans.plan(
-        launches, rows_of(n, result, rounding), SM_100, has_amax=has_amax
-      )
+      planned = quantized_plans.plan(launches, rows, SM_100, has_amax=has_amax)
       got = run(kernels, planned, arrays)
       np.testing.assert_array_equal(got["scale"].reshape(scale.shape), scale)
       np.testing.assert_array_equal(got["values"].reshape(values.shape), values)
     self.assertEqual(got["maxima"].max(), np.abs(x[np.isfinite(x)]).max())
+    return got
 
   def test_a_program_with_a_part_of_a_block_is_refused(self):
     shape = matmul_shapes.product(n=64)

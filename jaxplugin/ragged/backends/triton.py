@@ -32,6 +32,7 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.operation import choice
+from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -251,11 +252,51 @@ def emit(
   return epilogue.around_kernel(kernel, call)
 
 
+def quantized_refusal(
+  problem: problems.RaggedDotProblem,
+  out: quantization_problems.QuantizationProblem,
+  target: targets.Target,
+) -> str:
+  """Returns why no kernel quantizes the result, or ""."""
+  if problem.m is None:
+    return "m is symbolic"
+  if problem.is_empty:
+    return "an operand is empty"
+  if problem.by_kernel == "separate":
+    return "XLA operations multiply by the global scales of rows"
+  shape, planned = launches(problem, target)
+  return triton.result_refusal(planned, out, shape.out_columns)
+
+
+def emit_quantized(
+  call: calls.RaggedDotCall,
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
+  *,
+  out: quantization_problems.QuantizationProblem,
+  global_scale: jax.Array | None,
+) -> list[jax.Array]:
+  """Launches kernels whose last one quantizes the f32 result."""
+  arrays = _computed(problem, target, call, out, global_scale)
+  return triton.quantized_results(arrays, out)
+
+
 def _ragged_dot(
   problem: problems.RaggedDotProblem,
   target: targets.Target,
   call: calls.RaggedDotCall,
 ) -> jax.Array:
+  """Computes a call without a global scale of rows."""
+  return _computed(problem, target, call)["out"]
+
+
+def _computed(
+  problem: problems.RaggedDotProblem,
+  target: targets.Target,
+  call: calls.RaggedDotCall,
+  out: quantization_problems.QuantizationProblem | None = None,
+  out_global_scale: jax.Array | None = None,
+) -> dict[str, jax.Array]:
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = _shape(problem, target)
   arrays: dict[str, Any] = {"group_sizes": call.group_sizes, "bias": call.bias}
@@ -268,9 +309,14 @@ def _ragged_dot(
   shape = dataclasses.replace(shape, lhs=lhs_kind, rhs=rhs_kind)
   if problem.reads_m:
     arrays["m"] = jnp.asarray(call.num_rows, jnp.int32).reshape(1)
-  call_kernel = functools.partial(_call, target=target)
   planned = _launches(shape, target)
-  return triton.run_launches(planned, arrays, call.num_rows, call_kernel)["out"]
+  if out is not None:
+    sizes = (1, shape.m, shape.out_columns)
+    planned = triton.quantized_launches(planned, out, sizes, target)
+    if out_global_scale is not None:
+      arrays["out_global_scale"] = out_global_scale.reshape(1)
+  call_kernel = functools.partial(_call, target=target)
+  return triton.run_launches(planned, arrays, call.num_rows, call_kernel)
 
 
 def _readable(
@@ -308,6 +354,8 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
     supports=supports,
     plan=plan,
     emit=emit,
+    quantized_refusal=quantized_refusal,
+    emit_quantized=emit_quantized,
     reads=_reads,
     lowering_refusal=triton_library.lowering_refusal,
     launched_by=triton_library.launched_by,

@@ -154,10 +154,10 @@ class Memory:
     if 0 <= place < self._owner.size and self._owner[place] != _NOBODY:
       name = self._names[self._owner[place]]
       return f"{verb} byte {place - self._starts[name]} of {name}"
-    if not self._starts:
+    if not self._arrays:
       return f"{verb} memory, and the launch has no array"
     name = min(
-      self._starts,
+      self._arrays,
       key=lambda name: self._distance(name, place),
     )
     array = self._arrays[name]

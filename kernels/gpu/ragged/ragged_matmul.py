@@ -75,6 +75,48 @@ def ragged_kernel(
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
+def ragged_quantized_kernel(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  group_sizes,
+  global_scale,
+  bias,
+  out_global_scale,
+  key,
+  maxima,
+  values,
+  scale,
+  TILING: tl.constexpr,
+  RESULT: tl.constexpr,
+):
+  """Quantizes the f32 result of `ragged_kernel` without a split of k.
+
+  For the arrays after `bias` see `epilogues.quantize_part`.
+  """
+  groups: tl.constexpr = TILING.shape.groups
+  m: tl.constexpr = TILING.shape.m
+  block_m: tl.constexpr = TILING.config.block_m
+  _, batch, row, column, k = tiles.program_position(TILING)
+  group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
+  epilogue = (global_scale, bias)
+  out = (out_global_scale, key, maxima, values, scale)
+  place = (group, row, end, column)
+  if row >= end:
+    epilogues.store_amax(tl.zeros((1, 1), tl.int32), out, RESULT)
+    return
+  if group == groups:
+    _store_quantized(None, place, epilogue, out, TILING, RESULT)
+    return
+
+  left = (lhs, lhs_scale, batch, row)
+  right = (rhs, rhs_scale, group, column)
+  acc = accumulation.accumulate(left, right, k, TILING)
+  _store_quantized(acc, place, epilogue, out, TILING, RESULT)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
 def ragged_of_m_kernel(
   lhs,
   lhs_scale,
@@ -167,6 +209,38 @@ def ragged_reduce_kernel(
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
+def ragged_reduce_quantized_kernel(
+  workspace,
+  group_sizes,
+  global_scale,
+  bias,
+  out_global_scale,
+  key,
+  maxima,
+  values,
+  scale,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+  RESULT: tl.constexpr,
+):
+  """Quantizes the f32 result of `ragged_reduce_kernel`.
+
+  For the arrays after `bias` see `epilogues.quantize_part`.
+  """
+  m: tl.constexpr = TILING.shape.m
+  operands = (workspace, group_sizes)
+  epilogue = (global_scale, bias)
+  out = (out_global_scale, key, maxima, values, scale)
+  x, row, column, mask = _sum(
+    tl.program_id(0), m, operands, epilogue, TILING, BLOCK
+  )
+  largest = tl.zeros((1, BLOCK), tl.int32)
+  place = (tl.zeros((), tl.int64), row, column)
+  largest = epilogues.quantize_part(x, place, m, mask, largest, out, RESULT)
+  epilogues.store_amax(largest, out, RESULT)
+
+
+@triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
 def ragged_reduce_of_m_kernel(
   workspace,
   group_sizes,
@@ -197,6 +271,18 @@ def _reduce(
   BLOCK: tl.constexpr,
 ):
   """Computes one block of `ragged_reduce_kernel`, by its number."""
+  out_columns: tl.constexpr = TILING.shape.out_columns
+  result, row, column, mask = _sum(block, m, operands, epilogue, TILING, BLOCK)
+  columns = column + tl.arange(0, BLOCK)
+  out += row.to(tl.int64) * out_columns
+  tl.store(out + columns[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sum(
+  block, m, operands, epilogue, TILING: tl.constexpr, BLOCK: tl.constexpr
+):
+  """Returns (f32[1, BLOCK], row, first column, mask) of `_reduce`."""
   workspace, group_sizes = operands
   global_scale, bias = epilogue
   groups: tl.constexpr = TILING.shape.groups
@@ -226,12 +312,7 @@ def _reduce(
   result = tl.where(group < groups, result, 0.0)
   column = column // columns_of_one
   columns = column + tl.arange(0, BLOCK)
-  out += row.to(tl.int64) * out_columns
-  tl.store(
-    out + columns[None, :],
-    result.to(out.dtype.element_ty),
-    mask=(columns < out_columns)[None, :],
-  )
+  return result, row, column, (columns < out_columns)[None, :]
 
 
 @triton.jit
@@ -293,6 +374,51 @@ def _store(x, row, end, column, out, TILING: tl.constexpr):
 
 
 @triton.jit
+def _store_quantized(
+  acc, place, epilogue, out, TILING: tl.constexpr, RESULT: tl.constexpr
+):
+  """Applies the epilogue and stores rows up to `end`, quantized along n.
+
+  It computes a part of the columns at a time, which needs fewer registers.
+
+  Args:
+    acc: the accumulator, or None for rows without a group, which become zero.
+    place: (group, first row, end of the group's rows, first column).
+    epilogue, out, TILING, RESULT: as for `ragged_quantized_kernel`.
+  """
+  group, row, end, column = place
+  global_scale, bias = epilogue
+  block_m: tl.constexpr = TILING.config.block_m
+  width: tl.constexpr = TILING.shape.out_columns
+  columns_of_one: tl.constexpr = TILING.shape.n // width
+  out_columns: tl.constexpr = TILING.config.block_n // columns_of_one
+  size: tl.constexpr = min(RESULT.columns_of_part, out_columns)
+  row_mask = (row + tl.arange(0, block_m) < end)[:, None]
+  if acc is not None and TILING.config.swap:
+    acc = tl.trans(acc)
+  largest = tl.zeros((block_m, size), tl.int32)
+  for i in tl.static_range(out_columns // size):
+    if acc is None:
+      x = tl.zeros((block_m, size), tl.float32)
+    else:
+      x = _epilogue(
+        epilogues.part_of(acc, i, out_columns // size),
+        group,
+        column + i * size * columns_of_one,
+        global_scale,
+        bias,
+        TILING,
+      )
+    first = column // columns_of_one + i * size
+    mask = row_mask & (first + tl.arange(0, size) < width)[None, :]
+    batch = tl.zeros((), tl.int64)
+    largest = epilogues.quantize_part(
+      x, (batch, row, first), end, mask, largest, out, RESULT
+    )
+  epilogues.store_amax(largest, out, RESULT)
+
+
+@triton.jit
 def _store_zeros(row, end, column, out, TILING: tl.constexpr):
   block_m: tl.constexpr = TILING.config.block_m
   block_n: tl.constexpr = TILING.config.block_n
@@ -319,8 +445,10 @@ def _store_part(acc, plane, row, end, m, column, out, TILING: tl.constexpr):
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "ragged": ragged_kernel,
+  "ragged_quantized": ragged_quantized_kernel,
   "ragged_of_m": ragged_of_m_kernel,
   "ragged_reduce": ragged_reduce_kernel,
+  "ragged_reduce_quantized": ragged_reduce_quantized_kernel,
   "ragged_reduce_of_m": ragged_reduce_of_m_kernel,
 }
 
