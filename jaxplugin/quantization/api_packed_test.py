@@ -116,11 +116,15 @@ class PackedTest(parameterized.TestCase):
       if name == "last_block":
         shapes = ((1, k),)
       arrays = [jnp.linspace(-1, 1, np.prod(s)).reshape(s) for s in shapes]
+
+    @jax.jit
+    def both(x):
+      return [call(x, format, packed=packed) for packed in (None, False)]
+
     for x in arrays:
       jax.tree.map(
         self.assert_packed_of,
-        call(x, format, packed=None),
-        call(x, format, packed=False),
+        *both(x),
         is_leaf=lambda leaf: hasattr(leaf, "scale_layout"),
       )
 

@@ -152,15 +152,21 @@ class AsymmetricTest(parameterized.TestCase):
   @pytest.mark.sample(3)
   def test_any_axis_and_stacks(self, format):
     x = odd_numbers(30, 320)[12:].reshape(2, 9, 320)
-    found = jp.quantize(x.transpose(0, 2, 1), format, axis=1)
-    wanted = jp.quantize(x, format)
-    self.assertEqual(found.axis, 1)
-    same = found.transpose(0, 2, 1).unpack(), wanted.unpack()
-    jax.tree.map(np.testing.assert_array_equal, *same)
-    for i in range(2):
-      self.assert_is_oracle(wanted[i], x[i])
-    columns, rows = jp.quantize_both(jnp.asarray(x), format, axes=(1, 2))
-    self.assertEqual((columns.axis, rows.axis), (1, 2))
+
+    @jax.jit
+    def run(x):
+      columns = jp.quantize(x.transpose(0, 2, 1), format, axis=1)
+      both = jp.quantize_both(x, format, axes=(1, 2))
+      self.assertEqual([w.axis for w in (columns, *both)], [1, 1, 2])
+      rows = jp.quantize(x, format)
+      same = [w.unpack() for w in (columns.transpose(0, 2, 1), rows, both[1])]
+      return same, [rows[i] for i in range(2)]
+
+    (columns, rows, of_both), layers = run(x)
+    for found in (columns, of_both):
+      jax.tree.map(np.testing.assert_array_equal, found, rows)
+    for w, layer in zip(layers, x, strict=True):
+      self.assert_is_oracle(w, layer)
 
   def test_bits_are_those_of_gguf(self):
     quants = pytest.importorskip("gguf.quants")
@@ -317,16 +323,21 @@ class PackageRulesTest(parameterized.TestCase):
   @parameterized.parameters(*PACKAGE_RULES)
   @pytest.mark.sample(3)
   def test_any_axis_and_short_blocks(self, rule, format):
-    x = self.numbers()[12:, :576]
-    wanted = jp.quantize(x, format, scale_rounding=rule)
-    found = jp.quantize(x.T, format, axis=0, scale_rounding=rule)
-    self.assertEqual(found.axis, 0)
-    same = found.T.unpack(), wanted.unpack()
-    jax.tree.map(np.testing.assert_array_equal, *same)
-    whole = jp.quantize(x[:, :512], format, scale_rounding=rule)
+    @jax.jit
+    def run(x):
+      arrays = (
+        jp.quantize(x, format, scale_rounding=rule),
+        jp.quantize(x.T, format, axis=0, scale_rounding=rule),
+        jp.quantize(x[:, :512], format, scale_rounding=rule),
+      )
+      self.assertEqual([w.axis for w in arrays], [1, 0, 1])
+      wanted, found, whole = arrays
+      return wanted.unpack(), found.T.unpack(), whole.unpack().values
+
+    wanted, found, whole = run(self.numbers()[12:, :576])
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
     if format.block_size:
-      codes = np.asarray(wanted.unpack().values)[:, :512]
-      np.testing.assert_array_equal(codes, whole.unpack().values)
+      np.testing.assert_array_equal(np.asarray(wanted.values)[:, :512], whole)
 
   @parameterized.parameters(*PACKAGE_RULES)
   def test_products_and_derivatives_are_those_of_the_numbers(
