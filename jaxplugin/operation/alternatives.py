@@ -70,6 +70,13 @@ class Forms(abc.ABC):
     """
     return frozenset()
 
+  def mapped(self) -> Forms | None:
+    """Returns the forms under a `vmap` that maps other operands than `rows`.
+
+    No kernel computes them. `explain` reads them.
+    """
+    return None
+
   @abc.abstractmethod
   def operations(self, *operands: Any) -> Any:
     """Returns the result of JAX's operations: an array, or a list of arrays."""
@@ -186,7 +193,7 @@ def _batch(
   results = kernel_or_operations_p.bind(
     *operands,
     operations=jax.make_jaxpr(function)(*operands),
-    forms=forms if are_rows else None,
+    forms=forms if forms is None or are_rows else forms.mapped(),
     target=target,
   )
   return results, [0] * len(results)

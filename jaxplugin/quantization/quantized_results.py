@@ -50,6 +50,7 @@ class QuantizedResult(alternatives.Forms):
     bind: computes a call.
     backends: the package of the operation's backends: `choose_for`, `emit`.
     operation: the operation, with its backends.
+    is_mapped: whether a `vmap` maps the operands.
   """
 
   call: Any
@@ -57,6 +58,10 @@ class QuantizedResult(alternatives.Forms):
   bind: Callable[[Any], jax.Array]
   backends: Any
   operation: matching.MeasuredOperation[Any]
+  is_mapped: bool = False
+
+  def mapped(self) -> QuantizedResult:
+    return dataclasses.replace(self, is_mapped=True)
 
   @property
   def format(self) -> formats.BlockFormat:
@@ -83,34 +88,33 @@ class QuantizedResult(alternatives.Forms):
   ) -> Callable[..., Any] | None:
     if context.mesh is not None or exporting.current() is not None:
       return None
-    decision, reason = self.decide(context.avals_in, context.target)
-    return (
-      None
-      if reason
-      else lambda *operands: self._emit(decision, context.target, operands)
-    )
+    decision, _ = self.decide(context.avals_in, context.target)
+    if decision is None:
+      return None
+    return lambda *operands: self._emit(decision, context.target, operands)
 
   def decide(
     self, avals: Sequence[Any], target: targets.Target
-  ) -> tuple[decisions.Decision, str]:
-    """Returns the decision about the call, and why no kernel quantizes, or "".
+  ) -> tuple[decisions.Decision | None, str]:
+    """Returns the decision of one kernel for both, or None and the reason.
 
     Args:
       avals: types of the operands.
       target: the target of one device.
     """
+    if self.is_mapped:
+      return None, "jax.vmap maps it"
     call, out = self._filled(avals)
+    if reason := refusal(call.shape, out):
+      return None, reason
+    if call.problem().is_empty:
+      return None, "the operands are empty"
     decision = self.backends.choose_for(call, target)
     backend = choice.backend_of(self.operation, decision)
-    reason = refusal(call.shape, out)
-    if not reason and call.problem().is_empty:
-      reason = "the operands are empty"
-    elif not reason:
-      reason = backend.quantized_refusal(
-        call.problem(), problem(call.shape, out), target
-      )
-      reason = reason and f"{backend.name}: {reason}"
-    return decision, reason
+    reason = backend.quantized_refusal(
+      call.problem(), problem(call.shape, out), target
+    )
+    return (None, f"{backend.name}: {reason}") if reason else (decision, "")
 
   def _emit(
     self,

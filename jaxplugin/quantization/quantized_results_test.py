@@ -148,8 +148,8 @@ def fused_backend(calls):
 
 
 class BitsTest(parameterized.TestCase):
-  @pytest.mark.sample(4)
   @parameterized.parameters(*CALLS)
+  @pytest.mark.sample(4)
   def test_bits_are_those_of_quantize(self, name):
     results, expected = jax.jit(program, static_argnums=(0, 1))(
       name, tuple(SOME[name])
@@ -195,15 +195,19 @@ class BitsTest(parameterized.TestCase):
       h = jp.quantize(jp.linear(h, stack[i], None, "gelu"), "mxfp8")
     contract.assert_same_bits(result, h)
 
-  @pytest.mark.sample(1)
   @parameterized.parameters("given", "computed")
+  @pytest.mark.sample(1)
   def test_vmap_has_a_global_scale_and_an_amax_for_each_entry(self, out):
     x = np.stack([X, 3 * X])
     out, expected = OUT[out]
-    result = jax.vmap(lambda x: jp.linear(x, w_q(), out_format=out))(x)
-    contract.assert_same_bits(
-      result, jax.vmap(lambda x: expected(jp.linear(x, w_q())))(x)
-    )
+    ws = w_q(), jp.stack([w_q(), w_q()])
+
+    def function(x):
+      options = dict(out_format=out), dict(layer=1, out_format=out)
+      results = [jp.linear(x, w, **o) for w, o in zip(ws, options, strict=True)]
+      return results, [expected(jp.linear(x, w_q()))] * 2
+
+    contract.assert_same_bits(*jax.jit(jax.vmap(function))(x))
 
   def test_exported_function_and_debug_checks(self):
     function = lambda x: jp.linear(x, w_q(), out_format=OUT["given"][0])
@@ -259,10 +263,13 @@ class FusedTest(parameterized.TestCase):
     )
     self.assertIn("because cpu: it has one row", notes(X[:1]))
     self.assertIn("because jp.export", notes(X, for_export=True))
+    mapped = jp.explain(jax.vmap(function), X[None])[0].decision
+    self.assertIn("because jax.vmap", "".join(mapped.notes))
     mesh = explicit.mesh(self, kind=AxisType.Auto)
     self.assertIn("partitions the module", notes(explicit.put(mesh, X, P("a"))))
     jax.jit(function)(explicit.put(mesh, X, P("a")))
     jax.vmap(function)(X[None])
+    jp.export(jax.jit(function))(X)
     self.assertEmpty(self.calls)
     empty = jp.linear(
       X[:, :0], jp.quantize(W[:, :0], "mxfp8"), out_format="mxfp8"
@@ -339,8 +346,8 @@ class DerivativeTest(parameterized.TestCase):
       )
     )(X)
 
-  @pytest.mark.sample(1)
   @parameterized.parameters("linear", "layer", "ragged dot")
+  @pytest.mark.sample(1)
   def test_surrogate_has_the_derivative_of_the_call(self, name):
     experts = jp.quantize(EXPERTS, "mxfp4")
     stack = jp.stack([w_q(), w_q()])
@@ -363,8 +370,8 @@ class DerivativeTest(parameterized.TestCase):
 
 
 class MeshTest(parameterized.TestCase):
-  @pytest.mark.sample(1)
   @parameterized.parameters(AxisType.Auto, AxisType.Explicit)
+  @pytest.mark.sample(1)
   def test_bits_on_a_mesh_are_those_of_one_device(self, kind):
     mesh = explicit.mesh(self, kind=kind)
     experts = jp.quantize(EXPERTS, "mxfp4")

@@ -381,9 +381,7 @@ def config_of_few(
   16-bit values are 128 KiB. One multiprocessor reads 64 bytes a cycle from L2,
   so this takes about 1.2 us, as long as a launch (modelled, not measured).
   """
-  if measured(x, x.options).options != NO_OPTIONS or not x.k_is_minor:
-    return None
-  if x.prologue is not None:
+  if measured(x.format, x.options).options != NO_OPTIONS or not x.k_is_minor:
     return None
   vec_size = formats.by_name(x.format).block_size
   block_k = max(vec_size, min(_TILE_OF_FEW, _next_power_of_2(x.k)))
@@ -414,17 +412,12 @@ def num_tiles(config: QuantizeConfig, batch: int, rows: int, k: int) -> int:
   return batch * -(-rows // config.block_m) * -(-k // config.block_k)
 
 
-def measured(
-  x: Rows | Matrices, options: QuantizeOptions, *, hardware_cast: bool = False
-) -> QuantizeConstant:
-  """Returns the constant of kernels that compute the largest magnitude.
-
-  A prologue is computed as by the kernel that quantizes (`hardware_cast`).
-  """
+def measured(format_name: str, options: QuantizeOptions) -> QuantizeConstant:
+  """Returns the constant of kernels that compute the largest magnitude."""
   return QuantizeConstant(
-    format=formats.by_name(x.format),
+    format=formats.by_name(format_name),
     rounds_up=True,
-    hardware_cast=hardware_cast,
+    hardware_cast=False,
     is_swizzled=False,
     options=dataclasses.replace(
       options,
@@ -433,7 +426,6 @@ def measured(
       is_stochastic=False,
       is_part=False,
     ),
-    prologue=x.prologue,
   )
 
 
