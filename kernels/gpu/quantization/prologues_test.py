@@ -192,6 +192,27 @@ class CodesTest(parameterized.TestCase):
       np.testing.assert_array_equal(found[f"scale{suffix}"], scale)
 
 
+class PlanTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (96, (32, 128), 4), (4096, (1, 4096), 4), (16384, (1, 16384), 16)
+  )
+  def test_both_kernels_of_a_norm_have_tiles_of_whole_rows(
+    self, k, tile, num_warps
+  ):
+    prologue = prologue_cases.Prologue(function="rms_norm")
+    rows = described(
+      prologue,
+      (1, 2**15, k),
+      dtype=BF16,
+      format="nvfp4",
+      global_scale="computed",
+    )
+    for launch in quantize_plans.plan(rows, quantize_cases.SM_90):
+      constants = dict(launch.constexprs)
+      self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), tile)
+      self.assertEqual(launch.num_warps, num_warps)
+
+
 class AccuracyTest(parameterized.TestCase):
   def errors(self, prologue, **arrays):
     """Returns the kernel's result, the exact one, and the error."""

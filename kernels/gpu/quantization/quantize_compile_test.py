@@ -116,7 +116,8 @@ class MaximaTest(parameterized.TestCase):
     rows = quantize_cases.rows_of(8192, 8192)
     launch = quantize_plans.plan_maxima(rows, target)
     self.assertEqual(launch.num_warps, 16)
-    compiled = executed.compiled_quantize(architecture, launch, (dtype,))
+    dtypes = (dtype,) * len(launch.inputs)
+    compiled = executed.compiled_quantize(architecture, launch, dtypes)
     self.assertEqual(compiled.spill_bytes, 0)
     self.assertEqual(compiled.global_load_bits.keys(), {128})
 
