@@ -21,6 +21,7 @@ from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from triton.compiler import compiler
 
 from jaxplugin.kernels import constants
+from jaxplugin.kernels import formats
 from jaxplugin.testing.kernels import matmul_shapes
 
 RECORDS = """
@@ -113,7 +114,12 @@ class KernelConstantTest(parameterized.TestCase):
 
   def test_other_fields_give_another_key(self):
     a, b = (
-      quantize_config.measured(name, quantize_config.NO_OPTIONS)
+      quantize_config.QuantizeConstant(
+        format=formats.by_name(name),
+        rounds_up=True,
+        hardware_cast=False,
+        is_swizzled=False,
+      )
       for name in ("mxfp8", "mxfp4")
     )
     self.assertNotEqual(compile_key(a), compile_key(b))
@@ -130,7 +136,9 @@ class KernelConstantTest(parameterized.TestCase):
     def records(value):
       if isinstance(value, (tuple, list)):
         return itertools.chain.from_iterable(map(records, value))
-      return [] if isinstance(value, (bool, int, float, str)) else [value]
+      # None is an absent array.
+      is_plain = value is None or isinstance(value, (bool, int, float, str))
+      return [] if is_plain else [value]
 
     found = set()
     for launch in launches():

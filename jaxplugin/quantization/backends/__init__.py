@@ -58,6 +58,10 @@ DEQUANTIZE_OPERATION: Final[
 
 
 _SEPARATE: Final = "the prologue is a separate XLA operation, because "
+_TWO_PASSES: Final = (
+  "the prologue is computed twice, because a first pass computes the global"
+  " scale; pass OutFormat(global_scale=...) to avoid it"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,10 @@ def decide(
   problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)
   if whole.implementation != xla.QUANTIZE.name:
-    return [Part(problem=problem, decision=whole)]
+    part = Part(problem=problem, decision=whole)
+    if problem.prologue is not None and problem.computes_global_scale:
+      part = _with_note(part, _TWO_PASSES)
+    return [part]
   if problem.prologue is not None:
     parts = decide(problem.without_prologue(), module, target, overlay)
     reasons = _refusals(whole, QUANTIZE_OPERATION.backends(), target)

@@ -60,9 +60,6 @@ def kernels_refusal(problem: problems.QuantizationProblem) -> str:
   if not problem.format.is_known:
     known = ", ".join(f.name for f in formats.KNOWN)
     return f"supports {known}, got {problem.format}"
-  if problem.prologue is not None and problem.computes_global_scale:
-    function = problem.prologue.function
-    return f"needs a given global scale to quantize with {function}"
   for options in problem.options:
     if reason := options.bits_refusal():
       return reason

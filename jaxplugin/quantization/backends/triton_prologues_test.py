@@ -42,14 +42,15 @@ def along(*dims, merged=False):
   return tuple(found)
 
 
-def produced(prologue, blockings=along(2), format=formats.MXFP8, **options):
+def produced(
+  prologue, blockings=along(2), format=formats.MXFP8, given=None, **options
+):
   """Returns a function of x and operands that quantizes a prologue's result."""
 
   def produce(x, more):
-    given = format.has_global_scale
     found, total = quantize_primitive.produce(
       x,
-      jnp.float32(0.02) if given else None,
+      None if given is None else jnp.float32(given),
       blockings=blockings,
       format=format,
       packed=False,
@@ -88,7 +89,16 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
     both = along(2, merged=True)
     rows = [
       (norm, produced(norm), "rms_norm_mxfp8"),
-      (norm, produced(norm, format=formats.NVFP4), "rms_norm_nvfp4"),
+      (
+        norm,
+        produced(norm, format=formats.NVFP4, given=0.02),
+        "rms_norm_nvfp4",
+      ),
+      (
+        with_up,
+        produced(with_up, both, formats.NVFP4),
+        "both_gelu_and_mul_nvfp4",
+      ),
       (norm, in_shards(produced(norm)), "rms_norm_mxfp8"),
       (with_bias, produced(with_bias), "layer_norm_mxfp8"),
       (with_up, produced(with_up, along(1)), "gelu_and_mul_mxfp8"),
@@ -115,7 +125,11 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
         with targets.use_target(target):
           found, total = jax.jit(function)(*args)
         launched = {each.rpartition("_")[0] for each in self.names}
-        self.assertEqual(launched, {f"quantize_{name}"})
+        self.assertIn(f"quantize_{name}", launched)
+        maxima = (
+          {"finite_amax_both"} if name == "both_gelu_and_mul_nvfp4" else {}
+        )
+        self.assertEqual(launched, {f"quantize_{name}", *maxima})
         for got, expected in zip(found, want[0], strict=True):
           self.assert_near(got, expected)
         if total is not None:
@@ -150,7 +164,6 @@ class ChoiceTest(parameterized.TestCase):
     ((5, along(0)), {"shape": (32, 2, 32)}, "computes silu_and_mul with whole"),
     ((5, along(2)), {"shape": (2, 2, 33)}, "computes silu_and_mul with whole"),
     ((5, along(2, 0)), {"shape": (32, 2, 32)}, "computes silu_and_mul with"),
-    ((1,), {"format": formats.NVFP4}, "needs a given global scale to quantize"),
     ((5,), {"shape": (None, 2, 32)}, "needs static sizes for silu_and_mul"),
     ((1,), {"shape": (1, 1, 16416)}, "16 warps, got 16416 features"),
   )
@@ -158,13 +171,15 @@ class ChoiceTest(parameterized.TestCase):
     refusal = triton.supports(self.problem(*args, **fields), H200)
     self.assertRegex(refusal.reason, reason)
 
-  def test_decision_names_the_separate_prologue(self):
+  def test_decision_names_other_passes(self):
     module = lowering.Module(platforms=("cuda",))
-    with_kernel = self.problem(1)
-    without = self.problem(1, along(1))
-    for problem, is_one in ((with_kernel, True), (without, False)):
+    for problem, note in (
+      (self.problem(1), ""),
+      (self.problem(1, along(1)), "a separate XLA operation, because triton:"),
+      (self.problem(1, format=formats.NVFP4), "twice, because a first pass"),
+    ):
       (part,) = backends.decide(problem, module, H200)
       self.assertEqual(part.decision.implementation, "triton")
-      self.assertEqual(part.problem.prologue is not None, is_one)
-      notes = " ".join(part.decision.notes)
-      self.assertEqual("separate XLA operation" in notes, not is_one)
+      is_separate = part.problem.prologue is None
+      self.assertEqual(is_separate, "separate" in note)
+      self.assertRegex(" ".join(part.decision.notes), note or "^$")

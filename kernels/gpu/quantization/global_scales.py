@@ -10,12 +10,13 @@
 
 So the global scale has the same bits each time. The maximum over devices of
 their results is the maximum of all parts. If values are transformed before they
-are quantized, these kernels transform them too. Arguments are those of
-`quantize`'s kernels.
+are quantized, these kernels transform them too, and compute their prologue.
+Arguments are those of `quantize`'s kernels.
 """
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu.quantization import prologues
 from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
 from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
 
@@ -40,6 +41,9 @@ def _finite_amax(tile, QUANTIZED: tl.constexpr):
 @triton.jit
 def finite_amax(
   x,
+  other,
+  weight,
+  bias,
   maxima,
   rows: tl.constexpr,
   k: tl.constexpr,
@@ -62,7 +66,20 @@ def finite_amax(
   blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
   largest = tl.zeros((BLOCK_M, blocks), tl.int32)
   for start in range(0, TILES, PROGRAMS):
-    tile = _tile(x, start, rows, k, x_strides, TILES, BLOCK_M, BLOCK_K)
+    tile = _tile(
+      x,
+      other,
+      weight,
+      bias,
+      start,
+      rows,
+      k,
+      x_strides,
+      TILES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
     amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
   _store_largest(maxima + tl.program_id(0), largest)
@@ -71,6 +88,8 @@ def finite_amax(
 @triton.jit
 def finite_amax_both(
   x,
+  up,
+  bias,
   maxima,
   rows: tl.constexpr,
   columns: tl.constexpr,
@@ -94,7 +113,20 @@ def finite_amax_both(
   largest = tl.zeros((BLOCK_M, BLOCK_K // vec_size), tl.int32)
   largest_t = tl.zeros((BLOCK_K, BLOCK_M // vec_size), tl.int32)
   for start in range(0, TILES, PROGRAMS):
-    tile = _tile(x, start, rows, columns, x_strides, TILES, BLOCK_M, BLOCK_K)
+    tile = _tile(
+      x,
+      up,
+      bias,
+      bias,
+      start,
+      rows,
+      columns,
+      x_strides,
+      TILES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
     amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
     amax = _finite_amax(tl.trans(tile), QUANTIZED_T)
@@ -112,6 +144,9 @@ def _store_largest(place, magnitude):
 @triton.jit
 def _tile(
   x,
+  other,
+  weight,
+  bias,
   start,
   rows: tl.constexpr,
   columns: tl.constexpr,
@@ -119,15 +154,35 @@ def _tile(
   TILES: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
 ):
   """Loads tile `start` + program id, or the last tile if there are fewer."""
   number = tl.minimum(tl.program_id(0).to(tl.int64) + start, TILES - 1)
   batch, row_start, column_start = tiles.of_number(
     number, rows, columns, BLOCK_M, BLOCK_K
   )
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = column_start + tl.arange(0, BLOCK_K)
-  return tiles.load(x, batch, row, column, rows, columns, STRIDES)
+  if QUANTIZED.has_prologue:
+    tile = prologues.load(
+      x,
+      other,
+      weight,
+      bias,
+      None,
+      batch,
+      row_start,
+      column_start,
+      rows,
+      columns,
+      STRIDES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
+  else:
+    row = row_start + tl.arange(0, BLOCK_M)
+    column = column_start + tl.arange(0, BLOCK_K)
+    tile = tiles.load(x, batch, row, column, rows, columns, STRIDES)
+  return tile
 
 
 @triton.jit

@@ -62,7 +62,7 @@ def load(
       many.
     other: `up` or `residual`, as x.
     weight, bias: f32; see `jaxplugin/quantization/prologues.py`.
-    total: None, or as x: receives x + residual.
+    total: as x, receives x + residual; None to store no sum.
     batch, row_start, column_start: of the tile.
     rows, columns: sizes of what is quantized.
     STRIDES: of x.
@@ -89,9 +89,10 @@ def load(
       )
       tile = tile.to(tl.float32) + added.to(tl.float32)
       tile = tile.to(x.dtype.element_ty)
-      pointers = total + batch * STRIDES[0]
-      pointers += row[:, None] * STRIDES[1] + column[None, :]
-      tl.store(pointers, tile, mask=inside)
+      if total is not None:
+        pointers = total + batch * STRIDES[0]
+        pointers += row[:, None] * STRIDES[1] + column[None, :]
+        tl.store(pointers, tile, mask=inside)
     tile = _normalized(tile.to(tl.float32), inside, columns, QUANTIZED)
     if QUANTIZED.prologue.has_weight:
       mask = column < columns

@@ -381,7 +381,9 @@ def config_of_few(
   16-bit values are 128 KiB. One multiprocessor reads 64 bytes a cycle from L2,
   so this takes about 1.2 us, as long as a launch (modelled, not measured).
   """
-  if measured(x.format, x.options).options != NO_OPTIONS or not x.k_is_minor:
+  if measured(x, x.options).options != NO_OPTIONS or not x.k_is_minor:
+    return None
+  if x.prologue is not None:
     return None
   vec_size = formats.by_name(x.format).block_size
   block_k = max(vec_size, min(_TILE_OF_FEW, _next_power_of_2(x.k)))
@@ -412,12 +414,17 @@ def num_tiles(config: QuantizeConfig, batch: int, rows: int, k: int) -> int:
   return batch * -(-rows // config.block_m) * -(-k // config.block_k)
 
 
-def measured(format_name: str, options: QuantizeOptions) -> QuantizeConstant:
-  """Returns the constant of kernels that compute the largest magnitude."""
+def measured(
+  x: Rows | Matrices, options: QuantizeOptions, *, hardware_cast: bool = False
+) -> QuantizeConstant:
+  """Returns the constant of kernels that compute the largest magnitude.
+
+  A prologue is computed as by the kernel that quantizes (`hardware_cast`).
+  """
   return QuantizeConstant(
-    format=formats.by_name(format_name),
+    format=formats.by_name(x.format),
     rounds_up=True,
-    hardware_cast=False,
+    hardware_cast=hardware_cast,
     is_swizzled=False,
     options=dataclasses.replace(
       options,
@@ -426,6 +433,7 @@ def measured(format_name: str, options: QuantizeOptions) -> QuantizeConstant:
       is_stochastic=False,
       is_part=False,
     ),
+    prologue=x.prologue,
   )
 
 

@@ -114,12 +114,15 @@ def plan_maxima(
 ) -> launching.Launch:
   """Returns the launch that finds partial amax values of x."""
   config, tiles, programs = _programs(
-    quantize_config.default_config(x, architecture), x.batch, x.rows, x.k
+    x, quantize_config.default_config(x, architecture), x.k
   )
-  measured = quantize_config.measured(x.format, x.options)
+  measured = quantize_config.measured(
+    x, x.options, hardware_cast=config.hardware_cast
+  )
   return _amax_launch(
     "finite_amax",
     config,
+    ("x", *_operands(x.prologue, ("up", "residual"), ("weight",), ("bias",))),
     launching.Output("maxima", (1, programs), "uint32"),
     suffix=measured.options.suffix,
     grid=programs,
@@ -137,16 +140,16 @@ def plan_maxima_of_both(
 ) -> launching.Launch:
   """Returns the launch that finds partial amax values for both blockings."""
   config, tiles, programs = _programs(
-    quantize_config.config_of_both(x, architecture),
-    *(x.batch, x.rows, x.columns),
+    x, quantize_config.config_of_both(x, architecture), x.columns
   )
   measured, measured_t = (
-    quantize_config.measured(x.format, options)
+    quantize_config.measured(x, options, hardware_cast=config.hardware_cast)
     for options in (x.options, x.options_t)
   )
   return _amax_launch(
     "finite_amax_both",
     config,
+    ("x", *_operands(x.prologue, ("up",), ("bias",))),
     launching.Output("maxima", (2, programs), "uint32"),
     suffix=_both_suffix(measured.options, measured_t.options),
     grid=programs,
@@ -173,12 +176,13 @@ def _launch_of_few(
   return _amax_launch(
     "global_scale_of_few",
     config,
+    ("x",),
     launching.Output("global_scale", (1,), "float32"),
     rows=x.rows,
     k=x.k,
     x_strides=x.x_strides,
     TILES=tiles,
-    QUANTIZED=quantize_config.measured(x.format, x.options),
+    QUANTIZED=quantize_config.measured(x, x.options),
     RANGE=_maxima(tiles, 0, x.format, x.options).range,
   )
 
@@ -186,6 +190,7 @@ def _launch_of_few(
 def _amax_launch(
   kernel: str,
   config: quantize_config.QuantizeConfig,
+  inputs: tuple[str, ...],
   output: launching.Output,
   *,
   suffix: str = "",
@@ -197,7 +202,7 @@ def _amax_launch(
   return launching.Launch(
     kernel=kernel,
     name=f"{kernel}{suffix}_{_tile_name(config)}",
-    inputs=("x",),
+    inputs=inputs,
     outputs=(output,),
     constexprs=tuple(constants.items()),
     grid=grid,
@@ -373,15 +378,18 @@ def _global_scales(
 
 
 def _programs(
-  config: quantize_config.QuantizeConfig, batch: int, rows: int, k: int
+  x: quantize_config.Rows | quantize_config.Matrices,
+  config: quantize_config.QuantizeConfig,
+  k: int,
 ) -> tuple[quantize_config.QuantizeConfig, int, int]:
   """Returns (config, number of tiles, number of programs) of amax kernels.
 
   The config is that of the quantize kernel, with more rows if there are many
-  tiles.
+  tiles. Tiles of a norm stay, so that its sums have the same order.
   """
-  tiles = quantize_config.num_tiles(config, batch, rows, k)
-  if tiles > MOST_MAXIMA:
+  tiles = quantize_config.num_tiles(config, x.batch, x.rows, k)
+  is_norm = x.prologue is not None and x.prologue.is_norm
+  if tiles > MOST_MAXIMA and not is_norm:
     times = 1 << (tiles // MOST_MAXIMA).bit_length() - 1
     times = min(times, max(1, _WARPS_OF_MANY // config.num_warps))
     config = dataclasses.replace(
@@ -389,7 +397,7 @@ def _programs(
       block_m=config.block_m * times,
       num_warps=config.num_warps * times,
     )
-    tiles = quantize_config.num_tiles(config, batch, rows, k)
+    tiles = quantize_config.num_tiles(config, x.batch, x.rows, k)
   return config, tiles, min(tiles, MOST_MAXIMA)
 
 

@@ -141,6 +141,7 @@ class PrologueTest(Case):
     ("sm_80", 4, "f32", "mxfp8"),
     ("sm_90", 1, "bf16", "mxfp8"),
     ("sm_90", 8, "bf16", "mxfp8"),
+    ("sm_90", 1, "bf16", "nvfp4"),
     ("sm_100", 3, "f16", "nvfp4"),
     ("sm_120", 7, "bf16", "mxfp4"),
   )
@@ -150,14 +151,16 @@ class PrologueTest(Case):
     prologue = prologue_cases.CASES[index]
     x, more = prologue_cases.operands(prologue, (1, ROWS, K), DTYPES[dtype])
     arrays = {name: np.array(array) for name, array in more.items()}
-    given = {}
+    given, kind = {}, "none"
     if format == "nvfp4":
+      kind = "given" if prologue.function == "layer_norm" else "computed"
+    if kind == "given":
       given["global_scale"] = np.array([0.0123], np.float32)
     rows = quantize_cases.rows_of(
       ROWS,
       K,
       format,
-      global_scale="given" if given else "none",
+      global_scale=kind,
       prologue=quantize_config.Prologue(
         dtype=DTYPES[dtype].name, **dataclasses.asdict(prologue)
       ),
