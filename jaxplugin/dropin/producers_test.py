@@ -246,7 +246,8 @@ class ProducersTest(parameterized.TestCase):
 
   def test_explain_names_the_separate_prologue(self):
     x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
-    norm = functools.partial(jp.nn.rms_norm, out_format="nvfp4")
+    both = jp.OutFormat("mxfp8", axis=(-1, -2))
+    norm = functools.partial(jp.nn.rms_norm, out_format=both)
     target = jp.named_target("b200")
     target = target.with_library("jax-triton")
     text = jp.explain(norm, x, target=target).details()
