@@ -129,6 +129,18 @@ class QuantizedResultTest(parameterized.TestCase):
         got = testing.call(*operands, out=out, **options, attributes=config)
         self.assert_same(got, out.of(result, isa))
 
+  @testing.each(m=(2, 40))
+  def test_amax_has_no_sums_of_rows_that_are_rebased_later(self, m, isa):
+    out = testing.QuantizedResult("mxfp8")
+    # The second dot reuses scratch memory of the first one, whose sums are
+    # large. Its rows are not safe.
+    for code, amax in ((150, 64 * 2.0**46), (60, 64 * 2.0**-134)):
+      sides = (
+        testing.constant("mxfp8", (1, rows, 64), code=code) for rows in (m, 96)
+      )
+      *_, got = testing.call(*sides, out=out, isa=isa)
+      self.assertEqual(got, np.float32(amax))
+
   @testing.each(row=RAGGED_ROWS)
   def test_ragged_dots_quantize_the_f32_result(self, row, isa):
     rng = np.random.default_rng(0)
