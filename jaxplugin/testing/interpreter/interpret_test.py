@@ -324,8 +324,10 @@ class ProcessTest(parameterized.TestCase):
       "from jaxplugin.testing.interpreter import interpret\n"
       "x = np.full((1, 1, 16), -1.5, np.float32)\n"
       "out = np.zeros(1, np.uint32)\n"
-      "made = quantize_config.measured('nvfp4', quantize_config.NO_OPTIONS)\n"
-      "interpret.launch(global_scales.finite_amax, 1, x, out, 1, 16,"
+      "rows = quantize_config.Rows(batch=1, rows=1, k=16, k_is_minor=True,"
+      " format='nvfp4')\n"
+      "made = quantize_config.measured(rows, rows.options)\n"
+      "interpret.launch(global_scales.finite_amax, 1, x, x, x, x, out, 1, 16,"
       " (16, 16, 1), 1, 1, BLOCK_M=1, BLOCK_K=16, QUANTIZED=made)\n"
       "assert out.view(np.float32)[0] == 1.5, out\n"
     )
