@@ -58,11 +58,13 @@ class BlocksTest(files.CheckpointTestCase):
     if jp.detect_target("cpu").cpu_kernels is None:  # XLA flushes subnormals
       want = np.where(np.abs(want) < np.finfo(np.float32).tiny, 0 * want, want)
     convert = jp.checkpoints.from_gguf
-    for array in (
+    arrays = [
       convert(blocks, name),
-      convert(jnp.asarray(blocks), name),
       jax.jit(lambda x: convert(x, name))(blocks),
-    ):
+    ]
+    if name == "Q4_0":  # Each operation is a compilation.
+      arrays.append(convert(jnp.asarray(blocks), name))
+    for array in arrays:
       self.assertEqual(
         (array.format, array.shape), (gguf_blocks.TYPES[name].format, (N, K))
       )
