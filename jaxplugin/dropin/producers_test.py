@@ -60,6 +60,15 @@ def quantized(y, out):
 
 
 class ProducersTest(parameterized.TestCase):
+  def test_f64_is_rounded_to_f32_and_the_sum_is_f64(self):
+    with jax.enable_x64(True):
+      x = jnp.linspace(-1, 1, 64, dtype=jnp.float64).reshape(2, 32)
+      y, total = jp.nn.rms_norm(x, residual=x, out_format="mxfp8")
+      plain = jp.nn.silu_and_mul(x, x)
+    self.assertEqual((total.dtype, plain.dtype), (x.dtype, x.dtype))
+    np.testing.assert_allclose(total, 2 * np.asarray(x), rtol=2.0**-24)
+    self.assertEqual(y.shape, x.shape)
+
   def assert_bits(self, got, want):
     self.assertEqual(jax.tree.structure(got), jax.tree.structure(want))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):

@@ -111,6 +111,9 @@ def decide(
       part = _with_note(part, _TWO_PASSES)
     return [part]
   if problem.prologue is not None:
+    if whole.implementation_from != decisions.RULE:  # measured
+      singles = problem.without_prologue().singles()
+      return [Part(problem=single, decision=whole) for single in singles]
     parts = decide(problem.without_prologue(), module, target, overlay)
     reasons = _refusals(whole, QUANTIZE_OPERATION.backends(), target)
     note = _SEPARATE + "; ".join(reasons)

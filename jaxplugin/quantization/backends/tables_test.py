@@ -204,6 +204,33 @@ class DecidedTest(parameterized.TestCase):
       "(overlay: 10 us, the rule's cpu 20 us)", explanation.details()
     )
 
+  def test_a_row_of_a_prologue_decides_both_steps(self):
+    module = backends.lowering.Module(platforms=("cpu",), is_partitioned=False)
+    problem = along(1, format=jp.MXFP8, prologue=NORM)
+    decided = functools.partial(backends.decide, problem, module, self.target)
+    (fused,) = decided()
+    self.assertEqual(
+      (fused.decision.implementation, fused.problem.prologue), ("cpu", NORM)
+    )
+    with jp.tuning(self.table(QUANTIZE, problem)):
+      (part,) = decided(backends.resolution.overlay())
+    self.assertEqual(part.decision.implementation, "xla")
+    self.assertEqual(part.problem, problem.without_prologue())
+    self.assertEqual(part.decision.notes, ())
+
+  def test_refused_prologue_is_separate_from_the_best_backend(self):
+    module = backends.lowering.Module(platforms=("cpu",), is_partitioned=False)
+    problem = along(1, format=jp.NVFP4, prologue=NORM)  # computes its scale
+    (part,) = backends.decide(problem, module, self.target)
+    self.assertEqual(part.problem, problem.without_prologue())
+    self.assertEqual(part.decision.implementation, "cpu")
+    (note,) = part.decision.notes
+    self.assertStartsWith(
+      note, "the prologue is a separate XLA operation, because cpu: the global"
+    )
+    told = backends.explained(problem, module, self.target)
+    self.assertEqual((told.implementation, told.reason), ("cpu", ""))
+
   def test_a_row_decides_what_dequantizes(self):
     x = jp.quantize(jnp.ones((M, K)), jp.MXFP8)
     problem = dequantizing(format=jp.MXFP8, dtype=jp.MXFP8.array_dtype)

@@ -4,7 +4,8 @@
 
 The exact array is known before quantization: each element is a value of the
 format times a scale of the format, and each block contains the format's largest
-value. Quantizing the exact array must return these values and scales.
+value. Quantizing the exact array must return these values and scales. After a
+prologue the codes are compared with those of XLA's operations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization.backends import xla
+from jaxplugin.repro import oracle
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 
@@ -133,6 +137,11 @@ def _refusal(problem: problems.QuantizationProblem) -> str:
     return f"the recipe's additions ({options}) are not checked"
   if problem.scale_layout != layouts.LINEAR:
     return "its scales are swizzled"
+  if (given := problem.prologue) is not None:  # Rows leave out its numbers.
+    prologue = prologues.Prologue(
+      function=given.function, operands=given.operands, halves=given.halves
+    )
+    problem = dataclasses.replace(problem, prologue=prologue)
   return _shape_refusal(backends.QUANTIZE_OPERATION, problem)
 
 
@@ -141,6 +150,8 @@ def _build(
   rng: np.random.Generator,
   is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:
+  if problem.prologue is not None:
+    return _build_produced(problem, problem.prologue, rng, is_exact)
   values, scale, global_scale, exact = _quantized(rng, problem, problem.packed)
   arrays: dict[str, Any] = {"x": exact.astype(problem.dtype)}
   if problem.has_global_scale:
@@ -150,10 +161,35 @@ def _build(
   return arrays, expected if is_exact else None
 
 
+def _build_produced(
+  problem: problems.QuantizationProblem,
+  prologue: prologues.Prologue,
+  rng: np.random.Generator,
+  is_exact: bool,
+) -> tuple[dict[str, Any], Any]:
+  """Returns operands with a prologue, and the results of XLA's operations."""
+  normal = lambda shape, dtype: np.asarray(rng.standard_normal(shape), dtype)
+  arrays: dict[str, Any] = {
+    "x": normal(prologue.x_shape(problem.shape), problem.dtype)
+  }
+  types = prologue.operand_types(problem.shape, problem.dtype)
+  for name, (shape, dtype) in zip(prologue.operands, types, strict=True):
+    arrays[name] = normal(shape, dtype)
+  if problem.has_global_scale:
+    arrays["global_scale"] = np.float32(_GLOBAL_SCALE)
+  if not is_exact:
+    return arrays, None
+  y, *sums = prologues.compute(prologue, arrays["x"], arrays)
+  codes = xla.quantize(
+    y, arrays.get("global_scale"), problem.without_prologue()
+  )
+  return arrays, list(map(np.asarray, [*codes, *sums]))
+
+
 def _compute(
   problem: problems.QuantizationProblem, arrays: dict[str, Any]
 ) -> list[jax.Array]:
-  (quantized,) = quantize_primitive.quantize(
+  (quantized,), total = quantize_primitive.produce(
     arrays["x"],
     arrays.get("global_scale"),
     blockings=problem.blockings,
@@ -162,11 +198,18 @@ def _compute(
     packed=problem.packed,
     for_products=problem.for_products,
     scale_layout=problem.scale_layout,
+    prologue=problem.prologue,
+    more=arrays,
   )
-  return [x for x in quantized if x is not None]
+  return [x for x in (*quantized, total) if x is not None]
 
 
 def _check(result: list[jax.Array], expected: Any, problem: Any) -> None:
+  if problem.prologue is not None:
+    ratio, text = oracle.near(result, expected, problem)
+    if ratio > 1:
+      raise operands.InexactResultError(f"{problem}: {text}")
+    return
   for found, exact in zip(result, expected, strict=True):
     operands.check_bits(found, exact, problem)
 

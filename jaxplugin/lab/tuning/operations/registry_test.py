@@ -14,6 +14,7 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import jaxplugin as jp
 from jaxplugin import repro
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
@@ -26,8 +27,10 @@ from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.operation import failures
+from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
+from jaxplugin.testing import prologue_cases
 
 F32 = np.dtype(np.float32)
 TARGET = targets.detect_target("cpu")
@@ -82,6 +85,21 @@ class CheckedTest(parameterized.TestCase):
       listed = listing.of_problem(problem, TARGET).candidates
       for candidate in listed:
         check(problem, candidate)
+
+  def test_every_candidate_of_a_prologue_gives_its_results(self):
+    for prologue in prologue_cases.CASES[1::4]:
+      problem = quantization.QuantizationProblem.along(
+        1, shape=(6, 64), dtype=F32, format=jp.MXFP8, prologue=prologue
+      )
+      listed = listing.of_problem(problem, TARGET)
+      self.assertLen(listed.candidates, 1 + (TARGET.cpu_kernels is not None))
+      for candidate in listed.candidates:
+        check(problem, candidate)
+    operation = registry.of(problem)
+    arrays, expected = operation.make(problem, 0, True)
+    arrays["x"] = -arrays["x"]
+    with self.assertRaisesRegex(operands.InexactResultError, "result 0, block"):
+      operation.check(operation.compute(problem, arrays), expected, problem)
 
   @absltest.skipIf(TARGET.cpu_kernels is None, "there are no C++ kernels")
   def test_a_config_that_the_program_ignores_is_an_error(self):
