@@ -298,8 +298,8 @@ class ShardingCases:
   """The bits of one device, for shardings of rows and columns."""
 
   def test_results_have_the_bits_of_one_device(self):
-    cases = (NORM, CASES[5], GATED)
-    outs = [OUTS[name] for name in ("nvfp4", "both", "key")]
+    cases = (NORM, NORM, CASES[5], GATED)
+    outs = ("nvfp4", OUTS["both"], OUTS["nvfp4"], OUTS["key"])
     given = [
       prologue_cases.operands(p, (8, 32, 256), jnp.bfloat16) for p in cases
     ]
@@ -307,17 +307,14 @@ class ShardingCases:
     @jax.jit
     def run(given):
       return [
-        result_of(p, call(p, *operands, out))
+        call(p, *operands, out)
         for p, operands, out in zip(cases, given, outs, strict=True)
       ]
 
-    (wanted, wanted_amax), *others = run(given)
     spec = P("a", None, "b")
     place = lambda a: self.put(a, spec if a.ndim == 3 else P("b"))
-    (found, amax), *found_others = run(jax.tree.map(place, given))
-    ProducersTest.assert_bits(self, (found, found_others), (wanted, others))
-    # Devices may sum a row in another order.
-    np.testing.assert_allclose(amax, wanted_amax, rtol=1e-6)
+    found = run(jax.tree.map(place, given))
+    ProducersTest.assert_bits(self, found, run(given))
 
 
 class AutoShardingTest(ShardingCases, explicit.AutoTestCase):

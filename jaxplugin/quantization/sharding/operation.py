@@ -109,7 +109,7 @@ def quantize(
       local, maxima, parts, moved, assigned, axis_sizes
     ),
     whole=lambda *operands: _bytes_of(
-      local(_with_pairs(_merged, moved, operands), moved), moved
+      local(_with_pairs(_merged, moved, operands), moved)
     ),
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.quantize_notation(moved, operands), operands, results
@@ -248,7 +248,7 @@ def _quantize_shard(
     found = lax.pmax(maxima(x, own), axes)
     own, scales = dataclasses.replace(own, num_maxima=found.shape[1]), [found]
   found = local([x, *more.values(), *scales, *keys], own)
-  return [*_bytes_of(found, own), *total]
+  return [*_bytes_of(found), *total]
 
 
 def _own_problem(
@@ -310,17 +310,9 @@ def _own_keys(
   return result
 
 
-def _bytes_of(
-  results: Sequence[jax.Array], problem: problems.QuantizationProblem
-) -> list[jax.Array]:
+def _bytes_of(results: Sequence[jax.Array]) -> list[jax.Array]:
   """Bitcasts the values and scales among `quantize_p`'s results to bytes."""
-  each = problem.results_each
-  count = each * len(problem.blockings)
-  return [
-    # The global scale is third, and a prologue's sum last.
-    byte_arrays.to_bytes(x) if i < count and i % each < 2 else x
-    for i, x in enumerate(results)
-  ]
+  return list(map(byte_arrays.to_bytes, results))
 
 
 def _dequantize_shard(
