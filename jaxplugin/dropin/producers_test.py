@@ -318,7 +318,15 @@ class ShardingCases:
 
 
 class AutoShardingTest(ShardingCases, explicit.AutoTestCase):
-  pass
+  def test_explain_names_what_the_mesh_changes(self):
+    x = self.put(jnp.ones((8, 256)), P("a", "b"))
+    for function, out, note in (
+      (jp.nn.rms_norm, "mxfp8", "dimension 1 of size 256 stays whole"),
+      (jp.nn.silu_and_mul, "mxfp8", "x is resharded where a mesh axis splits"),
+      (jp.nn.rms_norm, "nvfp4", "because each device finds the amax"),
+    ):
+      explained = jp.explain(functools.partial(function, out_format=out), x)
+      self.assertIn(note, explained.details())
 
 
 class ExplicitShardingTest(ShardingCases, explicit.ExplicitTestCase):

@@ -57,7 +57,7 @@ DEQUANTIZE_OPERATION: Final[
 )
 
 
-_SEPARATE: Final = "the prologue is a separate XLA operation, because "
+SEPARATE: Final = "the prologue is a separate XLA operation, because "
 _TWO_PASSES: Final = (
   "the prologue is computed twice, because a first pass computes the global"
   " scale; pass OutFormat(global_scale=...) to avoid it"
@@ -110,15 +110,14 @@ def decide(
     if problem.prologue is not None and problem.computes_global_scale:
       part = _with_note(part, _TWO_PASSES)
     return [part]
-  if problem.prologue is not None:
-    if whole.implementation_from != decisions.RULE:  # measured
-      singles = problem.without_prologue().singles()
-      return [Part(problem=single, decision=whole) for single in singles]
+  is_single = len(problem.blockings) == 1
+  is_measured = is_single and whole.implementation_from != decisions.RULE
+  if problem.prologue is not None and not is_measured:
     parts = decide(problem.without_prologue(), module, target, overlay)
     reasons = _refusals(whole, QUANTIZE_OPERATION.backends(), target)
-    note = _SEPARATE + "; ".join(reasons)
+    note = SEPARATE + "; ".join(reasons)
     return [_with_note(part, note) for part in parts]
-  if len(problem.blockings) == 1:
+  if is_single:
     return [Part(problem=problem, decision=whole)]
   return [
     Part(problem=single, decision=choose(single, module, target, overlay))

@@ -215,7 +215,7 @@ class DecidedTest(parameterized.TestCase):
     with jp.tuning(self.table(QUANTIZE, problem)):
       (part,) = decided(backends.resolution.overlay())
     self.assertEqual(part.decision.implementation, "xla")
-    self.assertEqual(part.problem, problem.without_prologue())
+    self.assertEqual(part.problem, problem)
     self.assertEqual(part.decision.notes, ())
 
   def test_refused_prologue_is_separate_from_the_best_backend(self):

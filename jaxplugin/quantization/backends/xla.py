@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +20,7 @@ from jaxplugin.operation import choice
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 
 _SUMMARY: Final = "operations that XLA compiles"
 
@@ -28,9 +31,13 @@ def quantize(
   problem: problems.QuantizationProblem,
   target: targets.Target | None = None,
   keys: Sequence[jax.Array | None] = (),
+  more: Mapping[str, jax.Array] = types.MappingProxyType({}),
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` with one blocking."""
   del target
+  total = []
+  if problem.prologue is not None:
+    x, *total = prologues.compute(problem.prologue, x, more)
   (b,), (options,) = problem.blockings, problem.options
   (key,) = keys or (None,)
   if key is not None and options.strides is None:
@@ -55,7 +62,7 @@ def quantize(
   values, *rest = quantized[: problem.results_each]
   if problem.pads_values:
     values = extents.pad_axis(values, -2, problem.written_shape[-2])
-  return [values, *rest]
+  return [values, *rest, *total]
 
 
 def maxima(x: jax.Array, problem: problems.QuantizationProblem) -> jax.Array:

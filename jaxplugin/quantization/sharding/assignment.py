@@ -191,6 +191,12 @@ def uneven_notes(
   else:
     shape, granules = problem.shape, quantize_granules(problem)
   notes = []
+  prologue = getattr(problem, "prologue", None)
+  if prologue is not None and prologue.halves == "split":
+    notes.append(
+      "x is resharded where a mesh axis splits its last dimension, which has"
+      " gates and factors in two halves; pass two arrays to avoid that"
+    )
   for dim, (size, granule) in enumerate(zip(shape, granules, strict=True)):
     if granule == 1:
       continue
