@@ -139,7 +139,7 @@ def validate(
   x: jax.Array,
   format: formats.BlockFormat,
   axes: Sequence[int],
-  scale_rounding: ScaleRounding,
+  scale_rounding: str,
 ) -> None:
   if isinstance(format, formats.UnquantizedFormat):
     raise TypeError(

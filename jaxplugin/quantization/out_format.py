@@ -17,6 +17,7 @@ from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
 from jaxplugin.quantization import arguments
+from jaxplugin.quantization import integers
 
 NO_DERIVATIVE: Final = (
   "the quantized result has no derivative. Pass"
@@ -73,7 +74,7 @@ class OutFormat:
   format: formats.BlockFormat | str
   _: dataclasses.KW_ONLY
   axis: int | tuple[int, int] = -1
-  scale_rounding: api.ScaleRounding = "up"
+  scale_rounding: api.ScaleRounding | integers.PackageRule = "up"
   global_scale: jax.Array | float | None = None
   key: jax.Array | None = None
   returns_amax: bool = False

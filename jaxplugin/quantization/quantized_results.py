@@ -173,8 +173,8 @@ def compute(
     source = None
   else:
     source = bind(call) if source is None else source
-    arrays = lax.stop_gradient(arrays)
-    out = dataclasses.replace(out, derivative=None)
+    arrays, global_scale = lax.stop_gradient((arrays, out.global_scale))
+    out = dataclasses.replace(out, derivative=None, global_scale=global_scale)
   leaves, tree = jax.tree.flatten(out)
   forms = QuantizedResult(
     call=call.form(),
@@ -189,7 +189,8 @@ def compute(
     result = alternatives.compute(forms, *arrays, *leaves)
   is_array = lambda x: isinstance(x, scaled_array.ScaledArray)
   for x in filter(is_array, jax.tree.leaves(result, is_leaf=is_array)):
-    scale_signs.remember_positive(x.scale)
+    if out.scale_rounding != "ggml":
+      scale_signs.remember_positive(x.scale)
     x.surrogate = source
   return result
 
