@@ -58,6 +58,14 @@ inline void ReadRow(const QuantizeArgs& args, int64_t row, float* out) {
   }
 }
 
+// Prefetches values [i, i + count) of x or of the residual. Without it nothing is
+// read while a row is computed: 4096 x 4096 then takes 1.35x as long (README.md).
+inline void Prefetch(const void* x, Format format, int64_t i, int64_t count) {
+  const int64_t size = FactsOf(format).bits / 8;
+  const char* from = static_cast<const char*>(x) + i * size;
+  for (int64_t b = 0; b < count * size; b += 64) __builtin_prefetch(from + b);
+}
+
 // Computes the norm of a row and quantizes it. `y` has memory for the row.
 inline void QuantizeNorm(const QuantizeArgs& args, const Codec& codec,
                          int64_t row, float* __restrict y) {
@@ -77,6 +85,13 @@ inline void QuantizeNorm(const QuantizeArgs& args, const Codec& codec,
     }
     if (p.bias != nullptr) {
       for (int64_t j = c; j < end; ++j) y[j] += p.bias[j];
+    }
+    if (row + 1 < args.rows) {
+      const int64_t next = (row + 1) * args.k + c;
+      Prefetch(args.x, args.x_format, next, end - c);
+      if (p.residual != nullptr) {
+        Prefetch(p.residual, args.x_format, next, end - c);
+      }
     }
     Store(args, codec, row * args.k + c, end - c, y + c);
   }
