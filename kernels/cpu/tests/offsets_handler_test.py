@@ -87,9 +87,17 @@ class Case:
 
 
 def random(
-  m, n, k, block, kinds=(np.float32,) * 3, seed=0, groups=1, x_format=None
+  m,
+  n,
+  k,
+  block,
+  kinds=(np.float32,) * 3,
+  seed=0,
+  groups=1,
+  x_format=None,
+  factor=1.0,
 ):
-  """Returns rows [1, m, k] and weights [groups, n, k]."""
+  """Returns rows [1, m, k] and weights [groups, n, k], times a factor."""
   rng = np.random.default_rng(seed)
   x_kind, scale_kind, offset_kind = kinds
   scales = (groups, n, -(-k // block))
@@ -104,7 +112,7 @@ def random(
     testing.Side(
       (np.int8, scale_kind, block),
       rng.integers(-8, 8, (groups, n, k)),
-      rng.normal(size=scales),
+      rng.normal(size=scales) * factor,
     ),
     offset.astype(offset_kind),
   )
@@ -160,6 +168,14 @@ class OffsetsTest(parameterized.TestCase):
   def test_rows_may_be_quantized(self, isa, m):
     case = random(m, 70, 320, 32, x_format=(np.int8, np.float32, 32))
     case.assert_within(case.call(isa=isa))
+
+  @parameterized.product(isa=testing.ISAS, m=(1, 9))
+  def test_scales_may_be_far_from_one(self, isa, m):
+    kinds = (testing.BF16, np.float32, np.float32)
+    for factor in (2.0**60, 2.0**-60):
+      with self.subTest(factor=factor):
+        case = random(m, 70, 1100, 32, kinds, factor=factor)
+        case.assert_within(case.call(isa=isa))
 
   @parameterized.product(isa=testing.ISAS, sizes=((1, 0, 2), (0, 40, 5)))
   def test_groups_have_the_offsets_of_their_weights(self, isa, sizes):
