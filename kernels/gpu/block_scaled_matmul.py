@@ -206,7 +206,7 @@ def reduce_quantized_kernel(
     (zero, zero, i * BLOCK),
     1,
     mask[None, :],
-    tl.zeros((1, BLOCK), tl.int32),
+    tl.zeros((1,), tl.int32),
     out,
     RESULT,
   )

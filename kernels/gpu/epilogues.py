@@ -185,7 +185,7 @@ def store_quantized_tile(
   offsets = tiles.tile_offsets(block_m, size, n, 1)
   if shape.has_residual:
     residual += (plane.to(tl.int64) * m + row) * n + column
-  largest = tl.zeros((block_m, size), tl.int32)
+  largest = tl.zeros((block_m,), tl.int32)
   for i in tl.static_range(block_n // size):
     columns = column + i * size + tl.arange(0, size)
     column_mask = (columns < n)[None, :]
@@ -228,20 +228,20 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
     place: (batch, first row, first column).
     rows: end of the rows that are stored.
     mask: elements that exist.
-    largest: int32 like x, the result for earlier parts; zeros at first.
+    largest: int32[rows], the result for earlier parts; zeros at first.
     out: pointers (out_global_scale, key, maxima, values, scale). Those that
       RESULT does not need are not read.
     RESULT: constexpr, a `quantized_plans.QuantizedResult`.
 
   Returns:
-    Bits of the largest finite magnitudes, for `store_amax`.
+    Bits of the rows' largest finite magnitudes, for `store_amax`.
   """
   out_global_scale, key, _, values, scale = out
   batch, row, column = place
   if RESULT.has_amax:
     bits = codec.f32_bits(x) & _MAGNITUDE_MASK
     bits = tl.where(mask & (bits < codec.INFINITY_BITS), bits, 0)
-    largest = tl.maximum(largest, bits)
+    largest = tl.maximum(largest, tl.max(bits, axis=1))
   random_places: tl.constexpr = RESULT.random_places
   values_strides: tl.constexpr = RESULT.values_strides
   scale_strides: tl.constexpr = RESULT.scale_strides
@@ -270,5 +270,5 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
 def store_amax(largest, out, RESULT: tl.constexpr):
   """Stores the largest of `largest` for this program, if RESULT has an amax."""
   if RESULT.has_amax:
-    amax = codec.from_bits(tl.max(tl.max(largest, axis=1), axis=0))
+    amax = codec.from_bits(tl.max(largest, axis=0))
     tl.store(out[2] + tl.program_id(0), amax)

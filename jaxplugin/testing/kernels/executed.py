@@ -18,6 +18,7 @@ from jaxplugin.kernels import launching as planned
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import quantized_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
@@ -57,6 +58,7 @@ class Product:
     shape, config: as `matmul_plans.plan` takes them.
     arrays: by name.
     ptxas_version: of the architecture.
+    rows: the result if it is quantized, with its amax.
   """
 
   architecture: str
@@ -64,6 +66,7 @@ class Product:
   config: configs.MatmulConfig
   arrays: Mapping[str, np.ndarray | None]
   ptxas_version: tuple[int, ...] | None = None
+  rows: quantize_config.Rows | None = None
 
   def with_planned_m(self, m: int) -> Product:
     """Returns the product of kernels that read m, with the plan for `m`."""
@@ -86,7 +89,10 @@ class Product:
     )
     if isinstance(self.shape, ragged_plans.RaggedShape):
       return ragged_plans.plan(self.shape, self.config, architecture)
-    return matmul_plans.plan(self.shape, self.config, architecture)
+    found = matmul_plans.plan(self.shape, self.config, architecture)
+    if self.rows is None:
+      return found
+    return quantized_plans.plan(found, self.rows, architecture, has_amax=True)
 
   def compiled(self, launch: planned.Launch) -> Any:
     """The kernel of one of its launches."""
@@ -104,6 +110,14 @@ class Product:
       ptx: in the place of what is compiled, by the launch's kernel.
       **options: as `launching.run` takes them.
     """
+    arrays, counts = self.run_all(ptx=ptx, **options)
+    (output,) = self.launches[-1].outputs
+    return arrays[output.name], counts
+
+  def run_all(
+    self, *, ptx: Mapping[str, str] | None = None, **options: Any
+  ) -> tuple[dict[str, Any], collections.Counter[str]]:
+    """All arrays, and counts of all launches; for args see `run`."""
     arrays = dict(self.arrays)
     counts: collections.Counter[str] = collections.Counter()
     for launch in self.launches:
@@ -119,8 +133,7 @@ class Product:
       )
       arrays.update(outputs)
       counts.update(found)
-    (output,) = self.launches[-1].outputs
-    return arrays[output.name], counts
+    return arrays, counts
 
 
 @functools.cache

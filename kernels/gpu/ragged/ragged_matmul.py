@@ -104,7 +104,7 @@ def ragged_quantized_kernel(
   out = (out_global_scale, key, maxima, values, scale)
   place = (group, row, end, column)
   if row >= end:
-    epilogues.store_amax(tl.zeros((1, 1), tl.int32), out, RESULT)
+    epilogues.store_amax(tl.zeros((1,), tl.int32), out, RESULT)
     return
   if group == groups:
     _store_quantized(None, place, epilogue, out, TILING, RESULT)
@@ -234,7 +234,7 @@ def ragged_reduce_quantized_kernel(
   x, row, column, mask = _sum(
     tl.program_id(0), m, operands, epilogue, TILING, BLOCK
   )
-  largest = tl.zeros((1, BLOCK), tl.int32)
+  largest = tl.zeros((1,), tl.int32)
   place = (tl.zeros((), tl.int64), row, column)
   largest = epilogues.quantize_part(x, place, m, mask, largest, out, RESULT)
   epilogues.store_amax(largest, out, RESULT)
@@ -396,7 +396,7 @@ def _store_quantized(
   row_mask = (row + tl.arange(0, block_m) < end)[:, None]
   if acc is not None and TILING.config.swap:
     acc = tl.trans(acc)
-  largest = tl.zeros((block_m, size), tl.int32)
+  largest = tl.zeros((block_m,), tl.int32)
   for i in tl.static_range(out_columns // size):
     if acc is None:
       x = tl.zeros((block_m, size), tl.float32)
