@@ -114,6 +114,7 @@ class EmulationTest(absltest.TestCase):
       "isa": ("-O1",),
       "parallel": ("-O1",),
       "tests/emulation/kernels_test": ("-O1",),
+      "dot/offsets": ("-O1",),
       "dot/ragged": ("-O1",),
       "dot/rebase": ("-O1",),
       "dot/baseline": ("-O1", *DOT),

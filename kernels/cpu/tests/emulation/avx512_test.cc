@@ -74,6 +74,8 @@ struct Register {
   X(maskz_loadu_epi8, _mm512_maskz_loadu_epi8(Mask(c), a->bytes))             \
   X(cvtepu8_epi32, _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(                 \
                        static_cast<uint16_t>(Mask(c)), a->bytes)))            \
+  X(cvtepi8_epi32,                                                            \
+    _mm512_cvtepi8_epi32(_mm512_castsi512_si128(JAXPLUGIN_I(a))))             \
   X(mask_mov_epi16, _mm512_mask_mov_epi16(JAXPLUGIN_I(a),                     \
                                           static_cast<uint32_t>(Mask(c)),     \
                                           JAXPLUGIN_I(b)))                    \
@@ -377,6 +379,7 @@ const NamedModel kModels[] = {
                     Bit(Mask(c), i) ? a->bytes[i] : 0),
     JAXPLUGIN_LANES(cvtepu8_epi32, uint32_t,
                     Bit(Mask(c), i) ? a->bytes[i] : 0),
+    JAXPLUGIN_LANES(cvtepi8_epi32, int32_t, Lane<int8_t>(a, i)),
     JAXPLUGIN_LANES(cvtepu16_epi32, uint32_t, Lane<uint16_t>(a, i)),
     JAXPLUGIN_MODEL(cvtph_ps, return Fill<float>([=](int i) {
       const int code = Lane<uint16_t>(a, i), exponent = code >> 10 & 31;
