@@ -393,15 +393,16 @@ def _quantized(
   packed = arguments.whether_packed(who, out.packed, format, sizes[0])
   surrogate = None
   if out.derivative is None:
-    x, more = tangents.without_derivative(
-      (x, more), f"{who}: {out_format_lib.NO_DERIVATIVE}"
+    x, more, global_scale = tangents.without_derivative(
+      (x, more, out.global_scale), f"{who}: {out_format_lib.NO_DERIVATIVE}"
     )
   else:
+    global_scale = lax.stop_gradient(out.global_scale)
     surrogate = _surrogate(x, more, prologue)
   each, sums, amax = _produced(
     x,
     more,
-    lax.stop_gradient(out.global_scale),
+    global_scale,
     out.key,
     prologue=prologue,
     format=format.along(sizes[0]),
@@ -456,7 +457,7 @@ def _produced(
   """Returns the results of each axis, the sum if any, and the amax or None."""
   amax = None
   if returns_amax:
-    y, *_ = prologues.compute(prologue, *lax.stop_gradient((x, more)))
+    y, *_ = prologues.compute(prologue, x, more)
     amax = out_format_lib.amax(y)
   each, total = quantize_primitive.produce(
     x,
@@ -521,7 +522,7 @@ def _number(who: str, name: str, value: Any, least: float) -> float:
   is_number = isinstance(value, (int, float, np.number)) and not isinstance(
     value, bool
   )
-  if not (is_number and least <= value < math.inf):
+  if not (is_number and least <= value and math.isfinite(value)):
     rule = "a finite number" + (f" >= {least:g}" if least == 0 else "")
     raise ValueError(
       f"{who}: {name} must be {rule}, got {error_context.shown(value)}. Pass a"

@@ -195,11 +195,23 @@ class ProducersTest(parameterized.TestCase):
         self.assertLess(error, 1e-6 * size)  # 2^-20
 
   def test_derivative_without_straight_through_is_refused(self):
-    loss = lambda x: jp.nn.rms_norm(x, out_format="mxfp8").dequantize().sum()
-    with self.assertRaisesRegex(
-      NotImplementedError, r"^rms_norm: the quantized result has no derivative"
-    ):
-      jax.grad(loss)(jnp.ones((2, 32)))
+    def loss(x, global_scale):
+      out = jp.OutFormat("nvfp4", global_scale=global_scale)
+      return jp.nn.rms_norm(x, out_format=out).dequantize().sum()
+
+    for argnum in (0, 1):
+      with self.assertRaisesRegex(
+        NotImplementedError,
+        r"^rms_norm: the quantized result has no derivative",
+      ):
+        jax.grad(loss, argnum)(jnp.ones((2, 32)), 0.01)
+
+  def test_amax_has_no_derivative(self):
+    for name in ("mxfp8", "uint4_32_min"):  # in one kernel, and separately
+      out = jp.OutFormat(name, returns_amax=True, derivative="straight_through")
+      amax = lambda x, out=out: jp.nn.rms_norm(x, out_format=out)[1]
+      x_bar = jax.grad(amax)(jnp.linspace(1, 2, 64).reshape(2, 32))
+      np.testing.assert_array_equal(x_bar, 0)
 
   def test_transformed_functions_have_the_same_bits(self):
     x, more = prologue_cases.operands(NORM, SHAPE, jnp.bfloat16)

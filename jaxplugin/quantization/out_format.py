@@ -12,6 +12,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
@@ -177,7 +178,11 @@ def quantized(who: str, x: jax.Array, out: OutFormat) -> Any:
 
 
 def amax(x: jax.Array) -> jax.Array:
-  """Returns f32[]: the largest finite magnitude of an f32 array, or 0."""
+  """Returns f32[]: the largest finite magnitude of an f32 array, or 0.
+
+  It has no derivative, as a global scale that is computed from it has none.
+  """
+  x = lax.stop_gradient(x)
   magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
   return jnp.max(magnitudes, initial=0)
 

@@ -135,7 +135,7 @@ struct ResultAttributes {
   ResultAttributes(Attributes& attributes)
       : format(attributes.Optional("result_format", -1)),
         rounding(attributes.Optional("result_rounding", 0)) {}
-  bool is_quantized() const { return format >= 0; }
+  bool is_quantized() const { return format != -1; }
 
   int64_t format, rounding;
 };

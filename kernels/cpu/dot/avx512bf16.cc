@@ -106,7 +106,10 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
 bool DotOfFewRowsAvx512(const DotArgs& args, const Parallel& parallel,
                         bool* is_done) {
   const Sides sides = ChooseSides(args);
-  if (!sides.panel_is_lhs || args.rhs.fraction_bits != 0 ||
+  // Weights with f16 scales are always safe. Other weights are not given up for
+  // a whole call: which columns a call has depends on the number of threads.
+  if (!sides.panel_is_lhs || args.rhs.scale_kind != ScaleKind::kF16 ||
+      args.rhs.fraction_bits != 0 ||
       EngineOf(args) != Engine::kFewRowsAvx512 ||
       !BF16CanHold(*sides.panel, parallel)) {
     return true;

@@ -112,14 +112,11 @@ struct FewRowsOffsets {
   const float* sums;  // over blocks, of the few rows; null: no offsets
   int64_t stride;     // of `sums`, a multiple of kTermsMultiple
   int64_t blocks;     // in a step of kAny, at least 1
-  int64_t every;      // values after which a step has new blocks
 
   explicit FewRowsOffsets(const DotArgs& args)
       : sums(args.block_sums),
         stride(RoundUp(args.rhs.scale_cols, kTermsMultiple)),
-        blocks(Max(1, (args.rhs.block == 16 ? 256 : 512) /
-                          Max(1, args.rhs.block))),
-        every(blocks > 1 ? 1 : args.rhs.block) {}
+        blocks(Max(1, Min(16, 512 / Max(1, args.rhs.block)))) {}
 
   // Returns the sums of 16 blocks of a row. A row ends with zeros.
   JAXPLUGIN_ALWAYS_INLINE __m512 Sums(int64_t row, int64_t column) const {
@@ -146,12 +143,12 @@ struct FewRowsScales {
 
   const ScaleIndex& index;
   ScaleKind kind;
-  uint64_t last;  // mask of the bytes of f16 scales in a short last step
+  uint64_t tail_mask;  // of the bytes of f16 scales in a short last step
 
   JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const Unpacker& weights)
       : index(weights.index),
         kind(weights.x.scale_kind),
-        last((uint64_t{1} << 2 * (weights.x.scale_cols % kCount)) - 1) {}
+        tail_mask((uint64_t{1} << 2 * (weights.x.scale_cols % kCount)) - 1) {}
   JAXPLUGIN_ALWAYS_INLINE Some Load(const uint8_t* scale, int64_t left) const {
     if constexpr (kScales != Scales::kAny) return {LoadF16(scale, left)};
     return {LoadScales(kind, scale, left)};
@@ -159,7 +156,7 @@ struct FewRowsScales {
   // Returns 16 f16 numbers, or those that are left and zeros.
   JAXPLUGIN_ALWAYS_INLINE __m512 LoadF16(const uint8_t* at,
                                          int64_t left) const {
-    const uint64_t mask = left >= kCount ? 0xffffffff : last;
+    const uint64_t mask = left >= kCount ? 0xffffffff : tail_mask;
     return _mm512_cvtph_ps(
         _mm512_castsi512_si256(_mm512_maskz_loadu_epi8(mask, at)));
   }
@@ -185,7 +182,7 @@ struct FewRowsScales {
       }
     } else if constexpr (kScales == Scales::kAny) {
       if (offsets.sums == nullptr) return;
-      if (offsets.every > 1 && k0 % offsets.every != 0) return;
+      if (offsets.blocks == 1 && k0 % weights.block != 0) return;
       const int64_t count = Min(offsets.blocks, left);
       const __m512 terms = Terms(weights, at, count, shift, scales);
       for (int r = 0; r < kRows; ++r) {

@@ -44,7 +44,7 @@ bool DotWithOffsets(const Kernels& kernels, const DotArgs& args,
   const int64_t m = args.m, n = args.n;
   const bool is_few = m <= kFewRowsServed;
   Parallel parallel = all;
-  if (IsSerial(1, m, n, args.k)) parallel.threads = 1;
+  parallel.threads = ThreadsOf(args.config, 1, m, n, args.k, all.threads);
   const int64_t columns =
       RoundUp(CeilDiv(n, kTasksOfThread * parallel.threads), kTaskColumns);
   // The last task also has the columns that are too few for another task.

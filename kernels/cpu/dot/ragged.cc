@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -229,11 +230,13 @@ void Plan(const RaggedArgs& args, const std::vector<Part>& groups, int threads,
   }
 }
 
-// Fills the rows from `row` on with zeros.
+// Fills the rows from `row` on with zeros. With a global scale that is not valid
+// their block scales are NaN, as `quantize` writes them.
 void ClearRows(const RaggedArgs& args, int64_t row) {
+  constexpr int kNaN = 0x7f;  // E4M3
   const int64_t columns = Columns(args), rows = args.dot.m - row;
-  const auto clear = [&](void* out, int64_t row_bytes) {
-    std::memset(static_cast<uint8_t*>(out) + row * row_bytes, 0,
+  const auto clear = [&](void* out, int64_t row_bytes, int byte = 0) {
+    std::memset(static_cast<uint8_t*>(out) + row * row_bytes, byte,
                 rows * row_bytes);
   };
   if (args.dot.quantized == nullptr) {
@@ -241,7 +244,9 @@ void ClearRows(const RaggedArgs& args, int64_t row) {
   }
   const QuantizedFacts facts = FactsOf(args.dot.quantized->codec.format);
   clear(args.dot.quantized->values, BytesOf(facts.values, columns));
-  clear(args.dot.quantized->scale, columns / facts.block);
+  const float global_scale = args.dot.quantized->codec.global_scale;
+  const bool is_valid = global_scale > 0 && std::isfinite(global_scale);
+  clear(args.dot.quantized->scale, columns / facts.block, is_valid ? 0 : kNaN);
 }
 
 // `rows` is the first row after the groups.

@@ -139,14 +139,6 @@ bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
       });
 }
 
-// Returns the number of threads for a dot. A small dot uses one thread, because
-// it ends before another thread wakes up.
-int ThreadsOf(const DotArgs& args, int all) {
-  const int64_t given = args.config.threads;
-  if (given > 0) return static_cast<int>(Min(given, all));
-  return IsSerial(args.batch, args.m, args.n, args.k) ? 1 : all;
-}
-
 }  // namespace
 
 bool QuantizesRows(const Kernels& kernels, const DotArgs& args) {
@@ -190,7 +182,8 @@ bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
   }
   if (args.rhs.offset != nullptr) return DotWithOffsets(kernels, args, all);
   Parallel parallel = all;
-  parallel.threads = ThreadsOf(args, all.threads);
+  parallel.threads = ThreadsOf(args.config, args.batch, args.m, args.n, args.k,
+                               all.threads);
   uint32_t gave_up = 0, amax = 0;
   DotArgs first = args;
   first.gave_up = &gave_up;

@@ -386,6 +386,18 @@ JAXPLUGIN_ALWAYS_INLINE bool IsSerial(int64_t batch, int64_t m, int64_t n,
   return each == 0 || batch <= kSerialWork / each;
 }
 
+// Returns the number of threads for a dot. A small dot uses one thread, because
+// it ends before another thread wakes up.
+JAXPLUGIN_ALWAYS_INLINE int ThreadsOf(const DotConfig& config, int64_t batch,
+                                      int64_t m, int64_t n, int64_t k,
+                                      int all) {
+  if (config.threads > 0 && config.threads < all) {
+    return static_cast<int>(config.threads);
+  }
+  if (config.threads > 0) return all;
+  return IsSerial(batch, m, n, k) ? 1 : all;
+}
+
 JAXPLUGIN_ALWAYS_INLINE Engine EngineByRule(Isa isa, const DotShape& x) {
   switch (isa) {
     case Isa::kAvx2:

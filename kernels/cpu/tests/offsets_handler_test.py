@@ -97,7 +97,10 @@ def random(
   x_format=None,
   factor=1.0,
 ):
-  """Returns rows [1, m, k] and weights [groups, n, k], times a factor."""
+  """Returns rows [1, m, k] and weights [groups, n, k].
+
+  Rows with scales are multiplied by the factor; otherwise the weights are.
+  """
   rng = np.random.default_rng(seed)
   x_kind, scale_kind, offset_kind = kinds
   scales = (groups, n, -(-k // block))
@@ -105,14 +108,14 @@ def random(
   if np.dtype(offset_kind).kind in "iu":
     offset = rng.integers(0, 100, scales)
   x_format = x_format or (x_kind, None, 32)
-  x_scale = rng.uniform(0.5, 1, (1, m, -(-k // x_format[2])))
+  x_scale = rng.uniform(0.5, 1, (1, m, -(-k // x_format[2]))) * factor
   values = rng.normal(size=(1, m, k)) * (1 if x_format[1] is None else 40)
   return Case(
     testing.Side(x_format, values, x_scale),
     testing.Side(
       (np.int8, scale_kind, block),
       rng.integers(-8, 8, (groups, n, k)),
-      rng.normal(size=scales) * factor,
+      rng.normal(size=scales) * (1 if x_format else factor),
     ),
     offset.astype(offset_kind),
   )
@@ -171,11 +174,33 @@ class OffsetsTest(parameterized.TestCase):
 
   @parameterized.product(isa=testing.ISAS, m=(1, 9))
   def test_scales_may_be_far_from_one(self, isa, m):
-    kinds = (testing.BF16, np.float32, np.float32)
-    for factor in (2.0**60, 2.0**-60):
-      with self.subTest(factor=factor):
-        case = random(m, 70, 1100, 32, kinds, factor=factor)
+    floats, half = (np.float32,) * 3, (np.float32, np.float16, np.float16)
+    for kinds, x_format, factor in (
+      ((testing.BF16, *floats[1:]), None, 2.0**60),
+      ((testing.BF16, *floats[1:]), None, 2.0**-60),
+      (half, (testing.E4M3, np.float32, 32), 2.0**60),
+    ):
+      with self.subTest(kinds=kinds, factor=factor):
+        case = random(
+          *(m, 70, 1100, 32, kinds), x_format=x_format, factor=factor
+        )
         case.assert_within(case.call(isa=isa))
+
+  @parameterized.parameters(*testing.ISAS)
+  def test_threads_change_no_bits_beside_a_large_scale(self, isa):
+    kinds = (testing.BF16, np.float32, np.float32)
+    case = random(4, 6000, 1024, 32, kinds)
+    case.w.scale[0, 3] *= 2.0**60
+    one, two = (
+      case.ragged(
+        [4],
+        isa=isa,
+        attributes={"rhs_code_offset": CODE_OFFSET, "max_threads": threads},
+      )
+      for threads in (1, 2)
+    )
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, case.call(isa=isa)[0])
 
   @parameterized.product(isa=testing.ISAS, sizes=((1, 0, 2), (0, 40, 5)))
   def test_groups_have_the_offsets_of_their_weights(self, isa, sizes):

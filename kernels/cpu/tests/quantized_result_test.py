@@ -80,6 +80,9 @@ RAGGED_ROWS = (
   RaggedRow("mxfp8", "mxfp8", (40, 96, 64), (3, 0, 30), "mxfp8"),
   RaggedRow("bf16", "mxfp4", (64, 1600, 1024), (40, 24), "mxfp4"),
   RaggedRow("nvfp4", "nvfp4", (33, 48, 64), (1, 7), "nvfp4", 0.01),
+  RaggedRow("nvfp4", "nvfp4", (33, 48, 64), (1, 7), "nvfp4", np.nan),
+  RaggedRow("nvfp4", "nvfp4", (33, 48, 64), (1, 7), "nvfp4", np.inf),
+  RaggedRow("nvfp4", "nvfp4", (33, 48, 64), (1, 7), "nvfp4", -1.0),
   RaggedRow("mxfp8", "mxfp8", (20, 128, 96), (9, 5), "mxfp8", activation=4),
   RaggedRow("f32", "mxfp8", (60, 1664, 512), (50, 5), "mxfp8", activation=5),
   RaggedRow(
