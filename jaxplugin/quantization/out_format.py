@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
+from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import api
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import integers
@@ -160,9 +161,14 @@ def quantized(who: str, x: jax.Array, out: OutFormat) -> Any:
     A `ScaledArray`, or two if `out` has two axes; with out.returns_amax a tuple
     of that and the amax.
   """
+  global_scale = out.global_scale
+  if out.derivative is None:
+    x, global_scale = tangents.without_derivative(
+      (x, global_scale), f"{who}: {NO_DERIVATIVE}"
+    )
   options: dict[str, Any] = {
     "scale_rounding": out.scale_rounding,
-    "global_scale": out.global_scale,
+    "global_scale": global_scale,
     "derivative": out.derivative,
     "packed": out.packed,
   }

@@ -1,10 +1,10 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot with weights that have zero points or minima. The best kernels add
-// the offsets of few rows of bf16 themselves. Other few rows are multiplied
-// with some columns in each task, which then adds their offsets. So the scales
-// are read from memory once.
+// The dot with weights that have zero points or minima. For few rows of bf16 and
+// weights with f16 scales, the AVX-512 BF16 kernels add the offsets themselves.
+// Other few rows are multiplied with some columns in each task, which then adds
+// their offsets. So the scales are read from memory once.
 
 #include <stdint.h>
 
