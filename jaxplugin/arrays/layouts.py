@@ -215,7 +215,10 @@ def _require_array(who: str, name: str, x: Any) -> None:
 def canonical_axis(who: str, axis: int, ndim: int) -> int:
   axis = error_context.require_integer(who, "axis", axis)
   if not -ndim <= axis < ndim:
-    raise ValueError(f"{who}: axis {axis} is out of range for rank {ndim}")
+    raise ValueError(
+      f"{who}: axis must be from {-ndim} to {ndim - 1} for rank {ndim}, got"
+      f" {axis}. Pass an axis of the array"
+    )
   return axis % ndim
 
 

@@ -541,7 +541,7 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
       "; pass it to the function that dot_general returns, or pass its"
       " .forward, a ScaledArray, or its .primal, the array"
     )
-  elif isinstance(x, (str, formats.BlockFormat)):
+  elif isinstance(x, (str, formats.BlockFormat)) and name == "x":
     remedy = "; pass the array before the format"
   elif isinstance(x, jax.ShapeDtypeStruct):
     remedy = "; for shapes and dtypes only, trace the call with jax.eval_shape"

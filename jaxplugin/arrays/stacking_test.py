@@ -303,7 +303,7 @@ class ConcatenateTest(parameterized.TestCase):
        "must be ScaledArrays, got ndarray"),
       (nvfp4(3, 64), 0, TypeError, "sequence of ScaledArrays"),
       ([], 0, ValueError, "at least one element, got none"),
-      ([nvfp4(3, 64)], 2, ValueError, "axis 2 is out of range for rank 2"),
+      ([nvfp4(3, 64)], 2, ValueError, "from -2 to 1 for rank 2, got 2"),
       (None, 0, TypeError, "must be a sequence .* got None"),
     )  # fmt: skip
     for arrays, axis, error, words in rows:

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
@@ -29,6 +30,7 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import out_format
+from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import api as ragged
 from jaxplugin.runtime import cpu_library
 
@@ -58,6 +60,15 @@ def layer_dot(
   """
   if isinstance(x, scaled_array.ScaledArray) and x.offset is not None:
     x = x.dequantize()
+  if out is not None and out.derivative is not None:
+    operands = x, stack, layer, bias
+    source = layer_dot(*operands, out_sharding=out_sharding, **options)
+    operands, bare = lax.stop_gradient((operands, out))
+    bare = dataclasses.replace(bare, derivative=None)
+    result = layer_dot(
+      *operands, out_sharding=out_sharding, out=bare, **options
+    )
+    return out_format.with_source(result, out, source)
   args = x, stack, layer, bias, out
   if out_sharding is not None:
     return _sliced(*args, out_sharding=out_sharding, **options)
@@ -155,11 +166,16 @@ def _in_place(
   lead = x.shape[:-1]
   has_few_rows = math.prod(lead) <= offsets.MOST_ROWS
   is_by_ragged_dot = stack.offset is None or has_few_rows
-  # The axes of `out` are those of the result's shape.
-  of_ragged_dot = out if is_by_ragged_dot and len(lead) == 1 else None
+  layers, n, _ = stack.shape
+  of_ragged_dot = None
+  if (
+    out is not None
+    and is_by_ragged_dot
+    and not quantized_results.refusal((*lead, n), out)
+  ):
+    of_ragged_dot = dataclasses.replace(out, axis=-1)
   if not isinstance(x, scaled_array.ScaledArray):
     x = x.reshape(math.prod(lead), x.shape[-1])
-  layers, n, _ = stack.shape
   sizes = jnp.where(jnp.arange(layers, dtype=jnp.int32) == layer, x.shape[0], 0)
   if is_by_ragged_dot:
     result = ragged.ragged_dot(
@@ -167,10 +183,20 @@ def _in_place(
     )
   else:
     result = _many_rows(x, stack, sizes, layer, bias, **options)
-  if of_ragged_dot is not None:
-    return result
-  result = result.reshape(*lead, n)
-  return result if out is None else out_format.quantized("linear", result, out)
+  if of_ragged_dot is None or out is None:
+    result = result.reshape(*lead, n)
+    return (
+      result if out is None else out_format.quantized("linear", result, out)
+    )
+  array, *amax = result if out.returns_amax else (result,)
+  to_rank = lambda leaf: leaf.reshape(*lead, leaf.shape[1])
+  global_scale = array.global_scale
+  if global_scale is not None:
+    global_scale = global_scale.reshape((1,) * (len(lead) + 1))
+  array = scaled_array.ScaledArray(
+    to_rank(array.values), to_rank(array.scale), global_scale, array.format
+  )
+  return (array, *amax) if amax else array
 
 
 def _many_rows(

@@ -9,17 +9,15 @@ computes them as its prologue, so a kernel writes quantized bytes only.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import error_context
@@ -29,6 +27,8 @@ from jaxplugin.quantization import arguments
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import prologues
 from jaxplugin.quantization import quantize_primitive
+
+_MOST: Final = float(np.finfo(np.float32).max)
 
 
 def rms_norm(
@@ -278,7 +278,7 @@ def swigluoai(
     bias,
     out_format,
     "interleaved" if interleaved else "split",
-    alpha=_number(who, "alpha", alpha, -math.inf),
+    alpha=_number(who, "alpha", alpha, -_MOST),
     limit=_number(who, "limit", limit, 0.0),
   )
 
@@ -368,14 +368,9 @@ def _quantized(
   """Returns the quantized result as `out` says, and the sum if any."""
   shape = prologue.shape_of(x.shape)
   format = out.block_format
-  given = out.axis if isinstance(out.axis, tuple) else (out.axis,)
-  axes = tuple(layouts.canonical_axis(who, axis, len(shape)) for axis in given)
-  if len({*axes}) < len(axes):
-    raise ValueError(
-      f"{who}: axis of OutFormat must name different axes, got {out.axis} for"
-      f" rank {len(shape)}. Pass one axis"
-    )
+  axes = out.axes_in(who, shape)
   sizes = [shape[axis] for axis in axes]
+  source = None if out.derivative is None else _source(x, more, prologue)
   block_sizes = {format.along(size).block_size for size in sizes}
   if (
     out.scale_rounding not in arguments.SCALE_ROUNDINGS
@@ -386,19 +381,17 @@ def _quantized(
   ):
     # `quantize` does not compute these with `quantize_p`, or not in one call.
     y, *sums = _plain(x, more, prologue)
-    return [out_format_lib.quantized(who, y, out), *sums]
+    return [out_format_lib.quantized(who, y, out, source), *sums]
   y_type: Any = jax.ShapeDtypeStruct(shape, np.float32)
   arguments.validate(who, y_type, format, axes, out.scale_rounding)
   arguments.validate_key(who, out.key)
   packed = arguments.whether_packed(who, out.packed, format, sizes[0])
-  surrogate = None
-  if out.derivative is None:
+  if source is None:
     x, more, global_scale = tangents.without_derivative(
       (x, more, out.global_scale), f"{who}: {out_format_lib.NO_DERIVATIVE}"
     )
   else:
     global_scale = lax.stop_gradient(out.global_scale)
-    surrogate = _surrogate(x, more, prologue)
   each, sums, amax = _produced(
     x,
     more,
@@ -413,18 +406,16 @@ def _quantized(
   )
   arrays = []
   for values, scale, own in each:
-    scale_signs.remember_positive(scale)
     own = None if own is None else own.reshape((1,) * len(shape))
-    arrays.append(
-      scaled_array.ScaledArray(values, scale, own, format, surrogate=surrogate)
-    )
-  result: Any = tuple(arrays) if isinstance(out.axis, tuple) else arrays[0]
-  return [(result, amax) if out.returns_amax else result, *sums]
+    arrays.append(scaled_array.ScaledArray(values, scale, own, format))
+  result: Any = tuple(arrays) if len(arrays) == 2 else arrays[0]
+  result = (result, amax) if out.returns_amax else result
+  return [out_format_lib.with_source(result, out, source), *sums]
 
 
 # The backward pass reads x, not f32 intermediates.
 @functools.partial(jax.checkpoint, static_argnums=2)
-def _surrogate(
+def _source(
   x: jax.Array, more: Mapping[str, jax.Array], prologue: prologues.Prologue
 ) -> jax.Array:
   return prologues.compute(prologue, x, more)[0]
@@ -481,7 +472,9 @@ def _alike(
   """Returns x and the other array or None, in one dtype."""
   x = _floats(who, name, x)
   if x.ndim == 0:
-    raise TypeError(f"{who}: {name} must have rank 1 or more, got a scalar")
+    raise TypeError(
+      f"{who}: {name} must have rank 1 or more, got a scalar. Pass rows"
+    )
   if other is None:
     return x, None
   other = _floats(who, other_name, other)
@@ -518,14 +511,13 @@ def _floats(who: str, name: str, x: Any) -> jax.Array:
 
 
 def _number(who: str, name: str, value: Any, least: float) -> float:
-  """Returns a finite number that is at least `least`."""
+  """Returns a number that is at least `least` and finite in f32."""
   is_number = isinstance(value, (int, float, np.number)) and not isinstance(
     value, bool
   )
-  if not (is_number and least <= value and math.isfinite(value)):
-    rule = "a finite number" + (f" >= {least:g}" if least == 0 else "")
+  if not (is_number and least <= value <= _MOST):
     raise ValueError(
-      f"{who}: {name} must be {rule}, got {error_context.shown(value)}. Pass a"
-      " Python number"
+      f"{who}: {name} must be a number from {least:.8g} to {_MOST:.8g}, got"
+      f" {error_context.shown(value)}. Pass a Python number in this range"
     )
   return float(value)

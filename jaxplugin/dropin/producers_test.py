@@ -208,6 +208,15 @@ class ProducersTest(parameterized.TestCase):
       ):
         jax.grad(loss, argnum)(jnp.ones((2, 32)), 0.01, name)
 
+  def test_backward_pass_keeps_x_and_no_f32_arrays(self):
+    x = jnp.linspace(-1, 1, 256, dtype=jnp.bfloat16).reshape(2, 128)
+    for name in ("mxfp8", "fp8_128x128"):  # in one kernel, and separately
+      out = jp.OutFormat(name, derivative="straight_through")
+      norm = lambda x, out=out: jp.nn.rms_norm(x, out_format=out)
+      _, back = jax.vjp(lambda x, norm=norm: norm(x).surrogate, x)
+      kept = [leaf.dtype for leaf in jax.tree.leaves(back) if leaf.ndim]
+      self.assertEqual(kept, [x.dtype], name)
+
   def test_amax_has_no_derivative(self):
     for name in ("mxfp8", "uint4_32_min"):  # in one kernel, and separately
       out = jp.OutFormat(name, returns_amax=True, derivative="straight_through")
@@ -292,15 +301,17 @@ class ProducersTest(parameterized.TestCase):
      lambda x: jp.nn.gelu_and_mul(x[:, :3])),
     (TypeError, "swigluoai: gate must have rank 1 or more",
      lambda x: jp.nn.swigluoai(x[0, 0])),
-    (ValueError, "swigluoai: limit must be a finite number >= 0, got inf",
+    (ValueError, "swigluoai: limit must be a number from 0 to 3.4.*got inf",
      lambda x: jp.nn.swigluoai(x, limit=np.inf)),
     (TypeError, "swigluoai: interleaved must be",
      lambda x: jp.nn.swigluoai(x, interleaved=1)),
-    (ValueError, "rms_norm: epsilon must be a finite number >= 0, got -1",
+    (ValueError, "rms_norm: epsilon must be a number from 0 to .*got -1",
      lambda x: jp.nn.rms_norm(x, epsilon=-1)),
+    (ValueError, r"swigluoai: alpha must be a number from -3.4.*got 1e\+39",
+     lambda x: jp.nn.swigluoai(x, alpha=1e39)),
     (TypeError, "silu_and_mul: the size of axis 1 must be a multiple of 32",
      lambda x: jp.nn.silu_and_mul(x, out_format="mxfp8")),
-    (ValueError, "rms_norm: axis of OutFormat must name different axes",
+    (ValueError, "rms_norm: axis of out_format must name dim.*each once",
      lambda x: jp.nn.rms_norm(
        x, out_format=jp.OutFormat("mxfp8", axis=(1, -1))
      )),

@@ -63,7 +63,9 @@ def validate_key(who: str, key: Any) -> None:
 
 def two_axes(who: str, axes: Any, ndim: int) -> tuple[int, int]:
   if ndim < 2:
-    raise TypeError(f"{who}: x must have rank 2 or more, got rank 1")
+    raise TypeError(
+      f"{who}: x must have rank 2 or more, got rank 1. Call quantize"
+    )
   given = axes if isinstance(axes, (tuple, list)) else ()
   canonical = [layouts.canonical_axis(who, axis, ndim) for axis in given]
   if len(canonical) != 2 or canonical[0] == canonical[1]:
@@ -148,21 +150,23 @@ def validate(
   validate_scale_rounding(who, scale_rounding, (format,))
   if format.is_square and x.ndim < 2:
     raise TypeError(
-      f"{who}: x must have rank 2 or more for {format}, whose blocks have"
-      f" {format.block_rows} rows, got shape {x.shape}"
+      f"{who}: the rank must be 2 or more for {format}, whose blocks have"
+      f" {format.block_rows} rows, got shape {x.shape}. Choose another format"
     )
   for axis in axes:
     if format.is_square and axis < x.ndim - 2:
       raise ValueError(
         f"{who}: axis must be one of the last two for {format}, which divides"
-        f" both into blocks, got axis {axis} of shape {x.shape}"
+        f" both into blocks, got axis {axis} of shape {x.shape}. Pass one of"
+        " these axes"
       )
     if not format.fits(x.shape[axis]):
       raise TypeError(
         f"{who}: the size of axis {axis} must be a multiple of"
         f" {format.block_size} for {format.name.upper()}, got"
-        f" k={x.shape[axis]} in shape {x.shape}; pad"
-        f"{' x (pad=True does)' if who == 'quantize' else ' it'}"
+        f" {x.shape[axis]} in shape {x.shape}. Pad"
+        f"{' x (pad=True does)' if who == 'quantize' else ' it'}, or quantize"
+        " along another axis"
       )
 
 

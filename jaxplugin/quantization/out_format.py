@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxplugin.arrays import scale_signs
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
@@ -47,7 +50,8 @@ class OutFormat:
   The function quantizes its f32 result before the cast. The bits are those of
   `quantize` of that result. A format or its name is an `OutFormat` without
   options. It is a pytree of `global_scale` and `key`, so a jitted function can
-  take it as an argument.
+  take it as an argument. It is also hashable, for `static_argnames`. Equal
+  arrays count as one value only if they are the same object.
 
   Attributes:
     format: a `BlockFormat` or its name.
@@ -112,10 +116,42 @@ class OutFormat:
       axis = error_context.require_integer(who, "axis", self.axis)
       object.__setattr__(self, "axis", axis)
 
+  def _compared(self) -> tuple[Any, ...]:
+    """Returns the fields, arrays by their identity."""
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    for name in ("global_scale", "key"):
+      if not isinstance(x := fields[name], (type(None), int, float, np.number)):
+        fields[name] = "array", id(x)
+    return tuple(fields.values())
+
+  def __eq__(self, other: object) -> bool:
+    if not isinstance(other, OutFormat):
+      return NotImplemented
+    return self._compared() == other._compared()
+
+  def __hash__(self) -> int:
+    return hash(self._compared())
+
   @property
   def block_format(self) -> formats.BlockFormat:
     """The format if it was given by its name."""
     return formats.resolve("OutFormat", self.format)
+
+  def axes_in(self, who: str, shape: Sequence[Any]) -> tuple[int, ...]:
+    """Returns the blocked axes of a result, counted from 0.
+
+    Raises:
+      ValueError: If an axis is out of range, or both are the same.
+    """
+    rank = len(shape)
+    given = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+    axes = {axis % rank: axis for axis in given if -rank <= axis < rank}
+    if len(axes) < len(given):
+      raise ValueError(
+        f"{who}: axis of out_format must name dimensions of the result, each"
+        f" once, got {self.axis} for shape {tuple(shape)}. Pass other axes"
+      )
+    return tuple(axes)
 
   @classmethod
   def of(cls, who: str, out_format: Any) -> OutFormat:
@@ -126,9 +162,11 @@ class OutFormat:
     out = out_format
     if not isinstance(out, cls):
       out = cls(formats.resolve(who, out, "out_format"))
+    where = f"{who}: out_format"
     global_scale = arguments.given_global_scale(
-      f"{who}: out_format", out.global_scale, out.block_format
+      where, out.global_scale, out.block_format
     )
+    arguments.validate_key(where, out.key)
     return dataclasses.replace(out, global_scale=global_scale)
 
   @classmethod
@@ -141,7 +179,10 @@ class OutFormat:
       who, out_format: as for `of`.
       preferred_element_type: argument of the matmul; None is the default.
     """
-    if preferred_element_type not in (None, np.float32, "float32"):
+    is_default = preferred_element_type is None
+    if (
+      not is_default and formats.as_dtype(preferred_element_type) != np.float32
+    ):
       raise ValueError(
         f"{who}: preferred_element_type must be float32 if out_format is given,"
         f" got {error_context.shown(preferred_element_type)}. Leave"
@@ -150,12 +191,15 @@ class OutFormat:
     return cls.of(who, out_format)
 
 
-def quantized(who: str, x: jax.Array, out: OutFormat) -> Any:
+def quantized(
+  who: str, x: jax.Array, out: OutFormat, source: jax.Array | None = None
+) -> Any:
   """Quantizes the f32 result of a function.
 
   Args:
     who: the function, for errors.
     x, out: the result, and how to quantize it.
+    source: as for `with_source`; None is x.
 
   Returns:
     A `ScaledArray`, or two if `out` has two axes; with out.returns_amax a tuple
@@ -166,21 +210,40 @@ def quantized(who: str, x: jax.Array, out: OutFormat) -> Any:
     x, global_scale = tangents.without_derivative(
       (x, global_scale), f"{who}: {NO_DERIVATIVE}"
     )
+  else:
+    source = x if source is None else source
+    x, global_scale = lax.stop_gradient((x, global_scale))
+  axes = out.axes_in(who, x.shape)
   options: dict[str, Any] = {
     "scale_rounding": out.scale_rounding,
     "global_scale": global_scale,
-    "derivative": out.derivative,
     "packed": out.packed,
   }
   result: Any
   with error_context.in_function(f"{who}: out_format"):
-    if isinstance(out.axis, tuple):
-      result = api.quantize_both(x, out.format, axes=out.axis, **options)
+    if len(axes) == 2:
+      result = api.quantize_both(x, out.format, axes=axes, **options)
     else:
-      result = api.quantize(
-        x, out.format, axis=out.axis, key=out.key, **options
-      )
-  return (result, amax(x)) if out.returns_amax else result
+      result = api.quantize(x, out.format, axis=axes[0], key=out.key, **options)
+  result = (result, amax(x)) if out.returns_amax else result
+  return with_source(result, out, source)
+
+
+def with_source(result: Any, out: OutFormat, source: jax.Array | None) -> Any:
+  """Returns the result of `quantized` with its straight-through derivative.
+
+  Args:
+    result: the result without a derivative.
+    out: how it was quantized.
+    source: f32 array that the result is the identity of for derivatives, or
+      None.
+  """
+  is_array = lambda x: isinstance(x, scaled_array.ScaledArray)
+  for x in filter(is_array, jax.tree.leaves(result, is_leaf=is_array)):
+    if out.scale_rounding != "ggml":
+      scale_signs.remember_positive(x.scale)
+    x.surrogate = source
+  return result
 
 
 def amax(x: jax.Array) -> jax.Array:

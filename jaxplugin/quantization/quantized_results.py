@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
@@ -187,12 +186,7 @@ def compute(
     result = forms.operations(*arrays, *leaves)
   else:
     result = alternatives.compute(forms, *arrays, *leaves)
-  is_array = lambda x: isinstance(x, scaled_array.ScaledArray)
-  for x in filter(is_array, jax.tree.leaves(result, is_leaf=is_array)):
-    if out.scale_rounding != "ggml":
-      scale_signs.remember_positive(x.scale)
-    x.surrogate = source
-  return result
+  return out_format.with_source(result, out, source)
 
 
 def refusal(shape: Sequence[Any], out: out_format.OutFormat) -> str:

@@ -169,6 +169,38 @@ class BitsTest(parameterized.TestCase):
         function(X, OUT[out][0]), jp.linear(X, w_q(), out_format=OUT[out][0])
       )
 
+  def test_layer_is_one_kernel_for_rows_of_any_rank(self):
+    stack = jp.stack([w_q(), w_q()])
+    outs = [OUT[name] for name in ("mxfp8", "given")]
+
+    @jax.jit
+    def fused(*xs):
+      layer = functools.partial(jp.linear, w_q=stack, layer=1)
+      return [[layer(x, out_format=out) for out, _ in outs] for x in xs]
+
+    @jax.jit
+    def separate(*xs):
+      ys = [jp.linear(x, w_q(), preferred_element_type=np.float32) for x in xs]
+      return [[quantized(y) for _, quantized in outs] for y in ys]
+
+    xs = X[0], X.reshape(2, M // 2, K)
+    self.assertNotIn("jaxplugin_quantize", fused.lower(*xs).as_text())
+    contract.assert_same_bits(fused(*xs), separate(*xs))
+
+  def test_equal_static_arguments_are_traced_once(self):
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def function(out):
+      traced.append(out)
+      return jp.linear(X, w_q(), out_format=out).values
+
+    scales = 0.5, 0.5, jnp.float32(0.5)
+    for scale in scales:
+      function(OutFormat("nvfp4", global_scale=scale))
+    self.assertLen(traced, 2)
+    self.assertEqual(traced[0].global_scale, 0.5)
+
   def test_values_are_rounded_once_from_f32(self):
     identity = jp.quantize(np.eye(K, dtype=np.float32), "mxfp8")
     x = X.copy()
@@ -424,13 +456,13 @@ class ErrorsTest(parameterized.TestCase):
     (lambda: OutFormat("mxfp8", returns_amax=1), TypeError, "must be True.*1"),
     (lambda: OutFormat("mxfp8", derivative="x"), ValueError, "derivative.*'x'"),
     (3, TypeError, "linear: out_format must be a BlockFormat.*got 3"),
-    (OutFormat("mxfp8", axis=2), ValueError, "linear: out_format: axis 2"),
+    (OutFormat("mxfp8", axis=2), ValueError, "axis of out.*got 2 for"),
     (OutFormat("mxfp8", key=3), TypeError, "out_format: key must be"),
     (OutFormat("mxfp8", global_scale=1.0), ValueError, "global_scale must be"),
     (OutFormat("nvfp4", global_scale=-1.0), ValueError, "positive.*got -1"),
     (OutFormat("mxfp8", scale_rounding="x"), ValueError, "scale_rounding.*'x'"),
-    (OutFormat("mxfp8", axis=(0, 1)), TypeError, "axis 0 must be a mult.*k=31"),
-    (OutFormat("mxfp8", axis=(1, 1)), ValueError, r"linear:.*differ.*\(1, 1"),
+    (OutFormat("mxfp8", axis=(0, 1)), TypeError, "axis 0 must be.*got 31"),
+    (OutFormat("mxfp8", axis=(1, 1)), ValueError, r"axis.*once.*\(1, 1"),
   )  # fmt: skip
   def test_message(self, out, error, pattern):
     with self.assertRaisesRegex(error, pattern):
