@@ -22,7 +22,6 @@ import numerics_notebooks as notebooks
 import pytest
 from absl.testing import parameterized
 
-minilm = numerics_measure.minilm
 NAMES = notebooks.NOTEBOOKS
 SECTIONS = {name: name.removeprefix("numerics_") for name in NAMES}
 NEEDS_MODEL = ("numerics_formats", "numerics_scales", "numerics_training")
@@ -105,9 +104,9 @@ class ExecutedTest(Base):
   @parameterized.parameters(*NAMES)
   def test_notebook_runs_and_a_smaller_baseline_makes_it_fail(self, name):
     if name in NEEDS_MODEL and not importlib.util.find_spec(
-      minilm.MODEL_PACKAGE
+      numerics_measure.minilm.MODEL_PACKAGE
     ):
-      self.skipTest(f"{minilm.MODEL_PACKAGE} is not installed")
+      self.skipTest(f"{numerics_measure.minilm.MODEL_PACKAGE} is not installed")
     notebook = notebooks.from_text(notebooks.text_path(name))
     planted = str(self.folder() / "planted.json")
     cell = nbformat.v4.new_code_cell(PLANTED_CELL.format(path=planted))

@@ -22,6 +22,8 @@ PARAMS = decoder_weights.random_params(CONFIG)
 RNG = np.random.default_rng(1)
 # Longer than a part, and not a multiple of one.
 PROMPT = RNG.integers(CONFIG.vocabulary, size=chat.PART + 9).tolist()
+# One number of slots for all tests, so that they share their programs.
+SLOTS = 320
 SECOND = RNG.integers(CONFIG.vocabulary, size=5).tolist()
 
 
@@ -45,17 +47,20 @@ def make(end=-1, **kwargs):
   tokenizer = Tokenizer()
   tokenizer.end = end
   checkpoint = smollm.Checkpoint(CONFIG, PARAMS, tokenizer)
-  return chat.Chat(checkpoint, **{"slots": 192} | kwargs)
+  return chat.Chat(checkpoint, slots=SLOTS, **kwargs)
 
 
 def likeliest(tokens, count):
-  """Returns the next tokens by a prefill without parts."""
+  """Returns the next tokens, at most 20, by a prefill without parts."""
   how = decoder.Decoder(config=CONFIG)
-  cache = decoder.new_cache(CONFIG, [0], 192, unrolled=False)
-  prompt = jnp.asarray(tokens, jnp.int32)[None]
-  token, cache = decoder.prefill(how, PARAMS, prompt, cache=cache)
-  rest, _ = decoder.decode(how, PARAMS, token, steps=count - 1, cache=cache)
-  return [int(token[0]), *map(int, rest[:, 0])]
+  cache = decoder.new_cache(CONFIG, [0], SLOTS, unrolled=False)
+  prompt = np.zeros((1, 256), np.int32)
+  prompt[0, : len(tokens)] = tokens
+  token, cache = decoder.prefill(
+    how, PARAMS, jnp.asarray(prompt), cache=cache, count=len(tokens)
+  )
+  rest, _ = decoder.decode(how, PARAMS, token, steps=19, cache=cache)
+  return [int(token[0]), *map(int, rest[:, 0])][:count]
 
 
 def said(conversation, prompt, count):
@@ -85,11 +90,10 @@ class ChatTest(absltest.TestCase):
     self.assertEqual(said(conversation, SECOND, 6), expected)
 
   def test_an_answer_ends_when_the_cache_is_full(self):
-    slots = 2 * chat.PART + 2 * chat.STEPS
-    conversation = make(slots=slots)
+    conversation = make()
     count = len(said(conversation, PROMPT, 1000))
-    self.assertLessEqual(len(PROMPT) + count - 1, slots)
-    self.assertGreater(len(PROMPT) + count, slots - chat.STEPS)
+    self.assertLessEqual(len(PROMPT) + count - 1, SLOTS)
+    self.assertGreater(len(PROMPT) + count, SLOTS - chat.STEPS)
     with self.assertRaisesRegex(ValueError, f"got {chat.PART}; start a new"):
       said(conversation, SECOND, 1)
 
@@ -135,7 +139,13 @@ class ChatTest(absltest.TestCase):
   def test_the_command_prints_an_answer_and_its_speed(self):
     checkpoint = smollm.Checkpoint(CONFIG, PARAMS, Tokenizer())
     out, err = io.StringIO(), io.StringIO()
-    argv = ["chat.py", "--question", "Why?", "--temperature=0", "--slots=320"]
+    argv = [
+      "chat.py",
+      "--question",
+      "Why?",
+      "--temperature=0",
+      f"--slots={SLOTS}",
+    ]
     with (
       mock.patch("sys.argv", argv),
       mock.patch.object(smollm, "load", return_value=checkpoint),

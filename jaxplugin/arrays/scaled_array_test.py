@@ -20,8 +20,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.arrays import layouts
-from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
 
@@ -513,12 +511,3 @@ class ValidationTest(parameterized.TestCase):
       np.asarray(x.values), np.asarray(x.scale), np.float32(0.37), jp.NVFP4
     )
     np.testing.assert_array_equal(jp.dequantize(y), jp.dequantize(x))
-
-
-class HelpersTest(parameterized.TestCase):
-  @parameterized.parameters((0, 4, 0), (1, 4, 4), (4, 4, 4), (129, 128, 256))
-  def test_round_up(self, size, multiple, expected):
-    self.assertEqual(extents.round_up(size, multiple), expected)
-
-  def test_swizzled_shape_pads_the_last_two_dimensions(self):
-    self.assertEqual(layouts.swizzled_shape((5, 131, 17)), (5, 256, 20))

@@ -31,11 +31,10 @@ from jaxplugin.testing import transformations
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.meshes import explicit
 
-PLAIN = contract.RESULT_DTYPES
 # Each format beside each plain dtype, on either side.
 KINDS = tuple(
   kind
-  for pair in itertools.product(dot_cases.FORMATS, PLAIN)
+  for pair in itertools.product(dot_cases.FORMATS, contract.RESULT_DTYPES)
   for kind in (pair, pair[::-1])
 )
 ACTIVATIONS = {

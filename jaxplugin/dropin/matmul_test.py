@@ -16,7 +16,6 @@ from jaxplugin import quantization
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
 
-FORMATS = formats.FORMATS
 K = 64
 
 
@@ -177,7 +176,7 @@ class TransposeTest(parameterized.TestCase):
 
 
 class ArrayMethodsTest(parameterized.TestCase):
-  @parameterized.parameters(*FORMATS)
+  @parameterized.parameters(*formats.FORMATS)
   def test_size_is_that_of_the_numbers(self, format):
     for packed in {False, format.is_fp4}:
       x, exact = make(format, (3, 5, 32), packed=packed)

@@ -17,7 +17,6 @@ from jaxplugin.core import formats
 from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 
-F32 = contract.F32
 E4M3, E2M1, E8M0 = formats.E4M3, formats.E2M1, formats.E8M0
 NT_3D = nn_cases.NT_3D
 
@@ -102,7 +101,7 @@ MATMUL_VALUE_ERRORS = {
   "lhs_scale of nvfp4 must not be negative": {
     "lhs": ones(2, 3, 64, dtype=E2M1),
     "rhs": ones(2, 3, 64, dtype=E2M1),
-    "lhs_scales": -ones(2, 3, 4, dtype=F32).astype(E4M3),
+    "lhs_scales": -ones(2, 3, 4, dtype=contract.F32).astype(E4M3),
     "rhs_scales": ones(2, 3, 4, dtype=E4M3),
   },
 }

@@ -24,7 +24,6 @@ from jaxplugin.testing import nn_cases
 from jaxplugin.testing.oracles import nn_general_oracle
 
 BF16, F16, F32 = contract.BF16, contract.F16, contract.F32
-E5M2 = formats.E5M2
 NT_2D = nn_cases.NT_2D
 rng_of = nn_cases.rng_of
 E4M3_MAX, E2M1_MAX = nn_general_oracle.E4M3_MAX, nn_general_oracle.E2M1_MAX
@@ -127,7 +126,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
 
     results = dot_and_gradients(lhs, rhs, configs, g=jnp.asarray(g))
     nvfp4, mxfp8 = quantizer("nvfp4"), quantizer("mxfp8")
-    as_gradient = quantizer("mxfp8", dtype=E5M2)
+    as_gradient = quantizer("mxfp8", dtype=formats.E5M2)
     assert_product(results[0], lhs, rhs, nvfp4, mxfp8)
     assert_product(results[1], g, rhs, as_gradient, mxfp8, "mn,nk->mk")
     assert_product(results[2], g, lhs, as_gradient, nvfp4, "mn,mk->nk")

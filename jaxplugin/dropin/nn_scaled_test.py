@@ -28,7 +28,6 @@ BF16, F16, F32 = contract.BF16, contract.F16, contract.F32
 E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1
 E8M0 = formats.E8M0
 NT_2D, NT_3D = nn_cases.NT_2D, nn_cases.NT_3D
-SCALE_ROUNDING_BOUND = nn_cases.SCALE_ROUNDING_BOUND
 Side, mx = nn_cases.Side, nn_cases.mx
 rng_of, dequantized = nn_cases.rng_of, nn_cases.dequantized
 scaled_dot = nn_cases.scaled_dot
@@ -107,7 +106,7 @@ class ScaledMatmulTest(parameterized.TestCase):
       dequantized(lhs, lhs_scale), dequantized(rhs, rhs_scale)
     )
     result = nn.scaled_matmul(lhs, rhs, lhs_scale, rhs_scale)
-    bound = (contract.DOT_BOUND + SCALE_ROUNDING_BOUND) * magnitude
+    bound = (contract.DOT_BOUND + nn_cases.SCALE_ROUNDING_BOUND) * magnitude
     contract.assert_within(result, exact, bound, F32)
     if not nn_cases.JAX_NN_RUNS_ON_CPU:
       return
@@ -350,7 +349,7 @@ class ScaledDotTest(parameterized.TestCase):
       nn.scaled_dot,
       nn_cases.random_values,
       nn_cases.random_scale,
-      bound=contract.DOT_BOUND + SCALE_ROUNDING_BOUND,
+      bound=contract.DOT_BOUND + nn_cases.SCALE_ROUNDING_BOUND,
     )
 
   @parameterized.named_parameters(*SCALED_DOT_CASES)

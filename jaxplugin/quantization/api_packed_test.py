@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""FP4 is packed by default: the same array as unpacked, in bytes.
+"""Packed values and swizzled scales are the same arrays in other layouts.
 
-api_mx_test.py and api_nvfp4_test.py compare the codes with NumPy.
+api_bits_test.py compares the codes with NumPy, arrays/scaled_array_test.py
+tests the layout of scales, and backends/triton_test.py kernels that write it.
 """
 
 import functools
@@ -15,6 +16,7 @@ import pytest
 from absl.testing import parameterized
 from jax import lax
 
+import jaxplugin as jp
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.core import formats
@@ -25,7 +27,6 @@ from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
 
 FP4 = (MXFP4, NVFP4)
-numbers = quantization_lowerings.numbers
 
 
 def fp4_per(block_size):
@@ -108,7 +109,7 @@ class PackedTest(parameterized.TestCase):
   def test_default_has_the_bits_of_unpacked(self, format, name):
     call, *shape = CALLS[name]
     if shape:
-      x = numbers(shape, np.float32)
+      x = quantization_lowerings.numbers(shape, np.float32)
       arrays = [x]
     else:  # dimensions of one block
       k = format.block_size
@@ -169,3 +170,73 @@ class ScanTest(parameterized.TestCase):
     text = jax.jit(layers).lower(x, w_q).compile().as_text()
     self.assertIn("u8[4,32,32]", text)
     self.assertEmpty(re.findall(r"f4e2m1fn\[4,.*", text))
+
+
+SWIZZLED = "swizzled_128x4"
+P = jax.sharding.PartitionSpec
+
+
+def swizzled(array):
+  return jp.ScaledArray(
+    array.values,
+    jp.swizzle_scale(array.scale),
+    array.global_scale,
+    array.format,
+    scale_layout=SWIZZLED,
+  )
+
+
+def layout_numbers(shape):
+  x = np.random.default_rng(5).normal(size=shape).astype(np.float32)
+  x[..., -1, 3] = np.nan
+  return jnp.asarray(x)
+
+
+def quantizer(format, **options):
+  return lambda x: jp.quantize(x, format, **options)
+
+
+def vmapped(format, **options):
+  return jax.vmap(quantizer(format, **options))
+
+
+class ScaleLayoutTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *(
+      (quantizer, format, shape)
+      for format in formats.KNOWN
+      for shape in ((5, 96), (2, 130, 32), (128, 128))
+    ),
+    (quantizer, jp.MXFP4, (5, 96), {"key": jax.random.key(3)}),
+    # Each matrix has its tiles.
+    *(
+      (call, format, (3, 5, 96), options)
+      for format in (jp.MXFP8, jp.NVFP4)
+      for call, options in ((vmapped, {}), (quantizer, {"batch_dims": 1}))
+    ),
+  )
+  @pytest.mark.sample(6)
+  def test_scale_is_that_of_swizzle_scale(
+    self, call, format, shape, options=None
+  ):
+    x, options = layout_numbers(shape), options or {}
+    linear = call(format, **options)(x)
+    quantize = call(format, scale_layout=SWIZZLED, **options)
+    for f in (quantize, quantization_lowerings.by_operations(quantize)):
+      actual = f(x)
+      self.assertEqual(actual.scale_layout, SWIZZLED)
+      contract.assert_same_bits(actual, swizzled(linear))
+      np.testing.assert_array_equal(
+        jp.dequantize(actual), jp.dequantize(linear)
+      )
+
+  def test_partitioned_module_agrees(self):
+    mesh = jax.make_mesh((4,), ("x",))
+    x = layout_numbers((512, 128))
+    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("x")))
+    quantize = jax.jit(
+      lambda x: jp.quantize(x, jp.MXFP8, scale_layout=SWIZZLED)
+    )
+    contract.assert_same_bits(
+      quantize(sharded), swizzled(jp.quantize(x, jp.MXFP8))
+    )

@@ -15,7 +15,6 @@ from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import matmul_shapes
 
 CONFIG = matmul_shapes.CONFIG
-SM_90 = matmul_shapes.SM_90
 product = matmul_shapes.product
 replace = dataclasses.replace
 
@@ -47,7 +46,7 @@ class FormatTest(parameterized.TestCase):
 
 
 class PlanTest(parameterized.TestCase):
-  def plan(self, shape, config=CONFIG, architecture=SM_90):
+  def plan(self, shape, config=CONFIG, architecture=matmul_shapes.SM_90):
     return matmul_plans.plan(shape, config, architecture)
 
   def test_arguments_are_those_of_the_kernels(self):

@@ -13,7 +13,6 @@ from jaxplugin.testing.kernels import matmul_shapes
 
 CONFIG = matmul_shapes.CONFIG
 SM_90 = matmul_shapes.SM_90
-SM_100 = matmul_shapes.SM_100
 UPCAST, NATIVE = matmul_shapes.UPCAST, matmul_shapes.NATIVE
 product = matmul_shapes.product
 replace = dataclasses.replace
@@ -75,7 +74,7 @@ class ConfigErrorTest(parameterized.TestCase):
 
   def test_tensor_memory_is_512_columns(self):
     config = replace(CONFIG, block_m=256, block_n=256, num_warps=16)
-    error = constraints.config_error(config, product(), SM_100)
+    error = constraints.config_error(config, product(), matmul_shapes.SM_100)
     self.assertRegex(error, "1024 columns of tensor memory, sm_100 has 512")
 
   @parameterized.parameters(
@@ -168,7 +167,7 @@ class ConfigErrorTest(parameterized.TestCase):
     self.assertRegex(str(error), str(message))
     self.assertIsNone(constraints.small_m_error(shape))
     native = constraints.native_error(
-      replace(shape, lhs=configs.operand("mxfp4", 256, k)), SM_100
+      replace(shape, lhs=configs.operand("mxfp4", 256, k)), matmul_shapes.SM_100
     )
     self.assertRegex(native, "got interleaved ones")
 

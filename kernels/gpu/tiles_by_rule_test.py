@@ -15,7 +15,6 @@ from jaxplugin.testing.kernels import matmul_shapes
 
 CONFIG = matmul_shapes.CONFIG
 SM_90 = matmul_shapes.SM_90
-SM_100 = matmul_shapes.SM_100
 CORES = matmul_shapes.CORES
 SIZES = matmul_shapes.SIZES
 product = matmul_shapes.product
@@ -180,6 +179,6 @@ class DefaultConfigTest(parameterized.TestCase):
     loaded = 2 * (values * kind.bits // 8 + values // kind.values_per_scale)
     accumulators = 128 * 128 * 4
     self.assertEqual(
-      constraints.shared_memory_bound(config, shape, SM_100),
+      constraints.shared_memory_bound(config, shape, matmul_shapes.SM_100),
       max(3 * loaded + 16, accumulators),
     )

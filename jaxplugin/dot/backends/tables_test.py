@@ -806,15 +806,14 @@ class FieldsTest(parameterized.TestCase):
     self.assertLen({*fields}, len(found))
 
   @parameterized.parameters(
-    ({"m": None},), ({"k": 0},), ({"out_dtype": np.dtype(np.int32)},)
+    ({"m": None},),
+    ({"k": 0},),
+    ({"out_dtype": np.dtype(np.int32)},),
+    ({"rhs": dataclasses.replace(jp.MXFP4, block_size=64)},),
+    ({"rhs": dataclasses.replace(jp.MXFP4, name="own")},),
   )
   def test_no_row_is_about_what_has_no_size_or_name(self, changes):
     self.assertIsNone(backends.OPERATION.fields_of(problem(**changes)))
-
-  def test_no_row_is_about_a_format_of_ones_own(self):
-    for changes in ({"block_size": 64}, {"name": "own"}):
-      own = dataclasses.replace(jp.MXFP4, **changes)
-      self.assertIsNone(backends.OPERATION.fields_of(problem(rhs=own)))
 
   def test_a_row_with_a_scale_for_each_row_names_its_block_size(self):
     row = problem(rhs=jp.INT8_ROW.along(96))

@@ -33,7 +33,6 @@ from jaxplugin.testing import installed
 M, N, K = 512, 704, 1664
 E8M0, E4M3, E5M2, E2M1 = formats.E8M0, formats.E4M3, formats.E5M2, formats.E2M1
 
-needs_compiler = installed.needs_gpu_compilers
 needs_jax_triton = absltest.skipIf(
   bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
@@ -109,7 +108,7 @@ def moved(text, least):
   return [size for size in sizes(re.findall(copies, text)) if size >= least]
 
 
-@needs_compiler
+@installed.needs_gpu_compilers
 class OptimizedTest(parameterized.TestCase):
   """Operands are neither dequantized nor moved."""
 
@@ -274,7 +273,7 @@ class DescriptorsTest(parameterized.TestCase):
 
   @parameterized.parameters("h200", "b200")
   @needs_descriptors
-  @needs_compiler
+  @installed.needs_gpu_compilers
   @pytest.mark.sample(1)
   def test_optimized_module_calls_the_kernel_on_the_arrays(self, name):
     text = optimized(bf16_dot, *self.operands(), target=described(name))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reference of `scaled_dot_general` in NumPy.
 
-It implements quantization, and matmuls with any dimension numbers, a second
-time. It also has the operands and configs of the tests.
+It implements matmuls with any dimension numbers a second time. It also has the
+operands and configs of the tests.
 """
 
 import math
@@ -16,21 +16,16 @@ from jaxplugin import nn
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
+from jaxplugin.testing.oracles import quantization_oracle
 
-E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1
+E5M2 = formats.E5M2
 rng_of = nn_cases.rng_of
 
 # An f32 product of unquantized numbers: n terms, each product and each sum
 # rounded once, in any order, are within n * 2^-24 * sum|a * b|.
 F32_ROUNDING = 2.0**-24
 
-FORMAT_OF_MODE = {
-  "mxfp8": (E4M3, 32),
-  "mxfp4": (E2M1, 32),
-  "nvfp4": (E2M1, 16),
-}
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
-MAX_OF = {E4M3: E4M3_MAX, E5M2: 57344.0, E2M1: E2M1_MAX}
 SIZES = {"a": 2, "b": 3, "k": 40, "l": 3, "m": 5, "n": 7, "p": 2, "q": 3}
 MODES = ("mxfp8", "mxfp4", "nvfp4")
 GLOBAL_SCALE = 2.0**-9
@@ -38,31 +33,11 @@ GLOBAL_SCALE = 2.0**-9
 
 def quantize(x, mode, global_scale=None, dtype=None):
   """f64 values of `x`, blocked along its last axis and padded."""
-  default_dtype, block = FORMAT_OF_MODE[mode]
-  dtype = default_dtype if dtype is None else dtype
+  format = formats.by_name("mxfp8_e5m2" if dtype == E5M2 else mode)
   size = x.shape[-1]
-  widths = [(0, 0)] * (x.ndim - 1) + [(0, -size % block)]
+  widths = [(0, 0)] * (x.ndim - 1) + [(0, -size % format.block_size)]
   x = np.pad(np.asarray(x, np.float32), widths)
-  blocks = x.reshape(*x.shape[:-1], -1, block)
-  amax = np.abs(blocks).max(-1, keepdims=True)
-  largest = np.float32(MAX_OF[dtype])
-  if mode == "nvfp4":
-    global_scale = np.float32(global_scale)
-    scale = amax / largest / global_scale
-    scale = np.clip(scale, np.float32(2**-9), np.float32(E4M3_MAX))
-    scale = np.where(amax == 0, 0, scale).astype(E4M3).astype(np.float32)
-    step = np.where(scale == 0, np.float32(1), scale * global_scale)
-    exact_step = scale.astype(np.float64) * float(global_scale)
-  else:
-    # The least power of two with largest * step >= amax.
-    exponent = np.frexp(amax)[1] - np.frexp(largest)[1]
-    step = np.ldexp(np.float32(1), exponent)
-    step = np.where(amax > largest * step, 2 * step, step)
-    step = np.where(amax == 0, np.float32(1), step)
-    exact_step = step.astype(np.float64)
-  values = np.clip(blocks / step, -largest, largest).astype(dtype)
-  result = values.astype(np.float64) * exact_step
-  return result.reshape(x.shape)[..., :size]
+  return quantization_oracle.rounded_to(x, format, global_scale)[..., :size]
 
 
 def product(lhs, rhs, names, quantize_lhs, quantize_rhs):

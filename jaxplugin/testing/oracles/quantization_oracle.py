@@ -118,6 +118,17 @@ def reference(x, format):
   return reference_nvfp4(x) if format is NVFP4 else reference_mx(x, format)
 
 
+def rounded_to(x, format, global_scale=None):
+  """f64 values of f32[..., k] in a format."""
+  if format is NVFP4:
+    codes, scale, global_scale = reference_nvfp4(x, global_scale)
+  else:
+    (codes, scale), global_scale = reference_mx(x, format), 1
+  values = codes.view(format.array_dtype).astype(np.float64)
+  scale = scale.view(format.scale_dtype).astype(np.float64)
+  return values * np.repeat(scale * global_scale, format.block_size, axis=-1)
+
+
 def as_codes(array):
   return np.asarray(array).view(np.uint8)
 

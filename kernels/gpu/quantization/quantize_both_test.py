@@ -11,7 +11,6 @@ from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import quantize_cases
 
-BF16 = quantize_cases.BF16
 expected = quantize_cases.expected
 setUpModule = interpret.skip_unless_supported
 
@@ -23,7 +22,7 @@ class BothTest(parameterized.TestCase):
       # x, and the multiple that columns are padded to. In the last ones rows
       # and columns have tails, and more than a block of zeros follows the rows.
       ((1, 64, 64), np.float32),
-      ((2, 96, 160), BF16),
+      ((2, 96, 160), quantize_cases.BF16),
       ((1, 1, 1), np.float32),
       ((2, 33, 77), np.float32),
       ((1, 70, 128), np.float32),

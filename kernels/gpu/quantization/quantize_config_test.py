@@ -19,7 +19,6 @@ SM_90 = architectures.by_name("sm_90")
 CONFIG = quantize_config.QuantizeConfig(
   block_m=16, block_k=64, num_warps=1, hardware_cast=False
 )
-FORMAT_NAMES = quantize_config.FORMAT_NAMES
 SIZE = 4096
 rows_of = quantize_cases.rows_of
 PLAIN = quantize_config.NO_OPTIONS
@@ -36,7 +35,7 @@ SQUARE_64 = quantize_config.QuantizeOptions(is_square=True, hadamard=64)
 class ConfigTest(parameterized.TestCase):
   def test_every_format_of_the_package_is_known(self):
     names = [format.name for format in formats.FORMATS]
-    self.assertContainsSubset(names, FORMAT_NAMES)
+    self.assertContainsSubset(names, quantize_config.FORMAT_NAMES)
 
   def test_unknown_names_list_the_known(self):
     for changes, message in (

@@ -26,7 +26,6 @@ UPCAST, NATIVE = matmul_shapes.UPCAST, matmul_shapes.NATIVE
 SMALL_M = matmul_shapes.SMALL_M
 SWAPPED = dataclasses.replace(UPCAST, swap=True, block_k=32, group_m=2)
 ACROSS = dataclasses.replace(UPCAST, block_n=64, block_k=32)
-SM_90 = matmul_shapes.SM_90
 # FP4 is converted by an instruction.
 CONVERTING = dataclasses.replace(
   architectures.by_name("sm_120"),
@@ -57,7 +56,7 @@ def run(
   *,
   shape=None,
   programs=None,
-  architecture=SM_90,
+  architecture=matmul_shapes.SM_90,
   planned_m=None,
   **arrays,
 ):

@@ -16,7 +16,6 @@ U8, U16, U32, U64 = np.uint8, np.uint16, np.uint32, np.uint64
 I16, I32, I64 = np.int16, np.int32, np.int64
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
-FP4 = ml_dtypes.float4_e2m1fn
 THREADS = 1024
 
 
@@ -313,7 +312,7 @@ class InstructionTest(parameterized.TestCase):
     self.assert_same(got, expected)
 
   def test_fp4_is_saturated_and_rounded_to_even(self):
-    codes = np.arange(8, dtype=U8).view(FP4).astype(F32)
+    codes = np.arange(8, dtype=U8).view(ml_dtypes.float4_e2m1fn).astype(F32)
     ties = (codes[:-1] + codes[1:]) / 2
     near_ties = [np.nextafter(ties, F32(x)) for x in (-np.inf, np.inf)]
     mantissas = np.array([1, 1 << 22, (1 << 23) - 1, 0x5A5A5A], U32)
@@ -323,7 +322,7 @@ class InstructionTest(parameterized.TestCase):
     x = np.concatenate([codes, ties, *near_ties, large, nan, random])
     x = np.resize(np.concatenate([x, -x]), 2080)
     with np.errstate(invalid="ignore"):
-      expected = np.clip(x, -6, 6).astype(FP4).view(U8)
+      expected = np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(U8)
     expected[np.isnan(x)] = 7  # NaN of either sign is the largest value
     text = "cvt.rn.satfinite.e2m1x2.f32 y, x0, x1;"
     got = ptx_programs.apply(text, x, x[::-1].copy(), out=U16)
