@@ -102,11 +102,11 @@ from jaxplugin.rewriting.sites import Site as Site
 from jaxplugin.stablehlo.modules import ModuleError as ModuleError
 from jaxplugin.stablehlo.rewriter import RewriteWarning as RewriteWarning
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
-from jaxplugin.tables.ranks import TablesDifferError as TablesDifferError
-from jaxplugin.tables.ranks import tuning_digest as tuning_digest
 from jaxplugin.tables.records import TableError as TableError
 from jaxplugin.tables.records import TableWarning as TableWarning
+from jaxplugin.tables.resolution import TablesDifferError as TablesDifferError
 from jaxplugin.tables.resolution import tuning as tuning
+from jaxplugin.tables.resolution import tuning_digest as tuning_digest
 from jaxplugin.training import checkpoint_policies as checkpoint_policies
 from jaxplugin.training.api import dot_general as dot_general
 from jaxplugin.training.quantized_operand import (

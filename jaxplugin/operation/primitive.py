@@ -42,7 +42,6 @@ from jaxplugin.operation import split
 from jaxplugin.plugins import registry
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 
 Call = Any  # the operation's subclass of `OperationCall`
@@ -105,7 +104,7 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   module = lowering.module_of(ctx)
   lowering.require_shardy(who, module)
   lowering.require_exportable(error_context.who(who), ctx)
-  ranks.check()
+  resolution.require_same_in_processes()
   context = LoweringContext(
     module=module,
     target=targets.requested(

@@ -37,7 +37,7 @@ from jaxplugin.core import strict_json
 from jaxplugin.core import targets
 from jaxplugin.operation import repro_data
 from jaxplugin.runtime import fingerprints
-from jaxplugin.tables import ranks
+from jaxplugin.tables import resolution
 
 FORMAT: Final = "jaxplugin repro"
 VERSION: Final = 2
@@ -148,7 +148,7 @@ def environment(target: targets.Target | None = None) -> dict[str, Any]:
       **fingerprints.versions(),
     },
     "target": described,
-    "tuning_digest": ranks.tuning_digest(),
+    "tuning_digest": resolution.tuning_digest(),
   }
 
 

@@ -19,14 +19,17 @@ import pathlib
 import warnings
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 from typing import Final
+
+import jax
 
 from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
-from jaxplugin.tables import lookup
 from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
@@ -40,6 +43,10 @@ _PACKAGED: Final = "packaged table"
 _MAX_FILES: Final = 100  # in a folder
 # The packaged tables. `writing.file_name` returns the name of a table's file.
 DATA: Final = pathlib.Path(__file__).resolve().parent / "data"
+# Largest distance in buckets. At four times the size something else, for
+# example bandwidth, limits the speed.
+MAX_DISTANCE: Final = 2
+_KEY: Final = "jaxplugin/tables"  # of the first digest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -301,7 +308,7 @@ def ask(
       continue
     fits_packaged |= named.name.startswith(_PACKAGED)
     if fields is not None:
-      measured += lookup.proposals(named.table, fields, named.name)
+      measured += proposals(named.table, fields, named.name)
   for named, reason in refused:
     # There is a packaged table for each version of a library. One is enough.
     is_spare = fits_packaged and named.name.startswith(_PACKAGED)
@@ -362,3 +369,119 @@ def told(
       f" {header.date}: {answer}"
     )
   return lines + [f"  {trouble}" for trouble in asked.troubles]
+
+
+def nearest(
+  table: records.Table, problem: records.Fields
+) -> Iterator[tuple[int, records.Row]]:
+  """Yields rows near a problem with their distance in buckets, nearest first.
+
+  The fields of a row equal those of the problem, except one size, which may lie
+  in a neighbouring bucket. Of two rows at the same distance, the row with the
+  larger size comes first, because its config covers the problem.
+  """
+  covered: Any = dict(records.key_of(problem))[records.BUCKETED]
+  for distance in range(MAX_DISTANCE + 1):
+    for size in dict.fromkeys((covered << distance, covered >> distance)):
+      key = tuple(sorted({**dict(problem), records.BUCKETED: size}.items()))
+      if row := _index(table).get(key):
+        yield distance, row
+
+
+def proposals(
+  table: records.Table, problem: records.Fields, origin: str
+) -> list[decisions.Measured]:
+  """Returns a table's proposals for a problem, the best first.
+
+  Args:
+    table: a table that matches the operation and the target.
+    problem: the problem's fields.
+    origin: name of the table in decisions.
+  """
+  return [
+    decisions.Measured(
+      implementation=candidate.implementation,
+      config=candidate.config,
+      origin=origin,
+      why=_why(row, candidate, distance),
+    )
+    for distance, row in nearest(table, problem)
+    for candidate in row.preferred
+  ]
+
+
+def _why(row: records.Row, candidate: records.Candidate, distance: int) -> str:
+  default = row.candidates[row.default]
+  text = f"{candidate.median_us:g} us"
+  if candidate is not default:
+    text += f", the rule's {default.implementation} {default.median_us:g} us"
+  else:
+    text += ", the rule's own choice"
+  if distance:
+    text += f", measured at m={row.size(records.BUCKETED)}"
+  return text
+
+
+@functools.lru_cache(maxsize=64)
+def _index(table: records.Table) -> Mapping[records.Fields, records.Row]:
+  return {row.key: row for row in table.rows}
+
+
+class TablesDifferError(RuntimeError):
+  """Another process of the same run has other tuning tables.
+
+  Processes that choose different kernels may wait for each other forever. Set
+  JAXPLUGIN_TUNING to the same file in all processes.
+  """
+
+
+def tuning_digest() -> str:
+  """Returns the SHA-256 of the tuning tables that a choice here uses.
+
+  These are the tables of an enclosing `tuning`, the user's, and the packaged
+  ones. Processes with equal digests, equal devices and equal installations make
+  equal choices.
+
+  Returns:
+    64 hexadecimal digits, a digest of the contents.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> with jp.tuning(None):
+    ...   print(len(jp.tuning_digest()))
+    64
+  """
+  return stack(overlay()).digest
+
+
+@functools.cache
+def require_same_in_processes() -> None:
+  """Compares this process's tables with those of the first process, once.
+
+  The first process that decides publishes the digest of its tables. No process
+  waits for another.
+
+  The comparison includes the user's and the packaged tables. It is skipped if
+  the run has one process, or if `jax.distributed.initialize` was not called.
+
+  Raises:
+    TablesDifferError: If the first process to decide has other tables.
+  """
+  if jax.process_count() == 1:
+    return
+  own = standing()
+  first = jax_private.first_published(
+    _KEY, f"{jax.process_index()} {own.digest}"
+  )
+  if first is None:
+    return
+  index, _, theirs = first.partition(" ")
+  if theirs != own.digest:
+    names = ", ".join(named.name for named in own.tables) or "none"
+    raise TablesDifferError(
+      f"tables of measured choices: process {jax.process_index()} and process"
+      f" {index} have different ones (digests {own.digest[:16]} and"
+      f" {theirs[:16]}; this process has {names}). Processes with different"
+      f" choices can deadlock. Set {VARIABLE} to the same file in"
+      f" all processes, or to {OFF}"
+    )

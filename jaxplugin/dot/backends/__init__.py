@@ -30,7 +30,6 @@ from jaxplugin.dot import views
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import modelled
-from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
 from jaxplugin.kernels.gpu import configs
@@ -56,14 +55,14 @@ def table() -> dict[str, Backend]:
 
 
 OPERATION: Final[matching.MeasuredOperation[problems.DotProblem]] = (
-  problem_fields.measured(
+  problems.measured(
     problems.DotProblem,
     "block_scaled_dot",
     lambda: table(),  # tests replace `table`
     what="the dot",
     sizes=("m", "n", "k"),
     words={
-      "global_scale": problem_fields.GLOBAL_SCALES,
+      "global_scale": problems.GLOBAL_SCALES,
       "activation": problems.ACTIVATIONS,
     },
     numbers={"batch": 1, "num_contracting": 1, "blocked_k": None},

@@ -30,8 +30,8 @@ from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.lab.tuning.trials import race
 from jaxplugin.printing import console
-from jaxplugin.tables import lookup
 from jaxplugin.tables import records
+from jaxplugin.tables import resolution
 
 Status = Literal["done", "kept", "failed"]
 
@@ -389,7 +389,7 @@ def held_out(
     measured = {candidate.way: candidate for candidate in row.candidates}
     choices = (
       candidate.way
-      for _, neighbour in lookup.nearest(table, row.problem)
+      for _, neighbour in resolution.nearest(table, row.problem)
       if neighbour is not row
       for candidate in neighbour.preferred
       if allows(row, candidate)

@@ -27,7 +27,6 @@ from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import views
 from jaxplugin.quantization.backends import cpu
-from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.quantization.backends import triton
 from jaxplugin.quantization.backends import xla
 from jaxplugin.runtime import lowering
@@ -43,16 +42,16 @@ QUANTIZE_OPERATION: Final[
   matching.MeasuredOperation[problems.QuantizationProblem]
 ] = matching.MeasuredOperation(
   name="quantize",
-  fields_of=problem_fields.fields_of,
-  problem_of=problem_fields.problem_of,
+  fields_of=problems.fields_of,
+  problem_of=problems.problem_of,
   backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
 )
 DEQUANTIZE_OPERATION: Final[
   matching.MeasuredOperation[problems.DequantizationProblem]
 ] = matching.MeasuredOperation(
   name="dequantize",
-  fields_of=problem_fields.dequantize_fields_of,
-  problem_of=problem_fields.dequantize_problem_of,
+  fields_of=problems.dequantize_fields_of,
+  problem_of=problems.dequantize_problem_of,
   backends=lambda: DEQUANTIZE | adapters.table(views.DEQUANTIZE),
 )
 

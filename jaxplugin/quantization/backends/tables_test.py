@@ -17,7 +17,6 @@ from jaxplugin.core import targets
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import prologues
-from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.tables import records
 from jaxplugin.testing import contract
 from jaxplugin.testing.measured import operation_tables
@@ -108,13 +107,13 @@ class FieldsTest(parameterized.TestCase):
     names = {f.name for f in dataclasses.fields(problems.RecipeOptions)}
     # No row is about a device's part of an array.
     of_parts = {"strides"}
-    self.assertEqual(of_parts | {*problem_fields._OPTIONS}, names)
+    self.assertEqual(of_parts | {*problems._OPTIONS}, names)
     names = {f.name for f in dataclasses.fields(problems.QuantizationProblem)}
     told = {"shape", "dtype", "format", "blockings", "options"}
     told |= {"pads_values"}  # part of a product, which no row is about
     told |= {"num_maxima"}  # as if a global scale were given
     told |= {"prologue"}
-    self.assertEqual(told | {*problem_fields._QUANTIZE}, names)
+    self.assertEqual(told | {*problems._QUANTIZE}, names)
     names = {f.name for f in dataclasses.fields(prologues.Prologue)}
     numbers = {"epsilon", "alpha", "limit"}  # The time does not depend on them.
     told = {"function", "operands", "halves"}

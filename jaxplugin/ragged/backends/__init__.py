@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.dot.backends import problem_fields
+from jaxplugin.dot import problems as dot_problems
 from jaxplugin.operation import choice
 from jaxplugin.plugins import adapters
 from jaxplugin.ragged import calls
@@ -34,7 +34,7 @@ CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 
 _SIZES: Final = ("groups", "m", "n", "k")
 # Group sizes are not part of a problem: a row applies to all group sizes.
-OPERATION: Final = problem_fields.measured(
+OPERATION: Final = dot_problems.measured(
   problems.RaggedDotProblem,
   problems.WHO,
   lambda: BACKENDS | adapters.table(views.INTERFACE),
@@ -45,13 +45,13 @@ OPERATION: Final = problem_fields.measured(
     "activation": problems.ACTIVATIONS,
   },
 )
-CONTRACTION: Final = problem_fields.measured(
+CONTRACTION: Final = dot_problems.measured(
   problems.ContractionProblem,
   problems.CONTRACTION_WHO,
   lambda: CONTRACTION_BACKENDS,
   what="the ragged contraction",
   sizes=_SIZES,
-  words={"global_scale": problem_fields.GLOBAL_SCALES},
+  words={"global_scale": dot_problems.GLOBAL_SCALES},
 )
 
 

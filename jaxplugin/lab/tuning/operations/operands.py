@@ -25,7 +25,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
-from jaxplugin.tables import row_fields
+from jaxplugin.tables import matching
 
 # Values are at most 3, and scales are at most 2. A product is at most 36 and a
 # multiple of 1/4, so a sum of k products is at most 2^24 quarters.
@@ -50,7 +50,7 @@ def side_refusal(side: problems.SideProblem) -> str:
   """Returns why `operand_of` cannot create an operand; "" if it can."""
   if side.format is None:
     return ""
-  if side.format.name not in row_fields.FORMATS:
+  if side.format.name not in matching.FORMATS:
     return f"{side.format} is not a format of the package"
   if side.dtype == formats.PACKED and not (
     side.format.has_pairs or side.format.is_fp6

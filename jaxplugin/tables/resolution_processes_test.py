@@ -16,7 +16,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.jaxext import jax_private
-from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import measured_tables
 
@@ -40,8 +39,8 @@ jax.distributed.shutdown()
 class CheckTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    ranks.check.cache_clear()
-    self.addCleanup(ranks.check.cache_clear)
+    resolution.require_same_in_processes.cache_clear()
+    self.addCleanup(resolution.require_same_in_processes.cache_clear)
     patch = lambda *args, **kwargs: self.enter_context(
       mock.patch.object(*args, **kwargs)
     )
@@ -55,28 +54,28 @@ class CheckTest(parameterized.TestCase):
     self.published = patch(jax_private, "first_published", return_value=None)
 
   def test_it_publishes_what_it_has_once(self):
-    ranks.check()
-    ranks.check()
+    resolution.require_same_in_processes()
+    resolution.require_same_in_processes()
     self.published.assert_called_once_with(
       "jaxplugin/tables", f"1 {self.stack.digest}"
     )
 
   def test_the_same_tables_pass(self):
     self.published.return_value = f"0 {self.stack.digest}"
-    ranks.check()
+    resolution.require_same_in_processes()
 
   def test_other_tables_are_an_error_that_names_both(self):
     self.published.return_value = f"0 {'b' * 64}"
     with self.assertRaisesRegex(
-      ranks.TablesDifferError,
+      resolution.TablesDifferError,
       "process 1 and process 0 have different .*bbbbbbbbbbbbbbbb.*/x.json.*"
       "JAXPLUGIN_TUNING to the same file in all processes, or to off",
     ):
-      ranks.check()
+      resolution.require_same_in_processes()
 
   def test_one_process_has_nobody_to_compare_with(self):
     with mock.patch.object(jax, "process_count", return_value=1):
-      ranks.check()
+      resolution.require_same_in_processes()
     self.published.assert_not_called()
 
 
