@@ -31,7 +31,6 @@ from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import program
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive
-from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 
 block_scaled_dot_p = calls.block_scaled_dot_p
@@ -159,7 +158,7 @@ def _local(
     # A process that loads the module may lack the kernel libraries, and
     # jax.export refuses custom calls without guaranteed stability.
     unportable = decisions.Unsupported(lowering.PORTABLE)
-  for_export = exporting.current() is not None
+  for_export = lowering.current_export() is not None
   decision = backends.choose_for(
     call, target, unportable=unportable, for_export=for_export
   )

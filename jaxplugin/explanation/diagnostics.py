@@ -30,7 +30,6 @@ from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import sites as sites_lib
-from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_runs
@@ -292,7 +291,7 @@ def _export_error(operation: program.TracedOperation) -> str | None:
   """Returns why `jp.export` refuses an operation, or None."""
   if not operation.is_local and operation.num_devices == 1:
     return None
-  return exporting.symbolic_error([x.aval for x in operation.eqn.invars])
+  return lowering.symbolic_error([x.aval for x in operation.eqn.invars])
 
 
 def _explain_decided(eqn: Any, decided: choice.Decided) -> dict[str, Any]:

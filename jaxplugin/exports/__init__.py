@@ -4,6 +4,6 @@
 
 If a program is partitioned, the export first compiles it and records the
 partitioner's callbacks. It then lowers each call as a `shard_map` with the
-recorded shardings. `runtime/exporting` has the state of an export, which
+recorded shardings. `runtime/lowering` has the state of an export, which
 lowering rules read. `api_test` loads modules of earlier releases.
 """

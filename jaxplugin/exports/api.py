@@ -26,7 +26,6 @@ from jaxplugin.plugins import adapters
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import primitive as ragged_primitive
-from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_calls
 
@@ -127,7 +126,7 @@ def export(
     with context() as current:
       try:
         exported = exporter()(*args, **kwargs)
-      except exporting.UnheardError:
+      except lowering.UnheardError:
         pass
       except ValueError as error:
         _check_devices((args, kwargs), error)
@@ -146,13 +145,13 @@ def export(
 @contextlib.contextmanager
 def _going_on(
   given: Mapping[str, targets.Target], num_platforms: int
-) -> Iterator[exporting.Export]:
-  current = exporting.Export(targets=given, num_platforms=num_platforms)
+) -> Iterator[lowering.Export]:
+  current = lowering.Export(targets=given, num_platforms=num_platforms)
   # Tracing checks a forced implementation for one target.
   override: Any = contextlib.nullcontext()
   if len(given) == 1 and targets.overriding_target() is None:
     override = targets.use_target(*given.values())
-  with exporting.going_on(current), override:
+  with lowering.exporting(current), override:
     yield current
 
 
@@ -264,7 +263,7 @@ def _check_devices(args: Any, error: ValueError) -> None:
 
 
 def _listen(
-  current: exporting.Export,
+  current: lowering.Export,
   jitted: Any,
   rules: Any,
   args: tuple[Any, ...],
@@ -275,7 +274,7 @@ def _listen(
   Raises:
     NotImplementedError: If sizes are symbolic.
   """
-  error = exporting.symbolic_error(jax.tree.leaves((args, kwargs)))
+  error = lowering.symbolic_error(jax.tree.leaves((args, kwargs)))
   if error is not None:
     raise NotImplementedError(f"export: {error}")
   current.begin("listening")

@@ -10,12 +10,14 @@ axes. Both compute the same on each device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxplugin.jaxext import explicit_axes
@@ -23,7 +25,7 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext.partitioner import calls_private
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
-from jaxplugin.runtime import exporting
+from jaxplugin.runtime import lowering
 
 Assignment = assignment_lib.Assignment
 Specs = Sequence[mesh_axes.Spec]
@@ -119,10 +121,139 @@ def partitioned(
   def rule(mesh: Any, operands: Any, results: Any) -> notation_lib.Rule:
     return find_rule(operands, results, mesh_axes.automatic_sizes(mesh))
 
-  return exporting.split(
+  return _split_call(
     operation.whole,
     calls_private.Split(partition=partition, rule=rule, key=key),
   )
+
+
+def _split_call(
+  whole: Callable[..., Any], how: calls_private.Split
+) -> Callable[..., Any]:
+  """Does what `calls_private.split` does, also during a `jp.export`.
+
+  XLA's partitioner calls back for each device's part of a call during the
+  compilation. An exported module has no such callback. The exporting process
+  therefore compiles the function first and records the shardings of each call.
+  It then exports the call as a `shard_map` with these shardings.
+
+  Args:
+    whole: the function to split.
+    how: description of the split; `how.partition` returns `NamedSharding`s.
+
+  Raises:
+    UnheardError: If the shardings of the call are not recorded yet.
+  """
+  export = lowering.current_export()
+  if export is None:
+    return calls_private.split(whole, how)
+  number = export.next_number()
+  if export.phase == "listening":
+    return calls_private.split(whole, _listening(export, number, how))
+  if number not in export.splits:
+    raise lowering.UnheardError
+  return functools.partial(
+    _split_as_recorded, export, number, whole, how.partition
+  )
+
+
+def _listening(
+  export: lowering.Export, number: int, how: calls_private.Split
+) -> calls_private.Split:
+  """Returns a split that records the partitioner's arguments.
+
+  The parts of each device compute zeros.
+  """
+  heard = export.splits.setdefault(number, [])
+
+  def rule(mesh: Any, *types: Any) -> Any:
+    export.mesh = mesh
+    return how.rule(mesh, *types)
+
+  def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> Any:
+    heard.append(
+      lowering.Heard(
+        mesh=mesh, arg_shapes=arg_shapes, result_shape=result_shape
+      )
+    )
+    mesh, _, results, operands = how.partition(mesh, arg_shapes, result_shape)
+
+    def nothing(*parts: Any) -> Any:
+      del parts
+      return jax.tree.map(
+        lambda sharding, x: jnp.zeros(sharding.shard_shape(x.shape), x.dtype),
+        results,
+        result_shape,
+      )
+
+    return mesh, nothing, results, operands
+
+  # Without a key, the names of calls are unique over all processes.
+  return dataclasses.replace(how, rule=rule, partition=partition, key=None)
+
+
+def _split_as_recorded(
+  export: lowering.Export,
+  number: int,
+  whole: Callable[..., Any],
+  partition: Callable[..., Any],
+  *arrays: jax.Array,
+) -> Any:
+  """Calls `whole` in a `shard_map` with the recorded shardings.
+
+  The partitioner may ask for a call more than once if the call is in a function
+  with several callers. All of these are split like the first one.
+  """
+  if export.splits[number]:
+    first = export.splits[number][0]
+  else:  # The result is unused, so the partitioner never asked.
+    assert export.mesh is not None
+    first = lowering.Heard(
+      mesh=export.mesh,
+      arg_shapes=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
+      result_shape=jax.eval_shape(whole, *arrays),
+    )
+  assert [x.shape for x in arrays] == [x.shape for x in first.arg_shapes]
+  mesh, per_shard, results, operands = partition(
+    first.mesh, first.arg_shapes, first.result_shape
+  )
+  if {*mesh.axis_names} <= {*first.mesh.axis_names}:
+    mesh = first.mesh
+  options: dict[str, Any] = {"mesh": mesh}
+  around: Any = jax.sharding.get_abstract_mesh()
+  if not around.empty:
+    # The mesh of the context. An enclosing `shard_map` may use some axes of it.
+    mesh = around
+    options = {"axis_names": {*around.axis_names} - {*around.manual_axes}}
+  spec = lambda sharding: sharding.spec
+  is_sharding = lambda x: isinstance(x, NamedSharding)
+  return jax.shard_map(
+    per_shard,
+    in_specs=tuple(map(spec, operands)),
+    out_specs=jax.tree.map(spec, results, is_leaf=is_sharding),
+    # Kernels do not declare the axes over which their results vary.
+    check_vma=False,
+    **options,
+  )(*_as_they_were(arrays, first, mesh))
+
+
+def _as_they_were(
+  arrays: Sequence[jax.Array], heard: lowering.Heard, mesh: Any
+) -> list[jax.Array]:
+  """Returns the arrays with the shardings that the partitioner chose.
+
+  Without these constraints the partitioner may reshard the values before they
+  become bytes, and XLA moves FP8 as f16.
+  """
+  # Decodes all arrays together, as `partition` does, so that the axes agree.
+  shapes = [*heard.arg_shapes, *jax.tree.leaves(heard.result_shape)]
+  _, specs = mesh_axes.decode_shardings(heard.mesh, shapes)
+  return [
+    jax.lax.with_sharding_constraint(
+      x, NamedSharding(mesh, mesh_axes.partition_spec(spec))
+    )
+    for x, spec in zip(arrays, specs[: len(arrays)], strict=True)
+  ]
 
 
 def on_explicit_axes(

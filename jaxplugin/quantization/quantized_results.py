@@ -31,7 +31,7 @@ from jaxplugin.operation import primitive
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import out_format
 from jaxplugin.quantization import problems
-from jaxplugin.runtime import exporting
+from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 
 _F32: Final = np.dtype(np.float32)
@@ -85,7 +85,7 @@ class QuantizedResult(alternatives.Forms):
   def kernel(
     self, context: primitive.LoweringContext
   ) -> Callable[..., Any] | None:
-    if context.mesh is not None or exporting.current() is not None:
+    if context.mesh is not None or lowering.current_export() is not None:
       return None
     decision, _ = self.decide(context.avals_in, context.target)
     if decision is None:

@@ -4,26 +4,112 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import Literal
 
 import jax
+import jax.export
 from jax.extend import core as extend_core
 from jax.interpreters import mlir
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
-from jaxplugin.runtime import exporting
 
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 # Why a module of `jax.export` has no kernels.
 PORTABLE: Final = (
   "jax.export needs a portable module; to keep kernels call jp.export"
 )
+Phase = Literal["listening", "exporting"]
+
+
+class UnheardError(Exception):
+  """A call must be split, but its shardings are not recorded yet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Heard:
+  """The partitioner's arguments to `partition` for a call."""
+
+  mesh: jax.sharding.Mesh
+  arg_shapes: Any
+  result_shape: Any
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Export:
+  """One export. It only equals itself, because it is part of `jit`'s key.
+
+  Attributes:
+    targets: target for each platform; targets of other platforms are detected.
+    num_platforms: number of platforms of a module. Each lowers every call.
+    phase: "listening" records the partitioner's shardings; "exporting" uses
+      them.
+    splits: recorded arguments of each call. Keys are the positions of calls in
+      the order of lowering.
+    mesh: mesh of the partitioner; None before the phase "listening".
+  """
+
+  targets: Mapping[str, targets.Target]
+  num_platforms: int = 1
+  phase: Phase = "exporting"
+  splits: dict[int, list[Heard]] = dataclasses.field(default_factory=dict)
+  mesh: jax.sharding.Mesh | None = None
+  _num_calls: int = 0
+
+  def begin(self, phase: Phase) -> None:
+    self.phase = phase
+    self._num_calls = 0
+
+  def next_number(self) -> int:
+    """Returns the position of the call being lowered.
+
+    For export, each platform lowers a call before the next call is lowered.
+    """
+    number = self._num_calls
+    self._num_calls += 1
+    return number if self.phase == "listening" else number // self.num_platforms
+
+
+_export: Final = jax.make_user_context(default_value=None)
+
+
+def current_export() -> Export | None:
+  """Returns the current export of this thread, or None."""
+  return _export.value
+
+
+@contextlib.contextmanager
+def exporting(export: Export) -> Iterator[Export]:
+  """Makes `export` the current export."""
+  with _export(export):
+    yield export
+
+
+def symbolic_error(arrays: Sequence[Any]) -> str | None:
+  """Returns why `jp.export` refuses arrays on several devices, or None.
+
+  JAX 0.12 cannot compile a `shard_map` whose operations read a symbolic size.
+  """
+  shapes = [x.shape for x in arrays if hasattr(x, "shape")]
+  if not any(map(jax.export.is_symbolic_dim, itertools.chain(*shapes))):
+    return None
+  return (
+    f"sizes must be static on several devices, got symbolic ones in {shapes}."
+    " Export the function of one device, and call the loaded function inside a"
+    " jax.shard_map; or export XLA operations with Auto axes by"
+    " jax.export.export"
+  )
 
 
 def resolve_target(
@@ -32,7 +118,7 @@ def resolve_target(
   """Returns the target that a lowering for `platform` decides for."""
   if override is not None and override.platform == platform:
     return override
-  export = exporting.current()
+  export = current_export()
   if export is not None and platform in export.targets:
     return export.targets[platform]
   if export is not None:
@@ -99,7 +185,7 @@ def module_of(ctx: Any) -> Module:
   module = ctx.module_context
   # Only processes with this package load the modules of `jp.export`.
   is_exported = (
-    module.lowering_parameters.for_export and exporting.current() is None
+    module.lowering_parameters.for_export and current_export() is None
   )
   is_split = is_partitioned(ctx)
   return Module(
@@ -137,9 +223,9 @@ def require_exportable(who: str, ctx: Any) -> None:
   mesh = getattr(axis_context, "mesh", None)  # that of a shard_map
   num_devices = getattr(axis_context, "num_devices", 1)
   num_devices = num_devices if mesh is None else mesh.size
-  if exporting.current() is None or num_devices == 1:
+  if current_export() is None or num_devices == 1:
     return
-  error = exporting.symbolic_error(ctx.avals_in)
+  error = symbolic_error(ctx.avals_in)
   if error is not None:
     raise NotImplementedError(f"{who}: {error}")
 

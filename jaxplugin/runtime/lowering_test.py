@@ -19,7 +19,6 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
-from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec
@@ -90,10 +89,10 @@ class LoweringTest(parameterized.TestCase):
     resolve = functools.partial(lowering.resolve_target, platform="cuda")
     self.enter_context(detect)
     self.assertEqual(resolve(None), here)
-    with exporting.going_on(exporting.Export(targets={})):
+    with lowering.exporting(lowering.Export(targets={})):
       self.assertEqual(resolve(None), h100)
       self.assertEqual(resolve(named), named)
-    with exporting.going_on(exporting.Export(targets={"cuda": named})):
+    with lowering.exporting(lowering.Export(targets={"cuda": named})):
       self.assertEqual(resolve(None), named)
 
   def test_kernels_serve_a_module_for_one_cpu_that_nothing_partitions(self):
@@ -147,3 +146,13 @@ class ResolveTargetTest(absltest.TestCase):
         lowering.resolve_target(override, "cpu"),
         targets.detect_target("cpu"),
       )
+
+
+class ExportTest(absltest.TestCase):
+  def test_platforms_of_an_export_share_the_number_of_a_call(self):
+    export = lowering.Export(targets={}, num_platforms=2)
+    numbers = lambda: [export.next_number() for _ in range(4)]
+    export.begin("listening")  # compiles for one platform
+    self.assertEqual(numbers(), [0, 1, 2, 3])
+    export.begin("exporting")
+    self.assertEqual(numbers(), [0, 0, 1, 1])
