@@ -36,10 +36,9 @@ from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import rules
+from jaxplugin.ragged import sharding as sharding_lib
+from jaxplugin.ragged import straight_through
 from jaxplugin.ragged.backends import cpu
-from jaxplugin.ragged.sharding import assignment
-from jaxplugin.ragged.sharding import explicit
-from jaxplugin.ragged.transforms import straight_through
 from jaxplugin.tables import resolution
 
 WHO: Final = "ragged_dot"
@@ -168,8 +167,8 @@ def _straight_through(
     x if x is None else arguments.as_operand(name, x)
     for name, x in given._asdict().items()
   ]
-  sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
-  return explicit.automatic(dot, sharding)(*arrays)
+  sharding = sharding_lib.result_sharding(call, out_sharding)
+  return sharding_lib.automatic(dot, sharding)(*arrays)
 
 
 def product(
@@ -191,7 +190,7 @@ def product(
   lhs, rhs, offset = arguments.split_offset(lhs, rhs)
   call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
-  sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
+  sharding = sharding_lib.result_sharding(call, out_sharding)
   if out is not None and offset is None and sharding is None:
     return quantized(_with_epilogue(call, bias), out, source)
   if source is None and sharding is None:
@@ -201,7 +200,7 @@ def product(
     arrays = jax.tree.map(
       jnp.asarray, (bias, offset, lhs, rhs, call.group_sizes)
     )
-    source = explicit.automatic(dot, sharding)(*arrays)
+    source = sharding_lib.automatic(dot, sharding)(*arrays)
   if out is None:
     return source
   return out_format_lib.quantized(sides.who(), source, out)

@@ -25,8 +25,7 @@ from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import rules
-from jaxplugin.ragged.sharding import assignment
-from jaxplugin.ragged.sharding import explicit
+from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.tables import resolution
 
 WHO: Final = "ragged_dot_general"
@@ -147,9 +146,7 @@ def contract(
   """
   call_of = lambda *arrays: _call(*arrays, **options)
   call = call_of(lhs, rhs, group_sizes)
-  sharding = explicit.result_sharding(
-    call, assignment.assign_contraction, out_sharding
-  )
+  sharding = sharding_lib.result_sharding(call, out_sharding)
   if sharding is None:
     call = _with_global_scale(call)
     return (
@@ -161,7 +158,7 @@ def contract(
     _with_global_scale(call_of(*arrays))
   )
   arrays = jax.tree.map(jnp.asarray, (lhs, rhs, call.group_sizes))
-  result = explicit.automatic(product, sharding)(*arrays)
+  result = sharding_lib.automatic(product, sharding)(*arrays)
   if out is None:
     return result
   return out_format_lib.quantized(sides.who(), result, out)

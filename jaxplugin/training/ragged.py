@@ -33,8 +33,7 @@ from jaxplugin.ragged import general
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
-from jaxplugin.ragged.sharding import assignment
-from jaxplugin.ragged.sharding import explicit
+from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.training import gradients
 from jaxplugin.training import products
 from jaxplugin.training import quantized_operand
@@ -168,12 +167,11 @@ def ragged_dot_general(
       key_data, sizes, held = jax.tree.unflatten(tree, leaves)
       return gradients.quantized_dot(setting, lhs, rhs, key_data, sizes, held)
 
-    sharding = explicit.result_sharding(
+    sharding = sharding_lib.result_sharding(
       calls.plain(arrays[0], arrays[1], sizes, contracting=2),
-      assignment.assign,
       out_sharding,
     )
-    return explicit.automatic(product, sharding)(*arrays)
+    return sharding_lib.automatic(product, sharding)(*arrays)
 
 
 def _unless_quantized(lhs: Any) -> Any:

@@ -10,7 +10,7 @@ import jaxplugin as jp
 from jaxplugin.dot import sides
 from jaxplugin.operation import notation
 from jaxplugin.ragged import calls
-from jaxplugin.ragged.sharding import assignment
+from jaxplugin.ragged import sharding
 
 SIZES = {"a": 2, "b": 4, "c": 3}
 A, B, C, NONE = ("a",), ("b",), ("c",), ()
@@ -66,7 +66,7 @@ class StepsTest(absltest.TestCase):
 
 def assign(lhs, rhs, out=None, **options):
   specs = {"lhs": lhs, "rhs": rhs}
-  return assignment.assign(call(**options), specs, out, SIZES)
+  return sharding.assign(call(**options), specs, out, SIZES)
 
 
 class AssignTest(absltest.TestCase):
@@ -249,6 +249,6 @@ class RuleTest(absltest.TestCase):
         whole = call(**options)
         out = jax.ShapeDtypeStruct(whole.shape, np.dtype(np.float32))
         found = notation.sharding_rule(
-          assignment.notation(whole), whole.flatten(), [out], axis_sizes
+          sharding.notation(whole), whole.flatten(), [out], axis_sizes
         )
         self.assertEqual(found, (rule, kinds))
