@@ -24,7 +24,7 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.operation import choice
 from jaxplugin.quantization import backends as quantization_backends
-from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import dequantization
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
@@ -145,7 +145,7 @@ def explain(
   # `accept_quantized` also adds dequantizations whose results are unused.
   used = jax_private.without_unused(jaxpr.jaxpr)
   for operation in program.operations(used, num_devices):
-    if operation.eqn.primitive is dequantize_primitive.dequantize_p:
+    if operation.eqn.primitive is dequantization.dequantize_p:
       quantizations.append(explain_quantization(operation))
   return report.Explanation(
     dots=report.merged(dots),

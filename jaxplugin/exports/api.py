@@ -23,7 +23,7 @@ from jaxplugin.dot.backends import cudnn
 from jaxplugin.jaxext import exports_private
 from jaxplugin.kernels.cpu import library
 from jaxplugin.plugins import adapters
-from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import dequantization
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.runtime import lowering
@@ -40,7 +40,7 @@ CALL_TARGETS: Final = (
 _PRIMITIVES: Final = (
   primitive.block_scaled_dot_p,
   quantize_primitive.quantize_p,
-  dequantize_primitive.dequantize_p,
+  dequantization.dequantize_p,
   *ragged_primitive.PRIMITIVES,
 )
 PLATFORMS: Final = lowering.PLATFORMS

@@ -30,7 +30,7 @@ from jaxplugin.quantization import arguments
 from jaxplugin.quantization import integers
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
-from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import global_scales
 
 ScaleRounding = arguments.ScaleRounding
@@ -167,7 +167,7 @@ def quantize(
     in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
   if out_sharding is not None:
-    values, scale = explicit.moved(
+    values, scale = assignment.moved(
       who, values, scale, format, axis, out_sharding
     )
     if offset is not None:

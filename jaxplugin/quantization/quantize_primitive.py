@@ -50,7 +50,7 @@ from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import prologues
 from jaxplugin.quantization.backends import xla
-from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import global_scales
 from jaxplugin.quantization.sharding import operation
 from jaxplugin.tables import resolution
@@ -262,7 +262,7 @@ def _abstract_eval(x, *given, problem, target, overlay):
   types = problem.result_types()
   mesh, specs = explicit_axes.mesh_of([x, *given]), None
   if mesh is not None:
-    specs = explicit.quantize_specs(problem, x, mesh)
+    specs = assignment.quantize_specs(problem, x, mesh)
   else:
     mesh, specs = x.sharding.mesh, [((),) * len(shape) for shape, _ in types]
   return [

@@ -34,7 +34,7 @@ from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive as operation_primitive
-from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import dequantization
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import backends as ragged_backends
@@ -47,7 +47,7 @@ PRIMITIVES: Final = {
     primitive.block_scaled_dot_p,
     *ragged_primitive.PRIMITIVES,
     quantize_primitive.quantize_p,
-    dequantize_primitive.dequantize_p,
+    dequantization.dequantize_p,
   )
 }
 # Operations that compute the function in their only jaxpr.

@@ -30,7 +30,7 @@ from jax.extend import core as extend_core
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import dequantization
 from jaxplugin.quantization import problems
 
 # Dtypes of dequantized values.
@@ -423,7 +423,7 @@ _RULES: Final[Mapping[str, Callable[..., ArrayProduct | None]]] = {
   "tile": _tile,
   "mul": _multiply,
   "bitcast_convert_type": _bitcast,
-  dequantize_primitive.dequantize_p.name: _dequantize,
+  dequantization.dequantize_p.name: _dequantize,
 }
 
 

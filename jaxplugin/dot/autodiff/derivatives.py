@@ -40,7 +40,7 @@ from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import primitive
-from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import dequantization
 
 Bind = primitive.Bind
 
@@ -285,7 +285,7 @@ def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
   """
   assert side.format is not None and side.axis is not None
   is_bf16 = g_dtype == formats.BF16 and side.exact_in_bf16
-  return dequantize_primitive.dequantize(
+  return dequantization.dequantize_arrays(
     side.values,
     side.linear_scale(),
     None,

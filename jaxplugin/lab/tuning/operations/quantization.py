@@ -25,7 +25,7 @@ from jaxplugin.core import targets
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.quantization import backends
-from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import dequantization
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import prologues
 from jaxplugin.quantization import quantize_primitive
@@ -251,7 +251,7 @@ DEQUANTIZE: Final = operation.TunedOperation(
     backends.DEQUANTIZE_OPERATION, problem
   ),
   build=_build_dequantize,
-  compute=lambda problem, arrays: dequantize_primitive.dequantize(
+  compute=lambda problem, arrays: dequantization.dequantize_arrays(
     arrays["values"],
     arrays["scale"],
     arrays.get("global_scale"),
