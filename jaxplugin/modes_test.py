@@ -26,7 +26,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.jaxext import keys
+from jaxplugin.training import settings
 
 
 def functions_of(module, names=None):
@@ -791,7 +791,9 @@ class KeysTest(parameterized.TestCase):
   def test_order_of_numbers_decides(self, impl):
     key = jax.random.key(3, impl=impl)
     made = {
-      jax.random.key_data(keys.fold_in(keys.fold_in(key, i), j)).tobytes()
+      jax.random.key_data(
+        settings.fold_in(settings.fold_in(key, i), j)
+      ).tobytes()
       for i in range(4)
       for j in range(4)
     }

@@ -21,7 +21,7 @@ from typing import Self
 from typing import get_args
 
 from jaxplugin.core import error_context
-from jaxplugin.jaxext.partitioner import contexts_private
+from jaxplugin.jaxext import jax_private
 
 OnFallback = Literal["allow", "warn", "raise"]
 # Environment variables of the fields.
@@ -90,7 +90,7 @@ class Options:
 
 
 NONE: Final = Options()
-_context = contexts_private.make(None)
+_context = jax_private.make_context(None)
 
 
 @contextlib.contextmanager

@@ -29,8 +29,6 @@ from jaxplugin.core import error_context
 from jaxplugin.core import options as options_lib
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
-from jaxplugin.jaxext.partitioner import contexts_private
-from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import toolkits
 from jaxplugin.kernels.cpu import library
@@ -320,7 +318,7 @@ def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
   )
 
 
-_override = contexts_private.make(None)
+_override = jax_private.make_context(None)
 
 
 @contextlib.contextmanager
@@ -382,7 +380,7 @@ def request() -> Request | None:
   found = Request(
     target=overriding_target(),
     options=options_lib.current(),
-    layer=program.layer_and_phase(provenance_private.scopes())[0],
+    layer=program.layer_and_phase(jax_private.scopes())[0],
   )
   return found if found.layer or found != Request() else None
 

@@ -36,8 +36,6 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext.partitioner import contexts_private
-from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.operation import failures
 from jaxplugin.operation import primitive
 
@@ -46,7 +44,7 @@ _ACTIVATION_ERROR: Final = 16 * 2.0**-24
 # Largest slope of an activation (gelu, silu: below 1.13).
 _MAX_SLOPE: Final = 2.0
 
-_is_on = contexts_private.make(False)
+_is_on = jax_private.make_context(False)
 
 _records_lock = threading.Lock()
 _records: list[list[Exception]] = []  # a list for each active `debug_checks`
@@ -349,8 +347,8 @@ def describe(
     for name, x in call.arrays().items()
   )
   lines = [
-    f"  call: {provenance_private.user_frame() or 'not known'}",
-    f"  name scope: {provenance_private.name_scope() or 'none'}",
+    f"  call: {jax_private.user_frame() or 'not known'}",
+    f"  name scope: {jax_private.name_scope() or 'none'}",
     f"  problem: {call.problem()}, result {tuple(result.shape)}",
     f"  operands: {arrays}",
     f"  implementation: {_implementation(call, choose)}",

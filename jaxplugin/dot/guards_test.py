@@ -23,7 +23,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext.partitioner import calls_private
+from jaxplugin.jaxext import partitioner_private
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec
@@ -78,8 +78,8 @@ class Case(parameterized.TestCase):
     patch = mock.patch.dict(backends.BACKENDS, {backend.name: changed})
     self.enter_context(patch)
     # The name of a device's share does not say that a backend was replaced.
-    calls_private.forget_shares()
-    self.addCleanup(calls_private.forget_shares)
+    partitioner_private.forget_shares()
+    self.addCleanup(partitioner_private.forget_shares)
 
   def assert_found(self, words, function, *args, **kwargs):
     with self.assertRaisesRegex(jp.NonFiniteError, words) as caught:

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.jaxext.partitioner import calls_private
+from jaxplugin.jaxext import partitioner_private
 from jaxplugin.plugins import records
 from jaxplugin.plugins import registry
 from jaxplugin.runtime import fingerprints
@@ -50,7 +50,7 @@ PROCESS = """
   # A file that was just written is not known to be what runs.
   jaxext.IMPORTED_NS = time.time_ns() + 10**12
   import jaxplugin as jp
-  from jaxplugin.jaxext.partitioner import calls_private
+  from jaxplugin.jaxext import partitioner_private
 
   mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
   split = NamedSharding(mesh, P("x"))
@@ -130,9 +130,9 @@ class CompileOnceTest(parameterized.TestCase):
     counts = []
     for count in (3, 4):
       lowered = lower(jp.dot_general("mxfp8", "mxfp8"), count)
-      calls_private.forget_shares()
+      partitioner_private.forget_shares()
       with mock.patch.object(
-        calls_private, "_share", wraps=calls_private._share
+        partitioner_private, "_share", wraps=partitioner_private._share
       ) as share:
         lowered.compile()
       counts.append(share.call_count)
@@ -207,7 +207,7 @@ class NamesTest(parameterized.TestCase):
 
   def test_a_share_is_traced_under_what_its_call_was_lowered_under(self):
     seen = []
-    share = calls_private._share
+    share = partitioner_private._share
 
     def noted(*args):
       seen.append(jax.config.jax_numpy_rank_promotion)
@@ -218,8 +218,8 @@ class NamesTest(parameterized.TestCase):
     new = float(np.random.default_rng().random())
     with jax.numpy_rank_promotion("raise"):
       lowered = jax.jit(lambda x, w: dot(x, w) + new).lower(spec, spec)
-    calls_private.forget_shares()
-    with mock.patch.object(calls_private, "_share", noted):
+    partitioner_private.forget_shares()
+    with mock.patch.object(partitioner_private, "_share", noted):
       lowered.compile()
     self.assertNotEmpty(seen)
     self.assertEqual(set(seen), {"raise"})

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that use JAX's private modules.
 
-Other modules named `_private` do so too. In `tracing`, `binding_private` sees
-operations before JAX transforms them, `interception_private` sees them after,
-and `provenance_private` finds the source lines and scopes of equations.
-`exports_private` helps `jp.export`. `jaxlib_private` does not import JAX.
+Other modules named `_private` do so too. `partitioner_private` splits functions
+over devices. In `tracing`, `binding_private` sees operations before JAX
+transforms them, and `interception_private` sees them after. `exports_private`
+helps `jp.export`. `jaxlib_private` does not import JAX.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
+import pathlib
+import sys
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import NamedTuple
 
 import jax
 import jax.export
@@ -25,6 +30,7 @@ import numpy as np
 from jax._src import config
 from jax._src import core
 from jax._src import dispatch
+from jax._src import source_info_util
 from jax._src import util
 from jax._src.export import _export
 from jax._src.interpreters import mlir
@@ -32,6 +38,25 @@ from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
 
 _PUBLISHED_TIMEOUT_MS: Final = 30_000  # the value exists already
+# Contexts of devices and meshes. The callbacks set them for the function of one
+# device.
+_DEVICE_CONTEXTS: Final = (
+  "mesh_context_manager",
+  "abstract_mesh_context_manager",
+  "axis_env_state",
+  "jax_default_device",
+  # An enclosing `shard_map` sets it. Types of one device's parts do not vary.
+  "check_vma",
+)
+# Contexts of JAX that are not options.
+_OTHER_CONTEXTS: Final = (
+  "compute_on_context_manager",
+  "xla_metadata_context_manager",
+)
+
+_own_contexts: Final[list[Any]] = []
+# Layers of these libraries call matmuls. The model's line is reported instead.
+_LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
 
 def uncached() -> contextlib.AbstractContextManager[None]:
@@ -306,3 +331,175 @@ def wait_for_effects() -> None:
     jax.effects_barrier()
   finally:
     dispatch.runtime_tokens.clear()
+
+
+# Contexts of tracing. One device's part of a call is traced while XLA compiles.
+# The contexts in which the call was lowered may have ended by then. They are
+# restored for the trace, so they can be part of the call's name.
+
+
+def make_context(default: Any) -> Any:
+  """Calls `jax.make_user_context`; a `Snapshot` includes the new context."""
+  context = jax.make_user_context(default_value=default)
+  _own_contexts.append(context)
+  return context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Snapshot:
+  """Contexts under which a function is traced.
+
+  Attributes:
+    everything: (name, value) of each context in `jit`'s cache key, except
+      contexts of devices and meshes. A name may occur several times.
+    own: values of the contexts that `make` made, in order.
+  """
+
+  everything: tuple[tuple[str, Any], ...]
+  own: tuple[Any, ...]
+
+  @contextlib.contextmanager
+  def restored(self) -> Iterator[None]:
+    """Restores in this thread the contexts at the time of the snapshot."""
+    with contextlib.ExitStack() as stack:
+      for context, value in zip(_own_contexts, self.own, strict=False):
+        stack.enter_context(context(value))
+      for name, value in self.everything:
+        state = config.config_states.get(name)
+        if state is None and name in _OTHER_CONTEXTS:
+          state = getattr(config, name)
+        if state is not None and state.value != value:
+          stack.enter_context(_set_option(state, value))
+      yield
+
+
+def snapshot() -> Snapshot:
+  """Returns the contexts in which this thread would trace a function now."""
+  named = zip(config.trace_context_names(), config.trace_context(), strict=True)
+  return Snapshot(
+    everything=tuple((n, v) for n, v in named if n not in _DEVICE_CONTEXTS),
+    own=tuple(context.value for context in _own_contexts),
+  )
+
+
+@contextlib.contextmanager
+def _set_option(state: Any, value: Any) -> Iterator[None]:
+  """Sets an option of JAX to a value that is parsed already."""
+  hook = getattr(state, "_update_thread_local_hook", None)
+  before = state.swap_local(value)
+  if hook:
+    hook(value)
+  try:
+    yield
+  finally:
+    state.set_local(before)
+    if hook:
+      hook(None if before is config.config_ext.unset else before)
+
+
+# Source lines, scopes and packages of operations.
+
+
+class ScopeName(NamedTuple):
+  """One entry of JAX's name stack.
+
+  Attributes:
+    text: name of a `jax.named_scope` or of a transformation, "transpose".
+    is_transform: whether it is a transformation.
+  """
+
+  text: str
+  is_transform: bool
+
+
+def scopes(source_info: Any = None) -> tuple[ScopeName, ...]:
+  """Returns the name stack of an equation in its jaxpr, outermost first.
+
+  Args:
+    source_info: source info of an equation; None for the operation that is
+      being traced.
+  """
+  if source_info is None:
+    stack = source_info_util.current_name_stack().stack
+  else:
+    stack = source_info.name_stack.stack
+  return tuple(
+    ScopeName(entry.name, isinstance(entry, source_info_util.Transform))
+    for entry in stack
+  )
+
+
+def user_frame(source_info: Any = None) -> str:
+  """Returns file, line and function that called an operation; "" if unknown.
+
+  This is the innermost frame outside of JAX, this package and libraries of
+  layers. If no frame is outside of these libraries, it is the innermost frame
+  in them.
+
+  Args:
+    source_info: source info of an equation; None for the operation that is
+      being traced.
+  """
+  traceback = (source_info or source_info_util.current()).traceback
+  frames = [
+    frame
+    for frame in (traceback.frames if traceback is not None else ())
+    if frame.file_name not in _own_files()
+    and not frame.file_name.startswith(_jax_directory())
+  ]
+  libraries = _library_directories()
+  for frame in frames:
+    if not frame.file_name.startswith(libraries):
+      return _described(frame)
+  return _described(frames[0]) if frames else ""
+
+
+def _described(frame: Any) -> str:
+  return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+
+@functools.cache
+def _jax_directory() -> str:
+  return f"{pathlib.Path(jax.__file__).parent}{os.sep}"
+
+
+def _library_directories() -> tuple[str, ...]:
+  """Returns the directories of imported libraries."""
+  found = (
+    getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES
+  )
+  return tuple(f"{pathlib.Path(file).parent}{os.sep}" for file in found if file)
+
+
+@functools.cache
+def _own_files() -> frozenset[str]:
+  directory = pathlib.Path(__file__).parents[1]
+  return frozenset(
+    str(path)
+    for path in directory.rglob("*.py")
+    if not path.name.endswith("_test.py")
+  )
+
+
+def is_own(jaxpr: Any) -> bool:
+  """Returns whether a closed jaxpr is of a function of this package."""
+  filename = jaxpr.jaxpr.debug_info.func_filename
+  return filename is not None and filename in _own_files()
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+  """Returns whether a closed jaxpr is of a JAX function like `jnp.matmul`."""
+  filename = jaxpr.jaxpr.debug_info.func_filename
+  return filename is not None and filename.startswith(_jax_directory())
+
+
+def is_own_function(fun: Any) -> bool:
+  """Returns whether JAX runs a function of this package in an operation."""
+  debug_info = getattr(fun, "debug_info", None)
+  filename = getattr(debug_info, "func_filename", None)
+  return filename is not None and filename in _own_files()
+
+
+def name_scope() -> str:
+  """Returns the enclosing scopes of the current trace, as "outer/inner"."""
+  return str(source_info_util.current().name_stack)

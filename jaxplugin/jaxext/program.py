@@ -16,7 +16,6 @@ from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import provenance_private
 
 Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
 
@@ -73,7 +72,7 @@ class TracedOperation:
 class _Around:
   """Facts that hold for all equations of a jaxpr."""
 
-  names: tuple[provenance_private.Name, ...] = ()
+  names: tuple[jax_private.ScopeName, ...] = ()
   trips: int | None = 1
   is_conditional: bool = False
   manual_axes: frozenset[str] = frozenset()
@@ -109,7 +108,7 @@ def _walk(
     )
     if scanned and eqn.primitive.name in _VIEWS:
       slices |= {*eqn.outvars}
-    names = around.names + provenance_private.scopes(eqn.source_info)
+    names = around.names + jax_private.scopes(eqn.source_info)
     inside = [] if _is_leaf(eqn) else sub_jaxprs(eqn)
     if not inside:
       layer, phase = layer_and_phase(names)
@@ -118,7 +117,7 @@ def _walk(
         layer=layer,
         phase=phase,
         source=around.source
-        or provenance_private.user_frame(eqn.source_info)
+        or jax_private.user_frame(eqn.source_info)
         or around.caller,
         trips=around.trips,
         is_conditional=around.is_conditional,
@@ -128,7 +127,7 @@ def _walk(
         alternative=around.alternative,
       )
       continue
-    caller = provenance_private.user_frame(eqn.source_info) or around.caller
+    caller = jax_private.user_frame(eqn.source_info) or around.caller
     within = dataclasses.replace(around, names=names, caller=caller)
     for sub in inside:
       yield from _walk(
@@ -147,9 +146,7 @@ def _is_leaf(eqn: Any) -> bool:
 def _inside(eqn: Any, around: _Around) -> _Around:
   name, params = eqn.primitive.name, eqn.params
   if (
-    name == "jit"
-    and not around.source
-    and provenance_private.is_own(params["jaxpr"])
+    name == "jit" and not around.source and jax_private.is_own(params["jaxpr"])
   ):
     # JAX may have traced it for an earlier call at another line.
     return dataclasses.replace(around, source=around.caller)
@@ -189,7 +186,7 @@ def _slices_inside(
 
 
 def layer_and_phase(
-  names: Sequence[provenance_private.Name],
+  names: Sequence[jax_private.ScopeName],
 ) -> tuple[str, Phase]:
   layers: list[str] = []
   phase: Phase = "forward"

@@ -34,7 +34,7 @@ import jax.monitoring
 from jaxplugin.core import decisions
 from jaxplugin.core import options as options_lib
 from jaxplugin.core import targets
-from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.jaxext import jax_private
 
 VARIABLE: Final = "JAXPLUGIN_LOG"
 DECISION: Final = "/jaxplugin/decision"
@@ -124,7 +124,7 @@ def place() -> dict[str, str]:
   one.
   """
   module, layer = _place.get()
-  source = provenance_private.user_frame()
+  source = jax_private.user_frame()
   return {"module": module, "layer": layer, "source": source}
 
 

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
-from jaxplugin.jaxext.partitioner import calls_private
+from jaxplugin.jaxext import partitioner_private
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.runtime import lowering
@@ -123,14 +123,14 @@ def partitioned(
 
   return _split_call(
     operation.whole,
-    calls_private.Split(partition=partition, rule=rule, key=key),
+    partitioner_private.Split(partition=partition, rule=rule, key=key),
   )
 
 
 def _split_call(
-  whole: Callable[..., Any], how: calls_private.Split
+  whole: Callable[..., Any], how: partitioner_private.Split
 ) -> Callable[..., Any]:
-  """Does what `calls_private.split` does, also during a `jp.export`.
+  """Does what `partitioner_private.split` does, also during a `jp.export`.
 
   XLA's partitioner calls back for each device's part of a call during the
   compilation. An exported module has no such callback. The exporting process
@@ -146,10 +146,10 @@ def _split_call(
   """
   export = lowering.current_export()
   if export is None:
-    return calls_private.split(whole, how)
+    return partitioner_private.split(whole, how)
   number = export.next_number()
   if export.phase == "listening":
-    return calls_private.split(whole, _listening(export, number, how))
+    return partitioner_private.split(whole, _listening(export, number, how))
   if number not in export.splits:
     raise lowering.UnheardError
   return functools.partial(
@@ -158,8 +158,8 @@ def _split_call(
 
 
 def _listening(
-  export: lowering.Export, number: int, how: calls_private.Split
-) -> calls_private.Split:
+  export: lowering.Export, number: int, how: partitioner_private.Split
+) -> partitioner_private.Split:
   """Returns a split that records the partitioner's arguments.
 
   The parts of each device compute zeros.

@@ -28,7 +28,6 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import ragged_dots
@@ -467,7 +466,7 @@ def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
 
 
 def _warn(primitive: Any, reason: str) -> None:
-  frame = provenance_private.user_frame()
+  frame = jax_private.user_frame()
   place = f" at {frame}" if frame else ""
   warnings.warn(
     f"{WHO}: left JAX's {primitive.name}{place} as it is: {reason}",

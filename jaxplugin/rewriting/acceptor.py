@@ -31,10 +31,10 @@ from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import ragged_dots
@@ -315,7 +315,7 @@ class Acceptor(calls.Walker):
       if (path, name) in self.outcome.warned:
         continue
       self.outcome.warned.add((path, name))
-      frame = provenance_private.user_frame()
+      frame = jax_private.user_frame()
       place = f" at {frame}" if frame else ""
       warnings.warn(
         f"{WHO}: the whole of {path} is dequantized for {name}{place}:"

@@ -24,10 +24,10 @@ from jax import lax
 
 from jaxplugin.dot import rules
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.training import settings
 
 _TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))
 _CARRIED: Final = (
@@ -481,7 +481,7 @@ def _while(
 def _loop_key(walker: Walker) -> Any:
   number = walker.number
   (base,) = walker.take_keys(1)
-  return keys.fold_in(base, number)
+  return settings.fold_in(base, number)
 
 
 RULES: Final = {

@@ -15,15 +15,14 @@ from typing import Final
 from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import operands
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.rewriting import sources
+from jaxplugin.training import settings
 
 # JAX gives the operations of a derivative these names.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
@@ -126,7 +125,7 @@ class Dots(calls.Walker):
     keywords = {}
     if is_random and self.key is not None:
       base = self.key(self.number + 1)
-      keywords["key"] = keys.fold_in(base, self.number)
+      keywords["key"] = settings.fold_in(base, self.number)
     self.use(1)
     with sites_lib.scope_of(site):
       return self.transform.product(recipe, site.weight)(
@@ -185,7 +184,7 @@ class Dots(calls.Walker):
     Returns:
       See `calls.Call`; None if it can stay as it is.
     """
-    if primitive.name == "jit" and provenance_private.is_own(params["jaxpr"]):
+    if primitive.name == "jit" and jax_private.is_own(params["jaxpr"]):
       return None
     if not calls.any_contains(params, _DECIDED):
       return None
@@ -259,8 +258,8 @@ class Dots(calls.Walker):
     if self.source:
       return self.source
     is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
-    is_of_jax = is_closed and provenance_private.is_of_jax(jaxpr)
-    return provenance_private.user_frame() if is_of_jax else ""
+    is_of_jax = is_closed and jax_private.is_of_jax(jaxpr)
+    return jax_private.user_frame() if is_of_jax else ""
 
   def for_functions(self, operation: str) -> Dots:
     """Returns a copy for the functions that an operation calls.
@@ -322,7 +321,7 @@ def _rewritten(
     facts: list[tuple[int, Any]], own: list[Any], base: Any, trip: Any
   ) -> Rewriter:
     if trip is not None:
-      base = keys.fold_in(base, trip)
+      base = settings.fold_in(base, trip)
     key = None if base is None else (lambda count: base)
     dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
     dots.known.enter(facts, own)
@@ -359,7 +358,7 @@ class Rewriter:
     origins: arguments of the jaxpr, each with its origin or None.
     """
     self._dots = dots
-    self._depth = len(provenance_private.scopes())
+    self._depth = len(jax_private.scopes())
     # The number of the first key of functions that differentiate.
     self._first: int | None = None
     self._origins = sources.Origins()
@@ -396,13 +395,13 @@ class Rewriter:
     base = dots.key(dots.number)
     if self._first == 0:
       return base
-    return keys.fold_in(base, _INNER + self._first)
+    return settings.fold_in(base, _INNER + self._first)
 
   def _is_left(self, primitive: Any) -> bool:
     """Whether an operation was decided about before, or is inside a kernel."""
     if primitive.name in program.KERNELS:
       return True
-    names = provenance_private.scopes()[self._depth :]
+    names = jax_private.scopes()[self._depth :]
     return any(
       name.is_transform and name.text in _DERIVATIVES for name in names
     )
@@ -445,7 +444,7 @@ def was_decided(jaxpr: Any, is_derivative: bool = False) -> bool:
   for eqn in jaxpr.eqns:
     inside = is_derivative or any(
       name.is_transform and name.text in _DERIVATIVES
-      for name in provenance_private.scopes(eqn.source_info)
+      for name in jax_private.scopes(eqn.source_info)
     )
     if inside and eqn.primitive.name in _OWN_PRODUCTS:
       return True

@@ -21,9 +21,9 @@ from jaxplugin.arrays import leaves
 from jaxplugin.core import error_context
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import dots as dots_lib
 from jaxplugin.rewriting import operands
@@ -293,7 +293,7 @@ class _Watcher:
     if "subfuns" in params:
       self._dots.known.refuse_inside(primitive, args)
       functions = params["subfuns"]
-      if not provenance_private.is_own_function(functions[0]):
+      if not jax_private.is_own_function(functions[0]):
         dots = dots.for_functions(primitive.name)
         functions = tuple(
           binding_private.wrapped(

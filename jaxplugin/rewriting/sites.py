@@ -23,7 +23,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
-from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.jaxext import jax_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import sources
 from jaxplugin.training import api as training
@@ -163,7 +163,7 @@ def make(
     operation=operation,
     name="/".join([*prefix, *scope_names()]) or parameter,
     parameter=parameter,
-    source=provenance_private.user_frame(),
+    source=jax_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
     rhs_shape=tuple(rhs.shape),
     lhs_dtype=lhs.dtype,
@@ -202,7 +202,7 @@ def scope_names() -> list[str]:
   """Returns names of the scopes around the operation, outermost first."""
   found: list[str] = []
   after_transform = False
-  for name in provenance_private.scopes(None):
+  for name in jax_private.scopes(None):
     # A transformation repeats the name of the scope around it.
     if not name.is_transform and not (
       after_transform and found[-1:] == [name.text]

@@ -20,7 +20,7 @@ from typing import Any
 from typing import Final
 
 from jaxplugin import jaxext
-from jaxplugin.jaxext.partitioner import encoding
+from jaxplugin.jaxext import partitioner_private
 from jaxplugin.kernels import launching
 from jaxplugin.runtime import cpu_library
 
@@ -63,10 +63,10 @@ def of(*decides: Any) -> str | None:
   if sources is None:
     return None
   try:
-    text = encoding.encode(
+    text = partitioner_private.encode(
       (decides, sources, _versions(), variables(os.environ))
     )
-  except encoding.NoEncodingError:
+  except partitioner_private.NoEncodingError:
     return None
   return hashlib.sha256(text.encode()).hexdigest()
 

@@ -29,7 +29,6 @@ from jaxplugin.core import decisions
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.tables import matching
 from jaxplugin.tables import reading
 from jaxplugin.tables import records
@@ -99,7 +98,7 @@ class Overlay:
   pin: tuple[str, records.Fields] | None = None
 
 
-_context = contexts_private.make(None)
+_context = jax_private.make_context(None)
 
 
 def overlay() -> Overlay | None:

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import keys
 from jaxplugin.quantization import arguments
+from jaxplugin.training import settings
 
 _WHO: Final = "accumulate"
 _REDUCTIONS: Final = ("mean", "sum")
@@ -151,7 +151,7 @@ class _Accumulation:
         for i, x in zip(split, batch, strict=True):
           own[i] = x
         for i in key:
-          own[i] = keys.fold_in(own[i], number)
+          own[i] = settings.fold_in(own[i], number)
         value, gradient = jax.value_and_grad(
           self.loss, wrt, has_aux=self.has_aux
         )(*own, **kwargs)

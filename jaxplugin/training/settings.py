@@ -17,12 +17,16 @@ from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import products
 
 SIDES: Final[tuple[products.Side, products.Side]] = ("lhs", "rhs")
+# `fold_in` of these implementations mixes the key and the number, so the order
+# of folds changes the result. `fold_in` of "unsafe_rbg" is the exclusive or of
+# the key and bits made from the number. Folding 0 and then 1 therefore equals
+# folding 1 and then 0, and folding a number twice restores the first key.
+_SENSITIVE_TO_ORDER: Final = frozenset({"threefry2x32", "rbg"})
 
 
 def data_of_key(scheme: products.Scheme, key: Any) -> tuple[Any, Any]:
@@ -223,4 +227,15 @@ class Setting:
     """Returns the key of an operand's gradient: 0 or 1 folded into `data`."""
     if self.key_impl is not None:
       data = jax.random.wrap_key_data(data, impl=self.key_impl)
-    return keys.fold_in(data, SIDES.index(side))
+    return fold_in(data, SIDES.index(side))
+
+
+def fold_in(key: Any, number: Any) -> jax.Array:
+  """Returns a key that depends on `key`, on `number` and on their order.
+
+  It is `jax.random.fold_in(key, number)` for JAX's "threefry2x32" and "rbg".
+  For other implementations the key is split first, which mixes its bits.
+  """
+  if jax.random.key_impl(key) not in _SENSITIVE_TO_ORDER:
+    (key,) = jax.random.split(key, 1)
+  return jax.random.fold_in(key, number)

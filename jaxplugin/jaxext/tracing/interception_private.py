@@ -18,8 +18,8 @@ from jax._src import linear_util
 from jax._src.interpreters import partial_eval
 from jax.extend import core as extend_core
 
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import provenance_private
 
 
 class Interceptor(Protocol):
@@ -79,7 +79,7 @@ class _InterceptingTrace(binding_private.PassingTrace):
     return out
 
   def inside(self, primitive, args, *functions):
-    if provenance_private.is_own_function(functions[0]):
+    if jax_private.is_own_function(functions[0]):
       return functions
     return [
       binding_private.wrapped(

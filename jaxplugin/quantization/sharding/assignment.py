@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns mesh axes, auto or explicit, to the dimensions of quantized arrays."""
+"""Assigns auto and explicit mesh axes to dimensions of quantized arrays."""
 
 from __future__ import annotations
 

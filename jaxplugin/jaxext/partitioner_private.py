@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import hashlib
 import itertools
 import sys
@@ -44,8 +45,6 @@ from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
-from jaxplugin.jaxext.partitioner import contexts_private
-from jaxplugin.jaxext.partitioner import encoding
 
 _CALL_TARGET: Final = "jaxplugin_partitioned"
 _MAX_SHARES: Final = 256  # cache entries; each holds a module
@@ -121,7 +120,7 @@ class _Named:
   devices: tuple[Any, ...]
   platforms: tuple[str, ...]
   backend: Any
-  context: contexts_private.Snapshot
+  context: jax_private.Snapshot
 
   def typed(self, shape: Any, sharding: Any = None) -> Any:
     """Returns the type of an array in a callback's arguments."""
@@ -174,7 +173,7 @@ def _lower(
     devices=devices,
     platforms=tuple(ctx.module_context.platforms),
     backend=ctx.module_context.backend,
-    context=contexts_private.snapshot(),
+    context=jax_private.snapshot(),
   )
   named = _registered(named, ctx.avals_in, out_avals)
   ctx.module_context.add_keepalive(named)
@@ -294,8 +293,8 @@ def _name(
   is_in_order = tuple(mesh.devices.flat) == named.devices
   try:
     if named.how.key is None:
-      raise encoding.NoEncodingError
-    text = encoding.encode(
+      raise NoEncodingError
+    text = encode(
       (
         named.how.key,
         tuple((a.shape, a.dtype) for a in avals_in),
@@ -307,7 +306,7 @@ def _name(
         named.context.everything,
       )
     )
-  except encoding.NoEncodingError:
+  except NoEncodingError:
     return f"{_process} {next(_numbers)}"
   return hashlib.sha256(text.encode()).hexdigest()
 
@@ -476,3 +475,49 @@ def _register(**where: Any) -> None:
 
 _register()
 xla_bridge.register_plugin_callbacks(_register)
+
+
+# Text for values: equal values have the same text in every process, so that
+# equal calls have equal names.
+
+
+class NoEncodingError(TypeError):
+  """A value is not plain data; for example a function or an array."""
+
+
+def encode(value: Any) -> str:
+  """Returns the text of a value. Different values have different texts.
+
+  Args:
+    value: None, a bool, number, string, bytes, dtype or enum; or a tuple, list,
+      set, dict or dataclass of such values.
+
+  Raises:
+    NoEncodingError: If the value, or a value in it, is of another type.
+  """
+  kind = type(value)
+  name = f"{kind.__module__}.{kind.__qualname__}"
+  if value is None or kind in (bool, int, str, bytes):
+    return repr(value)
+  if kind is float:
+    return value.hex()
+  if isinstance(value, np.dtype):
+    return f"dtype {value.name}"
+  if isinstance(value, enum.Enum):
+    return f"{name}.{value.name}"
+  if kind in (tuple, list):
+    return f"{kind.__name__}({','.join(map(encode, value))})"
+  if kind in (set, frozenset):
+    return f"{kind.__name__}({','.join(sorted(map(encode, value)))})"
+  if kind is dict:
+    items = (f"{encode(k)}:{encode(v)}" for k, v in value.items())
+    return f"dict({','.join(sorted(items))})"
+  if dataclasses.is_dataclass(kind):
+    fields = (
+      f"{field.name}={encode(getattr(value, field.name))}"
+      for field in dataclasses.fields(value)
+    )
+    return f"{name}({','.join(fields)})"
+  raise NoEncodingError(
+    f"encode: must be plain data or a dataclass of it, got {name}"
+  )

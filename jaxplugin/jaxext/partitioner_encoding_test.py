@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.jaxext.partitioner import encoding
+from jaxplugin.jaxext import partitioner_private
 
 
 class Colour(enum.Enum):
@@ -42,11 +42,11 @@ DISTINCT = (
 
 class EncodingTest(parameterized.TestCase):
   def test_different_values_have_different_encodings(self):
-    texts = [encoding.encode(value) for value in DISTINCT]
+    texts = [partitioner_private.encode(value) for value in DISTINCT]
     self.assertLen(set(texts), len(DISTINCT))
 
   def test_order_counts_where_it_means_something(self):
-    encode = encoding.encode
+    encode = partitioner_private.encode
     self.assertEqual(encode({"a": 1, "b": 2}), encode({"b": 2, "a": 1}))
     self.assertEqual(encode({"x", "y", "z"}), encode({"z", "y", "x"}))
     self.assertNotEqual(encode((1, 2)), encode((2, 1)))
@@ -60,5 +60,7 @@ class EncodingTest(parameterized.TestCase):
   )
   def test_what_is_no_plain_data_is_refused(self, value):
     for held in (value, [value], {"a": value}, Point(1, value)):
-      with self.assertRaisesRegex(encoding.NoEncodingError, "plain data"):
-        encoding.encode(held)
+      with self.assertRaisesRegex(
+        partitioner_private.NoEncodingError, "plain data"
+      ):
+        partitioner_private.encode(held)
