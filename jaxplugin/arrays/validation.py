@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -24,6 +25,12 @@ from jaxplugin.core import formats
 # scale, and the largest block scale of each is a little smaller. Without the
 # global scale, such block scales would mean values beyond 1000.
 _FIRST_TOP_SCALE: Final = 256.0
+_LARGEST_ZERO: Final = 0x80  # larger codes are negative, except 0xFF, a NaN
+_NEGATIVE_NAN: Final = 0xFF
+
+# Keyed by id, because JAX arrays have no hash. An entry is removed with its
+# array.
+_known: Final[dict[int, weakref.ref[Any]]] = {}
 
 
 class GlobalScaleWarning(UserWarning):
@@ -247,3 +254,46 @@ def view_remedy(given: Any, dtype: np.dtype) -> str:
   if np.dtype(given) not in (np.dtype(np.uint8), np.dtype(np.int8)):
     return ""
   return f"; view it as {dtype.name}: array.view(jnp.{dtype.name})"
+
+
+# Negative E4M3 scales. The check copies the scale to the host and waits for its
+# computation. It takes 2.1 of the 2.9 ms of an eager NVFP4 dot of 1x4096x4096.
+# A JAX array is immutable, so its result stays valid while the array lives. A
+# NumPy array may change, so it is checked each time.
+
+
+def has_negative_code(scale: Any) -> bool:
+  """Returns whether any code of a concrete E4M3 `scale` is below zero.
+
+  Zeros and NaNs of either sign do not count.
+  """
+  if is_known_positive(scale):
+    return False
+  found = bool(negative_codes(scale).any())
+  if not found:
+    remember_positive(scale)
+  return found
+
+
+def negative_codes(scale: Any) -> np.ndarray:
+  """Returns bool[scale.shape] that marks codes below zero."""
+  codes = np.asarray(scale).view(np.uint8)
+  return (codes > _LARGEST_ZERO) & (codes < _NEGATIVE_NAN)
+
+
+def is_known_positive(scale: Any) -> bool:
+  known = _known.get(id(scale))
+  return known is not None and known() is scale
+
+
+def remember_positive(scale: Any) -> None:
+  """Records that an array has no negative code, as after `quantize`."""
+  if not isinstance(scale, jax.Array) or isinstance(scale, jax.core.Tracer):
+    return
+  key = id(scale)
+
+  def forget(gone: weakref.ref[Any]) -> None:
+    if _known.get(key) is gone:  # not a later array's at the same address
+      del _known[key]
+
+  _known[key] = weakref.ref(scale, forget)

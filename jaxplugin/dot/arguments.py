@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import validation
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.dot import rules
@@ -255,11 +255,11 @@ def reject_negative_scale(side: sides.Side) -> None:
     return
   if not getattr(scale, "is_fully_addressable", True):
     return
-  if not scale_signs.has_negative_code(scale):
+  if not validation.has_negative_code(scale):
     return
   # FP8 scales may be stored as uint8.
   exact = np.asarray(side.linear_scale()).view(formats.E4M3)
-  negative = np.argwhere(scale_signs.negative_codes(exact))
+  negative = np.argwhere(validation.negative_codes(exact))
   if len(negative):
     where = tuple(int(i) for i in negative[0])
     raise ValueError(

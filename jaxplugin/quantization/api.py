@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import validation
 from jaxplugin.core import blocking
 from jaxplugin.core import error_context
 from jaxplugin.core import extents
@@ -173,7 +173,7 @@ def quantize(
     if offset is not None:
       offset = jax.sharding.reshard(offset, out_sharding)
   if rule != "ggml":
-    scale_signs.remember_positive(scale)
+    validation.remember_positive(scale)
   result = scaled_array.ScaledArray(
     values,
     scale,
@@ -321,7 +321,7 @@ def quantize_blocked(
     for_products,
   )
   for result in results:
-    scale_signs.remember_positive(result.scale)
+    validation.remember_positive(result.scale)
   return results
 
 

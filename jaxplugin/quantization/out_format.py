@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import validation
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
@@ -241,7 +241,7 @@ def with_source(result: Any, out: OutFormat, source: jax.Array | None) -> Any:
   is_array = lambda x: isinstance(x, scaled_array.ScaledArray)
   for x in filter(is_array, jax.tree.leaves(result, is_leaf=is_array)):
     if out.scale_rounding != "ggml":
-      scale_signs.remember_positive(x.scale)
+      validation.remember_positive(x.scale)
     x.surrogate = source
   return result
 

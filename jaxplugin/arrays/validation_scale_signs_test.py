@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.arrays import scale_signs
+from jaxplugin.arrays import validation
 from jaxplugin.core import formats
 
 # Codes of E4M3: 1.0, -0.0 and both NaNs; then -1.0.
@@ -36,7 +36,7 @@ class ScaleSignsTest(parameterized.TestCase):
     super().setUp()
     self.looked_at = self.enter_context(
       mock.patch.object(
-        scale_signs, "negative_codes", side_effect=scale_signs.negative_codes
+        validation, "negative_codes", side_effect=validation.negative_codes
       )
     )
 
@@ -45,7 +45,7 @@ class ScaleSignsTest(parameterized.TestCase):
     expected = codes.view(formats.E4M3).astype(np.float32) < 0
     for code, is_negative in zip(codes, expected, strict=True):
       scale = jnp.asarray(codes_as_scale([code]))
-      self.assertEqual(scale_signs.has_negative_code(scale), is_negative)
+      self.assertEqual(validation.has_negative_code(scale), is_negative)
 
   def test_array_of_jax_is_looked_at_once(self):
     lhs, rhs = jnp.asarray(e4m3(2, 2)), jnp.asarray(e4m3(6, 2))
@@ -54,8 +54,8 @@ class ScaleSignsTest(parameterized.TestCase):
       jp.block_scaled_dot(fp4(2, 32), fp4(6, 32), lhs, rhs)
       jp.block_scaled_dot(jnp.ones((2, 32)), array)
     self.assertEqual(self.looked_at.call_count, 2)
-    self.assertTrue(scale_signs.is_known_positive(lhs))
-    self.assertTrue(scale_signs.is_known_positive(rhs))
+    self.assertTrue(validation.is_known_positive(lhs))
+    self.assertTrue(validation.is_known_positive(rhs))
 
   def test_scales_of_quantize_are_not_checked(self):
     x = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
@@ -93,25 +93,25 @@ class ScaleSignsTest(parameterized.TestCase):
 
   def test_array_is_forgotten_when_it_goes(self):
     scale = jnp.asarray(e4m3(6, 2))
-    scale_signs.remember_positive(scale)
+    validation.remember_positive(scale)
     key = id(scale)
-    self.assertIn(key, scale_signs._known)
+    self.assertIn(key, validation._known)
     del scale
     gc.collect()
-    self.assertNotIn(key, scale_signs._known)
+    self.assertNotIn(key, validation._known)
 
   def test_array_at_the_address_of_another_is_not_taken_for_it(self):
     scale, other = jnp.asarray(e4m3(6, 2)), jnp.asarray(e4m3(6, 2))
-    scale_signs.remember_positive(scale)
+    validation.remember_positive(scale)
     with mock.patch.dict(
-      scale_signs._known, {id(other): scale_signs._known[id(scale)]}
+      validation._known, {id(other): validation._known[id(scale)]}
     ):
-      self.assertFalse(scale_signs.is_known_positive(other))
+      self.assertFalse(validation.is_known_positive(other))
 
   def test_traced_scale_is_not_remembered(self):
-    before = set(scale_signs._known)
+    before = set(validation._known)
     jax.jit(lambda x: jp.quantize(x, jp.NVFP4))(jnp.ones((2, 32)))
     jax.jit(jp.block_scaled_dot)(
       fp4(2, 32), fp4(6, 32), jnp.asarray(e4m3(2, 2)), jnp.asarray(e4m3(6, 2))
     )
-    self.assertContainsSubset(set(scale_signs._known), before)
+    self.assertContainsSubset(set(validation._known), before)
