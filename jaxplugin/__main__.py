@@ -18,7 +18,6 @@ from typing import Final
 from jaxplugin.cli import arguments
 from jaxplugin.cli.commands import checkpoints
 from jaxplugin.cli.commands import inspection
-from jaxplugin.cli.commands import repro
 from jaxplugin.cli.commands import rewrite
 from jaxplugin.lab.commands import bench
 from jaxplugin.lab.commands import compile
@@ -31,7 +30,7 @@ from jaxplugin.runtime import fingerprints
 COMMANDS: Final[tuple[arguments.Command, ...]] = (
   inspection.INFO,
   inspection.EXPLAIN,
-  repro.COMMAND,
+  inspection.REPRO,
   checkpoints.CHECKPOINT,
   rewrite.COMMAND,
   compile.COMMAND,

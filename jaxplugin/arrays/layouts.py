@@ -14,6 +14,7 @@ from typing import Literal
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving
@@ -354,3 +355,30 @@ def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
   code = code.transpose(order).reshape(*batch, padded_rows, padded_columns)
   code = code[..., :rows, :columns]
   return lax.bitcast_convert_type(code, swizzled.dtype)
+
+
+# Bytes for collectives, which do not support FP4. XLA:CPU widens collectives of
+# 8-bit floats to 16 or 32 bits.
+
+
+def packed_pairs(values: jax.Array, axis: int) -> jax.Array:
+  """Packs two 4-bit values a byte along an axis; returns others unchanged."""
+  if values.dtype not in formats.FOUR_BITS:
+    return values
+  return pack_fp4(values, axis=axis)
+
+
+def to_bytes(x: jax.Array) -> jax.Array:
+  """Views an array of one-byte elements as bytes.
+
+  Only the xla implementation supports formats with wider elements. Such an
+  array is returned unchanged.
+  """
+  return from_bytes(x, np.dtype(jnp.uint8))
+
+
+def from_bytes(x: jax.Array, dtype: Any) -> jax.Array:
+  """Undoes `to_bytes`."""
+  if x.dtype == dtype or x.dtype.itemsize != np.dtype(dtype).itemsize:
+    return x
+  return lax.bitcast_convert_type(x, dtype)

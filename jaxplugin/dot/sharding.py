@@ -35,7 +35,6 @@ from jaxplugin.dot import sides
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
-from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
 
@@ -414,11 +413,11 @@ def _prepared_side(side: sides.Side) -> sides.Side:
   if values.dtype == formats.E2M1:
     # Shards must hold whole bytes, which are pairs of FP4 values.
     values = _on_each_device(
-      lambda x: byte_arrays.to_bytes(byte_arrays.packed(x, axis)),
+      lambda x: layouts.to_bytes(layouts.packed_pairs(x, axis)),
       explicit_axes.divided(values, axis, 2),
     )
   return side.replace(
-    values=byte_arrays.to_bytes(values), scale=byte_arrays.to_bytes(side.scale)
+    values=layouts.to_bytes(values), scale=layouts.to_bytes(side.scale)
   )
 
 

@@ -26,7 +26,6 @@ from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import problems
-from jaxplugin.operation import byte_arrays
 from jaxplugin.quantization import operations
 
 WHO: Final = "block_scaled_dot"
@@ -302,10 +301,10 @@ class Side:
     if self.format is None:
       return self
     assert self.axis is not None
-    values = byte_arrays.packed(self.values, self.axis)
+    values = layouts.packed_pairs(self.values, self.axis)
     return self.replace(
-      values=byte_arrays.to_bytes(values),
-      scale=byte_arrays.to_bytes(self.scale),
+      values=layouts.to_bytes(values),
+      scale=layouts.to_bytes(self.scale),
     )
 
   def as_elements(self) -> Side:
@@ -314,8 +313,8 @@ class Side:
       return self
     values = self.values
     if not self.format.has_pairs:
-      values = byte_arrays.from_bytes(values, self.format.array_dtype)
-    scale = byte_arrays.from_bytes(self.scale, self.format.scale_dtype)
+      values = layouts.from_bytes(values, self.format.array_dtype)
+    scale = layouts.from_bytes(self.scale, self.format.scale_dtype)
     return self.replace(values=values, scale=scale)
 
   def in_usual_order(self) -> Side:

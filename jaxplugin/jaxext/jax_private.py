@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import Literal
 from typing import NamedTuple
 
 import jax
@@ -55,6 +56,16 @@ _OTHER_CONTEXTS: Final = (
 )
 
 _own_contexts: Final[list[Any]] = []
+
+Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
+# Scopes that describe the computation and not the layer. The backward pass
+# opens "dgrad" and "wgrad". `jax.checkpoint` opens "rematted_computation".
+_PHASE_SCOPES: Final[dict[str, Phase]] = {
+  "dgrad": "dgrad",
+  "wgrad": "wgrad",
+  "rematted_computation": "recomputed",
+}
+_NO_LAYERS: Final = frozenset({*_PHASE_SCOPES, "checkpoint", "while", "body"})
 # Layers of these libraries call matmuls. The model's line is reported instead.
 _LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
@@ -427,6 +438,28 @@ def scopes(source_info: Any = None) -> tuple[ScopeName, ...]:
     ScopeName(entry.name, isinstance(entry, source_info_util.Transform))
     for entry in stack
   )
+
+
+def layer_and_phase(
+  names: Sequence[ScopeName],
+) -> tuple[str, Phase]:
+  """Returns the layer that scopes name, and the pass that they belong to."""
+  layers: list[str] = []
+  phase: Phase = "forward"
+  after_transform = False
+  for name in names:
+    if name.is_transform:
+      after_transform = True
+      if name.text == "transpose":
+        phase = "backward"
+      continue
+    phase = _PHASE_SCOPES.get(name.text, phase)
+    # A transformation repeats the name of the enclosing scope.
+    is_again = after_transform and layers[-1:] == [name.text]
+    if name.text not in _NO_LAYERS and not is_again:
+      layers.append(name.text)
+    after_transform = False
+  return "/".join(layers), phase
 
 
 def user_frame(source_info: Any = None) -> str:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that use jaxlib's private modules, and do not import JAX.
 
-A process that only reads modules (`module_child`) imports jaxlib without JAX,
-which takes a fifth of the time. `jax_private` has the functions that need JAX.
+The child of `module_process`, which only reads modules, imports jaxlib without
+JAX, which takes a fifth of the time. `jax_private` has the functions that need
+JAX.
 """
 
 from __future__ import annotations

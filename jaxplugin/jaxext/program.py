@@ -7,31 +7,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 from typing import Final
-from typing import Literal
 
 from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.tracing import binding_private
 
-Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
-
 # Operations whose jaxprs are programs in a kernel language.
 KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
 
-# Scopes that describe the computation and not the layer. The backward pass
-# opens "dgrad" and "wgrad". `jax.checkpoint` opens "rematted_computation".
-_PHASE_SCOPES: Final[dict[str, Phase]] = {
-  "dgrad": "dgrad",
-  "wgrad": "wgrad",
-  "rematted_computation": "recomputed",
-}
 # Operations whose result is a slice if their operand is one.
 _VIEWS: Final = frozenset({"reshape", "squeeze", "bitcast_convert_type"})
-_NO_LAYERS: Final = frozenset({*_PHASE_SCOPES, "checkpoint", "while", "body"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +46,7 @@ class TracedOperation:
 
   eqn: Any
   layer: str
-  phase: Phase
+  phase: jax_private.Phase
   source: str
   trips: int | None
   is_conditional: bool
@@ -111,7 +99,7 @@ def _walk(
     names = around.names + jax_private.scopes(eqn.source_info)
     inside = [] if _is_leaf(eqn) else sub_jaxprs(eqn)
     if not inside:
-      layer, phase = layer_and_phase(names)
+      layer, phase = jax_private.layer_and_phase(names)
       yield TracedOperation(
         eqn=eqn,
         layer=layer,
@@ -183,27 +171,6 @@ def _slices_inside(
     first = sum(binding_private.scan_sizes(eqn.params))
     found |= {*sub.invars[first:]}
   return frozenset(found)
-
-
-def layer_and_phase(
-  names: Sequence[jax_private.ScopeName],
-) -> tuple[str, Phase]:
-  layers: list[str] = []
-  phase: Phase = "forward"
-  after_transform = False
-  for name in names:
-    if name.is_transform:
-      after_transform = True
-      if name.text == "transpose":
-        phase = "backward"
-      continue
-    phase = _PHASE_SCOPES.get(name.text, phase)
-    # A transformation repeats the name of the enclosing scope.
-    is_again = after_transform and layers[-1:] == [name.text]
-    if name.text not in _NO_LAYERS and not is_again:
-      layers.append(name.text)
-    after_transform = False
-  return "/".join(layers), phase
 
 
 def sub_jaxprs(eqn: Any) -> list[Any]:

@@ -11,8 +11,7 @@ lowered program runs.
 lowering.
 
 `split` splits an operation over devices. `notation` names its dimensions
-("mk, nk -> mn"), `assignment` assigns mesh axes to them, and `byte_arrays`
-converts quantized arrays to the bytes that collectives move. A call on several
+("mk, nk -> mn"), and `assignment` assigns mesh axes to them. A call on several
 devices requires Shardy. An operation's `sharding` contains its assignment, the
 computation of each device and the types on explicit axes.
 """

@@ -15,7 +15,6 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.operation import byte_arrays
 from jaxplugin.plugins import adapters
 from jaxplugin.quantization import problems
 
@@ -231,8 +230,8 @@ def _dequantize(
     problem=_dequantize_problem_of(problem),
     target=target,
     config=config,
-    values=byte_arrays.from_bytes(values, format.array_dtype),
-    scale=byte_arrays.from_bytes(scale, format.scale_dtype),
+    values=layouts.from_bytes(values, format.array_dtype),
+    scale=layouts.from_bytes(scale, format.scale_dtype),
     global_scale=global_scale,
   )
   return adapter.emit_array(view, problem.out_dtype, view.problem.shape)

@@ -17,7 +17,6 @@ from jaxplugin.core import formats
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
-from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import notation
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import prologues
@@ -354,8 +353,8 @@ def moved(
     values = layouts.pack_fp4(values, axis=axis)
   dtypes = values.dtype, scale.dtype
   values, scale = (
-    byte_arrays.from_bytes(
-      jax.sharding.reshard(byte_arrays.to_bytes(x), out_sharding), d
+    layouts.from_bytes(
+      jax.sharding.reshard(layouts.to_bytes(x), out_sharding), d
     )
     for x, d in zip((values, scale), dtypes, strict=True)
   )

@@ -28,7 +28,6 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
-from jaxplugin.operation import byte_arrays
 from jaxplugin.operation import notation
 from jaxplugin.operation import primitive
 from jaxplugin.operation import split
@@ -153,11 +152,11 @@ def _as_asked(
   found = []
   for i, b in enumerate(problem.blockings):
     values, scale, *rest = results[i * size :][:size]
-    scale = byte_arrays.from_bytes(scale, format.scale_dtype)
+    scale = layouts.from_bytes(scale, format.scale_dtype)
     if problem.scale_layout == layouts.SWIZZLED:
       scale = layouts.swizzle_scale(scale)
     if not format.has_pairs:
-      values = byte_arrays.from_bytes(values, format.array_dtype)
+      values = layouts.from_bytes(values, format.array_dtype)
     elif not problem.packed:
       values = layouts.unpack_fp4(
         values, axis=b.axis(), dtype=format.values_dtype
@@ -193,11 +192,11 @@ def dequantize(
   def before(
     values: jax.Array, scale: jax.Array, *given: jax.Array
   ) -> list[jax.Array]:
-    values = byte_arrays.packed(values, problem.axis)
-    return [byte_arrays.to_bytes(values), byte_arrays.to_bytes(scale), *given]
+    values = layouts.packed_pairs(values, problem.axis)
+    return [layouts.to_bytes(values), layouts.to_bytes(scale), *given]
 
   values = jax.eval_shape(
-    functools.partial(byte_arrays.packed, axis=problem.axis),
+    functools.partial(layouts.packed_pairs, axis=problem.axis),
     jax.ShapeDtypeStruct(problem.shape, problem.dtype),
   )
   moved = dataclasses.replace(
@@ -312,7 +311,7 @@ def _own_keys(
 
 def _bytes_of(results: Sequence[jax.Array]) -> list[jax.Array]:
   """Bitcasts the values and scales among `quantize_p`'s results to bytes."""
-  return list(map(byte_arrays.to_bytes, results))
+  return list(map(layouts.to_bytes, results))
 
 
 def _dequantize_shard(
@@ -324,8 +323,8 @@ def _dequantize_shard(
   values, scale, *given = operands
   format = problem.format
   if not format.has_pairs:
-    values = byte_arrays.from_bytes(values, format.array_dtype)
-  scale = byte_arrays.from_bytes(scale, format.scale_dtype)
+    values = layouts.from_bytes(values, format.array_dtype)
+  scale = layouts.from_bytes(scale, format.scale_dtype)
   own = dataclasses.replace(
     problem,
     shape=tuple(values.shape),
