@@ -49,7 +49,6 @@ _DIMS: Final = derivatives.GradientDims(
   wgrad=(((0,), (0,)), ((), ())),
   lhs_order=(0, 1),
   rhs_order=(0, 1, 2),
-  g_ndim=2,
 )
 # Those of `jp.ragged_dot`.
 _NUMBERS: Final = jax.lax.RaggedDotDimensionNumbers(

@@ -56,14 +56,12 @@ class GradientDims:
     wgrad: dimension numbers of dot(g, lhs), the cotangent of rhs.
     lhs_order, rhs_order: permutations from the results' dimensions to those of
       lhs and rhs.
-    g_ndim: rank of g, the cotangent of the result.
   """
 
   dgrad: sides.DimensionNumbers
   wgrad: sides.DimensionNumbers
   lhs_order: tuple[int, ...]
   rhs_order: tuple[int, ...]
-  g_ndim: int
 
   @classmethod
   def of(
@@ -90,7 +88,6 @@ class GradientDims:
       wgrad=((m, lhs_free), (batch, lhs_batch)),
       lhs_order=order(lhs_k, lhs_batch, lhs_free, rhs_k),
       rhs_order=order(rhs_k, rhs_batch, rhs_free, lhs_k),
-      g_ndim=len(batch) + len(m) + len(n),
     )
 
 
