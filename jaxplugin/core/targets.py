@@ -28,7 +28,6 @@ import jax.ffi
 from jaxplugin.core import error_context
 from jaxplugin.core import options as options_lib
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import toolkits
 from jaxplugin.kernels.cpu import library
@@ -380,7 +379,7 @@ def request() -> Request | None:
   found = Request(
     target=overriding_target(),
     options=options_lib.current(),
-    layer=program.layer_and_phase(jax_private.scopes())[0],
+    layer=jax_private.layer_and_phase(jax_private.scopes())[0],
   )
   return found if found.layer or found != Request() else None
 
